@@ -6,7 +6,7 @@ use std::time::Duration;
 
 #[derive(Debug, Args)]
 #[command(after_help = crate::exit::HELP)]
-pub struct Top {
+pub(crate) struct Top {
     /// Begin with this process in depth
     pub pid: Option<u32>,
     /// Look so often: 0.1 to 3600 seconds

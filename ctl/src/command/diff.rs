@@ -12,7 +12,7 @@ use gpumem_report::rules::Groupings;
 use gpumem_report::text::clean;
 
 /// Compares, tells, and judges at last: what was asked for is printed in any case.
-pub fn run(args: &Args) -> Result<()> {
+pub(crate) fn run(args: &Args) -> Result<()> {
     let side = |name: &str| report::summed(&args.side(name), args.job);
     let [mut a, b] = [side(&args.a)?, side(&args.b)?];
     if args.job {

@@ -10,7 +10,7 @@ use gpumem_model::harmless::quoted;
 use gpumem_report::text::clean;
 
 /// Gives this moment a name in the runs of live processes.
-pub fn run(args: &Mark) -> Result<()> {
+pub(crate) fn run(args: &Mark) -> Result<()> {
     let daemon = Daemon::find(args.socket.as_deref())?;
     let marked = match (&args.job, args.pid) {
         (Some(job), _) => daemon.mark(&args.name, Which::Job(job)),
@@ -39,7 +39,7 @@ pub fn run(args: &Mark) -> Result<()> {
 
 /// Whose run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pid {
+pub(crate) enum Pid {
     /// That of this process, or of what it started.
     One(u32),
     /// Those of all live processes that the caller may see.

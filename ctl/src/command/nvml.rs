@@ -6,7 +6,7 @@ use crate::output::print;
 use anyhow::Result;
 
 /// Asks the daemon to close NVML, so that a GPU can be reset or its MIG mode changed.
-pub fn run(args: &Nvml) -> Result<()> {
+pub(crate) fn run(args: &Nvml) -> Result<()> {
     let NvmlCommand::Release(release) = &args.command;
     let daemon = Daemon::find(release.socket.as_deref())?;
     let released = daemon.release(release.seconds)?;

@@ -17,7 +17,7 @@ use gpumem_report::text::{clean, short_command};
 pub(super) const FRESH_MS: u64 = 3_000;
 
 /// Asks and prints.
-pub fn run(args: &Args) -> Result<()> {
+pub(crate) fn run(args: &Args) -> Result<()> {
     let daemon = Daemon::find(args.socket.as_deref())?;
     let mut ps = daemon.ps()?;
     if let Some(device) = &args.device {
@@ -47,7 +47,7 @@ pub(super) fn only(ps: &mut Ps, name: &str) -> Result<()> {
 }
 
 /// Whether a device is meant by what was typed: its index, its UUID or the beginning of it.
-pub fn names_device(typed: &str, index: Option<u32>, uuid: &str) -> bool {
+pub(crate) fn names_device(typed: &str, index: Option<u32>, uuid: &str) -> bool {
     match typed.parse::<u32>() {
         Ok(number) => index == Some(number),
         Err(_) => {

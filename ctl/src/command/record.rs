@@ -7,7 +7,7 @@ use anyhow::Result;
 use gpumem_model::harmless::{clean, quoted};
 
 /// Has the daemon tell the agent of a process.
-pub fn run(args: &Record) -> Result<()> {
+pub(crate) fn run(args: &Record) -> Result<()> {
     let daemon = Daemon::find(args.socket.as_deref())?;
     let output = args.output.as_deref().map(std::path::absolute).transpose()?;
     let mut limits = String::new();

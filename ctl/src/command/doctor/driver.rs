@@ -31,12 +31,12 @@ pub(super) struct Driver {
 
 impl Driver {
     /// The first number of its version.
-    pub fn branch(&self) -> Option<u32> {
+    pub(crate) fn branch(&self) -> Option<u32> {
         self.version.split('.').next()?.parse().ok()
     }
 
     /// The major version of CUDA that it serves.
-    pub fn cuda(&self) -> Option<u32> {
+    pub(crate) fn cuda(&self) -> Option<u32> {
         Some(match self.branch()? {
             580.. => 13,
             525.. => 12,

@@ -31,7 +31,7 @@ use std::path::{Path, PathBuf};
 
 /// All that was found.
 #[derive(Debug)]
-pub struct Told {
+pub(crate) struct Told {
     /// Its control socket, and what it says of itself.
     pub daemon: Option<(PathBuf, Doctor)>,
     /// The worst first.
@@ -50,7 +50,7 @@ impl Told {
 ///
 /// # Errors
 /// No such process, or standard output is gone.
-pub fn run(args: &Args) -> Result<u8> {
+pub(crate) fn run(args: &Args) -> Result<u8> {
     if let Some(pid) = args.pid.filter(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
         return Err(NotFound(format!("pid {pid}: no such process in this pid namespace")).into());
     }

@@ -17,7 +17,7 @@ const NUMBERS: &str = "gpumem_process_(used|predates|tracked|untrackable|used_pe
                        gpumem_process_allocation_failures_total";
 
 /// The members of a job, and where they are from.
-pub fn job(url: &str, id: &str) -> Result<(Vec<Member>, String)> {
+pub(crate) fn job(url: &str, id: &str) -> Result<(Vec<Member>, String)> {
     let server = Prometheus::of(url)?;
     let called: Vec<String> =
         CALLED.iter().map(|label| format!("{INFO}{{{label}={}}}", quoted(id))).collect();
@@ -35,7 +35,7 @@ pub fn job(url: &str, id: &str) -> Result<(Vec<Member>, String)> {
 }
 
 /// All that hold memory.
-pub fn all(url: &str) -> Result<Vec<Member>> {
+pub(crate) fn all(url: &str) -> Result<Vec<Member>> {
     ask(&Prometheus::of(url)?, INFO)
 }
 

@@ -35,7 +35,7 @@ struct Document<'a> {
 }
 
 /// Asks and prints.
-pub fn run(args: &Args) -> Result<()> {
+pub(crate) fn run(args: &Args) -> Result<()> {
     print(&match &args.id {
         Some(id) => one(id, args)?,
         None => all(args)?,

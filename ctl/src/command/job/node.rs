@@ -11,7 +11,7 @@ use gpumem_model::who::Who;
 use std::collections::BTreeMap;
 
 /// The members of a job, and where they are from.
-pub fn job(id: &str, args: &Args) -> Result<(Vec<Member>, String)> {
+pub(crate) fn job(id: &str, args: &Args) -> Result<(Vec<Member>, String)> {
     let (mut told, mut from) = match Daemon::find(args.socket.as_deref()) {
         Ok(daemon) if args.store.typed().is_empty() => (daemon.runs(Which::Job(id))?, "this node".to_owned()),
         Err(unreachable) if args.socket.as_deref().is_some() => return Err(unreachable.into()),
@@ -59,7 +59,7 @@ fn life(told: &Told) -> Option<String> {
 }
 
 /// All that hold memory on this node.
-pub fn all(args: &Args) -> Result<Vec<Member>> {
+pub(crate) fn all(args: &Args) -> Result<Vec<Member>> {
     let ps = Daemon::find(args.socket.as_deref())?.ps()?;
     let member = |row| {
         let row: &gpumem_model::control::ProcessRow = row;

@@ -26,7 +26,7 @@ enum Candidate {
 ///
 /// # Errors
 /// A daemon or store that was named does not answer, or cannot be read.
-pub fn newest(args: &Args) -> Result<Option<Found>> {
+pub(crate) fn newest(args: &Args) -> Result<Option<Found>> {
     let candidates = candidates(args)?;
     let when = |candidate: &Candidate| -> Option<i128> {
         let run = candidate.run();

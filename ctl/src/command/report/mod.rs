@@ -19,8 +19,8 @@ mod picture;
 mod several;
 mod stored;
 
-pub use oom::{moment, oom};
-pub use stored::of_job;
+pub(crate) use oom::{moment, oom};
+pub(crate) use stored::of_job;
 
 use crate::args::{Report as Args, ReportRows};
 use crate::command::ps::names_device;
@@ -85,7 +85,7 @@ fn found(args: &Args) -> Result<Found> {
 }
 
 /// One process, for commands that tell of it in their own way: the run, its name in the store, and what is typed to get it.
-pub fn single(args: &Args) -> Result<(Run, Option<String>, String)> {
+pub(crate) fn single(args: &Args) -> Result<(Run, Option<String>, String)> {
     let Found { what, command } = found(args)?;
     let typed: Vec<String> = command.iter().map(|word| quoted(word)).collect();
     match what {
@@ -101,7 +101,7 @@ pub fn single(args: &Args) -> Result<(Run, Option<String>, String)> {
 
 /// One process as [`single`] has it, or the sum of several: of a launcher's, and, where that is asked for, of a job's or of all in a
 /// file.
-pub fn summed(args: &Args, all: bool) -> Result<(Run, Option<String>, String)> {
+pub(crate) fn summed(args: &Args, all: bool) -> Result<(Run, Option<String>, String)> {
     if let Some(name) = args.run.as_deref().filter(|_| all) {
         let runs = read_file(Path::new(name), args.format)?;
         let title = format!("{} of {}", processes(runs.len()), clean(name));
@@ -126,7 +126,7 @@ fn processes(count: usize) -> String {
 
 /// Prints the report of a live process, of a stored run, or of a file that is read on the spot; of several each in turn, or
 /// all as one picture.
-pub fn run(args: &Args) -> Result<()> {
+pub(crate) fn run(args: &Args) -> Result<()> {
     if args.traced.chrome_trace && args.more.is_empty() {
         return trace_of_one(args);
     }

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Prints when memory ran out in a process, or in each of several; or on a device around a time.
-pub fn oom(args: &Oom) -> Result<()> {
+pub(crate) fn oom(args: &Oom) -> Result<()> {
     if let Some(at) = args.at {
         return around(args, at);
     }
@@ -97,7 +97,7 @@ fn around(args: &Oom, at_ns: i64) -> Result<()> {
 }
 
 /// A time as people type it, in ns since 1970.
-pub fn moment(text: &str) -> Result<i64, String> {
+pub(crate) fn moment(text: &str) -> Result<i64, String> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
     text.parse::<When>()?.unix_ns(i64::try_from(now).unwrap_or(i64::MAX))
 }

@@ -9,7 +9,7 @@ use gpumem_report::Report;
 use gpumem_report::plot::{Options, Picture, draw as drawn};
 
 /// The picture's file.
-pub fn draw(args: &Args) -> Result<Vec<u8>> {
+pub(crate) fn draw(args: &Args) -> Result<Vec<u8>> {
     let mut runs: Vec<(Option<String>, Run, Option<Window>)> = Vec::new();
     for alone in several::alone(args) {
         let Found { what, .. } = found(&alone)?;

@@ -5,7 +5,7 @@ use crate::args::Report as Args;
 use anyhow::{Result, bail};
 
 /// The arguments for each alone.
-pub fn alone(args: &Args) -> Vec<Args> {
+pub(crate) fn alone(args: &Args) -> Vec<Args> {
     let names = args.run.iter().chain(&args.more);
     let alone: Vec<Args> =
         names.map(|name| Args { run: Some(name.clone()), more: Vec::new(), ..args.clone() }).collect();
@@ -14,7 +14,7 @@ pub fn alone(args: &Args) -> Vec<Args> {
 }
 
 /// All reports in their order: texts below each other, documents as one array.
-pub fn each(args: &Args) -> Result<String> {
+pub(crate) fn each(args: &Args) -> Result<String> {
     if args.csv || args.html || args.traced.is_asked() {
         bail!("this form is of one run: name one, or take text, --json or a picture");
     }

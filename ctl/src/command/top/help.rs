@@ -24,7 +24,7 @@ const KEYS: [(&str, &str); 17] = [
     ("", ""),
 ];
 
-pub fn draw(screen: &mut Screen, (mut row, end): (usize, usize), cost: &Cost) {
+pub(crate) fn draw(screen: &mut Screen, (mut row, end): (usize, usize), cost: &Cost) {
     for (key, what) in KEYS {
         if row < end {
             screen.put(row, 1, key, Style::BOLD);

@@ -42,7 +42,7 @@ use terminal::Terminal;
 const PIPED: usize = 100;
 
 /// Shows it until it is left, or once.
-pub fn run(args: &Args) -> Result<()> {
+pub(crate) fn run(args: &Args) -> Result<()> {
     let daemon = Daemon::find(args.socket.as_deref())?;
     let has_screen = std::env::var_os("TERM").is_none_or(|kind| kind != "dumb");
     if args.once || !io::stdout().is_terminal() || !has_screen {

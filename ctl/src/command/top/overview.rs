@@ -9,7 +9,7 @@ use gpumem_model::units::{Unit, plural, signed};
 use gpumem_report::text::clean;
 
 /// Rows of devices, their heads and those of the processes, where all of them have room.
-pub fn height(ps: &Ps) -> usize {
+pub(crate) fn height(ps: &Ps) -> usize {
     ps.devices.len() + ps.processes.len() + 2
 }
 
@@ -25,10 +25,10 @@ const COURSE: usize = 24;
 
 const GLYPHS: [(char, char); 5] = [('█', '#'), ('▓', '='), ('▒', '?'), ('░', ':'), ('.', '.')];
 /// What the parts of a device's bar are.
-pub const LEGEND: [&str; 5] = ["chosen process", "other processes", "unaccounted", "system", "free"];
+pub(crate) const LEGEND: [&str; 5] = ["chosen process", "other processes", "unaccounted", "system", "free"];
 
 /// The characters of [`LEGEND`].
-pub fn legend(screen: &Screen, part: usize) -> (String, Style) {
+pub(crate) fn legend(screen: &Screen, part: usize) -> (String, Style) {
     let (with, without) = GLYPHS.get(part).copied().unwrap_or((' ', ' '));
     let glyph = if screen.unicode { with } else { without };
     (glyph.to_string().repeat(2), style(part))
@@ -45,7 +45,7 @@ fn style(part: usize) -> Style {
 }
 
 /// Draws from `row` to before `end`; how many processes there was room for.
-pub fn draw(
+pub(crate) fn draw(
     screen: &mut Screen,
     ps: &Ps,
     list: &List,

@@ -16,7 +16,7 @@ use jiff::Zoned;
 use std::time::{Duration, Instant};
 
 /// Why it ends, or what else the loop is to do.
-pub enum Done {
+pub(crate) enum Done {
     Left,
     Signal(i32),
     Failed(anyhow::Error),
@@ -26,13 +26,13 @@ pub enum Done {
 
 /// Bytes that were written.
 #[derive(Debug, Default, Clone, Copy)]
-pub struct Cost {
+pub(crate) struct Cost {
     pub last: usize,
     pub all: usize,
 }
 
 impl Cost {
-    pub fn frame(&mut self, bytes: usize) {
+    pub(crate) fn frame(&mut self, bytes: usize) {
         if bytes > 0 {
             self.last = bytes;
         }
@@ -48,7 +48,7 @@ enum View {
     Help,
 }
 
-pub struct State {
+pub(crate) struct State {
     device: Option<String>,
     interval: Duration,
     ps: Option<Ps>,
@@ -70,7 +70,7 @@ pub struct State {
 }
 
 impl State {
-    pub fn new(args: &Args) -> Self {
+    pub(crate) fn new(args: &Args) -> Self {
         State {
             device: args.device.clone(),
             interval: args.interval,
@@ -89,7 +89,7 @@ impl State {
     }
 
     /// What the daemon is to be asked from now on, if that has changed.
-    pub fn wanted(&mut self) -> Option<Option<u32>> {
+    pub(crate) fn wanted(&mut self) -> Option<Option<u32>> {
         self.want.take()
     }
 
@@ -97,7 +97,7 @@ impl State {
     ///
     /// # Errors
     /// What was asked for is not there.
-    pub fn hear(&mut self, said: Said) -> anyhow::Result<()> {
+    pub(crate) fn hear(&mut self, said: Said) -> anyhow::Result<()> {
         match said.ps {
             Ok(mut ps) => {
                 if let Some(device) = &self.device {
@@ -124,7 +124,7 @@ impl State {
         Ok(())
     }
 
-    pub fn key(&mut self, key: Key) -> Option<Done> {
+    pub(crate) fn key(&mut self, key: Key) -> Option<Done> {
         if self.view == View::List && self.list.key(key, self.ps.as_ref(), self.page) {
             return None;
         }
@@ -161,7 +161,7 @@ impl State {
     }
 
     /// Rows that a frame with everything has.
-    pub fn height(&self, width: usize) -> usize {
+    pub(crate) fn height(&self, width: usize) -> usize {
         match &self.process {
             Some(process) => 1 + process.height(width),
             None => 1 + self.ps.as_ref().map_or(1, overview::height),
@@ -169,7 +169,7 @@ impl State {
     }
 
     /// Draws what is to be seen.
-    pub fn draw(&mut self, screen: &mut Screen, is_live: bool) {
+    pub(crate) fn draw(&mut self, screen: &mut Screen, is_live: bool) {
         self.title(screen);
         let mut row = 1;
         if let Some((since, why)) = &self.gone {
