@@ -3,11 +3,11 @@
 use std::fs;
 
 /// The group whose members see every process.
-pub const GROUP: &str = "gpumemd";
+pub(crate) const GROUP: &str = "gpumemd";
 
 /// Somebody who asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Viewer {
+pub(crate) struct Viewer {
     /// Their user id.
     pub uid: u32,
     /// They see the processes of all users.
@@ -17,7 +17,7 @@ pub struct Viewer {
 impl Viewer {
     /// The viewer with these credentials. Root, the daemon's own user and members of the group [`GROUP`] see everything: a daemon that
     /// somebody runs for themselves obeys them.
-    pub fn of(uid: u32, gid: u32) -> Self {
+    pub(crate) fn of(uid: u32, gid: u32) -> Self {
         let all = uid == 0 || uid == rustix::process::geteuid().as_raw() || {
             let groups = fs::read_to_string("/etc/group").unwrap_or_default();
             let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
@@ -27,7 +27,7 @@ impl Viewer {
     }
 
     /// Whether a process of this user is theirs to see. One whose user is not known is not.
-    pub fn sees(&self, uid: Option<u64>) -> bool {
+    pub(crate) fn sees(&self, uid: Option<u64>) -> bool {
         self.all || uid == Some(self.uid.into())
     }
 }

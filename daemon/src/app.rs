@@ -69,7 +69,7 @@ impl Setup {
     ///
     /// # Errors
     /// See [`config::Error`].
-    pub fn config(&self) -> Result<Config, config::Error> {
+    pub(crate) fn config(&self) -> Result<Config, config::Error> {
         Config::load(self.file.as_deref())
     }
 

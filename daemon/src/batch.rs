@@ -24,7 +24,7 @@ pub struct Batch {
 
 impl Batch {
     /// Frames of the host.
-    pub fn of_host(frames: Vec<u8>) -> Self {
+    pub(crate) fn of_host(frames: Vec<u8>) -> Self {
         Batch { origin: Origin::Host, frames, place: None }
     }
 }
@@ -38,22 +38,22 @@ pub struct Place {
 
 impl Place {
     /// A place that this permit stands for.
-    pub fn new(permit: OwnedSemaphorePermit) -> Self {
+    pub(crate) fn new(permit: OwnedSemaphorePermit) -> Self {
         Place { permit: Arc::new(permit), is_costly: false }
     }
 
     /// What lies in it may take long.
-    pub fn costly(self) -> Self {
+    pub(crate) fn costly(self) -> Self {
         Place { is_costly: true, ..self }
     }
 
     /// Whether somebody wants to know how long it took.
-    pub fn is_costly(&self) -> bool {
+    pub(crate) fn is_costly(&self) -> bool {
         self.is_costly
     }
 
     /// The ledger has taken it, in so much time of the processor.
-    pub fn took(self, time: Duration) {
+    pub(crate) fn took(self, time: Duration) {
         if time >= COSTLY {
             tokio::spawn(async move {
                 tokio::time::sleep(time * COSTLY_RESTS).await;

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The configuration file that is read when none is named.
-pub const USUAL_PATH: &str = "/etc/gpumemd/gpumemd.toml";
+pub(crate) const USUAL_PATH: &str = "/etc/gpumemd/gpumemd.toml";
 
 /// The file as typed. config/gpumemd.toml has every key with its default and what it means.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
@@ -523,7 +523,7 @@ impl Settings {
     }
 
     /// What views show, with these rules.
-    pub fn shown(&self, rules: Arc<Groupings>) -> Shown {
+    pub(crate) fn shown(&self, rules: Arc<Groupings>) -> Shown {
         let Settings { tenants, max_series, tags, young, page, control, .. } = *self;
         Shown { tenants, max_series, tags, young, rules, page, hosts: self.hosts.clone().into(), control }
     }

@@ -26,7 +26,7 @@ pub fn raise() {
 }
 
 /// The limits with so few agents that descriptors are left for everything else.
-pub fn fit(limits: Limits) -> Limits {
+pub(crate) fn fit(limits: Limits) -> Limits {
     let files = getrlimit(Resource::Nofile).current.map_or(usize::MAX, |files| files as usize);
     Limits { connections: limits.connections.min(agents(files)), ..limits }
 }
@@ -36,18 +36,18 @@ fn agents(files: usize) -> usize {
 }
 
 /// Whether this is for want of descriptors, and says nothing of what was asked for.
-pub fn is_lack(error: &std::io::Error) -> bool {
+pub(crate) fn is_lack(error: &std::io::Error) -> bool {
     let lacks = [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error);
     error.raw_os_error().is_some_and(|error| lacks.contains(&error))
 }
 
 /// Tells of a shortage now and then, however often it is met.
 #[derive(Debug, Default)]
-pub struct Shortage(Mutex<Option<Instant>>);
+pub(crate) struct Shortage(Mutex<Option<Instant>>);
 
 impl Shortage {
     /// It was met.
-    pub fn note(&self, what: &str, error: &dyn std::fmt::Display) {
+    pub(crate) fn note(&self, what: &str, error: &dyn std::fmt::Display) {
         let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if told.is_none_or(|told| told.elapsed() >= TOLD) {
             *told = Some(Instant::now());

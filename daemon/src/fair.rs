@@ -72,7 +72,7 @@ impl Bill {
 
     /// Does work of the loop, for which everybody waits: what counts is how long, on a busy machine more than what it had of a
     /// processor.
-    pub fn of<T>(&self, work: impl FnOnce() -> T) -> T {
+    pub(crate) fn of<T>(&self, work: impl FnOnce() -> T) -> T {
         let began = std::time::Instant::now();
         let done = work();
         self.add(began.elapsed());
@@ -80,7 +80,7 @@ impl Bill {
     }
 
     /// Does work of a thread beside it, which takes a processor and waits for disks.
-    pub fn of_thread<T>(&self, work: impl FnOnce() -> T) -> T {
+    pub(crate) fn of_thread<T>(&self, work: impl FnOnce() -> T) -> T {
         let began = clock::cpu();
         let done = work();
         self.add(clock::cpu().saturating_sub(began));
@@ -88,7 +88,7 @@ impl Bill {
     }
 
     /// Does work of the loop that waits in between.
-    pub async fn of_each<T>(&self, work: impl Future<Output = T>) -> T {
+    pub(crate) async fn of_each<T>(&self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         poll_fn(|context| self.of(|| work.as_mut().poll(context))).await
     }
@@ -96,7 +96,7 @@ impl Bill {
 
 /// A user may have an answer made.
 #[derive(Debug)]
-pub struct Turn {
+pub(crate) struct Turn {
     /// What it costs goes here.
     pub bill: Bill,
     /// Set where the user had asked for too much before.
@@ -106,7 +106,7 @@ pub struct Turn {
 
 impl Turn {
     /// The answer waits for others than this daemon: the user's next one need not.
-    pub fn is_over(&mut self) {
+    pub(crate) fn is_over(&mut self) {
         self.line = None;
     }
 }
@@ -126,7 +126,7 @@ impl Default for Fair {
 
 impl Fair {
     /// Waits until the user may have another answer made. `share`: of a processor; `None` where there is no limit, and no line.
-    pub async fn turn(&self, uid: u32, share: Option<f64>) -> Turn {
+    pub(crate) async fn turn(&self, uid: u32, share: Option<f64>) -> Turn {
         let Some(share) = share else { return Turn { bill: Bill::default(), waited: false, line: None } };
         let user = self.user(uid, share);
         let line = Arc::clone(&user.line).lock_owned().await;
@@ -142,7 +142,7 @@ impl Fair {
     }
 
     /// Work of some size, beside the loop; `None` where the daemon ends.
-    pub async fn beside<T: Send + 'static>(
+    pub(crate) async fn beside<T: Send + 'static>(
         &self,
         bill: &Bill,
         work: impl FnOnce() -> T + Send + 'static,

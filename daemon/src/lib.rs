@@ -16,21 +16,21 @@
 //! process (see source/nvml).
 #![warn(missing_docs)]
 
-pub mod access;
+pub(crate) mod access;
 pub mod app;
-pub mod batch;
+pub(crate) mod batch;
 pub mod clock;
 pub mod config;
 pub mod core;
 pub mod descriptors;
-pub mod fair;
+pub(crate) mod fair;
 pub mod keeper;
 pub mod memory;
 mod namespace;
-pub mod recorder;
-pub mod service;
+pub(crate) mod recorder;
+pub(crate) mod service;
 pub mod signals;
-pub mod sockets;
+pub(crate) mod sockets;
 pub mod source;
 pub mod stats;
 pub mod told;

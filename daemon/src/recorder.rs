@@ -37,7 +37,7 @@ impl Recorder {
     ///
     /// # Errors
     /// What the system says about the file.
-    pub fn start(path: &Path, stats: Arc<Stats>, again: Arc<Notify>) -> io::Result<Self> {
+    pub(crate) fn start(path: &Path, stats: Arc<Stats>, again: Arc<Notify>) -> io::Result<Self> {
         let path = expand(path);
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
         let writer = Writer::new(Whole { file, bytes: 0 })?;
@@ -49,7 +49,7 @@ impl Recorder {
     }
 
     /// Takes a batch; never waits.
-    pub fn take(&self, batch: Batch) {
+    pub(crate) fn take(&self, batch: Batch) {
         if let Some(batches) = &self.batches
             && let Err(error) = batches.try_send(batch)
         {

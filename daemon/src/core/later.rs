@@ -11,9 +11,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 /// What a batch may take of the processor at a time; without optimization everything takes so many times as long.
-pub const LONG: Duration = Duration::from_millis(if cfg!(debug_assertions) { 20 } else { 4 });
+pub(crate) const LONG: Duration = Duration::from_millis(if cfg!(debug_assertions) { 20 } else { 4 });
 /// Frames between two looks at the clock.
-pub const FRAMES: u64 = 4;
+pub(crate) const FRAMES: u64 = 4;
 /// How many times as long it rests.
 const RESTS: u64 = 16;
 
@@ -26,11 +26,11 @@ struct Waiting {
 
 /// The words of processes that rest.
 #[derive(Debug, Default)]
-pub struct Later(BTreeMap<ProcessKey, Waiting>);
+pub(crate) struct Later(BTreeMap<ProcessKey, Waiting>);
 
 impl Later {
     /// The batch, unless its process rests: then it goes behind what is there.
-    pub fn pass(&mut self, key: ProcessKey, batch: Batch) -> Option<Batch> {
+    pub(crate) fn pass(&mut self, key: ProcessKey, batch: Batch) -> Option<Batch> {
         match self.0.get_mut(&key) {
             Some(waiting) => {
                 waiting.batches.push_back(batch);
@@ -41,19 +41,19 @@ impl Later {
     }
 
     /// The rest of a batch that took so long.
-    pub fn rest(&mut self, key: ProcessKey, batch: Batch, took: Duration, now_ns: u64) {
+    pub(crate) fn rest(&mut self, key: ProcessKey, batch: Batch, took: Duration, now_ns: u64) {
         let waiting = self.0.entry(key).or_default();
         waiting.batches.push_front(batch);
         waiting.at_ns = now_ns.saturating_add((took.as_nanos() as u64).saturating_mul(RESTS));
     }
 
     /// When the first of them goes on.
-    pub fn next_ns(&self) -> Option<u64> {
+    pub(crate) fn next_ns(&self) -> Option<u64> {
         self.0.values().map(|waiting| waiting.at_ns).min()
     }
 
     /// Batches of a process that has rested, in order: they are taken from its line, and it is in none.
-    pub fn take_due(&mut self, now_ns: u64) -> Option<VecDeque<Batch>> {
+    pub(crate) fn take_due(&mut self, now_ns: u64) -> Option<VecDeque<Batch>> {
         let (&key, _) = self.0.iter().find(|(_, waiting)| waiting.at_ns <= now_ns)?;
         self.0.remove(&key).map(|waiting| waiting.batches)
     }

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::{oneshot, watch};
 use totals::Tally;
-pub use totals::Totals;
+pub(crate) use totals::Totals;
 use track::Tracks;
 use writing::worth_keeping;
 
@@ -50,7 +50,7 @@ const LAST_WORDS: Duration = Duration::from_millis(200);
 
 /// What views read.
 #[derive(Debug)]
-pub struct Published {
+pub(crate) struct Published {
     /// When it was made, CLOCK_MONOTONIC.
     pub at_ns: u64,
     /// The same moment, by the clock that [`Published::now_ns`] reads.
@@ -65,7 +65,7 @@ pub struct Published {
 
 impl Published {
     /// Now, CLOCK_MONOTONIC. Ages are differences to this: a sample ages while nothing is published, too.
-    pub fn now_ns(&self) -> u64 {
+    pub(crate) fn now_ns(&self) -> u64 {
         self.at_ns.saturating_add(u64::try_from(self.made.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 }
@@ -80,18 +80,18 @@ pub struct Board {
 
 impl Board {
     /// The state as it was last published: at most a second old, and a tenth of one for who looks often.
-    pub fn read(&self) -> Arc<Published> {
+    pub(crate) fn read(&self) -> Arc<Published> {
         self.read_ns.store(clock::now_ns(), Ordering::Relaxed);
         self.published.borrow().clone()
     }
 
     /// When somebody last looked.
-    pub fn read_ns(&self) -> u64 {
+    pub(crate) fn read_ns(&self) -> u64 {
         self.read_ns.load(Ordering::Relaxed)
     }
 
     /// When the core last told the ledger that time passes: several times a second, whatever else happens.
-    pub fn turned_ns(&self) -> u64 {
+    pub(crate) fn turned_ns(&self) -> u64 {
         self.turned_ns.load(Ordering::Relaxed)
     }
 }
@@ -106,7 +106,7 @@ pub enum Ask {
 
 /// What peers can make the ledger remember, unless the configuration says otherwise: with what the daemon has beside it, less than
 /// the unit's `MemoryMax`.
-pub const LIMITS: Limits =
+pub(crate) const LIMITS: Limits =
     Limits { rows_per_process: 4_000_000, bytes_per_user: 224 << 20, bytes: 320 << 20 };
 
 /// How the core keeps what it is told.
@@ -211,7 +211,7 @@ impl Core {
     }
 
     /// Records from now on, or no longer.
-    pub fn record(&mut self, recorder: Option<Recorder>) {
+    pub(crate) fn record(&mut self, recorder: Option<Recorder>) {
         self.recorder = recorder;
         // A recording begins with what ties its times to the wall clock.
         self.anchored_ns = 0;

@@ -24,7 +24,7 @@ pub(super) struct Roll {
 
 impl Roll {
     /// The period from now on.
-    pub fn set(&mut self, period: Option<Duration>, wall_ns: i128) {
+    pub(crate) fn set(&mut self, period: Option<Duration>, wall_ns: i128) {
         if period == self.period {
             return;
         }
@@ -39,7 +39,11 @@ impl Roll {
     }
 
     /// Those that roll now, of the processes that live.
-    pub fn take(&mut self, wall_ns: i128, living: impl FnOnce() -> Vec<ProcessKey>) -> Vec<ProcessKey> {
+    pub(crate) fn take(
+        &mut self,
+        wall_ns: i128,
+        living: impl FnOnce() -> Vec<ProcessKey>,
+    ) -> Vec<ProcessKey> {
         let Some((period, passed)) = self.period.zip(self.periods(wall_ns)) else { return Vec::new() };
         // A clock that was set back does not roll again.
         if passed > self.passed {

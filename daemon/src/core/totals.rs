@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 /// Since the daemon started.
 #[derive(Debug, Clone, Default)]
-pub struct Totals {
+pub(crate) struct Totals {
     ooms: BTreeMap<(DeviceName, OomKind), u64>,
     lost: u64,
 }
@@ -29,19 +29,19 @@ struct Seen {
 
 impl Totals {
     /// Times that memory ran out on a device.
-    pub fn ooms(&self, device: DeviceName, kind: OomKind) -> u64 {
+    pub(crate) fn ooms(&self, device: DeviceName, kind: OomKind) -> u64 {
         self.ooms.get(&(device, kind)).copied().unwrap_or(0)
     }
 
     /// Ordered records that were lost.
-    pub fn lost(&self) -> u64 {
+    pub(crate) fn lost(&self) -> u64 {
         self.lost
     }
 }
 
 impl Tally {
     /// Counts what is new. Those that are gone from the ledger are forgotten.
-    pub fn look(&mut self, snapshot: &Snapshot) {
+    pub(crate) fn look(&mut self, snapshot: &Snapshot) {
         let mut before = std::mem::take(&mut self.seen);
         for process in &snapshot.processes {
             let mut seen = before.remove(&process.key).unwrap_or_default();

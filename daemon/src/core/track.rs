@@ -29,7 +29,7 @@ struct Track {
 
 /// All processes that are not over.
 #[derive(Debug, Default)]
-pub struct Tracks {
+pub(crate) struct Tracks {
     tracks: BTreeMap<ProcessKey, Track>,
     /// Those of them that have ended.
     ending: BTreeSet<ProcessKey>,
@@ -50,7 +50,7 @@ pub struct Tracks {
 
 impl Tracks {
     /// Something is said about a process. False: it is over.
-    pub fn see(&mut self, key: ProcessKey) -> bool {
+    pub(crate) fn see(&mut self, key: ProcessKey) -> bool {
         if let Some(track) = self.tracks.get_mut(&key) {
             track.changed = true;
             return true;
@@ -71,36 +71,36 @@ impl Tracks {
 
     /// Begins another run of a process that is over: its agent's hello was read late. The store joins that run with the first one.
     /// Whether the process may have records now.
-    pub fn reopen(&mut self, key: ProcessKey) -> bool {
+    pub(crate) fn reopen(&mut self, key: ProcessKey) -> bool {
         self.is_over.remove(&key);
         self.over.retain(|over| *over != key);
         self.see(key)
     }
 
     /// Processes that are new since this was last asked.
-    pub fn take_newcomers(&mut self) -> Vec<ProcessKey> {
+    pub(crate) fn take_newcomers(&mut self) -> Vec<ProcessKey> {
         std::mem::take(&mut self.newcomers)
     }
 
     /// Whether it is there and not over.
-    pub fn has(&self, key: ProcessKey) -> bool {
+    pub(crate) fn has(&self, key: ProcessKey) -> bool {
         self.tracks.contains_key(&key)
     }
 
     /// A list of a device begins.
-    pub fn list_begins(&mut self, device: u8) {
+    pub(crate) fn list_begins(&mut self, device: u8) {
         self.unseen.iter_mut().filter(|((on, _), _)| *on == device).for_each(|(_, named)| *named = false);
     }
 
     /// It names a process.
-    pub fn list_names(&mut self, device: u8, key: ProcessKey) {
+    pub(crate) fn list_names(&mut self, device: u8, key: ProcessKey) {
         if key.start_ticks == 0 {
             self.unseen.insert((device, key), true);
         }
     }
 
     /// It is complete: processes of which nothing else is known than that no list names them any more have ended.
-    pub fn list_ends(&mut self, device: u8, time_ns: u64) {
+    pub(crate) fn list_ends(&mut self, device: u8, time_ns: u64) {
         let left = self.unseen.iter().filter(|((on, _), named)| *on == device && !**named);
         let left: Vec<ProcessKey> = left.map(|(&(_, key), _)| key).collect();
         for key in left {
@@ -112,7 +112,7 @@ impl Tracks {
     }
 
     /// An agent speaks for it from now on, or no longer.
-    pub fn agent(&mut self, key: ProcessKey, up: bool) {
+    pub(crate) fn agent(&mut self, key: ProcessKey, up: bool) {
         if let Some(track) = self.tracks.get_mut(&key) {
             track.spoke = true;
             track.agents = if up { track.agents + 1 } else { track.agents.saturating_sub(1) };
@@ -120,14 +120,14 @@ impl Tracks {
     }
 
     /// The driver's accounting speaks of it.
-    pub fn accounted(&mut self, key: ProcessKey) {
+    pub(crate) fn accounted(&mut self, key: ProcessKey) {
         if let Some(track) = self.tracks.get_mut(&key) {
             track.is_accounted = true;
         }
     }
 
     /// It has ended. Who says so first is believed.
-    pub fn gone(&mut self, key: ProcessKey, time_ns: u64, status: Option<u64>) {
+    pub(crate) fn gone(&mut self, key: ProcessKey, time_ns: u64, status: Option<u64>) {
         if let Some(track) = self.tracks.get_mut(&key) {
             let (time_ns, known) = *track.gone.get_or_insert((time_ns, status));
             track.gone = Some((time_ns, known.or(status)));
@@ -144,7 +144,11 @@ impl Tracks {
     /// end is not waited for: thousands may end at once, and what each had sent is read before its connection ends. One that has
     /// not said hello is waited for a tenth of `last_word_ns`: a program of milliseconds may be named by a list and end while its
     /// hello waits to be read.
-    pub fn take_over(&mut self, now_ns: u64, last_word_ns: u64) -> Vec<(ProcessKey, u64, Option<u64>)> {
+    pub(crate) fn take_over(
+        &mut self,
+        now_ns: u64,
+        last_word_ns: u64,
+    ) -> Vec<(ProcessKey, u64, Option<u64>)> {
         let is_over = |key: &ProcessKey, track: &Track| {
             let wait_ns = match track.agents {
                 0 if track.spoke || key.start_ticks == 0 => 0,
@@ -183,7 +187,7 @@ impl Tracks {
     /// The runs of all processes of which something was said since they were last written are due; those that never were
     /// go first, in the order in which the processes began: their numbers in the store are in that order. With `only_new`, only these.
     /// One that `has_run` is false of stays new.
-    pub fn make_due(&mut self, only_new: bool, now_ns: u64, has_run: impl Fn(ProcessKey) -> bool) {
+    pub(crate) fn make_due(&mut self, only_new: bool, now_ns: u64, has_run: impl Fn(ProcessKey) -> bool) {
         let mut new = Vec::new();
         for (&key, track) in self.tracks.iter_mut().filter(|(_, track)| track.changed && !track.is_due) {
             if track.is_new && !has_run(key) {
@@ -202,7 +206,7 @@ impl Tracks {
     }
 
     /// The next runs to be written, at most so many, and since when they wait.
-    pub fn take_due(&mut self, most: usize) -> Vec<(ProcessKey, u64)> {
+    pub(crate) fn take_due(&mut self, most: usize) -> Vec<(ProcessKey, u64)> {
         let mut taken = Vec::new();
         while taken.len() < most
             && let Some((key, since_ns)) = self.due.pop_front()
@@ -217,29 +221,29 @@ impl Tracks {
     }
 
     /// How many runs are due, and since when the oldest of them is.
-    pub fn due(&self) -> (usize, Option<u64>) {
+    pub(crate) fn due(&self) -> (usize, Option<u64>) {
         (self.due.len(), self.due.iter().map(|(_, since_ns)| *since_ns).min())
     }
 
     /// Whether there is one that was never written.
-    pub fn has_new(&self) -> bool {
+    pub(crate) fn has_new(&self) -> bool {
         self.tracks.values().any(|track| track.is_new)
     }
 
     /// Those that have not ended.
-    pub fn living(&self) -> Vec<ProcessKey> {
+    pub(crate) fn living(&self) -> Vec<ProcessKey> {
         self.tracks.iter().filter(|(_, track)| track.gone.is_none()).map(|(&key, _)| key).collect()
     }
 
     /// A new part of its life is to be written.
-    pub fn begins_part(&mut self, key: ProcessKey) {
+    pub(crate) fn begins_part(&mut self, key: ProcessKey) {
         if let Some(track) = self.tracks.get_mut(&key) {
             (track.changed, track.is_new) = (true, true);
         }
     }
 
     /// All.
-    pub fn keys(&self) -> Vec<ProcessKey> {
+    pub(crate) fn keys(&self) -> Vec<ProcessKey> {
         self.tracks.keys().copied().collect()
     }
 }

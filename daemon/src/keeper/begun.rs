@@ -103,7 +103,7 @@ fn begin(store: &mut Store, open: &mut Open, of: &Waiting) -> Result<RunId, Stor
 
 impl Earlier {
     /// The run with what an earlier life of the daemon saw, and its number as the store counts; none if it is that already.
-    pub fn joined(&self, run: &Run) -> Option<Run> {
+    pub(crate) fn joined(&self, run: &Run) -> Option<Run> {
         let mut joined = self.before.as_ref().map(|before| lives::joined(before, run));
         let is_counted = |run: &Run| run.coverage.part.is_none_or(|part| part.number == self.part);
         if !joined.as_ref().map_or(is_counted(run), is_counted) {

@@ -15,8 +15,8 @@ mod lives;
 mod retention;
 mod shelf;
 
-pub use retention::{Doubt, Retention};
-pub use shelf::Room;
+pub(crate) use retention::{Doubt, Retention};
+pub(crate) use shelf::Room;
 
 use crate::fair::Bill;
 use crate::memory::Spare;
@@ -57,7 +57,7 @@ const ANSWER: Duration = Duration::from_secs(2);
 const STUCK: Duration = Duration::from_secs(5);
 
 /// Which runs are wanted.
-pub type Wanted = Box<dyn Fn(&Run) -> bool + Send>;
+pub(crate) type Wanted = Box<dyn Fn(&Run) -> bool + Send>;
 
 enum Job {
     /// Something is on the shelf.
@@ -82,7 +82,7 @@ enum Job {
 
 /// What an earlier life of the daemon had heard of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Recalled {
+pub(crate) struct Recalled {
     /// Which.
     pub key: ProcessKey,
     /// Ordered records that were booked then.
@@ -140,7 +140,7 @@ pub struct Keeper {
 
 /// Runs with news that the owner of the ledger has not handed over yet.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Queue {
+pub(crate) struct Queue {
     /// How many.
     pub runs: usize,
     /// Since when the oldest of them waits.
@@ -203,18 +203,18 @@ impl Keeper {
     }
 
     /// What is kept from now on.
-    pub fn retain(&self, retention: Retention) {
+    pub(crate) fn retain(&self, retention: Retention) {
         let _ = self.jobs.send(Job::Retain(retention));
     }
 
     /// What runs that wait for the store may take of the memory from now on.
-    pub fn limit_waiting(&self, bytes: usize) {
+    pub(crate) fn limit_waiting(&self, bytes: usize) {
         lock(&self.shelf).most = bytes;
     }
 
     /// Keeps the newest state of a run; `over`: nothing more will come, or if it has rolled, the next part. `uid` is that of
     /// its life. Never waits.
-    pub fn keep(&self, uid: String, run: Run, over: bool) {
+    pub(crate) fn keep(&self, uid: String, run: Run, over: bool) {
         let new = Waiting::new(uid, run, over);
         let mut shelf = lock(&self.shelf);
         let lost = shelf.put(new);
@@ -229,32 +229,32 @@ impl Keeper {
 
     /// How many runs can be handed over now. More are dropped, and counted if they are over. A store that is out of order
     /// takes any number that is over: its owner must not keep them.
-    pub fn room(&self) -> Room {
+    pub(crate) fn room(&self) -> Room {
         let room = lock(&self.shelf).room();
         let is_out_of_order = self.stuck().is_some() || !lock(&self.status).up;
         if is_out_of_order { Room { over: usize::MAX, ..room } } else { room }
     }
 
     /// Notes what waits with the owner of the ledger.
-    pub fn note_queue(&self, queue: Queue) {
+    pub(crate) fn note_queue(&self, queue: Queue) {
         *lock(&self.queue) = queue;
     }
 
     /// Looks for what an earlier life of the daemon knew of a process that is new to this one, so that its reports have that
     /// from now on. Says it if there is something. Never waits.
-    pub fn recall(&self, uid: String, key: ProcessKey, reply: UnboundedSender<Recalled>) {
+    pub(crate) fn recall(&self, uid: String, key: ProcessKey, reply: UnboundedSender<Recalled>) {
         self.ask(RECALLS, Job::Recall { uid, key, reply });
     }
 
     /// Runs that are over, newest first: those that wait, then those in the store.
-    pub async fn find(&self, wanted: Wanted, bill: &Bill) -> Vec<Run> {
+    pub(crate) async fn find(&self, wanted: Wanted, bill: &Bill) -> Vec<Run> {
         let (reply, found) = oneshot::channel();
         self.ask(QUESTIONS, Job::Find { wanted, bill: bill.clone(), reply });
         answer(found).await.unwrap_or_default()
     }
 
     /// Runs that go on, with what an earlier life of the daemon saw of them.
-    pub async fn whole(&self, runs: Vec<Run>) -> Vec<Run> {
+    pub(crate) async fn whole(&self, runs: Vec<Run>) -> Vec<Run> {
         let (reply, earlier) = oneshot::channel();
         let keys = runs.iter().map(key_of).collect();
         self.ask(QUESTIONS, Job::Earlier { keys, reply });

@@ -27,19 +27,19 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    pub fn new(uid: String, run: Run, over: bool) -> Self {
+    pub(crate) fn new(uid: String, run: Run, over: bool) -> Self {
         let bytes = run.weight() + uid.len();
         Waiting { uid, run: Box::new(run), over, bytes, since: Instant::now() }
     }
 
-    pub fn is_rolled(&self) -> bool {
+    pub(crate) fn is_rolled(&self) -> bool {
         matches!(self.run.state, State::Rolled { .. })
     }
 }
 
 /// Runs that still fit, without any being dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Room {
+pub(crate) struct Room {
     /// Runs that go on.
     pub living: usize,
     /// Runs that are over.
@@ -77,12 +77,12 @@ impl Default for Shelf {
 
 impl Shelf {
     /// How many runs, and how many bytes they take.
-    pub fn load(&self) -> (usize, usize) {
+    pub(crate) fn load(&self) -> (usize, usize) {
         (self.waiting.len(), self.bytes)
     }
 
     /// How many more fit. Half of the bytes is kept for runs that are over.
-    pub fn room(&self) -> Room {
+    pub(crate) fn room(&self) -> Room {
         let count = self.waiting.len();
         let if_below =
             |limit: usize, most: usize| if self.bytes < limit { most.saturating_sub(count) } else { 0 };
@@ -90,24 +90,24 @@ impl Shelf {
     }
 
     /// For how long the oldest news of a run has waited.
-    pub fn oldest(&self) -> Duration {
+    pub(crate) fn oldest(&self) -> Duration {
         let front = self.waiting.first_key_value().map(|(_, waiting)| waiting.since);
         front.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
-    pub fn all(&self) -> impl DoubleEndedIterator<Item = &Arc<Waiting>> {
+    pub(crate) fn all(&self) -> impl DoubleEndedIterator<Item = &Arc<Waiting>> {
         self.waiting.values()
     }
 
     /// The next one to be written: until it is [`done`](Self::done), or the next one is asked for.
-    pub fn first(&mut self) -> Option<Arc<Waiting>> {
+    pub(crate) fn first(&mut self) -> Option<Arc<Waiting>> {
         self.writing = self.waiting.first_key_value().map(|(place, waiting)| (*place, Arc::clone(waiting)));
         self.writing.as_ref().map(|(_, waiting)| Arc::clone(waiting))
     }
 
     /// The newest state of a part takes the place of an older one; a part that has rolled is not the next one. Says how many runs
     /// are lost for want of room.
-    pub fn put(&mut self, mut new: Waiting) -> u64 {
+    pub(crate) fn put(&mut self, mut new: Waiting) -> u64 {
         self.bytes += new.bytes;
         let known = self.places.get(&new.uid).copied();
         let place = known.unwrap_or(self.next);
@@ -158,7 +158,7 @@ impl Shelf {
     }
 
     /// This one is written. If there is a newer state by now, it comes after the others.
-    pub fn done(&mut self, written: &Arc<Waiting>) {
+    pub(crate) fn done(&mut self, written: &Arc<Waiting>) {
         let Some((place, _)) = self.writing.take() else { return };
         let Some(now) = self.waiting.get(&place) else { return };
         if Arc::ptr_eq(now, written) {

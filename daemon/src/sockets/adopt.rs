@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 ///
 /// # Errors
 /// `LISTEN_FDS` and what belongs to it make no sense, or name what is not open.
-pub fn passed() -> io::Result<Vec<(String, OwnedFd)>> {
+pub(crate) fn passed() -> io::Result<Vec<(String, OwnedFd)>> {
     static TAKEN: AtomicBool = AtomicBool::new(false);
     if TAKEN.swap(true, Ordering::Relaxed) {
         return Ok(Vec::new());

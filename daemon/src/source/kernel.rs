@@ -39,7 +39,7 @@ pub struct Settings {
 
 /// How the log is read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Status {
+pub(crate) struct Status {
     /// Where it is; absent where it was switched off.
     pub log: Option<PathBuf>,
     /// Why it cannot be read.
@@ -48,7 +48,7 @@ pub struct Status {
 
 /// The handle; clones are the same. Nothing in it waits.
 #[derive(Debug, Clone)]
-pub struct Kernel(Arc<Mutex<Desk>>);
+pub(crate) struct Kernel(Arc<Mutex<Desk>>);
 
 #[derive(Debug)]
 struct Desk {
@@ -75,7 +75,7 @@ struct Note {
 
 impl Kernel {
     /// Listens from now on.
-    pub fn new(settings: &Settings) -> Self {
+    pub(crate) fn new(settings: &Settings) -> Self {
         let desk = Desk {
             log: settings.log.as_deref().map(Log::open),
             groups: Groups::new(&settings.groups, Path::new("/proc")),
@@ -87,12 +87,12 @@ impl Kernel {
     }
 
     /// Reads what the log has now.
-    pub fn look(&self, now_ns: u64) {
+    pub(crate) fn look(&self, now_ns: u64) {
         self.lock().look(now_ns);
     }
 
     /// A process that is new: what its group has counted so far.
-    pub fn meet(&self, key: ProcessKey) {
+    pub(crate) fn meet(&self, key: ProcessKey) {
         let mut desk = self.lock();
         if let Some(counted) = desk.groups.count(key.pid) {
             desk.counted.insert(key, counted);
@@ -100,7 +100,7 @@ impl Kernel {
     }
 
     /// A process has ended: `key=value` lines of what is known of that; empty if nothing is.
-    pub fn part(&self, key: ProcessKey, now_ns: u64) -> String {
+    pub(crate) fn part(&self, key: ProcessKey, now_ns: u64) -> String {
         let mut desk = self.lock();
         desk.look(now_ns);
         let counted = desk.counted.remove(&key);
@@ -124,7 +124,7 @@ impl Kernel {
     }
 
     /// How the log is read.
-    pub fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> Status {
         let desk = self.lock();
         let log = desk.log.as_ref();
         Status { log: log.map(|log| log.path().to_owned()), problem: log.and_then(Log::problem) }

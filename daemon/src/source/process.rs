@@ -21,9 +21,9 @@ mod names;
 mod parse;
 mod seek;
 
-pub use facts::{Facts, cgroup};
-pub use jobs::Gpu;
-pub use seek::Settings;
+pub(crate) use facts::{Facts, cgroup};
+pub(crate) use jobs::Gpu;
+pub(crate) use seek::Settings;
 
 use facts::{Commands, Look};
 use gpumem_ledger::ProcessKey;
@@ -45,7 +45,7 @@ const UNGUARDED_INTERVAL: Duration = Duration::from_secs(1);
 
 /// There was no descriptor to look at a process with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Blind;
+pub(crate) struct Blind;
 
 /// The one table of the daemon. Clones are the same table.
 #[derive(Debug, Clone)]
@@ -119,7 +119,7 @@ pub struct Gone {
 
 impl Gone {
     /// The status with which it ended, as waitpid gives it, as far as somebody tells now.
-    pub fn status(&self) -> Option<u64> {
+    pub(crate) fn status(&self) -> Option<u64> {
         let told = self.pidfd.as_ref().and_then(ending::status);
         told.or_else(|| {
             let stat = facts::read_stat(&self.proc, self.key.pid)?;
@@ -144,7 +144,7 @@ impl Processes {
     }
 
     /// The same, that looks for more in these places.
-    pub fn with(settings: Settings) -> Self {
+    pub(crate) fn with(settings: Settings) -> Self {
         Processes::over(Path::new("/proc"), settings)
     }
 
@@ -167,7 +167,7 @@ impl Processes {
     }
 
     /// The same, where "there is no such process" and "nobody could look" are not alike.
-    pub fn try_identify(&self, pid: u32) -> Result<Option<ProcessKey>, Blind> {
+    pub(crate) fn try_identify(&self, pid: u32) -> Result<Option<ProcessKey>, Blind> {
         let mut table = self.lock();
         if let Some(entry) = table.live.get(&pid) {
             let key = entry.key;
@@ -233,7 +233,7 @@ impl Processes {
 
     /// Notices which processes have ended; one system call. A source does this before it identifies the pids of
     /// one reading.
-    pub fn sweep(&self) {
+    pub(crate) fn sweep(&self) {
         let mut table = self.lock();
         self.sweep_into(&mut table);
     }
@@ -310,7 +310,7 @@ impl Processes {
     /// Appends the `ProcessFacts` frames that are due: once per process, a second time with its command line when
     /// that has been read (which may take a while where the process is stuck). Whoever sends a batch about a process
     /// puts these in front of it.
-    pub fn take_facts(&self, time_ns: u64, frames: &mut Vec<u8>) {
+    pub(crate) fn take_facts(&self, time_ns: u64, frames: &mut Vec<u8>) {
         let mut table = self.lock();
         let table = &mut *table;
         for (key, command) in table.commands.take() {
@@ -331,7 +331,7 @@ impl Processes {
     }
 
     /// Appends what /proc still tells of a process that may have ended: until it is waited for, its name and user.
-    pub fn last_facts(&self, key: ProcessKey, time_ns: u64, frames: &mut Vec<u8>) {
+    pub(crate) fn last_facts(&self, key: ProcessKey, time_ns: u64, frames: &mut Vec<u8>) {
         let stat = facts::read_stat(&self.inner.proc, key.pid);
         let Some(stat) = stat.filter(|stat| stat.start_ticks == key.start_ticks) else { return };
         let facts = Facts::read(&self.inner.proc, key, &stat, &mut self.lock().users);
@@ -339,7 +339,7 @@ impl Processes {
     }
 
     /// Facts of a process that had ended before anything was read of it: its user, and what it called itself.
-    pub fn claimed_facts(
+    pub(crate) fn claimed_facts(
         &self,
         key: ProcessKey,
         uid: u32,
@@ -355,7 +355,7 @@ impl Processes {
     }
 
     /// User of a process that lives, or ended lately.
-    pub fn owner(&self, key: ProcessKey) -> Option<u64> {
+    pub(crate) fn owner(&self, key: ProcessKey) -> Option<u64> {
         let table = self.lock();
         let living = table.live.get(&key.pid).filter(|entry| entry.key == key);
         let lately = || table.lately.iter().rev().find(|(ended, _)| *ended == key)?.1;
@@ -363,7 +363,7 @@ impl Processes {
     }
 
     /// Processes that are new since the last call, and live.
-    pub fn newcomers(&self) -> Vec<ProcessKey> {
+    pub(crate) fn newcomers(&self) -> Vec<ProcessKey> {
         let mut table = self.lock();
         let new = std::mem::take(&mut table.newcomers);
         new.into_iter()
@@ -372,18 +372,20 @@ impl Processes {
     }
 
     /// What is known of a living process.
-    pub fn facts(&self, key: ProcessKey) -> Option<Arc<Facts>> {
+    pub(crate) fn facts(&self, key: ProcessKey) -> Option<Arc<Facts>> {
         let table = self.lock();
         table.live.get(&key.pid).filter(|entry| entry.key == key).map(|entry| Arc::clone(&entry.facts))
     }
 
     /// Living processes in the table.
-    pub fn len(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
         self.lock().live.len()
     }
 
     /// Whether no living process is in the table.
-    pub fn is_empty(&self) -> bool {
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 

@@ -101,7 +101,7 @@ impl Drop for Place {
 }
 
 /// Serves until the future is dropped.
-pub async fn serve(listener: UnixListener, sight: Arc<Sight>) {
+pub(crate) async fn serve(listener: UnixListener, sight: Arc<Sight>) {
     let places = Places::default();
     loop {
         let stream = match listener.accept().await {

@@ -41,7 +41,7 @@ pub struct Health {
 
 impl Health {
     /// Why no device can be read now, if that is so.
-    pub fn nvml_problem(&self) -> Option<&str> {
+    pub(crate) fn nvml_problem(&self) -> Option<&str> {
         if self.nvml_up {
             self.nvml_stalled_since_ns.map(|_| "a call has not returned so far")
         } else {
@@ -51,7 +51,7 @@ impl Health {
 
     /// Whether a device may be one of this machine. While NVML answers, its devices are the only ones: any user's process can name others.
     /// Not where NVML says itself that it does not show all: a GPU without a name, MIG instances that this daemon may not see.
-    pub fn may_have(&self, name: DeviceName) -> bool {
+    pub(crate) fn may_have(&self, name: DeviceName) -> bool {
         !self.nvml_up
             || !self.unnamed.is_empty()
             || self

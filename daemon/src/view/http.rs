@@ -29,7 +29,7 @@ const LONGEST: Duration = Duration::from_secs(30);
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Serves until the future is dropped. `most`: connections at once.
-pub async fn serve(listener: TcpListener, sight: Arc<Sight>, most: Arc<AtomicUsize>) {
+pub(crate) async fn serve(listener: TcpListener, sight: Arc<Sight>, most: Arc<AtomicUsize>) {
     let places = Places::new(most);
     let desk = Arc::new(Desk::default());
     loop {

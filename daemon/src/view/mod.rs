@@ -3,12 +3,12 @@
 
 pub mod control;
 pub mod health;
-pub mod http;
-pub mod own;
+pub(crate) mod http;
+pub(crate) mod own;
 pub mod page;
 mod places;
 pub mod prometheus;
-pub mod text;
+pub(crate) mod text;
 
 use crate::config::{Page, Tenants};
 use crate::core::{Ask, Board};
@@ -124,13 +124,13 @@ pub struct Sight {
 
 impl Sight {
     /// What is shown now.
-    pub fn shown(&self) -> Shown {
+    pub(crate) fn shown(&self) -> Shown {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Waits until a user may have another answer made. `is_free`: whoever they are, they may stop this daemon, or are its own user;
     /// a limit would protect nobody from them.
-    pub async fn turn(&self, uid: u32, is_free: bool) -> Turn {
+    pub(crate) async fn turn(&self, uid: u32, is_free: bool) -> Turn {
         let share = (!is_free).then(|| self.shown().control.share_per_uid);
         let turn = self.fair.turn(uid, share).await;
         self.stats.add(Count::ControlWaited, u64::from(turn.waited));

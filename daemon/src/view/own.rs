@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 /// How a report is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
+pub(crate) enum Form {
     /// For people.
     Text,
     /// docs/report-json.md.
@@ -25,7 +25,7 @@ pub enum Form {
 
 /// What a report shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wish {
+pub(crate) struct Wish {
     /// How.
     pub form: Form,
     /// Rows of the table.
@@ -37,7 +37,7 @@ pub struct Wish {
 /// The report of a process; `None`: there is no run of it.
 ///
 /// Root in a container asks here too: whatever user it is, their answers have a share.
-pub async fn report(sight: Arc<Sight>, key: ProcessKey, uid: u32, wish: Wish) -> Option<String> {
+pub(crate) async fn report(sight: Arc<Sight>, key: ProcessKey, uid: u32, wish: Wish) -> Option<String> {
     let is_own = uid != 0 && uid == rustix::process::geteuid().as_raw();
     let Turn { bill, .. } = &sight.turn(uid, is_own).await;
     let (reply, runs) = oneshot::channel();

@@ -12,12 +12,12 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    pub fn new(bytes_per_s: u64) -> Self {
+    pub(crate) fn new(bytes_per_s: u64) -> Self {
         Budget { bytes_per_s, since: Instant::now(), spent: 0 }
     }
 
     /// Whether that was more than there was to spend, and it has waited.
-    pub async fn spend(&mut self, bytes: usize) -> bool {
+    pub(crate) async fn spend(&mut self, bytes: usize) -> bool {
         if self.bytes_per_s == 0 {
             return false;
         }

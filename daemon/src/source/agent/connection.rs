@@ -33,7 +33,7 @@ type Standing = line::Place;
 const PACKETS_PER_TURN: usize = 8;
 
 /// Serves one connection to its end.
-pub async fn serve(
+pub(crate) async fn serve(
     agents: Arc<Agents>,
     stream: Arc<UnixStream>,
     caller: Caller,
@@ -48,7 +48,7 @@ pub async fn serve(
 }
 
 /// Goes on with a connection that an earlier life of this daemon had welcomed.
-pub async fn resume(agents: Arc<Agents>, kept: Kept, place: Standing) {
+pub(crate) async fn resume(agents: Arc<Agents>, kept: Kept, place: Standing) {
     let (name, pid) = (kept.name.clone(), kept.key.pid);
     match inherit(&agents, kept, place).await {
         Ok((connection, stream)) => connection.run(&stream).await,

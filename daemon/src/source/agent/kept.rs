@@ -27,7 +27,7 @@ const PREFIX: &str = "agent-";
 
 /// A connection that was kept.
 #[derive(Debug)]
-pub struct Kept {
+pub(crate) struct Kept {
     /// Under which it is kept.
     pub name: String,
     /// The process that the kernel named when it was welcomed.
@@ -42,7 +42,7 @@ pub struct Kept {
 ///
 /// # Errors
 /// A file for the hello cannot be made.
-pub async fn keep(
+pub(crate) async fn keep(
     socket: impl AsFd,
     memory: &memory::Memory,
     key: ProcessKey,
@@ -60,7 +60,7 @@ pub async fn keep(
 
 /// Puts together what was handed over, in the order in which it came to be, and names what is of no use. The daemon may have died
 /// between two programs of one process (exec), and what the first one left belongs before the second one's hello.
-pub fn sorted(handed: Vec<(String, OwnedFd)>) -> (Vec<Kept>, Vec<String>) {
+pub(crate) fn sorted(handed: Vec<(String, OwnedFd)>) -> (Vec<Kept>, Vec<String>) {
     let mut by_name = BTreeMap::<String, Vec<OwnedFd>>::new();
     for (name, fd) in handed {
         by_name.entry(name).or_default().push(fd);

@@ -25,7 +25,7 @@ struct Standing {
 
 /// Who stands where.
 #[derive(Debug, Default)]
-pub struct Lines {
+pub(crate) struct Lines {
     standing: Mutex<Standing>,
     /// Somebody has left, or spoken.
     moved: watch::Sender<()>,
@@ -33,7 +33,7 @@ pub struct Lines {
 
 /// A place in the line of a process; left when dropped.
 #[derive(Debug)]
-pub struct Place {
+pub(crate) struct Place {
     lines: Arc<Lines>,
     pid: u32,
     number: u64,
@@ -45,7 +45,7 @@ impl Lines {
     }
 
     /// The last place in the line of `pid`, for who comes on `silent`, or has said hello to an earlier life of this daemon.
-    pub fn join(self: &Arc<Self>, pid: u32, silent: Option<Arc<UnixStream>>) -> Place {
+    pub(crate) fn join(self: &Arc<Self>, pid: u32, silent: Option<Arc<UnixStream>>) -> Place {
         let mut standing = self.standing();
         standing.last += 1;
         let number = standing.last;
@@ -67,18 +67,18 @@ impl Lines {
 
 impl Place {
     /// What is in its socket is about to be read: whoever came later waits from now on.
-    pub fn speaks(&self) {
+    pub(crate) fn speaks(&self) {
         self.lines.change(self.pid, |line| drop(line.insert(self.number, None)));
     }
 
     /// There was nothing in its socket.
-    pub fn is_silent(&self, stream: &Arc<UnixStream>) {
+    pub(crate) fn is_silent(&self, stream: &Arc<UnixStream>) {
         let silent = Some(Arc::clone(stream));
         self.lines.change(self.pid, |line| drop(line.insert(self.number, silent)));
     }
 
     /// Waits until nobody stands before it who has something to say.
-    pub async fn reached(&self) {
+    pub(crate) async fn reached(&self) {
         let may_pass = |silent: &Option<Arc<UnixStream>>| silent.as_ref().is_some_and(is_empty);
         let is_reached = || {
             let standing = self.lines.standing();
@@ -99,7 +99,7 @@ impl Drop for Place {
 }
 
 /// Whether the socket is open and everything in it has been read. The kernel is asked: what tokio knows may be older.
-pub fn is_empty(socket: &impl AsFd) -> bool {
+pub(crate) fn is_empty(socket: &impl AsFd) -> bool {
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     rustix::net::recv(socket, &mut [0; 1][..], flags).is_err_and(|error| error == Errno::WOULDBLOCK)
 }

@@ -35,11 +35,10 @@ mod seats;
 mod turns;
 mod voice;
 
-pub use crate::batch::Place;
-pub use ask::{Answer, Answerer, Unanswered, option};
-pub use command::{Command, Disobeyed, Obeyed};
-pub use packet::MAX_PACKET_BYTES;
-pub use seats::Limits;
+pub(crate) use ask::{Answerer, Unanswered, option};
+pub(crate) use command::Command;
+pub(crate) use packet::MAX_PACKET_BYTES;
+pub(crate) use seats::Limits;
 
 use super::Batch;
 use super::process::Processes;
@@ -68,10 +67,10 @@ const LAST_PACKETS: Duration = Duration::from_millis(300);
 const CANNOT_CONNECT: &str = "agents cannot connect";
 
 /// Called with the UUID of a device about which NVML is worth asking.
-pub type Hint = Box<dyn Fn([u8; 16]) + Send + Sync>;
+pub(crate) type Hint = Box<dyn Fn([u8; 16]) + Send + Sync>;
 
 /// The source.
-pub struct Agents {
+pub(crate) struct Agents {
     inbox: mpsc::Sender<Batch>,
     stats: Arc<Stats>,
     processes: Processes,
@@ -102,7 +101,7 @@ pub struct Agents {
 
 impl Agents {
     /// A source that hands its batches to `inbox`.
-    pub fn new(
+    pub(crate) fn new(
         limits: Limits,
         processes: Processes,
         inbox: mpsc::Sender<Batch>,
@@ -133,7 +132,7 @@ impl Agents {
     }
 
     /// Goes on with the connections among what an earlier life of the daemon had kept, and has new ones kept, too.
-    pub async fn inherit(self: &Arc<Self>, handed: Vec<(String, OwnedFd)>) {
+    pub(crate) async fn inherit(self: &Arc<Self>, handed: Vec<(String, OwnedFd)>) {
         self.are_kept.store(true, Ordering::Relaxed);
         let (kept, useless) = kept::sorted(handed);
         for name in useless {
@@ -148,7 +147,7 @@ impl Agents {
 
     /// Stops reading, and waits until what was read has been handed on, though not for ever: what is read later would be
     /// lost, what is not read is there for the daemon's next life.
-    pub async fn finish(&self) {
+    pub(crate) async fn finish(&self) {
         self.over.send_replace(true);
         let patience = tokio::time::Instant::now() + LAST_PACKETS;
         while self.seats.welcomed() > 0 && tokio::time::Instant::now() < patience {
@@ -172,28 +171,28 @@ impl Agents {
     }
 
     /// New limits, for connections to come.
-    pub fn set_limits(&self, limits: Limits) {
+    pub(crate) fn set_limits(&self, limits: Limits) {
         *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = limits;
     }
 
     /// Who renders what programs ask about themselves; once.
-    pub fn answer_with(&self, answerer: Answerer) {
+    pub(crate) fn answer_with(&self, answerer: Answerer) {
         // A second one would be a mistake of the app's; the first stays.
         let _ = self.answerer.set(answerer);
     }
 
     /// Connections now, and how many of them have not said hello.
-    pub fn connections(&self) -> (usize, usize) {
+    pub(crate) fn connections(&self) -> (usize, usize) {
         self.seats.count()
     }
 
     /// Asks every agent to say its state again: a recording that begins now must know what is there.
-    pub fn resync(&self) {
+    pub(crate) fn resync(&self) {
         self.resyncs.send_modify(|count| *count += 1);
     }
 
     /// A process has ended. Its children may hold its socket open: there may be no other sign of it.
-    pub fn ended(&self, key: ProcessKey) {
+    pub(crate) fn ended(&self, key: ProcessKey) {
         let waiting = self.ends.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
         for waiting in waiting.into_iter().flatten() {
             // A connection that is closed already needs no telling.
@@ -217,7 +216,7 @@ impl Agents {
     }
 
     /// Takes connections until the future is dropped.
-    pub async fn listen(self: Arc<Self>, listener: UnixListener) {
+    pub(crate) async fn listen(self: Arc<Self>, listener: UnixListener) {
         loop {
             let (stream, _) = match listener.accept().await {
                 Ok(accepted) => accepted,

@@ -22,7 +22,7 @@ use tokio::net::UnixStream;
 
 /// Why a peer is not known.
 #[derive(Debug, thiserror::Error)]
-pub enum Unknown {
+pub(crate) enum Unknown {
     /// The kernel does not say, or says 0: the peer is in no namespace that this daemon sees.
     #[error("the peer has no pid here: its PID namespace is not below the daemon's")]
     NoPid,
@@ -56,7 +56,7 @@ pub enum Unknown {
 
 /// The process that made a connection, as it was found when the connection was accepted.
 #[derive(Debug)]
-pub struct Caller {
+pub(crate) struct Caller {
     pid: u32,
     /// Effective user when it connected.
     uid: u32,
@@ -77,7 +77,7 @@ enum State {
 
 /// A process at the other end.
 #[derive(Debug)]
-pub struct Peer {
+pub(crate) struct Peer {
     /// Which.
     pub key: ProcessKey,
     /// Whose.
@@ -93,7 +93,7 @@ impl Caller {
     ///
     /// # Errors
     /// [`Unknown`]: among others [`Unknown::Gone`], also when another process has its pid by now.
-    pub fn of(stream: &UnixStream) -> Result<Self, Unknown> {
+    pub(crate) fn of(stream: &UnixStream) -> Result<Self, Unknown> {
         let (pid, uid) = credentials(stream)?;
         let ended = Ok(Caller { pid, uid, state: State::Ended });
         let pidfd = match pidfd::of_peer(stream) {
@@ -120,12 +120,12 @@ impl Caller {
     }
 
     /// Its pid.
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.pid
     }
 
     /// Effective user of the process when it connected.
-    pub fn uid(&self) -> u32 {
+    pub(crate) fn uid(&self) -> u32 {
         self.uid
     }
 
@@ -147,7 +147,7 @@ impl Caller {
     /// # Errors
     /// [`Unknown::StartTime`]; [`Unknown::User`]: it has become a program of another user since it connected; [`Unknown::Gone`]:
     /// another process has its pid, and began within the same tick.
-    pub fn peer(self, claimed_ticks: Option<u64>) -> Result<Peer, Unknown> {
+    pub(crate) fn peer(self, claimed_ticks: Option<u64>) -> Result<Peer, Unknown> {
         self.checked_peer(claimed_ticks, check_user)
     }
 
@@ -195,7 +195,7 @@ impl Peer {
     ///
     /// # Errors
     /// [`Unknown`]: the kernel names another process.
-    pub fn kept(stream: &UnixStream, key: ProcessKey) -> Result<Self, Unknown> {
+    pub(crate) fn kept(stream: &UnixStream, key: ProcessKey) -> Result<Self, Unknown> {
         let (pid, uid) = credentials(stream)?;
         if pid != key.pid {
             return Err(Unknown::NoPid);

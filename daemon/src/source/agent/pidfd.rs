@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 ///
 /// # Errors
 /// `ENOPROTOOPT` on older kernels; `EINVAL`, `ESRCH` or `ENODATA` when the process has ended and was waited for.
-pub fn of_peer(socket: &impl AsFd) -> io::Result<OwnedFd> {
+pub(crate) fn of_peer(socket: &impl AsFd) -> io::Result<OwnedFd> {
     let mut fd: libc::c_int = -1;
     let mut len = size_of::<libc::c_int>() as libc::socklen_t;
     let socket = socket.as_fd().as_raw_fd();
@@ -36,7 +36,7 @@ pub fn of_peer(socket: &impl AsFd) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// `ENOSYS` on older kernels; `ESRCH` when no process has the pid.
-pub fn of_pid(pid: u32) -> io::Result<OwnedFd> {
+pub(crate) fn of_pid(pid: u32) -> io::Result<OwnedFd> {
     let pid =
         i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw).ok_or(io::ErrorKind::NotFound)?;
     Ok(rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?)

@@ -18,7 +18,7 @@ const MAX_SEQ: u64 = u64::MAX - PIECE;
 
 /// Reads what is left, piece by piece.
 #[derive(Debug)]
-pub struct Rest {
+pub(crate) struct Rest {
     memory: Memory,
     header: Header,
     /// Next record of the ring that is wanted.
@@ -52,7 +52,7 @@ impl Rest {
     ///
     /// # Errors
     /// [`Refusal`]: the memory is not what it was.
-    pub fn new(
+    pub(crate) fn new(
         memory: Memory,
         (last_seq, holes): (u64, bool),
         epoch: u64,
@@ -68,17 +68,17 @@ impl Rest {
     }
 
     /// The rows are next: as many as the table has are held at once.
-    pub fn is_at_rows(&self) -> bool {
+    pub(crate) fn is_at_rows(&self) -> bool {
         matches!(self.step, Step::Rows(0, _))
     }
 
     /// The next step puts so many rows in order that it holds whoever waits for it: a thread had better do [`Rest::put_in_order`].
-    pub fn is_long(&self) -> bool {
+    pub(crate) fn is_long(&self) -> bool {
         matches!(&self.step, Step::Unordered(rows) if rows.len() as u64 > PIECE)
     }
 
     /// The rows as they are said, where they were not.
-    pub fn put_in_order(mut self) -> Self {
+    pub(crate) fn put_in_order(mut self) -> Self {
         self.step = match self.step {
             Step::Unordered(rows) => Step::Ordered(ordered(rows)),
             step => step,
@@ -90,7 +90,7 @@ impl Rest {
     ///
     /// # Errors
     /// [`Refusal`].
-    pub fn next_piece(&mut self, now_ns: u64) -> Result<Option<Vec<u8>>, Refusal> {
+    pub(crate) fn next_piece(&mut self, now_ns: u64) -> Result<Option<Vec<u8>>, Refusal> {
         loop {
             match std::mem::replace(&mut self.step, Step::Done) {
                 Step::Names => {
@@ -156,7 +156,7 @@ impl Rest {
 ///
 /// # Errors
 /// [`Refusal`].
-pub fn names(memory: &Memory, header: &Header, from: u64) -> Result<Vec<u8>, Refusal> {
+pub(crate) fn names(memory: &Memory, header: &Header, from: u64) -> Result<Vec<u8>, Refusal> {
     let left = header.names_end.saturating_sub(from);
     let mut bytes = vec![0; usize::try_from(left).unwrap_or(usize::MAX).min(NAMES)];
     memory.names(from, &mut bytes)?;

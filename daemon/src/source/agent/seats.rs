@@ -26,7 +26,7 @@ pub struct Limits {
 
 /// Why there is no seat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Full {
+pub(crate) enum Full {
     /// All are taken.
     All,
     /// This user's are.
@@ -37,7 +37,7 @@ pub enum Full {
 
 /// How long a peer may wait to say hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Patience {
+pub(crate) enum Patience {
     /// [`Limits::hello`].
     Whole,
     /// [`BRIEF`]: the seats of those that may wait for longer are taken. A program that is about to say hello may have been
@@ -46,7 +46,7 @@ pub enum Patience {
 }
 
 /// Time for the hello of a peer that came when as many as may were waiting.
-pub const BRIEF: Duration = Duration::from_millis(500);
+pub(crate) const BRIEF: Duration = Duration::from_millis(500);
 /// Peers that may wait that briefly, as a multiple of [`Limits::waiting`].
 const BRIEF_SHARE: usize = 4;
 
@@ -85,11 +85,11 @@ impl Taken {
 
 /// Who sits.
 #[derive(Debug, Default)]
-pub struct Seats(Mutex<Taken>);
+pub(crate) struct Seats(Mutex<Taken>);
 
 /// A place among the connections; given back when dropped.
 #[derive(Debug)]
-pub struct Seat {
+pub(crate) struct Seat {
     seats: Arc<Seats>,
     uid: u32,
     /// Until its hello.
@@ -104,13 +104,13 @@ impl Seats {
     }
 
     /// Connections now, and how many of them have not said hello, without those that may wait briefly only.
-    pub fn count(&self) -> (usize, usize) {
+    pub(crate) fn count(&self) -> (usize, usize) {
         let taken = self.taken();
         (taken.all - taken.brief.all, taken.waiting.all)
     }
 
     /// Connections that have said hello.
-    pub fn welcomed(&self) -> usize {
+    pub(crate) fn welcomed(&self) -> usize {
         let taken = self.taken();
         taken.all - taken.waiting.all - taken.brief.all
     }
@@ -119,7 +119,7 @@ impl Seats {
     ///
     /// # Errors
     /// [`Full`].
-    pub fn take(self: &Arc<Self>, uid: u32, limits: &Limits) -> Result<Seat, Full> {
+    pub(crate) fn take(self: &Arc<Self>, uid: u32, limits: &Limits) -> Result<Seat, Full> {
         self.take_as(uid, limits, true)
     }
 
@@ -127,7 +127,7 @@ impl Seats {
     ///
     /// # Errors
     /// [`Full`].
-    pub fn take_for_hello(self: &Arc<Self>, uid: u32, limits: &Limits) -> Result<Seat, Full> {
+    pub(crate) fn take_for_hello(self: &Arc<Self>, uid: u32, limits: &Limits) -> Result<Seat, Full> {
         self.take_as(uid, limits, false)
     }
 
@@ -170,7 +170,7 @@ fn less(map: &mut HashMap<u32, usize>, uid: u32) {
 
 impl Seat {
     /// The peer has said hello.
-    pub fn welcomed(&mut self) {
+    pub(crate) fn welcomed(&mut self) {
         if let Some(patience) = self.waits.take() {
             let mut taken = self.seats.taken();
             let waiting = taken.waiting(patience);
@@ -180,7 +180,7 @@ impl Seat {
     }
 
     /// How long it may wait to say hello.
-    pub fn patience(&self) -> Patience {
+    pub(crate) fn patience(&self) -> Patience {
         self.waits.unwrap_or(Patience::Whole)
     }
 }

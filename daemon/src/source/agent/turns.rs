@@ -21,7 +21,7 @@ const RESTS: u32 = 4;
 
 /// What the connections of one user share.
 #[derive(Debug)]
-pub struct Turn {
+pub(crate) struct Turn {
     places: Arc<Semaphore>,
     recovering: Mutex<()>,
 }
@@ -34,14 +34,14 @@ impl Default for Turn {
 
 impl Turn {
     /// A place in the inbox, in the order in which they were asked for.
-    pub async fn place(&self) -> Option<Place> {
+    pub(crate) async fn place(&self) -> Option<Place> {
         // It is never closed.
         let permit = Arc::clone(&self.places).acquire_owned().await.ok()?;
         Some(Place::new(permit))
     }
 
     /// Does work that is done for one connection of a user at a time.
-    pub async fn alone<T>(&self, work: impl Future<Output = T>) -> T {
+    pub(crate) async fn alone<T>(&self, work: impl Future<Output = T>) -> T {
         let _turn = self.recovering.lock().await;
         let (mut work, mut took) = (pin!(work), Duration::ZERO);
         // Only what it does itself counts: on a busy machine it waits for its turns and for a processor, and that must not make

@@ -18,7 +18,7 @@ struct Window {
 
 /// Who was spoken of.
 #[derive(Debug)]
-pub struct Voice(Mutex<Window>);
+pub(crate) struct Voice(Mutex<Window>);
 
 impl Default for Voice {
     fn default() -> Self {
@@ -28,7 +28,7 @@ impl Default for Voice {
 
 impl Voice {
     /// Whether to say one more thing about a peer of this user. The last one that is said tells that no more will be.
-    pub fn speaks(&self, uid: u32) -> bool {
+    pub(crate) fn speaks(&self, uid: u32) -> bool {
         let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if window.since.elapsed() >= WINDOW {
             *window = Window { since: Instant::now(), by_uid: HashMap::new() };

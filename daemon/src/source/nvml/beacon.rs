@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 /// What a poller is in the middle of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Doing {
+pub(crate) enum Doing {
     /// Waiting, or writing what it found.
     Nothing,
     /// Opening or closing the library.
@@ -54,13 +54,13 @@ const CODE_BITS: u32 = 19;
 
 /// The parent's end.
 #[derive(Debug)]
-pub struct Beacon {
+pub(crate) struct Beacon {
     file: OwnedFd,
 }
 
 /// The child's end.
 #[derive(Debug)]
-pub struct Lamp {
+pub(crate) struct Lamp {
     word: SharedWord,
     /// Counts what has been begun.
     count: u64,
@@ -71,7 +71,7 @@ impl Beacon {
     ///
     /// # Errors
     /// The system's.
-    pub fn new() -> std::io::Result<Beacon> {
+    pub(crate) fn new() -> std::io::Result<Beacon> {
         let file = memfd_create("gpumemd-beacon", MemfdFlags::CLOEXEC)?;
         ftruncate(&file, size_of::<u64>() as u64)?;
         Ok(Beacon { file })
@@ -81,7 +81,7 @@ impl Beacon {
     ///
     /// # Errors
     /// The system's.
-    pub fn to_inherit(&self) -> std::io::Result<(OwnedFd, i32)> {
+    pub(crate) fn to_inherit(&self) -> std::io::Result<(OwnedFd, i32)> {
         let copy = self.file.try_clone()?;
         fcntl_setfd(&copy, FdFlags::empty())?;
         let number = copy.as_raw_fd();
@@ -89,7 +89,7 @@ impl Beacon {
     }
 
     /// What the child does, with a number that tells one call from the next.
-    pub fn get(&self) -> (u64, Doing) {
+    pub(crate) fn get(&self) -> (u64, Doing) {
         let mut bytes = [0; 8];
         if !matches!(pread(&self.file, &mut bytes, 0), Ok(8)) {
             return (0, Doing::Nothing);
@@ -104,14 +104,14 @@ impl Lamp {
     ///
     /// # Errors
     /// The system's.
-    pub fn inherited(number: i32) -> std::io::Result<Lamp> {
+    pub(crate) fn inherited(number: i32) -> std::io::Result<Lamp> {
         // Opened anew rather than taken over: that a descriptor with this number is ours is only hearsay.
         let file = File::options().read(true).write(true).open(format!("/proc/self/fd/{number}"))?;
         Ok(Lamp { word: SharedWord::map(&file)?, count: 0 })
     }
 
     /// From now on that.
-    pub fn set(&mut self, doing: Doing) {
+    pub(crate) fn set(&mut self, doing: Doing) {
         self.count += 1;
         self.word.set(self.count << CODE_BITS | doing.code());
     }

@@ -10,7 +10,7 @@ const READ_BYTES: usize = 4096;
 
 /// /proc/meminfo, kept open: it is read as often as device memory.
 #[derive(Debug, Default)]
-pub struct HostMemory {
+pub(crate) struct HostMemory {
     file: Option<File>,
 }
 
@@ -19,7 +19,7 @@ impl HostMemory {
     ///
     /// # Errors
     /// NOT_SUPPORTED, as NVML said of the device, where /proc/meminfo cannot be read.
-    pub fn read(&mut self) -> Result<Memory, Code> {
+    pub(crate) fn read(&mut self) -> Result<Memory, Code> {
         if self.file.is_none() {
             self.file = File::open("/proc/meminfo").ok();
         }

@@ -89,7 +89,7 @@ enum Found {
 
 /// A call that has not returned so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pending {
+pub(crate) struct Pending {
     pub doing: Doing,
     pub name: Option<DeviceName>,
     /// NVML's index of the GPU.
@@ -98,7 +98,7 @@ pub struct Pending {
 
 /// What the parent of the poller must do.
 #[derive(Debug, Default)]
-pub struct Actions {
+pub(crate) struct Actions {
     /// Command lines for the poller.
     pub lines: String,
     /// Start another poller, because this one has not opened a GPU that may be read now.
@@ -107,7 +107,7 @@ pub struct Actions {
 
 /// All of them.
 #[derive(Debug, Default)]
-pub struct HungDevices {
+pub(crate) struct HungDevices {
     hung: Vec<Hung>,
     /// Calls that have not returned, but whose timeout has not expired.
     pending: Vec<Pending>,
@@ -119,7 +119,7 @@ const PENDING: &str = "a call has not returned so far";
 
 impl HungDevices {
     /// What a poller must leave alone from its start.
-    pub fn tell(&self, arguments: &mut Arguments) {
+    pub(crate) fn tell(&self, arguments: &mut Arguments) {
         for hung in self.hung.iter().filter(|hung| !hung.is_back) {
             match hung.name {
                 Some(name) if hung.only_lists => arguments.skip_lists.push((name, UNTIL_TOLD)),
@@ -130,13 +130,13 @@ impl HungDevices {
     }
 
     /// Whether pollers leave this device alone.
-    pub fn has(&self, device: &DeviceStatus) -> bool {
+    pub(crate) fn has(&self, device: &DeviceStatus) -> bool {
         self.hung.iter().any(|hung| hung.is(device))
             || self.pending.iter().any(|pending| pending.index == device.index)
     }
 
     /// The GPU that the current poller is calling for, as far as it is known.
-    pub fn target(doing: Doing, translator: &Translator, status: &Status) -> Option<Pending> {
+    pub(crate) fn target(doing: Doing, translator: &Translator, status: &Status) -> Option<Pending> {
         let (name, index) = match doing {
             Doing::Device(slot) | Doing::Lists(slot) => {
                 let name = translator.device_of_poller(slot, status)?;
@@ -149,13 +149,13 @@ impl HungDevices {
     }
 
     /// A call for this GPU takes long: new pollers leave it alone until [`HungDevices::returned`] or [`HungDevices::avoid`].
-    pub fn suspect(&mut self, pending: Pending, translator: &mut Translator, status: &mut Status) {
+    pub(crate) fn suspect(&mut self, pending: Pending, translator: &mut Translator, status: &mut Status) {
         self.pending.push(pending);
         self.say_pending(pending.index, Some(PENDING), translator, status);
     }
 
     /// The call has returned.
-    pub fn returned(&mut self, pending: Pending, translator: &mut Translator, status: &mut Status) {
+    pub(crate) fn returned(&mut self, pending: Pending, translator: &mut Translator, status: &mut Status) {
         self.pending.retain(|other| *other != pending);
         self.say_pending(pending.index, None, translator, status);
     }
@@ -176,7 +176,7 @@ impl HungDevices {
     }
 
     /// A poller that should have opened GPUs again got stuck with them: waits longer before the next probe.
-    pub fn relapse(&mut self) {
+    pub(crate) fn relapse(&mut self) {
         let now = now_ns();
         for hung in self.hung.iter_mut().filter(|hung| hung.is_back || hung.only_lists) {
             (hung.is_back, hung.only_lists) = (false, false);
@@ -185,12 +185,12 @@ impl HungDevices {
     }
 
     /// Nothing may have NVML open for now.
-    pub fn release(&mut self) {
+    pub(crate) fn release(&mut self) {
         self.probe = None; // which kills it
     }
 
     /// A call did not return, or ended the poller: leaves the GPU alone for a while, longer each time, and says why.
-    pub fn avoid(
+    pub(crate) fn avoid(
         &mut self,
         pending: Pending,
         code: Code,
@@ -222,7 +222,7 @@ impl HungDevices {
     }
 
     /// Devices that answer again are as others.
-    pub fn revive(&mut self, translator: &mut Translator, status: &mut Status) {
+    pub(crate) fn revive(&mut self, translator: &mut Translator, status: &mut Status) {
         if self.hung.is_empty() {
             return;
         }
@@ -244,7 +244,7 @@ impl HungDevices {
     }
 
     /// Begins a probe that is due, or looks after the one that runs; called every `tick`.
-    pub fn tick(
+    pub(crate) fn tick(
         &mut self,
         tick: Duration,
         settings: &Settings,

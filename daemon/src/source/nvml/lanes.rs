@@ -35,7 +35,7 @@ const RETRY_MOST_NS: u64 = 60 * SECOND;
 
 /// What to do now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Turn {
+pub(crate) enum Turn {
     /// Read the memory of each device that [`Lanes::wants_memory`].
     Memory,
     /// A reading of this device.
@@ -92,7 +92,7 @@ struct Device {
 
 /// Both lanes.
 #[derive(Debug)]
-pub struct Lanes {
+pub(crate) struct Lanes {
     memory_period_ns: u64,
     list_interval_ns: u64,
     threshold_bytes: u64,
@@ -114,7 +114,7 @@ fn ns(duration: std::time::Duration) -> u64 {
 
 impl Lanes {
     /// Lanes without devices.
-    pub fn new(settings: &Settings, now_ns: u64) -> Lanes {
+    pub(crate) fn new(settings: &Settings, now_ns: u64) -> Lanes {
         Lanes {
             memory_period_ns: SECOND / u64::from(settings.memory_hz.clamp(1, 100)),
             list_interval_ns: ns(settings.list_interval).max(1),
@@ -130,7 +130,7 @@ impl Lanes {
     }
 
     /// Another set of devices: all due at once. The bucket stays as it is.
-    pub fn set_devices(&mut self, count: usize, now_ns: u64) {
+    pub(crate) fn set_devices(&mut self, count: usize, now_ns: u64) {
         self.devices = vec![Device::default(); count];
         self.next_memory_ns = now_ns;
     }
@@ -166,7 +166,7 @@ impl Lanes {
 
     /// What to do at `now_ns`. A list that is due goes first: its reading ends with the memory that the other lane
     /// would have read, and there is at most one that exceeds what the bucket holds.
-    pub fn next(&mut self, now_ns: u64) -> Turn {
+    pub(crate) fn next(&mut self, now_ns: u64) -> Turn {
         self.fill(now_ns);
         let is_tick = now_ns >= self.next_memory_ns;
         let most_early_ns = (self.memory_period_ns / 2).min(self.list_interval_ns / EARLY_SHARE);
@@ -197,7 +197,7 @@ impl Lanes {
     }
 
     /// Whether the device's memory is to be read in this turn.
-    pub fn wants_memory(&self, index: usize, now_ns: u64) -> bool {
+    pub(crate) fn wants_memory(&self, index: usize, now_ns: u64) -> bool {
         self.devices.get(index).is_some_and(|device| {
             let is_fresh = device.used_ns.saturating_add(self.memory_period_ns / 2) > now_ns;
             device.suspended_until_ns <= now_ns && device.memory.is_due(now_ns) && !is_fresh
@@ -205,7 +205,7 @@ impl Lanes {
     }
 
     /// A memory call has returned.
-    pub fn memory_read(&mut self, index: usize, now_ns: u64, used: Option<u64>) {
+    pub(crate) fn memory_read(&mut self, index: usize, now_ns: u64, used: Option<u64>) {
         let threshold = self.threshold_bytes;
         let Some(device) = self.devices.get_mut(index) else { return };
         device.memory.ended(now_ns, used.is_some());
@@ -217,13 +217,13 @@ impl Lanes {
     }
 
     /// All devices' memory has been read, which took `took_ns`.
-    pub fn memory_turn_ended(&mut self, now_ns: u64, took_ns: u64) {
+    pub(crate) fn memory_turn_ended(&mut self, now_ns: u64, took_ns: u64) {
         let earliest = now_ns.saturating_add(took_ns.saturating_mul(MEMORY_SHARE - 1));
         self.next_memory_ns = self.next_memory_ns.max(earliest);
     }
 
     /// A reading has ended: begun at `began_ns`, with `cost_ns` in list calls.
-    pub fn listed(&mut self, index: usize, began_ns: u64, ended_ns: u64, cost_ns: u64, ok: bool) {
+    pub(crate) fn listed(&mut self, index: usize, began_ns: u64, ended_ns: u64, cost_ns: u64, ok: bool) {
         self.fill(ended_ns);
         self.bucket_ns = self.bucket_ns.saturating_sub(i64::try_from(cost_ns).unwrap_or(i64::MAX));
         let Some(device) = self.devices.get_mut(index) else { return };
@@ -235,33 +235,33 @@ impl Lanes {
     }
 
     /// What the last reading of the device cost in list calls; none so far: `None`.
-    pub fn last_cost_ns(&self, index: usize) -> Option<u64> {
+    pub(crate) fn last_cost_ns(&self, index: usize) -> Option<u64> {
         self.devices.get(index).filter(|device| device.listed_ns != 0).map(|device| device.cost_ns)
     }
 
     /// Somebody asks for a list of the device.
-    pub fn ask(&mut self, index: usize, now_ns: u64) {
+    pub(crate) fn ask(&mut self, index: usize, now_ns: u64) {
         if let Some(device) = self.devices.get_mut(index) {
             device.asked_ns.get_or_insert(now_ns);
         }
     }
 
     /// Leaves the device alone until then; a time that has passed ends that.
-    pub fn suspend(&mut self, index: usize, until_ns: u64) {
+    pub(crate) fn suspend(&mut self, index: usize, until_ns: u64) {
         if let Some(device) = self.devices.get_mut(index) {
             device.suspended_until_ns = until_ns;
         }
     }
 
     /// The same for its lists: memory goes on.
-    pub fn suspend_lists(&mut self, index: usize, until_ns: u64) {
+    pub(crate) fn suspend_lists(&mut self, index: usize, until_ns: u64) {
         if let Some(device) = self.devices.get_mut(index) {
             device.lists_suspended_until_ns = until_ns;
         }
     }
 
     /// Until when some device or its lists are left alone.
-    pub fn suspended_until_ns(&self) -> u64 {
+    pub(crate) fn suspended_until_ns(&self) -> u64 {
         let until = |device: &Device| device.suspended_until_ns.max(device.lists_suspended_until_ns);
         self.devices.iter().map(until).max().unwrap_or(0)
     }

@@ -24,7 +24,7 @@ const PLACES: [&str; 6] = [
 
 /// Whether pids and bytes in process lists can be believed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pids {
+pub(crate) enum Pids {
     /// They are this namespace's.
     Trusted,
     /// The driver gives this namespace's pids, with the bytes of whichever host process has that number.
@@ -35,7 +35,7 @@ pub enum Pids {
 
 /// One GPU or MIG instance.
 #[derive(Debug, Clone)]
-pub struct Device {
+pub(crate) struct Device {
     /// UUID.
     pub name: DeviceName,
     /// NVML's index; of an instance, that of its GPU.
@@ -49,7 +49,7 @@ pub struct Device {
 }
 
 /// What is known of an open library.
-pub trait Gpus {
+pub(crate) trait Gpus {
     /// Its devices, in NVML's order. Never changes; see [`Gpus::has_changed`].
     fn devices(&self) -> &[Device];
     /// Memory of a device; the host's, where the device has none of its own.
@@ -92,11 +92,11 @@ pub trait Gpus {
 }
 
 /// What is known of a device or a driver beside its numbers; lines of `name=value`.
-pub type Facts = Vec<(&'static str, String)>;
+pub(crate) type Facts = Vec<(&'static str, String)>;
 
 /// What should not be touched while opening.
 #[derive(Debug, Clone, Default)]
-pub struct Avoid {
+pub(crate) struct Avoid {
     /// NVML's indices.
     pub indices: Vec<u16>,
     /// Events: a call for them did not return.
@@ -104,7 +104,7 @@ pub struct Avoid {
 }
 
 /// The real thing.
-pub struct Library {
+pub(crate) struct Library {
     raw: Raw,
     devices: Vec<Device>,
     handles: Vec<(Handle, Option<(u32, u32)>)>,
@@ -141,7 +141,7 @@ impl Library {
     ///
     /// # Errors
     /// Why there is none, for people; with NVML's code, or 0.
-    pub fn open(
+    pub(crate) fn open(
         given: Option<&Path>,
         trust_pids: bool,
         avoid: &Avoid,
@@ -412,7 +412,7 @@ impl Gpus for Library {
 
 /// `GPU-8-4-4-4-12` or `MIG-8-4-4-4-12` in hexadecimal. The older spelling of instances, `MIG-GPU-uuid/gi/ci`,
 /// becomes a UUID of its own, made from the GPU's and the instance numbers.
-pub fn parse_uuid(text: &str) -> Option<DeviceName> {
+pub(crate) fn parse_uuid(text: &str) -> Option<DeviceName> {
     if let Some(rest) = text.strip_prefix("MIG-GPU-") {
         let (uuid, instance) = rest.split_once('/')?;
         let (gpu, compute) = instance.split_once('/')?;

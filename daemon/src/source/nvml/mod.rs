@@ -31,9 +31,9 @@ mod status;
 mod translate;
 mod watch;
 
-pub use answer::{HEALTH_EVENTS, HealthEvent};
+pub(crate) use answer::{HEALTH_EVENTS, HealthEvent};
 pub use poller::poller_main;
-pub use status::{Counters, DeviceStatus, Status};
+pub(crate) use status::{Counters, DeviceStatus, Status};
 
 use super::Batch;
 use super::process::Processes;
@@ -44,7 +44,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 /// The reason of a status that nothing is known of yet.
-pub const STARTING: &str = "nvml: starting";
+pub(crate) const STARTING: &str = "nvml: starting";
 
 /// How NVML is read.
 #[derive(Debug, Clone, PartialEq)]

@@ -22,7 +22,7 @@ mod arguments;
 #[cfg(test)]
 mod tests;
 
-pub use arguments::{Arguments, Target};
+pub(crate) use arguments::{Arguments, Target};
 
 use super::answer::List;
 use super::beacon::{Doing, Lamp};
@@ -145,9 +145,9 @@ enum State {
 }
 
 /// Executes this program anew; returns only if that failed.
-pub type Renew = dyn FnMut(&Arguments) -> io::Error;
+pub(crate) type Renew = dyn FnMut(&Arguments) -> io::Error;
 /// What opens a library: told what to avoid, and where to say what it touches.
-pub type Open = dyn FnMut(&Avoid, &mut dyn FnMut(u16)) -> Result<Box<dyn Gpus>, (String, u32)>;
+pub(crate) type Open = dyn FnMut(&Avoid, &mut dyn FnMut(u16)) -> Result<Box<dyn Gpus>, (String, u32)>;
 
 /// The loop's state, apart from how it is driven.
 struct Poller {

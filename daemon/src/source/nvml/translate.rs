@@ -29,7 +29,7 @@ struct Readings {
 
 /// State of the translation that belongs to one poller.
 #[derive(Debug, Default)]
-pub struct PollerState {
+pub(crate) struct PollerState {
     /// The host's slot of each of the poller's slots.
     slots: Vec<u8>,
     /// Call totals as last reported by the poller.
@@ -40,7 +40,7 @@ pub struct PollerState {
 
 /// Over all pollers.
 #[derive(Debug, Default)]
-pub struct Translator {
+pub(crate) struct Translator {
     /// By the slot that the host's records use; never shrinks.
     readings: Vec<Readings>,
     /// Of the poller that is read now.
@@ -53,17 +53,17 @@ pub struct Translator {
 
 /// The poller wrote something that is no frame.
 #[derive(Debug)]
-pub struct Malformed;
+pub(crate) struct Malformed;
 
 impl Translator {
     /// Starts translating for a new poller; returns the state of the previous one, for [`Translator::resume_poller`].
-    pub fn begin_poller(&mut self) -> PollerState {
+    pub(crate) fn begin_poller(&mut self) -> PollerState {
         self.before = self.all_totals();
         std::mem::take(&mut self.poller)
     }
 
     /// Goes back to an earlier poller. Its buffered samples may be older than those of the poller in between; these are dropped.
-    pub fn resume_poller(&mut self, state: PollerState) {
+    pub(crate) fn resume_poller(&mut self, state: PollerState) {
         let mut before = self.all_totals();
         for (place, value) in state.totals.values().into_iter().enumerate() {
             if let Some(total) = before.place(place as u32 + 1) {
@@ -74,12 +74,12 @@ impl Translator {
     }
 
     /// Whether the current poller has opened this device.
-    pub fn has_opened(&self, slot: u8) -> bool {
+    pub(crate) fn has_opened(&self, slot: u8) -> bool {
         self.poller.slots.contains(&slot)
     }
 
     /// Totals of all pollers.
-    pub fn all_totals(&self) -> Totals {
+    pub(crate) fn all_totals(&self) -> Totals {
         let mut sum = self.before;
         for (place, value) in self.poller.totals.values().into_iter().enumerate() {
             if let Some(total) = sum.place(place as u32 + 1) {
@@ -90,13 +90,13 @@ impl Translator {
     }
 
     /// The device that the poller means by this slot.
-    pub fn device_of_poller(&self, slot: u8, status: &Status) -> Option<DeviceName> {
+    pub(crate) fn device_of_poller(&self, slot: u8, status: &Status) -> Option<DeviceName> {
         let slot = *self.poller.slots.get(usize::from(slot))?;
         status.devices.iter().find(|device| device.slot == slot).map(|device| device.name)
     }
 
     /// When a poller last ended a reading of this device.
-    pub fn read_ns(&self, slot: u8) -> u64 {
+    pub(crate) fn read_ns(&self, slot: u8) -> u64 {
         self.readings.get(usize::from(slot)).map_or(0, |readings| readings.ended_ns)
     }
 
@@ -104,7 +104,7 @@ impl Translator {
     ///
     /// # Errors
     /// What follows cannot be a frame.
-    pub fn translate(
+    pub(crate) fn translate(
         &mut self,
         bytes: &[u8],
         processes: &Processes,
@@ -127,7 +127,7 @@ impl Translator {
     }
 
     /// What has been translated since the last call, facts of new processes first.
-    pub fn take_frames(&mut self, processes: &Processes) -> Vec<u8> {
+    pub(crate) fn take_frames(&mut self, processes: &Processes) -> Vec<u8> {
         let mut frames = Vec::new();
         processes.take_facts(now_ns(), &mut frames);
         if frames.is_empty() {
@@ -354,7 +354,7 @@ impl Translator {
     }
 
     /// The poller has told which devices there are: others, unless they are in `avoided`, are gone.
-    pub fn mark_missing(&mut self, status: &mut Status, avoided: impl Fn(&DeviceStatus) -> bool) {
+    pub(crate) fn mark_missing(&mut self, status: &mut Status, avoided: impl Fn(&DeviceStatus) -> bool) {
         let now = now_ns();
         for index in 0..status.devices.len() {
             let slot = status.devices[index].slot;
@@ -366,7 +366,7 @@ impl Translator {
     }
 
     /// Says how a device is, other than the poller did.
-    pub fn say_problem(&mut self, status: &mut Status, slot: u8, problem: Option<&str>, now: u64) {
+    pub(crate) fn say_problem(&mut self, status: &mut Status, slot: u8, problem: Option<&str>, now: u64) {
         set_problem(status, slot, problem, now);
         let reason = format!("nvml: {}", problem.unwrap_or("fine"));
         let stamp = Stamp { time_ns: now, device: slot, ..Stamp::default() };
@@ -374,21 +374,21 @@ impl Translator {
     }
 
     /// Says how the source is, other than the poller did.
-    pub fn say_source(&mut self, status: &mut Status, up: bool, reason: &str) {
+    pub(crate) fn say_source(&mut self, status: &mut Status, up: bool, reason: &str) {
         let now = now_ns();
         set_source(status, up, reason, now);
         self.say(Stamp { time_ns: now, ..Stamp::default() }, Body::Source { up, reason });
     }
 
     /// Ends the readings that a lost poller had begun, except those of devices for which `keeps` is true.
-    pub fn end_readings(&mut self, keeps: impl Fn(u8) -> bool) {
+    pub(crate) fn end_readings(&mut self, keeps: impl Fn(u8) -> bool) {
         for slot in (0..self.readings.len()).map(|slot| slot as u8).filter(|slot| !keeps(*slot)) {
             self.end_reading(slot, Absence::Unknown, Code::UNKNOWN);
         }
     }
 
     /// A reading of this device that says only why there are no numbers.
-    pub fn say_absent(&mut self, slot: u8, code: Code) {
+    pub(crate) fn say_absent(&mut self, slot: u8, code: Code) {
         let Some(readings) = self.readings.get_mut(usize::from(slot)) else { return };
         if readings.open.is_none() {
             self.number += 1;
@@ -431,7 +431,7 @@ fn tell_of(key: ProcessKey, device: Option<&DeviceStatus>, processes: &Processes
 }
 
 /// Why a device that was seen before is not read.
-pub const NOT_THERE: &str = "no longer there";
+pub(crate) const NOT_THERE: &str = "no longer there";
 
 fn set_source(status: &mut Status, up: bool, reason: &str, now: u64) {
     if status.up != up || status.reason != reason {

@@ -34,7 +34,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tracing::{debug, info, warn};
 
-pub const SECOND: u64 = 1_000_000_000;
+pub(crate) const SECOND: u64 = 1_000_000_000;
 /// Bytes of the poller that are kept while a frame is not whole: more than one frame can have.
 const MOST_UNREAD: usize = 128 * 1024;
 /// Initialisation of the driver takes seconds for each GPU that nobody uses.
@@ -78,7 +78,7 @@ enum End {
 }
 
 /// The source's task.
-pub struct Watch {
+pub(crate) struct Watch {
     pub settings: Settings,
     pub processes: Processes,
     pub out: mpsc::Sender<Batch>,
@@ -131,7 +131,7 @@ impl Poller {
 }
 
 impl Watch {
-    pub fn new(
+    pub(crate) fn new(
         settings: Settings,
         processes: Processes,
         out: mpsc::Sender<Batch>,
@@ -161,7 +161,7 @@ impl Watch {
     }
 
     /// Runs until nobody holds the source any more.
-    pub async fn run(mut self) {
+    pub(crate) async fn run(mut self) {
         let mut wait = RESTART;
         loop {
             let started = Instant::now();
@@ -473,7 +473,7 @@ fn stall_of(settings: &Settings) -> Duration {
 }
 
 /// How long a poller may be in the middle of that.
-pub fn limit(doing: Doing, settings: &Settings) -> Duration {
+pub(crate) fn limit(doing: Doing, settings: &Settings) -> Duration {
     match doing {
         Doing::Device(_) | Doing::Lists(_) | Doing::Events => settings.call_timeout,
         Doing::Index(_) => settings.call_timeout * 4,
@@ -483,7 +483,7 @@ pub fn limit(doing: Doing, settings: &Settings) -> Duration {
 }
 
 /// Starts a poller with these arguments, and the beacon that says what it does.
-pub fn launch(mut arguments: Arguments, stdio: fn() -> Stdio) -> std::io::Result<(Child, Beacon)> {
+pub(crate) fn launch(mut arguments: Arguments, stdio: fn() -> Stdio) -> std::io::Result<(Child, Beacon)> {
     let beacon = Beacon::new()?;
     let (inherited, number) = beacon.to_inherit()?;
     arguments.beacon = Some(number);

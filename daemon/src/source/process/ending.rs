@@ -21,7 +21,7 @@ const GET_INFO: Opcode = opcode::read_write::<Info>(0xff, 11);
 const EXIT: u64 = 1 << 3;
 
 /// As waitpid gives it; `None` where it is not known (yet).
-pub fn status(pidfd: &OwnedFd) -> Option<u64> {
+pub(crate) fn status(pidfd: &OwnedFd) -> Option<u64> {
     let mut info = Info { mask: EXIT, ..Info::default() };
     // SAFETY: the kernel writes at most the 64 bytes of `Info` that the opcode names; whatever it writes is a value of these
     // integers, and a kernel that does not know the call refuses it.

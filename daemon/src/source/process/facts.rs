@@ -80,7 +80,7 @@ pub(super) fn look(proc: &Path, pid: u32) -> Look {
 }
 
 /// The path of a process's control group: see [`parse::cgroup`].
-pub fn cgroup(proc: &Path, pid: u32) -> Option<String> {
+pub(crate) fn cgroup(proc: &Path, pid: u32) -> Option<String> {
     let text = read(proc, pid, "cgroup", FILE_BYTES)?;
     parse::cgroup(&text).map(parse::line)
 }
@@ -122,7 +122,7 @@ impl Facts {
     }
 
     /// `key=value` lines, as in the payload of `ProcessFacts`.
-    pub fn lines(&self) -> String {
+    pub(crate) fn lines(&self) -> String {
         let mut lines = String::new();
         let mut line = |key: &str, value: &str| {
             let _ = writeln!(lines, "{key}={value}");
@@ -163,7 +163,7 @@ impl Facts {
     }
 
     /// The `ProcessFacts` frame.
-    pub fn append_frame(&self, key: ProcessKey, time_ns: u64, frames: &mut Vec<u8>) {
+    pub(crate) fn append_frame(&self, key: ProcessKey, time_ns: u64, frames: &mut Vec<u8>) {
         let facts = self.lines();
         let body = Body::ProcessFacts {
             start_ticks: key.start_ticks,
@@ -218,7 +218,7 @@ struct Reader {
 
 impl Commands {
     /// Asks for the command line of a process.
-    pub fn ask(&mut self, proc: &Path, key: ProcessKey) {
+    pub(crate) fn ask(&mut self, proc: &Path, key: ProcessKey) {
         let is_stuck = |reader: &Reader| reader.open > 0 && reader.moved.elapsed() > STUCK_AFTER;
         if self.reader.as_ref().is_some_and(is_stuck) {
             self.reader = None;
@@ -238,7 +238,7 @@ impl Commands {
     }
 
     /// What has been read since the last call.
-    pub fn take(&mut self) -> Vec<(ProcessKey, String)> {
+    pub(crate) fn take(&mut self) -> Vec<(ProcessKey, String)> {
         let Some(reader) = self.reader.as_mut().filter(|reader| reader.open > 0) else { return Vec::new() };
         let mut commands = Vec::new();
         while let Ok((key, command)) = reader.told.try_recv() {

@@ -17,7 +17,7 @@ const SLACK: Duration = Duration::from_secs(1);
 
 /// A GPU or an instance of one, as the files are called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Gpu {
+pub(crate) struct Gpu {
     /// NVML's index.
     pub index: u32,
     /// Of an instance.
@@ -25,7 +25,7 @@ pub struct Gpu {
 }
 
 /// The one job that all of these GPUs were given to before the process began; `None` where that is not so, or not known.
-pub fn of(directory: &Path, gpus: &[Gpu], began: SystemTime) -> Option<String> {
+pub(crate) fn of(directory: &Path, gpus: &[Gpu], began: SystemTime) -> Option<String> {
     let mut jobs = gpus.iter().map(|gpu| of_gpu(directory, *gpu, began));
     let first = jobs.next()??;
     jobs.all(|job| job.as_ref() == Some(&first)).then_some(first)

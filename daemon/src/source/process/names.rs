@@ -22,7 +22,7 @@ pub struct Names {
 }
 
 /// The names of containers with these ids, in their order.
-pub fn find(directory: &Path, ids: &[&str]) -> Vec<Option<Names>> {
+pub(crate) fn find(directory: &Path, ids: &[&str]) -> Vec<Option<Names>> {
     let mut found = vec![None; ids.len()];
     let Ok(entries) = std::fs::read_dir(directory) else { return found };
     for entry in entries.take(ENTRIES).flatten() {

@@ -46,7 +46,7 @@ pub(super) struct Sought {
 
 impl Processes {
     /// A process has memory on a GPU on which it was not seen before.
-    pub fn uses(&self, key: ProcessKey, gpu: Gpu) {
+    pub(crate) fn uses(&self, key: ProcessKey, gpu: Gpu) {
         if self.inner.settings.job_mapping.is_none() {
             return;
         }
@@ -66,7 +66,7 @@ impl Processes {
     }
 
     /// Looks for what is not known yet; reads files, and asks nobody.
-    pub fn seek(&self) {
+    pub(crate) fn seek(&self) {
         let sought: Vec<Sought> = self.lock().sought.clone();
         if sought.is_empty() {
             return;

@@ -72,7 +72,7 @@ struct Kept {
 
 /// Where answers lie.
 #[derive(Default)]
-pub struct Desk {
+pub(crate) struct Desk {
     kept: Mutex<Vec<Kept>>,
     /// Who has it makes something; when the next one may.
     turn: tokio::sync::Mutex<Option<Instant>>,

@@ -22,7 +22,7 @@ mod process;
 use super::Sight;
 use super::http::{plain, with};
 use crate::config::Page;
-pub use desk::Desk;
+pub(crate) use desk::Desk;
 use desk::{Refused, What};
 use gpumem_ledger::ProcessKey;
 use gpumem_report::html::{self, Shell};

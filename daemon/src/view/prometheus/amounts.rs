@@ -77,7 +77,7 @@ pub(super) struct Amounts<'a> {
 impl Amounts<'_> {
     /// What is known of an account at its last sample; names of the tracked are the caller's to give, of the amounts that
     /// come beside.
-    pub fn of(account: &AccountView, covered: bool) -> (Self, &[i64]) {
+    pub(crate) fn of(account: &AccountView, covered: bool) -> (Self, &[i64]) {
         let newest_failed = account
             .latest
             .as_ref()
@@ -102,7 +102,7 @@ impl Amounts<'_> {
 
 impl<'a> Amounts<'a> {
     /// And those of another process. The sum of what is known is a lower bound where something is not: the reason stays.
-    pub fn add(&mut self, other: Amounts<'a>) {
+    pub(crate) fn add(&mut self, other: Amounts<'a>) {
         let sum = |sum: &mut Option<i64>, more: Option<i64>| {
             if let Some(more) = more {
                 *sum = Some(sum.unwrap_or(0).wrapping_add(more));
@@ -130,7 +130,7 @@ impl<'a> Amounts<'a> {
     }
 
     /// Tags of the folded are one.
-    pub fn fold_tags(&mut self) {
+    pub(crate) fn fold_tags(&mut self) {
         if !self.tags.is_empty() {
             let sum = self.tags.values().copied().fold(0, i64::wrapping_add);
             self.tags = Named::from([(REST.into(), sum)]);
@@ -138,7 +138,7 @@ impl<'a> Amounts<'a> {
     }
 
     /// As series.
-    pub fn write(&self, labels: &Labels, out: &mut Families) {
+    pub(crate) fn write(&self, labels: &Labels, out: &mut Families) {
         if let Some(used) = self.used {
             out.add(&USED, labels, used);
         }

@@ -24,8 +24,8 @@ use crate::config::Tenants;
 use crate::view::{Shown, Sight};
 pub use devices::MOST_PER_DEVICE;
 use families::Families;
-pub use families::Family;
-pub use processes::flags;
+pub(crate) use families::Family;
+pub(crate) use processes::flags;
 
 /// The text of one scrape, as everybody may have it.
 pub fn scrape(sight: &Sight) -> String {
@@ -33,7 +33,7 @@ pub fn scrape(sight: &Sight) -> String {
 }
 
 /// The same for who sees all processes.
-pub fn scrape_named(sight: &Sight) -> String {
+pub(crate) fn scrape_named(sight: &Sight) -> String {
     scrape_as(sight, Shown { tenants: Tenants::Named, ..sight.shown() })
 }
 

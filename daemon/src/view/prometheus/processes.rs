@@ -335,7 +335,7 @@ fn beside(
 }
 
 /// What is to be known about the numbers of a process.
-pub fn flags(process: &ProcessView, account: &AccountView) -> Vec<&'static str> {
+pub(crate) fn flags(process: &ProcessView, account: &AccountView) -> Vec<&'static str> {
     let coverage = &process.coverage;
     let mut flags = vec![if coverage.covered { "covered" } else { "uncovered" }];
     let stale = account.latest.as_ref().is_some_and(|sample| sample.stale);

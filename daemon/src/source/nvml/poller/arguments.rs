@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// What the child is told at its start, as arguments.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     /// How to read.
     pub settings: Settings,
     /// Descriptor of the beacon.
@@ -33,7 +33,7 @@ pub struct Arguments {
 
 /// What is looked at to see whether it answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Target {
+pub(crate) enum Target {
     /// A device.
     Name(DeviceName),
     /// Whatever is at this NVML index.
@@ -42,7 +42,7 @@ pub enum Target {
 
 impl Arguments {
     /// As they are handed to the child, `nvml-poller` first.
-    pub fn to_args(&self) -> Vec<OsString> {
+    pub(crate) fn to_args(&self) -> Vec<OsString> {
         let settings = &self.settings;
         let mut args: Vec<OsString> = vec!["nvml-poller".into()];
         let mut add = |name: &str, value: &OsStr| args.extend([name.into(), value.to_owned()]);
@@ -91,7 +91,7 @@ impl Arguments {
     }
 
     /// Reads what [`Arguments::to_args`] wrote, without the first word. `None`: not understood.
-    pub fn parse(args: impl IntoIterator<Item = OsString>) -> Option<Arguments> {
+    pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Option<Arguments> {
         let mut parsed = Arguments::default();
         let mut args = args.into_iter();
         while let Some(name) = args.next() {

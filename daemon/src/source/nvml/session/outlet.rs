@@ -9,7 +9,7 @@ use std::io::{self, Write};
 const SAY_SAME_NS: u64 = 50_000_000;
 
 /// Where frames go, and the beacon that says what is being done.
-pub struct Outlet {
+pub(crate) struct Outlet {
     /// Frames that have not been written.
     pub frames: Vec<u8>,
     sink: Box<dyn Write>,
@@ -20,12 +20,12 @@ pub struct Outlet {
 
 impl Outlet {
     /// An outlet over `sink`.
-    pub fn new(sink: Box<dyn Write>, beacon: Option<Lamp>) -> Outlet {
+    pub(crate) fn new(sink: Box<dyn Write>, beacon: Option<Lamp>) -> Outlet {
         Outlet { frames: Vec::with_capacity(16 * 1024), sink, beacon, said: (Doing::Nothing, 0) }
     }
 
     /// Says what is done next. Calls for one device that follow each other quickly are one.
-    pub fn doing(&mut self, doing: Doing) {
+    pub(crate) fn doing(&mut self, doing: Doing) {
         let Some(beacon) = &mut self.beacon else { return };
         let now = now_ns();
         if self.said.0 != doing || now.saturating_sub(self.said.1) >= SAY_SAME_NS {
@@ -35,7 +35,7 @@ impl Outlet {
     }
 
     /// Adds a record.
-    pub fn say(&mut self, stamp: Stamp, body: Body<'_>) {
+    pub(crate) fn say(&mut self, stamp: Stamp, body: Body<'_>) {
         Record { stamp, body }.append_frame(&mut self.frames);
     }
 
@@ -43,7 +43,7 @@ impl Outlet {
     ///
     /// # Errors
     /// The reader is gone.
-    pub fn flush(&mut self) -> io::Result<()> {
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
         self.doing(Doing::Nothing);
         if !self.frames.is_empty() {
             self.sink.write_all(&self.frames)?;

@@ -35,7 +35,7 @@ pub(crate) fn charge(pid: u32, bytes: u64) -> Charge {
 }
 
 impl FakeGpus {
-    pub fn new(count: u8) -> FakeGpus {
+    pub(crate) fn new(count: u8) -> FakeGpus {
         let memory = Memory {
             total_bytes: 1000,
             free_bytes: 600,

@@ -3,7 +3,7 @@
 /// Running totals of a poller, told as `Counter` records whose tag is the place in this list plus one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub struct Totals {
+pub(crate) struct Totals {
     pub memory_calls: u64,
     pub memory_ns: u64,
     pub list_calls: u64,
@@ -15,13 +15,13 @@ pub struct Totals {
 
 impl Totals {
     /// In the order of their tags.
-    pub fn values(&self) -> [u64; 7] {
+    pub(crate) fn values(&self) -> [u64; 7] {
         let Totals { memory_calls, memory_ns, list_calls, list_ns, failed_calls, deferred, refused } = *self;
         [memory_calls, memory_ns, list_calls, list_ns, failed_calls, deferred, refused]
     }
 
     /// The place of a tag.
-    pub fn place(&mut self, tag: u32) -> Option<&mut u64> {
+    pub(crate) fn place(&mut self, tag: u32) -> Option<&mut u64> {
         Some(match tag {
             1 => &mut self.memory_calls,
             2 => &mut self.memory_ns,

@@ -28,7 +28,7 @@ pub(super) struct Sees {
 }
 
 impl Sees {
-    pub fn now() -> Self {
+    pub(crate) fn now() -> Self {
         Sees { host_pids: crate::namespace::is_hosts() }
     }
 }
@@ -171,7 +171,7 @@ impl Asked<'_> {
     }
 
     /// All that there is to say of a device.
-    pub fn of_device(&self, device: &Device, out: &mut Vec<Finding>) {
+    pub(crate) fn of_device(&self, device: &Device, out: &mut Vec<Finding>) {
         let subject = format!("GPU {} ({})", device.index, device.name);
         let view = self.snapshot.devices.iter().find(|of| of.name == device.name);
         let mut say = |check, state, text: String, fix: Option<&str>| {
