@@ -1,12 +1,12 @@
 //! Puts the daemon together: the only file that names sources and views.
 
+use crate::aggregator::recorder::Recorder;
+use crate::aggregator::{Board, Core, Order};
 use crate::clock;
 use crate::config::{self, Change, Config, Home, Keys, Settings};
-use crate::core::{Board, Core, Order};
 use crate::descriptors;
-use crate::fair::Fair;
-use crate::keeper::Keeper;
-use crate::recorder::Recorder;
+use crate::limits::user_share::Fair;
+use crate::run_writer::Keeper;
 use crate::service::{self, tell};
 use crate::signals::Pulse;
 use crate::sockets::{self, Handed};
@@ -17,7 +17,7 @@ use crate::source::nvml::{self, Nvml};
 use crate::source::process::{Gone, Processes};
 use crate::stats::{Count, Stats};
 use crate::view::health::{self, Health};
-use crate::view::own::{self, Form, Wish};
+use crate::view::self_report::{self, Form, Wish};
 use crate::view::{self, Errand, Sight, Sources, control, http};
 use gpumem_ledger::{DeviceName, ProcessKey};
 use gpumem_report::By;
@@ -205,7 +205,9 @@ fn answer(agents: &Agents, sight: &Arc<Sight>) {
             };
             let all = agent::option(&options, "all") == Some("1");
             let none = "the daemon has no run of this process: it has not used a GPU so far";
-            own::report(sight, key, uid, Wish { form, by, all }).await.ok_or_else(|| unanswered(2, none))
+            self_report::report(sight, key, uid, Wish { form, by, all })
+                .await
+                .ok_or_else(|| unanswered(2, none))
         })
     }));
 }
@@ -292,7 +294,10 @@ impl Live {
             Ok(()) => self.stats.add(Count::Reloads, 1),
             Err(error) => {
                 self.stats.add(Count::ReloadErrors, 1);
-                tracing::error!(error = crate::told::told(&error), "the configuration stays as it was");
+                tracing::error!(
+                    error = crate::error_text::error_chain(&error),
+                    "the configuration stays as it was"
+                );
             }
         }
         if self.setup.service {

@@ -9,8 +9,8 @@ mod check;
 
 pub use changes::{Change, Keys};
 
-use crate::core::{LIMITS, Pace};
-use crate::keeper::Retention;
+use crate::aggregator::{LIMITS, Pace};
+use crate::run_writer::Retention;
 use crate::source::agent::Limits;
 use crate::source::{kernel, nvml, process};
 use crate::view::{self, Shown};

@@ -5,8 +5,8 @@ use clap::{Parser, Subcommand};
 use gpumemd::app::{self, Setup};
 use gpumemd::config::Home;
 use gpumemd::descriptors;
+use gpumemd::error_text;
 use gpumemd::signals::Signals;
-use gpumemd::told;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
     match signals.context("installing signal handlers").and_then(|signals| start(run, signals)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("gpumemd: {}", told::told(&error));
+            eprintln!("gpumemd: {}", error_text::error_chain(&error));
             ExitCode::FAILURE
         }
     }

@@ -1,8 +1,8 @@
 //! The service manager (systemd), where there is one: it is told how the daemon is, and keeps connections for the
 //! daemon's next life.
 
+use crate::aggregator::Board;
 use crate::clock;
-use crate::core::Board;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,

@@ -6,4 +6,4 @@ pub(crate) mod kernel;
 pub mod nvml;
 pub mod process;
 
-pub use crate::batch::Batch;
+pub use crate::aggregator::batch::Batch;

@@ -17,13 +17,13 @@
 mod ending;
 mod facts;
 mod jobs;
+mod late_facts;
 mod names;
 mod parse;
-mod seek;
 
 pub(crate) use facts::{Facts, cgroup};
 pub(crate) use jobs::Gpu;
-pub(crate) use seek::Settings;
+pub(crate) use late_facts::Settings;
 
 use facts::{Commands, Look};
 use gpumem_ledger::ProcessKey;
@@ -83,7 +83,7 @@ struct Table {
     users: facts::Users,
     unguarded: usize,
     /// Of whom more may become known.
-    sought: Vec<seek::Sought>,
+    sought: Vec<late_facts::Sought>,
 }
 
 impl Table {

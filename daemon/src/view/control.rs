@@ -11,7 +11,7 @@ mod runs;
 use super::Sight;
 use crate::access::Viewer;
 use crate::config::Tenants;
-use crate::fair::{Bill, Turn};
+use crate::limits::user_share::{Bill, Turn};
 use crate::stats::Count;
 use gpumem_ledger::ProcessView;
 use gpumem_model::control::{Refusal, Released};

@@ -2,8 +2,8 @@
 //! a second, connections are counted, and when all places are taken the one that has been silent longest is closed.
 
 use super::page::{self, Desk};
-use super::places::Places;
 use super::{Sight, prometheus};
+use crate::limits::idle_slots::Places;
 use crate::stats::Count;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};

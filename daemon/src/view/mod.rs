@@ -4,16 +4,15 @@
 pub mod control;
 pub mod health;
 pub(crate) mod http;
-pub(crate) mod own;
 pub mod page;
-mod places;
 pub mod prometheus;
+pub(crate) mod self_report;
 pub(crate) mod text;
 
+use crate::aggregator::{Ask, Board};
 use crate::config::{Page, Tenants};
-use crate::core::{Ask, Board};
-use crate::fair::{Fair, Turn};
-use crate::keeper::Keeper;
+use crate::limits::user_share::{Fair, Turn};
+use crate::run_writer::Keeper;
 use crate::stats::{Count, Stats};
 use gpumem_ledger::ProcessKey;
 use gpumem_report::rules::Groupings;

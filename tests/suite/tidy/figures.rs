@@ -43,7 +43,7 @@ const LONG_FUNCTIONS: [(&str, &str, &str); 5] = [
 const NAMED_SIDES: [(&str, &str); 5] = [
     ("config.rs", "source/kernel.rs"),
     ("config.rs", "source/nvml/mod.rs"),
-    ("config.rs", "source/process/seek.rs"),
+    ("config.rs", "source/process/late_facts.rs"),
     ("config.rs", "view/control.rs"),
     ("config.rs", "view/mod.rs"),
 ];
@@ -138,8 +138,6 @@ fn sources_and_views_are_named_by_app_alone() {
     let between: Vec<(&str, &str)> = graph
         .imports()
         .filter(|(from, to)| *from != "app.rs" && side(to).is_some_and(|to| side(from) != Some(to)))
-        // Connection slots and rates are limits, wherever they lie today.
-        .filter(|(_, to)| *to != "source/agent/seats.rs")
         .collect();
     assert_eq!(between, NAMED_SIDES, "imports of sources and views");
 }

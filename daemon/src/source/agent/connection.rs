@@ -2,19 +2,19 @@
 
 use super::Agents;
 use super::ask::{Question, option};
-use super::budget::Budget;
 use super::command::{Ear, Errand};
+use super::connection_order::{self, is_empty};
 use super::frames::{self, Fault, Seen, Stream};
-use super::kept::{self, Kept};
-use super::line::{self, is_empty};
+use super::inherited_connections::{self, Kept};
 use super::memory::{self, Memory};
 use super::packet::Packet;
 use super::peer::{Caller, Peer};
+use super::post_mortem::{self, Rest};
 use super::reasons::{End, Refusal};
-use super::rest::{self, Rest};
-use super::seats::{self, Patience, Seat};
-use crate::batch::Place;
+use crate::aggregator::batch::Place;
 use crate::clock;
+use crate::limits::connection_slots::{self, Patience, Seat};
+use crate::limits::rate_limit::Budget;
 use crate::service;
 use crate::source::Batch;
 use crate::stats::Count;
@@ -27,7 +27,7 @@ use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 
 /// Its place among the connections of its process, until it is welcomed.
-type Standing = line::Place;
+type Standing = connection_order::Place;
 
 /// Packets of one connection that are taken in one turn.
 const PACKETS_PER_TURN: usize = 8;
@@ -130,7 +130,7 @@ async fn welcome(
     };
     let (patience, silent) = match seat.patience() {
         Patience::Whole => (limits.hello, Refusal::Silent(limits.hello)),
-        Patience::Brief => (limits.hello.min(seats::BRIEF), Refusal::Crowd),
+        Patience::Brief => (limits.hello.min(connection_slots::BRIEF), Refusal::Crowd),
     };
     let first = tokio::time::timeout(patience, first).await;
     let (packet, bytes) = first.map_err(|_| silent)??;
@@ -275,7 +275,7 @@ impl Connection {
         let Some(memory) = self.memory.take() else { return Ok(()) };
         let (header, mut read) = (memory.header()?, 0);
         loop {
-            let frames = rest::names(&memory, &header, read)?;
+            let frames = post_mortem::names(&memory, &header, read)?;
             read += frames.len() as u64;
             if frames.is_empty() {
                 break;
@@ -293,7 +293,7 @@ impl Connection {
         let Some(memory) = self.memory.as_ref().filter(|_| self.agents.are_kept()) else { return };
         let mut frame = Vec::new();
         hello.append_frame(&mut frame);
-        match kept::keep(stream, memory, self.peer.key, &frame).await {
+        match inherited_connections::keep(stream, memory, self.peer.key, &frame).await {
             Ok(name) => self.kept = name,
             Err(error) => tracing::debug!(pid = self.peer.key.pid, %error, "a connection is not kept"),
         }

@@ -19,39 +19,36 @@
 //! one of them sends costs the others nothing but their turn.
 
 mod ask;
-mod budget;
 mod command;
 mod connection;
+mod connection_order;
 mod frames;
-mod kept;
-mod line;
+mod inherited_connections;
 mod memory;
 mod packet;
 mod peer;
 mod pidfd;
+mod post_mortem;
 mod reasons;
-mod rest;
-mod seats;
-mod turns;
-mod voice;
 
+pub(crate) use crate::limits::connection_slots::Limits;
 pub(crate) use ask::{Answerer, Unanswered, option};
 pub(crate) use command::Command;
 pub(crate) use packet::MAX_PACKET_BYTES;
-pub(crate) use seats::Limits;
 
 use super::Batch;
 use super::process::Processes;
 use crate::descriptors::{self, Shortage};
+use crate::limits::connection_slots::{Full, Seats};
+use crate::limits::log_rate_limit::Voice;
 use crate::service;
 use crate::stats::{Count, Stats};
 use command::Speaker;
+use connection_order::Lines;
 use gpumem_ledger::ProcessKey;
-use line::Lines;
 use packet::Packet;
 use peer::Caller;
 use reasons::Refusal;
-use seats::{Full, Seats};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -93,7 +90,7 @@ pub(crate) struct Agents {
     speakers: Mutex<HashMap<ProcessKey, Speaker>>,
     /// Who renders what programs ask about themselves.
     answerer: OnceLock<Answerer>,
-    voice: voice::Voice,
+    voice: Voice,
     /// One table of live rows is in memory at a time.
     rows: tokio::sync::Mutex<()>,
     shortage: Shortage,
@@ -125,7 +122,7 @@ impl Agents {
             scratch: Mutex::new(scratch),
             speakers: Mutex::default(),
             answerer: OnceLock::new(),
-            voice: voice::Voice::default(),
+            voice: Voice::default(),
             rows: tokio::sync::Mutex::default(),
             shortage: Shortage::default(),
         })
@@ -134,7 +131,7 @@ impl Agents {
     /// Goes on with the connections among what an earlier life of the daemon had kept, and has new ones kept, too.
     pub(crate) async fn inherit(self: &Arc<Self>, handed: Vec<(String, OwnedFd)>) {
         self.are_kept.store(true, Ordering::Relaxed);
-        let (kept, useless) = kept::sorted(handed);
+        let (kept, useless) = inherited_connections::sorted(handed);
         for name in useless {
             tracing::warn!(name, "what was handed over under this name is of no use");
             service::forget(&name).await;
@@ -232,7 +229,7 @@ impl Agents {
             let uid = stream.peer_cred().map_or(u32::MAX, |peer| peer.uid());
             let limits = self.limits();
             // A peer whose hello is there already keeps nobody waiting, and is not one of those that wait.
-            let seat = match line::is_empty(&stream) {
+            let seat = match connection_order::is_empty(&stream) {
                 true => self.seats.take(uid, &limits),
                 false => self.seats.take_for_hello(uid, &limits),
             };

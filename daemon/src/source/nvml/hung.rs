@@ -5,7 +5,7 @@
 //! that is lost costs nobody a reading.
 
 use super::answer::Code;
-use super::beacon::{Beacon, Doing};
+use super::call_state::{Beacon, Doing};
 use super::poller::{Arguments, Target};
 use super::session::now_ns;
 use super::status::{DeviceStatus, Status};

@@ -19,13 +19,13 @@
 //! ```
 
 mod answer;
-mod beacon;
+mod call_state;
 mod host_memory;
 mod hung;
-mod lanes;
 mod library;
 mod poller;
 mod raw;
+mod schedule;
 mod session;
 mod status;
 mod translate;

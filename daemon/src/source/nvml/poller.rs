@@ -25,7 +25,7 @@ mod tests;
 pub(crate) use arguments::{Arguments, Target};
 
 use super::answer::List;
-use super::beacon::{Doing, Lamp};
+use super::call_state::{Doing, Lamp};
 use super::library::{Avoid, Gpus, Library, parse_uuid};
 use super::session::{Next, Outlet, Session, Totals, now_ns};
 use gpumem_ledger::DeviceName;

@@ -3,9 +3,9 @@
 use self::limits::Limits;
 use super::Settings;
 use super::answer::{Charge, Code, Event, List, Memory, PID_MOST};
-use super::beacon::Doing;
-use super::lanes::{Lanes, Turn};
+use super::call_state::Doing;
 use super::library::{Facts, Gpus, Pids};
+use super::schedule::{Lanes, Turn};
 use gpumem_ledger::DeviceName;
 use gpumem_wire::{Absence, Body, DeviceIdKind, Reading, Stamp};
 pub(crate) use outlet::Outlet;

@@ -11,7 +11,7 @@
 mod standby;
 
 use super::answer::Code;
-use super::beacon::{Beacon, Doing};
+use super::call_state::{Beacon, Doing};
 use super::hung::{Actions, HungDevices};
 use super::poller::Arguments;
 use super::session::now_ns;

@@ -4,7 +4,7 @@ use super::record::unescaped;
 use super::runs::Which;
 use super::{Refused, of_another, only, value};
 use crate::access::Viewer;
-use crate::core::Ask;
+use crate::aggregator::Ask;
 use crate::view::Sight;
 use gpumem_ledger::ProcessView;
 use gpumem_model::control::Marked;

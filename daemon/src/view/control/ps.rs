@@ -1,8 +1,8 @@
 //! What holds the devices now.
 
 use crate::access::Viewer;
+use crate::aggregator::Published;
 use crate::config::Tenants;
-use crate::core::Published;
 use crate::view::Sight;
 use crate::view::health::Health;
 use crate::view::prometheus::flags;

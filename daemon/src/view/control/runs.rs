@@ -3,9 +3,9 @@
 use super::record::unescaped;
 use super::{Refused, SMALL, json, number, only, value};
 use crate::access::Viewer;
+use crate::aggregator::Ask;
 use crate::config::Tenants;
-use crate::core::Ask;
-use crate::fair::Bill;
+use crate::limits::user_share::Bill;
 use crate::view::Sight;
 use gpumem_ledger::ProcessView;
 use gpumem_model::control::HiddenRun;

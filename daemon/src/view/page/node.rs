@@ -1,10 +1,10 @@
 //! Devices and processes of one moment, in the words of the report's JSON. The rows are those of `gpumemctl ps`.
 
-use super::desk::{Refused, Text, aside};
+use super::response_cache::{Refused, Text, aside};
 use crate::access::Viewer;
+use crate::aggregator::Published;
 use crate::clock;
 use crate::config::{Page, Tenants};
-use crate::core::Published;
 use crate::view::control::ps::{self, Rows};
 use crate::view::health::Health;
 use crate::view::text::clean;

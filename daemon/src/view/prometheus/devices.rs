@@ -1,7 +1,7 @@
 //! Devices.
 
 use super::families::{Families, Family, Labels};
-use crate::core::Published;
+use crate::aggregator::Published;
 use crate::view::health::Health;
 use gpumem_ledger::{DeviceView, OomKind};
 

@@ -3,7 +3,7 @@
 
 use super::families::Family;
 use super::processes::Folded;
-use crate::core::Published;
+use crate::aggregator::Published;
 use crate::stats::Count;
 use crate::view::Sight;
 use crate::view::health::Health;

@@ -2,8 +2,8 @@
 
 use gpumem_ledger::{Origin, ProcessKey};
 use gpumem_wire::{Absence, Body, DeviceIdKind, DriverEventKind, MemoryKind, Reading, Record, Stamp};
-use gpumemd::core::{Board, Core, Pace};
-use gpumemd::keeper::{Keeper, Thread};
+use gpumemd::aggregator::{Board, Core, Pace};
+use gpumemd::run_writer::{Keeper, Thread};
 use gpumemd::source::Batch;
 use gpumemd::stats::Stats;
 use gpumemd::view::health::{Details, Device, Health};

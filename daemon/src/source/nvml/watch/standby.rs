@@ -1,7 +1,7 @@
 //! Pollers beside the current one: those whose call does not return, and one that opens a GPU again.
 
 use super::super::answer::Code;
-use super::super::beacon::Doing;
+use super::super::call_state::Doing;
 use super::super::hung::{HungDevices, Pending};
 use super::super::translate::PollerState;
 use super::{MOST_STUCK, Poller, Watch, limit, lock};

@@ -1,7 +1,7 @@
 //! The daemon itself: where its things are, limits that were reached, what was lost and is said nowhere else.
 
 use super::finding;
-use crate::keeper::{self, Doubt};
+use crate::run_writer::{self, Doubt};
 use crate::stats::Count;
 use crate::view::Sight;
 use crate::view::health::Health;
@@ -312,7 +312,7 @@ fn of_calls(health: &Health, findings: &mut Vec<Finding>) {
     }
 }
 
-fn of_store(store: &keeper::Status, findings: &mut Vec<Finding>) {
+fn of_store(store: &run_writer::Status, findings: &mut Vec<Finding>) {
     let mut say = |check, state, text: String, fix: Option<&str>| {
         findings.push(finding(check, state, "store", text, fix));
     };

@@ -4,7 +4,7 @@
 //! socket when it has a place there, and gets the place back when the ledger has taken the batch. What ended agents left is
 //! read one agent of a user at a time, and who makes that long rests as many times as long.
 
-use crate::batch::Place;
+use crate::aggregator::batch::Place;
 use crate::clock;
 use std::future::poll_fn;
 use std::pin::pin;

@@ -1,7 +1,7 @@
 //! A run's place in the store: begun by this life of the daemon, or by an earlier one.
 
-use super::lives;
-use super::shelf::Waiting;
+use super::join_runs;
+use super::write_queue::Waiting;
 use gpumem_model::run::Run;
 use gpumem_runs::store::{Newest, RunId, Store, StoreError};
 use std::sync::Arc;
@@ -104,7 +104,7 @@ fn begin(store: &mut Store, open: &mut Open, of: &Waiting) -> Result<RunId, Stor
 impl Earlier {
     /// The run with what an earlier life of the daemon saw, and its number as the store counts; none if it is that already.
     pub(crate) fn joined(&self, run: &Run) -> Option<Run> {
-        let mut joined = self.before.as_ref().map(|before| lives::joined(before, run));
+        let mut joined = self.before.as_ref().map(|before| join_runs::joined(before, run));
         let is_counted = |run: &Run| run.coverage.part.is_none_or(|part| part.number == self.part);
         if !joined.as_ref().map_or(is_counted(run), is_counted) {
             let run = joined.get_or_insert_with(|| run.clone());

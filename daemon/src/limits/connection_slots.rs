@@ -1,6 +1,6 @@
 //! Quotas: how many peers may be there at once, in all, of one user, and without having said hello.
 
-use super::turns::Turn;
+use super::user_queue::Turn;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -2,7 +2,7 @@
 //! cannot keep up with is counted and missing, and the reader sees that by the holes in `seq`. A disk that is full or fails
 //! leaves whole frames in the file; when it works again the recording goes on, and agents are asked for their state.
 
-use crate::batch::Batch;
+use crate::aggregator::batch::Batch;
 use crate::stats::{Count, Stats};
 use gpumem_runs::recording::Writer;
 use gpumem_wire::frame;

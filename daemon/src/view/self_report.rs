@@ -1,9 +1,9 @@
 //! What a program is told about itself: the report of its own run, as it stands.
 
 use super::{Shown, Sight};
+use crate::aggregator::Ask;
 use crate::config::Tenants;
-use crate::core::Ask;
-use crate::fair::Turn;
+use crate::limits::user_share::Turn;
 use gpumem_ledger::{ProcessKey, ProcessView};
 use gpumem_model::run::Run;
 use gpumem_report::rules::Groupings;

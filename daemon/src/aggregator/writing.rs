@@ -1,7 +1,7 @@
 //! Runs to the store: while processes live, when they have ended, and at the daemon's end. As many are made as the store has room for.
 
 use super::Core;
-use crate::keeper::Queue;
+use crate::run_writer::Queue;
 use crate::stats::Count;
 use gpumem_ledger::ProcessKey;
 use gpumem_model::run::Run;
@@ -73,7 +73,7 @@ impl Core {
         }
     }
 
-    /// See [`Tracks::make_due`](super::track::Tracks::make_due).
+    /// See [`Tracks::make_due`](super::process_table::Tracks::make_due).
     pub(super) fn make_due(&mut self, only_new: bool, now_ns: u64) {
         let ledger = self.builder.ledger();
         self.tracks.make_due(only_new, now_ns, |key| ledger.is_on_a_device(key));

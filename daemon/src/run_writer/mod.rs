@@ -2,32 +2,31 @@
 //! waits here in memory, is written when the store works again, and can be asked for meanwhile.
 //!
 //! ```text
-//! begun       a run's place in the store
-//! lives       a run that an earlier life of the daemon began
-//! aside       a store that is damaged
-//! retention   what is deleted, a little at a time
-//! shelf       what waits to be written
+//! write_queue    runs that wait to be written
+//! earlier_run    a run's place in the store, which an earlier life of the daemon may have begun
+//! join_runs      joins what two lives of the daemon saw of one process
+//! damaged_store  tells a damaged store from a disk in trouble, and sets it aside
+//! retention      deletes old runs, a little at a time
 //! ```
 
-mod aside;
-mod begun;
-mod lives;
+mod damaged_store;
+mod earlier_run;
+mod join_runs;
 mod retention;
-mod shelf;
+mod write_queue;
 
 pub(crate) use retention::{Doubt, Retention};
-pub(crate) use shelf::Room;
+pub(crate) use write_queue::Room;
 
-use crate::fair::Bill;
+use crate::limits::user_share::Bill;
 use crate::memory::Spare;
 use crate::stats::{Count, Stats};
-use aside::Broken;
-use begun::{Earlier, Open, write};
+use damaged_store::Broken;
+use earlier_run::{Earlier, Open, write};
 use gpumem_ledger::ProcessKey;
 use gpumem_model::run::{Program, Run, State};
 use gpumem_runs::store::{Newest, Store, StoreError};
 use retention::Sweeper;
-use shelf::{Shelf, Waiting};
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -37,6 +36,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
+use write_queue::{Shelf, Waiting};
 
 /// Questions that wait for the thread; who asks beyond that does without an answer.
 const QUESTIONS: usize = 64;
@@ -403,7 +403,7 @@ impl Desk {
         if matches!(before.state, State::Closed { .. }) {
             return None;
         }
-        let heard = lives::heard(&before);
+        let heard = join_runs::heard(&before);
         let earlier = Earlier { part: part + u32::from(is_rolled), before: Some(before) };
         self.open.insert(uid, Open { earlier, ..Open::default() });
         Some(heard)
@@ -464,10 +464,11 @@ impl Desk {
                 if status.reason.as_ref() != Some(&reason) {
                     tracing::error!(%error, "runs are kept in memory until the store works again");
                 }
-                status.remedy = Some(aside::remedy(&error));
+                status.remedy = Some(damaged_store::remedy(&error));
                 (status.up, status.reason) = (false, Some(reason));
                 self.next_try = Instant::now() + self.retry;
-                self.retry = if aside::may_pass(&error) { RETRY } else { (self.retry * 2).min(LONGEST) };
+                self.retry =
+                    if damaged_store::may_pass(&error) { RETRY } else { (self.retry * 2).min(LONGEST) };
             }
         }
     }
@@ -486,7 +487,7 @@ impl Desk {
             if !self.broken.is_beyond_repair(&error) {
                 return Err(error);
             }
-            let aside = aside::set_aside(&self.path, &error)?;
+            let aside = damaged_store::set_aside(&self.path, &error)?;
             self.stats.add(Count::StoreSetAside, 1);
             lock(&self.status).set_aside = Some(aside);
         }

@@ -1,23 +1,28 @@
 //! The one owner of the ledger. Batches come in by one channel, are decoded, observed, recorded; what views read
 //! goes out as one shared snapshot. It waits for nobody: the store and the recording have threads of their own.
 
-mod later;
+pub(crate) mod batch;
+mod deferred_batches;
+mod node_counters;
+mod process_table;
+pub(crate) mod recorder;
 mod roll;
-mod totals;
-mod track;
 mod writing;
 
-use crate::batch::{Batch, Place};
+use crate::aggregator::batch::{Batch, Place};
+use crate::aggregator::recorder::Recorder;
 use crate::clock;
-use crate::fair::Bill;
-use crate::keeper::{Keeper, Recalled};
-use crate::recorder::Recorder;
+use crate::limits::user_share::Bill;
+use crate::run_writer::{Keeper, Recalled};
 use crate::stats::{Count, Stats};
+use deferred_batches::Later;
 use gpumem_ledger::{Limits, Origin, ProcessKey, ProcessView, Refused, Snapshot};
 use gpumem_model::run::{Run, Source};
 use gpumem_runs::builder::{RunBuilder, Sink};
 use gpumem_wire::{Body, Record, Stamp, frame};
-use later::Later;
+use node_counters::Tally;
+pub(crate) use node_counters::Totals;
+use process_table::Tracks;
 use roll::Roll;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,9 +30,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::{oneshot, watch};
-use totals::Tally;
-pub(crate) use totals::Totals;
-use track::Tracks;
 use writing::worth_keeping;
 
 /// Time passes for the ledger about that often, with what a source says: waking up for it is most of what it costs.
@@ -330,7 +332,9 @@ impl Core {
             }
             rest = after;
             // What others' work takes meanwhile, on a busy machine, is not this one's.
-            is_long = records % later::FRAMES == 0 && began.elapsed() >= later::LONG && took() >= later::LONG;
+            is_long = records % deferred_batches::FRAMES == 0
+                && began.elapsed() >= deferred_batches::LONG
+                && took() >= deferred_batches::LONG;
             if is_long {
                 break;
             }

@@ -1,7 +1,7 @@
 //! Errors as people read them.
 
 /// The error and its causes, but for those whose text it holds already.
-pub fn told(error: &anyhow::Error) -> String {
+pub fn error_chain(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {
         let cause = cause.trim_end();
@@ -17,17 +17,17 @@ pub fn told(error: &anyhow::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::told;
+    use super::error_chain;
     use anyhow::anyhow;
 
     #[test]
-    fn a_cause_is_told_once() {
+    fn each_cause_is_written_once() {
         let cause = anyhow!("no such file\n");
-        assert_eq!(told(&cause), "no such file");
+        assert_eq!(error_chain(&cause), "no such file");
         assert_eq!(
-            told(&anyhow!("no such file").context("a.toml: no such file, make one")),
+            error_chain(&anyhow!("no such file").context("a.toml: no such file, make one")),
             "a.toml: no such file, make one"
         );
-        assert_eq!(told(&anyhow!("no such file").context("opening")), "opening: no such file");
+        assert_eq!(error_chain(&anyhow!("no such file").context("opening")), "opening: no such file");
     }
 }

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep_until};
 
 /// All of them.
 #[derive(Debug)]
-pub(super) struct Places {
+pub(crate) struct Places {
     most: Arc<AtomicUsize>,
     taken: Mutex<Taken>,
     /// A place was given back.
@@ -27,7 +27,7 @@ struct Taken {
 
 /// One of them, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(crate) struct Place {
     places: Arc<Places>,
     number: u64,
     cut: Arc<Notify>,
@@ -37,7 +37,7 @@ pub(super) struct Place {
 
 impl Places {
     /// As many as `most` says at any time.
-    pub(super) fn new(most: Arc<AtomicUsize>) -> Arc<Self> {
+    pub(crate) fn new(most: Arc<AtomicUsize>) -> Arc<Self> {
         Arc::new(Places { most, taken: Mutex::default(), freed: Notify::new() })
     }
 
@@ -56,7 +56,7 @@ impl Places {
 
     /// A place for a newcomer, who is silent so far, and how many were cut for it. Waits while all are taken by who is being
     /// answered, or has hardly come.
-    pub(super) async fn take(self: &Arc<Self>, grace: Duration) -> (Place, u64) {
+    pub(crate) async fn take(self: &Arc<Self>, grace: Duration) -> (Place, u64) {
         let mut cut = 0;
         loop {
             if let Some(number) = self.free() {
@@ -92,7 +92,7 @@ impl Places {
 
 impl Place {
     /// Nothing is known to be asked here: after so long, another may have the place.
-    pub(super) fn is_silent(&self, grace: Duration) {
+    pub(crate) fn is_silent(&self, grace: Duration) {
         self.is_busy();
         let due = Instant::now() + grace;
         self.places.taken().silent.insert((due, self.number), Arc::clone(&self.cut));
@@ -100,14 +100,14 @@ impl Place {
     }
 
     /// A question was asked here.
-    pub(super) fn is_busy(&self) {
+    pub(crate) fn is_busy(&self) {
         if let Some(due) = self.silent().take() {
             self.places.taken().silent.remove(&(due, self.number));
         }
     }
 
     /// Resolves when the place is given to another.
-    pub(super) fn cut(&self) -> Arc<Notify> {
+    pub(crate) fn cut(&self) -> Arc<Notify> {
         Arc::clone(&self.cut)
     }
 

@@ -5,7 +5,7 @@
 //! waits many times as long as it took, and what the process says after it waits behind it. Each of those batches keeps its place
 //! in the inbox: its user has few, and comes no further.
 
-use crate::batch::Batch;
+use crate::aggregator::batch::Batch;
 use gpumem_ledger::ProcessKey;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

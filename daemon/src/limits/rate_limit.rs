@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 /// What a connection may send in a second. Spending more waits, the socket fills, and the agent's ring takes it
 /// from there.
 #[derive(Debug)]
-pub(super) struct Budget {
+pub(crate) struct Budget {
     bytes_per_s: u64,
     since: Instant,
     spent: u64,
