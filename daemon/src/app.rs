@@ -18,7 +18,7 @@ use crate::source::process::{Gone, Processes};
 use crate::stats::{Count, Stats};
 use crate::view::health::{self, Health};
 use crate::view::self_report::{self, Form, Wish};
-use crate::view::{self, Errand, Sight, Sources, control, http};
+use crate::view::{self, Errand, Shown, Sight, Sources, control, http};
 use gpumem_ledger::{DeviceName, ProcessKey};
 use gpumem_report::By;
 use gpumem_report::rules::Groupings;
@@ -109,12 +109,12 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     let nvml = Nvml::start(settings.nvml.clone(), processes.clone(), inbox.clone());
     let hinted = nvml.clone();
     let hint = Box::new(move |uuid| hinted.hint(DeviceName::Gpu(uuid)));
-    let (wanted, connections) = (settings.limits.connections, descriptors::fit(settings.limits).connections);
+    let (wanted, connections) = (settings.limits.connections, descriptors::fit(settings.limits.connections));
     if connections < wanted {
         tracing::warn!(connections, wanted, "the limit of open files is too low for that many agents");
     }
     let agents = Agents::new(settings.limits, processes.clone(), inbox.clone(), Arc::clone(&stats), hint);
-    let shown = settings.shown(rules);
+    let shown = Shown::of(&settings, rules);
     let config = setup.file.clone().unwrap_or_else(|| config::USUAL_PATH.into());
     let metrics = listeners.http.as_ref().and_then(|listener| listener.local_addr().ok());
     let sight = Arc::new(Sight {
@@ -316,7 +316,7 @@ impl Live {
         }
         self.agents.set_limits(new.limits);
         self.http_connections.store(new.http_connections, Ordering::Relaxed);
-        self.sight.show(new.shown(rules));
+        self.sight.show(Shown::of(&new, rules));
         let _ = self.orders.send(Order::Pace(new.pace)).await;
         self.sight.keeper.limit_waiting(new.waiting_bytes);
         if self.settings.retention != new.retention {

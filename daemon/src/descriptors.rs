@@ -1,7 +1,6 @@
 //! Open files, of which there are only so many. Agents take most; what the daemon itself needs to see, store and serve must not
 //! be theirs.
 
-use crate::source::agent::Limits;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use std::sync::Mutex;
@@ -25,10 +24,10 @@ pub fn raise() {
     }
 }
 
-/// The limits with so few agents that descriptors are left for everything else.
-pub(crate) fn fit(limits: Limits) -> Limits {
+/// Returns the number of agents' connections, lowered so that descriptors are left for everything else.
+pub(crate) fn fit(connections: usize) -> usize {
     let files = getrlimit(Resource::Nofile).current.map_or(usize::MAX, |files| files as usize);
-    Limits { connections: limits.connections.min(agents(files)), ..limits }
+    connections.min(agents(files))
 }
 
 fn agents(files: usize) -> usize {

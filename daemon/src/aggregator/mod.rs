@@ -2,20 +2,18 @@
 //! goes out as one shared snapshot. It waits for nobody: the store and the recording have threads of their own.
 
 pub(crate) mod batch;
-mod deferred_batches;
 mod node_counters;
 mod process_table;
 pub(crate) mod recorder;
 mod roll;
 mod writing;
 
-use crate::aggregator::batch::{Batch, Place};
-use crate::aggregator::recorder::Recorder;
 use crate::clock;
+use crate::limits::user_queue::QueueSlot;
 use crate::limits::user_share::Bill;
 use crate::run_writer::{Keeper, Recalled};
 use crate::stats::{Count, Stats};
-use deferred_batches::Later;
+use batch::{Batch, DeferredBatches};
 use gpumem_ledger::{Limits, Origin, ProcessKey, ProcessView, Refused, Snapshot};
 use gpumem_model::run::{Run, Source};
 use gpumem_runs::builder::{RunBuilder, Sink};
@@ -23,6 +21,7 @@ use gpumem_wire::{Body, Record, Stamp, frame};
 use node_counters::Tally;
 pub(crate) use node_counters::Totals;
 use process_table::Tracks;
+use recorder::Recorder;
 use roll::Roll;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -151,8 +150,7 @@ pub struct Core {
     rolling: VecDeque<ProcessKey>,
     /// Ended processes whose runs wait for room in front of the store.
     closing: VecDeque<ProcessKey>,
-    /// Words that took long, and go on later.
-    later: Later,
+    deferred: DeferredBatches,
     boot_id: String,
     tally: Tally,
     /// What the store says of processes that are new to this life.
@@ -201,7 +199,7 @@ impl Core {
             roll: Roll::default(),
             rolling: VecDeque::new(),
             closing: VecDeque::new(),
-            later: Later::default(),
+            deferred: DeferredBatches::default(),
             boot_id: boot_id.trim_end().to_owned(),
             tally: Tally::default(),
             recalls: mpsc::unbounded_channel(),
@@ -238,7 +236,7 @@ impl Core {
         let mut batches = Vec::with_capacity(BATCHES);
         let mut ticked_ns = clock::now_ns();
         loop {
-            let later_ns = self.later.next_ns();
+            let deferred_ns = self.deferred.next_ns();
             tokio::select! {
                 biased;
                 order = orders.recv() => match order {
@@ -252,7 +250,7 @@ impl Core {
                 }
                 Some(ask) = asks.recv() => self.answer(ask),
                 Some(recalled) = self.recalls.1.recv() => self.hear_of_earlier(&recalled),
-                () = at(later_ns) => {
+                () = at(deferred_ns) => {
                     let _ = self.go_on(clock::now_ns());
                     tokio::task::yield_now().await;
                 }
@@ -287,7 +285,7 @@ impl Core {
     /// Observes a batch; one of a process that rests goes behind what that process has said before.
     pub fn take(&mut self, batch: Batch) {
         let passed = match batch.origin {
-            Origin::Process(key) => self.later.pass(key, batch),
+            Origin::Process(key) => self.deferred.pass(key, batch),
             Origin::Host => Some(batch),
         };
         if let Some(batch) = passed {
@@ -297,7 +295,7 @@ impl Core {
 
     /// A process that has rested goes on; whether there was one.
     fn go_on(&mut self, now_ns: u64) -> bool {
-        let batches = self.later.take_due(now_ns);
+        let batches = self.deferred.take_due(now_ns);
         let is_one = batches.is_some();
         batches.into_iter().flatten().for_each(|batch| self.take(batch));
         is_one
@@ -305,7 +303,7 @@ impl Core {
 
     fn take_now(&mut self, mut batch: Batch) {
         self.changed = true;
-        let (began, began_cpu) = (Instant::now(), batch.place.as_ref().map(|_| clock::cpu()));
+        let (began, began_cpu) = (Instant::now(), batch.slot.as_ref().map(|_| clock::cpu()));
         let took = || began_cpu.map(|began| clock::cpu().saturating_sub(began)).unwrap_or_default();
         let mut rest = batch.frames.as_slice();
         let (mut records, mut is_long) = (0, false);
@@ -332,9 +330,7 @@ impl Core {
             }
             rest = after;
             // What others' work takes meanwhile, on a busy machine, is not this one's.
-            is_long = records % deferred_batches::FRAMES == 0
-                && began.elapsed() >= deferred_batches::LONG
-                && took() >= deferred_batches::LONG;
+            is_long = records % batch::FRAMES == 0 && began.elapsed() >= batch::LONG && took() >= batch::LONG;
             if is_long {
                 break;
             }
@@ -346,10 +342,10 @@ impl Core {
         {
             let done = batch.frames.len() - rest.len();
             let frames = batch.frames.split_off(done);
-            let rest = Batch { origin: batch.origin, frames, place: batch.place.take() };
-            self.later.rest(key, rest, took(), clock::now_ns());
-        } else if let Some(place) = batch.place.take().filter(Place::is_costly) {
-            place.took(took());
+            let rest = Batch { origin: batch.origin, frames, slot: batch.slot.take() };
+            self.deferred.defer(key, rest, took(), clock::now_ns());
+        } else if let Some(slot) = batch.slot.take().filter(QueueSlot::is_costly) {
+            slot.took(took());
         }
         if let Some(recorder) = &self.recorder {
             recorder.take(without_ends(batch));

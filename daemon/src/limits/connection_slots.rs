@@ -1,199 +1,183 @@
-//! Quotas: how many peers may be there at once, in all, of one user, and without having said hello.
+//! Connection slots: how many connections there may be at once, in all and of one user.
+//!
+//! A slot may be marked idle. When all are taken, a newcomer can evict the connection that has been idle longest, so that
+//! clients that connect and send nothing cannot lock out the others.
 
-use super::user_queue::Turn;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
 
-/// What peers on the agent socket may do.
+/// Which limits are reached; at least one is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// Connections at once.
-    pub connections: usize,
-    /// Of one user.
-    pub connections_per_uid: usize,
-    /// That have not said hello.
-    pub waiting: usize,
-    /// Time for the hello.
-    pub hello: Duration,
-    /// What one connection may send in a second; more waits. 0: as much as the daemon can take.
-    pub bytes_per_s: u64,
-    /// Largest memory that an agent may hand over.
-    pub shared_bytes: u64,
-    /// Rows of it that are read when it ends with holes in its history.
-    pub rows: usize,
+pub(crate) struct SlotsFull {
+    /// That of all connections.
+    pub all: bool,
+    /// That of the user's.
+    pub user: bool,
 }
 
-/// Why there is no seat.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Full {
-    /// All are taken.
-    All,
-    /// This user's are.
-    OfUid,
-    /// Those for peers that have not said hello.
-    Waiting,
-}
-
-/// How long a peer may wait to say hello.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Patience {
-    /// [`Limits::hello`].
-    Whole,
-    /// [`BRIEF`]: the seats of those that may wait for longer are taken. A program that is about to say hello may have been
-    /// interrupted between connect(2) and its hello, and if it lives for milliseconds it does not come again.
-    Brief,
-}
-
-/// Time for the hello of a peer that came when as many as may were waiting.
-pub(crate) const BRIEF: Duration = Duration::from_millis(500);
-/// Peers that may wait that briefly, as a multiple of [`Limits::waiting`].
-const BRIEF_SHARE: usize = 4;
-
-/// Peers that have not said hello.
-#[derive(Debug, Default)]
-struct Waiting {
-    all: usize,
-    by_uid: HashMap<u32, usize>,
-}
-
-impl Waiting {
-    /// Whether `limit`, or a quarter of it for one user, is reached: silent peers of one user leave three quarters to the others.
-    fn is_full(&self, uid: u32, limit: usize) -> bool {
-        let of_uid = self.by_uid.get(&uid).copied().unwrap_or(0);
-        self.all >= limit || of_uid >= (limit / 4).max(1)
-    }
-}
-
-#[derive(Debug, Default)]
-struct Taken {
-    all: usize,
-    by_uid: HashMap<u32, usize>,
-    waiting: Waiting,
-    brief: Waiting,
-    turns: HashMap<u32, Arc<Turn>>,
-}
-
-impl Taken {
-    fn waiting(&mut self, patience: Patience) -> &mut Waiting {
-        match patience {
-            Patience::Whole => &mut self.waiting,
-            Patience::Brief => &mut self.brief,
-        }
-    }
-}
-
-/// Who sits.
-#[derive(Debug, Default)]
-pub(crate) struct Seats(Mutex<Taken>);
-
-/// A place among the connections; given back when dropped.
+/// The slots of one socket. `T` is what the connections of a user share; it lives as long as one of them.
 #[derive(Debug)]
-pub(crate) struct Seat {
-    seats: Arc<Seats>,
+pub(crate) struct ConnectionSlots<T = ()> {
+    taken: Mutex<Taken<T>>,
+    /// A slot was given back.
+    freed: Notify,
+}
+
+#[derive(Debug)]
+struct Taken<T> {
+    count: usize,
+    users: HashMap<u32, User<T>>,
+    last_number: u64,
+    /// Idle connections by the time from which on they may be evicted.
+    idle: BTreeMap<(Instant, u64), Arc<Notify>>,
+}
+
+#[derive(Debug)]
+struct User<T> {
+    count: usize,
+    shared: Arc<T>,
+}
+
+/// One slot; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct ConnectionSlot<T = ()> {
+    slots: Arc<ConnectionSlots<T>>,
     uid: u32,
-    /// Until its hello.
-    waits: Option<Patience>,
-    /// What it shares with the others of its user.
-    pub turn: Arc<Turn>,
+    number: u64,
+    evicted: Arc<Notify>,
+    /// Its key among the idle connections.
+    evictable_at: Mutex<Option<Instant>>,
+    /// What it shares with the other connections of its user.
+    pub shared: Arc<T>,
 }
 
-impl Seats {
-    fn taken(&self) -> MutexGuard<'_, Taken> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+impl<T> Default for ConnectionSlots<T> {
+    fn default() -> Self {
+        let taken = Taken { count: 0, users: HashMap::new(), last_number: 0, idle: BTreeMap::new() };
+        ConnectionSlots { taken: Mutex::new(taken), freed: Notify::new() }
+    }
+}
+
+impl<T: Default> ConnectionSlots<T> {
+    fn taken(&self) -> MutexGuard<'_, Taken<T>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Connections now, and how many of them have not said hello, without those that may wait briefly only.
-    pub(crate) fn count(&self) -> (usize, usize) {
-        let taken = self.taken();
-        (taken.all - taken.brief.all, taken.waiting.all)
+    /// Returns how many slots are taken.
+    pub(crate) fn count(&self) -> usize {
+        self.taken().count
     }
 
-    /// Connections that have said hello.
-    pub(crate) fn welcomed(&self) -> usize {
-        let taken = self.taken();
-        taken.all - taken.waiting.all - taken.brief.all
-    }
-
-    /// A seat for a peer that has said nothing yet.
+    /// Takes a slot for a connection of `uid`, at most `most` in all and `most_of_user` of this user.
     ///
     /// # Errors
-    /// [`Full`].
-    pub(crate) fn take(self: &Arc<Self>, uid: u32, limits: &Limits) -> Result<Seat, Full> {
-        self.take_as(uid, limits, true)
-    }
-
-    /// A seat for a peer whose hello has come: it does not count among those that wait.
-    ///
-    /// # Errors
-    /// [`Full`].
-    pub(crate) fn take_for_hello(self: &Arc<Self>, uid: u32, limits: &Limits) -> Result<Seat, Full> {
-        self.take_as(uid, limits, false)
-    }
-
-    fn take_as(self: &Arc<Self>, uid: u32, limits: &Limits, waiting: bool) -> Result<Seat, Full> {
+    /// [`SlotsFull`]
+    pub(crate) fn take(
+        self: &Arc<Self>,
+        uid: u32,
+        most: usize,
+        most_of_user: usize,
+    ) -> Result<ConnectionSlot<T>, SlotsFull> {
         let mut taken = self.taken();
-        if taken.all >= limits.connections {
-            return Err(Full::All);
+        let of_user = taken.users.get(&uid).map_or(0, |user| user.count);
+        let full = SlotsFull { all: taken.count >= most, user: of_user >= most_of_user };
+        if full.all || full.user {
+            return Err(full);
         }
-        if taken.by_uid.get(&uid).copied().unwrap_or(0) >= limits.connections_per_uid {
-            return Err(Full::OfUid);
-        }
-        let waits = match waiting {
-            false => None,
-            true if !taken.waiting.is_full(uid, limits.waiting) => Some(Patience::Whole),
-            true if !taken.brief.is_full(uid, limits.waiting.saturating_mul(BRIEF_SHARE)) => {
-                Some(Patience::Brief)
+        taken.count += 1;
+        taken.last_number += 1;
+        let number = taken.last_number;
+        let user = taken.users.entry(uid).or_insert_with(|| User { count: 0, shared: Arc::default() });
+        user.count += 1;
+        let shared = Arc::clone(&user.shared);
+        let (evicted, evictable_at) = (Arc::default(), Mutex::default());
+        Ok(ConnectionSlot { slots: Arc::clone(self), uid, number, evicted, evictable_at, shared })
+    }
+
+    /// Takes a slot of an unknown user, marked idle, and returns how many connections were evicted for it. Waits while all
+    /// slots are taken by connections that are active, or idle for less than their grace period.
+    pub(crate) async fn take_or_evict(
+        self: &Arc<Self>,
+        most: &AtomicUsize,
+        grace: Duration,
+    ) -> (ConnectionSlot<T>, u64) {
+        let mut evicted = 0;
+        loop {
+            if let Ok(slot) = self.take(0, most.load(Ordering::Relaxed), usize::MAX) {
+                slot.mark_idle(grace);
+                return (slot, evicted);
             }
-            true => return Err(Full::Waiting),
-        };
-        taken.all += 1;
-        *taken.by_uid.entry(uid).or_default() += 1;
-        if let Some(patience) = waits {
-            let waiting = taken.waiting(patience);
-            waiting.all += 1;
-            *waiting.by_uid.entry(uid).or_default() += 1;
+            let due = {
+                let mut taken = self.taken();
+                match taken.idle.first_entry() {
+                    Some(first) if first.key().0 <= Instant::now() => {
+                        first.remove().notify_one();
+                        evicted += 1;
+                        None
+                    }
+                    first => first.map(|first| first.key().0),
+                }
+            };
+            let is_due = async {
+                match due {
+                    Some(due) => sleep_until(due).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = self.freed.notified() => {}
+                () = is_due => {}
+            }
         }
-        let turn = Arc::clone(taken.turns.entry(uid).or_default());
-        Ok(Seat { seats: Arc::clone(self), uid, waits, turn })
     }
 }
 
-fn less(map: &mut HashMap<u32, usize>, uid: u32) {
-    if let Some(count) = map.get_mut(&uid) {
-        *count -= 1;
-        if *count == 0 {
-            map.remove(&uid);
+impl<T> ConnectionSlot<T> {
+    /// Marks the connection as idle: after `grace` it may be evicted.
+    pub(crate) fn mark_idle(&self, grace: Duration) {
+        self.mark_active();
+        let due = Instant::now() + grace;
+        let mut taken = self.slots.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.idle.insert((due, self.number), Arc::clone(&self.evicted));
+        drop(taken);
+        *self.evictable_at() = Some(due);
+    }
+
+    /// Marks the connection as active: a request has come.
+    pub(crate) fn mark_active(&self) {
+        if let Some(due) = self.evictable_at().take() {
+            let mut taken = self.slots.taken.lock().unwrap_or_else(PoisonError::into_inner);
+            taken.idle.remove(&(due, self.number));
         }
+    }
+
+    /// Returns what is notified when the connection is evicted.
+    pub(crate) fn evicted(&self) -> Arc<Notify> {
+        Arc::clone(&self.evicted)
+    }
+
+    fn evictable_at(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.evictable_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Seat {
-    /// The peer has said hello.
-    pub(crate) fn welcomed(&mut self) {
-        if let Some(patience) = self.waits.take() {
-            let mut taken = self.seats.taken();
-            let waiting = taken.waiting(patience);
-            waiting.all -= 1;
-            less(&mut waiting.by_uid, self.uid);
-        }
-    }
-
-    /// How long it may wait to say hello.
-    pub(crate) fn patience(&self) -> Patience {
-        self.waits.unwrap_or(Patience::Whole)
-    }
-}
-
-impl Drop for Seat {
+impl<T> Drop for ConnectionSlot<T> {
     fn drop(&mut self) {
-        self.welcomed();
-        let mut taken = self.seats.taken();
-        taken.all -= 1;
-        less(&mut taken.by_uid, self.uid);
-        if !taken.by_uid.contains_key(&self.uid) {
-            taken.turns.remove(&self.uid);
+        self.mark_active();
+        let mut taken = self.slots.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.count -= 1;
+        if let Some(user) = taken.users.get_mut(&self.uid) {
+            user.count -= 1;
+            if user.count == 0 {
+                taken.users.remove(&self.uid);
+            }
         }
+        drop(taken);
+        self.slots.freed.notify_one();
     }
 }
 
@@ -202,55 +186,44 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_limit_holds_and_is_given_back() {
-        let limits = Limits {
-            connections: 3,
-            connections_per_uid: 2,
-            waiting: 4,
-            hello: Duration::from_secs(1),
-            bytes_per_s: 0,
-            shared_bytes: 0,
-            rows: 0,
-        };
-        let seats = Arc::new(Seats::default());
-        let mut first = seats.take(1, &limits).unwrap();
-        let brief =
-            seats.take(1, &limits).expect("it may wait briefly: a quarter of those that wait is taken");
-        assert_eq!((first.patience(), brief.patience()), (Patience::Whole, Patience::Brief));
-        assert_eq!((seats.count(), seats.welcomed()), ((1, 1), 0));
-        drop(brief);
-        drop(seats.take_for_hello(1, &limits).expect("it does not wait"));
-        first.welcomed();
-        let mut second = seats.take(1, &limits).unwrap();
-        second.welcomed();
-        assert_eq!(seats.take(1, &limits).unwrap_err(), Full::OfUid);
-        let other = seats.take(2, &limits).unwrap();
-        assert_eq!(seats.take(3, &limits).unwrap_err(), Full::All);
-        assert_eq!(seats.count(), (3, 1));
-        drop((first, second, other));
-        assert_eq!(seats.count(), (0, 0));
-        assert!(seats.taken().by_uid.is_empty() && seats.taken().waiting.by_uid.is_empty());
-        assert!(seats.taken().brief.by_uid.is_empty());
-        assert!(seats.taken().turns.is_empty());
+    fn a_user_cannot_lock_out_the_others() {
+        let slots = Arc::new(ConnectionSlots::<()>::default());
+        let take = |uid| slots.take(uid, 64, 16);
+        let mut held: Vec<_> = (0..100).filter_map(|_| take(1000).ok()).collect();
+        assert_eq!(held.len(), 16);
+        assert_eq!(take(1000).err(), Some(SlotsFull { all: false, user: true }));
+        assert!(take(1001).is_ok());
+        for uid in 1001..1010 {
+            held.extend((0..100).filter_map(|_| take(uid).ok()));
+        }
+        assert_eq!(held.len(), 64);
+        assert_eq!(take(2000).err(), Some(SlotsFull { all: true, user: false }));
+        held.clear();
+        assert!(slots.count() == 0 && slots.taken().users.is_empty());
     }
 
-    #[test]
-    fn those_that_may_wait_briefly_are_bounded_too() {
-        let limits = Limits {
-            connections: 1000,
-            connections_per_uid: 1000,
-            waiting: 8,
-            hello: Duration::from_secs(1),
-            bytes_per_s: 0,
-            shared_bytes: 0,
-            rows: 0,
-        };
-        let seats = Arc::new(Seats::default());
-        let of = |uid| std::iter::from_fn(|| seats.take(uid, &limits).ok()).collect::<Vec<_>>();
-        let one = of(1);
-        assert_eq!(one.len(), 2 + 8);
-        assert_eq!(seats.take(1, &limits).unwrap_err(), Full::Waiting);
-        let others: Vec<_> = (2..9).flat_map(of).collect();
-        assert_eq!(one.len() + others.len(), 8 + 32, "a user's silent peers leave most to the others");
+    #[tokio::test]
+    async fn the_connection_that_is_idle_longest_is_evicted() {
+        let grace = Duration::from_millis(20);
+        let (slots, most) = (Arc::new(ConnectionSlots::<()>::default()), AtomicUsize::new(2));
+        let (first, _) = slots.take_or_evict(&most, grace).await;
+        let (second, _) = slots.take_or_evict(&most, grace).await;
+        first.mark_active();
+        let since = Instant::now();
+        let evicted = second.evicted();
+        let goes = tokio::spawn(async move {
+            evicted.notified().await;
+            drop(second);
+        });
+        let (third, evicted) = slots.take_or_evict(&most, grace).await;
+        assert_eq!((evicted, since.elapsed() >= grace), (1, true), "not before its time");
+        goes.await.unwrap();
+        third.mark_active();
+        // All are active: the next one waits.
+        let waits = tokio::time::timeout(Duration::from_millis(50), slots.take_or_evict(&most, grace)).await;
+        assert!(waits.is_err());
+        drop(first);
+        assert_eq!(slots.take_or_evict(&most, grace).await.1, 0);
+        assert!(slots.taken().idle.is_empty());
     }
 }

@@ -14,6 +14,7 @@ mod groups;
 mod log;
 mod parse;
 
+use crate::config::KernelSettings;
 use gpumem_ledger::ProcessKey;
 use groups::{Counted, Groups};
 use log::Log;
@@ -27,15 +28,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const NOTES: usize = 256;
 /// What was heard so long ago did not end a process.
 const LATELY_NS: u64 = 120_000_000_000;
-
-/// Where the kernel speaks.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
-    /// Its log; none to do without.
-    pub log: Option<PathBuf>,
-    /// Where control groups are mounted.
-    pub groups: PathBuf,
-}
 
 /// How the log is read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -75,7 +67,7 @@ struct Note {
 
 impl Kernel {
     /// Listens from now on.
-    pub(crate) fn new(settings: &Settings) -> Self {
+    pub(crate) fn new(settings: &KernelSettings) -> Self {
         let desk = Desk {
             log: settings.log.as_deref().map(Log::open),
             groups: Groups::new(&settings.groups, Path::new("/proc")),

@@ -23,8 +23,8 @@ mod parse;
 
 pub(crate) use facts::{Facts, cgroup};
 pub(crate) use jobs::Gpu;
-pub(crate) use late_facts::Settings;
 
+use crate::config::ProcessSettings;
 use facts::{Commands, Look};
 use gpumem_ledger::ProcessKey;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
@@ -56,7 +56,7 @@ pub struct Processes {
 #[derive(Debug)]
 struct Inner {
     proc: PathBuf,
-    settings: Settings,
+    settings: ProcessSettings,
     /// Holds every pidfd; readable when one of the processes has ended. Absent where it cannot be made.
     epoll: Option<OwnedFd>,
     ready: OnceCell<Option<AsyncFd<OwnedFd>>>,
@@ -140,15 +140,15 @@ impl Default for Processes {
 impl Processes {
     /// An empty table over /proc.
     pub fn new() -> Self {
-        Processes::with(Settings::default())
+        Processes::with(ProcessSettings::default())
     }
 
     /// The same, that looks for more in these places.
-    pub(crate) fn with(settings: Settings) -> Self {
+    pub(crate) fn with(settings: ProcessSettings) -> Self {
         Processes::over(Path::new("/proc"), settings)
     }
 
-    fn over(proc: &Path, settings: Settings) -> Self {
+    fn over(proc: &Path, settings: ProcessSettings) -> Self {
         let inner = Inner {
             proc: proc.to_owned(),
             settings,
@@ -211,7 +211,7 @@ impl Processes {
         table.commands.ask(&self.inner.proc, key);
         table.unannounced.push(key);
         table.newcomers.push(key);
-        table.sought.extend(self.inner.settings.sought(key, &facts));
+        table.sought.extend(late_facts::Sought::of(&self.inner.settings, key, &facts));
         table.live.insert(key.pid, Entry { key, generation, pidfd, facts, gpus: Vec::new() });
     }
 

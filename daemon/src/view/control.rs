@@ -11,6 +11,8 @@ mod runs;
 use super::Sight;
 use crate::access::Viewer;
 use crate::config::Tenants;
+use crate::limits::ControlLimits;
+use crate::limits::connection_slots::{ConnectionSlot, ConnectionSlots, SlotsFull};
 use crate::limits::user_share::{Bill, Turn};
 use crate::stats::Count;
 use gpumem_ledger::ProcessView;
@@ -22,30 +24,12 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Serialize;
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
-
-/// Who may be connected at once.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Limits {
-    /// Connections.
-    pub connections: usize,
-    /// Of them for one user, so that nobody can lock the others out.
-    pub connections_per_uid: usize,
-    /// What the answers to one user may take of a processor.
-    pub share_per_uid: f64,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Limits { connections: 64, connections_per_uid: 16, share_per_uid: 0.2 }
-    }
-}
 
 /// Time for the head of a request.
 const HEADER: Duration = Duration::from_secs(1);
@@ -65,44 +49,19 @@ impl Refused {
     }
 }
 
-/// Who has a connection.
-#[derive(Clone, Default)]
-struct Places(Arc<Mutex<BTreeMap<u32, usize>>>);
-
-/// One connection of a user, until it is dropped.
-struct Place(Places, u32);
-
-impl Places {
-    /// Root always gets one: who looks for what is wrong must not be locked out.
-    fn take(&self, uid: u32, limits: Limits) -> Result<Place, Count> {
-        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mine = taken.get(&uid).copied().unwrap_or(0);
-        if uid != 0 && mine >= limits.connections_per_uid {
-            return Err(Count::ControlOfUid);
-        }
-        if uid != 0 && taken.values().sum::<usize>() >= limits.connections {
-            return Err(Count::ControlFull);
-        }
-        taken.insert(uid, mine + 1);
-        Ok(Place(self.clone(), uid))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut taken = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(mine) = taken.get_mut(&self.1) {
-            *mine -= 1;
-            if *mine == 0 {
-                taken.remove(&self.1);
-            }
-        }
-    }
+/// Takes a connection slot. Root always gets one: it must be able to look for the cause of a problem.
+fn take_slot(slots: &Arc<ConnectionSlots>, uid: u32, limits: ControlLimits) -> Result<ConnectionSlot, Count> {
+    let (most, most_of_user) = match uid {
+        0 => (usize::MAX, usize::MAX),
+        _ => (limits.connections, limits.connections_per_uid),
+    };
+    let full = |full: SlotsFull| if full.user { Count::ControlOfUid } else { Count::ControlFull };
+    slots.take(uid, most, most_of_user).map_err(full)
 }
 
 /// Serves until the future is dropped.
 pub(crate) async fn serve(listener: UnixListener, sight: Arc<Sight>) {
-    let places = Places::default();
+    let slots = Arc::default();
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -115,8 +74,8 @@ pub(crate) async fn serve(listener: UnixListener, sight: Arc<Sight>) {
         };
         // Full: closed, and the client says so.
         let Ok(uid) = stream.peer_cred().map(|peer| peer.uid()) else { continue };
-        let place = match places.take(uid, sight.shown().control) {
-            Ok(place) => place,
+        let slot = match take_slot(&slots, uid, sight.shown().control) {
+            Ok(slot) => slot,
             Err(full) => {
                 sight.stats.add(full, 1);
                 continue;
@@ -124,7 +83,7 @@ pub(crate) async fn serve(listener: UnixListener, sight: Arc<Sight>) {
         };
         let sight = Arc::clone(&sight);
         tokio::spawn(async move {
-            let _place = place;
+            let _slot = slot;
             let Ok(viewer) = viewer(&sight, &stream).await else { return };
             let service = service_fn(|request: Request<Incoming>| {
                 let sight = Arc::clone(&sight);
@@ -315,10 +274,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_locks_the_others_out() {
-        let (places, limits) = (Places::default(), Limits::default());
-        let take = |uid| places.take(uid, limits);
-        let mut held: Vec<Place> = (0..100).filter_map(|_| take(1000).ok()).collect();
+    fn root_always_gets_a_slot() {
+        let (slots, limits) = (Arc::default(), ControlLimits::default());
+        let take = |uid| take_slot(&slots, uid, limits);
+        let mut held: Vec<_> = (0..100).filter_map(|_| take(1000).ok()).collect();
         assert_eq!(held.len(), limits.connections_per_uid);
         assert_eq!(take(1000).err(), Some(Count::ControlOfUid));
         assert!(take(1001).is_ok());
@@ -326,9 +285,8 @@ mod tests {
             held.extend((0..100).filter_map(|_| take(uid).ok()));
         }
         assert_eq!(held.len(), limits.connections);
+        assert_eq!(take(1000).err(), Some(Count::ControlOfUid), "the user's own limit is named first");
         assert_eq!(take(2000).err(), Some(Count::ControlFull));
-        assert!(take(0).is_ok(), "root looks for what is wrong");
-        held.clear();
-        assert!(places.0.lock().expect("unharmed").is_empty());
+        assert!(take(0).is_ok());
     }
 }

@@ -10,7 +10,8 @@ pub(crate) mod self_report;
 pub(crate) mod text;
 
 use crate::aggregator::{Ask, Board};
-use crate::config::{Page, Tenants};
+use crate::config::{Page, Settings, Tenants};
+use crate::limits::ControlLimits;
 use crate::limits::user_share::{Fair, Turn};
 use crate::run_writer::Keeper;
 use crate::stats::{Count, Stats};
@@ -71,7 +72,15 @@ pub struct Shown {
     /// Names by which metrics and page may be asked for, beside those of this machine.
     pub hosts: Arc<[String]>,
     /// Who may be connected to the control socket.
-    pub control: control::Limits,
+    pub control: ControlLimits,
+}
+
+impl Shown {
+    /// Returns what views show with these settings and rules.
+    pub(crate) fn of(settings: &Settings, rules: Arc<Groupings>) -> Self {
+        let &Settings { tenants, max_series, tags, young, page, control, .. } = settings;
+        Shown { tenants, max_series, tags, young, rules, page, hosts: settings.hosts.clone().into(), control }
+    }
 }
 
 impl Default for Shown {
@@ -87,7 +96,7 @@ impl Default for Shown {
             rules,
             page,
             hosts: Arc::default(),
-            control: control::Limits::default(),
+            control: ControlLimits::default(),
         }
     }
 }

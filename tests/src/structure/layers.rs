@@ -158,7 +158,7 @@ const DAEMON: Layers = Layers {
         &[layer("limits", &["limits/"])],
         &[layer("run_writer", &["run_writer/"])],
         &[layer("aggregator", &["aggregator/"])],
-        &[layer("config", &["config.rs", "config/", "service.rs"])],
+        &[layer("config", &["config/", "service.rs"])],
         &[layer("source", &["source/"]), layer("view", &["view/"])],
         &[layer("app", &["app.rs"])],
     ],

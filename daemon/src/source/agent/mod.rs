@@ -2,7 +2,7 @@
 //! hello, and send what happens.
 //!
 //! ```text
-//! seats       quotas; turns: fairness between users; line: order among the connections of a process
+//! slots       quotas; turns: fairness between users; line: order among the connections of a process
 //! connection  one agent, from hello to end
 //! reasons     why a peer is turned away, and why a connection ends
 //! peer        identity of the process that connected; pidfd: as the kernel names it
@@ -31,7 +31,6 @@ mod pidfd;
 mod post_mortem;
 mod reasons;
 
-pub(crate) use crate::limits::connection_slots::Limits;
 pub(crate) use ask::{Answerer, Unanswered, option};
 pub(crate) use command::Command;
 pub(crate) use packet::MAX_PACKET_BYTES;
@@ -39,8 +38,8 @@ pub(crate) use packet::MAX_PACKET_BYTES;
 use super::Batch;
 use super::process::Processes;
 use crate::descriptors::{self, Shortage};
-use crate::limits::connection_slots::{Full, Seats};
-use crate::limits::log_rate_limit::Voice;
+use crate::limits::agent_slots::{AgentLimits, AgentSlots, AgentSlotsFull};
+use crate::limits::rate_limit::LogRateLimit;
 use crate::service;
 use crate::stats::{Count, Stats};
 use command::Speaker;
@@ -72,8 +71,8 @@ pub(crate) struct Agents {
     stats: Arc<Stats>,
     processes: Processes,
     hint: Hint,
-    limits: Mutex<Limits>,
-    seats: Arc<Seats>,
+    limits: Mutex<AgentLimits>,
+    slots: AgentSlots,
     lines: Arc<Lines>,
     epochs: AtomicU64,
     /// How often all agents were asked to say their state again.
@@ -90,7 +89,7 @@ pub(crate) struct Agents {
     speakers: Mutex<HashMap<ProcessKey, Speaker>>,
     /// Who renders what programs ask about themselves.
     answerer: OnceLock<Answerer>,
-    voice: Voice,
+    log_rate_limit: LogRateLimit,
     /// One table of live rows is in memory at a time.
     rows: tokio::sync::Mutex<()>,
     shortage: Shortage,
@@ -99,7 +98,7 @@ pub(crate) struct Agents {
 impl Agents {
     /// A source that hands its batches to `inbox`.
     pub(crate) fn new(
-        limits: Limits,
+        limits: AgentLimits,
         processes: Processes,
         inbox: mpsc::Sender<Batch>,
         stats: Arc<Stats>,
@@ -112,7 +111,7 @@ impl Agents {
             processes,
             hint,
             limits: Mutex::new(limits),
-            seats: Arc::default(),
+            slots: AgentSlots::default(),
             lines: Arc::default(),
             epochs: AtomicU64::new(1),
             resyncs: watch::Sender::new(0),
@@ -122,7 +121,7 @@ impl Agents {
             scratch: Mutex::new(scratch),
             speakers: Mutex::default(),
             answerer: OnceLock::new(),
-            voice: Voice::default(),
+            log_rate_limit: LogRateLimit::default(),
             rows: tokio::sync::Mutex::default(),
             shortage: Shortage::default(),
         })
@@ -147,7 +146,7 @@ impl Agents {
     pub(crate) async fn finish(&self) {
         self.over.send_replace(true);
         let patience = tokio::time::Instant::now() + LAST_PACKETS;
-        while self.seats.welcomed() > 0 && tokio::time::Instant::now() < patience {
+        while self.slots.welcomed() > 0 && tokio::time::Instant::now() < patience {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
@@ -168,7 +167,7 @@ impl Agents {
     }
 
     /// New limits, for connections to come.
-    pub(crate) fn set_limits(&self, limits: Limits) {
+    pub(crate) fn set_limits(&self, limits: AgentLimits) {
         *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = limits;
     }
 
@@ -180,7 +179,7 @@ impl Agents {
 
     /// Connections now, and how many of them have not said hello.
     pub(crate) fn connections(&self) -> (usize, usize) {
-        self.seats.count()
+        self.slots.count()
     }
 
     /// Asks every agent to say its state again: a recording that begins now must know what is there.
@@ -229,26 +228,26 @@ impl Agents {
             let uid = stream.peer_cred().map_or(u32::MAX, |peer| peer.uid());
             let limits = self.limits();
             // A peer whose hello is there already keeps nobody waiting, and is not one of those that wait.
-            let seat = match connection_order::is_empty(&stream) {
-                true => self.seats.take(uid, &limits),
-                false => self.seats.take_for_hello(uid, &limits),
+            let slot = match connection_order::is_empty(&stream) {
+                true => self.slots.take(uid, &limits),
+                false => self.slots.take_for_hello(uid, &limits),
             };
-            match seat {
-                Ok(seat) => match Caller::of(&stream) {
+            match slot {
+                Ok(slot) => match Caller::of(&stream) {
                     Ok(caller) => {
                         let stream = Arc::new(stream);
                         let place = self.lines.join(caller.pid(), Some(Arc::clone(&stream)));
                         let agents = Arc::clone(&self);
-                        tokio::spawn(connection::serve(agents, stream, caller, (seat, place)));
+                        tokio::spawn(connection::serve(agents, stream, caller, (slot, place)));
                     }
                     Err(unknown) => self.refuse(&stream, uid, &unknown.into()),
                 },
                 Err(full) => {
                     self.stats.add(
                         match full {
-                            Full::All => Count::RefusedFull,
-                            Full::OfUid => Count::RefusedUid,
-                            Full::Waiting => Count::RefusedWaiting,
+                            AgentSlotsFull::All => Count::RefusedFull,
+                            AgentSlotsFull::OfUid => Count::RefusedUid,
+                            AgentSlotsFull::Waiting => Count::RefusedWaiting,
                         },
                         1,
                     );
@@ -265,15 +264,16 @@ impl Agents {
         }
         if refusal.is_lack() {
             self.shortage.note(CANNOT_CONNECT, refusal);
-        } else if !matches!(refusal, Refusal::Over) && self.voice.speaks(uid) {
+        } else if !matches!(refusal, Refusal::Over) && self.log_rate_limit.allows(uid) {
             let pid = stream.peer_cred().ok().and_then(|peer| peer.pid());
             tracing::warn!(uid, pid, why = %refusal, "a peer on the agent socket was refused");
         }
     }
 
     /// As many as the descriptors of now allow.
-    fn limits(&self) -> Limits {
-        descriptors::fit(*self.limits.lock().unwrap_or_else(PoisonError::into_inner))
+    fn limits(&self) -> AgentLimits {
+        let limits = *self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+        AgentLimits { connections: descriptors::fit(limits.connections), ..limits }
     }
 
     fn next_epoch(&self) -> u64 {

@@ -31,7 +31,7 @@ pub(super) enum Refusal {
     #[error("{0}")]
     Memory(#[from] memory::Refusal),
     #[error("there are as many connections as there may be")]
-    NoSeat,
+    NoSlot,
     #[error("{0}")]
     System(#[from] std::io::Error),
     #[error("the daemon ends")]
@@ -53,7 +53,7 @@ impl Refusal {
             Refusal::NoDescriptor => Count::AcceptFailures,
             Refusal::Memory(memory::Refusal::TooLarge(..)) => Count::RefusedSize,
             Refusal::Memory(_) => Count::RefusedMemory,
-            Refusal::NoSeat => Count::RefusedFull,
+            Refusal::NoSlot => Count::RefusedFull,
             Refusal::Over => return None,
         })
     }

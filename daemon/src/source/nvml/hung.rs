@@ -4,14 +4,15 @@
 //! its lists, alone until it is told otherwise, and another process, the probe, tries the calls from time to time: one
 //! that is lost costs nobody a reading.
 
+use super::DeviceName;
 use super::answer::Code;
 use super::call_state::{Beacon, Doing};
 use super::poller::{Arguments, Target};
-use super::session::now_ns;
 use super::status::{DeviceStatus, Status};
 use super::translate::{NOT_THERE, Translator};
 use super::watch::{SECOND, launch, limit};
-use super::{DeviceName, Settings};
+use crate::clock::now_ns;
+use crate::config::NvmlSettings;
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::process::Child;
@@ -194,7 +195,7 @@ impl HungDevices {
         &mut self,
         pending: Pending,
         code: Code,
-        settings: &Settings,
+        settings: &NvmlSettings,
         translator: &mut Translator,
         status: &mut Status,
     ) {
@@ -247,7 +248,7 @@ impl HungDevices {
     pub(crate) fn tick(
         &mut self,
         tick: Duration,
-        settings: &Settings,
+        settings: &NvmlSettings,
         translator: &mut Translator,
         status: &mut Status,
     ) -> Actions {
@@ -300,7 +301,7 @@ impl HungDevices {
         }
     }
 
-    fn begin(&mut self, settings: &Settings, now: u64) {
+    fn begin(&mut self, settings: &NvmlSettings, now: u64) {
         let Some(due) = self.hung.iter().position(|hung| !hung.is_back && hung.until_ns <= now) else {
             return;
         };
@@ -326,7 +327,7 @@ impl HungDevices {
 
 impl Probe {
     /// How it ended, if it has.
-    fn look(&mut self, tick: Duration, settings: &Settings) -> Option<Found> {
+    fn look(&mut self, tick: Duration, settings: &NvmlSettings) -> Option<Found> {
         match self.child.try_wait() {
             Ok(Some(exit)) if exit.success() => return Some(Found::Answers),
             Ok(Some(exit)) if exit.code().is_some() => return Some(Found::NoLibrary),

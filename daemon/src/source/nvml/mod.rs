@@ -37,56 +37,14 @@ pub(crate) use status::{Counters, DeviceStatus, Status};
 
 use super::Batch;
 use super::process::Processes;
+use crate::config::NvmlSettings;
 use gpumem_ledger::DeviceName;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
 /// The reason of a status that nothing is known of yet.
 pub(crate) const STARTING: &str = "nvml: starting";
-
-/// How NVML is read.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Settings {
-    /// A library to open instead of searching for one.
-    pub library: Option<PathBuf>,
-    /// Device memory reads per second and device: 1 to 100.
-    pub memory_hz: u32,
-    /// Each device's process list at least that often, as far as the budget allows.
-    pub list_interval: Duration,
-    /// Share of wall time that list calls may take: each of them stops the driver for every GPU.
-    pub list_budget: f64,
-    /// A device is listed sooner when its `used` has moved by at least this much.
-    pub list_threshold_bytes: u64,
-    /// Graphics and MPS lists that were empty are looked at that often.
-    pub extra_interval: Duration,
-    /// A call that takes longer is taken for one that will not return.
-    pub call_timeout: Duration,
-    /// A device whose call did not return is left alone for that long; twice as long the next time.
-    pub hang_retry: Duration,
-    /// Bytes per process are believed even where pids look like another namespace's.
-    pub trust_pids: bool,
-    /// The program that has `nvml-poller`; this one if not given.
-    pub program: Option<PathBuf>,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Settings {
-            library: None,
-            memory_hz: 10,
-            list_interval: Duration::from_secs(1),
-            list_budget: 0.02,
-            list_threshold_bytes: 2 << 20,
-            extra_interval: Duration::from_secs(10),
-            call_timeout: Duration::from_secs(5),
-            hang_retry: Duration::from_secs(60),
-            trust_pids: false,
-            program: None,
-        }
-    }
-}
 
 /// The daemon's handle on the source. Clones are the same source; it ends with the last of them.
 #[derive(Debug, Clone)]
@@ -111,9 +69,10 @@ impl Nvml {
     /// another reading's; one that takes long is begun in an earlier batch than it ends, so that the ledger can mark
     /// its books in time, and every one that begins ends, even if its poller is lost. `ProcessFacts` come before a
     /// process's first sample.
-    pub fn start(settings: Settings, processes: Processes, out: mpsc::Sender<Batch>) -> Nvml {
+    pub fn start(settings: NvmlSettings, processes: Processes, out: mpsc::Sender<Batch>) -> Nvml {
         let (commands, orders) = mpsc::unbounded_channel();
-        let status = Status { reason: STARTING.to_owned(), since_ns: session::now_ns(), ..Status::default() };
+        let status =
+            Status { reason: STARTING.to_owned(), since_ns: crate::clock::now_ns(), ..Status::default() };
         let status = Arc::new(Mutex::new(status));
         tokio::spawn(watch::Watch::new(settings, processes, out, Arc::clone(&status), orders).run());
         Nvml { status, commands }

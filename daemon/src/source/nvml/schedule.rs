@@ -14,7 +14,7 @@
 //!
 //! Waking up costs more than a cheap list does. So a list that will be due shortly after a memory tick is read with it.
 
-use super::Settings;
+use crate::config::NvmlSettings;
 
 const SECOND: u64 = 1_000_000_000;
 /// The most lock time that can be saved up: what a burst of lists may cost beyond its last one.
@@ -114,7 +114,7 @@ fn ns(duration: std::time::Duration) -> u64 {
 
 impl Lanes {
     /// Lanes without devices.
-    pub(crate) fn new(settings: &Settings, now_ns: u64) -> Lanes {
+    pub(crate) fn new(settings: &NvmlSettings, now_ns: u64) -> Lanes {
         Lanes {
             memory_period_ns: SECOND / u64::from(settings.memory_hz.clamp(1, 100)),
             list_interval_ns: ns(settings.list_interval).max(1),
@@ -287,7 +287,7 @@ mod tests {
         waits: usize,
     }
 
-    fn machine(devices: usize, settings: &Settings, memory_ns: u64, list_ns: u64) -> Machine {
+    fn machine(devices: usize, settings: &NvmlSettings, memory_ns: u64, list_ns: u64) -> Machine {
         let now = 1_000 * SECOND;
         let mut lanes = Lanes::new(settings, now);
         lanes.set_devices(devices, now);
@@ -336,7 +336,7 @@ mod tests {
     #[test]
     fn memory_comes_at_its_rate_and_lists_each_second() {
         for hz in [1, 10, 100] {
-            let settings = Settings { memory_hz: hz, ..Settings::default() };
+            let settings = NvmlSettings { memory_hz: hz, ..NvmlSettings::default() };
             let mut machine = machine(8, &settings, 12 * US, 100 * US);
             machine.run(20 * SECOND);
             assert!(machine.memory_turns.len().abs_diff(20 * hz as usize) <= 1, "{hz}");
@@ -348,7 +348,7 @@ mod tests {
 
     #[test]
     fn cheap_lists_of_all_devices_come_in_one_go() {
-        let mut machine = machine(8, &Settings::default(), US, 5 * US);
+        let mut machine = machine(8, &NvmlSettings::default(), US, 5 * US);
         machine.run(10 * MS);
         assert_eq!(machine.lists(), 8);
         let last = machine.listed.iter().flatten().max().copied().expect("eight");
@@ -358,11 +358,11 @@ mod tests {
     #[test]
     fn lists_that_cost_little_cost_no_wake_up_of_their_own() {
         for (hz, interval_ms) in [(10, 100), (10, 1000), (100, 1000), (7, 1000)] {
-            let settings = Settings {
+            let settings = NvmlSettings {
                 memory_hz: hz,
                 list_interval: Duration::from_millis(interval_ms),
                 list_budget: 1.0,
-                ..Settings::default()
+                ..NvmlSettings::default()
             };
             let mut machine = machine(8, &settings, US, 5 * US);
             machine.run(20 * SECOND);
@@ -377,7 +377,7 @@ mod tests {
     #[test]
     fn dear_lists_keep_to_the_budget_and_every_device_gets_its_turn() {
         for list_ns in [2 * MS, 4 * MS + 500 * US, 20 * MS, 200 * MS] {
-            let mut machine = machine(8, &Settings::default(), 12 * US, list_ns);
+            let mut machine = machine(8, &NvmlSettings::default(), 12 * US, list_ns);
             let seconds = 100;
             machine.run(seconds * SECOND);
             let share = (machine.lists() as u64 * list_ns) as f64 / (seconds * SECOND) as f64;
@@ -398,7 +398,7 @@ mod tests {
 
     #[test]
     fn a_device_that_moves_is_listed_sooner_within_the_budget() {
-        let mut machine = machine(2, &Settings::default(), 12 * US, MS);
+        let mut machine = machine(2, &NvmlSettings::default(), 12 * US, MS);
         machine.run(3 * SECOND);
         let before = machine.listed[0].len();
         machine.used[0] += 1 << 20;
@@ -422,7 +422,7 @@ mod tests {
 
     #[test]
     fn who_asks_is_served_soon() {
-        let mut machine = machine(8, &Settings::default(), 12 * US, MS);
+        let mut machine = machine(8, &NvmlSettings::default(), 12 * US, MS);
         machine.run(5 * SECOND + 500 * MS);
         let asked = machine.now;
         machine.lanes.ask(3, asked);
@@ -434,7 +434,7 @@ mod tests {
     #[test]
     fn a_context_that_is_made_has_a_list_before_and_after_it() {
         for list_ns in [50 * US, MS, 4 * MS + 500 * US] {
-            let mut machine = machine(8, &Settings::default(), 12 * US, list_ns);
+            let mut machine = machine(8, &NvmlSettings::default(), 12 * US, list_ns);
             machine.run(20 * SECOND);
             for made_ns in [2 * MS, 15 * MS, 150 * MS] {
                 let creating = machine.now;
@@ -459,7 +459,7 @@ mod tests {
 
     #[test]
     fn who_asks_all_the_time_stays_within_the_budget_and_starves_nobody() {
-        let mut machine = machine(4, &Settings::default(), 12 * US, 2 * MS);
+        let mut machine = machine(4, &NvmlSettings::default(), 12 * US, 2 * MS);
         let seconds = 100;
         for _ in 0..seconds * 50 {
             machine.lanes.ask(0, machine.now);
@@ -475,7 +475,7 @@ mod tests {
 
     #[test]
     fn failing_calls_are_tried_more_and_more_slowly_and_others_go_on() {
-        let mut lanes = Lanes::new(&Settings::default(), SECOND);
+        let mut lanes = Lanes::new(&NvmlSettings::default(), SECOND);
         lanes.set_devices(2, SECOND);
         let (mut now, mut failed, mut fine, mut lists) = (SECOND, 0, 0, 0);
         while now < 301 * SECOND {
@@ -503,7 +503,7 @@ mod tests {
 
     #[test]
     fn suspended_devices_are_left_alone() {
-        let mut machine = machine(2, &Settings::default(), US, US);
+        let mut machine = machine(2, &NvmlSettings::default(), US, US);
         machine.lanes.suspend(0, machine.now + 30 * SECOND);
         machine.run(29 * SECOND);
         assert_eq!((machine.listed[0].len(), machine.listed[1].len()), (0, 29));
@@ -523,7 +523,7 @@ mod tests {
 
     #[test]
     fn slow_memory_calls_do_not_take_all_the_time() {
-        let settings = Settings { memory_hz: 100, ..Settings::default() };
+        let settings = NvmlSettings { memory_hz: 100, ..NvmlSettings::default() };
         let mut machine = machine(8, &settings, 8 * MS, US);
         machine.run(10 * SECOND);
         let busy = machine.memory_turns.len() as u64 * 8 * 8 * MS;

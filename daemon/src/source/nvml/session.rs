@@ -1,11 +1,12 @@
 //! One generation of the library, read turn by turn. What it finds goes out as frames.
 
 use self::limits::Limits;
-use super::Settings;
 use super::answer::{Charge, Code, Event, List, Memory, PID_MOST};
 use super::call_state::Doing;
 use super::library::{Facts, Gpus, Pids};
 use super::schedule::{Lanes, Turn};
+use crate::clock::now_ns;
+use crate::config::NvmlSettings;
 use gpumem_ledger::DeviceName;
 use gpumem_wire::{Absence, Body, DeviceIdKind, Reading, Stamp};
 pub(crate) use outlet::Outlet;
@@ -24,12 +25,6 @@ const DOUBT_NS: u64 = 2_000_000_000;
 const EVENTS_NS: u64 = 500_000_000;
 /// `start_ticks` of a process sample whose pid means somebody else here.
 pub(crate) const NOT_OUR_PID: u64 = u64::MAX;
-
-/// CLOCK_MONOTONIC.
-pub(crate) fn now_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
-}
 
 /// What is remembered of a device.
 #[derive(Debug, Default)]
@@ -111,7 +106,7 @@ impl Session {
     /// the time beside them.
     pub(crate) fn begin(
         gpus: Box<dyn Gpus>,
-        settings: &Settings,
+        settings: &NvmlSettings,
         avoid: &[(DeviceName, u64)],
         out: &mut Outlet,
     ) -> Session {

@@ -2,8 +2,9 @@
 //! their start time. Here is remembered what must be said when a poller is lost in the middle of a reading.
 
 use super::answer::{Code, HEALTH_EVENTS, List};
-use super::session::{NOT_OUR_PID, Totals, absence_of, now_ns};
+use super::session::{NOT_OUR_PID, Totals, absence_of};
 use super::status::{DeviceStatus, Status};
+use crate::clock::now_ns;
 use crate::source::process::{Gpu, Processes};
 use gpumem_ledger::{DeviceName, ProcessKey};
 use gpumem_wire::{Absence, Body, NONE_DEVICE, Reading, Record, Stamp, frame};

@@ -10,14 +10,15 @@
 
 mod standby;
 
+use super::Command;
 use super::answer::Code;
 use super::call_state::{Beacon, Doing};
 use super::hung::{Actions, HungDevices};
 use super::poller::Arguments;
-use super::session::now_ns;
 use super::status::Status;
 use super::translate::Translator;
-use super::{Command, Settings};
+use crate::clock::now_ns;
+use crate::config::NvmlSettings;
 use crate::descriptors;
 use crate::source::Batch;
 use crate::source::process::Processes;
@@ -79,7 +80,7 @@ enum End {
 
 /// The source's task.
 pub(crate) struct Watch {
-    pub settings: Settings,
+    pub settings: NvmlSettings,
     pub processes: Processes,
     pub out: mpsc::Sender<Batch>,
     pub status: Arc<Mutex<Status>>,
@@ -132,7 +133,7 @@ impl Poller {
 
 impl Watch {
     pub(crate) fn new(
-        settings: Settings,
+        settings: NvmlSettings,
         processes: Processes,
         out: mpsc::Sender<Batch>,
         status: Arc<Mutex<Status>>,
@@ -468,12 +469,12 @@ impl Watch {
 }
 
 /// Time after which a poller in a call gets a substitute.
-fn stall_of(settings: &Settings) -> Duration {
+fn stall_of(settings: &NvmlSettings) -> Duration {
     STALL.min(settings.call_timeout / 2)
 }
 
 /// How long a poller may be in the middle of that.
-pub(crate) fn limit(doing: Doing, settings: &Settings) -> Duration {
+pub(crate) fn limit(doing: Doing, settings: &NvmlSettings) -> Duration {
     match doing {
         Doing::Device(_) | Doing::Lists(_) | Doing::Events => settings.call_timeout,
         Doing::Index(_) => settings.call_timeout * 4,

@@ -3,27 +3,18 @@
 use super::jobs::{self, Gpu};
 use super::{Facts, Processes, names};
 use crate::clock;
+use crate::config::ProcessSettings;
 use gpumem_ledger::ProcessKey;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 /// For so long it is looked for.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Where the machine says more of processes than /proc does.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Settings {
-    /// Folder in which the kubelet names containers.
-    pub container_names: Option<PathBuf>,
-    /// Folder in which a batch system's prolog gives GPUs to jobs.
-    pub job_mapping: Option<PathBuf>,
-}
-
-impl Settings {
-    /// Whether anything is to be looked for of a new process.
-    pub(super) fn sought(&self, key: ProcessKey, facts: &Facts) -> Option<Sought> {
-        let container = facts.place.container.clone().filter(|_| self.container_names.is_some());
+impl Sought {
+    /// Returns what is to be looked for of a new process, if anything.
+    pub(super) fn of(settings: &ProcessSettings, key: ProcessKey, facts: &Facts) -> Option<Self> {
+        let container = facts.place.container.clone().filter(|_| settings.container_names.is_some());
         container.is_some().then(|| Sought {
             key,
             container,

@@ -37,7 +37,7 @@ pub const MIB: u64 = 1 << 20;
 pub fn batch(origin: Origin, records: &[(Stamp, Body<'_>)]) -> Batch {
     let mut frames = Vec::new();
     records.iter().for_each(|&(stamp, body)| Record { stamp, body }.append_frame(&mut frames));
-    Batch { origin, frames, place: None }
+    Batch { origin, frames, slot: None }
 }
 
 pub fn key(device: usize, process: usize) -> ProcessKey {

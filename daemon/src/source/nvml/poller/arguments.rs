@@ -1,8 +1,8 @@
 //! What the poller is told at its start.
 
-use super::super::Settings;
 use super::super::library::parse_uuid;
 use super::super::session::Totals;
+use crate::config::NvmlSettings;
 use gpumem_ledger::DeviceName;
 use std::ffi::{OsStr, OsString};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use std::time::Duration;
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Arguments {
     /// How to read.
-    pub settings: Settings,
+    pub settings: NvmlSettings,
     /// Descriptor of the beacon.
     pub beacon: Option<i32>,
     /// Devices to be left alone, and for how many seconds.

@@ -1,7 +1,7 @@
 //! Where a session's frames go, and the beacon that says what it is doing.
 
 use super::super::call_state::{Doing, Lamp};
-use super::now_ns;
+use crate::clock::now_ns;
 use gpumem_wire::{Body, Record, Stamp};
 use std::io::{self, Write};
 
