@@ -15,7 +15,6 @@
 //! process (see source/nvml).
 #![warn(missing_docs)]
 
-pub(crate) mod access;
 pub mod aggregator;
 pub mod app;
 pub mod clock;

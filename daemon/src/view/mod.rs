@@ -6,8 +6,10 @@ pub mod health;
 pub(crate) mod http;
 pub mod page;
 pub mod prometheus;
+mod rows;
 pub(crate) mod self_report;
 pub(crate) mod text;
+pub(crate) mod visibility;
 
 use crate::aggregator::{Ask, Board};
 use crate::config::{Page, Settings, Tenants};
@@ -148,16 +150,5 @@ impl Sight {
     /// Shows something else from now on.
     pub fn show(&self, shown: Shown) {
         *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = shown;
-    }
-}
-
-/// Others' processes are bytes only.
-pub(crate) fn hide_others(run: &mut gpumem_model::run::Run) {
-    for device in &mut run.devices {
-        device.tenants.iter_mut().for_each(|(pid, _)| *pid = 0);
-        let seen = device.details.ooms.iter_mut().filter_map(|oom| oom.device.as_mut());
-        for holder in seen.flat_map(|device| device.holders.iter_mut().skip(1)) {
-            (holder.pid, holder.user) = (0, None);
-        }
     }
 }

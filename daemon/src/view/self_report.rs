@@ -46,7 +46,7 @@ pub(crate) async fn report(sight: Arc<Sight>, key: ProcessKey, uid: u32, wish: W
     let mut run = sight.keeper.whole(runs.await.ok()?).await.into_iter().next()?;
     let Shown { rules, tenants, .. } = sight.shown();
     if tenants == Tenants::Anonymous {
-        super::hide_others(&mut run);
+        super::visibility::hide_others(&mut run);
     }
     // Beside the loop: a report of a large run takes milliseconds.
     sight.fair.beside(bill, move || told(&run, &rules, wish)).await

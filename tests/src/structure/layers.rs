@@ -143,7 +143,6 @@ const DAEMON: Layers = Layers {
         &[layer(
             "base",
             &[
-                "access.rs",
                 "clock.rs",
                 "descriptors.rs",
                 "memory.rs",

@@ -1,22 +1,24 @@
 //! How the daemon is, and what to do about it.
 //!
 //! ```text
+//! coverage   one process: how much of it is seen
 //! gpus       the driver, each device, processes without bytes
 //! processes  how many are seen in part only
 //! own        the daemon itself: limits that were reached, what was lost, where things are
 //! ```
 
+mod coverage;
+mod finding;
 mod gpus;
 mod own;
 mod processes;
 
-pub(super) use processes::limit;
-
-use super::{Refused, coverage, number, of_another, only};
-use crate::access::Viewer;
+use super::request::{Refused, number, of_another, only};
 use crate::clock;
 use crate::view::Sight;
 use crate::view::health::Health;
+use crate::view::visibility::Viewer;
+use finding::{finding, mib};
 use gpumem_ledger::{ClosedSample, ProcessView, Snapshot};
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Doctor, Finding, State};
@@ -25,17 +27,6 @@ use hyper::StatusCode;
 
 /// The driver may take so long to be loaded, on a machine with many GPUs or without persistence mode.
 const STARTING_NS: u64 = 15_000_000_000;
-
-pub(super) fn finding(
-    check: Check,
-    state: State,
-    subject: impl Into<String>,
-    text: impl Into<String>,
-    fix: Option<&str>,
-) -> Finding {
-    let id = check.id().to_owned();
-    Finding { id, state, subject: subject.into(), text: text.into(), fix: fix.map(str::to_owned) }
-}
 
 pub(super) fn doctor(sight: &Sight, viewer: Viewer, query: &str) -> Result<Doctor, Refused> {
     only(query, &["pid"])?;
@@ -138,7 +129,7 @@ fn of_bytes(process: &ProcessView, snapshot: &Snapshot, health: &Health, finding
     for account in &process.accounts {
         let Some(device) = account.device.and_then(|device| snapshot.devices.get(device)) else { continue };
         if let Some((used, tracked)) = account.latest.as_ref().and_then(missing) {
-            let (used, tracked) = (gpus::mib(used), gpus::mib(tracked));
+            let (used, tracked) = (mib(used), mib(tracked));
             let text = format!(
                 "NVML charges {used} to it on {}, less than the {tracked} that it tracks: a checkpoint (cuda-checkpoint) moved its memory \
                  to the host, or the driver's figure is wrong",

@@ -1,13 +1,13 @@
 //! Devices and processes of one moment, in the words of the report's JSON. The rows are those of `gpumemctl ps`.
 
 use super::response_cache::{Refused, Text, aside};
-use crate::access::Viewer;
 use crate::aggregator::Published;
 use crate::clock;
 use crate::config::{Page, Tenants};
-use crate::view::control::ps::{self, Rows};
 use crate::view::health::Health;
+use crate::view::rows::{self, Rows};
 use crate::view::text::clean;
+use crate::view::visibility::Viewer;
 use crate::view::{Shown, Sight};
 use gpumem_ledger::category::{OTHERS, Rules};
 use gpumem_ledger::{AccountView, Class, DeviceView, ProcessView};
@@ -133,10 +133,10 @@ async fn told(sight: &Arc<Sight>, shown: Shown, with_processes: bool) -> Result<
     .await
 }
 
-/// As somebody sees them whom nobody knows.
+/// Returns the rows as visible to an anonymous viewer.
 fn rows<'a>(published: &'a Published, health: &Health, shown: &Shown) -> Rows<'a> {
     let all = shown.tenants == Tenants::Named;
-    ps::rows(published, health, Viewer { uid: u32::MAX, all }, shown.tenants)
+    rows::rows(published, health, Viewer { uid: u32::MAX, all }, shown.tenants)
 }
 
 /// Whether a device's processes and what nobody owns are what is used of it; `None` where that cannot be known.

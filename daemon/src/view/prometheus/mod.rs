@@ -25,7 +25,6 @@ use crate::view::{Shown, Sight};
 pub use devices::MOST_PER_DEVICE;
 use families::Families;
 pub(crate) use families::Family;
-pub(crate) use processes::flags;
 
 /// The text of one scrape, as everybody may have it.
 pub fn scrape(sight: &Sight) -> String {

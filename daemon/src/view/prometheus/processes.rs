@@ -12,6 +12,7 @@ use crate::aggregator::Published;
 use crate::config::Tenants;
 use crate::view::Shown;
 use crate::view::health::Health;
+use crate::view::rows::flags;
 use gpumem_ledger::{AccountView, ProcessKey, ProcessView};
 use gpumem_model::layers::{layer_name, state_name};
 use gpumem_model::who::{CLAIMED, Said, Who};
@@ -332,24 +333,4 @@ fn beside(
     for flag in flags(process, account) {
         out.add_with(&FLAG, labels, ("flag", flag), 1_u64);
     }
-}
-
-/// What is to be known about the numbers of a process.
-pub(crate) fn flags(process: &ProcessView, account: &AccountView) -> Vec<&'static str> {
-    let coverage = &process.coverage;
-    let mut flags = vec![if coverage.covered { "covered" } else { "uncovered" }];
-    let stale = account.latest.as_ref().is_some_and(|sample| sample.stale);
-    for (holds, flag) in [
-        (coverage.late, "late"),
-        (coverage.blocked.is_some(), "blocked"),
-        (coverage.paused, "paused"),
-        (coverage.is_partial(), "partial"),
-        (coverage.earlier.is_some(), "restarted"),
-        (stale, "stale"),
-    ] {
-        if holds {
-            flags.push(flag);
-        }
-    }
-    flags
 }

@@ -3,10 +3,10 @@
 //! What the driver is like comes first, then each device: what is wrong with it, faults, processes that nobody knows,
 //! bytes that no process has. A finding says what is so, why, and what can be done.
 
-use super::finding;
-use crate::access::Viewer;
+use super::finding::{finding, mib};
 use crate::config::Tenants;
 use crate::view::health::{Device, Health};
+use crate::view::visibility::Viewer;
 use gpumem_ledger::{DeviceView, ProcessView, Snapshot};
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
@@ -31,10 +31,6 @@ impl Sees {
     pub(crate) fn now() -> Self {
         Sees { host_pids: crate::namespace::is_hosts() }
     }
-}
-
-pub(super) fn mib(bytes: u64) -> String {
-    format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
 }
 
 fn has(device: &Device, fact: &str) -> bool {

@@ -1,6 +1,6 @@
 //! The daemon itself: where its things are, limits that were reached, what was lost and is said nowhere else.
 
-use super::finding;
+use super::finding::finding;
 use crate::run_writer::{self, Doubt};
 use crate::stats::Count;
 use crate::view::Sight;

@@ -1,30 +1,18 @@
-//! What holds the devices now.
+//! What holds the devices now, as the rows that `ps` and the page show.
 
-use crate::access::Viewer;
+use super::health::Health;
+use super::visibility::Viewer;
 use crate::aggregator::Published;
 use crate::config::Tenants;
-use crate::view::Sight;
-use crate::view::health::Health;
-use crate::view::prometheus::flags;
 use gpumem_ledger::{AccountView, DeviceView, ProcessView};
-use gpumem_model::control::{ClaimRow, DeviceRow, ProcessRow, Ps};
+use gpumem_model::control::{ClaimRow, DeviceRow, ProcessRow};
 use gpumem_model::run::absence_name;
 use gpumem_model::who::Who;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-pub(super) fn ps(sight: &Sight, viewer: Viewer) -> Ps {
-    let published = sight.board.read();
-    let rows = rows(&published, &sight.sources.health(), viewer, sight.shown().tenants);
-    Ps {
-        devices: rows.devices.into_iter().map(|(row, _)| row).collect(),
-        processes: rows.processes.into_iter().map(|(row, ..)| row).collect(),
-        claims: rows.claims,
-    }
-}
-
 /// Rows with what they are made of.
-pub(in crate::view) struct Rows<'a> {
+pub(super) struct Rows<'a> {
     /// In NVML's order.
     pub devices: Vec<(DeviceRow, &'a DeviceView)>,
     /// By device, the largest first.
@@ -33,7 +21,7 @@ pub(in crate::view) struct Rows<'a> {
     pub claims: Vec<ClaimRow>,
 }
 
-pub(in crate::view) fn rows<'a>(
+pub(super) fn rows<'a>(
     published: &'a Published,
     health: &Health,
     viewer: Viewer,
@@ -170,4 +158,24 @@ fn process(
         command: command.filter(|_| own).map(|command| format!("{command}{rank}")),
         who,
     })
+}
+
+/// Returns the caveats on the numbers of a process.
+pub(super) fn flags(process: &ProcessView, account: &AccountView) -> Vec<&'static str> {
+    let coverage = &process.coverage;
+    let mut flags = vec![if coverage.covered { "covered" } else { "uncovered" }];
+    let stale = account.latest.as_ref().is_some_and(|sample| sample.stale);
+    for (holds, flag) in [
+        (coverage.late, "late"),
+        (coverage.blocked.is_some(), "blocked"),
+        (coverage.paused, "paused"),
+        (coverage.is_partial(), "partial"),
+        (coverage.earlier.is_some(), "restarted"),
+        (stale, "stale"),
+    ] {
+        if holds {
+            flags.push(flag);
+        }
+    }
+    flags
 }

@@ -1,10 +1,48 @@
-//! Telling the agent of a process to record: only whose process it is, and root, may. A recording is a file that the process writes.
+//! Commands to processes. A mark gives a moment a name in the runs of live processes; it changes no number, so each viewer may mark the
+//! processes that they see. A recording is a file that the process writes: only its user and root may ask for one.
 
-use super::{Refused, number, of_another, only, value};
-use crate::access::Viewer;
+use super::request::{Refused, number, of_another, only, unescaped, value};
+use super::runs::Which;
+use crate::aggregator::Ask;
+use crate::view::visibility::Viewer;
 use crate::view::{Errand, Sight};
-use gpumem_model::control::Recorded;
+use gpumem_ledger::ProcessView;
+use gpumem_model::control::{Marked, Recorded};
 use hyper::StatusCode;
+use tokio::sync::oneshot;
+
+/// Longest name: that of a tag.
+const MAX_NAME: usize = 255;
+
+pub(super) async fn mark(sight: &Sight, viewer: Viewer, query: &str) -> Result<Marked, Refused> {
+    only(query, &["name", "pid", "tree", "job"])?;
+    let bad = |text: &str| Refused::new(StatusCode::BAD_REQUEST, text);
+    let name = unescaped(value(query, "name").unwrap_or_default())?;
+    if name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control) {
+        return Err(bad("name= must be 1 to 255 bytes of printable text"));
+    }
+    let whose: Vec<&str> = query.split('&').filter(|pair| !pair.starts_with("name=")).collect();
+    let which = Which::of(&whose.join("&"))?;
+    let missing = match &which {
+        Which::Pid(pid) | Which::Tree(pid) => of_another(sight, viewer, *pid)
+            .unwrap_or_else(|| format!("pid {pid} is no process of yours that uses a GPU")),
+        Which::Job(job) => format!("no process of job {job} uses a GPU"),
+        Which::Live | Which::Around(_) => "no process of yours uses a GPU".to_owned(),
+    };
+    let takes = move |process: &ProcessView| {
+        let facts = &process.facts;
+        let is_on_gpu = !process.accounts.is_empty();
+        is_on_gpu && viewer.sees(facts.uid) && which.takes(process.key.pid, &facts.seen, &facts.claims)
+    };
+    let ended = || Refused::new(StatusCode::SERVICE_UNAVAILABLE, "the daemon ends");
+    let (reply, marked) = oneshot::channel();
+    sight.asks.send(Ask::Mark(name, Box::new(takes), reply)).await.map_err(|_| ended())?;
+    let (time_ns, pids) = marked.await.map_err(|_| ended())?;
+    if pids.is_empty() {
+        return Err(Refused::new(StatusCode::NOT_FOUND, missing));
+    }
+    Ok(Marked { pids, time_ns })
+}
 
 /// Longest path of a file.
 const MAX_PATH: usize = 4096;
@@ -69,30 +107,9 @@ pub(super) fn limits(query: &str) -> Result<String, Refused> {
     Ok(limits)
 }
 
-/// `%2F` is `/`.
-pub(super) fn unescaped(text: &str) -> Result<String, Refused> {
-    let mut bytes = Vec::new();
-    let mut rest = text.as_bytes();
-    while let Some((&byte, after)) = rest.split_first() {
-        rest = after;
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let digits = rest.get(..2).filter(|digits| digits.iter().all(u8::is_ascii_hexdigit)); // no sign
-        let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
-        let byte = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        bytes.push(
-            byte.ok_or_else(|| Refused::new(StatusCode::BAD_REQUEST, "a % must be followed by two digits"))?,
-        );
-        rest = rest.get(2..).unwrap_or_default();
-    }
-    String::from_utf8(bytes).map_err(|_| Refused::new(StatusCode::BAD_REQUEST, "a value must be UTF-8"))
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{limits, unescaped};
+    use super::limits;
 
     #[test]
     fn limits_are_numbers() {
@@ -101,14 +118,6 @@ mod tests {
         assert_eq!(of("steps=1:20&for=30&max_size=7").as_deref(), Some("\0steps=1:20\0for=30\0max_size=7"));
         for bad in ["steps=1", "steps=1:2:3", "steps=a:b", "for=", "for=-1", "max_size=1\0x"] {
             assert_eq!(of(bad), None, "{bad:?}");
-        }
-    }
-
-    #[test]
-    fn paths_are_unescaped() {
-        assert_eq!(unescaped("/tmp/a%20b%25").ok().as_deref(), Some("/tmp/a b%"));
-        for bad in ["%", "%2", "%zz", "%ff", "%+a"] {
-            assert!(unescaped(bad).is_err(), "{bad}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! How much of a process is seen, and what to do where it is less than all.
 
-use super::doctor::{finding, limit};
+use super::finding::{finding, limit};
 use gpumem_ledger::{Blind, Blocked, Oddities, ProcessView};
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};

@@ -44,6 +44,17 @@ fn is_member(groups: &str, users: &str, uid: u32, gid: u32) -> bool {
         && fields(group, 3).is_some_and(|members| members.split(',').any(|member| member == name))
 }
 
+/// Removes pid and user of processes that are not the run's.
+pub(crate) fn hide_others(run: &mut gpumem_model::run::Run) {
+    for device in &mut run.devices {
+        device.tenants.iter_mut().for_each(|(pid, _)| *pid = 0);
+        let seen = device.details.ooms.iter_mut().filter_map(|oom| oom.device.as_mut());
+        for holder in seen.flat_map(|device| device.holders.iter_mut().skip(1)) {
+            (holder.pid, holder.user) = (0, None);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
