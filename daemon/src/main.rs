@@ -4,8 +4,8 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 use gpumemd::app::{self, Setup};
 use gpumemd::config::Home;
-use gpumemd::descriptors;
 use gpumemd::error_text;
+use gpumemd::os::raise_descriptor_limit;
 use gpumemd::signals::Signals;
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -74,7 +74,7 @@ fn start(run: Run, signals: Signals) -> anyhow::Result<()> {
         return Ok(());
     }
     log(&run.log)?;
-    descriptors::raise();
+    raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let result = runtime.block_on(async {
         let (end, reload) = signals.listen()?;

@@ -52,10 +52,10 @@ pub fn in_use() -> Option<u64> {
 
 /// Nothing here.
 #[cfg(not(target_env = "gnu"))]
-pub(crate) fn trim() {}
+pub fn trim() {}
 
 /// Not known here.
 #[cfg(not(target_env = "gnu"))]
-pub(crate) fn in_use() -> Option<u64> {
+pub fn in_use() -> Option<u64> {
     None
 }

@@ -3,8 +3,6 @@
 //! A directory that others may write to could hold somebody else's socket or a link, so the runtime directory
 //! must be ours and only ours to write; a socket file is replaced only when nobody listens behind it.
 
-mod adopt;
-
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::fs::{DirBuilder, Permissions};
@@ -63,7 +61,7 @@ impl Handed {
     /// # Errors
     /// [`Error::Handed`]: they are not what the environment says.
     pub(crate) fn take() -> Result<Self, Error> {
-        let passed = adopt::passed();
+        let passed = crate::descriptors::passed();
         let passed =
             passed.map_err(|error| Error::Handed { name: String::new(), what: error.to_string() })?;
         let mut handed = Handed::default();

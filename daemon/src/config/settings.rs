@@ -5,6 +5,7 @@ use crate::aggregator::Pace;
 use crate::limits::ControlLimits;
 use crate::limits::agent_slots::AgentLimits;
 use crate::run_writer::Retention;
+use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -202,7 +203,7 @@ fn not_zero(value: f64) -> Option<f64> {
 }
 
 /// How NVML is read.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 pub struct NvmlSettings {
     /// A library to open instead of searching for one.
     pub library: Option<PathBuf>,
@@ -223,6 +224,7 @@ pub struct NvmlSettings {
     /// Bytes per process are believed even where pids look like another namespace's.
     pub trust_pids: bool,
     /// The program that has `nvml-poller`; this one if not given.
+    #[serde(skip)]
     pub program: Option<PathBuf>,
 }
 

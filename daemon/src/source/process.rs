@@ -9,20 +9,17 @@
 //! process.rs   the table, and the stream of processes that ended
 //! facts.rs     what /proc tells of one process; the command line is read on a thread of its own
 //! parse.rs     text of /proc -> values
-//! names.rs     what Kubernetes calls a container      jobs.rs   which job a GPU was given to
-//! seek.rs      these two are looked for until they are there
-//! ending.rs    the status with which one ended
+//! cluster.rs   what Kubernetes calls a container, and which job a GPU was given to
+//! late_facts.rs  looks for these two until they are there
 //! ```
 
-mod ending;
+mod cluster;
 mod facts;
-mod jobs;
 mod late_facts;
-mod names;
 mod parse;
 
+pub(crate) use cluster::Gpu;
 pub(crate) use facts::{Facts, cgroup};
-pub(crate) use jobs::Gpu;
 
 use crate::config::ProcessSettings;
 use facts::{Commands, Look};
@@ -120,7 +117,7 @@ pub struct Gone {
 impl Gone {
     /// The status with which it ended, as waitpid gives it, as far as somebody tells now.
     pub(crate) fn status(&self) -> Option<u64> {
-        let told = self.pidfd.as_ref().and_then(ending::status);
+        let told = self.pidfd.as_ref().and_then(crate::descriptors::exit_status);
         told.or_else(|| {
             let stat = facts::read_stat(&self.proc, self.key.pid)?;
             let is_it = stat.start_ticks == self.key.start_ticks && stat.has_ended();

@@ -12,13 +12,10 @@ pub(crate) mod text;
 pub(crate) mod visibility;
 
 use crate::aggregator::{Ask, Board};
-use crate::config::{Page, Settings, Tenants};
-use crate::limits::ControlLimits;
 use crate::limits::user_share::{Fair, Turn};
 use crate::run_writer::Keeper;
 use crate::stats::{Count, Stats};
 use gpumem_ledger::ProcessKey;
-use gpumem_report::rules::Groupings;
 use health::Health;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -27,6 +24,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc;
+pub use visibility::Shown;
 
 /// What the agent of a process is to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,53 +52,6 @@ pub trait Sources: Send + Sync {
     fn release(&self, time: Duration);
     /// Tells the agent of a process what to do.
     fn errand(&self, key: ProcessKey, errand: Errand) -> Obeyed;
-}
-
-/// What can change while the daemon runs.
-#[derive(Debug, Clone)]
-pub struct Shown {
-    /// What others see.
-    pub tenants: Tenants,
-    /// Series of one scrape.
-    pub max_series: usize,
-    /// Tags of a process on a device that are series, largest first.
-    pub tags: usize,
-    /// Processes younger than this are folded into one.
-    pub young: Duration,
-    /// Names of categories.
-    pub rules: Arc<Groupings>,
-    /// What the live page tells.
-    pub page: Page,
-    /// Names by which metrics and page may be asked for, beside those of this machine.
-    pub hosts: Arc<[String]>,
-    /// Who may be connected to the control socket.
-    pub control: ControlLimits,
-}
-
-impl Shown {
-    /// Returns what views show with these settings and rules.
-    pub(crate) fn of(settings: &Settings, rules: Arc<Groupings>) -> Self {
-        let &Settings { tenants, max_series, tags, young, page, control, .. } = settings;
-        Shown { tenants, max_series, tags, young, rules, page, hosts: settings.hosts.clone().into(), control }
-    }
-}
-
-impl Default for Shown {
-    fn default() -> Self {
-        let rules = Arc::new(Groupings::preset(None).clone());
-        let young = Duration::from_secs(10);
-        let page = Page::default();
-        Shown {
-            tenants: Tenants::default(),
-            max_series: 10_000,
-            tags: 0,
-            young,
-            rules,
-            page,
-            hosts: Arc::default(),
-            control: ControlLimits::default(),
-        }
-    }
 }
 
 /// What does not change while the daemon runs.

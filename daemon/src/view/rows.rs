@@ -29,12 +29,12 @@ pub(super) fn rows<'a>(
 ) -> Rows<'a> {
     let snapshot = &published.snapshot;
     // In NVML's order; devices that only agents have named come last.
-    let place = |device: &DeviceView| health.devices.iter().position(|of| of.name == device.name);
+    let place = |device: &DeviceView| health.nvml.devices.iter().position(|of| of.name == device.name);
     // What is only said to be there is shown while somebody says to hold something on it: a liar names devices without end.
     let living = || snapshot.processes.iter().filter(|process| process.ended.is_none());
     let held = living().flat_map(|process| &process.accounts).filter(|account| holds(account));
     let held: BTreeSet<usize> = held.filter_map(|account| account.device).collect();
-    let may_be = |at: &usize| health.may_have(snapshot.devices[*at].name);
+    let may_be = |at: &usize| health.nvml.may_have(snapshot.devices[*at].name);
     let is_there = |at: &usize| place(&snapshot.devices[*at]).is_some() || held.contains(at) && may_be(at);
     let mut order: Vec<usize> = (0..snapshot.devices.len()).filter(is_there).collect();
     order.sort_by_key(|&at| (place(&snapshot.devices[at]).unwrap_or(usize::MAX), at));
@@ -90,11 +90,11 @@ fn holds(account: &AccountView) -> bool {
 }
 
 fn device(published: &Published, health: &Health, device: &DeviceView) -> DeviceRow {
-    let known = health.devices.iter().find(|of| of.name == device.name);
+    let known = health.nvml.device(device.name);
     let reading = device.latest;
     let why = known.and_then(|known| known.problem.clone());
     DeviceRow {
-        index: known.map_or(device.ordinal.into(), |known| known.index),
+        index: known.map_or(device.ordinal, |known| known.index).into(),
         uuid: device.name.to_string(),
         model: device.model.clone(),
         total_bytes: device.total_bytes,
@@ -104,7 +104,7 @@ fn device(published: &Published, health: &Health, device: &DeviceView) -> Device
         system_bytes: reading.and_then(|reading| reading.system_reserved_bytes),
         unaccounted_bytes: device.agreed.map(|agreed| agreed.unaccounted_bytes),
         age_ms: reading.map(|reading| published.now_ns().saturating_sub(reading.time_ns) / 1_000_000),
-        why: why.or_else(|| health.nvml_problem().map(str::to_owned)),
+        why: why.or_else(|| health.nvml.problem().map(str::to_owned)),
     }
 }
 

@@ -1,6 +1,11 @@
 //! Who may see what. The kernel names the peer of a socket; its groups come from /etc/group.
 
+use crate::config::{Page, Settings, Tenants};
+use crate::limits::ControlLimits;
+use gpumem_report::rules::Groupings;
 use std::fs;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// The group whose members see every process.
 pub(crate) const GROUP: &str = "gpumemd";
@@ -42,6 +47,53 @@ fn is_member(groups: &str, users: &str, uid: u32, gid: u32) -> bool {
     let Some(name) = users.lines().find(is_uid).and_then(|line| fields(line, 0)) else { return false };
     !name.is_empty()
         && fields(group, 3).is_some_and(|members| members.split(',').any(|member| member == name))
+}
+
+/// What can change while the daemon runs.
+#[derive(Debug, Clone)]
+pub struct Shown {
+    /// What others see.
+    pub tenants: Tenants,
+    /// Series of one scrape.
+    pub max_series: usize,
+    /// Tags of a process on a device that are series, largest first.
+    pub tags: usize,
+    /// Processes younger than this are folded into one.
+    pub young: Duration,
+    /// Names of categories.
+    pub rules: Arc<Groupings>,
+    /// What the live page tells.
+    pub page: Page,
+    /// Names by which metrics and page may be asked for, beside those of this machine.
+    pub hosts: Arc<[String]>,
+    /// Who may be connected to the control socket.
+    pub control: ControlLimits,
+}
+
+impl Shown {
+    /// Returns what views show with these settings and rules.
+    pub(crate) fn of(settings: &Settings, rules: Arc<Groupings>) -> Self {
+        let &Settings { tenants, max_series, tags, young, page, control, .. } = settings;
+        Shown { tenants, max_series, tags, young, rules, page, hosts: settings.hosts.clone().into(), control }
+    }
+}
+
+impl Default for Shown {
+    fn default() -> Self {
+        let rules = Arc::new(Groupings::preset(None).clone());
+        let young = Duration::from_secs(10);
+        let page = Page::default();
+        Shown {
+            tenants: Tenants::default(),
+            max_series: 10_000,
+            tags: 0,
+            young,
+            rules,
+            page,
+            hosts: Arc::default(),
+            control: ControlLimits::default(),
+        }
+    }
 }
 
 /// Removes pid and user of processes that are not the run's.

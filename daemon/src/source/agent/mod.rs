@@ -27,7 +27,6 @@ mod inherited_connections;
 mod memory;
 mod packet;
 mod peer;
-mod pidfd;
 mod post_mortem;
 mod reasons;
 
@@ -37,9 +36,9 @@ pub(crate) use packet::MAX_PACKET_BYTES;
 
 use super::Batch;
 use super::process::Processes;
-use crate::descriptors::{self, Shortage};
 use crate::limits::agent_slots::{AgentLimits, AgentSlots, AgentSlotsFull};
 use crate::limits::rate_limit::LogRateLimit;
+use crate::os::{DescriptorShortage, fit_connections};
 use crate::service;
 use crate::stats::{Count, Stats};
 use command::Speaker;
@@ -92,7 +91,7 @@ pub(crate) struct Agents {
     log_rate_limit: LogRateLimit,
     /// One table of live rows is in memory at a time.
     rows: tokio::sync::Mutex<()>,
-    shortage: Shortage,
+    shortage: DescriptorShortage,
 }
 
 impl Agents {
@@ -123,7 +122,7 @@ impl Agents {
             answerer: OnceLock::new(),
             log_rate_limit: LogRateLimit::default(),
             rows: tokio::sync::Mutex::default(),
-            shortage: Shortage::default(),
+            shortage: DescriptorShortage::default(),
         })
     }
 
@@ -273,7 +272,7 @@ impl Agents {
     /// As many as the descriptors of now allow.
     fn limits(&self) -> AgentLimits {
         let limits = *self.limits.lock().unwrap_or_else(PoisonError::into_inner);
-        AgentLimits { connections: descriptors::fit(limits.connections), ..limits }
+        AgentLimits { connections: fit_connections(limits.connections), ..limits }
     }
 
     fn next_epoch(&self) -> u64 {

@@ -4,7 +4,7 @@ use super::frames::Fault;
 use super::memory;
 use super::packet::MAX_PACKET_BYTES;
 use super::peer::Unknown;
-use crate::descriptors;
+use crate::os::is_out_of_descriptors;
 use crate::stats::Count;
 use gpumem_wire::MAJOR;
 use std::time::Duration;
@@ -62,7 +62,9 @@ impl Refusal {
     pub(super) fn is_lack(&self) -> bool {
         match self {
             Refusal::NoDescriptor => true,
-            Refusal::System(error) | Refusal::Identity(Unknown::System(error)) => descriptors::is_lack(error),
+            Refusal::System(error) | Refusal::Identity(Unknown::System(error)) => {
+                is_out_of_descriptors(error)
+            }
             _ => false,
         }
     }

@@ -211,7 +211,7 @@ pub(crate) struct MemoryLimit {
 
 /// A kind of event about the health of a GPU, which drivers from R580 on send.
 #[derive(Debug)]
-pub(crate) struct HealthEvent {
+pub(crate) struct HealthEventKind {
     /// Its bit in NVML's mask of event types.
     pub bit: u64,
     /// Label in metrics.
@@ -223,9 +223,9 @@ pub(crate) struct HealthEvent {
 }
 
 /// All kinds of them.
-pub(crate) const HEALTH_EVENTS: [HealthEvent; 6] = {
-    const fn of(bit: u64, name: &'static str, text: &'static str, is_grave: bool) -> HealthEvent {
-        HealthEvent { bit, name, text, is_grave }
+pub(crate) const HEALTH_EVENTS: [HealthEventKind; 6] = {
+    const fn of(bit: u64, name: &'static str, text: &'static str, is_grave: bool) -> HealthEventKind {
+        HealthEventKind { bit, name, text, is_grave }
     }
     [
         of(0x400, "dram_retirement", "DRAM retired", false),

@@ -7,12 +7,12 @@
 use super::DeviceName;
 use super::answer::Code;
 use super::call_state::{Beacon, Doing};
-use super::poller::{Arguments, Target};
-use super::status::{DeviceStatus, Status};
+use super::protocol::{Arguments, Target};
+use super::protocol::{SECOND, launch, limit};
 use super::translate::{NOT_THERE, Translator};
-use super::watch::{SECOND, launch, limit};
 use crate::clock::now_ns;
 use crate::config::NvmlSettings;
+use crate::nvml_status::{DeviceStatus, NvmlStatus};
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::process::Child;
@@ -55,7 +55,7 @@ impl Hung {
         self.until_ns = now.saturating_add(self.wait_s * SECOND);
     }
 
-    fn say(&self, what: &str, translator: &mut Translator, status: &mut Status, now: u64) {
+    fn say(&self, what: &str, translator: &mut Translator, status: &mut NvmlStatus, now: u64) {
         let lists = if self.only_lists { "process list: " } else { "" };
         let problem = format!("{lists}{what}; left alone for {} s", self.wait_s);
         let slots: Vec<u8> =
@@ -137,7 +137,7 @@ impl HungDevices {
     }
 
     /// The GPU that the current poller is calling for, as far as it is known.
-    pub(crate) fn target(doing: Doing, translator: &Translator, status: &Status) -> Option<Pending> {
+    pub(crate) fn target(doing: Doing, translator: &Translator, status: &NvmlStatus) -> Option<Pending> {
         let (name, index) = match doing {
             Doing::Device(slot) | Doing::Lists(slot) => {
                 let name = translator.device_of_poller(slot, status)?;
@@ -150,13 +150,18 @@ impl HungDevices {
     }
 
     /// A call for this GPU takes long: new pollers leave it alone until [`HungDevices::returned`] or [`HungDevices::avoid`].
-    pub(crate) fn suspect(&mut self, pending: Pending, translator: &mut Translator, status: &mut Status) {
+    pub(crate) fn suspect(&mut self, pending: Pending, translator: &mut Translator, status: &mut NvmlStatus) {
         self.pending.push(pending);
         self.say_pending(pending.index, Some(PENDING), translator, status);
     }
 
     /// The call has returned.
-    pub(crate) fn returned(&mut self, pending: Pending, translator: &mut Translator, status: &mut Status) {
+    pub(crate) fn returned(
+        &mut self,
+        pending: Pending,
+        translator: &mut Translator,
+        status: &mut NvmlStatus,
+    ) {
         self.pending.retain(|other| *other != pending);
         self.say_pending(pending.index, None, translator, status);
     }
@@ -166,7 +171,7 @@ impl HungDevices {
         index: u16,
         problem: Option<&str>,
         translator: &mut Translator,
-        status: &mut Status,
+        status: &mut NvmlStatus,
     ) {
         let before = if problem.is_some() { None } else { Some(PENDING) };
         let is_meant = |device: &&DeviceStatus| device.index == index && device.problem.as_deref() == before;
@@ -197,7 +202,7 @@ impl HungDevices {
         code: Code,
         settings: &NvmlSettings,
         translator: &mut Translator,
-        status: &mut Status,
+        status: &mut NvmlStatus,
     ) {
         self.returned(pending, translator, status);
         let Pending { doing, name, index } = pending;
@@ -223,7 +228,7 @@ impl HungDevices {
     }
 
     /// Devices that answer again are as others.
-    pub(crate) fn revive(&mut self, translator: &mut Translator, status: &mut Status) {
+    pub(crate) fn revive(&mut self, translator: &mut Translator, status: &mut NvmlStatus) {
         if self.hung.is_empty() {
             return;
         }
@@ -250,7 +255,7 @@ impl HungDevices {
         tick: Duration,
         settings: &NvmlSettings,
         translator: &mut Translator,
-        status: &mut Status,
+        status: &mut NvmlStatus,
     ) -> Actions {
         let now = now_ns();
         let Some(probe) = &mut self.probe else {

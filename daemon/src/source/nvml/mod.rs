@@ -15,41 +15,35 @@
 //! host_memory.rs  the host's memory, for GPUs that have none of their own
 //! raw.rs        the calls that nvml-wrapper lacks or does badly: unsafe code
 //! beacon.rs     what the poller is doing, where the parent can see it without its help
-//! status.rs     how it is
 //! ```
 
 mod answer;
 mod call_state;
-mod host_memory;
 mod hung;
 mod library;
 mod poller;
+mod protocol;
 mod raw;
 mod schedule;
 mod session;
-mod status;
 mod translate;
 mod watch;
 
-pub(crate) use answer::{HEALTH_EVENTS, HealthEvent};
 pub use poller::poller_main;
-pub(crate) use status::{Counters, DeviceStatus, Status};
 
 use super::Batch;
 use super::process::Processes;
 use crate::config::NvmlSettings;
+use crate::nvml_status::{NvmlStatus, STARTING};
 use gpumem_ledger::DeviceName;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// The reason of a status that nothing is known of yet.
-pub(crate) const STARTING: &str = "nvml: starting";
-
 /// The daemon's handle on the source. Clones are the same source; it ends with the last of them.
 #[derive(Debug, Clone)]
 pub struct Nvml {
-    status: Arc<Mutex<Status>>,
+    status: Arc<Mutex<NvmlStatus>>,
     commands: mpsc::UnboundedSender<Command>,
 }
 
@@ -61,7 +55,7 @@ enum Command {
 }
 
 impl Nvml {
-    /// Starts the source as a task of this tokio runtime. Never fails: what is wrong is told in [`Status`] and as
+    /// Starts the source as a task of this tokio runtime. Never fails: what is wrong is told in [`NvmlStatus`] and as
     /// `Source` records, whose reason begins with `nvml: `; with a device in its stamp such a record is about that
     /// device.
     ///
@@ -71,8 +65,11 @@ impl Nvml {
     /// process's first sample.
     pub fn start(settings: NvmlSettings, processes: Processes, out: mpsc::Sender<Batch>) -> Nvml {
         let (commands, orders) = mpsc::unbounded_channel();
-        let status =
-            Status { reason: STARTING.to_owned(), since_ns: crate::clock::now_ns(), ..Status::default() };
+        let status = NvmlStatus {
+            reason: STARTING.to_owned(),
+            since_ns: crate::clock::now_ns(),
+            ..NvmlStatus::default()
+        };
         let status = Arc::new(Mutex::new(status));
         tokio::spawn(watch::Watch::new(settings, processes, out, Arc::clone(&status), orders).run());
         Nvml { status, commands }
@@ -94,7 +91,7 @@ impl Nvml {
     }
 
     /// How it is now. Never waits for NVML.
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> NvmlStatus {
         self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

@@ -18,16 +18,14 @@
 //! quit                      end
 //! ```
 
-mod arguments;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use arguments::{Arguments, Target};
-
 use super::answer::List;
 use super::call_state::{Doing, Lamp};
-use super::library::{Avoid, Gpus, Library, parse_uuid};
-use super::session::{Next, Outlet, Session, Totals};
+use super::library::{Avoid, Gpus, Library};
+use super::protocol::{Arguments, Outlet, SECOND, Target, Totals, parse_uuid};
+use super::session::{Next, Session};
 use crate::clock::now_ns;
 use gpumem_ledger::DeviceName;
 use gpumem_wire::{Body, Stamp};
@@ -38,7 +36,6 @@ use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
 
-const SECOND: u64 = 1_000_000_000;
 /// A library that cannot be opened is tried again after this, doubled each time.
 const RETRY_NS: u64 = SECOND;
 const RETRY_MOST_NS: u64 = 30 * SECOND;

@@ -13,9 +13,8 @@
 
 use self::layouts::{
     Account, AddressingMode, Confidence, DETAIL_LIST_V1, DetailList, EventData, MEMORY_V2, MemoryLimits,
-    MemoryV1, MemoryV2,
+    MemoryV1, MemoryV2, RECORD_BYTES, UNTOUCHED, parse, stride,
 };
-use self::records::{parse, stride};
 use self::system_events::Unbindings;
 use super::answer::{Charge, Code, Event, HEALTH_EVENTS, Happened, List, Memory, MemoryLimit};
 use nvml_wrapper::Nvml;
@@ -81,15 +80,11 @@ struct EventCalls {
 const XID: u64 = 8;
 const PARTITIONED: u64 = 0x100;
 
-/// The longest record that any driver writes; the buffer has room for this one.
-const RECORD_BYTES: usize = 32;
 const FIRST_RECORDS: usize = 64;
 /// The driver itself ends a list at 950 processes.
 const MOST_RECORDS: usize = 64 * 1024;
 /// A list that grew between two calls is asked for again that often.
 const ATTEMPTS: usize = 5;
-/// What the buffer holds before a call, so that one sees how far the driver wrote.
-const UNTOUCHED: u8 = 0xa5;
 
 /// A device of one generation of the library. Worthless in another one.
 #[derive(Debug, Clone, Copy)]
@@ -579,7 +574,6 @@ fn checked(answer: Return) -> Result<(), Code> {
 }
 
 mod layouts;
-mod records;
 mod system_events;
 #[cfg(test)]
 mod tests;

@@ -4,15 +4,14 @@ use self::limits::Limits;
 use super::answer::{Charge, Code, Event, List, Memory, PID_MOST};
 use super::call_state::Doing;
 use super::library::{Facts, Gpus, Pids};
+use super::protocol::{NOT_OUR_PID, Outlet, Totals};
 use super::schedule::{Lanes, Turn};
 use crate::clock::now_ns;
 use crate::config::NvmlSettings;
 use gpumem_ledger::DeviceName;
 use gpumem_wire::{Absence, Body, DeviceIdKind, Reading, Stamp};
-pub(crate) use outlet::Outlet;
 use std::io;
 use std::time::Duration;
-pub(crate) use totals::Totals;
 
 /// A reading that is expected to take longer says at once that it has begun: the ledger marks its books at that time.
 const SAY_BEGIN_NS: u64 = 1_000_000;
@@ -23,8 +22,6 @@ const REDISCOVER_NS: u64 = 30_000_000_000;
 const DOUBT_NS: u64 = 2_000_000_000;
 /// How often it is asked whether something has happened: that costs no wake-up of its own.
 const EVENTS_NS: u64 = 500_000_000;
-/// `start_ticks` of a process sample whose pid means somebody else here.
-pub(crate) const NOT_OUR_PID: u64 = u64::MAX;
 
 /// What is remembered of a device.
 #[derive(Debug, Default)]
@@ -546,7 +543,5 @@ pub(crate) fn absence_of(code: Code) -> Absence {
 
 mod extras;
 mod limits;
-mod outlet;
 #[cfg(test)]
 pub(crate) mod tests;
-mod totals;

@@ -4,9 +4,9 @@
 //! a driver may hold for ever (`ps` hangs there). So it is read on a thread that may be left behind; nothing else
 //! here can wait for the process.
 
-use super::names::Names;
+use super::cluster::PodNames;
 use super::parse;
-use crate::descriptors;
+use crate::os::is_out_of_descriptors;
 use gpumem_ledger::ProcessKey;
 use gpumem_model::who::MAPPED_JOB;
 use gpumem_model::who::cgroup::Place;
@@ -48,7 +48,7 @@ pub struct Facts {
     /// What the paths of all its control groups say.
     pub place: Place,
     /// What Kubernetes calls its container; looked for until it is there.
-    pub names: Option<Names>,
+    pub names: Option<PodNames>,
     /// The job that its GPUs were given to; empty where that turned out to be none.
     pub mapped_job: Option<String>,
     /// The parent at first sight.
@@ -74,7 +74,7 @@ pub(super) enum Look {
 pub(super) fn look(proc: &Path, pid: u32) -> Look {
     match try_read(proc, pid, "stat", FILE_BYTES) {
         Ok(text) => parse::stat(&text).map_or(Look::Gone, Look::Found),
-        Err(error) if descriptors::is_lack(&error) => Look::Blind,
+        Err(error) if is_out_of_descriptors(&error) => Look::Blind,
         Err(_) => Look::Gone,
     }
 }
@@ -175,7 +175,7 @@ impl Facts {
     }
 }
 
-/// Names of users by /etc/passwd; read again when it has changed. Users of other directories keep their number.
+/// PodNames of users by /etc/passwd; read again when it has changed. Users of other directories keep their number.
 #[derive(Debug, Default)]
 pub(super) struct Users {
     text: String,

@@ -1,7 +1,7 @@
 //! What becomes known of a process a little later than the process: others write it, after they have started it.
 
-use super::jobs::{self, Gpu};
-use super::{Facts, Processes, names};
+use super::cluster::{Gpu, PodNames, find_pods, job_of_gpus};
+use super::{Facts, Processes};
 use crate::clock;
 use crate::config::ProcessSettings;
 use gpumem_ledger::ProcessKey;
@@ -64,7 +64,7 @@ impl Processes {
         }
         let ids: Vec<&str> = sought.iter().filter_map(|sought| sought.container.as_deref()).collect();
         let mut named = match &self.inner.settings.container_names {
-            Some(directory) if !ids.is_empty() => names::find(directory, &ids),
+            Some(directory) if !ids.is_empty() => find_pods(directory, &ids),
             _ => vec![None; ids.len()],
         }
         .into_iter();
@@ -73,12 +73,12 @@ impl Processes {
             let names = sought.container.as_ref().and_then(|_| named.next().flatten());
             let directory = self.inner.settings.job_mapping.as_ref().filter(|_| !sought.gpus.is_empty());
             let job = directory
-                .and_then(|directory| jobs::of(directory, &sought.gpus, began(sought.key.start_ticks)?));
+                .and_then(|directory| job_of_gpus(directory, &sought.gpus, began(sought.key.start_ticks)?));
             self.found(sought, names, job, now);
         }
     }
 
-    fn found(&self, sought: &Sought, names: Option<names::Names>, job: Option<String>, now: Instant) {
+    fn found(&self, sought: &Sought, names: Option<PodNames>, job: Option<String>, now: Instant) {
         let mut table = self.lock();
         let table = &mut *table;
         let key = sought.key;

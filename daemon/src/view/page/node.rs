@@ -183,8 +183,8 @@ fn node<'a>(published: &Published, health: &'a Health, shown: &Shown, with_proce
             Page::Categories | Page::Off => "categories",
         },
         nvml: Nvml {
-            up: health.nvml_problem().is_none(),
-            reason: health.nvml_problem().unwrap_or(&health.nvml_reason),
+            up: health.nvml.problem().is_none(),
+            reason: health.nvml.problem().unwrap_or(health.nvml.reason()),
         },
         devices,
         processes: with_processes.then_some(processes),

@@ -136,7 +136,7 @@ type OnDevice<'a> = (usize, &'a AccountView, Amounts<'a>);
 
 pub(super) fn collect(published: &Published, health: &Health, shown: &Shown, out: &mut Families) -> Folded {
     let devices = &published.snapshot.devices;
-    let is_there: Vec<bool> = devices.iter().map(|device| health.may_have(device.name)).collect();
+    let is_there: Vec<bool> = devices.iter().map(|device| health.nvml.may_have(device.name)).collect();
     let is_shown = |process: &&ProcessView| process.ended.is_none() && !process.accounts.is_empty();
     let mut live: Vec<&ProcessView> = published.snapshot.processes.iter().filter(is_shown).collect();
     live.sort_by_key(|process| (process.key.start_ticks, process.key.pid));

@@ -3,7 +3,8 @@
 use super::super::answer::Happened;
 use super::super::call_state::Doing;
 use super::super::library::Facts;
-use super::{Next, Outlet, Session, at};
+use super::super::protocol::Outlet;
+use super::{Next, Session, at};
 use crate::clock::now_ns;
 use gpumem_wire::{Body, Reading, Stamp};
 

@@ -3,8 +3,9 @@
 use super::super::answer::Code;
 use super::super::call_state::Doing;
 use super::super::hung::{HungDevices, Pending};
+use super::super::protocol::limit;
 use super::super::translate::PollerState;
-use super::{MOST_STUCK, Poller, Watch, limit, lock};
+use super::{MOST_STUCK, Poller, Watch, lock};
 use gpumem_wire::frame::records;
 use gpumem_wire::{Body, NONE_DEVICE};
 use std::time::Duration;

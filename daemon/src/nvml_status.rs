@@ -1,11 +1,11 @@
-//! How the source is, as plain data for metrics and `doctor`.
+//! The status of NVML and of each device: written by the source, read by the views.
 
 use gpumem_ledger::DeviceName;
 use std::collections::BTreeMap;
 
-/// Everything there is to know about the source. Times are CLOCK_MONOTONIC ns.
+/// The status of NVML. Times are CLOCK_MONOTONIC ns.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Status {
+pub struct NvmlStatus {
     /// Whether NVML answers.
     pub up: bool,
     /// Why not, or which library and driver; begins with `nvml: `.
@@ -26,7 +26,7 @@ pub struct Status {
     /// Closed until then: on request, or because the driver is being unbound from a GPU.
     pub released_until_ns: Option<u64>,
     /// What has been called, and what it cost.
-    pub counters: Counters,
+    pub counters: NvmlCounters,
     /// Pid of the process that holds NVML open.
     pub poller_pid: Option<u32>,
     /// In NVML's order.
@@ -59,8 +59,8 @@ pub struct DeviceStatus {
     pub drawing: Vec<u32>,
     /// See there.
     pub mps: Vec<u32>,
-    /// Events of its health since the daemon's start, by [`super::HealthEvent::name`].
-    pub health_events: BTreeMap<&'static str, u64>,
+    /// Events of its health since the daemon's start, in the order of NVML's event types.
+    pub health_events: Vec<HealthEvent>,
     /// Since when it is so.
     pub since_ns: u64,
     /// When device memory was last read.
@@ -69,9 +69,85 @@ pub struct DeviceStatus {
     pub list_read_ns: Option<u64>,
 }
 
+/// The reason before NVML has answered for the first time.
+pub(crate) const STARTING: &str = "nvml: starting";
+
+impl DeviceStatus {
+    /// Returns the status of a device that has just been seen, by its name, slot and NVML's index.
+    pub fn new(name: DeviceName, slot: u8, index: u16) -> Self {
+        DeviceStatus {
+            name,
+            slot,
+            index,
+            model: String::new(),
+            total_bytes: None,
+            problem: None,
+            code: None,
+            remedy: None,
+            facts: BTreeMap::new(),
+            drawing: Vec::new(),
+            mps: Vec::new(),
+            health_events: Vec::new(),
+            since_ns: 0,
+            memory_read_ns: None,
+            list_read_ns: None,
+        }
+    }
+}
+
+impl NvmlStatus {
+    /// Returns why not, or which library and driver, without the prefix.
+    pub(crate) fn reason(&self) -> &str {
+        self.reason.trim_start_matches("nvml: ")
+    }
+
+    /// Returns whether NVML has not answered since the daemon's start.
+    pub(crate) fn is_starting(&self) -> bool {
+        self.reason == STARTING
+    }
+
+    /// Returns why no device can be read now, if that is so.
+    pub(crate) fn problem(&self) -> Option<&str> {
+        if self.up {
+            self.stalled_since_ns.map(|_| "a call has not returned so far")
+        } else {
+            Some(self.reason())
+        }
+    }
+
+    /// Returns the status of a device.
+    pub(crate) fn device(&self, name: DeviceName) -> Option<&DeviceStatus> {
+        self.devices.iter().find(|device| device.name == name)
+    }
+
+    /// Returns whether a device may be one of this machine. While NVML answers, its devices are the only ones: any user's process can name
+    /// others. Not where NVML says itself that it does not show all: a GPU without a name, MIG instances that this daemon may not see.
+    pub(crate) fn may_have(&self, name: DeviceName) -> bool {
+        !self.up
+            || !self.unnamed.is_empty()
+            || self
+                .devices
+                .iter()
+                .any(|device| device.name == name || device.facts.contains_key("hidden_instances"))
+    }
+}
+
+/// A kind of event that NVML sent about the health of a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HealthEvent {
+    /// Label in metrics.
+    pub name: &'static str,
+    /// What happened, for people.
+    pub text: &'static str,
+    /// The device or its memory cannot be relied on until it is reset.
+    pub is_grave: bool,
+    /// Number since the daemon's start.
+    pub count: u64,
+}
+
 /// Running totals since the start, over all pollers.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Counters {
+pub struct NvmlCounters {
     /// Device memory calls.
     pub memory_calls: u64,
     /// Seconds inside them.
