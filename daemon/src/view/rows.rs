@@ -179,3 +179,225 @@ pub(super) fn flags(process: &ProcessView, account: &AccountView) -> Vec<&'stati
     }
     flags
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nvml_status::{DeviceStatus, NvmlStatus};
+    use crate::view::{Shown, page, prometheus};
+    use gpumem_ledger::{Ledger, Origin, ProcessKey};
+    use gpumem_wire::{Absence, Body, DeviceIdKind, MemoryKind, Reading, Record, Stamp};
+    use std::time::{Duration, Instant};
+
+    const MIB: u64 = 1 << 20;
+    const KEY: ProcessKey = ProcessKey { pid: 7, start_ticks: 9 };
+
+    /// A process that tracked 3 MiB when 10 MiB were used of the device, and tracks 4 MiB since.
+    fn ledger() -> Ledger {
+        let mut ledger = Ledger::new();
+        let device = Body::Device {
+            uuid_high: 1,
+            uuid_low: 0,
+            total_bytes: Reading::of(100 * MIB),
+            ordinal: 0,
+            id: DeviceIdKind::Gpu,
+            name: "GPU",
+        };
+        let at = |time_ns| Stamp { time_ns, thread: KEY.pid, ..Stamp::default() };
+        let mut say = |origin, stamp, body| ledger.observe(origin, &Record { stamp, body });
+        let agent = Origin::Process(KEY);
+        say(Origin::Host, at(1), device);
+        let uid = Reading::of(1000);
+        let facts = Body::ProcessFacts { start_ticks: 9, uid, parent_pid: 1, facts: "comm=python" };
+        say(Origin::Host, at(1), facts);
+        let hello =
+            Body::Hello { start_ticks: 9, versions: 1 << 16, capabilities: 0, instance: 1, claims: "" };
+        say(agent, at(2), hello);
+        say(agent, at(2), device);
+        let alloc = |address: u64, mib: u64| {
+            let memory = MemoryKind::Device;
+            Body::AllocEnd { address: address << 32, bytes: mib * MIB, pool: 0, took_us: 1, memory }
+        };
+        say(agent, Stamp { seq: 1, ..at(3) }, alloc(1, 3));
+        say(agent, at(20), Body::Watermark { last_seq: 1, in_flight_since_ns: 0 });
+        let memory = Body::DeviceSample {
+            used_bytes: 12 * MIB,
+            free_bytes: 88 * MIB,
+            reserved_bytes: Reading::ABSENT,
+            unified: false,
+        };
+        let used_bytes = Reading::of(10 * MIB);
+        let (start_ticks, absence) = (9, Absence::default());
+        for (time_ns, body) in [
+            (10, Body::SampleBegin { number: 1 }),
+            (10, memory),
+            (10, Body::ProcessSample { start_ticks, used_bytes, absence, lists: 1 }),
+            (11, memory),
+            (11, Body::SampleEnd { number: 1, result: 0 }),
+        ] {
+            say(Origin::Host, at(time_ns), body);
+        }
+        say(agent, Stamp { seq: 2, ..at(30) }, alloc(2, 1));
+        say(agent, at(40), Body::Watermark { last_seq: 2, in_flight_since_ns: 0 });
+        ledger
+    }
+
+    /// What `ps`, page and metrics show of a process, where its newest sample failed or is stale, an agent speaks for it, and it is
+    /// in the process list.
+    fn shown(failed: bool, stale: bool, covered: bool, listed: bool) -> [String; 3] {
+        let mut snapshot = ledger().snapshot();
+        let process = &mut snapshot.processes[0];
+        process.coverage.covered = covered;
+        let account = &mut process.accounts[0];
+        assert!(account.complete.is_some() && account.complete == account.latest, "{account:?}");
+        let latest = account.latest.as_mut().expect("a sample");
+        latest.stale = stale;
+        latest.list_failed = failed && listed;
+        if failed || !listed {
+            latest.used_bytes = Err(if listed { Absence::Unknown } else { Absence::NotListed });
+        }
+        let published = Published {
+            at_ns: 0,
+            made: Instant::now(),
+            snapshot,
+            totals: Default::default(),
+            remembered_bytes: 0,
+        };
+        let name = published.snapshot.devices[0].name;
+        let nvml =
+            NvmlStatus { up: true, devices: vec![DeviceStatus::new(name, 0, 0)], ..NvmlStatus::default() };
+        let health = Health { nvml, ..Health::default() };
+        let shown = Shown { young: Duration::ZERO, ..Shown::default() };
+        let rows = rows(&published, &health, Viewer { uid: 1000, all: false }, Tenants::Named);
+        let mib = |bytes: i64| bytes / MIB as i64;
+        let ps = rows.processes.iter().map(|(row, ..)| {
+            format!(
+                "used {:?} tracked {:?} idle {:?} untrackable {:?} aged {} why {:?} {:?}",
+                row.used_bytes.map(|bytes| bytes / MIB),
+                row.tracked_bytes.map(mib),
+                row.idle_bytes.map(mib),
+                row.untrackable_bytes.map(mib),
+                row.age_ms.is_some(),
+                row.why,
+                row.flags
+            )
+        });
+        let json = page::of_processes(&published, &health, &shown);
+        let page = json["processes"].as_array().expect("rows").iter().map(|row| {
+            let mib = |key: &str| row[key].as_i64().map(mib);
+            format!(
+                "used {:?} predates {:?} tracked {:?} untrackable {:?} time {} why {} {}",
+                mib("used_bytes"),
+                mib("predates_bytes"),
+                mib("tracked_bytes"),
+                mib("untrackable_bytes"),
+                row["time_ns"],
+                row["used_absence"],
+                row["structures"].as_array().map_or(0, Vec::len)
+            )
+        });
+        let text = prometheus::of_processes(&published, &health, &shown);
+        let metrics = text.lines().filter_map(|line| {
+            let (series, value) = line.strip_prefix("gpumem_process_")?.rsplit_once(' ')?;
+            let (name, labels) = series.split_once('{')?;
+            let label = |label: &str| Some(labels.split_once(label)?.1.split('"').next()?.to_owned());
+            match name {
+                "used_bytes" | "predates_bytes" | "tracked_bytes" | "untrackable_bytes" => {
+                    Some(format!("{} {}", name.trim_end_matches("_bytes"), mib(value.parse().ok()?)))
+                }
+                "used_unavailable" => label("reason=\""),
+                "sample_age_seconds" => Some("aged".to_owned()),
+                "category_bytes" => Some(format!("{} {}", label("category=\"")?, mib(value.parse().ok()?))),
+                _ => None,
+            }
+        });
+        [
+            ps.collect::<Vec<_>>().join("; "),
+            page.collect::<Vec<_>>().join("; "),
+            metrics.collect::<Vec<_>>().join(", "),
+        ]
+        .map(|text| if text.is_empty() { "-".to_owned() } else { text })
+    }
+
+    #[test]
+    fn views_choose_the_same_sample() {
+        let mut text = String::new();
+        for case in 0..16 {
+            let [failed, stale, covered, listed] = [8, 4, 2, 1].map(|bit| case & bit != 0);
+            let [ps, page, metrics] = shown(failed, stale, covered, listed);
+            let words = [(failed, "failed"), (stale, "stale"), (covered, "covered"), (listed, "listed")];
+            let mut words: Vec<&str> = words.iter().filter(|(is, _)| *is).map(|(_, word)| *word).collect();
+            if words.is_empty() {
+                words.push("none of these");
+            }
+            text += &format!("{}:\n  ps      {ps}\n  page    {page}\n  metrics {metrics}\n", words.join(" "));
+        }
+        assert_eq!(text, TABLE);
+    }
+
+    const TABLE: &str = r#"none of these:
+  ps      -
+  page    -
+  metrics not listed
+listed:
+  ps      used Some(10) tracked None idle None untrackable Some(7) aged true why None ["uncovered"]
+  page    used Some(10) predates Some(0) tracked None untrackable Some(7) time 11 why null 0
+  metrics used 10, predates 0, untrackable 7, aged
+covered:
+  ps      used None tracked Some(4) idle Some(0) untrackable None aged false why Some("not listed") ["covered"]
+  page    used None predates None tracked Some(4) untrackable None time null why "not listed" 1
+  metrics not listed, tracked 4, Others 4
+covered listed:
+  ps      used Some(10) tracked Some(3) idle Some(0) untrackable Some(7) aged true why None ["covered"]
+  page    used Some(10) predates Some(0) tracked Some(3) untrackable Some(7) time 11 why null 1
+  metrics used 10, predates 0, untrackable 7, tracked 3, Others 3, aged
+stale:
+  ps      -
+  page    -
+  metrics not listed
+stale listed:
+  ps      used Some(10) tracked None idle None untrackable Some(7) aged true why None ["uncovered", "stale"]
+  page    used Some(10) predates Some(0) tracked None untrackable Some(7) time 11 why null 0
+  metrics used 10, predates 0, untrackable 7, aged
+stale covered:
+  ps      used None tracked Some(4) idle Some(0) untrackable None aged false why Some("not listed") ["covered", "stale"]
+  page    used None predates None tracked Some(4) untrackable None time null why "not listed" 1
+  metrics not listed, tracked 4, Others 4
+stale covered listed:
+  ps      used Some(10) tracked Some(3) idle Some(0) untrackable Some(7) aged true why None ["covered", "stale"]
+  page    used Some(10) predates Some(0) tracked Some(3) untrackable Some(7) time 11 why null 1
+  metrics used 10, predates 0, untrackable 7, tracked 3, Others 3, aged
+failed:
+  ps      -
+  page    -
+  metrics not listed
+failed listed:
+  ps      used None tracked None idle None untrackable None aged false why Some("list failed") ["uncovered"]
+  page    used None predates None tracked None untrackable None time null why "list failed" 0
+  metrics list failed
+failed covered:
+  ps      used None tracked Some(4) idle Some(0) untrackable None aged false why Some("not listed") ["covered"]
+  page    used None predates None tracked Some(4) untrackable None time null why "not listed" 1
+  metrics not listed, tracked 4, Others 4
+failed covered listed:
+  ps      used None tracked Some(4) idle Some(0) untrackable None aged false why Some("list failed") ["covered"]
+  page    used None predates None tracked Some(4) untrackable None time null why "list failed" 1
+  metrics list failed, tracked 4, Others 4
+failed stale:
+  ps      -
+  page    -
+  metrics not listed
+failed stale listed:
+  ps      used None tracked None idle None untrackable None aged false why Some("list failed") ["uncovered", "stale"]
+  page    used None predates None tracked None untrackable None time null why "list failed" 0
+  metrics list failed
+failed stale covered:
+  ps      used None tracked Some(4) idle Some(0) untrackable None aged false why Some("not listed") ["covered", "stale"]
+  page    used None predates None tracked Some(4) untrackable None time null why "not listed" 1
+  metrics not listed, tracked 4, Others 4
+failed stale covered listed:
+  ps      used None tracked Some(4) idle Some(0) untrackable None aged false why Some("list failed") ["covered", "stale"]
+  page    used None predates None tracked Some(4) untrackable None time null why "list failed" 1
+  metrics list failed, tracked 4, Others 4
+"#;
+}

@@ -212,6 +212,16 @@ fn is_allowed(allowed: &str, name: &str) -> bool {
     }
 }
 
+/// What `/api/processes` answers, without a request.
+#[cfg(test)]
+pub(super) fn of_processes(
+    published: &crate::aggregator::Published,
+    health: &super::health::Health,
+    shown: &super::Shown,
+) -> serde_json::Value {
+    serde_json::to_value(node::node(published, health, shown, true)).expect("JSON")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -32,7 +32,7 @@ const LOOKS: usize = 3;
 const AGAIN: Duration = Duration::from_millis(80);
 
 #[derive(Serialize)]
-struct Node<'a> {
+pub(super) struct Node<'a> {
     schema: &'static str,
     version: u32,
     program: &'static str,
@@ -149,7 +149,12 @@ fn adds_up(rows: &Rows<'_>, device: usize) -> Option<bool> {
     Some(sum == i128::from(agreed.reading.used_bytes))
 }
 
-fn node<'a>(published: &Published, health: &'a Health, shown: &Shown, with_processes: bool) -> Node<'a> {
+pub(super) fn node<'a>(
+    published: &Published,
+    health: &'a Health,
+    shown: &Shown,
+    with_processes: bool,
+) -> Node<'a> {
     let rows = rows(published, health, shown);
     let mut devices: Vec<DeviceJson> = (0..rows.devices.len())
         .zip(&rows.devices)
