@@ -4,7 +4,7 @@ use super::health::Health;
 use super::visibility::Viewer;
 use crate::aggregator::Published;
 use crate::config::Tenants;
-use gpumem_ledger::{AccountView, DeviceView, ProcessView};
+use gpumem_ledger::{AccountView, ClosedSample, DeviceView, ProcessView};
 use gpumem_model::control::{ClaimRow, DeviceRow, ProcessRow};
 use gpumem_model::run::absence_name;
 use gpumem_model::who::Who;
@@ -122,19 +122,17 @@ fn process(
     let own = viewer.sees(facts.uid);
     let named = own || tenants == Tenants::Named;
     let newest = account.latest.as_ref();
-    let absence = newest.and_then(|sample| Some(absence_name(sample.used_bytes.err()?, sample.list_failed)));
     let held = coverage.covered && holds(account);
     if !held && newest.is_some_and(|sample| sample.used_bytes == Err(gpumem_wire::Absence::NotListed)) {
         return None;
     }
-    let sample = account.complete.as_ref().filter(|_| absence.is_none());
+    let consistent = ConsistentSample::of(account);
+    let sample = consistent.sample;
     let idle = |amounts: &[i64]| {
         let cells = process.cells.iter().zip(amounts);
         cells.filter(|(cell, _)| cell.is_idle()).map(|(_, bytes)| *bytes).fold(0, i64::wrapping_add)
     };
-    // The numbers of one row belong to one instant where that can be.
-    let at_sample = sample.and_then(|sample| Some((sample.tracked_bytes?, &*sample.amounts)));
-    let tracked = coverage.covered.then(|| at_sample.unwrap_or((account.tracked_bytes, &account.amounts)));
+    let tracked = coverage.covered.then_some(consistent.tracked);
     let tracked = tracked.filter(|_| own);
     let mut who = Who::of(&facts.seen, &facts.claims, facts.uid).map();
     who.retain(|name, _| own || (named && name == "user"));
@@ -146,18 +144,48 @@ fn process(
         uid: facts.uid.filter(|_| named),
         user: facts.seen.get("user").filter(|_| named).cloned(),
         flags: flags(process, account).into_iter().map(str::to_owned).collect(),
-        used_bytes: sample.and_then(|sample| sample.used_bytes.ok()),
-        protected_bytes: account
-            .protected_bytes
-            .filter(|_| sample.is_some_and(|sample| sample.used_bytes.is_ok())),
+        used_bytes: consistent.used_bytes(),
+        protected_bytes: account.protected_bytes.filter(|_| consistent.used_bytes().is_some()),
         tracked_bytes: tracked.map(|(tracked, _)| tracked),
         idle_bytes: tracked.map(|(_, amounts)| idle(amounts)),
         untrackable_bytes: sample.filter(|_| own).and_then(|sample| sample.untrackable_bytes()),
         age_ms: sample.map(|sample| published.now_ns().saturating_sub(sample.t1_ns) / 1_000_000),
-        why: absence.or(newest.is_none().then_some("never sampled")).map(str::to_owned),
+        why: consistent.absence.map(str::to_owned),
         command: command.filter(|_| own).map(|command| format!("{command}{rank}")),
         who,
     })
+}
+
+/// The numbers of a process on a device that belong to one moment.
+pub(super) struct ConsistentSample<'a> {
+    /// The sample; `None` if the newest reading failed, or there was none.
+    pub sample: Option<&'a ClosedSample>,
+    /// Why there is no sample.
+    pub absence: Option<&'static str>,
+    /// Tracked bytes and their cells: at the sample if they are known then, else now.
+    pub tracked: (i64, &'a [i64]),
+}
+
+impl<'a> ConsistentSample<'a> {
+    /// Returns the numbers that all views show.
+    pub(super) fn of(account: &'a AccountView) -> Self {
+        let newest = account.latest.as_ref();
+        let failed =
+            newest.and_then(|sample| Some(absence_name(sample.used_bytes.err()?, sample.list_failed)));
+        // An older sample would show a `used` that is not known now.
+        let sample = account.complete.as_ref().filter(|_| failed.is_none());
+        let at_sample = sample.and_then(|sample| Some((sample.tracked_bytes?, &*sample.amounts)));
+        ConsistentSample {
+            sample,
+            absence: failed.or(newest.is_none().then_some("never sampled")),
+            tracked: at_sample.unwrap_or((account.tracked_bytes, &account.amounts)),
+        }
+    }
+
+    /// Returns what NVML charges.
+    pub(super) fn used_bytes(&self) -> Option<u64> {
+        self.sample?.used_bytes.ok()
+    }
 }
 
 /// Returns the caveats on the numbers of a process.

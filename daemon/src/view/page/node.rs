@@ -5,7 +5,7 @@ use crate::aggregator::Published;
 use crate::clock;
 use crate::config::{Page, Tenants};
 use crate::view::health::Health;
-use crate::view::rows::{self, Rows};
+use crate::view::rows::{self, ConsistentSample, Rows};
 use crate::view::text::clean;
 use crate::view::visibility::Viewer;
 use crate::view::{Shown, Sight};
@@ -214,9 +214,9 @@ fn process(row: &ProcessRow, process: &ProcessView, account: &AccountView, shown
     // A process that is not told of by its pid is bytes only.
     let is_named = row.pid != 0;
     let who = row.who.iter().map(|(name, value)| (name.clone(), clean(value).into_owned()));
-    let sample = account.complete.as_ref().filter(|_| row.used_bytes.is_some());
-    let at_sample = sample.and_then(|sample| sample.tracked_bytes.map(|_| &*sample.amounts));
-    let amounts = row.tracked_bytes.map(|_| at_sample.unwrap_or(&account.amounts));
+    let ConsistentSample { sample, tracked: (_, amounts), .. } = ConsistentSample::of(account);
+    let sample = sample.filter(|_| row.used_bytes.is_some());
+    let amounts = row.tracked_bytes.map(|_| amounts);
     let sums = amounts.map(|amounts| Sums::of(process, amounts, rules(process, shown)));
     ProcessJson {
         pid: row.pid,

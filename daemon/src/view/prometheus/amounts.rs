@@ -3,9 +3,9 @@
 
 use super::families::{Families, Family, Labels};
 use super::names::REST;
+use crate::view::rows::ConsistentSample;
 use crate::view::text::Label;
 use gpumem_ledger::{AccountView, Parts};
-use gpumem_model::run::absence_name;
 use std::collections::BTreeMap;
 
 const OF_DEVICE: &[&str] = &["gpu", "uuid", "pid", "start"];
@@ -78,18 +78,12 @@ impl Amounts<'_> {
     /// What is known of an account at its last sample; names of the tracked are the caller's to give, of the amounts that
     /// come beside.
     pub(crate) fn of(account: &AccountView, covered: bool) -> (Self, &[i64]) {
-        let newest_failed = account
-            .latest
-            .as_ref()
-            .and_then(|sample| Some(absence_name(sample.used_bytes.err()?, sample.list_failed)));
-        // With no word of NVML, or an old one, `used` is not known now.
-        let sample = account.complete.as_ref().filter(|_| newest_failed.is_none());
-        let gap = sample.and_then(|sample| Some((sample, sample.untrackable_bytes()?)));
-        let at_sample = sample.and_then(|sample| Some((sample.tracked_bytes?, &*sample.amounts)));
-        let (tracked, amounts) = at_sample.unwrap_or((account.tracked_bytes, &account.amounts));
+        let consistent = ConsistentSample::of(account);
+        let gap = consistent.sample.and_then(|sample| Some((sample, sample.untrackable_bytes()?)));
+        let (tracked, amounts) = consistent.tracked;
         let said = Amounts {
-            used: sample.and_then(|sample| sample.used_bytes.ok()),
-            unavailable: newest_failed.or(account.latest.is_none().then_some("never sampled")),
+            used: consistent.used_bytes(),
+            unavailable: consistent.absence,
             predates: gap.map(|(sample, _)| sample.predates_bytes),
             untrackable: gap.map(|(_, untrackable)| untrackable),
             parts: gap.and_then(|(sample, _)| sample.parts.as_ref().map(parts)),

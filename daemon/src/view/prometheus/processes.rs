@@ -12,7 +12,7 @@ use crate::aggregator::Published;
 use crate::config::Tenants;
 use crate::view::Shown;
 use crate::view::health::Health;
-use crate::view::rows::flags;
+use crate::view::rows::{ConsistentSample, flags};
 use gpumem_ledger::{AccountView, ProcessKey, ProcessView};
 use gpumem_model::layers::{layer_name, state_name};
 use gpumem_model::who::{CLAIMED, Said, Who};
@@ -304,9 +304,7 @@ fn beside(
     labels: &Labels,
     out: &mut Families,
 ) {
-    let is_known = |latest: &gpumem_ledger::ClosedSample| latest.used_bytes.is_ok();
-    let sample = account.complete.as_ref().filter(|_| account.latest.as_ref().is_none_or(is_known));
-    if let Some(sample) = sample {
+    if let Some(sample) = ConsistentSample::of(account).sample {
         out.add(&AGE, labels, published.now_ns().saturating_sub(sample.t1_ns) as f64 / 1e9);
     }
     if process.coverage.covered {
