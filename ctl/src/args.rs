@@ -2,14 +2,14 @@
 
 mod compare;
 mod picture;
-mod top;
 mod typed;
 
 pub(crate) use compare::{Diff, Explain, Export, Runs};
 pub(crate) use picture::{Picture, Plot, Traced, Window};
-pub(crate) use top::Top;
+pub(crate) use typed::{Pid, names_device};
 
 use crate::exit::NoStore;
+use crate::output::Output;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use gpumem_import::{FORMATS, Format};
@@ -17,6 +17,7 @@ use gpumem_model::harmless::quoted;
 use gpumem_report::By;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Where did my GPU memory go?
 #[derive(Debug, Parser)]
@@ -192,7 +193,7 @@ pub(crate) struct Mark {
     pub name: String,
     /// A process by its pid, or what a launcher started; all that you may see if left out
     #[arg(value_name = "PID|all")]
-    pub pid: Option<crate::command::mark::Pid>,
+    pub pid: Option<Pid>,
     /// The processes of this job
     #[arg(long, value_name = "ID", conflicts_with = "pid")]
     pub job: Option<String>,
@@ -353,24 +354,6 @@ pub(crate) struct Report {
     pub socket: SocketPath,
 }
 
-/// Where a report goes.
-#[derive(Debug, Clone, Default, Args)]
-pub(crate) struct Output {
-    /// Write it to this file (-: standard output)
-    #[arg(long = "output", short = 'o', value_name = "FILE")]
-    file: Option<PathBuf>,
-    /// Replace the file if there is one
-    #[arg(long, requires = "file")]
-    pub force: bool,
-}
-
-impl Output {
-    /// The file, unless it is standard output.
-    pub(crate) fn path(&self) -> Option<&Path> {
-        self.file.as_deref().filter(|path| *path != Path::new("-"))
-    }
-}
-
 #[derive(Debug, Args)]
 #[command(after_help = crate::exit::HELP)]
 pub(crate) struct Oom {
@@ -385,7 +368,7 @@ pub(crate) struct Oom {
     #[arg(long, conflicts_with_all = ["json", "at"])]
     pub all: bool,
     /// Instead of a process: who ended, or ran out of memory, around this time
-    #[arg(long, value_name = "TIME", conflicts_with_all = ["run", "job", "pid"], value_parser = crate::command::report::moment)]
+    #[arg(long, value_name = "TIME", conflicts_with_all = ["run", "job", "pid"], value_parser = crate::when::typed_moment)]
     pub at: Option<i64>,
     /// With --at: so long before and after it
     #[arg(long = "for", value_name = "TIME", default_value = "60s", requires = "at", value_parser = typed::seconds)]
@@ -531,4 +514,28 @@ impl From<Rows> for By {
 fn formats() -> impl TypedValueParser<Value = &'static Format> {
     let known = FORMATS.iter().map(|format| PossibleValue::new(format.name).help(format.about));
     PossibleValuesParser::new(known).try_map(|name| gpumem_import::format(&name).ok_or("no such format"))
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = crate::exit::HELP)]
+pub(crate) struct Top {
+    /// Begin with this process in depth
+    pub pid: Option<u32>,
+    /// Look so often: 0.1 to 3600 seconds
+    #[arg(short, long, value_name = "SECONDS", default_value = "2", value_parser = interval)]
+    pub interval: Duration,
+    /// Only this device: NVML's index, or the beginning of its UUID
+    #[arg(long, value_name = "N|UUID")]
+    pub device: Option<String>,
+    /// Print one frame; so does a pipe
+    #[arg(long)]
+    pub once: bool,
+    #[command(flatten)]
+    pub socket: SocketPath,
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let seconds: Option<f64> = text.trim_end_matches('s').parse().ok();
+    let fits = seconds.filter(|seconds| (0.1..=3600.0).contains(seconds));
+    fits.map(Duration::from_secs_f64).ok_or_else(|| "an interval is 0.1 to 3600 seconds".to_owned())
 }

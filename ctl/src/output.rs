@@ -1,13 +1,31 @@
 //! Where answers go: standard output, fitted to a terminal and plain in a pipe, or a file.
 
-use crate::args::Output;
 use crate::exit;
 use anyhow::{Context, Result, bail};
+use clap::Args;
 use gpumem_report::text::clean;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
+
+/// Where a report goes.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct Output {
+    /// Write it to this file (-: standard output)
+    #[arg(long = "output", short = 'o', value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Replace the file if there is one
+    #[arg(long, requires = "file")]
+    pub force: bool,
+}
+
+impl Output {
+    /// The file, unless it is standard output.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        self.file.as_deref().filter(|path| *path != Path::new("-"))
+    }
+}
 
 /// Columns of the terminal; `None` when output is piped.
 pub(crate) fn width() -> Option<usize> {

@@ -265,6 +265,14 @@ pub(crate) fn two(text: &str) -> Result<(When, When), String> {
     Ok((from.parse()?, to.parse()?))
 }
 
+/// Returns a time as people type it, in ns since 1970.
+pub(crate) fn typed_moment(text: &str) -> Result<i64, String> {
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |since| since.as_nanos());
+    text.parse::<When>()?.unix_ns(i64::try_from(now).unwrap_or(i64::MAX))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

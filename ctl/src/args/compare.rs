@@ -1,6 +1,7 @@
 //! Arguments of the commands that compare runs, explain words, list runs and move them.
 
-use super::{Output, Rows, SocketPath, StorePath, formats};
+use super::{Rows, SocketPath, StorePath, formats};
+use crate::output::Output;
 use crate::when::When;
 use clap::{Args, ValueEnum};
 use gpumem_import::Format;

@@ -58,6 +58,38 @@ fn number(text: &str) -> Option<u64> {
     text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
+/// Whose run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pid {
+    /// That of this process, or of what it started.
+    One(u32),
+    /// Those of all live processes that the caller may see.
+    All,
+}
+
+impl std::str::FromStr for Pid {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "all" => Ok(Pid::All),
+            pid => pid.parse().map(Pid::One).map_err(|_| "a pid, or all"),
+        }
+    }
+}
+
+/// Whether a device is meant by what was typed: its index, its UUID or the beginning of it.
+pub(crate) fn names_device(typed: &str, index: Option<u32>, uuid: &str) -> bool {
+    match typed.parse::<u32>() {
+        Ok(number) => index == Some(number),
+        Err(_) => {
+            typed.len() >= 4
+                && uuid.len() >= typed.len()
+                && uuid.to_lowercase().starts_with(&typed.to_lowercase())
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,7 +1,8 @@
 //! `gpumemctl diff A B`: what B holds more than A, and whether it may.
 
 use crate::args::Diff as Args;
-use crate::command::{ps::names_device, report};
+use crate::args::names_device;
+use crate::command::report;
 use crate::exit::{Gate, NotFound};
 use crate::output::{deliver, width};
 use anyhow::Result;

@@ -1,7 +1,7 @@
 //! The kernel's driver as files show it: module, libraries, device files. The daemon asks NVML; this is what is known
 //! when NVML says nothing.
 
-use super::finding;
+use super::findings::finding;
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
 use rustix::fs::{Access, access};

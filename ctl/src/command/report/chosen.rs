@@ -1,6 +1,7 @@
 //! The run that is meant when none is named: the caller's newest, of all daemons that answer and all stores that can be read.
 
-use super::{Found, live, stored};
+use super::found::Found;
+use super::{live, stored};
 use crate::args::Report as Args;
 use crate::client::{Daemon, Told, Which};
 use anyhow::Result;

@@ -1,6 +1,7 @@
 //! Processes that the daemon knows: those that live, and those that ended not long ago.
 
-use super::{Found, One, What, stored};
+use super::found::{Found, One, What};
+use super::stored;
 use crate::args::Report as Args;
 use crate::client::{Daemon, Told, Which};
 use crate::exit::NotFound;

@@ -1,6 +1,6 @@
 //! `--since`, `--at`, `--between`: a part of a run's life.
 
-use super::{Found, One, What};
+use super::found::{Found, One, What};
 use crate::args::Report as Args;
 use crate::exit::NotFound;
 use crate::when::When;

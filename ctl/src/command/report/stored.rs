@@ -1,6 +1,6 @@
 //! Runs of the store, and files that are read on the spot.
 
-use super::{Found, One, What};
+use super::found::{Found, One, What};
 use crate::args::{Report as Args, StorePath};
 use crate::client::Told;
 use crate::exit::{NoProcess, NotFound};

@@ -5,7 +5,7 @@
 //! state       what is looked at, and what each key does
 //! list        which processes, in which order, which of them is chosen
 //! overview    all devices and processes      process   one of them in depth     course   what it held over time
-//! help        keys and signs                 bar       of characters
+//! bar         bars and lines of characters
 //! screen      a grid, and the bytes that change what a terminal shows into it
 //! keys, terminal
 //! ```
@@ -16,7 +16,6 @@
 mod bar;
 mod course;
 mod events;
-mod help;
 mod keys;
 mod list;
 mod overview;

@@ -4,6 +4,22 @@
 pub(crate) use gpumem_report::table::width as columns;
 use unicode_width::UnicodeWidthChar;
 
+/// Bytes that were written.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Cost {
+    pub last: usize,
+    pub all: usize,
+}
+
+impl Cost {
+    pub(crate) fn frame(&mut self, bytes: usize) {
+        if bytes > 0 {
+            self.last = bytes;
+        }
+        self.all += bytes;
+    }
+}
+
 /// A colour of the terminal's own sixteen, which fit its background as its user likes.
 pub(crate) type Color = u8;
 pub(crate) const RED: Color = 1;

@@ -1,12 +1,11 @@
 //! What is looked at, what was heard, and what each key does.
 
 use super::events::Said;
-use super::help;
 use super::keys::Key;
 use super::list::List;
 use super::overview;
 use super::process::Process;
-use super::screen::{RED, Screen, Style, YELLOW, columns};
+use super::screen::{Cost, RED, Screen, Style, YELLOW, columns};
 use crate::args::Top as Args;
 use crate::command::ps;
 use gpumem_model::control::Ps;
@@ -22,22 +21,6 @@ pub(crate) enum Done {
     Failed(anyhow::Error),
     /// Draw everything again.
     Redraw,
-}
-
-/// Bytes that were written.
-#[derive(Debug, Default, Clone, Copy)]
-pub(crate) struct Cost {
-    pub last: usize,
-    pub all: usize,
-}
-
-impl Cost {
-    pub(crate) fn frame(&mut self, bytes: usize) {
-        if bytes > 0 {
-            self.last = bytes;
-        }
-        self.all += bytes;
-    }
 }
 
 /// What the screen shows.
@@ -185,7 +168,7 @@ impl State {
         }
         let end = screen.height.saturating_sub(usize::from(is_live));
         match (self.view, &self.ps) {
-            (View::Help, _) => help::draw(screen, (row, end), &self.cost),
+            (View::Help, _) => overview::draw_help(screen, (row, end), &self.cost),
             (View::Process, _) => {
                 if let Some(process) = &mut self.process {
                     process.draw(screen, (row, end), is_live);

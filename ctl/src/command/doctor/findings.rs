@@ -1,12 +1,43 @@
-//! What was found, for people and for programs.
+//! What `doctor` found, and its forms for people and for programs.
 
-use super::Told;
 use anyhow::Result;
-use gpumem_model::control::{Finding, State};
+use gpumem_model::checks::Check;
+use gpumem_model::control::{Doctor, Finding, State};
 use gpumem_report::table::{Align, Table, pad, width};
 use gpumem_report::text::{clean, wrapped};
+use std::path::PathBuf;
 
-pub(super) fn text(told: &Told, terminal: Option<usize>) -> String {
+/// All that was found.
+#[derive(Debug)]
+pub(crate) struct DoctorReport {
+    /// Its control socket, and what it says of itself.
+    pub daemon: Option<(PathBuf, Doctor)>,
+    /// The worst first.
+    pub findings: Vec<Finding>,
+}
+
+impl DoctorReport {
+    /// A fact that the daemon told.
+    pub(super) fn fact(&self, name: &str) -> Option<&str> {
+        let (_, doctor) = self.daemon.as_ref()?;
+        doctor.facts.iter().find(|(of, _)| of == name).map(|(_, value)| value.as_str())
+    }
+}
+
+/// Makes a finding of a check.
+pub(super) fn finding(
+    check: Check,
+    state: State,
+    subject: &str,
+    text: impl Into<String>,
+    fix: Option<&str>,
+) -> Finding {
+    let id = check.id().to_owned();
+    Finding { id, state, subject: subject.into(), text: text.into(), fix: fix.map(str::to_owned) }
+}
+
+/// Returns the text for a terminal of this width; `None`: for a pipe.
+pub(super) fn text(told: &DoctorReport, terminal: Option<usize>) -> String {
     let mut lines = Vec::new();
     if let Some((control, doctor)) = &told.daemon {
         lines.push(format!(
@@ -76,7 +107,8 @@ fn findings(findings: &[Finding], terminal: Option<usize>) -> Vec<String> {
     lines
 }
 
-pub(super) fn json(told: &Told) -> Result<String> {
+/// Returns the document for programs.
+pub(super) fn json(told: &DoctorReport) -> Result<String> {
     let count = |state: State| told.findings.iter().filter(|finding| finding.state == state).count();
     let document = serde_json::json!({
         "schema": "gpumem.doctor",
