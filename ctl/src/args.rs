@@ -2,14 +2,14 @@
 
 mod compare;
 mod picture;
-mod top;
 mod typed;
 
-pub use compare::{Diff, Explain, Export, Runs};
-pub use picture::{Picture, Plot, Traced, Window};
-pub use top::Top;
+pub(crate) use compare::{Diff, Explain, Export, Runs};
+pub(crate) use picture::{Picture, Plot, Traced, Window};
+pub(crate) use typed::{Pid, names_device};
 
 use crate::exit::NoStore;
+use crate::output::Output;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use gpumem_import::{FORMATS, Format};
@@ -17,17 +17,18 @@ use gpumem_model::harmless::quoted;
 use gpumem_report::By;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Where did my GPU memory go?
 #[derive(Debug, Parser)]
 #[command(name = "gpumemctl", version, max_term_width = 100, after_help = crate::exit::HELP)]
-pub struct Cli {
+pub(crate) struct Cli {
     #[command(subcommand)]
     pub command: Command,
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// Run a command and tell afterwards where its GPU memory went
     Run(Run),
     /// List what holds the GPUs now
@@ -68,7 +69,7 @@ pub enum Command {
 
 #[derive(Debug, Args)]
 #[command(after_help = crate::exit::RUN_HELP, override_usage = "gpumemctl run [OPTIONS] -- CMD...")]
-pub struct Run {
+pub(crate) struct Run {
     /// Say nothing at the end
     #[arg(short, long)]
     pub quiet: bool,
@@ -87,7 +88,7 @@ pub struct Run {
 
 #[derive(Debug, Args)]
 #[command(after_help = crate::exit::HELP)]
-pub struct Ps {
+pub(crate) struct Ps {
     /// One JSON document
     #[arg(long)]
     pub json: bool,
@@ -100,7 +101,7 @@ pub struct Ps {
 
 #[derive(Debug, Args)]
 #[command(after_help = crate::exit::HELP)]
-pub struct Job {
+pub(crate) struct Job {
     /// Name or id of the job, Slurm's, or the pod's name or uid; all jobs if left out
     pub id: Option<String>,
     /// One JSON document (docs/who.md)
@@ -117,7 +118,7 @@ pub struct Job {
 
 #[derive(Debug, Args)]
 #[command(after_help = crate::exit::DOCTOR_HELP)]
-pub struct Doctor {
+pub(crate) struct Doctor {
     /// Look at this process as well
     pub pid: Option<u32>,
     /// One JSON document
@@ -136,7 +137,7 @@ pub struct Doctor {
 
 #[derive(Debug, Args)]
 #[command(after_help = crate::exit::HELP)]
-pub struct Record {
+pub(crate) struct Record {
     /// The process, one of your own
     pub pid: u32,
     /// What it is to do
@@ -159,7 +160,7 @@ pub struct Record {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Verb {
+pub(crate) enum Verb {
     /// Begin a recording, beside what it tells the daemon
     Start,
     /// End it
@@ -174,7 +175,7 @@ pub enum Verb {
 
 impl Verb {
     /// As it is typed.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Verb::Start => "start",
             Verb::Stop => "stop",
@@ -187,12 +188,12 @@ impl Verb {
 
 #[derive(Debug, Args)]
 #[command(after_help = crate::exit::HELP)]
-pub struct Mark {
+pub(crate) struct Mark {
     /// The name: reports take it as a time
     pub name: String,
     /// A process by its pid, or what a launcher started; all that you may see if left out
     #[arg(value_name = "PID|all")]
-    pub pid: Option<crate::command::mark::Pid>,
+    pub pid: Option<Pid>,
     /// The processes of this job
     #[arg(long, value_name = "ID", conflicts_with = "pid")]
     pub job: Option<String>,
@@ -201,20 +202,20 @@ pub struct Mark {
 }
 
 #[derive(Debug, Args)]
-pub struct Nvml {
+pub(crate) struct Nvml {
     #[command(subcommand)]
     pub command: NvmlCommand,
 }
 
 #[derive(Debug, Subcommand)]
-pub enum NvmlCommand {
+pub(crate) enum NvmlCommand {
     /// Close NVML, so that a GPU can be reset or its MIG mode changed
     Release(Release),
 }
 
 #[derive(Debug, Args)]
 #[command(after_help = crate::exit::HELP)]
-pub struct Release {
+pub(crate) struct Release {
     /// For how long
     #[arg(long = "for", value_name = "TIME", default_value = "60s", value_parser = typed::seconds)]
     pub seconds: u64,
@@ -223,7 +224,7 @@ pub struct Release {
 }
 
 #[derive(Debug, Args)]
-pub struct Detach {
+pub(crate) struct Detach {
     /// Where its words go
     #[arg(long)]
     pub log: PathBuf,
@@ -232,13 +233,13 @@ pub struct Detach {
 }
 
 #[derive(Debug, Args)]
-pub struct Generate {
+pub(crate) struct Generate {
     /// A `share` folder: man/, bash-completion/, zsh/ and fish/ are made in it
     pub dir: PathBuf,
 }
 
 #[derive(Debug, Clone, Default, Args)]
-pub struct SocketPath {
+pub(crate) struct SocketPath {
     /// The daemon's control socket, or its directory [default: $GPUMEM_CONTROL, then the user's and the
     /// system's runtime directory]
     #[arg(long = "socket", value_name = "DIR|FILE")]
@@ -247,12 +248,12 @@ pub struct SocketPath {
 
 impl SocketPath {
     /// What was typed.
-    pub fn as_deref(&self) -> Option<&Path> {
+    pub(crate) fn as_deref(&self) -> Option<&Path> {
         self.socket.as_deref()
     }
 
     /// As it must be typed again, with a blank before it; empty if it was not typed.
-    pub fn typed(&self) -> String {
+    pub(crate) fn typed(&self) -> String {
         self.socket
             .as_ref()
             .map(|path| format!(" --socket {}", quoted(&path.to_string_lossy())))
@@ -262,7 +263,7 @@ impl SocketPath {
 
 #[derive(Debug, Args)]
 #[command(after_help = crate::exit::HELP)]
-pub struct Import {
+pub(crate) struct Import {
     /// Files to read; their format is guessed from what is in them. A format's name before them forces it,
     /// like --format
     #[arg(required = true, value_name = "FILE")]
@@ -276,7 +277,7 @@ pub struct Import {
 
 #[derive(Debug, Clone, Default, Args)]
 #[command(after_help = crate::exit::HELP)]
-pub struct Report {
+pub(crate) struct Report {
     /// Where none is named, one in which memory ran out is meant.
     #[arg(skip)]
     pub with_oom: bool,
@@ -353,27 +354,9 @@ pub struct Report {
     pub socket: SocketPath,
 }
 
-/// Where a report goes.
-#[derive(Debug, Clone, Default, Args)]
-pub struct Output {
-    /// Write it to this file (-: standard output)
-    #[arg(long = "output", short = 'o', value_name = "FILE")]
-    file: Option<PathBuf>,
-    /// Replace the file if there is one
-    #[arg(long, requires = "file")]
-    pub force: bool,
-}
-
-impl Output {
-    /// The file, unless it is standard output.
-    pub fn path(&self) -> Option<&Path> {
-        self.file.as_deref().filter(|path| *path != Path::new("-"))
-    }
-}
-
 #[derive(Debug, Args)]
 #[command(after_help = crate::exit::HELP)]
-pub struct Oom {
+pub(crate) struct Oom {
     /// A process by its pid, or what a launcher started; a run of the store (r7); a recording
     /// (./FILE); the latest run if left out
     #[arg(value_name = "PID|RUN|FILE")]
@@ -385,7 +368,7 @@ pub struct Oom {
     #[arg(long, conflicts_with_all = ["json", "at"])]
     pub all: bool,
     /// Instead of a process: who ended, or ran out of memory, around this time
-    #[arg(long, value_name = "TIME", conflicts_with_all = ["run", "job", "pid"], value_parser = crate::command::report::moment)]
+    #[arg(long, value_name = "TIME", conflicts_with_all = ["run", "job", "pid"], value_parser = crate::when::typed_moment)]
     pub at: Option<i64>,
     /// With --at: so long before and after it
     #[arg(long = "for", value_name = "TIME", default_value = "60s", requires = "at", value_parser = typed::seconds)]
@@ -407,7 +390,7 @@ pub struct Oom {
 
 impl Oom {
     /// The report that it is a part of.
-    pub fn report(&self) -> Report {
+    pub(crate) fn report(&self) -> Report {
         Report {
             run: self.run.clone(),
             json: self.json,
@@ -424,7 +407,7 @@ impl Oom {
 }
 
 #[derive(Debug, Clone, Default, Args)]
-pub struct StorePath {
+pub(crate) struct StorePath {
     /// Run store [default: $GPUMEM_STORE, $XDG_STATE_HOME/gpumem/runs.sqlite, ~/.local/state/gpumem/runs.sqlite]
     #[arg(long = "store", value_name = "FILE")]
     given: Option<PathBuf>,
@@ -435,7 +418,7 @@ const SYSTEM_STORE: &str = "/var/lib/gpumemd/runs.sqlite";
 
 impl StorePath {
     /// As it must be typed again, with a blank before it; empty if it was not typed.
-    pub fn typed(&self) -> String {
+    pub(crate) fn typed(&self) -> String {
         self.given
             .as_ref()
             .map(|path| format!(" --store {}", quoted(&path.to_string_lossy())))
@@ -447,7 +430,7 @@ impl StorePath {
     ///
     /// # Errors
     /// No home directory is known.
-    pub fn readable(&self) -> anyhow::Result<PathBuf> {
+    pub(crate) fn readable(&self) -> anyhow::Result<PathBuf> {
         let usual = self.path();
         let named =
             self.given.is_some() || std::env::var_os("GPUMEM_STORE").is_some_and(|value| !value.is_empty());
@@ -463,7 +446,7 @@ impl StorePath {
     ///
     /// # Errors
     /// No home directory is known.
-    pub fn all_readable(&self) -> anyhow::Result<Vec<PathBuf>> {
+    pub(crate) fn all_readable(&self) -> anyhow::Result<Vec<PathBuf>> {
         let first = self.readable()?;
         let named =
             self.given.is_some() || std::env::var_os("GPUMEM_STORE").is_some_and(|value| !value.is_empty());
@@ -479,7 +462,7 @@ impl StorePath {
     ///
     /// # Errors
     /// No home directory is known.
-    pub fn path(&self) -> anyhow::Result<PathBuf> {
+    pub(crate) fn path(&self) -> anyhow::Result<PathBuf> {
         let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         if let Some(path) = self.given.clone().or_else(|| set("GPUMEM_STORE")) {
             return Ok(path);
@@ -491,7 +474,7 @@ impl StorePath {
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum Rows {
+pub(crate) enum Rows {
     Layer,
     Structure,
     Tag,
@@ -499,7 +482,7 @@ pub enum Rows {
 
 /// Rows of a report.
 #[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum ReportRows {
+pub(crate) enum ReportRows {
     Layer,
     Structure,
     Tag,
@@ -531,4 +514,28 @@ impl From<Rows> for By {
 fn formats() -> impl TypedValueParser<Value = &'static Format> {
     let known = FORMATS.iter().map(|format| PossibleValue::new(format.name).help(format.about));
     PossibleValuesParser::new(known).try_map(|name| gpumem_import::format(&name).ok_or("no such format"))
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = crate::exit::HELP)]
+pub(crate) struct Top {
+    /// Begin with this process in depth
+    pub pid: Option<u32>,
+    /// Look so often: 0.1 to 3600 seconds
+    #[arg(short, long, value_name = "SECONDS", default_value = "2", value_parser = interval)]
+    pub interval: Duration,
+    /// Only this device: NVML's index, or the beginning of its UUID
+    #[arg(long, value_name = "N|UUID")]
+    pub device: Option<String>,
+    /// Print one frame; so does a pipe
+    #[arg(long)]
+    pub once: bool,
+    #[command(flatten)]
+    pub socket: SocketPath,
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let seconds: Option<f64> = text.trim_end_matches('s').parse().ok();
+    let fits = seconds.filter(|seconds| (0.1..=3600.0).contains(seconds));
+    fits.map(Duration::from_secs_f64).ok_or_else(|| "an interval is 0.1 to 3600 seconds".to_owned())
 }

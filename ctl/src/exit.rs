@@ -5,58 +5,58 @@ use gpumem_runs::input;
 use gpumem_runs::store::StoreError;
 
 /// Done.
-pub const OK: u8 = 0;
+pub(crate) const OK: u8 = 0;
 /// Anything without a number of its own.
-pub const FAILURE: u8 = 1;
+pub(crate) const FAILURE: u8 = 1;
 /// The command line is wrong.
-pub const USAGE: u8 = 2;
+pub(crate) const USAGE: u8 = 2;
 /// There is no such file, run or process.
-pub const NOT_FOUND: u8 = 3;
+pub(crate) const NOT_FOUND: u8 = 3;
 /// The file is there, and is not what it should be.
-pub const BAD_INPUT: u8 = 4;
+pub(crate) const BAD_INPUT: u8 = 4;
 /// The run store cannot be read or written.
-pub const STORE: u8 = 5;
+pub(crate) const STORE: u8 = 5;
 
 /// No daemon answers, or one of another version.
-pub const DAEMON: u8 = 6;
+pub(crate) const DAEMON: u8 = 6;
 /// The daemon does not allow it.
-pub const REFUSED: u8 = 7;
+pub(crate) const REFUSED: u8 = 7;
 
 /// Of `diff --fail-above`: B exceeds A by more than it may.
-pub const ABOVE: u8 = 8;
+pub(crate) const ABOVE: u8 = 8;
 /// Of `diff --fail-above`: what is known does not tell.
-pub const UNJUDGED: u8 = 9;
+pub(crate) const UNJUDGED: u8 = 9;
 
 /// Of `doctor`: something is bad.
-pub const SICK: u8 = 10;
+pub(crate) const SICK: u8 = 10;
 
 /// Of `run`: what it should do for the command it could not do. As env(1), timeout(1) and nohup(1) have it.
-pub const RUN_OWN: u8 = 125;
+pub(crate) const RUN_OWN: u8 = 125;
 /// Of `run`: the command is there and cannot be executed.
-pub const RUN_CANNOT_EXECUTE: u8 = 126;
+pub(crate) const RUN_CANNOT_EXECUTE: u8 = 126;
 /// Of `run`: there is no such command.
-pub const RUN_NOT_FOUND: u8 = 127;
+pub(crate) const RUN_NOT_FOUND: u8 = 127;
 /// Of `run`: the command was ended by a signal; its number is added.
-pub const RUN_SIGNAL: u8 = 128;
+pub(crate) const RUN_SIGNAL: u8 = 128;
 
 /// Shown by --help.
-pub const HELP: &str = "Exit codes: 0 done, 1 failure, 2 wrong command line, 3 no such file, run or process, \
+pub(crate) const HELP: &str = "Exit codes: 0 done, 1 failure, 2 wrong command line, 3 no such file, run or process, \
 4 input is not what it should be, 5 run store cannot be read or written, 6 no daemon answers, \
 7 the daemon refuses";
 /// Shown by `doctor --help`.
-pub const DOCTOR_HELP: &str = "Exit codes: 0 nothing is bad, 10 something is (it is said, with what to do); 1 failure, 2 wrong command line, \
+pub(crate) const DOCTOR_HELP: &str = "Exit codes: 0 nothing is bad, 10 something is (it is said, with what to do); 1 failure, 2 wrong command line, \
 3 no such process. What each line means: docs/troubleshooting.md";
 /// Shown by `diff --help`.
-pub const DIFF_HELP: &str = "Exit codes: 0 done, and within the limit; 8 B exceeds A by more than --fail-above allows, \
+pub(crate) const DIFF_HELP: &str = "Exit codes: 0 done, and within the limit; 8 B exceeds A by more than --fail-above allows, \
 9 what is known does not tell; 1 failure, 2 wrong command line, 3 no such file, run, process or category, 4 input is not \
 what it should be, 5 run store cannot be read, 6 no daemon answers, 7 the daemon refuses";
 /// Shown by `run --help`.
-pub const RUN_HELP: &str = "Exit codes: that of the command, 128+N when signal N ended it; 125 gpumemctl's own \
+pub(crate) const RUN_HELP: &str = "Exit codes: that of the command, 128+N when signal N ended it; 125 gpumemctl's own \
 failure, 126 the command cannot be executed, 127 it was not found";
 
 /// Nobody said where runs are kept.
 #[derive(Debug)]
-pub struct NoStore;
+pub(crate) struct NoStore;
 
 impl std::fmt::Display for NoStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -68,7 +68,7 @@ impl std::error::Error for NoStore {}
 
 /// A file of the right kind in which no process speaks.
 #[derive(Debug)]
-pub struct NoProcess(pub std::path::PathBuf);
+pub(crate) struct NoProcess(pub std::path::PathBuf);
 
 impl std::fmt::Display for NoProcess {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -84,7 +84,7 @@ impl std::error::Error for NoProcess {}
 
 /// Something that does not exist.
 #[derive(Debug)]
-pub struct NotFound(pub String);
+pub(crate) struct NotFound(pub String);
 
 impl std::fmt::Display for NotFound {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -96,7 +96,7 @@ impl std::error::Error for NotFound {}
 
 /// Words that mean nothing together.
 #[derive(Debug)]
-pub struct Usage(pub String);
+pub(crate) struct Usage(pub String);
 
 impl std::fmt::Display for Usage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -108,7 +108,7 @@ impl std::error::Error for Usage {}
 
 /// No daemon could be asked.
 #[derive(Debug)]
-pub struct Unreachable {
+pub(crate) struct Unreachable {
     /// Sockets, in the order in which they were looked at, and what was there.
     pub tried: Vec<(std::path::PathBuf, String)>,
 }
@@ -130,7 +130,7 @@ impl std::error::Error for Unreachable {}
 
 /// A daemon that was found and says nothing.
 #[derive(Debug)]
-pub struct NoAnswer(pub String);
+pub(crate) struct NoAnswer(pub String);
 
 impl std::fmt::Display for NoAnswer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -142,7 +142,7 @@ impl std::error::Error for NoAnswer {}
 
 /// A daemon of another version.
 #[derive(Debug)]
-pub struct TooOld(pub String);
+pub(crate) struct TooOld(pub String);
 
 impl std::fmt::Display for TooOld {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -154,7 +154,7 @@ impl std::error::Error for TooOld {}
 
 /// What the daemon does not allow.
 #[derive(Debug)]
-pub struct Refused(pub String);
+pub(crate) struct Refused(pub String);
 
 impl std::fmt::Display for Refused {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -166,7 +166,7 @@ impl std::error::Error for Refused {}
 
 /// A limit of `diff --fail-above` that does not hold, or of which nobody knows whether it does.
 #[derive(Debug)]
-pub struct Gate {
+pub(crate) struct Gate {
     /// It does not hold.
     pub is_above: bool,
     /// What, and by how much.
@@ -182,7 +182,7 @@ impl std::fmt::Display for Gate {
 impl std::error::Error for Gate {}
 
 /// The code of an error: that of the first cause that has one.
-pub fn code(error: &anyhow::Error) -> u8 {
+pub(crate) fn code(error: &anyhow::Error) -> u8 {
     error.chain().find_map(known).unwrap_or(FAILURE)
 }
 

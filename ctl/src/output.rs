@@ -1,16 +1,34 @@
 //! Where answers go: standard output, fitted to a terminal and plain in a pipe, or a file.
 
-use crate::args::Output;
 use crate::exit;
 use anyhow::{Context, Result, bail};
+use clap::Args;
 use gpumem_report::text::clean;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
+/// Where a report goes.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct Output {
+    /// Write it to this file (-: standard output)
+    #[arg(long = "output", short = 'o', value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Replace the file if there is one
+    #[arg(long, requires = "file")]
+    pub force: bool,
+}
+
+impl Output {
+    /// The file, unless it is standard output.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        self.file.as_deref().filter(|path| *path != Path::new("-"))
+    }
+}
+
 /// Columns of the terminal; `None` when output is piped.
-pub fn width() -> Option<usize> {
+pub(crate) fn width() -> Option<usize> {
     let stdout = io::stdout();
     if !stdout.is_terminal() {
         return None;
@@ -19,7 +37,7 @@ pub fn width() -> Option<usize> {
 }
 
 /// Whether the user's locale has more characters than those of ASCII.
-pub fn unicode() -> bool {
+pub(crate) fn unicode() -> bool {
     let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let locale = set("LC_ALL").or_else(|| set("LC_CTYPE")).or_else(|| set("LANG")).unwrap_or_default();
     let locale = locale.to_ascii_lowercase();
@@ -30,7 +48,7 @@ pub fn unicode() -> bool {
 ///
 /// # Errors
 /// What the system says, a closed pipe among it.
-pub fn print(text: &str) -> anyhow::Result<()> {
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()?;
@@ -42,7 +60,7 @@ pub fn print(text: &str) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// The file is there already and was not meant, it cannot be written, or what the system says of standard output.
-pub fn deliver(bytes: &[u8], output: &Output) -> Result<()> {
+pub(crate) fn deliver(bytes: &[u8], output: &Output) -> Result<()> {
     let Some(path) = output.path() else {
         let is_text = std::str::from_utf8(bytes).is_ok() && !bytes.starts_with(b"%PDF");
         if !is_text && io::stdout().is_terminal() {
@@ -60,7 +78,7 @@ pub fn deliver(bytes: &[u8], output: &Output) -> Result<()> {
 ///
 /// # Errors
 /// As [`deliver`].
-pub fn deliver_by(write: &dyn Fn(&mut dyn Write) -> io::Result<()>, output: &Output) -> Result<()> {
+pub(crate) fn deliver_by(write: &dyn Fn(&mut dyn Write) -> io::Result<()>, output: &Output) -> Result<()> {
     let Some(path) = output.path() else {
         let mut out = BufWriter::new(io::stdout().lock());
         write(&mut out)?;
@@ -136,7 +154,7 @@ impl Drop for Beside {
 
 /// Says on standard error what went wrong, with causes that are not said already, and returns the exit
 /// code. Names in it may come from strangers.
-pub fn complain(error: &anyhow::Error) -> u8 {
+pub(crate) fn complain(error: &anyhow::Error) -> u8 {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
         if !text.contains(&cause) {
@@ -151,7 +169,7 @@ pub fn complain(error: &anyhow::Error) -> u8 {
 
 /// Says what is wrong with the arguments, or what was asked of them. A file's name may have come among them by a pattern of the shell,
 /// from whoever named the file.
-pub fn explain(help_or_error: &clap::Error) {
+pub(crate) fn explain(help_or_error: &clap::Error) {
     let is_harmless =
         |argument: std::ffi::OsString| argument.to_str().is_some_and(|text| clean(text) == *text);
     if !help_or_error.use_stderr() || std::env::args_os().all(is_harmless) {
@@ -164,7 +182,7 @@ pub fn explain(help_or_error: &clap::Error) {
 }
 
 /// Whether the reader of our output has gone.
-pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
+pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let broken = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
     error.downcast_ref::<io::Error>().is_some_and(broken)
 }

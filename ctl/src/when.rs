@@ -16,7 +16,7 @@ use jiff::civil::{Date, DateTime, Time};
 use jiff::tz::TimeZone;
 
 /// What can be typed, for errors.
-pub const FORMS: &str =
+pub(crate) const FORMS: &str =
     "90s, 10m, 1h30m or 2d ago, 10:30, 2026-11-20T10:30, @1795170600, or the name of a mark";
 
 const LINES: &str = "times of this run are lines of its log: type the number of a line, as 1200";
@@ -25,7 +25,7 @@ const DAY_NS: i128 = 86_400 * SECOND_NS;
 
 /// A time as it was typed.
 #[derive(Debug, Clone, PartialEq)]
-pub enum When {
+pub(crate) enum When {
     /// Nanoseconds ago.
     Ago(u64),
     /// The latest such time of day.
@@ -42,7 +42,7 @@ pub enum When {
 
 /// Whose time of day.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Zone {
+pub(crate) enum Zone {
     /// The user's.
     Local,
     /// UTC.
@@ -178,7 +178,7 @@ impl When {
     ///
     /// # Errors
     /// Lines, marks and times without a wall clock are of a run.
-    pub fn unix_ns(&self, now_ns: i64) -> Result<i64, String> {
+    pub(crate) fn unix_ns(&self, now_ns: i64) -> Result<i64, String> {
         match self {
             When::Ago(ago_ns) => Ok(now_ns.saturating_sub_unsigned(*ago_ns)),
             When::At(at_ns) => Ok(*at_ns),
@@ -196,7 +196,7 @@ impl When {
     ///
     /// # Errors
     /// It has no such time; says what it has.
-    pub fn in_run(&self, run: &Run, end_ns: u64, marks: &[(String, u64)]) -> Result<u64, String> {
+    pub(crate) fn in_run(&self, run: &Run, end_ns: u64, marks: &[(String, u64)]) -> Result<u64, String> {
         if let When::Mark(name) = self {
             // Of several with one name the latest.
             let mark = marks.iter().rev().find(|(known, _)| known == name);
@@ -259,10 +259,18 @@ fn latest(time: Time, zone: Zone, now_ns: i64) -> Result<i64, String> {
 ///
 /// # Errors
 /// One of them is none.
-pub fn two(text: &str) -> Result<(When, When), String> {
+pub(crate) fn two(text: &str) -> Result<(When, When), String> {
     let wrong = || format!("`{text}`: two times with a comma between them, as 10:30,10:45 or 2h,1h");
     let (from, to) = text.split_once(',').ok_or_else(wrong)?;
     Ok((from.parse()?, to.parse()?))
+}
+
+/// Returns a time as people type it, in ns since 1970.
+pub(crate) fn typed_moment(text: &str) -> Result<i64, String> {
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |since| since.as_nanos());
+    text.parse::<When>()?.unix_ns(i64::try_from(now).unwrap_or(i64::MAX))
 }
 
 #[cfg(test)]

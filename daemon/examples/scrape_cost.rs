@@ -43,7 +43,8 @@ fn main() {
     quantiles("scrape", || drop(black_box(gpumemd::view::prometheus::scrape(&node.sight))));
     quantiles("publish", || node.core.publish(1_000_000_000));
     // Everything is written at each tick now.
-    node.core.set_pace(gpumemd::core::Pace { checkpoint: std::time::Duration::ZERO, ..Default::default() });
+    node.core
+        .set_pace(gpumemd::aggregator::Pace { checkpoint: std::time::Duration::ZERO, ..Default::default() });
     let stats = std::sync::Arc::clone(&node.sight.stats);
     let written = || stats.get(gpumemd::stats::Count::StoreWrites);
     for round in 0..5_u64 {

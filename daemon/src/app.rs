@@ -1,24 +1,24 @@
 //! Puts the daemon together: the only file that names sources and views.
 
+use crate::aggregator::recorder::Recorder;
+use crate::aggregator::{Board, Core, Order};
 use crate::clock;
 use crate::config::{self, Change, Config, Home, Keys, Settings};
-use crate::core::{Board, Core, Order};
-use crate::descriptors;
-use crate::fair::Fair;
-use crate::keeper::Keeper;
-use crate::recorder::Recorder;
+use crate::limits::user_share::Fair;
+use crate::os::fit_connections;
+use crate::run_writer::Keeper;
 use crate::service::{self, tell};
 use crate::signals::Pulse;
 use crate::sockets::{self, Handed};
 use crate::source::Batch;
 use crate::source::agent::{self, Agents};
 use crate::source::kernel::Kernel;
-use crate::source::nvml::{self, Nvml};
+use crate::source::nvml::Nvml;
 use crate::source::process::{Gone, Processes};
 use crate::stats::{Count, Stats};
-use crate::view::health::{self, Health};
-use crate::view::own::{self, Form, Wish};
-use crate::view::{self, Errand, Sight, Sources, control, http};
+use crate::view::health::Health;
+use crate::view::self_report::{self, Form, Wish};
+use crate::view::{self, Errand, Shown, Sight, Sources, control, http};
 use gpumem_ledger::{DeviceName, ProcessKey};
 use gpumem_report::By;
 use gpumem_report::rules::Groupings;
@@ -69,7 +69,7 @@ impl Setup {
     ///
     /// # Errors
     /// See [`config::Error`].
-    pub fn config(&self) -> Result<Config, config::Error> {
+    pub(crate) fn config(&self) -> Result<Config, config::Error> {
         Config::load(self.file.as_deref())
     }
 
@@ -109,12 +109,12 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     let nvml = Nvml::start(settings.nvml.clone(), processes.clone(), inbox.clone());
     let hinted = nvml.clone();
     let hint = Box::new(move |uuid| hinted.hint(DeviceName::Gpu(uuid)));
-    let (wanted, connections) = (settings.limits.connections, descriptors::fit(settings.limits).connections);
+    let (wanted, connections) = (settings.limits.connections, fit_connections(settings.limits.connections));
     if connections < wanted {
         tracing::warn!(connections, wanted, "the limit of open files is too low for that many agents");
     }
     let agents = Agents::new(settings.limits, processes.clone(), inbox.clone(), Arc::clone(&stats), hint);
-    let shown = settings.shown(rules);
+    let shown = Shown::of(&settings, rules);
     let config = setup.file.clone().unwrap_or_else(|| config::USUAL_PATH.into());
     let metrics = listeners.http.as_ref().and_then(|listener| listener.local_addr().ok());
     let sight = Arc::new(Sight {
@@ -205,7 +205,9 @@ fn answer(agents: &Agents, sight: &Arc<Sight>) {
             };
             let all = agent::option(&options, "all") == Some("1");
             let none = "the daemon has no run of this process: it has not used a GPU so far";
-            own::report(sight, key, uid, Wish { form, by, all }).await.ok_or_else(|| unanswered(2, none))
+            self_report::report(sight, key, uid, Wish { form, by, all })
+                .await
+                .ok_or_else(|| unanswered(2, none))
         })
     }));
 }
@@ -292,7 +294,10 @@ impl Live {
             Ok(()) => self.stats.add(Count::Reloads, 1),
             Err(error) => {
                 self.stats.add(Count::ReloadErrors, 1);
-                tracing::error!(error = crate::told::told(&error), "the configuration stays as it was");
+                tracing::error!(
+                    error = crate::error_text::error_chain(&error),
+                    "the configuration stays as it was"
+                );
             }
         }
         if self.setup.service {
@@ -311,7 +316,7 @@ impl Live {
         }
         self.agents.set_limits(new.limits);
         self.http_connections.store(new.http_connections, Ordering::Relaxed);
-        self.sight.show(new.shown(rules));
+        self.sight.show(Shown::of(&new, rules));
         let _ = self.orders.send(Order::Pace(new.pace)).await;
         self.sight.keeper.limit_waiting(new.waiting_bytes);
         if self.settings.retention != new.retention {
@@ -420,21 +425,8 @@ async fn facts(processes: Processes, kernel: Kernel, inbox: mpsc::Sender<Batch>)
 
 /// How things are, in a line of `systemctl status`.
 fn status(health: &Health) -> String {
-    let nvml = health.nvml_problem().map_or_else(|| "up".to_owned(), |problem| format!("down: {problem}"));
+    let nvml = health.nvml.problem().map_or_else(|| "up".to_owned(), |problem| format!("down: {problem}"));
     format!("{} agents, nvml {nvml}", health.agents)
-}
-
-fn health_events(device: &nvml::DeviceStatus) -> Vec<health::HealthEvent> {
-    let count = |name| device.health_events.get(name).copied();
-    let event = |of: &nvml::HealthEvent| {
-        Some(health::HealthEvent {
-            name: of.name,
-            text: of.text,
-            is_grave: of.is_grave,
-            count: count(of.name)?,
-        })
-    };
-    nvml::HEALTH_EVENTS.iter().filter_map(event).collect()
 }
 
 /// The sources, as views see them.
@@ -446,39 +438,9 @@ struct World {
 
 impl Sources for World {
     fn health(&self) -> Health {
-        let (status, kernel) = (self.nvml.status(), self.kernel.status());
+        let (nvml, kernel) = (self.nvml.status(), self.kernel.status());
         let (agents, agents_waiting) = self.agents.connections();
-        let devices = status.devices.iter().map(|device| health::Device {
-            name: device.name,
-            index: device.index.into(),
-            problem: device.problem.clone(),
-            details: health::Details {
-                code: device.code,
-                remedy: device.remedy,
-                facts: device.facts.clone(),
-                events: health_events(device),
-                drawing: device.drawing.clone(),
-                mps: device.mps.clone(),
-            },
-        });
-        Health {
-            nvml_up: status.up,
-            nvml_stalled_since_ns: status.stalled_since_ns,
-            nvml_starting: status.reason == nvml::STARTING,
-            // Records name their source; here a field does.
-            nvml_reason: status.reason.trim_start_matches("nvml: ").to_owned(),
-            nvml_remedy: status.remedy,
-            nvml_facts: status.facts.clone(),
-            unnamed: status.unnamed.clone(),
-            no_events: status.no_events,
-            released_until_ns: status.released_until_ns,
-            devices: devices.collect(),
-            kernel_log: kernel.log,
-            kernel_problem: kernel.problem,
-            agents,
-            agents_waiting,
-            numbers: numbers(&status.counters),
-        }
+        Health { nvml, kernel_log: kernel.log, kernel_problem: kernel.problem, agents, agents_waiting }
     }
 
     fn release(&self, time: Duration) {
@@ -496,61 +458,4 @@ impl Sources for World {
         };
         Box::pin(async move { agents.command(key, command).await.map_err(|why| why.to_string()) })
     }
-}
-
-/// What NVML costs, as metrics.
-pub fn numbers(counters: &crate::source::nvml::Counters) -> Vec<health::Number> {
-    let number = |name, help, counter, value| health::Number { name, help, counter, value };
-    vec![
-        number(
-            "gpumemd_nvml_memory_calls_total",
-            "Readings of device memory.",
-            true,
-            counters.memory_calls as f64,
-        ),
-        number("gpumemd_nvml_memory_seconds_total", "Time in them.", true, counters.memory_seconds),
-        number("gpumemd_nvml_list_calls_total", "Process list calls.", true, counters.list_calls as f64),
-        number(
-            "gpumemd_nvml_list_seconds_total",
-            "Time in them, in which the driver stood still.",
-            true,
-            counters.list_seconds,
-        ),
-        number(
-            "gpumemd_nvml_list_share_ratio",
-            "Share of time in list calls lately.",
-            false,
-            counters.list_share,
-        ),
-        number(
-            "gpumemd_nvml_lists_deferred_total",
-            "Lists put off for the budget.",
-            true,
-            counters.lists_deferred as f64,
-        ),
-        number(
-            "gpumemd_nvml_failed_calls_total",
-            "NVML calls that failed.",
-            true,
-            counters.failed_calls as f64,
-        ),
-        number(
-            "gpumemd_nvml_refused_values_total",
-            "Values of the driver that were not taken, because they are more than the size of the GPU, or of a pid that cannot be.",
-            true,
-            counters.refused as f64,
-        ),
-        number(
-            "gpumemd_nvml_restarts_total",
-            "Pollers started after the first.",
-            true,
-            counters.restarts as f64,
-        ),
-        number(
-            "gpumemd_nvml_hangs_total",
-            "Pollers given up for a call that hung.",
-            true,
-            counters.hangs as f64,
-        ),
-    ]
 }

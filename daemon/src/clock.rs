@@ -10,7 +10,7 @@ fn read(clock: ClockId) -> u64 {
 }
 
 /// What this thread has had of a processor.
-pub fn cpu() -> std::time::Duration {
+pub(crate) fn cpu() -> std::time::Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     let (seconds, nanos) =
         (u64::try_from(time.tv_sec).unwrap_or(0), u64::try_from(time.tv_nsec).unwrap_or(0));
@@ -29,23 +29,23 @@ fn wall_ns() -> u64 {
 }
 
 /// The wall clock: time since 1970.
-pub fn wall() -> Duration {
+pub(crate) fn wall() -> Duration {
     Duration::from_nanos(wall_ns())
 }
 
 /// How far the wall clock is ahead of CLOCK_MONOTONIC, in ns.
-pub fn wall_offset_ns() -> i128 {
+pub(crate) fn wall_offset_ns() -> i128 {
     i128::from(wall_ns()) - i128::from(now_ns())
 }
 
 /// What ties record times to the wall clock from now on.
-pub fn anchor() -> Record<'static> {
+pub(crate) fn anchor() -> Record<'static> {
     let stamp = Stamp { time_ns: now_ns(), ..Stamp::default() };
     let (realtime_ns, boottime_ns) = (wall_ns(), read(ClockId::Boottime));
     Record { stamp, body: Body::ClockAnchor { realtime_ns, boottime_ns, clock: ClockKind::Monotonic } }
 }
 
 /// Time since the machine was started, suspended times included: what start times of processes count from.
-pub fn since_boot() -> Duration {
+pub(crate) fn since_boot() -> Duration {
     Duration::from_nanos(read(ClockId::Boottime))
 }

@@ -1,71 +1,93 @@
-//! Open files, of which there are only so many. Agents take most; what the daemon itself needs to see, store and serve must not
-//! be theirs.
+//! Descriptors that the safe crates do not have: pidfds, and those that the service manager passed.
+//!
+//! A passed descriptor could be copied through the kernel (pidfd_getfd on this process) without unsafe code. That leaves the passed
+//! number open for ever: a connection would never be closed, and the memory of an ended agent never be given back.
 
-use crate::source::agent::Limits;
-use rustix::io::Errno;
-use rustix::process::{Resource, getrlimit, setrlimit};
-use std::sync::Mutex;
-use std::sync::PoisonError;
-use std::time::{Duration, Instant};
+use rustix::fd::AsRawFd;
+use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
+use std::io;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A connection, the agent's memory, the pidfd.
-const PER_AGENT: usize = 3;
-/// What is not theirs: about 30 are the daemon's, with store and poller, a dozen more while it starts a process; 64 connections each
-/// for metrics and control; the rest is for pidfds of processes without an agent.
-const OWN: usize = 224;
-/// A shortage is told in the log that often.
-const TOLD: Duration = Duration::from_secs(60);
-
-/// The limit that shells set is for programs of the last century.
-pub fn raise() {
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::debug!(%error, "the limit of open files stays");
+/// Returns a pidfd of the process that called connect(2), whatever process has its pid now. Needs Linux 6.5.
+///
+/// # Errors
+/// `ENOPROTOOPT` on older kernels; `EINVAL`, `ESRCH` or `ENODATA` when the process has ended and was waited for.
+pub(crate) fn pidfd_of_peer(socket: &impl AsFd) -> io::Result<OwnedFd> {
+    let mut fd: libc::c_int = -1;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    let socket = socket.as_fd().as_raw_fd();
+    // SAFETY: the kernel writes at most `len` bytes to `fd`, and how many to `len`; both live until the call returns.
+    let result = unsafe {
+        libc::getsockopt(
+            socket,
+            libc::SOL_SOCKET,
+            libc::SO_PEERPIDFD,
+            std::ptr::from_mut(&mut fd).cast(),
+            &raw mut len,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
     }
+    if fd < 0 {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    // SAFETY: the call has just opened this descriptor (close-on-exec) for its caller, and nothing else knows its number.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// The limits with so few agents that descriptors are left for everything else.
-pub fn fit(limits: Limits) -> Limits {
-    let files = getrlimit(Resource::Nofile).current.map_or(usize::MAX, |files| files as usize);
-    Limits { connections: limits.connections.min(agents(files)), ..limits }
+/// Returns a pidfd of the process that has this pid now. Needs Linux 5.3.
+///
+/// # Errors
+/// `ENOSYS` on older kernels; `ESRCH` when no process has the pid.
+pub(crate) fn pidfd_of_pid(pid: u32) -> io::Result<OwnedFd> {
+    let pid =
+        i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw).ok_or(io::ErrorKind::NotFound)?;
+    Ok(rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?)
 }
 
-fn agents(files: usize) -> usize {
-    (files.saturating_sub(OWN) / PER_AGENT).max(1)
-}
-
-/// Whether this is for want of descriptors, and says nothing of what was asked for.
-pub fn is_lack(error: &std::io::Error) -> bool {
-    let lacks = [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error);
-    error.raw_os_error().is_some_and(|error| lacks.contains(&error))
-}
-
-/// Tells of a shortage now and then, however often it is met.
+/// What `PIDFD_GET_INFO` tells (linux/pidfd.h, its first 64 bytes).
+#[repr(C)]
 #[derive(Debug, Default)]
-pub struct Shortage(Mutex<Option<Instant>>);
-
-impl Shortage {
-    /// It was met.
-    pub fn note(&self, what: &str, error: &dyn std::fmt::Display) {
-        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.is_none_or(|told| told.elapsed() >= TOLD) {
-            *told = Some(Instant::now());
-            tracing::warn!(%error, "{what}");
-        }
-    }
+struct PidfdInfo {
+    mask: u64,
+    cgroup: u64,
+    ids: [u32; 11],
+    exit_code: i32,
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+const GET_INFO: Opcode = opcode::read_write::<PidfdInfo>(0xff, 11);
+/// The exit code is wanted, and is there.
+const EXIT: u64 = 1 << 3;
 
-    #[test]
-    fn agents_leave_descriptors_to_the_rest() {
-        assert_eq!((agents(65_536), agents(1024)), (21_770, 266));
-        for files in [0, 24, 224, 227] {
-            assert_eq!(agents(files), 1, "{files}");
-        }
-        assert!(agents(usize::MAX) > 1 << 60);
+/// Returns the status with which a process ended, as waitpid gives it. `None`: not known, or not yet.
+///
+/// Until its parent has waited for it, /proc has the status for those who may read it; afterwards the pidfd has it, since Linux 6.15,
+/// for everybody who holds one.
+pub(crate) fn exit_status(pidfd: &OwnedFd) -> Option<u64> {
+    let mut info = PidfdInfo { mask: EXIT, ..PidfdInfo::default() };
+    // SAFETY: the kernel writes at most the 64 bytes of `PidfdInfo` that the opcode names; whatever it writes is a value of these
+    // integers, and a kernel that does not know the call refuses it.
+    unsafe { ioctl(pidfd, Updater::<GET_INFO, PidfdInfo>::new(&mut info)) }.ok()?;
+    (info.mask & EXIT != 0).then_some(u64::from(info.exit_code as u32 & 0xffff))
+}
+
+/// Returns the descriptors that were passed, by name; later calls return none. They are marked close-on-exec, so that the child that reads NVML
+/// does not inherit them.
+///
+/// # Errors
+/// `LISTEN_FDS` and what belongs to it make no sense, or name what is not open.
+pub(crate) fn passed() -> io::Result<Vec<(String, OwnedFd)>> {
+    static TAKEN: AtomicBool = AtomicBool::new(false);
+    if TAKEN.swap(true, Ordering::Relaxed) {
+        return Ok(Vec::new());
     }
+    let passed = sd_notify::listen_fds_with_names()?;
+    let own = |(number, name)| {
+        // SAFETY: it is open (it was just marked), and its owner is whoever takes it first: `LISTEN_PID` says that these
+        // numbers were passed to this process, nothing of it knows them otherwise, and `TAKEN` lets them be taken once.
+        (name, unsafe { OwnedFd::from_raw_fd(number) })
+    };
+    Ok(passed.map(own).collect())
 }

@@ -4,9 +4,9 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 use gpumemd::app::{self, Setup};
 use gpumemd::config::Home;
-use gpumemd::descriptors;
+use gpumemd::error_text;
+use gpumemd::os::raise_descriptor_limit;
 use gpumemd::signals::Signals;
-use gpumemd::told;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
     match signals.context("installing signal handlers").and_then(|signals| start(run, signals)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("gpumemd: {}", told::told(&error));
+            eprintln!("gpumemd: {}", error_text::error_chain(&error));
             ExitCode::FAILURE
         }
     }
@@ -74,7 +74,7 @@ fn start(run: Run, signals: Signals) -> anyhow::Result<()> {
         return Ok(());
     }
     log(&run.log)?;
-    descriptors::raise();
+    raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let result = runtime.block_on(async {
         let (end, reload) = signals.listen()?;

@@ -8,7 +8,7 @@ const EVERY: Duration = Duration::from_secs(60);
 
 /// When it was given back last.
 #[derive(Debug)]
-pub struct Spare(Instant);
+pub(crate) struct Spare(Instant);
 
 impl Default for Spare {
     fn default() -> Self {
@@ -18,12 +18,12 @@ impl Default for Spare {
 
 impl Spare {
     /// From now on.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Spare(Instant::now())
     }
 
     /// Gives it back, once a minute.
-    pub fn give_back(&mut self) {
+    pub(crate) fn give_back(&mut self) {
         if self.0.elapsed() >= EVERY {
             trim();
             self.0 = Instant::now();

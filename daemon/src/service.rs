@@ -1,8 +1,8 @@
 //! The service manager (systemd), where there is one: it is told how the daemon is, and keeps connections for the
 //! daemon's next life.
 
+use crate::aggregator::Board;
 use crate::clock;
-use crate::core::Board;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
@@ -16,7 +16,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 /// Descriptors that are kept under one name.
-pub const KEPT: usize = 3;
+pub(crate) const KEPT: usize = 3;
 /// systemd's socket holds few messages that it has not read; then it is asked again, this much later.
 const PATIENCE: [Duration; 6] = [
     Duration::ZERO,
@@ -28,7 +28,7 @@ const PATIENCE: [Duration; 6] = [
 ];
 
 /// Tells it something. That it does not hear is nothing to end for.
-pub fn tell(state: &[NotifyState<'_>]) {
+pub(crate) fn tell(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         tracing::debug!(%error, "systemd was not told");
     }
@@ -36,7 +36,7 @@ pub fn tell(state: &[NotifyState<'_>]) {
 
 /// Tells it that the ledger takes its turns, and in short how things are. What the sources and the disk do is no reason to be
 /// replaced; a ledger that stands still is, though everything else may go on.
-pub async fn watchdog(board: Board, status: impl Fn() -> String) {
+pub(crate) async fn watchdog(board: Board, status: impl Fn() -> String) {
     let patience = sd_notify::watchdog_enabled().unwrap_or(Duration::from_secs(30));
     loop {
         // One line: what a library says of itself could hold more of them, and each would be a message.
@@ -53,12 +53,12 @@ pub async fn watchdog(board: Board, status: impl Fn() -> String) {
 
 /// Asks it to keep these while no daemon runs, and to hand them to the next one; whether that was said. They are kept
 /// also when their other end is closed: what was sent before that is still to be read.
-pub async fn keep(name: &str, fds: &[BorrowedFd<'_>; KEPT]) -> bool {
+pub(crate) async fn keep(name: &str, fds: &[BorrowedFd<'_>; KEPT]) -> bool {
     say(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}\n"), fds).await
 }
 
 /// Takes that back.
-pub async fn forget(name: &str) {
+pub(crate) async fn forget(name: &str) {
     say(&format!("FDSTOREREMOVE=1\nFDNAME={name}\n"), &[]).await;
 }
 

@@ -46,7 +46,7 @@ pub struct Pulse(tokio::net::UnixStream);
 
 impl Pulse {
     /// Waits for the next time; several that came meanwhile are one.
-    pub async fn next(&mut self) {
+    pub(crate) async fn next(&mut self) {
         let mut bytes = [0; 16];
         if !matches!(self.0.read(&mut bytes).await, Ok(read) if read > 0) {
             // The handler holds the other end for as long as the process lives.

@@ -3,8 +3,6 @@
 //! A directory that others may write to could hold somebody else's socket or a link, so the runtime directory
 //! must be ours and only ours to write; a socket file is replaced only when nobody listens behind it.
 
-mod adopt;
-
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::fs::{DirBuilder, Permissions};
@@ -20,7 +18,7 @@ const BACKLOG: i32 = 1024;
 /// Why there is no socket.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the fields are what the messages name
-pub enum Error {
+pub(crate) enum Error {
     /// Another daemon is there.
     #[error("{}: another gpumemd listens here; stop it, or give this one another runtime_dir", .0.display())]
     Taken(PathBuf),
@@ -46,7 +44,7 @@ pub enum Error {
 
 /// What systemd handed over, by FileDescriptorName.
 #[derive(Debug, Default)]
-pub struct Handed {
+pub(crate) struct Handed {
     /// `agent`.
     pub agent: Option<OwnedFd>,
     /// `control`.
@@ -62,8 +60,8 @@ impl Handed {
     ///
     /// # Errors
     /// [`Error::Handed`]: they are not what the environment says.
-    pub fn take() -> Result<Self, Error> {
-        let passed = adopt::passed();
+    pub(crate) fn take() -> Result<Self, Error> {
+        let passed = crate::descriptors::passed();
         let passed =
             passed.map_err(|error| Error::Handed { name: String::new(), what: error.to_string() })?;
         let mut handed = Handed::default();
@@ -83,7 +81,7 @@ impl Handed {
 ///
 /// # Errors
 /// [`Error::Directory`] when somebody else could put something into it.
-pub fn runtime_dir(path: &Path, mode: u32) -> Result<(), Error> {
+pub(crate) fn runtime_dir(path: &Path, mode: u32) -> Result<(), Error> {
     let system = |source| Error::System { path: path.to_owned(), source };
     match DirBuilder::new().mode(mode).create(path) {
         // Not what the umask made of it.
@@ -116,7 +114,7 @@ pub fn runtime_dir(path: &Path, mode: u32) -> Result<(), Error> {
 ///
 /// # Errors
 /// [`Error`]: [`Error::Taken`] when somebody answers there.
-pub fn listen_to_agents(dir: &Path, mode: u32) -> Result<OwnedFd, Error> {
+pub(crate) fn listen_to_agents(dir: &Path, mode: u32) -> Result<OwnedFd, Error> {
     let place = dir.join("agent");
     runtime_dir(&place, mode)?;
     let link = dir.join("agent.sock");
@@ -134,7 +132,7 @@ pub fn listen_to_agents(dir: &Path, mode: u32) -> Result<OwnedFd, Error> {
 ///
 /// # Errors
 /// [`Error`]: [`Error::Taken`] when somebody answers there.
-pub fn listen(path: &Path, kind: SocketType, mode: u32) -> Result<OwnedFd, Error> {
+pub(crate) fn listen(path: &Path, kind: SocketType, mode: u32) -> Result<OwnedFd, Error> {
     let system = |source: io::Error| Error::System { path: path.to_owned(), source };
     vacate(path, kind)?;
     let address = SocketAddrUnix::new(path).map_err(|_| Error::TooLong(path.to_owned()))?;
@@ -180,7 +178,12 @@ fn new(kind: SocketType) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// [`Error::Handed`].
-pub fn handed(name: &str, fd: OwnedFd, family: AddressFamily, kind: SocketType) -> Result<OwnedFd, Error> {
+pub(crate) fn handed(
+    name: &str,
+    fd: OwnedFd,
+    family: AddressFamily,
+    kind: SocketType,
+) -> Result<OwnedFd, Error> {
     let wrong = |what: String| Error::Handed { name: name.to_owned(), what };
     let failed = |error: Errno| wrong(error.to_string());
     let found = rustix::net::sockopt::socket_type(&fd).map_err(failed)?;
@@ -198,7 +201,7 @@ pub fn handed(name: &str, fd: OwnedFd, family: AddressFamily, kind: SocketType) 
 ///
 /// # Errors
 /// [`Error::Taken`].
-pub fn lock(dir: &Path) -> Result<std::fs::File, Error> {
+pub(crate) fn lock(dir: &Path) -> Result<std::fs::File, Error> {
     use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
     let path = dir.join("gpumemd.lock");
     let system = |error: Errno| Error::System { path: path.clone(), source: error.into() };
@@ -215,7 +218,7 @@ pub fn lock(dir: &Path) -> Result<std::fs::File, Error> {
 ///
 /// # Errors
 /// [`Error::Address`].
-pub fn tcp(address: SocketAddr) -> Result<tokio::net::TcpListener, Error> {
+pub(crate) fn tcp(address: SocketAddr) -> Result<tokio::net::TcpListener, Error> {
     let listen = || {
         let listener = std::net::TcpListener::bind(address)?; // reuses addresses that wait to be forgotten
         listener.set_nonblocking(true)?;

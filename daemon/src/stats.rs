@@ -108,7 +108,7 @@ impl Default for Stats {
 
 impl Stats {
     /// Counts `more`.
-    pub fn add(&self, count: Count, more: u64) {
+    pub(crate) fn add(&self, count: Count, more: u64) {
         self.counts[count as usize].fetch_add(more, Relaxed);
     }
 

@@ -6,15 +6,15 @@
 mod frames;
 #[path = "../../daemon/src/source/agent/memory.rs"]
 mod memory;
-#[path = "../../daemon/src/source/agent/rest.rs"]
-mod rest;
+#[path = "../../daemon/src/source/agent/post_mortem.rs"]
+mod post_mortem;
 
 use gpumem_fuzz::number;
 use gpumem_wire::layout::{HEADER_BYTES, Header};
 use gpumem_wire::{MAJOR, MINOR, SLOT_BYTES, frame};
 use libfuzzer_sys::fuzz_target;
 use memory::Memory;
-use rest::Rest;
+use post_mortem::Rest;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::pwrite;
 use std::os::fd::OwnedFd;

@@ -1,6 +1,7 @@
 //! Arguments of the commands that compare runs, explain words, list runs and move them.
 
-use super::{Output, Rows, SocketPath, StorePath, formats};
+use super::{Rows, SocketPath, StorePath, formats};
+use crate::output::Output;
 use crate::when::When;
 use clap::{Args, ValueEnum};
 use gpumem_import::Format;
@@ -9,7 +10,7 @@ use gpumem_runs::store::{STATES, Sort};
 
 #[derive(Debug, Args)]
 #[command(after_help = crate::exit::DIFF_HELP)]
-pub struct Diff {
+pub(crate) struct Diff {
     /// What is compared with: a process by its pid, a run of the store (r7), or a file (./FILE)
     #[arg(value_name = "A")]
     pub a: String,
@@ -71,7 +72,7 @@ pub struct Diff {
 
 impl Diff {
     /// How one of the two is found: as a report would.
-    pub fn side(&self, name: &str) -> super::Report {
+    pub(crate) fn side(&self, name: &str) -> super::Report {
         // A path is a file.
         let is_job = self.job && !name.contains('/');
         super::Report {
@@ -87,7 +88,7 @@ impl Diff {
 
 #[derive(Debug, Args)]
 #[command(after_help = crate::exit::HELP)]
-pub struct Export {
+pub(crate) struct Export {
     /// A run of the store (r7), a process by its pid, or a recording or log (./FILE)
     #[arg(value_name = "RUN|PID|FILE")]
     pub run: String,
@@ -104,7 +105,7 @@ pub struct Export {
 
 impl Export {
     /// How the run is found: as a report would.
-    pub fn report(&self) -> super::Report {
+    pub(crate) fn report(&self) -> super::Report {
         super::Report {
             run: Some(self.run.clone()),
             pid: self.pid,
@@ -117,7 +118,7 @@ impl Export {
 
 #[derive(Debug, Args)]
 #[command(after_help = crate::exit::HELP)]
-pub struct Runs {
+pub(crate) struct Runs {
     /// One JSON array
     #[arg(long)]
     pub json: bool,
@@ -156,7 +157,7 @@ pub struct Runs {
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum Order {
+pub(crate) enum Order {
     Stored,
     Started,
     Peak,
@@ -178,7 +179,7 @@ impl From<Order> for Sort {
 
 #[derive(Debug, Args)]
 #[command(after_help = crate::exit::HELP)]
-pub struct Explain {
+pub(crate) struct Explain {
     /// As a report, a table or JSON prints it: Untrackable, pool idle, used_bytes, a category, a tag; all words if left out
     pub word: Option<String>,
     /// Whose numbers are shown [default: the live process with most memory, else the latest run]
@@ -195,7 +196,7 @@ pub struct Explain {
 
 impl Explain {
     /// How the run is found: as a report would.
-    pub fn report(&self) -> super::Report {
+    pub(crate) fn report(&self) -> super::Report {
         super::Report {
             run: self.run.clone(),
             store: self.store.clone(),

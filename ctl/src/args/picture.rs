@@ -5,7 +5,7 @@ use clap::{Args, ValueEnum};
 
 /// A part of the run's life.
 #[derive(Debug, Clone, Default, Args)]
-pub struct Window {
+pub(crate) struct Window {
     /// Only the time since then: 90s, 1h30m or 2d ago, 10:30, a date and time, a mark
     #[arg(long, value_name = "TIME", group = "window", conflicts_with = "job")]
     pub since: Option<When>,
@@ -19,7 +19,7 @@ pub struct Window {
 
 /// A picture instead (docs/pictures.md).
 #[derive(Debug, Clone, Default, Args)]
-pub struct Picture {
+pub(crate) struct Picture {
     /// A picture for pages
     #[arg(long, groups = ["form", "drawn"], conflicts_with_all = ["steps", "growth", "iterations", "counters"])]
     pub svg: bool,
@@ -42,13 +42,13 @@ pub struct Picture {
 
 impl Picture {
     /// Whether one is asked for.
-    pub fn is_asked(&self) -> bool {
+    pub(crate) fn is_asked(&self) -> bool {
         self.svg || self.pdf || self.png
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Plot {
+pub(crate) enum Plot {
     /// Layers and data structures at the peak, as two stacked bars
     Peak,
     /// A bar per category at the peak
@@ -72,7 +72,7 @@ impl From<Plot> for gpumem_report::plot::Picture {
 
 /// For other tools (docs/pictures.md).
 #[derive(Debug, Clone, Default, Args)]
-pub struct Traced {
+pub(crate) struct Traced {
     /// A trace for Perfetto and chrome://tracing
     #[arg(long, group = "form", conflicts_with_all = ["steps", "growth", "iterations", "counters"])]
     pub chrome_trace: bool,
@@ -86,7 +86,7 @@ pub struct Traced {
 
 impl Traced {
     /// Whether one is asked for.
-    pub fn is_asked(&self) -> bool {
+    pub(crate) fn is_asked(&self) -> bool {
         self.chrome_trace || self.collapsed || self.treemap
     }
 }

@@ -1,7 +1,7 @@
 //! Sizes, times, steps, shares and names as people type them, each with a sentence of what would be right.
 
 /// `100:110`.
-pub fn steps(text: &str) -> Result<(u64, u64), String> {
+pub(crate) fn steps(text: &str) -> Result<(u64, u64), String> {
     let steps = text.split_once(':').and_then(|(first, last)| Some((number(first)?, number(last)?)));
     steps
         .filter(|(first, last)| first <= last && *last < u64::MAX)
@@ -9,7 +9,7 @@ pub fn steps(text: &str) -> Result<(u64, u64), String> {
 }
 
 /// `500M` in bytes.
-pub fn size(text: &str) -> Result<u64, String> {
+pub(crate) fn size(text: &str) -> Result<u64, String> {
     let (digits, unit) = text.split_at(text.bytes().take_while(u8::is_ascii_digit).count());
     let shift = match unit {
         "" => Some(0),
@@ -24,7 +24,7 @@ pub fn size(text: &str) -> Result<u64, String> {
 }
 
 /// `60`, `60s`, `5m` or `1h` in seconds.
-pub fn seconds(text: &str) -> Result<u64, String> {
+pub(crate) fn seconds(text: &str) -> Result<u64, String> {
     let (digits, unit) = text.split_at(text.bytes().take_while(u8::is_ascii_digit).count());
     let scale = match unit {
         "" | "s" => Some(1),
@@ -37,7 +37,7 @@ pub fn seconds(text: &str) -> Result<u64, String> {
 }
 
 /// `2`, `0.5`, `2%`.
-pub fn percent(text: &str) -> Result<f64, String> {
+pub(crate) fn percent(text: &str) -> Result<f64, String> {
     let number: Option<f64> = text.strip_suffix('%').unwrap_or(text).trim_end().parse().ok();
     number
         .filter(|percent| (0.0..=100.0).contains(percent))
@@ -45,7 +45,7 @@ pub fn percent(text: &str) -> Result<f64, String> {
 }
 
 /// A name that can stand in a table and a file name.
-pub fn job_name(name: &str) -> Result<String, String> {
+pub(crate) fn job_name(name: &str) -> Result<String, String> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-+@:".contains(&byte);
     if name.is_empty() || name.len() > 64 || !name.bytes().all(plain) {
         return Err("a name is 1 to 64 letters, digits and . _ - + @ :".into());
@@ -56,6 +56,38 @@ pub fn job_name(name: &str) -> Result<String, String> {
 /// Digits and nothing else: a sign is no part of any of these.
 fn number(text: &str) -> Option<u64> {
     text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// Whose run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pid {
+    /// That of this process, or of what it started.
+    One(u32),
+    /// Those of all live processes that the caller may see.
+    All,
+}
+
+impl std::str::FromStr for Pid {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "all" => Ok(Pid::All),
+            pid => pid.parse().map(Pid::One).map_err(|_| "a pid, or all"),
+        }
+    }
+}
+
+/// Whether a device is meant by what was typed: its index, its UUID or the beginning of it.
+pub(crate) fn names_device(typed: &str, index: Option<u32>, uuid: &str) -> bool {
+    match typed.parse::<u32>() {
+        Ok(number) => index == Some(number),
+        Err(_) => {
+            typed.len() >= 4
+                && uuid.len() >= typed.len()
+                && uuid.to_lowercase().starts_with(&typed.to_lowercase())
+        }
+    }
 }
 
 #[cfg(test)]

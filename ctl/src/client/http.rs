@@ -18,12 +18,12 @@ const CONNECT: Duration = Duration::from_secs(1);
 const REACH: Duration = Duration::from_secs(5);
 
 /// Whether somebody listens.
-pub fn reach(socket: &Candidate) -> Result<(), String> {
+pub(crate) fn reach(socket: &Candidate) -> Result<(), String> {
     block_on(async { connect(socket).await.map(drop) })
 }
 
 /// Sends a request without a body.
-pub fn request(
+pub(crate) fn request(
     socket: &Candidate,
     method: Method,
     path: &str,
@@ -44,7 +44,7 @@ pub fn request(
 }
 
 /// Gets a path from a server on the network.
-pub fn ask(authority: &str, path: &str, within: Duration) -> Result<(StatusCode, Bytes), String> {
+pub(crate) fn ask(authority: &str, path: &str, within: Duration) -> Result<(StatusCode, Bytes), String> {
     block_on(async {
         let stream = match timeout(REACH, TcpStream::connect(authority)).await {
             Ok(Ok(stream)) => stream,

@@ -8,11 +8,11 @@
 //! ```
 
 mod http;
-pub mod prometheus;
+pub(crate) mod prometheus;
 mod samples;
 mod search;
 
-pub use search::{AGENT, agent_alone, named, private_directory, runtime, sibling};
+pub(crate) use search::{AGENT, agent_alone, named, private_directory, runtime, sibling};
 
 use crate::exit::{NoAnswer, NotFound, Refused, TooOld, Unreachable};
 use anyhow::Result;
@@ -34,7 +34,7 @@ const RUNS: Duration = Duration::from_secs(30);
 
 /// A daemon whose control socket takes connections.
 #[derive(Debug, Clone)]
-pub struct Daemon {
+pub(crate) struct Daemon {
     /// Its control socket.
     pub control: PathBuf,
     candidate: search::Candidate,
@@ -44,7 +44,7 @@ pub struct Daemon {
 
 /// Runs that are asked for.
 #[derive(Debug, Clone, Copy)]
-pub enum Which<'a> {
+pub(crate) enum Which<'a> {
     /// All that are live.
     Live,
     /// Those of a process.
@@ -59,7 +59,7 @@ pub enum Which<'a> {
 
 /// A run as the daemon tells it.
 #[derive(Debug)]
-pub struct Told {
+pub(crate) struct Told {
     /// Its name in the daemon's store, where it has one.
     pub id: Option<String>,
     /// The run.
@@ -71,7 +71,7 @@ impl Daemon {
     ///
     /// # Errors
     /// [`Unreachable`]: where it was looked for, and what was there.
-    pub fn find(given: Option<&Path>) -> Result<Daemon, Unreachable> {
+    pub(crate) fn find(given: Option<&Path>) -> Result<Daemon, Unreachable> {
         let mut tried = Vec::new();
         for candidate in search::candidates(given) {
             match candidate.check().and_then(|()| http::reach(&candidate)) {
@@ -92,7 +92,7 @@ impl Daemon {
     ///
     /// # Errors
     /// [`Unreachable`]: none does.
-    pub fn all(given: Option<&Path>) -> Result<Vec<Daemon>, Unreachable> {
+    pub(crate) fn all(given: Option<&Path>) -> Result<Vec<Daemon>, Unreachable> {
         let (mut found, mut tried) = (Vec::new(), Vec::new());
         for candidate in search::candidates(given) {
             match candidate.check().and_then(|()| http::reach(&candidate)) {
@@ -107,7 +107,7 @@ impl Daemon {
     }
 
     /// The same, for a caller who has something else to do.
-    pub fn hurried(&self, patience: Duration) -> Daemon {
+    pub(crate) fn hurried(&self, patience: Duration) -> Daemon {
         Daemon { patience, ..self.clone() }
     }
 
@@ -115,7 +115,7 @@ impl Daemon {
     ///
     /// # Errors
     /// No answer, or a refusal.
-    pub fn ps(&self) -> Result<Ps> {
+    pub(crate) fn ps(&self) -> Result<Ps> {
         self.get("/v1/ps", ANSWER)
     }
 
@@ -123,7 +123,7 @@ impl Daemon {
     ///
     /// # Errors
     /// No answer, or a refusal.
-    pub fn doctor(&self, pid: Option<u32>) -> Result<Doctor> {
+    pub(crate) fn doctor(&self, pid: Option<u32>) -> Result<Doctor> {
         let of = pid.map(|pid| format!("?pid={pid}")).unwrap_or_default();
         self.get(&format!("/v1/doctor{of}"), ANSWER)
     }
@@ -132,7 +132,7 @@ impl Daemon {
     ///
     /// # Errors
     /// No answer, or a refusal.
-    pub fn metrics(&self) -> Result<String> {
+    pub(crate) fn metrics(&self) -> Result<String> {
         self.get("/v1/metrics", ANSWER)
     }
 
@@ -140,7 +140,7 @@ impl Daemon {
     ///
     /// # Errors
     /// No answer, or a refusal.
-    pub fn runs(&self, which: Which<'_>) -> Result<Vec<Told>> {
+    pub(crate) fn runs(&self, which: Which<'_>) -> Result<Vec<Told>> {
         let query = match which {
             Which::Live => String::new(),
             Which::Pid(pid) => format!("?pid={pid}"),
@@ -153,7 +153,7 @@ impl Daemon {
     }
 
     /// Runs that a question about a time is also about, which are other users'. None of a daemon that does not tell.
-    pub fn hidden(&self, around: Around) -> Vec<HiddenRun> {
+    pub(crate) fn hidden(&self, around: Around) -> Vec<HiddenRun> {
         let Around { at_ns, for_ns } = around;
         self.get(&format!("/v1/hidden?around={at_ns}&within={for_ns}"), RUNS).unwrap_or_default()
     }
@@ -162,7 +162,7 @@ impl Daemon {
     ///
     /// # Errors
     /// No answer, or a refusal.
-    pub fn release(&self, for_s: u64) -> Result<Released> {
+    pub(crate) fn release(&self, for_s: u64) -> Result<Released> {
         self.ask(Method::POST, &format!("/v1/nvml/release?for_s={for_s}"), ANSWER)
     }
 
@@ -170,7 +170,13 @@ impl Daemon {
     ///
     /// # Errors
     /// No answer, or a refusal.
-    pub fn record(&self, pid: u32, verb: &str, output: Option<&Path>, limits: &str) -> Result<Recorded> {
+    pub(crate) fn record(
+        &self,
+        pid: u32,
+        verb: &str,
+        output: Option<&Path>,
+        limits: &str,
+    ) -> Result<Recorded> {
         let output = output.map(|path| format!("&output={}", percent(&path.to_string_lossy())));
         let path = format!("/v1/record?pid={pid}&do={verb}{}{limits}", output.unwrap_or_default());
         self.ask(Method::POST, &path, RECORD)
@@ -180,7 +186,7 @@ impl Daemon {
     ///
     /// # Errors
     /// No answer, a refusal, or no such process.
-    pub fn mark(&self, name: &str, which: Which<'_>) -> Result<Marked> {
+    pub(crate) fn mark(&self, name: &str, which: Which<'_>) -> Result<Marked> {
         let whose = match which {
             Which::Live | Which::Around(_) => String::new(),
             Which::Pid(pid) => format!("&pid={pid}"),

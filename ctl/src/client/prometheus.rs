@@ -10,14 +10,14 @@ use gpumem_report::text::clean;
 use hyper::StatusCode;
 use std::time::Duration;
 
-pub use super::samples::{Sample, quoted};
+pub(crate) use super::samples::{Sample, quoted};
 
 /// Servers give up on a query after two minutes; people sooner.
 const ANSWER: Duration = Duration::from_secs(30);
 
 /// A server that was typed.
 #[derive(Debug, Clone)]
-pub struct Prometheus {
+pub(crate) struct Prometheus {
     /// As it was typed.
     url: String,
     /// `host:port`.
@@ -31,7 +31,7 @@ impl Prometheus {
     ///
     /// # Errors
     /// [`Usage`]: it is none, or one that cannot be reached from here.
-    pub fn of(url: &str) -> Result<Self, Usage> {
+    pub(crate) fn of(url: &str) -> Result<Self, Usage> {
         let wrong = |why: &str| Usage(format!("--prometheus {}: {why}", clean(url)));
         let rest = match url.split_once("://") {
             Some(("http", rest)) => rest,
@@ -64,7 +64,7 @@ impl Prometheus {
     ///
     /// # Errors
     /// Nobody answers, or not as Prometheus does, or the query is refused.
-    pub fn query(&self, query: &str, time: Option<f64>) -> Result<Vec<Sample>> {
+    pub(crate) fn query(&self, query: &str, time: Option<f64>) -> Result<Vec<Sample>> {
         let time = time.map(|time| format!("&time={time:.3}")).unwrap_or_default();
         let path = format!("{}/api/v1/query?query={}{time}", self.prefix, encoded(query));
         let told = http::ask(&self.authority, &path, ANSWER);

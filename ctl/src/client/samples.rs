@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 /// One sample of an answer.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct Sample {
+pub(crate) struct Sample {
     /// Labels, the metric's name among them.
     pub metric: BTreeMap<String, String>,
     value: (f64, String),
@@ -14,12 +14,12 @@ pub struct Sample {
 
 impl Sample {
     /// A label.
-    pub fn label(&self, name: &str) -> Option<&str> {
+    pub(crate) fn label(&self, name: &str) -> Option<&str> {
         self.metric.get(name).map(String::as_str).filter(|value| !value.is_empty())
     }
 
     /// The value as a whole number: what has none is none.
-    pub fn number(&self) -> Option<i64> {
+    pub(crate) fn number(&self) -> Option<i64> {
         self.value.1.parse::<i64>().ok().or_else(|| {
             let value = self.value.1.parse::<f64>().ok()?;
             (value.is_finite() && value.abs() < 9.0e18).then_some(value as i64)
@@ -27,7 +27,7 @@ impl Sample {
     }
 
     /// The time for which the server answered: s since 1970.
-    pub fn time(&self) -> f64 {
+    pub(crate) fn time(&self) -> f64 {
         self.value.0
     }
 }
@@ -48,7 +48,7 @@ struct Data {
 
 /// Why an answer has no samples. Texts in it are harmless.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wrong {
+pub(crate) enum Wrong {
     /// Prometheus' own words.
     Refused(String),
     /// Another kind of value than a vector.
@@ -58,7 +58,7 @@ pub enum Wrong {
 }
 
 /// The samples of an answer to an instant query; `is_ok`: its status is 200.
-pub fn read(body: &[u8], is_ok: bool) -> Result<Vec<Sample>, Wrong> {
+pub(crate) fn read(body: &[u8], is_ok: bool) -> Result<Vec<Sample>, Wrong> {
     let answer: Answer = serde_json::from_slice(body).map_err(|_| Wrong::Foreign)?;
     if let Some(error) = answer.error {
         return Err(Wrong::Refused(clean(&error)));
@@ -73,7 +73,7 @@ pub fn read(body: &[u8], is_ok: bool) -> Result<Vec<Sample>, Wrong> {
 }
 
 /// A text as a string of PromQL.
-pub fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for c in text.chars() {
         match c {
@@ -87,7 +87,7 @@ pub fn quoted(text: &str) -> String {
 }
 
 /// A blank is a plus for some servers, so everything that could be read in two ways is encoded.
-pub fn encoded(text: &str) -> String {
+pub(crate) fn encoded(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     let encode = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
     text.bytes().map(encode).collect()

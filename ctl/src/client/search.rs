@@ -10,13 +10,13 @@ use std::path::{Path, PathBuf};
 /// Name of the control socket in a runtime directory.
 const CONTROL: &str = "control.sock";
 /// And of the agents'.
-pub const AGENT: &str = "agent.sock";
+pub(crate) const AGENT: &str = "agent.sock";
 /// Where systemd and a daemon that runs as root put theirs; only root can make it.
 const SYSTEM: &str = "/run/gpumemd";
 
 /// A place to look at.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Candidate {
+pub(crate) struct Candidate {
     /// The socket.
     pub path: PathBuf,
     /// It was typed: whoever typed it knows whose it is.
@@ -24,7 +24,7 @@ pub struct Candidate {
 }
 
 /// The places, best first.
-pub fn candidates(given: Option<&Path>) -> Vec<Candidate> {
+pub(crate) fn candidates(given: Option<&Path>) -> Vec<Candidate> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(given) = given {
         return vec![Candidate { path: control(given), typed: true }];
@@ -52,26 +52,26 @@ pub fn candidates(given: Option<&Path>) -> Vec<Candidate> {
 }
 
 /// What was named to be asked, and nothing else.
-pub fn named(given: Option<&Path>) -> Option<PathBuf> {
+pub(crate) fn named(given: Option<&Path>) -> Option<PathBuf> {
     let set = || std::env::var_os("GPUMEM_CONTROL").filter(|value| !value.is_empty()).map(PathBuf::from);
     given.map(Path::to_owned).or_else(set)
 }
 
 /// The user's runtime directory: one that is not there, or that is another user's (after `su`), is none.
-pub fn runtime() -> Option<PathBuf> {
+pub(crate) fn runtime() -> Option<PathBuf> {
     let path = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute())?;
     let place = std::fs::metadata(&path).ok()?;
     (place.is_dir() && place.uid() == user()).then_some(path)
 }
 
 /// Where a private daemon puts its sockets.
-pub fn private_directory() -> PathBuf {
+pub(crate) fn private_directory() -> PathBuf {
     runtime().map_or_else(in_tmp, |runtime| runtime.join("gpumem"))
 }
 
 /// A daemon's agent socket that takes reports, where its control socket is out of reach: in a container, which
 /// is given the one and never the other.
-pub fn agent_alone() -> Option<PathBuf> {
+pub(crate) fn agent_alone() -> Option<PathBuf> {
     let agents = candidates(None)
         .into_iter()
         .map(|candidate| Candidate { path: sibling(&candidate.path, AGENT), ..candidate });
@@ -90,7 +90,7 @@ fn listens(path: &Path) -> bool {
 }
 
 /// The socket of that name beside a control socket.
-pub fn sibling(control: &Path, name: &str) -> PathBuf {
+pub(crate) fn sibling(control: &Path, name: &str) -> PathBuf {
     control.with_file_name(name)
 }
 
@@ -109,7 +109,7 @@ fn control(path: &Path) -> PathBuf {
 
 impl Candidate {
     /// Whether this is a socket that only root or the caller can have put there; if not, why.
-    pub fn check(&self) -> Result<(), String> {
+    pub(crate) fn check(&self) -> Result<(), String> {
         let socket = std::fs::metadata(&self.path).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => "is not there".to_owned(),
             std::io::ErrorKind::PermissionDenied => "no permission to look there".to_owned(),
@@ -129,7 +129,7 @@ impl Candidate {
 
     /// Whether whoever made the socket that was reached may be believed: between the look at a path and the connection
     /// something else can have come there.
-    pub fn believes(&self, server: u32) -> Result<(), String> {
+    pub(crate) fn believes(&self, server: u32) -> Result<(), String> {
         if self.typed || is_systems(&self.path) || server == 0 || server == user() {
             return Ok(());
         }

@@ -1,7 +1,8 @@
 //! `gpumemctl diff A B`: what B holds more than A, and whether it may.
 
 use crate::args::Diff as Args;
-use crate::command::{ps::names_device, report};
+use crate::args::names_device;
+use crate::command::report;
 use crate::exit::{Gate, NotFound};
 use crate::output::{deliver, width};
 use anyhow::Result;
@@ -12,7 +13,7 @@ use gpumem_report::rules::Groupings;
 use gpumem_report::text::clean;
 
 /// Compares, tells, and judges at last: what was asked for is printed in any case.
-pub fn run(args: &Args) -> Result<()> {
+pub(crate) fn run(args: &Args) -> Result<()> {
     let side = |name: &str| report::summed(&args.side(name), args.job);
     let [mut a, b] = [side(&args.a)?, side(&args.b)?];
     if args.job {

@@ -14,7 +14,7 @@ use gpumem_report::text::clean;
 use gpumem_runs::store::Store;
 
 /// Explains a word, or lists them.
-pub fn run(args: &Args) -> Result<()> {
+pub(crate) fn run(args: &Args) -> Result<()> {
     let Some(word) = &args.word else { return print(&list(width())) };
     let found = match &args.run {
         Some(_) => {

@@ -17,7 +17,7 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Writes the run, and says on standard error what to do with it.
-pub fn run(args: &Args) -> Result<()> {
+pub(crate) fn run(args: &Args) -> Result<()> {
     if args.output.path().is_none() && std::io::stdout().is_terminal() {
         return Err(Usage("an exported run is no text for a terminal: give a file (-o FILE)".into()).into());
     }

@@ -41,7 +41,7 @@ const FILES: &[(&str, &str)] = &[
 ];
 
 /// Writes them, in place of what is there.
-pub fn run(args: &Generate) -> Result<()> {
+pub(crate) fn run(args: &Generate) -> Result<()> {
     let mut cli = Cli::command().disable_help_subcommand(true);
     for (shell, folder, file) in COMPLETIONS {
         // The generator sees hidden commands too, and offers them.

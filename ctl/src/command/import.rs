@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 /// Reads each file and stores its runs; reading the same file again changes nothing. A file that cannot be
 /// read does not stop the others, and neither does a reader of our output that goes.
-pub fn run(args: &Import) -> Result<()> {
+pub(crate) fn run(args: &Import) -> Result<()> {
     let path = args.store.path()?;
     let (format, files) = meant(args);
     let (mut first_error, mut heard) = (None, true);
@@ -87,7 +87,7 @@ fn read(file: &Path, format: Option<&'static Format>) -> Result<Vec<(Run, String
 }
 
 /// What a run of a file is called: the same for the same content.
-pub fn uid(run: &Run, content: u64) -> String {
+pub(crate) fn uid(run: &Run, content: u64) -> String {
     format!("{}:{content:016x}:{}:{}", run.source.kind, run.process.pid, run.process.start_ticks)
 }
 
@@ -113,7 +113,7 @@ fn summary(run: &Run, id: &str, new: bool) -> String {
 
 /// What makes two files the same: their bytes, eight at a time (a variant of FNV-1a that will not change),
 /// and their length.
-pub fn digest(path: &Path) -> Result<u64> {
+pub(crate) fn digest(path: &Path) -> Result<u64> {
     const PRIME: u64 = 0x0100_0000_01b3;
     let mut file = File::open(path)?;
     let (mut hash, mut length) = (0xcbf2_9ce4_8422_2325_u64, 0_u64);

@@ -1,17 +1,15 @@
 //! One file or folder per command.
 
-pub mod diff;
-pub mod doctor;
-pub mod explain;
-pub mod export;
-pub mod generate;
-pub mod import;
-pub mod job;
-pub mod mark;
-pub mod nvml;
-pub mod ps;
-pub mod record;
-pub mod report;
-pub mod run;
-pub mod runs;
-pub mod top;
+pub(crate) mod diff;
+pub(crate) mod doctor;
+pub(crate) mod explain;
+pub(crate) mod export;
+pub(crate) mod generate;
+pub(crate) mod import;
+pub(crate) mod job;
+pub(crate) mod ps;
+pub(crate) mod report;
+pub(crate) mod requests;
+pub(crate) mod run;
+pub(crate) mod runs;
+pub(crate) mod top;

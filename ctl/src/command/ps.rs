@@ -3,7 +3,7 @@
 //! Every device adds up as printed: its processes, what nobody owns, the driver's share and what is free are
 //! its size. A row adds up too: used = tracked + gap, idle is a part of tracked.
 
-use crate::args::Ps as Args;
+use crate::args::{Ps as Args, names_device};
 use crate::client::Daemon;
 use crate::exit::NotFound;
 use crate::output::{print, width};
@@ -17,7 +17,7 @@ use gpumem_report::text::{clean, short_command};
 pub(super) const FRESH_MS: u64 = 3_000;
 
 /// Asks and prints.
-pub fn run(args: &Args) -> Result<()> {
+pub(crate) fn run(args: &Args) -> Result<()> {
     let daemon = Daemon::find(args.socket.as_deref())?;
     let mut ps = daemon.ps()?;
     if let Some(device) = &args.device {
@@ -44,18 +44,6 @@ pub(super) fn only(ps: &mut Ps, name: &str) -> Result<()> {
     ps.claims.clear();
     ps.devices = vec![ps.devices.swap_remove(index)];
     Ok(())
-}
-
-/// Whether a device is meant by what was typed: its index, its UUID or the beginning of it.
-pub fn names_device(typed: &str, index: Option<u32>, uuid: &str) -> bool {
-    match typed.parse::<u32>() {
-        Ok(number) => index == Some(number),
-        Err(_) => {
-            typed.len() >= 4
-                && uuid.len() >= typed.len()
-                && uuid.to_lowercase().starts_with(&typed.to_lowercase())
-        }
-    }
 }
 
 /// Right-aligned columns.

@@ -13,7 +13,7 @@ use gpumem_runs::store::{Filter, Listed, STATES, Store, state_name};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Lists runs.
-pub fn run(args: &Runs) -> Result<()> {
+pub(crate) fn run(args: &Runs) -> Result<()> {
     let store = Store::open_read_only(args.store.readable()?)?;
     let runs = store.select(&filter(args)?)?;
     if args.json {

@@ -14,6 +14,7 @@ mod groups;
 mod log;
 mod parse;
 
+use crate::config::KernelSettings;
 use gpumem_ledger::ProcessKey;
 use groups::{Counted, Groups};
 use log::Log;
@@ -28,18 +29,9 @@ const NOTES: usize = 256;
 /// What was heard so long ago did not end a process.
 const LATELY_NS: u64 = 120_000_000_000;
 
-/// Where the kernel speaks.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
-    /// Its log; none to do without.
-    pub log: Option<PathBuf>,
-    /// Where control groups are mounted.
-    pub groups: PathBuf,
-}
-
 /// How the log is read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Status {
+pub(crate) struct Status {
     /// Where it is; absent where it was switched off.
     pub log: Option<PathBuf>,
     /// Why it cannot be read.
@@ -48,7 +40,7 @@ pub struct Status {
 
 /// The handle; clones are the same. Nothing in it waits.
 #[derive(Debug, Clone)]
-pub struct Kernel(Arc<Mutex<Desk>>);
+pub(crate) struct Kernel(Arc<Mutex<Desk>>);
 
 #[derive(Debug)]
 struct Desk {
@@ -75,7 +67,7 @@ struct Note {
 
 impl Kernel {
     /// Listens from now on.
-    pub fn new(settings: &Settings) -> Self {
+    pub(crate) fn new(settings: &KernelSettings) -> Self {
         let desk = Desk {
             log: settings.log.as_deref().map(Log::open),
             groups: Groups::new(&settings.groups, Path::new("/proc")),
@@ -87,12 +79,12 @@ impl Kernel {
     }
 
     /// Reads what the log has now.
-    pub fn look(&self, now_ns: u64) {
+    pub(crate) fn look(&self, now_ns: u64) {
         self.lock().look(now_ns);
     }
 
     /// A process that is new: what its group has counted so far.
-    pub fn meet(&self, key: ProcessKey) {
+    pub(crate) fn meet(&self, key: ProcessKey) {
         let mut desk = self.lock();
         if let Some(counted) = desk.groups.count(key.pid) {
             desk.counted.insert(key, counted);
@@ -100,7 +92,7 @@ impl Kernel {
     }
 
     /// A process has ended: `key=value` lines of what is known of that; empty if nothing is.
-    pub fn part(&self, key: ProcessKey, now_ns: u64) -> String {
+    pub(crate) fn part(&self, key: ProcessKey, now_ns: u64) -> String {
         let mut desk = self.lock();
         desk.look(now_ns);
         let counted = desk.counted.remove(&key);
@@ -124,7 +116,7 @@ impl Kernel {
     }
 
     /// How the log is read.
-    pub fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> Status {
         let desk = self.lock();
         let log = desk.log.as_ref();
         Status { log: log.map(|log| log.path().to_owned()), problem: log.and_then(Log::problem) }

@@ -9,22 +9,19 @@
 //! process.rs   the table, and the stream of processes that ended
 //! facts.rs     what /proc tells of one process; the command line is read on a thread of its own
 //! parse.rs     text of /proc -> values
-//! names.rs     what Kubernetes calls a container      jobs.rs   which job a GPU was given to
-//! seek.rs      these two are looked for until they are there
-//! ending.rs    the status with which one ended
+//! cluster.rs   what Kubernetes calls a container, and which job a GPU was given to
+//! late_facts.rs  looks for these two until they are there
 //! ```
 
-mod ending;
+mod cluster;
 mod facts;
-mod jobs;
-mod names;
+mod late_facts;
 mod parse;
-mod seek;
 
-pub use facts::{Facts, cgroup};
-pub use jobs::Gpu;
-pub use seek::Settings;
+pub(crate) use cluster::Gpu;
+pub(crate) use facts::{Facts, cgroup};
 
+use crate::config::ProcessSettings;
 use facts::{Commands, Look};
 use gpumem_ledger::ProcessKey;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
@@ -45,7 +42,7 @@ const UNGUARDED_INTERVAL: Duration = Duration::from_secs(1);
 
 /// There was no descriptor to look at a process with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Blind;
+pub(crate) struct Blind;
 
 /// The one table of the daemon. Clones are the same table.
 #[derive(Debug, Clone)]
@@ -56,7 +53,7 @@ pub struct Processes {
 #[derive(Debug)]
 struct Inner {
     proc: PathBuf,
-    settings: Settings,
+    settings: ProcessSettings,
     /// Holds every pidfd; readable when one of the processes has ended. Absent where it cannot be made.
     epoll: Option<OwnedFd>,
     ready: OnceCell<Option<AsyncFd<OwnedFd>>>,
@@ -83,7 +80,7 @@ struct Table {
     users: facts::Users,
     unguarded: usize,
     /// Of whom more may become known.
-    sought: Vec<seek::Sought>,
+    sought: Vec<late_facts::Sought>,
 }
 
 impl Table {
@@ -119,8 +116,8 @@ pub struct Gone {
 
 impl Gone {
     /// The status with which it ended, as waitpid gives it, as far as somebody tells now.
-    pub fn status(&self) -> Option<u64> {
-        let told = self.pidfd.as_ref().and_then(ending::status);
+    pub(crate) fn status(&self) -> Option<u64> {
+        let told = self.pidfd.as_ref().and_then(crate::descriptors::exit_status);
         told.or_else(|| {
             let stat = facts::read_stat(&self.proc, self.key.pid)?;
             let is_it = stat.start_ticks == self.key.start_ticks && stat.has_ended();
@@ -140,15 +137,15 @@ impl Default for Processes {
 impl Processes {
     /// An empty table over /proc.
     pub fn new() -> Self {
-        Processes::with(Settings::default())
+        Processes::with(ProcessSettings::default())
     }
 
     /// The same, that looks for more in these places.
-    pub fn with(settings: Settings) -> Self {
+    pub(crate) fn with(settings: ProcessSettings) -> Self {
         Processes::over(Path::new("/proc"), settings)
     }
 
-    fn over(proc: &Path, settings: Settings) -> Self {
+    fn over(proc: &Path, settings: ProcessSettings) -> Self {
         let inner = Inner {
             proc: proc.to_owned(),
             settings,
@@ -167,7 +164,7 @@ impl Processes {
     }
 
     /// The same, where "there is no such process" and "nobody could look" are not alike.
-    pub fn try_identify(&self, pid: u32) -> Result<Option<ProcessKey>, Blind> {
+    pub(crate) fn try_identify(&self, pid: u32) -> Result<Option<ProcessKey>, Blind> {
         let mut table = self.lock();
         if let Some(entry) = table.live.get(&pid) {
             let key = entry.key;
@@ -211,7 +208,7 @@ impl Processes {
         table.commands.ask(&self.inner.proc, key);
         table.unannounced.push(key);
         table.newcomers.push(key);
-        table.sought.extend(self.inner.settings.sought(key, &facts));
+        table.sought.extend(late_facts::Sought::of(&self.inner.settings, key, &facts));
         table.live.insert(key.pid, Entry { key, generation, pidfd, facts, gpus: Vec::new() });
     }
 
@@ -233,7 +230,7 @@ impl Processes {
 
     /// Notices which processes have ended; one system call. A source does this before it identifies the pids of
     /// one reading.
-    pub fn sweep(&self) {
+    pub(crate) fn sweep(&self) {
         let mut table = self.lock();
         self.sweep_into(&mut table);
     }
@@ -310,7 +307,7 @@ impl Processes {
     /// Appends the `ProcessFacts` frames that are due: once per process, a second time with its command line when
     /// that has been read (which may take a while where the process is stuck). Whoever sends a batch about a process
     /// puts these in front of it.
-    pub fn take_facts(&self, time_ns: u64, frames: &mut Vec<u8>) {
+    pub(crate) fn take_facts(&self, time_ns: u64, frames: &mut Vec<u8>) {
         let mut table = self.lock();
         let table = &mut *table;
         for (key, command) in table.commands.take() {
@@ -331,7 +328,7 @@ impl Processes {
     }
 
     /// Appends what /proc still tells of a process that may have ended: until it is waited for, its name and user.
-    pub fn last_facts(&self, key: ProcessKey, time_ns: u64, frames: &mut Vec<u8>) {
+    pub(crate) fn last_facts(&self, key: ProcessKey, time_ns: u64, frames: &mut Vec<u8>) {
         let stat = facts::read_stat(&self.inner.proc, key.pid);
         let Some(stat) = stat.filter(|stat| stat.start_ticks == key.start_ticks) else { return };
         let facts = Facts::read(&self.inner.proc, key, &stat, &mut self.lock().users);
@@ -339,7 +336,7 @@ impl Processes {
     }
 
     /// Facts of a process that had ended before anything was read of it: its user, and what it called itself.
-    pub fn claimed_facts(
+    pub(crate) fn claimed_facts(
         &self,
         key: ProcessKey,
         uid: u32,
@@ -355,7 +352,7 @@ impl Processes {
     }
 
     /// User of a process that lives, or ended lately.
-    pub fn owner(&self, key: ProcessKey) -> Option<u64> {
+    pub(crate) fn owner(&self, key: ProcessKey) -> Option<u64> {
         let table = self.lock();
         let living = table.live.get(&key.pid).filter(|entry| entry.key == key);
         let lately = || table.lately.iter().rev().find(|(ended, _)| *ended == key)?.1;
@@ -363,7 +360,7 @@ impl Processes {
     }
 
     /// Processes that are new since the last call, and live.
-    pub fn newcomers(&self) -> Vec<ProcessKey> {
+    pub(crate) fn newcomers(&self) -> Vec<ProcessKey> {
         let mut table = self.lock();
         let new = std::mem::take(&mut table.newcomers);
         new.into_iter()
@@ -372,18 +369,20 @@ impl Processes {
     }
 
     /// What is known of a living process.
-    pub fn facts(&self, key: ProcessKey) -> Option<Arc<Facts>> {
+    pub(crate) fn facts(&self, key: ProcessKey) -> Option<Arc<Facts>> {
         let table = self.lock();
         table.live.get(&key.pid).filter(|entry| entry.key == key).map(|entry| Arc::clone(&entry.facts))
     }
 
     /// Living processes in the table.
-    pub fn len(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
         self.lock().live.len()
     }
 
     /// Whether no living process is in the table.
-    pub fn is_empty(&self) -> bool {
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 

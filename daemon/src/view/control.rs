@@ -1,108 +1,53 @@
 //! The control API: what `gpumem_model::control` says, as HTTP and JSON over a Unix socket. The kernel says who
 //! asks; a caller sees the processes of their own user, root and the group `gpumemd` see all.
 
-mod coverage;
+mod commands;
 mod doctor;
-mod mark;
-pub(in crate::view) mod ps;
-mod record;
+mod request;
 mod runs;
 
 use super::Sight;
-use crate::access::Viewer;
-use crate::config::Tenants;
-use crate::fair::{Bill, Turn};
+use super::rows::rows;
+use crate::limits::ControlLimits;
+use crate::limits::connection_slots::{ConnectionSlot, ConnectionSlots, SlotsFull};
+use crate::limits::user_share::{Bill, Turn};
 use crate::stats::Count;
-use gpumem_ledger::ProcessView;
-use gpumem_model::control::{Refusal, Released};
+use crate::view::visibility::Viewer;
+use gpumem_model::control::{Ps, Refusal, Released};
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use serde::Serialize;
-use std::collections::BTreeMap;
+use request::{Refused, SMALL, json, number};
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
-
-/// Who may be connected at once.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Limits {
-    /// Connections.
-    pub connections: usize,
-    /// Of them for one user, so that nobody can lock the others out.
-    pub connections_per_uid: usize,
-    /// What the answers to one user may take of a processor.
-    pub share_per_uid: f64,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Limits { connections: 64, connections_per_uid: 16, share_per_uid: 0.2 }
-    }
-}
 
 /// Time for the head of a request.
 const HEADER: Duration = Duration::from_secs(1);
 /// Longest life of a connection.
 const LONGEST: Duration = Duration::from_secs(60);
-/// What is sent at a time; an answer that is larger is put into words beside the loop, and is its user's only one.
-const SMALL: usize = 64 << 10;
 /// NVML is not closed for longer than this at a time.
 const LONGEST_RELEASE_S: u64 = 3600;
 
-/// Why a request is not answered.
-struct Refused(StatusCode, String);
-
-impl Refused {
-    fn new(status: StatusCode, text: impl Into<String>) -> Self {
-        Refused(status, text.into())
-    }
-}
-
-/// Who has a connection.
-#[derive(Clone, Default)]
-struct Places(Arc<Mutex<BTreeMap<u32, usize>>>);
-
-/// One connection of a user, until it is dropped.
-struct Place(Places, u32);
-
-impl Places {
-    /// Root always gets one: who looks for what is wrong must not be locked out.
-    fn take(&self, uid: u32, limits: Limits) -> Result<Place, Count> {
-        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mine = taken.get(&uid).copied().unwrap_or(0);
-        if uid != 0 && mine >= limits.connections_per_uid {
-            return Err(Count::ControlOfUid);
-        }
-        if uid != 0 && taken.values().sum::<usize>() >= limits.connections {
-            return Err(Count::ControlFull);
-        }
-        taken.insert(uid, mine + 1);
-        Ok(Place(self.clone(), uid))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut taken = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(mine) = taken.get_mut(&self.1) {
-            *mine -= 1;
-            if *mine == 0 {
-                taken.remove(&self.1);
-            }
-        }
-    }
+/// Takes a connection slot. Root always gets one: it must be able to look for the cause of a problem.
+fn take_slot(slots: &Arc<ConnectionSlots>, uid: u32, limits: ControlLimits) -> Result<ConnectionSlot, Count> {
+    let (most, most_of_user) = match uid {
+        0 => (usize::MAX, usize::MAX),
+        _ => (limits.connections, limits.connections_per_uid),
+    };
+    let full = |full: SlotsFull| if full.user { Count::ControlOfUid } else { Count::ControlFull };
+    slots.take(uid, most, most_of_user).map_err(full)
 }
 
 /// Serves until the future is dropped.
-pub async fn serve(listener: UnixListener, sight: Arc<Sight>) {
-    let places = Places::default();
+pub(crate) async fn serve(listener: UnixListener, sight: Arc<Sight>) {
+    let slots = Arc::default();
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -115,8 +60,8 @@ pub async fn serve(listener: UnixListener, sight: Arc<Sight>) {
         };
         // Full: closed, and the client says so.
         let Ok(uid) = stream.peer_cred().map(|peer| peer.uid()) else { continue };
-        let place = match places.take(uid, sight.shown().control) {
-            Ok(place) => place,
+        let slot = match take_slot(&slots, uid, sight.shown().control) {
+            Ok(slot) => slot,
             Err(full) => {
                 sight.stats.add(full, 1);
                 continue;
@@ -124,7 +69,7 @@ pub async fn serve(listener: UnixListener, sight: Arc<Sight>) {
         };
         let sight = Arc::clone(&sight);
         tokio::spawn(async move {
-            let _place = place;
+            let _slot = slot;
             let Ok(viewer) = viewer(&sight, &stream).await else { return };
             let service = service_fn(|request: Request<Incoming>| {
                 let sight = Arc::clone(&sight);
@@ -172,15 +117,17 @@ async fn answer(
     let query = request.uri().query().unwrap_or_default();
     let get = request.method() == Method::GET;
     let answer = match (request.uri().path(), get, request.method() == Method::POST) {
-        ("/v1/ps", true, _) => Ok(json(&ps::ps(sight, viewer))),
+        ("/v1/ps", true, _) => Ok(json(&ps(sight, viewer))),
         ("/v1/runs", true, _) => runs::runs(sight, viewer, query, bill).await,
         ("/v1/hidden", true, _) => runs::hidden(sight, viewer, query, bill).await.map(|hidden| json(&hidden)),
         ("/v1/metrics", true, _) if viewer.all => Ok(json(&super::prometheus::scrape_named(sight))),
         ("/v1/metrics", true, _) => Ok(json(&super::prometheus::scrape(sight))),
         ("/v1/doctor", true, _) => doctor::doctor(sight, viewer, query).map(|doctor| json(&doctor)),
         ("/v1/nvml/release", _, true) => release(sight, viewer, query).map(|released| json(&released)),
-        ("/v1/record", _, true) => record::record(sight, viewer, query).await.map(|recorded| json(&recorded)),
-        ("/v1/mark", _, true) => mark::mark(sight, viewer, query).await.map(|marked| json(&marked)),
+        ("/v1/record", _, true) => {
+            commands::record(sight, viewer, query).await.map(|recorded| json(&recorded))
+        }
+        ("/v1/mark", _, true) => commands::mark(sight, viewer, query).await.map(|marked| json(&marked)),
         ("/v1/ps" | "/v1/runs" | "/v1/hidden" | "/v1/doctor" | "/v1/metrics", ..) => {
             Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "this path wants GET"))
         }
@@ -201,19 +148,15 @@ async fn answer(
     }
 }
 
-/// `pid 7 belongs to alice`, where the newest process of that pid is another user's and everybody may know whose: `ps` lists it, and to say that
-/// it is no process would be wrong.
-fn of_another(sight: &Sight, viewer: Viewer, pid: u32) -> Option<String> {
-    if sight.shown().tenants == Tenants::Anonymous {
-        return None;
-    }
+/// Returns what holds the devices now.
+fn ps(sight: &Sight, viewer: Viewer) -> Ps {
     let published = sight.board.read();
-    let uses = |process: &&ProcessView| process.key.pid == pid && !process.accounts.is_empty();
-    let process = published.snapshot.processes.iter().rfind(uses)?;
-    let facts = &process.facts;
-    let uid = facts.uid.filter(|_| !viewer.sees(facts.uid))?;
-    let user = facts.seen.get("user").cloned().unwrap_or_else(|| format!("user {uid}"));
-    Some(format!("pid {pid} belongs to {user}: ask as {user}, as root or as a member of the group gpumemd"))
+    let rows = rows(&published, &sight.sources.health(), viewer, sight.shown().tenants);
+    Ps {
+        devices: rows.devices.into_iter().map(|(row, _)| row).collect(),
+        processes: rows.processes.into_iter().map(|(row, ..)| row).collect(),
+        claims: rows.claims,
+    }
 }
 
 fn release(sight: &Sight, viewer: Viewer, query: &str) -> Result<Released, Refused> {
@@ -230,43 +173,10 @@ fn release(sight: &Sight, viewer: Viewer, query: &str) -> Result<Released, Refus
     Ok(Released { for_s })
 }
 
-/// The value of a key in a query; what it is made of needs no unescaping.
-fn value<'a>(query: &'a str, key: &str) -> Option<&'a str> {
-    query
-        .split('&')
-        .filter_map(|pair| pair.split_once('='))
-        .find(|(name, _)| *name == key)
-        .map(|(_, value)| value)
-}
-
-fn number(query: &str, key: &str) -> Result<Option<u64>, Refused> {
-    let Some(text) = value(query, key) else { return Ok(None) };
-    text.parse()
-        .map(Some)
-        .map_err(|_| Refused::new(StatusCode::BAD_REQUEST, format!("{key}={text:?} is no number")))
-}
-
-/// A query may name these keys and no others: a filter that is not understood must not look like none.
-fn only(query: &str, keys: &[&str]) -> Result<(), Refused> {
-    let names = query.split('&').filter(|pair| !pair.is_empty());
-    for name in names.map(|pair| pair.split('=').next().unwrap_or(pair)) {
-        if !keys.contains(&name) {
-            let text = format!("there is no {name:?} here: {} are known", keys.join(", "));
-            return Err(Refused::new(StatusCode::BAD_REQUEST, text));
-        }
-    }
-    Ok(())
-}
-
 /// For fuzz/: whether each reader of queries takes this one, before anybody is asked; and a value without its escapes.
 #[doc(hidden)]
 pub fn understood(query: &str) -> (bool, bool, Option<String>) {
-    (runs::Which::of(query).is_ok(), record::limits(query).is_ok(), record::unescaped(query).ok())
-}
-
-fn json(value: &impl Serialize) -> Vec<u8> {
-    // Maps with keys that are no strings would be refused; there are none.
-    serde_json::to_vec(value).unwrap_or_default()
+    (runs::Which::of(query).is_ok(), commands::limits(query).is_ok(), request::unescaped(query).ok())
 }
 
 /// A body in pieces. A large one is its user's answer until it has been read: who asks for many and reads none has one.
@@ -315,10 +225,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_locks_the_others_out() {
-        let (places, limits) = (Places::default(), Limits::default());
-        let take = |uid| places.take(uid, limits);
-        let mut held: Vec<Place> = (0..100).filter_map(|_| take(1000).ok()).collect();
+    fn root_always_gets_a_slot() {
+        let (slots, limits) = (Arc::default(), ControlLimits::default());
+        let take = |uid| take_slot(&slots, uid, limits);
+        let mut held: Vec<_> = (0..100).filter_map(|_| take(1000).ok()).collect();
         assert_eq!(held.len(), limits.connections_per_uid);
         assert_eq!(take(1000).err(), Some(Count::ControlOfUid));
         assert!(take(1001).is_ok());
@@ -326,9 +236,8 @@ mod tests {
             held.extend((0..100).filter_map(|_| take(uid).ok()));
         }
         assert_eq!(held.len(), limits.connections);
+        assert_eq!(take(1000).err(), Some(Count::ControlOfUid), "the user's own limit is named first");
         assert_eq!(take(2000).err(), Some(Count::ControlFull));
-        assert!(take(0).is_ok(), "root looks for what is wrong");
-        held.clear();
-        assert!(places.0.lock().expect("unharmed").is_empty());
+        assert!(take(0).is_ok());
     }
 }

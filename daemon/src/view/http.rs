@@ -1,9 +1,9 @@
 //! Metrics and the live page over HTTP: GET /metrics, GET /healthz and what [`page`] answers, no bodies. Strangers may connect: a header has
-//! a second, connections are counted, and when all places are taken the one that has been silent longest is closed.
+//! a second, connections are counted, and when all slots are taken the connection that has been idle longest is closed.
 
 use super::page::{self, Desk};
-use super::places::Places;
 use super::{Sight, prometheus};
+use crate::limits::connection_slots::ConnectionSlots;
 use crate::stats::Count;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -29,8 +29,8 @@ const LONGEST: Duration = Duration::from_secs(30);
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Serves until the future is dropped. `most`: connections at once.
-pub async fn serve(listener: TcpListener, sight: Arc<Sight>, most: Arc<AtomicUsize>) {
-    let places = Places::new(most);
+pub(crate) async fn serve(listener: TcpListener, sight: Arc<Sight>, most: Arc<AtomicUsize>) {
+    let slots = Arc::new(ConnectionSlots::<()>::default());
     let desk = Arc::new(Desk::default());
     loop {
         let stream = match listener.accept().await {
@@ -42,20 +42,20 @@ pub async fn serve(listener: TcpListener, sight: Arc<Sight>, most: Arc<AtomicUsi
                 continue;
             }
         };
-        let (place, cut) = places.take(GRACE).await;
-        if cut > 0 {
-            sight.stats.add(Count::HttpFull, cut);
+        let (slot, evicted) = slots.take_or_evict(&most, GRACE).await;
+        if evicted > 0 {
+            sight.stats.add(Count::HttpFull, evicted);
         }
         let (sight, desk) = (Arc::clone(&sight), Arc::clone(&desk));
         tokio::spawn(async move {
-            let place = Arc::new(place);
-            let (stats, cut) = (Arc::clone(&sight.stats), place.cut());
+            let slot = Arc::new(slot);
+            let (stats, evicted) = (Arc::clone(&sight.stats), slot.evicted());
             let service = service_fn(|request| {
-                let (sight, desk, place) = (Arc::clone(&sight), Arc::clone(&desk), Arc::clone(&place));
+                let (sight, desk, slot) = (Arc::clone(&sight), Arc::clone(&desk), Arc::clone(&slot));
                 async move {
-                    place.is_busy();
+                    slot.mark_active();
                     let response = answer(&sight, &desk, &request).await;
-                    place.is_silent(HEADER);
+                    slot.mark_idle(HEADER);
                     Ok::<_, Infallible>(response)
                 }
             });
@@ -68,7 +68,7 @@ pub async fn serve(listener: TcpListener, sight: Arc<Sight>, most: Arc<AtomicUsi
                         stats.add(Count::HttpBad, 1);
                     }
                 }
-                () = cut.notified() => {}
+                () = evicted.notified() => {}
             }
         });
     }

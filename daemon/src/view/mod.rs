@@ -3,20 +3,19 @@
 
 pub mod control;
 pub mod health;
-pub mod http;
-pub mod own;
+pub(crate) mod http;
 pub mod page;
-mod places;
 pub mod prometheus;
-pub mod text;
+mod rows;
+pub(crate) mod self_report;
+pub(crate) mod text;
+pub(crate) mod visibility;
 
-use crate::config::{Page, Tenants};
-use crate::core::{Ask, Board};
-use crate::fair::{Fair, Turn};
-use crate::keeper::Keeper;
+use crate::aggregator::{Ask, Board};
+use crate::limits::user_share::{Fair, Turn};
+use crate::run_writer::Keeper;
 use crate::stats::{Count, Stats};
 use gpumem_ledger::ProcessKey;
-use gpumem_report::rules::Groupings;
 use health::Health;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -25,6 +24,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc;
+pub use visibility::Shown;
 
 /// What the agent of a process is to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,45 +52,6 @@ pub trait Sources: Send + Sync {
     fn release(&self, time: Duration);
     /// Tells the agent of a process what to do.
     fn errand(&self, key: ProcessKey, errand: Errand) -> Obeyed;
-}
-
-/// What can change while the daemon runs.
-#[derive(Debug, Clone)]
-pub struct Shown {
-    /// What others see.
-    pub tenants: Tenants,
-    /// Series of one scrape.
-    pub max_series: usize,
-    /// Tags of a process on a device that are series, largest first.
-    pub tags: usize,
-    /// Processes younger than this are folded into one.
-    pub young: Duration,
-    /// Names of categories.
-    pub rules: Arc<Groupings>,
-    /// What the live page tells.
-    pub page: Page,
-    /// Names by which metrics and page may be asked for, beside those of this machine.
-    pub hosts: Arc<[String]>,
-    /// Who may be connected to the control socket.
-    pub control: control::Limits,
-}
-
-impl Default for Shown {
-    fn default() -> Self {
-        let rules = Arc::new(Groupings::preset(None).clone());
-        let young = Duration::from_secs(10);
-        let page = Page::default();
-        Shown {
-            tenants: Tenants::default(),
-            max_series: 10_000,
-            tags: 0,
-            young,
-            rules,
-            page,
-            hosts: Arc::default(),
-            control: control::Limits::default(),
-        }
-    }
 }
 
 /// What does not change while the daemon runs.
@@ -124,13 +85,13 @@ pub struct Sight {
 
 impl Sight {
     /// What is shown now.
-    pub fn shown(&self) -> Shown {
+    pub(crate) fn shown(&self) -> Shown {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Waits until a user may have another answer made. `is_free`: whoever they are, they may stop this daemon, or are its own user;
     /// a limit would protect nobody from them.
-    pub async fn turn(&self, uid: u32, is_free: bool) -> Turn {
+    pub(crate) async fn turn(&self, uid: u32, is_free: bool) -> Turn {
         let share = (!is_free).then(|| self.shown().control.share_per_uid);
         let turn = self.fair.turn(uid, share).await;
         self.stats.add(Count::ControlWaited, u64::from(turn.waited));
@@ -140,16 +101,5 @@ impl Sight {
     /// Shows something else from now on.
     pub fn show(&self, shown: Shown) {
         *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = shown;
-    }
-}
-
-/// Others' processes are bytes only.
-pub(crate) fn hide_others(run: &mut gpumem_model::run::Run) {
-    for device in &mut run.devices {
-        device.tenants.iter_mut().for_each(|(pid, _)| *pid = 0);
-        let seen = device.details.ooms.iter_mut().filter_map(|oom| oom.device.as_mut());
-        for holder in seen.flat_map(|device| device.holders.iter_mut().skip(1)) {
-            (holder.pid, holder.user) = (0, None);
-        }
     }
 }

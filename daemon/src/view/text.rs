@@ -5,12 +5,12 @@ use std::borrow::Cow;
 use std::fmt::Write;
 
 /// Longest label value in bytes: a scrape stays small whatever processes call themselves.
-pub const LABEL_BYTES: usize = 128;
+pub(crate) const LABEL_BYTES: usize = 128;
 /// What a cut text ends with: `~` and 8 digits of a sum over the whole.
 const SUM_BYTES: usize = 9;
 
 /// A text without what is obeyed instead of shown, cut to [`LABEL_BYTES`].
-pub fn clean(text: &str) -> Cow<'_, str> {
+pub(crate) fn clean(text: &str) -> Cow<'_, str> {
     if is_plain(text) { text.into() } else { cut(text, shown(text)).into() }
 }
 
@@ -21,7 +21,7 @@ fn is_plain(text: &str) -> bool {
 /// A label's value. Two texts have two values, also those that differ only in what nobody sees or behind the longest label: the same
 /// series twice would lose one of them.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Label<'a>(Cow<'a, str>);
+pub(crate) struct Label<'a>(Cow<'a, str>);
 
 impl<'a> From<&'a str> for Label<'a> {
     fn from(text: &'a str) -> Self {
@@ -38,12 +38,12 @@ impl<'a> From<&'a Label<'_>> for Label<'a> {
 
 impl Label<'_> {
     /// As it is shown.
-    pub fn as_str(&self) -> &str {
+    pub(crate) fn as_str(&self) -> &str {
         &self.0
     }
 
     /// Appends it as the exposition format wants it.
-    pub fn push(&self, out: &mut String) {
+    pub(crate) fn push(&self, out: &mut String) {
         if !self.0.contains(['\\', '"']) {
             out.push_str(&self.0);
             return;
@@ -72,7 +72,7 @@ fn cut(text: &str, mut shown: String) -> String {
 }
 
 /// A number that a series can have.
-pub trait Number {
+pub(crate) trait Number {
     /// Appends it.
     fn push(self, out: &mut String);
 }

@@ -5,21 +5,21 @@ mod machine;
 mod watcher;
 
 use gpumem_wire::Absence;
-use gpumemd::source::nvml::Settings;
+use gpumemd::config::NvmlSettings;
 use machine::{Holder, Machine, start_ticks};
 use std::time::Duration;
 use watcher::Watcher;
 
 const MIB: u64 = 1 << 20;
 
-fn quick() -> Settings {
-    Settings {
+fn quick() -> NvmlSettings {
+    NvmlSettings {
         memory_hz: 50,
         list_interval: Duration::from_millis(100),
         list_budget: 0.5,
         call_timeout: Duration::from_millis(400),
         hang_retry: Duration::from_secs(1),
-        ..Settings::default()
+        ..NvmlSettings::default()
     }
 }
 
@@ -125,7 +125,7 @@ async fn a_hung_gpu_is_left_alone_and_the_others_go_on() {
 async fn a_hung_gpu_that_is_tried_again_holds_nobody_up() {
     let machine = Machine::new(&["devices=2"]);
     let call_timeout = Duration::from_millis(1600);
-    let mut watcher = Watcher::start(&machine, Settings { call_timeout, ..quick() });
+    let mut watcher = Watcher::start(&machine, NvmlSettings { call_timeout, ..quick() });
     watcher.until("both are read", |seen| seen.readings(0) >= 1 && seen.readings(1) >= 1).await;
     machine.set("gpu0.fault=hang");
     let nvml = watcher.nvml.clone();
@@ -279,7 +279,7 @@ async fn old_drivers_tell_the_same() {
         let machine = Machine::new(&["devices=1", "ghosts=3"]);
         let holder = Holder::new();
         machine.hold(holder.pid(), 0, 5 * MIB);
-        let settings = Settings { library: Some(Machine::library(library)), trust_pids: true, ..quick() };
+        let settings = NvmlSettings { library: Some(Machine::library(library)), trust_pids: true, ..quick() };
         let mut watcher = Watcher::start(&machine, settings);
         watcher.until(library, |seen| seen.readings(0) >= 2).await;
         for ghosts in [3, 40, 200] {
@@ -399,12 +399,12 @@ async fn a_program_that_is_no_poller_is_no_outage() {
         ),
     ] {
         let program = machine.script("not-a-poller", script);
-        let mut watcher = Watcher::start(&machine, Settings { program: Some(program), ..quick() });
+        let mut watcher = Watcher::start(&machine, NvmlSettings { program: Some(program), ..quick() });
         watcher.until(expected, |seen| seen.source == Some((false, expected.to_owned()))).await;
         assert!(!watcher.nvml.status().up);
     }
     let program = Some(machine.dir().join("nowhere"));
-    let mut watcher = Watcher::start(&machine, Settings { program, ..quick() });
+    let mut watcher = Watcher::start(&machine, NvmlSettings { program, ..quick() });
     let starts = "nvml: the poller cannot be started: ";
     watcher
         .until("it is told", |seen| seen.source.as_ref().is_some_and(|(_, why)| why.starts_with(starts)))
@@ -425,7 +425,7 @@ async fn the_poller_ends_with_its_parent() {
 #[tokio::test]
 async fn who_asks_for_a_list_gets_it_soon() {
     let machine = Machine::new(&["devices=2"]);
-    let settings = Settings { list_interval: Duration::from_secs(60), ..quick() };
+    let settings = NvmlSettings { list_interval: Duration::from_secs(60), ..quick() };
     let mut watcher = Watcher::start(&machine, settings);
     watcher.until("both are read", |seen| seen.readings(0) == 1 && seen.readings(1) == 1).await;
     let device = watcher.nvml.status().devices[1].name;
@@ -440,7 +440,7 @@ async fn who_asks_for_a_list_gets_it_soon() {
 #[tokio::test]
 async fn an_agents_word_leads_to_a_list_within_twenty_milliseconds() {
     let machine = Machine::new(&["devices=8", "nvml.list_us=300", "nvml.memory_us=12"]);
-    let mut watcher = Watcher::start(&machine, Settings::default());
+    let mut watcher = Watcher::start(&machine, NvmlSettings::default());
     watcher.until("all are read", |seen| (0..8).all(|slot| seen.readings(slot) >= 1)).await;
     let device = watcher.nvml.status().devices[5].name;
     let mut waits = Vec::new();
@@ -464,7 +464,7 @@ async fn an_agents_word_leads_to_a_list_within_twenty_milliseconds() {
 async fn lists_keep_to_their_budget_while_memory_is_fast() {
     let machine = Machine::new(&["devices=4", "nvml.memory_us=12", "nvml.list_us=3000", "latency=sleep"]);
     let settings =
-        Settings { memory_hz: 100, list_interval: Duration::from_millis(100), ..Settings::default() };
+        NvmlSettings { memory_hz: 100, list_interval: Duration::from_millis(100), ..NvmlSettings::default() };
     let mut watcher = Watcher::start(&machine, settings);
     watcher.until("all are read", |seen| (0..4).all(|slot| seen.readings(slot) >= 1)).await;
     let (before, began) = (watcher.nvml.status().counters, watcher.seen.memory_reads(0));

@@ -1,7 +1,7 @@
 //! The kernel's driver as files show it: module, libraries, device files. The daemon asks NVML; this is what is known
 //! when NVML says nothing.
 
-use super::finding;
+use super::findings::finding;
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
 use rustix::fs::{Access, access};
@@ -31,12 +31,12 @@ pub(super) struct Driver {
 
 impl Driver {
     /// The first number of its version.
-    pub fn branch(&self) -> Option<u32> {
+    pub(crate) fn branch(&self) -> Option<u32> {
         self.version.split('.').next()?.parse().ok()
     }
 
     /// The major version of CUDA that it serves.
-    pub fn cuda(&self) -> Option<u32> {
+    pub(crate) fn cuda(&self) -> Option<u32> {
         Some(match self.branch()? {
             580.. => 13,
             525.. => 12,

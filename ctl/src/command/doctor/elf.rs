@@ -28,7 +28,7 @@ impl Elf {
     ///
     /// # Errors
     /// It cannot be read, or is no such file (`InvalidData`).
-    pub fn read(path: &Path) -> io::Result<Elf> {
+    pub(crate) fn read(path: &Path) -> io::Result<Elf> {
         let file = File::open(path)?;
         let no_elf = || io::Error::new(io::ErrorKind::InvalidData, "is no ELF file");
         let mut head = [0; 64];
@@ -65,7 +65,7 @@ impl Elf {
     }
 
     /// The machine's name.
-    pub fn machine_name(&self) -> String {
+    pub(crate) fn machine_name(&self) -> String {
         match (self.machine, self.bits) {
             (62, 64) => "x86-64".into(),
             (62, _) => "x32".into(),

@@ -2,7 +2,7 @@
 
 use super::driver::Driver;
 use super::elf::Elf;
-use super::finding;
+use super::findings::finding;
 use crate::client::{AGENT, Daemon, sibling};
 use crate::command::run::library;
 use gpumem_model::checks::Check;

@@ -6,7 +6,7 @@
 //! place       where the daemon would be: systemd, namespaces, the port for metrics
 //! process     one process, as far as /proc lets us look
 //! elf         what kind of program or library a file is
-//! show        text and JSON
+//! findings    what was found; text and JSON
 //! bundle      an archive for somebody who is to help
 //! ```
 //!
@@ -15,42 +15,26 @@
 mod bundle;
 mod driver;
 mod elf;
+mod findings;
 mod here;
 mod place;
 mod process;
-mod show;
 
 use crate::args::Doctor as Args;
 use crate::client::{Daemon, agent_alone};
 use crate::exit::{self, NotFound, TooOld};
 use crate::output::{print, width};
 use anyhow::Result;
+use findings::{DoctorReport, finding};
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Doctor, Finding, State};
-use std::path::{Path, PathBuf};
-
-/// All that was found.
-#[derive(Debug)]
-pub struct Told {
-    /// Its control socket, and what it says of itself.
-    pub daemon: Option<(PathBuf, Doctor)>,
-    /// The worst first.
-    pub findings: Vec<Finding>,
-}
-
-impl Told {
-    /// A fact that the daemon told.
-    fn fact(&self, name: &str) -> Option<&str> {
-        let (_, doctor) = self.daemon.as_ref()?;
-        doctor.facts.iter().find(|(of, _)| of == name).map(|(_, value)| value.as_str())
-    }
-}
+use std::path::Path;
 
 /// Looks and prints; the exit code.
 ///
 /// # Errors
 /// No such process, or standard output is gone.
-pub fn run(args: &Args) -> Result<u8> {
+pub(crate) fn run(args: &Args) -> Result<u8> {
     if let Some(pid) = args.pid.filter(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
         return Err(NotFound(format!("pid {pid}: no such process in this pid namespace")).into());
     }
@@ -59,17 +43,12 @@ pub fn run(args: &Args) -> Result<u8> {
         bundle::write(args, &told)?;
         return Ok(exit::OK);
     }
-    print(&if args.json { show::json(&told)? } else { show::text(&told, width()) })?;
+    print(&if args.json { findings::json(&told)? } else { findings::text(&told, width()) })?;
     let is_bad = told.findings.iter().any(|finding| finding.state == State::Bad);
     Ok(if is_bad { exit::SICK } else { exit::OK })
 }
 
-fn finding(check: Check, state: State, subject: &str, text: impl Into<String>, fix: Option<&str>) -> Finding {
-    let id = check.id().to_owned();
-    Finding { id, state, subject: subject.into(), text: text.into(), fix: fix.map(str::to_owned) }
-}
-
-fn look(args: &Args) -> Told {
+fn look(args: &Args) -> DoctorReport {
     let mut findings = Vec::new();
     let found = ask(args, &mut findings);
     let control = found.as_ref().map(|(daemon, _)| daemon.control.clone());
@@ -80,7 +59,7 @@ fn look(args: &Args) -> Told {
         }
         None => (None, Vec::new()),
     };
-    let told = Told { daemon, findings: Vec::new() };
+    let told = DoctorReport { daemon, findings: Vec::new() };
     findings.extend(here::paths());
     findings.push(here::library());
     findings.extend(here::versions());
@@ -105,7 +84,7 @@ fn look(args: &Args) -> Told {
     }
     findings.extend(its_findings);
     findings.sort_by_key(|finding| finding.state);
-    Told { findings, ..told }
+    DoctorReport { findings, ..told }
 }
 
 fn ask(args: &Args, findings: &mut Vec<Finding>) -> Option<(Daemon, Doctor)> {

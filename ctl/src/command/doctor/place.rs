@@ -1,6 +1,6 @@
 //! Where the daemon is, or would be: systemd's word, namespaces, the port for metrics.
 
-use super::{Told, finding};
+use super::findings::{DoctorReport, finding};
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ const SYSTEMCTL: Duration = Duration::from_secs(3);
 /// A question and its answer take less; another time namespace is away by seconds at least.
 const CLOCKS_APART: u64 = 2_000_000_000;
 
-pub(super) fn look(told: &Told, findings: &mut Vec<Finding>) {
+pub(super) fn look(told: &DoctorReport, findings: &mut Vec<Finding>) {
     if Path::new("/run/systemd/system").exists()
         && let Some(text) = systemctl()
     {

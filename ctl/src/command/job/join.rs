@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 type Key = (String, u32, u64);
 
 /// Numbers of a process that `infos` do not name are left out.
-pub fn join(infos: &[Sample], numbers: &[Sample]) -> Vec<Member> {
+pub(crate) fn join(infos: &[Sample], numbers: &[Sample]) -> Vec<Member> {
     // A target that two jobs of Prometheus scrape is there twice, and is one.
     let whose: BTreeMap<Key, &Sample> =
         infos.iter().filter_map(|sample| Some((key(sample)?, sample))).collect();

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 /// One process on one device. What is not known is null.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Member {
+pub(crate) struct Member {
     /// As the process claims.
     pub rank: Option<u32>,
     /// As Prometheus calls the target; null on this node.
@@ -48,7 +48,7 @@ pub struct Member {
 
 impl Member {
     /// Of a run; one without a device has no memory to speak of.
-    pub fn of_run(run: &Run) -> Vec<Member> {
+    pub(crate) fn of_run(run: &Run) -> Vec<Member> {
         let (process, coverage) = (&run.process, &run.coverage);
         let who = Who::of(&process.facts, &process.claims, process.uid).map();
         let flags = [
@@ -91,7 +91,7 @@ impl Member {
     }
 
     /// Of a row of `ps`.
-    pub fn of_row(row: &ProcessRow, device: &DeviceRow) -> Member {
+    pub(crate) fn of_row(row: &ProcessRow, device: &DeviceRow) -> Member {
         let used = row.used_bytes.and_then(|bytes| i64::try_from(bytes).ok());
         let parts = used.zip(row.tracked_bytes).zip(row.untrackable_bytes);
         Member {
@@ -114,12 +114,12 @@ impl Member {
     }
 
     /// It goes on.
-    pub fn is_running(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         self.state == "running"
     }
 
     /// As amounts of a table.
-    pub fn amounts(&self) -> Amounts {
+    pub(crate) fn amounts(&self) -> Amounts {
         Amounts {
             used_bytes: self.used_bytes,
             predates_bytes: self.predates_bytes,
@@ -131,23 +131,23 @@ impl Member {
     }
 
     /// How many ranks its job has, as it claims.
-    pub fn world_size(&self) -> Option<u32> {
+    pub(crate) fn world_size(&self) -> Option<u32> {
         self.who.get("world_size").and_then(|size| size.parse().ok())
     }
 
     /// Which process it is, of all nodes.
-    pub fn process(&self) -> (Option<&str>, u32, u64) {
+    pub(crate) fn process(&self) -> (Option<&str>, u32, u64) {
         (self.node.as_deref(), self.pid, self.start_ticks)
     }
 }
 
 /// The rank in the names of a process.
-pub fn rank(who: &BTreeMap<String, String>) -> Option<u32> {
+pub(crate) fn rank(who: &BTreeMap<String, String>) -> Option<u32> {
     who.get("rank").and_then(|rank| rank.parse().ok())
 }
 
 /// By rank, those without one last.
-pub fn order(members: &mut [Member]) {
+pub(crate) fn order(members: &mut [Member]) {
     let key = |member: &Member| {
         let gpu = member.gpu.as_deref().and_then(|gpu| gpu.parse::<u32>().ok());
         (member.rank.is_none(), member.rank, member.node.clone(), member.pid, member.start_ticks, gpu)

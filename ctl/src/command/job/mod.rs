@@ -2,16 +2,14 @@
 //!
 //! ```text
 //! member     one process on one device, whoever told of it
-//! node       from this node's daemon, else from the store
-//! fleet      from a Prometheus, through its HTTP API
+//! sources    where members are from: this node, or a fleet
 //! sum        sums, the worst rank, the imbalance, who is missing
 //! text       all of it for people
 //! ```
 
-mod fleet;
 mod join;
 mod member;
-mod node;
+mod sources;
 mod sum;
 mod text;
 
@@ -35,7 +33,7 @@ struct Document<'a> {
 }
 
 /// Asks and prints.
-pub fn run(args: &Args) -> Result<()> {
+pub(crate) fn run(args: &Args) -> Result<()> {
     print(&match &args.id {
         Some(id) => one(id, args)?,
         None => all(args)?,
@@ -44,8 +42,8 @@ pub fn run(args: &Args) -> Result<()> {
 
 fn one(id: &str, args: &Args) -> Result<String> {
     let (mut members, where_from) = match &args.prometheus {
-        Some(url) => fleet::job(url, id)?,
-        None => node::job(id, args)?,
+        Some(url) => sources::job_in_fleet(url, id)?,
+        None => sources::job_on_node(id, args)?,
     };
     member::order(&mut members);
     let sum = Sum::of(&members);
@@ -58,8 +56,8 @@ fn one(id: &str, args: &Args) -> Result<String> {
 
 fn all(args: &Args) -> Result<String> {
     let members = match &args.prometheus {
-        Some(url) => fleet::all(url)?,
-        None => node::all(args)?,
+        Some(url) => sources::all_in_fleet(url)?,
+        None => sources::all_on_node(args)?,
     };
     let mut jobs: BTreeMap<Option<String>, Vec<Member>> = BTreeMap::new();
     for member in members {

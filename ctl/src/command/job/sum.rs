@@ -11,7 +11,7 @@ const MISSING: usize = 1024;
 
 /// Sums of the members that run, or of all where none does any more.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Sum {
+pub(crate) struct Sum {
     /// Processes.
     pub processes: usize,
     /// Nodes; 0 on this one.
@@ -47,7 +47,7 @@ pub struct Sum {
 
 impl Sum {
     /// Of the members, in their order.
-    pub fn of(members: &[Member]) -> Self {
+    pub(crate) fn of(members: &[Member]) -> Self {
         let is_over = !members.iter().any(Member::is_running);
         let counted = || members.iter().enumerate().filter(move |(_, member)| is_over || member.is_running());
         let all = |of: fn(&Member) -> Option<i64>| total(counted().filter_map(|(_, member)| of(member)));
@@ -96,7 +96,7 @@ fn total(amounts: impl Iterator<Item = i64>) -> Option<i64> {
 }
 
 /// `0-3, 5, 9-11`.
-pub fn ranges(numbers: &[u32]) -> String {
+pub(crate) fn ranges(numbers: &[u32]) -> String {
     let mut parts: Vec<(u32, u32)> = Vec::new();
     for &number in numbers {
         match parts.last_mut() {

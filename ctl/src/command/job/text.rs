@@ -15,7 +15,7 @@ const ROWS: usize = 64;
 const ENDED: usize = 8;
 
 /// One job.
-pub fn one(id: &str, members: &[Member], sum: &Sum, from: &str) -> String {
+pub(crate) fn one(id: &str, members: &[Member], sum: &Sum, from: &str) -> String {
     let counted = |member: &&Member| sum.is_over || member.is_running();
     let rows: Vec<&Member> = members.iter().filter(counted).collect();
     let mut out = title(id, members, sum) + "\n\n";
@@ -210,7 +210,7 @@ fn end(member: &Member) -> String {
 }
 
 /// All jobs.
-pub fn all(jobs: &[(Option<String>, Sum, Vec<Member>)], prometheus: Option<&str>) -> String {
+pub(crate) fn all(jobs: &[(Option<String>, Sum, Vec<Member>)], prometheus: Option<&str>) -> String {
     if jobs.is_empty() {
         return match prometheus {
             Some(url) => {

@@ -1,6 +1,7 @@
 //! The run that is meant when none is named: the caller's newest, of all daemons that answer and all stores that can be read.
 
-use super::{Found, live, stored};
+use super::found::Found;
+use super::{live, stored};
 use crate::args::Report as Args;
 use crate::client::{Daemon, Told, Which};
 use anyhow::Result;
@@ -26,7 +27,7 @@ enum Candidate {
 ///
 /// # Errors
 /// A daemon or store that was named does not answer, or cannot be read.
-pub fn newest(args: &Args) -> Result<Option<Found>> {
+pub(crate) fn newest(args: &Args) -> Result<Option<Found>> {
     let candidates = candidates(args)?;
     let when = |candidate: &Candidate| -> Option<i128> {
         let run = candidate.run();

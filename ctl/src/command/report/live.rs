@@ -1,6 +1,7 @@
 //! Processes that the daemon knows: those that live, and those that ended not long ago.
 
-use super::{Found, One, What, stored};
+use super::found::{Found, One, What};
+use super::stored;
 use crate::args::Report as Args;
 use crate::client::{Daemon, Told, Which};
 use crate::exit::NotFound;
@@ -9,7 +10,7 @@ use gpumem_model::run::{Run, State};
 use gpumem_report::text::clean;
 
 /// A process by its pid: its own run, else the table of what it started, else its latest stored run.
-pub fn pid(pid: u32, args: &Args) -> Result<Found> {
+pub(crate) fn pid(pid: u32, args: &Args) -> Result<Found> {
     let daemon = Daemon::find(args.socket.as_deref());
     let mut looked_at = Vec::new();
     match &daemon {
@@ -47,7 +48,7 @@ pub fn pid(pid: u32, args: &Args) -> Result<Found> {
 }
 
 /// The processes of a job, from the daemon, else from the store.
-pub fn job(job: &str, args: &Args) -> Result<Found> {
+pub(crate) fn job(job: &str, args: &Args) -> Result<Found> {
     let daemon = Daemon::find(args.socket.as_deref());
     let mut told = match &daemon {
         Ok(daemon) => daemon.runs(Which::Job(job))?,
@@ -80,7 +81,7 @@ pub fn job(job: &str, args: &Args) -> Result<Found> {
 }
 
 /// The run of a live process.
-pub fn one(told: Told, command: Vec<String>, daemon: &Daemon, args: &Args) -> Result<Found> {
+pub(crate) fn one(told: Told, command: Vec<String>, daemon: &Daemon, args: &Args) -> Result<Found> {
     let job = told.run.process.claims.get("job").cloned();
     let siblings = job.as_deref().and_then(|job| daemon.runs(Which::Job(job)).ok());
     let others = siblings.map_or(0, |runs| runs.len().saturating_sub(1)) as u64;

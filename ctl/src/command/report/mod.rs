@@ -6,70 +6,36 @@
 //! chosen    which run is meant when none is named
 //! past      a part of a run's life
 //! oom       when memory ran out, of any of them
-//! several   more than one of these; picture: as a drawing
 //! ```
 //!
 //! Either way a report is made from a run alone, by the same code.
 
 mod chosen;
+mod found;
 mod live;
 mod oom;
 mod past;
-mod picture;
-mod several;
 mod stored;
 
-pub use oom::{moment, oom};
-pub use stored::of_job;
+pub(crate) use oom::oom;
+pub(crate) use stored::of_job;
 
-use crate::args::{Report as Args, ReportRows};
-use crate::command::ps::names_device;
+use crate::args::{Plot, Report as Args, ReportRows, names_device};
 use crate::exit::NotFound;
 use crate::output::{deliver, deliver_by, unicode, width};
 use anyhow::{Result, bail};
+use found::{Found, What};
 use gpumem_import::read_file;
 use gpumem_model::harmless::quoted;
 use gpumem_model::run::{Device, Run};
 use gpumem_model::window::Window;
 use gpumem_report::diff::job::together;
+use gpumem_report::plot::{Options, Picture, draw};
 use gpumem_report::rules::Groupings;
 use gpumem_report::text::{self, Layout, clean};
 use gpumem_report::{By, Report, csv, group, growth, html, iterations, json, own, steps};
 use gpumem_report::{collapsed, trace, treemap};
-use std::path::{Path, PathBuf};
-
-/// What is asked for, and how to ask for it again.
-struct Found {
-    what: What,
-    command: Vec<String>,
-}
-
-enum What {
-    One(Box<One>),
-    /// Several processes under a title.
-    Group(String, Vec<Run>),
-}
-
-/// One process.
-struct One {
-    run: Run,
-    id: Option<String>,
-    /// Pids of the other processes in the same file.
-    others: Vec<u32>,
-    /// What tells of its job's other processes, and how many there are.
-    job: Option<(String, u64)>,
-    /// The file that it was read from.
-    file: Option<PathBuf>,
-    /// It is of a part of the run's life.
-    window: Option<Window>,
-}
-
-impl One {
-    fn found(run: Run, id: Option<String>, command: Vec<String>) -> Found {
-        let one = One { run, id, others: Vec::new(), job: None, file: None, window: None };
-        Found { what: What::One(Box::new(one)), command }
-    }
-}
+use std::path::Path;
 
 /// What is asked for, with the one device, and in the part of its life, that may have been asked for.
 fn found(args: &Args) -> Result<Found> {
@@ -85,7 +51,7 @@ fn found(args: &Args) -> Result<Found> {
 }
 
 /// One process, for commands that tell of it in their own way: the run, its name in the store, and what is typed to get it.
-pub fn single(args: &Args) -> Result<(Run, Option<String>, String)> {
+pub(crate) fn single(args: &Args) -> Result<(Run, Option<String>, String)> {
     let Found { what, command } = found(args)?;
     let typed: Vec<String> = command.iter().map(|word| quoted(word)).collect();
     match what {
@@ -101,7 +67,7 @@ pub fn single(args: &Args) -> Result<(Run, Option<String>, String)> {
 
 /// One process as [`single`] has it, or the sum of several: of a launcher's, and, where that is asked for, of a job's or of all in a
 /// file.
-pub fn summed(args: &Args, all: bool) -> Result<(Run, Option<String>, String)> {
+pub(crate) fn summed(args: &Args, all: bool) -> Result<(Run, Option<String>, String)> {
     if let Some(name) = args.run.as_deref().filter(|_| all) {
         let runs = read_file(Path::new(name), args.format)?;
         let title = format!("{} of {}", processes(runs.len()), clean(name));
@@ -126,14 +92,14 @@ fn processes(count: usize) -> String {
 
 /// Prints the report of a live process, of a stored run, or of a file that is read on the spot; of several each in turn, or
 /// all as one picture.
-pub fn run(args: &Args) -> Result<()> {
+pub(crate) fn run(args: &Args) -> Result<()> {
     if args.traced.chrome_trace && args.more.is_empty() {
         return trace_of_one(args);
     }
     let told = match (args.picture.is_asked(), args.more.is_empty()) {
-        (true, _) => picture::draw(args)?,
+        (true, _) => picture(args)?,
         (false, true) => one(args)?.into_bytes(),
-        (false, false) => several::each(args)?.into_bytes(),
+        (false, false) => each(args)?.into_bytes(),
     };
     deliver(&told, &args.output)
 }
@@ -274,6 +240,57 @@ fn tell_group(title: &str, runs: &[Run], args: &Args, command: &str) -> Result<S
         }
     }
     Ok(out)
+}
+
+/// The arguments for each alone.
+fn alone(args: &Args) -> Vec<Args> {
+    let names = args.run.iter().chain(&args.more);
+    let alone: Vec<Args> =
+        names.map(|name| Args { run: Some(name.clone()), more: Vec::new(), ..args.clone() }).collect();
+    // None was named: it is the latest run.
+    if alone.is_empty() { vec![args.clone()] } else { alone }
+}
+
+/// All reports in their order: texts below each other, documents as one array.
+fn each(args: &Args) -> Result<String> {
+    if args.csv || args.html || args.traced.is_asked() {
+        bail!("this form is of one run: name one, or take text, --json or a picture");
+    }
+    let told: Vec<String> = alone(args).iter().map(one).collect::<Result<_>>()?;
+    Ok(if args.json {
+        let documents: Vec<&str> = told.iter().map(|document| document.trim_end()).collect();
+        format!("[{}]\n", documents.join(",\n"))
+    } else {
+        told.join("\n")
+    })
+}
+
+/// The picture's file.
+fn picture(args: &Args) -> Result<Vec<u8>> {
+    let mut runs: Vec<(Option<String>, Run, Option<Window>)> = Vec::new();
+    for alone in alone(args) {
+        let Found { what, .. } = found(&alone)?;
+        match what {
+            What::One(one) => runs.push((one.id, one.run, one.window)),
+            What::Group(_, group) => runs.extend(group.into_iter().map(|run| (None, run, None))),
+        }
+    }
+    let mut reports: Vec<Report<'_>> = Vec::new();
+    for (id, run, window) in &runs {
+        let mut report = report(run, args)?;
+        report.id.clone_from(id);
+        report.window = *window;
+        reports.push(report);
+    }
+    let usual = if reports.len() > 1 { Plot::Compare } else { Plot::Peak };
+    let picture: Picture = args.picture.plot.unwrap_or(usual).into();
+    let options = Options { title: args.picture.title.clone(), hide_below: args.picture.hide_below };
+    let drawing = draw(&reports, picture, &options)?;
+    Ok(match (args.picture.svg, args.picture.pdf) {
+        (true, _) => drawing.svg().into_bytes(),
+        (_, true) => drawing.pdf(),
+        _ => drawing.png()?,
+    })
 }
 
 /// Leaves one device.

@@ -1,21 +1,19 @@
 //! `gpumemctl oom [PID|RUN|FILE]`, and `gpumemctl oom --at TIME --gpu N`.
 
-use super::{What, found, report, stored};
-use crate::args::{Oom, Report as Args};
+use super::found::What;
+use super::{found, report, stored};
+use crate::args::{Oom, Report as Args, names_device};
 use crate::client::{Daemon, Told, Which};
-use crate::command::ps::names_device;
 use crate::output::print;
-use crate::when::When;
 use anyhow::Result;
 use gpumem_model::run::{Device, Run};
 use gpumem_model::who::Who;
 use gpumem_report::oom::at::{self, Around, Seen};
 use gpumem_report::oom::{self, Form};
 use std::collections::BTreeMap;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Prints when memory ran out in a process, or in each of several; or on a device around a time.
-pub fn oom(args: &Oom) -> Result<()> {
+pub(crate) fn oom(args: &Oom) -> Result<()> {
     if let Some(at) = args.at {
         return around(args, at);
     }
@@ -94,10 +92,4 @@ fn around(args: &Oom, at_ns: i64) -> Result<()> {
     } else {
         at::text(&seen, &is_it, around, &users)
     })
-}
-
-/// A time as people type it, in ns since 1970.
-pub fn moment(text: &str) -> Result<i64, String> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
-    text.parse::<When>()?.unix_ns(i64::try_from(now).unwrap_or(i64::MAX))
 }

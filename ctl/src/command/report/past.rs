@@ -1,6 +1,6 @@
 //! `--since`, `--at`, `--between`: a part of a run's life.
 
-use super::{Found, One, What};
+use super::found::{Found, One, What};
 use crate::args::Report as Args;
 use crate::exit::NotFound;
 use crate::when::When;
@@ -15,7 +15,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const MOST_PARTS: usize = 64;
 
 /// What was found, as it was in the window that is asked for; else as it is.
-pub fn window(found: Found, args: &Args) -> Result<Found> {
+pub(crate) fn window(found: Found, args: &Args) -> Result<Found> {
     let (flag, part, from, to) = match (&args.window.since, &args.window.at, &args.window.between) {
         (Some(since), ..) => ("--since", Part::Since, since, None),
         (_, Some(at), _) => ("--at", Part::At, at, Some(at)),

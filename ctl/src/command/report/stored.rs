@@ -1,6 +1,6 @@
 //! Runs of the store, and files that are read on the spot.
 
-use super::{Found, One, What};
+use super::found::{Found, One, What};
 use crate::args::{Report as Args, StorePath};
 use crate::client::Told;
 use crate::exit::{NoProcess, NotFound};
@@ -12,7 +12,7 @@ use gpumem_runs::store::{RunId, RunSummary, Store};
 use std::path::Path;
 
 /// A run by its name, a file, or the latest run.
-pub fn find(args: &Args) -> Result<Found> {
+pub(crate) fn find(args: &Args) -> Result<Found> {
     let name = args.run.as_deref();
     // A file may be called like a run; a run is never called like a path.
     let id: Option<RunId> = name.and_then(|name| name.parse().ok());
@@ -42,7 +42,7 @@ pub fn find(args: &Args) -> Result<Found> {
 }
 
 /// A run of this store.
-pub fn of_store(run: Run, id: RunId, args: &Args, path: &Path) -> Found {
+pub(crate) fn of_store(run: Run, id: RunId, args: &Args, path: &Path) -> Found {
     let mut command = command(id, args, path);
     if args.store.typed().is_empty() && args.store.readable().is_ok_and(|usual| usual != path) {
         command.extend(["--store".to_owned(), path.to_string_lossy().into_owned()]);
@@ -51,7 +51,7 @@ pub fn of_store(run: Run, id: RunId, args: &Args, path: &Path) -> Found {
 }
 
 /// The latest run of a process; `None` where the store has none, or is none.
-pub fn of_pid(pid: u32, args: &Args) -> Result<Option<Found>> {
+pub(crate) fn of_pid(pid: u32, args: &Args) -> Result<Option<Found>> {
     let path = args.store.readable()?;
     if !path.exists() {
         return Ok(None);
@@ -63,7 +63,7 @@ pub fn of_pid(pid: u32, args: &Args) -> Result<Option<Found>> {
 }
 
 /// The runs of a job, as the newest runs of the store have them.
-pub fn of_job(job: &str, store: &StorePath) -> Result<Vec<Told>> {
+pub(crate) fn of_job(job: &str, store: &StorePath) -> Result<Vec<Told>> {
     const NEWEST: usize = 1024;
     let path = store.readable()?;
     if !path.exists() {
@@ -83,7 +83,7 @@ pub fn of_job(job: &str, store: &StorePath) -> Result<Vec<Told>> {
 }
 
 /// Those whose process ended, or ran out of memory, around a time.
-pub fn around(around: Around, args: &Args) -> Result<Vec<Told>> {
+pub(crate) fn around(around: Around, args: &Args) -> Result<Vec<Told>> {
     let store = Store::open_read_only(&args.store.readable()?)?;
     let mut found = Vec::new();
     for summary in store.list()? {

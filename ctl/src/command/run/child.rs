@@ -31,7 +31,7 @@ const PASSED_ON: [i32; 9] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2,
 
 /// How the command ended.
 #[derive(Debug)]
-pub struct End {
+pub(crate) struct End {
     /// Its pid.
     pub pid: u32,
     status: ExitStatus,
@@ -39,7 +39,7 @@ pub struct End {
 
 /// Why it was not run.
 #[derive(Debug)]
-pub struct Failure {
+pub(crate) struct Failure {
     /// To exit with.
     pub code: u8,
     /// What to say.
@@ -48,14 +48,14 @@ pub struct Failure {
 
 impl Failure {
     /// Says it, whatever else is not to be said.
-    pub fn told(&self) -> u8 {
+    pub(crate) fn told(&self) -> u8 {
         let _ = writeln!(io::stderr(), "gpumemctl: {}", clean(&self.text));
         self.code
     }
 }
 
 /// Why the command cannot be there, without trying it.
-pub fn not_found(command: &[OsString]) -> Option<Failure> {
+pub(crate) fn not_found(command: &[OsString]) -> Option<Failure> {
     let program = command.first()?;
     let there = super::library::in_path(Path::new(program)).is_some_and(|path| path.exists());
     (!there).then(|| missing(program))
@@ -66,7 +66,7 @@ fn missing(program: &OsString) -> Failure {
 }
 
 /// Runs the command to its end.
-pub fn run(command: &[OsString], variables: &[(&'static str, OsString)]) -> Result<End, Failure> {
+pub(crate) fn run(command: &[OsString], variables: &[(&'static str, OsString)]) -> Result<End, Failure> {
     let own = |error: io::Error| Failure { code: exit::RUN_OWN, text: format!("signals: {error}") };
     let ignored = ignored();
     let passed_on = PASSED_ON.into_iter().filter(|signal| ignored & (1 << (signal - 1)) == 0);
@@ -212,7 +212,7 @@ fn stat(pid: u32) -> Option<Stat> {
 impl End {
     /// Ends this process as the command ended: with its code, or by the same signal, so that whoever waits
     /// for us sees what they would have seen.
-    pub fn finish(&self) -> u8 {
+    pub(crate) fn finish(&self) -> u8 {
         if let Some(code) = self.status.code() {
             return u8::try_from(code & 0xff).unwrap_or(exit::RUN_OWN);
         }

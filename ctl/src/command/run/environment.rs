@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What is there to report with.
 #[derive(Debug, Clone, Copy)]
-pub struct Ways<'a> {
+pub(crate) struct Ways<'a> {
     /// libgpumem.so.
     pub library: Option<&'a Path>,
     /// The agent socket of the daemon that answers.
@@ -19,7 +19,7 @@ pub struct Ways<'a> {
 
 /// Variables to set.
 #[derive(Debug)]
-pub struct Variables {
+pub(crate) struct Variables {
     /// Name and value.
     pub set: Vec<(&'static str, OsString)>,
     /// The job's id.
@@ -28,7 +28,7 @@ pub struct Variables {
 
 /// The variables. A job that is there already is kept, so that a `run` inside another, or a prolog that
 /// names the job, stays one job.
-pub fn variables(ways: &Ways<'_>) -> Variables {
+pub(crate) fn variables(ways: &Ways<'_>) -> Variables {
     let there = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     let mut set = Vec::new();
     let inherited =

@@ -20,7 +20,7 @@ const PAUSE: Duration = Duration::from_millis(25);
 
 /// What is known when the command has ended.
 #[derive(Debug)]
-pub struct Farewell<'a> {
+pub(crate) struct Farewell<'a> {
     /// Who was told.
     pub listener: &'a Listener,
     /// The agent was there to be loaded.
@@ -39,7 +39,7 @@ pub struct Farewell<'a> {
 
 impl Farewell<'_> {
     /// Says it.
-    pub fn say(&self, words: &mut Words) {
+    pub(crate) fn say(&self, words: &mut Words) {
         if let Some(record) = self.record {
             return self.say_recordings(&super::absolute(record), words);
         }

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 /// The agent.
-pub const LIBRARY: &str = "libgpumem.so";
+pub(crate) const LIBRARY: &str = "libgpumem.so";
 /// Its folder's name, where several versions are installed.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -12,7 +12,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 ///
 /// # Errors
 /// The places, in words.
-pub fn find() -> Result<PathBuf, String> {
+pub(crate) fn find() -> Result<PathBuf, String> {
     if let Some(named) = std::env::var_os("GPUMEM_LIBRARY").filter(|value| !value.is_empty()) {
         let named = super::absolute(Path::new(&named));
         return if named.is_file() {
@@ -35,14 +35,14 @@ fn found_from(folder: &Path) -> Option<PathBuf> {
 }
 
 /// The daemon's program: beside this one, else as a shell finds it.
-pub fn daemon() -> Option<PathBuf> {
+pub(crate) fn daemon() -> Option<PathBuf> {
     const PROGRAM: &str = "gpumemd";
     let beside = own_folder().map(|folder| folder.join(PROGRAM)).filter(|path| is_program(path));
     beside.or_else(|| in_path(Path::new(PROGRAM)))
 }
 
 /// A program as execvp(3) finds it.
-pub fn in_path(name: &Path) -> Option<PathBuf> {
+pub(crate) fn in_path(name: &Path) -> Option<PathBuf> {
     if name.components().count() > 1 || name.is_absolute() {
         return Some(name.to_owned());
     }

@@ -14,7 +14,7 @@
 mod child;
 mod environment;
 mod farewell;
-pub mod library;
+pub(crate) mod library;
 mod private;
 
 use crate::args::Run as Args;
@@ -24,10 +24,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-pub use private::detach;
+pub(crate) use private::detach;
 
 /// Runs the command; the code is for the process to end with.
-pub fn run(args: &Args) -> u8 {
+pub(crate) fn run(args: &Args) -> u8 {
     let mut words = Words { quiet: args.quiet };
     // A word that is mistyped starts no daemon.
     if let Some(failure) = child::not_found(&args.command) {
@@ -66,7 +66,7 @@ pub fn run(args: &Args) -> u8 {
 
 /// Whom the command's processes report to.
 #[derive(Debug)]
-pub enum Listener {
+pub(crate) enum Listener {
     /// A daemon that can be asked afterwards.
     Daemon(Daemon),
     /// An agent socket, and no more.
@@ -116,13 +116,13 @@ fn listener(args: &Args, words: &mut Words) -> Listener {
 
 /// What is said on standard error beside what the command says.
 #[derive(Debug)]
-pub struct Words {
+pub(crate) struct Words {
     quiet: bool,
 }
 
 impl Words {
     /// One line, harmless. Standard error may be full or closed: that is nobody's concern.
-    pub fn say(&mut self, line: &str) {
+    pub(crate) fn say(&mut self, line: &str) {
         if !self.quiet {
             let _ = writeln!(std::io::stderr(), "gpumemctl: {}", clean(line));
         }

@@ -24,7 +24,7 @@ const TRY: Duration = Duration::from_millis(1000);
 const CLOSE_AND_START: &str = "exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-; exec \"$@\"";
 
 /// Starts one and waits until it answers.
-pub fn start() -> Result<Daemon, String> {
+pub(crate) fn start() -> Result<Daemon, String> {
     let program = library::daemon().ok_or("gpumemd is neither beside gpumemctl nor in PATH")?;
     let directory = private_directory();
     own_directory(&directory)?;
@@ -74,7 +74,7 @@ pub fn start() -> Result<Daemon, String> {
 /// Starts a program in a session of its own and tells its pid: no signal of the terminal reaches it, and
 /// whoever waits for our children does not wait for it. A program of its own, because what has to be done
 /// between fork and exec cannot be done safely in this one.
-pub fn detach(args: &Detach) -> u8 {
+pub(crate) fn detach(args: &Detach) -> u8 {
     match try_detach(args) {
         Ok(pid) => crate::output::print(&format!("{pid}\n")).map_or(exit::FAILURE, |()| exit::OK),
         Err(error) => crate::output::complain(&error),

@@ -9,7 +9,7 @@ const PLAIN: [char; 8] = ['_', '.', '-', ':', '=', '+', '*', '#'];
 
 /// A part of a bar.
 #[derive(Debug, Clone, Copy)]
-pub struct Part {
+pub(crate) struct Part {
     pub bytes: i64,
     /// With and without characters beyond ASCII: a bar is read without colours, too.
     pub glyphs: (char, char),
@@ -18,7 +18,7 @@ pub struct Part {
 
 /// Parts of `whole` bytes, from the left; what is left of it stays empty. A part that is there at all is seen where there is
 /// room.
-pub fn bar(screen: &mut Screen, row: usize, (from, to): (usize, usize), whole: i64, parts: &[Part]) {
+pub(crate) fn bar(screen: &mut Screen, row: usize, (from, to): (usize, usize), whole: i64, parts: &[Part]) {
     let width = to.saturating_sub(from);
     let share = |bytes: i64| (bytes.max(0) as f64 / whole.max(1) as f64).min(1.0);
     let columns = |bytes: i64| (share(bytes) * width as f64).round() as usize;
@@ -36,7 +36,7 @@ pub fn bar(screen: &mut Screen, row: usize, (from, to): (usize, usize), whole: i
 const EIGHTHS: [char; 7] = ['▏', '▎', '▍', '▌', '▋', '▊', '▉'];
 
 /// A single amount of `whole`, to an eighth of a column.
-pub fn amount(bytes: i64, whole: i64, width: usize, unicode: bool) -> String {
+pub(crate) fn amount(bytes: i64, whole: i64, width: usize, unicode: bool) -> String {
     let length = (bytes.max(0) as f64 / whole.max(1) as f64).min(1.0) * width as f64;
     if !unicode {
         return "#".repeat(length.round() as usize);
@@ -47,7 +47,7 @@ pub fn amount(bytes: i64, whole: i64, width: usize, unicode: bool) -> String {
 }
 
 /// A line of values: where none is known there is none.
-pub fn spark(values: &[Option<u64>], unicode: bool) -> String {
+pub(crate) fn spark(values: &[Option<u64>], unicode: bool) -> String {
     let glyphs = if unicode { BLOCKS } else { PLAIN };
     let most = values.iter().flatten().max().copied().unwrap_or(0).max(1);
     let glyph = |value: &Option<u64>| {

@@ -9,7 +9,7 @@ const KEPT: usize = 512;
 
 /// A layer of the stack, from the bottom.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Layer {
+pub(crate) struct Layer {
     pub name: Kind,
     pub color: Color,
     /// Where there are no colours.
@@ -18,7 +18,7 @@ pub struct Layer {
 
 /// What a layer is the sum of.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     Category(String),
     /// What has no layer of its own.
     Rest,
@@ -32,7 +32,7 @@ const REST: Color = 3;
 const OPAQUE: Color = 11;
 
 /// Layers of the categories in the order of a table, then the rest, then what pools hold.
-pub fn layers(names: impl Iterator<Item = String>) -> Vec<Layer> {
+pub(crate) fn layers(names: impl Iterator<Item = String>) -> Vec<Layer> {
     let named = names.take(COLORS.len()).zip(COLORS).zip('a'..);
     let mut layers: Vec<Layer> =
         named.map(|((name, color), letter)| Layer { name: Kind::Category(name), color, letter }).collect();
@@ -44,7 +44,7 @@ pub fn layers(names: impl Iterator<Item = String>) -> Vec<Layer> {
 
 impl Layer {
     /// The sign of a layer beside its row in the table.
-    pub fn sign(&self, screen: &Screen) -> (String, Style) {
+    pub(crate) fn sign(&self, screen: &Screen) -> (String, Style) {
         let letter = if screen.colors && screen.unicode { '█' } else { self.letter };
         (letter.to_string(), Style::of(self.color))
     }
@@ -52,7 +52,7 @@ impl Layer {
 
 /// Points in time.
 #[derive(Debug, Default)]
-pub struct Course {
+pub(crate) struct Course {
     points: BTreeMap<u64, Composition>,
     /// Times that were seen here, as they were.
     own: std::collections::VecDeque<u64>,
@@ -60,7 +60,7 @@ pub struct Course {
 
 impl Course {
     /// Takes what a run tells of its past, and keeps what was the latest each time.
-    pub fn hear(&mut self, told: Vec<(u64, Composition)>) {
+    pub(crate) fn hear(&mut self, told: Vec<(u64, Composition)>) {
         if let Some((latest_ns, _)) = told.last() {
             self.own.push_back(*latest_ns);
         }
@@ -73,14 +73,14 @@ impl Course {
     }
 
     /// From the first to the last point, but no more than the last `window_ns`.
-    pub fn span(&self, window_ns: Option<u64>) -> Option<(u64, u64)> {
+    pub(crate) fn span(&self, window_ns: Option<u64>) -> Option<(u64, u64)> {
         let (first, last) = (*self.points.keys().next()?, *self.points.keys().next_back()?);
         let from = window_ns.map_or(first, |window_ns| last.saturating_sub(window_ns).max(first));
         (from < last).then_some((from, last))
     }
 
     /// The fullest moment of each of `count` equal stretches; where there was none, what was held before.
-    pub fn columns(&self, (from, to): (u64, u64), count: usize) -> Vec<Option<&Composition>> {
+    pub(crate) fn columns(&self, (from, to): (u64, u64), count: usize) -> Vec<Option<&Composition>> {
         let span = u128::from(to - from) + 1;
         let mut columns: Vec<Option<&Composition>> = vec![None; count];
         for (time_ns, composition) in self.points.range(from..=to) {
@@ -126,7 +126,7 @@ fn bytes(composition: &Composition, layers: &[Layer]) -> Vec<i64> {
 const EIGHTHS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// Draws columns into rows, from a place on; `most` bytes fill all of them.
-pub fn draw(
+pub(crate) fn draw(
     screen: &mut Screen,
     (top, left): (usize, usize),
     height: usize,

@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 /// Something that happened.
-pub enum Event {
+pub(crate) enum Event {
     Key(Key),
     Signal(i32),
     Said(Box<Said>),
@@ -21,7 +21,7 @@ pub enum Event {
 }
 
 /// What the daemon said to one question.
-pub struct Said {
+pub(crate) struct Said {
     /// Who holds what; or why that is not known.
     pub ps: Result<Ps, String>,
     /// The process that was asked for.
@@ -46,7 +46,7 @@ impl Drop for Farewell {
 ///
 /// # Errors
 /// What the system says.
-pub fn signals(events: Sender<Event>) -> io::Result<()> {
+pub(crate) fn signals(events: Sender<Event>) -> io::Result<()> {
     let all = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCONT, SIGWINCH];
     let mut signals = signal_hook::iterator::Signals::new(all)?;
     std::thread::spawn(move || {
@@ -61,7 +61,7 @@ pub fn signals(events: Sender<Event>) -> io::Result<()> {
 }
 
 /// Reads keys from now on.
-pub fn typed(mut input: File, events: Sender<Event>) {
+pub(crate) fn typed(mut input: File, events: Sender<Event>) {
     std::thread::spawn(move || {
         let events = Farewell(events);
         let mut held = Vec::new();
@@ -95,7 +95,7 @@ fn more_comes(input: &File) -> bool {
 }
 
 /// Asks the daemon from now on: every `interval`, and at once when told what to look at.
-pub fn ask(
+pub(crate) fn ask(
     socket: Option<PathBuf>,
     interval: Duration,
     wanted: Receiver<Option<u32>>,
@@ -125,7 +125,11 @@ pub fn ask(
 }
 
 /// Asks once. The daemon is looked for anew after it did not answer: it may be another one.
-pub fn question(daemon: &mut Option<Daemon>, socket: Option<&std::path::Path>, pid: Option<u32>) -> Said {
+pub(crate) fn question(
+    daemon: &mut Option<Daemon>,
+    socket: Option<&std::path::Path>,
+    pid: Option<u32>,
+) -> Said {
     let found = match daemon.take() {
         Some(daemon) => Ok(daemon),
         None => Daemon::find(socket).map_err(|error| error.to_string()),

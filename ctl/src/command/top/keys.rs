@@ -2,7 +2,7 @@
 
 /// A key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Key {
+pub(crate) enum Key {
     Char(char),
     Enter,
     Escape,
@@ -21,7 +21,7 @@ pub enum Key {
 }
 
 /// Keys of what was read, and how many of its bytes they were: the rest may be the beginning of one.
-pub fn keys(bytes: &[u8]) -> (Vec<Key>, usize) {
+pub(crate) fn keys(bytes: &[u8]) -> (Vec<Key>, usize) {
     let (mut found, mut at) = (Vec::new(), 0);
     while let Some((key, length)) = bytes.get(at..).and_then(key) {
         found.extend(key);

@@ -9,7 +9,7 @@ use std::collections::{HashMap, VecDeque};
 
 /// What the rows are ordered by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Order {
+pub(crate) enum Order {
     /// Of a device, the largest first: as the daemon tells them.
     #[default]
     Device,
@@ -26,7 +26,7 @@ impl Order {
         [Order::Device, Order::Used, Order::Tracked, Order::Idle, Order::Gap, Order::User, Order::Pid];
 
     /// Its column, of [`ps::HEADS`].
-    pub fn column(self) -> usize {
+    pub(crate) fn column(self) -> usize {
         match self {
             Order::Device => 0,
             Order::Pid => 1,
@@ -64,14 +64,14 @@ impl Order {
 }
 
 /// A process on a device, from one answer to the next.
-pub type Name = (u32, String);
+pub(crate) type Name = (u32, String);
 
 /// What `used` was, at the latest looks.
 const KEPT: usize = 64;
 
 /// What of the list is shown.
 #[derive(Debug, Default)]
-pub struct List {
+pub(crate) struct List {
     pub order: Order,
     pub reversed: bool,
     /// Only rows with these words.
@@ -84,7 +84,7 @@ pub struct List {
 
 impl List {
     /// What was answered: goes on with the course of each process, and forgets those that are gone.
-    pub fn hear(&mut self, ps: &Ps) {
+    pub(crate) fn hear(&mut self, ps: &Ps) {
         let mut course = HashMap::new();
         for process in &ps.processes {
             let name = name(ps, process);
@@ -99,12 +99,12 @@ impl List {
     }
 
     /// `used` of a process at the latest looks.
-    pub fn course(&self, ps: &Ps, process: &ProcessRow) -> Vec<Option<u64>> {
+    pub(crate) fn course(&self, ps: &Ps, process: &ProcessRow) -> Vec<Option<u64>> {
         self.course.get(&name(ps, process)).map(|values| values.iter().copied().collect()).unwrap_or_default()
     }
 
     /// Indices of the rows that are shown, in their order.
-    pub fn rows(&self, ps: &Ps) -> Vec<usize> {
+    pub(crate) fn rows(&self, ps: &Ps) -> Vec<usize> {
         let mut rows: Vec<usize> = (0..ps.processes.len())
             .filter(|row| ps.processes.get(*row).is_some_and(|process| self.is_shown(ps, process)))
             .collect();
@@ -134,7 +134,7 @@ impl List {
     }
 
     /// Where the chosen row is; the first one where it is gone.
-    pub fn chosen(&self, ps: &Ps, rows: &[usize]) -> usize {
+    pub(crate) fn chosen(&self, ps: &Ps, rows: &[usize]) -> usize {
         let is_it = |row: &usize| {
             ps.processes.get(*row).is_some_and(|process| Some(&name(ps, process)) == self.chosen.as_ref())
         };
@@ -142,13 +142,13 @@ impl List {
     }
 
     /// The chosen process.
-    pub fn process<'p>(&self, ps: &'p Ps) -> Option<&'p ProcessRow> {
+    pub(crate) fn process<'p>(&self, ps: &'p Ps) -> Option<&'p ProcessRow> {
         let rows = self.rows(ps);
         rows.get(self.chosen(ps, &rows)).and_then(|row| ps.processes.get(*row))
     }
 
     /// A key of the list; whether it was one.
-    pub fn key(&mut self, key: Key, ps: Option<&Ps>, page: usize) -> bool {
+    pub(crate) fn key(&mut self, key: Key, ps: Option<&Ps>, page: usize) -> bool {
         if self.typing {
             match key {
                 Key::Char(character) if self.filter.len() < 64 => self.filter.push(character),

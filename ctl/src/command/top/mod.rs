@@ -5,7 +5,7 @@
 //! state       what is looked at, and what each key does
 //! list        which processes, in which order, which of them is chosen
 //! overview    all devices and processes      process   one of them in depth     course   what it held over time
-//! help        keys and signs                 bar       of characters
+//! bar         bars and lines of characters
 //! screen      a grid, and the bytes that change what a terminal shows into it
 //! keys, terminal
 //! ```
@@ -16,7 +16,6 @@
 mod bar;
 mod course;
 mod events;
-mod help;
 mod keys;
 mod list;
 mod overview;
@@ -42,7 +41,7 @@ use terminal::Terminal;
 const PIPED: usize = 100;
 
 /// Shows it until it is left, or once.
-pub fn run(args: &Args) -> Result<()> {
+pub(crate) fn run(args: &Args) -> Result<()> {
     let daemon = Daemon::find(args.socket.as_deref())?;
     let has_screen = std::env::var_os("TERM").is_none_or(|kind| kind != "dumb");
     if args.once || !io::stdout().is_terminal() || !has_screen {

@@ -2,14 +2,14 @@
 
 use super::bar::{Part, bar, spark};
 use super::list::List;
-use super::screen::{BLUE, CYAN, GREY, RED, Screen, Style, YELLOW, columns};
+use super::screen::{BLUE, CYAN, Cost, GREY, RED, Screen, Style, YELLOW, columns};
 use crate::command::ps::{self, Shown};
 use gpumem_model::control::{DeviceRow, ProcessRow, Ps};
 use gpumem_model::units::{Unit, plural, signed};
 use gpumem_report::text::clean;
 
 /// Rows of devices, their heads and those of the processes, where all of them have room.
-pub fn height(ps: &Ps) -> usize {
+pub(crate) fn height(ps: &Ps) -> usize {
     ps.devices.len() + ps.processes.len() + 2
 }
 
@@ -25,10 +25,10 @@ const COURSE: usize = 24;
 
 const GLYPHS: [(char, char); 5] = [('█', '#'), ('▓', '='), ('▒', '?'), ('░', ':'), ('.', '.')];
 /// What the parts of a device's bar are.
-pub const LEGEND: [&str; 5] = ["chosen process", "other processes", "unaccounted", "system", "free"];
+pub(crate) const LEGEND: [&str; 5] = ["chosen process", "other processes", "unaccounted", "system", "free"];
 
 /// The characters of [`LEGEND`].
-pub fn legend(screen: &Screen, part: usize) -> (String, Style) {
+pub(crate) fn legend(screen: &Screen, part: usize) -> (String, Style) {
     let (with, without) = GLYPHS.get(part).copied().unwrap_or((' ', ' '));
     let glyph = if screen.unicode { with } else { without };
     (glyph.to_string().repeat(2), style(part))
@@ -45,7 +45,7 @@ fn style(part: usize) -> Style {
 }
 
 /// Draws from `row` to before `end`; how many processes there was room for.
-pub fn draw(
+pub(crate) fn draw(
     screen: &mut Screen,
     ps: &Ps,
     list: &List,
@@ -295,4 +295,48 @@ fn lines(ps: &Ps, unit: Unit) -> Vec<Option<ps::Line>> {
         }
     }
     lines
+}
+
+/// Keys, and what they do.
+const KEYS: [(&str, &str); 17] = [
+    ("up down, j k", "choose a row; PgUp PgDn Home End"),
+    ("Enter", "a process: in depth; a line of it: what its word means"),
+    ("Esc", "back"),
+    ("s  r", "sort by the next column; the other way round"),
+    ("/", "only processes with these words: user, command, pid, state, job, pod, gpu3"),
+    ("Tab", "of a process: rows are layers, structures, tags"),
+    ("d", "of a process on several devices: the next one"),
+    ("w", "of a process: a shorter time"),
+    ("a", "of a process: every name, however small"),
+    ("o g x i", "of a process: when memory ran out, what grows, steps of the gap, iterations"),
+    ("e", "all words that are explained"),
+    ("p", "pause: the screen stays as it is"),
+    ("Ctrl-L", "draw everything again"),
+    ("q, Ctrl-C", "leave"),
+    ("", ""),
+    ("-", "not known, which is never zero; ~ measured at another moment"),
+    ("", ""),
+];
+
+/// Draws the help: keys, signs, and the bytes that they cost.
+pub(crate) fn draw_help(screen: &mut Screen, (mut row, end): (usize, usize), cost: &Cost) {
+    for (key, what) in KEYS {
+        if row < end {
+            screen.put(row, 1, key, Style::BOLD);
+            screen.put(row, 16, what, Style::PLAIN);
+        }
+        row += 1;
+    }
+    for (part, what) in LEGEND.iter().enumerate() {
+        let (glyph, style) = legend(screen, part);
+        if row < end {
+            let at = screen.put(row, 1, &glyph, style);
+            screen.put(row, at.max(16), what, Style::PLAIN);
+        }
+        row += 1;
+    }
+    if row < end {
+        let text = format!("written: {} bytes for the last change, {} in all", cost.last, cost.all);
+        screen.put(row, 1, &text, Style::DIM);
+    }
 }

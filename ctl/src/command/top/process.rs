@@ -31,7 +31,7 @@ enum Line {
 }
 
 /// The process.
-pub struct Process {
+pub(crate) struct Process {
     pub pid: u32,
     run: Option<Run>,
     id: Option<String>,
@@ -58,7 +58,7 @@ pub struct Process {
 }
 
 impl Process {
-    pub fn new(pid: u32) -> Self {
+    pub(crate) fn new(pid: u32) -> Self {
         Process {
             pid,
             run: None,
@@ -81,7 +81,7 @@ impl Process {
     }
 
     /// What the daemon says of it.
-    pub fn hear(&mut self, told: Result<Option<Told>, String>) {
+    pub(crate) fn hear(&mut self, told: Result<Option<Told>, String>) {
         match told {
             Ok(Some(Told { id, run })) => {
                 self.why = None;
@@ -120,7 +120,7 @@ impl Process {
     }
 
     /// A key; whether it was one of these.
-    pub fn key(&mut self, key: Key) -> bool {
+    pub(crate) fn key(&mut self, key: Key) -> bool {
         if let Some((text, first)) = &mut self.text {
             let last = text.lines().count().saturating_sub(self.page);
             let by = match key {
@@ -206,7 +206,7 @@ impl Process {
     }
 
     /// Rows that everything takes.
-    pub fn height(&self, width: usize) -> usize {
+    pub(crate) fn height(&self, width: usize) -> usize {
         3 + COURSE + self.panel.warnings.len() * 2 + self.lines(width).len()
     }
 
@@ -231,7 +231,7 @@ impl Process {
     }
 
     /// Draws from `row` to before `end`.
-    pub fn draw(&mut self, screen: &mut Screen, (mut row, end): (usize, usize), is_live: bool) {
+    pub(crate) fn draw(&mut self, screen: &mut Screen, (mut row, end): (usize, usize), is_live: bool) {
         if let Some((text, first)) = &self.text {
             self.page = end.saturating_sub(row).max(1);
             let width = screen.width;

@@ -1,20 +1,36 @@
 //! A grid of characters, and the bytes that make a terminal show it: only what has changed since the last time is written,
 //! because a terminal may be at the end of a slow line.
 
-pub use gpumem_report::table::width as columns;
+pub(crate) use gpumem_report::table::width as columns;
 use unicode_width::UnicodeWidthChar;
 
+/// Bytes that were written.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Cost {
+    pub last: usize,
+    pub all: usize,
+}
+
+impl Cost {
+    pub(crate) fn frame(&mut self, bytes: usize) {
+        if bytes > 0 {
+            self.last = bytes;
+        }
+        self.all += bytes;
+    }
+}
+
 /// A colour of the terminal's own sixteen, which fit its background as its user likes.
-pub type Color = u8;
-pub const RED: Color = 1;
-pub const YELLOW: Color = 3;
-pub const BLUE: Color = 4;
-pub const CYAN: Color = 6;
-pub const GREY: Color = 8;
+pub(crate) type Color = u8;
+pub(crate) const RED: Color = 1;
+pub(crate) const YELLOW: Color = 3;
+pub(crate) const BLUE: Color = 4;
+pub(crate) const CYAN: Color = 6;
+pub(crate) const GREY: Color = 8;
 
 /// How a character looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Style {
+pub(crate) struct Style {
     pub color: Option<Color>,
     pub ground: Option<Color>,
     pub bold: bool,
@@ -23,12 +39,13 @@ pub struct Style {
 }
 
 impl Style {
-    pub const PLAIN: Style = Style { color: None, ground: None, bold: false, dim: false, reverse: false };
-    pub const BOLD: Style = Style { bold: true, ..Style::PLAIN };
-    pub const DIM: Style = Style { dim: true, ..Style::PLAIN };
-    pub const REVERSE: Style = Style { reverse: true, ..Style::PLAIN };
+    pub(crate) const PLAIN: Style =
+        Style { color: None, ground: None, bold: false, dim: false, reverse: false };
+    pub(crate) const BOLD: Style = Style { bold: true, ..Style::PLAIN };
+    pub(crate) const DIM: Style = Style { dim: true, ..Style::PLAIN };
+    pub(crate) const REVERSE: Style = Style { reverse: true, ..Style::PLAIN };
 
-    pub const fn of(color: Color) -> Style {
+    pub(crate) const fn of(color: Color) -> Style {
         Style { color: Some(color), ..Style::PLAIN }
     }
 
@@ -63,7 +80,7 @@ const WORTH_A_JUMP: usize = 5;
 
 /// What is to be shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Screen {
+pub(crate) struct Screen {
     pub width: usize,
     pub height: usize,
     /// Characters beyond ASCII are drawn.
@@ -74,18 +91,25 @@ pub struct Screen {
 }
 
 impl Screen {
-    pub fn new((width, height): (usize, usize), unicode: bool, colors: bool) -> Self {
+    pub(crate) fn new((width, height): (usize, usize), unicode: bool, colors: bool) -> Self {
         Screen { width, height, unicode, colors, cells: vec![BLANK; width * height] }
     }
 
     /// Writes from a place on, as far as the row goes; where it ended. What a terminal would act on was taken out before
     /// (`clean`), and is taken out here too.
-    pub fn put(&mut self, row: usize, column: usize, text: &str, style: Style) -> usize {
+    pub(crate) fn put(&mut self, row: usize, column: usize, text: &str, style: Style) -> usize {
         self.put_within(row, column, self.width, text, style)
     }
 
     /// The same, no further than `end`.
-    pub fn put_within(&mut self, row: usize, column: usize, end: usize, text: &str, style: Style) -> usize {
+    pub(crate) fn put_within(
+        &mut self,
+        row: usize,
+        column: usize,
+        end: usize,
+        text: &str,
+        style: Style,
+    ) -> usize {
         let end = end.min(self.width);
         let style = if self.colors { style } else { Style { color: None, ground: None, ..style } };
         let mut at = column;
@@ -115,7 +139,7 @@ impl Screen {
     }
 
     /// Gives a row one look, as that which is chosen; its bars stay what they are.
-    pub fn mark(&mut self, row: usize) {
+    pub(crate) fn mark(&mut self, row: usize) {
         let is_bar = |cell: &Cell| cell.character.is_some_and(is_block);
         let cells = self.cells.iter_mut().skip(row * self.width).take(self.width);
         for cell in cells.filter(|cell| !is_bar(cell)) {
@@ -124,7 +148,7 @@ impl Screen {
     }
 
     /// The rows as text.
-    pub fn text(&self) -> Vec<String> {
+    pub(crate) fn text(&self) -> Vec<String> {
         let row = |cells: &[Cell]| {
             cells.iter().filter_map(|cell| cell.character).collect::<String>().trim_end().to_owned()
         };
@@ -132,7 +156,7 @@ impl Screen {
     }
 
     /// A row as a terminal shows it, for lines that stay.
-    pub fn printed(&self, row: usize) -> Vec<u8> {
+    pub(crate) fn printed(&self, row: usize) -> Vec<u8> {
         let mut pen = Pen { out: Vec::new(), at: Some((row, 0)), style: Style::PLAIN };
         let cells = self.row(row);
         let end = cells.iter().rposition(|cell| *cell != BLANK).map_or(0, |last| last + 1);
@@ -146,7 +170,7 @@ impl Screen {
     }
 
     /// Bytes that turn what `shown` shows into this; all of it where its size is another or there was none.
-    pub fn changes(&self, shown: Option<&Screen>) -> Vec<u8> {
+    pub(crate) fn changes(&self, shown: Option<&Screen>) -> Vec<u8> {
         let mut pen = Pen { out: Vec::new(), at: None, style: Style::PLAIN };
         let same_size = |shown: &&Screen| (shown.width, shown.height) == (self.width, self.height);
         let empty;

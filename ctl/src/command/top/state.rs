@@ -1,12 +1,11 @@
 //! What is looked at, what was heard, and what each key does.
 
 use super::events::Said;
-use super::help;
 use super::keys::Key;
 use super::list::List;
 use super::overview;
 use super::process::Process;
-use super::screen::{RED, Screen, Style, YELLOW, columns};
+use super::screen::{Cost, RED, Screen, Style, YELLOW, columns};
 use crate::args::Top as Args;
 use crate::command::ps;
 use gpumem_model::control::Ps;
@@ -16,28 +15,12 @@ use jiff::Zoned;
 use std::time::{Duration, Instant};
 
 /// Why it ends, or what else the loop is to do.
-pub enum Done {
+pub(crate) enum Done {
     Left,
     Signal(i32),
     Failed(anyhow::Error),
     /// Draw everything again.
     Redraw,
-}
-
-/// Bytes that were written.
-#[derive(Debug, Default, Clone, Copy)]
-pub struct Cost {
-    pub last: usize,
-    pub all: usize,
-}
-
-impl Cost {
-    pub fn frame(&mut self, bytes: usize) {
-        if bytes > 0 {
-            self.last = bytes;
-        }
-        self.all += bytes;
-    }
 }
 
 /// What the screen shows.
@@ -48,7 +31,7 @@ enum View {
     Help,
 }
 
-pub struct State {
+pub(crate) struct State {
     device: Option<String>,
     interval: Duration,
     ps: Option<Ps>,
@@ -70,7 +53,7 @@ pub struct State {
 }
 
 impl State {
-    pub fn new(args: &Args) -> Self {
+    pub(crate) fn new(args: &Args) -> Self {
         State {
             device: args.device.clone(),
             interval: args.interval,
@@ -89,7 +72,7 @@ impl State {
     }
 
     /// What the daemon is to be asked from now on, if that has changed.
-    pub fn wanted(&mut self) -> Option<Option<u32>> {
+    pub(crate) fn wanted(&mut self) -> Option<Option<u32>> {
         self.want.take()
     }
 
@@ -97,7 +80,7 @@ impl State {
     ///
     /// # Errors
     /// What was asked for is not there.
-    pub fn hear(&mut self, said: Said) -> anyhow::Result<()> {
+    pub(crate) fn hear(&mut self, said: Said) -> anyhow::Result<()> {
         match said.ps {
             Ok(mut ps) => {
                 if let Some(device) = &self.device {
@@ -124,7 +107,7 @@ impl State {
         Ok(())
     }
 
-    pub fn key(&mut self, key: Key) -> Option<Done> {
+    pub(crate) fn key(&mut self, key: Key) -> Option<Done> {
         if self.view == View::List && self.list.key(key, self.ps.as_ref(), self.page) {
             return None;
         }
@@ -161,7 +144,7 @@ impl State {
     }
 
     /// Rows that a frame with everything has.
-    pub fn height(&self, width: usize) -> usize {
+    pub(crate) fn height(&self, width: usize) -> usize {
         match &self.process {
             Some(process) => 1 + process.height(width),
             None => 1 + self.ps.as_ref().map_or(1, overview::height),
@@ -169,7 +152,7 @@ impl State {
     }
 
     /// Draws what is to be seen.
-    pub fn draw(&mut self, screen: &mut Screen, is_live: bool) {
+    pub(crate) fn draw(&mut self, screen: &mut Screen, is_live: bool) {
         self.title(screen);
         let mut row = 1;
         if let Some((since, why)) = &self.gone {
@@ -185,7 +168,7 @@ impl State {
         }
         let end = screen.height.saturating_sub(usize::from(is_live));
         match (self.view, &self.ps) {
-            (View::Help, _) => help::draw(screen, (row, end), &self.cost),
+            (View::Help, _) => overview::draw_help(screen, (row, end), &self.cost),
             (View::Process, _) => {
                 if let Some(process) = &mut self.process {
                     process.draw(screen, (row, end), is_live);

@@ -25,7 +25,7 @@ fn before() -> MutexGuard<'static, Option<Before>> {
 }
 
 /// Keys come from here: standard input, or the terminal itself where that is something else.
-pub fn input() -> Result<File> {
+pub(crate) fn input() -> Result<File> {
     let stdin = io::stdin();
     if stdin.is_terminal() {
         return Ok(File::from(stdin.as_fd().try_clone_to_owned()?));
@@ -34,7 +34,7 @@ pub fn input() -> Result<File> {
 }
 
 /// Columns and rows; 80 x 24 where the terminal does not say.
-pub fn size() -> (usize, usize) {
+pub(crate) fn size() -> (usize, usize) {
     match terminal_size::terminal_size_of(io::stdout()) {
         Some((width, height)) if width.0 > 0 && height.0 > 0 => (width.0.into(), height.0.into()),
         _ => (80, 24),
@@ -45,18 +45,18 @@ pub fn size() -> (usize, usize) {
 ///
 /// # Errors
 /// What the system says.
-pub fn output() -> Result<File> {
+pub(crate) fn output() -> Result<File> {
     Ok(File::from(io::stdout().as_fd().try_clone_to_owned()?))
 }
 
 /// Ours from now on.
-pub struct Terminal {
+pub(crate) struct Terminal {
     input: OwnedFd,
     output: File,
 }
 
 impl Terminal {
-    pub fn take(input: &impl AsFd, output: File) -> Result<Self> {
+    pub(crate) fn take(input: &impl AsFd, output: File) -> Result<Self> {
         let terminal = Terminal { input: input.as_fd().try_clone_to_owned()?, output };
         let previous = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
@@ -68,7 +68,7 @@ impl Terminal {
     }
 
     /// Keys at once and unseen. Those that make signals go on to make them: they are everybody's in the foreground.
-    pub fn enter(&self) -> Result<()> {
+    pub(crate) fn enter(&self) -> Result<()> {
         let modes = tcgetattr(&self.input).context("the terminal's modes")?;
         let mut ours = modes.clone();
         ours.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
@@ -84,13 +84,13 @@ impl Terminal {
         Ok(())
     }
 
-    pub fn leave(&self) {
+    pub(crate) fn leave(&self) {
         restore();
     }
 
     /// # Errors
     /// The terminal is gone.
-    pub fn write(&self, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<()> {
         (&self.output).write_all(bytes)
     }
 }

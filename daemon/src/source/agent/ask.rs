@@ -20,7 +20,7 @@ const LONGEST: Duration = Duration::from_secs(20);
 
 /// Why there is no answer: an errno, and words.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unanswered {
+pub(crate) struct Unanswered {
     /// ENOENT, EINVAL ...
     pub errno: u16,
     /// For people.
@@ -28,12 +28,12 @@ pub struct Unanswered {
 }
 
 /// A view's answer to a process.
-pub type Answer = Pin<Box<dyn Future<Output = Result<String, Unanswered>> + Send>>;
+pub(crate) type Answer = Pin<Box<dyn Future<Output = Result<String, Unanswered>> + Send>>;
 /// Renders what a process of a user asks about itself, when it is their turn; the text has options, `key=value` lines.
-pub type Answerer = Box<dyn Fn(ProcessKey, u32, AskKind, String) -> Answer + Send + Sync>;
+pub(crate) type Answerer = Box<dyn Fn(ProcessKey, u32, AskKind, String) -> Answer + Send + Sync>;
 
 /// The value of an option.
-pub fn option<'a>(options: &'a str, key: &str) -> Option<&'a str> {
+pub(crate) fn option<'a>(options: &'a str, key: &str) -> Option<&'a str> {
     options
         .lines()
         .filter_map(|line| line.split_once('='))

@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What an agent is to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Command {
+pub(crate) enum Command {
     /// Write a recording to this file; empty for a name of its own.
     Start(String),
     /// No longer.
@@ -41,7 +41,7 @@ impl Command {
 
 /// Why a command was not obeyed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Disobeyed {
+pub(crate) enum Disobeyed {
     /// No agent of that process is connected.
     #[error("it has no agent that is connected")]
     NoAgent,
@@ -54,7 +54,7 @@ pub enum Disobeyed {
 }
 
 /// The file that was written, where there is one; or why not.
-pub type Obeyed = Result<String, Disobeyed>;
+pub(crate) type Obeyed = Result<String, Disobeyed>;
 
 /// A command on its way, and who waits for what becomes of it.
 pub(super) type Errand = (Command, oneshot::Sender<Obeyed>);
@@ -81,7 +81,7 @@ pub(super) struct Ear {
 
 impl Ear {
     /// Looks for the word that somebody waits for.
-    pub fn listen(&mut self, frames: &[u8]) {
+    pub(crate) fn listen(&mut self, frames: &[u8]) {
         if self.waiting.is_none() {
             return;
         }
@@ -108,7 +108,7 @@ impl Agents {
     ///
     /// # Errors
     /// [`Disobeyed`].
-    pub async fn command(&self, key: ProcessKey, command: Command) -> Obeyed {
+    pub(crate) async fn command(&self, key: ProcessKey, command: Command) -> Obeyed {
         let errands = self.speakers().get(&key).map(|speaker| speaker.errands.clone());
         let (tell, told) = oneshot::channel();
         let sent = errands.ok_or(Disobeyed::NoAgent)?.try_send((command, tell));

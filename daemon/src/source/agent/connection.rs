@@ -2,19 +2,19 @@
 
 use super::Agents;
 use super::ask::{Question, option};
-use super::budget::Budget;
 use super::command::{Ear, Errand};
+use super::connection_order::{self, is_empty};
 use super::frames::{self, Fault, Seen, Stream};
-use super::kept::{self, Kept};
-use super::line::{self, is_empty};
+use super::inherited_connections::{self, Kept};
 use super::memory::{self, Memory};
 use super::packet::Packet;
 use super::peer::{Caller, Peer};
+use super::post_mortem::{self, Rest};
 use super::reasons::{End, Refusal};
-use super::rest::{self, Rest};
-use super::seats::{self, Patience, Seat};
-use crate::batch::Place;
 use crate::clock;
+use crate::limits::agent_slots::{self, AgentSlot, Patience};
+use crate::limits::rate_limit::RateLimit;
+use crate::limits::user_queue::QueueSlot;
 use crate::service;
 use crate::source::Batch;
 use crate::stats::Count;
@@ -27,20 +27,20 @@ use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 
 /// Its place among the connections of its process, until it is welcomed.
-type Standing = line::Place;
+type Standing = connection_order::Place;
 
 /// Packets of one connection that are taken in one turn.
 const PACKETS_PER_TURN: usize = 8;
 
 /// Serves one connection to its end.
-pub async fn serve(
+pub(crate) async fn serve(
     agents: Arc<Agents>,
     stream: Arc<UnixStream>,
     caller: Caller,
-    (seat, place): (Seat, Standing),
+    (slot, place): (AgentSlot, Standing),
 ) {
     let uid = caller.uid();
-    match welcome(&agents, &stream, caller, (seat, place)).await {
+    match welcome(&agents, &stream, caller, (slot, place)).await {
         Ok(Guest::Agent(connection)) => connection.run(&stream).await,
         Ok(Guest::Answered) => agents.stats.add(Count::Asked, 1),
         Err(refusal) => agents.refuse(&stream, uid, &refusal),
@@ -48,7 +48,7 @@ pub async fn serve(
 }
 
 /// Goes on with a connection that an earlier life of this daemon had welcomed.
-pub async fn resume(agents: Arc<Agents>, kept: Kept, place: Standing) {
+pub(crate) async fn resume(agents: Arc<Agents>, kept: Kept, place: Standing) {
     let (name, pid) = (kept.name.clone(), kept.key.pid);
     match inherit(&agents, kept, place).await {
         Ok((connection, stream)) => connection.run(&stream).await,
@@ -76,8 +76,8 @@ async fn inherit(
     if !matches!(hello.body, Body::Hello { start_ticks, .. } if start_ticks == kept.key.start_ticks) {
         return Err(no_hello());
     }
-    let seat = agents.seats.take(peer.uid, &agents.limits()).map_err(|_| Refusal::NoSeat)?;
-    let mut connection = Connection::begin(agents, peer, memory, &hello, (seat, place)).await?;
+    let slot = agents.slots.take(peer.uid, &agents.limits()).map_err(|_| Refusal::NoSlot)?;
+    let mut connection = Connection::begin(agents, peer, memory, &hello, (slot, place)).await?;
     connection.kept = Some(kept.name);
     agents.stats.add(Count::Resumed, 1);
     connection.read_names().await?;
@@ -99,21 +99,21 @@ struct Connection {
     memory: Option<Memory>,
     stream: Stream,
     epoch: u64,
-    budget: Budget,
+    rate_limit: RateLimit,
     /// The table of processes knows it.
     watched: bool,
     ear: Ear,
     /// What the service manager keeps it under.
     kept: Option<String>,
     /// Held until the end.
-    seat: Seat,
+    slot: AgentSlot,
 }
 
 async fn welcome(
     agents: &Arc<Agents>,
     stream: &Arc<UnixStream>,
     caller: Caller,
-    (seat, place): (Seat, Standing),
+    (slot, place): (AgentSlot, Standing),
 ) -> Result<Guest, Refusal> {
     let limits = agents.limits();
     let first = async {
@@ -128,9 +128,9 @@ async fn welcome(
             }
         }
     };
-    let (patience, silent) = match seat.patience() {
+    let (patience, silent) = match slot.patience() {
         Patience::Whole => (limits.hello, Refusal::Silent(limits.hello)),
-        Patience::Brief => (limits.hello.min(seats::BRIEF), Refusal::Crowd),
+        Patience::Brief => (limits.hello.min(agent_slots::BRIEF), Refusal::Crowd),
     };
     let first = tokio::time::timeout(patience, first).await;
     let (packet, bytes) = first.map_err(|_| silent)??;
@@ -138,17 +138,17 @@ async fn welcome(
         return Err(Refusal::EarlyEnd);
     }
     let no_hello = |why: &dyn std::fmt::Display| Refusal::NoHello(format!(": {why}"));
-    let (slot, payload, after) = match frame::split_frame(&bytes) {
+    let (frame_slot, payload, after) = match frame::split_frame(&bytes) {
         Ok(Some(parts)) if !packet.cut => parts,
         Ok(_) => return Err(Refusal::NoHello(String::new())),
         Err(error) => return Err(no_hello(&error)),
     };
-    let hello = Record::decode(slot, payload).map_err(|error| no_hello(&error))?;
+    let hello = Record::decode(frame_slot, payload).map_err(|error| no_hello(&error))?;
     if let Body::Ask { what, options } = hello.body {
         let peer = caller.peer(option(options, "start_ticks").map(|ticks| ticks.parse().unwrap_or(0)))?;
         let question = Question { key: peer.key, uid: peer.uid, what, options: options.to_owned() };
         drop(place); // nobody need wait for the answer
-        // It keeps the seat of one that has not said hello.
+        // It keeps the slot of one that has not said hello.
         return agents.answer(stream, question).await.map(|()| Guest::Answered);
     }
     let Body::Hello { start_ticks, versions, capabilities, instance, claims } = hello.body else {
@@ -173,7 +173,7 @@ async fn welcome(
     let hello =
         Record { body: Body::Hello { start_ticks, versions, capabilities, instance, claims }, ..hello };
 
-    let mut connection = Connection::begin(agents, peer, memory, &hello, (seat, place)).await?;
+    let mut connection = Connection::begin(agents, peer, memory, &hello, (slot, place)).await?;
     if !after.is_empty() {
         let after = after.to_vec();
         let taken = connection.take(after).await;
@@ -204,9 +204,9 @@ impl Connection {
         peer: Peer,
         memory: Memory,
         hello: &Record<'_>,
-        (mut seat, place): (Seat, Standing),
+        (mut slot, place): (AgentSlot, Standing),
     ) -> Result<Self, Refusal> {
-        seat.welcomed();
+        slot.welcomed();
         place.reached().await;
         agents.succeed(peer.key).await;
         let epoch = agents.next_epoch();
@@ -216,11 +216,11 @@ impl Connection {
             stream: Stream::rebased(peer.rebase_ns),
             memory: Some(memory),
             epoch,
-            budget: Budget::new(agents.limits().bytes_per_s),
+            rate_limit: RateLimit::new(agents.limits().bytes_per_s),
             peer,
             watched: false,
             kept: None,
-            seat,
+            slot,
         };
         let Body::Hello { claims, .. } = hello.body else { return Err(Refusal::NoHello(String::new())) };
         let (claims, program) = frames::split_program(claims);
@@ -264,7 +264,7 @@ impl Connection {
         }
         connection.hand(frames(hello_body)).await.map_err(|()| Refusal::Over)?;
         agents.stats.add(Count::Welcomed, 1);
-        if agents.voice.speaks(connection.peer.uid) {
+        if agents.log_rate_limit.allows(connection.peer.uid) {
             tracing::info!(pid = key.pid, uid = connection.peer.uid, epoch, "an agent is there");
         }
         Ok(connection)
@@ -275,7 +275,7 @@ impl Connection {
         let Some(memory) = self.memory.take() else { return Ok(()) };
         let (header, mut read) = (memory.header()?, 0);
         loop {
-            let frames = rest::names(&memory, &header, read)?;
+            let frames = post_mortem::names(&memory, &header, read)?;
             read += frames.len() as u64;
             if frames.is_empty() {
                 break;
@@ -293,7 +293,7 @@ impl Connection {
         let Some(memory) = self.memory.as_ref().filter(|_| self.agents.are_kept()) else { return };
         let mut frame = Vec::new();
         hello.append_frame(&mut frame);
-        match kept::keep(stream, memory, self.peer.key, &frame).await {
+        match inherited_connections::keep(stream, memory, self.peer.key, &frame).await {
             Ok(name) => self.kept = name,
             Err(error) => tracing::debug!(pid = self.peer.key.pid, %error, "a connection is not kept"),
         }
@@ -385,7 +385,7 @@ impl Connection {
     /// Takes what is there, up to so many packets.
     async fn turn(&mut self, stream: &UnixStream, packets: usize) -> Result<(), End> {
         for _ in 0..packets {
-            let place = self.seat.turn.place().await;
+            let slot = self.slot.queue().slot().await;
             let (packet, bytes) = match self.agents.receive(stream) {
                 Ok(received) => received,
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
@@ -403,8 +403,8 @@ impl Connection {
                 _ => {}
             }
             let len = bytes.len();
-            self.take_in(bytes, place).await?;
-            let waited = self.budget.spend(len).await;
+            self.take_in(bytes, slot).await?;
+            let waited = self.rate_limit.acquire(len).await;
             self.agents.stats.add(Count::AgentWaited, u64::from(waited));
         }
         Ok(())
@@ -412,17 +412,17 @@ impl Connection {
 
     /// Hands on what a packet says.
     async fn take(&mut self, packet: Vec<u8>) -> Result<(), End> {
-        let place = self.seat.turn.place().await;
-        self.take_in(packet, place).await
+        let slot = self.slot.queue().slot().await;
+        self.take_in(packet, slot).await
     }
 
-    async fn take_in(&mut self, packet: Vec<u8>, place: Option<Place>) -> Result<(), End> {
+    async fn take_in(&mut self, packet: Vec<u8>, slot: Option<QueueSlot>) -> Result<(), End> {
         let stats = &self.agents.stats;
         stats.add(Count::Packets, 1);
         stats.add(Count::Bytes, packet.len() as u64);
         let (frames, costly) = self.check_all(packet).map_err(End::Fault)?;
         self.ear.listen(&frames);
-        self.hand_pieces(frames, costly, place).await.map_err(|()| End::Over)?;
+        self.hand_pieces(frames, costly, slot).await.map_err(|()| End::Over)?;
         self.ear.heard.store(self.stream.last_seq, Ordering::Relaxed);
         Ok(())
     }
@@ -452,27 +452,27 @@ impl Connection {
     }
 
     async fn hand(&self, frames: Vec<u8>) -> Result<(), ()> {
-        let place = self.seat.turn.place().await;
-        self.hand_in(frames, place).await
+        let slot = self.slot.queue().slot().await;
+        self.hand_in(frames, slot).await
     }
 
     /// Words that are costly go in pieces, so that others get their turn between them.
-    async fn hand_pieces(&self, frames: Vec<u8>, costly: u64, mut place: Option<Place>) -> Result<(), ()> {
+    async fn hand_pieces(&self, frames: Vec<u8>, costly: u64, mut slot: Option<QueueSlot>) -> Result<(), ()> {
         if costly == 0 {
-            return self.hand_in(frames, place).await;
+            return self.hand_in(frames, slot).await;
         }
         for piece in frames::split(&frames) {
-            let place = match place.take() {
-                Some(place) => Some(place),
-                None => self.seat.turn.place().await,
+            let slot = match slot.take() {
+                Some(slot) => Some(slot),
+                None => self.slot.queue().slot().await,
             };
-            self.hand_in(piece, place.map(Place::costly)).await?;
+            self.hand_in(piece, slot.map(QueueSlot::costly)).await?;
         }
         Ok(())
     }
 
-    async fn hand_in(&self, frames: Vec<u8>, place: Option<Place>) -> Result<(), ()> {
-        self.agents.hand(Batch { origin: Origin::Process(self.peer.key), frames, place }).await
+    async fn hand_in(&self, frames: Vec<u8>, slot: Option<QueueSlot>) -> Result<(), ()> {
+        self.agents.hand(Batch { origin: Origin::Process(self.peer.key), frames, slot }).await
     }
 
     /// Reads what was not sent, and tells that the agent is gone; when its process is, that too. Until then a newer connection of the
@@ -489,7 +489,7 @@ impl Connection {
         if matches!(end, End::Over) {
             return;
         }
-        let speaks = self.agents.voice.speaks(uid);
+        let speaks = self.agents.log_rate_limit.allows(uid);
         match end.count() {
             Some(count) => {
                 self.agents.stats.add(count, 1);
@@ -507,7 +507,7 @@ impl Connection {
         }
         // Of a peer that sends rubbish, nothing more is believed.
         if let Some(memory) = self.memory.take().filter(|_| end.count().is_none())
-            && let Err(error) = Arc::clone(&self.seat.turn).alone(self.recover(memory, ended_ns)).await
+            && let Err(error) = Arc::clone(self.slot.queue()).alone(self.recover(memory, ended_ns)).await
             && speaks
         {
             tracing::warn!(pid, uid, why = %error, "what the agent had not sent could not be read");
@@ -552,13 +552,13 @@ impl Connection {
             }
             match self.check_all(piece) {
                 Ok((frames, costly)) => {
-                    let place = self.seat.turn.place().await;
-                    if self.hand_pieces(frames, costly, place).await.is_err() {
+                    let slot = self.slot.queue().slot().await;
+                    if self.hand_pieces(frames, costly, slot).await.is_err() {
                         return Ok(());
                     }
                 }
                 Err(fault) => {
-                    if self.agents.voice.speaks(self.peer.uid) {
+                    if self.agents.log_rate_limit.allows(self.peer.uid) {
                         tracing::warn!(pid = self.peer.key.pid, why = %fault, "an agent's memory holds rubbish");
                     }
                     return Ok(());

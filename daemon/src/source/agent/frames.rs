@@ -15,7 +15,7 @@ const MAX_DEVICES: usize = 64;
 
 /// Why a connection ends.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
+pub(crate) enum Fault {
     /// The bytes are not frames.
     #[error("{0}")]
     Framing(frame::Error),
@@ -33,7 +33,7 @@ pub enum Fault {
 }
 
 /// The claims of a hello without the name of the program, and that name: it counts only where /proc cannot tell it.
-pub fn split_program(claims: &str) -> (String, Option<&str>) {
+pub(crate) fn split_program(claims: &str) -> (String, Option<&str>) {
     let program = claims.lines().find_map(|line| line.strip_prefix("comm="));
     let others = claims.split_inclusive('\n').filter(|line| !line.starts_with("comm="));
     (others.collect(), program)
@@ -41,7 +41,7 @@ pub fn split_program(claims: &str) -> (String, Option<&str>) {
 
 /// What was seen in a packet beside its records.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Seen {
+pub(crate) struct Seen {
     /// Records handed on.
     pub records: u64,
     /// Of kinds that this version does not know.
@@ -91,7 +91,7 @@ const RESYNC_END: u8 = 83;
 
 /// What is kept of one agent's stream.
 #[derive(Debug)]
-pub struct Stream {
+pub(crate) struct Stream {
     /// Highest seq received.
     pub last_seq: u64,
     /// A seq was skipped and no resync has ended since, or one is under way: the live table says more than the
@@ -116,7 +116,7 @@ impl Default for Stream {
 
 impl Stream {
     /// A stream whose times are to be moved by that much.
-    pub fn rebased(rebase_ns: i64) -> Self {
+    pub(crate) fn rebased(rebase_ns: i64) -> Self {
         Stream { rebase_ns, ..Stream::default() }
     }
 
@@ -124,7 +124,7 @@ impl Stream {
     ///
     /// # Errors
     /// [`Fault`]: nothing of the packet is to be used.
-    pub fn check(&mut self, packet: Vec<u8>, now_ns: u64) -> Result<(Vec<u8>, Seen), Fault> {
+    pub(crate) fn check(&mut self, packet: Vec<u8>, now_ns: u64) -> Result<(Vec<u8>, Seen), Fault> {
         let mut seen = Seen::default();
         let latest_ns = now_ns.saturating_add(AHEAD_NS);
         // Almost every packet goes on as it is: it is copied only if something must be left out or changed.
@@ -223,7 +223,7 @@ impl Stream {
     }
 
     /// Devices (by UUID) that NVML should look at sooner, since the last call.
-    pub fn take_hints(&mut self) -> impl Iterator<Item = [u8; 16]> + '_ {
+    pub(crate) fn take_hints(&mut self) -> impl Iterator<Item = [u8; 16]> + '_ {
         let hints = std::mem::take(&mut self.hints);
         let devices = self.devices.iter().enumerate();
         devices.filter(move |(slot, _)| hints & 1 << slot != 0).filter_map(|(_, uuid)| *uuid)
@@ -246,7 +246,7 @@ fn is_costly(kind: u8) -> bool {
 }
 
 /// The same frames, in pieces that have few costly words each.
-pub fn split(frames: &[u8]) -> Vec<Vec<u8>> {
+pub(crate) fn split(frames: &[u8]) -> Vec<Vec<u8>> {
     let mut pieces = vec![Vec::new()];
     let (mut rest, mut costly) = (frames, 0);
     while let Ok(Some((slot, _, after))) = frame::split_frame(rest) {

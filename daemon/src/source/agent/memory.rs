@@ -13,7 +13,7 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 
 /// Why a descriptor is not taken.
 #[derive(Debug, thiserror::Error)]
-pub enum Refusal {
+pub(crate) enum Refusal {
     /// Not a memfd, or its size can still change.
     #[error("the memory is not sealed against change of its size")]
     Seals,
@@ -33,7 +33,7 @@ pub enum Refusal {
 
 /// An agent's memory.
 #[derive(Debug)]
-pub struct Memory {
+pub(crate) struct Memory {
     fd: OwnedFd,
     header: Header,
     file_bytes: u64,
@@ -45,7 +45,7 @@ impl Memory {
     ///
     /// # Errors
     /// [`Refusal`].
-    pub fn accept(fd: OwnedFd, max_bytes: u64) -> Result<Self, Refusal> {
+    pub(crate) fn accept(fd: OwnedFd, max_bytes: u64) -> Result<Self, Refusal> {
         match fcntl_get_seals(&fd) {
             Ok(seals) if seals.contains(SEALS) => {}
             _ => return Err(Refusal::Seals),
@@ -62,7 +62,7 @@ impl Memory {
     ///
     /// # Errors
     /// [`Refusal`].
-    pub fn header(&self) -> Result<Header, Refusal> {
+    pub(crate) fn header(&self) -> Result<Header, Refusal> {
         let now = read_header(&self.fd, self.file_bytes)?;
         let fixed = |header: &Header| (header.ring_slots, header.live_rows, header.name_bytes);
         if fixed(&now) == fixed(&self.header) { Ok(now) } else { Err(Refusal::Changed) }
@@ -72,7 +72,7 @@ impl Memory {
     ///
     /// # Errors
     /// What reading says.
-    pub fn names(&self, offset: u64, buffer: &mut [u8]) -> Result<(), Refusal> {
+    pub(crate) fn names(&self, offset: u64, buffer: &mut [u8]) -> Result<(), Refusal> {
         let start = self.header.names_offset().ok_or(layout::Error::Size)?;
         read_exact(&self.fd, buffer, start + offset)
     }
@@ -82,7 +82,7 @@ impl Memory {
     ///
     /// # Errors
     /// What reading says.
-    pub fn ring(&self, first: u64, last: u64, slots: &mut Vec<Slot>) -> Result<(), Refusal> {
+    pub(crate) fn ring(&self, first: u64, last: u64, slots: &mut Vec<Slot>) -> Result<(), Refusal> {
         let mut bytes = Vec::new();
         let mut seq = first;
         while seq <= last {
@@ -106,7 +106,7 @@ impl Memory {
     ///
     /// # Errors
     /// What reading says.
-    pub fn live(&self, first: u64, count: u64, rows: &mut Vec<Slot>) -> Result<(), Refusal> {
+    pub(crate) fn live(&self, first: u64, count: u64, rows: &mut Vec<Slot>) -> Result<(), Refusal> {
         let end = first.saturating_add(count).min(self.header.live_rows);
         let (mut at, mut bytes) = (first, Vec::new());
         while let Some(next) = self.next_live(at)?.filter(|next| *next < end) {
@@ -124,7 +124,7 @@ impl Memory {
     ///
     /// # Errors
     /// What seeking says.
-    pub fn next_live(&self, first: u64) -> Result<Option<u64>, Refusal> {
+    pub(crate) fn next_live(&self, first: u64) -> Result<Option<u64>, Refusal> {
         let start = self.row_offset(first)?;
         match seek(&self.fd, SeekFrom::Data(start)) {
             Ok(found) => {
@@ -177,7 +177,7 @@ pub(super) mod by_hand {
     use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
 
     /// What an agent hands over, not sealed yet: a header that says this, and nothing else.
-    pub fn unsealed(ring_slots: u64, live_rows: u64, head_seq: u64) -> (OwnedFd, Header) {
+    pub(crate) fn unsealed(ring_slots: u64, live_rows: u64, head_seq: u64) -> (OwnedFd, Header) {
         let (major, minor, pid, start_ticks) = (MAJOR, MINOR, 1, 1);
         let (name_bytes, lost, names_end) = (64, 0, 0);
         let header = Header {
@@ -199,7 +199,7 @@ pub(super) mod by_hand {
     }
 
     /// Sealed, and taken.
-    pub fn accepted(fd: OwnedFd) -> Memory {
+    pub(crate) fn accepted(fd: OwnedFd) -> Memory {
         fcntl_add_seals(&fd, SEALS).expect("sealed");
         Memory::accept(fd, 1 << 30).expect("as it should be")
     }

@@ -2,7 +2,7 @@
 //! hello, and send what happens.
 //!
 //! ```text
-//! seats       quotas; turns: fairness between users; line: order among the connections of a process
+//! slots       quotas; turns: fairness between users; line: order among the connections of a process
 //! connection  one agent, from hello to end
 //! reasons     why a peer is turned away, and why a connection ends
 //! peer        identity of the process that connected; pidfd: as the kernel names it
@@ -19,40 +19,34 @@
 //! one of them sends costs the others nothing but their turn.
 
 mod ask;
-mod budget;
 mod command;
 mod connection;
+mod connection_order;
 mod frames;
-mod kept;
-mod line;
+mod inherited_connections;
 mod memory;
 mod packet;
 mod peer;
-mod pidfd;
+mod post_mortem;
 mod reasons;
-mod rest;
-mod seats;
-mod turns;
-mod voice;
 
-pub use crate::batch::Place;
-pub use ask::{Answer, Answerer, Unanswered, option};
-pub use command::{Command, Disobeyed, Obeyed};
-pub use packet::MAX_PACKET_BYTES;
-pub use seats::Limits;
+pub(crate) use ask::{Answerer, Unanswered, option};
+pub(crate) use command::Command;
+pub(crate) use packet::MAX_PACKET_BYTES;
 
 use super::Batch;
 use super::process::Processes;
-use crate::descriptors::{self, Shortage};
+use crate::limits::agent_slots::{AgentLimits, AgentSlots, AgentSlotsFull};
+use crate::limits::rate_limit::LogRateLimit;
+use crate::os::{DescriptorShortage, fit_connections};
 use crate::service;
 use crate::stats::{Count, Stats};
 use command::Speaker;
+use connection_order::Lines;
 use gpumem_ledger::ProcessKey;
-use line::Lines;
 use packet::Packet;
 use peer::Caller;
 use reasons::Refusal;
-use seats::{Full, Seats};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -68,16 +62,16 @@ const LAST_PACKETS: Duration = Duration::from_millis(300);
 const CANNOT_CONNECT: &str = "agents cannot connect";
 
 /// Called with the UUID of a device about which NVML is worth asking.
-pub type Hint = Box<dyn Fn([u8; 16]) + Send + Sync>;
+pub(crate) type Hint = Box<dyn Fn([u8; 16]) + Send + Sync>;
 
 /// The source.
-pub struct Agents {
+pub(crate) struct Agents {
     inbox: mpsc::Sender<Batch>,
     stats: Arc<Stats>,
     processes: Processes,
     hint: Hint,
-    limits: Mutex<Limits>,
-    seats: Arc<Seats>,
+    limits: Mutex<AgentLimits>,
+    slots: AgentSlots,
     lines: Arc<Lines>,
     epochs: AtomicU64,
     /// How often all agents were asked to say their state again.
@@ -94,16 +88,16 @@ pub struct Agents {
     speakers: Mutex<HashMap<ProcessKey, Speaker>>,
     /// Who renders what programs ask about themselves.
     answerer: OnceLock<Answerer>,
-    voice: voice::Voice,
+    log_rate_limit: LogRateLimit,
     /// One table of live rows is in memory at a time.
     rows: tokio::sync::Mutex<()>,
-    shortage: Shortage,
+    shortage: DescriptorShortage,
 }
 
 impl Agents {
     /// A source that hands its batches to `inbox`.
-    pub fn new(
-        limits: Limits,
+    pub(crate) fn new(
+        limits: AgentLimits,
         processes: Processes,
         inbox: mpsc::Sender<Batch>,
         stats: Arc<Stats>,
@@ -116,7 +110,7 @@ impl Agents {
             processes,
             hint,
             limits: Mutex::new(limits),
-            seats: Arc::default(),
+            slots: AgentSlots::default(),
             lines: Arc::default(),
             epochs: AtomicU64::new(1),
             resyncs: watch::Sender::new(0),
@@ -126,16 +120,16 @@ impl Agents {
             scratch: Mutex::new(scratch),
             speakers: Mutex::default(),
             answerer: OnceLock::new(),
-            voice: voice::Voice::default(),
+            log_rate_limit: LogRateLimit::default(),
             rows: tokio::sync::Mutex::default(),
-            shortage: Shortage::default(),
+            shortage: DescriptorShortage::default(),
         })
     }
 
     /// Goes on with the connections among what an earlier life of the daemon had kept, and has new ones kept, too.
-    pub async fn inherit(self: &Arc<Self>, handed: Vec<(String, OwnedFd)>) {
+    pub(crate) async fn inherit(self: &Arc<Self>, handed: Vec<(String, OwnedFd)>) {
         self.are_kept.store(true, Ordering::Relaxed);
-        let (kept, useless) = kept::sorted(handed);
+        let (kept, useless) = inherited_connections::sorted(handed);
         for name in useless {
             tracing::warn!(name, "what was handed over under this name is of no use");
             service::forget(&name).await;
@@ -148,10 +142,10 @@ impl Agents {
 
     /// Stops reading, and waits until what was read has been handed on, though not for ever: what is read later would be
     /// lost, what is not read is there for the daemon's next life.
-    pub async fn finish(&self) {
+    pub(crate) async fn finish(&self) {
         self.over.send_replace(true);
         let patience = tokio::time::Instant::now() + LAST_PACKETS;
-        while self.seats.welcomed() > 0 && tokio::time::Instant::now() < patience {
+        while self.slots.welcomed() > 0 && tokio::time::Instant::now() < patience {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
@@ -172,28 +166,28 @@ impl Agents {
     }
 
     /// New limits, for connections to come.
-    pub fn set_limits(&self, limits: Limits) {
+    pub(crate) fn set_limits(&self, limits: AgentLimits) {
         *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = limits;
     }
 
     /// Who renders what programs ask about themselves; once.
-    pub fn answer_with(&self, answerer: Answerer) {
+    pub(crate) fn answer_with(&self, answerer: Answerer) {
         // A second one would be a mistake of the app's; the first stays.
         let _ = self.answerer.set(answerer);
     }
 
     /// Connections now, and how many of them have not said hello.
-    pub fn connections(&self) -> (usize, usize) {
-        self.seats.count()
+    pub(crate) fn connections(&self) -> (usize, usize) {
+        self.slots.count()
     }
 
     /// Asks every agent to say its state again: a recording that begins now must know what is there.
-    pub fn resync(&self) {
+    pub(crate) fn resync(&self) {
         self.resyncs.send_modify(|count| *count += 1);
     }
 
     /// A process has ended. Its children may hold its socket open: there may be no other sign of it.
-    pub fn ended(&self, key: ProcessKey) {
+    pub(crate) fn ended(&self, key: ProcessKey) {
         let waiting = self.ends.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
         for waiting in waiting.into_iter().flatten() {
             // A connection that is closed already needs no telling.
@@ -217,7 +211,7 @@ impl Agents {
     }
 
     /// Takes connections until the future is dropped.
-    pub async fn listen(self: Arc<Self>, listener: UnixListener) {
+    pub(crate) async fn listen(self: Arc<Self>, listener: UnixListener) {
         loop {
             let (stream, _) = match listener.accept().await {
                 Ok(accepted) => accepted,
@@ -233,26 +227,26 @@ impl Agents {
             let uid = stream.peer_cred().map_or(u32::MAX, |peer| peer.uid());
             let limits = self.limits();
             // A peer whose hello is there already keeps nobody waiting, and is not one of those that wait.
-            let seat = match line::is_empty(&stream) {
-                true => self.seats.take(uid, &limits),
-                false => self.seats.take_for_hello(uid, &limits),
+            let slot = match connection_order::is_empty(&stream) {
+                true => self.slots.take(uid, &limits),
+                false => self.slots.take_for_hello(uid, &limits),
             };
-            match seat {
-                Ok(seat) => match Caller::of(&stream) {
+            match slot {
+                Ok(slot) => match Caller::of(&stream) {
                     Ok(caller) => {
                         let stream = Arc::new(stream);
                         let place = self.lines.join(caller.pid(), Some(Arc::clone(&stream)));
                         let agents = Arc::clone(&self);
-                        tokio::spawn(connection::serve(agents, stream, caller, (seat, place)));
+                        tokio::spawn(connection::serve(agents, stream, caller, (slot, place)));
                     }
                     Err(unknown) => self.refuse(&stream, uid, &unknown.into()),
                 },
                 Err(full) => {
                     self.stats.add(
                         match full {
-                            Full::All => Count::RefusedFull,
-                            Full::OfUid => Count::RefusedUid,
-                            Full::Waiting => Count::RefusedWaiting,
+                            AgentSlotsFull::All => Count::RefusedFull,
+                            AgentSlotsFull::OfUid => Count::RefusedUid,
+                            AgentSlotsFull::Waiting => Count::RefusedWaiting,
                         },
                         1,
                     );
@@ -269,15 +263,16 @@ impl Agents {
         }
         if refusal.is_lack() {
             self.shortage.note(CANNOT_CONNECT, refusal);
-        } else if !matches!(refusal, Refusal::Over) && self.voice.speaks(uid) {
+        } else if !matches!(refusal, Refusal::Over) && self.log_rate_limit.allows(uid) {
             let pid = stream.peer_cred().ok().and_then(|peer| peer.pid());
             tracing::warn!(uid, pid, why = %refusal, "a peer on the agent socket was refused");
         }
     }
 
     /// As many as the descriptors of now allow.
-    fn limits(&self) -> Limits {
-        descriptors::fit(*self.limits.lock().unwrap_or_else(PoisonError::into_inner))
+    fn limits(&self) -> AgentLimits {
+        let limits = *self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+        AgentLimits { connections: fit_connections(limits.connections), ..limits }
     }
 
     fn next_epoch(&self) -> u64 {

@@ -8,14 +8,14 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 
 /// Longest packet that is taken: senders stay below 60 KiB.
-pub const MAX_PACKET_BYTES: usize = 64 << 10;
+pub(crate) const MAX_PACKET_BYTES: usize = 64 << 10;
 
 /// Descriptors for which there is room; the kernel closes those beyond.
 const MAX_FDS: usize = 2;
 
 /// What came.
 #[derive(Debug, Default)]
-pub struct Packet {
+pub(crate) struct Packet {
     /// Length of the bytes; 0: the peer has closed.
     pub len: usize,
     /// It was longer than the buffer.
@@ -32,7 +32,7 @@ pub struct Packet {
 ///
 /// # Errors
 /// `WouldBlock`, and what the system says.
-pub fn receive(stream: &UnixStream, buffer: &mut [u8]) -> io::Result<Packet> {
+pub(crate) fn receive(stream: &UnixStream, buffer: &mut [u8]) -> io::Result<Packet> {
     stream.try_io(Interest::READABLE, || {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut beside = RecvAncillaryBuffer::new(&mut space);

@@ -13,8 +13,8 @@
 //! run for a while. What it left in the socket and in its memory is read all the same. Its user is the kernel's word, its start time is
 //! what its hello says, as far as no other process can be meant: none that lives, and none of another user.
 
-use super::pidfd;
-use crate::descriptors;
+use crate::descriptors::{pidfd_of_peer, pidfd_of_pid};
+use crate::os::is_out_of_descriptors;
 use gpumem_ledger::ProcessKey;
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -22,7 +22,7 @@ use tokio::net::UnixStream;
 
 /// Why a peer is not known.
 #[derive(Debug, thiserror::Error)]
-pub enum Unknown {
+pub(crate) enum Unknown {
     /// The kernel does not say, or says 0: the peer is in no namespace that this daemon sees.
     #[error("the peer has no pid here: its PID namespace is not below the daemon's")]
     NoPid,
@@ -56,7 +56,7 @@ pub enum Unknown {
 
 /// The process that made a connection, as it was found when the connection was accepted.
 #[derive(Debug)]
-pub struct Caller {
+pub(crate) struct Caller {
     pid: u32,
     /// Effective user when it connected.
     uid: u32,
@@ -77,7 +77,7 @@ enum State {
 
 /// A process at the other end.
 #[derive(Debug)]
-pub struct Peer {
+pub(crate) struct Peer {
     /// Which.
     pub key: ProcessKey,
     /// Whose.
@@ -93,18 +93,18 @@ impl Caller {
     ///
     /// # Errors
     /// [`Unknown`]: among others [`Unknown::Gone`], also when another process has its pid by now.
-    pub fn of(stream: &UnixStream) -> Result<Self, Unknown> {
+    pub(crate) fn of(stream: &UnixStream) -> Result<Self, Unknown> {
         let (pid, uid) = credentials(stream)?;
         let ended = Ok(Caller { pid, uid, state: State::Ended });
-        let pidfd = match pidfd::of_peer(stream) {
+        let pidfd = match pidfd_of_peer(stream) {
             Ok(pidfd) => Some(pidfd),
-            Err(error) if is(&error, Errno::NOPROTOOPT) => match pidfd::of_pid(pid) {
+            Err(error) if is(&error, Errno::NOPROTOOPT) => match pidfd_of_pid(pid) {
                 Ok(pidfd) => Some(pidfd),
                 Err(error) if is(&error, Errno::NOSYS) => None,
-                Err(error) if descriptors::is_lack(&error) => return Err(Unknown::System(error)),
+                Err(error) if is_out_of_descriptors(&error) => return Err(Unknown::System(error)),
                 Err(_) => return ended,
             },
-            Err(error) if descriptors::is_lack(&error) => return Err(Unknown::System(error)),
+            Err(error) if is_out_of_descriptors(&error) => return Err(Unknown::System(error)),
             Err(_) => return ended,
         };
         // Newer kernels (Linux 6.16) have a pidfd of a process that was waited for, too.
@@ -120,12 +120,12 @@ impl Caller {
     }
 
     /// Its pid.
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.pid
     }
 
     /// Effective user of the process when it connected.
-    pub fn uid(&self) -> u32 {
+    pub(crate) fn uid(&self) -> u32 {
         self.uid
     }
 
@@ -147,7 +147,7 @@ impl Caller {
     /// # Errors
     /// [`Unknown::StartTime`]; [`Unknown::User`]: it has become a program of another user since it connected; [`Unknown::Gone`]:
     /// another process has its pid, and began within the same tick.
-    pub fn peer(self, claimed_ticks: Option<u64>) -> Result<Peer, Unknown> {
+    pub(crate) fn peer(self, claimed_ticks: Option<u64>) -> Result<Peer, Unknown> {
         self.checked_peer(claimed_ticks, check_user)
     }
 
@@ -195,7 +195,7 @@ impl Peer {
     ///
     /// # Errors
     /// [`Unknown`]: the kernel names another process.
-    pub fn kept(stream: &UnixStream, key: ProcessKey) -> Result<Self, Unknown> {
+    pub(crate) fn kept(stream: &UnixStream, key: ProcessKey) -> Result<Self, Unknown> {
         let (pid, uid) = credentials(stream)?;
         if pid != key.pid {
             return Err(Unknown::NoPid);
@@ -300,7 +300,7 @@ fn is(error: &std::io::Error, errno: Errno) -> bool {
 
 /// What could not be read of it: who has no descriptor left knows nothing of the process.
 fn unread(pid: u32, error: std::io::Error) -> Unknown {
-    if descriptors::is_lack(&error) { Unknown::System(error) } else { Unknown::Gone(pid) }
+    if is_out_of_descriptors(&error) { Unknown::System(error) } else { Unknown::Gone(pid) }
 }
 
 #[cfg(test)]
@@ -325,7 +325,7 @@ mod tests {
     fn pidfd_of_another_process_is_not_this_one() {
         let uid = rustix::process::geteuid().as_raw();
         let mut child = std::process::Command::new("sleep").arg("600").spawn().expect("a process");
-        let open = || pidfd::of_pid(child.id()).expect("a pidfd");
+        let open = || pidfd_of_pid(child.id()).expect("a pidfd");
         let (pidfd, other) = (open(), open());
         assert!(Caller::named(child.id(), uid, Some(other)).is_ok());
         child.kill().and_then(|()| child.wait()).expect("its end");
@@ -339,7 +339,7 @@ mod tests {
         let uid = rustix::process::geteuid().as_raw();
         let mut child = std::process::Command::new("sleep").arg("600").spawn().expect("a process");
         let caller = |pidfd| Caller::named(child.id(), uid, pidfd).expect("a process");
-        let callers = [caller(None), caller(pidfd::of_pid(child.id()).ok()), caller(None)];
+        let callers = [caller(None), caller(pidfd_of_pid(child.id()).ok()), caller(None)];
         let key = ProcessKey { pid: child.id(), start_ticks: start_ticks(child.id()).expect("a start") };
         child.kill().and_then(|()| child.wait()).expect("its end");
         let [without, with, other] = callers;
@@ -353,7 +353,7 @@ mod tests {
         let uid = rustix::process::geteuid().as_raw();
         for with_pidfd in [true, false] {
             let mut child = std::process::Command::new("sleep").arg("600").spawn().expect("a process");
-            let pidfd = with_pidfd.then(|| pidfd::of_pid(child.id()).ok()).flatten();
+            let pidfd = with_pidfd.then(|| pidfd_of_pid(child.id()).ok()).flatten();
             let caller = Caller::named(child.id(), uid, pidfd).expect("a process");
             let key = ProcessKey { pid: child.id(), start_ticks: start_ticks(child.id()).expect("a start") };
             let peer = caller.checked_peer(Some(key.start_ticks), |pid, uid| {
@@ -368,7 +368,7 @@ mod tests {
     fn another_process_that_began_in_the_same_tick_is_not_the_caller() {
         let (pid, uid) = (std::process::id(), rustix::process::geteuid().as_raw());
         let mut child = std::process::Command::new("true").spawn().expect("a process");
-        let pidfd = pidfd::of_pid(child.id()).ok();
+        let pidfd = pidfd_of_pid(child.id()).ok();
         child.wait().expect("its end");
         // As if that child had connected, with the pid and the tick that are this process's now.
         let key = ProcessKey { pid, start_ticks: start_ticks(pid).expect("a start") };

@@ -4,7 +4,7 @@ use super::frames::Fault;
 use super::memory;
 use super::packet::MAX_PACKET_BYTES;
 use super::peer::Unknown;
-use crate::descriptors;
+use crate::os::is_out_of_descriptors;
 use crate::stats::Count;
 use gpumem_wire::MAJOR;
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub(super) enum Refusal {
     #[error("{0}")]
     Memory(#[from] memory::Refusal),
     #[error("there are as many connections as there may be")]
-    NoSeat,
+    NoSlot,
     #[error("{0}")]
     System(#[from] std::io::Error),
     #[error("the daemon ends")]
@@ -53,7 +53,7 @@ impl Refusal {
             Refusal::NoDescriptor => Count::AcceptFailures,
             Refusal::Memory(memory::Refusal::TooLarge(..)) => Count::RefusedSize,
             Refusal::Memory(_) => Count::RefusedMemory,
-            Refusal::NoSeat => Count::RefusedFull,
+            Refusal::NoSlot => Count::RefusedFull,
             Refusal::Over => return None,
         })
     }
@@ -62,7 +62,9 @@ impl Refusal {
     pub(super) fn is_lack(&self) -> bool {
         match self {
             Refusal::NoDescriptor => true,
-            Refusal::System(error) | Refusal::Identity(Unknown::System(error)) => descriptors::is_lack(error),
+            Refusal::System(error) | Refusal::Identity(Unknown::System(error)) => {
+                is_out_of_descriptors(error)
+            }
             _ => false,
         }
     }

@@ -11,14 +11,14 @@ const UNLIMITED: u64 = 1 << 60;
 
 /// The mounted hierarchies.
 #[derive(Debug)]
-pub struct Groups {
+pub(crate) struct Groups {
     root: PathBuf,
     proc: PathBuf,
 }
 
 /// A group and those above it, innermost first, with what they had counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Counted(Vec<Group>);
+pub(crate) struct Counted(Vec<Group>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Group {
@@ -30,7 +30,7 @@ struct Group {
 
 /// A group in which somebody was killed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Risen {
+pub(crate) struct Risen {
     /// The one whose limit is nearest, or itself.
     pub group: String,
     /// That limit.
@@ -39,12 +39,12 @@ pub struct Risen {
 
 impl Groups {
     /// Those below `root`, of processes that `proc` knows.
-    pub fn new(root: &Path, proc: &Path) -> Self {
+    pub(crate) fn new(root: &Path, proc: &Path) -> Self {
         Groups { root: root.to_owned(), proc: proc.to_owned() }
     }
 
     /// What the groups of a process have counted so far.
-    pub fn count(&self, pid: u32) -> Option<Counted> {
+    pub(crate) fn count(&self, pid: u32) -> Option<Counted> {
         let (root, path) = self.of_process(&read(&self.proc.join(pid.to_string()).join("cgroup"))?)?;
         let mut groups = Vec::new();
         let mut path = path.trim_end_matches('/');
@@ -59,7 +59,7 @@ impl Groups {
     }
 
     /// Whether the innermost group that is still there has counted more since.
-    pub fn risen(&self, before: &Counted) -> Option<Risen> {
+    pub(crate) fn risen(&self, before: &Counted) -> Option<Risen> {
         let there = before.0.iter().enumerate().find_map(|(at, group)| Some((at, kills(&group.directory)?)));
         let (at, now) = there?;
         let group = before.0.get(at).filter(|group| now > group.kills)?;
@@ -71,7 +71,7 @@ impl Groups {
     }
 
     /// The limit of a group that the log names.
-    pub fn limit(&self, path: &str) -> Option<u64> {
+    pub(crate) fn limit(&self, path: &str) -> Option<u64> {
         let inner = path.trim_start_matches('/');
         // A name from a log leads nowhere else.
         if inner.split('/').any(|part| part == "..") {

@@ -18,7 +18,7 @@ const RETRY_NS: u64 = 30_000_000_000;
 
 /// The log, as far as it was read.
 #[derive(Debug)]
-pub struct Log {
+pub(crate) struct Log {
     path: PathBuf,
     open: Result<Open, String>,
     next_try_ns: u64,
@@ -38,22 +38,22 @@ struct Open {
 
 impl Log {
     /// From its end on: what was told before concerns nobody here.
-    pub fn open(path: &Path) -> Self {
+    pub(crate) fn open(path: &Path) -> Self {
         Log { path: path.to_owned(), open: Open::at(path, true), next_try_ns: 0 }
     }
 
     /// Where it is.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Why it cannot be read.
-    pub fn problem(&self) -> Option<String> {
+    pub(crate) fn problem(&self) -> Option<String> {
         self.open.as_ref().err().cloned()
     }
 
     /// The lines that are new, as the kernel meant them.
-    pub fn read(&mut self, now_ns: u64) -> Vec<String> {
+    pub(crate) fn read(&mut self, now_ns: u64) -> Vec<String> {
         if self.open.is_err() && now_ns >= self.next_try_ns {
             self.next_try_ns = now_ns.saturating_add(RETRY_NS);
             self.open = Open::at(&self.path, true);

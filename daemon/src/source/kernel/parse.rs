@@ -6,7 +6,7 @@ const KEPT: usize = 300;
 
 /// What a line tells.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Told {
+pub(crate) enum Told {
     /// A process was killed for host memory; whether for a group's limit, where the line says so.
     Killed { pid: u32, in_group: Option<bool> },
     /// Which group's limit it is that somebody will be killed for; none: the machine's memory.
@@ -19,7 +19,7 @@ pub enum Told {
 
 /// The message in a record of /dev/kmsg (`priority,number,time,flags;text`) or in a line of a file. None: it is not the
 /// kernel's own; programs with the right to may write there, too.
-pub fn message(record: &str) -> Option<&str> {
+pub(crate) fn message(record: &str) -> Option<&str> {
     let line = record.lines().next().unwrap_or_default();
     let Some((head, text)) = line.split_once(';') else { return Some(line) };
     let fields: Vec<&str> = head.split(',').collect();
@@ -37,7 +37,7 @@ const BEGIN: [&str; 4] = ["oom-kill:constraint=", "Task in ", "Killed process ",
 
 /// What a line tells, if it is one of those. Names of programs and groups come behind its first words and may be such words
 /// themselves: the first ones count.
-pub fn told(line: &str) -> Option<Told> {
+pub(crate) fn told(line: &str) -> Option<Told> {
     let found = BEGIN.into_iter().filter_map(|begin| Some((line.find(begin)?, begin)));
     let (at, begin) = found.min()?;
     let (before, rest) = (line.get(..at)?, line.get(at + begin.len()..)?);
@@ -78,7 +78,7 @@ fn number<T: std::str::FromStr>(text: &str) -> Option<T> {
 }
 
 /// As it can stand in a `key=value` line and on a terminal.
-pub fn harmless(line: &str) -> String {
+pub(crate) fn harmless(line: &str) -> String {
     let kept = line.trim().chars().take(KEPT);
     kept.map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
 }

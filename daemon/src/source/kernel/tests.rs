@@ -23,7 +23,7 @@ impl Place {
 
     fn kernel(&self) -> Kernel {
         let kernel =
-            Kernel::new(&Settings { log: Some(self.dir.join("log")), groups: self.dir.join("cgroup") });
+            Kernel::new(&KernelSettings { log: Some(self.dir.join("log")), groups: self.dir.join("cgroup") });
         kernel.0.lock().expect("unharmed").groups =
             Groups::new(&self.dir.join("cgroup"), &self.dir.join("proc"));
         kernel

@@ -4,47 +4,47 @@ use nvml_wrapper::error::NvmlError;
 
 /// A return code of NVML; 0 is success and never in one of these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Code(pub u32);
+pub(crate) struct Code(pub u32);
 
 #[allow(missing_docs)]
 impl Code {
-    pub const UNINITIALIZED: Code = Code(1);
-    pub const INVALID_ARGUMENT: Code = Code(2);
-    pub const NOT_SUPPORTED: Code = Code(3);
-    pub const NO_PERMISSION: Code = Code(4);
-    pub const NOT_FOUND: Code = Code(6);
-    pub const INSUFFICIENT_SIZE: Code = Code(7);
-    pub const DRIVER_NOT_LOADED: Code = Code(9);
-    pub const TIMEOUT: Code = Code(10);
-    pub const FUNCTION_NOT_FOUND: Code = Code(13);
-    pub const GPU_IS_LOST: Code = Code(15);
-    pub const RESET_REQUIRED: Code = Code(16);
-    pub const LIB_RM_VERSION_MISMATCH: Code = Code(18);
-    pub const ARGUMENT_VERSION_MISMATCH: Code = Code(25);
-    pub const GPU_NOT_FOUND: Code = Code(28);
-    pub const UNKNOWN: Code = Code(999);
+    pub(crate) const UNINITIALIZED: Code = Code(1);
+    pub(crate) const INVALID_ARGUMENT: Code = Code(2);
+    pub(crate) const NOT_SUPPORTED: Code = Code(3);
+    pub(crate) const NO_PERMISSION: Code = Code(4);
+    pub(crate) const NOT_FOUND: Code = Code(6);
+    pub(crate) const INSUFFICIENT_SIZE: Code = Code(7);
+    pub(crate) const DRIVER_NOT_LOADED: Code = Code(9);
+    pub(crate) const TIMEOUT: Code = Code(10);
+    pub(crate) const FUNCTION_NOT_FOUND: Code = Code(13);
+    pub(crate) const GPU_IS_LOST: Code = Code(15);
+    pub(crate) const RESET_REQUIRED: Code = Code(16);
+    pub(crate) const LIB_RM_VERSION_MISMATCH: Code = Code(18);
+    pub(crate) const ARGUMENT_VERSION_MISMATCH: Code = Code(25);
+    pub(crate) const GPU_NOT_FOUND: Code = Code(28);
+    pub(crate) const UNKNOWN: Code = Code(999);
     /// None of NVML's: the call succeeded with a value that cannot be right.
-    pub const IMPOSSIBLE: Code = Code(1_000_000);
+    pub(crate) const IMPOSSIBLE: Code = Code(1_000_000);
 }
 
 impl Code {
     /// Nothing can be had of any device until the library is opened again.
-    pub fn is_of_library(self) -> bool {
+    pub(crate) fn is_of_library(self) -> bool {
         matches!(self, Code::UNINITIALIZED | Code::DRIVER_NOT_LOADED | Code::LIB_RM_VERSION_MISMATCH)
     }
 
     /// The device that the call named may not be there any more: others may.
-    pub fn doubts_the_device(self) -> bool {
+    pub(crate) fn doubts_the_device(self) -> bool {
         matches!(self, Code::INVALID_ARGUMENT | Code::NOT_FOUND | Code::GPU_NOT_FOUND)
     }
 
     /// The GPU is out of use until somebody resets it.
-    pub fn is_loss(self) -> bool {
+    pub(crate) fn is_loss(self) -> bool {
         matches!(self, Code::GPU_IS_LOST | Code::RESET_REQUIRED | Code::GPU_NOT_FOUND | Code::UNKNOWN)
     }
 
     /// What a person can do about it. Each of these is tried again by itself.
-    pub fn remedy(self) -> Option<&'static str> {
+    pub(crate) fn remedy(self) -> Option<&'static str> {
         Some(match self.0 {
             1 => "nothing: the library is opened again by itself",
             2 | 6 | 28 => {
@@ -134,7 +134,7 @@ impl From<NvmlError> for Code {
 
 /// Device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Memory {
+pub(crate) struct Memory {
     /// Size.
     pub total_bytes: u64,
     /// Neither used nor the driver's.
@@ -149,7 +149,7 @@ pub struct Memory {
 
 impl Memory {
     /// The first value that is more than the size of the device, and its name.
-    pub fn impossible(&self) -> Option<(&'static str, u64)> {
+    pub(crate) fn impossible(&self) -> Option<(&'static str, u64)> {
         let all = [
             ("used", Some(self.used_bytes)),
             ("free", Some(self.free_bytes)),
@@ -161,11 +161,11 @@ impl Memory {
 }
 
 /// Largest value of `pid_t`: no process has a higher one.
-pub const PID_MOST: u32 = i32::MAX as u32;
+pub(crate) const PID_MOST: u32 = i32::MAX as u32;
 
 /// One process in a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Charge {
+pub(crate) struct Charge {
     /// Pid as NVML says it.
     pub pid: u32,
     /// Absent where NVML answers "not available".
@@ -178,7 +178,7 @@ pub struct Charge {
 
 /// What happened on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Event {
+pub(crate) struct Event {
     /// What.
     pub kind: Happened,
     /// GPU instance and compute instance, where the driver says them.
@@ -187,7 +187,7 @@ pub struct Event {
 
 /// Kinds of events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Happened {
+pub(crate) enum Happened {
     /// A fault with this number.
     Xid(u64),
     /// Its MIG instances are others now.
@@ -200,7 +200,7 @@ pub enum Happened {
 
 /// How much of a GPU a control group may use, which drivers from R615 on keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MemoryLimit {
+pub(crate) struct MemoryLimit {
     /// In bytes, as the next two: what it should stay below.
     pub soft_bytes: u64,
     /// What it cannot pass. `u64::MAX`: no limit.
@@ -211,7 +211,7 @@ pub struct MemoryLimit {
 
 /// A kind of event about the health of a GPU, which drivers from R580 on send.
 #[derive(Debug)]
-pub struct HealthEvent {
+pub(crate) struct HealthEventKind {
     /// Its bit in NVML's mask of event types.
     pub bit: u64,
     /// Label in metrics.
@@ -223,9 +223,9 @@ pub struct HealthEvent {
 }
 
 /// All kinds of them.
-pub const HEALTH_EVENTS: [HealthEvent; 6] = {
-    const fn of(bit: u64, name: &'static str, text: &'static str, is_grave: bool) -> HealthEvent {
-        HealthEvent { bit, name, text, is_grave }
+pub(crate) const HEALTH_EVENTS: [HealthEventKind; 6] = {
+    const fn of(bit: u64, name: &'static str, text: &'static str, is_grave: bool) -> HealthEventKind {
+        HealthEventKind { bit, name, text, is_grave }
     }
     [
         of(0x400, "dram_retirement", "DRAM retired", false),
@@ -240,7 +240,7 @@ pub const HEALTH_EVENTS: [HealthEvent; 6] = {
 /// Which processes are listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub enum List {
+pub(crate) enum List {
     Compute = 0,
     Graphics = 1,
     Mps = 2,
@@ -248,9 +248,9 @@ pub enum List {
 
 impl List {
     /// All of them.
-    pub const ALL: [List; 3] = [List::Compute, List::Graphics, List::Mps];
+    pub(crate) const ALL: [List; 3] = [List::Compute, List::Graphics, List::Mps];
     /// Its bit in `ProcessSample.lists`.
-    pub const fn bit(self) -> u8 {
+    pub(crate) const fn bit(self) -> u8 {
         1 << self as u8
     }
 }

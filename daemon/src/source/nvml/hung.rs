@@ -4,14 +4,15 @@
 //! its lists, alone until it is told otherwise, and another process, the probe, tries the calls from time to time: one
 //! that is lost costs nobody a reading.
 
+use super::DeviceName;
 use super::answer::Code;
-use super::beacon::{Beacon, Doing};
-use super::poller::{Arguments, Target};
-use super::session::now_ns;
-use super::status::{DeviceStatus, Status};
+use super::call_state::{Beacon, Doing};
+use super::protocol::{Arguments, Target};
+use super::protocol::{SECOND, launch, limit};
 use super::translate::{NOT_THERE, Translator};
-use super::watch::{SECOND, launch, limit};
-use super::{DeviceName, Settings};
+use crate::clock::now_ns;
+use crate::config::NvmlSettings;
+use crate::nvml_status::{DeviceStatus, NvmlStatus};
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::process::Child;
@@ -54,7 +55,7 @@ impl Hung {
         self.until_ns = now.saturating_add(self.wait_s * SECOND);
     }
 
-    fn say(&self, what: &str, translator: &mut Translator, status: &mut Status, now: u64) {
+    fn say(&self, what: &str, translator: &mut Translator, status: &mut NvmlStatus, now: u64) {
         let lists = if self.only_lists { "process list: " } else { "" };
         let problem = format!("{lists}{what}; left alone for {} s", self.wait_s);
         let slots: Vec<u8> =
@@ -89,7 +90,7 @@ enum Found {
 
 /// A call that has not returned so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pending {
+pub(crate) struct Pending {
     pub doing: Doing,
     pub name: Option<DeviceName>,
     /// NVML's index of the GPU.
@@ -98,7 +99,7 @@ pub struct Pending {
 
 /// What the parent of the poller must do.
 #[derive(Debug, Default)]
-pub struct Actions {
+pub(crate) struct Actions {
     /// Command lines for the poller.
     pub lines: String,
     /// Start another poller, because this one has not opened a GPU that may be read now.
@@ -107,7 +108,7 @@ pub struct Actions {
 
 /// All of them.
 #[derive(Debug, Default)]
-pub struct HungDevices {
+pub(crate) struct HungDevices {
     hung: Vec<Hung>,
     /// Calls that have not returned, but whose timeout has not expired.
     pending: Vec<Pending>,
@@ -119,7 +120,7 @@ const PENDING: &str = "a call has not returned so far";
 
 impl HungDevices {
     /// What a poller must leave alone from its start.
-    pub fn tell(&self, arguments: &mut Arguments) {
+    pub(crate) fn tell(&self, arguments: &mut Arguments) {
         for hung in self.hung.iter().filter(|hung| !hung.is_back) {
             match hung.name {
                 Some(name) if hung.only_lists => arguments.skip_lists.push((name, UNTIL_TOLD)),
@@ -130,13 +131,13 @@ impl HungDevices {
     }
 
     /// Whether pollers leave this device alone.
-    pub fn has(&self, device: &DeviceStatus) -> bool {
+    pub(crate) fn has(&self, device: &DeviceStatus) -> bool {
         self.hung.iter().any(|hung| hung.is(device))
             || self.pending.iter().any(|pending| pending.index == device.index)
     }
 
     /// The GPU that the current poller is calling for, as far as it is known.
-    pub fn target(doing: Doing, translator: &Translator, status: &Status) -> Option<Pending> {
+    pub(crate) fn target(doing: Doing, translator: &Translator, status: &NvmlStatus) -> Option<Pending> {
         let (name, index) = match doing {
             Doing::Device(slot) | Doing::Lists(slot) => {
                 let name = translator.device_of_poller(slot, status)?;
@@ -149,13 +150,18 @@ impl HungDevices {
     }
 
     /// A call for this GPU takes long: new pollers leave it alone until [`HungDevices::returned`] or [`HungDevices::avoid`].
-    pub fn suspect(&mut self, pending: Pending, translator: &mut Translator, status: &mut Status) {
+    pub(crate) fn suspect(&mut self, pending: Pending, translator: &mut Translator, status: &mut NvmlStatus) {
         self.pending.push(pending);
         self.say_pending(pending.index, Some(PENDING), translator, status);
     }
 
     /// The call has returned.
-    pub fn returned(&mut self, pending: Pending, translator: &mut Translator, status: &mut Status) {
+    pub(crate) fn returned(
+        &mut self,
+        pending: Pending,
+        translator: &mut Translator,
+        status: &mut NvmlStatus,
+    ) {
         self.pending.retain(|other| *other != pending);
         self.say_pending(pending.index, None, translator, status);
     }
@@ -165,7 +171,7 @@ impl HungDevices {
         index: u16,
         problem: Option<&str>,
         translator: &mut Translator,
-        status: &mut Status,
+        status: &mut NvmlStatus,
     ) {
         let before = if problem.is_some() { None } else { Some(PENDING) };
         let is_meant = |device: &&DeviceStatus| device.index == index && device.problem.as_deref() == before;
@@ -176,7 +182,7 @@ impl HungDevices {
     }
 
     /// A poller that should have opened GPUs again got stuck with them: waits longer before the next probe.
-    pub fn relapse(&mut self) {
+    pub(crate) fn relapse(&mut self) {
         let now = now_ns();
         for hung in self.hung.iter_mut().filter(|hung| hung.is_back || hung.only_lists) {
             (hung.is_back, hung.only_lists) = (false, false);
@@ -185,18 +191,18 @@ impl HungDevices {
     }
 
     /// Nothing may have NVML open for now.
-    pub fn release(&mut self) {
+    pub(crate) fn release(&mut self) {
         self.probe = None; // which kills it
     }
 
     /// A call did not return, or ended the poller: leaves the GPU alone for a while, longer each time, and says why.
-    pub fn avoid(
+    pub(crate) fn avoid(
         &mut self,
         pending: Pending,
         code: Code,
-        settings: &Settings,
+        settings: &NvmlSettings,
         translator: &mut Translator,
-        status: &mut Status,
+        status: &mut NvmlStatus,
     ) {
         self.returned(pending, translator, status);
         let Pending { doing, name, index } = pending;
@@ -222,7 +228,7 @@ impl HungDevices {
     }
 
     /// Devices that answer again are as others.
-    pub fn revive(&mut self, translator: &mut Translator, status: &mut Status) {
+    pub(crate) fn revive(&mut self, translator: &mut Translator, status: &mut NvmlStatus) {
         if self.hung.is_empty() {
             return;
         }
@@ -244,12 +250,12 @@ impl HungDevices {
     }
 
     /// Begins a probe that is due, or looks after the one that runs; called every `tick`.
-    pub fn tick(
+    pub(crate) fn tick(
         &mut self,
         tick: Duration,
-        settings: &Settings,
+        settings: &NvmlSettings,
         translator: &mut Translator,
-        status: &mut Status,
+        status: &mut NvmlStatus,
     ) -> Actions {
         let now = now_ns();
         let Some(probe) = &mut self.probe else {
@@ -300,7 +306,7 @@ impl HungDevices {
         }
     }
 
-    fn begin(&mut self, settings: &Settings, now: u64) {
+    fn begin(&mut self, settings: &NvmlSettings, now: u64) {
         let Some(due) = self.hung.iter().position(|hung| !hung.is_back && hung.until_ns <= now) else {
             return;
         };
@@ -326,7 +332,7 @@ impl HungDevices {
 
 impl Probe {
     /// How it ended, if it has.
-    fn look(&mut self, tick: Duration, settings: &Settings) -> Option<Found> {
+    fn look(&mut self, tick: Duration, settings: &NvmlSettings) -> Option<Found> {
         match self.child.try_wait() {
             Ok(Some(exit)) if exit.success() => return Some(Found::Answers),
             Ok(Some(exit)) if exit.code().is_some() => return Some(Found::NoLibrary),

@@ -4,11 +4,13 @@
 //! its instances, and its memory is theirs, so that everything would be there twice.
 
 use super::answer::{Charge, Code, Event, List, Memory, MemoryLimit};
-use super::host_memory::HostMemory;
+use super::protocol::parse_uuid;
 use super::raw::{Handle, Raw};
 use gpumem_ledger::DeviceName;
 use nvml_wrapper::error::NvmlError;
+use rustix::io::pread;
 use std::ffi::OsString;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// Where the library is looked for, in this order: the loader's own search first, then WSL, NixOS, and what GKE
@@ -24,7 +26,7 @@ const PLACES: [&str; 6] = [
 
 /// Whether pids and bytes in process lists can be believed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pids {
+pub(crate) enum Pids {
     /// They are this namespace's.
     Trusted,
     /// The driver gives this namespace's pids, with the bytes of whichever host process has that number.
@@ -35,7 +37,7 @@ pub enum Pids {
 
 /// One GPU or MIG instance.
 #[derive(Debug, Clone)]
-pub struct Device {
+pub(crate) struct Device {
     /// UUID.
     pub name: DeviceName,
     /// NVML's index; of an instance, that of its GPU.
@@ -49,7 +51,7 @@ pub struct Device {
 }
 
 /// What is known of an open library.
-pub trait Gpus {
+pub(crate) trait Gpus {
     /// Its devices, in NVML's order. Never changes; see [`Gpus::has_changed`].
     fn devices(&self) -> &[Device];
     /// Memory of a device; the host's, where the device has none of its own.
@@ -92,11 +94,11 @@ pub trait Gpus {
 }
 
 /// What is known of a device or a driver beside its numbers; lines of `name=value`.
-pub type Facts = Vec<(&'static str, String)>;
+pub(crate) type Facts = Vec<(&'static str, String)>;
 
 /// What should not be touched while opening.
 #[derive(Debug, Clone, Default)]
-pub struct Avoid {
+pub(crate) struct Avoid {
     /// NVML's indices.
     pub indices: Vec<u16>,
     /// Events: a call for them did not return.
@@ -104,7 +106,7 @@ pub struct Avoid {
 }
 
 /// The real thing.
-pub struct Library {
+pub(crate) struct Library {
     raw: Raw,
     devices: Vec<Device>,
     handles: Vec<(Handle, Option<(u32, u32)>)>,
@@ -141,7 +143,7 @@ impl Library {
     ///
     /// # Errors
     /// Why there is none, for people; with NVML's code, or 0.
-    pub fn open(
+    pub(crate) fn open(
         given: Option<&Path>,
         trust_pids: bool,
         avoid: &Avoid,
@@ -149,7 +151,8 @@ impl Library {
     ) -> Result<Library, (String, u32)> {
         let (raw, place) = find(given)?;
         let driver = raw.nvml().sys_driver_version().unwrap_or_else(|_| "of unknown version".to_owned());
-        let pids = if trust_pids { Pids::Trusted } else { pids_of(&driver, crate::namespace::is_hosts()) };
+        let pids =
+            if trust_pids { Pids::Trusted } else { pids_of(&driver, crate::os::is_in_host_pid_namespace()) };
         let (found, gpus) = enumerate(&raw, avoid, enter)
             .map_err(|code| (format!("devices cannot be counted: {code}"), code.0))?;
         let of_devices = found.iter().map(|found| facts_of(&raw, found)).collect();
@@ -410,45 +413,6 @@ impl Gpus for Library {
     }
 }
 
-/// `GPU-8-4-4-4-12` or `MIG-8-4-4-4-12` in hexadecimal. The older spelling of instances, `MIG-GPU-uuid/gi/ci`,
-/// becomes a UUID of its own, made from the GPU's and the instance numbers.
-pub fn parse_uuid(text: &str) -> Option<DeviceName> {
-    if let Some(rest) = text.strip_prefix("MIG-GPU-") {
-        let (uuid, instance) = rest.split_once('/')?;
-        let (gpu, compute) = instance.split_once('/')?;
-        let (gpu, compute): (u8, u8) = (gpu.parse().ok()?, compute.parse().ok()?);
-        let mut uuid = hex(uuid)?;
-        uuid[14] ^= gpu.wrapping_add(1);
-        uuid[15] ^= compute.wrapping_add(1);
-        return Some(DeviceName::Mig(uuid));
-    }
-    match text.split_once('-')? {
-        ("GPU", uuid) => Some(DeviceName::Gpu(hex(uuid)?)),
-        ("MIG", uuid) => Some(DeviceName::Mig(hex(uuid)?)),
-        _ => None,
-    }
-}
-
-fn hex(text: &str) -> Option<[u8; 16]> {
-    let groups = [8, 4, 4, 4, 12];
-    let mut digits = Vec::with_capacity(32);
-    let mut parts = text.split('-');
-    for length in groups {
-        let part = parts.next().filter(|part| part.len() == length)?;
-        for character in part.chars() {
-            digits.push(u8::try_from(character.to_digit(16)?).ok()?);
-        }
-    }
-    if parts.next().is_some() {
-        return None;
-    }
-    let mut uuid = [0; 16];
-    for (byte, pair) in uuid.iter_mut().zip(digits.chunks_exact(2)) {
-        *byte = pair[0] << 4 | pair[1];
-    }
-    Some(uuid)
-}
-
 /// What a driver of this version does with pids, as read in the releases of its kernel modules.
 fn pids_of(driver: &str, is_host: bool) -> Pids {
     if is_host {
@@ -464,28 +428,49 @@ fn pids_of(driver: &str, is_host: bool) -> Pids {
     }
 }
 
+/// The two amounts are in the first lines; the kernel writes about 1.5 KiB in all.
+const MEMINFO_BYTES: usize = 4096;
+
+/// The host's memory, from /proc/meminfo. It stands for the device's where a GPU has none of its own (unified memory: GB10, Jetson)
+/// and NVML answers that device memory is not supported. The file is kept open: it is read as often as device memory.
+#[derive(Debug, Default)]
+struct HostMemory {
+    file: Option<File>,
+}
+
+impl HostMemory {
+    /// Reads the host's memory: MemTotal is the size, MemAvailable is free, and the difference is used.
+    ///
+    /// # Errors
+    /// NOT_SUPPORTED, as NVML said of the device, where /proc/meminfo cannot be read.
+    fn read(&mut self) -> Result<Memory, Code> {
+        if self.file.is_none() {
+            self.file = File::open("/proc/meminfo").ok();
+        }
+        let file = self.file.as_ref().ok_or(Code::NOT_SUPPORTED)?;
+        let mut text = [0; MEMINFO_BYTES];
+        let length = pread(file, &mut text, 0).map_err(|_| Code::NOT_SUPPORTED)?;
+        parse_meminfo(&text[..length]).ok_or(Code::NOT_SUPPORTED)
+    }
+}
+
+/// Reads `MemTotal:   16384 kB` and `MemAvailable:` from the text of /proc/meminfo. `None` if one is missing.
+fn parse_meminfo(text: &[u8]) -> Option<Memory> {
+    let text = String::from_utf8_lossy(text);
+    let amount = |name: &str| {
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        let kib: u64 = value.trim().strip_suffix(" kB")?.parse().ok()?;
+        kib.checked_mul(1024)
+    };
+    let (total_bytes, available) = (amount("MemTotal")?, amount("MemAvailable")?);
+    let free_bytes = available.min(total_bytes);
+    let used_bytes = total_bytes - free_bytes;
+    Some(Memory { total_bytes, free_bytes, used_bytes, reserved_bytes: None, is_unified: true })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn uuids_are_read_and_written_alike() {
-        for text in ["GPU-8f2b6c1d-0a3e-4d5f-9b7a-001122334455", "MIG-00000000-1111-2222-3333-444444444444"] {
-            assert_eq!(parse_uuid(text).map(|name| name.to_string()).as_deref(), Some(text));
-        }
-        for wrong in [
-            "",
-            "GPU-",
-            "GPU-8f2b6c1d0a3e4d5f9b7a001122334455",
-            "GPU-8f2b6c1d-0a3e-4d5f-9b7a-00112233445",
-            "GPU-8f2b6c1d-0a3e-4d5f-9b7a-00112233445g",
-            "GPU-8f2b6c1d-0a3e-4d5f-9b7a-001122334455-1",
-            "TPU-8f2b6c1d-0a3e-4d5f-9b7a-001122334455",
-            "GPU-éf2b6c1-0a3e-4d5f-9b7a-001122334455",
-        ] {
-            assert_eq!(parse_uuid(wrong), None, "{wrong}");
-        }
-    }
 
     #[test]
     fn old_names_of_instances_differ_from_each_other_and_from_the_gpu() {
@@ -518,5 +503,38 @@ mod tests {
             assert_eq!(pids_of(driver, false), expected, "{driver}");
             assert_eq!(pids_of(driver, true), Pids::Trusted);
         }
+    }
+
+    #[test]
+    fn size_and_available_memory_are_read_and_add_up() {
+        let text =
+            b"MemTotal:       125514332 kB\nMemFree:         1000000 kB\nMemAvailable:   105514332 kB\n";
+        let memory = parse_meminfo(text).expect("two amounts");
+        assert_eq!((memory.total_bytes, memory.free_bytes), (125_514_332 << 10, 105_514_332 << 10));
+        assert_eq!(memory.used_bytes, 20_000_000 << 10);
+        assert!(memory.is_unified && memory.reserved_bytes.is_none());
+    }
+
+    #[test]
+    fn text_without_the_two_amounts_is_no_reading() {
+        for text in [
+            &b""[..],
+            b"MemTotal: 4 kB\n",
+            b"MemAvailable: 4 kB\n",
+            b"MemTotal: 4 MB\nMemAvailable: 1 kB\n",
+            b"MemTotal: -4 kB\nMemAvailable: 1 kB\n",
+            b"MemTotal: 99999999999999999999 kB\nMemAvailable: 1 kB\n",
+        ] {
+            assert_eq!(parse_meminfo(text), None, "{}", String::from_utf8_lossy(text));
+        }
+        // A container's view (lxcfs) may have more available than its limit.
+        let odd = parse_meminfo(b"MemTotal: 4 kB\nMemAvailable: 9 kB\n").expect("two amounts");
+        assert_eq!((odd.used_bytes, odd.free_bytes), (0, 4096));
+    }
+
+    #[test]
+    fn this_host_has_memory() {
+        let memory = HostMemory::default().read().expect("/proc/meminfo");
+        assert!(memory.used_bytes > 0 && memory.used_bytes + memory.free_bytes == memory.total_bytes);
     }
 }

@@ -15,83 +15,35 @@
 //! host_memory.rs  the host's memory, for GPUs that have none of their own
 //! raw.rs        the calls that nvml-wrapper lacks or does badly: unsafe code
 //! beacon.rs     what the poller is doing, where the parent can see it without its help
-//! status.rs     how it is
 //! ```
 
 mod answer;
-mod beacon;
-mod host_memory;
+mod call_state;
 mod hung;
-mod lanes;
 mod library;
 mod poller;
+mod protocol;
 mod raw;
+mod schedule;
 mod session;
-mod status;
 mod translate;
 mod watch;
 
-pub use answer::{HEALTH_EVENTS, HealthEvent};
 pub use poller::poller_main;
-pub use status::{Counters, DeviceStatus, Status};
 
 use super::Batch;
 use super::process::Processes;
+use crate::config::NvmlSettings;
+use crate::nvml_status::{NvmlStatus, STARTING};
 use gpumem_ledger::DeviceName;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// The reason of a status that nothing is known of yet.
-pub const STARTING: &str = "nvml: starting";
-
-/// How NVML is read.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Settings {
-    /// A library to open instead of searching for one.
-    pub library: Option<PathBuf>,
-    /// Device memory reads per second and device: 1 to 100.
-    pub memory_hz: u32,
-    /// Each device's process list at least that often, as far as the budget allows.
-    pub list_interval: Duration,
-    /// Share of wall time that list calls may take: each of them stops the driver for every GPU.
-    pub list_budget: f64,
-    /// A device is listed sooner when its `used` has moved by at least this much.
-    pub list_threshold_bytes: u64,
-    /// Graphics and MPS lists that were empty are looked at that often.
-    pub extra_interval: Duration,
-    /// A call that takes longer is taken for one that will not return.
-    pub call_timeout: Duration,
-    /// A device whose call did not return is left alone for that long; twice as long the next time.
-    pub hang_retry: Duration,
-    /// Bytes per process are believed even where pids look like another namespace's.
-    pub trust_pids: bool,
-    /// The program that has `nvml-poller`; this one if not given.
-    pub program: Option<PathBuf>,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Settings {
-            library: None,
-            memory_hz: 10,
-            list_interval: Duration::from_secs(1),
-            list_budget: 0.02,
-            list_threshold_bytes: 2 << 20,
-            extra_interval: Duration::from_secs(10),
-            call_timeout: Duration::from_secs(5),
-            hang_retry: Duration::from_secs(60),
-            trust_pids: false,
-            program: None,
-        }
-    }
-}
-
 /// The daemon's handle on the source. Clones are the same source; it ends with the last of them.
 #[derive(Debug, Clone)]
 pub struct Nvml {
-    status: Arc<Mutex<Status>>,
+    status: Arc<Mutex<NvmlStatus>>,
     commands: mpsc::UnboundedSender<Command>,
 }
 
@@ -103,7 +55,7 @@ enum Command {
 }
 
 impl Nvml {
-    /// Starts the source as a task of this tokio runtime. Never fails: what is wrong is told in [`Status`] and as
+    /// Starts the source as a task of this tokio runtime. Never fails: what is wrong is told in [`NvmlStatus`] and as
     /// `Source` records, whose reason begins with `nvml: `; with a device in its stamp such a record is about that
     /// device.
     ///
@@ -111,9 +63,13 @@ impl Nvml {
     /// another reading's; one that takes long is begun in an earlier batch than it ends, so that the ledger can mark
     /// its books in time, and every one that begins ends, even if its poller is lost. `ProcessFacts` come before a
     /// process's first sample.
-    pub fn start(settings: Settings, processes: Processes, out: mpsc::Sender<Batch>) -> Nvml {
+    pub fn start(settings: NvmlSettings, processes: Processes, out: mpsc::Sender<Batch>) -> Nvml {
         let (commands, orders) = mpsc::unbounded_channel();
-        let status = Status { reason: STARTING.to_owned(), since_ns: session::now_ns(), ..Status::default() };
+        let status = NvmlStatus {
+            reason: STARTING.to_owned(),
+            since_ns: crate::clock::now_ns(),
+            ..NvmlStatus::default()
+        };
         let status = Arc::new(Mutex::new(status));
         tokio::spawn(watch::Watch::new(settings, processes, out, Arc::clone(&status), orders).run());
         Nvml { status, commands }
@@ -135,7 +91,7 @@ impl Nvml {
     }
 
     /// How it is now. Never waits for NVML.
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> NvmlStatus {
         self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

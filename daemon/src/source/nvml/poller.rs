@@ -18,16 +18,15 @@
 //! quit                      end
 //! ```
 
-mod arguments;
 #[cfg(test)]
 mod tests;
 
-pub use arguments::{Arguments, Target};
-
 use super::answer::List;
-use super::beacon::{Doing, Lamp};
-use super::library::{Avoid, Gpus, Library, parse_uuid};
-use super::session::{Next, Outlet, Session, Totals, now_ns};
+use super::call_state::{Doing, Lamp};
+use super::library::{Avoid, Gpus, Library};
+use super::protocol::{Arguments, Outlet, SECOND, Target, Totals, parse_uuid};
+use super::session::{Next, Session};
+use crate::clock::now_ns;
 use gpumem_ledger::DeviceName;
 use gpumem_wire::{Body, Stamp};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -37,7 +36,6 @@ use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
 
-const SECOND: u64 = 1_000_000_000;
 /// A library that cannot be opened is tried again after this, doubled each time.
 const RETRY_NS: u64 = SECOND;
 const RETRY_MOST_NS: u64 = 30 * SECOND;
@@ -145,9 +143,9 @@ enum State {
 }
 
 /// Executes this program anew; returns only if that failed.
-pub type Renew = dyn FnMut(&Arguments) -> io::Error;
+pub(crate) type Renew = dyn FnMut(&Arguments) -> io::Error;
 /// What opens a library: told what to avoid, and where to say what it touches.
-pub type Open = dyn FnMut(&Avoid, &mut dyn FnMut(u16)) -> Result<Box<dyn Gpus>, (String, u32)>;
+pub(crate) type Open = dyn FnMut(&Avoid, &mut dyn FnMut(u16)) -> Result<Box<dyn Gpus>, (String, u32)>;
 
 /// The loop's state, apart from how it is driven.
 struct Poller {

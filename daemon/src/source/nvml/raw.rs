@@ -13,9 +13,8 @@
 
 use self::layouts::{
     Account, AddressingMode, Confidence, DETAIL_LIST_V1, DetailList, EventData, MEMORY_V2, MemoryLimits,
-    MemoryV1, MemoryV2,
+    MemoryV1, MemoryV2, RECORD_BYTES, UNTOUCHED, parse, stride,
 };
-use self::records::{parse, stride};
 use self::system_events::Unbindings;
 use super::answer::{Charge, Code, Event, HEALTH_EVENTS, Happened, List, Memory, MemoryLimit};
 use nvml_wrapper::Nvml;
@@ -28,7 +27,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// The first word of a file, shared with whoever has it open; never unmapped, like the process's one beacon.
 #[derive(Debug)]
-pub struct SharedWord {
+pub(crate) struct SharedWord {
     word: &'static AtomicU64,
 }
 
@@ -37,7 +36,7 @@ impl SharedWord {
     ///
     /// # Errors
     /// The system's; a file that has no word.
-    pub fn map(file: &File) -> std::io::Result<SharedWord> {
+    pub(crate) fn map(file: &File) -> std::io::Result<SharedWord> {
         let bytes = size_of::<AtomicU64>();
         if file.metadata()?.len() < bytes as u64 {
             return Err(std::io::ErrorKind::UnexpectedEof.into());
@@ -52,7 +51,7 @@ impl SharedWord {
     }
 
     /// Stores it.
-    pub fn set(&self, value: u64) {
+    pub(crate) fn set(&self, value: u64) {
         self.word.store(value, Ordering::Release);
     }
 }
@@ -81,19 +80,15 @@ struct EventCalls {
 const XID: u64 = 8;
 const PARTITIONED: u64 = 0x100;
 
-/// The longest record that any driver writes; the buffer has room for this one.
-const RECORD_BYTES: usize = 32;
 const FIRST_RECORDS: usize = 64;
 /// The driver itself ends a list at 950 processes.
 const MOST_RECORDS: usize = 64 * 1024;
 /// A list that grew between two calls is asked for again that often.
 const ATTEMPTS: usize = 5;
-/// What the buffer holds before a call, so that one sees how far the driver wrote.
-const UNTOUCHED: u8 = 0xa5;
 
 /// A device of one generation of the library. Worthless in another one.
 #[derive(Debug, Clone, Copy)]
-pub struct Handle {
+pub(crate) struct Handle {
     device: *mut c_void,
     generation: u32,
 }
@@ -151,7 +146,7 @@ impl Drop for Raw {
 }
 
 /// An open NVML. Dropping it shuts the library down and closes it.
-pub struct Raw {
+pub(crate) struct Raw {
     generation: u32,
     memory_v1: Option<MemoryCall<MemoryV1>>,
     memory_v2: Option<MemoryCall<MemoryV2>>,
@@ -201,7 +196,7 @@ impl Raw {
     ///
     /// # Errors
     /// `Err(None)`: it cannot be loaded. `Err(Some(code))`: it will not be initialised.
-    pub fn open(library: &OsStr) -> Result<Raw, Option<Code>> {
+    pub(crate) fn open(library: &OsStr) -> Result<Raw, Option<Code>> {
         let nvml = Nvml::builder().lib_path(library).init().map_err(|error| match error {
             NvmlError::LibloadingError(_) => None,
             error => Some(Code::from(error)),
@@ -270,12 +265,12 @@ impl Raw {
     }
 
     /// What the wrapper does well: identity, MIG tree, versions.
-    pub fn nvml(&self) -> &Nvml {
+    pub(crate) fn nvml(&self) -> &Nvml {
         &self.nvml
     }
 
     /// The handle of one of [`Raw::nvml`]'s devices.
-    pub fn handle(&self, device: &nvml_wrapper::Device<'_>) -> Handle {
+    pub(crate) fn handle(&self, device: &nvml_wrapper::Device<'_>) -> Handle {
         // SAFETY: the pointer is only handed to functions of the library that it came from, see `device`.
         Handle { device: unsafe { device.handle() }.cast(), generation: self.generation }
     }
@@ -289,7 +284,7 @@ impl Raw {
     ///
     /// # Errors
     /// What NVML says.
-    pub fn memory(&mut self, handle: Handle) -> Result<Memory, Code> {
+    pub(crate) fn memory(&mut self, handle: Handle) -> Result<Memory, Code> {
         let device = self.device(handle)?;
         let mut newer = None;
         if let Some(call) = self.memory_v2 {
@@ -335,12 +330,12 @@ impl Raw {
     }
 
     /// GPU instance and compute instance of a MIG handle.
-    pub fn instance(&self, handle: Handle) -> Option<(u32, u32)> {
+    pub(crate) fn instance(&self, handle: Handle) -> Option<(u32, u32)> {
         Some((self.number(handle, self.gpu_instance)?, self.number(handle, self.compute_instance)?))
     }
 
     /// Accounting mode is on.
-    pub fn is_accounting(&self, handle: Handle) -> bool {
+    pub(crate) fn is_accounting(&self, handle: Handle) -> bool {
         self.number(handle, self.accounting_mode) == Some(1)
     }
 
@@ -348,7 +343,7 @@ impl Raw {
     ///
     /// # Errors
     /// What NVML says.
-    pub fn accounted_peak(&self, handle: Handle, pid: u32) -> Result<u64, Code> {
+    pub(crate) fn accounted_peak(&self, handle: Handle, pid: u32) -> Result<u64, Code> {
         let device = self.device(handle)?;
         let call = self.account.ok_or(Code::FUNCTION_NOT_FOUND)?;
         let mut account = Account::default();
@@ -358,12 +353,12 @@ impl Raw {
     }
 
     /// A screen is lit by it.
-    pub fn is_display_active(&self, handle: Handle) -> bool {
+    pub(crate) fn is_display_active(&self, handle: Handle) -> bool {
         self.number(handle, self.display_active) == Some(1)
     }
 
     /// Windows manages its memory (WDDM): nobody here knows what a process has.
-    pub fn is_windows(&self, handle: Handle) -> bool {
+    pub(crate) fn is_windows(&self, handle: Handle) -> bool {
         let (Ok(device), Some(call)) = (self.device(handle), self.driver_model) else { return false };
         let (mut now, mut pending) = (u32::MAX, u32::MAX);
         // SAFETY: the function writes two u32.
@@ -371,7 +366,7 @@ impl Raw {
     }
 
     /// How the GPU addresses memory of the host's processes (malloc): `hmm`, `ats`. `None`: not at all, or not known.
-    pub fn addressing(&self, handle: Handle) -> Option<&'static str> {
+    pub(crate) fn addressing(&self, handle: Handle) -> Option<&'static str> {
         let device = self.device(handle).ok()?;
         // SAFETY: the type is that of the header.
         let call = unsafe { symbol::<AddressingCall>(&self.nvml, "nvmlDeviceGetAddressingMode") }?;
@@ -382,7 +377,7 @@ impl Raw {
     }
 
     /// The NUMA node of the host that the GPU's memory is (Grace).
-    pub fn numa_node(&self, handle: Handle) -> Option<u32> {
+    pub(crate) fn numa_node(&self, handle: Handle) -> Option<u32> {
         // SAFETY: the function writes one u32.
         self.number(handle, unsafe { symbol(&self.nvml, "nvmlDeviceGetNumaNodeId") })
     }
@@ -391,7 +386,7 @@ impl Raw {
     ///
     /// # Errors
     /// What NVML says; FUNCTION_NOT_FOUND before R615.
-    pub fn memory_limit(&self, handle: Handle, group: &str) -> Result<MemoryLimit, Code> {
+    pub(crate) fn memory_limit(&self, handle: Handle, group: &str) -> Result<MemoryLimit, Code> {
         let device = self.device(handle)?;
         // SAFETY: the type is that of the header.
         let call = unsafe { symbol::<LimitsCall>(&self.nvml, "nvmlDeviceGetMemoryLimits_v1") };
@@ -404,7 +399,7 @@ impl Raw {
     }
 
     /// Confidential computing is on.
-    pub fn is_confidential(&self) -> bool {
+    pub(crate) fn is_confidential(&self) -> bool {
         let mut state = Confidence::default();
         // SAFETY: the struct is three u32, and has no other version.
         self.confidence
@@ -412,12 +407,12 @@ impl Raw {
     }
 
     /// Its lists say which part of a process's bytes confidential computing protects.
-    pub fn tells_protected_bytes(&self) -> bool {
+    pub(crate) fn tells_protected_bytes(&self) -> bool {
         self.lists.iter().any(|list| list.calls.iter().any(|(_, layout)| *layout == Layout::Detail))
     }
 
     /// Its lists have records of 32 bytes under the name of those of 24.
-    pub fn writes_long_records(&self) -> bool {
+    pub(crate) fn writes_long_records(&self) -> bool {
         self.looks_like_535
     }
 
@@ -426,7 +421,7 @@ impl Raw {
     ///
     /// # Errors
     /// What NVML says; a GPU without events is NOT_SUPPORTED.
-    pub fn watch(&mut self, handle: Handle) -> Result<usize, Code> {
+    pub(crate) fn watch(&mut self, handle: Handle) -> Result<usize, Code> {
         let device = self.device(handle)?;
         let events = self.events.ok_or(Code::FUNCTION_NOT_FOUND)?;
         let (mut types, mut set) = (0, std::ptr::null_mut());
@@ -453,7 +448,7 @@ impl Raw {
     ///
     /// # Errors
     /// What NVML says.
-    pub fn event(&self, number: usize) -> Result<Option<Event>, Code> {
+    pub(crate) fn event(&self, number: usize) -> Result<Option<Event>, Code> {
         let (Some(events), Some(&set)) = (self.events, self.sets.get(number)) else {
             return Err(Code::NOT_FOUND);
         };
@@ -481,7 +476,7 @@ impl Raw {
     ///
     /// # Errors
     /// What NVML says; FUNCTION_NOT_FOUND before R575.
-    pub fn unbinding(&mut self) -> Result<Option<u32>, Code> {
+    pub(crate) fn unbinding(&mut self) -> Result<Option<u32>, Code> {
         let calls = self.system_events.ok_or(Code::FUNCTION_NOT_FOUND)?;
         match &self.unbindings {
             Some(unbindings) => unbindings.next(),
@@ -496,7 +491,7 @@ impl Raw {
     ///
     /// # Errors
     /// What NVML says; nothing was appended then.
-    pub fn list(&mut self, handle: Handle, list: List, charges: &mut Vec<Charge>) -> Result<(), Code> {
+    pub(crate) fn list(&mut self, handle: Handle, list: List, charges: &mut Vec<Charge>) -> Result<(), Code> {
         let device = self.device(handle)?;
         let versions = self.lists[list as usize].calls.len();
         let mut newer = None;
@@ -579,7 +574,6 @@ fn checked(answer: Return) -> Result<(), Code> {
 }
 
 mod layouts;
-mod records;
 mod system_events;
 #[cfg(test)]
 mod tests;

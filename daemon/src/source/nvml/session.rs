@@ -1,17 +1,17 @@
 //! One generation of the library, read turn by turn. What it finds goes out as frames.
 
 use self::limits::Limits;
-use super::Settings;
 use super::answer::{Charge, Code, Event, List, Memory, PID_MOST};
-use super::beacon::Doing;
-use super::lanes::{Lanes, Turn};
+use super::call_state::Doing;
 use super::library::{Facts, Gpus, Pids};
+use super::protocol::{NOT_OUR_PID, Outlet, Totals};
+use super::schedule::{Lanes, Turn};
+use crate::clock::now_ns;
+use crate::config::NvmlSettings;
 use gpumem_ledger::DeviceName;
 use gpumem_wire::{Absence, Body, DeviceIdKind, Reading, Stamp};
-pub use outlet::Outlet;
 use std::io;
 use std::time::Duration;
-pub use totals::Totals;
 
 /// A reading that is expected to take longer says at once that it has begun: the ledger marks its books at that time.
 const SAY_BEGIN_NS: u64 = 1_000_000;
@@ -22,14 +22,6 @@ const REDISCOVER_NS: u64 = 30_000_000_000;
 const DOUBT_NS: u64 = 2_000_000_000;
 /// How often it is asked whether something has happened: that costs no wake-up of its own.
 const EVENTS_NS: u64 = 500_000_000;
-/// `start_ticks` of a process sample whose pid means somebody else here.
-pub const NOT_OUR_PID: u64 = u64::MAX;
-
-/// CLOCK_MONOTONIC.
-pub fn now_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
-}
 
 /// What is remembered of a device.
 #[derive(Debug, Default)]
@@ -75,7 +67,7 @@ struct Row {
 
 /// What the loop should do after a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Next {
+pub(crate) enum Next {
     /// Come again.
     Again,
     /// Sleep until then.
@@ -87,7 +79,7 @@ pub enum Next {
 }
 
 /// One generation.
-pub struct Session {
+pub(crate) struct Session {
     gpus: Box<dyn Gpus>,
     lanes: Lanes,
     seen: Vec<Seen>,
@@ -109,9 +101,9 @@ pub struct Session {
 impl Session {
     /// Announces the devices, except those in `avoid`, which are announced without a look and left alone until
     /// the time beside them.
-    pub fn begin(
+    pub(crate) fn begin(
         gpus: Box<dyn Gpus>,
-        settings: &Settings,
+        settings: &NvmlSettings,
         avoid: &[(DeviceName, u64)],
         out: &mut Outlet,
     ) -> Session {
@@ -179,12 +171,12 @@ impl Session {
     }
 
     /// The whole library is out of use.
-    pub fn broken(&self) -> Option<Code> {
+    pub(crate) fn broken(&self) -> Option<Code> {
         self.broken
     }
 
     /// Library, driver and number of devices, for people.
-    pub fn description(&self) -> String {
+    pub(crate) fn description(&self) -> String {
         let devices = match self.seen.len() {
             1 => "1 device".to_owned(),
             count => format!("{count} devices"),
@@ -202,28 +194,28 @@ impl Session {
     }
 
     /// Somebody wants a list of this device.
-    pub fn ask(&mut self, name: DeviceName) {
+    pub(crate) fn ask(&mut self, name: DeviceName) {
         if let Some(index) = self.index(name) {
             self.lanes.ask(index, now_ns());
         }
     }
 
     /// Leaves a device alone; a time that has passed ends that.
-    pub fn skip(&mut self, name: DeviceName, until_ns: u64) {
+    pub(crate) fn skip(&mut self, name: DeviceName, until_ns: u64) {
         if let Some(index) = self.index(name) {
             self.lanes.suspend(index, until_ns);
         }
     }
 
     /// The same for its lists.
-    pub fn skip_lists(&mut self, name: DeviceName, until_ns: u64) {
+    pub(crate) fn skip_lists(&mut self, name: DeviceName, until_ns: u64) {
         if let Some(index) = self.index(name) {
             self.lanes.suspend_lists(index, until_ns);
         }
     }
 
     /// Does not look for other devices before that: some of them are not to be touched.
-    pub fn stay_until(&mut self, until_ns: u64) {
+    pub(crate) fn stay_until(&mut self, until_ns: u64) {
         self.stay_until_ns = until_ns;
     }
 
@@ -242,7 +234,7 @@ impl Session {
     ///
     /// # Errors
     /// The reader of the frames is gone.
-    pub fn turn(&mut self, totals: &mut Totals, out: &mut Outlet) -> io::Result<Next> {
+    pub(crate) fn turn(&mut self, totals: &mut Totals, out: &mut Outlet) -> io::Result<Next> {
         let now = now_ns();
         let stay_until_ns = self.stay_until_ns.max(self.lanes.suspended_until_ns());
         let rediscover_ns = if self.is_in_doubt { DOUBT_NS } else { REDISCOVER_NS };
@@ -538,7 +530,7 @@ fn possible(memory: Memory) -> Result<Memory, Code> {
 }
 
 /// How a code is told about a process.
-pub fn absence_of(code: Code) -> Absence {
+pub(crate) fn absence_of(code: Code) -> Absence {
     match code {
         Code::NO_PERMISSION => Absence::NoPermission,
         Code::NOT_SUPPORTED | Code::FUNCTION_NOT_FOUND => Absence::NotSupported,
@@ -551,7 +543,5 @@ pub fn absence_of(code: Code) -> Absence {
 
 mod extras;
 mod limits;
-mod outlet;
 #[cfg(test)]
 pub(crate) mod tests;
-mod totals;

@@ -1,9 +1,11 @@
 //! The poller's frames -> the host's: devices keep their slot and readings their order over all pollers, pids get
 //! their start time. Here is remembered what must be said when a poller is lost in the middle of a reading.
 
-use super::answer::{Code, HEALTH_EVENTS, List};
-use super::session::{NOT_OUR_PID, Totals, absence_of, now_ns};
-use super::status::{DeviceStatus, Status};
+use super::answer::{Code, HEALTH_EVENTS, HealthEventKind, List};
+use super::protocol::{NOT_OUR_PID, Totals};
+use super::session::absence_of;
+use crate::clock::now_ns;
+use crate::nvml_status::{DeviceStatus, HealthEvent, NvmlStatus};
 use crate::source::process::{Gpu, Processes};
 use gpumem_ledger::{DeviceName, ProcessKey};
 use gpumem_wire::{Absence, Body, NONE_DEVICE, Reading, Record, Stamp, frame};
@@ -29,7 +31,7 @@ struct Readings {
 
 /// State of the translation that belongs to one poller.
 #[derive(Debug, Default)]
-pub struct PollerState {
+pub(crate) struct PollerState {
     /// The host's slot of each of the poller's slots.
     slots: Vec<u8>,
     /// Call totals as last reported by the poller.
@@ -40,7 +42,7 @@ pub struct PollerState {
 
 /// Over all pollers.
 #[derive(Debug, Default)]
-pub struct Translator {
+pub(crate) struct Translator {
     /// By the slot that the host's records use; never shrinks.
     readings: Vec<Readings>,
     /// Of the poller that is read now.
@@ -53,17 +55,17 @@ pub struct Translator {
 
 /// The poller wrote something that is no frame.
 #[derive(Debug)]
-pub struct Malformed;
+pub(crate) struct Malformed;
 
 impl Translator {
     /// Starts translating for a new poller; returns the state of the previous one, for [`Translator::resume_poller`].
-    pub fn begin_poller(&mut self) -> PollerState {
+    pub(crate) fn begin_poller(&mut self) -> PollerState {
         self.before = self.all_totals();
         std::mem::take(&mut self.poller)
     }
 
     /// Goes back to an earlier poller. Its buffered samples may be older than those of the poller in between; these are dropped.
-    pub fn resume_poller(&mut self, state: PollerState) {
+    pub(crate) fn resume_poller(&mut self, state: PollerState) {
         let mut before = self.all_totals();
         for (place, value) in state.totals.values().into_iter().enumerate() {
             if let Some(total) = before.place(place as u32 + 1) {
@@ -74,12 +76,12 @@ impl Translator {
     }
 
     /// Whether the current poller has opened this device.
-    pub fn has_opened(&self, slot: u8) -> bool {
+    pub(crate) fn has_opened(&self, slot: u8) -> bool {
         self.poller.slots.contains(&slot)
     }
 
     /// Totals of all pollers.
-    pub fn all_totals(&self) -> Totals {
+    pub(crate) fn all_totals(&self) -> Totals {
         let mut sum = self.before;
         for (place, value) in self.poller.totals.values().into_iter().enumerate() {
             if let Some(total) = sum.place(place as u32 + 1) {
@@ -90,13 +92,13 @@ impl Translator {
     }
 
     /// The device that the poller means by this slot.
-    pub fn device_of_poller(&self, slot: u8, status: &Status) -> Option<DeviceName> {
+    pub(crate) fn device_of_poller(&self, slot: u8, status: &NvmlStatus) -> Option<DeviceName> {
         let slot = *self.poller.slots.get(usize::from(slot))?;
         status.devices.iter().find(|device| device.slot == slot).map(|device| device.name)
     }
 
     /// When a poller last ended a reading of this device.
-    pub fn read_ns(&self, slot: u8) -> u64 {
+    pub(crate) fn read_ns(&self, slot: u8) -> u64 {
         self.readings.get(usize::from(slot)).map_or(0, |readings| readings.ended_ns)
     }
 
@@ -104,11 +106,11 @@ impl Translator {
     ///
     /// # Errors
     /// What follows cannot be a frame.
-    pub fn translate(
+    pub(crate) fn translate(
         &mut self,
         bytes: &[u8],
         processes: &Processes,
-        status: &mut Status,
+        status: &mut NvmlStatus,
     ) -> Result<usize, Malformed> {
         let mut rest = bytes;
         loop {
@@ -127,7 +129,7 @@ impl Translator {
     }
 
     /// What has been translated since the last call, facts of new processes first.
-    pub fn take_frames(&mut self, processes: &Processes) -> Vec<u8> {
+    pub(crate) fn take_frames(&mut self, processes: &Processes) -> Vec<u8> {
         let mut frames = Vec::new();
         processes.take_facts(now_ns(), &mut frames);
         if frames.is_empty() {
@@ -141,7 +143,7 @@ impl Translator {
         Record { stamp, body }.append_frame(&mut self.out);
     }
 
-    fn take(&mut self, record: &Record<'_>, processes: &Processes, status: &mut Status) {
+    fn take(&mut self, record: &Record<'_>, processes: &Processes, status: &mut NvmlStatus) {
         let mut stamp = record.stamp;
         if let Body::Device { .. } = record.body {
             self.take_device(record, status);
@@ -166,22 +168,10 @@ impl Translator {
         let index = usize::from(stamp.device);
         let mut body = record.body;
         match &mut body {
-            Body::SampleBegin { number } => {
-                // Buffered by a poller that has been stuck while another one took newer readings.
-                if self.readings.get(index).is_some_and(|readings| stamp.time_ns < readings.ended_ns) {
-                    self.poller.skips_reading = true;
-                    return;
-                }
-                self.poller.skips_reading = false;
-                self.end_reading(stamp.device, Absence::Unknown, Code::UNKNOWN);
-                self.number += 1;
-                *number = self.number;
-                if let Some(readings) = self.readings.get_mut(index) {
-                    readings.open = Some(self.number);
-                    readings.now.clear();
-                    readings.extras.iter_mut().for_each(Vec::clear);
-                }
-            }
+            Body::SampleBegin { number } => match self.begin_reading(stamp.device, stamp.time_ns) {
+                Some(begun) => *number = begun,
+                None => return,
+            },
             Body::AccountedPeak { start_ticks, .. } | Body::ProtectedSample { start_ticks, .. } => {
                 let Some(key) = processes.identify(stamp.thread) else { return };
                 *start_ticks = key.start_ticks;
@@ -213,18 +203,9 @@ impl Translator {
                 }
             }
             Body::SampleEnd { number, result } => {
-                let Some(readings) = self.readings.get_mut(index) else { return };
-                let Some(open) = readings.open.take() else { return };
-                *number = open;
-                readings.ended_ns = stamp.time_ns;
-                if *result == 0 {
-                    std::mem::swap(&mut readings.now, &mut readings.last);
-                    if let Some(device) = status.devices.get_mut(index) {
-                        device.list_read_ns = Some(stamp.time_ns);
-                        let [drawing, mps] = &mut readings.extras;
-                        std::mem::swap(&mut device.drawing, drawing);
-                        std::mem::swap(&mut device.mps, mps);
-                    }
+                match self.close_reading(index, stamp.time_ns, *result == 0, status) {
+                    Some(open) => *number = open,
+                    None => return,
                 }
             }
             Body::DeviceSample { .. } => {
@@ -238,36 +219,56 @@ impl Translator {
                     device.memory_read_ns = Some(stamp.time_ns);
                 }
             }
-            Body::Source { up, reason } => {
-                let code = Some(Code(std::mem::take(&mut stamp.context))).filter(|code| code.0 != 0);
-                if stamp.device == NONE_DEVICE {
-                    let closed_s = u64::from(std::mem::take(&mut stamp.tag));
-                    if closed_s != 0 {
-                        status.released_until_ns =
-                            Some(stamp.time_ns.saturating_add(closed_s * 1_000_000_000));
-                    } else if *up {
-                        status.released_until_ns = None;
-                    }
-                    if status.up == *up && status.reason == *reason {
-                        return; // said again by another life of the poller
-                    }
-                    set_source(status, *up, reason, stamp.time_ns);
-                    status.remedy = code.and_then(Code::remedy);
-                } else {
-                    let problem = (!*up).then(|| reason.strip_prefix("nvml: ").unwrap_or(reason));
-                    set_problem(status, stamp.device, problem, stamp.time_ns);
-                    if let Some(device) = status.devices.get_mut(index) {
-                        (device.code, device.remedy) = (code.map(|code| code.0), code.and_then(Code::remedy));
-                    }
-                }
-            }
+            &mut Body::Source { up, reason } if !take_source(&mut stamp, up, reason, status) => return,
             _ => {}
         }
         self.say(stamp, body);
     }
 
+    /// Begins a reading and returns its number. `None`: it is older than one that another poller has taken meanwhile.
+    fn begin_reading(&mut self, slot: u8, time_ns: u64) -> Option<u64> {
+        let index = usize::from(slot);
+        // Buffered by a poller that has been stuck while another one took newer readings.
+        if self.readings.get(index).is_some_and(|readings| time_ns < readings.ended_ns) {
+            self.poller.skips_reading = true;
+            return None;
+        }
+        self.poller.skips_reading = false;
+        self.end_reading(slot, Absence::Unknown, Code::UNKNOWN);
+        self.number += 1;
+        if let Some(readings) = self.readings.get_mut(index) {
+            readings.open = Some(self.number);
+            readings.now.clear();
+            readings.extras.iter_mut().for_each(Vec::clear);
+        }
+        Some(self.number)
+    }
+
+    /// Ends the open reading of a device as its poller did, and returns its number.
+    fn close_reading(
+        &mut self,
+        index: usize,
+        time_ns: u64,
+        is_whole: bool,
+        status: &mut NvmlStatus,
+    ) -> Option<u64> {
+        let readings = self.readings.get_mut(index)?;
+        let open = readings.open.take()?;
+        readings.ended_ns = time_ns;
+        if is_whole {
+            std::mem::swap(&mut readings.now, &mut readings.last);
+            if let Some(device) = status.devices.get_mut(index) {
+                device.list_read_ns = Some(time_ns);
+                let [drawing, mps] = &mut readings.extras;
+                std::mem::swap(&mut device.drawing, drawing);
+                std::mem::swap(&mut device.mps, mps);
+            }
+        }
+        Some(open)
+    }
+
     /// Counts an event that the poller saw on its slot; `tag` is the place in [`HEALTH_EVENTS`] plus one.
-    fn count_health_event(&self, slot: u8, tag: u32, status: &mut Status) {
+    fn count_health_event(&self, slot: u8, tag: u32, status: &mut NvmlStatus) {
         let Some(event) = (tag as usize).checked_sub(1).and_then(|place| HEALTH_EVENTS.get(place)) else {
             return;
         };
@@ -279,12 +280,12 @@ impl Translator {
                 "the driver reported: {}",
                 event.text
             );
-            *device.health_events.entry(event.name).or_default() += 1;
+            count_event(&mut device.health_events, event);
         }
     }
 
     /// What the poller tells of a device or of the driver stays here.
-    fn take_facts(&self, device: u8, facts: &str, status: &mut Status) {
+    fn take_facts(&self, device: u8, facts: &str, status: &mut NvmlStatus) {
         let facts = facts.lines().filter_map(|line| line.split_once('='));
         let facts: BTreeMap<String, String> =
             facts.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
@@ -304,7 +305,7 @@ impl Translator {
         }
     }
 
-    fn take_device(&mut self, record: &Record<'_>, status: &mut Status) {
+    fn take_device(&mut self, record: &Record<'_>, status: &mut NvmlStatus) {
         let Body::Device { uuid_high, uuid_low, total_bytes, ordinal, id, name } = record.body else {
             return;
         };
@@ -321,23 +322,9 @@ impl Translator {
             return; // the host's records cannot name more devices
         }
         if known.is_none() {
-            status.devices.push(DeviceStatus {
-                name: device,
-                slot,
-                index: ordinal,
-                model: name.to_owned(),
-                total_bytes: None,
-                problem: None,
-                code: None,
-                remedy: None,
-                facts: BTreeMap::new(),
-                drawing: Vec::new(),
-                mps: Vec::new(),
-                health_events: BTreeMap::new(),
-                since_ns: record.stamp.time_ns,
-                memory_read_ns: None,
-                list_read_ns: None,
-            });
+            let mut entry = DeviceStatus::new(device, slot, ordinal);
+            (entry.model, entry.since_ns) = (name.to_owned(), record.stamp.time_ns);
+            status.devices.push(entry);
             self.readings.push(Readings::default());
         }
         let entry = &mut status.devices[index];
@@ -354,7 +341,7 @@ impl Translator {
     }
 
     /// The poller has told which devices there are: others, unless they are in `avoided`, are gone.
-    pub fn mark_missing(&mut self, status: &mut Status, avoided: impl Fn(&DeviceStatus) -> bool) {
+    pub(crate) fn mark_missing(&mut self, status: &mut NvmlStatus, avoided: impl Fn(&DeviceStatus) -> bool) {
         let now = now_ns();
         for index in 0..status.devices.len() {
             let slot = status.devices[index].slot;
@@ -366,7 +353,7 @@ impl Translator {
     }
 
     /// Says how a device is, other than the poller did.
-    pub fn say_problem(&mut self, status: &mut Status, slot: u8, problem: Option<&str>, now: u64) {
+    pub(crate) fn say_problem(&mut self, status: &mut NvmlStatus, slot: u8, problem: Option<&str>, now: u64) {
         set_problem(status, slot, problem, now);
         let reason = format!("nvml: {}", problem.unwrap_or("fine"));
         let stamp = Stamp { time_ns: now, device: slot, ..Stamp::default() };
@@ -374,21 +361,21 @@ impl Translator {
     }
 
     /// Says how the source is, other than the poller did.
-    pub fn say_source(&mut self, status: &mut Status, up: bool, reason: &str) {
+    pub(crate) fn say_source(&mut self, status: &mut NvmlStatus, up: bool, reason: &str) {
         let now = now_ns();
         set_source(status, up, reason, now);
         self.say(Stamp { time_ns: now, ..Stamp::default() }, Body::Source { up, reason });
     }
 
     /// Ends the readings that a lost poller had begun, except those of devices for which `keeps` is true.
-    pub fn end_readings(&mut self, keeps: impl Fn(u8) -> bool) {
+    pub(crate) fn end_readings(&mut self, keeps: impl Fn(u8) -> bool) {
         for slot in (0..self.readings.len()).map(|slot| slot as u8).filter(|slot| !keeps(*slot)) {
             self.end_reading(slot, Absence::Unknown, Code::UNKNOWN);
         }
     }
 
     /// A reading of this device that says only why there are no numbers.
-    pub fn say_absent(&mut self, slot: u8, code: Code) {
+    pub(crate) fn say_absent(&mut self, slot: u8, code: Code) {
         let Some(readings) = self.readings.get_mut(usize::from(slot)) else { return };
         if readings.open.is_none() {
             self.number += 1;
@@ -431,20 +418,57 @@ fn tell_of(key: ProcessKey, device: Option<&DeviceStatus>, processes: &Processes
 }
 
 /// Why a device that was seen before is not read.
-pub const NOT_THERE: &str = "no longer there";
+pub(crate) const NOT_THERE: &str = "no longer there";
 
-fn set_source(status: &mut Status, up: bool, reason: &str, now: u64) {
+/// Takes what the poller says of NVML, or of a device. Returns whether it is to be handed on.
+fn take_source(stamp: &mut Stamp, up: bool, reason: &str, status: &mut NvmlStatus) -> bool {
+    let code = Some(Code(std::mem::take(&mut stamp.context))).filter(|code| code.0 != 0);
+    if stamp.device == NONE_DEVICE {
+        let closed_s = u64::from(std::mem::take(&mut stamp.tag));
+        if closed_s != 0 {
+            status.released_until_ns = Some(stamp.time_ns.saturating_add(closed_s * 1_000_000_000));
+        } else if up {
+            status.released_until_ns = None;
+        }
+        if status.up == up && status.reason == reason {
+            return false; // said again by another life of the poller
+        }
+        set_source(status, up, reason, stamp.time_ns);
+        status.remedy = code.and_then(Code::remedy);
+    } else {
+        let problem = (!up).then(|| reason.strip_prefix("nvml: ").unwrap_or(reason));
+        set_problem(status, stamp.device, problem, stamp.time_ns);
+        if let Some(device) = status.devices.get_mut(usize::from(stamp.device)) {
+            (device.code, device.remedy) = (code.map(|code| code.0), code.and_then(Code::remedy));
+        }
+    }
+    true
+}
+
+fn set_source(status: &mut NvmlStatus, up: bool, reason: &str, now: u64) {
     if status.up != up || status.reason != reason {
         (status.up, status.reason, status.since_ns) = (up, reason.to_owned(), now);
         status.remedy = None;
     }
 }
 
-fn set_problem(status: &mut Status, slot: u8, problem: Option<&str>, now: u64) {
+fn set_problem(status: &mut NvmlStatus, slot: u8, problem: Option<&str>, now: u64) {
     if let Some(device) = status.devices.get_mut(usize::from(slot))
         && device.problem.as_deref() != problem
     {
         (device.problem, device.since_ns) = (problem.map(str::to_owned), now);
         (device.code, device.remedy) = (None, None);
+    }
+}
+
+/// Counts an event among those of its device, which are in the order of [`HEALTH_EVENTS`].
+fn count_event(events: &mut Vec<HealthEvent>, kind: &HealthEventKind) {
+    let &HealthEventKind { name, text, is_grave, .. } = kind;
+    match events.iter_mut().find(|event| event.name == name) {
+        Some(event) => event.count += 1,
+        None => {
+            events.push(HealthEvent { name, text, is_grave, count: 1 });
+            events.sort_by_key(|event| HEALTH_EVENTS.iter().position(|kind| kind.name == event.name));
+        }
     }
 }

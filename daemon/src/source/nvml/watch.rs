@@ -10,21 +10,22 @@
 
 mod standby;
 
+use super::Command;
 use super::answer::Code;
-use super::beacon::{Beacon, Doing};
+use super::call_state::{Beacon, Doing};
 use super::hung::{Actions, HungDevices};
-use super::poller::Arguments;
-use super::session::now_ns;
-use super::status::Status;
+use super::protocol::{Arguments, SECOND};
+use super::protocol::{launch, limit};
 use super::translate::Translator;
-use super::{Command, Settings};
-use crate::descriptors;
+use crate::clock::now_ns;
+use crate::config::NvmlSettings;
+use crate::nvml_status::NvmlStatus;
+use crate::os::is_out_of_descriptors;
 use crate::source::Batch;
 use crate::source::process::Processes;
 use gpumem_wire::frame::records;
 use standby::{Stuck, read_next};
 use std::collections::VecDeque;
-use std::path::Path;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -34,13 +35,8 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tracing::{debug, info, warn};
 
-pub const SECOND: u64 = 1_000_000_000;
 /// Bytes of the poller that are kept while a frame is not whole: more than one frame can have.
 const MOST_UNREAD: usize = 128 * 1024;
-/// Initialisation of the driver takes seconds for each GPU that nobody uses.
-const LIBRARY_TIMEOUT: Duration = Duration::from_secs(60);
-/// A poller that does nothing says so each second; one that does not for this long is stopped or lost.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Pollers that end by themselves are replaced after this, doubled each time.
 const RESTART: Duration = Duration::from_secs(1);
 const RESTART_MOST: Duration = Duration::from_secs(30);
@@ -78,11 +74,11 @@ enum End {
 }
 
 /// The source's task.
-pub struct Watch {
-    pub settings: Settings,
+pub(crate) struct Watch {
+    pub settings: NvmlSettings,
     pub processes: Processes,
     pub out: mpsc::Sender<Batch>,
-    pub status: Arc<Mutex<Status>>,
+    pub status: Arc<Mutex<NvmlStatus>>,
     pub commands: mpsc::UnboundedReceiver<Command>,
     pub translator: Translator,
     hung: HungDevices,
@@ -131,11 +127,11 @@ impl Poller {
 }
 
 impl Watch {
-    pub fn new(
-        settings: Settings,
+    pub(crate) fn new(
+        settings: NvmlSettings,
         processes: Processes,
         out: mpsc::Sender<Batch>,
-        status: Arc<Mutex<Status>>,
+        status: Arc<Mutex<NvmlStatus>>,
         commands: mpsc::UnboundedReceiver<Command>,
     ) -> Watch {
         let translator = Translator::default();
@@ -156,12 +152,12 @@ impl Watch {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Status> {
+    fn lock(&self) -> MutexGuard<'_, NvmlStatus> {
         lock(&self.status)
     }
 
     /// Runs until nobody holds the source any more.
-    pub async fn run(mut self) {
+    pub(crate) async fn run(mut self) {
         let mut wait = RESTART;
         loop {
             let started = Instant::now();
@@ -170,7 +166,7 @@ impl Watch {
                 Err(error) => {
                     self.say_source(false, &format!("nvml: the poller cannot be started: {error}")).await;
                     // It costs little to try, and says nothing of the driver.
-                    if descriptors::is_lack(&error) {
+                    if is_out_of_descriptors(&error) {
                         wait = RESTART;
                     }
                     End::Died
@@ -468,36 +464,10 @@ impl Watch {
 }
 
 /// Time after which a poller in a call gets a substitute.
-fn stall_of(settings: &Settings) -> Duration {
+fn stall_of(settings: &NvmlSettings) -> Duration {
     STALL.min(settings.call_timeout / 2)
 }
 
-/// How long a poller may be in the middle of that.
-pub fn limit(doing: Doing, settings: &Settings) -> Duration {
-    match doing {
-        Doing::Device(_) | Doing::Lists(_) | Doing::Events => settings.call_timeout,
-        Doing::Index(_) => settings.call_timeout * 4,
-        Doing::Library => LIBRARY_TIMEOUT,
-        Doing::Nothing => IDLE_TIMEOUT,
-    }
-}
-
-/// Starts a poller with these arguments, and the beacon that says what it does.
-pub fn launch(mut arguments: Arguments, stdio: fn() -> Stdio) -> std::io::Result<(Child, Beacon)> {
-    let beacon = Beacon::new()?;
-    let (inherited, number) = beacon.to_inherit()?;
-    arguments.beacon = Some(number);
-    // This very program, even if its file has been replaced by a newer one.
-    let program = arguments.settings.program.as_deref().unwrap_or(Path::new("/proc/self/exe"));
-    let mut command = tokio::process::Command::new(program);
-    command.arg0("gpumemd").args(arguments.to_args());
-    // Not in our process group: an interrupt typed at a terminal is for us to act upon.
-    command.stdin(stdio()).stdout(stdio()).kill_on_drop(true).process_group(0);
-    let child = command.spawn()?;
-    drop(inherited);
-    Ok((child, beacon))
-}
-
-fn lock(status: &Mutex<Status>) -> MutexGuard<'_, Status> {
+fn lock(status: &Mutex<NvmlStatus>) -> MutexGuard<'_, NvmlStatus> {
     status.lock().unwrap_or_else(PoisonError::into_inner)
 }

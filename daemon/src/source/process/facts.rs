@@ -4,9 +4,9 @@
 //! a driver may hold for ever (`ps` hangs there). So it is read on a thread that may be left behind; nothing else
 //! here can wait for the process.
 
-use super::names::Names;
+use super::cluster::PodNames;
 use super::parse;
-use crate::descriptors;
+use crate::os::is_out_of_descriptors;
 use gpumem_ledger::ProcessKey;
 use gpumem_model::who::MAPPED_JOB;
 use gpumem_model::who::cgroup::Place;
@@ -48,7 +48,7 @@ pub struct Facts {
     /// What the paths of all its control groups say.
     pub place: Place,
     /// What Kubernetes calls its container; looked for until it is there.
-    pub names: Option<Names>,
+    pub names: Option<PodNames>,
     /// The job that its GPUs were given to; empty where that turned out to be none.
     pub mapped_job: Option<String>,
     /// The parent at first sight.
@@ -74,13 +74,13 @@ pub(super) enum Look {
 pub(super) fn look(proc: &Path, pid: u32) -> Look {
     match try_read(proc, pid, "stat", FILE_BYTES) {
         Ok(text) => parse::stat(&text).map_or(Look::Gone, Look::Found),
-        Err(error) if descriptors::is_lack(&error) => Look::Blind,
+        Err(error) if is_out_of_descriptors(&error) => Look::Blind,
         Err(_) => Look::Gone,
     }
 }
 
 /// The path of a process's control group: see [`parse::cgroup`].
-pub fn cgroup(proc: &Path, pid: u32) -> Option<String> {
+pub(crate) fn cgroup(proc: &Path, pid: u32) -> Option<String> {
     let text = read(proc, pid, "cgroup", FILE_BYTES)?;
     parse::cgroup(&text).map(parse::line)
 }
@@ -122,7 +122,7 @@ impl Facts {
     }
 
     /// `key=value` lines, as in the payload of `ProcessFacts`.
-    pub fn lines(&self) -> String {
+    pub(crate) fn lines(&self) -> String {
         let mut lines = String::new();
         let mut line = |key: &str, value: &str| {
             let _ = writeln!(lines, "{key}={value}");
@@ -163,7 +163,7 @@ impl Facts {
     }
 
     /// The `ProcessFacts` frame.
-    pub fn append_frame(&self, key: ProcessKey, time_ns: u64, frames: &mut Vec<u8>) {
+    pub(crate) fn append_frame(&self, key: ProcessKey, time_ns: u64, frames: &mut Vec<u8>) {
         let facts = self.lines();
         let body = Body::ProcessFacts {
             start_ticks: key.start_ticks,
@@ -175,7 +175,7 @@ impl Facts {
     }
 }
 
-/// Names of users by /etc/passwd; read again when it has changed. Users of other directories keep their number.
+/// PodNames of users by /etc/passwd; read again when it has changed. Users of other directories keep their number.
 #[derive(Debug, Default)]
 pub(super) struct Users {
     text: String,
@@ -218,7 +218,7 @@ struct Reader {
 
 impl Commands {
     /// Asks for the command line of a process.
-    pub fn ask(&mut self, proc: &Path, key: ProcessKey) {
+    pub(crate) fn ask(&mut self, proc: &Path, key: ProcessKey) {
         let is_stuck = |reader: &Reader| reader.open > 0 && reader.moved.elapsed() > STUCK_AFTER;
         if self.reader.as_ref().is_some_and(is_stuck) {
             self.reader = None;
@@ -238,7 +238,7 @@ impl Commands {
     }
 
     /// What has been read since the last call.
-    pub fn take(&mut self) -> Vec<(ProcessKey, String)> {
+    pub(crate) fn take(&mut self) -> Vec<(ProcessKey, String)> {
         let Some(reader) = self.reader.as_mut().filter(|reader| reader.open > 0) else { return Vec::new() };
         let mut commands = Vec::new();
         while let Ok((key, command)) = reader.told.try_recv() {

@@ -2,7 +2,7 @@
 
 /// What /proc/PID/stat tells.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stat {
+pub(crate) struct Stat {
     /// Name of the program, as the kernel keeps it: at most 15 bytes of anything.
     pub comm: Vec<u8>,
     /// Of its first thread: `Z` when that has ended.
@@ -18,7 +18,7 @@ pub struct Stat {
 }
 
 /// Field 3 is the first one behind the last `)`: the name before it may hold anything, `) Z 1` too.
-pub fn stat(text: &[u8]) -> Option<Stat> {
+pub(crate) fn stat(text: &[u8]) -> Option<Stat> {
     let open = text.iter().position(|&byte| byte == b'(')?;
     let close = text.iter().rposition(|&byte| byte == b')')?;
     let comm = text.get(open + 1..close)?.to_vec();
@@ -34,14 +34,14 @@ pub fn stat(text: &[u8]) -> Option<Stat> {
 impl Stat {
     /// It has ended and was not waited for. A process whose `main` left with `pthread_exit` has a first thread that
     /// ended, too, and lives on in the others.
-    pub fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         self.state == b'Z' && self.threads <= 1
     }
 }
 
 /// What /proc/PID/status tells beyond `stat`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Status {
+pub(crate) struct Status {
     /// Real user id.
     pub uid: Option<u64>,
     /// Pid in the innermost namespace, if that is not this one.
@@ -49,7 +49,7 @@ pub struct Status {
 }
 
 /// Lines that start as expected; `Name:` comes first and the kernel escapes newlines in it.
-pub fn status(text: &[u8]) -> Status {
+pub(crate) fn status(text: &[u8]) -> Status {
     let mut status = Status::default();
     for line in text.split(|&byte| byte == b'\n') {
         let fields =
@@ -67,7 +67,7 @@ pub fn status(text: &[u8]) -> Status {
 }
 
 /// The path in the unified hierarchy, or else the longest one of the others.
-pub fn cgroup(text: &[u8]) -> Option<&[u8]> {
+pub(crate) fn cgroup(text: &[u8]) -> Option<&[u8]> {
     let mut longest: Option<&[u8]> = None;
     for line in text.split(|&byte| byte == b'\n') {
         let mut parts = line.splitn(3, |&byte| byte == b':');
@@ -87,7 +87,7 @@ pub fn cgroup(text: &[u8]) -> Option<&[u8]> {
 
 /// Joins NUL-separated arguments into one line, as a shell would take them: arguments with spaces are quoted. A title that a process
 /// has given itself, which is one argument and no path, stays as it is.
-pub fn command(text: &[u8]) -> Option<String> {
+pub(crate) fn command(text: &[u8]) -> Option<String> {
     let end = text.iter().rposition(|&byte| byte != 0)? + 1;
     let arguments: Vec<&[u8]> = text[..end].split(|&byte| byte == 0).collect();
     let is_title = arguments.len() == 1 && !arguments[0].starts_with(b"/");
@@ -100,7 +100,7 @@ pub fn command(text: &[u8]) -> Option<String> {
 
 /// Bytes as text for one `key=value` line: no control characters (a newline would begin another line, an
 /// escape would reach a terminal), invalid UTF-8 replaced.
-pub fn line(bytes: &[u8]) -> String {
+pub(crate) fn line(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     text.chars().map(|character| if is_harmless(character) { character } else { '\u{fffd}' }).collect()
 }
@@ -111,7 +111,7 @@ fn is_harmless(character: char) -> bool {
 }
 
 /// Name of the user with this id in the text of /etc/passwd.
-pub fn user_name(passwd: &str, uid: u64) -> Option<&str> {
+pub(crate) fn user_name(passwd: &str, uid: u64) -> Option<&str> {
     passwd.lines().find_map(|line| {
         let mut fields = line.split(':');
         let (name, _, id) = (fields.next()?, fields.next()?, fields.next()?);

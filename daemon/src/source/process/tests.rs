@@ -164,7 +164,7 @@ fn names_and_jobs_are_found_when_they_are_there() {
     std::fs::create_dir_all(&names).expect("a folder");
     std::fs::create_dir_all(&jobs).expect("a folder");
     std::fs::write(jobs.join("0"), "7\n").expect("written");
-    let settings = Settings { container_names: Some(names.clone()), job_mapping: Some(jobs.clone()) };
+    let settings = ProcessSettings { container_names: Some(names.clone()), job_mapping: Some(jobs.clone()) };
     let processes = Processes::with(settings);
     let mut child = sleeper();
     let key = processes.identify(child.id()).expect("alive");
@@ -192,7 +192,7 @@ fn names_and_jobs_are_found_when_they_are_there() {
         let entry = table.live.get_mut(&key.pid).expect("known");
         Arc::make_mut(&mut entry.facts).place.container = Some(id.clone());
         let facts = Arc::clone(&entry.facts);
-        table.sought.extend(processes.inner.settings.sought(key, &facts));
+        table.sought.extend(late_facts::Sought::of(&processes.inner.settings, key, &facts));
     }
     assert_eq!(said(&processes), "");
     std::fs::write(names.join(format!("train-0_ml_worker-{id}.log")), "").expect("written");

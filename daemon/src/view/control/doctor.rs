@@ -1,22 +1,24 @@
 //! How the daemon is, and what to do about it.
 //!
 //! ```text
+//! coverage   one process: how much of it is seen
 //! gpus       the driver, each device, processes without bytes
 //! processes  how many are seen in part only
 //! own        the daemon itself: limits that were reached, what was lost, where things are
 //! ```
 
+mod coverage;
+mod finding;
 mod gpus;
 mod own;
 mod processes;
 
-pub(super) use processes::limit;
-
-use super::{Refused, coverage, number, of_another, only};
-use crate::access::Viewer;
+use super::request::{Refused, number, of_another, only};
 use crate::clock;
 use crate::view::Sight;
 use crate::view::health::Health;
+use crate::view::visibility::Viewer;
+use finding::{finding, mib};
 use gpumem_ledger::{ClosedSample, ProcessView, Snapshot};
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Doctor, Finding, State};
@@ -25,17 +27,6 @@ use hyper::StatusCode;
 
 /// The driver may take so long to be loaded, on a machine with many GPUs or without persistence mode.
 const STARTING_NS: u64 = 15_000_000_000;
-
-pub(super) fn finding(
-    check: Check,
-    state: State,
-    subject: impl Into<String>,
-    text: impl Into<String>,
-    fix: Option<&str>,
-) -> Finding {
-    let id = check.id().to_owned();
-    Finding { id, state, subject: subject.into(), text: text.into(), fix: fix.map(str::to_owned) }
-}
 
 pub(super) fn doctor(sight: &Sight, viewer: Viewer, query: &str) -> Result<Doctor, Refused> {
     only(query, &["pid"])?;
@@ -61,7 +52,7 @@ pub(super) fn doctor(sight: &Sight, viewer: Viewer, query: &str) -> Result<Docto
     gpus::of_driver(&health, &mut findings);
     let tenants = sight.shown().tenants;
     let asked = gpus::Asked { snapshot, health: &health, viewer, tenants, sees: gpus::Sees::now() };
-    health.devices.iter().for_each(|device| asked.of_device(device, &mut findings));
+    health.nvml.devices.iter().for_each(|device| asked.of_device(device, &mut findings));
     findings.extend(gpus::of_accounting(&health));
     findings.extend(of_kernel(&health));
     processes::look(snapshot, viewer, tenants, now_ns, &mut findings);
@@ -77,15 +68,15 @@ pub(super) fn doctor(sight: &Sight, viewer: Viewer, query: &str) -> Result<Docto
 }
 
 fn of_nvml(health: &Health, started_ns: u64, now_ns: u64) -> Finding {
-    let reason = &health.nvml_reason;
-    match (health.nvml_up, health.released_until_ns) {
+    let reason = health.nvml.reason();
+    match (health.nvml.up, health.nvml.released_until_ns) {
         (_, Some(until_ns)) => {
             let left = until_ns.saturating_sub(now_ns) / 1_000_000_000;
             let text = format!("{reason}: {left} s left, no used bytes meanwhile");
             finding(Check::Nvml, State::Warn, "nvml", text, None)
         }
-        (true, None) if health.nvml_stalled_since_ns.is_some() => {
-            let since_ns = health.nvml_stalled_since_ns.unwrap_or(now_ns);
+        (true, None) if health.nvml.stalled_since_ns.is_some() => {
+            let since_ns = health.nvml.stalled_since_ns.unwrap_or(now_ns);
             let text = format!(
                 "a call has not returned for {} s: no GPU is read meanwhile",
                 now_ns.saturating_sub(since_ns) / 1_000_000_000
@@ -95,13 +86,13 @@ fn of_nvml(health: &Health, started_ns: u64, now_ns: u64) -> Finding {
         }
         (true, None) => finding(Check::Nvml, State::Ok, "nvml", reason, None),
         // A moment after the start that is no fault yet.
-        (false, None) if health.nvml_starting && now_ns.saturating_sub(started_ns) < STARTING_NS => {
+        (false, None) if health.nvml.is_starting() && now_ns.saturating_sub(started_ns) < STARTING_NS => {
             let text = "it is starting: what the driver says is not known yet";
             finding(Check::Nvml, State::Warn, "nvml", text, None)
         }
         (false, None) => {
             let usual = "check nvidia-smi; without NVML only what agents say is known";
-            let fix = health.nvml_remedy.unwrap_or(usual);
+            let fix = health.nvml.remedy.unwrap_or(usual);
             finding(Check::Nvml, State::Bad, "nvml", reason, Some(fix))
         }
     }
@@ -138,7 +129,7 @@ fn of_bytes(process: &ProcessView, snapshot: &Snapshot, health: &Health, finding
     for account in &process.accounts {
         let Some(device) = account.device.and_then(|device| snapshot.devices.get(device)) else { continue };
         if let Some((used, tracked)) = account.latest.as_ref().and_then(missing) {
-            let (used, tracked) = (gpus::mib(used), gpus::mib(tracked));
+            let (used, tracked) = (mib(used), mib(tracked));
             let text = format!(
                 "NVML charges {used} to it on {}, less than the {tracked} that it tracks: a checkpoint (cuda-checkpoint) moved its memory \
                  to the host, or the driver's figure is wrong",
@@ -150,7 +141,7 @@ fn of_bytes(process: &ProcessView, snapshot: &Snapshot, health: &Health, finding
         let absence = account.latest.as_ref().and_then(|sample| sample.used_bytes.err());
         let is_idle = account.tracked_bytes == 0 && absence == Some(Absence::NotListed);
         let Some(absence) = absence.filter(|_| !is_idle) else { continue };
-        let known = health.devices.iter().find(|known| known.name == device.name);
+        let known = health.nvml.device(device.name);
         let (why, fix) = gpus::why_absent(absence, health, known);
         let text = format!("its used bytes on {} are not known: {why}", device.name);
         let subject = format!("process {}", process.key.pid);
@@ -161,14 +152,16 @@ fn of_bytes(process: &ProcessView, snapshot: &Snapshot, health: &Health, finding
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nvml_status::{NvmlStatus, STARTING};
 
     #[test]
     fn nvml_that_is_starting_is_a_fault_after_a_while() {
-        let starting = Health { nvml_starting: true, nvml_reason: "starting".into(), ..Health::default() };
-        let state = |health: &Health, now_ns| of_nvml(health, 5, now_ns).state;
+        let starting = NvmlStatus { reason: STARTING.into(), ..NvmlStatus::default() };
+        let of = |nvml: &NvmlStatus| Health { nvml: nvml.clone(), ..Health::default() };
+        let state = |nvml: &NvmlStatus, now_ns| of_nvml(&of(nvml), 5, now_ns).state;
         assert_eq!(state(&starting, 6), State::Warn);
         assert_eq!(state(&starting, 5 + STARTING_NS), State::Bad);
-        let broken = Health { nvml_reason: "no library".into(), ..Health::default() };
+        let broken = NvmlStatus { reason: "nvml: no library".into(), ..NvmlStatus::default() };
         assert_eq!(state(&broken, 6), State::Bad);
     }
 }

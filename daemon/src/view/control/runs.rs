@@ -1,12 +1,11 @@
 //! Runs: those that go on, from the ledger; those that are over, from the keeper.
 
-use super::record::unescaped;
-use super::{Refused, SMALL, json, number, only, value};
-use crate::access::Viewer;
+use super::request::{Refused, SMALL, json, number, only, unescaped, value};
+use crate::aggregator::Ask;
 use crate::config::Tenants;
-use crate::core::Ask;
-use crate::fair::Bill;
+use crate::limits::user_share::Bill;
 use crate::view::Sight;
+use crate::view::visibility::Viewer;
 use gpumem_ledger::ProcessView;
 use gpumem_model::control::HiddenRun;
 use gpumem_model::run::Run;
@@ -116,7 +115,7 @@ pub(super) async fn runs(
         runs.extend(over);
     }
     if !viewer.all && sight.shown().tenants == Tenants::Anonymous {
-        runs.iter_mut().for_each(crate::view::hide_others);
+        runs.iter_mut().for_each(crate::view::visibility::hide_others);
     }
     match runs.iter().map(Run::weight).sum::<usize>() {
         ..SMALL => Ok(json(&runs)),

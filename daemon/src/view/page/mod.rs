@@ -15,15 +15,13 @@
 //! Everybody on the machine can open a loopback port, so nobody is told more here than the metrics tell everybody: categories, not
 //! tags, and no command line, unless the configuration says so (`metrics.page`).
 
-mod desk;
 mod node;
 mod process;
+mod response_cache;
 
 use super::Sight;
 use super::http::{plain, with};
 use crate::config::Page;
-pub use desk::Desk;
-use desk::{Refused, What};
 use gpumem_ledger::ProcessKey;
 use gpumem_report::html::{self, Shell};
 use http_body_util::Full;
@@ -33,6 +31,8 @@ use hyper::header::{
     REFERRER_POLICY, RETRY_AFTER, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
 use hyper::{Request, Response, StatusCode, Version};
+pub(crate) use response_cache::Desk;
+use response_cache::{Refused, What};
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 
@@ -210,6 +210,16 @@ fn is_allowed(allowed: &str, name: &str) -> bool {
         }
         None => allowed.eq_ignore_ascii_case(name),
     }
+}
+
+/// What `/api/processes` answers, without a request.
+#[cfg(test)]
+pub(super) fn of_processes(
+    published: &crate::aggregator::Published,
+    health: &super::health::Health,
+    shown: &super::Shown,
+) -> serde_json::Value {
+    serde_json::to_value(node::node(published, health, shown, true)).expect("JSON")
 }
 
 #[cfg(test)]

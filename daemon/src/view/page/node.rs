@@ -1,13 +1,13 @@
 //! Devices and processes of one moment, in the words of the report's JSON. The rows are those of `gpumemctl ps`.
 
-use super::desk::{Refused, Text, aside};
-use crate::access::Viewer;
+use super::response_cache::{Refused, Text, aside};
+use crate::aggregator::Published;
 use crate::clock;
 use crate::config::{Page, Tenants};
-use crate::core::Published;
-use crate::view::control::ps::{self, Rows};
 use crate::view::health::Health;
+use crate::view::rows::{self, ConsistentSample, Rows};
 use crate::view::text::clean;
+use crate::view::visibility::Viewer;
 use crate::view::{Shown, Sight};
 use gpumem_ledger::category::{OTHERS, Rules};
 use gpumem_ledger::{AccountView, Class, DeviceView, ProcessView};
@@ -32,7 +32,7 @@ const LOOKS: usize = 3;
 const AGAIN: Duration = Duration::from_millis(80);
 
 #[derive(Serialize)]
-struct Node<'a> {
+pub(super) struct Node<'a> {
     schema: &'static str,
     version: u32,
     program: &'static str,
@@ -133,10 +133,10 @@ async fn told(sight: &Arc<Sight>, shown: Shown, with_processes: bool) -> Result<
     .await
 }
 
-/// As somebody sees them whom nobody knows.
+/// Returns the rows as visible to an anonymous viewer.
 fn rows<'a>(published: &'a Published, health: &Health, shown: &Shown) -> Rows<'a> {
     let all = shown.tenants == Tenants::Named;
-    ps::rows(published, health, Viewer { uid: u32::MAX, all }, shown.tenants)
+    rows::rows(published, health, Viewer { uid: u32::MAX, all }, shown.tenants)
 }
 
 /// Whether a device's processes and what nobody owns are what is used of it; `None` where that cannot be known.
@@ -149,7 +149,12 @@ fn adds_up(rows: &Rows<'_>, device: usize) -> Option<bool> {
     Some(sum == i128::from(agreed.reading.used_bytes))
 }
 
-fn node<'a>(published: &Published, health: &'a Health, shown: &Shown, with_processes: bool) -> Node<'a> {
+pub(super) fn node<'a>(
+    published: &Published,
+    health: &'a Health,
+    shown: &Shown,
+    with_processes: bool,
+) -> Node<'a> {
     let rows = rows(published, health, shown);
     let mut devices: Vec<DeviceJson> = (0..rows.devices.len())
         .zip(&rows.devices)
@@ -183,8 +188,8 @@ fn node<'a>(published: &Published, health: &'a Health, shown: &Shown, with_proce
             Page::Categories | Page::Off => "categories",
         },
         nvml: Nvml {
-            up: health.nvml_problem().is_none(),
-            reason: health.nvml_problem().unwrap_or(&health.nvml_reason),
+            up: health.nvml.problem().is_none(),
+            reason: health.nvml.problem().unwrap_or(health.nvml.reason()),
         },
         devices,
         processes: with_processes.then_some(processes),
@@ -209,9 +214,9 @@ fn process(row: &ProcessRow, process: &ProcessView, account: &AccountView, shown
     // A process that is not told of by its pid is bytes only.
     let is_named = row.pid != 0;
     let who = row.who.iter().map(|(name, value)| (name.clone(), clean(value).into_owned()));
-    let sample = account.complete.as_ref().filter(|_| row.used_bytes.is_some());
-    let at_sample = sample.and_then(|sample| sample.tracked_bytes.map(|_| &*sample.amounts));
-    let amounts = row.tracked_bytes.map(|_| at_sample.unwrap_or(&account.amounts));
+    let ConsistentSample { sample, tracked: (_, amounts), .. } = ConsistentSample::of(account);
+    let sample = sample.filter(|_| row.used_bytes.is_some());
+    let amounts = row.tracked_bytes.map(|_| amounts);
     let sums = amounts.map(|amounts| Sums::of(process, amounts, rules(process, shown)));
     ProcessJson {
         pid: row.pid,

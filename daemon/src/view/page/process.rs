@@ -1,9 +1,9 @@
 //! One process: its report as it stands, with what the reader may know of it.
 
-use super::desk::{Refused, Text, aside};
+use super::response_cache::{Refused, Text, aside};
+use crate::aggregator::Ask;
 use crate::config::{Page, Tenants};
-use crate::core::Ask;
-use crate::fair::Bill;
+use crate::limits::user_share::Bill;
 use crate::view::{Shown, Sight};
 use gpumem_ledger::{ProcessKey, ProcessView};
 use gpumem_model::run::Run;

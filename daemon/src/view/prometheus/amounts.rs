@@ -3,9 +3,9 @@
 
 use super::families::{Families, Family, Labels};
 use super::names::REST;
+use crate::view::rows::ConsistentSample;
 use crate::view::text::Label;
 use gpumem_ledger::{AccountView, Parts};
-use gpumem_model::run::absence_name;
 use std::collections::BTreeMap;
 
 const OF_DEVICE: &[&str] = &["gpu", "uuid", "pid", "start"];
@@ -77,19 +77,13 @@ pub(super) struct Amounts<'a> {
 impl Amounts<'_> {
     /// What is known of an account at its last sample; names of the tracked are the caller's to give, of the amounts that
     /// come beside.
-    pub fn of(account: &AccountView, covered: bool) -> (Self, &[i64]) {
-        let newest_failed = account
-            .latest
-            .as_ref()
-            .and_then(|sample| Some(absence_name(sample.used_bytes.err()?, sample.list_failed)));
-        // With no word of NVML, or an old one, `used` is not known now.
-        let sample = account.complete.as_ref().filter(|_| newest_failed.is_none());
-        let gap = sample.and_then(|sample| Some((sample, sample.untrackable_bytes()?)));
-        let at_sample = sample.and_then(|sample| Some((sample.tracked_bytes?, &*sample.amounts)));
-        let (tracked, amounts) = at_sample.unwrap_or((account.tracked_bytes, &account.amounts));
+    pub(crate) fn of(account: &AccountView, covered: bool) -> (Self, &[i64]) {
+        let consistent = ConsistentSample::of(account);
+        let gap = consistent.sample.and_then(|sample| Some((sample, sample.untrackable_bytes()?)));
+        let (tracked, amounts) = consistent.tracked;
         let said = Amounts {
-            used: sample.and_then(|sample| sample.used_bytes.ok()),
-            unavailable: newest_failed.or(account.latest.is_none().then_some("never sampled")),
+            used: consistent.used_bytes(),
+            unavailable: consistent.absence,
             predates: gap.map(|(sample, _)| sample.predates_bytes),
             untrackable: gap.map(|(_, untrackable)| untrackable),
             parts: gap.and_then(|(sample, _)| sample.parts.as_ref().map(parts)),
@@ -102,7 +96,7 @@ impl Amounts<'_> {
 
 impl<'a> Amounts<'a> {
     /// And those of another process. The sum of what is known is a lower bound where something is not: the reason stays.
-    pub fn add(&mut self, other: Amounts<'a>) {
+    pub(crate) fn add(&mut self, other: Amounts<'a>) {
         let sum = |sum: &mut Option<i64>, more: Option<i64>| {
             if let Some(more) = more {
                 *sum = Some(sum.unwrap_or(0).wrapping_add(more));
@@ -130,7 +124,7 @@ impl<'a> Amounts<'a> {
     }
 
     /// Tags of the folded are one.
-    pub fn fold_tags(&mut self) {
+    pub(crate) fn fold_tags(&mut self) {
         if !self.tags.is_empty() {
             let sum = self.tags.values().copied().fold(0, i64::wrapping_add);
             self.tags = Named::from([(REST.into(), sum)]);
@@ -138,7 +132,7 @@ impl<'a> Amounts<'a> {
     }
 
     /// As series.
-    pub fn write(&self, labels: &Labels, out: &mut Families) {
+    pub(crate) fn write(&self, labels: &Labels, out: &mut Families) {
         if let Some(used) = self.used {
             out.add(&USED, labels, used);
         }

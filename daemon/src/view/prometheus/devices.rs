@@ -1,7 +1,7 @@
 //! Devices.
 
 use super::families::{Families, Family, Labels};
-use crate::core::Published;
+use crate::aggregator::Published;
 use crate::view::health::Health;
 use gpumem_ledger::{DeviceView, OomKind};
 
@@ -91,22 +91,22 @@ const FRESH_NS: u64 = 2_000_000_000;
 
 /// The index that NVML gives a device and its UUID, as labels.
 pub(super) fn labels(device: &DeviceView, health: &Health) -> Labels {
-    let of = health.devices.iter().find(|of| of.name == device.name);
-    let index = of.map_or(u32::from(device.ordinal), |of| of.index);
+    let of = health.nvml.device(device.name);
+    let index = of.map_or(device.ordinal, |of| of.index);
     Labels::new().with("gpu", &index.to_string()).with("uuid", &device.name.to_string())
 }
 
 pub(super) fn collect(published: &Published, health: &Health, out: &mut Families) {
     let now_ns = published.now_ns();
-    for device in published.snapshot.devices.iter().filter(|device| health.may_have(device.name)) {
-        let of = health.devices.iter().find(|of| of.name == device.name);
+    for device in published.snapshot.devices.iter().filter(|device| health.nvml.may_have(device.name)) {
+        let of = health.nvml.device(device.name);
         let labels = labels(device, health);
         out.add_with(&INFO, &labels, ("model", &*device.model), 1_u64);
         if let Some(total) = device.total_bytes {
             out.add(&TOTAL, &labels, total);
         }
         let problem = of.and_then(|of| of.problem.as_deref());
-        let problem = problem.or(health.nvml_problem());
+        let problem = problem.or(health.nvml.problem());
         if let Some(reason) = problem {
             out.add_with(&UNAVAILABLE, &labels, ("reason", reason), 1_u64);
         }
@@ -114,7 +114,7 @@ pub(super) fn collect(published: &Published, health: &Health, out: &mut Families
             let xid = xid.map_or("other".to_owned(), |xid| xid.to_string());
             out.add_with(&XIDS, &labels, ("xid", &*xid), count);
         }
-        for event in of.map_or(&[][..], |of| &of.details.events) {
+        for event in of.map_or(&[][..], |of| &of.health_events) {
             out.add_with(&EVENTS, &labels, ("event", event.name), event.count);
         }
         // From the beginning, so that the first one is an increase.

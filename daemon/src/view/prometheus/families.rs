@@ -17,27 +17,35 @@ pub struct Family {
 
 impl Family {
     /// Something that goes up and down.
-    pub const fn gauge(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Self {
+    pub(crate) const fn gauge(
+        name: &'static str,
+        labels: &'static [&'static str],
+        help: &'static str,
+    ) -> Self {
         Family { name, help, kind: "gauge", labels }
     }
     /// Something that only grows.
-    pub const fn counter(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Self {
+    pub(crate) const fn counter(
+        name: &'static str,
+        labels: &'static [&'static str],
+        help: &'static str,
+    ) -> Self {
         Family { name, help, kind: "counter", labels }
     }
 }
 
 /// Labels of several series, written once.
 #[derive(Debug, Default, Clone)]
-pub struct Labels(String);
+pub(crate) struct Labels(String);
 
 impl Labels {
     /// Room for the usual ones.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Labels(String::with_capacity(192))
     }
 
     /// With one more label.
-    pub fn with(mut self, name: &str, value: &str) -> Self {
+    pub(crate) fn with(mut self, name: &str, value: &str) -> Self {
         push_pair(&mut self.0, name, &value.into());
         self
     }
@@ -55,7 +63,7 @@ fn push_pair(out: &mut String, name: &str, value: &Label<'_>) {
 
 /// How far a scrape had come.
 #[derive(Debug)]
-pub struct Mark {
+pub(crate) struct Mark {
     lengths: Vec<usize>,
     series: usize,
     folded: u64,
@@ -63,7 +71,7 @@ pub struct Mark {
 
 /// All families of a scrape.
 #[derive(Debug)]
-pub struct Families {
+pub(crate) struct Families {
     families: Vec<(Family, String)>,
     series: usize,
     most: usize,
@@ -72,17 +80,17 @@ pub struct Families {
 
 impl Families {
     /// Room for so many series.
-    pub fn new(most: usize) -> Self {
+    pub(crate) fn new(most: usize) -> Self {
         Families { families: Vec::new(), series: 0, most, folded: 0 }
     }
 
     /// One series. Beyond the most that a scrape may have, it is counted and left out.
-    pub fn add(&mut self, family: &'static Family, labels: &Labels, value: impl Number) {
+    pub(crate) fn add(&mut self, family: &'static Family, labels: &Labels, value: impl Number) {
         self.push(family, labels, None, value);
     }
 
     /// One series with a label of its own.
-    pub fn add_with<'a>(
+    pub(crate) fn add_with<'a>(
         &mut self,
         family: &'static Family,
         labels: &Labels,
@@ -125,30 +133,30 @@ impl Families {
     }
 
     /// Now, to come back to.
-    pub fn mark(&self) -> Mark {
+    pub(crate) fn mark(&self) -> Mark {
         let lengths = self.families.iter().map(|(_, text)| text.len()).collect();
         Mark { lengths, series: self.series, folded: self.folded }
     }
 
     /// Whether everything since then was written, and so much more can be.
-    pub fn has_room(&self, since: &Mark, more: usize) -> bool {
+    pub(crate) fn has_room(&self, since: &Mark, more: usize) -> bool {
         self.folded == since.folded && self.series.saturating_add(more) <= self.most
     }
 
     /// As if nothing had been written since then.
-    pub fn undo(&mut self, since: Mark) {
+    pub(crate) fn undo(&mut self, since: Mark) {
         let lengths = since.lengths.into_iter().chain(std::iter::repeat(0));
         self.families.iter_mut().zip(lengths).for_each(|((_, text), length)| text.truncate(length));
         (self.series, self.folded) = (since.series, since.folded);
     }
 
     /// Series that were left out.
-    pub fn folded(&self) -> u64 {
+    pub(crate) fn folded(&self) -> u64 {
         self.folded
     }
 
     /// Everything, with a line of help and one of type before each family.
-    pub fn text(self) -> String {
+    pub(crate) fn text(self) -> String {
         let bytes: usize = self.families.iter().map(|(_, series)| series.len() + 256).sum();
         let mut text = String::with_capacity(bytes + 16_384);
         for (family, series) in self.families.iter().filter(|(_, series)| !series.is_empty()) {

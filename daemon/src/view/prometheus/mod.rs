@@ -20,12 +20,15 @@ mod names;
 mod own;
 mod processes;
 
+#[cfg(test)]
+use crate::aggregator::Published;
 use crate::config::Tenants;
+#[cfg(test)]
+use crate::view::health::Health;
 use crate::view::{Shown, Sight};
 pub use devices::MOST_PER_DEVICE;
 use families::Families;
-pub use families::Family;
-pub use processes::flags;
+pub(crate) use families::Family;
 
 /// The text of one scrape, as everybody may have it.
 pub fn scrape(sight: &Sight) -> String {
@@ -33,7 +36,7 @@ pub fn scrape(sight: &Sight) -> String {
 }
 
 /// The same for who sees all processes.
-pub fn scrape_named(sight: &Sight) -> String {
+pub(crate) fn scrape_named(sight: &Sight) -> String {
     scrape_as(sight, Shown { tenants: Tenants::Named, ..sight.shown() })
 }
 
@@ -59,4 +62,12 @@ pub fn families() -> impl Iterator<Item = &'static Family> {
 pub fn most_per_process(shown: &Shown, devices: usize) -> usize {
     let of_account = processes::most_per_account(shown.rules.structure.rules.len(), shown.tags);
     processes::MOST_PER_PROCESS + devices * of_account
+}
+
+/// The series of processes alone.
+#[cfg(test)]
+pub(super) fn of_processes(published: &Published, health: &Health, shown: &Shown) -> String {
+    let mut families = Families::new(shown.max_series);
+    processes::collect(published, health, shown, &mut families);
+    families.text()
 }

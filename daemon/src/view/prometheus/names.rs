@@ -20,7 +20,7 @@ pub(super) struct Names<'a>(Vec<Label<'a>>);
 
 impl<'a> Names<'a> {
     /// Categories.
-    pub fn categories(process: &ProcessView, rules: &'a Rules) -> Self {
+    pub(crate) fn categories(process: &ProcessView, rules: &'a Rules) -> Self {
         let name = |cell: &CellView| match cell.class {
             _ if cell.is_idle() => "pool idle".into(),
             Class::Opaque => "opaque pools".into(),
@@ -31,7 +31,7 @@ impl<'a> Names<'a> {
 
     /// Tags: of those that have a name the `most` that hold most in `ranked`, by which they keep their places while memory
     /// comes and goes.
-    pub fn tags(process: &'a ProcessView, ranked: &[i64], most: usize) -> Self {
+    pub(crate) fn tags(process: &'a ProcessView, ranked: &[i64], most: usize) -> Self {
         let own = |cell: &'a CellView| match (&cell.tag, cell.class) {
             _ if cell.is_idle() => Err("(pool idle)"),
             (_, Class::Opaque) => Err("(opaque pools)"),
@@ -57,7 +57,7 @@ impl<'a> Names<'a> {
     }
 
     /// Bytes of each name; together they are the sum of the amounts.
-    pub fn sums(&self, amounts: &[i64]) -> Named<'a> {
+    pub(crate) fn sums(&self, amounts: &[i64]) -> Named<'a> {
         let mut sums = Named::new();
         for (name, &bytes) in self.0.iter().zip(amounts).filter(|(_, bytes)| **bytes != 0) {
             match sums.get_mut(name) {

@@ -3,10 +3,10 @@
 
 use super::families::Family;
 use super::processes::Folded;
-use crate::core::Published;
+use crate::aggregator::Published;
 use crate::stats::Count;
 use crate::view::Sight;
-use crate::view::health::Health;
+use crate::view::health::{Health, nvml_numbers};
 use crate::view::text::Label;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
@@ -161,7 +161,7 @@ pub(super) fn write(
         (&LOST, Some(published.totals.lost() as f64), None),
         (&FOLDED, Some(folded.young as f64), Some(("reason", "young"))),
         (&FOLDED, Some(folded.room as f64), Some(("reason", "room"))),
-        (&UP, Some(yes(health.nvml_problem().is_none())), Some(("source", "nvml"))),
+        (&UP, Some(yes(health.nvml.problem().is_none())), Some(("source", "nvml"))),
         (&UP, Some(yes(store.up)), Some(("source", "store"))),
         (&STORE_WAITING, Some(store.waiting as f64), None),
         (&STORE_WAITING_BYTES, Some(store.waiting_bytes as f64), None),
@@ -183,7 +183,7 @@ pub(super) fn write(
             last.mut_metric().push(metric(counter, value, label.as_slice()));
         }
     }
-    for number in &health.numbers {
+    for number in nvml_numbers(&health.nvml.counters) {
         let mut family = family(number.name, number.help, number.counter);
         family.mut_metric().push(metric(number.counter, number.value, &[]));
         families.push(family);

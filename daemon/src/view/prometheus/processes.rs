@@ -8,10 +8,11 @@ use super::amounts::{self, Amounts};
 use super::devices;
 use super::families::{Families, Family, Labels};
 use super::names::{BESIDE_RULES, BESIDE_TAGS, Names, REST};
+use crate::aggregator::Published;
 use crate::config::Tenants;
-use crate::core::Published;
 use crate::view::Shown;
 use crate::view::health::Health;
+use crate::view::rows::{ConsistentSample, flags};
 use gpumem_ledger::{AccountView, ProcessKey, ProcessView};
 use gpumem_model::layers::{layer_name, state_name};
 use gpumem_model::who::{CLAIMED, Said, Who};
@@ -135,7 +136,7 @@ type OnDevice<'a> = (usize, &'a AccountView, Amounts<'a>);
 
 pub(super) fn collect(published: &Published, health: &Health, shown: &Shown, out: &mut Families) -> Folded {
     let devices = &published.snapshot.devices;
-    let is_there: Vec<bool> = devices.iter().map(|device| health.may_have(device.name)).collect();
+    let is_there: Vec<bool> = devices.iter().map(|device| health.nvml.may_have(device.name)).collect();
     let is_shown = |process: &&ProcessView| process.ended.is_none() && !process.accounts.is_empty();
     let mut live: Vec<&ProcessView> = published.snapshot.processes.iter().filter(is_shown).collect();
     live.sort_by_key(|process| (process.key.start_ticks, process.key.pid));
@@ -303,9 +304,7 @@ fn beside(
     labels: &Labels,
     out: &mut Families,
 ) {
-    let is_known = |latest: &gpumem_ledger::ClosedSample| latest.used_bytes.is_ok();
-    let sample = account.complete.as_ref().filter(|_| account.latest.as_ref().is_none_or(is_known));
-    if let Some(sample) = sample {
+    if let Some(sample) = ConsistentSample::of(account).sample {
         out.add(&AGE, labels, published.now_ns().saturating_sub(sample.t1_ns) as f64 / 1e9);
     }
     if process.coverage.covered {
@@ -332,24 +331,4 @@ fn beside(
     for flag in flags(process, account) {
         out.add_with(&FLAG, labels, ("flag", flag), 1_u64);
     }
-}
-
-/// What is to be known about the numbers of a process.
-pub fn flags(process: &ProcessView, account: &AccountView) -> Vec<&'static str> {
-    let coverage = &process.coverage;
-    let mut flags = vec![if coverage.covered { "covered" } else { "uncovered" }];
-    let stale = account.latest.as_ref().is_some_and(|sample| sample.stale);
-    for (holds, flag) in [
-        (coverage.late, "late"),
-        (coverage.blocked.is_some(), "blocked"),
-        (coverage.paused, "paused"),
-        (coverage.is_partial(), "partial"),
-        (coverage.earlier.is_some(), "restarted"),
-        (stale, "stale"),
-    ] {
-        if holds {
-            flags.push(flag);
-        }
-    }
-    flags
 }

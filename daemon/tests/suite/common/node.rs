@@ -2,11 +2,12 @@
 
 use gpumem_ledger::{Origin, ProcessKey};
 use gpumem_wire::{Absence, Body, DeviceIdKind, DriverEventKind, MemoryKind, Reading, Record, Stamp};
-use gpumemd::core::{Board, Core, Pace};
-use gpumemd::keeper::{Keeper, Thread};
+use gpumemd::aggregator::{Board, Core, Pace};
+use gpumemd::nvml_status::{DeviceStatus, NvmlStatus};
+use gpumemd::run_writer::{Keeper, Thread};
 use gpumemd::source::Batch;
 use gpumemd::stats::Stats;
-use gpumemd::view::health::{Details, Device, Health};
+use gpumemd::view::health::Health;
 use gpumemd::view::{Fixed, Shown, Sight, Sources};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -37,7 +38,7 @@ pub const MIB: u64 = 1 << 20;
 pub fn batch(origin: Origin, records: &[(Stamp, Body<'_>)]) -> Batch {
     let mut frames = Vec::new();
     records.iter().for_each(|&(stamp, body)| Record { stamp, body }.append_frame(&mut frames));
-    Batch { origin, frames, place: None }
+    Batch { origin, frames, slot: None }
 }
 
 pub fn key(device: usize, process: usize) -> ProcessKey {
@@ -62,18 +63,14 @@ impl Node {
             Keeper::start(store, Default::default(), Arc::clone(&stats)).expect("a thread");
         let pace = Pace { checkpoint: Duration::from_secs(3600), ..Pace::default() };
         let (core, board): (Core, Board) = Core::new(Arc::clone(&stats), keeper.clone(), pace);
-        let known = |index: usize| Device {
-            name: gpumem_ledger::DeviceName::of_record(1, index as u64, 0, DeviceIdKind::Gpu),
-            index: index as u32,
-            problem: None,
-            details: Details::default(),
+        let known = |index: usize| {
+            let name = gpumem_ledger::DeviceName::of_record(1, index as u64, 0, DeviceIdKind::Gpu);
+            DeviceStatus::new(name, index as u8, index as u16)
         };
-        let health = Health {
-            nvml_up: true,
-            nvml_reason: "nvml: told".into(),
-            devices: (0..devices).map(known).collect(),
-            ..Health::default()
-        };
+        let known = (0..devices).map(known).collect();
+        let reason = "nvml: told".into();
+        let nvml = NvmlStatus { up: true, reason, devices: known, ..NvmlStatus::default() };
+        let health = Health { nvml, ..Health::default() };
         let shown = Shown { max_series, ..Shown::default() };
         let (asks, _) = tokio::sync::mpsc::channel(1);
         let sources = Box::new(Told(health));

@@ -4,7 +4,7 @@ use super::machine::{self, Holder, Machine};
 use super::watcher::Watcher;
 use super::{MIB, quick};
 use gpumem_wire::Absence;
-use gpumemd::source::nvml::Settings;
+use gpumemd::config::NvmlSettings;
 use std::time::Duration;
 
 /// NVML's codes with a word that must be in what people read.
@@ -123,7 +123,7 @@ async fn a_library_that_was_replaced_is_the_one_that_is_opened() {
         std::fs::rename(new, &installed).expect("installed");
     };
     install("lib-470");
-    let settings = Settings { library: Some(installed.clone()), trust_pids: true, ..quick() };
+    let settings = NvmlSettings { library: Some(installed.clone()), trust_pids: true, ..quick() };
     let mut watcher = Watcher::start(&machine, settings);
     let driver = |source: &Option<(bool, String)>, name: &str| {
         source.as_ref().is_some_and(|(up, reason)| *up && reason.contains(name))
@@ -209,7 +209,7 @@ async fn a_call_for_events_that_hangs_costs_the_events_and_nothing_else() {
 #[tokio::test]
 async fn healthy_gpus_are_read_while_another_hangs() {
     let machine = Machine::new(&["devices=3"]);
-    let settings = Settings { call_timeout: Duration::from_secs(5), ..quick() };
+    let settings = NvmlSettings { call_timeout: Duration::from_secs(5), ..quick() };
     let mut watcher = Watcher::start(&machine, settings);
     watcher.until("all are read", |seen| (0..3).all(|slot| seen.readings(slot) >= 2)).await;
     let nvml = watcher.nvml.clone();
@@ -250,7 +250,7 @@ async fn slow_call_goes_on_with_the_poller_that_made_it() {
     let machine = Machine::new(&["devices=2"]);
     let holder = Holder::new();
     machine.hold(holder.pid(), 0, MIB);
-    let settings = Settings { call_timeout: Duration::from_secs(20), ..quick() };
+    let settings = NvmlSettings { call_timeout: Duration::from_secs(20), ..quick() };
     let mut watcher = Watcher::start(&machine, settings);
     watcher.until("both are read", |seen| seen.readings(0) >= 1 && seen.readings(1) >= 1).await;
     let nvml = watcher.nvml.clone();
@@ -274,7 +274,7 @@ async fn slow_call_goes_on_with_the_poller_that_made_it() {
 #[tokio::test]
 async fn source_is_stalled_while_its_only_gpu_hangs() {
     let machine = Machine::new(&["devices=1"]);
-    let settings = Settings { call_timeout: Duration::from_secs(20), ..quick() };
+    let settings = NvmlSettings { call_timeout: Duration::from_secs(20), ..quick() };
     let mut watcher = Watcher::start(&machine, settings);
     watcher.until("it is read", |seen| seen.readings(0) >= 1).await;
     assert_eq!(watcher.nvml.status().stalled_since_ns, None);

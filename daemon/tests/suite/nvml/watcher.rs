@@ -4,8 +4,9 @@ use super::machine::Machine;
 use gpumem_ledger::Origin;
 use gpumem_wire::frame::records;
 use gpumem_wire::{Absence, Body, NONE_DEVICE, Record};
+use gpumemd::config::NvmlSettings;
 use gpumemd::source::Batch;
-use gpumemd::source::nvml::{Nvml, Settings};
+use gpumemd::source::nvml::Nvml;
 use gpumemd::source::process::Processes;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -125,11 +126,11 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    pub fn start(machine: &Machine, settings: Settings) -> Watcher {
+    pub fn start(machine: &Machine, settings: NvmlSettings) -> Watcher {
         let processes = Processes::new();
         let (out, batches) = mpsc::channel(64);
         let program = settings.program.clone().or_else(|| Some(machine.program()));
-        let nvml = Nvml::start(Settings { program, ..settings }, processes.clone(), out);
+        let nvml = Nvml::start(NvmlSettings { program, ..settings }, processes.clone(), out);
         Watcher { nvml, processes, seen: Seen::default(), batches }
     }
 

@@ -6,7 +6,7 @@ use gpumem_ledger::{Origin, ProcessKey};
 use gpumem_model::run::State;
 use gpumem_runs::store::{RunSummary, Store};
 use gpumem_wire::{Absence, Body, Reading, Stamp};
-use gpumemd::core::Order;
+use gpumemd::aggregator::Order;
 use gpumemd::stats::Count;
 use std::path::Path;
 use std::time::Duration;

@@ -2,21 +2,20 @@
 //!
 //! ```text
 //! redact     what is replaced, cut out or not taken at all
-//! archive    .tar.gz
 //! ```
 //!
 //! Command lines, environments, tags, categories and jobs are never read for it; who runs what is told by pid and bytes.
 
-mod archive;
 mod redact;
 
-use super::{Told, show};
+use super::findings::{self, DoctorReport};
 use crate::args::Doctor as Args;
 use crate::client::Daemon;
 use crate::output::print;
 use anyhow::{Context, Result, bail};
 use gpumem_model::control::Ps;
 use gpumem_model::harmless::clean;
+use miniz_oxide::deflate::compress_to_vec;
 use redact::Redactor;
 use std::fmt::Write as _;
 use std::fs::{self, OpenOptions};
@@ -34,7 +33,7 @@ const LOG_LINES: usize = 200;
 ///
 /// # Errors
 /// The file is there, or cannot be written.
-pub(super) fn write(args: &Args, told: &Told) -> Result<()> {
+pub(super) fn write(args: &Args, told: &DoctorReport) -> Result<()> {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let path = match &args.bundle {
         Some(path) if !path.as_os_str().is_empty() => path.clone(),
@@ -51,8 +50,8 @@ pub(super) fn write(args: &Args, told: &Told) -> Result<()> {
     let redactor = Redactor::new(&users, environment);
     let mut parts = vec![
         part("versions.txt", "of gpumem, the kernel, the driver", versions(told)),
-        part("doctor.txt", "what doctor says", show::text(told, None)),
-        part("doctor.json", "the same for programs", show::json(told)?),
+        part("doctor.txt", "what doctor says", findings::text(told, None)),
+        part("doctor.json", "the same for programs", findings::json(told)?),
         part("driver.txt", "the driver's own files, device files and their modes", driver()),
         part("processes.txt", "pid, user, device, state and bytes; no command", processes(&ps)),
     ];
@@ -87,7 +86,7 @@ pub(super) fn write(args: &Args, told: &Told) -> Result<()> {
     let files: Vec<(String, Vec<u8>)> =
         parts.into_iter().map(|part| (part.name, part.text.into_bytes())).collect();
     let files: Vec<_> = [("contents.txt".to_owned(), list.into_bytes())].into_iter().chain(files).collect();
-    let packed = archive::pack(&files, since);
+    let packed = pack(&files, since);
     let told = || path.display().to_string();
     let mut file =
         OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).with_context(told)?;
@@ -126,7 +125,7 @@ fn users(ps: &Ps) -> Vec<String> {
     users
 }
 
-fn versions(told: &Told) -> String {
+fn versions(told: &DoctorReport) -> String {
     let mut text = format!("gpumemctl {}\n", env!("CARGO_PKG_VERSION"));
     match &told.daemon {
         Some((_, doctor)) => {
@@ -198,7 +197,7 @@ fn processes(ps: &Ps) -> String {
 }
 
 /// The end of the log: a private daemon's beside its sockets, the system's in the journal.
-fn log(told: &Told) -> Option<String> {
+fn log(told: &DoctorReport) -> Option<String> {
     let beside = told.daemon.as_ref().map(|(control, _)| control.with_file_name("gpumemd.log"));
     if let Some(text) = beside.and_then(|path| end_of(&path).ok()) {
         return Some(text);
@@ -227,4 +226,69 @@ fn end_of(path: &Path) -> std::io::Result<String> {
     let lines: Vec<&str> = text.lines().collect();
     let last = lines.get(lines.len().saturating_sub(LOG_LINES)..).unwrap_or_default();
     Ok(last.join("\n") + "\n")
+}
+
+/// Size of a block of a tar.
+const BLOCK: usize = 512;
+/// The best of miniz_oxide; these are kilobytes.
+const DEFLATE_LEVEL: u8 = 9;
+
+/// Packs files into a .tar.gz: ustar headers, deflated in one piece (RFC 1952). Names are short and plain.
+fn pack(files: &[(String, Vec<u8>)], time_s: u64) -> Vec<u8> {
+    let mut tar = Vec::new();
+    for (name, content) in files {
+        tar.extend(tar_header(name, content.len(), time_s));
+        tar.extend(content);
+        tar.resize(tar.len().next_multiple_of(BLOCK), 0);
+    }
+    tar.resize(tar.len() + 2 * BLOCK, 0);
+    // Deflated, no name, no time, made by Unix.
+    let mut packed = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 2, 3];
+    packed.extend(compress_to_vec(&tar, DEFLATE_LEVEL));
+    packed.extend(crc32(&tar).to_le_bytes());
+    packed.extend((tar.len() as u32).to_le_bytes());
+    packed
+}
+
+fn tar_header(name: &str, bytes: usize, time_s: u64) -> [u8; BLOCK] {
+    let mut header = [0; BLOCK];
+    let mut put = |at: usize, text: &[u8]| {
+        for (place, byte) in header.iter_mut().skip(at).zip(text) {
+            *place = *byte;
+        }
+    };
+    put(0, name.as_bytes());
+    put(100, b"0000644\0");
+    put(108, b"0000000\0"); // whose files they are is nobody's business
+    put(116, b"0000000\0");
+    put(124, format!("{bytes:011o}\0").as_bytes());
+    put(136, format!("{time_s:011o}\0").as_bytes());
+    put(148, b"        0");
+    put(257, b"ustar\x0000");
+    // The sum counts its own place as blanks.
+    let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+    for (place, byte) in header.iter_mut().skip(148).zip(format!("{sum:06o}\0 ").bytes()) {
+        *place = byte;
+    }
+    header
+}
+
+fn crc32(bytes: &[u8]) -> u32 {
+    let step = |crc: u32, _| if crc & 1 == 1 { crc >> 1 ^ 0xedb8_8320 } else { crc >> 1 };
+    !bytes.iter().fold(!0, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), step))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_are_the_known_ones() {
+        assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
+        let header = tar_header("a.txt", 8, 0);
+        assert_eq!(
+            (&header[..6], &header[124..136], header[156]),
+            (&b"a.txt\0"[..], &b"00000000010\0"[..], b'0')
+        );
+    }
 }

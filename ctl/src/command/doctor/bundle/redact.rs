@@ -34,7 +34,7 @@ pub(super) struct Redactor {
 
 impl Redactor {
     /// `users`: names that are replaced, each by one name for the whole bundle; none: they are kept.
-    pub fn new(users: &[String], environment: impl Iterator<Item = (String, String)>) -> Redactor {
+    pub(crate) fn new(users: &[String], environment: impl Iterator<Item = (String, String)>) -> Redactor {
         // Nobody can look a name up in a list: the key is gone with this program.
         let key = RandomState::new();
         let mut words: BTreeMap<String, String> = BTreeMap::new();
@@ -58,7 +58,7 @@ impl Redactor {
     }
 
     /// The text without them.
-    pub fn text(&self, text: &str) -> String {
+    pub(crate) fn text(&self, text: &str) -> String {
         let mut out = text.to_owned();
         for (word, by) in &self.words {
             out = replaced(&out, word, by);

@@ -15,7 +15,7 @@ mod text;
 mod variable;
 
 use super::elf::Elf;
-use super::{Told, finding};
+use super::findings::{DoctorReport, finding};
 use crate::command::run::library;
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
@@ -60,7 +60,7 @@ pub(super) fn look(
     pid: u32,
     control: Option<&Path>,
     covered: bool,
-    told: &Told,
+    told: &DoctorReport,
     findings: &mut Vec<Finding>,
 ) {
     let seen = Seen::look(pid);

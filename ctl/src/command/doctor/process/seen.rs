@@ -10,7 +10,7 @@ const MOST_ANCESTORS: usize = 64;
 
 /// A process, as far as this user may look into it.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub(crate) struct Seen {
     pub pid: u32,
     /// The kernel's short name.
     pub comm: String,
@@ -32,7 +32,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    pub fn look(pid: u32) -> Seen {
+    pub(crate) fn look(pid: u32) -> Seen {
         let folder = PathBuf::from(format!("/proc/{pid}"));
         let text = |name: &str| {
             std::fs::read(folder.join(name)).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
@@ -64,22 +64,22 @@ impl Seen {
     }
 
     /// A variable that is set to something.
-    pub fn variable(&self, name: &str) -> Option<String> {
+    pub(crate) fn variable(&self, name: &str) -> Option<String> {
         variable(self.environ.as_deref()?, name)
     }
 
     /// A file of this name, or one that begins so, that it has mapped.
-    pub fn mapped(&self, name: &str) -> Option<String> {
+    pub(crate) fn mapped(&self, name: &str) -> Option<String> {
         mapped(self.maps.as_deref()?, name)
     }
 
     /// A path of its own, as seen from here.
-    pub fn within(&self, path: &str) -> PathBuf {
+    pub(crate) fn within(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
 
     /// Those that started it, the nearest first.
-    pub fn ancestors(&self) -> Vec<Seen> {
+    pub(crate) fn ancestors(&self) -> Vec<Seen> {
         let mut all = Vec::new();
         let mut parent = self.parent;
         while let Some(pid) = parent.filter(|_| all.len() < MOST_ANCESTORS) {

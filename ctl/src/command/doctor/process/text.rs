@@ -3,14 +3,14 @@
 use std::path::Path;
 
 /// A variable that is set to something; the first one counts.
-pub fn variable(environ: &[u8], name: &str) -> Option<String> {
+pub(crate) fn variable(environ: &[u8], name: &str) -> Option<String> {
     let mut entries = environ.split(|byte| *byte == 0);
     let value = entries.find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
     Some(String::from_utf8_lossy(value).into_owned()).filter(|value| !value.is_empty())
 }
 
 /// Paths that are mapped; those of removed files end in ` (deleted)`.
-pub fn files(maps: &str) -> impl Iterator<Item = &str> {
+pub(crate) fn files(maps: &str) -> impl Iterator<Item = &str> {
     maps.lines().filter_map(|line| {
         // Five fields, blanks, and a path that may have blanks too. What has no file is named in brackets, by whoever mapped it.
         let path = (0..5).try_fold(line, |rest, _| Some(rest.trim_start().split_once(' ')?.1))?.trim_start();
@@ -19,7 +19,7 @@ pub fn files(maps: &str) -> impl Iterator<Item = &str> {
 }
 
 /// The first file whose name begins so.
-pub fn mapped(maps: &str, name: &str) -> Option<String> {
+pub(crate) fn mapped(maps: &str, name: &str) -> Option<String> {
     let is_it = |file: &&str| {
         Path::new(file).file_name().is_some_and(|file| file.to_string_lossy().starts_with(name))
     };
@@ -27,7 +27,7 @@ pub fn mapped(maps: &str, name: &str) -> Option<String> {
 }
 
 /// Seconds since it began; clock ticks are hundredths.
-pub fn age(stat: &str, uptime: &str) -> Option<u64> {
+pub(crate) fn age(stat: &str, uptime: &str) -> Option<u64> {
     // The name is in brackets and may hold anything.
     let started = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse::<u64>().ok()?;
     let up = uptime.split('.').next()?.parse::<u64>().ok()?;

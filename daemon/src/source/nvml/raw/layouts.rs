@@ -1,10 +1,11 @@
-//! Structs that NVML's functions fill, with the sizes of its header.
+//! Structs that NVML's functions fill, with the sizes of its header, and records of a process list as the driver wrote them.
 #![allow(missing_docs)] // their fields are the header's
 
+use crate::source::nvml::answer::Charge;
 use std::ffi::{c_char, c_void};
 
 #[repr(C)]
-pub struct EventData {
+pub(crate) struct EventData {
     pub device: *mut c_void,
     pub kind: u64,
     pub data: u64,
@@ -13,7 +14,7 @@ pub struct EventData {
 
 #[repr(C)]
 #[derive(Default)]
-pub struct Account {
+pub(crate) struct Account {
     pub utilization: [u32; 2],
     pub most_bytes: u64,
     pub time_ms: u64,
@@ -24,7 +25,7 @@ pub struct Account {
 
 #[repr(C)]
 #[derive(Default)]
-pub struct Confidence {
+pub(crate) struct Confidence {
     pub environment: u32,
     pub feature: u32,
     pub tools: u32,
@@ -32,20 +33,20 @@ pub struct Confidence {
 
 /// The argument of RunningProcessDetailList: `count` is the room for records, then their number.
 #[repr(C)]
-pub struct DetailList {
+pub(crate) struct DetailList {
     pub version: u32,
     pub mode: u32,
     pub count: u32,
     pub records: *mut c_void,
 }
 
-pub const DETAIL_LIST_V1: u32 = 24 | 1 << 24;
+pub(crate) const DETAIL_LIST_V1: u32 = 24 | 1 << 24;
 const _: () = assert!(size_of::<DetailList>() == 24);
 const _: () = assert!(size_of::<EventData>() == 32 && size_of::<Account>() == 56);
 
 #[repr(C)]
 #[derive(Default)]
-pub struct MemoryV1 {
+pub(crate) struct MemoryV1 {
     pub total: u64,
     pub free: u64,
     pub used: u64,
@@ -53,7 +54,7 @@ pub struct MemoryV1 {
 
 #[repr(C)]
 #[derive(Default)]
-pub struct MemoryV2 {
+pub(crate) struct MemoryV2 {
     pub version: u32,
     pub total: u64,
     pub reserved: u64,
@@ -63,10 +64,10 @@ pub struct MemoryV2 {
 
 const _: () = assert!(size_of::<MemoryV1>() == 24 && size_of::<MemoryV2>() == 40);
 const _: () = assert!(std::mem::offset_of!(MemoryV2, total) == 8);
-pub const MEMORY_V2: u32 = 40 | 2 << 24;
+pub(crate) const MEMORY_V2: u32 = 40 | 2 << 24;
 
 #[repr(C)]
-pub struct AddressingMode {
+pub(crate) struct AddressingMode {
     version: u32,
     value: u32,
 }
@@ -81,7 +82,7 @@ impl Default for AddressingMode {
 
 impl AddressingMode {
     /// Its short name; `None` for no mode and for one of a later header.
-    pub fn name(&self) -> Option<&'static str> {
+    pub(crate) fn name(&self) -> Option<&'static str> {
         match self.value {
             1 => Some("hmm"),
             2 => Some("ats"),
@@ -92,7 +93,7 @@ impl AddressingMode {
 
 /// The argument of GetMemoryLimits_v1, which has no version.
 #[repr(C)]
-pub struct MemoryLimits {
+pub(crate) struct MemoryLimits {
     pub group: *const c_char,
     pub soft: u64,
     pub hard: u64,
@@ -103,14 +104,14 @@ const _: () = assert!(size_of::<MemoryLimits>() == 32);
 
 /// The argument of SystemEventSetCreate and SystemEventSetFree.
 #[repr(C)]
-pub struct SystemEventSet {
+pub(crate) struct SystemEventSet {
     version: u32,
     pub set: *mut c_void,
 }
 
 /// The argument of SystemRegisterEvents.
 #[repr(C)]
-pub struct SystemEventRegister {
+pub(crate) struct SystemEventRegister {
     version: u32,
     kinds: u64,
     set: *mut c_void,
@@ -118,14 +119,14 @@ pub struct SystemEventRegister {
 
 #[repr(C)]
 #[derive(Default)]
-pub struct SystemEventData {
+pub(crate) struct SystemEventData {
     pub kind: u64,
     pub gpu: u32,
 }
 
 /// The argument of SystemEventSetWait: `room` events fit at `data`, `count` were written.
 #[repr(C)]
-pub struct SystemEventWait {
+pub(crate) struct SystemEventWait {
     version: u32,
     timeout_ms: u32,
     set: *mut c_void,
@@ -138,20 +139,70 @@ const _: () = assert!(size_of::<SystemEventSet>() == 16 && size_of::<SystemEvent
 const _: () = assert!(size_of::<SystemEventWait>() == 32 && size_of::<SystemEventData>() == 16);
 
 impl SystemEventSet {
-    pub fn new(set: *mut c_void) -> SystemEventSet {
+    pub(crate) fn new(set: *mut c_void) -> SystemEventSet {
         SystemEventSet { version: 16 | 1 << 24, set }
     }
 }
 
 impl SystemEventRegister {
-    pub fn new(kinds: u64, set: *mut c_void) -> SystemEventRegister {
+    pub(crate) fn new(kinds: u64, set: *mut c_void) -> SystemEventRegister {
         SystemEventRegister { version: 24 | 1 << 24, kinds, set }
     }
 }
 
 impl SystemEventWait {
     /// For one event, which is not waited for.
-    pub fn new(set: *mut c_void, data: &mut SystemEventData) -> SystemEventWait {
+    pub(crate) fn new(set: *mut c_void, data: &mut SystemEventData) -> SystemEventWait {
         SystemEventWait { version: 32 | 1 << 24, timeout_ms: 0, set, data, room: 1, count: 0 }
     }
+}
+
+/// The longest record that any driver writes; the buffer has room for this one.
+pub(super) const RECORD_BYTES: usize = 32;
+/// What the buffer holds before a call, so that one sees how far the driver wrote.
+pub(super) const UNTOUCHED: u8 = 0xa5;
+
+fn word(buffer: &[u64], byte: usize) -> u64 {
+    buffer.get(byte / 8).copied().unwrap_or(0)
+}
+
+/// Distance of the records of a newest list: 24, but 32 if the driver has written exactly to the end of `count`
+/// records of 32. A driver that wipes the whole array first leaves no trace; then the symbols decide.
+pub(super) fn stride(buffer: &[u64], count: usize, looks_like_535: bool) -> usize {
+    let untouched = u64::from_ne_bytes([UNTOUCHED; 8]);
+    let records = buffer.len() * 8 / RECORD_BYTES;
+    if count == 0 || count > records || word(buffer, count * 24) == untouched {
+        return 24; // nothing was written behind the records of 24
+    }
+    let ends_at_32 = count == records || word(buffer, count * 32) == untouched;
+    let wrote_last = word(buffer, count * 32 - 8) != untouched;
+    let wiped = !ends_at_32;
+    if (wiped && looks_like_535) || (!wiped && wrote_last) { 32 } else { 24 }
+}
+
+/// Reads `count` records, as far as the buffer goes.
+pub(super) fn parse(
+    buffer: &[u64],
+    count: usize,
+    stride: usize,
+    has_protected: bool,
+    charges: &mut Vec<Charge>,
+) {
+    let none = u32::MAX;
+    for record in buffer.chunks_exact(stride / 8).take(count) {
+        let instance = record.get(2).map_or((none, none), |&pair| halves(pair));
+        charges.push(Charge {
+            pid: halves(record[0]).0,
+            bytes: Some(record[1]).filter(|&bytes| bytes != u64::MAX),
+            instance: Some(instance).filter(|&(gpu, compute)| gpu != none && compute != none),
+            protected_bytes: record.get(3).filter(|&&bytes| has_protected && bytes != u64::MAX).copied(),
+        });
+    }
+}
+
+/// The two u32 in memory order.
+fn halves(word: u64) -> (u32, u32) {
+    let bytes = word.to_ne_bytes();
+    let [a, b, c, d, e, f, g, h] = bytes;
+    (u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, g, h]))
 }

@@ -11,7 +11,7 @@ const UNBIND: u64 = 1;
 
 /// The calls; all of them or none.
 #[derive(Clone, Copy)]
-pub struct Calls {
+pub(crate) struct Calls {
     create: unsafe extern "C" fn(*mut SystemEventSet) -> Return,
     free: unsafe extern "C" fn(*mut SystemEventSet) -> Return,
     register: unsafe extern "C" fn(*mut SystemEventRegister) -> Return,
@@ -19,7 +19,7 @@ pub struct Calls {
 }
 
 impl Calls {
-    pub fn of(nvml: &Nvml) -> Option<Calls> {
+    pub(crate) fn of(nvml: &Nvml) -> Option<Calls> {
         // SAFETY: the types are those of the header.
         unsafe {
             Some(Calls {
@@ -33,7 +33,7 @@ impl Calls {
 }
 
 /// A set that unbindings are kept in. To be dropped before its library is closed.
-pub struct Unbindings {
+pub(crate) struct Unbindings {
     calls: Calls,
     set: *mut c_void,
 }
@@ -43,7 +43,7 @@ impl Unbindings {
     ///
     /// # Errors
     /// What NVML says.
-    pub fn watch(calls: Calls) -> Result<Unbindings, Code> {
+    pub(crate) fn watch(calls: Calls) -> Result<Unbindings, Code> {
         let mut created = SystemEventSet::new(std::ptr::null_mut());
         // SAFETY: the struct is that of the version it names; the function writes the pointer.
         checked(unsafe { (calls.create)(&raw mut created) })?;
@@ -58,7 +58,7 @@ impl Unbindings {
     ///
     /// # Errors
     /// What NVML says.
-    pub fn next(&self) -> Result<Option<u32>, Code> {
+    pub(crate) fn next(&self) -> Result<Option<u32>, Code> {
         let mut data = SystemEventData::default();
         let mut wait = SystemEventWait::new(self.set, &mut data);
         // SAFETY: the struct is that of the version it names, and has room for one event at `data`, which outlives the call.

@@ -1,9 +1,11 @@
 //! What a session reads beside memory and lists: facts of the devices, accounting mode, events.
 
 use super::super::answer::Happened;
-use super::super::beacon::Doing;
+use super::super::call_state::Doing;
 use super::super::library::Facts;
-use super::{Next, Outlet, Session, at, now_ns};
+use super::super::protocol::Outlet;
+use super::{Next, Session, at};
+use crate::clock::now_ns;
 use gpumem_wire::{Body, Reading, Stamp};
 
 impl Session {

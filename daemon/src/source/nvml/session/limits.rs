@@ -1,7 +1,9 @@
 //! Limits of GPU memory that the driver keeps for control groups, of the groups whose processes are on a device.
 
 use super::super::answer::{Code, MemoryLimit};
-use super::{Outlet, Session, now_ns};
+use super::super::protocol::Outlet;
+use super::Session;
+use crate::clock::now_ns;
 use crate::source::process;
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -35,7 +35,7 @@ pub(crate) fn charge(pid: u32, bytes: u64) -> Charge {
 }
 
 impl FakeGpus {
-    pub fn new(count: u8) -> FakeGpus {
+    pub(crate) fn new(count: u8) -> FakeGpus {
         let memory = Memory {
             total_bytes: 1000,
             free_bytes: 600,
@@ -120,7 +120,7 @@ struct Run {
 
 fn run(gpus: &FakeGpus) -> Run {
     let mut out = Outlet::new(Box::new(io::sink()), None);
-    let mut session = Session::begin(Box::new(gpus.clone()), &Settings::default(), &[], &mut out);
+    let mut session = Session::begin(Box::new(gpus.clone()), &NvmlSettings::default(), &[], &mut out);
     session.seen.iter_mut().for_each(|seen| seen.told = Some(None));
     out.frames.clear();
     Run { gpus: gpus.clone(), session, totals: Totals::default(), out }
@@ -324,7 +324,7 @@ fn devices_to_be_avoided_are_named_and_not_called() {
     let gpus = FakeGpus::new(2);
     let mut out = Outlet::new(Box::new(io::sink()), None);
     let avoid = [(DeviceName::Gpu([0; 16]), now_ns() + 1_000_000_000_000)];
-    let mut session = Session::begin(Box::new(gpus.clone()), &Settings::default(), &avoid, &mut out);
+    let mut session = Session::begin(Box::new(gpus.clone()), &NvmlSettings::default(), &avoid, &mut out);
     assert_eq!(said(&std::mem::take(&mut out.frames)), ["gpu 0 model None", "gpu 1 model Some(1000)"]);
     let mut totals = Totals::default();
     while session.turn(&mut totals, &mut out).expect("written") == Next::Again {}

@@ -1,10 +1,11 @@
 //! Pollers beside the current one: those whose call does not return, and one that opens a GPU again.
 
 use super::super::answer::Code;
-use super::super::beacon::Doing;
+use super::super::call_state::Doing;
 use super::super::hung::{HungDevices, Pending};
+use super::super::protocol::limit;
 use super::super::translate::PollerState;
-use super::{MOST_STUCK, Poller, Watch, limit, lock};
+use super::{MOST_STUCK, Poller, Watch, lock};
 use gpumem_wire::frame::records;
 use gpumem_wire::{Body, NONE_DEVICE};
 use std::time::Duration;

@@ -3,10 +3,11 @@
 //! What the driver is like comes first, then each device: what is wrong with it, faults, processes that nobody knows,
 //! bytes that no process has. A finding says what is so, why, and what can be done.
 
-use super::finding;
-use crate::access::Viewer;
+use super::finding::{finding, mib};
 use crate::config::Tenants;
-use crate::view::health::{Device, Health};
+use crate::nvml_status::DeviceStatus;
+use crate::view::health::Health;
+use crate::view::visibility::Viewer;
 use gpumem_ledger::{DeviceView, ProcessView, Snapshot};
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
@@ -28,22 +29,18 @@ pub(super) struct Sees {
 }
 
 impl Sees {
-    pub fn now() -> Self {
-        Sees { host_pids: crate::namespace::is_hosts() }
+    pub(crate) fn now() -> Self {
+        Sees { host_pids: crate::os::is_in_host_pid_namespace() }
     }
 }
 
-pub(super) fn mib(bytes: u64) -> String {
-    format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
-}
-
-fn has(device: &Device, fact: &str) -> bool {
-    device.details.facts.contains_key(fact)
+fn has(device: &DeviceStatus, fact: &str) -> bool {
+    device.facts.contains_key(fact)
 }
 
 /// What the driver is like.
 pub(super) fn of_driver(health: &Health, out: &mut Vec<Finding>) {
-    let fact = |name: &str| health.nvml_facts.get(name).map(String::as_str);
+    let fact = |name: &str| health.nvml.facts.get(name).map(String::as_str);
     let driver = fact("driver").unwrap_or("of unknown version");
     let own = "run gpumemd in the host's PID namespace (hostPID, --pid=host), or update the driver to 565.57.01 or \
                later";
@@ -94,11 +91,11 @@ pub(super) fn of_driver(health: &Health, out: &mut Vec<Finding>) {
         let remedy = "what agents track is known: start processes with `gpumemctl run -- ...`";
         out.push(finding(Check::DriverWsl, State::Warn, "nvml", text, Some(remedy)));
     }
-    for (gpu, why, remedy) in &health.unnamed {
+    for (gpu, why, remedy) in &health.nvml.unnamed {
         let text = format!("is there and cannot be named: {why}; nothing is known of it");
         out.push(finding(Check::GpuUnnamed, State::Bad, format!("GPU {gpu}"), text, *remedy));
     }
-    if health.no_events {
+    if health.nvml.no_events {
         let text = "faults (Xid) and changes of MIG are not heard of: a call for events did not return";
         out.push(finding(
             Check::NvmlEvents,
@@ -112,8 +109,10 @@ pub(super) fn of_driver(health: &Health, out: &mut Vec<Finding>) {
 
 /// The driver's own peaks: a hint, since only root may switch that on, and nobody else should.
 pub(super) fn of_accounting(health: &Health) -> Option<Finding> {
-    let (on, all) =
-        (health.devices.iter().filter(|device| has(device, "accounting")).count(), health.devices.len());
+    let (on, all) = (
+        health.nvml.devices.iter().filter(|device| has(device, "accounting")).count(),
+        health.nvml.devices.len(),
+    );
     let say = |text: String, fix| finding(Check::Accounting, State::Ok, "accounting", text, fix);
     match (on, all) {
         (_, 0) => None,
@@ -128,9 +127,9 @@ pub(super) fn of_accounting(health: &Health) -> Option<Finding> {
     }
 }
 
-fn is_windows(health: &Health, device: Option<&Device>) -> bool {
-    let of = |device: &Device| has(device, "windows");
-    health.nvml_facts.contains_key("wsl") || device.map_or_else(|| health.devices.iter().any(of), of)
+fn is_windows(health: &Health, device: Option<&DeviceStatus>) -> bool {
+    let of = |device: &DeviceStatus| has(device, "windows");
+    health.nvml.facts.contains_key("wsl") || device.map_or_else(|| health.nvml.devices.iter().any(of), of)
 }
 
 /// Who asks, and of what.
@@ -160,7 +159,7 @@ impl Asked<'_> {
     /// Processes that live and have an account on the device of this name.
     fn processes(
         &self,
-        device: &Device,
+        device: &DeviceStatus,
     ) -> impl Iterator<Item = (&ProcessView, &gpumem_ledger::AccountView)> {
         let index = self.snapshot.devices.iter().position(|of| of.name == device.name);
         let living = self.snapshot.processes.iter().filter(|process| process.ended.is_none());
@@ -171,7 +170,7 @@ impl Asked<'_> {
     }
 
     /// All that there is to say of a device.
-    pub fn of_device(&self, device: &Device, out: &mut Vec<Finding>) {
+    pub(crate) fn of_device(&self, device: &DeviceStatus, out: &mut Vec<Finding>) {
         let subject = format!("GPU {} ({})", device.index, device.name);
         let view = self.snapshot.devices.iter().find(|of| of.name == device.name);
         let mut say = |check, state, text: String, fix: Option<&str>| {
@@ -205,17 +204,17 @@ impl Asked<'_> {
         self.lists(device, &mut say);
     }
 
-    fn problem(&self, device: &Device, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
+    fn problem(&self, device: &DeviceStatus, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
         let hides = has(device, "hidden_instances");
         let monitor = "run gpumemd as root of the host, or privileged with NVIDIA_MIG_MONITOR_DEVICES=all, or give it the \
                        instances";
-        match (&device.problem, device.details.code) {
+        match (&device.problem, device.code) {
             (Some(problem), Some(NO_PERMISSION)) if hides => {
                 let text =
                     format!("{problem}: MIG is on, and whoever may not watch all of the GPU may not ask it");
                 say(Check::GpuMig, State::Warn, text, Some(monitor));
             }
-            (Some(problem), _) => say(Check::Gpu, State::Warn, problem.clone(), device.details.remedy),
+            (Some(problem), _) => say(Check::Gpu, State::Warn, problem.clone(), device.remedy),
             (None, _) if hides => {
                 let text =
                     "MIG is on and none of its instances may be seen from here: the GPU is shown as one";
@@ -250,7 +249,7 @@ impl Asked<'_> {
     }
 
     /// Processes that NVML lists and nobody here knows.
-    fn strangers(&self, device: &Device, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
+    fn strangers(&self, device: &DeviceStatus, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
         let (mut dead, mut hidden) = ((Vec::new(), 0), (Vec::new(), 0));
         for (process, account) in self.processes(device) {
             let sample = account.latest.as_ref().filter(|_| process.key.start_ticks == 0);
@@ -297,7 +296,7 @@ impl Asked<'_> {
     }
 
     /// Processes in its list whose bytes are not told.
-    fn without_bytes(&self, device: &Device, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
+    fn without_bytes(&self, device: &DeviceStatus, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
         if is_windows(self.health, Some(device)) {
             return; // said of the driver
         }
@@ -318,7 +317,7 @@ impl Asked<'_> {
     /// Device used minus its processes.
     fn remainder(
         &self,
-        device: &Device,
+        device: &DeviceStatus,
         view: &DeviceView,
         say: &mut impl FnMut(Check, State, String, Option<&str>),
     ) {
@@ -352,12 +351,12 @@ impl Asked<'_> {
         if !self.sees.host_pids {
             why.push("processes of other PID namespaces, which are not listed here".to_owned());
         }
-        if let Some(node) = device.details.facts.get("numa_node") {
+        if let Some(node) = device.facts.get("numa_node") {
             why.push(format!(
                 "its memory is NUMA node {node} of the host: the kernel and any process may have pages there"
             ));
         }
-        if self.health.nvml_facts.contains_key("confidential") {
+        if self.health.nvml.facts.contains_key("confidential") {
             why.push("staging buffers of confidential computing".to_owned());
         }
         let is_known = !why.is_empty();
@@ -379,9 +378,8 @@ impl Asked<'_> {
         );
     }
 
-    fn lists(&self, device: &Device, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
-        let details = &device.details;
-        if !details.mps.is_empty() {
+    fn lists(&self, device: &DeviceStatus, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
+        if !device.mps.is_empty() {
             let server = |process: &&ProcessView| {
                 let comm = process.facts.seen.get("comm").map_or("", String::as_str);
                 comm.starts_with("nvidia-cuda-mps") // the kernel cuts names at 15
@@ -393,15 +391,15 @@ impl Asked<'_> {
             let text = format!(
                 "{} use it through MPS{}: from Volta on each client has bytes of its own beside the server's; before, all \
                  of them are the server's",
-                self.pids(details.mps.iter().copied()),
+                self.pids(device.mps.iter().copied()),
                 server.unwrap_or_default()
             );
             say(Check::GpuMps, State::Ok, text, None);
         }
-        if !details.drawing.is_empty() {
+        if !device.drawing.is_empty() {
             let text = format!(
                 "{} draw on it too: their bytes are in two of NVML's lists and are counted once",
-                self.pids(details.drawing.iter().copied())
+                self.pids(device.drawing.iter().copied())
             );
             say(Check::GpuGraphics, State::Ok, text, None);
         }
@@ -409,8 +407,8 @@ impl Asked<'_> {
 }
 
 /// How it reaches the host's memory, and where the host has its.
-fn addressing(device: &Device, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
-    let fact = |name: &str| device.details.facts.get(name).map(String::as_str);
+fn addressing(device: &DeviceStatus, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
+    let fact = |name: &str| device.facts.get(name).map(String::as_str);
     let mode = fact("addressing").map(|mode| match mode {
         "ats" => "the GPU reaches memory of the host's processes (malloc) through their own page tables (ATS), which is in no process's line",
         _ => "the GPU reaches memory of the host's processes (malloc) through the driver's copy of their page tables (HMM), which is in no process's line",
@@ -424,8 +422,8 @@ fn addressing(device: &Device, say: &mut impl FnMut(Check, State, String, Option
 }
 
 /// Limits of control groups; nearly full is a tenth of the limit or less left.
-fn memory_limits(device: &Device, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
-    let Some(fact) = device.details.facts.get("memory_limits") else { return };
+fn memory_limits(device: &DeviceStatus, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
+    let Some(fact) = device.facts.get("memory_limits") else { return };
     for entry in fact.split('\t') {
         let mut words = entry.splitn(4, ' ');
         let mut number = || words.next().and_then(|word| word.parse::<u64>().ok());
@@ -446,8 +444,8 @@ fn memory_limits(device: &Device, say: &mut impl FnMut(Check, State, String, Opt
 }
 
 /// What the driver said about the health of a device, beside Xid.
-fn health_events(device: &Device, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
-    let events = &device.details.events;
+fn health_events(device: &DeviceStatus, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
+    let events = &device.health_events;
     if events.is_empty() {
         return;
     }
@@ -496,7 +494,7 @@ fn is_hidden(pid: u32) -> bool {
 pub(super) fn why_absent(
     absence: Absence,
     health: &Health,
-    device: Option<&Device>,
+    device: Option<&DeviceStatus>,
 ) -> (&'static str, Option<&'static str>) {
     match absence {
         Absence::NotAvailable if is_windows(health, device) => {

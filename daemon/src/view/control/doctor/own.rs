@@ -1,7 +1,7 @@
 //! The daemon itself: where its things are, limits that were reached, what was lost and is said nowhere else.
 
-use super::finding;
-use crate::keeper::{self, Doubt};
+use super::finding::finding;
+use crate::run_writer::{self, Doubt};
 use crate::stats::Count;
 use crate::view::Sight;
 use crate::view::health::Health;
@@ -281,26 +281,23 @@ pub(super) fn look(sight: &Sight, health: &Health, findings: &mut Vec<Finding>) 
 }
 
 fn of_calls(health: &Health, findings: &mut Vec<Finding>) {
-    let number = |name: &str| {
-        health.numbers.iter().find(|number| number.name == name).map_or(0.0, |number| number.value)
-    };
-    let refused = number("gpumemd_nvml_refused_values_total");
-    if refused > 0.0 {
+    let refused = health.nvml.counters.refused;
+    if refused > 0 {
         let text = format!(
             "{refused} values of the driver were refused since the start: more than the size of the GPU"
         );
         let fix = "see the kernel's log (dmesg | grep -e NVRM -e Xid); reset the GPU or reload the driver";
         findings.push(finding(Check::NvmlCalls, State::Warn, "nvml", text, Some(fix)));
     }
-    let hangs = number("gpumemd_nvml_hangs_total");
-    if hangs > 0.0 {
+    let hangs = health.nvml.counters.hangs;
+    if hangs > 0 {
         let text = format!("{hangs} calls did not return since the start, and their process was replaced");
         let fix =
             "see dmesg (NVRM, Xid): a GPU may be about to fail; nvml.call_timeout_s is how long is waited";
         findings.push(finding(Check::NvmlCalls, State::Warn, "nvml", text, Some(fix)));
     }
-    let (lists, deferred) =
-        (number("gpumemd_nvml_list_calls_total"), number("gpumemd_nvml_lists_deferred_total"));
+    let counters = &health.nvml.counters;
+    let (lists, deferred) = (counters.list_calls as f64, counters.lists_deferred as f64);
     if deferred > 100.0 && deferred > MANY_DEFERRED * (lists + deferred) {
         let text = format!(
             "{deferred} of {} process lists were put off, because lists stop the driver and may take only so much of \
@@ -312,7 +309,7 @@ fn of_calls(health: &Health, findings: &mut Vec<Finding>) {
     }
 }
 
-fn of_store(store: &keeper::Status, findings: &mut Vec<Finding>) {
+fn of_store(store: &run_writer::Status, findings: &mut Vec<Finding>) {
     let mut say = |check, state, text: String, fix: Option<&str>| {
         findings.push(finding(check, state, "store", text, fix));
     };

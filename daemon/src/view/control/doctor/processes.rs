@@ -1,10 +1,9 @@
 //! Processes that are seen in part only: how many, and of whom there is most to be won.
 
-use super::finding;
-use super::gpus::mib;
-use crate::access::Viewer;
+use super::finding::{finding, limit, mib};
 use crate::config::Tenants;
-use gpumem_ledger::{Blocked, Full, ProcessView, Snapshot};
+use crate::view::visibility::Viewer;
+use gpumem_ledger::{Blocked, ProcessView, Snapshot};
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
 
@@ -85,18 +84,6 @@ pub(super) fn look(
         );
         let fix = "a larger ring helps a program that reports in bursts: GPUMEM_RING_SLOTS=262144; many rows: agent.rows_per_process";
         findings.push(finding(Check::Partial, State::Warn, "processes", text, Some(fix)));
-    }
-}
-
-/// In words, and the key that is it.
-pub(in crate::view) fn limit(full: Full) -> (&'static str, &'static str) {
-    match full {
-        Full::Rows => ("it has as many live allocations and blocks as it may", "agent.rows_per_process"),
-        Full::User => (
-            "its user's processes have said as much as the daemon may remember of them",
-            "agent.memory_mib_per_uid",
-        ),
-        Full::All => ("the daemon may remember no more of any process", "agent.memory_mib"),
     }
 }
 

@@ -1,0 +1,141 @@
+//! What `doctor` found, and its forms for people and for programs.
+
+use anyhow::Result;
+use gpumem_model::checks::Check;
+use gpumem_model::control::{Doctor, Finding, State};
+use gpumem_report::table::{Align, Table, pad, width};
+use gpumem_report::text::{clean, wrapped};
+use std::path::PathBuf;
+
+/// All that was found.
+#[derive(Debug)]
+pub(crate) struct DoctorReport {
+    /// Its control socket, and what it says of itself.
+    pub daemon: Option<(PathBuf, Doctor)>,
+    /// The worst first.
+    pub findings: Vec<Finding>,
+}
+
+impl DoctorReport {
+    /// A fact that the daemon told.
+    pub(super) fn fact(&self, name: &str) -> Option<&str> {
+        let (_, doctor) = self.daemon.as_ref()?;
+        doctor.facts.iter().find(|(of, _)| of == name).map(|(_, value)| value.as_str())
+    }
+}
+
+/// Makes a finding of a check.
+pub(super) fn finding(
+    check: Check,
+    state: State,
+    subject: &str,
+    text: impl Into<String>,
+    fix: Option<&str>,
+) -> Finding {
+    let id = check.id().to_owned();
+    Finding { id, state, subject: subject.into(), text: text.into(), fix: fix.map(str::to_owned) }
+}
+
+/// Returns the text for a terminal of this width; `None`: for a pipe.
+pub(super) fn text(told: &DoctorReport, terminal: Option<usize>) -> String {
+    let mut lines = Vec::new();
+    if let Some((control, doctor)) = &told.daemon {
+        lines.push(format!(
+            "gpumemd {} pid {}, up {}, at {}",
+            clean(&doctor.version),
+            doctor.pid,
+            duration(doctor.uptime_s),
+            control.display()
+        ));
+        // What only programs need is in the JSON.
+        let facts = doctor.facts.iter();
+        let facts = facts.filter(|(name, _)| name != "clock" && !name.ends_with("namespace"));
+        let mut table = Table::of_numbers(1, 1);
+        facts.for_each(|(name, value)| table.row_with_note([clean(name)], &clean(value)));
+        lines.extend(table.lines().iter().map(|line| format!("  {line}")));
+        lines.push(String::new());
+    }
+    lines.extend(findings(&told.findings, terminal));
+    let count = |state: State| told.findings.iter().filter(|finding| finding.state == state).count();
+    let unknown = match count(State::Unknown) {
+        0 => String::new(),
+        unknown => format!(", {unknown} unknown"),
+    };
+    lines.push(format!(
+        "{} bad, {} to look at{unknown}, {} ok",
+        count(State::Bad),
+        count(State::Warn),
+        count(State::Ok)
+    ));
+    lines.join("\n") + "\n"
+}
+
+/// State, id, and the sentence with what to do below it.
+fn findings(findings: &[Finding], terminal: Option<usize>) -> Vec<String> {
+    let widest = findings.iter().map(|finding| width(&clean(&finding.id))).max().unwrap_or(0);
+    let indent = " ".repeat(9 + widest + 2);
+    // On a narrow terminal the sentence has a line of its own.
+    let is_narrow = terminal.is_some_and(|width| width < indent.len() + 40);
+    let indent = if is_narrow { " ".repeat(9) } else { indent };
+    let mut lines = Vec::new();
+    for finding in findings {
+        let state = match finding.state {
+            State::Bad => "BAD      ",
+            State::Warn => "warn     ",
+            State::Unknown => "unknown  ",
+            State::Ok => "ok       ",
+        };
+        // Where the id says it already, the subject is no news.
+        let subject = match finding.id.starts_with(finding.subject.as_str()) {
+            true => String::new(),
+            false => format!("{}: ", finding.subject),
+        };
+        let mut first = format!("{state}{}  ", pad(&clean(&finding.id), widest, Align::Left));
+        if is_narrow {
+            lines.push(first.trim_end().to_owned());
+            first.clone_from(&indent);
+        }
+        let room = terminal.map(|width| width.saturating_sub(indent.len()));
+        let fix = finding.fix.as_ref().map(|fix| format!("-> {fix}"));
+        for text in [Some(format!("{subject}{}", finding.text)), fix].into_iter().flatten() {
+            for line in wrapped(&text, room) {
+                lines.push(format!("{first}{line}").trim_end().to_owned());
+                first.clone_from(&indent);
+            }
+        }
+    }
+    lines
+}
+
+/// Returns the document for programs.
+pub(super) fn json(told: &DoctorReport) -> Result<String> {
+    let count = |state: State| told.findings.iter().filter(|finding| finding.state == state).count();
+    let document = serde_json::json!({
+        "schema": "gpumem.doctor",
+        "version": 2,
+        "control": told.daemon.as_ref().map(|(control, _)| control.display().to_string()),
+        "daemon": told.daemon.as_ref().map(|(_, doctor)| serde_json::json!({
+            "version": doctor.version,
+            "pid": doctor.pid,
+            "uptime_s": doctor.uptime_s,
+            "facts": doctor.facts,
+        })),
+        "counts": {
+            "bad": count(State::Bad),
+            "warn": count(State::Warn),
+            "unknown": count(State::Unknown),
+            "ok": count(State::Ok),
+        },
+        "findings": told.findings,
+    });
+    Ok(gpumem_model::harmless::json(&document))
+}
+
+fn duration(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7_200 => format!("{} min", seconds / 60),
+        7_200..172_800 => format!("{} h", seconds / 3_600),
+        _ => format!("{} days", seconds / 86_400),
+    }
+}

@@ -1,0 +1,104 @@
+//! What a source hands to the aggregator, and batches that are deferred because they take long.
+//!
+//! The ledger takes most records in less than a microsecond. A few make it search much of what their process holds (an allocation
+//! below which segments wait for memory), and a process may send thousands of them in one batch. A batch that has taken long is
+//! cut: its rest waits for a multiple of the time that it took, and later batches of the process wait behind it. Each of them
+//! keeps its slot in the inbox, so its user sends no more meanwhile.
+
+use crate::limits::user_queue::QueueSlot;
+use gpumem_ledger::{Origin, ProcessKey};
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// Frames of one origin, in order.
+#[derive(Debug, Clone)]
+pub struct Batch {
+    /// The host, or one process.
+    pub origin: Origin,
+    /// Frames, see `gpumem_wire::frame`.
+    pub frames: Vec<u8>,
+    /// The user's slot in the inbox, held until the ledger has taken the batch.
+    pub slot: Option<QueueSlot>,
+}
+
+impl Batch {
+    /// Returns a batch of the host.
+    pub(crate) fn of_host(frames: Vec<u8>) -> Self {
+        Batch { origin: Origin::Host, frames, slot: None }
+    }
+}
+
+/// Processor time that a batch may take at a time; without optimization everything takes a multiple.
+pub(super) const LONG: Duration = Duration::from_millis(if cfg!(debug_assertions) { 20 } else { 4 });
+/// Frames between two readings of the clock.
+pub(super) const FRAMES: u64 = 4;
+/// The rest of a batch waits for this multiple of the time that the batch took.
+const PAUSE_FACTOR: u64 = 16;
+
+#[derive(Debug, Default)]
+struct Waiting {
+    batches: VecDeque<Batch>,
+    /// When the first of them is due, CLOCK_MONOTONIC.
+    at_ns: u64,
+}
+
+/// Deferred batches by process.
+#[derive(Debug, Default)]
+pub(super) struct DeferredBatches(BTreeMap<ProcessKey, Waiting>);
+
+impl DeferredBatches {
+    /// Returns the batch, unless batches of its process are deferred: then it waits behind them.
+    pub(super) fn pass(&mut self, key: ProcessKey, batch: Batch) -> Option<Batch> {
+        match self.0.get_mut(&key) {
+            Some(waiting) => {
+                waiting.batches.push_back(batch);
+                None
+            }
+            None => Some(batch),
+        }
+    }
+
+    /// Defers the rest of a batch that took so long.
+    pub(super) fn defer(&mut self, key: ProcessKey, batch: Batch, took: Duration, now_ns: u64) {
+        let waiting = self.0.entry(key).or_default();
+        waiting.batches.push_front(batch);
+        waiting.at_ns = now_ns.saturating_add((took.as_nanos() as u64).saturating_mul(PAUSE_FACTOR));
+    }
+
+    /// Returns when the next process is due.
+    pub(super) fn next_ns(&self) -> Option<u64> {
+        self.0.values().map(|waiting| waiting.at_ns).min()
+    }
+
+    /// Removes and returns the batches of a process that is due, in order.
+    pub(super) fn take_due(&mut self, now_ns: u64) -> Option<VecDeque<Batch>> {
+        let (&key, _) = self.0.iter().find(|(_, waiting)| waiting.at_ns <= now_ns)?;
+        self.0.remove(&key).map(|waiting| waiting.batches)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: ProcessKey = ProcessKey { pid: 1, start_ticks: 2 };
+    const OTHER: ProcessKey = ProcessKey { pid: 3, start_ticks: 4 };
+
+    fn batch(key: ProcessKey, byte: u8) -> Batch {
+        Batch { origin: Origin::Process(key), frames: vec![byte], slot: None }
+    }
+
+    #[test]
+    fn a_batch_waits_behind_the_rest_of_its_process_and_others_pass() {
+        let mut deferred = DeferredBatches::default();
+        assert!(deferred.pass(KEY, batch(KEY, 1)).is_some() && deferred.next_ns().is_none());
+        deferred.defer(KEY, batch(KEY, 1), Duration::from_nanos(10), 1000);
+        assert!(deferred.pass(KEY, batch(KEY, 2)).is_none());
+        assert!(deferred.pass(OTHER, batch(OTHER, 3)).is_some());
+        assert_eq!(deferred.next_ns(), Some(1160));
+        assert!(deferred.take_due(1159).is_none());
+        let batches = deferred.take_due(1160).expect("due");
+        let order: Vec<u8> = batches.iter().map(|batch| batch.frames[0]).collect();
+        assert_eq!((order, deferred.next_ns()), (vec![1, 2], None));
+    }
+}

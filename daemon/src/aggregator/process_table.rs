@@ -1,0 +1,378 @@
+//! Which processes there are, how many agents speak for each, and when one of them is over.
+//!
+//! That a process has ended is seen at once (its pidfd), but what its agent had recorded is still being read: the
+//! run is closed when the last agent's last word is here.
+
+use gpumem_ledger::ProcessKey;
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+
+/// Processes whose run was closed that are remembered, so that a straggling sample does not begin them anew.
+const REMEMBERED: usize = 16_384;
+
+#[derive(Debug, Default)]
+struct Track {
+    /// Connections that speak for it.
+    agents: u32,
+    /// One of them did.
+    spoke: bool,
+    /// The driver's accounting speaks of it, and will once more after its end.
+    is_accounted: bool,
+    /// When it ended, and its status.
+    gone: Option<(u64, Option<u64>)>,
+    /// Something was said since it was last written.
+    changed: bool,
+    /// It was never written.
+    is_new: bool,
+    /// Its run waits to be written.
+    is_due: bool,
+}
+
+/// All processes that are not over.
+#[derive(Debug, Default)]
+pub(crate) struct Tracks {
+    tracks: BTreeMap<ProcessKey, Track>,
+    /// Those of them that have ended.
+    ending: BTreeSet<ProcessKey>,
+    /// Runs that wait to be written, longest first, and since when, CLOCK_MONOTONIC.
+    due: VecDeque<(ProcessKey, u64)>,
+    /// Those that are over, oldest first.
+    over: VecDeque<ProcessKey>,
+    is_over: HashSet<ProcessKey>,
+    /// Those whose end was told before anything else, with its time and status, oldest first. What was said of
+    /// them is still on its way: an agent's hello, or a sample that named them while they lived.
+    early: VecDeque<(ProcessKey, u64, Option<u64>)>,
+    /// Processes without a start time (they ended before /proc was asked, or are in a namespace that is not seen from
+    /// here) by the devices that list them, and whether the list that is being read did. No pidfd tells their end.
+    unseen: BTreeMap<(u8, ProcessKey), bool>,
+    /// New since they were last asked for.
+    newcomers: Vec<ProcessKey>,
+}
+
+impl Tracks {
+    /// Something is said about a process. False: it is over.
+    pub(crate) fn see(&mut self, key: ProcessKey) -> bool {
+        if let Some(track) = self.tracks.get_mut(&key) {
+            track.changed = true;
+            return true;
+        }
+        if self.is_over.contains(&key) {
+            return false;
+        }
+        let early = self.early.iter().position(|&(ended, ..)| ended == key);
+        let gone =
+            early.and_then(|place| self.early.remove(place)).map(|(_, time_ns, status)| (time_ns, status));
+        if gone.is_some() {
+            self.ending.insert(key);
+        }
+        self.tracks.insert(key, Track { changed: true, is_new: true, gone, ..Track::default() });
+        self.newcomers.push(key);
+        true
+    }
+
+    /// Begins another run of a process that is over: its agent's hello was read late. The store joins that run with the first one.
+    /// Whether the process may have records now.
+    pub(crate) fn reopen(&mut self, key: ProcessKey) -> bool {
+        self.is_over.remove(&key);
+        self.over.retain(|over| *over != key);
+        self.see(key)
+    }
+
+    /// Processes that are new since this was last asked.
+    pub(crate) fn take_newcomers(&mut self) -> Vec<ProcessKey> {
+        std::mem::take(&mut self.newcomers)
+    }
+
+    /// Whether it is there and not over.
+    pub(crate) fn has(&self, key: ProcessKey) -> bool {
+        self.tracks.contains_key(&key)
+    }
+
+    /// A list of a device begins.
+    pub(crate) fn list_begins(&mut self, device: u8) {
+        self.unseen.iter_mut().filter(|((on, _), _)| *on == device).for_each(|(_, named)| *named = false);
+    }
+
+    /// It names a process.
+    pub(crate) fn list_names(&mut self, device: u8, key: ProcessKey) {
+        if key.start_ticks == 0 {
+            self.unseen.insert((device, key), true);
+        }
+    }
+
+    /// It is complete: processes of which nothing else is known than that no list names them any more have ended.
+    pub(crate) fn list_ends(&mut self, device: u8, time_ns: u64) {
+        let left = self.unseen.iter().filter(|((on, _), named)| *on == device && !**named);
+        let left: Vec<ProcessKey> = left.map(|(&(_, key), _)| key).collect();
+        for key in left {
+            self.unseen.remove(&(device, key));
+            if !self.unseen.keys().any(|&(_, other)| other == key) {
+                self.gone(key, time_ns, None);
+            }
+        }
+    }
+
+    /// An agent speaks for it from now on, or no longer.
+    pub(crate) fn agent(&mut self, key: ProcessKey, up: bool) {
+        if let Some(track) = self.tracks.get_mut(&key) {
+            track.spoke = true;
+            track.agents = if up { track.agents + 1 } else { track.agents.saturating_sub(1) };
+        }
+    }
+
+    /// The driver's accounting speaks of it.
+    pub(crate) fn accounted(&mut self, key: ProcessKey) {
+        if let Some(track) = self.tracks.get_mut(&key) {
+            track.is_accounted = true;
+        }
+    }
+
+    /// It has ended. Who says so first is believed.
+    pub(crate) fn gone(&mut self, key: ProcessKey, time_ns: u64, status: Option<u64>) {
+        if let Some(track) = self.tracks.get_mut(&key) {
+            let (time_ns, known) = *track.gone.get_or_insert((time_ns, status));
+            track.gone = Some((time_ns, known.or(status)));
+            self.ending.insert(key);
+        } else if !self.is_over.contains(&key) && !self.early.iter().any(|&(ended, ..)| ended == key) {
+            self.early.push_back((key, time_ns, status));
+            if self.early.len() > REMEMBERED {
+                self.early.pop_front();
+            }
+        }
+    }
+
+    /// Those that are over now, and are forgotten here. An agent whose connection has not ended ten times `last_word_ns` after the
+    /// end is not waited for: thousands may end at once, and what each had sent is read before its connection ends. One that has
+    /// not said hello is waited for a tenth of `last_word_ns`: a program of milliseconds may be named by a list and end while its
+    /// hello waits to be read.
+    pub(crate) fn take_over(
+        &mut self,
+        now_ns: u64,
+        last_word_ns: u64,
+    ) -> Vec<(ProcessKey, u64, Option<u64>)> {
+        let is_over = |key: &ProcessKey, track: &Track| {
+            let wait_ns = match track.agents {
+                0 if track.spoke || key.start_ticks == 0 => 0,
+                0 => last_word_ns / 10,
+                _ => last_word_ns * 10,
+            };
+            // Its last peak comes with the next list of its devices.
+            let wait_ns = if track.is_accounted { wait_ns.max(last_word_ns / 2) } else { wait_ns };
+            track.gone.filter(|(time_ns, _)| now_ns.saturating_sub(*time_ns) >= wait_ns)
+        };
+        let over: Vec<_> = self
+            .ending
+            .iter()
+            .filter_map(|&key| {
+                let (time_ns, status) = is_over(&key, self.tracks.get(&key)?)?;
+                Some((key, time_ns, status))
+            })
+            .collect();
+        for (key, ..) in &over {
+            self.tracks.remove(key);
+            self.ending.remove(key);
+            // A later process of that pid would have the same key where there is no start time.
+            if key.start_ticks != 0 {
+                self.over.push_back(*key);
+                self.is_over.insert(*key);
+            }
+        }
+        while self.over.len() > REMEMBERED {
+            if let Some(key) = self.over.pop_front() {
+                self.is_over.remove(&key);
+            }
+        }
+        over
+    }
+
+    /// The runs of all processes of which something was said since they were last written are due; those that never were
+    /// go first, in the order in which the processes began: their numbers in the store are in that order. With `only_new`, only these.
+    /// One that `has_run` is false of stays new.
+    pub(crate) fn make_due(&mut self, only_new: bool, now_ns: u64, has_run: impl Fn(ProcessKey) -> bool) {
+        let mut new = Vec::new();
+        for (&key, track) in self.tracks.iter_mut().filter(|(_, track)| track.changed && !track.is_due) {
+            if track.is_new && !has_run(key) {
+                continue;
+            }
+            if track.is_new {
+                new.push(key);
+            } else if !only_new {
+                self.due.push_back((key, now_ns));
+            }
+            track.is_due = track.is_new || !only_new;
+            track.is_new = false;
+        }
+        new.sort_by_key(|key| std::cmp::Reverse((key.start_ticks, key.pid)));
+        new.into_iter().for_each(|key| self.due.push_front((key, now_ns)));
+    }
+
+    /// The next runs to be written, at most so many, and since when they wait.
+    pub(crate) fn take_due(&mut self, most: usize) -> Vec<(ProcessKey, u64)> {
+        let mut taken = Vec::new();
+        while taken.len() < most
+            && let Some((key, since_ns)) = self.due.pop_front()
+        {
+            // A run that is over is written as such.
+            if let Some(track) = self.tracks.get_mut(&key).filter(|track| track.is_due) {
+                (track.is_due, track.changed) = (false, false);
+                taken.push((key, since_ns));
+            }
+        }
+        taken
+    }
+
+    /// How many runs are due, and since when the oldest of them is.
+    pub(crate) fn due(&self) -> (usize, Option<u64>) {
+        (self.due.len(), self.due.iter().map(|(_, since_ns)| *since_ns).min())
+    }
+
+    /// Whether there is one that was never written.
+    pub(crate) fn has_new(&self) -> bool {
+        self.tracks.values().any(|track| track.is_new)
+    }
+
+    /// Those that have not ended.
+    pub(crate) fn living(&self) -> Vec<ProcessKey> {
+        self.tracks.iter().filter(|(_, track)| track.gone.is_none()).map(|(&key, _)| key).collect()
+    }
+
+    /// A new part of its life is to be written.
+    pub(crate) fn begins_part(&mut self, key: ProcessKey) {
+        if let Some(track) = self.tracks.get_mut(&key) {
+            (track.changed, track.is_new) = (true, true);
+        }
+    }
+
+    /// All.
+    pub(crate) fn keys(&self) -> Vec<ProcessKey> {
+        self.tracks.keys().copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: ProcessKey = ProcessKey { pid: 1, start_ticks: 2 };
+
+    #[test]
+    fn an_end_waits_for_the_last_word() {
+        let mut tracks = Tracks::default();
+        assert!(tracks.see(KEY));
+        tracks.agent(KEY, true);
+        tracks.gone(KEY, 100, None);
+        assert_eq!(tracks.take_over(150, 1000), []);
+        tracks.agent(KEY, false);
+        assert_eq!(tracks.take_over(150, 1000), [(KEY, 100, None)]);
+        assert!(!tracks.see(KEY), "it is over");
+    }
+
+    #[test]
+    fn but_not_for_ever() {
+        let mut tracks = Tracks::default();
+        tracks.see(KEY);
+        tracks.agent(KEY, true);
+        tracks.gone(KEY, 100, None);
+        tracks.gone(KEY, 200, Some(9));
+        assert_eq!(tracks.take_over(10_099, 1000), []);
+        assert_eq!(tracks.take_over(10_100, 1000), [(KEY, 100, Some(9))]);
+        assert_eq!(tracks.keys(), []);
+    }
+
+    #[test]
+    fn the_first_word_is_waited_for_a_moment() {
+        let mut tracks = Tracks::default();
+        tracks.see(KEY);
+        tracks.gone(KEY, 100, None);
+        assert_eq!(tracks.take_over(199, 1000), []);
+        assert_eq!(tracks.take_over(200, 1000), [(KEY, 100, None)]);
+    }
+
+    #[test]
+    fn hello_that_is_read_after_the_end_reopens_the_run() {
+        let mut tracks = Tracks::default();
+        tracks.see(KEY);
+        tracks.gone(KEY, 100, None);
+        assert_eq!(tracks.take_over(200, 1000), [(KEY, 100, None)]);
+        assert!(!tracks.see(KEY));
+        assert!(tracks.reopen(KEY) && tracks.see(KEY));
+        tracks.agent(KEY, true);
+        tracks.agent(KEY, false);
+        tracks.gone(KEY, 300, None);
+        assert_eq!(tracks.take_over(300, 1000), [(KEY, 300, None)]);
+        assert!(!tracks.see(KEY), "it is over again");
+    }
+
+    #[test]
+    fn an_end_that_comes_first_is_not_forgotten() {
+        let mut tracks = Tracks::default();
+        tracks.gone(KEY, 100, None);
+        tracks.gone(KEY, 150, Some(9));
+        assert_eq!(tracks.take_over(200, 1000), [], "nothing was said of it");
+        assert!(tracks.see(KEY));
+        tracks.agent(KEY, true);
+        assert_eq!(tracks.take_over(250, 1000), [], "its agent still speaks");
+        tracks.agent(KEY, false);
+        assert_eq!(tracks.take_over(300, 1000), [(KEY, 100, None)]);
+        assert!(!tracks.see(KEY), "it is over");
+    }
+
+    #[test]
+    fn without_a_start_time_the_lists_tell_the_end() {
+        let unseen = ProcessKey { pid: 7, start_ticks: 0 };
+        let mut tracks = Tracks::default();
+        let mut list = |device: u8, keys: &[ProcessKey], complete: bool| {
+            tracks.list_begins(device);
+            for &key in keys {
+                assert!(tracks.see(key));
+                tracks.list_names(device, key);
+            }
+            if complete {
+                tracks.list_ends(device, 50);
+            }
+            tracks.take_over(60, 1000)
+        };
+        assert_eq!(list(0, &[unseen, KEY], true), []);
+        assert_eq!(list(1, &[unseen], true), []);
+        assert_eq!(list(0, &[], false), [], "a list that failed tells nothing");
+        assert_eq!(list(0, &[], true), [], "the other device still lists it");
+        assert_eq!(list(1, &[], true), [(unseen, 50, None)]);
+        assert_eq!(list(1, &[unseen], true), [], "the pid is another process's now");
+        assert_eq!(list(1, &[], true), [(unseen, 50, None)]);
+    }
+
+    #[test]
+    fn new_runs_are_written_in_the_order_of_their_processes() {
+        let keys = [(900, 1), (30, 2), (500, 3)].map(|(pid, start_ticks)| ProcessKey { pid, start_ticks });
+        let mut tracks = Tracks::default();
+        keys.iter().for_each(|key| assert!(tracks.see(*key)));
+        tracks.make_due(true, 5, |key| key != keys[0]);
+        assert_eq!(tracks.take_due(9), [(keys[1], 5), (keys[2], 5)], "pids begin again");
+        assert!(tracks.has_new(), "the first one is on no device so far");
+        tracks.see(keys[1]);
+        tracks.make_due(false, 6, |_| true);
+        assert_eq!(tracks.take_due(9), [(keys[0], 6), (keys[1], 6)]);
+    }
+
+    #[test]
+    fn runs_are_due_once_and_new_ones_first() {
+        let key = |pid| ProcessKey { pid, start_ticks: 2 };
+        let mut tracks = Tracks::default();
+        tracks.see(key(1));
+        tracks.see(key(2));
+        tracks.make_due(true, 5, |_| true);
+        assert!(!tracks.has_new());
+        tracks.make_due(false, 6, |_| true);
+        assert_eq!(tracks.due(), (2, Some(5)), "each is due once");
+        assert_eq!(tracks.take_due(9).len(), 2);
+        tracks.make_due(false, 7, |_| true);
+        assert_eq!(tracks.due().0, 0, "nothing was said since");
+        tracks.see(key(1));
+        tracks.make_due(true, 8, |_| true);
+        assert_eq!(tracks.due().0, 0, "it is not new");
+        tracks.make_due(false, 9, |_| true);
+        tracks.see(key(3));
+        tracks.make_due(true, 10, |_| true);
+        assert_eq!(tracks.take_due(1), [(key(3), 10)], "a new one goes first");
+        assert_eq!(tracks.take_due(9), [(key(1), 9)], "the rest keeps its place");
+    }
+}

@@ -1,0 +1,143 @@
+//! Recording of what the daemon sees, on a thread of its own: a slow disk must not slow the ledger. What it
+//! cannot keep up with is counted and missing, and the reader sees that by the holes in `seq`. A disk that is full or fails
+//! leaves whole frames in the file; when it works again the recording goes on, and agents are asked for their state.
+
+use crate::aggregator::batch::Batch;
+use crate::stats::{Count, Stats};
+use gpumem_runs::recording::Writer;
+use gpumem_wire::frame;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+
+/// Batches that may wait for the disk: at 60 KiB each, 15 MiB at most.
+const WAITING: usize = 256;
+/// What was recorded is handed to the system that often: what a crash of the daemon can cost.
+const FLUSH: Duration = Duration::from_millis(100);
+/// A disk that does not take it is tried again after this.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// A recording that goes on; dropping it ends it.
+#[derive(Debug)]
+pub struct Recorder {
+    batches: Option<SyncSender<Batch>>,
+    thread: Option<JoinHandle<()>>,
+    stats: Arc<Stats>,
+}
+
+impl Recorder {
+    /// Begins a recording. The file must not be there yet: a restart must not overwrite what the last life
+    /// recorded. `%t` in the path becomes the seconds since 1970. `again` is told when it goes on after something is missing.
+    ///
+    /// # Errors
+    /// What the system says about the file.
+    pub(crate) fn start(path: &Path, stats: Arc<Stats>, again: Arc<Notify>) -> io::Result<Self> {
+        let path = expand(path);
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+        let writer = Writer::new(Whole { file, bytes: 0 })?;
+        let (batches, inbox) = sync_channel(WAITING);
+        let counted = Arc::clone(&stats);
+        let run = move || record(writer, &inbox, &path, &counted, &again);
+        let thread = std::thread::Builder::new().name("recorder".into()).spawn(run)?;
+        Ok(Recorder { batches: Some(batches), thread: Some(thread), stats })
+    }
+
+    /// Takes a batch; never waits.
+    pub(crate) fn take(&self, batch: Batch) {
+        if let Some(batches) = &self.batches
+            && let Err(error) = batches.try_send(batch)
+        {
+            let (std::sync::mpsc::TrySendError::Full(batch)
+            | std::sync::mpsc::TrySendError::Disconnected(batch)) = error;
+            self.stats.add(Count::RecordingLost, frame::records(&batch.frames).count() as u64);
+        }
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        self.batches = None;
+        if let Some(thread) = self.thread.take() {
+            // It has counted what went wrong.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A file that takes all of what is written at a time or nothing: nothing could be read behind half a frame.
+#[derive(Debug)]
+struct Whole {
+    file: File,
+    bytes: u64,
+}
+
+impl Write for Whole {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if let Err(error) = self.file.write_all_at(bytes, self.bytes) {
+            // What is left of it is written over by the next.
+            let _ = self.file.set_len(self.bytes);
+            return Err(error);
+        }
+        self.bytes += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn record(mut writer: Writer<Whole>, inbox: &Receiver<Batch>, path: &Path, stats: &Stats, again: &Notify) {
+    let mut broken = false;
+    let mut flushed = Instant::now();
+    loop {
+        let batch = match inbox.recv_timeout(FLUSH) {
+            Ok(batch) => Some(batch),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => break,
+        };
+        let mut result = Ok(());
+        if let Some(batch) = batch {
+            for record in frame::records(&batch.frames).filter_map(|record| record.ok()?.ok()) {
+                // What was refused waits in the writer, and no more than that.
+                let is_lost = broken || result.is_err();
+                if !is_lost {
+                    result = writer.write(batch.origin, &record);
+                }
+                stats.add(if is_lost { Count::RecordingLost } else { Count::Recorded }, 1);
+            }
+        }
+        if result.is_ok() && flushed.elapsed() >= if broken { RETRY } else { FLUSH } {
+            flushed = Instant::now();
+            result = writer.flush();
+            if broken && result.is_ok() {
+                tracing::info!(path = %path.display(), "the recording goes on");
+                broken = false;
+                again.notify_one();
+            }
+        }
+        if let Err(error) = result
+            && !std::mem::replace(&mut broken, true)
+        {
+            tracing::error!(path = %path.display(), %error, "the recording cannot be written, and is tried again");
+        }
+    }
+    if let Err(error) = writer.flush() {
+        tracing::error!(path = %path.display(), %error, "the end of the recording is missing");
+    }
+}
+
+fn expand(path: &Path) -> PathBuf {
+    let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let seconds = seconds.map_or(0, |since| since.as_secs()).to_string();
+    match path.to_str() {
+        Some(text) => text.replace("%t", &seconds).into(),
+        None => path.to_owned(),
+    }
+}

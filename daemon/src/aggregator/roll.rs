@@ -1,0 +1,106 @@
+//! When a life goes on in a new part.
+//!
+//! Parts end at multiples of the period since 1970: with a day, at midnight UTC, as all times of reports are told. A
+//! process rolls when it has lived for a whole period, so that a job of an hour is not cut in two because midnight came.
+
+use gpumem_ledger::ProcessKey;
+use rustix::time::{ClockId, clock_gettime};
+use std::time::Duration;
+
+/// Processes that roll at one tick: making a run takes up to some milliseconds, and the ledger waits.
+const AT_ONCE: usize = 8;
+/// Ticks of `start_ticks` in a second, on every architecture that this is built for.
+const USER_HZ: u64 = 100;
+
+/// What is to roll.
+#[derive(Debug, Default)]
+pub(super) struct Roll {
+    period: Option<Duration>,
+    /// Periods since 1970 that are over.
+    passed: i128,
+    /// Those whose turn has not come yet.
+    waiting: Vec<ProcessKey>,
+}
+
+impl Roll {
+    /// The period from now on.
+    pub(crate) fn set(&mut self, period: Option<Duration>, wall_ns: i128) {
+        if period == self.period {
+            return;
+        }
+        self.period = period;
+        self.waiting.clear();
+        self.passed = self.periods(wall_ns).unwrap_or(0);
+    }
+
+    fn periods(&self, wall_ns: i128) -> Option<i128> {
+        let period_ns = i128::try_from(self.period?.as_nanos()).ok().filter(|ns| *ns > 0)?;
+        Some(wall_ns.div_euclid(period_ns))
+    }
+
+    /// Those that roll now, of the processes that live.
+    pub(crate) fn take(
+        &mut self,
+        wall_ns: i128,
+        living: impl FnOnce() -> Vec<ProcessKey>,
+    ) -> Vec<ProcessKey> {
+        let Some((period, passed)) = self.period.zip(self.periods(wall_ns)) else { return Vec::new() };
+        // A clock that was set back does not roll again.
+        if passed > self.passed {
+            self.passed = passed;
+            let up = since_boot();
+            self.waiting = living();
+            self.waiting.retain(|key| age(*key, up) >= period);
+        }
+        self.waiting.split_off(self.waiting.len().saturating_sub(AT_ONCE))
+    }
+}
+
+fn since_boot() -> Duration {
+    let now = clock_gettime(ClockId::Boottime);
+    Duration::new(now.tv_sec.try_into().unwrap_or(0), now.tv_nsec.try_into().unwrap_or(0))
+}
+
+/// How long a process has lived. One whose start is not known is as old as the machine: it is there when a period ends, and
+/// a cut is better than a run without end.
+fn age(key: ProcessKey, up: Duration) -> Duration {
+    up.saturating_sub(Duration::from_millis(key.start_ticks.saturating_mul(1000 / USER_HZ)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DAY_NS: i128 = 86_400_000_000_000;
+
+    fn roll() -> Roll {
+        let mut roll = Roll::default();
+        roll.set(Some(Duration::from_secs(86_400)), 20_000 * DAY_NS + 5);
+        roll
+    }
+
+    #[test]
+    fn at_midnight_those_roll_that_have_lived_for_a_day() {
+        let up = since_boot();
+        let young = ProcessKey { pid: 1, start_ticks: (up.as_millis() / 10) as u64 };
+        assert!(age(young, up) < Duration::from_millis(20));
+        let old = ProcessKey { pid: 2, start_ticks: 0 };
+        assert_eq!(age(old, up), up);
+        let mut roll = roll();
+        assert_eq!(roll.take(20_000 * DAY_NS + 6, || panic!("the day goes on")), []);
+        let rolled = roll.take(20_001 * DAY_NS, || vec![young, old]);
+        assert_eq!(rolled, if up >= Duration::from_secs(86_400) { vec![old] } else { vec![] });
+        assert_eq!(roll.take(20_000 * DAY_NS, || panic!("a clock that was set back")), []);
+    }
+
+    #[test]
+    fn many_roll_a_few_at_a_time() {
+        let mut roll = Roll::default();
+        roll.set(Some(Duration::from_nanos(1)), 0);
+        let keys: Vec<_> = (1..=20).map(|pid| ProcessKey { pid, start_ticks: 0 }).collect();
+        let turns: Vec<usize> = [1, 1, 1, 1].map(|now| roll.take(now, || keys.clone()).len()).into();
+        assert_eq!(turns, [8, 8, 4, 0]);
+        roll.set(None, 2);
+        assert_eq!(roll.take(5, || panic!("never")), []);
+    }
+}

@@ -1,0 +1,139 @@
+//! Runs to the store: while processes live, when they have ended, and at the daemon's end. As many are made as the store has room for.
+
+use super::Core;
+use crate::run_writer::Queue;
+use crate::stats::Count;
+use gpumem_ledger::ProcessKey;
+use gpumem_model::run::Run;
+use gpumem_wire::{Body, Record, Stamp};
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+/// A process that has ended waits so long for the last word of its agent.
+const LAST_WORD_NS: u64 = 2_000_000_000;
+/// Runs that are made at once: others wait for the ledger meanwhile.
+const RUNS_AT_ONCE: usize = 512;
+/// Ended processes that may wait until the store has room for their runs.
+const MOST_CLOSING: usize = 16_384;
+/// At the daemon's end, all runs are handed to the store within this.
+const LAST_RUNS: Duration = Duration::from_secs(2);
+
+impl Core {
+    /// Closes the runs of processes that have ended and whose agents have said their last word.
+    pub(super) fn finish(&mut self, now_ns: u64) {
+        let over = self.tracks.take_over(now_ns, LAST_WORD_NS);
+        for &(key, time_ns, status) in &over {
+            let stamp = Stamp { thread: key.pid, time_ns, ..Stamp::default() };
+            let status = gpumem_wire::Reading(status);
+            self.host(&Record { stamp, body: Body::ProcessGone { start_ticks: key.start_ticks, status } });
+            self.closing.push_back(key);
+        }
+        // Without a start time, the next process of that pid would be taken for this one.
+        let most = if over.iter().any(|(key, ..)| key.start_ticks == 0) || self.closing.len() > MOST_CLOSING {
+            usize::MAX
+        } else {
+            self.keeper.room().over.min(RUNS_AT_ONCE)
+        };
+        self.close_ended(most);
+    }
+
+    /// Hands the runs of ended processes to the store, at most so many, and forgets these processes.
+    pub(super) fn close_ended(&mut self, most: usize) {
+        let keys: Vec<ProcessKey> = self.closing.drain(..most.min(self.closing.len())).collect();
+        if keys.is_empty() {
+            return;
+        }
+        for (key, run) in self.builder.runs_of(&keys, false) {
+            if worth_keeping(&run) {
+                self.keeper.keep(self.uid(key), run, true);
+                self.stats.add(Count::RunsFinished, 1);
+            }
+        }
+        self.tally.look(&self.builder.ledger().snapshot());
+        keys.into_iter().for_each(|key| self.builder.forget(key));
+        self.changed = true;
+    }
+
+    /// Ends the parts of processes that have lived for so long, and begins their next ones.
+    pub(super) fn roll(&mut self, now_ns: u64) {
+        let wall_ns = self.wall_ns(now_ns);
+        self.rolling.extend(self.roll.take(wall_ns, || self.tracks.living()));
+        let room = self.keeper.room().over.min(RUNS_AT_ONCE).min(self.rolling.len());
+        let keys: Vec<_> = self.rolling.drain(..room).filter(|key| self.tracks.has(*key)).collect();
+        if keys.is_empty() {
+            return; // almost always, and a look at everything is not for nothing
+        }
+        self.tally.look(&self.builder.ledger().snapshot());
+        for (key, run) in self.builder.roll(&keys, now_ns) {
+            if worth_keeping(&run) {
+                self.keeper.keep(self.uid(key), run, true);
+                self.stats.add(Count::RunsRolled, 1);
+                self.tracks.begins_part(key);
+            }
+        }
+    }
+
+    /// See [`Tracks::make_due`](super::process_table::Tracks::make_due).
+    pub(super) fn make_due(&mut self, only_new: bool, now_ns: u64) {
+        let ledger = self.builder.ledger();
+        self.tracks.make_due(only_new, now_ns, |key| ledger.is_on_a_device(key));
+    }
+
+    /// Hands runs that are due to the store, as many as it has room for: the others are made when it has, and not before.
+    pub(super) fn checkpoint(&mut self, now_ns: u64) {
+        let due = self.tracks.take_due(self.keeper.room().living.min(RUNS_AT_ONCE));
+        let checkpoint_ns = self.pace.checkpoint.as_nanos() as u64;
+        let late = due.iter().filter(|(_, since_ns)| now_ns.saturating_sub(*since_ns) > checkpoint_ns);
+        self.stats.add(Count::StoreLate, late.count() as u64);
+        let keys: Vec<ProcessKey> = due.into_iter().map(|(key, _)| key).collect();
+        self.keep(&keys, false);
+        let (runs, since_ns) = self.tracks.due();
+        let age = since_ns.map(|since_ns| Duration::from_nanos(now_ns.saturating_sub(since_ns)));
+        let since = age.and_then(|age| Instant::now().checked_sub(age));
+        self.keeper.note_queue(Queue { runs, since, checkpoint: self.pace.checkpoint });
+    }
+
+    pub(super) fn keep(&mut self, keys: &[ProcessKey], over: bool) {
+        if keys.is_empty() {
+            return;
+        }
+        for (key, run) in self.builder.runs_of(keys, true) {
+            if worth_keeping(&run) {
+                self.keeper.keep(self.uid(key), run, over);
+            }
+        }
+    }
+
+    /// The daemon ends: what goes on is written as far as it got, runs with news first.
+    pub(super) async fn close(&mut self) {
+        let began = Instant::now();
+        self.finish(u64::MAX);
+        self.make_due(false, 0);
+        let mut keys: Vec<_> = self.tracks.take_due(usize::MAX).into_iter().map(|(key, _)| key).collect();
+        let with_news: HashSet<_> = keys.iter().copied().collect();
+        keys.extend(self.tracks.keys().into_iter().filter(|key| !with_news.contains(key)));
+        while !self.closing.is_empty() || !keys.is_empty() {
+            let is_late = began.elapsed() >= LAST_RUNS;
+            let room = if is_late { usize::MAX } else { self.keeper.room().over.min(RUNS_AT_ONCE) };
+            if room == 0 {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            } else if self.closing.is_empty() {
+                let chunk: Vec<_> = keys.drain(..room.min(keys.len())).collect();
+                self.keep(&chunk, true);
+            } else {
+                self.close_ended(room);
+            }
+        }
+        self.recorder = None;
+    }
+
+    /// The same for the same life of the same process, also from the daemon's next life.
+    pub(super) fn uid(&self, key: ProcessKey) -> String {
+        format!("{}:{}:{}", self.boot_id, key.pid, key.start_ticks)
+    }
+}
+
+/// A process that never touched a device has no run.
+pub(super) fn worth_keeping(run: &Run) -> bool {
+    !run.devices.is_empty()
+}

@@ -1,0 +1,336 @@
+//! The table of keys: name, type, default, whether a reload applies the key, and the check of its value.
+//!
+//! config/gpumemd.toml has every key with its default and what it means.
+
+use super::check;
+use crate::aggregator::LIMITS;
+use crate::limits::ControlLimits;
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+/// When a changed key takes effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Effect {
+    /// When the configuration is reloaded.
+    Reload,
+    /// When the daemon is restarted.
+    Restart,
+}
+
+use Effect::{Reload, Restart};
+
+/// Makes the struct of a section from its keys, with `Default` and the effect of each key. The strings name functions of check.rs,
+/// and of this file, that read and write the value.
+macro_rules! section {
+    ($section:ident { $($key:ident: $type:ty = $default:expr, $effect:expr $(, $read:literal $(, $write:literal)?)?;)* }) => {
+        #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+        #[serde(deny_unknown_fields, default)]
+        #[allow(missing_docs)] // documented in config/gpumemd.toml
+        pub struct $section {
+            $($(#[serde(deserialize_with = $read $(, serialize_with = $write)?)])? pub $key: $type,)*
+        }
+
+        impl Default for $section {
+            fn default() -> Self {
+                $section { $($key: $default,)* }
+            }
+        }
+
+        impl $section {
+            const EFFECTS: &[(&str, Effect)] = &[$((stringify!($key), $effect),)*];
+        }
+    };
+}
+
+section! { Config {
+    runtime_dir: Option<PathBuf> = None, Restart;
+    record: Option<PathBuf> = None, Reload;
+    tenants: Tenants = Tenants::default(), Reload;
+    agent: Agent = Agent::default(), Restart;
+    nvml: Nvml = Nvml::default(), Restart;
+    kernel: Kernel = Kernel::default(), Restart;
+    who: Who = Who::default(), Restart;
+    runs: Runs = Runs::default(), Restart;
+    control: Control = Control::default(), Restart;
+    metrics: Metrics = Metrics::default(), Restart;
+    private: Private = Private::default(), Restart;
+} }
+
+section! { Agent {
+    connections: usize = 1024, Reload, "check::connections";
+    connections_per_uid: usize = 512, Reload, "check::connections";
+    connections_without_hello: usize = 64, Reload, "check::connections";
+    hello_timeout_s: f64 = 5.0, Reload, "check::seconds";
+    mib_per_s: u64 = 0, Reload, "check::whole";
+    rows_per_process: usize = LIMITS.rows_per_process, Reload, "check::rows";
+    memory_mib: usize = LIMITS.bytes >> 20, Reload, "check::memory";
+    memory_mib_per_uid: usize = LIMITS.bytes_per_user >> 20, Reload, "check::memory";
+    shared_mib: u64 = 2048, Reload, "check::whole";
+} }
+
+section! { Nvml {
+    library: Option<PathBuf> = None, Restart;
+    memory_hz: u32 = 10, Restart, "check::hertz";
+    list_every_s: f64 = 1.0, Restart, "check::seconds";
+    list_budget: f64 = 0.02, Restart, "check::share";
+    list_when_moved_mib: u64 = 2, Restart, "check::whole";
+    extra_lists_every_s: f64 = 10.0, Restart, "check::seconds";
+    call_timeout_s: f64 = 5.0, Restart, "check::seconds";
+    hang_retry_s: f64 = 60.0, Restart, "check::seconds";
+    trust_pids: bool = false, Restart;
+} }
+
+section! { Kernel {
+    log: PathBuf = "/dev/kmsg".into(), Restart;
+    control_groups: PathBuf = "/sys/fs/cgroup".into(), Restart;
+} }
+
+section! { Who {
+    container_names: Option<PathBuf> = Some("/var/log/containers".into()), Restart, "check::folder";
+    job_mapping: Option<PathBuf> = None, Restart, "check::folder";
+} }
+
+section! { Runs {
+    store: Option<PathBuf> = None, Restart;
+    checkpoint_every_s: f64 = 5.0, Reload, "check::seconds";
+    roll_every_s: f64 = 86_400.0, Reload, "check::roll";
+    keep_days: f64 = 90.0, Reload, "check::days";
+    keep_steady_s: f64 = 3600.0, Reload, "check::age";
+    max_size_mib: u64 = 2048, Reload, "check::whole";
+    waiting_mib: usize = 64, Reload, "check::memory";
+} }
+
+section! { Control {
+    connections: usize = ControlLimits::default().connections, Reload, "check::connections";
+    connections_per_uid: usize = ControlLimits::default().connections_per_uid, Reload, "check::connections";
+    share_per_uid: f64 = ControlLimits::default().share_per_uid, Reload, "check::share";
+} }
+
+section! { Metrics {
+    listen: Option<SocketAddr> = Some(SocketAddr::from(([127, 0, 0, 1], 9837))), Restart, "check::address", "address";
+    connections: usize = 64, Reload, "check::connections";
+    max_series: usize = 10_000, Reload, "check::series";
+    tags: usize = 0, Reload, "check::tags";
+    fold_younger_s: f64 = 10.0, Reload, "check::age";
+    rules: String = "default".into(), Reload;
+    page: Page = Page::default(), Reload;
+    hosts: Vec<String> = Vec::new(), Reload, "check::hosts";
+} }
+
+section! { Private {
+    idle_exit_s: f64 = 300.0, Reload, "check::seconds";
+    listen: Option<SocketAddr> = None, Restart, "check::address", "address";
+} }
+
+/// How much of other users' processes is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Tenants {
+    /// User, pid and bytes.
+    #[default]
+    Named,
+    /// Bytes.
+    Anonymous,
+}
+
+/// What the live page tells whoever can open it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Page {
+    /// There is none.
+    Off,
+    /// Categories, and what metrics tell.
+    #[default]
+    Categories,
+    /// Tags too.
+    Tags,
+}
+
+/// The configuration file that is read when none is named.
+pub(crate) const USUAL_PATH: &str = "/etc/gpumemd/gpumemd.toml";
+
+/// Why there is no configuration.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum Error {
+    /// The file cannot be read.
+    #[error("{}: {source}", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    /// It does not say what a configuration says.
+    #[error("{}: {source}", path.display())]
+    Parse { path: PathBuf, source: Box<toml::de::Error> },
+    /// Nothing says where files are to be kept.
+    #[error("no home directory is known: set HOME, or {0} in the configuration")]
+    NoHome(&'static str),
+}
+
+impl Config {
+    /// The file at `path`; without one the usual file, if it is there.
+    ///
+    /// # Errors
+    /// [`Error`]; that the usual file is missing is none.
+    pub fn load(path: Option<&Path>) -> Result<Self, Error> {
+        let named = path.unwrap_or(Path::new(USUAL_PATH));
+        match std::fs::read_to_string(named) {
+            Ok(text) => Config::parse(&text, named),
+            Err(error) if path.is_none() && error.kind() == std::io::ErrorKind::NotFound => {
+                Ok(Config::default())
+            }
+            Err(source) => Err(Error::Read { path: named.to_owned(), source }),
+        }
+    }
+
+    /// The configuration in a text.
+    ///
+    /// # Errors
+    /// [`Error::Parse`], with line and key.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, Error> {
+        toml::from_str(text).map_err(|error| Error::Parse { path: path.to_owned(), source: Box::new(error) })
+    }
+}
+
+/// Every key with its value as it would be typed; one that was left open is not there.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Keys(BTreeMap<String, String>);
+
+/// A key that differs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// With its section.
+    pub key: String,
+    /// As it would be typed; `unset` where it was left open.
+    pub old: String,
+    /// The same.
+    pub new: String,
+    /// It takes effect now.
+    pub at_once: bool,
+}
+
+impl Keys {
+    /// Of a configuration.
+    pub fn of(config: &Config) -> Self {
+        let mut keys = BTreeMap::new();
+        // Fails only for a path that is no text, and then a file could not have said it.
+        if let Ok(value) = serde_json::to_value(config) {
+            flatten("", &value, &mut keys);
+        }
+        Keys(keys)
+    }
+
+    /// What `new` changes. What needs a restart goes on as it is here, so the next time it is told again.
+    pub fn take(&mut self, new: &Keys) -> Vec<Change> {
+        let all: BTreeSet<String> = self.0.keys().chain(new.0.keys()).cloned().collect();
+        let mut changes = Vec::new();
+        for key in all {
+            let (before, after) = (self.0.get(&key), new.0.get(&key));
+            if before == after {
+                continue;
+            }
+            let at_once = effect_of(&key) == Some(Reload);
+            let value = |value: Option<&String>| value.cloned().unwrap_or_else(|| "unset".to_owned());
+            changes.push(Change { key: key.clone(), old: value(before), new: value(after), at_once });
+            match after.cloned() {
+                _ if !at_once => {}
+                Some(after) => drop(self.0.insert(key, after)),
+                None => drop(self.0.remove(&key)),
+            }
+        }
+        changes
+    }
+}
+
+/// Returns when a key, with its section, takes effect; `None` for one that is not in the table.
+fn effect_of(key: &str) -> Option<Effect> {
+    const SECTIONS: [(&str, &[(&str, Effect)]); 8] = [
+        ("agent", Agent::EFFECTS),
+        ("nvml", Nvml::EFFECTS),
+        ("kernel", Kernel::EFFECTS),
+        ("who", Who::EFFECTS),
+        ("runs", Runs::EFFECTS),
+        ("control", Control::EFFECTS),
+        ("metrics", Metrics::EFFECTS),
+        ("private", Private::EFFECTS),
+    ];
+    let (keys, name) = match key.split_once('.') {
+        Some((section, name)) => (SECTIONS.iter().find(|(known, _)| *known == section)?.1, name),
+        None => (Config::EFFECTS, key),
+    };
+    keys.iter().find(|(known, _)| *known == name).map(|(_, effect)| *effect)
+}
+
+fn flatten(section: &str, value: &Value, keys: &mut BTreeMap<String, String>) {
+    match value {
+        Value::Null => {}
+        Value::Object(table) => {
+            for (key, value) in table {
+                let key = if section.is_empty() { key.clone() } else { format!("{section}.{key}") };
+                flatten(&key, value, keys);
+            }
+        }
+        value => drop(keys.insert(section.to_owned(), value.to_string())),
+    }
+}
+
+/// An address as the file has it.
+fn address<S: Serializer>(address: &Option<SocketAddr>, to: S) -> Result<S::Ok, S::Error> {
+    match address {
+        Some(address) => to.collect_str(address),
+        None => to.serialize_str("off"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(text: &str) -> Keys {
+        Keys::of(&Config::parse(text, Path::new("test.toml")).unwrap())
+    }
+
+    fn told(changes: &[Change]) -> Vec<String> {
+        let told = |Change { key, old, new, at_once }: &Change| {
+            format!("{key} {old} -> {new}{}", if *at_once { "" } else { " (restart)" })
+        };
+        changes.iter().map(told).collect()
+    }
+
+    #[test]
+    fn each_key_is_told_with_both_values_and_what_needs_a_restart_again_and_again() {
+        let mut running = keys("");
+        let new = keys(
+            "record = \"/tmp/x\"\n[agent]\nconnections = 7\n[nvml]\nmemory_hz = 20\n\
+             [runs]\ncheckpoint_every_s = 1.0\n[metrics]\nlisten = \"off\"\n",
+        );
+        let restart =
+            ["metrics.listen \"127.0.0.1:9837\" -> \"off\" (restart)", "nvml.memory_hz 10 -> 20 (restart)"];
+        let expected = [
+            "agent.connections 1024 -> 7",
+            restart[0],
+            restart[1],
+            "record unset -> \"/tmp/x\"",
+            "runs.checkpoint_every_s 5.0 -> 1.0",
+        ];
+        assert_eq!(told(&running.take(&new)), expected);
+        assert_eq!(told(&running.take(&new)), restart);
+        assert_eq!(
+            told(&running.take(&keys("[agent]\nconnections = 7\n[runs]\ncheckpoint_every_s = 1.0\n"))),
+            ["record \"/tmp/x\" -> unset"]
+        );
+    }
+
+    #[test]
+    fn each_key_is_in_the_table() {
+        let Keys(known) = keys(
+            "record = \"x\"\nruntime_dir = \"/x\"\n[nvml]\nlibrary = \"x\"\n[who]\njob_mapping = \"/x\"\n",
+        );
+        assert!(known.len() > 40, "{known:?}");
+        for key in known.keys() {
+            assert!(effect_of(key).is_some(), "{key}");
+        }
+        assert_eq!(effect_of("agent.shared_mib"), Some(Reload));
+        assert_eq!((effect_of("agent.none"), effect_of("none")), (None, None));
+    }
+}

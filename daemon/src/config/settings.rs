@@ -1,0 +1,264 @@
+//! The settings as meant: what a configuration means for the user who runs the daemon.
+
+use super::keys::{Config, Error, Page, Tenants};
+use crate::aggregator::Pace;
+use crate::limits::ControlLimits;
+use crate::limits::agent_slots::AgentLimits;
+use crate::run_writer::Retention;
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Where things are for who runs the daemon.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Home {
+    /// Who.
+    pub uid: u32,
+    /// `XDG_RUNTIME_DIR`.
+    pub runtime: Option<PathBuf>,
+    /// `XDG_STATE_HOME`.
+    pub state: Option<PathBuf>,
+    /// `HOME`.
+    pub home: Option<PathBuf>,
+    /// `GPUMEM_STORE`.
+    pub store: Option<PathBuf>,
+    /// `STATE_DIRECTORY` and `RUNTIME_DIRECTORY`, when systemd made them.
+    pub service: (Option<PathBuf>, Option<PathBuf>),
+}
+
+impl Home {
+    /// Of this process.
+    pub fn of_process() -> Self {
+        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let absolute = |name| set(name).filter(|path| path.is_absolute());
+        Home {
+            uid: rustix::process::geteuid().as_raw(),
+            runtime: absolute("XDG_RUNTIME_DIR"),
+            state: absolute("XDG_STATE_HOME"),
+            home: absolute("HOME"),
+            store: set("GPUMEM_STORE"),
+            service: (absolute("STATE_DIRECTORY"), absolute("RUNTIME_DIRECTORY")),
+        }
+    }
+
+    fn runtime_dir(&self, private: bool) -> PathBuf {
+        if let (false, Some(given)) = (private, &self.service.1) {
+            return given.clone();
+        }
+        match &self.runtime {
+            _ if self.uid == 0 && !private => "/run/gpumemd".into(),
+            Some(runtime) => runtime.join("gpumem"),
+            None => format!("/tmp/gpumem-{}", self.uid).into(),
+        }
+    }
+
+    fn store(&self, private: bool) -> Option<PathBuf> {
+        if let Some(store) = &self.store {
+            return Some(store.clone());
+        }
+        if !private && let Some(state) = &self.service.0 {
+            return Some(state.join("runs.sqlite"));
+        }
+        if self.uid == 0 && !private {
+            return Some("/var/lib/gpumemd/runs.sqlite".into());
+        }
+        let state = self.state.clone().or_else(|| Some(self.home.as_ref()?.join(".local/state")));
+        state.map(|state| state.join("gpumem/runs.sqlite"))
+    }
+}
+
+/// What the daemon does.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// Holds `control.sock`, `agent/agent.sock` and a link to that.
+    pub runtime_dir: PathBuf,
+    /// For one user, ending by itself.
+    pub private: bool,
+    /// Where runs are kept.
+    pub store: PathBuf,
+    /// How often they are written, and when they roll.
+    pub pace: Pace,
+    /// How long they are kept.
+    pub retention: Retention,
+    /// What runs that wait for the store may take of the memory.
+    pub waiting_bytes: usize,
+    /// Where what is seen is recorded.
+    pub record: Option<PathBuf>,
+    /// What others see.
+    pub tenants: Tenants,
+    /// What agents may do.
+    pub limits: AgentLimits,
+    /// How NVML is read.
+    pub nvml: NvmlSettings,
+    /// Where the kernel speaks.
+    pub kernel: KernelSettings,
+    /// Where the machine says whose processes are.
+    pub who: ProcessSettings,
+    /// Where metrics are served.
+    pub listen: Option<SocketAddr>,
+    /// Connections for metrics at once.
+    pub http_connections: usize,
+    /// Series of one scrape.
+    pub max_series: usize,
+    /// Tags of a process that are series.
+    pub tags: usize,
+    /// Processes younger than this have no series of their own.
+    pub young: Duration,
+    /// Rules that name categories.
+    pub rules: String,
+    /// What the live page tells.
+    pub page: Page,
+    /// Names by which it may be asked for.
+    pub hosts: Vec<String>,
+    /// Who may be connected to the control socket.
+    pub control: ControlLimits,
+    /// A private daemon without agents and requests ends after this.
+    pub idle_exit: Option<Duration>,
+}
+
+impl Settings {
+    /// What a configuration means for who runs it.
+    ///
+    /// # Errors
+    /// [`Error::NoHome`].
+    pub fn of(config: &Config, private: bool, home: &Home) -> Result<Self, Error> {
+        let seconds = Duration::from_secs_f64;
+        let (agent, nvml) = (&config.agent, &config.nvml);
+        let store = config.runs.store.clone().or_else(|| home.store(private));
+        Ok(Settings {
+            runtime_dir: config.runtime_dir.clone().unwrap_or_else(|| home.runtime_dir(private)),
+            private,
+            store: store.ok_or(Error::NoHome("runs.store"))?,
+            pace: Pace {
+                checkpoint: seconds(config.runs.checkpoint_every_s),
+                limits: gpumem_ledger::Limits {
+                    rows_per_process: agent.rows_per_process,
+                    bytes_per_user: agent.memory_mib_per_uid << 20,
+                    bytes: agent.memory_mib << 20,
+                },
+                roll: not_zero(config.runs.roll_every_s).map(seconds),
+            },
+            retention: Retention {
+                age: not_zero(config.runs.keep_days).map(|days| seconds(days * 86_400.0)),
+                steady: seconds(config.runs.keep_steady_s),
+                bytes: (config.runs.max_size_mib > 0).then_some(config.runs.max_size_mib << 20),
+            },
+            waiting_bytes: config.runs.waiting_mib << 20,
+            record: config.record.clone(),
+            tenants: config.tenants,
+            limits: AgentLimits {
+                connections: agent.connections,
+                connections_per_uid: agent.connections_per_uid,
+                waiting: agent.connections_without_hello,
+                hello: seconds(agent.hello_timeout_s),
+                bytes_per_s: agent.mib_per_s << 20,
+                shared_bytes: agent.shared_mib << 20,
+                // A quarter of what the ledger may remember of them.
+                rows: agent
+                    .rows_per_process
+                    .min((agent.memory_mib_per_uid << 20) / 4 / gpumem_wire::SLOT_BYTES),
+            },
+            nvml: NvmlSettings {
+                library: nvml.library.clone(),
+                memory_hz: nvml.memory_hz,
+                list_interval: seconds(nvml.list_every_s),
+                list_budget: nvml.list_budget,
+                list_threshold_bytes: nvml.list_when_moved_mib << 20,
+                extra_interval: seconds(nvml.extra_lists_every_s),
+                call_timeout: seconds(nvml.call_timeout_s),
+                hang_retry: seconds(nvml.hang_retry_s),
+                trust_pids: nvml.trust_pids,
+                program: None,
+            },
+            kernel: KernelSettings {
+                log: Some(&config.kernel.log).filter(|log| log.as_os_str() != "off").cloned(),
+                groups: config.kernel.control_groups.clone(),
+            },
+            who: ProcessSettings {
+                container_names: config.who.container_names.clone(),
+                job_mapping: config.who.job_mapping.clone(),
+            },
+            listen: if private { config.private.listen } else { config.metrics.listen },
+            http_connections: config.metrics.connections,
+            max_series: config.metrics.max_series,
+            tags: config.metrics.tags,
+            young: seconds(config.metrics.fold_younger_s),
+            rules: config.metrics.rules.clone(),
+            page: config.metrics.page,
+            hosts: config.metrics.hosts.clone(),
+            control: ControlLimits {
+                connections: config.control.connections,
+                connections_per_uid: config.control.connections_per_uid,
+                share_per_uid: config.control.share_per_uid,
+            },
+            idle_exit: private.then(|| seconds(config.private.idle_exit_s)),
+        })
+    }
+}
+
+/// Zero means never.
+fn not_zero(value: f64) -> Option<f64> {
+    (value > 0.0).then_some(value)
+}
+
+/// How NVML is read.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+pub struct NvmlSettings {
+    /// A library to open instead of searching for one.
+    pub library: Option<PathBuf>,
+    /// Device memory reads per second and device: 1 to 100.
+    pub memory_hz: u32,
+    /// Each device's process list at least that often, as far as the budget allows.
+    pub list_interval: Duration,
+    /// Share of wall time that list calls may take: each of them stops the driver for every GPU.
+    pub list_budget: f64,
+    /// A device is listed sooner when its `used` has moved by at least this much.
+    pub list_threshold_bytes: u64,
+    /// Graphics and MPS lists that were empty are looked at that often.
+    pub extra_interval: Duration,
+    /// A call that takes longer is taken for one that will not return.
+    pub call_timeout: Duration,
+    /// A device whose call did not return is left alone for that long; twice as long the next time.
+    pub hang_retry: Duration,
+    /// Bytes per process are believed even where pids look like another namespace's.
+    pub trust_pids: bool,
+    /// The program that has `nvml-poller`; this one if not given.
+    #[serde(skip)]
+    pub program: Option<PathBuf>,
+}
+
+impl Default for NvmlSettings {
+    fn default() -> Self {
+        NvmlSettings {
+            library: None,
+            memory_hz: 10,
+            list_interval: Duration::from_secs(1),
+            list_budget: 0.02,
+            list_threshold_bytes: 2 << 20,
+            extra_interval: Duration::from_secs(10),
+            call_timeout: Duration::from_secs(5),
+            hang_retry: Duration::from_secs(60),
+            trust_pids: false,
+            program: None,
+        }
+    }
+}
+
+/// Where the kernel reports ends of processes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KernelSettings {
+    /// The kernel log; `None`: it is not read.
+    pub log: Option<PathBuf>,
+    /// Where control groups are mounted.
+    pub groups: PathBuf,
+}
+
+/// Sources of facts about processes beside /proc.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ProcessSettings {
+    /// Folder in which the kubelet names containers.
+    pub container_names: Option<PathBuf>,
+    /// Folder in which a batch system's prolog gives GPUs to jobs.
+    pub job_mapping: Option<PathBuf>,
+}

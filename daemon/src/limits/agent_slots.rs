@@ -1,0 +1,175 @@
+//! Slots of agents' connections: in all, of one user, and of peers that have not said hello.
+
+use super::connection_slots::{ConnectionSlot, ConnectionSlots};
+use super::user_queue::UserQueue;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What peers on the agent socket may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AgentLimits {
+    /// Connections at once.
+    pub connections: usize,
+    /// Connections of one user at once.
+    pub connections_per_uid: usize,
+    /// Connections whose hello has not come.
+    pub waiting: usize,
+    /// Timeout of the hello.
+    pub hello: Duration,
+    /// Bytes that one connection may send in a second; more waits. 0: no limit.
+    pub bytes_per_s: u64,
+    /// Largest memory that an agent may hand over.
+    pub shared_bytes: u64,
+    /// Rows of it that are read when the agent ends and records of it are missing.
+    pub rows: usize,
+}
+
+/// Why there is no slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AgentSlotsFull {
+    /// All are taken.
+    All,
+    /// All of this user are taken.
+    OfUid,
+    /// All for peers without a hello are taken.
+    Waiting,
+}
+
+/// How long a peer may wait to say hello.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// [`AgentLimits::hello`].
+    Whole,
+    /// [`BRIEF`]: the slots of peers that may wait for longer are taken. A program may be interrupted between connect(2) and its
+    /// hello, and if it lives for milliseconds it does not connect again.
+    Brief,
+}
+
+/// Timeout of the hello of a peer with [`Patience::Brief`].
+pub(crate) const BRIEF: Duration = Duration::from_millis(500);
+/// Peers with [`Patience::Brief`], as a multiple of [`AgentLimits::waiting`].
+const BRIEF_SHARE: usize = 4;
+
+/// The slots of the agent socket.
+#[derive(Debug, Default)]
+pub(crate) struct AgentSlots {
+    connections: Arc<ConnectionSlots<UserQueue>>,
+    waiting: Arc<ConnectionSlots>,
+    brief: Arc<ConnectionSlots>,
+}
+
+/// A slot of an agent; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct AgentSlot {
+    connection: ConnectionSlot<UserQueue>,
+    /// Held until the hello.
+    waits: Option<(Patience, ConnectionSlot)>,
+}
+
+impl AgentSlots {
+    /// Returns the numbers of connections and of those without a hello. Peers with [`Patience::Brief`] are in neither.
+    pub(crate) fn count(&self) -> (usize, usize) {
+        (self.connections.count() - self.brief.count(), self.waiting.count())
+    }
+
+    /// Returns the number of connections that have said hello.
+    pub(crate) fn welcomed(&self) -> usize {
+        self.connections.count() - self.waiting.count() - self.brief.count()
+    }
+
+    /// Takes a slot for a peer whose hello has not come.
+    ///
+    /// # Errors
+    /// [`AgentSlotsFull`]
+    pub(crate) fn take(&self, uid: u32, limits: &AgentLimits) -> Result<AgentSlot, AgentSlotsFull> {
+        let mut slot = self.take_for_hello(uid, limits)?;
+        // A quarter of the slots for one user: their silent peers leave three quarters to the others.
+        let waits = |slots: &Arc<ConnectionSlots>, most: usize| slots.take(uid, most, (most / 4).max(1));
+        let waiting = waits(&self.waiting, limits.waiting).map(|slot| (Patience::Whole, slot));
+        let waiting = waiting.or_else(|_| {
+            let brief = waits(&self.brief, limits.waiting.saturating_mul(BRIEF_SHARE));
+            brief.map(|slot| (Patience::Brief, slot))
+        });
+        slot.waits = Some(waiting.map_err(|_| AgentSlotsFull::Waiting)?);
+        Ok(slot)
+    }
+
+    /// Takes a slot for a peer whose hello has come: it does not count as waiting.
+    ///
+    /// # Errors
+    /// [`AgentSlotsFull`]
+    pub(crate) fn take_for_hello(&self, uid: u32, limits: &AgentLimits) -> Result<AgentSlot, AgentSlotsFull> {
+        let connection = self.connections.take(uid, limits.connections, limits.connections_per_uid);
+        let connection =
+            connection.map_err(|full| if full.all { AgentSlotsFull::All } else { AgentSlotsFull::OfUid })?;
+        Ok(AgentSlot { connection, waits: None })
+    }
+}
+
+impl AgentSlot {
+    /// Notes that the peer has said hello.
+    pub(crate) fn welcomed(&mut self) {
+        self.waits = None;
+    }
+
+    /// Returns how long the peer may wait to say hello.
+    pub(crate) fn patience(&self) -> Patience {
+        self.waits.as_ref().map_or(Patience::Whole, |(patience, _)| *patience)
+    }
+
+    /// Returns the queue that the connection shares with the others of its user.
+    pub(crate) fn queue(&self) -> &Arc<UserQueue> {
+        &self.connection.shared
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: AgentLimits = AgentLimits {
+        connections: 3,
+        connections_per_uid: 2,
+        waiting: 4,
+        hello: Duration::from_secs(1),
+        bytes_per_s: 0,
+        shared_bytes: 0,
+        rows: 0,
+    };
+
+    #[test]
+    fn each_limit_holds_and_is_given_back() {
+        let slots = AgentSlots::default();
+        let mut first = slots.take(1, &LIMITS).unwrap();
+        let brief =
+            slots.take(1, &LIMITS).expect("it may wait briefly: a quarter of those that wait is taken");
+        assert_eq!((first.patience(), brief.patience()), (Patience::Whole, Patience::Brief));
+        assert_eq!((slots.count(), slots.welcomed()), ((1, 1), 0));
+        drop(brief);
+        let queue = Arc::clone(slots.take_for_hello(1, &LIMITS).expect("it does not wait").queue());
+        assert!(Arc::ptr_eq(&queue, first.queue()), "a user's connections share a queue");
+        first.welcomed();
+        let mut second = slots.take(1, &LIMITS).unwrap();
+        second.welcomed();
+        assert_eq!(slots.take(1, &LIMITS).unwrap_err(), AgentSlotsFull::OfUid);
+        let other = slots.take(2, &LIMITS).unwrap();
+        assert_eq!(slots.take(3, &LIMITS).unwrap_err(), AgentSlotsFull::All);
+        assert_eq!(slots.count(), (3, 1));
+        drop((first, second, other));
+        assert_eq!((slots.count(), slots.welcomed(), slots.brief.count()), ((0, 0), 0, 0));
+        let next = slots.take(1, &LIMITS).unwrap();
+        assert!(!Arc::ptr_eq(&queue, next.queue()), "a queue ends with its user's last connection");
+    }
+
+    #[test]
+    fn peers_that_may_wait_briefly_are_bounded_too() {
+        let limits = AgentLimits { connections: 1000, connections_per_uid: 1000, waiting: 8, ..LIMITS };
+        let slots = AgentSlots::default();
+        let of = |uid| std::iter::from_fn(|| slots.take(uid, &limits).ok()).collect::<Vec<_>>();
+        let one = of(1);
+        assert_eq!(one.len(), 2 + 8);
+        assert_eq!(slots.take(1, &limits).unwrap_err(), AgentSlotsFull::Waiting);
+        let others: Vec<_> = (2..9).flat_map(of).collect();
+        assert_eq!(one.len() + others.len(), 8 + 32, "a user's silent peers leave most to the others");
+    }
+}

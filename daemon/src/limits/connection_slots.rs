@@ -1,0 +1,229 @@
+//! Connection slots: how many connections there may be at once, in all and of one user.
+//!
+//! A slot may be marked idle. When all are taken, a newcomer can evict the connection that has been idle longest, so that
+//! clients that connect and send nothing cannot lock out the others.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+
+/// Which limits are reached; at least one is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SlotsFull {
+    /// That of all connections.
+    pub all: bool,
+    /// That of the user's.
+    pub user: bool,
+}
+
+/// The slots of one socket. `T` is what the connections of a user share; it lives as long as one of them.
+#[derive(Debug)]
+pub(crate) struct ConnectionSlots<T = ()> {
+    taken: Mutex<Taken<T>>,
+    /// A slot was given back.
+    freed: Notify,
+}
+
+#[derive(Debug)]
+struct Taken<T> {
+    count: usize,
+    users: HashMap<u32, User<T>>,
+    last_number: u64,
+    /// Idle connections by the time from which on they may be evicted.
+    idle: BTreeMap<(Instant, u64), Arc<Notify>>,
+}
+
+#[derive(Debug)]
+struct User<T> {
+    count: usize,
+    shared: Arc<T>,
+}
+
+/// One slot; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct ConnectionSlot<T = ()> {
+    slots: Arc<ConnectionSlots<T>>,
+    uid: u32,
+    number: u64,
+    evicted: Arc<Notify>,
+    /// Its key among the idle connections.
+    evictable_at: Mutex<Option<Instant>>,
+    /// What it shares with the other connections of its user.
+    pub shared: Arc<T>,
+}
+
+impl<T> Default for ConnectionSlots<T> {
+    fn default() -> Self {
+        let taken = Taken { count: 0, users: HashMap::new(), last_number: 0, idle: BTreeMap::new() };
+        ConnectionSlots { taken: Mutex::new(taken), freed: Notify::new() }
+    }
+}
+
+impl<T: Default> ConnectionSlots<T> {
+    fn taken(&self) -> MutexGuard<'_, Taken<T>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns how many slots are taken.
+    pub(crate) fn count(&self) -> usize {
+        self.taken().count
+    }
+
+    /// Takes a slot for a connection of `uid`, at most `most` in all and `most_of_user` of this user.
+    ///
+    /// # Errors
+    /// [`SlotsFull`]
+    pub(crate) fn take(
+        self: &Arc<Self>,
+        uid: u32,
+        most: usize,
+        most_of_user: usize,
+    ) -> Result<ConnectionSlot<T>, SlotsFull> {
+        let mut taken = self.taken();
+        let of_user = taken.users.get(&uid).map_or(0, |user| user.count);
+        let full = SlotsFull { all: taken.count >= most, user: of_user >= most_of_user };
+        if full.all || full.user {
+            return Err(full);
+        }
+        taken.count += 1;
+        taken.last_number += 1;
+        let number = taken.last_number;
+        let user = taken.users.entry(uid).or_insert_with(|| User { count: 0, shared: Arc::default() });
+        user.count += 1;
+        let shared = Arc::clone(&user.shared);
+        let (evicted, evictable_at) = (Arc::default(), Mutex::default());
+        Ok(ConnectionSlot { slots: Arc::clone(self), uid, number, evicted, evictable_at, shared })
+    }
+
+    /// Takes a slot of an unknown user, marked idle, and returns how many connections were evicted for it. Waits while all
+    /// slots are taken by connections that are active, or idle for less than their grace period.
+    pub(crate) async fn take_or_evict(
+        self: &Arc<Self>,
+        most: &AtomicUsize,
+        grace: Duration,
+    ) -> (ConnectionSlot<T>, u64) {
+        let mut evicted = 0;
+        loop {
+            if let Ok(slot) = self.take(0, most.load(Ordering::Relaxed), usize::MAX) {
+                slot.mark_idle(grace);
+                return (slot, evicted);
+            }
+            let due = {
+                let mut taken = self.taken();
+                match taken.idle.first_entry() {
+                    Some(first) if first.key().0 <= Instant::now() => {
+                        first.remove().notify_one();
+                        evicted += 1;
+                        None
+                    }
+                    first => first.map(|first| first.key().0),
+                }
+            };
+            let is_due = async {
+                match due {
+                    Some(due) => sleep_until(due).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = self.freed.notified() => {}
+                () = is_due => {}
+            }
+        }
+    }
+}
+
+impl<T> ConnectionSlot<T> {
+    /// Marks the connection as idle: after `grace` it may be evicted.
+    pub(crate) fn mark_idle(&self, grace: Duration) {
+        self.mark_active();
+        let due = Instant::now() + grace;
+        let mut taken = self.slots.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.idle.insert((due, self.number), Arc::clone(&self.evicted));
+        drop(taken);
+        *self.evictable_at() = Some(due);
+    }
+
+    /// Marks the connection as active: a request has come.
+    pub(crate) fn mark_active(&self) {
+        if let Some(due) = self.evictable_at().take() {
+            let mut taken = self.slots.taken.lock().unwrap_or_else(PoisonError::into_inner);
+            taken.idle.remove(&(due, self.number));
+        }
+    }
+
+    /// Returns what is notified when the connection is evicted.
+    pub(crate) fn evicted(&self) -> Arc<Notify> {
+        Arc::clone(&self.evicted)
+    }
+
+    fn evictable_at(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.evictable_at.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Drop for ConnectionSlot<T> {
+    fn drop(&mut self) {
+        self.mark_active();
+        let mut taken = self.slots.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.count -= 1;
+        if let Some(user) = taken.users.get_mut(&self.uid) {
+            user.count -= 1;
+            if user.count == 0 {
+                taken.users.remove(&self.uid);
+            }
+        }
+        drop(taken);
+        self.slots.freed.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_cannot_lock_out_the_others() {
+        let slots = Arc::new(ConnectionSlots::<()>::default());
+        let take = |uid| slots.take(uid, 64, 16);
+        let mut held: Vec<_> = (0..100).filter_map(|_| take(1000).ok()).collect();
+        assert_eq!(held.len(), 16);
+        assert_eq!(take(1000).err(), Some(SlotsFull { all: false, user: true }));
+        assert!(take(1001).is_ok());
+        for uid in 1001..1010 {
+            held.extend((0..100).filter_map(|_| take(uid).ok()));
+        }
+        assert_eq!(held.len(), 64);
+        assert_eq!(take(2000).err(), Some(SlotsFull { all: true, user: false }));
+        held.clear();
+        assert!(slots.count() == 0 && slots.taken().users.is_empty());
+    }
+
+    #[tokio::test]
+    async fn the_connection_that_is_idle_longest_is_evicted() {
+        let grace = Duration::from_millis(20);
+        let (slots, most) = (Arc::new(ConnectionSlots::<()>::default()), AtomicUsize::new(2));
+        let (first, _) = slots.take_or_evict(&most, grace).await;
+        let (second, _) = slots.take_or_evict(&most, grace).await;
+        first.mark_active();
+        let since = Instant::now();
+        let evicted = second.evicted();
+        let goes = tokio::spawn(async move {
+            evicted.notified().await;
+            drop(second);
+        });
+        let (third, evicted) = slots.take_or_evict(&most, grace).await;
+        assert_eq!((evicted, since.elapsed() >= grace), (1, true), "not before its time");
+        goes.await.unwrap();
+        third.mark_active();
+        // All are active: the next one waits.
+        let waits = tokio::time::timeout(Duration::from_millis(50), slots.take_or_evict(&most, grace)).await;
+        assert!(waits.is_err());
+        drop(first);
+        assert_eq!(slots.take_or_evict(&most, grace).await.1, 0);
+        assert!(slots.taken().idle.is_empty());
+    }
+}

@@ -1,0 +1,91 @@
+//! Rates: bytes that a connection may send in a second, and log lines about the peers of one user.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Bytes in a second. A connection that is over its limit waits, its socket fills, and the agent's ring takes what comes.
+#[derive(Debug)]
+pub(crate) struct RateLimit {
+    bytes_per_s: u64,
+    since: Instant,
+    used: u64,
+}
+
+impl RateLimit {
+    /// `bytes_per_s` 0: no limit.
+    pub(crate) fn new(bytes_per_s: u64) -> Self {
+        RateLimit { bytes_per_s, since: Instant::now(), used: 0 }
+    }
+
+    /// Counts bytes, and waits until they are within the limit. Returns whether it has waited.
+    pub(crate) async fn acquire(&mut self, bytes: usize) -> bool {
+        if self.bytes_per_s == 0 {
+            return false;
+        }
+        self.used += bytes as u64;
+        // Checked once in a tenth of a second's worth: bursts of that size are free.
+        if self.used < self.bytes_per_s / 10 {
+            return false;
+        }
+        let due = Duration::from_secs_f64(self.used as f64 / self.bytes_per_s as f64);
+        let wait = due.checked_sub(self.since.elapsed());
+        if let Some(wait) = wait {
+            tokio::time::sleep(wait).await;
+        }
+        (self.since, self.used) = (Instant::now(), 0);
+        wait.is_some()
+    }
+}
+
+/// Log lines about the peers of one user in each [`LOG_WINDOW`].
+const LOG_LINES: u32 = 50;
+const LOG_WINDOW: Duration = Duration::from_secs(10);
+
+#[derive(Debug)]
+struct LogWindow {
+    since: Instant,
+    by_uid: HashMap<u32, u32>,
+}
+
+/// Limits the log lines about each user's peers, so that a user whose programs come and go cannot push the lines about others
+/// out of the log.
+#[derive(Debug)]
+pub(crate) struct LogRateLimit(Mutex<LogWindow>);
+
+impl Default for LogRateLimit {
+    fn default() -> Self {
+        LogRateLimit(Mutex::new(LogWindow { since: Instant::now(), by_uid: HashMap::new() }))
+    }
+}
+
+impl LogRateLimit {
+    /// Returns whether one more line about a peer of this user may be logged. The last one tells that the rest is counted only.
+    pub(crate) fn allows(&self, uid: u32) -> bool {
+        let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if window.since.elapsed() >= LOG_WINDOW {
+            *window = LogWindow { since: Instant::now(), by_uid: HashMap::new() };
+        }
+        let lines = window.by_uid.entry(uid).or_default();
+        *lines = lines.saturating_add(1);
+        if *lines == LOG_LINES {
+            tracing::warn!(
+                uid,
+                "much is to be said of this user's peers: the rest of {LOG_WINDOW:?} is counted only"
+            );
+        }
+        *lines < LOG_LINES
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn log_lines_are_limited_for_each_user() {
+        let limit = LogRateLimit::default();
+        assert_eq!((0..1000).filter(|_| limit.allows(7)).count(), LOG_LINES as usize - 1);
+        assert!(limit.allows(8));
+    }
+}

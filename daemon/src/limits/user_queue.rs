@@ -1,0 +1,128 @@
+//! A user's share of the aggregator's inbox, and of the time for reading what ended agents left.
+//!
+//! The ledger takes batches in the order in which they come. A connection reads its socket when its user has a free slot, and
+//! the slot is free again when the ledger has taken the batch. What ended agents left is read one agent of a user at a time, and
+//! a user whose read is slow is paused for a multiple of its duration.
+
+use crate::clock;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
+
+/// Batches of one user in the inbox: enough to keep the ledger busy; each adds to the time that other users wait.
+const SLOTS: usize = 4;
+/// Reads that take longer are followed by a pause. Most take milliseconds; a full ring of a million records and as many rows
+/// takes a quarter of a second.
+const LONG: Duration = Duration::from_millis(250);
+/// The pause as a multiple of the read's duration: it leaves four fifths of the time to other users.
+const PAUSE_FACTOR: u32 = 4;
+/// A costly batch keeps its slot for this multiple of the time that it took,
+const COSTLY_PAUSE_FACTOR: u32 = 16;
+/// if it took at least this long.
+const COSTLY: Duration = Duration::from_millis(1);
+
+/// What the connections of one user share.
+#[derive(Debug)]
+pub(crate) struct UserQueue {
+    slots: Arc<Semaphore>,
+    recovering: Mutex<()>,
+}
+
+impl Default for UserQueue {
+    fn default() -> Self {
+        UserQueue { slots: Arc::new(Semaphore::new(SLOTS)), recovering: Mutex::default() }
+    }
+}
+
+impl UserQueue {
+    /// Waits for a slot in the inbox; slots are given in the order of the calls.
+    pub(crate) async fn slot(&self) -> Option<QueueSlot> {
+        // The semaphore is never closed.
+        let permit = Arc::clone(&self.slots).acquire_owned().await.ok()?;
+        Some(QueueSlot { permit: Arc::new(permit), is_costly: false })
+    }
+
+    /// Does work that is done for one connection of a user at a time.
+    pub(crate) async fn alone<T>(&self, work: impl Future<Output = T>) -> T {
+        let _turn = self.recovering.lock().await;
+        let (mut work, mut took) = (pin!(work), Duration::ZERO);
+        // Only processor time counts: on a busy machine the work waits for others, which must not pause the user.
+        let done = poll_fn(|context| {
+            let started = clock::cpu();
+            let polled = work.as_mut().poll(context);
+            took += clock::cpu().saturating_sub(started);
+            polled
+        });
+        let done = done.await;
+        if took > LONG {
+            tokio::time::sleep(took * PAUSE_FACTOR).await;
+        }
+        done
+    }
+}
+
+/// A slot in the aggregator's inbox; given back when dropped.
+#[derive(Debug, Clone)]
+pub struct QueueSlot {
+    permit: Arc<OwnedSemaphorePermit>,
+    is_costly: bool,
+}
+
+impl QueueSlot {
+    /// Marks the batch in the slot as one that may take long.
+    pub(crate) fn costly(self) -> Self {
+        QueueSlot { is_costly: true, ..self }
+    }
+
+    /// Returns whether [`QueueSlot::took`] is to be called.
+    pub(crate) fn is_costly(&self) -> bool {
+        self.is_costly
+    }
+
+    /// Notes that the ledger has taken the batch, in this processor time.
+    pub(crate) fn took(self, time: Duration) {
+        if time >= COSTLY {
+            tokio::spawn(async move {
+                tokio::time::sleep(time * COSTLY_PAUSE_FACTOR).await;
+                drop(self.permit);
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn only_work_that_takes_long_is_followed_by_a_pause() {
+        let queue = UserQueue::default();
+        let began = tokio::time::Instant::now();
+        queue.alone(tokio::time::sleep(4 * LONG)).await;
+        assert!(began.elapsed() < 4 * LONG + LONG, "{:?}", began.elapsed());
+        queue.alone(async { std::thread::sleep(LONG + Duration::from_millis(10)) }).await;
+        assert!(began.elapsed() < 4 * LONG + LONG, "{:?}", began.elapsed());
+        let work = async {
+            let started = clock::cpu();
+            while clock::cpu() - started < LONG + Duration::from_millis(10) {}
+        };
+        let began = tokio::time::Instant::now();
+        queue.alone(work).await;
+        assert!(began.elapsed() > LONG * PAUSE_FACTOR, "{:?}", began.elapsed());
+    }
+
+    #[tokio::test]
+    async fn a_user_has_a_bounded_number_of_slots_and_gets_them_back() {
+        let queue = UserQueue::default();
+        let mut held = Vec::new();
+        for _ in 0..SLOTS {
+            held.push(queue.slot().await);
+        }
+        let more = tokio::time::timeout(Duration::from_millis(1), queue.slot()).await;
+        assert!(more.is_err());
+        held.pop();
+        assert!(queue.slot().await.is_some());
+    }
+}

@@ -1,0 +1,227 @@
+//! Fairness between users who ask: whatever answers cost, one user's take a part of one processor.
+//!
+//! The daemon's loop serves everybody, so the time for which a user's answers held it is written on their bill, and that of the
+//! ledger, the keeper and the threads beside them. A bill is paid off at the rate of the user's share; who owes more than a moment's
+//! worth waits before the next answer, so that it is their own requests that become slow. Answers that are costly are made one at
+//! a time for each user, which bounds what they take of memory too.
+
+use crate::clock;
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Mutex as Line, OwnedMutexGuard, Semaphore};
+use tokio::time::Instant;
+
+/// Who owes less is answered at once: a look now and then costs milliseconds, a large report some tens.
+const AT_ONCE: Duration = Duration::from_millis(100);
+/// The least that a request is taken for: what reading it and sending the answer cost.
+const LEAST: Duration = Duration::from_micros(50);
+/// Large answers that are put into words at a time.
+const BESIDE: usize = 2;
+
+/// What a user's answers took, and who makes one now.
+#[derive(Debug)]
+struct User {
+    line: Arc<Line<()>>,
+    owed: Mutex<Owed>,
+}
+
+#[derive(Debug)]
+struct Owed {
+    time: Duration,
+    /// When something was paid last.
+    paid: Instant,
+}
+
+impl User {
+    fn new() -> Self {
+        User { line: Arc::default(), owed: Mutex::new(Owed { time: Duration::ZERO, paid: Instant::now() }) }
+    }
+
+    fn owed(&self) -> MutexGuard<'_, Owed> {
+        self.owed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is owed now, of which `share` is paid in each second.
+    fn owes(&self, share: f64) -> Duration {
+        let (mut owed, now) = (self.owed(), Instant::now());
+        let paid = now.saturating_duration_since(owed.paid).mul_f64(share);
+        (owed.time, owed.paid) = (owed.time.saturating_sub(paid), now);
+        owed.time
+    }
+}
+
+/// Where the time for an answer is written; clones are the same.
+#[derive(Debug, Clone)]
+pub struct Bill(Arc<User>);
+
+impl Default for Bill {
+    /// Nobody's: it is never asked for.
+    fn default() -> Self {
+        Bill(Arc::new(User::new()))
+    }
+}
+
+impl Bill {
+    fn add(&self, time: Duration) {
+        let mut owed = self.0.owed();
+        owed.time = owed.time.saturating_add(time);
+    }
+
+    /// Does work of the loop, for which everybody waits: what counts is how long, on a busy machine more than what it had of a
+    /// processor.
+    pub(crate) fn of<T>(&self, work: impl FnOnce() -> T) -> T {
+        let began = std::time::Instant::now();
+        let done = work();
+        self.add(began.elapsed());
+        done
+    }
+
+    /// Does work of a thread beside it, which takes a processor and waits for disks.
+    pub(crate) fn of_thread<T>(&self, work: impl FnOnce() -> T) -> T {
+        let began = clock::cpu();
+        let done = work();
+        self.add(clock::cpu().saturating_sub(began));
+        done
+    }
+
+    /// Does work of the loop that waits in between.
+    pub(crate) async fn of_each<T>(&self, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        poll_fn(|context| self.of(|| work.as_mut().poll(context))).await
+    }
+}
+
+/// A user may have an answer made.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    /// What it costs goes here.
+    pub bill: Bill,
+    /// Set where the user had asked for too much before.
+    pub waited: bool,
+    line: Option<OwnedMutexGuard<()>>,
+}
+
+impl Turn {
+    /// The answer waits for others than this daemon: the user's next one need not.
+    pub(crate) fn is_over(&mut self) {
+        self.line = None;
+    }
+}
+
+/// Everybody who asks.
+#[derive(Debug)]
+pub struct Fair {
+    users: Mutex<BTreeMap<u32, Arc<User>>>,
+    beside: Semaphore,
+}
+
+impl Default for Fair {
+    fn default() -> Self {
+        Fair { users: Mutex::default(), beside: Semaphore::new(BESIDE) }
+    }
+}
+
+impl Fair {
+    /// Waits until the user may have another answer made. `share`: of a processor; `None` where there is no limit, and no line.
+    pub(crate) async fn turn(&self, uid: u32, share: Option<f64>) -> Turn {
+        let Some(share) = share else { return Turn { bill: Bill::default(), waited: false, line: None } };
+        let user = self.user(uid, share);
+        let line = Arc::clone(&user.line).lock_owned().await;
+        let mut waited = false;
+        // What was begun before may be charged meanwhile.
+        while let Some(beyond) = user.owes(share).checked_sub(AT_ONCE).filter(|beyond| !beyond.is_zero()) {
+            waited = true;
+            tokio::time::sleep(beyond.div_f64(share)).await;
+        }
+        let bill = Bill(user);
+        bill.add(LEAST);
+        Turn { bill, waited, line: Some(line) }
+    }
+
+    /// Work of some size, beside the loop; `None` where the daemon ends.
+    pub(crate) async fn beside<T: Send + 'static>(
+        &self,
+        bill: &Bill,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        let _place = self.beside.acquire().await.ok()?;
+        let bill = bill.clone();
+        tokio::task::spawn_blocking(move || bill.of_thread(work)).await.ok()
+    }
+
+    /// Who has paid and does not ask is forgotten.
+    fn user(&self, uid: u32, share: f64) -> Arc<User> {
+        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        users.retain(|of, user| *of == uid || Arc::strong_count(user) > 1 || !user.owes(share).is_zero());
+        Arc::clone(users.entry(uid).or_insert_with(|| Arc::new(User::new())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// Answers of 20 ms that a user gets in ten seconds.
+    async fn answers(fair: &Fair, uid: u32, share: Option<f64>) -> usize {
+        let end = Instant::now() + Duration::from_secs(10);
+        let mut count = 0;
+        while Instant::now() < end {
+            let turn = fair.turn(uid, share).await;
+            // Time stands still while a test works: the answer takes it.
+            tokio::time::sleep(20 * MS).await;
+            turn.bill.add(20 * MS);
+            count += 1;
+        }
+        count
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_asks_all_the_time_gets_their_share_and_who_asks_now_and_then_is_not_kept() {
+        let fair = Fair::default();
+        // On one connection or on many, a fifth of ten seconds: 100 answers of 20 ms, and what one has at once.
+        let ask = || answers(&fair, 7, Some(0.2));
+        let all = tokio::join!(ask(), ask(), ask(), ask(), ask(), ask(), ask(), ask());
+        let sum = all.0 + all.1 + all.2 + all.3 + all.4 + all.5 + all.6 + all.7;
+        assert!((95..=115).contains(&sum), "{sum}");
+        // They owe still; another one does not.
+        let began = Instant::now();
+        assert!(!fair.turn(8, Some(0.2)).await.waited);
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        assert!(answers(&fair, 0, None).await >= 499, "without a limit");
+        // Those who have paid are forgotten.
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        let again = fair.turn(9, Some(0.2)).await;
+        assert_eq!(fair.users.lock().unwrap().len(), 1);
+        drop(again);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn answers_of_a_user_are_made_one_at_a_time_and_those_of_others_beside() {
+        let fair = Fair::default();
+        let mut first = fair.turn(7, Some(0.2)).await;
+        let second = tokio::time::timeout(MS, fair.turn(7, Some(0.2))).await;
+        assert!(second.is_err());
+        assert!(tokio::time::timeout(MS, fair.turn(8, Some(0.2))).await.is_ok());
+        first.is_over();
+        assert!(tokio::time::timeout(MS, fair.turn(7, Some(0.2))).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn what_a_thread_works_is_charged_and_what_it_waits_is_not() {
+        let fair = Fair::default();
+        let turn = fair.turn(7, Some(0.0001)).await;
+        let spin = || {
+            let began = clock::cpu();
+            while clock::cpu() - began < 30 * MS {}
+        };
+        fair.beside(&turn.bill, spin).await.expect("it works");
+        turn.bill.of_each(async { tokio::time::sleep(500 * MS).await }).await;
+        let owed = turn.bill.0.owes(0.0001);
+        assert!(owed >= 28 * MS && owed < 28 * MS + 30 * MS.mul_f64(8.0), "{owed:?}");
+    }
+}

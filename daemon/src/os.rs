@@ -1,0 +1,78 @@
+//! What the system gives this process: file descriptors, and a PID namespace.
+//!
+//! The number of descriptors is limited, and agents take most of them. Some are kept for what the daemon itself reads, stores and
+//! serves.
+
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit, setrlimit};
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+/// Descriptors of an agent: its connection, its memory, its pidfd.
+const PER_AGENT: usize = 3;
+/// What is not theirs: about 30 are the daemon's, with store and poller, a dozen more while it starts a process; 64 connections each
+/// for metrics and control; the rest is for pidfds of processes without an agent.
+const OWN: usize = 224;
+/// A shortage is logged at most once in this time.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Raises the soft limit of open files, which shells set to 1,024, to the hard limit.
+pub fn raise_descriptor_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::debug!(%error, "the limit of open files stays");
+    }
+}
+
+/// Returns the number of agents' connections, lowered so that descriptors are left for everything else.
+pub(crate) fn fit_connections(connections: usize) -> usize {
+    let files = getrlimit(Resource::Nofile).current.map_or(usize::MAX, |files| files as usize);
+    connections.min(agents(files))
+}
+
+fn agents(files: usize) -> usize {
+    (files.saturating_sub(OWN) / PER_AGENT).max(1)
+}
+
+/// Returns whether an error only means that no descriptor was free: it says nothing of the file or process.
+pub(crate) fn is_out_of_descriptors(error: &std::io::Error) -> bool {
+    let lacks = [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error);
+    error.raw_os_error().is_some_and(|error| lacks.contains(&error))
+}
+
+/// Logs a shortage of descriptors, at most once in [`LOG_INTERVAL`].
+#[derive(Debug, Default)]
+pub(crate) struct DescriptorShortage(Mutex<Option<Instant>>);
+
+impl DescriptorShortage {
+    /// Notes that there was none for `what`.
+    pub(crate) fn note(&self, what: &str, error: &dyn std::fmt::Display) {
+        let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if logged.is_none_or(|logged| logged.elapsed() >= LOG_INTERVAL) {
+            *logged = Some(Instant::now());
+            tracing::warn!(%error, "{what}");
+        }
+    }
+}
+
+/// Returns whether this process is in the host's PID namespace, in which the pids of the driver have a meaning. The kernel gives the
+/// first namespace this number (`PROC_PID_INIT_INO`).
+pub(crate) fn is_in_host_pid_namespace() -> bool {
+    std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() == "pid:[4026531836]")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn agents_leave_descriptors_to_the_rest() {
+        assert_eq!((agents(65_536), agents(1024)), (21_770, 266));
+        for files in [0, 24, 224, 227] {
+            assert_eq!(agents(files), 1, "{files}");
+        }
+        assert!(agents(usize::MAX) > 1 << 60);
+    }
+}

@@ -1,0 +1,115 @@
+//! A run's place in the store: begun by this life of the daemon, or by an earlier one.
+
+use super::join_runs;
+use super::write_queue::Waiting;
+use gpumem_model::run::Run;
+use gpumem_runs::store::{Newest, RunId, Store, StoreError};
+use std::sync::Arc;
+
+/// A run that is being written.
+#[derive(Default)]
+pub(super) struct Open {
+    /// Its place in the store; none while that is closed.
+    pub id: Option<RunId>,
+    /// This life has written to it.
+    pub is_ours: bool,
+    /// The uid of its life in the store, where that is another one than the ledger's: see [`is_of_another`].
+    pub life: Option<String>,
+    pub earlier: Earlier,
+}
+
+/// What the store knew of a run when this life of the daemon began it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Earlier {
+    /// Which part of its life it is.
+    pub part: u32,
+    /// What an earlier life of the daemon had written: of this part, or if it has rolled, of the one before.
+    pub before: Option<Arc<Run>>,
+}
+
+pub(super) fn write(store: &mut Store, open: &mut Open, of: &Waiting) -> Result<(), StoreError> {
+    if open.earlier.before.as_ref().is_some_and(|before| is_of_another(before, &of.run)) {
+        *open = Open { life: Some(life_of_user(of)), ..Open::default() };
+    }
+    let id = match open.id {
+        Some(id) => id,
+        None => begin(store, open, of)?,
+    };
+    let joined = open.earlier.joined(&of.run);
+    let run = joined.as_ref().unwrap_or(&of.run);
+    let write = if of.over { Store::close } else { Store::checkpoint };
+    match write(store, id, run) {
+        // Somebody deleted it.
+        Err(StoreError::UnknownRun { .. }) => {
+            open.id = None;
+            let id = begin(store, open, of)?;
+            write(store, id, run)
+        }
+        result => result,
+    }
+}
+
+/// Whether the stored run is another user's. The start time of a process that had ended before it connected is its own claim:
+/// it must not write to a run of somebody else.
+fn is_of_another(stored: &Run, run: &Run) -> bool {
+    matches!((stored.process.uid, run.process.uid), (Some(stored), Some(user)) if stored != user)
+}
+
+fn life_of_user(of: &Waiting) -> String {
+    format!("{}:{}", of.uid, of.run.process.uid.unwrap_or_default())
+}
+
+/// The run's place in the store. A life that is there already was begun by an earlier life of the daemon, or by this one
+/// before the store broke or the run rolled.
+fn begin(store: &mut Store, open: &mut Open, of: &Waiting) -> Result<RunId, StoreError> {
+    let mut life = open.life.clone().unwrap_or_else(|| of.uid.clone());
+    if !open.is_ours
+        && let Some(Newest { id, .. }) = store.newest(&life)?
+        && is_of_another(&store.load_head(id)?, &of.run)
+    {
+        life = life_of_user(of);
+    }
+    if life != of.uid {
+        open.life = Some(life.clone());
+    }
+    let in_this_life = of.run.coverage.part.map_or(1, |part| part.number);
+    let (id, part) = match store.newest(&life)? {
+        Some(Newest { id, part, is_rolled: false }) => {
+            if !open.is_ours {
+                open.earlier.before = Some(Arc::new(store.load(id)?));
+            }
+            (Some(id), part)
+        }
+        Some(Newest { id, part, is_rolled: true }) => {
+            if !open.is_ours {
+                let is_next = of.run.coverage.part.is_none();
+                open.earlier.before = if is_next { Some(Arc::new(store.load(id)?)) } else { None };
+            }
+            (None, part + 1)
+        }
+        None => (None, in_this_life),
+    };
+    open.earlier.part = part;
+    let id = match id {
+        Some(id) => id,
+        None => {
+            let joined = open.earlier.joined(&of.run);
+            store.begin_part(joined.as_ref().unwrap_or(&of.run), &life, part)?
+        }
+    };
+    (open.id, open.is_ours) = (Some(id), true);
+    Ok(id)
+}
+
+impl Earlier {
+    /// The run with what an earlier life of the daemon saw, and its number as the store counts; none if it is that already.
+    pub(crate) fn joined(&self, run: &Run) -> Option<Run> {
+        let mut joined = self.before.as_ref().map(|before| join_runs::joined(before, run));
+        let is_counted = |run: &Run| run.coverage.part.is_none_or(|part| part.number == self.part);
+        if !joined.as_ref().map_or(is_counted(run), is_counted) {
+            let run = joined.get_or_insert_with(|| run.clone());
+            run.coverage.part.iter_mut().for_each(|part| part.number = self.part);
+        }
+        joined
+    }
+}

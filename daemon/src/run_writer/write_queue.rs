@@ -1,0 +1,255 @@
+//! What waits for the store: the newest state of each run, in a bounded part of memory.
+//!
+//! Who keeps a run puts it here and goes on, whatever the thread that writes does: a disk that stands still must not make the daemon
+//! grow. When there is no room, the user whose runs take most loses first, and of theirs those that go on: these come again.
+
+use gpumem_model::run::{Run, State};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Runs that may wait, however small they are.
+const WAITING: usize = 16_384;
+/// Of these, runs that go on: more stay with the ledger until there is room, because they change until they are written.
+const LIVING: usize = 512;
+/// Bytes of all, unless the configuration says otherwise.
+pub(super) const BYTES: usize = 64 << 20;
+
+/// A run that is to be written.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    pub uid: String,
+    pub run: Box<Run>,
+    pub over: bool,
+    bytes: usize,
+    /// Since when something of it is not in the store.
+    since: Instant,
+}
+
+impl Waiting {
+    pub(crate) fn new(uid: String, run: Run, over: bool) -> Self {
+        let bytes = run.weight() + uid.len();
+        Waiting { uid, run: Box::new(run), over, bytes, since: Instant::now() }
+    }
+
+    pub(crate) fn is_rolled(&self) -> bool {
+        matches!(self.run.state, State::Rolled { .. })
+    }
+}
+
+/// Runs that still fit, without any being dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// Runs that go on.
+    pub living: usize,
+    /// Runs that are over.
+    pub over: usize,
+}
+
+/// All that wait, oldest first.
+#[derive(Debug)]
+pub(super) struct Shelf {
+    waiting: BTreeMap<u64, Arc<Waiting>>,
+    next: u64,
+    /// The place of each life's newest state, unless that has rolled.
+    places: HashMap<String, u64>,
+    bytes: usize,
+    /// Set while the thread writes it; its place may have a newer state by then.
+    writing: Option<(u64, Arc<Waiting>)>,
+    pub most: usize,
+    /// The thread has been told that there is something, and has not looked yet.
+    pub is_told: bool,
+}
+
+impl Default for Shelf {
+    fn default() -> Self {
+        Shelf {
+            waiting: BTreeMap::new(),
+            next: 0,
+            places: HashMap::new(),
+            bytes: 0,
+            writing: None,
+            most: BYTES,
+            is_told: false,
+        }
+    }
+}
+
+impl Shelf {
+    /// How many runs, and how many bytes they take.
+    pub(crate) fn load(&self) -> (usize, usize) {
+        (self.waiting.len(), self.bytes)
+    }
+
+    /// How many more fit. Half of the bytes is kept for runs that are over.
+    pub(crate) fn room(&self) -> Room {
+        let count = self.waiting.len();
+        let if_below =
+            |limit: usize, most: usize| if self.bytes < limit { most.saturating_sub(count) } else { 0 };
+        Room { living: if_below(self.most / 2, LIVING), over: if_below(self.most / 4 * 3, WAITING) }
+    }
+
+    /// For how long the oldest news of a run has waited.
+    pub(crate) fn oldest(&self) -> Duration {
+        let front = self.waiting.first_key_value().map(|(_, waiting)| waiting.since);
+        front.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
+    pub(crate) fn all(&self) -> impl DoubleEndedIterator<Item = &Arc<Waiting>> {
+        self.waiting.values()
+    }
+
+    /// The next one to be written: until it is [`done`](Self::done), or the next one is asked for.
+    pub(crate) fn first(&mut self) -> Option<Arc<Waiting>> {
+        self.writing = self.waiting.first_key_value().map(|(place, waiting)| (*place, Arc::clone(waiting)));
+        self.writing.as_ref().map(|(_, waiting)| Arc::clone(waiting))
+    }
+
+    /// The newest state of a part takes the place of an older one; a part that has rolled is not the next one. Says how many runs
+    /// are lost for want of room.
+    pub(crate) fn put(&mut self, mut new: Waiting) -> u64 {
+        self.bytes += new.bytes;
+        let known = self.places.get(&new.uid).copied();
+        let place = known.unwrap_or(self.next);
+        self.next += u64::from(known.is_none());
+        if new.is_rolled() {
+            self.places.remove(&new.uid);
+        } else if known.is_none() {
+            self.places.insert(new.uid.clone(), place);
+        }
+        if let Some(before) = self.waiting.get(&place) {
+            self.bytes -= before.bytes;
+            if !self.is_written(place, before) {
+                new.since = before.since;
+            }
+        }
+        self.waiting.insert(place, Arc::new(new));
+        let mut lost = 0;
+        while self.waiting.len() > WAITING || self.bytes > self.most {
+            let Some(place) = self.least_wanted() else { break };
+            lost += u64::from(self.remove(place).is_some_and(|waiting| waiting.over));
+        }
+        lost
+    }
+
+    fn is_written(&self, place: u64, waiting: &Arc<Waiting>) -> bool {
+        self.writing.as_ref().is_some_and(|(at, writing)| *at == place && Arc::ptr_eq(waiting, writing))
+    }
+
+    fn least_wanted(&self) -> Option<u64> {
+        let free = || self.waiting.iter().filter(|(place, waiting)| !self.is_written(**place, waiting));
+        let mut users = BTreeMap::<Option<u64>, usize>::new();
+        for (_, waiting) in free() {
+            *users.entry(waiting.run.process.uid).or_default() += waiting.bytes;
+        }
+        let (user, _) = users.into_iter().max_by_key(|(_, bytes)| *bytes)?;
+        let theirs = || free().filter(|(_, waiting)| waiting.run.process.uid == user);
+        let place = |found: (&u64, &Arc<Waiting>)| *found.0;
+        theirs().find(|(_, waiting)| !waiting.over).map(place).or_else(|| theirs().next().map(place))
+    }
+
+    fn remove(&mut self, place: u64) -> Option<Arc<Waiting>> {
+        let removed = self.waiting.remove(&place)?;
+        self.bytes -= removed.bytes;
+        if self.places.get(&removed.uid) == Some(&place) {
+            self.places.remove(&removed.uid);
+        }
+        Some(removed)
+    }
+
+    /// This one is written. If there is a newer state by now, it comes after the others.
+    pub(crate) fn done(&mut self, written: &Arc<Waiting>) {
+        let Some((place, _)) = self.writing.take() else { return };
+        let Some(now) = self.waiting.get(&place) else { return };
+        if Arc::ptr_eq(now, written) {
+            self.remove(place);
+            return;
+        }
+        // Parts of one life are written in their order.
+        if !now.is_rolled()
+            && let Some(newer) = self.waiting.remove(&place)
+        {
+            self.places.insert(newer.uid.clone(), self.next);
+            self.waiting.insert(self.next, newer);
+            self.next += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::run;
+    use super::*;
+
+    fn waiting(uid: u64, life: u64, over: bool, tag: usize) -> Waiting {
+        let mut run = run(life);
+        run.process.uid = Some(uid);
+        run.process.facts.insert("command".into(), "x".repeat(tag));
+        Waiting::new(format!("{uid}:{life}"), run, over)
+    }
+
+    fn names(shelf: &Shelf) -> Vec<&str> {
+        shelf.all().map(|waiting| waiting.uid.as_str()).collect()
+    }
+
+    #[test]
+    fn who_takes_most_loses_first_and_of_theirs_what_comes_again() {
+        let mut shelf = Shelf { most: 1 << 20, ..Shelf::default() };
+        assert_eq!(shelf.put(waiting(1, 1, true, 1000)), 0);
+        let mut lost = 0;
+        for life in 0..100 {
+            lost += shelf.put(waiting(2, life, life % 2 == 0, 100_000));
+        }
+        // Ten or fewer have room: those that are over, the newest of them.
+        let (count, bytes) = shelf.load();
+        assert!(count >= 9 && bytes <= 1 << 20, "{count} of {bytes} bytes");
+        assert_eq!(names(&shelf)[0], "1:1");
+        assert!(shelf.all().all(|waiting| waiting.over));
+        assert_eq!(lost + count as u64 - 1, 50, "each that is over waits or is counted");
+        // One that has no room at all is lost, and everything else stays.
+        assert_eq!(shelf.put(waiting(3, 1, true, 2 << 20)), 1);
+        assert_eq!(shelf.load(), (count, bytes));
+    }
+
+    #[test]
+    fn many_small_runs_that_are_over_all_have_room() {
+        let mut shelf = Shelf::default();
+        let lost: u64 = (0..10_000).map(|life| shelf.put(waiting(1, life, true, 1))).sum();
+        assert_eq!((lost, shelf.load().0), (0, 10_000));
+        assert_eq!(shelf.room().living, 0, "those that go on wait with the ledger");
+        assert!(shelf.room().over > 0);
+    }
+
+    #[test]
+    fn parts_of_one_life_stay_in_their_order() {
+        let rolled = |life| {
+            let mut part = waiting(1, life, true, 1);
+            part.run.state = State::Rolled { time_ns: 1 };
+            part
+        };
+        let mut shelf = Shelf::default();
+        shelf.put(waiting(1, 1, false, 1));
+        let first = shelf.first().expect("it waits");
+        shelf.put(rolled(1));
+        shelf.put(waiting(1, 2, false, 1));
+        shelf.put(waiting(1, 1, false, 1));
+        shelf.done(&first);
+        let is_rolled: Vec<bool> = shelf.all().map(|waiting| waiting.is_rolled()).collect();
+        assert_eq!((names(&shelf), is_rolled), (vec!["1:1", "1:2", "1:1"], vec![true, false, false]));
+    }
+
+    #[test]
+    fn what_became_newer_while_it_was_written_comes_after_the_others() {
+        let mut shelf = Shelf::default();
+        shelf.put(waiting(1, 1, false, 1));
+        shelf.put(waiting(1, 2, false, 1));
+        let first = shelf.first().expect("it waits");
+        shelf.put(waiting(1, 1, true, 1));
+        shelf.done(&first);
+        assert_eq!(names(&shelf), ["1:2", "1:1"]);
+        let second = shelf.first().expect("it waits");
+        shelf.done(&second);
+        assert_eq!(names(&shelf), ["1:1"]);
+        assert_eq!(shelf.load().1, shelf.first().expect("it waits").bytes);
+    }
+}

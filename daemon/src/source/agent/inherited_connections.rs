@@ -1,0 +1,187 @@
+//! Connections that outlive the daemon. The service manager keeps three descriptors for each agent that was welcomed, and
+//! hands them to the daemon's next life, so that no agent sees a restart:
+//!
+//! ```text
+//! agent-PID-START-NUMBER   the name of all three: the process, its start in ticks, the inode of the third
+//!   the connection         with everything in it that was not read
+//!   the agent's memory     as it came with the hello
+//!   the hello itself       a sealed file of our own: one frame, as the ledger was told it
+//! ```
+//!
+//! Only this daemon can have anything kept (`NotifyAccess=main`), but what is handed over is checked like what a peer
+//! sends: the kernel's word on the connection, the start time in /proc, the memory's seals.
+
+use super::memory;
+use super::packet::MAX_PACKET_BYTES;
+use crate::service;
+use gpumem_ledger::ProcessKey;
+use gpumem_wire::{Record, frame};
+use rustix::fs::{FileType, MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create};
+use rustix::io::{pread, pwrite};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// How every name begins.
+const PREFIX: &str = "agent-";
+
+/// A connection that was kept.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    /// Under which it is kept.
+    pub name: String,
+    /// The process that the kernel named when it was welcomed.
+    pub key: ProcessKey,
+    pub socket: OwnedFd,
+    pub memory: OwnedFd,
+    /// The frame of the hello.
+    pub hello: Vec<u8>,
+}
+
+/// Has a connection kept; its name, if the service manager was told.
+///
+/// # Errors
+/// A file for the hello cannot be made.
+pub(crate) async fn keep(
+    socket: impl AsFd,
+    memory: &memory::Memory,
+    key: ProcessKey,
+    hello: &[u8],
+) -> io::Result<Option<String>> {
+    let file = memfd_create("hello", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    if pwrite(&file, hello, 0)? != hello.len() {
+        return Err(io::ErrorKind::WriteZero.into());
+    }
+    fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    let name = format!("{PREFIX}{}-{}-{}", key.pid, key.start_ticks, fstat(&file)?.st_ino);
+    let fds: [BorrowedFd<'_>; service::KEPT] = [socket.as_fd(), memory.as_fd(), file.as_fd()];
+    Ok(service::keep(&name, &fds).await.then_some(name))
+}
+
+/// Puts together what was handed over, in the order in which it came to be, and names what is of no use. The daemon may have died
+/// between two programs of one process (exec), and what the first one left belongs before the second one's hello.
+pub(crate) fn sorted(handed: Vec<(String, OwnedFd)>) -> (Vec<Kept>, Vec<String>) {
+    let mut by_name = BTreeMap::<String, Vec<OwnedFd>>::new();
+    for (name, fd) in handed {
+        by_name.entry(name).or_default().push(fd);
+    }
+    let (mut kept, mut useless) = (Vec::new(), Vec::new());
+    for (name, fds) in by_name {
+        match whole(&name, fds) {
+            Some(whole) => kept.push(whole),
+            None => useless.push(name),
+        }
+    }
+    kept.sort_by_key(|kept| said_ns(&kept.hello));
+    (kept, useless)
+}
+
+/// When a hello was said; one that is none comes first, and is of no use.
+fn said_ns(hello: &[u8]) -> u64 {
+    let parts = frame::split_frame(hello).ok().flatten();
+    parts
+        .and_then(|(slot, payload, _)| Record::decode(slot, payload).ok())
+        .map_or(0, |hello| hello.stamp.time_ns)
+}
+
+fn whole(name: &str, fds: Vec<OwnedFd>) -> Option<Kept> {
+    let mut numbers = name.strip_prefix(PREFIX)?.split('-');
+    let key = ProcessKey { pid: numbers.next()?.parse().ok()?, start_ticks: numbers.next()?.parse().ok()? };
+    let inode: u64 = numbers.next()?.parse().ok()?;
+    let (mut socket, mut memory, mut hello) = (None, None, None);
+    for fd in fds {
+        let about = fstat(&fd).ok()?;
+        match FileType::from_raw_mode(about.st_mode) {
+            FileType::Socket => socket = Some(fd),
+            _ if about.st_ino == inode => hello = Some(read(&fd)?),
+            _ => memory = Some(fd),
+        }
+    }
+    Some(Kept { name: name.to_owned(), key, socket: socket?, memory: memory?, hello: hello? })
+}
+
+fn read(file: &OwnedFd) -> Option<Vec<u8>> {
+    let is_sealed = fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::WRITE));
+    let mut bytes = vec![0; MAX_PACKET_BYTES];
+    let len = pread(file, &mut bytes[..], 0).ok().filter(|_| is_sealed)?;
+    bytes.truncate(len);
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    fn memfd(bytes: &[u8], seals: SealFlags) -> OwnedFd {
+        let file = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        pwrite(&file, bytes, 0).unwrap();
+        fcntl_add_seals(&file, seals).unwrap();
+        file
+    }
+
+    #[test]
+    fn the_older_of_two_connections_of_a_process_comes_first_whatever_their_names() {
+        use gpumem_wire::{Body, MAJOR, MINOR, Stamp};
+        let open = || memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        let name = |hello: &OwnedFd| format!("agent-7-99-{}", fstat(hello).unwrap().st_ino);
+        let mut hellos = [open(), open()];
+        hellos.sort_by_key(name);
+        let mut handed = Vec::new();
+        // By name the younger one would be first.
+        for (hello, time_ns) in hellos.into_iter().zip([2000, 1000]) {
+            let versions = u64::from(MAJOR) << 16 | u64::from(MINOR);
+            let body = Body::Hello { start_ticks: 99, versions, capabilities: 0, instance: 1, claims: "" };
+            let mut frame = Vec::new();
+            Record { stamp: Stamp { time_ns, ..Stamp::default() }, body }.append_frame(&mut frame);
+            pwrite(&hello, &frame, 0).unwrap();
+            fcntl_add_seals(&hello, SealFlags::WRITE).unwrap();
+            let (socket, _) = UnixStream::pair().unwrap();
+            let fds = [socket.into(), memfd(b"memory", SealFlags::empty())];
+            let name = name(&hello);
+            handed.extend(fds.into_iter().chain([hello]).map(|fd| (name.clone(), fd)));
+        }
+        let (kept, useless) = sorted(handed);
+        assert!(useless.is_empty());
+        let times: Vec<u64> = kept.iter().map(|kept| said_ns(&kept.hello)).collect();
+        assert_eq!(times, [1000, 2000]);
+    }
+
+    fn three(seals: SealFlags) -> (String, Vec<OwnedFd>) {
+        let (socket, _) = UnixStream::pair().unwrap();
+        let hello = memfd(b"hello", seals);
+        let name = format!("agent-7-99-{}", fstat(&hello).unwrap().st_ino);
+        (name, vec![memfd(b"memory", SealFlags::empty()), hello, socket.into()])
+    }
+
+    #[test]
+    fn three_of_one_name_are_a_connection_in_whatever_order() {
+        let (name, mut fds) = three(SealFlags::WRITE);
+        fds.rotate_left(1);
+        let handed = fds.into_iter().map(|fd| (name.clone(), fd)).collect();
+        let (kept, useless) = sorted(handed);
+        assert!(useless.is_empty());
+        assert_eq!(kept[0].key, ProcessKey { pid: 7, start_ticks: 99 });
+        assert_eq!((kept[0].hello.as_slice(), &kept[0].name), (b"hello".as_slice(), &name));
+        let mut bytes = [0; 6];
+        assert_eq!(pread(&kept[0].memory, &mut bytes, 0), Ok(6));
+        assert_eq!(&bytes, b"memory");
+    }
+
+    #[test]
+    fn what_is_not_whole_is_named_so_that_it_can_be_forgotten() {
+        let (name, fds) = three(SealFlags::empty());
+        let mut handed: Vec<_> = fds.into_iter().map(|fd| (name.clone(), fd)).collect();
+        let (other, mut fds) = three(SealFlags::WRITE);
+        fds.pop();
+        handed.extend(fds.into_iter().map(|fd| (other.clone(), fd)));
+        let strange = ["stored", "agent-7", "agent-x-1-2"];
+        handed.extend(strange.map(|name| (name.to_owned(), memfd(b"", SealFlags::WRITE))));
+        let (kept, mut useless) = sorted(handed);
+        assert!(kept.is_empty());
+        let mut expected: Vec<_> = strange.map(str::to_owned).into_iter().chain([name, other]).collect();
+        useless.sort();
+        expected.sort();
+        assert_eq!(useless, expected);
+    }
+}

@@ -1,0 +1,252 @@
+//! What an agent recorded and did not send before its connection ended: names, the ring behind the last record
+//! that came, and, if records are missing in between, the live table as a resync of our own making.
+//!
+//! Each step returns one piece of bounded size, so that a dead process with a million rows does not stop the
+//! living ones.
+
+use super::frames::word;
+use super::memory::{Memory, Refusal};
+use gpumem_wire::layout::Header;
+use gpumem_wire::{Body, Flags, Record, Slot, Stamp, frame};
+
+/// Ring slots or live rows read at a time: 256 KiB.
+const PIECE: u64 = 4096;
+/// Bytes of names read at a time: as many as a packet has.
+const NAMES: usize = 60 << 10;
+/// The head of a ring is not taken to be further than that: a piece beyond it is still a number.
+const MAX_SEQ: u64 = u64::MAX - PIECE;
+
+/// Reads what is left, piece by piece.
+#[derive(Debug)]
+pub(crate) struct Rest {
+    memory: Memory,
+    header: Header,
+    /// Next record of the ring that is wanted.
+    next: u64,
+    names: u64,
+    holes: bool,
+    epoch: u64,
+    step: Step,
+    /// Live rows that may be in memory, and those that were not taken.
+    max_rows: usize,
+    dropped: u64,
+}
+
+#[derive(Debug)]
+enum Step {
+    Names,
+    Ring,
+    /// Reading the live table, from this row.
+    Rows(u64, Vec<Slot>),
+    /// As they lay in the table, all of them.
+    Unordered(Vec<Slot>),
+    Ordered(Vec<Slot>),
+    /// Saying it again, from this one.
+    Restate(usize, Vec<Slot>),
+    Done,
+}
+
+impl Rest {
+    /// Of an agent that was heard up to `last_seq`, and with holes not all of it. Of more than `max_rows` live rows the first are
+    /// said, and that there are more.
+    ///
+    /// # Errors
+    /// [`Refusal`]: the memory is not what it was.
+    pub(crate) fn new(
+        memory: Memory,
+        (last_seq, holes): (u64, bool),
+        epoch: u64,
+        max_rows: usize,
+    ) -> Result<Self, Refusal> {
+        let mut header = memory.header()?;
+        header.head_seq = header.head_seq.min(MAX_SEQ);
+        let oldest = header.head_seq.saturating_sub(header.ring_slots - 1).max(1);
+        let first = last_seq.saturating_add(1);
+        let next = first.max(oldest);
+        let holes = holes || next > first;
+        Ok(Rest { memory, header, next, names: 0, holes, epoch, step: Step::Names, max_rows, dropped: 0 })
+    }
+
+    /// The rows are next: as many as the table has are held at once.
+    pub(crate) fn is_at_rows(&self) -> bool {
+        matches!(self.step, Step::Rows(0, _))
+    }
+
+    /// The next step puts so many rows in order that it holds whoever waits for it: a thread had better do [`Rest::put_in_order`].
+    pub(crate) fn is_long(&self) -> bool {
+        matches!(&self.step, Step::Unordered(rows) if rows.len() as u64 > PIECE)
+    }
+
+    /// The rows as they are said, where they were not.
+    pub(crate) fn put_in_order(mut self) -> Self {
+        self.step = match self.step {
+            Step::Unordered(rows) => Step::Ordered(ordered(rows)),
+            step => step,
+        };
+        self
+    }
+
+    /// The next frames; none at the end. They are as unchecked as those of a packet.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub(crate) fn next_piece(&mut self, now_ns: u64) -> Result<Option<Vec<u8>>, Refusal> {
+        loop {
+            match std::mem::replace(&mut self.step, Step::Done) {
+                Step::Names => {
+                    let frames = names(&self.memory, &self.header, self.names)?;
+                    self.names += frames.len() as u64;
+                    if !frames.is_empty() {
+                        self.step = Step::Names;
+                        return Ok(Some(frames));
+                    }
+                    self.step = Step::Ring;
+                }
+                Step::Ring if self.next <= self.header.head_seq => {
+                    self.step = Step::Ring;
+                    let last = self.header.head_seq.min(self.next + PIECE - 1);
+                    let mut slots = Vec::new();
+                    self.memory.ring(self.next, last, &mut slots)?;
+                    self.holes |= (slots.len() as u64) < last - self.next + 1;
+                    self.next = last + 1;
+                    return Ok(Some(frames_of(&slots)));
+                }
+                Step::Ring => {
+                    let head = self.header.head_seq;
+                    self.step = if self.holes { Step::Rows(0, Vec::new()) } else { Step::Done };
+                    let body = Body::Watermark { last_seq: head, in_flight_since_ns: 0 };
+                    return Ok(Some(one(now_ns, body)));
+                }
+                Step::Rows(first, mut rows) => {
+                    if let Some(first) = self.memory.next_live(first)? {
+                        self.memory.live(first, PIECE, &mut rows)?;
+                        self.dropped += rows.len().saturating_sub(self.max_rows) as u64;
+                        rows.truncate(self.max_rows);
+                        self.step = Step::Rows(first + PIECE, rows);
+                        return Ok(Some(Vec::new())); // a turn of its own
+                    }
+                    self.step = Step::Unordered(rows);
+                    return Ok(Some(Vec::new()));
+                }
+                Step::Unordered(rows) => self.step = Step::Ordered(ordered(rows)),
+                Step::Ordered(rows) => {
+                    self.step = Step::Restate(0, rows);
+                    let (epoch, after_seq) = (self.epoch, self.header.head_seq);
+                    return Ok(Some(one(now_ns, Body::ResyncBegin { epoch, after_seq })));
+                }
+                Step::Restate(from, mut rows) => {
+                    let to = rows.len().min(from + PIECE as usize);
+                    if from == to {
+                        let (epoch, head_seq) = (self.epoch, self.header.head_seq);
+                        let rows = rows.len() as u64 + self.dropped;
+                        return Ok(Some(one(now_ns, Body::ResyncEnd { epoch, head_seq, rows })));
+                    }
+                    rows[from..to].iter_mut().for_each(|row| row[62] |= Flags::RESTATED.0);
+                    let frames = frames_of(&rows[from..to]);
+                    self.step = Step::Restate(to, rows);
+                    return Ok(Some(frames));
+                }
+                Step::Done => return Ok(None),
+            }
+        }
+    }
+}
+
+/// Whole frames of names, from an offset among them on; none at the end.
+///
+/// # Errors
+/// [`Refusal`].
+pub(crate) fn names(memory: &Memory, header: &Header, from: u64) -> Result<Vec<u8>, Refusal> {
+    let left = header.names_end.saturating_sub(from);
+    let mut bytes = vec![0; usize::try_from(left).unwrap_or(usize::MAX).min(NAMES)];
+    memory.names(from, &mut bytes)?;
+    let mut whole = 0;
+    while let Ok(Some((_, payload, _))) = frame::split_frame(&bytes[whole..]) {
+        whole += frame::PREFIX_BYTES + gpumem_wire::SLOT_BYTES + payload.len();
+    }
+    bytes.truncate(whole);
+    Ok(bytes)
+}
+
+fn one(time_ns: u64, body: Body<'_>) -> Vec<u8> {
+    let mut frames = Vec::new();
+    Record { stamp: Stamp { time_ns, ..Stamp::default() }, body }.append_frame(&mut frames);
+    frames
+}
+
+fn frames_of(slots: &[Slot]) -> Vec<u8> {
+    let mut frames = Vec::with_capacity(slots.len() * (frame::PREFIX_BYTES + gpumem_wire::SLOT_BYTES));
+    for slot in slots {
+        frames.extend_from_slice(&(gpumem_wire::SLOT_BYTES as u32).to_le_bytes());
+        frames.extend_from_slice(slot);
+    }
+    frames
+}
+
+/// Pools first, the outer ones before the inner; each VMM handle directly before its mappings; the rest as it
+/// came. A mapping belongs to the youngest handle of its number that is older than it.
+fn ordered(mut rows: Vec<Slot>) -> Vec<Slot> {
+    const POOL: u8 = 24;
+    const CREATE: u8 = 32;
+    const MAP: u8 = 33;
+    let mut handles: Vec<(u64, u64)> =
+        rows.iter().filter(|row| row[60] == CREATE).map(|row| (word(row, 16), word(row, 0))).collect();
+    handles.sort_unstable();
+    let owner = |row: &Slot| {
+        let (handle, seq) = (word(row, 32), word(row, 0));
+        let at = handles.partition_point(|&known| known <= (handle, seq));
+        handles[..at].last().filter(|(known, _)| *known == handle).map_or(seq, |&(_, seq)| seq)
+    };
+    rows.sort_by_cached_key(|row| {
+        let seq = word(row, 0);
+        match row[60] {
+            POOL => (0, seq, 0),
+            MAP => (1, owner(row), seq),
+            _ => (1, seq, 0),
+        }
+    });
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::agent::memory::by_hand;
+    use gpumem_wire::MemoryKind;
+
+    /// A header may say anything: a head at the end of all numbers once made reading begin again at 0, for ever.
+    #[test]
+    fn reading_ends_whatever_the_head_is_said_to_be() {
+        for head in [0, 1, 1 << 40, u64::MAX - PIECE, u64::MAX - 1, u64::MAX] {
+            for last_seq in [0, 5, u64::MAX - 2, u64::MAX] {
+                let (fd, _) = by_hand::unsealed(4, 2, head);
+                let mut rest = Rest::new(by_hand::accepted(fd), (last_seq, true), 1, 2).expect("readable");
+                let mut pieces = 0;
+                while rest.next_piece(1).expect("readable").is_some() {
+                    pieces += 1;
+                    assert!(pieces < 20, "head {head}, heard {last_seq}");
+                }
+            }
+        }
+    }
+
+    fn row(seq: u64, body: Body<'_>) -> Slot {
+        Record { stamp: Stamp { seq, ..Stamp::default() }, body }.encode().0
+    }
+
+    #[test]
+    fn rows_in_the_order_of_a_resync() {
+        let create = |seq, handle| {
+            let body = Body::VmmCreate { handle, bytes: 1, references: 1, memory: MemoryKind::Vmm };
+            row(seq, body)
+        };
+        let map = |seq, handle| row(seq, Body::VmmMap { address: seq, bytes: 1, handle });
+        let pool = |seq| {
+            let owner = gpumem_wire::PoolOwner::Framework;
+            row(seq, Body::PoolCreate { pool: seq, parent: 0, reports_blocks: 1, owner })
+        };
+        let rows = vec![map(9, 5), create(1, 5), map(4, 6), create(3, 6), create(6, 5), map(2, 5), pool(8)];
+        let seqs: Vec<_> = ordered(rows).iter().map(|row| word(row, 0)).collect();
+        assert_eq!(seqs, [8, 1, 2, 3, 4, 6, 9]);
+    }
+}

@@ -1,0 +1,282 @@
+//! How the NVML child is started, and what it and its parent exchange: arguments, frames, totals of calls, UUIDs as text.
+
+use super::call_state::{Beacon, Doing, Lamp};
+use crate::clock::now_ns;
+use crate::config::NvmlSettings;
+use gpumem_ledger::DeviceName;
+use gpumem_wire::{Body, Record, Stamp};
+use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::process::Child;
+
+/// Nanoseconds in a second.
+pub(super) const SECOND: u64 = 1_000_000_000;
+/// `start_ticks` of a process sample whose pid is not one of this PID namespace.
+pub(super) const NOT_OUR_PID: u64 = u64::MAX;
+
+/// What the child is told at its start: one argument, in JSON.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
+pub(crate) struct Arguments {
+    /// How to read.
+    pub settings: NvmlSettings,
+    /// Descriptor of the call state.
+    pub beacon: Option<i32>,
+    /// Devices to be left alone, and for how many seconds.
+    #[serde(with = "uuids")]
+    pub skip: Vec<(DeviceName, u64)>,
+    /// Devices whose lists are to be left alone.
+    #[serde(with = "uuids")]
+    pub skip_lists: Vec<(DeviceName, u64)>,
+    /// NVML indices not to be touched at all, and for how many seconds.
+    pub skip_index: Vec<(u16, u64)>,
+    /// Closed for so many seconds at first.
+    pub released_s: u64,
+    /// Events are not asked for: a call for them did not return.
+    pub no_events: bool,
+    /// What the same process, executing itself anew, has counted before, and how long it waits after a failure.
+    pub totals: Totals,
+    pub wait_ms: u64,
+    /// Only see whether this one answers, then end.
+    pub probe: Option<Target>,
+}
+
+/// What is looked at to see whether it answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+pub(crate) enum Target {
+    /// A device.
+    Name(#[serde(with = "uuid")] DeviceName),
+    /// Whatever is at this NVML index.
+    Index(u16),
+}
+
+impl Arguments {
+    /// Returns the words of the child's command line, `nvml-poller` first.
+    pub(crate) fn to_args(&self) -> Vec<OsString> {
+        // Fails only for a path that is not UTF-8, and no configuration has one.
+        vec!["nvml-poller".into(), serde_json::to_string(self).unwrap_or_default().into()]
+    }
+
+    /// Reads what [`Arguments::to_args`] wrote, without the first word. `None`: not understood.
+    pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Option<Arguments> {
+        let mut args = args.into_iter();
+        let arguments = serde_json::from_str(args.next()?.to_str()?).ok()?;
+        args.next().is_none().then_some(arguments)
+    }
+}
+
+/// A device in JSON.
+mod uuid {
+    use super::{DeviceName, parse_uuid};
+    use serde::{Deserialize, Deserializer, Serializer, de};
+
+    pub(super) fn serialize<S: Serializer>(name: &DeviceName, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(name)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<DeviceName, D::Error> {
+        let text = String::deserialize(from)?;
+        parse_uuid(&text).ok_or_else(|| de::Error::custom("not a UUID"))
+    }
+}
+
+/// Devices, each with seconds, in JSON.
+mod uuids {
+    use super::{DeviceName, parse_uuid};
+    use serde::{Deserialize, Deserializer, Serializer, de};
+
+    pub(super) fn serialize<S: Serializer>(devices: &[(DeviceName, u64)], to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(devices.iter().map(|(name, seconds)| (name.to_string(), seconds)))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Vec<(DeviceName, u64)>, D::Error> {
+        let devices = Vec::<(String, u64)>::deserialize(from)?.into_iter();
+        let device = |(text, seconds): (String, u64)| {
+            parse_uuid(&text).map(|name| (name, seconds)).ok_or_else(|| de::Error::custom("not a UUID"))
+        };
+        devices.map(device).collect()
+    }
+}
+
+/// `GPU-8-4-4-4-12` or `MIG-8-4-4-4-12` in hexadecimal. The older spelling of instances, `MIG-GPU-uuid/gi/ci`,
+/// becomes a UUID of its own, made from the GPU's and the instance numbers.
+pub(crate) fn parse_uuid(text: &str) -> Option<DeviceName> {
+    if let Some(rest) = text.strip_prefix("MIG-GPU-") {
+        let (uuid, instance) = rest.split_once('/')?;
+        let (gpu, compute) = instance.split_once('/')?;
+        let (gpu, compute): (u8, u8) = (gpu.parse().ok()?, compute.parse().ok()?);
+        let mut uuid = hex(uuid)?;
+        uuid[14] ^= gpu.wrapping_add(1);
+        uuid[15] ^= compute.wrapping_add(1);
+        return Some(DeviceName::Mig(uuid));
+    }
+    match text.split_once('-')? {
+        ("GPU", uuid) => Some(DeviceName::Gpu(hex(uuid)?)),
+        ("MIG", uuid) => Some(DeviceName::Mig(hex(uuid)?)),
+        _ => None,
+    }
+}
+
+fn hex(text: &str) -> Option<[u8; 16]> {
+    let groups = [8, 4, 4, 4, 12];
+    let mut digits = Vec::with_capacity(32);
+    let mut parts = text.split('-');
+    for length in groups {
+        let part = parts.next().filter(|part| part.len() == length)?;
+        for character in part.chars() {
+            digits.push(u8::try_from(character.to_digit(16)?).ok()?);
+        }
+    }
+    if parts.next().is_some() {
+        return None;
+    }
+    let mut uuid = [0; 16];
+    for (byte, pair) in uuid.iter_mut().zip(digits.chunks_exact(2)) {
+        *byte = pair[0] << 4 | pair[1];
+    }
+    Some(uuid)
+}
+
+/// Initialisation of the driver takes seconds for each GPU that nobody uses.
+const LIBRARY_TIMEOUT: Duration = Duration::from_secs(60);
+/// A poller that does nothing says so each second; one that does not for this long is stopped or lost.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Returns the time after which a call counts as hung.
+pub(crate) fn limit(doing: Doing, settings: &NvmlSettings) -> Duration {
+    match doing {
+        Doing::Device(_) | Doing::Lists(_) | Doing::Events => settings.call_timeout,
+        Doing::Index(_) => settings.call_timeout * 4,
+        Doing::Library => LIBRARY_TIMEOUT,
+        Doing::Nothing => IDLE_TIMEOUT,
+    }
+}
+
+/// Starts a poller with these arguments. Returns it with the beacon that says what it does.
+pub(crate) fn launch(mut arguments: Arguments, stdio: fn() -> Stdio) -> std::io::Result<(Child, Beacon)> {
+    let beacon = Beacon::new()?;
+    let (inherited, number) = beacon.to_inherit()?;
+    arguments.beacon = Some(number);
+    // This very program, even if its file has been replaced by a newer one.
+    let program = arguments.settings.program.as_deref().unwrap_or(Path::new("/proc/self/exe"));
+    let mut command = tokio::process::Command::new(program);
+    command.arg0("gpumemd").args(arguments.to_args());
+    // Not in our process group: an interrupt typed at a terminal is for us to act upon.
+    command.stdin(stdio()).stdout(stdio()).kill_on_drop(true).process_group(0);
+    let child = command.spawn()?;
+    drop(inherited);
+    Ok((child, beacon))
+}
+
+/// Running totals of a poller, told as `Counter` records whose tag is the place in this list plus one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[allow(missing_docs)]
+pub(crate) struct Totals {
+    pub memory_calls: u64,
+    pub memory_ns: u64,
+    pub list_calls: u64,
+    pub list_ns: u64,
+    pub failed_calls: u64,
+    pub deferred: u64,
+    pub refused: u64,
+}
+
+impl Totals {
+    /// In the order of their tags.
+    pub(crate) fn values(&self) -> [u64; 7] {
+        let Totals { memory_calls, memory_ns, list_calls, list_ns, failed_calls, deferred, refused } = *self;
+        [memory_calls, memory_ns, list_calls, list_ns, failed_calls, deferred, refused]
+    }
+
+    /// The place of a tag.
+    pub(crate) fn place(&mut self, tag: u32) -> Option<&mut u64> {
+        Some(match tag {
+            1 => &mut self.memory_calls,
+            2 => &mut self.memory_ns,
+            3 => &mut self.list_calls,
+            4 => &mut self.list_ns,
+            5 => &mut self.failed_calls,
+            6 => &mut self.deferred,
+            7 => &mut self.refused,
+            _ => return None,
+        })
+    }
+}
+
+/// Least time between two identical values of the beacon.
+const SAY_SAME_NS: u64 = 50_000_000;
+
+/// Where frames go, and the beacon that says what is being done.
+pub(crate) struct Outlet {
+    /// Frames that have not been written.
+    pub frames: Vec<u8>,
+    sink: Box<dyn Write>,
+    beacon: Option<Lamp>,
+    /// What the beacon says, and since when.
+    said: (Doing, u64),
+}
+
+impl Outlet {
+    /// An outlet over `sink`.
+    pub(crate) fn new(sink: Box<dyn Write>, beacon: Option<Lamp>) -> Outlet {
+        Outlet { frames: Vec::with_capacity(16 * 1024), sink, beacon, said: (Doing::Nothing, 0) }
+    }
+
+    /// Says what is done next. Calls for one device that follow each other quickly are one.
+    pub(crate) fn doing(&mut self, doing: Doing) {
+        let Some(beacon) = &mut self.beacon else { return };
+        let now = now_ns();
+        if self.said.0 != doing || now.saturating_sub(self.said.1) >= SAY_SAME_NS {
+            self.said = (doing, now);
+            beacon.set(doing);
+        }
+    }
+
+    /// Adds a record.
+    pub(crate) fn say(&mut self, stamp: Stamp, body: Body<'_>) {
+        Record { stamp, body }.append_frame(&mut self.frames);
+    }
+
+    /// Writes what there is.
+    ///
+    /// # Errors
+    /// The reader is gone.
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        self.doing(Doing::Nothing);
+        if !self.frames.is_empty() {
+            self.sink.write_all(&self.frames)?;
+            self.sink.flush()?;
+            self.frames.clear();
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uuids_are_read_and_written_alike() {
+        for text in ["GPU-8f2b6c1d-0a3e-4d5f-9b7a-001122334455", "MIG-00000000-1111-2222-3333-444444444444"] {
+            assert_eq!(parse_uuid(text).map(|name| name.to_string()).as_deref(), Some(text));
+        }
+        for wrong in [
+            "",
+            "GPU-",
+            "GPU-8f2b6c1d0a3e4d5f9b7a001122334455",
+            "GPU-8f2b6c1d-0a3e-4d5f-9b7a-00112233445",
+            "GPU-8f2b6c1d-0a3e-4d5f-9b7a-00112233445g",
+            "GPU-8f2b6c1d-0a3e-4d5f-9b7a-001122334455-1",
+            "TPU-8f2b6c1d-0a3e-4d5f-9b7a-001122334455",
+            "GPU-éf2b6c1-0a3e-4d5f-9b7a-001122334455",
+        ] {
+            assert_eq!(parse_uuid(wrong), None, "{wrong}");
+        }
+    }
+}

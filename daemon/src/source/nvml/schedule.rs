@@ -1,0 +1,534 @@
+//! What to call next. Pure: the time is handed in, the calls are made elsewhere.
+//!
+//! A device memory call costs microseconds and locks one GPU; a process list costs milliseconds and stops the
+//! driver for all of them. So there are two lanes. **Memory**: all devices, at a steady rate. **Lists**: a device at
+//! a time, each one when it is due (the interval, or sooner when it is worth it), while there is lock time left.
+//!
+//! Lock time is a bucket that fills with `list_budget` of wall time. A list may be read while the bucket is not
+//! empty and takes what it really cost, into debt if need be: long lists slow down by themselves, and lists that
+//! cost nothing can all be read in one go.
+//!
+//! An agent's event is worth most at once: what is to be told apart is what changed around it. So a device that somebody
+//! asks for may be read on credit, up to `BORROW_NS`; then the bucket must have filled again, and whoever has waited longest
+//! is next.
+//!
+//! Waking up costs more than a cheap list does. So a list that will be due shortly after a memory tick is read with it.
+
+use crate::config::NvmlSettings;
+
+const SECOND: u64 = 1_000_000_000;
+/// The most lock time that can be saved up: what a burst of lists may cost beyond its last one.
+const BURST_NS: i64 = 1_000_000;
+/// A list is not repeated sooner than this because memory moved, nor because somebody asked.
+const MOVED_GAP_NS: u64 = 200_000_000;
+/// The creation of a context is two questions, before and after it: each gets its list.
+const ASKED_GAP_NS: u64 = 10_000_000;
+/// Lock time that may be spent before it is there, for those who ask: a second's worth at 2 %.
+const BORROW_NS: i64 = 20_000_000;
+/// A list joins a memory tick that comes before it by at most one part in this many of its interval.
+const EARLY_SHARE: u64 = 8;
+/// The memory lane takes at most one part in this many of wall time.
+const MEMORY_SHARE: u64 = 5;
+/// A failing call is tried again after this, doubled each time.
+const RETRY_NS: u64 = SECOND;
+const RETRY_MOST_NS: u64 = 60 * SECOND;
+
+/// What to do now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// Read the memory of each device that [`Lanes::wants_memory`].
+    Memory,
+    /// A reading of this device.
+    List(usize),
+    /// Nothing, until then.
+    Wait(u64),
+}
+
+/// How calls of one kind go on one device.
+#[derive(Debug, Clone, Copy, Default)]
+struct Health {
+    failures: u32,
+    retry_ns: u64,
+}
+
+impl Health {
+    fn is_due(&self, now_ns: u64) -> bool {
+        now_ns >= self.retry_ns
+    }
+
+    fn ended(&mut self, now_ns: u64, ok: bool) {
+        if ok {
+            *self = Health::default();
+        } else {
+            let wait = RETRY_NS.checked_shl(self.failures).unwrap_or(RETRY_MOST_NS).min(RETRY_MOST_NS);
+            self.failures = (self.failures + 1).min(16);
+            self.retry_ns = now_ns + wait;
+        }
+    }
+}
+
+#[derive(Debug, Clone, Default)]
+struct Device {
+    /// Left alone until then.
+    suspended_until_ns: u64,
+    /// The same for its lists.
+    lists_suspended_until_ns: u64,
+    memory: Health,
+    list: Health,
+    /// When its list was last begun; none so far: 0.
+    listed_ns: u64,
+    /// `used` in that reading, and now.
+    listed_used: Option<u64>,
+    used: Option<u64>,
+    /// When that was read.
+    used_ns: u64,
+    asked_ns: Option<u64>,
+    moved_ns: Option<u64>,
+    /// It was due and there was no lock time: counted once.
+    is_deferred: bool,
+    /// What a reading's lists cost lately.
+    cost_ns: u64,
+}
+
+/// Both lanes.
+#[derive(Debug)]
+pub(crate) struct Lanes {
+    memory_period_ns: u64,
+    list_interval_ns: u64,
+    threshold_bytes: u64,
+    /// Share of wall time for lists.
+    budget: f64,
+    bucket_ns: i64,
+    /// All that may be borrowed has been: it is paid back first.
+    is_in_debt: bool,
+    filled_ns: u64,
+    next_memory_ns: u64,
+    devices: Vec<Device>,
+    /// Readings that had to wait for lock time.
+    pub deferred: u64,
+}
+
+fn ns(duration: std::time::Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl Lanes {
+    /// Lanes without devices.
+    pub(crate) fn new(settings: &NvmlSettings, now_ns: u64) -> Lanes {
+        Lanes {
+            memory_period_ns: SECOND / u64::from(settings.memory_hz.clamp(1, 100)),
+            list_interval_ns: ns(settings.list_interval).max(1),
+            threshold_bytes: settings.list_threshold_bytes.max(1),
+            budget: settings.list_budget.clamp(0.0001, 1.0),
+            bucket_ns: BURST_NS,
+            is_in_debt: false,
+            filled_ns: now_ns,
+            next_memory_ns: now_ns,
+            devices: Vec::new(),
+            deferred: 0,
+        }
+    }
+
+    /// Another set of devices: all due at once. The bucket stays as it is.
+    pub(crate) fn set_devices(&mut self, count: usize, now_ns: u64) {
+        self.devices = vec![Device::default(); count];
+        self.next_memory_ns = now_ns;
+    }
+
+    fn fill(&mut self, now_ns: u64) {
+        let passed = now_ns.saturating_sub(self.filled_ns);
+        let income = (passed as f64 * self.budget) as i64;
+        // Passed time that does not make a nanosecond yet is kept for later.
+        if income > 0 {
+            self.bucket_ns = self.bucket_ns.saturating_add(income).min(BURST_NS);
+            self.filled_ns = now_ns;
+        }
+        self.is_in_debt = self.bucket_ns <= 0 && (self.is_in_debt || self.bucket_ns <= -BORROW_NS);
+    }
+
+    /// When the device's next list is due, if the interval may be shorter by `early_ns`.
+    fn due_ns(&self, device: &Device, early_ns: u64) -> u64 {
+        let not_before =
+            device.list.retry_ns.max(device.suspended_until_ns).max(device.lists_suspended_until_ns);
+        if device.listed_ns == 0 {
+            return not_before;
+        }
+        let after = |gap: u64| device.listed_ns.saturating_add(gap);
+        let mut due = after(self.list_interval_ns - early_ns);
+        if let Some(moved) = device.moved_ns {
+            due = due.min(moved.max(after(MOVED_GAP_NS.min(self.list_interval_ns))));
+        }
+        if let Some(asked) = device.asked_ns {
+            due = due.min(asked.max(after(ASKED_GAP_NS.min(self.list_interval_ns))));
+        }
+        due.max(not_before)
+    }
+
+    /// What to do at `now_ns`. A list that is due goes first: its reading ends with the memory that the other lane
+    /// would have read, and there is at most one that exceeds what the bucket holds.
+    pub(crate) fn next(&mut self, now_ns: u64) -> Turn {
+        self.fill(now_ns);
+        let is_tick = now_ns >= self.next_memory_ns;
+        let most_early_ns = (self.memory_period_ns / 2).min(self.list_interval_ns / EARLY_SHARE);
+        let early_ns = if is_tick { most_early_ns } else { 0 };
+        let due = |device| self.due_ns(device, early_ns);
+        let may_list = |device: &Device| self.bucket_ns > 0 || device.asked_ns.is_some() && !self.is_in_debt;
+        let all = || self.devices.iter().enumerate().map(|(index, device)| (due(device), index));
+        let first = all().filter(|&(due, index)| due <= now_ns && may_list(&self.devices[index])).min();
+        if let Some((_, index)) = first {
+            return Turn::List(index);
+        }
+        let filled_ns = now_ns.saturating_add(((1 - self.bucket_ns) as f64 / self.budget).ceil() as u64);
+        let waits = all().map(|(due, _)| if due <= now_ns { filled_ns } else { due });
+        let (list_ns, late) =
+            (waits.min().unwrap_or(u64::MAX), all().filter(|(due, _)| *due <= now_ns).min());
+        if let Some((_, index)) = late
+            && !std::mem::replace(&mut self.devices[index].is_deferred, true)
+        {
+            self.deferred += 1;
+        }
+        if is_tick {
+            let next = self.next_memory_ns + self.memory_period_ns;
+            // Ticks that were missed are not made up for.
+            self.next_memory_ns = if next > now_ns { next } else { now_ns + self.memory_period_ns };
+            return Turn::Memory;
+        }
+        Turn::Wait(list_ns.min(self.next_memory_ns))
+    }
+
+    /// Whether the device's memory is to be read in this turn.
+    pub(crate) fn wants_memory(&self, index: usize, now_ns: u64) -> bool {
+        self.devices.get(index).is_some_and(|device| {
+            let is_fresh = device.used_ns.saturating_add(self.memory_period_ns / 2) > now_ns;
+            device.suspended_until_ns <= now_ns && device.memory.is_due(now_ns) && !is_fresh
+        })
+    }
+
+    /// A memory call has returned.
+    pub(crate) fn memory_read(&mut self, index: usize, now_ns: u64, used: Option<u64>) {
+        let threshold = self.threshold_bytes;
+        let Some(device) = self.devices.get_mut(index) else { return };
+        device.memory.ended(now_ns, used.is_some());
+        let Some(used) = used else { return };
+        (device.used, device.used_ns) = (Some(used), now_ns);
+        if device.listed_used.is_some_and(|listed| listed.abs_diff(used) >= threshold) {
+            device.moved_ns.get_or_insert(now_ns);
+        }
+    }
+
+    /// All devices' memory has been read, which took `took_ns`.
+    pub(crate) fn memory_turn_ended(&mut self, now_ns: u64, took_ns: u64) {
+        let earliest = now_ns.saturating_add(took_ns.saturating_mul(MEMORY_SHARE - 1));
+        self.next_memory_ns = self.next_memory_ns.max(earliest);
+    }
+
+    /// A reading has ended: begun at `began_ns`, with `cost_ns` in list calls.
+    pub(crate) fn listed(&mut self, index: usize, began_ns: u64, ended_ns: u64, cost_ns: u64, ok: bool) {
+        self.fill(ended_ns);
+        self.bucket_ns = self.bucket_ns.saturating_sub(i64::try_from(cost_ns).unwrap_or(i64::MAX));
+        let Some(device) = self.devices.get_mut(index) else { return };
+        device.list.ended(ended_ns, ok);
+        device.listed_ns = began_ns.max(1);
+        device.listed_used = device.used;
+        (device.asked_ns, device.moved_ns, device.is_deferred) = (None, None, false);
+        device.cost_ns = cost_ns;
+    }
+
+    /// What the last reading of the device cost in list calls; none so far: `None`.
+    pub(crate) fn last_cost_ns(&self, index: usize) -> Option<u64> {
+        self.devices.get(index).filter(|device| device.listed_ns != 0).map(|device| device.cost_ns)
+    }
+
+    /// Somebody asks for a list of the device.
+    pub(crate) fn ask(&mut self, index: usize, now_ns: u64) {
+        if let Some(device) = self.devices.get_mut(index) {
+            device.asked_ns.get_or_insert(now_ns);
+        }
+    }
+
+    /// Leaves the device alone until then; a time that has passed ends that.
+    pub(crate) fn suspend(&mut self, index: usize, until_ns: u64) {
+        if let Some(device) = self.devices.get_mut(index) {
+            device.suspended_until_ns = until_ns;
+        }
+    }
+
+    /// The same for its lists: memory goes on.
+    pub(crate) fn suspend_lists(&mut self, index: usize, until_ns: u64) {
+        if let Some(device) = self.devices.get_mut(index) {
+            device.lists_suspended_until_ns = until_ns;
+        }
+    }
+
+    /// Until when some device or its lists are left alone.
+    pub(crate) fn suspended_until_ns(&self) -> u64 {
+        let until = |device: &Device| device.suspended_until_ns.max(device.lists_suspended_until_ns);
+        self.devices.iter().map(until).max().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    const MS: u64 = 1_000_000;
+    const US: u64 = 1_000;
+
+    /// Runs lanes against a driver whose calls take that long.
+    struct Machine {
+        lanes: Lanes,
+        now: u64,
+        memory_ns: u64,
+        list_ns: u64,
+        used: Vec<u64>,
+        listed: Vec<Vec<u64>>,
+        memory_turns: Vec<u64>,
+        waits: usize,
+    }
+
+    fn machine(devices: usize, settings: &NvmlSettings, memory_ns: u64, list_ns: u64) -> Machine {
+        let now = 1_000 * SECOND;
+        let mut lanes = Lanes::new(settings, now);
+        lanes.set_devices(devices, now);
+        let listed = vec![Vec::new(); devices];
+        let (used, memory_turns) = (vec![0; devices], Vec::new());
+        Machine { lanes, now, memory_ns, list_ns, used, listed, memory_turns, waits: 0 }
+    }
+
+    impl Machine {
+        fn run(&mut self, for_ns: u64) {
+            let end = self.now + for_ns;
+            while self.now < end {
+                match self.lanes.next(self.now) {
+                    Turn::Wait(until) => {
+                        assert!(until > self.now, "a wait has an end in the future");
+                        self.now = until.min(end);
+                        self.waits += 1;
+                    }
+                    Turn::Memory => {
+                        self.memory_turns.push(self.now);
+                        let began = self.now;
+                        for index in 0..self.used.len() {
+                            if self.lanes.wants_memory(index, self.now) {
+                                self.now += self.memory_ns;
+                                self.lanes.memory_read(index, self.now, Some(self.used[index]));
+                            }
+                        }
+                        self.lanes.memory_turn_ended(self.now, self.now - began);
+                    }
+                    Turn::List(index) => {
+                        let began = self.now;
+                        self.listed[index].push(began);
+                        self.lanes.memory_read(index, self.now, Some(self.used[index]));
+                        self.now += self.list_ns;
+                        self.lanes.listed(index, began, self.now, self.list_ns, true);
+                    }
+                }
+            }
+        }
+
+        fn lists(&self) -> usize {
+            self.listed.iter().map(Vec::len).sum()
+        }
+    }
+
+    #[test]
+    fn memory_comes_at_its_rate_and_lists_each_second() {
+        for hz in [1, 10, 100] {
+            let settings = NvmlSettings { memory_hz: hz, ..NvmlSettings::default() };
+            let mut machine = machine(8, &settings, 12 * US, 100 * US);
+            machine.run(20 * SECOND);
+            assert!(machine.memory_turns.len().abs_diff(20 * hz as usize) <= 1, "{hz}");
+            for listed in &machine.listed {
+                assert!((20..=21).contains(&listed.len()), "{hz}: {listed:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn cheap_lists_of_all_devices_come_in_one_go() {
+        let mut machine = machine(8, &NvmlSettings::default(), US, 5 * US);
+        machine.run(10 * MS);
+        assert_eq!(machine.lists(), 8);
+        let last = machine.listed.iter().flatten().max().copied().expect("eight");
+        assert!(last - 1_000 * SECOND < MS);
+    }
+
+    #[test]
+    fn lists_that_cost_little_cost_no_wake_up_of_their_own() {
+        for (hz, interval_ms) in [(10, 100), (10, 1000), (100, 1000), (7, 1000)] {
+            let settings = NvmlSettings {
+                memory_hz: hz,
+                list_interval: Duration::from_millis(interval_ms),
+                list_budget: 1.0,
+                ..NvmlSettings::default()
+            };
+            let mut machine = machine(8, &settings, US, 5 * US);
+            machine.run(20 * SECOND);
+            assert!(machine.waits.abs_diff(20 * hz as usize) <= 2, "{hz}, {interval_ms}: {}", machine.waits);
+            let expected = 20_000 / interval_ms as usize;
+            for listed in &machine.listed {
+                assert!(listed.len() >= expected && listed.len() <= expected * 8 / 7 + 1, "{listed:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn dear_lists_keep_to_the_budget_and_every_device_gets_its_turn() {
+        for list_ns in [2 * MS, 4 * MS + 500 * US, 20 * MS, 200 * MS] {
+            let mut machine = machine(8, &NvmlSettings::default(), 12 * US, list_ns);
+            let seconds = 100;
+            machine.run(seconds * SECOND);
+            let share = (machine.lists() as u64 * list_ns) as f64 / (seconds * SECOND) as f64;
+            assert!(share <= 0.02 + (list_ns + MS) as f64 / (seconds * SECOND) as f64, "{list_ns}: {share}");
+            assert!(share >= 0.015, "{list_ns}: the budget is there to be used: {share}");
+            let (least, most) = machine.listed.iter().fold((usize::MAX, 0), |(least, most), listed| {
+                (least.min(listed.len()), most.max(listed.len()))
+            });
+            assert!(most - least <= 1, "{list_ns}: {least} to {most}");
+            assert!(list_ns == 2 * MS || machine.lanes.deferred > 0);
+            // No two of them back to back.
+            let mut all: Vec<u64> = machine.listed.concat();
+            all.sort_unstable();
+            let close = all.windows(2).filter(|pair| pair[1] - pair[0] < 2 * list_ns).count();
+            assert!(close <= 1, "{list_ns}: {close}");
+        }
+    }
+
+    #[test]
+    fn a_device_that_moves_is_listed_sooner_within_the_budget() {
+        let mut machine = machine(2, &NvmlSettings::default(), 12 * US, MS);
+        machine.run(3 * SECOND);
+        let before = machine.listed[0].len();
+        machine.used[0] += 1 << 20;
+        machine.run(500 * MS);
+        assert!(machine.listed[0].len() - before <= 1, "less than the threshold");
+        machine.used[0] += 8 << 20;
+        let moved = machine.now;
+        machine.run(350 * MS);
+        let listed = machine.listed[0].iter().find(|&&time| time >= moved).expect("listed");
+        assert!(listed - moved <= 310 * MS, "{}", listed - moved);
+        // One that moves all the time does not starve the other.
+        let (mut first, second) = (machine.listed[0].len(), machine.listed[1].len());
+        for _ in 0..100 {
+            machine.used[0] += 8 << 20;
+            machine.run(100 * MS);
+        }
+        first = machine.listed[0].len() - first;
+        assert!((30..=51).contains(&first), "{first}");
+        assert!(machine.listed[1].len() - second >= 9);
+    }
+
+    #[test]
+    fn who_asks_is_served_soon() {
+        let mut machine = machine(8, &NvmlSettings::default(), 12 * US, MS);
+        machine.run(5 * SECOND + 500 * MS);
+        let asked = machine.now;
+        machine.lanes.ask(3, asked);
+        machine.run(100 * MS);
+        let listed = machine.listed[3].iter().find(|&&time| time >= asked).expect("listed");
+        assert!(listed - asked <= 60 * MS, "{}", listed - asked);
+    }
+
+    #[test]
+    fn a_context_that_is_made_has_a_list_before_and_after_it() {
+        for list_ns in [50 * US, MS, 4 * MS + 500 * US] {
+            let mut machine = machine(8, &NvmlSettings::default(), 12 * US, list_ns);
+            machine.run(20 * SECOND);
+            for made_ns in [2 * MS, 15 * MS, 150 * MS] {
+                let creating = machine.now;
+                machine.lanes.ask(3, creating);
+                machine.run(made_ns);
+                let created = machine.now;
+                machine.lanes.ask(3, created);
+                machine.run(600 * MS);
+                let soon = |asked: u64| {
+                    let listed = machine.listed[3].iter().find(|&&time| time >= asked).expect("listed");
+                    listed - asked
+                };
+                assert!(soon(creating) <= 8 * list_ns + MS, "{list_ns}, {made_ns}: {}", soon(creating));
+                assert!(soon(created) <= 20 * MS, "{list_ns}, {made_ns}: {}", soon(created));
+                let both =
+                    machine.listed[3].iter().filter(|&&time| time >= creating && time <= created + 20 * MS);
+                assert!(both.count() >= 2, "{list_ns}, {made_ns}");
+                machine.run(10 * SECOND);
+            }
+        }
+    }
+
+    #[test]
+    fn who_asks_all_the_time_stays_within_the_budget_and_starves_nobody() {
+        let mut machine = machine(4, &NvmlSettings::default(), 12 * US, 2 * MS);
+        let seconds = 100;
+        for _ in 0..seconds * 50 {
+            machine.lanes.ask(0, machine.now);
+            machine.run(20 * MS);
+        }
+        let share = (machine.lists() as u64 * 2 * MS) as f64 / (seconds * SECOND) as f64;
+        assert!(share <= 0.021, "{share}");
+        for listed in &machine.listed {
+            let longest = listed.windows(2).map(|pair| pair[1] - pair[0]).max().expect("many");
+            assert!(listed.len() >= 15 && longest <= 8 * SECOND, "{} {longest}", listed.len());
+        }
+    }
+
+    #[test]
+    fn failing_calls_are_tried_more_and_more_slowly_and_others_go_on() {
+        let mut lanes = Lanes::new(&NvmlSettings::default(), SECOND);
+        lanes.set_devices(2, SECOND);
+        let (mut now, mut failed, mut fine, mut lists) = (SECOND, 0, 0, 0);
+        while now < 301 * SECOND {
+            match lanes.next(now) {
+                Turn::Wait(until) => now = until,
+                Turn::Memory => {
+                    for index in 0..2 {
+                        if lanes.wants_memory(index, now) {
+                            lanes.memory_read(index, now, (index == 1).then_some(5));
+                            (failed, fine) = (failed + u32::from(index == 0), fine + u32::from(index == 1));
+                        }
+                    }
+                }
+                Turn::List(index) => {
+                    lists += u32::from(index == 0);
+                    lanes.listed(index, now, now + US, US, index == 1);
+                    now += US;
+                }
+            }
+        }
+        assert!((9..=12).contains(&failed), "1, 2, 4 ... 60 s: {failed}");
+        assert!((9..=12).contains(&lists), "{lists}");
+        assert!(fine >= 2990, "{fine}");
+    }
+
+    #[test]
+    fn suspended_devices_are_left_alone() {
+        let mut machine = machine(2, &NvmlSettings::default(), US, US);
+        machine.lanes.suspend(0, machine.now + 30 * SECOND);
+        machine.run(29 * SECOND);
+        assert_eq!((machine.listed[0].len(), machine.listed[1].len()), (0, 29));
+        assert!(!machine.lanes.wants_memory(0, machine.now));
+        machine.run(3 * SECOND);
+        assert!(!machine.listed[0].is_empty());
+        let listed = machine.listed[0].len();
+        machine.lanes.suspend_lists(0, u64::MAX);
+        machine.run(10 * SECOND);
+        assert_eq!(machine.listed[0].len(), listed);
+        machine.now += SECOND;
+        assert!(machine.lanes.wants_memory(0, machine.now), "its memory goes on");
+        machine.lanes.suspend_lists(0, 0);
+        machine.run(2 * SECOND);
+        assert!(machine.listed[0].len() > listed);
+    }
+
+    #[test]
+    fn slow_memory_calls_do_not_take_all_the_time() {
+        let settings = NvmlSettings { memory_hz: 100, ..NvmlSettings::default() };
+        let mut machine = machine(8, &settings, 8 * MS, US);
+        machine.run(10 * SECOND);
+        let busy = machine.memory_turns.len() as u64 * 8 * 8 * MS;
+        assert!(busy <= 22 * SECOND / 10, "{busy}");
+        let interval = Duration::from_nanos(machine.memory_turns[5] - machine.memory_turns[4]);
+        assert!(interval >= Duration::from_millis(310), "{interval:?}");
+    }
+}

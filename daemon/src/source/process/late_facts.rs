@@ -1,0 +1,120 @@
+//! What becomes known of a process a little later than the process: others write it, after they have started it.
+
+use super::cluster::{Gpu, PodNames, find_pods, job_of_gpus};
+use super::{Facts, Processes};
+use crate::clock;
+use crate::config::ProcessSettings;
+use gpumem_ledger::ProcessKey;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+/// For so long it is looked for.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+impl Sought {
+    /// Returns what is to be looked for of a new process, if anything.
+    pub(super) fn of(settings: &ProcessSettings, key: ProcessKey, facts: &Facts) -> Option<Self> {
+        let container = facts.place.container.clone().filter(|_| settings.container_names.is_some());
+        container.is_some().then(|| Sought {
+            key,
+            container,
+            gpus: Vec::new(),
+            until: Instant::now() + PATIENCE,
+        })
+    }
+}
+
+/// A process of which more may become known.
+#[derive(Debug, Clone)]
+pub(super) struct Sought {
+    key: ProcessKey,
+    /// The id of its container, until its names are known.
+    container: Option<String>,
+    /// The GPUs that it was seen on, if a file may say whose job they are.
+    gpus: Vec<Gpu>,
+    until: Instant,
+}
+
+impl Processes {
+    /// A process has memory on a GPU on which it was not seen before.
+    pub(crate) fn uses(&self, key: ProcessKey, gpu: Gpu) {
+        if self.inner.settings.job_mapping.is_none() {
+            return;
+        }
+        let mut table = self.lock();
+        let table = &mut *table;
+        let Some(entry) = table.live.get_mut(&key.pid).filter(|entry| entry.key == key) else { return };
+        // What its own control group says is better, and of it alone.
+        if entry.facts.place.slurm_job.is_some() || entry.gpus.contains(&gpu) {
+            return;
+        }
+        entry.gpus.push(gpu);
+        let (gpus, until) = (entry.gpus.clone(), Instant::now() + PATIENCE);
+        match table.sought.iter_mut().find(|sought| sought.key == key) {
+            Some(sought) => (sought.gpus, sought.until) = (gpus, until),
+            None => table.sought.push(Sought { key, container: None, gpus, until }),
+        }
+    }
+
+    /// Looks for what is not known yet; reads files, and asks nobody.
+    pub(crate) fn seek(&self) {
+        let sought: Vec<Sought> = self.lock().sought.clone();
+        if sought.is_empty() {
+            return;
+        }
+        let ids: Vec<&str> = sought.iter().filter_map(|sought| sought.container.as_deref()).collect();
+        let mut named = match &self.inner.settings.container_names {
+            Some(directory) if !ids.is_empty() => find_pods(directory, &ids),
+            _ => vec![None; ids.len()],
+        }
+        .into_iter();
+        let now = Instant::now();
+        for sought in &sought {
+            let names = sought.container.as_ref().and_then(|_| named.next().flatten());
+            let directory = self.inner.settings.job_mapping.as_ref().filter(|_| !sought.gpus.is_empty());
+            let job = directory
+                .and_then(|directory| job_of_gpus(directory, &sought.gpus, began(sought.key.start_ticks)?));
+            self.found(sought, names, job, now);
+        }
+    }
+
+    fn found(&self, sought: &Sought, names: Option<PodNames>, job: Option<String>, now: Instant) {
+        let mut table = self.lock();
+        let table = &mut *table;
+        let key = sought.key;
+        let Some(entry) = table.live.get_mut(&key.pid).filter(|entry| entry.key == key) else {
+            table.sought.retain(|other| other.key != key);
+            return;
+        };
+        let facts = &entry.facts;
+        let (has_names, has_job) = (names.is_some(), job.is_some());
+        // It was told while the process was on one GPU, and is not so since it is on another.
+        let is_wrong = facts.mapped_job.is_some() && !has_job && !sought.gpus.is_empty();
+        let job = if is_wrong { Some(String::new()) } else { job };
+        if (has_names && facts.names != names) || (job.is_some() && facts.mapped_job != job) {
+            let facts = Arc::make_mut(&mut entry.facts);
+            facts.names = names.or(facts.names.take());
+            facts.mapped_job = job.or(facts.mapped_job.take());
+            if !table.unannounced.contains(&key) {
+                table.unannounced.push(key);
+            }
+        }
+        if let Some(open) = table.sought.iter_mut().find(|other| other.key == key) {
+            if has_names {
+                open.container = None;
+            }
+            // Another GPU may have come meanwhile.
+            if has_job && open.gpus == sought.gpus {
+                open.gpus.clear();
+            }
+        }
+        table.sought.retain(|open| open.until > now && (open.container.is_some() || !open.gpus.is_empty()));
+    }
+}
+
+/// When a process began, by the clock of files.
+fn began(start_ticks: u64) -> Option<SystemTime> {
+    let per_second = rustix::param::clock_ticks_per_second().max(1);
+    let began = Duration::from_millis(start_ticks.checked_mul(1000)? / per_second);
+    SystemTime::now().checked_sub(clock::since_boot().saturating_sub(began))
+}

@@ -1,0 +1,123 @@
+//! Commands to processes. A mark gives a moment a name in the runs of live processes; it changes no number, so each viewer may mark the
+//! processes that they see. A recording is a file that the process writes: only its user and root may ask for one.
+
+use super::request::{Refused, number, of_another, only, unescaped, value};
+use super::runs::Which;
+use crate::aggregator::Ask;
+use crate::view::visibility::Viewer;
+use crate::view::{Errand, Sight};
+use gpumem_ledger::ProcessView;
+use gpumem_model::control::{Marked, Recorded};
+use hyper::StatusCode;
+use tokio::sync::oneshot;
+
+/// Longest name: that of a tag.
+const MAX_NAME: usize = 255;
+
+pub(super) async fn mark(sight: &Sight, viewer: Viewer, query: &str) -> Result<Marked, Refused> {
+    only(query, &["name", "pid", "tree", "job"])?;
+    let bad = |text: &str| Refused::new(StatusCode::BAD_REQUEST, text);
+    let name = unescaped(value(query, "name").unwrap_or_default())?;
+    if name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control) {
+        return Err(bad("name= must be 1 to 255 bytes of printable text"));
+    }
+    let whose: Vec<&str> = query.split('&').filter(|pair| !pair.starts_with("name=")).collect();
+    let which = Which::of(&whose.join("&"))?;
+    let missing = match &which {
+        Which::Pid(pid) | Which::Tree(pid) => of_another(sight, viewer, *pid)
+            .unwrap_or_else(|| format!("pid {pid} is no process of yours that uses a GPU")),
+        Which::Job(job) => format!("no process of job {job} uses a GPU"),
+        Which::Live | Which::Around(_) => "no process of yours uses a GPU".to_owned(),
+    };
+    let takes = move |process: &ProcessView| {
+        let facts = &process.facts;
+        let is_on_gpu = !process.accounts.is_empty();
+        is_on_gpu && viewer.sees(facts.uid) && which.takes(process.key.pid, &facts.seen, &facts.claims)
+    };
+    let ended = || Refused::new(StatusCode::SERVICE_UNAVAILABLE, "the daemon ends");
+    let (reply, marked) = oneshot::channel();
+    sight.asks.send(Ask::Mark(name, Box::new(takes), reply)).await.map_err(|_| ended())?;
+    let (time_ns, pids) = marked.await.map_err(|_| ended())?;
+    if pids.is_empty() {
+        return Err(Refused::new(StatusCode::NOT_FOUND, missing));
+    }
+    Ok(Marked { pids, time_ns })
+}
+
+/// Longest path of a file.
+const MAX_PATH: usize = 4096;
+
+pub(super) async fn record(sight: &Sight, viewer: Viewer, query: &str) -> Result<Recorded, Refused> {
+    only(query, &["pid", "do", "output", "steps", "for", "max_size"])?;
+    let bad = |text: &str| Refused::new(StatusCode::BAD_REQUEST, text);
+    let pid = number(query, "pid")?.and_then(|pid| u32::try_from(pid).ok());
+    let pid = pid.ok_or_else(|| bad("pid=N is needed"))?;
+    let output = value(query, "output").map(unescaped).transpose()?;
+    let path = output.unwrap_or_default();
+    if path.len() > MAX_PATH || path.contains('\0') || !path.is_empty() && !path.starts_with('/') {
+        return Err(bad("output= must be an absolute path"));
+    }
+    let verb = value(query, "do").unwrap_or_default();
+    let limits = limits(query)?;
+    let errand = match verb {
+        "start" => Errand::Start(path + &limits),
+        _ if !limits.is_empty() => return Err(bad("steps=, for= and max_size= are for do=start")),
+        "dump" => Errand::Dump(path),
+        _ if !path.is_empty() => return Err(bad("output= is for do=start and do=dump")),
+        "stop" => Errand::Stop,
+        "pause" => Errand::Pause,
+        "resume" => Errand::Resume,
+        _ => return Err(bad("do= must be start, stop, pause, resume or dump")),
+    };
+    let published = sight.board.read();
+    let process = published
+        .snapshot
+        .processes
+        .iter()
+        .rfind(|process| process.key.pid == pid && process.ended.is_none());
+    let Some(process) = process.filter(|process| viewer.sees(process.facts.uid)) else {
+        let text = of_another(sight, viewer, pid)
+            .unwrap_or_else(|| format!("pid {pid} is no process of yours that uses a GPU"));
+        return Err(Refused::new(StatusCode::NOT_FOUND, text));
+    };
+    let is_theirs = viewer.uid == 0 || process.facts.uid == Some(viewer.uid.into());
+    if !is_theirs {
+        let text = format!("pid {pid} is another user's: only they and root may make it write files");
+        return Err(Refused::new(StatusCode::FORBIDDEN, text));
+    }
+    let obeyed = sight.sources.errand(process.key, errand).await;
+    let file = obeyed.map_err(|why| Refused::new(StatusCode::CONFLICT, format!("pid {pid}: {why}")))?;
+    Ok(Recorded { pid, done: verb.to_owned(), file: Some(file).filter(|file| !file.is_empty()) })
+}
+
+/// What limits a recording, as the agent is told: each behind a NUL.
+pub(super) fn limits(query: &str) -> Result<String, Refused> {
+    let is_number =
+        |text: &str| !text.is_empty() && text.len() < 20 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let mut limits = String::new();
+    for (key, form) in [("steps", "FIRST:LAST"), ("for", "SECONDS"), ("max_size", "BYTES")] {
+        let Some(text) = value(query, key) else { continue };
+        let parts: Vec<&str> = text.split(':').collect();
+        let wanted = if key == "steps" { 2 } else { 1 };
+        if parts.len() != wanted || !parts.iter().all(|part| is_number(part)) {
+            return Err(Refused::new(StatusCode::BAD_REQUEST, format!("{key}={text}: {form} is needed")));
+        }
+        limits += &format!("\0{key}={text}");
+    }
+    Ok(limits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::limits;
+
+    #[test]
+    fn limits_are_numbers() {
+        let of = |query| limits(query).ok();
+        assert_eq!(of("pid=1"), Some(String::new()));
+        assert_eq!(of("steps=1:20&for=30&max_size=7").as_deref(), Some("\0steps=1:20\0for=30\0max_size=7"));
+        for bad in ["steps=1", "steps=1:2:3", "steps=a:b", "for=", "for=-1", "max_size=1\0x"] {
+            assert_eq!(of(bad), None, "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,431 @@
+//! What holds the devices now, as the rows that `ps` and the page show.
+
+use super::health::Health;
+use super::visibility::Viewer;
+use crate::aggregator::Published;
+use crate::config::Tenants;
+use gpumem_ledger::{AccountView, ClosedSample, DeviceView, ProcessView};
+use gpumem_model::control::{ClaimRow, DeviceRow, ProcessRow};
+use gpumem_model::run::absence_name;
+use gpumem_model::who::Who;
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+
+/// Rows with what they are made of.
+pub(super) struct Rows<'a> {
+    /// In NVML's order.
+    pub devices: Vec<(DeviceRow, &'a DeviceView)>,
+    /// By device, the largest first.
+    pub processes: Vec<(ProcessRow, &'a ProcessView, &'a AccountView)>,
+    /// What processes say to hold on devices that this machine does not have, one for each process.
+    pub claims: Vec<ClaimRow>,
+}
+
+pub(super) fn rows<'a>(
+    published: &'a Published,
+    health: &Health,
+    viewer: Viewer,
+    tenants: Tenants,
+) -> Rows<'a> {
+    let snapshot = &published.snapshot;
+    // In NVML's order; devices that only agents have named come last.
+    let place = |device: &DeviceView| health.nvml.devices.iter().position(|of| of.name == device.name);
+    // What is only said to be there is shown while somebody says to hold something on it: a liar names devices without end.
+    let living = || snapshot.processes.iter().filter(|process| process.ended.is_none());
+    let held = living().flat_map(|process| &process.accounts).filter(|account| holds(account));
+    let held: BTreeSet<usize> = held.filter_map(|account| account.device).collect();
+    let may_be = |at: &usize| health.nvml.may_have(snapshot.devices[*at].name);
+    let is_there = |at: &usize| place(&snapshot.devices[*at]).is_some() || held.contains(at) && may_be(at);
+    let mut order: Vec<usize> = (0..snapshot.devices.len()).filter(is_there).collect();
+    order.sort_by_key(|&at| (place(&snapshot.devices[at]).unwrap_or(usize::MAX), at));
+    let devices = order.iter().map(|&at| &snapshot.devices[at]);
+    let devices = devices.map(|of| (device(published, health, of), of)).collect();
+    let mut processes = Vec::new();
+    let mut claims = Vec::new();
+    for process in living() {
+        claims.extend(claim(published, process, &may_be, viewer, tenants));
+        for account in &process.accounts {
+            let row = account.device.and_then(|device| order.iter().position(|&at| at == device));
+            if let Some(row) = row {
+                let row = self::process(published, process, account, row, viewer, tenants);
+                processes.extend(row.map(|row| (row, process, account)));
+            }
+        }
+    }
+    let size =
+        |row: &ProcessRow| row.used_bytes.or(row.tracked_bytes.and_then(|bytes| bytes.try_into().ok()));
+    processes.sort_by_key(|(row, ..)| (row.device, Reverse(size(row)), row.pid));
+    claims.sort_by_key(|claim| claim.pid);
+    Rows { devices, processes, claims }
+}
+
+/// What a process says to hold on devices that this machine does not have; `None` if it says nothing of the kind.
+fn claim(
+    published: &Published,
+    process: &ProcessView,
+    may_be: &dyn Fn(&usize) -> bool,
+    viewer: Viewer,
+    tenants: Tenants,
+) -> Option<ClaimRow> {
+    let is_claimed = |account: &&AccountView| {
+        let device = account.device.filter(|device| *device < published.snapshot.devices.len());
+        holds(account) && device.is_some_and(|device| !may_be(&device))
+    };
+    let claimed: Vec<&AccountView> = process.accounts.iter().filter(is_claimed).collect();
+    let first = *claimed.first()?;
+    let of = self::process(published, process, first, 0, viewer, tenants)?;
+    let tracked = claimed.iter().fold(0_i64, |sum, account| sum.saturating_add(account.tracked_bytes));
+    Some(ClaimRow {
+        pid: of.pid,
+        uid: of.uid,
+        user: of.user,
+        devices: claimed.len(),
+        tracked_bytes: of.tracked_bytes.map(|_| tracked),
+        command: of.command,
+    })
+}
+
+fn holds(account: &AccountView) -> bool {
+    account.tracked_bytes != 0 || account.peak.tracked_bytes != 0
+}
+
+fn device(published: &Published, health: &Health, device: &DeviceView) -> DeviceRow {
+    let known = health.nvml.device(device.name);
+    let reading = device.latest;
+    let why = known.and_then(|known| known.problem.clone());
+    DeviceRow {
+        index: known.map_or(device.ordinal, |known| known.index).into(),
+        uuid: device.name.to_string(),
+        model: device.model.clone(),
+        total_bytes: device.total_bytes,
+        unified: reading.is_some_and(|reading| reading.unified),
+        used_bytes: reading.map(|reading| reading.used_bytes),
+        free_bytes: reading.map(|reading| reading.free_bytes),
+        system_bytes: reading.and_then(|reading| reading.system_reserved_bytes),
+        unaccounted_bytes: device.agreed.map(|agreed| agreed.unaccounted_bytes),
+        age_ms: reading.map(|reading| published.now_ns().saturating_sub(reading.time_ns) / 1_000_000),
+        why: why.or_else(|| health.nvml.problem().map(str::to_owned)),
+    }
+}
+
+/// None for a process that holds nothing there any more.
+fn process(
+    published: &Published,
+    process: &ProcessView,
+    account: &AccountView,
+    device: usize,
+    viewer: Viewer,
+    tenants: Tenants,
+) -> Option<ProcessRow> {
+    let facts = &process.facts;
+    let coverage = &process.coverage;
+    let own = viewer.sees(facts.uid);
+    let named = own || tenants == Tenants::Named;
+    let newest = account.latest.as_ref();
+    let held = coverage.covered && holds(account);
+    if !held && newest.is_some_and(|sample| sample.used_bytes == Err(gpumem_wire::Absence::NotListed)) {
+        return None;
+    }
+    let consistent = ConsistentSample::of(account);
+    let sample = consistent.sample;
+    let idle = |amounts: &[i64]| {
+        let cells = process.cells.iter().zip(amounts);
+        cells.filter(|(cell, _)| cell.is_idle()).map(|(_, bytes)| *bytes).fold(0, i64::wrapping_add)
+    };
+    let tracked = coverage.covered.then_some(consistent.tracked);
+    let tracked = tracked.filter(|_| own);
+    let mut who = Who::of(&facts.seen, &facts.claims, facts.uid).map();
+    who.retain(|name, _| own || (named && name == "user"));
+    let rank = who.get("rank").map(|rank| format!(" rank {rank}")).unwrap_or_default();
+    let command = facts.seen.get("command").or(facts.seen.get("comm"));
+    Some(ProcessRow {
+        pid: if named { process.key.pid } else { 0 },
+        device,
+        uid: facts.uid.filter(|_| named),
+        user: facts.seen.get("user").filter(|_| named).cloned(),
+        flags: flags(process, account).into_iter().map(str::to_owned).collect(),
+        used_bytes: consistent.used_bytes(),
+        protected_bytes: account.protected_bytes.filter(|_| consistent.used_bytes().is_some()),
+        tracked_bytes: tracked.map(|(tracked, _)| tracked),
+        idle_bytes: tracked.map(|(_, amounts)| idle(amounts)),
+        untrackable_bytes: sample.filter(|_| own).and_then(|sample| sample.untrackable_bytes()),
+        age_ms: sample.map(|sample| published.now_ns().saturating_sub(sample.t1_ns) / 1_000_000),
+        why: consistent.absence.map(str::to_owned),
+        command: command.filter(|_| own).map(|command| format!("{command}{rank}")),
+        who,
+    })
+}
+
+/// The numbers of a process on a device that belong to one moment.
+pub(super) struct ConsistentSample<'a> {
+    /// The sample; `None` if the newest reading failed, or there was none.
+    pub sample: Option<&'a ClosedSample>,
+    /// Why there is no sample.
+    pub absence: Option<&'static str>,
+    /// Tracked bytes and their cells: at the sample if they are known then, else now.
+    pub tracked: (i64, &'a [i64]),
+}
+
+impl<'a> ConsistentSample<'a> {
+    /// Returns the numbers that all views show.
+    pub(super) fn of(account: &'a AccountView) -> Self {
+        let newest = account.latest.as_ref();
+        let failed =
+            newest.and_then(|sample| Some(absence_name(sample.used_bytes.err()?, sample.list_failed)));
+        // An older sample would show a `used` that is not known now.
+        let sample = account.complete.as_ref().filter(|_| failed.is_none());
+        let at_sample = sample.and_then(|sample| Some((sample.tracked_bytes?, &*sample.amounts)));
+        ConsistentSample {
+            sample,
+            absence: failed.or(newest.is_none().then_some("never sampled")),
+            tracked: at_sample.unwrap_or((account.tracked_bytes, &account.amounts)),
+        }
+    }
+
+    /// Returns what NVML charges.
+    pub(super) fn used_bytes(&self) -> Option<u64> {
+        self.sample?.used_bytes.ok()
+    }
+}
+
+/// Returns the caveats on the numbers of a process.
+pub(super) fn flags(process: &ProcessView, account: &AccountView) -> Vec<&'static str> {
+    let coverage = &process.coverage;
+    let mut flags = vec![if coverage.covered { "covered" } else { "uncovered" }];
+    let stale = account.latest.as_ref().is_some_and(|sample| sample.stale);
+    for (holds, flag) in [
+        (coverage.late, "late"),
+        (coverage.blocked.is_some(), "blocked"),
+        (coverage.paused, "paused"),
+        (coverage.is_partial(), "partial"),
+        (coverage.earlier.is_some(), "restarted"),
+        (stale, "stale"),
+    ] {
+        if holds {
+            flags.push(flag);
+        }
+    }
+    flags
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nvml_status::{DeviceStatus, NvmlStatus};
+    use crate::view::{Shown, page, prometheus};
+    use gpumem_ledger::{Ledger, Origin, ProcessKey};
+    use gpumem_wire::{Absence, Body, DeviceIdKind, MemoryKind, Reading, Record, Stamp};
+    use std::time::{Duration, Instant};
+
+    const MIB: u64 = 1 << 20;
+    const KEY: ProcessKey = ProcessKey { pid: 7, start_ticks: 9 };
+
+    /// A process that tracked 3 MiB when 10 MiB were used of the device, and tracks 4 MiB since.
+    fn ledger() -> Ledger {
+        let mut ledger = Ledger::new();
+        let device = Body::Device {
+            uuid_high: 1,
+            uuid_low: 0,
+            total_bytes: Reading::of(100 * MIB),
+            ordinal: 0,
+            id: DeviceIdKind::Gpu,
+            name: "GPU",
+        };
+        let at = |time_ns| Stamp { time_ns, thread: KEY.pid, ..Stamp::default() };
+        let mut say = |origin, stamp, body| ledger.observe(origin, &Record { stamp, body });
+        let agent = Origin::Process(KEY);
+        say(Origin::Host, at(1), device);
+        let uid = Reading::of(1000);
+        let facts = Body::ProcessFacts { start_ticks: 9, uid, parent_pid: 1, facts: "comm=python" };
+        say(Origin::Host, at(1), facts);
+        let hello =
+            Body::Hello { start_ticks: 9, versions: 1 << 16, capabilities: 0, instance: 1, claims: "" };
+        say(agent, at(2), hello);
+        say(agent, at(2), device);
+        let alloc = |address: u64, mib: u64| {
+            let memory = MemoryKind::Device;
+            Body::AllocEnd { address: address << 32, bytes: mib * MIB, pool: 0, took_us: 1, memory }
+        };
+        say(agent, Stamp { seq: 1, ..at(3) }, alloc(1, 3));
+        say(agent, at(20), Body::Watermark { last_seq: 1, in_flight_since_ns: 0 });
+        let memory = Body::DeviceSample {
+            used_bytes: 12 * MIB,
+            free_bytes: 88 * MIB,
+            reserved_bytes: Reading::ABSENT,
+            unified: false,
+        };
+        let used_bytes = Reading::of(10 * MIB);
+        let (start_ticks, absence) = (9, Absence::default());
+        for (time_ns, body) in [
+            (10, Body::SampleBegin { number: 1 }),
+            (10, memory),
+            (10, Body::ProcessSample { start_ticks, used_bytes, absence, lists: 1 }),
+            (11, memory),
+            (11, Body::SampleEnd { number: 1, result: 0 }),
+        ] {
+            say(Origin::Host, at(time_ns), body);
+        }
+        say(agent, Stamp { seq: 2, ..at(30) }, alloc(2, 1));
+        say(agent, at(40), Body::Watermark { last_seq: 2, in_flight_since_ns: 0 });
+        ledger
+    }
+
+    /// What `ps`, page and metrics show of a process, where its newest sample failed or is stale, an agent speaks for it, and it is
+    /// in the process list.
+    fn shown(failed: bool, stale: bool, covered: bool, listed: bool) -> [String; 3] {
+        let mut snapshot = ledger().snapshot();
+        let process = &mut snapshot.processes[0];
+        process.coverage.covered = covered;
+        let account = &mut process.accounts[0];
+        assert!(account.complete.is_some() && account.complete == account.latest, "{account:?}");
+        let latest = account.latest.as_mut().expect("a sample");
+        latest.stale = stale;
+        latest.list_failed = failed && listed;
+        if failed || !listed {
+            latest.used_bytes = Err(if listed { Absence::Unknown } else { Absence::NotListed });
+        }
+        let published = Published {
+            at_ns: 0,
+            made: Instant::now(),
+            snapshot,
+            totals: Default::default(),
+            remembered_bytes: 0,
+        };
+        let name = published.snapshot.devices[0].name;
+        let nvml =
+            NvmlStatus { up: true, devices: vec![DeviceStatus::new(name, 0, 0)], ..NvmlStatus::default() };
+        let health = Health { nvml, ..Health::default() };
+        let shown = Shown { young: Duration::ZERO, ..Shown::default() };
+        let rows = rows(&published, &health, Viewer { uid: 1000, all: false }, Tenants::Named);
+        let mib = |bytes: i64| bytes / MIB as i64;
+        let ps = rows.processes.iter().map(|(row, ..)| {
+            format!(
+                "used {:?} tracked {:?} idle {:?} untrackable {:?} aged {} why {:?} {:?}",
+                row.used_bytes.map(|bytes| bytes / MIB),
+                row.tracked_bytes.map(mib),
+                row.idle_bytes.map(mib),
+                row.untrackable_bytes.map(mib),
+                row.age_ms.is_some(),
+                row.why,
+                row.flags
+            )
+        });
+        let json = page::of_processes(&published, &health, &shown);
+        let page = json["processes"].as_array().expect("rows").iter().map(|row| {
+            let mib = |key: &str| row[key].as_i64().map(mib);
+            format!(
+                "used {:?} predates {:?} tracked {:?} untrackable {:?} time {} why {} {}",
+                mib("used_bytes"),
+                mib("predates_bytes"),
+                mib("tracked_bytes"),
+                mib("untrackable_bytes"),
+                row["time_ns"],
+                row["used_absence"],
+                row["structures"].as_array().map_or(0, Vec::len)
+            )
+        });
+        let text = prometheus::of_processes(&published, &health, &shown);
+        let metrics = text.lines().filter_map(|line| {
+            let (series, value) = line.strip_prefix("gpumem_process_")?.rsplit_once(' ')?;
+            let (name, labels) = series.split_once('{')?;
+            let label = |label: &str| Some(labels.split_once(label)?.1.split('"').next()?.to_owned());
+            match name {
+                "used_bytes" | "predates_bytes" | "tracked_bytes" | "untrackable_bytes" => {
+                    Some(format!("{} {}", name.trim_end_matches("_bytes"), mib(value.parse().ok()?)))
+                }
+                "used_unavailable" => label("reason=\""),
+                "sample_age_seconds" => Some("aged".to_owned()),
+                "category_bytes" => Some(format!("{} {}", label("category=\"")?, mib(value.parse().ok()?))),
+                _ => None,
+            }
+        });
+        [
+            ps.collect::<Vec<_>>().join("; "),
+            page.collect::<Vec<_>>().join("; "),
+            metrics.collect::<Vec<_>>().join(", "),
+        ]
+        .map(|text| if text.is_empty() { "-".to_owned() } else { text })
+    }
+
+    #[test]
+    fn views_choose_the_same_sample() {
+        let mut text = String::new();
+        for case in 0..16 {
+            let [failed, stale, covered, listed] = [8, 4, 2, 1].map(|bit| case & bit != 0);
+            let [ps, page, metrics] = shown(failed, stale, covered, listed);
+            let words = [(failed, "failed"), (stale, "stale"), (covered, "covered"), (listed, "listed")];
+            let mut words: Vec<&str> = words.iter().filter(|(is, _)| *is).map(|(_, word)| *word).collect();
+            if words.is_empty() {
+                words.push("none of these");
+            }
+            text += &format!("{}:\n  ps      {ps}\n  page    {page}\n  metrics {metrics}\n", words.join(" "));
+        }
+        assert_eq!(text, TABLE);
+    }
+
+    const TABLE: &str = r#"none of these:
+  ps      -
+  page    -
+  metrics not listed
+listed:
+  ps      used Some(10) tracked None idle None untrackable Some(7) aged true why None ["uncovered"]
+  page    used Some(10) predates Some(0) tracked None untrackable Some(7) time 11 why null 0
+  metrics used 10, predates 0, untrackable 7, aged
+covered:
+  ps      used None tracked Some(4) idle Some(0) untrackable None aged false why Some("not listed") ["covered"]
+  page    used None predates None tracked Some(4) untrackable None time null why "not listed" 1
+  metrics not listed, tracked 4, Others 4
+covered listed:
+  ps      used Some(10) tracked Some(3) idle Some(0) untrackable Some(7) aged true why None ["covered"]
+  page    used Some(10) predates Some(0) tracked Some(3) untrackable Some(7) time 11 why null 1
+  metrics used 10, predates 0, untrackable 7, tracked 3, Others 3, aged
+stale:
+  ps      -
+  page    -
+  metrics not listed
+stale listed:
+  ps      used Some(10) tracked None idle None untrackable Some(7) aged true why None ["uncovered", "stale"]
+  page    used Some(10) predates Some(0) tracked None untrackable Some(7) time 11 why null 0
+  metrics used 10, predates 0, untrackable 7, aged
+stale covered:
+  ps      used None tracked Some(4) idle Some(0) untrackable None aged false why Some("not listed") ["covered", "stale"]
+  page    used None predates None tracked Some(4) untrackable None time null why "not listed" 1
+  metrics not listed, tracked 4, Others 4
+stale covered listed:
+  ps      used Some(10) tracked Some(3) idle Some(0) untrackable Some(7) aged true why None ["covered", "stale"]
+  page    used Some(10) predates Some(0) tracked Some(3) untrackable Some(7) time 11 why null 1
+  metrics used 10, predates 0, untrackable 7, tracked 3, Others 3, aged
+failed:
+  ps      -
+  page    -
+  metrics not listed
+failed listed:
+  ps      used None tracked None idle None untrackable None aged false why Some("list failed") ["uncovered"]
+  page    used None predates None tracked None untrackable None time null why "list failed" 0
+  metrics list failed
+failed covered:
+  ps      used None tracked Some(4) idle Some(0) untrackable None aged false why Some("not listed") ["covered"]
+  page    used None predates None tracked Some(4) untrackable None time null why "not listed" 1
+  metrics not listed, tracked 4, Others 4
+failed covered listed:
+  ps      used None tracked Some(4) idle Some(0) untrackable None aged false why Some("list failed") ["covered"]
+  page    used None predates None tracked Some(4) untrackable None time null why "list failed" 1
+  metrics list failed, tracked 4, Others 4
+failed stale:
+  ps      -
+  page    -
+  metrics not listed
+failed stale listed:
+  ps      used None tracked None idle None untrackable None aged false why Some("list failed") ["uncovered", "stale"]
+  page    used None predates None tracked None untrackable None time null why "list failed" 0
+  metrics list failed
+failed stale covered:
+  ps      used None tracked Some(4) idle Some(0) untrackable None aged false why Some("not listed") ["covered", "stale"]
+  page    used None predates None tracked Some(4) untrackable None time null why "not listed" 1
+  metrics not listed, tracked 4, Others 4
+failed stale covered listed:
+  ps      used None tracked Some(4) idle Some(0) untrackable None aged false why Some("list failed") ["covered", "stale"]
+  page    used None predates None tracked Some(4) untrackable None time null why "list failed" 1
+  metrics list failed, tracked 4, Others 4
+"#;
+}
