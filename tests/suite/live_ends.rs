@@ -24,7 +24,8 @@ fn program_whose_main_leaves_ends_with_its_last_thread() {
 fn programs_that_lived_while_the_daemon_was_stopped_have_runs() {
     const PROGRAMS: usize = 12;
     let machine = Machine::new(&["devices=1"]);
-    let config = format!("[agent]\nconnections_without_hello = 8\n{FAST}");
+    // More programs than slots: what is in the kernel's queue is read all the same.
+    let config = format!("[agent]\nconnections_without_hello = 8\nconnections_per_uid = 4\n{FAST}");
     let mut daemon = Daemon::start(&machine, "daemon", &config);
     daemon.job.signal("STOP");
     let trainers: Vec<(u32, bool)> = (0..PROGRAMS)

@@ -77,6 +77,11 @@ impl AgentSlots {
         self.connections.count() - self.waiting.count() - self.brief.count()
     }
 
+    /// Waits until a connection slot is given back. For one caller at a time.
+    pub(crate) async fn freed(&self) {
+        self.connections.freed().await;
+    }
+
     /// Takes a slot for a peer whose hello has not come.
     ///
     /// # Errors

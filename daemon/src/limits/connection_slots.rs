@@ -72,6 +72,11 @@ impl<T: Default> ConnectionSlots<T> {
         self.taken().count
     }
 
+    /// Waits until a slot is given back, or returns at once if one was since the last call. For one caller at a time.
+    pub(crate) async fn freed(&self) {
+        self.freed.notified().await;
+    }
+
     /// Takes a slot for a connection of `uid`, at most `most` in all and `most_of_user` of this user.
     ///
     /// # Errors

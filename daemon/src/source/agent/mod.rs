@@ -29,6 +29,7 @@ mod packet;
 mod peer;
 mod post_mortem;
 mod reasons;
+mod waiting_peers;
 
 pub(crate) use ask::{Answerer, Unanswered, option};
 pub(crate) use command::Command;
@@ -36,7 +37,7 @@ pub(crate) use packet::MAX_PACKET_BYTES;
 
 use super::Batch;
 use super::process::Processes;
-use crate::limits::agent_slots::{AgentLimits, AgentSlots, AgentSlotsFull};
+use crate::limits::agent_slots::{AgentLimits, AgentSlot, AgentSlots, AgentSlotsFull};
 use crate::limits::rate_limit::LogRateLimit;
 use crate::os::{DescriptorShortage, fit_connections};
 use crate::service;
@@ -55,6 +56,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot, watch};
+use waiting_peers::{ArrivedPeer, WaitingPeers};
 
 /// How long the daemon's end waits for packets that were read.
 const LAST_PACKETS: Duration = Duration::from_millis(300);
@@ -212,8 +214,22 @@ impl Agents {
 
     /// Takes connections until the future is dropped.
     pub(crate) async fn listen(self: Arc<Self>, listener: UnixListener) {
+        let mut waiting = WaitingPeers::default();
         loop {
-            let (stream, _) = match listener.accept().await {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = self.slots.freed(), if !waiting.is_empty() => {
+                    let limits = self.limits();
+                    for (uid, peer, slot) in waiting.take_ready(|uid, stream| self.slot(uid, stream, &limits)) {
+                        match slot {
+                            Ok(slot) => self.serve(peer, slot),
+                            Err(full) => self.refuse_for_slots(uid, full),
+                        }
+                    }
+                    continue;
+                }
+            };
+            let (stream, _) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     self.stats.add(Count::AcceptFailures, 1);
@@ -223,37 +239,61 @@ impl Agents {
                     continue;
                 }
             };
-            // Who cannot be told cannot be counted against anybody: uid -1 is nobody's.
-            let uid = stream.peer_cred().map_or(u32::MAX, |peer| peer.uid());
-            let limits = self.limits();
-            // A peer whose hello is there already keeps nobody waiting, and is not one of those that wait.
-            let slot = match connection_order::is_empty(&stream) {
-                true => self.slots.take(uid, &limits),
-                false => self.slots.take_for_hello(uid, &limits),
-            };
-            match slot {
-                Ok(slot) => match Caller::of(&stream) {
-                    Ok(caller) => {
-                        let stream = Arc::new(stream);
-                        let place = self.lines.join(caller.pid(), Some(Arc::clone(&stream)));
-                        let agents = Arc::clone(&self);
-                        tokio::spawn(connection::serve(agents, stream, caller, (slot, place)));
-                    }
-                    Err(unknown) => self.refuse(&stream, uid, &unknown.into()),
-                },
-                Err(full) => {
-                    self.stats.add(
-                        match full {
-                            AgentSlotsFull::All => Count::RefusedFull,
-                            AgentSlotsFull::OfUid => Count::RefusedUid,
-                            AgentSlotsFull::Waiting => Count::RefusedWaiting,
-                        },
-                        1,
-                    );
-                    tracing::debug!(uid, ?full, "no seat for a peer on the agent socket");
-                }
-            }
+            self.arrived(stream, &mut waiting);
         }
+    }
+
+    /// Serves a new connection, or has it wait for a slot of its user.
+    fn arrived(self: &Arc<Self>, stream: UnixStream, waiting: &mut WaitingPeers) {
+        // A peer without credentials counts for uid -1, which no user has.
+        let uid = stream.peer_cred().map_or(u32::MAX, |peer| peer.uid());
+        let limits = self.limits();
+        let slot = match waiting.has(uid) {
+            true => Err(AgentSlotsFull::OfUid),
+            false => self.slot(uid, &stream, &limits),
+        };
+        let waits = matches!(slot, Err(AgentSlotsFull::OfUid));
+        if let Err(full) = slot
+            && !(waits
+                && waiting.has_room(uid, fit_connections(usize::MAX).saturating_sub(limits.connections)))
+        {
+            self.refuse_for_slots(uid, full);
+            return;
+        }
+        let caller = match Caller::of(&stream) {
+            Ok(caller) => caller,
+            Err(unknown) => return self.refuse(&stream, uid, &unknown.into()),
+        };
+        let stream = Arc::new(stream);
+        let place = self.lines.join(caller.pid(), Some(Arc::clone(&stream)));
+        let peer = ArrivedPeer { stream, caller, place };
+        match slot {
+            Ok(slot) => self.serve(peer, slot),
+            Err(_) => waiting.push(uid, peer),
+        }
+    }
+
+    /// Takes a slot for a peer. One whose hello has come does not count as waiting for it.
+    fn slot(&self, uid: u32, stream: &UnixStream, limits: &AgentLimits) -> Result<AgentSlot, AgentSlotsFull> {
+        match connection_order::is_empty(stream) {
+            true => self.slots.take(uid, limits),
+            false => self.slots.take_for_hello(uid, limits),
+        }
+    }
+
+    fn serve(self: &Arc<Self>, peer: ArrivedPeer, slot: AgentSlot) {
+        let ArrivedPeer { stream, caller, place } = peer;
+        tokio::spawn(connection::serve(Arc::clone(self), stream, caller, (slot, place)));
+    }
+
+    fn refuse_for_slots(&self, uid: u32, full: AgentSlotsFull) {
+        let count = match full {
+            AgentSlotsFull::All => Count::RefusedFull,
+            AgentSlotsFull::OfUid => Count::RefusedUid,
+            AgentSlotsFull::Waiting => Count::RefusedWaiting,
+        };
+        self.stats.add(count, 1);
+        tracing::debug!(uid, ?full, "no slot for a peer on the agent socket");
     }
 
     /// Counts and logs why a peer is not welcomed; its connection is closed when the stream is dropped.
