@@ -1,21 +1,23 @@
 //! The one door: every observation of every source goes through [`Ledger::observe`].
 
+mod oom_holders;
+
 use crate::Map;
-use crate::account::Account;
+use crate::base::device::Faults;
+use crate::base::identity::{Origin, ProcessKey};
+use crate::base::recent::Recent;
 use crate::book::{WINDOW_NS, Window};
-use crate::earlier::Earlier;
-use crate::fault::Faults;
-use crate::gap::ClosedSample;
-use crate::iteration::IterationsView;
-use crate::mark::{MarkView, Marks};
-use crate::observation::{Origin, ProcessKey};
+use crate::history::marks::{MarkView, Marks};
+use crate::history::ranges::{MAX_SPANS, MAX_SPANS_OF_FILE, OwnView};
+use crate::history::trend::TrendView;
 use crate::oom::Listing;
+use crate::process::account::Account;
+use crate::process::earlier::Earlier;
+use crate::process::quota::{Limits, Shares};
 use crate::process::{Process, parse_lines};
-use crate::range::{MAX_SPANS, MAX_SPANS_OF_FILE, OwnView};
-use crate::recent::Recent;
-use crate::share::{Limits, Shares};
+use crate::roles::iterations::IterationsView;
+use crate::samples::pending::ClosedSample;
 use crate::snapshot::{self, AgreedReading, DeviceView, Snapshot};
-use crate::trend::TrendView;
 use gpumem_model::run::{DeviceReading, Program};
 use gpumem_model::timeline::Timeline;
 use gpumem_wire::{Absence, Body, ClockKind, DeviceIdKind, Reading, Record, Stamp};

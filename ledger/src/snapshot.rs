@@ -3,18 +3,18 @@
 //! Amounts are lists by index of [`ProcessView::cells`], so that the same names serve now, the peak and
 //! the latest sample. Each list sums to the `tracked` that stands beside it.
 
-use crate::cause::{Names, Parts, Step};
-use crate::fault::Faults;
-use crate::gap::{ClosedSample, PeakGap};
-use crate::holdings::Oddities;
-use crate::layer::LayerView;
+use crate::base::device::Faults;
+use crate::base::identity::ProcessKey;
+use crate::base::recent::Recent;
+use crate::book::cell_groups::SUM_TAG;
+use crate::history::layers::LayerView;
+use crate::history::marks::MarkView;
 use crate::ledger::{DeviceName, Ledger};
-use crate::mark::MarkView;
-use crate::observation::ProcessKey;
 use crate::oom::OomView;
 use crate::process::{BEYOND, Coverage, Facts, Process};
-use crate::recent::Recent;
-use crate::sums::SUM_TAG;
+use crate::rules::holdings::Oddities;
+use crate::samples::pending::{ClosedSample, PeakGap};
+use crate::untrackable::{Names, Parts, Step};
 use gpumem_model::run::Beside;
 use gpumem_model::run::Class;
 use gpumem_model::run::DeviceReading;

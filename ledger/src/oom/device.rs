@@ -1,7 +1,7 @@
 //! Who had the device when memory ran out: as a reading had it, brought up to the moment.
 
 use super::MAX_HOLDERS;
-use crate::observation::ProcessKey;
+use crate::base::identity::ProcessKey;
 use crate::snapshot::AgreedReading;
 use gpumem_model::run::DeviceReading;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -1,7 +1,7 @@
 //! What framework pools hold and nobody uses: how much, in how many pieces, and how large the largest is.
 
-use crate::holdings::Holdings;
-use crate::pool::Pool;
+use crate::rules::holdings::Holdings;
+use crate::rules::pool::Pool;
 use gpumem_wire::PoolOwner;
 
 /// Segment bytes without a block.

@@ -16,9 +16,9 @@ const CLOCK_NS: u64 = 50_000;
 const STOP_NS: u64 = 200_000_000;
 /// How long a context may take to end.
 const END_NS: u64 = 500_000_000;
-/// A sample waits no longer than about this for a call that was in flight (ledger/src/join.rs).
+/// A sample waits no longer than about this for a call that was in flight (ledger/src/process/samples.rs).
 const PATIENCE_NS: u64 = 200_000_000;
-/// How long before or after its record a call may change what NVML charges (ledger/src/cause/event.rs).
+/// How long before or after its record a call may change what NVML charges (ledger/src/untrackable/event.rs).
 const CALL_NS: u64 = 20_000_000;
 
 /// What the machine charges at once.

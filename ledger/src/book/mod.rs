@@ -1,0 +1,477 @@
+//! Double entry per process and device: cells, their sum `tracked`, and the exact peak of that sum with
+//! the composition it had.
+//!
+//! **Peak without copying.** The composition at the peak is kept by copy on write: a new peak is one
+//! increment of `epoch`; a cell keeps its old value the first time it changes after that. Reading the
+//! peak takes the kept value where `Cell::epoch` is not older than the peak's, and the value of now elsewhere.
+//! The fullest moment of the open slot of the timeline (timeline.rs) is kept in the same way: every peak is one.
+//! Among moments with the same `tracked` the one with the least idle and opaque bytes counts: a framework
+//! pool stays at its highest reservation for hours, and people ask what filled it. (Opaque too: a pool
+//! whose first block has not come yet is opaque until then. And what a pool has let go: a program that takes
+//! leave of its segments before it gives their memory back fills nothing by that.)
+
+pub(crate) mod cell_groups;
+pub(crate) mod cells;
+pub(crate) mod recent_past;
+pub(crate) mod rounding;
+pub(crate) mod timeline;
+
+pub(crate) use crate::book::cells::{CellId, CellKey, CellTable, IDLE, OPAQUE, OVERFLOW_TAG};
+use crate::book::recent_past::Trail;
+use crate::book::rounding::Rounding;
+use crate::book::timeline::{Change, Moment, Timeline};
+use std::sync::Arc;
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Cell {
+    now: i64,
+    /// Value at the peak, if `epoch` is not older than the peak's.
+    at_peak: i64,
+    /// Value at the latest high, if `epoch` is the latest.
+    at_high: i64,
+    epoch: u32,
+    /// Of idle or opaque bytes.
+    unnamed: bool,
+    /// Code of its role, once [`Book::learn_roles`] has looked.
+    role: u8,
+}
+
+/// The highest `tracked` so far.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Peak {
+    pub bytes: i64,
+    pub time_ns: u64,
+    /// Idle and opaque bytes in it.
+    pub unnamed: i64,
+    /// When it was taken, as [`Book::epoch`] counts.
+    pub epoch: u32,
+}
+
+/// The fullest moment of the timeline's open slot.
+#[derive(Debug, Clone, Copy)]
+struct High {
+    bytes: i64,
+    time_ns: u64,
+    /// Idle and opaque bytes in it.
+    unnamed: i64,
+}
+
+impl High {
+    /// No slot is open: anything is more.
+    const NONE: High = High { bytes: i64::MIN, time_ns: 0, unnamed: 0 };
+
+    fn is_some(&self) -> bool {
+        self.bytes != i64::MIN
+    }
+}
+
+/// Lowest and highest of a signed amount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub min: i64,
+    pub max: i64,
+}
+
+impl Range {
+    pub fn at(value: i64) -> Self {
+        Range { min: value, max: value }
+    }
+    pub fn include(&mut self, value: i64) {
+        self.min = self.min.min(value);
+        self.max = self.max.max(value);
+    }
+}
+
+/// Width of a [`Window`] where times are nanoseconds: finer than NVML's own values move.
+pub const WINDOW_NS: u64 = 10_000_000;
+
+/// `tracked` in a stretch of time in which its book was touched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Window {
+    /// When it begins, a multiple of its width ([`WINDOW_NS`], or 1 where times are only an order).
+    pub start_ns: u64,
+    /// Lowest, with the value it began with.
+    pub min: i64,
+    /// Highest.
+    pub max: i64,
+    /// Last.
+    pub last: i64,
+}
+
+/// The book of one process on one device.
+#[derive(Debug)]
+pub(crate) struct Book {
+    cells: Vec<Cell>,
+    /// Cells of idle and opaque bytes: the two of all pools, and those of pools with names.
+    unnamed: Vec<CellId>,
+    /// Their sum.
+    unnamed_bytes: i64,
+    /// Bytes of memory that segments had, and let go.
+    let_go: i64,
+    pub tracked: i64,
+    /// Sums of cells by the code of their role, but for unknown ones; new cells are that until [`Book::learn_roles`] has
+    /// looked.
+    by_role: [i64; 16],
+    /// Cells that it has looked at.
+    learnt: usize,
+    /// Grows with each change of a cell with a role.
+    pub role_changes: u64,
+    /// Highest `tracked` since [`Book::restart_most`].
+    pub most: i64,
+    /// Of the direct allocations in it.
+    pub rounding: Rounding,
+    pub peak: Peak,
+    /// Grows with every new peak, and with every moment that may become a point of the timeline.
+    epoch: u32,
+    /// Of the open slot.
+    high: High,
+    /// Nothing has been booked since.
+    is_at_high: bool,
+    /// When that slot ends.
+    slot_end_ns: u64,
+    /// When something was booked last.
+    pub touched_ns: u64,
+    /// The points of the timeline.
+    pub past: Timeline,
+    /// Extremes in the open window.
+    window: Range,
+    window_start_ns: u64,
+    /// End of the open window; 0: none is open.
+    pub window_end_ns: u64,
+    /// The open window has been told as far as it got: [`Book::tell_window`].
+    is_told: bool,
+    /// The cells as they were last copied, and whether they still are.
+    copy: Option<Arc<[i64]>>,
+    copied: bool,
+    /// `tracked` when the last record was booked.
+    settled: i64,
+    /// What the book was a moment ago.
+    pub trail: Trail,
+}
+
+impl Book {
+    pub fn new() -> Self {
+        Book {
+            cells: Vec::new(),
+            unnamed: vec![IDLE, OPAQUE],
+            unnamed_bytes: 0,
+            let_go: 0,
+            tracked: 0,
+            by_role: [0; 16],
+            learnt: 0,
+            role_changes: 0,
+            most: 0,
+            rounding: Rounding::default(),
+            peak: Peak::default(),
+            epoch: 0,
+            high: High::NONE,
+            is_at_high: false,
+            slot_end_ns: 0,
+            touched_ns: 0,
+            past: Timeline::default(),
+            window: Range::at(0),
+            window_start_ns: 0,
+            window_end_ns: 0,
+            is_told: false,
+            copy: None,
+            copied: false,
+            settled: 0,
+            trail: Trail::default(),
+        }
+    }
+
+    #[inline]
+    fn change(&mut self, id: CellId, delta: i64) {
+        let index = id as usize;
+        if index >= self.cells.len() {
+            self.cells.resize(index + 1, Cell::default());
+            self.cells.iter_mut().take(2).for_each(|cell| cell.unnamed = true); // idle and opaque
+        }
+        let cell = &mut self.cells[index];
+        if cell.epoch != self.epoch {
+            if cell.epoch < self.peak.epoch {
+                cell.at_peak = cell.now;
+            }
+            cell.at_high = cell.now;
+            cell.epoch = self.epoch;
+        }
+        cell.now = cell.now.wrapping_add(delta);
+        if cell.unnamed {
+            self.unnamed_bytes = self.unnamed_bytes.wrapping_add(delta);
+        }
+        if cell.role != 0 {
+            let of_role = &mut self.by_role[usize::from(cell.role & 15)];
+            *of_role = of_role.wrapping_add(delta);
+            self.role_changes += 1;
+        }
+        self.copied = false;
+        self.trail.post(id, delta);
+    }
+
+    /// Tracked bytes come or go.
+    #[inline]
+    pub fn post(&mut self, cell: CellId, delta: i64) {
+        self.change(cell, delta);
+        self.tracked = self.tracked.wrapping_add(delta);
+    }
+
+    /// A direct allocation comes (`post` tells its bytes) or goes.
+    #[inline]
+    pub fn round(&mut self, bytes: u64, comes: bool) {
+        let of_one = Rounding::of(bytes);
+        let change = if comes { of_one } else { Rounding::default().minus(of_one) };
+        self.rounding = self.rounding.plus(change);
+        self.trail.round(change);
+    }
+
+    /// Tracked bytes get another name now.
+    #[inline]
+    pub fn shift(&mut self, from: CellId, to: CellId, bytes: i64) {
+        self.change(from, bytes.wrapping_neg());
+        self.change(to, bytes);
+    }
+
+    /// Bytes that were live at the peak turn out to have had another name: the peak's composition is
+    /// corrected, whatever they are now.
+    pub fn rename_at_peak(&mut self, from: CellId, to: CellId, bytes: i64) {
+        for (id, delta) in [(from, bytes.wrapping_neg()), (to, bytes)] {
+            self.change(id, 0); // keeps the value of the peak, if it is not kept yet
+            let cell = &mut self.cells[id as usize];
+            cell.at_peak = cell.at_peak.wrapping_add(delta);
+            if self.is_unnamed(id) {
+                self.peak.unnamed = self.peak.unnamed.wrapping_add(delta);
+            }
+        }
+    }
+
+    /// Bytes of a row that was made at `first_epoch` and still lives turn out to have had another name: the points of
+    /// the timeline since then are corrected.
+    pub fn rename_past(
+        &mut self,
+        first_epoch: u32,
+        (from, to): (CellId, CellId),
+        bytes: i64,
+        cells: &CellTable,
+    ) {
+        if self.high.is_some() && first_epoch <= self.epoch {
+            for (id, delta) in [(from, bytes.wrapping_neg()), (to, bytes)] {
+                self.change(id, 0); // keeps the value of the high, if it is not kept yet
+                let cell = &mut self.cells[id as usize];
+                cell.at_high = cell.at_high.wrapping_add(delta);
+            }
+        }
+        let unnamed = |id| if self.is_unnamed(id) { bytes } else { 0 };
+        let unnamed = unnamed(to).wrapping_sub(unnamed(from));
+        if first_epoch <= self.epoch {
+            self.high.unnamed = self.high.unnamed.wrapping_add(unnamed);
+        }
+        self.past.rename(first_epoch, (from, to), Change { bytes, unnamed }, cells);
+    }
+
+    /// Called once after each record that changed the book: only whole records count for the peak and for highs.
+    #[inline]
+    pub fn settle(&mut self, time_ns: u64) -> bool {
+        if self.tracked != self.settled {
+            self.settled = self.tracked;
+            self.window.include(self.tracked);
+            self.most = self.most.max(self.tracked);
+        }
+        (self.touched_ns, self.is_at_high) = (time_ns, false);
+        let bytes = self.tracked;
+        if bytes < self.high.bytes {
+            return false; // nor is it a peak: no peak is lower than a high
+        }
+        let unnamed = self.unnamed();
+        let exceeds = |high: i64, of: i64| bytes > high || bytes == high && unnamed < of;
+        let is_peak = bytes > 0 && exceeds(self.peak.bytes, self.peak.unnamed);
+        if !is_peak && !exceeds(self.high.bytes, self.high.unnamed) {
+            return false;
+        }
+        self.epoch = self.epoch.wrapping_add(1);
+        (self.high, self.is_at_high) = (High { bytes, time_ns, unnamed }, true);
+        if is_peak {
+            self.peak = Peak { bytes, time_ns, unnamed, epoch: self.epoch };
+        }
+        is_peak
+    }
+
+    /// The fullest moment of the open slot.
+    pub fn high_moment(&self) -> Option<Moment> {
+        let High { bytes, time_ns, unnamed } = self.high;
+        let moment = Moment { time_ns, bytes, unnamed, epoch: self.epoch, is_high: true };
+        self.high.is_some().then_some(moment)
+    }
+
+    /// The last state, if it is another one than the fullest moment of the open slot.
+    pub fn present(&self) -> Option<Moment> {
+        let (bytes, unnamed) = (self.tracked, self.unnamed());
+        let moment = Moment { time_ns: self.touched_ns, bytes, unnamed, epoch: self.epoch, is_high: false };
+        (self.high.is_some() && !self.is_at_high).then_some(moment)
+    }
+
+    /// No slot is open: whatever is booked next is the fullest moment of a new one.
+    pub fn close_high(&mut self) {
+        (self.high, self.slot_end_ns) = (High::NONE, 0);
+    }
+
+    /// A moment of this epoch, which is neither peak nor high, becomes a point.
+    pub fn reach_epoch(&mut self, epoch: u32) {
+        self.epoch = epoch;
+    }
+
+    /// Value of a cell at the fullest moment of the open slot.
+    pub fn at_high(&self, id: CellId) -> i64 {
+        let cell = self.cells.get(id as usize);
+        cell.map_or(0, |cell| if cell.epoch == self.epoch { cell.at_high } else { cell.now })
+    }
+
+    /// Cells with their amounts, without zeros.
+    pub fn sparse(&self, amount: impl Fn(CellId) -> i64) -> Vec<(CellId, i64)> {
+        (0..self.cells.len() as CellId).map(|id| (id, amount(id))).filter(|(_, bytes)| *bytes != 0).collect()
+    }
+
+    /// A cell of idle bytes.
+    pub fn add_unnamed(&mut self, id: CellId) {
+        if self.is_unnamed(id) {
+            return;
+        }
+        self.unnamed.push(id);
+        self.change(id, 0);
+        self.cells[id as usize].unnamed = true;
+        self.unnamed_bytes = self.unnamed_bytes.wrapping_add(self.now(id));
+    }
+
+    /// Whether a cell is of idle or opaque bytes.
+    pub fn is_unnamed(&self, id: CellId) -> bool {
+        self.unnamed.contains(&id)
+    }
+
+    /// All such cells.
+    pub fn unnamed_cells(&self) -> &[CellId] {
+        &self.unnamed
+    }
+
+    /// Idle and opaque bytes, and what was that before.
+    #[inline]
+    pub fn unnamed(&self) -> i64 {
+        self.unnamed_bytes.wrapping_add(self.let_go)
+    }
+
+    /// Segments let go so many bytes of memory that stays, or have them again.
+    pub fn let_go(&mut self, bytes: i64) {
+        self.let_go = self.let_go.wrapping_add(bytes);
+    }
+
+    /// Peak and timeline are those of the time from now on, and begin with what is held; `None`: that is not known, and the
+    /// next record will tell.
+    pub fn restart(&mut self, time_ns: Option<u64>, slot_ns: u64) {
+        self.past = Timeline::default();
+        self.close_high();
+        self.epoch = self.epoch.wrapping_add(1);
+        self.peak = Peak { epoch: self.epoch, ..Peak::default() };
+        let Some(time_ns) = time_ns else { return };
+        let (bytes, unnamed) = (self.tracked, self.unnamed());
+        self.slot_end_ns = self.past.slot_end_ns(time_ns, slot_ns);
+        (self.high, self.is_at_high, self.touched_ns) = (High { bytes, time_ns, unnamed }, true, time_ns);
+        if bytes > 0 {
+            self.peak = Peak { bytes, time_ns, unnamed, epoch: self.epoch };
+        }
+    }
+
+    /// The epoch from which on a row that is made now is live at the peak.
+    #[inline]
+    pub fn next_epoch(&self) -> u32 {
+        self.epoch.wrapping_add(1)
+    }
+
+    /// Whether a row made at `first_epoch` (see [`Book::next_epoch`]) and still live was live at the peak.
+    #[inline]
+    pub fn live_at_peak(&self, first_epoch: u32) -> bool {
+        first_epoch <= self.peak.epoch
+    }
+
+    #[inline]
+    pub fn now(&self, id: CellId) -> i64 {
+        self.cells.get(id as usize).map_or(0, |cell| cell.now)
+    }
+
+    /// Sums by role are right for all cells that there are by now.
+    pub fn learn_roles(&mut self, keys: &[CellKey]) {
+        self.role_changes += u64::from(self.learnt < self.cells.len());
+        for (cell, key) in self.cells.iter_mut().zip(keys).skip(self.learnt) {
+            cell.role = key.role.to_code();
+            let of_role = &mut self.by_role[usize::from(cell.role & 15)];
+            *of_role = of_role.wrapping_add(cell.now);
+        }
+        self.learnt = self.cells.len();
+    }
+
+    /// Bytes of the role with this code, as far as [`Book::learn_roles`] has looked; of [`Role::Unknown`] nothing.
+    pub fn by_role(&self, code: usize) -> i64 {
+        self.by_role.get(code).copied().unwrap_or(0)
+    }
+
+    /// `most` is that of the time from now on.
+    pub fn restart_most(&mut self) {
+        self.most = self.tracked;
+    }
+
+    pub fn at_peak(&self, id: CellId) -> i64 {
+        self.cells
+            .get(id as usize)
+            .map_or(0, |cell| if cell.epoch >= self.peak.epoch { cell.at_peak } else { cell.now })
+    }
+
+    /// Cells by id, as they are now.
+    pub fn amounts(&self) -> Vec<i64> {
+        self.cells.iter().map(|cell| cell.now).collect()
+    }
+
+    /// The same, for samples: copied once for all readings between two changes.
+    pub fn shared_amounts(&mut self) -> Arc<[i64]> {
+        if !self.copied {
+            self.copy = None;
+        }
+        self.copied = true;
+        let cells = &self.cells;
+        self.copy.get_or_insert_with(|| cells.iter().map(|cell| cell.now).collect()).clone()
+    }
+
+    pub fn len(&self) -> usize {
+        self.cells.len()
+    }
+
+    /// What it takes, about: its cells, their copies, and what is followed of each.
+    pub fn bytes(&self) -> usize {
+        self.cells.capacity() * (std::mem::size_of::<Cell>() + 5 * std::mem::size_of::<i64>())
+    }
+
+    /// Opens the window of `time_ns`, and the timeline's slot; says the window that is over. Comes before
+    /// [`Book::settle`] of the record that lies past the end of the open one.
+    #[cold]
+    pub fn roll(&mut self, time_ns: u64, width_ns: u64, cells: &CellTable) -> Option<Window> {
+        if time_ns >= self.slot_end_ns {
+            self.end_slot(cells);
+            self.slot_end_ns = self.past.slot_end_ns(time_ns, width_ns);
+        }
+        let over = self.take_window();
+        self.is_told = false;
+        self.window_start_ns = time_ns - time_ns % width_ns;
+        self.window_end_ns = self.window_start_ns.saturating_add(width_ns);
+        over
+    }
+
+    /// The open window, as far as it got, if there is news in it; what comes later is told as another one of the same
+    /// time. It stays open: windows are over at the same records whether or not somebody asks in between.
+    pub fn tell_window(&mut self) -> Option<Window> {
+        let is_old = self.is_told && self.window == Range::at(self.settled);
+        self.is_told = true;
+        if is_old { None } else { self.take_window() }
+    }
+
+    fn take_window(&mut self) -> Option<Window> {
+        let is_open = self.window_end_ns != 0;
+        let Range { min, max } = std::mem::replace(&mut self.window, Range::at(self.settled));
+        is_open.then_some(Window { start_ns: self.window_start_ns, min, max, last: self.settled })
+    }
+}

@@ -1,0 +1,9 @@
+//! The past of a process: its counters, ranges, marks, and points of growth.
+
+pub(crate) mod counters;
+pub(crate) mod layers;
+pub(crate) mod marks;
+mod period;
+pub(crate) mod ranges;
+mod ring;
+pub(crate) mod trend;

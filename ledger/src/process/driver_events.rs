@@ -1,0 +1,69 @@
+//! Records of a process that may move the gap of one of its devices.
+
+use crate::process::Process;
+use crate::untrackable::event::{Event, What};
+use gpumem_wire::{DestroyScope, DriverEventKind, Flags, NONE_DEVICE, Record, Stamp};
+
+impl Process {
+    /// What a driver event says; `None` for what is said otherwise as well.
+    pub fn hear_driver(&mut self, stamp: &Stamp, event: DriverEventKind, bytes: u64, value: u64) {
+        use DriverEventKind as Kind;
+        let what = match event {
+            Kind::ContextCreated | Kind::Unknown => return, // `ContextCreate` says it
+            Kind::ContextCreating => What::Creating,
+            Kind::ModuleLoaded => What::Loaded { module: value, bytes },
+            Kind::ModuleUnloaded => What::Unloaded { module: value, bytes },
+            Kind::StackLimit => What::Stack(value),
+            Kind::PrintfLimit => What::Printf(value),
+            Kind::HeapLimit => What::Heap(value),
+            Kind::GraphInstantiated
+            | Kind::GraphDestroyed
+            | Kind::StreamCreated
+            | Kind::PeerAccess
+            | Kind::LibraryLoaded
+            | Kind::GreenContextCreated => What::Other(event),
+        };
+        self.hear(stamp, what);
+    }
+
+    /// NVML may charge it to the importer as well.
+    pub fn hear_import(&mut self, stamp: &Stamp, bytes: u64) {
+        self.hear(stamp, What::Imported(bytes));
+    }
+
+    pub fn hear_context(&mut self, stamp: &Stamp) {
+        let restated = stamp.flags.has(Flags::RESTATED);
+        self.hear(stamp, if restated { What::Existed } else { What::Created });
+    }
+
+    pub fn hear_destroyed(&mut self, stamp: &Stamp, scope: DestroyScope) {
+        self.hear(stamp, if scope == DestroyScope::Device { What::Reset } else { What::Destroyed });
+    }
+
+    fn hear(&mut self, stamp: &Stamp, what: What) {
+        if stamp.flags.has(Flags::RESTATED) && what != What::Existed {
+            return; // it happened long ago
+        }
+        // Of a module whose context was not known yet: with one device it can only be that.
+        let book = match (stamp.device, self.accounts.len()) {
+            (NONE_DEVICE, 1) => 0,
+            (NONE_DEVICE, _) => return,
+            (slot, _) => self.book(slot),
+        };
+        let time_ns = if stamp.time_ns == 0 { self.applied_ns } else { stamp.time_ns };
+        self.accounts[usize::from(book)].causes.hear(Event::of(stamp, time_ns, what));
+    }
+
+    /// Two accounts have changed places, but what was said of their books has not.
+    pub fn swap_heard(&mut self, one: usize, other: usize) {
+        let heard = std::mem::take(&mut self.accounts[one].causes.heard);
+        let heard = std::mem::replace(&mut self.accounts[other].causes.heard, heard);
+        self.accounts[one].causes.heard = heard;
+    }
+
+    /// The process became another program; `record` is the first of that.
+    pub fn hear_exec(&mut self, record: &Record<'_>) {
+        let event = Event::of(&record.stamp, record.stamp.time_ns, What::Exec);
+        self.accounts.iter_mut().for_each(|account| account.causes.hear(event));
+    }
+}

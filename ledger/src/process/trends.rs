@@ -1,0 +1,83 @@
+//! Where the trends of a process look at its books.
+
+use crate::book::Book;
+use crate::history::trend::{StepCount, Trend, TrendView};
+use crate::process::Process;
+use crate::process::account::Account;
+use crate::samples::pending::ClosedSample;
+use gpumem_wire::Stamp;
+
+impl Process {
+    /// What a step held and the next one still holds.
+    pub fn begin_step(&mut self, number: u64, stamp: &Stamp) {
+        let time_ns = stamp.time_ns;
+        self.coverage.steps += 1;
+        self.holdings.begin_iteration(number, stamp.seq, time_ns);
+        let index = self.steps.next(number);
+        for book in 0..self.holdings.books.len() {
+            if let Some(trend) = self.trend(book) {
+                trend.0.step(index, time_ns, trend.1);
+            }
+        }
+    }
+
+    /// Time has passed for books whose windows are over.
+    pub fn look_at_windows(&mut self) {
+        if self.holdings.is_ordinal() {
+            return; // its times are lines of a log
+        }
+        let time_ns = self.applied_ns;
+        for at in 0..self.holdings.windows.len() {
+            let book = usize::from(self.holdings.windows[at].0);
+            if let Some((trend, book)) = self.trend(book) {
+                trend.time(time_ns, book);
+            }
+        }
+    }
+
+    /// A sample was closed that had the book at its own time.
+    pub fn look_back(&mut self, book: u8, time_ns: u64, amounts: &[i64]) {
+        if let Some((trend, book)) = self.trend(usize::from(book)) {
+            trend.sample(time_ns, amounts, book);
+        }
+    }
+
+    /// Where to look; nowhere while the state is not known, or while the rows are those of no single moment.
+    fn trend(&mut self, book: usize) -> Option<(&mut Trend, &Book)> {
+        let is_unknown = self.holdings.mixed || self.coverage.partial.is_some_and(|partial| partial.state);
+        if is_unknown {
+            return None;
+        }
+        if self.trends.len() <= book {
+            self.trends.resize_with(book + 1, Trend::default);
+        }
+        Some((&mut self.trends[book], &self.holdings.books[book]))
+    }
+
+    /// Another program: what the last one held says nothing.
+    pub fn forget_trends(&mut self) {
+        self.trends.clear();
+        self.steps = StepCount::default();
+        self.accounts.iter_mut().for_each(|account| account.gaps = Default::default());
+    }
+
+    pub fn trend_view(&self, book: usize) -> TrendView {
+        let trend = self.trends.get(book).map(Trend::view).unwrap_or_default();
+        let (gap, gap_is_used) =
+            self.accounts.get(book).map(|account| account.gaps.view()).unwrap_or_default();
+        TrendView { gap, gap_is_used, ..trend }
+    }
+}
+
+impl Account {
+    /// Remembers a sample's gap if it is beyond doubt; of a process without an agent, `used`.
+    pub fn follow_gap(&mut self, sample: &ClosedSample, covered: bool) {
+        let is_sharp = sample.is_certain();
+        let used = sample.used_bytes.ok().and_then(|used| i64::try_from(used).ok());
+        match (sample.untrackable_bytes(), used) {
+            (Some(gap), _) if is_sharp => self.gaps.add(sample.t0_ns, gap, false),
+            (None, Some(used)) if !covered => self.gaps.add(sample.t0_ns, used, true),
+            _ => {}
+        }
+    }
+}

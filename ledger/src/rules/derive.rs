@@ -1,0 +1,588 @@
+//! What blocks are for, where nobody says it: by the phase they were born in, and what they outlive.
+//!
+//! | born in | outlives | is | freed before that |
+//! |---|---|---|---|
+//! | forward | the beginning of backward, or of the optimizer | activation | temporary |
+//! | backward | the beginning of the optimizer, or of the next forward pass (gradients are accumulated) | gradient | temporary |
+//! | optimizer | its end | optimizer state | temporary |
+//! | no phase, between two steps | the beginning of forward | input | temporary |
+//! | evaluation | | unknown | temporary |
+//! | setup, or no phase before anything was trained | | unknown | |
+//!
+//! Until that is known a block has the role that most of its kind will have: activation in forward, temporary in backward
+//! and in an optimizer, but optimizer state in the first one. What a `Retag` or the block's own record says wins for ever.
+//! Everything is a shift between cells: no sum moves, and the composition at the peak is corrected like with a `Retag`.
+//!
+//! **Edges.** A phase begins with a `PhaseBegin` (the optimizer's begin and end are said so), or with the first block
+//! that is stamped with it, per device. A forward block on a thread that has only worked in backward so far is a
+//! recomputation of activation checkpointing, and part of backward. Blocks without a phase belong to forward while one
+//! is under way: loss and glue are no module's; and to backward while that is, on a thread that has only worked in backward:
+//! what ends a backward pass runs in none of its nodes. A `Step` ends all phases.
+//!
+//! **What outlives whole steps** is no activation and no input, whatever it is: copies of weights, caches, buckets. After
+//! three steps its role is unknown again: steps with a forward pass, for a graph that is replayed makes no blocks, and what
+//! it keeps is what it was. If it has exactly the size of a library's workspace, and no more than eight blocks are like
+//! that, it is one. Size alone says nothing: an activation of 4096 x 4096 bf16 is 32 MiB too. Nor does it for what was born
+//! in backward, unless parameters are known and none has that size, as its gradient would: then one step is enough.
+//!
+//! **After a loss** edges may have been missed: the next one settles what they would have. Blocks that a resync brings
+//! anew are replayed in the order of their births: that one lives which is younger and of another phase, says that
+//! an edge was between.
+
+use crate::book::CellId;
+use crate::roles::iterations::Iterations;
+use crate::roles::undecided::{Entry, List, NOT_FOLLOWED, Young};
+use crate::rules::holdings::{Extent, Holdings, Row};
+use gpumem_wire::{Phase, Role, Stamp};
+
+/// Sizes of workspaces as PyTorch configures them: cuBLAS on Hopper and later `:4096:8`, on others `:4096:2:16:8`; cuBLASLt, whose
+/// own workspaces stay in PyTorch 2.9 to 2.11.
+pub(crate) const WORKSPACE_BYTES: [u64; 3] = [33_554_432, 8_519_680, 1_048_576];
+/// Libraries whose own driver allocations are scratch, by the beginning of their file's name. Not libnccl: what it takes is
+/// large enough to be told by its name, which it is where no role is known.
+const SCRATCH_LIBRARIES: [&str; 2] = ["libcublas", "libcudnn"];
+/// Numbers that such libraries may have: one per file.
+const MAX_SCRATCH_LIBRARIES: usize = 32;
+/// Blocks of such a size that can be workspaces: one per handle and stream, on two threads. Who captures a graph has the default
+/// stream, one to warm up on, and one to capture on.
+const MOST_WORKSPACES: usize = 8;
+/// Steps after which a block is no activation and no input. Two optimizers may step in turn: that counts twice.
+const OLD_AGE: u8 = 3;
+/// Threads of a kind that are known, per device.
+const THREADS: usize = 8;
+
+/// Roles of one device's blocks.
+#[derive(Debug, Default)]
+pub(crate) struct Roles {
+    pub young: Young,
+    pub iterations: Iterations,
+    /// The phase that blocks are born in; `Unknown` between phases.
+    pub now: Phase,
+    /// Seq of the record that began it.
+    since_seq: u64,
+    /// A backward pass or an optimizer was seen.
+    pub is_trained: bool,
+    /// Optimizer steps that are over.
+    optimized: u64,
+    /// There was forward work since the last optimizer step (or step, where the program says them).
+    has_worked: bool,
+    /// An optimizer step is over, and no forward pass has begun since.
+    is_iterated: bool,
+    /// Threads that run forward passes, and those that run backward passes. One can be both.
+    forward_threads: Threads,
+    backward_threads: Threads,
+    /// Parameters of these sizes exist; more workspaces of them than there can be were seen.
+    parameters: [bool; WORKSPACE_BYTES.len()],
+    ambiguous: [bool; WORKSPACE_BYTES.len()],
+    knows_parameters: bool,
+}
+
+/// A ring, and its next place.
+#[derive(Debug, Default)]
+struct Threads([u32; THREADS], usize);
+
+impl Threads {
+    fn has(&self, thread: u32) -> bool {
+        self.0.contains(&thread)
+    }
+
+    fn note(&mut self, thread: u32) {
+        if !self.has(thread) {
+            self.0[self.1] = thread;
+            self.1 = (self.1 + 1) % THREADS;
+        }
+    }
+}
+
+impl Roles {
+    /// It does nothing else, as far as is known.
+    pub fn is_backward_thread(&self, thread: u32) -> bool {
+        self.backward_threads.has(thread) && !self.forward_threads.has(thread)
+    }
+
+    /// Whether what has the size of a workspace may be the gradient of a parameter.
+    fn may_be_gradient(&self, size: usize) -> bool {
+        !self.knows_parameters || self.parameters[size]
+    }
+
+    /// The role of most blocks that are born in a list.
+    fn likely(&self, list: List) -> Role {
+        match list {
+            List::Forward if self.is_trained => Role::Activation,
+            List::Backward => Role::Temporary,
+            List::Optimizer if self.optimized == 0 => Role::OptimizerState,
+            List::Optimizer => Role::Temporary,
+            _ => Role::Unknown,
+        }
+    }
+}
+
+/// How a block comes to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    /// Its owner frees it.
+    Freed,
+    /// Its owner lets it go, and it waits for a stream.
+    LetGo,
+    /// Something else takes it with it.
+    Taken,
+}
+
+/// A block that a resync brought anew.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reborn {
+    pub seq: u64,
+    pub list: List,
+    pub pool: u32,
+    pub address: u64,
+}
+
+/// What a process says of its phases, on all devices.
+#[derive(Debug, Default)]
+pub(crate) struct PhaseWords {
+    /// The last `PhaseBegin`.
+    pub said: Phase,
+    /// Blocks are stamped with phases.
+    pub stamped: bool,
+    /// The program says its steps.
+    pub stepped: bool,
+    /// The program's number of its epoch; 0: it says none.
+    pub epoch: u64,
+    /// Blocks without a phase have to be looked at.
+    pub looks: bool,
+    /// What is told happened before, and was not heard: see [`Holdings::replay`].
+    replays: bool,
+}
+
+fn workspace_index(bytes: u64) -> Option<usize> {
+    WORKSPACE_BYTES.iter().position(|&size| size == bytes)
+}
+
+/// The list of a phase that blocks are born in.
+pub(crate) fn list_of(phase: Phase) -> Option<List> {
+    match phase {
+        Phase::Forward => Some(List::Forward),
+        Phase::Backward => Some(List::Backward),
+        Phase::Optimizer => Some(List::Optimizer),
+        Phase::Evaluation => Some(List::Evaluation),
+        Phase::Setup | Phase::Between | Phase::Unknown => None,
+    }
+}
+
+impl Holdings {
+    /// A block is about to be born on `book`: its role for now, and the list in which it is followed.
+    #[inline]
+    pub fn role_at_birth(&mut self, book: u8, stamp: &Stamp, use_as: (Role, Phase)) -> (Role, Option<List>) {
+        let (role, phase) = use_as;
+        if phase == Phase::Unknown && !self.phases.looks {
+            return (role, None);
+        }
+        let list = self.list_at_birth(book, stamp, phase);
+        match (role, list) {
+            (Role::Unknown, Some(list)) => (self.roles[usize::from(book)].likely(list), Some(list)),
+            _ => (role, None), // it is told, or belongs to no phase
+        }
+    }
+
+    fn list_at_birth(&mut self, book: u8, stamp: &Stamp, phase: Phase) -> Option<List> {
+        let now = self.roles[usize::from(book)].now;
+        let is_stamped = phase != Phase::Unknown;
+        let phase = match phase {
+            Phase::Setup => return None,
+            Phase::Unknown | Phase::Between => match self.phases.said {
+                Phase::Optimizer => Phase::Optimizer,
+                Phase::Setup => return None,
+                said if !self.phases.stamped && list_of(said).is_some() => said,
+                _ => match now {
+                    Phase::Forward => now,
+                    Phase::Backward if self.roles[usize::from(book)].is_backward_thread(stamp.thread) => now,
+                    Phase::Optimizer => {
+                        // Its end was not said: it is over, for its own frame would have stamped this.
+                        self.enter(book, Phase::Unknown, stamp.seq, stamp.time_ns);
+                        return Some(List::Between);
+                    }
+                    _ => {
+                        let has_begun = self.roles[usize::from(book)].is_trained || self.phases.stepped;
+                        return has_begun.then_some(List::Between);
+                    }
+                },
+            },
+            Phase::Forward => {
+                let roles = &mut self.roles[usize::from(book)];
+                if now == Phase::Backward && !roles.forward_threads.has(stamp.thread) {
+                    Phase::Backward
+                } else {
+                    roles.forward_threads.note(stamp.thread);
+                    Phase::Forward
+                }
+            }
+            Phase::Backward => {
+                self.roles[usize::from(book)].backward_threads.note(stamp.thread);
+                Phase::Backward
+            }
+            phase => phase,
+        };
+        self.phases.stamped |= is_stamped;
+        self.phases.looks = true;
+        if phase != now {
+            self.enter(book, phase, stamp.seq, stamp.time_ns);
+        }
+        list_of(phase)
+    }
+
+    /// A followed block comes to its end. If its owner ends it, and its phase is not over, it was temporary. What the row is
+    /// from now on.
+    pub fn role_at_end(&mut self, extent: Extent, row: &Row, end: End) -> Row {
+        let roles = &mut self.roles[usize::from(row.book)];
+        let entry = roles.young.leave(row.owner);
+        let is_settled = matches!(entry.list, List::Kept | List::Workspace);
+        let is_known = row.is(Row::EXACT) || entry.list == List::Forward && !roles.is_trained;
+        let mut row = Row { owner: NOT_FOLLOWED, ..*row };
+        if end == End::Taken || is_settled || is_known {
+            return row;
+        }
+        // Of bytes that are gone in a moment only the peak may have to know.
+        if end == End::LetGo || self.books[usize::from(row.book)].live_at_peak(row.first_epoch) {
+            let to = self.cells.with_role(row.cell, Role::Temporary);
+            if to != row.cell {
+                self.move_row(extent, &row, (to, to));
+                row.cell = to;
+            }
+        }
+        row
+    }
+
+    /// `PhaseBegin`: the process is in another phase, on all devices.
+    pub fn begin_phase(&mut self, phase: Phase, seq: u64, time_ns: u64) {
+        self.phases.said = phase;
+        self.phases.looks = true;
+        for book in 0..self.books.len() as u8 {
+            let now = self.roles[usize::from(book)].now;
+            let next = match phase {
+                Phase::Backward | Phase::Optimizer | Phase::Evaluation => phase,
+                Phase::Setup | Phase::Between | Phase::Unknown => Phase::Unknown,
+                // Said behind an optimizer, it means that this is over: the first block of forward says when that begins.
+                Phase::Forward if !self.phases.stamped => phase,
+                Phase::Forward if matches!(now, Phase::Optimizer | Phase::Evaluation) => Phase::Unknown,
+                Phase::Forward => continue,
+            };
+            self.enter(book, next, seq, time_ns);
+        }
+    }
+
+    /// `Step`: whatever was under way is over.
+    pub fn begin_iteration(&mut self, number: u64, seq: u64, time_ns: u64) {
+        self.phases.stepped = true;
+        for book in 0..self.books.len() as u8 {
+            self.enter(book, Phase::Unknown, seq, time_ns);
+            let is_trained = self.roles[usize::from(book)].is_trained;
+            self.end_list(book, List::Backward, Some(Role::Gradient));
+            self.end_list(book, List::Forward, is_trained.then_some(Role::Activation));
+            self.end_list(book, List::Evaluation, None);
+            let has_worked = std::mem::take(&mut self.roles[usize::from(book)].has_worked);
+            self.grow_older(book, has_worked);
+            self.turn(book, number, time_ns);
+        }
+    }
+
+    /// Blocks of another phase are born from now on.
+    fn enter(&mut self, book: u8, next: Phase, seq: u64, time_ns: u64) {
+        let roles = &mut self.roles[usize::from(book)];
+        let from = std::mem::replace(&mut roles.now, next);
+        if from == next {
+            return;
+        }
+        roles.since_seq = seq;
+        if from == Phase::Optimizer {
+            self.end_list(book, List::Optimizer, Some(Role::OptimizerState));
+            let roles = &mut self.roles[usize::from(book)];
+            roles.optimized += 1;
+            roles.is_iterated = true;
+            if !self.phases.stepped && !self.phases.replays && std::mem::take(&mut roles.has_worked) {
+                self.grow_older(book, true);
+            }
+        }
+        match next {
+            Phase::Forward | Phase::Evaluation => {
+                self.end_list(book, List::Backward, Some(Role::Gradient));
+                if next == Phase::Forward {
+                    self.end_list(book, List::Evaluation, None);
+                    self.begin_forward(book, time_ns);
+                }
+                // Of the iteration that has begun with it.
+                self.end_list(book, List::Between, Some(Role::Input));
+            }
+            Phase::Backward => {
+                self.roles[usize::from(book)].is_trained = true;
+                self.end_list(book, List::Forward, Some(Role::Activation));
+            }
+            Phase::Optimizer => {
+                self.roles[usize::from(book)].is_trained = true;
+                self.end_list(book, List::Backward, Some(Role::Gradient));
+                self.end_list(book, List::Forward, Some(Role::Activation));
+                self.end_list(book, List::Evaluation, None);
+            }
+            Phase::Setup | Phase::Between | Phase::Unknown => {}
+        }
+        if !self.phases.replays {
+            self.measure(book);
+        }
+    }
+
+    fn begin_forward(&mut self, book: u8, time_ns: u64) {
+        if self.phases.replays {
+            return;
+        }
+        let roles = &mut self.roles[usize::from(book)];
+        roles.has_worked = true;
+        let is_new = std::mem::take(&mut roles.is_iterated) || !roles.iterations.is_open();
+        if is_new && !self.phases.stepped {
+            let number = roles.iterations.next_number(self.phases.epoch);
+            self.turn(book, number, time_ns);
+        }
+    }
+
+    /// Another iteration.
+    fn turn(&mut self, book: u8, number: u64, time_ns: u64) {
+        self.measure(book);
+        let at = usize::from(book);
+        let number = (self.phases.epoch, number);
+        self.roles[at].iterations.begin(number, time_ns, &mut self.books[at]);
+        self.measure(book);
+    }
+
+    /// The phase that a list was born in is over: what is left in it has this role, unless somebody has told another.
+    fn end_list(&mut self, book: u8, list: List, role: Option<Role>) {
+        let roles = &mut self.roles[usize::from(book)];
+        if list != List::Between && !self.phases.replays {
+            roles.iterations.freed_in_phase(roles.young.temporary(list), list == List::Backward);
+        }
+        if matches!(role, Some(Role::Activation | Role::Input)) {
+            let mut next = self.roles[usize::from(book)].young.first(list);
+            while let Some((_, entry)) = next {
+                self.correct(&entry, role);
+                next = self.roles[usize::from(book)].young.next(&entry);
+            }
+            self.roles[usize::from(book)].young.append(list, List::Kept);
+            return;
+        }
+        while let Some((at, entry)) = self.roles[usize::from(book)].young.first(list) {
+            // Any other of this size is what it seems to be, or cannot be told from that.
+            if role == Some(Role::Gradient) && workspace_index(entry.bytes).is_some() {
+                self.roles[usize::from(book)].young.change(at, List::Kept);
+            } else {
+                self.forget_entry(book, at);
+            }
+            self.correct(&entry, role);
+        }
+        self.roles[usize::from(book)].young.begin_anew(list);
+    }
+
+    /// Its role is settled, and may be another than the one that it was given at birth.
+    fn correct(&mut self, entry: &Entry, role: Option<Role>) {
+        if let Some(role) = role.filter(|role| *role != entry.guess) {
+            self.assign(entry, role);
+        }
+    }
+
+    /// The block is not followed any more.
+    fn forget_entry(&mut self, book: u8, at: u32) {
+        let entry = self.roles[usize::from(book)].young.leave(at);
+        if let Some(row) = self.pools[entry.pool as usize].blocks.get_mut(&entry.address) {
+            row.owner = NOT_FOLLOWED;
+        }
+    }
+
+    /// A derived role, for a block whose role nobody has told. The cell that it was in until now.
+    fn assign(&mut self, entry: &Entry, role: Role) -> Option<CellId> {
+        let row = self.pools[entry.pool as usize].blocks.get(&entry.address).copied();
+        let row = row.filter(|row| !row.is(Row::EXACT))?;
+        self.derive(Extent::Block(entry.pool, entry.address), row, role);
+        Some(row.cell)
+    }
+
+    /// A step is over, and some blocks have outlived it. Without a forward pass only those count that may be workspaces: nothing else
+    /// is expected to go.
+    fn grow_older(&mut self, book: u8, has_worked: bool) {
+        let mut next = self.roles[usize::from(book)].young.first(List::Kept);
+        while let Some((at, entry)) = next {
+            let roles = &mut self.roles[usize::from(book)];
+            next = roles.young.next(&entry);
+            let size = workspace_index(entry.bytes);
+            if !has_worked && size.is_none() {
+                continue;
+            }
+            let was_called_gradient = entry.born == List::Backward;
+            let is_mistaken = was_called_gradient && size.is_some_and(|size| !roles.may_be_gradient(size));
+            if roles.young.grow_older(at) >= OLD_AGE || is_mistaken {
+                self.retire(book, at, &entry);
+            }
+        }
+    }
+
+    /// It has outlived whole steps.
+    fn retire(&mut self, book: u8, at: u32, entry: &Entry) {
+        let roles = &mut self.roles[usize::from(book)];
+        let is_backward = entry.born == List::Backward;
+        let size = workspace_index(entry.bytes)
+            .filter(|&size| !(roles.ambiguous[size] || is_backward && roles.may_be_gradient(size)));
+        let size = size.filter(|_| entry.born != List::Between);
+        match size {
+            Some(size) => {
+                roles.young.change(at, List::Workspace);
+                let before = self.assign(entry, Role::Workspace);
+                if let (true, Some(cell)) = (is_backward, before) {
+                    self.correct_gradients(book, cell, entry.bytes as i64);
+                }
+                self.count_workspaces(book, size);
+            }
+            None => {
+                self.forget_entry(book, at);
+                if !is_backward {
+                    self.assign(entry, Role::Unknown);
+                }
+            }
+        }
+    }
+
+    /// More than there can be: they are something else.
+    fn count_workspaces(&mut self, book: u8, size: usize) {
+        let young = &self.roles[usize::from(book)].young;
+        let of_size = |entry: &Entry| entry.bytes == WORKSPACE_BYTES[size];
+        let like: Vec<(u32, Entry)> = young.of(List::Workspace).filter(|(_, entry)| of_size(entry)).collect();
+        if like.len() <= MOST_WORKSPACES {
+            return;
+        }
+        self.roles[usize::from(book)].ambiguous[size] = true;
+        for (at, entry) in like {
+            self.forget_entry(book, at);
+            let is_backward = entry.born == List::Backward;
+            let role = if is_backward { Role::Gradient } else { Role::Unknown };
+            let before = self.assign(&entry, role);
+            if let (true, Some(cell)) = (is_backward, before) {
+                let cell = self.cells.with_role(cell, role);
+                self.correct_gradients(book, cell, -(entry.bytes as i64));
+            }
+        }
+    }
+
+    /// Of this cell, in the iteration that is under way.
+    fn correct_gradients(&mut self, book: u8, cell: CellId, mistaken: i64) {
+        let at = usize::from(book);
+        self.roles[at].iterations.correct_gradients(cell, mistaken, &self.books[at]);
+    }
+
+    /// A role was told: what that says of others.
+    pub fn note_told(&mut self, row: &Row, role: Role) {
+        if role == Role::Parameter {
+            self.roles[usize::from(row.book)].knows_parameters = true;
+            self.note_parameter(row.book, row.bytes);
+        }
+    }
+
+    /// There is a parameter of so many bytes. (What frames say of a few is not yet that parameters are known.)
+    #[cold]
+    pub fn note_parameter(&mut self, book: u8, bytes: u64) {
+        let roles = &mut self.roles[usize::from(book)];
+        workspace_index(bytes).into_iter().for_each(|size| roles.parameters[size] = true);
+    }
+
+    fn measure(&mut self, book: u8) {
+        let at = usize::from(book);
+        self.books[at].learn_roles(&self.cells.keys);
+        let Roles { young, iterations, .. } = &mut self.roles[at];
+        let mut known: u16 = !(1 << Role::Unknown.to_code() | 1 << Role::Temporary.to_code());
+        for (list, role) in [(List::Forward, Role::Activation), (List::Optimizer, Role::OptimizerState)] {
+            if !young.is_empty(list) {
+                known &= !(1 << role.to_code());
+            }
+        }
+        iterations.measure(&self.books[at], &self.cells.keys, known);
+    }
+
+    /// A library has this number.
+    pub fn note_library(&mut self, module: u16, path: &str) {
+        let name = path.rsplit('/').next().unwrap_or(path);
+        let is_scratch = SCRATCH_LIBRARIES.iter().any(|library| name.starts_with(library));
+        self.scratch_libraries.retain(|&known| known != module);
+        if is_scratch && self.scratch_libraries.len() < MAX_SCRATCH_LIBRARIES {
+            self.scratch_libraries.push(module);
+        }
+    }
+
+    /// Records were lost, and among them maybe the end of what was said.
+    pub fn lose_phases(&mut self) {
+        self.phases.said = Phase::Unknown;
+        self.roles.iter_mut().for_each(|roles| roles.iterations.lose());
+    }
+
+    /// A resync is over that brought blocks nobody had heard of: they are born again, in their order, among those
+    /// whose role is not settled.
+    pub fn replay(&mut self) {
+        if self.restated.is_empty() {
+            return;
+        }
+        let mut born: Vec<Reborn> = std::mem::take(&mut self.restated);
+        for book in 0..self.books.len() as u8 {
+            for list in [List::Forward, List::Backward, List::Optimizer, List::Evaluation, List::Between] {
+                while let Some((at, entry)) = self.roles[usize::from(book)].young.first(list) {
+                    self.forget_entry(book, at);
+                    let Some(row) = self.pools[entry.pool as usize].blocks.get(&entry.address) else {
+                        continue;
+                    };
+                    born.push(Reborn { seq: row.seq, list, pool: entry.pool, address: entry.address });
+                }
+            }
+        }
+        born.sort_unstable_by_key(|born| born.seq);
+        self.phases.replays = true;
+        let before: Vec<(Phase, u64)> = self.roles.iter().map(|roles| (roles.now, roles.since_seq)).collect();
+        self.roles.iter_mut().for_each(|roles| roles.now = Phase::Unknown);
+        for born in born {
+            self.bear_again(&born);
+        }
+        for (book, (now, since_seq)) in before.into_iter().enumerate() {
+            if since_seq > self.roles[book].since_seq {
+                self.enter(book as u8, now, since_seq, 0);
+            }
+        }
+        self.phases.replays = false;
+    }
+
+    fn bear_again(&mut self, born: &Reborn) {
+        let place = (born.pool, born.address);
+        let row = self.pools[place.0 as usize].blocks.get(&place.1).copied();
+        let Some(row) = row.filter(|row| row.seq == born.seq && !row.is(Row::EXACT | Row::PENDING)) else {
+            return;
+        };
+        let phase = match born.list {
+            List::Forward => Phase::Forward,
+            List::Backward => Phase::Backward,
+            List::Optimizer => Phase::Optimizer,
+            List::Evaluation => Phase::Evaluation,
+            List::Between | List::Kept | List::Workspace => Phase::Unknown,
+        };
+        if phase != Phase::Unknown {
+            self.enter(row.book, phase, born.seq, 0);
+            self.roles[usize::from(row.book)].since_seq = born.seq;
+        }
+        let roles = &mut self.roles[usize::from(row.book)];
+        let guess = roles.likely(born.list);
+        let at = roles.young.join(born.list, guess, place, row.bytes);
+        self.derive(Extent::Block(place.0, place.1), row, guess);
+        if let Some(row) = self.pools[place.0 as usize].blocks.get_mut(&place.1) {
+            row.owner = at;
+        }
+    }
+
+    /// Another program has its own phases.
+    pub fn forget_phases(&mut self, time_ns: u64) {
+        self.phases = PhaseWords::default();
+        self.restated.clear();
+        for (roles, book) in self.roles.iter_mut().zip(&self.books) {
+            roles.iterations.end(time_ns, book);
+            let iterations = std::mem::take(&mut roles.iterations);
+            *roles = Roles { iterations, ..Roles::default() };
+        }
+    }
+}

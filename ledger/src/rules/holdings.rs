@@ -1,0 +1,467 @@
+//! What one process holds: rows for live memory, and the books they are booked in. The rules are in
+//! allocation.rs, vmm.rs and pool.rs; this file has what they share.
+
+use crate::Map;
+use crate::book::{Book, CellId, CellTable, Window};
+use crate::rows::in_flight::InFlights;
+use crate::rows::peak_residues::{Ghost, Ghosts};
+use crate::rules::derive::{PhaseWords, Reborn, Roles};
+use crate::rules::pool::Pool;
+use crate::rules::segment::Carved;
+use crate::rules::vmm::{Backing, BackingId, Mapping};
+use gpumem_model::run::Beside;
+use gpumem_wire::{Flags, MemoryKind, Phase, Role, Stamp};
+use std::collections::BTreeMap;
+
+/// No single allocation is larger (256 TiB): a peer that says so is wrong, and no sum of believable
+/// rows can overflow.
+pub(crate) const MAX_BYTES: u64 = 1 << 48;
+/// Allocations of at least this size can be found by an address inside them (segments of pools that
+/// take a part of an allocation); smaller ones only by their first byte.
+pub(crate) const LARGE_BYTES: u64 = 1 << 20;
+
+/// Live memory of one allocation or block. 32 bytes: a process may have millions.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Row {
+    /// Seq of the record that made it; what `Retag` names.
+    pub seq: u64,
+    pub bytes: u64,
+    pub cell: CellId,
+    /// See [`Book::next_epoch`].
+    pub first_epoch: u32,
+    /// Context of a direct allocation; pool index of a stream-ordered one; of a block its entry in `young`.
+    pub owner: u32,
+    pub kind: MemoryKind,
+    pub book: u8,
+    /// Of the last resync that said it.
+    pub generation: u8,
+    pub flags: u8,
+}
+
+impl Row {
+    /// The row explains memory that is not booked here.
+    pub const UNBOOKED: u8 = 1;
+    /// Freed by its owner, a stream may still use it.
+    pub const PENDING: u8 = 2;
+    /// The allocation is a segment of a framework pool by birth, and ends with it.
+    pub const SEGMENT: u8 = 4;
+    /// Somebody told its role.
+    pub const EXACT: u8 = 8;
+    /// And by the record of its birth: no word of later takes it back.
+    pub const BORN_EXACT: u8 = 16;
+
+    pub fn is(&self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+/// A piece of booked memory that a segment can lie in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Extent {
+    /// Driver allocation at address `.0`, born as seq `.1`: while its free is in flight another one may
+    /// have the address.
+    Allocation(u64, u64),
+    Backing(BackingId),
+    /// Block of pool `.0` at address `.1`.
+    Block(u32, u64),
+}
+
+/// Whether NVML charges memory of this kind to the process.
+pub(crate) fn is_charged(kind: MemoryKind) -> bool {
+    use MemoryKind::{HostVmm, Imported, Managed, Pinned, Registered};
+    !matches!(kind, Managed | Pinned | Registered | Imported | HostVmm)
+}
+
+/// Where bytes of a kind that NVML does not charge to the process are counted; `None` of a kind that it charges.
+pub(crate) fn beside_of(beside: &mut Beside, kind: MemoryKind) -> Option<&mut i64> {
+    match kind {
+        MemoryKind::Managed => Some(&mut beside.managed_bytes),
+        MemoryKind::Pinned => Some(&mut beside.pinned_bytes),
+        MemoryKind::Registered => Some(&mut beside.registered_bytes),
+        MemoryKind::Imported => Some(&mut beside.imported_bytes),
+        MemoryKind::HostVmm => Some(&mut beside.host_vmm_bytes),
+        _ => None,
+    }
+}
+
+/// Records that did not fit what was known. Counted, never hidden; a covered process without losses
+/// has none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Oddities {
+    /// Frees of addresses that were not live.
+    pub unknown_frees: u64,
+    /// Ends of frees that never began.
+    pub unknown_ends: u64,
+    /// Allocations at addresses that were live.
+    pub replaced: u64,
+    /// Handles, pools or segments that were not known.
+    pub unknown_handles: u64,
+    /// Sizes that no machine has.
+    pub impossible: u64,
+    /// Ordered records that came twice.
+    pub duplicates: u64,
+    /// Bookings beyond the table of cells.
+    pub overflowed: u64,
+    /// Device slots beyond the devices that a process may have: their bytes are in one sum.
+    pub devices_beyond: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Holdings {
+    pub cells: CellTable,
+    /// One per device of the process, in the order in which they were named.
+    pub books: Vec<Book>,
+    /// Windows that are over, by book.
+    pub windows: Vec<(u8, Window)>,
+    /// Width of windows.
+    window_ns: u64,
+    /// Same index as `books`.
+    pub beside: Vec<Beside>,
+    pub allocations: Map<u64, Row>,
+    /// Addresses in `allocations` of at least [`LARGE_BYTES`], for look-ups inside them.
+    pub large: BTreeMap<u64, u64>,
+    /// By the seq of the record that began the free.
+    pub in_flight: InFlights,
+    /// Bytes that calls in `in_flight` may already have given back, per book, for torn samples.
+    pub in_flight_bytes: Vec<i64>,
+    pub handles: Map<u64, BackingId>,
+    pub backings: Map<BackingId, Backing>,
+    pub mappings: BTreeMap<u64, Mapping>,
+    /// Pools by index; destroyed ones stay as empty places.
+    pub pools: Vec<Pool>,
+    pub pool_ids: Map<u64, u32>,
+    /// Bytes that segments took from an extent, and which segments did.
+    pub carved: Map<Extent, Carved>,
+    /// There may be segments that nobody told of: the agent was late, or records are lost.
+    pub unseen_segments: bool,
+    /// Segments that are not wholly booked: a later allocation may give them memory.
+    pub hungry_segments: u32,
+    /// Blocks that wait for a stream, by their seq: the cell they were in, and the epoch from which on they wait.
+    pub waiting: Map<u64, (CellId, u32)>,
+    /// Gone since the peak, role not told: per book.
+    pub ghosts: Vec<Ghosts>,
+    /// Same index as `books`.
+    pub roles: Vec<Roles>,
+    pub phases: PhaseWords,
+    /// Blocks of phases that a resync brought anew, until it ends.
+    pub restated: Vec<Reborn>,
+    /// Libraries whose driver allocations are scratch, by their numbers.
+    pub scratch_libraries: Vec<u16>,
+    pub generation: u8,
+    /// Frees begun up to this seq may have ended in a loss; cleared by a resync.
+    pub doubtful_before: Option<u64>,
+    /// Records up to this seq may speak of rows that a resync has taken already: no oddity.
+    pub forgiven_until: u64,
+    pub odd: Oddities,
+    /// Books that the current record touched, as bits.
+    touched: u64,
+    /// The rows are those of no single moment (a resync is under way): no peak is taken.
+    pub mixed: bool,
+    /// Allocations that a resync did not say again wait for the ring to reach its head: it may bring their frees.
+    pub unswept: bool,
+    /// Books touched while `mixed`.
+    unsettled: u64,
+}
+
+impl Holdings {
+    pub fn new(window_ns: u64) -> Self {
+        Holdings {
+            cells: CellTable::new(),
+            books: Vec::new(),
+            windows: Vec::new(),
+            window_ns,
+            beside: Vec::new(),
+            allocations: Map::default(),
+            large: BTreeMap::new(),
+            in_flight: InFlights::default(),
+            in_flight_bytes: Vec::new(),
+            handles: Map::default(),
+            backings: Map::default(),
+            mappings: BTreeMap::new(),
+            pools: Vec::new(),
+            pool_ids: Map::default(),
+            carved: Map::default(),
+            unseen_segments: false,
+            hungry_segments: 0,
+            waiting: Map::default(),
+            ghosts: Vec::new(),
+            roles: Vec::new(),
+            phases: PhaseWords::default(),
+            restated: Vec::new(),
+            scratch_libraries: Vec::new(),
+            generation: 0,
+            doubtful_before: None,
+            forgiven_until: 0,
+            odd: Oddities::default(),
+            touched: 0,
+            mixed: false,
+            unswept: false,
+            unsettled: 0,
+        }
+    }
+
+    /// Times are only an order: a window of their own for each.
+    pub fn is_ordinal(&self) -> bool {
+        self.window_ns == 1
+    }
+
+    /// Live rows of every kind.
+    pub fn rows(&self) -> usize {
+        let in_pools = self.pools.iter().map(|pool| pool.blocks.len() + pool.segments.len());
+        let own = [self.allocations.len(), self.backings.len(), self.mappings.len(), self.pools.len()];
+        own.iter().sum::<usize>() + in_pools.sum::<usize>()
+    }
+
+    /// Every row goes; books, their peaks and the names of cells stay.
+    pub fn take_everything(&mut self) {
+        for seq in self.in_flight.begun(|_| true) {
+            self.free_end(seq, 0);
+        }
+        self.generation = self.generation.wrapping_add(1);
+        let generation = self.generation;
+        self.sweep_blocks();
+        self.drop_allocations(|row| row.generation != generation);
+        self.sweep_vmm();
+        self.sweep_pools();
+        self.ghosts.iter_mut().for_each(Ghosts::forget);
+        (self.mixed, self.unswept) = (false, false);
+        self.unseen_segments = false;
+        (self.doubtful_before, self.forgiven_until) = (None, 0);
+    }
+
+    /// Peaks, timelines and iterations begin anew with what is held now.
+    pub fn begin_part(&mut self, now_ns: u64) {
+        // Between a resync and its end the books have more than is held.
+        let known = (!self.mixed).then_some(now_ns);
+        self.books.iter_mut().for_each(|book| book.restart(known, self.window_ns));
+        self.ghosts.iter_mut().for_each(Ghosts::forget);
+        self.roles.iter_mut().for_each(|roles| roles.iterations.restart(now_ns));
+    }
+
+    /// A book for one more device; at most 64 fit (GPUs and MIG instances of one process).
+    pub fn add_book(&mut self) -> u8 {
+        self.books.push(Book::new());
+        self.beside.push(Beside::default());
+        self.in_flight_bytes.push(0);
+        self.ghosts.push(Ghosts::default());
+        self.roles.push(Roles::default());
+        (self.books.len() - 1) as u8
+    }
+
+    #[inline]
+    pub fn book(&mut self, book: u8) -> &mut Book {
+        self.touched |= 1 << (book & 63);
+        &mut self.books[usize::from(book)]
+    }
+
+    pub fn beside(&mut self, book: u8) -> &mut Beside {
+        &mut self.beside[usize::from(book)]
+    }
+
+    /// Ends a record: new peaks are taken now, when the record is booked as a whole. Says which books
+    /// it touched.
+    #[inline]
+    pub fn settle(&mut self, time_ns: u64) -> u64 {
+        let touched = std::mem::take(&mut self.touched);
+        if self.mixed {
+            self.unsettled |= touched;
+            return touched;
+        }
+        let mut rest = touched | std::mem::take(&mut self.unsettled);
+        while rest != 0 {
+            let book = rest.trailing_zeros() as usize;
+            rest &= rest - 1;
+            if time_ns >= self.books[book].window_end_ns
+                && let Some(over) = self.books[book].roll(time_ns, self.window_ns, &self.cells)
+            {
+                self.windows.push((book as u8, over));
+            }
+            if self.books[book].settle(time_ns) {
+                self.ghosts[book].forget();
+            }
+        }
+        touched
+    }
+
+    /// Before a record of `time_ns` is booked: books that were not touched for long.
+    #[cold]
+    pub fn end_silences(&mut self, time_ns: u64) -> u64 {
+        if !self.mixed {
+            self.books.iter_mut().for_each(|book| book.end_silence(time_ns, &self.cells));
+        }
+        time_ns.saturating_add(self.window_ns)
+    }
+
+    /// A row leaves its cell's name behind for the peak's composition, unless somebody told its role.
+    #[inline]
+    pub fn leave_ghost(&mut self, row: &Row, booked: u64) {
+        let book = &self.books[usize::from(row.book)];
+        if booked == 0 || row.is(Row::EXACT) || !book.live_at_peak(row.first_epoch) {
+            return;
+        }
+        let ghost = Ghost { bytes: booked, cell: self.cell_at_peak(row) };
+        self.ghosts[usize::from(row.book)].keep(row.seq, ghost);
+    }
+
+    /// Where a live row was at the peak: one that began to wait for a stream after it was in another cell.
+    pub fn cell_at_peak(&self, row: &Row) -> CellId {
+        let waiting = if row.is(Row::PENDING) { self.waiting.get(&row.seq) } else { None };
+        let before = waiting.filter(|(_, since)| !self.books[usize::from(row.book)].live_at_peak(*since));
+        before.map_or(row.cell, |(cell, _)| *cell)
+    }
+
+    /// Everything that segments carved out of an extent goes back to the extent's own cell: the extent
+    /// is about to go away, and its segments stay without memory.
+    pub fn uncarve_all(&mut self, extent: Extent, row: &Row) {
+        let carved = if self.carved.is_empty() { None } else { self.carved.remove(&extent) };
+        let Some(carved) = carved else {
+            self.leave_ghost(row, row.bytes);
+            return;
+        };
+        let at_peak = carved.at_peak(&self.books[usize::from(row.book)]);
+        self.leave_ghost(row, row.bytes.saturating_sub(at_peak));
+        self.book(row.book).let_go(carved.let_go().wrapping_neg());
+        for (key, bytes) in carved.parts {
+            let cell = self.segment_lost(key, extent, bytes);
+            self.book(row.book).shift(cell, row.cell, bytes as i64);
+        }
+    }
+
+    /// Bytes that segments carved out of an extent.
+    pub fn carved_bytes(&self, extent: Extent) -> u64 {
+        self.carved.get(&extent).map_or(0, Carved::total)
+    }
+
+    /// What becomes known of the row born as `seq`: `Retag`.
+    pub fn retag(&mut self, address: u64, pool: u64, seq: u64, stamp: &Stamp, use_as: (Role, Phase)) {
+        let pool_index = if pool == 0 { None } else { self.pool_ids.get(&pool).copied() };
+        let block = pool_index.and_then(|index| {
+            let row = self.pools[index as usize].blocks.get(&address).filter(|row| row.seq == seq)?;
+            Some((Extent::Block(index, address), *row))
+        });
+        // Allocations from driver pools are found by address alone, handles by their birth.
+        let found = block.or_else(|| {
+            let row = self.allocations.get(&address).filter(|row| row.seq == seq);
+            row.map(|row| (Extent::Allocation(address, seq), *row))
+        });
+        let found = found.or_else(|| Some((Extent::Backing(seq), self.backings.get(&seq)?.row)));
+        // Said again while a free of it seems to be in flight: the end of that call was lost, and it failed.
+        let restated = stamp.flags.has(Flags::RESTATED);
+        let found = found.or_else(|| {
+            let row = if restated { self.in_flight.row_mut(seq) } else { None };
+            Some((Extent::Allocation(address, seq), *row?))
+        });
+        match found {
+            Some((extent, row)) => self.retag_row(extent, row, stamp, use_as),
+            None => self.retag_ghost(seq, stamp, use_as),
+        }
+    }
+
+    fn retag_row(&mut self, extent: Extent, row: Row, stamp: &Stamp, use_as: (Role, Phase)) {
+        let mut told = (use_as.0 != Role::Unknown).then_some(use_as.0);
+        if let Some(role) = told {
+            self.row_mut(extent).into_iter().for_each(|row| row.flags |= Row::EXACT);
+            self.note_told(&row, role);
+        } else if stamp.flags.has(Flags::RESTATED) && row.is(Row::EXACT) && !row.is(Row::BORN_EXACT) {
+            // What was said of it never reached its row at the agent: a free was under way then, and failed.
+            self.row_mut(extent).into_iter().for_each(|row| row.flags &= !Row::EXACT);
+            told = Some(Role::Unknown);
+        }
+        let use_as = (told, use_as.1);
+        let to = self.renamed(row.cell, stamp, use_as);
+        let peak_to = self.renamed(self.cell_at_peak(&row), stamp, use_as);
+        self.recell(extent, row, (to, peak_to));
+    }
+
+    /// A block's role is derived, now and at the peak.
+    pub fn derive(&mut self, extent: Extent, row: Row, role: Role) {
+        let to = self.cells.with_role(row.cell, role);
+        let peak_to = self.cells.with_role(self.cell_at_peak(&row), role);
+        self.recell(extent, row, (to, peak_to));
+    }
+
+    /// A row belongs to another cell, now and at the peak.
+    pub fn recell(&mut self, extent: Extent, row: Row, to: (CellId, CellId)) {
+        if to.0 != row.cell {
+            self.move_row(extent, &row, to);
+            self.row_mut(extent).into_iter().for_each(|row| row.cell = to.0);
+        }
+    }
+
+    /// Its bytes, that is, without what segments took of them.
+    pub fn move_row(&mut self, extent: Extent, row: &Row, (to, peak_to): (CellId, CellId)) {
+        let peak_cell = self.cell_at_peak(row);
+        if row.is(Row::PENDING)
+            && let Some((before, _)) = self.waiting.get_mut(&row.seq)
+        {
+            *before = peak_to;
+        }
+        if !row.is(Row::UNBOOKED) && is_charged(row.kind) {
+            let book = &self.books[usize::from(row.book)];
+            let carved = self.carved.get(&extent);
+            let now = row.bytes.saturating_sub(carved.map_or(0, Carved::total));
+            let at_peak = row.bytes.saturating_sub(carved.map_or(0, |carved| carved.at_peak(book)));
+            let live = book.live_at_peak(row.first_epoch);
+            let is_whole = carved.is_none() && !row.is(Row::PENDING);
+            let book = self.book(row.book);
+            book.shift(row.cell, to, now as i64);
+            if live {
+                book.rename_at_peak(peak_cell, peak_to, at_peak as i64);
+            }
+            if is_whole {
+                let book = &mut self.books[usize::from(row.book)];
+                book.rename_past(row.first_epoch, (row.cell, to), now as i64, &self.cells);
+            }
+        }
+    }
+
+    fn row_mut(&mut self, extent: Extent) -> Option<&mut Row> {
+        match extent {
+            Extent::Block(index, address) => self.pools[index as usize].blocks.get_mut(&address),
+            Extent::Allocation(address, seq) => {
+                let bound = self.allocations.get_mut(&address).filter(|row| row.seq == seq);
+                bound.or_else(|| self.in_flight.row_mut(seq))
+            }
+            Extent::Backing(id) => self.backings.get_mut(&id).map(|backing| &mut backing.row),
+        }
+    }
+
+    fn retag_ghost(&mut self, seq: u64, stamp: &Stamp, use_as: (Role, Phase)) {
+        for index in 0..self.ghosts.len() {
+            let Some(ghost) = self.ghosts[index].get_mut(seq).copied() else { continue };
+            let told = (use_as.0 != Role::Unknown).then_some(use_as.0);
+            let to = self.renamed(ghost.cell, stamp, (told, use_as.1));
+            self.book(index as u8).rename_at_peak(ghost.cell, to, ghost.bytes as i64);
+            if let Some(ghost) = self.ghosts[index].get_mut(seq) {
+                ghost.cell = to;
+            }
+            return;
+        }
+    }
+
+    /// The cell that `from` becomes with what a `Retag` adds. The first tag stays as the origin.
+    fn renamed(&mut self, from: CellId, stamp: &Stamp, (role, phase): (Option<Role>, Phase)) -> CellId {
+        let mut key = self.cells.keys[from as usize];
+        if stamp.flags.has(Flags::RESTATED) {
+            // (Nor does a name of its own show here that is the inherited one.)
+            key.inherited &= stamp.tag == key.tag && stamp.stack == 0;
+            (key.tag, key.origin) = (stamp.tag, stamp.stack);
+        } else if stamp.tag != 0 {
+            key.inherited = false; // whoever says it means it
+            if stamp.tag != key.tag {
+                if key.origin == 0 {
+                    key.origin = key.tag;
+                }
+                key.tag = stamp.tag;
+                if key.origin == key.tag {
+                    key.origin = 0; // it has its first name again
+                }
+            }
+        }
+        key.role = role.unwrap_or(key.role);
+        if phase != Phase::Unknown {
+            key.phase = phase;
+        }
+        self.cells.intern(key)
+    }
+}

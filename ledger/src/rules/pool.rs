@@ -1,0 +1,599 @@
+//! Booking rules of pools.
+//!
+//! A **driver pool** reserves for itself. What it reserved is polled, so between polls it is at least
+//! what is live in it: `reserved = max(last polled, highest live since)`.
+//!
+//! A **framework pool** takes segments (segment.rs); their bytes are `idle` until a block covers them.
+
+use crate::Map;
+use crate::book::{CellId, CellKey, IDLE, OPAQUE};
+use crate::roles::undecided::NOT_FOLLOWED;
+use crate::rows::in_flight::InFlight;
+use crate::rules::derive::{End, Reborn, list_of};
+use crate::rules::holdings::{Extent, Holdings, LARGE_BYTES, MAX_BYTES, Row};
+use crate::rules::segment::Segment;
+use gpumem_model::run::Class;
+use gpumem_wire::{Flags, FreeState, MemoryKind, Phase, PoolOwner, Role, Stamp};
+use std::collections::BTreeMap;
+use std::collections::hash_map::Entry;
+
+#[derive(Debug)]
+pub(crate) struct Pool {
+    /// The owner's number for it.
+    pub id: u64,
+    pub owner: PoolOwner,
+    pub parent: Option<u32>,
+    pub book: u8,
+    /// Tag that names it.
+    pub name: u32,
+    /// Cell of its idle bytes: its own, if it had a name before it had anything else.
+    idle: CellId,
+    /// Tag in the cells of its blocks: its name, if `idle` is its own.
+    cell_name: u32,
+    /// Reports no blocks.
+    pub opaque: bool,
+    pub gone: bool,
+    pub generation: u8,
+    /// Driver pools: what was last polled.
+    polled: u64,
+    /// Driver pools: what is posted for it. Framework pools: what its owner last said.
+    pub reserved: u64,
+    /// Driver pools: bytes of live allocations; of graphs, what was last polled. Framework pools: what its owner last said to be in use.
+    pub used: u64,
+    pub segments: BTreeMap<u64, Segment>,
+    pub segment_bytes: u64,
+    /// Segment bytes that are booked.
+    pub backed_bytes: u64,
+    pub blocks: Map<u64, Row>,
+    pub block_bytes: u64,
+    /// Of those, freed by their owner and waiting for a stream.
+    pub pending_bytes: u64,
+    /// Blocks counted beside, because their segments are not wholly booked.
+    pub unbooked_blocks: u32,
+    /// The owner's own total and ours, when it last asked for a comparison.
+    pub check: Option<(u64, u64)>,
+    /// Framework pools: what the owner last said to have reserved and handed out.
+    pub said: Option<(u64, u64)>,
+    /// Other pools take segments out of its blocks; `large_blocks` is kept.
+    has_children: bool,
+    pub large_blocks: BTreeMap<u64, u64>,
+}
+
+impl Pool {
+    pub fn cell(&self) -> CellId {
+        if self.opaque { OPAQUE } else { self.idle }
+    }
+    /// Destroyed, and nothing of it is left. A driver pool waits for its last allocation.
+    pub fn is_over(&self) -> bool {
+        self.gone && (self.is_framework() || self.used == 0)
+    }
+    /// Whether `address` lies in a segment that is wholly booked.
+    fn is_booked(&self, address: u64) -> bool {
+        let under = self.segments.range(..=address).next_back();
+        under.is_some_and(|(start, segment)| {
+            address - start < segment.bytes && segment.backed == segment.bytes
+        })
+    }
+    fn is_framework(&self) -> bool {
+        self.owner == PoolOwner::Framework
+    }
+}
+
+impl Holdings {
+    /// The pool with this id; made on the spot if nobody created it (default pools, late attach).
+    pub fn pool_index(&mut self, id: u64, owner: PoolOwner, book: u8) -> u32 {
+        if let Some(&index) = self.pool_ids.get(&id) {
+            return index;
+        }
+        let index = self.pools.len() as u32;
+        self.pools.push(Pool {
+            id,
+            owner,
+            parent: None,
+            book,
+            name: 0,
+            idle: IDLE,
+            cell_name: 0,
+            opaque: owner == PoolOwner::Framework,
+            gone: false,
+            generation: self.generation,
+            polled: 0,
+            reserved: 0,
+            used: 0,
+            segments: BTreeMap::new(),
+            segment_bytes: 0,
+            backed_bytes: 0,
+            blocks: Map::default(),
+            block_bytes: 0,
+            pending_bytes: 0,
+            unbooked_blocks: 0,
+            check: None,
+            said: None,
+            has_children: false,
+            large_blocks: BTreeMap::new(),
+        });
+        self.pool_ids.insert(id, index);
+        index
+    }
+
+    /// `PoolCreate`.
+    pub fn pool_create(
+        &mut self,
+        id: u64,
+        parent: u64,
+        blocks: bool,
+        owner: PoolOwner,
+        stamp: &Stamp,
+        book: u8,
+    ) {
+        let index = self.pool_index(id, owner, book);
+        let parent =
+            (parent != 0 && parent != id).then(|| self.pool_index(parent, PoolOwner::Framework, book));
+        let generation = self.generation;
+        let pool = &mut self.pools[index as usize];
+        pool.owner = owner;
+        pool.name = stamp.tag;
+        pool.generation = generation;
+        if pool.segments.is_empty() && pool.blocks.is_empty() {
+            pool.opaque = owner == PoolOwner::Framework && !blocks;
+            pool.parent = parent;
+            if pool.is_framework() && pool.name != pool.cell_name {
+                pool.cell_name = pool.name;
+                pool.idle = self.cells.intern(CellKey { pool: pool.name, ..CellKey::plain(Class::PoolIdle) });
+                let (book, idle) = (pool.book, pool.idle);
+                self.books[usize::from(book)].add_unnamed(idle);
+            }
+        } else if pool.opaque && blocks {
+            self.open_pool(index);
+        }
+        if let Some(parent) = parent {
+            let parent = &mut self.pools[parent as usize];
+            if !parent.has_children {
+                parent.has_children = true;
+                let large = parent.blocks.iter().filter(|(_, row)| row.bytes >= LARGE_BYTES);
+                parent.large_blocks = large.map(|(&address, row)| (address, row.bytes)).collect();
+            }
+        }
+    }
+
+    /// `PoolState`.
+    pub fn pool_state(&mut self, id: u64, reserved: u64, used: u64, book: u8) {
+        if reserved > MAX_BYTES || used > MAX_BYTES {
+            self.odd.impossible += 1;
+            return;
+        }
+        let index = self.pool_index(id, PoolOwner::Driver, book);
+        let generation = self.generation;
+        let pool = &mut self.pools[index as usize];
+        pool.generation = generation;
+        if pool.is_framework() {
+            (pool.reserved, pool.used) = (reserved, used);
+            pool.said = Some((reserved, used));
+        } else {
+            pool.polled = reserved;
+            let is_graphs = pool.owner == PoolOwner::Graph;
+            self.set_reserved(index, if is_graphs { reserved.max(used) } else { reserved });
+            if is_graphs {
+                self.set_graphs_use(index, used);
+            }
+        }
+    }
+
+    /// By how much a driver's pool that says to have reserved so much is larger than what is booked for it.
+    pub fn pool_growth(&self, id: u64, reserved: u64) -> i64 {
+        let (booked, used) = self.driver_pool(id);
+        reserved.min(MAX_BYTES).max(used).wrapping_sub(booked) as i64
+    }
+
+    /// By how much it is larger, as far as is known, when so much more is taken from it.
+    pub fn pool_growth_for(&self, id: u64, bytes: u64) -> i64 {
+        let (booked, used) = self.driver_pool(id);
+        used.saturating_add(bytes.min(MAX_BYTES)).saturating_sub(booked) as i64
+    }
+
+    /// What is booked for a driver's pool, and what of it is handed out.
+    fn driver_pool(&self, id: u64) -> (u64, u64) {
+        let pool = self.pool_ids.get(&id).map(|&index| &self.pools[index as usize]);
+        pool.map_or((0, 0), |pool| (pool.reserved, pool.used))
+    }
+
+    /// It reports blocks after all.
+    fn open_pool(&mut self, index: u32) {
+        let pool = &mut self.pools[index as usize];
+        pool.opaque = false;
+        let (book, idle, bytes) = (pool.book, pool.idle, pool.backed_bytes as i64);
+        self.book(book).shift(OPAQUE, idle, bytes);
+    }
+
+    /// `PoolCheck`: both totals are kept, to be shown.
+    pub fn pool_check(&mut self, id: u64, theirs: u64) {
+        match self.pool_ids.get(&id) {
+            Some(&index) => {
+                let pool = &mut self.pools[index as usize];
+                // What its owner let go is no longer in the owner's total.
+                let live = pool.block_bytes.wrapping_sub(pool.pending_bytes);
+                pool.check = Some((theirs, if pool.is_framework() { live } else { pool.used }));
+            }
+            None => self.odd.unknown_handles += 1,
+        }
+    }
+
+    /// `PoolDestroy`.
+    pub fn pool_destroy(&mut self, id: u64) {
+        let Some(index) = self.pool_ids.remove(&id) else {
+            self.odd.unknown_handles += 1;
+            return;
+        };
+        self.end_pool(index);
+    }
+
+    /// A framework's pool has nothing any more.
+    fn empty_pool(&mut self, index: u32) {
+        self.drop_blocks(index, |_| true);
+        let starts: Vec<u64> = self.pools[index as usize].segments.keys().copied().collect();
+        starts.into_iter().for_each(|start| self.take_segment((index, start)));
+    }
+
+    fn end_pool(&mut self, index: u32) {
+        self.pools[index as usize].gone = true;
+        if self.pools[index as usize].is_framework() {
+            self.empty_pool(index);
+        } else if self.pools[index as usize].owner == PoolOwner::Graph {
+            self.set_graphs_use(index, 0);
+            self.set_reserved(index, 0);
+        } else if self.pools[index as usize].used == 0 {
+            self.set_reserved(index, 0); // else the driver keeps all of it until the last allocation is gone
+        }
+    }
+
+    /// Everything of pools on a device that was reset. A framework's pool is ended by its owner alone.
+    pub fn drop_pools(&mut self, book: u8) {
+        let on_device: Vec<u32> = (0..self.pools.len() as u32)
+            .filter(|&index| self.pools[index as usize].book == book && !self.pools[index as usize].gone)
+            .collect();
+        for index in on_device {
+            if self.pools[index as usize].is_framework() {
+                self.empty_pool(index);
+                continue;
+            }
+            self.pool_ids.remove(&self.pools[index as usize].id);
+            self.end_pool(index);
+        }
+    }
+
+    /// Graphs hold so much of their memory, which nobody names: launches are not reported.
+    fn set_graphs_use(&mut self, index: u32, used: u64) {
+        let pool = &mut self.pools[index as usize];
+        let delta = used.wrapping_sub(pool.used) as i64;
+        pool.used = used;
+        let book = pool.book;
+        self.book(book).shift(IDLE, OPAQUE, delta);
+    }
+
+    fn set_reserved(&mut self, index: u32, polled: u64) {
+        let pool = &mut self.pools[index as usize];
+        let reserved = polled.max(pool.used);
+        let delta = reserved.wrapping_sub(pool.reserved) as i64;
+        pool.reserved = reserved;
+        let book = pool.book;
+        self.roles[usize::from(book)].iterations.reserve(delta);
+        self.book(book).post(IDLE, delta);
+    }
+
+    /// A stream-ordered allocation comes out of a driver pool.
+    #[inline]
+    pub fn pool_takes(&mut self, index: u32, cell: CellId, bytes: u64) {
+        let pool = &mut self.pools[index as usize];
+        pool.used = pool.used.wrapping_add(bytes);
+        let (book, reserved, used) = (pool.book, pool.reserved, pool.used);
+        if used > reserved {
+            self.set_reserved(index, used);
+        }
+        self.book(book).shift(IDLE, cell, bytes as i64);
+    }
+
+    /// And goes back.
+    #[inline]
+    pub fn pool_gives(&mut self, index: u32, cell: CellId, bytes: u64) {
+        let pool = &mut self.pools[index as usize];
+        pool.used = pool.used.saturating_sub(bytes);
+        let (book, is_over) = (pool.book, pool.gone && pool.used == 0);
+        self.book(book).shift(cell, IDLE, bytes as i64);
+        if is_over {
+            self.set_reserved(index, 0);
+        }
+    }
+
+    /// `BlockAlloc`.
+    #[inline]
+    pub fn block_alloc(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        id: u64,
+        use_as: (Role, Phase),
+        stamp: &Stamp,
+        book: u8,
+    ) {
+        if bytes > MAX_BYTES {
+            self.odd.impossible += 1;
+            return;
+        }
+        let index = self.pool_index(id, PoolOwner::Framework, book);
+        let generation = self.generation;
+        if self.pools[index as usize].opaque {
+            self.open_pool(index);
+        }
+        let book = self.pools[index as usize].book;
+        if use_as.0 == Role::Parameter {
+            self.note_parameter(book, bytes);
+        }
+        let restated = stamp.flags.has(Flags::RESTATED);
+        // What a late agent takes over was born in none of the phases that it knows.
+        let is_born = !restated && !stamp.flags.has(Flags::OLDER);
+        let (role, list) = if is_born { self.role_at_birth(book, stamp, use_as) } else { (use_as.0, None) };
+        let pool = &mut self.pools[index as usize];
+        let booked = if pool.backed_bytes == pool.segment_bytes && !self.unseen_segments {
+            pool.segment_bytes > 0 // no need to look
+        } else {
+            pool.is_booked(address)
+        };
+        // One look-up: at a million live blocks each costs a cache miss or two.
+        let place = match pool.blocks.entry(address) {
+            Entry::Vacant(place) => place,
+            Entry::Occupied(mut old) if old.get().seq == stamp.seq && stamp.seq != 0 => {
+                old.get_mut().generation = generation;
+                return;
+            }
+            Entry::Occupied(_) => {
+                self.odd.replaced += 1;
+                self.take_block(index, address, false);
+                return self.block_alloc(address, bytes, id, use_as, stamp, book);
+            }
+        };
+        let (idle, name) = (pool.idle, pool.cell_name);
+        let cell = self.cells.cell_in(Class::Block, stamp, (role, use_as.1), name);
+        let exact = if use_as.0 == Role::Unknown { 0 } else { Row::EXACT | Row::BORN_EXACT };
+        let owner = match list {
+            Some(list) => self.roles[usize::from(book)].young.join(list, role, (index, address), bytes),
+            None => NOT_FOLLOWED,
+        };
+        place.insert(Row {
+            seq: stamp.seq,
+            bytes,
+            cell,
+            first_epoch: self.books[usize::from(book)].next_epoch(),
+            owner,
+            kind: MemoryKind::Unknown,
+            book,
+            generation,
+            flags: exact | if booked { 0 } else { Row::UNBOOKED },
+        });
+        if let Some(list) = list_of(use_as.1).filter(|_| restated && exact == 0) {
+            self.restated.push(Reborn { seq: stamp.seq, list, pool: index, address });
+        }
+        let has_children = pool.has_children;
+        if has_children && bytes >= LARGE_BYTES {
+            pool.large_blocks.insert(address, bytes);
+        }
+        pool.block_bytes = pool.block_bytes.wrapping_add(bytes);
+        pool.unbooked_blocks += u32::from(!booked);
+        if booked {
+            self.book(book).shift(idle, cell, bytes as i64);
+            if has_children && self.hungry_segments > 0 {
+                self.feed_overlapping(address, bytes, Some(index));
+            }
+        } else {
+            let unbooked = &mut self.beside(book).unbooked_block_bytes;
+            *unbooked = unbooked.wrapping_add(bytes as i64);
+        }
+    }
+
+    /// `BlockFree`.
+    #[inline]
+    pub fn block_free(&mut self, address: u64, pool: u64, state: FreeState) {
+        let Some(&index) = self.pool_ids.get(&pool) else {
+            self.odd.unknown_frees += 1;
+            return;
+        };
+        if state == FreeState::Pending {
+            match self.pools[index as usize].blocks.get(&address).copied() {
+                Some(row) if !row.is(Row::PENDING) => self.begin_pending(index, address, row),
+                Some(_) => {}
+                None => self.odd.unknown_frees += 1,
+            }
+        } else if !self.take_block(index, address, true) {
+            self.odd.unknown_frees += 1;
+        }
+    }
+
+    /// Its owner lets a block go. A peak before that knows it by what it was.
+    fn begin_pending(&mut self, index: u32, address: u64, mut row: Row) {
+        if row.owner != NOT_FOLLOWED {
+            // Its use is over, and that is what a role is about.
+            row = self.role_at_end(Extent::Block(index, address), &row, End::LetGo);
+        }
+        let booked = row.bytes.saturating_sub(self.carved_bytes(Extent::Block(index, address)));
+        let key = CellKey { pending: true, ..self.cells.keys[row.cell as usize] };
+        let to = self.cells.intern(key);
+        let since = self.books[usize::from(row.book)].next_epoch();
+        self.waiting.insert(row.seq, (row.cell, since));
+        if !row.is(Row::UNBOOKED) {
+            self.book(row.book).shift(row.cell, to, booked as i64);
+        }
+        if let Some(row) = self.pools[index as usize].blocks.get_mut(&address) {
+            row.flags |= Row::PENDING;
+            (row.cell, row.owner) = (to, NOT_FOLLOWED);
+        }
+        let pool = &mut self.pools[index as usize];
+        pool.pending_bytes = pool.pending_bytes.wrapping_add(row.bytes);
+        let pending = &mut self.beside(row.book).pending_block_bytes;
+        *pending = pending.wrapping_add(row.bytes as i64);
+    }
+
+    /// Segments got memory: blocks in them that were counted beside are booked now.
+    pub fn book_blocks(&mut self, index: u32) {
+        let pool = &self.pools[index as usize];
+        let waits = |(address, row): &(&u64, &Row)| row.is(Row::UNBOOKED) && pool.is_booked(**address);
+        let mut found: Vec<u64> = pool.blocks.iter().filter(waits).map(|(&address, _)| address).collect();
+        found.sort_unstable();
+        for address in found {
+            let pool = &mut self.pools[index as usize];
+            let Some(row) = pool.blocks.get_mut(&address) else { continue };
+            row.flags &= !Row::UNBOOKED;
+            row.first_epoch = self.books[usize::from(row.book)].next_epoch();
+            let row = *row;
+            pool.unbooked_blocks = pool.unbooked_blocks.saturating_sub(1);
+            let (has_children, idle) = (pool.has_children, pool.idle);
+            let unbooked = &mut self.beside(row.book).unbooked_block_bytes;
+            *unbooked = unbooked.wrapping_sub(row.bytes as i64);
+            self.book(row.book).shift(idle, row.cell, row.bytes as i64);
+            if has_children && self.hungry_segments > 0 {
+                self.feed_overlapping(address, row.bytes, Some(index));
+            }
+        }
+    }
+
+    /// Segments lost their memory: blocks in them are counted beside until there is some again.
+    pub fn unbook_blocks(&mut self, index: u32) {
+        let pool = &self.pools[index as usize];
+        let floats = |(address, row): &(&u64, &Row)| !row.is(Row::UNBOOKED) && !pool.is_booked(**address);
+        let mut found: Vec<u64> = pool.blocks.iter().filter(floats).map(|(&address, _)| address).collect();
+        found.sort_unstable();
+        for address in found {
+            let pool = &mut self.pools[index as usize];
+            let Some(row) = pool.blocks.get_mut(&address) else { continue };
+            let row_before = *row;
+            row.flags |= Row::UNBOOKED;
+            pool.unbooked_blocks += 1;
+            if pool.has_children {
+                self.uncarve_all(Extent::Block(index, address), &row_before);
+            } else {
+                self.leave_ghost(&row_before, row_before.bytes);
+            }
+            let unbooked = &mut self.beside(row_before.book).unbooked_block_bytes;
+            *unbooked = unbooked.wrapping_add(row_before.bytes as i64);
+            self.book(row_before.book).shift(row_before.cell, IDLE, row_before.bytes as i64);
+        }
+    }
+
+    /// `freed`: by its owner, and not because something else takes it with it.
+    #[inline]
+    pub fn take_block(&mut self, index: u32, address: u64, freed: bool) -> bool {
+        let pool = &mut self.pools[index as usize];
+        let Some(mut row) = pool.blocks.remove(&address) else { return false };
+        if row.owner != NOT_FOLLOWED {
+            row = self.role_at_end(
+                Extent::Block(index, address),
+                &row,
+                if freed { End::Freed } else { End::Taken },
+            );
+        }
+        let pool = &mut self.pools[index as usize];
+        pool.block_bytes = pool.block_bytes.wrapping_sub(row.bytes);
+        let (has_children, idle) = (pool.has_children, pool.idle);
+        if has_children {
+            pool.large_blocks.remove(&address);
+        }
+        if row.is(Row::PENDING) {
+            pool.pending_bytes = pool.pending_bytes.wrapping_sub(row.bytes);
+            let pending = &mut self.beside(row.book).pending_block_bytes;
+            *pending = pending.wrapping_sub(row.bytes as i64);
+        }
+        if row.is(Row::UNBOOKED) {
+            self.pools[index as usize].unbooked_blocks =
+                self.pools[index as usize].unbooked_blocks.saturating_sub(1);
+            let unbooked = &mut self.beside(row.book).unbooked_block_bytes;
+            *unbooked = unbooked.wrapping_sub(row.bytes as i64);
+        } else {
+            if has_children {
+                self.uncarve_all(Extent::Block(index, address), &row);
+            } else {
+                self.leave_ghost(&row, row.bytes);
+            }
+            self.book(row.book).shift(row.cell, idle, row.bytes as i64);
+        }
+        if row.is(Row::PENDING) {
+            self.waiting.remove(&row.seq);
+        }
+        true
+    }
+
+    fn drop_blocks(&mut self, index: u32, goes: impl Fn(&Row) -> bool) {
+        let blocks = &self.pools[index as usize].blocks;
+        let mut gone: Vec<(u64, u64)> =
+            blocks.iter().filter(|(_, row)| goes(row)).map(|(&address, row)| (row.seq, address)).collect();
+        gone.sort_unstable();
+        for (_, address) in gone {
+            self.take_block(index, address, false);
+        }
+    }
+
+    /// After a resync: blocks and segments that were not said again.
+    pub fn sweep_blocks(&mut self) {
+        let generation = self.generation;
+        // Segments by birth are said with their allocations, and those not while their free is in flight.
+        let mut flying: Vec<u64> = self
+            .in_flight
+            .values()
+            .filter_map(|flight| match flight {
+                InFlight::Allocation { row, .. } if row.is(Row::SEGMENT) => Some(row.seq),
+                _ => None,
+            })
+            .collect();
+        flying.sort_unstable();
+        for index in 0..self.pools.len() as u32 {
+            self.drop_blocks(index, |row| row.generation != generation);
+            let segments = &self.pools[index as usize].segments;
+            let gone: Vec<u64> = segments
+                .iter()
+                .filter(|(_, s)| s.generation != generation && flying.binary_search(&s.seq).is_err())
+                .map(|(&start, _)| start)
+                .collect();
+            gone.into_iter().for_each(|start| self.take_segment((index, start)));
+        }
+    }
+
+    /// After a resync, when everything else was swept: what driver pools reserve without the rows that
+    /// are gone; pools that were not said again and are empty; blocks that came before their segments.
+    pub fn sweep_pools(&mut self) {
+        for index in 0..self.pools.len() as u32 {
+            let pool = &self.pools[index as usize];
+            let (again, polled) = (pool.generation == self.generation, pool.polled);
+            if !pool.gone && !pool.is_framework() {
+                if pool.owner == PoolOwner::Graph && !again {
+                    self.set_graphs_use(index, 0);
+                }
+                self.set_reserved(index, if again { polled } else { 0 });
+            }
+            let pool = &mut self.pools[index as usize];
+            let empty = pool.segments.is_empty() && pool.blocks.is_empty();
+            if !pool.gone && !again && empty && (pool.is_framework() || pool.used == 0) {
+                pool.gone = true;
+                self.pool_ids.remove(&pool.id);
+            }
+        }
+        // Outer pools first: their blocks are the memory of the others.
+        for nested in [false, true] {
+            for index in 0..self.pools.len() as u32 {
+                if self.pools[index as usize].parent.is_some() == nested {
+                    self.feed_pool(index);
+                }
+            }
+        }
+    }
+
+    /// Segments that lost memory to rows which a resync took may find other memory where they are, and
+    /// blocks their segments.
+    fn feed_pool(&mut self, index: u32) {
+        let pool = &self.pools[index as usize];
+        if pool.backed_bytes != pool.segment_bytes {
+            let hungry = pool.segments.iter().filter(|(_, segment)| segment.backed < segment.bytes);
+            let starts: Vec<u64> = hungry.map(|(&start, _)| start).collect();
+            starts.into_iter().for_each(|start| self.feed((index, start), 0, u64::MAX, true));
+        }
+        if self.pools[index as usize].unbooked_blocks > 0 {
+            self.book_blocks(index);
+        }
+    }
+}

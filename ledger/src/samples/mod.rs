@@ -1,0 +1,3 @@
+//! Samples of NVML.
+
+pub(crate) mod pending;

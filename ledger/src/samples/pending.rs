@@ -1,0 +1,338 @@
+//! Samples of NVML, joined to `tracked` at their own time.
+//!
+//! A reading is an interval [t0, t1]. When it begins, every process on the device gets a pending sample.
+//! The pending sample is **marked** (the book is copied) when the process's records have been applied up
+//! to t0, and **closed** when they have been applied up to t1; how far that is, records and watermarks
+//! say. In between, changes of `tracked` make it torn, with its extremes. A process whose agent stays
+//! silent does not hold it up: it is closed as stale.
+
+use crate::book::recent_past::Past;
+use crate::book::{Book, Range};
+use crate::untrackable::Parts;
+use gpumem_wire::Absence;
+use std::sync::Arc;
+
+/// Changes that one reading can hold; more are summed up, and its bounds may then be too wide.
+const MAX_CHANGES: usize = 4096;
+
+/// One reading of NVML for one process and device, with what the ledger had at that time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ClosedSample {
+    /// Number of the reading.
+    pub number: u64,
+    /// When it began.
+    pub t0_ns: u64,
+    /// When it ended.
+    pub t1_ns: u64,
+    /// What NVML charges to the process, or why that is not known.
+    pub used_bytes: Result<u64, Absence>,
+    /// The process lists of the reading failed: that it was in none of them says nothing.
+    pub list_failed: bool,
+    /// `tracked` at t0; absent for a process without an agent.
+    pub tracked_bytes: Option<i64>,
+    /// Lowest and highest `tracked` in [t0, t1], frees in flight included.
+    pub tracked_range: Option<(i64, i64)>,
+    /// Bytes older than the agent.
+    pub predates_bytes: i64,
+    /// Memory moved, or a call was in flight, while NVML was read.
+    pub torn: bool,
+    /// The agent had not spoken up to t1 when the sample was closed.
+    pub stale: bool,
+    /// The book may not be the one of t0: records were lost before it and no resync had ended, or the reading was told of so late that what
+    /// had changed since is forgotten.
+    pub partial: bool,
+    /// The book at t0, by index of `ProcessView::cells`.
+    pub amounts: Arc<[i64]>,
+    /// Why untrackable is what it is: they sum to it. Absent where it is.
+    pub parts: Option<Parts>,
+}
+
+impl ClosedSample {
+    /// `used` and `tracked` are of one moment.
+    pub fn is_certain(&self) -> bool {
+        !self.torn && !self.stale && !self.partial
+    }
+
+    /// used - tracked, signed; absent where either is.
+    pub fn gap_bytes(&self) -> Option<i64> {
+        Some(i64::try_from(self.used_bytes.ok()?).ok()?.wrapping_sub(self.tracked_bytes?))
+    }
+
+    /// The gap without what predates the agent.
+    pub fn untrackable_bytes(&self) -> Option<i64> {
+        Some(self.gap_bytes()?.wrapping_sub(self.predates_bytes))
+    }
+}
+
+/// The gap that belongs to a peak of `tracked`: NVML was not read at that instant, so it is taken from the
+/// nearest sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeakGap {
+    /// Untrackable at that sample.
+    pub untrackable_bytes: i64,
+    /// What predated the agent at that sample.
+    pub predates_bytes: i64,
+    /// How far the sample is from the peak; negative: it was before.
+    pub distance_ns: i64,
+    /// `tracked` was at its peak when the sample was taken: nothing was carried over.
+    pub exact: bool,
+    /// Of the untrackable at that sample.
+    pub parts: Option<Parts>,
+}
+
+#[derive(Debug)]
+struct Mark {
+    tracked: i64,
+    amounts: Arc<[i64]>,
+    range: Range,
+    rounding: i64,
+    /// Tag of the last record before.
+    near: u32,
+    torn: bool,
+    partial: bool,
+}
+
+/// An allocation may be charged as soon as its call is entered, so until it is recorded `tracked` may be lower than what
+/// NVML says: by this, beside whatever other threads do meanwhile. Where a pool is trimmed it may be higher: then this is negative.
+#[derive(Debug, Clone, Copy)]
+struct Entered {
+    entered_ns: u64,
+    bytes: i64,
+    /// Changes that were recorded before it.
+    changes: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct Pending {
+    pub book: u8,
+    number: u64,
+    t0_ns: u64,
+    t1_ns: Option<u64>,
+    pub used: Result<u64, Absence>,
+    list_failed: bool,
+    mark: Option<Mark>,
+    /// (time, tracked without and with what calls in flight may give back) after t0, in the order of the records.
+    changes: Vec<(u64, Range)>,
+    /// What may have been charged, or let go, before it was recorded, which was after the mark.
+    entered: Vec<Entered>,
+    /// A driver call that was entered then was still in flight after t0.
+    busy_since_ns: u64,
+    /// Records were lost while it waited: whatever the book says when it is marked, it may not be of t0.
+    doubtful: bool,
+}
+
+impl Pending {
+    pub fn new(book: u8, number: u64, t0_ns: u64) -> Self {
+        let used = Err(Absence::NotListed);
+        let busy_since_ns = u64::MAX;
+        Pending {
+            book,
+            number,
+            t0_ns,
+            t1_ns: None,
+            used,
+            list_failed: false,
+            mark: None,
+            changes: Vec::new(),
+            entered: Vec::new(),
+            busy_since_ns,
+            doubtful: false,
+        }
+    }
+
+    pub fn is(&self, book: u8, number: u64) -> bool {
+        self.book == book && self.number == number
+    }
+
+    /// The next time at which this sample wants to be looked at.
+    pub fn boundary_ns(&self) -> u64 {
+        if self.mark.is_none() { self.t0_ns } else { self.t1_ns.unwrap_or(u64::MAX) }
+    }
+
+    pub fn is_marked(&self) -> bool {
+        self.mark.is_some()
+    }
+
+    pub fn starts_by(&self, done_ns: u64) -> bool {
+        done_ns >= self.t0_ns
+    }
+
+    pub fn begins_after(&self, time_ns: u64) -> bool {
+        self.t0_ns > time_ns
+    }
+
+    pub fn ends_by(&self, done_ns: u64) -> bool {
+        self.t1_ns.is_some_and(|t1| done_ns >= t1)
+    }
+
+    /// Copies the book. `late`: `tracked` had already changed after t0, by what nobody knows any more.
+    pub fn mark(&mut self, book: &mut Book, in_flight_bytes: i64, near: u32, partial: bool, late: bool) {
+        let mut range = Range::at(book.tracked);
+        range.include(book.tracked.wrapping_sub(in_flight_bytes));
+        let torn = late || in_flight_bytes != 0;
+        let partial = partial || self.doubtful || late;
+        let (tracked, rounding) = (book.tracked, book.rounding.bytes());
+        let amounts = book.shared_amounts();
+        self.mark = Some(Mark { tracked, amounts, range, rounding, near, torn, partial });
+    }
+
+    /// Takes the book as it was when the reading began, and what has happened since.
+    pub fn mark_past(&mut self, past: Past, near: u32, partial: bool) {
+        let tracked = past.amounts.iter().fold(0_i64, |sum, &bytes| sum.wrapping_add(bytes));
+        let mut range = Range::at(tracked);
+        range.include(tracked.wrapping_sub(past.in_flight));
+        let torn = past.in_flight != 0;
+        let (amounts, rounding) = (past.amounts.into(), past.rounding.bytes());
+        self.mark = Some(Mark { tracked, amounts, range, rounding, near, torn, partial });
+        for moment in past.since {
+            if let Some((entered_ns, bytes)) = moment.entered {
+                self.entered(entered_ns, bytes);
+            }
+            self.change(moment.time_ns, moment.tracked, moment.in_flight);
+        }
+    }
+
+    /// After the mark, at `time_ns`, `tracked` changed or a call that may change it was entered.
+    pub fn change(&mut self, time_ns: u64, tracked: i64, in_flight_bytes: i64) {
+        let mut range = Range::at(tracked);
+        range.include(tracked.wrapping_sub(in_flight_bytes));
+        self.change_range(time_ns, range);
+    }
+
+    fn change_range(&mut self, time_ns: u64, range: Range) {
+        let Some(mark) = &self.mark else { return };
+        if self.changes.is_empty() && range == Range::at(mark.tracked) || self.is_over(time_ns) {
+            return;
+        }
+        self.make_room();
+        self.changes.push((time_ns, range));
+    }
+
+    /// After the mark, `bytes` that may have come (negative: gone) since `entered_ns` are about to be booked.
+    pub fn entered(&mut self, entered_ns: u64, bytes: i64) {
+        if self.mark.is_some() && !self.is_over(entered_ns) {
+            self.make_room();
+            self.entered.push(Entered { entered_ns, bytes, changes: self.changes.len() });
+        }
+    }
+
+    fn is_over(&self, time_ns: u64) -> bool {
+        self.t1_ns.is_some_and(|t1| time_ns > t1)
+    }
+
+    /// Sums up what is too much to remember: bounds that may be too wide still hold.
+    fn make_room(&mut self) {
+        if self.changes.len() < MAX_CHANGES && self.entered.len() < MAX_CHANGES {
+            return;
+        }
+        let (range, torn) = self.bounds();
+        if let (Some(mark), Some(range)) = (&mut self.mark, range) {
+            (mark.range, mark.torn) = (range, torn);
+        }
+        self.changes.clear();
+        self.entered.clear();
+    }
+
+    /// The extremes of what NVML may have charged in the reading, and whether that is more than one value.
+    ///
+    /// Between two changes `tracked` stands still, and everything that was entered before the second and is recorded
+    /// after the first may have happened already.
+    fn bounds(&self) -> (Option<Range>, bool) {
+        let Some(mark) = &self.mark else { return (None, false) };
+        // When each change was there at the latest; times of several threads are not quite in the order of their records.
+        let times = self.changes.iter().map(|&(time_ns, _)| time_ns);
+        let ends: Vec<u64> = times
+            .scan(0, |latest: &mut u64, time_ns| {
+                *latest = time_ns.max(*latest);
+                Some(*latest)
+            })
+            .collect();
+        // What is open from each change on: first what comes, then what goes.
+        let mut steps = vec![[0_i64; 2]; self.changes.len() + 2];
+        let mut torn = mark.torn;
+        for entered in self.entered.iter().filter(|entered| !self.is_over(entered.entered_ns)) {
+            let first = ends.partition_point(|&end| end < entered.entered_ns).min(entered.changes);
+            let kind = usize::from(entered.bytes < 0);
+            for (place, bytes) in [(first, entered.bytes), (entered.changes + 1, -entered.bytes)] {
+                if let Some(step) = steps.get_mut(place) {
+                    step[kind] = step[kind].wrapping_add(bytes);
+                }
+            }
+            torn = true;
+        }
+        let mut range = mark.range;
+        let [mut above, mut below] = steps.first().copied().unwrap_or_default();
+        range.include(mark.range.max.wrapping_add(above));
+        range.include(mark.range.min.wrapping_add(below));
+        for (&(time_ns, change), [comes, goes]) in self.changes.iter().zip(steps.iter().skip(1)) {
+            (above, below) = (above.wrapping_add(*comes), below.wrapping_add(*goes));
+            if !self.is_over(time_ns) {
+                range.include(change.min.wrapping_add(below));
+                range.include(change.max.wrapping_add(above));
+                torn = true;
+            }
+        }
+        (Some(range), torn)
+    }
+
+    /// The reading ended.
+    pub fn end(&mut self, t1_ns: u64) {
+        self.t1_ns = Some(t1_ns);
+    }
+
+    /// When the reading ended, if somebody has said so.
+    pub fn ended_ns(&self) -> Option<u64> {
+        self.t1_ns
+    }
+
+    /// The process lists of the reading failed: that a process is in none of them says nothing.
+    pub fn fail(&mut self) {
+        if self.used == Err(Absence::NotListed) {
+            (self.used, self.list_failed) = (Err(Absence::Unknown), true);
+        }
+    }
+
+    /// Records were lost that may belong into it.
+    pub fn doubt(&mut self) {
+        self.doubtful = true;
+        if let Some(mark) = &mut self.mark {
+            mark.partial = true;
+        }
+    }
+
+    /// A driver call that was entered at `since_ns` is still in flight at `now_ns`. Whether that is within
+    /// the reading is seen when it closes.
+    pub fn in_flight(&mut self, since_ns: u64, now_ns: u64) {
+        if now_ns >= self.t0_ns {
+            self.busy_since_ns = self.busy_since_ns.min(since_ns);
+        }
+    }
+
+    /// Tag of the last record before the reading; 0 for none.
+    pub fn near(&self) -> u32 {
+        self.mark.as_ref().map_or(0, |mark| mark.near)
+    }
+
+    /// The sample as it is now, with no more parts than the rounding, for a process with (`covered`) or without an agent.
+    pub fn close(self, predates_bytes: i64, stale: bool, covered: bool) -> ClosedSample {
+        let (range, torn) = self.bounds();
+        let mark = self.mark.filter(|_| covered);
+        let busy = self.busy_since_ns <= self.t1_ns.unwrap_or(self.t0_ns);
+        let range = range.filter(|_| covered).map(|range| (range.min, range.max));
+        ClosedSample {
+            number: self.number,
+            t0_ns: self.t0_ns,
+            t1_ns: self.t1_ns.unwrap_or(self.t0_ns),
+            used_bytes: self.used,
+            list_failed: self.list_failed,
+            tracked_bytes: mark.as_ref().map(|mark| mark.tracked),
+            tracked_range: range,
+            predates_bytes,
+            torn: mark.is_some() && (torn || busy),
+            stale,
+            partial: mark.as_ref().is_some_and(|mark| mark.partial),
+            parts: mark.as_ref().map(|mark| Parts { rounding: mark.rounding, ..Parts::default() }),
+            amounts: mark.map_or_else(Default::default, |mark| mark.amounts),
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! The causes of one account's gap: which samples are boundaries, and what is booked between two of them.
+
+use super::change::{self as step, Cause, Step, Steps};
+use super::context::Contexts;
+use super::event::{Event, Events, Names, What};
+use super::parts::Parts;
+use crate::samples::pending::ClosedSample;
+use std::sync::Arc;
+
+/// What is known of the process beside its causes when a sample closes.
+#[derive(Debug)]
+pub(crate) struct Known<'a> {
+    pub late: bool,
+    /// Tracked, although it is older than the agent.
+    pub taken_over: i64,
+    /// The agent sees nothing now.
+    pub blind: bool,
+    /// Tag of the last record before the sample.
+    pub near: u32,
+    pub names: Names<'a>,
+}
+
+/// The last boundary.
+#[derive(Debug, Clone, Copy)]
+struct Boundary {
+    t0_ns: u64,
+    x: i64,
+    /// What predates the agent, tracked or not, without the rounding in it.
+    predates: i64,
+}
+
+/// The causes of one book's gap.
+#[derive(Debug, Default)]
+pub(crate) struct Causes {
+    /// What was said since the last boundary.
+    pub heard: Heard,
+    contexts: Contexts,
+    /// Sum of what was booked for contexts at the last boundary.
+    booked: Parts,
+    steps: Steps,
+    last: Option<Boundary>,
+    /// Rounding that `predates` already has in it: that of the sample from which it was taken.
+    predates_rounding: i64,
+}
+
+/// What a process has said of one device.
+#[derive(Debug, Default)]
+pub(crate) struct Heard {
+    events: Events,
+    /// Records were lost since the last boundary.
+    lost: bool,
+    /// The agent was blind since the last boundary.
+    blind: bool,
+    /// Threads that the device can hold at once; 0 while not known.
+    pub threads: u64,
+}
+
+impl Causes {
+    /// `predates` was taken from a sample with these parts, so that its rounding is in it, or was told.
+    pub fn round_from(&mut self, parts: Option<Parts>) {
+        self.predates_rounding = parts.map_or(0, |parts| parts.rounding);
+    }
+
+    /// The parts of a sample's untrackable. If it is a boundary, the step that led to it is booked first.
+    pub fn close(&mut self, sample: &ClosedSample, known: &Known<'_>) -> Option<Parts> {
+        let untrackable = sample.untrackable_bytes()?;
+        let rounding = sample.parts?.rounding.wrapping_sub(self.predates_rounding);
+        let x = untrackable.wrapping_sub(rounding);
+        let is_later = self.last.is_none_or(|last| sample.t0_ns > last.t0_ns);
+        if sample.is_certain() && is_later && !self.heard.events.is_under_way(sample.t0_ns, sample.t1_ns) {
+            self.reach(sample, x, known);
+        }
+        Some(Parts { rounding, unexplained: x.wrapping_sub(self.booked.sum()), ..self.booked })
+    }
+
+    fn reach(&mut self, sample: &ClosedSample, x: i64, known: &Known<'_>) {
+        let (due, is_folded) = self.heard.events.take_until(sample.t1_ns);
+        // What was taken over is tracked instead, and the gap is what it was.
+        let older = sample.predates_bytes.wrapping_add(known.taken_over);
+        let predates = older.wrapping_sub(self.predates_rounding);
+        let boundary = Boundary { t0_ns: sample.t0_ns, x, predates };
+        let lost = std::mem::take(&mut self.heard.lost);
+        let blind = std::mem::replace(&mut self.heard.blind, known.blind) || known.blind;
+        let last = self.last.replace(boundary);
+        let before = match last {
+            // More predates is less gap, and no step.
+            Some(last) => last.x.wrapping_add(last.predates).wrapping_sub(boundary.predates),
+            None if known.late || lost => {
+                // What was there first has no cause that could be known.
+                self.contexts.pass(&due, self.heard.threads);
+                self.booked = self.contexts.booked();
+                return;
+            }
+            None => 0,
+        };
+        let is_exec = due.iter().any(|event| event.what == What::Exec) && before != 0;
+        let doubt = [
+            (lost, Cause::HistoryLost),
+            (blind, Cause::Blind),
+            (is_exec, Cause::HistoryLost),
+            (is_folded, Cause::EventsLost),
+        ];
+        let doubt = doubt.into_iter().find_map(|(is, cause)| is.then_some(cause));
+        let bytes = x.wrapping_sub(before);
+        let shares = self.contexts.share(bytes, &due, self.heard.threads, doubt.is_some());
+        let booked = self.contexts.booked();
+        let mut parts = booked.minus(std::mem::replace(&mut self.booked, booked));
+        parts.unexplained = bytes.wrapping_sub(parts.sum());
+        if parts == Parts::default() {
+            return;
+        }
+        let span = (last.map_or(0, |last| last.t0_ns), sample.t0_ns);
+        let unseen = self.contexts.unseen_modules();
+        self.steps.add(step::told(span, parts, doubt, &due, &shares, unseen, known));
+    }
+
+    /// All steps so far in the order of their times; small ones may be one, see [`Cause::Smaller`].
+    pub fn steps(&self) -> Arc<[Step]> {
+        self.steps.all()
+    }
+}
+
+impl Causes {
+    /// Something happened that may move the gap.
+    pub fn hear(&mut self, event: Event) {
+        let folded = self.heard.events.push(event);
+        if !folded.is_empty() {
+            self.contexts.pass(&folded, self.heard.threads);
+        }
+    }
+
+    /// Records were lost: nobody knows what they said.
+    pub fn lose(&mut self) {
+        self.heard.lost = true;
+    }
+
+    /// The agent sees nothing for a while.
+    pub fn go_blind(&mut self) {
+        self.heard.blind = true;
+    }
+}
