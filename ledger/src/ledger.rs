@@ -3,24 +3,23 @@
 mod oom_holders;
 
 use crate::Map;
-use crate::base::device::Faults;
-use crate::base::identity::{Origin, ProcessKey};
+use crate::base::device::{AgreedReading, DeviceView, Faults};
+use crate::base::identity::{DeviceName, Origin, Place, ProcessKey};
+use crate::base::quota::{Limits, Refused, Shares};
 use crate::base::recent::Recent;
 use crate::book::{WINDOW_NS, Window};
 use crate::history::marks::{MarkView, Marks};
 use crate::history::ranges::{MAX_SPANS, MAX_SPANS_OF_FILE, OwnView};
 use crate::history::trend::TrendView;
-use crate::oom::Listing;
+use crate::oom::device::Listing;
+use crate::process::Process;
 use crate::process::account::Account;
-use crate::process::earlier::Earlier;
-use crate::process::quota::{Limits, Shares};
-use crate::process::{Process, parse_lines};
+use crate::process::coverage::{Earlier, parse_lines};
 use crate::roles::iterations::IterationsView;
 use crate::samples::pending::ClosedSample;
-use crate::snapshot::{self, AgreedReading, DeviceView, Snapshot};
 use gpumem_model::run::{DeviceReading, Program};
 use gpumem_model::timeline::Timeline;
-use gpumem_wire::{Absence, Body, ClockKind, DeviceIdKind, Reading, Record, Stamp};
+use gpumem_wire::{Absence, Body, ClockKind, Reading, Record, Stamp};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
@@ -32,59 +31,6 @@ const MAX_CLAIMED_DEVICES: usize = 512;
 const CLAIMED_BY_USER: usize = 64;
 /// An agent that has not spoken for this long after a reading does not hold it up any longer.
 pub const STALE_AFTER_NS: u64 = 500_000_000;
-
-/// How a device is known. NVML's index and CUDA's ordinal are different numbers; only the UUID joins.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum DeviceName {
-    /// UUID of a GPU, most significant byte first.
-    Gpu([u8; 16]),
-    /// UUID of a MIG instance.
-    Mig([u8; 16]),
-    /// An import that only counts devices.
-    Ordinal(u16),
-}
-
-impl DeviceName {
-    /// The identity in a `Device` record.
-    pub fn of_record(uuid_high: u64, uuid_low: u64, ordinal: u16, id: DeviceIdKind) -> Self {
-        let mut uuid = [0; 16];
-        uuid[..8].copy_from_slice(&uuid_high.to_be_bytes());
-        uuid[8..].copy_from_slice(&uuid_low.to_be_bytes());
-        match id {
-            DeviceIdKind::Gpu => DeviceName::Gpu(uuid),
-            DeviceIdKind::Mig => DeviceName::Mig(uuid),
-            DeviceIdKind::Ordinal | DeviceIdKind::Unknown => DeviceName::Ordinal(ordinal),
-        }
-    }
-}
-
-impl std::fmt::Display for DeviceName {
-    /// NVML's spelling: `GPU-8-4-4-4-12` and `MIG-...`; `ordinal-N` for imports.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (prefix, uuid) = match self {
-            DeviceName::Gpu(uuid) => ("GPU", uuid),
-            DeviceName::Mig(uuid) => ("MIG", uuid),
-            DeviceName::Ordinal(ordinal) => return write!(f, "ordinal-{ordinal}"),
-        };
-        f.write_str(prefix)?;
-        for (index, byte) in uuid.iter().enumerate() {
-            if matches!(index, 0 | 4 | 6 | 8 | 10) {
-                f.write_str("-")?;
-            }
-            write!(f, "{byte:02x}")?;
-        }
-        Ok(())
-    }
-}
-
-/// Which account of a process is meant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Place {
-    /// That of this device of the snapshot.
-    Device(usize),
-    /// The one at this place in `ProcessView::accounts`, whose device the agent has not named so far.
-    Unnamed(usize),
-}
 
 fn place(accounts: &[Account], book: u8) -> Place {
     let book = usize::from(book);
@@ -522,7 +468,7 @@ impl Ledger {
     pub fn forget(&mut self, key: ProcessKey) {
         let Some(index) = self.by_key.remove(&key) else { return };
         let mut gone = self.processes.swap_remove(index);
-        self.shares.release(&mut gone);
+        self.shares.release(&mut gone.load, gone.coverage.full);
         let moved = self.processes.len();
         if let Some(process) = self.processes.get(index) {
             self.by_key.insert(process.key, index);
@@ -594,9 +540,38 @@ impl Ledger {
     pub fn iterations(&self, key: ProcessKey, account: usize) -> IterationsView {
         self.known(key).and_then(|process| process.iterations_view(account)).unwrap_or_default()
     }
+}
 
-    /// The state as views read it. Costs a copy of every cell, not of every row.
-    pub fn snapshot(&self) -> Snapshot {
-        snapshot::of(self)
+impl Ledger {
+    /// How much processes may make this ledger remember, from now on. One process must not take the memory of all.
+    pub fn limit(&mut self, limits: Limits) {
+        self.shares.limits = limits;
+    }
+
+    /// Bytes, about, that it remembers of what processes said; and records that a limit has refused so far.
+    pub fn load(&self) -> (usize, Refused) {
+        let mut refused = self.shares.refused();
+        self.processes.iter().for_each(|process| refused.add(process.coverage.full, process.load.refused));
+        (self.shares.bytes(), refused)
+    }
+
+    /// Before a record of a process is taken.
+    #[inline]
+    pub(crate) fn weigh_now_and_then(&mut self, index: usize) {
+        if self.processes[index].load.is_due() {
+            self.weigh(index);
+        }
+    }
+
+    #[cold]
+    fn weigh(&mut self, index: usize) {
+        let process = &mut self.processes[index];
+        let (rows, bytes) = (process.holdings.rows(), process.bytes());
+        self.shares.release(&mut process.load, process.coverage.full);
+        let (user, load) = (process.facts.uid, &mut process.load);
+        self.shares.charge(load, user, bytes);
+        process.coverage.full = self.shares.full(user, rows);
+        // Pools are counted one by one.
+        load.wait(process.holdings.pools.len() / 32);
     }
 }

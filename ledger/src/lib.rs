@@ -77,8 +77,9 @@ mod snapshot;
 mod to_model;
 mod untrackable;
 
-pub use base::device::{Fault, Faults};
-pub use base::identity::{Origin, ProcessKey};
+pub use base::device::{AgreedReading, DeviceView, Fault, Faults};
+pub use base::identity::{DeviceName, Origin, Place, ProcessKey};
+pub use base::quota::{Full, Limits, Refused};
 pub use base::recent::{RECENT_NS, Recent};
 pub use book::cell_groups::{SUM, is_sum, without_sum};
 pub use book::rounding::{ROUNDING_RULE, RoundingRule};
@@ -91,22 +92,21 @@ pub use history::counters::{CounterView, MAX_COUNTER_POINTS, MAX_COUNTERS};
 pub use history::layers::LayerView;
 pub use history::marks::{MAX_MARKS, MarkView};
 pub use history::ranges::{MAX_RANGES, MAX_SPANS, MAX_SPANS_OF_FILE, OwnView, RangeView, SpanView};
-pub use history::trend::{TrackView, TrendPoint, TrendView, rise};
-pub use ledger::{DeviceName, Ledger, Place, STALE_AFTER_NS};
-pub use oom::{Holder, Idle, OomDevice, OomView};
-pub use process::blind::{Blind, BlindCause, BlindWindow};
-pub use process::earlier::Earlier;
-pub use process::quota::{Full, Limits, Refused};
-pub use process::{Blocked, Coverage, Facts, Partial};
+pub use history::ring::TrendPoint;
+pub use history::trend::{TrackView, TrendView, rise};
+pub use ledger::{Ledger, STALE_AFTER_NS};
+pub use oom::device::{Holder, OomDevice};
+pub use oom::records::OomView;
+pub use process::coverage::{Blind, BlindCause, BlindWindow, Blocked, Coverage, Earlier, Facts, Partial};
 pub use roles::iterations::{Iteration, IterationsView, MAX_ITERATIONS, ROLES};
 pub use roles::parameters::{MAX_COLUMNS, ParametersView};
-pub use rules::holdings::Oddities;
+pub use rows::pool::Idle;
+pub use rows::row::Oddities;
 pub use samples::pending::{ClosedSample, PeakGap};
-pub use snapshot::{
-    AccountView, AgreedReading, CellView, DeviceView, PeakView, PoolView, ProcessView, Snapshot,
-};
+pub use snapshot::{AccountView, CellView, PeakView, PoolView, ProcessView, Snapshot};
 pub use to_model::sparse;
-pub use untrackable::{BookedAs, Cause, Parts, Step};
+pub use untrackable::change::{BookedAs, Cause, Step};
+pub use untrackable::parts::Parts;
 
 /// A hash map that a hostile peer's keys cannot slow down.
 pub(crate) type Map<K, V> = std::collections::HashMap<K, V, foldhash::fast::RandomState>;

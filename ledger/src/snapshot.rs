@@ -3,21 +3,22 @@
 //! Amounts are lists by index of [`ProcessView::cells`], so that the same names serve now, the peak and
 //! the latest sample. Each list sums to the `tracked` that stands beside it.
 
-use crate::base::device::Faults;
+use crate::base::device::DeviceView;
 use crate::base::identity::ProcessKey;
-use crate::base::recent::Recent;
 use crate::book::cell_groups::SUM_TAG;
 use crate::history::layers::LayerView;
 use crate::history::marks::MarkView;
-use crate::ledger::{DeviceName, Ledger};
-use crate::oom::OomView;
-use crate::process::{BEYOND, Coverage, Facts, Process};
-use crate::rules::holdings::Oddities;
+use crate::ledger::Ledger;
+use crate::oom::records::OomView;
+use crate::process::coverage::{Coverage, Facts};
+use crate::process::{BEYOND, Process};
+use crate::rows::row::Oddities;
 use crate::samples::pending::{ClosedSample, PeakGap};
-use crate::untrackable::{Names, Parts, Step};
+use crate::untrackable::change::Step;
+use crate::untrackable::event::Names;
+use crate::untrackable::parts::Parts;
 use gpumem_model::run::Beside;
 use gpumem_model::run::Class;
-use gpumem_model::run::DeviceReading;
 use gpumem_wire::{ByeReason, ClockKind, Phase, PoolOwner, Role};
 use std::sync::Arc;
 
@@ -34,39 +35,6 @@ pub struct Snapshot {
     pub devices: Vec<DeviceView>,
     /// Processes by key.
     pub processes: Vec<ProcessView>,
-}
-
-/// A reading in which the device and its processes can be compared.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AgreedReading {
-    /// Number of the reading: samples with it belong to it.
-    pub number: u64,
-    /// Device memory, the same before and after the process list; unified memory as it was after the list.
-    pub reading: DeviceReading,
-    /// used minus the sum over the processes; of unified memory what the rest of the host uses.
-    pub unaccounted_bytes: i64,
-}
-
-/// One device.
-#[derive(Debug, Clone, PartialEq)]
-pub struct DeviceView {
-    /// Identity.
-    pub name: DeviceName,
-    /// The speaker's number for it.
-    pub ordinal: u16,
-    /// Product name, where known.
-    pub model: String,
-    /// Size, where known.
-    pub total_bytes: Option<u64>,
-    /// Last reading.
-    pub latest: Option<DeviceReading>,
-    /// Lowest and highest `used` of the last minute.
-    pub recent: Recent,
-    /// The last reading with its processes; absent unless device memory agreed before and after the
-    /// process list.
-    pub agreed: Option<AgreedReading>,
-    /// Faults that the driver has told.
-    pub faults: Faults,
 }
 
 /// Name of a cell.
@@ -207,7 +175,14 @@ pub struct ProcessView {
     pub bye: Option<(u64, ByeReason)>,
 }
 
-pub(crate) fn of(ledger: &Ledger) -> Snapshot {
+impl Ledger {
+    /// The state as views read it. Costs a copy of every cell, not of every row.
+    pub fn snapshot(&self) -> Snapshot {
+        of(self)
+    }
+}
+
+fn of(ledger: &Ledger) -> Snapshot {
     let mut processes: Vec<_> = ledger.processes.iter().map(process_view).collect();
     processes.sort_by_key(|process| process.key);
     Snapshot {

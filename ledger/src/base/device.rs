@@ -1,5 +1,9 @@
 //! Faults that the driver tells of a device (Xid), by number and the latest of them.
 
+use crate::base::identity::DeviceName;
+use crate::base::recent::Recent;
+use gpumem_model::run::DeviceReading;
+
 /// Numbers that are counted apart; there are some hundred, and a device that is ill has a handful.
 const NUMBERS: usize = 16;
 /// The latest that are kept.
@@ -46,6 +50,39 @@ impl Faults {
     pub fn latest(&self) -> &[Fault] {
         &self.latest
     }
+}
+
+/// A reading in which the device and its processes can be compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AgreedReading {
+    /// Number of the reading: samples with it belong to it.
+    pub number: u64,
+    /// Device memory, the same before and after the process list; unified memory as it was after the list.
+    pub reading: DeviceReading,
+    /// used minus the sum over the processes; of unified memory what the rest of the host uses.
+    pub unaccounted_bytes: i64,
+}
+
+/// One device.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeviceView {
+    /// Identity.
+    pub name: DeviceName,
+    /// The speaker's number for it.
+    pub ordinal: u16,
+    /// Product name, where known.
+    pub model: String,
+    /// Size, where known.
+    pub total_bytes: Option<u64>,
+    /// Last reading.
+    pub latest: Option<DeviceReading>,
+    /// Lowest and highest `used` of the last minute.
+    pub recent: Recent,
+    /// The last reading with its processes; absent unless device memory agreed before and after the
+    /// process list.
+    pub agreed: Option<AgreedReading>,
+    /// Faults that the driver has told.
+    pub faults: Faults,
 }
 
 #[cfg(test)]

@@ -1,4 +1,6 @@
-//! Who says a record.
+//! Names of processes and devices, and who reports a record.
+
+use gpumem_wire::DeviceIdKind;
 
 /// A process for as long as it lives: pids are used again, a pid with its start time is not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -16,4 +18,57 @@ pub enum Origin {
     Host,
     /// The agent in that process.
     Process(ProcessKey),
+}
+
+/// How a device is known. NVML's index and CUDA's ordinal are different numbers; only the UUID joins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DeviceName {
+    /// UUID of a GPU, most significant byte first.
+    Gpu([u8; 16]),
+    /// UUID of a MIG instance.
+    Mig([u8; 16]),
+    /// An import that only counts devices.
+    Ordinal(u16),
+}
+
+impl DeviceName {
+    /// The identity in a `Device` record.
+    pub fn of_record(uuid_high: u64, uuid_low: u64, ordinal: u16, id: DeviceIdKind) -> Self {
+        let mut uuid = [0; 16];
+        uuid[..8].copy_from_slice(&uuid_high.to_be_bytes());
+        uuid[8..].copy_from_slice(&uuid_low.to_be_bytes());
+        match id {
+            DeviceIdKind::Gpu => DeviceName::Gpu(uuid),
+            DeviceIdKind::Mig => DeviceName::Mig(uuid),
+            DeviceIdKind::Ordinal | DeviceIdKind::Unknown => DeviceName::Ordinal(ordinal),
+        }
+    }
+}
+
+impl std::fmt::Display for DeviceName {
+    /// NVML's spelling: `GPU-8-4-4-4-12` and `MIG-...`; `ordinal-N` for imports.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (prefix, uuid) = match self {
+            DeviceName::Gpu(uuid) => ("GPU", uuid),
+            DeviceName::Mig(uuid) => ("MIG", uuid),
+            DeviceName::Ordinal(ordinal) => return write!(f, "ordinal-{ordinal}"),
+        };
+        f.write_str(prefix)?;
+        for (index, byte) in uuid.iter().enumerate() {
+            if matches!(index, 0 | 4 | 6 | 8 | 10) {
+                f.write_str("-")?;
+            }
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Which account of a process is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Place {
+    /// That of this device of the snapshot.
+    Device(usize),
+    /// The one at this place in `ProcessView::accounts`, whose device the agent has not named so far.
+    Unnamed(usize),
 }

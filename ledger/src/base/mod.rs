@@ -2,4 +2,5 @@
 
 pub(crate) mod device;
 pub(crate) mod identity;
+pub(crate) mod quota;
 pub(crate) mod recent;

@@ -16,8 +16,8 @@
 //! Sums are cells of their process, made when a second cell has them in its chain.
 
 use crate::Map;
+use crate::book::cells::{CellId, CellKey, CellTable};
 use crate::book::timeline::{MAX_POINT_CELLS, NAMED};
-use crate::book::{CellId, CellKey, CellTable};
 use std::cmp::Reverse;
 use std::sync::Arc;
 

@@ -16,10 +16,10 @@ pub(crate) mod recent_past;
 pub(crate) mod rounding;
 pub(crate) mod timeline;
 
-pub(crate) use crate::book::cells::{CellId, CellKey, CellTable, IDLE, OPAQUE, OVERFLOW_TAG};
+use crate::book::cells::{CellId, CellKey, CellTable, IDLE, OPAQUE};
 use crate::book::recent_past::Trail;
 use crate::book::rounding::Rounding;
-use crate::book::timeline::{Change, Moment, Timeline};
+use crate::book::timeline::{Change, Moment, Point, Timeline};
 use std::sync::Arc;
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -473,5 +473,56 @@ impl Book {
         let is_open = self.window_end_ns != 0;
         let Range { min, max } = std::mem::replace(&mut self.window, Range::at(self.settled));
         is_open.then_some(Window { start_ns: self.window_start_ns, min, max, last: self.settled })
+    }
+}
+
+impl Book {
+    /// The open slot is over.
+    #[cold]
+    pub fn end_slot(&mut self, cells: &CellTable) {
+        if let Some(moment) = self.high_moment() {
+            let amounts = self.sparse(|id| self.at_high(id));
+            self.past.push(moment, amounts, cells);
+        }
+        self.close_high();
+    }
+
+    /// Before a record of `now_ns` is booked: if the book had not been touched for long, its last state is a point.
+    pub fn end_silence(&mut self, now_ns: u64, cells: &CellTable) {
+        if self.high_moment().is_none() || !self.past.is_long(now_ns.saturating_sub(self.touched_ns)) {
+            return;
+        }
+        // Rows of now were live then.
+        let held = match (self.present(), self.high_moment()) {
+            (Some(present), _) => Some(Moment { epoch: self.next_epoch(), ..present }),
+            (None, high) => high.map(|high| Moment { is_high: false, ..high }),
+        };
+        self.end_slot(cells);
+        if let Some(moment) = held {
+            self.reach_epoch(moment.epoch);
+            let amounts = self.sparse(|id| self.now(id));
+            self.past.push(moment, amounts, cells);
+        }
+    }
+
+    /// The points so far, with the fullest moment of the open slot and the last state, if it `is_known`. The point at the
+    /// peak is what is known of the peak by now.
+    pub fn timeline(&self, cells: &CellTable, is_known: bool) -> gpumem_model::timeline::Timeline {
+        let high =
+            self.high_moment().map(|moment| Point::of(moment, self.sparse(|id| self.at_high(id)), cells));
+        let present = self.present().filter(|_| is_known);
+        let present = present.map(|moment| Point::of(moment, self.sparse(|id| self.now(id)), cells));
+        let points = self.past.points.iter().cloned().chain(high).chain(present);
+        let said = points.map(|point| {
+            let Point { bytes, unnamed, epoch, is_high, .. } = point;
+            let is_peak = epoch == self.peak.epoch && is_high;
+            if is_peak {
+                let moment = Moment { time_ns: point.said.time_ns, bytes, unnamed, epoch, is_high };
+                Point::of(moment, self.sparse(|id| self.at_peak(id)), cells).said
+            } else {
+                point.said
+            }
+        });
+        gpumem_model::timeline::Timeline { width_ns: self.past.width_ns, points: said.collect() }
     }
 }

@@ -3,7 +3,7 @@
 //! Agents and NVML speak through different channels: that a reading began may be heard after records that are younger
 //! than it. Copying the book then would mix two moments; undoing what came after the reading's beginning does not.
 
-use crate::book::CellId;
+use crate::book::cells::CellId;
 use crate::book::rounding::Rounding;
 use std::collections::VecDeque;
 

@@ -34,7 +34,7 @@ pub(crate) struct Rounding {
 }
 
 impl Rounding {
-    /// Of one allocation, at most [`crate::rules::holdings::MAX_BYTES`] large.
+    /// Of one allocation, at most [`crate::rows::row::MAX_BYTES`] large.
     #[inline]
     pub fn of(bytes: u64) -> Self {
         if bytes <= ROUNDING_RULE.shared_up_to {
@@ -82,7 +82,7 @@ mod tests {
             (2 << 20) - 1024,
             "the third opens another"
         );
-        assert_eq!(of(&[crate::rules::holdings::MAX_BYTES]), 0);
+        assert_eq!(of(&[crate::rows::row::MAX_BYTES]), 0);
         assert_eq!(Rounding::of(100).minus(Rounding::of(100)), Rounding::default());
         assert_eq!(
             Rounding::default().minus(Rounding::of(100)).bytes(),

@@ -13,8 +13,7 @@
 //! **What arrives later** corrects points as it corrects the peak, as long as the row lives: one that was made in epoch e was
 //! live at every point since.
 
-use crate::book::{Book, CellId, CellTable};
-use crate::rules::holdings::Holdings;
+use crate::book::cells::{CellId, CellTable};
 use gpumem_model::timeline as told;
 
 /// Cells of a point at most.
@@ -26,14 +25,14 @@ pub(crate) const NAMED: usize = 40;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Point {
-    said: told::Point,
-    bytes: i64,
+    pub said: told::Point,
+    pub bytes: i64,
     /// Idle and opaque bytes in it.
-    unnamed: i64,
+    pub unnamed: i64,
     /// Of the moment: rows of this and earlier epochs that still live were live then.
-    epoch: u32,
+    pub epoch: u32,
     /// The fullest moment of its slot.
-    is_high: bool,
+    pub is_high: bool,
     /// The state that a silence of more than a slot began with.
     is_held: bool,
     /// Cells that are not among its amounts may be in sums.
@@ -43,7 +42,7 @@ pub(crate) struct Point {
 }
 
 impl Point {
-    fn of(moment: Moment, amounts: Vec<(CellId, i64)>, cells: &CellTable) -> Self {
+    pub fn of(moment: Moment, amounts: Vec<(CellId, i64)>, cells: &CellTable) -> Self {
         let Moment { time_ns, bytes, unnamed, epoch, is_high } = moment;
         let said = told::Point { time_ns, amounts, rest_bytes: 0 };
         let mut point = Point {
@@ -114,8 +113,8 @@ pub(crate) struct Moment {
 #[derive(Debug, Default)]
 pub(crate) struct Timeline {
     /// 0 until the first slot.
-    width_ns: u64,
-    points: Vec<Point>,
+    pub width_ns: u64,
+    pub points: Vec<Point>,
 }
 
 impl Timeline {
@@ -200,62 +199,4 @@ impl Timeline {
 pub(crate) struct Change {
     pub bytes: i64,
     pub unnamed: i64,
-}
-
-impl Book {
-    /// The open slot is over.
-    #[cold]
-    pub fn end_slot(&mut self, cells: &CellTable) {
-        if let Some(moment) = self.high_moment() {
-            let amounts = self.sparse(|id| self.at_high(id));
-            self.past.push(moment, amounts, cells);
-        }
-        self.close_high();
-    }
-
-    /// Before a record of `now_ns` is booked: if the book had not been touched for long, its last state is a point.
-    pub fn end_silence(&mut self, now_ns: u64, cells: &CellTable) {
-        if self.high_moment().is_none() || !self.past.is_long(now_ns.saturating_sub(self.touched_ns)) {
-            return;
-        }
-        // Rows of now were live then.
-        let held = match (self.present(), self.high_moment()) {
-            (Some(present), _) => Some(Moment { epoch: self.next_epoch(), ..present }),
-            (None, high) => high.map(|high| Moment { is_high: false, ..high }),
-        };
-        self.end_slot(cells);
-        if let Some(moment) = held {
-            self.reach_epoch(moment.epoch);
-            let amounts = self.sparse(|id| self.now(id));
-            self.past.push(moment, amounts, cells);
-        }
-    }
-
-    /// The points so far, with the fullest moment of the open slot and the last state, if it `is_known`. The point at the
-    /// peak is what is known of the peak by now.
-    pub fn timeline(&self, cells: &CellTable, is_known: bool) -> told::Timeline {
-        let high =
-            self.high_moment().map(|moment| Point::of(moment, self.sparse(|id| self.at_high(id)), cells));
-        let present = self.present().filter(|_| is_known);
-        let present = present.map(|moment| Point::of(moment, self.sparse(|id| self.now(id)), cells));
-        let points = self.past.points.iter().cloned().chain(high).chain(present);
-        let said = points.map(|point| {
-            let Point { bytes, unnamed, epoch, is_high, .. } = point;
-            let is_peak = epoch == self.peak.epoch && is_high;
-            if is_peak {
-                let moment = Moment { time_ns: point.said.time_ns, bytes, unnamed, epoch, is_high };
-                Point::of(moment, self.sparse(|id| self.at_peak(id)), cells).said
-            } else {
-                point.said
-            }
-        });
-        told::Timeline { width_ns: self.past.width_ns, points: said.collect() }
-    }
-}
-
-impl Holdings {
-    /// What was held over time on a device.
-    pub fn timeline(&self, book: usize) -> told::Timeline {
-        self.books.get(book).map(|book| book.timeline(&self.cells, !self.mixed)).unwrap_or_default()
-    }
 }

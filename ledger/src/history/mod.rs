@@ -5,5 +5,5 @@ pub(crate) mod layers;
 pub(crate) mod marks;
 mod period;
 pub(crate) mod ranges;
-mod ring;
+pub(crate) mod ring;
 pub(crate) mod trend;

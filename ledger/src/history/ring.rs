@@ -1,7 +1,5 @@
 //! A bounded number of points that goes on for ever: when all are taken, pairs become one.
 
-use super::trend::TrendPoint;
-
 /// Points of each amount.
 pub(super) const POINTS: usize = 64;
 
@@ -76,4 +74,13 @@ impl Ring {
             _ => column.push(bytes),
         }
     }
+}
+
+/// When a point began.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TrendPoint {
+    /// Step since the first, or seconds (of the gap: tenths) of record time; a multiple of the stride.
+    pub index: u64,
+    /// Time of its first look.
+    pub time_ns: u64,
 }

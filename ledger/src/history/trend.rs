@@ -13,9 +13,10 @@
 //! **What it costs.** A look compares each cell with its first amount; only cells that ever changed have points. Points that
 //! have had their looks cost one comparison per step, so the looks of n steps are some hundred times log n.
 
-use super::period::Period;
-use super::ring::Ring;
-use crate::book::{Book, CellId, WINDOW_NS};
+use crate::book::cells::CellId;
+use crate::book::{Book, WINDOW_NS};
+use crate::history::period::Period;
+use crate::history::ring::{Ring, TrendPoint};
 
 /// Cells with points of their own; more are summed in one.
 const COLUMNS: usize = 512;
@@ -32,15 +33,6 @@ const SECOND_NS: u64 = 1_000_000_000;
 const BETWEEN_LOOKS_NS: u64 = SECOND_NS / 4;
 /// A loss may hide steps: the program's own numbers tell how many, if they are as near as this.
 const MOST_LOST_STEPS: u64 = 1 << 20;
-
-/// When a point began.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct TrendPoint {
-    /// Step since the first, or seconds (of the gap: tenths) of record time; a multiple of the stride.
-    pub index: u64,
-    /// Time of its first look.
-    pub time_ns: u64,
-}
 
 /// Amounts at the same points.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -352,7 +344,7 @@ impl StepCount {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::book::{IDLE, OPAQUE};
+    use crate::book::cells::{IDLE, OPAQUE};
     use crate::history::ring::POINTS;
 
     fn look(track: &mut Track, index: u64, amounts: &[i64]) {

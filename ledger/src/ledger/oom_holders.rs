@@ -3,7 +3,8 @@
 
 use crate::base::identity::ProcessKey;
 use crate::ledger::{Ledger, book_on};
-use crate::oom::{Entry, Listing, OomDevice, OomView};
+use crate::oom::device::{Listing, OomDevice};
+use crate::oom::records::{Entry, OomView};
 use gpumem_model::oom::OomKind;
 use gpumem_wire::Stamp;
 use std::sync::Arc;

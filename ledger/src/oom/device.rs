@@ -1,8 +1,7 @@
 //! Who had the device when memory ran out: as a reading had it, brought up to the moment.
 
-use super::MAX_HOLDERS;
+use crate::base::device::AgreedReading;
 use crate::base::identity::ProcessKey;
-use crate::snapshot::AgreedReading;
 use gpumem_model::run::DeviceReading;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -121,3 +120,6 @@ impl OomDevice {
         }
     }
 }
+
+/// Holders that are named.
+const MAX_HOLDERS: usize = 16;

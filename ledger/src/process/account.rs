@@ -3,9 +3,10 @@
 use crate::base::recent::Lately;
 use crate::book::Peak;
 use crate::history::trend::GapTrend;
-use crate::oom::Listing;
+use crate::oom::device::Listing;
 use crate::samples::pending::{ClosedSample, PeakGap};
-use crate::untrackable::{Causes, Parts};
+use crate::untrackable::account::Causes;
+use crate::untrackable::parts::Parts;
 use gpumem_wire::Body;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -215,5 +216,18 @@ impl Account {
             exact: gap.is_exact(peak),
             parts: gap.parts,
         })
+    }
+}
+
+impl Account {
+    /// Remembers a sample's gap if it is beyond doubt; of a process without an agent, `used`.
+    pub fn follow_gap(&mut self, sample: &ClosedSample, covered: bool) {
+        let is_sharp = sample.is_certain();
+        let used = sample.used_bytes.ok().and_then(|used| i64::try_from(used).ok());
+        match (sample.untrackable_bytes(), used) {
+            (Some(gap), _) if is_sharp => self.gaps.add(sample.t0_ns, gap, false),
+            (None, Some(used)) if !covered => self.gaps.add(sample.t0_ns, used, true),
+            _ => {}
+        }
     }
 }

@@ -1,7 +1,8 @@
 //! exec(): the process becomes another program. Pid and start time stay, everything else begins again: its
 //! memory is gone, the new agent counts from 1 and gives its own numbers to names.
 
-use crate::process::{Coverage, NO_BOOK, Process};
+use crate::process::coverage::Coverage;
+use crate::process::{NO_BOOK, Process};
 use gpumem_model::run::Program;
 use gpumem_wire::{Body, Record};
 

@@ -2,125 +2,42 @@
 //! samples that wait for its records.
 
 pub(crate) mod account;
-pub(crate) mod blind;
+mod blind;
 mod books;
+pub(crate) mod coverage;
 mod driver_events;
-pub(crate) mod earlier;
 mod exec;
-pub(crate) mod quota;
+mod oom;
+mod quota;
 mod resync;
 mod samples;
+mod stream;
 mod trends;
 
 use crate::Map;
 use crate::base::identity::ProcessKey;
+use crate::base::quota::Load;
 use crate::history::counters::Counters;
 use crate::history::layers::Layers;
 use crate::history::marks::{MarkView, Marks};
 use crate::history::ranges::{OwnView, Ranges};
 use crate::history::trend::{StepCount, Trend};
-use crate::oom::Ooms;
+use crate::oom::records::Ooms;
 use crate::process::account::Account;
-use crate::process::blind::Blind;
-use crate::process::earlier::Earlier;
-use crate::process::quota::{Full, Load};
-use crate::process::resync::Resync;
-use crate::rules::holdings::{Holdings, Oddities};
-use crate::samples::pending::{ClosedSample, Pending};
-use gpumem_model::run::Program;
+use crate::process::coverage::{Coverage, Facts, MOST_LOST, Partial, parse_lines};
+use crate::process::stream::Resync;
+use crate::rows::row::Oddities;
+use crate::rules::holdings::Holdings;
+use crate::samples::pending::{ClosedSample, Pending, known_until};
 use gpumem_wire::{Body, ByeReason, Flags, ImportSource, MemoryKind, Record, Stamp, WITHHELD};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// In `slots`: no record has spoken of the device.
 pub(crate) const NO_BOOK: u8 = u8::MAX;
 /// The book of all devices beyond those that a process may have: as many as bits in `Holdings::settle`.
 pub(crate) const BEYOND: u8 = 63;
-/// Losses of one process that are counted: a day of a billion a second. A liar's numbers would be all that is left of a sum of them.
-pub(crate) const MOST_LOST: u64 = 1 << 46;
 /// Names a process may introduce; more stay numbers. Rows do not depend on them.
 const MAX_NAMES: usize = 262_144;
-
-/// What is known of a process from outside, and what it claims.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Facts {
-    /// Owner, as the daemon saw it.
-    pub uid: Option<u64>,
-    /// Parent's pid.
-    pub parent_pid: Option<u64>,
-    /// From /proc: command, comm, user, cgroup.
-    pub seen: BTreeMap<String, String>,
-    /// From the agent's environment: rank, job. Claims.
-    pub claims: BTreeMap<String, String>,
-}
-
-/// The agent is not let in.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Blocked {
-    /// Since when.
-    pub since_ns: u64,
-    /// CUPTI's result.
-    pub result: u16,
-    /// With [`Blocked::HELD`] by whom, where it can be known; else why.
-    pub by: String,
-}
-
-impl Blocked {
-    /// Another client holds the CUPTI subscription.
-    pub const HELD: u16 = 39;
-}
-
-/// What was lost, and what that does to the sums.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Partial {
-    /// When the first loss was seen.
-    pub since_ns: u64,
-    /// The state of now is not known either: no resync has ended since the last loss.
-    pub state: bool,
-}
-
-/// How much of the truth the numbers of a process are.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Coverage {
-    /// An agent speaks for it.
-    pub covered: bool,
-    /// The agent attached after allocations.
-    pub late: bool,
-    /// See [`Blocked`].
-    pub blocked: Option<Blocked>,
-    /// Paused on request.
-    pub paused: bool,
-    /// See [`Blind`].
-    pub blind: Blind,
-    /// Set at the first loss and kept: the peak is then a lower bound.
-    pub partial: Option<Partial>,
-    /// Ordered records applied.
-    pub events: u64,
-    /// Of those, driver allocations.
-    pub allocations: u64,
-    /// Their bytes, frees not taken off.
-    pub allocated_bytes: u64,
-    /// Ordered records lost.
-    pub lost: u64,
-    /// Of those, what was missing before the first that this ledger heard.
-    pub before: u64,
-    /// Bytes that were held when it began to hear, if something was missing before.
-    pub held_before: Option<i64>,
-    /// Ordered records that were kept back on request (pause, mute): no losses.
-    pub withheld: u64,
-    /// See [`Earlier`].
-    pub earlier: Option<Earlier>,
-    /// The programs that spoke, oldest first: the first, of which `before` is, and the latest.
-    pub programs: Vec<Program>,
-    /// Samples closed without the agent's word.
-    pub stale_samples: u64,
-    /// Driver allocations that failed.
-    pub failed_allocations: u64,
-    /// Steps that the process reported.
-    pub steps: u64,
-    /// It may not say more than it has: what it added since is lost.
-    pub full: Option<Full>,
-}
 
 #[derive(Debug)]
 pub(crate) struct Process {
@@ -492,7 +409,7 @@ impl Process {
                 self.has_watermarks = true;
                 self.keep_trails();
                 self.note_in_flight(record);
-                self.advance(crate::process::samples::known_until(record));
+                self.advance(known_until(record));
             }
             Body::ResyncBegin { after_seq, .. } => self.begin_resync(after_seq),
             Body::ResyncEnd { head_seq, rows, .. } => self.end_resync(head_seq, rows, stamp.time_ns),
@@ -589,13 +506,4 @@ impl Process {
         self.reach_end(); // no more of the resync will come
         self.holdings.settle(self.applied_ns);
     }
-}
-
-/// `key=value` lines; a line without `=` is a key with an empty value.
-pub(crate) fn parse_lines(text: &str) -> BTreeMap<String, String> {
-    text.lines()
-        .filter(|line| !line.is_empty())
-        .map(|line| line.split_once('=').unwrap_or((line, "")))
-        .map(|(key, value)| (key.to_owned(), value.to_owned()))
-        .collect()
 }

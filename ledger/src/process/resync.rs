@@ -1,34 +1,8 @@
 //! The state said again: what an agent restates stays, what it does not is gone.
 
-use crate::process::{Coverage, MOST_LOST, Process};
-use crate::rules::holdings::{Holdings, Row};
-
-/// Between ResyncBegin and ResyncEnd.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Resync {
-    /// Rows said again so far.
-    pub rows: u64,
-    /// Rows born after it are left to the ring.
-    pub after_seq: u64,
-    /// Nothing was lost: what is said is known already, and better, for its rows are those of no single moment. Nothing of it is
-    /// taken, so that a peak is seen that comes before the ring's head. Each new connection begins with such a resync.
-    pub confirms: bool,
-}
-
-impl Holdings {
-    /// While the state is said again: a row that was not may be gone, and its address another's.
-    pub fn is_in_doubt(&self, row: &Row) -> bool {
-        self.mixed && row.generation != self.generation
-    }
-
-    /// Allocations that were not said again are gone. One whose free was entered while the table was read is in flight by
-    /// now: it goes when the free succeeds.
-    fn sweep_allocations(&mut self) {
-        let generation = self.generation;
-        self.drop_allocations(|row| row.generation != generation);
-        self.unswept = false;
-    }
-}
+use crate::process::Process;
+use crate::process::coverage::{Coverage, MOST_LOST};
+use crate::process::stream::Resync;
 
 impl Process {
     /// Records were kept back on request. The state is unknown until it is said again, peaks are lower bounds, and nothing is lost.

@@ -4,30 +4,15 @@
 use crate::book::recent_past::Moment;
 use crate::book::rounding::Rounding;
 use crate::process::Process;
-use crate::rules::holdings::{MAX_BYTES, is_charged};
+use crate::rows::row::{MAX_BYTES, is_charged};
 use crate::samples::pending::{PeakGap, Pending};
-use crate::untrackable::{Known, Names};
+use crate::untrackable::change::Known;
+use crate::untrackable::event::Names;
 use gpumem_wire::{Absence, Body, Flags, MemoryKind, Record};
 
 /// Readings of one device that may wait for a process's records: more than an agent that is not stale can
 /// leave behind at a hundred readings a second.
 const MAX_PENDING: usize = 64;
-
-/// Samples wait so long for a call that was in flight: what it allocates is in them or not, and only its record says how much.
-const PATIENCE_NS: u64 = 250_000_000;
-
-/// Up to when a watermark says everything.
-pub(crate) fn known_until(watermark: &Record<'_>) -> u64 {
-    let time_ns = watermark.stamp.time_ns;
-    match watermark.body {
-        Body::Watermark { in_flight_since_ns: since_ns @ 1.., .. }
-            if time_ns.saturating_sub(since_ns) < PATIENCE_NS =>
-        {
-            since_ns.min(time_ns).saturating_sub(1)
-        }
-        _ => time_ns,
-    }
-}
 
 impl Process {
     /// A reading of the device begins.

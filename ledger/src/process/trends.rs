@@ -3,8 +3,7 @@
 use crate::book::Book;
 use crate::history::trend::{StepCount, Trend, TrendView};
 use crate::process::Process;
-use crate::process::account::Account;
-use crate::samples::pending::ClosedSample;
+use crate::roles::iterations::IterationsView;
 use gpumem_wire::Stamp;
 
 impl Process {
@@ -69,15 +68,10 @@ impl Process {
     }
 }
 
-impl Account {
-    /// Remembers a sample's gap if it is beyond doubt; of a process without an agent, `used`.
-    pub fn follow_gap(&mut self, sample: &ClosedSample, covered: bool) {
-        let is_sharp = sample.is_certain();
-        let used = sample.used_bytes.ok().and_then(|used| i64::try_from(used).ok());
-        match (sample.untrackable_bytes(), used) {
-            (Some(gap), _) if is_sharp => self.gaps.add(sample.t0_ns, gap, false),
-            (None, Some(used)) if !covered => self.gaps.add(sample.t0_ns, used, true),
-            _ => {}
-        }
+impl Process {
+    /// What the iterations of an account held.
+    pub fn iterations_view(&self, account: usize) -> Option<IterationsView> {
+        let (roles, book) = (self.holdings.roles.get(account)?, self.holdings.books.get(account)?);
+        Some(roles.iterations.view(self.applied_ns, book))
     }
 }

@@ -3,8 +3,8 @@
 //! Roles are known at the edges of phases: forward's activations when backward begins, gradients when the optimizer
 //! does. There they are measured, once per edge and not per event; what a phase freed again comes from `young`.
 
-use crate::book::{Book, CellId, CellKey};
-use crate::process::Process;
+use crate::book::Book;
+use crate::book::cells::{CellId, CellKey};
 use crate::roles::parameters::{Parameters, ParametersView};
 use gpumem_wire::Role;
 
@@ -208,14 +208,6 @@ impl Iterations {
 
     pub fn bytes(&self) -> usize {
         self.parameters.bytes()
-    }
-}
-
-impl Process {
-    /// What the iterations of an account held.
-    pub fn iterations_view(&self, account: usize) -> Option<IterationsView> {
-        let (roles, book) = (self.holdings.roles.get(account)?, self.holdings.books.get(account)?);
-        Some(roles.iterations.view(self.applied_ns, book))
     }
 }
 

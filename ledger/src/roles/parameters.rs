@@ -5,7 +5,8 @@
 //! objects): they count as they were when all of them together were most, in the latest of such moments. So the columns of an iteration add up to what its row says of
 //! parameters and gradients.
 
-use crate::book::{Book, CellId, CellKey};
+use crate::book::Book;
+use crate::book::cells::{CellId, CellKey};
 use gpumem_wire::Role;
 use std::collections::VecDeque;
 use std::mem::size_of;

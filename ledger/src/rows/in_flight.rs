@@ -8,8 +8,7 @@
 //! by their birth.
 
 use crate::Map;
-use crate::rules::holdings::Row;
-use crate::rules::vmm::{BackingId, Mapping};
+use crate::rows::row::{BackingId, Mapping, Row};
 
 /// Something that a call has taken apart and that its end gives back or puts together again.
 #[derive(Debug)]

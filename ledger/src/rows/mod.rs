@@ -2,3 +2,5 @@
 
 pub(crate) mod in_flight;
 pub(crate) mod peak_residues;
+pub(crate) mod pool;
+pub(crate) mod row;

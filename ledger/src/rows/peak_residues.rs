@@ -5,7 +5,7 @@
 //! more cache misses, 15 % of the time at 1 million live rows.
 
 use crate::Map;
-use crate::book::CellId;
+use crate::book::cells::CellId;
 
 /// Rows that are kept; the role of more could not be told apart from rows that never get one.
 const MAX_GHOSTS: usize = 262_144;

@@ -1,9 +1,9 @@
 //! Booking rules of allocations with an address, and of what takes many of them at once.
 
-use crate::book::IDLE;
+use crate::book::cells::IDLE;
 use crate::rows::in_flight::InFlight;
-use crate::rules::holdings::beside_of;
-use crate::rules::holdings::{Extent, Holdings, LARGE_BYTES, MAX_BYTES, Row, is_charged};
+use crate::rows::row::{Extent, LARGE_BYTES, MAX_BYTES, Row, beside_of, is_charged};
+use crate::rules::holdings::Holdings;
 use gpumem_model::run::Class;
 use gpumem_wire::{DestroyScope, Flags, MemoryKind, Phase, PoolOwner, Role, Stamp};
 

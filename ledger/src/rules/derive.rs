@@ -29,15 +29,13 @@
 //! anew are replayed in the order of their births: that one lives which is younger and of another phase, says that
 //! an edge was between.
 
-use crate::book::CellId;
-use crate::roles::iterations::Iterations;
-use crate::roles::undecided::{Entry, List, NOT_FOLLOWED, Young};
-use crate::rules::holdings::{Extent, Holdings, Row};
+use crate::book::cells::CellId;
+use crate::roles::state::{End, PhaseWords, Reborn, Roles, WORKSPACE_BYTES, list_of, workspace_index};
+use crate::roles::undecided::{Entry, List, NOT_FOLLOWED};
+use crate::rows::row::{Extent, Row};
+use crate::rules::holdings::Holdings;
 use gpumem_wire::{Phase, Role, Stamp};
 
-/// Sizes of workspaces as PyTorch configures them: cuBLAS on Hopper and later `:4096:8`, on others `:4096:2:16:8`; cuBLASLt, whose
-/// own workspaces stay in PyTorch 2.9 to 2.11.
-pub(crate) const WORKSPACE_BYTES: [u64; 3] = [33_554_432, 8_519_680, 1_048_576];
 /// Libraries whose own driver allocations are scratch, by the beginning of their file's name. Not libnccl: what it takes is
 /// large enough to be told by its name, which it is where no role is known.
 const SCRATCH_LIBRARIES: [&str; 2] = ["libcublas", "libcudnn"];
@@ -48,126 +46,6 @@ const MAX_SCRATCH_LIBRARIES: usize = 32;
 const MOST_WORKSPACES: usize = 8;
 /// Steps after which a block is no activation and no input. Two optimizers may step in turn: that counts twice.
 const OLD_AGE: u8 = 3;
-/// Threads of a kind that are known, per device.
-const THREADS: usize = 8;
-
-/// Roles of one device's blocks.
-#[derive(Debug, Default)]
-pub(crate) struct Roles {
-    pub young: Young,
-    pub iterations: Iterations,
-    /// The phase that blocks are born in; `Unknown` between phases.
-    pub now: Phase,
-    /// Seq of the record that began it.
-    since_seq: u64,
-    /// A backward pass or an optimizer was seen.
-    pub is_trained: bool,
-    /// Optimizer steps that are over.
-    optimized: u64,
-    /// There was forward work since the last optimizer step (or step, where the program says them).
-    has_worked: bool,
-    /// An optimizer step is over, and no forward pass has begun since.
-    is_iterated: bool,
-    /// Threads that run forward passes, and those that run backward passes. One can be both.
-    forward_threads: Threads,
-    backward_threads: Threads,
-    /// Parameters of these sizes exist; more workspaces of them than there can be were seen.
-    parameters: [bool; WORKSPACE_BYTES.len()],
-    ambiguous: [bool; WORKSPACE_BYTES.len()],
-    knows_parameters: bool,
-}
-
-/// A ring, and its next place.
-#[derive(Debug, Default)]
-struct Threads([u32; THREADS], usize);
-
-impl Threads {
-    fn has(&self, thread: u32) -> bool {
-        self.0.contains(&thread)
-    }
-
-    fn note(&mut self, thread: u32) {
-        if !self.has(thread) {
-            self.0[self.1] = thread;
-            self.1 = (self.1 + 1) % THREADS;
-        }
-    }
-}
-
-impl Roles {
-    /// It does nothing else, as far as is known.
-    pub fn is_backward_thread(&self, thread: u32) -> bool {
-        self.backward_threads.has(thread) && !self.forward_threads.has(thread)
-    }
-
-    /// Whether what has the size of a workspace may be the gradient of a parameter.
-    fn may_be_gradient(&self, size: usize) -> bool {
-        !self.knows_parameters || self.parameters[size]
-    }
-
-    /// The role of most blocks that are born in a list.
-    fn likely(&self, list: List) -> Role {
-        match list {
-            List::Forward if self.is_trained => Role::Activation,
-            List::Backward => Role::Temporary,
-            List::Optimizer if self.optimized == 0 => Role::OptimizerState,
-            List::Optimizer => Role::Temporary,
-            _ => Role::Unknown,
-        }
-    }
-}
-
-/// How a block comes to its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum End {
-    /// Its owner frees it.
-    Freed,
-    /// Its owner lets it go, and it waits for a stream.
-    LetGo,
-    /// Something else takes it with it.
-    Taken,
-}
-
-/// A block that a resync brought anew.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Reborn {
-    pub seq: u64,
-    pub list: List,
-    pub pool: u32,
-    pub address: u64,
-}
-
-/// What a process says of its phases, on all devices.
-#[derive(Debug, Default)]
-pub(crate) struct PhaseWords {
-    /// The last `PhaseBegin`.
-    pub said: Phase,
-    /// Blocks are stamped with phases.
-    pub stamped: bool,
-    /// The program says its steps.
-    pub stepped: bool,
-    /// The program's number of its epoch; 0: it says none.
-    pub epoch: u64,
-    /// Blocks without a phase have to be looked at.
-    pub looks: bool,
-    /// What is told happened before, and was not heard: see [`Holdings::replay`].
-    replays: bool,
-}
-
-fn workspace_index(bytes: u64) -> Option<usize> {
-    WORKSPACE_BYTES.iter().position(|&size| size == bytes)
-}
-
-/// The list of a phase that blocks are born in.
-pub(crate) fn list_of(phase: Phase) -> Option<List> {
-    match phase {
-        Phase::Forward => Some(List::Forward),
-        Phase::Backward => Some(List::Backward),
-        Phase::Optimizer => Some(List::Optimizer),
-        Phase::Evaluation => Some(List::Evaluation),
-        Phase::Setup | Phase::Between | Phase::Unknown => None,
-    }
-}
 
 impl Holdings {
     /// A block is about to be born on `book`: its role for now, and the list in which it is followed.
@@ -583,6 +461,24 @@ impl Holdings {
             roles.iterations.end(time_ns, book);
             let iterations = std::mem::take(&mut roles.iterations);
             *roles = Roles { iterations, ..Roles::default() };
+        }
+    }
+}
+
+impl Holdings {
+    /// The phase in which a thread asks for memory that it does not get, where its frames name none. Loss and glue belong to the pass
+    /// that is under way, as in `list_at_birth`; a pass is over for a thread that runs forward passes and is in no backward node.
+    pub fn phase_of_request(&self, book: u8, thread: u32) -> Phase {
+        let roles = &self.roles[usize::from(book)];
+        match (self.phases.said, roles.now) {
+            (Phase::Optimizer, _) => Phase::Optimizer,
+            (said, _) if !self.phases.stamped => said,
+            (_, Phase::Forward) => Phase::Forward,
+            (_, Phase::Evaluation) => Phase::Evaluation,
+            (_, Phase::Backward) if roles.is_backward_thread(thread) => Phase::Backward,
+            (Phase::Setup, Phase::Unknown) => Phase::Setup,
+            (_, Phase::Unknown) if !roles.is_trained && !self.phases.stepped => Phase::Unknown,
+            _ => Phase::Between,
         }
     }
 }

@@ -2,109 +2,16 @@
 //! allocation.rs, vmm.rs and pool.rs; this file has what they share.
 
 use crate::Map;
-use crate::book::{Book, CellId, CellTable, Window};
+use crate::book::cells::{CellId, CellTable};
+use crate::book::{Book, Window};
+use crate::roles::state::{PhaseWords, Reborn, Roles};
 use crate::rows::in_flight::InFlights;
 use crate::rows::peak_residues::{Ghost, Ghosts};
-use crate::rules::derive::{PhaseWords, Reborn, Roles};
-use crate::rules::pool::Pool;
-use crate::rules::segment::Carved;
-use crate::rules::vmm::{Backing, BackingId, Mapping};
+use crate::rows::pool::{Carved, Pool};
+use crate::rows::row::{Backing, BackingId, Extent, Mapping, Oddities, Row, is_charged};
 use gpumem_model::run::Beside;
-use gpumem_wire::{Flags, MemoryKind, Phase, Role, Stamp};
+use gpumem_wire::{Flags, Phase, Role, Stamp};
 use std::collections::BTreeMap;
-
-/// No single allocation is larger (256 TiB): a peer that says so is wrong, and no sum of believable
-/// rows can overflow.
-pub(crate) const MAX_BYTES: u64 = 1 << 48;
-/// Allocations of at least this size can be found by an address inside them (segments of pools that
-/// take a part of an allocation); smaller ones only by their first byte.
-pub(crate) const LARGE_BYTES: u64 = 1 << 20;
-
-/// Live memory of one allocation or block. 32 bytes: a process may have millions.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Row {
-    /// Seq of the record that made it; what `Retag` names.
-    pub seq: u64,
-    pub bytes: u64,
-    pub cell: CellId,
-    /// See [`Book::next_epoch`].
-    pub first_epoch: u32,
-    /// Context of a direct allocation; pool index of a stream-ordered one; of a block its entry in `young`.
-    pub owner: u32,
-    pub kind: MemoryKind,
-    pub book: u8,
-    /// Of the last resync that said it.
-    pub generation: u8,
-    pub flags: u8,
-}
-
-impl Row {
-    /// The row explains memory that is not booked here.
-    pub const UNBOOKED: u8 = 1;
-    /// Freed by its owner, a stream may still use it.
-    pub const PENDING: u8 = 2;
-    /// The allocation is a segment of a framework pool by birth, and ends with it.
-    pub const SEGMENT: u8 = 4;
-    /// Somebody told its role.
-    pub const EXACT: u8 = 8;
-    /// And by the record of its birth: no word of later takes it back.
-    pub const BORN_EXACT: u8 = 16;
-
-    pub fn is(&self, flag: u8) -> bool {
-        self.flags & flag != 0
-    }
-}
-
-/// A piece of booked memory that a segment can lie in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Extent {
-    /// Driver allocation at address `.0`, born as seq `.1`: while its free is in flight another one may
-    /// have the address.
-    Allocation(u64, u64),
-    Backing(BackingId),
-    /// Block of pool `.0` at address `.1`.
-    Block(u32, u64),
-}
-
-/// Whether NVML charges memory of this kind to the process.
-pub(crate) fn is_charged(kind: MemoryKind) -> bool {
-    use MemoryKind::{HostVmm, Imported, Managed, Pinned, Registered};
-    !matches!(kind, Managed | Pinned | Registered | Imported | HostVmm)
-}
-
-/// Where bytes of a kind that NVML does not charge to the process are counted; `None` of a kind that it charges.
-pub(crate) fn beside_of(beside: &mut Beside, kind: MemoryKind) -> Option<&mut i64> {
-    match kind {
-        MemoryKind::Managed => Some(&mut beside.managed_bytes),
-        MemoryKind::Pinned => Some(&mut beside.pinned_bytes),
-        MemoryKind::Registered => Some(&mut beside.registered_bytes),
-        MemoryKind::Imported => Some(&mut beside.imported_bytes),
-        MemoryKind::HostVmm => Some(&mut beside.host_vmm_bytes),
-        _ => None,
-    }
-}
-
-/// Records that did not fit what was known. Counted, never hidden; a covered process without losses
-/// has none.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Oddities {
-    /// Frees of addresses that were not live.
-    pub unknown_frees: u64,
-    /// Ends of frees that never began.
-    pub unknown_ends: u64,
-    /// Allocations at addresses that were live.
-    pub replaced: u64,
-    /// Handles, pools or segments that were not known.
-    pub unknown_handles: u64,
-    /// Sizes that no machine has.
-    pub impossible: u64,
-    /// Ordered records that came twice.
-    pub duplicates: u64,
-    /// Bookings beyond the table of cells.
-    pub overflowed: u64,
-    /// Device slots beyond the devices that a process may have: their bytes are in one sum.
-    pub devices_beyond: u64,
-}
 
 #[derive(Debug)]
 pub(crate) struct Holdings {
@@ -203,6 +110,11 @@ impl Holdings {
     /// Times are only an order: a window of their own for each.
     pub fn is_ordinal(&self) -> bool {
         self.window_ns == 1
+    }
+
+    /// What was held over time on a device.
+    pub fn timeline(&self, book: usize) -> gpumem_model::timeline::Timeline {
+        self.books.get(book).map(|book| book.timeline(&self.cells, !self.mixed)).unwrap_or_default()
     }
 
     /// Live rows of every kind.

@@ -1,8 +1,10 @@
 //! Booking rules: what a record does to the rows and books of its process.
 
 mod allocation;
-pub(crate) mod derive;
+mod derive;
 pub(crate) mod holdings;
-pub(crate) mod pool;
-pub(crate) mod segment;
-pub(crate) mod vmm;
+pub(crate) mod memory_use;
+mod pool;
+mod resync;
+mod segment;
+mod vmm;

@@ -6,78 +6,17 @@
 //! A **framework pool** takes segments (segment.rs); their bytes are `idle` until a block covers them.
 
 use crate::Map;
-use crate::book::{CellId, CellKey, IDLE, OPAQUE};
+use crate::book::cells::{CellId, CellKey, IDLE, OPAQUE};
+use crate::roles::state::{End, Reborn, list_of};
 use crate::roles::undecided::NOT_FOLLOWED;
 use crate::rows::in_flight::InFlight;
-use crate::rules::derive::{End, Reborn, list_of};
-use crate::rules::holdings::{Extent, Holdings, LARGE_BYTES, MAX_BYTES, Row};
-use crate::rules::segment::Segment;
+use crate::rows::pool::Pool;
+use crate::rows::row::{Extent, LARGE_BYTES, MAX_BYTES, Row};
+use crate::rules::holdings::Holdings;
 use gpumem_model::run::Class;
 use gpumem_wire::{Flags, FreeState, MemoryKind, Phase, PoolOwner, Role, Stamp};
 use std::collections::BTreeMap;
 use std::collections::hash_map::Entry;
-
-#[derive(Debug)]
-pub(crate) struct Pool {
-    /// The owner's number for it.
-    pub id: u64,
-    pub owner: PoolOwner,
-    pub parent: Option<u32>,
-    pub book: u8,
-    /// Tag that names it.
-    pub name: u32,
-    /// Cell of its idle bytes: its own, if it had a name before it had anything else.
-    idle: CellId,
-    /// Tag in the cells of its blocks: its name, if `idle` is its own.
-    cell_name: u32,
-    /// Reports no blocks.
-    pub opaque: bool,
-    pub gone: bool,
-    pub generation: u8,
-    /// Driver pools: what was last polled.
-    polled: u64,
-    /// Driver pools: what is posted for it. Framework pools: what its owner last said.
-    pub reserved: u64,
-    /// Driver pools: bytes of live allocations; of graphs, what was last polled. Framework pools: what its owner last said to be in use.
-    pub used: u64,
-    pub segments: BTreeMap<u64, Segment>,
-    pub segment_bytes: u64,
-    /// Segment bytes that are booked.
-    pub backed_bytes: u64,
-    pub blocks: Map<u64, Row>,
-    pub block_bytes: u64,
-    /// Of those, freed by their owner and waiting for a stream.
-    pub pending_bytes: u64,
-    /// Blocks counted beside, because their segments are not wholly booked.
-    pub unbooked_blocks: u32,
-    /// The owner's own total and ours, when it last asked for a comparison.
-    pub check: Option<(u64, u64)>,
-    /// Framework pools: what the owner last said to have reserved and handed out.
-    pub said: Option<(u64, u64)>,
-    /// Other pools take segments out of its blocks; `large_blocks` is kept.
-    has_children: bool,
-    pub large_blocks: BTreeMap<u64, u64>,
-}
-
-impl Pool {
-    pub fn cell(&self) -> CellId {
-        if self.opaque { OPAQUE } else { self.idle }
-    }
-    /// Destroyed, and nothing of it is left. A driver pool waits for its last allocation.
-    pub fn is_over(&self) -> bool {
-        self.gone && (self.is_framework() || self.used == 0)
-    }
-    /// Whether `address` lies in a segment that is wholly booked.
-    fn is_booked(&self, address: u64) -> bool {
-        let under = self.segments.range(..=address).next_back();
-        under.is_some_and(|(start, segment)| {
-            address - start < segment.bytes && segment.backed == segment.bytes
-        })
-    }
-    fn is_framework(&self) -> bool {
-        self.owner == PoolOwner::Framework
-    }
-}
 
 impl Holdings {
     /// The pool with this id; made on the spot if nobody created it (default pools, late attach).

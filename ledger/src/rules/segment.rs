@@ -2,63 +2,12 @@
 //! VMM handles through their mappings, or of a block of the parent pool. Whose bytes a segment took is
 //! written on both sides: `Segment::parts` and `Holdings::carved`.
 
-use crate::book::{Book, CellId};
-use crate::rules::holdings::{Extent, Holdings, LARGE_BYTES, MAX_BYTES, Row};
-use crate::rules::vmm::Mapping;
+use crate::book::cells::CellId;
+use crate::rows::pool::{Carved, Idle, Pool, Segment, SegmentKey};
+use crate::rows::row::{Backing, Extent, LARGE_BYTES, MAX_BYTES, Mapping, Row};
+use crate::rules::holdings::Holdings;
 use gpumem_wire::{MemoryKind, PoolOwner, Stamp};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// Pool index and first address.
-pub(crate) type SegmentKey = (u32, u64);
-
-#[derive(Debug)]
-pub(crate) struct Segment {
-    pub bytes: u64,
-    /// Bytes of it that are booked.
-    pub backed: u64,
-    parts: Vec<(Extent, u64)>,
-    pub seq: u64,
-    pub generation: u8,
-}
-
-impl Segment {
-    /// Its memory was mapped there, piece by piece: it can grow.
-    pub fn is_mapped(&self) -> bool {
-        self.parts.iter().any(|(extent, _)| matches!(extent, Extent::Backing(_)))
-    }
-}
-
-/// What segments took from an extent: the other side of `Segment::parts`. Made with the first segment,
-/// gone with the extent.
-#[derive(Debug)]
-pub(crate) struct Carved {
-    pub parts: Vec<(SegmentKey, u64)>,
-    /// The most that their sum has been.
-    most: u64,
-    /// Their sum at the peak, if `epoch` is the peak's; kept as a book keeps its cells.
-    at_peak: u64,
-    epoch: u32,
-}
-
-impl Carved {
-    pub fn total(&self) -> u64 {
-        self.parts.iter().map(|(_, bytes)| bytes).sum()
-    }
-
-    /// What segments had of it, and let go.
-    pub fn let_go(&self) -> i64 {
-        self.most.saturating_sub(self.total()) as i64
-    }
-
-    pub fn at_peak(&self, book: &Book) -> u64 {
-        if self.epoch == book.peak.epoch { self.at_peak } else { self.total() }
-    }
-
-    /// Before `parts` change.
-    fn keep(&mut self, book: &Book) {
-        (self.at_peak, self.epoch) = (self.at_peak(book), book.peak.epoch);
-    }
-}
 
 impl Holdings {
     /// `SegmentAdd`, and `AllocEnd` for a framework pool.
@@ -137,8 +86,7 @@ impl Holdings {
 
     /// The allocation at `address`, born as `seq` for a framework pool, is gone.
     pub fn take_segment_born_as(&mut self, address: u64, seq: u64) {
-        let born =
-            |pool: &crate::rules::pool::Pool| pool.segments.get(&address).is_some_and(|s| s.seq == seq);
+        let born = |pool: &Pool| pool.segments.get(&address).is_some_and(|s| s.seq == seq);
         if let Some(index) = self.pools.iter().position(born) {
             self.take_segment((index as u32, address));
         }
@@ -389,11 +337,44 @@ impl Holdings {
         }
         for (at, bytes) in overlapping(&self.mappings, |mapping| mapping.bytes, start, end) {
             let id = self.mappings[&at].backing;
-            let device = |backing: &crate::rules::vmm::Backing| {
-                matches!(backing.row.kind, MemoryKind::Vmm | MemoryKind::Unknown)
-            };
+            let device =
+                |backing: &Backing| matches!(backing.row.kind, MemoryKind::Vmm | MemoryKind::Unknown);
             if self.backings.get(&id).is_some_and(device) {
                 found.push((Extent::Backing(id), at, bytes));
+            }
+        }
+        found
+    }
+}
+
+impl Holdings {
+    /// Of the framework pools on a device; absent where none reports its blocks.
+    pub fn idle(&self, book: u8) -> Option<Idle> {
+        let reports = |pool: &&Pool| {
+            pool.book == book
+                && pool.owner == PoolOwner::Framework
+                && !pool.opaque
+                && !pool.segments.is_empty()
+        };
+        let mut found = None;
+        for pool in self.pools.iter().filter(reports) {
+            let idle = found.get_or_insert_with(Idle::default);
+            let mut blocks: Vec<(u64, u64)> =
+                pool.blocks.iter().map(|(&address, row)| (address, row.bytes)).collect();
+            blocks.sort_unstable();
+            let mut blocks = blocks.into_iter().peekable();
+            for (&start, segment) in &pool.segments {
+                idle.is_expandable |= segment.is_mapped();
+                let end = start.saturating_add(segment.bytes);
+                let mut at = start;
+                while let Some(&(address, bytes)) = blocks.peek()
+                    && address < end
+                {
+                    idle.add(at, address);
+                    at = at.max(address.saturating_add(bytes));
+                    blocks.next();
+                }
+                idle.add(at, end);
             }
         }
         found

@@ -5,38 +5,10 @@
 //! entered, so the backing has an identity of its own.
 
 use crate::rows::in_flight::InFlight;
-use crate::rules::holdings::beside_of;
-use crate::rules::holdings::{Extent, Holdings, MAX_BYTES, Row};
+use crate::rows::row::{Backing, BackingId, Extent, MAX_BYTES, Mapping, Row, beside_of};
+use crate::rules::holdings::Holdings;
 use gpumem_model::run::Class;
 use gpumem_wire::{Flags, MemoryKind, Phase, Role, Stamp};
-
-/// The seq of the record that made the backing: unique while the process lives.
-pub(crate) type BackingId = u64;
-
-/// Physical memory behind a handle.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Backing {
-    pub row: Row,
-    /// The handle's number, for failed releases.
-    pub handle: u64,
-    /// Create or import, plus retains, minus releases that were entered.
-    pub references: u32,
-    /// Mappings, minus those whose unmap was entered.
-    pub mappings: u32,
-    /// Releases and unmaps in flight: they still hold it, and may fail.
-    pub in_flight: u32,
-    /// Only calls in flight hold it: its bytes are counted in `in_flight_bytes`.
-    leaving: bool,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Mapping {
-    /// Of the record that made it.
-    pub seq: u64,
-    pub bytes: u64,
-    pub backing: BackingId,
-    pub generation: u8,
-}
 
 impl Holdings {
     /// `VmmCreate`, and imports of shareable handles.

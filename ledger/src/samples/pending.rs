@@ -8,8 +8,8 @@
 
 use crate::book::recent_past::Past;
 use crate::book::{Book, Range};
-use crate::untrackable::Parts;
-use gpumem_wire::Absence;
+use crate::untrackable::parts::Parts;
+use gpumem_wire::{Absence, Body, Record};
 use std::sync::Arc;
 
 /// Changes that one reading can hold; more are summed up, and its bounds may then be too wide.
@@ -334,5 +334,21 @@ impl Pending {
             parts: mark.as_ref().map(|mark| Parts { rounding: mark.rounding, ..Parts::default() }),
             amounts: mark.map_or_else(Default::default, |mark| mark.amounts),
         }
+    }
+}
+
+/// Samples wait so long for a call that was in flight: what it allocates is in them or not, and only its record says how much.
+const PATIENCE_NS: u64 = 250_000_000;
+
+/// Up to when a watermark says everything.
+pub(crate) fn known_until(watermark: &Record<'_>) -> u64 {
+    let time_ns = watermark.stamp.time_ns;
+    match watermark.body {
+        Body::Watermark { in_flight_since_ns: since_ns @ 1.., .. }
+            if time_ns.saturating_sub(since_ns) < PATIENCE_NS =>
+        {
+            since_ns.min(time_ns).saturating_sub(1)
+        }
+        _ => time_ns,
     }
 }

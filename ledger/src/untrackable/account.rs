@@ -1,24 +1,11 @@
 //! The causes of one account's gap: which samples are boundaries, and what is booked between two of them.
 
-use super::change::{self as step, Cause, Step, Steps};
-use super::context::Contexts;
-use super::event::{Event, Events, Names, What};
-use super::parts::Parts;
 use crate::samples::pending::ClosedSample;
+use crate::untrackable::change::{Cause, Known, Step, Steps, told};
+use crate::untrackable::context::Contexts;
+use crate::untrackable::event::{Event, Events, What};
+use crate::untrackable::parts::Parts;
 use std::sync::Arc;
-
-/// What is known of the process beside its causes when a sample closes.
-#[derive(Debug)]
-pub(crate) struct Known<'a> {
-    pub late: bool,
-    /// Tracked, although it is older than the agent.
-    pub taken_over: i64,
-    /// The agent sees nothing now.
-    pub blind: bool,
-    /// Tag of the last record before the sample.
-    pub near: u32,
-    pub names: Names<'a>,
-}
 
 /// The last boundary.
 #[derive(Debug, Clone, Copy)]
@@ -111,7 +98,7 @@ impl Causes {
         }
         let span = (last.map_or(0, |last| last.t0_ns), sample.t0_ns);
         let unseen = self.contexts.unseen_modules();
-        self.steps.add(step::told(span, parts, doubt, &due, &shares, unseen, known));
+        self.steps.add(told(span, parts, doubt, &due, &shares, unseen, known));
     }
 
     /// All steps so far in the order of their times; small ones may be one, see [`Cause::Smaller`].

@@ -1,8 +1,7 @@
 //! Steps of the gap: when it changed, by how much, and because of what.
 
-use super::context::Share;
-use super::event::{Event, What};
-use super::{Known, Parts};
+use crate::untrackable::event::{Event, Names, What};
+use crate::untrackable::parts::Parts;
 use gpumem_wire::DriverEventKind;
 use std::sync::{Arc, OnceLock};
 
@@ -293,4 +292,27 @@ impl Steps {
         let told = || self.smaller.iter().chain(&self.large).cloned().collect();
         self.told.get_or_init(told).clone()
     }
+}
+
+/// What is known of the process beside its causes when a sample closes.
+#[derive(Debug)]
+pub(crate) struct Known<'a> {
+    pub late: bool,
+    /// Tracked, although it is older than the agent.
+    pub taken_over: i64,
+    /// The agent sees nothing now.
+    pub blind: bool,
+    /// Tag of the last record before the sample.
+    pub near: u32,
+    pub names: Names<'a>,
+}
+
+/// Bytes that one event may have of a step, and what was expected of it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Share {
+    pub event: Event,
+    pub bytes: i64,
+    pub kind: BookedAs,
+    /// What the model or the bound says.
+    pub expected: Option<i64>,
 }

@@ -1,10 +1,10 @@
 //! What contexts cost beside their allocations, and how a step's bytes are shared out among its events.
 
-use super::Parts;
-use super::change::BookedAs;
-use super::event::{Event, What};
 use crate::Map;
 use crate::book::rounding::{GRANULE, whole_granules};
+use crate::untrackable::change::{BookedAs, Share};
+use crate::untrackable::event::{Event, What};
+use crate::untrackable::parts::Parts;
 
 /// Contexts of one process on one device that are told apart; those beyond are one.
 const MAX_CONTEXTS: usize = 256;
@@ -18,16 +18,6 @@ const MAX_BYTES: u64 = 1 << 46;
 const STACK: u64 = 1 << 10;
 const PRINTF: u64 = 1 << 20;
 const HEAP: u64 = 8 << 20;
-
-/// Bytes that one event may have of a step, and what was expected of it.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Share {
-    pub event: Event,
-    pub bytes: i64,
-    pub kind: BookedAs,
-    /// What the model or the bound says.
-    pub expected: Option<i64>,
-}
 
 #[derive(Debug, Default)]
 struct Context {

@@ -1,7 +1,7 @@
 //! What the driver did that may move the gap.
 
 use crate::Map;
-use crate::book::OVERFLOW_TAG;
+use crate::book::cells::OVERFLOW_TAG;
 use gpumem_wire::{DriverEventKind, Stamp};
 use std::collections::VecDeque;
 use std::sync::Arc;

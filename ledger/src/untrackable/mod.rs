@@ -3,10 +3,9 @@
 //! ```text
 //! parts     of an untrackable
 //! account   the causes of one account: boundaries, and what is booked at them
-//! heard     records of a process -> events of the driver, by device
 //! event     an event, and the queue of those that no sample has passed yet
 //! context   what a context costs beside its allocations, and who may have what of a step
-//! step      one change of the gap, with its causes; the list of them
+//! change    one change of the gap, with its causes; the list of them
 //! ```
 //!
 //! x = untrackable - rounding is what the driver holds for other reasons than allocations. A **boundary** is a sample
@@ -25,14 +24,8 @@
 //! because `unexplained` is what the others leave; and all steps sum to what x has changed by since it was first known
 //! (since 0, for a process that was covered from its start).
 
-mod account;
-mod change;
+pub(crate) mod account;
+pub(crate) mod change;
 mod context;
 pub(crate) mod event;
-mod parts;
-
-pub use change::{BookedAs, Cause, Step};
-pub use parts::Parts;
-
-pub(crate) use account::{Causes, Known};
-pub(crate) use event::Names;
+pub(crate) mod parts;

@@ -1,0 +1,193 @@
+//! Records of running out of memory, as a process keeps them.
+
+use crate::oom::device::OomDevice;
+use crate::rows::pool::Idle;
+use crate::untrackable::event::Names;
+use gpumem_model::oom::OomKind;
+use gpumem_wire::{FrameFormat, OomOutcome, Phase, Stamp};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// One entry, as it is kept: names are ids.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry {
+    pub book: u8,
+    pub stamp: Stamp,
+    pub said: OomView,
+    /// Refusals since somebody got memory.
+    pub fresh: u64,
+    /// Allocations of the process at the last refusal.
+    pub at_allocations: u64,
+}
+
+/// Where and when it is said.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    pub book: u8,
+    pub thread: u32,
+    pub time_ns: u64,
+}
+
+impl Entry {
+    pub fn is_near(&self, place: Place) -> bool {
+        self.book == place.book && place.time_ns.abs_diff(self.said.last_ns) <= TOGETHER_NS
+    }
+}
+
+/// One time at which memory ran out.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct OomView {
+    /// What.
+    pub kind: OomKind,
+    /// When it was first said.
+    pub time_ns: u64,
+    /// When it was last said.
+    pub last_ns: u64,
+    /// How often: the same request at the same place within some seconds is one entry.
+    pub count: u64,
+    /// Failed driver calls.
+    pub refusals: u64,
+    /// What was asked for: of the pool where it gave up, else of the driver.
+    pub asked_bytes: u64,
+    /// What the driver was asked for, where it refused.
+    pub driver_asked_bytes: Option<u64>,
+    /// Free on the device right after the driver had refused.
+    pub device_free_bytes: Option<u64>,
+    /// The pool's own word of what it had handed out, and of what it held.
+    pub pool_used_bytes: Option<u64>,
+    /// See `pool_used_bytes`.
+    pub pool_reserved_bytes: Option<u64>,
+    /// How it ended, as far as the reporter knew.
+    pub outcome: OomOutcome,
+    /// The driver's result.
+    pub result: u16,
+    /// Tag of the request.
+    pub tag: Option<Arc<str>>,
+    /// Library that asked.
+    pub library: Option<Arc<str>>,
+    /// Frames, one a line, innermost first.
+    pub stack: Option<Arc<str>>,
+    /// When in a step.
+    pub phase: Phase,
+    /// The program's number of the step.
+    pub step: Option<u64>,
+    /// Sum of `amounts`.
+    pub tracked_bytes: i64,
+    /// What the process held, by index of `ProcessView::cells`.
+    pub amounts: Arc<[i64]>,
+    /// Older than the agent, as at the last sample.
+    pub predates_bytes: Option<i64>,
+    /// As at the last sample.
+    pub untrackable_bytes: Option<i64>,
+    /// Idle bytes of framework pools; absent where none reports its blocks.
+    pub idle: Option<Idle>,
+    /// Absent where NVML was not read.
+    pub device: Option<OomDevice>,
+    /// No framework of the process says when it gives up: a refusal may have been the end.
+    pub is_unheard: bool,
+    /// The thread that was told has got memory since: it went on.
+    pub went_on: bool,
+}
+
+/// Refusals that are this near to each other, and to the word that follows, belong together: making room may take a while.
+const TOGETHER_NS: u64 = 10_000_000_000;
+
+/// Entries of a process: the first half, and the latest.
+const MAX_ENTRIES: usize = 32;
+
+/// Stacks that are remembered, and how much of each.
+const MAX_STACKS: usize = 128;
+
+const MAX_STACK_BYTES: usize = 2048;
+
+/// What a process has said of running out.
+#[derive(Debug, Default)]
+pub(crate) struct Ooms {
+    pub entries: Vec<Entry>,
+    /// Times of the entries that were left out.
+    pub dropped: u64,
+    /// The newest entry waits for who had the device.
+    pub wants_holders: bool,
+    /// A reading up to then may be nearer to the newest entry; 0: none is waited for.
+    pub reading_until_ns: u64,
+    /// Text of recent stacks.
+    stacks: VecDeque<(u32, Arc<str>)>,
+    /// Records that must have come before the next composition is taken.
+    pub next_at: u64,
+    /// Whether the thread of an entry goes on is not known yet.
+    pub is_watched: bool,
+    pub step: Option<u64>,
+}
+
+impl Ooms {
+    /// Remembers the text of a stack.
+    pub fn name_stack(&mut self, id: u32, format: FrameFormat, frames: &[u8]) {
+        if format != FrameFormat::Text || id == 0 {
+            return;
+        }
+        let text = String::from_utf8_lossy(&frames[..frames.len().min(MAX_STACK_BYTES)]);
+        self.stacks.retain(|(known, _)| *known != id);
+        if self.stacks.len() >= MAX_STACKS {
+            self.stacks.pop_front();
+        }
+        self.stacks.push_back((id, text.into()));
+    }
+
+    /// Only entries whose end is not known yet, and what comes.
+    pub fn restart(&mut self, now_ns: u64) {
+        self.entries.retain(|entry| now_ns.saturating_sub(entry.said.last_ns) < TOGETHER_NS);
+        self.dropped = 0;
+        self.wants_holders &= !self.entries.is_empty();
+    }
+
+    /// Another program numbers its own.
+    pub fn forget_stacks(&mut self) {
+        self.stacks.clear();
+    }
+
+    pub fn stack(&self, id: u32) -> Option<Arc<str>> {
+        self.stacks.iter().find(|(known, _)| *known == id && id != 0).map(|(_, text)| text.clone())
+    }
+
+    pub fn view(&self, names: &Names<'_>) -> Vec<(usize, OomView)> {
+        let named = |entry: &Entry| OomView {
+            tag: names.tag(entry.stamp.tag),
+            library: names.library(entry.stamp.module),
+            ..entry.said.clone()
+        };
+        self.entries.iter().map(|entry| (usize::from(entry.book), named(entry))).collect()
+    }
+
+    /// A thread got memory.
+    #[cold]
+    pub fn went_on(&mut self, stamp: &Stamp) {
+        let waiting = |entry: &&mut Entry| !entry.said.went_on && entry.said.kind != OomKind::Pressure;
+        self.is_watched = false;
+        for entry in self.entries.iter_mut().filter(waiting) {
+            entry.said.went_on = entry.stamp.thread == stamp.thread;
+            self.is_watched |= !entry.said.went_on;
+        }
+    }
+
+    /// The newest entry if it is of the same time.
+    pub fn newest(&mut self, place: Place) -> Option<&mut OomView> {
+        self.entries.last_mut().filter(|entry| entry.is_near(place)).map(|entry| &mut entry.said)
+    }
+
+    /// Refusals of the same thread that nothing has followed yet.
+    pub fn pressure(&self, place: Place) -> Option<usize> {
+        self.entries.iter().rposition(|entry| {
+            entry.said.kind == OomKind::Pressure && entry.stamp.thread == place.thread && entry.is_near(place)
+        })
+    }
+
+    pub fn push(&mut self, entry: Entry) {
+        if self.entries.len() >= MAX_ENTRIES {
+            let oldest = self.entries.iter().position(|entry| entry.said.kind == OomKind::Pressure);
+            let dropped = self.entries.remove(oldest.unwrap_or(MAX_ENTRIES / 2));
+            self.dropped = self.dropped.saturating_add(dropped.said.count);
+        }
+        self.entries.push(entry);
+        self.wants_holders = true;
+    }
+}
