@@ -8,7 +8,7 @@ use crate::base::identity::{DeviceName, Origin, Place, ProcessKey};
 use crate::base::quota::{Limits, Refused, Shares};
 use crate::base::recent::Recent;
 use crate::book::{WINDOW_NS, Window};
-use crate::history::marks::{MarkView, Marks};
+use crate::history::program_data::MarkView;
 use crate::history::ranges::{MAX_SPANS, MAX_SPANS_OF_FILE, OwnView};
 use crate::history::trend::TrendView;
 use crate::oom::device::Listing;
@@ -143,7 +143,8 @@ impl Ledger {
                     _ => {
                         let process = &mut self.processes[index];
                         process.apply(record);
-                        if !process.closed.is_empty() || !process.holdings.windows.is_empty() {
+                        if !process.samples.closed.is_empty() || !process.holdings.ended_windows().is_empty()
+                        {
                             process.look_at_windows();
                             self.take_closed(index);
                         }
@@ -187,7 +188,7 @@ impl Ledger {
         let by_user = user.and_then(|user| self.claimed.get(&user)).copied().unwrap_or(0);
         let has_room = self.devices.len() < MAX_CLAIMED_DEVICES && by_user < CLAIMED_BY_USER;
         if is_full || is_new && !has_room {
-            self.processes[index].holdings.odd.devices_beyond += 1;
+            self.processes[index].holdings.anomalies_mut().devices_beyond += 1;
             return None;
         }
         if let Some(user) = user.filter(|_| is_new) {
@@ -285,7 +286,7 @@ impl Ledger {
             Body::ProcessMark { start_ticks, name } => {
                 let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });
                 let mark = MarkView { time_ns: stamp.time_ns, name: Some(name.into()), from_outside: true };
-                self.processes[index].marks.add(mark);
+                self.processes[index].program.marks.add(mark);
             }
             Body::ProcessGone { start_ticks, status } => {
                 let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });
@@ -312,7 +313,7 @@ impl Ledger {
         {
             self.waiting.pop();
             let process = &mut self.processes[index];
-            process.is_watched = false;
+            process.samples.is_watched = false;
             process.close_where(deadline_ns, true);
             self.take_closed(index);
             self.watch(index);
@@ -321,10 +322,10 @@ impl Ledger {
 
     fn watch(&mut self, index: usize) {
         let process = &mut self.processes[index];
-        if !process.is_watched
-            && let Some(since_ns) = process.waits_since_ns()
+        if !process.samples.is_watched
+            && let Some(since_ns) = process.samples.waits_since_ns()
         {
-            process.is_watched = true;
+            process.samples.is_watched = true;
             self.waiting.push(Reverse((since_ns, index)));
         }
     }
@@ -426,11 +427,11 @@ impl Ledger {
 
     fn take_closed(&mut self, index: usize) {
         let process = &mut self.processes[index];
-        for (book, sample) in process.closed.drain(..) {
+        for (book, sample) in process.samples.closed.drain(..) {
             let Some(device) = process.accounts[usize::from(book)].device else { continue };
             self.samples.push((process.key, device, sample));
         }
-        for (book, window) in process.holdings.windows.drain(..) {
+        for (book, window) in process.holdings.take_windows() {
             self.windows.push((process.key, place(&process.accounts, book), window));
         }
     }
@@ -455,8 +456,8 @@ impl Ledger {
     /// Puts the windows that are still open among those that are over, as far as they got.
     pub fn end_windows(&mut self) {
         for process in &mut self.processes {
-            for book in 0..process.holdings.books.len() {
-                if let Some(window) = process.holdings.books[book].tell_window() {
+            for book in 0..process.holdings.books().len() {
+                if let Some(window) = process.holdings.books_mut()[book].tell_window() {
                     self.windows.push((process.key, place(&process.accounts, book as u8), window));
                 }
             }
@@ -496,9 +497,7 @@ impl Ledger {
             process.holdings.begin_part(now_ns);
             process.accounts.iter_mut().for_each(Account::restart_peaks);
             process.ooms.restart(now_ns);
-            process.marks = Marks::default();
-            process.counters.restart(now_ns);
-            process.ranges.restart();
+            process.program.restart(now_ns);
         }
     }
 
@@ -572,6 +571,6 @@ impl Ledger {
         self.shares.charge(load, user, bytes);
         process.coverage.full = self.shares.full(user, rows);
         // Pools are counted one by one.
-        load.wait(process.holdings.pools.len() / 32);
+        load.wait(process.holdings.pools().len() / 32);
     }
 }

@@ -6,8 +6,7 @@
 use crate::base::device::DeviceView;
 use crate::base::identity::ProcessKey;
 use crate::book::cell_groups::SUM_TAG;
-use crate::history::layers::LayerView;
-use crate::history::marks::MarkView;
+use crate::history::program_data::{LayerView, MarkView};
 use crate::ledger::Ledger;
 use crate::oom::records::OomView;
 use crate::process::coverage::{Coverage, Facts};
@@ -196,13 +195,13 @@ fn of(ledger: &Ledger) -> Snapshot {
 
 fn process_view(process: &Process) -> ProcessView {
     let holdings = &process.holdings;
-    let names = Names { tags: &holdings.cells.tags, modules: &process.modules };
+    let names = Names { tags: &holdings.cells().tags, modules: &process.modules };
     let tag_name = |id: u32| names.tag(id);
     let cells: Vec<CellView> = holdings
-        .cells
+        .cells()
         .keys
         .iter()
-        .map(|key| (key, holdings.cells.sums.name(key).filter(|_| key.tag == SUM_TAG)))
+        .map(|key| (key, holdings.cells().sums.name(key).filter(|_| key.tag == SUM_TAG)))
         .map(|(key, sum)| CellView {
             class: key.class,
             origin: if sum.is_some() { None } else { tag_name(key.origin) },
@@ -220,13 +219,13 @@ fn process_view(process: &Process) -> ProcessView {
         .iter()
         .enumerate()
         .map(|(index, account)| {
-            let book = &holdings.books[index];
+            let book = &holdings.books()[index];
             AccountView {
                 device: account.device,
                 is_beyond: index == usize::from(BEYOND),
                 tracked_bytes: book.tracked,
                 amounts: book.amounts(),
-                beside: holdings.beside[index],
+                beside: holdings.side_memory(index),
                 predates_bytes: if process.coverage.late { account.predates } else { Some(0) },
                 peak: PeakView {
                     tracked_bytes: book.peak.bytes,
@@ -242,7 +241,7 @@ fn process_view(process: &Process) -> ProcessView {
                 parts: account.complete.as_ref().and_then(|sample| sample.parts),
                 steps: account.causes.steps(),
                 pools: holdings
-                    .pools
+                    .pools()
                     .iter()
                     .filter(|pool| usize::from(pool.book) == index && !pool.is_over())
                     .map(|pool| {
@@ -251,7 +250,7 @@ fn process_view(process: &Process) -> ProcessView {
                             id: pool.id,
                             name: tag_name(pool.name),
                             owner: pool.owner,
-                            parent: pool.parent.map(|index| holdings.pools[index as usize].id),
+                            parent: pool.parent.map(|index| holdings.pools()[index as usize].id),
                             reserved_bytes: if framework { pool.segment_bytes } else { pool.reserved },
                             booked_bytes: if framework { pool.backed_bytes } else { pool.reserved },
                             used_bytes: if framework && !pool.opaque { pool.block_bytes } else { pool.used },
@@ -265,8 +264,8 @@ fn process_view(process: &Process) -> ProcessView {
             }
         })
         .collect();
-    let mut odd = holdings.odd;
-    odd.overflowed = holdings.cells.overflowed;
+    let mut odd = *holdings.anomalies();
+    odd.overflowed = holdings.cells().overflowed;
     ProcessView {
         key: process.key,
         facts: process.facts.clone(),
@@ -275,12 +274,12 @@ fn process_view(process: &Process) -> ProcessView {
         ended: process.ended,
         cells,
         accounts,
-        layers: process.layers.view(),
-        marks: process.marks.view(),
-        marks_dropped: process.marks.dropped,
+        layers: process.program.layers.view(),
+        marks: process.program.marks.view(),
+        marks_dropped: process.program.marks.dropped,
         ooms: process.ooms.view(&names),
         ooms_dropped: process.ooms.dropped,
-        heard_ns: process.applied_ns,
-        bye: process.bye,
+        heard_ns: process.stream.applied_ns,
+        bye: process.stream.bye,
     }
 }

@@ -9,7 +9,7 @@ use std::mem::size_of;
 
 /// Records between two looks at a process, at most: what it may take beyond its limit. The first looks are closer: there may be
 /// many processes that say little.
-pub(crate) const EVERY: usize = 1024;
+const EVERY: usize = 1024;
 
 /// Bytes of a name that count like a record.
 const NAME_BYTES: usize = 64;
@@ -162,4 +162,24 @@ impl Shares {
             (self.all >= self.limits.bytes).then_some(Full::All)
         }
     }
+}
+
+/// A node of a `BTreeMap` is half full at worst; a key and a value of that size.
+pub(crate) const fn sorted(entry: usize) -> usize {
+    2 * entry
+}
+
+/// A hash table with so many entries and places, of that size.
+fn table(entries: usize, places: usize, entry: usize) -> usize {
+    let is_nearly_full = places - entries.min(places) < EVERY.max(places / 16);
+    let bytes = places * (entry + 1) * 8 / 7;
+    if places > EVERY && is_nearly_full { 3 * bytes } else { bytes }
+}
+
+pub(crate) fn list<T>(list: &Vec<T>) -> usize {
+    table(list.len(), list.capacity(), size_of::<T>())
+}
+
+pub(crate) fn map<K, V>(map: &Map<K, V>) -> usize {
+    table(map.len(), map.capacity(), size_of::<(K, V)>())
 }

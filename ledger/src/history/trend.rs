@@ -287,6 +287,14 @@ impl Trend {
     }
 }
 
+/// Points of growth of a process.
+#[derive(Debug, Default)]
+pub(crate) struct Growth {
+    /// By book; as long as there is something to look at.
+    pub trends: Vec<Trend>,
+    pub steps: StepCount,
+}
+
 /// The gap at samples that are beyond doubt; without an agent, `used`.
 #[derive(Debug)]
 pub(crate) struct GapTrend {

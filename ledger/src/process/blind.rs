@@ -3,17 +3,16 @@
 //! not know better. So the sums stay `partial`, and the times are told.
 
 use crate::process::Process;
-use crate::process::coverage::{BlindCause, Blocked, Coverage, Partial};
-use crate::samples::pending::Pending;
+use crate::process::coverage::{BlindCause, Blocked, Coverage};
 use gpumem_wire::AgentState;
 
 impl Process {
     /// The agent says how it stands since `time_ns`. It says that again to each daemon, and with each resync.
     pub(crate) fn set_state(&mut self, state: AgentState, result: u16, detail: &str, time_ns: u64) {
-        if time_ns < self.state_ns {
+        if time_ns < self.stream.state_ns {
             return; // heard before
         }
-        self.state_ns = time_ns;
+        self.stream.state_ns = time_ns;
         let cause = match state {
             AgentState::Covered | AgentState::Late | AgentState::Unknown => None,
             AgentState::Blocked if result == Blocked::HELD => Some(BlindCause::Held),
@@ -29,7 +28,7 @@ impl Process {
             *blocked = Some(Blocked { since_ns, result, by: detail.into() });
         }
         // Nothing that the agent has to know: a program that has not come to the GPU.
-        let has_seen = self.is_watched_over && !self.accounts.is_empty();
+        let has_seen = self.stream.is_watched_over && !self.accounts.is_empty();
         match cause {
             Some(cause) => {
                 blind.begin(time_ns, cause, detail);
@@ -42,11 +41,13 @@ impl Process {
                 blind.end(time_ns);
                 // Who had seen nothing before begins here.
                 *late |= state == AgentState::Late && !has_seen;
-                self.holdings.unseen_segments |= state == AgentState::Late;
+                if state == AgentState::Late {
+                    self.holdings.set_unseen_segments(true);
+                }
                 if was_blind && has_seen {
                     self.doubt(time_ns);
                 }
-                self.is_watched_over = true;
+                self.stream.is_watched_over = true;
             }
         }
     }
@@ -54,11 +55,9 @@ impl Process {
     /// From here on the sums are not exact, until the program ends.
     fn doubt(&mut self, time_ns: u64) {
         self.coverage.blind.doubt = true;
-        let since_ns = self.coverage.partial.map_or(time_ns, |partial| partial.since_ns);
-        self.coverage.partial = Some(Partial { since_ns, state: true });
-        self.holdings.unseen_segments = true;
-        self.holdings.doubtful_before = Some(self.last_seq);
-        self.pending.iter_mut().for_each(Pending::doubt);
-        self.restart_trails(self.applied_ns);
+        self.coverage.be_partial(time_ns);
+        self.holdings.doubt_state(self.stream.last_seq);
+        self.samples.doubt();
+        self.restart_trails(self.stream.applied_ns);
     }
 }

@@ -8,15 +8,15 @@ impl Process {
         if self.accounts.len() < usize::from(BEYOND) {
             self.accounts.push(Account::new(device));
             let book = self.holdings.add_book();
-            if self.coverage.partial.is_some_and(|partial| partial.state) {
+            if self.coverage.is_state_unknown() {
                 self.accounts[usize::from(book)].causes.lose();
             }
-            if self.keeps_trails {
-                self.holdings.books[usize::from(book)].trail.restart(0, 0);
+            if self.samples.keeps_trails {
+                self.holdings.books_mut()[usize::from(book)].trail.restart(0, 0);
             }
             return book;
         }
-        self.holdings.odd.devices_beyond += 1;
+        self.holdings.anomalies_mut().devices_beyond += 1;
         if self.accounts.len() == usize::from(BEYOND) {
             self.accounts.push(Account::new(None));
             self.holdings.add_book();
@@ -55,11 +55,11 @@ impl Process {
         let known = self.accounts.iter().position(|account| account.device == Some(device));
         match (nameless, known) {
             (Some(book), None) => self.accounts[usize::from(book)].device = Some(device),
-            (Some(book), Some(other)) if self.holdings.books[other].len() == 0 => {
+            (Some(book), Some(other)) if self.holdings.books()[other].len() == 0 => {
                 // Samples were faster: they move to the book that has bytes.
                 self.accounts.swap(usize::from(book), other);
                 self.swap_heard(usize::from(book), other);
-                let pending = self.pending.iter_mut().map(|pending| &mut pending.book);
+                let pending = self.samples.pending.iter_mut().map(|pending| &mut pending.book);
                 let books = self.slots.iter_mut().chain(pending);
                 books.filter(|at| usize::from(**at) == other).for_each(|at| *at = book);
             }

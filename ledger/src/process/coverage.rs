@@ -199,6 +199,27 @@ impl Earlier {
 }
 
 impl Coverage {
+    /// The state of now is not known: records were lost, and no resync has ended since.
+    #[inline]
+    pub fn is_state_unknown(&self) -> bool {
+        self.partial.is_some_and(|partial| partial.state)
+    }
+
+    /// Counts lost records; `now_ns` is the time of the first loss.
+    pub(crate) fn lose(&mut self, count: u64, now_ns: u64) {
+        self.lost = self.lost.saturating_add(count).min(MOST_LOST);
+        if self.events == 0 {
+            self.before = self.before.saturating_add(count);
+        }
+        self.be_partial(now_ns);
+    }
+
+    /// From now on the state is not known.
+    pub(crate) fn be_partial(&mut self, now_ns: u64) {
+        let since_ns = self.partial.map_or(now_ns, |partial| partial.since_ns);
+        self.partial = Some(Partial { since_ns, state: true });
+    }
+
     /// Ordered records that nobody has booked, neither this ledger nor the daemon's earlier life.
     pub fn lost_in_all(&self) -> u64 {
         let Some(earlier) = self.earlier else { return self.lost };
@@ -208,8 +229,7 @@ impl Coverage {
 
     /// Something is missing, now or in what led to the peaks: `partial`.
     pub fn is_partial(&self) -> bool {
-        let is_open = self.partial.is_some_and(|partial| partial.state);
-        is_open
+        self.is_state_unknown()
             || self.blind.doubt
             || self.partial.is_some() && (self.earlier.is_none() || self.lost_in_all() > 0)
     }

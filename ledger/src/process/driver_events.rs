@@ -50,7 +50,7 @@ impl Process {
             (NONE_DEVICE, _) => return,
             (slot, _) => self.book(slot),
         };
-        let time_ns = if stamp.time_ns == 0 { self.applied_ns } else { stamp.time_ns };
+        let time_ns = self.stream.time_of(stamp);
         self.accounts[usize::from(book)].causes.hear(Event::of(stamp, time_ns, what));
     }
 

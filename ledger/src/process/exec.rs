@@ -21,7 +21,7 @@ impl Process {
             return false;
         }
         if let Some(known) = programs.last_mut() {
-            known.heard = self.last_seq;
+            known.heard = self.stream.last_seq;
         }
         if programs.len() == MAX_PROGRAMS {
             programs.remove(1);
@@ -30,13 +30,13 @@ impl Process {
         if programs.len() == 1 {
             return false;
         }
-        self.image = self.image.wrapping_add(1);
+        self.stream.image = self.stream.image.wrapping_add(1);
         self.holdings.take_everything();
         self.end_resync_of_image();
         self.forget_trends();
-        self.holdings.forget_phases(self.applied_ns);
+        self.holdings.forget_phases(self.stream.applied_ns);
         self.ooms.forget_stacks();
-        self.ranges.lose(); // what was open has no end
+        self.program.ranges.lose(); // what was open has no end
         self.slots = [NO_BOOK; 256];
         true
     }
@@ -45,7 +45,7 @@ impl Process {
     pub fn coverage(&self) -> Coverage {
         let mut coverage = self.coverage.clone();
         if let Some(program) = coverage.programs.last_mut() {
-            program.heard = self.last_seq;
+            program.heard = self.stream.last_seq;
         }
         coverage
     }
@@ -53,13 +53,13 @@ impl Process {
     /// The record with ids that no earlier program of the process has used.
     pub fn in_image<'a>(&self, record: &Record<'a>) -> Record<'a> {
         let mut record = *record;
-        let name = |id: u32| if id == 0 { 0 } else { id | u32::from(self.image) << TAG_BITS };
+        let name = |id: u32| if id == 0 { 0 } else { id | u32::from(self.stream.image) << TAG_BITS };
         record.stamp.tag = name(record.stamp.tag);
         if matches!(record.body, Body::Retag { .. }) {
             record.stamp.stack = name(record.stamp.stack); // there it is the first tag
         }
         if record.stamp.module != 0 {
-            record.stamp.module |= self.image << MODULE_BITS;
+            record.stamp.module |= self.stream.image << MODULE_BITS;
         }
         record
     }

@@ -67,7 +67,7 @@ impl Process {
         let Some(mut said) = Said::of(body) else { return };
         let book = self.book(stamp.device);
         said.phase = self.phase_of_request(book, stamp, body);
-        let time_ns = if stamp.time_ns == 0 { self.applied_ns } else { stamp.time_ns };
+        let time_ns = self.stream.time_of(stamp);
         let place = Place { book, thread: stamp.thread, time_ns };
         if said.is_refusal {
             self.refused(&said, stamp, place);
@@ -196,7 +196,7 @@ impl Process {
             stack: self.ooms.stack(stamp.stack),
             phase: said.phase.unwrap_or_else(|| self.holdings.phase_of_request(place.book, place.thread)),
             step: self.ooms.step,
-            is_unheard: !self.layers.is(Layer::OutOfMemory, LayerState::Active),
+            is_unheard: !self.program.layers.is(Layer::OutOfMemory, LayerState::Active),
             ..OomView::default()
         };
         let at_allocations = self.coverage.allocations;
@@ -211,14 +211,14 @@ impl Process {
         let Some(newest) = self.ooms.entries.last_mut() else { return };
         let book = usize::from(newest.book);
         let said = &mut newest.said;
-        said.tracked_bytes = self.holdings.books[book].tracked;
-        said.amounts = self.holdings.books[book].amounts().into();
+        said.tracked_bytes = self.holdings.books()[book].tracked;
+        said.amounts = self.holdings.books()[book].amounts().into();
         let sample = self.accounts[book].complete.as_ref();
         said.untrackable_bytes = sample.and_then(|sample| sample.untrackable_bytes());
         said.predates_bytes = if self.coverage.late { self.accounts[book].predates } else { Some(0) };
         said.idle = self.holdings.idle(newest.book);
         self.ooms.wants_holders = true;
-        let cost = ((self.holdings.rows() + self.holdings.cells.keys.len()) / 16) as u64;
+        let cost = ((self.holdings.rows() + self.holdings.cells().keys.len()) / 16) as u64;
         self.ooms.next_at = self.coverage.events.saturating_add(cost.min(100_000));
     }
 }

@@ -10,79 +10,60 @@ use crate::untrackable::change::Known;
 use crate::untrackable::event::Names;
 use gpumem_wire::{Absence, Body, Flags, MemoryKind, Record};
 
-/// Readings of one device that may wait for a process's records: more than an agent that is not stale can
-/// leave behind at a hundred readings a second.
-const MAX_PENDING: usize = 64;
-
 impl Process {
     /// A reading of the device begins.
     pub fn begin_sample(&mut self, book: u8, number: u64, t0_ns: u64) {
-        // A reading that never ended: whoever took it was given up.
-        self.pending.retain(|pending| pending.book != book || pending.ended_ns().is_some());
+        self.samples.drop_unended(book);
         self.close_oldest(book);
         let mut pending = Pending::new(book, number, t0_ns);
-        if self.coverage.covered && self.applied_ns > t0_ns {
-            let of = &self.holdings.books[usize::from(book)];
+        if self.coverage.covered && self.stream.applied_ns > t0_ns {
+            let of = &self.holdings.books()[usize::from(book)];
             let past =
                 if of.trail.is_kept() { of.trail.past(t0_ns, of.amounts(), of.rounding) } else { None };
             if let Some(past) = past {
-                let partial = self.coverage.partial.is_some_and(|partial| partial.state);
-                pending.mark_past(past, self.near_tag, partial);
+                let partial = self.coverage.is_state_unknown();
+                pending.mark_past(past, self.stream.near_tag, partial);
             } else {
                 // Also if `tracked` is what it was: blocks come and go inside of it.
                 let late = of.touched_ns > t0_ns;
                 self.mark(&mut pending, late);
             }
-        } else if self.silent || self.ended.is_some() || self.done_ns >= t0_ns {
+        } else if self.stream.silent || self.ended.is_some() || self.stream.done_ns >= t0_ns {
             self.mark(&mut pending, false);
         }
-        self.pending.push(pending);
-        self.doubt_the_unknown();
-        self.set_boundary();
-    }
-
-    /// Of readings that began before a resync ended nobody can say what was held: what was lost may have been before or after.
-    pub fn doubt_the_unknown(&mut self) {
-        let known_from_ns = self.known_from_ns;
-        let unknown = |pending: &&mut Pending| !pending.begins_after(known_from_ns);
-        self.pending.iter_mut().filter(unknown).for_each(Pending::doubt);
+        self.samples.pending.push(pending);
+        self.samples.doubt_until(self.stream.known_from_ns);
+        self.samples.set_boundary(self.stream.has_watermarks);
     }
 
     /// Makes room for one more reading: the oldest waits no longer.
     fn close_oldest(&mut self, book: u8) {
-        let of_book = |pending: &Pending| pending.book == book;
-        if self.pending.iter().filter(|pending| of_book(pending)).count() < MAX_PENDING {
-            return;
-        }
-        let Some(at) = self.pending.iter().position(of_book) else { return };
-        let mut oldest = self.pending.remove(at);
+        let Some(mut oldest) = self.samples.take_oldest(book) else { return };
         if !oldest.is_marked() {
             self.mark(&mut oldest, false);
         }
         self.close(oldest, self.coverage.covered);
     }
 
-    /// When the first of the readings that wait ended.
-    pub fn waits_since_ns(&self) -> Option<u64> {
-        self.pending.iter().filter_map(Pending::ended_ns).min()
-    }
-
     fn mark(&mut self, pending: &mut Pending, late: bool) {
         let index = usize::from(pending.book);
-        let partial = self.coverage.partial.is_some_and(|partial| partial.state);
-        let in_flight_bytes = self.holdings.in_flight_bytes[index];
-        pending.mark(&mut self.holdings.books[index], in_flight_bytes, self.near_tag, partial, late);
+        let partial = self.coverage.is_state_unknown();
+        let in_flight_bytes = self.holdings.in_flight_bytes(index);
+        pending.mark(
+            &mut self.holdings.books_mut()[index],
+            in_flight_bytes,
+            self.stream.near_tag,
+            partial,
+            late,
+        );
     }
 
     /// NVML listed the process in that reading.
     pub fn sample_used(&mut self, book: u8, number: u64, t0_ns: u64, used: Result<u64, Absence>) {
-        if !self.pending.iter().any(|pending| pending.is(book, number)) {
+        if !self.samples.has(book, number) {
             self.begin_sample(book, number, t0_ns);
         }
-        // Numbers may come again (a daemon that was started anew): the youngest reading is meant.
-        if let Some(pending) = self.pending.iter_mut().rfind(|pending| pending.is(book, number)) {
-            pending.used = used;
-        }
+        self.samples.set_used(book, number, used);
         if let Ok(used) = used {
             self.accounts[usize::from(book)].lately.add(t0_ns, used);
         }
@@ -90,19 +71,13 @@ impl Process {
 
     /// The reading ended; its process lists may have `failed`.
     pub fn end_sample(&mut self, book: u8, number: u64, t1_ns: u64, failed: bool) {
-        let is_open = |pending: &Pending| pending.is(book, number) && pending.ended_ns().is_none();
-        if let Some(pending) = self.pending.iter_mut().rfind(|pending| is_open(pending)) {
-            pending.end(t1_ns);
-            if failed {
-                pending.fail();
-            }
-        }
+        self.samples.end(book, number, t1_ns, failed);
         if !self.coverage.covered || self.ended.is_some() {
             self.advance(u64::MAX);
             return;
         }
-        self.advance(self.done_ns);
-        if self.silent {
+        self.advance(self.stream.done_ns);
+        if self.stream.silent {
             self.close_where(u64::MAX, true);
         }
     }
@@ -110,27 +85,27 @@ impl Process {
     /// All records up to `done_ns` have been applied.
     pub fn advance(&mut self, done_ns: u64) {
         if done_ns != u64::MAX {
-            self.done_ns = self.done_ns.max(done_ns);
+            self.stream.done_ns = self.stream.done_ns.max(done_ns);
         }
         self.close_where(done_ns, false);
     }
 
     /// Marks the samples that began up to `done_ns`, and leaves their closing to a watermark.
     pub fn mark_begun(&mut self, done_ns: u64) {
-        let mut pending = std::mem::take(&mut self.pending);
+        let mut pending = std::mem::take(&mut self.samples.pending);
         for pending in &mut pending {
             if !pending.is_marked() && pending.starts_by(done_ns) {
                 self.mark(pending, false);
             }
         }
-        self.pending = pending;
-        self.set_boundary();
+        self.samples.pending = pending;
+        self.samples.set_boundary(self.stream.has_watermarks);
     }
 
     /// Closes samples that ended up to `done_ns`: because all records until then are there, or (`stale`)
     /// because they have been waited for long enough.
     pub fn close_where(&mut self, done_ns: u64, stale: bool) {
-        let mut waiting = std::mem::take(&mut self.pending);
+        let mut waiting = std::mem::take(&mut self.samples.pending);
         let mut at = 0;
         while let Some(pending) = waiting.get_mut(at) {
             let ends = pending.ends_by(done_ns);
@@ -145,13 +120,8 @@ impl Process {
                 at += 1;
             }
         }
-        self.pending = waiting;
-        self.set_boundary();
-    }
-
-    fn set_boundary(&mut self) {
-        let waits = self.pending.iter().filter(|pending| !self.has_watermarks || !pending.is_marked());
-        self.boundary_ns = waits.map(Pending::boundary_ns).min().unwrap_or(u64::MAX);
+        self.samples.pending = waiting;
+        self.samples.set_boundary(self.stream.has_watermarks);
     }
 
     fn close(&mut self, pending: Pending, stale: bool) {
@@ -168,7 +138,7 @@ impl Process {
             taken_over: account.taken_over_at(sample.t0_ns),
             blind: self.coverage.paused || self.coverage.blocked.is_some(),
             near,
-            names: Names { tags: &self.holdings.cells.tags, modules: &self.modules },
+            names: Names { tags: &self.holdings.cells().tags, modules: &self.modules },
         };
         sample.parts = account.causes.close(&sample, &known);
         self.coverage.stale_samples += u64::from(stale);
@@ -177,7 +147,7 @@ impl Process {
         {
             account.peak_used = Some((used, sample.t0_ns));
         }
-        account.note_gap(&sample, &self.holdings.books[usize::from(book)].peak);
+        account.note_gap(&sample, &self.holdings.books()[usize::from(book)].peak);
         account.follow_gap(&sample, self.coverage.covered);
         if sample.used_bytes.is_ok() && sample.tracked_bytes.is_some() == self.coverage.covered {
             account.complete = Some(sample.clone());
@@ -186,23 +156,12 @@ impl Process {
         if sample.tracked_bytes.is_some() && !sample.partial {
             self.look_back(book, sample.t0_ns, &sample.amounts);
         }
-        self.closed.push((book, sample));
+        self.samples.closed.push((book, sample));
     }
 
     /// The gap that goes with a book's peak.
     pub fn peak_gap(&self, book: u8) -> Option<PeakGap> {
-        self.accounts[usize::from(book)].peak_gap(&self.holdings.books[usize::from(book)].peak)
-    }
-
-    /// An allocation is recorded when its call returns, and NVML may have charged it since the call was entered:
-    /// a reading that ended in between may hold it.
-    pub fn note_entered(&mut self, device: u8, entered: Option<(u64, i64)>) {
-        let book = self.slots[usize::from(device)];
-        if let Some((entered_ns, bytes)) = entered {
-            for pending in self.pending.iter_mut().filter(|pending| pending.book == book) {
-                pending.entered(entered_ns, bytes);
-            }
-        }
+        self.accounts[usize::from(book)].peak_gap(&self.holdings.books()[usize::from(book)].peak)
     }
 
     /// When the call that made an allocation was entered, and its bytes; the same of what makes a driver's pool larger, or smaller:
@@ -240,36 +199,24 @@ impl Process {
             let book = rest.trailing_zeros() as usize;
             rest &= rest - 1;
             let (tracked, in_flight) =
-                (self.holdings.books[book].tracked, self.holdings.in_flight_bytes[book]);
+                (self.holdings.books()[book].tracked, self.holdings.in_flight_bytes(book));
             let moment = Moment { time_ns, tracked, in_flight, entered, rounding: Rounding::default() };
-            self.holdings.books[book].trail.stamp(moment);
+            self.holdings.books_mut()[book].trail.stamp(moment);
         }
     }
 
     /// Begins to keep trails: from the beginning, if nothing has been booked so far.
     pub fn keep_trails(&mut self) {
-        if !std::mem::replace(&mut self.keeps_trails, true) {
-            let is_new = self.coverage.events == 0 && self.resync.is_none();
-            self.restart_trails(if is_new { 0 } else { self.applied_ns });
+        if !std::mem::replace(&mut self.samples.keeps_trails, true) {
+            let is_new = self.coverage.events == 0 && self.stream.resync.is_none();
+            self.restart_trails(if is_new { 0 } else { self.stream.applied_ns });
         }
     }
 
     /// Begins the trails of all books anew: nothing can be told of the time before.
     pub fn restart_trails(&mut self, now_ns: u64) {
-        if self.keeps_trails {
-            for (book, &in_flight) in self.holdings.books.iter_mut().zip(&self.holdings.in_flight_bytes) {
-                book.trail.restart(now_ns, in_flight);
-            }
-        }
-    }
-
-    /// A call in flight may tear samples; they must know before the same record closes them.
-    pub fn note_in_flight(&mut self, record: &Record<'_>) {
-        if let Body::Watermark { in_flight_since_ns, .. } = record.body
-            && in_flight_since_ns != 0
-        {
-            let now_ns = record.stamp.time_ns;
-            self.pending.iter_mut().for_each(|pending| pending.in_flight(in_flight_since_ns, now_ns));
+        if self.samples.keeps_trails {
+            self.holdings.restart_trails(now_ns);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Where the trends of a process look at its books.
 
 use crate::book::Book;
-use crate::history::trend::{StepCount, Trend, TrendView};
+use crate::history::trend::{Growth, Trend, TrendView};
 use crate::process::Process;
 use crate::roles::iterations::IterationsView;
 use gpumem_wire::Stamp;
@@ -12,8 +12,8 @@ impl Process {
         let time_ns = stamp.time_ns;
         self.coverage.steps += 1;
         self.holdings.begin_iteration(number, stamp.seq, time_ns);
-        let index = self.steps.next(number);
-        for book in 0..self.holdings.books.len() {
+        let index = self.growth.steps.next(number);
+        for book in 0..self.holdings.books().len() {
             if let Some(trend) = self.trend(book) {
                 trend.0.step(index, time_ns, trend.1);
             }
@@ -25,9 +25,9 @@ impl Process {
         if self.holdings.is_ordinal() {
             return; // its times are lines of a log
         }
-        let time_ns = self.applied_ns;
-        for at in 0..self.holdings.windows.len() {
-            let book = usize::from(self.holdings.windows[at].0);
+        let time_ns = self.stream.applied_ns;
+        for at in 0..self.holdings.ended_windows().len() {
+            let book = usize::from(self.holdings.ended_windows()[at].0);
             if let Some((trend, book)) = self.trend(book) {
                 trend.time(time_ns, book);
             }
@@ -43,25 +43,24 @@ impl Process {
 
     /// Where to look; nowhere while the state is not known, or while the rows are those of no single moment.
     fn trend(&mut self, book: usize) -> Option<(&mut Trend, &Book)> {
-        let is_unknown = self.holdings.mixed || self.coverage.partial.is_some_and(|partial| partial.state);
+        let is_unknown = self.holdings.is_mixed() || self.coverage.is_state_unknown();
         if is_unknown {
             return None;
         }
-        if self.trends.len() <= book {
-            self.trends.resize_with(book + 1, Trend::default);
+        if self.growth.trends.len() <= book {
+            self.growth.trends.resize_with(book + 1, Trend::default);
         }
-        Some((&mut self.trends[book], &self.holdings.books[book]))
+        Some((&mut self.growth.trends[book], &self.holdings.books()[book]))
     }
 
     /// Another program: what the last one held says nothing.
     pub fn forget_trends(&mut self) {
-        self.trends.clear();
-        self.steps = StepCount::default();
+        self.growth = Growth::default();
         self.accounts.iter_mut().for_each(|account| account.gaps = Default::default());
     }
 
     pub fn trend_view(&self, book: usize) -> TrendView {
-        let trend = self.trends.get(book).map(Trend::view).unwrap_or_default();
+        let trend = self.growth.trends.get(book).map(Trend::view).unwrap_or_default();
         let (gap, gap_is_used) =
             self.accounts.get(book).map(|account| account.gaps.view()).unwrap_or_default();
         TrendView { gap, gap_is_used, ..trend }
@@ -71,7 +70,6 @@ impl Process {
 impl Process {
     /// What the iterations of an account held.
     pub fn iterations_view(&self, account: usize) -> Option<IterationsView> {
-        let (roles, book) = (self.holdings.roles.get(account)?, self.holdings.books.get(account)?);
-        Some(roles.iterations.view(self.applied_ns, book))
+        self.holdings.iterations(account, self.stream.applied_ns)
     }
 }

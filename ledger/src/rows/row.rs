@@ -125,3 +125,11 @@ pub struct Oddities {
     /// Device slots beyond the devices that a process may have: their bytes are in one sum.
     pub devices_beyond: u64,
 }
+
+impl Oddities {
+    /// Takes back what was counted since `before`, but for what no loss explains.
+    pub(crate) fn forgive_since(&mut self, before: Oddities) {
+        let Oddities { impossible, devices_beyond, .. } = *self;
+        *self = Oddities { impossible, devices_beyond, ..before };
+    }
+}

@@ -2,70 +2,73 @@
 //! allocation.rs, vmm.rs and pool.rs; this file has what they share.
 
 use crate::Map;
+use crate::base::quota::{list, map, sorted};
 use crate::book::cells::{CellId, CellTable};
 use crate::book::{Book, Window};
+use crate::roles::iterations::IterationsView;
 use crate::roles::state::{PhaseWords, Reborn, Roles};
 use crate::rows::in_flight::InFlights;
 use crate::rows::peak_residues::{Ghost, Ghosts};
-use crate::rows::pool::{Carved, Pool};
+use crate::rows::pool::{Carved, Pool, Segment};
 use crate::rows::row::{Backing, BackingId, Extent, Mapping, Oddities, Row, is_charged};
 use gpumem_model::run::Beside;
 use gpumem_wire::{Flags, Phase, Role, Stamp};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 #[derive(Debug)]
 pub(crate) struct Holdings {
-    pub cells: CellTable,
+    pub(super) cells: CellTable,
     /// One per device of the process, in the order in which they were named.
-    pub books: Vec<Book>,
+    pub(super) books: Vec<Book>,
     /// Windows that are over, by book.
-    pub windows: Vec<(u8, Window)>,
+    pub(super) windows: Vec<(u8, Window)>,
     /// Width of windows.
     window_ns: u64,
     /// Same index as `books`.
-    pub beside: Vec<Beside>,
-    pub allocations: Map<u64, Row>,
+    pub(super) beside: Vec<Beside>,
+    pub(super) allocations: Map<u64, Row>,
     /// Addresses in `allocations` of at least [`LARGE_BYTES`], for look-ups inside them.
-    pub large: BTreeMap<u64, u64>,
+    pub(super) large: BTreeMap<u64, u64>,
     /// By the seq of the record that began the free.
-    pub in_flight: InFlights,
+    pub(super) in_flight: InFlights,
     /// Bytes that calls in `in_flight` may already have given back, per book, for torn samples.
-    pub in_flight_bytes: Vec<i64>,
-    pub handles: Map<u64, BackingId>,
-    pub backings: Map<BackingId, Backing>,
-    pub mappings: BTreeMap<u64, Mapping>,
+    pub(super) in_flight_bytes: Vec<i64>,
+    pub(super) handles: Map<u64, BackingId>,
+    pub(super) backings: Map<BackingId, Backing>,
+    pub(super) mappings: BTreeMap<u64, Mapping>,
     /// Pools by index; destroyed ones stay as empty places.
-    pub pools: Vec<Pool>,
-    pub pool_ids: Map<u64, u32>,
+    pub(super) pools: Vec<Pool>,
+    pub(super) pool_ids: Map<u64, u32>,
     /// Bytes that segments took from an extent, and which segments did.
-    pub carved: Map<Extent, Carved>,
+    pub(super) carved: Map<Extent, Carved>,
     /// There may be segments that nobody told of: the agent was late, or records are lost.
-    pub unseen_segments: bool,
+    pub(super) unseen_segments: bool,
     /// Segments that are not wholly booked: a later allocation may give them memory.
-    pub hungry_segments: u32,
+    pub(super) hungry_segments: u32,
     /// Blocks that wait for a stream, by their seq: the cell they were in, and the epoch from which on they wait.
-    pub waiting: Map<u64, (CellId, u32)>,
+    pub(super) waiting: Map<u64, (CellId, u32)>,
     /// Gone since the peak, role not told: per book.
-    pub ghosts: Vec<Ghosts>,
+    pub(super) ghosts: Vec<Ghosts>,
     /// Same index as `books`.
-    pub roles: Vec<Roles>,
-    pub phases: PhaseWords,
+    pub(super) roles: Vec<Roles>,
+    pub(super) phases: PhaseWords,
     /// Blocks of phases that a resync brought anew, until it ends.
-    pub restated: Vec<Reborn>,
+    pub(super) restated: Vec<Reborn>,
     /// Libraries whose driver allocations are scratch, by their numbers.
-    pub scratch_libraries: Vec<u16>,
-    pub generation: u8,
+    pub(super) scratch_libraries: Vec<u16>,
+    pub(super) generation: u8,
     /// Frees begun up to this seq may have ended in a loss; cleared by a resync.
-    pub doubtful_before: Option<u64>,
+    pub(super) doubtful_before: Option<u64>,
     /// Records up to this seq may speak of rows that a resync has taken already: no oddity.
-    pub forgiven_until: u64,
-    pub odd: Oddities,
+    pub(super) forgiven_until: u64,
+    pub(super) odd: Oddities,
     /// Books that the current record touched, as bits.
     touched: u64,
     /// The rows are those of no single moment (a resync is under way): no peak is taken.
-    pub mixed: bool,
+    pub(super) mixed: bool,
     /// Allocations that a resync did not say again wait for the ring to reach its head: it may bring their frees.
-    pub unswept: bool,
+    pub(super) unswept: bool,
     /// Books touched while `mixed`.
     unsettled: u64,
 }
@@ -105,6 +108,95 @@ impl Holdings {
             unswept: false,
             unsettled: 0,
         }
+    }
+
+    /// The books, one for each device.
+    #[inline]
+    pub fn books(&self) -> &[Book] {
+        &self.books
+    }
+
+    #[inline]
+    pub fn books_mut(&mut self) -> &mut [Book] {
+        &mut self.books
+    }
+
+    /// Bytes of a book that calls in flight may already have given back.
+    #[inline]
+    pub fn in_flight_bytes(&self, book: usize) -> i64 {
+        self.in_flight_bytes[book]
+    }
+
+    /// Begins the trails of all books anew: nothing can be told of the time before.
+    pub fn restart_trails(&mut self, now_ns: u64) {
+        for (book, &in_flight) in self.books.iter_mut().zip(&self.in_flight_bytes) {
+            book.trail.restart(now_ns, in_flight);
+        }
+    }
+
+    /// Calls that were entered and have not returned.
+    pub fn calls_in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    #[inline]
+    pub fn cells(&self) -> &CellTable {
+        &self.cells
+    }
+
+    /// Gives a tag its path; returns the path that it had.
+    pub fn name_tag(&mut self, tag: u32, path: &str) -> Option<Arc<str>> {
+        self.cells.tags.insert(tag, path.into())
+    }
+
+    #[inline]
+    pub fn anomalies(&self) -> &Oddities {
+        &self.odd
+    }
+
+    #[inline]
+    pub fn anomalies_mut(&mut self) -> &mut Oddities {
+        &mut self.odd
+    }
+
+    pub fn pools(&self) -> &[Pool] {
+        &self.pools
+    }
+
+    /// Memory of a book's process that is no part of the sum.
+    pub fn side_memory(&self, book: usize) -> Beside {
+        self.beside[book]
+    }
+
+    /// Windows that are over and were not taken, by book.
+    pub fn ended_windows(&self) -> &[(u8, Window)] {
+        &self.windows
+    }
+
+    pub fn take_windows(&mut self) -> std::vec::Drain<'_, (u8, Window)> {
+        self.windows.drain(..)
+    }
+
+    /// There is memory that the driver handed out.
+    #[inline]
+    pub fn has_driver_rows(&self) -> bool {
+        !self.allocations.is_empty() || !self.backings.is_empty() || !self.mappings.is_empty()
+    }
+
+    /// Segments may exist that were not reported: the agent was late, or records are lost.
+    pub fn set_unseen_segments(&mut self, may_exist: bool) {
+        self.unseen_segments = may_exist;
+    }
+
+    /// The program's number of its epoch; 0 for none.
+    pub fn set_epoch(&mut self, number: u64) {
+        self.phases.epoch = number;
+    }
+
+    /// What the iterations of a book held.
+    pub fn iterations(&self, book: usize, time_ns: u64) -> Option<IterationsView> {
+        let (roles, book) = (self.roles.get(book)?, self.books.get(book)?);
+        Some(roles.iterations.view(time_ns, book))
     }
 
     /// Times are only an order: a window of their own for each.
@@ -375,5 +467,33 @@ impl Holdings {
             key.phase = phase;
         }
         self.cells.intern(key)
+    }
+}
+
+impl Holdings {
+    pub fn bytes(&self) -> usize {
+        let rows = map(&self.allocations)
+            + map(&self.handles)
+            + map(&self.backings)
+            + map(&self.carved)
+            + self.carved.len() * 64
+            + map(&self.waiting)
+            + map(&self.pool_ids)
+            + self.large.len() * sorted(16)
+            + self.mappings.len() * sorted(8 + size_of::<Mapping>())
+            + self.in_flight.bytes();
+        let pools = self.pools.iter().map(|pool| {
+            map(&pool.blocks)
+                + pool.large_blocks.len() * sorted(16)
+                // Each segment names what it lies in, and that names the segment.
+                + pool.segments.len() * sorted(8 + size_of::<Segment>() + 96)
+        });
+        let cells = self.cells.bytes();
+        let books = self.books.iter().map(|book| book.bytes());
+        let follows =
+            self.roles.iter().map(|roles| roles.young.bytes() + roles.iterations.bytes()).sum::<usize>()
+                + self.ghosts.iter().map(|ghosts| ghosts.bytes()).sum::<usize>();
+        let places = list(&self.pools) + list(&self.restated);
+        rows + places + pools.sum::<usize>() + cells + books.sum::<usize>() + follows
     }
 }

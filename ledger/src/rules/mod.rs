@@ -3,7 +3,6 @@
 mod allocation;
 mod derive;
 pub(crate) mod holdings;
-pub(crate) mod memory_use;
 mod pool;
 mod resync;
 mod segment;

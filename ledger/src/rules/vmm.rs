@@ -61,6 +61,11 @@ impl Holdings {
         self.handles.insert(handle, stamp.seq);
     }
 
+    /// Whether the record with this number made a backing that still lives.
+    pub fn has_backing(&self, seq: u64) -> bool {
+        self.backings.contains_key(&seq)
+    }
+
     /// `VmmMap`. A handle that is not known is a multicast object or was lost: nothing is booked.
     pub fn vmm_map(&mut self, address: u64, bytes: u64, handle: u64, stamp: &Stamp) {
         let Some(&id) = self.handles.get(&handle) else {
