@@ -9,7 +9,7 @@ use crate::base::quota::{Limits, Refused, Shares};
 use crate::base::recent::Recent;
 use crate::book::{WINDOW_NS, Window};
 use crate::history::program_data::MarkView;
-use crate::history::ranges::{MAX_SPANS, MAX_SPANS_OF_FILE, OwnView};
+use crate::history::ranges::{MAX_SPANS, MAX_SPANS_OF_FILE};
 use crate::history::trend::TrendView;
 use crate::oom::device::Listing;
 use crate::process::Process;
@@ -17,6 +17,7 @@ use crate::process::account::Account;
 use crate::process::coverage::{Earlier, parse_lines};
 use crate::roles::iterations::IterationsView;
 use crate::samples::pending::ClosedSample;
+use gpumem_model::own::Own;
 use gpumem_model::run::{DeviceReading, Program};
 use gpumem_model::timeline::Timeline;
 use gpumem_wire::{Absence, Body, ClockKind, Reading, Record, Stamp};
@@ -521,7 +522,7 @@ impl Ledger {
     }
 
     /// What a program says of itself beside memory.
-    pub fn own(&self, key: ProcessKey) -> OwnView {
+    pub fn own(&self, key: ProcessKey) -> Own {
         self.known(key).map(Process::own).unwrap_or_default()
     }
 

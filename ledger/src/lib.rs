@@ -85,12 +85,13 @@ pub use book::cell_groups::{SUM, is_sum, without_sum};
 pub use book::rounding::{ROUNDING_RULE, RoundingRule};
 pub use book::timeline::{MAX_POINT_CELLS, MAX_POINTS};
 pub use book::{WINDOW_NS, Window};
+pub use gpumem_model::gap::Parts;
 pub use gpumem_model::iterations::Level;
 pub use gpumem_model::oom::OomKind;
 pub use gpumem_model::run::{Beside, Class, DeviceReading, Program};
-pub use history::counters::{CounterView, MAX_COUNTER_POINTS, MAX_COUNTERS};
+pub use history::counters::{MAX_COUNTER_POINTS, MAX_COUNTERS};
 pub use history::program_data::{LayerView, MAX_MARKS, MarkView};
-pub use history::ranges::{MAX_RANGES, MAX_SPANS, MAX_SPANS_OF_FILE, OwnView, RangeView, SpanView};
+pub use history::ranges::{MAX_RANGES, MAX_SPANS, MAX_SPANS_OF_FILE};
 pub use history::ring::TrendPoint;
 pub use history::trend::{TrackView, TrendView, rise};
 pub use ledger::{Ledger, STALE_AFTER_NS};
@@ -105,7 +106,6 @@ pub use samples::pending::{ClosedSample, PeakGap};
 pub use snapshot::{AccountView, CellView, PeakView, PoolView, ProcessView, Snapshot};
 pub use to_model::sparse;
 pub use untrackable::change::{BookedAs, Cause, Step};
-pub use untrackable::parts::Parts;
 
 /// A hash map that a hostile peer's keys cannot slow down.
 pub(crate) type Map<K, V> = std::collections::HashMap<K, V, foldhash::fast::RandomState>;

@@ -15,7 +15,7 @@ use crate::rows::row::Oddities;
 use crate::samples::pending::{ClosedSample, PeakGap};
 use crate::untrackable::change::Step;
 use crate::untrackable::event::Names;
-use crate::untrackable::parts::Parts;
+use gpumem_model::gap::Parts;
 use gpumem_model::run::Beside;
 use gpumem_model::run::Class;
 use gpumem_wire::{ByeReason, ClockKind, Phase, PoolOwner, Role};

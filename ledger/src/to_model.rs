@@ -2,31 +2,17 @@
 
 use crate as ledger;
 use gpumem_model::blind::BlindWindow;
-use gpumem_model::gap::{Parts, Step};
+use gpumem_model::gap::Step;
 use gpumem_model::growth::{Axis, Growth};
 use gpumem_model::iterations::{Iteration, Iterations};
 use gpumem_model::layers::{LayerSaid, layer_name, state_name};
 use gpumem_model::marks::Mark;
 use gpumem_model::oom::{Fate, Holder, Oom, OomDevice};
-use gpumem_model::own::{Counter, Own, Range, Span};
 use gpumem_model::parameters::{Column, Parameters};
 use gpumem_model::pools::Pool;
 use gpumem_model::run::{Cell, Class, Clock, OPEN_FATE_NS, phase_name, role_name};
 use gpumem_wire::{ClockKind, OomOutcome, PoolOwner, Role};
 use std::collections::{BTreeMap, HashMap};
-
-impl From<ledger::Parts> for Parts {
-    fn from(parts: ledger::Parts) -> Self {
-        Parts {
-            context_bytes: parts.context,
-            modules_bytes: parts.modules,
-            local_memory_bytes: parts.local_memory,
-            heaps_bytes: parts.heaps,
-            rounding_bytes: parts.rounding,
-            unexplained_bytes: parts.unexplained,
-        }
-    }
-}
 
 impl From<&ledger::Step> for Step {
     fn from(step: &ledger::Step) -> Self {
@@ -35,7 +21,7 @@ impl From<&ledger::Step> for Step {
             from_ns: step.from_ns,
             time_ns: step.time_ns,
             bytes: step.bytes(),
-            parts: step.parts.into(),
+            parts: step.parts,
             cause: step.cause.name().to_owned(),
             also: step
                 .causes()
@@ -65,7 +51,9 @@ fn note_of(step: &ledger::Step) -> Option<String> {
             "modules with {} bytes not yet seen are loaded: may be lazy loading",
             step.unseen_module_bytes
         ),
-        Cause::StackLimit if step.expected_bytes.is_some_and(|model| model > step.parts.local_memory) => {
+        Cause::StackLimit
+            if step.expected_bytes.is_some_and(|model| model > step.parts.local_memory_bytes) =>
+        {
             "the driver may take the rest when a kernel needs it".to_owned()
         }
         Cause::Blind => "the agent saw nothing for a part of the time".to_owned(),
@@ -185,52 +173,6 @@ impl From<&ledger::OomDevice> for OomDevice {
             unified: device.unified,
             holders: device.holders.iter().map(holder).collect(),
             others: device.others,
-        }
-    }
-}
-
-impl From<&ledger::CounterView> for Counter {
-    fn from(counter: &ledger::CounterView) -> Self {
-        Counter {
-            name: counter.name.as_deref().map(str::to_owned),
-            value: counter.value,
-            changes: counter.changes,
-            min: counter.least,
-            max: counter.greatest,
-            area: counter.area,
-            since_ns: counter.since_ns,
-            until_ns: counter.until_ns,
-            points: counter.points.clone(),
-        }
-    }
-}
-
-impl From<&ledger::RangeView> for Range {
-    fn from(range: &ledger::RangeView) -> Self {
-        Range {
-            name: range.name.as_deref().map(str::to_owned),
-            is_step: range.is_step,
-            count: range.count,
-            total_ns: range.total_ns,
-            min_ns: range.least_ns,
-            max_ns: range.greatest_ns,
-            open: range.open,
-        }
-    }
-}
-
-impl From<&ledger::OwnView> for Own {
-    fn from(view: &ledger::OwnView) -> Self {
-        let span = |span: &ledger::SpanView| Span(span.range, span.thread, span.from_ns, span.to_ns);
-        Own {
-            counters: view.counters.iter().map(Counter::from).collect(),
-            counters_dropped: view.counters_dropped,
-            ranges: view.ranges.iter().map(Range::from).collect(),
-            ranges_dropped: view.ranges_dropped,
-            ranges_broken: view.ranges_broken,
-            spans: view.spans.iter().map(span).collect(),
-            spans_dropped: view.spans_dropped,
-            snapshot: None,
         }
     }
 }

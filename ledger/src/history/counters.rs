@@ -1,5 +1,6 @@
 //! The program's own counters: what each is and has been, and its course in a bounded number of points.
 
+use gpumem_model::own::Counter;
 use gpumem_wire::Record;
 use std::mem::size_of;
 use std::sync::Arc;
@@ -9,33 +10,9 @@ pub use gpumem_model::own::MAX_COUNTER_POINTS;
 /// Counters that are kept of a process: those that were said first.
 pub use gpumem_model::own::MAX_COUNTERS;
 
-/// One counter.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CounterView {
-    /// Its name; `None` if a loss took it.
-    pub name: Option<Arc<str>>,
-    /// Now.
-    pub value: i64,
-    /// Times that it was set or changed.
-    pub changes: u64,
-    /// Least of its values.
-    pub least: i64,
-    /// Greatest of them.
-    pub greatest: i64,
-    /// Value times ns, from `since_ns` to `until_ns`: by their distance it is the mean over time.
-    pub area: i128,
-    /// When it was said first.
-    pub since_ns: u64,
-    /// Until when that is known.
-    pub until_ns: u64,
-    /// When it was set, and to what, by time: every change, or of more than [`MAX_COUNTER_POINTS`] the last one in each of slots
-    /// of equal width.
-    pub points: Vec<(u64, i64)>,
-}
-
-/// The same, as it is kept.
+/// A counter of the program, by its tag.
 #[derive(Debug)]
-struct Counter {
+struct KeptCounter {
     tag: u32,
     value: i64,
     changes: u64,
@@ -50,9 +27,9 @@ struct Counter {
     width_ns: u64,
 }
 
-impl Counter {
+impl KeptCounter {
     fn new(tag: u32, value: i64, time_ns: u64) -> Self {
-        Counter {
+        KeptCounter {
             tag,
             value,
             changes: 1,
@@ -83,7 +60,7 @@ impl Counter {
     /// It is as it is, and what it has been was told.
     fn restart(&mut self, now_ns: u64) {
         let time_ns = now_ns.max(self.changed_ns);
-        *self = Counter { changes: 0, ..Counter::new(self.tag, self.value, time_ns) };
+        *self = KeptCounter { changes: 0, ..KeptCounter::new(self.tag, self.value, time_ns) };
     }
 }
 
@@ -111,20 +88,20 @@ fn add_point(points: &mut Vec<(u64, i64)>, width_ns: &mut u64, point: (u64, i64)
 /// Counters of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    kept: Vec<Counter>,
+    kept: Vec<KeptCounter>,
     /// Changes of counters beyond [`MAX_COUNTERS`].
     pub dropped: u64,
 }
 
 impl Counters {
-    /// Counter `tag` has this value.
+    /// KeptCounter `tag` has this value.
     pub fn set(&mut self, record: &Record<'_>, value: i64) {
         let stamp = &record.stamp;
         let is_full = self.kept.len() == MAX_COUNTERS;
         match self.kept.iter_mut().find(|counter| counter.tag == stamp.tag) {
             Some(counter) => counter.set(value, stamp.time_ns),
             None if is_full => self.dropped += 1,
-            None => self.kept.push(Counter::new(stamp.tag, value, stamp.time_ns)),
+            None => self.kept.push(KeptCounter::new(stamp.tag, value, stamp.time_ns)),
         }
     }
 
@@ -134,15 +111,15 @@ impl Counters {
         self.dropped = 0;
     }
 
-    pub fn view(&self, now_ns: u64, name: impl Fn(u32) -> Option<Arc<str>>) -> Vec<CounterView> {
-        let view = |counter: &Counter| {
+    pub fn view(&self, now_ns: u64, name: impl Fn(u32) -> Option<Arc<str>>) -> Vec<Counter> {
+        let view = |counter: &KeptCounter| {
             let until_ns = now_ns.max(counter.changed_ns);
-            CounterView {
-                name: name(counter.tag),
+            Counter {
+                name: name(counter.tag).as_deref().map(str::to_owned),
                 value: counter.value,
                 changes: counter.changes,
-                least: counter.least,
-                greatest: counter.greatest,
+                min: counter.least,
+                max: counter.greatest,
                 area: counter.area_at(until_ns),
                 since_ns: counter.since_ns,
                 until_ns,
@@ -154,7 +131,7 @@ impl Counters {
 
     pub fn bytes(&self) -> usize {
         let points = self.kept.iter().map(|counter| counter.points.capacity() * size_of::<(u64, i64)>());
-        self.kept.capacity() * size_of::<Counter>() + points.sum::<usize>()
+        self.kept.capacity() * size_of::<KeptCounter>() + points.sum::<usize>()
     }
 }
 
@@ -164,7 +141,7 @@ mod tests {
 
     #[test]
     fn the_mean_is_weighted_by_time_and_the_past_ends_with_a_restart() {
-        let mut counter = Counter::new(1, 10, 100);
+        let mut counter = KeptCounter::new(1, 10, 100);
         counter.set(20, 130);
         counter.set(-5, 120); // of another thread, whose clock was read before
         assert_eq!((counter.changes, counter.least, counter.greatest), (3, -5, 20));
@@ -176,7 +153,7 @@ mod tests {
 
     #[test]
     fn nothing_overflows() {
-        let mut counter = Counter::new(1, i64::MIN, 0);
+        let mut counter = KeptCounter::new(1, i64::MIN, 0);
         counter.set(i64::MAX, u64::MAX);
         assert_eq!(counter.area, i128::from(i64::MIN) * i128::from(u64::MAX));
         for _ in 0..4 {

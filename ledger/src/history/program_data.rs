@@ -1,7 +1,8 @@
 //! What a program reports beside its memory: marks, counters, ranges, and the state of each way of naming memory.
 
 use crate::history::counters::Counters;
-use crate::history::ranges::{OwnView, Ranges};
+use crate::history::ranges::Ranges;
+use gpumem_model::own::Own;
 use gpumem_wire::{Layer, LayerState};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -34,9 +35,9 @@ impl ProgramData {
     }
 
     /// Counters and ranges, with the names of their tags.
-    pub fn view(&self, now_ns: u64, name: impl Fn(u32) -> Option<Arc<str>>) -> OwnView {
+    pub fn view(&self, now_ns: u64, name: impl Fn(u32) -> Option<Arc<str>>) -> Own {
         let counters = self.counters.view(now_ns, &name);
-        let mut view = OwnView { counters, counters_dropped: self.counters.dropped, ..OwnView::default() };
+        let mut view = Own { counters, counters_dropped: self.counters.dropped, ..Own::default() };
         self.ranges.view(&name, &mut view);
         view
     }

@@ -2,6 +2,7 @@
 //! gpumem_configure), and how long its steps took. The latest of them are kept one by one, for traces.
 
 use crate::Map;
+use gpumem_model::own::{Own, Range, Span};
 use gpumem_wire::{Edge, Stamp};
 use std::collections::VecDeque;
 use std::mem::size_of;
@@ -17,57 +18,6 @@ pub use gpumem_model::own::MAX_SPANS as MAX_SPANS_OF_FILE;
 const MAX_THREADS: usize = 256;
 /// Open ranges of a thread: an agent names no more.
 const MAX_DEPTH: usize = 128;
-
-/// All ranges of one name.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RangeView {
-    /// Path of the scope; `None` if a loss took it, or of steps.
-    pub name: Option<Arc<str>>,
-    /// They are the steps that the program said, from one to the next.
-    pub is_step: bool,
-    /// How many have ended.
-    pub count: u64,
-    /// Their lengths together. Ranges inside of a range are in its length, too.
-    pub total_ns: u64,
-    /// The shortest.
-    pub least_ns: u64,
-    /// The longest.
-    pub greatest_ns: u64,
-    /// How many are open.
-    pub open: u64,
-}
-
-/// One range.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SpanView {
-    /// Index in [`OwnView::ranges`].
-    pub range: u32,
-    /// The thread's number.
-    pub thread: u32,
-    /// Its begin.
-    pub from_ns: u64,
-    /// Its end.
-    pub to_ns: u64,
-}
-
-/// What a program says of itself beside memory: its counters and its ranges.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct OwnView {
-    /// In the order in which they were said first.
-    pub counters: Vec<crate::CounterView>,
-    /// Changes of counters for which there was no room.
-    pub counters_dropped: u64,
-    /// In the order in which they ended first; steps at the end.
-    pub ranges: Vec<RangeView>,
-    /// Ranges for whose names there was no room, or that were open beside too many.
-    pub ranges_dropped: u64,
-    /// Ranges whose begin or end was lost.
-    pub ranges_broken: u64,
-    /// The latest, in the order of their ends.
-    pub spans: Vec<SpanView>,
-    /// More of them.
-    pub spans_dropped: u64,
-}
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Lengths {
@@ -85,9 +35,10 @@ impl Lengths {
         self.count = self.count.saturating_add(1);
     }
 
-    fn view(self, name: Option<Arc<str>>, is_step: bool, open: u64) -> RangeView {
-        let Lengths { count, total_ns, least_ns, greatest_ns } = self;
-        RangeView { name, is_step, count, total_ns, least_ns, greatest_ns, open }
+    fn view(self, name: Option<Arc<str>>, is_step: bool, open: u64) -> Range {
+        let Lengths { count, total_ns, least_ns: min_ns, greatest_ns: max_ns } = self;
+        let name = name.as_deref().map(str::to_owned);
+        Range { name, is_step, count, total_ns, min_ns, max_ns, open }
     }
 }
 
@@ -102,7 +53,7 @@ pub(crate) struct Ranges {
     steps: Lengths,
     /// When the step began that is under way.
     step_ns: Option<u64>,
-    spans: VecDeque<SpanView>,
+    spans: VecDeque<Span>,
     most_spans: usize,
     spans_dropped: u64,
     dropped: u64,
@@ -180,7 +131,7 @@ impl Ranges {
             self.spans.pop_front();
             self.spans_dropped += 1;
         }
-        self.spans.push_back(SpanView { range: place, thread: stamp.thread, from_ns, to_ns });
+        self.spans.push_back(Span(place, stamp.thread, from_ns, to_ns));
     }
 
     /// A step begins, and the one before it is over.
@@ -204,7 +155,7 @@ impl Ranges {
     }
 
     /// Into `view`: all but its counters.
-    pub fn view(&self, name: impl Fn(u32) -> Option<Arc<str>>, view: &mut OwnView) {
+    pub fn view(&self, name: impl Fn(u32) -> Option<Arc<str>>, view: &mut Own) {
         let mut open: Map<u32, u64> = Map::default();
         for (tag, _) in self.open.values().flatten() {
             *open.entry(*tag).or_default() += 1;
@@ -236,7 +187,7 @@ impl Ranges {
     pub fn bytes(&self) -> usize {
         let names = self.kept.capacity() * (size_of::<(u32, Lengths)>() + 16);
         let open = self.open.values().map(|open| open.capacity() * size_of::<(u32, u64)>() + 64);
-        names + open.sum::<usize>() + self.spans.capacity() * size_of::<SpanView>()
+        names + open.sum::<usize>() + self.spans.capacity() * size_of::<Span>()
     }
 }
 
@@ -248,8 +199,8 @@ mod tests {
         Stamp { thread, tag, time_ns, ..Stamp::default() }
     }
 
-    fn told(ranges: &Ranges) -> OwnView {
-        let mut view = OwnView::default();
+    fn told(ranges: &Ranges) -> Own {
+        let mut view = Own::default();
         ranges.view(|tag| Some(tag.to_string().into()), &mut view);
         view
     }
@@ -264,14 +215,14 @@ mod tests {
         ranges.edge(&at(1, 11, 110), Edge::End);
         ranges.edge(&at(2, 10, 60), Edge::End);
         ranges.edge(&at(3, 12, 70), Edge::Begin);
-        let OwnView { ranges: rows, spans, spans_dropped, .. } = told(&ranges);
-        let row = |row: &RangeView| {
+        let Own { ranges: rows, spans, spans_dropped, .. } = told(&ranges);
+        let row = |row: &Range| {
             (
                 row.name.as_deref().map(str::to_owned),
                 row.count,
                 row.total_ns,
-                row.least_ns,
-                row.greatest_ns,
+                row.min_ns,
+                row.max_ns,
                 row.open,
             )
         };
@@ -283,7 +234,7 @@ mod tests {
                 (Some("12".into()), 0, 0, 0, 0, 1),
             ]
         );
-        assert_eq!((spans.len(), spans_dropped, spans[1].thread, spans[1].from_ns), (2, 1, 2, 20));
+        assert_eq!((spans.len(), spans_dropped, spans[1].1, spans[1].2), (2, 1, 2, 20));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::history::trend::GapTrend;
 use crate::oom::device::Listing;
 use crate::samples::pending::{ClosedSample, PeakGap};
 use crate::untrackable::account::Causes;
-use crate::untrackable::parts::Parts;
+use gpumem_model::gap::Parts;
 use gpumem_wire::Body;
 use std::collections::VecDeque;
 use std::sync::Arc;

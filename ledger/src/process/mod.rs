@@ -17,7 +17,6 @@ use crate::Map;
 use crate::base::identity::ProcessKey;
 use crate::base::quota::{Load, map};
 use crate::history::program_data::ProgramData;
-use crate::history::ranges::OwnView;
 use crate::history::trend::Growth;
 use crate::oom::records::Ooms;
 use crate::process::account::Account;
@@ -25,6 +24,7 @@ use crate::process::coverage::{Coverage, Facts};
 use crate::process::stream::{Order, Stream};
 use crate::rules::holdings::Holdings;
 use crate::samples::waiting::Samples;
+use gpumem_model::own::Own;
 use gpumem_wire::{Body, Flags, Record};
 use std::mem::size_of;
 use std::sync::Arc;
@@ -201,7 +201,7 @@ impl Process {
     }
 
     /// What the program says of itself beside memory.
-    pub fn own(&self) -> OwnView {
+    pub fn own(&self) -> Own {
         self.program.view(self.stream.applied_ns, |tag| self.holdings.cells().tags.get(&tag).cloned())
     }
 

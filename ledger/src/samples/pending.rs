@@ -8,7 +8,7 @@
 
 use crate::book::recent_past::Past;
 use crate::book::{Book, Range};
-use crate::untrackable::parts::Parts;
+use gpumem_model::gap::Parts;
 use gpumem_wire::{Absence, Body, Record};
 use std::sync::Arc;
 
@@ -331,7 +331,7 @@ impl Pending {
             torn: mark.is_some() && (torn || busy),
             stale,
             partial: mark.as_ref().is_some_and(|mark| mark.partial),
-            parts: mark.as_ref().map(|mark| Parts { rounding: mark.rounding, ..Parts::default() }),
+            parts: mark.as_ref().map(|mark| Parts { rounding_bytes: mark.rounding, ..Parts::default() }),
             amounts: mark.map_or_else(Default::default, |mark| mark.amounts),
         }
     }

@@ -1,10 +1,10 @@
 //! The causes of one account's gap: which samples are boundaries, and what is booked between two of them.
 
 use crate::samples::pending::ClosedSample;
-use crate::untrackable::change::{Cause, Known, Step, Steps, told};
+use crate::untrackable::change::{Cause, Known, Step, Steps, minus, told};
 use crate::untrackable::context::Contexts;
 use crate::untrackable::event::{Event, Events, What};
-use crate::untrackable::parts::Parts;
+use gpumem_model::gap::Parts;
 use std::sync::Arc;
 
 /// The last boundary.
@@ -45,19 +45,20 @@ pub(crate) struct Heard {
 impl Causes {
     /// `predates` was taken from a sample with these parts, so that its rounding is in it, or was told.
     pub fn round_from(&mut self, parts: Option<Parts>) {
-        self.predates_rounding = parts.map_or(0, |parts| parts.rounding);
+        self.predates_rounding = parts.map_or(0, |parts| parts.rounding_bytes);
     }
 
     /// The parts of a sample's untrackable. If it is a boundary, the step that led to it is booked first.
     pub fn close(&mut self, sample: &ClosedSample, known: &Known<'_>) -> Option<Parts> {
         let untrackable = sample.untrackable_bytes()?;
-        let rounding = sample.parts?.rounding.wrapping_sub(self.predates_rounding);
+        let rounding = sample.parts?.rounding_bytes.wrapping_sub(self.predates_rounding);
         let x = untrackable.wrapping_sub(rounding);
         let is_later = self.last.is_none_or(|last| sample.t0_ns > last.t0_ns);
         if sample.is_certain() && is_later && !self.heard.events.is_under_way(sample.t0_ns, sample.t1_ns) {
             self.reach(sample, x, known);
         }
-        Some(Parts { rounding, unexplained: x.wrapping_sub(self.booked.sum()), ..self.booked })
+        let unexplained_bytes = x.wrapping_sub(self.booked.sum());
+        Some(Parts { rounding_bytes: rounding, unexplained_bytes, ..self.booked })
     }
 
     fn reach(&mut self, sample: &ClosedSample, x: i64, known: &Known<'_>) {
@@ -91,8 +92,8 @@ impl Causes {
         let bytes = x.wrapping_sub(before);
         let shares = self.contexts.share(bytes, &due, self.heard.threads, doubt.is_some());
         let booked = self.contexts.booked();
-        let mut parts = booked.minus(std::mem::replace(&mut self.booked, booked));
-        parts.unexplained = bytes.wrapping_sub(parts.sum());
+        let mut parts = minus(booked, std::mem::replace(&mut self.booked, booked));
+        parts.unexplained_bytes = bytes.wrapping_sub(parts.sum());
         if parts == Parts::default() {
             return;
         }

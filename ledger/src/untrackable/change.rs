@@ -1,12 +1,33 @@
 //! Steps of the gap: when it changed, by how much, and because of what.
 
 use crate::untrackable::event::{Event, Names, What};
-use crate::untrackable::parts::Parts;
+use gpumem_model::gap::Parts;
 use gpumem_wire::DriverEventKind;
 use std::sync::{Arc, OnceLock};
 
 /// Steps that are told one by one, per device; the smallest of more are one.
 const MAX_STEPS: usize = 256;
+
+/// The sum of two, without a bound: parts are exact, and nothing in them is clamped.
+pub(super) fn plus(one: Parts, other: Parts) -> Parts {
+    combine(one, other, i64::wrapping_add)
+}
+
+/// What `one` has more than `other`, part by part.
+pub(super) fn minus(one: Parts, other: Parts) -> Parts {
+    combine(one, other, i64::wrapping_sub)
+}
+
+fn combine(one: Parts, other: Parts, with: fn(i64, i64) -> i64) -> Parts {
+    Parts {
+        context_bytes: with(one.context_bytes, other.context_bytes),
+        modules_bytes: with(one.modules_bytes, other.modules_bytes),
+        local_memory_bytes: with(one.local_memory_bytes, other.local_memory_bytes),
+        heaps_bytes: with(one.heaps_bytes, other.heaps_bytes),
+        rounding_bytes: with(one.rounding_bytes, other.rounding_bytes),
+        unexplained_bytes: with(one.unexplained_bytes, other.unexplained_bytes),
+    }
+}
 
 /// Why the gap changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -179,9 +200,8 @@ impl Step {
 
     /// The larger, the more it deserves a place of its own.
     fn weight(&self) -> u64 {
-        let Parts { context, modules, local_memory, heaps, unexplained, .. } = self.parts;
-        let all = [context, modules, local_memory, heaps, unexplained];
-        all.iter().map(|bytes| bytes.unsigned_abs()).max().unwrap_or(0)
+        let without_rounding = Parts { rounding_bytes: 0, ..self.parts };
+        without_rounding.each().iter().map(|(_, _, bytes)| bytes.unsigned_abs()).max().unwrap_or(0)
     }
 }
 
@@ -200,7 +220,7 @@ pub(super) fn told(
     let main = booked.rev().max_by_key(|share| share.bytes.unsigned_abs());
     let likely = due.iter().rev().find(|event| matches!(event.what, What::Imported(_) | What::Other(_)));
     let most = main.map_or(0, |share| share.bytes.unsigned_abs());
-    let is_unexplained = parts.unexplained.unsigned_abs() > most;
+    let is_unexplained = parts.unexplained_bytes.unsigned_abs() > most;
     let seen = |event: &Event| Cause::of(event.what);
     let mut causes = due.iter().filter_map(seen).fold(0, |bits, cause| bits | 1 << cause as u32);
     let (cause, event, kind, expected_bytes) = match (doubt, main, likely) {
@@ -231,7 +251,7 @@ pub(super) fn told(
         events: due.iter().filter(|event| seen(event).is_some()).count() as u64,
         kind,
         expected_bytes,
-        unseen_module_bytes: if cause == Cause::BetweenEvents && parts.unexplained > 0 {
+        unseen_module_bytes: if cause == Cause::BetweenEvents && parts.unexplained_bytes > 0 {
             unseen_module_bytes
         } else {
             0
@@ -262,7 +282,7 @@ impl Steps {
         let step = self.large.remove(at);
         match &mut self.smaller {
             Some(sum) => {
-                sum.parts = sum.parts.plus(step.parts);
+                sum.parts = plus(sum.parts, step.parts);
                 sum.from_ns = sum.from_ns.min(step.from_ns);
                 sum.time_ns = sum.time_ns.max(step.time_ns);
                 sum.causes |= step.causes;

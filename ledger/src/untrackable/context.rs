@@ -2,9 +2,9 @@
 
 use crate::Map;
 use crate::book::rounding::{GRANULE, whole_granules};
-use crate::untrackable::change::{BookedAs, Share};
+use crate::untrackable::change::{BookedAs, Share, plus};
 use crate::untrackable::event::{Event, What};
-use crate::untrackable::parts::Parts;
+use gpumem_model::gap::Parts;
 
 /// Contexts of one process on one device that are told apart; those beyond are one.
 const MAX_CONTEXTS: usize = 256;
@@ -58,10 +58,10 @@ struct Claim {
 impl Context {
     fn parts(&self) -> Parts {
         Parts {
-            context: self.base,
-            modules: self.code,
-            local_memory: self.local,
-            heaps: self.heaps,
+            context_bytes: self.base,
+            modules_bytes: self.code,
+            local_memory_bytes: self.local,
+            heaps_bytes: self.heaps,
             ..Parts::default()
         }
     }
@@ -97,7 +97,7 @@ pub(super) struct Contexts {
 impl Contexts {
     /// What is booked for all of them.
     pub fn booked(&self) -> Parts {
-        self.all.iter().fold(Parts::default(), |sum, context| sum.plus(context.parts()))
+        self.all.iter().fold(Parts::default(), |sum, context| plus(sum, context.parts()))
     }
 
     /// Loadable bytes that no step has shown so far: with lazy loading code comes when it is first used.

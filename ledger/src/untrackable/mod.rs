@@ -1,7 +1,6 @@
 //! Why the gap is what it is: the parts of untrackable, and the steps in which they came.
 //!
 //! ```text
-//! parts     of an untrackable
 //! account   the causes of one account: boundaries, and what is booked at them
 //! event     an event, and the queue of those that no sample has passed yet
 //! context   what a context costs beside its allocations, and who may have what of a step
@@ -28,4 +27,3 @@ pub(crate) mod account;
 pub(crate) mod change;
 mod context;
 pub(crate) mod event;
-pub(crate) mod parts;
