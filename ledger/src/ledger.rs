@@ -5,7 +5,7 @@ mod oom_holders;
 use crate::Map;
 use crate::base::device::{AgreedReading, DeviceView, Faults};
 use crate::base::identity::{DeviceName, Origin, Place, ProcessKey};
-use crate::base::quota::{Limits, Refused, Shares};
+use crate::base::quota::{Limits, Quotas, RefusedRecords};
 use crate::base::recent::Recent;
 use crate::book::{WINDOW_NS, Window};
 use crate::history::program_data::MarkView;
@@ -93,7 +93,7 @@ pub struct Ledger {
     waiting: BinaryHeap<Reverse<(u64, usize)>>,
     last: Option<(ProcessKey, usize)>,
     /// What processes may take, and do.
-    pub(crate) shares: Shares,
+    pub(crate) quotas: Quotas,
 }
 
 impl Ledger {
@@ -116,7 +116,7 @@ impl Ledger {
             windows: Vec::new(),
             waiting: BinaryHeap::new(),
             last: None,
-            shares: Shares::default(),
+            quotas: Quotas::default(),
         }
     }
 
@@ -128,7 +128,7 @@ impl Ledger {
             Origin::Process(_) if matches!(record.body, Body::ClockAnchor { .. }) => self.set_clock(record),
             Origin::Process(key) => {
                 let index = self.process(key);
-                self.weigh_now_and_then(index);
+                self.weigh_if_due(index);
                 match record.body {
                     Body::Device { .. } => {
                         let Some(device) = self.claimed_device(index, record) else { return };
@@ -146,11 +146,11 @@ impl Ledger {
                         process.apply(record);
                         if !process.samples.closed.is_empty() || !process.holdings.ended_windows().is_empty()
                         {
-                            process.look_at_windows();
+                            process.note_ended_windows();
                             self.take_closed(index);
                         }
                         if self.processes[index].ooms.wants_holders {
-                            self.tell_holders(index);
+                            self.record_holders(index);
                         }
                     }
                 }
@@ -169,7 +169,7 @@ impl Ledger {
             Some(&index) => index,
             None => {
                 let window_ns = if self.clock == ClockKind::Ordinal { 1 } else { WINDOW_NS };
-                let is_of_file = self.shares.limits == Limits::NONE;
+                let is_of_file = self.quotas.limits == Limits::NONE;
                 let most_spans = if is_of_file { MAX_SPANS_OF_FILE } else { MAX_SPANS };
                 self.processes.push(Process::new(key, window_ns, most_spans));
                 self.by_key.insert(key, self.processes.len() - 1);
@@ -264,7 +264,7 @@ impl Ledger {
                 let device = self.host_slots.get(&stamp.device);
                 let process = &mut self.processes[index];
                 if let Some(book) = device.and_then(|&device| book_on(process, device)) {
-                    process.accounts[usize::from(book)].see_driver(&record.body);
+                    process.accounts[usize::from(book)].note_driver_reading(&record.body);
                 }
             }
             Body::EarlierLife { start_ticks, events, lost, instance } => {
@@ -295,7 +295,7 @@ impl Ledger {
                 self.processes[index].end(stamp.time_ns, status.0);
                 self.take_closed(index);
                 if is_news {
-                    self.suspect(index, stamp.time_ns, status.0);
+                    self.record_suspected_oom(index, stamp.time_ns, status.0);
                 }
             }
             _ => {}
@@ -458,7 +458,7 @@ impl Ledger {
     pub fn end_windows(&mut self) {
         for process in &mut self.processes {
             for book in 0..process.holdings.books().len() {
-                if let Some(window) = process.holdings.books_mut()[book].tell_window() {
+                if let Some(window) = process.holdings.books_mut()[book].partial_window() {
                     self.windows.push((process.key, place(&process.accounts, book as u8), window));
                 }
             }
@@ -470,7 +470,7 @@ impl Ledger {
     pub fn forget(&mut self, key: ProcessKey) {
         let Some(index) = self.by_key.remove(&key) else { return };
         let mut gone = self.processes.swap_remove(index);
-        self.shares.release(&mut gone.load, gone.coverage.full);
+        self.quotas.release(&mut gone.memory_use, gone.coverage.full);
         let moved = self.processes.len();
         if let Some(process) = self.processes.get(index) {
             self.by_key.insert(process.key, index);
@@ -545,20 +545,22 @@ impl Ledger {
 impl Ledger {
     /// How much processes may make this ledger remember, from now on. One process must not take the memory of all.
     pub fn limit(&mut self, limits: Limits) {
-        self.shares.limits = limits;
+        self.quotas.limits = limits;
     }
 
     /// Bytes, about, that it remembers of what processes said; and records that a limit has refused so far.
-    pub fn load(&self) -> (usize, Refused) {
-        let mut refused = self.shares.refused();
-        self.processes.iter().for_each(|process| refused.add(process.coverage.full, process.load.refused));
-        (self.shares.bytes(), refused)
+    pub fn load(&self) -> (usize, RefusedRecords) {
+        let mut refused = self.quotas.refused();
+        self.processes
+            .iter()
+            .for_each(|process| refused.add(process.coverage.full, process.memory_use.refused));
+        (self.quotas.bytes(), refused)
     }
 
     /// Before a record of a process is taken.
     #[inline]
-    pub(crate) fn weigh_now_and_then(&mut self, index: usize) {
-        if self.processes[index].load.is_due() {
+    pub(crate) fn weigh_if_due(&mut self, index: usize) {
+        if self.processes[index].memory_use.is_due() {
             self.weigh(index);
         }
     }
@@ -567,10 +569,10 @@ impl Ledger {
     fn weigh(&mut self, index: usize) {
         let process = &mut self.processes[index];
         let (rows, bytes) = (process.holdings.rows(), process.bytes());
-        self.shares.release(&mut process.load, process.coverage.full);
-        let (user, load) = (process.facts.uid, &mut process.load);
-        self.shares.charge(load, user, bytes);
-        process.coverage.full = self.shares.full(user, rows);
+        self.quotas.release(&mut process.memory_use, process.coverage.full);
+        let (user, load) = (process.facts.uid, &mut process.memory_use);
+        self.quotas.charge(load, user, bytes);
+        process.coverage.full = self.quotas.full(user, rows);
         // Pools are counted one by one.
         load.wait(process.holdings.pools().len() / 32);
     }

@@ -79,7 +79,7 @@ mod untrackable;
 
 pub use base::device::{AgreedReading, DeviceView, Fault, Faults};
 pub use base::identity::{DeviceName, Origin, Place, ProcessKey};
-pub use base::quota::{Full, Limits, Refused};
+pub use base::quota::{Limits, QuotaExceeded, RefusedRecords};
 pub use base::recent::{RECENT_NS, Recent};
 pub use book::cell_groups::{SUM, is_sum, without_sum};
 pub use book::rounding::{ROUNDING_RULE, RoundingRule};
@@ -101,7 +101,7 @@ pub use process::coverage::{Blind, BlindCause, BlindWindow, Blocked, Coverage, E
 pub use roles::iterations::{Iteration, IterationsView, MAX_ITERATIONS, ROLES};
 pub use roles::parameters::{MAX_COLUMNS, ParametersView};
 pub use rows::pool::Idle;
-pub use rows::row::Oddities;
+pub use rows::row::AnomalyCounts;
 pub use samples::pending::{ClosedSample, PeakGap};
 pub use snapshot::{AccountView, CellView, PeakView, PoolView, ProcessView, Snapshot};
 pub use to_model::sparse;

@@ -11,7 +11,7 @@ use crate::ledger::Ledger;
 use crate::oom::records::OomView;
 use crate::process::coverage::{Coverage, Facts};
 use crate::process::{BEYOND, Process};
-use crate::rows::row::Oddities;
+use crate::rows::row::AnomalyCounts;
 use crate::samples::pending::{ClosedSample, PeakGap};
 use crate::untrackable::change::Step;
 use crate::untrackable::event::Names;
@@ -151,7 +151,7 @@ pub struct ProcessView {
     /// How much of the truth its numbers are.
     pub coverage: Coverage,
     /// Records that did not fit.
-    pub odd: Oddities,
+    pub odd: AnomalyCounts,
     /// End and wait status, where known.
     pub ended: Option<(u64, Option<u64>)>,
     /// Names of cells.

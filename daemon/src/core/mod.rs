@@ -13,7 +13,7 @@ use crate::fair::Bill;
 use crate::keeper::{Keeper, Recalled};
 use crate::recorder::Recorder;
 use crate::stats::{Count, Stats};
-use gpumem_ledger::{Limits, Origin, ProcessKey, ProcessView, Refused, Snapshot};
+use gpumem_ledger::{Limits, Origin, ProcessKey, ProcessView, RefusedRecords, Snapshot};
 use gpumem_model::run::{Run, Source};
 use gpumem_runs::builder::{RunBuilder, Sink};
 use gpumem_wire::{Body, Record, Stamp, frame};
@@ -156,7 +156,7 @@ pub struct Core {
     /// What the store says of processes that are new to this life.
     recalls: (UnboundedSender<Recalled>, UnboundedReceiver<Recalled>),
     /// Records that the ledger's limits had refused when views were last told.
-    refused: Refused,
+    refused: RefusedRecords,
 }
 
 impl Core {
@@ -203,7 +203,7 @@ impl Core {
             boot_id: boot_id.trim_end().to_owned(),
             tally: Tally::default(),
             recalls: mpsc::unbounded_channel(),
-            refused: Refused::default(),
+            refused: RefusedRecords::default(),
         };
         core.anchor(now_ns);
         core.roll.set(pace.roll, core.wall_ns(now_ns));

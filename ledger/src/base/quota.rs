@@ -33,7 +33,7 @@ impl Limits {
 
 /// Which limit a process is at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Full {
+pub enum QuotaExceeded {
     /// [`Limits::rows_per_process`].
     Rows,
     /// [`Limits::bytes_per_user`].
@@ -44,21 +44,21 @@ pub enum Full {
 
 /// Records that were refused because of a limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Refused {
-    /// By [`Full::Rows`].
+pub struct RefusedRecords {
+    /// By [`QuotaExceeded::Rows`].
     pub rows: u64,
-    /// By [`Full::User`].
+    /// By [`QuotaExceeded::User`].
     pub user: u64,
-    /// By [`Full::All`].
+    /// By [`QuotaExceeded::All`].
     pub all: u64,
 }
 
-impl Refused {
-    pub(crate) fn add(&mut self, full: Option<Full>, count: u64) {
+impl RefusedRecords {
+    pub(crate) fn add(&mut self, full: Option<QuotaExceeded>, count: u64) {
         match full {
-            Some(Full::Rows) => self.rows += count,
-            Some(Full::User) => self.user += count,
-            Some(Full::All) => self.all += count,
+            Some(QuotaExceeded::Rows) => self.rows += count,
+            Some(QuotaExceeded::User) => self.user += count,
+            Some(QuotaExceeded::All) => self.all += count,
             None => {}
         }
     }
@@ -66,7 +66,7 @@ impl Refused {
 
 /// Of one process.
 #[derive(Debug, Default)]
-pub(crate) struct Load {
+pub(crate) struct MemoryUse {
     /// Records until it is weighed again.
     left: usize,
     /// How many there were between the last two looks.
@@ -80,7 +80,7 @@ pub(crate) struct Load {
     pub names: usize,
 }
 
-impl Load {
+impl MemoryUse {
     /// A name takes the place of another one.
     pub fn rename(&mut self, new: &str, old: Option<&str>) {
         let held = |name: &str| name.len() + 2 * size_of::<usize>();
@@ -108,32 +108,32 @@ impl Load {
 
 /// Of all processes.
 #[derive(Debug)]
-pub(crate) struct Shares {
+pub(crate) struct Quotas {
     pub limits: Limits,
     all: usize,
     users: Map<Option<u64>, usize>,
-    refused: Refused,
+    refused: RefusedRecords,
 }
 
-impl Default for Shares {
+impl Default for Quotas {
     fn default() -> Self {
-        Shares { limits: Limits::NONE, all: 0, users: Map::default(), refused: Refused::default() }
+        Quotas { limits: Limits::NONE, all: 0, users: Map::default(), refused: RefusedRecords::default() }
     }
 }
 
-impl Shares {
+impl Quotas {
     /// What all processes are charged with.
     pub fn bytes(&self) -> usize {
         self.all
     }
 
     /// Refused records of processes that were weighed.
-    pub fn refused(&self) -> Refused {
+    pub fn refused(&self) -> RefusedRecords {
         self.refused
     }
 
     /// Takes back what a process was charged with; `full`: the limit that it is at.
-    pub fn release(&mut self, load: &mut Load, full: Option<Full>) {
+    pub fn release(&mut self, load: &mut MemoryUse, full: Option<QuotaExceeded>) {
         let bytes = std::mem::take(&mut load.charged);
         self.all = self.all.saturating_sub(bytes);
         if let Some(of_user) = self.users.get_mut(&load.user) {
@@ -145,21 +145,21 @@ impl Shares {
         self.refused.add(full, std::mem::take(&mut load.refused));
     }
 
-    pub fn charge(&mut self, load: &mut Load, user: Option<u64>, bytes: usize) {
+    pub fn charge(&mut self, load: &mut MemoryUse, user: Option<u64>, bytes: usize) {
         (load.charged, load.user) = (bytes, user);
         self.all = self.all.saturating_add(bytes);
         let of_user = self.users.entry(user).or_default();
         *of_user = of_user.saturating_add(bytes);
     }
 
-    pub fn full(&self, user: Option<u64>, rows: usize) -> Option<Full> {
+    pub fn full(&self, user: Option<u64>, rows: usize) -> Option<QuotaExceeded> {
         let of_user = self.users.get(&user).copied().unwrap_or(0);
         if rows >= self.limits.rows_per_process {
-            Some(Full::Rows)
+            Some(QuotaExceeded::Rows)
         } else if of_user >= self.limits.bytes_per_user {
-            Some(Full::User)
+            Some(QuotaExceeded::User)
         } else {
-            (self.all >= self.limits.bytes).then_some(Full::All)
+            (self.all >= self.limits.bytes).then_some(QuotaExceeded::All)
         }
     }
 }

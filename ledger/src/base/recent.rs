@@ -44,13 +44,13 @@ impl Recent {
 
 /// What a reading was in the last minute: the first of every piece of it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Lately {
+pub(crate) struct LastMinute {
     /// Number of the piece plus one, time and value.
     firsts: [(u64, u64, u64); PIECES + 1],
     newest: (u64, u64),
 }
 
-impl Lately {
+impl LastMinute {
     pub fn add(&mut self, time_ns: u64, value: u64) {
         let number = time_ns / PIECE_NS + 1;
         let first = &mut self.firsts[(number % (PIECES as u64 + 1)) as usize];
@@ -103,17 +103,17 @@ mod tests {
     #[test]
     fn growth_is_against_a_minute_ago() {
         let second = 1_000_000_000;
-        let mut lately = Lately::default();
-        assert_eq!(lately.growth(), None);
-        lately.add(1000 * second, 50);
-        assert_eq!(lately.growth(), None, "one reading says nothing");
-        lately.add(1003 * second, 70);
-        assert_eq!(lately.growth(), Some((20, 3 * second)));
-        (1004..1200).for_each(|at| lately.add(at * second, at));
-        assert_eq!(lately.growth(), Some((59, 59 * second)));
-        lately.add(1200 * second, 100);
-        assert_eq!(lately.growth(), Some((100 - 1140, 60 * second)));
-        lately.add(5000 * second, 7);
-        assert_eq!(lately.growth(), None, "nothing is known of the minute before");
+        let mut last_minute = LastMinute::default();
+        assert_eq!(last_minute.growth(), None);
+        last_minute.add(1000 * second, 50);
+        assert_eq!(last_minute.growth(), None, "one reading says nothing");
+        last_minute.add(1003 * second, 70);
+        assert_eq!(last_minute.growth(), Some((20, 3 * second)));
+        (1004..1200).for_each(|at| last_minute.add(at * second, at));
+        assert_eq!(last_minute.growth(), Some((59, 59 * second)));
+        last_minute.add(1200 * second, 100);
+        assert_eq!(last_minute.growth(), Some((100 - 1140, 60 * second)));
+        last_minute.add(5000 * second, 7);
+        assert_eq!(last_minute.growth(), None, "nothing is known of the minute before");
     }
 }

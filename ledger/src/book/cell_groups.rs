@@ -38,7 +38,7 @@ pub fn without_sum(tag: &str) -> &str {
 /// The tag of sums; their `origin` says which.
 pub(crate) const SUM_TAG: u32 = u32::MAX - 1;
 /// Places that a process may have; beyond, cells begin with the farther ones of their chain. A large model has some hundreds.
-const MAX_PLACES: usize = 4096;
+const MAX_GROUPS: usize = 4096;
 /// Components of a path that have a place of their own.
 const DEEPEST: usize = 8;
 /// No place.
@@ -46,7 +46,7 @@ const NONE: u32 = u32::MAX;
 
 /// A step of chains.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct Group {
     /// The next one; it comes before this one.
     up: u32,
     /// Of the cell that has its sum.
@@ -58,8 +58,8 @@ struct Place {
 
 /// The sums of a process.
 #[derive(Debug, Default)]
-pub(crate) struct Sums {
-    places: Vec<Place>,
+pub(crate) struct CellGroups {
+    places: Vec<Group>,
     by_key: Map<CellKey, u32>,
     /// What they are called, by `origin`.
     names: Vec<Arc<str>>,
@@ -68,7 +68,7 @@ pub(crate) struct Sums {
     begins: Vec<u32>,
 }
 
-impl Sums {
+impl CellGroups {
     /// What the sum with this key is called.
     pub fn name(&self, key: &CellKey) -> Option<Arc<str>> {
         self.names.get(key.origin as usize).cloned()
@@ -79,7 +79,7 @@ impl Sums {
         self.places.capacity() * 256 + self.begins.capacity() * size_of::<u32>()
     }
 
-    fn place(&self, at: u32) -> Option<&Place> {
+    fn place(&self, at: u32) -> Option<&Group> {
         self.places.get(at as usize)
     }
 
@@ -91,7 +91,7 @@ impl Sums {
         if let Some(&place) = self.by_key.get(&key) {
             return Some(place);
         }
-        if self.places.len() >= MAX_PLACES {
+        if self.places.len() >= MAX_GROUPS {
             return None;
         }
         if origin == next {
@@ -100,7 +100,7 @@ impl Sums {
             self.by_name.insert(name, origin);
         }
         let place = self.places.len() as u32;
-        self.places.push(Place { up, key, cell: None, has_one: false });
+        self.places.push(Group { up, key, cell: None, has_one: false });
         self.by_key.insert(key, place);
         Some(place)
     }
@@ -174,7 +174,7 @@ impl CellTable {
     }
 
     /// The place of a cell that is a sum.
-    fn own_place(&self, id: CellId) -> Option<u32> {
+    fn own_group(&self, id: CellId) -> Option<u32> {
         let is_sum = self.keys.get(id as usize).is_some_and(|key| key.tag == SUM_TAG);
         self.sums.begins.get(id as usize).copied().filter(|place| is_sum && *place != NONE)
     }
@@ -182,12 +182,12 @@ impl CellTable {
     /// At most [`MAX_POINT_CELLS`] amounts, by cell, with the same sum as these: see above. `rest`, where there is one, has what even the
     /// sums of uses had no room for; then there are no new sums, and what finds none is in the rest.
     pub fn fewer(&self, amounts: Vec<(CellId, i64)>, rest: &mut Option<i64>) -> Vec<(CellId, i64)> {
-        let mut sums = vec![Small::default(); self.sums.places.len()];
+        let mut sums = vec![GroupSum::default(); self.sums.places.len()];
         let mut own = Vec::with_capacity(amounts.len());
         for (id, bytes) in amounts {
-            match self.own_place(id).and_then(|place| sums.get_mut(place as usize)) {
+            match self.own_group(id).and_then(|place| sums.get_mut(place as usize)) {
                 Some(sum) => {
-                    *sum = Small { bytes, weight: bytes.unsigned_abs(), is_there: true, is_open: true }
+                    *sum = GroupSum { bytes, weight: bytes.unsigned_abs(), is_there: true, is_open: true }
                 }
                 None => own.push((id, bytes)),
             }
@@ -228,18 +228,19 @@ impl CellTable {
         own: &[(CellId, i64)],
         named: usize,
         least: u64,
-        mut sums: Vec<Small>,
+        mut sums: Vec<GroupSum>,
     ) -> (Amounts, Amounts, Option<i64>) {
         let weight = |(_, bytes): &(CellId, i64)| bytes.unsigned_abs();
         let mut left = None;
-        let mut add =
-            |sums: &mut Vec<Small>, place: u32, bytes: i64, weight: u64| match sums.get_mut(place as usize) {
-                Some(sum) => {
-                    sum.bytes = sum.bytes.wrapping_add(bytes);
-                    sum.weight = sum.weight.saturating_add(weight);
-                }
-                None => left = Some(left.unwrap_or(0_i64).wrapping_add(bytes)),
-            };
+        let mut add = |sums: &mut Vec<GroupSum>, place: u32, bytes: i64, weight: u64| match sums
+            .get_mut(place as usize)
+        {
+            Some(sum) => {
+                sum.bytes = sum.bytes.wrapping_add(bytes);
+                sum.weight = sum.weight.saturating_add(weight);
+            }
+            None => left = Some(left.unwrap_or(0_i64).wrapping_add(bytes)),
+        };
         for small in own.get(named..).unwrap_or_default() {
             let place = self.sums.begins.get(small.0 as usize).copied().unwrap_or(NONE);
             add(&mut sums, place, small.1, weight(small));
@@ -282,7 +283,7 @@ type Amounts = Vec<(CellId, i64)>;
 
 /// What is in a sum.
 #[derive(Debug, Clone, Copy, Default)]
-struct Small {
+struct GroupSum {
     bytes: i64,
     /// The same without signs.
     weight: u64,

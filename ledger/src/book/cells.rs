@@ -1,7 +1,7 @@
 //! Cells: what bytes of a process are called, each with a number that is the same in all of its books.
 
 use crate::Map;
-use crate::book::cell_groups::Sums;
+use crate::book::cell_groups::CellGroups;
 use gpumem_model::run::Class;
 use gpumem_wire::{Flags, Phase, Role, Stamp};
 use std::sync::Arc;
@@ -62,7 +62,7 @@ pub(crate) struct CellTable {
     /// Paths of tags, as far as they were told.
     pub tags: Map<u32, Arc<str>>,
     /// Of smaller cells, in timelines; none while there are few.
-    pub sums: Sums,
+    pub sums: CellGroups,
     /// Bookings that found the table full.
     pub overflowed: u64,
 }
@@ -74,7 +74,13 @@ impl CellTable {
             CellKey::plain(Class::Opaque),
             CellKey { tag: OVERFLOW_TAG, ..CellKey::plain(Class::Direct) },
         ];
-        CellTable { keys, ids: Map::default(), tags: Map::default(), sums: Sums::default(), overflowed: 0 }
+        CellTable {
+            keys,
+            ids: Map::default(),
+            tags: Map::default(),
+            sums: CellGroups::default(),
+            overflowed: 0,
+        }
     }
 
     /// What it takes, about: also each time that a run is made of it, with names and peaks.

@@ -17,7 +17,7 @@ pub(crate) mod rounding;
 pub(crate) mod timeline;
 
 use crate::book::cells::{CellId, CellKey, CellTable, IDLE, OPAQUE};
-use crate::book::recent_past::Trail;
+use crate::book::recent_past::BookHistory;
 use crate::book::rounding::Rounding;
 use crate::book::timeline::{Change, Moment, Point, Timeline};
 use std::sync::Arc;
@@ -138,15 +138,15 @@ pub(crate) struct Book {
     window_start_ns: u64,
     /// End of the open window; 0: none is open.
     pub window_end_ns: u64,
-    /// The open window has been told as far as it got: [`Book::tell_window`].
-    is_told: bool,
+    /// The open window has been told as far as it got: [`Book::partial_window`].
+    is_reported: bool,
     /// The cells as they were last copied, and whether they still are.
     copy: Option<Arc<[i64]>>,
     copied: bool,
     /// `tracked` when the last record was booked.
     settled: i64,
     /// What the book was a moment ago.
-    pub trail: Trail,
+    pub history: BookHistory,
 }
 
 impl Book {
@@ -172,11 +172,11 @@ impl Book {
             window: Range::at(0),
             window_start_ns: 0,
             window_end_ns: 0,
-            is_told: false,
+            is_reported: false,
             copy: None,
             copied: false,
             settled: 0,
-            trail: Trail::default(),
+            history: BookHistory::default(),
         }
     }
 
@@ -205,7 +205,7 @@ impl Book {
             self.role_changes += 1;
         }
         self.copied = false;
-        self.trail.post(id, delta);
+        self.history.post(id, delta);
     }
 
     /// Tracked bytes come or go.
@@ -221,7 +221,7 @@ impl Book {
         let of_one = Rounding::of(bytes);
         let change = if comes { of_one } else { Rounding::default().minus(of_one) };
         self.rounding = self.rounding.plus(change);
-        self.trail.round(change);
+        self.history.round(change);
     }
 
     /// Tracked bytes get another name now.
@@ -455,7 +455,7 @@ impl Book {
             self.slot_end_ns = self.past.slot_end_ns(time_ns, width_ns);
         }
         let over = self.take_window();
-        self.is_told = false;
+        self.is_reported = false;
         self.window_start_ns = time_ns - time_ns % width_ns;
         self.window_end_ns = self.window_start_ns.saturating_add(width_ns);
         over
@@ -463,9 +463,9 @@ impl Book {
 
     /// The open window, as far as it got, if there is news in it; what comes later is told as another one of the same
     /// time. It stays open: windows are over at the same records whether or not somebody asks in between.
-    pub fn tell_window(&mut self) -> Option<Window> {
-        let is_old = self.is_told && self.window == Range::at(self.settled);
-        self.is_told = true;
+    pub fn partial_window(&mut self) -> Option<Window> {
+        let is_old = self.is_reported && self.window == Range::at(self.settled);
+        self.is_reported = true;
         if is_old { None } else { self.take_window() }
     }
 
@@ -513,16 +513,16 @@ impl Book {
         let present = self.present().filter(|_| is_known);
         let present = present.map(|moment| Point::of(moment, self.sparse(|id| self.now(id)), cells));
         let points = self.past.points.iter().cloned().chain(high).chain(present);
-        let said = points.map(|point| {
+        let shown = points.map(|point| {
             let Point { bytes, unnamed, epoch, is_high, .. } = point;
             let is_peak = epoch == self.peak.epoch && is_high;
             if is_peak {
-                let moment = Moment { time_ns: point.said.time_ns, bytes, unnamed, epoch, is_high };
-                Point::of(moment, self.sparse(|id| self.at_peak(id)), cells).said
+                let moment = Moment { time_ns: point.shown.time_ns, bytes, unnamed, epoch, is_high };
+                Point::of(moment, self.sparse(|id| self.at_peak(id)), cells).shown
             } else {
-                point.said
+                point.shown
             }
         });
-        gpumem_model::timeline::Timeline { width_ns: self.past.width_ns, points: said.collect() }
+        gpumem_model::timeline::Timeline { width_ns: self.past.width_ns, points: shown.collect() }
     }
 }

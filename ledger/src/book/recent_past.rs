@@ -22,19 +22,19 @@ struct Posting {
 
 /// A record that moved `tracked`, or may have.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Moment {
+pub(crate) struct BookChange {
     pub time_ns: u64,
     pub tracked: i64,
     pub in_flight: i64,
     /// Of an allocation: when its call was entered, and its bytes.
     pub entered: Option<(u64, i64)>,
-    /// What it did to the book's rounding; filled in by [`Trail::stamp`].
+    /// What it did to the book's rounding; filled in by [`BookHistory::stamp`].
     pub rounding: Rounding,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Kept {
-    moment: Moment,
+    moment: BookChange,
     /// The latest time of all records up to this one. Times of several threads are not quite in the order of their records (a
     /// thread may be held up between its number and its look at the clock), these are: what a time cuts off is a tail.
     reached_ns: u64,
@@ -42,16 +42,16 @@ struct Kept {
 
 /// A book as it was, and what has happened to it since.
 #[derive(Debug)]
-pub(crate) struct Past {
+pub(crate) struct PastBook {
     pub amounts: Vec<i64>,
     pub in_flight: i64,
     pub rounding: Rounding,
-    pub since: Vec<Moment>,
+    pub since: Vec<BookChange>,
 }
 
 /// See the module's text.
 #[derive(Debug, Default)]
-pub(crate) struct Trail {
+pub(crate) struct BookHistory {
     postings: VecDeque<Posting>,
     /// Postings of the record that is being booked: their time is told when it ends.
     open: usize,
@@ -66,7 +66,7 @@ pub(crate) struct Trail {
     complete_after_ns: Option<u64>,
 }
 
-impl Trail {
+impl BookHistory {
     /// Forgets what it knows, and keeps what comes from now on.
     pub fn restart(&mut self, now_ns: u64, in_flight: i64) {
         self.postings.clear();
@@ -99,7 +99,7 @@ impl Trail {
 
     /// The record is booked.
     #[inline]
-    pub fn stamp(&mut self, mut moment: Moment) {
+    pub fn stamp(&mut self, mut moment: BookChange) {
         moment.rounding = std::mem::take(&mut self.open_rounding);
         let Some(complete_after_ns) = &mut self.complete_after_ns else { return };
         self.reached_ns = self.reached_ns.max(moment.time_ns);
@@ -135,7 +135,7 @@ impl Trail {
     }
 
     /// The book that holds `amounts` with `rounding` now, as it was at `time_ns`; `None` if that is too long ago.
-    pub fn past(&self, time_ns: u64, mut amounts: Vec<i64>, rounding: Rounding) -> Option<Past> {
+    pub fn past(&self, time_ns: u64, mut amounts: Vec<i64>, rounding: Rounding) -> Option<PastBook> {
         if time_ns < self.complete_after_ns? {
             return None;
         }
@@ -146,10 +146,10 @@ impl Trail {
             }
         }
         let cut = self.moments.partition_point(|kept| kept.reached_ns <= time_ns);
-        let since: Vec<Moment> = self.moments.range(cut..).map(|kept| kept.moment).collect();
+        let since: Vec<BookChange> = self.moments.range(cut..).map(|kept| kept.moment).collect();
         let before = cut.checked_sub(1).and_then(|last| self.moments.get(last));
         let in_flight = before.map_or(self.first_in_flight, |kept| kept.moment.in_flight);
         let rounding = since.iter().fold(rounding, |rounding, moment| rounding.minus(moment.rounding));
-        Some(Past { amounts, in_flight, rounding, since })
+        Some(PastBook { amounts, in_flight, rounding, since })
     }
 }

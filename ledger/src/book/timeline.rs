@@ -25,7 +25,7 @@ pub(crate) const NAMED: usize = 40;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Point {
-    pub said: told::Point,
+    pub shown: told::Point,
     pub bytes: i64,
     /// Idle and opaque bytes in it.
     pub unnamed: i64,
@@ -44,9 +44,9 @@ pub(crate) struct Point {
 impl Point {
     pub fn of(moment: Moment, amounts: Vec<(CellId, i64)>, cells: &CellTable) -> Self {
         let Moment { time_ns, bytes, unnamed, epoch, is_high } = moment;
-        let said = told::Point { time_ns, amounts, rest_bytes: 0 };
+        let shown = told::Point { time_ns, amounts, rest_bytes: 0 };
         let mut point = Point {
-            said,
+            shown,
             bytes,
             unnamed,
             epoch,
@@ -61,11 +61,11 @@ impl Point {
 
     /// No more amounts than there is room for.
     fn fold(&mut self, cells: &CellTable) {
-        let said = &mut self.said;
-        if said.amounts.len() > MAX_POINT_CELLS {
-            let mut rest = self.has_rest.then_some(said.rest_bytes);
-            said.amounts = cells.fewer(std::mem::take(&mut said.amounts), &mut rest);
-            (self.is_folded, self.has_rest, said.rest_bytes) = (true, rest.is_some(), rest.unwrap_or(0));
+        let shown = &mut self.shown;
+        if shown.amounts.len() > MAX_POINT_CELLS {
+            let mut rest = self.has_rest.then_some(shown.rest_bytes);
+            shown.amounts = cells.fewer(std::mem::take(&mut shown.amounts), &mut rest);
+            (self.is_folded, self.has_rest, shown.rest_bytes) = (true, rest.is_some(), rest.unwrap_or(0));
         }
     }
 
@@ -75,7 +75,7 @@ impl Point {
 
     /// Adds to a cell, or to the sum that it is in.
     fn add(&mut self, id: CellId, bytes: i64, cells: &CellTable) {
-        let amounts = &mut self.said.amounts;
+        let amounts = &mut self.shown.amounts;
         let find = |id| amounts.binary_search_by_key(&id, |&(id, _)| id);
         let sums = cells.sums_of(id).filter(|_| self.is_folded);
         let found = [id].into_iter().chain(sums).find_map(|id| find(id).ok());
@@ -88,7 +88,7 @@ impl Point {
                     }
                 }
             }
-            None if self.has_rest => self.said.rest_bytes = self.said.rest_bytes.wrapping_add(bytes),
+            None if self.has_rest => self.shown.rest_bytes = self.shown.rest_bytes.wrapping_add(bytes),
             None => {
                 let at = find(id).unwrap_or_else(|at| at);
                 amounts.insert(at, (id, bytes));
@@ -132,7 +132,7 @@ impl Timeline {
     /// A moment that is not before the last one, with its cells by id.
     pub fn push(&mut self, moment: Moment, amounts: Vec<(CellId, i64)>, cells: &CellTable) {
         let point = Point::of(moment, amounts, cells);
-        let slot = |point: &Point| point.said.time_ns / self.width_ns.max(1);
+        let slot = |point: &Point| point.shown.time_ns / self.width_ns.max(1);
         match self.points.last_mut() {
             Some(last) if point.is_held && last.epoch == point.epoch => last.is_held = true, // the same moment
             Some(last) if point.is_high && last.is_high && !last.is_held && slot(last) == slot(&point) => {
@@ -153,10 +153,10 @@ impl Timeline {
         // Only a silence that is longer than a slot has a point of its own.
         let mut until_ns = u64::MAX;
         for point in points.iter_mut().rev() {
-            point.is_held &= until_ns - point.said.time_ns >= self.width_ns;
-            until_ns = point.said.time_ns;
+            point.is_held &= until_ns - point.shown.time_ns >= self.width_ns;
+            until_ns = point.shown.time_ns;
         }
-        let slot = |point: &Point| point.said.time_ns / self.width_ns.max(1);
+        let slot = |point: &Point| point.shown.time_ns / self.width_ns.max(1);
         let mut high: Option<usize> = None;
         for at in 0..points.len() {
             if !points[at].is_high {

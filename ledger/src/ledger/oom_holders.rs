@@ -4,7 +4,7 @@
 use crate::base::identity::ProcessKey;
 use crate::ledger::{Ledger, book_on};
 use crate::oom::device::{Listing, OomDevice};
-use crate::oom::records::{Entry, OomView};
+use crate::oom::records::{OomEntry, OomView};
 use gpumem_model::oom::OomKind;
 use gpumem_wire::Stamp;
 use std::sync::Arc;
@@ -16,23 +16,23 @@ const NEARLY_FULL: i64 = 16;
 impl Ledger {
     /// Memory ran out in a process: who had the device.
     #[cold]
-    pub(crate) fn tell_holders(&mut self, index: usize) {
+    pub(crate) fn record_holders(&mut self, index: usize) {
         self.processes[index].ooms.wants_holders = false;
         let process = &self.processes[index];
         let Some(entry) = process.ooms.entries.last() else { return };
         let account = &process.accounts[usize::from(entry.book)];
-        let time_ns = entry.said.time_ns;
+        let time_ns = entry.view.time_ns;
         let Some((device, listing)) =
             account.device.and_then(|device| Some((device, Arc::clone(self.listings.get(&device)?))))
         else {
             return;
         };
-        let told = self.holders(index, device, &listing, &entry.said);
+        let told = self.holders(index, device, &listing, &entry.view);
         let ooms = &mut self.processes[index].ooms;
         // The one after it may be nearer.
         ooms.reading_until_ns = if told.read_ns < time_ns { time_ns + SOON_NS } else { 0 };
         if let Some(entry) = ooms.entries.last_mut() {
-            entry.said.device = Some(told);
+            entry.view.device = Some(told);
         }
     }
 
@@ -55,33 +55,33 @@ impl Ledger {
                 process.accounts[usize::from(book)].listing = Some(Arc::clone(listing));
             }
             if process.ooms.reading_until_ns > 0 {
-                self.tell_nearer(index, device, read_ns, listing);
+                self.record_nearer_holders(index, device, read_ns, listing);
             }
         }
     }
 
     /// The newest entry of a process may be nearer to this reading than to the one it has.
     #[cold]
-    fn tell_nearer(&mut self, index: usize, device: usize, read_ns: u64, listing: &Listing) {
+    fn record_nearer_holders(&mut self, index: usize, device: usize, read_ns: u64, listing: &Listing) {
         let process = &self.processes[index];
         let Some(entry) = process.ooms.entries.last() else { return };
         if process.accounts[usize::from(entry.book)].device != Some(device) {
             return;
         }
-        let before_ns = entry.said.device.as_ref().map_or(0, |device| device.read_ns);
-        let is_nearer = read_ns.abs_diff(entry.said.time_ns) < before_ns.abs_diff(entry.said.time_ns);
+        let before_ns = entry.view.device.as_ref().map_or(0, |device| device.read_ns);
+        let is_nearer = read_ns.abs_diff(entry.view.time_ns) < before_ns.abs_diff(entry.view.time_ns);
         let told = (is_nearer && listing.of(process.key).is_some())
-            .then(|| self.holders(index, device, listing, &entry.said));
+            .then(|| self.holders(index, device, listing, &entry.view));
         let ooms = &mut self.processes[index].ooms;
         ooms.reading_until_ns = 0;
         if let (Some(told), Some(entry)) = (told, ooms.entries.last_mut()) {
-            entry.said.device = Some(told);
+            entry.view.device = Some(told);
         }
     }
 
-    fn holders(&self, index: usize, device: usize, listing: &Listing, said: &OomView) -> OomDevice {
-        let own = said.untrackable_bytes.zip(said.predates_bytes);
-        let own = own.map(|(gap, predates)| said.tracked_bytes.wrapping_add(gap).wrapping_add(predates));
+    fn holders(&self, index: usize, device: usize, listing: &Listing, view: &OomView) -> OomDevice {
+        let own = view.untrackable_bytes.zip(view.predates_bytes);
+        let own = own.map(|(gap, predates)| view.tracked_bytes.wrapping_add(gap).wrapping_add(predates));
         let who = |key: ProcessKey| {
             let found = self.by_key.get(&key).and_then(|&index| self.processes.get(index));
             let account = found.and_then(|process| {
@@ -89,15 +89,15 @@ impl Ledger {
                 Some(&process.accounts[usize::from(book)])
             });
             let user = found.and_then(|process| process.facts.seen.get("user").cloned());
-            (user, account.and_then(|account| account.lately.growth()))
+            (user, account.and_then(|account| account.last_minute.growth()))
         };
         let key = self.processes[index].key;
-        OomDevice::of(listing, self.devices[device].total_bytes, key, (own, said.tracked_bytes), who)
+        OomDevice::of(listing, self.devices[device].total_bytes, key, (own, view.tracked_bytes), who)
     }
 
     /// A process has ended. One without an agent says nothing; that its device was nearly full then is all there is.
     #[cold]
-    pub(crate) fn suspect(&mut self, index: usize, time_ns: u64, status: Option<u64>) {
+    pub(crate) fn record_suspected_oom(&mut self, index: usize, time_ns: u64, status: Option<u64>) {
         let process = &self.processes[index];
         if process.coverage.covered || status == Some(0) {
             return;
@@ -106,7 +106,7 @@ impl Ledger {
             let account = &self.processes[index].accounts[book];
             let (Some(device), Some(listing)) = (account.device, account.listing.clone()) else { continue };
             let least_free = listing.least_free_bytes();
-            let mut said = OomView {
+            let mut view = OomView {
                 kind: OomKind::Suspected,
                 time_ns,
                 last_ns: time_ns,
@@ -115,14 +115,14 @@ impl Ledger {
                 is_unheard: true,
                 ..OomView::default()
             };
-            let told = self.holders(index, device, &listing, &said);
+            let told = self.holders(index, device, &listing, &view);
             let is_full = i64::try_from(told.total_bytes)
                 .is_ok_and(|total| i64::try_from(least_free).is_ok_and(|free| free <= total / NEARLY_FULL));
             if is_full {
-                said.device = Some(told);
+                view.device = Some(told);
                 let stamp = Stamp { time_ns, ..Stamp::default() };
                 let book = book as u8;
-                self.processes[index].ooms.push(Entry { book, stamp, said, fresh: 0, at_allocations: 0 });
+                self.processes[index].ooms.push(OomEntry { book, stamp, view, fresh: 0, at_allocations: 0 });
                 self.processes[index].ooms.wants_holders = false;
             }
         }

@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 /// One entry, as it is kept: names are ids.
 #[derive(Debug, Clone)]
-pub(crate) struct Entry {
+pub(crate) struct OomEntry {
     pub book: u8,
     pub stamp: Stamp,
-    pub said: OomView,
+    pub view: OomView,
     /// Refusals since somebody got memory.
     pub fresh: u64,
     /// Allocations of the process at the last refusal.
@@ -22,15 +22,15 @@ pub(crate) struct Entry {
 
 /// Where and when it is said.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct RequestPlace {
     pub book: u8,
     pub thread: u32,
     pub time_ns: u64,
 }
 
-impl Entry {
-    pub fn is_near(&self, place: Place) -> bool {
-        self.book == place.book && place.time_ns.abs_diff(self.said.last_ns) <= TOGETHER_NS
+impl OomEntry {
+    pub fn is_near(&self, place: RequestPlace) -> bool {
+        self.book == place.book && place.time_ns.abs_diff(self.view.last_ns) <= TOGETHER_NS
     }
 }
 
@@ -103,7 +103,7 @@ const MAX_STACK_BYTES: usize = 2048;
 /// What a process has said of running out.
 #[derive(Debug, Default)]
 pub(crate) struct Ooms {
-    pub entries: Vec<Entry>,
+    pub entries: Vec<OomEntry>,
     /// Times of the entries that were left out.
     pub dropped: u64,
     /// The newest entry waits for who had the device.
@@ -135,7 +135,7 @@ impl Ooms {
 
     /// Only entries whose end is not known yet, and what comes.
     pub fn restart(&mut self, now_ns: u64) {
-        self.entries.retain(|entry| now_ns.saturating_sub(entry.said.last_ns) < TOGETHER_NS);
+        self.entries.retain(|entry| now_ns.saturating_sub(entry.view.last_ns) < TOGETHER_NS);
         self.dropped = 0;
         self.wants_holders &= !self.entries.is_empty();
     }
@@ -150,10 +150,10 @@ impl Ooms {
     }
 
     pub fn view(&self, names: &Names<'_>) -> Vec<(usize, OomView)> {
-        let named = |entry: &Entry| OomView {
+        let named = |entry: &OomEntry| OomView {
             tag: names.tag(entry.stamp.tag),
             library: names.library(entry.stamp.module),
-            ..entry.said.clone()
+            ..entry.view.clone()
         };
         self.entries.iter().map(|entry| (usize::from(entry.book), named(entry))).collect()
     }
@@ -161,31 +161,31 @@ impl Ooms {
     /// A thread got memory.
     #[cold]
     pub fn went_on(&mut self, stamp: &Stamp) {
-        let waiting = |entry: &&mut Entry| !entry.said.went_on && entry.said.kind != OomKind::Pressure;
+        let waiting = |entry: &&mut OomEntry| !entry.view.went_on && entry.view.kind != OomKind::Pressure;
         self.is_watched = false;
         for entry in self.entries.iter_mut().filter(waiting) {
-            entry.said.went_on = entry.stamp.thread == stamp.thread;
-            self.is_watched |= !entry.said.went_on;
+            entry.view.went_on = entry.stamp.thread == stamp.thread;
+            self.is_watched |= !entry.view.went_on;
         }
     }
 
     /// The newest entry if it is of the same time.
-    pub fn newest(&mut self, place: Place) -> Option<&mut OomView> {
-        self.entries.last_mut().filter(|entry| entry.is_near(place)).map(|entry| &mut entry.said)
+    pub fn newest(&mut self, place: RequestPlace) -> Option<&mut OomView> {
+        self.entries.last_mut().filter(|entry| entry.is_near(place)).map(|entry| &mut entry.view)
     }
 
     /// Refusals of the same thread that nothing has followed yet.
-    pub fn pressure(&self, place: Place) -> Option<usize> {
+    pub fn pressure(&self, place: RequestPlace) -> Option<usize> {
         self.entries.iter().rposition(|entry| {
-            entry.said.kind == OomKind::Pressure && entry.stamp.thread == place.thread && entry.is_near(place)
+            entry.view.kind == OomKind::Pressure && entry.stamp.thread == place.thread && entry.is_near(place)
         })
     }
 
-    pub fn push(&mut self, entry: Entry) {
+    pub fn push(&mut self, entry: OomEntry) {
         if self.entries.len() >= MAX_ENTRIES {
-            let oldest = self.entries.iter().position(|entry| entry.said.kind == OomKind::Pressure);
+            let oldest = self.entries.iter().position(|entry| entry.view.kind == OomKind::Pressure);
             let dropped = self.entries.remove(oldest.unwrap_or(MAX_ENTRIES / 2));
-            self.dropped = self.dropped.saturating_add(dropped.said.count);
+            self.dropped = self.dropped.saturating_add(dropped.view.count);
         }
         self.entries.push(entry);
         self.wants_holders = true;

@@ -1,6 +1,6 @@
 //! What a process has on one device beside its book: samples, and the gap that goes with the peak.
 
-use crate::base::recent::Lately;
+use crate::base::recent::LastMinute;
 use crate::book::Peak;
 use crate::history::trend::GapTrend;
 use crate::oom::device::Listing;
@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Rows that are taken over of which the time is remembered until a reading begins after them.
-const MOST_TAKINGS: usize = 1 << 14;
+const MAX_ADOPTIONS: usize = 1 << 14;
 
 #[derive(Debug, Default)]
 pub(crate) struct Account {
@@ -22,13 +22,13 @@ pub(crate) struct Account {
     /// That is the agent's word, or of a sample that was certain: no later one knows better.
     is_settled: bool,
     /// When the agent said it last.
-    told_ns: u64,
-    /// What was older than the agent and is tracked by now, but for what is in `takings`.
-    taken_over: i64,
+    baseline_ns: u64,
+    /// What was older than the agent and is tracked by now, but for what is in `adoptions`.
+    adopted: i64,
     /// The latest of it: when, and bytes. A reading may begin while a list is taken over.
-    takings: VecDeque<(u64, i64)>,
+    adoptions: VecDeque<(u64, i64)>,
     /// What the program had freed of it by then has left `predates`.
-    older_gone_ns: u64,
+    released_ns: u64,
     pub latest: Option<ClosedSample>,
     /// The latest in which `used` was read, and `tracked` known if there was an agent.
     pub complete: Option<ClosedSample>,
@@ -37,7 +37,7 @@ pub(crate) struct Account {
     /// Whether the gap grows.
     pub gaps: GapTrend,
     /// `used` in the last minute.
-    pub lately: Lately,
+    pub last_minute: LastMinute,
     /// Without an agent: the last reading in which it was listed; set with each, goes with the process.
     pub listing: Option<Arc<Listing>>,
     /// Highest `used` and when.
@@ -77,20 +77,20 @@ impl Account {
     }
 
     /// Memory that is older than the agent is tracked from then on (or is not, after all).
-    pub fn take_over(&mut self, bytes: i64, time_ns: u64) {
-        if time_ns > self.told_ns {
+    pub fn adopt_baseline(&mut self, bytes: i64, time_ns: u64) {
+        if time_ns > self.baseline_ns {
             self.predates = self.predates.map(|predates| predates.wrapping_sub(bytes));
         }
-        self.takings.push_back((time_ns, bytes));
-        if self.takings.len() > MOST_TAKINGS
-            && let Some((_, bytes)) = self.takings.pop_front()
+        self.adoptions.push_back((time_ns, bytes));
+        if self.adoptions.len() > MAX_ADOPTIONS
+            && let Some((_, bytes)) = self.adoptions.pop_front()
         {
-            self.taken_over = self.taken_over.wrapping_add(bytes);
+            self.adopted = self.adopted.wrapping_add(bytes);
         }
     }
 
     /// Takes what the driver says beside `used`: its own peak, protected bytes.
-    pub fn see_driver(&mut self, body: &Body<'_>) {
+    pub fn note_driver_reading(&mut self, body: &Body<'_>) {
         match *body {
             Body::AccountedPeak { peak_bytes, .. } => {
                 self.accounted_peak = self.accounted_peak.max(Some(peak_bytes));
@@ -102,57 +102,57 @@ impl Account {
 
     /// What it takes, about.
     pub fn bytes(&self) -> usize {
-        (16 << 10) + 2 * self.takings.capacity() * size_of::<(u64, i64)>()
+        (16 << 10) + 2 * self.adoptions.capacity() * size_of::<(u64, i64)>()
     }
 
     /// What is older than the agent, as it says.
     pub fn baseline(&mut self, bytes: u64, time_ns: u64) {
         self.predates = i64::try_from(bytes).ok();
-        (self.is_settled, self.told_ns) = (self.predates.is_some(), time_ns);
+        (self.is_settled, self.baseline_ns) = (self.predates.is_some(), time_ns);
     }
 
     /// Of what was taken over, what was not tracked at that moment.
-    fn taken_after(&self, t0_ns: u64) -> i64 {
-        let after = self.takings.iter().filter(|(time_ns, _)| *time_ns > t0_ns);
+    fn adopted_after(&self, t0_ns: u64) -> i64 {
+        let after = self.adoptions.iter().filter(|(time_ns, _)| *time_ns > t0_ns);
         after.fold(0, |sum, (_, bytes)| sum.wrapping_add(*bytes))
     }
 
     /// Of what is older than the agent, what was tracked at that moment.
-    pub fn taken_over_at(&self, t0_ns: u64) -> i64 {
-        let by_then = self.takings.iter().filter(|(time_ns, _)| *time_ns <= t0_ns);
-        by_then.fold(self.taken_over, |sum, (_, bytes)| sum.wrapping_add(*bytes))
+    pub fn adopted_at(&self, t0_ns: u64) -> i64 {
+        let by_then = self.adoptions.iter().filter(|(time_ns, _)| *time_ns <= t0_ns);
+        by_then.fold(self.adopted, |sum, (_, bytes)| sum.wrapping_add(*bytes))
     }
 
     /// Whether a sample tells what is older than the agent: the first one, by its gap, and until one is certain the next.
-    pub fn is_told_by(&self, sample: &ClosedSample, late: bool) -> bool {
+    pub fn settles_baseline(&self, sample: &ClosedSample, late: bool) -> bool {
         late && !self.is_settled && (sample.is_certain() || self.predates.is_none())
     }
 
     /// And what was not.
     pub fn predates_at(&mut self, sample: &ClosedSample, late: bool) -> i64 {
-        let not_yet = self.taken_after(sample.t0_ns);
-        if self.is_told_by(sample, late)
+        let not_yet = self.adopted_after(sample.t0_ns);
+        if self.settles_baseline(sample, late)
             && let Some(gap) = sample.gap_bytes()
         {
             (self.predates, self.is_settled) = (Some(gap.wrapping_sub(not_yet)), sample.is_certain());
         }
-        if !self.takings.is_empty() {
+        if !self.adoptions.is_empty() {
             // Later samples begin later.
-            self.taken_over = self.taken_over_at(sample.t0_ns);
-            self.takings.retain(|(time_ns, _)| *time_ns > sample.t0_ns);
-            self.takings.shrink_to_fit();
+            self.adopted = self.adopted_at(sample.t0_ns);
+            self.adoptions.retain(|(time_ns, _)| *time_ns > sample.t0_ns);
+            self.adoptions.shrink_to_fit();
         }
         self.predates.map_or(0, |predates| predates.wrapping_add(not_yet))
     }
 
     /// Whether there may be anything that is older than the agent and not tracked. (Its own word is of PyTorch's segments alone.)
     pub fn has_older(&self) -> bool {
-        self.predates != Some(0) || self.told_ns != 0
+        self.predates != Some(0) || self.baseline_ns != 0
     }
 
     /// The program has freed something that is older than the agent: by how much the gap fell, so large it was.
-    pub fn let_older_go(&mut self, sample: &mut ClosedSample, freed_ns: u64) {
-        if freed_ns <= self.older_gone_ns || sample.t1_ns < freed_ns {
+    pub fn release_baseline(&mut self, sample: &mut ClosedSample, freed_ns: u64) {
+        if freed_ns <= self.released_ns || sample.t1_ns < freed_ns {
             return;
         }
         let before = self.last.map(|last| last.untrackable);
@@ -162,10 +162,10 @@ impl Account {
         };
         let gone = before.wrapping_sub(now).clamp(0, predates.max(0));
         self.predates = Some(predates - gone);
-        self.taken_over = self.taken_over.wrapping_add(gone);
+        self.adopted = self.adopted.wrapping_add(gone);
         sample.predates_bytes = sample.predates_bytes.wrapping_sub(gone);
         if sample.t0_ns > freed_ns {
-            self.older_gone_ns = freed_ns;
+            self.released_ns = freed_ns;
         }
     }
 

@@ -8,7 +8,7 @@ use gpumem_wire::AgentState;
 
 impl Process {
     /// The agent says how it stands since `time_ns`. It says that again to each daemon, and with each resync.
-    pub(crate) fn set_state(&mut self, state: AgentState, result: u16, detail: &str, time_ns: u64) {
+    pub(crate) fn set_agent_state(&mut self, state: AgentState, result: u16, detail: &str, time_ns: u64) {
         if time_ns < self.stream.state_ns {
             return; // heard before
         }
@@ -58,6 +58,6 @@ impl Process {
         self.coverage.be_partial(time_ns);
         self.holdings.doubt_state(self.stream.last_seq);
         self.samples.doubt();
-        self.restart_trails(self.stream.applied_ns);
+        self.restart_history(self.stream.applied_ns);
     }
 }

@@ -11,8 +11,8 @@ impl Process {
             if self.coverage.is_state_unknown() {
                 self.accounts[usize::from(book)].causes.lose();
             }
-            if self.samples.keeps_trails {
-                self.holdings.books_mut()[usize::from(book)].trail.restart(0, 0);
+            if self.samples.keeps_history {
+                self.holdings.books_mut()[usize::from(book)].history.restart(0, 0);
             }
             return book;
         }
@@ -44,7 +44,7 @@ impl Process {
         self.bind_slot(slot, device);
         let book = self.slots[usize::from(slot)];
         if let Some(account) = self.accounts.get_mut(usize::from(book)).filter(|_| threads != 0) {
-            account.causes.heard.threads = threads;
+            account.causes.since_boundary.threads = threads;
         }
     }
 
@@ -58,7 +58,7 @@ impl Process {
             (Some(book), Some(other)) if self.holdings.books()[other].len() == 0 => {
                 // Samples were faster: they move to the book that has bytes.
                 self.accounts.swap(usize::from(book), other);
-                self.swap_heard(usize::from(book), other);
+                self.swap_events(usize::from(book), other);
                 let pending = self.samples.pending.iter_mut().map(|pending| &mut pending.book);
                 let books = self.slots.iter_mut().chain(pending);
                 books.filter(|at| usize::from(**at) == other).for_each(|at| *at = book);

@@ -1,6 +1,6 @@
 //! How complete the numbers of a process are, and what is known of it from outside.
 
-use crate::base::quota::Full;
+use crate::base::quota::QuotaExceeded;
 use gpumem_model::run::Program;
 use std::collections::BTreeMap;
 
@@ -85,7 +85,7 @@ pub struct Coverage {
     /// Steps that the process reported.
     pub steps: u64,
     /// It may not say more than it has: what it added since is lost.
-    pub full: Option<Full>,
+    pub full: Option<QuotaExceeded>,
 }
 
 /// Windows that are kept; of more, the shortest go.

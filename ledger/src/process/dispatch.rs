@@ -4,7 +4,7 @@ use crate::history::program_data::MarkView;
 use crate::process::account::Account;
 use crate::process::coverage::parse_lines;
 use crate::process::{NO_BOOK, Process};
-use crate::rows::row::Oddities;
+use crate::rows::row::AnomalyCounts;
 use crate::rules::holdings::Holdings;
 use crate::samples::pending::known_until;
 use gpumem_wire::{Body, Flags, ImportSource, MemoryKind, Record, Stamp, WITHHELD};
@@ -29,20 +29,20 @@ impl Process {
             Body::AllocEnd { address, bytes, pool, memory, .. } => {
                 let book = self.book(stamp.device);
                 self.count_allocation(stamp, bytes);
-                self.note_going_on(stamp);
-                self.take_over(stamp, book, bytes, |holdings| holdings.is_born(address, stamp.seq));
+                self.note_progress(stamp);
+                self.adopt_baseline(stamp, book, bytes, |holdings| holdings.is_born(address, stamp.seq));
                 self.holdings.allocate(address, bytes, pool, memory, stamp, book);
             }
             Body::BlockAlloc { address, bytes, pool, use_as } => {
                 let book = self.book(stamp.device);
-                self.note_going_on(stamp);
+                self.note_progress(stamp);
                 self.holdings.block_alloc(address, bytes, pool, use_as, stamp, book);
             }
             Body::FreeBegin { address } => {
                 let found = self.holdings.found_at(address);
-                self.give_back(stamp, found);
-                if self.frees_older(|holdings| holdings.free_begin(address, stamp.seq)) {
-                    self.older_freed_ns = stamp.time_ns;
+                self.revoke_adoption(stamp, found);
+                if self.frees_baseline(|holdings| holdings.free_begin(address, stamp.seq)) {
+                    self.baseline_freed_ns = stamp.time_ns;
                 }
             }
             Body::FreeEnd { begin_seq, result } => self.holdings.free_end(begin_seq, result),
@@ -50,7 +50,7 @@ impl Process {
             Body::Import { address, bytes, source } => {
                 let book = self.book(stamp.device);
                 let kind = MemoryKind::Imported;
-                self.hear_import(stamp, bytes);
+                self.note_import(stamp, bytes);
                 if source == ImportSource::ShareableHandle {
                     self.holdings.vmm_create(address, bytes, 1, kind, stamp, book);
                 } else {
@@ -60,7 +60,7 @@ impl Process {
             Body::VmmCreate { handle, bytes, references, memory } => {
                 let book = self.book(stamp.device);
                 self.count_allocation(stamp, bytes);
-                self.take_over(stamp, book, bytes, |holdings| holdings.has_backing(stamp.seq));
+                self.adopt_baseline(stamp, book, bytes, |holdings| holdings.has_backing(stamp.seq));
                 self.holdings.vmm_create(handle, bytes, references, memory, stamp, book);
             }
             Body::VmmMap { address, bytes, handle } => {
@@ -68,9 +68,9 @@ impl Process {
             }
             Body::VmmUnmap { address, bytes } => {
                 let found = self.holdings.mapped_at(address);
-                self.give_back(stamp, found);
-                if self.frees_older(|holdings| holdings.unmap_begin(address, bytes, stamp.seq)) {
-                    self.older_freed_ns = stamp.time_ns;
+                self.revoke_adoption(stamp, found);
+                if self.frees_baseline(|holdings| holdings.unmap_begin(address, bytes, stamp.seq)) {
+                    self.baseline_freed_ns = stamp.time_ns;
                 }
             }
             Body::VmmRetain { handle, address } => {
@@ -111,10 +111,10 @@ impl Process {
             Body::ContextDestroy { scope } => {
                 let book = self.book(stamp.device);
                 self.holdings.destroy_context(stamp.context, scope, book);
-                self.hear_destroyed(stamp, scope);
+                self.note_context_end(stamp, scope);
             }
-            Body::ContextCreate { .. } => self.hear_context(stamp),
-            Body::DriverEvent { bytes, value, event } => self.hear_driver(stamp, event, bytes, value),
+            Body::ContextCreate { .. } => self.note_context(stamp),
+            Body::DriverEvent { bytes, value, event } => self.note_driver_event(stamp, event, bytes, value),
             Body::Baseline { bytes } => {
                 let book = self.book(stamp.device);
                 let account = &mut self.accounts[usize::from(book)];
@@ -133,12 +133,12 @@ impl Process {
         match record.body {
             Body::Tag { path } if self.holdings.cells().tags.len() < MAX_NAMES => {
                 let old = self.holdings.name_tag(stamp.tag, path);
-                self.load.rename(path, old.as_deref());
+                self.memory_use.rename(path, old.as_deref());
             }
             Body::Module { path, .. } => {
                 self.holdings.note_library(stamp.module, path);
                 let old = self.modules.insert(stamp.module, path.into());
-                self.load.rename(path, old.as_deref());
+                self.memory_use.rename(path, old.as_deref());
             }
             Body::Stack { format, frames } => self.ooms.name_stack(stamp.stack, format, frames),
             Body::Layer { layer, state, reason } => self.program.layers.say(layer, state, reason),
@@ -170,12 +170,14 @@ impl Process {
                 self.program.layers.forget();
                 (self.stream.silent, self.stream.bye) = (false, None);
             }
-            Body::Agent { result, state, detail } => self.set_state(state, result, detail, stamp.time_ns),
+            Body::Agent { result, state, detail } => {
+                self.set_agent_state(state, result, detail, stamp.time_ns)
+            }
             Body::AllocFailed { .. } => {
                 self.coverage.failed_allocations += 1;
-                self.run_out(stamp, &record.body);
+                self.out_of_memory(stamp, &record.body);
             }
-            Body::Pressure { .. } | Body::Oom { .. } => self.run_out(stamp, &record.body),
+            Body::Pressure { .. } | Body::Oom { .. } => self.out_of_memory(stamp, &record.body),
             Body::Lost { count, first_seq } => {
                 let end = first_seq.saturating_add(count).saturating_sub(1);
                 let missing = self.stream.missing_until(end);
@@ -192,7 +194,7 @@ impl Process {
                     self.stream.last_seq = last_seq;
                 }
                 self.stream.has_watermarks = true;
-                self.keep_trails();
+                self.start_history();
                 self.samples.note_in_flight(record);
                 self.advance(known_until(record));
             }
@@ -211,7 +213,7 @@ impl Process {
 
     /// Memory that is older than the agent is tracked from now on, unless it is known: then a row is said again, and else it was lost.
     #[inline]
-    fn take_over(
+    fn adopt_baseline(
         &mut self,
         stamp: &Stamp,
         book: u8,
@@ -221,22 +223,22 @@ impl Process {
         if stamp.flags.has(Flags::OLDER)
             && !(stamp.flags.has(Flags::RESTATED) && is_known(&mut self.holdings))
         {
-            self.accounts[usize::from(book)].take_over(bytes as i64, stamp.time_ns);
+            self.accounts[usize::from(book)].adopt_baseline(bytes as i64, stamp.time_ns);
         }
     }
 
     /// It is not, after all.
     #[inline]
-    fn give_back(&mut self, stamp: &Stamp, found: Option<(u8, u64)>) {
+    fn revoke_adoption(&mut self, stamp: &Stamp, found: Option<(u8, u64)>) {
         if let (true, Some((book, bytes))) = (stamp.flags.has(Flags::OLDER), found) {
-            self.accounts[usize::from(book)].take_over(-(bytes as i64), stamp.time_ns);
+            self.accounts[usize::from(book)].adopt_baseline(-(bytes as i64), stamp.time_ns);
         }
     }
 
     /// Whether what is freed here is nothing that is known, but may be older than the agent: then it is not odd, and how large it was NVML
     /// will say.
     #[inline]
-    fn frees_older(&mut self, free: impl FnOnce(&mut Holdings)) -> bool {
+    fn frees_baseline(&mut self, free: impl FnOnce(&mut Holdings)) -> bool {
         let odd = self.holdings.anomalies().unknown_frees;
         free(&mut self.holdings);
         let is_unknown = self.holdings.anomalies().unknown_frees != odd;
@@ -251,11 +253,11 @@ impl Process {
     /// not known is not odd then.
     #[inline]
     fn with_handle(&mut self, work: impl FnOnce(&mut Holdings)) {
-        let Oddities { unknown_frees, unknown_handles, .. } = *self.holdings.anomalies();
+        let AnomalyCounts { unknown_frees, unknown_handles, .. } = *self.holdings.anomalies();
         work(&mut self.holdings);
         if self.coverage.late {
             let odd = self.holdings.anomalies_mut();
-            *odd = Oddities { unknown_frees, unknown_handles, ..*odd };
+            *odd = AnomalyCounts { unknown_frees, unknown_handles, ..*odd };
         }
     }
 
@@ -293,7 +295,7 @@ impl Process {
             }
             _ => false,
         };
-        self.load.refused += u64::from(is_beyond && self.coverage.full.is_some());
+        self.memory_use.refused += u64::from(is_beyond && self.coverage.full.is_some());
         is_beyond
     }
 }

@@ -6,7 +6,7 @@ use gpumem_wire::{DestroyScope, DriverEventKind, Flags, NONE_DEVICE, Record, Sta
 
 impl Process {
     /// What a driver event says; `None` for what is said otherwise as well.
-    pub fn hear_driver(&mut self, stamp: &Stamp, event: DriverEventKind, bytes: u64, value: u64) {
+    pub fn note_driver_event(&mut self, stamp: &Stamp, event: DriverEventKind, bytes: u64, value: u64) {
         use DriverEventKind as Kind;
         let what = match event {
             Kind::ContextCreated | Kind::Unknown => return, // `ContextCreate` says it
@@ -23,24 +23,24 @@ impl Process {
             | Kind::LibraryLoaded
             | Kind::GreenContextCreated => What::Other(event),
         };
-        self.hear(stamp, what);
+        self.note_event(stamp, what);
     }
 
     /// NVML may charge it to the importer as well.
-    pub fn hear_import(&mut self, stamp: &Stamp, bytes: u64) {
-        self.hear(stamp, What::Imported(bytes));
+    pub fn note_import(&mut self, stamp: &Stamp, bytes: u64) {
+        self.note_event(stamp, What::Imported(bytes));
     }
 
-    pub fn hear_context(&mut self, stamp: &Stamp) {
+    pub fn note_context(&mut self, stamp: &Stamp) {
         let restated = stamp.flags.has(Flags::RESTATED);
-        self.hear(stamp, if restated { What::Existed } else { What::Created });
+        self.note_event(stamp, if restated { What::Existed } else { What::Created });
     }
 
-    pub fn hear_destroyed(&mut self, stamp: &Stamp, scope: DestroyScope) {
-        self.hear(stamp, if scope == DestroyScope::Device { What::Reset } else { What::Destroyed });
+    pub fn note_context_end(&mut self, stamp: &Stamp, scope: DestroyScope) {
+        self.note_event(stamp, if scope == DestroyScope::Device { What::Reset } else { What::Destroyed });
     }
 
-    fn hear(&mut self, stamp: &Stamp, what: What) {
+    fn note_event(&mut self, stamp: &Stamp, what: What) {
         if stamp.flags.has(Flags::RESTATED) && what != What::Existed {
             return; // it happened long ago
         }
@@ -51,19 +51,20 @@ impl Process {
             (slot, _) => self.book(slot),
         };
         let time_ns = self.stream.time_of(stamp);
-        self.accounts[usize::from(book)].causes.hear(Event::of(stamp, time_ns, what));
+        self.accounts[usize::from(book)].causes.note_event(Event::of(stamp, time_ns, what));
     }
 
     /// Two accounts have changed places, but what was said of their books has not.
-    pub fn swap_heard(&mut self, one: usize, other: usize) {
-        let heard = std::mem::take(&mut self.accounts[one].causes.heard);
-        let heard = std::mem::replace(&mut self.accounts[other].causes.heard, heard);
-        self.accounts[one].causes.heard = heard;
+    pub fn swap_events(&mut self, one: usize, other: usize) {
+        let since_boundary = std::mem::take(&mut self.accounts[one].causes.since_boundary);
+        let since_boundary =
+            std::mem::replace(&mut self.accounts[other].causes.since_boundary, since_boundary);
+        self.accounts[one].causes.since_boundary = since_boundary;
     }
 
     /// The process became another program; `record` is the first of that.
-    pub fn hear_exec(&mut self, record: &Record<'_>) {
+    pub fn note_exec(&mut self, record: &Record<'_>) {
         let event = Event::of(&record.stamp, record.stamp.time_ns, What::Exec);
-        self.accounts.iter_mut().for_each(|account| account.causes.hear(event));
+        self.accounts.iter_mut().for_each(|account| account.causes.note_event(event));
     }
 }

@@ -15,7 +15,7 @@ const MAX_PROGRAMS: usize = 8;
 
 impl Process {
     /// An agent says hello as the program `instance`. Whether that is another one than before.
-    pub fn enter_image(&mut self, instance: u16) -> bool {
+    pub fn begin_program(&mut self, instance: u16) -> bool {
         let programs = &mut self.coverage.programs;
         if programs.last().is_some_and(|program| program.instance == instance) {
             return false;
@@ -30,10 +30,10 @@ impl Process {
         if programs.len() == 1 {
             return false;
         }
-        self.stream.image = self.stream.image.wrapping_add(1);
+        self.stream.programs_before = self.stream.programs_before.wrapping_add(1);
         self.holdings.take_everything();
-        self.end_resync_of_image();
-        self.forget_trends();
+        self.end_resync_of_program();
+        self.restart_trends();
         self.holdings.forget_phases(self.stream.applied_ns);
         self.ooms.forget_stacks();
         self.program.ranges.lose(); // what was open has no end
@@ -51,15 +51,16 @@ impl Process {
     }
 
     /// The record with ids that no earlier program of the process has used.
-    pub fn in_image<'a>(&self, record: &Record<'a>) -> Record<'a> {
+    pub fn shifted_ids<'a>(&self, record: &Record<'a>) -> Record<'a> {
         let mut record = *record;
-        let name = |id: u32| if id == 0 { 0 } else { id | u32::from(self.stream.image) << TAG_BITS };
+        let name =
+            |id: u32| if id == 0 { 0 } else { id | u32::from(self.stream.programs_before) << TAG_BITS };
         record.stamp.tag = name(record.stamp.tag);
         if matches!(record.body, Body::Retag { .. }) {
             record.stamp.stack = name(record.stamp.stack); // there it is the first tag
         }
         if record.stamp.module != 0 {
-            record.stamp.module |= self.stream.image << MODULE_BITS;
+            record.stamp.module |= self.stream.programs_before << MODULE_BITS;
         }
         record
     }

@@ -15,7 +15,7 @@ mod trends;
 
 use crate::Map;
 use crate::base::identity::ProcessKey;
-use crate::base::quota::{Load, map};
+use crate::base::quota::{MemoryUse, map};
 use crate::history::program_data::ProgramData;
 use crate::history::trend::Growth;
 use crate::oom::records::Ooms;
@@ -58,9 +58,9 @@ pub(crate) struct Process {
     /// End and wait status.
     pub ended: Option<(u64, Option<u64>)>,
     /// What it takes of the ledger's memory.
-    pub load: Load,
+    pub memory_use: MemoryUse,
     /// Time of the last free of an address that is not known and may be older than the agent; 0 for none.
-    pub older_freed_ns: u64,
+    pub baseline_freed_ns: u64,
 }
 
 impl Process {
@@ -79,8 +79,8 @@ impl Process {
             growth: Growth::default(),
             slots: [NO_BOOK; 256],
             ended: None,
-            load: Load::default(),
-            older_freed_ns: 0,
+            memory_use: MemoryUse::default(),
+            baseline_freed_ns: 0,
         }
     }
 
@@ -97,24 +97,24 @@ impl Process {
         // What was lost may have happened before a reading that waits, or in it.
         self.samples.doubt();
         self.accounts.iter_mut().for_each(|account| account.causes.lose());
-        self.restart_trails(self.stream.applied_ns);
+        self.restart_history(self.stream.applied_ns);
     }
 
     /// Takes a record of this process's agent.
     #[inline]
     pub fn apply(&mut self, record: &Record<'_>) {
         if let Body::Hello { instance, .. } = record.body {
-            if self.enter_image(instance) {
-                self.hear_exec(record);
+            if self.begin_program(instance) {
+                self.note_exec(record);
             }
             self.stream.has_watermarks = true; // it will say them
-            self.keep_trails();
+            self.start_history();
         }
         let shifted;
-        let record = if self.stream.image == 0 {
+        let record = if self.stream.programs_before == 0 {
             record
         } else {
-            shifted = self.in_image(record);
+            shifted = self.shifted_ids(record);
             &shifted
         };
         let stamp = &record.stamp;
@@ -189,8 +189,8 @@ impl Process {
         // A record that another thread overtook changed `tracked` at its own time.
         let is_restated = stamp.flags.has(Flags::RESTATED);
         let time_ns = if is_restated { self.stream.applied_ns } else { self.stream.time_of(stamp) };
-        if self.samples.keeps_trails {
-            self.leave_trail(touched, time_ns, entered);
+        if self.samples.keeps_history {
+            self.record_history(touched, time_ns, entered);
         }
         if !self.samples.pending.is_empty() {
             if self.stream.has_watermarks {
@@ -216,7 +216,7 @@ impl Process {
 
     /// What it takes, about.
     pub fn bytes(&self) -> usize {
-        let names = map(&self.holdings.cells().tags) + map(&self.modules) + self.load.names;
+        let names = map(&self.holdings.cells().tags) + map(&self.modules) + self.memory_use.names;
         let accounts: usize = self.accounts.iter().map(|account| account.bytes()).sum();
         size_of::<Process>() + names + accounts + self.program.bytes() + self.holdings.bytes()
     }

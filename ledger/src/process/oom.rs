@@ -1,6 +1,6 @@
 //! Records of a process that memory ran out.
 
-use crate::oom::records::{Entry, OomView, Place};
+use crate::oom::records::{OomEntry, OomView, RequestPlace};
 use crate::process::Process;
 use gpumem_model::oom::OomKind;
 use gpumem_wire::{Body, Flags, Layer, LayerState, OomOutcome, PHASE_SAID, Phase, Reading, Stamp};
@@ -10,7 +10,7 @@ const OUT_OF_MEMORY: u16 = 2;
 
 /// A record of the three that tell of it, in one form.
 #[derive(Debug, Clone, Copy)]
-struct Said {
+struct OomReport {
     /// What the thread's frames and nodes say; `None` where nothing is said of that, and of `AllocFailed`.
     phase: Option<Phase>,
     is_refusal: bool,
@@ -21,10 +21,10 @@ struct Said {
     result: u16,
 }
 
-impl Said {
+impl OomReport {
     fn of(body: &Body<'_>) -> Option<Self> {
         let unknown = (Reading::ABSENT, Reading::ABSENT);
-        let refused = |bytes, device_free, result| Said {
+        let note_refusal = |bytes, device_free, result| OomReport {
             phase: None,
             is_refusal: true,
             bytes,
@@ -35,10 +35,10 @@ impl Said {
         };
         match *body {
             Body::AllocFailed { bytes, device_free_bytes, result: OUT_OF_MEMORY, .. } => {
-                Some(refused(bytes, device_free_bytes, OUT_OF_MEMORY))
+                Some(note_refusal(bytes, device_free_bytes, OUT_OF_MEMORY))
             }
-            Body::Pressure { bytes, device_free_bytes } => Some(refused(bytes, device_free_bytes, 0)),
-            Body::Oom { bytes, pool_used_bytes, pool_reserved_bytes, outcome, result } => Some(Said {
+            Body::Pressure { bytes, device_free_bytes } => Some(note_refusal(bytes, device_free_bytes, 0)),
+            Body::Oom { bytes, pool_used_bytes, pool_reserved_bytes, outcome, result } => Some(OomReport {
                 phase: None,
                 is_refusal: false,
                 bytes,
@@ -55,7 +55,7 @@ impl Said {
 impl Process {
     /// Memory was handed out: whoever had run out of it goes on.
     #[inline(always)]
-    pub fn note_going_on(&mut self, stamp: &Stamp) {
+    pub fn note_progress(&mut self, stamp: &Stamp) {
         if self.ooms.is_watched && !stamp.flags.has(Flags::RESTATED) {
             self.ooms.went_on(stamp);
         }
@@ -63,37 +63,37 @@ impl Process {
 
     /// Takes a record that memory ran out.
     #[cold]
-    pub fn run_out(&mut self, stamp: &Stamp, body: &Body<'_>) {
-        let Some(mut said) = Said::of(body) else { return };
+    pub fn out_of_memory(&mut self, stamp: &Stamp, body: &Body<'_>) {
+        let Some(mut report) = OomReport::of(body) else { return };
         let book = self.book(stamp.device);
-        said.phase = self.phase_of_request(book, stamp, body);
+        report.phase = self.phase_of_request(book, stamp, body);
         let time_ns = self.stream.time_of(stamp);
-        let place = Place { book, thread: stamp.thread, time_ns };
-        if said.is_refusal {
-            self.refused(&said, stamp, place);
-        } else if said.outcome == OomOutcome::Unknown && said.result == OUT_OF_MEMORY {
+        let place = RequestPlace { book, thread: stamp.thread, time_ns };
+        if report.is_refusal {
+            self.note_refusal(&report, stamp, place);
+        } else if report.outcome == OomOutcome::Unknown && report.result == OUT_OF_MEMORY {
             // Nobody can say whether it was the end (cudaMallocAsync): what follows will.
             if self.ooms.pressure(place).is_none() {
-                self.refused(&Said { is_refusal: true, ..said }, stamp, place);
+                self.note_refusal(&OomReport { is_refusal: true, ..report }, stamp, place);
             }
             if let Some(at) = self.ooms.pressure(place) {
-                self.ooms.entries[at].said.is_unheard = true;
+                self.ooms.entries[at].view.is_unheard = true;
             }
         } else {
-            self.gave_up(&said, stamp, place);
+            self.framework_failed(&report, stamp, place);
         }
     }
 
     /// The driver refused.
-    fn refused(&mut self, said: &Said, stamp: &Stamp, place: Place) {
+    fn note_refusal(&mut self, report: &OomReport, stamp: &Stamp, place: RequestPlace) {
         let allocations = self.coverage.allocations;
         if let Some(at) = self.ooms.pressure(place) {
-            let Entry { said: entry, fresh, at_allocations, .. } = &mut self.ooms.entries[at];
+            let OomEntry { view: entry, fresh, at_allocations, .. } = &mut self.ooms.entries[at];
             entry.last_ns = place.time_ns;
-            entry.device_free_bytes = said.device_free.0.or(entry.device_free_bytes);
-            entry.phase = said.phase.unwrap_or(entry.phase);
+            entry.device_free_bytes = report.device_free.0.or(entry.device_free_bytes);
+            entry.phase = report.phase.unwrap_or(entry.phase);
             // A mark of the framework follows the failed call: one refusal, said twice.
-            if said.result == 0 {
+            if report.result == 0 {
                 return;
             }
             // Once somebody got memory the last one was survived; or it was another's end.
@@ -103,7 +103,7 @@ impl Process {
             }
             *fresh += 1;
             entry.refusals += 1;
-            entry.asked_bytes = entry.asked_bytes.max(said.bytes);
+            entry.asked_bytes = entry.asked_bytes.max(report.bytes);
             entry.driver_asked_bytes = Some(entry.asked_bytes);
             return;
         }
@@ -112,39 +112,39 @@ impl Process {
             newest.last_ns = place.time_ns;
             return;
         }
-        self.enter(OomKind::Pressure, said, stamp, place);
+        self.add_entry(OomKind::Pressure, report, stamp, place);
     }
 
     /// A framework gave up.
-    fn gave_up(&mut self, said: &Said, stamp: &Stamp, place: Place) {
-        let pressure = if said.result == 0 { None } else { self.ooms.pressure(place) };
+    fn framework_failed(&mut self, report: &OomReport, stamp: &Stamp, place: RequestPlace) {
+        let pressure = if report.result == 0 { None } else { self.ooms.pressure(place) };
         let mut refusals = (0, None, None);
-        let mut was_looked_at = false;
+        let mut has_composition = false;
         if let Some(at) = pressure {
             let entry = &mut self.ooms.entries[at];
-            let view = &mut entry.said;
+            let view = &mut entry.view;
             refusals = (entry.fresh, view.driver_asked_bytes, view.device_free_bytes);
             (view.count, view.refusals) = (view.count - 1, view.refusals.saturating_sub(entry.fresh));
             entry.fresh = 0;
             if view.count == 0 {
                 // It becomes what follows, and so does the look that was taken for it.
-                was_looked_at = !self.ooms.entries.remove(at).said.amounts.is_empty();
+                has_composition = !self.ooms.entries.remove(at).view.amounts.is_empty();
             }
         }
         // The refusal's own look leaves time for that of its end: else another request's end would be taken for it.
-        if was_looked_at {
+        if has_composition {
             self.ooms.next_at = 0;
         }
-        let kind = if said.result == 0 { OomKind::Pool } else { OomKind::Device };
+        let kind = if report.result == 0 { OomKind::Pool } else { OomKind::Device };
         let is_affordable = self.is_affordable();
         let again = self.ooms.entries.iter_mut().rev().find(|entry| {
-            let is_same = entry.said.asked_bytes == said.bytes
+            let is_same = entry.view.asked_bytes == report.bytes
                 && entry.stamp.tag == stamp.tag
-                && said.phase.is_none_or(|phase| phase == entry.said.phase);
-            entry.said.kind == kind && entry.is_near(place) && (is_same || !is_affordable)
+                && report.phase.is_none_or(|phase| phase == entry.view.phase);
+            entry.view.kind == kind && entry.is_near(place) && (is_same || !is_affordable)
         });
         // As often as a program tries; or more often than there is time to look.
-        if let Some(Entry { said: entry, .. }) = again {
+        if let Some(OomEntry { view: entry, .. }) = again {
             entry.count += 1;
             entry.last_ns = place.time_ns;
             entry.refusals += refusals.0;
@@ -152,9 +152,9 @@ impl Process {
             self.ooms.is_watched = true;
             return;
         }
-        self.enter(kind, said, stamp, place);
+        self.add_entry(kind, report, stamp, place);
         self.ooms.is_watched = true;
-        if let Some(Entry { said: entry, .. }) = self.ooms.entries.last_mut() {
+        if let Some(OomEntry { view: entry, .. }) = self.ooms.entries.last_mut() {
             (entry.refusals, entry.driver_asked_bytes, entry.device_free_bytes) = refusals;
         }
     }
@@ -178,7 +178,7 @@ impl Process {
     }
 
     /// A new entry.
-    fn enter(&mut self, kind: OomKind, said: &Said, stamp: &Stamp, place: Place) {
+    fn add_entry(&mut self, kind: OomKind, report: &OomReport, stamp: &Stamp, place: RequestPlace) {
         let is_refusal = kind == OomKind::Pressure;
         let view = OomView {
             kind,
@@ -186,37 +186,37 @@ impl Process {
             last_ns: place.time_ns,
             count: 1,
             refusals: u64::from(is_refusal),
-            asked_bytes: said.bytes,
-            driver_asked_bytes: is_refusal.then_some(said.bytes),
-            device_free_bytes: said.device_free.0,
-            pool_used_bytes: said.pool.0.0,
-            pool_reserved_bytes: said.pool.1.0,
-            outcome: said.outcome,
-            result: said.result,
+            asked_bytes: report.bytes,
+            driver_asked_bytes: is_refusal.then_some(report.bytes),
+            device_free_bytes: report.device_free.0,
+            pool_used_bytes: report.pool.0.0,
+            pool_reserved_bytes: report.pool.1.0,
+            outcome: report.outcome,
+            result: report.result,
             stack: self.ooms.stack(stamp.stack),
-            phase: said.phase.unwrap_or_else(|| self.holdings.phase_of_request(place.book, place.thread)),
+            phase: report.phase.unwrap_or_else(|| self.holdings.phase_of_request(place.book, place.thread)),
             step: self.ooms.step,
             is_unheard: !self.program.layers.is(Layer::OutOfMemory, LayerState::Active),
             ..OomView::default()
         };
         let at_allocations = self.coverage.allocations;
-        self.ooms.push(Entry { book: place.book, stamp: *stamp, said: view, fresh: 1, at_allocations });
+        self.ooms.push(OomEntry { book: place.book, stamp: *stamp, view, fresh: 1, at_allocations });
         if self.is_affordable() {
-            self.look_around();
+            self.record_composition();
         }
     }
 
     /// What the process holds now, into the newest entry.
-    fn look_around(&mut self) {
+    fn record_composition(&mut self) {
         let Some(newest) = self.ooms.entries.last_mut() else { return };
         let book = usize::from(newest.book);
-        let said = &mut newest.said;
-        said.tracked_bytes = self.holdings.books()[book].tracked;
-        said.amounts = self.holdings.books()[book].amounts().into();
+        let report = &mut newest.view;
+        report.tracked_bytes = self.holdings.books()[book].tracked;
+        report.amounts = self.holdings.books()[book].amounts().into();
         let sample = self.accounts[book].complete.as_ref();
-        said.untrackable_bytes = sample.and_then(|sample| sample.untrackable_bytes());
-        said.predates_bytes = if self.coverage.late { self.accounts[book].predates } else { Some(0) };
-        said.idle = self.holdings.idle(newest.book);
+        report.untrackable_bytes = sample.and_then(|sample| sample.untrackable_bytes());
+        report.predates_bytes = if self.coverage.late { self.accounts[book].predates } else { Some(0) };
+        report.idle = self.holdings.idle(newest.book);
         self.ooms.wants_holders = true;
         let cost = ((self.holdings.rows() + self.holdings.cells().keys.len()) / 16) as u64;
         self.ooms.next_at = self.coverage.events.saturating_add(cost.min(100_000));

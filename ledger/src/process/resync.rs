@@ -56,7 +56,7 @@ impl Process {
 
     /// What the agent of an earlier program had begun to say will not be ended; the new one's state is known
     /// from its beginning.
-    pub fn end_resync_of_image(&mut self) {
+    pub fn end_resync_of_program(&mut self) {
         self.stream.last_seq = 0;
         self.stream.is_watched_over = false;
         self.coverage.blind.doubt = false;
@@ -67,7 +67,7 @@ impl Process {
             partial.state = false;
         }
         self.holdings.settle(self.stream.applied_ns);
-        self.restart_trails(self.stream.applied_ns);
+        self.restart_history(self.stream.applied_ns);
     }
 
     /// Rows were read while the ring grew: until its records up to the head are here too, they are those
@@ -83,7 +83,7 @@ impl Process {
             let was_unknown = std::mem::replace(&mut partial.state, doubt);
             self.holdings.set_unseen_segments(self.coverage.late || doubt);
             if was_unknown {
-                self.restart_trails(self.stream.applied_ns);
+                self.restart_history(self.stream.applied_ns);
                 self.samples.doubt_until(self.stream.known_from_ns);
             }
         }

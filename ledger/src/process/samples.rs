@@ -1,12 +1,12 @@
 //! Samples of one process on their way from the first word of a reading to closed: what gap.rs says,
 //! applied to the order in which records and readings come.
 
-use crate::book::recent_past::Moment;
+use crate::book::recent_past::BookChange;
 use crate::book::rounding::Rounding;
 use crate::process::Process;
 use crate::rows::row::{MAX_BYTES, is_charged};
 use crate::samples::pending::{PeakGap, Pending};
-use crate::untrackable::change::Known;
+use crate::untrackable::change::SampleContext;
 use crate::untrackable::event::Names;
 use gpumem_wire::{Absence, Body, Flags, MemoryKind, Record};
 
@@ -19,7 +19,7 @@ impl Process {
         if self.coverage.covered && self.stream.applied_ns > t0_ns {
             let of = &self.holdings.books()[usize::from(book)];
             let past =
-                if of.trail.is_kept() { of.trail.past(t0_ns, of.amounts(), of.rounding) } else { None };
+                if of.history.is_kept() { of.history.past(t0_ns, of.amounts(), of.rounding) } else { None };
             if let Some(past) = past {
                 let partial = self.coverage.is_state_unknown();
                 pending.mark_past(past, self.stream.near_tag, partial);
@@ -65,7 +65,7 @@ impl Process {
         }
         self.samples.set_used(book, number, used);
         if let Ok(used) = used {
-            self.accounts[usize::from(book)].lately.add(t0_ns, used);
+            self.accounts[usize::from(book)].last_minute.add(t0_ns, used);
         }
     }
 
@@ -128,14 +128,14 @@ impl Process {
         let (book, near) = (pending.book, pending.near());
         let account = &mut self.accounts[usize::from(book)];
         let mut sample = pending.close(0, stale, self.coverage.covered);
-        if account.is_told_by(&sample, self.coverage.late) {
+        if account.settles_baseline(&sample, self.coverage.late) {
             account.causes.round_from(sample.parts);
         }
         sample.predates_bytes = account.predates_at(&sample, self.coverage.late);
-        account.let_older_go(&mut sample, self.older_freed_ns);
-        let known = Known {
+        account.release_baseline(&mut sample, self.baseline_freed_ns);
+        let known = SampleContext {
             late: self.coverage.late,
-            taken_over: account.taken_over_at(sample.t0_ns),
+            adopted: account.adopted_at(sample.t0_ns),
             blind: self.coverage.paused || self.coverage.blocked.is_some(),
             near,
             names: Names { tags: &self.holdings.cells().tags, modules: &self.modules },
@@ -154,7 +154,7 @@ impl Process {
         }
         account.latest = Some(sample.clone());
         if sample.tracked_bytes.is_some() && !sample.partial {
-            self.look_back(book, sample.t0_ns, &sample.amounts);
+            self.add_sample_to_trends(book, sample.t0_ns, &sample.amounts);
         }
         self.samples.closed.push((book, sample));
     }
@@ -193,30 +193,30 @@ impl Process {
     }
 
     /// Remembers what the record has done to the books that it touched.
-    pub fn leave_trail(&mut self, touched: u64, time_ns: u64, entered: Option<(u64, i64)>) {
+    pub fn record_history(&mut self, touched: u64, time_ns: u64, entered: Option<(u64, i64)>) {
         let mut rest = touched;
         while rest != 0 {
             let book = rest.trailing_zeros() as usize;
             rest &= rest - 1;
             let (tracked, in_flight) =
                 (self.holdings.books()[book].tracked, self.holdings.in_flight_bytes(book));
-            let moment = Moment { time_ns, tracked, in_flight, entered, rounding: Rounding::default() };
-            self.holdings.books_mut()[book].trail.stamp(moment);
+            let moment = BookChange { time_ns, tracked, in_flight, entered, rounding: Rounding::default() };
+            self.holdings.books_mut()[book].history.stamp(moment);
         }
     }
 
     /// Begins to keep trails: from the beginning, if nothing has been booked so far.
-    pub fn keep_trails(&mut self) {
-        if !std::mem::replace(&mut self.samples.keeps_trails, true) {
+    pub fn start_history(&mut self) {
+        if !std::mem::replace(&mut self.samples.keeps_history, true) {
             let is_new = self.coverage.events == 0 && self.stream.resync.is_none();
-            self.restart_trails(if is_new { 0 } else { self.stream.applied_ns });
+            self.restart_history(if is_new { 0 } else { self.stream.applied_ns });
         }
     }
 
     /// Begins the trails of all books anew: nothing can be told of the time before.
-    pub fn restart_trails(&mut self, now_ns: u64) {
-        if self.samples.keeps_trails {
-            self.holdings.restart_trails(now_ns);
+    pub fn restart_history(&mut self, now_ns: u64) {
+        if self.samples.keeps_history {
+            self.holdings.restart_history(now_ns);
         }
     }
 }

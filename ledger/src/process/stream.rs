@@ -46,7 +46,7 @@ pub(crate) struct Stream {
     /// A resync is under way or ended well, and nothing was lost since it began.
     pub healing: bool,
     /// How many programs the process ran before the one that speaks.
-    pub image: u16,
+    pub programs_before: u16,
     /// Time of the last `Agent` record.
     pub state_ns: u64,
     /// The agent has seen what the program does, at some time.

@@ -21,7 +21,7 @@ impl Process {
     }
 
     /// Time has passed for books whose windows are over.
-    pub fn look_at_windows(&mut self) {
+    pub fn note_ended_windows(&mut self) {
         if self.holdings.is_ordinal() {
             return; // its times are lines of a log
         }
@@ -35,7 +35,7 @@ impl Process {
     }
 
     /// A sample was closed that had the book at its own time.
-    pub fn look_back(&mut self, book: u8, time_ns: u64, amounts: &[i64]) {
+    pub fn add_sample_to_trends(&mut self, book: u8, time_ns: u64, amounts: &[i64]) {
         if let Some((trend, book)) = self.trend(usize::from(book)) {
             trend.sample(time_ns, amounts, book);
         }
@@ -54,7 +54,7 @@ impl Process {
     }
 
     /// Another program: what the last one held says nothing.
-    pub fn forget_trends(&mut self) {
+    pub fn restart_trends(&mut self) {
         self.growth = Growth::default();
         self.accounts.iter_mut().for_each(|account| account.gaps = Default::default());
     }

@@ -1,7 +1,7 @@
 //! What is known of the phases of a process, and of the roles of one device's blocks.
 
 use crate::roles::iterations::Iterations;
-use crate::roles::undecided::{List, Young};
+use crate::roles::undecided::{List, UndecidedBlocks};
 use gpumem_wire::{Phase, Role};
 
 /// Sizes of workspaces as PyTorch configures them: cuBLAS on Hopper and later `:4096:8`, on others `:4096:2:16:8`; cuBLASLt, whose
@@ -14,7 +14,7 @@ const THREADS: usize = 8;
 /// Roles of one device's blocks.
 #[derive(Debug, Default)]
 pub(crate) struct Roles {
-    pub young: Young,
+    pub young: UndecidedBlocks,
     pub iterations: Iterations,
     /// The phase that blocks are born in; `Unknown` between phases.
     pub now: Phase,
@@ -90,7 +90,7 @@ pub(crate) enum End {
 
 /// A block that a resync brought anew.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Reborn {
+pub(crate) struct RestatedBlock {
     pub seq: u64,
     pub list: List,
     pub pool: u32,
@@ -99,7 +99,7 @@ pub(crate) struct Reborn {
 
 /// What a process says of its phases, on all devices.
 #[derive(Debug, Default)]
-pub(crate) struct PhaseWords {
+pub(crate) struct PhaseReports {
     /// The last `PhaseBegin`.
     pub said: Phase,
     /// Blocks are stamped with phases.
@@ -109,7 +109,7 @@ pub(crate) struct PhaseWords {
     /// The program's number of its epoch; 0: it says none.
     pub epoch: u64,
     /// Blocks without a phase have to be looked at.
-    pub looks: bool,
+    pub checks_unstamped: bool,
     /// What is told happened before, and was not heard: see [`Holdings::replay`].
     pub replays: bool,
 }

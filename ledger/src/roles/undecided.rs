@@ -65,20 +65,20 @@ struct Chain {
 const EMPTY: Chain = Chain { first: NONE, last: NONE, bytes: 0, high: 0 };
 
 #[derive(Debug)]
-pub(crate) struct Young {
+pub(crate) struct UndecidedBlocks {
     entries: Vec<Entry>,
     /// First vacant entry; they are linked by `next`.
     vacant: u32,
     chains: [Chain; LISTS],
 }
 
-impl Default for Young {
+impl Default for UndecidedBlocks {
     fn default() -> Self {
-        Young { entries: Vec::new(), vacant: NONE, chains: [EMPTY; LISTS] }
+        UndecidedBlocks { entries: Vec::new(), vacant: NONE, chains: [EMPTY; LISTS] }
     }
 }
 
-impl Young {
+impl UndecidedBlocks {
     /// What the lists take, about.
     pub fn bytes(&self) -> usize {
         self.entries.capacity() * std::mem::size_of::<Entry>()
@@ -217,7 +217,7 @@ impl Young {
     }
 
     /// All of a list was settled: what comes from now on is another phase's.
-    pub fn begin_anew(&mut self, list: List) {
+    pub fn restart_list(&mut self, list: List) {
         self.chains[list as usize].high = self.chains[list as usize].bytes;
     }
 }
@@ -235,7 +235,7 @@ mod tests {
             (state >> 33) % below
         };
         for _ in 0..500 {
-            let mut young = Young::default();
+            let mut young = UndecidedBlocks::default();
             // (place, bytes, birth, death)
             let mut blocks: Vec<(u32, u64, usize, Option<usize>)> = Vec::new();
             let steps = next(60) as usize + 1;
@@ -267,14 +267,14 @@ mod tests {
 
     #[test]
     fn places_are_used_again_and_lists_keep_their_order() {
-        let join = |young: &mut Young, n| young.join(List::Forward, Role::Unknown, (0, n), 1);
-        let mut young = Young::default();
+        let join = |young: &mut UndecidedBlocks, n| young.join(List::Forward, Role::Unknown, (0, n), 1);
+        let mut young = UndecidedBlocks::default();
         let places: Vec<u32> = (0..6).map(|n| join(&mut young, n)).collect();
         young.leave(places[1]);
         young.change(places[3], List::Kept);
         young.leave(places[5]);
         young.append(List::Evaluation, List::Kept);
-        let mut other = Young::default();
+        let mut other = UndecidedBlocks::default();
         (0..2).for_each(|n| _ = join(&mut other, n));
         other.append(List::Forward, List::Kept);
         (2..4).for_each(|n| _ = join(&mut other, n));

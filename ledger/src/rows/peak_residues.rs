@@ -8,33 +8,33 @@ use crate::Map;
 use crate::book::cells::CellId;
 
 /// Rows that are kept; the role of more could not be told apart from rows that never get one.
-const MAX_GHOSTS: usize = 262_144;
+const MAX_RESIDUES: usize = 262_144;
 
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Ghost {
+pub(crate) struct PeakResidue {
     pub bytes: u64,
     pub cell: CellId,
 }
 
 /// Ghosts by the seq of their birth.
 #[derive(Debug, Default)]
-pub(crate) struct Ghosts {
-    log: Vec<(u64, Ghost)>,
+pub(crate) struct PeakResidues {
+    log: Vec<(u64, PeakResidue)>,
     /// Seq to place in the log, of the first `indexed` entries.
     places: Map<u64, usize>,
     indexed: usize,
 }
 
-impl Ghosts {
+impl PeakResidues {
     /// Keeps one, if there is room.
     #[inline]
-    pub fn keep(&mut self, seq: u64, ghost: Ghost) {
-        if self.log.len() < MAX_GHOSTS {
-            self.log.push((seq, ghost));
+    pub fn keep(&mut self, seq: u64, residue: PeakResidue) {
+        if self.log.len() < MAX_RESIDUES {
+            self.log.push((seq, residue));
         }
     }
 
-    pub fn get_mut(&mut self, seq: u64) -> Option<&mut Ghost> {
+    pub fn get_mut(&mut self, seq: u64) -> Option<&mut PeakResidue> {
         for place in self.indexed..self.log.len() {
             self.places.insert(self.log[place].0, place);
         }
@@ -44,14 +44,14 @@ impl Ghosts {
 
     /// What they take, about.
     pub fn bytes(&self) -> usize {
-        self.log.capacity() * std::mem::size_of::<(u64, Ghost)>() + self.places.capacity() * 18
+        self.log.capacity() * std::mem::size_of::<(u64, PeakResidue)>() + self.places.capacity() * 18
     }
 
     /// There is a new peak, and they are not in it.
     #[inline]
     pub fn forget(&mut self) {
         if !self.log.is_empty() {
-            *self = Ghosts::default();
+            *self = PeakResidues::default();
         }
     }
 }

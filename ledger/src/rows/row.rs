@@ -93,7 +93,7 @@ pub(crate) fn is_charged(kind: MemoryKind) -> bool {
 }
 
 /// Where bytes of a kind that NVML does not charge to the process are counted; `None` of a kind that it charges.
-pub(crate) fn beside_of(beside: &mut Beside, kind: MemoryKind) -> Option<&mut i64> {
+pub(crate) fn side_bytes(beside: &mut Beside, kind: MemoryKind) -> Option<&mut i64> {
     match kind {
         MemoryKind::Managed => Some(&mut beside.managed_bytes),
         MemoryKind::Pinned => Some(&mut beside.pinned_bytes),
@@ -107,7 +107,7 @@ pub(crate) fn beside_of(beside: &mut Beside, kind: MemoryKind) -> Option<&mut i6
 /// Records that did not fit what was known. Counted, never hidden; a covered process without losses
 /// has none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Oddities {
+pub struct AnomalyCounts {
     /// Frees of addresses that were not live.
     pub unknown_frees: u64,
     /// Ends of frees that never began.
@@ -126,10 +126,10 @@ pub struct Oddities {
     pub devices_beyond: u64,
 }
 
-impl Oddities {
+impl AnomalyCounts {
     /// Takes back what was counted since `before`, but for what no loss explains.
-    pub(crate) fn forgive_since(&mut self, before: Oddities) {
-        let Oddities { impossible, devices_beyond, .. } = *self;
-        *self = Oddities { impossible, devices_beyond, ..before };
+    pub(crate) fn forgive_since(&mut self, before: AnomalyCounts) {
+        let AnomalyCounts { impossible, devices_beyond, .. } = *self;
+        *self = AnomalyCounts { impossible, devices_beyond, ..before };
     }
 }

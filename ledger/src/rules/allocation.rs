@@ -2,7 +2,7 @@
 
 use crate::book::cells::IDLE;
 use crate::rows::in_flight::InFlight;
-use crate::rows::row::{Extent, LARGE_BYTES, MAX_BYTES, Row, beside_of, is_charged};
+use crate::rows::row::{Extent, LARGE_BYTES, MAX_BYTES, Row, is_charged, side_bytes};
 use crate::rules::holdings::Holdings;
 use gpumem_model::run::Class;
 use gpumem_wire::{DestroyScope, Flags, MemoryKind, Phase, PoolOwner, Role, Stamp};
@@ -23,7 +23,7 @@ impl Holdings {
         book: u8,
     ) {
         if bytes > MAX_BYTES || address == 0 {
-            self.odd.impossible += 1;
+            self.anomalies.impossible += 1;
             return;
         }
         if stamp.flags.has(Flags::RESTATED) && self.is_in_flight_still(stamp.seq) {
@@ -39,7 +39,7 @@ impl Holdings {
                 }
                 return;
             }
-            self.odd.replaced += 1; // its free was lost, or the report is wrong
+            self.anomalies.replaced += 1; // its free was lost, or the report is wrong
             self.unbind(address).into_iter().for_each(|row| self.give_back(address, row));
         }
         let mut row = Row {
@@ -57,8 +57,8 @@ impl Holdings {
         if stamp.flags.has(Flags::CAPTURED) {
             row.flags |= Row::UNBOOKED;
             row.cell = self.cells.cell_of(Class::Block, stamp, nothing);
-        } else if let Some(beside) = beside_of(self.beside(book), kind) {
-            *beside = beside.wrapping_add(bytes as i64);
+        } else if let Some(bytes_of_kind) = side_bytes(self.side_memory_mut(book), kind) {
+            *bytes_of_kind = bytes_of_kind.wrapping_add(bytes as i64);
             row.cell = self.cells.cell_of(Class::Direct, stamp, nothing);
         } else if kind == MemoryKind::StreamOrdered {
             row.cell = self.cells.cell_of(Class::Block, stamp, nothing);
@@ -87,8 +87,8 @@ impl Holdings {
         }
         if is_segment {
             self.add_segment(address, bytes, pool, stamp, book);
-        } else if can_hold && self.hungry_segments > 0 {
-            self.feed_segments(address, bytes);
+        } else if can_hold && self.unbacked_segments > 0 {
+            self.back_segments(address, bytes);
         }
     }
 
@@ -128,11 +128,11 @@ impl Holdings {
     pub fn free_begin(&mut self, address: u64, seq: u64) {
         let flight = match self.unbind(address) {
             Some(row) => {
-                self.stake(&row, true);
+                self.count_in_flight(&row, true);
                 InFlight::Allocation { address, row }
             }
             None => {
-                self.odd.unknown_frees += u64::from(address != 0); // freeing NULL succeeds and does nothing
+                self.anomalies.unknown_frees += u64::from(address != 0); // freeing NULL succeeds and does nothing
                 InFlight::Nothing
             }
         };
@@ -142,7 +142,7 @@ impl Holdings {
     /// A call that may give a row's bytes back was entered, or is over. Only bytes in the book matter: a
     /// driver pool keeps what is freed into it.
     #[inline]
-    pub fn stake(&mut self, row: &Row, entered: bool) {
+    pub fn count_in_flight(&mut self, row: &Row, entered: bool) {
         if row.is(Row::UNBOOKED) || row.kind == MemoryKind::StreamOrdered || !is_charged(row.kind) {
             return;
         }
@@ -157,25 +157,25 @@ impl Holdings {
         let failed = result != 0 && result != DEINITIALIZED;
         match self.in_flight.end(begin_seq) {
             Some(InFlight::Allocation { address, mut row }) => {
-                self.stake(&row, false);
+                self.count_in_flight(&row, false);
                 row.generation = self.generation; // if it failed: it lives, whether a resync under way says it or not
                 if failed && !self.allocations.contains_key(&address) {
                     self.allocations.insert(address, row);
                     if row.bytes >= LARGE_BYTES && self.can_hold_segments(&row) {
                         self.large.insert(address, row.bytes);
                     }
-                    if self.hungry_segments > 0 && self.can_hold_segments(&row) {
-                        self.feed_segments(address, row.bytes);
+                    if self.unbacked_segments > 0 && self.can_hold_segments(&row) {
+                        self.back_segments(address, row.bytes);
                     }
                 } else {
-                    self.odd.replaced += u64::from(failed);
+                    self.anomalies.replaced += u64::from(failed);
                     self.give_back(address, row);
                 }
             }
             Some(InFlight::Release { handle, backing }) => self.release_end(handle, backing, failed),
             Some(InFlight::Unmap { mappings }) => self.unmap_end(mappings, failed),
             Some(InFlight::Nothing) => {}
-            None => self.odd.unknown_ends += u64::from(begin_seq > self.forgiven_until),
+            None => self.anomalies.unknown_ends += u64::from(begin_seq > self.forgiven_until),
         }
     }
 
@@ -188,8 +188,8 @@ impl Holdings {
         if row.is(Row::UNBOOKED) {
             return;
         }
-        if let Some(beside) = beside_of(self.beside(row.book), row.kind) {
-            *beside = beside.wrapping_sub(bytes);
+        if let Some(bytes_of_kind) = side_bytes(self.side_memory_mut(row.book), row.kind) {
+            *bytes_of_kind = bytes_of_kind.wrapping_sub(bytes);
             return;
         }
         self.uncarve_all(Extent::Allocation(address, row.seq), &row);

@@ -30,7 +30,9 @@
 //! an edge was between.
 
 use crate::book::cells::CellId;
-use crate::roles::state::{End, PhaseWords, Reborn, Roles, WORKSPACE_BYTES, list_of, workspace_index};
+use crate::roles::state::{
+    End, PhaseReports, RestatedBlock, Roles, WORKSPACE_BYTES, list_of, workspace_index,
+};
 use crate::roles::undecided::{Entry, List, NOT_FOLLOWED};
 use crate::rows::row::{Extent, Row};
 use crate::rules::holdings::Holdings;
@@ -52,7 +54,7 @@ impl Holdings {
     #[inline]
     pub fn role_at_birth(&mut self, book: u8, stamp: &Stamp, use_as: (Role, Phase)) -> (Role, Option<List>) {
         let (role, phase) = use_as;
-        if phase == Phase::Unknown && !self.phases.looks {
+        if phase == Phase::Unknown && !self.phases.checks_unstamped {
             return (role, None);
         }
         let list = self.list_at_birth(book, stamp, phase);
@@ -76,7 +78,7 @@ impl Holdings {
                     Phase::Backward if self.roles[usize::from(book)].is_backward_thread(stamp.thread) => now,
                     Phase::Optimizer => {
                         // Its end was not said: it is over, for its own frame would have stamped this.
-                        self.enter(book, Phase::Unknown, stamp.seq, stamp.time_ns);
+                        self.enter_phase(book, Phase::Unknown, stamp.seq, stamp.time_ns);
                         return Some(List::Between);
                     }
                     _ => {
@@ -101,9 +103,9 @@ impl Holdings {
             phase => phase,
         };
         self.phases.stamped |= is_stamped;
-        self.phases.looks = true;
+        self.phases.checks_unstamped = true;
         if phase != now {
-            self.enter(book, phase, stamp.seq, stamp.time_ns);
+            self.enter_phase(book, phase, stamp.seq, stamp.time_ns);
         }
         list_of(phase)
     }
@@ -133,7 +135,7 @@ impl Holdings {
     /// `PhaseBegin`: the process is in another phase, on all devices.
     pub fn begin_phase(&mut self, phase: Phase, seq: u64, time_ns: u64) {
         self.phases.said = phase;
-        self.phases.looks = true;
+        self.phases.checks_unstamped = true;
         for book in 0..self.books.len() as u8 {
             let now = self.roles[usize::from(book)].now;
             let next = match phase {
@@ -144,7 +146,7 @@ impl Holdings {
                 Phase::Forward if matches!(now, Phase::Optimizer | Phase::Evaluation) => Phase::Unknown,
                 Phase::Forward => continue,
             };
-            self.enter(book, next, seq, time_ns);
+            self.enter_phase(book, next, seq, time_ns);
         }
     }
 
@@ -152,19 +154,19 @@ impl Holdings {
     pub fn begin_iteration(&mut self, number: u64, seq: u64, time_ns: u64) {
         self.phases.stepped = true;
         for book in 0..self.books.len() as u8 {
-            self.enter(book, Phase::Unknown, seq, time_ns);
+            self.enter_phase(book, Phase::Unknown, seq, time_ns);
             let is_trained = self.roles[usize::from(book)].is_trained;
             self.end_list(book, List::Backward, Some(Role::Gradient));
             self.end_list(book, List::Forward, is_trained.then_some(Role::Activation));
             self.end_list(book, List::Evaluation, None);
             let has_worked = std::mem::take(&mut self.roles[usize::from(book)].has_worked);
             self.grow_older(book, has_worked);
-            self.turn(book, number, time_ns);
+            self.begin_next_iteration(book, number, time_ns);
         }
     }
 
     /// Blocks of another phase are born from now on.
-    fn enter(&mut self, book: u8, next: Phase, seq: u64, time_ns: u64) {
+    fn enter_phase(&mut self, book: u8, next: Phase, seq: u64, time_ns: u64) {
         let roles = &mut self.roles[usize::from(book)];
         let from = std::mem::replace(&mut roles.now, next);
         if from == next {
@@ -216,12 +218,12 @@ impl Holdings {
         let is_new = std::mem::take(&mut roles.is_iterated) || !roles.iterations.is_open();
         if is_new && !self.phases.stepped {
             let number = roles.iterations.next_number(self.phases.epoch);
-            self.turn(book, number, time_ns);
+            self.begin_next_iteration(book, number, time_ns);
         }
     }
 
     /// Another iteration.
-    fn turn(&mut self, book: u8, number: u64, time_ns: u64) {
+    fn begin_next_iteration(&mut self, book: u8, number: u64, time_ns: u64) {
         self.measure(book);
         let at = usize::from(book);
         let number = (self.phases.epoch, number);
@@ -249,11 +251,11 @@ impl Holdings {
             if role == Some(Role::Gradient) && workspace_index(entry.bytes).is_some() {
                 self.roles[usize::from(book)].young.change(at, List::Kept);
             } else {
-                self.forget_entry(book, at);
+                self.stop_following(book, at);
             }
             self.correct(&entry, role);
         }
-        self.roles[usize::from(book)].young.begin_anew(list);
+        self.roles[usize::from(book)].young.restart_list(list);
     }
 
     /// Its role is settled, and may be another than the one that it was given at birth.
@@ -264,7 +266,7 @@ impl Holdings {
     }
 
     /// The block is not followed any more.
-    fn forget_entry(&mut self, book: u8, at: u32) {
+    fn stop_following(&mut self, book: u8, at: u32) {
         let entry = self.roles[usize::from(book)].young.leave(at);
         if let Some(row) = self.pools[entry.pool as usize].blocks.get_mut(&entry.address) {
             row.owner = NOT_FOLLOWED;
@@ -315,7 +317,7 @@ impl Holdings {
                 self.count_workspaces(book, size);
             }
             None => {
-                self.forget_entry(book, at);
+                self.stop_following(book, at);
                 if !is_backward {
                     self.assign(entry, Role::Unknown);
                 }
@@ -333,7 +335,7 @@ impl Holdings {
         }
         self.roles[usize::from(book)].ambiguous[size] = true;
         for (at, entry) in like {
-            self.forget_entry(book, at);
+            self.stop_following(book, at);
             let is_backward = entry.born == List::Backward;
             let role = if is_backward { Role::Gradient } else { Role::Unknown };
             let before = self.assign(&entry, role);
@@ -400,15 +402,15 @@ impl Holdings {
         if self.restated.is_empty() {
             return;
         }
-        let mut born: Vec<Reborn> = std::mem::take(&mut self.restated);
+        let mut born: Vec<RestatedBlock> = std::mem::take(&mut self.restated);
         for book in 0..self.books.len() as u8 {
             for list in [List::Forward, List::Backward, List::Optimizer, List::Evaluation, List::Between] {
                 while let Some((at, entry)) = self.roles[usize::from(book)].young.first(list) {
-                    self.forget_entry(book, at);
+                    self.stop_following(book, at);
                     let Some(row) = self.pools[entry.pool as usize].blocks.get(&entry.address) else {
                         continue;
                     };
-                    born.push(Reborn { seq: row.seq, list, pool: entry.pool, address: entry.address });
+                    born.push(RestatedBlock { seq: row.seq, list, pool: entry.pool, address: entry.address });
                 }
             }
         }
@@ -417,17 +419,17 @@ impl Holdings {
         let before: Vec<(Phase, u64)> = self.roles.iter().map(|roles| (roles.now, roles.since_seq)).collect();
         self.roles.iter_mut().for_each(|roles| roles.now = Phase::Unknown);
         for born in born {
-            self.bear_again(&born);
+            self.replay_birth(&born);
         }
         for (book, (now, since_seq)) in before.into_iter().enumerate() {
             if since_seq > self.roles[book].since_seq {
-                self.enter(book as u8, now, since_seq, 0);
+                self.enter_phase(book as u8, now, since_seq, 0);
             }
         }
         self.phases.replays = false;
     }
 
-    fn bear_again(&mut self, born: &Reborn) {
+    fn replay_birth(&mut self, born: &RestatedBlock) {
         let place = (born.pool, born.address);
         let row = self.pools[place.0 as usize].blocks.get(&place.1).copied();
         let Some(row) = row.filter(|row| row.seq == born.seq && !row.is(Row::EXACT | Row::PENDING)) else {
@@ -441,7 +443,7 @@ impl Holdings {
             List::Between | List::Kept | List::Workspace => Phase::Unknown,
         };
         if phase != Phase::Unknown {
-            self.enter(row.book, phase, born.seq, 0);
+            self.enter_phase(row.book, phase, born.seq, 0);
             self.roles[usize::from(row.book)].since_seq = born.seq;
         }
         let roles = &mut self.roles[usize::from(row.book)];
@@ -455,7 +457,7 @@ impl Holdings {
 
     /// Another program has its own phases.
     pub fn forget_phases(&mut self, time_ns: u64) {
-        self.phases = PhaseWords::default();
+        self.phases = PhaseReports::default();
         self.restated.clear();
         for (roles, book) in self.roles.iter_mut().zip(&self.books) {
             roles.iterations.end(time_ns, book);

@@ -6,11 +6,11 @@ use crate::base::quota::{list, map, sorted};
 use crate::book::cells::{CellId, CellTable};
 use crate::book::{Book, Window};
 use crate::roles::iterations::IterationsView;
-use crate::roles::state::{PhaseWords, Reborn, Roles};
+use crate::roles::state::{PhaseReports, RestatedBlock, Roles};
 use crate::rows::in_flight::InFlights;
-use crate::rows::peak_residues::{Ghost, Ghosts};
+use crate::rows::peak_residues::{PeakResidue, PeakResidues};
 use crate::rows::pool::{Carved, Pool, Segment};
-use crate::rows::row::{Backing, BackingId, Extent, Mapping, Oddities, Row, is_charged};
+use crate::rows::row::{AnomalyCounts, Backing, BackingId, Extent, Mapping, Row, is_charged};
 use gpumem_model::run::Beside;
 use gpumem_wire::{Flags, Phase, Role, Stamp};
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ pub(crate) struct Holdings {
     /// Width of windows.
     window_ns: u64,
     /// Same index as `books`.
-    pub(super) beside: Vec<Beside>,
+    pub(super) side_memory: Vec<Beside>,
     pub(super) allocations: Map<u64, Row>,
     /// Addresses in `allocations` of at least [`LARGE_BYTES`], for look-ups inside them.
     pub(super) large: BTreeMap<u64, u64>,
@@ -45,16 +45,16 @@ pub(crate) struct Holdings {
     /// There may be segments that nobody told of: the agent was late, or records are lost.
     pub(super) unseen_segments: bool,
     /// Segments that are not wholly booked: a later allocation may give them memory.
-    pub(super) hungry_segments: u32,
+    pub(super) unbacked_segments: u32,
     /// Blocks that wait for a stream, by their seq: the cell they were in, and the epoch from which on they wait.
     pub(super) waiting: Map<u64, (CellId, u32)>,
     /// Gone since the peak, role not told: per book.
-    pub(super) ghosts: Vec<Ghosts>,
+    pub(super) residues: Vec<PeakResidues>,
     /// Same index as `books`.
     pub(super) roles: Vec<Roles>,
-    pub(super) phases: PhaseWords,
+    pub(super) phases: PhaseReports,
     /// Blocks of phases that a resync brought anew, until it ends.
-    pub(super) restated: Vec<Reborn>,
+    pub(super) restated: Vec<RestatedBlock>,
     /// Libraries whose driver allocations are scratch, by their numbers.
     pub(super) scratch_libraries: Vec<u16>,
     pub(super) generation: u8,
@@ -62,7 +62,7 @@ pub(crate) struct Holdings {
     pub(super) doubtful_before: Option<u64>,
     /// Records up to this seq may speak of rows that a resync has taken already: no oddity.
     pub(super) forgiven_until: u64,
-    pub(super) odd: Oddities,
+    pub(super) anomalies: AnomalyCounts,
     /// Books that the current record touched, as bits.
     touched: u64,
     /// The rows are those of no single moment (a resync is under way): no peak is taken.
@@ -80,7 +80,7 @@ impl Holdings {
             books: Vec::new(),
             windows: Vec::new(),
             window_ns,
-            beside: Vec::new(),
+            side_memory: Vec::new(),
             allocations: Map::default(),
             large: BTreeMap::new(),
             in_flight: InFlights::default(),
@@ -92,17 +92,17 @@ impl Holdings {
             pool_ids: Map::default(),
             carved: Map::default(),
             unseen_segments: false,
-            hungry_segments: 0,
+            unbacked_segments: 0,
             waiting: Map::default(),
-            ghosts: Vec::new(),
+            residues: Vec::new(),
             roles: Vec::new(),
-            phases: PhaseWords::default(),
+            phases: PhaseReports::default(),
             restated: Vec::new(),
             scratch_libraries: Vec::new(),
             generation: 0,
             doubtful_before: None,
             forgiven_until: 0,
-            odd: Oddities::default(),
+            anomalies: AnomalyCounts::default(),
             touched: 0,
             mixed: false,
             unswept: false,
@@ -128,9 +128,9 @@ impl Holdings {
     }
 
     /// Begins the trails of all books anew: nothing can be told of the time before.
-    pub fn restart_trails(&mut self, now_ns: u64) {
+    pub fn restart_history(&mut self, now_ns: u64) {
         for (book, &in_flight) in self.books.iter_mut().zip(&self.in_flight_bytes) {
-            book.trail.restart(now_ns, in_flight);
+            book.history.restart(now_ns, in_flight);
         }
     }
 
@@ -150,13 +150,13 @@ impl Holdings {
     }
 
     #[inline]
-    pub fn anomalies(&self) -> &Oddities {
-        &self.odd
+    pub fn anomalies(&self) -> &AnomalyCounts {
+        &self.anomalies
     }
 
     #[inline]
-    pub fn anomalies_mut(&mut self) -> &mut Oddities {
-        &mut self.odd
+    pub fn anomalies_mut(&mut self) -> &mut AnomalyCounts {
+        &mut self.anomalies
     }
 
     pub fn pools(&self) -> &[Pool] {
@@ -165,7 +165,7 @@ impl Holdings {
 
     /// Memory of a book's process that is no part of the sum.
     pub fn side_memory(&self, book: usize) -> Beside {
-        self.beside[book]
+        self.side_memory[book]
     }
 
     /// Windows that are over and were not taken, by book.
@@ -227,7 +227,7 @@ impl Holdings {
         self.drop_allocations(|row| row.generation != generation);
         self.sweep_vmm();
         self.sweep_pools();
-        self.ghosts.iter_mut().for_each(Ghosts::forget);
+        self.residues.iter_mut().for_each(PeakResidues::forget);
         (self.mixed, self.unswept) = (false, false);
         self.unseen_segments = false;
         (self.doubtful_before, self.forgiven_until) = (None, 0);
@@ -238,16 +238,16 @@ impl Holdings {
         // Between a resync and its end the books have more than is held.
         let known = (!self.mixed).then_some(now_ns);
         self.books.iter_mut().for_each(|book| book.restart(known, self.window_ns));
-        self.ghosts.iter_mut().for_each(Ghosts::forget);
+        self.residues.iter_mut().for_each(PeakResidues::forget);
         self.roles.iter_mut().for_each(|roles| roles.iterations.restart(now_ns));
     }
 
     /// A book for one more device; at most 64 fit (GPUs and MIG instances of one process).
     pub fn add_book(&mut self) -> u8 {
         self.books.push(Book::new());
-        self.beside.push(Beside::default());
+        self.side_memory.push(Beside::default());
         self.in_flight_bytes.push(0);
-        self.ghosts.push(Ghosts::default());
+        self.residues.push(PeakResidues::default());
         self.roles.push(Roles::default());
         (self.books.len() - 1) as u8
     }
@@ -258,8 +258,8 @@ impl Holdings {
         &mut self.books[usize::from(book)]
     }
 
-    pub fn beside(&mut self, book: u8) -> &mut Beside {
-        &mut self.beside[usize::from(book)]
+    pub fn side_memory_mut(&mut self, book: u8) -> &mut Beside {
+        &mut self.side_memory[usize::from(book)]
     }
 
     /// Ends a record: new peaks are taken now, when the record is booked as a whole. Says which books
@@ -281,7 +281,7 @@ impl Holdings {
                 self.windows.push((book as u8, over));
             }
             if self.books[book].settle(time_ns) {
-                self.ghosts[book].forget();
+                self.residues[book].forget();
             }
         }
         touched
@@ -298,13 +298,13 @@ impl Holdings {
 
     /// A row leaves its cell's name behind for the peak's composition, unless somebody told its role.
     #[inline]
-    pub fn leave_ghost(&mut self, row: &Row, booked: u64) {
+    pub fn keep_residue(&mut self, row: &Row, booked: u64) {
         let book = &self.books[usize::from(row.book)];
         if booked == 0 || row.is(Row::EXACT) || !book.live_at_peak(row.first_epoch) {
             return;
         }
-        let ghost = Ghost { bytes: booked, cell: self.cell_at_peak(row) };
-        self.ghosts[usize::from(row.book)].keep(row.seq, ghost);
+        let residue = PeakResidue { bytes: booked, cell: self.cell_at_peak(row) };
+        self.residues[usize::from(row.book)].keep(row.seq, residue);
     }
 
     /// Where a live row was at the peak: one that began to wait for a stream after it was in another cell.
@@ -319,11 +319,11 @@ impl Holdings {
     pub fn uncarve_all(&mut self, extent: Extent, row: &Row) {
         let carved = if self.carved.is_empty() { None } else { self.carved.remove(&extent) };
         let Some(carved) = carved else {
-            self.leave_ghost(row, row.bytes);
+            self.keep_residue(row, row.bytes);
             return;
         };
         let at_peak = carved.at_peak(&self.books[usize::from(row.book)]);
-        self.leave_ghost(row, row.bytes.saturating_sub(at_peak));
+        self.keep_residue(row, row.bytes.saturating_sub(at_peak));
         self.book(row.book).let_go(carved.let_go().wrapping_neg());
         for (key, bytes) in carved.parts {
             let cell = self.segment_lost(key, extent, bytes);
@@ -357,7 +357,7 @@ impl Holdings {
         });
         match found {
             Some((extent, row)) => self.retag_row(extent, row, stamp, use_as),
-            None => self.retag_ghost(seq, stamp, use_as),
+            None => self.retag_residue(seq, stamp, use_as),
         }
     }
 
@@ -430,14 +430,14 @@ impl Holdings {
         }
     }
 
-    fn retag_ghost(&mut self, seq: u64, stamp: &Stamp, use_as: (Role, Phase)) {
-        for index in 0..self.ghosts.len() {
-            let Some(ghost) = self.ghosts[index].get_mut(seq).copied() else { continue };
+    fn retag_residue(&mut self, seq: u64, stamp: &Stamp, use_as: (Role, Phase)) {
+        for index in 0..self.residues.len() {
+            let Some(residue) = self.residues[index].get_mut(seq).copied() else { continue };
             let told = (use_as.0 != Role::Unknown).then_some(use_as.0);
-            let to = self.renamed(ghost.cell, stamp, (told, use_as.1));
-            self.book(index as u8).rename_at_peak(ghost.cell, to, ghost.bytes as i64);
-            if let Some(ghost) = self.ghosts[index].get_mut(seq) {
-                ghost.cell = to;
+            let to = self.renamed(residue.cell, stamp, (told, use_as.1));
+            self.book(index as u8).rename_at_peak(residue.cell, to, residue.bytes as i64);
+            if let Some(residue) = self.residues[index].get_mut(seq) {
+                residue.cell = to;
             }
             return;
         }
@@ -492,7 +492,7 @@ impl Holdings {
         let books = self.books.iter().map(|book| book.bytes());
         let follows =
             self.roles.iter().map(|roles| roles.young.bytes() + roles.iterations.bytes()).sum::<usize>()
-                + self.ghosts.iter().map(|ghosts| ghosts.bytes()).sum::<usize>();
+                + self.residues.iter().map(|residues| residues.bytes()).sum::<usize>();
         let places = list(&self.pools) + list(&self.restated);
         rows + places + pools.sum::<usize>() + cells + books.sum::<usize>() + follows
     }

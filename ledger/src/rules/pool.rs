@@ -7,7 +7,7 @@
 
 use crate::Map;
 use crate::book::cells::{CellId, CellKey, IDLE, OPAQUE};
-use crate::roles::state::{End, Reborn, list_of};
+use crate::roles::state::{End, RestatedBlock, list_of};
 use crate::roles::undecided::NOT_FOLLOWED;
 use crate::rows::in_flight::InFlight;
 use crate::rows::pool::Pool;
@@ -98,7 +98,7 @@ impl Holdings {
     /// `PoolState`.
     pub fn pool_state(&mut self, id: u64, reserved: u64, used: u64, book: u8) {
         if reserved > MAX_BYTES || used > MAX_BYTES {
-            self.odd.impossible += 1;
+            self.anomalies.impossible += 1;
             return;
         }
         let index = self.pool_index(id, PoolOwner::Driver, book);
@@ -153,14 +153,14 @@ impl Holdings {
                 let live = pool.block_bytes.wrapping_sub(pool.pending_bytes);
                 pool.check = Some((theirs, if pool.is_framework() { live } else { pool.used }));
             }
-            None => self.odd.unknown_handles += 1,
+            None => self.anomalies.unknown_handles += 1,
         }
     }
 
     /// `PoolDestroy`.
     pub fn pool_destroy(&mut self, id: u64) {
         let Some(index) = self.pool_ids.remove(&id) else {
-            self.odd.unknown_handles += 1;
+            self.anomalies.unknown_handles += 1;
             return;
         };
         self.end_pool(index);
@@ -255,7 +255,7 @@ impl Holdings {
         book: u8,
     ) {
         if bytes > MAX_BYTES {
-            self.odd.impossible += 1;
+            self.anomalies.impossible += 1;
             return;
         }
         let index = self.pool_index(id, PoolOwner::Framework, book);
@@ -285,7 +285,7 @@ impl Holdings {
                 return;
             }
             Entry::Occupied(_) => {
-                self.odd.replaced += 1;
+                self.anomalies.replaced += 1;
                 self.take_block(index, address, false);
                 return self.block_alloc(address, bytes, id, use_as, stamp, book);
             }
@@ -309,7 +309,7 @@ impl Holdings {
             flags: exact | if booked { 0 } else { Row::UNBOOKED },
         });
         if let Some(list) = list_of(use_as.1).filter(|_| restated && exact == 0) {
-            self.restated.push(Reborn { seq: stamp.seq, list, pool: index, address });
+            self.restated.push(RestatedBlock { seq: stamp.seq, list, pool: index, address });
         }
         let has_children = pool.has_children;
         if has_children && bytes >= LARGE_BYTES {
@@ -319,11 +319,11 @@ impl Holdings {
         pool.unbooked_blocks += u32::from(!booked);
         if booked {
             self.book(book).shift(idle, cell, bytes as i64);
-            if has_children && self.hungry_segments > 0 {
-                self.feed_overlapping(address, bytes, Some(index));
+            if has_children && self.unbacked_segments > 0 {
+                self.back_overlapping(address, bytes, Some(index));
             }
         } else {
-            let unbooked = &mut self.beside(book).unbooked_block_bytes;
+            let unbooked = &mut self.side_memory_mut(book).unbooked_block_bytes;
             *unbooked = unbooked.wrapping_add(bytes as i64);
         }
     }
@@ -332,17 +332,17 @@ impl Holdings {
     #[inline]
     pub fn block_free(&mut self, address: u64, pool: u64, state: FreeState) {
         let Some(&index) = self.pool_ids.get(&pool) else {
-            self.odd.unknown_frees += 1;
+            self.anomalies.unknown_frees += 1;
             return;
         };
         if state == FreeState::Pending {
             match self.pools[index as usize].blocks.get(&address).copied() {
                 Some(row) if !row.is(Row::PENDING) => self.begin_pending(index, address, row),
                 Some(_) => {}
-                None => self.odd.unknown_frees += 1,
+                None => self.anomalies.unknown_frees += 1,
             }
         } else if !self.take_block(index, address, true) {
-            self.odd.unknown_frees += 1;
+            self.anomalies.unknown_frees += 1;
         }
     }
 
@@ -366,7 +366,7 @@ impl Holdings {
         }
         let pool = &mut self.pools[index as usize];
         pool.pending_bytes = pool.pending_bytes.wrapping_add(row.bytes);
-        let pending = &mut self.beside(row.book).pending_block_bytes;
+        let pending = &mut self.side_memory_mut(row.book).pending_block_bytes;
         *pending = pending.wrapping_add(row.bytes as i64);
     }
 
@@ -384,11 +384,11 @@ impl Holdings {
             let row = *row;
             pool.unbooked_blocks = pool.unbooked_blocks.saturating_sub(1);
             let (has_children, idle) = (pool.has_children, pool.idle);
-            let unbooked = &mut self.beside(row.book).unbooked_block_bytes;
+            let unbooked = &mut self.side_memory_mut(row.book).unbooked_block_bytes;
             *unbooked = unbooked.wrapping_sub(row.bytes as i64);
             self.book(row.book).shift(idle, row.cell, row.bytes as i64);
-            if has_children && self.hungry_segments > 0 {
-                self.feed_overlapping(address, row.bytes, Some(index));
+            if has_children && self.unbacked_segments > 0 {
+                self.back_overlapping(address, row.bytes, Some(index));
             }
         }
     }
@@ -408,9 +408,9 @@ impl Holdings {
             if pool.has_children {
                 self.uncarve_all(Extent::Block(index, address), &row_before);
             } else {
-                self.leave_ghost(&row_before, row_before.bytes);
+                self.keep_residue(&row_before, row_before.bytes);
             }
-            let unbooked = &mut self.beside(row_before.book).unbooked_block_bytes;
+            let unbooked = &mut self.side_memory_mut(row_before.book).unbooked_block_bytes;
             *unbooked = unbooked.wrapping_add(row_before.bytes as i64);
             self.book(row_before.book).shift(row_before.cell, IDLE, row_before.bytes as i64);
         }
@@ -436,19 +436,19 @@ impl Holdings {
         }
         if row.is(Row::PENDING) {
             pool.pending_bytes = pool.pending_bytes.wrapping_sub(row.bytes);
-            let pending = &mut self.beside(row.book).pending_block_bytes;
+            let pending = &mut self.side_memory_mut(row.book).pending_block_bytes;
             *pending = pending.wrapping_sub(row.bytes as i64);
         }
         if row.is(Row::UNBOOKED) {
             self.pools[index as usize].unbooked_blocks =
                 self.pools[index as usize].unbooked_blocks.saturating_sub(1);
-            let unbooked = &mut self.beside(row.book).unbooked_block_bytes;
+            let unbooked = &mut self.side_memory_mut(row.book).unbooked_block_bytes;
             *unbooked = unbooked.wrapping_sub(row.bytes as i64);
         } else {
             if has_children {
                 self.uncarve_all(Extent::Block(index, address), &row);
             } else {
-                self.leave_ghost(&row, row.bytes);
+                self.keep_residue(&row, row.bytes);
             }
             self.book(row.book).shift(row.cell, idle, row.bytes as i64);
         }
@@ -516,7 +516,7 @@ impl Holdings {
         for nested in [false, true] {
             for index in 0..self.pools.len() as u32 {
                 if self.pools[index as usize].parent.is_some() == nested {
-                    self.feed_pool(index);
+                    self.back_pool(index);
                 }
             }
         }
@@ -524,12 +524,12 @@ impl Holdings {
 
     /// Segments that lost memory to rows which a resync took may find other memory where they are, and
     /// blocks their segments.
-    fn feed_pool(&mut self, index: u32) {
+    fn back_pool(&mut self, index: u32) {
         let pool = &self.pools[index as usize];
         if pool.backed_bytes != pool.segment_bytes {
-            let hungry = pool.segments.iter().filter(|(_, segment)| segment.backed < segment.bytes);
-            let starts: Vec<u64> = hungry.map(|(&start, _)| start).collect();
-            starts.into_iter().for_each(|start| self.feed((index, start), 0, u64::MAX, true));
+            let unbacked = pool.segments.iter().filter(|(_, segment)| segment.backed < segment.bytes);
+            let starts: Vec<u64> = unbacked.map(|(&start, _)| start).collect();
+            starts.into_iter().for_each(|start| self.back_segment((index, start), 0, u64::MAX, true));
         }
         if self.pools[index as usize].unbooked_blocks > 0 {
             self.book_blocks(index);

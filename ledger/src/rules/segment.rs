@@ -13,7 +13,7 @@ impl Holdings {
     /// `SegmentAdd`, and `AllocEnd` for a framework pool.
     pub fn add_segment(&mut self, address: u64, bytes: u64, pool: u64, stamp: &Stamp, book: u8) {
         if bytes > MAX_BYTES || bytes == 0 {
-            self.odd.impossible += 1;
+            self.anomalies.impossible += 1;
             return;
         }
         let index = self.pool_index(pool, PoolOwner::Framework, book);
@@ -29,7 +29,7 @@ impl Holdings {
             // Odd, unless it is said again with less (a part was removed), or belongs to an allocation whose
             // free is in flight.
             let seq = old.seq;
-            self.odd.replaced += u64::from(!again && self.in_flight.row_mut(seq).is_none());
+            self.anomalies.replaced += u64::from(!again && self.in_flight.row_mut(seq).is_none());
             self.take_segment((index, address));
         }
         self.insert_segment((index, address), bytes, stamp.seq, true);
@@ -47,15 +47,15 @@ impl Holdings {
         if pool.parent.is_none() {
             self.roles[usize::from(pool.book)].iterations.reserve(bytes as i64);
         }
-        self.hungry_segments += 1;
-        self.feed(key, 0, u64::MAX, new);
+        self.unbacked_segments += 1;
+        self.back_segment(key, 0, u64::MAX, new);
     }
 
     /// `SegmentRemove`: a range, which may be several segments or a part of one. Without a size, the
     /// segment that begins there.
     pub fn remove_segment(&mut self, address: u64, bytes: u64, pool: u64) {
         let Some(&index) = self.pool_ids.get(&pool) else {
-            self.odd.unknown_handles += 1;
+            self.anomalies.unknown_handles += 1;
             return;
         };
         let segments = &self.pools[index as usize].segments;
@@ -69,7 +69,7 @@ impl Holdings {
             }
             cut.push((start, segment_end, segment.seq));
         }
-        self.odd.unknown_handles += u64::from(cut.is_empty());
+        self.anomalies.unknown_handles += u64::from(cut.is_empty());
         for (start, segment_end, seq) in cut.into_iter().rev() {
             self.take_segment((index, start));
             if start < address {
@@ -139,7 +139,7 @@ impl Holdings {
         }
         pool.backed_bytes = pool.backed_bytes.wrapping_sub(segment.backed);
         if segment.backed < segment.bytes {
-            self.hungry_segments = self.hungry_segments.saturating_sub(1);
+            self.unbacked_segments = self.unbacked_segments.saturating_sub(1);
         }
         for (extent, bytes) in segment.parts {
             self.uncarve(extent, key, cell, bytes);
@@ -177,7 +177,7 @@ impl Holdings {
         let cell = pool.cell();
         if let Some(segment) = pool.segments.get_mut(&key.1) {
             if segment.backed == segment.bytes {
-                self.hungry_segments += 1;
+                self.unbacked_segments += 1;
             }
             if let Some(at) = segment.parts.iter().position(|(other, _)| *other == extent) {
                 segment.parts.swap_remove(at);
@@ -216,13 +216,13 @@ impl Holdings {
     }
 
     /// New memory at [address, address+bytes): segments that wait for some take it.
-    pub fn feed_segments(&mut self, address: u64, bytes: u64) {
-        self.feed_overlapping(address, bytes, None);
+    pub fn back_segments(&mut self, address: u64, bytes: u64) {
+        self.back_overlapping(address, bytes, None);
     }
 
-    pub fn feed_overlapping(&mut self, address: u64, bytes: u64, parent: Option<u32>) {
+    pub fn back_overlapping(&mut self, address: u64, bytes: u64, parent: Option<u32>) {
         let end = address.saturating_add(bytes);
-        let mut hungry = Vec::new();
+        let mut unbacked = Vec::new();
         for (index, pool) in self.pools.iter().enumerate() {
             if pool.parent != parent || pool.backed_bytes == pool.segment_bytes {
                 continue;
@@ -232,12 +232,12 @@ impl Holdings {
                     break;
                 }
                 if segment.backed < segment.bytes {
-                    hungry.push((index as u32, start));
+                    unbacked.push((index as u32, start));
                 }
             }
         }
-        for key in hungry {
-            self.feed(key, address, end, true);
+        for key in unbacked {
+            self.back_segment(key, address, end, true);
             let pool = &self.pools[key.0 as usize];
             if pool.unbooked_blocks > 0 && pool.segments.get(&key.1).is_some_and(|s| s.backed == s.bytes) {
                 self.book_blocks(key.0);
@@ -246,7 +246,7 @@ impl Holdings {
     }
 
     /// Takes what the memory under a segment, as far as it lies in [from, to), can still give.
-    pub fn feed(&mut self, key: SegmentKey, from: u64, to: u64, new: bool) {
+    pub fn back_segment(&mut self, key: SegmentKey, from: u64, to: u64, new: bool) {
         let Some(segment) = self.pools[key.0 as usize].segments.get(&key.1) else { return };
         let (start, end) = (key.1.max(from), key.1.saturating_add(segment.bytes).min(to));
         for (extent, at, bytes) in self.extents_under(key.0, start, end) {
@@ -268,7 +268,7 @@ impl Holdings {
             segment.backed += take;
             pool.backed_bytes = pool.backed_bytes.wrapping_add(take);
             if segment.backed == segment.bytes {
-                self.hungry_segments = self.hungry_segments.saturating_sub(1);
+                self.unbacked_segments = self.unbacked_segments.saturating_sub(1);
             }
             let book = &self.books[usize::from(row.book)];
             let untouched = Carved { parts: Vec::new(), most: 0, at_peak: 0, epoch: book.peak.epoch };

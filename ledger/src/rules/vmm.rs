@@ -5,7 +5,7 @@
 //! entered, so the backing has an identity of its own.
 
 use crate::rows::in_flight::InFlight;
-use crate::rows::row::{Backing, BackingId, Extent, MAX_BYTES, Mapping, Row, beside_of};
+use crate::rows::row::{Backing, BackingId, Extent, MAX_BYTES, Mapping, Row, side_bytes};
 use crate::rules::holdings::Holdings;
 use gpumem_model::run::Class;
 use gpumem_wire::{Flags, MemoryKind, Phase, Role, Stamp};
@@ -22,7 +22,7 @@ impl Holdings {
         book: u8,
     ) {
         if bytes > MAX_BYTES {
-            self.odd.impossible += 1;
+            self.anomalies.impossible += 1;
             return;
         }
         let generation = self.generation;
@@ -31,11 +31,11 @@ impl Holdings {
             old.references = references.into();
             old.handle = handle;
             self.handles.insert(handle, stamp.seq);
-            self.weigh(stamp.seq);
+            self.update_leaving(stamp.seq);
             return;
         }
         if !stamp.flags.has(Flags::RESTATED) && self.handles.contains_key(&handle) {
-            self.odd.replaced += 1;
+            self.anomalies.replaced += 1;
             self.drop_backings(|backing| backing.handle == handle && backing.references > 0);
         }
         let nothing = (Role::Unknown, Phase::Unknown);
@@ -51,8 +51,8 @@ impl Holdings {
             generation,
             flags: 0,
         };
-        match beside_of(self.beside(book), kind) {
-            Some(beside) => *beside = beside.wrapping_add(bytes as i64),
+        match side_bytes(self.side_memory_mut(book), kind) {
+            Some(bytes_of_kind) => *bytes_of_kind = bytes_of_kind.wrapping_add(bytes as i64),
             None => self.book(book).post(cell, bytes as i64),
         }
         let references = references.into();
@@ -69,7 +69,7 @@ impl Holdings {
     /// `VmmMap`. A handle that is not known is a multicast object or was lost: nothing is booked.
     pub fn vmm_map(&mut self, address: u64, bytes: u64, handle: u64, stamp: &Stamp) {
         let Some(&id) = self.handles.get(&handle) else {
-            self.odd.unknown_handles += 1;
+            self.anomalies.unknown_handles += 1;
             return;
         };
         if stamp.flags.has(Flags::RESTATED) && self.is_unmap_in_flight(address, stamp.seq) {
@@ -80,18 +80,18 @@ impl Holdings {
                 (old.generation, old.seq) = (self.generation, stamp.seq);
                 return;
             }
-            self.odd.replaced += 1;
+            self.anomalies.replaced += 1;
             self.take_mapping(address);
         }
         let (seq, generation) = (stamp.seq, self.generation);
         self.mappings.insert(address, Mapping { seq, bytes, backing: id, generation });
         if let Some(backing) = self.backings.get_mut(&id) {
             backing.mappings += 1;
-            self.weigh(id);
+            self.update_leaving(id);
         }
         self.size_import(id, bytes);
-        if self.hungry_segments > 0 {
-            self.feed_segments(address, bytes);
+        if self.unbacked_segments > 0 {
+            self.back_segments(address, bytes);
         }
     }
 
@@ -104,8 +104,8 @@ impl Holdings {
         let more = bytes - backing.row.bytes;
         backing.row.bytes = bytes;
         let (book, kind) = (backing.row.book, backing.row.kind);
-        if let Some(beside) = beside_of(self.beside(book), kind) {
-            *beside = beside.wrapping_add(more as i64);
+        if let Some(bytes_of_kind) = side_bytes(self.side_memory_mut(book), kind) {
+            *bytes_of_kind = bytes_of_kind.wrapping_add(more as i64);
         }
     }
 
@@ -126,16 +126,16 @@ impl Holdings {
                     backing.handle = handle;
                 }
                 self.handles.insert(handle, id);
-                self.weigh(id);
+                self.update_leaving(id);
             }
-            None => self.odd.unknown_handles += 1,
+            None => self.anomalies.unknown_handles += 1,
         }
     }
 
     /// `VmmRelease` was entered.
     pub fn release_begin(&mut self, handle: u64, seq: u64) {
         let Some(&id) = self.handles.get(&handle) else {
-            self.odd.unknown_frees += 1;
+            self.anomalies.unknown_frees += 1;
             self.in_flight.begin(seq, InFlight::Nothing);
             return;
         };
@@ -145,7 +145,7 @@ impl Holdings {
             if backing.references == 0 {
                 self.handles.remove(&handle);
             }
-            self.weigh(id);
+            self.update_leaving(id);
         }
         self.in_flight.begin(seq, InFlight::Release { handle, backing: id });
     }
@@ -158,7 +158,7 @@ impl Holdings {
             backing.row.generation = self.generation; // it lives, whether a resync under way says it again or not
             self.handles.entry(handle).or_insert(id);
         }
-        self.weigh(id);
+        self.update_leaving(id);
         self.collect(id);
     }
 
@@ -173,7 +173,7 @@ impl Holdings {
         let end = address.saturating_add(bytes);
         let starts: Vec<u64> = self.mappings.range(address..end).map(|(&start, _)| start).collect();
         if starts.is_empty() {
-            self.odd.unknown_frees += 1;
+            self.anomalies.unknown_frees += 1;
             self.in_flight.begin(seq, InFlight::Nothing);
             return;
         }
@@ -184,7 +184,7 @@ impl Holdings {
                 backing.mappings = backing.mappings.saturating_sub(1);
                 backing.in_flight += 1;
             }
-            self.weigh(mapping.backing);
+            self.update_leaving(mapping.backing);
             mappings.push((start, mapping));
         }
         self.in_flight.begin(seq, InFlight::Unmap { mappings });
@@ -198,13 +198,13 @@ impl Holdings {
                 backing.mappings += 1;
                 (mapping.generation, backing.row.generation) = (self.generation, self.generation);
                 self.mappings.insert(address, mapping);
-                if self.hungry_segments > 0 {
-                    self.feed_segments(address, mapping.bytes);
+                if self.unbacked_segments > 0 {
+                    self.back_segments(address, mapping.bytes);
                 }
             } else {
                 self.segments_unmapped(address, mapping);
             }
-            self.weigh(mapping.backing);
+            self.update_leaving(mapping.backing);
             self.collect(mapping.backing);
         }
     }
@@ -215,7 +215,7 @@ impl Holdings {
         self.segments_unmapped(address, mapping);
         if let Some(backing) = self.backings.get_mut(&mapping.backing) {
             backing.mappings = backing.mappings.saturating_sub(1);
-            self.weigh(mapping.backing);
+            self.update_leaving(mapping.backing);
         }
         self.collect(mapping.backing);
     }
@@ -229,13 +229,13 @@ impl Holdings {
     }
 
     /// Keeps `in_flight_bytes`: a reading may already miss what only calls in flight hold.
-    fn weigh(&mut self, id: BackingId) {
+    fn update_leaving(&mut self, id: BackingId) {
         let Some(backing) = self.backings.get_mut(&id) else { return };
         let leaving = backing.references == 0 && backing.mappings == 0 && backing.in_flight > 0;
         if leaving != backing.leaving {
             backing.leaving = leaving;
             let row = backing.row;
-            self.stake(&row, leaving);
+            self.count_in_flight(&row, leaving);
         }
     }
 
@@ -246,10 +246,10 @@ impl Holdings {
             self.handles.remove(&backing.handle);
         }
         if backing.leaving {
-            self.stake(&row, false);
+            self.count_in_flight(&row, false);
         }
-        match beside_of(self.beside(row.book), row.kind) {
-            Some(beside) => *beside = beside.wrapping_sub(row.bytes as i64),
+        match side_bytes(self.side_memory_mut(row.book), row.kind) {
+            Some(bytes_of_kind) => *bytes_of_kind = bytes_of_kind.wrapping_sub(row.bytes as i64),
             None => {
                 self.uncarve_all(Extent::Backing(id), &row);
                 self.book(row.book).post(row.cell, -(row.bytes as i64));

@@ -6,7 +6,7 @@
 //! say. In between, changes of `tracked` make it torn, with its extremes. A process whose agent stays
 //! silent does not hold it up: it is closed as stale.
 
-use crate::book::recent_past::Past;
+use crate::book::recent_past::PastBook;
 use crate::book::{Book, Range};
 use gpumem_model::gap::Parts;
 use gpumem_wire::{Absence, Body, Record};
@@ -177,7 +177,7 @@ impl Pending {
     }
 
     /// Takes the book as it was when the reading began, and what has happened since.
-    pub fn mark_past(&mut self, past: Past, near: u32, partial: bool) {
+    pub fn mark_past(&mut self, past: PastBook, near: u32, partial: bool) {
         let tracked = past.amounts.iter().fold(0_i64, |sum, &bytes| sum.wrapping_add(bytes));
         let mut range = Range::at(tracked);
         range.include(tracked.wrapping_sub(past.in_flight));
@@ -338,14 +338,14 @@ impl Pending {
 }
 
 /// Samples wait so long for a call that was in flight: what it allocates is in them or not, and only its record says how much.
-const PATIENCE_NS: u64 = 250_000_000;
+const MAX_CALL_WAIT_NS: u64 = 250_000_000;
 
 /// Up to when a watermark says everything.
 pub(crate) fn known_until(watermark: &Record<'_>) -> u64 {
     let time_ns = watermark.stamp.time_ns;
     match watermark.body {
         Body::Watermark { in_flight_since_ns: since_ns @ 1.., .. }
-            if time_ns.saturating_sub(since_ns) < PATIENCE_NS =>
+            if time_ns.saturating_sub(since_ns) < MAX_CALL_WAIT_NS =>
         {
             since_ns.min(time_ns).saturating_sub(1)
         }

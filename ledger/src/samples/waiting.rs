@@ -19,7 +19,7 @@ pub(crate) struct Samples {
     /// The ledger closes pending samples once they are stale.
     pub is_watched: bool,
     /// Books keep their last moments: a living agent sends records, and the begin of a reading may arrive late.
-    pub keeps_trails: bool,
+    pub keeps_history: bool,
 }
 
 impl Default for Samples {
@@ -29,7 +29,7 @@ impl Default for Samples {
             boundary_ns: u64::MAX,
             closed: Vec::new(),
             is_watched: false,
-            keeps_trails: false,
+            keeps_history: false,
         }
     }
 }

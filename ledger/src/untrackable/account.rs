@@ -1,7 +1,7 @@
 //! The causes of one account's gap: which samples are boundaries, and what is booked between two of them.
 
 use crate::samples::pending::ClosedSample;
-use crate::untrackable::change::{Cause, Known, Step, Steps, minus, told};
+use crate::untrackable::change::{Cause, SampleContext, Step, Steps, change_between, minus};
 use crate::untrackable::context::Contexts;
 use crate::untrackable::event::{Event, Events, What};
 use gpumem_model::gap::Parts;
@@ -20,7 +20,7 @@ struct Boundary {
 #[derive(Debug, Default)]
 pub(crate) struct Causes {
     /// What was said since the last boundary.
-    pub heard: Heard,
+    pub since_boundary: SinceBoundary,
     contexts: Contexts,
     /// Sum of what was booked for contexts at the last boundary.
     booked: Parts,
@@ -32,7 +32,7 @@ pub(crate) struct Causes {
 
 /// What a process has said of one device.
 #[derive(Debug, Default)]
-pub(crate) struct Heard {
+pub(crate) struct SinceBoundary {
     events: Events,
     /// Records were lost since the last boundary.
     lost: bool,
@@ -49,33 +49,36 @@ impl Causes {
     }
 
     /// The parts of a sample's untrackable. If it is a boundary, the step that led to it is booked first.
-    pub fn close(&mut self, sample: &ClosedSample, known: &Known<'_>) -> Option<Parts> {
+    pub fn close(&mut self, sample: &ClosedSample, known: &SampleContext<'_>) -> Option<Parts> {
         let untrackable = sample.untrackable_bytes()?;
         let rounding = sample.parts?.rounding_bytes.wrapping_sub(self.predates_rounding);
         let x = untrackable.wrapping_sub(rounding);
         let is_later = self.last.is_none_or(|last| sample.t0_ns > last.t0_ns);
-        if sample.is_certain() && is_later && !self.heard.events.is_under_way(sample.t0_ns, sample.t1_ns) {
+        if sample.is_certain()
+            && is_later
+            && !self.since_boundary.events.is_under_way(sample.t0_ns, sample.t1_ns)
+        {
             self.reach(sample, x, known);
         }
         let unexplained_bytes = x.wrapping_sub(self.booked.sum());
         Some(Parts { rounding_bytes: rounding, unexplained_bytes, ..self.booked })
     }
 
-    fn reach(&mut self, sample: &ClosedSample, x: i64, known: &Known<'_>) {
-        let (due, is_folded) = self.heard.events.take_until(sample.t1_ns);
+    fn reach(&mut self, sample: &ClosedSample, x: i64, known: &SampleContext<'_>) {
+        let (due, is_folded) = self.since_boundary.events.take_until(sample.t1_ns);
         // What was taken over is tracked instead, and the gap is what it was.
-        let older = sample.predates_bytes.wrapping_add(known.taken_over);
+        let older = sample.predates_bytes.wrapping_add(known.adopted);
         let predates = older.wrapping_sub(self.predates_rounding);
         let boundary = Boundary { t0_ns: sample.t0_ns, x, predates };
-        let lost = std::mem::take(&mut self.heard.lost);
-        let blind = std::mem::replace(&mut self.heard.blind, known.blind) || known.blind;
+        let lost = std::mem::take(&mut self.since_boundary.lost);
+        let blind = std::mem::replace(&mut self.since_boundary.blind, known.blind) || known.blind;
         let last = self.last.replace(boundary);
         let before = match last {
             // More predates is less gap, and no step.
             Some(last) => last.x.wrapping_add(last.predates).wrapping_sub(boundary.predates),
             None if known.late || lost => {
                 // What was there first has no cause that could be known.
-                self.contexts.pass(&due, self.heard.threads);
+                self.contexts.pass(&due, self.since_boundary.threads);
                 self.booked = self.contexts.booked();
                 return;
             }
@@ -90,7 +93,7 @@ impl Causes {
         ];
         let doubt = doubt.into_iter().find_map(|(is, cause)| is.then_some(cause));
         let bytes = x.wrapping_sub(before);
-        let shares = self.contexts.share(bytes, &due, self.heard.threads, doubt.is_some());
+        let shares = self.contexts.share(bytes, &due, self.since_boundary.threads, doubt.is_some());
         let booked = self.contexts.booked();
         let mut parts = minus(booked, std::mem::replace(&mut self.booked, booked));
         parts.unexplained_bytes = bytes.wrapping_sub(parts.sum());
@@ -99,7 +102,7 @@ impl Causes {
         }
         let span = (last.map_or(0, |last| last.t0_ns), sample.t0_ns);
         let unseen = self.contexts.unseen_modules();
-        self.steps.add(told(span, parts, doubt, &due, &shares, unseen, known));
+        self.steps.add(change_between(span, parts, doubt, &due, &shares, unseen, known));
     }
 
     /// All steps so far in the order of their times; small ones may be one, see [`Cause::Smaller`].
@@ -110,20 +113,20 @@ impl Causes {
 
 impl Causes {
     /// Something happened that may move the gap.
-    pub fn hear(&mut self, event: Event) {
-        let folded = self.heard.events.push(event);
+    pub fn note_event(&mut self, event: Event) {
+        let folded = self.since_boundary.events.push(event);
         if !folded.is_empty() {
-            self.contexts.pass(&folded, self.heard.threads);
+            self.contexts.pass(&folded, self.since_boundary.threads);
         }
     }
 
     /// Records were lost: nobody knows what they said.
     pub fn lose(&mut self) {
-        self.heard.lost = true;
+        self.since_boundary.lost = true;
     }
 
     /// The agent sees nothing for a while.
     pub fn go_blind(&mut self) {
-        self.heard.blind = true;
+        self.since_boundary.blind = true;
     }
 }

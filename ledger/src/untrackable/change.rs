@@ -206,14 +206,14 @@ impl Step {
 }
 
 /// The step from one boundary to the next, at times `span`.
-pub(super) fn told(
+pub(super) fn change_between(
     span: (u64, u64),
     parts: Parts,
     doubt: Option<Cause>,
     due: &[Event],
     shares: &[Share],
     unseen_module_bytes: i64,
-    known: &Known<'_>,
+    known: &SampleContext<'_>,
 ) -> Step {
     let booked = shares.iter().filter(|share| doubt.is_none() || share.bytes != 0);
     // Of equals the first: it was there before the others.
@@ -267,12 +267,12 @@ pub(super) struct Steps {
     large: Vec<Step>,
     smaller: Option<Step>,
     /// As they were told last; cleared by a new one.
-    told: OnceLock<Arc<[Step]>>,
+    change_between: OnceLock<Arc<[Step]>>,
 }
 
 impl Steps {
     pub fn add(&mut self, step: Step) {
-        self.told = OnceLock::new();
+        self.change_between = OnceLock::new();
         self.large.push(step);
         if self.large.len() <= MAX_STEPS {
             return;
@@ -309,17 +309,17 @@ impl Steps {
     }
 
     pub fn all(&self) -> Arc<[Step]> {
-        let told = || self.smaller.iter().chain(&self.large).cloned().collect();
-        self.told.get_or_init(told).clone()
+        let change_between = || self.smaller.iter().chain(&self.large).cloned().collect();
+        self.change_between.get_or_init(change_between).clone()
     }
 }
 
 /// What is known of the process beside its causes when a sample closes.
 #[derive(Debug)]
-pub(crate) struct Known<'a> {
+pub(crate) struct SampleContext<'a> {
     pub late: bool,
     /// Tracked, although it is older than the agent.
-    pub taken_over: i64,
+    pub adopted: i64,
     /// The agent sees nothing now.
     pub blind: bool,
     /// Tag of the last record before the sample.

@@ -4,7 +4,7 @@ use super::finding;
 use super::gpus::mib;
 use crate::access::Viewer;
 use crate::config::Tenants;
-use gpumem_ledger::{Blocked, Full, ProcessView, Snapshot};
+use gpumem_ledger::{Blocked, ProcessView, QuotaExceeded, Snapshot};
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
 
@@ -89,14 +89,16 @@ pub(super) fn look(
 }
 
 /// In words, and the key that is it.
-pub(in crate::view) fn limit(full: Full) -> (&'static str, &'static str) {
+pub(in crate::view) fn limit(full: QuotaExceeded) -> (&'static str, &'static str) {
     match full {
-        Full::Rows => ("it has as many live allocations and blocks as it may", "agent.rows_per_process"),
-        Full::User => (
+        QuotaExceeded::Rows => {
+            ("it has as many live allocations and blocks as it may", "agent.rows_per_process")
+        }
+        QuotaExceeded::User => (
             "its user's processes have said as much as the daemon may remember of them",
             "agent.memory_mib_per_uid",
         ),
-        Full::All => ("the daemon may remember no more of any process", "agent.memory_mib"),
+        QuotaExceeded::All => ("the daemon may remember no more of any process", "agent.memory_mib"),
     }
 }
 
