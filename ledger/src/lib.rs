@@ -64,7 +64,6 @@
 
 mod base;
 mod book;
-pub mod category;
 mod history;
 mod ledger;
 mod oom;

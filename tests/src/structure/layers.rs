@@ -120,7 +120,6 @@ const LEDGER: Layers = Layers {
         &[layer("oom", &["oom/"])],
         &[layer("process", &["process/"])],
         &[layer("ledger", &["ledger.rs", "ledger/", "snapshot.rs", "to_model.rs"])],
-        &[layer("category", &["category.rs"])],
     ],
     spread: None,
 };

@@ -5,8 +5,7 @@
 //! Two **groupings** of the same bytes exist side by side, by layer and by data structure; each is a
 //! [`Rules`] of its own.
 
-use crate::book::cell_groups::{is_sum, without_sum};
-use crate::snapshot::CellView;
+use gpumem_ledger::{CellView, is_sum, without_sum};
 use gpumem_model::run::Class;
 use gpumem_wire::{Phase, Role};
 use regex_lite::Regex;

@@ -1,5 +1,5 @@
 //! The glob matcher against the plainest definition of a glob.
-use gpumem_ledger::category::Pattern;
+use gpumem_report::category::Pattern;
 use proptest::prelude::*;
 
 /// By trying everything: exponential, and obviously right.
