@@ -1,4 +1,4 @@
-//! The one door: every observation of every source goes through [`Ledger::observe`].
+//! The entry: every observation of every source goes through [`Ledger::observe`].
 
 mod oom_holders;
 
@@ -25,12 +25,11 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-/// With so many devices, those that only a process names are none: a machine has fewer, and each is remembered for ever.
+/// Devices from which on processes may not add more: no machine has so many, and each is kept for ever.
 const MAX_CLAIMED_DEVICES: usize = 512;
-/// Of them, those that the processes of one user may be the first to name: as many as one process may have. In a file of one's own there
-/// may be no users.
+/// Devices that the processes of one user may add: as many as one process may have. Imports may have no users.
 const CLAIMED_BY_USER: usize = 64;
-/// An agent that has not spoken for this long after a reading does not hold it up any longer.
+/// A sample waits this long after its reading for an agent that is silent.
 pub const STALE_AFTER_NS: u64 = 500_000_000;
 
 fn place(accounts: &[Account], book: u8) -> Place {
@@ -38,7 +37,7 @@ fn place(accounts: &[Account], book: u8) -> Place {
     accounts[book].device.map_or(Place::Unnamed(book), Place::Device)
 }
 
-/// The process's book of a device.
+/// Returns the process's book of a device.
 pub(crate) fn book_on(process: &Process, device: usize) -> Option<u8> {
     process.accounts.iter().position(|account| account.device == Some(device)).map(|book| book as u8)
 }
@@ -52,7 +51,7 @@ fn is_on(process: &Process, device: usize) -> bool {
 struct OpenReading {
     number: u64,
     t0_ns: u64,
-    /// First `used` of the device in it, and the last reading: they must agree.
+    /// First and last `used` of the device in it: they must agree.
     first: Option<u64>,
     last: Option<DeviceReading>,
     readings: u32,
@@ -71,11 +70,11 @@ impl Default for Ledger {
 pub struct Ledger {
     pub(crate) devices: Vec<DeviceView>,
     by_name: Map<DeviceName, usize>,
-    /// Devices that nobody had named before processes of this user did.
+    /// By user, the number of devices that processes added.
     claimed: Map<u64, usize>,
     /// Readings that have begun and not ended, by device.
     open: Map<usize, OpenReading>,
-    /// The last reading of each device that agreed, with whom it listed.
+    /// The last reading of each device that agreed, with the processes that it listed.
     pub(crate) listings: Map<usize, Arc<Listing>>,
     pub(crate) processes: Vec<Process>,
     pub(crate) by_key: Map<ProcessKey, usize>,
@@ -89,10 +88,10 @@ pub struct Ledger {
     pub(crate) wall_offset_ns: Option<i128>,
     samples: Vec<(ProcessKey, usize, ClosedSample)>,
     windows: Vec<(ProcessKey, Place, Window)>,
-    /// Processes with samples that wait, by the end of the first one.
+    /// Processes with pending samples, by the end of the first one.
     waiting: BinaryHeap<Reverse<(u64, usize)>>,
     last: Option<(ProcessKey, usize)>,
-    /// What processes may take, and do.
+    /// Memory that processes may take, and do take.
     pub(crate) quotas: Quotas,
 }
 
@@ -134,7 +133,7 @@ impl Ledger {
                         let Some(device) = self.claimed_device(index, record) else { return };
                         let process = &mut self.processes[index];
                         let was_member = is_on(process, device);
-                        // Multiprocessors, and the threads that one can hold.
+                        // Number of multiprocessors, and threads that each can run.
                         let shape = u64::from(record.stamp.context);
                         process.name_slot(record.stamp.device, device, (shape >> 16) * (shape & 0xffff));
                         if !was_member && is_on(process, device) {
@@ -180,7 +179,7 @@ impl Ledger {
         index
     }
 
-    /// The device that a process names; none where it may not name one more.
+    /// Returns the device that a process names; `None` if it may not add one.
     fn claimed_device(&mut self, index: usize, record: &Record<'_>) -> Option<usize> {
         let Body::Device { uuid_high, uuid_low, ordinal, id, .. } = record.body else { return None };
         let is_new = !self.by_name.contains_key(&DeviceName::of_record(uuid_high, uuid_low, ordinal, id));
@@ -238,7 +237,7 @@ impl Ledger {
             Body::Device { .. } => {
                 let index = self.device(record);
                 let device = &mut self.devices[index];
-                // NVML's word stands: to a process the driver's own share is no part of the device.
+                // NVML's values win: a process does not count the driver's share as part of the device.
                 if let Body::Device { ordinal, total_bytes, name, .. } = record.body {
                     device.ordinal = ordinal;
                     device.total_bytes = total_bytes.0.or(device.total_bytes);
@@ -307,7 +306,7 @@ impl Ledger {
         }
     }
 
-    /// Closes samples that ended before the deadline without the agent's word.
+    /// Closes samples that ended before the deadline and still wait for the agent.
     fn close_stale(&mut self, deadline_ns: u64) {
         while let Some(&Reverse((since_ns, index))) = self.waiting.peek()
             && since_ns <= deadline_ns
@@ -437,8 +436,8 @@ impl Ledger {
         }
     }
 
-    /// Whether there is anything for [`Ledger::take_samples`] or [`Ledger::take_windows`]. They pile up: who
-    /// feeds a ledger asks after each record.
+    /// Whether there is anything for [`Ledger::take_samples`] or [`Ledger::take_windows`]. They pile up, so callers ask after each
+    /// record.
     #[inline]
     pub fn has_untaken(&self) -> bool {
         !self.samples.is_empty() || !self.windows.is_empty()
@@ -454,7 +453,7 @@ impl Ledger {
         self.windows.drain(..)
     }
 
-    /// Puts the windows that are still open among those that are over, as far as they got.
+    /// Adds the windows that are still open, as far as they got, to those that are over.
     pub fn end_windows(&mut self) {
         for process in &mut self.processes {
             for book in 0..process.holdings.books().len() {
@@ -465,8 +464,7 @@ impl Ledger {
         }
     }
 
-    /// Drops a process and all that is known of it: its run is over and kept elsewhere. A record of it that comes
-    /// later begins it anew.
+    /// Drops a process and all that is known of it: its run is over and kept elsewhere. A later record begins it anew.
     pub fn forget(&mut self, key: ProcessKey) {
         let Some(index) = self.by_key.remove(&key) else { return };
         let mut gone = self.processes.swap_remove(index);
@@ -489,9 +487,8 @@ impl Ledger {
         self.windows.retain(|(of, ..)| *of != key);
     }
 
-    /// From now on a process is told of in a new part: peaks and timelines begin with what is held now, marks with those to come, and iterations and times at which
-    /// memory ran out with those that are not over. What explains the present goes on: causes of the gap, points of
-    /// growth, names and counts.
+    /// Begins a new part of a process's run. Peaks and timelines begin with what is held now, marks are cleared, and iterations and
+    /// out-of-memory entries keep only those that are not over. Causes of untrackable, points of growth, names and counts go on.
     pub fn begin_part(&mut self, key: ProcessKey, now_ns: u64) {
         let process = self.by_key.get(&key).and_then(|&index| self.processes.get_mut(index));
         if let Some(process) = process {
@@ -507,7 +504,7 @@ impl Ledger {
         &self.devices
     }
 
-    /// Every process that is known, in no order: its key, and whether it has ended.
+    /// All processes, in no order: key, and whether the process has ended.
     pub fn processes(&self) -> impl Iterator<Item = (ProcessKey, bool)> {
         self.processes.iter().map(|process| (process.key, process.ended.is_some()))
     }
@@ -516,39 +513,39 @@ impl Ledger {
         self.processes.get(*self.by_key.get(&key)?)
     }
 
-    /// Whether anything of a device is known of a process.
+    /// Whether a process has an account on any device.
     pub fn is_on_a_device(&self, key: ProcessKey) -> bool {
         self.known(key).is_some_and(|process| !process.accounts.is_empty())
     }
 
-    /// What a program says of itself beside memory.
+    /// Returns the counters and ranges of a program.
     pub fn own(&self, key: ProcessKey) -> Own {
         self.known(key).map(Process::own).unwrap_or_default()
     }
 
-    /// Whether an account of a process grows, by its place in [`ProcessView::accounts`](crate::ProcessView).
+    /// Returns the points of growth of an account, by its index in [`ProcessView::accounts`](crate::ProcessView).
     pub fn trend(&self, key: ProcessKey, account: usize) -> TrendView {
         self.known(key).map(|process| process.trend_view(account)).unwrap_or_default()
     }
 
-    /// What an account held over time, by its place in [`ProcessView::accounts`](crate::ProcessView).
+    /// Returns what an account held over time, by its index in [`ProcessView::accounts`](crate::ProcessView).
     pub fn timeline(&self, key: ProcessKey, account: usize) -> Timeline {
         self.known(key).map(|process| process.holdings.timeline(account)).unwrap_or_default()
     }
 
-    /// What the iterations of an account held, by its place in [`ProcessView::accounts`](crate::ProcessView).
+    /// Returns what the iterations of an account held, by its index in [`ProcessView::accounts`](crate::ProcessView).
     pub fn iterations(&self, key: ProcessKey, account: usize) -> IterationsView {
         self.known(key).and_then(|process| process.iterations_view(account)).unwrap_or_default()
     }
 }
 
 impl Ledger {
-    /// How much processes may make this ledger remember, from now on. One process must not take the memory of all.
+    /// Sets the limits of processes from now on. One process must not take the memory of all.
     pub fn limit(&mut self, limits: Limits) {
         self.quotas.limits = limits;
     }
 
-    /// Bytes, about, that it remembers of what processes said; and records that a limit has refused so far.
+    /// Returns the estimated bytes that it keeps of processes' records, and the records that a limit has refused so far.
     pub fn load(&self) -> (usize, RefusedRecords) {
         let mut refused = self.quotas.refused();
         self.processes
@@ -557,7 +554,7 @@ impl Ledger {
         (self.quotas.bytes(), refused)
     }
 
-    /// Before a record of a process is taken.
+    /// Called before a record of a process is taken.
     #[inline]
     pub(crate) fn weigh_if_due(&mut self, index: usize) {
         if self.processes[index].memory_use.is_due() {

@@ -1,7 +1,7 @@
 //! What views read: plain data, with names, independent of the ledger that made it.
 //!
-//! Amounts are lists by index of [`ProcessView::cells`], so that the same names serve now, the peak and
-//! the latest sample. Each list sums to the `tracked` that stands beside it.
+//! Amounts are lists by index of [`ProcessView::cells`], so that the same names serve the present, the peak and the latest sample. Each
+//! list sums to the `tracked` beside it.
 
 use crate::base::device::DeviceView;
 use crate::base::identity::ProcessKey;
@@ -24,7 +24,7 @@ use std::sync::Arc;
 /// The ledger at one moment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Snapshot {
-    /// Latest time that the host has spoken of.
+    /// Latest time of the host's records.
     pub now_ns: u64,
     /// What times mean.
     pub clock: ClockKind,
@@ -41,26 +41,26 @@ pub struct Snapshot {
 pub struct CellView {
     /// Part of the identity.
     pub class: Class,
-    /// Tag path; absent when nothing named the bytes.
+    /// Tag path; absent if the bytes have no name.
     pub tag: Option<Arc<str>>,
     /// First tag, if a later one replaced it.
     pub origin: Option<Arc<str>>,
     /// What the bytes are for.
     pub role: Role,
-    /// When in a step they were allocated.
+    /// Phase of the step that allocated them.
     pub phase: Phase,
-    /// Library that asked for them.
+    /// Library that requested them.
     pub library: Option<Arc<str>>,
-    /// Name of the framework's pool that they are of.
+    /// Name of the framework's pool that they belong to.
     pub pool: Option<Arc<str>>,
-    /// Their owner has let them go, a stream may still use them.
+    /// Freed by their owner; a stream may still use them.
     pub pending: bool,
     /// The tag is that of the process: the thread that allocated had none.
     pub inherited: bool,
 }
 
 impl CellView {
-    /// What nobody uses of a pool: no block covers it, or one that its owner has let go.
+    /// Bytes of a pool that nothing uses: no block covers them, or a block that its owner has freed.
     pub fn is_idle(&self) -> bool {
         self.class == Class::PoolIdle || self.pending
     }
@@ -71,7 +71,7 @@ impl CellView {
 pub struct PeakView {
     /// `tracked` at the peak.
     pub tracked_bytes: i64,
-    /// When; among equal moments the one with the least idle.
+    /// Its time; among equal moments the one with the least idle bytes.
     pub time_ns: u64,
     /// Its composition, by index of [`ProcessView::cells`].
     pub amounts: Vec<i64>,
@@ -84,15 +84,15 @@ pub struct PeakView {
 pub struct PoolView {
     /// The owner's number.
     pub id: u64,
-    /// The owner's name for it.
+    /// The owner's name.
     pub name: Option<Arc<str>>,
-    /// Who reserves.
+    /// Who reserves its memory.
     pub owner: PoolOwner,
     /// Number of the pool whose blocks its segments lie in.
     pub parent: Option<u64>,
     /// Bytes of segments (framework pools), or reserved (driver pools).
     pub reserved_bytes: u64,
-    /// Of those, bytes that are booked in this process's book.
+    /// Bytes of these that are booked in this process's book.
     pub booked_bytes: u64,
     /// Bytes of live blocks or allocations.
     pub used_bytes: u64,
@@ -100,7 +100,7 @@ pub struct PoolView {
     pub pending_bytes: u64,
     /// It reports no blocks.
     pub opaque: bool,
-    /// Of a framework's pool: what its owner last said to have reserved and handed out.
+    /// Of a framework's pool: reserved and used bytes, as its owner last reported them.
     pub own: Option<(u64, u64)>,
     /// The owner's total and ours when it last compared.
     pub check: Option<(u64, u64)>,
@@ -115,17 +115,17 @@ pub struct AccountView {
     pub is_beyond: bool,
     /// Sum of `amounts`.
     pub tracked_bytes: i64,
-    /// The book now.
+    /// Amounts now.
     pub amounts: Vec<i64>,
-    /// Memory beside the sum.
+    /// Memory that is not part of the sum.
     pub beside: Beside,
     /// Bytes older than the agent, where they are known.
     pub predates_bytes: Option<i64>,
     /// Highest tracked.
     pub peak: PeakView,
-    /// Highest `used` that was read, and when.
+    /// Highest `used` that was read, and its time.
     pub peak_used: Option<(u64, u64)>,
-    /// The highest that the driver's own accounting has charged, where it is on.
+    /// Highest `used` according to the driver's own accounting, where it is on.
     pub accounted_peak_bytes: Option<u64>,
     /// Part of the newest `used` that confidential computing protects; absent without it.
     pub protected_bytes: Option<u64>,
@@ -135,7 +135,7 @@ pub struct AccountView {
     pub complete: Option<ClosedSample>,
     /// Parts of the untrackable of `complete`.
     pub parts: Option<Parts>,
-    /// How the gap came to be what it is, in the order of time but for the smallest, which are one and first.
+    /// Steps of untrackable by time; the smallest are merged into one, which is first.
     pub steps: Arc<[Step]>,
     /// Pools that live.
     pub pools: Vec<PoolView>,
@@ -146,9 +146,9 @@ pub struct AccountView {
 pub struct ProcessView {
     /// Identity.
     pub key: ProcessKey,
-    /// What is known of it.
+    /// What is known of it from outside, and what it claims.
     pub facts: Facts,
-    /// How much of the truth its numbers are.
+    /// How complete its numbers are.
     pub coverage: Coverage,
     /// Records that did not fit.
     pub odd: AnomalyCounts,
@@ -158,24 +158,24 @@ pub struct ProcessView {
     pub cells: Vec<CellView>,
     /// One per device.
     pub accounts: Vec<AccountView>,
-    /// How each way of naming its memory is, as its agent said.
+    /// State of each way of naming its memory, as the agent reports it.
     pub layers: Vec<LayerView>,
     /// Moments with names, by time.
     pub marks: Vec<MarkView>,
-    /// More of them, left out.
+    /// Marks that were dropped.
     pub marks_dropped: u64,
     /// Times at which memory ran out or nearly did, by index of `accounts`, in the order of time.
     pub ooms: Vec<(usize, OomView)>,
-    /// More of them, left out.
+    /// Entries that were dropped.
     pub ooms_dropped: u64,
     /// Latest time of its records.
     pub heard_ns: u64,
-    /// When its agent said good-bye, and why.
+    /// Time and reason of the agent's good-bye.
     pub bye: Option<(u64, ByeReason)>,
 }
 
 impl Ledger {
-    /// The state as views read it. Costs a copy of every cell, not of every row.
+    /// Returns the state as views read it. Copies every cell, not every row.
     pub fn snapshot(&self) -> Snapshot {
         of(self)
     }

@@ -1,18 +1,18 @@
-//! Faults that the driver tells of a device (Xid), by number and the latest of them.
+//! Devices as views read them, and their faults (Xid).
 
 use crate::base::identity::DeviceName;
 use crate::base::recent::Recent;
 use gpumem_model::run::DeviceReading;
 
-/// Numbers that are counted apart; there are some hundred, and a device that is ill has a handful.
+/// Fault numbers that are counted one by one; there are about a hundred, and a faulty device reports a few of them.
 const NUMBERS: usize = 16;
-/// The latest that are kept.
+/// Faults that are kept with their times.
 const LATEST: usize = 8;
 
 /// One fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault {
-    /// When it was heard of.
+    /// When it was reported.
     pub time_ns: u64,
     /// NVIDIA's number for it.
     pub xid: u64,
@@ -22,7 +22,7 @@ pub struct Fault {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Faults {
     counts: Vec<(u64, u64)>,
-    /// Those of further numbers.
+    /// Faults of further numbers.
     other: u64,
     latest: Vec<Fault>,
 }
@@ -40,7 +40,7 @@ impl Faults {
         self.latest.push(Fault { time_ns, xid });
     }
 
-    /// How many of each number, as they first came; without a number: of all that came after the first sixteen.
+    /// Returns the count of each number, in the order of first occurrence. `None`: the sum of all that came after the first sixteen.
     pub fn counts(&self) -> impl Iterator<Item = (Option<u64>, u64)> {
         let other = Some((None, self.other)).filter(|(_, count)| *count > 0);
         self.counts.iter().map(|&(xid, count)| (Some(xid), count)).chain(other)
@@ -59,7 +59,7 @@ pub struct AgreedReading {
     pub number: u64,
     /// Device memory, the same before and after the process list; unified memory as it was after the list.
     pub reading: DeviceReading,
-    /// used minus the sum over the processes; of unified memory what the rest of the host uses.
+    /// used minus the sum over the processes; with unified memory, what the rest of the host uses.
     pub unaccounted_bytes: i64,
 }
 
@@ -68,7 +68,7 @@ pub struct AgreedReading {
 pub struct DeviceView {
     /// Identity.
     pub name: DeviceName,
-    /// The speaker's number for it.
+    /// The host's number of the device, or the process's where the host has not named it.
     pub ordinal: u16,
     /// Product name, where known.
     pub model: String,
@@ -81,7 +81,7 @@ pub struct DeviceView {
     /// The last reading with its processes; absent unless device memory agreed before and after the
     /// process list.
     pub agreed: Option<AgreedReading>,
-    /// Faults that the driver has told.
+    /// Faults that the driver reported.
     pub faults: Faults,
 }
 

@@ -2,16 +2,16 @@
 
 use gpumem_wire::DeviceIdKind;
 
-/// A process for as long as it lives: pids are used again, a pid with its start time is not.
+/// A process during its lifetime: pids are reused, a pid with its start time is not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessKey {
     /// Pid in the daemon's namespace.
     pub pid: u32,
-    /// Field 22 of /proc/PID/stat; 0 where it cannot be known (imports).
+    /// Field 22 of /proc/PID/stat; 0 if unknown (imports).
     pub start_ticks: u64,
 }
 
-/// Whose word a record is. Ids inside a record are local to its origin.
+/// Who reports a record. Ids inside a record are local to its origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Origin {
     /// The daemon: NVML and /proc.
@@ -27,7 +27,7 @@ pub enum DeviceName {
     Gpu([u8; 16]),
     /// UUID of a MIG instance.
     Mig([u8; 16]),
-    /// An import that only counts devices.
+    /// Number of a device in an import without UUIDs.
     Ordinal(u16),
 }
 
@@ -64,11 +64,11 @@ impl std::fmt::Display for DeviceName {
     }
 }
 
-/// Which account of a process is meant.
+/// An account of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Place {
     /// That of this device of the snapshot.
     Device(usize),
-    /// The one at this place in `ProcessView::accounts`, whose device the agent has not named so far.
+    /// The account at this index of `ProcessView::accounts`, whose device the agent has not named so far.
     Unnamed(usize),
 }

@@ -1,4 +1,4 @@
-//! What stands below everything else: identities, devices, extremes of the last minute.
+//! Below all other layers: identities, devices, quotas, extremes of the last minute.
 
 pub(crate) mod device;
 pub(crate) mod identity;

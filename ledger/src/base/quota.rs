@@ -1,37 +1,37 @@
-//! What processes may take of the ledger's memory: rows of one process, bytes of the processes of one user, bytes of all.
+//! Limits of the ledger's memory: rows of one process, bytes of the processes of one user, bytes of all.
 //!
-//! A process is weighed now and then, and what it takes is estimated from the tables that a peer can fill: their places, and
-//! what the next growth of a nearly full one takes for a moment, while the old and the new one are both there. Who is at a
-//! limit may free and end things, and say no more of them; what is refused is lost, and the sums say `partial`.
+//! The memory of a process is estimated from time to time, from the tables that a peer can fill: their capacity, and what the next
+//! growth of a nearly full table needs while the old and the new one both exist. A process at its limit may free memory and end scopes,
+//! and add nothing. Refused records are lost, and the sums say `partial`.
 
 use crate::Map;
 use std::mem::size_of;
 
-/// Records between two looks at a process, at most: what it may take beyond its limit. The first looks are closer: there may be
-/// many processes that say little.
+/// Most records between two estimates of a process: what it may take beyond its limit. The first estimates are closer, because there
+/// may be many processes with few records.
 const EVERY: usize = 1024;
 
 /// Bytes of a name that count like a record.
 const NAME_BYTES: usize = 64;
 
-/// How much the ledger may remember of what processes say.
+/// Limits of what the ledger keeps of the records of processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Live allocations, blocks, segments and handles of one process.
     pub rows_per_process: usize,
-    /// Bytes, about, for all processes of one user.
+    /// Estimated bytes of all processes of one user.
     pub bytes_per_user: usize,
-    /// For all processes.
+    /// Estimated bytes of all processes.
     pub bytes: usize,
 }
 
 impl Limits {
-    /// What is read from a file of one's own has none.
+    /// No limits, for files that the user reads.
     pub const NONE: Limits =
         Limits { rows_per_process: usize::MAX, bytes_per_user: usize::MAX, bytes: usize::MAX };
 }
 
-/// Which limit a process is at.
+/// The limit that a process has reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QuotaExceeded {
     /// [`Limits::rows_per_process`].
@@ -42,7 +42,7 @@ pub enum QuotaExceeded {
     All,
 }
 
-/// Records that were refused because of a limit.
+/// Records that a limit refused.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RefusedRecords {
     /// By [`QuotaExceeded::Rows`].
@@ -64,31 +64,31 @@ impl RefusedRecords {
     }
 }
 
-/// Of one process.
+/// Estimated memory of one process.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryUse {
-    /// Records until it is weighed again.
+    /// Records until the next estimate.
     left: usize,
-    /// How many there were between the last two looks.
+    /// Records between the last two estimates.
     interval: usize,
-    /// What it was charged with, and to whom.
+    /// Bytes charged for it, and the user that they are charged to.
     charged: usize,
     user: Option<u64>,
-    /// Records that were refused since it was weighed last.
+    /// Records refused since the last estimate.
     pub refused: u64,
     /// Bytes of its names.
     pub names: usize,
 }
 
 impl MemoryUse {
-    /// A name takes the place of another one.
+    /// Counts a name, which replaces `old`.
     pub fn rename(&mut self, new: &str, old: Option<&str>) {
         let held = |name: &str| name.len() + 2 * size_of::<usize>();
         self.left = self.left.saturating_sub(new.len() / NAME_BYTES);
         self.names = (self.names + held(new)).saturating_sub(old.map_or(0, held));
     }
 
-    /// The next look is after twice as many records, but for `least` at most after [`EVERY`].
+    /// Sets the time of the next estimate: after twice as many records as before, at most [`EVERY`] or `least`.
     pub fn wait(&mut self, least: usize) {
         self.interval = (2 * self.interval).clamp(16, EVERY.max(least));
         self.left = self.interval;
@@ -106,7 +106,7 @@ impl MemoryUse {
     }
 }
 
-/// Of all processes.
+/// Estimated memory of all processes.
 #[derive(Debug)]
 pub(crate) struct Quotas {
     pub limits: Limits,
@@ -122,17 +122,17 @@ impl Default for Quotas {
 }
 
 impl Quotas {
-    /// What all processes are charged with.
+    /// Bytes charged for all processes.
     pub fn bytes(&self) -> usize {
         self.all
     }
 
-    /// Refused records of processes that were weighed.
+    /// Refused records of processes that were estimated since.
     pub fn refused(&self) -> RefusedRecords {
         self.refused
     }
 
-    /// Takes back what a process was charged with; `full`: the limit that it is at.
+    /// Takes back the charge of a process; `full` is the limit that it has reached.
     pub fn release(&mut self, load: &mut MemoryUse, full: Option<QuotaExceeded>) {
         let bytes = std::mem::take(&mut load.charged);
         self.all = self.all.saturating_sub(bytes);
@@ -164,12 +164,12 @@ impl Quotas {
     }
 }
 
-/// A node of a `BTreeMap` is half full at worst; a key and a value of that size.
+/// Bytes of an entry of a `BTreeMap`, whose nodes are half full at worst.
 pub(crate) const fn sorted(entry: usize) -> usize {
     2 * entry
 }
 
-/// A hash table with so many entries and places, of that size.
+/// Estimated bytes of a hash table with so many entries, capacity, and entry size.
 fn table(entries: usize, places: usize, entry: usize) -> usize {
     let is_nearly_full = places - entries.min(places) < EVERY.max(places / 16);
     let bytes = places * (entry + 1) * 8 / 7;

@@ -1,8 +1,8 @@
-//! Lowest and highest of a reading in the last minute: what lies between two scrapes must not be lost.
+//! Lowest and highest value of a reading in the last minute, so that extremes between two scrapes are not lost.
 
-/// How far back [`Recent::range`] reaches, at least.
+/// Length of [`Recent::range`], at least.
 pub const RECENT_NS: u64 = 60_000_000_000;
-/// The minute in pieces; up to one piece more is remembered.
+/// The minute in pieces; up to one piece more is kept.
 const PIECES: usize = 6;
 const PIECE_NS: u64 = RECENT_NS / PIECES as u64;
 
@@ -22,7 +22,7 @@ pub struct Recent {
 }
 
 impl Recent {
-    /// Takes a reading; one that is more than a minute older than the newest says nothing.
+    /// Adds a reading; one that is more than a minute older than the newest is ignored.
     pub(crate) fn add(&mut self, time_ns: u64, value: u64) {
         let number = time_ns / PIECE_NS + 1;
         let piece = &mut self.pieces[(number % (PIECES as u64 + 1)) as usize];
@@ -34,7 +34,7 @@ impl Recent {
         self.newest = self.newest.max(number);
     }
 
-    /// Lowest and highest of the minute before the newest reading; none before the first one.
+    /// Lowest and highest value of the minute before the newest reading; `None` before the first one.
     pub fn range(&self) -> Option<(u64, u64)> {
         let oldest = self.newest.saturating_sub(PIECES as u64).max(1);
         let pieces = self.pieces.iter().filter(|piece| piece.number >= oldest);
@@ -42,7 +42,7 @@ impl Recent {
     }
 }
 
-/// What a reading was in the last minute: the first of every piece of it.
+/// Values of the last minute: the first one of each piece.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct LastMinute {
     /// Number of the piece plus one, time and value.
@@ -62,8 +62,8 @@ impl LastMinute {
         }
     }
 
-    /// By how much the newest is more than the oldest of the minute before it, and the time between them; `None` before
-    /// there are two.
+    /// Returns how much the newest value exceeds the oldest one of the minute before it, and the time between them; `None` with fewer
+    /// than two.
     pub fn growth(&self) -> Option<(i64, u64)> {
         let (time_ns, value) = self.newest;
         let there = self

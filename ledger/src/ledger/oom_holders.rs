@@ -1,5 +1,5 @@
-//! Who had the device: of the reading that is nearest to the moment, and of the last one in which a process was that
-//! ended without a word.
+//! Who held a device: according to the reading that is nearest to the moment memory ran out, and for a process that ended without a
+//! report, according to the last reading that listed it.
 
 use crate::base::identity::ProcessKey;
 use crate::ledger::{Ledger, book_on};
@@ -9,12 +9,12 @@ use gpumem_model::oom::OomKind;
 use gpumem_wire::Stamp;
 use std::sync::Arc;
 
-/// A reading that comes so soon after the moment may be nearer to it than the one before.
+/// A reading that comes this soon after the moment may be nearer to it than the one before.
 const SOON_NS: u64 = 3_000_000_000;
 /// A device with less than this part of it free is nearly full.
 const NEARLY_FULL: i64 = 16;
 impl Ledger {
-    /// Memory ran out in a process: who had the device.
+    /// Memory ran out in a process: records who held the device.
     #[cold]
     pub(crate) fn record_holders(&mut self, index: usize) {
         self.processes[index].ooms.wants_holders = false;
@@ -29,14 +29,14 @@ impl Ledger {
         };
         let told = self.holders(index, device, &listing, &entry.view);
         let ooms = &mut self.processes[index].ooms;
-        // The one after it may be nearer.
+        // The next reading may be nearer.
         ooms.reading_until_ns = if told.read_ns < time_ns { time_ns + SOON_NS } else { 0 };
         if let Some(entry) = ooms.entries.last_mut() {
             entry.view.device = Some(told);
         }
     }
 
-    /// All processes that NVML listed in the reading with this number, which agreed, if it is the device's last one that did.
+    /// Returns the processes that NVML listed in the reading with this number, if it is the device's last one that agreed.
     pub fn listed(&self, device: usize, number: u64) -> Option<&[(ProcessKey, u64)]> {
         let listing = self.listings.get(&device)?;
         (listing.agreed.number == number).then_some(&listing.listed)
@@ -60,7 +60,7 @@ impl Ledger {
         }
     }
 
-    /// The newest entry of a process may be nearer to this reading than to the one it has.
+    /// Updates the newest entry of a process if this reading is nearer to it.
     #[cold]
     fn record_nearer_holders(&mut self, index: usize, device: usize, read_ns: u64, listing: &Listing) {
         let process = &self.processes[index];
@@ -95,7 +95,7 @@ impl Ledger {
         OomDevice::of(listing, self.devices[device].total_bytes, key, (own, view.tracked_bytes), who)
     }
 
-    /// A process has ended. One without an agent says nothing; that its device was nearly full then is all there is.
+    /// A process has ended. If it had no agent and its device was nearly full, an out-of-memory error is suspected.
     #[cold]
     pub(crate) fn record_suspected_oom(&mut self, index: usize, time_ns: u64, status: Option<u64>) {
         let process = &self.processes[index];

@@ -8,19 +8,19 @@ use gpumem_wire::{FrameFormat, OomOutcome, Phase, Stamp};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// One entry, as it is kept: names are ids.
+/// An entry as it is kept: names are ids.
 #[derive(Debug, Clone)]
 pub(crate) struct OomEntry {
     pub book: u8,
     pub stamp: Stamp,
     pub view: OomView,
-    /// Refusals since somebody got memory.
+    /// Refusals since a thread last got memory.
     pub fresh: u64,
-    /// Allocations of the process at the last refusal.
+    /// The process's count of allocations at the last refusal.
     pub at_allocations: u64,
 }
 
-/// Where and when it is said.
+/// Where and when memory was requested.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RequestPlace {
     pub book: u8,
@@ -37,25 +37,25 @@ impl OomEntry {
 /// One time at which memory ran out.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct OomView {
-    /// What.
+    /// What ran out.
     pub kind: OomKind,
-    /// When it was first said.
+    /// Time of the first report.
     pub time_ns: u64,
-    /// When it was last said.
+    /// Time of the last report.
     pub last_ns: u64,
-    /// How often: the same request at the same place within some seconds is one entry.
+    /// Number of reports: the same request at the same place within some seconds is one entry.
     pub count: u64,
     /// Failed driver calls.
     pub refusals: u64,
-    /// What was asked for: of the pool where it gave up, else of the driver.
+    /// Bytes requested: from the pool where it gave up, else from the driver.
     pub asked_bytes: u64,
-    /// What the driver was asked for, where it refused.
+    /// Bytes requested from the driver, if it refused.
     pub driver_asked_bytes: Option<u64>,
     /// Free on the device right after the driver had refused.
     pub device_free_bytes: Option<u64>,
-    /// The pool's own word of what it had handed out, and of what it held.
+    /// Bytes that the pool had handed out, as it reports them.
     pub pool_used_bytes: Option<u64>,
-    /// See `pool_used_bytes`.
+    /// Bytes that the pool held, as it reports them.
     pub pool_reserved_bytes: Option<u64>,
     /// How it ended, as far as the reporter knew.
     pub outcome: OomOutcome,
@@ -67,7 +67,7 @@ pub struct OomView {
     pub library: Option<Arc<str>>,
     /// Frames, one a line, innermost first.
     pub stack: Option<Arc<str>>,
-    /// When in a step.
+    /// Phase of the step.
     pub phase: Phase,
     /// The program's number of the step.
     pub step: Option<u64>,
@@ -75,52 +75,52 @@ pub struct OomView {
     pub tracked_bytes: i64,
     /// What the process held, by index of `ProcessView::cells`.
     pub amounts: Arc<[i64]>,
-    /// Older than the agent, as at the last sample.
+    /// Bytes older than the agent, as of the last sample.
     pub predates_bytes: Option<i64>,
-    /// As at the last sample.
+    /// Untrackable of the last sample.
     pub untrackable_bytes: Option<i64>,
     /// Idle bytes of framework pools; absent where none reports its blocks.
     pub idle: Option<Idle>,
-    /// Absent where NVML was not read.
+    /// The device at that moment; absent where NVML was not read.
     pub device: Option<OomDevice>,
-    /// No framework of the process says when it gives up: a refusal may have been the end.
+    /// No framework of the process reports failures: a refusal may have been the end.
     pub is_unheard: bool,
-    /// The thread that was told has got memory since: it went on.
+    /// The reporting thread has got memory since: the program went on.
     pub went_on: bool,
 }
 
-/// Refusals that are this near to each other, and to the word that follows, belong together: making room may take a while.
+/// Refusals within this time of each other, and a report that follows within it, belong together: making room may take a while.
 const TOGETHER_NS: u64 = 10_000_000_000;
 
-/// Entries of a process: the first half, and the latest.
+/// Entries of a process: the first half, and the latest ones.
 const MAX_ENTRIES: usize = 32;
 
-/// Stacks that are remembered, and how much of each.
+/// Stacks that are kept, and bytes of each.
 const MAX_STACKS: usize = 128;
 
 const MAX_STACK_BYTES: usize = 2048;
 
-/// What a process has said of running out.
+/// Out-of-memory entries of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Ooms {
     pub entries: Vec<OomEntry>,
-    /// Times of the entries that were left out.
+    /// Reports in entries that were dropped.
     pub dropped: u64,
-    /// The newest entry waits for who had the device.
+    /// The newest entry waits for the holders of its device.
     pub wants_holders: bool,
-    /// A reading up to then may be nearer to the newest entry; 0: none is waited for.
+    /// A reading until then may be nearer to the newest entry; 0 if none is awaited.
     pub reading_until_ns: u64,
     /// Text of recent stacks.
     stacks: VecDeque<(u32, Arc<str>)>,
-    /// Records that must have come before the next composition is taken.
+    /// Count of records from which on the next composition is taken.
     pub next_at: u64,
-    /// Whether the thread of an entry goes on is not known yet.
+    /// It is not known yet whether the thread of an entry goes on.
     pub is_watched: bool,
     pub step: Option<u64>,
 }
 
 impl Ooms {
-    /// Remembers the text of a stack.
+    /// Keeps the text of a stack.
     pub fn name_stack(&mut self, id: u32, format: FrameFormat, frames: &[u8]) {
         if format != FrameFormat::Text || id == 0 {
             return;
@@ -133,14 +133,14 @@ impl Ooms {
         self.stacks.push_back((id, text.into()));
     }
 
-    /// Only entries whose end is not known yet, and what comes.
+    /// Drops entries whose end is known.
     pub fn restart(&mut self, now_ns: u64) {
         self.entries.retain(|entry| now_ns.saturating_sub(entry.view.last_ns) < TOGETHER_NS);
         self.dropped = 0;
         self.wants_holders &= !self.entries.is_empty();
     }
 
-    /// Another program numbers its own.
+    /// Another program has its own stack ids.
     pub fn forget_stacks(&mut self) {
         self.stacks.clear();
     }
@@ -169,12 +169,12 @@ impl Ooms {
         }
     }
 
-    /// The newest entry if it is of the same time.
+    /// Returns the newest entry if it is of the same time.
     pub fn newest(&mut self, place: RequestPlace) -> Option<&mut OomView> {
         self.entries.last_mut().filter(|entry| entry.is_near(place)).map(|entry| &mut entry.view)
     }
 
-    /// Refusals of the same thread that nothing has followed yet.
+    /// Finds refusals of the same thread that nothing has followed yet.
     pub fn pressure(&self, place: RequestPlace) -> Option<usize> {
         self.entries.iter().rposition(|entry| {
             entry.view.kind == OomKind::Pressure && entry.stamp.thread == place.thread && entry.is_near(place)

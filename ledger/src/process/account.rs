@@ -1,4 +1,4 @@
-//! What a process has on one device beside its book: samples, and the gap that goes with the peak.
+//! What a process has on one device beside its book: samples, the baseline, and the gap at the peak.
 
 use crate::base::recent::LastMinute;
 use crate::book::Peak;
@@ -11,46 +11,46 @@ use gpumem_wire::Body;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Rows that are taken over of which the time is remembered until a reading begins after them.
+/// Adopted rows whose time is kept until a reading begins after them.
 const MAX_ADOPTIONS: usize = 1 << 14;
 
 #[derive(Debug, Default)]
 pub(crate) struct Account {
     pub device: Option<usize>,
-    /// Bytes older than the agent, once known.
+    /// Bytes older than the agent that are not tracked, once known.
     pub predates: Option<i64>,
-    /// That is the agent's word, or of a sample that was certain: no later one knows better.
+    /// `predates` was reported by the agent, or is of a sample that was certain: later samples do not change it.
     is_settled: bool,
-    /// When the agent said it last.
+    /// Time of the agent's last report.
     baseline_ns: u64,
-    /// What was older than the agent and is tracked by now, but for what is in `adoptions`.
+    /// Bytes older than the agent that are tracked by now, without those in `adoptions`.
     adopted: i64,
-    /// The latest of it: when, and bytes. A reading may begin while a list is taken over.
+    /// The latest adoptions: time and bytes. A reading may begin while a list is adopted.
     adoptions: VecDeque<(u64, i64)>,
-    /// What the program had freed of it by then has left `predates`.
+    /// Time up to which freed baseline memory has left `predates`.
     released_ns: u64,
     pub latest: Option<ClosedSample>,
-    /// The latest in which `used` was read, and `tracked` known if there was an agent.
+    /// The latest sample in which `used` was read, and `tracked` known if there was an agent.
     pub complete: Option<ClosedSample>,
-    /// What makes the gap.
+    /// Causes of the untrackable.
     pub causes: Causes,
-    /// Whether the gap grows.
+    /// Points of the gap, to judge its growth.
     pub gaps: GapTrend,
     /// `used` in the last minute.
     pub last_minute: LastMinute,
-    /// Without an agent: the last reading in which it was listed; set with each, goes with the process.
+    /// Without an agent: the last reading that listed the process.
     pub listing: Option<Arc<Listing>>,
-    /// Highest `used` and when.
+    /// Highest `used`, and its time.
     pub peak_used: Option<(u64, u64)>,
-    /// The highest that the driver's own accounting has charged, where it is on.
+    /// Highest `used` according to the driver's own accounting, where it is on.
     pub accounted_peak: Option<u64>,
-    /// Part of the newest `used` that confidential computing protects.
+    /// Bytes of the newest `used` that confidential computing protects.
     pub protected: Option<u64>,
     /// The last gap before the peak.
     before_peak: Option<SampleGap>,
     /// The first gap after the peak of that epoch, or the first exact one.
     after_peak: Option<(u32, SampleGap)>,
-    /// The last gap: the one before the next peak.
+    /// The last gap, which is the one before the next peak.
     last: Option<SampleGap>,
 }
 
@@ -61,7 +61,7 @@ struct SampleGap {
     predates: i64,
     tracked: i64,
     parts: Option<Parts>,
-    /// `tracked` is that of the reading's own moment.
+    /// `tracked` is exactly that of the reading.
     sharp: bool,
 }
 
@@ -76,7 +76,7 @@ impl Account {
         Account { device, ..Account::default() }
     }
 
-    /// Memory that is older than the agent is tracked from then on (or is not, after all).
+    /// Memory that is older than the agent is tracked from then on. Negative bytes: it no longer is.
     pub fn adopt_baseline(&mut self, bytes: i64, time_ns: u64) {
         if time_ns > self.baseline_ns {
             self.predates = self.predates.map(|predates| predates.wrapping_sub(bytes));
@@ -89,7 +89,7 @@ impl Account {
         }
     }
 
-    /// Takes what the driver says beside `used`: its own peak, protected bytes.
+    /// Takes what the driver reports beside `used`: its own peak, and protected bytes.
     pub fn note_driver_reading(&mut self, body: &Body<'_>) {
         match *body {
             Body::AccountedPeak { peak_bytes, .. } => {
@@ -100,35 +100,35 @@ impl Account {
         }
     }
 
-    /// What it takes, about.
+    /// Estimate of its memory.
     pub fn bytes(&self) -> usize {
         (16 << 10) + 2 * self.adoptions.capacity() * size_of::<(u64, i64)>()
     }
 
-    /// What is older than the agent, as it says.
+    /// Sets the bytes older than the agent, as the agent reports them.
     pub fn baseline(&mut self, bytes: u64, time_ns: u64) {
         self.predates = i64::try_from(bytes).ok();
         (self.is_settled, self.baseline_ns) = (self.predates.is_some(), time_ns);
     }
 
-    /// Of what was taken over, what was not tracked at that moment.
+    /// Adopted bytes that were not tracked at that moment.
     fn adopted_after(&self, t0_ns: u64) -> i64 {
         let after = self.adoptions.iter().filter(|(time_ns, _)| *time_ns > t0_ns);
         after.fold(0, |sum, (_, bytes)| sum.wrapping_add(*bytes))
     }
 
-    /// Of what is older than the agent, what was tracked at that moment.
+    /// Bytes older than the agent that were tracked at that moment.
     pub fn adopted_at(&self, t0_ns: u64) -> i64 {
         let by_then = self.adoptions.iter().filter(|(time_ns, _)| *time_ns <= t0_ns);
         by_then.fold(self.adopted, |sum, (_, bytes)| sum.wrapping_add(*bytes))
     }
 
-    /// Whether a sample tells what is older than the agent: the first one, by its gap, and until one is certain the next.
+    /// Whether a sample determines the bytes older than the agent: the first sample does, and later ones until one is certain.
     pub fn settles_baseline(&self, sample: &ClosedSample, late: bool) -> bool {
         late && !self.is_settled && (sample.is_certain() || self.predates.is_none())
     }
 
-    /// And what was not.
+    /// Returns the bytes older than the agent that were not tracked at the sample.
     pub fn predates_at(&mut self, sample: &ClosedSample, late: bool) -> i64 {
         let not_yet = self.adopted_after(sample.t0_ns);
         if self.settles_baseline(sample, late)
@@ -145,12 +145,12 @@ impl Account {
         self.predates.map_or(0, |predates| predates.wrapping_add(not_yet))
     }
 
-    /// Whether there may be anything that is older than the agent and not tracked. (Its own word is of PyTorch's segments alone.)
+    /// Whether there may be memory that is older than the agent and not tracked. (The agent reports that of PyTorch's segments alone.)
     pub fn has_older(&self) -> bool {
         self.predates != Some(0) || self.baseline_ns != 0
     }
 
-    /// The program has freed something that is older than the agent: by how much the gap fell, so large it was.
+    /// The program has freed memory that is older than the agent: the gap fell by its size.
     pub fn release_baseline(&mut self, sample: &mut ClosedSample, freed_ns: u64) {
         if freed_ns <= self.released_ns || sample.t1_ns < freed_ns {
             return;
@@ -169,14 +169,14 @@ impl Account {
         }
     }
 
-    /// Peaks are those of the time from now on.
+    /// Peaks begin anew from now on.
     pub fn restart_peaks(&mut self) {
         (self.before_peak, self.after_peak) = (None, None);
         let read = self.latest.as_ref().and_then(|sample| Some((sample.used_bytes.ok()?, sample.t0_ns)));
         self.peak_used = read;
     }
 
-    /// Remembers a sample's gap if it can become the peak's.
+    /// Keeps a sample's gap if it can become the peak's.
     pub fn note_gap(&mut self, sample: &ClosedSample, peak: &Peak) {
         let (Some(untrackable), Some(tracked)) = (sample.untrackable_bytes(), sample.tracked_bytes) else {
             return;
@@ -203,7 +203,7 @@ impl Account {
         self.last = Some(gap);
     }
 
-    /// The gap of the nearest certain sample; of one that saw this very `tracked`, where there is one.
+    /// Returns the gap of the nearest certain sample; of one with the peak's own `tracked`, if there is one.
     pub fn peak_gap(&self, peak: &Peak) -> Option<PeakGap> {
         let after = self.after_peak.map(|(_, gap)| gap);
         // A gap that was read while memory moved may be wrong by all that moved.
@@ -220,7 +220,7 @@ impl Account {
 }
 
 impl Account {
-    /// Remembers a sample's gap if it is beyond doubt; of a process without an agent, `used`.
+    /// Adds a sample's gap if it is certain; for a process without an agent, its `used`.
     pub fn follow_gap(&mut self, sample: &ClosedSample, covered: bool) {
         let is_sharp = sample.is_certain();
         let used = sample.used_bytes.ok().and_then(|used| i64::try_from(used).ok());

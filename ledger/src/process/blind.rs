@@ -1,16 +1,16 @@
-//! Times in which the agent of a covered process saw nothing: somebody else had CUPTI, or had ended it, or the program wanted
-//! a pause. Frees of that time leave rows that are gone, allocations are missing; no resync heals that, because the agent does
-//! not know better. So the sums stay `partial`, and the times are told.
+//! Intervals in which the agent of a covered process saw nothing: another client had CUPTI, CUPTI had ended, or the program asked for a
+//! pause. Frees in that time leave rows that are gone, and allocations are missing. No resync heals that, because the agent does not
+//! know either. So the sums stay `partial`, and the intervals are kept.
 
 use crate::process::Process;
 use crate::process::coverage::{BlindCause, Blocked, Coverage};
 use gpumem_wire::AgentState;
 
 impl Process {
-    /// The agent says how it stands since `time_ns`. It says that again to each daemon, and with each resync.
+    /// Takes the agent's state since `time_ns`. The agent repeats it for each daemon, and with each resync.
     pub(crate) fn set_agent_state(&mut self, state: AgentState, result: u16, detail: &str, time_ns: u64) {
         if time_ns < self.stream.state_ns {
-            return; // heard before
+            return; // a repetition
         }
         self.stream.state_ns = time_ns;
         let cause = match state {
@@ -27,7 +27,7 @@ impl Process {
         if state == AgentState::Blocked {
             *blocked = Some(Blocked { since_ns, result, by: detail.into() });
         }
-        // Nothing that the agent has to know: a program that has not come to the GPU.
+        // A program that has not used the GPU yet has nothing to miss.
         let has_seen = self.stream.is_watched_over && !self.accounts.is_empty();
         match cause {
             Some(cause) => {
@@ -39,7 +39,7 @@ impl Process {
             }
             None => {
                 blind.end(time_ns);
-                // Who had seen nothing before begins here.
+                // If the agent had seen nothing before, its records begin here.
                 *late |= state == AgentState::Late && !has_seen;
                 if state == AgentState::Late {
                     self.holdings.set_unseen_segments(true);
@@ -52,7 +52,7 @@ impl Process {
         }
     }
 
-    /// From here on the sums are not exact, until the program ends.
+    /// The sums are not exact from now on, until the program ends.
     fn doubt(&mut self, time_ns: u64) {
         self.coverage.blind.doubt = true;
         self.coverage.be_partial(time_ns);

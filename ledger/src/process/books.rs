@@ -1,4 +1,4 @@
-//! Which book a device has: agents and NVML speak of the same device by different numbers, and either may be first.
+//! Which book a device has. Agents and NVML number devices differently, and either may report a device first.
 
 use crate::process::account::Account;
 use crate::process::{BEYOND, NO_BOOK, Process};
@@ -24,14 +24,14 @@ impl Process {
         BEYOND
     }
 
-    /// The book of a device that was sampled; none for a device beyond those that a process may have.
+    /// Returns the book of a sampled device; `None` beyond the devices that a process may have.
     pub fn sampled_book(&mut self, device: usize) -> Option<u8> {
         let book = self.accounts.iter().position(|account| account.device == Some(device));
         let is_room = self.accounts.len() < usize::from(BEYOND);
         book.map(|book| book as u8).or_else(|| is_room.then(|| self.add_book(Some(device))))
     }
 
-    /// The book of a device of the ledger.
+    /// Returns the book of a device of the ledger.
     fn book_of_device(&mut self, device: usize) -> u8 {
         match self.accounts.iter().position(|account| account.device == Some(device)) {
             Some(book) => book as u8,
@@ -39,7 +39,7 @@ impl Process {
         }
     }
 
-    /// The agent names its device slot, and says how many threads the device can hold at once (0: not known).
+    /// Binds the agent's device slot to a device; `threads`: how many the device can run at once, 0 if unknown.
     pub fn name_slot(&mut self, slot: u8, device: usize, threads: u64) {
         self.bind_slot(slot, device);
         let book = self.slots[usize::from(slot)];
@@ -56,7 +56,7 @@ impl Process {
         match (nameless, known) {
             (Some(book), None) => self.accounts[usize::from(book)].device = Some(device),
             (Some(book), Some(other)) if self.holdings.books()[other].len() == 0 => {
-                // Samples were faster: they move to the book that has bytes.
+                // Samples came first: they move to the book that has bytes.
                 self.accounts.swap(usize::from(book), other);
                 self.swap_events(usize::from(book), other);
                 let pending = self.samples.pending.iter_mut().map(|pending| &mut pending.book);

@@ -4,10 +4,11 @@ use crate::base::quota::QuotaExceeded;
 use gpumem_model::run::Program;
 use std::collections::BTreeMap;
 
-/// Losses of one process that are counted: a day of a billion a second. A liar's numbers would be all that is left of a sum of them.
+/// Losses of one process that are counted: a billion a second for a day. Without a bound a hostile peer's number would drown all others
+/// in a sum.
 pub(crate) const MOST_LOST: u64 = 1 << 46;
 
-/// What is known of a process from outside, and what it claims.
+/// What the daemon knows of a process, and what the process claims.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
     /// Owner, as the daemon saw it.
@@ -16,18 +17,18 @@ pub struct Facts {
     pub parent_pid: Option<u64>,
     /// From /proc: command, comm, user, cgroup.
     pub seen: BTreeMap<String, String>,
-    /// From the agent's environment: rank, job. Claims.
+    /// From the agent's environment: rank, job. Not verified.
     pub claims: BTreeMap<String, String>,
 }
 
-/// The agent is not let in.
+/// The agent cannot use CUPTI.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Blocked {
-    /// Since when.
+    /// Time of the first such report.
     pub since_ns: u64,
     /// CUPTI's result.
     pub result: u16,
-    /// With [`Blocked::HELD`] by whom, where it can be known; else why.
+    /// Name of the other client with [`Blocked::HELD`], where it is known; else the reason.
     pub by: String,
 }
 
@@ -36,21 +37,21 @@ impl Blocked {
     pub const HELD: u16 = 39;
 }
 
-/// What was lost, and what that does to the sums.
+/// Lost records, and what follows for the sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Partial {
-    /// When the first loss was seen.
+    /// Time of the first loss.
     pub since_ns: u64,
     /// The state of now is not known either: no resync has ended since the last loss.
     pub state: bool,
 }
 
-/// How much of the truth the numbers of a process are.
+/// How complete the numbers of a process are.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Coverage {
-    /// An agent speaks for it.
+    /// An agent reports its allocations.
     pub covered: bool,
-    /// The agent attached after allocations.
+    /// The agent attached after the first allocations.
     pub late: bool,
     /// See [`Blocked`].
     pub blocked: Option<Blocked>,
@@ -58,91 +59,91 @@ pub struct Coverage {
     pub paused: bool,
     /// See [`Blind`].
     pub blind: Blind,
-    /// Set at the first loss and kept: the peak is then a lower bound.
+    /// Set at the first loss and kept: peaks are lower bounds from then on.
     pub partial: Option<Partial>,
     /// Ordered records applied.
     pub events: u64,
-    /// Of those, driver allocations.
+    /// Driver allocations among them.
     pub allocations: u64,
-    /// Their bytes, frees not taken off.
+    /// Bytes of these allocations; frees are not subtracted.
     pub allocated_bytes: u64,
     /// Ordered records lost.
     pub lost: u64,
-    /// Of those, what was missing before the first that this ledger heard.
+    /// Records missing before the first one that this ledger received; part of `lost`.
     pub before: u64,
-    /// Bytes that were held when it began to hear, if something was missing before.
+    /// Bytes held when the first records came, if earlier ones were missing.
     pub held_before: Option<i64>,
-    /// Ordered records that were kept back on request (pause, mute): no losses.
+    /// Ordered records withheld on request (pause, mute): no losses.
     pub withheld: u64,
     /// See [`Earlier`].
     pub earlier: Option<Earlier>,
-    /// The programs that spoke, oldest first: the first, of which `before` is, and the latest.
+    /// Programs that the process ran: the first one, which `before` belongs to, and the latest ones, oldest first.
     pub programs: Vec<Program>,
-    /// Samples closed without the agent's word.
+    /// Samples closed before the agent's records reached their end.
     pub stale_samples: u64,
     /// Driver allocations that failed.
     pub failed_allocations: u64,
     /// Steps that the process reported.
     pub steps: u64,
-    /// It may not say more than it has: what it added since is lost.
+    /// The quota that it has reached: records that would make it larger are lost.
     pub full: Option<QuotaExceeded>,
 }
 
-/// Windows that are kept; of more, the shortest go.
+/// Windows that are kept; of more, the shortest are dropped.
 const KEPT: usize = 32;
 
-/// Why nothing was seen.
+/// Why the agent saw nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BlindCause {
-    /// Another client had CUPTI: its name, where it can be known.
+    /// Another client held CUPTI; its name, where it is known.
     Held,
-    /// CUPTI could not be used: why.
+    /// CUPTI could not be used, and why.
     Refused,
-    /// The program wanted it.
+    /// The program paused the agent.
     Paused,
-    /// The agent has stopped: why.
+    /// The agent stopped, and why.
     Disarmed,
 }
 
-/// A time in which nothing was seen.
+/// An interval without callbacks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlindWindow {
-    /// From when.
+    /// Begin.
     pub from_ns: u64,
-    /// Until when; absent while it lasts.
+    /// End; absent while it lasts.
     pub to_ns: Option<u64>,
-    /// Why.
+    /// Cause.
     pub cause: BlindCause,
-    /// By whom, or in which words.
+    /// Name of the other client, or the reason.
     pub by: String,
 }
 
-/// When the agent saw nothing.
+/// Intervals without callbacks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Blind {
     /// Oldest first.
     pub windows: Vec<BlindWindow>,
-    /// How many there were.
+    /// Number of all intervals, those that were dropped included.
     pub count: u64,
-    /// How long those were that have ended.
+    /// Length of all that have ended.
     pub ended_ns: u64,
-    /// The agent had seen memory before one of them: what it says since then is not exact.
+    /// The agent had seen memory before one of them: the sums are not exact since then.
     pub doubt: bool,
 }
 
 impl Blind {
-    /// How long all of them were, one that lasts up to `now_ns`.
+    /// Returns the length of all of them; one that lasts counts up to `now_ns`.
     pub fn total_ns(&self, now_ns: u64) -> u64 {
         let lasting = self.open().map_or(0, |window| now_ns.saturating_sub(window.from_ns));
         self.ended_ns.saturating_add(lasting)
     }
 
-    /// The one that lasts.
+    /// The interval that lasts.
     pub fn open(&self) -> Option<&BlindWindow> {
         self.windows.last().filter(|window| window.to_ns.is_none())
     }
 
-    /// Nothing is seen since `from_ns`.
+    /// An interval begins.
     pub(crate) fn begin(&mut self, from_ns: u64, cause: BlindCause, by: &str) {
         if self.open().is_some_and(|window| (window.cause, window.by.as_str()) == (cause, by)) {
             return;
@@ -157,7 +158,7 @@ impl Blind {
         self.windows.push(BlindWindow { from_ns, to_ns: None, cause, by: by.to_owned() });
     }
 
-    /// It is over.
+    /// The open interval ends.
     pub(crate) fn end(&mut self, to_ns: u64) {
         let Some(window) = self.windows.last_mut().filter(|window| window.to_ns.is_none()) else { return };
         let lasted_ns = to_ns.saturating_sub(window.from_ns);
@@ -175,20 +176,20 @@ impl Blind {
     }
 }
 
-/// Of the process's ordered records.
+/// What an earlier life of the daemon had booked of the process's ordered records. This ledger starts from a resync and counts all
+/// records before it as lost; booked ones are in the store, and were not.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Earlier {
-    /// Booked then.
+    /// Booked records.
     pub events: u64,
-    /// Lost then.
+    /// Lost records.
     pub lost: u64,
-    /// The program that spoke, where that is known. Records of programs that the process was before are no part of what this
-    /// ledger missed.
+    /// The program that ran then, where it is known. Records of programs before it are no part of what this ledger missed.
     pub program: Option<Program>,
 }
 
 impl Earlier {
-    /// Of what this ledger missed at the beginning, so much at most was heard then.
+    /// Returns how many of the records that this ledger missed at the beginning were received then, at most.
     fn heard(&self, first: Option<&Program>) -> u64 {
         match self.program {
             Some(then) if first.is_some_and(|first| first.instance != then.instance) => 0,
@@ -214,20 +215,20 @@ impl Coverage {
         self.be_partial(now_ns);
     }
 
-    /// From now on the state is not known.
+    /// Marks the state as not known from now on.
     pub(crate) fn be_partial(&mut self, now_ns: u64) {
         let since_ns = self.partial.map_or(now_ns, |partial| partial.since_ns);
         self.partial = Some(Partial { since_ns, state: true });
     }
 
-    /// Ordered records that nobody has booked, neither this ledger nor the daemon's earlier life.
+    /// Returns the ordered records that neither this ledger nor an earlier life of the daemon has booked.
     pub fn lost_in_all(&self) -> u64 {
         let Some(earlier) = self.earlier else { return self.lost };
         let heard = earlier.heard(self.programs.first());
         self.lost.saturating_sub(self.before.min(heard)).saturating_add(earlier.lost)
     }
 
-    /// Something is missing, now or in what led to the peaks: `partial`.
+    /// Whether records are missing, now or before the peaks: `partial`.
     pub fn is_partial(&self) -> bool {
         self.is_state_unknown()
             || self.blind.doubt

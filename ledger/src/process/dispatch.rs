@@ -9,15 +9,14 @@ use crate::rules::holdings::Holdings;
 use crate::samples::pending::known_until;
 use gpumem_wire::{Body, Flags, ImportSource, MemoryKind, Record, Stamp, WITHHELD};
 
-/// Names a process may introduce; more stay numbers. Rows do not depend on them.
+/// Names that a process may introduce; further names stay numbers. Rows do not depend on names.
 const MAX_NAMES: usize = 262_144;
 
-/// Calls that one process may have entered without having left them: as many threads no program has, and each is looked at
-/// when a row is said again.
+/// Calls that one process may have in flight: no program has so many threads, and each call is searched when a row is restated.
 const MAX_IN_FLIGHT: usize = 4096;
 
 impl Process {
-    /// Books a record, unless a limit refuses it. Allocations come first: they are nearly all of a busy process.
+    /// Books a record, unless a limit refuses it. Allocations come first: most records are theirs.
     #[inline]
     pub fn book_record(&mut self, record: &Record<'_>) {
         if self.is_beyond_limit(record) {
@@ -83,7 +82,7 @@ impl Process {
         }
     }
 
-    /// Pools, segments, names that come later, and contexts.
+    /// Books pools, segments, later names and contexts.
     #[inline]
     fn book_pools(&mut self, record: &Record<'_>) {
         let stamp: &Stamp = &record.stamp;
@@ -127,7 +126,7 @@ impl Process {
         }
     }
 
-    /// Names, and what the program reports of itself: phases, steps, marks, counters, ranges.
+    /// Takes names, and what the program reports of itself: phases, steps, marks, counters, ranges.
     fn take_program(&mut self, record: &Record<'_>) {
         let stamp: &Stamp = &record.stamp;
         match record.body {
@@ -161,7 +160,7 @@ impl Process {
         }
     }
 
-    /// What the agent says of itself and of the order of its records; calls that ran out of memory.
+    /// Takes the agent's own state, the order of its records, and calls that ran out of memory.
     fn take_stream(&mut self, record: &Record<'_>) {
         let stamp: &Stamp = &record.stamp;
         match record.body {
@@ -206,12 +205,12 @@ impl Process {
                 self.stream.silent = true;
                 self.close_where(u64::MAX, true);
             }
-            // The host's own records and commands are not for a process to say.
+            // The host's own records and commands are ignored when a process sends them.
             _ => {}
         }
     }
 
-    /// Memory that is older than the agent is tracked from now on, unless it is known: then a row is said again, and else it was lost.
+    /// Adopts memory that is older than the agent as tracked. A row that is known was restated; one that is not was lost.
     #[inline]
     fn adopt_baseline(
         &mut self,
@@ -227,7 +226,7 @@ impl Process {
         }
     }
 
-    /// It is not, after all.
+    /// Reverses `adopt_baseline` when the row is freed.
     #[inline]
     fn revoke_adoption(&mut self, stamp: &Stamp, found: Option<(u8, u64)>) {
         if let (true, Some((book, bytes))) = (stamp.flags.has(Flags::OLDER), found) {
@@ -235,8 +234,7 @@ impl Process {
         }
     }
 
-    /// Whether what is freed here is nothing that is known, but may be older than the agent: then it is not odd, and how large it was NVML
-    /// will say.
+    /// Whether `free` frees unknown memory that may be older than the agent. That is no anomaly, and NVML will show its size.
     #[inline]
     fn frees_baseline(&mut self, free: impl FnOnce(&mut Holdings)) -> bool {
         let odd = self.holdings.anomalies().unknown_frees;
@@ -249,8 +247,8 @@ impl Process {
         is_older
     }
 
-    /// Handles may be older than a late agent even where all bytes are tracked: of what was taken over nobody knows the handle. One that is
-    /// not known is not odd then.
+    /// Handles may be older than a late agent even where all bytes are tracked: of adopted memory the handle is not known. An unknown
+    /// handle is no anomaly then.
     #[inline]
     fn with_handle(&mut self, work: impl FnOnce(&mut Holdings)) {
         let AnomalyCounts { unknown_frees, unknown_handles, .. } = *self.holdings.anomalies();
@@ -269,7 +267,7 @@ impl Process {
         }
     }
 
-    /// Whether the record would make the process larger.
+    /// Whether a limit refuses the record, because it would make the process larger.
     #[inline]
     pub fn is_beyond_limit(&mut self, record: &Record<'_>) -> bool {
         let is_beyond = match record.body {

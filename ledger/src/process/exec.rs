@@ -6,15 +6,15 @@ use crate::process::{NO_BOOK, Process};
 use gpumem_model::run::Program;
 use gpumem_wire::{Body, Record};
 
-/// Ids of names of the n-th program have n in the bits from here on; an agent introduces far fewer.
+/// Ids of names of the n-th program have n in the bits from here on; an agent uses far fewer ids.
 const TAG_BITS: u32 = 24;
 /// The same for modules.
 const MODULE_BITS: u32 = 12;
-/// Programs of a process that are told apart: the first and the latest.
+/// Programs of a process that are kept: the first and the latest.
 const MAX_PROGRAMS: usize = 8;
 
 impl Process {
-    /// An agent says hello as the program `instance`. Whether that is another one than before.
+    /// The agent of program `instance` says hello. Returns whether it is another program than before.
     pub fn begin_program(&mut self, instance: u16) -> bool {
         let programs = &mut self.coverage.programs;
         if programs.last().is_some_and(|program| program.instance == instance) {
@@ -36,12 +36,12 @@ impl Process {
         self.restart_trends();
         self.holdings.forget_phases(self.stream.applied_ns);
         self.ooms.forget_stacks();
-        self.program.ranges.lose(); // what was open has no end
+        self.program.ranges.lose(); // open ranges have no end
         self.slots = [NO_BOOK; 256];
         true
     }
 
-    /// With how much was heard of the program that speaks.
+    /// Returns the coverage, with the number of records of the current program.
     pub fn coverage(&self) -> Coverage {
         let mut coverage = self.coverage.clone();
         if let Some(program) = coverage.programs.last_mut() {
@@ -50,14 +50,14 @@ impl Process {
         coverage
     }
 
-    /// The record with ids that no earlier program of the process has used.
+    /// Returns the record with ids that no earlier program of the process has used.
     pub fn shifted_ids<'a>(&self, record: &Record<'a>) -> Record<'a> {
         let mut record = *record;
         let name =
             |id: u32| if id == 0 { 0 } else { id | u32::from(self.stream.programs_before) << TAG_BITS };
         record.stamp.tag = name(record.stamp.tag);
         if matches!(record.body, Body::Retag { .. }) {
-            record.stamp.stack = name(record.stamp.stack); // there it is the first tag
+            record.stamp.stack = name(record.stamp.stack); // in a retag this is the first tag
         }
         if record.stamp.module != 0 {
             record.stamp.module |= self.stream.programs_before << MODULE_BITS;

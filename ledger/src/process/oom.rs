@@ -5,13 +5,13 @@ use crate::process::Process;
 use gpumem_model::oom::OomKind;
 use gpumem_wire::{Body, Flags, Layer, LayerState, OomOutcome, PHASE_SAID, Phase, Reading, Stamp};
 
-/// What the driver calls it.
+/// CUDA_ERROR_OUT_OF_MEMORY.
 const OUT_OF_MEMORY: u16 = 2;
 
-/// A record of the three that tell of it, in one form.
+/// The common form of the three records that report a request without memory.
 #[derive(Debug, Clone, Copy)]
 struct OomReport {
-    /// What the thread's frames and nodes say; `None` where nothing is said of that, and of `AllocFailed`.
+    /// The phase according to the thread's frames and nodes; `None` where they are not reported, and for `AllocFailed`.
     phase: Option<Phase>,
     is_refusal: bool,
     bytes: u64,
@@ -53,7 +53,7 @@ impl OomReport {
 }
 
 impl Process {
-    /// Memory was handed out: whoever had run out of it goes on.
+    /// A thread got memory: if it had run out of it, it goes on.
     #[inline(always)]
     pub fn note_progress(&mut self, stamp: &Stamp) {
         if self.ooms.is_watched && !stamp.flags.has(Flags::RESTATED) {
@@ -72,7 +72,7 @@ impl Process {
         if report.is_refusal {
             self.note_refusal(&report, stamp, place);
         } else if report.outcome == OomOutcome::Unknown && report.result == OUT_OF_MEMORY {
-            // Nobody can say whether it was the end (cudaMallocAsync): what follows will.
+            // The record does not say whether it was the end (cudaMallocAsync): the next records will.
             if self.ooms.pressure(place).is_none() {
                 self.note_refusal(&OomReport { is_refusal: true, ..report }, stamp, place);
             }
@@ -84,7 +84,7 @@ impl Process {
         }
     }
 
-    /// The driver refused.
+    /// The driver refused a request.
     fn note_refusal(&mut self, report: &OomReport, stamp: &Stamp, place: RequestPlace) {
         let allocations = self.coverage.allocations;
         if let Some(at) = self.ooms.pressure(place) {
@@ -92,11 +92,11 @@ impl Process {
             entry.last_ns = place.time_ns;
             entry.device_free_bytes = report.device_free.0.or(entry.device_free_bytes);
             entry.phase = report.phase.unwrap_or(entry.phase);
-            // A mark of the framework follows the failed call: one refusal, said twice.
+            // A mark of the framework follows the failed call: one refusal, reported twice.
             if report.result == 0 {
                 return;
             }
-            // Once somebody got memory the last one was survived; or it was another's end.
+            // Once a thread got memory, the last refusal was survived, or it was another thread's end.
             if *at_allocations != allocations || *fresh == 0 {
                 entry.count += 1;
                 (*fresh, *at_allocations, entry.asked_bytes) = (0, allocations, 0);
@@ -127,11 +127,11 @@ impl Process {
             (view.count, view.refusals) = (view.count - 1, view.refusals.saturating_sub(entry.fresh));
             entry.fresh = 0;
             if view.count == 0 {
-                // It becomes what follows, and so does the look that was taken for it.
+                // The entry becomes this one, and so does its composition.
                 has_composition = !self.ooms.entries.remove(at).view.amounts.is_empty();
             }
         }
-        // The refusal's own look leaves time for that of its end: else another request's end would be taken for it.
+        // The entry's composition is taken anew, or that of another request would be taken for it.
         if has_composition {
             self.ooms.next_at = 0;
         }
@@ -143,7 +143,7 @@ impl Process {
                 && report.phase.is_none_or(|phase| phase == entry.view.phase);
             entry.view.kind == kind && entry.is_near(place) && (is_same || !is_affordable)
         });
-        // As often as a program tries; or more often than there is time to look.
+        // A repeated request, or one that comes before the next composition may be taken.
         if let Some(OomEntry { view: entry, .. }) = again {
             entry.count += 1;
             entry.last_ns = place.time_ns;
@@ -159,7 +159,7 @@ impl Process {
         }
     }
 
-    /// The phase of a request that failed, if the record says it: see `Body::Pressure`.
+    /// Returns the phase of a request that failed, if the record has it: see `Body::Pressure`.
     fn phase_of_request(&self, book: u8, stamp: &Stamp, body: &Body<'_>) -> Option<Phase> {
         let code = match body {
             Body::Pressure { .. } | Body::Oom { .. } if stamp.context & PHASE_SAID != 0 => {
@@ -177,7 +177,7 @@ impl Process {
         self.coverage.events >= self.ooms.next_at
     }
 
-    /// A new entry.
+    /// Adds an entry.
     fn add_entry(&mut self, kind: OomKind, report: &OomReport, stamp: &Stamp, place: RequestPlace) {
         let is_refusal = kind == OomKind::Pressure;
         let view = OomView {
@@ -206,7 +206,7 @@ impl Process {
         }
     }
 
-    /// What the process holds now, into the newest entry.
+    /// Copies what the process holds now into the newest entry.
     fn record_composition(&mut self) {
         let Some(newest) = self.ooms.entries.last_mut() else { return };
         let book = usize::from(newest.book);

@@ -5,7 +5,7 @@ use crate::process::coverage::{Coverage, MOST_LOST};
 use crate::process::stream::Resync;
 
 impl Process {
-    /// Records were kept back on request. The state is unknown until it is said again, peaks are lower bounds, and nothing is lost.
+    /// Records were withheld on request. The state is unknown until it is restated, peaks are lower bounds, and nothing is lost.
     pub fn withhold(&mut self, count: u64) {
         if count == 0 {
             return;
@@ -22,7 +22,7 @@ impl Process {
             self.stream.last_seq = after_seq;
         }
         let is_partial = self.coverage.is_state_unknown();
-        // One that was not ended is begun anew: the agent says the state again until nothing moved meanwhile.
+        // A resync without an end is begun anew: the agent restates until nothing moved meanwhile.
         let is_known = self.stream.resync.is_none_or(|resync| resync.confirms);
         let confirms = !is_partial && !self.holdings.is_mixed() && is_known && !self.coverage.blind.doubt;
         self.stream.resync = Some(Resync { rows: 0, after_seq, confirms });
@@ -36,8 +36,7 @@ impl Process {
     pub fn end_resync(&mut self, head_seq: u64, rows: u64, time_ns: u64) {
         let Some(resync) = self.stream.resync.take() else { return };
         if resync.rows != rows {
-            // Entries were lost: sweeping now would take live rows. The state stays unknown, as if the
-            // resync had not ended.
+            // Restated records were lost: sweeping now would take live rows. The state stays unknown, as if the resync had not ended.
             self.stream.resync = Some(resync);
             self.lose(rows.abs_diff(resync.rows));
             return;
@@ -54,8 +53,7 @@ impl Process {
         self.stream.known_from_ns = self.stream.applied_ns.max(time_ns);
     }
 
-    /// What the agent of an earlier program had begun to say will not be ended; the new one's state is known
-    /// from its beginning.
+    /// The resync of an earlier program's agent will not end; the state of the new program is known from its beginning.
     pub fn end_resync_of_program(&mut self) {
         self.stream.last_seq = 0;
         self.stream.is_watched_over = false;
@@ -70,8 +68,8 @@ impl Process {
         self.restart_history(self.stream.applied_ns);
     }
 
-    /// Rows were read while the ring grew: until its records up to the head are here too, they are those
-    /// of no single moment.
+    /// Ends a resync once the ring has reached its head. Rows were read while the ring grew: until then they are those of no single
+    /// moment.
     pub fn reach_head(&mut self) {
         if self.stream.last_seq < self.holdings.forgiven_until() {
             return;

@@ -24,7 +24,7 @@ impl Process {
                 let partial = self.coverage.is_state_unknown();
                 pending.mark_past(past, self.stream.near_tag, partial);
             } else {
-                // Also if `tracked` is what it was: blocks come and go inside of it.
+                // Even if `tracked` is what it was: blocks come and go inside of it.
                 let late = of.touched_ns > t0_ns;
                 self.mark(&mut pending, late);
             }
@@ -36,7 +36,7 @@ impl Process {
         self.samples.set_boundary(self.stream.has_watermarks);
     }
 
-    /// Makes room for one more reading: the oldest waits no longer.
+    /// Makes room for one more reading: closes the oldest.
     fn close_oldest(&mut self, book: u8) {
         let Some(mut oldest) = self.samples.take_oldest(book) else { return };
         if !oldest.is_marked() {
@@ -90,7 +90,7 @@ impl Process {
         self.close_where(done_ns, false);
     }
 
-    /// Marks the samples that began up to `done_ns`, and leaves their closing to a watermark.
+    /// Marks the samples that began up to `done_ns`; a watermark closes them.
     pub fn mark_begun(&mut self, done_ns: u64) {
         let mut pending = std::mem::take(&mut self.samples.pending);
         for pending in &mut pending {
@@ -102,14 +102,14 @@ impl Process {
         self.samples.set_boundary(self.stream.has_watermarks);
     }
 
-    /// Closes samples that ended up to `done_ns`: because all records until then are there, or (`stale`)
-    /// because they have been waited for long enough.
+    /// Closes samples that ended up to `done_ns`: because all records until then are here, or (`stale`) because the agent was silent
+    /// for too long.
     pub fn close_where(&mut self, done_ns: u64, stale: bool) {
         let mut waiting = std::mem::take(&mut self.samples.pending);
         let mut at = 0;
         while let Some(pending) = waiting.get_mut(at) {
             let ends = pending.ends_by(done_ns);
-            // Without an agent a sample closes without its mark: there is no book to look into.
+            // Without an agent a sample closes without its mark: there is no book to copy.
             let is_due = if ends { self.coverage.covered } else { !stale && pending.starts_by(done_ns) };
             if !pending.is_marked() && is_due {
                 self.mark(pending, false);
@@ -159,13 +159,13 @@ impl Process {
         self.samples.closed.push((book, sample));
     }
 
-    /// The gap that goes with a book's peak.
+    /// Returns the gap of a book's peak.
     pub fn peak_gap(&self, book: u8) -> Option<PeakGap> {
         self.accounts[usize::from(book)].peak_gap(&self.holdings.books()[usize::from(book)].peak)
     }
 
-    /// When the call that made an allocation was entered, and its bytes; the same of what makes a driver's pool larger, or smaller:
-    /// negative. Of a record that is not booked yet.
+    /// Returns when the call of a record was entered, and the bytes that it adds: of an allocation, or of a driver's pool that grows
+    /// (shrinks: negative). The record is not booked yet.
     #[inline]
     pub fn entered(&self, record: &Record<'_>) -> Option<(u64, i64)> {
         let stamp = &record.stamp;
@@ -192,7 +192,7 @@ impl Process {
         Some((stamp.time_ns.saturating_sub(took_ns), bytes))
     }
 
-    /// Remembers what the record has done to the books that it touched.
+    /// Adds what the record changed to the history of the books that it touched.
     pub fn record_history(&mut self, touched: u64, time_ns: u64, entered: Option<(u64, i64)>) {
         let mut rest = touched;
         while rest != 0 {
@@ -205,7 +205,7 @@ impl Process {
         }
     }
 
-    /// Begins to keep trails: from the beginning, if nothing has been booked so far.
+    /// Begins to keep the history of books: from the beginning, if nothing has been booked so far.
     pub fn start_history(&mut self) {
         if !std::mem::replace(&mut self.samples.keeps_history, true) {
             let is_new = self.coverage.events == 0 && self.stream.resync.is_none();
@@ -213,7 +213,7 @@ impl Process {
         }
     }
 
-    /// Begins the trails of all books anew: nothing can be told of the time before.
+    /// Forgets the history of all books: times before `now_ns` cannot be restored.
     pub fn restart_history(&mut self, now_ns: u64) {
         if self.samples.keeps_history {
             self.holdings.restart_history(now_ns);

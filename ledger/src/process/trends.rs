@@ -7,7 +7,7 @@ use crate::roles::iterations::IterationsView;
 use gpumem_wire::Stamp;
 
 impl Process {
-    /// What a step held and the next one still holds.
+    /// A step begins: adds points of what the last step left.
     pub fn begin_step(&mut self, number: u64, stamp: &Stamp) {
         let time_ns = stamp.time_ns;
         self.coverage.steps += 1;
@@ -20,10 +20,10 @@ impl Process {
         }
     }
 
-    /// Time has passed for books whose windows are over.
+    /// Adds points for books whose windows are over.
     pub fn note_ended_windows(&mut self) {
         if self.holdings.is_ordinal() {
-            return; // its times are lines of a log
+            return; // times of a log are line numbers
         }
         let time_ns = self.stream.applied_ns;
         for at in 0..self.holdings.ended_windows().len() {
@@ -34,14 +34,14 @@ impl Process {
         }
     }
 
-    /// A sample was closed that had the book at its own time.
+    /// Adds a point of a sample that had the book at its own time.
     pub fn add_sample_to_trends(&mut self, book: u8, time_ns: u64, amounts: &[i64]) {
         if let Some((trend, book)) = self.trend(usize::from(book)) {
             trend.sample(time_ns, amounts, book);
         }
     }
 
-    /// Where to look; nowhere while the state is not known, or while the rows are those of no single moment.
+    /// Returns the trend of a book; `None` while the state is unknown, or the rows are those of no single moment.
     fn trend(&mut self, book: usize) -> Option<(&mut Trend, &Book)> {
         let is_unknown = self.holdings.is_mixed() || self.coverage.is_state_unknown();
         if is_unknown {
@@ -53,7 +53,7 @@ impl Process {
         Some((&mut self.growth.trends[book], &self.holdings.books()[book]))
     }
 
-    /// Another program: what the last one held says nothing.
+    /// Another program: the points of the last one are of no use.
     pub fn restart_trends(&mut self) {
         self.growth = Growth::default();
         self.accounts.iter_mut().for_each(|account| account.gaps = Default::default());
@@ -68,7 +68,7 @@ impl Process {
 }
 
 impl Process {
-    /// What the iterations of an account held.
+    /// Returns what the iterations of an account held.
     pub fn iterations_view(&self, account: usize) -> Option<IterationsView> {
         self.holdings.iterations(account, self.stream.applied_ns)
     }

@@ -1,4 +1,4 @@
-//! What blocks are for, where nobody says it: by the phase they were born in, and what they outlive.
+//! Derives the role of blocks that have none, from the phase they were born in and from what they outlive.
 //!
 //! | born in | outlives | is | freed before that |
 //! |---|---|---|---|
@@ -9,25 +9,24 @@
 //! | evaluation | | unknown | temporary |
 //! | setup, or no phase before anything was trained | | unknown | |
 //!
-//! Until that is known a block has the role that most of its kind will have: activation in forward, temporary in backward
-//! and in an optimizer, but optimizer state in the first one. What a `Retag` or the block's own record says wins for ever.
-//! Everything is a shift between cells: no sum moves, and the composition at the peak is corrected like with a `Retag`.
+//! Until that is known, a block has the role that most of its kind will have: activation in forward, temporary in backward and in an
+//! optimizer, but optimizer state in the first optimizer step. A role from a `Retag` or from the block's own record is final. Every
+//! change is a shift between cells: no sum moves, and the composition at the peak is corrected as by a `Retag`.
 //!
-//! **Edges.** A phase begins with a `PhaseBegin` (the optimizer's begin and end are said so), or with the first block
-//! that is stamped with it, per device. A forward block on a thread that has only worked in backward so far is a
-//! recomputation of activation checkpointing, and part of backward. Blocks without a phase belong to forward while one
-//! is under way: loss and glue are no module's; and to backward while that is, on a thread that has only worked in backward:
-//! what ends a backward pass runs in none of its nodes. A `Step` ends all phases.
+//! **Edges.** A phase begins with a `PhaseBegin` (the optimizer reports its begin and end), or with the first block that is stamped
+//! with it, per device. A forward block on a thread that has only worked in backward so far is a recomputation of activation
+//! checkpointing, and counts as backward. Blocks without a phase belong to forward while that is under way, because loss and glue code
+//! are in no module. They belong to backward while that is under way, if their thread has only worked in backward: the end of a
+//! backward pass runs in none of its nodes. A `Step` ends all phases.
 //!
-//! **What outlives whole steps** is no activation and no input, whatever it is: copies of weights, caches, buckets. After
-//! three steps its role is unknown again: steps with a forward pass, for a graph that is replayed makes no blocks, and what
-//! it keeps is what it was. If it has exactly the size of a library's workspace, and no more than eight blocks are like
-//! that, it is one. Size alone says nothing: an activation of 4096 x 4096 bf16 is 32 MiB too. Nor does it for what was born
-//! in backward, unless parameters are known and none has that size, as its gradient would: then one step is enough.
+//! **Blocks that outlive whole steps** are no activations and no inputs: copies of weights, caches, buckets. After three steps with a
+//! forward pass their role is unknown again. (A graph that is replayed makes no blocks, so its blocks keep their role.) A block of
+//! exactly the size of a library's workspace is a workspace, if there are at most eight of that size. Size alone is no proof: an
+//! activation of 4096 x 4096 bf16 has 32 MiB too. A block that was born in backward is a workspace only if parameters are known and
+//! none has its size, as its gradient would; then one step is enough.
 //!
-//! **After a loss** edges may have been missed: the next one settles what they would have. Blocks that a resync brings
-//! anew are replayed in the order of their births: that one lives which is younger and of another phase, says that
-//! an edge was between.
+//! **After a loss** edges may be missing: the next edge settles their blocks. Blocks that only a resync brings are replayed in the
+//! order of their births. A younger live block of another phase proves that an edge was between them.
 
 use crate::book::cells::CellId;
 use crate::roles::state::{
@@ -38,19 +37,19 @@ use crate::rows::row::{Extent, Row};
 use crate::rules::holdings::Holdings;
 use gpumem_wire::{Phase, Role, Stamp};
 
-/// Libraries whose own driver allocations are scratch, by the beginning of their file's name. Not libnccl: what it takes is
-/// large enough to be told by its name, which it is where no role is known.
+/// Libraries whose own driver allocations are scratch, by the beginning of their file's name. Not libnccl: its memory is large enough
+/// to be shown by the library's name, which happens where no role is known.
 const SCRATCH_LIBRARIES: [&str; 2] = ["libcublas", "libcudnn"];
-/// Numbers that such libraries may have: one per file.
+/// Numbers that such libraries may have: one for each file.
 const MAX_SCRATCH_LIBRARIES: usize = 32;
-/// Blocks of such a size that can be workspaces: one per handle and stream, on two threads. Who captures a graph has the default
-/// stream, one to warm up on, and one to capture on.
+/// Blocks of one size that can be workspaces: one for each handle and stream, on two threads. A program that captures a graph uses the
+/// default stream, one to warm up on, and one to capture on.
 const MOST_WORKSPACES: usize = 8;
-/// Steps after which a block is no activation and no input. Two optimizers may step in turn: that counts twice.
+/// Steps after which a block is no activation and no input. Two optimizers may step in turn, which counts twice.
 const OLD_AGE: u8 = 3;
 
 impl Holdings {
-    /// A block is about to be born on `book`: its role for now, and the list in which it is followed.
+    /// Returns the role for now of a block that is about to be born on `book`, and the list that follows it.
     #[inline]
     pub fn role_at_birth(&mut self, book: u8, stamp: &Stamp, use_as: (Role, Phase)) -> (Role, Option<List>) {
         let (role, phase) = use_as;
@@ -60,7 +59,7 @@ impl Holdings {
         let list = self.list_at_birth(book, stamp, phase);
         match (role, list) {
             (Role::Unknown, Some(list)) => (self.roles[usize::from(book)].likely(list), Some(list)),
-            _ => (role, None), // it is told, or belongs to no phase
+            _ => (role, None), // it has a role, or belongs to no phase
         }
     }
 
@@ -77,7 +76,7 @@ impl Holdings {
                     Phase::Forward => now,
                     Phase::Backward if self.roles[usize::from(book)].is_backward_thread(stamp.thread) => now,
                     Phase::Optimizer => {
-                        // Its end was not said: it is over, for its own frame would have stamped this.
+                        // The optimizer's end was lost: its own frame would have stamped this block.
                         self.enter_phase(book, Phase::Unknown, stamp.seq, stamp.time_ns);
                         return Some(List::Between);
                     }
@@ -110,8 +109,7 @@ impl Holdings {
         list_of(phase)
     }
 
-    /// A followed block comes to its end. If its owner ends it, and its phase is not over, it was temporary. What the row is
-    /// from now on.
+    /// A followed block ends. If its owner ends it before its phase is over, it was temporary. Returns the row as it is from now on.
     pub fn role_at_end(&mut self, extent: Extent, row: &Row, end: End) -> Row {
         let roles = &mut self.roles[usize::from(row.book)];
         let entry = roles.young.leave(row.owner);
@@ -121,7 +119,7 @@ impl Holdings {
         if end == End::Taken || is_settled || is_known {
             return row;
         }
-        // Of bytes that are gone in a moment only the peak may have to know.
+        // Bytes that are gone in a moment matter to the peak only.
         if end == End::LetGo || self.books[usize::from(row.book)].live_at_peak(row.first_epoch) {
             let to = self.cells.with_role(row.cell, Role::Temporary);
             if to != row.cell {
@@ -141,7 +139,7 @@ impl Holdings {
             let next = match phase {
                 Phase::Backward | Phase::Optimizer | Phase::Evaluation => phase,
                 Phase::Setup | Phase::Between | Phase::Unknown => Phase::Unknown,
-                // Said behind an optimizer, it means that this is over: the first block of forward says when that begins.
+                // After an optimizer it means that this is over; the first block of forward marks the begin of forward.
                 Phase::Forward if !self.phases.stamped => phase,
                 Phase::Forward if matches!(now, Phase::Optimizer | Phase::Evaluation) => Phase::Unknown,
                 Phase::Forward => continue,
@@ -150,7 +148,7 @@ impl Holdings {
         }
     }
 
-    /// `Step`: whatever was under way is over.
+    /// `Step`: all phases are over.
     pub fn begin_iteration(&mut self, number: u64, seq: u64, time_ns: u64) {
         self.phases.stepped = true;
         for book in 0..self.books.len() as u8 {
@@ -189,7 +187,7 @@ impl Holdings {
                     self.end_list(book, List::Evaluation, None);
                     self.begin_forward(book, time_ns);
                 }
-                // Of the iteration that has begun with it.
+                // They belong to the iteration that has begun with it.
                 self.end_list(book, List::Between, Some(Role::Input));
             }
             Phase::Backward => {
@@ -222,7 +220,7 @@ impl Holdings {
         }
     }
 
-    /// Another iteration.
+    /// Ends the iteration and begins the next one.
     fn begin_next_iteration(&mut self, book: u8, number: u64, time_ns: u64) {
         self.measure(book);
         let at = usize::from(book);
@@ -231,7 +229,7 @@ impl Holdings {
         self.measure(book);
     }
 
-    /// The phase that a list was born in is over: what is left in it has this role, unless somebody has told another.
+    /// The phase of a list is over: its blocks have this role, unless they were given another.
     fn end_list(&mut self, book: u8, list: List, role: Option<Role>) {
         let roles = &mut self.roles[usize::from(book)];
         if list != List::Between && !self.phases.replays {
@@ -247,7 +245,7 @@ impl Holdings {
             return;
         }
         while let Some((at, entry)) = self.roles[usize::from(book)].young.first(list) {
-            // Any other of this size is what it seems to be, or cannot be told from that.
+            // Blocks of any other size are what they seem to be, or cannot be told from it.
             if role == Some(Role::Gradient) && workspace_index(entry.bytes).is_some() {
                 self.roles[usize::from(book)].young.change(at, List::Kept);
             } else {
@@ -258,14 +256,14 @@ impl Holdings {
         self.roles[usize::from(book)].young.restart_list(list);
     }
 
-    /// Its role is settled, and may be another than the one that it was given at birth.
+    /// The role is settled, and may differ from the one at birth.
     fn correct(&mut self, entry: &Entry, role: Option<Role>) {
         if let Some(role) = role.filter(|role| *role != entry.guess) {
             self.assign(entry, role);
         }
     }
 
-    /// The block is not followed any more.
+    /// Stops following a block.
     fn stop_following(&mut self, book: u8, at: u32) {
         let entry = self.roles[usize::from(book)].young.leave(at);
         if let Some(row) = self.pools[entry.pool as usize].blocks.get_mut(&entry.address) {
@@ -273,7 +271,7 @@ impl Holdings {
         }
     }
 
-    /// A derived role, for a block whose role nobody has told. The cell that it was in until now.
+    /// Assigns a derived role to a block that was not given one; returns the cell that it was in.
     fn assign(&mut self, entry: &Entry, role: Role) -> Option<CellId> {
         let row = self.pools[entry.pool as usize].blocks.get(&entry.address).copied();
         let row = row.filter(|row| !row.is(Row::EXACT))?;
@@ -281,8 +279,8 @@ impl Holdings {
         Some(row.cell)
     }
 
-    /// A step is over, and some blocks have outlived it. Without a forward pass only those count that may be workspaces: nothing else
-    /// is expected to go.
+    /// A step is over, and some blocks have outlived it. Without a forward pass only possible workspaces count: nothing else is
+    /// expected to be freed.
     fn grow_older(&mut self, book: u8, has_worked: bool) {
         let mut next = self.roles[usize::from(book)].young.first(List::Kept);
         while let Some((at, entry)) = next {
@@ -300,7 +298,7 @@ impl Holdings {
         }
     }
 
-    /// It has outlived whole steps.
+    /// Settles a block that has outlived whole steps.
     fn retire(&mut self, book: u8, at: u32, entry: &Entry) {
         let roles = &mut self.roles[usize::from(book)];
         let is_backward = entry.born == List::Backward;
@@ -325,7 +323,7 @@ impl Holdings {
         }
     }
 
-    /// More than there can be: they are something else.
+    /// Checks whether there are more workspaces of a size than there can be: then they are something else.
     fn count_workspaces(&mut self, book: u8, size: usize) {
         let young = &self.roles[usize::from(book)].young;
         let of_size = |entry: &Entry| entry.bytes == WORKSPACE_BYTES[size];
@@ -346,13 +344,13 @@ impl Holdings {
         }
     }
 
-    /// Of this cell, in the iteration that is under way.
+    /// Corrects the gradients of the open iteration by `mistaken` bytes of a cell.
     fn correct_gradients(&mut self, book: u8, cell: CellId, mistaken: i64) {
         let at = usize::from(book);
         self.roles[at].iterations.correct_gradients(cell, mistaken, &self.books[at]);
     }
 
-    /// A role was told: what that says of others.
+    /// A role was given: notes what it implies for other blocks.
     pub fn note_told(&mut self, row: &Row, role: Role) {
         if role == Role::Parameter {
             self.roles[usize::from(row.book)].knows_parameters = true;
@@ -360,7 +358,7 @@ impl Holdings {
         }
     }
 
-    /// There is a parameter of so many bytes. (What frames say of a few is not yet that parameters are known.)
+    /// Notes the size of a parameter. (A few that frames name do not mean that all parameters are known.)
     #[cold]
     pub fn note_parameter(&mut self, book: u8, bytes: u64) {
         let roles = &mut self.roles[usize::from(book)];
@@ -380,7 +378,7 @@ impl Holdings {
         iterations.measure(&self.books[at], &self.cells.keys, known);
     }
 
-    /// A library has this number.
+    /// Notes the number of a library.
     pub fn note_library(&mut self, module: u16, path: &str) {
         let name = path.rsplit('/').next().unwrap_or(path);
         let is_scratch = SCRATCH_LIBRARIES.iter().any(|library| name.starts_with(library));
@@ -390,14 +388,13 @@ impl Holdings {
         }
     }
 
-    /// Records were lost, and among them maybe the end of what was said.
+    /// Records were lost: the end of the current phase may be among them.
     pub fn lose_phases(&mut self) {
         self.phases.said = Phase::Unknown;
         self.roles.iter_mut().for_each(|roles| roles.iterations.lose());
     }
 
-    /// A resync is over that brought blocks nobody had heard of: they are born again, in their order, among those
-    /// whose role is not settled.
+    /// After a resync that brought unknown blocks: replays their births, and those of blocks without a settled role, in order.
     pub fn replay(&mut self) {
         if self.restated.is_empty() {
             return;
@@ -455,7 +452,7 @@ impl Holdings {
         }
     }
 
-    /// Another program has its own phases.
+    /// Another program began: it has its own phases.
     pub fn forget_phases(&mut self, time_ns: u64) {
         self.phases = PhaseReports::default();
         self.restated.clear();
@@ -468,8 +465,9 @@ impl Holdings {
 }
 
 impl Holdings {
-    /// The phase in which a thread asks for memory that it does not get, where its frames name none. Loss and glue belong to the pass
-    /// that is under way, as in `list_at_birth`; a pass is over for a thread that runs forward passes and is in no backward node.
+    /// Returns the phase in which a thread asks for memory that it does not get, where its frames name none. Loss and glue code belong
+    /// to the pass that is under way, as in `list_at_birth`; a pass is over for a thread that runs forward passes and is in no backward
+    /// node.
     pub fn phase_of_request(&self, book: u8, thread: u32) -> Phase {
         let roles = &self.roles[usize::from(book)];
         match (self.phases.said, roles.now) {

@@ -1,5 +1,5 @@
-//! What one process holds: rows for live memory, and the books they are booked in. The rules are in
-//! allocation.rs, vmm.rs and pool.rs; this file has what they share.
+//! What one process holds: rows for live memory, and the books they are booked in. The rules are in the other files of this folder,
+//! which share what is here.
 
 use crate::Map;
 use crate::base::quota::{list, map, sorted};
@@ -19,7 +19,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) struct Holdings {
     pub(super) cells: CellTable,
-    /// One per device of the process, in the order in which they were named.
+    /// One for each device of the process, in the order in which they were named.
     pub(super) books: Vec<Book>,
     /// Windows that are over, by book.
     pub(super) windows: Vec<(u8, Window)>,
@@ -28,46 +28,46 @@ pub(crate) struct Holdings {
     /// Same index as `books`.
     pub(super) side_memory: Vec<Beside>,
     pub(super) allocations: Map<u64, Row>,
-    /// Addresses in `allocations` of at least [`LARGE_BYTES`], for look-ups inside them.
+    /// Addresses in `allocations` of at least [`LARGE_BYTES`], to find allocations by an address inside them.
     pub(super) large: BTreeMap<u64, u64>,
     /// By the seq of the record that began the free.
     pub(super) in_flight: InFlights,
-    /// Bytes that calls in `in_flight` may already have given back, per book, for torn samples.
+    /// Bytes that calls in `in_flight` may already have given back, by book, for torn samples.
     pub(super) in_flight_bytes: Vec<i64>,
     pub(super) handles: Map<u64, BackingId>,
     pub(super) backings: Map<BackingId, Backing>,
     pub(super) mappings: BTreeMap<u64, Mapping>,
-    /// Pools by index; destroyed ones stay as empty places.
+    /// Pools by index; destroyed ones stay as empty entries.
     pub(super) pools: Vec<Pool>,
     pub(super) pool_ids: Map<u64, u32>,
-    /// Bytes that segments took from an extent, and which segments did.
+    /// For each extent, the segments that took bytes from it.
     pub(super) carved: Map<Extent, Carved>,
-    /// There may be segments that nobody told of: the agent was late, or records are lost.
+    /// Segments may exist that were not reported: the agent was late, or records are lost.
     pub(super) unseen_segments: bool,
-    /// Segments that are not wholly booked: a later allocation may give them memory.
+    /// Segments that are not wholly booked: a later allocation may provide their memory.
     pub(super) unbacked_segments: u32,
-    /// Blocks that wait for a stream, by their seq: the cell they were in, and the epoch from which on they wait.
+    /// Blocks that wait for a stream, by their seq: the cell they were in, and the epoch since which they wait.
     pub(super) waiting: Map<u64, (CellId, u32)>,
-    /// Gone since the peak, role not told: per book.
+    /// By book, rows that are gone since the peak and have no final role.
     pub(super) residues: Vec<PeakResidues>,
     /// Same index as `books`.
     pub(super) roles: Vec<Roles>,
     pub(super) phases: PhaseReports,
-    /// Blocks of phases that a resync brought anew, until it ends.
+    /// Blocks of phases that only a resync brought, until it ends.
     pub(super) restated: Vec<RestatedBlock>,
-    /// Libraries whose driver allocations are scratch, by their numbers.
+    /// Numbers of libraries whose driver allocations are scratch.
     pub(super) scratch_libraries: Vec<u16>,
     pub(super) generation: u8,
-    /// Frees begun up to this seq may have ended in a loss; cleared by a resync.
+    /// Frees begun up to this seq may have ended in lost records; cleared by a resync.
     pub(super) doubtful_before: Option<u64>,
-    /// Records up to this seq may speak of rows that a resync has taken already: no oddity.
+    /// Records up to this seq may name rows that a resync has taken: no anomaly.
     pub(super) forgiven_until: u64,
     pub(super) anomalies: AnomalyCounts,
     /// Books that the current record touched, as bits.
     touched: u64,
     /// The rows are those of no single moment (a resync is under way): no peak is taken.
     pub(super) mixed: bool,
-    /// Allocations that a resync did not say again wait for the ring to reach its head: it may bring their frees.
+    /// A resync has ended, but allocations that it did not restate wait for the ring to reach its head: their frees may be in it.
     pub(super) unswept: bool,
     /// Books touched while `mixed`.
     unsettled: u64,
@@ -127,7 +127,7 @@ impl Holdings {
         self.in_flight_bytes[book]
     }
 
-    /// Begins the trails of all books anew: nothing can be told of the time before.
+    /// Forgets the history of all books: times before `now_ns` cannot be restored.
     pub fn restart_history(&mut self, now_ns: u64) {
         for (book, &in_flight) in self.books.iter_mut().zip(&self.in_flight_bytes) {
             book.history.restart(now_ns, in_flight);
@@ -163,7 +163,7 @@ impl Holdings {
         &self.pools
     }
 
-    /// Memory of a book's process that is no part of the sum.
+    /// Memory of a book's process that is not part of the sum.
     pub fn side_memory(&self, book: usize) -> Beside {
         self.side_memory[book]
     }
@@ -177,7 +177,7 @@ impl Holdings {
         self.windows.drain(..)
     }
 
-    /// There is memory that the driver handed out.
+    /// Whether there is memory that the driver handed out.
     #[inline]
     pub fn has_driver_rows(&self) -> bool {
         !self.allocations.is_empty() || !self.backings.is_empty() || !self.mappings.is_empty()
@@ -199,24 +199,24 @@ impl Holdings {
         Some(roles.iterations.view(time_ns, book))
     }
 
-    /// Times are only an order: a window of their own for each.
+    /// Whether times are only an order: each is a window of its own.
     pub fn is_ordinal(&self) -> bool {
         self.window_ns == 1
     }
 
-    /// What was held over time on a device.
+    /// What a device's book held over time.
     pub fn timeline(&self, book: usize) -> gpumem_model::timeline::Timeline {
         self.books.get(book).map(|book| book.timeline(&self.cells, !self.mixed)).unwrap_or_default()
     }
 
-    /// Live rows of every kind.
+    /// Number of live rows of every kind.
     pub fn rows(&self) -> usize {
         let in_pools = self.pools.iter().map(|pool| pool.blocks.len() + pool.segments.len());
         let own = [self.allocations.len(), self.backings.len(), self.mappings.len(), self.pools.len()];
         own.iter().sum::<usize>() + in_pools.sum::<usize>()
     }
 
-    /// Every row goes; books, their peaks and the names of cells stay.
+    /// Removes every row; books, their peaks and the names of cells stay.
     pub fn take_everything(&mut self) {
         for seq in self.in_flight.begun(|_| true) {
             self.free_end(seq, 0);
@@ -233,7 +233,7 @@ impl Holdings {
         (self.doubtful_before, self.forgiven_until) = (None, 0);
     }
 
-    /// Peaks, timelines and iterations begin anew with what is held now.
+    /// Begins peaks, timelines and iterations anew, with what is held now.
     pub fn begin_part(&mut self, now_ns: u64) {
         // Between a resync and its end the books have more than is held.
         let known = (!self.mixed).then_some(now_ns);
@@ -242,7 +242,7 @@ impl Holdings {
         self.roles.iter_mut().for_each(|roles| roles.iterations.restart(now_ns));
     }
 
-    /// A book for one more device; at most 64 fit (GPUs and MIG instances of one process).
+    /// Adds a book for one more device; at most 64 fit (GPUs and MIG instances of one process).
     pub fn add_book(&mut self) -> u8 {
         self.books.push(Book::new());
         self.side_memory.push(Beside::default());
@@ -262,8 +262,7 @@ impl Holdings {
         &mut self.side_memory[usize::from(book)]
     }
 
-    /// Ends a record: new peaks are taken now, when the record is booked as a whole. Says which books
-    /// it touched.
+    /// Ends a record: peaks are taken when the whole record is booked. Returns the books that it touched, as bits.
     #[inline]
     pub fn settle(&mut self, time_ns: u64) -> u64 {
         let touched = std::mem::take(&mut self.touched);
@@ -287,7 +286,7 @@ impl Holdings {
         touched
     }
 
-    /// Before a record of `time_ns` is booked: books that were not touched for long.
+    /// Before a record of `time_ns` is booked: ends silences of books that were not touched for long.
     #[cold]
     pub fn end_silences(&mut self, time_ns: u64) -> u64 {
         if !self.mixed {
@@ -296,7 +295,7 @@ impl Holdings {
         time_ns.saturating_add(self.window_ns)
     }
 
-    /// A row leaves its cell's name behind for the peak's composition, unless somebody told its role.
+    /// Keeps the cell of a row that is about to go, for the peak's composition, unless its role is final.
     #[inline]
     pub fn keep_residue(&mut self, row: &Row, booked: u64) {
         let book = &self.books[usize::from(row.book)];
@@ -307,15 +306,15 @@ impl Holdings {
         self.residues[usize::from(row.book)].keep(row.seq, residue);
     }
 
-    /// Where a live row was at the peak: one that began to wait for a stream after it was in another cell.
+    /// The cell of a live row at the peak: a row that began to wait for a stream after the peak was in another cell then.
     pub fn cell_at_peak(&self, row: &Row) -> CellId {
         let waiting = if row.is(Row::PENDING) { self.waiting.get(&row.seq) } else { None };
         let before = waiting.filter(|(_, since)| !self.books[usize::from(row.book)].live_at_peak(*since));
         before.map_or(row.cell, |(cell, _)| *cell)
     }
 
-    /// Everything that segments carved out of an extent goes back to the extent's own cell: the extent
-    /// is about to go away, and its segments stay without memory.
+    /// Gives back everything that segments took from an extent to the extent's own cell. The extent is about to go, and its segments
+    /// stay without memory.
     pub fn uncarve_all(&mut self, extent: Extent, row: &Row) {
         let carved = if self.carved.is_empty() { None } else { self.carved.remove(&extent) };
         let Some(carved) = carved else {
@@ -336,7 +335,7 @@ impl Holdings {
         self.carved.get(&extent).map_or(0, Carved::total)
     }
 
-    /// What becomes known of the row born as `seq`: `Retag`.
+    /// `Retag`: new names or roles of the row born as `seq`.
     pub fn retag(&mut self, address: u64, pool: u64, seq: u64, stamp: &Stamp, use_as: (Role, Phase)) {
         let pool_index = if pool == 0 { None } else { self.pool_ids.get(&pool).copied() };
         let block = pool_index.and_then(|index| {
@@ -349,7 +348,7 @@ impl Holdings {
             row.map(|row| (Extent::Allocation(address, seq), *row))
         });
         let found = found.or_else(|| Some((Extent::Backing(seq), self.backings.get(&seq)?.row)));
-        // Said again while a free of it seems to be in flight: the end of that call was lost, and it failed.
+        // Restated while a free of it seems to be in flight: the end of that call was lost, and it failed.
         let restated = stamp.flags.has(Flags::RESTATED);
         let found = found.or_else(|| {
             let row = if restated { self.in_flight.row_mut(seq) } else { None };
@@ -367,7 +366,7 @@ impl Holdings {
             self.row_mut(extent).into_iter().for_each(|row| row.flags |= Row::EXACT);
             self.note_told(&row, role);
         } else if stamp.flags.has(Flags::RESTATED) && row.is(Row::EXACT) && !row.is(Row::BORN_EXACT) {
-            // What was said of it never reached its row at the agent: a free was under way then, and failed.
+            // The retag never reached its row at the agent: a free was in flight then, and failed.
             self.row_mut(extent).into_iter().for_each(|row| row.flags &= !Row::EXACT);
             told = Some(Role::Unknown);
         }
@@ -377,14 +376,14 @@ impl Holdings {
         self.recell(extent, row, (to, peak_to));
     }
 
-    /// A block's role is derived, now and at the peak.
+    /// Gives a block a derived role, now and at the peak.
     pub fn derive(&mut self, extent: Extent, row: Row, role: Role) {
         let to = self.cells.with_role(row.cell, role);
         let peak_to = self.cells.with_role(self.cell_at_peak(&row), role);
         self.recell(extent, row, (to, peak_to));
     }
 
-    /// A row belongs to another cell, now and at the peak.
+    /// Moves a row to another cell, now and at the peak.
     pub fn recell(&mut self, extent: Extent, row: Row, to: (CellId, CellId)) {
         if to.0 != row.cell {
             self.move_row(extent, &row, to);
@@ -392,7 +391,7 @@ impl Holdings {
         }
     }
 
-    /// Its bytes, that is, without what segments took of them.
+    /// Shifts the bytes of a row, without those that segments took.
     pub fn move_row(&mut self, extent: Extent, row: &Row, (to, peak_to): (CellId, CellId)) {
         let peak_cell = self.cell_at_peak(row);
         if row.is(Row::PENDING)
@@ -443,15 +442,15 @@ impl Holdings {
         }
     }
 
-    /// The cell that `from` becomes with what a `Retag` adds. The first tag stays as the origin.
+    /// Returns the cell that `from` becomes with the names of a `Retag`. The first tag stays as the origin.
     fn renamed(&mut self, from: CellId, stamp: &Stamp, (role, phase): (Option<Role>, Phase)) -> CellId {
         let mut key = self.cells.keys[from as usize];
         if stamp.flags.has(Flags::RESTATED) {
-            // (Nor does a name of its own show here that is the inherited one.)
+            // (A name of the block's own is not the inherited one.)
             key.inherited &= stamp.tag == key.tag && stamp.stack == 0;
             (key.tag, key.origin) = (stamp.tag, stamp.stack);
         } else if stamp.tag != 0 {
-            key.inherited = false; // whoever says it means it
+            key.inherited = false; // a retag is explicit
             if stamp.tag != key.tag {
                 if key.origin == 0 {
                     key.origin = key.tag;
@@ -485,7 +484,7 @@ impl Holdings {
         let pools = self.pools.iter().map(|pool| {
             map(&pool.blocks)
                 + pool.large_blocks.len() * sorted(16)
-                // Each segment names what it lies in, and that names the segment.
+                // Each segment lists its extents, and each extent its segments.
                 + pool.segments.len() * sorted(8 + size_of::<Segment>() + 96)
         });
         let cells = self.cells.bytes();

@@ -1,10 +1,9 @@
 //! Samples of NVML, joined to `tracked` at their own time.
 //!
-//! A reading is an interval [t0, t1]. When it begins, every process on the device gets a pending sample.
-//! The pending sample is **marked** (the book is copied) when the process's records have been applied up
-//! to t0, and **closed** when they have been applied up to t1; how far that is, records and watermarks
-//! say. In between, changes of `tracked` make it torn, with its extremes. A process whose agent stays
-//! silent does not hold it up: it is closed as stale.
+//! A reading is an interval [t0, t1]. When it begins, every process on the device gets a pending sample. The sample is **marked** (the
+//! book is copied) when the process's records have been applied up to t0. It is **closed** when they have been applied up to t1; record
+//! times and watermarks say how far that is. Changes of `tracked` in between make it torn, with its extremes. A process whose agent is
+//! silent does not delay it: the sample is closed as stale.
 
 use crate::book::recent_past::PastBook;
 use crate::book::{Book, Range};
@@ -24,9 +23,9 @@ pub struct ClosedSample {
     pub t0_ns: u64,
     /// When it ended.
     pub t1_ns: u64,
-    /// What NVML charges to the process, or why that is not known.
+    /// What NVML charges to the process, or why that is unknown.
     pub used_bytes: Result<u64, Absence>,
-    /// The process lists of the reading failed: that it was in none of them says nothing.
+    /// The process lists of the reading failed: absence from them proves nothing.
     pub list_failed: bool,
     /// `tracked` at t0; absent for a process without an agent.
     pub tracked_bytes: Option<i64>,
@@ -36,14 +35,14 @@ pub struct ClosedSample {
     pub predates_bytes: i64,
     /// Memory moved, or a call was in flight, while NVML was read.
     pub torn: bool,
-    /// The agent had not spoken up to t1 when the sample was closed.
+    /// The agent's records had not reached t1 when the sample was closed.
     pub stale: bool,
-    /// The book may not be the one of t0: records were lost before it and no resync had ended, or the reading was told of so late that what
-    /// had changed since is forgotten.
+    /// The book may not be that of t0: records were lost before it and no resync had ended, or the begin of the reading arrived so late
+    /// that later changes cannot be undone.
     pub partial: bool,
     /// The book at t0, by index of `ProcessView::cells`.
     pub amounts: Arc<[i64]>,
-    /// Why untrackable is what it is: they sum to it. Absent where it is.
+    /// Parts of its untrackable; absent where that is.
     pub parts: Option<Parts>,
 }
 
@@ -53,30 +52,29 @@ impl ClosedSample {
         !self.torn && !self.stale && !self.partial
     }
 
-    /// used - tracked, signed; absent where either is.
+    /// used - tracked, signed; absent if either is absent.
     pub fn gap_bytes(&self) -> Option<i64> {
         Some(i64::try_from(self.used_bytes.ok()?).ok()?.wrapping_sub(self.tracked_bytes?))
     }
 
-    /// The gap without what predates the agent.
+    /// The gap without the bytes that are older than the agent.
     pub fn untrackable_bytes(&self) -> Option<i64> {
         Some(self.gap_bytes()?.wrapping_sub(self.predates_bytes))
     }
 }
 
-/// The gap that belongs to a peak of `tracked`: NVML was not read at that instant, so it is taken from the
-/// nearest sample.
+/// The gap at a peak of `tracked`. NVML was not read at that instant, so the gap is that of the nearest sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeakGap {
     /// Untrackable at that sample.
     pub untrackable_bytes: i64,
     /// What predated the agent at that sample.
     pub predates_bytes: i64,
-    /// How far the sample is from the peak; negative: it was before.
+    /// Distance of the sample from the peak; negative if it was before.
     pub distance_ns: i64,
-    /// `tracked` was at its peak when the sample was taken: nothing was carried over.
+    /// `tracked` was at its peak when the sample was taken.
     pub exact: bool,
-    /// Of the untrackable at that sample.
+    /// Parts of that untrackable.
     pub parts: Option<Parts>,
 }
 
@@ -92,8 +90,8 @@ struct Mark {
     partial: bool,
 }
 
-/// An allocation may be charged as soon as its call is entered, so until it is recorded `tracked` may be lower than what
-/// NVML says: by this, beside whatever other threads do meanwhile. Where a pool is trimmed it may be higher: then this is negative.
+/// An allocation may be charged as soon as its call is entered. Until it is recorded, `tracked` may be lower than NVML's number by its
+/// bytes. When a pool is trimmed, `tracked` may be higher: then `bytes` is negative.
 #[derive(Debug, Clone, Copy)]
 struct Entered {
     entered_ns: u64,
@@ -111,13 +109,13 @@ pub(crate) struct Pending {
     pub used: Result<u64, Absence>,
     list_failed: bool,
     mark: Option<Mark>,
-    /// (time, tracked without and with what calls in flight may give back) after t0, in the order of the records.
+    /// (time, `tracked` without and with what calls in flight may have given back) after t0, in the order of the records.
     changes: Vec<(u64, Range)>,
-    /// What may have been charged, or let go, before it was recorded, which was after the mark.
+    /// Bytes that may have been charged or freed before they were recorded, which was after the mark.
     entered: Vec<Entered>,
-    /// A driver call that was entered then was still in flight after t0.
+    /// Begin of the earliest driver call that was still in flight after t0.
     busy_since_ns: u64,
-    /// Records were lost while it waited: whatever the book says when it is marked, it may not be of t0.
+    /// Records were lost while it waited: the book at its mark may not be that of t0.
     doubtful: bool,
 }
 
@@ -144,7 +142,7 @@ impl Pending {
         self.book == book && self.number == number
     }
 
-    /// The next time at which this sample wants to be looked at.
+    /// The next time at which this sample has to be looked at.
     pub fn boundary_ns(&self) -> u64 {
         if self.mark.is_none() { self.t0_ns } else { self.t1_ns.unwrap_or(u64::MAX) }
     }
@@ -165,7 +163,7 @@ impl Pending {
         self.t1_ns.is_some_and(|t1| done_ns >= t1)
     }
 
-    /// Copies the book. `late`: `tracked` had already changed after t0, by what nobody knows any more.
+    /// Copies the book. `late`: `tracked` had changed after t0, and the changes cannot be undone.
     pub fn mark(&mut self, book: &mut Book, in_flight_bytes: i64, near: u32, partial: bool, late: bool) {
         let mut range = Range::at(book.tracked);
         range.include(book.tracked.wrapping_sub(in_flight_bytes));
@@ -176,7 +174,7 @@ impl Pending {
         self.mark = Some(Mark { tracked, amounts, range, rounding, near, torn, partial });
     }
 
-    /// Takes the book as it was when the reading began, and what has happened since.
+    /// Takes the book as it was when the reading began, and the changes since.
     pub fn mark_past(&mut self, past: PastBook, near: u32, partial: bool) {
         let tracked = past.amounts.iter().fold(0_i64, |sum, &bytes| sum.wrapping_add(bytes));
         let mut range = Range::at(tracked);
@@ -192,7 +190,7 @@ impl Pending {
         }
     }
 
-    /// After the mark, at `time_ns`, `tracked` changed or a call that may change it was entered.
+    /// Notes that `tracked` changed at `time_ns`, after the mark, or that a call was entered that may change it.
     pub fn change(&mut self, time_ns: u64, tracked: i64, in_flight_bytes: i64) {
         let mut range = Range::at(tracked);
         range.include(tracked.wrapping_sub(in_flight_bytes));
@@ -208,7 +206,7 @@ impl Pending {
         self.changes.push((time_ns, range));
     }
 
-    /// After the mark, `bytes` that may have come (negative: gone) since `entered_ns` are about to be booked.
+    /// Notes `bytes` that are about to be booked and may have come (negative: gone) since `entered_ns`.
     pub fn entered(&mut self, entered_ns: u64, bytes: i64) {
         if self.mark.is_some() && !self.is_over(entered_ns) {
             self.make_room();
@@ -220,7 +218,7 @@ impl Pending {
         self.t1_ns.is_some_and(|t1| time_ns > t1)
     }
 
-    /// Sums up what is too much to remember: bounds that may be too wide still hold.
+    /// Sums up changes when there are too many: bounds may become too wide, and still hold.
     fn make_room(&mut self) {
         if self.changes.len() < MAX_CHANGES && self.entered.len() < MAX_CHANGES {
             return;
@@ -233,13 +231,13 @@ impl Pending {
         self.entered.clear();
     }
 
-    /// The extremes of what NVML may have charged in the reading, and whether that is more than one value.
+    /// Returns the extremes of what NVML may have charged in the reading, and whether that is more than one value.
     ///
-    /// Between two changes `tracked` stands still, and everything that was entered before the second and is recorded
-    /// after the first may have happened already.
+    /// Between two changes `tracked` is constant. What was entered before the second change and is recorded after the first may have
+    /// happened already.
     fn bounds(&self) -> (Option<Range>, bool) {
         let Some(mark) = &self.mark else { return (None, false) };
-        // When each change was there at the latest; times of several threads are not quite in the order of their records.
+        // The latest time by which each change had happened; times of several threads are not quite in the order of their records.
         let times = self.changes.iter().map(|&(time_ns, _)| time_ns);
         let ends: Vec<u64> = times
             .scan(0, |latest: &mut u64, time_ns| {
@@ -247,7 +245,7 @@ impl Pending {
                 Some(*latest)
             })
             .collect();
-        // What is open from each change on: first what comes, then what goes.
+        // What is open after each change: first what comes, then what goes.
         let mut steps = vec![[0_i64; 2]; self.changes.len() + 2];
         let mut torn = mark.torn;
         for entered in self.entered.iter().filter(|entered| !self.is_over(entered.entered_ns)) {
@@ -280,19 +278,19 @@ impl Pending {
         self.t1_ns = Some(t1_ns);
     }
 
-    /// When the reading ended, if somebody has said so.
+    /// End of the reading, if it was reported.
     pub fn ended_ns(&self) -> Option<u64> {
         self.t1_ns
     }
 
-    /// The process lists of the reading failed: that a process is in none of them says nothing.
+    /// The process lists of the reading failed: absence from them proves nothing.
     pub fn fail(&mut self) {
         if self.used == Err(Absence::NotListed) {
             (self.used, self.list_failed) = (Err(Absence::Unknown), true);
         }
     }
 
-    /// Records were lost that may belong into it.
+    /// Records were lost that may belong to it.
     pub fn doubt(&mut self) {
         self.doubtful = true;
         if let Some(mark) = &mut self.mark {
@@ -300,8 +298,8 @@ impl Pending {
         }
     }
 
-    /// A driver call that was entered at `since_ns` is still in flight at `now_ns`. Whether that is within
-    /// the reading is seen when it closes.
+    /// Notes a driver call that was entered at `since_ns` and is in flight at `now_ns`. Whether it overlaps the reading is decided when
+    /// the sample closes.
     pub fn in_flight(&mut self, since_ns: u64, now_ns: u64) {
         if now_ns >= self.t0_ns {
             self.busy_since_ns = self.busy_since_ns.min(since_ns);
@@ -313,7 +311,7 @@ impl Pending {
         self.mark.as_ref().map_or(0, |mark| mark.near)
     }
 
-    /// The sample as it is now, with no more parts than the rounding, for a process with (`covered`) or without an agent.
+    /// Closes the sample as it is now, with rounding as its only part, for a process with (`covered`) or without an agent.
     pub fn close(self, predates_bytes: i64, stale: bool, covered: bool) -> ClosedSample {
         let (range, torn) = self.bounds();
         let mark = self.mark.filter(|_| covered);
@@ -337,10 +335,10 @@ impl Pending {
     }
 }
 
-/// Samples wait so long for a call that was in flight: what it allocates is in them or not, and only its record says how much.
+/// How long samples wait for a call in flight: whether its memory is in the reading is known only from its record.
 const MAX_CALL_WAIT_NS: u64 = 250_000_000;
 
-/// Up to when a watermark says everything.
+/// Time up to which all records have come, according to a watermark.
 pub(crate) fn known_until(watermark: &Record<'_>) -> u64 {
     let time_ns = watermark.stamp.time_ns;
     match watermark.body {

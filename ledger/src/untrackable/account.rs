@@ -1,4 +1,4 @@
-//! The causes of one account's gap: which samples are boundaries, and what is booked between two of them.
+//! The causes of one account's untrackable: which samples are boundaries, and what is booked between two of them.
 
 use crate::samples::pending::ClosedSample;
 use crate::untrackable::change::{Cause, SampleContext, Step, Steps, change_between, minus};
@@ -12,25 +12,25 @@ use std::sync::Arc;
 struct Boundary {
     t0_ns: u64,
     x: i64,
-    /// What predates the agent, tracked or not, without the rounding in it.
+    /// Bytes older than the agent, tracked or not, without the rounding in them.
     predates: i64,
 }
 
 /// The causes of one book's gap.
 #[derive(Debug, Default)]
 pub(crate) struct Causes {
-    /// What was said since the last boundary.
+    /// Events since the last boundary.
     pub since_boundary: SinceBoundary,
     contexts: Contexts,
     /// Sum of what was booked for contexts at the last boundary.
     booked: Parts,
     steps: Steps,
     last: Option<Boundary>,
-    /// Rounding that `predates` already has in it: that of the sample from which it was taken.
+    /// Rounding that is already in the sample's predating bytes: that of the sample that they were taken from.
     predates_rounding: i64,
 }
 
-/// What a process has said of one device.
+/// Events of one device since the last boundary.
 #[derive(Debug, Default)]
 pub(crate) struct SinceBoundary {
     events: Events,
@@ -38,17 +38,17 @@ pub(crate) struct SinceBoundary {
     lost: bool,
     /// The agent was blind since the last boundary.
     blind: bool,
-    /// Threads that the device can hold at once; 0 while not known.
+    /// Threads that the device can run at once; 0 if unknown.
     pub threads: u64,
 }
 
 impl Causes {
-    /// `predates` was taken from a sample with these parts, so that its rounding is in it, or was told.
+    /// Sets the rounding that the predating bytes contain: that of the sample they were taken from, or none if the agent reported them.
     pub fn round_from(&mut self, parts: Option<Parts>) {
         self.predates_rounding = parts.map_or(0, |parts| parts.rounding_bytes);
     }
 
-    /// The parts of a sample's untrackable. If it is a boundary, the step that led to it is booked first.
+    /// Returns the parts of a sample's untrackable. If it is a boundary, the step that led to it is booked first.
     pub fn close(&mut self, sample: &ClosedSample, known: &SampleContext<'_>) -> Option<Parts> {
         let untrackable = sample.untrackable_bytes()?;
         let rounding = sample.parts?.rounding_bytes.wrapping_sub(self.predates_rounding);
@@ -66,7 +66,7 @@ impl Causes {
 
     fn reach(&mut self, sample: &ClosedSample, x: i64, known: &SampleContext<'_>) {
         let (due, is_folded) = self.since_boundary.events.take_until(sample.t1_ns);
-        // What was taken over is tracked instead, and the gap is what it was.
+        // Adopted memory is tracked, and the gap is what it was.
         let older = sample.predates_bytes.wrapping_add(known.adopted);
         let predates = older.wrapping_sub(self.predates_rounding);
         let boundary = Boundary { t0_ns: sample.t0_ns, x, predates };
@@ -74,10 +74,10 @@ impl Causes {
         let blind = std::mem::replace(&mut self.since_boundary.blind, known.blind) || known.blind;
         let last = self.last.replace(boundary);
         let before = match last {
-            // More predates is less gap, and no step.
+            // More predating bytes make a smaller gap, and no step.
             Some(last) => last.x.wrapping_add(last.predates).wrapping_sub(boundary.predates),
             None if known.late || lost => {
-                // What was there first has no cause that could be known.
+                // What existed first has no known cause.
                 self.contexts.pass(&due, self.since_boundary.threads);
                 self.booked = self.contexts.booked();
                 return;
@@ -105,14 +105,14 @@ impl Causes {
         self.steps.add(change_between(span, parts, doubt, &due, &shares, unseen, known));
     }
 
-    /// All steps so far in the order of their times; small ones may be one, see [`Cause::Smaller`].
+    /// Returns all steps by time; the smallest may be one, see [`Cause::Smaller`].
     pub fn steps(&self) -> Arc<[Step]> {
         self.steps.all()
     }
 }
 
 impl Causes {
-    /// Something happened that may move the gap.
+    /// Adds an event that may change untrackable.
     pub fn note_event(&mut self, event: Event) {
         let folded = self.since_boundary.events.push(event);
         if !folded.is_empty() {
@@ -120,12 +120,12 @@ impl Causes {
         }
     }
 
-    /// Records were lost: nobody knows what they said.
+    /// Records were lost, and events may be among them.
     pub fn lose(&mut self) {
         self.since_boundary.lost = true;
     }
 
-    /// The agent sees nothing for a while.
+    /// The agent sees nothing from now on.
     pub fn go_blind(&mut self) {
         self.since_boundary.blind = true;
     }

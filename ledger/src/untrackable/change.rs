@@ -1,11 +1,11 @@
-//! Steps of the gap: when it changed, by how much, and because of what.
+//! Steps of untrackable: when it changed, by how much, and why.
 
 use crate::untrackable::event::{Event, Names, What};
 use gpumem_model::gap::Parts;
 use gpumem_wire::DriverEventKind;
 use std::sync::{Arc, OnceLock};
 
-/// Steps that are told one by one, per device; the smallest of more are one.
+/// Steps that are kept one by one, for each device; the smallest of more are merged into one.
 const MAX_STEPS: usize = 256;
 
 /// The sum of two, without a bound: parts are exact, and nothing in them is clamped.
@@ -13,7 +13,7 @@ pub(super) fn plus(one: Parts, other: Parts) -> Parts {
     combine(one, other, i64::wrapping_add)
 }
 
-/// What `one` has more than `other`, part by part.
+/// Returns `one` minus `other`, part by part.
 pub(super) fn minus(one: Parts, other: Parts) -> Parts {
     combine(one, other, i64::wrapping_sub)
 }
@@ -29,7 +29,7 @@ fn combine(one: Parts, other: Parts, with: fn(i64, i64) -> i64) -> Parts {
     }
 }
 
-/// Why the gap changed.
+/// Why untrackable changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Cause {
@@ -41,11 +41,11 @@ pub enum Cause {
     ModuleLoaded,
     /// Modules were unloaded.
     ModuleUnloaded,
-    /// The stacks of kernels were given another limit.
+    /// The limit of kernel stacks was set.
     StackLimit,
-    /// The FIFO of printf was.
+    /// The size of printf's FIFO was set.
     PrintfLimit,
-    /// The heap of malloc on the device was.
+    /// The size of malloc's heap on the device was set.
     HeapLimit,
     /// An executable graph was made.
     GraphInstantiated,
@@ -61,7 +61,7 @@ pub enum Cause {
     GreenContextCreated,
     /// Memory of another process was imported.
     MemoryImported,
-    /// Nothing that is reported happened.
+    /// No reported event happened.
     BetweenEvents,
     /// The agent saw nothing for a part of the time.
     Blind,
@@ -69,7 +69,7 @@ pub enum Cause {
     HistoryLost,
     /// More events happened than are kept.
     EventsLost,
-    /// Several small steps; [`Step::events`] is how many.
+    /// Several small steps; [`Step::events`] is their number.
     Smaller,
 }
 
@@ -96,7 +96,7 @@ impl Cause {
         Cause::Smaller,
     ];
 
-    /// In words.
+    /// Its name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Cause::ContextCreated => "context created",
@@ -146,41 +146,41 @@ impl Cause {
     }
 }
 
-/// How the bytes of a step were found.
+/// How the bytes of a step were determined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BookedAs {
-    /// The step itself is their measure.
+    /// Measured: the step itself.
     Measured,
-    /// A model says them.
+    /// Computed by a model.
     Model,
-    /// They are at most what the loaded modules hold.
+    /// At most what the loaded modules hold.
     UpperBound,
-    /// Nothing says why.
+    /// Unknown.
     Unexplained,
 }
 
-/// A change of the gap between two samples.
+/// A change of untrackable between two samples.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// When the sample before it was taken; 0 for the beginning of the process.
+    /// Time of the sample before it; 0 for the beginning of the process.
     pub from_ns: u64,
-    /// When its event happened; without one in its time, when the sample was taken that shows it.
+    /// Time of its event; without one, time of the sample that shows it.
     pub time_ns: u64,
-    /// What it was booked to; the sum is the change, without what is rounding.
+    /// What it was booked to; the sum is the change without rounding.
     pub parts: Parts,
-    /// What got most of it.
+    /// The event that got most of the bytes.
     pub cause: Cause,
-    /// As bits, by `Cause as u32`: everything that happened in its time.
+    /// Bits by `Cause as u32`: all events in its time.
     causes: u32,
-    /// How many events happened in its time.
+    /// Number of events in its time.
     pub events: u64,
-    /// How its bytes were found.
+    /// How its bytes were determined.
     pub kind: BookedAs,
-    /// What the model, or the bound, says of the cause.
+    /// Bytes of the cause according to the model, or to the bound.
     pub expected_bytes: Option<i64>,
     /// Loadable bytes of modules that no step has shown: the step may be lazy loading.
     pub unseen_module_bytes: i64,
-    /// Tag in force at the event; without one, that of the last record before the sample.
+    /// Tag in force at the event; without an event, that of the last record before the sample.
     pub tag: Option<Arc<str>>,
     /// Path of the library that made the call.
     pub library: Option<Arc<str>>,
@@ -192,20 +192,20 @@ impl Step {
         self.parts.sum()
     }
 
-    /// Everything that happened in its time, `cause` included.
+    /// All events in its time, `cause` included.
     pub fn causes(&self) -> impl Iterator<Item = Cause> {
         let bits = self.causes;
         Cause::ALL.into_iter().filter(move |cause| bits & 1 << *cause as u32 != 0)
     }
 
-    /// The larger, the more it deserves a place of its own.
+    /// Steps of less weight are merged first.
     fn weight(&self) -> u64 {
         let without_rounding = Parts { rounding_bytes: 0, ..self.parts };
         without_rounding.each().iter().map(|(_, _, bytes)| bytes.unsigned_abs()).max().unwrap_or(0)
     }
 }
 
-/// The step from one boundary to the next, at times `span`.
+/// Returns the step from one boundary to the next, at times `span`.
 pub(super) fn change_between(
     span: (u64, u64),
     parts: Parts,
@@ -216,7 +216,7 @@ pub(super) fn change_between(
     known: &SampleContext<'_>,
 ) -> Step {
     let booked = shares.iter().filter(|share| doubt.is_none() || share.bytes != 0);
-    // Of equals the first: it was there before the others.
+    // Of equal shares the first one: it came before the others.
     let main = booked.rev().max_by_key(|share| share.bytes.unsigned_abs());
     let likely = due.iter().rev().find(|event| matches!(event.what, What::Imported(_) | What::Other(_)));
     let most = main.map_or(0, |share| share.bytes.unsigned_abs());
@@ -266,7 +266,7 @@ pub(super) fn change_between(
 pub(super) struct Steps {
     large: Vec<Step>,
     smaller: Option<Step>,
-    /// As they were told last; cleared by a new one.
+    /// The list that was returned last; cleared by a new step.
     change_between: OnceLock<Arc<[Step]>>,
 }
 
@@ -314,11 +314,11 @@ impl Steps {
     }
 }
 
-/// What is known of the process beside its causes when a sample closes.
+/// What is known of a process, beside its events, when a sample closes.
 #[derive(Debug)]
 pub(crate) struct SampleContext<'a> {
     pub late: bool,
-    /// Tracked, although it is older than the agent.
+    /// Bytes that are tracked although they are older than the agent.
     pub adopted: i64,
     /// The agent sees nothing now.
     pub blind: bool,
@@ -327,12 +327,12 @@ pub(crate) struct SampleContext<'a> {
     pub names: Names<'a>,
 }
 
-/// Bytes that one event may have of a step, and what was expected of it.
+/// Bytes of a step that go to one event, and the bytes expected of it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Share {
     pub event: Event,
     pub bytes: i64,
     pub kind: BookedAs,
-    /// What the model or the bound says.
+    /// According to the model, or to the bound.
     pub expected: Option<i64>,
 }

@@ -1,4 +1,4 @@
-//! What the driver did that may move the gap.
+//! Events of the driver that may change untrackable.
 
 use crate::Map;
 use crate::book::cells::OVERFLOW_TAG;
@@ -6,20 +6,20 @@ use gpumem_wire::{DriverEventKind, Stamp};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Events that wait for a sample to pass them, per device. A process that loads its modules one by one has some
-/// thousands, but not within one second.
+/// Events that wait for a sample, for each device. A process that loads its modules one by one has some thousands, but not within one
+/// second.
 const MAX_EVENTS: usize = 1024;
-/// How long a call may have been under way before or after the record that tells of it: it changes what NVML charges
-/// somewhere in that time. (Loading a module takes up to some milliseconds; the record does not say how long.)
+/// How long a call may have been under way before or after its record: NVML's number changes somewhere in that time. (Loading a module
+/// takes up to some milliseconds; the record has no duration.)
 const CALL_NS: u64 = 20_000_000;
-/// The same of creating and destroying a context.
+/// The same for creating and destroying a context.
 const CONTEXT_NS: u64 = 500_000_000;
-/// Clocks of agents and readings are apart by no more than this.
+/// Largest difference between the clocks of agents and of readings.
 const CLOCK_NS: u64 = 50_000;
-/// A context that is being created for longer than this exists already, or never will.
+/// A context whose creation takes longer than this exists already, or its creation failed.
 const CREATING_NS: u64 = 10_000_000_000;
 
-/// Names of a process, by its ids.
+/// Names of a process by the agent's ids.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Names<'a> {
     pub tags: &'a Map<u32, Arc<str>>,
@@ -27,7 +27,7 @@ pub(crate) struct Names<'a> {
 }
 
 impl Names<'_> {
-    /// `None` for no tag.
+    /// Returns the path of a tag; `None` for no tag.
     pub fn tag(&self, id: u32) -> Option<Arc<str>> {
         match id {
             0 => None,
@@ -49,7 +49,7 @@ pub(crate) enum What {
     /// A call that creates a context was entered.
     Creating,
     Created,
-    /// It existed before; said again.
+    /// It existed before, and was restated.
     Existed,
     Destroyed,
     /// All contexts of the device are gone.
@@ -67,9 +67,9 @@ pub(crate) enum What {
     Stack(u64),
     Printf(u64),
     Heap(u64),
-    /// Memory of another process was imported, of so many bytes; its charge has no model.
+    /// Memory of another process was imported: its bytes. No model says how NVML charges it.
     Imported(u64),
-    /// Something that has no model.
+    /// An event without a model.
     Other(DriverEventKind),
 }
 
@@ -87,12 +87,12 @@ impl Event {
         Event { time_ns, what, context: stamp.context, tag: stamp.tag, library: stamp.module }
     }
 
-    /// When NVML's number may have changed because of it.
+    /// The interval in which NVML's number may have changed because of it.
     fn span(&self) -> (u64, u64) {
         let (before, after) = match self.what {
             What::Loaded { .. } | What::Stack(_) | What::Printf(_) | What::Heap(_) => (CALL_NS, 0),
             What::Created | What::Reset => (CONTEXT_NS, 0),
-            // Told before the driver does it.
+            // Reported before the driver does it.
             What::Unloaded { .. } => (0, CALL_NS),
             What::Destroyed => (0, CONTEXT_NS),
             What::Creating | What::Existed | What::Exec | What::Imported(_) | What::Other(_) => (0, 0),
@@ -106,16 +106,16 @@ impl Event {
     }
 }
 
-/// Those that no boundary has passed, in the order in which they were said.
+/// Events that no boundary has passed, in the order of their records.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     queue: VecDeque<Event>,
-    /// Older ones had to go.
+    /// Older events were dropped.
     folded: bool,
 }
 
 impl Events {
-    /// Says which had to go for it if there were too many: the older half, so that each costs little.
+    /// Adds an event. Returns the events that were dropped for it: the older half of a full queue, so that the cost is spread.
     pub fn push(&mut self, event: Event) -> Vec<Event> {
         let oldest = if self.queue.len() < MAX_EVENTS { 0 } else { MAX_EVENTS / 2 };
         let oldest: Vec<Event> = self.queue.drain(..oldest).collect();
@@ -124,7 +124,7 @@ impl Events {
         oldest
     }
 
-    /// Whether something that costs memory was being done in a reading.
+    /// Whether an event that costs memory was under way during a reading.
     pub fn is_under_way(&self, t0_ns: u64, t1_ns: u64) -> bool {
         let mut creating = None;
         for event in &self.queue {
@@ -141,7 +141,7 @@ impl Events {
         creating.is_some_and(|since| t1_ns - since < CREATING_NS)
     }
 
-    /// Those that happened until then, and whether older ones had to go.
+    /// Takes the events until then; also returns whether older ones were dropped.
     pub fn take_until(&mut self, t1_ns: u64) -> (Vec<Event>, bool) {
         let folded = std::mem::take(&mut self.folded);
         if self.queue.is_empty() {
