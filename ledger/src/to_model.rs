@@ -1,4 +1,4 @@
-//! What views read, as the types of `gpumem-model`: the one place that turns the ledger's own types into them.
+//! Turns the ledger's own types into those of `gpumem-model`.
 
 use crate as ledger;
 use gpumem_model::blind::BlindWindow;
@@ -205,7 +205,7 @@ impl From<&ledger::CellView> for Cell {
 }
 
 impl ledger::OomView {
-    /// `ended`: when the process ended of it, as far as is known, and its status; `now_ns`: the latest that is known.
+    /// `ended`: time of the process's end and its status, if known; `now_ns`: the latest known time.
     pub fn to_model(&self, ended: Option<(u64, Option<u64>)>, now_ns: u64) -> Oom {
         let oom = self;
         let after = |time_ns: u64| time_ns.saturating_sub(oom.last_ns);
@@ -258,7 +258,7 @@ impl ledger::OomView {
 }
 
 impl ledger::ParametersView {
-    /// Cells of one name are one column.
+    /// Merges cells of one name into one column.
     pub fn to_model(&self, cells: &[ledger::CellView]) -> Parameters {
         let view = self;
         let mut places: HashMap<Column, u32> = HashMap::new();
@@ -295,16 +295,17 @@ impl ledger::ParametersView {
             });
             changes.push((*time_ns, differs.collect()));
         }
-        // Iterations in which bytes only moved between cells of one name, but for the first, which says since when it is known.
+        // Drops iterations in which bytes only moved between cells of one name. The first one stays, because it says since when amounts
+        // are known.
         let mut first = true;
         changes.retain(|(_, differs): &(u64, Vec<_>)| std::mem::take(&mut first) || !differs.is_empty());
         Parameters { columns, is_cut: view.is_cut, changes }
     }
 }
 
-/// Cells that a run keeps points of; the rest is one sum.
+/// Cells of which a run keeps points; the rest is one sum.
 const GROWTH_CELLS: usize = 64;
-/// A program that reports its steps is judged by them from so many points on: two are warm-up.
+/// Steps from which on a program is judged by its steps: two of them are warm-up.
 const LEAST_STEPS: usize = gpumem_model::growth::LEAST_POINTS + 2;
 
 impl From<ledger::TrendView> for Growth {
@@ -342,7 +343,7 @@ impl From<ledger::TrendView> for Growth {
     }
 }
 
-/// Amounts by index, without zeros.
+/// Returns amounts by index, without zeros.
 pub fn sparse(amounts: &[i64]) -> Vec<(u32, i64)> {
     let indexed = amounts.iter().enumerate().map(|(index, &bytes)| (index as u32, bytes));
     indexed.filter(|&(_, bytes)| bytes != 0).collect()

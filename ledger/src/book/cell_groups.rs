@@ -1,19 +1,17 @@
-//! Sums of smaller cells: how many cells become few, and every byte stays.
+//! Groups of smaller cells: many cells become few, and every byte stays.
 //!
-//! **The chain.** Each cell is in a chain of sums of its own use (class, role, phase, library, pool), from near to far. Of
-//! the tag `model/layers.17/rnn_l0_t9_out` these are: `model/layers.*/rnn_l*_t*_out`, what differs from it in numbers only;
-//! `model/layers.*/rnn_l*`, what begins like it before its second number; what is below `model/layers.*` and `model`; and the
-//! whole use. Numbers go first because it is repetition that fills a list: ninety layers, or thousands of
-//! operators that a framework numbers by itself.
+//! **The chain.** Each cell is in a chain of groups of its own use (class, role, phase, library, pool), from near to far. For the tag
+//! `model/layers.17/rnn_l0_t9_out` these are: `model/layers.*/rnn_l*_t*_out`, tags that differ from it in numbers only;
+//! `model/layers.*/rnn_l*`, tags with the same begin up to their second number; all below `model/layers.*` and `model`; and the whole
+//! use. Numbers come first because repetition fills a list: ninety layers, or thousands of operators that a framework numbers.
 //!
-//! **The rule.** The largest cells keep their names. What the others hold goes up their chains together, until a sum is
-//! large enough, or at the top. Half of the room is for cells; how small a sum may be is what the other half has room
-//! for; what is left over is for cells again. So repetition takes no room from what is there once, and
-//! a sum is named as closely as its size earns. A cell's bytes are found again later: **they are in the nearest sum of its
-//! chain that is there**, because what is too small passes a place together, and no sum is put between a cell
-//! and a sum that has its bytes already.
+//! **The rule.** The largest cells keep their names. The bytes of the others go up their chains together, until a group is large
+//! enough, or at the top. Half of the room is for cells. The other half determines how small a group may be, and what is left of it is
+//! for cells again. So repetition takes no room from cells that exist once, and a group is named as closely as its size allows. A
+//! cell's bytes can be found later: **they are in the nearest group of its chain that exists**, because small ones pass a group
+//! together, and no group is inserted between a cell and a group that has its bytes already.
 //!
-//! Sums are cells of their process, made when a second cell has them in its chain.
+//! Groups are cells of their process, made when a second cell has them in its chain.
 
 use crate::Map;
 use crate::book::cells::{CellId, CellKey, CellTable};
@@ -21,60 +19,60 @@ use crate::book::timeline::{MAX_POINT_CELLS, NAMED};
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-/// How the tag of a sum ends. Before it stands a path with a `/` (what is below it), a tag with `*` for its numbers and a
-/// blank (what differs in them), or nothing (the use).
+/// End of a group's tag. Before it stands a path with a `/` (all below it), a tag with `*` for its numbers and a blank (tags that
+/// differ in them), or nothing (the use).
 pub const SUM: &str = "(smaller ones)";
 
-/// Whether a tag is that of a sum.
+/// Whether a tag is that of a group.
 pub fn is_sum(tag: &str) -> bool {
     tag.ends_with(SUM)
 }
 
-/// What rules and groups see of a tag: of a sum of tags that differ in numbers, these tags with `*`.
+/// The tag that rules match: for a group of tags that differ in numbers, these tags with `*`.
 pub fn without_sum(tag: &str) -> &str {
     tag.strip_suffix(SUM).and_then(|tag| tag.strip_suffix(' ')).unwrap_or(tag)
 }
 
-/// The tag of sums; their `origin` says which.
+/// The tag of groups; their `origin` tells them apart.
 pub(crate) const SUM_TAG: u32 = u32::MAX - 1;
-/// Places that a process may have; beyond, cells begin with the farther ones of their chain. A large model has some hundreds.
+/// Groups that a process may have; beyond, cells begin with the farther ones of their chain. A large model has some hundreds.
 const MAX_GROUPS: usize = 4096;
-/// Components of a path that have a place of their own.
+/// Components of a path that have a group of their own.
 const DEEPEST: usize = 8;
-/// No place.
+/// No group.
 const NONE: u32 = u32::MAX;
 
-/// A step of chains.
+/// A group of cells.
 #[derive(Debug, Clone, Copy)]
 struct Group {
-    /// The next one; it comes before this one.
+    /// The next one in the chain; its index is lower.
     up: u32,
-    /// Of the cell that has its sum.
+    /// Key of its cell.
     key: CellKey,
-    /// That cell; `None` while a single cell or place is below, but for uses.
+    /// Its cell; `None` while a single cell or group is below it, unless it is a whole use.
     cell: Option<CellId>,
     has_one: bool,
 }
 
-/// The sums of a process.
+/// The groups of a process.
 #[derive(Debug, Default)]
 pub(crate) struct CellGroups {
     places: Vec<Group>,
     by_key: Map<CellKey, u32>,
-    /// What they are called, by `origin`.
+    /// Their names, by `origin`.
     names: Vec<Arc<str>>,
     by_name: Map<Arc<str>, u32>,
-    /// Of each cell, where its chain begins; of a sum, its own place.
+    /// By cell, the first group of its chain; for the cell of a group, that group.
     begins: Vec<u32>,
 }
 
 impl CellGroups {
-    /// What the sum with this key is called.
+    /// Returns the name of the group with this key.
     pub fn name(&self, key: &CellKey) -> Option<Arc<str>> {
         self.names.get(key.origin as usize).cloned()
     }
 
-    /// What they take, about: a place, twice its key, and its name.
+    /// Estimate of their memory: each has its key twice, and a name.
     pub fn bytes(&self) -> usize {
         self.places.capacity() * 256 + self.begins.capacity() * size_of::<u32>()
     }
@@ -83,7 +81,7 @@ impl CellGroups {
         self.places.get(at as usize)
     }
 
-    /// The place of a sum with this name; `None`: there is no room.
+    /// Returns the group with this name; `None` without room.
     fn intern(&mut self, name: &str, of: &CellKey, up: u32) -> Option<u32> {
         let next = u32::try_from(self.names.len()).ok()?;
         let origin = *self.by_name.get(name).unwrap_or(&next);
@@ -106,7 +104,7 @@ impl CellGroups {
     }
 }
 
-/// What the sums of a tag are called, the farthest first.
+/// Names of the groups of a tag, the farthest first.
 fn chain(tag: &str) -> Vec<String> {
     let mut starred = String::with_capacity(tag.len());
     for letter in tag.chars() {
@@ -130,7 +128,7 @@ fn chain(tag: &str) -> Vec<String> {
 }
 
 impl CellTable {
-    /// Cells get their chains, once there are more than a point has room for.
+    /// Gives cells their chains, once there are more cells than a point has room for.
     pub fn learn_chains(&mut self) {
         while self.keys.len() > MAX_POINT_CELLS
             && let Some(&key) = self.keys.get(self.sums.begins.len())
@@ -155,7 +153,7 @@ impl CellTable {
         }
     }
 
-    /// A cell or a place comes below a place. With the second one the place's sum becomes a cell.
+    /// A cell or group joins a group, which becomes a cell with the second one.
     fn enter(&mut self, place: u32) {
         let next = self.keys.len() as CellId;
         let Some(place) = self.sums.places.get_mut(place as usize) else { return };
@@ -167,20 +165,20 @@ impl CellTable {
         place.has_one = true;
     }
 
-    /// The sums that may have the bytes of a cell, the nearest first.
+    /// The groups that may have the bytes of a cell, the nearest first.
     pub fn sums_of(&self, id: CellId) -> impl Iterator<Item = CellId> + '_ {
         let begin = self.sums.begins.get(id as usize).and_then(|at| self.sums.place(*at));
         std::iter::successors(begin, |place| self.sums.place(place.up)).filter_map(|place| place.cell)
     }
 
-    /// The place of a cell that is a sum.
+    /// The group of a cell that is one.
     fn own_group(&self, id: CellId) -> Option<u32> {
         let is_sum = self.keys.get(id as usize).is_some_and(|key| key.tag == SUM_TAG);
         self.sums.begins.get(id as usize).copied().filter(|place| is_sum && *place != NONE)
     }
 
-    /// At most [`MAX_POINT_CELLS`] amounts, by cell, with the same sum as these: see above. `rest`, where there is one, has what even the
-    /// sums of uses had no room for; then there are no new sums, and what finds none is in the rest.
+    /// Returns at most [`MAX_POINT_CELLS`] amounts by cell, with the same sum as `amounts`; see above. `rest`, if it exists, has the
+    /// bytes for which even the groups of uses had no room. Then there are no new groups, and bytes without a group go to the rest.
     pub fn fewer(&self, amounts: Vec<(CellId, i64)>, rest: &mut Option<i64>) -> Vec<(CellId, i64)> {
         let mut sums = vec![GroupSum::default(); self.sums.places.len()];
         let mut own = Vec::with_capacity(amounts.len());
@@ -221,8 +219,8 @@ impl CellTable {
         own
     }
 
-    /// All but the first `named` cells go up their chains: the sums of `least` bytes or more, those of uses, and what had
-    /// no place.
+    /// Lets all but the first `named` cells go up their chains. Returns the groups of `least` bytes or more, those of uses, and the
+    /// bytes without a group.
     fn climb(
         &self,
         own: &[(CellId, i64)],
@@ -259,15 +257,15 @@ impl CellTable {
     }
 }
 
-/// How small sums may be, in steps of about a tenth.
+/// Least size of a group, in steps of about a tenth.
 fn bytes(step: usize) -> u64 {
     (8 + step as u64 % 8) << (step / 8)
 }
 
-/// The last of them: nothing is as large.
+/// The last step: nothing is as large.
 const STEPS: usize = 60 * 8;
 
-/// The first of `from..to` that is good, as all after it are; else `to`.
+/// Returns the first of `from..to` that is good, if all after it are; else `to`.
 fn least(mut from: usize, mut to: usize, is_good: impl Fn(usize) -> bool) -> usize {
     while from < to {
         let middle = from.midpoint(to);
@@ -281,14 +279,14 @@ fn least(mut from: usize, mut to: usize, is_good: impl Fn(usize) -> bool) -> usi
 
 type Amounts = Vec<(CellId, i64)>;
 
-/// What is in a sum.
+/// Bytes of a group.
 #[derive(Debug, Clone, Copy, Default)]
 struct GroupSum {
     bytes: i64,
     /// The same without signs.
     weight: u64,
-    /// It was before.
+    /// It existed before.
     is_there: bool,
-    /// It may be one: no sum has bytes of its cells already.
+    /// It may become a cell: no group has bytes of its cells already.
     is_open: bool,
 }

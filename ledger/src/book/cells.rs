@@ -1,4 +1,4 @@
-//! Cells: what bytes of a process are called, each with a number that is the same in all of its books.
+//! Cells: names of a process's bytes, each with a number that is the same in all of its books.
 
 use crate::Map;
 use crate::book::cell_groups::CellGroups;
@@ -6,7 +6,7 @@ use gpumem_model::run::Class;
 use gpumem_wire::{Flags, Phase, Role, Stamp};
 use std::sync::Arc;
 
-/// What distinguishes cells of one process. Ids are the agent's; 0 is none.
+/// What distinguishes cells of one process. Ids are the agent's; 0 means none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct CellKey {
     pub class: Class,
@@ -16,9 +16,9 @@ pub(crate) struct CellKey {
     pub tag: u32,
     /// First tag of retagged bytes.
     pub origin: u32,
-    /// Tag that names the framework's pool that the bytes are of; 0 for none, or one without a name.
+    /// Tag that names the framework's pool of the bytes; 0 for none, or for a pool without a name.
     pub pool: u32,
-    /// Blocks that their owner has let go and a stream may still use.
+    /// Blocks that their owner has freed and a stream may still use.
     pub pending: bool,
     /// The tag is that of the process: the thread that allocated had none.
     pub inherited: bool,
@@ -46,10 +46,9 @@ pub(crate) type CellId = u32;
 pub(crate) const IDLE: CellId = 0;
 /// Bytes of opaque pools.
 pub(crate) const OPAQUE: CellId = 1;
-/// Where bytes go once a process has used up its cells.
+/// Cell of all bytes once a process has used up its cells.
 pub(crate) const OVERFLOW: CellId = 2;
-/// Distinct cells a process may have; more are booked to [`OVERFLOW`]. A training run has some
-/// thousands (modules times roles).
+/// Distinct cells of a process; further ones are booked to [`OVERFLOW`]. A training run has some thousands (modules times roles).
 const MAX_CELLS: usize = 65_536;
 /// The tag that [`OVERFLOW`] shows.
 pub(crate) const OVERFLOW_TAG: u32 = u32::MAX;
@@ -59,9 +58,9 @@ pub(crate) const OVERFLOW_TAG: u32 = u32::MAX;
 pub(crate) struct CellTable {
     pub keys: Vec<CellKey>,
     pub ids: Map<CellKey, CellId>,
-    /// Paths of tags, as far as they were told.
+    /// Paths of tags, as far as reported.
     pub tags: Map<u32, Arc<str>>,
-    /// Of smaller cells, in timelines; none while there are few.
+    /// Groups of smaller cells, in timelines; none while there are few cells.
     pub sums: CellGroups,
     /// Bookings that found the table full.
     pub overflowed: u64,
@@ -83,20 +82,20 @@ impl CellTable {
         }
     }
 
-    /// What it takes, about: also each time that a run is made of it, with names and peaks.
+    /// Estimate of its memory, with that of a run made of it: names and peaks.
     pub fn bytes(&self) -> usize {
         self.keys.len() * 512
             + self.keys.capacity() * (3 * std::mem::size_of::<CellKey>() + 2 * std::mem::size_of::<CellId>())
             + self.sums.bytes()
     }
 
-    /// The cell of what `stamp` speaks of.
+    /// Returns the cell for a stamp.
     #[inline]
     pub fn cell_of(&mut self, class: Class, stamp: &Stamp, use_as: (Role, Phase)) -> CellId {
         self.cell_in(class, stamp, use_as, 0)
     }
 
-    /// The same in the framework's pool with this name.
+    /// Returns the cell for a stamp in the framework's pool with this name.
     #[inline]
     pub fn cell_in(&mut self, class: Class, stamp: &Stamp, use_as: (Role, Phase), pool: u32) -> CellId {
         let (module, tag) = (stamp.module, stamp.tag);
@@ -105,7 +104,7 @@ impl CellTable {
         self.intern(CellKey { class, role, phase, module, tag, origin: 0, pool, pending: false, inherited })
     }
 
-    /// The same cell, but for its role.
+    /// Returns the same cell with another role.
     #[inline]
     pub fn with_role(&mut self, id: CellId, role: Role) -> CellId {
         let key = self.keys[id as usize];

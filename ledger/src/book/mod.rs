@@ -1,14 +1,13 @@
 //! Double entry per process and device: cells, their sum `tracked`, and the exact peak of that sum with
 //! the composition it had.
 //!
-//! **Peak without copying.** The composition at the peak is kept by copy on write: a new peak is one
-//! increment of `epoch`; a cell keeps its old value the first time it changes after that. Reading the
-//! peak takes the kept value where `Cell::epoch` is not older than the peak's, and the value of now elsewhere.
-//! The fullest moment of the open slot of the timeline (timeline.rs) is kept in the same way: every peak is one.
-//! Among moments with the same `tracked` the one with the least idle and opaque bytes counts: a framework
-//! pool stays at its highest reservation for hours, and people ask what filled it. (Opaque too: a pool
-//! whose first block has not come yet is opaque until then. And what a pool has let go: a program that takes
-//! leave of its segments before it gives their memory back fills nothing by that.)
+//! **Peak without copying.** The composition at the peak is kept by copy on write: a new peak increments `epoch`, and a cell keeps its
+//! old value the first time it changes after that. Reading the peak takes the kept value where `Cell::epoch` is not older than the
+//! peak's, and the present value elsewhere. The fullest moment of the timeline's open slot (timeline.rs) is kept in the same way, and
+//! every peak is one. Among moments with the same `tracked` the one with the least idle and opaque bytes counts: a framework pool stays
+//! at its highest reservation for hours, and people ask what filled it. Opaque bytes count too, because a pool is opaque until its
+//! first block. So does memory that a pool has given up: a program that removes its segments before it frees their memory fills nothing
+//! by that.
 
 pub(crate) mod cell_groups;
 pub(crate) mod cells;
@@ -30,7 +29,7 @@ struct Cell {
     /// Value at the latest high, if `epoch` is the latest.
     at_high: i64,
     epoch: u32,
-    /// Of idle or opaque bytes.
+    /// It is a cell of idle or opaque bytes.
     unnamed: bool,
     /// Code of its role, once [`Book::learn_roles`] has looked.
     role: u8,
@@ -43,7 +42,7 @@ pub(crate) struct Peak {
     pub time_ns: u64,
     /// Idle and opaque bytes in it.
     pub unnamed: i64,
-    /// When it was taken, as [`Book::epoch`] counts.
+    /// [`Book::epoch`] when it was taken.
     pub epoch: u32,
 }
 
@@ -57,7 +56,7 @@ struct High {
 }
 
 impl High {
-    /// No slot is open: anything is more.
+    /// No slot is open: any moment is fuller.
     const NONE: High = High { bytes: i64::MIN, time_ns: 0, unnamed: 0 };
 
     fn is_some(&self) -> bool {
@@ -82,19 +81,19 @@ impl Range {
     }
 }
 
-/// Width of a [`Window`] where times are nanoseconds: finer than NVML's own values move.
+/// Width of a [`Window`] where times are nanoseconds: shorter than NVML's own updates.
 pub const WINDOW_NS: u64 = 10_000_000;
 
-/// `tracked` in a stretch of time in which its book was touched.
+/// `tracked` during an interval in which its book was touched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
-    /// When it begins, a multiple of its width ([`WINDOW_NS`], or 1 where times are only an order).
+    /// Its begin, a multiple of its width ([`WINDOW_NS`], or 1 where times are only an order).
     pub start_ns: u64,
-    /// Lowest, with the value it began with.
+    /// Lowest value, the one it began with included.
     pub min: i64,
-    /// Highest.
+    /// Highest value.
     pub max: i64,
-    /// Last.
+    /// Last value.
     pub last: i64,
 }
 
@@ -106,30 +105,29 @@ pub(crate) struct Book {
     unnamed: Vec<CellId>,
     /// Their sum.
     unnamed_bytes: i64,
-    /// Bytes of memory that segments had, and let go.
+    /// Bytes of memory that segments had and gave up.
     let_go: i64,
     pub tracked: i64,
-    /// Sums of cells by the code of their role, but for unknown ones; new cells are that until [`Book::learn_roles`] has
-    /// looked.
+    /// Sums of cells by the code of their role, but for the unknown role. New cells have none until [`Book::learn_roles`].
     by_role: [i64; 16],
-    /// Cells that it has looked at.
+    /// Cells that `learn_roles` has seen.
     learnt: usize,
     /// Grows with each change of a cell with a role.
     pub role_changes: u64,
     /// Highest `tracked` since [`Book::restart_most`].
     pub most: i64,
-    /// Of the direct allocations in it.
+    /// Rounding of its direct allocations.
     pub rounding: Rounding,
     pub peak: Peak,
-    /// Grows with every new peak, and with every moment that may become a point of the timeline.
+    /// Incremented with every new peak, and with every moment that may become a point of the timeline.
     epoch: u32,
-    /// Of the open slot.
+    /// Fullest moment of the open slot.
     high: High,
-    /// Nothing has been booked since.
+    /// Nothing has been booked since that moment.
     is_at_high: bool,
-    /// When that slot ends.
+    /// End of the open slot.
     slot_end_ns: u64,
-    /// When something was booked last.
+    /// Time of the last booking.
     pub touched_ns: u64,
     /// The points of the timeline.
     pub past: Timeline,
@@ -138,14 +136,14 @@ pub(crate) struct Book {
     window_start_ns: u64,
     /// End of the open window; 0: none is open.
     pub window_end_ns: u64,
-    /// The open window has been told as far as it got: [`Book::partial_window`].
+    /// The open window was returned by [`Book::partial_window`] as far as it got.
     is_reported: bool,
-    /// The cells as they were last copied, and whether they still are.
+    /// The latest copy of the cells, and whether it is still right.
     copy: Option<Arc<[i64]>>,
     copied: bool,
     /// `tracked` when the last record was booked.
     settled: i64,
-    /// What the book was a moment ago.
+    /// The last moments of the book.
     pub history: BookHistory,
 }
 
@@ -215,7 +213,7 @@ impl Book {
         self.tracked = self.tracked.wrapping_add(delta);
     }
 
-    /// A direct allocation comes (`post` tells its bytes) or goes.
+    /// A direct allocation comes (`post` books its bytes) or goes.
     #[inline]
     pub fn round(&mut self, bytes: u64, comes: bool) {
         let of_one = Rounding::of(bytes);
@@ -224,15 +222,14 @@ impl Book {
         self.history.round(change);
     }
 
-    /// Tracked bytes get another name now.
+    /// Moves tracked bytes to another cell, from now on.
     #[inline]
     pub fn shift(&mut self, from: CellId, to: CellId, bytes: i64) {
         self.change(from, bytes.wrapping_neg());
         self.change(to, bytes);
     }
 
-    /// Bytes that were live at the peak turn out to have had another name: the peak's composition is
-    /// corrected, whatever they are now.
+    /// Bytes that were live at the peak had another name: corrects the peak's composition, whatever they are now.
     pub fn rename_at_peak(&mut self, from: CellId, to: CellId, bytes: i64) {
         for (id, delta) in [(from, bytes.wrapping_neg()), (to, bytes)] {
             self.change(id, 0); // keeps the value of the peak, if it is not kept yet
@@ -244,8 +241,7 @@ impl Book {
         }
     }
 
-    /// Bytes of a row that was made at `first_epoch` and still lives turn out to have had another name: the points of
-    /// the timeline since then are corrected.
+    /// Bytes of a row that was made at `first_epoch` and still lives had another name: corrects the points of the timeline since then.
     pub fn rename_past(
         &mut self,
         first_epoch: u32,
@@ -302,14 +298,14 @@ impl Book {
         self.high.is_some().then_some(moment)
     }
 
-    /// The last state, if it is another one than the fullest moment of the open slot.
+    /// The last state, if it differs from the fullest moment of the open slot.
     pub fn present(&self) -> Option<Moment> {
         let (bytes, unnamed) = (self.tracked, self.unnamed());
         let moment = Moment { time_ns: self.touched_ns, bytes, unnamed, epoch: self.epoch, is_high: false };
         (self.high.is_some() && !self.is_at_high).then_some(moment)
     }
 
-    /// No slot is open: whatever is booked next is the fullest moment of a new one.
+    /// Closes the slot: the next booking is the fullest moment of a new one.
     pub fn close_high(&mut self) {
         (self.high, self.slot_end_ns) = (High::NONE, 0);
     }
@@ -330,7 +326,7 @@ impl Book {
         (0..self.cells.len() as CellId).map(|id| (id, amount(id))).filter(|(_, bytes)| *bytes != 0).collect()
     }
 
-    /// A cell of idle bytes.
+    /// Adds a cell of idle bytes.
     pub fn add_unnamed(&mut self, id: CellId) {
         if self.is_unnamed(id) {
             return;
@@ -351,19 +347,18 @@ impl Book {
         &self.unnamed
     }
 
-    /// Idle and opaque bytes, and what was that before.
+    /// Idle and opaque bytes, and memory that segments gave up.
     #[inline]
     pub fn unnamed(&self) -> i64 {
         self.unnamed_bytes.wrapping_add(self.let_go)
     }
 
-    /// Segments let go so many bytes of memory that stays, or have them again.
+    /// Segments gave up so many bytes of memory that stays, or have them again.
     pub fn let_go(&mut self, bytes: i64) {
         self.let_go = self.let_go.wrapping_add(bytes);
     }
 
-    /// Peak and timeline are those of the time from now on, and begin with what is held; `None`: that is not known, and the
-    /// next record will tell.
+    /// Begins peak and timeline anew with what is held at `time_ns`. `None`: that is not known, and the next record will show it.
     pub fn restart(&mut self, time_ns: Option<u64>, slot_ns: u64) {
         self.past = Timeline::default();
         self.close_high();
@@ -378,7 +373,7 @@ impl Book {
         }
     }
 
-    /// The epoch from which on a row that is made now is live at the peak.
+    /// The first epoch at whose peak a row that is made now is live.
     #[inline]
     pub fn next_epoch(&self) -> u32 {
         self.epoch.wrapping_add(1)
@@ -395,7 +390,7 @@ impl Book {
         self.cells.get(id as usize).map_or(0, |cell| cell.now)
     }
 
-    /// Sums by role are right for all cells that there are by now.
+    /// Brings the sums by role up to date with all cells.
     pub fn learn_roles(&mut self, keys: &[CellKey]) {
         self.role_changes += u64::from(self.learnt < self.cells.len());
         for (cell, key) in self.cells.iter_mut().zip(keys).skip(self.learnt) {
@@ -406,12 +401,12 @@ impl Book {
         self.learnt = self.cells.len();
     }
 
-    /// Bytes of the role with this code, as far as [`Book::learn_roles`] has looked; of [`Role::Unknown`] nothing.
+    /// Bytes of the role with this code, as of the last [`Book::learn_roles`]; 0 for [`Role::Unknown`].
     pub fn by_role(&self, code: usize) -> i64 {
         self.by_role.get(code).copied().unwrap_or(0)
     }
 
-    /// `most` is that of the time from now on.
+    /// Begins `most` anew.
     pub fn restart_most(&mut self) {
         self.most = self.tracked;
     }
@@ -427,7 +422,7 @@ impl Book {
         self.cells.iter().map(|cell| cell.now).collect()
     }
 
-    /// The same, for samples: copied once for all readings between two changes.
+    /// Cells by id, for samples: copied once for all readings between two changes.
     pub fn shared_amounts(&mut self) -> Arc<[i64]> {
         if !self.copied {
             self.copy = None;
@@ -441,13 +436,13 @@ impl Book {
         self.cells.len()
     }
 
-    /// What it takes, about: its cells, their copies, and what is followed of each.
+    /// Estimate of its memory: its cells, their copies, and the history.
     pub fn bytes(&self) -> usize {
         self.cells.capacity() * (std::mem::size_of::<Cell>() + 5 * std::mem::size_of::<i64>())
     }
 
-    /// Opens the window of `time_ns`, and the timeline's slot; says the window that is over. Comes before
-    /// [`Book::settle`] of the record that lies past the end of the open one.
+    /// Opens the window of `time_ns`, and the timeline's slot; returns the window that is over. Comes before [`Book::settle`] of the
+    /// record that lies past the end of the open one.
     #[cold]
     pub fn roll(&mut self, time_ns: u64, width_ns: u64, cells: &CellTable) -> Option<Window> {
         if time_ns >= self.slot_end_ns {
@@ -461,8 +456,8 @@ impl Book {
         over
     }
 
-    /// The open window, as far as it got, if there is news in it; what comes later is told as another one of the same
-    /// time. It stays open: windows are over at the same records whether or not somebody asks in between.
+    /// Returns the open window as far as it got, if there is news in it; later changes make another window of the same time. It stays
+    /// open: windows end at the same records whether or not this is called.
     pub fn partial_window(&mut self) -> Option<Window> {
         let is_old = self.is_reported && self.window == Range::at(self.settled);
         self.is_reported = true;
@@ -487,12 +482,12 @@ impl Book {
         self.close_high();
     }
 
-    /// Before a record of `now_ns` is booked: if the book had not been touched for long, its last state is a point.
+    /// Before a record of `now_ns` is booked: if the book was not touched for long, its last state becomes a point.
     pub fn end_silence(&mut self, now_ns: u64, cells: &CellTable) {
         if self.high_moment().is_none() || !self.past.is_long(now_ns.saturating_sub(self.touched_ns)) {
             return;
         }
-        // Rows of now were live then.
+        // Rows that live now were live then.
         let held = match (self.present(), self.high_moment()) {
             (Some(present), _) => Some(Moment { epoch: self.next_epoch(), ..present }),
             (None, high) => high.map(|high| Moment { is_high: false, ..high }),
@@ -505,8 +500,8 @@ impl Book {
         }
     }
 
-    /// The points so far, with the fullest moment of the open slot and the last state, if it `is_known`. The point at the
-    /// peak is what is known of the peak by now.
+    /// Returns the points so far, the fullest moment of the open slot, and the last state if it `is_known`. The point at the peak is
+    /// taken from the peak, which is corrected longer.
     pub fn timeline(&self, cells: &CellTable, is_known: bool) -> gpumem_model::timeline::Timeline {
         let high =
             self.high_moment().map(|moment| Point::of(moment, self.sparse(|id| self.at_high(id)), cells));

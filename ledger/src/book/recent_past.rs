@@ -1,13 +1,13 @@
-//! The last moments of a book, so that it can be told as it was at a time that has passed.
+//! The last moments of a book, to restore it as it was at an earlier time.
 //!
-//! Agents and NVML speak through different channels: that a reading began may be heard after records that are younger
-//! than it. Copying the book then would mix two moments; undoing what came after the reading's beginning does not.
+//! Agents and NVML report through different channels: the begin of a reading may arrive after records that are younger. A copy of the
+//! book would mix two moments then. Undoing what came after the begin of the reading does not.
 
 use crate::book::cells::CellId;
 use crate::book::rounding::Rounding;
 use std::collections::VecDeque;
 
-/// How far back it must reach: what a reading's first word can need to arrive on a busy machine.
+/// How far back the history must reach: the delay of a reading's begin on a busy machine.
 const REACH_NS: u64 = 250_000_000;
 /// Entries kept at most (24 and 64 bytes each); at 100,000 blocks a second 16,384 are 80 ms.
 const MAX_ENTRIES: usize = 1 << 14;
@@ -20,27 +20,27 @@ struct Posting {
     delta: i64,
 }
 
-/// A record that moved `tracked`, or may have.
+/// A record that changed `tracked`, or may have.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BookChange {
     pub time_ns: u64,
     pub tracked: i64,
     pub in_flight: i64,
-    /// Of an allocation: when its call was entered, and its bytes.
+    /// For an allocation: when its call was entered, and its bytes.
     pub entered: Option<(u64, i64)>,
-    /// What it did to the book's rounding; filled in by [`BookHistory::stamp`].
+    /// Its effect on the book's rounding; filled in by [`BookHistory::stamp`].
     pub rounding: Rounding,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Kept {
     moment: BookChange,
-    /// The latest time of all records up to this one. Times of several threads are not quite in the order of their records (a
-    /// thread may be held up between its number and its look at the clock), these are: what a time cuts off is a tail.
+    /// The latest time of all records up to this one. Times of several threads are not quite in the order of their records (a thread
+    /// may be delayed between its number and its clock), these times are: a time cuts off a tail.
     reached_ns: u64,
 }
 
-/// A book as it was, and what has happened to it since.
+/// A book as it was, and its changes since.
 #[derive(Debug)]
 pub(crate) struct PastBook {
     pub amounts: Vec<i64>,
@@ -49,25 +49,25 @@ pub(crate) struct PastBook {
     pub since: Vec<BookChange>,
 }
 
-/// See the module's text.
+/// The last moments of a book.
 #[derive(Debug, Default)]
 pub(crate) struct BookHistory {
     postings: VecDeque<Posting>,
-    /// Postings of the record that is being booked: their time is told when it ends.
+    /// Postings of the record that is being booked: they get their time when it ends.
     open: usize,
-    /// What that record has done to the rounding so far.
+    /// Effect of that record on the rounding so far.
     open_rounding: Rounding,
     moments: VecDeque<Kept>,
-    /// Of the record that was booked last.
+    /// [`Kept::reached_ns`] of the latest record.
     reached_ns: u64,
-    /// In flight before the first moment.
+    /// Bytes in flight before the first moment.
     first_in_flight: i64,
-    /// Everything after this is here; `None` while nothing is kept.
+    /// All changes after this time are here; `None` while nothing is kept.
     complete_after_ns: Option<u64>,
 }
 
 impl BookHistory {
-    /// Forgets what it knows, and keeps what comes from now on.
+    /// Forgets everything, and keeps what comes from now on.
     pub fn restart(&mut self, now_ns: u64, in_flight: i64) {
         self.postings.clear();
         self.moments.clear();
@@ -78,7 +78,7 @@ impl BookHistory {
         self.complete_after_ns = Some(now_ns);
     }
 
-    /// Whether it keeps anything.
+    /// Whether it keeps changes.
     #[inline]
     pub fn is_kept(&self) -> bool {
         self.complete_after_ns.is_some()
@@ -134,7 +134,7 @@ impl BookHistory {
         }
     }
 
-    /// The book that holds `amounts` with `rounding` now, as it was at `time_ns`; `None` if that is too long ago.
+    /// Returns the book that holds `amounts` with `rounding` now, as it was at `time_ns`; `None` if that is too long ago.
     pub fn past(&self, time_ns: u64, mut amounts: Vec<i64>, rounding: Rounding) -> Option<PastBook> {
         if time_ns < self.complete_after_ns? {
             return None;

@@ -1,8 +1,8 @@
-//! What the driver adds to the sizes that were asked for: a model over live direct allocations, kept with two sums.
+//! What the driver adds to requested sizes: a model over live direct allocations, kept as two sums.
 //!
-//! The driver maps physical memory in granules. An allocation above a limit has granules of its own; smaller ones share them. Handles of
-//! the VMM are whole granules by contract, and a pool counts with what it has reserved: neither is rounded. The padding of arrays is in
-//! their estimate.
+//! The driver maps physical memory in granules. An allocation above a limit has granules of its own; smaller ones share them. VMM
+//! handles are whole granules by contract, and a pool counts with what it has reserved: neither is rounded. Arrays are estimated with
+//! their padding.
 
 /// How the driver rounds sizes; tests/gpu measures it, and a test compares it with the costs of the simulated machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,17 +24,17 @@ pub(crate) fn whole_granules(bytes: i64) -> i64 {
     bytes.wrapping_add(bytes.wrapping_neg().rem_euclid(GRANULE))
 }
 
-/// Of some live allocations, or a change of that.
+/// Rounding of some live allocations, or a change of it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Rounding {
-    /// What those with granules of their own do not use of them.
+    /// Unused bytes of granules that belong to one allocation.
     own: i64,
-    /// Bytes of those that share granules.
+    /// Bytes of allocations that share granules.
     shared: i64,
 }
 
 impl Rounding {
-    /// Of one allocation, at most [`crate::rows::row::MAX_BYTES`] large.
+    /// Rounding of one allocation of at most [`crate::rows::row::MAX_BYTES`].
     #[inline]
     pub fn of(bytes: u64) -> Self {
         if bytes <= ROUNDING_RULE.shared_up_to {
@@ -54,7 +54,7 @@ impl Rounding {
         Rounding { own: self.own.wrapping_sub(other.own), shared: self.shared.wrapping_sub(other.shared) }
     }
 
-    /// What the driver charges beyond the sizes.
+    /// Bytes that the driver charges beyond the requested sizes.
     pub fn bytes(self) -> i64 {
         self.own.wrapping_add(self.shared.wrapping_neg().rem_euclid(GRANULE))
     }

@@ -1,17 +1,17 @@
-//! What a book held over time: a bounded number of points that goes on for ever, each exact.
+//! What a book held over time: a bounded number of points, each exact, for runs of any length.
 //!
-//! **Which moments.** Time is cut into slots. Of each slot in which the book was touched the fullest moment stays: the
-//! highest `tracked`, and among equal ones that with the least idle and opaque bytes (a framework's pool stays at its
-//! highest reservation for hours). When silence follows that is longer than a slot, the last state stays too: it is
-//! what was held meanwhile. When all points are taken, slots become twice as wide, and of two the fuller one
-//! stays: no peak is ever lost, and the point at the peak of the whole run is always there.
+//! **Which moments.** Time is cut into slots. For each slot in which the book was touched, the fullest moment is kept: the highest
+//! `tracked`, and among equal ones that with the least idle and opaque bytes (a framework's pool stays at its highest reservation for
+//! hours). When a silence follows that is longer than a slot, the last state is kept too: it was held meanwhile. When all points are
+//! taken, slots become twice as wide, and of two moments the fuller one is kept. No peak is ever lost, and the point at the peak of the
+//! whole run always exists.
 //!
-//! **What it costs.** The composition at a slot's fullest moment is kept by copy on write like the peak's, with the
-//! same epochs (book.rs), so an event costs no more than without it. Cells are walked once per slot; n slots' worth of time cost some
-//! hundred times log n walks.
+//! **What it costs.** The composition at a slot's fullest moment is kept by copy on write like the peak's, with the same epochs
+//! (mod.rs), so an event costs no more than without it. Cells are visited once per slot: n slots' worth of time cost some hundred times
+//! log n visits.
 //!
-//! **What arrives later** corrects points as it corrects the peak, as long as the row lives: one that was made in epoch e was
-//! live at every point since.
+//! **Late names** correct points as they correct the peak, as long as the row lives: a row that was made in epoch e was live at every
+//! point since.
 
 use crate::book::cells::{CellId, CellTable};
 use gpumem_model::timeline as told;
@@ -20,7 +20,7 @@ use gpumem_model::timeline as told;
 pub use gpumem_model::timeline::MAX_CELLS as MAX_POINT_CELLS;
 /// Points at most.
 pub use gpumem_model::timeline::MAX_POINTS;
-/// Of these, cells and sums of some of them where there are more (sums.rs); the others are sums of uses.
+/// Cells and groups of some of them, among the cells of a point, if there are more; the others are groups of uses (cell_groups.rs).
 pub(crate) const NAMED: usize = 40;
 
 #[derive(Debug, Clone)]
@@ -29,15 +29,15 @@ pub(crate) struct Point {
     pub bytes: i64,
     /// Idle and opaque bytes in it.
     pub unnamed: i64,
-    /// Of the moment: rows of this and earlier epochs that still live were live then.
+    /// Epoch of the moment: rows of this and earlier epochs that still live were live then.
     pub epoch: u32,
     /// The fullest moment of its slot.
     pub is_high: bool,
-    /// The state that a silence of more than a slot began with.
+    /// The state at the begin of a silence of more than a slot.
     is_held: bool,
-    /// Cells that are not among its amounts may be in sums.
+    /// Bytes of cells that are not among its amounts may be in groups.
     is_folded: bool,
-    /// Those that are in none are in the rest.
+    /// Bytes of cells without a group are in the rest.
     has_rest: bool,
 }
 
@@ -59,7 +59,7 @@ impl Point {
         point
     }
 
-    /// No more amounts than there is room for.
+    /// Reduces the amounts to the room that there is.
     fn fold(&mut self, cells: &CellTable) {
         let shown = &mut self.shown;
         if shown.amounts.len() > MAX_POINT_CELLS {
@@ -73,7 +73,7 @@ impl Point {
         (self.bytes, than.unnamed) > (than.bytes, self.unnamed)
     }
 
-    /// Adds to a cell, or to the sum that it is in.
+    /// Adds bytes to a cell, or to the group that has it.
     fn add(&mut self, id: CellId, bytes: i64, cells: &CellTable) {
         let amounts = &mut self.shown.amounts;
         let find = |id| amounts.binary_search_by_key(&id, |&(id, _)| id);
@@ -105,7 +105,7 @@ pub(crate) struct Moment {
     pub bytes: i64,
     pub unnamed: i64,
     pub epoch: u32,
-    /// The fullest of its slot; else the state that a silence began with.
+    /// It is the fullest of its slot; else the state at the begin of a silence.
     pub is_high: bool,
 }
 
@@ -129,7 +129,7 @@ impl Timeline {
         silence_ns >= self.width_ns
     }
 
-    /// A moment that is not before the last one, with its cells by id.
+    /// Adds a moment that is not before the last one, with its cells by id.
     pub fn push(&mut self, moment: Moment, amounts: Vec<(CellId, i64)>, cells: &CellTable) {
         let point = Point::of(moment, amounts, cells);
         let slot = |point: &Point| point.shown.time_ns / self.width_ns.max(1);
@@ -175,7 +175,7 @@ impl Timeline {
         self.points = points;
     }
 
-    /// Bytes of a row that was made at `first_epoch` and still lives turn out to have had another name.
+    /// Bytes of a row that was made at `first_epoch` and still lives had another name.
     pub fn rename(
         &mut self,
         first_epoch: u32,
@@ -194,7 +194,7 @@ impl Timeline {
     }
 }
 
-/// Bytes that change their name, and how many more of them are idle or opaque by that.
+/// Bytes that get another name, and how many more of them are idle or opaque by that.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Change {
     pub bytes: i64,

@@ -1,13 +1,13 @@
-//! The program's own counters: what each is and has been, and its course in a bounded number of points.
+//! The program's own counters: value, extremes, and a bounded number of points over time.
 
 use gpumem_model::own::Counter;
 use gpumem_wire::Record;
 use std::mem::size_of;
 use std::sync::Arc;
 
-/// Points of a counter's course.
+/// Points of a counter.
 pub use gpumem_model::own::MAX_COUNTER_POINTS;
-/// Counters that are kept of a process: those that were said first.
+/// Counters that are kept of a process: the first ones.
 pub use gpumem_model::own::MAX_COUNTERS;
 
 /// A counter of the program, by its tag.
@@ -20,10 +20,10 @@ struct KeptCounter {
     greatest: i64,
     area: i128,
     since_ns: u64,
-    /// Up to when `area` is.
+    /// Time up to which `area` was summed.
     changed_ns: u64,
     points: Vec<(u64, i64)>,
-    /// Of the slots; 0 while there is a point for each change.
+    /// Width of the points' slots; 0 while there is a point for each change.
     width_ns: u64,
 }
 
@@ -49,7 +49,7 @@ impl KeptCounter {
     }
 
     fn set(&mut self, value: i64, time_ns: u64) {
-        // Values come in their order, times of several threads not quite.
+        // Values come in order; the times of several threads not quite.
         let time_ns = time_ns.max(self.changed_ns);
         (self.area, self.changed_ns, self.value) = (self.area_at(time_ns), time_ns, value);
         self.changes = self.changes.saturating_add(1);
@@ -57,14 +57,14 @@ impl KeptCounter {
         add_point(&mut self.points, &mut self.width_ns, (time_ns, value));
     }
 
-    /// It is as it is, and what it has been was told.
+    /// Begins anew with the present value.
     fn restart(&mut self, now_ns: u64) {
         let time_ns = now_ns.max(self.changed_ns);
         *self = KeptCounter { changes: 0, ..KeptCounter::new(self.tag, self.value, time_ns) };
     }
 }
 
-/// Adds a point, and where there are too many leaves the last of each slot.
+/// Adds a point; if there are too many, keeps the last one of each slot.
 fn add_point(points: &mut Vec<(u64, i64)>, width_ns: &mut u64, point: (u64, i64)) {
     let slot = |(time_ns, _): (u64, i64), width_ns: u64| time_ns.checked_div(width_ns);
     match points.last_mut() {
@@ -73,7 +73,7 @@ fn add_point(points: &mut Vec<(u64, i64)>, width_ns: &mut u64, point: (u64, i64)
     }
     if points.len() > MAX_COUNTER_POINTS {
         let span_ns = point.0 - points.first().map_or(point.0, |first| first.0);
-        // Half of them, so that this is done now and then; all at one time are one.
+        // Halves them, so that this happens rarely; points of one time become one.
         *width_ns = width_ns.saturating_mul(2).max(span_ns / (MAX_COUNTER_POINTS as u64 / 2) + 1);
         let all = std::mem::take(points);
         for point in all {
@@ -94,7 +94,7 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// KeptCounter `tag` has this value.
+    /// Sets the counter of the record's tag.
     pub fn set(&mut self, record: &Record<'_>, value: i64) {
         let stamp = &record.stamp;
         let is_full = self.kept.len() == MAX_COUNTERS;
@@ -105,7 +105,7 @@ impl Counters {
         }
     }
 
-    /// Their values go on, what they have been begins anew.
+    /// Begins all counters anew with their present values.
     pub fn restart(&mut self, now_ns: u64) {
         self.kept.iter_mut().for_each(|counter| counter.restart(now_ns));
         self.dropped = 0;

@@ -1,26 +1,26 @@
-//! Steps of a program that does not say them: its live bytes rise and fall, again and again, in the same time.
+//! Finds the steps of a program that does not report them: its live bytes rise and fall periodically.
 //!
-//! At each window that is over the book's named bytes are compared with two levels between their recent lowest and
-//! highest: above the upper one it is up, below the lower one it is down. From up to up is a period, and the lowest
-//! moments between them are what is looked at. Only a period that is nearly the same time after time counts: what is
-//! irregular is judged by the minute. Periods shorter than some windows are not seen.
+//! At each window that is over, the book's named bytes are compared with two levels between their recent lowest and highest. Above the
+//! upper level the book is up, below the lower level it is down. A period is the time from up to up, and its lowest moment between them
+//! is a point. Only a period of nearly constant length counts; other programs are judged by the minute. Periods that are shorter than
+//! some windows are not found.
 
-/// Periods by which it is judged whether they are alike.
+/// Periods whose lengths are compared.
 const INTERVALS: usize = 16;
-/// The extremes approach each other by this part with each window, so that they forget.
+/// With each window the extremes approach each other by this part, so that old ones are forgotten.
 const FORGET: i64 = 1024;
-/// A swing of less is no swing.
+/// Smallest swing, in bytes.
 const LEAST_SWING: i64 = 1 << 20;
-/// Nor is less than this part of the highest.
+/// Smallest swing, as a part of the highest.
 const LEAST_PART: i64 = 64;
 
-/// Says when a period is in its trough.
+/// Finds the troughs of a period.
 #[derive(Debug, Default)]
 pub(super) struct Period {
     low: i64,
     high: i64,
     is_up: bool,
-    /// Lowest since it went down.
+    /// Lowest value since it went down.
     trough: i64,
     /// Periods that have begun.
     count: u64,
@@ -29,7 +29,7 @@ pub(super) struct Period {
 }
 
 impl Period {
-    /// The index of the period whose trough this is, the lowest moment of it so far.
+    /// Returns the index of the period, if this is its lowest moment so far.
     pub fn trough(&mut self, time_ns: u64, named: i64) -> Option<u64> {
         let swing = self.high.saturating_sub(self.low);
         self.low = named.min(self.low.saturating_add(swing / FORGET));
@@ -59,7 +59,7 @@ impl Period {
         self.count.checked_sub(1)
     }
 
-    /// How long a period takes, if the last ones were alike and it is not long over.
+    /// Returns the length of a period, if the last ones were alike and the latest is not long over.
     pub fn length_ns(&self, now_ns: u64) -> Option<u64> {
         if self.count <= INTERVALS as u64 {
             return None; // the first interval has no beginning

@@ -51,25 +51,25 @@ impl ProgramData {
 /// One way of naming memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerView {
-    /// Which.
+    /// Which way.
     pub layer: Layer,
-    /// How it is.
+    /// Its state.
     pub state: LayerState,
-    /// Why, in words for people; empty where there is nothing to say.
+    /// The reason, as text; empty if there is none.
     pub reason: String,
 }
 
 /// Longest reason that is kept: a peer wrote it.
 const MAX_REASON_CHARS: usize = 200;
 
-/// In the order in which they were first said; at most as many as there are layers.
+/// In the order of their first reports; at most as many as there are layers.
 #[derive(Debug, Default)]
 pub(crate) struct Layers(Vec<LayerView>);
 
 impl Layers {
     pub fn say(&mut self, layer: Layer, state: LayerState, reason: &str) {
         if layer == Layer::Unknown {
-            return; // of a newer agent
+            return; // a newer agent's
         }
         let said = LayerView { layer, state, reason: reason.chars().take(MAX_REASON_CHARS).collect() };
         match self.0.iter_mut().find(|known| known.layer == layer) {
@@ -78,7 +78,7 @@ impl Layers {
         }
     }
 
-    /// Another program says its own.
+    /// Another program reports its own.
     pub fn forget(&mut self) {
         self.0.clear();
     }
@@ -94,7 +94,7 @@ impl Layers {
     }
 }
 
-/// Marks that are kept of a process, of each origin. A program may make one per step: the newest are kept.
+/// Marks that are kept of a process, of each origin. A program may make one for each step: the newest are kept.
 pub const MAX_MARKS: usize = 128;
 
 /// A moment with a name.
@@ -104,16 +104,16 @@ pub struct MarkView {
     pub time_ns: u64,
     /// Its name; `None` if a loss took it.
     pub name: Option<Arc<str>>,
-    /// Somebody outside of the program made it.
+    /// It was made with `gpumemctl`, not by the program.
     pub from_outside: bool,
 }
 
 /// Marks of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Marks {
-    /// Of the program, and from outside: one that makes many must not take the other's room.
+    /// Those of the program, and those from outside: neither takes the other's room.
     kept: [VecDeque<MarkView>; 2],
-    /// Of those that found no room, or gave it up.
+    /// Marks that were dropped.
     pub dropped: u64,
 }
 

@@ -1,5 +1,5 @@
-//! Ranges: how often and how long the program was in each of its scopes, where it has their begins and ends recorded (`ranges` of
-//! gpumem_configure), and how long its steps took. The latest of them are kept one by one, for traces.
+//! Ranges: count and duration of the program's scopes, where their edges are recorded (`ranges` of gpumem_configure), and of its steps.
+//! The latest are kept one by one, for traces.
 
 use crate::Map;
 use gpumem_model::own::{Own, Range, Span};
@@ -10,13 +10,13 @@ use std::sync::Arc;
 
 /// Names that are kept of a process: those that ended first.
 pub use gpumem_model::own::MAX_RANGES;
-/// Single ranges of a process that others than its owner watch: the latest.
+/// Single ranges that are kept of a process on a node: the latest.
 pub const MAX_SPANS: usize = 1024;
-/// The same where a file of one's own is read.
+/// The same for files that the user reads.
 pub use gpumem_model::own::MAX_SPANS as MAX_SPANS_OF_FILE;
 /// Threads with open ranges.
 const MAX_THREADS: usize = 256;
-/// Open ranges of a thread: an agent names no more.
+/// Open ranges of a thread: agents name no more.
 const MAX_DEPTH: usize = 128;
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -45,13 +45,13 @@ impl Lengths {
 /// Ranges of a process.
 #[derive(Debug)]
 pub(crate) struct Ranges {
-    /// Of a tag, its place in `kept`.
+    /// Index in `kept` by tag.
     places: Map<u32, u32>,
     kept: Vec<(u32, Lengths)>,
     /// By thread, the innermost last: tag and begin.
     open: Map<u32, Vec<(u32, u64)>>,
     steps: Lengths,
-    /// When the step began that is under way.
+    /// Begin of the step that is under way.
     step_ns: Option<u64>,
     spans: VecDeque<Span>,
     most_spans: usize,
@@ -141,20 +141,20 @@ impl Ranges {
         }
     }
 
-    /// Records were lost: an end may be of a begin that nobody heard, and the other way round.
+    /// Records were lost: ends and begins no longer match.
     pub fn lose(&mut self) {
         self.broken += self.open.values().map(|open| open.len() as u64).sum::<u64>();
         self.open.clear();
         self.step_ns = None;
     }
 
-    /// What has ended was told; what is open goes on.
+    /// Drops what has ended; open ranges go on.
     pub fn restart(&mut self) {
         let fresh = Ranges::new(self.most_spans);
         *self = Ranges { open: std::mem::take(&mut self.open), step_ns: self.step_ns, ..fresh };
     }
 
-    /// Into `view`: all but its counters.
+    /// Fills all of `view` but its counters.
     pub fn view(&self, name: impl Fn(u32) -> Option<Arc<str>>, view: &mut Own) {
         let mut open: Map<u32, u64> = Map::default();
         for (tag, _) in self.open.values().flatten() {
@@ -165,7 +165,7 @@ impl Ranges {
             .iter()
             .map(|(tag, lengths)| lengths.view(name(*tag), false, open.get(tag).copied().unwrap_or(0)));
         view.ranges = ended.collect();
-        // What has begun and never ended has a line, too.
+        // Ranges that have begun and not ended have a line, too.
         let mut begun: Vec<(u32, u64)> = open
             .iter()
             .map(|(&tag, &count)| (tag, count))

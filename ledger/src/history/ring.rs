@@ -1,4 +1,4 @@
-//! A bounded number of points that goes on for ever: when all are taken, pairs become one.
+//! A bounded number of points for any length of time: when all are taken, pairs are merged.
 
 /// Points of each amount.
 pub(super) const POINTS: usize = 64;
@@ -7,7 +7,7 @@ pub(super) const POINTS: usize = 64;
 #[derive(Debug)]
 pub(super) struct Ring {
     pub stride: u64,
-    /// Looks of a point.
+    /// Samples of a point.
     looks: u64,
     pub points: Vec<TrendPoint>,
     pub latest: TrendPoint,
@@ -20,7 +20,7 @@ impl Ring {
         Ring { stride: 1, looks, points: Vec::new(), latest: TrendPoint::default(), columns }
     }
 
-    /// Whether a look at `index` is wanted, and begins a point.
+    /// Whether a sample at `index` is wanted: `Some(true)` if it begins a point.
     pub fn place(&mut self, index: u64, time_ns: u64) -> Option<bool> {
         if index < self.latest.index {
             return None;
@@ -42,7 +42,7 @@ impl Ring {
         }
     }
 
-    /// Pairs of points become one.
+    /// Merges pairs of points.
     fn widen(&mut self) {
         let all_count = self.stride < self.looks;
         self.stride = self.stride.saturating_mul(2);
@@ -79,8 +79,8 @@ impl Ring {
 /// When a point began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TrendPoint {
-    /// Step since the first, or seconds (of the gap: tenths) of record time; a multiple of the stride.
+    /// Steps since the first, or seconds (of the gap: tenths of seconds) of record time; a multiple of the stride.
     pub index: u64,
-    /// Time of its first look.
+    /// Time of its first sample.
     pub time_ns: u64,
 }

@@ -1,17 +1,18 @@
-//! What stays: the amounts of a book at the beginning of each step, and as time passes, in a bounded number of points,
-//! so that somebody can say whether they grow.
+//! Points of growth: the amounts of a book at the begin of each step, and over time, in a bounded number of points, from which a leak
+//! can be judged.
 //!
-//! **Where it looks.** At each `Step` record: what a step took and still holds when the next one begins is what a leak is
-//! made of, and its temporaries are gone by then. For programs without steps, at the troughs of a stable period (period.rs)
-//! and every quarter of a second at most, when a window of the book is over anyway or a sample is closed. No booking is watched, so no event costs more.
+//! **When samples are taken.** At each `Step` record: a leak is memory that a step allocated and that is still held when the next one
+//! begins, and temporary memory is gone by then. For programs without steps, at the troughs of a stable period (period.rs), and at most
+//! every quarter of a second, when a window of the book is over anyway or a sample of NVML is closed. No booking is watched, so no
+//! event costs more.
 //!
-//! **What a point is.** The lowest amount of its first looks: eight steps, or a minute. Points merge in pairs when all
-//! are taken, so that they go on for ever. As long as each look of a pair still counts, they become the lower of the two;
-//! from then on the first of the two stays. So every point is the lowest of equally many looks: if old points
-//! were the lowest of more looks than new ones, any noise would look like growth.
+//! **What a point is.** The lowest amount of its first samples: eight steps, or a minute. When all points are taken, pairs are merged.
+//! As long as every sample of a pair counts, the merged point is the lower of the two; from then on it is the first one. So every point
+//! is the lowest of equally many samples. If old points were the lowest of more samples than new ones, any noise would look like
+//! growth.
 //!
-//! **What it costs.** A look compares each cell with its first amount; only cells that ever changed have points. Points that
-//! have had their looks cost one comparison per step, so the looks of n steps are some hundred times log n.
+//! **What it costs.** A sample compares each cell with its first amount; only cells that ever changed have points. Points that have all
+//! their samples cost one comparison per step, so n steps cost some hundred times log n samples.
 
 use crate::book::cells::CellId;
 use crate::book::{Book, WINDOW_NS};
@@ -20,18 +21,18 @@ use crate::history::ring::{Ring, TrendPoint};
 
 /// Cells with points of their own; more are summed in one.
 const COLUMNS: usize = 512;
-/// Looks of a point: steps.
+/// Samples of a point of steps.
 const STEPS: u64 = 8;
-/// Looks of a point: as many seconds, a power of two.
+/// Samples of a point of seconds, a power of two.
 const SECONDS: u64 = 64;
-/// A program that has said so many steps needs no period.
+/// A program that has reported so many steps needs no period.
 const TOLD_STEPS: usize = 12;
-/// What a gap is indexed by, and its looks in a point: it is known only at samples.
+/// Unit of the index of a gap, and samples of a point: the gap is known only at samples of NVML.
 const GAP_UNIT_NS: u64 = 100_000_000;
 const GAP_LOOKS: u64 = 512;
 const SECOND_NS: u64 = 1_000_000_000;
 const BETWEEN_LOOKS_NS: u64 = SECOND_NS / 4;
-/// A loss may hide steps: the program's own numbers tell how many, if they are as near as this.
+/// Records that were lost may contain steps: the program's numbers tell how many, up to this many.
 const MOST_LOST_STEPS: u64 = 1 << 20;
 
 /// Amounts at the same points.
@@ -41,30 +42,30 @@ pub struct TrackView {
     pub stride: u64,
     /// When the points began.
     pub points: Vec<TrendPoint>,
-    /// The latest step or second, looked at or not.
+    /// The latest step or second, sampled or not.
     pub latest: TrendPoint,
     /// Direct and block bytes.
     pub named: Vec<i64>,
-    /// Idle bytes of pools, and opaque ones.
+    /// Idle and opaque bytes of pools.
     pub slack: Vec<i64>,
     /// Cells that changed, by index of `ProcessView::cells`.
     pub cells: Vec<(CellId, Vec<i64>)>,
-    /// What cells without points of their own changed since they were first seen, summed.
+    /// Sum of the changes of all cells without points of their own, since they were first seen.
     pub rest: Vec<i64>,
 }
 
-/// What is known of the growth of one account.
+/// Points of growth of one account.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TrendView {
     /// By step.
     pub steps: TrackView,
-    /// By period, if what is live rises and falls in a stable one, and how long that takes.
+    /// By period, if the live bytes have a stable one, and its length.
     pub periods: Option<(u64, TrackView)>,
     /// By time.
     pub times: TrackView,
-    /// The untrackable at samples that are beyond doubt, with their times; without an agent: `used`.
+    /// Untrackable at certain samples, with their times; without an agent: `used`.
     pub gap: Vec<(u64, i64)>,
-    /// The latter.
+    /// `gap` is `used`.
     pub gap_is_used: bool,
 }
 
@@ -96,13 +97,13 @@ impl Track {
         Track { ring: Ring::new(looks, FIXED), cells: Vec::new() }
     }
 
-    /// `amounts`: how many cells there are, the amount of each, and those of idle and opaque bytes.
+    /// `amounts`: number of cells, amount of each, and the cells of idle and opaque bytes.
     fn look(&mut self, index: u64, time_ns: u64, amounts: (usize, &dyn Fn(CellId) -> i64, &[CellId])) {
         let Some(is_new) = self.ring.place(index, time_ns) else { return };
         let (count, amount, unnamed) = amounts;
         let is_first = is_new && self.ring.points.len() == 1;
         for id in self.cells.len()..count {
-            // One that came later was nothing before.
+            // A cell that came later was 0 before.
             let first = if is_first { amount(id as CellId) } else { 0 };
             self.cells.push(Cell { first, column: CONSTANT });
         }
@@ -135,7 +136,7 @@ impl Track {
         }
     }
 
-    /// A column for a cell that was `first` up to now.
+    /// Returns a column for a cell that was `first` up to now.
     fn column(&mut self, first: i64, is_new: bool) -> usize {
         if self.ring.columns.len() >= FIXED + COLUMNS {
             return REST;
@@ -145,7 +146,7 @@ impl Track {
         self.ring.columns.len() - 1
     }
 
-    /// Makes room for cells that begin to change: those that changed least join the rest.
+    /// Makes room for cells that begin to change: those that changed least are added to the rest.
     fn fold(&mut self) {
         if self.ring.columns.len() < FIXED + COLUMNS {
             return;
@@ -195,7 +196,7 @@ impl Track {
     }
 }
 
-/// How far the lowest of the last half is from that of the first: what tells growth from noise well enough to choose.
+/// Distance of the lowest value of the last half from that of the first half: separates growth from noise well enough to choose cells.
 pub fn rise(points: &[i64]) -> u64 {
     let (early, late) = points.split_at(points.len() / 2);
     match (early.iter().min(), late.iter().min()) {
@@ -208,7 +209,7 @@ pub fn rise(points: &[i64]) -> u64 {
 #[derive(Debug)]
 pub(crate) struct Trend {
     steps: Track,
-    /// Of a program that says no steps.
+    /// For a program that reports no steps.
     periods: Option<(Period, Track)>,
     times: Track,
     looked_ns: u64,
@@ -237,7 +238,7 @@ impl Trend {
         }
     }
 
-    /// Time has passed, and the book stands as it does.
+    /// Time has passed: samples the book if that is due.
     pub fn time(&mut self, time_ns: u64, book: &Book) {
         if time_ns / WINDOW_NS <= self.now_ns / WINDOW_NS {
             return;
@@ -260,7 +261,7 @@ impl Trend {
         }
     }
 
-    /// A sample was closed that had the book at its own time.
+    /// A sample of NVML was closed that has the book at its own time.
     pub fn sample(&mut self, time_ns: u64, amounts: &[i64], book: &Book) {
         if self.is_due(time_ns) {
             let amount = |cell: CellId| amounts.get(cell as usize).copied().unwrap_or(0);
@@ -277,7 +278,7 @@ impl Trend {
         is_due
     }
 
-    /// Without the gap.
+    /// All but the gap.
     pub fn view(&self) -> TrendView {
         let periods = self
             .periods
@@ -290,12 +291,12 @@ impl Trend {
 /// Points of growth of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Growth {
-    /// By book; as long as there is something to look at.
+    /// By book; grows when there is something to sample.
     pub trends: Vec<Trend>,
     pub steps: StepCount,
 }
 
-/// The gap at samples that are beyond doubt; without an agent, `used`.
+/// The gap at certain samples; without an agent, `used`.
 #[derive(Debug)]
 pub(crate) struct GapTrend {
     ring: Ring,
@@ -325,7 +326,7 @@ impl GapTrend {
     }
 }
 
-/// How many steps a process has begun. Their own numbers may begin anew or jump: only after a loss they count.
+/// Number of steps that a process has begun. The program's numbers may restart or jump: they count only after a loss.
 #[derive(Debug, Default)]
 pub(crate) struct StepCount {
     count: Option<u64>,
@@ -334,7 +335,7 @@ pub(crate) struct StepCount {
 }
 
 impl StepCount {
-    /// Records were lost: there may have been steps among them.
+    /// Records were lost, maybe steps among them.
     pub fn lose(&mut self) {
         self.lost = true;
     }

@@ -1,42 +1,42 @@
 //! What each iteration of a training run held, in a bounded table.
 //!
-//! Roles are known at the edges of phases: forward's activations when backward begins, gradients when the optimizer
-//! does. There they are measured, once per edge and not per event; what a phase freed again comes from `young`.
+//! Roles are known at the edges of phases: forward's activations when backward begins, gradients when the optimizer begins. They are
+//! measured there, once per edge and not per event; temporary bytes come from `undecided`.
 
 use crate::book::Book;
 use crate::book::cells::{CellId, CellKey};
 use crate::roles::parameters::{Parameters, ParametersView};
 use gpumem_wire::Role;
 
-/// Iterations that a process remembers of each device; neighbours become one when there are more.
+/// Iterations that are kept of each device; with more, neighbours are merged.
 pub use gpumem_model::iterations::{Level, MAX_ROWS as MAX_ITERATIONS};
 
-/// One iteration, or several neighbours.
+/// One iteration, or several neighbours that were merged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Iteration {
-    /// The program's number of the epoch that the first is of; 0 where it says none.
+    /// The program's number of the epoch of the first one; 0 if it has none.
     pub epoch: u64,
-    /// The program's number of the first, or counted from 0.
+    /// The program's number of the first one, or a count from 0.
     pub first: u64,
-    /// The same of the last.
+    /// The same of the last one.
     pub last: u64,
-    /// How many there are.
+    /// Number of iterations.
     pub count: u64,
-    /// When the first began.
+    /// Begin of the first one.
     pub start_ns: u64,
-    /// When the last was over, or until when it is known.
+    /// End of the last one, or the latest known time of one under way.
     pub end_ns: u64,
     /// Records were lost in it.
     pub partial: bool,
     /// Live driver allocations.
     pub tracked: Level,
-    /// Segments of framework pools, and what driver pools reserve.
+    /// Bytes of framework pools' segments, and of driver pools' reservations.
     pub pool_reserved: Level,
-    /// By [`Role`], those that outlive a phase.
+    /// By [`Role`], without temporary bytes.
     pub roles: [Level; ROLES],
-    /// What backward made and freed again.
+    /// Bytes that backward allocated and freed.
     pub intermediate: Level,
-    /// The same of other phases.
+    /// The same for other phases.
     pub temporaries: Level,
 }
 
@@ -61,28 +61,28 @@ impl Iteration {
 /// The iterations of one account.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct IterationsView {
-    /// Those that are over, in the order of time, without gaps.
+    /// Finished iterations by time, without gaps.
     pub rows: Vec<Iteration>,
-    /// The one that is under way.
+    /// The iteration under way.
     pub open: Option<Iteration>,
     /// Parameters and gradients one by one.
     pub parameters: ParametersView,
 }
 
-/// The same, as it is kept.
+/// The iterations of one device.
 #[derive(Debug, Default)]
 pub(crate) struct Iterations {
     rows: Vec<Iteration>,
-    /// Iterations in a row that is full.
+    /// Iterations in a full row.
     stride: u64,
     open: Option<Iteration>,
-    /// Of pools, now and at most in the open iteration.
+    /// Bytes of pools, now and at most in the open iteration.
     pool_reserved: Level,
     parameters: Parameters,
 }
 
 impl Iterations {
-    /// Memory of a pool comes or goes.
+    /// A pool reserves or returns memory.
     pub fn reserve(&mut self, delta: i64) {
         self.pool_reserved.set(self.pool_reserved.last_bytes.wrapping_add(delta));
     }
@@ -92,7 +92,7 @@ impl Iterations {
         self.open.is_some()
     }
 
-    /// Amounts by role stand as they do. Roles without a bit in `known` are those of no certain blocks right now.
+    /// Takes the amounts by role. Roles without a bit in `known` are those of undecided blocks right now.
     pub fn measure(&mut self, book: &Book, keys: &[CellKey], known: u16) {
         let Some(open) = &mut self.open else { return };
         self.parameters.measure(book, keys);
@@ -101,7 +101,8 @@ impl Iterations {
         }
     }
 
-    /// So many bytes of this cell are no gradient's: if they counted when gradients were most, they do no longer. Below 0: they are, after all.
+    /// So many bytes of a cell are no gradients: subtracts them if they were counted when gradients were highest. Negative: they are
+    /// gradients.
     pub fn correct_gradients(&mut self, cell: CellId, mistaken: i64, book: &Book) {
         let Some(open) = &mut self.open else { return };
         if self.parameters.correct_gradients(cell, mistaken) {
@@ -110,7 +111,7 @@ impl Iterations {
         }
     }
 
-    /// A phase is over that had so many temporary bytes at most.
+    /// A phase is over that had at most so many temporary bytes.
     pub fn freed_in_phase(&mut self, bytes: i64, is_backward: bool) {
         let Some(open) = &mut self.open else { return };
         let level = if is_backward { &mut open.intermediate } else { &mut open.temporaries };
@@ -122,7 +123,7 @@ impl Iterations {
         self.open.iter_mut().for_each(|open| open.partial = true);
     }
 
-    /// The open iteration, if there is one, is over, and iteration `number` of an epoch begins.
+    /// Ends the open iteration, and begins iteration `number` of an epoch.
     pub fn begin(&mut self, (epoch, number): (u64, u64), time_ns: u64, book: &mut Book) {
         if let Some(open) = self.close(time_ns, book) {
             self.parameters.close(open.start_ns, book);
@@ -141,7 +142,7 @@ impl Iterations {
         });
     }
 
-    /// Number of the next iteration of a program that does not number them.
+    /// Returns the number of the next iteration of a program that does not number them.
     pub fn next_number(&self, epoch: u64) -> u64 {
         let last = self.open.as_ref().or(self.rows.last()).filter(|last| last.epoch == epoch);
         last.map_or(0, |last| last.last.saturating_add(1))
@@ -170,7 +171,7 @@ impl Iterations {
         self.rows.push(row);
     }
 
-    /// Neighbours become one, if wanted only those of one epoch.
+    /// Merges neighbours; `apart`: only those of one epoch.
     fn merge(&mut self, apart: bool) {
         let old = std::mem::take(&mut self.rows);
         for row in old {
@@ -183,16 +184,16 @@ impl Iterations {
         }
     }
 
-    /// Only what is under way, and what comes.
+    /// Keeps only the iteration under way, and those that follow.
     pub fn restart(&mut self, now_ns: u64) {
         self.parameters.restart(now_ns);
-        // Between two of a program that does not number them the last one tells the next one's number.
+        // Between two iterations without numbers, the last one determines the next one's number.
         let kept = usize::from(self.open.is_none());
         self.rows.drain(..self.rows.len().saturating_sub(kept));
         self.stride = 0;
     }
 
-    /// Another program: nothing of the last one's iteration goes on.
+    /// Another program begins: ends the last one's iteration.
     pub fn end(&mut self, time_ns: u64, book: &Book) {
         if let Some(open) = self.close(time_ns, book) {
             self.parameters.close(open.start_ns, book);

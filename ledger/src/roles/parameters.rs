@@ -1,9 +1,9 @@
-//! Parameters and their gradients one by one, of each iteration: for tables with a column for each of them.
+//! Parameters and gradients one by one, for each iteration: for tables with a column for each of them.
 //!
-//! A model has hundreds, and from one iteration to the next hardly any of them changes: what is kept is what differs. Parameters count
-//! as they are when an iteration ends. Gradients come and go, and their names may come after them (a sweep of the program's own
-//! objects): they count as they were when all of them together were most, in the latest of such moments. So the columns of an iteration add up to what its row says of
-//! parameters and gradients.
+//! A model has hundreds, and from one iteration to the next few of them change, so only differences are kept. Parameters count as they
+//! are when an iteration ends. Gradients come and go, and may be named later (by a sweep over the program's objects): they count as
+//! they were when their sum was highest, at the latest of such moments. So the columns of an iteration add up to the parameters and
+//! gradients of its row.
 
 use crate::book::Book;
 use crate::book::cells::{CellId, CellKey};
@@ -11,9 +11,9 @@ use gpumem_wire::Role;
 use std::collections::VecDeque;
 use std::mem::size_of;
 
-/// Cells of parameters and gradients that are told one by one, of each device.
+/// Cells of parameters and gradients that are listed one by one, of each device.
 pub const MAX_COLUMNS: usize = 2048;
-/// Amounts that are kept of a device; the oldest iterations go.
+/// Amounts that are kept of a device; the oldest iterations are dropped.
 const MAX_AMOUNTS: usize = 16_384;
 
 /// Parameters and gradients of one device over its iterations.
@@ -21,21 +21,21 @@ const MAX_AMOUNTS: usize = 16_384;
 pub struct ParametersView {
     /// Cells of parameters and of gradients, by index of [`crate::ProcessView::cells`].
     pub columns: Vec<u32>,
-    /// There were more.
+    /// There were more columns.
     pub is_cut: bool,
-    /// When an iteration began that is not as the one before, and which columns (by index of `columns`) have how many bytes from
-    /// then on. The first has all that are not 0; of iterations before it nothing is known.
+    /// For each iteration that differs from the one before: its begin, and the bytes of the columns that changed (by index of
+    /// `columns`). The first entry has all columns that are not 0; iterations before it are not known.
     pub changes: Vec<(u64, Vec<(u32, i64)>)>,
 }
 
-/// The same, as it is kept.
+/// Parameters and gradients, as they are kept.
 #[derive(Debug, Default)]
 pub(crate) struct Parameters {
     columns: Vec<(CellId, bool)>,
-    /// Cells that were looked at.
+    /// Number of cells that were checked.
     looked: usize,
     is_cut: bool,
-    /// By column, what the open iteration has of gradients; and when that was measured, as the book counts.
+    /// By column, the gradients of the open iteration; and the book's `role_changes` when they were measured.
     gradients: Vec<i64>,
     most: i64,
     measured: u64,
@@ -47,7 +47,7 @@ pub(crate) struct Parameters {
 }
 
 impl Parameters {
-    /// Amounts stand as they do.
+    /// Takes the amounts of the book.
     pub fn measure(&mut self, book: &Book, keys: &[CellKey]) {
         for (cell, key) in (0..).zip(keys).skip(self.looked) {
             let is_gradient = key.role == Role::Gradient;
@@ -72,8 +72,8 @@ impl Parameters {
         }
     }
 
-    /// So many bytes of what was measured in this cell are no gradient's. Whether they were measured, as far as that is known: of cells that
-    /// are not told one by one it is not.
+    /// So many measured bytes of a cell are no gradients. Returns whether they were measured; for cells that are not listed one by one
+    /// that is not known.
     pub fn correct_gradients(&mut self, cell: CellId, mistaken: i64) -> bool {
         let Some(column) = self.columns.iter().position(|(other, _)| *other == cell) else {
             return self.is_cut;
@@ -86,7 +86,7 @@ impl Parameters {
         true
     }
 
-    /// The iteration that began then is over.
+    /// Ends the iteration that began then.
     pub fn close(&mut self, start_ns: u64, book: &Book) {
         self.last.resize(self.columns.len(), 0);
         self.gradients.resize(self.columns.len(), 0);
@@ -111,7 +111,7 @@ impl Parameters {
         }
     }
 
-    /// What was is in what comes next.
+    /// Drops the oldest entry; its amounts are the base of the next one.
     fn forget_first(&mut self) {
         let Some((_, amounts)) = self.changes.pop_front() else { return };
         self.amounts -= amounts.len();
@@ -121,7 +121,7 @@ impl Parameters {
         }
     }
 
-    /// Of the past only how it ended.
+    /// Keeps only the final amounts of the past.
     pub fn restart(&mut self, now_ns: u64) {
         while !self.changes.is_empty() {
             self.forget_first();

@@ -1,14 +1,14 @@
-//! What is known of the phases of a process, and of the roles of one device's blocks.
+//! State of the phases of a process, and of the roles of one device's blocks.
 
 use crate::roles::iterations::Iterations;
 use crate::roles::undecided::{List, UndecidedBlocks};
 use gpumem_wire::{Phase, Role};
 
-/// Sizes of workspaces as PyTorch configures them: cuBLAS on Hopper and later `:4096:8`, on others `:4096:2:16:8`; cuBLASLt, whose
-/// own workspaces stay in PyTorch 2.9 to 2.11.
+/// Sizes of workspaces as PyTorch configures them: cuBLAS on Hopper and later `:4096:8`, on others `:4096:2:16:8`; cuBLASLt, whose own
+/// workspaces stay in PyTorch 2.9 to 2.11.
 pub(crate) const WORKSPACE_BYTES: [u64; 3] = [33_554_432, 8_519_680, 1_048_576];
 
-/// Threads of a kind that are known, per device.
+/// Threads of each kind that are kept, for each device.
 const THREADS: usize = 8;
 
 /// Roles of one device's blocks.
@@ -24,20 +24,20 @@ pub(crate) struct Roles {
     pub is_trained: bool,
     /// Optimizer steps that are over.
     pub optimized: u64,
-    /// There was forward work since the last optimizer step (or step, where the program says them).
+    /// There was forward work since the last optimizer step (or since the last step, if the program reports steps).
     pub has_worked: bool,
     /// An optimizer step is over, and no forward pass has begun since.
     pub is_iterated: bool,
     /// Threads that run forward passes, and those that run backward passes. One can be both.
     pub forward_threads: Threads,
     pub backward_threads: Threads,
-    /// Parameters of these sizes exist; more workspaces of them than there can be were seen.
+    /// By workspace size: parameters of this size exist; there were more blocks of this size than there can be workspaces.
     pub parameters: [bool; WORKSPACE_BYTES.len()],
     pub ambiguous: [bool; WORKSPACE_BYTES.len()],
     pub knows_parameters: bool,
 }
 
-/// A ring, and its next place.
+/// A ring, and the index of its next entry.
 #[derive(Debug, Default)]
 pub(crate) struct Threads([u32; THREADS], usize);
 
@@ -55,17 +55,17 @@ impl Threads {
 }
 
 impl Roles {
-    /// It does nothing else, as far as is known.
+    /// Whether a thread is known to work in backward only.
     pub fn is_backward_thread(&self, thread: u32) -> bool {
         self.backward_threads.has(thread) && !self.forward_threads.has(thread)
     }
 
-    /// Whether what has the size of a workspace may be the gradient of a parameter.
+    /// Whether a block with the size of a workspace may be the gradient of a parameter.
     pub fn may_be_gradient(&self, size: usize) -> bool {
         !self.knows_parameters || self.parameters[size]
     }
 
-    /// The role of most blocks that are born in a list.
+    /// Returns the role of most blocks that are born in a list.
     pub fn likely(&self, list: List) -> Role {
         match list {
             List::Forward if self.is_trained => Role::Activation,
@@ -77,18 +77,18 @@ impl Roles {
     }
 }
 
-/// How a block comes to its end.
+/// How a block ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     /// Its owner frees it.
     Freed,
-    /// Its owner lets it go, and it waits for a stream.
+    /// Its owner frees it, and a stream still uses it.
     LetGo,
-    /// Something else takes it with it.
+    /// It goes with something else.
     Taken,
 }
 
-/// A block that a resync brought anew.
+/// A block that only a resync brought.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RestatedBlock {
     pub seq: u64,
@@ -97,20 +97,20 @@ pub(crate) struct RestatedBlock {
     pub address: u64,
 }
 
-/// What a process says of its phases, on all devices.
+/// What a process reports of its phases, on all devices.
 #[derive(Debug, Default)]
 pub(crate) struct PhaseReports {
     /// The last `PhaseBegin`.
     pub said: Phase,
     /// Blocks are stamped with phases.
     pub stamped: bool,
-    /// The program says its steps.
+    /// The program reports its steps.
     pub stepped: bool,
-    /// The program's number of its epoch; 0: it says none.
+    /// The program's number of its epoch; 0 if it has none.
     pub epoch: u64,
-    /// Blocks without a phase have to be looked at.
+    /// Blocks without a phase have to be checked.
     pub checks_unstamped: bool,
-    /// What is told happened before, and was not heard: see [`Holdings::replay`].
+    /// Births are replayed after a resync: see [`crate::rules::holdings::Holdings::replay`].
     pub replays: bool,
 }
 
@@ -118,7 +118,7 @@ pub(crate) fn workspace_index(bytes: u64) -> Option<usize> {
     WORKSPACE_BYTES.iter().position(|&size| size == bytes)
 }
 
-/// The list of a phase that blocks are born in.
+/// Returns the list of blocks that are born in a phase.
 pub(crate) fn list_of(phase: Phase) -> Option<List> {
     match phase {
         Phase::Forward => Some(List::Forward),

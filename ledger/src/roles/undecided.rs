@@ -1,15 +1,15 @@
-//! Blocks whose role is not settled, in lists by the phase they were born in; a slab of doubly linked entries, so that
-//! a block that is freed leaves in constant time, and whoever settles a list meets only blocks that live.
+//! Blocks without a settled role, in lists by the phase they were born in. The lists are a slab of doubly linked entries: a block that
+//! is freed leaves in constant time, and settling a list visits live blocks only.
 //!
-//! **How much of a phase was temporary, exactly.** What a phase made is known at its end to be of two kinds: what
-//! outlives it, and what was freed. The highest sum of the second kind is wanted, and while the phase runs nobody knows
-//! which block is which. So each entry keeps the highest sum of the list from its birth until the next entry's, and
-//! hands that to the entry before it when it leaves. In the end only those that outlive the phase are left, and the
-//! sum of all minus the sum of those born so far is what was temporary.
+//! **Temporary bytes of a phase, exactly.** At its end the blocks of a phase are of two kinds: those that outlive it, and those that
+//! were freed. The highest sum of the second kind is wanted, but during the phase the kind of a block is not known. So each entry keeps
+//! the highest sum of the list from its birth until the birth of the next entry, and hands it to the entry before it when it leaves. At
+//! the end only blocks that outlive the phase are left. At each of their entries the sum kept, minus the blocks born so far that are
+//! left, is temporary.
 
 use gpumem_wire::Role;
 
-/// In a block's row: no entry speaks of it.
+/// In a block's row: it is not followed.
 pub(crate) const NOT_FOLLOWED: u32 = u32::MAX;
 const NONE: u32 = u32::MAX;
 /// Blocks that are followed per device (40 bytes each); the role of more stays unknown.
@@ -44,11 +44,11 @@ pub(crate) struct Entry {
     next: u32,
     before: u32,
     pub list: List,
-    /// The first list it was in.
+    /// The list that it joined first.
     pub born: List,
-    /// The role that it was given then.
+    /// The role that it got then.
     pub guess: Role,
-    /// Steps that it has outlived since it was settled.
+    /// Steps that it has outlived since its role was settled.
     pub age: u8,
 }
 
@@ -79,12 +79,12 @@ impl Default for UndecidedBlocks {
 }
 
 impl UndecidedBlocks {
-    /// What the lists take, about.
+    /// Estimate of its memory.
     pub fn bytes(&self) -> usize {
         self.entries.capacity() * std::mem::size_of::<Entry>()
     }
 
-    /// A block joins a list as the youngest; where it lies, or [`NOT_FOLLOWED`].
+    /// Adds a block to a list as the youngest. Returns its index, or [`NOT_FOLLOWED`].
     #[inline]
     pub fn join(&mut self, list: List, guess: Role, (pool, address): (u32, u64), bytes: u64) -> u32 {
         let (high, next, before, born, age) = (0, NONE, NONE, list, 0);
@@ -141,7 +141,7 @@ impl UndecidedBlocks {
         entry
     }
 
-    /// The block is not followed any more.
+    /// Stops following a block.
     #[inline]
     pub fn leave(&mut self, at: u32) -> Entry {
         let entry = self.unlink(at);
@@ -150,13 +150,13 @@ impl UndecidedBlocks {
         entry
     }
 
-    /// The block is followed for another reason.
+    /// Moves a block to another list.
     pub fn change(&mut self, at: u32, list: List) {
         self.unlink(at);
         self.link(at, list);
     }
 
-    /// A list becomes the end of another one.
+    /// Appends a list to another one.
     pub fn append(&mut self, from: List, to: List) {
         let Chain { first, last, bytes, .. } = std::mem::replace(&mut self.chains[from as usize], EMPTY);
         let mut at = first;
@@ -177,14 +177,14 @@ impl UndecidedBlocks {
         }
     }
 
-    /// It has outlived one more step; how many those are.
+    /// The block has outlived one more step; returns how many.
     pub fn grow_older(&mut self, at: u32) -> u8 {
         let entry = &mut self.entries[at as usize];
         entry.age = entry.age.saturating_add(1);
         entry.age
     }
 
-    /// The oldest entry of a list. Entries are met in the order in which they joined.
+    /// The oldest entry of a list; the order is that of joining.
     pub fn first(&self, list: List) -> Option<(u32, Entry)> {
         self.at(self.chains[list as usize].first)
     }
@@ -206,7 +206,7 @@ impl UndecidedBlocks {
         std::iter::successors(self.first(list), |(_, entry)| self.next(entry))
     }
 
-    /// A list's phase is over, and what is in it outlives that: the highest sum of what does not.
+    /// A list's phase is over, and its blocks outlive that: returns the highest sum of its temporary blocks.
     pub fn temporary(&self, list: List) -> i64 {
         let (mut most, mut kept) = (self.chains[list as usize].high, 0_i64);
         for (_, entry) in self.of(list) {
@@ -216,7 +216,7 @@ impl UndecidedBlocks {
         most
     }
 
-    /// All of a list was settled: what comes from now on is another phase's.
+    /// All of a list was settled: later blocks belong to another phase.
     pub fn restart_list(&mut self, list: List) {
         self.chains[list as usize].high = self.chains[list as usize].bytes;
     }

@@ -1,16 +1,16 @@
 //! Frees, unmaps and releases that were entered and have not returned.
 //!
-//! Nearly always the next thing a thread says is the end of what it began, so the latest one lies beside
-//! the map: no hashing for a free that nothing overtakes.
+//! Nearly always the next record of a thread is the end of its call, so the latest call lies beside the map: a free that nothing
+//! overtakes needs no hashing.
 //!
-//! A resync asks of each row that it says whether a call has it in hand. A process may have thousands of calls under way, and one
-//! unmap may hold as many mappings as there are rows: from the first such question until the resync is over, they are found
-//! by their birth.
+//! A resync asks for each restated row whether a call has it in flight. A process may have thousands of calls in flight, and one unmap
+//! may hold as many mappings as there are rows. So from the first such question until the resync is over, calls are found by the births
+//! of their rows.
 
 use crate::Map;
 use crate::rows::row::{BackingId, Mapping, Row};
 
-/// Something that a call has taken apart and that its end gives back or puts together again.
+/// Rows that a call has taken apart; its end frees them or restores them.
 #[derive(Debug)]
 pub(crate) enum InFlight {
     Allocation {
@@ -24,17 +24,17 @@ pub(crate) enum InFlight {
     Unmap {
         mappings: Vec<(u64, Mapping)>,
     },
-    /// NULL, an unknown address, or memory that went another way: the end has nothing to do.
+    /// NULL, an unknown address, or memory that was taken otherwise: the end has nothing to do.
     Nothing,
 }
 
 impl InFlight {
-    /// By their addresses.
+    /// Mappings of an unmap, by address.
     fn mappings(&self) -> &[(u64, Mapping)] {
         if let InFlight::Unmap { mappings } = self { mappings } else { &[] }
     }
 
-    /// Of all that it holds.
+    /// Births of all rows that it holds.
     fn births(&self) -> impl Iterator<Item = u64> {
         let row = if let InFlight::Allocation { row, .. } = self { Some(row.seq) } else { None };
         row.into_iter().chain(self.mappings().iter().map(|(_, mapping)| mapping.seq))
@@ -54,15 +54,15 @@ impl InFlight {
     }
 }
 
-/// By the seq of the record that began them.
+/// Calls in flight, by the seq of the record that began them.
 #[derive(Debug, Default)]
 pub(crate) struct InFlights {
     latest: Option<(u64, InFlight)>,
     others: Map<u64, InFlight>,
-    /// Where in `others` is what was born so. Made when somebody asks, gone with the next `forget_births`. Only a liar has two of one
-    /// birth: then it is in the later call.
+    /// By birth, the call in `others` that holds the row. Made at the first question, dropped by `forget_births`. Only a wrong report
+    /// has two rows of one birth: then the later call counts.
     born: Option<Map<u64, u64>>,
-    /// In all of them.
+    /// Mappings of all calls.
     mappings: usize,
 }
 
@@ -88,7 +88,7 @@ impl InFlights {
                 if let (Some(born), Some(what)) = (&mut self.born, &what) {
                     for birth in what.births() {
                         if born.get(&birth) == Some(&seq) {
-                            born.remove(&birth); // else another has it
+                            born.remove(&birth); // else another call has it
                         }
                     }
                 }
@@ -99,12 +99,12 @@ impl InFlights {
         what
     }
 
-    /// How many there are.
+    /// Number of calls.
     pub fn len(&self) -> usize {
         usize::from(self.latest.is_some()) + self.others.len()
     }
 
-    /// What they take, about.
+    /// Estimate of its memory.
     pub fn bytes(&self) -> usize {
         let born = self.born.as_ref().map_or(0, Map::capacity);
         self.others.capacity() * size_of::<(u64, InFlight)>()
@@ -141,12 +141,12 @@ impl InFlights {
         }
     }
 
-    /// Nobody will ask for a while.
+    /// Drops the index by birth: there will be no questions for a while.
     pub fn forget_births(&mut self) {
         self.born = None;
     }
 
-    /// Seqs of those that are wanted, in order.
+    /// Seqs of the wanted calls, in order.
     pub fn begun(&self, wanted: impl Fn(&InFlight) -> bool) -> Vec<u64> {
         let mut begun: Vec<u64> = self.iter().filter(|(_, what)| wanted(what)).map(|(seq, _)| seq).collect();
         begun.sort_unstable();
@@ -161,7 +161,7 @@ fn note(born: &mut Map<u64, u64>, seq: u64, what: &InFlight) {
     }
 }
 
-/// Of the calls that are not the latest, the one that holds what was born so.
+/// Of the calls that are not the latest, returns the one that holds the row of this birth.
 fn other_with<'a>(
     others: &'a mut Map<u64, InFlight>,
     born: &mut Option<Map<u64, u64>>,

@@ -1,4 +1,4 @@
-//! Rows: the data of live memory, and of what is on its way out.
+//! Rows: data of live memory, and of memory that calls in flight are about to free.
 
 pub(crate) mod in_flight;
 pub(crate) mod peak_residues;

@@ -9,14 +9,14 @@ use std::collections::BTreeMap;
 
 #[derive(Debug)]
 pub(crate) struct Pool {
-    /// The owner's number for it.
+    /// The owner's number.
     pub id: u64,
     pub owner: PoolOwner,
     pub parent: Option<u32>,
     pub book: u8,
     /// Tag that names it.
     pub name: u32,
-    /// Cell of its idle bytes: its own, if it had a name before it had anything else.
+    /// Cell of its idle bytes: a cell of its own if it was named before it had segments or blocks.
     pub idle: CellId,
     /// Tag in the cells of its blocks: its name, if `idle` is its own.
     pub cell_name: u32,
@@ -24,11 +24,11 @@ pub(crate) struct Pool {
     pub opaque: bool,
     pub gone: bool,
     pub generation: u8,
-    /// Driver pools: what was last polled.
+    /// Driver pools: reserved bytes as last polled.
     pub polled: u64,
-    /// Driver pools: what is posted for it. Framework pools: what its owner last said.
+    /// Driver pools: reserved bytes that are booked. Framework pools: reserved bytes as its owner last reported them.
     pub reserved: u64,
-    /// Driver pools: bytes of live allocations; of graphs, what was last polled. Framework pools: what its owner last said to be in use.
+    /// Driver pools: bytes of live allocations; of graphs, as last polled. Framework pools: used bytes as its owner last reported them.
     pub used: u64,
     pub segments: BTreeMap<u64, Segment>,
     pub segment_bytes: u64,
@@ -38,13 +38,13 @@ pub(crate) struct Pool {
     pub block_bytes: u64,
     /// Of those, freed by their owner and waiting for a stream.
     pub pending_bytes: u64,
-    /// Blocks counted beside, because their segments are not wholly booked.
+    /// Blocks that are not booked, because their segments are not wholly booked.
     pub unbooked_blocks: u32,
-    /// The owner's own total and ours, when it last asked for a comparison.
+    /// The owner's total and ours, when it last asked for a comparison.
     pub check: Option<(u64, u64)>,
-    /// Framework pools: what the owner last said to have reserved and handed out.
+    /// Framework pools: reserved and used bytes, as the owner last reported them.
     pub said: Option<(u64, u64)>,
-    /// Other pools take segments out of its blocks; `large_blocks` is kept.
+    /// Other pools take segments out of its blocks, so `large_blocks` is kept.
     pub has_children: bool,
     pub large_blocks: BTreeMap<u64, u64>,
 }
@@ -92,12 +92,11 @@ impl Segment {
     }
 }
 
-/// What segments took from an extent: the other side of `Segment::parts`. Made with the first segment,
-/// gone with the extent.
+/// What segments took from an extent: the other side of `Segment::parts`. Made with the first segment, dropped with the extent.
 #[derive(Debug)]
 pub(crate) struct Carved {
     pub parts: Vec<(SegmentKey, u64)>,
-    /// The most that their sum has been.
+    /// Highest sum of `parts` so far.
     pub most: u64,
     /// Their sum at the peak, if `epoch` is the peak's; kept as a book keeps its cells.
     pub at_peak: u64,
@@ -109,7 +108,7 @@ impl Carved {
         self.parts.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// What segments had of it, and let go.
+    /// Bytes that segments had and gave back.
     pub fn let_go(&self) -> i64 {
         self.most.saturating_sub(self.total()) as i64
     }
@@ -118,22 +117,22 @@ impl Carved {
         if self.epoch == book.peak.epoch { self.at_peak } else { self.total() }
     }
 
-    /// Before `parts` change.
+    /// Keeps the sum at the peak; called before `parts` change.
     pub fn keep(&mut self, book: &Book) {
         (self.at_peak, self.epoch) = (self.at_peak(book), book.peak.epoch);
     }
 }
 
-/// Segment bytes without a block.
+/// Bytes of segments that no block covers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Idle {
     /// All of them.
     pub bytes: u64,
-    /// Pieces that they are in: gaps between blocks, each in one segment.
+    /// Gaps between blocks; each lies in one segment.
     pub pieces: u64,
-    /// The largest.
+    /// Bytes of the largest gap.
     pub largest_bytes: u64,
-    /// A segment of theirs is mapped (VMM): it grows, as PyTorch's expandable segments do.
+    /// A segment is mapped (VMM): it can grow, as PyTorch's expandable segments do.
     pub is_expandable: bool,
 }
 

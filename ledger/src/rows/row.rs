@@ -1,11 +1,10 @@
-//! Rows of live memory, and what they are counted as.
+//! Rows of live memory, and which amount counts them.
 
 use crate::book::cells::CellId;
 use gpumem_model::run::Beside;
 use gpumem_wire::MemoryKind;
 
-/// No single allocation is larger (256 TiB): a peer that says so is wrong, and no sum of believable
-/// rows can overflow.
+/// Largest believable allocation (256 TiB): a peer that reports more is wrong, and no sum of believable rows can overflow.
 pub(crate) const MAX_BYTES: u64 = 1 << 48;
 
 /// Allocations of at least this size can be found by an address inside them (segments of pools that
@@ -21,11 +20,12 @@ pub(crate) struct Row {
     pub cell: CellId,
     /// See [`Book::next_epoch`].
     pub first_epoch: u32,
-    /// Context of a direct allocation; pool index of a stream-ordered one; of a block its entry in `young`.
+    /// Context of a direct allocation; pool index of a stream-ordered one; of a block its entry in
+    /// [`crate::roles::undecided::UndecidedBlocks`].
     pub owner: u32,
     pub kind: MemoryKind,
     pub book: u8,
-    /// Of the last resync that said it.
+    /// Number of the last resync that restated it.
     pub generation: u8,
     pub flags: u8,
 }
@@ -37,9 +37,9 @@ impl Row {
     pub const PENDING: u8 = 2;
     /// The allocation is a segment of a framework pool by birth, and ends with it.
     pub const SEGMENT: u8 = 4;
-    /// Somebody told its role.
+    /// Its role was reported.
     pub const EXACT: u8 = 8;
-    /// And by the record of its birth: no word of later takes it back.
+    /// Its role was reported by the record of its birth: no later record takes it back.
     pub const BORN_EXACT: u8 = 16;
 
     pub fn is(&self, flag: u8) -> bool {
@@ -71,7 +71,7 @@ pub(crate) struct Backing {
     pub references: u32,
     /// Mappings, minus those whose unmap was entered.
     pub mappings: u32,
-    /// Releases and unmaps in flight: they still hold it, and may fail.
+    /// Releases and unmaps in flight: they still hold the backing, and may fail.
     pub in_flight: u32,
     /// Only calls in flight hold it: its bytes are counted in `in_flight_bytes`.
     pub leaving: bool,
@@ -79,7 +79,7 @@ pub(crate) struct Backing {
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Mapping {
-    /// Of the record that made it.
+    /// Seq of the record that made it.
     pub seq: u64,
     pub bytes: u64,
     pub backing: BackingId,
@@ -92,7 +92,7 @@ pub(crate) fn is_charged(kind: MemoryKind) -> bool {
     !matches!(kind, Managed | Pinned | Registered | Imported | HostVmm)
 }
 
-/// Where bytes of a kind that NVML does not charge to the process are counted; `None` of a kind that it charges.
+/// Returns the amount that counts memory of a kind that NVML does not charge to the process; `None` for kinds that it charges.
 pub(crate) fn side_bytes(beside: &mut Beside, kind: MemoryKind) -> Option<&mut i64> {
     match kind {
         MemoryKind::Managed => Some(&mut beside.managed_bytes),
@@ -104,8 +104,7 @@ pub(crate) fn side_bytes(beside: &mut Beside, kind: MemoryKind) -> Option<&mut i
     }
 }
 
-/// Records that did not fit what was known. Counted, never hidden; a covered process without losses
-/// has none.
+/// Counts of records that did not fit what was known. A covered process without losses has none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AnomalyCounts {
     /// Frees of addresses that were not live.
@@ -120,14 +119,14 @@ pub struct AnomalyCounts {
     pub impossible: u64,
     /// Ordered records that came twice.
     pub duplicates: u64,
-    /// Bookings beyond the table of cells.
+    /// Bookings that found the table of cells full.
     pub overflowed: u64,
     /// Device slots beyond the devices that a process may have: their bytes are in one sum.
     pub devices_beyond: u64,
 }
 
 impl AnomalyCounts {
-    /// Takes back what was counted since `before`, but for what no loss explains.
+    /// Takes back what was counted since `before`, except what no loss explains.
     pub(crate) fn forgive_since(&mut self, before: AnomalyCounts) {
         let AnomalyCounts { impossible, devices_beyond, .. } = *self;
         *self = AnomalyCounts { impossible, devices_beyond, ..before };

@@ -1,4 +1,4 @@
-//! Booking rules of allocations with an address, and of what takes many of them at once.
+//! Booking rules of allocations with an address, and of events that take many allocations at once.
 
 use crate::book::cells::IDLE;
 use crate::rows::in_flight::InFlight;
@@ -32,7 +32,7 @@ impl Holdings {
         }
         if let Some(old) = self.allocations.get_mut(&address) {
             if old.seq == stamp.seq && stamp.seq != 0 {
-                // Said again: by a resync, or by the ring after one. Its segment is said with it.
+                // Restated by a resync, or brought by the ring after one. Its segment is restated with it.
                 old.generation = self.generation;
                 if old.is(Row::SEGMENT) {
                     self.add_segment(address, bytes, pool, stamp, book);
@@ -75,7 +75,7 @@ impl Holdings {
             book.post(cell, bytes as i64);
             book.round(bytes, true);
         }
-        // Memory that is not booked here can be a segment too: its blocks are then counted beside.
+        // Memory that is not booked here can be a segment too: its blocks are then not booked either.
         let is_segment = pool != 0 && kind != MemoryKind::StreamOrdered && bytes > 0;
         if is_segment {
             row.flags |= Row::SEGMENT;
@@ -98,14 +98,13 @@ impl Holdings {
             && !row.is(Row::UNBOOKED)
     }
 
-    /// Whether the row that was born as `seq` has a free in flight; if so, it was said again: should the
-    /// end of that free be lost, it failed.
+    /// Whether the row born as `seq` has a free in flight. If so it was restated: should the end of that free be lost, the free failed.
     fn is_in_flight_still(&mut self, seq: u64) -> bool {
         let generation = self.generation;
         self.in_flight.row_mut(seq).map(|row| row.generation = generation).is_some()
     }
 
-    /// Whether the row that was born as `seq` is known, if only to a free that is in flight.
+    /// Whether the row born as `seq` is known, live or in flight.
     pub fn is_born(&mut self, address: u64, seq: u64) -> bool {
         let is_bound = self.allocations.get(&address).is_some_and(|row| row.seq == seq);
         is_bound || self.in_flight.row_mut(seq).is_some()
@@ -139,8 +138,8 @@ impl Holdings {
         self.in_flight.begin(seq, flight);
     }
 
-    /// A call that may give a row's bytes back was entered, or is over. Only bytes in the book matter: a
-    /// driver pool keeps what is freed into it.
+    /// A call was entered that may free a row's bytes, or it is over. Only bytes in the book count: a driver pool keeps what is freed
+    /// into it.
     #[inline]
     pub fn count_in_flight(&mut self, row: &Row, entered: bool) {
         if row.is(Row::UNBOOKED) || row.kind == MemoryKind::StreamOrdered || !is_charged(row.kind) {
@@ -158,7 +157,7 @@ impl Holdings {
         match self.in_flight.end(begin_seq) {
             Some(InFlight::Allocation { address, mut row }) => {
                 self.count_in_flight(&row, false);
-                row.generation = self.generation; // if it failed: it lives, whether a resync under way says it or not
+                row.generation = self.generation; // if the free failed, the row lives, whether a resync under way restates it or not
                 if failed && !self.allocations.contains_key(&address) {
                     self.allocations.insert(address, row);
                     if row.bytes >= LARGE_BYTES && self.can_hold_segments(&row) {
@@ -224,7 +223,7 @@ impl Holdings {
         }
     }
 
-    /// Frees under way of memory that is gone anyway: whatever they return, it does not come back.
+    /// Ends frees in flight of memory that is gone anyway: whatever they return, it does not come back.
     fn drop_in_flight(&mut self, goes: impl Fn(&Row) -> bool) {
         let gone =
             self.in_flight.begun(|flight| matches!(flight, InFlight::Allocation { row, .. } if goes(row)));
@@ -234,7 +233,7 @@ impl Holdings {
         }
     }
 
-    /// Takes all allocations that `goes` says; in a fixed order, so that a replay gives the same peak.
+    /// Takes all allocations that `goes` selects, in a fixed order, so that a replay gives the same peak.
     pub fn drop_allocations(&mut self, goes: impl Fn(&Row) -> bool) {
         let mut gone: Vec<(u64, u64)> = self
             .allocations
@@ -252,8 +251,7 @@ impl Holdings {
 }
 
 impl Holdings {
-    /// Frees that were begun before a loss may have ended in it: after a resync they are over. What was
-    /// said again has failed to be freed.
+    /// Ends frees that were begun before a loss and may have ended in it. A row that was restated was not freed.
     pub fn forget_unfinished(&mut self) {
         let generation = self.generation;
         let said_again = |flight: &InFlight| match flight {
@@ -261,7 +259,7 @@ impl Holdings {
             InFlight::Unmap { mappings } => {
                 mappings.iter().any(|(_, mapping)| mapping.generation == generation)
             }
-            // References were said again as they are.
+            // References were restated as they are.
             InFlight::Release { .. } | InFlight::Nothing => false,
         };
         let failed = self.in_flight.begun(said_again);

@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::collections::hash_map::Entry;
 
 impl Holdings {
-    /// The pool with this id; made on the spot if nobody created it (default pools, late attach).
+    /// Returns the pool with this id; makes it if no record created it (default pools, late attach).
     pub fn pool_index(&mut self, id: u64, owner: PoolOwner, book: u8) -> u32 {
         if let Some(&index) = self.pool_ids.get(&id) {
             return index;
@@ -118,25 +118,25 @@ impl Holdings {
         }
     }
 
-    /// By how much a driver's pool that says to have reserved so much is larger than what is booked for it.
+    /// Bytes by which a driver's pool that reports so much reserved memory exceeds what is booked for it.
     pub fn pool_growth(&self, id: u64, reserved: u64) -> i64 {
         let (booked, used) = self.driver_pool(id);
         reserved.min(MAX_BYTES).max(used).wrapping_sub(booked) as i64
     }
 
-    /// By how much it is larger, as far as is known, when so much more is taken from it.
+    /// Bytes by which it will grow, as far as known, when so much more is taken from it.
     pub fn pool_growth_for(&self, id: u64, bytes: u64) -> i64 {
         let (booked, used) = self.driver_pool(id);
         used.saturating_add(bytes.min(MAX_BYTES)).saturating_sub(booked) as i64
     }
 
-    /// What is booked for a driver's pool, and what of it is handed out.
+    /// Booked bytes of a driver's pool, and bytes that it has handed out.
     fn driver_pool(&self, id: u64) -> (u64, u64) {
         let pool = self.pool_ids.get(&id).map(|&index| &self.pools[index as usize]);
         pool.map_or((0, 0), |pool| (pool.reserved, pool.used))
     }
 
-    /// It reports blocks after all.
+    /// The pool reports blocks after all.
     fn open_pool(&mut self, index: u32) {
         let pool = &mut self.pools[index as usize];
         pool.opaque = false;
@@ -144,12 +144,12 @@ impl Holdings {
         self.book(book).shift(OPAQUE, idle, bytes);
     }
 
-    /// `PoolCheck`: both totals are kept, to be shown.
+    /// `PoolCheck`: keeps both totals, for views.
     pub fn pool_check(&mut self, id: u64, theirs: u64) {
         match self.pool_ids.get(&id) {
             Some(&index) => {
                 let pool = &mut self.pools[index as usize];
-                // What its owner let go is no longer in the owner's total.
+                // Blocks that the owner has freed are not in its total.
                 let live = pool.block_bytes.wrapping_sub(pool.pending_bytes);
                 pool.check = Some((theirs, if pool.is_framework() { live } else { pool.used }));
             }
@@ -166,7 +166,7 @@ impl Holdings {
         self.end_pool(index);
     }
 
-    /// A framework's pool has nothing any more.
+    /// Removes all blocks and segments of a framework's pool.
     fn empty_pool(&mut self, index: u32) {
         self.drop_blocks(index, |_| true);
         let starts: Vec<u64> = self.pools[index as usize].segments.keys().copied().collect();
@@ -181,7 +181,7 @@ impl Holdings {
             self.set_graphs_use(index, 0);
             self.set_reserved(index, 0);
         } else if self.pools[index as usize].used == 0 {
-            self.set_reserved(index, 0); // else the driver keeps all of it until the last allocation is gone
+            self.set_reserved(index, 0); // else the driver keeps it all until the last allocation is freed
         }
     }
 
@@ -200,7 +200,7 @@ impl Holdings {
         }
     }
 
-    /// Graphs hold so much of their memory, which nobody names: launches are not reported.
+    /// Sets what graphs hold: their launches are not reported, so their bytes have no names.
     fn set_graphs_use(&mut self, index: u32, used: u64) {
         let pool = &mut self.pools[index as usize];
         let delta = used.wrapping_sub(pool.used) as i64;
@@ -231,7 +231,7 @@ impl Holdings {
         self.book(book).shift(IDLE, cell, bytes as i64);
     }
 
-    /// And goes back.
+    /// A stream-ordered allocation goes back.
     #[inline]
     pub fn pool_gives(&mut self, index: u32, cell: CellId, bytes: u64) {
         let pool = &mut self.pools[index as usize];
@@ -268,7 +268,7 @@ impl Holdings {
             self.note_parameter(book, bytes);
         }
         let restated = stamp.flags.has(Flags::RESTATED);
-        // What a late agent takes over was born in none of the phases that it knows.
+        // Memory that a late agent adopts was born in a phase that is not known.
         let is_born = !restated && !stamp.flags.has(Flags::OLDER);
         let (role, list) = if is_born { self.role_at_birth(book, stamp, use_as) } else { (use_as.0, None) };
         let pool = &mut self.pools[index as usize];
@@ -277,7 +277,7 @@ impl Holdings {
         } else {
             pool.is_booked(address)
         };
-        // One look-up: at a million live blocks each costs a cache miss or two.
+        // One look-up: with a million live blocks each costs a cache miss or two.
         let place = match pool.blocks.entry(address) {
             Entry::Vacant(place) => place,
             Entry::Occupied(mut old) if old.get().seq == stamp.seq && stamp.seq != 0 => {
@@ -346,10 +346,10 @@ impl Holdings {
         }
     }
 
-    /// Its owner lets a block go. A peak before that knows it by what it was.
+    /// The owner frees a block that a stream still uses. A peak before that has it in its old cell.
     fn begin_pending(&mut self, index: u32, address: u64, mut row: Row) {
         if row.owner != NOT_FOLLOWED {
-            // Its use is over, and that is what a role is about.
+            // Its use is over, and a role describes the use.
             row = self.role_at_end(Extent::Block(index, address), &row, End::LetGo);
         }
         let booked = row.bytes.saturating_sub(self.carved_bytes(Extent::Block(index, address)));
@@ -370,7 +370,7 @@ impl Holdings {
         *pending = pending.wrapping_add(row.bytes as i64);
     }
 
-    /// Segments got memory: blocks in them that were counted beside are booked now.
+    /// Segments got memory: their blocks that were not booked are booked now.
     pub fn book_blocks(&mut self, index: u32) {
         let pool = &self.pools[index as usize];
         let waits = |(address, row): &(&u64, &Row)| row.is(Row::UNBOOKED) && pool.is_booked(**address);
@@ -393,7 +393,7 @@ impl Holdings {
         }
     }
 
-    /// Segments lost their memory: blocks in them are counted beside until there is some again.
+    /// Segments lost their memory: their blocks are not booked until there is some again.
     pub fn unbook_blocks(&mut self, index: u32) {
         let pool = &self.pools[index as usize];
         let floats = |(address, row): &(&u64, &Row)| !row.is(Row::UNBOOKED) && !pool.is_booked(**address);
@@ -416,7 +416,7 @@ impl Holdings {
         }
     }
 
-    /// `freed`: by its owner, and not because something else takes it with it.
+    /// Removes a block. `freed`: by its owner, and not together with something else.
     #[inline]
     pub fn take_block(&mut self, index: u32, address: u64, freed: bool) -> bool {
         let pool = &mut self.pools[index as usize];
@@ -468,10 +468,10 @@ impl Holdings {
         }
     }
 
-    /// After a resync: blocks and segments that were not said again.
+    /// After a resync: removes blocks and segments that were not restated.
     pub fn sweep_blocks(&mut self) {
         let generation = self.generation;
-        // Segments by birth are said with their allocations, and those not while their free is in flight.
+        // Segments by birth are restated with their allocations, and not while the free of these is in flight.
         let mut flying: Vec<u64> = self
             .in_flight
             .values()
@@ -493,8 +493,8 @@ impl Holdings {
         }
     }
 
-    /// After a resync, when everything else was swept: what driver pools reserve without the rows that
-    /// are gone; pools that were not said again and are empty; blocks that came before their segments.
+    /// Last step after a resync: books what driver pools reserve without the rows that are gone, drops empty pools that were not
+    /// restated, and books blocks that came before their segments.
     pub fn sweep_pools(&mut self) {
         for index in 0..self.pools.len() as u32 {
             let pool = &self.pools[index as usize];
@@ -522,8 +522,7 @@ impl Holdings {
         }
     }
 
-    /// Segments that lost memory to rows which a resync took may find other memory where they are, and
-    /// blocks their segments.
+    /// Finds memory for segments that lost it to rows which a resync took, and segments for blocks.
     fn back_pool(&mut self, index: u32) {
         let pool = &self.pools[index as usize];
         if pool.backed_bytes != pool.segment_bytes {

@@ -1,4 +1,4 @@
-//! Rows while the state of a process is said again.
+//! Rows during a resync, in which the agent restates its state.
 
 use crate::rows::row::Row;
 use crate::rules::holdings::Holdings;
@@ -28,13 +28,13 @@ impl Holdings {
         self.doubtful_before = Some(last_seq);
     }
 
-    /// The state is said again from now on.
+    /// The agent restates its rows from now on.
     pub fn begin_resync(&mut self) {
         self.generation = self.generation.wrapping_add(1);
         (self.mixed, self.unswept) = (true, false);
     }
 
-    /// All rows were said again; what was not is gone. `has_head`: the ring's records up to `head_seq` were applied.
+    /// All rows were restated; others are gone. `has_head`: the ring's records up to `head_seq` were applied.
     pub fn end_resync(&mut self, head_seq: u64, has_head: bool) {
         self.forget_unfinished();
         self.sweep_blocks();
@@ -57,13 +57,13 @@ impl Holdings {
         }
     }
 
-    /// While the state is said again: a row that was not may be gone, and its address another's.
+    /// During a resync: a row that was not restated may be gone, and its address another row's.
     pub fn is_in_doubt(&self, row: &Row) -> bool {
         self.mixed && row.generation != self.generation
     }
 
-    /// Allocations that were not said again are gone. One whose free was entered while the table was read is in flight by
-    /// now: it goes when the free succeeds.
+    /// Removes allocations that were not restated. One whose free was entered while the table was read is in flight by now: it goes
+    /// when the free succeeds.
     fn sweep_allocations(&mut self) {
         let generation = self.generation;
         self.drop_allocations(|row| row.generation != generation);

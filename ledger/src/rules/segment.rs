@@ -1,6 +1,6 @@
-//! Segments of framework pools: taken out of memory that is booked already, of driver allocations, of
-//! VMM handles through their mappings, or of a block of the parent pool. Whose bytes a segment took is
-//! written on both sides: `Segment::parts` and `Holdings::carved`.
+//! Segments of framework pools. They are taken out of memory that is booked already: of driver allocations, of VMM handles through
+//! their mappings, or of a block of the parent pool. Both sides note whose bytes a segment took: `Segment::parts` and
+//! `Holdings::carved`.
 
 use crate::book::cells::CellId;
 use crate::rows::pool::{Carved, Idle, Pool, Segment, SegmentKey};
@@ -26,8 +26,7 @@ impl Holdings {
                 old.generation = generation;
                 return;
             }
-            // Odd, unless it is said again with less (a part was removed), or belongs to an allocation whose
-            // free is in flight.
+            // An anomaly, unless it is restated with less (a part was removed), or belongs to an allocation whose free is in flight.
             let seq = old.seq;
             self.anomalies.replaced += u64::from(!again && self.in_flight.row_mut(seq).is_none());
             self.take_segment((index, address));
@@ -35,10 +34,10 @@ impl Holdings {
         self.insert_segment((index, address), bytes, stamp.seq, true);
     }
 
-    /// `new`: not what is left of a segment that the peak knows already.
+    /// `new`: not the rest of a segment that the peak already has.
     fn insert_segment(&mut self, key: SegmentKey, bytes: u64, seq: u64, new: bool) {
         if self.pools[key.0 as usize].segments.contains_key(&key.1) {
-            self.take_segment(key); // what is left of another, which overlapped
+            self.take_segment(key); // the rest of another one, which overlapped
         }
         let segment = Segment { bytes, backed: 0, parts: Vec::new(), seq, generation: self.generation };
         let pool = &mut self.pools[key.0 as usize];
@@ -80,7 +79,7 @@ impl Holdings {
             }
         }
         if self.pools[index as usize].unbooked_blocks > 0 {
-            self.book_blocks(index); // what is left may be wholly booked
+            self.book_blocks(index); // the rest may be wholly booked
         }
     }
 
@@ -92,7 +91,7 @@ impl Holdings {
         }
     }
 
-    /// It was said again while its free is in flight.
+    /// The segment's allocation was restated while its free is in flight.
     pub fn keep_segment_born_as(&mut self, address: u64, seq: u64) {
         let generation = self.generation;
         let segments = self.pools.iter_mut().filter_map(|pool| pool.segments.get_mut(&address));
@@ -128,7 +127,7 @@ impl Holdings {
         }
     }
 
-    /// Removes a segment; its bytes go back to whom they were taken from.
+    /// Removes a segment; its bytes go back to the extents that they were taken from.
     pub fn take_segment(&mut self, key: SegmentKey) {
         let pool = &mut self.pools[key.0 as usize];
         let cell = pool.cell();
@@ -171,7 +170,7 @@ impl Holdings {
         }
     }
 
-    /// The extent under a segment is going away: what cell its bytes were in.
+    /// The extent under a segment is about to go. Returns the cell of its bytes.
     pub fn segment_lost(&mut self, key: SegmentKey, extent: Extent, bytes: u64) -> CellId {
         let pool = &mut self.pools[key.0 as usize];
         let cell = pool.cell();
@@ -206,7 +205,7 @@ impl Holdings {
             let cell = self.segment_lost(key, extent, bytes);
             self.uncarve(extent, key, cell, bytes);
         }
-        // A pool that sleeps: its owner keeps segments and blocks, and takes the memory away from under them.
+        // A pool that sleeps: its owner keeps segments and blocks, and unmaps the memory under them.
         for ((pool, _), _) in through {
             let pool_of = &self.pools[pool as usize];
             if pool_of.block_bytes > pool_of.backed_bytes {
@@ -215,7 +214,7 @@ impl Holdings {
         }
     }
 
-    /// New memory at [address, address+bytes): segments that wait for some take it.
+    /// New memory at [address, address+bytes): segments without memory take it.
     pub fn back_segments(&mut self, address: u64, bytes: u64) {
         self.back_overlapping(address, bytes, None);
     }
@@ -245,7 +244,7 @@ impl Holdings {
         }
     }
 
-    /// Takes what the memory under a segment, as far as it lies in [from, to), can still give.
+    /// Takes the free bytes of the memory under a segment, within [from, to).
     pub fn back_segment(&mut self, key: SegmentKey, from: u64, to: u64, new: bool) {
         let Some(segment) = self.pools[key.0 as usize].segments.get(&key.1) else { return };
         let (start, end) = (key.1.max(from), key.1.saturating_add(segment.bytes).min(to));
@@ -256,7 +255,7 @@ impl Holdings {
             let free = row.bytes.saturating_sub(self.carved_bytes(extent));
             let carved =
                 self.carved.get(&extent).and_then(|c| c.parts.iter().find(|(other, _)| *other == key));
-            let overlap = overlap.saturating_sub(carved.map_or(0, |(_, bytes)| *bytes)); // it has those
+            let overlap = overlap.saturating_sub(carved.map_or(0, |(_, bytes)| *bytes)); // it has those already
             let peak_cell = self.cell_at_peak(&row);
             let pool = &mut self.pools[key.0 as usize];
             let cell = pool.cell();
@@ -288,7 +287,7 @@ impl Holdings {
             }
             carved.most = carved.most.max(carved.total());
             let let_go = carved.let_go() - had;
-            // The peak too, as far as no segment had these bytes at the peak already.
+            // The same at the peak, for bytes that no segment had then.
             let live = new && book.live_at_peak(row.first_epoch);
             let at_peak = if live { take.min(row.bytes.saturating_sub(carved.at_peak)) } else { 0 };
             carved.at_peak += at_peak;
@@ -303,7 +302,7 @@ impl Holdings {
         }
     }
 
-    /// Booked memory that overlaps [start, end), as (extent, its first address there, its bytes there).
+    /// Booked memory that overlaps [start, end): extent, first address of it there, bytes there.
     fn extents_under(&self, pool: u32, start: u64, end: u64) -> Vec<(Extent, u64, u64)> {
         fn overlapping<V>(
             map: &BTreeMap<u64, V>,
@@ -348,7 +347,7 @@ impl Holdings {
 }
 
 impl Holdings {
-    /// Of the framework pools on a device; absent where none reports its blocks.
+    /// Idle bytes of the framework pools on a device; absent if none reports its blocks.
     pub fn idle(&self, book: u8) -> Option<Idle> {
         let reports = |pool: &&Pool| {
             pool.book == book

@@ -1,8 +1,7 @@
 //! Booking rules of virtual memory management: a physical handle is gone when its references and its
 //! mappings are both zero, whichever came last (reference: cuMemRelease, cuMemUnmap).
 //!
-//! The number that a handle has may be given to another handle as soon as its last release was
-//! entered, so the backing has an identity of its own.
+//! A handle's number may be reused as soon as its last release was entered, so the backing has an identity of its own.
 
 use crate::rows::in_flight::InFlight;
 use crate::rows::row::{Backing, BackingId, Extent, MAX_BYTES, Mapping, Row, side_bytes};
@@ -66,7 +65,7 @@ impl Holdings {
         self.backings.contains_key(&seq)
     }
 
-    /// `VmmMap`. A handle that is not known is a multicast object or was lost: nothing is booked.
+    /// `VmmMap`. An unknown handle is a multicast object, or its record was lost: nothing is booked.
     pub fn vmm_map(&mut self, address: u64, bytes: u64, handle: u64, stamp: &Stamp) {
         let Some(&id) = self.handles.get(&handle) else {
             self.anomalies.unknown_handles += 1;
@@ -109,8 +108,7 @@ impl Holdings {
         }
     }
 
-    /// Whether an unmap of it is in flight; if so, it was said again: should the end of that call be lost,
-    /// it failed.
+    /// Whether an unmap of it is in flight. If so it was restated: should the end of that call be lost, the call failed.
     fn is_unmap_in_flight(&mut self, address: u64, seq: u64) -> bool {
         let generation = self.generation;
         self.in_flight.mapping_mut(address, seq).map(|mapping| mapping.generation = generation).is_some()
@@ -155,14 +153,14 @@ impl Holdings {
         backing.in_flight = backing.in_flight.saturating_sub(1);
         if failed {
             backing.references += 1;
-            backing.row.generation = self.generation; // it lives, whether a resync under way says it again or not
+            backing.row.generation = self.generation; // it lives, whether a resync under way restates it or not
             self.handles.entry(handle).or_insert(id);
         }
         self.update_leaving(id);
         self.collect(id);
     }
 
-    /// What is mapped there: its book, and its bytes.
+    /// Book and bytes of the mapping at an address.
     pub fn mapped_at(&self, address: u64) -> Option<(u8, u64)> {
         let mapping = self.mappings.get(&address)?;
         self.backings.get(&mapping.backing).map(|backing| (backing.row.book, mapping.bytes))
@@ -209,7 +207,7 @@ impl Holdings {
         }
     }
 
-    /// Takes a mapping without a call of its own.
+    /// Removes a mapping without a call of its own.
     fn take_mapping(&mut self, address: u64) {
         let Some(mapping) = self.mappings.remove(&address) else { return };
         self.segments_unmapped(address, mapping);
@@ -228,7 +226,7 @@ impl Holdings {
         }
     }
 
-    /// Keeps `in_flight_bytes`: a reading may already miss what only calls in flight hold.
+    /// Keeps `in_flight_bytes`: a reading may already miss memory that only calls in flight hold.
     fn update_leaving(&mut self, id: BackingId) {
         let Some(backing) = self.backings.get_mut(&id) else { return };
         let leaving = backing.references == 0 && backing.mappings == 0 && backing.in_flight > 0;
@@ -257,7 +255,7 @@ impl Holdings {
         }
     }
 
-    /// Takes all backings that `goes` says, with their handles and mappings.
+    /// Takes all backings that `goes` selects, with their handles and mappings.
     pub fn drop_backings(&mut self, goes: impl Fn(&Backing) -> bool) {
         let mut gone: Vec<BackingId> =
             self.backings.iter().filter(|(_, backing)| goes(backing)).map(|(&id, _)| id).collect();
@@ -275,15 +273,15 @@ impl Holdings {
         }
     }
 
-    /// After a resync: mappings that were not said again, then backings. A handle without references
-    /// was bound only for its mappings to find it.
+    /// After a resync: removes mappings that were not restated, then backings. A handle without references was bound only so that its
+    /// mappings find it.
     pub fn sweep_vmm(&mut self) {
         let generation = self.generation;
         let starts: Vec<u64> =
             self.mappings.iter().filter(|(_, m)| m.generation != generation).map(|(&s, _)| s).collect();
         starts.into_iter().for_each(|start| self.take_mapping(start));
         self.drop_backings(|backing| backing.row.generation != generation);
-        // One number may have been said of several backings: it is the one's that has references.
+        // Several backings may have been restated with one number: it belongs to the one with references.
         let held = self.backings.iter().filter(|(_, backing)| backing.references > 0);
         self.handles = held.map(|(&id, backing)| (backing.handle, id)).collect();
         let unused: Vec<BackingId> = {
