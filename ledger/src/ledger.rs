@@ -59,14 +59,8 @@ struct OpenReading {
     processes: Vec<(ProcessKey, u64)>,
 }
 
-impl Default for Ledger {
-    fn default() -> Self {
-        Ledger::new()
-    }
-}
-
 /// Observations in, snapshots out.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Ledger {
     pub(crate) devices: Vec<DeviceView>,
     by_name: Map<DeviceName, usize>,
@@ -98,25 +92,7 @@ pub struct Ledger {
 impl Ledger {
     /// An empty ledger.
     pub fn new() -> Self {
-        Ledger {
-            devices: Vec::new(),
-            by_name: Map::default(),
-            claimed: Map::default(),
-            open: Map::default(),
-            listings: Map::default(),
-            processes: Vec::new(),
-            by_key: Map::default(),
-            members: Vec::new(),
-            host_slots: Map::default(),
-            now_ns: 0,
-            clock: ClockKind::default(),
-            wall_offset_ns: None,
-            samples: Vec::new(),
-            windows: Vec::new(),
-            waiting: BinaryHeap::new(),
-            last: None,
-            quotas: Quotas::default(),
-        }
+        Ledger::default()
     }
 
     /// Takes one record. Never fails: what does not fit is counted in the process's `odd`.

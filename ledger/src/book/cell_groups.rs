@@ -14,8 +14,7 @@
 //! Groups are cells of their process, made when a second cell has them in its chain.
 
 use crate::Map;
-use crate::book::cells::{CellId, CellKey, CellTable};
-use crate::book::timeline::{MAX_POINT_CELLS, NAMED};
+use crate::book::cells::{CellId, CellKey, CellTable, MAX_POINT_CELLS, NAMED};
 use std::cmp::Reverse;
 use std::sync::Arc;
 

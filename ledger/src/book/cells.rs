@@ -50,6 +50,10 @@ pub(crate) const OPAQUE: CellId = 1;
 pub(crate) const OVERFLOW: CellId = 2;
 /// Distinct cells of a process; further ones are booked to [`OVERFLOW`]. A training run has some thousands (modules times roles).
 const MAX_CELLS: usize = 65_536;
+/// Cells of a point at most.
+pub use gpumem_model::timeline::MAX_CELLS as MAX_POINT_CELLS;
+/// Room of a point for cells, and for groups of some of them; the rest of [`MAX_POINT_CELLS`] is for groups of whole uses (cell_groups.rs).
+pub(crate) const NAMED: usize = 40;
 /// The tag that [`OVERFLOW`] shows.
 pub(crate) const OVERFLOW_TAG: u32 = u32::MAX;
 
@@ -66,8 +70,9 @@ pub(crate) struct CellTable {
     pub overflowed: u64,
 }
 
-impl CellTable {
-    pub fn new() -> Self {
+impl Default for CellTable {
+    /// A table with the three cells that every process has.
+    fn default() -> Self {
         let keys = vec![
             CellKey::plain(Class::PoolIdle),
             CellKey::plain(Class::Opaque),
@@ -81,7 +86,9 @@ impl CellTable {
             overflowed: 0,
         }
     }
+}
 
+impl CellTable {
     /// Estimate of its memory, with that of a run made of it: names and peaks.
     pub fn bytes(&self) -> usize {
         self.keys.len() * 512

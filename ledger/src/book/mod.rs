@@ -55,6 +55,12 @@ struct High {
     unnamed: i64,
 }
 
+impl Default for High {
+    fn default() -> Self {
+        High::NONE
+    }
+}
+
 impl High {
     /// No slot is open: any moment is fuller.
     const NONE: High = High { bytes: i64::MIN, time_ns: 0, unnamed: 0 };
@@ -65,7 +71,7 @@ impl High {
 }
 
 /// Lowest and highest of a signed amount.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Range {
     pub min: i64,
     pub max: i64,
@@ -98,7 +104,7 @@ pub struct Window {
 }
 
 /// The book of one process on one device.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Book {
     cells: Vec<Cell>,
     /// Cells of idle and opaque bytes: the two of all pools, and those of pools with names.
@@ -148,34 +154,9 @@ pub(crate) struct Book {
 }
 
 impl Book {
+    /// An empty book, in which the cells of idle and opaque bytes are known as such.
     pub fn new() -> Self {
-        Book {
-            cells: Vec::new(),
-            unnamed: vec![IDLE, OPAQUE],
-            unnamed_bytes: 0,
-            let_go: 0,
-            tracked: 0,
-            by_role: [0; 16],
-            learnt: 0,
-            role_changes: 0,
-            most: 0,
-            rounding: Rounding::default(),
-            peak: Peak::default(),
-            epoch: 0,
-            high: High::NONE,
-            is_at_high: false,
-            slot_end_ns: 0,
-            touched_ns: 0,
-            past: Timeline::default(),
-            window: Range::at(0),
-            window_start_ns: 0,
-            window_end_ns: 0,
-            is_reported: false,
-            copy: None,
-            copied: false,
-            settled: 0,
-            history: BookHistory::default(),
-        }
+        Book { unnamed: vec![IDLE, OPAQUE], ..Book::default() }
     }
 
     #[inline]

@@ -13,15 +13,11 @@
 //! **Late names** correct points as they correct the peak, as long as the row lives: a row that was made in epoch e was live at every
 //! point since.
 
-use crate::book::cells::{CellId, CellTable};
+use crate::book::cells::{CellId, CellTable, MAX_POINT_CELLS};
 use gpumem_model::timeline as told;
 
-/// Cells of a point at most.
-pub use gpumem_model::timeline::MAX_CELLS as MAX_POINT_CELLS;
 /// Points at most.
 pub use gpumem_model::timeline::MAX_POINTS;
-/// Cells and groups of some of them, among the cells of a point, if there are more; the others are groups of uses (cell_groups.rs).
-pub(crate) const NAMED: usize = 40;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Point {

@@ -43,7 +43,7 @@ impl Lengths {
 }
 
 /// Ranges of a process.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Ranges {
     /// Index in `kept` by tag.
     places: Map<u32, u32>,
@@ -62,18 +62,7 @@ pub(crate) struct Ranges {
 
 impl Ranges {
     pub fn new(most_spans: usize) -> Self {
-        Ranges {
-            places: Map::default(),
-            kept: Vec::new(),
-            open: Map::default(),
-            steps: Lengths::default(),
-            step_ns: None,
-            spans: VecDeque::new(),
-            most_spans,
-            spans_dropped: 0,
-            dropped: 0,
-            broken: 0,
-        }
+        Ranges { most_spans, ..Ranges::default() }
     }
 
     /// A scope of a thread begins or ends.

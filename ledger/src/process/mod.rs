@@ -57,7 +57,7 @@ pub(crate) struct Process {
     pub slots: [u8; 256],
     /// End and wait status.
     pub ended: Option<(u64, Option<u64>)>,
-    /// What it takes of the ledger's memory.
+    /// Estimate of its memory, and the quota that it has reached.
     pub memory_use: MemoryUse,
     /// Time of the last free of an address that is not known and may be older than the agent; 0 for none.
     pub baseline_freed_ns: u64,
@@ -107,7 +107,7 @@ impl Process {
             if self.begin_program(instance) {
                 self.note_exec(record);
             }
-            self.stream.has_watermarks = true; // it will say them
+            self.stream.has_watermarks = true; // the agent will send them
             self.start_history();
         }
         let shifted;
@@ -140,7 +140,7 @@ impl Process {
         } else if self.stream.moves_time(stamp) {
             self.pass_time(record, entered);
         }
-        // What is not known yet, or was lost, may be freed.
+        // Rows that are unknown or lost may be freed.
         let is_forgiven = self.stream.is_restating()
             || self.coverage.is_state_unknown()
             || stamp.seq != 0 && stamp.seq <= self.holdings.forgiven_until();
@@ -149,8 +149,8 @@ impl Process {
         if let Some(anomalies) = anomalies {
             self.holdings.anomalies_mut().forgive_since(anomalies);
         }
-        // An agent that was never let in has seen nothing: its 0 is not what the process holds. What the program says
-        // of its own pools is no driver allocation.
+        // An agent that was never let in has seen nothing: its 0 is not what the process holds. Pools that the program reports itself
+        // are no driver allocations.
         self.coverage.covered = self.coverage.blocked.is_none()
             || self.coverage.allocations > 0
             || self.holdings.has_driver_rows();
@@ -200,7 +200,7 @@ impl Process {
         }
     }
 
-    /// What the program says of itself beside memory.
+    /// Returns the counters and ranges of the program.
     pub fn own(&self) -> Own {
         self.program.view(self.stream.applied_ns, |tag| self.holdings.cells().tags.get(&tag).cloned())
     }
@@ -214,7 +214,7 @@ impl Process {
         self.holdings.settle(self.stream.applied_ns);
     }
 
-    /// What it takes, about.
+    /// Estimate of its memory.
     pub fn bytes(&self) -> usize {
         let names = map(&self.holdings.cells().tags) + map(&self.modules) + self.memory_use.names;
         let accounts: usize = self.accounts.iter().map(|account| account.bytes()).sum();

@@ -1,4 +1,4 @@
-//! The state said again: what an agent restates stays, what it does not is gone.
+//! Resync: rows that the agent restates stay, all others are gone.
 
 use crate::process::Process;
 use crate::process::coverage::{Coverage, MOST_LOST};

@@ -1,5 +1,5 @@
-//! Samples of one process on their way from the first word of a reading to closed: what gap.rs says,
-//! applied to the order in which records and readings come.
+//! Samples of one process from the begin of a reading to closed: the rules of samples/pending.rs, applied in the order in which records
+//! and readings arrive.
 
 use crate::book::recent_past::BookChange;
 use crate::book::rounding::Rounding;

@@ -5,12 +5,12 @@ use gpumem_wire::{Body, ByeReason, Record, Stamp};
 /// Between ResyncBegin and ResyncEnd.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Resync {
-    /// Rows said again so far.
+    /// Rows that were restated so far.
     pub rows: u64,
     /// Rows born after it are left to the ring.
     pub after_seq: u64,
-    /// Nothing was lost: what is said is known already, and better, for its rows are those of no single moment. Nothing of it is
-    /// taken, so that a peak is seen that comes before the ring's head. Each new connection begins with such a resync.
+    /// Nothing was lost, so the restated rows are known already, and better: they are those of no single moment. They are not booked,
+    /// so that a peak is taken that comes before the ring's head. Each new connection begins with such a resync.
     pub confirms: bool,
 }
 
@@ -45,13 +45,13 @@ pub(crate) struct Stream {
     pub known_from_ns: u64,
     /// A resync is under way or ended well, and nothing was lost since it began.
     pub healing: bool,
-    /// How many programs the process ran before the one that speaks.
+    /// How many programs the process ran before the present one.
     pub programs_before: u16,
     /// Time of the last `Agent` record.
     pub state_ns: u64,
     /// The agent has seen what the program does, at some time.
     pub is_watched_over: bool,
-    /// The agent said good-bye: nothing more will come until it says hello again.
+    /// The agent said good-bye: no records follow until the next hello.
     pub silent: bool,
     /// Time of that good-bye, and its reason.
     pub bye: Option<(u64, ByeReason)>,
@@ -79,7 +79,7 @@ impl Stream {
     }
 
     /// Whether a record moves the time of the stream. Records that the agent's sender makes have its time, and the ring may be behind
-    /// that: watermarks say how far it is.
+    /// that: watermarks tell the ring's progress.
     #[inline]
     pub fn moves_time(&self, stamp: &Stamp) -> bool {
         stamp.time_ns > self.applied_ns && (stamp.seq != 0 || !self.has_watermarks)

@@ -1,4 +1,4 @@
-//! Where the trends of a process look at its books.
+//! When the books of a process are sampled for points of growth.
 
 use crate::book::Book;
 use crate::history::trend::{Growth, Trend, TrendView};

@@ -7,7 +7,7 @@ use crate::rows::row::{Extent, Row};
 use gpumem_wire::PoolOwner;
 use std::collections::BTreeMap;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Pool {
     /// The owner's number.
     pub id: u64,

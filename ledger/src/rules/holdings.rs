@@ -16,7 +16,7 @@ use gpumem_wire::{Flags, Phase, Role, Stamp};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Holdings {
     pub(super) cells: CellTable,
     /// One for each device of the process, in the order in which they were named.
@@ -74,40 +74,9 @@ pub(crate) struct Holdings {
 }
 
 impl Holdings {
+    /// Without rows; windows are `window_ns` wide.
     pub fn new(window_ns: u64) -> Self {
-        Holdings {
-            cells: CellTable::new(),
-            books: Vec::new(),
-            windows: Vec::new(),
-            window_ns,
-            side_memory: Vec::new(),
-            allocations: Map::default(),
-            large: BTreeMap::new(),
-            in_flight: InFlights::default(),
-            in_flight_bytes: Vec::new(),
-            handles: Map::default(),
-            backings: Map::default(),
-            mappings: BTreeMap::new(),
-            pools: Vec::new(),
-            pool_ids: Map::default(),
-            carved: Map::default(),
-            unseen_segments: false,
-            unbacked_segments: 0,
-            waiting: Map::default(),
-            residues: Vec::new(),
-            roles: Vec::new(),
-            phases: PhaseReports::default(),
-            restated: Vec::new(),
-            scratch_libraries: Vec::new(),
-            generation: 0,
-            doubtful_before: None,
-            forgiven_until: 0,
-            anomalies: AnomalyCounts::default(),
-            touched: 0,
-            mixed: false,
-            unswept: false,
-            unsettled: 0,
-        }
+        Holdings { window_ns, ..Holdings::default() }
     }
 
     /// The books, one for each device.

@@ -5,7 +5,6 @@
 //!
 //! A **framework pool** takes segments (segment.rs); their bytes are `idle` until a block covers them.
 
-use crate::Map;
 use crate::book::cells::{CellId, CellKey, IDLE, OPAQUE};
 use crate::roles::state::{End, RestatedBlock, list_of};
 use crate::roles::undecided::NOT_FOLLOWED;
@@ -15,7 +14,6 @@ use crate::rows::row::{Extent, LARGE_BYTES, MAX_BYTES, Row};
 use crate::rules::holdings::Holdings;
 use gpumem_model::run::Class;
 use gpumem_wire::{Flags, FreeState, MemoryKind, Phase, PoolOwner, Role, Stamp};
-use std::collections::BTreeMap;
 use std::collections::hash_map::Entry;
 
 impl Holdings {
@@ -25,32 +23,8 @@ impl Holdings {
             return index;
         }
         let index = self.pools.len() as u32;
-        self.pools.push(Pool {
-            id,
-            owner,
-            parent: None,
-            book,
-            name: 0,
-            idle: IDLE,
-            cell_name: 0,
-            opaque: owner == PoolOwner::Framework,
-            gone: false,
-            generation: self.generation,
-            polled: 0,
-            reserved: 0,
-            used: 0,
-            segments: BTreeMap::new(),
-            segment_bytes: 0,
-            backed_bytes: 0,
-            blocks: Map::default(),
-            block_bytes: 0,
-            pending_bytes: 0,
-            unbooked_blocks: 0,
-            check: None,
-            said: None,
-            has_children: false,
-            large_blocks: BTreeMap::new(),
-        });
+        let (opaque, generation) = (owner == PoolOwner::Framework, self.generation);
+        self.pools.push(Pool { id, owner, book, idle: IDLE, opaque, generation, ..Pool::default() });
         self.pool_ids.insert(id, index);
         index
     }

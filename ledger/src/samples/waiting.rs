@@ -40,7 +40,7 @@ impl Samples {
         self.pending.iter_mut().for_each(Pending::doubt);
     }
 
-    /// What was held before `known_from_ns` is not known: samples that began by then are in doubt.
+    /// Doubts the samples that began by `known_from_ns`: the book at any earlier time is unknown.
     pub fn doubt_until(&mut self, known_from_ns: u64) {
         let unknown = |pending: &&mut Pending| !pending.begins_after(known_from_ns);
         self.pending.iter_mut().filter(unknown).for_each(Pending::doubt);
