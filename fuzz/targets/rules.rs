@@ -1,7 +1,7 @@
 //! A file of rules, and the patterns in it.
 #![no_main]
 
-use gpumem_ledger::category::Pattern;
+use gpumem_report::category::Pattern;
 use gpumem_report::rules::Groupings;
 use libfuzzer_sys::fuzz_target;
 

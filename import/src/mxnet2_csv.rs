@@ -12,9 +12,9 @@
 
 use super::csv::{fields, first_line};
 use super::feed::{Feed, MAX_BYTES, Piece, Speaker, lines};
-use gpumem_ledger::category::OTHERS;
 use gpumem_model::run::{Cell, role_name};
 use gpumem_model::units::{plural, thousands};
+use gpumem_report::category::OTHERS;
 use gpumem_report::rules::{Groupings, cell_view};
 use gpumem_runs::builder::Sink;
 use gpumem_runs::input::{Error, Input};

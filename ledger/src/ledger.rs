@@ -1,95 +1,43 @@
-//! The one door: every observation of every source goes through [`Ledger::observe`].
+//! The entry: every observation of every source goes through [`Ledger::observe`].
+
+mod oom_holders;
 
 use crate::Map;
-use crate::account::Account;
+use crate::base::device::{AgreedReading, DeviceView, Faults};
+use crate::base::identity::{DeviceName, Origin, Place, ProcessKey};
+use crate::base::quota::{Limits, Quotas, RefusedRecords};
+use crate::base::recent::Recent;
 use crate::book::{WINDOW_NS, Window};
-use crate::earlier::Earlier;
-use crate::fault::Faults;
-use crate::gap::ClosedSample;
-use crate::iteration::IterationsView;
-use crate::mark::{MarkView, Marks};
-use crate::observation::{Origin, ProcessKey};
-use crate::oom::Listing;
-use crate::process::{Process, parse_lines};
-use crate::range::{MAX_SPANS, MAX_SPANS_OF_FILE, OwnView};
-use crate::recent::Recent;
-use crate::share::{Limits, Shares};
-use crate::snapshot::{self, AgreedReading, DeviceView, Snapshot};
-use crate::trend::TrendView;
+use crate::history::program_data::MarkView;
+use crate::history::ranges::{MAX_SPANS, MAX_SPANS_OF_FILE};
+use crate::history::trend::TrendView;
+use crate::oom::device::Listing;
+use crate::process::Process;
+use crate::process::account::Account;
+use crate::process::coverage::{Earlier, parse_lines};
+use crate::roles::iterations::IterationsView;
+use crate::samples::pending::ClosedSample;
+use gpumem_model::own::Own;
 use gpumem_model::run::{DeviceReading, Program};
 use gpumem_model::timeline::Timeline;
-use gpumem_wire::{Absence, Body, ClockKind, DeviceIdKind, Reading, Record, Stamp};
+use gpumem_wire::{Absence, Body, ClockKind, Reading, Record, Stamp};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-/// With so many devices, those that only a process names are none: a machine has fewer, and each is remembered for ever.
+/// Devices from which on processes may not add more: no machine has so many, and each is kept for ever.
 const MAX_CLAIMED_DEVICES: usize = 512;
-/// Of them, those that the processes of one user may be the first to name: as many as one process may have. In a file of one's own there
-/// may be no users.
+/// Devices that the processes of one user may add: as many as one process may have. Imports may have no users.
 const CLAIMED_BY_USER: usize = 64;
-/// An agent that has not spoken for this long after a reading does not hold it up any longer.
+/// A sample waits this long after its reading for an agent that is silent.
 pub const STALE_AFTER_NS: u64 = 500_000_000;
-
-/// How a device is known. NVML's index and CUDA's ordinal are different numbers; only the UUID joins.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum DeviceName {
-    /// UUID of a GPU, most significant byte first.
-    Gpu([u8; 16]),
-    /// UUID of a MIG instance.
-    Mig([u8; 16]),
-    /// An import that only counts devices.
-    Ordinal(u16),
-}
-
-impl DeviceName {
-    /// The identity in a `Device` record.
-    pub fn of_record(uuid_high: u64, uuid_low: u64, ordinal: u16, id: DeviceIdKind) -> Self {
-        let mut uuid = [0; 16];
-        uuid[..8].copy_from_slice(&uuid_high.to_be_bytes());
-        uuid[8..].copy_from_slice(&uuid_low.to_be_bytes());
-        match id {
-            DeviceIdKind::Gpu => DeviceName::Gpu(uuid),
-            DeviceIdKind::Mig => DeviceName::Mig(uuid),
-            DeviceIdKind::Ordinal | DeviceIdKind::Unknown => DeviceName::Ordinal(ordinal),
-        }
-    }
-}
-
-impl std::fmt::Display for DeviceName {
-    /// NVML's spelling: `GPU-8-4-4-4-12` and `MIG-...`; `ordinal-N` for imports.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (prefix, uuid) = match self {
-            DeviceName::Gpu(uuid) => ("GPU", uuid),
-            DeviceName::Mig(uuid) => ("MIG", uuid),
-            DeviceName::Ordinal(ordinal) => return write!(f, "ordinal-{ordinal}"),
-        };
-        f.write_str(prefix)?;
-        for (index, byte) in uuid.iter().enumerate() {
-            if matches!(index, 0 | 4 | 6 | 8 | 10) {
-                f.write_str("-")?;
-            }
-            write!(f, "{byte:02x}")?;
-        }
-        Ok(())
-    }
-}
-
-/// Which account of a process is meant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Place {
-    /// That of this device of the snapshot.
-    Device(usize),
-    /// The one at this place in `ProcessView::accounts`, whose device the agent has not named so far.
-    Unnamed(usize),
-}
 
 fn place(accounts: &[Account], book: u8) -> Place {
     let book = usize::from(book);
     accounts[book].device.map_or(Place::Unnamed(book), Place::Device)
 }
 
-/// The process's book of a device.
+/// Returns the process's book of a device.
 pub(crate) fn book_on(process: &Process, device: usize) -> Option<u8> {
     process.accounts.iter().position(|account| account.device == Some(device)).map(|book| book as u8)
 }
@@ -103,7 +51,7 @@ fn is_on(process: &Process, device: usize) -> bool {
 struct OpenReading {
     number: u64,
     t0_ns: u64,
-    /// First `used` of the device in it, and the last reading: they must agree.
+    /// First and last `used` of the device in it: they must agree.
     first: Option<u64>,
     last: Option<DeviceReading>,
     readings: u32,
@@ -111,22 +59,16 @@ struct OpenReading {
     processes: Vec<(ProcessKey, u64)>,
 }
 
-impl Default for Ledger {
-    fn default() -> Self {
-        Ledger::new()
-    }
-}
-
 /// Observations in, snapshots out.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Ledger {
     pub(crate) devices: Vec<DeviceView>,
     by_name: Map<DeviceName, usize>,
-    /// Devices that nobody had named before processes of this user did.
+    /// By user, the number of devices that processes added.
     claimed: Map<u64, usize>,
     /// Readings that have begun and not ended, by device.
     open: Map<usize, OpenReading>,
-    /// The last reading of each device that agreed, with whom it listed.
+    /// The last reading of each device that agreed, with the processes that it listed.
     pub(crate) listings: Map<usize, Arc<Listing>>,
     pub(crate) processes: Vec<Process>,
     pub(crate) by_key: Map<ProcessKey, usize>,
@@ -140,35 +82,17 @@ pub struct Ledger {
     pub(crate) wall_offset_ns: Option<i128>,
     samples: Vec<(ProcessKey, usize, ClosedSample)>,
     windows: Vec<(ProcessKey, Place, Window)>,
-    /// Processes with samples that wait, by the end of the first one.
+    /// Processes with pending samples, by the end of the first one.
     waiting: BinaryHeap<Reverse<(u64, usize)>>,
     last: Option<(ProcessKey, usize)>,
-    /// What processes may take, and do.
-    pub(crate) shares: Shares,
+    /// Memory that processes may take, and do take.
+    pub(crate) quotas: Quotas,
 }
 
 impl Ledger {
     /// An empty ledger.
     pub fn new() -> Self {
-        Ledger {
-            devices: Vec::new(),
-            by_name: Map::default(),
-            claimed: Map::default(),
-            open: Map::default(),
-            listings: Map::default(),
-            processes: Vec::new(),
-            by_key: Map::default(),
-            members: Vec::new(),
-            host_slots: Map::default(),
-            now_ns: 0,
-            clock: ClockKind::default(),
-            wall_offset_ns: None,
-            samples: Vec::new(),
-            windows: Vec::new(),
-            waiting: BinaryHeap::new(),
-            last: None,
-            shares: Shares::default(),
-        }
+        Ledger::default()
     }
 
     /// Takes one record. Never fails: what does not fit is counted in the process's `odd`.
@@ -179,13 +103,13 @@ impl Ledger {
             Origin::Process(_) if matches!(record.body, Body::ClockAnchor { .. }) => self.set_clock(record),
             Origin::Process(key) => {
                 let index = self.process(key);
-                self.weigh_now_and_then(index);
+                self.weigh_if_due(index);
                 match record.body {
                     Body::Device { .. } => {
                         let Some(device) = self.claimed_device(index, record) else { return };
                         let process = &mut self.processes[index];
                         let was_member = is_on(process, device);
-                        // Multiprocessors, and the threads that one can hold.
+                        // Number of multiprocessors, and threads that each can run.
                         let shape = u64::from(record.stamp.context);
                         process.name_slot(record.stamp.device, device, (shape >> 16) * (shape & 0xffff));
                         if !was_member && is_on(process, device) {
@@ -195,12 +119,13 @@ impl Ledger {
                     _ => {
                         let process = &mut self.processes[index];
                         process.apply(record);
-                        if !process.closed.is_empty() || !process.holdings.windows.is_empty() {
-                            process.look_at_windows();
+                        if !process.samples.closed.is_empty() || !process.holdings.ended_windows().is_empty()
+                        {
+                            process.note_ended_windows();
                             self.take_closed(index);
                         }
                         if self.processes[index].ooms.wants_holders {
-                            self.tell_holders(index);
+                            self.record_holders(index);
                         }
                     }
                 }
@@ -219,7 +144,7 @@ impl Ledger {
             Some(&index) => index,
             None => {
                 let window_ns = if self.clock == ClockKind::Ordinal { 1 } else { WINDOW_NS };
-                let is_of_file = self.shares.limits == Limits::NONE;
+                let is_of_file = self.quotas.limits == Limits::NONE;
                 let most_spans = if is_of_file { MAX_SPANS_OF_FILE } else { MAX_SPANS };
                 self.processes.push(Process::new(key, window_ns, most_spans));
                 self.by_key.insert(key, self.processes.len() - 1);
@@ -230,7 +155,7 @@ impl Ledger {
         index
     }
 
-    /// The device that a process names; none where it may not name one more.
+    /// Returns the device that a process names; `None` if it may not add one.
     fn claimed_device(&mut self, index: usize, record: &Record<'_>) -> Option<usize> {
         let Body::Device { uuid_high, uuid_low, ordinal, id, .. } = record.body else { return None };
         let is_new = !self.by_name.contains_key(&DeviceName::of_record(uuid_high, uuid_low, ordinal, id));
@@ -239,7 +164,7 @@ impl Ledger {
         let by_user = user.and_then(|user| self.claimed.get(&user)).copied().unwrap_or(0);
         let has_room = self.devices.len() < MAX_CLAIMED_DEVICES && by_user < CLAIMED_BY_USER;
         if is_full || is_new && !has_room {
-            self.processes[index].holdings.odd.devices_beyond += 1;
+            self.processes[index].holdings.anomalies_mut().devices_beyond += 1;
             return None;
         }
         if let Some(user) = user.filter(|_| is_new) {
@@ -288,7 +213,7 @@ impl Ledger {
             Body::Device { .. } => {
                 let index = self.device(record);
                 let device = &mut self.devices[index];
-                // NVML's word stands: to a process the driver's own share is no part of the device.
+                // NVML's values win: a process does not count the driver's share as part of the device.
                 if let Body::Device { ordinal, total_bytes, name, .. } = record.body {
                     device.ordinal = ordinal;
                     device.total_bytes = total_bytes.0.or(device.total_bytes);
@@ -314,7 +239,7 @@ impl Ledger {
                 let device = self.host_slots.get(&stamp.device);
                 let process = &mut self.processes[index];
                 if let Some(book) = device.and_then(|&device| book_on(process, device)) {
-                    process.accounts[usize::from(book)].see_driver(&record.body);
+                    process.accounts[usize::from(book)].note_driver_reading(&record.body);
                 }
             }
             Body::EarlierLife { start_ticks, events, lost, instance } => {
@@ -337,7 +262,7 @@ impl Ledger {
             Body::ProcessMark { start_ticks, name } => {
                 let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });
                 let mark = MarkView { time_ns: stamp.time_ns, name: Some(name.into()), from_outside: true };
-                self.processes[index].marks.add(mark);
+                self.processes[index].program.marks.add(mark);
             }
             Body::ProcessGone { start_ticks, status } => {
                 let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });
@@ -345,7 +270,7 @@ impl Ledger {
                 self.processes[index].end(stamp.time_ns, status.0);
                 self.take_closed(index);
                 if is_news {
-                    self.suspect(index, stamp.time_ns, status.0);
+                    self.record_suspected_oom(index, stamp.time_ns, status.0);
                 }
             }
             _ => {}
@@ -357,14 +282,14 @@ impl Ledger {
         }
     }
 
-    /// Closes samples that ended before the deadline without the agent's word.
+    /// Closes samples that ended before the deadline and still wait for the agent.
     fn close_stale(&mut self, deadline_ns: u64) {
         while let Some(&Reverse((since_ns, index))) = self.waiting.peek()
             && since_ns <= deadline_ns
         {
             self.waiting.pop();
             let process = &mut self.processes[index];
-            process.is_watched = false;
+            process.samples.is_watched = false;
             process.close_where(deadline_ns, true);
             self.take_closed(index);
             self.watch(index);
@@ -373,10 +298,10 @@ impl Ledger {
 
     fn watch(&mut self, index: usize) {
         let process = &mut self.processes[index];
-        if !process.is_watched
-            && let Some(since_ns) = process.waits_since_ns()
+        if !process.samples.is_watched
+            && let Some(since_ns) = process.samples.waits_since_ns()
         {
-            process.is_watched = true;
+            process.samples.is_watched = true;
             self.waiting.push(Reverse((since_ns, index)));
         }
     }
@@ -478,17 +403,17 @@ impl Ledger {
 
     fn take_closed(&mut self, index: usize) {
         let process = &mut self.processes[index];
-        for (book, sample) in process.closed.drain(..) {
+        for (book, sample) in process.samples.closed.drain(..) {
             let Some(device) = process.accounts[usize::from(book)].device else { continue };
             self.samples.push((process.key, device, sample));
         }
-        for (book, window) in process.holdings.windows.drain(..) {
+        for (book, window) in process.holdings.take_windows() {
             self.windows.push((process.key, place(&process.accounts, book), window));
         }
     }
 
-    /// Whether there is anything for [`Ledger::take_samples`] or [`Ledger::take_windows`]. They pile up: who
-    /// feeds a ledger asks after each record.
+    /// Whether there is anything for [`Ledger::take_samples`] or [`Ledger::take_windows`]. They pile up, so callers ask after each
+    /// record.
     #[inline]
     pub fn has_untaken(&self) -> bool {
         !self.samples.is_empty() || !self.windows.is_empty()
@@ -504,23 +429,22 @@ impl Ledger {
         self.windows.drain(..)
     }
 
-    /// Puts the windows that are still open among those that are over, as far as they got.
+    /// Adds the windows that are still open, as far as they got, to those that are over.
     pub fn end_windows(&mut self) {
         for process in &mut self.processes {
-            for book in 0..process.holdings.books.len() {
-                if let Some(window) = process.holdings.books[book].tell_window() {
+            for book in 0..process.holdings.books().len() {
+                if let Some(window) = process.holdings.books_mut()[book].partial_window() {
                     self.windows.push((process.key, place(&process.accounts, book as u8), window));
                 }
             }
         }
     }
 
-    /// Drops a process and all that is known of it: its run is over and kept elsewhere. A record of it that comes
-    /// later begins it anew.
+    /// Drops a process and all that is known of it: its run is over and kept elsewhere. A later record begins it anew.
     pub fn forget(&mut self, key: ProcessKey) {
         let Some(index) = self.by_key.remove(&key) else { return };
         let mut gone = self.processes.swap_remove(index);
-        self.shares.release(&mut gone);
+        self.quotas.release(&mut gone.memory_use, gone.coverage.full);
         let moved = self.processes.len();
         if let Some(process) = self.processes.get(index) {
             self.by_key.insert(process.key, index);
@@ -539,18 +463,15 @@ impl Ledger {
         self.windows.retain(|(of, ..)| *of != key);
     }
 
-    /// From now on a process is told of in a new part: peaks and timelines begin with what is held now, marks with those to come, and iterations and times at which
-    /// memory ran out with those that are not over. What explains the present goes on: causes of the gap, points of
-    /// growth, names and counts.
+    /// Begins a new part of a process's run. Peaks and timelines begin with what is held now, marks are cleared, and iterations and
+    /// out-of-memory entries keep only those that are not over. Causes of untrackable, points of growth, names and counts go on.
     pub fn begin_part(&mut self, key: ProcessKey, now_ns: u64) {
         let process = self.by_key.get(&key).and_then(|&index| self.processes.get_mut(index));
         if let Some(process) = process {
             process.holdings.begin_part(now_ns);
             process.accounts.iter_mut().for_each(Account::restart_peaks);
             process.ooms.restart(now_ns);
-            process.marks = Marks::default();
-            process.counters.restart(now_ns);
-            process.ranges.restart();
+            process.program.restart(now_ns);
         }
     }
 
@@ -559,7 +480,7 @@ impl Ledger {
         &self.devices
     }
 
-    /// Every process that is known, in no order: its key, and whether it has ended.
+    /// All processes, in no order: key, and whether the process has ended.
     pub fn processes(&self) -> impl Iterator<Item = (ProcessKey, bool)> {
         self.processes.iter().map(|process| (process.key, process.ended.is_some()))
     }
@@ -568,33 +489,64 @@ impl Ledger {
         self.processes.get(*self.by_key.get(&key)?)
     }
 
-    /// Whether anything of a device is known of a process.
+    /// Whether a process has an account on any device.
     pub fn is_on_a_device(&self, key: ProcessKey) -> bool {
         self.known(key).is_some_and(|process| !process.accounts.is_empty())
     }
 
-    /// What a program says of itself beside memory.
-    pub fn own(&self, key: ProcessKey) -> OwnView {
+    /// Returns the counters and ranges of a program.
+    pub fn own(&self, key: ProcessKey) -> Own {
         self.known(key).map(Process::own).unwrap_or_default()
     }
 
-    /// Whether an account of a process grows, by its place in [`ProcessView::accounts`](crate::ProcessView).
+    /// Returns the points of growth of an account, by its index in [`ProcessView::accounts`](crate::ProcessView).
     pub fn trend(&self, key: ProcessKey, account: usize) -> TrendView {
         self.known(key).map(|process| process.trend_view(account)).unwrap_or_default()
     }
 
-    /// What an account held over time, by its place in [`ProcessView::accounts`](crate::ProcessView).
+    /// Returns what an account held over time, by its index in [`ProcessView::accounts`](crate::ProcessView).
     pub fn timeline(&self, key: ProcessKey, account: usize) -> Timeline {
         self.known(key).map(|process| process.holdings.timeline(account)).unwrap_or_default()
     }
 
-    /// What the iterations of an account held, by its place in [`ProcessView::accounts`](crate::ProcessView).
+    /// Returns what the iterations of an account held, by its index in [`ProcessView::accounts`](crate::ProcessView).
     pub fn iterations(&self, key: ProcessKey, account: usize) -> IterationsView {
         self.known(key).and_then(|process| process.iterations_view(account)).unwrap_or_default()
     }
+}
 
-    /// The state as views read it. Costs a copy of every cell, not of every row.
-    pub fn snapshot(&self) -> Snapshot {
-        snapshot::of(self)
+impl Ledger {
+    /// Sets the limits of processes from now on. One process must not take the memory of all.
+    pub fn limit(&mut self, limits: Limits) {
+        self.quotas.limits = limits;
+    }
+
+    /// Returns the estimated bytes that it keeps of processes' records, and the records that a limit has refused so far.
+    pub fn load(&self) -> (usize, RefusedRecords) {
+        let mut refused = self.quotas.refused();
+        self.processes
+            .iter()
+            .for_each(|process| refused.add(process.coverage.full, process.memory_use.refused));
+        (self.quotas.bytes(), refused)
+    }
+
+    /// Called before a record of a process is taken.
+    #[inline]
+    pub(crate) fn weigh_if_due(&mut self, index: usize) {
+        if self.processes[index].memory_use.is_due() {
+            self.weigh(index);
+        }
+    }
+
+    #[cold]
+    fn weigh(&mut self, index: usize) {
+        let process = &mut self.processes[index];
+        let (rows, bytes) = (process.holdings.rows(), process.bytes());
+        self.quotas.release(&mut process.memory_use, process.coverage.full);
+        let (user, load) = (process.facts.uid, &mut process.memory_use);
+        self.quotas.charge(load, user, bytes);
+        process.coverage.full = self.quotas.full(user, rows);
+        // Pools are counted one by one.
+        load.wait(process.holdings.pools().len() / 32);
     }
 }

@@ -1,31 +1,20 @@
-//! The ledger: observations in, sums that add up out. It has one owner, does no I/O, reads no clock and
-//! cannot fail: odd input is counted, never returned.
+//! The ledger: observations in, sums that add up out. It has one owner, does no I/O, reads no clock and cannot fail: records that do
+//! not fit are counted, never returned as errors.
+//!
+//! A file imports from its own layer and from layers below it:
 //!
 //! ```text
-//! observation   who said a record: the host, or one process
-//! ledger        Ledger: one door for all observations; devices; the host's own records
-//!  process      one process: names, order of its records, what it has lost
-//!   slot        which book a device has
-//!   book        double entry: cells whose sum is `tracked`, and the peak of that sum; cell: their names
-//!   holdings    what the process holds; allocation, vmm, pool, segment: the booking rules, a subject each
-//!   cause       why the gap is what it is: events of the driver, the parts, the steps; rounding
-//!   gap         samples of NVML joined to `tracked` at their own time: the rules; join: their order;
-//!               account: the gap of the peak; trail: the book as it was a moment ago
-//!   resync      the state said again
-//!   blind       times in which the agent saw nothing
-//!   image       exec(): another program in the same process
-//!   role        what blocks are for, by phase and lifetime; young: those for which that is open;
-//!               iteration: what each step held; parameter: parameters and gradients one by one
-//!   in_flight   calls that were entered and have not returned; ghost: what the peak may learn of rows that are gone
-//!   layer       how each way of naming memory is
-//!   mark        moments that somebody gave a name; counter, range: what the program counts and times by itself
-//!   oom         running out: the request, who had the device, what the process held
-//! share         what processes may take of the ledger's memory
-//! recent        extremes of the last minute
-//! timeline      what was held over time, by cell, in a bounded number of exact points
-//! trend         what stays from step to step, and as time passes
-//! category      ordered rules that name cells; never part of a total
-//! snapshot      what views read; to_model: as the types of gpumem-model
+//! ledger, snapshot, to_model   one entry for all observations; devices and readings; what views read, as types of gpumem-model
+//! process       one process: order of its records, which rule a record belongs to, baseline, resync, exec(), blind intervals
+//! oom           running out of memory: the requests, and who held the device
+//! history       counters, ranges and marks of the program; points of growth
+//! untrackable   why untrackable is what it is: events of the driver, parts, changes
+//! samples       samples of NVML, joined to `tracked` at their own time
+//! rules         what a record does to rows and books; roles of blocks
+//! roles         blocks without a settled role; what each iteration held
+//! rows          data of allocations, blocks, pools, segments, handles, calls in flight
+//! book          double entry: cells whose sum is `tracked`, its peak and timeline; groups of small cells; rounding
+//! base          identities, devices, quotas, extremes of the last minute
 //! ```
 //!
 //! # Booking rules
@@ -54,86 +43,58 @@
 //! | segment of a nested pool | shifted from the outer block's cell to `idle` |
 //! | block | shifted from `idle` to the cell of its tag (class block) |
 //! | retag | shifted between cells, in the peak too if the block was live there |
-//! | phase or step begins | blocks whose role is known by now are shifted, like by a retag; see role.rs |
+//! | phase or step begins | blocks whose role is known by now are shifted, as by a retag; see rules/derive.rs |
 //! | context or device gone | everything in it is taken, segments and blocks too |
-//! | context, module, limit | nothing: they move the gap, see cause/ |
+//! | context, module, limit | nothing: they change untrackable, see untrackable/ |
 //! | lost records | nothing; the sums say `partial` until a resync has ended |
-//! | the agent was blind | nothing; the sums say `partial` from then on, because what was freed meanwhile is still there. An address that is given out again ends the row that had it |
-//! | resync | rows said again stay, all others are taken when it ends; no peak is taken until the ring has caught up with it |
+//! | the agent was blind | nothing; the sums say `partial` from then on, because what was freed meanwhile is still booked. An address that is given out again ends the row that had it |
+//! | resync | restated rows stay, all others are taken when it ends; no peak is taken until the ring has caught up with it |
 #![forbid(unsafe_code)]
 
-mod account;
-mod allocation;
-mod blind;
+mod base;
 mod book;
-pub mod category;
-mod cause;
-mod cell;
-mod counter;
-mod earlier;
-mod fault;
-mod gap;
-mod ghost;
-mod holdings;
-mod image;
-mod in_flight;
-mod iteration;
-mod join;
-mod layer;
+mod history;
 mod ledger;
-mod mark;
-mod observation;
 mod oom;
-mod parameter;
-mod pool;
 mod process;
-mod range;
-mod recent;
-mod resync;
-mod role;
-mod rounding;
-mod segment;
-mod share;
-mod slot;
+mod roles;
+mod rows;
+mod rules;
+mod samples;
 mod snapshot;
-mod sums;
-mod timeline;
 mod to_model;
-mod trail;
-mod trend;
-mod vmm;
-mod young;
+mod untrackable;
 
-pub use blind::{Blind, BlindCause, BlindWindow};
+pub use base::device::{AgreedReading, DeviceView, Fault, Faults};
+pub use base::identity::{DeviceName, Origin, Place, ProcessKey};
+pub use base::quota::{Limits, QuotaExceeded, RefusedRecords};
+pub use base::recent::{RECENT_NS, Recent};
+pub use book::cell_groups::{SUM, is_sum, without_sum};
+pub use book::cells::MAX_POINT_CELLS;
+pub use book::rounding::{ROUNDING_RULE, RoundingRule};
+pub use book::timeline::MAX_POINTS;
 pub use book::{WINDOW_NS, Window};
-pub use cause::{BookedAs, Cause, Parts, Step};
-pub use counter::{CounterView, MAX_COUNTER_POINTS, MAX_COUNTERS};
-pub use earlier::Earlier;
-pub use fault::{Fault, Faults};
-pub use gap::{ClosedSample, PeakGap};
+pub use gpumem_model::gap::Parts;
 pub use gpumem_model::iterations::Level;
 pub use gpumem_model::oom::OomKind;
 pub use gpumem_model::run::{Beside, Class, DeviceReading, Program};
-pub use holdings::Oddities;
-pub use iteration::{Iteration, IterationsView, MAX_ITERATIONS, ROLES};
-pub use layer::LayerView;
-pub use ledger::{DeviceName, Ledger, Place, STALE_AFTER_NS};
-pub use mark::{MAX_MARKS, MarkView};
-pub use observation::{Origin, ProcessKey};
-pub use oom::{Holder, Idle, OomDevice, OomView};
-pub use parameter::{MAX_COLUMNS, ParametersView};
-pub use process::{Blocked, Coverage, Facts, Partial};
-pub use range::{MAX_RANGES, MAX_SPANS, MAX_SPANS_OF_FILE, OwnView, RangeView, SpanView};
-pub use recent::{RECENT_NS, Recent};
-pub use rounding::{ROUNDING_RULE, RoundingRule};
-pub use share::{Full, Limits, Refused};
-pub use snapshot::{
-    AccountView, AgreedReading, CellView, DeviceView, PeakView, PoolView, ProcessView, Snapshot,
-};
-pub use sums::{SUM, is_sum, without_sum};
-pub use timeline::{MAX_POINT_CELLS, MAX_POINTS};
+pub use history::counters::{MAX_COUNTER_POINTS, MAX_COUNTERS};
+pub use history::program_data::{LayerView, MAX_MARKS, MarkView};
+pub use history::ranges::{MAX_RANGES, MAX_SPANS, MAX_SPANS_OF_FILE};
+pub use history::ring::TrendPoint;
+pub use history::trend::{TrackView, TrendView, rise};
+pub use ledger::{Ledger, STALE_AFTER_NS};
+pub use oom::device::{Holder, OomDevice};
+pub use oom::records::OomView;
+pub use process::coverage::{Blind, BlindCause, BlindWindow, Blocked, Coverage, Earlier, Facts, Partial};
+pub use roles::iterations::{Iteration, IterationsView, MAX_ITERATIONS, ROLES};
+pub use roles::parameters::{MAX_COLUMNS, ParametersView};
+pub use rows::pool::Idle;
+pub use rows::row::AnomalyCounts;
+pub use samples::pending::{ClosedSample, PeakGap};
+pub use snapshot::{AccountView, CellView, PeakView, PoolView, ProcessView, Snapshot};
 pub use to_model::sparse;
-pub use trend::{TrackView, TrendPoint, TrendView, rise};
+pub use untrackable::change::{BookedAs, Cause, Step};
 
-/// A hash map that a hostile peer's keys cannot slow down.
+/// A hash map whose speed a hostile peer's keys cannot reduce.
 pub(crate) type Map<K, V> = std::collections::HashMap<K, V, foldhash::fast::RandomState>;

@@ -1,30 +1,30 @@
 //! What views read: plain data, with names, independent of the ledger that made it.
 //!
-//! Amounts are lists by index of [`ProcessView::cells`], so that the same names serve now, the peak and
-//! the latest sample. Each list sums to the `tracked` that stands beside it.
+//! Amounts are lists by index of [`ProcessView::cells`], so that the same names serve the present, the peak and the latest sample. Each
+//! list sums to the `tracked` beside it.
 
-use crate::cause::{Names, Parts, Step};
-use crate::fault::Faults;
-use crate::gap::{ClosedSample, PeakGap};
-use crate::holdings::Oddities;
-use crate::layer::LayerView;
-use crate::ledger::{DeviceName, Ledger};
-use crate::mark::MarkView;
-use crate::observation::ProcessKey;
-use crate::oom::OomView;
-use crate::process::{BEYOND, Coverage, Facts, Process};
-use crate::recent::Recent;
-use crate::sums::SUM_TAG;
+use crate::base::device::DeviceView;
+use crate::base::identity::ProcessKey;
+use crate::book::cell_groups::SUM_TAG;
+use crate::history::program_data::{LayerView, MarkView};
+use crate::ledger::Ledger;
+use crate::oom::records::OomView;
+use crate::process::coverage::{Coverage, Facts};
+use crate::process::{BEYOND, Process};
+use crate::rows::row::AnomalyCounts;
+use crate::samples::pending::{ClosedSample, PeakGap};
+use crate::untrackable::change::Step;
+use crate::untrackable::event::Names;
+use gpumem_model::gap::Parts;
 use gpumem_model::run::Beside;
 use gpumem_model::run::Class;
-use gpumem_model::run::DeviceReading;
 use gpumem_wire::{ByeReason, ClockKind, Phase, PoolOwner, Role};
 use std::sync::Arc;
 
 /// The ledger at one moment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Snapshot {
-    /// Latest time that the host has spoken of.
+    /// Latest time of the host's records.
     pub now_ns: u64,
     /// What times mean.
     pub clock: ClockKind,
@@ -36,64 +36,31 @@ pub struct Snapshot {
     pub processes: Vec<ProcessView>,
 }
 
-/// A reading in which the device and its processes can be compared.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AgreedReading {
-    /// Number of the reading: samples with it belong to it.
-    pub number: u64,
-    /// Device memory, the same before and after the process list; unified memory as it was after the list.
-    pub reading: DeviceReading,
-    /// used minus the sum over the processes; of unified memory what the rest of the host uses.
-    pub unaccounted_bytes: i64,
-}
-
-/// One device.
-#[derive(Debug, Clone, PartialEq)]
-pub struct DeviceView {
-    /// Identity.
-    pub name: DeviceName,
-    /// The speaker's number for it.
-    pub ordinal: u16,
-    /// Product name, where known.
-    pub model: String,
-    /// Size, where known.
-    pub total_bytes: Option<u64>,
-    /// Last reading.
-    pub latest: Option<DeviceReading>,
-    /// Lowest and highest `used` of the last minute.
-    pub recent: Recent,
-    /// The last reading with its processes; absent unless device memory agreed before and after the
-    /// process list.
-    pub agreed: Option<AgreedReading>,
-    /// Faults that the driver has told.
-    pub faults: Faults,
-}
-
 /// Name of a cell.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CellView {
     /// Part of the identity.
     pub class: Class,
-    /// Tag path; absent when nothing named the bytes.
+    /// Tag path; absent if the bytes have no name.
     pub tag: Option<Arc<str>>,
     /// First tag, if a later one replaced it.
     pub origin: Option<Arc<str>>,
     /// What the bytes are for.
     pub role: Role,
-    /// When in a step they were allocated.
+    /// Phase of the step that allocated them.
     pub phase: Phase,
-    /// Library that asked for them.
+    /// Library that requested them.
     pub library: Option<Arc<str>>,
-    /// Name of the framework's pool that they are of.
+    /// Name of the framework's pool that they belong to.
     pub pool: Option<Arc<str>>,
-    /// Their owner has let them go, a stream may still use them.
+    /// Freed by their owner; a stream may still use them.
     pub pending: bool,
     /// The tag is that of the process: the thread that allocated had none.
     pub inherited: bool,
 }
 
 impl CellView {
-    /// What nobody uses of a pool: no block covers it, or one that its owner has let go.
+    /// Bytes of a pool that nothing uses: no block covers them, or a block that its owner has freed.
     pub fn is_idle(&self) -> bool {
         self.class == Class::PoolIdle || self.pending
     }
@@ -104,7 +71,7 @@ impl CellView {
 pub struct PeakView {
     /// `tracked` at the peak.
     pub tracked_bytes: i64,
-    /// When; among equal moments the one with the least idle.
+    /// Its time; among equal moments the one with the least idle bytes.
     pub time_ns: u64,
     /// Its composition, by index of [`ProcessView::cells`].
     pub amounts: Vec<i64>,
@@ -117,15 +84,15 @@ pub struct PeakView {
 pub struct PoolView {
     /// The owner's number.
     pub id: u64,
-    /// The owner's name for it.
+    /// The owner's name.
     pub name: Option<Arc<str>>,
-    /// Who reserves.
+    /// Who reserves its memory.
     pub owner: PoolOwner,
     /// Number of the pool whose blocks its segments lie in.
     pub parent: Option<u64>,
     /// Bytes of segments (framework pools), or reserved (driver pools).
     pub reserved_bytes: u64,
-    /// Of those, bytes that are booked in this process's book.
+    /// Bytes of these that are booked in this process's book.
     pub booked_bytes: u64,
     /// Bytes of live blocks or allocations.
     pub used_bytes: u64,
@@ -133,7 +100,7 @@ pub struct PoolView {
     pub pending_bytes: u64,
     /// It reports no blocks.
     pub opaque: bool,
-    /// Of a framework's pool: what its owner last said to have reserved and handed out.
+    /// Of a framework's pool: reserved and used bytes, as its owner last reported them.
     pub own: Option<(u64, u64)>,
     /// The owner's total and ours when it last compared.
     pub check: Option<(u64, u64)>,
@@ -148,17 +115,17 @@ pub struct AccountView {
     pub is_beyond: bool,
     /// Sum of `amounts`.
     pub tracked_bytes: i64,
-    /// The book now.
+    /// Amounts now.
     pub amounts: Vec<i64>,
-    /// Memory beside the sum.
+    /// Memory that is not part of the sum.
     pub beside: Beside,
     /// Bytes older than the agent, where they are known.
     pub predates_bytes: Option<i64>,
     /// Highest tracked.
     pub peak: PeakView,
-    /// Highest `used` that was read, and when.
+    /// Highest `used` that was read, and its time.
     pub peak_used: Option<(u64, u64)>,
-    /// The highest that the driver's own accounting has charged, where it is on.
+    /// Highest `used` according to the driver's own accounting, where it is on.
     pub accounted_peak_bytes: Option<u64>,
     /// Part of the newest `used` that confidential computing protects; absent without it.
     pub protected_bytes: Option<u64>,
@@ -168,7 +135,7 @@ pub struct AccountView {
     pub complete: Option<ClosedSample>,
     /// Parts of the untrackable of `complete`.
     pub parts: Option<Parts>,
-    /// How the gap came to be what it is, in the order of time but for the smallest, which are one and first.
+    /// Steps of untrackable by time; the smallest are merged into one, which is first.
     pub steps: Arc<[Step]>,
     /// Pools that live.
     pub pools: Vec<PoolView>,
@@ -179,35 +146,42 @@ pub struct AccountView {
 pub struct ProcessView {
     /// Identity.
     pub key: ProcessKey,
-    /// What is known of it.
+    /// What is known of it from outside, and what it claims.
     pub facts: Facts,
-    /// How much of the truth its numbers are.
+    /// How complete its numbers are.
     pub coverage: Coverage,
     /// Records that did not fit.
-    pub odd: Oddities,
+    pub odd: AnomalyCounts,
     /// End and wait status, where known.
     pub ended: Option<(u64, Option<u64>)>,
     /// Names of cells.
     pub cells: Vec<CellView>,
     /// One per device.
     pub accounts: Vec<AccountView>,
-    /// How each way of naming its memory is, as its agent said.
+    /// State of each way of naming its memory, as the agent reports it.
     pub layers: Vec<LayerView>,
     /// Moments with names, by time.
     pub marks: Vec<MarkView>,
-    /// More of them, left out.
+    /// Marks that were dropped.
     pub marks_dropped: u64,
     /// Times at which memory ran out or nearly did, by index of `accounts`, in the order of time.
     pub ooms: Vec<(usize, OomView)>,
-    /// More of them, left out.
+    /// Entries that were dropped.
     pub ooms_dropped: u64,
     /// Latest time of its records.
     pub heard_ns: u64,
-    /// When its agent said good-bye, and why.
+    /// Time and reason of the agent's good-bye.
     pub bye: Option<(u64, ByeReason)>,
 }
 
-pub(crate) fn of(ledger: &Ledger) -> Snapshot {
+impl Ledger {
+    /// Returns the state as views read it. Copies every cell, not every row.
+    pub fn snapshot(&self) -> Snapshot {
+        of(self)
+    }
+}
+
+fn of(ledger: &Ledger) -> Snapshot {
     let mut processes: Vec<_> = ledger.processes.iter().map(process_view).collect();
     processes.sort_by_key(|process| process.key);
     Snapshot {
@@ -221,13 +195,13 @@ pub(crate) fn of(ledger: &Ledger) -> Snapshot {
 
 fn process_view(process: &Process) -> ProcessView {
     let holdings = &process.holdings;
-    let names = Names { tags: &holdings.cells.tags, modules: &process.modules };
+    let names = Names { tags: &holdings.cells().tags, modules: &process.modules };
     let tag_name = |id: u32| names.tag(id);
     let cells: Vec<CellView> = holdings
-        .cells
+        .cells()
         .keys
         .iter()
-        .map(|key| (key, holdings.cells.sums.name(key).filter(|_| key.tag == SUM_TAG)))
+        .map(|key| (key, holdings.cells().sums.name(key).filter(|_| key.tag == SUM_TAG)))
         .map(|(key, sum)| CellView {
             class: key.class,
             origin: if sum.is_some() { None } else { tag_name(key.origin) },
@@ -245,13 +219,13 @@ fn process_view(process: &Process) -> ProcessView {
         .iter()
         .enumerate()
         .map(|(index, account)| {
-            let book = &holdings.books[index];
+            let book = &holdings.books()[index];
             AccountView {
                 device: account.device,
                 is_beyond: index == usize::from(BEYOND),
                 tracked_bytes: book.tracked,
                 amounts: book.amounts(),
-                beside: holdings.beside[index],
+                beside: holdings.side_memory(index),
                 predates_bytes: if process.coverage.late { account.predates } else { Some(0) },
                 peak: PeakView {
                     tracked_bytes: book.peak.bytes,
@@ -267,7 +241,7 @@ fn process_view(process: &Process) -> ProcessView {
                 parts: account.complete.as_ref().and_then(|sample| sample.parts),
                 steps: account.causes.steps(),
                 pools: holdings
-                    .pools
+                    .pools()
                     .iter()
                     .filter(|pool| usize::from(pool.book) == index && !pool.is_over())
                     .map(|pool| {
@@ -276,7 +250,7 @@ fn process_view(process: &Process) -> ProcessView {
                             id: pool.id,
                             name: tag_name(pool.name),
                             owner: pool.owner,
-                            parent: pool.parent.map(|index| holdings.pools[index as usize].id),
+                            parent: pool.parent.map(|index| holdings.pools()[index as usize].id),
                             reserved_bytes: if framework { pool.segment_bytes } else { pool.reserved },
                             booked_bytes: if framework { pool.backed_bytes } else { pool.reserved },
                             used_bytes: if framework && !pool.opaque { pool.block_bytes } else { pool.used },
@@ -290,8 +264,8 @@ fn process_view(process: &Process) -> ProcessView {
             }
         })
         .collect();
-    let mut odd = holdings.odd;
-    odd.overflowed = holdings.cells.overflowed;
+    let mut odd = *holdings.anomalies();
+    odd.overflowed = holdings.cells().overflowed;
     ProcessView {
         key: process.key,
         facts: process.facts.clone(),
@@ -300,12 +274,12 @@ fn process_view(process: &Process) -> ProcessView {
         ended: process.ended,
         cells,
         accounts,
-        layers: process.layers.view(),
-        marks: process.marks.view(),
-        marks_dropped: process.marks.dropped,
+        layers: process.program.layers.view(),
+        marks: process.program.marks.view(),
+        marks_dropped: process.program.marks.dropped,
         ooms: process.ooms.view(&names),
         ooms_dropped: process.ooms.dropped,
-        heard_ns: process.applied_ns,
-        bye: process.bye,
+        heard_ns: process.stream.applied_ns,
+        bye: process.stream.bye,
     }
 }

@@ -1,32 +1,18 @@
-//! What views read, as the types of `gpumem-model`: the one place that turns the ledger's own types into them.
+//! Turns the ledger's own types into those of `gpumem-model`.
 
 use crate as ledger;
 use gpumem_model::blind::BlindWindow;
-use gpumem_model::gap::{Parts, Step};
+use gpumem_model::gap::Step;
 use gpumem_model::growth::{Axis, Growth};
 use gpumem_model::iterations::{Iteration, Iterations};
 use gpumem_model::layers::{LayerSaid, layer_name, state_name};
 use gpumem_model::marks::Mark;
 use gpumem_model::oom::{Fate, Holder, Oom, OomDevice};
-use gpumem_model::own::{Counter, Own, Range, Span};
 use gpumem_model::parameters::{Column, Parameters};
 use gpumem_model::pools::Pool;
 use gpumem_model::run::{Cell, Class, Clock, OPEN_FATE_NS, phase_name, role_name};
 use gpumem_wire::{ClockKind, OomOutcome, PoolOwner, Role};
 use std::collections::{BTreeMap, HashMap};
-
-impl From<ledger::Parts> for Parts {
-    fn from(parts: ledger::Parts) -> Self {
-        Parts {
-            context_bytes: parts.context,
-            modules_bytes: parts.modules,
-            local_memory_bytes: parts.local_memory,
-            heaps_bytes: parts.heaps,
-            rounding_bytes: parts.rounding,
-            unexplained_bytes: parts.unexplained,
-        }
-    }
-}
 
 impl From<&ledger::Step> for Step {
     fn from(step: &ledger::Step) -> Self {
@@ -35,7 +21,7 @@ impl From<&ledger::Step> for Step {
             from_ns: step.from_ns,
             time_ns: step.time_ns,
             bytes: step.bytes(),
-            parts: step.parts.into(),
+            parts: step.parts,
             cause: step.cause.name().to_owned(),
             also: step
                 .causes()
@@ -65,7 +51,9 @@ fn note_of(step: &ledger::Step) -> Option<String> {
             "modules with {} bytes not yet seen are loaded: may be lazy loading",
             step.unseen_module_bytes
         ),
-        Cause::StackLimit if step.expected_bytes.is_some_and(|model| model > step.parts.local_memory) => {
+        Cause::StackLimit
+            if step.expected_bytes.is_some_and(|model| model > step.parts.local_memory_bytes) =>
+        {
             "the driver may take the rest when a kernel needs it".to_owned()
         }
         Cause::Blind => "the agent saw nothing for a part of the time".to_owned(),
@@ -189,52 +177,6 @@ impl From<&ledger::OomDevice> for OomDevice {
     }
 }
 
-impl From<&ledger::CounterView> for Counter {
-    fn from(counter: &ledger::CounterView) -> Self {
-        Counter {
-            name: counter.name.as_deref().map(str::to_owned),
-            value: counter.value,
-            changes: counter.changes,
-            min: counter.least,
-            max: counter.greatest,
-            area: counter.area,
-            since_ns: counter.since_ns,
-            until_ns: counter.until_ns,
-            points: counter.points.clone(),
-        }
-    }
-}
-
-impl From<&ledger::RangeView> for Range {
-    fn from(range: &ledger::RangeView) -> Self {
-        Range {
-            name: range.name.as_deref().map(str::to_owned),
-            is_step: range.is_step,
-            count: range.count,
-            total_ns: range.total_ns,
-            min_ns: range.least_ns,
-            max_ns: range.greatest_ns,
-            open: range.open,
-        }
-    }
-}
-
-impl From<&ledger::OwnView> for Own {
-    fn from(view: &ledger::OwnView) -> Self {
-        let span = |span: &ledger::SpanView| Span(span.range, span.thread, span.from_ns, span.to_ns);
-        Own {
-            counters: view.counters.iter().map(Counter::from).collect(),
-            counters_dropped: view.counters_dropped,
-            ranges: view.ranges.iter().map(Range::from).collect(),
-            ranges_dropped: view.ranges_dropped,
-            ranges_broken: view.ranges_broken,
-            spans: view.spans.iter().map(span).collect(),
-            spans_dropped: view.spans_dropped,
-            snapshot: None,
-        }
-    }
-}
-
 impl From<&ledger::Snapshot> for Clock {
     fn from(snapshot: &ledger::Snapshot) -> Self {
         match snapshot.clock {
@@ -263,7 +205,7 @@ impl From<&ledger::CellView> for Cell {
 }
 
 impl ledger::OomView {
-    /// `ended`: when the process ended of it, as far as is known, and its status; `now_ns`: the latest that is known.
+    /// `ended`: time of the process's end and its status, if known; `now_ns`: the latest known time.
     pub fn to_model(&self, ended: Option<(u64, Option<u64>)>, now_ns: u64) -> Oom {
         let oom = self;
         let after = |time_ns: u64| time_ns.saturating_sub(oom.last_ns);
@@ -316,7 +258,7 @@ impl ledger::OomView {
 }
 
 impl ledger::ParametersView {
-    /// Cells of one name are one column.
+    /// Merges cells of one name into one column.
     pub fn to_model(&self, cells: &[ledger::CellView]) -> Parameters {
         let view = self;
         let mut places: HashMap<Column, u32> = HashMap::new();
@@ -353,16 +295,17 @@ impl ledger::ParametersView {
             });
             changes.push((*time_ns, differs.collect()));
         }
-        // Iterations in which bytes only moved between cells of one name, but for the first, which says since when it is known.
+        // Drops iterations in which bytes only moved between cells of one name. The first one stays, because it says since when amounts
+        // are known.
         let mut first = true;
         changes.retain(|(_, differs): &(u64, Vec<_>)| std::mem::take(&mut first) || !differs.is_empty());
         Parameters { columns, is_cut: view.is_cut, changes }
     }
 }
 
-/// Cells that a run keeps points of; the rest is one sum.
+/// Cells of which a run keeps points; the rest is one sum.
 const GROWTH_CELLS: usize = 64;
-/// A program that reports its steps is judged by them from so many points on: two are warm-up.
+/// Steps from which on a program is judged by its steps: two of them are warm-up.
 const LEAST_STEPS: usize = gpumem_model::growth::LEAST_POINTS + 2;
 
 impl From<ledger::TrendView> for Growth {
@@ -400,7 +343,7 @@ impl From<ledger::TrendView> for Growth {
     }
 }
 
-/// Amounts by index, without zeros.
+/// Returns amounts by index, without zeros.
 pub fn sparse(amounts: &[i64]) -> Vec<(u32, i64)> {
     let indexed = amounts.iter().enumerate().map(|(index, &bytes)| (index as u32, bytes));
     indexed.filter(|&(_, bytes)| bytes != 0).collect()

@@ -6,7 +6,7 @@
 //! `local_memory`, `heaps`, `rounding`, `unexplained`.
 
 use super::{By, Report};
-use gpumem_ledger::category::OTHERS;
+use crate::category::OTHERS;
 use gpumem_model::harmless::distinct;
 use gpumem_model::run::{Class, Device, Moment};
 use std::fmt::Write;

@@ -8,7 +8,7 @@ use super::oom::{self, OomJson};
 use super::over_time::TimelineJson;
 use super::own::OwnJson;
 use super::{By, Composition, Report, named};
-use gpumem_ledger::category::OTHERS;
+use crate::category::OTHERS;
 use gpumem_model::layers;
 use gpumem_model::run::{
     Accounting, Beside, Caveat, Class, Clock, Coverage, DeviceReading, Iterations, Moment, Parts, Pool,

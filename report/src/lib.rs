@@ -7,6 +7,7 @@
 
 pub mod bridge;
 pub mod brief;
+pub mod category;
 pub mod collapsed;
 pub mod csv;
 pub mod diff;
@@ -32,9 +33,9 @@ mod tree;
 pub mod treemap;
 pub mod veil;
 
+use crate::category::{OTHERS, Rules};
 use crate::rules::{Groupings, NO_TAG, cell_view};
 use gpumem_ledger::CellView;
-use gpumem_ledger::category::{OTHERS, Rules};
 use gpumem_model::run::{Class, Device, Moment, Parts, Run};
 use gpumem_model::time::Times;
 use gpumem_model::window::Window;
@@ -288,7 +289,7 @@ impl<'r> Report<'r> {
         let mut tags: BTreeMap<String, i64> = BTreeMap::new();
         for &(index, bytes) in &moment.amounts {
             let Some(cell) = self.cells.get(index as usize) else { continue };
-            let has_rules = gpumem_ledger::category::is_named_by_rules(cell);
+            let has_rules = crate::category::is_named_by_rules(cell);
             if has_rules && self.category(index, by).is_none() {
                 *tags.entry(cell.tag.as_deref().unwrap_or("").to_owned()).or_default() += bytes;
             }

@@ -1,7 +1,7 @@
 //! What was held over time by category, for programs: names once, and columns of amounts.
 
 use super::{By, Composition, Report};
-use gpumem_ledger::category::OTHERS;
+use crate::category::OTHERS;
 use gpumem_model::run::{Device, Moment};
 use gpumem_model::timeline::Point;
 use serde::Serialize;

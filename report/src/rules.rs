@@ -11,8 +11,8 @@
 //!
 //! Rules are tried from the top, the first that matches has the bytes; what none takes is `Others`.
 
+use crate::category::{OTHERS, Pattern, Rule, Rules};
 use gpumem_ledger::CellView;
-use gpumem_ledger::category::{OTHERS, Pattern, Rule, Rules};
 use gpumem_model::run;
 use serde::Deserialize;
 use std::io::Read;

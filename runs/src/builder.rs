@@ -285,7 +285,7 @@ impl RunBuilder {
             caveats: own.chain(self.caveats.iter().cloned()).collect(),
             cells: process.cells.iter().map(run::Cell::from).collect(),
             devices,
-            own: Own { snapshot: self.snapshot, ..(&self.ledger.own(process.key)).into() },
+            own: Own { snapshot: self.snapshot, ..self.ledger.own(process.key) },
         };
         if let Some(before) = before {
             before.leave_out(&mut run.coverage);
@@ -553,7 +553,7 @@ fn at_sample(sample: &ClosedSample) -> Moment {
         amounts: gpumem_ledger::sparse(&sample.amounts),
         predates_bytes: sample.tracked_bytes.map(|_| sample.predates_bytes),
         untrackable_bytes: sample.untrackable_bytes(),
-        parts: sample.parts.map(Into::into),
+        parts: sample.parts,
         used_absence: None,
         uncovered_used_bytes: sample.used_bytes.ok(),
         gap_distance_ns: 0,
@@ -581,7 +581,7 @@ fn peak_moment(covered: bool, account: &AccountView, now_ns: u64) -> Moment {
         amounts: gpumem_ledger::sparse(&peak.amounts),
         predates_bytes: peak.gap.map(|gap| gap.predates_bytes).or(account.predates_bytes),
         untrackable_bytes: peak.gap.map(|gap| gap.untrackable_bytes),
-        parts: peak.gap.and_then(|gap| gap.parts).map(Into::into),
+        parts: peak.gap.and_then(|gap| gap.parts),
         gap_distance_ns: peak.gap.map_or(0, |gap| if gap.exact { 0 } else { gap.distance_ns }),
         ..Moment::default()
     }

@@ -21,7 +21,13 @@ fn next(machine: &Machine, job: &mut Job, name: &str) {
 
 fn told(step: &Step) -> (&'static str, BookedAs, Option<&str>, [i64; 5]) {
     let parts = &step.parts;
-    let parts = [parts.context, parts.modules, parts.local_memory, parts.heaps, parts.unexplained];
+    let parts = [
+        parts.context_bytes,
+        parts.modules_bytes,
+        parts.local_memory_bytes,
+        parts.heaps_bytes,
+        parts.unexplained_bytes,
+    ];
     (step.cause.name(), step.kind, step.tag.as_deref(), parts.map(|bytes| bytes / MIB))
 }
 
@@ -95,7 +101,7 @@ fn steps_and_parts(keys: &[&str]) {
     let last = account.complete.as_ref().expect("a sample");
     let sum: i64 = account.steps.iter().map(Step::bytes).sum();
     let parts = last.parts.expect("parts");
-    assert_eq!(sum, parts.sum() - parts.rounding, "all steps make the gap");
+    assert_eq!(sum, parts.sum() - parts.rounding_bytes, "all steps make the gap");
     assert_eq!(process.odd, Default::default(), "nothing odd");
 }
 
@@ -115,7 +121,7 @@ fn lazily_loaded_code_is_told_as_what_it_may_be() {
     let seen = replay(&daemon.recording);
     let account = &seen.process(job.pid()).accounts[0];
     let (last, before) = account.steps.split_last().expect("steps");
-    let code: i64 = before.iter().map(|step| step.parts.modules).sum();
+    let code: i64 = before.iter().map(|step| step.parts.modules_bytes).sum();
     assert!((6 * MIB..=10 * MIB).contains(&code), "half of them: {before:?}");
     assert_eq!(told(last), ("between events", BookedAs::Unexplained, Some("model/second"), [0, 0, 0, 0, 4]));
     assert_eq!(last.unseen_module_bytes, 16 * MIB - code, "the rest of what is loaded");

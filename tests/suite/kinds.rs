@@ -379,7 +379,7 @@ fn requests_of_up_to_a_mebibyte_share_granules() {
     let of_it = seen.samples.iter().filter(|(key, ..)| key.pid == pid);
     let rounding = |tracked: i64| {
         let mut parts = of_it.clone().filter(|(_, _, sample)| sample.tracked_bytes == Some(tracked));
-        parts.find_map(|(_, _, sample)| sample.parts).map(|parts| parts.rounding)
+        parts.find_map(|(_, _, sample)| sample.parts).map(|parts| parts.rounding_bytes)
     };
     assert_eq!(rounding(64 * M), Some(0), "two of 1 MiB fill a granule");
     assert_eq!(rounding(65 * M + 1), Some(M - 1));

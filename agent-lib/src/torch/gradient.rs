@@ -8,7 +8,7 @@
 //!
 //! The offsets differ between releases. They are found with a few leaves on the CPU that the bootstrap makes, by reading
 //! through a pipe; a layout that is not found leaves this switched off, and gradients are told apart at the next phase
-//! (ledger/src/role.rs). At run time the words are read on the thread that runs the node, which holds the leaf; PyTorch itself
+//! (ledger/src/rules/derive.rs). At run time the words are read on the thread that runs the node, which holds the leaf; PyTorch itself
 //! does not allow another thread to change the leaf's gradient meanwhile.
 //!
 //! In a backward pass inside of a node, as a reentrant checkpoint runs it, the segment's input is a leaf as well. Its gradient is passed on

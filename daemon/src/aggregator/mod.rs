@@ -14,7 +14,7 @@ use crate::limits::user_share::Bill;
 use crate::run_writer::{Keeper, Recalled};
 use crate::stats::{Count, Stats};
 use batch::{Batch, DeferredBatches};
-use gpumem_ledger::{Limits, Origin, ProcessKey, ProcessView, Refused, Snapshot};
+use gpumem_ledger::{Limits, Origin, ProcessKey, ProcessView, RefusedRecords, Snapshot};
 use gpumem_model::run::{Run, Source};
 use gpumem_runs::builder::{RunBuilder, Sink};
 use gpumem_wire::{Body, Record, Stamp, frame};
@@ -156,7 +156,7 @@ pub struct Core {
     /// What the store says of processes that are new to this life.
     recalls: (UnboundedSender<Recalled>, UnboundedReceiver<Recalled>),
     /// Records that the ledger's limits had refused when views were last told.
-    refused: Refused,
+    refused: RefusedRecords,
 }
 
 impl Core {
@@ -203,7 +203,7 @@ impl Core {
             boot_id: boot_id.trim_end().to_owned(),
             tally: Tally::default(),
             recalls: mpsc::unbounded_channel(),
-            refused: Refused::default(),
+            refused: RefusedRecords::default(),
         };
         core.anchor(now_ns);
         core.roll.set(pace.roll, core.wall_ns(now_ns));

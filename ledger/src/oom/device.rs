@@ -1,51 +1,50 @@
-//! Who had the device when memory ran out: as a reading had it, brought up to the moment.
+//! Who held the device when memory ran out: as a reading had it, updated to that moment.
 
-use super::MAX_HOLDERS;
-use crate::observation::ProcessKey;
-use crate::snapshot::AgreedReading;
+use crate::base::device::AgreedReading;
+use crate::base::identity::ProcessKey;
 use gpumem_model::run::DeviceReading;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Who had memory of the device.
+/// A process that held memory of the device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
-    /// Who.
+    /// Its identity.
     pub key: ProcessKey,
-    /// Its user, as /proc said.
+    /// Its user, according to /proc.
     pub user: Option<String>,
-    /// What NVML charged; of the process itself with what it has allocated since.
+    /// Bytes that NVML charged; for the process itself, with its allocations since.
     pub used_bytes: i64,
-    /// What it grew by, and in how long a time: a minute, or as long as it is known.
+    /// Growth, and the time that it took: a minute, or less if it is not known for so long.
     pub growth: Option<(i64, u64)>,
 }
 
-/// The device when memory ran out. The holders, what nobody owns, the driver's share and what is free are its size.
+/// The device when memory ran out. Holders, unaccounted bytes, the driver's share and free bytes sum to its size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OomDevice {
     /// When NVML was read.
     pub read_ns: u64,
     /// Size.
     pub total_bytes: u64,
-    /// Free then, without what the process has allocated since.
+    /// Free bytes of the reading, without what the process has allocated since.
     pub free_bytes: i64,
-    /// The driver's share, where NVML tells it apart.
+    /// The driver's share, where NVML reports it separately.
     pub system_bytes: Option<u64>,
     /// Device used minus the sum over its processes.
     pub unaccounted_bytes: i64,
-    /// Its memory is the host's: what is unaccounted is the rest of the host's.
+    /// Its memory is the host's: unaccounted bytes are those of the rest of the host.
     pub unified: bool,
-    /// The process itself, then others, the largest first.
+    /// The process itself, then the others, the largest first.
     pub holders: Vec<Holder>,
-    /// How many more there are, and their used bytes.
+    /// Number of further holders, and their used bytes.
     pub others: (u32, i64),
 }
 
-/// A device as a reading had it, and who was listed with how much.
+/// A device according to a reading, and the processes that it listed.
 #[derive(Debug)]
 pub(crate) struct Listing {
     pub agreed: AgreedReading,
     pub listed: Vec<(ProcessKey, u64)>,
-    /// The highest `used` of the device from then on, up to the next one. Whoever holds the listing sees it grow.
+    /// Highest `used` of the device from this reading to the next one; updated while the listing is shared.
     highest_bytes: AtomicU64,
 }
 
@@ -60,20 +59,20 @@ impl Listing {
         self.highest_bytes.fetch_max(used_bytes, Relaxed);
     }
 
-    /// The least that was free from then on, up to the next one.
+    /// The least that was free from this reading to the next one.
     pub fn least_free_bytes(&self) -> u64 {
         let DeviceReading { used_bytes, free_bytes, .. } = self.agreed.reading;
         free_bytes.saturating_sub(self.highest_bytes.load(Relaxed).saturating_sub(used_bytes))
     }
 
-    /// What a process was listed with.
+    /// Bytes that a process was listed with.
     pub fn of(&self, key: ProcessKey) -> Option<u64> {
         self.listed.iter().find(|(of, _)| *of == key).map(|(_, used)| *used)
     }
 }
 
 impl OomDevice {
-    /// `own`: what the process holds now, if that is known, and what it holds at least. `who`: user and growth of a process.
+    /// `own`: what the process holds now, if known, and what it holds at least. `who`: user and growth of a process.
     pub(crate) fn of(
         listing: &Listing,
         total_bytes: Option<u64>,
@@ -104,7 +103,7 @@ impl OomDevice {
         holders.insert(0, Holder { key, user, used_bytes: own, growth });
         let system = system_reserved_bytes.unwrap_or(0);
         let known = used_bytes.saturating_add(free_bytes).saturating_add(system);
-        // The size that NVML tells may differ from the sum by what it calls nothing: that is nobody's.
+        // The size may differ from the sum by bytes that NVML does not report: they are unaccounted.
         let total_bytes = total_bytes.unwrap_or(known);
         OomDevice {
             read_ns: time_ns,
@@ -121,3 +120,6 @@ impl OomDevice {
         }
     }
 }
+
+/// Holders that are listed one by one.
+const MAX_HOLDERS: usize = 16;

@@ -283,5 +283,5 @@ fn a_reading_that_is_heard_of_late_has_the_rounding_of_its_own_time() {
     let sample = s.0.account().latest.expect("a sample");
     let parts = sample.parts.expect("parts");
     assert!(!sample.torn);
-    assert_eq!((parts.rounding, parts.unexplained), (1 << 20, 0));
+    assert_eq!((parts.rounding_bytes, parts.unexplained_bytes), (1 << 20, 0));
 }

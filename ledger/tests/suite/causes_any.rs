@@ -97,7 +97,7 @@ fn sums_hold(ops: &[Op]) {
                 }
                 // Nothing is under way: a boundary.
                 let parts = sample.parts.expect("parts");
-                let x = parts.sum().wrapping_sub(parts.rounding);
+                let x = parts.sum().wrapping_sub(parts.rounding_bytes);
                 let stepped = account.steps.iter().fold(0_i64, |sum, step| sum.wrapping_add(step.bytes()));
                 boundaries += 1;
                 if let Some((x_before, stepped_before)) = last.replace((x, stepped)) {

@@ -9,7 +9,6 @@ mod causes_any;
 mod causes_in_doubt;
 mod common;
 mod driver_pools;
-mod globs;
 mod live_samples;
 mod ooms;
 mod oracle;

@@ -1,10 +1,11 @@
 //! What a program says of itself beside memory: its counters, ranges and steps.
 
 use crate::common::{KEY, Script};
-use gpumem_ledger::{MAX_COUNTERS, MAX_SPANS_OF_FILE, OwnView};
+use gpumem_ledger::{MAX_COUNTERS, MAX_SPANS_OF_FILE};
+use gpumem_model::own::{Own, Span};
 use gpumem_wire::{Body, Edge, Stamp};
 
-fn own(script: &Script) -> OwnView {
+fn own(script: &Script) -> Own {
     script.ledger.own(KEY)
 }
 
@@ -20,7 +21,7 @@ fn counters_have_names_and_are_weighted_by_time() {
     let told = |at: usize| {
         let counter = &own.counters[at];
         let lasted = i128::from(counter.until_ns - counter.since_ns);
-        let numbers = [counter.value, counter.changes as i64, counter.least, counter.greatest];
+        let numbers = [counter.value, counter.changes as i64, counter.min, counter.max];
         (counter.name.as_deref(), numbers, counter.area, lasted)
     };
     assert_eq!(told(0), (Some("batch"), [64, 2, 16, 64], 16 * 30 + 64 * 10, 40));
@@ -41,7 +42,8 @@ fn scopes_have_times_and_memory_is_not_moved_by_them() {
     let own = own(&script);
     let rows: Vec<_> = own.ranges.iter().map(|range| (range.name.as_deref(), range.total_ns)).collect();
     assert_eq!(rows, [(Some("a/b"), 10), (Some("a"), 40)]);
-    let spans: Vec<_> = own.spans.iter().map(|span| (span.range, span.from_ns, span.to_ns)).collect();
+    let spans: Vec<_> =
+        own.spans.iter().map(|&Span(range, _, from_ns, to_ns)| (range, from_ns, to_ns)).collect();
     assert_eq!(spans, [(0, 30, 40), (1, 10, 50)]);
     assert_eq!(script.process().accounts[0].tracked_bytes, 100);
 }

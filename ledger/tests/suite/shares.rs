@@ -1,5 +1,5 @@
 //! However a process tries, the ledger remembers no more of it than its user's share, by the allocator's own count.
-use gpumem_ledger::{Ledger, Limits, Origin, ProcessKey, Refused};
+use gpumem_ledger::{Ledger, Limits, Origin, ProcessKey, RefusedRecords};
 use gpumem_wire::{
     Body, DestroyScope, DeviceIdKind, DriverEventKind, Edge, Flags, FreeState, MemoryKind, OomOutcome, Phase,
     PoolOwner, Reading, Record, Role, Stamp,
@@ -254,7 +254,7 @@ fn no_flood_takes_more_than_its_users_share() {
             |key| snapshot.processes.iter().find(|process| process.key == key).expect("it is there");
         assert_eq!(process(HONEST).accounts[0].tracked_bytes, 8192, "{name}");
         assert_eq!(process(HONEST).coverage.partial, None, "{name}");
-        if refused != Refused::default() {
+        if refused != RefusedRecords::default() {
             assert!(process(LIAR).coverage.partial.is_some(), "{name}: it is marked");
         }
         ledger.forget(LIAR);

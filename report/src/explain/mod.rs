@@ -16,8 +16,8 @@ mod numbers;
 
 use super::text::{Lines, clean};
 use super::{By, Report};
+use crate::category::Rules;
 use crate::rules::{Groupings, PRESETS};
-use gpumem_ledger::category::Rules;
 use here::Here;
 use serde::Deserialize;
 use std::sync::LazyLock;

@@ -2,6 +2,7 @@
 #![allow(missing_docs)]
 
 mod diff;
+mod globs;
 mod growth;
 mod judge;
 mod pytorch;

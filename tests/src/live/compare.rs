@@ -16,9 +16,9 @@ const CLOCK_NS: u64 = 50_000;
 const STOP_NS: u64 = 200_000_000;
 /// How long a context may take to end.
 const END_NS: u64 = 500_000_000;
-/// A sample waits no longer than about this for a call that was in flight (ledger/src/join.rs).
+/// A sample waits no longer than about this for a call that was in flight (ledger/src/process/samples.rs).
 const PATIENCE_NS: u64 = 200_000_000;
-/// How long before or after its record a call may change what NVML charges (ledger/src/cause/event.rs).
+/// How long before or after its record a call may change what NVML charges (ledger/src/untrackable/event.rs).
 const CALL_NS: u64 = 20_000_000;
 
 /// What the machine charges at once.
@@ -255,7 +255,7 @@ impl Replay {
                 let parts = sample.parts.expect("a covered sample has parts");
                 assert_eq!(parts.sum(), gap - sample.predates_bytes, "{}", say("parts"));
                 // The model knows no holes: small allocations may lie in more granules than they would fill.
-                let holes = truth.rounding - parts.rounding;
+                let holes = truth.rounding - parts.rounding_bytes;
                 let is_model = holes >= 0 && holes % GRANULE == 0;
                 assert!(is_model || sample.predates_bytes != 0, "{}", say("rounding"));
                 compared.exact += 1;
@@ -354,10 +354,16 @@ impl Replay {
             else {
                 continue;
             };
-            let ours = [parts.context, parts.modules, parts.local_memory, parts.heaps, parts.rounding];
+            let ours = [
+                parts.context_bytes,
+                parts.modules_bytes,
+                parts.local_memory_bytes,
+                parts.heaps_bytes,
+                parts.rounding_bytes,
+            ];
             let theirs = [truth.context, truth.modules, truth.local, truth.heaps, truth.rounding];
             assert_eq!(ours, theirs, "context, modules, local memory, heaps, rounding: {parts:?} {truth:?}");
-            assert_eq!(parts.unexplained, truth.other, "the rest: {parts:?} {truth:?}");
+            assert_eq!(parts.unexplained_bytes, truth.other, "the rest: {parts:?} {truth:?}");
             compared += 1;
         }
         compared

@@ -49,7 +49,7 @@ impl<'a> Check<'a> {
         self.what.starts_with("backward") || matches!(self.what, "retained" | "clipped" | "hook")
     }
 
-    /// Roles that ledger/src/role.rs cannot tell from each other yet: their sum is compared.
+    /// Roles that ledger/src/rules/derive.rs cannot tell from each other yet: their sum is compared.
     fn open(&self, has_workspaces: bool) -> Vec<&'static str> {
         let mut open = Vec::new();
         if has_workspaces && self.number < OLD {

@@ -55,7 +55,14 @@ pub(super) const MOST: usize = 6 + PARTS.len() - 1;
 const PARTS: [&str; 6] = ["context", "modules", "local_memory", "heaps", "rounding", "unexplained"];
 
 fn parts(parts: &Parts) -> [i64; 6] {
-    [parts.context, parts.modules, parts.local_memory, parts.heaps, parts.rounding, parts.unexplained]
+    [
+        parts.context_bytes,
+        parts.modules_bytes,
+        parts.local_memory_bytes,
+        parts.heaps_bytes,
+        parts.rounding_bytes,
+        parts.unexplained_bytes,
+    ]
 }
 
 /// Bytes by name.

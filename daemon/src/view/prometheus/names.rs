@@ -2,8 +2,8 @@
 
 use super::amounts::Named;
 use crate::view::text::Label;
-use gpumem_ledger::category::{OTHERS, Rules};
 use gpumem_ledger::{CellView, Class, ProcessView};
+use gpumem_report::category::{OTHERS, Rules};
 use gpumem_report::rules::NO_TAG;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

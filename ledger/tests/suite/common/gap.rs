@@ -77,12 +77,12 @@ pub fn amount(bytes: i64) -> String {
 
 pub fn parts_line(parts: &Parts) -> String {
     let all = [
-        ("context", parts.context),
-        ("modules", parts.modules),
-        ("local", parts.local_memory),
-        ("heaps", parts.heaps),
-        ("rounding", parts.rounding),
-        ("unexplained", parts.unexplained),
+        ("context", parts.context_bytes),
+        ("modules", parts.modules_bytes),
+        ("local", parts.local_memory_bytes),
+        ("heaps", parts.heaps_bytes),
+        ("rounding", parts.rounding_bytes),
+        ("unexplained", parts.unexplained_bytes),
     ];
     let named = all.iter().filter(|(_, bytes)| *bytes != 0);
     let named: Vec<String> = named.map(|(name, bytes)| format!("{name} {}", amount(*bytes))).collect();

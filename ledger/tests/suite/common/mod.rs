@@ -238,13 +238,14 @@ pub fn verify(process: &ProcessView) {
                 sum(&account.steps.iter().map(|step| part(&step.parts)).collect::<Vec<_>>())
             };
             let stepped = [
-                of(|p| p.context),
-                of(|p| p.modules),
-                of(|p| p.local_memory),
-                of(|p| p.heaps),
-                of(|p| p.rounding),
+                of(|p| p.context_bytes),
+                of(|p| p.modules_bytes),
+                of(|p| p.local_memory_bytes),
+                of(|p| p.heaps_bytes),
+                of(|p| p.rounding_bytes),
             ];
-            let booked = [parts.context, parts.modules, parts.local_memory, parts.heaps, 0];
+            let booked =
+                [parts.context_bytes, parts.modules_bytes, parts.local_memory_bytes, parts.heaps_bytes, 0];
             assert_eq!(stepped, booked, "what was booked came in steps");
         }
     }

@@ -3,7 +3,7 @@
 
 use super::{Said, World};
 use crate::common::{KEY, MIB, composition, sum, verify};
-use gpumem_ledger::{ClosedSample, Ledger, Oddities, Origin, ProcessView};
+use gpumem_ledger::{AnomalyCounts, ClosedSample, Ledger, Origin, ProcessView};
 use gpumem_wire::*;
 
 /// What to do next; `a` and `b` choose among what is there.
@@ -41,7 +41,7 @@ pub struct Drive {
     pub unbound: Vec<u64>,
     pub driver_pool: u64,
     pub born: Vec<(u64, u64, u64)>,
-    pub odd: Oddities,
+    pub odd: AnomalyCounts,
     /// (time, tracked, what may have left) after each record.
     pub history: Vec<(u64, i64, i64)>,
     pub sample: Option<(u64, bool)>,
@@ -70,7 +70,7 @@ impl Drive {
             unbound: Vec::new(),
             driver_pool: 100,
             born: Vec::new(),
-            odd: Oddities::default(),
+            odd: AnomalyCounts::default(),
             history: vec![(0, 0, 0)],
             sample: None,
             samples_checked: 0,

@@ -1,7 +1,7 @@
 //! How much of a process is seen, and what to do where it is less than all.
 
 use super::finding::{finding, limit};
-use gpumem_ledger::{Blind, Blocked, Oddities, ProcessView};
+use gpumem_ledger::{AnomalyCounts, Blind, Blocked, ProcessView};
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
 use gpumem_model::layers::{self, LayerSaid};
@@ -87,7 +87,7 @@ pub(super) fn of_process(process: &ProcessView, now_ns: u64) -> Vec<Finding> {
 }
 
 /// What it said that cannot be so. An agent of ours says nothing of the kind.
-fn of_oddities(odd: &Oddities) -> Option<String> {
+fn of_oddities(odd: &AnomalyCounts) -> Option<String> {
     let kinds = [
         (odd.unknown_frees, "free what was not there"),
         (odd.unknown_ends, "end what did not begin"),

@@ -1,6 +1,6 @@
 //! Findings of `doctor`, and the words that several checks use.
 
-use gpumem_ledger::Full;
+use gpumem_ledger::QuotaExceeded;
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
 
@@ -21,13 +21,15 @@ pub(super) fn mib(bytes: u64) -> String {
 }
 
 /// Returns the text of a limit that is reached, and the configuration key that sets it.
-pub(super) fn limit(full: Full) -> (&'static str, &'static str) {
+pub(super) fn limit(full: QuotaExceeded) -> (&'static str, &'static str) {
     match full {
-        Full::Rows => ("it has as many live allocations and blocks as it may", "agent.rows_per_process"),
-        Full::User => (
+        QuotaExceeded::Rows => {
+            ("it has as many live allocations and blocks as it may", "agent.rows_per_process")
+        }
+        QuotaExceeded::User => (
             "its user's processes have said as much as the daemon may remember of them",
             "agent.memory_mib_per_uid",
         ),
-        Full::All => ("the daemon may remember no more of any process", "agent.memory_mib"),
+        QuotaExceeded::All => ("the daemon may remember no more of any process", "agent.memory_mib"),
     }
 }

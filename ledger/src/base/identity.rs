@@ -1,0 +1,74 @@
+//! Names of processes and devices, and who reports a record.
+
+use gpumem_wire::DeviceIdKind;
+
+/// A process during its lifetime: pids are reused, a pid with its start time is not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProcessKey {
+    /// Pid in the daemon's namespace.
+    pub pid: u32,
+    /// Field 22 of /proc/PID/stat; 0 if unknown (imports).
+    pub start_ticks: u64,
+}
+
+/// Who reports a record. Ids inside a record are local to its origin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// The daemon: NVML and /proc.
+    Host,
+    /// The agent in that process.
+    Process(ProcessKey),
+}
+
+/// How a device is known. NVML's index and CUDA's ordinal are different numbers; only the UUID joins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DeviceName {
+    /// UUID of a GPU, most significant byte first.
+    Gpu([u8; 16]),
+    /// UUID of a MIG instance.
+    Mig([u8; 16]),
+    /// Number of a device in an import without UUIDs.
+    Ordinal(u16),
+}
+
+impl DeviceName {
+    /// The identity in a `Device` record.
+    pub fn of_record(uuid_high: u64, uuid_low: u64, ordinal: u16, id: DeviceIdKind) -> Self {
+        let mut uuid = [0; 16];
+        uuid[..8].copy_from_slice(&uuid_high.to_be_bytes());
+        uuid[8..].copy_from_slice(&uuid_low.to_be_bytes());
+        match id {
+            DeviceIdKind::Gpu => DeviceName::Gpu(uuid),
+            DeviceIdKind::Mig => DeviceName::Mig(uuid),
+            DeviceIdKind::Ordinal | DeviceIdKind::Unknown => DeviceName::Ordinal(ordinal),
+        }
+    }
+}
+
+impl std::fmt::Display for DeviceName {
+    /// NVML's spelling: `GPU-8-4-4-4-12` and `MIG-...`; `ordinal-N` for imports.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (prefix, uuid) = match self {
+            DeviceName::Gpu(uuid) => ("GPU", uuid),
+            DeviceName::Mig(uuid) => ("MIG", uuid),
+            DeviceName::Ordinal(ordinal) => return write!(f, "ordinal-{ordinal}"),
+        };
+        f.write_str(prefix)?;
+        for (index, byte) in uuid.iter().enumerate() {
+            if matches!(index, 0 | 4 | 6 | 8 | 10) {
+                f.write_str("-")?;
+            }
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+/// An account of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Place {
+    /// That of this device of the snapshot.
+    Device(usize),
+    /// The account at this index of `ProcessView::accounts`, whose device the agent has not named so far.
+    Unnamed(usize),
+}

@@ -1,0 +1,6 @@
+//! Below all other layers: identities, devices, quotas, extremes of the last minute.
+
+pub(crate) mod device;
+pub(crate) mod identity;
+pub(crate) mod quota;
+pub(crate) mod recent;

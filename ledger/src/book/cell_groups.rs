@@ -1,0 +1,291 @@
+//! Groups of smaller cells: many cells become few, and every byte stays.
+//!
+//! **The chain.** Each cell is in a chain of groups of its own use (class, role, phase, library, pool), from near to far. For the tag
+//! `model/layers.17/rnn_l0_t9_out` these are: `model/layers.*/rnn_l*_t*_out`, tags that differ from it in numbers only;
+//! `model/layers.*/rnn_l*`, tags with the same begin up to their second number; all below `model/layers.*` and `model`; and the whole
+//! use. Numbers come first because repetition fills a list: ninety layers, or thousands of operators that a framework numbers.
+//!
+//! **The rule.** The largest cells keep their names. The bytes of the others go up their chains together, until a group is large
+//! enough, or at the top. Half of the room is for cells. The other half determines how small a group may be, and what is left of it is
+//! for cells again. So repetition takes no room from cells that exist once, and a group is named as closely as its size allows. A
+//! cell's bytes can be found later: **they are in the nearest group of its chain that exists**, because small ones pass a group
+//! together, and no group is inserted between a cell and a group that has its bytes already.
+//!
+//! Groups are cells of their process, made when a second cell has them in its chain.
+
+use crate::Map;
+use crate::book::cells::{CellId, CellKey, CellTable, MAX_POINT_CELLS, NAMED};
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+/// End of a group's tag. Before it stands a path with a `/` (all below it), a tag with `*` for its numbers and a blank (tags that
+/// differ in them), or nothing (the use).
+pub const SUM: &str = "(smaller ones)";
+
+/// Whether a tag is that of a group.
+pub fn is_sum(tag: &str) -> bool {
+    tag.ends_with(SUM)
+}
+
+/// The tag that rules match: for a group of tags that differ in numbers, these tags with `*`.
+pub fn without_sum(tag: &str) -> &str {
+    tag.strip_suffix(SUM).and_then(|tag| tag.strip_suffix(' ')).unwrap_or(tag)
+}
+
+/// The tag of groups; their `origin` tells them apart.
+pub(crate) const SUM_TAG: u32 = u32::MAX - 1;
+/// Groups that a process may have; beyond, cells begin with the farther ones of their chain. A large model has some hundreds.
+const MAX_GROUPS: usize = 4096;
+/// Components of a path that have a group of their own.
+const DEEPEST: usize = 8;
+/// No group.
+const NONE: u32 = u32::MAX;
+
+/// A group of cells.
+#[derive(Debug, Clone, Copy)]
+struct Group {
+    /// The next one in the chain; its index is lower.
+    up: u32,
+    /// Key of its cell.
+    key: CellKey,
+    /// Its cell; `None` while a single cell or group is below it, unless it is a whole use.
+    cell: Option<CellId>,
+    has_one: bool,
+}
+
+/// The groups of a process.
+#[derive(Debug, Default)]
+pub(crate) struct CellGroups {
+    places: Vec<Group>,
+    by_key: Map<CellKey, u32>,
+    /// Their names, by `origin`.
+    names: Vec<Arc<str>>,
+    by_name: Map<Arc<str>, u32>,
+    /// By cell, the first group of its chain; for the cell of a group, that group.
+    begins: Vec<u32>,
+}
+
+impl CellGroups {
+    /// Returns the name of the group with this key.
+    pub fn name(&self, key: &CellKey) -> Option<Arc<str>> {
+        self.names.get(key.origin as usize).cloned()
+    }
+
+    /// Estimate of their memory: each has its key twice, and a name.
+    pub fn bytes(&self) -> usize {
+        self.places.capacity() * 256 + self.begins.capacity() * size_of::<u32>()
+    }
+
+    fn place(&self, at: u32) -> Option<&Group> {
+        self.places.get(at as usize)
+    }
+
+    /// Returns the group with this name; `None` without room.
+    fn intern(&mut self, name: &str, of: &CellKey, up: u32) -> Option<u32> {
+        let next = u32::try_from(self.names.len()).ok()?;
+        let origin = *self.by_name.get(name).unwrap_or(&next);
+        let key = CellKey { tag: SUM_TAG, origin, ..*of };
+        if let Some(&place) = self.by_key.get(&key) {
+            return Some(place);
+        }
+        if self.places.len() >= MAX_GROUPS {
+            return None;
+        }
+        if origin == next {
+            let name: Arc<str> = name.into();
+            self.names.push(name.clone());
+            self.by_name.insert(name, origin);
+        }
+        let place = self.places.len() as u32;
+        self.places.push(Group { up, key, cell: None, has_one: false });
+        self.by_key.insert(key, place);
+        Some(place)
+    }
+}
+
+/// Names of the groups of a tag, the farthest first.
+fn chain(tag: &str) -> Vec<String> {
+    let mut starred = String::with_capacity(tag.len());
+    for letter in tag.chars() {
+        match letter.is_ascii_digit() {
+            true if starred.ends_with('*') => {}
+            true => starred.push('*'),
+            false => starred.push(letter),
+        }
+    }
+    let above = starred.match_indices('/').take(DEEPEST).map(|(at, _)| at + 1);
+    let mut names: Vec<String> =
+        [0].into_iter().chain(above).map(|end| format!("{}{SUM}", &starred[..end])).collect();
+    let last = starred.rfind('/').map_or(0, |at| at + 1);
+    let number = starred.get(last..).and_then(|name| name.find('*')).map(|at| last + at + 1);
+    let begins = number.and_then(|end| starred.get(..end)).filter(|begin| *begin != starred);
+    names.extend(begins.map(|begin| format!("{begin} {SUM}")));
+    if starred != tag {
+        names.push(format!("{starred} {SUM}"));
+    }
+    names
+}
+
+impl CellTable {
+    /// Gives cells their chains, once there are more cells than a point has room for.
+    pub fn learn_chains(&mut self) {
+        while self.keys.len() > MAX_POINT_CELLS
+            && let Some(&key) = self.keys.get(self.sums.begins.len())
+        {
+            if key.tag == SUM_TAG {
+                let own = self.sums.by_key.get(&key).copied();
+                self.sums.begins.push(own.unwrap_or(NONE));
+                continue;
+            }
+            let tag = self.tags.get(&key.tag).cloned().unwrap_or_default();
+            let mut up = NONE;
+            for name in chain(&tag) {
+                let known = self.sums.places.len();
+                let Some(place) = self.sums.intern(&name, &key, up) else { break };
+                if self.sums.places.len() > known {
+                    self.enter(up);
+                }
+                up = place;
+            }
+            self.enter(up);
+            self.sums.begins.push(up);
+        }
+    }
+
+    /// A cell or group joins a group, which becomes a cell with the second one.
+    fn enter(&mut self, place: u32) {
+        let next = self.keys.len() as CellId;
+        let Some(place) = self.sums.places.get_mut(place as usize) else { return };
+        if (place.has_one || place.up == NONE) && place.cell.is_none() {
+            place.cell = Some(next);
+            self.keys.push(place.key);
+            self.ids.insert(place.key, next);
+        }
+        place.has_one = true;
+    }
+
+    /// The groups that may have the bytes of a cell, the nearest first.
+    pub fn sums_of(&self, id: CellId) -> impl Iterator<Item = CellId> + '_ {
+        let begin = self.sums.begins.get(id as usize).and_then(|at| self.sums.place(*at));
+        std::iter::successors(begin, |place| self.sums.place(place.up)).filter_map(|place| place.cell)
+    }
+
+    /// The group of a cell that is one.
+    fn own_group(&self, id: CellId) -> Option<u32> {
+        let is_sum = self.keys.get(id as usize).is_some_and(|key| key.tag == SUM_TAG);
+        self.sums.begins.get(id as usize).copied().filter(|place| is_sum && *place != NONE)
+    }
+
+    /// Returns at most [`MAX_POINT_CELLS`] amounts by cell, with the same sum as `amounts`; see above. `rest`, if it exists, has the
+    /// bytes for which even the groups of uses had no room. Then there are no new groups, and bytes without a group go to the rest.
+    pub fn fewer(&self, amounts: Vec<(CellId, i64)>, rest: &mut Option<i64>) -> Vec<(CellId, i64)> {
+        let mut sums = vec![GroupSum::default(); self.sums.places.len()];
+        let mut own = Vec::with_capacity(amounts.len());
+        for (id, bytes) in amounts {
+            match self.own_group(id).and_then(|place| sums.get_mut(place as usize)) {
+                Some(sum) => {
+                    *sum = GroupSum { bytes, weight: bytes.unsigned_abs(), is_there: true, is_open: true }
+                }
+                None => own.push((id, bytes)),
+            }
+        }
+        for at in 0..sums.len() {
+            let up = self.sums.places.get(at).and_then(|place| sums.get(place.up as usize)).copied();
+            if let Some(sum) = sums.get_mut(at) {
+                sum.is_open |= rest.is_none() && up.is_none_or(|up| up.is_open && !up.is_there);
+            }
+        }
+        own.sort_unstable_by_key(|&(id, bytes)| (Reverse(bytes.unsigned_abs()), id));
+        let count =
+            |named: usize, step: usize| named + self.climb(&own, named, bytes(step), sums.clone()).0.len();
+        let cells = own.len().min(NAMED / 2);
+        let step = least(0, STEPS, |step| count(cells, step) <= NAMED);
+        let beyond = least(cells, own.len().min(NAMED), |named| count(named + 1, step) > NAMED);
+        let (stay, mut uses, mut left) = self.climb(&own, beyond, bytes(step), sums);
+        own.truncate(beyond);
+        own.extend(stay);
+        uses.sort_unstable_by_key(|&(id, bytes)| (Reverse(bytes.unsigned_abs()), id));
+        for (_, bytes) in uses.split_off(uses.len().min(MAX_POINT_CELLS - NAMED)) {
+            left = Some(left.unwrap_or(0).wrapping_add(bytes));
+        }
+        if let Some(bytes) = left {
+            *rest = Some(rest.unwrap_or(0).wrapping_add(bytes));
+        }
+        own.extend(uses);
+        own.retain(|(_, bytes)| *bytes != 0);
+        own.sort_unstable_by_key(|&(id, _)| id);
+        own.shrink_to_fit(); // it had room for all of them
+        own
+    }
+
+    /// Lets all but the first `named` cells go up their chains. Returns the groups of `least` bytes or more, those of uses, and the
+    /// bytes without a group.
+    fn climb(
+        &self,
+        own: &[(CellId, i64)],
+        named: usize,
+        least: u64,
+        mut sums: Vec<GroupSum>,
+    ) -> (Amounts, Amounts, Option<i64>) {
+        let weight = |(_, bytes): &(CellId, i64)| bytes.unsigned_abs();
+        let mut left = None;
+        let mut add = |sums: &mut Vec<GroupSum>, place: u32, bytes: i64, weight: u64| match sums
+            .get_mut(place as usize)
+        {
+            Some(sum) => {
+                sum.bytes = sum.bytes.wrapping_add(bytes);
+                sum.weight = sum.weight.saturating_add(weight);
+            }
+            None => left = Some(left.unwrap_or(0_i64).wrapping_add(bytes)),
+        };
+        for small in own.get(named..).unwrap_or_default() {
+            let place = self.sums.begins.get(small.0 as usize).copied().unwrap_or(NONE);
+            add(&mut sums, place, small.1, weight(small));
+        }
+        let (mut stay, mut uses) = (Vec::new(), Vec::new());
+        for (at, place) in self.sums.places.iter().enumerate().rev() {
+            let Some(&sum) = sums.get(at) else { continue };
+            match place.cell.filter(|_| sum.is_open && sum.weight > 0) {
+                Some(cell) if place.up == NONE => uses.push((cell, sum.bytes)),
+                Some(cell) if sum.weight >= least => stay.push((cell, sum.bytes)),
+                _ if sum.weight > 0 => add(&mut sums, place.up, sum.bytes, sum.weight),
+                _ => {}
+            }
+        }
+        (stay, uses, left)
+    }
+}
+
+/// Least size of a group, in steps of about a tenth.
+fn bytes(step: usize) -> u64 {
+    (8 + step as u64 % 8) << (step / 8)
+}
+
+/// The last step: nothing is as large.
+const STEPS: usize = 60 * 8;
+
+/// Returns the first of `from..to` that is good, if all after it are; else `to`.
+fn least(mut from: usize, mut to: usize, is_good: impl Fn(usize) -> bool) -> usize {
+    while from < to {
+        let middle = from.midpoint(to);
+        match is_good(middle) {
+            true => to = middle,
+            false => from = middle + 1,
+        }
+    }
+    from
+}
+
+type Amounts = Vec<(CellId, i64)>;
+
+/// Bytes of a group.
+#[derive(Debug, Clone, Copy, Default)]
+struct GroupSum {
+    bytes: i64,
+    /// The same without signs.
+    weight: u64,
+    /// It existed before.
+    is_there: bool,
+    /// It may become a cell: no group has bytes of its cells already.
+    is_open: bool,
+}

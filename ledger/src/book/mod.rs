@@ -1,0 +1,504 @@
+//! Double entry per process and device: cells, their sum `tracked`, and the exact peak of that sum with
+//! the composition it had.
+//!
+//! **Peak without copying.** The composition at the peak is kept by copy on write: a new peak increments `epoch`, and a cell keeps its
+//! old value the first time it changes after that. Reading the peak takes the kept value where `Cell::epoch` is not older than the
+//! peak's, and the present value elsewhere. The fullest moment of the timeline's open slot (timeline.rs) is kept in the same way, and
+//! every peak is one. Among moments with the same `tracked` the one with the least idle and opaque bytes counts: a framework pool stays
+//! at its highest reservation for hours, and people ask what filled it. Opaque bytes count too, because a pool is opaque until its
+//! first block. So does memory that a pool has given up: a program that removes its segments before it frees their memory fills nothing
+//! by that.
+
+pub(crate) mod cell_groups;
+pub(crate) mod cells;
+pub(crate) mod recent_past;
+pub(crate) mod rounding;
+pub(crate) mod timeline;
+
+use crate::book::cells::{CellId, CellKey, CellTable, IDLE, OPAQUE};
+use crate::book::recent_past::BookHistory;
+use crate::book::rounding::Rounding;
+use crate::book::timeline::{Change, Moment, Point, Timeline};
+use std::sync::Arc;
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Cell {
+    now: i64,
+    /// Value at the peak, if `epoch` is not older than the peak's.
+    at_peak: i64,
+    /// Value at the latest high, if `epoch` is the latest.
+    at_high: i64,
+    epoch: u32,
+    /// It is a cell of idle or opaque bytes.
+    unnamed: bool,
+    /// Code of its role, once [`Book::learn_roles`] has looked.
+    role: u8,
+}
+
+/// The highest `tracked` so far.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Peak {
+    pub bytes: i64,
+    pub time_ns: u64,
+    /// Idle and opaque bytes in it.
+    pub unnamed: i64,
+    /// [`Book::epoch`] when it was taken.
+    pub epoch: u32,
+}
+
+/// The fullest moment of the timeline's open slot.
+#[derive(Debug, Clone, Copy)]
+struct High {
+    bytes: i64,
+    time_ns: u64,
+    /// Idle and opaque bytes in it.
+    unnamed: i64,
+}
+
+impl Default for High {
+    fn default() -> Self {
+        High::NONE
+    }
+}
+
+impl High {
+    /// No slot is open: any moment is fuller.
+    const NONE: High = High { bytes: i64::MIN, time_ns: 0, unnamed: 0 };
+
+    fn is_some(&self) -> bool {
+        self.bytes != i64::MIN
+    }
+}
+
+/// Lowest and highest of a signed amount.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub min: i64,
+    pub max: i64,
+}
+
+impl Range {
+    pub fn at(value: i64) -> Self {
+        Range { min: value, max: value }
+    }
+    pub fn include(&mut self, value: i64) {
+        self.min = self.min.min(value);
+        self.max = self.max.max(value);
+    }
+}
+
+/// Width of a [`Window`] where times are nanoseconds: shorter than NVML's own updates.
+pub const WINDOW_NS: u64 = 10_000_000;
+
+/// `tracked` during an interval in which its book was touched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Window {
+    /// Its begin, a multiple of its width ([`WINDOW_NS`], or 1 where times are only an order).
+    pub start_ns: u64,
+    /// Lowest value, the one it began with included.
+    pub min: i64,
+    /// Highest value.
+    pub max: i64,
+    /// Last value.
+    pub last: i64,
+}
+
+/// The book of one process on one device.
+#[derive(Debug, Default)]
+pub(crate) struct Book {
+    cells: Vec<Cell>,
+    /// Cells of idle and opaque bytes: the two of all pools, and those of pools with names.
+    unnamed: Vec<CellId>,
+    /// Their sum.
+    unnamed_bytes: i64,
+    /// Bytes of memory that segments had and gave up.
+    let_go: i64,
+    pub tracked: i64,
+    /// Sums of cells by the code of their role, but for the unknown role. New cells have none until [`Book::learn_roles`].
+    by_role: [i64; 16],
+    /// Cells that `learn_roles` has seen.
+    learnt: usize,
+    /// Grows with each change of a cell with a role.
+    pub role_changes: u64,
+    /// Highest `tracked` since [`Book::restart_most`].
+    pub most: i64,
+    /// Rounding of its direct allocations.
+    pub rounding: Rounding,
+    pub peak: Peak,
+    /// Incremented with every new peak, and with every moment that may become a point of the timeline.
+    epoch: u32,
+    /// Fullest moment of the open slot.
+    high: High,
+    /// Nothing has been booked since that moment.
+    is_at_high: bool,
+    /// End of the open slot.
+    slot_end_ns: u64,
+    /// Time of the last booking.
+    pub touched_ns: u64,
+    /// The points of the timeline.
+    pub past: Timeline,
+    /// Extremes in the open window.
+    window: Range,
+    window_start_ns: u64,
+    /// End of the open window; 0: none is open.
+    pub window_end_ns: u64,
+    /// The open window was returned by [`Book::partial_window`] as far as it got.
+    is_reported: bool,
+    /// The latest copy of the cells, and whether it is still right.
+    copy: Option<Arc<[i64]>>,
+    copied: bool,
+    /// `tracked` when the last record was booked.
+    settled: i64,
+    /// The last moments of the book.
+    pub history: BookHistory,
+}
+
+impl Book {
+    /// An empty book, in which the cells of idle and opaque bytes are known as such.
+    pub fn new() -> Self {
+        Book { unnamed: vec![IDLE, OPAQUE], ..Book::default() }
+    }
+
+    #[inline]
+    fn change(&mut self, id: CellId, delta: i64) {
+        let index = id as usize;
+        if index >= self.cells.len() {
+            self.cells.resize(index + 1, Cell::default());
+            self.cells.iter_mut().take(2).for_each(|cell| cell.unnamed = true); // idle and opaque
+        }
+        let cell = &mut self.cells[index];
+        if cell.epoch != self.epoch {
+            if cell.epoch < self.peak.epoch {
+                cell.at_peak = cell.now;
+            }
+            cell.at_high = cell.now;
+            cell.epoch = self.epoch;
+        }
+        cell.now = cell.now.wrapping_add(delta);
+        if cell.unnamed {
+            self.unnamed_bytes = self.unnamed_bytes.wrapping_add(delta);
+        }
+        if cell.role != 0 {
+            let of_role = &mut self.by_role[usize::from(cell.role & 15)];
+            *of_role = of_role.wrapping_add(delta);
+            self.role_changes += 1;
+        }
+        self.copied = false;
+        self.history.post(id, delta);
+    }
+
+    /// Tracked bytes come or go.
+    #[inline]
+    pub fn post(&mut self, cell: CellId, delta: i64) {
+        self.change(cell, delta);
+        self.tracked = self.tracked.wrapping_add(delta);
+    }
+
+    /// A direct allocation comes (`post` books its bytes) or goes.
+    #[inline]
+    pub fn round(&mut self, bytes: u64, comes: bool) {
+        let of_one = Rounding::of(bytes);
+        let change = if comes { of_one } else { Rounding::default().minus(of_one) };
+        self.rounding = self.rounding.plus(change);
+        self.history.round(change);
+    }
+
+    /// Moves tracked bytes to another cell, from now on.
+    #[inline]
+    pub fn shift(&mut self, from: CellId, to: CellId, bytes: i64) {
+        self.change(from, bytes.wrapping_neg());
+        self.change(to, bytes);
+    }
+
+    /// Bytes that were live at the peak had another name: corrects the peak's composition, whatever they are now.
+    pub fn rename_at_peak(&mut self, from: CellId, to: CellId, bytes: i64) {
+        for (id, delta) in [(from, bytes.wrapping_neg()), (to, bytes)] {
+            self.change(id, 0); // keeps the value of the peak, if it is not kept yet
+            let cell = &mut self.cells[id as usize];
+            cell.at_peak = cell.at_peak.wrapping_add(delta);
+            if self.is_unnamed(id) {
+                self.peak.unnamed = self.peak.unnamed.wrapping_add(delta);
+            }
+        }
+    }
+
+    /// Bytes of a row that was made at `first_epoch` and still lives had another name: corrects the points of the timeline since then.
+    pub fn rename_past(
+        &mut self,
+        first_epoch: u32,
+        (from, to): (CellId, CellId),
+        bytes: i64,
+        cells: &CellTable,
+    ) {
+        if self.high.is_some() && first_epoch <= self.epoch {
+            for (id, delta) in [(from, bytes.wrapping_neg()), (to, bytes)] {
+                self.change(id, 0); // keeps the value of the high, if it is not kept yet
+                let cell = &mut self.cells[id as usize];
+                cell.at_high = cell.at_high.wrapping_add(delta);
+            }
+        }
+        let unnamed = |id| if self.is_unnamed(id) { bytes } else { 0 };
+        let unnamed = unnamed(to).wrapping_sub(unnamed(from));
+        if first_epoch <= self.epoch {
+            self.high.unnamed = self.high.unnamed.wrapping_add(unnamed);
+        }
+        self.past.rename(first_epoch, (from, to), Change { bytes, unnamed }, cells);
+    }
+
+    /// Called once after each record that changed the book: only whole records count for the peak and for highs.
+    #[inline]
+    pub fn settle(&mut self, time_ns: u64) -> bool {
+        if self.tracked != self.settled {
+            self.settled = self.tracked;
+            self.window.include(self.tracked);
+            self.most = self.most.max(self.tracked);
+        }
+        (self.touched_ns, self.is_at_high) = (time_ns, false);
+        let bytes = self.tracked;
+        if bytes < self.high.bytes {
+            return false; // nor is it a peak: no peak is lower than a high
+        }
+        let unnamed = self.unnamed();
+        let exceeds = |high: i64, of: i64| bytes > high || bytes == high && unnamed < of;
+        let is_peak = bytes > 0 && exceeds(self.peak.bytes, self.peak.unnamed);
+        if !is_peak && !exceeds(self.high.bytes, self.high.unnamed) {
+            return false;
+        }
+        self.epoch = self.epoch.wrapping_add(1);
+        (self.high, self.is_at_high) = (High { bytes, time_ns, unnamed }, true);
+        if is_peak {
+            self.peak = Peak { bytes, time_ns, unnamed, epoch: self.epoch };
+        }
+        is_peak
+    }
+
+    /// The fullest moment of the open slot.
+    pub fn high_moment(&self) -> Option<Moment> {
+        let High { bytes, time_ns, unnamed } = self.high;
+        let moment = Moment { time_ns, bytes, unnamed, epoch: self.epoch, is_high: true };
+        self.high.is_some().then_some(moment)
+    }
+
+    /// The last state, if it differs from the fullest moment of the open slot.
+    pub fn present(&self) -> Option<Moment> {
+        let (bytes, unnamed) = (self.tracked, self.unnamed());
+        let moment = Moment { time_ns: self.touched_ns, bytes, unnamed, epoch: self.epoch, is_high: false };
+        (self.high.is_some() && !self.is_at_high).then_some(moment)
+    }
+
+    /// Closes the slot: the next booking is the fullest moment of a new one.
+    pub fn close_high(&mut self) {
+        (self.high, self.slot_end_ns) = (High::NONE, 0);
+    }
+
+    /// A moment of this epoch, which is neither peak nor high, becomes a point.
+    pub fn reach_epoch(&mut self, epoch: u32) {
+        self.epoch = epoch;
+    }
+
+    /// Value of a cell at the fullest moment of the open slot.
+    pub fn at_high(&self, id: CellId) -> i64 {
+        let cell = self.cells.get(id as usize);
+        cell.map_or(0, |cell| if cell.epoch == self.epoch { cell.at_high } else { cell.now })
+    }
+
+    /// Cells with their amounts, without zeros.
+    pub fn sparse(&self, amount: impl Fn(CellId) -> i64) -> Vec<(CellId, i64)> {
+        (0..self.cells.len() as CellId).map(|id| (id, amount(id))).filter(|(_, bytes)| *bytes != 0).collect()
+    }
+
+    /// Adds a cell of idle bytes.
+    pub fn add_unnamed(&mut self, id: CellId) {
+        if self.is_unnamed(id) {
+            return;
+        }
+        self.unnamed.push(id);
+        self.change(id, 0);
+        self.cells[id as usize].unnamed = true;
+        self.unnamed_bytes = self.unnamed_bytes.wrapping_add(self.now(id));
+    }
+
+    /// Whether a cell is of idle or opaque bytes.
+    pub fn is_unnamed(&self, id: CellId) -> bool {
+        self.unnamed.contains(&id)
+    }
+
+    /// All such cells.
+    pub fn unnamed_cells(&self) -> &[CellId] {
+        &self.unnamed
+    }
+
+    /// Idle and opaque bytes, and memory that segments gave up.
+    #[inline]
+    pub fn unnamed(&self) -> i64 {
+        self.unnamed_bytes.wrapping_add(self.let_go)
+    }
+
+    /// Segments gave up so many bytes of memory that stays, or have them again.
+    pub fn let_go(&mut self, bytes: i64) {
+        self.let_go = self.let_go.wrapping_add(bytes);
+    }
+
+    /// Begins peak and timeline anew with what is held at `time_ns`. `None`: that is not known, and the next record will show it.
+    pub fn restart(&mut self, time_ns: Option<u64>, slot_ns: u64) {
+        self.past = Timeline::default();
+        self.close_high();
+        self.epoch = self.epoch.wrapping_add(1);
+        self.peak = Peak { epoch: self.epoch, ..Peak::default() };
+        let Some(time_ns) = time_ns else { return };
+        let (bytes, unnamed) = (self.tracked, self.unnamed());
+        self.slot_end_ns = self.past.slot_end_ns(time_ns, slot_ns);
+        (self.high, self.is_at_high, self.touched_ns) = (High { bytes, time_ns, unnamed }, true, time_ns);
+        if bytes > 0 {
+            self.peak = Peak { bytes, time_ns, unnamed, epoch: self.epoch };
+        }
+    }
+
+    /// The first epoch at whose peak a row that is made now is live.
+    #[inline]
+    pub fn next_epoch(&self) -> u32 {
+        self.epoch.wrapping_add(1)
+    }
+
+    /// Whether a row made at `first_epoch` (see [`Book::next_epoch`]) and still live was live at the peak.
+    #[inline]
+    pub fn live_at_peak(&self, first_epoch: u32) -> bool {
+        first_epoch <= self.peak.epoch
+    }
+
+    #[inline]
+    pub fn now(&self, id: CellId) -> i64 {
+        self.cells.get(id as usize).map_or(0, |cell| cell.now)
+    }
+
+    /// Brings the sums by role up to date with all cells.
+    pub fn learn_roles(&mut self, keys: &[CellKey]) {
+        self.role_changes += u64::from(self.learnt < self.cells.len());
+        for (cell, key) in self.cells.iter_mut().zip(keys).skip(self.learnt) {
+            cell.role = key.role.to_code();
+            let of_role = &mut self.by_role[usize::from(cell.role & 15)];
+            *of_role = of_role.wrapping_add(cell.now);
+        }
+        self.learnt = self.cells.len();
+    }
+
+    /// Bytes of the role with this code, as of the last [`Book::learn_roles`]; 0 for [`Role::Unknown`].
+    pub fn by_role(&self, code: usize) -> i64 {
+        self.by_role.get(code).copied().unwrap_or(0)
+    }
+
+    /// Begins `most` anew.
+    pub fn restart_most(&mut self) {
+        self.most = self.tracked;
+    }
+
+    pub fn at_peak(&self, id: CellId) -> i64 {
+        self.cells
+            .get(id as usize)
+            .map_or(0, |cell| if cell.epoch >= self.peak.epoch { cell.at_peak } else { cell.now })
+    }
+
+    /// Cells by id, as they are now.
+    pub fn amounts(&self) -> Vec<i64> {
+        self.cells.iter().map(|cell| cell.now).collect()
+    }
+
+    /// Cells by id, for samples: copied once for all readings between two changes.
+    pub fn shared_amounts(&mut self) -> Arc<[i64]> {
+        if !self.copied {
+            self.copy = None;
+        }
+        self.copied = true;
+        let cells = &self.cells;
+        self.copy.get_or_insert_with(|| cells.iter().map(|cell| cell.now).collect()).clone()
+    }
+
+    pub fn len(&self) -> usize {
+        self.cells.len()
+    }
+
+    /// Estimate of its memory: its cells, their copies, and the history.
+    pub fn bytes(&self) -> usize {
+        self.cells.capacity() * (std::mem::size_of::<Cell>() + 5 * std::mem::size_of::<i64>())
+    }
+
+    /// Opens the window of `time_ns`, and the timeline's slot; returns the window that is over. Comes before [`Book::settle`] of the
+    /// record that lies past the end of the open one.
+    #[cold]
+    pub fn roll(&mut self, time_ns: u64, width_ns: u64, cells: &CellTable) -> Option<Window> {
+        if time_ns >= self.slot_end_ns {
+            self.end_slot(cells);
+            self.slot_end_ns = self.past.slot_end_ns(time_ns, width_ns);
+        }
+        let over = self.take_window();
+        self.is_reported = false;
+        self.window_start_ns = time_ns - time_ns % width_ns;
+        self.window_end_ns = self.window_start_ns.saturating_add(width_ns);
+        over
+    }
+
+    /// Returns the open window as far as it got, if there is news in it; later changes make another window of the same time. It stays
+    /// open: windows end at the same records whether or not this is called.
+    pub fn partial_window(&mut self) -> Option<Window> {
+        let is_old = self.is_reported && self.window == Range::at(self.settled);
+        self.is_reported = true;
+        if is_old { None } else { self.take_window() }
+    }
+
+    fn take_window(&mut self) -> Option<Window> {
+        let is_open = self.window_end_ns != 0;
+        let Range { min, max } = std::mem::replace(&mut self.window, Range::at(self.settled));
+        is_open.then_some(Window { start_ns: self.window_start_ns, min, max, last: self.settled })
+    }
+}
+
+impl Book {
+    /// The open slot is over.
+    #[cold]
+    pub fn end_slot(&mut self, cells: &CellTable) {
+        if let Some(moment) = self.high_moment() {
+            let amounts = self.sparse(|id| self.at_high(id));
+            self.past.push(moment, amounts, cells);
+        }
+        self.close_high();
+    }
+
+    /// Before a record of `now_ns` is booked: if the book was not touched for long, its last state becomes a point.
+    pub fn end_silence(&mut self, now_ns: u64, cells: &CellTable) {
+        if self.high_moment().is_none() || !self.past.is_long(now_ns.saturating_sub(self.touched_ns)) {
+            return;
+        }
+        // Rows that live now were live then.
+        let held = match (self.present(), self.high_moment()) {
+            (Some(present), _) => Some(Moment { epoch: self.next_epoch(), ..present }),
+            (None, high) => high.map(|high| Moment { is_high: false, ..high }),
+        };
+        self.end_slot(cells);
+        if let Some(moment) = held {
+            self.reach_epoch(moment.epoch);
+            let amounts = self.sparse(|id| self.now(id));
+            self.past.push(moment, amounts, cells);
+        }
+    }
+
+    /// Returns the points so far, the fullest moment of the open slot, and the last state if it `is_known`. The point at the peak is
+    /// taken from the peak, which is corrected longer.
+    pub fn timeline(&self, cells: &CellTable, is_known: bool) -> gpumem_model::timeline::Timeline {
+        let high =
+            self.high_moment().map(|moment| Point::of(moment, self.sparse(|id| self.at_high(id)), cells));
+        let present = self.present().filter(|_| is_known);
+        let present = present.map(|moment| Point::of(moment, self.sparse(|id| self.now(id)), cells));
+        let points = self.past.points.iter().cloned().chain(high).chain(present);
+        let shown = points.map(|point| {
+            let Point { bytes, unnamed, epoch, is_high, .. } = point;
+            let is_peak = epoch == self.peak.epoch && is_high;
+            if is_peak {
+                let moment = Moment { time_ns: point.shown.time_ns, bytes, unnamed, epoch, is_high };
+                Point::of(moment, self.sparse(|id| self.at_peak(id)), cells).shown
+            } else {
+                point.shown
+            }
+        });
+        gpumem_model::timeline::Timeline { width_ns: self.past.width_ns, points: shown.collect() }
+    }
+}

@@ -1,0 +1,179 @@
+//! The program's own counters: value, extremes, and a bounded number of points over time.
+
+use gpumem_model::own::Counter;
+use gpumem_wire::Record;
+use std::mem::size_of;
+use std::sync::Arc;
+
+/// Points of a counter.
+pub use gpumem_model::own::MAX_COUNTER_POINTS;
+/// Counters that are kept of a process: the first ones.
+pub use gpumem_model::own::MAX_COUNTERS;
+
+/// A counter of the program, by its tag.
+#[derive(Debug)]
+struct KeptCounter {
+    tag: u32,
+    value: i64,
+    changes: u64,
+    least: i64,
+    greatest: i64,
+    area: i128,
+    since_ns: u64,
+    /// Time up to which `area` was summed.
+    changed_ns: u64,
+    points: Vec<(u64, i64)>,
+    /// Width of the points' slots; 0 while there is a point for each change.
+    width_ns: u64,
+}
+
+impl KeptCounter {
+    fn new(tag: u32, value: i64, time_ns: u64) -> Self {
+        KeptCounter {
+            tag,
+            value,
+            changes: 1,
+            least: value,
+            greatest: value,
+            area: 0,
+            since_ns: time_ns,
+            changed_ns: time_ns,
+            points: vec![(time_ns, value)],
+            width_ns: 0,
+        }
+    }
+
+    fn area_at(&self, time_ns: u64) -> i128 {
+        let held_ns = time_ns.saturating_sub(self.changed_ns);
+        self.area.saturating_add(i128::from(self.value).saturating_mul(i128::from(held_ns)))
+    }
+
+    fn set(&mut self, value: i64, time_ns: u64) {
+        // Values come in order; the times of several threads not quite.
+        let time_ns = time_ns.max(self.changed_ns);
+        (self.area, self.changed_ns, self.value) = (self.area_at(time_ns), time_ns, value);
+        self.changes = self.changes.saturating_add(1);
+        (self.least, self.greatest) = (self.least.min(value), self.greatest.max(value));
+        add_point(&mut self.points, &mut self.width_ns, (time_ns, value));
+    }
+
+    /// Begins anew with the present value.
+    fn restart(&mut self, now_ns: u64) {
+        let time_ns = now_ns.max(self.changed_ns);
+        *self = KeptCounter { changes: 0, ..KeptCounter::new(self.tag, self.value, time_ns) };
+    }
+}
+
+/// Adds a point; if there are too many, keeps the last one of each slot.
+fn add_point(points: &mut Vec<(u64, i64)>, width_ns: &mut u64, point: (u64, i64)) {
+    let slot = |(time_ns, _): (u64, i64), width_ns: u64| time_ns.checked_div(width_ns);
+    match points.last_mut() {
+        Some(last) if *width_ns != 0 && slot(*last, *width_ns) == slot(point, *width_ns) => *last = point,
+        _ => points.push(point),
+    }
+    if points.len() > MAX_COUNTER_POINTS {
+        let span_ns = point.0 - points.first().map_or(point.0, |first| first.0);
+        // Halves them, so that this happens rarely; points of one time become one.
+        *width_ns = width_ns.saturating_mul(2).max(span_ns / (MAX_COUNTER_POINTS as u64 / 2) + 1);
+        let all = std::mem::take(points);
+        for point in all {
+            match points.last_mut() {
+                Some(last) if slot(*last, *width_ns) == slot(point, *width_ns) => *last = point,
+                _ => points.push(point),
+            }
+        }
+    }
+}
+
+/// Counters of a process.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    kept: Vec<KeptCounter>,
+    /// Changes of counters beyond [`MAX_COUNTERS`].
+    pub dropped: u64,
+}
+
+impl Counters {
+    /// Sets the counter of the record's tag.
+    pub fn set(&mut self, record: &Record<'_>, value: i64) {
+        let stamp = &record.stamp;
+        let is_full = self.kept.len() == MAX_COUNTERS;
+        match self.kept.iter_mut().find(|counter| counter.tag == stamp.tag) {
+            Some(counter) => counter.set(value, stamp.time_ns),
+            None if is_full => self.dropped += 1,
+            None => self.kept.push(KeptCounter::new(stamp.tag, value, stamp.time_ns)),
+        }
+    }
+
+    /// Begins all counters anew with their present values.
+    pub fn restart(&mut self, now_ns: u64) {
+        self.kept.iter_mut().for_each(|counter| counter.restart(now_ns));
+        self.dropped = 0;
+    }
+
+    pub fn view(&self, now_ns: u64, name: impl Fn(u32) -> Option<Arc<str>>) -> Vec<Counter> {
+        let view = |counter: &KeptCounter| {
+            let until_ns = now_ns.max(counter.changed_ns);
+            Counter {
+                name: name(counter.tag).as_deref().map(str::to_owned),
+                value: counter.value,
+                changes: counter.changes,
+                min: counter.least,
+                max: counter.greatest,
+                area: counter.area_at(until_ns),
+                since_ns: counter.since_ns,
+                until_ns,
+                points: counter.points.clone(),
+            }
+        };
+        self.kept.iter().map(view).collect()
+    }
+
+    pub fn bytes(&self) -> usize {
+        let points = self.kept.iter().map(|counter| counter.points.capacity() * size_of::<(u64, i64)>());
+        self.kept.capacity() * size_of::<KeptCounter>() + points.sum::<usize>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mean_is_weighted_by_time_and_the_past_ends_with_a_restart() {
+        let mut counter = KeptCounter::new(1, 10, 100);
+        counter.set(20, 130);
+        counter.set(-5, 120); // of another thread, whose clock was read before
+        assert_eq!((counter.changes, counter.least, counter.greatest), (3, -5, 20));
+        assert_eq!(counter.area_at(140), 10 * 30 - 5 * 10);
+        counter.restart(150);
+        assert_eq!((counter.changes, counter.least, counter.greatest, counter.since_ns), (0, -5, -5, 150));
+        assert_eq!((counter.area_at(160), counter.points.as_slice()), (-50, &[(150, -5)][..]));
+    }
+
+    #[test]
+    fn nothing_overflows() {
+        let mut counter = KeptCounter::new(1, i64::MIN, 0);
+        counter.set(i64::MAX, u64::MAX);
+        assert_eq!(counter.area, i128::from(i64::MIN) * i128::from(u64::MAX));
+        for _ in 0..4 {
+            counter.restart(u64::MAX);
+            counter.set(i64::MIN, u64::MAX);
+        }
+    }
+
+    #[test]
+    fn points_are_bounded_and_the_last_is_the_value() {
+        let (mut points, mut width_ns) = (Vec::new(), 0);
+        for change in 0..100_000_u64 {
+            add_point(&mut points, &mut width_ns, (change * change, change as i64));
+            assert!(points.len() <= MAX_COUNTER_POINTS);
+            assert_eq!(points.last(), Some(&(change * change, change as i64)));
+        }
+        assert!(points.len() > MAX_COUNTER_POINTS / 4, "{}", points.len());
+        assert!(points.windows(2).all(|pair| pair[0].0 < pair[1].0));
+        let (mut points, mut width_ns) = (Vec::new(), 0);
+        (0..1000).for_each(|change| add_point(&mut points, &mut width_ns, (7, change)));
+        assert_eq!(points.last(), Some(&(7, 999)));
+    }
+}

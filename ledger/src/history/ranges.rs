@@ -1,0 +1,258 @@
+//! Ranges: count and duration of the program's scopes, where their edges are recorded (`ranges` of gpumem_configure), and of its steps.
+//! The latest are kept one by one, for traces.
+
+use crate::Map;
+use gpumem_model::own::{Own, Range, Span};
+use gpumem_wire::{Edge, Stamp};
+use std::collections::VecDeque;
+use std::mem::size_of;
+use std::sync::Arc;
+
+/// Names that are kept of a process: those that ended first.
+pub use gpumem_model::own::MAX_RANGES;
+/// Single ranges that are kept of a process on a node: the latest.
+pub const MAX_SPANS: usize = 1024;
+/// The same for files that the user reads.
+pub use gpumem_model::own::MAX_SPANS as MAX_SPANS_OF_FILE;
+/// Threads with open ranges.
+const MAX_THREADS: usize = 256;
+/// Open ranges of a thread: agents name no more.
+const MAX_DEPTH: usize = 128;
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Lengths {
+    count: u64,
+    total_ns: u64,
+    least_ns: u64,
+    greatest_ns: u64,
+}
+
+impl Lengths {
+    fn add(&mut self, length_ns: u64) {
+        self.least_ns = if self.count == 0 { length_ns } else { self.least_ns.min(length_ns) };
+        self.greatest_ns = self.greatest_ns.max(length_ns);
+        self.total_ns = self.total_ns.saturating_add(length_ns);
+        self.count = self.count.saturating_add(1);
+    }
+
+    fn view(self, name: Option<Arc<str>>, is_step: bool, open: u64) -> Range {
+        let Lengths { count, total_ns, least_ns: min_ns, greatest_ns: max_ns } = self;
+        let name = name.as_deref().map(str::to_owned);
+        Range { name, is_step, count, total_ns, min_ns, max_ns, open }
+    }
+}
+
+/// Ranges of a process.
+#[derive(Debug, Default)]
+pub(crate) struct Ranges {
+    /// Index in `kept` by tag.
+    places: Map<u32, u32>,
+    kept: Vec<(u32, Lengths)>,
+    /// By thread, the innermost last: tag and begin.
+    open: Map<u32, Vec<(u32, u64)>>,
+    steps: Lengths,
+    /// Begin of the step that is under way.
+    step_ns: Option<u64>,
+    spans: VecDeque<Span>,
+    most_spans: usize,
+    spans_dropped: u64,
+    dropped: u64,
+    broken: u64,
+}
+
+impl Ranges {
+    pub fn new(most_spans: usize) -> Self {
+        Ranges { most_spans, ..Ranges::default() }
+    }
+
+    /// A scope of a thread begins or ends.
+    pub fn edge(&mut self, stamp: &Stamp, edge: Edge) {
+        match edge {
+            Edge::Begin => self.begin(stamp),
+            Edge::End => self.end(stamp),
+            Edge::Unknown => {}
+        }
+    }
+
+    fn begin(&mut self, stamp: &Stamp) {
+        let is_new = !self.open.contains_key(&stamp.thread);
+        if is_new && self.open.len() == MAX_THREADS {
+            self.dropped += 1;
+            return;
+        }
+        let open = self.open.entry(stamp.thread).or_default();
+        if open.len() == MAX_DEPTH {
+            self.dropped += 1;
+            return;
+        }
+        open.push((stamp.tag, stamp.time_ns));
+    }
+
+    fn end(&mut self, stamp: &Stamp) {
+        let open = self.open.get_mut(&stamp.thread);
+        let at = open.as_ref().and_then(|open| open.iter().rposition(|&(tag, _)| tag == stamp.tag));
+        let (Some(open), Some(at)) = (open, at) else {
+            self.broken += 1;
+            return;
+        };
+        let (tag, from_ns) = open.remove(at);
+        if open.is_empty() {
+            self.open.remove(&stamp.thread);
+        }
+        let next = self.kept.len();
+        let place = match self.places.get(&tag) {
+            Some(&place) => place,
+            None if next == MAX_RANGES => {
+                self.dropped += 1;
+                return;
+            }
+            None => {
+                self.places.insert(tag, next as u32);
+                self.kept.push((tag, Lengths::default()));
+                next as u32
+            }
+        };
+        let to_ns = stamp.time_ns.max(from_ns);
+        if let Some((_, lengths)) = self.kept.get_mut(place as usize) {
+            lengths.add(to_ns - from_ns);
+        }
+        if self.spans.len() == self.most_spans {
+            self.spans.pop_front();
+            self.spans_dropped += 1;
+        }
+        self.spans.push_back(Span(place, stamp.thread, from_ns, to_ns));
+    }
+
+    /// A step begins, and the one before it is over.
+    pub fn step(&mut self, time_ns: u64) {
+        if let Some(began_ns) = self.step_ns.replace(time_ns) {
+            self.steps.add(time_ns.saturating_sub(began_ns));
+        }
+    }
+
+    /// Records were lost: ends and begins no longer match.
+    pub fn lose(&mut self) {
+        self.broken += self.open.values().map(|open| open.len() as u64).sum::<u64>();
+        self.open.clear();
+        self.step_ns = None;
+    }
+
+    /// Drops what has ended; open ranges go on.
+    pub fn restart(&mut self) {
+        let fresh = Ranges::new(self.most_spans);
+        *self = Ranges { open: std::mem::take(&mut self.open), step_ns: self.step_ns, ..fresh };
+    }
+
+    /// Fills all of `view` but its counters.
+    pub fn view(&self, name: impl Fn(u32) -> Option<Arc<str>>, view: &mut Own) {
+        let mut open: Map<u32, u64> = Map::default();
+        for (tag, _) in self.open.values().flatten() {
+            *open.entry(*tag).or_default() += 1;
+        }
+        let ended = self
+            .kept
+            .iter()
+            .map(|(tag, lengths)| lengths.view(name(*tag), false, open.get(tag).copied().unwrap_or(0)));
+        view.ranges = ended.collect();
+        // Ranges that have begun and not ended have a line, too.
+        let mut begun: Vec<(u32, u64)> = open
+            .iter()
+            .map(|(&tag, &count)| (tag, count))
+            .filter(|(tag, _)| !self.places.contains_key(tag))
+            .collect();
+        begun.sort_unstable();
+        let room = MAX_RANGES - self.kept.len();
+        let lines = begun.iter().take(room);
+        view.ranges.extend(lines.map(|&(tag, count)| Lengths::default().view(name(tag), false, count)));
+        if self.steps.count > 0 || self.step_ns.is_some() {
+            view.ranges.push(self.steps.view(None, true, u64::from(self.step_ns.is_some())));
+        }
+        view.ranges_dropped = self.dropped;
+        view.ranges_broken = self.broken;
+        view.spans = self.spans.iter().copied().collect();
+        view.spans_dropped = self.spans_dropped;
+    }
+
+    pub fn bytes(&self) -> usize {
+        let names = self.kept.capacity() * (size_of::<(u32, Lengths)>() + 16);
+        let open = self.open.values().map(|open| open.capacity() * size_of::<(u32, u64)>() + 64);
+        names + open.sum::<usize>() + self.spans.capacity() * size_of::<Span>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(thread: u32, tag: u32, time_ns: u64) -> Stamp {
+        Stamp { thread, tag, time_ns, ..Stamp::default() }
+    }
+
+    fn told(ranges: &Ranges) -> Own {
+        let mut view = Own::default();
+        ranges.view(|tag| Some(tag.to_string().into()), &mut view);
+        view
+    }
+
+    #[test]
+    fn each_name_has_its_times_whatever_the_order_of_ends() {
+        let mut ranges = Ranges::new(2);
+        ranges.edge(&at(1, 10, 0), Edge::Begin);
+        ranges.edge(&at(1, 11, 10), Edge::Begin);
+        ranges.edge(&at(2, 10, 20), Edge::Begin);
+        ranges.edge(&at(1, 10, 100), Edge::End); // the outer one first, as domains of NVTX may
+        ranges.edge(&at(1, 11, 110), Edge::End);
+        ranges.edge(&at(2, 10, 60), Edge::End);
+        ranges.edge(&at(3, 12, 70), Edge::Begin);
+        let Own { ranges: rows, spans, spans_dropped, .. } = told(&ranges);
+        let row = |row: &Range| {
+            (
+                row.name.as_deref().map(str::to_owned),
+                row.count,
+                row.total_ns,
+                row.min_ns,
+                row.max_ns,
+                row.open,
+            )
+        };
+        assert_eq!(
+            rows.iter().map(row).collect::<Vec<_>>(),
+            [
+                (Some("10".into()), 2, 140, 40, 100, 0),
+                (Some("11".into()), 1, 100, 100, 100, 0),
+                (Some("12".into()), 0, 0, 0, 0, 1),
+            ]
+        );
+        assert_eq!((spans.len(), spans_dropped, spans[1].1, spans[1].2), (2, 1, 2, 20));
+    }
+
+    #[test]
+    fn after_a_loss_no_end_meets_an_older_begin() {
+        let mut ranges = Ranges::new(8);
+        ranges.edge(&at(1, 10, 0), Edge::Begin);
+        ranges.step(0);
+        ranges.lose();
+        ranges.step(50);
+        ranges.edge(&at(1, 10, 100), Edge::End);
+        let view = told(&ranges);
+        assert_eq!((view.ranges_broken, view.spans.len()), (2, 0));
+        assert_eq!((view.ranges.len(), view.ranges[0].count, view.ranges[0].open), (1, 0, 1), "the step");
+        ranges.step(80);
+        assert_eq!(told(&ranges).ranges[0].total_ns, 30);
+    }
+
+    #[test]
+    fn whatever_a_program_says_it_takes_so_much() {
+        let mut ranges = Ranges::new(16);
+        for number in 0..100_000_u32 {
+            ranges.edge(&at(number % 5000, number, u64::from(number)), Edge::Begin);
+            if number % 3 == 0 {
+                ranges.edge(&at(number % 5000, number, u64::from(number) + 1), Edge::End);
+            }
+        }
+        let view = told(&ranges);
+        assert!(view.ranges.len() <= MAX_RANGES && view.spans.len() <= 16);
+        assert!(view.ranges_dropped > 50_000, "{}", view.ranges_dropped);
+        assert!(ranges.bytes() < 1 << 20, "{}", ranges.bytes());
+    }
+}

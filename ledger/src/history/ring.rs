@@ -1,0 +1,86 @@
+//! A bounded number of points for any length of time: when all are taken, pairs are merged.
+
+/// Points of each amount.
+pub(super) const POINTS: usize = 64;
+
+/// Points on one axis, and columns of amounts.
+#[derive(Debug)]
+pub(super) struct Ring {
+    pub stride: u64,
+    /// Samples of a point.
+    looks: u64,
+    pub points: Vec<TrendPoint>,
+    pub latest: TrendPoint,
+    pub columns: Vec<Vec<i64>>,
+}
+
+impl Ring {
+    pub fn new(looks: u64, columns: usize) -> Self {
+        let columns = vec![Vec::new(); columns];
+        Ring { stride: 1, looks, points: Vec::new(), latest: TrendPoint::default(), columns }
+    }
+
+    /// Whether a sample at `index` is wanted: `Some(true)` if it begins a point.
+    pub fn place(&mut self, index: u64, time_ns: u64) -> Option<bool> {
+        if index < self.latest.index {
+            return None;
+        }
+        self.latest = TrendPoint { index, time_ns };
+        loop {
+            if index % self.stride >= self.looks {
+                return None;
+            }
+            let start = index - index % self.stride;
+            if self.points.last().is_some_and(|point| point.index >= start) {
+                return Some(false);
+            }
+            if self.points.len() < POINTS {
+                self.points.push(TrendPoint { index: start, time_ns });
+                return Some(true);
+            }
+            self.widen();
+        }
+    }
+
+    /// Merges pairs of points.
+    fn widen(&mut self) {
+        let all_count = self.stride < self.looks;
+        self.stride = self.stride.saturating_mul(2);
+        let old = std::mem::take(&mut self.points);
+        let mut into = Vec::with_capacity(old.len());
+        for point in old {
+            let index = point.index - point.index % self.stride;
+            if self.points.last().is_none_or(|last| last.index != index) {
+                self.points.push(TrendPoint { index, ..point });
+            }
+            into.push(self.points.len() - 1);
+        }
+        for column in &mut self.columns {
+            let old = std::mem::take(column);
+            for (bytes, &at) in old.into_iter().zip(&into) {
+                match column.get_mut(at) {
+                    Some(point) if all_count => *point = bytes.min(*point),
+                    Some(_) => {}
+                    None => column.push(bytes),
+                }
+            }
+        }
+    }
+
+    pub fn put(&mut self, column: usize, bytes: i64, is_new: bool) {
+        let column = &mut self.columns[column];
+        match column.last_mut() {
+            Some(last) if !is_new => *last = bytes.min(*last),
+            _ => column.push(bytes),
+        }
+    }
+}
+
+/// When a point began.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TrendPoint {
+    /// Steps since the first, or seconds (of the gap: tenths of seconds) of record time; a multiple of the stride.
+    pub index: u64,
+    /// Time of its first sample.
+    pub time_ns: u64,
+}

@@ -1,0 +1,460 @@
+//! Points of growth: the amounts of a book at the begin of each step, and over time, in a bounded number of points, from which a leak
+//! can be judged.
+//!
+//! **When samples are taken.** At each `Step` record: a leak is memory that a step allocated and that is still held when the next one
+//! begins, and temporary memory is gone by then. For programs without steps, at the troughs of a stable period (period.rs), and at most
+//! every quarter of a second, when a window of the book is over anyway or a sample of NVML is closed. No booking is watched, so no
+//! event costs more.
+//!
+//! **What a point is.** The lowest amount of its first samples: eight steps, or a minute. When all points are taken, pairs are merged.
+//! As long as every sample of a pair counts, the merged point is the lower of the two; from then on it is the first one. So every point
+//! is the lowest of equally many samples. If old points were the lowest of more samples than new ones, any noise would look like
+//! growth.
+//!
+//! **What it costs.** A sample compares each cell with its first amount; only cells that ever changed have points. Points that have all
+//! their samples cost one comparison per step, so n steps cost some hundred times log n samples.
+
+use crate::book::cells::CellId;
+use crate::book::{Book, WINDOW_NS};
+use crate::history::period::Period;
+use crate::history::ring::{Ring, TrendPoint};
+
+/// Cells with points of their own; more are summed in one.
+const COLUMNS: usize = 512;
+/// Samples of a point of steps.
+const STEPS: u64 = 8;
+/// Samples of a point of seconds, a power of two.
+const SECONDS: u64 = 64;
+/// A program that has reported so many steps needs no period.
+const TOLD_STEPS: usize = 12;
+/// Unit of the index of a gap, and samples of a point: the gap is known only at samples of NVML.
+const GAP_UNIT_NS: u64 = 100_000_000;
+const GAP_LOOKS: u64 = 512;
+const SECOND_NS: u64 = 1_000_000_000;
+const BETWEEN_LOOKS_NS: u64 = SECOND_NS / 4;
+/// Records that were lost may contain steps: the program's numbers tell how many, up to this many.
+const MOST_LOST_STEPS: u64 = 1 << 20;
+
+/// Amounts at the same points.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TrackView {
+    /// Steps or seconds from a point to the next.
+    pub stride: u64,
+    /// When the points began.
+    pub points: Vec<TrendPoint>,
+    /// The latest step or second, sampled or not.
+    pub latest: TrendPoint,
+    /// Direct and block bytes.
+    pub named: Vec<i64>,
+    /// Idle and opaque bytes of pools.
+    pub slack: Vec<i64>,
+    /// Cells that changed, by index of `ProcessView::cells`.
+    pub cells: Vec<(CellId, Vec<i64>)>,
+    /// Sum of the changes of all cells without points of their own, since they were first seen.
+    pub rest: Vec<i64>,
+}
+
+/// Points of growth of one account.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TrendView {
+    /// By step.
+    pub steps: TrackView,
+    /// By period, if the live bytes have a stable one, and its length.
+    pub periods: Option<(u64, TrackView)>,
+    /// By time.
+    pub times: TrackView,
+    /// Untrackable at certain samples, with their times; without an agent: `used`.
+    pub gap: Vec<(u64, i64)>,
+    /// `gap` is `used`.
+    pub gap_is_used: bool,
+}
+
+/// First columns of a track's ring.
+const NAMED: usize = 0;
+const SLACK: usize = 1;
+const REST: usize = 2;
+const FIXED: usize = 3;
+/// Column of a cell that never changed.
+const CONSTANT: usize = usize::MAX;
+
+#[derive(Debug, Clone, Copy)]
+struct Cell {
+    /// Its amount at the first point.
+    first: i64,
+    column: usize,
+}
+
+/// Amounts of all cells of a book on one axis.
+#[derive(Debug)]
+struct Track {
+    ring: Ring,
+    /// By [`CellId`].
+    cells: Vec<Cell>,
+}
+
+impl Track {
+    fn new(looks: u64) -> Self {
+        Track { ring: Ring::new(looks, FIXED), cells: Vec::new() }
+    }
+
+    /// `amounts`: number of cells, amount of each, and the cells of idle and opaque bytes.
+    fn look(&mut self, index: u64, time_ns: u64, amounts: (usize, &dyn Fn(CellId) -> i64, &[CellId])) {
+        let Some(is_new) = self.ring.place(index, time_ns) else { return };
+        let (count, amount, unnamed) = amounts;
+        let is_first = is_new && self.ring.points.len() == 1;
+        for id in self.cells.len()..count {
+            // A cell that came later was 0 before.
+            let first = if is_first { amount(id as CellId) } else { 0 };
+            self.cells.push(Cell { first, column: CONSTANT });
+        }
+        let (mut named, mut slack, mut rest) = (0_i64, 0_i64, 0_i64);
+        for id in 0..self.cells.len() {
+            let bytes = amount(id as CellId);
+            if unnamed.contains(&(id as CellId)) {
+                slack = slack.wrapping_add(bytes);
+                continue;
+            }
+            named = named.wrapping_add(bytes);
+            let Cell { first, column } = self.cells[id];
+            match column {
+                CONSTANT if bytes == first => {}
+                CONSTANT => {
+                    let column = self.column(first, is_new);
+                    self.cells[id].column = column;
+                    if column == REST {
+                        rest = rest.wrapping_add(bytes.wrapping_sub(first));
+                    } else {
+                        self.ring.put(column, bytes, is_new);
+                    }
+                }
+                REST => rest = rest.wrapping_add(bytes.wrapping_sub(first)),
+                column => self.ring.put(column, bytes, is_new),
+            }
+        }
+        for (column, bytes) in [(NAMED, named), (SLACK, slack), (REST, rest)] {
+            self.ring.put(column, bytes, is_new);
+        }
+    }
+
+    /// Returns a column for a cell that was `first` up to now.
+    fn column(&mut self, first: i64, is_new: bool) -> usize {
+        if self.ring.columns.len() >= FIXED + COLUMNS {
+            return REST;
+        }
+        let before = self.ring.points.len() - usize::from(is_new);
+        self.ring.columns.push(vec![first; before]);
+        self.ring.columns.len() - 1
+    }
+
+    /// Makes room for cells that begin to change: those that changed least are added to the rest.
+    fn fold(&mut self) {
+        if self.ring.columns.len() < FIXED + COLUMNS {
+            return;
+        }
+        let mut rises: Vec<(u64, usize)> =
+            (FIXED..self.ring.columns.len()).map(|at| (rise(&self.ring.columns[at]), at)).collect();
+        rises.sort_unstable();
+        let mut goes = vec![false; self.ring.columns.len()];
+        rises.iter().take(COLUMNS / 4).for_each(|&(_, at)| goes[at] = true);
+        let old = std::mem::take(&mut self.ring.columns);
+        let mut place = vec![REST; old.len()];
+        let mut folded = vec![0_i64; self.ring.points.len()];
+        for (at, column) in old.into_iter().enumerate() {
+            if goes[at] {
+                let first = column.first().copied().unwrap_or(0);
+                for (sum, bytes) in folded.iter_mut().zip(column) {
+                    *sum = sum.wrapping_add(bytes.wrapping_sub(first));
+                }
+            } else {
+                place[at] = self.ring.columns.len();
+                self.ring.columns.push(column);
+            }
+        }
+        for (sum, bytes) in self.ring.columns[REST].iter_mut().zip(folded) {
+            *sum = sum.wrapping_add(bytes);
+        }
+        for cell in self.cells.iter_mut().filter(|cell| cell.column != CONSTANT) {
+            cell.column = place[cell.column];
+        }
+    }
+
+    fn view(&self) -> TrackView {
+        let columns = &self.ring.columns;
+        let own = |(id, cell): (usize, &Cell)| {
+            let has_own = cell.column != CONSTANT && cell.column != REST;
+            has_own.then(|| (id as CellId, columns[cell.column].clone()))
+        };
+        TrackView {
+            stride: self.ring.stride,
+            points: self.ring.points.clone(),
+            latest: self.ring.latest,
+            named: columns[NAMED].clone(),
+            slack: columns[SLACK].clone(),
+            cells: self.cells.iter().enumerate().filter_map(own).collect(),
+            rest: columns[REST].clone(),
+        }
+    }
+}
+
+/// Distance of the lowest value of the last half from that of the first half: separates growth from noise well enough to choose cells.
+pub fn rise(points: &[i64]) -> u64 {
+    let (early, late) = points.split_at(points.len() / 2);
+    match (early.iter().min(), late.iter().min()) {
+        (Some(early), Some(late)) => late.abs_diff(*early),
+        _ => 0,
+    }
+}
+
+/// The points of one book.
+#[derive(Debug)]
+pub(crate) struct Trend {
+    steps: Track,
+    /// For a program that reports no steps.
+    periods: Option<(Period, Track)>,
+    times: Track,
+    looked_ns: u64,
+    now_ns: u64,
+}
+
+impl Default for Trend {
+    fn default() -> Self {
+        Trend {
+            steps: Track::new(STEPS),
+            periods: Some((Period::default(), Track::new(STEPS))),
+            times: Track::new(SECONDS),
+            looked_ns: 0,
+            now_ns: 0,
+        }
+    }
+}
+
+impl Trend {
+    /// Step `index` since the first begins.
+    pub fn step(&mut self, index: u64, time_ns: u64, book: &Book) {
+        self.steps.look(index, time_ns, (book.len(), &|cell| book.now(cell), book.unnamed_cells()));
+        self.steps.fold();
+        if self.steps.ring.points.len() >= TOLD_STEPS {
+            self.periods = None;
+        }
+    }
+
+    /// Time has passed: samples the book if that is due.
+    pub fn time(&mut self, time_ns: u64, book: &Book) {
+        if time_ns / WINDOW_NS <= self.now_ns / WINDOW_NS {
+            return;
+        }
+        self.now_ns = time_ns;
+        if let Some((period, track)) = &mut self.periods {
+            let slack = book.unnamed();
+            if let Some(index) = period.trough(time_ns, book.tracked.wrapping_sub(slack)) {
+                track.look(index, time_ns, (book.len(), &|cell| book.now(cell), book.unnamed_cells()));
+                track.fold();
+            }
+        }
+        if self.is_due(time_ns) {
+            self.times.look(
+                time_ns / SECOND_NS,
+                time_ns,
+                (book.len(), &|cell| book.now(cell), book.unnamed_cells()),
+            );
+            self.times.fold();
+        }
+    }
+
+    /// A sample of NVML was closed that has the book at its own time.
+    pub fn sample(&mut self, time_ns: u64, amounts: &[i64], book: &Book) {
+        if self.is_due(time_ns) {
+            let amount = |cell: CellId| amounts.get(cell as usize).copied().unwrap_or(0);
+            self.times.look(time_ns / SECOND_NS, time_ns, (amounts.len(), &amount, book.unnamed_cells()));
+            self.times.fold();
+        }
+    }
+
+    fn is_due(&mut self, time_ns: u64) -> bool {
+        let is_due = time_ns / BETWEEN_LOOKS_NS > self.looked_ns / BETWEEN_LOOKS_NS;
+        if is_due {
+            self.looked_ns = time_ns;
+        }
+        is_due
+    }
+
+    /// All but the gap.
+    pub fn view(&self) -> TrendView {
+        let periods = self
+            .periods
+            .as_ref()
+            .and_then(|(period, track)| Some((period.length_ns(self.now_ns)?, track.view())));
+        TrendView { steps: self.steps.view(), periods, times: self.times.view(), ..TrendView::default() }
+    }
+}
+
+/// Points of growth of a process.
+#[derive(Debug, Default)]
+pub(crate) struct Growth {
+    /// By book; grows when there is something to sample.
+    pub trends: Vec<Trend>,
+    pub steps: StepCount,
+}
+
+/// The gap at certain samples; without an agent, `used`.
+#[derive(Debug)]
+pub(crate) struct GapTrend {
+    ring: Ring,
+    is_used: bool,
+}
+
+impl Default for GapTrend {
+    fn default() -> Self {
+        GapTrend { ring: Ring::new(GAP_LOOKS, 1), is_used: false }
+    }
+}
+
+impl GapTrend {
+    pub fn add(&mut self, time_ns: u64, bytes: i64, is_used: bool) {
+        if self.is_used != is_used {
+            *self = GapTrend { is_used, ..GapTrend::default() };
+        }
+        if let Some(is_new) = self.ring.place(time_ns / GAP_UNIT_NS, time_ns) {
+            self.ring.put(0, bytes, is_new);
+        }
+    }
+
+    /// Times and bytes, and whether they are of `used`.
+    pub fn view(&self) -> (Vec<(u64, i64)>, bool) {
+        let times = self.ring.points.iter().map(|point| point.time_ns);
+        (times.zip(self.ring.columns[0].iter().copied()).collect(), self.is_used)
+    }
+}
+
+/// Number of steps that a process has begun. The program's numbers may restart or jump: they count only after a loss.
+#[derive(Debug, Default)]
+pub(crate) struct StepCount {
+    count: Option<u64>,
+    number: u64,
+    lost: bool,
+}
+
+impl StepCount {
+    /// Records were lost, maybe steps among them.
+    pub fn lose(&mut self) {
+        self.lost = true;
+    }
+
+    /// The index of step `number`, which begins; 0 is the first.
+    pub fn next(&mut self, number: u64) -> u64 {
+        let ahead = number.checked_sub(self.number).filter(|ahead| (1..=MOST_LOST_STEPS).contains(ahead));
+        let ahead = ahead.filter(|_| std::mem::take(&mut self.lost)).unwrap_or(1);
+        let index = self.count.map_or(0, |count| count.saturating_add(ahead));
+        (self.count, self.number, self.lost) = (Some(index), number, false);
+        index
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::book::cells::{IDLE, OPAQUE};
+    use crate::history::ring::POINTS;
+
+    fn look(track: &mut Track, index: u64, amounts: &[i64]) {
+        track.look(
+            index,
+            index.wrapping_mul(1000),
+            (amounts.len(), &|cell| amounts[cell as usize], &[IDLE, OPAQUE]),
+        );
+        track.fold();
+    }
+
+    #[test]
+    fn points_go_on_for_ever_and_are_the_lowest_of_equally_many_looks() {
+        let mut track = Track::new(STEPS);
+        for step in 0..100_000_u64 {
+            // The lowest of any eight in sequence is 0 if they begin at a multiple of eight, of fewer it is more.
+            look(&mut track, step, &[0, 0, 0, (7 - step % 8) as i64]);
+        }
+        let view = track.view();
+        assert!((POINTS / 2..=POINTS).contains(&view.points.len()), "{}", view.points.len());
+        assert_eq!(view.stride, 2048);
+        assert_eq!(view.latest, TrendPoint { index: 99_999, time_ns: 99_999_000 });
+        assert!(view.points.iter().enumerate().all(|(at, point)| point.index == at as u64 * 2048));
+        assert_eq!(view.cells.len(), 1);
+        assert!(view.cells[0].1.iter().all(|bytes| *bytes == 0), "{:?}", view.cells[0].1);
+        assert_eq!(view.named, view.cells[0].1);
+    }
+
+    #[test]
+    fn few_looks_are_all_there() {
+        let mut track = Track::new(STEPS);
+        (0..64).for_each(|step| look(&mut track, step, &[5, 6, 0, 100, 7 * step as i64]));
+        let view = track.view();
+        assert_eq!((view.stride, view.points.len()), (1, 64));
+        let grows: Vec<i64> = (0..64).map(|step| 7 * step).collect();
+        assert_eq!(view.cells, [(4, grows.clone())], "what never changes needs no points");
+        assert_eq!(view.named, grows.iter().map(|bytes| bytes + 100).collect::<Vec<_>>());
+        assert_eq!(view.slack, vec![11; 64]);
+        look(&mut track, 64, &[5, 6, 0, 100, 448]);
+        let view = track.view();
+        assert_eq!((view.stride, view.points.len()), (2, 33));
+        assert_eq!(view.cells[0].1[..3], [0, 14, 28], "the lower of each pair");
+    }
+
+    #[test]
+    fn a_cell_that_comes_later_was_nothing_before() {
+        let mut track = Track::new(STEPS);
+        look(&mut track, 0, &[0, 0, 0, 50]);
+        look(&mut track, 1, &[0, 0, 0, 50, 9]);
+        look(&mut track, 2, &[0, 0, 0, 40, 9]);
+        assert_eq!(track.view().cells, [(3, vec![50, 50, 40]), (4, vec![0, 9, 9])]);
+    }
+
+    #[test]
+    fn cells_without_room_are_summed_and_one_that_grows_later_still_finds_a_place() {
+        let mut track = Track::new(STEPS);
+        let many = 3 + COLUMNS + 100;
+        for step in 0..1000_u64 {
+            let mut amounts: Vec<i64> = (0..many).map(|cell| (step % 2) as i64 + cell as i64).collect();
+            amounts[0..3].fill(0);
+            if step > 200 {
+                amounts.push(1000 * (step - 200) as i64);
+            }
+            look(&mut track, step, &amounts);
+        }
+        let view = track.view();
+        assert!(view.cells.len() <= COLUMNS, "{}", view.cells.len());
+        let late = view.cells.iter().find(|(cell, _)| *cell as usize == many);
+        assert!(late.is_some_and(|(_, points)| rise(points) > 100_000), "{late:?}");
+        let last = view.points.len() - 1;
+        let firsts: i64 = (3..many as i64).sum();
+        let own: i64 = view.cells.iter().map(|(_, points)| points[last] - points[0]).sum();
+        assert_eq!(view.named[last] - firsts, own + view.rest[last], "the rest is all the rest");
+    }
+
+    #[test]
+    fn times_that_run_away_cost_nothing() {
+        let mut track = Track::new(SECONDS);
+        let times = [0, 1, 1 << 20, 1 << 40, (1 << 40) + 1, 5, u64::MAX - 1, u64::MAX];
+        times.iter().for_each(|&time| look(&mut track, time, &[0, 0, 0, 1]));
+        assert!(track.view().points.len() <= POINTS);
+        for time in 0..1000 {
+            look(&mut track, u64::MAX - 1000 + time, &[0, 0, 0, 1]);
+        }
+        let mut gap = GapTrend::default();
+        (0..10_000).for_each(|second| gap.add(second * SECOND_NS, second as i64, false));
+        let (points, is_used) = gap.view();
+        assert!(points.len() <= POINTS && !is_used && points[0] == (0, 0), "{points:?}");
+        gap.add(10_000 * SECOND_NS, 7, true);
+        assert_eq!(gap.view(), (vec![(10_000 * SECOND_NS, 7)], true), "another amount begins anew");
+    }
+
+    #[test]
+    fn steps_are_counted_and_lost_ones_are_told_by_their_numbers() {
+        let mut steps = StepCount::default();
+        assert_eq!([700, 701, 1, 2, 2].map(|number| steps.next(number)), [0, 1, 2, 3, 4]);
+        steps.lose();
+        assert_eq!([10, 11].map(|number| steps.next(number)), [12, 13]);
+        steps.lose();
+        assert_eq!([3, u64::MAX].map(|number| steps.next(number)), [14, 15], "no number to go by");
+        steps.lose();
+        assert_eq!(steps.next(0), 16);
+    }
+}

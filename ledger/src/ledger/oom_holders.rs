@@ -1,0 +1,130 @@
+//! Who held a device: according to the reading that is nearest to the moment memory ran out, and for a process that ended without a
+//! report, according to the last reading that listed it.
+
+use crate::base::identity::ProcessKey;
+use crate::ledger::{Ledger, book_on};
+use crate::oom::device::{Listing, OomDevice};
+use crate::oom::records::{OomEntry, OomView};
+use gpumem_model::oom::OomKind;
+use gpumem_wire::Stamp;
+use std::sync::Arc;
+
+/// A reading that comes this soon after the moment may be nearer to it than the one before.
+const SOON_NS: u64 = 3_000_000_000;
+/// A device with less than this part of it free is nearly full.
+const NEARLY_FULL: i64 = 16;
+impl Ledger {
+    /// Memory ran out in a process: records who held the device.
+    #[cold]
+    pub(crate) fn record_holders(&mut self, index: usize) {
+        self.processes[index].ooms.wants_holders = false;
+        let process = &self.processes[index];
+        let Some(entry) = process.ooms.entries.last() else { return };
+        let account = &process.accounts[usize::from(entry.book)];
+        let time_ns = entry.view.time_ns;
+        let Some((device, listing)) =
+            account.device.and_then(|device| Some((device, Arc::clone(self.listings.get(&device)?))))
+        else {
+            return;
+        };
+        let told = self.holders(index, device, &listing, &entry.view);
+        let ooms = &mut self.processes[index].ooms;
+        // The next reading may be nearer.
+        ooms.reading_until_ns = if told.read_ns < time_ns { time_ns + SOON_NS } else { 0 };
+        if let Some(entry) = ooms.entries.last_mut() {
+            entry.view.device = Some(told);
+        }
+    }
+
+    /// Returns the processes that NVML listed in the reading with this number, if it is the device's last one that agreed.
+    pub fn listed(&self, device: usize, number: u64) -> Option<&[(ProcessKey, u64)]> {
+        let listing = self.listings.get(&device)?;
+        (listing.agreed.number == number).then_some(&listing.listed)
+    }
+
+    /// A reading has ended, with its lists.
+    pub(crate) fn remember_listing(&mut self, device: usize, listing: &Arc<Listing>) {
+        let read_ns = listing.agreed.reading.time_ns;
+        for at in 0..self.members[device].len() {
+            let index = self.members[device][at];
+            let process = &mut self.processes[index];
+            if !process.coverage.covered
+                && let Some(book) = book_on(process, device)
+                && listing.of(process.key).is_some()
+            {
+                process.accounts[usize::from(book)].listing = Some(Arc::clone(listing));
+            }
+            if process.ooms.reading_until_ns > 0 {
+                self.record_nearer_holders(index, device, read_ns, listing);
+            }
+        }
+    }
+
+    /// Updates the newest entry of a process if this reading is nearer to it.
+    #[cold]
+    fn record_nearer_holders(&mut self, index: usize, device: usize, read_ns: u64, listing: &Listing) {
+        let process = &self.processes[index];
+        let Some(entry) = process.ooms.entries.last() else { return };
+        if process.accounts[usize::from(entry.book)].device != Some(device) {
+            return;
+        }
+        let before_ns = entry.view.device.as_ref().map_or(0, |device| device.read_ns);
+        let is_nearer = read_ns.abs_diff(entry.view.time_ns) < before_ns.abs_diff(entry.view.time_ns);
+        let told = (is_nearer && listing.of(process.key).is_some())
+            .then(|| self.holders(index, device, listing, &entry.view));
+        let ooms = &mut self.processes[index].ooms;
+        ooms.reading_until_ns = 0;
+        if let (Some(told), Some(entry)) = (told, ooms.entries.last_mut()) {
+            entry.view.device = Some(told);
+        }
+    }
+
+    fn holders(&self, index: usize, device: usize, listing: &Listing, view: &OomView) -> OomDevice {
+        let own = view.untrackable_bytes.zip(view.predates_bytes);
+        let own = own.map(|(gap, predates)| view.tracked_bytes.wrapping_add(gap).wrapping_add(predates));
+        let who = |key: ProcessKey| {
+            let found = self.by_key.get(&key).and_then(|&index| self.processes.get(index));
+            let account = found.and_then(|process| {
+                let book = book_on(process, device)?;
+                Some(&process.accounts[usize::from(book)])
+            });
+            let user = found.and_then(|process| process.facts.seen.get("user").cloned());
+            (user, account.and_then(|account| account.last_minute.growth()))
+        };
+        let key = self.processes[index].key;
+        OomDevice::of(listing, self.devices[device].total_bytes, key, (own, view.tracked_bytes), who)
+    }
+
+    /// A process has ended. If it had no agent and its device was nearly full, an out-of-memory error is suspected.
+    #[cold]
+    pub(crate) fn record_suspected_oom(&mut self, index: usize, time_ns: u64, status: Option<u64>) {
+        let process = &self.processes[index];
+        if process.coverage.covered || status == Some(0) {
+            return;
+        }
+        for book in 0..self.processes[index].accounts.len() {
+            let account = &self.processes[index].accounts[book];
+            let (Some(device), Some(listing)) = (account.device, account.listing.clone()) else { continue };
+            let least_free = listing.least_free_bytes();
+            let mut view = OomView {
+                kind: OomKind::Suspected,
+                time_ns,
+                last_ns: time_ns,
+                count: 1,
+                device_free_bytes: Some(least_free),
+                is_unheard: true,
+                ..OomView::default()
+            };
+            let told = self.holders(index, device, &listing, &view);
+            let is_full = i64::try_from(told.total_bytes)
+                .is_ok_and(|total| i64::try_from(least_free).is_ok_and(|free| free <= total / NEARLY_FULL));
+            if is_full {
+                view.device = Some(told);
+                let stamp = Stamp { time_ns, ..Stamp::default() };
+                let book = book as u8;
+                self.processes[index].ooms.push(OomEntry { book, stamp, view, fresh: 0, at_allocations: 0 });
+                self.processes[index].ooms.wants_holders = false;
+            }
+        }
+    }
+}

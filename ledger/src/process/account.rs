@@ -1,0 +1,233 @@
+//! What a process has on one device beside its book: samples, the baseline, and the gap at the peak.
+
+use crate::base::recent::LastMinute;
+use crate::book::Peak;
+use crate::history::trend::GapTrend;
+use crate::oom::device::Listing;
+use crate::samples::pending::{ClosedSample, PeakGap};
+use crate::untrackable::account::Causes;
+use gpumem_model::gap::Parts;
+use gpumem_wire::Body;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Adopted rows whose time is kept until a reading begins after them.
+const MAX_ADOPTIONS: usize = 1 << 14;
+
+#[derive(Debug, Default)]
+pub(crate) struct Account {
+    pub device: Option<usize>,
+    /// Bytes older than the agent that are not tracked, once known.
+    pub predates: Option<i64>,
+    /// `predates` was reported by the agent, or is of a sample that was certain: later samples do not change it.
+    is_settled: bool,
+    /// Time of the agent's last report.
+    baseline_ns: u64,
+    /// Bytes older than the agent that are tracked by now, without those in `adoptions`.
+    adopted: i64,
+    /// The latest adoptions: time and bytes. A reading may begin while a list is adopted.
+    adoptions: VecDeque<(u64, i64)>,
+    /// Time up to which freed baseline memory has left `predates`.
+    released_ns: u64,
+    pub latest: Option<ClosedSample>,
+    /// The latest sample in which `used` was read, and `tracked` known if there was an agent.
+    pub complete: Option<ClosedSample>,
+    /// Causes of the untrackable.
+    pub causes: Causes,
+    /// Points of the gap, to judge its growth.
+    pub gaps: GapTrend,
+    /// `used` in the last minute.
+    pub last_minute: LastMinute,
+    /// Without an agent: the last reading that listed the process.
+    pub listing: Option<Arc<Listing>>,
+    /// Highest `used`, and its time.
+    pub peak_used: Option<(u64, u64)>,
+    /// Highest `used` according to the driver's own accounting, where it is on.
+    pub accounted_peak: Option<u64>,
+    /// Bytes of the newest `used` that confidential computing protects.
+    pub protected: Option<u64>,
+    /// The last gap before the peak.
+    before_peak: Option<SampleGap>,
+    /// The first gap after the peak of that epoch, or the first exact one.
+    after_peak: Option<(u32, SampleGap)>,
+    /// The last gap, which is the one before the next peak.
+    last: Option<SampleGap>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct SampleGap {
+    t0_ns: u64,
+    untrackable: i64,
+    predates: i64,
+    tracked: i64,
+    parts: Option<Parts>,
+    /// `tracked` is exactly that of the reading.
+    sharp: bool,
+}
+
+impl SampleGap {
+    fn is_exact(&self, peak: &Peak) -> bool {
+        self.tracked == peak.bytes && self.sharp
+    }
+}
+
+impl Account {
+    pub fn new(device: Option<usize>) -> Self {
+        Account { device, ..Account::default() }
+    }
+
+    /// Memory that is older than the agent is tracked from then on. Negative bytes: it no longer is.
+    pub fn adopt_baseline(&mut self, bytes: i64, time_ns: u64) {
+        if time_ns > self.baseline_ns {
+            self.predates = self.predates.map(|predates| predates.wrapping_sub(bytes));
+        }
+        self.adoptions.push_back((time_ns, bytes));
+        if self.adoptions.len() > MAX_ADOPTIONS
+            && let Some((_, bytes)) = self.adoptions.pop_front()
+        {
+            self.adopted = self.adopted.wrapping_add(bytes);
+        }
+    }
+
+    /// Takes what the driver reports beside `used`: its own peak, and protected bytes.
+    pub fn note_driver_reading(&mut self, body: &Body<'_>) {
+        match *body {
+            Body::AccountedPeak { peak_bytes, .. } => {
+                self.accounted_peak = self.accounted_peak.max(Some(peak_bytes));
+            }
+            Body::ProtectedSample { protected_bytes, .. } => self.protected = Some(protected_bytes),
+            _ => {}
+        }
+    }
+
+    /// Estimate of its memory.
+    pub fn bytes(&self) -> usize {
+        (16 << 10) + 2 * self.adoptions.capacity() * size_of::<(u64, i64)>()
+    }
+
+    /// Sets the bytes older than the agent, as the agent reports them.
+    pub fn baseline(&mut self, bytes: u64, time_ns: u64) {
+        self.predates = i64::try_from(bytes).ok();
+        (self.is_settled, self.baseline_ns) = (self.predates.is_some(), time_ns);
+    }
+
+    /// Adopted bytes that were not tracked at that moment.
+    fn adopted_after(&self, t0_ns: u64) -> i64 {
+        let after = self.adoptions.iter().filter(|(time_ns, _)| *time_ns > t0_ns);
+        after.fold(0, |sum, (_, bytes)| sum.wrapping_add(*bytes))
+    }
+
+    /// Bytes older than the agent that were tracked at that moment.
+    pub fn adopted_at(&self, t0_ns: u64) -> i64 {
+        let by_then = self.adoptions.iter().filter(|(time_ns, _)| *time_ns <= t0_ns);
+        by_then.fold(self.adopted, |sum, (_, bytes)| sum.wrapping_add(*bytes))
+    }
+
+    /// Whether a sample determines the bytes older than the agent: the first sample does, and later ones until one is certain.
+    pub fn settles_baseline(&self, sample: &ClosedSample, late: bool) -> bool {
+        late && !self.is_settled && (sample.is_certain() || self.predates.is_none())
+    }
+
+    /// Returns the bytes older than the agent that were not tracked at the sample.
+    pub fn predates_at(&mut self, sample: &ClosedSample, late: bool) -> i64 {
+        let not_yet = self.adopted_after(sample.t0_ns);
+        if self.settles_baseline(sample, late)
+            && let Some(gap) = sample.gap_bytes()
+        {
+            (self.predates, self.is_settled) = (Some(gap.wrapping_sub(not_yet)), sample.is_certain());
+        }
+        if !self.adoptions.is_empty() {
+            // Later samples begin later.
+            self.adopted = self.adopted_at(sample.t0_ns);
+            self.adoptions.retain(|(time_ns, _)| *time_ns > sample.t0_ns);
+            self.adoptions.shrink_to_fit();
+        }
+        self.predates.map_or(0, |predates| predates.wrapping_add(not_yet))
+    }
+
+    /// Whether there may be memory that is older than the agent and not tracked. (The agent reports that of PyTorch's segments alone.)
+    pub fn has_older(&self) -> bool {
+        self.predates != Some(0) || self.baseline_ns != 0
+    }
+
+    /// The program has freed memory that is older than the agent: the gap fell by its size.
+    pub fn release_baseline(&mut self, sample: &mut ClosedSample, freed_ns: u64) {
+        if freed_ns <= self.released_ns || sample.t1_ns < freed_ns {
+            return;
+        }
+        let before = self.last.map(|last| last.untrackable);
+        let (Some(before), Some(now), Some(predates)) = (before, sample.untrackable_bytes(), self.predates)
+        else {
+            return;
+        };
+        let gone = before.wrapping_sub(now).clamp(0, predates.max(0));
+        self.predates = Some(predates - gone);
+        self.adopted = self.adopted.wrapping_add(gone);
+        sample.predates_bytes = sample.predates_bytes.wrapping_sub(gone);
+        if sample.t0_ns > freed_ns {
+            self.released_ns = freed_ns;
+        }
+    }
+
+    /// Peaks begin anew from now on.
+    pub fn restart_peaks(&mut self) {
+        (self.before_peak, self.after_peak) = (None, None);
+        let read = self.latest.as_ref().and_then(|sample| Some((sample.used_bytes.ok()?, sample.t0_ns)));
+        self.peak_used = read;
+    }
+
+    /// Keeps a sample's gap if it can become the peak's.
+    pub fn note_gap(&mut self, sample: &ClosedSample, peak: &Peak) {
+        let (Some(untrackable), Some(tracked)) = (sample.untrackable_bytes(), sample.tracked_bytes) else {
+            return;
+        };
+        let gap = SampleGap {
+            t0_ns: sample.t0_ns,
+            untrackable,
+            predates: sample.predates_bytes,
+            tracked,
+            parts: sample.parts,
+            sharp: sample.is_certain(),
+        };
+        if gap.t0_ns < peak.time_ns {
+            self.before_peak = Some(gap);
+        } else {
+            let of_this_peak = self.after_peak.filter(|(epoch, _)| *epoch == peak.epoch);
+            if of_this_peak.is_none() && self.last.is_some_and(|last| last.t0_ns < peak.time_ns) {
+                self.before_peak = self.last;
+            }
+            if of_this_peak.is_none_or(|(_, first)| gap.is_exact(peak) && !first.is_exact(peak)) {
+                self.after_peak = Some((peak.epoch, gap));
+            }
+        }
+        self.last = Some(gap);
+    }
+
+    /// Returns the gap of the nearest certain sample; of one with the peak's own `tracked`, if there is one.
+    pub fn peak_gap(&self, peak: &Peak) -> Option<PeakGap> {
+        let after = self.after_peak.map(|(_, gap)| gap);
+        // A gap that was read while memory moved may be wrong by all that moved.
+        let best = |gap: &SampleGap| (!gap.is_exact(peak), !gap.sharp, gap.t0_ns.abs_diff(peak.time_ns));
+        let gap = [self.before_peak, after, self.last].into_iter().flatten().min_by_key(best)?;
+        Some(PeakGap {
+            untrackable_bytes: gap.untrackable,
+            predates_bytes: gap.predates,
+            distance_ns: gap.t0_ns.wrapping_sub(peak.time_ns) as i64,
+            exact: gap.is_exact(peak),
+            parts: gap.parts,
+        })
+    }
+}
+
+impl Account {
+    /// Adds a sample's gap if it is certain; for a process without an agent, its `used`.
+    pub fn follow_gap(&mut self, sample: &ClosedSample, covered: bool) {
+        let is_sharp = sample.is_certain();
+        let used = sample.used_bytes.ok().and_then(|used| i64::try_from(used).ok());
+        match (sample.untrackable_bytes(), used) {
+            (Some(gap), _) if is_sharp => self.gaps.add(sample.t0_ns, gap, false),
+            (None, Some(used)) if !covered => self.gaps.add(sample.t0_ns, used, true),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Which book a device has. Agents and NVML number devices differently, and either may report a device first.
+
+use crate::process::account::Account;
+use crate::process::{BEYOND, NO_BOOK, Process};
+
+impl Process {
+    fn add_book(&mut self, device: Option<usize>) -> u8 {
+        if self.accounts.len() < usize::from(BEYOND) {
+            self.accounts.push(Account::new(device));
+            let book = self.holdings.add_book();
+            if self.coverage.is_state_unknown() {
+                self.accounts[usize::from(book)].causes.lose();
+            }
+            if self.samples.keeps_history {
+                self.holdings.books_mut()[usize::from(book)].history.restart(0, 0);
+            }
+            return book;
+        }
+        self.holdings.anomalies_mut().devices_beyond += 1;
+        if self.accounts.len() == usize::from(BEYOND) {
+            self.accounts.push(Account::new(None));
+            self.holdings.add_book();
+        }
+        BEYOND
+    }
+
+    /// Returns the book of a sampled device; `None` beyond the devices that a process may have.
+    pub fn sampled_book(&mut self, device: usize) -> Option<u8> {
+        let book = self.accounts.iter().position(|account| account.device == Some(device));
+        let is_room = self.accounts.len() < usize::from(BEYOND);
+        book.map(|book| book as u8).or_else(|| is_room.then(|| self.add_book(Some(device))))
+    }
+
+    /// Returns the book of a device of the ledger.
+    fn book_of_device(&mut self, device: usize) -> u8 {
+        match self.accounts.iter().position(|account| account.device == Some(device)) {
+            Some(book) => book as u8,
+            None => self.add_book(Some(device)),
+        }
+    }
+
+    /// Binds the agent's device slot to a device; `threads`: how many the device can run at once, 0 if unknown.
+    pub fn name_slot(&mut self, slot: u8, device: usize, threads: u64) {
+        self.bind_slot(slot, device);
+        let book = self.slots[usize::from(slot)];
+        if let Some(account) = self.accounts.get_mut(usize::from(book)).filter(|_| threads != 0) {
+            account.causes.since_boundary.threads = threads;
+        }
+    }
+
+    fn bind_slot(&mut self, slot: u8, device: usize) {
+        let nameless = Some(self.slots[usize::from(slot)]).filter(|&book| {
+            book != NO_BOOK && book != BEYOND && self.accounts[usize::from(book)].device.is_none() // used before it got a name
+        });
+        let known = self.accounts.iter().position(|account| account.device == Some(device));
+        match (nameless, known) {
+            (Some(book), None) => self.accounts[usize::from(book)].device = Some(device),
+            (Some(book), Some(other)) if self.holdings.books()[other].len() == 0 => {
+                // Samples came first: they move to the book that has bytes.
+                self.accounts.swap(usize::from(book), other);
+                self.swap_events(usize::from(book), other);
+                let pending = self.samples.pending.iter_mut().map(|pending| &mut pending.book);
+                let books = self.slots.iter_mut().chain(pending);
+                books.filter(|at| usize::from(**at) == other).for_each(|at| *at = book);
+            }
+            _ => {
+                let book = self.book_of_device(device);
+                self.slots[usize::from(slot)] = book;
+            }
+        }
+    }
+
+    #[inline]
+    pub fn book(&mut self, slot: u8) -> u8 {
+        if self.slots[usize::from(slot)] == NO_BOOK {
+            self.slots[usize::from(slot)] = self.add_book(None);
+        }
+        self.slots[usize::from(slot)]
+    }
+}

@@ -1,0 +1,299 @@
+//! Which rule a record of a process belongs to.
+
+use crate::history::program_data::MarkView;
+use crate::process::account::Account;
+use crate::process::coverage::parse_lines;
+use crate::process::{NO_BOOK, Process};
+use crate::rows::row::AnomalyCounts;
+use crate::rules::holdings::Holdings;
+use crate::samples::pending::known_until;
+use gpumem_wire::{Body, Flags, ImportSource, MemoryKind, Record, Stamp, WITHHELD};
+
+/// Names that a process may introduce; further names stay numbers. Rows do not depend on names.
+const MAX_NAMES: usize = 262_144;
+
+/// Calls that one process may have in flight: no program has so many threads, and each call is searched when a row is restated.
+const MAX_IN_FLIGHT: usize = 4096;
+
+impl Process {
+    /// Books a record, unless a limit refuses it. Allocations come first: most records are theirs.
+    #[inline]
+    pub fn book_record(&mut self, record: &Record<'_>) {
+        if self.is_beyond_limit(record) {
+            self.lose(1);
+            return;
+        }
+        let stamp: &Stamp = &record.stamp;
+        match record.body {
+            Body::AllocEnd { address, bytes, pool, memory, .. } => {
+                let book = self.book(stamp.device);
+                self.count_allocation(stamp, bytes);
+                self.note_progress(stamp);
+                self.adopt_baseline(stamp, book, bytes, |holdings| holdings.is_born(address, stamp.seq));
+                self.holdings.allocate(address, bytes, pool, memory, stamp, book);
+            }
+            Body::BlockAlloc { address, bytes, pool, use_as } => {
+                let book = self.book(stamp.device);
+                self.note_progress(stamp);
+                self.holdings.block_alloc(address, bytes, pool, use_as, stamp, book);
+            }
+            Body::FreeBegin { address } => {
+                let found = self.holdings.found_at(address);
+                self.revoke_adoption(stamp, found);
+                if self.frees_baseline(|holdings| holdings.free_begin(address, stamp.seq)) {
+                    self.baseline_freed_ns = stamp.time_ns;
+                }
+            }
+            Body::FreeEnd { begin_seq, result } => self.holdings.free_end(begin_seq, result),
+            Body::BlockFree { address, pool, state } => self.holdings.block_free(address, pool, state),
+            Body::Import { address, bytes, source } => {
+                let book = self.book(stamp.device);
+                let kind = MemoryKind::Imported;
+                self.note_import(stamp, bytes);
+                if source == ImportSource::ShareableHandle {
+                    self.holdings.vmm_create(address, bytes, 1, kind, stamp, book);
+                } else {
+                    self.holdings.allocate(address, bytes, 0, kind, stamp, book);
+                }
+            }
+            Body::VmmCreate { handle, bytes, references, memory } => {
+                let book = self.book(stamp.device);
+                self.count_allocation(stamp, bytes);
+                self.adopt_baseline(stamp, book, bytes, |holdings| holdings.has_backing(stamp.seq));
+                self.holdings.vmm_create(handle, bytes, references, memory, stamp, book);
+            }
+            Body::VmmMap { address, bytes, handle } => {
+                self.with_handle(|holdings| holdings.vmm_map(address, bytes, handle, stamp));
+            }
+            Body::VmmUnmap { address, bytes } => {
+                let found = self.holdings.mapped_at(address);
+                self.revoke_adoption(stamp, found);
+                if self.frees_baseline(|holdings| holdings.unmap_begin(address, bytes, stamp.seq)) {
+                    self.baseline_freed_ns = stamp.time_ns;
+                }
+            }
+            Body::VmmRetain { handle, address } => {
+                self.with_handle(|holdings| holdings.vmm_retain(handle, address));
+            }
+            Body::VmmRelease { handle } => {
+                self.with_handle(|holdings| holdings.release_begin(handle, stamp.seq));
+            }
+            _ => self.book_pools(record),
+        }
+    }
+
+    /// Books pools, segments, later names and contexts.
+    #[inline]
+    fn book_pools(&mut self, record: &Record<'_>) {
+        let stamp: &Stamp = &record.stamp;
+        match record.body {
+            Body::PoolCreate { pool, parent, reports_blocks, owner } => {
+                let book = self.book(stamp.device);
+                self.holdings.pool_create(pool, parent, reports_blocks != 0, owner, stamp, book);
+            }
+            Body::PoolState { pool, reserved_bytes, used_bytes, .. } => {
+                let book = self.book(stamp.device);
+                self.holdings.pool_state(pool, reserved_bytes, used_bytes, book);
+            }
+            Body::PoolDestroy { pool } => self.holdings.pool_destroy(pool),
+            Body::PoolCheck { pool, total_bytes } => self.holdings.pool_check(pool, total_bytes),
+            Body::SegmentAdd { address, bytes, pool } => {
+                let book = self.book(stamp.device);
+                self.holdings.add_segment(address, bytes, pool, stamp, book);
+            }
+            Body::SegmentRemove { address, bytes, pool } => {
+                self.holdings.remove_segment(address, bytes, pool);
+            }
+            Body::Retag { address, block_seq, pool, use_as } => {
+                self.holdings.retag(address, pool, block_seq, stamp, use_as);
+            }
+            Body::ContextDestroy { scope } => {
+                let book = self.book(stamp.device);
+                self.holdings.destroy_context(stamp.context, scope, book);
+                self.note_context_end(stamp, scope);
+            }
+            Body::ContextCreate { .. } => self.note_context(stamp),
+            Body::DriverEvent { bytes, value, event } => self.note_driver_event(stamp, event, bytes, value),
+            Body::Baseline { bytes } => {
+                let book = self.book(stamp.device);
+                let account = &mut self.accounts[usize::from(book)];
+                account.baseline(bytes, stamp.time_ns);
+                account.causes.round_from(None);
+                self.coverage.late = true;
+                self.holdings.set_unseen_segments(true);
+            }
+            _ => self.take_program(record),
+        }
+    }
+
+    /// Takes names, and what the program reports of itself: phases, steps, marks, counters, ranges.
+    fn take_program(&mut self, record: &Record<'_>) {
+        let stamp: &Stamp = &record.stamp;
+        match record.body {
+            Body::Tag { path } if self.holdings.cells().tags.len() < MAX_NAMES => {
+                let old = self.holdings.name_tag(stamp.tag, path);
+                self.memory_use.rename(path, old.as_deref());
+            }
+            Body::Module { path, .. } => {
+                self.holdings.note_library(stamp.module, path);
+                let old = self.modules.insert(stamp.module, path.into());
+                self.memory_use.rename(path, old.as_deref());
+            }
+            Body::Stack { format, frames } => self.ooms.name_stack(stamp.stack, format, frames),
+            Body::Layer { layer, state, reason } => self.program.layers.say(layer, state, reason),
+            Body::PhaseBegin { phase } => {
+                self.holdings.begin_phase(phase, stamp.seq, stamp.time_ns);
+            }
+            Body::Step { number } => {
+                self.ooms.step = Some(number);
+                self.program.ranges.step(stamp.time_ns);
+                self.begin_step(number, stamp);
+            }
+            Body::Epoch { number } => self.holdings.set_epoch(number),
+            Body::Marker {} => {
+                let name = self.holdings.cells().tags.get(&stamp.tag).cloned();
+                self.program.marks.add(MarkView { time_ns: stamp.time_ns, name, from_outside: false });
+            }
+            Body::Counter { value } => self.program.counters.set(record, value),
+            Body::Scope { edge } => self.program.ranges.edge(stamp, edge),
+            _ => self.take_stream(record),
+        }
+    }
+
+    /// Takes the agent's own state, the order of its records, and calls that ran out of memory.
+    fn take_stream(&mut self, record: &Record<'_>) {
+        let stamp: &Stamp = &record.stamp;
+        match record.body {
+            Body::Hello { claims, .. } => {
+                self.facts.claims = parse_lines(claims);
+                self.program.layers.forget();
+                (self.stream.silent, self.stream.bye) = (false, None);
+            }
+            Body::Agent { result, state, detail } => {
+                self.set_agent_state(state, result, detail, stamp.time_ns)
+            }
+            Body::AllocFailed { .. } => {
+                self.coverage.failed_allocations += 1;
+                self.out_of_memory(stamp, &record.body);
+            }
+            Body::Pressure { .. } | Body::Oom { .. } => self.out_of_memory(stamp, &record.body),
+            Body::Lost { count, first_seq } => {
+                let end = first_seq.saturating_add(count).saturating_sub(1);
+                let missing = self.stream.missing_until(end);
+                if missing > 0 {
+                    let withheld = if stamp.context == WITHHELD { count.min(missing) } else { 0 };
+                    self.lose(missing - withheld);
+                    self.withhold(withheld);
+                    self.stream.last_seq = end;
+                }
+            }
+            Body::Watermark { last_seq, .. } => {
+                if last_seq > self.stream.last_seq {
+                    self.lose(last_seq - self.stream.last_seq);
+                    self.stream.last_seq = last_seq;
+                }
+                self.stream.has_watermarks = true;
+                self.start_history();
+                self.samples.note_in_flight(record);
+                self.advance(known_until(record));
+            }
+            Body::ResyncBegin { after_seq, .. } => self.begin_resync(after_seq),
+            Body::ResyncEnd { head_seq, rows, .. } => self.end_resync(head_seq, rows, stamp.time_ns),
+            Body::Bye { reason } => {
+                self.stream.bye = Some((stamp.time_ns, reason));
+                self.advance(stamp.time_ns);
+                self.stream.silent = true;
+                self.close_where(u64::MAX, true);
+            }
+            // The host's own records and commands are ignored when a process sends them.
+            _ => {}
+        }
+    }
+
+    /// Adopts memory that is older than the agent as tracked. A row that is known was restated; one that is not was lost.
+    #[inline]
+    fn adopt_baseline(
+        &mut self,
+        stamp: &Stamp,
+        book: u8,
+        bytes: u64,
+        is_known: impl FnOnce(&mut Holdings) -> bool,
+    ) {
+        if stamp.flags.has(Flags::OLDER)
+            && !(stamp.flags.has(Flags::RESTATED) && is_known(&mut self.holdings))
+        {
+            self.accounts[usize::from(book)].adopt_baseline(bytes as i64, stamp.time_ns);
+        }
+    }
+
+    /// Reverses `adopt_baseline` when the row is freed.
+    #[inline]
+    fn revoke_adoption(&mut self, stamp: &Stamp, found: Option<(u8, u64)>) {
+        if let (true, Some((book, bytes))) = (stamp.flags.has(Flags::OLDER), found) {
+            self.accounts[usize::from(book)].adopt_baseline(-(bytes as i64), stamp.time_ns);
+        }
+    }
+
+    /// Whether `free` frees unknown memory that may be older than the agent. That is no anomaly, and NVML will show its size.
+    #[inline]
+    fn frees_baseline(&mut self, free: impl FnOnce(&mut Holdings)) -> bool {
+        let odd = self.holdings.anomalies().unknown_frees;
+        free(&mut self.holdings);
+        let is_unknown = self.holdings.anomalies().unknown_frees != odd;
+        let is_older = is_unknown && self.coverage.late && self.accounts.iter().any(Account::has_older);
+        if is_older {
+            self.holdings.anomalies_mut().unknown_frees = odd;
+        }
+        is_older
+    }
+
+    /// Handles may be older than a late agent even where all bytes are tracked: of adopted memory the handle is not known. An unknown
+    /// handle is no anomaly then.
+    #[inline]
+    fn with_handle(&mut self, work: impl FnOnce(&mut Holdings)) {
+        let AnomalyCounts { unknown_frees, unknown_handles, .. } = *self.holdings.anomalies();
+        work(&mut self.holdings);
+        if self.coverage.late {
+            let odd = self.holdings.anomalies_mut();
+            *odd = AnomalyCounts { unknown_frees, unknown_handles, ..*odd };
+        }
+    }
+
+    #[inline]
+    fn count_allocation(&mut self, stamp: &Stamp, bytes: u64) {
+        if !stamp.flags.has(Flags::RESTATED) && !stamp.flags.has(Flags::OLDER) {
+            self.coverage.allocations += 1;
+            self.coverage.allocated_bytes = self.coverage.allocated_bytes.saturating_add(bytes);
+        }
+    }
+
+    /// Whether a limit refuses the record, because it would make the process larger.
+    #[inline]
+    pub fn is_beyond_limit(&mut self, record: &Record<'_>) -> bool {
+        let is_beyond = match record.body {
+            Body::FreeBegin { .. } | Body::VmmUnmap { .. } | Body::VmmRelease { .. } => {
+                self.holdings.calls_in_flight() >= MAX_IN_FLIGHT
+            }
+            Body::AllocEnd { .. }
+            | Body::BlockAlloc { .. }
+            | Body::Import { .. }
+            | Body::VmmCreate { .. }
+            | Body::VmmMap { .. }
+            | Body::SegmentAdd { .. }
+            | Body::PoolCreate { .. }
+            | Body::PoolState { .. }
+            | Body::Retag { .. }
+            | Body::Tag { .. }
+            | Body::Module { .. } => self.coverage.full.is_some(),
+            Body::ContextCreate { .. }
+            | Body::ContextDestroy { .. }
+            | Body::DriverEvent { .. }
+            | Body::Baseline { .. } => {
+                self.coverage.full.is_some() && self.slots[usize::from(record.stamp.device)] == NO_BOOK
+            }
+            _ => false,
+        };
+        self.memory_use.refused += u64::from(is_beyond && self.coverage.full.is_some());
+        is_beyond
+    }
+}

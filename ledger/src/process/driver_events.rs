@@ -1,0 +1,70 @@
+//! Records of a process that may move the gap of one of its devices.
+
+use crate::process::Process;
+use crate::untrackable::event::{Event, What};
+use gpumem_wire::{DestroyScope, DriverEventKind, Flags, NONE_DEVICE, Record, Stamp};
+
+impl Process {
+    /// Takes a driver event that has no record of its own.
+    pub fn note_driver_event(&mut self, stamp: &Stamp, event: DriverEventKind, bytes: u64, value: u64) {
+        use DriverEventKind as Kind;
+        let what = match event {
+            Kind::ContextCreated | Kind::Unknown => return, // `ContextCreate` reports it
+            Kind::ContextCreating => What::Creating,
+            Kind::ModuleLoaded => What::Loaded { module: value, bytes },
+            Kind::ModuleUnloaded => What::Unloaded { module: value, bytes },
+            Kind::StackLimit => What::Stack(value),
+            Kind::PrintfLimit => What::Printf(value),
+            Kind::HeapLimit => What::Heap(value),
+            Kind::GraphInstantiated
+            | Kind::GraphDestroyed
+            | Kind::StreamCreated
+            | Kind::PeerAccess
+            | Kind::LibraryLoaded
+            | Kind::GreenContextCreated => What::Other(event),
+        };
+        self.note_event(stamp, what);
+    }
+
+    /// An import: NVML may charge its memory to the importer as well.
+    pub fn note_import(&mut self, stamp: &Stamp, bytes: u64) {
+        self.note_event(stamp, What::Imported(bytes));
+    }
+
+    pub fn note_context(&mut self, stamp: &Stamp) {
+        let restated = stamp.flags.has(Flags::RESTATED);
+        self.note_event(stamp, if restated { What::Existed } else { What::Created });
+    }
+
+    pub fn note_context_end(&mut self, stamp: &Stamp, scope: DestroyScope) {
+        self.note_event(stamp, if scope == DestroyScope::Device { What::Reset } else { What::Destroyed });
+    }
+
+    fn note_event(&mut self, stamp: &Stamp, what: What) {
+        if stamp.flags.has(Flags::RESTATED) && what != What::Existed {
+            return; // it happened long ago
+        }
+        // A module whose context was not known yet: with one device it can only be there.
+        let book = match (stamp.device, self.accounts.len()) {
+            (NONE_DEVICE, 1) => 0,
+            (NONE_DEVICE, _) => return,
+            (slot, _) => self.book(slot),
+        };
+        let time_ns = self.stream.time_of(stamp);
+        self.accounts[usize::from(book)].causes.note_event(Event::of(stamp, time_ns, what));
+    }
+
+    /// Two accounts have changed places, but the events of their books have not.
+    pub fn swap_events(&mut self, one: usize, other: usize) {
+        let since_boundary = std::mem::take(&mut self.accounts[one].causes.since_boundary);
+        let since_boundary =
+            std::mem::replace(&mut self.accounts[other].causes.since_boundary, since_boundary);
+        self.accounts[one].causes.since_boundary = since_boundary;
+    }
+
+    /// The process became another program; `record` is its first one.
+    pub fn note_exec(&mut self, record: &Record<'_>) {
+        let event = Event::of(&record.stamp, record.stamp.time_ns, What::Exec);
+        self.accounts.iter_mut().for_each(|account| account.causes.note_event(event));
+    }
+}

@@ -1,0 +1,67 @@
+//! exec(): the process becomes another program. Pid and start time stay, everything else begins again: its
+//! memory is gone, the new agent counts from 1 and gives its own numbers to names.
+
+use crate::process::coverage::Coverage;
+use crate::process::{NO_BOOK, Process};
+use gpumem_model::run::Program;
+use gpumem_wire::{Body, Record};
+
+/// Ids of names of the n-th program have n in the bits from here on; an agent uses far fewer ids.
+const TAG_BITS: u32 = 24;
+/// The same for modules.
+const MODULE_BITS: u32 = 12;
+/// Programs of a process that are kept: the first and the latest.
+const MAX_PROGRAMS: usize = 8;
+
+impl Process {
+    /// The agent of program `instance` says hello. Returns whether it is another program than before.
+    pub fn begin_program(&mut self, instance: u16) -> bool {
+        let programs = &mut self.coverage.programs;
+        if programs.last().is_some_and(|program| program.instance == instance) {
+            return false;
+        }
+        if let Some(known) = programs.last_mut() {
+            known.heard = self.stream.last_seq;
+        }
+        if programs.len() == MAX_PROGRAMS {
+            programs.remove(1);
+        }
+        programs.push(Program { instance, heard: 0 });
+        if programs.len() == 1 {
+            return false;
+        }
+        self.stream.programs_before = self.stream.programs_before.wrapping_add(1);
+        self.holdings.take_everything();
+        self.end_resync_of_program();
+        self.restart_trends();
+        self.holdings.forget_phases(self.stream.applied_ns);
+        self.ooms.forget_stacks();
+        self.program.ranges.lose(); // open ranges have no end
+        self.slots = [NO_BOOK; 256];
+        true
+    }
+
+    /// Returns the coverage, with the number of records of the current program.
+    pub fn coverage(&self) -> Coverage {
+        let mut coverage = self.coverage.clone();
+        if let Some(program) = coverage.programs.last_mut() {
+            program.heard = self.stream.last_seq;
+        }
+        coverage
+    }
+
+    /// Returns the record with ids that no earlier program of the process has used.
+    pub fn shifted_ids<'a>(&self, record: &Record<'a>) -> Record<'a> {
+        let mut record = *record;
+        let name =
+            |id: u32| if id == 0 { 0 } else { id | u32::from(self.stream.programs_before) << TAG_BITS };
+        record.stamp.tag = name(record.stamp.tag);
+        if matches!(record.body, Body::Retag { .. }) {
+            record.stamp.stack = name(record.stamp.stack); // in a retag this is the first tag
+        }
+        if record.stamp.module != 0 {
+            record.stamp.module |= self.stream.programs_before << MODULE_BITS;
+        }
+        record
+    }
+}

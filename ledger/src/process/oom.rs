@@ -1,0 +1,224 @@
+//! Records of a process that memory ran out.
+
+use crate::oom::records::{OomEntry, OomView, RequestPlace};
+use crate::process::Process;
+use gpumem_model::oom::OomKind;
+use gpumem_wire::{Body, Flags, Layer, LayerState, OomOutcome, PHASE_SAID, Phase, Reading, Stamp};
+
+/// CUDA_ERROR_OUT_OF_MEMORY.
+const OUT_OF_MEMORY: u16 = 2;
+
+/// The common form of the three records that report a request without memory.
+#[derive(Debug, Clone, Copy)]
+struct OomReport {
+    /// The phase according to the thread's frames and nodes; `None` where they are not reported, and for `AllocFailed`.
+    phase: Option<Phase>,
+    is_refusal: bool,
+    bytes: u64,
+    device_free: Reading,
+    pool: (Reading, Reading),
+    outcome: OomOutcome,
+    result: u16,
+}
+
+impl OomReport {
+    fn of(body: &Body<'_>) -> Option<Self> {
+        let unknown = (Reading::ABSENT, Reading::ABSENT);
+        let note_refusal = |bytes, device_free, result| OomReport {
+            phase: None,
+            is_refusal: true,
+            bytes,
+            device_free,
+            pool: unknown,
+            outcome: OomOutcome::Unknown,
+            result,
+        };
+        match *body {
+            Body::AllocFailed { bytes, device_free_bytes, result: OUT_OF_MEMORY, .. } => {
+                Some(note_refusal(bytes, device_free_bytes, OUT_OF_MEMORY))
+            }
+            Body::Pressure { bytes, device_free_bytes } => Some(note_refusal(bytes, device_free_bytes, 0)),
+            Body::Oom { bytes, pool_used_bytes, pool_reserved_bytes, outcome, result } => Some(OomReport {
+                phase: None,
+                is_refusal: false,
+                bytes,
+                device_free: Reading::ABSENT,
+                pool: (pool_used_bytes, pool_reserved_bytes),
+                outcome,
+                result,
+            }),
+            _ => None,
+        }
+    }
+}
+
+impl Process {
+    /// A thread got memory: if it had run out of it, it goes on.
+    #[inline(always)]
+    pub fn note_progress(&mut self, stamp: &Stamp) {
+        if self.ooms.is_watched && !stamp.flags.has(Flags::RESTATED) {
+            self.ooms.went_on(stamp);
+        }
+    }
+
+    /// Takes a record that memory ran out.
+    #[cold]
+    pub fn out_of_memory(&mut self, stamp: &Stamp, body: &Body<'_>) {
+        let Some(mut report) = OomReport::of(body) else { return };
+        let book = self.book(stamp.device);
+        report.phase = self.phase_of_request(book, stamp, body);
+        let time_ns = self.stream.time_of(stamp);
+        let place = RequestPlace { book, thread: stamp.thread, time_ns };
+        if report.is_refusal {
+            self.note_refusal(&report, stamp, place);
+        } else if report.outcome == OomOutcome::Unknown && report.result == OUT_OF_MEMORY {
+            // The record does not say whether it was the end (cudaMallocAsync): the next records will.
+            if self.ooms.pressure(place).is_none() {
+                self.note_refusal(&OomReport { is_refusal: true, ..report }, stamp, place);
+            }
+            if let Some(at) = self.ooms.pressure(place) {
+                self.ooms.entries[at].view.is_unheard = true;
+            }
+        } else {
+            self.framework_failed(&report, stamp, place);
+        }
+    }
+
+    /// The driver refused a request.
+    fn note_refusal(&mut self, report: &OomReport, stamp: &Stamp, place: RequestPlace) {
+        let allocations = self.coverage.allocations;
+        if let Some(at) = self.ooms.pressure(place) {
+            let OomEntry { view: entry, fresh, at_allocations, .. } = &mut self.ooms.entries[at];
+            entry.last_ns = place.time_ns;
+            entry.device_free_bytes = report.device_free.0.or(entry.device_free_bytes);
+            entry.phase = report.phase.unwrap_or(entry.phase);
+            // A mark of the framework follows the failed call: one refusal, reported twice.
+            if report.result == 0 {
+                return;
+            }
+            // Once a thread got memory, the last refusal was survived, or it was another thread's end.
+            if *at_allocations != allocations || *fresh == 0 {
+                entry.count += 1;
+                (*fresh, *at_allocations, entry.asked_bytes) = (0, allocations, 0);
+            }
+            *fresh += 1;
+            entry.refusals += 1;
+            entry.asked_bytes = entry.asked_bytes.max(report.bytes);
+            entry.driver_asked_bytes = Some(entry.asked_bytes);
+            return;
+        }
+        if let (false, Some(newest)) = (self.is_affordable(), self.ooms.newest(place)) {
+            newest.refusals += 1;
+            newest.last_ns = place.time_ns;
+            return;
+        }
+        self.add_entry(OomKind::Pressure, report, stamp, place);
+    }
+
+    /// A framework gave up.
+    fn framework_failed(&mut self, report: &OomReport, stamp: &Stamp, place: RequestPlace) {
+        let pressure = if report.result == 0 { None } else { self.ooms.pressure(place) };
+        let mut refusals = (0, None, None);
+        let mut has_composition = false;
+        if let Some(at) = pressure {
+            let entry = &mut self.ooms.entries[at];
+            let view = &mut entry.view;
+            refusals = (entry.fresh, view.driver_asked_bytes, view.device_free_bytes);
+            (view.count, view.refusals) = (view.count - 1, view.refusals.saturating_sub(entry.fresh));
+            entry.fresh = 0;
+            if view.count == 0 {
+                // The entry becomes this one, and so does its composition.
+                has_composition = !self.ooms.entries.remove(at).view.amounts.is_empty();
+            }
+        }
+        // The entry's composition is taken anew, or that of another request would be taken for it.
+        if has_composition {
+            self.ooms.next_at = 0;
+        }
+        let kind = if report.result == 0 { OomKind::Pool } else { OomKind::Device };
+        let is_affordable = self.is_affordable();
+        let again = self.ooms.entries.iter_mut().rev().find(|entry| {
+            let is_same = entry.view.asked_bytes == report.bytes
+                && entry.stamp.tag == stamp.tag
+                && report.phase.is_none_or(|phase| phase == entry.view.phase);
+            entry.view.kind == kind && entry.is_near(place) && (is_same || !is_affordable)
+        });
+        // A repeated request, or one that comes before the next composition may be taken.
+        if let Some(OomEntry { view: entry, .. }) = again {
+            entry.count += 1;
+            entry.last_ns = place.time_ns;
+            entry.refusals += refusals.0;
+            entry.went_on = false;
+            self.ooms.is_watched = true;
+            return;
+        }
+        self.add_entry(kind, report, stamp, place);
+        self.ooms.is_watched = true;
+        if let Some(OomEntry { view: entry, .. }) = self.ooms.entries.last_mut() {
+            (entry.refusals, entry.driver_asked_bytes, entry.device_free_bytes) = refusals;
+        }
+    }
+
+    /// Returns the phase of a request that failed, if the record has it: see `Body::Pressure`.
+    fn phase_of_request(&self, book: u8, stamp: &Stamp, body: &Body<'_>) -> Option<Phase> {
+        let code = match body {
+            Body::Pressure { .. } | Body::Oom { .. } if stamp.context & PHASE_SAID != 0 => {
+                stamp.context & !PHASE_SAID
+            }
+            _ => return None,
+        };
+        match Phase::from_code(u8::try_from(code).unwrap_or(0)) {
+            Phase::Unknown => Some(self.holdings.phase_of_request(book, stamp.thread)),
+            phase => Some(phase),
+        }
+    }
+
+    fn is_affordable(&self) -> bool {
+        self.coverage.events >= self.ooms.next_at
+    }
+
+    /// Adds an entry.
+    fn add_entry(&mut self, kind: OomKind, report: &OomReport, stamp: &Stamp, place: RequestPlace) {
+        let is_refusal = kind == OomKind::Pressure;
+        let view = OomView {
+            kind,
+            time_ns: place.time_ns,
+            last_ns: place.time_ns,
+            count: 1,
+            refusals: u64::from(is_refusal),
+            asked_bytes: report.bytes,
+            driver_asked_bytes: is_refusal.then_some(report.bytes),
+            device_free_bytes: report.device_free.0,
+            pool_used_bytes: report.pool.0.0,
+            pool_reserved_bytes: report.pool.1.0,
+            outcome: report.outcome,
+            result: report.result,
+            stack: self.ooms.stack(stamp.stack),
+            phase: report.phase.unwrap_or_else(|| self.holdings.phase_of_request(place.book, place.thread)),
+            step: self.ooms.step,
+            is_unheard: !self.program.layers.is(Layer::OutOfMemory, LayerState::Active),
+            ..OomView::default()
+        };
+        let at_allocations = self.coverage.allocations;
+        self.ooms.push(OomEntry { book: place.book, stamp: *stamp, view, fresh: 1, at_allocations });
+        if self.is_affordable() {
+            self.record_composition();
+        }
+    }
+
+    /// Copies what the process holds now into the newest entry.
+    fn record_composition(&mut self) {
+        let Some(newest) = self.ooms.entries.last_mut() else { return };
+        let book = usize::from(newest.book);
+        let report = &mut newest.view;
+        report.tracked_bytes = self.holdings.books()[book].tracked;
+        report.amounts = self.holdings.books()[book].amounts().into();
+        let sample = self.accounts[book].complete.as_ref();
+        report.untrackable_bytes = sample.and_then(|sample| sample.untrackable_bytes());
+        report.predates_bytes = if self.coverage.late { self.accounts[book].predates } else { Some(0) };
+        report.idle = self.holdings.idle(newest.book);
+        self.ooms.wants_holders = true;
+        let cost = ((self.holdings.rows() + self.holdings.cells().keys.len()) / 16) as u64;
+        self.ooms.next_at = self.coverage.events.saturating_add(cost.min(100_000));
+    }
+}

@@ -1,0 +1,89 @@
+//! Resync: rows that the agent restates stay, all others are gone.
+
+use crate::process::Process;
+use crate::process::coverage::{Coverage, MOST_LOST};
+use crate::process::stream::Resync;
+
+impl Process {
+    /// Records were withheld on request. The state is unknown until it is restated, peaks are lower bounds, and nothing is lost.
+    pub fn withhold(&mut self, count: u64) {
+        if count == 0 {
+            return;
+        }
+        let (lost, before) = (self.coverage.lost, self.coverage.before);
+        self.lose(count);
+        (self.coverage.lost, self.coverage.before) = (lost, before);
+        self.coverage.withheld = self.coverage.withheld.saturating_add(count).min(MOST_LOST);
+    }
+
+    pub fn begin_resync(&mut self, after_seq: u64) {
+        if after_seq > self.stream.last_seq {
+            self.lose(after_seq - self.stream.last_seq);
+            self.stream.last_seq = after_seq;
+        }
+        let is_partial = self.coverage.is_state_unknown();
+        // A resync without an end is begun anew: the agent restates until nothing moved meanwhile.
+        let is_known = self.stream.resync.is_none_or(|resync| resync.confirms);
+        let confirms = !is_partial && !self.holdings.is_mixed() && is_known && !self.coverage.blind.doubt;
+        self.stream.resync = Some(Resync { rows: 0, after_seq, confirms });
+        if confirms {
+            return;
+        }
+        self.holdings.begin_resync();
+        self.stream.healing = true;
+    }
+
+    pub fn end_resync(&mut self, head_seq: u64, rows: u64, time_ns: u64) {
+        let Some(resync) = self.stream.resync.take() else { return };
+        if resync.rows != rows {
+            // Restated records were lost: sweeping now would take live rows. The state stays unknown, as if the resync had not ended.
+            self.stream.resync = Some(resync);
+            self.lose(rows.abs_diff(resync.rows));
+            return;
+        }
+        if resync.confirms {
+            return;
+        }
+        self.holdings.end_resync(head_seq, self.stream.last_seq >= head_seq);
+        let Coverage { lost, before, .. } = self.coverage;
+        if before > 0 && lost == before && self.coverage.held_before.is_none() {
+            let tracked = self.holdings.books().iter().map(|book| book.tracked);
+            self.coverage.held_before = Some(tracked.fold(0, i64::saturating_add));
+        }
+        self.stream.known_from_ns = self.stream.applied_ns.max(time_ns);
+    }
+
+    /// The resync of an earlier program's agent will not end; the state of the new program is known from its beginning.
+    pub fn end_resync_of_program(&mut self) {
+        self.stream.last_seq = 0;
+        self.stream.is_watched_over = false;
+        self.coverage.blind.doubt = false;
+        self.coverage.blind.end(self.stream.applied_ns);
+        self.stream.resync = None;
+        self.stream.healing = false;
+        if let Some(partial) = &mut self.coverage.partial {
+            partial.state = false;
+        }
+        self.holdings.settle(self.stream.applied_ns);
+        self.restart_history(self.stream.applied_ns);
+    }
+
+    /// Ends a resync once the ring has reached its head. Rows were read while the ring grew: until then they are those of no single
+    /// moment.
+    pub fn reach_head(&mut self) {
+        if self.stream.last_seq < self.holdings.forgiven_until() {
+            return;
+        }
+        self.holdings.finish_resync();
+        if let (true, Some(partial)) = (std::mem::take(&mut self.stream.healing), &mut self.coverage.partial)
+        {
+            let doubt = self.coverage.blind.doubt;
+            let was_unknown = std::mem::replace(&mut partial.state, doubt);
+            self.holdings.set_unseen_segments(self.coverage.late || doubt);
+            if was_unknown {
+                self.restart_history(self.stream.applied_ns);
+                self.samples.doubt_until(self.stream.known_from_ns);
+            }
+        }
+    }
+}

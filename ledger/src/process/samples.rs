@@ -1,0 +1,222 @@
+//! Samples of one process from the begin of a reading to closed: the rules of samples/pending.rs, applied in the order in which records
+//! and readings arrive.
+
+use crate::book::recent_past::BookChange;
+use crate::book::rounding::Rounding;
+use crate::process::Process;
+use crate::rows::row::{MAX_BYTES, is_charged};
+use crate::samples::pending::{PeakGap, Pending};
+use crate::untrackable::change::SampleContext;
+use crate::untrackable::event::Names;
+use gpumem_wire::{Absence, Body, Flags, MemoryKind, Record};
+
+impl Process {
+    /// A reading of the device begins.
+    pub fn begin_sample(&mut self, book: u8, number: u64, t0_ns: u64) {
+        self.samples.drop_unended(book);
+        self.close_oldest(book);
+        let mut pending = Pending::new(book, number, t0_ns);
+        if self.coverage.covered && self.stream.applied_ns > t0_ns {
+            let of = &self.holdings.books()[usize::from(book)];
+            let past =
+                if of.history.is_kept() { of.history.past(t0_ns, of.amounts(), of.rounding) } else { None };
+            if let Some(past) = past {
+                let partial = self.coverage.is_state_unknown();
+                pending.mark_past(past, self.stream.near_tag, partial);
+            } else {
+                // Even if `tracked` is what it was: blocks come and go inside of it.
+                let late = of.touched_ns > t0_ns;
+                self.mark(&mut pending, late);
+            }
+        } else if self.stream.silent || self.ended.is_some() || self.stream.done_ns >= t0_ns {
+            self.mark(&mut pending, false);
+        }
+        self.samples.pending.push(pending);
+        self.samples.doubt_until(self.stream.known_from_ns);
+        self.samples.set_boundary(self.stream.has_watermarks);
+    }
+
+    /// Makes room for one more reading: closes the oldest.
+    fn close_oldest(&mut self, book: u8) {
+        let Some(mut oldest) = self.samples.take_oldest(book) else { return };
+        if !oldest.is_marked() {
+            self.mark(&mut oldest, false);
+        }
+        self.close(oldest, self.coverage.covered);
+    }
+
+    fn mark(&mut self, pending: &mut Pending, late: bool) {
+        let index = usize::from(pending.book);
+        let partial = self.coverage.is_state_unknown();
+        let in_flight_bytes = self.holdings.in_flight_bytes(index);
+        pending.mark(
+            &mut self.holdings.books_mut()[index],
+            in_flight_bytes,
+            self.stream.near_tag,
+            partial,
+            late,
+        );
+    }
+
+    /// NVML listed the process in that reading.
+    pub fn sample_used(&mut self, book: u8, number: u64, t0_ns: u64, used: Result<u64, Absence>) {
+        if !self.samples.has(book, number) {
+            self.begin_sample(book, number, t0_ns);
+        }
+        self.samples.set_used(book, number, used);
+        if let Ok(used) = used {
+            self.accounts[usize::from(book)].last_minute.add(t0_ns, used);
+        }
+    }
+
+    /// The reading ended; its process lists may have `failed`.
+    pub fn end_sample(&mut self, book: u8, number: u64, t1_ns: u64, failed: bool) {
+        self.samples.end(book, number, t1_ns, failed);
+        if !self.coverage.covered || self.ended.is_some() {
+            self.advance(u64::MAX);
+            return;
+        }
+        self.advance(self.stream.done_ns);
+        if self.stream.silent {
+            self.close_where(u64::MAX, true);
+        }
+    }
+
+    /// All records up to `done_ns` have been applied.
+    pub fn advance(&mut self, done_ns: u64) {
+        if done_ns != u64::MAX {
+            self.stream.done_ns = self.stream.done_ns.max(done_ns);
+        }
+        self.close_where(done_ns, false);
+    }
+
+    /// Marks the samples that began up to `done_ns`; a watermark closes them.
+    pub fn mark_begun(&mut self, done_ns: u64) {
+        let mut pending = std::mem::take(&mut self.samples.pending);
+        for pending in &mut pending {
+            if !pending.is_marked() && pending.starts_by(done_ns) {
+                self.mark(pending, false);
+            }
+        }
+        self.samples.pending = pending;
+        self.samples.set_boundary(self.stream.has_watermarks);
+    }
+
+    /// Closes samples that ended up to `done_ns`: because all records until then are here, or (`stale`) because the agent was silent
+    /// for too long.
+    pub fn close_where(&mut self, done_ns: u64, stale: bool) {
+        let mut waiting = std::mem::take(&mut self.samples.pending);
+        let mut at = 0;
+        while let Some(pending) = waiting.get_mut(at) {
+            let ends = pending.ends_by(done_ns);
+            // Without an agent a sample closes without its mark: there is no book to copy.
+            let is_due = if ends { self.coverage.covered } else { !stale && pending.starts_by(done_ns) };
+            if !pending.is_marked() && is_due {
+                self.mark(pending, false);
+            }
+            if ends {
+                self.close(waiting.remove(at), stale && self.coverage.covered);
+            } else {
+                at += 1;
+            }
+        }
+        self.samples.pending = waiting;
+        self.samples.set_boundary(self.stream.has_watermarks);
+    }
+
+    fn close(&mut self, pending: Pending, stale: bool) {
+        let (book, near) = (pending.book, pending.near());
+        let account = &mut self.accounts[usize::from(book)];
+        let mut sample = pending.close(0, stale, self.coverage.covered);
+        if account.settles_baseline(&sample, self.coverage.late) {
+            account.causes.round_from(sample.parts);
+        }
+        sample.predates_bytes = account.predates_at(&sample, self.coverage.late);
+        account.release_baseline(&mut sample, self.baseline_freed_ns);
+        let known = SampleContext {
+            late: self.coverage.late,
+            adopted: account.adopted_at(sample.t0_ns),
+            blind: self.coverage.paused || self.coverage.blocked.is_some(),
+            near,
+            names: Names { tags: &self.holdings.cells().tags, modules: &self.modules },
+        };
+        sample.parts = account.causes.close(&sample, &known);
+        self.coverage.stale_samples += u64::from(stale);
+        if let Ok(used) = sample.used_bytes
+            && account.peak_used.is_none_or(|(highest, _)| used > highest)
+        {
+            account.peak_used = Some((used, sample.t0_ns));
+        }
+        account.note_gap(&sample, &self.holdings.books()[usize::from(book)].peak);
+        account.follow_gap(&sample, self.coverage.covered);
+        if sample.used_bytes.is_ok() && sample.tracked_bytes.is_some() == self.coverage.covered {
+            account.complete = Some(sample.clone());
+        }
+        account.latest = Some(sample.clone());
+        if sample.tracked_bytes.is_some() && !sample.partial {
+            self.add_sample_to_trends(book, sample.t0_ns, &sample.amounts);
+        }
+        self.samples.closed.push((book, sample));
+    }
+
+    /// Returns the gap of a book's peak.
+    pub fn peak_gap(&self, book: u8) -> Option<PeakGap> {
+        self.accounts[usize::from(book)].peak_gap(&self.holdings.books()[usize::from(book)].peak)
+    }
+
+    /// Returns when the call of a record was entered, and the bytes that it adds: of an allocation, or of a driver's pool that grows
+    /// (shrinks: negative). The record is not booked yet.
+    #[inline]
+    pub fn entered(&self, record: &Record<'_>) -> Option<(u64, i64)> {
+        let stamp = &record.stamp;
+        let (took_us, bytes) = match record.body {
+            Body::AllocEnd { pool, took_us, bytes, memory: MemoryKind::StreamOrdered, .. } => {
+                (u64::from(took_us), self.holdings.pool_growth_for(pool, bytes))
+            }
+            Body::AllocEnd { took_us, bytes, memory, .. } if is_charged(memory) => {
+                (u64::from(took_us), bytes.min(MAX_BYTES) as i64)
+            }
+            Body::VmmCreate { bytes, memory, .. } if is_charged(memory) => {
+                (u64::from(stamp.context), bytes.min(MAX_BYTES) as i64)
+            }
+            Body::PoolState { pool, reserved_bytes, took_us, .. } if took_us != 0 => {
+                (u64::from(took_us), self.holdings.pool_growth(pool, reserved_bytes))
+            }
+            _ => return None,
+        };
+        let is_none = stamp.flags.has(Flags::RESTATED) || stamp.flags.has(Flags::CAPTURED);
+        if took_us == 0 || bytes == 0 || is_none {
+            return None;
+        }
+        let took_ns = if took_us == u64::from(u16::MAX) { u64::MAX } else { took_us * 1000 };
+        Some((stamp.time_ns.saturating_sub(took_ns), bytes))
+    }
+
+    /// Adds what the record changed to the history of the books that it touched.
+    pub fn record_history(&mut self, touched: u64, time_ns: u64, entered: Option<(u64, i64)>) {
+        let mut rest = touched;
+        while rest != 0 {
+            let book = rest.trailing_zeros() as usize;
+            rest &= rest - 1;
+            let (tracked, in_flight) =
+                (self.holdings.books()[book].tracked, self.holdings.in_flight_bytes(book));
+            let moment = BookChange { time_ns, tracked, in_flight, entered, rounding: Rounding::default() };
+            self.holdings.books_mut()[book].history.stamp(moment);
+        }
+    }
+
+    /// Begins to keep the history of books: from the beginning, if nothing has been booked so far.
+    pub fn start_history(&mut self) {
+        if !std::mem::replace(&mut self.samples.keeps_history, true) {
+            let is_new = self.coverage.events == 0 && self.stream.resync.is_none();
+            self.restart_history(if is_new { 0 } else { self.stream.applied_ns });
+        }
+    }
+
+    /// Forgets the history of all books: times before `now_ns` cannot be restored.
+    pub fn restart_history(&mut self, now_ns: u64) {
+        if self.samples.keeps_history {
+            self.holdings.restart_history(now_ns);
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! When the books of a process are sampled for points of growth.
+
+use crate::book::Book;
+use crate::history::trend::{Growth, Trend, TrendView};
+use crate::process::Process;
+use crate::roles::iterations::IterationsView;
+use gpumem_wire::Stamp;
+
+impl Process {
+    /// A step begins: adds points of what the last step left.
+    pub fn begin_step(&mut self, number: u64, stamp: &Stamp) {
+        let time_ns = stamp.time_ns;
+        self.coverage.steps += 1;
+        self.holdings.begin_iteration(number, stamp.seq, time_ns);
+        let index = self.growth.steps.next(number);
+        for book in 0..self.holdings.books().len() {
+            if let Some(trend) = self.trend(book) {
+                trend.0.step(index, time_ns, trend.1);
+            }
+        }
+    }
+
+    /// Adds points for books whose windows are over.
+    pub fn note_ended_windows(&mut self) {
+        if self.holdings.is_ordinal() {
+            return; // times of a log are line numbers
+        }
+        let time_ns = self.stream.applied_ns;
+        for at in 0..self.holdings.ended_windows().len() {
+            let book = usize::from(self.holdings.ended_windows()[at].0);
+            if let Some((trend, book)) = self.trend(book) {
+                trend.time(time_ns, book);
+            }
+        }
+    }
+
+    /// Adds a point of a sample that had the book at its own time.
+    pub fn add_sample_to_trends(&mut self, book: u8, time_ns: u64, amounts: &[i64]) {
+        if let Some((trend, book)) = self.trend(usize::from(book)) {
+            trend.sample(time_ns, amounts, book);
+        }
+    }
+
+    /// Returns the trend of a book; `None` while the state is unknown, or the rows are those of no single moment.
+    fn trend(&mut self, book: usize) -> Option<(&mut Trend, &Book)> {
+        let is_unknown = self.holdings.is_mixed() || self.coverage.is_state_unknown();
+        if is_unknown {
+            return None;
+        }
+        if self.growth.trends.len() <= book {
+            self.growth.trends.resize_with(book + 1, Trend::default);
+        }
+        Some((&mut self.growth.trends[book], &self.holdings.books()[book]))
+    }
+
+    /// Another program: the points of the last one are of no use.
+    pub fn restart_trends(&mut self) {
+        self.growth = Growth::default();
+        self.accounts.iter_mut().for_each(|account| account.gaps = Default::default());
+    }
+
+    pub fn trend_view(&self, book: usize) -> TrendView {
+        let trend = self.growth.trends.get(book).map(Trend::view).unwrap_or_default();
+        let (gap, gap_is_used) =
+            self.accounts.get(book).map(|account| account.gaps.view()).unwrap_or_default();
+        TrendView { gap, gap_is_used, ..trend }
+    }
+}
+
+impl Process {
+    /// Returns what the iterations of an account held.
+    pub fn iterations_view(&self, account: usize) -> Option<IterationsView> {
+        self.holdings.iterations(account, self.stream.applied_ns)
+    }
+}

@@ -1,0 +1,244 @@
+//! What each iteration of a training run held, in a bounded table.
+//!
+//! Roles are known at the edges of phases: forward's activations when backward begins, gradients when the optimizer begins. They are
+//! measured there, once per edge and not per event; temporary bytes come from `undecided`.
+
+use crate::book::Book;
+use crate::book::cells::{CellId, CellKey};
+use crate::roles::parameters::{Parameters, ParametersView};
+use gpumem_wire::Role;
+
+/// Iterations that are kept of each device; with more, neighbours are merged.
+pub use gpumem_model::iterations::{Level, MAX_ROWS as MAX_ITERATIONS};
+
+/// One iteration, or several neighbours that were merged.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Iteration {
+    /// The program's number of the epoch of the first one; 0 if it has none.
+    pub epoch: u64,
+    /// The program's number of the first one, or a count from 0.
+    pub first: u64,
+    /// The same of the last one.
+    pub last: u64,
+    /// Number of iterations.
+    pub count: u64,
+    /// Begin of the first one.
+    pub start_ns: u64,
+    /// End of the last one, or the latest known time of one under way.
+    pub end_ns: u64,
+    /// Records were lost in it.
+    pub partial: bool,
+    /// Live driver allocations.
+    pub tracked: Level,
+    /// Bytes of framework pools' segments, and of driver pools' reservations.
+    pub pool_reserved: Level,
+    /// By [`Role`], without temporary bytes.
+    pub roles: [Level; ROLES],
+    /// Bytes that backward allocated and freed.
+    pub intermediate: Level,
+    /// The same for other phases.
+    pub temporaries: Level,
+}
+
+/// Length of [`Iteration::roles`], which is indexed by the role's number.
+pub const ROLES: usize = Role::ALL.len();
+
+impl Iteration {
+    fn join(&mut self, later: &Iteration) {
+        (self.last, self.end_ns) = (later.last, later.end_ns);
+        self.count += later.count;
+        self.partial |= later.partial;
+        self.tracked.join(later.tracked);
+        self.pool_reserved.join(later.pool_reserved);
+        self.intermediate.join(later.intermediate);
+        self.temporaries.join(later.temporaries);
+        for (role, later) in self.roles.iter_mut().zip(later.roles) {
+            role.join(later);
+        }
+    }
+}
+
+/// The iterations of one account.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct IterationsView {
+    /// Finished iterations by time, without gaps.
+    pub rows: Vec<Iteration>,
+    /// The iteration under way.
+    pub open: Option<Iteration>,
+    /// Parameters and gradients one by one.
+    pub parameters: ParametersView,
+}
+
+/// The iterations of one device.
+#[derive(Debug, Default)]
+pub(crate) struct Iterations {
+    rows: Vec<Iteration>,
+    /// Iterations in a full row.
+    stride: u64,
+    open: Option<Iteration>,
+    /// Bytes of pools, now and at most in the open iteration.
+    pool_reserved: Level,
+    parameters: Parameters,
+}
+
+impl Iterations {
+    /// A pool reserves or returns memory.
+    pub fn reserve(&mut self, delta: i64) {
+        self.pool_reserved.set(self.pool_reserved.last_bytes.wrapping_add(delta));
+    }
+
+    /// Whether there is an iteration under way.
+    pub fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
+    /// Takes the amounts by role. Roles without a bit in `known` are those of undecided blocks right now.
+    pub fn measure(&mut self, book: &Book, keys: &[CellKey], known: u16) {
+        let Some(open) = &mut self.open else { return };
+        self.parameters.measure(book, keys);
+        for (code, level) in open.roles.iter_mut().enumerate().filter(|(code, _)| known & 1 << code != 0) {
+            level.set(book.by_role(code));
+        }
+    }
+
+    /// So many bytes of a cell are no gradients: subtracts them if they were counted when gradients were highest. Negative: they are
+    /// gradients.
+    pub fn correct_gradients(&mut self, cell: CellId, mistaken: i64, book: &Book) {
+        let Some(open) = &mut self.open else { return };
+        if self.parameters.correct_gradients(cell, mistaken) {
+            let code = usize::from(Role::Gradient.to_code());
+            open.roles[code].correct(mistaken, book.by_role(code));
+        }
+    }
+
+    /// A phase is over that had at most so many temporary bytes.
+    pub fn freed_in_phase(&mut self, bytes: i64, is_backward: bool) {
+        let Some(open) = &mut self.open else { return };
+        let level = if is_backward { &mut open.intermediate } else { &mut open.temporaries };
+        level.reach(bytes);
+    }
+
+    /// Records were lost.
+    pub fn lose(&mut self) {
+        self.open.iter_mut().for_each(|open| open.partial = true);
+    }
+
+    /// Ends the open iteration, and begins iteration `number` of an epoch.
+    pub fn begin(&mut self, (epoch, number): (u64, u64), time_ns: u64, book: &mut Book) {
+        if let Some(open) = self.close(time_ns, book) {
+            self.parameters.close(open.start_ns, book);
+            self.keep(open);
+        }
+        book.restart_most();
+        self.pool_reserved.peak_bytes = self.pool_reserved.last_bytes;
+        self.open = Some(Iteration {
+            epoch,
+            first: number,
+            last: number,
+            count: 1,
+            start_ns: time_ns,
+            end_ns: time_ns,
+            ..Iteration::default()
+        });
+    }
+
+    /// Returns the number of the next iteration of a program that does not number them.
+    pub fn next_number(&self, epoch: u64) -> u64 {
+        let last = self.open.as_ref().or(self.rows.last()).filter(|last| last.epoch == epoch);
+        last.map_or(0, |last| last.last.saturating_add(1))
+    }
+
+    fn close(&self, time_ns: u64, book: &Book) -> Option<Iteration> {
+        let mut open = self.open?;
+        open.end_ns = time_ns.max(open.start_ns);
+        open.tracked = Level { peak_bytes: book.most.max(book.tracked), last_bytes: book.tracked };
+        open.pool_reserved = self.pool_reserved;
+        Some(open)
+    }
+
+    fn keep(&mut self, row: Iteration) {
+        match self.rows.last_mut() {
+            Some(last) if last.count < self.stride && last.epoch == row.epoch => return last.join(&row),
+            _ => {}
+        }
+        if self.rows.len() == MAX_ITERATIONS {
+            self.stride = self.stride.max(1).saturating_mul(2);
+            self.merge(true);
+            if self.rows.len() > MAX_ITERATIONS / 4 * 3 {
+                self.merge(false); // epochs that are shorter than a row
+            }
+        }
+        self.rows.push(row);
+    }
+
+    /// Merges neighbours; `apart`: only those of one epoch.
+    fn merge(&mut self, apart: bool) {
+        let old = std::mem::take(&mut self.rows);
+        for row in old {
+            match self.rows.last_mut() {
+                Some(last) if last.count < self.stride && (last.epoch == row.epoch || !apart) => {
+                    last.join(&row);
+                }
+                _ => self.rows.push(row),
+            }
+        }
+    }
+
+    /// Keeps only the iteration under way, and those that follow.
+    pub fn restart(&mut self, now_ns: u64) {
+        self.parameters.restart(now_ns);
+        // Between two iterations without numbers, the last one determines the next one's number.
+        let kept = usize::from(self.open.is_none());
+        self.rows.drain(..self.rows.len().saturating_sub(kept));
+        self.stride = 0;
+    }
+
+    /// Another program begins: ends the last one's iteration.
+    pub fn end(&mut self, time_ns: u64, book: &Book) {
+        if let Some(open) = self.close(time_ns, book) {
+            self.parameters.close(open.start_ns, book);
+            self.keep(open);
+        }
+        self.open = None;
+    }
+
+    pub fn view(&self, time_ns: u64, book: &Book) -> IterationsView {
+        let parameters = self.parameters.view();
+        IterationsView { rows: self.rows.clone(), open: self.close(time_ns, book), parameters }
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.parameters.bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_bounded_uniform_and_lose_no_peak() {
+        let mut book = Book::new();
+        let mut kept = Iterations::default();
+        for number in 0..10_001_u64 {
+            kept.begin((0, number), number * 10, &mut book);
+            kept.reserve(if number == 7_777 { 100 } else { 0 });
+            kept.reserve(if number == 7_777 { -100 } else { 0 });
+            kept.freed_in_phase(i64::try_from(number).unwrap(), true);
+        }
+        let IterationsView { rows, open, .. } = kept.view(100_005, &book);
+        assert_eq!(open.map(|open| (open.first, open.end_ns)), Some((10_000, 100_005)));
+        assert!((MAX_ITERATIONS / 2..=MAX_ITERATIONS).contains(&rows.len()));
+        let stride = rows[0].count;
+        assert!(rows[..rows.len() - 1].iter().all(|row| row.count == stride));
+        assert_eq!(rows.iter().map(|row| row.count).sum::<u64>(), 10_000);
+        for pair in rows.windows(2) {
+            assert_eq!((pair[0].last + 1, pair[0].end_ns), (pair[1].first, pair[1].start_ns));
+        }
+        for row in &rows {
+            assert_eq!(row.intermediate, Level { peak_bytes: row.last as i64, last_bytes: 0 });
+            let burst = (row.first..=row.last).contains(&7_777);
+            assert_eq!(row.pool_reserved, Level { peak_bytes: if burst { 100 } else { 0 }, last_bytes: 0 });
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! Blocks without a settled role, in lists by the phase they were born in. The lists are a slab of doubly linked entries: a block that
+//! is freed leaves in constant time, and settling a list visits live blocks only.
+//!
+//! **Temporary bytes of a phase, exactly.** At its end the blocks of a phase are of two kinds: those that outlive it, and those that
+//! were freed. The highest sum of the second kind is wanted, but during the phase the kind of a block is not known. So each entry keeps
+//! the highest sum of the list from its birth until the birth of the next entry, and hands it to the entry before it when it leaves. At
+//! the end only blocks that outlive the phase are left. At each of their entries the sum kept, minus the blocks born so far that are
+//! left, is temporary.
+
+use gpumem_wire::Role;
+
+/// In a block's row: it is not followed.
+pub(crate) const NOT_FOLLOWED: u32 = u32::MAX;
+const NONE: u32 = u32::MAX;
+/// Blocks that are followed per device (40 bytes each); the role of more stays unknown.
+const MAX_ENTRIES: usize = 262_144;
+
+/// Why a block is followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum List {
+    /// Born in this phase, which is not over.
+    Forward,
+    Backward,
+    Optimizer,
+    Evaluation,
+    /// Born between phases, before a forward pass.
+    Between,
+    /// Settled, but may turn out to outlive whole steps.
+    Kept,
+    /// Settled as a library's workspace.
+    Workspace,
+}
+
+const LISTS: usize = 7;
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Entry {
+    pub address: u64,
+    pub bytes: u64,
+    /// Highest sum of its list between its birth and that of the next entry.
+    high: i64,
+    /// Index of its pool.
+    pub pool: u32,
+    next: u32,
+    before: u32,
+    pub list: List,
+    /// The list that it joined first.
+    pub born: List,
+    /// The role that it got then.
+    pub guess: Role,
+    /// Steps that it has outlived since its role was settled.
+    pub age: u8,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Chain {
+    first: u32,
+    last: u32,
+    /// Sum of its entries.
+    bytes: i64,
+    /// Highest sum before the first entry that is left.
+    high: i64,
+}
+
+const EMPTY: Chain = Chain { first: NONE, last: NONE, bytes: 0, high: 0 };
+
+#[derive(Debug)]
+pub(crate) struct UndecidedBlocks {
+    entries: Vec<Entry>,
+    /// First vacant entry; they are linked by `next`.
+    vacant: u32,
+    chains: [Chain; LISTS],
+}
+
+impl Default for UndecidedBlocks {
+    fn default() -> Self {
+        UndecidedBlocks { entries: Vec::new(), vacant: NONE, chains: [EMPTY; LISTS] }
+    }
+}
+
+impl UndecidedBlocks {
+    /// Estimate of its memory.
+    pub fn bytes(&self) -> usize {
+        self.entries.capacity() * std::mem::size_of::<Entry>()
+    }
+
+    /// Adds a block to a list as the youngest. Returns its index, or [`NOT_FOLLOWED`].
+    #[inline]
+    pub fn join(&mut self, list: List, guess: Role, (pool, address): (u32, u64), bytes: u64) -> u32 {
+        let (high, next, before, born, age) = (0, NONE, NONE, list, 0);
+        let entry = Entry { address, bytes, high, pool, next, before, list, born, guess, age };
+        let at = if self.vacant != NONE {
+            let at = self.vacant;
+            self.vacant = self.entries[at as usize].next;
+            self.entries[at as usize] = entry;
+            at
+        } else if self.entries.len() < MAX_ENTRIES {
+            self.entries.push(entry);
+            (self.entries.len() - 1) as u32
+        } else {
+            return NOT_FOLLOWED;
+        };
+        self.link(at, list);
+        at
+    }
+
+    #[inline]
+    fn link(&mut self, at: u32, list: List) {
+        let chain = &mut self.chains[list as usize];
+        chain.bytes = chain.bytes.wrapping_add(self.entries[at as usize].bytes as i64);
+        let (last, bytes) = (chain.last, chain.bytes);
+        chain.last = at;
+        if last == NONE {
+            chain.first = at;
+        } else {
+            self.entries[last as usize].next = at;
+        }
+        let entry = &mut self.entries[at as usize];
+        (entry.high, entry.before, entry.next, entry.list) = (bytes, last, NONE, list);
+    }
+
+    #[inline]
+    fn unlink(&mut self, at: u32) -> Entry {
+        let entry = self.entries[at as usize];
+        let chain = &mut self.chains[entry.list as usize];
+        chain.bytes = chain.bytes.wrapping_sub(entry.bytes as i64);
+        if entry.next == NONE {
+            chain.last = entry.before;
+        }
+        if entry.before == NONE {
+            chain.first = entry.next;
+            chain.high = chain.high.max(entry.high);
+        } else {
+            let before = &mut self.entries[entry.before as usize];
+            before.next = entry.next;
+            before.high = before.high.max(entry.high);
+        }
+        if entry.next != NONE {
+            self.entries[entry.next as usize].before = entry.before;
+        }
+        entry
+    }
+
+    /// Stops following a block.
+    #[inline]
+    pub fn leave(&mut self, at: u32) -> Entry {
+        let entry = self.unlink(at);
+        self.entries[at as usize].next = self.vacant;
+        self.vacant = at;
+        entry
+    }
+
+    /// Moves a block to another list.
+    pub fn change(&mut self, at: u32, list: List) {
+        self.unlink(at);
+        self.link(at, list);
+    }
+
+    /// Appends a list to another one.
+    pub fn append(&mut self, from: List, to: List) {
+        let Chain { first, last, bytes, .. } = std::mem::replace(&mut self.chains[from as usize], EMPTY);
+        let mut at = first;
+        while let Some(entry) = self.entries.get_mut(at as usize) {
+            entry.list = to;
+            at = entry.next;
+        }
+        let chain = &mut self.chains[to as usize];
+        chain.bytes = chain.bytes.wrapping_add(bytes);
+        let before = chain.last;
+        if let Some(entry) = self.entries.get_mut(first as usize) {
+            entry.before = before;
+            chain.last = last;
+            match self.entries.get_mut(before as usize) {
+                Some(before) => before.next = first,
+                None => chain.first = first,
+            }
+        }
+    }
+
+    /// The block has outlived one more step; returns how many.
+    pub fn grow_older(&mut self, at: u32) -> u8 {
+        let entry = &mut self.entries[at as usize];
+        entry.age = entry.age.saturating_add(1);
+        entry.age
+    }
+
+    /// The oldest entry of a list; the order is that of joining.
+    pub fn first(&self, list: List) -> Option<(u32, Entry)> {
+        self.at(self.chains[list as usize].first)
+    }
+
+    pub fn next(&self, entry: &Entry) -> Option<(u32, Entry)> {
+        self.at(entry.next)
+    }
+
+    fn at(&self, at: u32) -> Option<(u32, Entry)> {
+        self.entries.get(at as usize).map(|entry| (at, *entry))
+    }
+
+    pub fn is_empty(&self, list: List) -> bool {
+        self.chains[list as usize].first == NONE
+    }
+
+    /// All entries of a list.
+    pub fn of(&self, list: List) -> impl Iterator<Item = (u32, Entry)> {
+        std::iter::successors(self.first(list), |(_, entry)| self.next(entry))
+    }
+
+    /// A list's phase is over, and its blocks outlive that: returns the highest sum of its temporary blocks.
+    pub fn temporary(&self, list: List) -> i64 {
+        let (mut most, mut kept) = (self.chains[list as usize].high, 0_i64);
+        for (_, entry) in self.of(list) {
+            kept = kept.wrapping_add(entry.bytes as i64);
+            most = most.max(entry.high.wrapping_sub(kept));
+        }
+        most
+    }
+
+    /// All of a list was settled: later blocks belong to another phase.
+    pub fn restart_list(&mut self, list: List) {
+        self.chains[list as usize].high = self.chains[list as usize].bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Births and deaths in any order: the highest sum of what dies, told without knowing what will.
+    #[test]
+    fn temporaries_are_told_exactly_at_the_end() {
+        let mut state = 7u64;
+        let mut next = move |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        for _ in 0..500 {
+            let mut young = UndecidedBlocks::default();
+            // (place, bytes, birth, death)
+            let mut blocks: Vec<(u32, u64, usize, Option<usize>)> = Vec::new();
+            let steps = next(60) as usize + 1;
+            for step in 0..steps {
+                let live: Vec<usize> = (0..blocks.len()).filter(|&at| blocks[at].3.is_none()).collect();
+                if live.is_empty() || next(2) == 0 {
+                    let bytes = next(100) + 1;
+                    blocks.push((
+                        young.join(List::Backward, Role::Temporary, (3, 4), bytes),
+                        bytes,
+                        step,
+                        None,
+                    ));
+                } else {
+                    let at = live[next(live.len() as u64) as usize];
+                    assert_eq!(young.leave(blocks[at].0).bytes, blocks[at].1);
+                    blocks[at].3 = Some(step);
+                }
+            }
+            let sum = |step: usize| -> u64 {
+                let dies = blocks.iter().filter(|b| b.3.is_some_and(|death| b.2 <= step && step < death));
+                dies.map(|b| b.1).sum()
+            };
+            let expected = (0..steps).map(sum).max().unwrap_or(0);
+            assert_eq!(young.temporary(List::Backward), expected as i64);
+            assert_eq!(young.of(List::Backward).count(), blocks.iter().filter(|b| b.3.is_none()).count());
+        }
+    }
+
+    #[test]
+    fn places_are_used_again_and_lists_keep_their_order() {
+        let join = |young: &mut UndecidedBlocks, n| young.join(List::Forward, Role::Unknown, (0, n), 1);
+        let mut young = UndecidedBlocks::default();
+        let places: Vec<u32> = (0..6).map(|n| join(&mut young, n)).collect();
+        young.leave(places[1]);
+        young.change(places[3], List::Kept);
+        young.leave(places[5]);
+        young.append(List::Evaluation, List::Kept);
+        let mut other = UndecidedBlocks::default();
+        (0..2).for_each(|n| _ = join(&mut other, n));
+        other.append(List::Forward, List::Kept);
+        (2..4).for_each(|n| _ = join(&mut other, n));
+        other.append(List::Forward, List::Kept);
+        assert_eq!(other.of(List::Kept).map(|(_, entry)| entry.address).collect::<Vec<_>>(), [0, 1, 2, 3]);
+        assert!(other.is_empty(List::Forward));
+        other.leave(1);
+        other.leave(3);
+        assert_eq!(other.of(List::Kept).map(|(_, entry)| entry.address).collect::<Vec<_>>(), [0, 2]);
+        assert_eq!(join(&mut young, 6), places[5]);
+        assert_eq!(join(&mut young, 7), places[1]);
+        let addresses = |list| young.of(list).map(|(_, entry)| entry.address).collect::<Vec<_>>();
+        assert_eq!(addresses(List::Forward), [0, 2, 4, 6, 7]);
+        assert_eq!(addresses(List::Kept), [3]);
+    }
+}

@@ -1,0 +1,179 @@
+//! Frees, unmaps and releases that were entered and have not returned.
+//!
+//! Nearly always the next record of a thread is the end of its call, so the latest call lies beside the map: a free that nothing
+//! overtakes needs no hashing.
+//!
+//! A resync asks for each restated row whether a call has it in flight. A process may have thousands of calls in flight, and one unmap
+//! may hold as many mappings as there are rows. So from the first such question until the resync is over, calls are found by the births
+//! of their rows.
+
+use crate::Map;
+use crate::rows::row::{BackingId, Mapping, Row};
+
+/// Rows that a call has taken apart; its end frees them or restores them.
+#[derive(Debug)]
+pub(crate) enum InFlight {
+    Allocation {
+        address: u64,
+        row: Row,
+    },
+    Release {
+        handle: u64,
+        backing: BackingId,
+    },
+    Unmap {
+        mappings: Vec<(u64, Mapping)>,
+    },
+    /// NULL, an unknown address, or memory that was taken otherwise: the end has nothing to do.
+    Nothing,
+}
+
+impl InFlight {
+    /// Mappings of an unmap, by address.
+    fn mappings(&self) -> &[(u64, Mapping)] {
+        if let InFlight::Unmap { mappings } = self { mappings } else { &[] }
+    }
+
+    /// Births of all rows that it holds.
+    fn births(&self) -> impl Iterator<Item = u64> {
+        let row = if let InFlight::Allocation { row, .. } = self { Some(row.seq) } else { None };
+        row.into_iter().chain(self.mappings().iter().map(|(_, mapping)| mapping.seq))
+    }
+
+    fn row_mut(&mut self, birth: u64) -> Option<&mut Row> {
+        match self {
+            InFlight::Allocation { row, .. } if row.seq == birth => Some(row),
+            _ => None,
+        }
+    }
+
+    fn mapping_mut(&mut self, address: u64, birth: u64) -> Option<&mut Mapping> {
+        let InFlight::Unmap { mappings } = self else { return None };
+        let place = mappings.binary_search_by_key(&address, |(start, _)| *start).ok()?;
+        mappings.get_mut(place).map(|(_, mapping)| mapping).filter(|mapping| mapping.seq == birth)
+    }
+}
+
+/// Calls in flight, by the seq of the record that began them.
+#[derive(Debug, Default)]
+pub(crate) struct InFlights {
+    latest: Option<(u64, InFlight)>,
+    others: Map<u64, InFlight>,
+    /// By birth, the call in `others` that holds the row. Made at the first question, dropped by `forget_births`. Only a wrong report
+    /// has two rows of one birth: then the later call counts.
+    born: Option<Map<u64, u64>>,
+    /// Mappings of all calls.
+    mappings: usize,
+}
+
+impl InFlights {
+    #[inline]
+    pub fn begin(&mut self, seq: u64, what: InFlight) {
+        self.mappings += what.mappings().len();
+        if let Some((seq, what)) = self.latest.replace((seq, what)) {
+            if let Some(born) = &mut self.born {
+                note(born, seq, &what);
+            }
+            self.others.insert(seq, what);
+        }
+    }
+
+    #[inline]
+    pub fn end(&mut self, seq: u64) -> Option<InFlight> {
+        let what = match self.latest.take() {
+            Some((latest, what)) if latest == seq => Some(what),
+            other => {
+                self.latest = other;
+                let what = if self.others.is_empty() { None } else { self.others.remove(&seq) };
+                if let (Some(born), Some(what)) = (&mut self.born, &what) {
+                    for birth in what.births() {
+                        if born.get(&birth) == Some(&seq) {
+                            born.remove(&birth); // else another call has it
+                        }
+                    }
+                }
+                what
+            }
+        };
+        self.mappings = self.mappings.saturating_sub(what.as_ref().map_or(0, |what| what.mappings().len()));
+        what
+    }
+
+    /// Number of calls.
+    pub fn len(&self) -> usize {
+        usize::from(self.latest.is_some()) + self.others.len()
+    }
+
+    /// Estimate of its memory.
+    pub fn bytes(&self) -> usize {
+        let born = self.born.as_ref().map_or(0, Map::capacity);
+        self.others.capacity() * size_of::<(u64, InFlight)>()
+            + self.mappings * size_of::<(u64, Mapping)>()
+            + born * size_of::<(u64, u64)>()
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (u64, &InFlight)> {
+        let latest = self.latest.iter().map(|(seq, what)| (*seq, what));
+        latest.chain(self.others.iter().map(|(seq, what)| (*seq, what)))
+    }
+
+    pub fn values(&self) -> impl Iterator<Item = &InFlight> {
+        self.iter().map(|(_, what)| what)
+    }
+
+    /// The allocation born as `birth`, if a free of it is in flight.
+    pub fn row_mut(&mut self, birth: u64) -> Option<&mut Row> {
+        let latest = self.latest.as_mut().and_then(|(_, what)| what.row_mut(birth));
+        if latest.is_some() {
+            latest
+        } else {
+            other_with(&mut self.others, &mut self.born, birth)?.row_mut(birth)
+        }
+    }
+
+    /// The mapping at `address` born as `birth`, if an unmap of it is in flight.
+    pub fn mapping_mut(&mut self, address: u64, birth: u64) -> Option<&mut Mapping> {
+        let latest = self.latest.as_mut().and_then(|(_, what)| what.mapping_mut(address, birth));
+        if latest.is_some() {
+            latest
+        } else {
+            other_with(&mut self.others, &mut self.born, birth)?.mapping_mut(address, birth)
+        }
+    }
+
+    /// Drops the index by birth: there will be no questions for a while.
+    pub fn forget_births(&mut self) {
+        self.born = None;
+    }
+
+    /// Seqs of the wanted calls, in order.
+    pub fn begun(&self, wanted: impl Fn(&InFlight) -> bool) -> Vec<u64> {
+        let mut begun: Vec<u64> = self.iter().filter(|(_, what)| wanted(what)).map(|(seq, _)| seq).collect();
+        begun.sort_unstable();
+        begun
+    }
+}
+
+fn note(born: &mut Map<u64, u64>, seq: u64, what: &InFlight) {
+    for birth in what.births() {
+        let place = born.entry(birth).or_default();
+        *place = seq.max(*place);
+    }
+}
+
+/// Of the calls that are not the latest, returns the one that holds the row of this birth.
+fn other_with<'a>(
+    others: &'a mut Map<u64, InFlight>,
+    born: &mut Option<Map<u64, u64>>,
+    birth: u64,
+) -> Option<&'a mut InFlight> {
+    if others.is_empty() {
+        return None;
+    }
+    let born = born.get_or_insert_with(|| {
+        let mut born = Map::default();
+        others.iter().for_each(|(&seq, what)| note(&mut born, seq, what));
+        born
+    });
+    others.get_mut(born.get(&birth)?)
+}

@@ -1,0 +1,274 @@
+//! Booking rules of allocations with an address, and of events that take many allocations at once.
+
+use crate::book::cells::IDLE;
+use crate::rows::in_flight::InFlight;
+use crate::rows::row::{Extent, LARGE_BYTES, MAX_BYTES, Row, is_charged, side_bytes};
+use crate::rules::holdings::Holdings;
+use gpumem_model::run::Class;
+use gpumem_wire::{DestroyScope, Flags, MemoryKind, Phase, PoolOwner, Role, Stamp};
+
+/// CUDA_ERROR_DEINITIALIZED: the process exits and the driver is gone with all memory; not a free
+/// that failed.
+pub(crate) const DEINITIALIZED: u16 = 4;
+
+impl Holdings {
+    /// `AllocEnd`, and imports with an address.
+    pub fn allocate(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        pool: u64,
+        kind: MemoryKind,
+        stamp: &Stamp,
+        book: u8,
+    ) {
+        if bytes > MAX_BYTES || address == 0 {
+            self.anomalies.impossible += 1;
+            return;
+        }
+        if stamp.flags.has(Flags::RESTATED) && self.is_in_flight_still(stamp.seq) {
+            self.keep_segment_born_as(address, stamp.seq);
+            return;
+        }
+        if let Some(old) = self.allocations.get_mut(&address) {
+            if old.seq == stamp.seq && stamp.seq != 0 {
+                // Restated by a resync, or brought by the ring after one. Its segment is restated with it.
+                old.generation = self.generation;
+                if old.is(Row::SEGMENT) {
+                    self.add_segment(address, bytes, pool, stamp, book);
+                }
+                return;
+            }
+            self.anomalies.replaced += 1; // its free was lost, or the report is wrong
+            self.unbind(address).into_iter().for_each(|row| self.give_back(address, row));
+        }
+        let mut row = Row {
+            seq: stamp.seq,
+            bytes,
+            cell: IDLE,
+            first_epoch: self.book(book).next_epoch(),
+            owner: stamp.context,
+            kind,
+            book,
+            generation: self.generation,
+            flags: 0,
+        };
+        let nothing = (Role::Unknown, Phase::Unknown);
+        if stamp.flags.has(Flags::CAPTURED) {
+            row.flags |= Row::UNBOOKED;
+            row.cell = self.cells.cell_of(Class::Block, stamp, nothing);
+        } else if let Some(bytes_of_kind) = side_bytes(self.side_memory_mut(book), kind) {
+            *bytes_of_kind = bytes_of_kind.wrapping_add(bytes as i64);
+            row.cell = self.cells.cell_of(Class::Direct, stamp, nothing);
+        } else if kind == MemoryKind::StreamOrdered {
+            row.cell = self.cells.cell_of(Class::Block, stamp, nothing);
+            row.owner = self.pool_index(pool, PoolOwner::Driver, book);
+            row.book = self.pools[row.owner as usize].book;
+            row.first_epoch = self.book(row.book).next_epoch();
+            self.pool_takes(row.owner, row.cell, bytes);
+        } else {
+            let is_scratch = stamp.module != 0 && self.scratch_libraries.contains(&stamp.module);
+            let role = if is_scratch { Role::Workspace } else { Role::Unknown };
+            row.cell = self.cells.cell_of(Class::Direct, stamp, (role, Phase::Unknown));
+            let cell = row.cell;
+            let book = self.book(book);
+            book.post(cell, bytes as i64);
+            book.round(bytes, true);
+        }
+        // Memory that is not booked here can be a segment too: its blocks are then not booked either.
+        let is_segment = pool != 0 && kind != MemoryKind::StreamOrdered && bytes > 0;
+        if is_segment {
+            row.flags |= Row::SEGMENT;
+        }
+        self.allocations.insert(address, row);
+        let can_hold = self.can_hold_segments(&row);
+        if can_hold && bytes >= LARGE_BYTES {
+            self.large.insert(address, bytes);
+        }
+        if is_segment {
+            self.add_segment(address, bytes, pool, stamp, book);
+        } else if can_hold && self.unbacked_segments > 0 {
+            self.back_segments(address, bytes);
+        }
+    }
+
+    /// Whether segments can be carved from this row.
+    pub fn can_hold_segments(&self, row: &Row) -> bool {
+        matches!(row.kind, MemoryKind::Device | MemoryKind::Pitched | MemoryKind::Array | MemoryKind::Unknown)
+            && !row.is(Row::UNBOOKED)
+    }
+
+    /// Whether the row born as `seq` has a free in flight. If so it was restated: should the end of that free be lost, the free failed.
+    fn is_in_flight_still(&mut self, seq: u64) -> bool {
+        let generation = self.generation;
+        self.in_flight.row_mut(seq).map(|row| row.generation = generation).is_some()
+    }
+
+    /// Whether the row born as `seq` is known, live or in flight.
+    pub fn is_born(&mut self, address: u64, seq: u64) -> bool {
+        let is_bound = self.allocations.get(&address).is_some_and(|row| row.seq == seq);
+        is_bound || self.in_flight.row_mut(seq).is_some()
+    }
+
+    fn unbind(&mut self, address: u64) -> Option<Row> {
+        let row = self.allocations.remove(&address)?;
+        if row.bytes >= LARGE_BYTES {
+            self.large.remove(&address);
+        }
+        Some(row)
+    }
+
+    /// Book and bytes of the live allocation at an address.
+    pub fn found_at(&self, address: u64) -> Option<(u8, u64)> {
+        self.allocations.get(&address).map(|row| (row.book, row.bytes))
+    }
+
+    /// `FreeBegin`: the address may be given to another thread from now on.
+    pub fn free_begin(&mut self, address: u64, seq: u64) {
+        let flight = match self.unbind(address) {
+            Some(row) => {
+                self.count_in_flight(&row, true);
+                InFlight::Allocation { address, row }
+            }
+            None => {
+                self.anomalies.unknown_frees += u64::from(address != 0); // freeing NULL succeeds and does nothing
+                InFlight::Nothing
+            }
+        };
+        self.in_flight.begin(seq, flight);
+    }
+
+    /// A call was entered that may free a row's bytes, or it is over. Only bytes in the book count: a driver pool keeps what is freed
+    /// into it.
+    #[inline]
+    pub fn count_in_flight(&mut self, row: &Row, entered: bool) {
+        if row.is(Row::UNBOOKED) || row.kind == MemoryKind::StreamOrdered || !is_charged(row.kind) {
+            return;
+        }
+        let delta = if entered { row.bytes as i64 } else { -(row.bytes as i64) };
+        let bytes = &mut self.in_flight_bytes[usize::from(row.book)];
+        *bytes = bytes.wrapping_add(delta);
+        self.book(row.book); // touched: an open sample may be torn
+    }
+
+    /// `FreeEnd`, of whatever was begun as `begin_seq`.
+    pub fn free_end(&mut self, begin_seq: u64, result: u16) {
+        let failed = result != 0 && result != DEINITIALIZED;
+        match self.in_flight.end(begin_seq) {
+            Some(InFlight::Allocation { address, mut row }) => {
+                self.count_in_flight(&row, false);
+                row.generation = self.generation; // if the free failed, the row lives, whether a resync under way restates it or not
+                if failed && !self.allocations.contains_key(&address) {
+                    self.allocations.insert(address, row);
+                    if row.bytes >= LARGE_BYTES && self.can_hold_segments(&row) {
+                        self.large.insert(address, row.bytes);
+                    }
+                    if self.unbacked_segments > 0 && self.can_hold_segments(&row) {
+                        self.back_segments(address, row.bytes);
+                    }
+                } else {
+                    self.anomalies.replaced += u64::from(failed);
+                    self.give_back(address, row);
+                }
+            }
+            Some(InFlight::Release { handle, backing }) => self.release_end(handle, backing, failed),
+            Some(InFlight::Unmap { mappings }) => self.unmap_end(mappings, failed),
+            Some(InFlight::Nothing) => {}
+            None => self.anomalies.unknown_ends += u64::from(begin_seq > self.forgiven_until),
+        }
+    }
+
+    /// Takes a row from where it was booked.
+    pub fn give_back(&mut self, address: u64, row: Row) {
+        let bytes = row.bytes as i64;
+        if row.is(Row::SEGMENT) {
+            self.take_segment_born_as(address, row.seq);
+        }
+        if row.is(Row::UNBOOKED) {
+            return;
+        }
+        if let Some(bytes_of_kind) = side_bytes(self.side_memory_mut(row.book), row.kind) {
+            *bytes_of_kind = bytes_of_kind.wrapping_sub(bytes);
+            return;
+        }
+        self.uncarve_all(Extent::Allocation(address, row.seq), &row);
+        if row.kind == MemoryKind::StreamOrdered {
+            self.pool_gives(row.owner, row.cell, row.bytes);
+        } else {
+            let book = self.book(row.book);
+            book.post(row.cell, -bytes);
+            book.round(row.bytes, false);
+        }
+    }
+
+    /// `ContextDestroy`: its allocations have no frees of their own.
+    pub fn destroy_context(&mut self, context: u32, scope: DestroyScope, book: u8) {
+        let whole_device = scope == DestroyScope::Device;
+        let goes = |row: &Row| {
+            row.book == book
+                && (whole_device || (row.owner == context && row.kind != MemoryKind::StreamOrdered))
+        };
+        self.drop_in_flight(goes);
+        let rows = self.allocations.iter().filter(|(_, row)| goes(row) && !self.is_in_doubt(row));
+        let carved =
+            rows.filter_map(|(&address, row)| self.carved.get(&Extent::Allocation(address, row.seq)));
+        let mut segments: Vec<_> =
+            carved.flat_map(|carved| carved.parts.iter().map(|(key, _)| *key)).collect();
+        segments.sort_unstable();
+        self.drop_segments(segments);
+        self.drop_allocations(goes);
+        if whole_device {
+            self.drop_backings(|backing| backing.row.book == book);
+            self.drop_pools(book);
+        }
+    }
+
+    /// Ends frees in flight of memory that is gone anyway: whatever they return, it does not come back.
+    fn drop_in_flight(&mut self, goes: impl Fn(&Row) -> bool) {
+        let gone =
+            self.in_flight.begun(|flight| matches!(flight, InFlight::Allocation { row, .. } if goes(row)));
+        for seq in gone {
+            self.free_end(seq, 0);
+            self.in_flight.begin(seq, InFlight::Nothing);
+        }
+    }
+
+    /// Takes all allocations that `goes` selects, in a fixed order, so that a replay gives the same peak.
+    pub fn drop_allocations(&mut self, goes: impl Fn(&Row) -> bool) {
+        let mut gone: Vec<(u64, u64)> = self
+            .allocations
+            .iter()
+            .filter(|(_, row)| goes(row))
+            .map(|(&address, row)| (row.seq, address))
+            .collect();
+        gone.sort_unstable();
+        for (_, address) in gone {
+            if let Some(row) = self.unbind(address) {
+                self.give_back(address, row);
+            }
+        }
+    }
+}
+
+impl Holdings {
+    /// Ends frees that were begun before a loss and may have ended in it. A row that was restated was not freed.
+    pub fn forget_unfinished(&mut self) {
+        let generation = self.generation;
+        let said_again = |flight: &InFlight| match flight {
+            InFlight::Allocation { row, .. } => row.generation == generation,
+            InFlight::Unmap { mappings } => {
+                mappings.iter().any(|(_, mapping)| mapping.generation == generation)
+            }
+            // References were restated as they are.
+            InFlight::Release { .. } | InFlight::Nothing => false,
+        };
+        let failed = self.in_flight.begun(said_again);
+        for seq in self.in_flight.begun(|_| true) {
+            if self.doubtful_before.is_some_and(|doubt| seq <= doubt) {
+                self.free_end(seq, u16::from(failed.binary_search(&seq).is_ok()));
+            }
+        }
+        self.in_flight.forget_births();
+        self.doubtful_before = None;
+    }
+}

@@ -1,0 +1,467 @@
+//! What one process holds: rows for live memory, and the books they are booked in. The rules are in the other files of this folder,
+//! which share what is here.
+
+use crate::Map;
+use crate::base::quota::{list, map, sorted};
+use crate::book::cells::{CellId, CellTable};
+use crate::book::{Book, Window};
+use crate::roles::iterations::IterationsView;
+use crate::roles::state::{PhaseReports, RestatedBlock, Roles};
+use crate::rows::in_flight::InFlights;
+use crate::rows::peak_residues::{PeakResidue, PeakResidues};
+use crate::rows::pool::{Carved, Pool, Segment};
+use crate::rows::row::{AnomalyCounts, Backing, BackingId, Extent, Mapping, Row, is_charged};
+use gpumem_model::run::Beside;
+use gpumem_wire::{Flags, Phase, Role, Stamp};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+#[derive(Debug, Default)]
+pub(crate) struct Holdings {
+    pub(super) cells: CellTable,
+    /// One for each device of the process, in the order in which they were named.
+    pub(super) books: Vec<Book>,
+    /// Windows that are over, by book.
+    pub(super) windows: Vec<(u8, Window)>,
+    /// Width of windows.
+    window_ns: u64,
+    /// Same index as `books`.
+    pub(super) side_memory: Vec<Beside>,
+    pub(super) allocations: Map<u64, Row>,
+    /// Addresses in `allocations` of at least [`LARGE_BYTES`], to find allocations by an address inside them.
+    pub(super) large: BTreeMap<u64, u64>,
+    /// By the seq of the record that began the free.
+    pub(super) in_flight: InFlights,
+    /// Bytes that calls in `in_flight` may already have given back, by book, for torn samples.
+    pub(super) in_flight_bytes: Vec<i64>,
+    pub(super) handles: Map<u64, BackingId>,
+    pub(super) backings: Map<BackingId, Backing>,
+    pub(super) mappings: BTreeMap<u64, Mapping>,
+    /// Pools by index; destroyed ones stay as empty entries.
+    pub(super) pools: Vec<Pool>,
+    pub(super) pool_ids: Map<u64, u32>,
+    /// For each extent, the segments that took bytes from it.
+    pub(super) carved: Map<Extent, Carved>,
+    /// Segments may exist that were not reported: the agent was late, or records are lost.
+    pub(super) unseen_segments: bool,
+    /// Segments that are not wholly booked: a later allocation may provide their memory.
+    pub(super) unbacked_segments: u32,
+    /// Blocks that wait for a stream, by their seq: the cell they were in, and the epoch since which they wait.
+    pub(super) waiting: Map<u64, (CellId, u32)>,
+    /// By book, rows that are gone since the peak and have no final role.
+    pub(super) residues: Vec<PeakResidues>,
+    /// Same index as `books`.
+    pub(super) roles: Vec<Roles>,
+    pub(super) phases: PhaseReports,
+    /// Blocks of phases that only a resync brought, until it ends.
+    pub(super) restated: Vec<RestatedBlock>,
+    /// Numbers of libraries whose driver allocations are scratch.
+    pub(super) scratch_libraries: Vec<u16>,
+    pub(super) generation: u8,
+    /// Frees begun up to this seq may have ended in lost records; cleared by a resync.
+    pub(super) doubtful_before: Option<u64>,
+    /// Records up to this seq may name rows that a resync has taken: no anomaly.
+    pub(super) forgiven_until: u64,
+    pub(super) anomalies: AnomalyCounts,
+    /// Books that the current record touched, as bits.
+    touched: u64,
+    /// The rows are those of no single moment (a resync is under way): no peak is taken.
+    pub(super) mixed: bool,
+    /// A resync has ended, but allocations that it did not restate wait for the ring to reach its head: their frees may be in it.
+    pub(super) unswept: bool,
+    /// Books touched while `mixed`.
+    unsettled: u64,
+}
+
+impl Holdings {
+    /// Without rows; windows are `window_ns` wide.
+    pub fn new(window_ns: u64) -> Self {
+        Holdings { window_ns, ..Holdings::default() }
+    }
+
+    /// The books, one for each device.
+    #[inline]
+    pub fn books(&self) -> &[Book] {
+        &self.books
+    }
+
+    #[inline]
+    pub fn books_mut(&mut self) -> &mut [Book] {
+        &mut self.books
+    }
+
+    /// Bytes of a book that calls in flight may already have given back.
+    #[inline]
+    pub fn in_flight_bytes(&self, book: usize) -> i64 {
+        self.in_flight_bytes[book]
+    }
+
+    /// Forgets the history of all books: times before `now_ns` cannot be restored.
+    pub fn restart_history(&mut self, now_ns: u64) {
+        for (book, &in_flight) in self.books.iter_mut().zip(&self.in_flight_bytes) {
+            book.history.restart(now_ns, in_flight);
+        }
+    }
+
+    /// Calls that were entered and have not returned.
+    pub fn calls_in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    #[inline]
+    pub fn cells(&self) -> &CellTable {
+        &self.cells
+    }
+
+    /// Gives a tag its path; returns the path that it had.
+    pub fn name_tag(&mut self, tag: u32, path: &str) -> Option<Arc<str>> {
+        self.cells.tags.insert(tag, path.into())
+    }
+
+    #[inline]
+    pub fn anomalies(&self) -> &AnomalyCounts {
+        &self.anomalies
+    }
+
+    #[inline]
+    pub fn anomalies_mut(&mut self) -> &mut AnomalyCounts {
+        &mut self.anomalies
+    }
+
+    pub fn pools(&self) -> &[Pool] {
+        &self.pools
+    }
+
+    /// Memory of a book's process that is not part of the sum.
+    pub fn side_memory(&self, book: usize) -> Beside {
+        self.side_memory[book]
+    }
+
+    /// Windows that are over and were not taken, by book.
+    pub fn ended_windows(&self) -> &[(u8, Window)] {
+        &self.windows
+    }
+
+    pub fn take_windows(&mut self) -> std::vec::Drain<'_, (u8, Window)> {
+        self.windows.drain(..)
+    }
+
+    /// Whether there is memory that the driver handed out.
+    #[inline]
+    pub fn has_driver_rows(&self) -> bool {
+        !self.allocations.is_empty() || !self.backings.is_empty() || !self.mappings.is_empty()
+    }
+
+    /// Segments may exist that were not reported: the agent was late, or records are lost.
+    pub fn set_unseen_segments(&mut self, may_exist: bool) {
+        self.unseen_segments = may_exist;
+    }
+
+    /// The program's number of its epoch; 0 for none.
+    pub fn set_epoch(&mut self, number: u64) {
+        self.phases.epoch = number;
+    }
+
+    /// What the iterations of a book held.
+    pub fn iterations(&self, book: usize, time_ns: u64) -> Option<IterationsView> {
+        let (roles, book) = (self.roles.get(book)?, self.books.get(book)?);
+        Some(roles.iterations.view(time_ns, book))
+    }
+
+    /// Whether times are only an order: each is a window of its own.
+    pub fn is_ordinal(&self) -> bool {
+        self.window_ns == 1
+    }
+
+    /// What a device's book held over time.
+    pub fn timeline(&self, book: usize) -> gpumem_model::timeline::Timeline {
+        self.books.get(book).map(|book| book.timeline(&self.cells, !self.mixed)).unwrap_or_default()
+    }
+
+    /// Number of live rows of every kind.
+    pub fn rows(&self) -> usize {
+        let in_pools = self.pools.iter().map(|pool| pool.blocks.len() + pool.segments.len());
+        let own = [self.allocations.len(), self.backings.len(), self.mappings.len(), self.pools.len()];
+        own.iter().sum::<usize>() + in_pools.sum::<usize>()
+    }
+
+    /// Removes every row; books, their peaks and the names of cells stay.
+    pub fn take_everything(&mut self) {
+        for seq in self.in_flight.begun(|_| true) {
+            self.free_end(seq, 0);
+        }
+        self.generation = self.generation.wrapping_add(1);
+        let generation = self.generation;
+        self.sweep_blocks();
+        self.drop_allocations(|row| row.generation != generation);
+        self.sweep_vmm();
+        self.sweep_pools();
+        self.residues.iter_mut().for_each(PeakResidues::forget);
+        (self.mixed, self.unswept) = (false, false);
+        self.unseen_segments = false;
+        (self.doubtful_before, self.forgiven_until) = (None, 0);
+    }
+
+    /// Begins peaks, timelines and iterations anew, with what is held now.
+    pub fn begin_part(&mut self, now_ns: u64) {
+        // Between a resync and its end the books have more than is held.
+        let known = (!self.mixed).then_some(now_ns);
+        self.books.iter_mut().for_each(|book| book.restart(known, self.window_ns));
+        self.residues.iter_mut().for_each(PeakResidues::forget);
+        self.roles.iter_mut().for_each(|roles| roles.iterations.restart(now_ns));
+    }
+
+    /// Adds a book for one more device; at most 64 fit (GPUs and MIG instances of one process).
+    pub fn add_book(&mut self) -> u8 {
+        self.books.push(Book::new());
+        self.side_memory.push(Beside::default());
+        self.in_flight_bytes.push(0);
+        self.residues.push(PeakResidues::default());
+        self.roles.push(Roles::default());
+        (self.books.len() - 1) as u8
+    }
+
+    #[inline]
+    pub fn book(&mut self, book: u8) -> &mut Book {
+        self.touched |= 1 << (book & 63);
+        &mut self.books[usize::from(book)]
+    }
+
+    pub fn side_memory_mut(&mut self, book: u8) -> &mut Beside {
+        &mut self.side_memory[usize::from(book)]
+    }
+
+    /// Ends a record: peaks are taken when the whole record is booked. Returns the books that it touched, as bits.
+    #[inline]
+    pub fn settle(&mut self, time_ns: u64) -> u64 {
+        let touched = std::mem::take(&mut self.touched);
+        if self.mixed {
+            self.unsettled |= touched;
+            return touched;
+        }
+        let mut rest = touched | std::mem::take(&mut self.unsettled);
+        while rest != 0 {
+            let book = rest.trailing_zeros() as usize;
+            rest &= rest - 1;
+            if time_ns >= self.books[book].window_end_ns
+                && let Some(over) = self.books[book].roll(time_ns, self.window_ns, &self.cells)
+            {
+                self.windows.push((book as u8, over));
+            }
+            if self.books[book].settle(time_ns) {
+                self.residues[book].forget();
+            }
+        }
+        touched
+    }
+
+    /// Before a record of `time_ns` is booked: ends silences of books that were not touched for long.
+    #[cold]
+    pub fn end_silences(&mut self, time_ns: u64) -> u64 {
+        if !self.mixed {
+            self.books.iter_mut().for_each(|book| book.end_silence(time_ns, &self.cells));
+        }
+        time_ns.saturating_add(self.window_ns)
+    }
+
+    /// Keeps the cell of a row that is about to go, for the peak's composition, unless its role is final.
+    #[inline]
+    pub fn keep_residue(&mut self, row: &Row, booked: u64) {
+        let book = &self.books[usize::from(row.book)];
+        if booked == 0 || row.is(Row::EXACT) || !book.live_at_peak(row.first_epoch) {
+            return;
+        }
+        let residue = PeakResidue { bytes: booked, cell: self.cell_at_peak(row) };
+        self.residues[usize::from(row.book)].keep(row.seq, residue);
+    }
+
+    /// The cell of a live row at the peak: a row that began to wait for a stream after the peak was in another cell then.
+    pub fn cell_at_peak(&self, row: &Row) -> CellId {
+        let waiting = if row.is(Row::PENDING) { self.waiting.get(&row.seq) } else { None };
+        let before = waiting.filter(|(_, since)| !self.books[usize::from(row.book)].live_at_peak(*since));
+        before.map_or(row.cell, |(cell, _)| *cell)
+    }
+
+    /// Gives back everything that segments took from an extent to the extent's own cell. The extent is about to go, and its segments
+    /// stay without memory.
+    pub fn uncarve_all(&mut self, extent: Extent, row: &Row) {
+        let carved = if self.carved.is_empty() { None } else { self.carved.remove(&extent) };
+        let Some(carved) = carved else {
+            self.keep_residue(row, row.bytes);
+            return;
+        };
+        let at_peak = carved.at_peak(&self.books[usize::from(row.book)]);
+        self.keep_residue(row, row.bytes.saturating_sub(at_peak));
+        self.book(row.book).let_go(carved.let_go().wrapping_neg());
+        for (key, bytes) in carved.parts {
+            let cell = self.segment_lost(key, extent, bytes);
+            self.book(row.book).shift(cell, row.cell, bytes as i64);
+        }
+    }
+
+    /// Bytes that segments carved out of an extent.
+    pub fn carved_bytes(&self, extent: Extent) -> u64 {
+        self.carved.get(&extent).map_or(0, Carved::total)
+    }
+
+    /// `Retag`: new names or roles of the row born as `seq`.
+    pub fn retag(&mut self, address: u64, pool: u64, seq: u64, stamp: &Stamp, use_as: (Role, Phase)) {
+        let pool_index = if pool == 0 { None } else { self.pool_ids.get(&pool).copied() };
+        let block = pool_index.and_then(|index| {
+            let row = self.pools[index as usize].blocks.get(&address).filter(|row| row.seq == seq)?;
+            Some((Extent::Block(index, address), *row))
+        });
+        // Allocations from driver pools are found by address alone, handles by their birth.
+        let found = block.or_else(|| {
+            let row = self.allocations.get(&address).filter(|row| row.seq == seq);
+            row.map(|row| (Extent::Allocation(address, seq), *row))
+        });
+        let found = found.or_else(|| Some((Extent::Backing(seq), self.backings.get(&seq)?.row)));
+        // Restated while a free of it seems to be in flight: the end of that call was lost, and it failed.
+        let restated = stamp.flags.has(Flags::RESTATED);
+        let found = found.or_else(|| {
+            let row = if restated { self.in_flight.row_mut(seq) } else { None };
+            Some((Extent::Allocation(address, seq), *row?))
+        });
+        match found {
+            Some((extent, row)) => self.retag_row(extent, row, stamp, use_as),
+            None => self.retag_residue(seq, stamp, use_as),
+        }
+    }
+
+    fn retag_row(&mut self, extent: Extent, row: Row, stamp: &Stamp, use_as: (Role, Phase)) {
+        let mut told = (use_as.0 != Role::Unknown).then_some(use_as.0);
+        if let Some(role) = told {
+            self.row_mut(extent).into_iter().for_each(|row| row.flags |= Row::EXACT);
+            self.note_told(&row, role);
+        } else if stamp.flags.has(Flags::RESTATED) && row.is(Row::EXACT) && !row.is(Row::BORN_EXACT) {
+            // The retag never reached its row at the agent: a free was in flight then, and failed.
+            self.row_mut(extent).into_iter().for_each(|row| row.flags &= !Row::EXACT);
+            told = Some(Role::Unknown);
+        }
+        let use_as = (told, use_as.1);
+        let to = self.renamed(row.cell, stamp, use_as);
+        let peak_to = self.renamed(self.cell_at_peak(&row), stamp, use_as);
+        self.recell(extent, row, (to, peak_to));
+    }
+
+    /// Gives a block a derived role, now and at the peak.
+    pub fn derive(&mut self, extent: Extent, row: Row, role: Role) {
+        let to = self.cells.with_role(row.cell, role);
+        let peak_to = self.cells.with_role(self.cell_at_peak(&row), role);
+        self.recell(extent, row, (to, peak_to));
+    }
+
+    /// Moves a row to another cell, now and at the peak.
+    pub fn recell(&mut self, extent: Extent, row: Row, to: (CellId, CellId)) {
+        if to.0 != row.cell {
+            self.move_row(extent, &row, to);
+            self.row_mut(extent).into_iter().for_each(|row| row.cell = to.0);
+        }
+    }
+
+    /// Shifts the bytes of a row, without those that segments took.
+    pub fn move_row(&mut self, extent: Extent, row: &Row, (to, peak_to): (CellId, CellId)) {
+        let peak_cell = self.cell_at_peak(row);
+        if row.is(Row::PENDING)
+            && let Some((before, _)) = self.waiting.get_mut(&row.seq)
+        {
+            *before = peak_to;
+        }
+        if !row.is(Row::UNBOOKED) && is_charged(row.kind) {
+            let book = &self.books[usize::from(row.book)];
+            let carved = self.carved.get(&extent);
+            let now = row.bytes.saturating_sub(carved.map_or(0, Carved::total));
+            let at_peak = row.bytes.saturating_sub(carved.map_or(0, |carved| carved.at_peak(book)));
+            let live = book.live_at_peak(row.first_epoch);
+            let is_whole = carved.is_none() && !row.is(Row::PENDING);
+            let book = self.book(row.book);
+            book.shift(row.cell, to, now as i64);
+            if live {
+                book.rename_at_peak(peak_cell, peak_to, at_peak as i64);
+            }
+            if is_whole {
+                let book = &mut self.books[usize::from(row.book)];
+                book.rename_past(row.first_epoch, (row.cell, to), now as i64, &self.cells);
+            }
+        }
+    }
+
+    fn row_mut(&mut self, extent: Extent) -> Option<&mut Row> {
+        match extent {
+            Extent::Block(index, address) => self.pools[index as usize].blocks.get_mut(&address),
+            Extent::Allocation(address, seq) => {
+                let bound = self.allocations.get_mut(&address).filter(|row| row.seq == seq);
+                bound.or_else(|| self.in_flight.row_mut(seq))
+            }
+            Extent::Backing(id) => self.backings.get_mut(&id).map(|backing| &mut backing.row),
+        }
+    }
+
+    fn retag_residue(&mut self, seq: u64, stamp: &Stamp, use_as: (Role, Phase)) {
+        for index in 0..self.residues.len() {
+            let Some(residue) = self.residues[index].get_mut(seq).copied() else { continue };
+            let told = (use_as.0 != Role::Unknown).then_some(use_as.0);
+            let to = self.renamed(residue.cell, stamp, (told, use_as.1));
+            self.book(index as u8).rename_at_peak(residue.cell, to, residue.bytes as i64);
+            if let Some(residue) = self.residues[index].get_mut(seq) {
+                residue.cell = to;
+            }
+            return;
+        }
+    }
+
+    /// Returns the cell that `from` becomes with the names of a `Retag`. The first tag stays as the origin.
+    fn renamed(&mut self, from: CellId, stamp: &Stamp, (role, phase): (Option<Role>, Phase)) -> CellId {
+        let mut key = self.cells.keys[from as usize];
+        if stamp.flags.has(Flags::RESTATED) {
+            // (A name of the block's own is not the inherited one.)
+            key.inherited &= stamp.tag == key.tag && stamp.stack == 0;
+            (key.tag, key.origin) = (stamp.tag, stamp.stack);
+        } else if stamp.tag != 0 {
+            key.inherited = false; // a retag is explicit
+            if stamp.tag != key.tag {
+                if key.origin == 0 {
+                    key.origin = key.tag;
+                }
+                key.tag = stamp.tag;
+                if key.origin == key.tag {
+                    key.origin = 0; // it has its first name again
+                }
+            }
+        }
+        key.role = role.unwrap_or(key.role);
+        if phase != Phase::Unknown {
+            key.phase = phase;
+        }
+        self.cells.intern(key)
+    }
+}
+
+impl Holdings {
+    pub fn bytes(&self) -> usize {
+        let rows = map(&self.allocations)
+            + map(&self.handles)
+            + map(&self.backings)
+            + map(&self.carved)
+            + self.carved.len() * 64
+            + map(&self.waiting)
+            + map(&self.pool_ids)
+            + self.large.len() * sorted(16)
+            + self.mappings.len() * sorted(8 + size_of::<Mapping>())
+            + self.in_flight.bytes();
+        let pools = self.pools.iter().map(|pool| {
+            map(&pool.blocks)
+                + pool.large_blocks.len() * sorted(16)
+                // Each segment lists its extents, and each extent its segments.
+                + pool.segments.len() * sorted(8 + size_of::<Segment>() + 96)
+        });
+        let cells = self.cells.bytes();
+        let books = self.books.iter().map(|book| book.bytes());
+        let follows =
+            self.roles.iter().map(|roles| roles.young.bytes() + roles.iterations.bytes()).sum::<usize>()
+                + self.residues.iter().map(|residues| residues.bytes()).sum::<usize>();
+        let places = list(&self.pools) + list(&self.restated);
+        rows + places + pools.sum::<usize>() + cells + books.sum::<usize>() + follows
+    }
+}

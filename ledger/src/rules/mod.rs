@@ -1,0 +1,9 @@
+//! Booking rules: what a record does to the rows and books of its process.
+
+mod allocation;
+mod derive;
+pub(crate) mod holdings;
+mod pool;
+mod resync;
+mod segment;
+mod vmm;

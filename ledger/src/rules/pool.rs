@@ -1,0 +1,511 @@
+//! Booking rules of pools.
+//!
+//! A **driver pool** reserves for itself. What it reserved is polled, so between polls it is at least
+//! what is live in it: `reserved = max(last polled, highest live since)`.
+//!
+//! A **framework pool** takes segments (segment.rs); their bytes are `idle` until a block covers them.
+
+use crate::book::cells::{CellId, CellKey, IDLE, OPAQUE};
+use crate::roles::state::{End, RestatedBlock, list_of};
+use crate::roles::undecided::NOT_FOLLOWED;
+use crate::rows::in_flight::InFlight;
+use crate::rows::pool::Pool;
+use crate::rows::row::{Extent, LARGE_BYTES, MAX_BYTES, Row};
+use crate::rules::holdings::Holdings;
+use gpumem_model::run::Class;
+use gpumem_wire::{Flags, FreeState, MemoryKind, Phase, PoolOwner, Role, Stamp};
+use std::collections::hash_map::Entry;
+
+impl Holdings {
+    /// Returns the pool with this id; makes it if no record created it (default pools, late attach).
+    pub fn pool_index(&mut self, id: u64, owner: PoolOwner, book: u8) -> u32 {
+        if let Some(&index) = self.pool_ids.get(&id) {
+            return index;
+        }
+        let index = self.pools.len() as u32;
+        let (opaque, generation) = (owner == PoolOwner::Framework, self.generation);
+        self.pools.push(Pool { id, owner, book, idle: IDLE, opaque, generation, ..Pool::default() });
+        self.pool_ids.insert(id, index);
+        index
+    }
+
+    /// `PoolCreate`.
+    pub fn pool_create(
+        &mut self,
+        id: u64,
+        parent: u64,
+        blocks: bool,
+        owner: PoolOwner,
+        stamp: &Stamp,
+        book: u8,
+    ) {
+        let index = self.pool_index(id, owner, book);
+        let parent =
+            (parent != 0 && parent != id).then(|| self.pool_index(parent, PoolOwner::Framework, book));
+        let generation = self.generation;
+        let pool = &mut self.pools[index as usize];
+        pool.owner = owner;
+        pool.name = stamp.tag;
+        pool.generation = generation;
+        if pool.segments.is_empty() && pool.blocks.is_empty() {
+            pool.opaque = owner == PoolOwner::Framework && !blocks;
+            pool.parent = parent;
+            if pool.is_framework() && pool.name != pool.cell_name {
+                pool.cell_name = pool.name;
+                pool.idle = self.cells.intern(CellKey { pool: pool.name, ..CellKey::plain(Class::PoolIdle) });
+                let (book, idle) = (pool.book, pool.idle);
+                self.books[usize::from(book)].add_unnamed(idle);
+            }
+        } else if pool.opaque && blocks {
+            self.open_pool(index);
+        }
+        if let Some(parent) = parent {
+            let parent = &mut self.pools[parent as usize];
+            if !parent.has_children {
+                parent.has_children = true;
+                let large = parent.blocks.iter().filter(|(_, row)| row.bytes >= LARGE_BYTES);
+                parent.large_blocks = large.map(|(&address, row)| (address, row.bytes)).collect();
+            }
+        }
+    }
+
+    /// `PoolState`.
+    pub fn pool_state(&mut self, id: u64, reserved: u64, used: u64, book: u8) {
+        if reserved > MAX_BYTES || used > MAX_BYTES {
+            self.anomalies.impossible += 1;
+            return;
+        }
+        let index = self.pool_index(id, PoolOwner::Driver, book);
+        let generation = self.generation;
+        let pool = &mut self.pools[index as usize];
+        pool.generation = generation;
+        if pool.is_framework() {
+            (pool.reserved, pool.used) = (reserved, used);
+            pool.said = Some((reserved, used));
+        } else {
+            pool.polled = reserved;
+            let is_graphs = pool.owner == PoolOwner::Graph;
+            self.set_reserved(index, if is_graphs { reserved.max(used) } else { reserved });
+            if is_graphs {
+                self.set_graphs_use(index, used);
+            }
+        }
+    }
+
+    /// Bytes by which a driver's pool that reports so much reserved memory exceeds what is booked for it.
+    pub fn pool_growth(&self, id: u64, reserved: u64) -> i64 {
+        let (booked, used) = self.driver_pool(id);
+        reserved.min(MAX_BYTES).max(used).wrapping_sub(booked) as i64
+    }
+
+    /// Bytes by which it will grow, as far as known, when so much more is taken from it.
+    pub fn pool_growth_for(&self, id: u64, bytes: u64) -> i64 {
+        let (booked, used) = self.driver_pool(id);
+        used.saturating_add(bytes.min(MAX_BYTES)).saturating_sub(booked) as i64
+    }
+
+    /// Booked bytes of a driver's pool, and bytes that it has handed out.
+    fn driver_pool(&self, id: u64) -> (u64, u64) {
+        let pool = self.pool_ids.get(&id).map(|&index| &self.pools[index as usize]);
+        pool.map_or((0, 0), |pool| (pool.reserved, pool.used))
+    }
+
+    /// The pool reports blocks after all.
+    fn open_pool(&mut self, index: u32) {
+        let pool = &mut self.pools[index as usize];
+        pool.opaque = false;
+        let (book, idle, bytes) = (pool.book, pool.idle, pool.backed_bytes as i64);
+        self.book(book).shift(OPAQUE, idle, bytes);
+    }
+
+    /// `PoolCheck`: keeps both totals, for views.
+    pub fn pool_check(&mut self, id: u64, theirs: u64) {
+        match self.pool_ids.get(&id) {
+            Some(&index) => {
+                let pool = &mut self.pools[index as usize];
+                // Blocks that the owner has freed are not in its total.
+                let live = pool.block_bytes.wrapping_sub(pool.pending_bytes);
+                pool.check = Some((theirs, if pool.is_framework() { live } else { pool.used }));
+            }
+            None => self.anomalies.unknown_handles += 1,
+        }
+    }
+
+    /// `PoolDestroy`.
+    pub fn pool_destroy(&mut self, id: u64) {
+        let Some(index) = self.pool_ids.remove(&id) else {
+            self.anomalies.unknown_handles += 1;
+            return;
+        };
+        self.end_pool(index);
+    }
+
+    /// Removes all blocks and segments of a framework's pool.
+    fn empty_pool(&mut self, index: u32) {
+        self.drop_blocks(index, |_| true);
+        let starts: Vec<u64> = self.pools[index as usize].segments.keys().copied().collect();
+        starts.into_iter().for_each(|start| self.take_segment((index, start)));
+    }
+
+    fn end_pool(&mut self, index: u32) {
+        self.pools[index as usize].gone = true;
+        if self.pools[index as usize].is_framework() {
+            self.empty_pool(index);
+        } else if self.pools[index as usize].owner == PoolOwner::Graph {
+            self.set_graphs_use(index, 0);
+            self.set_reserved(index, 0);
+        } else if self.pools[index as usize].used == 0 {
+            self.set_reserved(index, 0); // else the driver keeps it all until the last allocation is freed
+        }
+    }
+
+    /// Everything of pools on a device that was reset. A framework's pool is ended by its owner alone.
+    pub fn drop_pools(&mut self, book: u8) {
+        let on_device: Vec<u32> = (0..self.pools.len() as u32)
+            .filter(|&index| self.pools[index as usize].book == book && !self.pools[index as usize].gone)
+            .collect();
+        for index in on_device {
+            if self.pools[index as usize].is_framework() {
+                self.empty_pool(index);
+                continue;
+            }
+            self.pool_ids.remove(&self.pools[index as usize].id);
+            self.end_pool(index);
+        }
+    }
+
+    /// Sets what graphs hold: their launches are not reported, so their bytes have no names.
+    fn set_graphs_use(&mut self, index: u32, used: u64) {
+        let pool = &mut self.pools[index as usize];
+        let delta = used.wrapping_sub(pool.used) as i64;
+        pool.used = used;
+        let book = pool.book;
+        self.book(book).shift(IDLE, OPAQUE, delta);
+    }
+
+    fn set_reserved(&mut self, index: u32, polled: u64) {
+        let pool = &mut self.pools[index as usize];
+        let reserved = polled.max(pool.used);
+        let delta = reserved.wrapping_sub(pool.reserved) as i64;
+        pool.reserved = reserved;
+        let book = pool.book;
+        self.roles[usize::from(book)].iterations.reserve(delta);
+        self.book(book).post(IDLE, delta);
+    }
+
+    /// A stream-ordered allocation comes out of a driver pool.
+    #[inline]
+    pub fn pool_takes(&mut self, index: u32, cell: CellId, bytes: u64) {
+        let pool = &mut self.pools[index as usize];
+        pool.used = pool.used.wrapping_add(bytes);
+        let (book, reserved, used) = (pool.book, pool.reserved, pool.used);
+        if used > reserved {
+            self.set_reserved(index, used);
+        }
+        self.book(book).shift(IDLE, cell, bytes as i64);
+    }
+
+    /// A stream-ordered allocation goes back.
+    #[inline]
+    pub fn pool_gives(&mut self, index: u32, cell: CellId, bytes: u64) {
+        let pool = &mut self.pools[index as usize];
+        pool.used = pool.used.saturating_sub(bytes);
+        let (book, is_over) = (pool.book, pool.gone && pool.used == 0);
+        self.book(book).shift(cell, IDLE, bytes as i64);
+        if is_over {
+            self.set_reserved(index, 0);
+        }
+    }
+
+    /// `BlockAlloc`.
+    #[inline]
+    pub fn block_alloc(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        id: u64,
+        use_as: (Role, Phase),
+        stamp: &Stamp,
+        book: u8,
+    ) {
+        if bytes > MAX_BYTES {
+            self.anomalies.impossible += 1;
+            return;
+        }
+        let index = self.pool_index(id, PoolOwner::Framework, book);
+        let generation = self.generation;
+        if self.pools[index as usize].opaque {
+            self.open_pool(index);
+        }
+        let book = self.pools[index as usize].book;
+        if use_as.0 == Role::Parameter {
+            self.note_parameter(book, bytes);
+        }
+        let restated = stamp.flags.has(Flags::RESTATED);
+        // Memory that a late agent adopts was born in a phase that is not known.
+        let is_born = !restated && !stamp.flags.has(Flags::OLDER);
+        let (role, list) = if is_born { self.role_at_birth(book, stamp, use_as) } else { (use_as.0, None) };
+        let pool = &mut self.pools[index as usize];
+        let booked = if pool.backed_bytes == pool.segment_bytes && !self.unseen_segments {
+            pool.segment_bytes > 0 // no need to look
+        } else {
+            pool.is_booked(address)
+        };
+        // One look-up: with a million live blocks each costs a cache miss or two.
+        let place = match pool.blocks.entry(address) {
+            Entry::Vacant(place) => place,
+            Entry::Occupied(mut old) if old.get().seq == stamp.seq && stamp.seq != 0 => {
+                old.get_mut().generation = generation;
+                return;
+            }
+            Entry::Occupied(_) => {
+                self.anomalies.replaced += 1;
+                self.take_block(index, address, false);
+                return self.block_alloc(address, bytes, id, use_as, stamp, book);
+            }
+        };
+        let (idle, name) = (pool.idle, pool.cell_name);
+        let cell = self.cells.cell_in(Class::Block, stamp, (role, use_as.1), name);
+        let exact = if use_as.0 == Role::Unknown { 0 } else { Row::EXACT | Row::BORN_EXACT };
+        let owner = match list {
+            Some(list) => self.roles[usize::from(book)].young.join(list, role, (index, address), bytes),
+            None => NOT_FOLLOWED,
+        };
+        place.insert(Row {
+            seq: stamp.seq,
+            bytes,
+            cell,
+            first_epoch: self.books[usize::from(book)].next_epoch(),
+            owner,
+            kind: MemoryKind::Unknown,
+            book,
+            generation,
+            flags: exact | if booked { 0 } else { Row::UNBOOKED },
+        });
+        if let Some(list) = list_of(use_as.1).filter(|_| restated && exact == 0) {
+            self.restated.push(RestatedBlock { seq: stamp.seq, list, pool: index, address });
+        }
+        let has_children = pool.has_children;
+        if has_children && bytes >= LARGE_BYTES {
+            pool.large_blocks.insert(address, bytes);
+        }
+        pool.block_bytes = pool.block_bytes.wrapping_add(bytes);
+        pool.unbooked_blocks += u32::from(!booked);
+        if booked {
+            self.book(book).shift(idle, cell, bytes as i64);
+            if has_children && self.unbacked_segments > 0 {
+                self.back_overlapping(address, bytes, Some(index));
+            }
+        } else {
+            let unbooked = &mut self.side_memory_mut(book).unbooked_block_bytes;
+            *unbooked = unbooked.wrapping_add(bytes as i64);
+        }
+    }
+
+    /// `BlockFree`.
+    #[inline]
+    pub fn block_free(&mut self, address: u64, pool: u64, state: FreeState) {
+        let Some(&index) = self.pool_ids.get(&pool) else {
+            self.anomalies.unknown_frees += 1;
+            return;
+        };
+        if state == FreeState::Pending {
+            match self.pools[index as usize].blocks.get(&address).copied() {
+                Some(row) if !row.is(Row::PENDING) => self.begin_pending(index, address, row),
+                Some(_) => {}
+                None => self.anomalies.unknown_frees += 1,
+            }
+        } else if !self.take_block(index, address, true) {
+            self.anomalies.unknown_frees += 1;
+        }
+    }
+
+    /// The owner frees a block that a stream still uses. A peak before that has it in its old cell.
+    fn begin_pending(&mut self, index: u32, address: u64, mut row: Row) {
+        if row.owner != NOT_FOLLOWED {
+            // Its use is over, and a role describes the use.
+            row = self.role_at_end(Extent::Block(index, address), &row, End::LetGo);
+        }
+        let booked = row.bytes.saturating_sub(self.carved_bytes(Extent::Block(index, address)));
+        let key = CellKey { pending: true, ..self.cells.keys[row.cell as usize] };
+        let to = self.cells.intern(key);
+        let since = self.books[usize::from(row.book)].next_epoch();
+        self.waiting.insert(row.seq, (row.cell, since));
+        if !row.is(Row::UNBOOKED) {
+            self.book(row.book).shift(row.cell, to, booked as i64);
+        }
+        if let Some(row) = self.pools[index as usize].blocks.get_mut(&address) {
+            row.flags |= Row::PENDING;
+            (row.cell, row.owner) = (to, NOT_FOLLOWED);
+        }
+        let pool = &mut self.pools[index as usize];
+        pool.pending_bytes = pool.pending_bytes.wrapping_add(row.bytes);
+        let pending = &mut self.side_memory_mut(row.book).pending_block_bytes;
+        *pending = pending.wrapping_add(row.bytes as i64);
+    }
+
+    /// Segments got memory: their blocks that were not booked are booked now.
+    pub fn book_blocks(&mut self, index: u32) {
+        let pool = &self.pools[index as usize];
+        let waits = |(address, row): &(&u64, &Row)| row.is(Row::UNBOOKED) && pool.is_booked(**address);
+        let mut found: Vec<u64> = pool.blocks.iter().filter(waits).map(|(&address, _)| address).collect();
+        found.sort_unstable();
+        for address in found {
+            let pool = &mut self.pools[index as usize];
+            let Some(row) = pool.blocks.get_mut(&address) else { continue };
+            row.flags &= !Row::UNBOOKED;
+            row.first_epoch = self.books[usize::from(row.book)].next_epoch();
+            let row = *row;
+            pool.unbooked_blocks = pool.unbooked_blocks.saturating_sub(1);
+            let (has_children, idle) = (pool.has_children, pool.idle);
+            let unbooked = &mut self.side_memory_mut(row.book).unbooked_block_bytes;
+            *unbooked = unbooked.wrapping_sub(row.bytes as i64);
+            self.book(row.book).shift(idle, row.cell, row.bytes as i64);
+            if has_children && self.unbacked_segments > 0 {
+                self.back_overlapping(address, row.bytes, Some(index));
+            }
+        }
+    }
+
+    /// Segments lost their memory: their blocks are not booked until there is some again.
+    pub fn unbook_blocks(&mut self, index: u32) {
+        let pool = &self.pools[index as usize];
+        let floats = |(address, row): &(&u64, &Row)| !row.is(Row::UNBOOKED) && !pool.is_booked(**address);
+        let mut found: Vec<u64> = pool.blocks.iter().filter(floats).map(|(&address, _)| address).collect();
+        found.sort_unstable();
+        for address in found {
+            let pool = &mut self.pools[index as usize];
+            let Some(row) = pool.blocks.get_mut(&address) else { continue };
+            let row_before = *row;
+            row.flags |= Row::UNBOOKED;
+            pool.unbooked_blocks += 1;
+            if pool.has_children {
+                self.uncarve_all(Extent::Block(index, address), &row_before);
+            } else {
+                self.keep_residue(&row_before, row_before.bytes);
+            }
+            let unbooked = &mut self.side_memory_mut(row_before.book).unbooked_block_bytes;
+            *unbooked = unbooked.wrapping_add(row_before.bytes as i64);
+            self.book(row_before.book).shift(row_before.cell, IDLE, row_before.bytes as i64);
+        }
+    }
+
+    /// Removes a block. `freed`: by its owner, and not together with something else.
+    #[inline]
+    pub fn take_block(&mut self, index: u32, address: u64, freed: bool) -> bool {
+        let pool = &mut self.pools[index as usize];
+        let Some(mut row) = pool.blocks.remove(&address) else { return false };
+        if row.owner != NOT_FOLLOWED {
+            row = self.role_at_end(
+                Extent::Block(index, address),
+                &row,
+                if freed { End::Freed } else { End::Taken },
+            );
+        }
+        let pool = &mut self.pools[index as usize];
+        pool.block_bytes = pool.block_bytes.wrapping_sub(row.bytes);
+        let (has_children, idle) = (pool.has_children, pool.idle);
+        if has_children {
+            pool.large_blocks.remove(&address);
+        }
+        if row.is(Row::PENDING) {
+            pool.pending_bytes = pool.pending_bytes.wrapping_sub(row.bytes);
+            let pending = &mut self.side_memory_mut(row.book).pending_block_bytes;
+            *pending = pending.wrapping_sub(row.bytes as i64);
+        }
+        if row.is(Row::UNBOOKED) {
+            self.pools[index as usize].unbooked_blocks =
+                self.pools[index as usize].unbooked_blocks.saturating_sub(1);
+            let unbooked = &mut self.side_memory_mut(row.book).unbooked_block_bytes;
+            *unbooked = unbooked.wrapping_sub(row.bytes as i64);
+        } else {
+            if has_children {
+                self.uncarve_all(Extent::Block(index, address), &row);
+            } else {
+                self.keep_residue(&row, row.bytes);
+            }
+            self.book(row.book).shift(row.cell, idle, row.bytes as i64);
+        }
+        if row.is(Row::PENDING) {
+            self.waiting.remove(&row.seq);
+        }
+        true
+    }
+
+    fn drop_blocks(&mut self, index: u32, goes: impl Fn(&Row) -> bool) {
+        let blocks = &self.pools[index as usize].blocks;
+        let mut gone: Vec<(u64, u64)> =
+            blocks.iter().filter(|(_, row)| goes(row)).map(|(&address, row)| (row.seq, address)).collect();
+        gone.sort_unstable();
+        for (_, address) in gone {
+            self.take_block(index, address, false);
+        }
+    }
+
+    /// After a resync: removes blocks and segments that were not restated.
+    pub fn sweep_blocks(&mut self) {
+        let generation = self.generation;
+        // Segments by birth are restated with their allocations, and not while the free of these is in flight.
+        let mut flying: Vec<u64> = self
+            .in_flight
+            .values()
+            .filter_map(|flight| match flight {
+                InFlight::Allocation { row, .. } if row.is(Row::SEGMENT) => Some(row.seq),
+                _ => None,
+            })
+            .collect();
+        flying.sort_unstable();
+        for index in 0..self.pools.len() as u32 {
+            self.drop_blocks(index, |row| row.generation != generation);
+            let segments = &self.pools[index as usize].segments;
+            let gone: Vec<u64> = segments
+                .iter()
+                .filter(|(_, s)| s.generation != generation && flying.binary_search(&s.seq).is_err())
+                .map(|(&start, _)| start)
+                .collect();
+            gone.into_iter().for_each(|start| self.take_segment((index, start)));
+        }
+    }
+
+    /// Last step after a resync: books what driver pools reserve without the rows that are gone, drops empty pools that were not
+    /// restated, and books blocks that came before their segments.
+    pub fn sweep_pools(&mut self) {
+        for index in 0..self.pools.len() as u32 {
+            let pool = &self.pools[index as usize];
+            let (again, polled) = (pool.generation == self.generation, pool.polled);
+            if !pool.gone && !pool.is_framework() {
+                if pool.owner == PoolOwner::Graph && !again {
+                    self.set_graphs_use(index, 0);
+                }
+                self.set_reserved(index, if again { polled } else { 0 });
+            }
+            let pool = &mut self.pools[index as usize];
+            let empty = pool.segments.is_empty() && pool.blocks.is_empty();
+            if !pool.gone && !again && empty && (pool.is_framework() || pool.used == 0) {
+                pool.gone = true;
+                self.pool_ids.remove(&pool.id);
+            }
+        }
+        // Outer pools first: their blocks are the memory of the others.
+        for nested in [false, true] {
+            for index in 0..self.pools.len() as u32 {
+                if self.pools[index as usize].parent.is_some() == nested {
+                    self.back_pool(index);
+                }
+            }
+        }
+    }
+
+    /// Finds memory for segments that lost it to rows which a resync took, and segments for blocks.
+    fn back_pool(&mut self, index: u32) {
+        let pool = &self.pools[index as usize];
+        if pool.backed_bytes != pool.segment_bytes {
+            let unbacked = pool.segments.iter().filter(|(_, segment)| segment.backed < segment.bytes);
+            let starts: Vec<u64> = unbacked.map(|(&start, _)| start).collect();
+            starts.into_iter().for_each(|start| self.back_segment((index, start), 0, u64::MAX, true));
+        }
+        if self.pools[index as usize].unbooked_blocks > 0 {
+            self.book_blocks(index);
+        }
+    }
+}

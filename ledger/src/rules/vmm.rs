@@ -1,0 +1,297 @@
+//! Booking rules of virtual memory management: a physical handle is gone when its references and its
+//! mappings are both zero, whichever came last (reference: cuMemRelease, cuMemUnmap).
+//!
+//! A handle's number may be reused as soon as its last release was entered, so the backing has an identity of its own.
+
+use crate::rows::in_flight::InFlight;
+use crate::rows::row::{Backing, BackingId, Extent, MAX_BYTES, Mapping, Row, side_bytes};
+use crate::rules::holdings::Holdings;
+use gpumem_model::run::Class;
+use gpumem_wire::{Flags, MemoryKind, Phase, Role, Stamp};
+
+impl Holdings {
+    /// `VmmCreate`, and imports of shareable handles.
+    pub fn vmm_create(
+        &mut self,
+        handle: u64,
+        bytes: u64,
+        references: u16,
+        kind: MemoryKind,
+        stamp: &Stamp,
+        book: u8,
+    ) {
+        if bytes > MAX_BYTES {
+            self.anomalies.impossible += 1;
+            return;
+        }
+        let generation = self.generation;
+        if let Some(old) = self.backings.get_mut(&stamp.seq) {
+            old.row.generation = generation;
+            old.references = references.into();
+            old.handle = handle;
+            self.handles.insert(handle, stamp.seq);
+            self.update_leaving(stamp.seq);
+            return;
+        }
+        if !stamp.flags.has(Flags::RESTATED) && self.handles.contains_key(&handle) {
+            self.anomalies.replaced += 1;
+            self.drop_backings(|backing| backing.handle == handle && backing.references > 0);
+        }
+        let nothing = (Role::Unknown, Phase::Unknown);
+        let cell = self.cells.cell_of(Class::Direct, stamp, nothing);
+        let row = Row {
+            seq: stamp.seq,
+            bytes,
+            cell,
+            first_epoch: self.book(book).next_epoch(),
+            owner: 0,
+            kind,
+            book,
+            generation,
+            flags: 0,
+        };
+        match side_bytes(self.side_memory_mut(book), kind) {
+            Some(bytes_of_kind) => *bytes_of_kind = bytes_of_kind.wrapping_add(bytes as i64),
+            None => self.book(book).post(cell, bytes as i64),
+        }
+        let references = references.into();
+        let backing = Backing { row, handle, references, mappings: 0, in_flight: 0, leaving: false };
+        self.backings.insert(stamp.seq, backing);
+        self.handles.insert(handle, stamp.seq);
+    }
+
+    /// Whether the record with this number made a backing that still lives.
+    pub fn has_backing(&self, seq: u64) -> bool {
+        self.backings.contains_key(&seq)
+    }
+
+    /// `VmmMap`. An unknown handle is a multicast object, or its record was lost: nothing is booked.
+    pub fn vmm_map(&mut self, address: u64, bytes: u64, handle: u64, stamp: &Stamp) {
+        let Some(&id) = self.handles.get(&handle) else {
+            self.anomalies.unknown_handles += 1;
+            return;
+        };
+        if stamp.flags.has(Flags::RESTATED) && self.is_unmap_in_flight(address, stamp.seq) {
+            return;
+        }
+        if let Some(old) = self.mappings.get_mut(&address) {
+            if old.backing == id && old.bytes == bytes {
+                (old.generation, old.seq) = (self.generation, stamp.seq);
+                return;
+            }
+            self.anomalies.replaced += 1;
+            self.take_mapping(address);
+        }
+        let (seq, generation) = (stamp.seq, self.generation);
+        self.mappings.insert(address, Mapping { seq, bytes, backing: id, generation });
+        if let Some(backing) = self.backings.get_mut(&id) {
+            backing.mappings += 1;
+            self.update_leaving(id);
+        }
+        self.size_import(id, bytes);
+        if self.unbacked_segments > 0 {
+            self.back_segments(address, bytes);
+        }
+    }
+
+    /// Sets the size of an imported handle to that of its largest mapping: the import call has no size.
+    fn size_import(&mut self, id: BackingId, bytes: u64) {
+        let Some(backing) = self.backings.get_mut(&id) else { return };
+        if backing.row.kind != MemoryKind::Imported || bytes <= backing.row.bytes || bytes > MAX_BYTES {
+            return;
+        }
+        let more = bytes - backing.row.bytes;
+        backing.row.bytes = bytes;
+        let (book, kind) = (backing.row.book, backing.row.kind);
+        if let Some(bytes_of_kind) = side_bytes(self.side_memory_mut(book), kind) {
+            *bytes_of_kind = bytes_of_kind.wrapping_add(more as i64);
+        }
+    }
+
+    /// Whether an unmap of it is in flight. If so it was restated: should the end of that call be lost, the call failed.
+    fn is_unmap_in_flight(&mut self, address: u64, seq: u64) -> bool {
+        let generation = self.generation;
+        self.in_flight.mapping_mut(address, seq).map(|mapping| mapping.generation = generation).is_some()
+    }
+
+    /// `VmmRetain`: another reference, found through a mapping.
+    pub fn vmm_retain(&mut self, handle: u64, address: u64) {
+        let found = self.mappings.range(..=address).next_back();
+        match found.filter(|(start, mapping)| address - **start < mapping.bytes).map(|(_, m)| m.backing) {
+            Some(id) => {
+                if let Some(backing) = self.backings.get_mut(&id) {
+                    backing.references += 1;
+                    backing.handle = handle;
+                }
+                self.handles.insert(handle, id);
+                self.update_leaving(id);
+            }
+            None => self.anomalies.unknown_handles += 1,
+        }
+    }
+
+    /// `VmmRelease` was entered.
+    pub fn release_begin(&mut self, handle: u64, seq: u64) {
+        let Some(&id) = self.handles.get(&handle) else {
+            self.anomalies.unknown_frees += 1;
+            self.in_flight.begin(seq, InFlight::Nothing);
+            return;
+        };
+        if let Some(backing) = self.backings.get_mut(&id) {
+            backing.references = backing.references.saturating_sub(1);
+            backing.in_flight += 1;
+            if backing.references == 0 {
+                self.handles.remove(&handle);
+            }
+            self.update_leaving(id);
+        }
+        self.in_flight.begin(seq, InFlight::Release { handle, backing: id });
+    }
+
+    pub fn release_end(&mut self, handle: u64, id: BackingId, failed: bool) {
+        let Some(backing) = self.backings.get_mut(&id) else { return };
+        backing.in_flight = backing.in_flight.saturating_sub(1);
+        if failed {
+            backing.references += 1;
+            backing.row.generation = self.generation; // it lives, whether a resync under way restates it or not
+            self.handles.entry(handle).or_insert(id);
+        }
+        self.update_leaving(id);
+        self.collect(id);
+    }
+
+    /// Book and bytes of the mapping at an address.
+    pub fn mapped_at(&self, address: u64) -> Option<(u8, u64)> {
+        let mapping = self.mappings.get(&address)?;
+        self.backings.get(&mapping.backing).map(|backing| (backing.row.book, mapping.bytes))
+    }
+
+    /// `VmmUnmap` was entered: one call may take several neighbouring mappings.
+    pub fn unmap_begin(&mut self, address: u64, bytes: u64, seq: u64) {
+        let end = address.saturating_add(bytes);
+        let starts: Vec<u64> = self.mappings.range(address..end).map(|(&start, _)| start).collect();
+        if starts.is_empty() {
+            self.anomalies.unknown_frees += 1;
+            self.in_flight.begin(seq, InFlight::Nothing);
+            return;
+        }
+        let mut mappings = Vec::with_capacity(starts.len());
+        for start in starts {
+            let Some(mapping) = self.mappings.remove(&start) else { continue };
+            if let Some(backing) = self.backings.get_mut(&mapping.backing) {
+                backing.mappings = backing.mappings.saturating_sub(1);
+                backing.in_flight += 1;
+            }
+            self.update_leaving(mapping.backing);
+            mappings.push((start, mapping));
+        }
+        self.in_flight.begin(seq, InFlight::Unmap { mappings });
+    }
+
+    pub fn unmap_end(&mut self, mappings: Vec<(u64, Mapping)>, failed: bool) {
+        for (address, mut mapping) in mappings {
+            let Some(backing) = self.backings.get_mut(&mapping.backing) else { continue };
+            backing.in_flight = backing.in_flight.saturating_sub(1);
+            if failed && !self.mappings.contains_key(&address) {
+                backing.mappings += 1;
+                (mapping.generation, backing.row.generation) = (self.generation, self.generation);
+                self.mappings.insert(address, mapping);
+                if self.unbacked_segments > 0 {
+                    self.back_segments(address, mapping.bytes);
+                }
+            } else {
+                self.segments_unmapped(address, mapping);
+            }
+            self.update_leaving(mapping.backing);
+            self.collect(mapping.backing);
+        }
+    }
+
+    /// Removes a mapping without a call of its own.
+    fn take_mapping(&mut self, address: u64) {
+        let Some(mapping) = self.mappings.remove(&address) else { return };
+        self.segments_unmapped(address, mapping);
+        if let Some(backing) = self.backings.get_mut(&mapping.backing) {
+            backing.mappings = backing.mappings.saturating_sub(1);
+            self.update_leaving(mapping.backing);
+        }
+        self.collect(mapping.backing);
+    }
+
+    /// Gives a backing's bytes back if nothing holds it any more.
+    fn collect(&mut self, id: BackingId) {
+        let unused = |b: &Backing| b.references == 0 && b.mappings == 0 && b.in_flight == 0;
+        if self.backings.get(&id).is_some_and(unused) {
+            self.take_backing(id);
+        }
+    }
+
+    /// Keeps `in_flight_bytes`: a reading may already miss memory that only calls in flight hold.
+    fn update_leaving(&mut self, id: BackingId) {
+        let Some(backing) = self.backings.get_mut(&id) else { return };
+        let leaving = backing.references == 0 && backing.mappings == 0 && backing.in_flight > 0;
+        if leaving != backing.leaving {
+            backing.leaving = leaving;
+            let row = backing.row;
+            self.count_in_flight(&row, leaving);
+        }
+    }
+
+    fn take_backing(&mut self, id: BackingId) {
+        let Some(backing) = self.backings.remove(&id) else { return };
+        let row = backing.row;
+        if self.handles.get(&backing.handle) == Some(&id) {
+            self.handles.remove(&backing.handle);
+        }
+        if backing.leaving {
+            self.count_in_flight(&row, false);
+        }
+        match side_bytes(self.side_memory_mut(row.book), row.kind) {
+            Some(bytes_of_kind) => *bytes_of_kind = bytes_of_kind.wrapping_sub(row.bytes as i64),
+            None => {
+                self.uncarve_all(Extent::Backing(id), &row);
+                self.book(row.book).post(row.cell, -(row.bytes as i64));
+            }
+        }
+    }
+
+    /// Takes all backings that `goes` selects, with their handles and mappings.
+    pub fn drop_backings(&mut self, goes: impl Fn(&Backing) -> bool) {
+        let mut gone: Vec<BackingId> =
+            self.backings.iter().filter(|(_, backing)| goes(backing)).map(|(&id, _)| id).collect();
+        gone.sort_unstable();
+        for id in gone {
+            self.handles.retain(|_, handle| *handle != id);
+            let starts: Vec<u64> =
+                self.mappings.iter().filter(|(_, m)| m.backing == id).map(|(&start, _)| start).collect();
+            for start in starts {
+                if let Some(mapping) = self.mappings.remove(&start) {
+                    self.segments_unmapped(start, mapping);
+                }
+            }
+            self.take_backing(id);
+        }
+    }
+
+    /// After a resync: removes mappings that were not restated, then backings. A handle without references was bound only so that its
+    /// mappings find it.
+    pub fn sweep_vmm(&mut self) {
+        let generation = self.generation;
+        let starts: Vec<u64> =
+            self.mappings.iter().filter(|(_, m)| m.generation != generation).map(|(&s, _)| s).collect();
+        starts.into_iter().for_each(|start| self.take_mapping(start));
+        self.drop_backings(|backing| backing.row.generation != generation);
+        // Several backings may have been restated with one number: it belongs to the one with references.
+        let held = self.backings.iter().filter(|(_, backing)| backing.references > 0);
+        self.handles = held.map(|(&id, backing)| (backing.handle, id)).collect();
+        let unused: Vec<BackingId> = {
+            let none = |(_, b): &(&BackingId, &Backing)| b.references == 0 && b.mappings == 0;
+            let mut unused: Vec<_> = self.backings.iter().filter(none).map(|(&id, _)| id).collect();
+            unused.sort_unstable(); // a replay books in the same order
+            unused
+        };
+        for id in unused {
+            self.collect(id);
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! Samples of NVML.
+
+pub(crate) mod pending;
+pub(crate) mod waiting;

@@ -1,0 +1,132 @@
+//! The causes of one account's untrackable: which samples are boundaries, and what is booked between two of them.
+
+use crate::samples::pending::ClosedSample;
+use crate::untrackable::change::{Cause, SampleContext, Step, Steps, change_between, minus};
+use crate::untrackable::context::Contexts;
+use crate::untrackable::event::{Event, Events, What};
+use gpumem_model::gap::Parts;
+use std::sync::Arc;
+
+/// The last boundary.
+#[derive(Debug, Clone, Copy)]
+struct Boundary {
+    t0_ns: u64,
+    x: i64,
+    /// Bytes older than the agent, tracked or not, without the rounding in them.
+    predates: i64,
+}
+
+/// The causes of one book's gap.
+#[derive(Debug, Default)]
+pub(crate) struct Causes {
+    /// Events since the last boundary.
+    pub since_boundary: SinceBoundary,
+    contexts: Contexts,
+    /// Sum of what was booked for contexts at the last boundary.
+    booked: Parts,
+    steps: Steps,
+    last: Option<Boundary>,
+    /// Rounding that is already in the sample's predating bytes: that of the sample that they were taken from.
+    predates_rounding: i64,
+}
+
+/// Events of one device since the last boundary.
+#[derive(Debug, Default)]
+pub(crate) struct SinceBoundary {
+    events: Events,
+    /// Records were lost since the last boundary.
+    lost: bool,
+    /// The agent was blind since the last boundary.
+    blind: bool,
+    /// Threads that the device can run at once; 0 if unknown.
+    pub threads: u64,
+}
+
+impl Causes {
+    /// Sets the rounding that the predating bytes contain: that of the sample they were taken from, or none if the agent reported them.
+    pub fn round_from(&mut self, parts: Option<Parts>) {
+        self.predates_rounding = parts.map_or(0, |parts| parts.rounding_bytes);
+    }
+
+    /// Returns the parts of a sample's untrackable. If it is a boundary, the step that led to it is booked first.
+    pub fn close(&mut self, sample: &ClosedSample, known: &SampleContext<'_>) -> Option<Parts> {
+        let untrackable = sample.untrackable_bytes()?;
+        let rounding = sample.parts?.rounding_bytes.wrapping_sub(self.predates_rounding);
+        let x = untrackable.wrapping_sub(rounding);
+        let is_later = self.last.is_none_or(|last| sample.t0_ns > last.t0_ns);
+        if sample.is_certain()
+            && is_later
+            && !self.since_boundary.events.is_under_way(sample.t0_ns, sample.t1_ns)
+        {
+            self.reach(sample, x, known);
+        }
+        let unexplained_bytes = x.wrapping_sub(self.booked.sum());
+        Some(Parts { rounding_bytes: rounding, unexplained_bytes, ..self.booked })
+    }
+
+    fn reach(&mut self, sample: &ClosedSample, x: i64, known: &SampleContext<'_>) {
+        let (due, is_folded) = self.since_boundary.events.take_until(sample.t1_ns);
+        // Adopted memory is tracked, and the gap is what it was.
+        let older = sample.predates_bytes.wrapping_add(known.adopted);
+        let predates = older.wrapping_sub(self.predates_rounding);
+        let boundary = Boundary { t0_ns: sample.t0_ns, x, predates };
+        let lost = std::mem::take(&mut self.since_boundary.lost);
+        let blind = std::mem::replace(&mut self.since_boundary.blind, known.blind) || known.blind;
+        let last = self.last.replace(boundary);
+        let before = match last {
+            // More predating bytes make a smaller gap, and no step.
+            Some(last) => last.x.wrapping_add(last.predates).wrapping_sub(boundary.predates),
+            None if known.late || lost => {
+                // What existed first has no known cause.
+                self.contexts.pass(&due, self.since_boundary.threads);
+                self.booked = self.contexts.booked();
+                return;
+            }
+            None => 0,
+        };
+        let is_exec = due.iter().any(|event| event.what == What::Exec) && before != 0;
+        let doubt = [
+            (lost, Cause::HistoryLost),
+            (blind, Cause::Blind),
+            (is_exec, Cause::HistoryLost),
+            (is_folded, Cause::EventsLost),
+        ];
+        let doubt = doubt.into_iter().find_map(|(is, cause)| is.then_some(cause));
+        let bytes = x.wrapping_sub(before);
+        let shares = self.contexts.share(bytes, &due, self.since_boundary.threads, doubt.is_some());
+        let booked = self.contexts.booked();
+        let mut parts = minus(booked, std::mem::replace(&mut self.booked, booked));
+        parts.unexplained_bytes = bytes.wrapping_sub(parts.sum());
+        if parts == Parts::default() {
+            return;
+        }
+        let span = (last.map_or(0, |last| last.t0_ns), sample.t0_ns);
+        let unseen = self.contexts.unseen_modules();
+        self.steps.add(change_between(span, parts, doubt, &due, &shares, unseen, known));
+    }
+
+    /// Returns all steps by time; the smallest may be one, see [`Cause::Smaller`].
+    pub fn steps(&self) -> Arc<[Step]> {
+        self.steps.all()
+    }
+}
+
+impl Causes {
+    /// Adds an event that may change untrackable.
+    pub fn note_event(&mut self, event: Event) {
+        let folded = self.since_boundary.events.push(event);
+        if !folded.is_empty() {
+            self.contexts.pass(&folded, self.since_boundary.threads);
+        }
+    }
+
+    /// Records were lost, and events may be among them.
+    pub fn lose(&mut self) {
+        self.since_boundary.lost = true;
+    }
+
+    /// The agent sees nothing from now on.
+    pub fn go_blind(&mut self) {
+        self.since_boundary.blind = true;
+    }
+}

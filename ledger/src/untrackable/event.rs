@@ -1,0 +1,155 @@
+//! Events of the driver that may change untrackable.
+
+use crate::Map;
+use crate::book::cells::OVERFLOW_TAG;
+use gpumem_wire::{DriverEventKind, Stamp};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Events that wait for a sample, for each device. A process that loads its modules one by one has some thousands, but not within one
+/// second.
+const MAX_EVENTS: usize = 1024;
+/// How long a call may have been under way before or after its record: NVML's number changes somewhere in that time. (Loading a module
+/// takes up to some milliseconds; the record has no duration.)
+const CALL_NS: u64 = 20_000_000;
+/// The same for creating and destroying a context.
+const CONTEXT_NS: u64 = 500_000_000;
+/// Largest difference between the clocks of agents and of readings.
+const CLOCK_NS: u64 = 50_000;
+/// A context whose creation takes longer than this exists already, or its creation failed.
+const CREATING_NS: u64 = 10_000_000_000;
+
+/// Names of a process by the agent's ids.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Names<'a> {
+    pub tags: &'a Map<u32, Arc<str>>,
+    pub modules: &'a Map<u16, Arc<str>>,
+}
+
+impl Names<'_> {
+    /// Returns the path of a tag; `None` for no tag.
+    pub fn tag(&self, id: u32) -> Option<Arc<str>> {
+        match id {
+            0 => None,
+            OVERFLOW_TAG => Some("(more names than a process may have)".into()),
+            id => {
+                let known = self.tags.get(&id).cloned();
+                Some(known.unwrap_or_else(|| format!("(tag {id}, its name was lost)").into()))
+            }
+        }
+    }
+
+    pub fn library(&self, id: u16) -> Option<Arc<str>> {
+        self.modules.get(&id).cloned()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum What {
+    /// A call that creates a context was entered.
+    Creating,
+    Created,
+    /// It existed before, and was restated.
+    Existed,
+    Destroyed,
+    /// All contexts of the device are gone.
+    Reset,
+    /// The process became another program: all contexts are gone.
+    Exec,
+    Loaded {
+        module: u64,
+        bytes: u64,
+    },
+    Unloaded {
+        module: u64,
+        bytes: u64,
+    },
+    Stack(u64),
+    Printf(u64),
+    Heap(u64),
+    /// Memory of another process was imported: its bytes. No model says how NVML charges it.
+    Imported(u64),
+    /// An event without a model.
+    Other(DriverEventKind),
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Event {
+    pub time_ns: u64,
+    pub what: What,
+    pub context: u32,
+    pub tag: u32,
+    pub library: u16,
+}
+
+impl Event {
+    pub fn of(stamp: &Stamp, time_ns: u64, what: What) -> Self {
+        Event { time_ns, what, context: stamp.context, tag: stamp.tag, library: stamp.module }
+    }
+
+    /// The interval in which NVML's number may have changed because of it.
+    fn span(&self) -> (u64, u64) {
+        let (before, after) = match self.what {
+            What::Loaded { .. } | What::Stack(_) | What::Printf(_) | What::Heap(_) => (CALL_NS, 0),
+            What::Created | What::Reset => (CONTEXT_NS, 0),
+            // Reported before the driver does it.
+            What::Unloaded { .. } => (0, CALL_NS),
+            What::Destroyed => (0, CONTEXT_NS),
+            What::Creating | What::Existed | What::Exec | What::Imported(_) | What::Other(_) => (0, 0),
+        };
+        (self.time_ns.saturating_sub(before.max(CLOCK_NS)), self.time_ns.saturating_add(after.max(CLOCK_NS)))
+    }
+
+    /// Whether it can have bytes of its own.
+    fn is_priced(&self) -> bool {
+        !matches!(self.what, What::Existed | What::Exec | What::Imported(_) | What::Other(_))
+    }
+}
+
+/// Events that no boundary has passed, in the order of their records.
+#[derive(Debug, Default)]
+pub(super) struct Events {
+    queue: VecDeque<Event>,
+    /// Older events were dropped.
+    folded: bool,
+}
+
+impl Events {
+    /// Adds an event. Returns the events that were dropped for it: the older half of a full queue, so that the cost is spread.
+    pub fn push(&mut self, event: Event) -> Vec<Event> {
+        let oldest = if self.queue.len() < MAX_EVENTS { 0 } else { MAX_EVENTS / 2 };
+        let oldest: Vec<Event> = self.queue.drain(..oldest).collect();
+        self.folded |= !oldest.is_empty();
+        self.queue.push_back(event);
+        oldest
+    }
+
+    /// Whether an event that costs memory was under way during a reading.
+    pub fn is_under_way(&self, t0_ns: u64, t1_ns: u64) -> bool {
+        let mut creating = None;
+        for event in &self.queue {
+            match event.what {
+                What::Creating if event.time_ns <= t1_ns => creating = Some(event.time_ns),
+                What::Created if event.time_ns <= t1_ns => creating = None,
+                _ => {}
+            }
+            let (from, to) = event.span();
+            if event.is_priced() && event.what != What::Creating && from <= t1_ns && to >= t0_ns {
+                return true;
+            }
+        }
+        creating.is_some_and(|since| t1_ns - since < CREATING_NS)
+    }
+
+    /// Takes the events until then; also returns whether older ones were dropped.
+    pub fn take_until(&mut self, t1_ns: u64) -> (Vec<Event>, bool) {
+        let folded = std::mem::take(&mut self.folded);
+        if self.queue.is_empty() {
+            return (Vec::new(), folded);
+        }
+        let (due, later): (Vec<Event>, Vec<Event>) =
+            self.queue.drain(..).partition(|event| event.time_ns <= t1_ns);
+        self.queue = later.into();
+        (due, folded)
+    }
+}
