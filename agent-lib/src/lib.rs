@@ -2,80 +2,43 @@
 //! callback, never unwinds into the host, and never survives a fork armed.
 //!
 //! ```text
-//! lib.rs          every exported symbol                 attach.rs  starting
-//! ffi.rs          guard(): the one way in               fork.rs    children, exit
-//! core.rs         the parts together; how a record is made
-//! cupti/          callbacks -> booking                  elf.rs     what of a module is loaded
-//! callers/        which library made a call
-//! book.rs         allocations, frees, imports           vmm.rs     handles and mappings      multicast.rs
-//! pools.rs        pools of frameworks                   driver_pools.rs  pools of the driver, polled
-//! devices.rs      devices and contexts                  scope.rs   tags                      descriptor.rs
-//! torch/          PyTorch: blocks of its allocator, its word that it is out of memory
-//! naming.rs       what an allocation is called: scopes (nvtx/), modules (python/, torch/)       layers.rs  how each of them is
-//! control.rs      what to record, and where to        ask.rs   the daemon's report    dump.rs  one's own    counters.rs
-//! live.rs         state: the live table                 ring.rs    history                   names.rs
-//! memfd.rs        what the daemon is handed             threads.rs what each thread has  places.rs their table
-//! sender/         the one thread: ring -> socket or file; resync
-//! snapshot.rs what is live, for the program itself   peak.rs    the highest in a range
-//! clock.rs  env.rs  state.rs  hot.rs  second.rs  glibc.rs                 include/gpumem.h: the C API
+//! lib.rs    every exported symbol                        include/gpumem.h: the C API
+//! entry/    starting, children, exit; the daemon's report and the program's own
+//! sender/   the one thread: ring -> socket or file; resync
+//! sources/  CUPTI's callbacks, NVTX, PyTorch's allocator, code of ours in the interpreter, functions of the C API
+//! naming/   what an allocation is called: scopes, modules, nodes of the backward pass, callers
+//! driver/   what calls of the driver change: allocations, handles and mappings, pools, devices
+//! record/   how a record is made, the live table, names, what the agent says about itself
+//! threads/  what each thread has of its own, and the table of threads
+//! base/     memory, descriptors, locks, clocks, settings, ELF images
 //! ```
+//!
+//! A folder imports from folders below it only.
 //!
 //! The symbols here are the whole interface: the driver calls `InitializeInjection`, programs call the rest through
 //! gpumem.h. Strings are UTF-8 ending with 0, or null; bytes that are not are shown as `\xE9`.
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 #![allow(clippy::unused_unit)] // the table of exports below says every result
 
-pub mod ask;
-pub mod attach;
-pub mod book;
-pub mod callers;
-pub mod clock;
-pub mod control;
-pub mod core;
-pub mod counters;
-pub mod cupti;
-pub mod descriptor;
-pub mod devices;
-pub mod driver_pools;
-pub mod dump;
-mod elf;
-pub mod env;
-pub mod exports;
-mod fault;
-pub mod ffi;
-mod fork;
-mod glibc;
-mod hot;
-pub mod layers;
-pub mod live;
-pub mod memfd;
-pub mod multicast;
-pub mod names;
+pub mod base;
+pub mod driver;
+pub mod entry;
 pub mod naming;
-mod need;
-pub mod nvtx;
-pub mod peak;
-mod permitted;
-pub mod places;
-pub mod pools;
-pub mod python;
-mod renewed;
-pub mod ring;
-pub mod scope;
-mod second;
+pub mod record;
 pub mod sender;
-pub mod snapshot;
-pub mod state;
+pub mod sources;
 pub mod threads;
-pub mod torch;
-mod turn;
-pub mod vmm;
-pub mod window;
 
-use control::Wish;
 use cupti_sys::nvtx::GetExportTable;
-use ffi::{guard, shielded};
+use driver::guard::{guard, shielded};
+use entry::{ask, attach, dump, second_copy};
 use gpumem_wire::{AskKind, Phase, Role};
+use naming::{autograd, gradient, python};
+use record::{high_water, panic, status};
+use sources::api::control::Wish;
+use sources::api::{control, scope, snapshot, window};
+use sources::python_host::run;
+use sources::{cupti, nvtx};
 use std::ffi::{c_char, c_int};
 
 /// The bytes of a C string; none for null.
@@ -129,7 +92,7 @@ macro_rules! exports {
 
         /// Of this copy.
         pub static FUNCTIONS: Functions = Functions {
-            magic: second::MAGIC,
+            magic: second_copy::MAGIC,
             initialize: InitializeInjection,
             initialize_nvtx: InitializeInjectionNvtx2,
             $( $field: $symbol, )*
@@ -147,16 +110,16 @@ macro_rules! exports {
             /// A `name` or `path` is null or a C string, a `buffer` null or as large as it is said to be.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $symbol($($arg: $type),*) -> $result {
-                if !state::armed() {
+                if !status::armed() {
                     match attach::elsewhere() {
                         // SAFETY: as our caller says.
                         Some(first) => return unsafe { (first.$field)($($arg),*) },
-                        None if !state::armed() => return $absent,
+                        None if !status::armed() => return $absent,
                         None => {}
                     }
                 }
                 guard($absent, |$core, $thread| {
-                    fault::at(concat!("api.", stringify!($field)));
+                    panic::at(concat!("api.", stringify!($field)));
                     $work
                 })
             }
@@ -189,16 +152,16 @@ exports! {
     /// A step begins.
     gpumem_step as step(number: u64) -> () {
         (); |core, thread| {
-            python::run::program_steps();
+            run::program_steps();
             window::step(core, number);
             core.step(thread, number)
         }
     }
     /// An optimizer's step has ended, the next step begins: unless the program says so itself.
     gpumem_auto_step as auto_step(number: u64) -> () {
-        (); |core, thread| if python::run::are_steps_ours() {
+        (); |core, thread| if run::are_steps_ours() {
             window::step(core, number);
-            core.step(thread, python::run::auto_number(number))
+            core.step(thread, run::auto_number(number))
         }
     }
     /// Number of the step that is under way, as the report has it.
@@ -208,7 +171,7 @@ exports! {
         (); |core, thread| {
             core.epoch(thread, number);
             // A program that numbers its steps says the first one itself.
-            if python::run::begin_epoch() {
+            if run::begin_epoch() {
                 core.step(thread, 0);
             }
         }
@@ -251,7 +214,7 @@ exports! {
     gpumem_retag as retag(pool: u64, address: u64, path: *const c_char, role: c_int, phase: c_int) -> () {
         (); |core, thread| core.retag(thread, pool, address, text!(path), use_as(role, phase))
     }
-    /// Paths of modules have changed, `bytes` of text: see torch/rename.rs. The number of the next record.
+    /// Paths of modules have changed, `bytes` of text: see sources/torch/rename.rs. The number of the next record.
     gpumem_rename as rename(paths: *const c_char, bytes: u64) -> u64 {
         0; |core, thread| {
             // SAFETY: so many bytes, says the caller.
@@ -265,11 +228,11 @@ exports! {
     gpumem_parameters_named as parameters_named() -> () { (); |_, _| python::MODULES.name_parameters() }
     /// How the layer of exact roles is: a number of the wire format, and why.
     gpumem_roles as roles(state: c_int, reason: *const c_char) -> () {
-        (); |_, _| python::run::say_roles(state, text!(reason))
+        (); |_, _| run::say_roles(state, text!(reason))
     }
-    /// PyTorch's own list of what it has is about to be asked for: see torch/adopt.rs. 0 if nothing was missed.
+    /// PyTorch's own list of what it has is about to be asked for: see sources/torch/adopt.rs. 0 if nothing was missed.
     gpumem_adoption_begins as adoption_begins() -> c_int { 0; |core, _| c_int::from(core.adoption_begins()) }
-    /// Takes over what is in the list: of each part the device, its kind (torch/adopt.rs), its address and its bytes. 0 if it is to be asked for again.
+    /// Takes over what is in the list: of each part the device, its kind (sources/torch/adopt.rs), its address and its bytes. 0 if it is to be asked for again.
     gpumem_adopt as adopt(parts: *const u64, count: u64) -> c_int {
         1; |core, thread| {
             // SAFETY: so many parts of four numbers, says the caller.
@@ -280,23 +243,23 @@ exports! {
     /// The number that the next node of autograd on this thread will have; the largest of all without PyTorch.
     gpumem_autograd_number as autograd_number() -> u64 {
         u64::MAX; |core, _| {
-            torch::autograd::attach(core);
-            torch::autograd::next_number().unwrap_or(u64::MAX)
+            autograd::attach(core);
+            autograd::next_number().unwrap_or(u64::MAX)
         }
     }
-    /// Finds out where nodes have their numbers: see `torch::autograd::calibrate`. 1 if it is known now.
+    /// Finds out where nodes have their numbers: see `autograd::calibrate`. 1 if it is known now.
     gpumem_autograd_calibrate as autograd_calibrate(objects: *const u64, count: u32, first: u64) -> c_int {
         0; |_, _| {
             // SAFETY: so many numbers, says the caller, of objects that exist.
-            c_int::from(unsafe { torch::autograd::calibrate(words(objects, count as usize), first) })
+            c_int::from(unsafe { autograd::calibrate(words(objects, count as usize), first) })
         }
     }
-    /// Says where `count` leaves have their gradients, four numbers each: see `torch::gradient::Example`. 1 if that is known now.
+    /// Says where `count` leaves have their gradients, four numbers each: see `gradient::Example`. 1 if that is known now.
     gpumem_autograd_gradients as autograd_gradients(examples: *const u64, count: u32) -> c_int {
         0; |_, _| {
             // SAFETY: so many numbers, says the caller, of objects that exist.
             let numbers = unsafe { words(examples, 4 * count as usize) };
-            c_int::from(torch::gradient::calibrate(numbers.as_chunks().0))
+            c_int::from(gradient::calibrate(numbers.as_chunks().0))
         }
     }
     /// A module object exists, of this type, as child `name` of `parent` (0: of none; itself: made by a compiler, see `python::Modules`).
@@ -350,20 +313,20 @@ exports! {
     /// A range whose high is kept: 1 begins it, 2 begins it anew, 0 ends it. 0 if there is no memory for it.
     gpumem_peak as peak(what: c_int) -> c_int {
         0; |core, _| match what {
-            1 => c_int::from(peak::begin(core)),
-            2 => { peak::reset(); 1 }
-            _ => { peak::end(); 1 }
+            1 => c_int::from(high_water::begin(core)),
+            2 => { high_water::reset(); 1 }
+            _ => { high_water::end(); 1 }
         }
     }
     /// The highest in the range that is open: of driver allocations, and of pools' blocks. 1, or 0 while none is open.
     gpumem_peak_bytes as peak_bytes(cuda_ordinal: c_int, bytes: *mut u64, block_bytes: *mut u64) -> c_int {
         0; |_, _| {
-            let device = usize::try_from(cuda_ordinal).ok().filter(|&device| device < peak::DEVICES && peak::open());
+            let device = usize::try_from(cuda_ordinal).ok().filter(|&device| device < high_water::DEVICES && high_water::open());
             let Some(device) = device else { return 0 };
-            for (place, family) in [(bytes, peak::Family::Allocations), (block_bytes, peak::Family::Blocks)] {
+            for (place, family) in [(bytes, high_water::Family::Allocations), (block_bytes, high_water::Family::Blocks)] {
                 // SAFETY: null, or a place, says the caller.
                 if let Some(place) = unsafe { place.as_mut() } {
-                    *place = peak::high(device, family);
+                    *place = high_water::high(device, family);
                 }
             }
             1

@@ -2,14 +2,14 @@
 #![no_main]
 #![allow(dead_code)]
 
-mod core {
-    pub use gpumem::core::Core;
+mod driver {
+    pub use gpumem::driver::core;
 }
-#[path = "../../agent-lib/src/nvtx/text.rs"]
+#[path = "../../agent-lib/src/sources/nvtx/text.rs"]
 mod text;
 
 use cupti_sys::nvtx::EventAttributes;
-use gpumem::window::Limits;
+use gpumem::sources::api::window::Limits;
 use libfuzzer_sys::fuzz_target;
 use std::ffi::{CStr, c_char};
 use text::{Message, plain};

@@ -2,17 +2,19 @@
 #![no_main]
 #![allow(dead_code)]
 
-#[path = "../../agent-lib/src/callers/code.rs"]
+#[path = "../../agent-lib/src/naming/callers/code.rs"]
 mod code;
-#[path = "../../agent-lib/src/elf.rs"]
+#[path = "../../agent-lib/src/base/elf.rs"]
 mod elf;
-#[path = "../../agent-lib/src/torch/find.rs"]
+#[path = "../../agent-lib/src/base/image.rs"]
 mod find;
-#[path = "../../agent-lib/src/callers/symbols.rs"]
+#[path = "../../agent-lib/src/naming/callers/symbols.rs"]
 mod symbols;
 
 use find::{Header, Image};
-use gpumem::descriptor;
+mod base {
+    pub use gpumem::base::descriptor;
+}
 use gpumem_fuzz::number;
 use libfuzzer_sys::fuzz_target;
 use std::cell::Cell;

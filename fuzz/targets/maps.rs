@@ -2,7 +2,7 @@
 #![no_main]
 #![allow(dead_code)]
 
-#[path = "../../agent-lib/src/torch/maps.rs"]
+#[path = "../../agent-lib/src/base/maps.rs"]
 mod maps;
 #[path = "../../ctl/src/command/doctor/process/text.rs"]
 mod text;

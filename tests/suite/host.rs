@@ -199,12 +199,12 @@ fn all_are_unchanged(rows: &[Row]) {
 /// stands before functions of PyTorch's, with a number taken, with a row kept, with a lock held; in its own thread, while it starts,
 /// forks and ends. Which program, and the file of which the daemon hears; none where there is no time for it to hear.
 const FAULTS: &[(&str, &str, Option<&str>)] = &[
-    ("guard:1", "long", Some("ffi.rs")),
-    ("guard:2", "long", Some("ffi.rs")),
-    ("guard:3", "long", Some("ffi.rs")),
+    ("guard:1", "long", Some("guard.rs")),
+    ("guard:2", "long", Some("guard.rs")),
+    ("guard:3", "long", Some("guard.rs")),
     ("guard:10", "threads", None),
-    ("guard:57", "long", Some("ffi.rs")),
-    ("guard:300", "long", Some("ffi.rs")),
+    ("guard:57", "long", Some("guard.rs")),
+    ("guard:300", "long", Some("guard.rs")),
     ("guard:100", "handlers", None),
     ("cupti.enter:1", "long", Some("decode.rs")),
     ("cupti.enter:90", "long", Some("decode.rs")),

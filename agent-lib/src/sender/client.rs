@@ -4,9 +4,9 @@
 //! What can be done is to keep away: nothing is called while a subscription is alive; after a silence there are at
 //! least two seconds before the first attempt (finalizing takes milliseconds); a refusal doubles the time to the next one.
 
-use crate::core::Core;
-use crate::cupti::pulse::{self, Pulse};
-use crate::cupti::subscribe::{self, Held, Outcome};
+use crate::driver::core::Core;
+use crate::sources::cupti::pulse::{self, Pulse};
+use crate::sources::cupti::subscribe::{self, Held, Outcome};
 use std::ops::RangeInclusive;
 
 /// Between attempts to subscribe.

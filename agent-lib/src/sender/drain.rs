@@ -1,13 +1,13 @@
 //! What is new since the last round: names, records, and the watermark that says how far the story goes.
 
 use super::{Sender, finishing};
-use crate::clock::MARGIN_NS;
-use crate::control::Wish;
-use crate::layers;
-use crate::ring::Made;
-use crate::state::{self, Said};
+use crate::base::clock::MARGIN_NS;
+use crate::base::ring::Made;
+use crate::record::layers;
+use crate::record::status::{self, Said};
+use crate::sources::api::control::Wish;
+use crate::sources::api::window::Limits;
 use crate::threads;
-use crate::window::Limits;
 use gpumem_wire::{Body, ByeReason, Flags, Record, Stamp, frame};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -119,7 +119,7 @@ impl Sender {
         let refused = self.core.live.refused.load(Relaxed) + threads::refused();
         let is_full = self.core.names.refused.load(Relaxed) > 0; // their number would grow with each allocation
         let told = (self.core.astray.load(Relaxed), refused, is_full);
-        let version = state::version();
+        let version = status::version();
         if self.state_version == Some(version) && self.told == told {
             return;
         }
@@ -131,7 +131,7 @@ impl Sender {
     /// What the agent has said about itself after the number `after`.
     pub(super) fn say_state(&mut self, after: u64) {
         let (astray, refused, is_full) = self.told;
-        let said = state::said_after(after);
+        let said = status::said_after(after);
         for (index, Said { number, time_ns, state, result, mut detail }) in said.iter().cloned().enumerate() {
             let rows = format!("{} rows found no place: the state is not whole", refused + astray);
             let names = "the table of names is full: new ones are left out".to_owned();

@@ -1,10 +1,10 @@
 //! A connection to the daemon, or a recording, and the packet that is being filled for it.
 
 use super::{finishing, wait};
-use crate::clock::kernel_ns;
-use crate::core::Core;
-use crate::descriptor::{self, Identity, Kept};
-use crate::env;
+use crate::base::clock::kernel_ns;
+use crate::base::descriptor::{self, Identity, Kept};
+use crate::base::env;
+use crate::driver::core::Core;
 use gpumem_wire::{Body, ByeReason, ClockKind, Record, SLOT_BYTES, Stamp, frame};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -113,7 +113,7 @@ impl Link {
             next_try_ns: 0,
             retry_ns: *RETRY_NS.start(),
             is_welcomed: false,
-            instance: crate::live::mix(kernel_ns(), here) as u16,
+            instance: crate::record::live::mix(kernel_ns(), here) as u16,
             is_system: false,
         }
     }
@@ -245,7 +245,8 @@ impl Link {
         self.is_welcomed = false;
         // A quarter more or less, so that a node's processes do not come back at once. A connection alone is no success: a
         // daemon that has no place for us takes it, and closes it.
-        let jitter = crate::live::mix(now, core.pid.into()) % (self.retry_ns / 2) + self.retry_ns * 3 / 4;
+        let jitter =
+            crate::record::live::mix(now, core.pid.into()) % (self.retry_ns / 2) + self.retry_ns * 3 / 4;
         self.next_try_ns = now + jitter;
         self.retry_ns = (self.retry_ns * 2).min(*RETRY_NS.end());
         TRIED.store(true, Release);
@@ -338,14 +339,14 @@ impl Link {
     }
 
     /// Appends a record without payload as it lies in the ring.
-    pub fn slot(&mut self, row: &crate::ring::Row) -> bool {
+    pub fn slot(&mut self, row: &crate::base::ring::Row) -> bool {
         if frame::PREFIX_BYTES + SLOT_BYTES > self.room() && !self.flush() {
             return false;
         }
         let mut frame = [0; frame::PREFIX_BYTES + SLOT_BYTES];
         let (prefix, slot) = frame.split_at_mut(frame::PREFIX_BYTES);
         prefix.copy_from_slice(&(SLOT_BYTES as u32).to_le_bytes());
-        slot.copy_from_slice(&crate::live::slot_of(row));
+        slot.copy_from_slice(&crate::record::live::slot_of(row));
         self.packet.extend_from_slice(&frame);
         true
     }
@@ -408,7 +409,7 @@ pub fn last_words(core: &Core) {
     }
     let stamp = Stamp { time_ns: core.clock.now(), ..Stamp::default() };
     let mut packet = Vec::new();
-    for said in crate::state::said_after(u64::MAX) {
+    for said in crate::record::status::said_after(u64::MAX) {
         let body = Body::Agent { result: said.result, state: said.state, detail: &said.detail };
         Record { stamp, body }.append_frame(&mut packet);
     }

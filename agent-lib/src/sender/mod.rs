@@ -8,7 +8,6 @@
 //! resync.rs   the state said again
 //! record.rs   recordings and dumps that are asked for, and keeping history back
 //! client.rs   the subscription among other clients of CUPTI
-//! wake.rs     callbacks that want a sample now
 //! ```
 
 mod client;
@@ -16,17 +15,21 @@ mod drain;
 mod link;
 mod record;
 mod resync;
-mod wake;
 
 pub use link::{close_in_child, connect_anew, connected, is_unheard};
-pub use wake::wake;
 
-use crate::callers::sites::Sites;
-use crate::clock::Calibration;
-use crate::core::Core;
+use crate::base::clock::Calibration;
+use crate::base::wake;
+use crate::driver::core::Core;
+use crate::driver::guard;
+use crate::naming::callers;
+use crate::naming::callers::sites::Sites;
+use crate::record::panic;
+use crate::record::status;
+use crate::sources::api::scope;
+use crate::sources::nvtx;
+use crate::sources::torch::health::Health;
 use crate::threads::{self, Thread};
-use crate::torch::health::Health;
-use crate::{callers, fault, ffi, nvtx, python, scope, state};
 use client::Client;
 use gpumem_wire::{AgentState, Body, ByeReason, Record, Stamp};
 use link::Link;
@@ -122,8 +125,8 @@ pub fn start(core: &'static Core) {
     }
     let run = move || {
         THREAD.store(threads::kernel_id(), Relaxed);
-        if !ffi::shielded(false, || Sender::new(core).run()) {
-            ffi::shielded((), || link::last_words(core));
+        if !guard::shielded(false, || Sender::new(core).run()) {
+            guard::shielded((), || link::last_words(core));
         }
         FINISHED.store(true, Release);
     };
@@ -140,13 +143,13 @@ pub fn start(core: &'static Core) {
 /// hears why, once, from the thread that started us; nothing here waits: the connection is new, and its buffer empty.
 #[cold]
 fn give_up(core: &Core, error: &std::io::Error) {
-    state::disarm();
+    status::disarm();
     FINISHING.store(true, Release); // what may wait waits for a moment only
     let result = error.raw_os_error().and_then(|number| u16::try_from(number).ok()).unwrap_or(0);
     let detail = format!(
         "its thread could not be started: {error} (RLIMIT_NPROC or the cgroup's pids.max is reached)"
     );
-    state::set(AgentState::Disarmed, result, &detail);
+    status::set(AgentState::Disarmed, result, &detail);
     let mut link = Link::new(core);
     if link.connect(core) {
         let stamp = Stamp { time_ns: core.clock.now(), ..Stamp::default() };
@@ -162,9 +165,9 @@ pub fn finish() {
     if OWNER.load(Acquire) != std::process::id() || FINISHED.load(Acquire) {
         return;
     }
-    state::disarm();
+    status::disarm();
     FINISHING.store(true, Release);
-    wake();
+    wake::wake();
     let longest = Duration::from_millis(Core::get().map_or(0, |core| core.settings.exit_wait_ms));
     let start = std::time::Instant::now();
     while !FINISHED.load(Acquire) && start.elapsed() < longest {
@@ -272,12 +275,12 @@ impl Sender {
     fn run(&mut self) -> bool {
         let mut pause = BUSY;
         loop {
-            fault::at("sender");
+            panic::at("sender");
             let last = finishing() || self.alone;
             let taken = self.taken;
             let busy = self.round();
-            if last || state::panicked() {
-                let reason = if state::panicked() { ByeReason::Disarmed } else { ByeReason::Exit };
+            if last || status::panicked() {
+                let reason = if status::panicked() { ByeReason::Disarmed } else { ByeReason::Exit };
                 self.say_bye(reason);
                 self.link.close();
                 return true;
@@ -299,10 +302,10 @@ impl Sender {
         self.torch.look_for_torch(self.core);
         scope::look();
         self.look_around();
-        if state::armed() {
-            python::run::look(self.core);
+        if status::armed() {
+            crate::sources::python_host::run::look(self.core);
         }
-        if let Some(thread) = self.thread.filter(|_| state::armed()) {
+        if let Some(thread) = self.thread.filter(|_| status::armed()) {
             self.sites.name(self.core, thread);
         }
         if !self.link.has_main() {
@@ -354,7 +357,7 @@ impl Sender {
         }
         self.next_look_ns = now + LOOK_NS;
         self.alone = is_alone();
-        if let Some(thread) = self.thread.filter(|_| state::armed()) {
+        if let Some(thread) = self.thread.filter(|_| status::armed()) {
             // A driver call of ours must not come back to us.
             thread.busy.store(1, Relaxed);
             self.core.poll_pools(thread);
@@ -364,7 +367,7 @@ impl Sender {
         threads::sweep(self.core.pid);
         self.torch.look(self.core, self.thread);
         callers::reclaim(now);
-        if self.core.devices.driver().is_some() && state::armed() {
+        if self.core.devices.driver().is_some() && status::armed() {
             // Calls that were in flight have returned unseen: said again, their rows are not.
             if self.client.look(self.core, now) && self.link.is_up() {
                 self.resync = Some(self.epoch);

@@ -2,9 +2,9 @@
 
 use super::Sender;
 use super::link::Link;
-use crate::control::{self, Outcome, Wish};
-use crate::state;
-use crate::window::{self, Limits};
+use crate::record::status;
+use crate::sources::api::control::{self, Outcome, Wish};
+use crate::sources::api::window::{self, Limits};
 use gpumem_wire::{Body, ByeReason, Record, Stamp, WITHHELD};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -310,7 +310,7 @@ impl Sender {
     fn dump_when_due(&mut self) {
         let period_ns = control::dump_period_ns();
         let now = self.core.clock.now();
-        if period_ns == 0 || super::finishing() || !state::armed() {
+        if period_ns == 0 || super::finishing() || !status::armed() {
             self.next_dump_ns = 0;
             return;
         }

@@ -2,7 +2,10 @@
 
 use crate::common::daemon::{Folder, agent};
 use gpumem::naming::Named;
-use gpumem::{gpumem_autograd_calibrate, gpumem_autograd_number, layers, threads, torch};
+use gpumem::naming::autograd;
+use gpumem::record::layers;
+use gpumem::threads;
+use gpumem::{gpumem_autograd_calibrate, gpumem_autograd_number};
 use gpumem_test_support::alone;
 use gpumem_wire::{Layer, LayerState, Phase};
 use std::ffi::{CStr, CString, c_int, c_void};
@@ -55,20 +58,20 @@ fn load(path: &CStr) -> Torch {
 }
 
 fn now() -> Named {
-    let core = gpumem::core::Core::get().expect("an agent");
+    let core = gpumem::driver::core::Core::get().expect("an agent");
     core.named(threads::current().expect("a place"))
 }
 
 /// What an allocation is called now, and its phase.
 fn name() -> (String, Phase) {
     let named = now();
-    let core = gpumem::core::Core::get().expect("an agent");
+    let core = gpumem::driver::core::Core::get().expect("an agent");
     (String::from_utf8_lossy(core.names.path(named.tag).unwrap_or_default()).into_owned(), named.phase)
 }
 
 /// In a scope, as a module's call would be.
 fn within<T>(scope: &str, work: impl FnOnce() -> T) -> T {
-    let core = gpumem::core::Core::get().expect("an agent");
+    let core = gpumem::driver::core::Core::get().expect("an agent");
     let thread = threads::current().expect("a place");
     core.push(thread, scope.as_bytes());
     let value = work();
@@ -120,7 +123,7 @@ fn nodes_are_called_as_their_forward_pass_was() {
         let core = agent(&folder.0.join("none.sock"), |_| ());
         assert_eq!(gpumem_autograd_number_now(), u64::MAX, "no PyTorch so far");
         let torch = load(&path);
-        soon("PyTorch is seen", torch::is_seen);
+        soon("PyTorch is seen", autograd::is_seen);
         soon("its nodes are counted", || gpumem_autograd_number_now() == 0);
         assert_eq!(layers::get(Layer::Autograd), Some(LayerState::Degraded));
 

@@ -54,7 +54,7 @@ fn children_panics_and_the_end() {
                 gpumem::gpumem_push(c"child".as_ptr());
                 gpumem::gpumem_pop();
             }
-            i32::from(gpumem::core::Core::get().is_none_or(|core| core.ring.head() != head))
+            i32::from(gpumem::driver::core::Core::get().is_none_or(|core| core.ring.head() != head))
         });
         assert_eq!((status, core.ring.head()), (0, head));
         assert_eq!(available(), 1);
@@ -64,13 +64,13 @@ fn children_panics_and_the_end() {
 
         // A call of ours inside of the library does not come back to us.
         let head = core.ring.head();
-        gpumem::ffi::guard((), |_, _| alloc(0x4000, 1));
+        gpumem::driver::guard::guard((), |_, _| alloc(0x4000, 1));
         assert_eq!(core.ring.head(), head);
 
         // A panic: said, and then silence.
         let quiet = std::panic::take_hook();
         std::panic::set_hook(Box::new(|_| {}));
-        assert_eq!(gpumem::ffi::guard(7, |_, _| if head > 0 { panic!("inside") } else { 8 }), 7);
+        assert_eq!(gpumem::driver::guard::guard(7, |_, _| if head > 0 { panic!("inside") } else { 8 }), 7);
         std::panic::set_hook(quiet);
         assert_eq!(available(), 0);
         alloc(0x5000, 1);

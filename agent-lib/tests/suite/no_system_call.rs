@@ -72,8 +72,8 @@ fn work() {
                 let address = ((1 << 44) + n * 512) as *mut std::ffi::c_void;
                 // SAFETY: PyTorch's arguments; the slots hold nothing behind us.
                 unsafe {
-                    gpumem::torch::report::reported(address, 512, 512, 1 << 31, 1);
-                    gpumem::torch::report::reported(address, -512, 0, 1 << 31, 1);
+                    gpumem::sources::torch::report::reported(address, 512, 512, 1 << 31, 1);
+                    gpumem::sources::torch::report::reported(address, -512, 0, 1 << 31, 1);
                 }
             }
             // SAFETY: no arguments.

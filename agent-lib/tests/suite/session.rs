@@ -117,7 +117,7 @@ fn expected() -> BTreeMap<String, i64> {
     ])
 }
 
-fn check_memory(peer: &Peer, core: &gpumem::core::Core) {
+fn check_memory(peer: &Peer, core: &gpumem::driver::core::Core) {
     let header: Header = peer.header();
     assert_eq!((header.pid, header.start_ticks), (std::process::id(), peer.key.start_ticks));
     assert_eq!(header.head_seq, core.ring.head());

@@ -5,11 +5,11 @@ use crate::common;
 use crate::common::cupti::*;
 use crate::common::daemon::{Daemon, Folder, Peer, agent};
 use crate::common::torch::{Allocator, MAKES, Make, SLOW, STATIC, Torch, build};
-use gpumem::core::Core;
-use gpumem::layers;
-use gpumem::live::Key;
-use gpumem::torch::find::{Header, Image};
-use gpumem::torch::patch::{self, Met};
+use gpumem::base::image::{Header, Image};
+use gpumem::driver::core::Core;
+use gpumem::record::layers;
+use gpumem::record::live::Key;
+use gpumem::sources::torch::patch::{self, Met};
 use gpumem_ledger::PoolView;
 use gpumem_wire::{AgentState, Body, Layer, LayerState, Record};
 use std::collections::BTreeMap;
@@ -203,7 +203,7 @@ fn patch_and_forward(folder: &Path, make: &str) {
     assert_eq!(patch::met(), Met::Patched);
     assert_eq!(is_writable(at), was_writable, "its rights are as they were");
     let (_, held) = slot();
-    assert_eq!(held, gpumem::torch::report::reported as *const () as usize);
+    assert_eq!(held, gpumem::sources::torch::report::reported as *const () as usize);
     patch::look(true); // a second time changes nothing
     assert_eq!(slot().1, held);
 
@@ -438,7 +438,7 @@ fn deep_record(torch: &Torch, event: u64) {
 
 fn oom_result(core: &Core, seq: u64) -> u16 {
     let row = core.ring.get(seq).expect("a record");
-    match Record::decode(&gpumem::live::slot_of(&row), &[]).expect("a kind").body {
+    match Record::decode(&gpumem::record::live::slot_of(&row), &[]).expect("a kind").body {
         Body::Oom { result, .. } => result,
         other => panic!("{other:?}"),
     }
@@ -619,11 +619,11 @@ fn blocked(folder: &Path) {
     patch::look(true);
     core.torch.is_late.store(true, Relaxed);
     for state in [AgentState::Blocked, AgentState::Paused] {
-        gpumem::state::set(state, 39, "another CUPTI client");
+        gpumem::record::status::set(state, 39, "another CUPTI client");
         // SAFETY: no arguments.
         assert_eq!(unsafe { gpumem::gpumem_adoption_begins() }, 0, "{state:?}");
     }
-    gpumem::state::set(AgentState::Late, 0, "");
+    gpumem::record::status::set(AgentState::Late, 0, "");
     take_over_a_page();
     peer.catch_up();
 }

@@ -2,14 +2,23 @@
 #![cfg(loom)]
 #![allow(missing_docs, dead_code)]
 
-#[path = "../../../agent-lib/src/names.rs"]
+#[path = "../../../agent-lib/src/record/names.rs"]
 pub mod names;
-#[path = "../../../agent-lib/src/places.rs"]
-pub mod places;
-#[path = "../../../agent-lib/src/ring.rs"]
+#[path = "../../../agent-lib/src/base/ring.rs"]
 pub mod ring;
+#[path = "../../../agent-lib/src/threads/table.rs"]
+pub mod table;
 
-/// What they need of agent-lib/src/memfd.rs: memory that starts as zeros and is never given back.
+/// Where the agent has them.
+pub mod base {
+    pub use crate::{memfd, ring};
+}
+/// Where the agent has it.
+pub mod record {
+    pub use crate::live;
+}
+
+/// What they need of agent-lib/src/base/memfd.rs: memory that starts as zeros and is never given back.
 pub mod memfd {
     pub use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
 

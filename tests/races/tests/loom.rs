@@ -4,7 +4,7 @@
 
 use gpumem_races::memfd::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Shared};
 use gpumem_races::names::Names;
-use gpumem_races::places::{Making, Place, Places};
+use gpumem_races::table::{Making, Place, Places};
 use gpumem_races::ring::{Made, Ring, Row};
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::AtomicBool;

@@ -5,9 +5,9 @@
 //! move a depth in the thread's own memory. kinds.rs has the calls of each kind.
 
 use super::rounds::{Contestant, Per, print_table};
-use gpumem::book::Allocation;
-use gpumem::core::{At, Core};
-use gpumem::env::Settings;
+use gpumem::base::env::Settings;
+use gpumem::driver::allocations::Allocation;
+use gpumem::driver::core::{At, Core};
 use gpumem::naming::Named;
 use gpumem::threads::Call;
 use gpumem_wire::{Flags, MemoryKind};
@@ -51,7 +51,7 @@ impl BareRing {
 #[inline(never)]
 fn alloc_called(address: u64, bytes: u64, params: &[u64; 2]) {
     let params = black_box(params).as_ptr() as usize;
-    gpumem::ffi::guard((), |core, thread| {
+    gpumem::driver::guard::guard((), |core, thread| {
         let Named { tag, flags, .. } = core.named(thread);
         let module = core.caller(thread, 243, params, (&raw const thread) as usize);
         let at = At { tag, flags, context: 1, module, device: 0, ..At::NOWHERE };
@@ -63,7 +63,7 @@ fn alloc_called(address: u64, bytes: u64, params: &[u64; 2]) {
 /// The agent's records, as its callbacks make them.
 #[inline(never)]
 fn alloc(address: u64, bytes: u64) {
-    gpumem::ffi::guard((), |core, thread| {
+    gpumem::driver::guard::guard((), |core, thread| {
         let Named { tag, flags, .. } = core.named(thread);
         let at = At { tag, flags, context: 1, device: 0, ..At::NOWHERE };
         let what = Allocation { address, bytes, pool: 0, memory: MemoryKind::Device, entered_ns: Some(1) };
@@ -73,7 +73,7 @@ fn alloc(address: u64, bytes: u64) {
 
 #[inline(never)]
 fn free(address: u64) {
-    gpumem::ffi::guard((), |core, thread| {
+    gpumem::driver::guard::guard((), |core, thread| {
         let Named { tag, flags, .. } = core.named(thread);
         let mut call = Call::new(1, 1);
         core.free_entered(
@@ -95,14 +95,14 @@ fn call(id: u32, params: &[u64], out: Option<(&Cell<u64>, u64)>) {
     data[6] = 1;
     data[8] = 7;
     // SAFETY: 72 bytes laid out as CUpti_CallbackData, with parameters of the call `id`.
-    unsafe { gpumem::cupti::callback(std::ptr::null_mut(), 1, id, data.as_ptr().cast()) };
+    unsafe { gpumem::sources::cupti::callback(std::ptr::null_mut(), 1, id, data.as_ptr().cast()) };
     if let Some((place, value)) = out {
         place.set(value);
     }
     data[0] = 1;
     data[3] = (&raw const result) as u64;
     // SAFETY: as above.
-    unsafe { gpumem::cupti::callback(std::ptr::null_mut(), 1, id, data.as_ptr().cast()) };
+    unsafe { gpumem::sources::cupti::callback(std::ptr::null_mut(), 1, id, data.as_ptr().cast()) };
 }
 
 fn address(event: u64) -> u64 {
@@ -150,7 +150,7 @@ pub fn run() {
         cupti: Some(super::kinds::cupti()),
         ..Settings::default()
     };
-    let core = gpumem::attach::start_with(settings).expect("an agent");
+    let core = gpumem::entry::attach::start_with(settings).expect("an agent");
     std::thread::sleep(Duration::from_millis(100)); // the clock is calibrated by then
     // SAFETY: a C string.
     unsafe { gpumem::gpumem_push(c"model".as_ptr()) };

@@ -6,7 +6,7 @@ use super::rounds::{Contestant, Per, print_table};
 use crate::live::Machine;
 use crate::live::programs::fake;
 use cupti_sys::Library;
-use gpumem::core::Core;
+use gpumem::driver::core::Core;
 use std::ffi::{CString, c_void};
 use std::path::PathBuf;
 

@@ -84,7 +84,7 @@ pub fn c_api() {
             write!(calls, "\n### {name}\n\n```c\n{signature};\n```\n\n{about}\n").expect("a String");
             count += 1;
         } else if rest.starts_with("class scope") {
-            write!(calls, "\n### gpumem::scope\n\nC++ alone. {about}\n").expect("a String");
+            write!(calls, "\n### gpumem::sources::api::scope\n\nC++ alone. {about}\n").expect("a String");
         }
     }
     let declared = header.matches("\nstatic inline ").count() - 3; // those that are not for direct use
@@ -120,7 +120,7 @@ pub fn python_api() {
 
 const ENVIRONMENT_HEAD: &str = "# Every environment variable
 
-<!-- made by tests/suite/docs/references.rs from agent-lib/src/env.rs and ctl/src/command/generate.rs: UPDATE_GOLDEN=1 -->
+<!-- made by tests/suite/docs/references.rs from agent-lib/src/base/env.rs and ctl/src/command/generate.rs: UPDATE_GOLDEN=1 -->
 
 What is set and empty counts as not set. Keys of the daemon: [reference-config.md](reference-config.md).
 ";
@@ -148,7 +148,7 @@ fn constants(source: &str) -> Vec<(String, String, String)> {
 const ONLY_IN_TESTS: [&str; 2] = ["GPUMEM_FUZZ", "GPUMEM_FAULT"];
 
 pub fn environment() {
-    let agent = read("agent-lib/src/env.rs");
+    let agent = read("agent-lib/src/base/env.rs");
     let mut text = ENVIRONMENT_HEAD.to_owned();
     text += "\n## The agent\n\nRead once, in the process that it is in, when CUDA is initialised.\n\n| variable | |\n|---|---|\n";
     for (name, variable, about) in constants(&agent) {

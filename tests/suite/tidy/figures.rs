@@ -21,7 +21,7 @@ const LIMITS: [Limits; 10] = [
     Limits { krate: "wire", largest_cycle: 2, against_layers: 0, small_files: 0 },
     Limits { krate: "model", largest_cycle: 4, against_layers: 0, small_files: 4 },
     Limits { krate: "cupti-sys", largest_cycle: 1, against_layers: 0, small_files: 2 },
-    Limits { krate: "agent-lib", largest_cycle: 67, against_layers: 36, small_files: 14 },
+    Limits { krate: "agent-lib", largest_cycle: 66, against_layers: 36, small_files: 14 },
     Limits { krate: "ledger", largest_cycle: 33, against_layers: 19, small_files: 8 },
     Limits { krate: "runs", largest_cycle: 6, against_layers: 0, small_files: 1 },
     Limits { krate: "report", largest_cycle: 10, against_layers: 0, small_files: 6 },
@@ -32,7 +32,7 @@ const LIMITS: [Limits; 10] = [
 
 /// Functions above 100 lines that stay, with the reason. Each is a dispatch over the kinds of something.
 const LONG_FUNCTIONS: [(&str, &str, &str); 5] = [
-    ("agent-lib", "cupti/decode.rs other", "one arm for each driver call that is no allocation"),
+    ("agent-lib", "sources/cupti/decode.rs other", "one arm for each driver call that is no allocation"),
     ("ledger", "process.rs book_record", "one arm for each kind of record; is to become four groups"),
     ("import", "mxnet1_trace.rs read", "one arm for each event of the format; is to become a table"),
     ("import", "torch_snapshot/pickle.rs step", "one arm for each opcode of pickle"),

@@ -1,0 +1,40 @@
+//! Words of the process that each report of PyTorch's reads, side by side. Each by itself would take a line of the processor's cache, and the place
+//! where its address is looked up another: lines that a training needs for its own. What they mean is said where they are used.
+
+use crate::driver::core::Core;
+use crate::naming::python::Interpreter;
+use crate::naming::sequence::Table as Nodes;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize};
+
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Words {
+    /// state.rs.
+    pub phase: AtomicU8,
+    /// peak.rs.
+    pub peaks_open: AtomicBool,
+    /// core.rs.
+    pub core: AtomicPtr<Core>,
+    /// naming/python/mod.rs: the interpreter whose frames are read; null while none are.
+    pub interpreter: AtomicPtr<Interpreter>,
+    /// naming/autograd.rs, as the rest.
+    pub nodes: AtomicPtr<Nodes>,
+    pub next_number: AtomicUsize,
+    pub offsets: AtomicU64,
+    pub addition: AtomicU64,
+    pub next_evaluate: AtomicUsize,
+}
+const _: () = assert!(size_of::<Words>() == 64);
+
+/// The process's.
+pub static HOT: Words = Words {
+    phase: AtomicU8::new(0),
+    peaks_open: AtomicBool::new(false),
+    core: AtomicPtr::new(std::ptr::null_mut()),
+    interpreter: AtomicPtr::new(std::ptr::null_mut()),
+    nodes: AtomicPtr::new(std::ptr::null_mut()),
+    next_number: AtomicUsize::new(0),
+    offsets: AtomicU64::new(0),
+    addition: AtomicU64::new(0),
+    next_evaluate: AtomicUsize::new(0),
+};

@@ -1,0 +1,279 @@
+//! What driver calls do to the state and the history: allocations, frees, imports, and ends of contexts.
+//!
+//! A free takes its row at ENTER, before the driver can give the address to another thread, and gives it back at EXIT if
+//! the call failed. An allocation makes its row at EXIT. vmm.rs has the handles.
+
+use crate::base::ring::Row;
+use crate::driver::core::{At, Core, nothing};
+use crate::naming::callers;
+use crate::record::live::{Beside, Key, Taken};
+use crate::threads::{Call, Thread};
+use gpumem_wire::{Body, DestroyScope, ImportSource, MemoryKind, PoolOwner, Reading};
+use std::sync::atomic::Ordering::*;
+
+/// CUDA_ERROR_DEINITIALIZED: the driver is gone with all memory; not a free that failed.
+const GONE: u32 = cupti_sys::CUDA_ERROR_DEINITIALIZED;
+
+/// Numbers on the wire of the records that make rows.
+#[allow(missing_docs)]
+pub mod kind {
+    pub const ALLOC_END: u8 = 16;
+    pub const IMPORT: u8 = 20;
+    pub const POOL_CREATE: u8 = 24;
+    pub const VMM_CREATE: u8 = 32;
+    pub const VMM_MAP: u8 = 33;
+    pub const SEGMENT_ADD: u8 = 48;
+    pub const BLOCK_ALLOC: u8 = 50;
+}
+
+/// Microseconds up to the record's own time, rounded up. Of another reading of the clock, a thread that is stopped between the
+/// two would seem to have entered its call later than it did.
+#[inline(always)]
+pub fn took_us(entered_ns: Option<u64>, time_ns: u64) -> u32 {
+    let Some(entered_ns) = entered_ns else { return u32::MAX };
+    u32::try_from(time_ns.saturating_sub(entered_ns).div_ceil(1000)).unwrap_or(u32::MAX)
+}
+
+/// The same, for records that have two bytes for it.
+#[inline(always)]
+pub fn took_us_short(entered_ns: Option<u64>, time_ns: u64) -> u16 {
+    u16::try_from(took_us(entered_ns, time_ns)).unwrap_or(u16::MAX)
+}
+
+/// What was asked for and what came.
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct Allocation {
+    pub address: u64,
+    pub bytes: u64,
+    pub pool: u64,
+    pub memory: MemoryKind,
+    /// `None`: before we listened.
+    pub entered_ns: Option<u64>,
+}
+
+/// The kind of a row: byte 60 of its slot.
+pub fn kind_of(row: &Row) -> u8 {
+    (row[7] >> 32) as u8
+}
+
+/// The flags of a row: byte 62.
+pub fn flags_of(row: &Row) -> u8 {
+    (row[7] >> 48) as u8
+}
+
+/// The device of a row: byte 61.
+pub fn device_of(row: &Row) -> u8 {
+    (row[7] >> 40) as u8
+}
+
+/// The context of a row.
+pub fn context_of(row: &Row) -> u32 {
+    (row[6] >> 32) as u32
+}
+
+impl Core {
+    /// An allocation succeeded.
+    #[inline(always)]
+    pub fn allocated(&self, thread: &Thread, at: At, what: Allocation) {
+        let Allocation { address, bytes, pool, memory, entered_ns } = what;
+        let body = |time_ns: u64, _: &mut At| {
+            let took_us = took_us_short(entered_ns, time_ns);
+            Body::AllocEnd { address, bytes, pool, took_us, memory }
+        };
+        let tag = if at.tag == 0 && self.is_single_tensor(at.module, bytes, memory) {
+            crate::naming::python::line(self, thread)
+        } else {
+            at.tag
+        };
+        let at = At { tag, ..at };
+        let seq = self.record_timed(thread, at, body, |core, row| {
+            core.live.insert(Key::Allocation(address), row, Beside::default());
+        });
+        if at.tag == 0 && at.module != 0 {
+            callers::sites::note(self, thread, at.module, address, seq);
+        }
+        self.driver_gave(thread, at.module, address, bytes, memory);
+    }
+
+    /// An allocation failed.
+    #[cold]
+    pub fn allocation_failed(&self, thread: &Thread, at: At, result: u32, what: Allocation) {
+        let (mut free, mut total) = (0_usize, 0_usize);
+        let get = self.devices.driver().and_then(|driver| driver.mem_get_info);
+        // SAFETY: a function of the loaded driver with places for its answers; the context is current, since a call in it
+        // has just returned.
+        let known = get.is_some_and(|get| unsafe { get(&mut free, &mut total) } == 0);
+        let device_free_bytes = if known { Reading::of(free as u64) } else { Reading::ABSENT };
+        let result = u16::try_from(result).unwrap_or(u16::MAX);
+        let Allocation { bytes, pool, memory, .. } = what;
+        let body = Body::AllocFailed { bytes, pool, device_free_bytes, result, memory };
+        self.record(thread, at, body, nothing);
+        self.driver_refused(thread, at, bytes, memory, device_free_bytes);
+        crate::base::wake::wake();
+    }
+
+    /// A free was entered. `call` keeps what is needed when it returns.
+    #[inline(always)]
+    pub fn free_entered(&self, thread: &Thread, at: At, call: &mut Call, address: u64) {
+        self.driver_takes(thread, call, address, 0);
+        let taken = &mut call.taken;
+        call.begin_seq = self.record(thread, at, Body::FreeBegin { address }, |core, _| {
+            *taken = core.live.remove(Key::Allocation(address));
+        });
+    }
+
+    /// A free, unmap or release returned.
+    #[inline(always)]
+    pub fn free_returned(&self, thread: &Thread, at: At, call: &Call, result: u32) {
+        if call.begin_seq == 0 {
+            return; // NULL, or entered before we listened
+        }
+        let failed = result != 0 && result != GONE;
+        let body =
+            Body::FreeEnd { begin_seq: call.begin_seq, result: u16::try_from(result).unwrap_or(u16::MAX) };
+        self.record(thread, at, body, |core, row| {
+            if failed {
+                core.give_back(call, row[0]);
+            }
+        });
+        if failed
+            && call.segment_of != 0
+            && let Some(taken) = call.taken
+        {
+            self.segment_back(thread, call.segment_of, taken.row[2], taken.row[3]);
+        }
+    }
+
+    /// The call failed: its row lives on.
+    #[cold]
+    fn give_back(&self, call: &Call, seq: u64) {
+        self.astray.fetch_add(call.more_taken.into(), Relaxed);
+        if let Some(taken) = call.taken {
+            if call.begin_seq <= self.said_after.load(Acquire) {
+                self.restored.fetch_add(1, AcqRel); // the free's begin is in no record that will come
+            }
+            self.restore(&taken, seq);
+        }
+    }
+
+    fn restore(&self, taken: &Taken, seq: u64) {
+        match key_of(taken) {
+            Some(Key::Handle(_) | Key::Backing(_)) => self.reference_restored(taken, seq),
+            Some(Key::Mapping(address)) => self.mapping_restored(taken, address),
+            Some(key) => {
+                self.live.insert(key, &taken.row, taken.beside);
+            }
+            None => {}
+        }
+    }
+
+    /// Memory of another owner was mapped. Opened again at the same address, it is only counted.
+    pub fn imported(&self, thread: &Thread, at: At, address: u64, bytes: u64, source: ImportSource) {
+        let key = Key::Allocation(address);
+        let again = self
+            .live
+            .get(key)
+            .is_some_and(|row| kind_of(&row.row) == kind::IMPORT && row.beside.references > 0);
+        if again && source == ImportSource::Ipc {
+            self.live.count(key, 1, 0);
+            return;
+        }
+        self.record(thread, at, Body::Import { address, bytes, source }, |core, row| {
+            core.live.insert(key, row, Beside { references: 1, ..Beside::default() });
+        });
+    }
+
+    /// An import is about to be closed; unless it was opened more often, it goes.
+    pub fn import_closing(&self, thread: &Thread, at: At, call: &mut Call, address: u64) {
+        let key = Key::Allocation(address);
+        if self.live.get(key).is_some_and(|row| row.beside.references > 1) {
+            self.live.count(key, -1, 0);
+            return;
+        }
+        self.free_entered(thread, at, call, address);
+    }
+
+    /// A context ends, or a device is reset; allocations in it have no frees of their own.
+    pub fn context_ended(&self, thread: &Thread, at: At, scope: DestroyScope) {
+        self.record(thread, at, Body::ContextDestroy { scope }, |core, _| {
+            core.live.remove_where(|taken| {
+                let row = &taken.row;
+                if device_of(row) != at.device {
+                    return None;
+                }
+                let key = key_of(taken)?;
+                let goes = match (scope, key) {
+                    (DestroyScope::Context, Key::Allocation(_)) => {
+                        context_of(row) == at.context && memory_of(row) != MemoryKind::StreamOrdered
+                    }
+                    (DestroyScope::Context, _) => false,
+                    // Only its owner ends it; now it has no segments.
+                    (DestroyScope::Device, Key::Pool(_)) => pool_owner(row) != PoolOwner::Framework,
+                    _ => true,
+                };
+                goes.then_some(key)
+            });
+        });
+        if scope == DestroyScope::Device {
+            self.driver_pools.forget(at.device);
+        }
+    }
+}
+
+/// The owner of a pool's row: byte 63.
+pub fn pool_owner(row: &Row) -> PoolOwner {
+    PoolOwner::from_code((row[7] >> 56) as u8)
+}
+
+/// The memory kind of an allocation's row: byte 63.
+pub fn memory_of(row: &Row) -> MemoryKind {
+    MemoryKind::from_code((row[7] >> 56) as u8)
+}
+
+/// By what a row is bound; see layout.rs for the kinds that make rows.
+pub fn key_of(taken: &Taken) -> Option<Key> {
+    let row = &taken.row;
+    let (address, aux) = (row[2], row[4]);
+    match kind_of(row) {
+        kind::ALLOC_END => Some(Key::Allocation(address)),
+        kind::IMPORT if (row[7] >> 56) as u8 == ImportSource::ShareableHandle.to_code() => {
+            Some(handle_key(taken))
+        }
+        kind::IMPORT => Some(Key::Allocation(address)),
+        kind::POOL_CREATE => Some(Key::Pool(address)),
+        kind::VMM_CREATE => Some(handle_key(taken)),
+        kind::VMM_MAP => Some(Key::Mapping(address)),
+        kind::SEGMENT_ADD => Some(Key::Segment(aux, address)),
+        kind::BLOCK_ALLOC => Some(Key::Block(aux, address)),
+        _ => None,
+    }
+}
+
+fn handle_key(taken: &Taken) -> Key {
+    match taken.beside.references {
+        0 => Key::Backing(taken.seq()),
+        _ => Key::Handle(taken.row[2]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_are_those_of_the_wire() {
+        let rows = [
+            ("AllocEnd", kind::ALLOC_END),
+            ("Import", kind::IMPORT),
+            ("PoolCreate", kind::POOL_CREATE),
+            ("VmmCreate", kind::VMM_CREATE),
+            ("VmmMap", kind::VMM_MAP),
+            ("SegmentAdd", kind::SEGMENT_ADD),
+            ("BlockAlloc", kind::BLOCK_ALLOC),
+        ];
+        for row in rows {
+            assert!(Body::KINDS.contains(&row), "{row:?}");
+        }
+    }
+}

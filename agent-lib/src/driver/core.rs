@@ -1,0 +1,206 @@
+//! The agent's parts together, and the one way that a record is made.
+
+use crate::base::clock::Clock;
+use crate::base::env::Settings;
+use crate::base::hot::HOT;
+use crate::base::memfd::{Shared, Sizes};
+use crate::base::ring::{Ring, Row};
+use crate::driver::devices::Devices;
+use crate::driver::exports::Exports;
+use crate::driver::multicast::Few;
+use crate::driver::pools::DriverPools;
+use crate::driver::torch_pools;
+use crate::record::live::{Live, rows_for};
+use crate::record::names::Names;
+use crate::record::panic;
+use crate::threads::Thread;
+use gpumem_wire::{Body, Flags, NONE_DEVICE, Record, Stamp};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+
+/// Made once per process and never freed. What each record needs comes first, on as few lines of the processor's cache as it takes.
+#[derive(Debug)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct Core {
+    pub ring: Ring,
+    pub live: Live,
+    pub clock: Clock,
+    pub settings: Settings,
+    pub pid: u32,
+    /// Field 22 of /proc/self/stat.
+    pub start_ticks: u64,
+    pub shared: Shared,
+    pub names: Names,
+    pub devices: Devices,
+    pub driver_pools: DriverPools,
+    pub torch: torch_pools::State,
+    pub exports: Exports,
+    pub multicast: Few,
+    pub multicast_mappings: Few,
+    /// Tag of threads without open scopes; 0 for none.
+    pub process_tag: AtomicU32,
+    /// Framework pools made so far.
+    pub pools_made: AtomicU64,
+    /// Seq of the last record that changed references of a VMM handle; see sender/resync.rs.
+    pub references_changed: AtomicU64,
+    /// The number up to which everything is in the state that is said again, or was last.
+    pub said_after: AtomicU64,
+    /// Rows that came back because their free, entered before that, failed.
+    pub restored: AtomicU64,
+    /// Rows that a failed call took and nobody could give back: a resync would not bring them.
+    pub astray: AtomicU64,
+}
+
+/// Where a record belongs, beyond time and order.
+#[derive(Debug, Clone, Copy)]
+pub struct At {
+    /// Tag; see `Core::named`.
+    pub tag: u32,
+    /// Flags.
+    pub flags: Flags,
+    /// Stack; 0 for none.
+    pub stack: u32,
+    /// contextUid, or what the kind says.
+    pub context: u32,
+    /// Library that made the call; 0 for unknown.
+    pub module: u16,
+    /// Device slot.
+    pub device: u8,
+}
+
+impl At {
+    /// No tag, no device.
+    pub const NOWHERE: At =
+        At { tag: 0, flags: Flags(0), stack: 0, context: 0, module: 0, device: NONE_DEVICE };
+}
+
+impl Core {
+    /// The process's, once it is there.
+    #[inline(always)]
+    pub fn get() -> Option<&'static Core> {
+        let core = HOT.core.load(Acquire);
+        // SAFETY: null, or leaked by `install`.
+        unsafe { core.as_ref() }
+    }
+
+    /// Makes this one the process's. Called by one thread.
+    pub fn install(core: Box<Core>) -> &'static Core {
+        let core: &'static Core = Box::leak(core);
+        HOT.core.store(std::ptr::from_ref(core).cast_mut(), Release);
+        core
+    }
+
+    /// A fresh one; `None` without memory for it.
+    pub fn new(settings: Settings) -> Option<Box<Core>> {
+        let pid = std::process::id();
+        let start_ticks = start_ticks();
+        let sizes = Sizes {
+            ring_slots: settings.ring_slots,
+            live_rows: rows_for(settings.live_rows),
+            name_bytes: settings.name_bytes,
+        };
+        let name = crate::entry::second_copy::name(pid, &crate::FUNCTIONS)?;
+        let shared = Shared::create(&name, sizes, pid, start_ticks)?;
+        crate::threads::prepare().then_some(())?;
+        Some(Box::new(Core {
+            ring: Ring::new(&shared),
+            live: Live::new(shared.live())?,
+            clock: Clock::new(),
+            settings,
+            pid,
+            start_ticks,
+            shared,
+            names: Names::new(&shared)?,
+            devices: Devices::new(),
+            driver_pools: DriverPools::new(),
+            torch: torch_pools::State::new()?,
+            exports: Exports::new(),
+            multicast: Few::new(),
+            multicast_mappings: Few::new(),
+            process_tag: AtomicU32::new(0),
+            pools_made: AtomicU64::new(0),
+            references_changed: AtomicU64::new(0),
+            said_after: AtomicU64::new(0),
+            restored: AtomicU64::new(0),
+            astray: AtomicU64::new(0),
+        }))
+    }
+
+    /// Makes an ordered record. `keep` books it in the live table, between its number and its way into the ring: once
+    /// a record was sent, its effect on the table can be read.
+    #[inline(always)]
+    pub fn record(&self, thread: &Thread, at: At, body: Body<'_>, keep: impl FnOnce(&Self, &Row)) -> u64 {
+        self.record_timed(thread, at, |_, _| body, keep)
+    }
+
+    /// As `record`, of something that says how long it took: `body` is told the record's own time.
+    #[inline(always)]
+    pub fn record_timed<'a>(
+        &self,
+        thread: &Thread,
+        mut at: At,
+        body: impl FnOnce(u64, &mut At) -> Body<'a>,
+        keep: impl FnOnce(&Self, &Row),
+    ) -> u64 {
+        let seq = thread.making.begin(&self.ring);
+        let time_ns = self.clock.now();
+        let body = body(time_ns, &mut at);
+        let stamp = Stamp {
+            seq,
+            time_ns,
+            tag: at.tag,
+            stack: at.stack,
+            thread: thread.id.load(Relaxed),
+            context: at.context,
+            module: at.module,
+            device: at.device,
+            flags: at.flags,
+        };
+        let row = Record { stamp, body }.words().0;
+        panic::at("record"); // a number is taken, and nothing is under it
+        keep(self, &row);
+        panic::at("kept"); // in the table, and not in the ring
+        self.ring.put(&row);
+        thread.making.end();
+        self.ring.expect(seq + AHEAD);
+        seq
+    }
+}
+
+/// How far ahead of the records slots are fetched.
+const AHEAD: u64 = 2;
+
+/// Nothing to keep.
+#[inline(always)]
+pub fn nothing(_: &Core, _: &Row) {}
+
+/// Field 22 of /proc/self/stat; 0 if it cannot be read.
+pub fn start_ticks() -> u64 {
+    ticks_of(&std::fs::read("/proc/self/stat").unwrap_or_default()).unwrap_or(0)
+}
+
+/// The command, field 2, is in parentheses and may hold anything, also bytes that are no text: the kernel cuts a name at 15 of them.
+fn ticks_of(stat: &[u8]) -> Option<u64> {
+    let end = stat.iter().rposition(|&byte| byte == b')')?;
+    std::str::from_utf8(stat.get(end + 1..)?).ok()?.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ticks_of;
+
+    #[test]
+    fn a_name_may_be_anything() {
+        let rest = b" S 17 4711 4711 34816 4711 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654 10 11 12\n";
+        for name in [
+            &b"python"[..],
+            b"\xe8\xae\xad\xe7\xbb\x83\xe6\xa8\xa1\xe5\x9e\x8b\xe6\x96",
+            b"\xff",
+            b"a) S 1 (b\n",
+        ] {
+            assert_eq!(ticks_of(&[b"4711 (", name, b")", rest].concat()), Some(987_654));
+        }
+        assert_eq!(ticks_of(b""), None);
+        assert_eq!(ticks_of(b"1 (a)"), None);
+    }
+}

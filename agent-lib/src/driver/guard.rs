@@ -1,0 +1,81 @@
+//! The one way in: whatever the host calls goes through [`guard`].
+
+use crate::driver::core::Core;
+use crate::record::panic;
+use crate::record::status;
+use crate::threads::{self, Thread};
+use std::ffi::c_int;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering::{Relaxed, Release};
+
+/// Runs `work` unless the agent is disarmed, the thread is inside already (a signal handler, a driver call of our own),
+/// or it has no place; then `absent`. A panic ends here, and the agent with it.
+#[inline(always)]
+pub fn guard<T>(absent: T, work: impl FnOnce(&'static Core, &'static Thread) -> T) -> T {
+    if !status::armed() {
+        return absent;
+    }
+    let (Some(core), Some(thread)) = (Core::get(), threads::current()) else { return absent };
+    if thread.busy.load(Relaxed) != 0 {
+        return absent;
+    }
+    thread.busy.store(1, Relaxed);
+    let work = || {
+        panic::at("guard");
+        work(core, thread)
+    };
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(value) => {
+            thread.busy.store(0, Release); // with all that it has done
+            value
+        }
+        Err(panic) => {
+            std::mem::forget(panic); // dropping it may panic again
+            thread.making.end();
+            status::disarm_after_panic();
+            absent
+        }
+    }
+}
+
+/// While it lives, a request to cancel this thread (pthread_cancel) waits: the C library would unwind our frames, which end the
+/// process then. For whatever waits, reads or writes on a thread of the program's; callbacks do nothing that looks for requests.
+#[derive(Debug)]
+pub struct Uncancelled(c_int);
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
+}
+/// PTHREAD_CANCEL_DISABLE.
+const DISABLE: c_int = 1;
+
+impl Uncancelled {
+    /// From now on.
+    #[must_use]
+    pub fn now() -> Self {
+        let mut old = 0;
+        // SAFETY: a place for the old state.
+        unsafe { pthread_setcancelstate(DISABLE, &mut old) };
+        Uncancelled(old)
+    }
+}
+
+impl Drop for Uncancelled {
+    fn drop(&mut self) {
+        // SAFETY: the state as it was.
+        unsafe { pthread_setcancelstate(self.0, std::ptr::null_mut()) };
+    }
+}
+
+/// Runs `work` whether or not the agent is armed; a panic disarms it. For starting and stopping.
+pub fn shielded<T>(absent: T, work: impl FnOnce() -> T) -> T {
+    let _uncancelled = Uncancelled::now();
+    let before = panic::SHIELDED.swap(threads::kernel_id(), Relaxed);
+    let done = catch_unwind(AssertUnwindSafe(work));
+    panic::SHIELDED.store(before, Relaxed);
+    done.unwrap_or_else(|panic| {
+        std::mem::forget(panic);
+        status::disarm_after_panic();
+        absent
+    })
+}

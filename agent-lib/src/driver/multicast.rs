@@ -1,0 +1,82 @@
+//! Multicast objects look like memory handles and are none: cuMemMap and cuMemRelease of them are left out.
+
+use crate::driver::core::Core;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
+
+/// Objects, and mappings of them, that can be told apart at a time.
+const PLACES: usize = 256;
+
+/// A few numbers; nothing to look through while there are none.
+#[derive(Debug)]
+pub struct Few {
+    count: AtomicUsize,
+    numbers: [AtomicU64; PLACES],
+}
+
+impl Few {
+    /// None.
+    pub fn new() -> Self {
+        Few { count: AtomicUsize::new(0), numbers: std::array::from_fn(|_| AtomicU64::new(0)) }
+    }
+
+    /// Adds one; more than there is room for are forgotten.
+    pub fn add(&self, number: u64) {
+        let free = |place: &&AtomicU64| place.compare_exchange(0, number, AcqRel, Relaxed).is_ok();
+        if number != 0 && self.numbers.iter().any(|place| free(&place)) {
+            self.count.fetch_add(1, AcqRel);
+        }
+    }
+
+    /// Whether it is one of them.
+    #[inline(always)]
+    pub fn has(&self, number: u64) -> bool {
+        self.count.load(Acquire) > 0 && self.numbers.iter().any(|place| place.load(Acquire) == number)
+    }
+
+    /// Takes one out; whether it was there.
+    pub fn remove(&self, number: u64) -> bool {
+        let found = self.has(number)
+            && self.numbers.iter().any(|place| place.compare_exchange(number, 0, AcqRel, Relaxed).is_ok());
+        if found {
+            self.count.fetch_sub(1, AcqRel);
+        }
+        found
+    }
+}
+
+impl Default for Few {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Core {
+    /// cuMulticastCreate gave this handle. It stays known after its release: only a new cuMemCreate with the same
+    /// number makes it memory.
+    pub fn remember_multicast(&self, handle: u64) {
+        if !self.multicast.has(handle) {
+            self.multicast.add(handle);
+        }
+    }
+
+    /// Whether a handle is a multicast object.
+    #[inline(always)]
+    pub fn is_multicast(&self, handle: u64) -> bool {
+        self.multicast.has(handle)
+    }
+
+    /// The number is memory's now.
+    pub fn forget_multicast(&self, handle: u64) {
+        self.multicast.remove(handle);
+    }
+
+    /// A multicast object was mapped here.
+    pub fn remember_multicast_mapping(&self, address: u64) {
+        self.multicast_mappings.add(address);
+    }
+
+    /// It is unmapped; false if it was no such mapping.
+    pub fn forget_multicast_mapping(&self, address: u64) -> bool {
+        self.multicast_mappings.remove(address)
+    }
+}

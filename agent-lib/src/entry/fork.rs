@@ -1,0 +1,52 @@
+//! A forked child must not speak for its parent: it disarms before anything else runs in it.
+
+use crate::naming::callers;
+use crate::naming::python;
+use crate::record::panic;
+use crate::record::status;
+use crate::sender;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+static INSTALLED: AtomicBool = AtomicBool::new(false);
+
+/// After this, children are silent. By one thread at a time.
+pub fn install() {
+    if INSTALLED.swap(true, Relaxed) {
+        return;
+    }
+    // SAFETY: handlers that live as long as the process (-z nodelete).
+    unsafe {
+        libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child));
+        libc::atexit(at_exit);
+    }
+}
+
+/// The loader's lock that the sender holds now and then must be free in the child.
+extern "C" fn before() {
+    crate::driver::guard::shielded((), || {
+        panic::at("fork");
+        callers::before_fork();
+    });
+}
+
+extern "C" fn in_parent() {
+    callers::after_fork();
+}
+
+/// Only stores and close(): nothing else is allowed here. The socket must not stay open in the child, or the daemon would
+/// never see the parent's end.
+extern "C" fn in_child() {
+    status::disarm();
+    callers::in_child();
+    callers::sites::in_child();
+    python::in_child();
+    sender::close_in_child();
+}
+
+/// In the process that started the agent, not in its children: what is left is sent, for a moment.
+extern "C" fn at_exit() {
+    crate::driver::guard::shielded((), || {
+        panic::at("exit");
+        sender::finish();
+    });
+}

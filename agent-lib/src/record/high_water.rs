@@ -1,0 +1,239 @@
+//! The highest that was live in a range of time, and what it was made of, where the program asks for that.
+//!
+//! Nothing is counted unless a range is open: one load and a branch per row then. While one is, each row that is born or goes
+//! adds to its device's sum and to its tag's, and the composition at the highest point is kept as it changes: a tag
+//! remembers what it had there when it moves for the first time afterwards.
+//!
+//! Two families, each with a high of its own: driver allocations (of a driver pool what was handed out of it), and blocks
+//! of pools without a parent. Exact unless other threads allocate while the range is being opened: what they do in those
+//! microseconds may count twice or not at all.
+
+use crate::base::fork_mutex::Renewed;
+use crate::base::hot::HOT;
+use crate::base::memfd::anonymous;
+use crate::base::ring::Row;
+use crate::driver::allocations::{device_of, kind, kind_of, memory_of};
+use crate::driver::core::Core;
+use crate::record::live::{Key, Taken};
+use gpumem_wire::MemoryKind;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU32, Ordering::*};
+
+/// Devices whose peaks are kept.
+pub const DEVICES: usize = 16;
+/// Tags have numbers up to 2^17; 0 is no tag.
+const TAGS: usize = (1 << 17) + 1;
+
+/// What is counted apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// Driver allocations.
+    Allocations,
+    /// Blocks of pools.
+    Blocks,
+}
+
+/// Of a tag on a device in a family.
+#[derive(Debug)]
+struct Share {
+    live: AtomicI64,
+    /// At the high, if `turn` is the high's.
+    then: AtomicI64,
+    turn: AtomicU32,
+}
+
+#[derive(Debug)]
+struct Sum {
+    live: AtomicI64,
+    high: AtomicI64,
+    /// Which high this is: grows with each.
+    turn: AtomicU32,
+}
+
+const OPEN: &AtomicBool = &HOT.peaks_open;
+static SUMS: [[Sum; 2]; DEVICES] = [const {
+    [const { Sum { live: AtomicI64::new(0), high: AtomicI64::new(0), turn: AtomicU32::new(0) } }; 2]
+}; DEVICES];
+/// `DEVICES` * 2 * `TAGS` of them, made when the first range is opened.
+static SHARES: AtomicPtr<Share> = AtomicPtr::new(std::ptr::null_mut());
+/// Somebody moves bytes between a share and its sum: a high that came between the two would have a composition that is not its sum.
+static MOVING: AtomicBool = AtomicBool::new(false);
+/// Looks at it, while a range is open. Who holds it for longer has lost its core: nobody waits for that, and the high may then be off
+/// by what that thread moves.
+const LOOKS: u32 = 2000;
+/// One thread at a time opens and closes.
+static CHANGING: Renewed<()> = Renewed::new(|| ());
+
+/// In a child that starts anew.
+pub fn renew() {
+    CHANGING.renew();
+    MOVING.store(false, Release);
+}
+
+/// Whether a range is open.
+#[inline(always)]
+pub fn open() -> bool {
+    OPEN.load(Relaxed)
+}
+
+fn shares() -> &'static [Share] {
+    let shares = SHARES.load(Acquire);
+    if shares.is_null() {
+        return &[];
+    }
+    // SAFETY: made by `begin` with this many, zeroed, never unmapped.
+    unsafe { std::slice::from_raw_parts(shares, DEVICES * 2 * TAGS) }
+}
+
+fn share(device: usize, family: Family, tag: u32) -> Option<&'static Share> {
+    shares().get((device * 2 + family as usize) * TAGS + (tag as usize).min(TAGS - 1))
+}
+
+/// What a row counts as.
+fn family(row: &Row) -> Option<Family> {
+    match kind_of(row) {
+        kind::BLOCK_ALLOC => {
+            let parent = Core::get()?.live.get(Key::Pool(row[4])).map_or(0, |pool| pool.row[4]);
+            (parent == 0).then_some(Family::Blocks)
+        }
+        kind::ALLOC_END | kind::VMM_CREATE => {
+            let device = [
+                MemoryKind::Device,
+                MemoryKind::Pitched,
+                MemoryKind::Array,
+                MemoryKind::StreamOrdered,
+                MemoryKind::Vmm,
+            ];
+            device.contains(&memory_of(row)).then_some(Family::Allocations)
+        }
+        _ => None,
+    }
+}
+
+fn alone(work: impl FnOnce()) {
+    let is_mine = (0..LOOKS).any(|look| {
+        if look > 0 {
+            std::hint::spin_loop();
+        }
+        !MOVING.swap(true, Acquire)
+    });
+    work();
+    if is_mine {
+        MOVING.store(false, Release);
+    }
+}
+
+#[cold]
+fn add(row: &Row, tag: u32, bytes: i64) {
+    let device = usize::from(device_of(row));
+    let Some(family) = family(row).filter(|_| device < DEVICES) else { return };
+    alone(|| move_bytes(&SUMS[device][family as usize], share(device, family, tag), bytes));
+}
+
+fn move_bytes(sum: &Sum, share: Option<&Share>, bytes: i64) {
+    if let Some(share) = share {
+        let turn = sum.turn.load(Acquire);
+        if share.turn.swap(turn, AcqRel) != turn {
+            share.then.store(share.live.load(Relaxed), Release);
+        }
+        share.live.fetch_add(bytes, AcqRel);
+    }
+    let now = sum.live.fetch_add(bytes, AcqRel) + bytes;
+    if now > sum.high.load(Acquire) {
+        sum.high.fetch_max(now, AcqRel);
+        sum.turn.fetch_add(1, AcqRel);
+    }
+}
+
+/// A row was bound.
+#[cold]
+#[inline(never)]
+pub fn born(row: Row) {
+    add(&row, row[5] as u32, row[3].cast_signed());
+}
+
+/// A row was unbound.
+pub fn gone(row: &Row) {
+    add(row, row[5] as u32, -row[3].cast_signed());
+}
+
+/// A row has another tag from now on. No sum changes, so the high's composition is the one with the later name.
+pub fn renamed(row: &Row, tag: u32) {
+    let device = usize::from(device_of(row));
+    let Some(family) = family(row).filter(|_| device < DEVICES && row[5] as u32 != tag) else { return };
+    alone(|| {
+        let turn = SUMS[device][family as usize].turn.load(Acquire);
+        for (tag, bytes) in [(row[5] as u32, -row[3].cast_signed()), (tag, row[3].cast_signed())] {
+            if let Some(share) = share(device, family, tag) {
+                share.live.fetch_add(bytes, AcqRel);
+                if share.turn.load(Acquire) == turn {
+                    share.then.fetch_add(bytes, AcqRel);
+                }
+            }
+        }
+    });
+}
+
+/// Begins to count, from what is live now. Not in a hook. False if there is no memory for it.
+pub fn begin(core: &Core) -> bool {
+    let Ok(_changing) = CHANGING.lock() else { return false };
+    if open() {
+        return true;
+    }
+    if SHARES.load(Acquire).is_null() {
+        let Some(shares) = anonymous::<Share>(DEVICES * 2 * TAGS) else { return false };
+        SHARES.store(shares.as_ptr().cast_mut(), Release);
+    } else {
+        let bytes = DEVICES * 2 * TAGS * size_of::<Share>();
+        // SAFETY: our own private mapping; its pages read as zeros afterwards, which is a Share.
+        unsafe { libc::madvise(SHARES.load(Acquire).cast(), bytes, libc::MADV_DONTNEED) };
+    }
+    MOVING.store(false, Relaxed); // in a forked child
+    for sum in SUMS.iter().flatten() {
+        sum.live.store(0, Relaxed);
+        sum.high.store(0, Relaxed);
+        sum.turn.store(1, Relaxed);
+    }
+    // Between the two, other threads' rows may count twice or not at all: see the module's text.
+    let live: Vec<Taken> = core.live.scan().collect();
+    OPEN.store(true, SeqCst);
+    for taken in &live {
+        born(taken.row);
+    }
+    reset();
+    true
+}
+
+/// The high is what is live now.
+pub fn reset() {
+    for sum in SUMS.iter().flatten() {
+        sum.turn.fetch_add(1, AcqRel);
+        sum.high.store(sum.live.load(Acquire), Release);
+    }
+}
+
+/// Ends counting.
+pub fn end() {
+    OPEN.store(false, SeqCst);
+}
+
+/// The high of a family on a device.
+pub fn high(device: usize, which: Family) -> u64 {
+    let high = SUMS.get(device).map_or(0, |sums| sums[which as usize].high.load(Acquire));
+    u64::try_from(high).unwrap_or(0)
+}
+
+/// The high of a family on a device, what is live now, and per tag what was live at the high.
+pub fn read(device: usize, which: Family) -> (u64, u64, Vec<(u32, u64)>) {
+    let sum = &SUMS[device][which as usize];
+    let bytes = |value: i64| u64::try_from(value).unwrap_or(0);
+    let turn = sum.turn.load(Acquire);
+    let (high, live) = (sum.high.load(Acquire), sum.live.load(Acquire));
+    let first = (device * 2 + which as usize) * TAGS;
+    let all = shares().get(first..first + TAGS).unwrap_or_default();
+    let at_high = all.iter().enumerate().filter_map(|(tag, share)| {
+        let then = if share.turn.load(Acquire) == turn { &share.then } else { &share.live };
+        let then = then.load(Acquire);
+        (then > 0).then(|| (tag as u32, bytes(then)))
+    });
+    (bytes(high), bytes(live), at_high.collect())
+}

@@ -1,0 +1,91 @@
+//! What a panic of ours leaves behind: where it was, for the daemon, and nothing on the program's standard error. And panics on
+//! purpose, in builds that are no releases: `GPUMEM_FAULT=guard:7` is one in the seventh callback, `GPUMEM_FAULT=torch.report:7` one
+//! in the seventh report of PyTorch's allocator. Each place says its name where it begins; in a release it says nothing.
+
+use crate::sender;
+use crate::threads;
+use std::panic::PanicHookInfo;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
+use std::sync::{Mutex, TryLockError};
+
+/// Where the first one was.
+static WHERE: Mutex<String> = Mutex::new(String::new());
+static INSTALLED: AtomicBool = AtomicBool::new(false);
+/// A thread of the program's that starts or ends the agent; 0 for none.
+pub static SHIELDED: AtomicU32 = AtomicU32::new(0);
+
+/// Our standard library is our own: what the program's says of its panics stays as it is.
+pub fn keep_quiet() {
+    if INSTALLED.swap(true, AcqRel) {
+        return;
+    }
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| if is_ours() { note(panic) } else { before(panic) }));
+}
+
+/// On a thread that is inside of the agent. In tests the library is a part of the program.
+fn is_ours() -> bool {
+    let is_busy = || threads::current().is_some_and(|thread| thread.busy.load(Relaxed) != 0);
+    sender::is_here() || SHIELDED.load(Relaxed) == threads::kernel_id() || is_busy()
+}
+
+fn note(panic: &PanicHookInfo<'_>) {
+    let Some(place) = panic.location() else { return };
+    let mut known = match WHERE.try_lock() {
+        Ok(known) => known,
+        Err(TryLockError::Poisoned(known)) => known.into_inner(),
+        Err(TryLockError::WouldBlock) => return,
+    };
+    if known.is_empty() {
+        let file = place.file().rsplit('/').next().unwrap_or_default();
+        *known = format!(" ({file}:{})", place.line());
+    }
+}
+
+/// Where the first one was, in parentheses after a space; empty if that is not known.
+pub fn place() -> String {
+    WHERE.try_lock().map(|known| known.clone()).unwrap_or_default()
+}
+
+#[cfg(not(debug_assertions))]
+mod on_purpose {
+    /// Nothing.
+    #[inline(always)]
+    pub fn at(_: &str) {}
+    /// Nothing.
+    pub fn read() {}
+}
+
+#[cfg(debug_assertions)]
+mod on_purpose {
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+    static WANTED: OnceLock<Option<(String, u32)>> = OnceLock::new();
+    static MET: AtomicU32 = AtomicU32::new(0);
+
+    /// Reads what is wanted; not in a callback.
+    pub fn read() {
+        let wanted = || {
+            let value = std::env::var("GPUMEM_FAULT").ok()?;
+            let (place, number) = value.split_once(':')?;
+            Some((place.to_owned(), number.parse().ok()?))
+        };
+        let _ = WANTED.set(wanted());
+    }
+
+    /// Panics if this is the place, and the time: at our caller's line.
+    #[allow(clippy::panic)]
+    #[track_caller]
+    pub fn at(place: &str) {
+        if let Some(Some((wanted, number))) = WANTED.get()
+            && wanted == place
+            && MET.fetch_add(1, Relaxed) + 1 == *number
+        {
+            #[allow(clippy::panic)] // That is what it is for.
+            std::panic::panic_any(format!("on purpose, at {place}"));
+        }
+    }
+}
+
+pub use on_purpose::{at, read};

@@ -1,0 +1,127 @@
+//! Whether the agent is armed, and what it says about itself.
+
+use crate::base::fork_mutex::Renewed;
+use crate::base::hot::HOT;
+use crate::driver::core::Core;
+use crate::record::panic;
+use gpumem_wire::AgentState;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::*};
+
+/// Whether callbacks and the C API do something.
+const PHASE: &AtomicU8 = &HOT.phase;
+/// Nobody has called so far.
+const FRESH: u8 = 0;
+/// They do.
+const ARMED: u8 = 1;
+/// They do not: disabled, another copy does it, or stopped by a fork (in the child), a panic or the exit.
+const SILENT: u8 = 2;
+/// A panic was caught: the sender says so.
+static PANICKED: AtomicBool = AtomicBool::new(false);
+/// Changes of what the agent says: the sender compares.
+static VERSION: AtomicU64 = AtomicU64::new(0);
+/// Not for callbacks: set while starting, by the sender, and by pause and resume.
+static SAID: Renewed<Vec<Said>> = Renewed::new(Vec::new);
+/// So many are kept for daemons that come later: they want to know when the agent was blind.
+const KEPT: usize = 65;
+
+/// What the agent said about itself, and since when.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Said {
+    /// From 1 on.
+    pub number: u64,
+    /// Since when.
+    pub time_ns: u64,
+    /// What.
+    pub state: AgentState,
+    /// CUPTI's result.
+    pub result: u16,
+    /// Who or why.
+    pub detail: String,
+}
+
+/// Whether to do anything.
+#[inline(always)]
+pub fn armed() -> bool {
+    PHASE.load(Relaxed) == ARMED
+}
+
+/// Whether nobody has called so far.
+pub fn fresh() -> bool {
+    PHASE.load(Acquire) == FRESH
+}
+
+/// Once everything is there.
+pub fn arm() {
+    PHASE.store(ARMED, Release);
+}
+
+/// For good, but for a forked child that initialises CUDA itself.
+pub fn disarm() {
+    PHASE.store(SILENT, Release);
+}
+
+/// After a panic, on whatever thread it happened: for good.
+pub fn disarm_after_panic() {
+    disarm();
+    PANICKED.store(true, Relaxed);
+    VERSION.fetch_add(1, Release);
+}
+
+/// What is said about itself from now on.
+pub fn set(state: AgentState, result: u16, detail: &str) {
+    let now = Core::get().map_or(0, |core| core.clock.now());
+    set_since(now, state, result, detail);
+}
+
+/// What has been so for a while.
+pub fn set_since(time_ns: u64, state: AgentState, result: u16, detail: &str) {
+    let Ok(mut said) = SAID.lock() else { return };
+    let last = said.last();
+    if last.is_some_and(|last| last.state == state && last.result == result && last.detail == detail) {
+        return;
+    }
+    // Never before what was said last: a reader takes them in order.
+    let time_ns = last.map_or(time_ns, |last| time_ns.max(last.time_ns));
+    let number = last.map_or(1, |last| last.number + 1);
+    if said.len() >= KEPT {
+        said.drain(1..3); // a pause and its end; how it began stays
+    }
+    said.push(Said { number, time_ns, state, result, detail: detail.to_owned() });
+    VERSION.fetch_add(1, Release);
+}
+
+/// In a child that starts anew: what its parent said is not about it.
+pub fn renew() {
+    SAID.renew();
+}
+
+/// Grows with each change.
+pub fn version() -> u64 {
+    VERSION.load(Acquire)
+}
+
+/// What was said after the number `after`, oldest first; the last one also if it is not new. Empty: CUPTI was not looked
+/// for so far.
+pub fn said_after(after: u64) -> Vec<Said> {
+    let mut said = SAID.lock().map(|said| said.clone()).unwrap_or_default();
+    let number = said.last().map_or(0, |last| last.number);
+    said.retain(|said| said.number > after || said.number == number);
+    if PANICKED.load(Relaxed) {
+        let detail = format!("a fault in the agent{}: it has stopped watching this process", panic::place());
+        let time_ns = Core::get().map_or(0, |core| core.clock.now());
+        said.push(Said { number, time_ns, state: AgentState::Disarmed, result: 0, detail });
+    }
+    said
+}
+
+/// It was said that driver calls are not heard. Not for callbacks.
+pub fn is_blind() -> bool {
+    let is_blind =
+        |said: &Said| matches!(said.state, AgentState::Blocked | AgentState::Paused | AgentState::Disarmed);
+    SAID.lock().is_ok_and(|said| said.last().is_some_and(is_blind))
+}
+
+/// A panic was caught.
+pub fn panicked() -> bool {
+    PANICKED.load(Relaxed)
+}
