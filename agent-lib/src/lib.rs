@@ -29,47 +29,23 @@ pub mod sender;
 pub mod sources;
 pub mod threads;
 
+use base::{c_text, fault_injection};
 use cupti_sys::nvtx::GetExportTable;
 use driver::guard::{guard, shielded};
 use entry::{ask, attach, dump, second_copy};
 use gpumem_wire::{AskKind, Phase, Role};
 use naming::{autograd, gradient, python};
-use record::{high_water, panic, status};
+use record::{high_water, status};
 use sources::api::control::Wish;
 use sources::api::{control, scope, snapshot, window};
 use sources::python_host::run;
 use sources::{cupti, nvtx};
 use std::ffi::{c_char, c_int};
 
-/// The bytes of a C string; none for null.
-///
-/// # Safety
-/// `text` is null or a C string that outlives the result.
-#[inline(always)]
-unsafe fn bytes<'a>(text: *const c_char) -> &'a [u8] {
-    if text.is_null() {
-        return &[];
-    }
-    // SAFETY: a C string, says the caller.
-    unsafe { std::slice::from_raw_parts(text.cast(), libc::strlen(text)) }
-}
-
-/// Numbers of the caller's; none for null.
-///
-/// # Safety
-/// `words` is null or has `count` of them, which outlive the result.
-unsafe fn words<'a>(words: *const u64, count: usize) -> &'a [u64] {
-    if words.is_null() {
-        return &[];
-    }
-    // SAFETY: as the caller says.
-    unsafe { std::slice::from_raw_parts(words, count) }
-}
-
 macro_rules! text {
     ($text:ident) => {
         // SAFETY: null or a C string, says the caller of each function that has one.
-        unsafe { bytes($text) }
+        unsafe { c_text::bytes($text) }
     };
 }
 
@@ -119,7 +95,7 @@ macro_rules! exports {
                     }
                 }
                 guard($absent, |$core, $thread| {
-                    panic::at(concat!("api.", stringify!($field)));
+                    fault_injection::at(concat!("api.", stringify!($field)));
                     $work
                 })
             }
@@ -144,9 +120,9 @@ exports! {
     /// Whether the agent records.
     gpumem_available as available() -> c_int { 0; |_, _| 1 }
     /// Opens a scope on this thread.
-    gpumem_push as push(name: *const c_char) -> () { (); |core, thread| core.push(thread, text!(name)) }
+    gpumem_push as push(name: *const c_char) -> () { (); |core, thread| core.push_scope(thread, text!(name)) }
     /// Closes the innermost scope of this thread.
-    gpumem_pop as pop() -> () { (); |core, thread| core.pop(thread) }
+    gpumem_pop as pop() -> () { (); |core, thread| core.pop_scope(thread) }
     /// Sets the tag of threads without scopes.
     gpumem_process_tag as process_tag(path: *const c_char) -> () { (); |core, _| core.set_process_tag(text!(path)) }
     /// A step begins.
@@ -236,7 +212,7 @@ exports! {
     gpumem_adopt as adopt(parts: *const u64, count: u64) -> c_int {
         1; |core, thread| {
             // SAFETY: so many parts of four numbers, says the caller.
-            let parts = unsafe { words(parts, count as usize * 4) };
+            let parts = unsafe { c_text::words(parts, count as usize * 4) };
             c_int::from(core.adopt(thread, parts.as_chunks().0))
         }
     }
@@ -251,14 +227,14 @@ exports! {
     gpumem_autograd_calibrate as autograd_calibrate(objects: *const u64, count: u32, first: u64) -> c_int {
         0; |_, _| {
             // SAFETY: so many numbers, says the caller, of objects that exist.
-            c_int::from(unsafe { autograd::calibrate(words(objects, count as usize), first) })
+            c_int::from(unsafe { autograd::calibrate(c_text::words(objects, count as usize), first) })
         }
     }
     /// Says where `count` leaves have their gradients, four numbers each: see `gradient::Example`. 1 if that is known now.
     gpumem_autograd_gradients as autograd_gradients(examples: *const u64, count: u32) -> c_int {
         0; |_, _| {
             // SAFETY: so many numbers, says the caller, of objects that exist.
-            let numbers = unsafe { words(examples, 4 * count as usize) };
+            let numbers = unsafe { c_text::words(examples, 4 * count as usize) };
             c_int::from(gradient::calibrate(numbers.as_chunks().0))
         }
     }
@@ -280,7 +256,7 @@ exports! {
             let said = unsafe { python::selftest::Said::new(codes, firsts, lines, count) };
             let proved = python::prove(core, said);
             // SAFETY: as above.
-            unsafe { fill(reason, reason_bytes, |out| python::put(out, proved.as_ref().err())) };
+            unsafe { c_text::fill(reason, reason_bytes, |out| python::put(out, proved.as_ref().err())) };
             c_int::from(proved.is_ok())
         }
     }
@@ -292,7 +268,7 @@ exports! {
     gpumem_here as here(out: *mut c_char, bytes: u64) -> u64 {
         0; |core, thread| {
             // SAFETY: room of that size, says the caller.
-            unsafe { fill(out, bytes, |out| python::describe(core, thread, out)) }
+            unsafe { c_text::fill(out, bytes, |out| python::describe(core, thread, out)) }
         }
     }
     /// The word that holds the tag of the calling thread's innermost scope; null while nothing is recorded. Python writes it.
@@ -338,7 +314,7 @@ exports! {
     gpumem_resume as resume() -> () { (); |core, _| cupti::subscribe::resume(core) }
     /// Sets a key of the agent's; 1, or 0 for a key or value that is none.
     gpumem_configure as configure(key: *const c_char, value: *const c_char) -> c_int {
-        0; |core, _| control::configure(core, &control::text(text!(key)), &control::text(text!(value))).into()
+        0; |core, _| control::configure(core, &c_text::text(text!(key)), &c_text::text(text!(value))).into()
     }
     /// Begins a recording; 1 if there is one now.
     gpumem_start as start() -> c_int { 0; |core, _| control::start(core).into() }
@@ -351,7 +327,7 @@ exports! {
     /// Writes the state, or what a recording lacks; 1 if it is written.
     gpumem_dump as dump(path: *const c_char, finished: c_int) -> c_int {
         0; |core, _| {
-            let path = control::text(text!(path));
+            let path = c_text::text(text!(path));
             done(control::post(core, Wish::Dump { path, finished: finished != 0 }))
         }
     }
@@ -363,7 +339,7 @@ exports! {
                 b"json" => Some(dump::Format::Json),
                 _ => None,
             };
-            match (format, dump::Sort::named(&control::text(text!(sort)))) {
+            match (format, dump::Sort::named(&c_text::text(text!(sort)))) {
                 (Some(format), Some(sort)) => {
                     dump::handed(&dump::dumps(core, format, sort, ascending != 0, reset != 0))
                 }
@@ -374,7 +350,7 @@ exports! {
     /// The daemon's report of this process, to be given to gpumem_free; null where there is none.
     gpumem_report as report(format: *const c_char, options: *const c_char) -> *mut c_char {
         std::ptr::null_mut(); |core, _| {
-            let options = control::text(text!(options));
+            let options = c_text::text(text!(options));
             let (what, options) = match text!(format) {
                 b"json" => (AskKind::ReportJson, options),
                 b"csv" => (AskKind::ReportText, format!("format=csv\n{options}")),
@@ -411,22 +387,6 @@ exports! {
 
 fn done(outcome: control::Outcome) -> c_int {
     c_int::from(outcome.errno == 0)
-}
-
-/// Lets `write` fill a C string in the caller's room; its length.
-///
-/// # Safety
-/// `out` is null or has room for `bytes` bytes.
-unsafe fn fill(out: *mut c_char, bytes: u64, write: impl FnOnce(&mut [u8]) -> usize) -> u64 {
-    let Some(most) = usize::try_from(bytes).ok().and_then(|bytes| bytes.checked_sub(1)) else { return 0 };
-    if out.is_null() {
-        return 0;
-    }
-    // SAFETY: as our caller says.
-    let room = unsafe { std::slice::from_raw_parts_mut(out.cast::<u8>(), most + 1) };
-    let used = write(&mut room[..most]).min(most);
-    room[used] = 0;
-    used as u64
 }
 
 fn use_as(role: c_int, phase: c_int) -> (Role, Phase) {

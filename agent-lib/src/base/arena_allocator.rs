@@ -6,7 +6,7 @@
 //! sender waits, as it waits for the daemon.
 #![cfg(all(target_os = "linux", target_env = "gnu", any(target_arch = "x86_64", target_arch = "aarch64")))]
 
-use crate::sender;
+use crate::base::own_thread;
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering::*};
@@ -65,8 +65,8 @@ fn give_back() {
 /// What the C library has not got.
 fn in_need(bytes: usize, align: usize, again: impl Fn() -> *mut c_void) -> *mut c_void {
     let mut at = take(bytes, align);
-    while at.is_null() && sender::is_here() {
-        sender::nap();
+    while at.is_null() && own_thread::is_here() {
+        own_thread::nap();
         at = again();
     }
     at

@@ -1,9 +1,6 @@
 //! Words of the process that each report of PyTorch's reads, side by side. Each by itself would take a line of the processor's cache, and the place
 //! where its address is looked up another: lines that a training needs for its own. What they mean is said where they are used.
 
-use crate::driver::core::Core;
-use crate::naming::python::Interpreter;
-use crate::naming::sequence::Table as Nodes;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize};
 
 #[derive(Debug)]
@@ -14,11 +11,11 @@ pub struct Words {
     /// peak.rs.
     pub peaks_open: AtomicBool,
     /// core.rs.
-    pub core: AtomicPtr<Core>,
+    pub core: AtomicPtr<()>,
     /// naming/python/mod.rs: the interpreter whose frames are read; null while none are.
-    pub interpreter: AtomicPtr<Interpreter>,
+    pub interpreter: AtomicPtr<()>,
     /// naming/autograd.rs, as the rest.
-    pub nodes: AtomicPtr<Nodes>,
+    pub nodes: AtomicPtr<()>,
     pub next_number: AtomicUsize,
     pub offsets: AtomicU64,
     pub addition: AtomicU64,

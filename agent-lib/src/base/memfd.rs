@@ -4,7 +4,7 @@
 
 use gpumem_wire::SLOT_BYTES;
 use gpumem_wire::layout::{HEADER_BYTES, Header};
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::os::fd::RawFd;
 /// What ring.rs and names.rs count with: tests/races puts loom's in their place.
 pub use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
@@ -12,6 +12,14 @@ pub use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence}
 /// A slot or a row.
 pub type Words = [AtomicU64; SLOT_BYTES / 8];
 const _: () = assert!(size_of::<Words>() == SLOT_BYTES);
+
+/// What the name of the agent's memfd begins with.
+pub const PREFIX: &str = "gpumem-agent.";
+
+/// The name of this copy's memfd: it says the process, and the address of its table of exported functions (entry/second_copy.rs).
+pub fn name_of(pid: u32, functions: usize) -> Option<CString> {
+    CString::new(format!("{PREFIX}{pid}.{functions:x}")).ok()
+}
 
 /// Sizes of the parts.
 #[derive(Debug, Clone, Copy)]
@@ -27,7 +35,7 @@ pub struct Sizes {
 /// The mapping. It lives as long as the process: callbacks may be on their way at any time.
 #[derive(Debug, Clone, Copy)]
 pub struct Shared {
-    /// Read only by the sender; may have been closed by the host, see [`crate::sender::Fd`].
+    /// Read only by the sender; may have been closed by the host, see descriptor.rs.
     pub fd: RawFd,
     /// As it was when the memfd was made.
     pub header: Header,

@@ -3,28 +3,16 @@
 //! A free takes its row at ENTER, before the driver can give the address to another thread, and gives it back at EXIT if
 //! the call failed. An allocation makes its row at EXIT. vmm.rs has the handles.
 
-use crate::base::ring::Row;
+use crate::base::row::{Beside, Key, Taken};
+use crate::base::row::{context_of, device_of, key_of, kind, kind_of, memory_of, pool_owner};
 use crate::driver::core::{At, Core, nothing};
 use crate::naming::callers;
-use crate::record::live::{Beside, Key, Taken};
 use crate::threads::{Call, Thread};
 use gpumem_wire::{Body, DestroyScope, ImportSource, MemoryKind, PoolOwner, Reading};
 use std::sync::atomic::Ordering::*;
 
 /// CUDA_ERROR_DEINITIALIZED: the driver is gone with all memory; not a free that failed.
 const GONE: u32 = cupti_sys::CUDA_ERROR_DEINITIALIZED;
-
-/// Numbers on the wire of the records that make rows.
-#[allow(missing_docs)]
-pub mod kind {
-    pub const ALLOC_END: u8 = 16;
-    pub const IMPORT: u8 = 20;
-    pub const POOL_CREATE: u8 = 24;
-    pub const VMM_CREATE: u8 = 32;
-    pub const VMM_MAP: u8 = 33;
-    pub const SEGMENT_ADD: u8 = 48;
-    pub const BLOCK_ALLOC: u8 = 50;
-}
 
 /// Microseconds up to the record's own time, rounded up. Of another reading of the clock, a thread that is stopped between the
 /// two would seem to have entered its call later than it did.
@@ -50,26 +38,6 @@ pub struct Allocation {
     pub memory: MemoryKind,
     /// `None`: before we listened.
     pub entered_ns: Option<u64>,
-}
-
-/// The kind of a row: byte 60 of its slot.
-pub fn kind_of(row: &Row) -> u8 {
-    (row[7] >> 32) as u8
-}
-
-/// The flags of a row: byte 62.
-pub fn flags_of(row: &Row) -> u8 {
-    (row[7] >> 48) as u8
-}
-
-/// The device of a row: byte 61.
-pub fn device_of(row: &Row) -> u8 {
-    (row[7] >> 40) as u8
-}
-
-/// The context of a row.
-pub fn context_of(row: &Row) -> u32 {
-    (row[6] >> 32) as u32
 }
 
 impl Core {
@@ -217,63 +185,6 @@ impl Core {
         });
         if scope == DestroyScope::Device {
             self.driver_pools.forget(at.device);
-        }
-    }
-}
-
-/// The owner of a pool's row: byte 63.
-pub fn pool_owner(row: &Row) -> PoolOwner {
-    PoolOwner::from_code((row[7] >> 56) as u8)
-}
-
-/// The memory kind of an allocation's row: byte 63.
-pub fn memory_of(row: &Row) -> MemoryKind {
-    MemoryKind::from_code((row[7] >> 56) as u8)
-}
-
-/// By what a row is bound; see layout.rs for the kinds that make rows.
-pub fn key_of(taken: &Taken) -> Option<Key> {
-    let row = &taken.row;
-    let (address, aux) = (row[2], row[4]);
-    match kind_of(row) {
-        kind::ALLOC_END => Some(Key::Allocation(address)),
-        kind::IMPORT if (row[7] >> 56) as u8 == ImportSource::ShareableHandle.to_code() => {
-            Some(handle_key(taken))
-        }
-        kind::IMPORT => Some(Key::Allocation(address)),
-        kind::POOL_CREATE => Some(Key::Pool(address)),
-        kind::VMM_CREATE => Some(handle_key(taken)),
-        kind::VMM_MAP => Some(Key::Mapping(address)),
-        kind::SEGMENT_ADD => Some(Key::Segment(aux, address)),
-        kind::BLOCK_ALLOC => Some(Key::Block(aux, address)),
-        _ => None,
-    }
-}
-
-fn handle_key(taken: &Taken) -> Key {
-    match taken.beside.references {
-        0 => Key::Backing(taken.seq()),
-        _ => Key::Handle(taken.row[2]),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn kinds_are_those_of_the_wire() {
-        let rows = [
-            ("AllocEnd", kind::ALLOC_END),
-            ("Import", kind::IMPORT),
-            ("PoolCreate", kind::POOL_CREATE),
-            ("VmmCreate", kind::VMM_CREATE),
-            ("VmmMap", kind::VMM_MAP),
-            ("SegmentAdd", kind::SEGMENT_ADD),
-            ("BlockAlloc", kind::BLOCK_ALLOC),
-        ];
-        for row in rows {
-            assert!(Body::KINDS.contains(&row), "{row:?}");
         }
     }
 }

@@ -2,8 +2,9 @@
 
 use crate::base::clock::Clock;
 use crate::base::env::Settings;
+use crate::base::fault_injection;
 use crate::base::hot::HOT;
-use crate::base::memfd::{Shared, Sizes};
+use crate::base::memfd::{self, Shared, Sizes};
 use crate::base::ring::{Ring, Row};
 use crate::driver::devices::Devices;
 use crate::driver::exports::Exports;
@@ -12,7 +13,6 @@ use crate::driver::pools::DriverPools;
 use crate::driver::torch_pools;
 use crate::record::live::{Live, rows_for};
 use crate::record::names::Names;
-use crate::record::panic;
 use crate::threads::Thread;
 use gpumem_wire::{Body, Flags, NONE_DEVICE, Record, Stamp};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
@@ -78,7 +78,7 @@ impl Core {
     /// The process's, once it is there.
     #[inline(always)]
     pub fn get() -> Option<&'static Core> {
-        let core = HOT.core.load(Acquire);
+        let core = HOT.core.load(Acquire).cast::<Core>();
         // SAFETY: null, or leaked by `install`.
         unsafe { core.as_ref() }
     }
@@ -86,12 +86,12 @@ impl Core {
     /// Makes this one the process's. Called by one thread.
     pub fn install(core: Box<Core>) -> &'static Core {
         let core: &'static Core = Box::leak(core);
-        HOT.core.store(std::ptr::from_ref(core).cast_mut(), Release);
+        HOT.core.store(std::ptr::from_ref(core).cast_mut().cast(), Release);
         core
     }
 
-    /// A fresh one; `None` without memory for it.
-    pub fn new(settings: Settings) -> Option<Box<Core>> {
+    /// A fresh one; `None` without memory for it. `functions` is the address of the table of exported functions.
+    pub fn new(settings: Settings, functions: usize) -> Option<Box<Core>> {
         let pid = std::process::id();
         let start_ticks = start_ticks();
         let sizes = Sizes {
@@ -99,7 +99,7 @@ impl Core {
             live_rows: rows_for(settings.live_rows),
             name_bytes: settings.name_bytes,
         };
-        let name = crate::entry::second_copy::name(pid, &crate::FUNCTIONS)?;
+        let name = memfd::name_of(pid, functions)?;
         let shared = Shared::create(&name, sizes, pid, start_ticks)?;
         crate::threads::prepare().then_some(())?;
         Some(Box::new(Core {
@@ -157,9 +157,9 @@ impl Core {
             flags: at.flags,
         };
         let row = Record { stamp, body }.words().0;
-        panic::at("record"); // a number is taken, and nothing is under it
+        fault_injection::at("record"); // a number is taken, and nothing is under it
         keep(self, &row);
-        panic::at("kept"); // in the table, and not in the ring
+        fault_injection::at("kept"); // in the table, and not in the ring
         self.ring.put(&row);
         thread.making.end();
         self.ring.expect(seq + AHEAD);

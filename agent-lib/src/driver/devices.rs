@@ -1,8 +1,8 @@
 //! Devices and contexts. A device's slot is its CUDA ordinal; its UUID is what the daemon knows it by. Contexts lead to
 //! devices.
 
+use crate::base::row::Named;
 use crate::driver::core::{At, Core, nothing};
-use crate::naming::Named;
 use crate::sources::api::control;
 use crate::threads::Thread;
 use cupti_sys::Driver;

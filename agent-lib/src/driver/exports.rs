@@ -6,8 +6,8 @@
 //! not followed: after the first close, the figure is a lower bound.
 
 use crate::base::descriptor::Identity;
+use crate::base::row::Key;
 use crate::driver::core::{At, Core};
-use crate::record::live::Key;
 use crate::threads::{Call, Thread};
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering::*};
 
@@ -74,8 +74,8 @@ fn address_of(place: usize) -> u64 {
 impl Core {
     /// Records that cuMemExportToShareableHandle returned `descriptor` for `handle`.
     pub fn handle_exported(&self, thread: &Thread, at: At, handle: u64, descriptor: i32) {
-        let is_own = |row: crate::record::live::Taken| {
-            crate::driver::allocations::kind_of(&row.row) == crate::driver::allocations::kind::VMM_CREATE
+        let is_own = |row: crate::base::row::Taken| {
+            crate::base::row::kind_of(&row.row) == crate::base::row::kind::VMM_CREATE
         };
         let Some(file) = Identity::of(descriptor) else { return };
         if !self.live.get(Key::Handle(handle)).is_some_and(is_own) {

@@ -1,10 +1,11 @@
 //! The one way in: whatever the host calls goes through [`guard`].
 
+use crate::base::fault_injection;
+use crate::base::own_thread::{self, Uncancelled};
 use crate::driver::core::Core;
 use crate::record::panic;
 use crate::record::status;
 use crate::threads::{self, Thread};
-use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
@@ -21,7 +22,7 @@ pub fn guard<T>(absent: T, work: impl FnOnce(&'static Core, &'static Thread) -> 
     }
     thread.busy.store(1, Relaxed);
     let work = || {
-        panic::at("guard");
+        fault_injection::at("guard");
         work(core, thread)
     };
     match catch_unwind(AssertUnwindSafe(work)) {
@@ -38,39 +39,10 @@ pub fn guard<T>(absent: T, work: impl FnOnce(&'static Core, &'static Thread) -> 
     }
 }
 
-/// While it lives, a request to cancel this thread (pthread_cancel) waits: the C library would unwind our frames, which end the
-/// process then. For whatever waits, reads or writes on a thread of the program's; callbacks do nothing that looks for requests.
-#[derive(Debug)]
-pub struct Uncancelled(c_int);
-
-unsafe extern "C" {
-    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
-}
-/// PTHREAD_CANCEL_DISABLE.
-const DISABLE: c_int = 1;
-
-impl Uncancelled {
-    /// From now on.
-    #[must_use]
-    pub fn now() -> Self {
-        let mut old = 0;
-        // SAFETY: a place for the old state.
-        unsafe { pthread_setcancelstate(DISABLE, &mut old) };
-        Uncancelled(old)
-    }
-}
-
-impl Drop for Uncancelled {
-    fn drop(&mut self) {
-        // SAFETY: the state as it was.
-        unsafe { pthread_setcancelstate(self.0, std::ptr::null_mut()) };
-    }
-}
-
 /// Runs `work` whether or not the agent is armed; a panic disarms it. For starting and stopping.
 pub fn shielded<T>(absent: T, work: impl FnOnce() -> T) -> T {
     let _uncancelled = Uncancelled::now();
-    let before = panic::SHIELDED.swap(threads::kernel_id(), Relaxed);
+    let before = panic::SHIELDED.swap(own_thread::kernel_id(), Relaxed);
     let done = catch_unwind(AssertUnwindSafe(work));
     panic::SHIELDED.store(before, Relaxed);
     done.unwrap_or_else(|panic| {

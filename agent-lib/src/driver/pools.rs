@@ -5,10 +5,10 @@
 //! the sender asks about it: cuMemPoolDestroy waits in its callback until the sender has its answer, which takes microseconds. With what
 //! is found it is said since when it may be so: a reading of NVML may have fallen between the change and its report.
 
+use crate::base::row::{Beside, Key};
 use crate::driver::allocations::took_us_short;
 use crate::driver::core::{At, Core, nothing};
 use crate::driver::multicast::Few;
-use crate::record::live::{Beside, Key};
 use crate::threads::{self, Thread};
 use cupti_sys::pool_attribute::*;
 use gpumem_wire::{Body, MemoryKind, PoolOwner};

@@ -4,9 +4,10 @@
 //! The number of a handle may be given out again as soon as its last release was entered: from then on the row is bound by
 //! the seq that made it, and its mappings find it by that.
 
-use crate::driver::allocations::{kind_of, took_us};
+use crate::base::row::kind_of;
+use crate::base::row::{Beside, Key, Taken};
+use crate::driver::allocations::took_us;
 use crate::driver::core::{At, Core};
-use crate::record::live::{Beside, Key, Taken};
 use crate::threads::{Call, Thread};
 use gpumem_wire::{Body, ImportSource, MemoryKind};
 use std::sync::atomic::Ordering::AcqRel;
@@ -136,7 +137,7 @@ impl Core {
         self.record(thread, at, Body::VmmMap { address, bytes, handle }, |core, row| {
             core.references_change(row[0]);
             if let Some(backing) = core.live.count(Key::Handle(handle), 0, 1) {
-                is_own = kind_of(&backing.row) == crate::driver::allocations::kind::VMM_CREATE;
+                is_own = kind_of(&backing.row) == crate::base::row::kind::VMM_CREATE;
                 let beside = Beside { backing: backing.seq(), ..Beside::default() };
                 core.live.insert(Key::Mapping(address), row, beside);
             }

@@ -1,8 +1,9 @@
 //! Asking the daemon about oneself: the report that others would get of this process. Not for hooks: it waits for an answer.
 
+use crate::base::own_thread;
+use crate::base::own_thread::Uncancelled;
 use crate::base::seccomp::permitted;
 use crate::driver::core::Core;
-use crate::driver::guard::Uncancelled;
 use crate::sender::{self, wait_readable};
 use gpumem_wire::{AskKind, Body, Record, Stamp, frame};
 use std::os::fd::RawFd;
@@ -33,8 +34,8 @@ pub fn report(core: &'static Core, what: AskKind, options: &str) -> Option<Strin
     let start = Instant::now();
     while core.ring.sent() < head
         && start.elapsed() < CATCH_UP
-        && !sender::is_unheard()
-        && sender::is_running()
+        && !own_thread::is_unheard()
+        && own_thread::is_running()
     {
         crate::base::wake::wake();
         std::thread::sleep(Duration::from_micros(500));

@@ -2,6 +2,7 @@
 
 use crate::Functions;
 use crate::base::env::Settings;
+use crate::base::fault_injection;
 use crate::base::seccomp::permitted;
 use crate::driver::core::Core;
 use crate::entry::fork;
@@ -85,10 +86,11 @@ fn prepare(settings: impl FnOnce() -> Settings) -> Option<&'static Core> {
         return None;
     }
     panic::keep_quiet();
-    panic::read();
+    fault_injection::read();
     let settings = settings();
     let is_wanted = !settings.disabled && permitted();
-    let core = if is_wanted { Core::new(settings) } else { None };
+    let core =
+        if is_wanted { Core::new(settings, std::ptr::from_ref(&crate::FUNCTIONS) as usize) } else { None };
     let Some(core) = core else {
         status::disarm();
         return None;
@@ -137,7 +139,7 @@ pub fn injected() {
 }
 
 fn inject() {
-    panic::at("start");
+    fault_injection::at("start");
     let settings = settings();
     let next = settings.next_injection.clone();
     if let Some(path) = next.filter(|_| !settings.disabled) {

@@ -4,9 +4,10 @@
 //! A line is what has the same device, class, kind, tag and role. Classes are never added up with each other: blocks lie in
 //! segments, and segments in allocations.
 
-use crate::driver::allocations::{self, kind, kind_of, memory_of};
+use crate::base::row;
+use crate::base::row::Taken;
+use crate::base::row::{kind, kind_of, memory_of};
 use crate::driver::core::Core;
-use crate::record::live::Taken;
 use crate::sources::api::counters;
 use crate::sources::api::snapshot::quoted;
 use gpumem_wire::{AskKind, MemoryKind, NONE_DEVICE, PoolOwner, Role};
@@ -128,7 +129,7 @@ fn line_of(core: &Core, taken: &Taken) -> Option<(Key, u64)> {
         kind::IMPORT => ("imports", "imported"),
         kind::VMM_CREATE if memory_of(row) == MemoryKind::HostVmm => ("host", "vmm"),
         kind::VMM_CREATE => ("allocations", "vmm"),
-        kind::POOL_CREATE if allocations::pool_owner(row) == PoolOwner::Framework => return None,
+        kind::POOL_CREATE if row::pool_owner(row) == PoolOwner::Framework => return None,
         kind::POOL_CREATE => ("driver pools", "reserved"),
         kind::SEGMENT_ADD => ("segments", "segment"),
         kind::BLOCK_ALLOC => ("blocks", "block"),
@@ -145,7 +146,7 @@ fn line_of(core: &Core, taken: &Taken) -> Option<(Key, u64)> {
     };
     let tag = core.names.path(row[5] as u32).map(|path| String::from_utf8_lossy(path).into_owned());
     let key = Key {
-        device: allocations::device_of(row),
+        device: row::device_of(row),
         class,
         kind,
         tag: tag.unwrap_or_default(),

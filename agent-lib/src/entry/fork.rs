@@ -1,8 +1,8 @@
 //! A forked child must not speak for its parent: it disarms before anything else runs in it.
 
+use crate::base::fault_injection;
 use crate::naming::callers;
 use crate::naming::python;
-use crate::record::panic;
 use crate::record::status;
 use crate::sender;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -24,7 +24,7 @@ pub fn install() {
 /// The loader's lock that the sender holds now and then must be free in the child.
 extern "C" fn before() {
     crate::driver::guard::shielded((), || {
-        panic::at("fork");
+        fault_injection::at("fork");
         callers::before_fork();
     });
 }
@@ -46,7 +46,7 @@ extern "C" fn in_child() {
 /// In the process that started the agent, not in its children: what is left is sent, for a moment.
 extern "C" fn at_exit() {
     crate::driver::guard::shielded((), || {
-        panic::at("exit");
+        fault_injection::at("exit");
         sender::finish();
     });
 }

@@ -5,19 +5,13 @@
 //! differs between the copies. In a forked child the name carries the parent's pid, and exec() closes it.
 
 use crate::Functions;
-use std::ffi::CString;
+use crate::base::memfd::PREFIX;
 use std::sync::atomic::{AtomicPtr, Ordering::*};
 
-const PREFIX: &str = "gpumem-agent.";
 /// First word of the table: what the address is looked at for, with the table's size, which changes with its layout.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"gpumem\0\0") | (size_of::<Functions>() as u64) << 48;
 
 static FIRST: AtomicPtr<Functions> = AtomicPtr::new(std::ptr::null_mut());
-
-/// What this copy's memfd is called.
-pub fn name(pid: u32, functions: &'static Functions) -> Option<CString> {
-    CString::new(format!("{PREFIX}{pid}.{:x}", std::ptr::from_ref(functions) as usize)).ok()
-}
 
 /// The functions of the copy that was first, if this one forwards.
 pub fn first() -> Option<&'static Functions> {

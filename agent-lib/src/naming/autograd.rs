@@ -13,22 +13,22 @@
 //! that ran before them on the thread.
 
 use crate::base::env::Layers;
+use crate::base::fault_injection;
 use crate::base::hot::HOT;
 use crate::base::image::Image;
+use crate::base::row::Here;
 use crate::driver::core::Core;
 use crate::driver::guard;
-use crate::naming::Here;
 use crate::naming::gradient;
 use crate::naming::sequence::{Node, Table};
 use crate::naming::slot::{self, Taken};
 use crate::record::layers;
-use crate::record::panic;
 use crate::threads::Thread;
 use gpumem_wire::{Layer, LayerState, Phase};
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_void};
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering::*};
 
 const EVALUATE: &CStr = c"_ZN5torch8autograd6Engine17evaluate_functionERSt10shared_ptrINS0_9GraphTaskEEPNS0_4NodeERNS0_11InputBufferERKS2_INS0_10ReadyQueueEE";
 /// `rebase_history(const Variable&, Edge)`: the edge, which begins with the address of a node, is handed over by its own address. Releases
@@ -69,46 +69,14 @@ const PEEK_AT: &AtomicUsize = &HOT.next_number;
 static THREAD_AT: AtomicUsize = AtomicUsize::new(0);
 /// Whether the calling thread records operations for a backward pass.
 static GRAD_MODE_AT: AtomicUsize = AtomicUsize::new(0);
-const TABLE: &AtomicPtr<Table> = &HOT.nodes;
+const TABLE: &AtomicPtr<()> = &HOT.nodes;
 /// Where a node has its number and its thread, in bytes: number << 8 | thread. 0 while that is not known.
 const OFFSETS: &AtomicU64 = &HOT.offsets;
 /// What nodes of additions begin with, their class; 0 while that is not known.
 const ADDITION: &AtomicU64 = &HOT.addition;
 
-/// What a thread has of this. Written by itself alone.
-#[derive(Debug, Default)]
-#[repr(C)]
-pub struct OfThread {
-    /// The scope in which the running node was begun.
-    scope: AtomicU32,
-    /// The node that it runs; 0 for none, `UNNAMED` for one that is not known.
-    running: AtomicU64,
-    /// PyTorch's count of it; 0 while it was not asked.
-    id: AtomicU64,
-    /// The last one that it ran to its end.
-    last: AtomicU64,
-    /// The running node, if it is one that accumulates a gradient; 0 for none.
-    pub(crate) accumulating: AtomicU64,
-}
-
 /// No thread has that many nodes.
 const UNNAMED: u64 = u64::MAX;
-
-impl OfThread {
-    /// For a new thread in an old place.
-    pub fn reset(&self) {
-        for word in [&self.id, &self.running, &self.last, &self.accumulating] {
-            word.store(0, Relaxed);
-        }
-        self.scope.store(0, Relaxed);
-    }
-
-    /// The scope that was open when the running node was begun: the node's own name stands above it.
-    #[inline(always)]
-    pub fn scope(&self) -> u32 {
-        self.scope.load(Relaxed)
-    }
-}
 
 fn function(at: &AtomicUsize) -> Option<Count> {
     let address = at.load(Acquire);
@@ -118,7 +86,7 @@ fn function(at: &AtomicUsize) -> Option<Count> {
 
 fn table() -> Option<&'static Table> {
     // SAFETY: null, or leaked by `attach`.
-    unsafe { TABLE.load(Acquire).as_ref() }
+    unsafe { TABLE.load(Acquire).cast::<Table>().as_ref() }
 }
 
 /// A node is running; when it ends, in whatever way, the thread goes on with the one outside of it.
@@ -186,7 +154,7 @@ unsafe extern "C-unwind" fn evaluate(
     queue: *mut c_void,
 ) {
     let _running = guard::guard(None, |_, thread| {
-        panic::at("torch.evaluate");
+        fault_injection::at("torch.evaluate");
         Some(enter(thread, node))
     });
     // SAFETY: what the slot held; the same arguments.
@@ -226,7 +194,7 @@ unsafe extern "C-unwind" fn rebase() {
 /// The second and third argument of a call, and the stack above it. Returns what to go on with.
 unsafe extern "C" fn rebased(second: usize, third: usize, stack: usize) -> usize {
     guard::guard((), |core, thread| {
-        panic::at("torch.rebase");
+        fault_injection::at("torch.rebase");
         let named = core.named(thread); // which names the thread's last node
         let tag = if named.flags.0 == 0 { named.tag } else { 0 };
         // SAFETY: as our caller says.
@@ -343,7 +311,7 @@ pub fn attach(core: &Core) {
         let Some(table) = Table::new() else {
             return layers::set(Layer::Autograd, LayerState::Failed, "no memory for the table of nodes");
         };
-        TABLE.store(Box::into_raw(Box::new(table)), Release);
+        TABLE.store(Box::into_raw(Box::new(table)).cast(), Release);
     }
     let (state, reason) = match slot::with(is_library, take_slot) {
         None | Some(Ok(Taken::NotYet)) => return,

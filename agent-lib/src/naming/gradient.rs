@@ -20,12 +20,12 @@
 //! The gradient is looked up when the node ends, and before that when the node allocates or runs out of memory: hooks of the
 //! leaf run inside of the node, behind the accumulation.
 
+use crate::base::row::{Beside, Key, Taken};
 use crate::driver::core::Core;
-use crate::naming::autograd::OfThread;
 use crate::naming::python;
 use crate::naming::python::memory::{Careful, Memory, Plain, Pointer};
-use crate::record::live::{Beside, Key, Taken};
 use crate::threads::Thread;
+use crate::threads::per_feature::OfThread;
 use gpumem_wire::{Body, Phase, Role};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 

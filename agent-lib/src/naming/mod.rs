@@ -18,34 +18,11 @@ pub mod python;
 pub mod sequence;
 pub mod slot;
 
+use crate::base::row::{Here, Named};
 use crate::driver::core::Core;
 use crate::threads::Thread;
-use gpumem_wire::{Flags, Phase, Role};
+use gpumem_wire::{Flags, Phase};
 use std::sync::atomic::Ordering::Relaxed;
-
-/// What a source of names says of the calling thread.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Here {
-    /// Tag of the module's path; 0 for none.
-    pub tag: u32,
-    /// What the thread is doing.
-    pub phase: Phase,
-    /// What memory is for that it allocates.
-    pub role: Role,
-}
-
-/// What an allocation that is made now is called.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Named {
-    /// 0 for nothing.
-    pub tag: u32,
-    /// `INHERITED` or nothing.
-    pub flags: Flags,
-    /// Unknown where nothing tells it.
-    pub phase: Phase,
-    /// Likewise.
-    pub role: Role,
-}
 
 impl Core {
     /// The names in force on the calling thread. In PyTorch they are from now on those of the node that it made last.

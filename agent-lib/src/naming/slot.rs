@@ -1,8 +1,8 @@
 //! One library that is loaded, by the name of its file: what it defines, and a slot of its own through which it calls.
 
 use crate::base::image::Image;
+use crate::base::loaded_file::{image, write_sealed};
 use crate::naming::callers;
-use crate::sources::torch::patch::{image, write_sealed};
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 

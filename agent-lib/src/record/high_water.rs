@@ -8,13 +8,13 @@
 //! of pools without a parent. Exact unless other threads allocate while the range is being opened: what they do in those
 //! microseconds may count twice or not at all.
 
-use crate::base::fork_mutex::Renewed;
 use crate::base::hot::HOT;
+use crate::base::locks::ForkMutex;
 use crate::base::memfd::anonymous;
 use crate::base::ring::Row;
-use crate::driver::allocations::{device_of, kind, kind_of, memory_of};
+use crate::base::row::{Key, Taken};
+use crate::base::row::{device_of, kind, kind_of, memory_of};
 use crate::driver::core::Core;
-use crate::record::live::{Key, Taken};
 use gpumem_wire::MemoryKind;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU32, Ordering::*};
 
@@ -61,11 +61,11 @@ static MOVING: AtomicBool = AtomicBool::new(false);
 /// by what that thread moves.
 const LOOKS: u32 = 2000;
 /// One thread at a time opens and closes.
-static CHANGING: Renewed<()> = Renewed::new(|| ());
+static CHANGING: ForkMutex<()> = ForkMutex::new(|| ());
 
 /// In a child that starts anew.
 pub fn renew() {
-    CHANGING.renew();
+    CHANGING.reset_after_fork();
     MOVING.store(false, Release);
 }
 

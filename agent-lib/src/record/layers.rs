@@ -1,6 +1,6 @@
 //! How each layer of names is: what the sender tells of it, and why.
 
-use crate::base::fork_mutex::Renewed;
+use crate::base::locks::ForkMutex;
 use gpumem_wire::{Layer, LayerState};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
@@ -16,7 +16,7 @@ pub struct Said {
 }
 
 /// Not for callbacks.
-static SAID: Renewed<Vec<Said>> = Renewed::new(Vec::new);
+static SAID: ForkMutex<Vec<Said>> = ForkMutex::new(Vec::new);
 /// Changes: the sender compares.
 static VERSION: AtomicU64 = AtomicU64::new(0);
 
@@ -40,7 +40,7 @@ pub fn get(layer: Layer) -> Option<LayerState> {
 
 /// In a child that starts anew.
 pub fn renew() {
-    SAID.renew();
+    SAID.reset_after_fork();
 }
 
 /// Grows with each change.

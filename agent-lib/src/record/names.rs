@@ -8,7 +8,7 @@
 //! chance that any two are taken for one is 3 in 10^10.
 
 use crate::base::memfd::{AtomicU32, AtomicU64, Shared, anonymous, fence};
-use crate::record::live::mix;
+use crate::base::row::mix;
 use gpumem_wire::{Body, MAX_TAG_BYTES, Record, Stamp, frame};
 use std::sync::atomic::Ordering::*;
 

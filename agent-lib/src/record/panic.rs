@@ -1,8 +1,6 @@
-//! What a panic of ours leaves behind: where it was, for the daemon, and nothing on the program's standard error. And panics on
-//! purpose, in builds that are no releases: `GPUMEM_FAULT=guard:7` is one in the seventh callback, `GPUMEM_FAULT=torch.report:7` one
-//! in the seventh report of PyTorch's allocator. Each place says its name where it begins; in a release it says nothing.
+//! What a panic of ours leaves behind: where it was, for the daemon, and nothing on the program's standard error.
 
-use crate::sender;
+use crate::base::own_thread;
 use crate::threads;
 use std::panic::PanicHookInfo;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
@@ -26,7 +24,7 @@ pub fn keep_quiet() {
 /// On a thread that is inside of the agent. In tests the library is a part of the program.
 fn is_ours() -> bool {
     let is_busy = || threads::current().is_some_and(|thread| thread.busy.load(Relaxed) != 0);
-    sender::is_here() || SHIELDED.load(Relaxed) == threads::kernel_id() || is_busy()
+    own_thread::is_here() || SHIELDED.load(Relaxed) == own_thread::kernel_id() || is_busy()
 }
 
 fn note(panic: &PanicHookInfo<'_>) {
@@ -46,46 +44,3 @@ fn note(panic: &PanicHookInfo<'_>) {
 pub fn place() -> String {
     WHERE.try_lock().map(|known| known.clone()).unwrap_or_default()
 }
-
-#[cfg(not(debug_assertions))]
-mod on_purpose {
-    /// Nothing.
-    #[inline(always)]
-    pub fn at(_: &str) {}
-    /// Nothing.
-    pub fn read() {}
-}
-
-#[cfg(debug_assertions)]
-mod on_purpose {
-    use std::sync::OnceLock;
-    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-
-    static WANTED: OnceLock<Option<(String, u32)>> = OnceLock::new();
-    static MET: AtomicU32 = AtomicU32::new(0);
-
-    /// Reads what is wanted; not in a callback.
-    pub fn read() {
-        let wanted = || {
-            let value = std::env::var("GPUMEM_FAULT").ok()?;
-            let (place, number) = value.split_once(':')?;
-            Some((place.to_owned(), number.parse().ok()?))
-        };
-        let _ = WANTED.set(wanted());
-    }
-
-    /// Panics if this is the place, and the time: at our caller's line.
-    #[allow(clippy::panic)]
-    #[track_caller]
-    pub fn at(place: &str) {
-        if let Some(Some((wanted, number))) = WANTED.get()
-            && wanted == place
-            && MET.fetch_add(1, Relaxed) + 1 == *number
-        {
-            #[allow(clippy::panic)] // That is what it is for.
-            std::panic::panic_any(format!("on purpose, at {place}"));
-        }
-    }
-}
-
-pub use on_purpose::{at, read};

@@ -1,7 +1,7 @@
 //! Whether the agent is armed, and what it says about itself.
 
-use crate::base::fork_mutex::Renewed;
 use crate::base::hot::HOT;
+use crate::base::locks::ForkMutex;
 use crate::driver::core::Core;
 use crate::record::panic;
 use gpumem_wire::AgentState;
@@ -20,7 +20,7 @@ static PANICKED: AtomicBool = AtomicBool::new(false);
 /// Changes of what the agent says: the sender compares.
 static VERSION: AtomicU64 = AtomicU64::new(0);
 /// Not for callbacks: set while starting, by the sender, and by pause and resume.
-static SAID: Renewed<Vec<Said>> = Renewed::new(Vec::new);
+static SAID: ForkMutex<Vec<Said>> = ForkMutex::new(Vec::new);
 /// So many are kept for daemons that come later: they want to know when the agent was blind.
 const KEPT: usize = 65;
 
@@ -92,7 +92,7 @@ pub fn set_since(time_ns: u64, state: AgentState, result: u16, detail: &str) {
 
 /// In a child that starts anew: what its parent said is not about it.
 pub fn renew() {
-    SAID.renew();
+    SAID.reset_after_fork();
 }
 
 /// Grows with each change.

@@ -4,6 +4,7 @@ use super::{finishing, wait};
 use crate::base::clock::kernel_ns;
 use crate::base::descriptor::{self, Identity, Kept};
 use crate::base::env;
+use crate::base::own_thread::{SOCKET, TRIED};
 use crate::driver::core::Core;
 use gpumem_wire::{Body, ByeReason, ClockKind, Record, SLOT_BYTES, Stamp, frame};
 use std::fs::{File, OpenOptions};
@@ -12,7 +13,7 @@ use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::*};
+use std::sync::atomic::Ordering::*;
 use std::time::Duration;
 
 /// Largest packet: fits a socket buffer of the kernel's default size three times.
@@ -23,22 +24,6 @@ pub const PACKET_BYTES: usize = 60 * 1024;
 const RETRY_NS: std::ops::RangeInclusive<u64> = 100_000_000..=5_000_000_000;
 /// In the line before a daemon that many want: it takes thousands in that time.
 const PATIENCE_US: libc::suseconds_t = 250_000;
-
-/// For the fork handler; -1 for none.
-static SOCKET: AtomicI32 = AtomicI32::new(-1);
-
-/// Whether anybody was looked for since this process began.
-static TRIED: AtomicBool = AtomicBool::new(false);
-
-/// Whether it is known that nobody listens.
-pub fn is_unheard() -> bool {
-    TRIED.load(Acquire) && !connected()
-}
-
-/// Whether there is a daemon at the other end.
-pub fn connected() -> bool {
-    SOCKET.load(Acquire) >= 0
-}
 
 /// In a forked child: the connection is the parent's.
 pub fn close_in_child() {
@@ -113,7 +98,7 @@ impl Link {
             next_try_ns: 0,
             retry_ns: *RETRY_NS.start(),
             is_welcomed: false,
-            instance: crate::record::live::mix(kernel_ns(), here) as u16,
+            instance: crate::base::row::mix(kernel_ns(), here) as u16,
             is_system: false,
         }
     }
@@ -246,7 +231,7 @@ impl Link {
         // A quarter more or less, so that a node's processes do not come back at once. A connection alone is no success: a
         // daemon that has no place for us takes it, and closes it.
         let jitter =
-            crate::record::live::mix(now, core.pid.into()) % (self.retry_ns / 2) + self.retry_ns * 3 / 4;
+            crate::base::row::mix(now, core.pid.into()) % (self.retry_ns / 2) + self.retry_ns * 3 / 4;
         self.next_try_ns = now + jitter;
         self.retry_ns = (self.retry_ns * 2).min(*RETRY_NS.end());
         TRIED.store(true, Release);
@@ -346,7 +331,7 @@ impl Link {
         let mut frame = [0; frame::PREFIX_BYTES + SLOT_BYTES];
         let (prefix, slot) = frame.split_at_mut(frame::PREFIX_BYTES);
         prefix.copy_from_slice(&(SLOT_BYTES as u32).to_le_bytes());
-        slot.copy_from_slice(&crate::record::live::slot_of(row));
+        slot.copy_from_slice(&crate::base::row::slot_of(row));
         self.packet.extend_from_slice(&frame);
         true
     }
@@ -479,7 +464,7 @@ fn send(socket: Identity, packet: &[u8]) -> bool {
 /// Where the daemon's queue is full, the kernel lets in who waits, one after the other: who only looks in now and then may find it
 /// full for ever, as others keep it so. Only the sender's thread may wait, and nothing waits for it meanwhile.
 fn stand_in_line(fd: RawFd, path: &Path) -> bool {
-    if !try_again() || !super::is_here() || finishing() {
+    if !try_again() || !crate::base::own_thread::is_here() || finishing() {
         return false;
     }
     let patience = libc::timeval { tv_sec: 0, tv_usec: PATIENCE_US };

@@ -16,15 +16,16 @@ mod link;
 mod record;
 mod resync;
 
-pub use link::{close_in_child, connect_anew, connected, is_unheard};
+pub use link::{close_in_child, connect_anew};
 
 use crate::base::clock::Calibration;
+use crate::base::fault_injection;
+use crate::base::own_thread::{self, FINISHED, OWNER, THREAD};
 use crate::base::wake;
 use crate::driver::core::Core;
 use crate::driver::guard;
 use crate::naming::callers;
 use crate::naming::callers::sites::Sites;
-use crate::record::panic;
 use crate::record::status;
 use crate::sources::api::scope;
 use crate::sources::nvtx;
@@ -35,7 +36,7 @@ use gpumem_wire::{AgentState, Body, ByeReason, Record, Stamp};
 use link::Link;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
+use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::Duration;
 
 /// While there is something to send, at first: in this time a program that does nothing but allocate fills an eighth of the ring.
@@ -54,12 +55,6 @@ const LOOK_NS: u64 = 1_000_000_000;
 
 /// The process exits: send what there is and stop.
 static FINISHING: AtomicBool = AtomicBool::new(false);
-/// It has stopped.
-static FINISHED: AtomicBool = AtomicBool::new(false);
-/// Its kernel id.
-static THREAD: AtomicU32 = AtomicU32::new(0);
-/// Whose thread it is: children have none.
-static OWNER: AtomicU32 = AtomicU32::new(0);
 
 #[derive(Debug)]
 struct Sender {
@@ -124,7 +119,7 @@ pub fn start(core: &'static Core) {
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
     }
     let run = move || {
-        THREAD.store(threads::kernel_id(), Relaxed);
+        THREAD.store(own_thread::kernel_id(), Relaxed);
         if !guard::shielded(false, || Sender::new(core).run()) {
             guard::shielded((), || link::last_words(core));
         }
@@ -173,23 +168,6 @@ pub fn finish() {
     while !FINISHED.load(Acquire) && start.elapsed() < longest {
         std::thread::sleep(Duration::from_micros(200));
     }
-}
-
-/// Whether the calling thread is the sender.
-pub fn is_here() -> bool {
-    THREAD.load(Relaxed) == threads::kernel_id()
-}
-
-/// On the sender's thread: a while without anything, not even memory.
-pub fn nap() {
-    let while_ns = libc::timespec { tv_sec: 0, tv_nsec: 5_000_000 };
-    // SAFETY: nothing is written.
-    unsafe { libc::nanosleep(&while_ns, std::ptr::null_mut()) };
-}
-
-/// Whether the thread is there: nothing that it was asked for will be done otherwise.
-pub fn is_running() -> bool {
-    OWNER.load(Acquire) == std::process::id() && !FINISHED.load(Acquire)
 }
 
 fn finishing() -> bool {
@@ -275,7 +253,7 @@ impl Sender {
     fn run(&mut self) -> bool {
         let mut pause = BUSY;
         loop {
-            panic::at("sender");
+            fault_injection::at("sender");
             let last = finishing() || self.alone;
             let taken = self.taken;
             let busy = self.round();

@@ -7,10 +7,10 @@
 
 use super::Sender;
 use super::drain::PATIENCE;
+use crate::base::fault_injection;
 use crate::base::ring::Row;
-use crate::driver::allocations::{kind, kind_of, pool_owner};
-use crate::record::live::{Beside, Taken};
-use crate::record::panic;
+use crate::base::row::{Beside, Taken};
+use crate::base::row::{kind, kind_of, pool_owner};
 use crate::threads;
 use gpumem_wire::{Body, Flags, FreeState, Phase, PoolOwner, Record, Role, Stamp};
 use std::collections::HashMap;
@@ -35,7 +35,7 @@ struct Ordered {
 impl Sender {
     pub(super) fn say_state_again(&mut self, epoch: u64) {
         self.resync = None;
-        panic::at("resync");
+        fault_injection::at("resync");
         let restored = self.core.restored.load(Acquire);
         let Some(ordered) = self.read_settled() else {
             self.resync = self.link.is_up().then_some(epoch); // a thread is in the middle of something: next round
@@ -175,7 +175,7 @@ impl Sender {
 
 /// Who, when and where of a row, restated.
 fn stamp_of(row: &Row) -> Stamp {
-    match Record::decode(&crate::record::live::slot_of(row), &[]) {
+    match Record::decode(&crate::base::row::slot_of(row), &[]) {
         Ok(record) => Stamp { flags: record.stamp.flags.with(Flags::RESTATED), ..record.stamp },
         Err(_) => Stamp { seq: row[0], flags: Flags::RESTATED, ..Stamp::default() },
     }
@@ -183,8 +183,8 @@ fn stamp_of(row: &Row) -> Stamp {
 
 /// Pools, handles and mappings: handles are allocations and imports that follow the rules of handles.
 fn has_order(taken: &Taken) -> bool {
-    use crate::record::live::Key::{Backing, Handle, Mapping, Pool};
-    matches!(crate::driver::allocations::key_of(taken), Some(Pool(_) | Handle(_) | Backing(_) | Mapping(_)))
+    use crate::base::row::Key::{Backing, Handle, Mapping, Pool};
+    matches!(crate::base::row::key_of(taken), Some(Pool(_) | Handle(_) | Backing(_) | Mapping(_)))
 }
 
 /// Each pool behind its parent.

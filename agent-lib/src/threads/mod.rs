@@ -4,13 +4,16 @@
 //! callbacks can come while thread-local storage is being taken down. Places of threads that have ended are found by
 //! the sender, which asks the kernel. The table itself is in places.rs.
 
+pub mod allocator_calls;
+pub mod per_feature;
+pub mod stack;
 pub mod table;
 
 use crate::base::memfd::anonymous;
-use crate::naming::autograd::OfThread;
-use crate::naming::callers::Callers;
-use crate::record::live::Taken;
-use crate::sources::api::scope::OWNERS;
+use crate::base::own_thread;
+use crate::base::row::Taken;
+use crate::threads::per_feature::Callers;
+use crate::threads::per_feature::OfThread;
 use crate::threads::table::{Making, Place, Places};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
@@ -19,6 +22,8 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::
 const MOST: usize = 4096;
 /// Scopes that a thread can nest; deeper ones count for the innermost that fits.
 pub const DEPTH: usize = 64;
+/// Who opens scopes: the C API, NVTX's default domain, and as many named ones.
+pub const OWNERS: usize = 34;
 /// Driver calls that can be open on a thread at a time: one, and what it does inside.
 pub const CALLS: usize = 4;
 
@@ -75,7 +80,7 @@ pub struct Own {
     pub depth: usize,
     /// Per open scope, the tag that was in force outside of it.
     pub outer: [u32; DEPTH],
-    /// Per open scope, who opened it: see [`crate::sources::api::scope::OWNERS`].
+    /// Per open scope, who opened it: see [`OWNERS`].
     pub owner: [u8; DEPTH],
     /// Per owner, how many it has open.
     pub open_scopes: [u16; OWNERS],
@@ -105,7 +110,7 @@ pub struct Thread {
     /// Which node of PyTorch's backward pass it runs.
     pub autograd: OfThread,
     /// What it did for PyTorch's allocator.
-    pub torch: crate::driver::torch_pools::Mine,
+    pub torch: crate::threads::allocator_calls::Mine,
     /// When the outermost call in flight that allocates, or trims a pool, was entered. Else 0.
     pub moving_since_ns: AtomicU64,
     /// The context whose device was looked up last << 8 | that device's slot.
@@ -229,12 +234,6 @@ mod word {
     }
 }
 
-/// The kernel's number of the calling thread. By number: glibc has gettid since 2.30 only.
-pub fn kernel_id() -> u32 {
-    // SAFETY: no arguments.
-    unsafe { libc::syscall(libc::SYS_gettid) as u32 }
-}
-
 /// Makes the table; once.
 pub fn prepare() -> bool {
     if !PLACES.table.load(Acquire).is_null() {
@@ -269,7 +268,7 @@ pub fn current() -> Option<&'static Thread> {
 #[cold]
 #[inline(never)]
 fn claim() -> Option<&'static Thread> {
-    let place = PLACES.claim(kernel_id())?;
+    let place = PLACES.claim(own_thread::kernel_id())?;
     word::set(place);
     Some(place)
 }
@@ -277,7 +276,7 @@ fn claim() -> Option<&'static Thread> {
 /// In a forked child that starts anew: of all threads only the calling one is here, under another id.
 pub fn adopt() {
     let mine = word::get();
-    let id = kernel_id();
+    let id = own_thread::kernel_id();
     for thread in all() {
         let is_mine = std::ptr::eq(thread, mine);
         thread.id.store(if is_mine { id } else { 0 }, Relaxed);

@@ -1,7 +1,7 @@
 //! Names for the backward pass, with a library that has of PyTorch what the agent looks at.
 
 use crate::common::daemon::{Folder, agent};
-use gpumem::naming::Named;
+use gpumem::base::row::Named;
 use gpumem::naming::autograd;
 use gpumem::record::layers;
 use gpumem::threads;
@@ -73,9 +73,9 @@ fn name() -> (String, Phase) {
 fn within<T>(scope: &str, work: impl FnOnce() -> T) -> T {
     let core = gpumem::driver::core::Core::get().expect("an agent");
     let thread = threads::current().expect("a place");
-    core.push(thread, scope.as_bytes());
+    core.push_scope(thread, scope.as_bytes());
     let value = work();
-    core.pop(thread);
+    core.pop_scope(thread);
     value
 }
 

@@ -6,9 +6,9 @@ use crate::common::cupti::*;
 use crate::common::daemon::{Daemon, Folder, Peer, agent};
 use crate::common::torch::{Allocator, MAKES, Make, SLOW, STATIC, Torch, build};
 use gpumem::base::image::{Header, Image};
+use gpumem::base::row::Key;
 use gpumem::driver::core::Core;
 use gpumem::record::layers;
-use gpumem::record::live::Key;
 use gpumem::sources::torch::patch::{self, Met};
 use gpumem_ledger::PoolView;
 use gpumem_wire::{AgentState, Body, Layer, LayerState, Record};
@@ -438,7 +438,7 @@ fn deep_record(torch: &Torch, event: u64) {
 
 fn oom_result(core: &Core, seq: u64) -> u16 {
     let row = core.ring.get(seq).expect("a record");
-    match Record::decode(&gpumem::record::live::slot_of(&row), &[]).expect("a kind").body {
+    match Record::decode(&gpumem::base::row::slot_of(&row), &[]).expect("a kind").body {
         Body::Oom { result, .. } => result,
         other => panic!("{other:?}"),
     }

@@ -6,9 +6,9 @@
 
 use super::rounds::{Contestant, Per, print_table};
 use gpumem::base::env::Settings;
+use gpumem::base::row::Named;
 use gpumem::driver::allocations::Allocation;
 use gpumem::driver::core::{At, Core};
-use gpumem::naming::Named;
 use gpumem::threads::Call;
 use gpumem_wire::{Flags, MemoryKind};
 use std::cell::Cell;

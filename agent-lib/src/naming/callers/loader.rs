@@ -1,6 +1,6 @@
 //! What the loader says is mapped, read while it holds its lock: nothing is allocated then.
 
-use super::code;
+use crate::base::elf;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 /// Of a path; of a longer one its end.
@@ -154,7 +154,7 @@ unsafe extern "C" fn collect(info: *mut libc::dl_phdr_info, bytes: usize, data: 
         let at = base.wrapping_add(header.p_vaddr as usize);
         let inside = start <= at && at.checked_add(header.p_memsz as usize)? <= end;
         // SAFETY: mapped for as long as the loader's lock is held; the unwinder reads it in the same way.
-        inside.then(|| unsafe { code::functions(at, header.p_memsz as usize, start, end) }).flatten()
+        inside.then(|| unsafe { elf::functions(at, header.p_memsz as usize, start, end) }).flatten()
     });
     collection.names.extend_from_slice(name);
     let (segments, name) = ((from.0, collection.segments.len()), (from.1, collection.names.len()));

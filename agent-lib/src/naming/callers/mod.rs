@@ -5,7 +5,6 @@
 //! mod.rs      the search, and what a thread remembers of it
 //! modules.rs  what is mapped where: the table, and its upkeep by the sender
 //! loader.rs   what the loader says is mapped
-//! code.rs     where the functions of a mapped file lie
 //! stack.rs    how far a stack can be read
 //! sites.rs    allocations that nothing names: what asked for them, by the sender
 //! symbols.rs  the functions that a file on disk names
@@ -24,21 +23,20 @@
 //! Not proved on hardware: that the parameters lie there. Where they do not, the search begins at our own frame, and meets
 //! the driver's and CUPTI's frames first, which name nobody.
 
-mod code;
 mod loader;
 pub mod modules;
 pub mod sites;
-mod stack;
 mod symbols;
 
+pub use crate::threads::stack::prepare;
 pub use loader::changes_now;
 pub use modules::{TABLES, after_fork, before_fork, in_child, in_loader, is_torch, look, reclaim};
-pub use stack::prepare;
 
 use crate::driver::core::Core;
 use crate::threads::Thread;
+use crate::threads::per_feature::{Callers, Known, REMEMBERED};
+use crate::threads::stack::Stack;
 use modules::{Library, Part, Place, Table};
-use stack::Stack;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 const WORD: usize = size_of::<usize>();
@@ -52,8 +50,6 @@ const HOPS: usize = 24;
 const BELOW: usize = if cfg!(target_arch = "aarch64") { 32 } else { 0 };
 /// Parameters that lie further from our own frame are not on its stack.
 const FAR: usize = 1 << 20;
-/// Places of calls that a thread remembers: a power of two.
-const REMEMBERED: usize = 32;
 /// Ids of calls, as in sources/cupti/table.rs.
 const IDS: usize = 1024;
 
@@ -114,45 +110,11 @@ static ENTRIES: [Hop; IDS] = [const { Hop::new() }; IDS];
 static BETWEEN: [Hop; 256] = [const { Hop::new() }; 256];
 
 fn hop_from(address: usize) -> Option<&'static Hop> {
-    let hop = BETWEEN.get(crate::record::live::mix(address as u64, 0) as usize % BETWEEN.len())?;
+    let hop = BETWEEN.get(crate::base::row::mix(address as u64, 0) as usize % BETWEEN.len())?;
     let known = hop.from.load(Relaxed);
     let ours =
         known == address || known == 0 && hop.from.compare_exchange(0, address, Relaxed, Relaxed).is_ok();
     ours.then_some(hop)
-}
-
-/// A call whose caller was found: the same words at the same places mean the same one.
-#[derive(Debug, Clone, Copy)]
-struct Known {
-    start: usize,
-    near: (usize, usize),
-    far: (usize, usize),
-    generation: u32,
-    call: u16,
-    module: u16,
-}
-
-/// What a thread has of its own.
-#[derive(Debug)]
-pub struct Callers {
-    known: [Known; REMEMBERED],
-    /// Where the call came from that was looked at last: a return address, 0 for none.
-    pub site: usize,
-    stack: Stack,
-}
-
-impl Callers {
-    /// Nothing known.
-    pub const fn new() -> Self {
-        let nothing = Known { start: 0, near: (0, 0), far: (0, 0), generation: 0, call: 0, module: 0 };
-        Callers { known: [nothing; REMEMBERED], site: 0, stack: Stack::UNKNOWN }
-    }
-}
-
-impl Default for Callers {
-    fn default() -> Self {
-        Self::new()
-    }
 }
 
 /// The word at an address of the calling thread's stack; on aarch64 without what signs return addresses.

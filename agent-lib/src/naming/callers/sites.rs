@@ -4,9 +4,9 @@
 //! the symbols of the file, and says it as a tag, if the allocation is still there and has none.
 
 use super::{modules, symbols};
+use crate::base::row::Key;
 use crate::driver::core::Core;
 use crate::record::high_water;
-use crate::record::live::Key;
 use crate::threads::Thread;
 use gpumem_wire::{Body, MAX_TAG_BYTES, Phase, Role};
 use std::collections::HashMap;

@@ -1,7 +1,7 @@
 //! The reader of frames on images of memory: right ones, damaged ones, and noise. It ends, it reads only whole words at pointers that it has
 //! checked, within the room that it may, and it never panics. GPUMEM_FUZZ says how many images of each kind; 400 without it.
 
-use crate::naming::Here;
+use crate::base::row::Here;
 use crate::naming::python::codes::{Codes, What};
 use crate::naming::python::layout::{self, Layout, Place};
 use crate::naming::python::lines::Lines;
@@ -33,7 +33,7 @@ impl Image {
         self.reads.set(self.reads.get() + 1);
         match self.words.get((address.wrapping_sub(BASE) / 8) as usize) {
             Some(&word) => Some(word),
-            None if self.elsewhere => Some(crate::record::live::mix(address, 5)),
+            None if self.elsewhere => Some(crate::base::row::mix(address, 5)),
             None => None,
         }
     }
@@ -79,7 +79,7 @@ struct Dice(u64);
 
 impl Dice {
     fn next(&mut self) -> u64 {
-        self.0 = crate::record::live::mix(self.0, 0x9e37_79b9_7f4a_7c15);
+        self.0 = crate::base::row::mix(self.0, 0x9e37_79b9_7f4a_7c15);
         self.0
     }
 

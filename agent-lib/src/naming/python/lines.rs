@@ -9,11 +9,11 @@
 //! in common.
 
 use crate::base::memfd::anonymous;
+use crate::base::row::mix;
 use crate::naming::python::layout::{self, Place};
 use crate::naming::python::memory::{Memory, Pointer};
 use crate::naming::python::text::{self, FILE, NAME, Out, Types};
 use crate::naming::python::walk::Reader;
-use crate::record::live::mix;
 use crate::record::names::Names;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
 

@@ -23,8 +23,8 @@ mod text;
 mod walk;
 
 use crate::base::hot::HOT;
+use crate::base::row::Here;
 use crate::driver::core::Core;
-use crate::naming::Here;
 use crate::record::layers;
 use crate::threads::Thread;
 use codes::{Codes, What};
@@ -38,7 +38,7 @@ use std::sync::atomic::{AtomicPtr, Ordering::*};
 use walk::{Known, Reader};
 
 /// The interpreter whose frames are read; null while none are.
-const ARMED: &AtomicPtr<Interpreter> = &HOT.interpreter;
+const ARMED: &AtomicPtr<()> = &HOT.interpreter;
 /// Said by Python: gpumem_code.
 pub(crate) static CODES: Codes = Codes::new();
 /// The same, of code that is looked for only when memory runs out.
@@ -51,7 +51,7 @@ pub(crate) static MODULES: Modules = Modules::new();
 /// What the calling thread's Python frames say, if it has any that are known. The tag is 0 where only the phase is known.
 #[inline(always)]
 pub fn here(core: &Core, _: &Thread) -> Option<Here> {
-    let interpreter = ARMED.load(Acquire);
+    let interpreter = ARMED.load(Acquire).cast::<Interpreter>();
     if interpreter.is_null() {
         return None;
     }
@@ -86,7 +86,7 @@ fn state(interpreter: &Interpreter) -> Option<u64> {
 /// The tag of the line of the program that the calling thread is at, for what nothing else names; 0 without one.
 #[inline(never)]
 pub fn line(core: &Core, _: &Thread) -> u32 {
-    let interpreter = ARMED.load(Acquire);
+    let interpreter = ARMED.load(Acquire).cast::<Interpreter>();
     if interpreter.is_null() || !core.settings.layers.sites {
         return 0;
     }
@@ -102,7 +102,7 @@ pub fn line(core: &Core, _: &Thread) -> u32 {
 /// Whether the calling thread's frames set gradients to zero, and whether one is a function with a backward pass of its own.
 #[cold]
 pub fn rare_frames(_: &Thread) -> (bool, bool) {
-    let interpreter = ARMED.load(Acquire);
+    let interpreter = ARMED.load(Acquire).cast::<Interpreter>();
     if interpreter.is_null() {
         return (false, false);
     }
@@ -121,7 +121,7 @@ pub fn rare_frames(_: &Thread) -> (bool, bool) {
 /// Writes the calling thread's Python stack, a line per frame, the innermost first: `function (file:line)`. Bytes written; 0 without
 /// one.
 pub fn stack_text(_: &Thread, out: &mut [u8]) -> usize {
-    let interpreter = ARMED.load(Acquire);
+    let interpreter = ARMED.load(Acquire).cast::<Interpreter>();
     if interpreter.is_null() {
         return 0;
     }
@@ -207,7 +207,7 @@ pub fn prove(core: &Core, said: Said<'_>) -> Result<(), String> {
             let (major, minor) = interpreter.layout.version;
             let reason = format!("CPython {major}.{minor}");
             layers::set(Layer::ModulePath, LayerState::Active, &reason);
-            std::ptr::from_ref(*interpreter).cast_mut()
+            std::ptr::from_ref(*interpreter).cast_mut().cast()
         }
         Err(reason) => {
             layers::set(Layer::ModulePath, LayerState::Failed, reason);

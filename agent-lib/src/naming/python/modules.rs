@@ -9,8 +9,8 @@
 //! The table doubles. Where it stood before stays mapped, so that a late reader finds old words and no hole; one table is written over
 //! again only when the next but one is made.
 
+use crate::base::locks::SpinLock;
 use crate::base::memfd::anonymous;
-use crate::base::spin_lock::Turn;
 use crate::naming::python::layout;
 use crate::naming::python::memory::{Memory, Pointer};
 use crate::naming::python::walk::Reader;
@@ -84,7 +84,7 @@ pub struct Modules {
     text_used: AtomicUsize,
     /// `NAMES` words: where names lie that were said before, by their hash.
     said: AtomicPtr<AtomicU64>,
-    turn: Turn,
+    turn: SpinLock,
     number: AtomicU32,
     /// Living ones, and places of the table that are not 0.
     live: AtomicUsize,
@@ -106,7 +106,7 @@ impl Modules {
             text: AtomicPtr::new(std::ptr::null_mut()),
             text_used: AtomicUsize::new(0),
             said: AtomicPtr::new(std::ptr::null_mut()),
-            turn: Turn::new(),
+            turn: SpinLock::new(),
             epoch: AtomicU32::new(1),
             parameters_epoch: AtomicU32::new(0),
             number: AtomicU32::new(0),

@@ -226,7 +226,7 @@ fn it_lasts() {
     let mut random = 1;
     let mut here: BTreeMap<u64, String> = BTreeMap::new();
     for turn in 0..60_000_u64 {
-        random = crate::record::live::mix(random, turn);
+        random = crate::base::row::mix(random, turn);
         let object = at(random % 5000);
         if here.remove(&object).is_some() {
             bench.modules.gone(object);

@@ -8,7 +8,7 @@
 //! becomes the thread's when they are switched to: what is found is the module that the running one is in. A sub-interpreter has a
 //! state of its own; before 3.12 PyGILState knows only the first one that the thread had, so what is found is where that one called from.
 
-use crate::naming::Here;
+use crate::base::row::Here;
 use crate::naming::python::codes::{Codes, Variable, What};
 use crate::naming::python::layout::{self, Layout};
 use crate::naming::python::memory::{Memory, Pointer};

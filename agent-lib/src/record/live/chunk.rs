@@ -97,3 +97,9 @@ fn first(equal: u32) -> usize {
 pub(super) fn beside_bit(place: usize) -> u64 {
     1 << (32 + place)
 }
+
+/// The place of its chunk that a row takes if it is free: where it will be is known before the chunk is here.
+#[inline(always)]
+pub(super) fn favourite(hash: u64) -> usize {
+    ((hash >> 48) as usize * KEYS) >> 16
+}

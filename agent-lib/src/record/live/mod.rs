@@ -16,21 +16,15 @@
 //! can give it out again, and bound when the allocation has *returned*. So operations on one key never race, unless the
 //! program itself races; operations on different keys meet only at free places, which are claimed by compare-and-swap.
 
-mod beside;
 mod chunk;
-mod key;
 
 use crate::base::memfd::{Words, anonymous, fetch_to_write};
 use crate::base::ring::Row;
+use crate::base::row::{Beside, Key, Taken, WRITING};
 use crate::record::high_water;
-pub use beside::Beside;
-use chunk::{Chunk, FREE, KEYS, beside_bit};
-use gpumem_wire::Slot;
-use key::favourite;
-pub use key::{Key, mix};
+use chunk::{Chunk, FREE, KEYS, beside_bit, favourite};
 use std::sync::atomic::{AtomicU64, Ordering::*, fence};
 
-const WRITING: u64 = 1;
 /// Chunks that a row may lie from its home. At 80 % load one in a million rows is further than 8.
 const REACH: usize = 64;
 
@@ -38,39 +32,10 @@ const REACH: usize = 64;
 const NEAR: usize = 512;
 const MIDDLE: usize = 2048;
 
-/// A row that was taken out.
-#[derive(Debug, Clone, Copy)]
-pub struct Taken {
-    /// Its record.
-    pub row: Row,
-    /// What lay beside it.
-    pub beside: Beside,
-}
-
-impl Taken {
-    /// Seq of the record that made it.
-    pub fn seq(&self) -> u64 {
-        self.row[0]
-    }
-    /// The slot as bytes.
-    pub fn slot(&self) -> Slot {
-        slot_of(&self.row)
-    }
-}
-
 /// A copy, word by word: of one that is made as a whole the compiler takes the original's address, which then is no more in registers.
 #[inline(always)]
 fn words_of(row: &Row) -> Row {
     std::array::from_fn(|word| row[word])
-}
-
-/// Words to bytes.
-pub fn slot_of(row: &Row) -> Slot {
-    let mut slot = [0; 64];
-    for (place, word) in slot.chunks_exact_mut(8).zip(row) {
-        place.copy_from_slice(&word.to_le_bytes());
-    }
-    slot
 }
 
 /// One of the places of a chunk.

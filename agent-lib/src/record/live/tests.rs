@@ -1,4 +1,5 @@
 use super::*;
+use crate::base::row::mix;
 use std::collections::HashMap;
 
 fn table(rows: u64) -> Live {

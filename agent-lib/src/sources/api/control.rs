@@ -10,13 +10,13 @@
 //! **Muting** is not pausing. While the agent is muted it goes on watching and keeps its balances, but tells nobody; afterwards
 //! it says how much it did not tell, and its state anew. While it is paused (sources/cupti/subscribe.rs) it sees nothing.
 
-use crate::base::fork_mutex::Renewed;
+use crate::base::locks::ForkMutex;
+use crate::base::own_thread;
+use crate::base::own_thread::Uncancelled;
 use crate::driver::core::Core;
-use crate::driver::guard::Uncancelled;
 use crate::sender;
 use crate::sources::api::window::Limits;
 use std::fs::{File, OpenOptions};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*};
@@ -102,7 +102,7 @@ struct Desk {
     limits: Limits,
 }
 
-static DESK: Renewed<Desk> = Renewed::new(|| Desk {
+static DESK: ForkMutex<Desk> = ForkMutex::new(|| Desk {
     last: 0,
     wishes: Vec::new(),
     outcomes: Vec::new(),
@@ -114,7 +114,7 @@ static DONE: Condvar = Condvar::new();
 
 /// In a child that starts anew.
 pub fn renew() {
-    DESK.renew();
+    DESK.reset_after_fork();
 }
 
 fn desk() -> Option<MutexGuard<'static, Desk>> {
@@ -241,7 +241,7 @@ pub fn post_within(core: &'static Core, wish: Wish, patience: Duration) -> Outco
         if let Some(at) = desk.outcomes.iter().position(|(known, _)| *known == number) {
             return desk.outcomes.swap_remove(at).1;
         }
-        let Some(left) = patience.checked_sub(start.elapsed()).filter(|_| sender::is_running()) else {
+        let Some(left) = patience.checked_sub(start.elapsed()).filter(|_| own_thread::is_running()) else {
             desk.wishes.retain(|(known, _)| *known != number);
             return late();
         };
@@ -332,9 +332,4 @@ fn host() -> String {
     };
     let name: String = String::from_utf8_lossy(name).chars().map(plain).collect();
     if name.is_empty() { "host".to_owned() } else { name }
-}
-
-/// The bytes of a text of the program's as they are.
-pub fn text(bytes: &[u8]) -> String {
-    std::ffi::OsStr::from_bytes(bytes).to_string_lossy().into_owned()
 }

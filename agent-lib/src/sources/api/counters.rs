@@ -1,9 +1,9 @@
 //! Counters of the program's own, and what each has been since it was last asked for: how often set, least, greatest, and the mean over
 //! time. Not for hooks: they lock.
 
-use crate::base::fork_mutex::Renewed;
+use crate::base::fault_injection;
+use crate::base::locks::ForkMutex;
 use crate::driver::core::{At, Core, nothing};
-use crate::record::panic;
 use crate::sources::api::control;
 use crate::threads::Thread;
 use gpumem_wire::Body;
@@ -66,11 +66,11 @@ impl Counter {
     }
 }
 
-static COUNTERS: Renewed<Vec<Counter>> = Renewed::new(Vec::new);
+static COUNTERS: ForkMutex<Vec<Counter>> = ForkMutex::new(Vec::new);
 
 /// In a child that starts anew: they are its own.
 pub fn renew() {
-    COUNTERS.renew();
+    COUNTERS.reset_after_fork();
 }
 
 /// All of them; with `reset`, they begin anew.
@@ -89,7 +89,7 @@ impl Core {
     pub fn count(&self, thread: &Thread, name: &[u8], change: impl FnOnce(i64) -> i64) {
         let tag = self.names.intern(0, name);
         let Ok(mut counters) = COUNTERS.lock() else { return };
-        panic::at("counters"); // with the lock held
+        fault_injection::at("counters"); // with the lock held
         if tag == 0 {
             return;
         }

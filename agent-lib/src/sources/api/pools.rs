@@ -1,9 +1,9 @@
 //! Pools of frameworks, as their owners report them: segments, and the blocks carved from them.
 
-use crate::driver::allocations::{kind, kind_of};
+use crate::base::row::Named;
+use crate::base::row::{Beside, Key};
+use crate::base::row::{kind, kind_of};
 use crate::driver::core::{At, Core, nothing};
-use crate::naming::Named;
-use crate::record::live::{Beside, Key};
 use crate::threads::Thread;
 use gpumem_wire::{Body, Flags, FreeState, Phase, PoolOwner, Role};
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,7 +18,7 @@ impl Core {
     fn pool_device(&self, pool: u64) -> u8 {
         self.live
             .get(Key::Pool(pool))
-            .map_or(gpumem_wire::NONE_DEVICE, |row| crate::driver::allocations::device_of(&row.row))
+            .map_or(gpumem_wire::NONE_DEVICE, |row| crate::base::row::device_of(&row.row))
     }
 
     fn in_pool(&self, thread: &Thread, pool: u64) -> At {
@@ -50,7 +50,7 @@ impl Core {
             core.live.remove(Key::Pool(pool));
             core.live.remove_where(|taken| {
                 let carved = matches!(kind_of(&taken.row), kind::SEGMENT_ADD | kind::BLOCK_ALLOC);
-                (carved && taken.row[4] == pool).then(|| crate::driver::allocations::key_of(taken)).flatten()
+                (carved && taken.row[4] == pool).then(|| crate::base::row::key_of(taken)).flatten()
             });
         });
     }
@@ -70,7 +70,7 @@ impl Core {
     }
 
     fn cut(&self, pool: u64, address: u64, bytes: u64) {
-        let whole = |row: &crate::record::live::Taken| bytes == 0 || row.row[3] == bytes;
+        let whole = |row: &crate::base::row::Taken| bytes == 0 || row.row[3] == bytes;
         let key = Key::Segment(pool, address);
         if self.live.get(key).is_some_and(|row| whole(&row)) {
             self.live.remove(key);

@@ -1,7 +1,7 @@
 //! Tags: what the program says it is doing, per thread.
 
+use crate::base::row::Named;
 use crate::driver::core::{At, Core, nothing};
-use crate::naming::Named;
 use crate::sources::api::control;
 use crate::threads::{DEPTH, Own, Thread};
 use gpumem_wire::{Body, Edge, Layer, LayerState, Phase};
@@ -35,8 +35,6 @@ pub fn look() {
     crate::record::layers::set(Layer::Scopes, state, if used { "" } else { "the program has opened none" });
 }
 
-/// Who opens scopes: the C API, NVTX's default domain, and as many named ones.
-pub const OWNERS: usize = 34;
 /// Number of the C API among them.
 pub const OURS: u8 = 0;
 /// In the place of an owner that is not known any more: its scope was opened beyond [`DEPTH`].
@@ -82,15 +80,15 @@ fn close_beneath(own: &mut Own, thread: &Thread, owner: u8, left: u16) {
 impl Core {
     /// Opens the scope `name` inside of those that are open.
     #[inline(always)]
-    pub fn push(&self, thread: &Thread, name: &[u8]) {
+    pub fn push_scope(&self, thread: &Thread, name: &[u8]) {
         let inside = |parent: u32| if name.is_empty() { parent } else { self.names.intern(parent, name) };
         note();
         self.open_scope(thread, OURS, inside);
     }
 
-    /// Closes the innermost scope that `push` opened.
+    /// Closes the innermost scope that `push_scope` opened.
     #[inline(always)]
-    pub fn pop(&self, thread: &Thread) {
+    pub fn pop_scope(&self, thread: &Thread) {
         self.close_scope(thread, OURS);
     }
 

@@ -12,13 +12,13 @@
 //!   opaque    segments of pools that report no blocks
 //! ```
 
-use crate::driver::allocations::{device_of, kind, kind_of, memory_of, pool_owner};
+use crate::base::own_thread;
+use crate::base::row::{Beside, Taken};
+use crate::base::row::{device_of, kind, kind_of, memory_of, pool_owner};
 use crate::driver::core::Core;
 use crate::record::high_water::{self, Family};
 use crate::record::layers;
-use crate::record::live::{Beside, Taken};
 use crate::record::status;
-use crate::sender;
 use gpumem_wire::{MemoryKind, NONE_DEVICE, Phase, PoolOwner, Role};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::{Debug, Write};
@@ -33,7 +33,7 @@ const HIGH: i32 = 2;
 
 /// The JSON text of `what`; empty for what is not known.
 pub fn text(core: &Core, what: i32) -> String {
-    let _uncancelled = crate::driver::guard::Uncancelled::now();
+    let _uncancelled = crate::base::own_thread::Uncancelled::now();
     match what {
         LIVE => live(core),
         STATUS => status(core),
@@ -115,7 +115,7 @@ fn status(core: &Core) -> String {
         core.clock.now(),
         list(status::said_after(0).iter().map(said)),
         list(layers),
-        sender::connected(),
+        own_thread::connected(),
         core.settings.record.as_ref().map_or("null".to_owned(), |path| quoted(&path.to_string_lossy())),
         core.ring.head(),
         core.ring.lost(),

@@ -3,12 +3,12 @@
 use super::kinds::freed_by;
 use super::resource::resource;
 use super::table::{self, Meaning};
+use crate::base::fault_injection;
+use crate::base::row::Named;
 use crate::driver::allocations::Allocation;
 use crate::driver::core::{At, Core, nothing};
 use crate::driver::guard::guard;
 use crate::driver::pools::graph_memory;
-use crate::naming::Named;
-use crate::record::panic;
 use crate::sources::api::control;
 use crate::threads::{Call, Thread};
 use cupti_sys::{CallbackData, ENTER, GraphData, domain, params};
@@ -45,11 +45,11 @@ unsafe fn driver_call(core: &Core, thread: &Thread, id: u32, data: &CallbackData
     }
     let here = Here { core, thread, data, id };
     if data.site == ENTER {
-        panic::at("cupti.enter");
+        fault_injection::at("cupti.enter");
         // SAFETY: parameters of call `id`.
         unsafe { here.enter(meaning) };
     } else {
-        panic::at("cupti.exit");
+        fault_injection::at("cupti.exit");
         // SAFETY: the same, at EXIT: the result and the out-parameters are there.
         unsafe { here.exit(meaning) };
     }

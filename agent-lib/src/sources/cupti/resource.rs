@@ -2,9 +2,9 @@
 
 use super::subscribe;
 use super::table::{self, Meaning};
+use crate::base::fault_injection;
+use crate::base::row::Named;
 use crate::driver::core::{At, Core};
-use crate::naming::Named;
-use crate::record::panic;
 use crate::threads::Thread;
 use cupti_sys::{GraphData, ModuleResourceData, ResourceData, ids};
 use gpumem_wire::{DestroyScope, DriverEventKind, NONE_DEVICE};
@@ -46,7 +46,7 @@ fn created(core: &Core, thread: &Thread, data: &ResourceData) {
 /// # Safety
 /// `data` is of the resource callback `id`.
 pub unsafe fn resource(core: &Core, thread: &Thread, id: u32, data: &ResourceData) {
-    panic::at("cupti.resource");
+    fault_injection::at("cupti.resource");
     let context = data.context as usize;
     match id {
         ids::resource::CONTEXT_CREATED if is_booked_by_call(thread) => {}

@@ -3,9 +3,9 @@
 use super::find::{c_path, candidates};
 use super::pulse;
 use super::table::{CALLS, RESOURCES, STATES};
-use crate::base::fork_mutex::Renewed;
+use crate::base::locks::ForkMutex;
+use crate::base::own_thread::Uncancelled;
 use crate::driver::core::Core;
-use crate::driver::guard::Uncancelled;
 use crate::naming::callers;
 use crate::record::status;
 use crate::threads::{HEARING_SINCE_NS, Thread};
@@ -28,11 +28,12 @@ const MULTIPLE: u32 = 130_301;
 const VITAL: [u32; 2] = [ids::cuMemAlloc_v2, ids::cuMemFree_v2];
 
 /// What is subscribed; enabling callbacks must be done by one thread at a time.
-static SUBSCRIPTION: Renewed<Place> = Renewed::new(|| Place { subscription: None, lost: false, number: 0 });
+static SUBSCRIPTION: ForkMutex<Place> =
+    ForkMutex::new(|| Place { subscription: None, lost: false, number: 0 });
 
 /// In a child that starts anew: it has none.
 pub fn renew() {
-    SUBSCRIPTION.renew();
+    SUBSCRIPTION.reset_after_fork();
 }
 
 /// A context existed before we came, or calls were missed.

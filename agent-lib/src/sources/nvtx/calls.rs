@@ -2,10 +2,10 @@
 
 use super::text::Message;
 use super::{domains, open};
+use crate::base::fault_injection;
 use crate::driver::core::Core;
 use crate::driver::guard::guard;
-use crate::record::panic;
-use crate::sources::api::scope::OWNERS;
+use crate::threads::OWNERS;
 use crate::threads::Thread;
 use cupti_sys::nvtx::{EventAttributes, NOT_TRACKED, core, core2};
 use std::ffi::{c_char, c_int, c_void};
@@ -65,7 +65,7 @@ fn within<T: Copy>(
 ) -> T {
     let Some(owner) = domains::owner(domain) else { return absent };
     guard(absent, |core, thread| {
-        panic::at(place);
+        fault_injection::at(place);
         work(core, thread, owner)
     })
 }
@@ -94,7 +94,7 @@ fn start(domain: usize, message: Message<'_>) -> u64 {
 
 fn ended(id: u64) {
     guard((), |core, _| {
-        panic::at("nvtx.end");
+        fault_injection::at("nvtx.end");
         open::end(core, id);
     });
 }
@@ -107,7 +107,7 @@ fn create(name: &[u8]) -> *mut c_void {
     // Of an agent that is disarmed: a domain that does not count.
     const _: () = assert!(OWNERS > 2);
     guard(1, |core, _| {
-        panic::at("nvtx.create");
+        fault_injection::at("nvtx.create");
         domains::create(core, name)
     }) as *mut c_void
 }
@@ -184,7 +184,7 @@ unsafe extern "C" fn register_w(domain: usize, text: *const u32) -> *mut c_void 
 }
 unsafe extern "C" fn create_a(name: *const c_char) -> *mut c_void {
     // SAFETY: NVTX's contract.
-    create(unsafe { crate::bytes(name) })
+    create(unsafe { crate::base::c_text::bytes(name) })
 }
 unsafe extern "C" fn create_w(name: *const u32) -> *mut c_void {
     if name.is_null() {

@@ -4,9 +4,9 @@
 //! A domain's handle is a number: 0 the default one (NVTX's null), 1 one that is left out, and from 2 on the place among the wanted ones,
 //! which is also its number among the owners of scopes but for the default domain, whose number there is 1.
 
+use crate::base::row::mix;
 use crate::driver::core::Core;
-use crate::record::live::mix;
-use crate::sources::api::scope::OWNERS;
+use crate::threads::OWNERS;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 const LEFT_OUT: usize = 1;

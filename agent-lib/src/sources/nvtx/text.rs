@@ -36,7 +36,7 @@ impl Message<'_> {
     #[inline(always)]
     pub unsafe fn narrow(text: *const c_char) -> Self {
         // SAFETY: as our caller says.
-        Message::Bytes(unsafe { crate::bytes(text) })
+        Message::Bytes(unsafe { crate::base::c_text::bytes(text) })
     }
 
     /// A wide text; null is none.

@@ -5,9 +5,9 @@
 //! it is booked: no record of anybody's, no report of PyTorch's. Else all is taken back, and the list is asked for again. That leaves one
 //! race, of some hundred ns: another thread frees a block that is about to be booked, and gets it again.
 
+use crate::base::row::{Beside, Key};
 use crate::driver::core::{At, Core, nothing};
 use crate::driver::torch_pools::Device;
-use crate::record::live::{Beside, Key};
 use crate::record::status;
 use crate::sources::torch::patch;
 use crate::threads::Thread;
@@ -156,7 +156,7 @@ impl Booked<'_> {
             else {
                 continue;
             };
-            let (slot, bytes) = (crate::driver::allocations::device_of(&row), row[3]);
+            let (slot, bytes) = (crate::base::row::device_of(&row), row[3]);
             let device = &core.torch.devices[usize::from(slot)];
             let at = At { device: slot, flags: Flags::OLDER, ..At::NOWHERE };
             let body = match key {

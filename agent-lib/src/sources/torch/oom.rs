@@ -14,12 +14,12 @@
 //! The cudaMallocAsync backend has no word for it, and neither has a PyTorch that caches nothing: there the driver's
 //! refusals are all there is, and the layer says that. (2.4.1 gives up at the first one, 2.15.0 tries again behind a flush.)
 
+use crate::base::fault_injection;
+use crate::base::row::Named;
 use crate::driver::core::{At, Core, nothing};
 use crate::driver::guard::guard;
-use crate::naming::Named;
 use crate::naming::autograd;
 use crate::naming::callers;
-use crate::record::panic;
 use crate::sources::torch::patch::{self, OUT_OF_MEMORY};
 use crate::sources::torch::report::ordinal;
 use crate::threads::Thread;
@@ -43,7 +43,7 @@ type Next = unsafe extern "C-unwind" fn(i64, u64, u64, u16);
 /// PyTorch's arguments.
 pub unsafe extern "C-unwind" fn reported(bytes: i64, allocated: u64, reserved: u64, device: u16) {
     guard((), |core, thread| {
-        panic::at("torch.oom");
+        fault_injection::at("torch.oom");
         let Some(index) = ordinal(device) else { return };
         let result = if thread.torch.refused.load(Relaxed) { REFUSED } else { 0 };
         thread.torch.refused.store(false, Relaxed);

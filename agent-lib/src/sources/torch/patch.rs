@@ -20,13 +20,13 @@
 //! it is. In a file linked with `-z now` the slot lies in memory that the loader makes read-only when it has relocated the
 //! whole file. Only if that has happened is it made writable for the moment (and nobody else is writing it then).
 
-use crate::base::image::{Header, Image, Slot};
-use crate::base::maps;
+use crate::base::image::{Image, Slot};
+use crate::base::loaded_file::{image, write_sealed};
 use crate::naming::callers;
 use crate::sources::torch::oom;
 use crate::sources::torch::pending;
 use crate::sources::torch::report;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering::*};
 
 /// Functions that PyTorch's library calls through slots.
@@ -221,18 +221,6 @@ impl Look {
     }
 }
 
-/// A mapped file, while the loader's lock is held.
-pub(crate) unsafe fn image<'a>(info: *mut libc::dl_phdr_info) -> (&'a [u8], Image<'a>) {
-    // SAFETY: what dl_iterate_phdr hands over: headers of a mapped file, and its name.
-    unsafe {
-        let known = &*info;
-        let headers = std::slice::from_raw_parts(known.dlpi_phdr.cast::<Header>(), known.dlpi_phnum.into());
-        let name: *const c_char = known.dlpi_name;
-        let name = if name.is_null() { &[][..] } else { CStr::from_ptr(name).to_bytes() };
-        (name, Image::new(known.dlpi_addr as usize, headers))
-    }
-}
-
 unsafe extern "C" fn at_importer(info: *mut libc::dl_phdr_info, _: usize, look: *mut c_void) -> c_int {
     // SAFETY: what dl_iterate_phdr hands over, and `Look::run`'s.
     let (look, (name, image)) = unsafe { (&mut *look.cast::<Look>(), image(info)) };
@@ -253,62 +241,4 @@ unsafe extern "C" fn at_definition(info: *mut libc::dl_phdr_info, _: usize, look
         }
     }
     0
-}
-
-/// Writes a slot that the loader makes read-only. False if it could not be made writable.
-#[cold]
-pub(crate) fn write_sealed(image: &Image<'_>, at: usize, write: impl FnOnce()) -> bool {
-    // SAFETY: no pointers.
-    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096).max(4096);
-    let Some(_) = image.sealed_pages(at, page) else {
-        write(); // on the last page, which is sealed in no part
-        return true;
-    };
-    match is_writable(at) {
-        // The loader is not done with this file and seals it afterwards.
-        Some(true) => {
-            write();
-            true
-        }
-        Some(false) => {
-            let start = (at & !(page - 1)) as *mut c_void;
-            // SAFETY: a page of a mapped file, which stays readable all the time.
-            unsafe {
-                if libc::mprotect(start, page, libc::PROT_READ | libc::PROT_WRITE) != 0 {
-                    return false;
-                }
-                write();
-                libc::mprotect(start, page, libc::PROT_READ);
-            }
-            true
-        }
-        None => false,
-    }
-}
-
-/// Whether the page of `at` is writable now, from /proc/self/maps, read with system calls alone.
-fn is_writable(at: usize) -> Option<bool> {
-    // SAFETY: a C string.
-    let fd = unsafe { libc::open(c"/proc/self/maps".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
-    if fd < 0 {
-        return None;
-    }
-    // SAFETY: a buffer of this length.
-    let read = |buffer: &mut [u8]| unsafe { libc::read(fd, buffer.as_mut_ptr().cast(), buffer.len()) };
-    let found = maps::is_writable(at, |buffer| usize::try_from(read(buffer)).unwrap_or(0));
-    // SAFETY: opened above.
-    unsafe { libc::close(fd) };
-    found
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pages_of_this_process_are_told_apart() {
-        let mut word = 0_u64;
-        assert_eq!(is_writable(&raw mut word as usize), Some(true));
-        assert_eq!(is_writable(is_writable as *const () as usize), Some(false));
-    }
 }

@@ -30,13 +30,14 @@
 //! done, so pending is too small by it while the capture lasts. None of this moves a total: a freed block is none
 //! of PyTorch's, pending or not.
 
+use crate::base::fault_injection;
+use crate::base::row::{Beside, Key};
 use crate::driver::core::{At, Core};
 use crate::driver::guard::guard;
-use crate::driver::torch_pools::{Device, EVENTS, Event};
-use crate::record::live::{Beside, Key};
-use crate::record::panic;
+use crate::driver::torch_pools::Device;
 use crate::sources::torch::patch::{self, EVENT_QUERY, EVENT_RECORD, EVENT_SYNCHRONIZE};
 use crate::threads::Thread;
+use crate::threads::allocator_calls::{EVENTS, Event};
 use gpumem_wire::{Body, FreeState};
 use std::arch::naked_asm;
 use std::ffi::{c_int, c_void};
@@ -93,7 +94,7 @@ unsafe extern "C-unwind" fn recorded_at(
     let result = unsafe { std::mem::transmute::<*mut c_void, OnStream>(next)(event, stream) };
     if result == 0 && !ELSEWHERE.iter().any(|other| other.load(Relaxed) == site) {
         guard((), |_, thread| {
-            panic::at("torch.recorded");
+            fault_injection::at("torch.recorded");
             thread.torch.note_event(event as u64, site, stack);
         });
     }
@@ -133,7 +134,7 @@ unsafe fn asked(hook: usize, event: *mut c_void) -> c_int {
     let result = unsafe { std::mem::transmute::<*mut c_void, OfEvent>(next)(event) };
     if result == 0 {
         guard((), |core, thread| {
-            panic::at(if hook == EVENT_QUERY { "torch.queried" } else { "torch.synchronized" });
+            fault_injection::at(if hook == EVENT_QUERY { "torch.queried" } else { "torch.synchronized" });
             core.event_over(thread, event as u64);
         });
     }

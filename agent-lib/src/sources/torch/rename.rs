@@ -3,7 +3,7 @@
 //!
 //! Not in a hook: this allocates. It takes about 10 ns for each live row, and some microseconds for each name that they have.
 
-use crate::driver::allocations::{key_of, kind, kind_of};
+use crate::base::row::{key_of, kind, kind_of};
 use crate::driver::core::Core;
 use crate::naming::autograd;
 use crate::threads::Thread;
@@ -64,7 +64,7 @@ impl Core {
         if text.is_empty() {
             return self.ring.head();
         }
-        let _uncancelled = crate::driver::guard::Uncancelled::now();
+        let _uncancelled = crate::base::own_thread::Uncancelled::now();
         let paths = Paths::new(text);
         let turns = paths.turns();
         let mut known: HashMap<(u32, usize), u32> = HashMap::new();

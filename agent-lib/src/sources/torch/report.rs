@@ -5,12 +5,13 @@
 //! mode (frameworks.md 2), under the allocator's mutex for the device. So nothing here takes the GIL, calls CUDA, waits
 //! or allocates. The call carries PyTorch's own totals behind the event: a sum of our own must equal them after each one.
 
+use crate::base::fault_injection;
+use crate::base::row::Named;
+use crate::base::row::{Beside, Key};
 use crate::driver::core::{At, Core, nothing};
 use crate::driver::guard::guard;
 use crate::driver::torch_pools::Device;
-use crate::naming::Named;
-use crate::record::live::{Beside, Key, Spot};
-use crate::record::panic;
+use crate::record::live::Spot;
 use crate::sources::torch::patch::{self, REPORT};
 use crate::threads::Thread;
 use gpumem_wire::{Body, Flags, FreeState, PoolOwner};
@@ -64,7 +65,7 @@ unsafe extern "C-unwind" fn reported_at(
     stack: usize,
 ) {
     guard((), |core, thread| {
-        panic::at("torch.report");
+        fault_injection::at("torch.report");
         core.reported(thread, Report { address: address as u64, bytes, allocated, reserved, device, stack });
     });
     let next = patch::next(REPORT);

@@ -8,12 +8,12 @@
 //! of its own, like that of cuBLAS. PyTorch's total of reserved bytes tells whether all of them were found; if not, a
 //! block's segment is searched among all rows, a few times.
 
-use crate::driver::allocations::{kind, kind_of, memory_of};
+use crate::base::row::Named;
+use crate::base::row::{Beside, Key};
+use crate::base::row::{kind, kind_of, memory_of};
 use crate::driver::core::{At, Core};
 use crate::driver::torch_pools::Device;
-use crate::naming::Named;
 use crate::naming::callers;
-use crate::record::live::{Beside, Key};
 use crate::threads::{Call, Thread};
 use gpumem_wire::{Body, MemoryKind};
 use std::sync::atomic::Ordering::*;
@@ -163,7 +163,7 @@ impl Core {
                     continue;
                 };
                 let bytes = segment.row[3];
-                let at = At { device: crate::driver::allocations::device_of(&segment.row), ..At::NOWHERE };
+                let at = At { device: crate::base::row::device_of(&segment.row), ..At::NOWHERE };
                 self.record(thread, at, Body::SegmentRemove { address: place, bytes, pool }, |core, _| {
                     core.live.remove(key);
                 });

@@ -1,20 +1,20 @@
-//! Mutexes that a forked child which starts anew finds free: whoever held its parent's is not there to give it back, and
-//! what lay behind it may be half changed.
+//! Locks that do not outlive a fork: the thread that holds one may not exist in the child.
 
-use std::sync::atomic::{AtomicPtr, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
 use std::sync::{LockResult, Mutex, MutexGuard, TryLockResult};
 
-/// See the module's text. Made on first use; a child leaves its parent's alone.
+/// A mutex that a forked child which starts anew finds free: the thread that held it in the parent does not exist in the child, and what
+/// lay behind it may be half changed. Made on first use; a child leaves its parent's alone.
 #[derive(Debug)]
-pub struct Renewed<T: 'static> {
+pub struct ForkMutex<T: 'static> {
     at: AtomicPtr<Mutex<T>>,
     make: fn() -> T,
 }
 
-impl<T> Renewed<T> {
+impl<T> ForkMutex<T> {
     /// `make`: what is behind it in the beginning.
     pub const fn new(make: fn() -> T) -> Self {
-        Renewed { at: AtomicPtr::new(std::ptr::null_mut()), make }
+        ForkMutex { at: AtomicPtr::new(std::ptr::null_mut()), make }
     }
 
     fn mutex(&self) -> &'static Mutex<T> {
@@ -47,8 +47,42 @@ impl<T> Renewed<T> {
     }
 
     /// In a forked child, before it starts anew.
-    pub fn renew(&self) {
+    pub fn reset_after_fork(&self) {
         self.at.store(std::ptr::null_mut(), Release);
+    }
+}
+
+/// A lock that a forked child can take back: held for a few hundred instructions.
+#[derive(Debug)]
+pub struct SpinLock(AtomicBool);
+
+/// Releases the lock when dropped.
+#[derive(Debug)]
+pub struct SpinLockGuard<'a>(&'a AtomicBool);
+
+impl SpinLock {
+    /// A free lock.
+    pub const fn new() -> Self {
+        SpinLock(AtomicBool::new(false))
+    }
+
+    /// Waits for the lock and takes it.
+    pub fn take(&self) -> SpinLockGuard<'_> {
+        while self.0.swap(true, Acquire) {
+            std::thread::yield_now();
+        }
+        SpinLockGuard(&self.0)
+    }
+
+    /// Releases the lock in a forked child, where its holder does not exist.
+    pub fn reset(&self) {
+        self.0.store(false, Release);
+    }
+}
+
+impl Drop for SpinLockGuard<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Release);
     }
 }
 
@@ -58,7 +92,7 @@ mod tests {
 
     #[test]
     fn a_child_does_not_wait_for_its_parents_threads() {
-        static WORDS: Renewed<Vec<u32>> = Renewed::new(Vec::new);
+        static WORDS: ForkMutex<Vec<u32>> = ForkMutex::new(Vec::new);
         let mut held = WORDS.lock().expect("free");
         held.push(1);
         // SAFETY: the child does what is tested, and ends.
@@ -66,7 +100,7 @@ mod tests {
             match libc::fork() {
                 0 => {
                     libc::alarm(20);
-                    WORDS.renew();
+                    WORDS.reset_after_fork();
                     let is_empty = WORDS.lock().is_ok_and(|words| words.is_empty());
                     libc::_exit(i32::from(!is_empty))
                 }

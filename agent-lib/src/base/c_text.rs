@@ -1,0 +1,50 @@
+//! Texts and numbers that the caller of a C function hands over, and texts that it is given.
+
+use std::ffi::c_char;
+use std::os::unix::ffi::OsStrExt;
+
+/// The bytes of a C string; none for null.
+///
+/// # Safety
+/// `text` is null or a C string that outlives the result.
+#[inline(always)]
+pub unsafe fn bytes<'a>(text: *const c_char) -> &'a [u8] {
+    if text.is_null() {
+        return &[];
+    }
+    // SAFETY: a C string, says the caller.
+    unsafe { std::slice::from_raw_parts(text.cast(), libc::strlen(text)) }
+}
+
+/// Numbers of the caller's; none for null.
+///
+/// # Safety
+/// `words` is null or has `count` of them, which outlive the result.
+pub unsafe fn words<'a>(words: *const u64, count: usize) -> &'a [u64] {
+    if words.is_null() {
+        return &[];
+    }
+    // SAFETY: as the caller says.
+    unsafe { std::slice::from_raw_parts(words, count) }
+}
+
+/// The bytes of a text of the program's as they are.
+pub fn text(bytes: &[u8]) -> String {
+    std::ffi::OsStr::from_bytes(bytes).to_string_lossy().into_owned()
+}
+
+/// Lets `write` fill a C string in the caller's room; its length.
+///
+/// # Safety
+/// `out` is null or has room for `bytes` bytes.
+pub unsafe fn fill(out: *mut c_char, bytes: u64, write: impl FnOnce(&mut [u8]) -> usize) -> u64 {
+    let Some(most) = usize::try_from(bytes).ok().and_then(|bytes| bytes.checked_sub(1)) else { return 0 };
+    if out.is_null() {
+        return 0;
+    }
+    // SAFETY: as our caller says.
+    let room = unsafe { std::slice::from_raw_parts_mut(out.cast::<u8>(), most + 1) };
+    let used = write(&mut room[..most]).min(most);
+    room[used] = 0;
+    used as u64
+}

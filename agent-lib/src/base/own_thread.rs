@@ -1,0 +1,81 @@
+//! Which thread is the agent's own, what others may know of it, and what must hold on threads of the host.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::*};
+
+/// The agent's thread has stopped.
+pub(crate) static FINISHED: AtomicBool = AtomicBool::new(false);
+
+/// The kernel id of the agent's thread.
+pub(crate) static THREAD: AtomicU32 = AtomicU32::new(0);
+
+/// The process whose thread it is: children have none.
+pub(crate) static OWNER: AtomicU32 = AtomicU32::new(0);
+
+/// For the fork handler; -1 for none.
+pub(crate) static SOCKET: AtomicI32 = AtomicI32::new(-1);
+
+/// Whether anybody was looked for since this process began.
+pub(crate) static TRIED: AtomicBool = AtomicBool::new(false);
+
+/// The kernel's number of the calling thread. By number: glibc has gettid since 2.30 only.
+pub fn kernel_id() -> u32 {
+    // SAFETY: no arguments.
+    unsafe { libc::syscall(libc::SYS_gettid) as u32 }
+}
+
+/// Whether the calling thread is the sender.
+pub fn is_here() -> bool {
+    THREAD.load(Relaxed) == kernel_id()
+}
+
+/// On the sender's thread: a while without anything, not even memory.
+pub fn nap() {
+    let while_ns = libc::timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+    // SAFETY: nothing is written.
+    unsafe { libc::nanosleep(&while_ns, std::ptr::null_mut()) };
+}
+
+/// Whether the thread is there: nothing that it was asked for will be done otherwise.
+pub fn is_running() -> bool {
+    OWNER.load(Acquire) == std::process::id() && !FINISHED.load(Acquire)
+}
+
+/// Whether it is known that nobody listens.
+pub fn is_unheard() -> bool {
+    TRIED.load(Acquire) && !connected()
+}
+
+/// Whether there is a daemon at the other end.
+pub fn connected() -> bool {
+    SOCKET.load(Acquire) >= 0
+}
+
+/// While it lives, a request to cancel this thread (pthread_cancel) waits: the C library would unwind our frames, which end the
+/// process then. For whatever waits, reads or writes on a thread of the program's; callbacks do nothing that looks for requests.
+#[derive(Debug)]
+pub struct Uncancelled(c_int);
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
+}
+/// PTHREAD_CANCEL_DISABLE.
+const DISABLE: c_int = 1;
+
+impl Uncancelled {
+    /// From now on.
+    #[must_use]
+    pub fn now() -> Self {
+        let mut old = 0;
+        // SAFETY: a place for the old state.
+        unsafe { pthread_setcancelstate(DISABLE, &mut old) };
+        Uncancelled(old)
+    }
+}
+
+impl Drop for Uncancelled {
+    fn drop(&mut self) {
+        // SAFETY: the state as it was.
+        unsafe { pthread_setcancelstate(self.0, std::ptr::null_mut()) };
+    }
+}
