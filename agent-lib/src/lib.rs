@@ -31,10 +31,11 @@ pub mod threads;
 
 use base::{c_text, fault_injection};
 use cupti_sys::nvtx::GetExportTable;
-use driver::guard::{guard, shielded};
+use driver::guard::guard;
 use entry::{ask, attach, dump, second_copy};
 use gpumem_wire::{AskKind, Phase, Role};
 use naming::{autograd, gradient, python};
+use record::panic::shielded;
 use record::{high_water, status};
 use sources::api::control::Wish;
 use sources::api::{control, scope, snapshot, window};
@@ -199,7 +200,7 @@ exports! {
         }
     }
     /// All modules have been said that have moved.
-    gpumem_modules_settle as modules_settle() -> () { (); |core, _| python::MODULES.settle(&core.names) }
+    gpumem_modules_settle as modules_settle() -> () { (); |core, _| python::MODULES.settle(&core.recorder.names) }
     /// A sweep has named all parameters.
     gpumem_parameters_named as parameters_named() -> () { (); |_, _| python::MODULES.name_parameters() }
     /// How the layer of exact roles is: a number of the wire format, and why.
@@ -279,7 +280,7 @@ exports! {
     }
     /// The tag `parent/name`, to be written there; 0 if there is no room for it.
     gpumem_intern as intern(parent: u32, name: *const c_char) -> u32 {
-        0; |core, _| { scope::note(); core.names.intern(parent, text!(name)) }
+        0; |core, _| { scope::note(); core.recorder.names.intern(parent, text!(name)) }
     }
     /// JSON: 0 what is live, 1 how the agent is, 2 the high of the open range. Written if it fits; its length.
     gpumem_snapshot as snapshot(what: c_int, buffer: *mut c_char, capacity: u64) -> u64 {
@@ -289,7 +290,7 @@ exports! {
     /// A range whose high is kept: 1 begins it, 2 begins it anew, 0 ends it. 0 if there is no memory for it.
     gpumem_peak as peak(what: c_int) -> c_int {
         0; |core, _| match what {
-            1 => c_int::from(high_water::begin(core)),
+            1 => c_int::from(core.recorder.live.begin_high_water()),
             2 => { high_water::reset(); 1 }
             _ => { high_water::end(); 1 }
         }

@@ -5,8 +5,9 @@
 
 use crate::base::row::{Beside, Key, Taken};
 use crate::base::row::{context_of, device_of, key_of, kind, kind_of, memory_of, pool_owner};
-use crate::driver::core::{At, Core, nothing};
+use crate::driver::core::Core;
 use crate::naming::callers;
+use crate::record::recorder::{At, nothing};
 use crate::threads::{Call, Thread};
 use gpumem_wire::{Body, DestroyScope, ImportSource, MemoryKind, PoolOwner, Reading};
 use std::sync::atomic::Ordering::*;
@@ -55,8 +56,8 @@ impl Core {
             at.tag
         };
         let at = At { tag, ..at };
-        let seq = self.record_timed(thread, at, body, |core, row| {
-            core.live.insert(Key::Allocation(address), row, Beside::default());
+        let seq = self.recorder.record_timed(thread, at, body, |recorder, row| {
+            recorder.live.insert(Key::Allocation(address), row, Beside::default());
         });
         if at.tag == 0 && at.module != 0 {
             callers::sites::note(self, thread, at.module, address, seq);
@@ -76,7 +77,7 @@ impl Core {
         let result = u16::try_from(result).unwrap_or(u16::MAX);
         let Allocation { bytes, pool, memory, .. } = what;
         let body = Body::AllocFailed { bytes, pool, device_free_bytes, result, memory };
-        self.record(thread, at, body, nothing);
+        self.recorder.record(thread, at, body, nothing);
         self.driver_refused(thread, at, bytes, memory, device_free_bytes);
         crate::base::wake::wake();
     }
@@ -86,8 +87,8 @@ impl Core {
     pub fn free_entered(&self, thread: &Thread, at: At, call: &mut Call, address: u64) {
         self.driver_takes(thread, call, address, 0);
         let taken = &mut call.taken;
-        call.begin_seq = self.record(thread, at, Body::FreeBegin { address }, |core, _| {
-            *taken = core.live.remove(Key::Allocation(address));
+        call.begin_seq = self.recorder.record(thread, at, Body::FreeBegin { address }, |recorder, _| {
+            *taken = recorder.live.remove(Key::Allocation(address));
         });
     }
 
@@ -100,9 +101,9 @@ impl Core {
         let failed = result != 0 && result != GONE;
         let body =
             Body::FreeEnd { begin_seq: call.begin_seq, result: u16::try_from(result).unwrap_or(u16::MAX) };
-        self.record(thread, at, body, |core, row| {
+        self.recorder.record(thread, at, body, |_, row| {
             if failed {
-                core.give_back(call, row[0]);
+                self.give_back(call, row[0]);
             }
         });
         if failed
@@ -130,7 +131,7 @@ impl Core {
             Some(Key::Handle(_) | Key::Backing(_)) => self.reference_restored(taken, seq),
             Some(Key::Mapping(address)) => self.mapping_restored(taken, address),
             Some(key) => {
-                self.live.insert(key, &taken.row, taken.beside);
+                self.recorder.live.insert(key, &taken.row, taken.beside);
             }
             None => {}
         }
@@ -140,23 +141,24 @@ impl Core {
     pub fn imported(&self, thread: &Thread, at: At, address: u64, bytes: u64, source: ImportSource) {
         let key = Key::Allocation(address);
         let again = self
+            .recorder
             .live
             .get(key)
             .is_some_and(|row| kind_of(&row.row) == kind::IMPORT && row.beside.references > 0);
         if again && source == ImportSource::Ipc {
-            self.live.count(key, 1, 0);
+            self.recorder.live.count(key, 1, 0);
             return;
         }
-        self.record(thread, at, Body::Import { address, bytes, source }, |core, row| {
-            core.live.insert(key, row, Beside { references: 1, ..Beside::default() });
+        self.recorder.record(thread, at, Body::Import { address, bytes, source }, |recorder, row| {
+            recorder.live.insert(key, row, Beside { references: 1, ..Beside::default() });
         });
     }
 
     /// An import is about to be closed; unless it was opened more often, it goes.
     pub fn import_closing(&self, thread: &Thread, at: At, call: &mut Call, address: u64) {
         let key = Key::Allocation(address);
-        if self.live.get(key).is_some_and(|row| row.beside.references > 1) {
-            self.live.count(key, -1, 0);
+        if self.recorder.live.get(key).is_some_and(|row| row.beside.references > 1) {
+            self.recorder.live.count(key, -1, 0);
             return;
         }
         self.free_entered(thread, at, call, address);
@@ -164,8 +166,8 @@ impl Core {
 
     /// A context ends, or a device is reset; allocations in it have no frees of their own.
     pub fn context_ended(&self, thread: &Thread, at: At, scope: DestroyScope) {
-        self.record(thread, at, Body::ContextDestroy { scope }, |core, _| {
-            core.live.remove_where(|taken| {
+        self.recorder.record(thread, at, Body::ContextDestroy { scope }, |recorder, _| {
+            recorder.live.remove_where(|taken| {
                 let row = &taken.row;
                 if device_of(row) != at.device {
                     return None;

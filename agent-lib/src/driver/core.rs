@@ -1,11 +1,10 @@
-//! The agent's parts together, and the one way that a record is made.
+//! The agent's parts together.
 
 use crate::base::clock::Clock;
 use crate::base::env::Settings;
-use crate::base::fault_injection;
 use crate::base::hot::HOT;
 use crate::base::memfd::{self, Shared, Sizes};
-use crate::base::ring::{Ring, Row};
+use crate::base::ring::Ring;
 use crate::driver::devices::Devices;
 use crate::driver::exports::Exports;
 use crate::driver::multicast::Few;
@@ -13,8 +12,9 @@ use crate::driver::pools::DriverPools;
 use crate::driver::torch_pools;
 use crate::record::live::{Live, rows_for};
 use crate::record::names::Names;
-use crate::threads::Thread;
-use gpumem_wire::{Body, Flags, NONE_DEVICE, Record, Stamp};
+use crate::record::recorder::Recorder;
+use crate::record::status;
+use gpumem_wire::AgentState;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 /// Made once per process and never freed. What each record needs comes first, on as few lines of the processor's cache as it takes.
@@ -22,15 +22,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 #[repr(C)]
 #[allow(missing_docs)]
 pub struct Core {
-    pub ring: Ring,
-    pub live: Live,
-    pub clock: Clock,
+    pub recorder: Recorder,
     pub settings: Settings,
     pub pid: u32,
     /// Field 22 of /proc/self/stat.
     pub start_ticks: u64,
     pub shared: Shared,
-    pub names: Names,
     pub devices: Devices,
     pub driver_pools: DriverPools,
     pub torch: torch_pools::State,
@@ -49,29 +46,6 @@ pub struct Core {
     pub restored: AtomicU64,
     /// Rows that a failed call took and nobody could give back: a resync would not bring them.
     pub astray: AtomicU64,
-}
-
-/// Where a record belongs, beyond time and order.
-#[derive(Debug, Clone, Copy)]
-pub struct At {
-    /// Tag; see `Core::named`.
-    pub tag: u32,
-    /// Flags.
-    pub flags: Flags,
-    /// Stack; 0 for none.
-    pub stack: u32,
-    /// contextUid, or what the kind says.
-    pub context: u32,
-    /// Library that made the call; 0 for unknown.
-    pub module: u16,
-    /// Device slot.
-    pub device: u8,
-}
-
-impl At {
-    /// No tag, no device.
-    pub const NOWHERE: At =
-        At { tag: 0, flags: Flags(0), stack: 0, context: 0, module: 0, device: NONE_DEVICE };
 }
 
 impl Core {
@@ -103,14 +77,16 @@ impl Core {
         let shared = Shared::create(&name, sizes, pid, start_ticks)?;
         crate::threads::prepare().then_some(())?;
         Some(Box::new(Core {
-            ring: Ring::new(&shared),
-            live: Live::new(shared.live())?,
-            clock: Clock::new(),
+            recorder: Recorder {
+                ring: Ring::new(&shared),
+                live: Live::new(shared.live())?,
+                clock: Clock::new(),
+                names: Names::new(&shared)?,
+            },
             settings,
             pid,
             start_ticks,
             shared,
-            names: Names::new(&shared)?,
             devices: Devices::new(),
             driver_pools: DriverPools::new(),
             torch: torch_pools::State::new()?,
@@ -125,54 +101,13 @@ impl Core {
             astray: AtomicU64::new(0),
         }))
     }
-
-    /// Makes an ordered record. `keep` books it in the live table, between its number and its way into the ring: once
-    /// a record was sent, its effect on the table can be read.
-    #[inline(always)]
-    pub fn record(&self, thread: &Thread, at: At, body: Body<'_>, keep: impl FnOnce(&Self, &Row)) -> u64 {
-        self.record_timed(thread, at, |_, _| body, keep)
-    }
-
-    /// As `record`, of something that says how long it took: `body` is told the record's own time.
-    #[inline(always)]
-    pub fn record_timed<'a>(
-        &self,
-        thread: &Thread,
-        mut at: At,
-        body: impl FnOnce(u64, &mut At) -> Body<'a>,
-        keep: impl FnOnce(&Self, &Row),
-    ) -> u64 {
-        let seq = thread.making.begin(&self.ring);
-        let time_ns = self.clock.now();
-        let body = body(time_ns, &mut at);
-        let stamp = Stamp {
-            seq,
-            time_ns,
-            tag: at.tag,
-            stack: at.stack,
-            thread: thread.id.load(Relaxed),
-            context: at.context,
-            module: at.module,
-            device: at.device,
-            flags: at.flags,
-        };
-        let row = Record { stamp, body }.words().0;
-        fault_injection::at("record"); // a number is taken, and nothing is under it
-        keep(self, &row);
-        fault_injection::at("kept"); // in the table, and not in the ring
-        self.ring.put(&row);
-        thread.making.end();
-        self.ring.expect(seq + AHEAD);
-        seq
-    }
 }
 
-/// How far ahead of the records slots are fetched.
-const AHEAD: u64 = 2;
-
-/// Nothing to keep.
-#[inline(always)]
-pub fn nothing(_: &Core, _: &Row) {}
+/// Reports what the agent is from now on; see record/status.rs. Not in a callback: it locks and allocates.
+pub fn report_status(state: AgentState, result: u16, detail: &str) {
+    let now = Core::get().map_or(0, |core| core.recorder.clock.now());
+    status::report(now, state, result, detail);
+}
 
 /// Field 22 of /proc/self/stat; 0 if it cannot be read.
 pub fn start_ticks() -> u64 {

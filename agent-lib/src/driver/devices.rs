@@ -2,8 +2,9 @@
 //! devices.
 
 use crate::base::row::Named;
-use crate::driver::core::{At, Core, nothing};
-use crate::sources::api::control;
+use crate::driver::core::Core;
+use crate::record::recorder;
+use crate::record::recorder::{At, nothing};
 use crate::threads::Thread;
 use cupti_sys::Driver;
 use cupti_sys::device_attribute::{MULTIPROCESSORS, THREADS_PER_MULTIPROCESSOR};
@@ -225,7 +226,7 @@ impl Core {
         let (many, each) = (u16::try_from(multiprocessors), u16::try_from(threads));
         let context = u32::from(many.unwrap_or(0)) << 16 | u32::from(each.unwrap_or(0));
         let stamp = Stamp { device: ordinal as u8, context, ..Stamp::default() };
-        self.names.add(&Record { stamp, body });
+        self.recorder.names.add(&Record { stamp, body });
     }
 
     /// Device slot of the context that is current on this thread; asked of the driver the first time. Only in
@@ -289,7 +290,7 @@ impl Core {
             At { tag, flags, ..At::NOWHERE }
         });
         let at = At { context: uid, device, ..at };
-        self.record(thread, at, Body::ContextCreate { handle: handle as u64 }, nothing);
+        self.recorder.record(thread, at, Body::ContextCreate { handle: handle as u64 }, nothing);
         if created.is_some() {
             self.gap_moved(thread, at, DriverEventKind::ContextCreated, 0, u64::from(uid));
         }
@@ -297,8 +298,8 @@ impl Core {
 
     /// The driver does something that costs memory outside of allocations: what is charged now says how much.
     pub fn gap_moved(&self, thread: &Thread, at: At, event: DriverEventKind, bytes: u64, value: u64) {
-        if control::records(control::API) {
-            self.record(thread, at, Body::DriverEvent { bytes, value, event }, nothing);
+        if recorder::records(recorder::API) {
+            self.recorder.record(thread, at, Body::DriverEvent { bytes, value, event }, nothing);
         }
         crate::base::wake::wake();
     }

@@ -7,7 +7,8 @@
 
 use crate::base::descriptor::Identity;
 use crate::base::row::Key;
-use crate::driver::core::{At, Core};
+use crate::driver::core::Core;
+use crate::record::recorder::At;
 use crate::threads::{Call, Thread};
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering::*};
 
@@ -78,7 +79,7 @@ impl Core {
             crate::base::row::kind_of(&row.row) == crate::base::row::kind::VMM_CREATE
         };
         let Some(file) = Identity::of(descriptor) else { return };
-        if !self.live.get(Key::Handle(handle)).is_some_and(is_own) {
+        if !self.recorder.live.get(Key::Handle(handle)).is_some_and(is_own) {
             return; // imported: the memory is counted in the exporting process
         }
         let claim = |(_, export): &(usize, &Export)| {
@@ -109,8 +110,8 @@ impl Core {
             }
             let address = address_of(place);
             // A reset of the device has removed it.
-            if self.live.get(Key::Mapping(address)).is_some() {
-                let mut call = Call::new(0, self.clock.now());
+            if self.recorder.live.get(Key::Mapping(address)).is_some() {
+                let mut call = Call::new(0, self.recorder.clock.now());
                 self.unmap_entered(thread, At::NOWHERE, &mut call, address, STEP);
                 self.free_returned(thread, At::NOWHERE, &call, 0);
             }

@@ -1,9 +1,7 @@
 //! The one way in: whatever the host calls goes through [`guard`].
 
 use crate::base::fault_injection;
-use crate::base::own_thread::{self, Uncancelled};
 use crate::driver::core::Core;
-use crate::record::panic;
 use crate::record::status;
 use crate::threads::{self, Thread};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -37,17 +35,4 @@ pub fn guard<T>(absent: T, work: impl FnOnce(&'static Core, &'static Thread) -> 
             absent
         }
     }
-}
-
-/// Runs `work` whether or not the agent is armed; a panic disarms it. For starting and stopping.
-pub fn shielded<T>(absent: T, work: impl FnOnce() -> T) -> T {
-    let _uncancelled = Uncancelled::now();
-    let before = panic::SHIELDED.swap(own_thread::kernel_id(), Relaxed);
-    let done = catch_unwind(AssertUnwindSafe(work));
-    panic::SHIELDED.store(before, Relaxed);
-    done.unwrap_or_else(|panic| {
-        std::mem::forget(panic);
-        status::disarm_after_panic();
-        absent
-    })
 }

@@ -7,8 +7,9 @@
 
 use crate::base::row::{Beside, Key};
 use crate::driver::allocations::took_us_short;
-use crate::driver::core::{At, Core, nothing};
+use crate::driver::core::Core;
 use crate::driver::multicast::Few;
+use crate::record::recorder::{At, nothing};
 use crate::threads::{self, Thread};
 use cupti_sys::pool_attribute::*;
 use gpumem_wire::{Body, MemoryKind, PoolOwner};
@@ -199,8 +200,8 @@ impl Core {
             pool.id.store(id, Release);
         }
         let body = Body::PoolCreate { pool: id, parent: 0, reports_blocks: 0, owner };
-        self.record(thread, At { device, ..At::NOWHERE }, body, |core, row| {
-            core.live.insert(Key::Pool(id), row, Beside::default());
+        self.recorder.record(thread, At { device, ..At::NOWHERE }, body, |recorder, row| {
+            recorder.live.insert(Key::Pool(id), row, Beside::default());
         });
     }
 
@@ -218,9 +219,14 @@ impl Core {
         if let Some(current) = self.driver_pools.current.get(usize::from(device)) {
             let _ = current.compare_exchange(id, 0, Relaxed, Relaxed);
         }
-        self.record(thread, At { device, ..At::NOWHERE }, Body::PoolDestroy { pool: id }, |core, _| {
-            core.live.remove(Key::Pool(id));
-        });
+        self.recorder.record(
+            thread,
+            At { device, ..At::NOWHERE },
+            Body::PoolDestroy { pool: id },
+            |recorder, _| {
+                recorder.live.remove(Key::Pool(id));
+            },
+        );
     }
 
     /// The program put memory nodes into a graph.
@@ -274,7 +280,7 @@ impl Core {
         if every_ns == 0 && entered_ns != 0 {
             pool.entered_ns.fetch_min(entered_ns, AcqRel); // whoever polls it now, if not we
         }
-        let now = self.clock.now();
+        let now = self.recorder.clock.now();
         if now.saturating_sub(pool.polled_ns.load(Relaxed)) < every_ns || pool.asked.fetch_add(1, AcqRel) != 0
         {
             return;
@@ -289,7 +295,7 @@ impl Core {
     }
 
     fn poll_once(&self, thread: &Thread, pool: &Pool) {
-        let now = self.clock.now();
+        let now = self.recorder.clock.now();
         // In this order: a call that has changed the pool by now is under way still, or has left its time.
         let under_way = Some(threads::moving_since_ns()).filter(|&since| since != 0);
         let left = pool.entered_ns.swap(u64::MAX, AcqRel);
@@ -307,7 +313,7 @@ impl Core {
                 let took_us = took_us_short(Some(entered_ns), time_ns);
                 Body::PoolState { pool: id, reserved_bytes, used_bytes, took_us }
             };
-            self.record_timed(thread, At { device, ..At::NOWHERE }, body, nothing);
+            self.recorder.record_timed(thread, At { device, ..At::NOWHERE }, body, nothing);
         }
     }
 

@@ -7,7 +7,8 @@
 use crate::base::row::kind_of;
 use crate::base::row::{Beside, Key, Taken};
 use crate::driver::allocations::took_us;
-use crate::driver::core::{At, Core};
+use crate::driver::core::Core;
+use crate::record::recorder::At;
 use crate::threads::{Call, Thread};
 use gpumem_wire::{Body, ImportSource, MemoryKind};
 use std::sync::atomic::Ordering::AcqRel;
@@ -38,37 +39,37 @@ impl Core {
             at.context = took_us(entered_ns, time_ns);
             Body::VmmCreate { handle, bytes, references: 1, memory }
         };
-        self.record_timed(thread, at, body, |core, row| {
-            core.references_change(row[0]);
-            core.live.insert(Key::Handle(handle), row, Beside { references: 1, ..Beside::default() });
+        self.recorder.record_timed(thread, at, body, |recorder, row| {
+            self.references_change(row[0]);
+            recorder.live.insert(Key::Handle(handle), row, Beside { references: 1, ..Beside::default() });
         });
     }
 
     /// A handle came from another process. Its size is known when it is mapped.
     pub fn handle_imported(&self, thread: &Thread, at: At, handle: u64) {
         let body = Body::Import { address: handle, bytes: 0, source: ImportSource::ShareableHandle };
-        self.record(thread, at, body, |core, row| {
-            core.references_change(row[0]);
-            core.live.insert(Key::Handle(handle), row, Beside { references: 1, ..Beside::default() });
+        self.recorder.record(thread, at, body, |recorder, row| {
+            self.references_change(row[0]);
+            recorder.live.insert(Key::Handle(handle), row, Beside { references: 1, ..Beside::default() });
         });
     }
 
     /// cuMemRetainAllocationHandle gave `handle` for the mapping at `address`.
     pub fn handle_retained(&self, thread: &Thread, at: At, handle: u64, address: u64) {
-        self.record(thread, at, Body::VmmRetain { handle, address }, |core, row| {
-            core.references_change(row[0]);
-            let Some(mapping) = core.mapping_at(address) else { return };
-            match core.backing_of(&mapping) {
+        self.recorder.record(thread, at, Body::VmmRetain { handle, address }, |recorder, row| {
+            self.references_change(row[0]);
+            let Some(mapping) = self.mapping_at(address) else { return };
+            match self.backing_of(&mapping) {
                 Some(Key::Backing(seq)) => {
-                    if let Some(mut backing) = core.live.remove(Key::Backing(seq)) {
+                    if let Some(mut backing) = recorder.live.remove(Key::Backing(seq)) {
                         backing.beside.references = 1;
                         backing.row[2] = handle;
-                        core.live.insert(Key::Handle(handle), &backing.row, backing.beside);
+                        recorder.live.insert(Key::Handle(handle), &backing.row, backing.beside);
                         // Its old number may not be this one, and nobody knows that of a page that was taken over (sources/torch/adopt.rs).
-                        core.live.update(Key::Mapping(mapping.row[2]), 4, |_, _| handle);
+                        recorder.live.update(Key::Mapping(mapping.row[2]), 4, |_, _| handle);
                     }
                 }
-                Some(key) => drop(core.live.count(key, 1, 0)),
+                Some(key) => drop(recorder.live.count(key, 1, 0)),
                 None => {}
             }
         });
@@ -79,7 +80,7 @@ impl Core {
         let first = address & !(GRANULE - 1);
         let before = (0..MOST_MAPPINGS).map_while(|back| first.checked_sub(back * GRANULE));
         let mut starts = std::iter::once(address).chain(before);
-        let nearest = starts.find_map(|start| self.live.get(Key::Mapping(start)))?;
+        let nearest = starts.find_map(|start| self.recorder.live.get(Key::Mapping(start)))?;
         (address - nearest.row[2] < nearest.row[3]).then_some(nearest)
     }
 
@@ -90,7 +91,7 @@ impl Core {
             return None;
         }
         let by_number = Key::Handle(mapping.row[4]);
-        let is_it = self.live.get(by_number).is_some_and(|row| row.seq() == seq);
+        let is_it = self.recorder.live.get(by_number).is_some_and(|row| row.seq() == seq);
         Some(if is_it { by_number } else { Key::Backing(seq) })
     }
 
@@ -98,14 +99,14 @@ impl Core {
     pub fn release_entered(&self, thread: &Thread, at: At, call: &mut Call, handle: u64) {
         self.look_at_exports(thread);
         let taken = &mut call.taken;
-        call.begin_seq = self.record(thread, at, Body::VmmRelease { handle }, |core, row| {
-            core.references_change(row[0]);
-            *taken = core.live.count(Key::Handle(handle), -1, 0);
+        call.begin_seq = self.recorder.record(thread, at, Body::VmmRelease { handle }, |recorder, row| {
+            self.references_change(row[0]);
+            *taken = recorder.live.count(Key::Handle(handle), -1, 0);
             if taken.is_some_and(|taken| taken.beside.references == 0)
-                && let Some(backing) = core.live.remove(Key::Handle(handle))
+                && let Some(backing) = recorder.live.remove(Key::Handle(handle))
                 && backing.beside.mappings > 0
             {
-                core.live.insert(Key::Backing(backing.seq()), &backing.row, backing.beside);
+                recorder.live.insert(Key::Backing(backing.seq()), &backing.row, backing.beside);
             }
         });
     }
@@ -115,13 +116,13 @@ impl Core {
         self.references_change(seq);
         let handle = taken.row[2];
         let by_number = Key::Handle(handle);
-        if self.live.get(by_number).is_some_and(|row| row.seq() == taken.seq()) {
-            self.live.count(by_number, 1, 0);
+        if self.recorder.live.get(by_number).is_some_and(|row| row.seq() == taken.seq()) {
+            self.recorder.live.count(by_number, 1, 0);
             return;
         }
-        let mut back = self.live.remove(Key::Backing(taken.seq())).unwrap_or(*taken);
+        let mut back = self.recorder.live.remove(Key::Backing(taken.seq())).unwrap_or(*taken);
         back.beside.references = 1;
-        self.live.insert(by_number, &back.row, back.beside);
+        self.recorder.live.insert(by_number, &back.row, back.beside);
     }
 
     /// cuMemMap succeeded.
@@ -134,12 +135,12 @@ impl Core {
     /// Books a mapping of a handle. Whether its memory is this process's own.
     pub(crate) fn map_handle(&self, thread: &Thread, at: At, address: u64, bytes: u64, handle: u64) -> bool {
         let mut is_own = false;
-        self.record(thread, at, Body::VmmMap { address, bytes, handle }, |core, row| {
-            core.references_change(row[0]);
-            if let Some(backing) = core.live.count(Key::Handle(handle), 0, 1) {
+        self.recorder.record(thread, at, Body::VmmMap { address, bytes, handle }, |recorder, row| {
+            self.references_change(row[0]);
+            if let Some(backing) = recorder.live.count(Key::Handle(handle), 0, 1) {
                 is_own = kind_of(&backing.row) == crate::base::row::kind::VMM_CREATE;
                 let beside = Beside { backing: backing.seq(), ..Beside::default() };
-                core.live.insert(Key::Mapping(address), row, beside);
+                recorder.live.insert(Key::Mapping(address), row, beside);
             }
         });
         is_own
@@ -150,41 +151,42 @@ impl Core {
         self.driver_takes(thread, call, address, bytes);
         let mut taken: Option<Taken> = None;
         let mut more = 0;
-        call.begin_seq = self.record(thread, at, Body::VmmUnmap { address, bytes }, |core, row| {
-            core.references_change(row[0]);
-            let end = address.saturating_add(bytes);
-            let (mut place, mut tries) = (address, 0);
-            while place < end && tries < MOST_MAPPINGS {
-                tries += 1;
-                let Some(mapping) = core.live.remove(Key::Mapping(place)) else {
-                    place = (place + GRANULE) & !(GRANULE - 1);
-                    continue;
-                };
-                core.unmapped(&mapping);
-                place += mapping.row[3].max(1);
-                match taken {
-                    None => taken = Some(mapping),
-                    Some(_) => more += 1,
+        call.begin_seq =
+            self.recorder.record(thread, at, Body::VmmUnmap { address, bytes }, |recorder, row| {
+                self.references_change(row[0]);
+                let end = address.saturating_add(bytes);
+                let (mut place, mut tries) = (address, 0);
+                while place < end && tries < MOST_MAPPINGS {
+                    tries += 1;
+                    let Some(mapping) = recorder.live.remove(Key::Mapping(place)) else {
+                        place = (place + GRANULE) & !(GRANULE - 1);
+                        continue;
+                    };
+                    self.unmapped(&mapping);
+                    place += mapping.row[3].max(1);
+                    match taken {
+                        None => taken = Some(mapping),
+                        Some(_) => more += 1,
+                    }
                 }
-            }
-        });
+            });
         (call.taken, call.more_taken) = (taken, more);
     }
 
     pub(crate) fn unmapped(&self, mapping: &Taken) {
         let Some(key) = self.backing_of(mapping) else { return };
-        let left = self.live.count(key, 0, -1);
+        let left = self.recorder.live.count(key, 0, -1);
         if left.is_some_and(|left| left.beside.references == 0 && left.beside.mappings == 0) {
-            self.live.remove(key);
+            self.recorder.live.remove(key);
         }
     }
 
     /// The unmap failed.
     pub fn mapping_restored(&self, taken: &Taken, address: u64) {
-        let counted = self.backing_of(taken).and_then(|key| self.live.count(key, 0, 1));
+        let counted = self.backing_of(taken).and_then(|key| self.recorder.live.count(key, 0, 1));
         if counted.is_none() {
             self.astray.fetch_add(1, AcqRel); // the mapping was all that held it: its row is gone
         }
-        self.live.insert(Key::Mapping(address), &taken.row, taken.beside);
+        self.recorder.live.insert(Key::Mapping(address), &taken.row, taken.beside);
     }
 }

@@ -30,9 +30,9 @@ impl Drop for Socket {
 pub fn report(core: &'static Core, what: AskKind, options: &str) -> Option<String> {
     let _uncancelled = Uncancelled::now();
     sender::start(core);
-    let head = core.ring.head();
+    let head = core.recorder.ring.head();
     let start = Instant::now();
-    while core.ring.sent() < head
+    while core.recorder.ring.sent() < head
         && start.elapsed() < CATCH_UP
         && !own_thread::is_unheard()
         && own_thread::is_running()
@@ -44,7 +44,7 @@ pub fn report(core: &'static Core, what: AskKind, options: &str) -> Option<Strin
         return None; // this thread has a filter that the agent's own has not
     }
     let options = format!("start_ticks={}\nseq={head}\n{options}", core.start_ticks);
-    let stamp = Stamp { time_ns: core.clock.now(), thread: core.pid, ..Stamp::default() };
+    let stamp = Stamp { time_ns: core.recorder.clock.now(), thread: core.pid, ..Stamp::default() };
     let mut question = Vec::new();
     Record { stamp, body: Body::Ask { what, options: &options } }.append_frame(&mut question);
     let socket = Socket(sender::connect_anew(core)?);

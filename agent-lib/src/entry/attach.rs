@@ -54,7 +54,7 @@ fn settings() -> Settings {
 #[cold]
 pub fn elsewhere() -> Option<&'static Functions> {
     if status::fresh() {
-        crate::driver::guard::shielded((), || {
+        crate::record::panic::shielded((), || {
             prepare(settings);
         });
     }
@@ -85,7 +85,7 @@ fn prepare(settings: impl FnOnce() -> Settings) -> Option<&'static Core> {
         status::disarm();
         return None;
     }
-    panic::keep_quiet();
+    panic::install_hook();
     fault_injection::read();
     let settings = settings();
     let is_wanted = !settings.disabled && permitted();
@@ -98,7 +98,7 @@ fn prepare(settings: impl FnOnce() -> Settings) -> Option<&'static Core> {
     if let Some(parent) = old {
         // Forked before CUDA was initialised: scopes that are open keep their names, everything else begins anew.
         renew();
-        core.names.adopt(&parent.names);
+        core.recorder.names.adopt(&parent.recorder.names);
         threads::adopt();
         crate::sources::python_host::run::restart();
     }

@@ -82,7 +82,7 @@ pub fn dumps(core: &'static Core, format: Format, sort: Sort, ascending: bool, r
 /// The agent's own.
 pub fn summary(core: &Core, format: Format, sort: Sort, ascending: bool) -> String {
     let mut lines: BTreeMap<Key, Sum> = BTreeMap::new();
-    for taken in core.live.scan() {
+    for taken in core.recorder.live.scan() {
         let Some((key, bytes)) = line_of(core, &taken) else { continue };
         let sum = lines.entry(key).or_insert(Sum { count: 0, total: 0, least: u64::MAX, greatest: 0 });
         sum.count += 1;
@@ -144,7 +144,7 @@ fn line_of(core: &Core, taken: &Taken) -> Option<(Key, u64)> {
     } else {
         (row[7] >> 56) as u8
     };
-    let tag = core.names.path(row[5] as u32).map(|path| String::from_utf8_lossy(path).into_owned());
+    let tag = core.recorder.names.path(row[5] as u32).map(|path| String::from_utf8_lossy(path).into_owned());
     let key = Key {
         device: row::device_of(row),
         class,
@@ -220,11 +220,11 @@ fn text(core: &Core, lines: &[(Key, Sum)]) -> String {
             "\ncounters\n{:>14} {:>9} {:>14} {:>14} {:>14}  name",
             "now", "changes", "min", "max", "mean"
         );
-        let now = core.clock.now();
+        let now = core.recorder.clock.now();
         for counter in counters {
             let (value, changes, least, greatest) =
                 (counter.value, counter.changes, counter.least, counter.greatest);
-            let name = core.names.path(counter.tag).map(String::from_utf8_lossy).unwrap_or_default();
+            let name = core.recorder.names.path(counter.tag).map(String::from_utf8_lossy).unwrap_or_default();
             let _ = writeln!(
                 out,
                 "{value:>14} {changes:>9} {least:>14} {greatest:>14} {:>14.2}  {name}",
@@ -236,8 +236,11 @@ fn text(core: &Core, lines: &[(Key, Sum)]) -> String {
 }
 
 fn json(core: &Core, lines: &[(Key, Sum)]) -> String {
-    let mut out =
-        format!("{{\"source\":\"process\",\"pid\":{},\"time_ns\":{},\"lines\":[", core.pid, core.clock.now());
+    let mut out = format!(
+        "{{\"source\":\"process\",\"pid\":{},\"time_ns\":{},\"lines\":[",
+        core.pid,
+        core.recorder.clock.now()
+    );
     for (index, (key, sum)) in lines.iter().enumerate() {
         let comma = if index == 0 { "" } else { "," };
         let device = if key.device == NONE_DEVICE { "null".to_owned() } else { key.device.to_string() };
@@ -251,10 +254,10 @@ fn json(core: &Core, lines: &[(Key, Sum)]) -> String {
         );
     }
     out += "],\"counters\":[";
-    let now = core.clock.now();
+    let now = core.recorder.clock.now();
     for (index, counter) in counters::all(core, false).iter().enumerate() {
         let comma = if index == 0 { "" } else { "," };
-        let name = core.names.path(counter.tag).map(String::from_utf8_lossy).unwrap_or_default();
+        let name = core.recorder.names.path(counter.tag).map(String::from_utf8_lossy).unwrap_or_default();
         let _ = write!(
             out,
             "{comma}{{\"name\":{},\"value\":{},\"changes\":{},\"min\":{},\"max\":{},\"mean\":{}}}",

@@ -23,7 +23,7 @@ pub fn install() {
 
 /// The loader's lock that the sender holds now and then must be free in the child.
 extern "C" fn before() {
-    crate::driver::guard::shielded((), || {
+    crate::record::panic::shielded((), || {
         fault_injection::at("fork");
         callers::before_fork();
     });
@@ -45,7 +45,7 @@ extern "C" fn in_child() {
 
 /// In the process that started the agent, not in its children: what is left is sent, for a moment.
 extern "C" fn at_exit() {
-    crate::driver::guard::shielded((), || {
+    crate::record::panic::shielded((), || {
         fault_injection::at("exit");
         sender::finish();
     });

@@ -198,11 +198,12 @@ impl Core {
     /// The row of the block, or the allocation, that begins at an address: its pool, or 0, and its key.
     fn row_of_tensor(&self, address: u64) -> Option<(u64, Key, Taken)> {
         let mut keys = self.torch.with_pools().map(|(_, pool)| (pool, Key::Block(pool, address)));
-        let block = keys.find_map(|(pool, key)| Some((pool, key, self.live.get(key)?)));
+        let block = keys.find_map(|(pool, key)| Some((pool, key, self.recorder.live.get(key)?)));
         block.or_else(|| {
             // Where tensors are allocations of their own.
             let key = Key::Allocation(address);
-            let row = if self.torch.single_tensors.load(Relaxed) == 0 { None } else { self.live.get(key) };
+            let row =
+                if self.torch.single_tensors.load(Relaxed) == 0 { None } else { self.recorder.live.get(key) };
             Some((0, key, row?))
         })
     }

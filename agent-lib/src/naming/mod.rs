@@ -52,7 +52,7 @@ impl Core {
     fn with_line(&self, thread: &Thread, tag: u32) -> u32 {
         match python::line(self, thread) {
             0 => tag,
-            line => self.names.join(tag, line),
+            line => self.recorder.names.join(tag, line),
         }
     }
 
@@ -67,9 +67,9 @@ impl Core {
             },
             (scope, 0, tag) if tag != 0 && scope == thread.autograd.scope() => (tag, Flags(0)),
             (0, 0, tag) => (tag, Flags(0)),
-            (scope, 0, tag) if tag != 0 => (self.names.join(scope, tag), Flags(0)),
+            (scope, 0, tag) if tag != 0 => (self.recorder.names.join(scope, tag), Flags(0)),
             (0, tag, _) | (tag, 0, _) => (tag, Flags(0)),
-            (scope, module, _) => (self.names.join(scope, module), Flags(0)),
+            (scope, module, _) => (self.recorder.names.join(scope, module), Flags(0)),
         };
         let own = if flags.0 == 0 { tag } else { 0 };
         if own != 0 || node.is_none() {

@@ -12,9 +12,7 @@ use crate::base::hot::HOT;
 use crate::base::locks::ForkMutex;
 use crate::base::memfd::anonymous;
 use crate::base::ring::Row;
-use crate::base::row::{Key, Taken};
 use crate::base::row::{device_of, kind, kind_of, memory_of};
-use crate::driver::core::Core;
 use gpumem_wire::MemoryKind;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU32, Ordering::*};
 
@@ -34,7 +32,7 @@ pub enum Family {
 
 /// Of a tag on a device in a family.
 #[derive(Debug)]
-struct Share {
+struct TagHighWater {
     live: AtomicI64,
     /// At the high, if `turn` is the high's.
     then: AtomicI64,
@@ -42,7 +40,7 @@ struct Share {
 }
 
 #[derive(Debug)]
-struct Sum {
+struct HighWater {
     live: AtomicI64,
     high: AtomicI64,
     /// Which high this is: grows with each.
@@ -50,11 +48,11 @@ struct Sum {
 }
 
 const OPEN: &AtomicBool = &HOT.peaks_open;
-static SUMS: [[Sum; 2]; DEVICES] = [const {
-    [const { Sum { live: AtomicI64::new(0), high: AtomicI64::new(0), turn: AtomicU32::new(0) } }; 2]
+static SUMS: [[HighWater; 2]; DEVICES] = [const {
+    [const { HighWater { live: AtomicI64::new(0), high: AtomicI64::new(0), turn: AtomicU32::new(0) } }; 2]
 }; DEVICES];
 /// `DEVICES` * 2 * `TAGS` of them, made when the first range is opened.
-static SHARES: AtomicPtr<Share> = AtomicPtr::new(std::ptr::null_mut());
+static SHARES: AtomicPtr<TagHighWater> = AtomicPtr::new(std::ptr::null_mut());
 /// Somebody moves bytes between a share and its sum: a high that came between the two would have a composition that is not its sum.
 static MOVING: AtomicBool = AtomicBool::new(false);
 /// Looks at it, while a range is open. Who holds it for longer has lost its core: nobody waits for that, and the high may then be off
@@ -75,7 +73,7 @@ pub fn open() -> bool {
     OPEN.load(Relaxed)
 }
 
-fn shares() -> &'static [Share] {
+fn shares() -> &'static [TagHighWater] {
     let shares = SHARES.load(Acquire);
     if shares.is_null() {
         return &[];
@@ -84,17 +82,14 @@ fn shares() -> &'static [Share] {
     unsafe { std::slice::from_raw_parts(shares, DEVICES * 2 * TAGS) }
 }
 
-fn share(device: usize, family: Family, tag: u32) -> Option<&'static Share> {
+fn share(device: usize, family: Family, tag: u32) -> Option<&'static TagHighWater> {
     shares().get((device * 2 + family as usize) * TAGS + (tag as usize).min(TAGS - 1))
 }
 
-/// What a row counts as.
-fn family(row: &Row) -> Option<Family> {
+/// What a row counts as. `parent` is that of its pool, for a block.
+fn family(row: &Row, parent: u64) -> Option<Family> {
     match kind_of(row) {
-        kind::BLOCK_ALLOC => {
-            let parent = Core::get()?.live.get(Key::Pool(row[4])).map_or(0, |pool| pool.row[4]);
-            (parent == 0).then_some(Family::Blocks)
-        }
+        kind::BLOCK_ALLOC => (parent == 0).then_some(Family::Blocks),
         kind::ALLOC_END | kind::VMM_CREATE => {
             let device = [
                 MemoryKind::Device,
@@ -123,13 +118,13 @@ fn alone(work: impl FnOnce()) {
 }
 
 #[cold]
-fn add(row: &Row, tag: u32, bytes: i64) {
+fn add(row: &Row, parent: u64, tag: u32, bytes: i64) {
     let device = usize::from(device_of(row));
-    let Some(family) = family(row).filter(|_| device < DEVICES) else { return };
+    let Some(family) = family(row, parent).filter(|_| device < DEVICES) else { return };
     alone(|| move_bytes(&SUMS[device][family as usize], share(device, family, tag), bytes));
 }
 
-fn move_bytes(sum: &Sum, share: Option<&Share>, bytes: i64) {
+fn move_bytes(sum: &HighWater, share: Option<&TagHighWater>, bytes: i64) {
     if let Some(share) = share {
         let turn = sum.turn.load(Acquire);
         if share.turn.swap(turn, AcqRel) != turn {
@@ -145,21 +140,21 @@ fn move_bytes(sum: &Sum, share: Option<&Share>, bytes: i64) {
 }
 
 /// A row was bound.
-#[cold]
-#[inline(never)]
-pub fn born(row: Row) {
-    add(&row, row[5] as u32, row[3].cast_signed());
+pub fn born(row: &Row, parent: u64) {
+    add(row, parent, row[5] as u32, row[3].cast_signed());
 }
 
 /// A row was unbound.
-pub fn gone(row: &Row) {
-    add(row, row[5] as u32, -row[3].cast_signed());
+pub fn gone(row: &Row, parent: u64) {
+    add(row, parent, row[5] as u32, -row[3].cast_signed());
 }
 
 /// A row has another tag from now on. No sum changes, so the high's composition is the one with the later name.
-pub fn renamed(row: &Row, tag: u32) {
+pub fn renamed(row: &Row, parent: u64, tag: u32) {
     let device = usize::from(device_of(row));
-    let Some(family) = family(row).filter(|_| device < DEVICES && row[5] as u32 != tag) else { return };
+    let Some(family) = family(row, parent).filter(|_| device < DEVICES && row[5] as u32 != tag) else {
+        return;
+    };
     alone(|| {
         let turn = SUMS[device][family as usize].turn.load(Acquire);
         for (tag, bytes) in [(row[5] as u32, -row[3].cast_signed()), (tag, row[3].cast_signed())] {
@@ -173,18 +168,19 @@ pub fn renamed(row: &Row, tag: u32) {
     });
 }
 
-/// Begins to count, from what is live now. Not in a hook. False if there is no memory for it.
-pub fn begin(core: &Core) -> bool {
+/// Begins to count, from what is live now: `live` gives the rows, and the parents of blocks' pools. Not in a hook. False if there is no
+/// memory for it.
+pub fn begin(live: impl FnOnce() -> Vec<(Row, u64)>) -> bool {
     let Ok(_changing) = CHANGING.lock() else { return false };
     if open() {
         return true;
     }
     if SHARES.load(Acquire).is_null() {
-        let Some(shares) = anonymous::<Share>(DEVICES * 2 * TAGS) else { return false };
+        let Some(shares) = anonymous::<TagHighWater>(DEVICES * 2 * TAGS) else { return false };
         SHARES.store(shares.as_ptr().cast_mut(), Release);
     } else {
-        let bytes = DEVICES * 2 * TAGS * size_of::<Share>();
-        // SAFETY: our own private mapping; its pages read as zeros afterwards, which is a Share.
+        let bytes = DEVICES * 2 * TAGS * size_of::<TagHighWater>();
+        // SAFETY: our own private mapping; its pages read as zeros afterwards, which is a TagHighWater.
         unsafe { libc::madvise(SHARES.load(Acquire).cast(), bytes, libc::MADV_DONTNEED) };
     }
     MOVING.store(false, Relaxed); // in a forked child
@@ -194,10 +190,10 @@ pub fn begin(core: &Core) -> bool {
         sum.turn.store(1, Relaxed);
     }
     // Between the two, other threads' rows may count twice or not at all: see the module's text.
-    let live: Vec<Taken> = core.live.scan().collect();
+    let live = live();
     OPEN.store(true, SeqCst);
-    for taken in &live {
-        born(taken.row);
+    for (row, parent) in &live {
+        born(row, *parent);
     }
     reset();
     true

@@ -5,4 +5,5 @@ pub mod layers;
 pub mod live;
 pub mod names;
 pub(crate) mod panic;
+pub mod recorder;
 pub mod status;

@@ -1,8 +1,9 @@
 //! What a panic of ours leaves behind: where it was, for the daemon, and nothing on the program's standard error.
 
-use crate::base::own_thread;
+use crate::base::own_thread::{self, Uncancelled};
+use crate::record::status;
 use crate::threads;
-use std::panic::PanicHookInfo;
+use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use std::sync::{Mutex, TryLockError};
 
@@ -10,10 +11,10 @@ use std::sync::{Mutex, TryLockError};
 static WHERE: Mutex<String> = Mutex::new(String::new());
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 /// A thread of the program's that starts or ends the agent; 0 for none.
-pub static SHIELDED: AtomicU32 = AtomicU32::new(0);
+static SHIELDED: AtomicU32 = AtomicU32::new(0);
 
 /// Our standard library is our own: what the program's says of its panics stays as it is.
-pub fn keep_quiet() {
+pub fn install_hook() {
     if INSTALLED.swap(true, AcqRel) {
         return;
     }
@@ -41,6 +42,19 @@ fn note(panic: &PanicHookInfo<'_>) {
 }
 
 /// Where the first one was, in parentheses after a space; empty if that is not known.
-pub fn place() -> String {
+pub fn first_panic_location() -> String {
     WHERE.try_lock().map(|known| known.clone()).unwrap_or_default()
+}
+
+/// Runs `work` whether or not the agent is armed; a panic disarms it. For starting and stopping.
+pub fn shielded<T>(absent: T, work: impl FnOnce() -> T) -> T {
+    let _uncancelled = Uncancelled::now();
+    let before = SHIELDED.swap(own_thread::kernel_id(), Relaxed);
+    let done = catch_unwind(AssertUnwindSafe(work));
+    SHIELDED.store(before, Relaxed);
+    done.unwrap_or_else(|panic| {
+        std::mem::forget(panic);
+        status::disarm_after_panic();
+        absent
+    })
 }

@@ -2,7 +2,6 @@
 
 use crate::base::hot::HOT;
 use crate::base::locks::ForkMutex;
-use crate::driver::core::Core;
 use crate::record::panic;
 use gpumem_wire::AgentState;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::*};
@@ -20,13 +19,13 @@ static PANICKED: AtomicBool = AtomicBool::new(false);
 /// Changes of what the agent says: the sender compares.
 static VERSION: AtomicU64 = AtomicU64::new(0);
 /// Not for callbacks: set while starting, by the sender, and by pause and resume.
-static SAID: ForkMutex<Vec<Said>> = ForkMutex::new(Vec::new);
+static SAID: ForkMutex<Vec<StatusReport>> = ForkMutex::new(Vec::new);
 /// So many are kept for daemons that come later: they want to know when the agent was blind.
 const KEPT: usize = 65;
 
 /// What the agent said about itself, and since when.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Said {
+pub struct StatusReport {
     /// From 1 on.
     pub number: u64,
     /// Since when.
@@ -67,14 +66,8 @@ pub fn disarm_after_panic() {
     VERSION.fetch_add(1, Release);
 }
 
-/// What is said about itself from now on.
-pub fn set(state: AgentState, result: u16, detail: &str) {
-    let now = Core::get().map_or(0, |core| core.clock.now());
-    set_since(now, state, result, detail);
-}
-
-/// What has been so for a while.
-pub fn set_since(time_ns: u64, state: AgentState, result: u16, detail: &str) {
+/// Reports what the agent is since a time.
+pub fn report(time_ns: u64, state: AgentState, result: u16, detail: &str) {
     let Ok(mut said) = SAID.lock() else { return };
     let last = said.last();
     if last.is_some_and(|last| last.state == state && last.result == result && last.detail == detail) {
@@ -86,7 +79,7 @@ pub fn set_since(time_ns: u64, state: AgentState, result: u16, detail: &str) {
     if said.len() >= KEPT {
         said.drain(1..3); // a pause and its end; how it began stays
     }
-    said.push(Said { number, time_ns, state, result, detail: detail.to_owned() });
+    said.push(StatusReport { number, time_ns, state, result, detail: detail.to_owned() });
     VERSION.fetch_add(1, Release);
 }
 
@@ -102,22 +95,25 @@ pub fn version() -> u64 {
 
 /// What was said after the number `after`, oldest first; the last one also if it is not new. Empty: CUPTI was not looked
 /// for so far.
-pub fn said_after(after: u64) -> Vec<Said> {
+pub fn reports_after(after: u64, now_ns: u64) -> Vec<StatusReport> {
     let mut said = SAID.lock().map(|said| said.clone()).unwrap_or_default();
     let number = said.last().map_or(0, |last| last.number);
     said.retain(|said| said.number > after || said.number == number);
     if PANICKED.load(Relaxed) {
-        let detail = format!("a fault in the agent{}: it has stopped watching this process", panic::place());
-        let time_ns = Core::get().map_or(0, |core| core.clock.now());
-        said.push(Said { number, time_ns, state: AgentState::Disarmed, result: 0, detail });
+        let detail = format!(
+            "a fault in the agent{}: it has stopped watching this process",
+            panic::first_panic_location()
+        );
+        said.push(StatusReport { number, time_ns: now_ns, state: AgentState::Disarmed, result: 0, detail });
     }
     said
 }
 
 /// It was said that driver calls are not heard. Not for callbacks.
 pub fn is_blind() -> bool {
-    let is_blind =
-        |said: &Said| matches!(said.state, AgentState::Blocked | AgentState::Paused | AgentState::Disarmed);
+    let is_blind = |said: &StatusReport| {
+        matches!(said.state, AgentState::Blocked | AgentState::Paused | AgentState::Disarmed)
+    };
     SAID.lock().is_ok_and(|said| said.last().is_some_and(is_blind))
 }
 

@@ -4,7 +4,8 @@ use super::{Sender, finishing};
 use crate::base::clock::MARGIN_NS;
 use crate::base::ring::Made;
 use crate::record::layers;
-use crate::record::status::{self, Said};
+use crate::record::status;
+use crate::record::status::StatusReport;
 use crate::sources::api::control::Wish;
 use crate::sources::api::window::Limits;
 use crate::threads;
@@ -21,7 +22,7 @@ const ROUND: u64 = 16 * 1024;
 
 impl Sender {
     pub(super) fn say(&mut self, body: Body<'_>) -> bool {
-        let stamp = Stamp { time_ns: self.core.clock.now(), ..Stamp::default() };
+        let stamp = Stamp { time_ns: self.core.recorder.clock.now(), ..Stamp::default() };
         self.link.frame(&Record { stamp, body })
     }
 
@@ -30,9 +31,9 @@ impl Sender {
         let mut busy = false;
         while self.link.is_up() {
             // In this order: what was in flight at `now` either is so still or has its number up to `head`.
-            let now = self.core.clock.now() - MARGIN_NS;
+            let now = self.core.recorder.clock.now() - MARGIN_NS;
             let in_flight_since_ns = threads::moving_since_ns();
-            let head = self.core.ring.head();
+            let head = self.core.recorder.ring.head();
             let until = head.min(self.taken + ROUND);
             let before = self.taken;
             self.core.introduce_awaited_devices(self.thread);
@@ -56,17 +57,17 @@ impl Sender {
     pub(super) fn flush(&mut self) -> bool {
         let sent = self.link.flush();
         if sent && !self.dumping {
-            self.core.ring.set_sent(self.taken);
+            self.core.recorder.ring.set_sent(self.taken);
         }
         sent
     }
 
     /// Names that were not sent on this connection.
     pub(super) fn send_names(&mut self, flags: Flags) -> bool {
-        let end = self.core.names.end();
+        let end = self.core.recorder.names.end();
         while self.names_sent < end {
             let start = self.link.packet().len();
-            let next = self.core.names.copy(self.names_sent, end, self.link.packet());
+            let next = self.core.recorder.names.copy(self.names_sent, end, self.link.packet());
             mark(&mut self.link.packet()[start..], flags);
             if next == self.names_sent && start == 0 {
                 return true; // not finished by the thread that writes it; a later round has it
@@ -91,8 +92,12 @@ impl Sender {
         let mut quiet = 0;
         while self.taken < until {
             let seq = self.taken + 1;
-            self.core.ring.expect_to_read(seq + AHEAD);
-            let made = self.core.ring.made(seq, until, &mut quiet, |until| threads::quiesce(until, PATIENCE));
+            self.core.recorder.ring.expect_to_read(seq + AHEAD);
+            let made = self
+                .core
+                .recorder
+                .ring
+                .made(seq, until, &mut quiet, |until| threads::quiesce(until, PATIENCE));
             match made {
                 Made::Unfinished => return false,
                 Made::Record(row) => {
@@ -116,8 +121,8 @@ impl Sender {
                 self.say(Body::Layer { layer, state, reason: &reason });
             }
         }
-        let refused = self.core.live.refused.load(Relaxed) + threads::refused();
-        let is_full = self.core.names.refused.load(Relaxed) > 0; // their number would grow with each allocation
+        let refused = self.core.recorder.live.refused.load(Relaxed) + threads::refused();
+        let is_full = self.core.recorder.names.refused.load(Relaxed) > 0; // their number would grow with each allocation
         let told = (self.core.astray.load(Relaxed), refused, is_full);
         let version = status::version();
         if self.state_version == Some(version) && self.told == told {
@@ -131,8 +136,10 @@ impl Sender {
     /// What the agent has said about itself after the number `after`.
     pub(super) fn say_state(&mut self, after: u64) {
         let (astray, refused, is_full) = self.told;
-        let said = status::said_after(after);
-        for (index, Said { number, time_ns, state, result, mut detail }) in said.iter().cloned().enumerate() {
+        let said = status::reports_after(after, self.core.recorder.clock.now());
+        for (index, StatusReport { number, time_ns, state, result, mut detail }) in
+            said.iter().cloned().enumerate()
+        {
             let rows = format!("{} rows found no place: the state is not whole", refused + astray);
             let names = "the table of names is full: new ones are left out".to_owned();
             let more = [(refused + astray > 0, rows), (is_full, names)];

@@ -208,7 +208,7 @@ impl Link {
 
     fn hello<'a>(&self, core: &'a Core) -> Record<'a> {
         let versions = u64::from(gpumem_wire::MAJOR) << 16 | u64::from(gpumem_wire::MINOR);
-        let stamp = Stamp { time_ns: core.clock.now(), thread: core.pid, ..Stamp::default() };
+        let stamp = Stamp { time_ns: core.recorder.clock.now(), thread: core.pid, ..Stamp::default() };
         let (instance, claims) = (self.instance, core.settings.claims.as_str());
         Record {
             stamp,
@@ -218,7 +218,7 @@ impl Link {
 
     /// Tries, if it is time to; whether there is a link now.
     pub fn connect(&mut self, core: &Core) -> bool {
-        let now = core.clock.now();
+        let now = core.recorder.clock.now();
         if now < self.next_try_ns && !finishing() {
             return false;
         }
@@ -392,9 +392,9 @@ pub fn last_words(core: &Core) {
     if fd < 0 {
         return;
     }
-    let stamp = Stamp { time_ns: core.clock.now(), ..Stamp::default() };
+    let stamp = Stamp { time_ns: core.recorder.clock.now(), ..Stamp::default() };
     let mut packet = Vec::new();
-    for said in crate::record::status::said_after(u64::MAX) {
+    for said in crate::record::status::reports_after(u64::MAX, core.recorder.clock.now()) {
         let body = Body::Agent { result: said.result, state: said.state, detail: &said.detail };
         Record { stamp, body }.append_frame(&mut packet);
     }

@@ -23,9 +23,10 @@ use crate::base::fault_injection;
 use crate::base::own_thread::{self, FINISHED, OWNER, THREAD};
 use crate::base::wake;
 use crate::driver::core::Core;
-use crate::driver::guard;
+use crate::driver::core::report_status;
 use crate::naming::callers;
 use crate::naming::callers::sites::Sites;
+use crate::record::panic;
 use crate::record::status;
 use crate::sources::api::scope;
 use crate::sources::nvtx;
@@ -120,8 +121,8 @@ pub fn start(core: &'static Core) {
     }
     let run = move || {
         THREAD.store(own_thread::kernel_id(), Relaxed);
-        if !guard::shielded(false, || Sender::new(core).run()) {
-            guard::shielded((), || link::last_words(core));
+        if !panic::shielded(false, || Sender::new(core).run()) {
+            panic::shielded((), || link::last_words(core));
         }
         FINISHED.store(true, Release);
     };
@@ -144,10 +145,10 @@ fn give_up(core: &Core, error: &std::io::Error) {
     let detail = format!(
         "its thread could not be started: {error} (RLIMIT_NPROC or the cgroup's pids.max is reached)"
     );
-    status::set(AgentState::Disarmed, result, &detail);
+    report_status(AgentState::Disarmed, result, &detail);
     let mut link = Link::new(core);
     if link.connect(core) {
-        let stamp = Stamp { time_ns: core.clock.now(), ..Stamp::default() };
+        let stamp = Stamp { time_ns: core.recorder.clock.now(), ..Stamp::default() };
         let body = Body::Agent { result, state: AgentState::Disarmed, detail: &detail };
         link.frame(&Record { stamp, body });
         link.frame(&Record { stamp, body: Body::Bye { reason: ByeReason::Disarmed } });
@@ -267,14 +268,18 @@ impl Sender {
                 continue;
             }
             let taken = self.taken.saturating_sub(taken);
-            pause = if busy { pause_of(pause, taken, self.core.ring.slots()) } else { (pause * 2).min(IDLE) };
+            pause = if busy {
+                pause_of(pause, taken, self.core.recorder.ring.slots())
+            } else {
+                (pause * 2).min(IDLE)
+            };
             wait(&[(self.link.socket(), libc::POLLIN)], pause);
         }
     }
 
     /// Does what there is to do; whether there was much.
     fn round(&mut self) -> bool {
-        self.core.clock.calibrate(&mut self.calibration);
+        self.core.recorder.clock.calibrate(&mut self.calibration);
         callers::look(self.core); // every time: a library may allocate as soon as it is loaded
         nvtx::look(self.core);
         self.torch.look_for_torch(self.core);
@@ -323,13 +328,13 @@ impl Sender {
         self.resync = None;
         self.epoch = 0;
         // What was in the packet of the old connection was not sent.
-        self.taken = self.core.ring.sent();
+        self.taken = self.core.recorder.ring.sent();
         true
     }
 
     /// Subscription, pools and threads: now and then.
     fn look_around(&mut self) {
-        let now = self.core.clock.now();
+        let now = self.core.recorder.clock.now();
         if finishing() || now < self.next_look_ns {
             return;
         }

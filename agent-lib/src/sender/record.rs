@@ -164,7 +164,8 @@ impl Sender {
         // Names that came meanwhile are said twice to one of them, which does no harm.
         self.names_sent = self.names_sent.min(state.names_sent);
         self.link.record_beside(state.link, path.clone(), bytes, limits.max_bytes);
-        self.record_until_ns = limits.for_ns.map_or(0, |for_ns| self.core.clock.now().saturating_add(for_ns));
+        self.record_until_ns =
+            limits.for_ns.map_or(0, |for_ns| self.core.recorder.clock.now().saturating_add(for_ns));
         Outcome::done(&path)
     }
 
@@ -196,7 +197,7 @@ impl Sender {
 
     /// A recording that has reached its end by itself.
     fn end_when_due(&mut self) {
-        let is_late = self.record_until_ns != 0 && self.core.clock.now() >= self.record_until_ns;
+        let is_late = self.record_until_ns != 0 && self.core.recorder.clock.now() >= self.record_until_ns;
         if self.link.is_recording_beside() && (is_late || self.link.is_beside_full()) {
             let _ = self.stop_recording();
             window::wait_for(u64::MAX);
@@ -217,7 +218,7 @@ impl Sender {
             }
         }
         if !self.link.is_up() {
-            self.core.ring.set_sent(self.taken);
+            self.core.recorder.ring.set_sent(self.taken);
         }
         self.taken == seq
     }
@@ -235,7 +236,7 @@ impl Sender {
         };
         let outcome = self.write_out(&path);
         self.ended = Some(path.clone());
-        let stamp = Stamp { time_ns: self.core.clock.now(), ..Stamp::default() };
+        let stamp = Stamp { time_ns: self.core.recorder.clock.now(), ..Stamp::default() };
         match self.link.end_beside(&Record { stamp, body: Body::Bye { reason: ByeReason::Requested } }) {
             Ok(()) => outcome,
             Err(error) => Outcome::failed(&path, &error),
@@ -244,7 +245,7 @@ impl Sender {
 
     /// Everything that was recorded by now is in the recording.
     fn write_out(&mut self, path: &Path) -> Outcome {
-        let head = self.core.ring.head();
+        let head = self.core.recorder.ring.head();
         for _ in 0..TRIES {
             self.send_new();
             if self.taken >= head {
@@ -269,8 +270,8 @@ impl Sender {
             Ok(link) => link,
             Err(error) => return Outcome::failed(&path, &error),
         };
-        let State { mut link, is_whole, taken, .. } = self.say_state_to(link, self.core.ring.head());
-        let stamp = Stamp { time_ns: self.core.clock.now(), ..Stamp::default() };
+        let State { mut link, is_whole, taken, .. } = self.say_state_to(link, self.core.recorder.ring.head());
+        let stamp = Stamp { time_ns: self.core.recorder.clock.now(), ..Stamp::default() };
         for body in [
             Body::Watermark { last_seq: taken, in_flight_since_ns: 0 },
             Body::Bye { reason: ByeReason::Requested },
@@ -309,7 +310,7 @@ impl Sender {
 
     fn dump_when_due(&mut self) {
         let period_ns = control::dump_period_ns();
-        let now = self.core.clock.now();
+        let now = self.core.recorder.clock.now();
         if period_ns == 0 || super::finishing() || !status::armed() {
             self.next_dump_ns = 0;
             return;
@@ -329,13 +330,13 @@ impl Sender {
         let muted = control::is_muted() || self.muted_by_daemon;
         match (self.muted_since, muted) {
             (None, true) => {
-                let head = self.core.ring.head();
+                let head = self.core.recorder.ring.head();
                 self.send_records(head);
                 self.flush();
                 self.muted_since = Some(self.taken + 1);
             }
             (Some(_), false) => {
-                self.send_records(self.core.ring.head()); // which skips them
+                self.send_records(self.core.recorder.ring.head()); // which skips them
                 self.say_skipped();
                 self.muted_since = None;
                 self.resync = Some(self.epoch);
@@ -349,7 +350,8 @@ impl Sender {
         let Some(first_seq) = self.muted_since else { return };
         let count = (self.taken + 1).saturating_sub(first_seq);
         if count > 0 {
-            let stamp = Stamp { time_ns: self.core.clock.now(), context: WITHHELD, ..Stamp::default() };
+            let stamp =
+                Stamp { time_ns: self.core.recorder.clock.now(), context: WITHHELD, ..Stamp::default() };
             self.link.frame(&Record { stamp, body: Body::Lost { count, first_seq } });
             self.muted_since = Some(self.taken + 1);
         }

@@ -61,7 +61,7 @@ impl Sender {
                 rows += self.restate(row);
             }
         }
-        for taken in self.core.live.scan() {
+        for taken in self.core.recorder.live.scan() {
             if taken.seq() <= after_seq && !has_order(&taken) {
                 rows += self.say_row(&taken);
             }
@@ -72,7 +72,7 @@ impl Sender {
         self.say_state(0);
         // A row may have come back where we had looked already.
         if are_settled && self.core.restored.load(Acquire) == restored {
-            let head_seq = self.core.ring.head();
+            let head_seq = self.core.recorder.ring.head();
             self.say(Body::ResyncEnd { epoch, head_seq, rows });
         } else {
             self.resync = Some(epoch);
@@ -85,10 +85,10 @@ impl Sender {
         let mut ordered = Ordered::default();
         for _ in 0..TRIES {
             // The daemon may be slow: most is sent before the moment begins in which counts have to rest.
-            if !self.send_names(Flags(0)) || !self.send_records(self.core.ring.head()) {
+            if !self.send_names(Flags(0)) || !self.send_records(self.core.recorder.ring.head()) {
                 return None;
             }
-            let after_seq = self.core.ring.head();
+            let after_seq = self.core.recorder.ring.head();
             if !threads::quiesce(after_seq, PATIENCE) {
                 return None;
             }
@@ -104,7 +104,9 @@ impl Sender {
 
     fn read_ordered(&self, after_seq: u64) -> Ordered {
         let mut ordered = Ordered { after_seq, ..Ordered::default() };
-        for taken in self.core.live.scan().filter(|taken| taken.seq() <= after_seq && has_order(taken)) {
+        for taken in
+            self.core.recorder.live.scan().filter(|taken| taken.seq() <= after_seq && has_order(taken))
+        {
             match kind_of(&taken.row) {
                 kind::POOL_CREATE => ordered.pools.push(taken),
                 kind::VMM_MAP => ordered.mappings.entry(taken.beside.backing).or_default().push(taken),

@@ -66,7 +66,10 @@ fn now() -> Named {
 fn name() -> (String, Phase) {
     let named = now();
     let core = gpumem::driver::core::Core::get().expect("an agent");
-    (String::from_utf8_lossy(core.names.path(named.tag).unwrap_or_default()).into_owned(), named.phase)
+    (
+        String::from_utf8_lossy(core.recorder.names.path(named.tag).unwrap_or_default()).into_owned(),
+        named.phase,
+    )
 }
 
 /// In a scope, as a module's call would be.
@@ -152,7 +155,7 @@ fn nodes_are_called_as_their_forward_pass_was() {
         by_thread(torch);
         // A thread that has run nodes goes on as it was.
         assert_eq!(name(), (String::new(), Phase::Unknown));
-        assert_eq!(core.names.refused.load(std::sync::atomic::Ordering::Relaxed), 0);
+        assert_eq!(core.recorder.names.refused.load(std::sync::atomic::Ordering::Relaxed), 0);
     });
 }
 

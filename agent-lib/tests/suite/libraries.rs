@@ -187,7 +187,7 @@ fn libraries_that_come_and_go_keep_their_numbers() {
             stop.store(true, Relaxed);
         });
         assert!(callers::TABLES.load(Relaxed) > tables + 4, "tables were made and thrown away");
-        assert!(core.live.scan().count() == 0 && gpumem::record::status::armed());
+        assert!(core.recorder.live.scan().count() == 0 && gpumem::record::status::armed());
         gpumem::sender::finish();
         let (calls, paths) = told(&std::fs::read(recording).expect("a recording"));
         let name = |module: u16| paths.get(&module).map_or("", String::as_str);

@@ -222,7 +222,7 @@ fn ranges_are_scopes() {
         );
         assert_eq!(own.ranges_broken, 0);
         assert_eq!(peer.seen.iter().filter(|kind| *kind == "Marker").count(), 1);
-        assert!(core.names.refused.load(std::sync::atomic::Ordering::Relaxed) == 0);
+        assert!(core.recorder.names.refused.load(std::sync::atomic::Ordering::Relaxed) == 0);
         peer.until("the layer", |_| layer().is_some_and(|said| said.state == LayerState::Active));
         let reason = layer().expect("said").reason;
         let wanted = "ranges of the default domain and ours, wide\u{e9}; other domains are left out (GPUMEM_NVTX_DOMAINS)";

@@ -8,7 +8,8 @@ use super::rounds::{Contestant, Per, print_table};
 use gpumem::base::env::Settings;
 use gpumem::base::row::Named;
 use gpumem::driver::allocations::Allocation;
-use gpumem::driver::core::{At, Core};
+use gpumem::driver::core::Core;
+use gpumem::record::recorder::At;
 use gpumem::threads::Call;
 use gpumem_wire::{Flags, MemoryKind};
 use std::cell::Cell;
@@ -39,7 +40,7 @@ impl BareRing {
     fn write(&self, core: &Core, address: u64, bytes: u64, tag: u32) {
         let seq = self.head.fetch_add(1, Ordering::AcqRel) + 1;
         let slot = &self.slots[(seq - 1) as usize & (RING - 1)];
-        let row = [core.clock.now(), address, bytes, 0, tag.into(), 1, 2];
+        let row = [core.recorder.clock.now(), address, bytes, 0, tag.into(), 1, 2];
         for (word, value) in slot[1..].iter().zip(row) {
             word.store(value, Ordering::Relaxed);
         }
@@ -134,7 +135,7 @@ fn shallower() {
 /// Until the sender has everything: rounds shall not find the ring full.
 fn drained(core: &Core) {
     let deadline = Instant::now() + Duration::from_secs(10);
-    while core.ring.sent() < core.ring.head() {
+    while core.recorder.ring.sent() < core.recorder.ring.head() {
         assert!(Instant::now() < deadline, "the sender is stuck");
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -213,9 +214,9 @@ pub fn run() {
         together(&mut both_floor, |_, event| bare.write(core, address(event), 512, 1));
         drained(core);
     }
-    assert_eq!(core.ring.lost(), 0, "a round found the ring full");
-    assert_eq!(core.live.scan().count(), 0, "every row was freed");
-    assert_eq!(core.live.refused.load(Ordering::Relaxed), 0);
+    assert_eq!(core.recorder.ring.lost(), 0, "a round found the ring full");
+    assert_eq!(core.recorder.live.scan().count(), 0, "every row was freed");
+    assert_eq!(core.recorder.live.refused.load(Ordering::Relaxed), 0);
     for contestant in
         [&mut allocs, &mut named, &mut frees, &mut pairs, &mut floor, &mut both, &mut both_floor]
     {

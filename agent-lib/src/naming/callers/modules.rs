@@ -210,7 +210,7 @@ fn say(core: &Core, id: u16, library: &Library) {
     }
     let stamp = Stamp { module: id, ..Stamp::default() };
     let body = Body::Module { base: library.base, bytes: library.bytes, path: &library.path };
-    core.names.add(&Record { stamp, body });
+    core.recorder.names.add(&Record { stamp, body });
 }
 
 /// A library that a callback has met before the table had it: its number is used, its path follows.
@@ -399,7 +399,7 @@ impl Registry {
         GENERATION.fetch_add(1, AcqRel);
         TABLES.fetch_add(1, Relaxed);
         if !old.is_null() {
-            self.retired.push((core.clock.now(), old));
+            self.retired.push((core.recorder.clock.now(), old));
         }
         name_new(core, &starts);
     }
@@ -437,7 +437,7 @@ fn name_new(core: &Core, starts: &[(usize, &'static Library)]) {
             }
             None => {
                 let body = Body::Module { base: start as u64, bytes: 0, path: "(a library that is gone)" };
-                core.names.add(&Record { stamp: Stamp { module: id, ..Stamp::default() }, body });
+                core.recorder.names.add(&Record { stamp: Stamp { module: id, ..Stamp::default() }, body });
             }
         }
         fresh.id.store(0, Release);

@@ -102,7 +102,7 @@ impl Sites {
         if let Some(&tag) = self.known.get(&site) {
             return tag;
         }
-        let tag = path_of(site).map_or(0, |path| core.names.intern(0, path.as_bytes()));
+        let tag = path_of(site).map_or(0, |path| core.recorder.names.intern(0, path.as_bytes()));
         self.known.insert(site, tag);
         tag
     }
@@ -111,7 +111,8 @@ impl Sites {
 /// Of the allocation of record `seq`, if it is still there and nobody has named it meanwhile.
 fn name_one(core: &Core, thread: &Thread, address: u64, seq: u64, tag: u32) {
     let key = Key::Allocation(address);
-    let is_nameless = core.live.get(key).is_some_and(|row| row.seq() == seq && row.row[5] as u32 == 0);
+    let is_nameless =
+        core.recorder.live.get(key).is_some_and(|row| row.seq() == seq && row.row[5] as u32 == 0);
     if !is_nameless {
         return;
     }

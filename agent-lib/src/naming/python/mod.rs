@@ -65,7 +65,8 @@ fn look(core: &Core, interpreter: &Interpreter) -> Option<Here> {
     // SAFETY: the layout was proved in this process; the state is the calling thread's own.
     let memory = unsafe { Plain::new() };
     let reader = Reader { memory: &memory, layout: &interpreter.layout };
-    let known = Known { codes: &CODES, modules: &MODULES, names: &core.names, cell: interpreter.cell };
+    let known =
+        Known { codes: &CODES, modules: &MODULES, names: &core.recorder.names, cell: interpreter.cell };
     known.find(&reader, state)
 }
 
@@ -96,7 +97,7 @@ pub fn line(core: &Core, _: &Thread) -> u32 {
     // SAFETY: as in `look`.
     let memory = unsafe { Plain::new() };
     let reader = Reader { memory: &memory, layout: &interpreter.layout };
-    LINES.tag(&core.names, &reader, &interpreter.types, state)
+    LINES.tag(&core.recorder.names, &reader, &interpreter.types, state)
 }
 
 /// Whether the calling thread's frames set gradients to zero, and whether one is a function with a backward pass of its own.
@@ -148,7 +149,7 @@ pub fn describe(core: &Core, thread: &Thread, out: &mut [u8]) -> usize {
         _ => "unknown",
     };
     let mut text = text::Out::new(out);
-    for part in [core.names.path(named.tag).unwrap_or_default(), b" ", phase.as_bytes(), b"\n"] {
+    for part in [core.recorder.names.path(named.tag).unwrap_or_default(), b" ", phase.as_bytes(), b"\n"] {
         text.put(part);
     }
     let used = text.used();

@@ -20,7 +20,7 @@ mod chunk;
 
 use crate::base::memfd::{Words, anonymous, fetch_to_write};
 use crate::base::ring::Row;
-use crate::base::row::{Beside, Key, Taken, WRITING};
+use crate::base::row::{Beside, Key, Taken, WRITING, kind, kind_of};
 use crate::record::high_water;
 use chunk::{Chunk, FREE, KEYS, beside_bit, favourite};
 use std::sync::atomic::{AtomicU64, Ordering::*, fence};
@@ -211,7 +211,7 @@ impl Live {
         self.write(place, row, beside);
         place.key().store(hash, Release);
         if high_water::open() {
-            high_water::born(words_of(row));
+            self.count_new(words_of(row));
         }
         true
     }
@@ -307,7 +307,7 @@ impl Live {
             self.unpass(hash, distance);
         }
         if high_water::open() {
-            high_water::gone(&row);
+            high_water::gone(&row, self.parent_of(&row));
         }
         Some(Taken { row, beside })
     }
@@ -383,6 +383,26 @@ impl Live {
         (seq != 0 && u64::from_le(words[0].load(Relaxed)) == seq).then_some(Taken { row, beside })
     }
 
+    /// The parent of the pool that a block's row is of; 0 without one, and for other rows.
+    pub fn parent_of(&self, row: &Row) -> u64 {
+        match kind_of(row) {
+            kind::BLOCK_ALLOC => self.get(Key::Pool(row[4])).map_or(0, |pool| pool.row[4]),
+            _ => 0,
+        }
+    }
+
+    /// A row was bound while a range is open.
+    #[cold]
+    #[inline(never)]
+    fn count_new(&self, row: Row) {
+        high_water::born(&row, self.parent_of(&row));
+    }
+
+    /// Begins a range of the high water; false if there is no memory for it. Not in a hook.
+    pub fn begin_high_water(&self) -> bool {
+        high_water::begin(|| self.scan().map(|taken| (taken.row, self.parent_of(&taken.row))).collect())
+    }
+
     /// Every row, in no order.
     pub fn scan(&self) -> impl Iterator<Item = Taken> + '_ {
         let used = self.chunks.iter().enumerate().flat_map(|(at, chunk)| {
@@ -412,7 +432,7 @@ impl Live {
         let mut beside = before.beside;
         let value = change(before.row[word], &mut beside);
         if word == 5 && high_water::open() {
-            high_water::renamed(&before.row, value as u32);
+            high_water::renamed(&before.row, self.parent_of(&before.row), value as u32);
         }
         place.row[word].store(value.to_le(), Release);
         for word in [0, 2] {

@@ -14,12 +14,13 @@ use crate::base::locks::ForkMutex;
 use crate::base::own_thread;
 use crate::base::own_thread::Uncancelled;
 use crate::driver::core::Core;
+use crate::record::recorder;
 use crate::sender;
 use crate::sources::api::window::Limits;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use std::sync::{Condvar, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -34,15 +35,6 @@ const NAMES: u32 = 10_000;
 /// Least time between two dumps by themselves.
 const LEAST_PERIOD_S: f64 = 0.1;
 
-/// Steps, phases, marks and counters.
-pub const MARKS: u8 = 1;
-/// Begin and end of scopes.
-pub const RANGES: u8 = 2;
-/// What the driver does beyond memory: modules, streams, graphs ...
-pub const API: u8 = 4;
-
-/// Which of them become records.
-static CLASSES: AtomicU8 = AtomicU8::new(MARKS | API);
 /// How often `mute` was called without `unmute`.
 static MUTES: AtomicU32 = AtomicU32::new(0);
 /// Memory events are switched off by `configure`.
@@ -130,12 +122,6 @@ fn desk() -> Option<MutexGuard<'static, Desk>> {
     }
 }
 
-/// Whether records of a class are made.
-#[inline(always)]
-pub fn records(class: u8) -> bool {
-    CLASSES.load(Relaxed) & class != 0
-}
-
 /// Whether history is kept back.
 pub fn is_muted() -> bool {
     MUTES.load(Acquire) > 0 || MEMORY_OFF.load(Acquire) > 0
@@ -162,9 +148,9 @@ fn switch(value: &str) -> Option<bool> {
 /// Sets a key; false if there is no such key or the value is none for it.
 pub fn configure(core: &'static Core, key: &str, value: &str) -> bool {
     let class = match key {
-        "marks" => MARKS,
-        "ranges" => RANGES,
-        "api" => API,
+        "marks" => recorder::MARKS,
+        "ranges" => recorder::RANGES,
+        "api" => recorder::API,
         "memory" => {
             let Some(on) = switch(value) else { return false };
             let off = u32::from(!on);
@@ -190,12 +176,11 @@ pub fn configure(core: &'static Core, key: &str, value: &str) -> bool {
         }
         _ => return false,
     };
-    match switch(value) {
-        Some(true) => CLASSES.fetch_or(class, Relaxed),
-        Some(false) => CLASSES.fetch_and(!class, Relaxed),
-        None => return false,
-    };
-    true
+    let is_on = switch(value);
+    if let Some(is_on) = is_on {
+        recorder::set_recorded(class, is_on);
+    }
+    is_on.is_some()
 }
 
 /// Begins a recording where `configure` said.

@@ -3,8 +3,9 @@
 
 use crate::base::fault_injection;
 use crate::base::locks::ForkMutex;
-use crate::driver::core::{At, Core, nothing};
-use crate::sources::api::control;
+use crate::driver::core::Core;
+use crate::record::recorder;
+use crate::record::recorder::{At, nothing};
 use crate::threads::Thread;
 use gpumem_wire::Body;
 
@@ -78,7 +79,7 @@ pub fn all(core: &Core, reset: bool) -> Vec<Counter> {
     let Ok(mut counters) = COUNTERS.lock() else { return Vec::new() };
     let all = counters.clone();
     if reset {
-        let now = core.clock.now();
+        let now = core.recorder.clock.now();
         counters.iter_mut().for_each(|counter| counter.reset(now));
     }
     all
@@ -87,13 +88,13 @@ pub fn all(core: &Core, reset: bool) -> Vec<Counter> {
 impl Core {
     /// Counter `name` is so much from now on; `change` makes it of what it was.
     pub fn count(&self, thread: &Thread, name: &[u8], change: impl FnOnce(i64) -> i64) {
-        let tag = self.names.intern(0, name);
+        let tag = self.recorder.names.intern(0, name);
         let Ok(mut counters) = COUNTERS.lock() else { return };
         fault_injection::at("counters"); // with the lock held
         if tag == 0 {
             return;
         }
-        let now = self.clock.now();
+        let now = self.recorder.clock.now();
         let known = counters.iter().position(|counter| counter.tag == tag);
         let at = known.unwrap_or(counters.len());
         if known.is_none() {
@@ -105,9 +106,9 @@ impl Core {
         let Some(counter) = counters.get_mut(at) else { return };
         let value = change(counter.value);
         counter.set(value, now);
-        if control::records(control::MARKS) {
+        if recorder::records(recorder::MARKS) {
             // Inside of the lock, so that the values come in their order.
-            self.record(thread, At { tag, ..At::NOWHERE }, Body::Counter { value }, nothing);
+            self.recorder.record(thread, At { tag, ..At::NOWHERE }, Body::Counter { value }, nothing);
         }
     }
 }

@@ -3,7 +3,8 @@
 use crate::base::row::Named;
 use crate::base::row::{Beside, Key};
 use crate::base::row::{kind, kind_of};
-use crate::driver::core::{At, Core, nothing};
+use crate::driver::core::Core;
+use crate::record::recorder::{At, nothing};
 use crate::threads::Thread;
 use gpumem_wire::{Body, Flags, FreeState, Phase, PoolOwner, Role};
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,7 +17,8 @@ type Piece = (u64, u64);
 
 impl Core {
     fn pool_device(&self, pool: u64) -> u8 {
-        self.live
+        self.recorder
+            .live
             .get(Key::Pool(pool))
             .map_or(gpumem_wire::NONE_DEVICE, |row| crate::base::row::device_of(&row.row))
     }
@@ -35,10 +37,10 @@ impl Core {
     pub fn pool_create(&self, thread: &Thread, name: &[u8], ordinal: i32, parent: u64) -> u64 {
         let pool = self.new_pool_id();
         let device = u32::try_from(ordinal).map_or(gpumem_wire::NONE_DEVICE, |ordinal| self.device(ordinal));
-        let at = At { tag: self.names.intern(0, name), device, ..At::NOWHERE };
+        let at = At { tag: self.recorder.names.intern(0, name), device, ..At::NOWHERE };
         let body = Body::PoolCreate { pool, parent, reports_blocks: 0, owner: PoolOwner::Framework };
-        self.record(thread, at, body, |core, row| {
-            core.live.insert(Key::Pool(pool), row, Beside::default());
+        self.recorder.record(thread, at, body, |recorder, row| {
+            recorder.live.insert(Key::Pool(pool), row, Beside::default());
         });
         pool
     }
@@ -46,9 +48,9 @@ impl Core {
     /// It is gone with all its segments and blocks.
     pub fn pool_destroy(&self, thread: &Thread, pool: u64) {
         let at = At { device: self.pool_device(pool), ..At::NOWHERE };
-        self.record(thread, at, Body::PoolDestroy { pool }, |core, _| {
-            core.live.remove(Key::Pool(pool));
-            core.live.remove_where(|taken| {
+        self.recorder.record(thread, at, Body::PoolDestroy { pool }, |recorder, _| {
+            recorder.live.remove(Key::Pool(pool));
+            recorder.live.remove_where(|taken| {
                 let carved = matches!(kind_of(&taken.row), kind::SEGMENT_ADD | kind::BLOCK_ALLOC);
                 (carved && taken.row[4] == pool).then(|| crate::base::row::key_of(taken)).flatten()
             });
@@ -58,27 +60,27 @@ impl Core {
     /// The pool took a range to carve from.
     pub fn segment_add(&self, thread: &Thread, pool: u64, address: u64, bytes: u64) {
         let body = Body::SegmentAdd { address, bytes, pool };
-        self.record(thread, self.in_pool(thread, pool), body, |core, row| {
-            core.live.insert(Key::Segment(pool, address), row, Beside::default());
+        self.recorder.record(thread, self.in_pool(thread, pool), body, |recorder, row| {
+            recorder.live.insert(Key::Segment(pool, address), row, Beside::default());
         });
     }
 
     /// It gave a range back: one segment, several, or a part of one.
     pub fn segment_remove(&self, thread: &Thread, pool: u64, address: u64, bytes: u64) {
         let body = Body::SegmentRemove { address, bytes, pool };
-        self.record(thread, self.in_pool(thread, pool), body, |core, _| core.cut(pool, address, bytes));
+        self.recorder.record(thread, self.in_pool(thread, pool), body, |_, _| self.cut(pool, address, bytes));
     }
 
     fn cut(&self, pool: u64, address: u64, bytes: u64) {
         let whole = |row: &crate::base::row::Taken| bytes == 0 || row.row[3] == bytes;
         let key = Key::Segment(pool, address);
-        if self.live.get(key).is_some_and(|row| whole(&row)) {
-            self.live.remove(key);
+        if self.recorder.live.get(key).is_some_and(|row| whole(&row)) {
+            self.recorder.live.remove(key);
             return;
         }
         // A part, or several: every segment of the pool is looked at.
         let end = address.saturating_add(bytes);
-        let touched = self.live.scan().filter(|taken| {
+        let touched = self.recorder.live.scan().filter(|taken| {
             let (start, len) = (taken.row[2], taken.row[3]);
             kind_of(&taken.row) == kind::SEGMENT_ADD
                 && taken.row[4] == pool
@@ -87,13 +89,13 @@ impl Core {
         });
         for taken in touched {
             let (start, stop) = (taken.row[2], taken.row[2].saturating_add(taken.row[3]));
-            self.live.remove(Key::Segment(pool, start));
+            self.recorder.live.remove(Key::Segment(pool, start));
             let left: Piece = (start, address.saturating_sub(start));
             let right: Piece = (end, stop.saturating_sub(end));
             for (start, bytes) in [left, right].into_iter().filter(|(_, bytes)| *bytes > 0) {
                 let mut row = taken.row;
                 (row[2], row[3]) = (start, bytes);
-                self.live.insert(Key::Segment(pool, start), &row, taken.beside);
+                self.recorder.live.insert(Key::Segment(pool, start), &row, taken.beside);
             }
         }
     }
@@ -105,14 +107,14 @@ impl Core {
         let noted = unsafe { thread.own() }.block_pool == pool;
         if !noted {
             // Restated from now on as a pool that reports blocks: byte 58 of its slot is `reports_blocks`.
-            self.live.update(Key::Pool(pool), 7, |word, _| word | 1 << 16);
+            self.recorder.live.update(Key::Pool(pool), 7, |word, _| word | 1 << 16);
             // SAFETY: as above.
             unsafe { thread.own() }.block_pool = pool;
         }
         let at = At { context: stream, ..self.in_pool(thread, pool) };
         let body = Body::BlockAlloc { address, bytes, pool, use_as: (Role::Unknown, Phase::Unknown) };
-        self.record(thread, at, body, |core, row| {
-            core.live.insert(Key::Block(pool, address), row, Beside::default());
+        self.recorder.record(thread, at, body, |recorder, row| {
+            recorder.live.insert(Key::Block(pool, address), row, Beside::default());
         });
     }
 
@@ -121,15 +123,15 @@ impl Core {
     pub fn block_free(&self, thread: &Thread, pool: u64, address: u64, pending: bool) {
         let state = if pending { FreeState::Pending } else { FreeState::Done };
         let body = Body::BlockFree { address, pool, state };
-        self.record(thread, At::NOWHERE, body, |core, _| {
+        self.recorder.record(thread, At::NOWHERE, body, |recorder, _| {
             let key = Key::Block(pool, address);
             if pending {
-                core.live.update(key, 5, |word, beside| {
+                recorder.live.update(key, 5, |word, beside| {
                     beside.flags |= Beside::PENDING;
                     word
                 });
             } else {
-                core.live.remove(key);
+                recorder.live.remove(key);
             }
         });
     }
@@ -137,29 +139,34 @@ impl Core {
     /// What the pool says it has reserved and handed out.
     pub fn pool_state(&self, thread: &Thread, pool: u64, reserved_bytes: u64, used_bytes: u64) {
         let at = At { device: self.pool_device(pool), ..At::NOWHERE };
-        self.record(thread, at, Body::PoolState { pool, reserved_bytes, used_bytes, took_us: 0 }, nothing);
+        self.recorder.record(
+            thread,
+            at,
+            Body::PoolState { pool, reserved_bytes, used_bytes, took_us: 0 },
+            nothing,
+        );
     }
 
     /// Its own total of live block bytes, to be compared.
     pub fn pool_check(&self, thread: &Thread, pool: u64, total_bytes: u64) {
         let at = At { device: self.pool_device(pool), ..At::NOWHERE };
-        self.record(thread, at, Body::PoolCheck { pool, total_bytes }, nothing);
+        self.recorder.record(thread, at, Body::PoolCheck { pool, total_bytes }, nothing);
     }
 
     /// What is now known of a block, or with pool 0 of whatever lies at `address`: a block of PyTorch's, else an allocation. The
     /// first block of a segment has the address of the allocation that the segment is, so blocks come first.
     pub fn retag(&self, thread: &Thread, pool: u64, address: u64, path: &[u8], use_as: (Role, Phase)) {
-        let tag = if path.is_empty() { 0 } else { self.names.intern(0, path) };
+        let tag = if path.is_empty() { 0 } else { self.recorder.names.intern(0, path) };
         let of_pool = |pool: u64| {
             let key = Key::Block(pool, address);
-            self.live.get(key).map(|row| (pool, key, row.seq()))
+            self.recorder.live.get(key).map(|row| (pool, key, row.seq()))
         };
         let found = match pool {
             0 => self.torch.with_pools().find_map(|(_, pool)| of_pool(pool)),
             pool => of_pool(pool),
         };
         let key = if pool == 0 { Key::Allocation(address) } else { Key::Block(pool, address) };
-        let otherwise = || (pool, key, self.live.get(key).map_or(0, |row| row.seq()));
+        let otherwise = || (pool, key, self.recorder.live.get(key).map_or(0, |row| row.seq()));
         let (pool, key, block_seq) = found.unwrap_or_else(otherwise);
         self.say_retag(thread, key, Body::Retag { address, block_seq, pool, use_as }, tag);
     }
@@ -167,10 +174,10 @@ impl Core {
     /// Makes the record, and books it in the row of `key`.
     pub fn say_retag(&self, thread: &Thread, key: Key, body: Body<'_>, tag: u32) {
         let at = At { tag, flags: Flags(0), ..At::NOWHERE };
-        self.record(thread, at, body, |core, row| {
+        self.recorder.record(thread, at, body, |recorder, row| {
             let said = (row[7] >> 56) as u8;
             // The word of tag and stack: tag is its low half.
-            core.live.update(key, 5, |word, beside| {
+            recorder.live.update(key, 5, |word, beside| {
                 if beside.flags & Beside::RETAGGED == 0 {
                     beside.first_tag = word as u32;
                     beside.flags |= Beside::RETAGGED;

@@ -1,8 +1,9 @@
 //! Tags: what the program says it is doing, per thread.
 
 use crate::base::row::Named;
-use crate::driver::core::{At, Core, nothing};
-use crate::sources::api::control;
+use crate::driver::core::Core;
+use crate::record::recorder;
+use crate::record::recorder::{At, nothing};
 use crate::threads::{DEPTH, Own, Thread};
 use gpumem_wire::{Body, Edge, Layer, LayerState, Phase};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
@@ -81,7 +82,8 @@ impl Core {
     /// Opens the scope `name` inside of those that are open.
     #[inline(always)]
     pub fn push_scope(&self, thread: &Thread, name: &[u8]) {
-        let inside = |parent: u32| if name.is_empty() { parent } else { self.names.intern(parent, name) };
+        let inside =
+            |parent: u32| if name.is_empty() { parent } else { self.recorder.names.intern(parent, name) };
         note();
         self.open_scope(thread, OURS, inside);
     }
@@ -108,7 +110,7 @@ impl Core {
         let Some(open) = own.open_scopes.get_mut(usize::from(owner)) else { return 0 };
         let level = *open;
         *open = level.saturating_add(1);
-        if control::records(control::RANGES) {
+        if recorder::records(recorder::RANGES) {
             self.edge(thread, thread.scope.load(Relaxed), Edge::Begin);
         }
         level
@@ -118,12 +120,12 @@ impl Core {
     #[cold]
     #[inline(never)]
     fn edge(&self, thread: &Thread, tag: u32, edge: Edge) {
-        self.record(thread, At { tag, ..At::NOWHERE }, Body::Scope { edge }, nothing);
+        self.recorder.record(thread, At { tag, ..At::NOWHERE }, Body::Scope { edge }, nothing);
     }
 
     /// The edge of a scope of Python's, whose tag stands in the thread's word.
     pub fn scope_edge(&self, thread: &Thread, begins: bool) {
-        if control::records(control::RANGES) {
+        if recorder::records(recorder::RANGES) {
             let edge = if begins { Edge::Begin } else { Edge::End };
             self.edge(thread, thread.scope.load(Relaxed), edge);
         }
@@ -140,7 +142,7 @@ impl Core {
         let open = own.open_scopes.get_mut(usize::from(owner))?;
         let level = open.checked_sub(1)?;
         *open = level;
-        if control::records(control::RANGES) {
+        if recorder::records(recorder::RANGES) {
             self.edge(thread, last_of(own, thread, owner), Edge::End);
         }
         let top = own.depth.checked_sub(1)?;
@@ -154,7 +156,7 @@ impl Core {
 
     /// The tag of threads without open scopes.
     pub fn set_process_tag(&self, path: &[u8]) {
-        let tag = if path.is_empty() { 0 } else { self.names.intern(0, path) };
+        let tag = if path.is_empty() { 0 } else { self.recorder.names.intern(0, path) };
         self.process_tag.store(tag, Relaxed);
     }
 
@@ -166,35 +168,35 @@ impl Core {
     /// Step `number` begins.
     pub fn step(&self, thread: &Thread, number: u64) {
         STEP.store(number, Relaxed);
-        if control::records(control::MARKS) {
-            self.record(thread, self.here(thread), Body::Step { number }, nothing);
+        if recorder::records(recorder::MARKS) {
+            self.recorder.record(thread, self.here(thread), Body::Step { number }, nothing);
         }
     }
 
     /// What comes is of epoch `number`.
     pub fn epoch(&self, thread: &Thread, number: u64) {
-        if control::records(control::MARKS) {
-            self.record(thread, At::NOWHERE, Body::Epoch { number }, nothing);
+        if recorder::records(recorder::MARKS) {
+            self.recorder.record(thread, At::NOWHERE, Body::Epoch { number }, nothing);
         }
     }
 
     /// The process enters a phase.
     pub fn phase(&self, thread: &Thread, phase: i32) {
         let phase = Phase::from_code(u8::try_from(phase).unwrap_or(0));
-        if control::records(control::MARKS) {
-            self.record(thread, self.here(thread), Body::PhaseBegin { phase }, nothing);
+        if recorder::records(recorder::MARKS) {
+            self.recorder.record(thread, self.here(thread), Body::PhaseBegin { phase }, nothing);
         }
     }
 
     /// Something worth a mark happened.
     pub fn mark(&self, thread: &Thread, name: &[u8]) {
-        self.mark_tag(thread, self.names.intern(0, name));
+        self.mark_tag(thread, self.recorder.names.intern(0, name));
     }
 
     /// The same, of a name that is known.
     pub fn mark_tag(&self, thread: &Thread, tag: u32) {
-        if control::records(control::MARKS) {
-            self.record(thread, At { tag, ..At::NOWHERE }, Body::Marker {}, nothing);
+        if recorder::records(recorder::MARKS) {
+            self.recorder.record(thread, At { tag, ..At::NOWHERE }, Body::Marker {}, nothing);
         }
     }
 }

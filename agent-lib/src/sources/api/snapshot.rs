@@ -86,12 +86,12 @@ fn list(parts: impl IntoIterator<Item = String>) -> String {
 }
 
 fn path(core: &Core, tag: u32) -> String {
-    core.names.path(tag).map_or_else(String::new, |path| String::from_utf8_lossy(path).into_owned())
+    core.recorder.names.path(tag).map_or_else(String::new, |path| String::from_utf8_lossy(path).into_owned())
 }
 
 fn status(core: &Core) -> String {
     crate::sources::api::scope::look();
-    let said = |said: &status::Said| {
+    let said = |said: &status::StatusReport| {
         format!(
             "{{\"since_ns\":{},\"state\":{},\"detail\":{}}}",
             said.time_ns,
@@ -107,20 +107,20 @@ fn status(core: &Core) -> String {
             quoted(&said.reason)
         )
     });
-    let refused = core.live.refused.load(Relaxed) + crate::threads::refused();
+    let refused = core.recorder.live.refused.load(Relaxed) + crate::threads::refused();
     format!(
         "{{\"pid\":{},\"time_ns\":{},\"said\":{},\"layers\":{},\"connected\":{},\"recording\":{},\"recorded\":{},\
          \"lost\":{},\"rows_refused\":{},\"names_refused\":{}}}",
         core.pid,
-        core.clock.now(),
-        list(status::said_after(0).iter().map(said)),
+        core.recorder.clock.now(),
+        list(status::reports_after(0, core.recorder.clock.now()).iter().map(said)),
         list(layers),
         own_thread::connected(),
         core.settings.record.as_ref().map_or("null".to_owned(), |path| quoted(&path.to_string_lossy())),
-        core.ring.head(),
-        core.ring.lost(),
+        core.recorder.ring.head(),
+        core.recorder.ring.lost(),
         refused,
-        core.names.refused.load(Relaxed),
+        core.recorder.names.refused.load(Relaxed),
     )
 }
 
@@ -254,7 +254,7 @@ struct Device {
 }
 
 fn live(core: &Core) -> String {
-    let rows: Vec<Taken> = core.live.scan().collect();
+    let rows: Vec<Taken> = core.recorder.live.scan().collect();
     let mut pools: BTreeMap<u64, Pool> = BTreeMap::new();
     let mut by_device: BTreeMap<u8, (Device, Vec<Taken>)> = BTreeMap::new();
     let mut host: BTreeMap<String, Heap> = BTreeMap::new();
@@ -298,7 +298,7 @@ fn live(core: &Core) -> String {
     format!(
         "{{\"schema\":1,\"pid\":{},\"time_ns\":{},\"devices\":{devices},\"host\":{{{}}}}}",
         core.pid,
-        core.clock.now(),
+        core.recorder.clock.now(),
         host.collect::<Vec<_>>().join(",")
     )
 }

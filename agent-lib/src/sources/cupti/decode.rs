@@ -6,10 +6,11 @@ use super::table::{self, Meaning};
 use crate::base::fault_injection;
 use crate::base::row::Named;
 use crate::driver::allocations::Allocation;
-use crate::driver::core::{At, Core, nothing};
+use crate::driver::core::Core;
 use crate::driver::guard::guard;
 use crate::driver::pools::graph_memory;
-use crate::sources::api::control;
+use crate::record::recorder;
+use crate::record::recorder::{At, nothing};
 use crate::threads::{Call, Thread};
 use cupti_sys::{CallbackData, ENTER, GraphData, domain, params};
 use gpumem_wire::{Body, DestroyScope, DriverEventKind, Flags, MemoryKind, NONE_DEVICE, PoolOwner};
@@ -102,7 +103,7 @@ impl Here<'_> {
     #[inline(always)]
     unsafe fn enter(&self, meaning: Meaning) {
         use Meaning::*;
-        let now = self.core.clock.now();
+        let now = self.core.recorder.clock.now();
         let mut call = Call::new(self.data.correlation_id, now);
         (call.id, call.params) = (self.id, self.data.params as usize);
         // SAFETY: the callback's own thread, and no other reference is in use.
@@ -459,8 +460,8 @@ impl Here<'_> {
     }
 
     fn event(&self, at: At, event: DriverEventKind, value: u64) {
-        if control::records(control::API) {
-            self.core.record(
+        if recorder::records(recorder::API) {
+            self.core.recorder.record(
                 self.thread,
                 self.called(at),
                 Body::DriverEvent { bytes: 0, value, event },

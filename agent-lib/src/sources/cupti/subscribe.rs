@@ -6,6 +6,7 @@ use super::table::{CALLS, RESOURCES, STATES};
 use crate::base::locks::ForkMutex;
 use crate::base::own_thread::Uncancelled;
 use crate::driver::core::Core;
+use crate::driver::core::report_status;
 use crate::naming::callers;
 use crate::record::status;
 use crate::threads::{HEARING_SINCE_NS, Thread};
@@ -90,7 +91,7 @@ pub enum Held {
 pub fn attach(core: &Core) -> Outcome {
     let Ok(mut place) = SUBSCRIPTION.lock() else { return Outcome::Refused };
     if paused() {
-        status::set(AgentState::Paused, 0, PAUSED);
+        report_status(AgentState::Paused, 0, PAUSED);
         return Outcome::Refused;
     }
     if place.subscription.is_some() && !place.lost {
@@ -101,7 +102,7 @@ pub fn attach(core: &Core) -> Outcome {
     for path in candidates(&core.settings, version) {
         let Some(file) = c_path(&path) else { continue };
         let Ok(api) = Api::open(&file) else { continue };
-        let since_ns = if place.number == 0 { 0 } else { core.clock.now() };
+        let since_ns = if place.number == 0 { 0 } else { core.recorder.clock.now() };
         match subscribe(&api) {
             Ok(handle) => {
                 HEARING_SINCE_NS.store(since_ns, Release);
@@ -122,7 +123,7 @@ pub fn attach(core: &Core) -> Outcome {
             }
             Err((TAKEN, holder)) => {
                 let by = if holder.is_empty() { "another CUPTI client" } else { holder.as_str() };
-                status::set(AgentState::Blocked, TAKEN as u16, by);
+                report_status(AgentState::Blocked, TAKEN as u16, by);
                 return Outcome::Refused;
             }
             // The library stays loaded, as `Library` explains.
@@ -137,7 +138,7 @@ pub fn attach(core: &Core) -> Outcome {
     let nothing =
         || (0, "no libcupti was found: install nvidia-cuda-cupti of the CUDA version in use".to_owned());
     let (result, cause) = refusal.unwrap_or_else(nothing);
-    status::set(AgentState::Blocked, u16::try_from(result).unwrap_or(u16::MAX), &cause);
+    report_status(AgentState::Blocked, u16::try_from(result).unwrap_or(u16::MAX), &cause);
     Outcome::Refused
 }
 
@@ -213,15 +214,15 @@ fn enable(api: &Api, handle: SubscriberHandle) -> Result<(), CuptiResult> {
 
 fn say_covered() {
     match LATE.load(Relaxed) {
-        true => status::set(AgentState::Late, 0, "attached after the first allocations"),
-        false => status::set(AgentState::Covered, 0, ""),
+        true => report_status(AgentState::Late, 0, "attached after the first allocations"),
+        false => report_status(AgentState::Covered, 0, ""),
     }
 }
 
 /// The program's cuInit has failed: there is nothing to subscribe to.
 pub fn note_no_device() {
     let what = "the CUDA driver is not initialised: cuInit found no GPU that this program may use";
-    status::set(AgentState::Blocked, NO_DEVICE, what);
+    report_status(AgentState::Blocked, NO_DEVICE, what);
 }
 
 /// There was a context before the agent: what it holds is not known.
@@ -275,7 +276,7 @@ pub fn held() -> (Held, u64) {
         // CUPTI has finalized itself: the handle means nothing any more.
         *place = Place { subscription: None, lost: false, number: place.number + 1 };
         go_blind();
-        status::set(AgentState::Blocked, UNKNOWN as u16, "CUPTI stopped after a fatal error of its own");
+        report_status(AgentState::Blocked, UNKNOWN as u16, "CUPTI stopped after a fatal error of its own");
     }
     let held = match (&place.subscription, place.lost) {
         _ if paused() => Held::Unwanted,
@@ -292,7 +293,7 @@ pub fn lost(heard_ns: u64) {
     if place.subscription.is_some() && !paused() {
         place.lost = true;
         go_blind();
-        status::set_since(heard_ns, AgentState::Blocked, 0, "CUPTI was finalized by another client");
+        status::report(heard_ns, AgentState::Blocked, 0, "CUPTI was finalized by another client");
     }
 }
 
@@ -302,7 +303,7 @@ pub fn found(core: &Core) {
     if place.subscription.is_some() && !paused() {
         place.lost = false;
         place.number += 1;
-        HEARING_SINCE_NS.store(core.clock.now(), Release);
+        HEARING_SINCE_NS.store(core.recorder.clock.now(), Release);
         say_covered();
     }
 }
@@ -329,7 +330,7 @@ pub fn pause(core: &Core, thread: &Thread) {
         go_blind();
     }
     if core.devices.driver().is_some() {
-        status::set(AgentState::Paused, 0, PAUSED);
+        report_status(AgentState::Paused, 0, PAUSED);
     }
 }
 

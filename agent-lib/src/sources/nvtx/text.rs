@@ -79,7 +79,7 @@ impl Message<'_> {
             Message::Bytes([]) | Message::Registered(0) => parent,
             Message::Bytes(name) => named(core, parent, name),
             Message::Registered(tag) if parent == 0 => tag,
-            Message::Registered(tag) => core.names.join(parent, tag),
+            Message::Registered(tag) => core.recorder.names.join(parent, tag),
             Message::Wide(text) => wide(core, parent, text),
         }
     }
@@ -87,7 +87,7 @@ impl Message<'_> {
 
 #[inline(always)]
 fn named(core: &Core, parent: u32, name: &[u8]) -> u32 {
-    match core.names.known(parent, name) {
+    match core.recorder.names.known(parent, name) {
         Some(tag) => tag,
         None => new(core, parent, name),
     }
@@ -106,11 +106,11 @@ fn wide(core: &Core, parent: u32, text: *const u32) -> u32 {
 fn new(core: &Core, parent: u32, name: &[u8]) -> u32 {
     if MADE.load(Relaxed) < BUDGET {
         MADE.fetch_add(1, Relaxed);
-        return core.names.intern(parent, name);
+        return core.recorder.names.intern(parent, name);
     }
     let mut buffer = [0; MAX_TAG_BYTES];
     let len = without_numbers(name, &mut buffer);
-    core.names.intern(parent, buffer.get(..len).unwrap_or_default())
+    core.recorder.names.intern(parent, buffer.get(..len).unwrap_or_default())
 }
 
 /// Each run of digits becomes one `#`; how long it is then.

@@ -88,7 +88,7 @@ pub fn is_quiet(now: u64) -> bool {
 /// The sender's, while the main thread does not take up what it was asked for: starts the thread if the program is idle and has not been
 /// looked at since.
 pub fn look(core: &Core, now: u64, api: Api, namespace: Namespace) {
-    let head = core.ring.head();
+    let head = core.recorder.ring.head();
     let Some(locked) = api.locked.filter(|_| is_quiet(now) && head != LOOKED.load(Acquire)) else { return };
     if RUNNING.load(Acquire) || now.saturating_sub(TRIED_NS.load(Relaxed)) < QUIET_NS {
         return;
@@ -147,6 +147,6 @@ fn work() -> Option<Work> {
 /// Nothing is left to look at until something is recorded. What was told just now is part of what was looked at.
 fn done(is_complete: bool) {
     if let Some(core) = Core::get().filter(|_| is_complete) {
-        LOOKED.store(core.ring.head(), Release);
+        LOOKED.store(core.recorder.ring.head(), Release);
     }
 }

@@ -12,9 +12,9 @@
 
 use crate::base::env::Layers;
 use crate::driver::core::Core;
-use crate::driver::guard;
 use crate::naming::callers;
 use crate::record::layers;
+use crate::record::panic;
 use crate::record::status;
 use crate::sources::python_host::bootstrap::{Ended, Functions, Namespace};
 use crate::sources::python_host::idle;
@@ -163,15 +163,17 @@ pub fn look(core: &Core) {
     if !may.python {
         return crate::naming::autograd::attach(core);
     }
-    let now = core.clock.now();
+    let now = core.recorder.clock.now();
     let waited = now.saturating_sub(SINCE_NS.load(Relaxed));
-    idle::note(core.ring.head(), now);
+    idle::note(core.recorder.ring.head(), now);
     let is_due = waited > TICK_NS || waited > AGAIN_NS && TRAINS_NOTHING.load(Relaxed) && idle::is_quiet(now);
     match STATE.load(Acquire) {
         IDLE if SINCE_NS.load(Relaxed) == 0 || waited > TICK_NS => ask(core, now),
         LATER if waited > PATIENCE_NS => ask(core, now),
         AGAIN if waited > AGAIN_NS => ask(core, now),
-        DONE if is_due && RECORDS.swap(core.ring.head(), Relaxed) != core.ring.head() => ask(core, now),
+        DONE if is_due && RECORDS.swap(core.recorder.ring.head(), Relaxed) != core.recorder.ring.head() => {
+            ask(core, now)
+        }
         ASKED if BEGUN.load(Acquire) && waited > AGAIN_NS => look_when_idle(core, now),
         ASKED if waited > SILENCE_NS && !BEGUN.load(Relaxed) => {
             layers::set(Layer::Roles, LayerState::Degraded, "the main thread runs no Python");
@@ -228,7 +230,7 @@ fn ask(core: &Core, now: u64) {
 
 /// What the interpreter calls. -1 hands on an error that is raised.
 extern "C" fn run(_: *mut c_void) -> c_int {
-    guard::shielded(0, || {
+    panic::shielded(0, || {
         if !status::armed() || STATE.load(Acquire) != ASKED {
             return 0;
         }
@@ -250,7 +252,7 @@ extern "C" fn run(_: *mut c_void) -> c_int {
             BEGUN.store(true, Release);
         }
         if let Some(core) = Core::get() {
-            SINCE_NS.store(core.clock.now(), Relaxed);
+            SINCE_NS.store(core.recorder.clock.now(), Relaxed);
         }
         STATE.store(state, Release);
         answer

@@ -6,8 +6,9 @@
 //! race, of some hundred ns: another thread frees a block that is about to be booked, and gets it again.
 
 use crate::base::row::{Beside, Key};
-use crate::driver::core::{At, Core, nothing};
+use crate::driver::core::Core;
 use crate::driver::torch_pools::Device;
+use crate::record::recorder::{At, nothing};
 use crate::record::status;
 use crate::sources::torch::patch;
 use crate::threads::Thread;
@@ -41,7 +42,10 @@ struct Booked<'a> {
 
 impl Core {
     fn counts(&self) -> [u64; 2] {
-        [self.ring.head(), self.torch.devices.iter().map(|device| device.reports.load(Relaxed)).sum()]
+        [
+            self.recorder.ring.head(),
+            self.torch.devices.iter().map(|device| device.reports.load(Relaxed)).sum(),
+        ]
     }
 
     /// The list is about to be asked for. False if there is nothing that was missed, or if nobody would hear that it is freed: who is not let
@@ -85,7 +89,7 @@ impl Core {
 impl Booked<'_> {
     fn take_over(&mut self, device: &Device, slot: u8, segments: &[&Part], blocks: &[&Part]) {
         let (core, thread) = (self.core, self.thread);
-        let tag = core.names.intern(0, NAME);
+        let tag = core.recorder.names.intern(0, NAME);
         let at = At { tag, device: slot, flags: Flags::OLDER, ..At::NOWHERE };
         let bytes_of = |parts: &[&Part]| parts.iter().map(|part| part[3]).sum::<u64>();
         if device.pool.load(Acquire) == 0 {
@@ -94,7 +98,7 @@ impl Booked<'_> {
         }
         let pool = core.make_pool(thread, device, slot, bytes_of(blocks));
         for &&[_, kind, address, bytes] in segments {
-            if core.live.get(Key::Segment(pool, address)).is_some() {
+            if core.recorder.live.get(Key::Segment(pool, address)).is_some() {
                 continue;
             }
             if kind == PAGE {
@@ -119,29 +123,30 @@ impl Booked<'_> {
     /// goes with its mapping. (PyTorch releases the handle right behind.)
     fn book_page(&mut self, at: At, address: u64, bytes: u64) {
         let (core, thread, handle) = (self.core, self.thread, address);
-        if core.live.get(Key::Mapping(address)).is_some() {
+        if core.recorder.live.get(Key::Mapping(address)).is_some() {
             return;
         }
         let body = Body::VmmCreate { handle, bytes, references: 0, memory: MemoryKind::Vmm };
-        let backing = core.record(thread, at, body, |core, row| {
+        let backing = core.recorder.record(thread, at, body, |recorder, row| {
             core.references_change(row[0]);
-            core.live.insert(Key::Backing(row[0]), row, Beside { mappings: 1, ..Beside::default() });
+            recorder.live.insert(Key::Backing(row[0]), row, Beside { mappings: 1, ..Beside::default() });
         });
-        let mapping = core.record(thread, at, Body::VmmMap { address, bytes, handle }, |core, row| {
-            core.references_change(row[0]);
-            core.live.insert(Key::Mapping(address), row, Beside { backing, ..Beside::default() });
-        });
+        let mapping =
+            core.recorder.record(thread, at, Body::VmmMap { address, bytes, handle }, |recorder, row| {
+                core.references_change(row[0]);
+                recorder.live.insert(Key::Mapping(address), row, Beside { backing, ..Beside::default() });
+            });
         self.count += 2;
         self.rows.push((Key::Mapping(address), mapping));
     }
 
     /// Whether it was new.
     fn book(&mut self, at: At, key: Key, body: Body<'_>) -> bool {
-        if self.core.live.get(key).is_some() {
+        if self.core.recorder.live.get(key).is_some() {
             return false;
         }
-        let seq = self.core.record(self.thread, at, body, |core, row| {
-            core.live.insert(key, row, Beside::default());
+        let seq = self.core.recorder.record(self.thread, at, body, |recorder, row| {
+            recorder.live.insert(key, row, Beside::default());
         });
         self.count += 1;
         self.rows.push((key, seq));
@@ -152,7 +157,8 @@ impl Booked<'_> {
     fn take_back(self) {
         let (core, thread) = (self.core, self.thread);
         for (key, seq) in self.rows.into_iter().rev() {
-            let Some(row) = core.live.get(key).filter(|taken| taken.seq() == seq).map(|taken| taken.row)
+            let Some(row) =
+                core.recorder.live.get(key).filter(|taken| taken.seq() == seq).map(|taken| taken.row)
             else {
                 continue;
             };
@@ -171,14 +177,14 @@ impl Booked<'_> {
                 Key::Mapping(address) => Body::VmmUnmap { address, bytes },
                 _ => Body::FreeBegin { address: row[2] },
             };
-            let begin_seq = core.record(thread, at, body, |core, row| {
-                if let Some(mapping) = core.live.remove(key).filter(|_| matches!(key, Key::Mapping(_))) {
+            let begin_seq = core.recorder.record(thread, at, body, |recorder, row| {
+                if let Some(mapping) = recorder.live.remove(key).filter(|_| matches!(key, Key::Mapping(_))) {
                     core.references_change(row[0]);
                     core.unmapped(&mapping);
                 }
             });
             if matches!(body, Body::FreeBegin { .. } | Body::VmmUnmap { .. }) {
-                core.record(thread, at, Body::FreeEnd { begin_seq, result: 0 }, nothing);
+                core.recorder.record(thread, at, Body::FreeEnd { begin_seq, result: 0 }, nothing);
             }
         }
     }

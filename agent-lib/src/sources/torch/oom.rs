@@ -16,10 +16,11 @@
 
 use crate::base::fault_injection;
 use crate::base::row::Named;
-use crate::driver::core::{At, Core, nothing};
+use crate::driver::core::Core;
 use crate::driver::guard::guard;
 use crate::naming::autograd;
 use crate::naming::callers;
+use crate::record::recorder::{At, nothing};
 use crate::sources::torch::patch::{self, OUT_OF_MEMORY};
 use crate::sources::torch::report::ordinal;
 use crate::threads::Thread;
@@ -62,7 +63,7 @@ pub unsafe extern "C-unwind" fn reported(bytes: i64, allocated: u64, reserved: u
             outcome: OomOutcome::Fatal,
             result,
         };
-        core.record(thread, at, body, nothing);
+        core.recorder.record(thread, at, body, nothing);
         crate::base::wake::wake();
     });
     let next = patch::next(OUT_OF_MEMORY);
@@ -79,7 +80,7 @@ impl Core {
         thread.torch.refused.store(true, Relaxed);
         if callers::is_torch(at.module) && memory != MemoryKind::StreamOrdered {
             let at = At { context: self.phase_of_request(thread), ..at };
-            self.record(thread, at, Body::Pressure { bytes, device_free_bytes: free }, nothing);
+            self.recorder.record(thread, at, Body::Pressure { bytes, device_free_bytes: free }, nothing);
         }
     }
 
@@ -111,7 +112,7 @@ impl Core {
         let frames = as_columns(text);
         let stamp = Stamp { stack: made + 1, ..Stamp::default() };
         let body = Body::Stack { format: FrameFormat::Text, frames };
-        self.names.add(&Record { stamp, body }).map_or(0, |_| made + 1)
+        self.recorder.names.add(&Record { stamp, body }).map_or(0, |_| made + 1)
     }
 }
 

@@ -32,9 +32,10 @@
 
 use crate::base::fault_injection;
 use crate::base::row::{Beside, Key};
-use crate::driver::core::{At, Core};
+use crate::driver::core::Core;
 use crate::driver::guard::guard;
 use crate::driver::torch_pools::Device;
+use crate::record::recorder::At;
 use crate::sources::torch::patch::{self, EVENT_QUERY, EVENT_RECORD, EVENT_SYNCHRONIZE};
 use crate::threads::Thread;
 use crate::threads::allocator_calls::{EVENTS, Event};
@@ -189,8 +190,8 @@ impl Core {
         place.address.store(address, Release);
         device.pending.fetch_add(1, Relaxed);
         let body = Body::BlockFree { address, pool, state: FreeState::Pending };
-        self.record(thread, At::NOWHERE, body, |core, _| {
-            core.live.update(Key::Block(pool, address), 5, |word, beside| {
+        self.recorder.record(thread, At::NOWHERE, body, |recorder, _| {
+            recorder.live.update(Key::Block(pool, address), 5, |word, beside| {
                 beside.flags |= Beside::PENDING;
                 word
             });

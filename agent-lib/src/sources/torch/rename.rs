@@ -62,7 +62,7 @@ impl Core {
     /// See the module's text, and `Paths::new`. Returns the number of the next record.
     pub fn rename(&self, thread: &Thread, text: &[u8]) -> u64 {
         if text.is_empty() {
-            return self.ring.head();
+            return self.recorder.ring.head();
         }
         let _uncancelled = crate::base::own_thread::Uncancelled::now();
         let paths = Paths::new(text);
@@ -71,11 +71,11 @@ impl Core {
         // 0 for a tag that stays.
         let mut renamed = |tag: u32, seq: u64| {
             *known.entry((tag, turns.partition_point(|turn| *turn <= seq))).or_insert_with(|| {
-                let new = self.names.path(tag).and_then(|path| paths.renamed(path, seq));
-                new.map_or(0, |new| self.names.intern(0, &new))
+                let new = self.recorder.names.path(tag).and_then(|path| paths.renamed(path, seq));
+                new.map_or(0, |new| self.recorder.names.intern(0, &new))
             })
         };
-        for taken in self.live.scan() {
+        for taken in self.recorder.live.scan() {
             let (row, tag) = (&taken.row, taken.row[5] as u32);
             if tag == 0 || !matches!(kind_of(row), kind::BLOCK_ALLOC | kind::ALLOC_END) {
                 continue;
@@ -89,9 +89,9 @@ impl Core {
             }
         }
         // Nodes have no number of a record: most are of the last pass.
-        let head = self.ring.head();
+        let head = self.recorder.ring.head();
         autograd::rename(|tag| renamed(tag, head));
-        self.ring.head()
+        self.recorder.ring.head()
     }
 }
 

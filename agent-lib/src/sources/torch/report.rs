@@ -8,10 +8,11 @@
 use crate::base::fault_injection;
 use crate::base::row::Named;
 use crate::base::row::{Beside, Key};
-use crate::driver::core::{At, Core, nothing};
+use crate::driver::core::Core;
 use crate::driver::guard::guard;
 use crate::driver::torch_pools::Device;
 use crate::record::live::Spot;
+use crate::record::recorder::{At, nothing};
 use crate::sources::torch::patch::{self, REPORT};
 use crate::threads::Thread;
 use gpumem_wire::{Body, Flags, FreeState, PoolOwner};
@@ -95,7 +96,7 @@ impl Core {
             let before = (report.allocated as i64).wrapping_sub(report.bytes).max(0);
             pool = self.make_pool(thread, device, index as u8, before as u64);
         }
-        let hash = self.live.expect(Key::Block(pool, report.address));
+        let hash = self.recorder.live.expect(Key::Block(pool, report.address));
         let sum = device.sum.load(Relaxed).wrapping_add(report.bytes);
         if sum != report.allocated as i64 {
             device.differs(sum.abs_diff(report.allocated as i64));
@@ -145,11 +146,11 @@ impl Core {
         if tag == 0 {
             tag = crate::naming::python::line(self, thread);
         }
-        let spot = self.live.spot_for(hash);
+        let spot = self.recorder.live.spot_for(hash);
         let at = At { tag, flags, device: slot, ..At::NOWHERE };
         let body = Body::BlockAlloc { address, bytes, pool, use_as: (role, phase) };
-        self.record(thread, at, body, |core, row| {
-            core.live.insert_at(spot, row);
+        self.recorder.record(thread, at, body, |recorder, row| {
+            recorder.live.insert_at(spot, row);
         });
     }
 
@@ -162,14 +163,14 @@ impl Core {
         if thread.torch.recorded() != 0 && self.wait(thread, device, pool, address, bytes, report.stack) {
             return;
         }
-        self.block_gone_at(thread, pool, address, self.live.spot_of(hash));
+        self.block_gone_at(thread, pool, address, self.recorder.live.spot_of(hash));
     }
 
     /// Whether the block that is freed is older than we are.
     #[cold]
     #[inline(never)]
     fn is_older(&self, device: &Device, block: Key, bytes: u64) -> bool {
-        let is_older = self.live.get(block).is_none();
+        let is_older = self.recorder.live.get(block).is_none();
         if is_older {
             device.forget_older(bytes);
         }
@@ -178,14 +179,14 @@ impl Core {
 
     /// A block is free for the next request.
     pub fn block_gone(&self, thread: &Thread, pool: u64, address: u64) {
-        let hash = self.live.expect(Key::Block(pool, address));
-        self.block_gone_at(thread, pool, address, self.live.spot_of(hash));
+        let hash = self.recorder.live.expect(Key::Block(pool, address));
+        self.block_gone_at(thread, pool, address, self.recorder.live.spot_of(hash));
     }
 
     #[inline(always)]
     fn block_gone_at(&self, thread: &Thread, pool: u64, address: u64, spot: Spot) {
         let body = Body::BlockFree { address, pool, state: FreeState::Done };
-        self.record(thread, At::NOWHERE, body, |core, _| core.live.discard_at(spot));
+        self.recorder.record(thread, At::NOWHERE, body, |recorder, _| recorder.live.discard_at(spot));
     }
 
     /// The device's pool, made if there is none. What PyTorch had before is not ours: only its bytes are known.
@@ -202,10 +203,10 @@ impl Core {
         // The driver may not be asked here who the device is. It nearly always was, for the segment.
         device.is_unknown.store(true, Relaxed);
         let pool = self.new_pool_id();
-        let at = At { tag: self.names.intern(0, b"torch"), device: slot, ..At::NOWHERE };
+        let at = At { tag: self.recorder.names.intern(0, b"torch"), device: slot, ..At::NOWHERE };
         let body = Body::PoolCreate { pool, parent: 0, reports_blocks: 1, owner: PoolOwner::Framework };
-        self.record(thread, at, body, |core, row| {
-            core.live.insert(Key::Pool(pool), row, Beside::default());
+        self.recorder.record(thread, at, body, |recorder, row| {
+            recorder.live.insert(Key::Pool(pool), row, Beside::default());
         });
         device.pool.store(pool, Release);
         self.torch.pools.fetch_add(1, Release);
@@ -220,8 +221,13 @@ impl Core {
         device.check_due.store(false, Relaxed);
         let at = At { flags: Flags(0), device: slot, ..At::NOWHERE };
         let (used_bytes, reserved_bytes) = (device.sum.load(Relaxed) as u64, device.reserved.load(Relaxed));
-        self.record(thread, at, Body::PoolState { pool, reserved_bytes, used_bytes, took_us: 0 }, nothing);
-        self.record(thread, at, Body::PoolCheck { pool, total_bytes: used_bytes }, nothing);
+        self.recorder.record(
+            thread,
+            at,
+            Body::PoolState { pool, reserved_bytes, used_bytes, took_us: 0 },
+            nothing,
+        );
+        self.recorder.record(thread, at, Body::PoolCheck { pool, total_bytes: used_bytes }, nothing);
         self.tell_unseen(thread, device, at);
     }
 
@@ -229,7 +235,7 @@ impl Core {
     pub(super) fn tell_unseen(&self, thread: &Thread, device: &Device, at: At) {
         let unseen = device.unseen.load(Relaxed).max(0);
         if self.torch.is_late.load(Relaxed) && device.baseline.swap(unseen, Relaxed) != unseen {
-            self.record(thread, at, Body::Baseline { bytes: unseen as u64 }, nothing);
+            self.recorder.record(thread, at, Body::Baseline { bytes: unseen as u64 }, nothing);
         }
     }
 }

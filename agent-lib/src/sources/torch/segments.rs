@@ -11,9 +11,10 @@
 use crate::base::row::Named;
 use crate::base::row::{Beside, Key};
 use crate::base::row::{kind, kind_of, memory_of};
-use crate::driver::core::{At, Core};
+use crate::driver::core::Core;
 use crate::driver::torch_pools::Device;
 use crate::naming::callers;
+use crate::record::recorder::At;
 use crate::threads::{Call, Thread};
 use gpumem_wire::{Body, MemoryKind};
 use std::sync::atomic::Ordering::*;
@@ -95,9 +96,9 @@ impl Core {
 
     /// The row of `key` is a segment of the pool; its bytes, if there is such a row.
     fn take_segment(&self, thread: &Thread, device: &Device, pool: u64, slot: u8, key: Key) -> Option<u64> {
-        let row = self.live.get(key)?.row;
+        let row = self.recorder.live.get(key)?.row;
         let (address, bytes) = (row[2], row[3].max(1));
-        if self.live.get(Key::Segment(pool, address)).is_none() {
+        if self.recorder.live.get(Key::Segment(pool, address)).is_none() {
             self.add_segment(thread, pool, slot, address, bytes);
             device.segments.fetch_add(bytes, Relaxed);
         }
@@ -107,8 +108,8 @@ impl Core {
     fn add_segment(&self, thread: &Thread, pool: u64, slot: u8, address: u64, bytes: u64) {
         let Named { tag, flags, .. } = self.named(thread);
         let at = At { tag, flags, device: slot, ..At::NOWHERE };
-        self.record(thread, at, Body::SegmentAdd { address, bytes, pool }, |core, row| {
-            core.live.insert(Key::Segment(pool, address), row, Beside::default());
+        self.recorder.record(thread, at, Body::SegmentAdd { address, bytes, pool }, |recorder, row| {
+            recorder.live.insert(Key::Segment(pool, address), row, Beside::default());
         });
     }
 
@@ -123,7 +124,7 @@ impl Core {
         }
         device.searches.store(left - 1, Relaxed);
         let mut found = None;
-        for taken in self.live.scan() {
+        for taken in self.recorder.live.scan() {
             let (start, bytes) = (taken.row[2], taken.row[3]);
             if start > address || address - start >= bytes {
                 continue;
@@ -158,15 +159,20 @@ impl Core {
             let mut place = address;
             while place < end {
                 let key = Key::Segment(pool, place);
-                let Some(segment) = self.live.get(key) else {
+                let Some(segment) = self.recorder.live.get(key) else {
                     place = (place + SEGMENT_UNIT) & !(SEGMENT_UNIT - 1);
                     continue;
                 };
                 let bytes = segment.row[3];
                 let at = At { device: crate::base::row::device_of(&segment.row), ..At::NOWHERE };
-                self.record(thread, at, Body::SegmentRemove { address: place, bytes, pool }, |core, _| {
-                    core.live.remove(key);
-                });
+                self.recorder.record(
+                    thread,
+                    at,
+                    Body::SegmentRemove { address: place, bytes, pool },
+                    |recorder, _| {
+                        recorder.live.remove(key);
+                    },
+                );
                 device.segments.fetch_sub(bytes, Relaxed);
                 call.segment_of = pool;
                 place += bytes.max(1);

@@ -266,7 +266,7 @@ impl Peer {
 
     /// Takes packets until everything that was recorded by now is here.
     pub fn catch_up(&mut self) {
-        let head = gpumem::driver::core::Core::get().expect("a core").ring.head();
+        let head = gpumem::driver::core::Core::get().expect("a core").recorder.ring.head();
         self.until("watermark", |peer| peer.watermark >= head);
     }
 
@@ -357,6 +357,6 @@ pub fn agent(
     settings.layers.sites = false; // what a test does not name has no name
     change(&mut settings);
     let core = gpumem::entry::attach::start_with(settings).expect("an agent");
-    gpumem::record::status::set(AgentState::Covered, 0, "");
+    gpumem::driver::core::report_status(AgentState::Covered, 0, "");
     core
 }

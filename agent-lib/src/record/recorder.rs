@@ -1,0 +1,117 @@
+//! How a record is made: its number, its time, what it books in the live table, and its way into the ring.
+
+use crate::base::clock::Clock;
+use crate::base::fault_injection;
+use crate::base::ring::{Ring, Row};
+use crate::record::live::Live;
+use crate::record::names::Names;
+use crate::threads::Thread;
+use gpumem_wire::{Body, Flags, NONE_DEVICE, Record, Stamp};
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
+/// What makers of records need. What each record needs comes first, on as few lines of the processor's cache as it takes.
+#[derive(Debug)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct Recorder {
+    pub ring: Ring,
+    pub live: Live,
+    pub clock: Clock,
+    pub names: Names,
+}
+
+/// Where a record belongs, beyond time and order.
+#[derive(Debug, Clone, Copy)]
+pub struct At {
+    /// Tag; see `Core::named`.
+    pub tag: u32,
+    /// Flags.
+    pub flags: Flags,
+    /// Stack; 0 for none.
+    pub stack: u32,
+    /// contextUid, or what the kind says.
+    pub context: u32,
+    /// Library that made the call; 0 for unknown.
+    pub module: u16,
+    /// Device slot.
+    pub device: u8,
+}
+
+impl At {
+    /// No tag, no device.
+    pub const NOWHERE: At =
+        At { tag: 0, flags: Flags(0), stack: 0, context: 0, module: 0, device: NONE_DEVICE };
+}
+
+impl Recorder {
+    /// Makes an ordered record. `keep` books it in the live table, between its number and its way into the ring: once
+    /// a record was sent, its effect on the table can be read.
+    #[inline(always)]
+    pub fn record(&self, thread: &Thread, at: At, body: Body<'_>, keep: impl FnOnce(&Recorder, &Row)) -> u64 {
+        self.record_timed(thread, at, |_, _| body, keep)
+    }
+
+    /// As `record`, of something that says how long it took: `body` is told the record's own time.
+    #[inline(always)]
+    pub fn record_timed<'a>(
+        &self,
+        thread: &Thread,
+        mut at: At,
+        body: impl FnOnce(u64, &mut At) -> Body<'a>,
+        keep: impl FnOnce(&Recorder, &Row),
+    ) -> u64 {
+        let seq = thread.making.begin(&self.ring);
+        let time_ns = self.clock.now();
+        let body = body(time_ns, &mut at);
+        let stamp = Stamp {
+            seq,
+            time_ns,
+            tag: at.tag,
+            stack: at.stack,
+            thread: thread.id.load(Relaxed),
+            context: at.context,
+            module: at.module,
+            device: at.device,
+            flags: at.flags,
+        };
+        let row = Record { stamp, body }.words().0;
+        fault_injection::at("record"); // a number is taken, and nothing is under it
+        keep(self, &row);
+        fault_injection::at("kept"); // in the table, and not in the ring
+        self.ring.put(&row);
+        thread.making.end();
+        self.ring.expect(seq + AHEAD);
+        seq
+    }
+}
+
+/// How far ahead of the records slots are fetched.
+const AHEAD: u64 = 2;
+
+/// Nothing to keep.
+#[inline(always)]
+pub fn nothing(_: &Recorder, _: &Row) {}
+
+/// Steps, phases, marks and counters.
+pub const MARKS: u8 = 1;
+/// Begin and end of scopes.
+pub const RANGES: u8 = 2;
+/// What the driver does beyond memory: modules, streams, graphs ...
+pub const API: u8 = 4;
+
+/// Classes whose records are made: `MARKS`, `RANGES` and `API`.
+static CLASSES: AtomicU8 = AtomicU8::new(MARKS | API);
+
+/// Whether records of a class are made.
+#[inline(always)]
+pub fn records(class: u8) -> bool {
+    CLASSES.load(Relaxed) & class != 0
+}
+
+/// Whether records of a class are made from now on.
+pub fn set_recorded(class: u8, is_on: bool) {
+    match is_on {
+        true => CLASSES.fetch_or(class, Relaxed),
+        false => CLASSES.fetch_and(!class, Relaxed),
+    };
+}
