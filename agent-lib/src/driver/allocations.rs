@@ -1,4 +1,5 @@
-//! What driver calls do to the state and the history: allocations, frees, imports, and ends of contexts.
+//! What driver calls do to the state and the history: allocations, frees, imports, and ends of contexts; and what any row is called later.
+//! sources/cupti/effects.rs calls this, and tells others what happened.
 //!
 //! A free takes its row at ENTER, before the driver can give the address to another thread, and gives it back at EXIT if
 //! the call failed. An allocation makes its row at EXIT. vmm.rs has the handles.
@@ -6,9 +7,9 @@
 use crate::base::row::{Beside, Key, Taken};
 use crate::base::row::{context_of, device_of, key_of, kind, kind_of, memory_of, pool_owner};
 use crate::driver::core::Core;
-use crate::naming::callers;
 use crate::record::recorder::{At, nothing};
 use crate::threads::{Call, Thread};
+use gpumem_wire::Flags;
 use gpumem_wire::{Body, DestroyScope, ImportSource, MemoryKind, PoolOwner, Reading};
 use std::sync::atomic::Ordering::*;
 
@@ -29,6 +30,9 @@ pub fn took_us_short(entered_ns: Option<u64>, time_ns: u64) -> u16 {
     u16::try_from(took_us(entered_ns, time_ns)).unwrap_or(u16::MAX)
 }
 
+/// Ids of framework pools: "gp" and a number; no handle of a driver pool is an address like that.
+const POOL_IDS: u64 = 0x6770 << 48;
+
 /// What was asked for and what came.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
@@ -42,32 +46,22 @@ pub struct Allocation {
 }
 
 impl Core {
-    /// An allocation succeeded.
+    /// Books an allocation that succeeded; the number of its record.
     #[inline(always)]
-    pub fn allocated(&self, thread: &Thread, at: At, what: Allocation) {
+    pub fn book_allocation(&self, thread: &Thread, at: At, what: Allocation) -> u64 {
         let Allocation { address, bytes, pool, memory, entered_ns } = what;
         let body = |time_ns: u64, _: &mut At| {
             let took_us = took_us_short(entered_ns, time_ns);
             Body::AllocEnd { address, bytes, pool, took_us, memory }
         };
-        let tag = if at.tag == 0 && self.is_single_tensor(at.module, bytes, memory) {
-            crate::naming::python::line(self, thread)
-        } else {
-            at.tag
-        };
-        let at = At { tag, ..at };
-        let seq = self.recorder.record_timed(thread, at, body, |recorder, row| {
+        self.recorder.record_timed(thread, at, body, |recorder, row| {
             recorder.live.insert(Key::Allocation(address), row, Beside::default());
-        });
-        if at.tag == 0 && at.module != 0 {
-            callers::sites::note(self, thread, at.module, address, seq);
-        }
-        self.driver_gave(thread, at.module, address, bytes, memory);
+        })
     }
 
-    /// An allocation failed.
+    /// Records an allocation that failed; what the device has free, if the driver tells.
     #[cold]
-    pub fn allocation_failed(&self, thread: &Thread, at: At, result: u32, what: Allocation) {
+    pub fn book_failed_allocation(&self, thread: &Thread, at: At, result: u32, what: Allocation) -> Reading {
         let (mut free, mut total) = (0_usize, 0_usize);
         let get = self.devices.driver().and_then(|driver| driver.mem_get_info);
         // SAFETY: a function of the loaded driver with places for its answers; the context is current, since a call in it
@@ -78,25 +72,23 @@ impl Core {
         let Allocation { bytes, pool, memory, .. } = what;
         let body = Body::AllocFailed { bytes, pool, device_free_bytes, result, memory };
         self.recorder.record(thread, at, body, nothing);
-        self.driver_refused(thread, at, bytes, memory, device_free_bytes);
-        crate::base::wake::wake();
+        device_free_bytes
     }
 
-    /// A free was entered. `call` keeps what is needed when it returns.
+    /// Books the entry of a free. `call` keeps what is needed when it returns.
     #[inline(always)]
-    pub fn free_entered(&self, thread: &Thread, at: At, call: &mut Call, address: u64) {
-        self.driver_takes(thread, call, address, 0);
+    pub fn book_free_entered(&self, thread: &Thread, at: At, call: &mut Call, address: u64) {
         let taken = &mut call.taken;
         call.begin_seq = self.recorder.record(thread, at, Body::FreeBegin { address }, |recorder, _| {
             *taken = recorder.live.remove(Key::Allocation(address));
         });
     }
 
-    /// A free, unmap or release returned.
+    /// Books the return of a free, unmap or release. Whether it failed, so that its row lives on.
     #[inline(always)]
-    pub fn free_returned(&self, thread: &Thread, at: At, call: &Call, result: u32) {
+    pub fn book_free_returned(&self, thread: &Thread, at: At, call: &Call, result: u32) -> bool {
         if call.begin_seq == 0 {
-            return; // NULL, or entered before we listened
+            return false; // NULL, or entered before we listened
         }
         let failed = result != 0 && result != GONE;
         let body =
@@ -106,12 +98,7 @@ impl Core {
                 self.give_back(call, row[0]);
             }
         });
-        if failed
-            && call.segment_of != 0
-            && let Some(taken) = call.taken
-        {
-            self.segment_back(thread, call.segment_of, taken.row[2], taken.row[3]);
-        }
+        failed
     }
 
     /// The call failed: its row lives on.
@@ -154,14 +141,14 @@ impl Core {
         });
     }
 
-    /// An import is about to be closed; unless it was opened more often, it goes.
-    pub fn import_closing(&self, thread: &Thread, at: At, call: &mut Call, address: u64) {
+    /// Books that an import is about to be closed. Whether it was opened more often, and so stays.
+    pub fn import_stays_open(&self, address: u64) -> bool {
         let key = Key::Allocation(address);
-        if self.recorder.live.get(key).is_some_and(|row| row.beside.references > 1) {
+        let stays = self.recorder.live.get(key).is_some_and(|row| row.beside.references > 1);
+        if stays {
             self.recorder.live.count(key, -1, 0);
-            return;
         }
-        self.free_entered(thread, at, call, address);
+        stays
     }
 
     /// A context ends, or a device is reset; allocations in it have no frees of their own.
@@ -188,5 +175,31 @@ impl Core {
         if scope == DestroyScope::Device {
             self.driver_pools.forget(at.device);
         }
+    }
+
+    /// One that no pool of this process had so far.
+    pub fn new_pool_id(&self) -> u64 {
+        POOL_IDS | (self.pools_made.fetch_add(1, Relaxed) + 1)
+    }
+
+    /// Makes the record, and books it in the row of `key`.
+    pub fn say_retag(&self, thread: &Thread, key: Key, body: Body<'_>, tag: u32) {
+        let at = At { tag, flags: Flags(0), ..At::NOWHERE };
+        self.recorder.record(thread, at, body, |recorder, row| {
+            let said = (row[7] >> 56) as u8;
+            // The word of tag and stack: tag is its low half.
+            recorder.live.update(key, 5, |word, beside| {
+                if beside.flags & Beside::RETAGGED == 0 {
+                    beside.first_tag = word as u32;
+                    beside.flags |= Beside::RETAGGED;
+                }
+                let (role, phase) = (said & 15, said >> 4);
+                let old = beside.use_as;
+                let role = if role == 0 { old & 15 } else { role };
+                let phase = if phase == 0 { old >> 4 } else { phase };
+                beside.use_as = role | phase << 4;
+                if tag == 0 { word } else { word & !0xffff_ffff | u64::from(tag) }
+            });
+        });
     }
 }

@@ -7,7 +7,7 @@ use crate::base::memfd::{self, Shared, Sizes};
 use crate::base::ring::Ring;
 use crate::driver::devices::Devices;
 use crate::driver::exports::Exports;
-use crate::driver::multicast::Few;
+use crate::driver::multicast::Multicast;
 use crate::driver::pools::DriverPools;
 use crate::driver::torch_pools;
 use crate::record::live::{Live, rows_for};
@@ -32,8 +32,7 @@ pub struct Core {
     pub driver_pools: DriverPools,
     pub torch: torch_pools::State,
     pub exports: Exports,
-    pub multicast: Few,
-    pub multicast_mappings: Few,
+    pub multicast: Multicast,
     /// Tag of threads without open scopes; 0 for none.
     pub process_tag: AtomicU32,
     /// Framework pools made so far.
@@ -64,6 +63,11 @@ impl Core {
         core
     }
 
+    /// The slot of a device, introduced with its UUID the first time.
+    pub fn device(&self, ordinal: u32) -> u8 {
+        self.devices.slot(&self.recorder, ordinal)
+    }
+
     /// A fresh one; `None` without memory for it. `functions` is the address of the table of exported functions.
     pub fn new(settings: Settings, functions: usize) -> Option<Box<Core>> {
         let pid = std::process::id();
@@ -91,8 +95,7 @@ impl Core {
             driver_pools: DriverPools::new(),
             torch: torch_pools::State::new()?,
             exports: Exports::new(),
-            multicast: Few::new(),
-            multicast_mappings: Few::new(),
+            multicast: Multicast::default(),
             process_tag: AtomicU32::new(0),
             pools_made: AtomicU64::new(0),
             references_changed: AtomicU64::new(0),

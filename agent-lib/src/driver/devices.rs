@@ -1,14 +1,11 @@
 //! Devices and contexts. A device's slot is its CUDA ordinal; its UUID is what the daemon knows it by. Contexts lead to
 //! devices.
 
-use crate::base::row::Named;
-use crate::driver::core::Core;
-use crate::record::recorder;
-use crate::record::recorder::{At, nothing};
+use crate::record::recorder::Recorder;
 use crate::threads::Thread;
 use cupti_sys::Driver;
 use cupti_sys::device_attribute::{MULTIPROCESSORS, THREADS_PER_MULTIPROCESSOR};
-use gpumem_wire::{Body, DeviceIdKind, DriverEventKind, NONE_DEVICE, Reading, Record, Stamp};
+use gpumem_wire::{Body, DeviceIdKind, NONE_DEVICE, Reading, Record, Stamp};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
@@ -66,7 +63,7 @@ impl Devices {
     }
 
     /// Sets the number of a context if it is still 0: cuptiGetContextId failed when it was created, and a later callback has the number.
-    fn learn_uid(&self, handle: usize, uid: u32) {
+    pub fn learn_uid(&self, handle: usize, uid: u32) {
         if let Some(context) = self.context(handle) {
             let _ = context.uid.compare_exchange(0, uid, Relaxed, Relaxed);
         }
@@ -130,47 +127,34 @@ impl Devices {
         }
     }
 
-    /// Devices that were introduced.
-    pub fn seen(&self) -> impl Iterator<Item = u8> + '_ {
-        (0..DEVICES as u8).filter(|&device| self.introduced[usize::from(device)].load(Relaxed))
-    }
-}
-
-impl Default for Devices {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl Core {
     /// The slot of a device, introduced with its UUID the first time.
-    pub fn device(&self, ordinal: u32) -> u8 {
-        let Some(introduced) = self.devices.introduced.get(ordinal as usize) else { return NONE_DEVICE };
+    pub fn slot(&self, recorder: &Recorder, ordinal: u32) -> u8 {
+        let Some(introduced) = self.introduced.get(ordinal as usize) else { return NONE_DEVICE };
         if !introduced.load(Relaxed) && !introduced.swap(true, AcqRel) {
-            self.introduce_device(ordinal);
+            self.introduce(recorder, ordinal);
         }
         ordinal as u8
     }
 
     /// The slot of a device, in a callback that may not call the driver: the sender introduces it, before the records that name it.
-    pub fn device_in_resource(&self, ordinal: u32) -> u8 {
-        let Some(introduced) = self.devices.introduced.get(ordinal as usize) else { return NONE_DEVICE };
+    pub fn slot_in_resource(&self, ordinal: u32) -> u8 {
+        let Some(introduced) = self.introduced.get(ordinal as usize) else { return NONE_DEVICE };
         if !introduced.load(Relaxed) {
-            self.devices.awaited.fetch_or(1 << ordinal, Release);
+            self.awaited.fetch_or(1 << ordinal, Release);
         }
         ordinal as u8
     }
 
     /// Introduces the devices that resource callbacks have used so far. On the sender's thread.
-    pub fn introduce_awaited_devices(&self, thread: Option<&Thread>) {
-        if self.devices.awaited.load(Relaxed) == 0 {
+    pub fn introduce_awaited(&self, recorder: &Recorder, thread: Option<&Thread>) {
+        if self.awaited.load(Relaxed) == 0 {
             return;
         }
-        let awaited = self.devices.awaited.swap(0, Acquire);
+        let awaited = self.awaited.swap(0, Acquire);
         // A driver call of ours must not come back to us.
         let busy = thread.map(|thread| thread.busy.swap(1, Relaxed));
         (0..DEVICES as u32).filter(|ordinal| awaited >> ordinal & 1 == 1).for_each(|ordinal| {
-            self.device(ordinal);
+            self.slot(recorder, ordinal);
         });
         if let (Some(thread), Some(busy)) = (thread, busy) {
             thread.busy.store(busy, Relaxed);
@@ -178,14 +162,14 @@ impl Core {
     }
 
     #[cold]
-    fn introduce_device(&self, ordinal: u32) {
+    fn introduce(&self, recorder: &Recorder, ordinal: u32) {
         let mut uuid = [0_u8; 16];
         let mut name = [0_u8; 128];
         let mut total = 0_usize;
         let mut id = DeviceIdKind::Ordinal;
         let mut total_bytes = Reading::ABSENT;
         let (mut multiprocessors, mut threads) = (0, 0);
-        if let Some(driver) = self.devices.driver() {
+        if let Some(driver) = self.driver() {
             let device = ordinal as i32;
             // SAFETY: functions of the loaded driver, each with a place for its answer; the name's buffer is told one
             // byte short, so it ends with 0.
@@ -226,96 +210,49 @@ impl Core {
         let (many, each) = (u16::try_from(multiprocessors), u16::try_from(threads));
         let context = u32::from(many.unwrap_or(0)) << 16 | u32::from(each.unwrap_or(0));
         let stamp = Stamp { device: ordinal as u8, context, ..Stamp::default() };
-        self.recorder.names.add(&Record { stamp, body });
+        recorder.names.add(&Record { stamp, body });
     }
 
-    /// Device slot of the context that is current on this thread; asked of the driver the first time. Only in
-    /// callbacks of calls, never in those of resources.
-    #[inline(always)]
-    pub fn device_of_context(&self, thread: &Thread, context: usize, uid: u32) -> u8 {
-        match thread.device_of(context) {
-            Some(device) => device,
-            None => self.look_up_context(thread, context, uid),
-        }
-    }
-
-    #[cold]
-    fn look_up_context(&self, thread: &Thread, context: usize, uid: u32) -> u8 {
-        if context <= 1 {
-            return NONE_DEVICE;
-        }
-        let device = match self.devices.known(context) {
-            Some((device, known)) => {
-                if known == 0 {
-                    self.devices.learn_uid(context, uid);
-                }
-                device
-            }
-            None => {
-                let mut ordinal = -1;
-                let get = self.devices.driver().and_then(|driver| driver.ctx_get_device);
-                // SAFETY: a function of the loaded driver, with a place for its answer; no callback of ours is enabled for it.
-                let result = get.map(|get| unsafe { get(&mut ordinal) });
-                match (result, u32::try_from(ordinal)) {
-                    (Some(0), Ok(ordinal)) => {
-                        let device = self.device(ordinal);
-                        self.context_seen(thread, context, uid, device, None);
-                        device
-                    }
-                    _ => return NONE_DEVICE,
-                }
-            }
-        };
-        thread.remember_context(context, device);
-        device
-    }
-
-    /// Reports a context on the device with the slot `device`, the first time. `created` is where it was made, if that was just now: a
-    /// context that is met otherwise is older, or a green one, which is a part of the primary one and costs nothing of its own.
-    pub fn context_seen(&self, thread: &Thread, handle: usize, uid: u32, device: u8, created: Option<At>) {
-        if handle <= 1 || self.devices.context(handle).is_some() {
-            return;
+    /// Remembers a context from now on. False if it is known already; more than there is room for are not remembered.
+    pub fn remember_context(&self, handle: usize, uid: u32, device: u8) -> bool {
+        if handle <= 1 || self.context(handle).is_some() {
+            return false;
         }
         let claim = |context: &&Context| {
             context.handle.load(Relaxed) == 0
                 && context.handle.compare_exchange(0, 1, AcqRel, Relaxed).is_ok()
         };
-        if let Some(place) = self.devices.contexts.iter().find(claim) {
+        if let Some(place) = self.contexts.iter().find(claim) {
             place.uid.store(uid, Relaxed);
             place.device.store(u32::from(device), Relaxed);
             place.handle.store(handle, Release);
         }
-        let at = created.unwrap_or_else(|| {
-            let Named { tag, flags, .. } = self.named(thread);
-            At { tag, flags, ..At::NOWHERE }
-        });
-        let at = At { context: uid, device, ..at };
-        self.recorder.record(thread, at, Body::ContextCreate { handle: handle as u64 }, nothing);
-        if created.is_some() {
-            self.gap_moved(thread, at, DriverEventKind::ContextCreated, 0, u64::from(uid));
-        }
-    }
-
-    /// The driver does something that costs memory outside of allocations: what is charged now says how much.
-    pub fn gap_moved(&self, thread: &Thread, at: At, event: DriverEventKind, bytes: u64, value: u64) {
-        if recorder::records(recorder::API) {
-            self.recorder.record(thread, at, Body::DriverEvent { bytes, value, event }, nothing);
-        }
-        crate::base::wake::wake();
+        true
     }
 
     /// The context is about to be destroyed. Its device and number, if it was known.
-    pub fn context_gone(&self, handle: usize) -> Option<(u8, u32)> {
-        let known = self.devices.known(handle)?;
-        if let Some(context) = self.devices.context(handle) {
+    pub fn forget_context(&self, handle: usize) -> Option<(u8, u32)> {
+        let known = self.known(handle)?;
+        if let Some(context) = self.context(handle) {
             context.handle.store(0, Release);
         }
-        for primary in &self.devices.primary {
+        for primary in &self.primary {
             let _ = primary.compare_exchange(handle, 0, Relaxed, Relaxed);
         }
         for thread in crate::threads::all() {
             thread.forget_context(handle);
         }
         Some(known)
+    }
+
+    /// Devices that were introduced.
+    pub fn seen(&self) -> impl Iterator<Item = u8> + '_ {
+        (0..DEVICES as u8).filter(|&device| self.introduced[usize::from(device)].load(Relaxed))
+    }
+}
+
+impl Default for Devices {
+    fn default() -> Self {
+        Self::new()
     }
 }

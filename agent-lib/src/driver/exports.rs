@@ -6,10 +6,6 @@
 //! not followed: after the first close, the figure is a lower bound.
 
 use crate::base::descriptor::Identity;
-use crate::base::row::Key;
-use crate::driver::core::Core;
-use crate::record::recorder::At;
-use crate::threads::{Call, Thread};
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering::*};
 
 /// Exports that can be followed at a time. For further exports, the memory is counted until the handle's last release.
@@ -60,6 +56,40 @@ impl Exports {
         };
         Exports { count: AtomicUsize::new(0), places: std::array::from_fn(free) }
     }
+
+    /// Follows an open file from now on. `map` books it as a mapping of so many bytes at an address; not if no place is free.
+    pub fn follow(&self, file: Identity, map: impl FnOnce(u64, u64)) {
+        let claim = |(_, export): &(usize, &Export)| {
+            export.state.compare_exchange(FREE, CHANGING, AcqRel, Relaxed).is_ok()
+        };
+        let Some((place, export)) = self.places.iter().enumerate().find(claim) else { return };
+        self.count.fetch_add(1, AcqRel);
+        export.descriptor.store(file.fd, Relaxed);
+        export.device.store(file.device, Relaxed);
+        export.inode.store(file.inode, Relaxed);
+        map(address_of(place), STEP);
+        export.state.store(OPEN, Release);
+    }
+
+    /// Drops the exports whose descriptors were closed. `unmap` books that the mapping at an address is gone.
+    pub fn drop_closed(&self, unmap: impl Fn(u64, u64)) {
+        if self.count.load(Acquire) == 0 {
+            return;
+        }
+        for (place, export) in self.places.iter().enumerate() {
+            if export.state.load(Acquire) != OPEN {
+                continue;
+            }
+            if export.file().holds()
+                || export.state.compare_exchange(OPEN, CHANGING, AcqRel, Relaxed).is_err()
+            {
+                continue;
+            }
+            unmap(address_of(place), STEP);
+            export.state.store(FREE, Release);
+            self.count.fetch_sub(1, AcqRel);
+        }
+    }
 }
 
 impl Default for Exports {
@@ -70,53 +100,4 @@ impl Default for Exports {
 
 fn address_of(place: usize) -> u64 {
     ADDRESSES + place as u64 * STEP
-}
-
-impl Core {
-    /// Records that cuMemExportToShareableHandle returned `descriptor` for `handle`.
-    pub fn handle_exported(&self, thread: &Thread, at: At, handle: u64, descriptor: i32) {
-        let is_own = |row: crate::base::row::Taken| {
-            crate::base::row::kind_of(&row.row) == crate::base::row::kind::VMM_CREATE
-        };
-        let Some(file) = Identity::of(descriptor) else { return };
-        if !self.recorder.live.get(Key::Handle(handle)).is_some_and(is_own) {
-            return; // imported: the memory is counted in the exporting process
-        }
-        let claim = |(_, export): &(usize, &Export)| {
-            export.state.compare_exchange(FREE, CHANGING, AcqRel, Relaxed).is_ok()
-        };
-        let Some((place, export)) = self.exports.places.iter().enumerate().find(claim) else { return };
-        self.exports.count.fetch_add(1, AcqRel);
-        export.descriptor.store(file.fd, Relaxed);
-        export.device.store(file.device, Relaxed);
-        export.inode.store(file.inode, Relaxed);
-        self.map_handle(thread, at, address_of(place), STEP, handle);
-        export.state.store(OPEN, Release);
-    }
-
-    /// Drops the exports whose descriptors were closed.
-    pub fn look_at_exports(&self, thread: &Thread) {
-        if self.exports.count.load(Acquire) == 0 {
-            return;
-        }
-        for (place, export) in self.exports.places.iter().enumerate() {
-            if export.state.load(Acquire) != OPEN {
-                continue;
-            }
-            if export.file().holds()
-                || export.state.compare_exchange(OPEN, CHANGING, AcqRel, Relaxed).is_err()
-            {
-                continue;
-            }
-            let address = address_of(place);
-            // A reset of the device has removed it.
-            if self.recorder.live.get(Key::Mapping(address)).is_some() {
-                let mut call = Call::new(0, self.recorder.clock.now());
-                self.unmap_entered(thread, At::NOWHERE, &mut call, address, STEP);
-                self.free_returned(thread, At::NOWHERE, &call, 0);
-            }
-            export.state.store(FREE, Release);
-            self.exports.count.fetch_sub(1, AcqRel);
-        }
-    }
 }

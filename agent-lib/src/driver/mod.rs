@@ -6,6 +6,7 @@ pub mod devices;
 pub mod exports;
 pub mod guard;
 pub mod multicast;
+mod pool_polling;
 pub mod pools;
 pub mod torch_pools;
 pub mod vmm;

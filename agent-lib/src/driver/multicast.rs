@@ -1,6 +1,5 @@
 //! Multicast objects look like memory handles and are none: cuMemMap and cuMemRelease of them are left out.
 
-use crate::driver::core::Core;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
 /// Objects, and mappings of them, that can be told apart at a time.
@@ -50,33 +49,40 @@ impl Default for Few {
     }
 }
 
-impl Core {
+/// Handles of multicast objects, and addresses at which they are mapped.
+#[derive(Debug, Default)]
+pub struct Multicast {
+    objects: Few,
+    mappings: Few,
+}
+
+impl Multicast {
     /// cuMulticastCreate gave this handle. It stays known after its release: only a new cuMemCreate with the same
     /// number makes it memory.
-    pub fn remember_multicast(&self, handle: u64) {
-        if !self.multicast.has(handle) {
-            self.multicast.add(handle);
+    pub fn remember(&self, handle: u64) {
+        if !self.objects.has(handle) {
+            self.objects.add(handle);
         }
     }
 
     /// Whether a handle is a multicast object.
     #[inline(always)]
-    pub fn is_multicast(&self, handle: u64) -> bool {
-        self.multicast.has(handle)
+    pub fn is_object(&self, handle: u64) -> bool {
+        self.objects.has(handle)
     }
 
     /// The number is memory's now.
-    pub fn forget_multicast(&self, handle: u64) {
-        self.multicast.remove(handle);
+    pub fn forget(&self, handle: u64) {
+        self.objects.remove(handle);
     }
 
     /// A multicast object was mapped here.
-    pub fn remember_multicast_mapping(&self, address: u64) {
-        self.multicast_mappings.add(address);
+    pub fn remember_mapping(&self, address: u64) {
+        self.mappings.add(address);
     }
 
     /// It is unmapped; false if it was no such mapping.
-    pub fn forget_multicast_mapping(&self, address: u64) -> bool {
-        self.multicast_mappings.remove(address)
+    pub fn forget_mapping(&self, address: u64) -> bool {
+        self.mappings.remove(address)
     }
 }

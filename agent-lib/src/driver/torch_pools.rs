@@ -2,11 +2,25 @@
 
 use crate::base::locks::SpinLock;
 use crate::base::memfd::anonymous;
-use crate::sources::torch::pending::Waiting;
+use crate::threads::allocator_calls::EVENTS;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::*};
 
 /// Devices that a process can have, as in devices.rs.
 pub const DEVICES: usize = 64;
+
+/// Blocks of a device that can wait at a time; others count as free.
+pub const MOST: usize = 1024;
+
+/// A block that waits, or a free place.
+#[derive(Debug, Default)]
+pub struct Waiting {
+    /// Of the block; 0 while the place is free.
+    pub address: AtomicU64,
+    /// Of the block.
+    pub bytes: AtomicU64,
+    /// What it waits for; 0 for what is over.
+    pub events: [AtomicU64; EVENTS],
+}
 
 /// Of a device. All but `check_due` is written under the mutex of PyTorch's allocator for that device: one thread at a time. What each
 /// report looks at comes first: one line of the processor's cache.
@@ -82,7 +96,7 @@ const SEARCHES: u32 = 32;
 impl State {
     /// Nothing so far. `None` without memory.
     pub fn new() -> Option<Self> {
-        let each = crate::sources::torch::pending::MOST;
+        let each = MOST;
         let waiting = anonymous::<Waiting>(DEVICES * each)?; // untouched until a block waits
         let device = |index: usize| Device {
             pool: AtomicU64::new(0),

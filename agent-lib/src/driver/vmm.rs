@@ -4,6 +4,8 @@
 //! The number of a handle may be given out again as soon as its last release was entered: from then on the row is bound by
 //! the seq that made it, and its mappings find it by that.
 
+use crate::base::descriptor::Identity;
+use crate::base::row::kind;
 use crate::base::row::kind_of;
 use crate::base::row::{Beside, Key, Taken};
 use crate::driver::allocations::took_us;
@@ -34,7 +36,7 @@ impl Core {
         memory: MemoryKind,
         entered_ns: Option<u64>,
     ) {
-        self.forget_multicast(handle);
+        self.multicast.forget(handle);
         let body = |time_ns: u64, at: &mut At| {
             at.context = took_us(entered_ns, time_ns);
             Body::VmmCreate { handle, bytes, references: 1, memory }
@@ -125,20 +127,13 @@ impl Core {
         self.recorder.live.insert(by_number, &back.row, back.beside);
     }
 
-    /// cuMemMap succeeded.
-    pub fn mapped(&self, thread: &Thread, at: At, address: u64, bytes: u64, handle: u64) {
-        if self.map_handle(thread, at, address, bytes, handle) {
-            self.driver_mapped(thread, at.module, address, bytes);
-        }
-    }
-
     /// Books a mapping of a handle. Whether its memory is this process's own.
     pub(crate) fn map_handle(&self, thread: &Thread, at: At, address: u64, bytes: u64, handle: u64) -> bool {
         let mut is_own = false;
         self.recorder.record(thread, at, Body::VmmMap { address, bytes, handle }, |recorder, row| {
             self.references_change(row[0]);
             if let Some(backing) = recorder.live.count(Key::Handle(handle), 0, 1) {
-                is_own = kind_of(&backing.row) == crate::base::row::kind::VMM_CREATE;
+                is_own = kind_of(&backing.row) == kind::VMM_CREATE;
                 let beside = Beside { backing: backing.seq(), ..Beside::default() };
                 recorder.live.insert(Key::Mapping(address), row, beside);
             }
@@ -147,8 +142,7 @@ impl Core {
     }
 
     /// cuMemUnmap was entered: it may take several neighbouring mappings.
-    pub fn unmap_entered(&self, thread: &Thread, at: At, call: &mut Call, address: u64, bytes: u64) {
-        self.driver_takes(thread, call, address, bytes);
+    pub fn book_unmap_entered(&self, thread: &Thread, at: At, call: &mut Call, address: u64, bytes: u64) {
         let mut taken: Option<Taken> = None;
         let mut more = 0;
         call.begin_seq =
@@ -188,5 +182,29 @@ impl Core {
             self.astray.fetch_add(1, AcqRel); // the mapping was all that held it: its row is gone
         }
         self.recorder.live.insert(Key::Mapping(address), &taken.row, taken.beside);
+    }
+
+    /// Records that cuMemExportToShareableHandle returned `descriptor` for `handle`.
+    pub fn handle_exported(&self, thread: &Thread, at: At, handle: u64, descriptor: i32) {
+        let is_own = |row: Taken| kind_of(&row.row) == kind::VMM_CREATE;
+        let Some(file) = Identity::of(descriptor) else { return };
+        if !self.recorder.live.get(Key::Handle(handle)).is_some_and(is_own) {
+            return; // imported: the memory is counted in the exporting process
+        }
+        self.exports.follow(file, |address, bytes| {
+            self.map_handle(thread, at, address, bytes, handle);
+        });
+    }
+
+    /// Drops the exports whose descriptors were closed.
+    pub fn look_at_exports(&self, thread: &Thread) {
+        self.exports.drop_closed(|address, bytes| {
+            // A reset of the device has removed it.
+            if self.recorder.live.get(Key::Mapping(address)).is_some() {
+                let mut call = Call::new(0, self.recorder.clock.now());
+                self.book_unmap_entered(thread, At::NOWHERE, &mut call, address, bytes);
+                self.book_free_returned(thread, At::NOWHERE, &call, 0);
+            }
+        });
     }
 }

@@ -5,6 +5,7 @@ use crate::naming::callers;
 use crate::naming::python;
 use crate::record::status;
 use crate::sender;
+use crate::sources::python_host::run;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 static INSTALLED: AtomicBool = AtomicBool::new(false);
@@ -40,6 +41,7 @@ extern "C" fn in_child() {
     callers::in_child();
     callers::sites::in_child();
     python::in_child();
+    run::in_child();
     sender::close_in_child();
 }
 

@@ -36,7 +36,7 @@ impl Sender {
             let head = self.core.recorder.ring.head();
             let until = head.min(self.taken + ROUND);
             let before = self.taken;
-            self.core.introduce_awaited_devices(self.thread);
+            self.core.devices.introduce_awaited(&self.core.recorder, self.thread);
             let whole = self.send_names(Flags(0)) && self.send_records(until);
             busy |= self.taken > before;
             self.send_state();

@@ -232,5 +232,4 @@ fn compare(said: Said<'_>) -> Result<&'static Interpreter, String> {
 pub fn in_child() {
     ARMED.store(std::ptr::null_mut(), Relaxed);
     MODULES.in_child();
-    crate::sources::python_host::run::in_child();
 }

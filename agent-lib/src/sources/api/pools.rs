@@ -6,11 +6,7 @@ use crate::base::row::{kind, kind_of};
 use crate::driver::core::Core;
 use crate::record::recorder::{At, nothing};
 use crate::threads::Thread;
-use gpumem_wire::{Body, Flags, FreeState, Phase, PoolOwner, Role};
-use std::sync::atomic::Ordering::Relaxed;
-
-/// Ids of framework pools: "gp" and a number; no handle of a driver pool is an address like that.
-const POOL_IDS: u64 = 0x6770 << 48;
+use gpumem_wire::{Body, FreeState, Phase, PoolOwner, Role};
 
 /// A part of a segment that stays when its middle goes.
 type Piece = (u64, u64);
@@ -26,11 +22,6 @@ impl Core {
     fn in_pool(&self, thread: &Thread, pool: u64) -> At {
         let Named { tag, flags, .. } = self.named(thread);
         At { tag, flags, device: self.pool_device(pool), ..At::NOWHERE }
-    }
-
-    /// One that no pool of this process had so far.
-    pub fn new_pool_id(&self) -> u64 {
-        POOL_IDS | (self.pools_made.fetch_add(1, Relaxed) + 1)
     }
 
     /// A new pool's id.
@@ -169,26 +160,5 @@ impl Core {
         let otherwise = || (pool, key, self.recorder.live.get(key).map_or(0, |row| row.seq()));
         let (pool, key, block_seq) = found.unwrap_or_else(otherwise);
         self.say_retag(thread, key, Body::Retag { address, block_seq, pool, use_as }, tag);
-    }
-
-    /// Makes the record, and books it in the row of `key`.
-    pub fn say_retag(&self, thread: &Thread, key: Key, body: Body<'_>, tag: u32) {
-        let at = At { tag, flags: Flags(0), ..At::NOWHERE };
-        self.recorder.record(thread, at, body, |recorder, row| {
-            let said = (row[7] >> 56) as u8;
-            // The word of tag and stack: tag is its low half.
-            recorder.live.update(key, 5, |word, beside| {
-                if beside.flags & Beside::RETAGGED == 0 {
-                    beside.first_tag = word as u32;
-                    beside.flags |= Beside::RETAGGED;
-                }
-                let (role, phase) = (said & 15, said >> 4);
-                let old = beside.use_as;
-                let role = if role == 0 { old & 15 } else { role };
-                let phase = if phase == 0 { old >> 4 } else { phase };
-                beside.use_as = role | phase << 4;
-                if tag == 0 { word } else { word & !0xffff_ffff | u64::from(tag) }
-            });
-        });
     }
 }

@@ -128,13 +128,13 @@ impl Here<'_> {
                 }
                 MemRelease => {
                     let handle = self.params::<params::Handle>().handle;
-                    if !self.core.is_multicast(handle) {
+                    if !self.core.multicast.is_object(handle) {
                         self.core.release_entered(self.thread, self.at(), &mut call, handle);
                     }
                 }
                 MemUnmap => {
                     let range: params::Range = self.params();
-                    if !self.core.forget_multicast_mapping(range.address) {
+                    if !self.core.multicast.forget_mapping(range.address) {
                         let at = self.at();
                         self.core.unmap_entered(
                             self.thread,
@@ -378,12 +378,12 @@ impl Here<'_> {
                     let pool = read(p.out, 0);
                     match properties.location.ordinal() {
                         _ if properties.kind == params::MANAGED => {
-                            core.driver_pools.is_elsewhere(pool, MemoryKind::Managed);
+                            core.driver_pools.set_memory_kind(pool, MemoryKind::Managed);
                         }
                         Some(ordinal) => {
                             core.pool_seen(thread, pool, core.device(ordinal), PoolOwner::Driver);
                         }
-                        None => core.driver_pools.is_elsewhere(pool, MemoryKind::Pinned),
+                        None => core.driver_pools.set_memory_kind(pool, MemoryKind::Pinned),
                     }
                 }
                 PoolImport => {} // the exporter pays

@@ -40,8 +40,8 @@ impl Here<'_> {
                 }
                 Meaning::MemMap => {
                     let p: params::MemMap = self.params();
-                    if core.is_multicast(p.handle) {
-                        core.remember_multicast_mapping(p.address);
+                    if core.multicast.is_object(p.handle) {
+                        core.multicast.remember_mapping(p.address);
                     } else {
                         core.mapped(thread, self.called(self.at()), p.address, p.bytes as u64, p.handle);
                     }
@@ -67,7 +67,7 @@ impl Here<'_> {
                 }
                 _ => {
                     let p: params::MulticastCreate = self.params();
-                    core.remember_multicast(read(p.out, 0));
+                    core.multicast.remember(read(p.out, 0));
                 }
             }
         }

@@ -13,6 +13,7 @@
 mod arrays;
 pub mod coverage;
 pub mod decode;
+mod effects;
 pub mod find;
 mod kinds;
 pub mod pulse;

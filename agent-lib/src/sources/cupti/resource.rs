@@ -37,7 +37,7 @@ fn created(core: &Core, thread: &Thread, data: &ResourceData) {
     let uid = subscribe::context_id(handle).unwrap_or(0);
     let Named { tag, flags, .. } = core.named(thread);
     let at = At { tag, flags, module: caller(core, thread, data), ..At::NOWHERE };
-    core.context_seen(thread, handle, uid, core.device_in_resource(ordinal), Some(at));
+    core.context_seen(thread, handle, uid, core.devices.slot_in_resource(ordinal), Some(at));
     core.devices.set_primary_if_unknown(ordinal, handle);
 }
 
@@ -53,7 +53,7 @@ pub unsafe fn resource(core: &Core, thread: &Thread, id: u32, data: &ResourceDat
         ids::resource::CONTEXT_CREATED if is_booked_by_call(thread) => {}
         ids::resource::CONTEXT_CREATED => created(core, thread, data),
         ids::resource::CONTEXT_DESTROY_STARTING => {
-            if let Some((device, uid)) = core.context_gone(context) {
+            if let Some((device, uid)) = core.devices.forget_context(context) {
                 let at = At { context: uid, device, ..At::NOWHERE };
                 core.context_ended(thread, at, DestroyScope::Context);
                 crate::base::wake::wake();

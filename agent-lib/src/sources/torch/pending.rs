@@ -35,17 +35,16 @@ use crate::base::row::{Beside, Key};
 use crate::driver::core::Core;
 use crate::driver::guard::guard;
 use crate::driver::torch_pools::Device;
+use crate::driver::torch_pools::Waiting;
 use crate::record::recorder::At;
 use crate::sources::torch::patch::{self, EVENT_QUERY, EVENT_RECORD, EVENT_SYNCHRONIZE};
 use crate::threads::Thread;
-use crate::threads::allocator_calls::{EVENTS, Event};
+use crate::threads::allocator_calls::Event;
 use gpumem_wire::{Body, FreeState};
 use std::arch::naked_asm;
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicUsize, Ordering::*};
 
-/// Blocks of a device that can wait at a time; others count as free.
-pub const MOST: usize = 1024;
 /// By how much the stack pointer at a record of insert_events can be lower than at the report: 224 bytes in 2.15.0, 208 in 2.4.1
 /// (840 and 836 frees, always the same); by their code about as many in 2.0.1 and 2.8.0. 1.13.1 has the CUDA runtime
 /// linked in, and so no such slots.
@@ -54,16 +53,6 @@ const SPAN: usize = 1024;
 static ELSEWHERE: [AtomicUsize; 8] = [const { AtomicUsize::new(0) }; 8];
 /// cudaErrorUnknown: a slot that held nothing is never patched.
 const UNKNOWN: c_int = 999;
-
-/// A block that waits, or a free place.
-#[derive(Debug, Default)]
-pub struct Waiting {
-    /// Of the block; 0 while the place is free.
-    address: AtomicU64,
-    bytes: AtomicU64,
-    /// What it waits for; 0 for what is over.
-    events: [AtomicU64; EVENTS],
-}
 
 type OnStream = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void) -> c_int;
 type OfEvent = unsafe extern "C-unwind" fn(*mut c_void) -> c_int;
