@@ -32,15 +32,15 @@ pub mod threads;
 use base::{c_text, fault_injection};
 use cupti_sys::nvtx::GetExportTable;
 use driver::guard::guard;
-use entry::{ask, attach, dump, second_copy};
-use gpumem_wire::{AskKind, Phase, Role};
+use entry::{ask, attach, control, dump, second_copy};
+use gpumem_wire::AskKind;
 use naming::{autograd, gradient, python};
 use record::panic::shielded;
 use record::{high_water, status};
-use sources::api::control::Wish;
-use sources::api::{control, scope, snapshot, window};
+use sources::api::recordings::{RecordingReply, RecordingRequest};
+use sources::api::{scope, snapshot};
+use sources::cupti;
 use sources::python_host::run;
-use sources::{cupti, nvtx};
 use std::ffi::{c_char, c_int};
 
 macro_rules! text {
@@ -114,7 +114,7 @@ pub extern "C" fn InitializeInjection() -> c_int {
 /// Called by each library with NVTX in it, on its first NVTX call and under a lock of its own. 0: all its calls are nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn InitializeInjectionNvtx2(get_export_table: Option<GetExportTable>) -> c_int {
-    shielded(0, || nvtx::initialize(get_export_table))
+    shielded(0, || attach::injected_into_nvtx(get_export_table))
 }
 
 exports! {
@@ -130,14 +130,14 @@ exports! {
     gpumem_step as step(number: u64) -> () {
         (); |core, thread| {
             run::program_steps();
-            window::step(core, number);
+            control::step(core, number);
             core.step(thread, number)
         }
     }
     /// An optimizer's step has ended, the next step begins: unless the program says so itself.
     gpumem_auto_step as auto_step(number: u64) -> () {
         (); |core, thread| if run::are_steps_ours() {
-            window::step(core, number);
+            control::step(core, number);
             core.step(thread, run::auto_number(number))
         }
     }
@@ -189,7 +189,7 @@ exports! {
     }
     /// What is known by now of a block; with pool 0 of whatever lies there: a block of PyTorch's, else an allocation.
     gpumem_retag as retag(pool: u64, address: u64, path: *const c_char, role: c_int, phase: c_int) -> () {
-        (); |core, thread| core.retag(thread, pool, address, text!(path), use_as(role, phase))
+        (); |core, thread| core.retag(thread, pool, address, text!(path), c_text::use_as(role, phase))
     }
     /// Paths of modules have changed, `bytes` of text: see sources/torch/rename.rs. The number of the next record.
     gpumem_rename as rename(paths: *const c_char, bytes: u64) -> u64 {
@@ -269,7 +269,7 @@ exports! {
     gpumem_here as here(out: *mut c_char, bytes: u64) -> u64 {
         0; |core, thread| {
             // SAFETY: room of that size, says the caller.
-            unsafe { c_text::fill(out, bytes, |out| python::describe(core, thread, out)) }
+            unsafe { c_text::fill(out, bytes, |out| snapshot::describe_here(core, thread, out)) }
         }
     }
     /// The word that holds the tag of the calling thread's innermost scope; null while nothing is recorded. Python writes it.
@@ -285,7 +285,7 @@ exports! {
     /// JSON: 0 what is live, 1 how the agent is, 2 the high of the open range. Written if it fits; its length.
     gpumem_snapshot as snapshot(what: c_int, buffer: *mut c_char, capacity: u64) -> u64 {
         // SAFETY: a buffer of this capacity, or null, says the caller.
-        0; |core, _| unsafe { snapshot::copy(&snapshot::text(core, what), buffer, capacity) }
+        0; |core, _| unsafe { c_text::copy(&snapshot::text(core, what), buffer, capacity) }
     }
     /// A range whose high is kept: 1 begins it, 2 begins it anew, 0 ends it. 0 if there is no memory for it.
     gpumem_peak as peak(what: c_int) -> c_int {
@@ -320,7 +320,7 @@ exports! {
     /// Begins a recording; 1 if there is one now.
     gpumem_start as start() -> c_int { 0; |core, _| control::start(core).into() }
     /// Ends it; 1 if it is whole, or there was none.
-    gpumem_stop as stop() -> c_int { 0; |core, _| done(control::post(core, Wish::Stop)) }
+    gpumem_stop as stop() -> c_int { 0; |core, _| done(control::post(core, RecordingRequest::Stop)) }
     /// History is kept back from now on.
     gpumem_mute as mute() -> () { (); |core, _| control::mute(core) }
     /// It is told again.
@@ -329,7 +329,7 @@ exports! {
     gpumem_dump as dump(path: *const c_char, finished: c_int) -> c_int {
         0; |core, _| {
             let path = c_text::text(text!(path));
-            done(control::post(core, Wish::Dump { path, finished: finished != 0 }))
+            done(control::post(core, RecordingRequest::Dump { path, finished: finished != 0 }))
         }
     }
     /// A report, to be given to gpumem_free; null for a format or order that is none.
@@ -342,7 +342,7 @@ exports! {
             };
             match (format, dump::Sort::named(&c_text::text(text!(sort)))) {
                 (Some(format), Some(sort)) => {
-                    dump::handed(&dump::dumps(core, format, sort, ascending != 0, reset != 0))
+                    c_text::handed(&dump::dumps(core, format, sort, ascending != 0, reset != 0))
                 }
                 _ => std::ptr::null_mut(),
             }
@@ -357,7 +357,7 @@ exports! {
                 b"csv" => (AskKind::ReportText, format!("format=csv\n{options}")),
                 _ => (AskKind::ReportText, options),
             };
-            ask::report(core, what, &options).map_or(std::ptr::null_mut(), |text| dump::handed(&text))
+            ask::report(core, what, &options).map_or(std::ptr::null_mut(), |text| c_text::handed(&text))
         }
     }
     /// Counter `name` is so much.
@@ -386,11 +386,6 @@ exports! {
     }
 }
 
-fn done(outcome: control::Outcome) -> c_int {
-    c_int::from(outcome.errno == 0)
-}
-
-fn use_as(role: c_int, phase: c_int) -> (Role, Phase) {
-    let code = |number: c_int| u8::try_from(number).unwrap_or(0);
-    (Role::from_code(code(role)), Phase::from_code(code(phase)))
+fn done(reply: RecordingReply) -> c_int {
+    c_int::from(reply.errno == 0)
 }

@@ -9,7 +9,7 @@ mod driver {
 mod text;
 
 use cupti_sys::nvtx::EventAttributes;
-use gpumem::sources::api::window::Limits;
+use gpumem::sources::api::recordings::RecordingLimits;
 use libfuzzer_sys::fuzz_target;
 use std::ffi::{CStr, c_char};
 use text::{Message, plain};
@@ -43,7 +43,7 @@ fuzz_target!(|bytes: &[u8]| {
         event(bytes, &[bytes, &[0; 8]].concat());
     }
     let text = String::from_utf8_lossy(bytes);
-    if let Some((path, limits)) = Limits::of_command(&text) {
+    if let Some((path, limits)) = RecordingLimits::of_command(&text) {
         assert!(!path.contains('\0') && text.starts_with(&path));
         assert!(limits.steps.is_none_or(|(first, last)| first <= last && last < u64::MAX));
         assert!(limits.for_ns != Some(0) || text.contains("for="));
@@ -53,7 +53,7 @@ fuzz_target!(|bytes: &[u8]| {
         let mut say = |part: String| said = format!("{said}\0{part}");
         limits.steps.into_iter().for_each(|(first, last)| say(format!("steps={first}:{last}")));
         limits.max_bytes.into_iter().for_each(|bytes| say(format!("max_size={bytes}")));
-        let (same, again) = Limits::of_command(&said).expect("numbers");
+        let (same, again) = RecordingLimits::of_command(&said).expect("numbers");
         assert_eq!((same, again.steps, again.max_bytes), (path, limits.steps, limits.max_bytes));
     }
     // A wide text as wchar_t has it; it ends with 0.

@@ -1,5 +1,6 @@
 //! Texts and numbers that the caller of a C function hands over, and texts that it is given.
 
+use gpumem_wire::{Phase, Role};
 use std::ffi::c_char;
 use std::os::unix::ffi::OsStrExt;
 
@@ -47,4 +48,30 @@ pub unsafe fn fill(out: *mut c_char, bytes: u64, write: impl FnOnce(&mut [u8]) -
     let used = write(&mut room[..most]).min(most);
     room[used] = 0;
     used as u64
+}
+
+/// Writes `text` to `buffer` if it fits; its length.
+///
+/// # Safety
+/// `buffer` has room for `capacity` bytes, or is null.
+pub unsafe fn copy(text: &str, buffer: *mut c_char, capacity: u64) -> u64 {
+    let len = text.len() as u64;
+    if !buffer.is_null() && len <= capacity {
+        // SAFETY: it fits, says the caller.
+        unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast(), text.len()) };
+    }
+    len
+}
+
+/// A text for the program, which frees it; null without memory.
+pub fn handed(text: &str) -> *mut c_char {
+    // The C library's own, which the program can free: not what src/base/arena_allocator.rs has. No text of ours holds a 0.
+    // SAFETY: so many bytes.
+    unsafe { libc::strndup(text.as_ptr().cast(), text.len()) }
+}
+
+/// Role and phase by their numbers on the wire; unknown for numbers that are none.
+pub fn use_as(role: i32, phase: i32) -> (Role, Phase) {
+    let code = |number: i32| u8::try_from(number).unwrap_or(0);
+    (Role::from_code(code(role)), Phase::from_code(code(phase)))
 }

@@ -7,17 +7,16 @@ use crate::base::seccomp::permitted;
 use crate::driver::core::Core;
 use crate::entry::fork;
 use crate::entry::second_copy;
-use crate::record::high_water;
-use crate::record::layers;
 use crate::record::panic;
 use crate::record::status;
 use crate::sender;
-use crate::sources::api::control;
-use crate::sources::api::counters;
 use crate::sources::cupti::subscribe;
+use crate::sources::nvtx;
 use crate::sources::torch;
 use crate::threads;
-use cupti_sys::{Driver, Library};
+use cupti_sys::Driver;
+use cupti_sys::nvtx::GetExportTable;
+use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 use std::time::Duration;
 
@@ -63,7 +62,7 @@ pub fn elsewhere() -> Option<&'static Functions> {
 
 /// The process's agent, made if nobody has called so far; `None` if it is disabled or another copy has it.
 #[cold]
-pub fn ready() -> Option<&'static Core> {
+fn ready() -> Option<&'static Core> {
     if status::fresh() {
         elsewhere();
     }
@@ -89,15 +88,14 @@ fn prepare(settings: impl FnOnce() -> Settings) -> Option<&'static Core> {
     fault_injection::read();
     let settings = settings();
     let is_wanted = !settings.disabled && permitted();
-    let core =
-        if is_wanted { Core::new(settings, std::ptr::from_ref(&crate::FUNCTIONS) as usize) } else { None };
+    let core = if is_wanted { Core::new(settings, second_copy::own_table()) } else { None };
     let Some(core) = core else {
         status::disarm();
         return None;
     };
     if let Some(parent) = old {
         // Forked before CUDA was initialised: scopes that are open keep their names, everything else begins anew.
-        renew();
+        fork::reset();
         core.recorder.names.adopt(&parent.recorder.names);
         threads::adopt();
         crate::sources::python_host::run::restart();
@@ -106,16 +104,6 @@ fn prepare(settings: impl FnOnce() -> Settings) -> Option<&'static Core> {
     fork::install();
     status::arm();
     Some(core)
-}
-
-/// In a forked child: what other threads of its parent may have held.
-fn renew() {
-    status::renew();
-    layers::renew();
-    control::renew();
-    counters::renew();
-    high_water::renew();
-    subscribe::renew();
 }
 
 /// Everything but CUPTI.
@@ -138,12 +126,21 @@ pub fn injected() {
     }
 }
 
+/// What a library with NVTX in it calls with its first NVTX call. 0: all its calls are nothing.
+pub fn injected_into_nvtx(get_export_table: Option<GetExportTable>) -> c_int {
+    let Some(get) = get_export_table else { return 0 };
+    match ready() {
+        Some(core) => nvtx::initialize(core, get),
+        None => second_copy::first().map_or(0, |first| (first.initialize_nvtx)(get_export_table)),
+    }
+}
+
 fn inject() {
     fault_injection::at("start");
     let settings = settings();
     let next = settings.next_injection.clone();
     if let Some(path) = next.filter(|_| !settings.disabled) {
-        chain(&path);
+        second_copy::chain(&path);
     }
     let Some(core) = start_with(settings) else {
         if let Some(first) = second_copy::first() {
@@ -182,18 +179,5 @@ fn active_devices(driver: &Driver) -> Vec<u32> {
             get(*device, &mut flags, &mut active) == 0 && active != 0
         };
         (0..count).filter(is_active).map(i32::cast_unsigned).collect()
-    }
-}
-
-/// Another tool's library, which was to be injected where we are: it goes first.
-fn chain(path: &std::path::Path) {
-    let Some(file) = crate::sources::cupti::find::c_path(path) else { return };
-    let Some(library) = Library::open(&file) else { return };
-    // SAFETY: an injection library exports this function with this type.
-    let initialize: Option<unsafe extern "C" fn() -> i32> =
-        unsafe { library.function(c"InitializeInjection") };
-    if let Some(initialize) = initialize {
-        // SAFETY: called once, where the driver would have called it.
-        unsafe { initialize() };
     }
 }

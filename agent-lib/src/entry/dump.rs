@@ -300,10 +300,3 @@ pub fn memory_info(core: &Core, ordinal: i32) -> Option<(u64, u64)> {
         (result == 0).then_some((free as u64, total as u64))
     }
 }
-
-/// A text for the program, which frees it; null without memory.
-pub fn handed(text: &str) -> *mut std::ffi::c_char {
-    // The C library's own, which the program can free: not what src/base/arena_allocator.rs has. No text of ours holds a 0.
-    // SAFETY: so many bytes.
-    unsafe { libc::strndup(text.as_ptr().cast(), text.len()) }
-}

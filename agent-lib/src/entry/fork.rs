@@ -3,8 +3,11 @@
 use crate::base::fault_injection;
 use crate::naming::callers;
 use crate::naming::python;
+use crate::record::high_water;
 use crate::record::status;
 use crate::sender;
+use crate::sources::api::{counters, recordings};
+use crate::sources::cupti::subscribe;
 use crate::sources::python_host::run;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -51,4 +54,13 @@ extern "C" fn at_exit() {
         fault_injection::at("exit");
         sender::finish();
     });
+}
+
+/// In a forked child: what other threads of its parent may have held.
+pub fn reset() {
+    status::renew();
+    recordings::reset_after_fork();
+    counters::renew();
+    high_water::renew();
+    subscribe::renew();
 }

@@ -2,6 +2,7 @@
 
 pub mod ask;
 pub mod attach;
+pub mod control;
 pub mod dump;
 pub(crate) mod fork;
 pub(crate) mod second_copy;

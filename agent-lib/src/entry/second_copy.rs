@@ -1,3 +1,5 @@
+//! Other libraries in the process: a second copy of ours, and another tool's that was to be injected where we are.
+//!
 //! Two copies of the library in one process (the injected file and a wheel's): the second forwards to the first.
 //!
 //! The first one's memfd tells: its name, visible in /proc/self/fd, carries the pid and the address of its table of functions.
@@ -6,12 +8,19 @@
 
 use crate::Functions;
 use crate::base::memfd::PREFIX;
+use crate::sources::cupti::find::c_path;
+use cupti_sys::Library;
 use std::sync::atomic::{AtomicPtr, Ordering::*};
 
 /// First word of the table: what the address is looked at for, with the table's size, which changes with its layout.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"gpumem\0\0") | (size_of::<Functions>() as u64) << 48;
 
 static FIRST: AtomicPtr<Functions> = AtomicPtr::new(std::ptr::null_mut());
+
+/// The address of this copy's table, which the name of its memfd says.
+pub fn own_table() -> usize {
+    std::ptr::from_ref(&crate::FUNCTIONS) as usize
+}
 
 /// The functions of the copy that was first, if this one forwards.
 pub fn first() -> Option<&'static Functions> {
@@ -37,4 +46,17 @@ pub fn look(pid: u32) -> Option<&'static Functions> {
     }
     FIRST.store(table, Release);
     Some(functions)
+}
+
+/// Another tool's library, which was to be injected where we are: it goes first.
+pub fn chain(path: &std::path::Path) {
+    let Some(file) = c_path(path) else { return };
+    let Some(library) = Library::open(&file) else { return };
+    // SAFETY: an injection library exports this function with this type.
+    let initialize: Option<unsafe extern "C" fn() -> i32> =
+        unsafe { library.function(c"InitializeInjection") };
+    if let Some(initialize) = initialize {
+        // SAFETY: called once, where the driver would have called it.
+        unsafe { initialize() };
+    }
 }

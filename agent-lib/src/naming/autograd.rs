@@ -20,9 +20,10 @@ use crate::base::row::Here;
 use crate::driver::core::Core;
 use crate::driver::guard;
 use crate::naming::gradient;
+use crate::naming::sequence;
 use crate::naming::sequence::{Node, Table};
 use crate::naming::slot::{self, Taken};
-use crate::record::layers;
+use crate::record::status;
 use crate::threads::Thread;
 use gpumem_wire::{Layer, LayerState, Phase};
 use std::arch::naked_asm;
@@ -67,8 +68,6 @@ const THIRD: u8 = 2;
 const FRAME: usize = 64 << 10;
 const PEEK_AT: &AtomicUsize = &HOT.next_number;
 static THREAD_AT: AtomicUsize = AtomicUsize::new(0);
-/// Whether the calling thread records operations for a backward pass.
-static GRAD_MODE_AT: AtomicUsize = AtomicUsize::new(0);
 const TABLE: &AtomicPtr<()> = &HOT.nodes;
 /// Where a node has its number and its thread, in bytes: number << 8 | thread. 0 while that is not known.
 const OFFSETS: &AtomicU64 = &HOT.offsets;
@@ -290,7 +289,7 @@ pub fn is_seen() -> bool {
 
 /// Before PyTorch is there, or if it is left alone.
 pub fn say_absent(may: Layers) {
-    if layers::get(Layer::Autograd).is_some() {
+    if status::layer(Layer::Autograd).is_some() {
         return;
     }
     let (state, reason) = match (may.torch, may.autograd) {
@@ -298,7 +297,7 @@ pub fn say_absent(may: Layers) {
         (_, false) => (LayerState::Off, "switched off with GPUMEM_AUTOGRAD=0"),
         _ => (LayerState::Absent, "no PyTorch in this process"),
     };
-    layers::set(Layer::Autograd, state, reason);
+    status::report_layer(Layer::Autograd, state, reason);
 }
 
 /// Looks for the engine and takes its slot, once. Not in a hook.
@@ -309,7 +308,11 @@ pub fn attach(core: &Core) {
     }
     if TABLE.load(Acquire).is_null() {
         let Some(table) = Table::new() else {
-            return layers::set(Layer::Autograd, LayerState::Failed, "no memory for the table of nodes");
+            return status::report_layer(
+                Layer::Autograd,
+                LayerState::Failed,
+                "no memory for the table of nodes",
+            );
         };
         TABLE.store(Box::into_raw(Box::new(table)).cast(), Release);
     }
@@ -322,17 +325,10 @@ pub fn attach(core: &Core) {
         Some(Err(reason)) => (LayerState::Failed, reason),
     };
     let grad_mode = slot::with(|file| file == b"libc10.so", |image| image.defines(GRAD_MODE));
-    GRAD_MODE_AT.store(grad_mode.flatten().unwrap_or(0), Release);
+    sequence::GRAD_MODE_AT.store(grad_mode.flatten().unwrap_or(0), Release);
     if !LOOKED.swap(true, AcqRel) {
-        layers::set(Layer::Autograd, state, reason);
+        status::report_layer(Layer::Autograd, state, reason);
     }
-}
-
-/// Whether what the calling thread computes can have gradients; `None` without PyTorch's engine.
-pub fn has_gradients() -> Option<bool> {
-    let at = GRAD_MODE_AT.load(Acquire);
-    // SAFETY: a function without arguments that reads a variable of the thread's.
-    (at != 0).then(|| unsafe { std::mem::transmute::<usize, unsafe extern "C" fn() -> bool>(at)() })
 }
 
 fn take_slot(image: &Image<'_>) -> Result<Taken, &'static str> {
@@ -375,11 +371,11 @@ pub unsafe fn calibrate(objects: &[u64], first: u64) -> bool {
             ADDITION.store(addition, Release);
             EDGE.store(which_edge(objects), Release);
             OFFSETS.store((number * 8 * 256 + thread * 8) as u64, Release);
-            layers::set(Layer::Autograd, LayerState::Active, "");
+            status::report_layer(Layer::Autograd, LayerState::Active, "");
         }
         None => {
             let why = "nodes of this PyTorch do not have their numbers where they were looked for";
-            layers::set(Layer::Autograd, LayerState::Degraded, why);
+            status::report_layer(Layer::Autograd, LayerState::Degraded, why);
         }
     }
     found.is_some()

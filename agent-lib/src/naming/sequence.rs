@@ -9,7 +9,7 @@
 //! `ENTRIES` apart share a word; the later one has it.
 
 use crate::base::memfd::anonymous;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
 /// Nodes between the forward pass that makes one and its backward pass: more lose their names. 1 MiB of words.
 const ENTRIES: usize = 1 << 17;
@@ -117,6 +117,16 @@ impl Table {
         let entry = self.entries[place].load(Relaxed);
         (entry & CHECK == check && entry != 0).then_some((entry & !CHECK) as u32)
     }
+}
+
+/// Whether the calling thread records operations for a backward pass.
+pub(crate) static GRAD_MODE_AT: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether what the calling thread computes can have gradients; `None` without PyTorch's engine.
+pub fn has_gradients() -> Option<bool> {
+    let at = GRAD_MODE_AT.load(Acquire);
+    // SAFETY: a function without arguments that reads a variable of the thread's.
+    (at != 0).then(|| unsafe { std::mem::transmute::<usize, unsafe extern "C" fn() -> bool>(at)() })
 }
 
 #[cfg(test)]

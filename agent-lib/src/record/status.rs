@@ -1,9 +1,9 @@
-//! Whether the agent is armed, and what it says about itself.
+//! Whether the agent is armed, and what it reports about itself and about each layer of names.
 
 use crate::base::hot::HOT;
 use crate::base::locks::ForkMutex;
 use crate::record::panic;
-use gpumem_wire::AgentState;
+use gpumem_wire::{AgentState, Layer, LayerState};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::*};
 
 /// Whether callbacks and the C API do something.
@@ -19,7 +19,7 @@ static PANICKED: AtomicBool = AtomicBool::new(false);
 /// Changes of what the agent says: the sender compares.
 static VERSION: AtomicU64 = AtomicU64::new(0);
 /// Not for callbacks: set while starting, by the sender, and by pause and resume.
-static SAID: ForkMutex<Vec<StatusReport>> = ForkMutex::new(Vec::new);
+static REPORTS: ForkMutex<Vec<StatusReport>> = ForkMutex::new(Vec::new);
 /// So many are kept for daemons that come later: they want to know when the agent was blind.
 const KEPT: usize = 65;
 
@@ -68,7 +68,7 @@ pub fn disarm_after_panic() {
 
 /// Reports what the agent is since a time.
 pub fn report(time_ns: u64, state: AgentState, result: u16, detail: &str) {
-    let Ok(mut said) = SAID.lock() else { return };
+    let Ok(mut said) = REPORTS.lock() else { return };
     let last = said.last();
     if last.is_some_and(|last| last.state == state && last.result == result && last.detail == detail) {
         return;
@@ -85,7 +85,8 @@ pub fn report(time_ns: u64, state: AgentState, result: u16, detail: &str) {
 
 /// In a child that starts anew: what its parent said is not about it.
 pub fn renew() {
-    SAID.reset_after_fork();
+    REPORTS.reset_after_fork();
+    LAYERS.reset_after_fork();
 }
 
 /// Grows with each change.
@@ -96,7 +97,7 @@ pub fn version() -> u64 {
 /// What was said after the number `after`, oldest first; the last one also if it is not new. Empty: CUPTI was not looked
 /// for so far.
 pub fn reports_after(after: u64, now_ns: u64) -> Vec<StatusReport> {
-    let mut said = SAID.lock().map(|said| said.clone()).unwrap_or_default();
+    let mut said = REPORTS.lock().map(|said| said.clone()).unwrap_or_default();
     let number = said.last().map_or(0, |last| last.number);
     said.retain(|said| said.number > after || said.number == number);
     if PANICKED.load(Relaxed) {
@@ -114,10 +115,54 @@ pub fn is_blind() -> bool {
     let is_blind = |said: &StatusReport| {
         matches!(said.state, AgentState::Blocked | AgentState::Paused | AgentState::Disarmed)
     };
-    SAID.lock().is_ok_and(|said| said.last().is_some_and(is_blind))
+    REPORTS.lock().is_ok_and(|said| said.last().is_some_and(is_blind))
 }
 
 /// A panic was caught.
 pub fn panicked() -> bool {
     PANICKED.load(Relaxed)
+}
+
+/// How a layer of names is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LayerReport {
+    /// Which.
+    pub layer: Layer,
+    /// How it is.
+    pub state: LayerState,
+    /// Why, in words for people; empty where there is nothing to say.
+    pub reason: String,
+}
+
+/// Not for callbacks.
+static LAYERS: ForkMutex<Vec<LayerReport>> = ForkMutex::new(Vec::new);
+/// Changes of what is reported about layers: the sender compares.
+static LAYERS_VERSION: AtomicU64 = AtomicU64::new(0);
+
+/// Reports how a layer is from now on. Not in a hook: this locks and allocates.
+pub fn report_layer(layer: Layer, state: LayerState, reason: &str) {
+    let Ok(mut layers) = LAYERS.lock() else { return };
+    let now = LayerReport { layer, state, reason: reason.to_owned() };
+    match layers.iter_mut().find(|report| report.layer == layer) {
+        Some(before) if *before == now => return,
+        Some(before) => *before = now,
+        None => layers.push(now),
+    }
+    LAYERS_VERSION.fetch_add(1, Release);
+}
+
+/// How a layer is, if that was reported.
+pub fn layer(layer: Layer) -> Option<LayerState> {
+    let layers = LAYERS.lock().ok()?;
+    layers.iter().find(|report| report.layer == layer).map(|report| report.state)
+}
+
+/// Grows with each change of what is reported about layers.
+pub fn layers_version() -> u64 {
+    LAYERS_VERSION.load(Acquire)
+}
+
+/// What is reported about each layer.
+pub fn layers() -> Vec<LayerReport> {
+    LAYERS.lock().map(|layers| layers.clone()).unwrap_or_default()
 }

@@ -3,11 +3,10 @@
 use super::{Sender, finishing};
 use crate::base::clock::MARGIN_NS;
 use crate::base::ring::Made;
-use crate::record::layers;
 use crate::record::status;
 use crate::record::status::StatusReport;
-use crate::sources::api::control::Wish;
-use crate::sources::api::window::Limits;
+use crate::sources::api::recordings::RecordingLimits;
+use crate::sources::api::recordings::RecordingRequest;
 use crate::threads;
 use gpumem_wire::{Body, ByeReason, Flags, Record, Stamp, frame};
 use std::sync::atomic::Ordering::Relaxed;
@@ -115,9 +114,9 @@ impl Sender {
 
     /// The agent about itself, if that has changed.
     pub(super) fn send_state(&mut self) {
-        if self.layers_version != Some(layers::version()) {
-            self.layers_version = Some(layers::version());
-            for layers::Said { layer, state, reason } in layers::all() {
+        if self.layers_version != Some(status::layers_version()) {
+            self.layers_version = Some(status::layers_version());
+            for status::LayerReport { layer, state, reason } in status::layers() {
                 self.say(Body::Layer { layer, state, reason: &reason });
             }
         }
@@ -154,12 +153,14 @@ impl Sender {
 
     fn obey_daemon(&mut self, body: &Body<'_>) {
         let (wish, muted) = match *body {
-            Body::RecordControl { on: true, path } => match Limits::of_command(path) {
-                Some((path, limits)) => (Some(Wish::Start(path, limits)), None),
+            Body::RecordControl { on: true, path } => match RecordingLimits::of_command(path) {
+                Some((path, limits)) => (Some(RecordingRequest::Start(path, limits)), None),
                 None => return self.refuse(body.kind()),
             },
-            Body::RecordControl { on: false, .. } => (Some(Wish::Stop), None),
-            Body::Dump { path } => (Some(Wish::Dump { path: path.to_owned(), finished: false }), None),
+            Body::RecordControl { on: false, .. } => (Some(RecordingRequest::Stop), None),
+            Body::Dump { path } => {
+                (Some(RecordingRequest::Dump { path: path.to_owned(), finished: false }), None)
+            }
             Body::Pause {} => (None, Some(true)),
             Body::Resume {} => (None, Some(false)),
             _ => return,

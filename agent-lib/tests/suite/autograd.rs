@@ -3,7 +3,7 @@
 use crate::common::daemon::{Folder, agent};
 use gpumem::base::row::Named;
 use gpumem::naming::autograd;
-use gpumem::record::layers;
+use gpumem::record::status;
 use gpumem::threads;
 use gpumem::{gpumem_autograd_calibrate, gpumem_autograd_number};
 use gpumem_test_support::alone;
@@ -128,7 +128,7 @@ fn nodes_are_called_as_their_forward_pass_was() {
         let torch = load(&path);
         soon("PyTorch is seen", autograd::is_seen);
         soon("its nodes are counted", || gpumem_autograd_number_now() == 0);
-        assert_eq!(layers::get(Layer::Autograd), Some(LayerState::Degraded));
+        assert_eq!(status::layer(Layer::Autograd), Some(LayerState::Degraded));
 
         // Before it is known where nodes have their numbers: the phase alone.
         let early = within("early", || {
@@ -141,7 +141,7 @@ fn nodes_are_called_as_their_forward_pass_was() {
         unsafe { (torch.run)(early) };
         assert_eq!(std::mem::take(&mut *seen()), [backward("")]);
         calibrate(torch);
-        assert_eq!(layers::get(Layer::Autograd), Some(LayerState::Active));
+        assert_eq!(status::layer(Layer::Autograd), Some(LayerState::Active));
         // SAFETY: as above.
         unsafe { (torch.run)(early) };
         assert_eq!(std::mem::take(&mut *seen()), [backward("early")]);
@@ -186,7 +186,7 @@ fn calibrate(torch: Torch) {
     // SAFETY: objects that exist.
     let known = |first| unsafe { gpumem_autograd_calibrate(objects.as_ptr(), objects.len() as u32, first) };
     assert_eq!(known(first + 1), 0, "other numbers");
-    assert_eq!(layers::get(Layer::Autograd), Some(LayerState::Degraded));
+    assert_eq!(status::layer(Layer::Autograd), Some(LayerState::Degraded));
     assert_eq!(known(first), 1);
 }
 

@@ -98,7 +98,7 @@ fn ranges_are_scopes() {
         });
         let mut peer = daemon.accept();
         peer.resync(1);
-        let layer = || gpumem::record::layers::all().into_iter().find(|said| said.layer == Layer::Nvtx);
+        let layer = || gpumem::record::status::layers().into_iter().find(|said| said.layer == Layer::Nvtx);
         peer.until("the layer", |_| layer().is_some());
         let said = layer().expect("said");
         assert_eq!((said.state, &*said.reason), (LayerState::Absent, "the program has made no NVTX call"));

@@ -8,7 +8,7 @@ use crate::common::torch::{Allocator, MAKES, Make, SLOW, STATIC, Torch, build};
 use gpumem::base::image::{Header, Image};
 use gpumem::base::row::Key;
 use gpumem::driver::core::Core;
-use gpumem::record::layers;
+use gpumem::record::status;
 use gpumem::sources::torch::patch::{self, Met};
 use gpumem_ledger::PoolView;
 use gpumem_wire::{AgentState, Body, Layer, LayerState, Record};
@@ -447,7 +447,7 @@ fn oom_result(core: &Core, seq: u64) -> u16 {
 fn until_layer(layer: Layer, state: LayerState, why: &str) {
     let start = Instant::now();
     loop {
-        let said = layers::all().into_iter().find(|said| said.layer == layer);
+        let said = status::layers().into_iter().find(|said| said.layer == layer);
         if said.as_ref().is_some_and(|said| said.state == state && said.reason.contains(why)) {
             return;
         }

@@ -3,7 +3,7 @@
 //! Looked up once per frame of each walk, nearly always in vain: one word that is 0. Nothing is read of the code object itself, so a
 //! wrong address of a frame's code finds nothing. Whoever says one keeps it alive.
 
-use crate::naming::autograd;
+use crate::naming::sequence;
 use gpumem_wire::{Phase, Role};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
@@ -125,7 +125,7 @@ impl What {
         match self {
             What::Parameter => Role::Parameter,
             What::Gradient | What::Reduction => Role::Gradient,
-            What::CacheUpdate if autograd::has_gradients() == Some(true) => Role::Unknown,
+            What::CacheUpdate if sequence::has_gradients() == Some(true) => Role::Unknown,
             What::KvCache | What::CacheUpdate => Role::KvCache,
             What::ParameterCopy => Role::ParameterCopy,
             What::OptimizerState => Role::OptimizerState,

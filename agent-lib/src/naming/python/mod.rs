@@ -19,17 +19,17 @@ mod lines;
 pub(crate) mod memory;
 mod modules;
 pub mod selftest;
-mod text;
+pub(crate) mod text;
 mod walk;
 
 use crate::base::hot::HOT;
 use crate::base::row::Here;
 use crate::driver::core::Core;
-use crate::record::layers;
+use crate::record::status;
 use crate::threads::Thread;
 use codes::{Codes, What};
 pub use find::Interpreter;
-use gpumem_wire::{Layer, LayerState, Phase};
+use gpumem_wire::{Layer, LayerState};
 use lines::Lines;
 use memory::{Careful, Plain};
 use modules::Modules;
@@ -137,25 +137,6 @@ pub fn stack_text(_: &Thread, out: &mut [u8]) -> usize {
     out.used()
 }
 
-/// For people and tests: how an allocation that this thread made now would be named, then its Python stack.
-pub fn describe(core: &Core, thread: &Thread, out: &mut [u8]) -> usize {
-    let named = core.named(thread);
-    let phase = match named.phase {
-        Phase::Setup => "setup",
-        Phase::Forward => "forward",
-        Phase::Backward => "backward",
-        Phase::Optimizer => "optimizer",
-        Phase::Evaluation => "evaluation",
-        _ => "unknown",
-    };
-    let mut text = text::Out::new(out);
-    for part in [core.recorder.names.path(named.tag).unwrap_or_default(), b" ", phase.as_bytes(), b"\n"] {
-        text.put(part);
-    }
-    let used = text.used();
-    used + stack_text(thread, &mut out[used..])
-}
-
 /// Writes a reason.
 pub fn put(out: &mut [u8], reason: Option<&String>) -> usize {
     let mut out = text::Out::new(out);
@@ -182,7 +163,7 @@ pub fn say_module(core: &Core, object: u64, kind: u64, parent: u64, name: &[u8])
 
 /// What is known before Python has said anything; it may have done so before the agent connects.
 pub fn started(core: &Core) {
-    if layers::get(Layer::ModulePath).is_some() {
+    if status::layer(Layer::ModulePath).is_some() {
         return;
     }
     let (state, reason) = match (core.settings.layers.frames, find::present()) {
@@ -190,7 +171,7 @@ pub fn started(core: &Core) {
         (true, false) => (LayerState::Absent, "no Python in this process"),
         (true, true) => (LayerState::Absent, "Python has not said what to look for"),
     };
-    layers::set(Layer::ModulePath, state, reason);
+    status::report_layer(Layer::ModulePath, state, reason);
 }
 
 const OFF: &str = "GPUMEM_FRAMES=0";
@@ -207,11 +188,11 @@ pub fn prove(core: &Core, said: Said<'_>) -> Result<(), String> {
         Ok(interpreter) => {
             let (major, minor) = interpreter.layout.version;
             let reason = format!("CPython {major}.{minor}");
-            layers::set(Layer::ModulePath, LayerState::Active, &reason);
+            status::report_layer(Layer::ModulePath, LayerState::Active, &reason);
             std::ptr::from_ref(*interpreter).cast_mut().cast()
         }
         Err(reason) => {
-            layers::set(Layer::ModulePath, LayerState::Failed, reason);
+            status::report_layer(Layer::ModulePath, LayerState::Failed, reason);
             std::ptr::null_mut()
         }
     };

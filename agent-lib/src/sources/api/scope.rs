@@ -33,7 +33,11 @@ pub fn look() {
         return;
     }
     let state = if used { LayerState::Active } else { LayerState::Absent };
-    crate::record::layers::set(Layer::Scopes, state, if used { "" } else { "the program has opened none" });
+    crate::record::status::report_layer(
+        Layer::Scopes,
+        state,
+        if used { "" } else { "the program has opened none" },
+    );
 }
 
 /// Number of the C API among them.

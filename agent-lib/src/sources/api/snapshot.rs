@@ -16,9 +16,10 @@ use crate::base::own_thread;
 use crate::base::row::{Beside, Taken};
 use crate::base::row::{device_of, kind, kind_of, memory_of, pool_owner};
 use crate::driver::core::Core;
+use crate::naming::python;
 use crate::record::high_water::{self, Family};
-use crate::record::layers;
 use crate::record::status;
+use crate::threads::Thread;
 use gpumem_wire::{MemoryKind, NONE_DEVICE, Phase, PoolOwner, Role};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::{Debug, Write};
@@ -42,17 +43,23 @@ pub fn text(core: &Core, what: i32) -> String {
     }
 }
 
-/// Writes `text` to `buffer` if it fits; its length.
-///
-/// # Safety
-/// `buffer` has room for `capacity` bytes, or is null.
-pub unsafe fn copy(text: &str, buffer: *mut std::ffi::c_char, capacity: u64) -> u64 {
-    let len = text.len() as u64;
-    if !buffer.is_null() && len <= capacity {
-        // SAFETY: it fits, says the caller.
-        unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast(), text.len()) };
+/// For people and tests: how an allocation that this thread made now would be named, then its Python stack.
+pub fn describe_here(core: &Core, thread: &Thread, out: &mut [u8]) -> usize {
+    let named = core.named(thread);
+    let phase = match named.phase {
+        Phase::Setup => "setup",
+        Phase::Forward => "forward",
+        Phase::Backward => "backward",
+        Phase::Optimizer => "optimizer",
+        Phase::Evaluation => "evaluation",
+        _ => "unknown",
+    };
+    let mut text = python::text::Out::new(out);
+    for part in [core.recorder.names.path(named.tag).unwrap_or_default(), b" ", phase.as_bytes(), b"\n"] {
+        text.put(part);
     }
-    len
+    let used = text.used();
+    used + python::stack_text(thread, &mut out[used..])
 }
 
 /// A string as JSON has it.
@@ -99,7 +106,7 @@ fn status(core: &Core) -> String {
             quoted(&said.detail)
         )
     };
-    let layers = layers::all().into_iter().map(|said| {
+    let layers = status::layers().into_iter().map(|said| {
         format!(
             "{{\"layer\":{},\"state\":{},\"reason\":{}}}",
             quoted(&word(said.layer)),

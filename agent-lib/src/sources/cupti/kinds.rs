@@ -1,10 +1,10 @@
 //! What the seldom calls mean: handles, imports, arrays, graphs, contexts. decode.rs hands them over.
 
-use super::arrays;
 use super::decode::{Here, read};
 use super::table::Meaning;
 use crate::driver::allocations::Allocation;
 use crate::threads::Call;
+use cupti_sys::params::{Array2d, Array3d, Pixel, pixel};
 use cupti_sys::{GraphData, params};
 use gpumem_wire::{Flags, ImportSource, MemoryKind};
 
@@ -118,17 +118,17 @@ impl Here<'_> {
         let (out, bytes) = unsafe {
             if meaning == Meaning::Mipmap {
                 let p: params::MipmapCreate = self.params();
-                (p.out, p.description.as_ref().map_or(0, |a| arrays::levels(a, p.levels)))
+                (p.out, p.description.as_ref().map_or(0, |a| levels_bytes(a, p.levels)))
             } else {
                 let p: params::ArrayCreate = self.params();
                 let bytes = match meaning {
                     _ if p.description.is_null() => 0,
-                    Meaning::Array2d => arrays::bytes(&*p.description.cast()),
-                    Meaning::Array2dV1 => arrays::bytes(&(*p.description.cast::<params::Array2dV1>()).into()),
+                    Meaning::Array2d => flat_bytes(&*p.description.cast()),
+                    Meaning::Array2dV1 => flat_bytes(&(*p.description.cast::<params::Array2dV1>()).into()),
                     Meaning::Array3dV1 => {
-                        arrays::levels(&(*p.description.cast::<params::Array3dV1>()).into(), 1)
+                        levels_bytes(&(*p.description.cast::<params::Array3dV1>()).into(), 1)
                     }
-                    _ => arrays::levels(&*p.description.cast(), 1),
+                    _ => levels_bytes(&*p.description.cast(), 1),
                 };
                 (p.out, bytes)
             }
@@ -192,4 +192,73 @@ pub(super) fn freed_by(node: *const params::GraphNode) -> Option<u64> {
     let node = unsafe { &*node };
     let address = u64::from(node.alloc.pool.kind) | u64::from(node.alloc.pool.handle_types) << 32;
     (node.kind == GraphData::MEM_FREE).then_some(address)
+}
+
+// What arrays cost, as far as their descriptions tell: the driver tiles and pads them, so these are estimates. An array of a format that is
+// not known has 0 bytes: what NVML charges for it stays in Untrackable.
+
+/// Pixels or blocks on each side: at least one.
+fn pixels(sides: [usize; 3]) -> u64 {
+    sides.iter().map(|&side| side.max(1) as u64).fold(1, u64::saturating_mul)
+}
+
+fn array_bytes([width, height, depth]: [usize; 3], format: u32, channels: u32) -> u64 {
+    match pixel(format) {
+        Some(Pixel::Channel(bytes)) => {
+            pixels([width, height, depth]).saturating_mul(bytes).saturating_mul(channels.max(1).into())
+        }
+        Some(Pixel::Bits(bits)) => pixels([width, height, depth]).saturating_mul(bits).div_ceil(8),
+        Some(Pixel::Block(bytes)) => {
+            pixels([width.div_ceil(4), height.div_ceil(4), depth]).saturating_mul(bytes)
+        }
+        None => 0,
+    }
+}
+
+/// Bytes of an array with `count` levels, each half of the one before; 0 without memory of its own.
+fn levels_bytes(array: &Array3d, count: u32) -> u64 {
+    if array.flags & Array3d::UNBACKED != 0 {
+        return 0;
+    }
+    let level = |level: u32| {
+        let sides = [array.width, array.height, array.depth].map(|side| side >> level);
+        array_bytes(sides, array.format, array.channels)
+    };
+    (0..count.clamp(1, 32)).map(level).fold(0, u64::saturating_add)
+}
+
+/// Bytes of a flat array.
+fn flat_bytes(array: &Array2d) -> u64 {
+    array_bytes([array.width, array.height, 0], array.format, array.channels)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SQUARE: Array3d = Array3d { width: 64, height: 64, depth: 0, format: 0x20, channels: 4, flags: 0 };
+
+    #[test]
+    fn mipmaps_are_a_third_more_and_unbacked_arrays_nothing() {
+        assert_eq!(levels_bytes(&SQUARE, 1), 64 * 64 * 16);
+        assert_eq!(levels_bytes(&SQUARE, 3), (64 * 64 + 32 * 32 + 16 * 16) * 16);
+        assert_eq!(levels_bytes(&Array3d { flags: 0x40, ..SQUARE }, 1), 0);
+        assert_eq!(flat_bytes(&Array2d { width: 10, height: 0, format: 0x10, channels: 1 }), 20);
+    }
+
+    #[test]
+    fn a_format_decides_what_a_pixel_takes() {
+        let of = |format, channels| levels_bytes(&Array3d { format, channels, ..SQUARE }, 1);
+        // UNORM_INT8X4, SNORM_INT16X2, NV12, P010, AYUV, Y416: the channels are part of the format.
+        let formats =
+            [(0xc2, 4, 4.0), (0xca, 2, 4.0), (0xb0, 3, 1.5), (0x9f, 3, 3.0), (0xa8, 4, 4.0), (0xb1, 4, 8.0)];
+        for (format, channels, bytes) in formats {
+            assert_eq!(of(format, channels), (64.0 * 64.0 * bytes) as u64, "{format:#x}");
+        }
+        // BC1 and BC7: 4 x 4 pixels.
+        assert_eq!((of(0x91, 4), of(0x9d, 4)), (16 * 16 * 8, 16 * 16 * 16));
+        let small = Array3d { width: 2, height: 5, format: 0x9d, ..SQUARE };
+        assert_eq!(levels_bytes(&small, 1), 2 * 16, "blocks are whole");
+        assert_eq!(of(0x7f, 4), 0, "unknown");
+    }
 }

@@ -10,7 +10,6 @@
 //! subscribe.rs  subscription and its refusals          pulse.rs     whether it is alive
 //! ```
 
-mod arrays;
 pub mod coverage;
 pub mod decode;
 mod effects;

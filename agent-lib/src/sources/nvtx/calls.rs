@@ -1,7 +1,7 @@
 //! The functions that NVTX calls instead of doing nothing.
 
+use super::scopes;
 use super::text::Message;
-use super::{domains, open};
 use crate::base::fault_injection;
 use crate::driver::core::Core;
 use crate::driver::guard::guard;
@@ -63,7 +63,7 @@ fn within<T: Copy>(
     absent: T,
     work: impl FnOnce(&'static Core, &'static Thread, u8) -> T,
 ) -> T {
-    let Some(owner) = domains::owner(domain) else { return absent };
+    let Some(owner) = scopes::owner(domain) else { return absent };
     guard(absent, |core, thread| {
         fault_injection::at(place);
         work(core, thread, owner)
@@ -89,13 +89,13 @@ fn mark(domain: usize, message: Message<'_>) {
 }
 
 fn start(domain: usize, message: Message<'_>) -> u64 {
-    within("nvtx.start", domain, 0, |core, _, _| open::start(core, |outer| message.tag(core, outer)))
+    within("nvtx.start", domain, 0, |core, _, _| scopes::start_range(core, |outer| message.tag(core, outer)))
 }
 
 fn ended(id: u64) {
     guard((), |core, _| {
         fault_injection::at("nvtx.end");
-        open::end(core, id);
+        scopes::end_range(core, id);
     });
 }
 
@@ -108,7 +108,7 @@ fn create(name: &[u8]) -> *mut c_void {
     const _: () = assert!(OWNERS > 2);
     guard(1, |core, _| {
         fault_injection::at("nvtx.create");
-        domains::create(core, name)
+        scopes::create(core, name)
     }) as *mut c_void
 }
 

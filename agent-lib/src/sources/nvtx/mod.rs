@@ -14,14 +14,11 @@
 //! only if that was asked for (`GPUMEM_NVTX_RANGES=1`), as the tag of threads without any other name.
 
 mod calls;
-mod domains;
-mod open;
+mod scopes;
 mod text;
 
 use crate::driver::core::Core;
-use crate::entry::attach;
-use crate::entry::second_copy;
-use crate::record::layers;
+use crate::record::status;
 use cupti_sys::nvtx::{self, Callbacks, GetExportTable, Table, VersionInfo};
 use gpumem_wire::{Layer, LayerState};
 use std::ffi::c_int;
@@ -36,11 +33,7 @@ static STRANGE: AtomicU32 = AtomicU32::new(0);
 static SAID: AtomicU64 = AtomicU64::new(0);
 
 /// Gives a library its functions; 0 if it should do without.
-pub fn initialize(get_export_table: Option<GetExportTable>) -> c_int {
-    let Some(get) = get_export_table else { return 0 };
-    let Some(core) = attach::ready() else {
-        return second_copy::first().map_or(0, |first| (first.initialize_nvtx)(get_export_table));
-    };
+pub fn initialize(core: &Core, get: GetExportTable) -> c_int {
     if !core.settings.layers.nvtx {
         return 0; // every call of that library is nothing then
     }
@@ -89,7 +82,7 @@ unsafe fn fill(get: GetExportTable) -> usize {
 /// Says how the layer is, if that has changed. For the sender: it locks and allocates.
 pub fn look(core: &Core) {
     let (served, strange) = (SERVED.load(Acquire), STRANGE.load(Acquire));
-    let left_out = domains::left_out();
+    let left_out = scopes::left_out();
     let word = u64::from(served.min(1)) | u64::from(strange.min(1)) << 1 | u64::from(left_out > 0) << 2;
     let word = word | u64::from(core.settings.layers.nvtx) << 3 | 1 << 4;
     if SAID.swap(word, AcqRel) == word {
@@ -105,7 +98,7 @@ pub fn look(core: &Core) {
             "one of the program's libraries has an NVTX of a kind that is not known".to_owned(),
         ),
     };
-    layers::set(Layer::Nvtx, state, &reason);
+    status::report_layer(Layer::Nvtx, state, &reason);
 }
 
 /// Why nobody has asked.

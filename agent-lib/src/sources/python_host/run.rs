@@ -13,7 +13,6 @@
 use crate::base::env::Layers;
 use crate::driver::core::Core;
 use crate::naming::callers;
-use crate::record::layers;
 use crate::record::panic;
 use crate::record::status;
 use crate::sources::python_host::bootstrap::{Ended, Functions, Namespace};
@@ -144,7 +143,7 @@ pub fn begin_epoch() -> bool {
 /// How the layer of exact roles is, says our code.
 pub fn say_roles(state: i32, reason: &[u8]) {
     let state = LayerState::from_code(u8::try_from(state).unwrap_or(0));
-    layers::set(Layer::Roles, state, &String::from_utf8_lossy(reason));
+    status::report_layer(Layer::Roles, state, &String::from_utf8_lossy(reason));
 }
 
 /// The sender's, and at injection: asks for our code, once there is somebody to run it. Cheap when there is nothing to do.
@@ -176,7 +175,7 @@ pub fn look(core: &Core) {
         }
         ASKED if BEGUN.load(Acquire) && waited > AGAIN_NS => look_when_idle(core, now),
         ASKED if waited > SILENCE_NS && !BEGUN.load(Relaxed) => {
-            layers::set(Layer::Roles, LayerState::Degraded, "the main thread runs no Python");
+            status::report_layer(Layer::Roles, LayerState::Degraded, "the main thread runs no Python");
         }
         _ => {}
     }
@@ -192,7 +191,7 @@ fn look_when_idle(core: &Core, now: u64) {
 
 /// Before PyTorch is there, or if it is left alone.
 fn say_absent(may: Layers) {
-    if layers::get(Layer::Roles).is_some() {
+    if status::layer(Layer::Roles).is_some() {
         return;
     }
     let (state, reason) = match (may.torch, may.python) {
@@ -200,7 +199,7 @@ fn say_absent(may: Layers) {
         (_, false) => (LayerState::Off, "switched off with GPUMEM_PYTHON=0"),
         _ => (LayerState::Absent, "no PyTorch in this process"),
     };
-    layers::set(Layer::Roles, state, reason);
+    status::report_layer(Layer::Roles, state, reason);
 }
 
 fn ask(core: &Core, now: u64) {
@@ -211,7 +210,7 @@ fn ask(core: &Core, now: u64) {
         None => {
             let Some(api) = Api::find() else {
                 crate::naming::autograd::attach(core);
-                return layers::set(Layer::Roles, LayerState::Absent, "no Python in this process");
+                return status::report_layer(Layer::Roles, LayerState::Absent, "no Python in this process");
             };
             *held = Some(Held(api, None));
             api
@@ -243,7 +242,11 @@ extern "C" fn run(_: *mut c_void) -> c_int {
             Ok(4) => (DONE, 0),
             Ok(_) => (FAILED, 0),
             Err(Ended::Failed) => {
-                layers::set(Layer::Roles, LayerState::Failed, "our code raised an error in the interpreter");
+                status::report_layer(
+                    Layer::Roles,
+                    LayerState::Failed,
+                    "our code raised an error in the interpreter",
+                );
                 (FAILED, 0)
             }
             Err(Ended::Interrupted) => (LATER, -1),

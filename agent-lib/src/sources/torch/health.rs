@@ -3,7 +3,6 @@
 use crate::driver::core::Core;
 use crate::driver::torch_pools::Device;
 use crate::naming::callers;
-use crate::record::layers;
 use crate::record::status;
 use crate::sources::torch::patch::{self, Met, OUT_OF_MEMORY};
 use crate::threads::{self, Thread};
@@ -45,8 +44,8 @@ impl Health {
     pub fn look(&mut self, core: &Core, thread: Option<&Thread>) {
         if !core.settings.layers.torch {
             let why = "switched off with GPUMEM_TORCH=0";
-            layers::set(Layer::Blocks, LayerState::Off, why);
-            layers::set(Layer::OutOfMemory, LayerState::Off, why);
+            status::report_layer(Layer::Blocks, LayerState::Off, why);
+            status::report_layer(Layer::OutOfMemory, LayerState::Off, why);
             return;
         }
         self.ask_for_totals(core, thread);
@@ -56,9 +55,9 @@ impl Health {
 
     fn say(&self, core: &Core) {
         let (state, why) = self.blocks(core);
-        layers::set(Layer::Blocks, state, &why);
+        status::report_layer(Layer::Blocks, state, &why);
         let (state, why) = out_of_memory(core);
-        layers::set(Layer::OutOfMemory, state, why);
+        status::report_layer(Layer::OutOfMemory, state, why);
     }
 
     fn ask_for_totals(&mut self, core: &Core, thread: Option<&Thread>) {

@@ -18,8 +18,8 @@ use crate::base::fault_injection;
 use crate::base::row::Named;
 use crate::driver::core::Core;
 use crate::driver::guard::guard;
-use crate::naming::autograd;
 use crate::naming::callers;
+use crate::naming::sequence;
 use crate::record::recorder::{At, nothing};
 use crate::sources::torch::patch::{self, OUT_OF_MEMORY};
 use crate::sources::torch::report::ordinal;
@@ -92,7 +92,7 @@ impl Core {
         let named = self.named(thread).phase;
         let (clears_gradients, is_custom) = crate::naming::python::rare_frames(thread);
         let phase = match named {
-            Phase::Forward if !is_custom && autograd::has_gradients() == Some(false) => Phase::Evaluation,
+            Phase::Forward if !is_custom && sequence::has_gradients() == Some(false) => Phase::Evaluation,
             Phase::Unknown if clears_gradients => Phase::Optimizer,
             phase => phase,
         };
