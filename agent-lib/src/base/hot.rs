@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize}
 
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub struct Words {
+pub struct HotWords {
     /// state.rs.
     pub phase: AtomicU8,
     /// peak.rs.
@@ -21,10 +21,10 @@ pub struct Words {
     pub addition: AtomicU64,
     pub next_evaluate: AtomicUsize,
 }
-const _: () = assert!(size_of::<Words>() == 64);
+const _: () = assert!(size_of::<HotWords>() == 64);
 
 /// The process's.
-pub static HOT: Words = Words {
+pub static HOT_WORDS: HotWords = HotWords {
     phase: AtomicU8::new(0),
     peaks_open: AtomicBool::new(false),
     core: AtomicPtr::new(std::ptr::null_mut()),

@@ -54,7 +54,7 @@ pub fn mix(a: u64, b: u64) -> u64 {
 
 /// What the record has no place for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Beside {
+pub struct RowExtra {
     /// First tag; the row's own is the latest. Meaningful if `RETAGGED`.
     pub first_tag: u32,
     /// Role and phase as in `Retag`, of rows that have no place for it.
@@ -69,7 +69,7 @@ pub struct Beside {
     pub backing: u64,
 }
 
-impl Beside {
+impl RowExtra {
     /// It was retagged at least once.
     pub const RETAGGED: u8 = 1;
     /// A block that its owner has freed and a stream may still use.
@@ -83,7 +83,7 @@ impl Beside {
 
     /// From what lies beside a row.
     pub fn from_words([first, counts, backing]: [u64; 3]) -> Self {
-        Beside {
+        RowExtra {
             first_tag: first as u32,
             use_as: (first >> 32) as u8,
             flags: (first >> 40) as u8,
@@ -96,14 +96,14 @@ impl Beside {
 
 /// A row that was taken out.
 #[derive(Debug, Clone, Copy)]
-pub struct Taken {
+pub struct RowCopy {
     /// Its record.
     pub row: Row,
     /// What lay beside it.
-    pub beside: Beside,
+    pub beside: RowExtra,
 }
 
-impl Taken {
+impl RowCopy {
     /// Seq of the record that made it.
     pub fn seq(&self) -> u64 {
         self.row[0]
@@ -166,7 +166,7 @@ pub fn memory_of(row: &Row) -> MemoryKind {
 }
 
 /// By what a row is bound; see layout.rs for the kinds that make rows.
-pub fn key_of(taken: &Taken) -> Option<Key> {
+pub fn key_of(taken: &RowCopy) -> Option<Key> {
     let row = &taken.row;
     let (address, aux) = (row[2], row[4]);
     match kind_of(row) {
@@ -184,7 +184,7 @@ pub fn key_of(taken: &Taken) -> Option<Key> {
     }
 }
 
-fn handle_key(taken: &Taken) -> Key {
+fn handle_key(taken: &RowCopy) -> Key {
     match taken.beside.references {
         0 => Key::Backing(taken.seq()),
         _ => Key::Handle(taken.row[2]),
@@ -193,7 +193,7 @@ fn handle_key(taken: &Taken) -> Key {
 
 /// What a source of names says of the calling thread.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Here {
+pub struct FrameName {
     /// Tag of the module's path; 0 for none.
     pub tag: u32,
     /// What the thread is doing.
@@ -204,7 +204,7 @@ pub struct Here {
 
 /// What an allocation that is made now is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Named {
+pub struct AllocationName {
     /// 0 for nothing.
     pub tag: u32,
     /// `INHERITED` or nothing.

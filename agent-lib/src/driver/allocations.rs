@@ -4,10 +4,10 @@
 //! A free takes its row at ENTER, before the driver can give the address to another thread, and gives it back at EXIT if
 //! the call failed. An allocation makes its row at EXIT. vmm.rs has the handles.
 
-use crate::base::row::{Beside, Key, Taken};
+use crate::base::row::{Key, RowCopy, RowExtra};
 use crate::base::row::{context_of, device_of, key_of, kind, kind_of, memory_of, pool_owner};
 use crate::driver::core::Core;
-use crate::record::recorder::{At, nothing};
+use crate::record::recorder::{RecordContext, no_row};
 use crate::threads::{Call, Thread};
 use gpumem_wire::Flags;
 use gpumem_wire::{Body, DestroyScope, ImportSource, MemoryKind, PoolOwner, Reading};
@@ -48,20 +48,26 @@ pub struct Allocation {
 impl Core {
     /// Books an allocation that succeeded; the number of its record.
     #[inline(always)]
-    pub fn book_allocation(&self, thread: &Thread, at: At, what: Allocation) -> u64 {
+    pub fn book_allocation(&self, thread: &Thread, at: RecordContext, what: Allocation) -> u64 {
         let Allocation { address, bytes, pool, memory, entered_ns } = what;
-        let body = |time_ns: u64, _: &mut At| {
+        let body = |time_ns: u64, _: &mut RecordContext| {
             let took_us = took_us_short(entered_ns, time_ns);
             Body::AllocEnd { address, bytes, pool, took_us, memory }
         };
         self.recorder.record_timed(thread, at, body, |recorder, row| {
-            recorder.live.insert(Key::Allocation(address), row, Beside::default());
+            recorder.live.insert(Key::Allocation(address), row, RowExtra::default());
         })
     }
 
     /// Records an allocation that failed; what the device has free, if the driver tells.
     #[cold]
-    pub fn book_failed_allocation(&self, thread: &Thread, at: At, result: u32, what: Allocation) -> Reading {
+    pub fn book_failed_allocation(
+        &self,
+        thread: &Thread,
+        at: RecordContext,
+        result: u32,
+        what: Allocation,
+    ) -> Reading {
         let (mut free, mut total) = (0_usize, 0_usize);
         let get = self.devices.driver().and_then(|driver| driver.mem_get_info);
         // SAFETY: a function of the loaded driver with places for its answers; the context is current, since a call in it
@@ -71,13 +77,13 @@ impl Core {
         let result = u16::try_from(result).unwrap_or(u16::MAX);
         let Allocation { bytes, pool, memory, .. } = what;
         let body = Body::AllocFailed { bytes, pool, device_free_bytes, result, memory };
-        self.recorder.record(thread, at, body, nothing);
+        self.recorder.record(thread, at, body, no_row);
         device_free_bytes
     }
 
     /// Books the entry of a free. `call` keeps what is needed when it returns.
     #[inline(always)]
-    pub fn book_free_entered(&self, thread: &Thread, at: At, call: &mut Call, address: u64) {
+    pub fn book_free_entered(&self, thread: &Thread, at: RecordContext, call: &mut Call, address: u64) {
         let taken = &mut call.taken;
         call.begin_seq = self.recorder.record(thread, at, Body::FreeBegin { address }, |recorder, _| {
             *taken = recorder.live.remove(Key::Allocation(address));
@@ -86,7 +92,7 @@ impl Core {
 
     /// Books the return of a free, unmap or release. Whether it failed, so that its row lives on.
     #[inline(always)]
-    pub fn book_free_returned(&self, thread: &Thread, at: At, call: &Call, result: u32) -> bool {
+    pub fn book_free_returned(&self, thread: &Thread, at: RecordContext, call: &Call, result: u32) -> bool {
         if call.begin_seq == 0 {
             return false; // NULL, or entered before we listened
         }
@@ -113,7 +119,7 @@ impl Core {
         }
     }
 
-    fn restore(&self, taken: &Taken, seq: u64) {
+    fn restore(&self, taken: &RowCopy, seq: u64) {
         match key_of(taken) {
             Some(Key::Handle(_) | Key::Backing(_)) => self.reference_restored(taken, seq),
             Some(Key::Mapping(address)) => self.mapping_restored(taken, address),
@@ -125,7 +131,14 @@ impl Core {
     }
 
     /// Memory of another owner was mapped. Opened again at the same address, it is only counted.
-    pub fn imported(&self, thread: &Thread, at: At, address: u64, bytes: u64, source: ImportSource) {
+    pub fn imported(
+        &self,
+        thread: &Thread,
+        at: RecordContext,
+        address: u64,
+        bytes: u64,
+        source: ImportSource,
+    ) {
         let key = Key::Allocation(address);
         let again = self
             .recorder
@@ -137,7 +150,7 @@ impl Core {
             return;
         }
         self.recorder.record(thread, at, Body::Import { address, bytes, source }, |recorder, row| {
-            recorder.live.insert(key, row, Beside { references: 1, ..Beside::default() });
+            recorder.live.insert(key, row, RowExtra { references: 1, ..RowExtra::default() });
         });
     }
 
@@ -152,7 +165,7 @@ impl Core {
     }
 
     /// A context ends, or a device is reset; allocations in it have no frees of their own.
-    pub fn context_ended(&self, thread: &Thread, at: At, scope: DestroyScope) {
+    pub fn context_ended(&self, thread: &Thread, at: RecordContext, scope: DestroyScope) {
         self.recorder.record(thread, at, Body::ContextDestroy { scope }, |recorder, _| {
             recorder.live.remove_where(|taken| {
                 let row = &taken.row;
@@ -184,14 +197,14 @@ impl Core {
 
     /// Makes the record, and books it in the row of `key`.
     pub fn say_retag(&self, thread: &Thread, key: Key, body: Body<'_>, tag: u32) {
-        let at = At { tag, flags: Flags(0), ..At::NOWHERE };
+        let at = RecordContext { tag, flags: Flags(0), ..RecordContext::NOWHERE };
         self.recorder.record(thread, at, body, |recorder, row| {
             let said = (row[7] >> 56) as u8;
             // The word of tag and stack: tag is its low half.
             recorder.live.update(key, 5, |word, beside| {
-                if beside.flags & Beside::RETAGGED == 0 {
+                if beside.flags & RowExtra::RETAGGED == 0 {
                     beside.first_tag = word as u32;
-                    beside.flags |= Beside::RETAGGED;
+                    beside.flags |= RowExtra::RETAGGED;
                 }
                 let (role, phase) = (said & 15, said >> 4);
                 let old = beside.use_as;

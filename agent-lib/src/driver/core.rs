@@ -2,7 +2,7 @@
 
 use crate::base::clock::Clock;
 use crate::base::env::Settings;
-use crate::base::hot::HOT;
+use crate::base::hot::HOT_WORDS;
 use crate::base::memfd::{self, Shared, Sizes};
 use crate::base::ring::Ring;
 use crate::driver::devices::Devices;
@@ -51,7 +51,7 @@ impl Core {
     /// The process's, once it is there.
     #[inline(always)]
     pub fn get() -> Option<&'static Core> {
-        let core = HOT.core.load(Acquire).cast::<Core>();
+        let core = HOT_WORDS.core.load(Acquire).cast::<Core>();
         // SAFETY: null, or leaked by `install`.
         unsafe { core.as_ref() }
     }
@@ -59,7 +59,7 @@ impl Core {
     /// Makes this one the process's. Called by one thread.
     pub fn install(core: Box<Core>) -> &'static Core {
         let core: &'static Core = Box::leak(core);
-        HOT.core.store(std::ptr::from_ref(core).cast_mut().cast(), Release);
+        HOT_WORDS.core.store(std::ptr::from_ref(core).cast_mut().cast(), Release);
         core
     }
 

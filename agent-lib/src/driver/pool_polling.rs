@@ -1,10 +1,10 @@
 //! What pools of the driver hold is read here, and recorded when it changes; pools.rs says when.
 
 use super::pools::{GRAPH, Pool, graph_memory};
-use crate::base::row::{Beside, Key};
+use crate::base::row::{Key, RowExtra};
 use crate::driver::allocations::took_us_short;
 use crate::driver::core::Core;
-use crate::record::recorder::{At, nothing};
+use crate::record::recorder::{RecordContext, no_row};
 use crate::threads::{self, Thread};
 use cupti_sys::pool_attribute::*;
 use gpumem_wire::{Body, PoolOwner};
@@ -51,9 +51,14 @@ impl Core {
             pool.id.store(id, Release);
         }
         let body = Body::PoolCreate { pool: id, parent: 0, reports_blocks: 0, owner };
-        self.recorder.record(thread, At { device, ..At::NOWHERE }, body, |recorder, row| {
-            recorder.live.insert(Key::Pool(id), row, Beside::default());
-        });
+        self.recorder.record(
+            thread,
+            RecordContext { device, ..RecordContext::NOWHERE },
+            body,
+            |recorder, row| {
+                recorder.live.insert(Key::Pool(id), row, RowExtra::default());
+            },
+        );
     }
 
     /// A pool is about to be destroyed.
@@ -72,7 +77,7 @@ impl Core {
         }
         self.recorder.record(
             thread,
-            At { device, ..At::NOWHERE },
+            RecordContext { device, ..RecordContext::NOWHERE },
             Body::PoolDestroy { pool: id },
             |recorder, _| {
                 recorder.live.remove(Key::Pool(id));
@@ -160,11 +165,16 @@ impl Core {
         pool.used.store(used_bytes, Relaxed);
         pool.taken.store(0, Relaxed);
         if changed {
-            let body = |time_ns: u64, _: &mut At| {
+            let body = |time_ns: u64, _: &mut RecordContext| {
                 let took_us = took_us_short(Some(entered_ns), time_ns);
                 Body::PoolState { pool: id, reserved_bytes, used_bytes, took_us }
             };
-            self.recorder.record_timed(thread, At { device, ..At::NOWHERE }, body, nothing);
+            self.recorder.record_timed(
+                thread,
+                RecordContext { device, ..RecordContext::NOWHERE },
+                body,
+                no_row,
+            );
         }
     }
 

@@ -7,10 +7,10 @@
 use crate::base::descriptor::Identity;
 use crate::base::row::kind;
 use crate::base::row::kind_of;
-use crate::base::row::{Beside, Key, Taken};
+use crate::base::row::{Key, RowCopy, RowExtra};
 use crate::driver::allocations::took_us;
 use crate::driver::core::Core;
-use crate::record::recorder::At;
+use crate::record::recorder::RecordContext;
 use crate::threads::{Call, Thread};
 use gpumem_wire::{Body, ImportSource, MemoryKind};
 use std::sync::atomic::Ordering::AcqRel;
@@ -30,34 +30,34 @@ impl Core {
     pub fn handle_created(
         &self,
         thread: &Thread,
-        at: At,
+        at: RecordContext,
         handle: u64,
         bytes: u64,
         memory: MemoryKind,
         entered_ns: Option<u64>,
     ) {
         self.multicast.forget(handle);
-        let body = |time_ns: u64, at: &mut At| {
+        let body = |time_ns: u64, at: &mut RecordContext| {
             at.context = took_us(entered_ns, time_ns);
             Body::VmmCreate { handle, bytes, references: 1, memory }
         };
         self.recorder.record_timed(thread, at, body, |recorder, row| {
             self.references_change(row[0]);
-            recorder.live.insert(Key::Handle(handle), row, Beside { references: 1, ..Beside::default() });
+            recorder.live.insert(Key::Handle(handle), row, RowExtra { references: 1, ..RowExtra::default() });
         });
     }
 
     /// A handle came from another process. Its size is known when it is mapped.
-    pub fn handle_imported(&self, thread: &Thread, at: At, handle: u64) {
+    pub fn handle_imported(&self, thread: &Thread, at: RecordContext, handle: u64) {
         let body = Body::Import { address: handle, bytes: 0, source: ImportSource::ShareableHandle };
         self.recorder.record(thread, at, body, |recorder, row| {
             self.references_change(row[0]);
-            recorder.live.insert(Key::Handle(handle), row, Beside { references: 1, ..Beside::default() });
+            recorder.live.insert(Key::Handle(handle), row, RowExtra { references: 1, ..RowExtra::default() });
         });
     }
 
     /// cuMemRetainAllocationHandle gave `handle` for the mapping at `address`.
-    pub fn handle_retained(&self, thread: &Thread, at: At, handle: u64, address: u64) {
+    pub fn handle_retained(&self, thread: &Thread, at: RecordContext, handle: u64, address: u64) {
         self.recorder.record(thread, at, Body::VmmRetain { handle, address }, |recorder, row| {
             self.references_change(row[0]);
             let Some(mapping) = self.mapping_at(address) else { return };
@@ -78,7 +78,7 @@ impl Core {
     }
 
     /// The mapping that `address` lies in: usually its first byte, else the nearest one that begins before it.
-    fn mapping_at(&self, address: u64) -> Option<Taken> {
+    fn mapping_at(&self, address: u64) -> Option<RowCopy> {
         let first = address & !(GRANULE - 1);
         let before = (0..MOST_MAPPINGS).map_while(|back| first.checked_sub(back * GRANULE));
         let mut starts = std::iter::once(address).chain(before);
@@ -87,7 +87,7 @@ impl Core {
     }
 
     /// By what the handle behind a mapping is bound now.
-    fn backing_of(&self, mapping: &Taken) -> Option<Key> {
+    fn backing_of(&self, mapping: &RowCopy) -> Option<Key> {
         let seq = mapping.beside.backing;
         if seq == 0 {
             return None;
@@ -98,7 +98,7 @@ impl Core {
     }
 
     /// cuMemRelease was entered.
-    pub fn release_entered(&self, thread: &Thread, at: At, call: &mut Call, handle: u64) {
+    pub fn release_entered(&self, thread: &Thread, at: RecordContext, call: &mut Call, handle: u64) {
         self.look_at_exports(thread);
         let taken = &mut call.taken;
         call.begin_seq = self.recorder.record(thread, at, Body::VmmRelease { handle }, |recorder, row| {
@@ -114,7 +114,7 @@ impl Core {
     }
 
     /// The release failed.
-    pub fn reference_restored(&self, taken: &Taken, seq: u64) {
+    pub fn reference_restored(&self, taken: &RowCopy, seq: u64) {
         self.references_change(seq);
         let handle = taken.row[2];
         let by_number = Key::Handle(handle);
@@ -128,13 +128,20 @@ impl Core {
     }
 
     /// Books a mapping of a handle. Whether its memory is this process's own.
-    pub(crate) fn map_handle(&self, thread: &Thread, at: At, address: u64, bytes: u64, handle: u64) -> bool {
+    pub(crate) fn map_handle(
+        &self,
+        thread: &Thread,
+        at: RecordContext,
+        address: u64,
+        bytes: u64,
+        handle: u64,
+    ) -> bool {
         let mut is_own = false;
         self.recorder.record(thread, at, Body::VmmMap { address, bytes, handle }, |recorder, row| {
             self.references_change(row[0]);
             if let Some(backing) = recorder.live.count(Key::Handle(handle), 0, 1) {
                 is_own = kind_of(&backing.row) == kind::VMM_CREATE;
-                let beside = Beside { backing: backing.seq(), ..Beside::default() };
+                let beside = RowExtra { backing: backing.seq(), ..RowExtra::default() };
                 recorder.live.insert(Key::Mapping(address), row, beside);
             }
         });
@@ -142,8 +149,15 @@ impl Core {
     }
 
     /// cuMemUnmap was entered: it may take several neighbouring mappings.
-    pub fn book_unmap_entered(&self, thread: &Thread, at: At, call: &mut Call, address: u64, bytes: u64) {
-        let mut taken: Option<Taken> = None;
+    pub fn book_unmap_entered(
+        &self,
+        thread: &Thread,
+        at: RecordContext,
+        call: &mut Call,
+        address: u64,
+        bytes: u64,
+    ) {
+        let mut taken: Option<RowCopy> = None;
         let mut more = 0;
         call.begin_seq =
             self.recorder.record(thread, at, Body::VmmUnmap { address, bytes }, |recorder, row| {
@@ -167,7 +181,7 @@ impl Core {
         (call.taken, call.more_taken) = (taken, more);
     }
 
-    pub(crate) fn unmapped(&self, mapping: &Taken) {
+    pub(crate) fn unmapped(&self, mapping: &RowCopy) {
         let Some(key) = self.backing_of(mapping) else { return };
         let left = self.recorder.live.count(key, 0, -1);
         if left.is_some_and(|left| left.beside.references == 0 && left.beside.mappings == 0) {
@@ -176,7 +190,7 @@ impl Core {
     }
 
     /// The unmap failed.
-    pub fn mapping_restored(&self, taken: &Taken, address: u64) {
+    pub fn mapping_restored(&self, taken: &RowCopy, address: u64) {
         let counted = self.backing_of(taken).and_then(|key| self.recorder.live.count(key, 0, 1));
         if counted.is_none() {
             self.astray.fetch_add(1, AcqRel); // the mapping was all that held it: its row is gone
@@ -185,8 +199,8 @@ impl Core {
     }
 
     /// Records that cuMemExportToShareableHandle returned `descriptor` for `handle`.
-    pub fn handle_exported(&self, thread: &Thread, at: At, handle: u64, descriptor: i32) {
-        let is_own = |row: Taken| kind_of(&row.row) == kind::VMM_CREATE;
+    pub fn handle_exported(&self, thread: &Thread, at: RecordContext, handle: u64, descriptor: i32) {
+        let is_own = |row: RowCopy| kind_of(&row.row) == kind::VMM_CREATE;
         let Some(file) = Identity::of(descriptor) else { return };
         if !self.recorder.live.get(Key::Handle(handle)).is_some_and(is_own) {
             return; // imported: the memory is counted in the exporting process
@@ -202,8 +216,8 @@ impl Core {
             // A reset of the device has removed it.
             if self.recorder.live.get(Key::Mapping(address)).is_some() {
                 let mut call = Call::new(0, self.recorder.clock.now());
-                self.book_unmap_entered(thread, At::NOWHERE, &mut call, address, bytes);
-                self.book_free_returned(thread, At::NOWHERE, &call, 0);
+                self.book_unmap_entered(thread, RecordContext::NOWHERE, &mut call, address, bytes);
+                self.book_free_returned(thread, RecordContext::NOWHERE, &call, 0);
             }
         });
     }

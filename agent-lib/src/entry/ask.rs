@@ -2,7 +2,7 @@
 
 use crate::base::own_thread;
 use crate::base::own_thread::Uncancelled;
-use crate::base::seccomp::permitted;
+use crate::base::seccomp::syscalls_allowed;
 use crate::driver::core::Core;
 use crate::sender::{self, wait_readable};
 use gpumem_wire::{AskKind, Body, Record, Stamp, frame};
@@ -40,7 +40,7 @@ pub fn report(core: &'static Core, what: AskKind, options: &str) -> Option<Strin
         crate::base::wake::wake();
         std::thread::sleep(Duration::from_micros(500));
     }
-    if !permitted() {
+    if !syscalls_allowed() {
         return None; // this thread has a filter that the agent's own has not
     }
     let options = format!("start_ticks={}\nseq={head}\n{options}", core.start_ticks);

@@ -3,7 +3,7 @@
 use crate::Functions;
 use crate::base::env::Settings;
 use crate::base::fault_injection;
-use crate::base::seccomp::permitted;
+use crate::base::seccomp::syscalls_allowed;
 use crate::driver::core::Core;
 use crate::entry::fork;
 use crate::entry::second_copy;
@@ -87,7 +87,7 @@ fn prepare(settings: impl FnOnce() -> Settings) -> Option<&'static Core> {
     panic::install_hook();
     fault_injection::read();
     let settings = settings();
-    let is_wanted = !settings.disabled && permitted();
+    let is_wanted = !settings.disabled && syscalls_allowed();
     let core = if is_wanted { Core::new(settings, second_copy::own_table()) } else { None };
     let Some(core) = core else {
         status::disarm();
@@ -97,7 +97,7 @@ fn prepare(settings: impl FnOnce() -> Settings) -> Option<&'static Core> {
         // Forked before CUDA was initialised: scopes that are open keep their names, everything else begins anew.
         fork::reset();
         core.recorder.names.adopt(&parent.recorder.names);
-        threads::adopt();
+        threads::reset_after_fork();
         crate::sources::python_host::run::restart();
     }
     let core = Core::install(core);

@@ -5,7 +5,7 @@
 //! segments, and segments in allocations.
 
 use crate::base::row;
-use crate::base::row::Taken;
+use crate::base::row::RowCopy;
 use crate::base::row::{kind, kind_of, memory_of};
 use crate::driver::core::Core;
 use crate::sources::api::counters;
@@ -112,7 +112,7 @@ pub fn summary(core: &Core, format: Format, sort: Sort, ascending: bool) -> Stri
     }
 }
 
-fn line_of(core: &Core, taken: &Taken) -> Option<(Key, u64)> {
+fn line_of(core: &Core, taken: &RowCopy) -> Option<(Key, u64)> {
     let row = &taken.row;
     let (class, kind) = match kind_of(row) {
         kind::ALLOC_END => match memory_of(row) {

@@ -58,9 +58,9 @@ extern "C" fn at_exit() {
 
 /// In a forked child: what other threads of its parent may have held.
 pub fn reset() {
-    status::renew();
+    status::reset_after_fork();
     recordings::reset_after_fork();
-    counters::renew();
-    high_water::renew();
-    subscribe::renew();
+    counters::reset_after_fork();
+    high_water::reset_after_fork();
+    subscribe::reset_after_fork();
 }

@@ -14,9 +14,9 @@
 
 use crate::base::env::Layers;
 use crate::base::fault_injection;
-use crate::base::hot::HOT;
+use crate::base::hot::HOT_WORDS;
 use crate::base::image::Image;
-use crate::base::row::Here;
+use crate::base::row::FrameName;
 use crate::driver::core::Core;
 use crate::driver::guard;
 use crate::naming::gradient;
@@ -53,7 +53,7 @@ type Count = unsafe extern "C" fn() -> u64;
 /// The engine was found, for better or worse.
 static LOOKED: AtomicBool = AtomicBool::new(false);
 /// What the slot held.
-const NEXT: &AtomicUsize = &HOT.next_evaluate;
+const NEXT: &AtomicUsize = &HOT_WORDS.next_evaluate;
 /// What that of `rebase_history` held.
 static NEXT_REBASE: AtomicUsize = AtomicUsize::new(0);
 /// Of its arguments in registers, which one leads to the node; and while that is not known, what the candidates led to in the last call.
@@ -66,13 +66,13 @@ const SECOND: u8 = 1;
 const THIRD: u8 = 2;
 /// Bytes of stack above a call in which its caller keeps an edge.
 const FRAME: usize = 64 << 10;
-const PEEK_AT: &AtomicUsize = &HOT.next_number;
+const PEEK_AT: &AtomicUsize = &HOT_WORDS.next_number;
 static THREAD_AT: AtomicUsize = AtomicUsize::new(0);
-const TABLE: &AtomicPtr<()> = &HOT.nodes;
+const TABLE: &AtomicPtr<()> = &HOT_WORDS.nodes;
 /// Where a node has its number and its thread, in bytes: number << 8 | thread. 0 while that is not known.
-const OFFSETS: &AtomicU64 = &HOT.offsets;
+const OFFSETS: &AtomicU64 = &HOT_WORDS.offsets;
 /// What nodes of additions begin with, their class; 0 while that is not known.
-const ADDITION: &AtomicU64 = &HOT.addition;
+const ADDITION: &AtomicU64 = &HOT_WORDS.addition;
 
 /// No thread has that many nodes.
 const UNNAMED: u64 = u64::MAX;
@@ -240,13 +240,13 @@ fn next(held: &AtomicUsize) -> usize {
 
 /// What the thread's running node is called.
 #[inline(always)]
-pub fn here(thread: &Thread) -> Option<Here> {
+pub fn here(thread: &Thread) -> Option<FrameName> {
     let node = thread.autograd.running.load(Relaxed);
     if node == 0 {
         return None;
     }
     let tag = if node == UNNAMED { 0 } else { table().map_or(0, |table| table.look_up(Node(node))) };
-    Some(Here { tag, phase: Phase::Backward, ..Here::default() })
+    Some(FrameName { tag, phase: Phase::Backward, ..FrameName::default() })
 }
 
 /// The thread has allocated under `tag`: so is called what it made last, unless it has a name. 0: under none, so that it does

@@ -20,12 +20,12 @@
 //! The gradient is looked up when the node ends, and before that when the node allocates or runs out of memory: hooks of the
 //! leaf run inside of the node, behind the accumulation.
 
-use crate::base::row::{Beside, Key, Taken};
+use crate::base::row::{Key, RowCopy, RowExtra};
 use crate::driver::core::Core;
 use crate::naming::python;
 use crate::naming::python::memory::{Careful, Memory, Plain, Pointer};
 use crate::threads::Thread;
-use crate::threads::per_feature::OfThread;
+use crate::threads::per_feature::AutogradThread;
 use gpumem_wire::{Body, Phase, Role};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
@@ -140,29 +140,29 @@ fn address_of_leaf(memory: &impl Memory, node: u64) -> Option<u64> {
 }
 
 /// The role of a row, as it is known so far.
-fn role_of(row: &Taken, is_block: bool) -> Role {
-    let told = if row.beside.flags & Beside::RETAGGED != 0 { row.beside.use_as & 15 } else { 0 };
+fn role_of(row: &RowCopy, is_block: bool) -> Role {
+    let told = if row.beside.flags & RowExtra::RETAGGED != 0 { row.beside.use_as & 15 } else { 0 };
     let born = if is_block { (row.row[7] >> 56) as u8 & 15 } else { 0 };
     Role::from_code(if told != 0 { told } else { born })
 }
 
 /// The phase in which a block was made.
-fn phase_at_birth(row: &Taken, is_block: bool) -> Phase {
+fn phase_at_birth(row: &RowCopy, is_block: bool) -> Phase {
     Phase::from_code(if is_block { (row.row[7] >> 60) as u8 } else { 0 })
 }
 
 /// The tag of a parameter that a sweep has named, for its gradient's row; 0 if there is none, or if the gradient's memory is larger than
 /// the parameter's: it may hold gradients of other parameters.
-fn name_of_gradient(parameter: &Taken, gradient: &Taken) -> u32 {
+fn name_of_gradient(parameter: &RowCopy, gradient: &RowCopy) -> u32 {
     let beside = parameter.beside;
-    let is_named = beside.flags & Beside::RETAGGED != 0 && beside.use_as & 15 == Role::Parameter.to_code();
+    let is_named = beside.flags & RowExtra::RETAGGED != 0 && beside.use_as & 15 == Role::Parameter.to_code();
     let (bytes, own) = (gradient.row[3], parameter.row[3]);
     // PyTorch leaves up to 1 MiB at the end of a large block.
     let slack = if own < SPLIT_ABOVE { 0 } else { SPLIT_ABOVE };
     if is_named && bytes <= own + slack { parameter.row[5] as u32 } else { 0 }
 }
 
-impl OfThread {
+impl AutogradThread {
     /// Whether the thread runs a node that accumulates a gradient.
     #[inline(always)]
     pub fn accumulates(&self) -> bool {
@@ -196,7 +196,7 @@ impl Core {
     }
 
     /// The row of the block, or the allocation, that begins at an address: its pool, or 0, and its key.
-    fn row_of_tensor(&self, address: u64) -> Option<(u64, Key, Taken)> {
+    fn row_of_tensor(&self, address: u64) -> Option<(u64, Key, RowCopy)> {
         let mut keys = self.torch.with_pools().map(|(_, pool)| (pool, Key::Block(pool, address)));
         let block = keys.find_map(|(pool, key)| Some((pool, key, self.recorder.live.get(key)?)));
         block.or_else(|| {
@@ -282,9 +282,12 @@ mod tests {
     #[test]
     fn gradient_has_the_name_of_its_parameter_if_it_may_be_that_alone() {
         let row = |bytes: u64, tag: u64| {
-            let beside =
-                Beside { use_as: Role::Parameter.to_code(), flags: Beside::RETAGGED, ..Beside::default() };
-            Taken { row: [1, 0, 0x1000, bytes, 0, 5 << 32 | tag, 0, 0], beside }
+            let beside = RowExtra {
+                use_as: Role::Parameter.to_code(),
+                flags: RowExtra::RETAGGED,
+                ..RowExtra::default()
+            };
+            RowCopy { row: [1, 0, 0x1000, bytes, 0, 5 << 32 | tag, 0, 0], beside }
         };
         let large = 8 << 20;
         assert_eq!(name_of_gradient(&row(1024, 7), &row(1024, 9)), 7);

@@ -18,7 +18,7 @@ pub mod python;
 pub mod sequence;
 pub mod slot;
 
-use crate::base::row::{Here, Named};
+use crate::base::row::{AllocationName, FrameName};
 use crate::driver::core::Core;
 use crate::threads::Thread;
 use gpumem_wire::{Flags, Phase};
@@ -27,7 +27,7 @@ use std::sync::atomic::Ordering::Relaxed;
 impl Core {
     /// The names in force on the calling thread. In PyTorch they are from now on those of the node that it made last.
     #[inline(always)]
-    pub fn named(&self, thread: &Thread) -> Named {
+    pub fn named(&self, thread: &Thread) -> AllocationName {
         let mut frames = python::here(self, thread).unwrap_or_default();
         if self.settings.layers.lines && frames.tag != 0 {
             frames.tag = self.with_line(thread, frames.tag);
@@ -36,14 +36,14 @@ impl Core {
         // Nearly always one of these two; the rest is the general case.
         let (tag, phase) = match node {
             None => (frames.tag, frames.phase),
-            Some(node) if frames == Here::default() => (node.tag, node.phase),
+            Some(node) if frames == FrameName::default() => (node.tag, node.phase),
             Some(_) => (0, Phase::Unknown),
         };
         if tag == 0 || thread.scope.load(Relaxed) != 0 {
             return self.named_by_all(thread, frames, node);
         }
         autograd::note_forward(thread, tag);
-        Named { tag, flags: Flags(0), phase, role: frames.role }
+        AllocationName { tag, flags: Flags(0), phase, role: frames.role }
     }
 
     /// A module's tag, and behind it the line of the program that allocates in it.
@@ -57,7 +57,7 @@ impl Core {
     }
 
     #[inline(never)]
-    fn named_by_all(&self, thread: &Thread, frames: Here, node: Option<Here>) -> Named {
+    fn named_by_all(&self, thread: &Thread, frames: FrameName, node: Option<FrameName>) -> AllocationName {
         let scope = thread.scope.load(Relaxed);
         let phase = phase_of(frames.phase, node);
         let (tag, flags) = match (scope, frames.tag, node.map_or(0, |node| node.tag)) {
@@ -75,13 +75,13 @@ impl Core {
         if own != 0 || node.is_none() {
             autograd::note_forward(thread, own);
         }
-        Named { tag, flags, phase, role: frames.role }
+        AllocationName { tag, flags, phase, role: frames.role }
     }
 }
 
 /// An optimizer's step, or a module being moved, may be under way inside of a node: hooks of gradients do that.
 #[inline(always)]
-fn phase_of(frames: Phase, node: Option<Here>) -> Phase {
+fn phase_of(frames: Phase, node: Option<FrameName>) -> Phase {
     match (frames, node) {
         (Phase::Optimizer | Phase::Setup, _) | (_, None) => frames,
         (_, Some(node)) => node.phase,

@@ -8,7 +8,7 @@
 //! of pools without a parent. Exact unless other threads allocate while the range is being opened: what they do in those
 //! microseconds may count twice or not at all.
 
-use crate::base::hot::HOT;
+use crate::base::hot::HOT_WORDS;
 use crate::base::locks::ForkMutex;
 use crate::base::memfd::anonymous;
 use crate::base::ring::Row;
@@ -47,7 +47,7 @@ struct HighWater {
     turn: AtomicU32,
 }
 
-const OPEN: &AtomicBool = &HOT.peaks_open;
+const OPEN: &AtomicBool = &HOT_WORDS.peaks_open;
 static SUMS: [[HighWater; 2]; DEVICES] = [const {
     [const { HighWater { live: AtomicI64::new(0), high: AtomicI64::new(0), turn: AtomicU32::new(0) } }; 2]
 }; DEVICES];
@@ -62,7 +62,7 @@ const LOOKS: u32 = 2000;
 static CHANGING: ForkMutex<()> = ForkMutex::new(|| ());
 
 /// In a child that starts anew.
-pub fn renew() {
+pub fn reset_after_fork() {
     CHANGING.reset_after_fork();
     MOVING.store(false, Release);
 }

@@ -22,7 +22,7 @@ pub struct Recorder {
 
 /// Where a record belongs, beyond time and order.
 #[derive(Debug, Clone, Copy)]
-pub struct At {
+pub struct RecordContext {
     /// Tag; see `Core::named`.
     pub tag: u32,
     /// Flags.
@@ -37,17 +37,23 @@ pub struct At {
     pub device: u8,
 }
 
-impl At {
+impl RecordContext {
     /// No tag, no device.
-    pub const NOWHERE: At =
-        At { tag: 0, flags: Flags(0), stack: 0, context: 0, module: 0, device: NONE_DEVICE };
+    pub const NOWHERE: RecordContext =
+        RecordContext { tag: 0, flags: Flags(0), stack: 0, context: 0, module: 0, device: NONE_DEVICE };
 }
 
 impl Recorder {
     /// Makes an ordered record. `keep` books it in the live table, between its number and its way into the ring: once
     /// a record was sent, its effect on the table can be read.
     #[inline(always)]
-    pub fn record(&self, thread: &Thread, at: At, body: Body<'_>, keep: impl FnOnce(&Recorder, &Row)) -> u64 {
+    pub fn record(
+        &self,
+        thread: &Thread,
+        at: RecordContext,
+        body: Body<'_>,
+        keep: impl FnOnce(&Recorder, &Row),
+    ) -> u64 {
         self.record_timed(thread, at, |_, _| body, keep)
     }
 
@@ -56,8 +62,8 @@ impl Recorder {
     pub fn record_timed<'a>(
         &self,
         thread: &Thread,
-        mut at: At,
-        body: impl FnOnce(u64, &mut At) -> Body<'a>,
+        mut at: RecordContext,
+        body: impl FnOnce(u64, &mut RecordContext) -> Body<'a>,
         keep: impl FnOnce(&Recorder, &Row),
     ) -> u64 {
         let seq = thread.making.begin(&self.ring);
@@ -90,7 +96,7 @@ const AHEAD: u64 = 2;
 
 /// Nothing to keep.
 #[inline(always)]
-pub fn nothing(_: &Recorder, _: &Row) {}
+pub fn no_row(_: &Recorder, _: &Row) {}
 
 /// Steps, phases, marks and counters.
 pub const MARKS: u8 = 1;

@@ -1,13 +1,13 @@
 //! Whether the agent is armed, and what it reports about itself and about each layer of names.
 
-use crate::base::hot::HOT;
+use crate::base::hot::HOT_WORDS;
 use crate::base::locks::ForkMutex;
 use crate::record::panic;
 use gpumem_wire::{AgentState, Layer, LayerState};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::*};
 
 /// Whether callbacks and the C API do something.
-const PHASE: &AtomicU8 = &HOT.phase;
+const PHASE: &AtomicU8 = &HOT_WORDS.phase;
 /// Nobody has called so far.
 const FRESH: u8 = 0;
 /// They do.
@@ -84,7 +84,7 @@ pub fn report(time_ns: u64, state: AgentState, result: u16, detail: &str) {
 }
 
 /// In a child that starts anew: what its parent said is not about it.
-pub fn renew() {
+pub fn reset_after_fork() {
     REPORTS.reset_after_fork();
     LAYERS.reset_after_fork();
 }

@@ -9,7 +9,7 @@ use super::Sender;
 use super::drain::PATIENCE;
 use crate::base::fault_injection;
 use crate::base::ring::Row;
-use crate::base::row::{Beside, Taken};
+use crate::base::row::{RowCopy, RowExtra};
 use crate::base::row::{kind, kind_of, pool_owner};
 use crate::threads;
 use gpumem_wire::{Body, Flags, FreeState, Phase, PoolOwner, Record, Role, Stamp};
@@ -22,10 +22,10 @@ const TRIES: usize = 16;
 /// Rows whose order matters.
 #[derive(Default)]
 struct Ordered {
-    pools: Vec<Taken>,
-    handles: Vec<Taken>,
+    pools: Vec<RowCopy>,
+    handles: Vec<RowCopy>,
     /// By the seq of their handle.
-    mappings: HashMap<u64, Vec<Taken>>,
+    mappings: HashMap<u64, Vec<RowCopy>>,
     /// They are those of this moment.
     after_seq: u64,
     /// That is so: no count changed while they were read.
@@ -123,7 +123,7 @@ impl Sender {
         1
     }
 
-    fn say_pool(&mut self, pool: &Taken) -> u64 {
+    fn say_pool(&mut self, pool: &RowCopy) -> u64 {
         let mut rows = self.restate(pool.row);
         let owner = pool_owner(&pool.row);
         if owner != PoolOwner::Framework
@@ -137,7 +137,7 @@ impl Sender {
         rows
     }
 
-    fn say_handle(&mut self, handle: &Taken) -> u64 {
+    fn say_handle(&mut self, handle: &RowCopy) -> u64 {
         let mut row = handle.row;
         if kind_of(&row) == kind::VMM_CREATE {
             let references = u64::from(u16::try_from(handle.beside.references).unwrap_or(u16::MAX));
@@ -147,10 +147,10 @@ impl Sender {
     }
 
     /// An allocation, segment or block, with what is known of it by now.
-    fn say_row(&mut self, taken: &Taken) -> u64 {
+    fn say_row(&mut self, taken: &RowCopy) -> u64 {
         let mut row = taken.row;
         let latest = row[5] as u32;
-        let retagged = taken.beside.flags & Beside::RETAGGED != 0;
+        let retagged = taken.beside.flags & RowExtra::RETAGGED != 0;
         if retagged {
             row[5] = row[5] & !0xffff_ffff | u64::from(taken.beside.first_tag);
         }
@@ -166,7 +166,7 @@ impl Sender {
             self.link.frame(&Record { stamp, body });
             rows += 1;
         }
-        if taken.beside.flags & Beside::PENDING != 0 {
+        if taken.beside.flags & RowExtra::PENDING != 0 {
             let body = Body::BlockFree { address: row[2], pool: row[4], state: FreeState::Pending };
             self.link.frame(&Record { stamp: stamp_of(&row), body });
             rows += 1;
@@ -184,17 +184,18 @@ fn stamp_of(row: &Row) -> Stamp {
 }
 
 /// Pools, handles and mappings: handles are allocations and imports that follow the rules of handles.
-fn has_order(taken: &Taken) -> bool {
+fn has_order(taken: &RowCopy) -> bool {
     use crate::base::row::Key::{Backing, Handle, Mapping, Pool};
     matches!(crate::base::row::key_of(taken), Some(Pool(_) | Handle(_) | Backing(_) | Mapping(_)))
 }
 
 /// Each pool behind its parent.
-fn outer_first(mut pools: Vec<Taken>) -> Vec<Taken> {
-    let mut said: Vec<Taken> = Vec::with_capacity(pools.len());
+fn outer_first(mut pools: Vec<RowCopy>) -> Vec<RowCopy> {
+    let mut said: Vec<RowCopy> = Vec::with_capacity(pools.len());
     while !pools.is_empty() {
         let left = pools.len();
-        let waits = |pool: &Taken, others: &[Taken]| others.iter().any(|other| other.row[2] == pool.row[4]);
+        let waits =
+            |pool: &RowCopy, others: &[RowCopy]| others.iter().any(|other| other.row[2] == pool.row[4]);
         let (later, now): (Vec<_>, Vec<_>) = pools.iter().partition(|pool| waits(pool, &pools));
         said.extend(now);
         pools = later;

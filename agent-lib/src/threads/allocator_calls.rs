@@ -10,7 +10,7 @@ pub const EVENTS: usize = 8;
 
 /// Memory that a thread got from the driver since its last block: perhaps a segment.
 #[derive(Debug, Default)]
-pub struct Fresh {
+pub struct NewRange {
     /// Where it begins. The sender reads it.
     pub start: AtomicU64,
     /// Where it ends.
@@ -19,7 +19,7 @@ pub struct Fresh {
     what: AtomicU64,
 }
 
-impl Fresh {
+impl NewRange {
     /// The library that asked for it.
     pub fn module(&self) -> u16 {
         (self.what.load(Relaxed) >> 1) as u16
@@ -44,17 +44,17 @@ pub struct Event {
 /// Of a thread: what it did since its last report. Written by the thread alone.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub struct Mine {
+pub struct ThreadAllocatorState {
     /// Ranges that were remembered since the last block.
     remembered: AtomicU32,
     recorded: AtomicU32,
     /// The driver has refused PyTorch memory since the last block.
     pub refused: AtomicBool,
-    fresh: [Fresh; FRESH],
+    fresh: [NewRange; FRESH],
     events: [Event; EVENTS],
 }
 
-impl Mine {
+impl ThreadAllocatorState {
     /// For a new thread in an old place.
     pub fn reset(&self) {
         self.forget_fresh();
@@ -91,7 +91,7 @@ impl Mine {
     }
 
     /// Also for the sender, which may read half of what is being written.
-    pub fn fresh(&self) -> impl Iterator<Item = &Fresh> {
+    pub fn fresh(&self) -> impl Iterator<Item = &NewRange> {
         self.fresh.iter().take(self.remembered.load(Acquire) as usize)
     }
 
@@ -144,13 +144,13 @@ impl Mine {
 mod tests {
     use super::*;
 
-    fn ranges(mine: &Mine) -> Vec<(u64, u64)> {
+    fn ranges(mine: &ThreadAllocatorState) -> Vec<(u64, u64)> {
         mine.fresh().map(|fresh| (fresh.start.load(Relaxed), fresh.end.load(Relaxed))).collect()
     }
 
     #[test]
     fn pieces_side_by_side_are_one_range_and_the_last_ranges_stay() {
-        let mine = Mine::default();
+        let mine = ThreadAllocatorState::default();
         for piece in 0..100 {
             mine.remember(1000 + piece * 10, 10, 7, true);
         }
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn events_come_and_go() {
-        let mine = Mine::default();
+        let mine = ThreadAllocatorState::default();
         let handles = || mine.events().map(|event| event.handle.load(Relaxed)).collect::<Vec<_>>();
         (1..=3).for_each(|event| mine.note_event(event, 0, 0));
         mine.forget_event(1);

@@ -11,10 +11,10 @@ pub mod table;
 
 use crate::base::memfd::anonymous;
 use crate::base::own_thread;
-use crate::base::row::Taken;
+use crate::base::row::RowCopy;
+use crate::threads::per_feature::AutogradThread;
 use crate::threads::per_feature::Callers;
-use crate::threads::per_feature::OfThread;
-use crate::threads::table::{Making, Place, Places};
+use crate::threads::table::{RecordInProgress, SlotTable, TableSlot};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
@@ -41,7 +41,7 @@ pub struct Call {
     /// Of the record made at ENTER; 0 for none.
     pub begin_seq: u64,
     /// The row that ENTER took, to be given back if the call fails.
-    pub taken: Option<Taken>,
+    pub taken: Option<RowCopy>,
     /// Rows beyond that one which ENTER took.
     pub more_taken: u32,
     /// It is going to make a context.
@@ -75,7 +75,7 @@ impl Call {
 
 /// What only the thread itself touches.
 #[derive(Debug)]
-pub struct Own {
+pub struct OwnerData {
     /// Open scopes; may be more than `DEPTH`.
     pub depth: usize,
     /// Per open scope, the tag that was in force outside of it.
@@ -103,37 +103,37 @@ pub struct Thread {
     /// Inside of the library: the guard against re-entry.
     pub busy: AtomicU32,
     /// The record that it is making.
-    pub making: Making,
+    pub making: RecordInProgress,
     /// Tag of the innermost open scope, 0 for none. Written by its thread alone: by `push` and `pop`, and by Python, which keeps
     /// the address (`gpumem_scope_word`) and puts back what it found there.
     pub scope: AtomicU32,
     /// Which node of PyTorch's backward pass it runs.
-    pub autograd: OfThread,
+    pub autograd: AutogradThread,
     /// What it did for PyTorch's allocator.
-    pub torch: crate::threads::allocator_calls::Mine,
+    pub torch: crate::threads::allocator_calls::ThreadAllocatorState,
     /// When the outermost call in flight that allocates, or trims a pool, was entered. Else 0.
     pub moving_since_ns: AtomicU64,
     /// The context whose device was looked up last << 8 | that device's slot.
     context: AtomicU64,
-    own: UnsafeCell<Own>,
+    own: UnsafeCell<OwnerData>,
 }
 
 // SAFETY: `own` is touched by the thread whose place it is only (see `Thread::own`); the rest is atomic.
 unsafe impl Sync for Thread {}
 
-static PLACES: Places<Thread, MOST> = Places {
+static PLACES: SlotTable<Thread, MOST> = SlotTable {
     table: AtomicPtr::new(std::ptr::null_mut()),
     used: AtomicUsize::new(0),
     next: AtomicUsize::new(0),
     refused: AtomicU64::new(0),
 };
 
-impl Place for Thread {
+impl TableSlot for Thread {
     fn id(&self) -> &AtomicU32 {
         &self.id
     }
 
-    fn making(&self) -> &Making {
+    fn making(&self) -> &RecordInProgress {
         &self.making
     }
 
@@ -146,7 +146,7 @@ impl Place for Thread {
         self.torch.reset();
         // SAFETY: ours since its `id` is ours; nobody else touches it.
         unsafe {
-            (*self.own.get()) = Own {
+            (*self.own.get()) = OwnerData {
                 depth: 0,
                 outer: [0; DEPTH],
                 owner: [0; DEPTH],
@@ -274,7 +274,7 @@ fn claim() -> Option<&'static Thread> {
 }
 
 /// In a forked child that starts anew: of all threads only the calling one is here, under another id.
-pub fn adopt() {
+pub fn reset_after_fork() {
     let mine = word::get();
     let id = own_thread::kernel_id();
     for thread in all() {
@@ -372,7 +372,7 @@ impl Thread {
     /// `self` must be `current()`, and no other reference from here may be in use.
     #[inline(always)]
     #[allow(clippy::mut_from_ref)]
-    pub unsafe fn own(&self) -> &mut Own {
+    pub unsafe fn own(&self) -> &mut OwnerData {
         // SAFETY: the thread's own place, used by one caller at a time.
         unsafe { &mut *self.own.get() }
     }

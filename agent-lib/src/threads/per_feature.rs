@@ -8,7 +8,7 @@ pub const REMEMBERED: usize = 32;
 
 /// A call whose caller was found: the same words at the same places mean the same one.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Known {
+pub(crate) struct CachedCaller {
     pub(crate) start: usize,
     pub(crate) near: (usize, usize),
     pub(crate) far: (usize, usize),
@@ -20,7 +20,7 @@ pub(crate) struct Known {
 /// What a thread has of its own.
 #[derive(Debug)]
 pub struct Callers {
-    pub(crate) known: [Known; REMEMBERED],
+    pub(crate) known: [CachedCaller; REMEMBERED],
     /// Where the call came from that was looked at last: a return address, 0 for none.
     pub site: usize,
     pub(crate) stack: Stack,
@@ -29,7 +29,7 @@ pub struct Callers {
 impl Callers {
     /// Nothing known.
     pub const fn new() -> Self {
-        let nothing = Known { start: 0, near: (0, 0), far: (0, 0), generation: 0, call: 0, module: 0 };
+        let nothing = CachedCaller { start: 0, near: (0, 0), far: (0, 0), generation: 0, call: 0, module: 0 };
         Callers { known: [nothing; REMEMBERED], site: 0, stack: Stack::UNKNOWN }
     }
 }
@@ -43,7 +43,7 @@ impl Default for Callers {
 /// What a thread has of this. Written by itself alone.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub struct OfThread {
+pub struct AutogradThread {
     /// The scope in which the running node was begun.
     pub(crate) scope: AtomicU32,
     /// The node that it runs; 0 for none, `UNNAMED` for one that is not known.
@@ -56,7 +56,7 @@ pub struct OfThread {
     pub(crate) accumulating: AtomicU64,
 }
 
-impl OfThread {
+impl AutogradThread {
     /// For a new thread in an old place.
     pub fn reset(&self) {
         for word in [&self.id, &self.running, &self.last, &self.accumulating] {

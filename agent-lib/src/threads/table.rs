@@ -7,14 +7,14 @@ use std::sync::atomic::Ordering::*;
 
 /// Which record a thread is making.
 #[derive(Debug, Default)]
-pub struct Making {
+pub struct RecordInProgress {
     /// While a record is being made: a lower bound of its number. Else 0.
     at: AtomicU64,
     /// The number of its last record plus one: such a bound, without a look at what other threads write.
     bound: AtomicU64,
 }
 
-impl Making {
+impl RecordInProgress {
     /// The number of a record that the calling thread makes from now on.
     #[inline(always)]
     pub fn begin(&self, ring: &Ring) -> u64 {
@@ -44,11 +44,11 @@ impl Making {
 }
 
 /// What the table knows of a place. All zeros is a place without a thread.
-pub trait Place: Sync + 'static {
+pub trait TableSlot: Sync + 'static {
     /// Its thread's kernel id, 0 while the place is free.
     fn id(&self) -> &AtomicU32;
     /// See there.
-    fn making(&self) -> &Making;
+    fn making(&self) -> &RecordInProgress;
     /// The calling thread's from now on: nothing is left of the last one's.
     fn begin(&self);
     /// Its thread has ended, in the middle of whatever.
@@ -57,7 +57,7 @@ pub trait Place: Sync + 'static {
 
 /// See the module's text.
 #[derive(Debug)]
-pub struct Places<T: 'static, const MOST: usize> {
+pub struct SlotTable<T: 'static, const MOST: usize> {
     /// As many places; null until there are any.
     pub table: AtomicPtr<T>,
     /// Places used so far; the rest was never touched.
@@ -68,7 +68,7 @@ pub struct Places<T: 'static, const MOST: usize> {
     pub refused: AtomicU64,
 }
 
-impl<T: Place, const MOST: usize> Places<T, MOST> {
+impl<T: TableSlot, const MOST: usize> SlotTable<T, MOST> {
     fn table(&self) -> &'static [T] {
         let table = self.table.load(Acquire);
         if table.is_null() {

@@ -1,7 +1,7 @@
 //! Names for the backward pass, with a library that has of PyTorch what the agent looks at.
 
 use crate::common::daemon::{Folder, agent};
-use gpumem::base::row::Named;
+use gpumem::base::row::AllocationName;
 use gpumem::naming::autograd;
 use gpumem::record::status;
 use gpumem::threads;
@@ -57,7 +57,7 @@ fn load(path: &CStr) -> Torch {
     }
 }
 
-fn now() -> Named {
+fn now() -> AllocationName {
     let core = gpumem::driver::core::Core::get().expect("an agent");
     core.named(threads::current().expect("a place"))
 }

@@ -6,10 +6,10 @@
 
 use super::rounds::{Contestant, Per, print_table};
 use gpumem::base::env::Settings;
-use gpumem::base::row::Named;
+use gpumem::base::row::AllocationName;
 use gpumem::driver::allocations::Allocation;
 use gpumem::driver::core::Core;
-use gpumem::record::recorder::At;
+use gpumem::record::recorder::RecordContext;
 use gpumem::threads::Call;
 use gpumem_wire::{Flags, MemoryKind};
 use std::cell::Cell;
@@ -53,9 +53,9 @@ impl BareRing {
 fn alloc_called(address: u64, bytes: u64, params: &[u64; 2]) {
     let params = black_box(params).as_ptr() as usize;
     gpumem::driver::guard::guard((), |core, thread| {
-        let Named { tag, flags, .. } = core.named(thread);
+        let AllocationName { tag, flags, .. } = core.named(thread);
         let module = core.caller(thread, 243, params, (&raw const thread) as usize);
-        let at = At { tag, flags, context: 1, module, device: 0, ..At::NOWHERE };
+        let at = RecordContext { tag, flags, context: 1, module, device: 0, ..RecordContext::NOWHERE };
         let what = Allocation { address, bytes, pool: 0, memory: MemoryKind::Device, entered_ns: Some(1) };
         core.allocated(thread, at, what);
     });
@@ -65,8 +65,8 @@ fn alloc_called(address: u64, bytes: u64, params: &[u64; 2]) {
 #[inline(never)]
 fn alloc(address: u64, bytes: u64) {
     gpumem::driver::guard::guard((), |core, thread| {
-        let Named { tag, flags, .. } = core.named(thread);
-        let at = At { tag, flags, context: 1, device: 0, ..At::NOWHERE };
+        let AllocationName { tag, flags, .. } = core.named(thread);
+        let at = RecordContext { tag, flags, context: 1, device: 0, ..RecordContext::NOWHERE };
         let what = Allocation { address, bytes, pool: 0, memory: MemoryKind::Device, entered_ns: Some(1) };
         core.allocated(thread, at, what);
     });
@@ -75,11 +75,11 @@ fn alloc(address: u64, bytes: u64) {
 #[inline(never)]
 fn free(address: u64) {
     gpumem::driver::guard::guard((), |core, thread| {
-        let Named { tag, flags, .. } = core.named(thread);
+        let AllocationName { tag, flags, .. } = core.named(thread);
         let mut call = Call::new(1, 1);
         core.free_entered(
             thread,
-            At { tag, flags, context: 1, device: 0, ..At::NOWHERE },
+            RecordContext { tag, flags, context: 1, device: 0, ..RecordContext::NOWHERE },
             &mut call,
             address,
         );

@@ -18,7 +18,7 @@
 //! Which word is the return address? One that points into a function outside of the driver; but a frame also holds
 //! pointers to functions, and leftovers of earlier calls. Two things tell. The place of a return address is the same
 //! whenever the same function calls the same way, so of the places where it may be only those stay which had such a word
-//! each time so far (`Hop`). And functions begin at multiples of 16, where a return address seldom points.
+//! each time so far (`ReturnSlot`). And functions begin at multiples of 16, where a return address seldom points.
 //!
 //! Not proved on hardware: that the parameters lie there. Where they do not, the search begins at our own frame, and meets
 //! the driver's and CUPTI's frames first, which name nobody.
@@ -34,7 +34,7 @@ pub use modules::{TABLES, after_fork, before_fork, in_child, in_loader, is_torch
 
 use crate::driver::core::Core;
 use crate::threads::Thread;
-use crate::threads::per_feature::{Callers, Known, REMEMBERED};
+use crate::threads::per_feature::{CachedCaller, Callers, REMEMBERED};
 use crate::threads::stack::Stack;
 use modules::{Library, Part, Place, Table};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -55,7 +55,7 @@ const IDS: usize = 1024;
 
 /// Where a return address is, in words from where the search begins: a bit for each of the next 64.
 #[derive(Debug)]
-struct Hop {
+struct ReturnSlot {
     /// The return address above which it is looked for; 0 while nobody uses this one.
     from: AtomicUsize,
     /// Places that had a pointer into a function each time.
@@ -64,17 +64,17 @@ struct Hop {
     within: AtomicU64,
 }
 
-impl Hop {
+impl ReturnSlot {
     const fn new() -> Self {
-        Hop { from: AtomicUsize::new(0), always: AtomicU64::new(0), within: AtomicU64::new(0) }
+        ReturnSlot { from: AtomicUsize::new(0), always: AtomicU64::new(0), within: AtomicU64::new(0) }
     }
 
     /// The place, with what the words say this time. None if there is no such word.
-    fn place(&self, now: Words) -> Option<usize> {
-        let before = Words { any: self.always.load(Relaxed), within: self.within.load(Relaxed) };
+    fn place(&self, now: CandidateWords) -> Option<usize> {
+        let before = CandidateWords { any: self.always.load(Relaxed), within: self.within.load(Relaxed) };
         let both = match before.any & now.any {
             0 => now, // the first time, or another function was loaded there
-            any => Words { any, within: (before.within | now.within) & any },
+            any => CandidateWords { any, within: (before.within | now.within) & any },
         };
         if both != before && now.any != 0 {
             // Of two threads that do this at a time either may win: the next call tells.
@@ -90,13 +90,13 @@ impl Hop {
 
 /// Which of 64 words point into functions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Words {
+struct CandidateWords {
     any: u64,
     /// And not to the beginning of one.
     within: u64,
 }
 
-impl Words {
+impl CandidateWords {
     /// The likeliest return address: the first one.
     fn best(self) -> Option<usize> {
         let likely = if self.within != 0 { self.within } else { self.any };
@@ -105,11 +105,11 @@ impl Words {
 }
 
 /// Per call of the driver.
-static ENTRIES: [Hop; IDS] = [const { Hop::new() }; IDS];
+static ENTRIES: [ReturnSlot; IDS] = [const { ReturnSlot::new() }; IDS];
 /// Per return address in a library that passes calls on; a few of them.
-static BETWEEN: [Hop; 256] = [const { Hop::new() }; 256];
+static BETWEEN: [ReturnSlot; 256] = [const { ReturnSlot::new() }; 256];
 
-fn hop_from(address: usize) -> Option<&'static Hop> {
+fn hop_from(address: usize) -> Option<&'static ReturnSlot> {
     let hop = BETWEEN.get(crate::base::row::mix(address as u64, 0) as usize % BETWEEN.len())?;
     let known = hop.from.load(Relaxed);
     let ours =
@@ -173,7 +173,7 @@ impl Core {
         let (near, far) = (at(near), at(far));
         callers.site = far.1;
         callers.known[place_of(start, call)] =
-            Known { start, near, far, generation, call: call as u16, module };
+            CachedCaller { start, near, far, generation, call: call as u16, module };
         module
     }
 }
@@ -195,7 +195,7 @@ struct Search<'a> {
 
 /// What a word of the stack says.
 #[derive(Clone, Copy)]
-enum Says {
+enum SearchStep {
     /// Nothing: a number, a pointer to data, an address in the driver.
     Nothing,
     /// A function of the runtime or the C library: who called it?
@@ -207,31 +207,31 @@ enum Says {
 }
 
 impl Search<'_> {
-    fn says(&self, index: usize) -> Says {
+    fn says(&self, index: usize) -> SearchStep {
         // SAFETY: callers stay below `words`.
         let address = unsafe { word(self.start + index * WORD) };
         // A call may be the last instruction of a function: the one before the return address is meant.
         match self.table.find(address.wrapping_sub(1)) {
             Place::Code(library) => match library.part {
-                Part::Driver => Says::Nothing,
-                Part::Between => Says::Between,
-                Part::Caller => Says::Caller(library),
+                Part::Driver => SearchStep::Nothing,
+                Part::Between => SearchStep::Between,
+                Part::Caller => SearchStep::Caller(library),
             },
-            Place::Data => Says::Nothing,
+            Place::Data => SearchStep::Nothing,
             Place::Elsewhere if address < 1 << 16 || address >> 47 != 0 || self.stack.holds(address) => {
-                Says::Nothing
+                SearchStep::Nothing
             }
             Place::Elsewhere => match modules::mapped_at(address) {
-                Some(start) => Says::New(start),
-                None => Says::Nothing,
+                Some(start) => SearchStep::New(start),
+                None => SearchStep::Nothing,
             },
         }
     }
 
-    fn words(&self, from: usize) -> Words {
-        let mut words = Words { any: 0, within: 0 };
+    fn words(&self, from: usize) -> CandidateWords {
+        let mut words = CandidateWords { any: 0, within: 0 };
         for index in from..self.words.min(from + NEAR) {
-            if !matches!(self.says(index), Says::Nothing) {
+            if !matches!(self.says(index), SearchStep::Nothing) {
                 words.any |= 1 << (index - from);
                 // SAFETY: below `words`.
                 let address = unsafe { word(self.start + index * WORD) };
@@ -242,7 +242,7 @@ impl Search<'_> {
     }
 
     /// Words from the start: of the entry function's return address, and of the one that names the caller; and its number.
-    fn run(&self, entry: Option<&Hop>) -> Option<(usize, usize, u16)> {
+    fn run(&self, entry: Option<&ReturnSlot>) -> Option<(usize, usize, u16)> {
         let (mut hop, mut from, mut near) = (entry, 0, None);
         for _ in 0..HOPS {
             // Without an entry, frames of the driver's come first.
@@ -261,11 +261,13 @@ impl Search<'_> {
             };
             let near = *near.get_or_insert(index);
             match self.says(index) {
-                Says::Caller(library) => return Some((near, index, modules::number(self.core, library))),
-                Says::New(start) => return Some((near, index, modules::number_of_new(start))),
-                Says::Nothing => {} // not now, though it was each time before
+                SearchStep::Caller(library) => {
+                    return Some((near, index, modules::number(self.core, library)));
+                }
+                SearchStep::New(start) => return Some((near, index, modules::number_of_new(start))),
+                SearchStep::Nothing => {} // not now, though it was each time before
                 // SAFETY: below `words`.
-                Says::Between => hop = hop_from(unsafe { word(self.start + index * WORD) }),
+                SearchStep::Between => hop = hop_from(unsafe { word(self.start + index * WORD) }),
             }
             from = index + 1;
         }
@@ -279,8 +281,8 @@ mod tests {
 
     /// Places of a hop, call by call: words that point into functions, and those of them that are not beginnings.
     fn places(calls: &[(u64, u64)]) -> Vec<Option<usize>> {
-        let hop = Hop::new();
-        calls.iter().map(|&(any, within)| hop.place(Words { any, within })).collect()
+        let hop = ReturnSlot::new();
+        calls.iter().map(|&(any, within)| hop.place(CandidateWords { any, within })).collect()
     }
 
     #[test]

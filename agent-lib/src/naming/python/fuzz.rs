@@ -1,7 +1,7 @@
 //! The reader of frames on images of memory: right ones, damaged ones, and noise. It ends, it reads only whole words at pointers that it has
 //! checked, within the room that it may, and it never panics. GPUMEM_FUZZ says how many images of each kind; 400 without it.
 
-use crate::base::row::Here;
+use crate::base::row::FrameName;
 use crate::naming::python::codes::{Codes, What};
 use crate::naming::python::layout::{self, Layout, Place};
 use crate::naming::python::lines::Lines;
@@ -198,7 +198,7 @@ fn tables() -> Tables {
 }
 
 impl Tables {
-    fn find(&self, image: &Image, layout: &Layout) -> Option<Here> {
+    fn find(&self, image: &Image, layout: &Layout) -> Option<FrameName> {
         let known = Known { codes: &self.codes, modules: &self.modules, names: &self.names, cell: CELL };
         image.reads.set(0);
         let found = known.find(&Reader { memory: image, layout }, STATE);
@@ -215,7 +215,7 @@ impl Tables {
         String::from_utf8_lossy(self.names.path(tag).unwrap_or_default()).into_owned()
     }
 
-    fn path(&self, found: Option<Here>) -> Option<(String, Phase)> {
+    fn path(&self, found: Option<FrameName>) -> Option<(String, Phase)> {
         let found = found?;
         let path = self.names.path(found.tag).unwrap_or_default();
         Some((String::from_utf8_lossy(path).into_owned(), found.phase))

@@ -22,8 +22,8 @@ pub mod selftest;
 pub(crate) mod text;
 mod walk;
 
-use crate::base::hot::HOT;
-use crate::base::row::Here;
+use crate::base::hot::HOT_WORDS;
+use crate::base::row::FrameName;
 use crate::driver::core::Core;
 use crate::record::status;
 use crate::threads::Thread;
@@ -38,7 +38,7 @@ use std::sync::atomic::{AtomicPtr, Ordering::*};
 use walk::{Known, Reader};
 
 /// The interpreter whose frames are read; null while none are.
-const ARMED: &AtomicPtr<()> = &HOT.interpreter;
+const ARMED: &AtomicPtr<()> = &HOT_WORDS.interpreter;
 /// Said by Python: gpumem_code.
 pub(crate) static CODES: Codes = Codes::new();
 /// The same, of code that is looked for only when memory runs out.
@@ -50,7 +50,7 @@ pub(crate) static MODULES: Modules = Modules::new();
 
 /// What the calling thread's Python frames say, if it has any that are known. The tag is 0 where only the phase is known.
 #[inline(always)]
-pub fn here(core: &Core, _: &Thread) -> Option<Here> {
+pub fn here(core: &Core, _: &Thread) -> Option<FrameName> {
     let interpreter = ARMED.load(Acquire).cast::<Interpreter>();
     if interpreter.is_null() {
         return None;
@@ -60,7 +60,7 @@ pub fn here(core: &Core, _: &Thread) -> Option<Here> {
 }
 
 #[inline(never)]
-fn look(core: &Core, interpreter: &Interpreter) -> Option<Here> {
+fn look(core: &Core, interpreter: &Interpreter) -> Option<FrameName> {
     let state = state(interpreter)?;
     // SAFETY: the layout was proved in this process; the state is the calling thread's own.
     let memory = unsafe { Plain::new() };

@@ -8,7 +8,7 @@
 //! becomes the thread's when they are switched to: what is found is the module that the running one is in. A sub-interpreter has a
 //! state of its own; before 3.12 PyGILState knows only the first one that the thread had, so what is found is where that one called from.
 
-use crate::base::row::Here;
+use crate::base::row::FrameName;
 use crate::naming::python::codes::{Codes, Variable, What};
 use crate::naming::python::layout::{self, Layout};
 use crate::naming::python::memory::{Memory, Pointer};
@@ -111,7 +111,7 @@ pub struct Known<'a> {
 impl Known<'_> {
     /// What the frames of the thread with this state say.
     #[inline(always)]
-    pub fn find<M: Memory>(&self, reader: &Reader<'_, M>, state: u64) -> Option<Here> {
+    pub fn find<M: Memory>(&self, reader: &Reader<'_, M>, state: u64) -> Option<FrameName> {
         for frame in reader.frames(state) {
             if let Some((what, variable)) = self.codes.get(reader.code(frame)?) {
                 if let Some(known) = self.meets(reader, frame, what, variable) {
@@ -131,7 +131,7 @@ impl Known<'_> {
         frame: Pointer,
         what: What,
         variable: Variable,
-    ) -> Option<Option<Here>> {
+    ) -> Option<Option<FrameName>> {
         if what.is_of(SAY_NO_END) {
             return None;
         }
@@ -140,7 +140,7 @@ impl Known<'_> {
         }
         let tag = if what.is_of(HAVE_A_MODULE) { self.module(reader, frame, variable) } else { Some(0) };
         let tag = if what == What::Step { tag.unwrap_or(0) } else { tag? };
-        Some(Some(Here { tag, phase: what.phase(), role: Role::Unknown }))
+        Some(Some(FrameName { tag, phase: what.phase(), role: Role::Unknown }))
     }
 
     /// From a frame on that means something and names nothing. A module that nobody has said: what happens in it is its caller's, and
@@ -154,7 +154,7 @@ impl Known<'_> {
         from: Pointer,
         what: What,
         variable: Variable,
-    ) -> Option<Here> {
+    ) -> Option<FrameName> {
         if what == What::Copying {
             self.modules.unknown.fetch_add(1, Relaxed);
         }
@@ -170,7 +170,7 @@ impl Known<'_> {
             if let Some(known) = self.meets(reader, frame, what, variable) {
                 let said = known.unwrap_or_default();
                 let is_known = known.is_some() || phase.is_some() || role != Role::Unknown;
-                return is_known.then_some(Here { phase: phase.unwrap_or(said.phase), role, ..said });
+                return is_known.then_some(FrameName { phase: phase.unwrap_or(said.phase), role, ..said });
             }
             if what == What::Copying {
                 self.modules.unknown.fetch_add(1, Relaxed);
@@ -186,7 +186,7 @@ impl Known<'_> {
         // Called by nobody who has a name: its own is better than none.
         let tag = generated.unwrap_or(0);
         let phase = phase.or(generated.map(|_| What::Module.phase())).unwrap_or_default();
-        (phase != Phase::Unknown || role != Role::Unknown).then_some(Here { tag, phase, role })
+        (phase != Phase::Unknown || role != Role::Unknown).then_some(FrameName { tag, phase, role })
     }
 
     /// The tag of a module that a compiler made, if the frame is one's.

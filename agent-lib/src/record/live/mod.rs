@@ -20,7 +20,7 @@ mod chunk;
 
 use crate::base::memfd::{Words, anonymous, fetch_to_write};
 use crate::base::ring::Row;
-use crate::base::row::{Beside, Key, Taken, WRITING, kind, kind_of};
+use crate::base::row::{Key, RowCopy, RowExtra, WRITING, kind, kind_of};
 use crate::record::high_water;
 use chunk::{Chunk, FREE, KEYS, beside_bit, favourite};
 use std::sync::atomic::{AtomicU64, Ordering::*, fence};
@@ -40,13 +40,13 @@ fn words_of(row: &Row) -> Row {
 
 /// One of the places of a chunk.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct RowLocation {
     chunk: &'static Chunk,
     number: usize,
     row: &'static Words,
 }
 
-impl Place {
+impl RowLocation {
     #[inline(always)]
     fn key(&self) -> &'static AtomicU64 {
         &self.chunk.keys[self.number]
@@ -59,10 +59,10 @@ impl Place {
 
 /// Where a key's row is, or where that of a new key will be, if nobody else takes the place.
 #[derive(Debug, Clone, Copy)]
-pub struct Spot {
+pub struct RowSlot {
     hash: u64,
     /// `None`: it has to be looked for.
-    at_home: Option<Place>,
+    at_home: Option<RowLocation>,
 }
 
 /// See the module's text.
@@ -129,8 +129,8 @@ impl Live {
         (0..self.reach).map(move |distance| (distance, self.chunk_at(hash, distance)))
     }
 
-    fn place(&self, at: usize, number: usize) -> Place {
-        Place { chunk: &self.chunks[at], number, row: &self.rows[at * KEYS + number] }
+    fn place(&self, at: usize, number: usize) -> RowLocation {
+        RowLocation { chunk: &self.chunks[at], number, row: &self.rows[at * KEYS + number] }
     }
 
     /// The chunk that is tried first, and the row of its first key.
@@ -143,7 +143,7 @@ impl Live {
 
     /// Where the row of `hash` is: distance from home, and place.
     #[inline(always)]
-    fn find(&self, hash: u64) -> Option<(usize, Place)> {
+    fn find(&self, hash: u64) -> Option<(usize, RowLocation)> {
         for (distance, at) in self.walk(hash) {
             let chunk = &self.chunks[at];
             for (number, key) in chunk.keys.iter().enumerate() {
@@ -161,8 +161,8 @@ impl Live {
     /// Binds `key` to `row`, whose seq is in its first word. A row that is there already is replaced: its end was
     /// not seen. False if there is no place.
     #[inline(always)]
-    pub fn insert(&self, key: Key, row: &Row, beside: Beside) -> bool {
-        let Spot { hash, at_home } = self.spot_for(key.hash());
+    pub fn insert(&self, key: Key, row: &Row, beside: RowExtra) -> bool {
+        let RowSlot { hash, at_home } = self.spot_for(key.hash());
         let is_there = at_home.is_some_and(|place| self.claim(place, hash, row, Some(beside)));
         is_there || self.insert_further(hash, *row, beside)
     }
@@ -170,7 +170,7 @@ impl Live {
     /// Where a new key with this hash will have its row, whose line is on its way from now on: it mostly lies in no cache
     /// that is near, and the program's next locked instruction would wait until it is here.
     #[inline(always)]
-    pub fn spot_for(&self, hash: u64) -> Spot {
+    pub fn spot_for(&self, hash: u64) -> RowSlot {
         let (chunk, rows) = self.home(hash);
         // Nearly always: a new key, and a free place at home.
         let is_new = !chunk.is_passed() && chunk.equal(hash) == 0;
@@ -180,31 +180,31 @@ impl Live {
 
     /// Where the row of the key with this hash is, if it is at home: as `spot_for`.
     #[inline(always)]
-    pub fn spot_of(&self, hash: u64) -> Spot {
+    pub fn spot_of(&self, hash: u64) -> RowSlot {
         let (chunk, rows) = self.home(hash);
         Self::fetch_row(hash, chunk, chunk.place_of(hash), rows)
     }
 
     #[inline(always)]
-    fn fetch_row(hash: u64, chunk: &'static Chunk, number: usize, rows: *const Words) -> Spot {
+    fn fetch_row(hash: u64, chunk: &'static Chunk, number: usize, rows: *const Words) -> RowSlot {
         if number >= KEYS {
-            return Spot { hash, at_home: None };
+            return RowSlot { hash, at_home: None };
         }
         // SAFETY: the chunk has `KEYS` rows (`home`), in memory that stays.
         let row = unsafe { &*rows.add(number) };
         fetch_to_write(row);
-        Spot { hash, at_home: Some(Place { chunk, number, row }) }
+        RowSlot { hash, at_home: Some(RowLocation { chunk, number, row }) }
     }
 
     /// As `insert` of a row with nothing beside it, where `spot_for` has looked.
     #[inline(always)]
-    pub fn insert_at(&self, spot: Spot, row: &Row) -> bool {
+    pub fn insert_at(&self, spot: RowSlot, row: &Row) -> bool {
         let is_there = spot.at_home.is_some_and(|place| self.claim(place, spot.hash, row, None));
-        is_there || self.insert_further(spot.hash, words_of(row), Beside::default())
+        is_there || self.insert_further(spot.hash, words_of(row), RowExtra::default())
     }
 
     #[inline(always)]
-    fn claim(&self, place: Place, hash: u64, row: &Row, beside: Option<Beside>) -> bool {
+    fn claim(&self, place: RowLocation, hash: u64, row: &Row, beside: Option<RowExtra>) -> bool {
         if place.key().compare_exchange(FREE, WRITING, Acquire, Relaxed).is_err() {
             return false;
         }
@@ -218,7 +218,7 @@ impl Live {
 
     #[cold]
     #[inline(never)]
-    fn insert_further(&self, hash: u64, row: Row, beside: Beside) -> bool {
+    fn insert_further(&self, hash: u64, row: Row, beside: RowExtra) -> bool {
         if self.find(hash).is_some() {
             self.take(hash);
         }
@@ -245,9 +245,9 @@ impl Live {
     }
 
     #[inline(always)]
-    fn write(&self, place: Place, row: &Row, beside: Option<Beside>) {
+    fn write(&self, place: RowLocation, row: &Row, beside: Option<RowExtra>) {
         fence(Release); // a reader that sees what follows sees the 0 that removal left
-        if let Some(beside) = beside.filter(|beside| *beside != Beside::default()) {
+        if let Some(beside) = beside.filter(|beside| *beside != RowExtra::default()) {
             self.write_beside(place, beside);
         }
         for (to, word) in place.row.iter().zip(row).skip(1) {
@@ -257,13 +257,13 @@ impl Live {
     }
 
     /// What lies beside a place.
-    fn beside(&self, place: Place) -> &'static [AtomicU64; 3] {
+    fn beside(&self, place: RowLocation) -> &'static [AtomicU64; 3] {
         let bytes = std::ptr::from_ref(place.row).addr() - self.rows.as_ptr().addr();
         &self.beside[bytes / size_of::<Words>()]
     }
 
     #[cold]
-    fn write_beside(&self, place: Place, beside: Beside) {
+    fn write_beside(&self, place: RowLocation, beside: RowExtra) {
         for (word, value) in self.beside(place).iter().zip(beside.words()) {
             word.store(value, Relaxed);
         }
@@ -271,34 +271,34 @@ impl Live {
     }
 
     #[inline(always)]
-    fn read_beside(&self, place: Place) -> Beside {
+    fn read_beside(&self, place: RowLocation) -> RowExtra {
         match place.has_beside() {
             true => self.beside_there(place),
-            false => Beside::default(),
+            false => RowExtra::default(),
         }
     }
 
-    fn beside_there(&self, place: Place) -> Beside {
+    fn beside_there(&self, place: RowLocation) -> RowExtra {
         let words = self.beside(place);
-        Beside::from_words(std::array::from_fn(|word| words[word].load(Relaxed)))
+        RowExtra::from_words(std::array::from_fn(|word| words[word].load(Relaxed)))
     }
 
     /// Makes the words beside a row meaningful, to be changed one by one.
-    fn open_beside(&self, place: Place) -> &'static [AtomicU64; 3] {
+    fn open_beside(&self, place: RowLocation) -> &'static [AtomicU64; 3] {
         if !place.has_beside() {
-            self.write_beside(place, Beside::default());
+            self.write_beside(place, RowExtra::default());
         }
         self.beside(place)
     }
 
     /// Unbinds `key` and gives its row.
     #[inline]
-    pub fn remove(&self, key: Key) -> Option<Taken> {
+    pub fn remove(&self, key: Key) -> Option<RowCopy> {
         self.take(key.hash())
     }
 
     #[inline]
-    fn take(&self, hash: u64) -> Option<Taken> {
+    fn take(&self, hash: u64) -> Option<RowCopy> {
         let (distance, place) = self.find(hash).filter(|(_, place)| Self::seize(*place, hash))?;
         let row = std::array::from_fn(|word| u64::from_le(place.row[word].load(Relaxed)));
         let beside = self.read_beside(place);
@@ -309,24 +309,24 @@ impl Live {
         if high_water::open() {
             high_water::gone(&row, self.parent_of(&row));
         }
-        Some(Taken { row, beside })
+        Some(RowCopy { row, beside })
     }
 
     /// The row of `hash` is the caller's alone: of two frees of one address one gets it.
     #[inline(always)]
-    fn seize(place: Place, hash: u64) -> bool {
+    fn seize(place: RowLocation, hash: u64) -> bool {
         place.key().compare_exchange(hash, WRITING, AcqRel, Relaxed).is_ok()
     }
 
     #[cold]
     #[inline(never)]
-    fn forget_beside(place: Place) {
+    fn forget_beside(place: RowLocation) {
         place.chunk.passed.fetch_and(!beside_bit(place.number), AcqRel);
     }
 
     /// The place of a row that was seized is free.
     #[inline(always)]
-    fn vacate(place: Place) {
+    fn vacate(place: RowLocation) {
         if place.has_beside() {
             Self::forget_beside(place);
         }
@@ -343,7 +343,7 @@ impl Live {
 
     /// As `discard`, where `spot_of` has looked.
     #[inline(always)]
-    pub fn discard_at(&self, spot: Spot) {
+    pub fn discard_at(&self, spot: RowSlot) {
         match spot.at_home.filter(|place| !high_water::open() && Self::seize(*place, spot.hash)) {
             Some(place) => Self::vacate(place),
             None => self.discard_further(spot.hash),
@@ -368,19 +368,19 @@ impl Live {
     }
 
     /// The row of `key`, if it is bound.
-    pub fn get(&self, key: Key) -> Option<Taken> {
+    pub fn get(&self, key: Key) -> Option<RowCopy> {
         let (_, place) = self.find(key.hash())?;
         self.read(place)
     }
 
     /// The row there, if there is one: a consistent copy, whatever other threads do.
-    fn read(&self, place: Place) -> Option<Taken> {
+    fn read(&self, place: RowLocation) -> Option<RowCopy> {
         let words = place.row;
         let seq = u64::from_le(words[0].load(Acquire));
         let row = std::array::from_fn(|word| u64::from_le(words[word].load(Relaxed)));
         let beside = self.read_beside(place);
         fence(Acquire);
-        (seq != 0 && u64::from_le(words[0].load(Relaxed)) == seq).then_some(Taken { row, beside })
+        (seq != 0 && u64::from_le(words[0].load(Relaxed)) == seq).then_some(RowCopy { row, beside })
     }
 
     /// The parent of the pool that a block's row is of; 0 without one, and for other rows.
@@ -404,7 +404,7 @@ impl Live {
     }
 
     /// Every row, in no order.
-    pub fn scan(&self) -> impl Iterator<Item = Taken> + '_ {
+    pub fn scan(&self) -> impl Iterator<Item = RowCopy> + '_ {
         let used = self.chunks.iter().enumerate().flat_map(|(at, chunk)| {
             let taken = move |(number, key): (usize, &AtomicU64)| {
                 (key.load(Acquire) > WRITING).then_some((at, number))
@@ -415,7 +415,7 @@ impl Live {
     }
 
     /// Unbinds every row that `goes` says; for ends of contexts and pools.
-    pub fn remove_where(&self, key_of: impl Fn(&Taken) -> Option<Key>) {
+    pub fn remove_where(&self, key_of: impl Fn(&RowCopy) -> Option<Key>) {
         for taken in self.scan() {
             if let Some(key) = key_of(&taken) {
                 self.remove(key);
@@ -425,7 +425,12 @@ impl Live {
 
     /// Changes one word of the row of `key`, and what lies beside it. In a program that retags a block while
     /// another thread frees it, the next owner of the row may get the name.
-    pub fn update(&self, key: Key, word: usize, change: impl Fn(u64, &mut Beside) -> u64) -> Option<Taken> {
+    pub fn update(
+        &self,
+        key: Key,
+        word: usize,
+        change: impl Fn(u64, &mut RowExtra) -> u64,
+    ) -> Option<RowCopy> {
         let (_, place) = self.find(key.hash())?;
         let before = self.read(place)?;
         let lies_beside = self.open_beside(place);
@@ -442,7 +447,7 @@ impl Live {
     }
 
     /// Adds to the counts of the row of `key`; the counts after it. `None` if it is not bound.
-    pub fn count(&self, key: Key, references: i32, mappings: i32) -> Option<Taken> {
+    pub fn count(&self, key: Key, references: i32, mappings: i32) -> Option<RowCopy> {
         let (_, place) = self.find(key.hash())?;
         let counts = &self.open_beside(place)[1];
         let add = |counts: u64| {

@@ -20,7 +20,7 @@ fn it_is_a_map() {
         let address = random % 900 * 512;
         let key = Key::Allocation(address);
         if random >> 40 & 1 == 0 && model.len() < 850 {
-            assert!(live.insert(key, &row(seq, address), Beside::default()));
+            assert!(live.insert(key, &row(seq, address), RowExtra::default()));
             model.insert(address, seq);
         } else {
             assert_eq!(live.remove(key).map(|taken| taken.seq()), model.remove(&address));
@@ -43,7 +43,7 @@ fn a_large_table_fills_to_nine_tenths() {
     let live = table(1 << 16);
     let most = live.rows.len() as u64 * 9 / 10;
     for seq in 1..=most {
-        assert!(live.insert(Key::Allocation(seq << 9), &row(seq, seq << 9), Beside::default()), "{seq}");
+        assert!(live.insert(Key::Allocation(seq << 9), &row(seq, seq << 9), RowExtra::default()), "{seq}");
     }
     assert_eq!(live.scan().count() as u64, most);
     for seq in 1..=most {
@@ -56,12 +56,12 @@ fn a_large_table_fills_to_nine_tenths() {
 fn a_full_table_refuses_and_recovers() {
     let live = table(1);
     for address in 1..=7 {
-        assert!(live.insert(Key::Allocation(address), &row(address, address), Beside::default()));
+        assert!(live.insert(Key::Allocation(address), &row(address, address), RowExtra::default()));
     }
-    assert!(!live.insert(Key::Allocation(8), &row(8, 8), Beside::default()));
+    assert!(!live.insert(Key::Allocation(8), &row(8, 8), RowExtra::default()));
     assert_eq!(live.refused.load(Relaxed), 1);
     assert_eq!(live.remove(Key::Allocation(3)).map(|taken| taken.seq()), Some(3));
-    assert!(live.insert(Key::Allocation(8), &row(8, 8), Beside::default()));
+    assert!(live.insert(Key::Allocation(8), &row(8, 8), RowExtra::default()));
     assert_eq!(live.scan().count(), 7);
 }
 
@@ -80,7 +80,7 @@ fn one_address_in_several_spaces() {
         Key::Block(2, 5),
     ];
     for (seq, key) in (1..).zip(keys) {
-        assert!(live.insert(key, &row(seq, 5), Beside::default()));
+        assert!(live.insert(key, &row(seq, 5), RowExtra::default()));
     }
     for (seq, key) in (1..).zip(keys) {
         assert_eq!(live.remove(key).map(|taken| taken.seq()), Some(seq));
@@ -91,14 +91,14 @@ fn one_address_in_several_spaces() {
 #[test]
 fn what_lies_beside_goes_with_its_row() {
     let live = table(10);
-    let beside = Beside { references: 1, flags: Beside::RETAGGED, first_tag: 7, ..Beside::default() };
+    let beside = RowExtra { references: 1, flags: RowExtra::RETAGGED, first_tag: 7, ..RowExtra::default() };
     assert!(live.insert(Key::Handle(1), &row(1, 1), beside));
     assert_eq!(live.count(Key::Handle(1), 1, 1).map(|row| row.beside.references), Some(2));
     assert_eq!(live.count(Key::Handle(1), -2, 0).map(|row| row.beside.mappings), Some(1));
     let taken = live.remove(Key::Handle(1)).expect("bound");
-    assert_eq!(taken.beside, Beside { references: 0, mappings: 1, ..beside });
-    assert!(live.insert(Key::Handle(1), &row(2, 1), Beside::default()));
-    assert_eq!(live.get(Key::Handle(1)).map(|row| row.beside), Some(Beside::default()));
+    assert_eq!(taken.beside, RowExtra { references: 0, mappings: 1, ..beside });
+    assert!(live.insert(Key::Handle(1), &row(2, 1), RowExtra::default()));
+    assert_eq!(live.get(Key::Handle(1)).map(|row| row.beside), Some(RowExtra::default()));
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn threads_with_keys_of_their_own_do_not_disturb_each_other() {
                         assert_eq!(old.row[2], address);
                         assert_eq!(old.seq(), seq - 500);
                     }
-                    assert!(live.insert(key, &row(seq, address), Beside::default()));
+                    assert!(live.insert(key, &row(seq, address), RowExtra::default()));
                 }
             });
         }
@@ -132,9 +132,9 @@ fn what_is_discarded_is_gone_wherever_it_lay() {
     for number in 1..=count {
         live.expect(key(number));
         let beside = if number % 3 == 0 {
-            Beside { flags: Beside::RETAGGED, ..Beside::default() }
+            RowExtra { flags: RowExtra::RETAGGED, ..RowExtra::default() }
         } else {
-            Beside::default()
+            RowExtra::default()
         };
         assert!(live.insert(key(number), &row(number, number << 9), beside));
     }
@@ -169,12 +169,12 @@ fn a_place_that_was_looked_for_may_be_gone() {
     assert_eq!(live.scan().count(), 0);
     assert!(live.chunks.iter().all(|chunk| chunk.passed.load(Relaxed) == 0));
     // It was bound anew meanwhile, and others have its place.
-    let bind = |number: u64| live.insert(key(number), &row(number, number << 9), Beside::default());
+    let bind = |number: u64| live.insert(key(number), &row(number, number << 9), RowExtra::default());
     assert!(bind(1));
     let spot = live.spot_of(key(1).hash());
     live.discard(key(1));
     assert!((2..=80).all(bind) && bind(1));
-    let number = |spot: Spot| spot.at_home.map(|place| place.number);
+    let number = |spot: RowSlot| spot.at_home.map(|place| place.number);
     assert_ne!(number(live.spot_of(key(1).hash())), number(spot), "or this says nothing");
     live.discard_at(spot);
     assert!(live.get(key(1)).is_none());

@@ -5,7 +5,7 @@ use crate::base::fault_injection;
 use crate::base::locks::ForkMutex;
 use crate::driver::core::Core;
 use crate::record::recorder;
-use crate::record::recorder::{At, nothing};
+use crate::record::recorder::{RecordContext, no_row};
 use crate::threads::Thread;
 use gpumem_wire::Body;
 
@@ -70,7 +70,7 @@ impl Counter {
 static COUNTERS: ForkMutex<Vec<Counter>> = ForkMutex::new(Vec::new);
 
 /// In a child that starts anew: they are its own.
-pub fn renew() {
+pub fn reset_after_fork() {
     COUNTERS.reset_after_fork();
 }
 
@@ -108,7 +108,12 @@ impl Core {
         counter.set(value, now);
         if recorder::records(recorder::MARKS) {
             // Inside of the lock, so that the values come in their order.
-            self.recorder.record(thread, At { tag, ..At::NOWHERE }, Body::Counter { value }, nothing);
+            self.recorder.record(
+                thread,
+                RecordContext { tag, ..RecordContext::NOWHERE },
+                Body::Counter { value },
+                no_row,
+            );
         }
     }
 }

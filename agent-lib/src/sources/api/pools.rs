@@ -1,10 +1,10 @@
 //! Pools of frameworks, as their owners report them: segments, and the blocks carved from them.
 
-use crate::base::row::Named;
-use crate::base::row::{Beside, Key};
+use crate::base::row::AllocationName;
+use crate::base::row::{Key, RowExtra};
 use crate::base::row::{kind, kind_of};
 use crate::driver::core::Core;
-use crate::record::recorder::{At, nothing};
+use crate::record::recorder::{RecordContext, no_row};
 use crate::threads::Thread;
 use gpumem_wire::{Body, FreeState, Phase, PoolOwner, Role};
 
@@ -19,26 +19,26 @@ impl Core {
             .map_or(gpumem_wire::NONE_DEVICE, |row| crate::base::row::device_of(&row.row))
     }
 
-    fn in_pool(&self, thread: &Thread, pool: u64) -> At {
-        let Named { tag, flags, .. } = self.named(thread);
-        At { tag, flags, device: self.pool_device(pool), ..At::NOWHERE }
+    fn in_pool(&self, thread: &Thread, pool: u64) -> RecordContext {
+        let AllocationName { tag, flags, .. } = self.named(thread);
+        RecordContext { tag, flags, device: self.pool_device(pool), ..RecordContext::NOWHERE }
     }
 
     /// A new pool's id.
     pub fn pool_create(&self, thread: &Thread, name: &[u8], ordinal: i32, parent: u64) -> u64 {
         let pool = self.new_pool_id();
         let device = u32::try_from(ordinal).map_or(gpumem_wire::NONE_DEVICE, |ordinal| self.device(ordinal));
-        let at = At { tag: self.recorder.names.intern(0, name), device, ..At::NOWHERE };
+        let at = RecordContext { tag: self.recorder.names.intern(0, name), device, ..RecordContext::NOWHERE };
         let body = Body::PoolCreate { pool, parent, reports_blocks: 0, owner: PoolOwner::Framework };
         self.recorder.record(thread, at, body, |recorder, row| {
-            recorder.live.insert(Key::Pool(pool), row, Beside::default());
+            recorder.live.insert(Key::Pool(pool), row, RowExtra::default());
         });
         pool
     }
 
     /// It is gone with all its segments and blocks.
     pub fn pool_destroy(&self, thread: &Thread, pool: u64) {
-        let at = At { device: self.pool_device(pool), ..At::NOWHERE };
+        let at = RecordContext { device: self.pool_device(pool), ..RecordContext::NOWHERE };
         self.recorder.record(thread, at, Body::PoolDestroy { pool }, |recorder, _| {
             recorder.live.remove(Key::Pool(pool));
             recorder.live.remove_where(|taken| {
@@ -52,7 +52,7 @@ impl Core {
     pub fn segment_add(&self, thread: &Thread, pool: u64, address: u64, bytes: u64) {
         let body = Body::SegmentAdd { address, bytes, pool };
         self.recorder.record(thread, self.in_pool(thread, pool), body, |recorder, row| {
-            recorder.live.insert(Key::Segment(pool, address), row, Beside::default());
+            recorder.live.insert(Key::Segment(pool, address), row, RowExtra::default());
         });
     }
 
@@ -63,7 +63,7 @@ impl Core {
     }
 
     fn cut(&self, pool: u64, address: u64, bytes: u64) {
-        let whole = |row: &crate::base::row::Taken| bytes == 0 || row.row[3] == bytes;
+        let whole = |row: &crate::base::row::RowCopy| bytes == 0 || row.row[3] == bytes;
         let key = Key::Segment(pool, address);
         if self.recorder.live.get(key).is_some_and(|row| whole(&row)) {
             self.recorder.live.remove(key);
@@ -102,10 +102,10 @@ impl Core {
             // SAFETY: as above.
             unsafe { thread.own() }.block_pool = pool;
         }
-        let at = At { context: stream, ..self.in_pool(thread, pool) };
+        let at = RecordContext { context: stream, ..self.in_pool(thread, pool) };
         let body = Body::BlockAlloc { address, bytes, pool, use_as: (Role::Unknown, Phase::Unknown) };
         self.recorder.record(thread, at, body, |recorder, row| {
-            recorder.live.insert(Key::Block(pool, address), row, Beside::default());
+            recorder.live.insert(Key::Block(pool, address), row, RowExtra::default());
         });
     }
 
@@ -114,11 +114,11 @@ impl Core {
     pub fn block_free(&self, thread: &Thread, pool: u64, address: u64, pending: bool) {
         let state = if pending { FreeState::Pending } else { FreeState::Done };
         let body = Body::BlockFree { address, pool, state };
-        self.recorder.record(thread, At::NOWHERE, body, |recorder, _| {
+        self.recorder.record(thread, RecordContext::NOWHERE, body, |recorder, _| {
             let key = Key::Block(pool, address);
             if pending {
                 recorder.live.update(key, 5, |word, beside| {
-                    beside.flags |= Beside::PENDING;
+                    beside.flags |= RowExtra::PENDING;
                     word
                 });
             } else {
@@ -129,19 +129,19 @@ impl Core {
 
     /// What the pool says it has reserved and handed out.
     pub fn pool_state(&self, thread: &Thread, pool: u64, reserved_bytes: u64, used_bytes: u64) {
-        let at = At { device: self.pool_device(pool), ..At::NOWHERE };
+        let at = RecordContext { device: self.pool_device(pool), ..RecordContext::NOWHERE };
         self.recorder.record(
             thread,
             at,
             Body::PoolState { pool, reserved_bytes, used_bytes, took_us: 0 },
-            nothing,
+            no_row,
         );
     }
 
     /// Its own total of live block bytes, to be compared.
     pub fn pool_check(&self, thread: &Thread, pool: u64, total_bytes: u64) {
-        let at = At { device: self.pool_device(pool), ..At::NOWHERE };
-        self.recorder.record(thread, at, Body::PoolCheck { pool, total_bytes }, nothing);
+        let at = RecordContext { device: self.pool_device(pool), ..RecordContext::NOWHERE };
+        self.recorder.record(thread, at, Body::PoolCheck { pool, total_bytes }, no_row);
     }
 
     /// What is now known of a block, or with pool 0 of whatever lies at `address`: a block of PyTorch's, else an allocation. The

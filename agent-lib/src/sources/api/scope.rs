@@ -1,10 +1,10 @@
 //! Tags: what the program says it is doing, per thread.
 
-use crate::base::row::Named;
+use crate::base::row::AllocationName;
 use crate::driver::core::Core;
 use crate::record::recorder;
-use crate::record::recorder::{At, nothing};
-use crate::threads::{DEPTH, Own, Thread};
+use crate::record::recorder::{RecordContext, no_row};
+use crate::threads::{DEPTH, OwnerData, Thread};
 use gpumem_wire::{Body, Edge, Layer, LayerState, Phase};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 
@@ -48,7 +48,7 @@ const SOMEBODY: u8 = u8::MAX;
 /// Tag of the last scope that `owner` opened: others may have opened theirs inside of it.
 #[cold]
 #[inline(never)]
-fn last_of(own: &Own, thread: &Thread, owner: u8) -> u32 {
+fn last_of(own: &OwnerData, thread: &Thread, owner: u8) -> u32 {
     let kept = DEPTH.min(own.depth);
     let last = own.owner.get(..kept).and_then(|owners| owners.iter().rposition(|&other| other == owner));
     // What was in force when the next one was opened.
@@ -59,7 +59,7 @@ fn last_of(own: &Own, thread: &Thread, owner: u8) -> u32 {
 /// The scope to be closed is not the last one. `left` of the owner's stay open, `own.depth` in all.
 #[cold]
 #[inline(never)]
-fn close_beneath(own: &mut Own, thread: &Thread, owner: u8, left: u16) {
+fn close_beneath(own: &mut OwnerData, thread: &Thread, owner: u8, left: u16) {
     let kept = DEPTH.min(own.depth + 1);
     let places = own.owner.get(..kept).unwrap_or_default();
     let known = places.iter().filter(|&&other| other == owner).count();
@@ -124,7 +124,12 @@ impl Core {
     #[cold]
     #[inline(never)]
     fn edge(&self, thread: &Thread, tag: u32, edge: Edge) {
-        self.recorder.record(thread, At { tag, ..At::NOWHERE }, Body::Scope { edge }, nothing);
+        self.recorder.record(
+            thread,
+            RecordContext { tag, ..RecordContext::NOWHERE },
+            Body::Scope { edge },
+            no_row,
+        );
     }
 
     /// The edge of a scope of Python's, whose tag stands in the thread's word.
@@ -164,23 +169,23 @@ impl Core {
         self.process_tag.store(tag, Relaxed);
     }
 
-    fn here(&self, thread: &Thread) -> At {
-        let Named { tag, flags, .. } = self.named(thread);
-        At { tag, flags, ..At::NOWHERE }
+    fn here(&self, thread: &Thread) -> RecordContext {
+        let AllocationName { tag, flags, .. } = self.named(thread);
+        RecordContext { tag, flags, ..RecordContext::NOWHERE }
     }
 
     /// Step `number` begins.
     pub fn step(&self, thread: &Thread, number: u64) {
         STEP.store(number, Relaxed);
         if recorder::records(recorder::MARKS) {
-            self.recorder.record(thread, self.here(thread), Body::Step { number }, nothing);
+            self.recorder.record(thread, self.here(thread), Body::Step { number }, no_row);
         }
     }
 
     /// What comes is of epoch `number`.
     pub fn epoch(&self, thread: &Thread, number: u64) {
         if recorder::records(recorder::MARKS) {
-            self.recorder.record(thread, At::NOWHERE, Body::Epoch { number }, nothing);
+            self.recorder.record(thread, RecordContext::NOWHERE, Body::Epoch { number }, no_row);
         }
     }
 
@@ -188,7 +193,7 @@ impl Core {
     pub fn phase(&self, thread: &Thread, phase: i32) {
         let phase = Phase::from_code(u8::try_from(phase).unwrap_or(0));
         if recorder::records(recorder::MARKS) {
-            self.recorder.record(thread, self.here(thread), Body::PhaseBegin { phase }, nothing);
+            self.recorder.record(thread, self.here(thread), Body::PhaseBegin { phase }, no_row);
         }
     }
 
@@ -200,7 +205,12 @@ impl Core {
     /// The same, of a name that is known.
     pub fn mark_tag(&self, thread: &Thread, tag: u32) {
         if recorder::records(recorder::MARKS) {
-            self.recorder.record(thread, At { tag, ..At::NOWHERE }, Body::Marker {}, nothing);
+            self.recorder.record(
+                thread,
+                RecordContext { tag, ..RecordContext::NOWHERE },
+                Body::Marker {},
+                no_row,
+            );
         }
     }
 }

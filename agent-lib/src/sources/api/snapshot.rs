@@ -13,7 +13,7 @@
 //! ```
 
 use crate::base::own_thread;
-use crate::base::row::{Beside, Taken};
+use crate::base::row::{RowCopy, RowExtra};
 use crate::base::row::{device_of, kind, kind_of, memory_of, pool_owner};
 use crate::driver::core::Core;
 use crate::naming::python;
@@ -199,7 +199,7 @@ impl Ranges {
     }
 }
 
-fn range(row: &Taken) -> (u64, u64) {
+fn range(row: &RowCopy) -> (u64, u64) {
     (row.row[2], row.row[2].saturating_add(row.row[3]))
 }
 
@@ -220,19 +220,19 @@ impl Heap {
 /// What a row is called: tag, role, phase.
 type Name = (u32, u8, u8);
 
-fn name_of(taken: &Taken) -> Name {
+fn name_of(taken: &RowCopy) -> Name {
     let row = &taken.row;
     let own = if kind_of(row) == kind::BLOCK_ALLOC { (row[7] >> 56) as u8 } else { 0 };
-    let told = if taken.beside.flags & Beside::RETAGGED != 0 { taken.beside.use_as } else { 0 };
+    let told = if taken.beside.flags & RowExtra::RETAGGED != 0 { taken.beside.use_as } else { 0 };
     let (role, phase) = (told & 15, told >> 4);
     (row[5] as u32, if role == 0 { own & 15 } else { role }, if phase == 0 { own >> 4 } else { phase })
 }
 
 #[derive(Default)]
 struct Pool {
-    row: Option<Taken>,
+    row: Option<RowCopy>,
     segments: Vec<(u64, u64)>,
-    blocks: Vec<Taken>,
+    blocks: Vec<RowCopy>,
 }
 
 impl Pool {
@@ -261,9 +261,9 @@ struct Device {
 }
 
 fn live(core: &Core) -> String {
-    let rows: Vec<Taken> = core.recorder.live.scan().collect();
+    let rows: Vec<RowCopy> = core.recorder.live.scan().collect();
     let mut pools: BTreeMap<u64, Pool> = BTreeMap::new();
-    let mut by_device: BTreeMap<u8, (Device, Vec<Taken>)> = BTreeMap::new();
+    let mut by_device: BTreeMap<u8, (Device, Vec<RowCopy>)> = BTreeMap::new();
     let mut host: BTreeMap<String, Heap> = BTreeMap::new();
     let mut mappings: HashMap<u64, Vec<(u64, u64)>> = HashMap::new();
     for device in core.devices.seen() {
@@ -316,7 +316,7 @@ impl Device {
         core: &Core,
         number: u8,
         pools: &BTreeMap<u64, Pool>,
-        allocations: &[Taken],
+        allocations: &[RowCopy],
         mappings: &HashMap<u64, Vec<(u64, u64)>>,
     ) {
         let here = |pool: &Pool| pool.row.is_some_and(|row| device_of(&row.row) == number);
@@ -380,7 +380,7 @@ impl Device {
             let bytes = block.row[3];
             let left = bytes - inner.overlap(block.row[2], bytes);
             all += bytes;
-            if block.beside.flags & Beside::PENDING != 0 {
+            if block.beside.flags & RowExtra::PENDING != 0 {
                 pending += bytes;
             }
             if left > 0 {

@@ -4,13 +4,13 @@ use super::kinds::freed_by;
 use super::resource::resource;
 use super::table::{self, Meaning};
 use crate::base::fault_injection;
-use crate::base::row::Named;
+use crate::base::row::AllocationName;
 use crate::driver::allocations::Allocation;
 use crate::driver::core::Core;
 use crate::driver::guard::guard;
 use crate::driver::pools::graph_memory;
 use crate::record::recorder;
-use crate::record::recorder::{At, nothing};
+use crate::record::recorder::{RecordContext, no_row};
 use crate::threads::{Call, Thread};
 use cupti_sys::{CallbackData, ENTER, GraphData, domain, params};
 use gpumem_wire::{Body, DestroyScope, DriverEventKind, Flags, MemoryKind, NONE_DEVICE, PoolOwner};
@@ -76,28 +76,28 @@ impl Here<'_> {
     }
 
     #[inline(always)]
-    pub(super) fn at(&self) -> At {
-        let Named { tag, flags, .. } = self.core.named(self.thread);
+    pub(super) fn at(&self) -> RecordContext {
+        let AllocationName { tag, flags, .. } = self.core.named(self.thread);
         let context = self.data.context as usize;
         let device = match context {
             0 => NONE_DEVICE,
             _ => self.core.device_of_context(self.thread, context, self.data.context_uid),
         };
-        At { tag, flags, context: self.data.context_uid, device, ..At::NOWHERE }
+        RecordContext { tag, flags, context: self.data.context_uid, device, ..RecordContext::NOWHERE }
     }
 
     /// As `at`, on the device that the parameters name.
-    pub(super) fn at_device(&self, ordinal: u32) -> At {
-        let Named { tag, flags, .. } = self.core.named(self.thread);
+    pub(super) fn at_device(&self, ordinal: u32) -> RecordContext {
+        let AllocationName { tag, flags, .. } = self.core.named(self.thread);
         let device = self.core.device(ordinal);
-        At { tag, flags, context: self.data.context_uid, device, ..At::NOWHERE }
+        RecordContext { tag, flags, context: self.data.context_uid, device, ..RecordContext::NOWHERE }
     }
 
     /// With the library that made this call.
     #[inline(always)]
-    pub(super) fn called(&self, at: At) -> At {
+    pub(super) fn called(&self, at: RecordContext) -> RecordContext {
         let (params, frame) = (self.data.params as usize, std::ptr::from_ref(self) as usize);
-        At { module: self.core.caller(self.thread, self.id, params, frame), ..at }
+        RecordContext { module: self.core.caller(self.thread, self.id, params, frame), ..at }
     }
 
     #[inline(always)]
@@ -241,7 +241,7 @@ impl Here<'_> {
         &self,
         call: Option<&Call>,
         result: u32,
-        at: At,
+        at: RecordContext,
         address: u64,
         bytes: u64,
         pool: u64,
@@ -459,13 +459,13 @@ impl Here<'_> {
         }
     }
 
-    fn event(&self, at: At, event: DriverEventKind, value: u64) {
+    fn event(&self, at: RecordContext, event: DriverEventKind, value: u64) {
         if recorder::records(recorder::API) {
             self.core.recorder.record(
                 self.thread,
                 self.called(at),
                 Body::DriverEvent { bytes: 0, value, event },
-                nothing,
+                no_row,
             );
         }
     }

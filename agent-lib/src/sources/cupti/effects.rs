@@ -2,26 +2,26 @@
 //! calls do: segments of PyTorch's pool, allocations that nothing names, a sample of the device. Only a free tells them first: the segment
 //! must go before the memory that it lies in.
 
-use crate::base::row::Named;
+use crate::base::row::AllocationName;
 use crate::base::wake::wake;
 use crate::driver::allocations::Allocation;
 use crate::driver::core::Core;
 use crate::naming::{callers, python};
-use crate::record::recorder::{self, At, nothing};
+use crate::record::recorder::{self, RecordContext, no_row};
 use crate::threads::{Call, Thread};
 use gpumem_wire::{Body, DriverEventKind, NONE_DEVICE};
 
 impl Core {
     /// An allocation succeeded.
     #[inline(always)]
-    pub fn allocated(&self, thread: &Thread, at: At, what: Allocation) {
+    pub fn allocated(&self, thread: &Thread, at: RecordContext, what: Allocation) {
         let Allocation { address, bytes, memory, .. } = what;
         let tag = if at.tag == 0 && self.is_single_tensor(at.module, bytes, memory) {
             python::line(self, thread)
         } else {
             at.tag
         };
-        let at = At { tag, ..at };
+        let at = RecordContext { tag, ..at };
         let seq = self.book_allocation(thread, at, what);
         if at.tag == 0 && at.module != 0 {
             callers::sites::note(self, thread, at.module, address, seq);
@@ -31,7 +31,7 @@ impl Core {
 
     /// An allocation failed.
     #[cold]
-    pub fn allocation_failed(&self, thread: &Thread, at: At, result: u32, what: Allocation) {
+    pub fn allocation_failed(&self, thread: &Thread, at: RecordContext, result: u32, what: Allocation) {
         let free = self.book_failed_allocation(thread, at, result, what);
         self.driver_refused(thread, at, what.bytes, what.memory, free);
         wake();
@@ -39,14 +39,14 @@ impl Core {
 
     /// A free was entered. `call` keeps what is needed when it returns.
     #[inline(always)]
-    pub fn free_entered(&self, thread: &Thread, at: At, call: &mut Call, address: u64) {
+    pub fn free_entered(&self, thread: &Thread, at: RecordContext, call: &mut Call, address: u64) {
         self.driver_takes(thread, call, address, 0);
         self.book_free_entered(thread, at, call, address);
     }
 
     /// A free, unmap or release returned.
     #[inline(always)]
-    pub fn free_returned(&self, thread: &Thread, at: At, call: &Call, result: u32) {
+    pub fn free_returned(&self, thread: &Thread, at: RecordContext, call: &Call, result: u32) {
         let failed = self.book_free_returned(thread, at, call, result);
         if failed
             && call.segment_of != 0
@@ -57,21 +57,28 @@ impl Core {
     }
 
     /// An import is about to be closed; unless it was opened more often, it goes.
-    pub fn import_closing(&self, thread: &Thread, at: At, call: &mut Call, address: u64) {
+    pub fn import_closing(&self, thread: &Thread, at: RecordContext, call: &mut Call, address: u64) {
         if !self.import_stays_open(address) {
             self.free_entered(thread, at, call, address);
         }
     }
 
     /// cuMemMap succeeded.
-    pub fn mapped(&self, thread: &Thread, at: At, address: u64, bytes: u64, handle: u64) {
+    pub fn mapped(&self, thread: &Thread, at: RecordContext, address: u64, bytes: u64, handle: u64) {
         if self.map_handle(thread, at, address, bytes, handle) {
             self.driver_mapped(thread, at.module, address, bytes);
         }
     }
 
     /// cuMemUnmap was entered: it may take several neighbouring mappings.
-    pub fn unmap_entered(&self, thread: &Thread, at: At, call: &mut Call, address: u64, bytes: u64) {
+    pub fn unmap_entered(
+        &self,
+        thread: &Thread,
+        at: RecordContext,
+        call: &mut Call,
+        address: u64,
+        bytes: u64,
+    ) {
         self.driver_takes(thread, call, address, bytes);
         self.book_unmap_entered(thread, at, call, address, bytes);
     }
@@ -119,25 +126,39 @@ impl Core {
 
     /// Reports a context on the device with the slot `device`, the first time. `created` is where it was made, if that was just now: a
     /// context that is met otherwise is older, or a green one, which is a part of the primary one and costs nothing of its own.
-    pub fn context_seen(&self, thread: &Thread, handle: usize, uid: u32, device: u8, created: Option<At>) {
+    pub fn context_seen(
+        &self,
+        thread: &Thread,
+        handle: usize,
+        uid: u32,
+        device: u8,
+        created: Option<RecordContext>,
+    ) {
         if !self.devices.remember_context(handle, uid, device) {
             return;
         }
         let at = created.unwrap_or_else(|| {
-            let Named { tag, flags, .. } = self.named(thread);
-            At { tag, flags, ..At::NOWHERE }
+            let AllocationName { tag, flags, .. } = self.named(thread);
+            RecordContext { tag, flags, ..RecordContext::NOWHERE }
         });
-        let at = At { context: uid, device, ..at };
-        self.recorder.record(thread, at, Body::ContextCreate { handle: handle as u64 }, nothing);
+        let at = RecordContext { context: uid, device, ..at };
+        self.recorder.record(thread, at, Body::ContextCreate { handle: handle as u64 }, no_row);
         if created.is_some() {
             self.gap_moved(thread, at, DriverEventKind::ContextCreated, 0, u64::from(uid));
         }
     }
 
     /// The driver does something that costs memory outside of allocations: what is charged now says how much.
-    pub fn gap_moved(&self, thread: &Thread, at: At, event: DriverEventKind, bytes: u64, value: u64) {
+    pub fn gap_moved(
+        &self,
+        thread: &Thread,
+        at: RecordContext,
+        event: DriverEventKind,
+        bytes: u64,
+        value: u64,
+    ) {
         if recorder::records(recorder::API) {
-            self.recorder.record(thread, at, Body::DriverEvent { bytes, value, event }, nothing);
+            self.recorder.record(thread, at, Body::DriverEvent { bytes, value, event }, no_row);
         }
         wake();
     }

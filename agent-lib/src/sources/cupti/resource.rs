@@ -3,9 +3,9 @@
 use super::subscribe;
 use super::table::{self, Meaning};
 use crate::base::fault_injection;
-use crate::base::row::Named;
+use crate::base::row::AllocationName;
 use crate::driver::core::Core;
-use crate::record::recorder::At;
+use crate::record::recorder::RecordContext;
 use crate::threads::Thread;
 use cupti_sys::{GraphData, ModuleResourceData, ResourceData, ids};
 use gpumem_wire::{DestroyScope, DriverEventKind, NONE_DEVICE};
@@ -35,8 +35,8 @@ fn created(core: &Core, thread: &Thread, data: &ResourceData) {
     let handle = data.context as usize;
     let Some(ordinal) = subscribe::device_id(handle) else { return };
     let uid = subscribe::context_id(handle).unwrap_or(0);
-    let Named { tag, flags, .. } = core.named(thread);
-    let at = At { tag, flags, module: caller(core, thread, data), ..At::NOWHERE };
+    let AllocationName { tag, flags, .. } = core.named(thread);
+    let at = RecordContext { tag, flags, module: caller(core, thread, data), ..RecordContext::NOWHERE };
     core.context_seen(thread, handle, uid, core.devices.slot_in_resource(ordinal), Some(at));
     core.devices.set_primary_if_unknown(ordinal, handle);
 }
@@ -54,7 +54,7 @@ pub unsafe fn resource(core: &Core, thread: &Thread, id: u32, data: &ResourceDat
         ids::resource::CONTEXT_CREATED => created(core, thread, data),
         ids::resource::CONTEXT_DESTROY_STARTING => {
             if let Some((device, uid)) = core.devices.forget_context(context) {
-                let at = At { context: uid, device, ..At::NOWHERE };
+                let at = RecordContext { context: uid, device, ..RecordContext::NOWHERE };
                 core.context_ended(thread, at, DestroyScope::Context);
                 crate::base::wake::wake();
             }
@@ -74,9 +74,15 @@ pub unsafe fn resource(core: &Core, thread: &Thread, id: u32, data: &ResourceDat
                 }),
             };
             let (device, uid) = core.devices.known(context).unwrap_or((NONE_DEVICE, 0));
-            let Named { tag, flags, .. } = core.named(thread);
-            let at =
-                At { tag, flags, context: uid, module: caller(core, thread, data), device, ..At::NOWHERE };
+            let AllocationName { tag, flags, .. } = core.named(thread);
+            let at = RecordContext {
+                tag,
+                flags,
+                context: uid,
+                module: caller(core, thread, data),
+                device,
+                ..RecordContext::NOWHERE
+            };
             core.gap_moved(thread, at, event, bytes, module.module_id.into());
         }
         ids::resource::GRAPHNODE_CREATED => {

@@ -33,7 +33,7 @@ static SUBSCRIPTION: ForkMutex<Place> =
     ForkMutex::new(|| Place { subscription: None, lost: false, number: 0 });
 
 /// In a child that starts anew: it has none.
-pub fn renew() {
+pub fn reset_after_fork() {
     SUBSCRIPTION.reset_after_fork();
 }
 

@@ -5,10 +5,10 @@
 //! it is booked: no record of anybody's, no report of PyTorch's. Else all is taken back, and the list is asked for again. That leaves one
 //! race, of some hundred ns: another thread frees a block that is about to be booked, and gets it again.
 
-use crate::base::row::{Beside, Key};
+use crate::base::row::{Key, RowExtra};
 use crate::driver::core::Core;
 use crate::driver::torch_pools::Device;
-use crate::record::recorder::{At, nothing};
+use crate::record::recorder::{RecordContext, no_row};
 use crate::record::status;
 use crate::sources::torch::patch;
 use crate::threads::Thread;
@@ -79,7 +79,11 @@ impl Core {
             if device.pool.load(Acquire) != 0 {
                 let unseen = device.reserved.load(Relaxed).wrapping_sub(device.segments.load(Relaxed));
                 device.unseen.store(unseen as i64, Relaxed);
-                self.tell_unseen(thread, device, At { device: ordinal as u8, ..At::NOWHERE });
+                self.tell_unseen(
+                    thread,
+                    device,
+                    RecordContext { device: ordinal as u8, ..RecordContext::NOWHERE },
+                );
             }
         }
         is_right
@@ -90,7 +94,7 @@ impl Booked<'_> {
     fn take_over(&mut self, device: &Device, slot: u8, segments: &[&Part], blocks: &[&Part]) {
         let (core, thread) = (self.core, self.thread);
         let tag = core.recorder.names.intern(0, NAME);
-        let at = At { tag, device: slot, flags: Flags::OLDER, ..At::NOWHERE };
+        let at = RecordContext { tag, device: slot, flags: Flags::OLDER, ..RecordContext::NOWHERE };
         let bytes_of = |parts: &[&Part]| parts.iter().map(|part| part[3]).sum::<u64>();
         if device.pool.load(Acquire) == 0 {
             device.reserved.store(bytes_of(segments), Relaxed);
@@ -121,7 +125,7 @@ impl Booked<'_> {
 
     /// What is mapped there. Its handle nobody knows any more, so it has the number of its place, which is no handle's, and no reference: it
     /// goes with its mapping. (PyTorch releases the handle right behind.)
-    fn book_page(&mut self, at: At, address: u64, bytes: u64) {
+    fn book_page(&mut self, at: RecordContext, address: u64, bytes: u64) {
         let (core, thread, handle) = (self.core, self.thread, address);
         if core.recorder.live.get(Key::Mapping(address)).is_some() {
             return;
@@ -129,24 +133,24 @@ impl Booked<'_> {
         let body = Body::VmmCreate { handle, bytes, references: 0, memory: MemoryKind::Vmm };
         let backing = core.recorder.record(thread, at, body, |recorder, row| {
             core.references_change(row[0]);
-            recorder.live.insert(Key::Backing(row[0]), row, Beside { mappings: 1, ..Beside::default() });
+            recorder.live.insert(Key::Backing(row[0]), row, RowExtra { mappings: 1, ..RowExtra::default() });
         });
         let mapping =
             core.recorder.record(thread, at, Body::VmmMap { address, bytes, handle }, |recorder, row| {
                 core.references_change(row[0]);
-                recorder.live.insert(Key::Mapping(address), row, Beside { backing, ..Beside::default() });
+                recorder.live.insert(Key::Mapping(address), row, RowExtra { backing, ..RowExtra::default() });
             });
         self.count += 2;
         self.rows.push((Key::Mapping(address), mapping));
     }
 
     /// Whether it was new.
-    fn book(&mut self, at: At, key: Key, body: Body<'_>) -> bool {
+    fn book(&mut self, at: RecordContext, key: Key, body: Body<'_>) -> bool {
         if self.core.recorder.live.get(key).is_some() {
             return false;
         }
         let seq = self.core.recorder.record(self.thread, at, body, |recorder, row| {
-            recorder.live.insert(key, row, Beside::default());
+            recorder.live.insert(key, row, RowExtra::default());
         });
         self.count += 1;
         self.rows.push((key, seq));
@@ -164,7 +168,7 @@ impl Booked<'_> {
             };
             let (slot, bytes) = (crate::base::row::device_of(&row), row[3]);
             let device = &core.torch.devices[usize::from(slot)];
-            let at = At { device: slot, flags: Flags::OLDER, ..At::NOWHERE };
+            let at = RecordContext { device: slot, flags: Flags::OLDER, ..RecordContext::NOWHERE };
             let body = match key {
                 Key::Block(pool, address) => {
                     device.older.fetch_add(bytes, Relaxed);
@@ -184,7 +188,7 @@ impl Booked<'_> {
                 }
             });
             if matches!(body, Body::FreeBegin { .. } | Body::VmmUnmap { .. }) {
-                core.recorder.record(thread, at, Body::FreeEnd { begin_seq, result: 0 }, nothing);
+                core.recorder.record(thread, at, Body::FreeEnd { begin_seq, result: 0 }, no_row);
             }
         }
     }

@@ -15,12 +15,12 @@
 //! refusals are all there is, and the layer says that. (2.4.1 gives up at the first one, 2.15.0 tries again behind a flush.)
 
 use crate::base::fault_injection;
-use crate::base::row::Named;
+use crate::base::row::AllocationName;
 use crate::driver::core::Core;
 use crate::driver::guard::guard;
 use crate::naming::callers;
 use crate::naming::sequence;
-use crate::record::recorder::{At, nothing};
+use crate::record::recorder::{RecordContext, no_row};
 use crate::sources::torch::patch::{self, OUT_OF_MEMORY};
 use crate::sources::torch::report::ordinal;
 use crate::threads::Thread;
@@ -52,10 +52,10 @@ pub unsafe extern "C-unwind" fn reported(bytes: i64, allocated: u64, reserved: u
         if thread.autograd.accumulates() {
             core.tell_gradient_of_running(thread);
         }
-        let Named { tag, flags, .. } = core.named(thread);
+        let AllocationName { tag, flags, .. } = core.named(thread);
         let stack = core.python_stack(thread);
         let context = core.phase_of_request(thread);
-        let at = At { tag, flags, stack, context, device: index as u8, ..At::NOWHERE };
+        let at = RecordContext { tag, flags, stack, context, device: index as u8, ..RecordContext::NOWHERE };
         let body = Body::Oom {
             bytes: bytes.unsigned_abs(),
             pool_used_bytes: Reading::of(allocated),
@@ -63,7 +63,7 @@ pub unsafe extern "C-unwind" fn reported(bytes: i64, allocated: u64, reserved: u
             outcome: OomOutcome::Fatal,
             result,
         };
-        core.recorder.record(thread, at, body, nothing);
+        core.recorder.record(thread, at, body, no_row);
         crate::base::wake::wake();
     });
     let next = patch::next(OUT_OF_MEMORY);
@@ -76,11 +76,18 @@ pub unsafe extern "C-unwind" fn reported(bytes: i64, allocated: u64, reserved: u
 impl Core {
     /// The driver has refused memory; told as `AllocFailed` already.
     #[cold]
-    pub fn driver_refused(&self, thread: &Thread, at: At, bytes: u64, memory: MemoryKind, free: Reading) {
+    pub fn driver_refused(
+        &self,
+        thread: &Thread,
+        at: RecordContext,
+        bytes: u64,
+        memory: MemoryKind,
+        free: Reading,
+    ) {
         thread.torch.refused.store(true, Relaxed);
         if callers::is_torch(at.module) && memory != MemoryKind::StreamOrdered {
-            let at = At { context: self.phase_of_request(thread), ..at };
-            self.recorder.record(thread, at, Body::Pressure { bytes, device_free_bytes: free }, nothing);
+            let at = RecordContext { context: self.phase_of_request(thread), ..at };
+            self.recorder.record(thread, at, Body::Pressure { bytes, device_free_bytes: free }, no_row);
         }
     }
 

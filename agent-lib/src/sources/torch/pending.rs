@@ -31,12 +31,12 @@
 //! of PyTorch's, pending or not.
 
 use crate::base::fault_injection;
-use crate::base::row::{Beside, Key};
+use crate::base::row::{Key, RowExtra};
 use crate::driver::core::Core;
 use crate::driver::guard::guard;
 use crate::driver::torch_pools::Device;
 use crate::driver::torch_pools::Waiting;
-use crate::record::recorder::At;
+use crate::record::recorder::RecordContext;
 use crate::sources::torch::patch::{self, EVENT_QUERY, EVENT_RECORD, EVENT_SYNCHRONIZE};
 use crate::threads::Thread;
 use crate::threads::allocator_calls::Event;
@@ -179,9 +179,9 @@ impl Core {
         place.address.store(address, Release);
         device.pending.fetch_add(1, Relaxed);
         let body = Body::BlockFree { address, pool, state: FreeState::Pending };
-        self.recorder.record(thread, At::NOWHERE, body, |recorder, _| {
+        self.recorder.record(thread, RecordContext::NOWHERE, body, |recorder, _| {
             recorder.live.update(Key::Block(pool, address), 5, |word, beside| {
-                beside.flags |= Beside::PENDING;
+                beside.flags |= RowExtra::PENDING;
                 word
             });
         });

@@ -6,13 +6,13 @@
 //! or allocates. The call carries PyTorch's own totals behind the event: a sum of our own must equal them after each one.
 
 use crate::base::fault_injection;
-use crate::base::row::Named;
-use crate::base::row::{Beside, Key};
+use crate::base::row::AllocationName;
+use crate::base::row::{Key, RowExtra};
 use crate::driver::core::Core;
 use crate::driver::guard::guard;
 use crate::driver::torch_pools::Device;
-use crate::record::live::Spot;
-use crate::record::recorder::{At, nothing};
+use crate::record::live::RowSlot;
+use crate::record::recorder::{RecordContext, no_row};
 use crate::sources::torch::patch::{self, REPORT};
 use crate::threads::Thread;
 use gpumem_wire::{Body, Flags, FreeState, PoolOwner};
@@ -142,12 +142,12 @@ impl Core {
         if thread.autograd.accumulates() {
             self.tell_gradient_of_running(thread);
         }
-        let Named { mut tag, flags, phase, role } = self.named(thread);
+        let AllocationName { mut tag, flags, phase, role } = self.named(thread);
         if tag == 0 {
             tag = crate::naming::python::line(self, thread);
         }
         let spot = self.recorder.live.spot_for(hash);
-        let at = At { tag, flags, device: slot, ..At::NOWHERE };
+        let at = RecordContext { tag, flags, device: slot, ..RecordContext::NOWHERE };
         let body = Body::BlockAlloc { address, bytes, pool, use_as: (role, phase) };
         self.recorder.record(thread, at, body, |recorder, row| {
             recorder.live.insert_at(spot, row);
@@ -184,9 +184,10 @@ impl Core {
     }
 
     #[inline(always)]
-    fn block_gone_at(&self, thread: &Thread, pool: u64, address: u64, spot: Spot) {
+    fn block_gone_at(&self, thread: &Thread, pool: u64, address: u64, spot: RowSlot) {
         let body = Body::BlockFree { address, pool, state: FreeState::Done };
-        self.recorder.record(thread, At::NOWHERE, body, |recorder, _| recorder.live.discard_at(spot));
+        self.recorder
+            .record(thread, RecordContext::NOWHERE, body, |recorder, _| recorder.live.discard_at(spot));
     }
 
     /// The device's pool, made if there is none. What PyTorch had before is not ours: only its bytes are known.
@@ -203,10 +204,14 @@ impl Core {
         // The driver may not be asked here who the device is. It nearly always was, for the segment.
         device.is_unknown.store(true, Relaxed);
         let pool = self.new_pool_id();
-        let at = At { tag: self.recorder.names.intern(0, b"torch"), device: slot, ..At::NOWHERE };
+        let at = RecordContext {
+            tag: self.recorder.names.intern(0, b"torch"),
+            device: slot,
+            ..RecordContext::NOWHERE
+        };
         let body = Body::PoolCreate { pool, parent: 0, reports_blocks: 1, owner: PoolOwner::Framework };
         self.recorder.record(thread, at, body, |recorder, row| {
-            recorder.live.insert(Key::Pool(pool), row, Beside::default());
+            recorder.live.insert(Key::Pool(pool), row, RowExtra::default());
         });
         device.pool.store(pool, Release);
         self.torch.pools.fetch_add(1, Release);
@@ -219,23 +224,23 @@ impl Core {
     #[inline(never)]
     fn tell_totals(&self, thread: &Thread, device: &Device, pool: u64, slot: u8) {
         device.check_due.store(false, Relaxed);
-        let at = At { flags: Flags(0), device: slot, ..At::NOWHERE };
+        let at = RecordContext { flags: Flags(0), device: slot, ..RecordContext::NOWHERE };
         let (used_bytes, reserved_bytes) = (device.sum.load(Relaxed) as u64, device.reserved.load(Relaxed));
         self.recorder.record(
             thread,
             at,
             Body::PoolState { pool, reserved_bytes, used_bytes, took_us: 0 },
-            nothing,
+            no_row,
         );
-        self.recorder.record(thread, at, Body::PoolCheck { pool, total_bytes: used_bytes }, nothing);
+        self.recorder.record(thread, at, Body::PoolCheck { pool, total_bytes: used_bytes }, no_row);
         self.tell_unseen(thread, device, at);
     }
 
     /// What is older than we are, of the segments.
-    pub(super) fn tell_unseen(&self, thread: &Thread, device: &Device, at: At) {
+    pub(super) fn tell_unseen(&self, thread: &Thread, device: &Device, at: RecordContext) {
         let unseen = device.unseen.load(Relaxed).max(0);
         if self.torch.is_late.load(Relaxed) && device.baseline.swap(unseen, Relaxed) != unseen {
-            self.recorder.record(thread, at, Body::Baseline { bytes: unseen as u64 }, nothing);
+            self.recorder.record(thread, at, Body::Baseline { bytes: unseen as u64 }, no_row);
         }
     }
 }

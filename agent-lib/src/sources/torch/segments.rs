@@ -8,13 +8,13 @@
 //! of its own, like that of cuBLAS. PyTorch's total of reserved bytes tells whether all of them were found; if not, a
 //! block's segment is searched among all rows, a few times.
 
-use crate::base::row::Named;
-use crate::base::row::{Beside, Key};
+use crate::base::row::AllocationName;
+use crate::base::row::{Key, RowExtra};
 use crate::base::row::{kind, kind_of, memory_of};
 use crate::driver::core::Core;
 use crate::driver::torch_pools::Device;
 use crate::naming::callers;
-use crate::record::recorder::At;
+use crate::record::recorder::RecordContext;
 use crate::threads::{Call, Thread};
 use gpumem_wire::{Body, MemoryKind};
 use std::sync::atomic::Ordering::*;
@@ -106,10 +106,10 @@ impl Core {
     }
 
     fn add_segment(&self, thread: &Thread, pool: u64, slot: u8, address: u64, bytes: u64) {
-        let Named { tag, flags, .. } = self.named(thread);
-        let at = At { tag, flags, device: slot, ..At::NOWHERE };
+        let AllocationName { tag, flags, .. } = self.named(thread);
+        let at = RecordContext { tag, flags, device: slot, ..RecordContext::NOWHERE };
         self.recorder.record(thread, at, Body::SegmentAdd { address, bytes, pool }, |recorder, row| {
-            recorder.live.insert(Key::Segment(pool, address), row, Beside::default());
+            recorder.live.insert(Key::Segment(pool, address), row, RowExtra::default());
         });
     }
 
@@ -164,7 +164,10 @@ impl Core {
                     continue;
                 };
                 let bytes = segment.row[3];
-                let at = At { device: crate::base::row::device_of(&segment.row), ..At::NOWHERE };
+                let at = RecordContext {
+                    device: crate::base::row::device_of(&segment.row),
+                    ..RecordContext::NOWHERE
+                };
                 self.recorder.record(
                     thread,
                     at,
