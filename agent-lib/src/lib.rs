@@ -8,8 +8,8 @@
 //! sources/  CUPTI's callbacks, NVTX, PyTorch's allocator, code of ours in the interpreter, functions of the C API
 //! naming/   what an allocation is called: scopes, modules, nodes of the backward pass, callers
 //! driver/   what calls of the driver change: allocations, handles and mappings, pools, devices
-//! record/   how a record is made, the live table, names, what the agent says about itself
-//! threads/  what each thread has of its own, and the table of threads
+//! record/   how a record is made, the live table, names, the agent's status
+//! threads/  data of each thread, and the table of threads
 //! base/     memory, descriptors, locks, clocks, settings, ELF images
 //! ```
 //!
@@ -18,7 +18,7 @@
 //! The symbols here are the whole interface: the driver calls `InitializeInjection`, programs call the rest through
 //! gpumem.h. Strings are UTF-8 ending with 0, or null; bytes that are not are shown as `\xE9`.
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
-#![allow(clippy::unused_unit)] // the table of exports below says every result
+#![allow(clippy::unused_unit)] // the table of exports below gives every result
 
 pub mod base;
 pub mod driver;
@@ -50,8 +50,8 @@ macro_rules! text {
     };
 }
 
-/// Each line is an exported function: its symbol, its name in [`Functions`], what it gives while nothing is recorded, and
-/// what it does. A copy of the library that came second hands the call to the first.
+/// Each line is an exported function: its symbol, its name in [`Functions`], its result while nothing is recorded, and its work. A copy of
+/// the library that came second forwards the call to the first.
 macro_rules! exports {
     ($( $(#[$doc:meta])* $symbol:ident as $field:ident ( $($arg:ident : $type:ty),* ) -> $result:ty {
         $absent:expr; |$core:pat_param, $thread:pat_param| $work:expr
@@ -84,7 +84,7 @@ macro_rules! exports {
             $(#[$doc])*
             ///
             /// # Safety
-            /// A `name` or `path` is null or a C string, a `buffer` null or as large as it is said to be.
+            /// A `name` or `path` is null or a C string, a `buffer` null or of the given size.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $symbol($($arg: $type),*) -> $result {
                 if !status::armed() {
@@ -134,7 +134,7 @@ exports! {
             core.step(thread, number)
         }
     }
-    /// An optimizer's step has ended, the next step begins: unless the program says so itself.
+    /// An optimizer's step has ended and the next step begins; ignored once the program has called `gpumem_step`.
     gpumem_auto_step as auto_step(number: u64) -> () {
         (); |core, thread| if run::are_steps_ours() {
             control::step(core, number);
@@ -147,7 +147,7 @@ exports! {
     gpumem_epoch as epoch(number: u64) -> () {
         (); |core, thread| {
             core.epoch(thread, number);
-            // A program that numbers its steps says the first one itself.
+            // A program that calls gpumem_step begins the first step itself.
             if run::begin_epoch() {
                 core.step(thread, 0);
             }
@@ -155,7 +155,7 @@ exports! {
     }
     /// A phase begins.
     gpumem_phase as phase(phase: c_int) -> () { (); |core, thread| core.phase(thread, phase) }
-    /// Something worth a mark happened.
+    /// Records a mark.
     gpumem_mark as mark(name: *const c_char) -> () { (); |core, thread| core.mark(thread, text!(name)) }
     /// A new pool; 0 if the agent does not record.
     gpumem_pool_create as pool_create(name: *const c_char, cuda_ordinal: c_int, parent: u64) -> u64 {
@@ -179,7 +179,7 @@ exports! {
     gpumem_block_free as block_free(pool: u64, address: u64, pending: c_int) -> () {
         (); |core, thread| core.block_free(thread, pool, address, pending != 0)
     }
-    /// What a pool says of itself.
+    /// The sizes of a pool, by its owner.
     gpumem_pool_state as pool_state(pool: u64, reserved_bytes: u64, used_bytes: u64) -> () {
         (); |core, thread| core.pool_state(thread, pool, reserved_bytes, used_bytes)
     }
@@ -187,7 +187,7 @@ exports! {
     gpumem_pool_check as pool_check(pool: u64, total_bytes: u64) -> () {
         (); |core, thread| core.pool_check(thread, pool, total_bytes)
     }
-    /// What is known by now of a block; with pool 0 of whatever lies there: a block of PyTorch's, else an allocation.
+    /// Later name, role and phase of a block; with pool 0, of the block of PyTorch's at this address, or else of the allocation.
     gpumem_retag as retag(pool: u64, address: u64, path: *const c_char, role: c_int, phase: c_int) -> () {
         (); |core, thread| core.retag(thread, pool, address, text!(path), c_text::use_as(role, phase))
     }
@@ -199,7 +199,7 @@ exports! {
             core.rename(thread, paths)
         }
     }
-    /// All modules have been said that have moved.
+    /// All modules that have moved were reported.
     gpumem_modules_settle as modules_settle() -> () { (); |core, _| python::MODULES.settle(&core.recorder.names) }
     /// A sweep has named all parameters.
     gpumem_parameters_named as parameters_named() -> () { (); |_, _| python::MODULES.name_parameters() }
@@ -261,7 +261,7 @@ exports! {
             c_int::from(proved.is_ok())
         }
     }
-    /// Module calls so far that met an object which nobody has said.
+    /// Number of module calls so far with an object that was not reported.
     gpumem_modules_unknown as modules_unknown() -> u64 {
         0; |_, _| python::MODULES.unknown.load(std::sync::atomic::Ordering::Relaxed)
     }
@@ -282,12 +282,12 @@ exports! {
     gpumem_intern as intern(parent: u32, name: *const c_char) -> u32 {
         0; |core, _| { scope::note(); core.recorder.names.intern(parent, text!(name)) }
     }
-    /// JSON: 0 what is live, 1 how the agent is, 2 the high of the open range. Written if it fits; its length.
+    /// JSON: 0 live memory, 1 the agent's status, 2 the peak of the open range. Written if it fits; returns its length.
     gpumem_snapshot as snapshot(what: c_int, buffer: *mut c_char, capacity: u64) -> u64 {
         // SAFETY: a buffer of this capacity, or null, says the caller.
         0; |core, _| unsafe { c_text::copy(&snapshot::text(core, what), buffer, capacity) }
     }
-    /// A range whose high is kept: 1 begins it, 2 begins it anew, 0 ends it. 0 if there is no memory for it.
+    /// A range whose peak is kept: 1 begins it, 2 restarts it, 0 ends it. Returns 0 if there is no memory for it.
     gpumem_peak as peak(what: c_int) -> c_int {
         0; |core, _| match what {
             1 => c_int::from(core.recorder.live.begin_high_water()),
@@ -309,23 +309,23 @@ exports! {
             1
         }
     }
-    /// Gives the CUPTI subscription to somebody else for a while.
+    /// Releases the CUPTI subscription, for another tool.
     gpumem_pause as pause() -> () { (); |core, thread| cupti::subscribe::pause(core, thread) }
-    /// Takes it back.
+    /// Subscribes again.
     gpumem_resume as resume() -> () { (); |core, _| cupti::subscribe::resume(core) }
-    /// Sets a key of the agent's; 1, or 0 for a key or value that is none.
+    /// Sets a key of the agent's; returns 0 for an unknown key or a bad value.
     gpumem_configure as configure(key: *const c_char, value: *const c_char) -> c_int {
         0; |core, _| control::configure(core, &c_text::text(text!(key)), &c_text::text(text!(value))).into()
     }
-    /// Begins a recording; 1 if there is one now.
+    /// Begins a recording; returns 1 if there is one now.
     gpumem_start as start() -> c_int { 0; |core, _| control::start(core).into() }
-    /// Ends it; 1 if it is whole, or there was none.
+    /// Ends the recording; returns 1 if it is complete, or there was none.
     gpumem_stop as stop() -> c_int { 0; |core, _| done(control::post(core, RecordingRequest::Stop)) }
-    /// History is kept back from now on.
+    /// Keeps history back from now on.
     gpumem_mute as mute() -> () { (); |core, _| control::mute(core) }
-    /// It is told again.
+    /// Undoes one call of gpumem_mute.
     gpumem_unmute as unmute() -> () { (); |core, _| control::unmute(core) }
-    /// Writes the state, or what a recording lacks; 1 if it is written.
+    /// Writes the state, or the rest of a recording; returns 1 if it is written.
     gpumem_dump as dump(path: *const c_char, finished: c_int) -> c_int {
         0; |core, _| {
             let path = c_text::text(text!(path));
@@ -360,15 +360,15 @@ exports! {
             ask::report(core, what, &options).map_or(std::ptr::null_mut(), |text| c_text::handed(&text))
         }
     }
-    /// Counter `name` is so much.
+    /// Sets counter `name`.
     gpumem_counter_set as counter_set(name: *const c_char, value: i64) -> () {
         (); |core, thread| core.count(thread, text!(name), |_| value)
     }
-    /// It is so much more.
+    /// Adds to counter `name`.
     gpumem_counter_add as counter_add(name: *const c_char, change: i64) -> () {
         (); |core, thread| core.count(thread, text!(name), |value| value.saturating_add(change))
     }
-    /// What of a device is free, in bytes; 1 if the driver said.
+    /// Free and total bytes of a device; returns 1 if the driver has them.
     gpumem_memory_info as memory_info(cuda_ordinal: c_int, free_bytes: *mut u64, total_bytes: *mut u64) -> c_int {
         0; |core, _| {
             let Some((free, total)) = dump::memory_info(core, cuda_ordinal) else { return 0 };

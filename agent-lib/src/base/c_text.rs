@@ -1,10 +1,10 @@
-//! Texts and numbers that the caller of a C function hands over, and texts that it is given.
+//! Texts and numbers that cross the C API.
 
 use gpumem_wire::{Phase, Role};
 use std::ffi::c_char;
 use std::os::unix::ffi::OsStrExt;
 
-/// The bytes of a C string; none for null.
+/// Returns the bytes of a C string; none for null.
 ///
 /// # Safety
 /// `text` is null or a C string that outlives the result.
@@ -17,10 +17,10 @@ pub unsafe fn bytes<'a>(text: *const c_char) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(text.cast(), libc::strlen(text)) }
 }
 
-/// Numbers of the caller's; none for null.
+/// Returns the caller's numbers; none for null.
 ///
 /// # Safety
-/// `words` is null or has `count` of them, which outlive the result.
+/// `words` is null or has `count` numbers, which outlive the result.
 pub unsafe fn words<'a>(words: *const u64, count: usize) -> &'a [u64] {
     if words.is_null() {
         return &[];
@@ -29,12 +29,12 @@ pub unsafe fn words<'a>(words: *const u64, count: usize) -> &'a [u64] {
     unsafe { std::slice::from_raw_parts(words, count) }
 }
 
-/// The bytes of a text of the program's as they are.
+/// Returns a text of the program's; bytes that are no UTF-8 are replaced.
 pub fn text(bytes: &[u8]) -> String {
     std::ffi::OsStr::from_bytes(bytes).to_string_lossy().into_owned()
 }
 
-/// Lets `write` fill a C string in the caller's room; its length.
+/// Lets `write` fill a C string in the caller's buffer; returns its length.
 ///
 /// # Safety
 /// `out` is null or has room for `bytes` bytes.
@@ -50,7 +50,7 @@ pub unsafe fn fill(out: *mut c_char, bytes: u64, write: impl FnOnce(&mut [u8]) -
     used as u64
 }
 
-/// Writes `text` to `buffer` if it fits; its length.
+/// Writes `text` to `buffer` if it fits; returns its length.
 ///
 /// # Safety
 /// `buffer` has room for `capacity` bytes, or is null.
@@ -63,7 +63,7 @@ pub unsafe fn copy(text: &str, buffer: *mut c_char, capacity: u64) -> u64 {
     len
 }
 
-/// A text for the program, which frees it; null without memory.
+/// Returns a copy of a text that the program frees; null without memory.
 pub fn handed(text: &str) -> *mut c_char {
     // The C library's own, which the program can free: not what src/base/arena_allocator.rs has. No text of ours holds a 0.
     // SAFETY: so many bytes.

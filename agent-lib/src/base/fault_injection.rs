@@ -1,5 +1,6 @@
 //! Panics on purpose, in builds that are no releases: `GPUMEM_FAULT=guard:7` is one in the seventh callback, `GPUMEM_FAULT=torch.report:7`
-//! one in the seventh report of PyTorch's allocator. Each place says its name where it begins; in a release it says nothing.
+//! one in the seventh report of PyTorch's allocator. Each injection point has a name. In a release the points
+//! are empty.
 
 #[cfg(not(debug_assertions))]
 mod on_purpose {
@@ -18,7 +19,7 @@ mod on_purpose {
     static WANTED: OnceLock<Option<(String, u32)>> = OnceLock::new();
     static MET: AtomicU32 = AtomicU32::new(0);
 
-    /// Reads what is wanted; not in a callback.
+    /// Reads GPUMEM_FAULT; not in a callback.
     pub fn read() {
         let wanted = || {
             let value = std::env::var("GPUMEM_FAULT").ok()?;
@@ -36,7 +37,7 @@ mod on_purpose {
             && wanted == place
             && MET.fetch_add(1, Relaxed) + 1 == *number
         {
-            #[allow(clippy::panic)] // That is what it is for.
+            #[allow(clippy::panic)] // the purpose of this function
             std::panic::panic_any(format!("on purpose, at {place}"));
         }
     }

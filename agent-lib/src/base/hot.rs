@@ -1,5 +1,5 @@
-//! Words of the process that each report of PyTorch's reads, side by side. Each by itself would take a line of the processor's cache, and the place
-//! where its address is looked up another: lines that a training needs for its own. What they mean is said where they are used.
+//! Words of the process that each report of PyTorch's allocator reads, on one cache line. Apart from each other, each would take a cache line,
+//! and its address another: lines that the training needs itself. Each word belongs to the file that its comment names.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize};
 

@@ -12,7 +12,7 @@ pub struct ForkMutex<T: 'static> {
 }
 
 impl<T> ForkMutex<T> {
-    /// `make`: what is behind it in the beginning.
+    /// `make` returns the initial value.
     pub const fn new(make: fn() -> T) -> Self {
         ForkMutex { at: AtomicPtr::new(std::ptr::null_mut()), make }
     }
@@ -27,7 +27,7 @@ impl<T> ForkMutex<T> {
         let at = match self.at.compare_exchange(known, fresh, AcqRel, Acquire) {
             Ok(_) => fresh,
             Err(others) => {
-                // SAFETY: ours, and nobody saw it.
+                // SAFETY: made here, and no other thread has its address.
                 drop(unsafe { Box::from_raw(fresh) });
                 others
             }

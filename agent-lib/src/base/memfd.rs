@@ -13,10 +13,10 @@ pub use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence}
 pub type Words = [AtomicU64; SLOT_BYTES / 8];
 const _: () = assert!(size_of::<Words>() == SLOT_BYTES);
 
-/// What the name of the agent's memfd begins with.
+/// First part of the name of the agent's memfd.
 pub const PREFIX: &str = "gpumem-agent.";
 
-/// The name of this copy's memfd: it says the process, and the address of its table of exported functions (entry/second_copy.rs).
+/// Returns the name of this copy's memfd. It has the pid and the address of the table of exported functions (entry/second_copy.rs).
 pub fn name_of(pid: u32, functions: usize) -> Option<CString> {
     CString::new(format!("{PREFIX}{pid}.{functions:x}")).ok()
 }

@@ -1,4 +1,4 @@
-//! Which thread is the agent's own, what others may know of it, and what must hold on threads of the host.
+//! The agent's own thread: whether it runs, whether it is the calling one, its connection; and protection against pthread_cancel.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::*};
@@ -12,10 +12,10 @@ pub(crate) static THREAD: AtomicU32 = AtomicU32::new(0);
 /// The process whose thread it is: children have none.
 pub(crate) static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// For the fork handler; -1 for none.
+/// The connection to the daemon; -1 for none. The fork handler closes it in the child.
 pub(crate) static SOCKET: AtomicI32 = AtomicI32::new(-1);
 
-/// Whether anybody was looked for since this process began.
+/// A connection to a daemon was attempted since this process began.
 pub(crate) static TRIED: AtomicBool = AtomicBool::new(false);
 
 /// The kernel's number of the calling thread. By number: glibc has gettid since 2.30 only.
@@ -41,7 +41,7 @@ pub fn is_running() -> bool {
     OWNER.load(Acquire) == std::process::id() && !FINISHED.load(Acquire)
 }
 
-/// Whether it is known that nobody listens.
+/// Whether a connection was attempted and there is none.
 pub fn is_unheard() -> bool {
     TRIED.load(Acquire) && !connected()
 }

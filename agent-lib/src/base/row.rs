@@ -1,4 +1,4 @@
-//! Rows: what a record that makes one says of it, what lies beside it, and by what it is found.
+//! Rows of the live table: the fields of the record that made the row, additional data, and the key.
 
 use crate::base::ring::Row;
 use gpumem_wire::{Flags, ImportSource, MemoryKind, Phase, PoolOwner, Role, Slot};
@@ -6,7 +6,7 @@ use gpumem_wire::{Flags, ImportSource, MemoryKind, Phase, PoolOwner, Role, Slot}
 /// A key's hash is larger than this.
 pub const WRITING: u64 = 1;
 
-/// By what a row is found.
+/// The key of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Key {
     /// A driver allocation or import, by address.
@@ -27,7 +27,7 @@ pub enum Key {
 }
 
 impl Key {
-    /// Where the key is looked for, larger than [`WRITING`].
+    /// Returns the hash of the key; larger than [`WRITING`].
     #[inline(always)]
     pub fn hash(self) -> u64 {
         let (space, a, b) = match self {
@@ -52,7 +52,7 @@ pub fn mix(a: u64, b: u64) -> u64 {
     (folded ^ folded >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93)
 }
 
-/// What the record has no place for.
+/// Data of a row that its record has no field for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RowExtra {
     /// First tag; the row's own is the latest. Meaningful if `RETAGGED`.
@@ -75,13 +75,13 @@ impl RowExtra {
     /// A block that its owner has freed and a stream may still use.
     pub const PENDING: u8 = 2;
 
-    /// As it lies beside the row.
+    /// Packs the data into three words.
     pub fn words(self) -> [u64; 3] {
         let first = u64::from(self.first_tag) | u64::from(self.use_as) << 32 | u64::from(self.flags) << 40;
         [first, u64::from(self.references) | u64::from(self.mappings) << 32, self.backing]
     }
 
-    /// From what lies beside a row.
+    /// Unpacks the data.
     pub fn from_words([first, counts, backing]: [u64; 3]) -> Self {
         RowExtra {
             first_tag: first as u32,
@@ -94,12 +94,12 @@ impl RowExtra {
     }
 }
 
-/// A row that was taken out.
+/// A copy of a row.
 #[derive(Debug, Clone, Copy)]
 pub struct RowCopy {
-    /// Its record.
+    /// The record that made it.
     pub row: Row,
-    /// What lay beside it.
+    /// The row's additional data.
     pub beside: RowExtra,
 }
 
@@ -165,7 +165,7 @@ pub fn memory_of(row: &Row) -> MemoryKind {
     MemoryKind::from_code((row[7] >> 56) as u8)
 }
 
-/// By what a row is bound; see layout.rs for the kinds that make rows.
+/// Returns the key of a row; `None` for kinds that make no row (wire/src/layout.rs).
 pub fn key_of(taken: &RowCopy) -> Option<Key> {
     let row = &taken.row;
     let (address, aux) = (row[2], row[4]);
@@ -191,27 +191,27 @@ fn handle_key(taken: &RowCopy) -> Key {
     }
 }
 
-/// What a source of names says of the calling thread.
+/// The name that a source of names gives to the calling thread.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FrameName {
     /// Tag of the module's path; 0 for none.
     pub tag: u32,
-    /// What the thread is doing.
+    /// The phase of the thread.
     pub phase: Phase,
-    /// What memory is for that it allocates.
+    /// The role of memory that it allocates.
     pub role: Role,
 }
 
-/// What an allocation that is made now is called.
+/// The name of an allocation that is made now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AllocationName {
-    /// 0 for nothing.
+    /// The tag; 0 for none.
     pub tag: u32,
     /// `INHERITED` or nothing.
     pub flags: Flags,
-    /// Unknown where nothing tells it.
+    /// The phase; unknown if no source gives one.
     pub phase: Phase,
-    /// Likewise.
+    /// The role; unknown if no source gives one.
     pub role: Role,
 }
 

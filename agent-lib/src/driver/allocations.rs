@@ -1,5 +1,5 @@
-//! What driver calls do to the state and the history: allocations, frees, imports, and ends of contexts; and what any row is called later.
-//! sources/cupti/effects.rs calls this, and tells others what happened.
+//! Books allocations, frees, imports and ends of contexts in the live table, and records them; and books later names of rows. Callbacks call
+//! sources/cupti/effects.rs, which calls this and then the features that follow driver calls.
 //!
 //! A free takes its row at ENTER, before the driver can give the address to another thread, and gives it back at EXIT if
 //! the call failed. An allocation makes its row at EXIT. vmm.rs has the handles.
@@ -33,7 +33,7 @@ pub fn took_us_short(entered_ns: Option<u64>, time_ns: u64) -> u16 {
 /// Ids of framework pools: "gp" and a number; no handle of a driver pool is an address like that.
 const POOL_IDS: u64 = 0x6770 << 48;
 
-/// What was asked for and what came.
+/// An allocation: the request and its result.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
 pub struct Allocation {
@@ -46,7 +46,7 @@ pub struct Allocation {
 }
 
 impl Core {
-    /// Books an allocation that succeeded; the number of its record.
+    /// Books an allocation that succeeded; returns the number of its record.
     #[inline(always)]
     pub fn book_allocation(&self, thread: &Thread, at: RecordContext, what: Allocation) -> u64 {
         let Allocation { address, bytes, pool, memory, entered_ns } = what;
@@ -59,7 +59,7 @@ impl Core {
         })
     }
 
-    /// Records an allocation that failed; what the device has free, if the driver tells.
+    /// Records an allocation that failed; returns the device's free bytes, if the driver has them.
     #[cold]
     pub fn book_failed_allocation(
         &self,
@@ -81,7 +81,7 @@ impl Core {
         device_free_bytes
     }
 
-    /// Books the entry of a free. `call` keeps what is needed when it returns.
+    /// Books the entry of a free. `call` keeps the row until the free returns.
     #[inline(always)]
     pub fn book_free_entered(&self, thread: &Thread, at: RecordContext, call: &mut Call, address: u64) {
         let taken = &mut call.taken;
@@ -90,7 +90,7 @@ impl Core {
         });
     }
 
-    /// Books the return of a free, unmap or release. Whether it failed, so that its row lives on.
+    /// Books the return of a free, unmap or release. Returns whether it failed, so that its row stays.
     #[inline(always)]
     pub fn book_free_returned(&self, thread: &Thread, at: RecordContext, call: &Call, result: u32) -> bool {
         if call.begin_seq == 0 {
@@ -107,7 +107,7 @@ impl Core {
         failed
     }
 
-    /// The call failed: its row lives on.
+    /// Restores the row of a call that failed.
     #[cold]
     fn give_back(&self, call: &Call, seq: u64) {
         self.astray.fetch_add(call.more_taken.into(), Relaxed);
@@ -154,7 +154,7 @@ impl Core {
         });
     }
 
-    /// Books that an import is about to be closed. Whether it was opened more often, and so stays.
+    /// Books that an import is about to be closed. Returns whether it was opened more often and so stays.
     pub fn import_stays_open(&self, address: u64) -> bool {
         let key = Key::Allocation(address);
         let stays = self.recorder.live.get(key).is_some_and(|row| row.beside.references > 1);
@@ -190,12 +190,12 @@ impl Core {
         }
     }
 
-    /// One that no pool of this process had so far.
+    /// Returns an id that no pool of this process had so far.
     pub fn new_pool_id(&self) -> u64 {
         POOL_IDS | (self.pools_made.fetch_add(1, Relaxed) + 1)
     }
 
-    /// Makes the record, and books it in the row of `key`.
+    /// Records a later name, role or phase, and books it in the row of `key`.
     pub fn say_retag(&self, thread: &Thread, key: Key, body: Body<'_>, tag: u32) {
         let at = RecordContext { tag, flags: Flags(0), ..RecordContext::NOWHERE };
         self.recorder.record(thread, at, body, |recorder, row| {

@@ -1,4 +1,4 @@
-//! The agent's parts together.
+//! `Core`: the recorder and the state of the driver, one for each process.
 
 use crate::base::clock::Clock;
 use crate::base::env::Settings;
@@ -17,7 +17,7 @@ use crate::record::status;
 use gpumem_wire::AgentState;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
-/// Made once per process and never freed. What each record needs comes first, on as few lines of the processor's cache as it takes.
+/// Made once per process and never freed. The recorder comes first: each record uses it.
 #[derive(Debug)]
 #[repr(C)]
 #[allow(missing_docs)]
@@ -39,16 +39,16 @@ pub struct Core {
     pub pools_made: AtomicU64,
     /// Seq of the last record that changed references of a VMM handle; see sender/resync.rs.
     pub references_changed: AtomicU64,
-    /// The number up to which everything is in the state that is said again, or was last.
+    /// Number of the last record that the current resync includes, or the last resync.
     pub said_after: AtomicU64,
-    /// Rows that came back because their free, entered before that, failed.
+    /// Rows that were restored because their free, entered before the resync, failed.
     pub restored: AtomicU64,
-    /// Rows that a failed call took and nobody could give back: a resync would not bring them.
+    /// Rows that a failed call removed and that could not be restored: a resync does not include them.
     pub astray: AtomicU64,
 }
 
 impl Core {
-    /// The process's, once it is there.
+    /// Returns the process's, once it is made.
     #[inline(always)]
     pub fn get() -> Option<&'static Core> {
         let core = HOT_WORDS.core.load(Acquire).cast::<Core>();

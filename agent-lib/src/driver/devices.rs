@@ -1,5 +1,4 @@
-//! Devices and contexts. A device's slot is its CUDA ordinal; its UUID is what the daemon knows it by. Contexts lead to
-//! devices.
+//! Devices and contexts. A device's slot is its CUDA ordinal; the daemon identifies it by its UUID. Each context belongs to a device.
 
 use crate::record::recorder::Recorder;
 use crate::threads::Thread;
@@ -32,7 +31,7 @@ pub struct Devices {
     awaited: AtomicU64,
     introduced: [AtomicBool; DEVICES],
     contexts: [Context; CONTEXTS],
-    /// Per device, its primary context; 0 while that is not known.
+    /// Primary context of each device; 0 while it is unknown.
     primary: [AtomicUsize; DEVICES],
 }
 
@@ -127,7 +126,7 @@ impl Devices {
         }
     }
 
-    /// The slot of a device, introduced with its UUID the first time.
+    /// Returns the slot of a device, and records the device with its UUID the first time.
     pub fn slot(&self, recorder: &Recorder, ordinal: u32) -> u8 {
         let Some(introduced) = self.introduced.get(ordinal as usize) else { return NONE_DEVICE };
         if !introduced.load(Relaxed) && !introduced.swap(true, AcqRel) {
@@ -145,7 +144,7 @@ impl Devices {
         ordinal as u8
     }
 
-    /// Introduces the devices that resource callbacks have used so far. On the sender's thread.
+    /// Records the devices that resource callbacks have used so far. On the sender's thread.
     pub fn introduce_awaited(&self, recorder: &Recorder, thread: Option<&Thread>) {
         if self.awaited.load(Relaxed) == 0 {
             return;
@@ -213,7 +212,7 @@ impl Devices {
         recorder.names.add(&Record { stamp, body });
     }
 
-    /// Remembers a context from now on. False if it is known already; more than there is room for are not remembered.
+    /// Adds a context. Returns false if it was added before; a context beyond the table's size is reported and not added.
     pub fn remember_context(&self, handle: usize, uid: u32, device: u8) -> bool {
         if handle <= 1 || self.context(handle).is_some() {
             return false;

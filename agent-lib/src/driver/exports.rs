@@ -57,7 +57,7 @@ impl Exports {
         Exports { count: AtomicUsize::new(0), places: std::array::from_fn(free) }
     }
 
-    /// Follows an open file from now on. `map` books it as a mapping of so many bytes at an address; not if no place is free.
+    /// Adds an export. `map` books a mapping at an address with a size; it is not called if the table is full.
     pub fn follow(&self, file: Identity, map: impl FnOnce(u64, u64)) {
         let claim = |(_, export): &(usize, &Export)| {
             export.state.compare_exchange(FREE, CHANGING, AcqRel, Relaxed).is_ok()
@@ -71,7 +71,7 @@ impl Exports {
         export.state.store(OPEN, Release);
     }
 
-    /// Drops the exports whose descriptors were closed. `unmap` books that the mapping at an address is gone.
+    /// Removes the exports whose descriptors were closed. `unmap` books the end of the mapping at an address with a size.
     pub fn drop_closed(&self, unmap: impl Fn(u64, u64)) {
         if self.count.load(Acquire) == 0 {
             return;

@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
-/// Objects, and mappings of them, that can be told apart at a time.
+/// Size of a set.
 const PLACES: usize = 256;
 
-/// A few numbers; nothing to look through while there are none.
+/// A small set of numbers; a lookup in an empty one is one load.
 #[derive(Debug)]
 pub struct Few {
     count: AtomicUsize,
@@ -18,7 +18,7 @@ impl Few {
         Few { count: AtomicUsize::new(0), numbers: std::array::from_fn(|_| AtomicU64::new(0)) }
     }
 
-    /// Adds one; more than there is room for are forgotten.
+    /// Adds one; none if the set is full.
     pub fn add(&self, number: u64) {
         let free = |place: &&AtomicU64| place.compare_exchange(0, number, AcqRel, Relaxed).is_ok();
         if number != 0 && self.numbers.iter().any(|place| free(&place)) {
@@ -26,7 +26,7 @@ impl Few {
         }
     }
 
-    /// Whether it is one of them.
+    /// Whether the set has it.
     #[inline(always)]
     pub fn has(&self, number: u64) -> bool {
         self.count.load(Acquire) > 0 && self.numbers.iter().any(|place| place.load(Acquire) == number)

@@ -1,4 +1,4 @@
-//! What pools of the driver hold is read here, and recorded when it changes; pools.rs says when.
+//! Reads the sizes of the driver's pools and records them when they change; pools.rs has the times.
 
 use super::pools::{GRAPH, Pool, graph_memory};
 use crate::base::row::{Key, RowExtra};
@@ -134,7 +134,7 @@ impl Core {
     fn poll(&self, thread: &Thread, pool: &Pool, every_ns: u64) {
         let entered_ns = thread.moving_since_ns.load(Relaxed);
         if every_ns == 0 && entered_ns != 0 {
-            pool.entered_ns.fetch_min(entered_ns, AcqRel); // whoever polls it now, if not we
+            pool.entered_ns.fetch_min(entered_ns, AcqRel); // for the thread that polls it now, if that is another one
         }
         let now = self.recorder.clock.now();
         if now.saturating_sub(pool.polled_ns.load(Relaxed)) < every_ns || pool.asked.fetch_add(1, AcqRel) != 0

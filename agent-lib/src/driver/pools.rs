@@ -1,4 +1,4 @@
-//! Pools of the driver: what they have reserved is polled, because it shrinks at synchronisations, which nobody reports.
+//! Pools of the driver. Their reserved bytes are polled, because they shrink at synchronisations, for which there is no callback.
 //!
 //! At the EXIT of calls that may change it, at most ten times a second each unless it may have grown or was trimmed; and once a
 //! second by the sender, so that no figure is older than that while callbacks come. A pool that the program made could be destroyed while
@@ -24,7 +24,7 @@ pub(super) struct Pool {
     /// 0 while the place is free, 1 while it is being written.
     pub(super) id: AtomicU64,
     pub(super) device: AtomicU32,
-    /// Who wants it to be polled: the first does so until nobody has come meanwhile.
+    /// Number of threads that asked for a poll. The first one polls until no other has asked meanwhile.
     pub(super) asked: AtomicU32,
     /// When the oldest call was entered that may have changed it and has returned; `u64::MAX` for none.
     pub(super) entered_ns: AtomicU64,
@@ -103,7 +103,7 @@ impl DriverPools {
         }
     }
 
-    /// Where a pool that is known has its memory.
+    /// Returns the device of a pool, if the pool was seen.
     pub fn device_of(&self, id: u64) -> Option<u8> {
         self.find(id).map(|pool| pool.device.load(Relaxed) as u8)
     }

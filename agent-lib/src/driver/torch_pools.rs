@@ -1,4 +1,4 @@
-//! What is kept of PyTorch's allocator, per device and per thread.
+//! State of PyTorch's allocator for each device.
 
 use crate::base::locks::SpinLock;
 use crate::base::memfd::anonymous;
@@ -11,14 +11,14 @@ pub const DEVICES: usize = 64;
 /// Blocks of a device that can wait at a time; others count as free.
 pub const MOST: usize = 1024;
 
-/// A block that waits, or a free place.
+/// A freed block that a stream may still use, or a free place.
 #[derive(Debug, Default)]
 pub struct Waiting {
     /// Of the block; 0 while the place is free.
     pub address: AtomicU64,
     /// Of the block.
     pub bytes: AtomicU64,
-    /// What it waits for; 0 for what is over.
+    /// Events that it waits for; 0 for one that is over.
     pub events: [AtomicU64; EVENTS],
 }
 
@@ -33,7 +33,7 @@ pub struct Device {
     pub sum: AtomicI64,
     /// Reserved bytes by the last report.
     pub reserved: AtomicU64,
-    /// Bytes of segments that were told: equal to `reserved`, unless some are older than we are.
+    /// Bytes of segments that were recorded: equal to `reserved`, unless some are older than the agent.
     pub segments: AtomicU64,
     /// What `reserved` had more than `segments` with the last report: in between they differ while a segment comes or goes.
     pub unseen: AtomicI64,
@@ -45,15 +45,15 @@ pub struct Device {
     pub pending: AtomicU32,
     /// The sender wants the pool's totals with the next report.
     pub check_due: AtomicBool,
-    /// Of `unseen`, what was told as older than we are.
+    /// Bytes of `unseen` that were recorded as older than the agent.
     pub baseline: AtomicI64,
     /// By how much our sum was wrong, added up.
     pub drift: AtomicU64,
     /// Looks for a block's segment among all rows that are left.
     pub searches: AtomicU32,
-    /// Nobody asked the driver so far what device it is: the sender does.
+    /// The driver was not asked for this device's UUID so far; the sender asks.
     pub is_unknown: AtomicBool,
-    /// Whoever makes the pool has it.
+    /// Held by the thread that makes the pool.
     pub turn: SpinLock,
     /// Free while pending.
     pub waiting: &'static [Waiting],
@@ -84,7 +84,7 @@ pub struct State {
     pub pools: AtomicU32,
     /// Allocations that are none of a caching allocator: each tensor has its own.
     pub single_tensors: AtomicU64,
-    /// Stacks that were told.
+    /// Stacks that were recorded.
     pub stacks: AtomicU32,
     /// Frees that found no place among those that wait.
     pub untold_pending: AtomicU64,

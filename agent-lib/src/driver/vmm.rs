@@ -21,7 +21,7 @@ const GRANULE: u64 = 2 << 20;
 const MOST_MAPPINGS: u64 = 1 << 16;
 
 impl Core {
-    /// Said before counts change: a resync that reads them while this grows reads them again.
+    /// Sets the number before counts change: a resync that reads them meanwhile reads them again.
     pub(crate) fn references_change(&self, seq: u64) {
         self.references_changed.fetch_max(seq, AcqRel);
     }

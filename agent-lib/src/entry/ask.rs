@@ -9,9 +9,9 @@ use gpumem_wire::{AskKind, Body, Record, Stamp, frame};
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
-/// What was recorded before must have been sent: waited for that long.
+/// Timeout until earlier records were sent.
 const CATCH_UP: Duration = Duration::from_millis(300);
-/// The answer is waited for that long.
+/// Timeout of the answer.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Longer reports are none.
 const LONGEST: usize = 64 << 20;

@@ -60,13 +60,13 @@ pub fn elsewhere() -> Option<&'static Functions> {
     second_copy::first()
 }
 
-/// The process's agent, made if nobody has called so far; `None` if it is disabled or another copy has it.
+/// Returns the process's agent, made on first use; `None` if it is disabled or another copy has it.
 #[cold]
 fn ready() -> Option<&'static Core> {
     if status::fresh() {
         elsewhere();
     }
-    // A forked child is silent until it initialises CUDA itself; what it is given now works then.
+    // A forked child is silent until it initialises CUDA itself; NVTX functions that it gets now work then.
     Core::get().filter(|core| status::armed() || core.pid != std::process::id())
 }
 
@@ -126,7 +126,7 @@ pub fn injected() {
     }
 }
 
-/// What a library with NVTX in it calls with its first NVTX call. 0: all its calls are nothing.
+/// Called by a library with its first NVTX call. Returns 0 if the library's NVTX calls shall do nothing.
 pub fn injected_into_nvtx(get_export_table: Option<GetExportTable>) -> c_int {
     let Some(get) = get_export_table else { return 0 };
     match ready() {
@@ -164,7 +164,7 @@ fn inject() {
     crate::sources::python_host::run::look(core);
 }
 
-/// Devices that have a context already: there were allocations that nobody saw. Inside cuInit the driver answers that it is
+/// Returns the devices that have a context already: allocations before the agent's start were not seen. Inside cuInit the driver answers that it is
 /// not initialised.
 fn active_devices(driver: &Driver) -> Vec<u32> {
     let mut count = 0;

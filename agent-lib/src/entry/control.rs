@@ -11,7 +11,7 @@ use crate::sources::api::recordings::{
 use std::sync::atomic::Ordering::*;
 use std::time::Duration;
 
-/// Least time between two dumps by themselves.
+/// Shortest period of periodic dumps, in seconds.
 const LEAST_PERIOD_S: f64 = 0.1;
 /// Time that a request waits for its answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -26,7 +26,7 @@ fn switch(value: &str) -> Option<bool> {
     }
 }
 
-/// Sets a key; false if there is no such key or the value is none for it.
+/// Sets a key; returns false for an unknown key or a value that it does not allow.
 pub fn configure(core: &'static Core, key: &str, value: &str) -> bool {
     let class = match key {
         "marks" => recorder::MARKS,
@@ -64,20 +64,20 @@ pub fn configure(core: &'static Core, key: &str, value: &str) -> bool {
     is_on.is_some()
 }
 
-/// Begins a recording where `configure` said.
+/// Begins a recording with the file and limits that `configure` set.
 pub fn start(core: &'static Core) -> bool {
     let request = slot().map(|slot| RecordingRequest::Start(slot.record_file.clone(), slot.limits));
     request.is_some_and(|request| post(core, request).errno == 0)
 }
 
-/// History is kept back from now on; calls nest.
+/// Keeps history back from now on; calls nest.
 pub fn mute(core: &'static Core) {
     if MUTES.fetch_add(1, AcqRel) == 0 {
         post(core, RecordingRequest::Mute);
     }
 }
 
-/// It is told again.
+/// Undoes one call of `mute`.
 pub fn unmute(core: &'static Core) {
     let less = MUTES.fetch_update(AcqRel, Acquire, |mutes| mutes.checked_sub(1));
     if less == Ok(1) {
@@ -85,14 +85,14 @@ pub fn unmute(core: &'static Core) {
     }
 }
 
-/// Starts the sender if need be, and has it do what is asked for; what became of it.
+/// Starts the sender if necessary, and returns its reply to the request.
 pub fn post(core: &'static Core, request: RecordingRequest) -> RecordingReply {
     let _uncancelled = Uncancelled::now();
     sender::start(core);
     request_with_timeout(request, PATIENCE)
 }
 
-/// A step begins, of which nothing is recorded yet.
+/// Tells the sender that a step begins, if a recording waits for it. Called before the step is recorded.
 #[inline(always)]
 pub fn step(core: &'static Core, number: u64) {
     if is_waited_for(number) {

@@ -1,4 +1,4 @@
-//! A forked child must not speak for its parent: it disarms before anything else runs in it.
+//! Forks and exit. A forked child must not send records as its parent: it disarms before anything else runs in it.
 
 use crate::base::fault_injection;
 use crate::naming::callers;
@@ -48,7 +48,7 @@ extern "C" fn in_child() {
     sender::close_in_child();
 }
 
-/// In the process that started the agent, not in its children: what is left is sent, for a moment.
+/// Waits a moment until the sender has sent the last records; not in forked children.
 extern "C" fn at_exit() {
     crate::record::panic::shielded((), || {
         fault_injection::at("exit");
@@ -56,7 +56,7 @@ extern "C" fn at_exit() {
     });
 }
 
-/// In a forked child: what other threads of its parent may have held.
+/// Releases locks in a forked child that starts anew: other threads of its parent may have held them.
 pub fn reset() {
     status::reset_after_fork();
     recordings::reset_after_fork();

@@ -12,12 +12,12 @@ use crate::sources::cupti::find::c_path;
 use cupti_sys::Library;
 use std::sync::atomic::{AtomicPtr, Ordering::*};
 
-/// First word of the table: what the address is looked at for, with the table's size, which changes with its layout.
+/// First word of the table: an address is one of a table if this is there. It contains the table's size, which changes with its layout.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"gpumem\0\0") | (size_of::<Functions>() as u64) << 48;
 
 static FIRST: AtomicPtr<Functions> = AtomicPtr::new(std::ptr::null_mut());
 
-/// The address of this copy's table, which the name of its memfd says.
+/// Returns the address of this copy's table, for the name of its memfd.
 pub fn own_table() -> usize {
     std::ptr::from_ref(&crate::FUNCTIONS) as usize
 }
@@ -39,7 +39,7 @@ pub fn look(pid: u32) -> Option<&'static Functions> {
         (owner.parse() == Ok(pid) && address.is_multiple_of(align_of::<Functions>())).then_some(address)
     });
     let table = address.map(|address| address as *mut Functions).find(|table| !table.is_null())?;
-    // SAFETY: whoever made that memfd in this process published the address of its table; it is a copy of us.
+    // SAFETY: a copy of this library made that memfd, and put the address of its table into the name.
     let functions = unsafe { &*table };
     if functions.magic != MAGIC {
         return None;

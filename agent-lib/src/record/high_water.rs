@@ -1,10 +1,10 @@
-//! The highest that was live in a range of time, and what it was made of, where the program asks for that.
+//! The peak of live bytes in a range of time and its composition, for programs that ask for it (`gpumem_peak`).
 //!
 //! Nothing is counted unless a range is open: one load and a branch per row then. While one is, each row that is born or goes
 //! adds to its device's sum and to its tag's, and the composition at the highest point is kept as it changes: a tag
-//! remembers what it had there when it moves for the first time afterwards.
+//! keeps its bytes at the peak when it changes for the first time afterwards.
 //!
-//! Two families, each with a high of its own: driver allocations (of a driver pool what was handed out of it), and blocks
+//! Two families with a peak each: driver allocations (of a driver pool, the memory handed out of it), and blocks
 //! of pools without a parent. Exact unless other threads allocate while the range is being opened: what they do in those
 //! microseconds may count twice or not at all.
 
@@ -21,7 +21,7 @@ pub const DEVICES: usize = 16;
 /// Tags have numbers up to 2^17; 0 is no tag.
 const TAGS: usize = (1 << 17) + 1;
 
-/// What is counted apart.
+/// Rows that are summed together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Family {
     /// Driver allocations.
@@ -30,7 +30,7 @@ pub enum Family {
     Blocks,
 }
 
-/// Of a tag on a device in a family.
+/// Bytes of a tag on a device in a family.
 #[derive(Debug)]
 struct TagHighWater {
     live: AtomicI64,
@@ -51,17 +51,17 @@ const OPEN: &AtomicBool = &HOT_WORDS.peaks_open;
 static SUMS: [[HighWater; 2]; DEVICES] = [const {
     [const { HighWater { live: AtomicI64::new(0), high: AtomicI64::new(0), turn: AtomicU32::new(0) } }; 2]
 }; DEVICES];
-/// `DEVICES` * 2 * `TAGS` of them, made when the first range is opened.
+/// `DEVICES` * 2 * `TAGS` entries, made when the first range is opened.
 static SHARES: AtomicPtr<TagHighWater> = AtomicPtr::new(std::ptr::null_mut());
-/// Somebody moves bytes between a share and its sum: a high that came between the two would have a composition that is not its sum.
+/// Held while bytes are added to a tag and to its sum: a peak between the two would have a composition that is not its sum.
 static MOVING: AtomicBool = AtomicBool::new(false);
-/// Looks at it, while a range is open. Who holds it for longer has lost its core: nobody waits for that, and the high may then be off
-/// by what that thread moves.
+/// Attempts to take `MOVING` while a range is open. A thread that holds it for longer has lost its core. Other threads then go on without
+/// it, and the peak may be wrong by the bytes of that thread.
 const LOOKS: u32 = 2000;
 /// One thread at a time opens and closes.
 static CHANGING: ForkMutex<()> = ForkMutex::new(|| ());
 
-/// In a child that starts anew.
+/// Releases the locks in a forked child that starts anew.
 pub fn reset_after_fork() {
     CHANGING.reset_after_fork();
     MOVING.store(false, Release);
@@ -86,7 +86,7 @@ fn share(device: usize, family: Family, tag: u32) -> Option<&'static TagHighWate
     shares().get((device * 2 + family as usize) * TAGS + (tag as usize).min(TAGS - 1))
 }
 
-/// What a row counts as. `parent` is that of its pool, for a block.
+/// Returns the family of a row. `parent` is the parent of a block's pool; 0 for none.
 fn family(row: &Row, parent: u64) -> Option<Family> {
     match kind_of(row) {
         kind::BLOCK_ALLOC => (parent == 0).then_some(Family::Blocks),
@@ -139,17 +139,17 @@ fn move_bytes(sum: &HighWater, share: Option<&TagHighWater>, bytes: i64) {
     }
 }
 
-/// A row was bound.
+/// Adds a row that was bound.
 pub fn born(row: &Row, parent: u64) {
     add(row, parent, row[5] as u32, row[3].cast_signed());
 }
 
-/// A row was unbound.
+/// Removes a row that was unbound.
 pub fn gone(row: &Row, parent: u64) {
     add(row, parent, row[5] as u32, -row[3].cast_signed());
 }
 
-/// A row has another tag from now on. No sum changes, so the high's composition is the one with the later name.
+/// Moves a row to another tag. No sum changes, so the high's composition is the one with the later name.
 pub fn renamed(row: &Row, parent: u64, tag: u32) {
     let device = usize::from(device_of(row));
     let Some(family) = family(row, parent).filter(|_| device < DEVICES && row[5] as u32 != tag) else {
@@ -199,7 +199,7 @@ pub fn begin(live: impl FnOnce() -> Vec<(Row, u64)>) -> bool {
     true
 }
 
-/// The high is what is live now.
+/// Sets the peak to the bytes that are live now.
 pub fn reset() {
     for sum in SUMS.iter().flatten() {
         sum.turn.fetch_add(1, AcqRel);
@@ -218,7 +218,7 @@ pub fn high(device: usize, which: Family) -> u64 {
     u64::try_from(high).unwrap_or(0)
 }
 
-/// The high of a family on a device, what is live now, and per tag what was live at the high.
+/// Returns, for a family on a device, the bytes at the peak, the bytes live now, and the bytes of each tag at the peak.
 pub fn read(device: usize, which: Family) -> (u64, u64, Vec<(u32, u64)>) {
     let sum = &SUMS[device][which as usize];
     let bytes = |value: i64| u64::try_from(value).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! What a panic of ours leaves behind: where it was, for the daemon, and nothing on the program's standard error.
+//! Panics of the agent: their location is kept for the daemon, and nothing is printed to the program's standard error.
 
 use crate::base::own_thread::{self, Uncancelled};
 use crate::record::status;
@@ -7,13 +7,13 @@ use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use std::sync::{Mutex, TryLockError};
 
-/// Where the first one was.
+/// Location of the first panic.
 static WHERE: Mutex<String> = Mutex::new(String::new());
 static INSTALLED: AtomicBool = AtomicBool::new(false);
-/// A thread of the program's that starts or ends the agent; 0 for none.
+/// Kernel id of a thread of the program's that starts or ends the agent; 0 for none.
 static SHIELDED: AtomicU32 = AtomicU32::new(0);
 
-/// Our standard library is our own: what the program's says of its panics stays as it is.
+/// Installs the hook. The library has a copy of the standard library of its own, so panics of the program are printed as before.
 pub fn install_hook() {
     if INSTALLED.swap(true, AcqRel) {
         return;
@@ -22,7 +22,7 @@ pub fn install_hook() {
     std::panic::set_hook(Box::new(move |panic| if is_ours() { note(panic) } else { before(panic) }));
 }
 
-/// On a thread that is inside of the agent. In tests the library is a part of the program.
+/// Whether the thread is inside of the agent. In tests the library is a part of the program.
 fn is_ours() -> bool {
     let is_busy = || threads::current().is_some_and(|thread| thread.busy.load(Relaxed) != 0);
     own_thread::is_here() || SHIELDED.load(Relaxed) == own_thread::kernel_id() || is_busy()
@@ -41,7 +41,7 @@ fn note(panic: &PanicHookInfo<'_>) {
     }
 }
 
-/// Where the first one was, in parentheses after a space; empty if that is not known.
+/// Returns the location of the first panic in parentheses after a space; empty if it is unknown.
 pub fn first_panic_location() -> String {
     WHERE.try_lock().map(|known| known.clone()).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! How a record is made: its number, its time, what it books in the live table, and its way into the ring.
+//! Makes records: takes a number and a time, books the row in the live table, and puts the record into the ring.
 
 use crate::base::clock::Clock;
 use crate::base::fault_injection;
@@ -9,7 +9,7 @@ use crate::threads::Thread;
 use gpumem_wire::{Body, Flags, NONE_DEVICE, Record, Stamp};
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-/// What makers of records need. What each record needs comes first, on as few lines of the processor's cache as it takes.
+/// The parts that every maker of records needs. The parts that each record uses come first, so that they share few cache lines.
 #[derive(Debug)]
 #[repr(C)]
 #[allow(missing_docs)]
@@ -20,7 +20,7 @@ pub struct Recorder {
     pub names: Names,
 }
 
-/// Where a record belongs, beyond time and order.
+/// The fields of a record's stamp that its maker sets.
 #[derive(Debug, Clone, Copy)]
 pub struct RecordContext {
     /// Tag; see `Core::named`.
@@ -29,7 +29,7 @@ pub struct RecordContext {
     pub flags: Flags,
     /// Stack; 0 for none.
     pub stack: u32,
-    /// contextUid, or what the kind says.
+    /// contextUid, or the meaning that the kind of record gives it.
     pub context: u32,
     /// Library that made the call; 0 for unknown.
     pub module: u16,
@@ -57,7 +57,7 @@ impl Recorder {
         self.record_timed(thread, at, |_, _| body, keep)
     }
 
-    /// As `record`, of something that says how long it took: `body` is told the record's own time.
+    /// As `record`, for a record with a duration: `body` gets the record's time.
     #[inline(always)]
     pub fn record_timed<'a>(
         &self,
@@ -91,10 +91,10 @@ impl Recorder {
     }
 }
 
-/// How far ahead of the records slots are fetched.
+/// Number of slots ahead of the record that are fetched into the cache.
 const AHEAD: u64 = 2;
 
-/// Nothing to keep.
+/// Books no row.
 #[inline(always)]
 pub fn no_row(_: &Recorder, _: &Row) {}
 

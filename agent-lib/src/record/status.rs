@@ -1,4 +1,4 @@
-//! Whether the agent is armed, and what it reports about itself and about each layer of names.
+//! The agent's status: whether it is armed, and its reports about itself and about each layer of names.
 
 use crate::base::hot::HOT_WORDS;
 use crate::base::locks::ForkMutex;
@@ -8,22 +8,22 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::*};
 
 /// Whether callbacks and the C API do something.
 const PHASE: &AtomicU8 = &HOT_WORDS.phase;
-/// Nobody has called so far.
+/// No function of the library was called so far.
 const FRESH: u8 = 0;
 /// They do.
 const ARMED: u8 = 1;
 /// They do not: disabled, another copy does it, or stopped by a fork (in the child), a panic or the exit.
 const SILENT: u8 = 2;
-/// A panic was caught: the sender says so.
+/// A panic was caught. The sender reports it.
 static PANICKED: AtomicBool = AtomicBool::new(false);
-/// Changes of what the agent says: the sender compares.
+/// Counts changes of the reports. The sender compares it with the last one that it sent.
 static VERSION: AtomicU64 = AtomicU64::new(0);
 /// Not for callbacks: set while starting, by the sender, and by pause and resume.
 static REPORTS: ForkMutex<Vec<StatusReport>> = ForkMutex::new(Vec::new);
 /// So many are kept for daemons that come later: they want to know when the agent was blind.
 const KEPT: usize = 65;
 
-/// What the agent said about itself, and since when.
+/// A report of the agent's state, and its time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StatusReport {
     /// From 1 on.
@@ -44,7 +44,7 @@ pub fn armed() -> bool {
     PHASE.load(Relaxed) == ARMED
 }
 
-/// Whether nobody has called so far.
+/// Whether no function of the library was called so far.
 pub fn fresh() -> bool {
     PHASE.load(Acquire) == FRESH
 }
@@ -66,14 +66,14 @@ pub fn disarm_after_panic() {
     VERSION.fetch_add(1, Release);
 }
 
-/// Reports what the agent is since a time.
+/// Reports the agent's state since `time_ns`. Not in a callback: it locks and allocates.
 pub fn report(time_ns: u64, state: AgentState, result: u16, detail: &str) {
     let Ok(mut said) = REPORTS.lock() else { return };
     let last = said.last();
     if last.is_some_and(|last| last.state == state && last.result == result && last.detail == detail) {
         return;
     }
-    // Never before what was said last: a reader takes them in order.
+    // Never before the last report: readers expect them in order.
     let time_ns = last.map_or(time_ns, |last| time_ns.max(last.time_ns));
     let number = last.map_or(1, |last| last.number + 1);
     if said.len() >= KEPT {
@@ -83,7 +83,7 @@ pub fn report(time_ns: u64, state: AgentState, result: u16, detail: &str) {
     VERSION.fetch_add(1, Release);
 }
 
-/// In a child that starts anew: what its parent said is not about it.
+/// Forgets the reports in a forked child that starts anew: they are its parent's.
 pub fn reset_after_fork() {
     REPORTS.reset_after_fork();
     LAYERS.reset_after_fork();
@@ -110,7 +110,7 @@ pub fn reports_after(after: u64, now_ns: u64) -> Vec<StatusReport> {
     said
 }
 
-/// It was said that driver calls are not heard. Not for callbacks.
+/// Whether the last report is that driver calls are not seen. Not for callbacks.
 pub fn is_blind() -> bool {
     let is_blind = |said: &StatusReport| {
         matches!(said.state, AgentState::Blocked | AgentState::Paused | AgentState::Disarmed)
@@ -123,23 +123,23 @@ pub fn panicked() -> bool {
     PANICKED.load(Relaxed)
 }
 
-/// How a layer of names is.
+/// State of a layer of names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerReport {
     /// Which.
     pub layer: Layer,
     /// How it is.
     pub state: LayerState,
-    /// Why, in words for people; empty where there is nothing to say.
+    /// The reason, as text for the user; may be empty.
     pub reason: String,
 }
 
 /// Not for callbacks.
 static LAYERS: ForkMutex<Vec<LayerReport>> = ForkMutex::new(Vec::new);
-/// Changes of what is reported about layers: the sender compares.
+/// Counts changes of the layers' reports. The sender compares it with the last one that it sent.
 static LAYERS_VERSION: AtomicU64 = AtomicU64::new(0);
 
-/// Reports how a layer is from now on. Not in a hook: this locks and allocates.
+/// Reports the state of a layer from now on. Not in a callback: it locks and allocates.
 pub fn report_layer(layer: Layer, state: LayerState, reason: &str) {
     let Ok(mut layers) = LAYERS.lock() else { return };
     let now = LayerReport { layer, state, reason: reason.to_owned() };
@@ -151,18 +151,18 @@ pub fn report_layer(layer: Layer, state: LayerState, reason: &str) {
     LAYERS_VERSION.fetch_add(1, Release);
 }
 
-/// How a layer is, if that was reported.
+/// Returns the state of a layer, if it was reported.
 pub fn layer(layer: Layer) -> Option<LayerState> {
     let layers = LAYERS.lock().ok()?;
     layers.iter().find(|report| report.layer == layer).map(|report| report.state)
 }
 
-/// Grows with each change of what is reported about layers.
+/// Returns the number of changes of the layers' reports.
 pub fn layers_version() -> u64 {
     LAYERS_VERSION.load(Acquire)
 }
 
-/// What is reported about each layer.
+/// Returns the current report of each layer.
 pub fn layers() -> Vec<LayerReport> {
     LAYERS.lock().map(|layers| layers.clone()).unwrap_or_default()
 }

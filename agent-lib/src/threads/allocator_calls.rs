@@ -1,4 +1,4 @@
-//! What a thread did for PyTorch's allocator since its last report: memory that the driver gave it, and events that it recorded.
+//! A thread's calls for PyTorch's allocator since its last report: memory that it got from the driver, and events that it recorded.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
@@ -41,7 +41,7 @@ pub struct Event {
     pub stack: AtomicUsize,
 }
 
-/// Of a thread: what it did since its last report. Written by the thread alone.
+/// A thread's calls since its last report. Written by the thread alone.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct ThreadAllocatorState {
@@ -90,7 +90,7 @@ impl ThreadAllocatorState {
         self.remembered.load(Relaxed) != 0
     }
 
-    /// Also for the sender, which may read half of what is being written.
+    /// Returns the ranges. The sender may read one that is half written.
     pub fn fresh(&self) -> impl Iterator<Item = &NewRange> {
         self.fresh.iter().take(self.remembered.load(Acquire) as usize)
     }
@@ -112,7 +112,7 @@ impl ThreadAllocatorState {
         self.recorded.store(count.saturating_add(1), Relaxed);
     }
 
-    /// It is over: nobody waits for it.
+    /// Removes an event that is over.
     pub fn forget_event(&self, event: u64) {
         let count = self.recorded.load(Relaxed) as usize;
         let events = &self.events[..count.min(EVENTS)];

@@ -1,8 +1,8 @@
-//! What each thread has of its own: its tag stack, the driver calls it is in, and whether it is writing a record.
+//! Data of each thread: its tag stack, the driver calls that it is in, and whether it is writing a record.
 //!
 //! Threads claim a place in one table on first use. A thread-local word leads to it: without a destructor, because
 //! callbacks can come while thread-local storage is being taken down. Places of threads that have ended are found by
-//! the sender, which asks the kernel. The table itself is in places.rs.
+//! the sender, which asks the kernel. The table itself is in table.rs.
 
 pub mod allocator_calls;
 pub mod per_feature;
@@ -18,13 +18,13 @@ use crate::threads::table::{RecordInProgress, SlotTable, TableSlot};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
-/// Threads at a time; a process that has more loses records of the others, and says so.
+/// Threads at a time; records of further threads are lost, and their number is reported.
 const MOST: usize = 4096;
 /// Scopes that a thread can nest; deeper ones count for the innermost that fits.
 pub const DEPTH: usize = 64;
 /// Who opens scopes: the C API, NVTX's default domain, and as many named ones.
 pub const OWNERS: usize = 34;
-/// Driver calls that can be open on a thread at a time: one, and what it does inside.
+/// Driver calls that can be open on a thread at a time: one, and calls inside of it.
 pub const CALLS: usize = 4;
 
 /// A driver call between ENTER and EXIT.
@@ -73,7 +73,7 @@ impl Call {
     }
 }
 
-/// What only the thread itself touches.
+/// Data that only the thread itself uses.
 #[derive(Debug)]
 pub struct OwnerData {
     /// Open scopes; may be more than `DEPTH`.
@@ -94,7 +94,7 @@ pub struct OwnerData {
     pub callers: Callers,
 }
 
-/// A thread's place. What a report of PyTorch's looks at comes first: one line of the processor's cache and the beginning of its neighbour.
+/// A thread's place. Fields that a report of PyTorch's allocator reads come first: one cache line and the beginning of the next.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub struct Thread {
@@ -109,7 +109,7 @@ pub struct Thread {
     pub scope: AtomicU32,
     /// Which node of PyTorch's backward pass it runs.
     pub autograd: AutogradThread,
-    /// What it did for PyTorch's allocator.
+    /// Its calls for PyTorch's allocator.
     pub torch: crate::threads::allocator_calls::ThreadAllocatorState,
     /// When the outermost call in flight that allocates, or trims a pool, was entered. Else 0.
     pub moving_since_ns: AtomicU64,
@@ -273,7 +273,7 @@ fn claim() -> Option<&'static Thread> {
     Some(place)
 }
 
-/// In a forked child that starts anew: of all threads only the calling one is here, under another id.
+/// Frees the places of all threads but the calling one, in a forked child that starts anew. The calling thread has another id there.
 pub fn reset_after_fork() {
     let mine = word::get();
     let id = own_thread::kernel_id();
@@ -366,7 +366,7 @@ impl Thread {
         }
     }
 
-    /// What the calling thread keeps here.
+    /// Returns the data of the calling thread.
     ///
     /// # Safety
     /// `self` must be `current()`, and no other reference from here may be in use.

@@ -1,4 +1,5 @@
-//! What features keep in a thread's place: who called the driver, and which node of PyTorch's backward pass runs. What they do with it is theirs.
+//! Data of features in a thread's place: callers of the driver (naming/callers) and the node of PyTorch's backward pass (naming/autograd.rs).
+//! The code that uses it is in these features.
 
 use super::stack::Stack;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -17,11 +18,11 @@ pub(crate) struct CachedCaller {
     pub(crate) module: u16,
 }
 
-/// What a thread has of its own.
+/// A thread's cache of callers.
 #[derive(Debug)]
 pub struct Callers {
     pub(crate) known: [CachedCaller; REMEMBERED],
-    /// Where the call came from that was looked at last: a return address, 0 for none.
+    /// Return address of the last call; 0 for none.
     pub site: usize,
     pub(crate) stack: Stack,
 }
@@ -40,15 +41,15 @@ impl Default for Callers {
     }
 }
 
-/// What a thread has of this. Written by itself alone.
+/// A thread's state of the backward pass. Written by the thread alone.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct AutogradThread {
     /// The scope in which the running node was begun.
     pub(crate) scope: AtomicU32,
-    /// The node that it runs; 0 for none, `UNNAMED` for one that is not known.
+    /// The node that it runs; 0 for none, `UNNAMED` for an unknown one.
     pub(crate) running: AtomicU64,
-    /// PyTorch's count of it; 0 while it was not asked.
+    /// PyTorch's number of the thread; 0 until it is read.
     pub(crate) id: AtomicU64,
     /// The last one that it ran to its end.
     pub(crate) last: AtomicU64,

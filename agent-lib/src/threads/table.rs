@@ -1,16 +1,16 @@
-//! The table in which threads have their places: each claims one by itself, the sender frees those of threads that have ended, and
-//! another thread takes them again. tests/races has this file under loom.
+//! The table of threads' places. Each thread claims a place, the sender frees the places of threads that have ended, and other
+//! threads reuse them. tests/races has this file under loom.
 
 use crate::base::memfd::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
 use crate::base::ring::Ring;
 use std::sync::atomic::Ordering::*;
 
-/// Which record a thread is making.
+/// The record that a thread is making.
 #[derive(Debug, Default)]
 pub struct RecordInProgress {
     /// While a record is being made: a lower bound of its number. Else 0.
     at: AtomicU64,
-    /// The number of its last record plus one: such a bound, without a look at what other threads write.
+    /// The number of its last record plus one: such a bound, without a read of words that other threads write.
     bound: AtomicU64,
 }
 
@@ -43,7 +43,7 @@ impl RecordInProgress {
     }
 }
 
-/// What the table knows of a place. All zeros is a place without a thread.
+/// A place of the table. All zeros is a place without a thread.
 pub trait TableSlot: Sync + 'static {
     /// Its thread's kernel id, 0 while the place is free.
     fn id(&self) -> &AtomicU32;

@@ -2,10 +2,10 @@
 //! thread that asked waits a moment for its answer. Nothing here is for hooks: it locks and allocates.
 //!
 //! **Muting** is not pausing. While the agent is muted it goes on watching and keeps its balances, but sends nothing; afterwards
-//! it says how much it did not send, and its state anew. While it is paused (sources/cupti/subscribe.rs) it sees nothing.
+//! it sends how much was kept back, and its state again. While it is paused (sources/cupti/subscribe.rs) it sees nothing.
 //!
-//! **A window of steps** is opened and closed by the thread that says the step: it waits for the sender (a second at most) to have said
-//! the state, so that what is recorded begins and ends exactly there. While no window is wanted, a step costs one load more.
+//! **A window of steps** is opened and closed by the thread that calls `gpumem_step`: it waits until the sender has recorded the state (one
+//! second at most), so that the recording begins and ends exactly there. While no window is wanted, a step costs one load more.
 
 use crate::base::locks::ForkMutex;
 use crate::base::own_thread;
@@ -18,9 +18,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use std::sync::{Condvar, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-/// Names of recordings that nobody named.
+/// Name of a recording without a name of the user's.
 const USUAL: &str = "gpumem-%h-%r%p-%n.gpumem";
-/// A lock that somebody holds for longer was held by a thread that is not there any more: this is a forked child.
+/// Timeout of the lock. If it is held for longer, this is a forked child, and the thread that held it does not exist.
 const LOCKED: Duration = Duration::from_millis(500);
 /// Names that are tried before a recording gives up.
 const NAMES: u32 = 10_000;
@@ -29,17 +29,17 @@ const NAMES: u32 = 10_000;
 pub(crate) static MUTES: AtomicU32 = AtomicU32::new(0);
 /// Memory events are switched off by `configure`.
 pub(crate) static MEMORY_OFF: AtomicU32 = AtomicU32::new(0);
-/// Between dumps by themselves; 0: none.
+/// Period of periodic dumps; 0 for none.
 pub(crate) static DUMP_PERIOD_NS: AtomicU64 = AtomicU64::new(0);
 
-/// Of one recording.
+/// Limits of a recording.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RecordingLimits {
     /// First and last step.
     pub steps: Option<(u64, u64)>,
-    /// For how long.
+    /// Duration.
     pub for_ns: Option<u64>,
-    /// How large the file may become.
+    /// Largest size of the file.
     pub max_bytes: Option<u64>,
 }
 
@@ -75,7 +75,7 @@ impl RecordingLimits {
         true
     }
 
-    /// A file and limits as the daemon says them: `FILE\0key=value\0...`. None if there is one that is not known.
+    /// Parses a file and limits from the daemon: `FILE\0key=value\0...`. `None` for an unknown key or a bad value.
     pub fn of_command(payload: &str) -> Option<(String, RecordingLimits)> {
         let mut parts = payload.split('\0');
         let path = parts.next()?.to_owned();
@@ -89,7 +89,7 @@ impl RecordingLimits {
 /// The number from which on a step concerns a recording.
 static NEXT: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// Sets, for the sender, the step from which on it wants to know; `u64::MAX`: none.
+/// Sets the first step that the sender waits for; `u64::MAX` for none.
 pub fn wait_for(number: u64) {
     NEXT.store(number, Release);
 }
@@ -100,7 +100,7 @@ pub fn is_waited_for(number: u64) -> bool {
     number >= NEXT.load(Relaxed)
 }
 
-/// To be done by the sender.
+/// A request to the sender.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RecordingRequest {
     /// Write a recording to a file of this name, empty for a usual one.
@@ -120,12 +120,12 @@ pub enum RecordingRequest {
     },
 }
 
-/// What became of it.
+/// The sender's reply to a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecordingReply {
     /// 0 or an errno.
     pub errno: u16,
-    /// The file, or what is wrong.
+    /// The file, or the error.
     pub told: String,
 }
 
@@ -162,7 +162,7 @@ static SLOT: ForkMutex<RequestSlot> = ForkMutex::new(|| RequestSlot {
 });
 static DONE: Condvar = Condvar::new();
 
-/// In a child that starts anew.
+/// Releases the lock in a forked child that starts anew.
 pub fn reset_after_fork() {
     SLOT.reset_after_fork();
 }
@@ -185,17 +185,17 @@ pub fn is_muted() -> bool {
     MUTES.load(Acquire) > 0 || MEMORY_OFF.load(Acquire) > 0
 }
 
-/// How often a dump is wanted; 0: not.
+/// Returns the period of periodic dumps; 0 for none.
 pub fn dump_period_ns() -> u64 {
     DUMP_PERIOD_NS.load(Relaxed)
 }
 
-/// Where dumps by themselves go.
+/// Returns the file of periodic dumps.
 pub fn dump_file() -> String {
     slot().map(|slot| slot.dump_file.clone()).unwrap_or_default()
 }
 
-/// Has the sender do it, which must have been started; what became of it, or that it took longer than `patience`.
+/// Returns the sender's reply to a request, or ETIMEDOUT after `patience`. The sender must have been started.
 pub fn request_with_timeout(request: RecordingRequest, patience: Duration) -> RecordingReply {
     let _uncancelled = Uncancelled::now();
     let late =
@@ -224,16 +224,16 @@ pub fn request_with_timeout(request: RecordingRequest, patience: Duration) -> Re
     }
 }
 
-/// What is wanted; for the sender.
+/// Returns the next request; for the sender.
 pub fn next() -> Option<(u64, RecordingRequest)> {
     let Ok(mut slot) = SLOT.try_lock() else { return None };
     (!slot.requests.is_empty()).then(|| slot.requests.remove(0))
 }
 
-/// What became of it; for the sender.
+/// Stores the reply to a request; for the sender.
 pub fn done(number: u64, reply: RecordingReply) {
     if let Some(mut slot) = slot() {
-        // Of those who did not wait.
+        // Replies of requests that timed out.
         if slot.replies.len() > 64 {
             slot.replies.remove(0);
         }

@@ -1,4 +1,4 @@
-//! Tags: what the program says it is doing, per thread.
+//! Scopes of the C API, and marks, steps, phases and epochs.
 
 use crate::base::row::AllocationName;
 use crate::driver::core::Core;
@@ -8,7 +8,7 @@ use crate::threads::{DEPTH, OwnerData, Thread};
 use gpumem_wire::{Body, Edge, Layer, LayerState, Phase};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 
-/// The program has opened a scope of its own.
+/// The program has opened a scope, not by NVTX.
 static USED: AtomicBool = AtomicBool::new(false);
 
 /// A scope is opened, not by NVTX.
@@ -22,10 +22,10 @@ pub fn note() {
 /// Number of the step that is under way.
 pub static STEP: AtomicU64 = AtomicU64::new(0);
 
-/// What the sender has seen of it: 1 not yet, 2 it was so; 0 before it has looked.
+/// The value of `USED` that the sender reported last: 1 false, 2 true; 0 before the first report.
 static SEEN: AtomicU8 = AtomicU8::new(0);
 
-/// For the sender, each time: a program may be over before it does much else.
+/// Reports the layer's state if it has changed. The sender calls it each round: a short program may end before the next one.
 pub fn look() {
     let used = USED.load(Relaxed);
     let now = 1 + u8::from(used);
@@ -182,7 +182,7 @@ impl Core {
         }
     }
 
-    /// What comes is of epoch `number`.
+    /// Epoch `number` begins.
     pub fn epoch(&self, thread: &Thread, number: u64) {
         if recorder::records(recorder::MARKS) {
             self.recorder.record(thread, RecordContext::NOWHERE, Body::Epoch { number }, no_row);
@@ -202,7 +202,7 @@ impl Core {
         self.mark_tag(thread, self.recorder.names.intern(0, name));
     }
 
-    /// The same, of a name that is known.
+    /// As `mark`, for a tag.
     pub fn mark_tag(&self, thread: &Thread, tag: u32) {
         if recorder::records(recorder::MARKS) {
             self.recorder.record(

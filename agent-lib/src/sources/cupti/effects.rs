@@ -1,6 +1,6 @@
-//! What a driver call means for the whole agent: the state of the driver is booked first (driver/), then those hear of it who look at what
-//! calls do: segments of PyTorch's pool, allocations that nothing names, a sample of the device. Only a free tells them first: the segment
-//! must go before the memory that it lies in.
+//! Effects of driver calls on the whole agent. Each method calls the driver's state first (driver/) and then the features that follow driver
+//! calls: segments of PyTorch's pool, names of unnamed allocations, the request for a sample. A free calls the features first: a segment ends
+//! before the memory that it lies in.
 
 use crate::base::row::AllocationName;
 use crate::base::wake::wake;
@@ -37,7 +37,7 @@ impl Core {
         wake();
     }
 
-    /// A free was entered. `call` keeps what is needed when it returns.
+    /// A free was entered. `call` keeps the row until the free returns.
     #[inline(always)]
     pub fn free_entered(&self, thread: &Thread, at: RecordContext, call: &mut Call, address: u64) {
         self.driver_takes(thread, call, address, 0);
@@ -148,7 +148,7 @@ impl Core {
         }
     }
 
-    /// The driver does something that costs memory outside of allocations: what is charged now says how much.
+    /// The driver does something that takes memory outside of allocations. A sample now shows how much.
     pub fn gap_moved(
         &self,
         thread: &Thread,

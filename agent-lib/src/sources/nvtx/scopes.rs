@@ -1,6 +1,6 @@
-//! Which ranges count, and for whom.
+//! NVTX ranges that become scopes of threads or of the process.
 //!
-//! **Domains**: the default domain, and those that `GPUMEM_NVTX_DOMAINS` names. Libraries annotate each of their calls in
+//! **Ranges of threads** count in the default domain, and those that `GPUMEM_NVTX_DOMAINS` names. Libraries annotate each of their calls in
 //! domains of their own (NCCL, CUB), which would bury the program's names.
 //!
 //! A domain's handle is a number: 0 the default one (NVTX's null), 1 one that is left out, and from 2 on the place among the wanted ones,
@@ -34,7 +34,7 @@ pub fn owner(handle: usize) -> Option<u8> {
     }
 }
 
-/// The handle of the domain `name`: the same whoever asks.
+/// Returns the handle of the domain `name`: the same for all callers.
 pub fn create(core: &Core, name: &[u8]) -> usize {
     let wanted = core.settings.nvtx_domains.iter().any(|wanted| wanted == "*" || wanted.as_bytes() == name);
     if wanted {
