@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize}
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct HotWords {
-    /// state.rs.
+    /// record/status.rs.
     pub phase: AtomicU8,
-    /// peak.rs.
+    /// record/high_water.rs.
     pub peaks_open: AtomicBool,
-    /// core.rs.
+    /// driver/core.rs.
     pub core: AtomicPtr<()>,
     /// naming/python/mod.rs: the interpreter whose frames are read; null while none are.
     pub interpreter: AtomicPtr<()>,

@@ -1,9 +1,9 @@
 //! What an allocation is called: the one place where the sources of names come together.
 //!
 //! ```text
-//! scope    the innermost open scope of the thread: C API, Python, NVTX         (scope.rs, nvtx/)
+//! scope    the innermost open scope of the thread: C API, Python, NVTX         (sources/api/scope.rs, sources/nvtx)
 //! module   the module in whose Python frame the thread is                      (python/)
-//! node     what the forward pass called the node of the backward pass that the thread runs    (torch/)
+//! node     what the forward pass called the node of the backward pass that the thread runs    (autograd.rs)
 //! process  the tag of the process, for threads that have none of these: `INHERITED`
 //! ```
 //!

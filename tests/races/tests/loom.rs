@@ -61,7 +61,7 @@ fn seats<const MOST: usize>() -> &'static Seats<MOST> {
     })
 }
 
-/// As core.rs makes a record, inside of a guard.
+/// As record/recorder.rs makes a record, inside of a guard.
 fn record(ring: &Ring, seat: &Seat) {
     seat.busy.store(1, Relaxed);
     let seq = seat.making.begin(ring);

@@ -77,7 +77,7 @@ pub struct Sites {
 impl Sites {
     /// Names what waits.
     pub fn name(&mut self, core: &Core, thread: &Thread) {
-        // While somebody measures a range (peak.rs), a name that is changed just when its row goes would be counted twice: later.
+        // While somebody measures a range (record/high_water.rs), a name that is changed just when its row goes would be counted twice: later.
         if COUNT.load(Acquire) == 0 || high_water::open() {
             return;
         }

@@ -8,7 +8,8 @@
 //! lines.rs     frames -> the line that allocates
 //! ```
 //!
-//! Nothing is read before Python itself has called [`prove`] with its own word of the calling thread's frames.
+//! Nothing is read before Python itself has called [`prove`] with its own list of the calling thread's frames. sources/python_host has our
+//! code that runs in the interpreter.
 
 mod codes;
 mod find;

@@ -1,11 +1,10 @@
 //! NVTX: ranges of programs that annotate themselves, as scopes.
 //!
 //! ```text
-//! mod.rs      what a program's NVTX is given, and how the layer is
+//! mod.rs      functions for a program's NVTX, and the state of the layer
 //! calls.rs    push, pop, start, end and mark
-//! domains.rs  whose ranges count
+//! scopes.rs   domains whose ranges count, and ranges of the process
 //! text.rs     messages: UTF-8, wide, registered
-//! open.rs     ranges of the process
 //! ```
 //!
 //! Each library with NVTX in it asks once, on its first NVTX call and under a spin lock of its own, and gets the same functions:
