@@ -5,7 +5,6 @@
 //! mod.rs      the search, and what a thread remembers of it
 //! modules.rs  what is mapped where: the table, and its upkeep by the sender
 //! loader.rs   what the loader says is mapped
-//! stack.rs    how far a stack can be read
 //! sites.rs    allocations that nothing names: what asked for them, by the sender
 //! symbols.rs  the functions that a file on disk names
 //! ```
