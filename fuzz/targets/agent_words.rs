@@ -2,6 +2,10 @@
 #![no_main]
 #![allow(dead_code)]
 
+/// Where the agent has them.
+mod base {
+    pub use gpumem::base::c_text;
+}
 mod driver {
     pub use gpumem::driver::core;
 }
@@ -11,14 +15,7 @@ mod text;
 use cupti_sys::nvtx::EventAttributes;
 use gpumem::sources::api::recordings::RecordingLimits;
 use libfuzzer_sys::fuzz_target;
-use std::ffi::{CStr, c_char};
 use text::{Message, plain};
-
-/// What the agent's own does: text.rs asks for it.
-unsafe fn bytes<'a>(text: *const c_char) -> &'a [u8] {
-    // SAFETY: null or a C string, says the caller.
-    if text.is_null() { &[] } else { unsafe { CStr::from_ptr(text) }.to_bytes() }
-}
 
 /// An event of the size that it says, in memory of just that size; its message, if it has one, is `text`.
 fn event(bytes: &[u8], text: &[u8]) {

@@ -1,4 +1,4 @@
-//! One library that is loaded, by the name of its file: what it defines, and a slot of its own through which it calls.
+//! A loaded library, found by the name of its file: the functions that it defines, and the slots through which it calls.
 
 use crate::base::image::Image;
 use crate::base::loaded_file::{image, write_sealed};
@@ -6,7 +6,7 @@ use crate::naming::callers;
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 
-/// What became of a slot.
+/// Result of [`take`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Taken {
     /// Ours is in it.

@@ -14,10 +14,10 @@ const RETRY_NS: RangeInclusive<u64> = 1_000_000_000..=60_000_000_000;
 /// Silent looks, in quick succession, until a new subscription was heard for the first time: before that a loss is not noticed,
 /// and a driver that tells nobody of this call is never heard.
 const EAGER: u32 = 50;
-/// So many times in a row nothing was heard: the subscription is lost.
+/// Checks in a row without a callback after which the subscription counts as lost.
 const SILENCES: u32 = 2;
 
-/// What the sender remembers of it.
+/// The sender's state of the subscription.
 #[derive(Debug)]
 pub(super) struct Client {
     /// 0: none is due.

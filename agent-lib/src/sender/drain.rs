@@ -1,4 +1,4 @@
-//! What is new since the last round: names, records, and the watermark that says how far the story goes.
+//! Sends new names and records, and then the watermark: the number up to which the records are complete.
 
 use super::{Sender, finishing};
 use crate::base::clock::MARGIN_NS;
@@ -132,7 +132,7 @@ impl Sender {
         self.say_state(self.state_said);
     }
 
-    /// What the agent has said about itself after the number `after`.
+    /// Sends the reports of the agent's state after the number `after`.
     pub(super) fn say_state(&mut self, after: u64) {
         let (astray, refused, is_full) = self.told;
         let said = status::reports_after(after, self.core.recorder.clock.now());
@@ -188,7 +188,7 @@ impl Sender {
         }
     }
 
-    /// What the daemon says. Commands that are not known are left alone.
+    /// Reads the daemon's commands. Unknown ones are ignored.
     pub(super) fn listen(&mut self) {
         let mut buffer = [0_u8; 8192];
         while let Some(packet) = self.link.receive(&mut buffer) {

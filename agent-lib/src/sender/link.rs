@@ -42,7 +42,7 @@ enum To {
     File(Kept),
 }
 
-/// A recording beside: what is sent goes there, too.
+/// A recording beside the connection: everything that is sent is also written to it.
 #[derive(Debug)]
 struct Beside {
     file: Kept,
@@ -53,7 +53,7 @@ struct Beside {
     is_full: bool,
 }
 
-/// Room for the last word of a recording.
+/// Bytes kept free for the last record of a recording.
 const LAST_WORD_BYTES: u64 = 128;
 /// Names that are tried for a recording whose file is there already.
 const NAMES: u32 = 100;
@@ -110,7 +110,7 @@ impl Link {
         Ok(link)
     }
 
-    /// There is somebody to send to, or a recording beside.
+    /// Whether there is a connection, a file, or a recording beside.
     pub fn is_up(&self) -> bool {
         self.has_main() || self.beside.is_some()
     }
@@ -160,7 +160,7 @@ impl Link {
         self.beside.as_ref().is_some_and(|beside| beside.is_full)
     }
 
-    /// Ends it with a last word.
+    /// Ends it with a last record.
     pub fn end_beside(&mut self, bye: &Record<'_>) -> std::io::Result<()> {
         let Some(mut beside) = self.beside.take() else {
             return Err(std::io::Error::from_raw_os_error(libc::EIO));
@@ -242,7 +242,7 @@ impl Link {
         let Some((file, path)) = fresh(path) else { return false };
         let is_begun = self.begin(core, file).is_ok();
         if !is_begun {
-            // Ours, and nobody can read it. A disk that is full must not fill up with names.
+            // An empty file of ours. A full disk must not fill up with file names.
             let _ = std::fs::remove_file(&path);
         }
         self.path = std::path::absolute(path).ok();
@@ -292,7 +292,7 @@ impl Link {
         sent == packet.len() as isize
     }
 
-    /// Ends the link; what was in the packet is still in the ring.
+    /// Ends the link. Records of the packet are still in the ring.
     pub fn close(&mut self) {
         self.packet.clear();
         if let To::Daemon(socket) = std::mem::replace(&mut self.to, To::Nobody) {
@@ -385,8 +385,8 @@ impl Link {
     }
 }
 
-/// The sender has failed: what it had in hand is left alone. The daemon hears why, if it listens. The connection stays until the
-/// program ends: what a daemon was not yet told when it is closed, it may not read.
+/// Reports to the daemon that the sender has failed, and why; its unsent data is left alone. The connection stays open until the program
+/// ends: a daemon may not read data that is pending when a connection closes.
 pub fn last_words(core: &Core) {
     let fd = SOCKET.load(Acquire);
     if fd < 0 {
@@ -497,7 +497,7 @@ fn connect(fd: RawFd, path: &Path) -> bool {
     unsafe { libc::connect(fd, (&raw const address).cast(), len) == 0 }
 }
 
-/// A connection of its own to the daemon, for a question. `None`: nobody listens.
+/// Opens another connection to the daemon, for a question; `None` without a daemon.
 pub fn connect_anew(core: &Core) -> Option<RawFd> {
     core.settings.sockets.iter().find_map(|path| {
         if core.settings.doubtful_socket.as_ref() == Some(path) && !is_ours(path) {
@@ -527,7 +527,7 @@ fn server_uid(socket: RawFd) -> Option<u32> {
     (result == 0).then_some(peer.uid)
 }
 
-/// The user to whom the directory of the system's socket belongs. Only root can have made it.
+/// Returns the owner of the directory of the system's socket. Only root can have made it.
 fn owner_of_system() -> Option<u32> {
     let directory = Path::new(env::SYSTEM_SOCKET).parent()?;
     let is_roots = |of: &std::fs::Metadata| of.uid() == 0 && of.mode() & 0o022 == 0;
@@ -535,7 +535,7 @@ fn owner_of_system() -> Option<u32> {
     above.and_then(|_| std::fs::symlink_metadata(directory).ok()).filter(|of| of.is_dir()).map(|of| of.uid())
 }
 
-/// A socket in /tmp counts only if its directory is the user's own and nobody else can write to it.
+/// Whether a socket in /tmp can be trusted: its directory belongs to the user, and only the user can write to it.
 fn is_ours(path: &Path) -> bool {
     let directory = path.parent().and_then(|directory| std::fs::symlink_metadata(directory).ok());
     // SAFETY: no arguments, never fails.

@@ -1,11 +1,11 @@
-//! The one thread: ring and names -> socket or file, state on request, and what has to be looked at now and then. It may
-//! wait for the daemon as long as it likes; nobody waits for it, but the exit for a moment (GPUMEM_EXIT_WAIT_MS).
+//! The agent's one thread. It sends ring and names to a socket or file, sends the state on request, and makes periodic checks. It may
+//! wait for the daemon without limit; only the program's exit waits for it, for a moment (GPUMEM_EXIT_WAIT_MS).
 //!
 //! ```text
 //! mod.rs      the thread, its rounds and its end
 //! link.rs     a connection or a file, and the packet being filled
-//! drain.rs    what is new: names, records, watermark
-//! resync.rs   the state said again
+//! drain.rs    new names and records, watermark
+//! resync.rs   the state sent again
 //! record.rs   recordings and dumps that are asked for, and keeping history back
 //! client.rs   the subscription among other clients of CUPTI
 //! ```
@@ -51,10 +51,10 @@ const USUAL_SLOTS: u64 = 1 << 16;
 /// Else: the heartbeat. Without a daemon, too: what happens in a program is looked at from here, and libraries that come (PyTorch, those
 /// with NVTX in them, modules that allocate) must be met before they have done much, or their first blocks have no name.
 const IDLE: Duration = Duration::from_millis(100);
-/// Between looks at pools and threads.
+/// Interval of the checks of pools and threads, in nanoseconds.
 const LOOK_NS: u64 = 1_000_000_000;
 
-/// The process exits: send what there is and stop.
+/// The process exits: the sender sends its records and stops.
 static FINISHING: AtomicBool = AtomicBool::new(false);
 
 #[derive(Debug)]
@@ -69,33 +69,33 @@ struct Sender {
     taken: u64,
     /// Records were found missing since the last resync.
     losses: bool,
-    /// Counts of `Core::astray` and `Live::refused` that were told, and whether names have found no room.
+    /// Last values sent: `Core::astray`, `Live::refused`, and whether names have found no room.
     told: (u64, u64, bool),
-    /// Asked for, with its number.
+    /// Epoch of the resync that is due.
     resync: Option<u64>,
     epoch: u64,
-    /// Of the state that was sent on this connection.
+    /// Version of the status that was sent on this connection.
     state_version: Option<u64>,
-    /// Of what was said on this connection about layers of names.
+    /// Version of the layers' reports that were sent on this connection.
     layers_version: Option<u64>,
-    /// Number of the last one that was said on this connection.
+    /// Number of the last state report that was sent on this connection.
     state_said: u64,
     next_look_ns: u64,
     /// All threads of the host have ended.
     alone: bool,
     /// Records from this one on are kept back.
     muted_since: Option<u64>,
-    /// The daemon wants that.
+    /// The daemon has asked for muting.
     muted_by_daemon: bool,
-    /// The link is a file for a dump: what is written there was not sent.
+    /// The link is a file for a dump: records written there do not count as sent.
     dumping: bool,
     /// 0: none is due.
     next_dump_ns: u64,
-    /// When the recording beside ends by itself; 0: it does not.
+    /// Time at which the recording beside ends; 0 for no limit.
     record_until_ns: u64,
     /// A recording that waits for its first step.
     window: Option<record::Window>,
-    /// One that has ended by itself, until somebody asks.
+    /// A recording that has reached its limit, until its end is requested.
     ended: Option<PathBuf>,
     client: Client,
     torch: Health,
@@ -135,8 +135,8 @@ pub fn start(core: &'static Core) {
     }
 }
 
-/// The system has no thread for us (RLIMIT_NPROC, the cgroup's pids.max): nobody would ever send what callbacks note. Who listens
-/// hears why, once, from the thread that started us; nothing here waits: the connection is new, and its buffer empty.
+/// Disarms the agent when its thread cannot be started (RLIMIT_NPROC, the cgroup's pids.max): records would never be sent. The daemon gets
+/// the reason from the calling thread. Nothing here waits: the connection is new, and its buffer empty.
 #[cold]
 fn give_up(core: &Core, error: &std::io::Error) {
     status::disarm();
@@ -175,7 +175,7 @@ fn finishing() -> bool {
     FINISHING.load(Acquire)
 }
 
-/// Sleeps until a file descriptor has something (`fds` with the events wanted), somebody wakes us or time is over.
+/// Sleeps until an event of `fds`, a wake-up or the timeout.
 fn wait(fds: &[(RawFd, i16)], time: Duration) {
     let mut polled = [libc::pollfd { fd: -1, events: 0, revents: 0 }; 3];
     let wake = (wake::descriptor(), libc::POLLIN);
@@ -187,7 +187,7 @@ fn wait(fds: &[(RawFd, i16)], time: Duration) {
     wake::taken(polled[0].revents != 0);
 }
 
-/// Sleeps until there is something to read there, or time is over: which of them.
+/// Sleeps until the descriptor is readable or the timeout; returns whether it is readable.
 pub fn wait_readable(fd: RawFd, time: Duration) -> bool {
     let mut polled = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let time = i32::try_from(time.as_millis()).unwrap_or(i32::MAX).max(1);
@@ -327,7 +327,7 @@ impl Sender {
         self.state_said = 0;
         self.resync = None;
         self.epoch = 0;
-        // What was in the packet of the old connection was not sent.
+        // The packet of the old connection was not sent.
         self.taken = self.core.recorder.ring.sent();
         true
     }
@@ -351,7 +351,7 @@ impl Sender {
         self.torch.look(self.core, self.thread);
         callers::reclaim(now);
         if self.core.devices.driver().is_some() && status::armed() {
-            // Calls that were in flight have returned unseen: said again, their rows are not.
+            // Calls that were in flight have returned unseen. A resync omits their rows.
             if self.client.look(self.core, now) && self.link.is_up() {
                 self.resync = Some(self.epoch);
             }

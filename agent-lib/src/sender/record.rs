@@ -1,4 +1,4 @@
-//! What the program or the daemon wants done: recordings beside the link, dumps, and keeping history back.
+//! Requests of the program and the daemon: recordings beside the link, dumps, and keeping history back.
 
 use super::Sender;
 use super::link::Link;
@@ -9,7 +9,7 @@ use gpumem_wire::{Body, ByeReason, Record, Stamp, WITHHELD};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Attempts to say the state while the program goes on.
+/// Attempts to send a consistent state while the program goes on.
 const TRIES: usize = 50;
 
 /// A recording that waits for its first step.
@@ -37,7 +37,7 @@ struct State {
 }
 
 impl Sender {
-    /// Does what is wanted; whether there was anything.
+    /// Executes the requests; returns whether there were any.
     pub(super) fn obey(&mut self) -> bool {
         let mut any = false;
         while let Some((number, wish)) = recordings::next() {
@@ -50,7 +50,7 @@ impl Sender {
         any
     }
 
-    /// A command of the daemon's, and what became of it.
+    /// Executes a command of the daemon's, and sends the reply.
     pub(super) fn command(&mut self, command: u8, wish: Option<RecordingRequest>, muted: Option<bool>) {
         let outcome = match (wish, muted) {
             (Some(RecordingRequest::Start(path, _) | RecordingRequest::Dump { path, .. }), _)
@@ -110,7 +110,7 @@ impl Sender {
         recordings::permitted(self.core, name)
     }
 
-    /// What is asked for is not known: by a newer daemon.
+    /// Replies that a command, of a newer daemon, is unknown.
     pub(super) fn refuse(&mut self, command: u8) {
         let told = "this agent does not know such a limit";
         self.say(Body::Done { result: libc::EINVAL as u16, command, told });
@@ -195,7 +195,7 @@ impl Sender {
         true
     }
 
-    /// A recording that has reached its end by itself.
+    /// Ends a recording that has reached its limit.
     fn end_when_due(&mut self) {
         let is_late = self.record_until_ns != 0 && self.core.recorder.clock.now() >= self.record_until_ns;
         if self.link.is_recording_beside() && (is_late || self.link.is_beside_full()) {
@@ -231,7 +231,7 @@ impl Sender {
         let Some(path) =
             self.link.recording().filter(|_| self.link.is_recording_beside()).map(Path::to_owned)
         else {
-            // Who asks once more is told of the one that ended by itself.
+            // A second request gets the recording that has reached its limit.
             return RecordingReply::done(&self.ended.take().unwrap_or_default());
         };
         let outcome = self.write_out(&path);
@@ -259,7 +259,7 @@ impl Sender {
         }
     }
 
-    /// The state as it is now, in a file of its own. The link goes on where it was.
+    /// Writes the current state to a separate file. The link goes on where it was.
     fn dump(&mut self, name: &str) -> RecordingReply {
         let (file, path) = match recordings::create(self.core, name) {
             Ok(created) => created,
@@ -325,7 +325,7 @@ impl Sender {
         }
     }
 
-    /// Keeps history back from here on, or tells it again.
+    /// Keeps history back from here on, or sends it again.
     pub(super) fn follow_mute(&mut self) {
         let muted = recordings::is_muted() || self.muted_by_daemon;
         match (self.muted_since, muted) {
@@ -345,7 +345,7 @@ impl Sender {
         }
     }
 
-    /// Says how much was kept back: what follows is the state after it.
+    /// Records how much was kept back. The state after it follows.
     pub(super) fn say_skipped(&mut self) {
         let Some(first_seq) = self.muted_since else { return };
         let count = (self.taken + 1).saturating_sub(first_seq);

@@ -1,4 +1,4 @@
-//! The state said again, while the program goes on.
+//! Resync: sends the state again, while the program goes on.
 //!
 //! Every record up to `after_seq` was sent before, and is in the table: a record is kept in the table before it goes into
 //! the ring. Rows that are born later are left to the ring; rows that are freed later may be missing, and the ring says so
@@ -116,7 +116,7 @@ impl Sender {
         ordered
     }
 
-    /// Says one entry; the number of entries.
+    /// Sends one entry; returns the number of entries.
     fn restate(&mut self, mut row: Row) -> u64 {
         row[7] |= u64::from(Flags::RESTATED.0) << 48;
         self.link.slot(&row);

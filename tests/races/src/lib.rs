@@ -11,11 +11,7 @@ pub mod table;
 
 /// Where the agent has them.
 pub mod base {
-    pub use crate::{memfd, ring};
-}
-/// Where the agent has it.
-pub mod record {
-    pub use crate::live;
+    pub use crate::{memfd, ring, row};
 }
 
 /// What they need of agent-lib/src/base/memfd.rs: memory that starts as zeros and is never given back.
@@ -77,7 +73,8 @@ pub mod memfd {
     pub fn fetch_to_read<T>(_: &T) {}
 }
 
-pub mod live {
+/// What they need of agent-lib/src/base/row.rs.
+pub mod row {
     /// Spreads two numbers over 64 bits.
     pub fn mix(a: u64, b: u64) -> u64 {
         let product = u128::from(a ^ 0x9e37_79b9_7f4a_7c15) * u128::from(b ^ 0xbf58_476d_1ce4_e5b9);

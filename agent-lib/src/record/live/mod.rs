@@ -1,4 +1,4 @@
-//! State: what is live now, kept by the callbacks themselves, so that a full ring loses history but never a sum.
+//! The live table: rows of live memory, kept by the callbacks themselves, so that a full ring loses history but never a sum.
 //!
 //! A bounded hash table without locks. The rows lie in the memfd, as layout.rs says (each the slot of the record that
 //! made it, seq 0 while empty or being written); beside them, in memory of our own:
@@ -57,11 +57,11 @@ impl RowLocation {
     }
 }
 
-/// Where a key's row is, or where that of a new key will be, if nobody else takes the place.
+/// The place of a key's row, or the place that the row of a new key will take if no other thread takes it first.
 #[derive(Debug, Clone, Copy)]
 pub struct RowSlot {
     hash: u64,
-    /// `None`: it has to be looked for.
+    /// `None`: a search is needed.
     at_home: Option<RowLocation>,
 }
 
@@ -256,7 +256,7 @@ impl Live {
         place.row[0].store(row[0].to_le(), Release);
     }
 
-    /// What lies beside a place.
+    /// Returns the words for additional data of a place.
     fn beside(&self, place: RowLocation) -> &'static [AtomicU64; 3] {
         let bytes = std::ptr::from_ref(place.row).addr() - self.rows.as_ptr().addr();
         &self.beside[bytes / size_of::<Words>()]
@@ -423,7 +423,7 @@ impl Live {
         }
     }
 
-    /// Changes one word of the row of `key`, and what lies beside it. In a program that retags a block while
+    /// Changes one word of the row of `key`, and its additional data. In a program that retags a block while
     /// another thread frees it, the next owner of the row may get the name.
     pub fn update(
         &self,

@@ -15,7 +15,7 @@ use crate::threads::Thread;
 use gpumem_wire::{Body, Flags, FreeState, MemoryKind, Phase, Role};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
-/// What it is called, until somebody says what it is.
+/// Tag of adopted memory, until a retag.
 const NAME: &[u8] = b"before the agent";
 
 /// Records and reports when the list was asked for.

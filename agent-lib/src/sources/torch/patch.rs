@@ -31,9 +31,9 @@ use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering::*
 
 /// Functions that PyTorch's library calls through slots.
 pub const HOOKS: usize = 5;
-/// Its word that a block was allocated or freed.
+/// Its report that a block was allocated or freed.
 pub const REPORT: usize = 0;
-/// Its word that it is out of memory.
+/// Its report that it is out of memory.
 pub const OUT_OF_MEMORY: usize = 1;
 /// Of the CUDA runtime: an event is recorded, asked, waited for.
 pub const EVENT_RECORD: usize = 2;
@@ -71,7 +71,7 @@ static LOOKED_AT: AtomicU64 = AtomicU64::new(u64::MAX);
 /// Looks, for tests.
 pub static LOOKS: AtomicUsize = AtomicUsize::new(0);
 
-/// What a look has met.
+/// Result of a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Met {

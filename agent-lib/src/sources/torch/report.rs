@@ -20,7 +20,7 @@ use std::arch::naked_asm;
 use std::ffi::c_void;
 use std::sync::atomic::Ordering::*;
 
-/// What a report says.
+/// The arguments of a report.
 #[derive(Debug, Clone, Copy)]
 pub struct Report {
     /// Of the block.
@@ -236,7 +236,7 @@ impl Core {
         self.tell_unseen(thread, device, at);
     }
 
-    /// What is older than we are, of the segments.
+    /// Records the bytes of segments that are older than the agent.
     pub(super) fn tell_unseen(&self, thread: &Thread, device: &Device, at: RecordContext) {
         let unseen = device.unseen.load(Relaxed).max(0);
         if self.torch.is_late.load(Relaxed) && device.baseline.swap(unseen, Relaxed) != unseen {

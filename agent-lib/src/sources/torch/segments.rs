@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering::*;
 
 /// Sizes of segments of the native allocator are multiples of this.
 const SEGMENT_UNIT: u64 = 2 << 20;
-/// A smaller allocation is nobody's segment: no look whether files were mapped.
+/// A smaller allocation is no segment; the loaded files are not checked then.
 const SMALLEST: u64 = 1 << 20;
 
 /// An allocation of PyTorch's that its native allocator would not have made.
