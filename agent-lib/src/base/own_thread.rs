@@ -29,14 +29,14 @@ pub fn is_here() -> bool {
     THREAD.load(Relaxed) == kernel_id()
 }
 
-/// On the sender's thread: a while without anything, not even memory.
+/// Sleeps 5 ms without using memory. For the sender.
 pub fn nap() {
     let while_ns = libc::timespec { tv_sec: 0, tv_nsec: 5_000_000 };
     // SAFETY: nothing is written.
     unsafe { libc::nanosleep(&while_ns, std::ptr::null_mut()) };
 }
 
-/// Whether the thread is there: nothing that it was asked for will be done otherwise.
+/// Whether the agent's thread runs in this process. Requests are answered only then.
 pub fn is_running() -> bool {
     OWNER.load(Acquire) == std::process::id() && !FINISHED.load(Acquire)
 }
@@ -46,13 +46,13 @@ pub fn is_unheard() -> bool {
     TRIED.load(Acquire) && !connected()
 }
 
-/// Whether there is a daemon at the other end.
+/// Whether there is a connection to a daemon.
 pub fn connected() -> bool {
     SOCKET.load(Acquire) >= 0
 }
 
 /// While it lives, a request to cancel this thread (pthread_cancel) waits: the C library would unwind our frames, which end the
-/// process then. For whatever waits, reads or writes on a thread of the program's; callbacks do nothing that looks for requests.
+/// process then. For code that waits, reads or writes on a thread of the program's; callbacks have no cancellation point.
 #[derive(Debug)]
 pub struct Uncancelled(c_int);
 
@@ -63,7 +63,7 @@ unsafe extern "C" {
 const DISABLE: c_int = 1;
 
 impl Uncancelled {
-    /// From now on.
+    /// Defers cancellation from now on.
     #[must_use]
     pub fn now() -> Self {
         let mut old = 0;
