@@ -84,7 +84,7 @@ pub fn c_api() {
             write!(calls, "\n### {name}\n\n```c\n{signature};\n```\n\n{about}\n").expect("a String");
             count += 1;
         } else if rest.starts_with("class scope") {
-            write!(calls, "\n### gpumem::sources::api::scope\n\nC++ alone. {about}\n").expect("a String");
+            write!(calls, "\n### gpumem::scope\n\nC++ alone. {about}\n").expect("a String");
         }
     }
     let declared = header.matches("\nstatic inline ").count() - 3; // those that are not for direct use
