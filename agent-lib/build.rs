@@ -3,7 +3,7 @@
 //! `-z nodelete`: callbacks may be on their way at any time, so the code must stay mapped.
 //!
 //! `--wrap`: built on a new system, the standard library would be bound to versions of functions that older systems do not
-//! have (glibc 2.34 moved libpthread and libdl into libc). src/glibc.rs has the other end. On the old systems those
+//! have (glibc 2.34 moved libpthread and libdl into libc). src/base/glibc.rs has the other end. On the old systems those
 //! functions live in libpthread and libdl, so these are asked for by name; since 2.34 they are empty.
 
 /// Functions that are bound to their old versions. agent-lib/tests/suite/library.rs fails when one is missing here.
@@ -30,7 +30,7 @@ const OLD: &[&str] = &[
     "stat64",
 ];
 
-/// The allocator: see src/need.rs.
+/// The allocator: see src/base/arena_allocator.rs.
 const MEMORY: &[&str] = &["malloc", "calloc", "realloc", "posix_memalign", "free"];
 
 /// Functions that the standard library uses if they are there: glibc 2.17 has none of them. They are wrapped into nothing, so

@@ -2,116 +2,56 @@
 //! callback, never unwinds into the host, and never survives a fork armed.
 //!
 //! ```text
-//! lib.rs          every exported symbol                 attach.rs  starting
-//! ffi.rs          guard(): the one way in               fork.rs    children, exit
-//! core.rs         the parts together; how a record is made
-//! cupti/          callbacks -> booking                  elf.rs     what of a module is loaded
-//! callers/        which library made a call
-//! book.rs         allocations, frees, imports           vmm.rs     handles and mappings      multicast.rs
-//! pools.rs        pools of frameworks                   driver_pools.rs  pools of the driver, polled
-//! devices.rs      devices and contexts                  scope.rs   tags                      descriptor.rs
-//! torch/          PyTorch: blocks of its allocator, its word that it is out of memory
-//! naming.rs       what an allocation is called: scopes (nvtx/), modules (python/, torch/)       layers.rs  how each of them is
-//! control.rs      what to record, and where to        ask.rs   the daemon's report    dump.rs  one's own    counters.rs
-//! live.rs         state: the live table                 ring.rs    history                   names.rs
-//! memfd.rs        what the daemon is handed             threads.rs what each thread has  places.rs their table
-//! sender/         the one thread: ring -> socket or file; resync
-//! snapshot.rs what is live, for the program itself   peak.rs    the highest in a range
-//! clock.rs  env.rs  state.rs  hot.rs  second.rs  glibc.rs                 include/gpumem.h: the C API
+//! lib.rs    every exported symbol                        include/gpumem.h: the C API
+//! entry/    starting, children, exit; the daemon's report and the program's own
+//! sender/   the one thread: ring -> socket or file; resync
+//! sources/  CUPTI's callbacks, NVTX, PyTorch's allocator, code of ours in the interpreter, functions of the C API
+//! naming/   what an allocation is called: scopes, modules, nodes of the backward pass, callers
+//! driver/   what calls of the driver change: allocations, handles and mappings, pools, devices
+//! record/   how a record is made, the live table, names, the agent's status
+//! threads/  data of each thread, and the table of threads
+//! base/     memory, descriptors, locks, clocks, settings, ELF images
 //! ```
+//!
+//! A folder imports from folders below it only.
 //!
 //! The symbols here are the whole interface: the driver calls `InitializeInjection`, programs call the rest through
 //! gpumem.h. Strings are UTF-8 ending with 0, or null; bytes that are not are shown as `\xE9`.
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
-#![allow(clippy::unused_unit)] // the table of exports below says every result
+#![allow(clippy::unused_unit)] // the table of exports below gives every result
 
-pub mod ask;
-pub mod attach;
-pub mod book;
-pub mod callers;
-pub mod clock;
-pub mod control;
-pub mod core;
-pub mod counters;
-pub mod cupti;
-pub mod descriptor;
-pub mod devices;
-pub mod driver_pools;
-pub mod dump;
-mod elf;
-pub mod env;
-pub mod exports;
-mod fault;
-pub mod ffi;
-mod fork;
-mod glibc;
-mod hot;
-pub mod layers;
-pub mod live;
-pub mod memfd;
-pub mod multicast;
-pub mod names;
+pub mod base;
+pub mod driver;
+pub mod entry;
 pub mod naming;
-mod need;
-pub mod nvtx;
-pub mod peak;
-mod permitted;
-pub mod places;
-pub mod pools;
-pub mod python;
-mod renewed;
-pub mod ring;
-pub mod scope;
-mod second;
+pub mod record;
 pub mod sender;
-pub mod snapshot;
-pub mod state;
+pub mod sources;
 pub mod threads;
-pub mod torch;
-mod turn;
-pub mod vmm;
-pub mod window;
 
-use control::Wish;
+use base::{c_text, fault_injection};
 use cupti_sys::nvtx::GetExportTable;
-use ffi::{guard, shielded};
-use gpumem_wire::{AskKind, Phase, Role};
+use driver::guard::guard;
+use entry::{ask, attach, control, dump, second_copy};
+use gpumem_wire::AskKind;
+use naming::{autograd, gradient, python};
+use record::panic::shielded;
+use record::{high_water, status};
+use sources::api::recordings::{RecordingReply, RecordingRequest};
+use sources::api::{scope, snapshot};
+use sources::cupti;
+use sources::python_host::run;
 use std::ffi::{c_char, c_int};
-
-/// The bytes of a C string; none for null.
-///
-/// # Safety
-/// `text` is null or a C string that outlives the result.
-#[inline(always)]
-unsafe fn bytes<'a>(text: *const c_char) -> &'a [u8] {
-    if text.is_null() {
-        return &[];
-    }
-    // SAFETY: a C string, says the caller.
-    unsafe { std::slice::from_raw_parts(text.cast(), libc::strlen(text)) }
-}
-
-/// Numbers of the caller's; none for null.
-///
-/// # Safety
-/// `words` is null or has `count` of them, which outlive the result.
-unsafe fn words<'a>(words: *const u64, count: usize) -> &'a [u64] {
-    if words.is_null() {
-        return &[];
-    }
-    // SAFETY: as the caller says.
-    unsafe { std::slice::from_raw_parts(words, count) }
-}
 
 macro_rules! text {
     ($text:ident) => {
         // SAFETY: null or a C string, says the caller of each function that has one.
-        unsafe { bytes($text) }
+        unsafe { c_text::bytes($text) }
     };
 }
 
-/// Each line is an exported function: its symbol, its name in [`Functions`], what it gives while nothing is recorded, and
-/// what it does. A copy of the library that came second hands the call to the first.
+/// Each line is an exported function: its symbol, its name in [`Functions`], its result while nothing is recorded, and its work. A copy of
+/// the library that came second forwards the call to the first.
 macro_rules! exports {
     ($( $(#[$doc:meta])* $symbol:ident as $field:ident ( $($arg:ident : $type:ty),* ) -> $result:ty {
         $absent:expr; |$core:pat_param, $thread:pat_param| $work:expr
@@ -129,7 +69,7 @@ macro_rules! exports {
 
         /// Of this copy.
         pub static FUNCTIONS: Functions = Functions {
-            magic: second::MAGIC,
+            magic: second_copy::MAGIC,
             initialize: InitializeInjection,
             initialize_nvtx: InitializeInjectionNvtx2,
             $( $field: $symbol, )*
@@ -144,19 +84,19 @@ macro_rules! exports {
             $(#[$doc])*
             ///
             /// # Safety
-            /// A `name` or `path` is null or a C string, a `buffer` null or as large as it is said to be.
+            /// A `name` or `path` is null or a C string, a `buffer` null or of the given size.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $symbol($($arg: $type),*) -> $result {
-                if !state::armed() {
+                if !status::armed() {
                     match attach::elsewhere() {
                         // SAFETY: as our caller says.
                         Some(first) => return unsafe { (first.$field)($($arg),*) },
-                        None if !state::armed() => return $absent,
+                        None if !status::armed() => return $absent,
                         None => {}
                     }
                 }
                 guard($absent, |$core, $thread| {
-                    fault::at(concat!("api.", stringify!($field)));
+                    fault_injection::at(concat!("api.", stringify!($field)));
                     $work
                 })
             }
@@ -174,31 +114,31 @@ pub extern "C" fn InitializeInjection() -> c_int {
 /// Called by each library with NVTX in it, on its first NVTX call and under a lock of its own. 0: all its calls are nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn InitializeInjectionNvtx2(get_export_table: Option<GetExportTable>) -> c_int {
-    shielded(0, || nvtx::initialize(get_export_table))
+    shielded(0, || attach::injected_into_nvtx(get_export_table))
 }
 
 exports! {
     /// Whether the agent records.
     gpumem_available as available() -> c_int { 0; |_, _| 1 }
     /// Opens a scope on this thread.
-    gpumem_push as push(name: *const c_char) -> () { (); |core, thread| core.push(thread, text!(name)) }
+    gpumem_push as push(name: *const c_char) -> () { (); |core, thread| core.push_scope(thread, text!(name)) }
     /// Closes the innermost scope of this thread.
-    gpumem_pop as pop() -> () { (); |core, thread| core.pop(thread) }
+    gpumem_pop as pop() -> () { (); |core, thread| core.pop_scope(thread) }
     /// Sets the tag of threads without scopes.
     gpumem_process_tag as process_tag(path: *const c_char) -> () { (); |core, _| core.set_process_tag(text!(path)) }
     /// A step begins.
     gpumem_step as step(number: u64) -> () {
         (); |core, thread| {
-            python::run::program_steps();
-            window::step(core, number);
+            run::program_steps();
+            control::step(core, number);
             core.step(thread, number)
         }
     }
-    /// An optimizer's step has ended, the next step begins: unless the program says so itself.
+    /// An optimizer's step has ended and the next step begins; ignored once the program has called `gpumem_step`.
     gpumem_auto_step as auto_step(number: u64) -> () {
-        (); |core, thread| if python::run::are_steps_ours() {
-            window::step(core, number);
-            core.step(thread, python::run::auto_number(number))
+        (); |core, thread| if run::are_steps_ours() {
+            control::step(core, number);
+            core.step(thread, run::auto_number(number))
         }
     }
     /// Number of the step that is under way, as the report has it.
@@ -207,15 +147,15 @@ exports! {
     gpumem_epoch as epoch(number: u64) -> () {
         (); |core, thread| {
             core.epoch(thread, number);
-            // A program that numbers its steps says the first one itself.
-            if python::run::begin_epoch() {
+            // A program that calls gpumem_step begins the first step itself.
+            if run::begin_epoch() {
                 core.step(thread, 0);
             }
         }
     }
     /// A phase begins.
     gpumem_phase as phase(phase: c_int) -> () { (); |core, thread| core.phase(thread, phase) }
-    /// Something worth a mark happened.
+    /// Records a mark.
     gpumem_mark as mark(name: *const c_char) -> () { (); |core, thread| core.mark(thread, text!(name)) }
     /// A new pool; 0 if the agent does not record.
     gpumem_pool_create as pool_create(name: *const c_char, cuda_ordinal: c_int, parent: u64) -> u64 {
@@ -239,7 +179,7 @@ exports! {
     gpumem_block_free as block_free(pool: u64, address: u64, pending: c_int) -> () {
         (); |core, thread| core.block_free(thread, pool, address, pending != 0)
     }
-    /// What a pool says of itself.
+    /// The sizes of a pool, by its owner.
     gpumem_pool_state as pool_state(pool: u64, reserved_bytes: u64, used_bytes: u64) -> () {
         (); |core, thread| core.pool_state(thread, pool, reserved_bytes, used_bytes)
     }
@@ -247,11 +187,11 @@ exports! {
     gpumem_pool_check as pool_check(pool: u64, total_bytes: u64) -> () {
         (); |core, thread| core.pool_check(thread, pool, total_bytes)
     }
-    /// What is known by now of a block; with pool 0 of whatever lies there: a block of PyTorch's, else an allocation.
+    /// Later name, role and phase of a block; with pool 0, of the block of PyTorch's at this address, or else of the allocation.
     gpumem_retag as retag(pool: u64, address: u64, path: *const c_char, role: c_int, phase: c_int) -> () {
-        (); |core, thread| core.retag(thread, pool, address, text!(path), use_as(role, phase))
+        (); |core, thread| core.retag(thread, pool, address, text!(path), c_text::use_as(role, phase))
     }
-    /// Paths of modules have changed, `bytes` of text: see torch/rename.rs. The number of the next record.
+    /// Paths of modules have changed, `bytes` of text: see sources/torch/rename.rs. The number of the next record.
     gpumem_rename as rename(paths: *const c_char, bytes: u64) -> u64 {
         0; |core, thread| {
             // SAFETY: so many bytes, says the caller.
@@ -259,44 +199,44 @@ exports! {
             core.rename(thread, paths)
         }
     }
-    /// All modules have been said that have moved.
-    gpumem_modules_settle as modules_settle() -> () { (); |core, _| python::MODULES.settle(&core.names) }
+    /// All modules that have moved were reported.
+    gpumem_modules_settle as modules_settle() -> () { (); |core, _| python::MODULES.settle(&core.recorder.names) }
     /// A sweep has named all parameters.
     gpumem_parameters_named as parameters_named() -> () { (); |_, _| python::MODULES.name_parameters() }
     /// How the layer of exact roles is: a number of the wire format, and why.
     gpumem_roles as roles(state: c_int, reason: *const c_char) -> () {
-        (); |_, _| python::run::say_roles(state, text!(reason))
+        (); |_, _| run::say_roles(state, text!(reason))
     }
-    /// PyTorch's own list of what it has is about to be asked for: see torch/adopt.rs. 0 if nothing was missed.
+    /// PyTorch's own list of what it has is about to be asked for: see sources/torch/adopt.rs. 0 if nothing was missed.
     gpumem_adoption_begins as adoption_begins() -> c_int { 0; |core, _| c_int::from(core.adoption_begins()) }
-    /// Takes over what is in the list: of each part the device, its kind (torch/adopt.rs), its address and its bytes. 0 if it is to be asked for again.
+    /// Takes over what is in the list: of each part the device, its kind (sources/torch/adopt.rs), its address and its bytes. 0 if it is to be asked for again.
     gpumem_adopt as adopt(parts: *const u64, count: u64) -> c_int {
         1; |core, thread| {
             // SAFETY: so many parts of four numbers, says the caller.
-            let parts = unsafe { words(parts, count as usize * 4) };
+            let parts = unsafe { c_text::words(parts, count as usize * 4) };
             c_int::from(core.adopt(thread, parts.as_chunks().0))
         }
     }
     /// The number that the next node of autograd on this thread will have; the largest of all without PyTorch.
     gpumem_autograd_number as autograd_number() -> u64 {
         u64::MAX; |core, _| {
-            torch::autograd::attach(core);
-            torch::autograd::next_number().unwrap_or(u64::MAX)
+            autograd::attach(core);
+            autograd::next_number().unwrap_or(u64::MAX)
         }
     }
-    /// Finds out where nodes have their numbers: see `torch::autograd::calibrate`. 1 if it is known now.
+    /// Finds out where nodes have their numbers: see `autograd::calibrate`. 1 if it is known now.
     gpumem_autograd_calibrate as autograd_calibrate(objects: *const u64, count: u32, first: u64) -> c_int {
         0; |_, _| {
             // SAFETY: so many numbers, says the caller, of objects that exist.
-            c_int::from(unsafe { torch::autograd::calibrate(words(objects, count as usize), first) })
+            c_int::from(unsafe { autograd::calibrate(c_text::words(objects, count as usize), first) })
         }
     }
-    /// Says where `count` leaves have their gradients, four numbers each: see `torch::gradient::Example`. 1 if that is known now.
+    /// Says where `count` leaves have their gradients, four numbers each: see `gradient::Example`. 1 if that is known now.
     gpumem_autograd_gradients as autograd_gradients(examples: *const u64, count: u32) -> c_int {
         0; |_, _| {
             // SAFETY: so many numbers, says the caller, of objects that exist.
-            let numbers = unsafe { words(examples, 4 * count as usize) };
-            c_int::from(torch::gradient::calibrate(numbers.as_chunks().0))
+            let numbers = unsafe { c_text::words(examples, 4 * count as usize) };
+            c_int::from(gradient::calibrate(numbers.as_chunks().0))
         }
     }
     /// A module object exists, of this type, as child `name` of `parent` (0: of none; itself: made by a compiler, see `python::Modules`).
@@ -317,11 +257,11 @@ exports! {
             let said = unsafe { python::selftest::Said::new(codes, firsts, lines, count) };
             let proved = python::prove(core, said);
             // SAFETY: as above.
-            unsafe { fill(reason, reason_bytes, |out| python::put(out, proved.as_ref().err())) };
+            unsafe { c_text::fill(reason, reason_bytes, |out| python::put(out, proved.as_ref().err())) };
             c_int::from(proved.is_ok())
         }
     }
-    /// Module calls so far that met an object which nobody has said.
+    /// Number of module calls so far with an object that was not reported.
     gpumem_modules_unknown as modules_unknown() -> u64 {
         0; |_, _| python::MODULES.unknown.load(std::sync::atomic::Ordering::Relaxed)
     }
@@ -329,7 +269,7 @@ exports! {
     gpumem_here as here(out: *mut c_char, bytes: u64) -> u64 {
         0; |core, thread| {
             // SAFETY: room of that size, says the caller.
-            unsafe { fill(out, bytes, |out| python::describe(core, thread, out)) }
+            unsafe { c_text::fill(out, bytes, |out| snapshot::describe_here(core, thread, out)) }
         }
     }
     /// The word that holds the tag of the calling thread's innermost scope; null while nothing is recorded. Python writes it.
@@ -340,56 +280,56 @@ exports! {
     }
     /// The tag `parent/name`, to be written there; 0 if there is no room for it.
     gpumem_intern as intern(parent: u32, name: *const c_char) -> u32 {
-        0; |core, _| { scope::note(); core.names.intern(parent, text!(name)) }
+        0; |core, _| { scope::note(); core.recorder.names.intern(parent, text!(name)) }
     }
-    /// JSON: 0 what is live, 1 how the agent is, 2 the high of the open range. Written if it fits; its length.
+    /// JSON: 0 live memory, 1 the agent's status, 2 the peak of the open range. Written if it fits; returns its length.
     gpumem_snapshot as snapshot(what: c_int, buffer: *mut c_char, capacity: u64) -> u64 {
         // SAFETY: a buffer of this capacity, or null, says the caller.
-        0; |core, _| unsafe { snapshot::copy(&snapshot::text(core, what), buffer, capacity) }
+        0; |core, _| unsafe { c_text::copy(&snapshot::text(core, what), buffer, capacity) }
     }
-    /// A range whose high is kept: 1 begins it, 2 begins it anew, 0 ends it. 0 if there is no memory for it.
+    /// A range whose peak is kept: 1 begins it, 2 restarts it, 0 ends it. Returns 0 if there is no memory for it.
     gpumem_peak as peak(what: c_int) -> c_int {
         0; |core, _| match what {
-            1 => c_int::from(peak::begin(core)),
-            2 => { peak::reset(); 1 }
-            _ => { peak::end(); 1 }
+            1 => c_int::from(core.recorder.live.begin_high_water()),
+            2 => { high_water::reset(); 1 }
+            _ => { high_water::end(); 1 }
         }
     }
     /// The highest in the range that is open: of driver allocations, and of pools' blocks. 1, or 0 while none is open.
     gpumem_peak_bytes as peak_bytes(cuda_ordinal: c_int, bytes: *mut u64, block_bytes: *mut u64) -> c_int {
         0; |_, _| {
-            let device = usize::try_from(cuda_ordinal).ok().filter(|&device| device < peak::DEVICES && peak::open());
+            let device = usize::try_from(cuda_ordinal).ok().filter(|&device| device < high_water::DEVICES && high_water::open());
             let Some(device) = device else { return 0 };
-            for (place, family) in [(bytes, peak::Family::Allocations), (block_bytes, peak::Family::Blocks)] {
+            for (place, family) in [(bytes, high_water::Family::Allocations), (block_bytes, high_water::Family::Blocks)] {
                 // SAFETY: null, or a place, says the caller.
                 if let Some(place) = unsafe { place.as_mut() } {
-                    *place = peak::high(device, family);
+                    *place = high_water::high(device, family);
                 }
             }
             1
         }
     }
-    /// Gives the CUPTI subscription to somebody else for a while.
+    /// Releases the CUPTI subscription, for another tool.
     gpumem_pause as pause() -> () { (); |core, thread| cupti::subscribe::pause(core, thread) }
-    /// Takes it back.
+    /// Subscribes again.
     gpumem_resume as resume() -> () { (); |core, _| cupti::subscribe::resume(core) }
-    /// Sets a key of the agent's; 1, or 0 for a key or value that is none.
+    /// Sets a key of the agent's; returns 0 for an unknown key or a bad value.
     gpumem_configure as configure(key: *const c_char, value: *const c_char) -> c_int {
-        0; |core, _| control::configure(core, &control::text(text!(key)), &control::text(text!(value))).into()
+        0; |core, _| control::configure(core, &c_text::text(text!(key)), &c_text::text(text!(value))).into()
     }
-    /// Begins a recording; 1 if there is one now.
+    /// Begins a recording; returns 1 if there is one now.
     gpumem_start as start() -> c_int { 0; |core, _| control::start(core).into() }
-    /// Ends it; 1 if it is whole, or there was none.
-    gpumem_stop as stop() -> c_int { 0; |core, _| done(control::post(core, Wish::Stop)) }
-    /// History is kept back from now on.
+    /// Ends the recording; returns 1 if it is complete, or there was none.
+    gpumem_stop as stop() -> c_int { 0; |core, _| done(control::post(core, RecordingRequest::Stop)) }
+    /// Keeps history back from now on.
     gpumem_mute as mute() -> () { (); |core, _| control::mute(core) }
-    /// It is told again.
+    /// Undoes one call of gpumem_mute.
     gpumem_unmute as unmute() -> () { (); |core, _| control::unmute(core) }
-    /// Writes the state, or what a recording lacks; 1 if it is written.
+    /// Writes the state, or the rest of a recording; returns 1 if it is written.
     gpumem_dump as dump(path: *const c_char, finished: c_int) -> c_int {
         0; |core, _| {
-            let path = control::text(text!(path));
-            done(control::post(core, Wish::Dump { path, finished: finished != 0 }))
+            let path = c_text::text(text!(path));
+            done(control::post(core, RecordingRequest::Dump { path, finished: finished != 0 }))
         }
     }
     /// A report, to be given to gpumem_free; null for a format or order that is none.
@@ -400,9 +340,9 @@ exports! {
                 b"json" => Some(dump::Format::Json),
                 _ => None,
             };
-            match (format, dump::Sort::named(&control::text(text!(sort)))) {
+            match (format, dump::Sort::named(&c_text::text(text!(sort)))) {
                 (Some(format), Some(sort)) => {
-                    dump::handed(&dump::dumps(core, format, sort, ascending != 0, reset != 0))
+                    c_text::handed(&dump::dumps(core, format, sort, ascending != 0, reset != 0))
                 }
                 _ => std::ptr::null_mut(),
             }
@@ -411,24 +351,24 @@ exports! {
     /// The daemon's report of this process, to be given to gpumem_free; null where there is none.
     gpumem_report as report(format: *const c_char, options: *const c_char) -> *mut c_char {
         std::ptr::null_mut(); |core, _| {
-            let options = control::text(text!(options));
+            let options = c_text::text(text!(options));
             let (what, options) = match text!(format) {
                 b"json" => (AskKind::ReportJson, options),
                 b"csv" => (AskKind::ReportText, format!("format=csv\n{options}")),
                 _ => (AskKind::ReportText, options),
             };
-            ask::report(core, what, &options).map_or(std::ptr::null_mut(), |text| dump::handed(&text))
+            ask::report(core, what, &options).map_or(std::ptr::null_mut(), |text| c_text::handed(&text))
         }
     }
-    /// Counter `name` is so much.
+    /// Sets counter `name`.
     gpumem_counter_set as counter_set(name: *const c_char, value: i64) -> () {
         (); |core, thread| core.count(thread, text!(name), |_| value)
     }
-    /// It is so much more.
+    /// Adds to counter `name`.
     gpumem_counter_add as counter_add(name: *const c_char, change: i64) -> () {
         (); |core, thread| core.count(thread, text!(name), |value| value.saturating_add(change))
     }
-    /// What of a device is free, in bytes; 1 if the driver said.
+    /// Free and total bytes of a device; returns 1 if the driver has them.
     gpumem_memory_info as memory_info(cuda_ordinal: c_int, free_bytes: *mut u64, total_bytes: *mut u64) -> c_int {
         0; |core, _| {
             let Some((free, total)) = dump::memory_info(core, cuda_ordinal) else { return 0 };
@@ -446,27 +386,6 @@ exports! {
     }
 }
 
-fn done(outcome: control::Outcome) -> c_int {
-    c_int::from(outcome.errno == 0)
-}
-
-/// Lets `write` fill a C string in the caller's room; its length.
-///
-/// # Safety
-/// `out` is null or has room for `bytes` bytes.
-unsafe fn fill(out: *mut c_char, bytes: u64, write: impl FnOnce(&mut [u8]) -> usize) -> u64 {
-    let Some(most) = usize::try_from(bytes).ok().and_then(|bytes| bytes.checked_sub(1)) else { return 0 };
-    if out.is_null() {
-        return 0;
-    }
-    // SAFETY: as our caller says.
-    let room = unsafe { std::slice::from_raw_parts_mut(out.cast::<u8>(), most + 1) };
-    let used = write(&mut room[..most]).min(most);
-    room[used] = 0;
-    used as u64
-}
-
-fn use_as(role: c_int, phase: c_int) -> (Role, Phase) {
-    let code = |number: c_int| u8::try_from(number).unwrap_or(0);
-    (Role::from_code(code(role)), Phase::from_code(code(phase)))
+fn done(reply: RecordingReply) -> c_int {
+    c_int::from(reply.errno == 0)
 }

@@ -2,23 +2,20 @@
 #![no_main]
 #![allow(dead_code)]
 
-mod core {
-    pub use gpumem::core::Core;
+/// Where the agent has them.
+mod base {
+    pub use gpumem::base::c_text;
 }
-#[path = "../../agent-lib/src/nvtx/text.rs"]
+mod driver {
+    pub use gpumem::driver::core;
+}
+#[path = "../../agent-lib/src/sources/nvtx/text.rs"]
 mod text;
 
 use cupti_sys::nvtx::EventAttributes;
-use gpumem::window::Limits;
+use gpumem::sources::api::recordings::RecordingLimits;
 use libfuzzer_sys::fuzz_target;
-use std::ffi::{CStr, c_char};
 use text::{Message, plain};
-
-/// What the agent's own does: text.rs asks for it.
-unsafe fn bytes<'a>(text: *const c_char) -> &'a [u8] {
-    // SAFETY: null or a C string, says the caller.
-    if text.is_null() { &[] } else { unsafe { CStr::from_ptr(text) }.to_bytes() }
-}
 
 /// An event of the size that it says, in memory of just that size; its message, if it has one, is `text`.
 fn event(bytes: &[u8], text: &[u8]) {
@@ -43,7 +40,7 @@ fuzz_target!(|bytes: &[u8]| {
         event(bytes, &[bytes, &[0; 8]].concat());
     }
     let text = String::from_utf8_lossy(bytes);
-    if let Some((path, limits)) = Limits::of_command(&text) {
+    if let Some((path, limits)) = RecordingLimits::of_command(&text) {
         assert!(!path.contains('\0') && text.starts_with(&path));
         assert!(limits.steps.is_none_or(|(first, last)| first <= last && last < u64::MAX));
         assert!(limits.for_ns != Some(0) || text.contains("for="));
@@ -53,7 +50,7 @@ fuzz_target!(|bytes: &[u8]| {
         let mut say = |part: String| said = format!("{said}\0{part}");
         limits.steps.into_iter().for_each(|(first, last)| say(format!("steps={first}:{last}")));
         limits.max_bytes.into_iter().for_each(|bytes| say(format!("max_size={bytes}")));
-        let (same, again) = Limits::of_command(&said).expect("numbers");
+        let (same, again) = RecordingLimits::of_command(&said).expect("numbers");
         assert_eq!((same, again.steps, again.max_bytes), (path, limits.steps, limits.max_bytes));
     }
     // A wide text as wchar_t has it; it ends with 0.

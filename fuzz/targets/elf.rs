@@ -2,17 +2,19 @@
 #![no_main]
 #![allow(dead_code)]
 
-#[path = "../../agent-lib/src/callers/code.rs"]
-mod code;
-#[path = "../../agent-lib/src/elf.rs"]
+#[path = "../../agent-lib/src/base/elf.rs"]
 mod elf;
-#[path = "../../agent-lib/src/torch/find.rs"]
-mod find;
-#[path = "../../agent-lib/src/callers/symbols.rs"]
+#[path = "../../agent-lib/src/base/image.rs"]
+mod image;
+#[path = "../../agent-lib/src/naming/callers/symbols.rs"]
 mod symbols;
 
-use find::{Header, Image};
-use gpumem::descriptor;
+/// Where the agent has it.
+mod base {
+    pub use gpumem::base::descriptor;
+}
+
+use image::{Header, Image};
 use gpumem_fuzz::number;
 use libfuzzer_sys::fuzz_target;
 use std::cell::Cell;
@@ -85,7 +87,7 @@ fn in_memory(how: u8, bytes: &[u8]) {
     // SAFETY: both ranges are the image.
     if image.len() >= 20 {
         let end = base + image.len();
-        if let Some((first, to)) = unsafe { code::functions(base, image.len(), base, end) } {
+        if let Some((first, to)) = unsafe { elf::functions(base, image.len(), base, end) } {
             assert!(base <= first && first < to && to <= end);
         }
     }

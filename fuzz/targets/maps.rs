@@ -2,8 +2,10 @@
 #![no_main]
 #![allow(dead_code)]
 
-#[path = "../../agent-lib/src/torch/maps.rs"]
-mod maps;
+#[path = "../../agent-lib/src/base/image.rs"]
+mod image;
+#[path = "../../agent-lib/src/base/loaded_file.rs"]
+mod loaded_file;
 #[path = "../../ctl/src/command/doctor/process/text.rs"]
 mod text;
 
@@ -44,7 +46,7 @@ fn pages(bytes: &[u8]) {
     let at = usize::from(u16::from_le_bytes(*head));
     let read = |piece: usize| {
         let mut rest = rest;
-        maps::is_writable(at, |buffer| {
+        loaded_file::is_writable(at, |buffer| {
             let (now, later) = rest.split_at(rest.len().min(piece).min(buffer.len()));
             buffer[..now.len()].copy_from_slice(now);
             rest = later;
@@ -70,7 +72,7 @@ fn named(bytes: &[u8]) {
     rest.push_str("7f0000001000-7f0000002000 rw-p 00000000 00:00 0\n");
     let told = [at, at + 1, at + 0x1001].map(|at| {
         let mut rest = rest.as_bytes();
-        maps::is_writable(at, |buffer| {
+        loaded_file::is_writable(at, |buffer| {
             let (now, later) = rest.split_at(rest.len().min(buffer.len()));
             buffer[..now.len()].copy_from_slice(now);
             rest = later;

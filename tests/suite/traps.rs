@@ -178,7 +178,7 @@ fn trap_05_process_on_two_devices_is_two_rows() {
 #[test]
 fn trap_06_only_the_driver_is_listened_to() {
     // Of CUPTI's domains the driver's and that of resources and states; none of them as a whole.
-    let cupti = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent-lib/src/cupti");
+    let cupti = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent-lib/src/sources/cupti");
     let text: String = std::fs::read_dir(cupti)
         .expect("the agent's sources")
         .map(|entry| std::fs::read_to_string(entry.expect("a file").path()).expect("text"))
@@ -320,7 +320,7 @@ fn trap_15_blocked_agent_says_so_and_claims_nothing() {
     });
     assert!(row[0]["tracked_bytes"].is_null() && row[0]["untrackable_bytes"].is_null(), "{row:?}");
     // None of the calls that are listened to is on the path of a launch.
-    let table = include_str!("../../agent-lib/src/cupti/table.rs");
+    let table = include_str!("../../agent-lib/src/sources/cupti/table.rs");
     for call in ["cuLaunchKernel", "cuGraphLaunch", "cuMemcpy", "cuEventRecord", "cuStreamSynchronize"] {
         assert!(!table.contains(call), "{call}");
     }

@@ -24,7 +24,7 @@ class Inert(unittest.TestCase):
         self.assertEqual(run(script), ["None"] * 3 + ["None", "False", "{}"])
 
     def test_what_the_agent_carries_is_what_is_installed(self):
-        carried = (PACKAGE.parent / "src/python/bootstrap.rs").read_text()
+        carried = (PACKAGE.parent / "src/sources/python_host/bootstrap.rs").read_text()
         for path in (PACKAGE / "gpumem/torch").glob("_*.py"):
             if path.name != "__init__.py":
                 self.assertIn("gpumem/torch/%s\"" % path.name, carried)

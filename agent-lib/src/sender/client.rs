@@ -4,9 +4,9 @@
 //! What can be done is to keep away: nothing is called while a subscription is alive; after a silence there are at
 //! least two seconds before the first attempt (finalizing takes milliseconds); a refusal doubles the time to the next one.
 
-use crate::core::Core;
-use crate::cupti::pulse::{self, Pulse};
-use crate::cupti::subscribe::{self, Held, Outcome};
+use crate::driver::core::Core;
+use crate::sources::cupti::pulse::{self, Pulse};
+use crate::sources::cupti::subscribe::{self, Held, Outcome};
 use std::ops::RangeInclusive;
 
 /// Between attempts to subscribe.
@@ -14,10 +14,10 @@ const RETRY_NS: RangeInclusive<u64> = 1_000_000_000..=60_000_000_000;
 /// Silent looks, in quick succession, until a new subscription was heard for the first time: before that a loss is not noticed,
 /// and a driver that tells nobody of this call is never heard.
 const EAGER: u32 = 50;
-/// So many times in a row nothing was heard: the subscription is lost.
+/// Checks in a row without a callback after which the subscription counts as lost.
 const SILENCES: u32 = 2;
 
-/// What the sender remembers of it.
+/// The sender's state of the subscription.
 #[derive(Debug)]
 pub(super) struct Client {
     /// 0: none is due.

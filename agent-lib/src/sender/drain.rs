@@ -1,13 +1,13 @@
-//! What is new since the last round: names, records, and the watermark that says how far the story goes.
+//! Sends new names and records, and then the watermark: the number up to which the records are complete.
 
 use super::{Sender, finishing};
-use crate::clock::MARGIN_NS;
-use crate::control::Wish;
-use crate::layers;
-use crate::ring::Made;
-use crate::state::{self, Said};
+use crate::base::clock::MARGIN_NS;
+use crate::base::ring::Made;
+use crate::record::status;
+use crate::record::status::StatusReport;
+use crate::sources::api::recordings::RecordingLimits;
+use crate::sources::api::recordings::RecordingRequest;
 use crate::threads;
-use crate::window::Limits;
 use gpumem_wire::{Body, ByeReason, Flags, Record, Stamp, frame};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -21,7 +21,7 @@ const ROUND: u64 = 16 * 1024;
 
 impl Sender {
     pub(super) fn say(&mut self, body: Body<'_>) -> bool {
-        let stamp = Stamp { time_ns: self.core.clock.now(), ..Stamp::default() };
+        let stamp = Stamp { time_ns: self.core.recorder.clock.now(), ..Stamp::default() };
         self.link.frame(&Record { stamp, body })
     }
 
@@ -30,12 +30,12 @@ impl Sender {
         let mut busy = false;
         while self.link.is_up() {
             // In this order: what was in flight at `now` either is so still or has its number up to `head`.
-            let now = self.core.clock.now() - MARGIN_NS;
+            let now = self.core.recorder.clock.now() - MARGIN_NS;
             let in_flight_since_ns = threads::moving_since_ns();
-            let head = self.core.ring.head();
+            let head = self.core.recorder.ring.head();
             let until = head.min(self.taken + ROUND);
             let before = self.taken;
-            self.core.introduce_awaited_devices(self.thread);
+            self.core.devices.introduce_awaited(&self.core.recorder, self.thread);
             let whole = self.send_names(Flags(0)) && self.send_records(until);
             busy |= self.taken > before;
             self.send_state();
@@ -56,17 +56,17 @@ impl Sender {
     pub(super) fn flush(&mut self) -> bool {
         let sent = self.link.flush();
         if sent && !self.dumping {
-            self.core.ring.set_sent(self.taken);
+            self.core.recorder.ring.set_sent(self.taken);
         }
         sent
     }
 
     /// Names that were not sent on this connection.
     pub(super) fn send_names(&mut self, flags: Flags) -> bool {
-        let end = self.core.names.end();
+        let end = self.core.recorder.names.end();
         while self.names_sent < end {
             let start = self.link.packet().len();
-            let next = self.core.names.copy(self.names_sent, end, self.link.packet());
+            let next = self.core.recorder.names.copy(self.names_sent, end, self.link.packet());
             mark(&mut self.link.packet()[start..], flags);
             if next == self.names_sent && start == 0 {
                 return true; // not finished by the thread that writes it; a later round has it
@@ -91,8 +91,12 @@ impl Sender {
         let mut quiet = 0;
         while self.taken < until {
             let seq = self.taken + 1;
-            self.core.ring.expect_to_read(seq + AHEAD);
-            let made = self.core.ring.made(seq, until, &mut quiet, |until| threads::quiesce(until, PATIENCE));
+            self.core.recorder.ring.expect_to_read(seq + AHEAD);
+            let made = self
+                .core
+                .recorder
+                .ring
+                .made(seq, until, &mut quiet, |until| threads::quiesce(until, PATIENCE));
             match made {
                 Made::Unfinished => return false,
                 Made::Record(row) => {
@@ -110,16 +114,16 @@ impl Sender {
 
     /// The agent about itself, if that has changed.
     pub(super) fn send_state(&mut self) {
-        if self.layers_version != Some(layers::version()) {
-            self.layers_version = Some(layers::version());
-            for layers::Said { layer, state, reason } in layers::all() {
+        if self.layers_version != Some(status::layers_version()) {
+            self.layers_version = Some(status::layers_version());
+            for status::LayerReport { layer, state, reason } in status::layers() {
                 self.say(Body::Layer { layer, state, reason: &reason });
             }
         }
-        let refused = self.core.live.refused.load(Relaxed) + threads::refused();
-        let is_full = self.core.names.refused.load(Relaxed) > 0; // their number would grow with each allocation
+        let refused = self.core.recorder.live.refused.load(Relaxed) + threads::refused();
+        let is_full = self.core.recorder.names.refused.load(Relaxed) > 0; // their number would grow with each allocation
         let told = (self.core.astray.load(Relaxed), refused, is_full);
-        let version = state::version();
+        let version = status::version();
         if self.state_version == Some(version) && self.told == told {
             return;
         }
@@ -128,11 +132,13 @@ impl Sender {
         self.say_state(self.state_said);
     }
 
-    /// What the agent has said about itself after the number `after`.
+    /// Sends the reports of the agent's state after the number `after`.
     pub(super) fn say_state(&mut self, after: u64) {
         let (astray, refused, is_full) = self.told;
-        let said = state::said_after(after);
-        for (index, Said { number, time_ns, state, result, mut detail }) in said.iter().cloned().enumerate() {
+        let said = status::reports_after(after, self.core.recorder.clock.now());
+        for (index, StatusReport { number, time_ns, state, result, mut detail }) in
+            said.iter().cloned().enumerate()
+        {
             let rows = format!("{} rows found no place: the state is not whole", refused + astray);
             let names = "the table of names is full: new ones are left out".to_owned();
             let more = [(refused + astray > 0, rows), (is_full, names)];
@@ -147,12 +153,14 @@ impl Sender {
 
     fn obey_daemon(&mut self, body: &Body<'_>) {
         let (wish, muted) = match *body {
-            Body::RecordControl { on: true, path } => match Limits::of_command(path) {
-                Some((path, limits)) => (Some(Wish::Start(path, limits)), None),
+            Body::RecordControl { on: true, path } => match RecordingLimits::of_command(path) {
+                Some((path, limits)) => (Some(RecordingRequest::Start(path, limits)), None),
                 None => return self.refuse(body.kind()),
             },
-            Body::RecordControl { on: false, .. } => (Some(Wish::Stop), None),
-            Body::Dump { path } => (Some(Wish::Dump { path: path.to_owned(), finished: false }), None),
+            Body::RecordControl { on: false, .. } => (Some(RecordingRequest::Stop), None),
+            Body::Dump { path } => {
+                (Some(RecordingRequest::Dump { path: path.to_owned(), finished: false }), None)
+            }
             Body::Pause {} => (None, Some(true)),
             Body::Resume {} => (None, Some(false)),
             _ => return,
@@ -180,7 +188,7 @@ impl Sender {
         }
     }
 
-    /// What the daemon says. Commands that are not known are left alone.
+    /// Reads the daemon's commands. Unknown ones are ignored.
     pub(super) fn listen(&mut self) {
         let mut buffer = [0_u8; 8192];
         while let Some(packet) = self.link.receive(&mut buffer) {

@@ -1,10 +1,11 @@
 //! A connection to the daemon, or a recording, and the packet that is being filled for it.
 
 use super::{finishing, wait};
-use crate::clock::kernel_ns;
-use crate::core::Core;
-use crate::descriptor::{self, Identity, Kept};
-use crate::env;
+use crate::base::clock::kernel_ns;
+use crate::base::descriptor::{self, Identity, Kept};
+use crate::base::env;
+use crate::base::own_thread::{SOCKET, TRIED};
+use crate::driver::core::Core;
 use gpumem_wire::{Body, ByeReason, ClockKind, Record, SLOT_BYTES, Stamp, frame};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -12,7 +13,7 @@ use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::*};
+use std::sync::atomic::Ordering::*;
 use std::time::Duration;
 
 /// Largest packet: fits a socket buffer of the kernel's default size three times.
@@ -23,22 +24,6 @@ pub const PACKET_BYTES: usize = 60 * 1024;
 const RETRY_NS: std::ops::RangeInclusive<u64> = 100_000_000..=5_000_000_000;
 /// In the line before a daemon that many want: it takes thousands in that time.
 const PATIENCE_US: libc::suseconds_t = 250_000;
-
-/// For the fork handler; -1 for none.
-static SOCKET: AtomicI32 = AtomicI32::new(-1);
-
-/// Whether anybody was looked for since this process began.
-static TRIED: AtomicBool = AtomicBool::new(false);
-
-/// Whether it is known that nobody listens.
-pub fn is_unheard() -> bool {
-    TRIED.load(Acquire) && !connected()
-}
-
-/// Whether there is a daemon at the other end.
-pub fn connected() -> bool {
-    SOCKET.load(Acquire) >= 0
-}
 
 /// In a forked child: the connection is the parent's.
 pub fn close_in_child() {
@@ -57,7 +42,7 @@ enum To {
     File(Kept),
 }
 
-/// A recording beside: what is sent goes there, too.
+/// A recording beside the connection: everything that is sent is also written to it.
 #[derive(Debug)]
 struct Beside {
     file: Kept,
@@ -68,7 +53,7 @@ struct Beside {
     is_full: bool,
 }
 
-/// Room for the last word of a recording.
+/// Bytes kept free for the last record of a recording.
 const LAST_WORD_BYTES: u64 = 128;
 /// Names that are tried for a recording whose file is there already.
 const NAMES: u32 = 100;
@@ -113,7 +98,7 @@ impl Link {
             next_try_ns: 0,
             retry_ns: *RETRY_NS.start(),
             is_welcomed: false,
-            instance: crate::live::mix(kernel_ns(), here) as u16,
+            instance: crate::base::row::mix(kernel_ns(), here) as u16,
             is_system: false,
         }
     }
@@ -125,7 +110,7 @@ impl Link {
         Ok(link)
     }
 
-    /// There is somebody to send to, or a recording beside.
+    /// Whether there is a connection, a file, or a recording beside.
     pub fn is_up(&self) -> bool {
         self.has_main() || self.beside.is_some()
     }
@@ -175,7 +160,7 @@ impl Link {
         self.beside.as_ref().is_some_and(|beside| beside.is_full)
     }
 
-    /// Ends it with a last word.
+    /// Ends it with a last record.
     pub fn end_beside(&mut self, bye: &Record<'_>) -> std::io::Result<()> {
         let Some(mut beside) = self.beside.take() else {
             return Err(std::io::Error::from_raw_os_error(libc::EIO));
@@ -223,7 +208,7 @@ impl Link {
 
     fn hello<'a>(&self, core: &'a Core) -> Record<'a> {
         let versions = u64::from(gpumem_wire::MAJOR) << 16 | u64::from(gpumem_wire::MINOR);
-        let stamp = Stamp { time_ns: core.clock.now(), thread: core.pid, ..Stamp::default() };
+        let stamp = Stamp { time_ns: core.recorder.clock.now(), thread: core.pid, ..Stamp::default() };
         let (instance, claims) = (self.instance, core.settings.claims.as_str());
         Record {
             stamp,
@@ -233,7 +218,7 @@ impl Link {
 
     /// Tries, if it is time to; whether there is a link now.
     pub fn connect(&mut self, core: &Core) -> bool {
-        let now = core.clock.now();
+        let now = core.recorder.clock.now();
         if now < self.next_try_ns && !finishing() {
             return false;
         }
@@ -245,7 +230,8 @@ impl Link {
         self.is_welcomed = false;
         // A quarter more or less, so that a node's processes do not come back at once. A connection alone is no success: a
         // daemon that has no place for us takes it, and closes it.
-        let jitter = crate::live::mix(now, core.pid.into()) % (self.retry_ns / 2) + self.retry_ns * 3 / 4;
+        let jitter =
+            crate::base::row::mix(now, core.pid.into()) % (self.retry_ns / 2) + self.retry_ns * 3 / 4;
         self.next_try_ns = now + jitter;
         self.retry_ns = (self.retry_ns * 2).min(*RETRY_NS.end());
         TRIED.store(true, Release);
@@ -256,7 +242,7 @@ impl Link {
         let Some((file, path)) = fresh(path) else { return false };
         let is_begun = self.begin(core, file).is_ok();
         if !is_begun {
-            // Ours, and nobody can read it. A disk that is full must not fill up with names.
+            // An empty file of ours. A full disk must not fill up with file names.
             let _ = std::fs::remove_file(&path);
         }
         self.path = std::path::absolute(path).ok();
@@ -306,7 +292,7 @@ impl Link {
         sent == packet.len() as isize
     }
 
-    /// Ends the link; what was in the packet is still in the ring.
+    /// Ends the link. Records of the packet are still in the ring.
     pub fn close(&mut self) {
         self.packet.clear();
         if let To::Daemon(socket) = std::mem::replace(&mut self.to, To::Nobody) {
@@ -338,14 +324,14 @@ impl Link {
     }
 
     /// Appends a record without payload as it lies in the ring.
-    pub fn slot(&mut self, row: &crate::ring::Row) -> bool {
+    pub fn slot(&mut self, row: &crate::base::ring::Row) -> bool {
         if frame::PREFIX_BYTES + SLOT_BYTES > self.room() && !self.flush() {
             return false;
         }
         let mut frame = [0; frame::PREFIX_BYTES + SLOT_BYTES];
         let (prefix, slot) = frame.split_at_mut(frame::PREFIX_BYTES);
         prefix.copy_from_slice(&(SLOT_BYTES as u32).to_le_bytes());
-        slot.copy_from_slice(&crate::live::slot_of(row));
+        slot.copy_from_slice(&crate::base::row::slot_of(row));
         self.packet.extend_from_slice(&frame);
         true
     }
@@ -399,16 +385,16 @@ impl Link {
     }
 }
 
-/// The sender has failed: what it had in hand is left alone. The daemon hears why, if it listens. The connection stays until the
-/// program ends: what a daemon was not yet told when it is closed, it may not read.
+/// Reports to the daemon that the sender has failed, and why; its unsent data is left alone. The connection stays open until the program
+/// ends: a daemon may not read data that is pending when a connection closes.
 pub fn last_words(core: &Core) {
     let fd = SOCKET.load(Acquire);
     if fd < 0 {
         return;
     }
-    let stamp = Stamp { time_ns: core.clock.now(), ..Stamp::default() };
+    let stamp = Stamp { time_ns: core.recorder.clock.now(), ..Stamp::default() };
     let mut packet = Vec::new();
-    for said in crate::state::said_after(u64::MAX) {
+    for said in crate::record::status::reports_after(u64::MAX, core.recorder.clock.now()) {
         let body = Body::Agent { result: said.result, state: said.state, detail: &said.detail };
         Record { stamp, body }.append_frame(&mut packet);
     }
@@ -478,7 +464,7 @@ fn send(socket: Identity, packet: &[u8]) -> bool {
 /// Where the daemon's queue is full, the kernel lets in who waits, one after the other: who only looks in now and then may find it
 /// full for ever, as others keep it so. Only the sender's thread may wait, and nothing waits for it meanwhile.
 fn stand_in_line(fd: RawFd, path: &Path) -> bool {
-    if !try_again() || !super::is_here() || finishing() {
+    if !try_again() || !crate::base::own_thread::is_here() || finishing() {
         return false;
     }
     let patience = libc::timeval { tv_sec: 0, tv_usec: PATIENCE_US };
@@ -511,7 +497,7 @@ fn connect(fd: RawFd, path: &Path) -> bool {
     unsafe { libc::connect(fd, (&raw const address).cast(), len) == 0 }
 }
 
-/// A connection of its own to the daemon, for a question. `None`: nobody listens.
+/// Opens another connection to the daemon, for a question; `None` without a daemon.
 pub fn connect_anew(core: &Core) -> Option<RawFd> {
     core.settings.sockets.iter().find_map(|path| {
         if core.settings.doubtful_socket.as_ref() == Some(path) && !is_ours(path) {
@@ -541,7 +527,7 @@ fn server_uid(socket: RawFd) -> Option<u32> {
     (result == 0).then_some(peer.uid)
 }
 
-/// The user to whom the directory of the system's socket belongs. Only root can have made it.
+/// Returns the owner of the directory of the system's socket. Only root can have made it.
 fn owner_of_system() -> Option<u32> {
     let directory = Path::new(env::SYSTEM_SOCKET).parent()?;
     let is_roots = |of: &std::fs::Metadata| of.uid() == 0 && of.mode() & 0o022 == 0;
@@ -549,7 +535,7 @@ fn owner_of_system() -> Option<u32> {
     above.and_then(|_| std::fs::symlink_metadata(directory).ok()).filter(|of| of.is_dir()).map(|of| of.uid())
 }
 
-/// A socket in /tmp counts only if its directory is the user's own and nobody else can write to it.
+/// Whether a socket in /tmp can be trusted: its directory belongs to the user, and only the user can write to it.
 fn is_ours(path: &Path) -> bool {
     let directory = path.parent().and_then(|directory| std::fs::symlink_metadata(directory).ok());
     // SAFETY: no arguments, never fails.

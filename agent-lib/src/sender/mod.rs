@@ -1,14 +1,13 @@
-//! The one thread: ring and names -> socket or file, state on request, and what has to be looked at now and then. It may
-//! wait for the daemon as long as it likes; nobody waits for it, but the exit for a moment (GPUMEM_EXIT_WAIT_MS).
+//! The agent's one thread. It sends ring and names to a socket or file, sends the state on request, and makes periodic checks. It may
+//! wait for the daemon without limit; only the program's exit waits for it, for a moment (GPUMEM_EXIT_WAIT_MS).
 //!
 //! ```text
 //! mod.rs      the thread, its rounds and its end
 //! link.rs     a connection or a file, and the packet being filled
-//! drain.rs    what is new: names, records, watermark
-//! resync.rs   the state said again
+//! drain.rs    new names and records, watermark
+//! resync.rs   the state sent again
 //! record.rs   recordings and dumps that are asked for, and keeping history back
 //! client.rs   the subscription among other clients of CUPTI
-//! wake.rs     callbacks that want a sample now
 //! ```
 
 mod client;
@@ -16,23 +15,29 @@ mod drain;
 mod link;
 mod record;
 mod resync;
-mod wake;
 
-pub use link::{close_in_child, connect_anew, connected, is_unheard};
-pub use wake::wake;
+pub use link::{close_in_child, connect_anew};
 
-use crate::callers::sites::Sites;
-use crate::clock::Calibration;
-use crate::core::Core;
+use crate::base::clock::Calibration;
+use crate::base::fault_injection;
+use crate::base::own_thread::{self, FINISHED, OWNER, THREAD};
+use crate::base::wake;
+use crate::driver::core::Core;
+use crate::driver::core::report_status;
+use crate::naming::callers;
+use crate::naming::callers::sites::Sites;
+use crate::record::panic;
+use crate::record::status;
+use crate::sources::api::scope;
+use crate::sources::nvtx;
+use crate::sources::torch::health::Health;
 use crate::threads::{self, Thread};
-use crate::torch::health::Health;
-use crate::{callers, fault, ffi, nvtx, python, scope, state};
 use client::Client;
 use gpumem_wire::{AgentState, Body, ByeReason, Record, Stamp};
 use link::Link;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
+use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::Duration;
 
 /// While there is something to send, at first: in this time a program that does nothing but allocate fills an eighth of the ring.
@@ -46,17 +51,11 @@ const USUAL_SLOTS: u64 = 1 << 16;
 /// Else: the heartbeat. Without a daemon, too: what happens in a program is looked at from here, and libraries that come (PyTorch, those
 /// with NVTX in them, modules that allocate) must be met before they have done much, or their first blocks have no name.
 const IDLE: Duration = Duration::from_millis(100);
-/// Between looks at pools and threads.
+/// Interval of the checks of pools and threads, in nanoseconds.
 const LOOK_NS: u64 = 1_000_000_000;
 
-/// The process exits: send what there is and stop.
+/// The process exits: the sender sends its records and stops.
 static FINISHING: AtomicBool = AtomicBool::new(false);
-/// It has stopped.
-static FINISHED: AtomicBool = AtomicBool::new(false);
-/// Its kernel id.
-static THREAD: AtomicU32 = AtomicU32::new(0);
-/// Whose thread it is: children have none.
-static OWNER: AtomicU32 = AtomicU32::new(0);
 
 #[derive(Debug)]
 struct Sender {
@@ -70,33 +69,33 @@ struct Sender {
     taken: u64,
     /// Records were found missing since the last resync.
     losses: bool,
-    /// Counts of `Core::astray` and `Live::refused` that were told, and whether names have found no room.
+    /// Last values sent: `Core::astray`, `Live::refused`, and whether names have found no room.
     told: (u64, u64, bool),
-    /// Asked for, with its number.
+    /// Epoch of the resync that is due.
     resync: Option<u64>,
     epoch: u64,
-    /// Of the state that was sent on this connection.
+    /// Version of the status that was sent on this connection.
     state_version: Option<u64>,
-    /// Of what was said on this connection about layers of names.
+    /// Version of the layers' reports that were sent on this connection.
     layers_version: Option<u64>,
-    /// Number of the last one that was said on this connection.
+    /// Number of the last state report that was sent on this connection.
     state_said: u64,
     next_look_ns: u64,
     /// All threads of the host have ended.
     alone: bool,
     /// Records from this one on are kept back.
     muted_since: Option<u64>,
-    /// The daemon wants that.
+    /// The daemon has asked for muting.
     muted_by_daemon: bool,
-    /// The link is a file for a dump: what is written there was not sent.
+    /// The link is a file for a dump: records written there do not count as sent.
     dumping: bool,
     /// 0: none is due.
     next_dump_ns: u64,
-    /// When the recording beside ends by itself; 0: it does not.
+    /// Time at which the recording beside ends; 0 for no limit.
     record_until_ns: u64,
     /// A recording that waits for its first step.
     window: Option<record::Window>,
-    /// One that has ended by itself, until somebody asks.
+    /// A recording that has reached its limit, until its end is requested.
     ended: Option<PathBuf>,
     client: Client,
     torch: Health,
@@ -121,9 +120,9 @@ pub fn start(core: &'static Core) {
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
     }
     let run = move || {
-        THREAD.store(threads::kernel_id(), Relaxed);
-        if !ffi::shielded(false, || Sender::new(core).run()) {
-            ffi::shielded((), || link::last_words(core));
+        THREAD.store(own_thread::kernel_id(), Relaxed);
+        if !panic::shielded(false, || Sender::new(core).run()) {
+            panic::shielded((), || link::last_words(core));
         }
         FINISHED.store(true, Release);
     };
@@ -136,20 +135,20 @@ pub fn start(core: &'static Core) {
     }
 }
 
-/// The system has no thread for us (RLIMIT_NPROC, the cgroup's pids.max): nobody would ever send what callbacks note. Who listens
-/// hears why, once, from the thread that started us; nothing here waits: the connection is new, and its buffer empty.
+/// Disarms the agent when its thread cannot be started (RLIMIT_NPROC, the cgroup's pids.max): records would never be sent. The daemon gets
+/// the reason from the calling thread. Nothing here waits: the connection is new, and its buffer empty.
 #[cold]
 fn give_up(core: &Core, error: &std::io::Error) {
-    state::disarm();
+    status::disarm();
     FINISHING.store(true, Release); // what may wait waits for a moment only
     let result = error.raw_os_error().and_then(|number| u16::try_from(number).ok()).unwrap_or(0);
     let detail = format!(
         "its thread could not be started: {error} (RLIMIT_NPROC or the cgroup's pids.max is reached)"
     );
-    state::set(AgentState::Disarmed, result, &detail);
+    report_status(AgentState::Disarmed, result, &detail);
     let mut link = Link::new(core);
     if link.connect(core) {
-        let stamp = Stamp { time_ns: core.clock.now(), ..Stamp::default() };
+        let stamp = Stamp { time_ns: core.recorder.clock.now(), ..Stamp::default() };
         let body = Body::Agent { result, state: AgentState::Disarmed, detail: &detail };
         link.frame(&Record { stamp, body });
         link.frame(&Record { stamp, body: Body::Bye { reason: ByeReason::Disarmed } });
@@ -162,9 +161,9 @@ pub fn finish() {
     if OWNER.load(Acquire) != std::process::id() || FINISHED.load(Acquire) {
         return;
     }
-    state::disarm();
+    status::disarm();
     FINISHING.store(true, Release);
-    wake();
+    wake::wake();
     let longest = Duration::from_millis(Core::get().map_or(0, |core| core.settings.exit_wait_ms));
     let start = std::time::Instant::now();
     while !FINISHED.load(Acquire) && start.elapsed() < longest {
@@ -172,28 +171,11 @@ pub fn finish() {
     }
 }
 
-/// Whether the calling thread is the sender.
-pub fn is_here() -> bool {
-    THREAD.load(Relaxed) == threads::kernel_id()
-}
-
-/// On the sender's thread: a while without anything, not even memory.
-pub fn nap() {
-    let while_ns = libc::timespec { tv_sec: 0, tv_nsec: 5_000_000 };
-    // SAFETY: nothing is written.
-    unsafe { libc::nanosleep(&while_ns, std::ptr::null_mut()) };
-}
-
-/// Whether the thread is there: nothing that it was asked for will be done otherwise.
-pub fn is_running() -> bool {
-    OWNER.load(Acquire) == std::process::id() && !FINISHED.load(Acquire)
-}
-
 fn finishing() -> bool {
     FINISHING.load(Acquire)
 }
 
-/// Sleeps until a file descriptor has something (`fds` with the events wanted), somebody wakes us or time is over.
+/// Sleeps until an event of `fds`, a wake-up or the timeout.
 fn wait(fds: &[(RawFd, i16)], time: Duration) {
     let mut polled = [libc::pollfd { fd: -1, events: 0, revents: 0 }; 3];
     let wake = (wake::descriptor(), libc::POLLIN);
@@ -205,7 +187,7 @@ fn wait(fds: &[(RawFd, i16)], time: Duration) {
     wake::taken(polled[0].revents != 0);
 }
 
-/// Sleeps until there is something to read there, or time is over: which of them.
+/// Sleeps until the descriptor is readable or the timeout; returns whether it is readable.
 pub fn wait_readable(fd: RawFd, time: Duration) -> bool {
     let mut polled = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let time = i32::try_from(time.as_millis()).unwrap_or(i32::MAX).max(1);
@@ -272,12 +254,12 @@ impl Sender {
     fn run(&mut self) -> bool {
         let mut pause = BUSY;
         loop {
-            fault::at("sender");
+            fault_injection::at("sender");
             let last = finishing() || self.alone;
             let taken = self.taken;
             let busy = self.round();
-            if last || state::panicked() {
-                let reason = if state::panicked() { ByeReason::Disarmed } else { ByeReason::Exit };
+            if last || status::panicked() {
+                let reason = if status::panicked() { ByeReason::Disarmed } else { ByeReason::Exit };
                 self.say_bye(reason);
                 self.link.close();
                 return true;
@@ -286,23 +268,27 @@ impl Sender {
                 continue;
             }
             let taken = self.taken.saturating_sub(taken);
-            pause = if busy { pause_of(pause, taken, self.core.ring.slots()) } else { (pause * 2).min(IDLE) };
+            pause = if busy {
+                pause_of(pause, taken, self.core.recorder.ring.slots())
+            } else {
+                (pause * 2).min(IDLE)
+            };
             wait(&[(self.link.socket(), libc::POLLIN)], pause);
         }
     }
 
     /// Does what there is to do; whether there was much.
     fn round(&mut self) -> bool {
-        self.core.clock.calibrate(&mut self.calibration);
+        self.core.recorder.clock.calibrate(&mut self.calibration);
         callers::look(self.core); // every time: a library may allocate as soon as it is loaded
         nvtx::look(self.core);
         self.torch.look_for_torch(self.core);
         scope::look();
         self.look_around();
-        if state::armed() {
-            python::run::look(self.core);
+        if status::armed() {
+            crate::sources::python_host::run::look(self.core);
         }
-        if let Some(thread) = self.thread.filter(|_| state::armed()) {
+        if let Some(thread) = self.thread.filter(|_| status::armed()) {
             self.sites.name(self.core, thread);
         }
         if !self.link.has_main() {
@@ -341,20 +327,20 @@ impl Sender {
         self.state_said = 0;
         self.resync = None;
         self.epoch = 0;
-        // What was in the packet of the old connection was not sent.
-        self.taken = self.core.ring.sent();
+        // The packet of the old connection was not sent.
+        self.taken = self.core.recorder.ring.sent();
         true
     }
 
     /// Subscription, pools and threads: now and then.
     fn look_around(&mut self) {
-        let now = self.core.clock.now();
+        let now = self.core.recorder.clock.now();
         if finishing() || now < self.next_look_ns {
             return;
         }
         self.next_look_ns = now + LOOK_NS;
         self.alone = is_alone();
-        if let Some(thread) = self.thread.filter(|_| state::armed()) {
+        if let Some(thread) = self.thread.filter(|_| status::armed()) {
             // A driver call of ours must not come back to us.
             thread.busy.store(1, Relaxed);
             self.core.poll_pools(thread);
@@ -364,8 +350,8 @@ impl Sender {
         threads::sweep(self.core.pid);
         self.torch.look(self.core, self.thread);
         callers::reclaim(now);
-        if self.core.devices.driver().is_some() && state::armed() {
-            // Calls that were in flight have returned unseen: said again, their rows are not.
+        if self.core.devices.driver().is_some() && status::armed() {
+            // Calls that were in flight have returned unseen. A resync omits their rows.
             if self.client.look(self.core, now) && self.link.is_up() {
                 self.resync = Some(self.epoch);
             }

@@ -1,15 +1,15 @@
-//! What the program or the daemon wants done: recordings beside the link, dumps, and keeping history back.
+//! Requests of the program and the daemon: recordings beside the link, dumps, and keeping history back.
 
 use super::Sender;
 use super::link::Link;
-use crate::control::{self, Outcome, Wish};
-use crate::state;
-use crate::window::{self, Limits};
+use crate::record::status;
+use crate::sources::api::recordings::RecordingLimits;
+use crate::sources::api::recordings::{self, RecordingReply, RecordingRequest};
 use gpumem_wire::{Body, ByeReason, Record, Stamp, WITHHELD};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Attempts to say the state while the program goes on.
+/// Attempts to send a consistent state while the program goes on.
 const TRIES: usize = 50;
 
 /// A recording that waits for its first step.
@@ -19,11 +19,11 @@ pub(super) struct Window {
     link: Link,
     path: PathBuf,
     steps: (u64, u64),
-    limits: Limits,
+    limits: RecordingLimits,
 }
 
-fn busy(path: &Path, why: &str) -> Outcome {
-    Outcome { errno: libc::EBUSY as u16, told: format!("{}: {why}", path.display()) }
+fn busy(path: &Path, why: &str) -> RecordingReply {
+    RecordingReply { errno: libc::EBUSY as u16, told: format!("{}: {why}", path.display()) }
 }
 
 /// Another link, with the state in it.
@@ -37,23 +37,23 @@ struct State {
 }
 
 impl Sender {
-    /// Does what is wanted; whether there was anything.
+    /// Executes the requests; returns whether there were any.
     pub(super) fn obey(&mut self) -> bool {
         let mut any = false;
-        while let Some((number, wish)) = control::next() {
+        while let Some((number, wish)) = recordings::next() {
             any = true;
             let outcome = self.fulfil(wish);
-            control::done(number, outcome);
+            recordings::done(number, outcome);
         }
         self.end_when_due();
         self.dump_when_due();
         any
     }
 
-    /// A command of the daemon's, and what became of it.
-    pub(super) fn command(&mut self, command: u8, wish: Option<Wish>, muted: Option<bool>) {
+    /// Executes a command of the daemon's, and sends the reply.
+    pub(super) fn command(&mut self, command: u8, wish: Option<RecordingRequest>, muted: Option<bool>) {
         let outcome = match (wish, muted) {
-            (Some(Wish::Start(path, _) | Wish::Dump { path, .. }), _)
+            (Some(RecordingRequest::Start(path, _) | RecordingRequest::Dump { path, .. }), _)
                 if let Err(refused) = self.may_create(&path) =>
             {
                 refused
@@ -62,7 +62,7 @@ impl Sender {
             (None, Some(muted)) => {
                 self.muted_by_daemon = muted;
                 self.follow_mute();
-                Outcome::done(Path::new(""))
+                RecordingReply::done(Path::new(""))
             }
             (None, None) => return,
         };
@@ -71,21 +71,21 @@ impl Sender {
         self.flush();
     }
 
-    fn fulfil(&mut self, wish: Wish) -> Outcome {
+    fn fulfil(&mut self, wish: RecordingRequest) -> RecordingReply {
         match wish {
-            Wish::Start(path, limits) => self.start_recording(&path, limits),
-            Wish::Step(number) => self.step(number),
-            Wish::Stop => {
+            RecordingRequest::Start(path, limits) => self.start_recording(&path, limits),
+            RecordingRequest::Step(number) => self.step(number),
+            RecordingRequest::Stop => {
                 let outcome = self.stop_recording();
-                window::wait_for(u64::MAX);
+                recordings::wait_for(u64::MAX);
                 self.ended = None;
                 outcome
             }
-            Wish::Mute => {
+            RecordingRequest::Mute => {
                 self.follow_mute();
-                Outcome::done(Path::new(""))
+                RecordingReply::done(Path::new(""))
             }
-            Wish::Dump { path, finished } => {
+            RecordingRequest::Dump { path, finished } => {
                 let outcome = match self.link.recording().map(Path::to_owned) {
                     Some(recording) if path.is_empty() => self.write_out(&recording),
                     _ => self.dump(&path),
@@ -100,28 +100,28 @@ impl Sender {
 
     /// Fails if the server must not have this file created: it is neither root, nor this program's user, nor the system's daemon, or
     /// the file would be somewhere else than the program's environment permits.
-    fn may_create(&self, name: &str) -> Result<(), Outcome> {
+    fn may_create(&self, name: &str) -> Result<(), RecordingReply> {
         if let Some(uid) = self.link.stranger() {
             let told = format!(
                 "the server of this program's agent runs as user {uid}, which is neither root nor the program's user: no file is created for it"
             );
-            return Err(Outcome { errno: libc::EPERM as u16, told });
+            return Err(RecordingReply { errno: libc::EPERM as u16, told });
         }
-        control::permitted(self.core, name)
+        recordings::permitted(self.core, name)
     }
 
-    /// What is asked for is not known: by a newer daemon.
+    /// Replies that a command, of a newer daemon, is unknown.
     pub(super) fn refuse(&mut self, command: u8) {
         let told = "this agent does not know such a limit";
         self.say(Body::Done { result: libc::EINVAL as u16, command, told });
         self.flush();
     }
 
-    fn start_recording(&mut self, name: &str, limits: Limits) -> Outcome {
+    fn start_recording(&mut self, name: &str, limits: RecordingLimits) -> RecordingReply {
         if let Some(recording) = self.link.recording() {
             let is_it = name.is_empty() || std::path::absolute(name).is_ok_and(|path| path == recording);
-            if is_it && limits == Limits::default() {
-                return Outcome::done(recording);
+            if is_it && limits == RecordingLimits::default() {
+                return RecordingReply::done(recording);
             }
             if self.link.is_recording_beside() {
                 return busy(recording, "a recording goes on already");
@@ -130,76 +130,77 @@ impl Sender {
         if let Some(window) = &self.window {
             return busy(&window.path, &format!("a recording waits for step {} already", window.steps.0));
         }
-        let (file, path) = match control::create(self.core, name) {
+        let (file, path) = match recordings::create(self.core, name) {
             Ok(created) => created,
             Err(outcome) => return outcome,
         };
         self.ended = None;
         let link = match Link::to_file(self.core, file) {
             Ok(link) => link,
-            Err(error) => return Outcome::failed(&path, &error),
+            Err(error) => return RecordingReply::failed(&path, &error),
         };
         let Some(steps) = limits.steps else { return self.begin_recording(link, path, limits) };
-        let outcome = Outcome::done(&path);
+        let outcome = RecordingReply::done(&path);
         self.window = Some(Window { link, path, steps, limits });
-        window::wait_for(steps.0);
+        recordings::wait_for(steps.0);
         outcome
     }
 
     /// The state, and all that comes: `link` is to a new file with its head.
-    fn begin_recording(&mut self, link: Link, path: PathBuf, limits: Limits) -> Outcome {
+    fn begin_recording(&mut self, link: Link, path: PathBuf, limits: RecordingLimits) -> RecordingReply {
         self.send_new();
         self.flush();
         let state = self.say_state_to(link, self.taken);
         if !state.is_whole || !self.catch_up(state.taken) {
-            return Outcome::failed(&path, &io::Error::from_raw_os_error(libc::EIO));
+            return RecordingReply::failed(&path, &io::Error::from_raw_os_error(libc::EIO));
         }
         let bytes = std::fs::metadata(&path).map_or(0, |about| about.len());
         if limits.max_bytes.is_some_and(|most| bytes > most) {
             // Ours, and nobody has been told of it.
             let _ = std::fs::remove_file(&path);
             let told = format!("{}: the state alone has {bytes} bytes", path.display());
-            return Outcome { errno: libc::EFBIG as u16, told };
+            return RecordingReply { errno: libc::EFBIG as u16, told };
         }
         // Names that came meanwhile are said twice to one of them, which does no harm.
         self.names_sent = self.names_sent.min(state.names_sent);
         self.link.record_beside(state.link, path.clone(), bytes, limits.max_bytes);
-        self.record_until_ns = limits.for_ns.map_or(0, |for_ns| self.core.clock.now().saturating_add(for_ns));
-        Outcome::done(&path)
+        self.record_until_ns =
+            limits.for_ns.map_or(0, |for_ns| self.core.recorder.clock.now().saturating_add(for_ns));
+        RecordingReply::done(&path)
     }
 
     /// A step begins: the first of a window, or the one after its last.
-    fn step(&mut self, number: u64) -> Outcome {
+    fn step(&mut self, number: u64) -> RecordingReply {
         if let Some(window) = self.window.take_if(|window| number >= window.steps.0) {
             let (_, last) = window.steps;
             if number > last {
                 // None of them came.
                 self.window = Some(window);
                 self.forget_window();
-                return Outcome::done(Path::new(""));
+                return RecordingReply::done(Path::new(""));
             }
-            window::wait_for(last + 1);
+            recordings::wait_for(last + 1);
             return self.begin_recording(window.link, window.path, window.limits);
         }
-        window::wait_for(u64::MAX);
+        recordings::wait_for(u64::MAX);
         self.stop_recording()
     }
 
     /// A window whose first step has not come; whether there was one.
     pub(super) fn forget_window(&mut self) -> bool {
         let Some(window) = self.window.take() else { return false };
-        window::wait_for(u64::MAX);
+        recordings::wait_for(u64::MAX);
         // Ours, and nothing was recorded.
         let _ = std::fs::remove_file(&window.path);
         true
     }
 
-    /// A recording that has reached its end by itself.
+    /// Ends a recording that has reached its limit.
     fn end_when_due(&mut self) {
-        let is_late = self.record_until_ns != 0 && self.core.clock.now() >= self.record_until_ns;
+        let is_late = self.record_until_ns != 0 && self.core.recorder.clock.now() >= self.record_until_ns;
         if self.link.is_recording_beside() && (is_late || self.link.is_beside_full()) {
             let _ = self.stop_recording();
-            window::wait_for(u64::MAX);
+            recordings::wait_for(u64::MAX);
         }
     }
 
@@ -217,34 +218,34 @@ impl Sender {
             }
         }
         if !self.link.is_up() {
-            self.core.ring.set_sent(self.taken);
+            self.core.recorder.ring.set_sent(self.taken);
         }
         self.taken == seq
     }
 
-    fn stop_recording(&mut self) -> Outcome {
+    fn stop_recording(&mut self) -> RecordingReply {
         self.record_until_ns = 0;
         if self.forget_window() {
-            return Outcome::done(Path::new(""));
+            return RecordingReply::done(Path::new(""));
         }
         let Some(path) =
             self.link.recording().filter(|_| self.link.is_recording_beside()).map(Path::to_owned)
         else {
-            // Who asks once more is told of the one that ended by itself.
-            return Outcome::done(&self.ended.take().unwrap_or_default());
+            // A second request gets the recording that has reached its limit.
+            return RecordingReply::done(&self.ended.take().unwrap_or_default());
         };
         let outcome = self.write_out(&path);
         self.ended = Some(path.clone());
-        let stamp = Stamp { time_ns: self.core.clock.now(), ..Stamp::default() };
+        let stamp = Stamp { time_ns: self.core.recorder.clock.now(), ..Stamp::default() };
         match self.link.end_beside(&Record { stamp, body: Body::Bye { reason: ByeReason::Requested } }) {
             Ok(()) => outcome,
-            Err(error) => Outcome::failed(&path, &error),
+            Err(error) => RecordingReply::failed(&path, &error),
         }
     }
 
     /// Everything that was recorded by now is in the recording.
-    fn write_out(&mut self, path: &Path) -> Outcome {
-        let head = self.core.ring.head();
+    fn write_out(&mut self, path: &Path) -> RecordingReply {
+        let head = self.core.recorder.ring.head();
         for _ in 0..TRIES {
             self.send_new();
             if self.taken >= head {
@@ -253,24 +254,24 @@ impl Sender {
         }
         self.flush();
         match self.link.recording() {
-            Some(_) if self.taken >= head => Outcome::done(path),
-            _ => Outcome::failed(path, &io::Error::from_raw_os_error(libc::EIO)),
+            Some(_) if self.taken >= head => RecordingReply::done(path),
+            _ => RecordingReply::failed(path, &io::Error::from_raw_os_error(libc::EIO)),
         }
     }
 
-    /// The state as it is now, in a file of its own. The link goes on where it was.
-    fn dump(&mut self, name: &str) -> Outcome {
-        let (file, path) = match control::create(self.core, name) {
+    /// Writes the current state to a separate file. The link goes on where it was.
+    fn dump(&mut self, name: &str) -> RecordingReply {
+        let (file, path) = match recordings::create(self.core, name) {
             Ok(created) => created,
             Err(outcome) => return outcome,
         };
         self.flush();
         let link = match Link::to_file(self.core, file) {
             Ok(link) => link,
-            Err(error) => return Outcome::failed(&path, &error),
+            Err(error) => return RecordingReply::failed(&path, &error),
         };
-        let State { mut link, is_whole, taken, .. } = self.say_state_to(link, self.core.ring.head());
-        let stamp = Stamp { time_ns: self.core.clock.now(), ..Stamp::default() };
+        let State { mut link, is_whole, taken, .. } = self.say_state_to(link, self.core.recorder.ring.head());
+        let stamp = Stamp { time_ns: self.core.recorder.clock.now(), ..Stamp::default() };
         for body in [
             Body::Watermark { last_seq: taken, in_flight_since_ns: 0 },
             Body::Bye { reason: ByeReason::Requested },
@@ -279,9 +280,9 @@ impl Sender {
         }
         let is_written = link.flush() && is_whole;
         if is_written {
-            Outcome::done(&path)
+            RecordingReply::done(&path)
         } else {
-            Outcome::failed(&path, &io::Error::from_raw_os_error(libc::EIO))
+            RecordingReply::failed(&path, &io::Error::from_raw_os_error(libc::EIO))
         }
     }
 
@@ -308,9 +309,9 @@ impl Sender {
     }
 
     fn dump_when_due(&mut self) {
-        let period_ns = control::dump_period_ns();
-        let now = self.core.clock.now();
-        if period_ns == 0 || super::finishing() || !state::armed() {
+        let period_ns = recordings::dump_period_ns();
+        let now = self.core.recorder.clock.now();
+        if period_ns == 0 || super::finishing() || !status::armed() {
             self.next_dump_ns = 0;
             return;
         }
@@ -320,22 +321,22 @@ impl Sender {
         if now >= self.next_dump_ns {
             self.next_dump_ns = now + period_ns;
             // Where it cannot be written, the next one may be.
-            let _ = self.dump(&control::dump_file());
+            let _ = self.dump(&recordings::dump_file());
         }
     }
 
-    /// Keeps history back from here on, or tells it again.
+    /// Keeps history back from here on, or sends it again.
     pub(super) fn follow_mute(&mut self) {
-        let muted = control::is_muted() || self.muted_by_daemon;
+        let muted = recordings::is_muted() || self.muted_by_daemon;
         match (self.muted_since, muted) {
             (None, true) => {
-                let head = self.core.ring.head();
+                let head = self.core.recorder.ring.head();
                 self.send_records(head);
                 self.flush();
                 self.muted_since = Some(self.taken + 1);
             }
             (Some(_), false) => {
-                self.send_records(self.core.ring.head()); // which skips them
+                self.send_records(self.core.recorder.ring.head()); // which skips them
                 self.say_skipped();
                 self.muted_since = None;
                 self.resync = Some(self.epoch);
@@ -344,12 +345,13 @@ impl Sender {
         }
     }
 
-    /// Says how much was kept back: what follows is the state after it.
+    /// Records how much was kept back. The state after it follows.
     pub(super) fn say_skipped(&mut self) {
         let Some(first_seq) = self.muted_since else { return };
         let count = (self.taken + 1).saturating_sub(first_seq);
         if count > 0 {
-            let stamp = Stamp { time_ns: self.core.clock.now(), context: WITHHELD, ..Stamp::default() };
+            let stamp =
+                Stamp { time_ns: self.core.recorder.clock.now(), context: WITHHELD, ..Stamp::default() };
             self.link.frame(&Record { stamp, body: Body::Lost { count, first_seq } });
             self.muted_since = Some(self.taken + 1);
         }

@@ -1,4 +1,4 @@
-//! The state said again, while the program goes on.
+//! Resync: sends the state again, while the program goes on.
 //!
 //! Every record up to `after_seq` was sent before, and is in the table: a record is kept in the table before it goes into
 //! the ring. Rows that are born later are left to the ring; rows that are freed later may be missing, and the ring says so
@@ -7,10 +7,10 @@
 
 use super::Sender;
 use super::drain::PATIENCE;
-use crate::book::{kind, kind_of, pool_owner};
-use crate::fault;
-use crate::live::{Beside, Taken};
-use crate::ring::Row;
+use crate::base::fault_injection;
+use crate::base::ring::Row;
+use crate::base::row::{RowCopy, RowExtra};
+use crate::base::row::{kind, kind_of, pool_owner};
 use crate::threads;
 use gpumem_wire::{Body, Flags, FreeState, Phase, PoolOwner, Record, Role, Stamp};
 use std::collections::HashMap;
@@ -22,10 +22,10 @@ const TRIES: usize = 16;
 /// Rows whose order matters.
 #[derive(Default)]
 struct Ordered {
-    pools: Vec<Taken>,
-    handles: Vec<Taken>,
+    pools: Vec<RowCopy>,
+    handles: Vec<RowCopy>,
     /// By the seq of their handle.
-    mappings: HashMap<u64, Vec<Taken>>,
+    mappings: HashMap<u64, Vec<RowCopy>>,
     /// They are those of this moment.
     after_seq: u64,
     /// That is so: no count changed while they were read.
@@ -35,7 +35,7 @@ struct Ordered {
 impl Sender {
     pub(super) fn say_state_again(&mut self, epoch: u64) {
         self.resync = None;
-        fault::at("resync");
+        fault_injection::at("resync");
         let restored = self.core.restored.load(Acquire);
         let Some(ordered) = self.read_settled() else {
             self.resync = self.link.is_up().then_some(epoch); // a thread is in the middle of something: next round
@@ -61,7 +61,7 @@ impl Sender {
                 rows += self.restate(row);
             }
         }
-        for taken in self.core.live.scan() {
+        for taken in self.core.recorder.live.scan() {
             if taken.seq() <= after_seq && !has_order(&taken) {
                 rows += self.say_row(&taken);
             }
@@ -72,7 +72,7 @@ impl Sender {
         self.say_state(0);
         // A row may have come back where we had looked already.
         if are_settled && self.core.restored.load(Acquire) == restored {
-            let head_seq = self.core.ring.head();
+            let head_seq = self.core.recorder.ring.head();
             self.say(Body::ResyncEnd { epoch, head_seq, rows });
         } else {
             self.resync = Some(epoch);
@@ -85,10 +85,10 @@ impl Sender {
         let mut ordered = Ordered::default();
         for _ in 0..TRIES {
             // The daemon may be slow: most is sent before the moment begins in which counts have to rest.
-            if !self.send_names(Flags(0)) || !self.send_records(self.core.ring.head()) {
+            if !self.send_names(Flags(0)) || !self.send_records(self.core.recorder.ring.head()) {
                 return None;
             }
-            let after_seq = self.core.ring.head();
+            let after_seq = self.core.recorder.ring.head();
             if !threads::quiesce(after_seq, PATIENCE) {
                 return None;
             }
@@ -104,7 +104,9 @@ impl Sender {
 
     fn read_ordered(&self, after_seq: u64) -> Ordered {
         let mut ordered = Ordered { after_seq, ..Ordered::default() };
-        for taken in self.core.live.scan().filter(|taken| taken.seq() <= after_seq && has_order(taken)) {
+        for taken in
+            self.core.recorder.live.scan().filter(|taken| taken.seq() <= after_seq && has_order(taken))
+        {
             match kind_of(&taken.row) {
                 kind::POOL_CREATE => ordered.pools.push(taken),
                 kind::VMM_MAP => ordered.mappings.entry(taken.beside.backing).or_default().push(taken),
@@ -114,14 +116,14 @@ impl Sender {
         ordered
     }
 
-    /// Says one entry; the number of entries.
+    /// Sends one entry; returns the number of entries.
     fn restate(&mut self, mut row: Row) -> u64 {
         row[7] |= u64::from(Flags::RESTATED.0) << 48;
         self.link.slot(&row);
         1
     }
 
-    fn say_pool(&mut self, pool: &Taken) -> u64 {
+    fn say_pool(&mut self, pool: &RowCopy) -> u64 {
         let mut rows = self.restate(pool.row);
         let owner = pool_owner(&pool.row);
         if owner != PoolOwner::Framework
@@ -135,7 +137,7 @@ impl Sender {
         rows
     }
 
-    fn say_handle(&mut self, handle: &Taken) -> u64 {
+    fn say_handle(&mut self, handle: &RowCopy) -> u64 {
         let mut row = handle.row;
         if kind_of(&row) == kind::VMM_CREATE {
             let references = u64::from(u16::try_from(handle.beside.references).unwrap_or(u16::MAX));
@@ -145,10 +147,10 @@ impl Sender {
     }
 
     /// An allocation, segment or block, with what is known of it by now.
-    fn say_row(&mut self, taken: &Taken) -> u64 {
+    fn say_row(&mut self, taken: &RowCopy) -> u64 {
         let mut row = taken.row;
         let latest = row[5] as u32;
-        let retagged = taken.beside.flags & Beside::RETAGGED != 0;
+        let retagged = taken.beside.flags & RowExtra::RETAGGED != 0;
         if retagged {
             row[5] = row[5] & !0xffff_ffff | u64::from(taken.beside.first_tag);
         }
@@ -164,7 +166,7 @@ impl Sender {
             self.link.frame(&Record { stamp, body });
             rows += 1;
         }
-        if taken.beside.flags & Beside::PENDING != 0 {
+        if taken.beside.flags & RowExtra::PENDING != 0 {
             let body = Body::BlockFree { address: row[2], pool: row[4], state: FreeState::Pending };
             self.link.frame(&Record { stamp: stamp_of(&row), body });
             rows += 1;
@@ -175,24 +177,25 @@ impl Sender {
 
 /// Who, when and where of a row, restated.
 fn stamp_of(row: &Row) -> Stamp {
-    match Record::decode(&crate::live::slot_of(row), &[]) {
+    match Record::decode(&crate::base::row::slot_of(row), &[]) {
         Ok(record) => Stamp { flags: record.stamp.flags.with(Flags::RESTATED), ..record.stamp },
         Err(_) => Stamp { seq: row[0], flags: Flags::RESTATED, ..Stamp::default() },
     }
 }
 
 /// Pools, handles and mappings: handles are allocations and imports that follow the rules of handles.
-fn has_order(taken: &Taken) -> bool {
-    use crate::live::Key::{Backing, Handle, Mapping, Pool};
-    matches!(crate::book::key_of(taken), Some(Pool(_) | Handle(_) | Backing(_) | Mapping(_)))
+fn has_order(taken: &RowCopy) -> bool {
+    use crate::base::row::Key::{Backing, Handle, Mapping, Pool};
+    matches!(crate::base::row::key_of(taken), Some(Pool(_) | Handle(_) | Backing(_) | Mapping(_)))
 }
 
 /// Each pool behind its parent.
-fn outer_first(mut pools: Vec<Taken>) -> Vec<Taken> {
-    let mut said: Vec<Taken> = Vec::with_capacity(pools.len());
+fn outer_first(mut pools: Vec<RowCopy>) -> Vec<RowCopy> {
+    let mut said: Vec<RowCopy> = Vec::with_capacity(pools.len());
     while !pools.is_empty() {
         let left = pools.len();
-        let waits = |pool: &Taken, others: &[Taken]| others.iter().any(|other| other.row[2] == pool.row[4]);
+        let waits =
+            |pool: &RowCopy, others: &[RowCopy]| others.iter().any(|other| other.row[2] == pool.row[4]);
         let (later, now): (Vec<_>, Vec<_>) = pools.iter().partition(|pool| waits(pool, &pools));
         said.extend(now);
         pools = later;

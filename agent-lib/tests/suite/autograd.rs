@@ -1,8 +1,11 @@
 //! Names for the backward pass, with a library that has of PyTorch what the agent looks at.
 
 use crate::common::daemon::{Folder, agent};
-use gpumem::naming::Named;
-use gpumem::{gpumem_autograd_calibrate, gpumem_autograd_number, layers, threads, torch};
+use gpumem::base::row::AllocationName;
+use gpumem::naming::autograd;
+use gpumem::record::status;
+use gpumem::threads;
+use gpumem::{gpumem_autograd_calibrate, gpumem_autograd_number};
 use gpumem_test_support::alone;
 use gpumem_wire::{Layer, LayerState, Phase};
 use std::ffi::{CStr, CString, c_int, c_void};
@@ -54,25 +57,28 @@ fn load(path: &CStr) -> Torch {
     }
 }
 
-fn now() -> Named {
-    let core = gpumem::core::Core::get().expect("an agent");
+fn now() -> AllocationName {
+    let core = gpumem::driver::core::Core::get().expect("an agent");
     core.named(threads::current().expect("a place"))
 }
 
 /// What an allocation is called now, and its phase.
 fn name() -> (String, Phase) {
     let named = now();
-    let core = gpumem::core::Core::get().expect("an agent");
-    (String::from_utf8_lossy(core.names.path(named.tag).unwrap_or_default()).into_owned(), named.phase)
+    let core = gpumem::driver::core::Core::get().expect("an agent");
+    (
+        String::from_utf8_lossy(core.recorder.names.path(named.tag).unwrap_or_default()).into_owned(),
+        named.phase,
+    )
 }
 
 /// In a scope, as a module's call would be.
 fn within<T>(scope: &str, work: impl FnOnce() -> T) -> T {
-    let core = gpumem::core::Core::get().expect("an agent");
+    let core = gpumem::driver::core::Core::get().expect("an agent");
     let thread = threads::current().expect("a place");
-    core.push(thread, scope.as_bytes());
+    core.push_scope(thread, scope.as_bytes());
     let value = work();
-    core.pop(thread);
+    core.pop_scope(thread);
     value
 }
 
@@ -120,9 +126,9 @@ fn nodes_are_called_as_their_forward_pass_was() {
         let core = agent(&folder.0.join("none.sock"), |_| ());
         assert_eq!(gpumem_autograd_number_now(), u64::MAX, "no PyTorch so far");
         let torch = load(&path);
-        soon("PyTorch is seen", torch::is_seen);
+        soon("PyTorch is seen", autograd::is_seen);
         soon("its nodes are counted", || gpumem_autograd_number_now() == 0);
-        assert_eq!(layers::get(Layer::Autograd), Some(LayerState::Degraded));
+        assert_eq!(status::layer(Layer::Autograd), Some(LayerState::Degraded));
 
         // Before it is known where nodes have their numbers: the phase alone.
         let early = within("early", || {
@@ -135,7 +141,7 @@ fn nodes_are_called_as_their_forward_pass_was() {
         unsafe { (torch.run)(early) };
         assert_eq!(std::mem::take(&mut *seen()), [backward("")]);
         calibrate(torch);
-        assert_eq!(layers::get(Layer::Autograd), Some(LayerState::Active));
+        assert_eq!(status::layer(Layer::Autograd), Some(LayerState::Active));
         // SAFETY: as above.
         unsafe { (torch.run)(early) };
         assert_eq!(std::mem::take(&mut *seen()), [backward("early")]);
@@ -149,7 +155,7 @@ fn nodes_are_called_as_their_forward_pass_was() {
         by_thread(torch);
         // A thread that has run nodes goes on as it was.
         assert_eq!(name(), (String::new(), Phase::Unknown));
-        assert_eq!(core.names.refused.load(std::sync::atomic::Ordering::Relaxed), 0);
+        assert_eq!(core.recorder.names.refused.load(std::sync::atomic::Ordering::Relaxed), 0);
     });
 }
 
@@ -180,7 +186,7 @@ fn calibrate(torch: Torch) {
     // SAFETY: objects that exist.
     let known = |first| unsafe { gpumem_autograd_calibrate(objects.as_ptr(), objects.len() as u32, first) };
     assert_eq!(known(first + 1), 0, "other numbers");
-    assert_eq!(layers::get(Layer::Autograd), Some(LayerState::Degraded));
+    assert_eq!(status::layer(Layer::Autograd), Some(LayerState::Degraded));
     assert_eq!(known(first), 1);
 }
 

@@ -31,10 +31,10 @@ fn states_are_said_once_and_to_everybody() {
         HEARING_SINCE_NS.store(u64::MAX, Relaxed);
         assert_eq!(moving_since_ns(), 0, "its return will not be seen: it would be in flight for ever");
         // Both between two rounds of the sender.
-        gpumem::state::set(AgentState::Paused, 0, "paused by the program");
-        gpumem::state::set(AgentState::Blocked, 39, "nsys");
-        HEARING_SINCE_NS.store(core.clock.now(), Relaxed);
-        gpumem::state::set(AgentState::Late, 0, "");
+        gpumem::driver::core::report_status(AgentState::Paused, 0, "paused by the program");
+        gpumem::driver::core::report_status(AgentState::Blocked, 39, "nsys");
+        HEARING_SINCE_NS.store(core.recorder.clock.now(), Relaxed);
+        gpumem::driver::core::report_status(AgentState::Late, 0, "");
         drop(under_way);
         // The next call is the outermost one.
         let next = Call::new(ALLOC, CONTEXT, &[(&raw const *Box::leak(Box::new(0_u64))) as u64, 8]).enter();
@@ -59,10 +59,10 @@ fn states_are_said_once_and_to_everybody() {
 
         // Of very many the latest are kept, and how it began.
         for _ in 0..100 {
-            gpumem::state::set(AgentState::Paused, 0, "");
-            gpumem::state::set(AgentState::Late, 0, "");
+            gpumem::driver::core::report_status(AgentState::Paused, 0, "");
+            gpumem::driver::core::report_status(AgentState::Late, 0, "");
         }
-        let said = gpumem::state::said_after(0);
+        let said = gpumem::record::status::reports_after(0, 0);
         assert!(said.len() <= 65 && said[0].state == AgentState::Covered, "{}", said.len());
         assert!(said.is_sorted_by_key(|said| (said.number, said.time_ns)));
         assert_eq!(said.last().map(|said| (said.number, said.state)), Some((204, AgentState::Late)));

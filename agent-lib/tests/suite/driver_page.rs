@@ -1,8 +1,8 @@
 //! docs/driver.md, generated from the table of driver calls.
 
 use cupti_sys::ids;
-use gpumem::cupti::coverage::{Evidence, KINDS, UNHEARD};
-use gpumem::cupti::table::CALLS;
+use gpumem::sources::cupti::coverage::{Evidence, KINDS, UNHEARD};
+use gpumem::sources::cupti::table::CALLS;
 use std::fmt::Write;
 use std::path::Path;
 
@@ -32,7 +32,7 @@ fn page() -> String {
     let mut page = String::from(
         "# Driver calls: what is counted, and what is not
 
-<!-- made by agent-lib/tests/suite/driver_page.rs from agent-lib/src/cupti/: UPDATE_GOLDEN=1 -->
+<!-- made by agent-lib/tests/suite/driver_page.rs from agent-lib/src/sources/cupti/: UPDATE_GOLDEN=1 -->
 
 The agent subscribes to the CUDA driver's callbacks through CUPTI. For each kind of driver memory, this page lists the subscribed calls with
 their callback ids and says which bytes are counted. Memory without a callback is in Untrackable.

@@ -11,7 +11,7 @@ fn children_that_initialise_cuda_themselves_are_agents_with_their_parents_scopes
         let folder = Folder::new("fork-first");
         let socket = folder.0.join("agent.sock");
         let daemon = Daemon::listen(&socket);
-        let settings = || gpumem::env::Settings {
+        let settings = || gpumem::base::env::Settings {
             sockets: vec![socket.clone()],
             ring_slots: 1 << 10,
             live_rows: 1 << 10,
@@ -27,7 +27,7 @@ fn children_that_initialise_cuda_themselves_are_agents_with_their_parents_scopes
             match libc::fork() {
                 0 => {
                     let silent = gpumem::gpumem_available() == 0;
-                    gpumem::attach::start_with(settings());
+                    gpumem::entry::attach::start_with(settings());
                     if !silent || gpumem::gpumem_available() == 0 {
                         libc::_exit(1);
                     }

@@ -13,7 +13,7 @@ fn the_daemon_hears_that_names_are_left_out() {
         let mut peer = daemon.accept();
         peer.resync(1);
         for number in 0..1000 {
-            core.names.intern(0, format!("step {number}").as_bytes());
+            core.recorder.names.intern(0, format!("step {number}").as_bytes());
         }
         let is_said = |state: Option<&str>| state.is_some_and(|detail| detail.contains("names is full"));
         peer.until("word of it", |peer| is_said(peer.state.as_ref().map(|(_, detail)| detail.as_str())));

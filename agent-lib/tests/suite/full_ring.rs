@@ -42,9 +42,14 @@ fn a_full_ring_loses_history_and_never_state() {
             "the program waited {} times in {CALLS} calls",
             self::waits() - waits
         );
-        assert!(core.ring.lost() > 0, "nothing was lost: {} of {}", core.ring.sent(), core.ring.head());
+        assert!(
+            core.recorder.ring.lost() > 0,
+            "nothing was lost: {} of {}",
+            core.recorder.ring.sent(),
+            core.recorder.ring.head()
+        );
         // Live rows beyond the table are refused and told; these all fit or are counted.
-        let refused = core.live.refused.load(std::sync::atomic::Ordering::Relaxed);
+        let refused = core.recorder.live.refused.load(std::sync::atomic::Ordering::Relaxed);
         let before = peer.resyncs;
         peer.until("a resync of its own", |peer| peer.resyncs > before);
         let deadline = Instant::now() + patience();

@@ -42,7 +42,7 @@ fn children_panics_and_the_end() {
         peer.catch_up();
 
         // A child: nothing that it does counts, and its exit is not ours.
-        let head = core.ring.head();
+        let head = core.recorder.ring.head();
         let status = forked(|| {
             if available() != 0 {
                 return 1;
@@ -54,27 +54,27 @@ fn children_panics_and_the_end() {
                 gpumem::gpumem_push(c"child".as_ptr());
                 gpumem::gpumem_pop();
             }
-            i32::from(gpumem::core::Core::get().is_none_or(|core| core.ring.head() != head))
+            i32::from(gpumem::driver::core::Core::get().is_none_or(|core| core.recorder.ring.head() != head))
         });
-        assert_eq!((status, core.ring.head()), (0, head));
+        assert_eq!((status, core.recorder.ring.head()), (0, head));
         assert_eq!(available(), 1);
         alloc(0x3000, 11);
         peer.catch_up();
         assert_eq!(peer.account().tracked_bytes, 111);
 
         // A call of ours inside of the library does not come back to us.
-        let head = core.ring.head();
-        gpumem::ffi::guard((), |_, _| alloc(0x4000, 1));
-        assert_eq!(core.ring.head(), head);
+        let head = core.recorder.ring.head();
+        gpumem::driver::guard::guard((), |_, _| alloc(0x4000, 1));
+        assert_eq!(core.recorder.ring.head(), head);
 
         // A panic: said, and then silence.
         let quiet = std::panic::take_hook();
         std::panic::set_hook(Box::new(|_| {}));
-        assert_eq!(gpumem::ffi::guard(7, |_, _| if head > 0 { panic!("inside") } else { 8 }), 7);
+        assert_eq!(gpumem::driver::guard::guard(7, |_, _| if head > 0 { panic!("inside") } else { 8 }), 7);
         std::panic::set_hook(quiet);
         assert_eq!(available(), 0);
         alloc(0x5000, 1);
-        assert_eq!(core.ring.head(), head);
+        assert_eq!(core.recorder.ring.head(), head);
         peer.until("good-bye", |peer| peer.bye);
         assert_eq!(peer.state.as_ref().map(|(state, _)| *state), Some(AgentState::Disarmed));
 

@@ -78,7 +78,7 @@ fn seldom_kinds_are_booked_where_they_belong() {
         // The number of a pool is given out again, for device memory now.
         taking(POOL_DESTROY, 0, &[0x9000]);
         taking(POOL_DESTROY, 0, &[0xa000]);
-        assert!(!core.live.scan().any(|row| row.row[2] == 0x9000), "no row of such a pool");
+        assert!(!core.recorder.live.scan().any(|row| row.row[2] == 0x9000), "no row of such a pool");
         pool(0x9000, pool_properties(1, 1, 0));
         giving(ALLOC_FROM_POOL, 0x2000, 0, &[13, 0x9000, 0]);
         // A pool of the other device, used from this one's context.

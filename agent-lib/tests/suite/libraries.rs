@@ -2,7 +2,7 @@
 
 use crate::common::cupti::{CONTEXT, context};
 use crate::common::daemon::{Folder, agent};
-use gpumem::callers;
+use gpumem::naming::callers;
 use gpumem_test_support::alone;
 use gpumem_wire::{Body, frame};
 use std::collections::BTreeMap;
@@ -70,7 +70,7 @@ impl Loaded {
         // SAFETY: functions of these libraries, of these types.
         unsafe {
             let through = std::mem::transmute::<*mut c_void, Through>(self.symbol(c"through"));
-            through(driver.symbol(c"drive"), gpumem::cupti::callback, address);
+            through(driver.symbol(c"drive"), gpumem::sources::cupti::callback, address);
         }
     }
 }
@@ -117,7 +117,7 @@ fn told(recording: &[u8]) -> (Vec<(u64, u16)>, BTreeMap<u16, String>) {
 
 /// Forks while the loader's list is read all the time: each child reads it, too. (From glibc 2.31 on the C library sees to
 /// that by itself.)
-fn forks(core: &'static gpumem::core::Core) {
+fn forks(core: &'static gpumem::driver::core::Core) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -187,7 +187,7 @@ fn libraries_that_come_and_go_keep_their_numbers() {
             stop.store(true, Relaxed);
         });
         assert!(callers::TABLES.load(Relaxed) > tables + 4, "tables were made and thrown away");
-        assert!(core.live.scan().count() == 0 && gpumem::state::armed());
+        assert!(core.recorder.live.scan().count() == 0 && gpumem::record::status::armed());
         gpumem::sender::finish();
         let (calls, paths) = told(&std::fs::read(recording).expect("a recording"));
         let name = |module: u16| paths.get(&module).map_or("", String::as_str);

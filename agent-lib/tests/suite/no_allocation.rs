@@ -144,11 +144,11 @@ unsafe fn torch_reports(count: u64) {
         // SAFETY: PyTorch's arguments.
         unsafe {
             let address = ((1 << 44) + n * 512) as *mut std::ffi::c_void;
-            gpumem::torch::report::reported(address, 512, 512, 1 << 31, device);
-            gpumem::torch::pending::recorded(address, std::ptr::null_mut());
-            gpumem::torch::report::reported(address, -512, 0, 1 << 31, device);
-            gpumem::torch::pending::queried(address);
-            gpumem::torch::oom::reported(1 << 40, 0, 1 << 31, device);
+            gpumem::sources::torch::report::reported(address, 512, 512, 1 << 31, device);
+            gpumem::sources::torch::pending::recorded(address, std::ptr::null_mut());
+            gpumem::sources::torch::report::reported(address, -512, 0, 1 << 31, device);
+            gpumem::sources::torch::pending::queried(address);
+            gpumem::sources::torch::oom::reported(1 << 40, 0, 1 << 31, device);
         }
     }
 }

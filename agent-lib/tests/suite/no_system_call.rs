@@ -72,8 +72,8 @@ fn work() {
                 let address = ((1 << 44) + n * 512) as *mut std::ffi::c_void;
                 // SAFETY: PyTorch's arguments; the slots hold nothing behind us.
                 unsafe {
-                    gpumem::torch::report::reported(address, 512, 512, 1 << 31, 1);
-                    gpumem::torch::report::reported(address, -512, 0, 1 << 31, 1);
+                    gpumem::sources::torch::report::reported(address, 512, 512, 1 << 31, 1);
+                    gpumem::sources::torch::report::reported(address, -512, 0, 1 << 31, 1);
                 }
             }
             // SAFETY: no arguments.
@@ -96,7 +96,7 @@ fn callbacks_make_no_system_call() {
         let folder = Folder::new("no-system-call");
         let core = agent(&folder.0.join("nobody.sock"), |settings| settings.ring_slots = 1 << 14);
         context(CONTEXT, 0);
-        let before = core.ring.head();
+        let before = core.recorder.ring.head();
         std::thread::spawn(work);
         let deadline = Instant::now() + Duration::from_secs(20);
         while STATE.load(SeqCst) == 0 {
@@ -113,6 +113,6 @@ fn callbacks_make_no_system_call() {
             (1, libc::SYS_getppid as u64),
             "the counter counts"
         );
-        assert!(core.ring.head() - before >= 2 * 2 * 201 * 3, "they were recorded");
+        assert!(core.recorder.ring.head() - before >= 2 * 2 * 201 * 3, "they were recorded");
     });
 }

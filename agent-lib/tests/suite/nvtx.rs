@@ -98,7 +98,7 @@ fn ranges_are_scopes() {
         });
         let mut peer = daemon.accept();
         peer.resync(1);
-        let layer = || gpumem::layers::all().into_iter().find(|said| said.layer == Layer::Nvtx);
+        let layer = || gpumem::record::status::layers().into_iter().find(|said| said.layer == Layer::Nvtx);
         peer.until("the layer", |_| layer().is_some());
         let said = layer().expect("said");
         assert_eq!((said.state, &*said.reason), (LayerState::Absent, "the program has made no NVTX call"));
@@ -220,7 +220,7 @@ fn ranges_are_scopes() {
         assert!(times(0).0 < times(1).0 && times(0).1 < times(1).1, "{own:?}");
         assert_eq!(own.ranges_broken, 0);
         assert_eq!(peer.seen.iter().filter(|kind| *kind == "Marker").count(), 1);
-        assert!(core.names.refused.load(std::sync::atomic::Ordering::Relaxed) == 0);
+        assert!(core.recorder.names.refused.load(std::sync::atomic::Ordering::Relaxed) == 0);
         peer.until("the layer", |_| layer().is_some_and(|said| said.state == LayerState::Active));
         let reason = layer().expect("said").reason;
         let wanted = "ranges of the default domain and ours, wide\u{e9}; other domains are left out (GPUMEM_NVTX_DOMAINS)";

@@ -82,8 +82,8 @@ fn addresses_that_change_hands_are_never_mixed_up() {
             peer.catch_up();
             assert_eq!(peer.account().tracked_bytes, 77);
         });
-        assert_eq!(core.live.scan().count(), 1);
-        assert_eq!(core.ring.lost(), 0);
+        assert_eq!(core.recorder.live.scan().count(), 1);
+        assert_eq!(core.recorder.ring.lost(), 0);
     });
 }
 

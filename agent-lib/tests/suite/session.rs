@@ -117,10 +117,10 @@ fn expected() -> BTreeMap<String, i64> {
     ])
 }
 
-fn check_memory(peer: &Peer, core: &gpumem::core::Core) {
+fn check_memory(peer: &Peer, core: &gpumem::driver::core::Core) {
     let header: Header = peer.header();
     assert_eq!((header.pid, header.start_ticks), (std::process::id(), peer.key.start_ticks));
-    assert_eq!(header.head_seq, core.ring.head());
+    assert_eq!(header.head_seq, core.recorder.ring.head());
     // SAFETY: asks for seals.
     let seals = unsafe { libc::fcntl(peer.memory, libc::F_GET_SEALS) };
     assert_eq!(seals & 7, libc::F_SEAL_SEAL | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW);
@@ -216,13 +216,13 @@ fn sums_arrive_and_a_second_daemon_gets_them_too() {
         assert_eq!(second.tags(), BTreeMap::new());
         assert_eq!(second.account().tracked_bytes, 0);
         assert_eq!(second.view().odd, Default::default());
-        assert_eq!(core.live.scan().count(), 0, "the agent's own table is empty too");
+        assert_eq!(core.recorder.live.scan().count(), 0, "the agent's own table is empty too");
 
         // A context takes its allocations with it.
         alloc(0xc000_0000, MIB);
         resource(2, CONTEXT, std::ptr::null());
         second.catch_up();
         assert_eq!(second.account().tracked_bytes, 0);
-        assert_eq!(core.live.scan().count(), 0);
+        assert_eq!(core.recorder.live.scan().count(), 0);
     });
 }

@@ -5,11 +5,11 @@ use crate::common;
 use crate::common::cupti::*;
 use crate::common::daemon::{Daemon, Folder, Peer, agent};
 use crate::common::torch::{Allocator, MAKES, Make, SLOW, STATIC, Torch, build};
-use gpumem::core::Core;
-use gpumem::layers;
-use gpumem::live::Key;
-use gpumem::torch::find::{Header, Image};
-use gpumem::torch::patch::{self, Met};
+use gpumem::base::image::{Header, Image};
+use gpumem::base::row::Key;
+use gpumem::driver::core::Core;
+use gpumem::record::status;
+use gpumem::sources::torch::patch::{self, Met};
 use gpumem_ledger::PoolView;
 use gpumem_wire::{AgentState, Body, Layer, LayerState, Record};
 use std::collections::BTreeMap;
@@ -154,8 +154,8 @@ fn is_writable(at: usize) -> bool {
 
 /// Kinds of records since `from` but for totals, which come now and then; and where the ring is now.
 fn told(core: &Core, from: u64) -> (Vec<u8>, u64) {
-    let head = core.ring.head();
-    let kind = |seq| core.ring.get(seq).map_or(0, |row| (row[7] >> 32) as u8);
+    let head = core.recorder.ring.head();
+    let kind = |seq| core.recorder.ring.get(seq).map_or(0, |row| (row[7] >> 32) as u8);
     ((from + 1..=head).map(kind).filter(|kind| !matches!(kind, 25 | 27)).collect(), head)
 }
 
@@ -203,7 +203,7 @@ fn patch_and_forward(folder: &Path, make: &str) {
     assert_eq!(patch::met(), Met::Patched);
     assert_eq!(is_writable(at), was_writable, "its rights are as they were");
     let (_, held) = slot();
-    assert_eq!(held, gpumem::torch::report::reported as *const () as usize);
+    assert_eq!(held, gpumem::sources::torch::report::reported as *const () as usize);
     patch::look(true); // a second time changes nothing
     assert_eq!(slot().1, held);
 
@@ -230,21 +230,21 @@ fn patch_and_forward(folder: &Path, make: &str) {
     assert!(patch::is_patched(patch::EVENT_RECORD) && patch::is_patched(patch::EVENT_SYNCHRONIZE));
 
     // A child is silent, and hands on all the same.
-    let head = core.ring.head();
+    let head = core.recorder.ring.head();
     // SAFETY: the child makes calls that are allowed there, and ends.
     unsafe {
         let child = libc::fork();
         if child == 0 {
             torch.report(0x4000, 512, 512, 2 << 20, 1);
             torch.event("record", 3);
-            let fine = torch.arrived().0 == before + 6 && core.ring.head() == head;
+            let fine = torch.arrived().0 == before + 6 && core.recorder.ring.head() == head;
             libc::_exit(if fine { 0 } else { 1 });
         }
         let mut status = 0;
         libc::waitpid(child, &mut status, 0);
         assert_eq!(status, 0, "the child");
     }
-    assert_eq!(core.ring.head(), head);
+    assert_eq!(core.recorder.ring.head(), head);
 }
 
 fn sums(expected: &[(&str, u64)]) -> BTreeMap<String, i64> {
@@ -437,8 +437,8 @@ fn deep_record(torch: &Torch, event: u64) {
 }
 
 fn oom_result(core: &Core, seq: u64) -> u16 {
-    let row = core.ring.get(seq).expect("a record");
-    match Record::decode(&gpumem::live::slot_of(&row), &[]).expect("a kind").body {
+    let row = core.recorder.ring.get(seq).expect("a record");
+    match Record::decode(&gpumem::base::row::slot_of(&row), &[]).expect("a kind").body {
         Body::Oom { result, .. } => result,
         other => panic!("{other:?}"),
     }
@@ -447,7 +447,7 @@ fn oom_result(core: &Core, seq: u64) -> u16 {
 fn until_layer(layer: Layer, state: LayerState, why: &str) {
     let start = Instant::now();
     loop {
-        let said = layers::all().into_iter().find(|said| said.layer == layer);
+        let said = status::layers().into_iter().find(|said| said.layer == layer);
         if said.as_ref().is_some_and(|said| said.state == state && said.reason.contains(why)) {
             return;
         }
@@ -527,7 +527,7 @@ fn adopted(folder: &Path) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !booked.load(Relaxed) {
-                let is_booked = core.live.get(Key::Allocation(A)).is_some();
+                let is_booked = core.recorder.live.get(Key::Allocation(A)).is_some();
                 if is_booked {
                     scoped("meanwhile", || told.store(true, Relaxed));
                     // SAFETY: no arguments that matter.
@@ -604,7 +604,7 @@ fn retained(folder: &Path) {
     taking(MEM_RELEASE, 0, &[0xa7]);
     peer.catch_up();
     assert_eq!(peer.view().accounts[0].tracked_bytes, 0);
-    let rows: Vec<_> = core.live.scan().map(|taken| (taken.row[7] >> 32) as u8).collect();
+    let rows: Vec<_> = core.recorder.live.scan().map(|taken| (taken.row[7] >> 32) as u8).collect();
     assert!(!rows.contains(&32) && !rows.contains(&33), "its row is left in the table: {rows:?}");
 }
 
@@ -619,11 +619,11 @@ fn blocked(folder: &Path) {
     patch::look(true);
     core.torch.is_late.store(true, Relaxed);
     for state in [AgentState::Blocked, AgentState::Paused] {
-        gpumem::state::set(state, 39, "another CUPTI client");
+        gpumem::driver::core::report_status(state, 39, "another CUPTI client");
         // SAFETY: no arguments.
         assert_eq!(unsafe { gpumem::gpumem_adoption_begins() }, 0, "{state:?}");
     }
-    gpumem::state::set(AgentState::Late, 0, "");
+    gpumem::driver::core::report_status(AgentState::Late, 0, "");
     take_over_a_page();
     peer.catch_up();
 }

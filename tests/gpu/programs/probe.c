@@ -223,7 +223,7 @@ static void heard(void *user, int domain, uint32_t id, const void *data) {
     record(word);
 }
 
-/* The driver calls that the agent listens to, as agent-lib/src/cupti/table.rs has them. */
+/* The driver calls that the agent listens to, as agent-lib/src/sources/cupti/table.rs has them. */
 static const uint16_t agent_calls[] = {
     /* direct and host memory, arrays */
     243, 29, 244, 31, 371, 245, 33, 294, 37, 39, 38, 301, 379, 302, 272, 274, 87, 90, 89, 347, 349,

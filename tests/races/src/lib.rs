@@ -2,14 +2,19 @@
 #![cfg(loom)]
 #![allow(missing_docs, dead_code)]
 
-#[path = "../../../agent-lib/src/names.rs"]
+#[path = "../../../agent-lib/src/record/names.rs"]
 pub mod names;
-#[path = "../../../agent-lib/src/places.rs"]
-pub mod places;
-#[path = "../../../agent-lib/src/ring.rs"]
+#[path = "../../../agent-lib/src/base/ring.rs"]
 pub mod ring;
+#[path = "../../../agent-lib/src/threads/table.rs"]
+pub mod table;
 
-/// What they need of agent-lib/src/memfd.rs: memory that starts as zeros and is never given back.
+/// Where the agent has them.
+pub mod base {
+    pub use crate::{memfd, ring, row};
+}
+
+/// What they need of agent-lib/src/base/memfd.rs: memory that starts as zeros and is never given back.
 pub mod memfd {
     pub use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
 
@@ -68,7 +73,8 @@ pub mod memfd {
     pub fn fetch_to_read<T>(_: &T) {}
 }
 
-pub mod live {
+/// What they need of agent-lib/src/base/row.rs.
+pub mod row {
     /// Spreads two numbers over 64 bits.
     pub fn mix(a: u64, b: u64) -> u64 {
         let product = u128::from(a ^ 0x9e37_79b9_7f4a_7c15) * u128::from(b ^ 0xbf58_476d_1ce4_e5b9);

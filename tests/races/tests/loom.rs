@@ -4,8 +4,8 @@
 
 use gpumem_races::memfd::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Shared};
 use gpumem_races::names::Names;
-use gpumem_races::places::{Making, Place, Places};
 use gpumem_races::ring::{Made, Ring, Row};
+use gpumem_races::table::{RecordInProgress, SlotTable, TableSlot};
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::AtomicBool;
 use loom::thread;
@@ -23,7 +23,7 @@ fn row(seq: u64) -> Row {
 #[derive(Default)]
 struct Seat {
     id: AtomicU32,
-    making: Making,
+    making: RecordInProgress,
     busy: AtomicU32,
     /// Scopes that are open: what the thread alone touches.
     depth: UnsafeCell<usize>,
@@ -32,11 +32,11 @@ struct Seat {
 // SAFETY: loom looks at who touches what.
 unsafe impl Sync for Seat {}
 
-impl Place for Seat {
+impl TableSlot for Seat {
     fn id(&self) -> &AtomicU32 {
         &self.id
     }
-    fn making(&self) -> &Making {
+    fn making(&self) -> &RecordInProgress {
         &self.making
     }
     fn begin(&self) {
@@ -49,11 +49,11 @@ impl Place for Seat {
     }
 }
 
-type Seats<const MOST: usize> = Places<Seat, MOST>;
+type Seats<const MOST: usize> = SlotTable<Seat, MOST>;
 
 fn seats<const MOST: usize>() -> &'static Seats<MOST> {
     let table = (0..MOST).map(|_| Seat::default()).collect::<Vec<_>>().leak();
-    leaked(Places {
+    leaked(SlotTable {
         table: AtomicPtr::new(table.as_mut_ptr()),
         used: AtomicUsize::new(0),
         next: AtomicUsize::new(0),
@@ -61,7 +61,7 @@ fn seats<const MOST: usize>() -> &'static Seats<MOST> {
     })
 }
 
-/// As core.rs makes a record, inside of a guard.
+/// As record/recorder.rs makes a record, inside of a guard.
 fn record(ring: &Ring, seat: &Seat) {
     seat.busy.store(1, Relaxed);
     let seq = seat.making.begin(ring);

@@ -5,10 +5,11 @@
 //! move a depth in the thread's own memory. kinds.rs has the calls of each kind.
 
 use super::rounds::{Contestant, Per, print_table};
-use gpumem::book::Allocation;
-use gpumem::core::{At, Core};
-use gpumem::env::Settings;
-use gpumem::naming::Named;
+use gpumem::base::env::Settings;
+use gpumem::base::row::AllocationName;
+use gpumem::driver::allocations::Allocation;
+use gpumem::driver::core::Core;
+use gpumem::record::recorder::RecordContext;
 use gpumem::threads::Call;
 use gpumem_wire::{Flags, MemoryKind};
 use std::cell::Cell;
@@ -39,7 +40,7 @@ impl BareRing {
     fn write(&self, core: &Core, address: u64, bytes: u64, tag: u32) {
         let seq = self.head.fetch_add(1, Ordering::AcqRel) + 1;
         let slot = &self.slots[(seq - 1) as usize & (RING - 1)];
-        let row = [core.clock.now(), address, bytes, 0, tag.into(), 1, 2];
+        let row = [core.recorder.clock.now(), address, bytes, 0, tag.into(), 1, 2];
         for (word, value) in slot[1..].iter().zip(row) {
             word.store(value, Ordering::Relaxed);
         }
@@ -51,10 +52,10 @@ impl BareRing {
 #[inline(never)]
 fn alloc_called(address: u64, bytes: u64, params: &[u64; 2]) {
     let params = black_box(params).as_ptr() as usize;
-    gpumem::ffi::guard((), |core, thread| {
-        let Named { tag, flags, .. } = core.named(thread);
+    gpumem::driver::guard::guard((), |core, thread| {
+        let AllocationName { tag, flags, .. } = core.named(thread);
         let module = core.caller(thread, 243, params, (&raw const thread) as usize);
-        let at = At { tag, flags, context: 1, module, device: 0, ..At::NOWHERE };
+        let at = RecordContext { tag, flags, context: 1, module, device: 0, ..RecordContext::NOWHERE };
         let what = Allocation { address, bytes, pool: 0, memory: MemoryKind::Device, entered_ns: Some(1) };
         core.allocated(thread, at, what);
     });
@@ -63,9 +64,9 @@ fn alloc_called(address: u64, bytes: u64, params: &[u64; 2]) {
 /// The agent's records, as its callbacks make them.
 #[inline(never)]
 fn alloc(address: u64, bytes: u64) {
-    gpumem::ffi::guard((), |core, thread| {
-        let Named { tag, flags, .. } = core.named(thread);
-        let at = At { tag, flags, context: 1, device: 0, ..At::NOWHERE };
+    gpumem::driver::guard::guard((), |core, thread| {
+        let AllocationName { tag, flags, .. } = core.named(thread);
+        let at = RecordContext { tag, flags, context: 1, device: 0, ..RecordContext::NOWHERE };
         let what = Allocation { address, bytes, pool: 0, memory: MemoryKind::Device, entered_ns: Some(1) };
         core.allocated(thread, at, what);
     });
@@ -73,12 +74,12 @@ fn alloc(address: u64, bytes: u64) {
 
 #[inline(never)]
 fn free(address: u64) {
-    gpumem::ffi::guard((), |core, thread| {
-        let Named { tag, flags, .. } = core.named(thread);
+    gpumem::driver::guard::guard((), |core, thread| {
+        let AllocationName { tag, flags, .. } = core.named(thread);
         let mut call = Call::new(1, 1);
         core.free_entered(
             thread,
-            At { tag, flags, context: 1, device: 0, ..At::NOWHERE },
+            RecordContext { tag, flags, context: 1, device: 0, ..RecordContext::NOWHERE },
             &mut call,
             address,
         );
@@ -95,14 +96,14 @@ fn call(id: u32, params: &[u64], out: Option<(&Cell<u64>, u64)>) {
     data[6] = 1;
     data[8] = 7;
     // SAFETY: 72 bytes laid out as CUpti_CallbackData, with parameters of the call `id`.
-    unsafe { gpumem::cupti::callback(std::ptr::null_mut(), 1, id, data.as_ptr().cast()) };
+    unsafe { gpumem::sources::cupti::callback(std::ptr::null_mut(), 1, id, data.as_ptr().cast()) };
     if let Some((place, value)) = out {
         place.set(value);
     }
     data[0] = 1;
     data[3] = (&raw const result) as u64;
     // SAFETY: as above.
-    unsafe { gpumem::cupti::callback(std::ptr::null_mut(), 1, id, data.as_ptr().cast()) };
+    unsafe { gpumem::sources::cupti::callback(std::ptr::null_mut(), 1, id, data.as_ptr().cast()) };
 }
 
 fn address(event: u64) -> u64 {
@@ -134,7 +135,7 @@ fn shallower() {
 /// Until the sender has everything: rounds shall not find the ring full.
 fn drained(core: &Core) {
     let deadline = Instant::now() + Duration::from_secs(10);
-    while core.ring.sent() < core.ring.head() {
+    while core.recorder.ring.sent() < core.recorder.ring.head() {
         assert!(Instant::now() < deadline, "the sender is stuck");
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -150,7 +151,7 @@ pub fn run() {
         cupti: Some(super::kinds::cupti()),
         ..Settings::default()
     };
-    let core = gpumem::attach::start_with(settings).expect("an agent");
+    let core = gpumem::entry::attach::start_with(settings).expect("an agent");
     std::thread::sleep(Duration::from_millis(100)); // the clock is calibrated by then
     // SAFETY: a C string.
     unsafe { gpumem::gpumem_push(c"model".as_ptr()) };
@@ -213,9 +214,9 @@ pub fn run() {
         together(&mut both_floor, |_, event| bare.write(core, address(event), 512, 1));
         drained(core);
     }
-    assert_eq!(core.ring.lost(), 0, "a round found the ring full");
-    assert_eq!(core.live.scan().count(), 0, "every row was freed");
-    assert_eq!(core.live.refused.load(Ordering::Relaxed), 0);
+    assert_eq!(core.recorder.ring.lost(), 0, "a round found the ring full");
+    assert_eq!(core.recorder.live.scan().count(), 0, "every row was freed");
+    assert_eq!(core.recorder.live.refused.load(Ordering::Relaxed), 0);
     for contestant in
         [&mut allocs, &mut named, &mut frees, &mut pairs, &mut floor, &mut both, &mut both_floor]
     {

@@ -6,7 +6,7 @@ use super::rounds::{Contestant, Per, print_table};
 use crate::live::Machine;
 use crate::live::programs::fake;
 use cupti_sys::Library;
-use gpumem::core::Core;
+use gpumem::driver::core::Core;
 use std::ffi::{CString, c_void};
 use std::path::PathBuf;
 
@@ -129,15 +129,18 @@ pub fn run(core: &Core, drained: fn(&Core)) {
         let mut heard = Contestant::new(name);
         let mut bare = Contestant::new("the driver's calls alone");
         for _ in 0..ROUNDS {
-            let before = core.ring.head();
+            let before = core.recorder.ring.head();
             heard.round(CALLS, || (0..CALLS).for_each(|_| life(&driver, at)));
-            assert!(core.ring.head() >= before + 2 * CALLS as u64, "the agent heard nothing of {name}");
+            assert!(
+                core.recorder.ring.head() >= before + 2 * CALLS as u64,
+                "the agent heard nothing of {name}"
+            );
             drained(core);
             // SAFETY: no arguments.
             unsafe { gpumem::gpumem_pause() };
-            let before = core.ring.head();
+            let before = core.recorder.ring.head();
             bare.round(CALLS, || (0..CALLS).for_each(|_| life(&driver, at)));
-            assert_eq!(core.ring.head(), before, "somebody listens");
+            assert_eq!(core.recorder.ring.head(), before, "somebody listens");
             // SAFETY: as above.
             unsafe { gpumem::gpumem_resume() };
         }
@@ -145,5 +148,5 @@ pub fn run(core: &Core, drained: fn(&Core)) {
         bare.forget_warm_up();
         print_table("a life, from the first call to the last", Per::Event, &[&heard, &bare]);
     }
-    assert_eq!(core.ring.lost(), 0, "a round found the ring full");
+    assert_eq!(core.recorder.ring.lost(), 0, "a round found the ring full");
 }

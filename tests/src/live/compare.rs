@@ -9,7 +9,7 @@ use gpumem_wire::{Body, Flags, Record, Stamp};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// The agent reads the processor's counter, which may be this far from the kernel's clock (agent-lib/src/clock.rs).
+/// The agent reads the processor's counter, which may be this far from the kernel's clock (agent-lib/src/base/clock.rs).
 const CLOCK_NS: u64 = 50_000;
 
 /// How long after a sample a call that belongs into it may be recorded without the sample's knowing.

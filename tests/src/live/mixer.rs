@@ -16,7 +16,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// The agent's clock and the kernel's may be that far apart (agent-lib/src/clock.rs).
+/// The agent's clock and the kernel's may be that far apart (agent-lib/src/base/clock.rs).
 const CLOCK_NS: u64 = 50_000;
 
 /// What the program says of a command.

@@ -120,7 +120,7 @@ pub fn python_api() {
 
 const ENVIRONMENT_HEAD: &str = "# Every environment variable
 
-<!-- made by tests/suite/docs/references.rs from agent-lib/src/env.rs and ctl/src/command/generate.rs: UPDATE_GOLDEN=1 -->
+<!-- made by tests/suite/docs/references.rs from agent-lib/src/base/env.rs and ctl/src/command/generate.rs: UPDATE_GOLDEN=1 -->
 
 After this page you know every variable of the agent, the programs and the Python package. An empty variable counts as unset. Keys of
 the daemon: [reference-config.md](reference-config.md).
@@ -149,7 +149,7 @@ fn constants(source: &str) -> Vec<(String, String, String)> {
 const ONLY_IN_TESTS: [&str; 2] = ["GPUMEM_FUZZ", "GPUMEM_FAULT"];
 
 pub fn environment() {
-    let agent = read("agent-lib/src/env.rs");
+    let agent = read("agent-lib/src/base/env.rs");
     let mut text = ENVIRONMENT_HEAD.to_owned();
     text += "\n## The agent\n\nRead once in each process, when CUDA is initialised.\n\n| variable | |\n|---|---|\n";
     for (name, variable, about) in constants(&agent) {

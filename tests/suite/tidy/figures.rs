@@ -21,7 +21,7 @@ const LIMITS: [Limits; 10] = [
     Limits { krate: "wire", largest_cycle: 2, against_layers: 0, small_files: 0 },
     Limits { krate: "model", largest_cycle: 4, against_layers: 0, small_files: 4 },
     Limits { krate: "cupti-sys", largest_cycle: 1, against_layers: 0, small_files: 2 },
-    Limits { krate: "agent-lib", largest_cycle: 67, against_layers: 36, small_files: 14 },
+    Limits { krate: "agent-lib", largest_cycle: 5, against_layers: 0, small_files: 3 },
     Limits { krate: "ledger", largest_cycle: 2, against_layers: 0, small_files: 1 },
     Limits { krate: "runs", largest_cycle: 6, against_layers: 0, small_files: 1 },
     Limits { krate: "report", largest_cycle: 10, against_layers: 0, small_files: 6 },
@@ -32,7 +32,7 @@ const LIMITS: [Limits; 10] = [
 
 /// Functions above 100 lines that stay, with the reason. Each is a dispatch over the kinds of something.
 const LONG_FUNCTIONS: [(&str, &str, &str); 4] = [
-    ("agent-lib", "cupti/decode.rs other", "one arm for each driver call that is no allocation"),
+    ("agent-lib", "sources/cupti/decode.rs other", "one arm for each driver call that is no allocation"),
     ("import", "mxnet1_trace.rs read", "one arm for each event of the format; is to become a table"),
     ("import", "torch_snapshot/pickle.rs step", "one arm for each opcode of pickle"),
     ("daemon", "source/nvml/translate.rs take", "one arm for each kind of record of the NVML child"),
@@ -111,7 +111,7 @@ fn the_agent_denies_panics() {
     assert!(text.contains(lints), "the agent is a guest and must not panic: {lints}");
     for (path, text) in super::sources("agent-lib") {
         let production = text.split("#[cfg(test)]").next().expect("a first part");
-        // fault.rs panics on purpose, in builds that are no releases.
+        // base/fault_injection.rs panics on purpose, in builds that are no releases.
         for lint in ["clippy::unwrap_used", "clippy::expect_used"] {
             let is_allowed = production.contains(&format!("allow({lint}"));
             assert!(!is_allowed, "{} allows {lint}", path.display());

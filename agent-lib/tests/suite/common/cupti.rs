@@ -70,7 +70,9 @@ impl Call {
         data[6] = self.context.uid.into();
         data[8] = self.correlation.into();
         // SAFETY: 72 bytes laid out as CUpti_CallbackData, with parameters of the call `id`.
-        unsafe { gpumem::cupti::callback(std::ptr::null_mut(), DRIVER, self.id, data.as_ptr().cast()) };
+        unsafe {
+            gpumem::sources::cupti::callback(std::ptr::null_mut(), DRIVER, self.id, data.as_ptr().cast())
+        };
     }
 
     pub fn enter(self) -> Self {
@@ -133,14 +135,14 @@ pub fn on_stack(id: u32, params: &[u64; 2], out: Option<(&mut u64, u64)>) {
     data[6] = CONTEXT.uid.into();
     data[8] = 7;
     // SAFETY: 72 bytes laid out as CUpti_CallbackData, with parameters of the call `id`.
-    unsafe { gpumem::cupti::callback(std::ptr::null_mut(), 1, id, data.as_ptr().cast()) };
+    unsafe { gpumem::sources::cupti::callback(std::ptr::null_mut(), 1, id, data.as_ptr().cast()) };
     if let Some((place, value)) = out {
         *place = value;
     }
     data[0] = 1;
     data[3] = (&raw const result) as u64;
     // SAFETY: as above.
-    unsafe { gpumem::cupti::callback(std::ptr::null_mut(), 1, id, data.as_ptr().cast()) };
+    unsafe { gpumem::sources::cupti::callback(std::ptr::null_mut(), 1, id, data.as_ptr().cast()) };
     black_box(&params);
 }
 
@@ -167,5 +169,5 @@ pub fn mem_map(address: u64, bytes: u64, handle: u64) {
 pub fn resource(id: u32, context: Context, descriptor: *const c_void) {
     let data = [context.handle, 0, descriptor as u64];
     // SAFETY: 24 bytes laid out as CUpti_ResourceData.
-    unsafe { gpumem::cupti::callback(std::ptr::null_mut(), RESOURCE, id, data.as_ptr().cast()) };
+    unsafe { gpumem::sources::cupti::callback(std::ptr::null_mut(), RESOURCE, id, data.as_ptr().cast()) };
 }

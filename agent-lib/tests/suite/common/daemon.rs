@@ -266,7 +266,7 @@ impl Peer {
 
     /// Takes packets until everything that was recorded by now is here.
     pub fn catch_up(&mut self) {
-        let head = gpumem::core::Core::get().expect("a core").ring.head();
+        let head = gpumem::driver::core::Core::get().expect("a core").recorder.ring.head();
         self.until("watermark", |peer| peer.watermark >= head);
     }
 
@@ -340,8 +340,11 @@ impl Peer {
 }
 
 /// The agent in this process, as for a program whose driver has just called it, without CUPTI.
-pub fn agent(socket: &Path, change: impl FnOnce(&mut gpumem::env::Settings)) -> &'static gpumem::core::Core {
-    let mut settings = gpumem::env::Settings {
+pub fn agent(
+    socket: &Path,
+    change: impl FnOnce(&mut gpumem::base::env::Settings),
+) -> &'static gpumem::driver::core::Core {
+    let mut settings = gpumem::base::env::Settings {
         sockets: vec![socket.to_owned()],
         ring_slots: 1 << 16,
         live_rows: 1 << 14,
@@ -353,7 +356,7 @@ pub fn agent(socket: &Path, change: impl FnOnce(&mut gpumem::env::Settings)) -> 
     };
     settings.layers.sites = false; // what a test does not name has no name
     change(&mut settings);
-    let core = gpumem::attach::start_with(settings).expect("an agent");
-    gpumem::state::set(AgentState::Covered, 0, "");
+    let core = gpumem::entry::attach::start_with(settings).expect("an agent");
+    gpumem::driver::core::report_status(AgentState::Covered, 0, "");
     core
 }

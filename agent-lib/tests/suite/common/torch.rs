@@ -250,7 +250,14 @@ impl Torch {
         // SAFETY: as above.
         unsafe {
             let through = std::mem::transmute::<*mut c_void, Drive>(symbol(self.c10_cuda, "torch_driver"));
-            through(symbol(self.cuda, "drive"), gpumem::cupti::callback, call, bytes, address, result);
+            through(
+                symbol(self.cuda, "drive"),
+                gpumem::sources::cupti::callback,
+                call,
+                bytes,
+                address,
+                result,
+            );
         }
     }
 

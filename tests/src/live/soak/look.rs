@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// The agent's clock and the kernel's may be that far apart (agent-lib/src/clock.rs).
+/// The agent's clock and the kernel's may be that far apart (agent-lib/src/base/clock.rs).
 const CLOCK_NS: u64 = 50_000;
 /// The daemon has that long to know how things are.
 const PATIENCE: Duration = Duration::from_secs(120);

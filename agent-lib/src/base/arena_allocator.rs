@@ -1,0 +1,211 @@
+//! Memory for the agent when the program has used up all that there is (RLIMIT_AS, or a system that overcommits nothing): the
+//! standard library ends the process when an allocation fails, and a program may well be prepared for that moment.
+//!
+//! The linker turns the standard library's calls of the allocator into these (build.rs). They ask the C library as before; where that
+//! has nothing, a small arena in static storage, which costs nothing until it is touched, gives; and when that is empty the
+//! sender waits, as it waits for the daemon.
+#![cfg(all(target_os = "linux", target_env = "gnu", any(target_arch = "x86_64", target_arch = "aarch64")))]
+
+use crate::base::own_thread;
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU64, Ordering::*};
+
+/// A report of a large program fits.
+const ARENA_BYTES: usize = 2 << 20;
+/// Of everything that it gives: before each lies its size.
+const ALIGN: usize = 16;
+
+#[repr(align(4096))]
+struct Arena(UnsafeCell<[u8; ARENA_BYTES]>);
+// SAFETY: handed out in pieces that do not overlap (`take`).
+unsafe impl Sync for Arena {}
+
+static ARENA: Arena = Arena(UnsafeCell::new([0; ARENA_BYTES]));
+/// Pieces that are in use << 32 | bytes up to the end of the last one. It begins anew when none is.
+static USED: AtomicU64 = AtomicU64::new(0);
+
+/// A piece; null if there is no room.
+fn take(bytes: usize, align: usize) -> *mut c_void {
+    let align = align.max(ALIGN);
+    let base = ARENA.0.get() as usize;
+    let mut place = 0;
+    let taken = USED.fetch_update(AcqRel, Acquire, |used| {
+        let end = (used & u64::from(u32::MAX)) as usize;
+        place = (base + end + size_of::<usize>()).next_multiple_of(align);
+        let end = place.checked_add(bytes)?.checked_sub(base).filter(|&end| end <= ARENA_BYTES)?;
+        Some(((used >> 32) + 1) << 32 | end as u64)
+    });
+    if taken.is_err() {
+        return std::ptr::null_mut();
+    }
+    // SAFETY: inside the arena, and this piece's: before what it gives, there is room for a word.
+    unsafe { ((place - size_of::<usize>()) as *mut usize).write_unaligned(bytes) };
+    place as *mut c_void
+}
+
+fn is_ours(at: *mut c_void) -> bool {
+    (at as usize).checked_sub(ARENA.0.get() as usize).is_some_and(|offset| offset < ARENA_BYTES)
+}
+
+/// How large a piece is.
+///
+/// # Safety
+/// It is one of the arena's.
+unsafe fn bytes_of(at: *mut c_void) -> usize {
+    // SAFETY: `take` put it there.
+    unsafe { at.cast::<usize>().sub(1).read_unaligned() }
+}
+
+fn give_back() {
+    let _ =
+        USED.fetch_update(AcqRel, Acquire, |used| Some(if used >> 32 <= 1 { 0 } else { used - (1 << 32) }));
+}
+
+/// What the C library has not got.
+fn in_need(bytes: usize, align: usize, again: impl Fn() -> *mut c_void) -> *mut c_void {
+    let mut at = take(bytes, align);
+    while at.is_null() && own_thread::is_here() {
+        own_thread::nap();
+        at = again();
+    }
+    at
+}
+
+/// The C library's own, under versions that every one has: see glibc.rs.
+mod real {
+    use std::ffi::{c_int, c_void};
+
+    crate::base::glibc::old!("gpumem_real_", "malloc" @ crate::base::glibc::first!());
+    crate::base::glibc::old!("gpumem_real_", "calloc" @ crate::base::glibc::first!());
+    crate::base::glibc::old!("gpumem_real_", "realloc" @ crate::base::glibc::first!());
+    crate::base::glibc::old!("gpumem_real_", "posix_memalign" @ crate::base::glibc::first!());
+    crate::base::glibc::old!("gpumem_real_", "free" @ crate::base::glibc::first!());
+
+    unsafe extern "C" {
+        #[link_name = "gpumem_real_malloc"]
+        pub fn malloc(bytes: usize) -> *mut c_void;
+        #[link_name = "gpumem_real_calloc"]
+        pub fn calloc(count: usize, bytes: usize) -> *mut c_void;
+        #[link_name = "gpumem_real_realloc"]
+        pub fn realloc(at: *mut c_void, bytes: usize) -> *mut c_void;
+        #[link_name = "gpumem_real_posix_memalign"]
+        pub fn posix_memalign(out: *mut *mut c_void, align: usize, bytes: usize) -> c_int;
+        #[link_name = "gpumem_real_free"]
+        pub fn free(at: *mut c_void);
+    }
+}
+
+unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
+    // SAFETY: as malloc().
+    let at = unsafe { real::malloc(bytes) };
+    // SAFETY: as above.
+    if at.is_null() { in_need(bytes, ALIGN, || unsafe { real::malloc(bytes) }) } else { at }
+}
+
+unsafe extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
+    // SAFETY: as calloc().
+    let at = unsafe { real::calloc(count, bytes) };
+    let Some(bytes) = count.checked_mul(bytes).filter(|_| at.is_null()) else { return at };
+    // SAFETY: as calloc().
+    let at = in_need(bytes, ALIGN, || unsafe { real::calloc(1, bytes) });
+    if is_ours(at) {
+        // SAFETY: a piece of this size, which may have been used before.
+        unsafe { at.cast::<u8>().write_bytes(0, bytes) };
+    }
+    at
+}
+
+unsafe extern "C" fn realloc(old: *mut c_void, bytes: usize) -> *mut c_void {
+    if !is_ours(old) {
+        // SAFETY: as realloc(); where it fails, what was there stays.
+        unsafe {
+            let at = real::realloc(old, bytes);
+            if !at.is_null() {
+                return at;
+            }
+            let at = in_need(bytes, ALIGN, || real::malloc(bytes));
+            if !at.is_null() && !old.is_null() {
+                at.copy_from_nonoverlapping(old, libc::malloc_usable_size(old).min(bytes));
+                real::free(old);
+            }
+            return at;
+        }
+    }
+    // SAFETY: a piece of the arena, which the caller does not use again once it has another one.
+    unsafe {
+        let at = malloc(bytes);
+        if !at.is_null() {
+            at.copy_from_nonoverlapping(old, bytes_of(old).min(bytes));
+            give_back();
+        }
+        at
+    }
+}
+
+unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, bytes: usize) -> c_int {
+    let ask = || {
+        let mut at = std::ptr::null_mut();
+        // SAFETY: a place for the answer.
+        unsafe { real::posix_memalign(&mut at, align, bytes) };
+        at
+    };
+    let at = ask();
+    let at = if at.is_null() { in_need(bytes, align, ask) } else { at };
+    if at.is_null() {
+        return libc::ENOMEM;
+    }
+    // SAFETY: the caller's place.
+    unsafe { out.write(at) };
+    0
+}
+
+unsafe extern "C" fn free(at: *mut c_void) {
+    match is_ours(at) {
+        true => give_back(),
+        // SAFETY: as free().
+        false => unsafe { real::free(at) },
+    }
+}
+
+crate::base::glibc::own!(
+    "malloc" = malloc,
+    "calloc" = calloc,
+    "realloc" = realloc,
+    "posix_memalign" = posix_memalign,
+    "free" = free
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_do_not_overlap_and_come_back() {
+        let [a, b, c] = [take(1, 1), take(100, 64), take(5000, 4096)];
+        assert!(is_ours(a) && (b as usize).is_multiple_of(64) && (c as usize).is_multiple_of(4096));
+        assert!(b as usize > a as usize && c as usize >= b as usize + 100);
+        // SAFETY: pieces of the arena.
+        unsafe {
+            assert_eq!((bytes_of(a), bytes_of(b), bytes_of(c)), (1, 100, 5000));
+            b.cast::<u8>().write_bytes(7, 100);
+            let d = realloc(b, 50);
+            assert!(!is_ours(d) && *d.cast::<[u8; 50]>() == [7; 50], "there is memory again");
+            free(d);
+        }
+        assert!(take(ARENA_BYTES, 1).is_null(), "no room");
+        free_both(a, c);
+        let again = take(ARENA_BYTES - 64, 1);
+        assert!(is_ours(again), "empty again");
+        // SAFETY: as above.
+        unsafe { free(again) };
+    }
+
+    fn free_both(a: *mut c_void, b: *mut c_void) {
+        // SAFETY: pieces of the arena.
+        unsafe {
+            free(a);
+            free(b);
+        }
+    }
+}

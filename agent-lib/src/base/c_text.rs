@@ -1,0 +1,77 @@
+//! Texts and numbers that cross the C API.
+
+use gpumem_wire::{Phase, Role};
+use std::ffi::c_char;
+use std::os::unix::ffi::OsStrExt;
+
+/// Returns the bytes of a C string; none for null.
+///
+/// # Safety
+/// `text` is null or a C string that outlives the result.
+#[inline(always)]
+pub unsafe fn bytes<'a>(text: *const c_char) -> &'a [u8] {
+    if text.is_null() {
+        return &[];
+    }
+    // SAFETY: a C string, says the caller.
+    unsafe { std::slice::from_raw_parts(text.cast(), libc::strlen(text)) }
+}
+
+/// Returns the caller's numbers; none for null.
+///
+/// # Safety
+/// `words` is null or has `count` numbers, which outlive the result.
+pub unsafe fn words<'a>(words: *const u64, count: usize) -> &'a [u64] {
+    if words.is_null() {
+        return &[];
+    }
+    // SAFETY: as the caller says.
+    unsafe { std::slice::from_raw_parts(words, count) }
+}
+
+/// Returns a text of the program's; bytes that are no UTF-8 are replaced.
+pub fn text(bytes: &[u8]) -> String {
+    std::ffi::OsStr::from_bytes(bytes).to_string_lossy().into_owned()
+}
+
+/// Lets `write` fill a C string in the caller's buffer; returns its length.
+///
+/// # Safety
+/// `out` is null or has room for `bytes` bytes.
+pub unsafe fn fill(out: *mut c_char, bytes: u64, write: impl FnOnce(&mut [u8]) -> usize) -> u64 {
+    let Some(most) = usize::try_from(bytes).ok().and_then(|bytes| bytes.checked_sub(1)) else { return 0 };
+    if out.is_null() {
+        return 0;
+    }
+    // SAFETY: as our caller says.
+    let room = unsafe { std::slice::from_raw_parts_mut(out.cast::<u8>(), most + 1) };
+    let used = write(&mut room[..most]).min(most);
+    room[used] = 0;
+    used as u64
+}
+
+/// Writes `text` to `buffer` if it fits; returns its length.
+///
+/// # Safety
+/// `buffer` has room for `capacity` bytes, or is null.
+pub unsafe fn copy(text: &str, buffer: *mut c_char, capacity: u64) -> u64 {
+    let len = text.len() as u64;
+    if !buffer.is_null() && len <= capacity {
+        // SAFETY: it fits, says the caller.
+        unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast(), text.len()) };
+    }
+    len
+}
+
+/// Returns a copy of a text that the program frees; null without memory.
+pub fn handed(text: &str) -> *mut c_char {
+    // The C library's own, which the program can free: not what src/base/arena_allocator.rs has. No text of ours holds a 0.
+    // SAFETY: so many bytes.
+    unsafe { libc::strndup(text.as_ptr().cast(), text.len()) }
+}
+
+/// Role and phase by their numbers on the wire; unknown for numbers that are none.
+pub fn use_as(role: i32, phase: i32) -> (Role, Phase) {
+    let code = |number: i32| u8::try_from(number).unwrap_or(0);
+    (Role::from_code(code(role)), Phase::from_code(code(phase)))
+}

@@ -1,0 +1,128 @@
+//! What an ELF image says: how much of a cubin is loaded (the sections that occupy memory, without symbols and debug data), and where the
+//! functions of a mapped file lie.
+//!
+//! Functions are those that the unwinder knows: the segment that can be executed often holds constants, too, and a pointer to a string is
+//! no return address.
+
+const SECTION_BYTES: usize = 64;
+const ALLOCATED: u64 = 2;
+
+fn number(bytes: &[u8], at: usize, len: usize) -> Option<u64> {
+    let field = bytes.get(at..at.checked_add(len)?)?;
+    Some(field.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte)))
+}
+
+/// Sum of the sections with SHF_ALLOC; 0 if `image` is no 64-bit ELF.
+pub fn loadable_bytes(image: &[u8]) -> u64 {
+    if !image.starts_with(b"\x7fELF\x02") {
+        return 0;
+    }
+    let header = || {
+        let sections = usize::try_from(number(image, 40, 8)?).ok()?;
+        Some((sections, number(image, 58, 2)? as usize, number(image, 60, 2)? as usize))
+    };
+    let Some((sections, size, count)) = header() else { return 0 };
+    if size < SECTION_BYTES {
+        return 0;
+    }
+    let loaded = |index: usize| {
+        let at = sections.checked_add(index * size)?;
+        (number(image, at.checked_add(8)?, 8)? & ALLOCATED != 0).then(|| number(image, at + 32, 8)).flatten()
+    };
+    (0..count).filter_map(loaded).fold(0, u64::saturating_add)
+}
+
+/// .eh_frame_hdr as every linker writes it: version 1; a pointer relative to itself; a count; a table of pairs, function
+/// and description, relative to the header.
+const HEADER: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
+
+/// From the first function to the end of the last one.
+///
+/// # Safety
+/// `header` begins `bytes` bytes that can be read, and so can what lies between `start` and `end`.
+pub unsafe fn functions(header: usize, bytes: usize, start: usize, end: usize) -> Option<(usize, usize)> {
+    // SAFETY: within these bounds, says the caller.
+    let word = |at: usize| unsafe { (at as *const u32).read_unaligned() };
+    let near = |from: usize, at: usize| from.checked_add_signed(word(at) as i32 as isize);
+    if bytes < 20 || word(header).to_le_bytes() != HEADER {
+        return None;
+    }
+    let count = word(header + 8) as usize;
+    if count == 0 || count > (bytes - 12) / 8 {
+        return None;
+    }
+    let last = header + 12 + (count - 1) * 8;
+    let (first, last, description) =
+        (near(header, header + 12)?, near(header, last)?, near(header, last + 4)?);
+    // Length, offset of the common part, function (relative to this place), its bytes.
+    let described = start <= description && description.checked_add(16)? <= end;
+    let known = described && near(description + 8, description + 8) == Some(last);
+    let to = if known { last + word(description + 12) as usize } else { end };
+    (start <= first && first < to && to <= end).then_some((first, to))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_sections_that_are_loaded_count() {
+        let mut image = vec![0_u8; 64 + 3 * SECTION_BYTES];
+        image[..5].copy_from_slice(b"\x7fELF\x02");
+        image[40] = 64;
+        image[58] = 64;
+        image[60] = 3;
+        for (index, (flags, bytes)) in [(2, 1000_u64), (0, 5000), (6, 24)].into_iter().enumerate() {
+            let at = 64 + index * SECTION_BYTES;
+            image[at + 8] = flags;
+            image[at + 32..at + 40].copy_from_slice(&bytes.to_le_bytes());
+        }
+        assert_eq!(loadable_bytes(&image), 1024);
+        assert_eq!(loadable_bytes(&image[..100]), 0);
+        assert_eq!(loadable_bytes(b"fatbin"), 0);
+        image[60] = 255; // more sections than there are
+        assert_eq!(loadable_bytes(&image), 1024);
+    }
+
+    fn image(functions: &[(i32, u32)], header: [u8; 4]) -> Vec<u32> {
+        // Words: 0..16 code, 16.. header and table, then descriptions.
+        let mut image = vec![0_u32; 16];
+        image.extend([u32::from_le_bytes(header), 0, functions.len() as u32]);
+        let descriptions = 16 + 3 + 2 * functions.len();
+        for (index, (at, _)) in functions.iter().enumerate() {
+            image.push((at - 64) as u32);
+            image.push(((descriptions + 4 * index) * 4 - 64) as u32);
+        }
+        for (at, bytes) in functions {
+            let place = (image.len() * 4 + 8) as i32;
+            image.extend([12, 0, (at - place) as u32, *bytes]);
+        }
+        image
+    }
+
+    fn found(image: &[u32]) -> Option<(usize, usize)> {
+        let base = image.as_ptr() as usize;
+        let bytes = size_of_val(image);
+        // SAFETY: the image's own bounds.
+        let found = unsafe { super::functions(base + 64, bytes - 64, base, base + bytes) };
+        found.map(|(from, to)| (from - base, to - base))
+    }
+
+    #[test]
+    fn functions_reach_from_the_first_to_the_end_of_the_last() {
+        assert_eq!(found(&image(&[(8, 4), (24, 10), (40, 12)], HEADER)), Some((8, 52)));
+        assert_eq!(found(&image(&[(0, 64)], HEADER)), Some((0, 64)));
+    }
+
+    #[test]
+    fn what_is_not_as_linkers_write_it_is_left_alone() {
+        assert_eq!(found(&image(&[(8, 4)], [1, 0x1b, 0x03, 0xff])), None);
+        assert_eq!(found(&image(&[], HEADER)), None);
+        let mut many = image(&[(8, 4)], HEADER);
+        many[18] = 1 << 30;
+        assert_eq!(found(&many), None);
+        // A function outside, one without an end that makes sense.
+        assert_eq!(found(&image(&[(-8, 4)], HEADER)), None);
+        assert_eq!(found(&image(&[(8, 1 << 20)], HEADER)), None);
+    }
+}

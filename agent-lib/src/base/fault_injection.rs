@@ -1,0 +1,46 @@
+//! Panics on purpose, in builds that are no releases: `GPUMEM_FAULT=guard:7` is one in the seventh callback, `GPUMEM_FAULT=torch.report:7`
+//! one in the seventh report of PyTorch's allocator. Each injection point has a name. In a release the points
+//! are empty.
+
+#[cfg(not(debug_assertions))]
+mod on_purpose {
+    /// Nothing.
+    #[inline(always)]
+    pub fn at(_: &str) {}
+    /// Nothing.
+    pub fn read() {}
+}
+
+#[cfg(debug_assertions)]
+mod on_purpose {
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+    static WANTED: OnceLock<Option<(String, u32)>> = OnceLock::new();
+    static MET: AtomicU32 = AtomicU32::new(0);
+
+    /// Reads GPUMEM_FAULT; not in a callback.
+    pub fn read() {
+        let wanted = || {
+            let value = std::env::var("GPUMEM_FAULT").ok()?;
+            let (place, number) = value.split_once(':')?;
+            Some((place.to_owned(), number.parse().ok()?))
+        };
+        let _ = WANTED.set(wanted());
+    }
+
+    /// Panics if this is the place, and the time: at our caller's line.
+    #[allow(clippy::panic)]
+    #[track_caller]
+    pub fn at(place: &str) {
+        if let Some(Some((wanted, number))) = WANTED.get()
+            && wanted == place
+            && MET.fetch_add(1, Relaxed) + 1 == *number
+        {
+            #[allow(clippy::panic)] // the purpose of this function
+            std::panic::panic_any(format!("on purpose, at {place}"));
+        }
+    }
+}
+
+pub use on_purpose::{at, read};

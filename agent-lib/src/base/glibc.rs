@@ -1,0 +1,126 @@
+//! The library runs with glibc 2.17, wherever it was built. The linker turns each call of these functions, the standard
+//! library's too, into `__wrap_` and its name (build.rs); what stands here under that name calls the version that every
+//! glibc has.
+#![cfg(all(target_os = "linux", target_env = "gnu", any(target_arch = "x86_64", target_arch = "aarch64")))]
+
+use std::ffi::{c_char, c_int, c_long, c_void};
+
+#[cfg(target_arch = "x86_64")]
+macro_rules! jump {
+    () => {
+        "jmp"
+    };
+}
+#[cfg(target_arch = "aarch64")]
+macro_rules! jump {
+    () => {
+        "b"
+    };
+}
+#[cfg(target_arch = "x86_64")]
+macro_rules! procedure {
+    ($name:literal) => {
+        concat!("gpumem_old_", $name, "@PLT")
+    };
+}
+#[cfg(target_arch = "aarch64")]
+macro_rules! procedure {
+    ($name:literal) => {
+        concat!("gpumem_old_", $name)
+    };
+}
+/// The version of functions that were there from the beginning.
+#[cfg(target_arch = "x86_64")]
+macro_rules! first {
+    () => {
+        "GLIBC_2.2.5"
+    };
+}
+#[cfg(target_arch = "aarch64")]
+macro_rules! first {
+    () => {
+        "GLIBC_2.17"
+    };
+}
+
+/// `name` under its old version, as a function called `prefix` and that name.
+macro_rules! old {
+    ($prefix:literal, $( $name:literal @ $version:expr ),* $(,)?) => { $(
+        std::arch::global_asm!(
+            concat!(".symver gpumem_old_", $name, ",", $name, "@", $version),
+            concat!(".section .text.", $prefix, $name, ",\"ax\""),
+            concat!(".globl ", $prefix, $name),
+            concat!(".hidden ", $prefix, $name),
+            concat!(".type ", $prefix, $name, ", %function"),
+            concat!($prefix, $name, ":"),
+            concat!($crate::base::glibc::jump!(), " ", $crate::base::glibc::procedure!($name)),
+            concat!(".size ", $prefix, $name, ", . - ", $prefix, $name),
+            ".previous",
+        );
+    )* };
+}
+
+old!(
+    "__wrap_",
+    "dlopen" @ first!(),
+    "dlclose" @ first!(),
+    "dlsym" @ first!(),
+    "pthread_attr_getguardsize" @ first!(),
+    "pthread_attr_getstack" @ first!(),
+    "pthread_attr_setstacksize" @ first!(),
+    "pthread_create" @ first!(),
+    "pthread_detach" @ first!(),
+    "pthread_getattr_np" @ first!(),
+    "pthread_join" @ first!(),
+    "pthread_key_create" @ first!(),
+    "pthread_key_delete" @ first!(),
+    "pthread_setspecific" @ first!(),
+    "pthread_sigmask" @ first!(),
+);
+#[cfg(target_arch = "x86_64")]
+old!("__wrap_", "pthread_setname_np" @ "GLIBC_2.12");
+#[cfg(target_arch = "aarch64")]
+old!("__wrap_", "pthread_setname_np" @ first!());
+
+/// `name` as a function of ours: what older systems have under no version at all.
+macro_rules! own {
+    ($( $name:literal = $function:path ),* $(,)?) => { $(
+        std::arch::global_asm!(
+            concat!(".section .text.gpumem_wrap_", $name, ",\"ax\""),
+            concat!(".globl __wrap_", $name),
+            concat!(".type __wrap_", $name, ", %function"),
+            concat!("__wrap_", $name, ":"),
+            concat!($crate::base::glibc::jump!(), " {function}"),
+            concat!(".size __wrap_", $name, ", . - __wrap_", $name),
+            ".previous",
+            function = sym $function,
+        );
+    )* };
+}
+
+pub(crate) use {first, jump, old, own, procedure};
+
+own!("fstat" = fstat, "fstat64" = fstat, "stat64" = stat, "lstat64" = lstat, "gettid" = gettid);
+
+// The kernel's struct is glibc's on both processors; syscall() sets errno.
+
+unsafe extern "C" fn fstat(fd: c_int, to: *mut c_void) -> c_int {
+    // SAFETY: as fstat().
+    unsafe { libc::syscall(libc::SYS_fstat, c_long::from(fd), to) as c_int }
+}
+
+unsafe extern "C" fn stat(path: *const c_char, to: *mut c_void) -> c_int {
+    // SAFETY: as stat().
+    unsafe { libc::syscall(libc::SYS_newfstatat, c_long::from(libc::AT_FDCWD), path, to, 0_usize) as c_int }
+}
+
+unsafe extern "C" fn lstat(path: *const c_char, to: *mut c_void) -> c_int {
+    let flags = libc::AT_SYMLINK_NOFOLLOW as usize;
+    // SAFETY: as lstat().
+    unsafe { libc::syscall(libc::SYS_newfstatat, c_long::from(libc::AT_FDCWD), path, to, flags) as c_int }
+}
+
+unsafe extern "C" fn gettid() -> c_int {
+    // SAFETY: no arguments.
+    unsafe { libc::syscall(libc::SYS_gettid) as c_int }
+}

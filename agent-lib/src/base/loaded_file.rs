@@ -1,0 +1,131 @@
+//! A file as the loader has mapped it: its headers and name, and a word in a page that the loader makes read-only when it is done.
+//!
+//! Whether such a page can be written now is in /proc/self/maps, which is read in pieces into memory that is there.
+
+use super::image::{Header, Image};
+use std::ffi::{CStr, c_char, c_void};
+
+/// A mapped file, while the loader's lock is held.
+pub(crate) unsafe fn image<'a>(info: *mut libc::dl_phdr_info) -> (&'a [u8], Image<'a>) {
+    // SAFETY: what dl_iterate_phdr hands over: headers of a mapped file, and its name.
+    unsafe {
+        let known = &*info;
+        let headers = std::slice::from_raw_parts(known.dlpi_phdr.cast::<Header>(), known.dlpi_phnum.into());
+        let name: *const c_char = known.dlpi_name;
+        let name = if name.is_null() { &[][..] } else { CStr::from_ptr(name).to_bytes() };
+        (name, Image::new(known.dlpi_addr as usize, headers))
+    }
+}
+
+/// Writes a slot that the loader makes read-only. False if it could not be made writable.
+#[cold]
+pub(crate) fn write_sealed(image: &Image<'_>, at: usize, write: impl FnOnce()) -> bool {
+    // SAFETY: no pointers.
+    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096).max(4096);
+    let Some(_) = image.sealed_pages(at, page) else {
+        write(); // on the last page, which is sealed in no part
+        return true;
+    };
+    match is_page_writable(at) {
+        // The loader is not done with this file and seals it afterwards.
+        Some(true) => {
+            write();
+            true
+        }
+        Some(false) => {
+            let start = (at & !(page - 1)) as *mut c_void;
+            // SAFETY: a page of a mapped file, which stays readable all the time.
+            unsafe {
+                if libc::mprotect(start, page, libc::PROT_READ | libc::PROT_WRITE) != 0 {
+                    return false;
+                }
+                write();
+                libc::mprotect(start, page, libc::PROT_READ);
+            }
+            true
+        }
+        None => false,
+    }
+}
+
+/// Whether the page of `at` is writable now, from /proc/self/maps, read with system calls alone.
+fn is_page_writable(at: usize) -> Option<bool> {
+    // SAFETY: a C string.
+    let fd = unsafe { libc::open(c"/proc/self/maps".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+    if fd < 0 {
+        return None;
+    }
+    // SAFETY: a buffer of this length.
+    let read = |buffer: &mut [u8]| unsafe { libc::read(fd, buffer.as_mut_ptr().cast(), buffer.len()) };
+    let found = is_writable(at, |buffer| usize::try_from(read(buffer)).unwrap_or(0));
+    // SAFETY: opened above.
+    unsafe { libc::close(fd) };
+    found
+}
+
+/// Of a line, so much: `start-end rwxp` is at its beginning, names of files are behind this.
+const LINE_BYTES: usize = 64;
+
+/// Whether the page of `at` is writable, by the first line that has it. `read` gives the next bytes, 0 at the end.
+pub fn is_writable(at: usize, mut read: impl FnMut(&mut [u8]) -> usize) -> Option<bool> {
+    let (mut buffer, mut line, mut filled) = ([0_u8; 4096], [0_u8; LINE_BYTES], 0);
+    loop {
+        let count = read(&mut buffer);
+        for &byte in buffer.get(..count).filter(|bytes| !bytes.is_empty())? {
+            if byte != b'\n' {
+                if let Some(place) = line.get_mut(filled) {
+                    *place = byte;
+                    filled += 1;
+                }
+                continue;
+            }
+            let found = line.get(..filled).and_then(|line| of_line(line, at));
+            if found.is_some() {
+                return found;
+            }
+            filled = 0;
+        }
+    }
+}
+
+/// Of a line `start-end rwxp ...`, if `at` lies there.
+fn of_line(line: &[u8], at: usize) -> Option<bool> {
+    // Bytes of a name that were cut, or are no text at all, are behind what is read.
+    let end = line.iter().position(|byte| !byte.is_ascii()).unwrap_or(line.len());
+    let line = std::str::from_utf8(line.get(..end)?).ok()?;
+    let (range, rest) = line.split_once(' ')?;
+    let (start, end) = range.split_once('-')?;
+    let number = |text| usize::from_str_radix(text, 16).ok();
+    (number(start)? <= at && at < number(end)?).then(|| rest.as_bytes().get(1) == Some(&b'w'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_read_in_pieces_of_any_size() {
+        let text = "junk\n1000-2000 rw-p 0\n7f00-8f00 r--p 00000000 00:00 0\n9000-a000 rw-p 0 0 0 \u{e4}\n";
+        for piece in [1, 3, 4096] {
+            let is_writable = |at| {
+                let mut rest = text.as_bytes();
+                is_writable(at, |buffer| {
+                    let (now, later) = rest.split_at(rest.len().min(piece));
+                    buffer[..now.len()].copy_from_slice(now);
+                    rest = later;
+                    now.len()
+                })
+            };
+            let told = [0, 0xfff, 0x1000, 0x1fff, 0x2000, 0x7f00, 0x8f00, 0x9000].map(is_writable);
+            let (yes, no) = (Some(true), Some(false));
+            assert_eq!(told, [None, None, yes, yes, None, no, None, yes]);
+        }
+    }
+
+    #[test]
+    fn pages_of_this_process_are_told_apart() {
+        let mut word = 0_u64;
+        assert_eq!(is_page_writable(&raw mut word as usize), Some(true));
+        assert_eq!(is_page_writable(is_page_writable as *const () as usize), Some(false));
+    }
+}

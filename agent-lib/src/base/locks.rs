@@ -1,0 +1,118 @@
+//! Locks that do not outlive a fork: the thread that holds one may not exist in the child.
+
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
+use std::sync::{LockResult, Mutex, MutexGuard, TryLockResult};
+
+/// A mutex that a forked child which starts anew finds free: the thread that held it in the parent does not exist in the child, and what
+/// lay behind it may be half changed. Made on first use; a child leaves its parent's alone.
+#[derive(Debug)]
+pub struct ForkMutex<T: 'static> {
+    at: AtomicPtr<Mutex<T>>,
+    make: fn() -> T,
+}
+
+impl<T> ForkMutex<T> {
+    /// `make` returns the initial value.
+    pub const fn new(make: fn() -> T) -> Self {
+        ForkMutex { at: AtomicPtr::new(std::ptr::null_mut()), make }
+    }
+
+    fn mutex(&self) -> &'static Mutex<T> {
+        let known = self.at.load(Acquire);
+        // SAFETY: null, or leaked below.
+        if let Some(mutex) = unsafe { known.as_ref() } {
+            return mutex;
+        }
+        let fresh = Box::into_raw(Box::new(Mutex::new((self.make)())));
+        let at = match self.at.compare_exchange(known, fresh, AcqRel, Acquire) {
+            Ok(_) => fresh,
+            Err(others) => {
+                // SAFETY: made here, and no other thread has its address.
+                drop(unsafe { Box::from_raw(fresh) });
+                others
+            }
+        };
+        // SAFETY: leaked here, by this thread or another one.
+        unsafe { &*at }
+    }
+
+    /// As that of a mutex.
+    pub fn lock(&self) -> LockResult<MutexGuard<'static, T>> {
+        self.mutex().lock()
+    }
+
+    /// As that of a mutex.
+    pub fn try_lock(&self) -> TryLockResult<MutexGuard<'static, T>> {
+        self.mutex().try_lock()
+    }
+
+    /// In a forked child, before it starts anew.
+    pub fn reset_after_fork(&self) {
+        self.at.store(std::ptr::null_mut(), Release);
+    }
+}
+
+/// A lock that a forked child can take back: held for a few hundred instructions.
+#[derive(Debug)]
+pub struct SpinLock(AtomicBool);
+
+/// Releases the lock when dropped.
+#[derive(Debug)]
+pub struct SpinLockGuard<'a>(&'a AtomicBool);
+
+impl SpinLock {
+    /// A free lock.
+    pub const fn new() -> Self {
+        SpinLock(AtomicBool::new(false))
+    }
+
+    /// Waits for the lock and takes it.
+    pub fn take(&self) -> SpinLockGuard<'_> {
+        while self.0.swap(true, Acquire) {
+            std::thread::yield_now();
+        }
+        SpinLockGuard(&self.0)
+    }
+
+    /// Releases the lock in a forked child, where its holder does not exist.
+    pub fn reset(&self) {
+        self.0.store(false, Release);
+    }
+}
+
+impl Drop for SpinLockGuard<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_does_not_wait_for_its_parents_threads() {
+        static WORDS: ForkMutex<Vec<u32>> = ForkMutex::new(Vec::new);
+        let mut held = WORDS.lock().expect("free");
+        held.push(1);
+        // SAFETY: the child does what is tested, and ends.
+        let status = unsafe {
+            match libc::fork() {
+                0 => {
+                    libc::alarm(20);
+                    WORDS.reset_after_fork();
+                    let is_empty = WORDS.lock().is_ok_and(|words| words.is_empty());
+                    libc::_exit(i32::from(!is_empty))
+                }
+                child => {
+                    let mut status = -1;
+                    assert_eq!(libc::waitpid(child, &mut status, 0), child);
+                    status
+                }
+            }
+        };
+        assert_eq!(status, 0, "SIGALRM: it waited");
+        drop(held);
+        assert_eq!(*WORDS.lock().expect("free"), [1]);
+    }
+}

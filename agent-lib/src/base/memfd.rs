@@ -1,0 +1,201 @@
+//! The memory that the daemon is handed: a memfd laid out as wire's layout.rs says, mapped here as words.
+//!
+//! It is sealed against growing and shrinking before anybody else sees it, so neither side can make the other one fault.
+
+use gpumem_wire::SLOT_BYTES;
+use gpumem_wire::layout::{HEADER_BYTES, Header};
+use std::ffi::{CStr, CString};
+use std::os::fd::RawFd;
+/// What ring.rs and names.rs count with: tests/races puts loom's in their place.
+pub use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
+
+/// A slot or a row.
+pub type Words = [AtomicU64; SLOT_BYTES / 8];
+const _: () = assert!(size_of::<Words>() == SLOT_BYTES);
+
+/// First part of the name of the agent's memfd.
+pub const PREFIX: &str = "gpumem-agent.";
+
+/// Returns the name of this copy's memfd. It has the pid and the address of the table of exported functions (entry/second_copy.rs).
+pub fn name_of(pid: u32, functions: usize) -> Option<CString> {
+    CString::new(format!("{PREFIX}{pid}.{functions:x}")).ok()
+}
+
+/// Sizes of the parts.
+#[derive(Debug, Clone, Copy)]
+pub struct Sizes {
+    /// Slots of the ring: a power of two.
+    pub ring_slots: u64,
+    /// Rows of the live table.
+    pub live_rows: u64,
+    /// Bytes for names: a multiple of 8.
+    pub name_bytes: u64,
+}
+
+/// The mapping. It lives as long as the process: callbacks may be on their way at any time.
+#[derive(Debug, Clone, Copy)]
+pub struct Shared {
+    /// Read only by the sender; may have been closed by the host, see descriptor.rs.
+    pub fd: RawFd,
+    /// As it was when the memfd was made.
+    pub header: Header,
+    base: *mut u8,
+}
+
+// SAFETY: a mapping for the life of the process, accessed through atomics (names: see names.rs).
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+/// Anonymous zeroed memory for the life of the process that costs nothing until it is touched; not from the
+/// host's allocator, which may itself call the driver.
+pub fn anonymous<T>(count: usize) -> Option<&'static [T]> {
+    let bytes = count.checked_mul(size_of::<T>())?.max(1);
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a fresh mapping.
+    let base =
+        unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    if base == libc::MAP_FAILED {
+        return None;
+    }
+    // SAFETY: page-aligned, zeroed, never unmapped; users hold atomics in it, for which zero is a value.
+    Some(unsafe { std::slice::from_raw_parts(base.cast(), count) })
+}
+
+/// How large this process may make a file.
+fn largest_file() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a place for the answer.
+    match unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) } {
+        0 => limit.rlim_cur,
+        _ => u64::MAX,
+    }
+}
+
+impl Shared {
+    /// Makes, seals and maps it. `name` shows in /proc/PID/fd and /proc/PID/maps.
+    pub fn create(name: &CStr, sizes: Sizes, pid: u32, start_ticks: u64) -> Option<Self> {
+        let header = Header {
+            major: gpumem_wire::MAJOR,
+            minor: gpumem_wire::MINOR,
+            pid,
+            start_ticks,
+            ring_slots: sizes.ring_slots.next_power_of_two(),
+            live_rows: sizes.live_rows,
+            name_bytes: sizes.name_bytes,
+            head_seq: 0,
+            lost: 0,
+            names_end: 0,
+        };
+        let bytes = header.file_bytes()?;
+        if bytes > largest_file() {
+            return None; // the kernel would not only refuse: it would end the program with SIGXFSZ
+        }
+        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+        // By number: glibc has the function since 2.27 only.
+        // SAFETY: a C string and flags.
+        let fd = unsafe { libc::syscall(libc::SYS_memfd_create, name.as_ptr(), flags) } as RawFd;
+        let fd = crate::base::descriptor::up(fd);
+        if fd < 0 {
+            return None;
+        }
+        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+        // SAFETY: our own file descriptor; mapped whole, at an address that the kernel chooses.
+        let base = unsafe {
+            let sized = libc::ftruncate(fd, bytes as libc::off_t) == 0
+                && libc::fcntl(fd, libc::F_ADD_SEALS, seals) == 0;
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            match sized {
+                true => libc::mmap(std::ptr::null_mut(), bytes as usize, access, libc::MAP_SHARED, fd, 0),
+                false => libc::MAP_FAILED,
+            }
+        };
+        if base == libc::MAP_FAILED {
+            // SAFETY: ours, and nobody else has it.
+            unsafe { libc::close(fd) };
+            return None;
+        }
+        let shared = Shared { fd, header, base: base.cast() };
+        for (index, word) in header.encode().chunks_exact(8).enumerate() {
+            let word = word.first_chunk().copied().map_or(0, u64::from_le_bytes);
+            shared.word(index * 8).store(word.to_le(), std::sync::atomic::Ordering::Release);
+        }
+        Some(shared)
+    }
+
+    /// The word at a multiple of 8 within the header.
+    fn word(&self, offset: usize) -> &'static AtomicU64 {
+        debug_assert!(offset.is_multiple_of(8) && offset < HEADER_BYTES);
+        // SAFETY: inside the mapping, aligned, and only ever accessed as atomic.
+        unsafe { &*self.base.add(offset).cast() }
+    }
+
+    /// `Header::head_seq`.
+    pub fn head(&self) -> &'static AtomicU64 {
+        self.word(48)
+    }
+
+    /// `Header::lost`.
+    pub fn lost(&self) -> &'static AtomicU64 {
+        self.word(56)
+    }
+
+    /// `Header::names_end`.
+    pub fn names_end(&self) -> &'static AtomicU64 {
+        self.word(64)
+    }
+
+    fn slots(&self, offset: u64, count: u64) -> &'static [Words] {
+        // SAFETY: the part lies in the mapping (file_bytes), at a multiple of 64, and is only accessed as atomics.
+        unsafe { std::slice::from_raw_parts(self.base.add(offset as usize).cast(), count as usize) }
+    }
+
+    /// The ring's slots.
+    pub fn ring(&self) -> &'static [Words] {
+        self.slots(self.header.ring_offset(), self.header.ring_slots)
+    }
+
+    /// The rows of the live table.
+    pub fn live(&self) -> &'static [Words] {
+        self.slots(self.header.live_offset().unwrap_or(0), self.header.live_rows)
+    }
+
+    /// The first byte for names; who may write where is decided in names.rs.
+    pub fn names(&self) -> *mut u8 {
+        // SAFETY: inside the mapping.
+        unsafe { self.base.add(self.header.names_offset().unwrap_or(0) as usize) }
+    }
+}
+
+/// Tells the processor that a line will be written soon.
+#[inline(always)]
+pub fn fetch_to_write<T>(line: &T) {
+    // The intrinsic becomes a fetch to read, unless all code is compiled for newer processors. Those that do not know this
+    // instruction, none of them with a GPU, do nothing.
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint; it reads nothing.
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a hint; it reads nothing.
+    unsafe {
+        std::arch::asm!("prfm pstl1keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+    }
+}
+
+/// Tells the processor that a line will be read soon.
+#[inline(always)]
+pub fn fetch_to_read<T>(line: &T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint; it reads nothing.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<{ _MM_HINT_T0 }>(std::ptr::from_ref(line).cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a hint; it reads nothing.
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+    }
+}

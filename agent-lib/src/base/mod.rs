@@ -1,0 +1,20 @@
+//! What needs nothing else of the agent: memory that it shares, descriptors, locks, clocks, settings, and files as they lie in memory.
+
+pub(crate) mod arena_allocator;
+pub mod c_text;
+pub mod clock;
+pub mod descriptor;
+pub(crate) mod elf;
+pub mod env;
+pub(crate) mod fault_injection;
+pub(crate) mod glibc;
+pub(crate) mod hot;
+pub mod image;
+pub(crate) mod loaded_file;
+pub(crate) mod locks;
+pub mod memfd;
+pub mod own_thread;
+pub mod ring;
+pub mod row;
+pub(crate) mod seccomp;
+pub(crate) mod wake;

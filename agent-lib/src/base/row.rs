@@ -1,0 +1,238 @@
+//! Rows of the live table: the fields of the record that made the row, additional data, and the key.
+
+use crate::base::ring::Row;
+use gpumem_wire::{Flags, ImportSource, MemoryKind, Phase, PoolOwner, Role, Slot};
+
+/// A key's hash is larger than this.
+pub const WRITING: u64 = 1;
+
+/// The key of a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Key {
+    /// A driver allocation or import, by address.
+    Allocation(u64),
+    /// A VMM handle that has references, by its number.
+    Handle(u64),
+    /// A VMM handle without references that still has mappings, by the seq that made it: its number may be given out
+    /// again.
+    Backing(u64),
+    /// A VMM mapping, by address.
+    Mapping(u64),
+    /// A pool.
+    Pool(u64),
+    /// Pool and address.
+    Segment(u64, u64),
+    /// Pool and address.
+    Block(u64, u64),
+}
+
+impl Key {
+    /// Returns the hash of the key; larger than [`WRITING`].
+    #[inline(always)]
+    pub fn hash(self) -> u64 {
+        let (space, a, b) = match self {
+            Key::Allocation(address) => (1, address, 0),
+            Key::Handle(handle) => (2, handle, 0),
+            Key::Backing(seq) => (3, seq, 0),
+            Key::Mapping(address) => (4, address, 0),
+            Key::Pool(pool) => (5, pool, 0),
+            Key::Segment(pool, address) => (6, address, pool),
+            Key::Block(pool, address) => (7, address, pool),
+        };
+        let mixed = mix(a ^ (space << 57), b ^ 0x9e37_79b9_7f4a_7c15);
+        if mixed <= WRITING { mixed + 2 } else { mixed }
+    }
+}
+
+/// Both halves of a 128-bit product.
+#[inline(always)]
+pub fn mix(a: u64, b: u64) -> u64 {
+    let product = u128::from(a ^ 0x2d35_8dcc_aa6c_78a5) * u128::from(b ^ 0x8bb8_4b93_962e_acc9);
+    let folded = product as u64 ^ (product >> 64) as u64;
+    (folded ^ folded >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93)
+}
+
+/// Data of a row that its record has no field for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RowExtra {
+    /// First tag; the row's own is the latest. Meaningful if `RETAGGED`.
+    pub first_tag: u32,
+    /// Role and phase as in `Retag`, of rows that have no place for it.
+    pub use_as: u8,
+    /// See the constants.
+    pub flags: u8,
+    /// VMM: references of the handle. Imports: how often it was opened.
+    pub references: u32,
+    /// VMM: live mappings of the handle.
+    pub mappings: u32,
+    /// VMM mappings: seq of the handle's row.
+    pub backing: u64,
+}
+
+impl RowExtra {
+    /// It was retagged at least once.
+    pub const RETAGGED: u8 = 1;
+    /// A block that its owner has freed and a stream may still use.
+    pub const PENDING: u8 = 2;
+
+    /// Packs the data into three words.
+    pub fn words(self) -> [u64; 3] {
+        let first = u64::from(self.first_tag) | u64::from(self.use_as) << 32 | u64::from(self.flags) << 40;
+        [first, u64::from(self.references) | u64::from(self.mappings) << 32, self.backing]
+    }
+
+    /// Unpacks the data.
+    pub fn from_words([first, counts, backing]: [u64; 3]) -> Self {
+        RowExtra {
+            first_tag: first as u32,
+            use_as: (first >> 32) as u8,
+            flags: (first >> 40) as u8,
+            references: counts as u32,
+            mappings: (counts >> 32) as u32,
+            backing,
+        }
+    }
+}
+
+/// A copy of a row.
+#[derive(Debug, Clone, Copy)]
+pub struct RowCopy {
+    /// The record that made it.
+    pub row: Row,
+    /// The row's additional data.
+    pub beside: RowExtra,
+}
+
+impl RowCopy {
+    /// Seq of the record that made it.
+    pub fn seq(&self) -> u64 {
+        self.row[0]
+    }
+    /// The slot as bytes.
+    pub fn slot(&self) -> Slot {
+        slot_of(&self.row)
+    }
+}
+
+/// Words to bytes.
+pub fn slot_of(row: &Row) -> Slot {
+    let mut slot = [0; 64];
+    for (place, word) in slot.chunks_exact_mut(8).zip(row) {
+        place.copy_from_slice(&word.to_le_bytes());
+    }
+    slot
+}
+
+/// Numbers on the wire of the records that make rows.
+#[allow(missing_docs)]
+pub mod kind {
+    pub const ALLOC_END: u8 = 16;
+    pub const IMPORT: u8 = 20;
+    pub const POOL_CREATE: u8 = 24;
+    pub const VMM_CREATE: u8 = 32;
+    pub const VMM_MAP: u8 = 33;
+    pub const SEGMENT_ADD: u8 = 48;
+    pub const BLOCK_ALLOC: u8 = 50;
+}
+
+/// The kind of a row: byte 60 of its slot.
+pub fn kind_of(row: &Row) -> u8 {
+    (row[7] >> 32) as u8
+}
+
+/// The flags of a row: byte 62.
+pub fn flags_of(row: &Row) -> u8 {
+    (row[7] >> 48) as u8
+}
+
+/// The device of a row: byte 61.
+pub fn device_of(row: &Row) -> u8 {
+    (row[7] >> 40) as u8
+}
+
+/// The context of a row.
+pub fn context_of(row: &Row) -> u32 {
+    (row[6] >> 32) as u32
+}
+
+/// The owner of a pool's row: byte 63.
+pub fn pool_owner(row: &Row) -> PoolOwner {
+    PoolOwner::from_code((row[7] >> 56) as u8)
+}
+
+/// The memory kind of an allocation's row: byte 63.
+pub fn memory_of(row: &Row) -> MemoryKind {
+    MemoryKind::from_code((row[7] >> 56) as u8)
+}
+
+/// Returns the key of a row; `None` for kinds that make no row (wire/src/layout.rs).
+pub fn key_of(taken: &RowCopy) -> Option<Key> {
+    let row = &taken.row;
+    let (address, aux) = (row[2], row[4]);
+    match kind_of(row) {
+        kind::ALLOC_END => Some(Key::Allocation(address)),
+        kind::IMPORT if (row[7] >> 56) as u8 == ImportSource::ShareableHandle.to_code() => {
+            Some(handle_key(taken))
+        }
+        kind::IMPORT => Some(Key::Allocation(address)),
+        kind::POOL_CREATE => Some(Key::Pool(address)),
+        kind::VMM_CREATE => Some(handle_key(taken)),
+        kind::VMM_MAP => Some(Key::Mapping(address)),
+        kind::SEGMENT_ADD => Some(Key::Segment(aux, address)),
+        kind::BLOCK_ALLOC => Some(Key::Block(aux, address)),
+        _ => None,
+    }
+}
+
+fn handle_key(taken: &RowCopy) -> Key {
+    match taken.beside.references {
+        0 => Key::Backing(taken.seq()),
+        _ => Key::Handle(taken.row[2]),
+    }
+}
+
+/// The name that a source of names gives to the calling thread.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FrameName {
+    /// Tag of the module's path; 0 for none.
+    pub tag: u32,
+    /// The phase of the thread.
+    pub phase: Phase,
+    /// The role of memory that it allocates.
+    pub role: Role,
+}
+
+/// The name of an allocation that is made now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AllocationName {
+    /// The tag; 0 for none.
+    pub tag: u32,
+    /// `INHERITED` or nothing.
+    pub flags: Flags,
+    /// The phase; unknown if no source gives one.
+    pub phase: Phase,
+    /// The role; unknown if no source gives one.
+    pub role: Role,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::kind;
+    use gpumem_wire::Body;
+
+    #[test]
+    fn kinds_are_those_of_the_wire() {
+        let rows = [
+            ("AllocEnd", kind::ALLOC_END),
+            ("Import", kind::IMPORT),
+            ("PoolCreate", kind::POOL_CREATE),
+            ("VmmCreate", kind::VMM_CREATE),
+            ("VmmMap", kind::VMM_MAP),
+            ("SegmentAdd", kind::SEGMENT_ADD),
+            ("BlockAlloc", kind::BLOCK_ALLOC),
+        ];
+        for row in rows {
+            assert!(Body::KINDS.contains(&row), "{row:?}");
+        }
+    }
+}

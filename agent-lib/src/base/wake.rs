@@ -1,0 +1,131 @@
+//! Waking the sender: a pipe, told apart from whatever else may have its number by now. Hosts close descriptors that they
+//! do not know, and a write to a stranger would be worse than a late sample.
+
+use crate::base::descriptor::{self, Identity};
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::*};
+
+/// Its ends; -1 before it was made and when it is lost.
+static READ: AtomicI32 = AtomicI32::new(-1);
+static WRITE: AtomicI32 = AtomicI32::new(-1);
+/// Both ends have the same.
+static DEVICE: AtomicU64 = AtomicU64::new(0);
+static INODE: AtomicU64 = AtomicU64::new(0);
+/// It was written to and not read since: once is enough.
+static WOKEN: AtomicBool = AtomicBool::new(false);
+
+/// Makes it. A parent's stays open in a child: it is the parent's, too.
+pub fn prepare() {
+    let mut ends = [-1; 2];
+    // SAFETY: a place for two descriptors.
+    if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) } != 0 {
+        return;
+    }
+    let ends = ends.map(descriptor::up);
+    let Some(pipe) = Identity::of(ends[0]) else { return };
+    DEVICE.store(pipe.device, Relaxed);
+    INODE.store(pipe.inode, Relaxed);
+    WOKEN.store(false, Relaxed);
+    READ.store(ends[0], Release);
+    WRITE.store(ends[1], Release);
+}
+
+/// The end, if it is still ours.
+fn checked(end: &AtomicI32) -> Option<RawFd> {
+    let fd = end.load(Acquire);
+    let pipe = Identity { fd, device: DEVICE.load(Relaxed), inode: INODE.load(Relaxed) };
+    if fd >= 0 && !pipe.holds() {
+        end.store(-1, Release);
+        return None;
+    }
+    (fd >= 0).then_some(fd)
+}
+
+/// For callbacks that come seldom and cost the driver far more than this: two system calls, if the sender is not awake
+/// already. errno stays as the host had it.
+#[cold]
+pub fn wake() {
+    if WOKEN.swap(true, AcqRel) {
+        return;
+    }
+    // SAFETY: errno of this thread; a byte from this stack to our pipe.
+    unsafe {
+        let errno = libc::__errno_location();
+        let before = *errno;
+        if let Some(fd) = checked(&WRITE) {
+            // Not write(): a thread that was cancelled would end there, with our frames on its stack.
+            libc::syscall(libc::SYS_write, fd, [1_u8].as_ptr(), 1_usize);
+        }
+        *errno = before;
+    }
+}
+
+/// What the sender waits for; -1 for nothing.
+pub fn descriptor() -> RawFd {
+    checked(&READ).unwrap_or(-1)
+}
+
+/// Takes what was written, if there is something to read: a thread may have been stopped between `WOKEN` and its write, and
+/// what it writes later must not stay. Whatever was recorded before is seen by the round that follows.
+pub fn taken(readable: bool) {
+    if readable {
+        let mut bytes = [0_u8; 16];
+        let fd = descriptor();
+        // SAFETY: a buffer of this length; without waiting.
+        let read = unsafe { libc::read(fd, bytes.as_mut_ptr().cast(), bytes.len()) };
+        if read == 0 {
+            READ.store(-1, Release); // the host has closed the other end: it would be readable for ever
+        }
+    }
+    WOKEN.store(false, Release);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_readable(fd: RawFd) -> bool {
+        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one pollfd.
+        unsafe { libc::poll(&mut poll, 1, 0) > 0 }
+    }
+
+    #[test]
+    fn wakes_once_and_never_writes_to_a_stranger() {
+        prepare();
+        let fd = descriptor();
+        assert!(fd >= 0 && !is_readable(fd));
+        wake();
+        wake();
+        assert!(is_readable(fd));
+        taken(true);
+        assert!(!is_readable(fd), "one byte for both");
+        wake();
+        assert!(is_readable(fd));
+        taken(true);
+        // A thread is stopped before it writes, and the sender looks meanwhile.
+        WOKEN.store(true, Relaxed);
+        taken(false);
+        // SAFETY: a byte to our pipe.
+        unsafe { libc::write(WRITE.load(Relaxed), [1_u8].as_ptr().cast(), 1) };
+        taken(is_readable(fd));
+        assert!(!is_readable(fd), "it would be awake for ever");
+        wake();
+        assert!(is_readable(fd));
+        taken(true);
+        // The host closes the pipe, and another one gets its numbers.
+        let (read, write) = (READ.load(Relaxed), WRITE.load(Relaxed));
+        let mut other = [-1; 2];
+        // SAFETY: descriptors of this test.
+        unsafe {
+            assert_eq!(libc::pipe(other.as_mut_ptr()), 0);
+            assert!(libc::dup2(other[0], read) == read && libc::dup2(other[1], write) == write);
+            *libc::__errno_location() = 17;
+        }
+        wake();
+        // SAFETY: errno of this thread.
+        assert_eq!(unsafe { *libc::__errno_location() }, 17);
+        assert!(!is_readable(other[0]), "a stranger was written to");
+        assert_eq!(descriptor(), -1);
+    }
+}

@@ -1,0 +1,218 @@
+//! Books allocations, frees, imports and ends of contexts in the live table, and records them; and books later names of rows. Callbacks call
+//! sources/cupti/effects.rs, which calls this and then the features that follow driver calls.
+//!
+//! A free takes its row at ENTER, before the driver can give the address to another thread, and gives it back at EXIT if
+//! the call failed. An allocation makes its row at EXIT. vmm.rs has the handles.
+
+use crate::base::row::{Key, RowCopy, RowExtra};
+use crate::base::row::{context_of, device_of, key_of, kind, kind_of, memory_of, pool_owner};
+use crate::driver::core::Core;
+use crate::record::recorder::{RecordContext, no_row};
+use crate::threads::{Call, Thread};
+use gpumem_wire::Flags;
+use gpumem_wire::{Body, DestroyScope, ImportSource, MemoryKind, PoolOwner, Reading};
+use std::sync::atomic::Ordering::*;
+
+/// CUDA_ERROR_DEINITIALIZED: the driver is gone with all memory; not a free that failed.
+const GONE: u32 = cupti_sys::CUDA_ERROR_DEINITIALIZED;
+
+/// Microseconds up to the record's own time, rounded up. Of another reading of the clock, a thread that is stopped between the
+/// two would seem to have entered its call later than it did.
+#[inline(always)]
+pub fn took_us(entered_ns: Option<u64>, time_ns: u64) -> u32 {
+    let Some(entered_ns) = entered_ns else { return u32::MAX };
+    u32::try_from(time_ns.saturating_sub(entered_ns).div_ceil(1000)).unwrap_or(u32::MAX)
+}
+
+/// The same, for records that have two bytes for it.
+#[inline(always)]
+pub fn took_us_short(entered_ns: Option<u64>, time_ns: u64) -> u16 {
+    u16::try_from(took_us(entered_ns, time_ns)).unwrap_or(u16::MAX)
+}
+
+/// Ids of framework pools: "gp" and a number; no handle of a driver pool is an address like that.
+const POOL_IDS: u64 = 0x6770 << 48;
+
+/// An allocation: the request and its result.
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct Allocation {
+    pub address: u64,
+    pub bytes: u64,
+    pub pool: u64,
+    pub memory: MemoryKind,
+    /// `None`: before we listened.
+    pub entered_ns: Option<u64>,
+}
+
+impl Core {
+    /// Books an allocation that succeeded; returns the number of its record.
+    #[inline(always)]
+    pub fn book_allocation(&self, thread: &Thread, at: RecordContext, what: Allocation) -> u64 {
+        let Allocation { address, bytes, pool, memory, entered_ns } = what;
+        let body = |time_ns: u64, _: &mut RecordContext| {
+            let took_us = took_us_short(entered_ns, time_ns);
+            Body::AllocEnd { address, bytes, pool, took_us, memory }
+        };
+        self.recorder.record_timed(thread, at, body, |recorder, row| {
+            recorder.live.insert(Key::Allocation(address), row, RowExtra::default());
+        })
+    }
+
+    /// Records an allocation that failed; returns the device's free bytes, if the driver has them.
+    #[cold]
+    pub fn book_failed_allocation(
+        &self,
+        thread: &Thread,
+        at: RecordContext,
+        result: u32,
+        what: Allocation,
+    ) -> Reading {
+        let (mut free, mut total) = (0_usize, 0_usize);
+        let get = self.devices.driver().and_then(|driver| driver.mem_get_info);
+        // SAFETY: a function of the loaded driver with places for its answers; the context is current, since a call in it
+        // has just returned.
+        let known = get.is_some_and(|get| unsafe { get(&mut free, &mut total) } == 0);
+        let device_free_bytes = if known { Reading::of(free as u64) } else { Reading::ABSENT };
+        let result = u16::try_from(result).unwrap_or(u16::MAX);
+        let Allocation { bytes, pool, memory, .. } = what;
+        let body = Body::AllocFailed { bytes, pool, device_free_bytes, result, memory };
+        self.recorder.record(thread, at, body, no_row);
+        device_free_bytes
+    }
+
+    /// Books the entry of a free. `call` keeps the row until the free returns.
+    #[inline(always)]
+    pub fn book_free_entered(&self, thread: &Thread, at: RecordContext, call: &mut Call, address: u64) {
+        let taken = &mut call.taken;
+        call.begin_seq = self.recorder.record(thread, at, Body::FreeBegin { address }, |recorder, _| {
+            *taken = recorder.live.remove(Key::Allocation(address));
+        });
+    }
+
+    /// Books the return of a free, unmap or release. Returns whether it failed, so that its row stays.
+    #[inline(always)]
+    pub fn book_free_returned(&self, thread: &Thread, at: RecordContext, call: &Call, result: u32) -> bool {
+        if call.begin_seq == 0 {
+            return false; // NULL, or entered before we listened
+        }
+        let failed = result != 0 && result != GONE;
+        let body =
+            Body::FreeEnd { begin_seq: call.begin_seq, result: u16::try_from(result).unwrap_or(u16::MAX) };
+        self.recorder.record(thread, at, body, |_, row| {
+            if failed {
+                self.give_back(call, row[0]);
+            }
+        });
+        failed
+    }
+
+    /// Restores the row of a call that failed.
+    #[cold]
+    fn give_back(&self, call: &Call, seq: u64) {
+        self.astray.fetch_add(call.more_taken.into(), Relaxed);
+        if let Some(taken) = call.taken {
+            if call.begin_seq <= self.said_after.load(Acquire) {
+                self.restored.fetch_add(1, AcqRel); // the free's begin is in no record that will come
+            }
+            self.restore(&taken, seq);
+        }
+    }
+
+    fn restore(&self, taken: &RowCopy, seq: u64) {
+        match key_of(taken) {
+            Some(Key::Handle(_) | Key::Backing(_)) => self.reference_restored(taken, seq),
+            Some(Key::Mapping(address)) => self.mapping_restored(taken, address),
+            Some(key) => {
+                self.recorder.live.insert(key, &taken.row, taken.beside);
+            }
+            None => {}
+        }
+    }
+
+    /// Memory of another owner was mapped. Opened again at the same address, it is only counted.
+    pub fn imported(
+        &self,
+        thread: &Thread,
+        at: RecordContext,
+        address: u64,
+        bytes: u64,
+        source: ImportSource,
+    ) {
+        let key = Key::Allocation(address);
+        let again = self
+            .recorder
+            .live
+            .get(key)
+            .is_some_and(|row| kind_of(&row.row) == kind::IMPORT && row.beside.references > 0);
+        if again && source == ImportSource::Ipc {
+            self.recorder.live.count(key, 1, 0);
+            return;
+        }
+        self.recorder.record(thread, at, Body::Import { address, bytes, source }, |recorder, row| {
+            recorder.live.insert(key, row, RowExtra { references: 1, ..RowExtra::default() });
+        });
+    }
+
+    /// Books that an import is about to be closed. Returns whether it was opened more often and so stays.
+    pub fn import_stays_open(&self, address: u64) -> bool {
+        let key = Key::Allocation(address);
+        let stays = self.recorder.live.get(key).is_some_and(|row| row.beside.references > 1);
+        if stays {
+            self.recorder.live.count(key, -1, 0);
+        }
+        stays
+    }
+
+    /// A context ends, or a device is reset; allocations in it have no frees of their own.
+    pub fn context_ended(&self, thread: &Thread, at: RecordContext, scope: DestroyScope) {
+        self.recorder.record(thread, at, Body::ContextDestroy { scope }, |recorder, _| {
+            recorder.live.remove_where(|taken| {
+                let row = &taken.row;
+                if device_of(row) != at.device {
+                    return None;
+                }
+                let key = key_of(taken)?;
+                let goes = match (scope, key) {
+                    (DestroyScope::Context, Key::Allocation(_)) => {
+                        context_of(row) == at.context && memory_of(row) != MemoryKind::StreamOrdered
+                    }
+                    (DestroyScope::Context, _) => false,
+                    // Only its owner ends it; now it has no segments.
+                    (DestroyScope::Device, Key::Pool(_)) => pool_owner(row) != PoolOwner::Framework,
+                    _ => true,
+                };
+                goes.then_some(key)
+            });
+        });
+        if scope == DestroyScope::Device {
+            self.driver_pools.forget(at.device);
+        }
+    }
+
+    /// Returns an id that no pool of this process had so far.
+    pub fn new_pool_id(&self) -> u64 {
+        POOL_IDS | (self.pools_made.fetch_add(1, Relaxed) + 1)
+    }
+
+    /// Records a later name, role or phase, and books it in the row of `key`.
+    pub fn say_retag(&self, thread: &Thread, key: Key, body: Body<'_>, tag: u32) {
+        let at = RecordContext { tag, flags: Flags(0), ..RecordContext::NOWHERE };
+        self.recorder.record(thread, at, body, |recorder, row| {
+            let said = (row[7] >> 56) as u8;
+            // The word of tag and stack: tag is its low half.
+            recorder.live.update(key, 5, |word, beside| {
+                if beside.flags & RowExtra::RETAGGED == 0 {
+                    beside.first_tag = word as u32;
+                    beside.flags |= RowExtra::RETAGGED;
+                }
+                let (role, phase) = (said & 15, said >> 4);
+                let old = beside.use_as;
+                let role = if role == 0 { old & 15 } else { role };
+                let phase = if phase == 0 { old >> 4 } else { phase };
+                beside.use_as = role | phase << 4;
+                if tag == 0 { word } else { word & !0xffff_ffff | u64::from(tag) }
+            });
+        });
+    }
+}

@@ -1,0 +1,144 @@
+//! `Core`: the recorder and the state of the driver, one for each process.
+
+use crate::base::clock::Clock;
+use crate::base::env::Settings;
+use crate::base::hot::HOT_WORDS;
+use crate::base::memfd::{self, Shared, Sizes};
+use crate::base::ring::Ring;
+use crate::driver::devices::Devices;
+use crate::driver::exports::Exports;
+use crate::driver::multicast::Multicast;
+use crate::driver::pools::DriverPools;
+use crate::driver::torch_pools;
+use crate::record::live::{Live, rows_for};
+use crate::record::names::Names;
+use crate::record::recorder::Recorder;
+use crate::record::status;
+use gpumem_wire::AgentState;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+
+/// Made once per process and never freed. The recorder comes first: each record uses it.
+#[derive(Debug)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct Core {
+    pub recorder: Recorder,
+    pub settings: Settings,
+    pub pid: u32,
+    /// Field 22 of /proc/self/stat.
+    pub start_ticks: u64,
+    pub shared: Shared,
+    pub devices: Devices,
+    pub driver_pools: DriverPools,
+    pub torch: torch_pools::State,
+    pub exports: Exports,
+    pub multicast: Multicast,
+    /// Tag of threads without open scopes; 0 for none.
+    pub process_tag: AtomicU32,
+    /// Framework pools made so far.
+    pub pools_made: AtomicU64,
+    /// Seq of the last record that changed references of a VMM handle; see sender/resync.rs.
+    pub references_changed: AtomicU64,
+    /// Number of the last record that the current resync includes, or the last resync.
+    pub said_after: AtomicU64,
+    /// Rows that were restored because their free, entered before the resync, failed.
+    pub restored: AtomicU64,
+    /// Rows that a failed call removed and that could not be restored: a resync does not include them.
+    pub astray: AtomicU64,
+}
+
+impl Core {
+    /// Returns the process's, once it is made.
+    #[inline(always)]
+    pub fn get() -> Option<&'static Core> {
+        let core = HOT_WORDS.core.load(Acquire).cast::<Core>();
+        // SAFETY: null, or leaked by `install`.
+        unsafe { core.as_ref() }
+    }
+
+    /// Makes this one the process's. Called by one thread.
+    pub fn install(core: Box<Core>) -> &'static Core {
+        let core: &'static Core = Box::leak(core);
+        HOT_WORDS.core.store(std::ptr::from_ref(core).cast_mut().cast(), Release);
+        core
+    }
+
+    /// The slot of a device, introduced with its UUID the first time.
+    pub fn device(&self, ordinal: u32) -> u8 {
+        self.devices.slot(&self.recorder, ordinal)
+    }
+
+    /// A fresh one; `None` without memory for it. `functions` is the address of the table of exported functions.
+    pub fn new(settings: Settings, functions: usize) -> Option<Box<Core>> {
+        let pid = std::process::id();
+        let start_ticks = start_ticks();
+        let sizes = Sizes {
+            ring_slots: settings.ring_slots,
+            live_rows: rows_for(settings.live_rows),
+            name_bytes: settings.name_bytes,
+        };
+        let name = memfd::name_of(pid, functions)?;
+        let shared = Shared::create(&name, sizes, pid, start_ticks)?;
+        crate::threads::prepare().then_some(())?;
+        Some(Box::new(Core {
+            recorder: Recorder {
+                ring: Ring::new(&shared),
+                live: Live::new(shared.live())?,
+                clock: Clock::new(),
+                names: Names::new(&shared)?,
+            },
+            settings,
+            pid,
+            start_ticks,
+            shared,
+            devices: Devices::new(),
+            driver_pools: DriverPools::new(),
+            torch: torch_pools::State::new()?,
+            exports: Exports::new(),
+            multicast: Multicast::default(),
+            process_tag: AtomicU32::new(0),
+            pools_made: AtomicU64::new(0),
+            references_changed: AtomicU64::new(0),
+            said_after: AtomicU64::new(0),
+            restored: AtomicU64::new(0),
+            astray: AtomicU64::new(0),
+        }))
+    }
+}
+
+/// Reports what the agent is from now on; see record/status.rs. Not in a callback: it locks and allocates.
+pub fn report_status(state: AgentState, result: u16, detail: &str) {
+    let now = Core::get().map_or(0, |core| core.recorder.clock.now());
+    status::report(now, state, result, detail);
+}
+
+/// Field 22 of /proc/self/stat; 0 if it cannot be read.
+pub fn start_ticks() -> u64 {
+    ticks_of(&std::fs::read("/proc/self/stat").unwrap_or_default()).unwrap_or(0)
+}
+
+/// The command, field 2, is in parentheses and may hold anything, also bytes that are no text: the kernel cuts a name at 15 of them.
+fn ticks_of(stat: &[u8]) -> Option<u64> {
+    let end = stat.iter().rposition(|&byte| byte == b')')?;
+    std::str::from_utf8(stat.get(end + 1..)?).ok()?.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ticks_of;
+
+    #[test]
+    fn a_name_may_be_anything() {
+        let rest = b" S 17 4711 4711 34816 4711 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654 10 11 12\n";
+        for name in [
+            &b"python"[..],
+            b"\xe8\xae\xad\xe7\xbb\x83\xe6\xa8\xa1\xe5\x9e\x8b\xe6\x96",
+            b"\xff",
+            b"a) S 1 (b\n",
+        ] {
+            assert_eq!(ticks_of(&[b"4711 (", name, b")", rest].concat()), Some(987_654));
+        }
+        assert_eq!(ticks_of(b""), None);
+        assert_eq!(ticks_of(b"1 (a)"), None);
+    }
+}

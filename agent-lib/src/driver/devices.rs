@@ -1,0 +1,257 @@
+//! Devices and contexts. A device's slot is its CUDA ordinal; the daemon identifies it by its UUID. Each context belongs to a device.
+
+use crate::record::recorder::Recorder;
+use crate::threads::Thread;
+use cupti_sys::Driver;
+use cupti_sys::device_attribute::{MULTIPROCESSORS, THREADS_PER_MULTIPROCESSOR};
+use gpumem_wire::{Body, DeviceIdKind, NONE_DEVICE, Reading, Record, Stamp};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+
+/// Devices that a process can have.
+const DEVICES: usize = 64;
+/// Contexts at a time.
+const CONTEXTS: usize = 256;
+
+/// A context that is alive, or a free place.
+#[derive(Debug, Default)]
+struct Context {
+    /// CUcontext; 0 while the place is free, 1 while it is being written.
+    handle: AtomicUsize,
+    /// CUPTI's number.
+    uid: AtomicU32,
+    device: AtomicU32,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Devices {
+    driver: OnceLock<Driver>,
+    /// Slots that a resource callback has used before they were introduced, one bit each.
+    awaited: AtomicU64,
+    introduced: [AtomicBool; DEVICES],
+    contexts: [Context; CONTEXTS],
+    /// Primary context of each device; 0 while it is unknown.
+    primary: [AtomicUsize; DEVICES],
+}
+
+impl Devices {
+    /// None known.
+    pub fn new() -> Self {
+        Devices {
+            driver: OnceLock::new(),
+            awaited: AtomicU64::new(0),
+            introduced: std::array::from_fn(|_| AtomicBool::new(false)),
+            contexts: std::array::from_fn(|_| Context::default()),
+            primary: std::array::from_fn(|_| AtomicUsize::new(0)),
+        }
+    }
+
+    /// The driver that is loaded; set while the agent starts.
+    pub fn set_driver(&self, driver: Driver) {
+        let _ = self.driver.set(driver);
+    }
+
+    /// See `set_driver`.
+    pub fn driver(&self) -> Option<&Driver> {
+        self.driver.get()
+    }
+
+    fn context(&self, handle: usize) -> Option<&Context> {
+        self.contexts.iter().find(|context| context.handle.load(Acquire) == handle)
+    }
+
+    /// Sets the number of a context if it is still 0: cuptiGetContextId failed when it was created, and a later callback has the number.
+    pub fn learn_uid(&self, handle: usize, uid: u32) {
+        if let Some(context) = self.context(handle) {
+            let _ = context.uid.compare_exchange(0, uid, Relaxed, Relaxed);
+        }
+    }
+
+    /// Device and number of a context that was seen.
+    pub fn known(&self, handle: usize) -> Option<(u8, u32)> {
+        if handle <= 1 {
+            return None;
+        }
+        let context = self.context(handle)?;
+        Some((context.device.load(Relaxed) as u8, context.uid.load(Relaxed)))
+    }
+
+    /// cuDevicePrimaryCtxRetain gave this one.
+    pub fn set_primary(&self, ordinal: u32, handle: usize) {
+        if let Some(primary) = self.primary.get(ordinal as usize) {
+            primary.store(handle, Relaxed);
+        }
+    }
+
+    /// Sets the primary context of a device if none is set: a context that no known call created is taken for it.
+    pub fn set_primary_if_unknown(&self, ordinal: u32, handle: usize) {
+        if let Some(primary) = self.primary.get(ordinal as usize) {
+            let _ = primary.compare_exchange(0, handle, Relaxed, Relaxed);
+        }
+    }
+
+    /// The primary context of a device, if the program has retained it.
+    pub fn primary(&self, ordinal: i32) -> Option<*mut std::ffi::c_void> {
+        let primary = self.primary.get(usize::try_from(ordinal).ok()?)?.load(Relaxed);
+        (primary != 0).then_some(primary as *mut std::ffi::c_void)
+    }
+
+    /// Whether the driver has such a device. Only in callbacks of calls.
+    pub fn exists(&self, ordinal: u32) -> bool {
+        let mut count = 0;
+        let get = self.driver().and_then(|driver| driver.device_get_count);
+        // SAFETY: a function of the loaded driver, with a place for its answer; its callback finds this thread inside.
+        match get.map(|get| unsafe { get(&mut count) }) {
+            Some(0) => i64::from(ordinal) < i64::from(count),
+            _ => true,
+        }
+    }
+
+    /// Whether cuDevicePrimaryCtxRetain, which was just entered, is going to make a context. Only in callbacks of
+    /// calls. Without an answer of the driver's: if no context of the device is known.
+    pub fn retain_creates(&self, ordinal: u32) -> bool {
+        if self.primary.get(ordinal as usize).is_some_and(|primary| primary.load(Relaxed) != 0) {
+            return false;
+        }
+        let (mut flags, mut active) = (0, 0);
+        let get = self.driver().and_then(|driver| driver.primary_ctx_get_state);
+        // SAFETY: a function of the loaded driver, with places for its answers; no callback of ours is enabled for it.
+        match get.map(|get| unsafe { get(ordinal as i32, &mut flags, &mut active) }) {
+            Some(0) => active == 0,
+            _ => !self
+                .contexts
+                .iter()
+                .any(|context| context.handle.load(Acquire) > 1 && context.device.load(Relaxed) == ordinal),
+        }
+    }
+
+    /// Returns the slot of a device, and records the device with its UUID the first time.
+    pub fn slot(&self, recorder: &Recorder, ordinal: u32) -> u8 {
+        let Some(introduced) = self.introduced.get(ordinal as usize) else { return NONE_DEVICE };
+        if !introduced.load(Relaxed) && !introduced.swap(true, AcqRel) {
+            self.introduce(recorder, ordinal);
+        }
+        ordinal as u8
+    }
+
+    /// The slot of a device, in a callback that may not call the driver: the sender introduces it, before the records that name it.
+    pub fn slot_in_resource(&self, ordinal: u32) -> u8 {
+        let Some(introduced) = self.introduced.get(ordinal as usize) else { return NONE_DEVICE };
+        if !introduced.load(Relaxed) {
+            self.awaited.fetch_or(1 << ordinal, Release);
+        }
+        ordinal as u8
+    }
+
+    /// Records the devices that resource callbacks have used so far. On the sender's thread.
+    pub fn introduce_awaited(&self, recorder: &Recorder, thread: Option<&Thread>) {
+        if self.awaited.load(Relaxed) == 0 {
+            return;
+        }
+        let awaited = self.awaited.swap(0, Acquire);
+        // A driver call of ours must not come back to us.
+        let busy = thread.map(|thread| thread.busy.swap(1, Relaxed));
+        (0..DEVICES as u32).filter(|ordinal| awaited >> ordinal & 1 == 1).for_each(|ordinal| {
+            self.slot(recorder, ordinal);
+        });
+        if let (Some(thread), Some(busy)) = (thread, busy) {
+            thread.busy.store(busy, Relaxed);
+        }
+    }
+
+    #[cold]
+    fn introduce(&self, recorder: &Recorder, ordinal: u32) {
+        let mut uuid = [0_u8; 16];
+        let mut name = [0_u8; 128];
+        let mut total = 0_usize;
+        let mut id = DeviceIdKind::Ordinal;
+        let mut total_bytes = Reading::ABSENT;
+        let (mut multiprocessors, mut threads) = (0, 0);
+        if let Some(driver) = self.driver() {
+            let device = ordinal as i32;
+            // SAFETY: functions of the loaded driver, each with a place for its answer; the name's buffer is told one
+            // byte short, so it ends with 0.
+            unsafe {
+                if driver.device_get_uuid.is_some_and(|get| get(&mut uuid, device) == 0) {
+                    id = DeviceIdKind::Gpu;
+                }
+                if driver.device_total_mem.is_some_and(|get| get(&mut total, device) == 0) {
+                    total_bytes = Reading::of(total as u64);
+                }
+                if let Some(get) = driver.device_get_attribute
+                    && (get(&mut multiprocessors, MULTIPROCESSORS, device) != 0
+                        || get(&mut threads, THREADS_PER_MULTIPROCESSOR, device) != 0)
+                {
+                    (multiprocessors, threads) = (0, 0);
+                }
+                if let Some(get) = driver.device_get_name {
+                    get(name.as_mut_ptr().cast(), name.len() as i32 - 1, device);
+                }
+            }
+        }
+        let end = name.iter().position(|&byte| byte == 0).unwrap_or(0);
+        let name = std::str::from_utf8(&name[..end]).unwrap_or("");
+        if id == DeviceIdKind::Gpu && name.contains(" MIG ") {
+            id = DeviceIdKind::Mig; // the driver gives the instance's own UUID then
+        }
+        let (high, low) = uuid.split_at(8);
+        let half = |half: &[u8]| half.first_chunk().copied().map_or(0, u64::from_be_bytes);
+        let body = Body::Device {
+            uuid_high: half(high),
+            uuid_low: half(low),
+            total_bytes,
+            ordinal: ordinal as u16,
+            id,
+            name,
+        };
+        // What a thread's stack costs: as many as can run at a time.
+        let (many, each) = (u16::try_from(multiprocessors), u16::try_from(threads));
+        let context = u32::from(many.unwrap_or(0)) << 16 | u32::from(each.unwrap_or(0));
+        let stamp = Stamp { device: ordinal as u8, context, ..Stamp::default() };
+        recorder.names.add(&Record { stamp, body });
+    }
+
+    /// Adds a context. Returns false if it was added before; a context beyond the table's size is reported and not added.
+    pub fn remember_context(&self, handle: usize, uid: u32, device: u8) -> bool {
+        if handle <= 1 || self.context(handle).is_some() {
+            return false;
+        }
+        let claim = |context: &&Context| {
+            context.handle.load(Relaxed) == 0
+                && context.handle.compare_exchange(0, 1, AcqRel, Relaxed).is_ok()
+        };
+        if let Some(place) = self.contexts.iter().find(claim) {
+            place.uid.store(uid, Relaxed);
+            place.device.store(u32::from(device), Relaxed);
+            place.handle.store(handle, Release);
+        }
+        true
+    }
+
+    /// The context is about to be destroyed. Its device and number, if it was known.
+    pub fn forget_context(&self, handle: usize) -> Option<(u8, u32)> {
+        let known = self.known(handle)?;
+        if let Some(context) = self.context(handle) {
+            context.handle.store(0, Release);
+        }
+        for primary in &self.primary {
+            let _ = primary.compare_exchange(handle, 0, Relaxed, Relaxed);
+        }
+        for thread in crate::threads::all() {
+            thread.forget_context(handle);
+        }
+        Some(known)
+    }
+
+    /// Devices that were introduced.
+    pub fn seen(&self) -> impl Iterator<Item = u8> + '_ {
+        (0..DEVICES as u8).filter(|&device| self.introduced[usize::from(device)].load(Relaxed))
+    }
+}
+
+impl Default for Devices {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,103 @@
+//! Memory handles that were exported to a file descriptor. The driver keeps the memory until the descriptor is closed, even after the last
+//! release and unmap. There is no callback for a close.
+//!
+//! Each export is recorded as a mapping of the handle at an address that the driver never uses. The mapping is removed when the descriptor
+//! is closed, which is checked at each release of a handle and once a second. Duplicated descriptors and descriptors in other processes are
+//! not followed: after the first close, the figure is a lower bound.
+
+use crate::base::descriptor::Identity;
+use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering::*};
+
+/// Exports that can be followed at a time. For further exports, the memory is counted until the handle's last release.
+const PLACES: usize = 256;
+/// Addresses of exports: "ex" and the place; no mapping of the driver's lies there.
+const ADDRESSES: u64 = 0x6578 << 48;
+/// From one export's address to the next: mappings start at multiples of this.
+const STEP: u64 = 2 << 20;
+
+/// A descriptor that was open at the last check, or a free place.
+#[derive(Debug)]
+struct Export {
+    /// 1 while it is being written, 2 when it is there; 0 while the place is free.
+    state: AtomicUsize,
+    descriptor: AtomicI32,
+    /// Device and inode of the open file: another file may get the same descriptor later.
+    device: AtomicU64,
+    inode: AtomicU64,
+}
+
+const FREE: usize = 0;
+const CHANGING: usize = 1;
+const OPEN: usize = 2;
+
+impl Export {
+    fn file(&self) -> Identity {
+        let (device, inode) = (self.device.load(Relaxed), self.inode.load(Relaxed));
+        Identity { fd: self.descriptor.load(Relaxed), device, inode }
+    }
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Exports {
+    /// Number of places that are not free; while it is 0, the places are not searched.
+    count: AtomicUsize,
+    places: [Export; PLACES],
+}
+
+impl Exports {
+    /// None.
+    pub fn new() -> Self {
+        let free = |_| Export {
+            state: AtomicUsize::new(FREE),
+            descriptor: AtomicI32::new(-1),
+            device: AtomicU64::new(0),
+            inode: AtomicU64::new(0),
+        };
+        Exports { count: AtomicUsize::new(0), places: std::array::from_fn(free) }
+    }
+
+    /// Adds an export. `map` books a mapping at an address with a size; it is not called if the table is full.
+    pub fn follow(&self, file: Identity, map: impl FnOnce(u64, u64)) {
+        let claim = |(_, export): &(usize, &Export)| {
+            export.state.compare_exchange(FREE, CHANGING, AcqRel, Relaxed).is_ok()
+        };
+        let Some((place, export)) = self.places.iter().enumerate().find(claim) else { return };
+        self.count.fetch_add(1, AcqRel);
+        export.descriptor.store(file.fd, Relaxed);
+        export.device.store(file.device, Relaxed);
+        export.inode.store(file.inode, Relaxed);
+        map(address_of(place), STEP);
+        export.state.store(OPEN, Release);
+    }
+
+    /// Removes the exports whose descriptors were closed. `unmap` books the end of the mapping at an address with a size.
+    pub fn drop_closed(&self, unmap: impl Fn(u64, u64)) {
+        if self.count.load(Acquire) == 0 {
+            return;
+        }
+        for (place, export) in self.places.iter().enumerate() {
+            if export.state.load(Acquire) != OPEN {
+                continue;
+            }
+            if export.file().holds()
+                || export.state.compare_exchange(OPEN, CHANGING, AcqRel, Relaxed).is_err()
+            {
+                continue;
+            }
+            unmap(address_of(place), STEP);
+            export.state.store(FREE, Release);
+            self.count.fetch_sub(1, AcqRel);
+        }
+    }
+}
+
+impl Default for Exports {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn address_of(place: usize) -> u64 {
+    ADDRESSES + place as u64 * STEP
+}

@@ -1,0 +1,38 @@
+//! The one way in: whatever the host calls goes through [`guard`].
+
+use crate::base::fault_injection;
+use crate::driver::core::Core;
+use crate::record::status;
+use crate::threads::{self, Thread};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering::{Relaxed, Release};
+
+/// Runs `work` unless the agent is disarmed, the thread is inside already (a signal handler, a driver call of our own),
+/// or it has no place; then `absent`. A panic ends here, and the agent with it.
+#[inline(always)]
+pub fn guard<T>(absent: T, work: impl FnOnce(&'static Core, &'static Thread) -> T) -> T {
+    if !status::armed() {
+        return absent;
+    }
+    let (Some(core), Some(thread)) = (Core::get(), threads::current()) else { return absent };
+    if thread.busy.load(Relaxed) != 0 {
+        return absent;
+    }
+    thread.busy.store(1, Relaxed);
+    let work = || {
+        fault_injection::at("guard");
+        work(core, thread)
+    };
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(value) => {
+            thread.busy.store(0, Release); // with all that it has done
+            value
+        }
+        Err(panic) => {
+            std::mem::forget(panic); // dropping it may panic again
+            thread.making.end();
+            status::disarm_after_panic();
+            absent
+        }
+    }
+}

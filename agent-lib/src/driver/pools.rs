@@ -1,0 +1,156 @@
+//! Pools of the driver. Their reserved bytes are polled, because they shrink at synchronisations, for which there is no callback.
+//!
+//! At the EXIT of calls that may change it, at most ten times a second each unless it may have grown or was trimmed; and once a
+//! second by the sender, so that no figure is older than that while callbacks come. A pool that the program made could be destroyed while
+//! the sender asks about it: cuMemPoolDestroy waits in its callback until the sender has its answer, which takes microseconds. With what
+//! is found it is said since when it may be so: a reading of NVML may have fallen between the change and its report.
+
+use crate::driver::multicast::Few;
+use crate::threads::{self};
+use gpumem_wire::MemoryKind;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+
+/// Pools at a time that are polled; more are booked by their allocations alone.
+const POOLS: usize = 128;
+const DEVICES: usize = 64;
+/// Turns that a thread which destroys a pool waits for the sender: half a second in all, should a debugger have stopped the sender.
+const PATIENCE: u32 = 5_064;
+/// Ids of graph memory, a pool per device: "gm" and the device; no address looks like that.
+pub(super) const GRAPH: u64 = 0x676d << 48;
+
+/// A pool that is alive, or a free place.
+#[derive(Debug, Default)]
+pub(super) struct Pool {
+    /// 0 while the place is free, 1 while it is being written.
+    pub(super) id: AtomicU64,
+    pub(super) device: AtomicU32,
+    /// Number of threads that asked for a poll. The first one polls until no other has asked meanwhile.
+    pub(super) asked: AtomicU32,
+    /// When the oldest call was entered that may have changed it and has returned; `u64::MAX` for none.
+    pub(super) entered_ns: AtomicU64,
+    pub(super) polled_ns: AtomicU64,
+    pub(super) reserved: AtomicU64,
+    pub(super) used: AtomicU64,
+    /// Taken from it since it was polled; what went back is not taken off.
+    pub(super) taken: AtomicU64,
+}
+
+/// The pool that stands for the graph memory of a device.
+pub fn graph_memory(device: u8) -> u64 {
+    GRAPH | u64::from(device)
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct DriverPools {
+    pub(super) pools: [Pool; POOLS],
+    /// The pool that stream-ordered allocations of a device come from; 0 until asked.
+    pub(super) current: [AtomicU64; DEVICES],
+    /// The pool that the sender asks the driver about; 0 for none.
+    pub(super) asking: AtomicU64,
+    /// Pools without device memory: of managed and of host memory. They are neither reported nor polled.
+    pub(super) managed: Few,
+    pub(super) host: Few,
+}
+
+impl DriverPools {
+    /// None known.
+    pub fn new() -> Self {
+        DriverPools {
+            pools: std::array::from_fn(|_| Pool::default()),
+            current: std::array::from_fn(|_| AtomicU64::new(0)),
+            asking: AtomicU64::new(0),
+            managed: Few::new(),
+            host: Few::new(),
+        }
+    }
+
+    pub(super) fn find(&self, id: u64) -> Option<&Pool> {
+        if id <= 1 { None } else { self.pools.iter().find(|pool| pool.id.load(Acquire) == id) }
+    }
+
+    /// The program made a pool of such memory, which is none of a device.
+    pub fn set_memory_kind(&self, id: u64, memory: MemoryKind) {
+        self.forget_elsewhere(id);
+        match memory {
+            MemoryKind::Managed => self.managed.add(id),
+            _ => self.host.add(id),
+        }
+    }
+
+    /// What allocations from a pool are that has no device memory.
+    #[inline]
+    pub fn memory_elsewhere(&self, id: u64) -> Option<MemoryKind> {
+        if self.managed.has(id) {
+            return Some(MemoryKind::Managed);
+        }
+        self.host.has(id).then_some(MemoryKind::Pinned)
+    }
+
+    pub(super) fn forget_elsewhere(&self, id: u64) -> bool {
+        let (managed, host) = (self.managed.remove(id), self.host.remove(id));
+        managed || host
+    }
+
+    /// Waits until the sender has the answer that it waits for now, which may be about a pool that was just taken out.
+    pub(super) fn wait_for_sender(&self) {
+        let asking = self.asking.load(SeqCst);
+        for turn in 0..PATIENCE {
+            if asking == 0 || self.asking.load(SeqCst) != asking {
+                return;
+            }
+            threads::wait_a_turn(turn);
+        }
+    }
+
+    /// Returns the device of a pool, if the pool was seen.
+    pub fn device_of(&self, id: u64) -> Option<u8> {
+        self.find(id).map(|pool| pool.device.load(Relaxed) as u8)
+    }
+
+    /// The device is about to be reset: its pools are not looked at again before they are used again.
+    pub fn forget_device(&self, device: u32) {
+        for pool in self.pools.iter().filter(|pool| pool.device.load(Relaxed) == device) {
+            let id = pool.id.load(Acquire);
+            if id > 1 {
+                let _ = pool.id.compare_exchange(id, 0, SeqCst, Relaxed);
+                self.wait_for_sender();
+            }
+        }
+        if let Some(current) = self.current.get(device as usize) {
+            current.store(0, Relaxed);
+        }
+    }
+
+    /// Reserved and used bytes as last polled.
+    pub fn state(&self, id: u64) -> Option<(u64, u64)> {
+        let pool = self.find(id)?;
+        Some((pool.reserved.load(Relaxed), pool.used.load(Relaxed)))
+    }
+
+    /// A device was reset: what is used of its pools again is reported again.
+    pub fn forget(&self, device: u8) {
+        for pool in &self.pools {
+            let id = pool.id.load(Acquire);
+            if id > 1 && pool.device.load(Relaxed) == u32::from(device) {
+                let _ = pool.id.compare_exchange(id, 0, AcqRel, Relaxed);
+            }
+        }
+        if let Some(current) = self.current.get(usize::from(device)) {
+            current.store(0, Relaxed);
+        }
+    }
+
+    /// The program chose another pool for a device.
+    pub fn set_current(&self, device: u32, pool: u64) {
+        if let Some(current) = self.current.get(device as usize) {
+            current.store(pool, Relaxed);
+        }
+    }
+}
+
+impl Default for DriverPools {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,224 @@
+//! Handles of physical memory and their mappings. A handle's memory is gone when its references and its mappings are both
+//! zero, whichever came last, so its row counts both.
+//!
+//! The number of a handle may be given out again as soon as its last release was entered: from then on the row is bound by
+//! the seq that made it, and its mappings find it by that.
+
+use crate::base::descriptor::Identity;
+use crate::base::row::kind;
+use crate::base::row::kind_of;
+use crate::base::row::{Key, RowCopy, RowExtra};
+use crate::driver::allocations::took_us;
+use crate::driver::core::Core;
+use crate::record::recorder::RecordContext;
+use crate::threads::{Call, Thread};
+use gpumem_wire::{Body, ImportSource, MemoryKind};
+use std::sync::atomic::Ordering::AcqRel;
+
+/// Mappings start at multiples of this.
+const GRANULE: u64 = 2 << 20;
+/// Mappings that one call may take.
+const MOST_MAPPINGS: u64 = 1 << 16;
+
+impl Core {
+    /// Sets the number before counts change: a resync that reads them meanwhile reads them again.
+    pub(crate) fn references_change(&self, seq: u64) {
+        self.references_changed.fetch_max(seq, AcqRel);
+    }
+
+    /// cuMemCreate succeeded.
+    pub fn handle_created(
+        &self,
+        thread: &Thread,
+        at: RecordContext,
+        handle: u64,
+        bytes: u64,
+        memory: MemoryKind,
+        entered_ns: Option<u64>,
+    ) {
+        self.multicast.forget(handle);
+        let body = |time_ns: u64, at: &mut RecordContext| {
+            at.context = took_us(entered_ns, time_ns);
+            Body::VmmCreate { handle, bytes, references: 1, memory }
+        };
+        self.recorder.record_timed(thread, at, body, |recorder, row| {
+            self.references_change(row[0]);
+            recorder.live.insert(Key::Handle(handle), row, RowExtra { references: 1, ..RowExtra::default() });
+        });
+    }
+
+    /// A handle came from another process. Its size is known when it is mapped.
+    pub fn handle_imported(&self, thread: &Thread, at: RecordContext, handle: u64) {
+        let body = Body::Import { address: handle, bytes: 0, source: ImportSource::ShareableHandle };
+        self.recorder.record(thread, at, body, |recorder, row| {
+            self.references_change(row[0]);
+            recorder.live.insert(Key::Handle(handle), row, RowExtra { references: 1, ..RowExtra::default() });
+        });
+    }
+
+    /// cuMemRetainAllocationHandle gave `handle` for the mapping at `address`.
+    pub fn handle_retained(&self, thread: &Thread, at: RecordContext, handle: u64, address: u64) {
+        self.recorder.record(thread, at, Body::VmmRetain { handle, address }, |recorder, row| {
+            self.references_change(row[0]);
+            let Some(mapping) = self.mapping_at(address) else { return };
+            match self.backing_of(&mapping) {
+                Some(Key::Backing(seq)) => {
+                    if let Some(mut backing) = recorder.live.remove(Key::Backing(seq)) {
+                        backing.beside.references = 1;
+                        backing.row[2] = handle;
+                        recorder.live.insert(Key::Handle(handle), &backing.row, backing.beside);
+                        // Its old number may not be this one, and nobody knows that of a page that was taken over (sources/torch/adopt.rs).
+                        recorder.live.update(Key::Mapping(mapping.row[2]), 4, |_, _| handle);
+                    }
+                }
+                Some(key) => drop(recorder.live.count(key, 1, 0)),
+                None => {}
+            }
+        });
+    }
+
+    /// The mapping that `address` lies in: usually its first byte, else the nearest one that begins before it.
+    fn mapping_at(&self, address: u64) -> Option<RowCopy> {
+        let first = address & !(GRANULE - 1);
+        let before = (0..MOST_MAPPINGS).map_while(|back| first.checked_sub(back * GRANULE));
+        let mut starts = std::iter::once(address).chain(before);
+        let nearest = starts.find_map(|start| self.recorder.live.get(Key::Mapping(start)))?;
+        (address - nearest.row[2] < nearest.row[3]).then_some(nearest)
+    }
+
+    /// By what the handle behind a mapping is bound now.
+    fn backing_of(&self, mapping: &RowCopy) -> Option<Key> {
+        let seq = mapping.beside.backing;
+        if seq == 0 {
+            return None;
+        }
+        let by_number = Key::Handle(mapping.row[4]);
+        let is_it = self.recorder.live.get(by_number).is_some_and(|row| row.seq() == seq);
+        Some(if is_it { by_number } else { Key::Backing(seq) })
+    }
+
+    /// cuMemRelease was entered.
+    pub fn release_entered(&self, thread: &Thread, at: RecordContext, call: &mut Call, handle: u64) {
+        self.look_at_exports(thread);
+        let taken = &mut call.taken;
+        call.begin_seq = self.recorder.record(thread, at, Body::VmmRelease { handle }, |recorder, row| {
+            self.references_change(row[0]);
+            *taken = recorder.live.count(Key::Handle(handle), -1, 0);
+            if taken.is_some_and(|taken| taken.beside.references == 0)
+                && let Some(backing) = recorder.live.remove(Key::Handle(handle))
+                && backing.beside.mappings > 0
+            {
+                recorder.live.insert(Key::Backing(backing.seq()), &backing.row, backing.beside);
+            }
+        });
+    }
+
+    /// The release failed.
+    pub fn reference_restored(&self, taken: &RowCopy, seq: u64) {
+        self.references_change(seq);
+        let handle = taken.row[2];
+        let by_number = Key::Handle(handle);
+        if self.recorder.live.get(by_number).is_some_and(|row| row.seq() == taken.seq()) {
+            self.recorder.live.count(by_number, 1, 0);
+            return;
+        }
+        let mut back = self.recorder.live.remove(Key::Backing(taken.seq())).unwrap_or(*taken);
+        back.beside.references = 1;
+        self.recorder.live.insert(by_number, &back.row, back.beside);
+    }
+
+    /// Books a mapping of a handle. Whether its memory is this process's own.
+    pub(crate) fn map_handle(
+        &self,
+        thread: &Thread,
+        at: RecordContext,
+        address: u64,
+        bytes: u64,
+        handle: u64,
+    ) -> bool {
+        let mut is_own = false;
+        self.recorder.record(thread, at, Body::VmmMap { address, bytes, handle }, |recorder, row| {
+            self.references_change(row[0]);
+            if let Some(backing) = recorder.live.count(Key::Handle(handle), 0, 1) {
+                is_own = kind_of(&backing.row) == kind::VMM_CREATE;
+                let beside = RowExtra { backing: backing.seq(), ..RowExtra::default() };
+                recorder.live.insert(Key::Mapping(address), row, beside);
+            }
+        });
+        is_own
+    }
+
+    /// cuMemUnmap was entered: it may take several neighbouring mappings.
+    pub fn book_unmap_entered(
+        &self,
+        thread: &Thread,
+        at: RecordContext,
+        call: &mut Call,
+        address: u64,
+        bytes: u64,
+    ) {
+        let mut taken: Option<RowCopy> = None;
+        let mut more = 0;
+        call.begin_seq =
+            self.recorder.record(thread, at, Body::VmmUnmap { address, bytes }, |recorder, row| {
+                self.references_change(row[0]);
+                let end = address.saturating_add(bytes);
+                let (mut place, mut tries) = (address, 0);
+                while place < end && tries < MOST_MAPPINGS {
+                    tries += 1;
+                    let Some(mapping) = recorder.live.remove(Key::Mapping(place)) else {
+                        place = (place + GRANULE) & !(GRANULE - 1);
+                        continue;
+                    };
+                    self.unmapped(&mapping);
+                    place += mapping.row[3].max(1);
+                    match taken {
+                        None => taken = Some(mapping),
+                        Some(_) => more += 1,
+                    }
+                }
+            });
+        (call.taken, call.more_taken) = (taken, more);
+    }
+
+    pub(crate) fn unmapped(&self, mapping: &RowCopy) {
+        let Some(key) = self.backing_of(mapping) else { return };
+        let left = self.recorder.live.count(key, 0, -1);
+        if left.is_some_and(|left| left.beside.references == 0 && left.beside.mappings == 0) {
+            self.recorder.live.remove(key);
+        }
+    }
+
+    /// The unmap failed.
+    pub fn mapping_restored(&self, taken: &RowCopy, address: u64) {
+        let counted = self.backing_of(taken).and_then(|key| self.recorder.live.count(key, 0, 1));
+        if counted.is_none() {
+            self.astray.fetch_add(1, AcqRel); // the mapping was all that held it: its row is gone
+        }
+        self.recorder.live.insert(Key::Mapping(address), &taken.row, taken.beside);
+    }
+
+    /// Records that cuMemExportToShareableHandle returned `descriptor` for `handle`.
+    pub fn handle_exported(&self, thread: &Thread, at: RecordContext, handle: u64, descriptor: i32) {
+        let is_own = |row: RowCopy| kind_of(&row.row) == kind::VMM_CREATE;
+        let Some(file) = Identity::of(descriptor) else { return };
+        if !self.recorder.live.get(Key::Handle(handle)).is_some_and(is_own) {
+            return; // imported: the memory is counted in the exporting process
+        }
+        self.exports.follow(file, |address, bytes| {
+            self.map_handle(thread, at, address, bytes, handle);
+        });
+    }
+
+    /// Drops the exports whose descriptors were closed.
+    pub fn look_at_exports(&self, thread: &Thread) {
+        self.exports.drop_closed(|address, bytes| {
+            // A reset of the device has removed it.
+            if self.recorder.live.get(Key::Mapping(address)).is_some() {
+                let mut call = Call::new(0, self.recorder.clock.now());
+                self.book_unmap_entered(thread, RecordContext::NOWHERE, &mut call, address, bytes);
+                self.book_free_returned(thread, RecordContext::NOWHERE, &call, 0);
+            }
+        });
+    }
+}

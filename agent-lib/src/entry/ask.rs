@@ -1,0 +1,82 @@
+//! Asking the daemon about oneself: the report that others would get of this process. Not for hooks: it waits for an answer.
+
+use crate::base::own_thread;
+use crate::base::own_thread::Uncancelled;
+use crate::base::seccomp::syscalls_allowed;
+use crate::driver::core::Core;
+use crate::sender::{self, wait_readable};
+use gpumem_wire::{AskKind, Body, Record, Stamp, frame};
+use std::os::fd::RawFd;
+use std::time::{Duration, Instant};
+
+/// Timeout until earlier records were sent.
+const CATCH_UP: Duration = Duration::from_millis(300);
+/// Timeout of the answer.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Longer reports are none.
+const LONGEST: usize = 64 << 20;
+
+/// A descriptor that goes with its value.
+struct Socket(RawFd);
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        // SAFETY: ours.
+        unsafe { libc::close(self.0) };
+    }
+}
+
+/// The daemon's report of this process; `None` where no daemon answers or it has none. `options`: `key=value` lines.
+pub fn report(core: &'static Core, what: AskKind, options: &str) -> Option<String> {
+    let _uncancelled = Uncancelled::now();
+    sender::start(core);
+    let head = core.recorder.ring.head();
+    let start = Instant::now();
+    while core.recorder.ring.sent() < head
+        && start.elapsed() < CATCH_UP
+        && !own_thread::is_unheard()
+        && own_thread::is_running()
+    {
+        crate::base::wake::wake();
+        std::thread::sleep(Duration::from_micros(500));
+    }
+    if !syscalls_allowed() {
+        return None; // this thread has a filter that the agent's own has not
+    }
+    let options = format!("start_ticks={}\nseq={head}\n{options}", core.start_ticks);
+    let stamp = Stamp { time_ns: core.recorder.clock.now(), thread: core.pid, ..Stamp::default() };
+    let mut question = Vec::new();
+    Record { stamp, body: Body::Ask { what, options: &options } }.append_frame(&mut question);
+    let socket = Socket(sender::connect_anew(core)?);
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    // SAFETY: a buffer of this length.
+    let sent = unsafe { libc::send(socket.0, question.as_ptr().cast(), question.len(), flags) };
+    (sent == question.len() as isize).then(|| read(&socket))?
+}
+
+fn read(socket: &Socket) -> Option<String> {
+    let start = Instant::now();
+    let mut text = Vec::new();
+    let mut buffer = vec![0_u8; frame::MAX_FRAME_BYTES];
+    loop {
+        let left = PATIENCE.checked_sub(start.elapsed())?;
+        if !wait_readable(socket.0, left) {
+            continue;
+        }
+        // SAFETY: a buffer of this length.
+        let got =
+            unsafe { libc::recv(socket.0, buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT) };
+        let packet = buffer.get(..usize::try_from(got).ok()?).filter(|packet| !packet.is_empty())?;
+        for record in frame::records(packet).flatten().flatten() {
+            if let Body::Answer { result, last, text: piece } = record.body {
+                text.extend_from_slice(piece);
+                if result != 0 || text.len() > LONGEST {
+                    return None;
+                }
+                if last {
+                    return String::from_utf8(text).ok();
+                }
+            }
+        }
+    }
+}

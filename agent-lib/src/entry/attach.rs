@@ -1,0 +1,183 @@
+//! Starting: what happens inside `InitializeInjection`, on the thread that called cuInit, in a few milliseconds.
+
+use crate::Functions;
+use crate::base::env::Settings;
+use crate::base::fault_injection;
+use crate::base::seccomp::syscalls_allowed;
+use crate::driver::core::Core;
+use crate::entry::fork;
+use crate::entry::second_copy;
+use crate::record::panic;
+use crate::record::status;
+use crate::sender;
+use crate::sources::cupti::subscribe;
+use crate::sources::nvtx;
+use crate::sources::torch;
+use crate::threads;
+use cupti_sys::Driver;
+use cupti_sys::nvtx::GetExportTable;
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU32, Ordering::*};
+use std::time::Duration;
+
+/// The process that is starting, 0 for none: one start at a time. Not a mutex: a child that is forked meanwhile would wait for ever.
+static STARTING: AtomicU32 = AtomicU32::new(0);
+
+struct Starting;
+
+impl Starting {
+    fn take(pid: u32) -> Self {
+        while let Err(holder) = STARTING.compare_exchange(0, pid, Acquire, Relaxed) {
+            if holder != pid && STARTING.compare_exchange(holder, pid, Acquire, Relaxed).is_ok() {
+                break; // our parent's: its thread is not here
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        Starting
+    }
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        STARTING.store(0, Release);
+    }
+}
+
+fn settings() -> Settings {
+    // SAFETY: no arguments, never fails.
+    Settings::read(std::process::id(), unsafe { libc::getuid() })
+}
+
+/// Another copy of the library in this process, if it was first. The very first call of the C API may come before CUDA is
+/// initialised: then the memory is made, so that scopes and names count from the beginning, and nothing else.
+#[cold]
+pub fn elsewhere() -> Option<&'static Functions> {
+    if status::fresh() {
+        crate::record::panic::shielded((), || {
+            prepare(settings);
+        });
+    }
+    second_copy::first()
+}
+
+/// Returns the process's agent, made on first use; `None` if it is disabled or another copy has it.
+#[cold]
+fn ready() -> Option<&'static Core> {
+    if status::fresh() {
+        elsewhere();
+    }
+    // A forked child is silent until it initialises CUDA itself; NVTX functions that it gets now work then.
+    Core::get().filter(|core| status::armed() || core.pid != std::process::id())
+}
+
+/// Memory and handlers; also for programs that never call the driver. `None` if disabled, or if another copy has it.
+fn prepare(settings: impl FnOnce() -> Settings) -> Option<&'static Core> {
+    let pid = std::process::id();
+    let _starting = Starting::take(pid);
+    // The C library makes this thread's thread-locals of ours now: without memory, later, it would end the process.
+    std::hint::black_box(std::thread::current().id());
+    let old = Core::get();
+    if let Some(core) = old.filter(|core| core.pid == pid) {
+        return Some(core);
+    }
+    if second_copy::first().is_some() || second_copy::look(pid).is_some() {
+        status::disarm();
+        return None;
+    }
+    panic::install_hook();
+    fault_injection::read();
+    let settings = settings();
+    let is_wanted = !settings.disabled && syscalls_allowed();
+    let core = if is_wanted { Core::new(settings, second_copy::own_table()) } else { None };
+    let Some(core) = core else {
+        status::disarm();
+        return None;
+    };
+    if let Some(parent) = old {
+        // Forked before CUDA was initialised: scopes that are open keep their names, everything else begins anew.
+        fork::reset();
+        core.recorder.names.adopt(&parent.recorder.names);
+        threads::reset_after_fork();
+        crate::sources::python_host::run::restart();
+    }
+    let core = Core::install(core);
+    fork::install();
+    status::arm();
+    Some(core)
+}
+
+/// Everything but CUPTI.
+pub fn start_with(settings: Settings) -> Option<&'static Core> {
+    let core = prepare(|| settings)?;
+    crate::naming::python::started(core);
+    sender::start(core);
+    status::armed().then_some(core) // without a thread of ours there is no agent
+}
+
+/// The process of which a thread is inside of `injected`; 0 for none.
+static INJECTING: AtomicU32 = AtomicU32::new(0);
+
+/// What the driver calls while it initialises, and a program that comes late. Subscribing may make CUPTI call cuInit, and that this.
+pub fn injected() {
+    let pid = std::process::id();
+    if INJECTING.swap(pid, Acquire) != pid {
+        inject();
+        INJECTING.store(0, Release);
+    }
+}
+
+/// Called by a library with its first NVTX call. Returns 0 if the library's NVTX calls shall do nothing.
+pub fn injected_into_nvtx(get_export_table: Option<GetExportTable>) -> c_int {
+    let Some(get) = get_export_table else { return 0 };
+    match ready() {
+        Some(core) => nvtx::initialize(core, get),
+        None => second_copy::first().map_or(0, |first| (first.initialize_nvtx)(get_export_table)),
+    }
+}
+
+fn inject() {
+    fault_injection::at("start");
+    let settings = settings();
+    let next = settings.next_injection.clone();
+    if let Some(path) = next.filter(|_| !settings.disabled) {
+        second_copy::chain(&path);
+    }
+    let Some(core) = start_with(settings) else {
+        if let Some(first) = second_copy::first() {
+            (first.initialize)();
+        }
+        return;
+    };
+    if let Some(driver) = Driver::loaded() {
+        core.devices.set_driver(driver);
+        for ordinal in active_devices(&driver) {
+            subscribe::note_late();
+            core.device(ordinal); // what it holds is known by this name
+            core.torch.is_late.store(true, Relaxed);
+        }
+        subscribe::attach(core);
+    }
+    if core.settings.layers.torch {
+        torch::patch::look(true);
+    }
+    // Not left to the sender, which may come late on a busy machine: our code is to run before the program's next statement.
+    crate::sources::python_host::run::look(core);
+}
+
+/// Returns the devices that have a context already: allocations before the agent's start were not seen. Inside cuInit the driver answers that it is
+/// not initialised.
+fn active_devices(driver: &Driver) -> Vec<u32> {
+    let mut count = 0;
+    // SAFETY: functions of the loaded driver, each with places for its answers.
+    unsafe {
+        if driver.device_get_count.is_none_or(|get| get(&mut count) != 0) {
+            return Vec::new();
+        }
+        let Some(get) = driver.primary_ctx_get_state else { return Vec::new() };
+        let is_active = |device: &i32| {
+            let (mut flags, mut active) = (0, 0);
+            get(*device, &mut flags, &mut active) == 0 && active != 0
+        };
+        (0..count).filter(is_active).map(i32::cast_unsigned).collect()
+    }
+}

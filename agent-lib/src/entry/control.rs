@@ -1,0 +1,109 @@
+//! What exported functions do that needs the sender: they start it, and then ask it.
+
+use crate::base::own_thread::Uncancelled;
+use crate::driver::core::Core;
+use crate::record::recorder;
+use crate::sender;
+use crate::sources::api::recordings::{
+    DUMP_PERIOD_NS, MEMORY_OFF, MUTES, RecordingReply, RecordingRequest, is_waited_for, request_with_timeout,
+    slot,
+};
+use std::sync::atomic::Ordering::*;
+use std::time::Duration;
+
+/// Shortest period of periodic dumps, in seconds.
+const LEAST_PERIOD_S: f64 = 0.1;
+/// Time that a request waits for its answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Time that a step waits for the sender; the next one tries again.
+const STEP_PATIENCE: Duration = Duration::from_secs(1);
+
+fn switch(value: &str) -> Option<bool> {
+    match value.to_ascii_lowercase().as_str() {
+        "1" | "true" | "on" | "yes" => Some(true),
+        "0" | "false" | "off" | "no" => Some(false),
+        _ => None,
+    }
+}
+
+/// Sets a key; returns false for an unknown key or a value that it does not allow.
+pub fn configure(core: &'static Core, key: &str, value: &str) -> bool {
+    let class = match key {
+        "marks" => recorder::MARKS,
+        "ranges" => recorder::RANGES,
+        "api" => recorder::API,
+        "memory" => {
+            let Some(on) = switch(value) else { return false };
+            let off = u32::from(!on);
+            return MEMORY_OFF.swap(off, AcqRel) == off || post(core, RecordingRequest::Mute).errno == 0;
+        }
+        "record_file" | "dump_file" => {
+            let Some(mut slot) = slot() else { return false };
+            let place = if key == "record_file" { &mut slot.record_file } else { &mut slot.dump_file };
+            value.clone_into(place);
+            return !value.contains('\0');
+        }
+        "record_steps" | "record_for" | "record_max_size" => {
+            let Some(mut slot) = slot() else { return false };
+            return slot.limits.set(key.trim_start_matches("record_"), value);
+        }
+        "dump_period" => {
+            let seconds =
+                value.parse::<f64>().ok().filter(|seconds| *seconds == 0.0 || *seconds >= LEAST_PERIOD_S);
+            let Some(seconds) = seconds.filter(|seconds| *seconds <= 1e6) else { return false };
+            DUMP_PERIOD_NS.store((seconds * 1e9) as u64, Relaxed);
+            sender::start(core);
+            return true;
+        }
+        _ => return false,
+    };
+    let is_on = switch(value);
+    if let Some(is_on) = is_on {
+        recorder::set_recorded(class, is_on);
+    }
+    is_on.is_some()
+}
+
+/// Begins a recording with the file and limits that `configure` set.
+pub fn start(core: &'static Core) -> bool {
+    let request = slot().map(|slot| RecordingRequest::Start(slot.record_file.clone(), slot.limits));
+    request.is_some_and(|request| post(core, request).errno == 0)
+}
+
+/// Keeps history back from now on; calls nest.
+pub fn mute(core: &'static Core) {
+    if MUTES.fetch_add(1, AcqRel) == 0 {
+        post(core, RecordingRequest::Mute);
+    }
+}
+
+/// Undoes one call of `mute`.
+pub fn unmute(core: &'static Core) {
+    let less = MUTES.fetch_update(AcqRel, Acquire, |mutes| mutes.checked_sub(1));
+    if less == Ok(1) {
+        post(core, RecordingRequest::Mute);
+    }
+}
+
+/// Starts the sender if necessary, and returns its reply to the request.
+pub fn post(core: &'static Core, request: RecordingRequest) -> RecordingReply {
+    let _uncancelled = Uncancelled::now();
+    sender::start(core);
+    request_with_timeout(request, PATIENCE)
+}
+
+/// Tells the sender that a step begins, if a recording waits for it. Called before the step is recorded.
+#[inline(always)]
+pub fn step(core: &'static Core, number: u64) {
+    if is_waited_for(number) {
+        crossed(core, number);
+    }
+}
+
+#[cold]
+fn crossed(core: &'static Core, number: u64) {
+    let _uncancelled = Uncancelled::now();
+    sender::start(core);
+    // If the sender is late, the window begins with the next step.
+    let _ = request_with_timeout(RecordingRequest::Step(number), STEP_PATIENCE);
+}

@@ -1,0 +1,302 @@
+//! What this process holds, told by the agent itself from its live table: where no daemon answers. It knows no NVML, so no gap, and no past.
+//! Not for hooks: it allocates.
+//!
+//! A line is what has the same device, class, kind, tag and role. Classes are never added up with each other: blocks lie in
+//! segments, and segments in allocations.
+
+use crate::base::row;
+use crate::base::row::RowCopy;
+use crate::base::row::{kind, kind_of, memory_of};
+use crate::driver::core::Core;
+use crate::sources::api::counters;
+use crate::sources::api::snapshot::quoted;
+use gpumem_wire::{AskKind, MemoryKind, NONE_DEVICE, PoolOwner, Role};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// How it is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// A table for people.
+    Text,
+    /// docs/c-api.md.
+    Json,
+}
+
+/// Order of the lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Sort {
+    Total,
+    Average,
+    Least,
+    Greatest,
+    Count,
+    Name,
+}
+
+impl Sort {
+    /// As a program spells it; empty is the total.
+    pub fn named(name: &str) -> Option<Self> {
+        Some(match name {
+            "" | "total" => Sort::Total,
+            "avg" => Sort::Average,
+            "min" => Sort::Least,
+            "max" => Sort::Greatest,
+            "count" => Sort::Count,
+            "name" => Sort::Name,
+            _ => return None,
+        })
+    }
+}
+
+/// What is in a line.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    device: u8,
+    class: &'static str,
+    kind: &'static str,
+    tag: String,
+    role: &'static str,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Sum {
+    count: u64,
+    total: u64,
+    least: u64,
+    greatest: u64,
+}
+
+/// A report: the daemon's, else the agent's own.
+pub fn dumps(core: &'static Core, format: Format, sort: Sort, ascending: bool, reset: bool) -> String {
+    let what = if format == Format::Json { AskKind::ReportJson } else { AskKind::ReportText };
+    let told = crate::entry::ask::report(core, what, "");
+    let own = told.is_none().then(|| summary(core, format, sort, ascending));
+    if reset {
+        counters::all(core, true);
+    }
+    told.or(own).unwrap_or_default()
+}
+
+/// The agent's own.
+pub fn summary(core: &Core, format: Format, sort: Sort, ascending: bool) -> String {
+    let mut lines: BTreeMap<Key, Sum> = BTreeMap::new();
+    for taken in core.recorder.live.scan() {
+        let Some((key, bytes)) = line_of(core, &taken) else { continue };
+        let sum = lines.entry(key).or_insert(Sum { count: 0, total: 0, least: u64::MAX, greatest: 0 });
+        sum.count += 1;
+        sum.total += bytes;
+        sum.least = sum.least.min(bytes);
+        sum.greatest = sum.greatest.max(bytes);
+    }
+    let mut lines: Vec<(Key, Sum)> = lines.into_iter().collect();
+    let by = |sum: &Sum| match sort {
+        Sort::Total => sum.total,
+        Sort::Average => sum.total / sum.count.max(1),
+        Sort::Least => sum.least,
+        Sort::Greatest => sum.greatest,
+        Sort::Count => sum.count,
+        Sort::Name => 0,
+    };
+    // Devices and classes stay together.
+    lines.sort_by(|(a, of_a), (b, of_b)| {
+        let sums = by(of_a).cmp(&by(of_b)).then_with(|| b.tag.cmp(&a.tag));
+        let order = if sort == Sort::Name { a.tag.cmp(&b.tag).reverse() } else { sums };
+        let order = if ascending { order } else { order.reverse() };
+        (a.device, a.class).cmp(&(b.device, b.class)).then(order)
+    });
+    match format {
+        Format::Text => text(core, &lines),
+        Format::Json => json(core, &lines),
+    }
+}
+
+fn line_of(core: &Core, taken: &RowCopy) -> Option<(Key, u64)> {
+    let row = &taken.row;
+    let (class, kind) = match kind_of(row) {
+        kind::ALLOC_END => match memory_of(row) {
+            MemoryKind::Device => ("allocations", "device"),
+            MemoryKind::Pitched => ("allocations", "pitched"),
+            MemoryKind::Array => ("allocations", "array"),
+            MemoryKind::StreamOrdered => ("allocations of driver pools", "stream ordered"),
+            MemoryKind::Managed => ("host", "managed"),
+            MemoryKind::Pinned => ("host", "pinned"),
+            MemoryKind::Registered => ("host", "registered"),
+            MemoryKind::HostVmm => ("host", "vmm"),
+            _ => ("allocations", "other"),
+        },
+        kind::IMPORT => ("imports", "imported"),
+        kind::VMM_CREATE if memory_of(row) == MemoryKind::HostVmm => ("host", "vmm"),
+        kind::VMM_CREATE => ("allocations", "vmm"),
+        kind::POOL_CREATE if row::pool_owner(row) == PoolOwner::Framework => return None,
+        kind::POOL_CREATE => ("driver pools", "reserved"),
+        kind::SEGMENT_ADD => ("segments", "segment"),
+        kind::BLOCK_ALLOC => ("blocks", "block"),
+        _ => return None,
+    };
+    let bytes = match kind_of(row) {
+        kind::POOL_CREATE => core.driver_pools.state(row[2]).map_or(0, |(reserved, _)| reserved),
+        _ => row[3],
+    };
+    let said = if taken.beside.use_as != 0 || kind_of(row) != kind::BLOCK_ALLOC {
+        taken.beside.use_as
+    } else {
+        (row[7] >> 56) as u8
+    };
+    let tag = core.recorder.names.path(row[5] as u32).map(|path| String::from_utf8_lossy(path).into_owned());
+    let key = Key {
+        device: row::device_of(row),
+        class,
+        kind,
+        tag: tag.unwrap_or_default(),
+        role: role(Role::from_code(said & 15)),
+    };
+    Some((key, bytes))
+}
+
+fn role(role: Role) -> &'static str {
+    match role {
+        Role::Parameter => "parameter",
+        Role::Gradient => "gradient",
+        Role::OptimizerState => "optimizer_state",
+        Role::Activation => "activation",
+        Role::Input => "input",
+        Role::Temporary => "temporary",
+        Role::Workspace => "workspace",
+        Role::Buffer => "buffer",
+        Role::KvCache => "kv_cache",
+        Role::ParameterCopy => "parameter_copy",
+        Role::Unknown => "",
+    }
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{:.2} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
+fn text(core: &Core, lines: &[(Key, Sum)]) -> String {
+    let mut out = format!("pid {}: what it holds now, by its own agent (no daemon answers)\n", core.pid);
+    let mut group = None;
+    for (key, sum) in lines {
+        if group != Some((key.device, key.class)) {
+            group = Some((key.device, key.class));
+            let same =
+                lines.iter().filter(|(other, _)| (other.device, other.class) == (key.device, key.class));
+            let total: u64 = same.map(|(_, sum)| sum.total).sum();
+            let device = if key.device == NONE_DEVICE {
+                "no device".to_owned()
+            } else {
+                format!("device {}", key.device)
+            };
+            let _ = writeln!(out, "\n{device}, {}: {}", key.class, mib(total));
+            let _ = writeln!(
+                out,
+                "{:>14} {:>9} {:>14} {:>14} {:>14}  name",
+                "total", "count", "min", "max", "avg"
+            );
+        }
+        let role = if key.role.is_empty() { String::new() } else { format!(" ({})", key.role) };
+        let name = if key.tag.is_empty() { "(no tag)" } else { &key.tag };
+        let name: String =
+            name.chars().map(|character| if character.is_control() { '?' } else { character }).collect();
+        let kind =
+            if key.kind == "device" || key.kind == "block" || key.kind == "segment" { "" } else { key.kind };
+        let kind = if kind.is_empty() { String::new() } else { format!(" [{kind}]") };
+        let _ = writeln!(
+            out,
+            "{:>14} {:>9} {:>14} {:>14} {:>14}  {name}{role}{kind}",
+            mib(sum.total),
+            sum.count,
+            mib(sum.least),
+            mib(sum.greatest),
+            mib(sum.total / sum.count.max(1))
+        );
+    }
+    let counters = counters::all(core, false);
+    if !counters.is_empty() {
+        let _ = writeln!(
+            out,
+            "\ncounters\n{:>14} {:>9} {:>14} {:>14} {:>14}  name",
+            "now", "changes", "min", "max", "mean"
+        );
+        let now = core.recorder.clock.now();
+        for counter in counters {
+            let (value, changes, least, greatest) =
+                (counter.value, counter.changes, counter.least, counter.greatest);
+            let name = core.recorder.names.path(counter.tag).map(String::from_utf8_lossy).unwrap_or_default();
+            let _ = writeln!(
+                out,
+                "{value:>14} {changes:>9} {least:>14} {greatest:>14} {:>14.2}  {name}",
+                counter.mean(now)
+            );
+        }
+    }
+    out
+}
+
+fn json(core: &Core, lines: &[(Key, Sum)]) -> String {
+    let mut out = format!(
+        "{{\"source\":\"process\",\"pid\":{},\"time_ns\":{},\"lines\":[",
+        core.pid,
+        core.recorder.clock.now()
+    );
+    for (index, (key, sum)) in lines.iter().enumerate() {
+        let comma = if index == 0 { "" } else { "," };
+        let device = if key.device == NONE_DEVICE { "null".to_owned() } else { key.device.to_string() };
+        let tag = if key.tag.is_empty() { "null".to_owned() } else { quoted(&key.tag) };
+        let role = if key.role.is_empty() { "null".to_owned() } else { quoted(key.role) };
+        let _ = write!(
+            out,
+            "{comma}{{\"device\":{device},\"class\":\"{}\",\"kind\":\"{}\",\"tag\":{tag},\"role\":{role},\
+             \"count\":{},\"bytes\":{},\"min_bytes\":{},\"max_bytes\":{}}}",
+            key.class, key.kind, sum.count, sum.total, sum.least, sum.greatest
+        );
+    }
+    out += "],\"counters\":[";
+    let now = core.recorder.clock.now();
+    for (index, counter) in counters::all(core, false).iter().enumerate() {
+        let comma = if index == 0 { "" } else { "," };
+        let name = core.recorder.names.path(counter.tag).map(String::from_utf8_lossy).unwrap_or_default();
+        let _ = write!(
+            out,
+            "{comma}{{\"name\":{},\"value\":{},\"changes\":{},\"min\":{},\"max\":{},\"mean\":{}}}",
+            quoted(&name),
+            counter.value,
+            counter.changes,
+            counter.least,
+            counter.greatest,
+            counter.mean(now)
+        );
+    }
+    out += "]}\n";
+    out
+}
+
+/// How much of a device is free, and how large it is, as the driver says. `None`: it has no context that could be asked, neither the calling
+/// thread's own nor the primary one.
+pub fn memory_info(core: &Core, ordinal: i32) -> Option<(u64, u64)> {
+    let driver = core.devices.driver()?;
+    let get = driver.mem_get_info?;
+    let (mut free, mut total, mut device) = (0_usize, 0_usize, -1);
+    // SAFETY: functions of the loaded driver with places for their answers, not inside of a callback; a context that is pushed is the
+    // primary one of its device, which lives as long as the program keeps it, and is popped again.
+    unsafe {
+        if driver.ctx_get_device.is_some_and(|get| get(&mut device) == 0) && device == ordinal {
+            return (get(&mut free, &mut total) == 0).then_some((free as u64, total as u64));
+        }
+        let (mut flags, mut active) = (0, 0);
+        if driver.primary_ctx_get_state?(ordinal, &mut flags, &mut active) != 0 || active == 0 {
+            return None;
+        }
+        let context = core.devices.primary(ordinal)?;
+        let (push, pop) = (driver.ctx_push_current?, driver.ctx_pop_current?);
+        if push(context) != 0 {
+            return None;
+        }
+        let result = get(&mut free, &mut total);
+        let mut popped = std::ptr::null_mut();
+        pop(&mut popped);
+        (result == 0).then_some((free as u64, total as u64))
+    }
+}

@@ -1,0 +1,66 @@
+//! Forks and exit. A forked child must not send records as its parent: it disarms before anything else runs in it.
+
+use crate::base::fault_injection;
+use crate::naming::callers;
+use crate::naming::python;
+use crate::record::high_water;
+use crate::record::status;
+use crate::sender;
+use crate::sources::api::{counters, recordings};
+use crate::sources::cupti::subscribe;
+use crate::sources::python_host::run;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+static INSTALLED: AtomicBool = AtomicBool::new(false);
+
+/// After this, children are silent. By one thread at a time.
+pub fn install() {
+    if INSTALLED.swap(true, Relaxed) {
+        return;
+    }
+    // SAFETY: handlers that live as long as the process (-z nodelete).
+    unsafe {
+        libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child));
+        libc::atexit(at_exit);
+    }
+}
+
+/// The loader's lock that the sender holds now and then must be free in the child.
+extern "C" fn before() {
+    crate::record::panic::shielded((), || {
+        fault_injection::at("fork");
+        callers::before_fork();
+    });
+}
+
+extern "C" fn in_parent() {
+    callers::after_fork();
+}
+
+/// Only stores and close(): nothing else is allowed here. The socket must not stay open in the child, or the daemon would
+/// never see the parent's end.
+extern "C" fn in_child() {
+    status::disarm();
+    callers::in_child();
+    callers::sites::in_child();
+    python::in_child();
+    run::in_child();
+    sender::close_in_child();
+}
+
+/// Waits a moment until the sender has sent the last records; not in forked children.
+extern "C" fn at_exit() {
+    crate::record::panic::shielded((), || {
+        fault_injection::at("exit");
+        sender::finish();
+    });
+}
+
+/// Releases locks in a forked child that starts anew: other threads of its parent may have held them.
+pub fn reset() {
+    status::reset_after_fork();
+    recordings::reset_after_fork();
+    counters::reset_after_fork();
+    high_water::reset_after_fork();
+    subscribe::reset_after_fork();
+}

@@ -1,0 +1,62 @@
+//! Other libraries in the process: a second copy of ours, and another tool's that was to be injected where we are.
+//!
+//! Two copies of the library in one process (the injected file and a wheel's): the second forwards to the first.
+//!
+//! The first one's memfd tells: its name, visible in /proc/self/fd, carries the pid and the address of its table of functions.
+//! No environment variable is needed, which a program may clear and children would inherit; no file name either, which
+//! differs between the copies. In a forked child the name carries the parent's pid, and exec() closes it.
+
+use crate::Functions;
+use crate::base::memfd::PREFIX;
+use crate::sources::cupti::find::c_path;
+use cupti_sys::Library;
+use std::sync::atomic::{AtomicPtr, Ordering::*};
+
+/// First word of the table: an address is one of a table if this is there. It contains the table's size, which changes with its layout.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"gpumem\0\0") | (size_of::<Functions>() as u64) << 48;
+
+static FIRST: AtomicPtr<Functions> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Returns the address of this copy's table, for the name of its memfd.
+pub fn own_table() -> usize {
+    std::ptr::from_ref(&crate::FUNCTIONS) as usize
+}
+
+/// The functions of the copy that was first, if this one forwards.
+pub fn first() -> Option<&'static Functions> {
+    // SAFETY: null, or the static table of a library that is never unloaded.
+    unsafe { FIRST.load(Acquire).as_ref() }
+}
+
+/// Looks for another copy that has started in this process.
+pub fn look(pid: u32) -> Option<&'static Functions> {
+    let names = std::fs::read_dir("/proc/self/fd").ok()?.flatten();
+    let address = names.filter_map(|entry| {
+        let link = std::fs::read_link(entry.path()).ok()?;
+        let rest = link.to_str()?.strip_prefix("/memfd:")?.strip_prefix(PREFIX)?;
+        let (owner, address) = rest.split_whitespace().next()?.split_once('.')?;
+        let address = usize::from_str_radix(address, 16).ok()?;
+        (owner.parse() == Ok(pid) && address.is_multiple_of(align_of::<Functions>())).then_some(address)
+    });
+    let table = address.map(|address| address as *mut Functions).find(|table| !table.is_null())?;
+    // SAFETY: a copy of this library made that memfd, and put the address of its table into the name.
+    let functions = unsafe { &*table };
+    if functions.magic != MAGIC {
+        return None;
+    }
+    FIRST.store(table, Release);
+    Some(functions)
+}
+
+/// Another tool's library, which was to be injected where we are: it goes first.
+pub fn chain(path: &std::path::Path) {
+    let Some(file) = c_path(path) else { return };
+    let Some(library) = Library::open(&file) else { return };
+    // SAFETY: an injection library exports this function with this type.
+    let initialize: Option<unsafe extern "C" fn() -> i32> =
+        unsafe { library.function(c"InitializeInjection") };
+    if let Some(initialize) = initialize {
+        // SAFETY: called once, where the driver would have called it.
+        unsafe { initialize() };
+    }
+}

@@ -1,0 +1,184 @@
+//! What the loader says is mapped, read while it holds its lock: nothing is allocated then.
+
+use crate::base::elf;
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+/// Of a path; of a longer one its end.
+pub const PATH_BYTES: usize = 1024;
+
+/// A mapped file.
+#[derive(Debug, Clone, Copy)]
+pub struct Object {
+    /// Range of `Collection::names`.
+    name: (usize, usize),
+    pub start: usize,
+    pub end: usize,
+    pub functions: Option<(usize, usize)>,
+    /// Range of `Collection::segments`.
+    pub segments: (usize, usize),
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct MappedSegment {
+    pub start: usize,
+    pub end: usize,
+    pub runs: bool,
+}
+
+/// Filled within the room that it has.
+#[derive(Debug)]
+pub struct Collection {
+    pub objects: Vec<Object>,
+    pub segments: Vec<MappedSegment>,
+    names: Vec<u8>,
+    full: bool,
+    /// See `changes_now`.
+    pub changes: (u64, u64),
+}
+
+impl Collection {
+    /// All of it.
+    pub fn take() -> Self {
+        let mut collection = Collection::new(256);
+        for _ in 0..8 {
+            // SAFETY: the function has this type; a place for what it finds.
+            unsafe { libc::dl_iterate_phdr(Some(collect), (&raw mut collection).cast()) };
+            if !collection.full {
+                break;
+            }
+            collection = Collection::new(collection.objects.capacity() * 4);
+        }
+        collection
+    }
+
+    fn new(objects: usize) -> Self {
+        Collection {
+            objects: Vec::with_capacity(objects),
+            segments: Vec::with_capacity(objects * 6),
+            names: Vec::with_capacity(objects * 256),
+            full: false,
+            changes: (0, 0),
+        }
+    }
+
+    /// Of the object at `index`: the first one is the program.
+    pub fn path(&self, index: usize) -> String {
+        let name = self
+            .objects
+            .get(index)
+            .map_or(&[][..], |object| self.names.get(object.name.0..object.name.1).unwrap_or_default());
+        match (name.is_empty(), index) {
+            (true, 0) => program(),
+            (true, _) => "linux-vdso".to_owned(),
+            _ => shown(name),
+        }
+    }
+}
+
+/// The running program's file.
+fn program() -> String {
+    use std::os::unix::ffi::OsStrExt;
+    let path = std::fs::read_link("/proc/self/exe");
+    path.map_or_else(|_| "(program)".to_owned(), |path| shown(path.as_os_str().as_bytes()))
+}
+
+/// As text, of a long path its end.
+fn shown(path: &[u8]) -> String {
+    let text = String::from_utf8_lossy(path);
+    let mut from = text.len().saturating_sub(PATH_BYTES);
+    while !text.is_char_boundary(from) {
+        from += 1;
+    }
+    text.get(from..).unwrap_or_default().to_owned()
+}
+
+/// How many files were mapped and unmapped so far.
+pub fn changes_now() -> (u64, u64) {
+    let mut now = (0, 0);
+    // SAFETY: the function has this type; a place for its answer.
+    unsafe { libc::dl_iterate_phdr(Some(count), (&raw mut now).cast()) };
+    now
+}
+
+unsafe extern "C" fn count(info: *mut libc::dl_phdr_info, bytes: usize, data: *mut c_void) -> c_int {
+    // SAFETY: what dl_iterate_phdr hands over, and `changes_now`'s place.
+    unsafe { *data.cast() = changes(info, bytes) };
+    1
+}
+
+/// How many files were mapped and unmapped so far.
+unsafe fn changes(info: *const libc::dl_phdr_info, bytes: usize) -> (u64, u64) {
+    if bytes < size_of::<libc::dl_phdr_info>() {
+        return (0, 0);
+    }
+    // SAFETY: all fields are there.
+    unsafe { ((*info).dlpi_adds, (*info).dlpi_subs) }
+}
+
+unsafe extern "C" fn collect(info: *mut libc::dl_phdr_info, bytes: usize, data: *mut c_void) -> c_int {
+    // SAFETY: what dl_iterate_phdr hands over, and `take`'s collection.
+    let (collection, known) = unsafe { (&mut *data.cast::<Collection>(), &*info) };
+    // SAFETY: as above.
+    collection.changes = unsafe { changes(info, bytes) };
+    // SAFETY: the headers of a mapped file; its name is a C string.
+    let (headers, name) = unsafe {
+        let headers = std::slice::from_raw_parts(known.dlpi_phdr, known.dlpi_phnum.into());
+        (headers, name_of(known.dlpi_name))
+    };
+    let base = known.dlpi_addr as usize;
+    let from = (collection.segments.len(), collection.names.len());
+    let loads = headers.iter().filter(|header| header.p_type == libc::PT_LOAD && header.p_memsz > 0);
+    let room = collection.segments.len() + loads.clone().count() <= collection.segments.capacity()
+        && collection.names.len() + name.len() <= collection.names.capacity()
+        && collection.objects.len() < collection.objects.capacity();
+    if !room {
+        collection.full = true;
+        return 1;
+    }
+    let (mut start, mut end) = (usize::MAX, 0);
+    for header in loads {
+        let at = base.wrapping_add(header.p_vaddr as usize) & !4095;
+        let to = base.wrapping_add(header.p_vaddr as usize).wrapping_add(header.p_memsz as usize);
+        collection.segments.push(MappedSegment {
+            start: at,
+            end: to,
+            runs: header.p_flags & libc::PF_X != 0,
+        });
+        (start, end) = (start.min(at), end.max(to));
+    }
+    if start >= end {
+        return 0;
+    }
+    let table = headers.iter().find(|header| header.p_type == libc::PT_GNU_EH_FRAME);
+    let functions = table.and_then(|header| {
+        let at = base.wrapping_add(header.p_vaddr as usize);
+        let inside = start <= at && at.checked_add(header.p_memsz as usize)? <= end;
+        // SAFETY: mapped for as long as the loader's lock is held; the unwinder reads it in the same way.
+        inside.then(|| unsafe { elf::functions(at, header.p_memsz as usize, start, end) }).flatten()
+    });
+    collection.names.extend_from_slice(name);
+    let (segments, name) = ((from.0, collection.segments.len()), (from.1, collection.names.len()));
+    collection.objects.push(Object { name, start, end, functions, segments });
+    0
+}
+
+unsafe fn name_of<'a>(name: *const c_char) -> &'a [u8] {
+    if name.is_null() {
+        return &[];
+    }
+    // SAFETY: a C string, says the caller.
+    unsafe { CStr::from_ptr(name) }.to_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_paths_keep_their_end() {
+        let path = format!("/{}/libx.so", "é".repeat(PATH_BYTES));
+        let shown = shown(path.as_bytes());
+        assert!(shown.ends_with("/libx.so") && shown.len() <= PATH_BYTES && shown.len() > PATH_BYTES - 2);
+        assert_eq!(super::shown(b"/a/\xff.so"), "/a/\u{fffd}.so");
+    }
+}

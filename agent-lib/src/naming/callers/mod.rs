@@ -1,0 +1,307 @@
+//! Which library made a driver call: found from the return addresses on the calling thread's stack, in the callback itself,
+//! without a lock, an allocation or a system call.
+//!
+//! ```text
+//! mod.rs      the search, and what a thread remembers of it
+//! modules.rs  what is mapped where: the table, and its upkeep by the sender
+//! loader.rs   what the loader says is mapped
+//! sites.rs    allocations that nothing names: what asked for them, by the sender
+//! symbols.rs  the functions that a file on disk names
+//! ```
+//!
+//! CUPTI hands over the address of the call's parameters. They lie in the frame of the driver's entry function, so what
+//! is above them belongs to that function and to those that called it, and not to CUPTI or to us. Its return address is
+//! where the call came from. If that is in the CUDA runtime or the C library, the search goes on from there, to whoever
+//! called those.
+//!
+//! Which word is the return address? One that points into a function outside of the driver; but a frame also holds
+//! pointers to functions, and leftovers of earlier calls. Two things tell. The place of a return address is the same
+//! whenever the same function calls the same way, so of the places where it may be only those stay which had such a word
+//! each time so far (`ReturnSlot`). And functions begin at multiples of 16, where a return address seldom points.
+//!
+//! Not proved on hardware: that the parameters lie there. Where they do not, the search begins at our own frame, and meets
+//! the driver's and CUPTI's frames first, which name nobody.
+
+mod loader;
+pub mod modules;
+pub mod sites;
+mod symbols;
+
+pub use crate::threads::stack::prepare;
+pub use loader::changes_now;
+pub use modules::{TABLES, after_fork, before_fork, in_child, in_loader, is_torch, look, reclaim};
+
+use crate::driver::core::Core;
+use crate::threads::Thread;
+use crate::threads::per_feature::{CachedCaller, Callers, REMEMBERED};
+use crate::threads::stack::Stack;
+use modules::{Library, Part, Place, Table};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+const WORD: usize = size_of::<usize>();
+/// Words that are looked at.
+const MOST: usize = 512;
+/// Words in which the next return address is looked for.
+const NEAR: usize = 64;
+/// Functions between the driver and whoever wanted the call.
+const HOPS: usize = 24;
+/// Compilers for aarch64 put it below the function's own variables, so the search begins that many words lower.
+const BELOW: usize = if cfg!(target_arch = "aarch64") { 32 } else { 0 };
+/// Parameters that lie further from our own frame are not on its stack.
+const FAR: usize = 1 << 20;
+/// Ids of calls, as in sources/cupti/table.rs.
+const IDS: usize = 1024;
+
+/// Where a return address is, in words from where the search begins: a bit for each of the next 64.
+#[derive(Debug)]
+struct ReturnSlot {
+    /// The return address above which it is looked for; 0 while nobody uses this one.
+    from: AtomicUsize,
+    /// Places that had a pointer into a function each time.
+    always: AtomicU64,
+    /// Those of them that had one at some time which is not the beginning of a function.
+    within: AtomicU64,
+}
+
+impl ReturnSlot {
+    const fn new() -> Self {
+        ReturnSlot { from: AtomicUsize::new(0), always: AtomicU64::new(0), within: AtomicU64::new(0) }
+    }
+
+    /// The place, with what the words say this time. None if there is no such word.
+    fn place(&self, now: CandidateWords) -> Option<usize> {
+        let before = CandidateWords { any: self.always.load(Relaxed), within: self.within.load(Relaxed) };
+        let both = match before.any & now.any {
+            0 => now, // the first time, or another function was loaded there
+            any => CandidateWords { any, within: (before.within | now.within) & any },
+        };
+        if both != before && now.any != 0 {
+            // Of two threads that do this at a time either may win: the next call tells.
+            self.always.store(both.any, Relaxed);
+            self.within.store(both.within, Relaxed);
+            if before.any != 0 && before.best() != both.best() {
+                modules::look_again(); // what was found so far may have been wrong
+            }
+        }
+        if now.any == 0 { None } else { both.best() }
+    }
+}
+
+/// Which of 64 words point into functions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct CandidateWords {
+    any: u64,
+    /// And not to the beginning of one.
+    within: u64,
+}
+
+impl CandidateWords {
+    /// The likeliest return address: the first one.
+    fn best(self) -> Option<usize> {
+        let likely = if self.within != 0 { self.within } else { self.any };
+        (likely != 0).then_some(likely.trailing_zeros() as usize)
+    }
+}
+
+/// Per call of the driver.
+static ENTRIES: [ReturnSlot; IDS] = [const { ReturnSlot::new() }; IDS];
+/// Per return address in a library that passes calls on; a few of them.
+static BETWEEN: [ReturnSlot; 256] = [const { ReturnSlot::new() }; 256];
+
+fn hop_from(address: usize) -> Option<&'static ReturnSlot> {
+    let hop = BETWEEN.get(crate::base::row::mix(address as u64, 0) as usize % BETWEEN.len())?;
+    let known = hop.from.load(Relaxed);
+    let ours =
+        known == address || known == 0 && hop.from.compare_exchange(0, address, Relaxed, Relaxed).is_ok();
+    ours.then_some(hop)
+}
+
+/// The word at an address of the calling thread's stack; on aarch64 without what signs return addresses.
+///
+/// # Safety
+/// It must be mapped.
+#[inline(always)]
+unsafe fn word(at: usize) -> usize {
+    // SAFETY: says the caller. Volatile: it is not ours, and whoever's it is may write it later.
+    let word = unsafe { (at as *const usize).read_volatile() };
+    if cfg!(target_arch = "aarch64") { word & 0xffff_ffff_ffff } else { word }
+}
+
+impl Core {
+    /// The number of the library that called the driver's function `call`, whose parameters lie at `params`; 0 if it
+    /// cannot be told. `frame` is an address in the callback's own frame.
+    #[inline(always)]
+    pub fn caller(&self, thread: &Thread, call: u32, params: usize, frame: usize) -> u16 {
+        let on_stack = params > frame && params - frame < FAR;
+        let start = match on_stack {
+            true => (params & !(WORD - 1)).saturating_sub(BELOW * WORD).max(frame & !(WORD - 1)),
+            false => frame & !(WORD - 1),
+        };
+        // SAFETY: the caller's own place; the reference ends with this function.
+        let callers = unsafe { &mut thread.own().callers };
+        let known = &callers.known[place_of(start, call)];
+        if known.start == start && known.generation == modules::generation() && u32::from(known.call) == call
+        {
+            let end = callers.stack.known_end(start);
+            // SAFETY: `start` is in use, so what follows up to `end` is mapped.
+            let same = known.far.0 + WORD <= end
+                && unsafe { word(known.near.0) == known.near.1 && word(known.far.0) == known.far.1 };
+            if same {
+                callers.site = known.far.1;
+                return known.module;
+            }
+        }
+        self.find_caller(callers, call, start, on_stack)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn find_caller(&self, callers: &mut Callers, call: u32, start: usize, on_stack: bool) -> u16 {
+        callers.site = 0;
+        let generation = modules::generation();
+        let Some(table) = modules::table() else { return 0 };
+        let end = callers.stack.find_end(start);
+        let search = Search { core: self, table, stack: &callers.stack, start, words: (end - start) / WORD };
+        let entry = ENTRIES.get(call as usize).filter(|_| on_stack);
+        let Some((near, far, module)) = search.run(entry) else { return 0 };
+        let at = |index: usize| {
+            let at = start + index * WORD;
+            // SAFETY: below `end`.
+            (at, unsafe { word(at) })
+        };
+        let (near, far) = (at(near), at(far));
+        callers.site = far.1;
+        callers.known[place_of(start, call)] =
+            CachedCaller { start, near, far, generation, call: call as u16, module };
+        module
+    }
+}
+
+#[inline(always)]
+fn place_of(start: usize, call: u32) -> usize {
+    (start >> 4 ^ start >> 9 ^ call as usize) & (REMEMBERED - 1)
+}
+
+/// One look through a stack.
+struct Search<'a> {
+    core: &'a Core,
+    table: &'a Table,
+    stack: &'a Stack,
+    start: usize,
+    /// That can be read.
+    words: usize,
+}
+
+/// What a word of the stack says.
+#[derive(Clone, Copy)]
+enum SearchStep {
+    /// Nothing: a number, a pointer to data, an address in the driver.
+    Nothing,
+    /// A function of the runtime or the C library: who called it?
+    Between,
+    /// A function of this library.
+    Caller(&'static Library),
+    /// Something in the file that begins here and is not in the table so far.
+    New(usize),
+}
+
+impl Search<'_> {
+    fn says(&self, index: usize) -> SearchStep {
+        // SAFETY: callers stay below `words`.
+        let address = unsafe { word(self.start + index * WORD) };
+        // A call may be the last instruction of a function: the one before the return address is meant.
+        match self.table.find(address.wrapping_sub(1)) {
+            Place::Code(library) => match library.part {
+                Part::Driver => SearchStep::Nothing,
+                Part::Between => SearchStep::Between,
+                Part::Caller => SearchStep::Caller(library),
+            },
+            Place::Data => SearchStep::Nothing,
+            Place::Elsewhere if address < 1 << 16 || address >> 47 != 0 || self.stack.holds(address) => {
+                SearchStep::Nothing
+            }
+            Place::Elsewhere => match modules::mapped_at(address) {
+                Some(start) => SearchStep::New(start),
+                None => SearchStep::Nothing,
+            },
+        }
+    }
+
+    fn words(&self, from: usize) -> CandidateWords {
+        let mut words = CandidateWords { any: 0, within: 0 };
+        for index in from..self.words.min(from + NEAR) {
+            if !matches!(self.says(index), SearchStep::Nothing) {
+                words.any |= 1 << (index - from);
+                // SAFETY: below `words`.
+                let address = unsafe { word(self.start + index * WORD) };
+                words.within |= u64::from(address & 15 != 0) << (index - from);
+            }
+        }
+        words
+    }
+
+    /// Words from the start: of the entry function's return address, and of the one that names the caller; and its number.
+    fn run(&self, entry: Option<&ReturnSlot>) -> Option<(usize, usize, u16)> {
+        let (mut hop, mut from, mut near) = (entry, 0, None);
+        for _ in 0..HOPS {
+            // Without an entry, frames of the driver's come first.
+            let window = self.words(from);
+            let place = match hop {
+                Some(hop) => hop.place(window),
+                None => window.best(),
+            };
+            let Some(index) = place.map(|place| from + place).filter(|&index| index < self.words) else {
+                from += NEAR;
+                hop = None;
+                if from >= self.words.min(MOST) {
+                    return None;
+                }
+                continue;
+            };
+            let near = *near.get_or_insert(index);
+            match self.says(index) {
+                SearchStep::Caller(library) => {
+                    return Some((near, index, modules::number(self.core, library)));
+                }
+                SearchStep::New(start) => return Some((near, index, modules::number_of_new(start))),
+                SearchStep::Nothing => {} // not now, though it was each time before
+                // SAFETY: below `words`.
+                SearchStep::Between => hop = hop_from(unsafe { word(self.start + index * WORD) }),
+            }
+            from = index + 1;
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Places of a hop, call by call: words that point into functions, and those of them that are not beginnings.
+    fn places(calls: &[(u64, u64)]) -> Vec<Option<usize>> {
+        let hop = ReturnSlot::new();
+        calls.iter().map(|&(any, within)| hop.place(CandidateWords { any, within })).collect()
+    }
+
+    #[test]
+    fn places_that_are_not_always_there_are_forgotten() {
+        let calls = [(0b1010_0100, !0), (0b1010_0000, !0), (0b1010_0100, !0), (0b1000_0100, !0), (0b10, !0)];
+        // The first call has nothing but the order; then the lowest one was a leftover, and stays one.
+        let calls = calls.map(|(any, within)| (any, any & within));
+        assert_eq!(
+            places(&calls),
+            [2, 5, 5, 7, 1].map(Some),
+            "the last is another frame: from the beginning"
+        );
+        assert_eq!(places(&[(0, 0), (4, 4), (0, 0), (4, 4)]), [None, Some(2), None, Some(2)]);
+    }
+
+    #[test]
+    fn pointers_to_functions_are_no_return_addresses_if_there_is_a_better_one() {
+        assert_eq!(places(&[(0b1010, 0b1000)]), [Some(3)]);
+        assert_eq!(places(&[(0b1010, 0)]), [Some(1)]);
+        // A return address that happens to lie at a multiple of 16, until another call tells.
+        assert_eq!(places(&[(0b1010, 0b1000), (0b1010, 0b1010), (0b1010, 0b1000)]), [3, 1, 1].map(Some));
+    }
+}

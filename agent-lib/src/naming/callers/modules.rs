@@ -1,0 +1,476 @@
+//! What is mapped where: a sorted table of segments for callbacks, and the look-out for files that come and go.
+//!
+//! The table is made by the sender (the first one while the agent starts) from dl_iterate_phdr, and published through a
+//! pointer. An old table goes when a second has passed and every thread was seen outside of the library since.
+//! Libraries are kept for good, one per path, so that the number of a library stays the same when it is mapped again.
+//!
+//! Until the next look (5 ms while there is something to send, else 100), a library that was loaded where another one was
+//! before is taken for that one; where no other was, it gets a number at once and its name then.
+//!
+//! dl_iterate_phdr takes a lock of the loader's that a forked child would find taken for ever, before glibc 2.31: fork()
+//! waits until we are out of it (see `before_fork`).
+
+use super::loader::{self, Collection, Object};
+use crate::driver::core::Core;
+use crate::threads;
+use gpumem_wire::{Body, Record, Stamp};
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+
+/// Numbers of libraries that a process can name: the ledger keeps twelve bits for them.
+const NUMBERS: u32 = 1 << 12;
+/// Libraries at a time that were met before the table had them.
+const NEW: usize = 32;
+/// Before an old table may go.
+const GRACE_NS: u64 = 1_000_000_000;
+
+/// What a call through a library says about who wanted it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// The driver, CUPTI, this library: where a call arrives.
+    Driver,
+    /// The CUDA runtime, the C library and its kin: whoever called them wanted it.
+    Between,
+    /// Anybody else.
+    Caller,
+}
+
+/// Beginnings of the names of the driver's files, and of those that pass calls on.
+const DRIVER: &[&str] =
+    &["libgpumem", "libcuda.so", "libcupti", "libnvidia-", "libnvperf", "linux-vdso", "linux-gate"];
+const BETWEEN: &[&str] = &[
+    "libcudart",
+    "libc.so",
+    "libc-",
+    "libpthread",
+    "ld-linux",
+    "ld-2",
+    "ld.so",
+    "libdl.",
+    "libdl-",
+    "libm.",
+    "libm-",
+    "librt.",
+    "librt-",
+    "libstdc++",
+    "libgcc_s",
+    "libc++",
+    "libffi",
+    "libnvToolsExt",
+    "libnvtx3interop",
+];
+
+impl Part {
+    /// Of the file at `path`.
+    pub fn of(path: &str) -> Part {
+        let name = path.rsplit('/').next().unwrap_or(path);
+        let is = |beginnings: &[&str]| beginnings.iter().any(|beginning| name.starts_with(beginning));
+        if is(DRIVER) {
+            Part::Driver
+        } else if is(BETWEEN) {
+            Part::Between
+        } else {
+            Part::Caller
+        }
+    }
+}
+
+/// A file that was mapped at some time; kept for good.
+#[derive(Debug)]
+pub struct Library {
+    path: Box<str>,
+    /// See `Part`.
+    pub part: Part,
+    base: u64,
+    bytes: u64,
+    /// 0 until a callback needs one.
+    id: AtomicU16,
+}
+
+/// A mapped segment, and the part of it that holds functions.
+#[derive(Debug, Clone, Copy)]
+struct Segment {
+    start: usize,
+    end: usize,
+    code: (usize, usize),
+    library: &'static Library,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Table {
+    segments: Box<[Segment]>,
+}
+
+/// What an address is.
+#[derive(Debug, Clone, Copy)]
+pub enum Place {
+    /// In a function of this library.
+    Code(&'static Library),
+    /// In something else of a library's.
+    Data,
+    /// In no library that the table has.
+    Elsewhere,
+}
+
+impl Table {
+    /// What lies at `address`.
+    #[inline]
+    pub fn find(&self, address: usize) -> Place {
+        let after = self.segments.partition_point(|segment| segment.start <= address);
+        let Some(segment) = after.checked_sub(1).and_then(|index| self.segments.get(index)) else {
+            return Place::Elsewhere;
+        };
+        if address >= segment.end {
+            Place::Elsewhere
+        } else if segment.code.0 <= address && address < segment.code.1 {
+            Place::Code(segment.library)
+        } else {
+            Place::Data
+        }
+    }
+}
+
+/// For the sender: the file in which a function lies, and where it begins in memory.
+pub fn file_at(address: usize) -> Option<(&'static str, u64)> {
+    match table()?.find(address) {
+        Place::Code(library) if library.part == Part::Caller => Some((&library.path, library.base)),
+        _ => None,
+    }
+}
+
+static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
+/// Grows with each table: what was found in an older one is looked for again.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+static NUMBERED: AtomicU32 = AtomicU32::new(1);
+
+/// Grows with each table.
+#[inline(always)]
+pub fn generation() -> u32 {
+    GENERATION.load(Acquire)
+}
+
+/// What was found so far may be wrong.
+pub fn look_again() {
+    GENERATION.fetch_add(1, AcqRel);
+}
+
+/// The newest table, for the time that the calling thread is marked as inside of the library.
+#[inline(always)]
+pub fn table() -> Option<&'static Table> {
+    // SAFETY: null, or a table that goes only after this thread was seen outside.
+    unsafe { TABLE.load(Acquire).as_ref() }
+}
+
+fn next_number() -> u16 {
+    let taken = NUMBERED.fetch_update(Relaxed, Relaxed, |next| (next < NUMBERS).then_some(next + 1));
+    taken.map_or(0, |number| number as u16)
+}
+
+/// The number of a library, introduced with its path the first time; 0 when there are too many. Allocates nothing.
+pub fn number(core: &Core, library: &Library) -> u16 {
+    match library.id.load(Relaxed) {
+        0 => introduce(core, library),
+        id => id,
+    }
+}
+
+#[cold]
+fn introduce(core: &Core, library: &Library) -> u16 {
+    let id = next_number();
+    if id == 0 {
+        return 0;
+    }
+    match library.id.compare_exchange(0, id, Relaxed, Relaxed) {
+        Ok(_) => {
+            say(core, id, library);
+            id
+        }
+        Err(first) => first, // another thread's; ours is used by nobody
+    }
+}
+
+/// Numbers of PyTorch's allocator's library; 0 where there is none.
+static TORCH: [AtomicU16; 2] = [const { AtomicU16::new(0) }; 2];
+
+/// Whether the library with this number is the one that PyTorch's allocator lies in.
+#[inline(always)]
+pub fn is_torch(number: u16) -> bool {
+    number != 0 && TORCH.iter().any(|torch| torch.load(Relaxed) == number)
+}
+
+fn say(core: &Core, id: u16, library: &Library) {
+    let file = library.path.rsplit('/').next().unwrap_or_default();
+    for (torch, name) in TORCH.iter().zip(["libc10_cuda", "libc10_hip"]) {
+        if file.starts_with(name) {
+            torch.store(id, Relaxed);
+        }
+    }
+    let stamp = Stamp { module: id, ..Stamp::default() };
+    let body = Body::Module { base: library.base, bytes: library.bytes, path: &library.path };
+    core.recorder.names.add(&Record { stamp, body });
+}
+
+/// A library that a callback has met before the table had it: its number is used, its path follows.
+struct Fresh {
+    start: AtomicUsize,
+    id: AtomicU16,
+}
+
+static FRESH: [Fresh; NEW] = [const { Fresh { start: AtomicUsize::new(0), id: AtomicU16::new(0) } }; NEW];
+
+/// `_dl_find_object`, from glibc 2.35 on: finds a mapped file without a lock.
+type FindObject = unsafe extern "C" fn(*const c_void, *mut Found) -> c_int;
+static FIND_OBJECT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+/// `struct dl_find_object`, and room for what later versions add.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Found {
+    flags: u64,
+    start: usize,
+    end: usize,
+    rest: [u64; 29],
+}
+
+/// The beginning of the mapped file at `address`, as the loader has it now; `None` where it cannot be asked.
+pub fn mapped_at(address: usize) -> Option<usize> {
+    let find = FIND_OBJECT.load(Relaxed);
+    if find.is_null() {
+        return None;
+    }
+    // SAFETY: the C library's function of this name and type, which takes no lock and allocates nothing.
+    let find: FindObject = unsafe { std::mem::transmute(find) };
+    let mut found = Found { flags: 0, start: 0, end: 0, rest: [0; 29] };
+    // SAFETY: any address may be asked for; a place for the answer.
+    let is = unsafe { find(address as *const c_void, &mut found) } == 0;
+    (is && found.start <= address && address < found.end).then_some(found.start)
+}
+
+/// A number for the file that begins at `start` and is not in the table so far; 0 if there are too many.
+pub fn number_of_new(start: usize) -> u16 {
+    let has = |fresh: &&Fresh| {
+        let known = fresh.start.load(Acquire);
+        known == start || known == 0 && fresh.start.compare_exchange(0, start, AcqRel, Acquire).is_ok()
+    };
+    let Some(fresh) = FRESH.iter().find(has) else { return 0 };
+    match fresh.id.load(Acquire) {
+        0 => {
+            let id = next_number();
+            match fresh.id.compare_exchange(0, id, AcqRel, Acquire) {
+                Ok(_) => id,
+                Err(first) => first,
+            }
+        }
+        id => id,
+    }
+}
+
+// From here on: the sender's side.
+
+/// Somebody is inside of dl_iterate_phdr, or forks.
+static GATE: AtomicBool = AtomicBool::new(false);
+/// Turns that fork() waits: a signal handler that forks on the very thread that we are on must not wait for ever.
+const TURNS: u32 = 1 << 14;
+/// The forking thread holds the gate.
+static HELD: AtomicBool = AtomicBool::new(false);
+
+/// Waits until nobody is inside of dl_iterate_phdr, and keeps it so.
+pub fn before_fork() {
+    for _ in 0..TURNS {
+        if !GATE.swap(true, Acquire) {
+            HELD.store(true, Relaxed);
+            return;
+        }
+        // SAFETY: no arguments.
+        unsafe { libc::sched_yield() };
+    }
+}
+
+/// In the parent.
+pub fn after_fork() {
+    if HELD.swap(false, Relaxed) {
+        GATE.store(false, Release);
+    }
+}
+
+/// In the child, which has one thread.
+pub fn in_child() {
+    HELD.store(false, Relaxed);
+    GATE.store(false, Release);
+}
+
+static REGISTRY: Mutex<Registry> = Mutex::new(Registry::NEW);
+/// For tests: how often a table was made.
+pub static TABLES: AtomicU64 = AtomicU64::new(0);
+
+struct Registry {
+    libraries: BTreeMap<Box<str>, &'static Library>,
+    seen: Option<(u64, u64)>,
+    retired: Vec<(u64, *mut Table)>,
+}
+
+// SAFETY: the tables are nobody else's to free.
+unsafe impl Send for Registry {}
+
+/// Looks whether files were mapped or unmapped, and makes a new table if so. For the sender and the start. False if it
+/// could not look: somebody forks.
+pub fn look(core: &Core) -> bool {
+    if GATE.swap(true, Acquire) {
+        return false;
+    }
+    let looked = REGISTRY.try_lock().map(|mut registry| registry.look(core)).is_ok();
+    GATE.store(false, Release);
+    looked
+}
+
+/// How often a thread of the host's asks for its place in `in_loader`.
+const PATIENCE: u32 = 320;
+
+/// Runs `work`, which uses dl_iterate_phdr, while nobody forks; `None` if it could not after a moment.
+pub fn in_loader<T>(work: impl FnOnce() -> T) -> Option<T> {
+    for turn in 0..PATIENCE {
+        if !GATE.swap(true, Acquire) {
+            let result = work();
+            GATE.store(false, Release);
+            return Some(result);
+        }
+        threads::wait_a_turn(turn);
+    }
+    None
+}
+
+/// Frees tables that nobody reads any more. For the sender, now and then.
+pub fn reclaim(now_ns: u64) {
+    let Ok(mut registry) = REGISTRY.try_lock() else { return };
+    let due = |retired: &(u64, *mut Table)| now_ns.saturating_sub(retired.0) >= GRACE_NS;
+    // By now each thread sees the newer table, unless it has been inside all the time.
+    if registry.retired.iter().any(due) && threads::all().iter().all(|thread| thread.busy.load(Acquire) == 0)
+    {
+        registry.retired.retain(|retired| {
+            if due(retired) {
+                // SAFETY: made by `publish`; nobody has it any more.
+                drop(unsafe { Box::from_raw(retired.1) });
+            }
+            !due(retired)
+        });
+    }
+}
+
+impl Registry {
+    const NEW: Registry = Registry { libraries: BTreeMap::new(), seen: None, retired: Vec::new() };
+
+    fn look(&mut self, core: &Core) {
+        let now = loader::changes_now();
+        let is_met = |fresh: &Fresh| fresh.id.load(Relaxed) != 0;
+        if self.seen == Some(now) && !FRESH.iter().any(is_met) {
+            return;
+        }
+        if self.seen.is_none() {
+            // SAFETY: a C string.
+            let find = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_dl_find_object".as_ptr()) };
+            FIND_OBJECT.store(find, Relaxed);
+        }
+        let collection = Collection::take();
+        self.seen = Some(collection.changes);
+        self.publish(core, &collection);
+    }
+
+    fn publish(&mut self, core: &Core, collection: &Collection) {
+        let mut segments = Vec::with_capacity(collection.segments.len());
+        let mut starts = Vec::with_capacity(collection.objects.len());
+        for (index, object) in collection.objects.iter().enumerate() {
+            let library = self.library(index, &collection.path(index), object);
+            starts.push((object.start, library));
+            for segment in collection.segments.get(object.segments.0..object.segments.1).unwrap_or_default() {
+                let code = match (segment.runs, object.functions) {
+                    (false, _) => (0, 0),
+                    (true, None) => (segment.start, segment.end),
+                    (true, Some((from, to))) => (from.max(segment.start), to.min(segment.end)),
+                };
+                segments.push(Segment { start: segment.start, end: segment.end, code, library });
+            }
+        }
+        segments.sort_unstable_by_key(|segment| segment.start);
+        let table = Box::into_raw(Box::new(Table { segments: segments.into() }));
+        let old = TABLE.swap(table, AcqRel);
+        GENERATION.fetch_add(1, AcqRel);
+        TABLES.fetch_add(1, Relaxed);
+        if !old.is_null() {
+            self.retired.push((core.recorder.clock.now(), old));
+        }
+        name_new(core, &starts);
+    }
+
+    fn library(&mut self, index: usize, path: &str, object: &Object) -> &'static Library {
+        if let Some(library) = self.libraries.get(path) {
+            return library;
+        }
+        // We are no caller, whatever our file is called; but where we are linked into the program, the program is one.
+        let here = look as *const () as usize;
+        let is_ours = index != 0 && object.start <= here && here < object.end;
+        let library: &'static Library = Box::leak(Box::new(Library {
+            path: path.into(),
+            part: if is_ours { Part::Driver } else { Part::of(path) },
+            base: object.start as u64,
+            bytes: (object.end - object.start) as u64,
+            id: AtomicU16::new(0),
+        }));
+        self.libraries.insert(path.into(), library);
+        library
+    }
+}
+
+/// Says the paths of libraries that callbacks have met first.
+fn name_new(core: &Core, starts: &[(usize, &'static Library)]) {
+    for fresh in &FRESH {
+        let (start, id) = (fresh.start.load(Acquire), fresh.id.load(Acquire));
+        if start == 0 || id == 0 {
+            continue;
+        }
+        match starts.iter().find(|(known, _)| *known == start) {
+            Some((_, library)) => {
+                let _ = library.id.compare_exchange(0, id, Relaxed, Relaxed);
+                say(core, id, library);
+            }
+            None => {
+                let body = Body::Module { base: start as u64, bytes: 0, path: "(a library that is gone)" };
+                core.recorder.names.add(&Record { stamp: Stamp { module: id, ..Stamp::default() }, body });
+            }
+        }
+        fresh.id.store(0, Release);
+        fresh.start.store(0, Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_go_by_the_name_of_the_file() {
+        let cases = [
+            ("/usr/lib/x86_64-linux-gnu/libcuda.so.1", Part::Driver),
+            ("/a/nvidia/cuda_cupti/lib/libcupti.so.12", Part::Driver),
+            ("/opt/libgpumem.so", Part::Driver),
+            ("linux-vdso.so.1", Part::Driver),
+            ("/a/libcudart-d0da41ae.so.11.0", Part::Between),
+            ("/a/libcudart.so.12", Part::Between),
+            ("/lib/x86_64-linux-gnu/libc.so.6", Part::Between),
+            ("/lib/libc-2.31.so", Part::Between),
+            ("/a/libstdc++.so.6", Part::Between),
+            ("/a/torch/lib/libc10.so", Part::Caller),
+            ("/a/torch/lib/libc10_cuda.so", Part::Caller),
+            ("/a/torch/lib/libtorch_cuda.so", Part::Caller),
+            ("/a/libcublas.so.12", Part::Caller),
+            ("/a/libmkl_core.so", Part::Caller),
+            ("/a/libnccl.so.2", Part::Caller),
+            ("/usr/bin/python3.11", Part::Caller),
+        ];
+        for (path, part) in cases {
+            assert_eq!(Part::of(path), part, "{path}");
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Allocations that nothing names: they are called after the file and the function that asked for them, `train/load_weights`.
+//!
+//! A callback knows no more than a return address, and may not look further. It leaves that here; the sender finds the function in
+//! the symbols of the file, and says it as a tag, if the allocation is still there and has none.
+
+use super::{modules, symbols};
+use crate::base::row::Key;
+use crate::driver::core::Core;
+use crate::record::high_water;
+use crate::threads::Thread;
+use gpumem_wire::{Body, MAX_TAG_BYTES, Phase, Role};
+use std::collections::HashMap;
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+
+/// Allocations that wait: of more between two rounds of the sender the rest stay without a name.
+const PLACES: usize = 128;
+/// Functions that are remembered; a program asks for memory in a few places.
+const KNOWN: usize = 4096;
+
+const FREE: u32 = 0;
+const TAKEN: u32 = 1;
+const FULL: u32 = 2;
+
+struct Waiting {
+    state: AtomicU32,
+    address: AtomicU64,
+    seq: AtomicU64,
+    site: AtomicUsize,
+}
+
+static WAITING: [Waiting; PLACES] = [const {
+    Waiting {
+        state: AtomicU32::new(FREE),
+        address: AtomicU64::new(0),
+        seq: AtomicU64::new(0),
+        site: AtomicUsize::new(0),
+    }
+}; PLACES];
+/// How many there are, about: what the sender looks at when there is nothing.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Remembers that the allocation of record `seq` has no name. Segments of PyTorch's need none: its blocks have names.
+#[cold]
+#[inline(never)]
+pub fn note(core: &Core, thread: &Thread, module: u16, address: u64, seq: u64) {
+    // SAFETY: the calling thread's own place; nobody else looks at it.
+    let site = unsafe { thread.own().callers.site };
+    if site == 0 || !core.settings.layers.sites || modules::is_torch(module) {
+        return;
+    }
+    let free = |place: &&Waiting| place.state.compare_exchange(FREE, TAKEN, Acquire, Relaxed).is_ok();
+    let Some(place) = WAITING.iter().cycle().skip(seq as usize % PLACES).take(8).find(free) else { return };
+    place.address.store(address, Relaxed);
+    place.seq.store(seq, Relaxed);
+    place.site.store(site, Relaxed);
+    place.state.store(FULL, Release);
+    COUNT.fetch_add(1, Release);
+}
+
+/// In a forked child, whose memory is another one.
+pub fn in_child() {
+    for place in &WAITING {
+        place.state.store(FREE, Relaxed);
+    }
+    COUNT.store(0, Relaxed);
+}
+
+/// What the sender remembers of sites.
+#[derive(Debug, Default)]
+pub struct Sites {
+    /// Tags by return address; 0 where no function is known. Of one table of libraries: others may lie there later.
+    known: HashMap<usize, u32>,
+    generation: u32,
+}
+
+impl Sites {
+    /// Names what waits.
+    pub fn name(&mut self, core: &Core, thread: &Thread) {
+        // While somebody measures a range (record/high_water.rs), a name that is changed just when its row goes would be counted twice: later.
+        if COUNT.load(Acquire) == 0 || high_water::open() {
+            return;
+        }
+        for place in WAITING.iter().filter(|place| place.state.load(Acquire) == FULL) {
+            let (address, seq) = (place.address.load(Relaxed), place.seq.load(Relaxed));
+            let site = place.site.load(Relaxed);
+            place.state.store(FREE, Release);
+            COUNT.fetch_sub(1, Relaxed);
+            let tag = self.tag(core, site);
+            if tag != 0 {
+                name_one(core, thread, address, seq, tag);
+            }
+        }
+    }
+
+    fn tag(&mut self, core: &Core, site: usize) -> u32 {
+        let generation = modules::generation();
+        if self.generation != generation || self.known.len() >= KNOWN {
+            self.known.clear();
+            self.generation = generation;
+        }
+        if let Some(&tag) = self.known.get(&site) {
+            return tag;
+        }
+        let tag = path_of(site).map_or(0, |path| core.recorder.names.intern(0, path.as_bytes()));
+        self.known.insert(site, tag);
+        tag
+    }
+}
+
+/// Of the allocation of record `seq`, if it is still there and nobody has named it meanwhile.
+fn name_one(core: &Core, thread: &Thread, address: u64, seq: u64, tag: u32) {
+    let key = Key::Allocation(address);
+    let is_nameless =
+        core.recorder.live.get(key).is_some_and(|row| row.seq() == seq && row.row[5] as u32 == 0);
+    if !is_nameless {
+        return;
+    }
+    let use_as = (Role::Unknown, Phase::Unknown);
+    // No record of the sender's own may come back to it.
+    thread.busy.store(1, Relaxed);
+    core.say_retag(thread, key, Body::Retag { address, block_seq: seq, pool: 0, use_as }, tag);
+    thread.busy.store(0, Relaxed);
+}
+
+/// `file/function` of a return address; `None` if the file does not say it.
+fn path_of(site: usize) -> Option<String> {
+    // A call may be the last instruction of a function: the one before the return address is meant.
+    let address = site.checked_sub(1)?;
+    let (path, start) = modules::file_at(address)?;
+    let symbol = symbols::at(path.as_ref(), start, address as u64)?;
+    let function = readable(&symbol)?;
+    let file = path.rsplit('/').next().unwrap_or(path);
+    let file = file.split_once(".so").map_or(file, |(name, _)| name);
+    let path = format!("{file}/{function}");
+    let is_one =
+        !file.is_empty() && !function.is_empty() && !function.contains('/') && path.len() <= MAX_TAG_BYTES;
+    is_one.then_some(path)
+}
+
+/// As people write it. Of a mangled name what says where the function is: names of namespaces, classes and the function, without
+/// types. Calling the C++ library's own demangler would need it to be there.
+fn readable(symbol: &CStr) -> Option<String> {
+    let symbol = symbol.to_str().ok()?;
+    let symbol = symbol.split_once('.').map_or(symbol, |(name, _)| name); // f.cold, f.isra.0: parts and copies of f
+    let Some(mangled) = symbol.strip_prefix("_Z") else { return Some(symbol.to_owned()) };
+    let (mut rest, nested) = match mangled.strip_prefix('N') {
+        Some(rest) => (rest.trim_start_matches(['r', 'V', 'K']), true),
+        None => (mangled, false),
+    };
+    let mut parts = Vec::new();
+    loop {
+        if let Some(after) = rest.strip_prefix("St") {
+            parts.push("std");
+            rest = after;
+            continue;
+        }
+        rest = rest.strip_prefix('L').unwrap_or(rest);
+        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+        let Some(length) = rest.get(..digits).and_then(|digits| digits.parse::<usize>().ok()) else { break };
+        let Some(part) = rest.get(digits..).and_then(|rest| rest.get(..length)) else { break };
+        // Rust's older names end with a hash.
+        let is_hash = part.len() == 17
+            && part.starts_with('h')
+            && part[1..].bytes().all(|byte| byte.is_ascii_hexdigit());
+        match part {
+            _ if is_hash => {}
+            _ if part.starts_with("_GLOBAL__N") => parts.push("(anonymous namespace)"),
+            _ => parts.push(part),
+        }
+        rest = rest.get(digits + length..)?;
+        if !nested {
+            break;
+        }
+    }
+    Some(if parts.is_empty() { symbol.to_owned() } else { parts.join("::") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_as_people_write_them() {
+        for (symbol, expected) in [
+            (c"load_weights", "load_weights"),
+            (c"grow.isra.0", "grow"),
+            (c"_ZN5model4loadEPKcPm", "model::load"),
+            (c"_ZNK5model5Cache4growEPm.isra.0", "model::Cache::grow"),
+            (c"_ZL6helperi", "helper"),
+            (c"_Z3addIiET_S0_S0_", "add"),
+            (c"_ZN12_GLOBAL__N_14loadEPKc", "(anonymous namespace)::load"),
+            (c"_ZNSt6vectorIiSaIiEE9push_backEOi", "std::vector"),
+            (c"_ZN5train4data4load17h0123456789abcdefE", "train::data::load"),
+            (c"_RNvCs1234_7mycrate3foo", "_RNvCs1234_7mycrate3foo"),
+            (c"_Z", "_Z"),
+            (c"_ZN99model", "_ZN99model"),
+            (c"_ZN99999999999999999999999model", "_ZN99999999999999999999999model"),
+        ] {
+            assert_eq!(readable(symbol).as_deref(), Some(expected));
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! Gradients, as soon as autograd has accumulated them.
+//!
+//! A node that accumulates the gradient of a leaf holds the leaf, which leads to its gradient and that to the block it lies in:
+//!
+//! ```text
+//! AccumulateGrad -> TensorImpl of the leaf -> AutogradMeta -> TensorImpl of the gradient -> StorageImpl -> address
+//! ```
+//!
+//! The offsets differ between releases. They are found with a few leaves on the CPU that the bootstrap makes, by reading
+//! through a pipe; a layout that is not found leaves this switched off, and gradients are told apart at the next phase
+//! (ledger/src/rules/derive.rs). At run time the words are read on the thread that runs the node, which holds the leaf; PyTorch itself
+//! does not allow another thread to change the leaf's gradient meanwhile.
+//!
+//! In a backward pass inside of a node, as a reentrant checkpoint runs it, the segment's input is a leaf as well. Its gradient is passed on
+//! and kept by nobody, so a leaf that was made in a forward or backward pass has none there.
+//!
+//! A gradient has the name of its parameter, once a sweep has named that: the parameter of another module may be used in a call
+//! (`F.linear(x, self.proj.weight)`), and tied parameters are used by several.
+//!
+//! The gradient is looked up when the node ends, and before that when the node allocates or runs out of memory: hooks of the
+//! leaf run inside of the node, behind the accumulation.
+
+use crate::base::row::{Key, RowCopy, RowExtra};
+use crate::driver::core::Core;
+use crate::naming::python;
+use crate::naming::python::memory::{Careful, Memory, Plain, Pointer};
+use crate::threads::Thread;
+use crate::threads::per_feature::AutogradThread;
+use gpumem_wire::{Body, Phase, Role};
+use std::sync::atomic::{AtomicU64, Ordering::*};
+
+/// Offsets of the five words, in words of 8 bytes, `BITS` each; 0 while they are not known.
+static PATH: AtomicU64 = AtomicU64::new(0);
+/// The class of nodes that accumulate: their first word.
+static CLASS: AtomicU64 = AtomicU64::new(0);
+
+const BITS: u32 = 12;
+/// Words of a node in which the leaf is looked for: its inputs' shapes lie before it.
+const NODE: u16 = 192;
+/// Words of other objects.
+const OBJECT: u16 = 20;
+/// Bytes of a Python object before what is its own: with a GIL the count of references and the type, without one more.
+const HEADERS: [u16; 2] = [16, 32];
+/// Words of a tensor's Python object, behind those, in which its TensorImpl is looked for.
+const TENSOR: u16 = 4;
+
+/// PyTorch's allocator splits the rest of a large block off if the rest is larger than this, in bytes.
+const SPLIT_ABOVE: u64 = 1 << 20;
+
+/// Offsets in words, in the order of the module's picture.
+type Offsets = [u16; 5];
+
+/// Where a leaf's gradient lies, for a node that accumulates: Python's objects of the node, of its leaf and of the leaf's gradient,
+/// and the address of the gradient's memory.
+pub type Example = [u64; 4];
+
+/// Finds the offsets with a few examples, and uses them from now on. Whether they were found.
+pub fn calibrate(examples: &[Example]) -> bool {
+    let found = Careful::new().and_then(|memory| find(&memory, examples));
+    let (class, path) = found.unwrap_or_default();
+    let packed = path.iter().fold(0, |packed, &offset| packed << BITS | u64::from(offset));
+    PATH.store(packed, Relaxed);
+    CLASS.store(class, Release);
+    found.is_some()
+}
+
+/// Added to a node's address: it runs inside of another one.
+const NESTED: u64 = 1;
+
+/// `node` if it is one that accumulates and whose gradient can be looked up, with a mark if it `is_nested`; else 0.
+///
+/// # Safety
+/// `node` is a node that the calling thread runs.
+#[inline(always)]
+pub unsafe fn accumulating(node: *const u64, is_nested: bool) -> u64 {
+    // SAFETY: as the caller says.
+    let is_one = unsafe { *node } == CLASS.load(Relaxed);
+    let mark = if is_nested { NESTED } else { 0 };
+    if is_one { node as u64 | mark } else { 0 }
+}
+
+fn word(memory: &impl Memory, at: u64, index: u16) -> Option<u64> {
+    memory.word(Pointer::new(at)?, index * 8).filter(|&word| word != 0)
+}
+
+/// What a tensor's Python object may name as its TensorImpl.
+fn holds(memory: &impl Memory, object: u64, header: u16, tensor: u64) -> bool {
+    (header / 8..header / 8 + TENSOR).any(|index| word(memory, object, index) == Some(tensor))
+}
+
+/// The class of nodes that accumulate, and the offsets: the first that are right for all examples.
+fn find(memory: &impl Memory, examples: &[Example]) -> Option<(u64, Offsets)> {
+    HEADERS.into_iter().find_map(|header| find_behind(memory, header, examples))
+}
+
+fn find_behind(memory: &impl Memory, header: u16, examples: &[Example]) -> Option<(u64, Offsets)> {
+    // One alone could have such words by chance.
+    if examples.len() < 2 {
+        return None;
+    }
+    let all =
+        |of: &dyn Fn(usize) -> Option<u64>| -> Option<Vec<u64>> { (0..examples.len()).map(of).collect() };
+    let follow = |from: &[u64], offset: u16| all(&|at| word(memory, from[at], offset));
+    let nodes = all(&|at| word(memory, examples[at][0], header / 8))?;
+    let classes = follow(&nodes, 0)?;
+    let class = classes[0];
+    if classes.iter().any(|other| *other != class) {
+        return None;
+    }
+    let is_leaf =
+        |leaves: &[u64]| (0..leaves.len()).all(|at| holds(memory, examples[at][1], header, leaves[at]));
+    let leaf = (1..NODE).find(|&offset| follow(&nodes, offset).is_some_and(|leaves| is_leaf(&leaves)))?;
+    let leaves = follow(&nodes, leaf)?;
+    let pairs = || (0..OBJECT).flat_map(|first| (0..OBJECT).map(move |second| (first, second)));
+    let two = |from: &[u64], (first, second): (u16, u16)| follow(&follow(from, first)?, second);
+    let is_gradient =
+        |tensors: Vec<u64>| (0..tensors.len()).all(|at| holds(memory, examples[at][2], header, tensors[at]));
+    let (meta, gradient) = pairs().find(|&pair| two(&leaves, pair).is_some_and(is_gradient))?;
+    let gradients = two(&leaves, (meta, gradient))?;
+    let is_data = |found: Vec<u64>| (0..found.len()).all(|at| found[at] == examples[at][3]);
+    let (storage, data) = pairs().find(|&pair| two(&gradients, pair).is_some_and(is_data))?;
+    Some((class, [leaf, meta, gradient, storage, data]))
+}
+
+/// Follows the offsets of these numbers, in the order of the module's picture.
+fn follow<const COUNT: usize>(memory: &impl Memory, node: u64, steps: [u32; COUNT]) -> Option<u64> {
+    let path = PATH.load(Relaxed);
+    let offset = |step: u32| (path >> ((4 - step) * BITS) & ((1 << BITS) - 1)) as u16;
+    steps.into_iter().try_fold(node, |at, step| word(memory, at, offset(step)))
+}
+
+/// Where the gradient's memory begins that a node has accumulated; `None` while there is none.
+fn address(memory: &impl Memory, node: u64) -> Option<u64> {
+    follow(memory, node, [0, 1, 2, 3, 4])
+}
+
+/// Where the memory begins of the leaf itself.
+fn address_of_leaf(memory: &impl Memory, node: u64) -> Option<u64> {
+    follow(memory, node, [0, 3, 4])
+}
+
+/// The role of a row, as it is known so far.
+fn role_of(row: &RowCopy, is_block: bool) -> Role {
+    let told = if row.beside.flags & RowExtra::RETAGGED != 0 { row.beside.use_as & 15 } else { 0 };
+    let born = if is_block { (row.row[7] >> 56) as u8 & 15 } else { 0 };
+    Role::from_code(if told != 0 { told } else { born })
+}
+
+/// The phase in which a block was made.
+fn phase_at_birth(row: &RowCopy, is_block: bool) -> Phase {
+    Phase::from_code(if is_block { (row.row[7] >> 60) as u8 } else { 0 })
+}
+
+/// The tag of a parameter that a sweep has named, for its gradient's row; 0 if there is none, or if the gradient's memory is larger than
+/// the parameter's: it may hold gradients of other parameters.
+fn name_of_gradient(parameter: &RowCopy, gradient: &RowCopy) -> u32 {
+    let beside = parameter.beside;
+    let is_named = beside.flags & RowExtra::RETAGGED != 0 && beside.use_as & 15 == Role::Parameter.to_code();
+    let (bytes, own) = (gradient.row[3], parameter.row[3]);
+    // PyTorch leaves up to 1 MiB at the end of a large block.
+    let slack = if own < SPLIT_ABOVE { 0 } else { SPLIT_ABOVE };
+    if is_named && bytes <= own + slack { parameter.row[5] as u32 } else { 0 }
+}
+
+impl AutogradThread {
+    /// Whether the thread runs a node that accumulates a gradient.
+    #[inline(always)]
+    pub fn accumulates(&self) -> bool {
+        self.accumulating.load(Relaxed) != 0
+    }
+}
+
+impl Core {
+    /// Says that a block is a gradient, once the node that the thread runs has accumulated it.
+    #[inline(never)]
+    pub fn tell_gradient(&self, thread: &Thread, accumulating: u64) {
+        // SAFETY: the layout was proved in this process, and the node holds what is read: see the module's text.
+        let memory = unsafe { Plain::new() };
+        let node = accumulating & !NESTED;
+        let Some(address) = address(&memory, node) else { return };
+        let Some((pool, key, row)) = self.row_of_tensor(address) else { return };
+        if !matches!(role_of(&row, pool != 0), Role::Unknown | Role::Temporary) {
+            return;
+        }
+        let leaf = address_of_leaf(&memory, node).and_then(|address| self.row_of_tensor(address));
+        let born = leaf.map_or(Phase::Unknown, |(pool, _, leaf)| phase_at_birth(&leaf, pool != 0));
+        if accumulating & NESTED != 0 && matches!(born, Phase::Forward | Phase::Backward) {
+            return;
+        }
+        // Of a parameter whose module has moved the name is the old one: the module's own is new.
+        let leaf = leaf.filter(|_| python::MODULES.has_current_parameters());
+        let tag = leaf.map_or(0, |(_, _, leaf)| name_of_gradient(&leaf, &row));
+        let use_as = (Role::Gradient, Phase::Unknown);
+        let body = Body::Retag { address, block_seq: row.seq(), pool, use_as };
+        self.say_retag(thread, key, body, tag);
+    }
+
+    /// The row of the block, or the allocation, that begins at an address: its pool, or 0, and its key.
+    fn row_of_tensor(&self, address: u64) -> Option<(u64, Key, RowCopy)> {
+        let mut keys = self.torch.with_pools().map(|(_, pool)| (pool, Key::Block(pool, address)));
+        let block = keys.find_map(|(pool, key)| Some((pool, key, self.recorder.live.get(key)?)));
+        block.or_else(|| {
+            // Where tensors are allocations of their own.
+            let key = Key::Allocation(address);
+            let row =
+                if self.torch.single_tensors.load(Relaxed) == 0 { None } else { self.recorder.live.get(key) };
+            Some((0, key, row?))
+        })
+    }
+
+    /// The same, in the middle of the node that the thread runs, if it is one.
+    #[cold]
+    #[inline(never)]
+    pub fn tell_gradient_of_running(&self, thread: &Thread) {
+        self.tell_gradient(thread, thread.autograd.accumulating.load(Relaxed));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::naming::gradient;
+
+    const CLASS: u64 = 0x7f00_0000_1000;
+
+    /// Objects as PyTorch has them, at some offsets. What they point to is kept with them.
+    struct Image {
+        example: Example,
+        node: u64,
+        leaf_meta: *mut u64,
+        _kept: Vec<Box<[u64]>>,
+    }
+
+    fn object(kept: &mut Vec<Box<[u64]>>, words: usize, at: &[(usize, u64)]) -> *mut u64 {
+        let mut object = vec![0_u64; words].into_boxed_slice();
+        at.iter().for_each(|&(index, word)| object[index] = word);
+        kept.push(object);
+        kept.last_mut().expect("pushed").as_mut_ptr()
+    }
+
+    fn image(address: u64, header: usize, [leaf, meta, gradient, storage, data]: [usize; 5]) -> Image {
+        let mut kept = Vec::new();
+        let mut make = |words: usize, at: &[(usize, u64)]| object(&mut kept, words, at);
+        let its_storage = make(12, &[(data, address)]) as u64;
+        let its_gradient = make(20, &[(0, 7), (storage, its_storage)]) as u64;
+        let leaf_meta = make(8, &[(0, 8), (gradient, its_gradient)]);
+        let leaf_storage = make(12, &[(data, address + 1)]) as u64;
+        let its_leaf = make(20, &[(0, 7), (meta, leaf_meta as u64), (storage, leaf_storage)]) as u64;
+        let node = make(leaf + 1, &[(0, CLASS), (1, address), (leaf, its_leaf)]) as u64;
+        let place = header / 8;
+        let python = |kept: &mut Vec<Box<[u64]>>, word: u64, at: usize| {
+            object(kept, place + 4, &[(0, 1), (1, 2), (place + at, word)]) as u64
+        };
+        let objects =
+            [(node, 0), (its_leaf, 1), (its_gradient, 1)].map(|(word, at)| python(&mut kept, word, at));
+        let example = [objects[0], objects[1], objects[2], address];
+        Image { example, node, leaf_meta, _kept: kept }
+    }
+
+    #[test]
+    fn gradient_of_a_node_is_found_wherever_its_release_keeps_it() {
+        let memory = Careful::new().expect("a pipe");
+        for header in [16, 32] {
+            for offsets in [[90, 4, 1, 3, 3], [40, 5, 2, 2, 2]] {
+                let images: Vec<Image> =
+                    (1..3).map(|number| image(0x10_0000 * number, header, offsets)).collect();
+                let examples: Vec<Example> = images.iter().map(|image| image.example).collect();
+                let found = find(&memory, &examples);
+                assert_eq!(found, Some((CLASS, offsets.map(|offset| offset as u16))));
+                assert!(gradient::calibrate(&examples));
+                for (image, at) in images.iter().zip([0x10_0000, 0x20_0000]) {
+                    assert_eq!(address(&memory, image.node), Some(at));
+                    assert_eq!(address_of_leaf(&memory, image.node), Some(at + 1));
+                    // SAFETY: of the image.
+                    unsafe { *image.leaf_meta.add(offsets[2]) = 0 };
+                    assert_eq!(address(&memory, image.node), None, "no gradient so far");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn gradient_has_the_name_of_its_parameter_if_it_may_be_that_alone() {
+        let row = |bytes: u64, tag: u64| {
+            let beside = RowExtra {
+                use_as: Role::Parameter.to_code(),
+                flags: RowExtra::RETAGGED,
+                ..RowExtra::default()
+            };
+            RowCopy { row: [1, 0, 0x1000, bytes, 0, 5 << 32 | tag, 0, 0], beside }
+        };
+        let large = 8 << 20;
+        assert_eq!(name_of_gradient(&row(1024, 7), &row(1024, 9)), 7);
+        assert_eq!(name_of_gradient(&row(1024, 7), &row(1536, 9)), 0, "of several");
+        assert_eq!(name_of_gradient(&row(large, 7), &row(large + (1 << 20), 9)), 7, "not split off");
+        assert_eq!(name_of_gradient(&row(large, 7), &row(large + (2 << 20), 9)), 0);
+        let mut unnamed = row(1024, 7);
+        unnamed.beside.flags = 0;
+        assert_eq!(name_of_gradient(&unnamed, &row(1024, 9)), 0, "no sweep has seen the parameter");
+        let mut other = row(1024, 7);
+        other.beside.use_as = Role::Buffer.to_code();
+        assert_eq!(name_of_gradient(&other, &row(1024, 9)), 0);
+    }
+
+    #[test]
+    fn other_objects_are_no_nodes() {
+        let memory = Careful::new().expect("a pipe");
+        let [one, two] = [1, 2].map(|number| image(0x10_0000 * number, 16, [90, 4, 1, 3, 3]));
+        assert_eq!(find(&memory, &[one.example]), None, "one alone");
+        assert_eq!(find(&memory, &[one.example, [two.example[0], 0, two.example[2], 7]]), None);
+        let mut swapped = two.example;
+        swapped.swap(1, 2);
+        assert_eq!(find(&memory, &[one.example, swapped]), None);
+        assert_eq!(find(&memory, &[[8; 4], [16; 4]]), None);
+    }
+}

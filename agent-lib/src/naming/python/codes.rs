@@ -1,0 +1,267 @@
+//! The code objects that mean something to us, by address.
+//!
+//! Looked up once per frame of each walk, nearly always in vain: one word that is 0. Nothing is read of the code object itself, so a
+//! wrong address of a frame's code finds nothing. Whoever says one keeps it alive.
+
+use crate::naming::sequence;
+use gpumem_wire::{Phase, Role};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
+
+/// Words; a power of two.
+const PLACES: usize = 1024;
+/// At most a fourth of them is used.
+const MOST: usize = PLACES / 4;
+/// Places a code object may lie away from where it belongs.
+const REACH: usize = 8;
+/// The address is below, what it is above.
+const ADDRESS: u64 = (1 << 48) - 1;
+/// Local variables that can hold the module.
+pub const SLOTS: u32 = 256;
+/// Added to what a code means: the variable lies in a cell.
+const IN_CELL: u64 = 0x80;
+
+/// Which local variable of a frame holds the module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Variable {
+    /// Its number.
+    pub slot: u16,
+    /// It may lie in a cell, because inner functions use it. Said and not looked at: while CPython 3.11 takes a frame down, its variables
+    /// lead to objects that may be gone, and only those that are known as modules are not.
+    pub in_cell: bool,
+}
+
+/// What a frame with this code means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum What {
+    /// Nothing any more.
+    Nothing,
+    /// A module is called. It is a local variable.
+    Module,
+    /// An optimizer's step.
+    Optimizer,
+    /// Where a backward pass is begun.
+    Backward,
+    /// Parameters are made, moved or loaded. A local variable may be the module.
+    Setup,
+    /// What happens inside belongs to no module.
+    Boundary,
+    /// An optimizer's step, and the optimizer is a local variable: it is said as modules are.
+    Step,
+    /// What is allocated in it, or in what it calls, is a parameter: whose and when its callers say.
+    Parameter,
+    /// What it allocates itself is a gradient. Not what other Python functions do that it calls.
+    Gradient,
+    /// Gradients are set to zero or let go. Only asked for when memory runs out.
+    ZeroGrad,
+    /// A function that has a backward pass of its own: its forward pass runs without gradients. Only asked for when memory runs out.
+    CustomFunction,
+    /// What is allocated in it, or in what it calls, is a gradient: whose and when its callers say.
+    Reduction,
+    /// What is allocated in it, or in what it calls, holds keys and values of earlier tokens.
+    KvCache,
+    /// What is allocated in it, or in what it calls, is a copy of parameters.
+    ParameterCopy,
+    /// Parameters are copied, maybe with their modules, which no hook of PyTorch's shows.
+    Copying,
+    /// As `KvCache`, unless gradients are computed: then it is kept for the backward pass, whoever else holds it.
+    CacheUpdate,
+    /// Allocations in this function and its callees are optimizer state. Its callers give the name and the phase.
+    OptimizerState,
+}
+
+/// Codes that no walk for a name meets: they are kept in a table of their own.
+pub const RARE: u32 = 1 << What::ZeroGrad as u32 | 1 << What::CustomFunction as u32;
+
+impl What {
+    /// By its number in gpumem_code.
+    pub fn from_code(code: u32) -> Option<Self> {
+        use What::*;
+        const ALL: [What; 17] = [
+            Nothing,
+            Module,
+            Optimizer,
+            Backward,
+            Setup,
+            Boundary,
+            Step,
+            Parameter,
+            Gradient,
+            ZeroGrad,
+            CustomFunction,
+            Reduction,
+            KvCache,
+            ParameterCopy,
+            Copying,
+            CacheUpdate,
+            OptimizerState,
+        ];
+        ALL.get(code as usize).copied()
+    }
+
+    /// Whether it is one of those. A match would jump through a table, which is guessed wrong where frames of all kinds follow each other.
+    #[inline(always)]
+    pub fn is_of(self, those: u32) -> bool {
+        1 << self as u32 & those != 0
+    }
+
+    /// What is done there.
+    #[inline(always)]
+    pub fn phase(self) -> Phase {
+        const OF: [Phase; 17] = {
+            let mut of = [Phase::Unknown; 17];
+            of[What::Module as usize] = Phase::Forward;
+            of[What::Optimizer as usize] = Phase::Optimizer;
+            of[What::Step as usize] = Phase::Optimizer;
+            of[What::Backward as usize] = Phase::Backward;
+            of[What::Setup as usize] = Phase::Setup;
+            of
+        };
+        OF[self as usize]
+    }
+
+    /// What it says that memory is for that the calling thread allocates.
+    pub fn role(self) -> Role {
+        match self {
+            What::Parameter => Role::Parameter,
+            What::Gradient | What::Reduction => Role::Gradient,
+            What::CacheUpdate if sequence::has_gradients() == Some(true) => Role::Unknown,
+            What::KvCache | What::CacheUpdate => Role::KvCache,
+            What::ParameterCopy => Role::ParameterCopy,
+            What::OptimizerState => Role::OptimizerState,
+            _ => Role::Unknown,
+        }
+    }
+}
+
+/// The table: address | what << 48 | in a cell << 55 | number of the local variable << 56.
+#[derive(Debug)]
+pub struct Codes {
+    places: [AtomicU64; PLACES],
+    used: AtomicUsize,
+    /// Code objects that found no room.
+    pub refused: AtomicU64,
+}
+
+impl Codes {
+    /// An empty one.
+    pub const fn new() -> Self {
+        Codes {
+            places: [const { AtomicU64::new(0) }; PLACES],
+            used: AtomicUsize::new(0),
+            refused: AtomicU64::new(0),
+        }
+    }
+
+    #[inline(always)]
+    fn home(code: u64) -> usize {
+        (code.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - PLACES.trailing_zeros())) as usize
+    }
+
+    #[inline(always)]
+    fn at(&self, code: u64, probe: usize) -> &AtomicU64 {
+        &self.places[(Self::home(code) + probe) % PLACES]
+    }
+
+    /// What a frame with this code means, and which local variable counts.
+    #[inline(always)]
+    pub fn get(&self, code: u64) -> Option<(What, Variable)> {
+        let first = self.at(code, 0).load(Relaxed);
+        if first == 0 { None } else { self.search(code, first) }
+    }
+
+    #[inline]
+    fn search(&self, code: u64, first: u64) -> Option<(What, Variable)> {
+        let mut found = first;
+        for probe in 1..=REACH {
+            if found & ADDRESS == code {
+                let what = What::from_code((found >> 48 & 0x7f) as u32)?;
+                let variable = Variable { slot: (found >> 56) as u16, in_cell: found >> 48 & IN_CELL != 0 };
+                return Some((what, variable));
+            }
+            if found == 0 || probe == REACH {
+                break;
+            }
+            found = self.at(code, probe).load(Relaxed);
+        }
+        None
+    }
+
+    /// Says what a code object means; `Nothing` takes it back. Whether there was room.
+    pub fn say(&self, code: u64, what: What, slot: u32, in_cell: bool) -> bool {
+        let known = code != 0 && code & !ADDRESS == 0 && slot < SLOTS;
+        let what_byte = what as u64 | if in_cell { IN_CELL } else { 0 };
+        let word = code | what_byte << 48 | u64::from(slot) << 56;
+        for probe in 0..if known { REACH } else { 0 } {
+            let place = self.at(code, probe);
+            let mut found = place.load(Relaxed);
+            if found == 0 {
+                if what == What::Nothing {
+                    return true;
+                }
+                if self.used.load(Relaxed) >= MOST {
+                    break;
+                }
+                match place.compare_exchange(0, word, AcqRel, Relaxed) {
+                    Ok(_) => {
+                        self.used.fetch_add(1, Relaxed);
+                        return true;
+                    }
+                    Err(other) => found = other,
+                }
+            }
+            // Its own place; or one that means nothing any more, whose code object may be gone.
+            let free = found >> 48 & 0x7f == 0 && what != What::Nothing;
+            if (found & ADDRESS == code || free)
+                && place.compare_exchange(found, word, AcqRel, Relaxed).is_ok()
+            {
+                return true;
+            }
+        }
+        self.refused.fetch_add(1, Relaxed);
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_said_changed_and_taken_back() {
+        let codes = Codes::new();
+        assert_eq!(codes.get(0x5555_0000_1000), None);
+        assert!(codes.say(0x5555_0000_1000, What::Module, 3, false));
+        assert_eq!(codes.get(0x5555_0000_1000), Some((What::Module, Variable { slot: 3, in_cell: false })));
+        assert!(codes.say(0x5555_0000_1000, What::Backward, 0, true));
+        assert_eq!(codes.get(0x5555_0000_1000), Some((What::Backward, Variable { slot: 0, in_cell: true })));
+        assert!(codes.say(0x5555_0000_1000, What::Nothing, 0, false));
+        assert_eq!(codes.get(0x5555_0000_1000).map(|(what, _)| what.phase()), Some(Phase::Unknown));
+        assert!(
+            codes.say(0x5555_0000_2000, What::Nothing, 0, false),
+            "what was never said can be taken back"
+        );
+        for (code, slot) in [(0, 0), (1 << 48, 0), (0x5555_0000_1000, SLOTS)] {
+            assert!(!codes.say(code, What::Module, slot, false), "{code:x} {slot}");
+        }
+        assert_eq!(codes.refused.load(Relaxed), 3);
+        // A frame whose code is null, or any garbage, is unknown.
+        for code in [0, 1, u64::MAX, 1 << 48, 0x5555_0000_1000 | 1 << 48] {
+            assert_eq!(codes.get(code), None, "{code:x}");
+        }
+    }
+
+    #[test]
+    fn a_full_table_refuses_and_finds_what_it_has() {
+        let codes = Codes::new();
+        let all: Vec<u64> = (1..600).map(|n| 0x7f00_0000_0000 + n * 0xd0).collect();
+        let said: Vec<u64> =
+            all.iter().copied().filter(|&code| codes.say(code, What::Optimizer, 0, false)).collect();
+        assert_eq!(said.len(), MOST);
+        for code in all {
+            let expected =
+                said.contains(&code).then_some((What::Optimizer, Variable { slot: 0, in_cell: false }));
+            assert_eq!(codes.get(code), expected);
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! The interpreter in this process: its functions, types and version. Found by name, so that nothing of Python is linked.
+
+use crate::naming::python::layout::{self, Layout, NO_GIL};
+use crate::naming::python::memory::{Careful, Pointer};
+use crate::naming::python::text::Types;
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+/// What the walk needs of it. Never freed.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Interpreter {
+    /// PyGILState_GetThisThreadState: the calling thread's state, also without the GIL.
+    pub state: unsafe extern "C" fn() -> *mut c_void,
+    /// Py_IsInitialized: 0 from the moment on when it begins to take down the states of other threads.
+    pub running: unsafe extern "C" fn() -> c_int,
+    /// PyCell_Type.
+    pub cell: u64,
+    /// Where things are.
+    pub layout: Layout,
+    /// For texts.
+    pub types: Types,
+}
+
+/// An address by name, of what the program and its libraries offer to everybody: extension modules find the interpreter that way, too.
+fn symbol(name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: a C string.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    (!found.is_null()).then_some(found)
+}
+
+/// Whether there is one.
+pub fn present() -> bool {
+    symbol(c"PyGILState_GetThisThreadState").is_some()
+}
+
+/// Looks at it; else why it is not read.
+pub fn interpreter(careful: &Careful) -> Result<Interpreter, String> {
+    let need = |name: &CStr| {
+        let missing = || format!("no {} in this process", name.to_string_lossy());
+        symbol(name).ok_or_else(missing)
+    };
+    let kind = |name: &CStr| need(name).map(|found| found as u64);
+    let version: *mut c_void = need(c"Py_GetVersion")?;
+    // SAFETY: this function of the C API has this type and needs no GIL.
+    let version: unsafe extern "C" fn() -> *const c_char = unsafe { std::mem::transmute(version) };
+    // SAFETY: a C string that is never freed.
+    let text = unsafe { CStr::from_ptr(version()) }.to_string_lossy();
+    let (version, gil) = layout::version(&text).ok_or_else(|| format!("a version like {text:.40}"))?;
+    if !gil {
+        return Err(NO_GIL.to_owned());
+    }
+    let runtime = symbol(c"_PyRuntime").and_then(|found| Pointer::new(found as u64));
+    let layout = layout::of(version, careful, runtime)?;
+    // SAFETY: functions of the C API with these types.
+    let (state, running) = unsafe {
+        (
+            std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *mut c_void>(need(
+                c"PyGILState_GetThisThreadState",
+            )?),
+            std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(need(c"Py_IsInitialized")?),
+        )
+    };
+    let types =
+        Types { code: kind(c"PyCode_Type")?, text: kind(c"PyUnicode_Type")?, bytes: kind(c"PyBytes_Type")? };
+    Ok(Interpreter { layout, state, running, cell: kind(c"PyCell_Type")?, types })
+}

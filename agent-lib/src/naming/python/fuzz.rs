@@ -1,0 +1,404 @@
+//! The reader of frames on images of memory: right ones, damaged ones, and noise. It ends, it reads only whole words at pointers that it has
+//! checked, within the room that it may, and it never panics. GPUMEM_FUZZ says how many images of each kind; 400 without it.
+
+use crate::base::row::FrameName;
+use crate::naming::python::codes::{Codes, What};
+use crate::naming::python::layout::{self, Layout, Place};
+use crate::naming::python::lines::Lines;
+use crate::naming::python::memory::{FAR, Memory, Pointer};
+use crate::naming::python::modules::{Modules, tests::names};
+use crate::naming::python::selftest::{self, Said};
+use crate::naming::python::text::{Out, Types, stack};
+use crate::naming::python::walk::{Known, MOST, Reader};
+use gpumem_wire::{Phase, Role};
+use std::cell::Cell;
+
+const BASE: u64 = 0x5555_0000_0000;
+const WORDS: usize = 2048;
+const TYPES: Types = Types { code: BASE + 0x100, text: BASE + 0x180, bytes: BASE + 0x200 };
+const CELL: u64 = BASE + 0x280;
+const MODULE: u64 = BASE + 0x300;
+
+/// Memory that answers everywhere: with the image, else with noise or not at all. It checks how it is read.
+struct Image {
+    words: Vec<u64>,
+    elsewhere: bool,
+    reads: Cell<usize>,
+}
+
+impl Image {
+    fn at(&self, address: u64) -> Option<u64> {
+        assert!(address.is_multiple_of(8), "{address:x} is not aligned");
+        assert!((1 << 16..1 << 48).contains(&address), "{address:x} is nowhere");
+        self.reads.set(self.reads.get() + 1);
+        match self.words.get((address.wrapping_sub(BASE) / 8) as usize) {
+            Some(&word) => Some(word),
+            None if self.elsewhere => Some(crate::base::row::mix(address, 5)),
+            None => None,
+        }
+    }
+
+    fn put(&mut self, address: u64, word: u64) {
+        self.words[((address - BASE) / 8) as usize] = word;
+    }
+
+    fn put_int(&mut self, address: u64, int: i32) {
+        let place = &mut self.words[((address - BASE) / 8) as usize];
+        let mut bytes = place.to_ne_bytes();
+        bytes[(address % 8) as usize..][..4].copy_from_slice(&int.to_ne_bytes());
+        *place = u64::from_ne_bytes(bytes);
+    }
+
+    fn put_bytes(&mut self, address: u64, bytes: &[u8]) {
+        for (index, chunk) in bytes.chunks(8).enumerate() {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.put(address + index as u64 * 8, u64::from_ne_bytes(word));
+        }
+    }
+}
+
+impl Memory for Image {
+    fn word(&self, at: Pointer, offset: u16) -> Option<u64> {
+        assert!(usize::from(offset) < FAR, "{offset} is far");
+        self.at(at.address() + u64::from(offset))
+    }
+
+    fn bytes(&self, at: Pointer, offset: u16, out: &mut [u8]) -> bool {
+        assert!(usize::from(offset) + out.len() <= FAR, "{offset} and {} bytes are far", out.len());
+        for (index, byte) in out.iter_mut().enumerate() {
+            let address = at.address() + u64::from(offset) + index as u64;
+            let Some(word) = self.at(address & !7) else { return false };
+            *byte = word.to_ne_bytes()[(address % 8) as usize];
+        }
+        true
+    }
+}
+
+struct Dice(u64);
+
+impl Dice {
+    fn next(&mut self) -> u64 {
+        self.0 = crate::base::row::mix(self.0, 0x9e37_79b9_7f4a_7c15);
+        self.0
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
+    }
+
+    /// A word as memory has them: pointers into the image, small numbers, noise.
+    fn word(&mut self) -> u64 {
+        let near = BASE + self.below(WORDS) as u64 * 8;
+        match self.below(16) {
+            0 => 0,
+            1 => self.next(),
+            2 => self.next() & 0xff,
+            3 => near | self.next() & 7,
+            4 => [TYPES.code, TYPES.text, TYPES.bytes, CELL, MODULE][self.below(5)],
+            5 => self.next() & ((1 << 47) - 8),
+            6 => [u64::MAX, 1 << 47, (1 << 47) - 8, 1 << 16, (1 << 16) - 8][self.below(5)],
+            7 => 0x64 | self.next() << 32,
+            8 => CODES[self.below(CODES.len())],
+            _ => near,
+        }
+    }
+}
+
+const STATE: u64 = BASE + 0x400;
+const CODES: [u64; 4] = [BASE + 0xc00, BASE + 0xd00, BASE + 0xe00, BASE + 0xf00];
+const OBJECTS: [u64; 3] = [BASE + 0x1000, BASE + 0x1040, BASE + 0x1080];
+const FRAMES: u64 = BASE + 0x1400;
+const FRAME_BYTES: u64 = 0x200;
+const COUNT: usize = 8;
+
+/// A thread with eight frames: `work` (unknown), `call` on each module from the innermost on, `main`s.
+fn image(layout: &Layout) -> Image {
+    let mut image = Image { words: vec![0; WORDS], elsewhere: false, reads: Cell::new(0) };
+    let tagged = |word: u64| if layout.mask == u64::MAX { word } else { word | 1 };
+    let [work, call, main, _] = CODES;
+    for (code, name) in [(work, "work"), (call, "call"), (main, "main")] {
+        let (text, file, lines) = (code + 0x2e00, BASE + 0x3800, BASE + 0x3900);
+        image.put(code + 8, TYPES.code);
+        image.put(code + u64::from(layout.code_file), file);
+        image.put(code + u64::from(layout.code_lines), lines);
+        image.put_int(code + u64::from(layout.code_first_line), 70);
+        image.put(code + u64::from(layout.code_name), text);
+        text_object(&mut image, layout, text, TYPES.text, name);
+        text_object(&mut image, layout, file, TYPES.text, "file.py");
+        image.put(lines + 8, TYPES.bytes);
+        image.put(lines + 16, 2);
+        // One range of instructions, a line further than the first; for 3.11 on: without columns, by 1.
+        let table: &[u8] = match layout.lines {
+            layout::Lines::Steps | layout::Lines::Ranges => &[0, 1, 100, 0],
+            layout::Lines::Locations => &[0x80 | 13 << 3 | 7, 2],
+        };
+        image.put(lines + 16, table.len() as u64);
+        image.put_bytes(lines + 32, table);
+    }
+    for object in OBJECTS {
+        image.put(object + 8, MODULE);
+    }
+    let frame = |index: usize| FRAMES + index as u64 * FRAME_BYTES;
+    for index in 0..COUNT {
+        let at = frame(index);
+        let (code, local) = match index {
+            0 => (work, 0),
+            1..=3 => (call, OBJECTS[index - 1]),
+            _ => (main, 0),
+        };
+        image.put(at + u64::from(layout.code), tagged(code));
+        image.put(at + u64::from(layout.locals), tagged(local));
+        if index + 1 < COUNT {
+            image.put(at + u64::from(layout.previous), frame(index + 1));
+        }
+        match layout.place {
+            Place::Index(place, unit) => image.put_int(at + u64::from(place), 4 / unit),
+            Place::Instruction(place, first) => image.put(at + u64::from(place), code + u64::from(first) + 4),
+        }
+    }
+    let first = match layout.through {
+        None => frame(0),
+        Some(offset) => {
+            image.put(BASE + 0x800 + u64::from(offset), frame(0));
+            BASE + 0x800
+        }
+    };
+    image.put(STATE + u64::from(layout.frame), first);
+    image
+}
+
+fn text_object(image: &mut Image, layout: &Layout, at: u64, kind: u64, text: &str) {
+    image.put(at + 8, kind);
+    image.put(at + 16, text.len() as u64);
+    image.put(at + 32, 0x64);
+    image.put_bytes(at + u64::from(layout.text), text.as_bytes());
+}
+
+struct Tables {
+    codes: Codes,
+    modules: Modules,
+    names: crate::record::names::Names,
+    lines: Lines,
+}
+
+/// `call` calls a module, `CODES[3]` is an optimizer; the modules are children of each other, the outermost last.
+fn tables() -> Tables {
+    let tables = Tables { codes: Codes::new(), modules: Modules::new(), names: names(), lines: Lines::new() };
+    tables.lines.prepare();
+    assert!(
+        tables.codes.say(CODES[1], What::Module, 0, true)
+            && tables.codes.say(CODES[3], What::Optimizer, 0, false)
+    );
+    for (index, name) in ["inner", "3", "Root"].into_iter().enumerate() {
+        let parent = OBJECTS.get(index + 1).copied().unwrap_or(0);
+        assert!(tables.modules.say(OBJECTS[index], MODULE, parent, name.as_bytes()));
+    }
+    tables
+}
+
+impl Tables {
+    fn find(&self, image: &Image, layout: &Layout) -> Option<FrameName> {
+        let known = Known { codes: &self.codes, modules: &self.modules, names: &self.names, cell: CELL };
+        image.reads.set(0);
+        let found = known.find(&Reader { memory: image, layout }, STATE);
+        // Two words a frame; of one that means something the variable, its type, a cell, and the bases of its type.
+        assert!(image.reads.get() <= 2 * MOST * (8 + 64), "{} reads", image.reads.get());
+        found
+    }
+
+    fn line(&self, image: &Image, layout: &Layout) -> String {
+        image.reads.set(0);
+        let tag = self.lines.tag(&self.names, &Reader { memory: image, layout }, &TYPES, STATE);
+        // Of each frame its code, of that its type, file and first line; the text of each file once, and that of one line.
+        assert!(image.reads.get() <= MOST * 1000 + (1 << 16), "{} reads", image.reads.get());
+        String::from_utf8_lossy(self.names.path(tag).unwrap_or_default()).into_owned()
+    }
+
+    fn path(&self, found: Option<FrameName>) -> Option<(String, Phase)> {
+        let found = found?;
+        let path = self.names.path(found.tag).unwrap_or_default();
+        Some((String::from_utf8_lossy(path).into_owned(), found.phase))
+    }
+}
+
+fn text(image: &Image, layout: &Layout, room: &mut [u8]) -> usize {
+    image.reads.set(0);
+    let mut out = Out::new(room);
+    stack(&Reader { memory: image, layout }, &TYPES, STATE, &mut out);
+    assert!(image.reads.get() <= MOST * (600 + (1 << 16)), "{} reads", image.reads.get());
+    out.used()
+}
+
+fn prove(image: &Image, layout: &Layout) -> Result<(), String> {
+    let [work, call, main, _] = CODES;
+    let codes = [work, call, call, call, main, main, main, main];
+    let firsts = [0, OBJECTS[0], OBJECTS[1], OBJECTS[2], 0, 0, 0, 0];
+    let said = Said { codes: &codes, firsts: &firsts, lines: &[71; COUNT] };
+    selftest::check(&Reader { memory: image, layout }, &TYPES, STATE, said)
+}
+
+#[test]
+fn a_thread_is_read_as_it_is_in_every_layout() {
+    let tables = tables();
+    for layout in Layout::all() {
+        let mut image = image(&layout);
+        assert_eq!(prove(&image, &layout), Ok(()), "{layout:?}");
+        let path = |image: &Image| tables.path(tables.find(image, &layout));
+        assert_eq!(path(&image), Some(("Root.3/inner".to_owned(), Phase::Forward)), "{layout:?}");
+        let mut room = [0; 4096];
+        let used = text(&image, &layout, &mut room);
+        let expected = "work (file.py:71)\n".to_owned()
+            + &"call (file.py:71)\n".repeat(3)
+            + &"main (file.py:71)\n".repeat(4);
+        assert_eq!(String::from_utf8_lossy(&room[..used]), expected, "{layout:?}");
+        for most in 0..expected.len() {
+            let used = text(&image, &layout, &mut room[..most]);
+            let whole = expected[..most].rfind('\n').map_or(0, |end| end + 1);
+            assert_eq!(used, whole, "only whole lines");
+        }
+        // The variable in a cell; then none.
+        let local = FRAMES + FRAME_BYTES + u64::from(layout.locals);
+        image.put(BASE + 0x10c8, CELL);
+        image.put(BASE + 0x10d0, OBJECTS[0]);
+        image.put(local, BASE + 0x10c0);
+        assert_eq!(path(&image), Some(("Root.3/inner".to_owned(), Phase::Forward)));
+        assert!(prove(&image, &layout).is_err());
+        image.put(local, 0);
+        assert_eq!(path(&image), Some(("Root.3".to_owned(), Phase::Forward)));
+        // A chain that leads back to itself ends.
+        let root = FRAMES + 3 * FRAME_BYTES;
+        image.put(root + u64::from(layout.previous), FRAMES);
+        for index in 0..3 {
+            image.put(FRAMES + (index + 1) * FRAME_BYTES + u64::from(layout.locals), 0);
+        }
+        assert_eq!(path(&image), Some((String::new(), Phase::Forward)));
+        assert!(prove(&image, &layout).is_err());
+    }
+}
+
+#[test]
+fn a_frame_says_what_memory_is_for_and_its_callers_whose_it_is() {
+    let [work, call, main, _] = CODES;
+    let says = |said: &[(u64, What)]| {
+        let tables = tables();
+        assert!(said.iter().all(|&(code, what)| tables.codes.say(code, what, 0, false)));
+        let mut found = Layout::all().into_iter().map(|layout| tables.find(&image(&layout), &layout));
+        let first = found.next().expect("a layout");
+        assert!(found.all(|found| found == first), "{said:?}");
+        first.and_then(|here| Some((tables.path(first)?.0, here.phase, here.role)))
+    };
+    let inner = "Root.3/inner".to_owned();
+    assert_eq!(says(&[]), Some((inner.clone(), Phase::Forward, Role::Unknown)));
+    let pairs = [
+        (What::Parameter, Role::Parameter),
+        (What::Gradient, Role::Gradient),
+        (What::OptimizerState, Role::OptimizerState),
+    ];
+    for (what, role) in pairs {
+        assert_eq!(says(&[(work, what)]), Some((inner.clone(), Phase::Forward, role)));
+        // What a module does that is called by it is the module's.
+        assert_eq!(says(&[(main, what)]), Some((inner.clone(), Phase::Forward, Role::Unknown)));
+        let backward = [(work, what), (call, What::Nothing), (main, What::Backward)];
+        assert_eq!(says(&backward), Some((String::new(), Phase::Backward, role)));
+        let alone = [(work, what), (call, What::Nothing)];
+        assert_eq!(says(&alone), Some((String::new(), Phase::Unknown, role)));
+        assert_eq!(
+            says(&[(work, what), (call, What::Boundary)]),
+            Some((String::new(), Phase::Unknown, role))
+        );
+    }
+    // By way of a function of which nothing is known.
+    let called = |what| says(&[(call, What::Nothing), (main, what)]);
+    assert_eq!(called(What::Parameter), Some((String::new(), Phase::Unknown, Role::Parameter)));
+    assert_eq!(called(What::Gradient), None);
+    assert_eq!(called(What::OptimizerState), Some((String::new(), Phase::Unknown, Role::OptimizerState)));
+}
+
+#[test]
+fn line_is_that_of_the_innermost_frame_of_the_program() {
+    for layout in Layout::all() {
+        let tables = tables();
+        let mut image = image(&layout);
+        assert_eq!(tables.line(&image, &layout), "file.py:71 work", "{layout:?}");
+        // A line that nobody remembers takes more than twice as many.
+        assert_eq!(tables.line(&image, &layout), "file.py:71 work");
+        assert!(image.reads.get() <= 16, "it is remembered: {}", image.reads.get());
+        // Another code object at its address, of the standard library.
+        let [work, call, main, _] = CODES;
+        let library = BASE + 0x3e00;
+        text_object(&mut image, &layout, library, TYPES.text, "/usr/lib/python3.11/copy.py");
+        image.put(work + u64::from(layout.code_file), library);
+        assert_eq!(tables.line(&image, &layout), "file.py:71 call", "{layout:?}");
+        image.put_int(call + u64::from(layout.code_first_line), 80);
+        assert_eq!(tables.line(&image, &layout), "file.py:81 call", "{layout:?}");
+        // Nothing but the library: the innermost line.
+        image.put(call + u64::from(layout.code_file), library);
+        image.put(main + u64::from(layout.code_file), library);
+        assert_eq!(tables.line(&image, &layout), "copy.py:71 work", "{layout:?}");
+        image.put(STATE + u64::from(layout.frame), 0);
+        assert_eq!(tables.line(&image, &layout), "", "without frames");
+    }
+}
+
+#[test]
+fn no_layout_passes_for_another() {
+    for right in Layout::all() {
+        let image = image(&right);
+        for wrong in Layout::all() {
+            // 3.15 differs from 3.14 in where it says so only.
+            let same = Layout { version: right.version, mask: right.mask, ..wrong } == right;
+            assert_eq!(prove(&image, &wrong).is_ok(), same, "{:?} as {:?}", right.version, wrong.version);
+        }
+    }
+}
+
+fn images() -> usize {
+    std::env::var("GPUMEM_FUZZ").ok().and_then(|count| count.parse().ok()).unwrap_or(400)
+}
+
+/// Everything that reads, on this image.
+fn read_all(tables: &Tables, image: &Image, layout: &Layout, room: &mut [u8]) {
+    tables.find(image, layout);
+    tables.line(image, layout);
+    text(image, layout, room);
+    let _ = prove(image, layout);
+}
+
+#[test]
+fn damaged_threads_and_noise_are_survived() {
+    let tables = tables();
+    let mut dice = Dice(1);
+    let mut room = [0; 2048];
+    for layout in Layout::all() {
+        let whole = image(&layout);
+        let mut alike = 0;
+        for turn in 0..images() {
+            // Damaged: some words are others, or have a bit wrong.
+            let mut damaged =
+                Image { words: whole.words.clone(), elsewhere: turn % 2 == 0, reads: Cell::new(0) };
+            for _ in 0..=dice.below(6) {
+                let used = damaged.words.iter().enumerate().filter(|(_, word)| **word != 0);
+                let places: Vec<usize> = used.map(|(place, _)| place).collect();
+                let place = places[dice.below(places.len())];
+                damaged.words[place] = match dice.below(3) {
+                    0 => damaged.words[place] ^ 1 << dice.below(64),
+                    1 => damaged.words[place].wrapping_add(dice.next() & 0xff),
+                    _ => dice.word(),
+                };
+            }
+            alike += usize::from(prove(&damaged, &layout).is_ok());
+            read_all(&tables, &damaged, &layout, &mut room);
+            // Noise all over, but for where it begins and for some that looks right.
+            let words = (0..WORDS).map(|_| dice.word()).collect();
+            let mut noise = Image { words, elsewhere: turn % 2 == 0, reads: Cell::new(0) };
+            for place in 0..WORDS {
+                if whole.words[place] != 0 && dice.below(4) != 0 {
+                    noise.words[place] = whole.words[place];
+                }
+            }
+            read_all(&tables, &noise, &layout, &mut room);
+        }
+        assert!(alike < images() / 2, "damage goes unnoticed: {alike}");
+    }
+}

@@ -1,0 +1,417 @@
+//! Where CPython keeps what the walk needs, per version, in bytes.
+//!
+//! ```text
+//!          thread state -> frame     previous  code  first local
+//! 3.9      24                        24        32    360
+//! 3.10     24                        24        32    352
+//! 3.11     56, then 8                48        32    72
+//! 3.12     56, then 0                8         0     72
+//! 3.13 on  as published at the start of _PyRuntime
+//! ```
+//!
+//! Measured with the compilers' `offsetof` for x86-64, and proved by agent-lib/tests/suite/frames.rs on every interpreter that it
+//! finds: 3.9.18, 3.10.13, 3.11.7, 3.12.1, 3.13.0, 3.14.10 and 3.15.2 so far. Builds without a GIL are told apart and left alone,
+//! proved on 3.14.9. For aarch64 the structs are the same (LP64, no bit fields among these), but nobody has run it there. Nothing is
+//! taken on trust: selftest.rs compares with what Python says before anything is read without care.
+
+use crate::naming::python::memory::{FAR, Memory, Pointer};
+
+/// A version, as (3, 11).
+pub type Version = (u8, u8);
+
+/// How a code object says which line an instruction belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lines {
+    /// 3.9: pairs of bytes, steps of the instruction and of the line.
+    Steps,
+    /// 3.10: pairs of bytes, length of a range in bytes and the step of its line; -128 for none.
+    Ranges,
+    /// 3.11 on: entries of variable length.
+    Locations,
+}
+
+/// How a frame says where it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// A C int, in units of so many bytes.
+    Index(u16, i32),
+    /// A pointer into the code object, whose instructions begin at the second offset.
+    Instruction(u16, u16),
+}
+
+/// See the module's text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct Layout {
+    /// Of CPython.
+    pub version: Version,
+    /// In a thread state: its frame, or what leads to it.
+    pub frame: u16,
+    /// In what the thread state points to: its frame.
+    pub through: Option<u16>,
+    /// Bits of a reference that are its address: 3.14 and later keep notes in the lowest two.
+    pub mask: u64,
+    /// In a frame: the frame that called it.
+    pub previous: u16,
+    /// In a frame: its code object.
+    pub code: u16,
+    /// In a frame: its first local variable. The others follow.
+    pub locals: u16,
+    /// In a frame: where it is.
+    pub place: Place,
+    /// In a frame: whose it is, and the first value that says that it belongs to the interpreter and runs no code of Python's.
+    pub owner: Option<(u16, u8)>,
+    /// In a code object.
+    pub code_name: u16,
+    /// In a code object.
+    pub code_file: u16,
+    /// In a code object: a C int.
+    pub code_first_line: u16,
+    /// In a code object.
+    pub code_lines: u16,
+    /// Which kind of them.
+    pub lines: Lines,
+    /// In a str of ASCII: its characters.
+    pub text: u16,
+    /// In a tuple: its items.
+    pub items: u16,
+}
+
+/// In any object: its type.
+pub const TYPE: u16 = 8;
+/// In a tuple, bytes or str: its length.
+pub const LENGTH: u16 = 16;
+/// In a str: what kind it is.
+pub const TEXT_STATE: u16 = 32;
+/// In bytes: them.
+pub const BYTES: u16 = 32;
+/// In a cell: its object.
+pub const CELL: u16 = 16;
+/// In a type: the tuple of its bases and theirs.
+pub const BASES: u16 = 344;
+
+/// Of versions that publish nothing.
+const KNOWN: [Layout; 4] = [
+    Layout {
+        version: (3, 9),
+        frame: 24,
+        through: None,
+        mask: u64::MAX,
+        previous: 24,
+        code: 32,
+        locals: 360,
+        place: Place::Index(104, 1),
+        owner: None,
+        code_name: 112,
+        code_file: 104,
+        code_first_line: 40,
+        code_lines: 120,
+        lines: Lines::Steps,
+        text: 48,
+        items: 24,
+    },
+    Layout {
+        version: (3, 10),
+        frame: 24,
+        through: None,
+        mask: u64::MAX,
+        previous: 24,
+        code: 32,
+        locals: 352,
+        place: Place::Index(96, 2),
+        owner: None,
+        code_name: 112,
+        code_file: 104,
+        code_first_line: 40,
+        code_lines: 120,
+        lines: Lines::Ranges,
+        text: 48,
+        items: 24,
+    },
+    Layout {
+        version: (3, 11),
+        frame: 56,
+        through: Some(8),
+        mask: u64::MAX,
+        previous: 48,
+        code: 32,
+        locals: 72,
+        place: Place::Instruction(56, 184),
+        owner: None,
+        code_name: 128,
+        code_file: 112,
+        code_first_line: 72,
+        code_lines: 136,
+        lines: Lines::Locations,
+        text: 48,
+        items: 24,
+    },
+    Layout {
+        version: (3, 12),
+        frame: 56,
+        through: Some(0),
+        mask: u64::MAX,
+        previous: 8,
+        code: 0,
+        locals: 72,
+        place: Place::Instruction(56, 192),
+        owner: Some((70, 3)),
+        code_name: 128,
+        code_file: 112,
+        code_first_line: 68,
+        code_lines: 136,
+        lines: Lines::Locations,
+        text: 40,
+        items: 24,
+    },
+];
+
+/// "3.11.7 (main, ...": the version, and whether it has a GIL.
+pub fn version(text: &str) -> Option<(Version, bool)> {
+    let number = text.split([' ', '+']).next()?;
+    let mut parts = number.split('.');
+    let version = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+    Some((version, !text.contains("free-threading")))
+}
+
+/// The layout of a version. `runtime` is where _PyRuntime lies.
+pub fn of(version: Version, memory: &impl Memory, runtime: Option<Pointer>) -> Result<Layout, String> {
+    let (major, minor) = version;
+    let layout = match version {
+        (3, 13..=15) => {
+            let runtime = runtime.ok_or_else(|| format!("CPython {major}.{minor} without _PyRuntime"))?;
+            published(version, memory, runtime)?
+        }
+        _ => {
+            let known = KNOWN.iter().find(|known| known.version == version);
+            *known.ok_or_else(|| format!("CPython {major}.{minor} is not known"))?
+        }
+    };
+    if layout.sane() { Ok(layout) } else { Err("offsets that make no sense".to_owned()) }
+}
+
+/// Where the parts of the published table begin, in words.
+struct Parts {
+    state: u16,
+    frame: u16,
+    code: u16,
+    object: u16,
+    tuple: u16,
+    bytes: u16,
+    text: u16,
+}
+
+const IN_3_13: Parts = Parts { state: 19, frame: 28, code: 34, object: 44, tuple: 50, bytes: 64, text: 67 };
+const IN_3_14: Parts = Parts { state: 22, frame: 31, code: 39, object: 50, tuple: 56, bytes: 74, text: 77 };
+const IN_3_15: Parts = Parts { state: 22, frame: 39, code: 47, object: 58, tuple: 68, bytes: 86, text: 89 };
+
+/// What the interpreter says of itself. A table of words: the cookie, the version, whether there is no GIL, and parts, each with the
+/// size of the struct that it is of.
+fn published(version: Version, memory: &impl Memory, runtime: Pointer) -> Result<Layout, String> {
+    let word =
+        |index: u16| memory.word(runtime, index * 8).ok_or_else(|| "_PyRuntime cannot be read".to_owned());
+    if word(0)?.to_ne_bytes() != *b"xdebugpy" {
+        return Err("_PyRuntime begins with something else than its offsets".to_owned());
+    }
+    let said = word(1)?;
+    if (said >> 24, said >> 16 & 0xff) != (version.0.into(), version.1.into()) {
+        return Err(format!("_PyRuntime is of {}.{}", said >> 24, said >> 16 & 0xff));
+    }
+    if word(2)? != 0 {
+        return Err(NO_GIL.to_owned());
+    }
+    let (parts, mask) = match version.1 {
+        13 => (IN_3_13, u64::MAX),
+        14 => (IN_3_14, !3),
+        _ => (IN_3_15, !3),
+    };
+    // The offset at `index` of the part, of a field with `bytes` bytes inside of the struct.
+    let field = |part: u16, index: u16, bytes: u64| -> Result<u16, String> {
+        let (size, offset) = (word(part)?, word(part + index)?);
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= size) && offset % bytes == 0;
+        u16::try_from(offset).ok().filter(|_| inside).ok_or_else(|| "offsets that make no sense".to_owned())
+    };
+    // That what is fixed here is where they say.
+    let fixed = [
+        (parts.object, 1, TYPE),
+        (parts.tuple, 2, LENGTH),
+        (parts.bytes, 1, LENGTH),
+        (parts.text, 2, LENGTH),
+    ];
+    for (part, index, here) in fixed {
+        if field(part, index, 8)? != here {
+            return Err("objects are not laid out as ever".to_owned());
+        }
+    }
+    // Behind the struct, or its last bytes: `field` would not take them.
+    let text = u16::try_from(word(parts.text + 3)?).unwrap_or(u16::MAX);
+    if field(parts.text, 1, 4)? != TEXT_STATE || word(parts.bytes + 2)? != u64::from(BYTES) {
+        return Err("str and bytes are not laid out as ever".to_owned());
+    }
+    let items = u16::try_from(word(parts.tuple + 1)?).unwrap_or(u16::MAX);
+    Ok(Layout {
+        version,
+        frame: field(parts.state, 4, 8)?,
+        through: None,
+        mask,
+        previous: field(parts.frame, 1, 8)?,
+        code: field(parts.frame, 2, 8)?,
+        locals: field(parts.frame, 4, 8)?,
+        place: Place::Instruction(field(parts.frame, 3, 8)?, field(parts.code, 9, 8)?),
+        owner: Some((field(parts.frame, 5, 1)?, 3)),
+        code_name: field(parts.code, 3, 8)?,
+        code_file: field(parts.code, 1, 8)?,
+        code_first_line: field(parts.code, 5, 4)?,
+        code_lines: field(parts.code, 4, 8)?,
+        lines: Lines::Locations,
+        text,
+        items,
+    })
+}
+
+/// Why there is nothing without a GIL: another thread may change a module's table of children, its type or its reference
+/// count at any time, and nobody has proved the frames there.
+pub const NO_GIL: &str = "CPython without a GIL (free-threaded) is not read";
+
+impl Layout {
+    /// Words at multiples of 8, nothing far away.
+    fn sane(&self) -> bool {
+        let place = match self.place {
+            Place::Index(at, _) => [at & !7, 0],
+            Place::Instruction(at, first) => [at, first & !7],
+        };
+        let words = [
+            self.frame,
+            self.through.unwrap_or(0),
+            self.previous,
+            self.code,
+            self.locals,
+            self.code_name,
+            self.code_file,
+            self.code_lines,
+            self.text,
+            self.items,
+            place[0],
+            place[1],
+        ];
+        let near = usize::from(self.code_first_line) < FAR / 2;
+        near && words.iter().all(|&word| word % 8 == 0 && usize::from(word) < FAR / 2)
+    }
+
+    /// Layouts of all versions, for tests: the published ones as x86-64 publishes them.
+    #[cfg(test)]
+    pub fn all() -> Vec<Layout> {
+        let mut all = KNOWN.to_vec();
+        for version in [(3, 13), (3, 14), (3, 15)] {
+            let image = tests::image(version, false);
+            let memory = tests::Words(&image);
+            all.push(of(version, &memory, Pointer::new(tests::BASE)).expect("a layout"));
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    pub const BASE: u64 = 0x5555_0000_0000;
+
+    /// Words that lie at `BASE`.
+    #[derive(Debug)]
+    pub struct Words<'a>(pub &'a [u64]);
+
+    impl Memory for Words<'_> {
+        fn word(&self, at: Pointer, offset: u16) -> Option<u64> {
+            let offset = at.address().checked_sub(BASE)? as usize + usize::from(offset);
+            self.0.get(offset / 8).copied()
+        }
+
+        fn bytes(&self, _: Pointer, _: u16, _: &mut [u8]) -> bool {
+            false
+        }
+    }
+
+    /// What 3.13.0, 3.14.10 and 3.15.2 have at the start of _PyRuntime on x86-64, of the parts that are looked at.
+    pub fn image(version: Version, free_threaded: bool) -> Vec<u64> {
+        let mut words = vec![0; 96];
+        words[0] = u64::from_ne_bytes(*b"xdebugpy");
+        words[1] = u64::from(version.0) << 24 | u64::from(version.1) << 16 | 0xf0;
+        words[2] = free_threaded.into();
+        let mut part =
+            |at: u16, fields: &[u64]| words[usize::from(at)..][..fields.len()].copy_from_slice(fields);
+        let (parts, state, frame, code, item) = match version.1 {
+            13 => (IN_3_13, 304, [80, 8, 0, 56, 72, 70], [208, 112, 120, 128, 136, 68, 52, 96, 104, 200], 24),
+            minor => {
+                let (parts, state) = if minor == 14 { (IN_3_14, 832) } else { (IN_3_15, 888) };
+                (parts, state, [88, 8, 0, 56, 80, 74], [216, 112, 120, 128, 136, 68, 52, 96, 104, 208], 32)
+            }
+        };
+        part(parts.state, &[state, 0, 8, 16, 72, 152, 160, 200, 36]);
+        part(parts.frame, &frame);
+        part(parts.code, &code);
+        part(parts.object, &[16, 8]);
+        part(parts.tuple, &[item + 8, item, 16]);
+        part(parts.bytes, &[40, 16, 32]);
+        part(parts.text, &[64, 32, 16, 40]);
+        words
+    }
+
+    fn read(version: Version, image: &[u64]) -> Result<Layout, String> {
+        of(version, &Words(image), Pointer::new(BASE))
+    }
+
+    #[test]
+    fn versions_as_interpreters_say_them() {
+        assert_eq!(version("3.11.7 (main, Dec  8 2023, 18:56:57) [GCC 12.2.0]"), Some(((3, 11), true)));
+        assert_eq!(version("3.14.0rc2+ (heads/3.14"), Some(((3, 14), true)));
+        assert_eq!(version("3.13.0 experimental free-threading build (main"), Some(((3, 13), false)));
+        assert_eq!(version("3.14.2 free-threading build (main"), Some(((3, 14), false)));
+        for odd in ["", "3", "x.y", "3.-1", "3.999"] {
+            assert_eq!(version(odd), None, "{odd}");
+        }
+    }
+
+    #[test]
+    fn offsets_are_read_from_what_the_interpreter_publishes() {
+        let layout = read((3, 13), &image((3, 13), false)).expect("a layout");
+        let few = (layout.frame, layout.previous, layout.code, layout.locals, layout.mask, layout.items);
+        assert_eq!(few, (72, 8, 0, 72, u64::MAX, 24));
+        assert_eq!((layout.place, layout.owner), (Place::Instruction(56, 200), Some((70, 3))));
+        let layout = read((3, 14), &image((3, 14), false)).expect("a layout");
+        let few = (layout.frame, layout.previous, layout.code, layout.locals, layout.mask, layout.items);
+        assert_eq!(few, (72, 8, 0, 80, !3, 32));
+        assert_eq!((layout.place, layout.owner), (Place::Instruction(56, 208), Some((74, 3))));
+    }
+
+    #[test]
+    fn what_is_not_known_is_not_guessed() {
+        for version in [(2, 7), (3, 7), (3, 8), (3, 16), (4, 0)] {
+            assert!(read(version, &image((3, 14), false)).is_err(), "{version:?}");
+        }
+        assert!(read((3, 15), &image((3, 14), false)).is_err());
+        assert_eq!(read((3, 14), &image((3, 14), true)), Err(NO_GIL.to_owned()));
+        assert_eq!(read((3, 13), &image((3, 13), true)), Err(NO_GIL.to_owned()));
+        assert!(read((3, 13), &image((3, 14), false)).expect_err("another").contains("3.14"));
+        assert!(of((3, 13), &Words(&[]), None).is_err());
+        assert!(read((3, 13), &[]).is_err());
+        assert!(read((3, 13), &image((3, 13), false)[..60]).is_err());
+    }
+
+    /// Whatever a word of it is: no panic, and no offset that the reader would not take.
+    #[test]
+    fn a_corrupt_table_gives_no_layout_or_a_sane_one() {
+        for version in [(3, 13), (3, 14), (3, 15)] {
+            let image = image(version, false);
+            for index in 0..image.len() {
+                for value in [0, 1, 7, 4096, 1 << 16, 1 << 40, u64::MAX, u64::MAX - 7] {
+                    let mut image = image.clone();
+                    image[index] = value;
+                    if let Ok(layout) = read(version, &image) {
+                        assert!(layout.sane());
+                    }
+                }
+            }
+        }
+    }
+}

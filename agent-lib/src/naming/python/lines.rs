@@ -1,0 +1,305 @@
+//! Blocks that nothing names: they are named after the line of the program that allocates them, `train.py:212 make_buffer`.
+//!
+//! The line is that of the innermost frame whose file is neither PyTorch's nor the standard library's: a copy that PyTorch or
+//! `copy.deepcopy` makes belongs to its caller. Where all frames are theirs it is the innermost one.
+//!
+//! What a frame means is remembered, as the text of a line takes some microseconds to make: a table from a hash of the code object and
+//! the instruction to the line's tag, without a lock. A code object may be freed and its address be another's soon, so that its
+//! file and first line are part of the hash. A program has a bounded number of lines with tags; of more the blocks have a name
+//! in common.
+
+use crate::base::memfd::anonymous;
+use crate::base::row::mix;
+use crate::naming::python::layout::{self, Place};
+use crate::naming::python::memory::{Memory, Pointer};
+use crate::naming::python::text::{self, FILE, NAME, Out, Types};
+use crate::naming::python::walk::Reader;
+use crate::record::names::Names;
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
+
+/// Entries of the table: a power of two.
+const ENTRIES: usize = 1 << 15;
+/// Entries that are used.
+const MOST_ENTRIES: usize = ENTRIES / 2;
+/// Lines with tags of their own.
+const MOST_LINES: usize = 4096;
+/// Entries that a look-up tries.
+const REACH: usize = 16;
+/// Tags have fewer bits.
+const TAG_BITS: u32 = 20;
+/// Bits by which entries are told apart.
+const CHECK: u64 = !0 << TAG_BITS;
+/// The tag of a code object whose file is the program's, and of one whose file is not.
+const OWN: u32 = 1;
+const LIBRARY: u32 = 2;
+/// The name that further lines share.
+const REST: &[u8] = b"(other lines)";
+
+/// Packages that allocate for their callers, by the directory in which they are installed.
+const PACKAGES: [&[u8]; 5] = [b"torch/", b"functorch/", b"torchgen/", b"triton/", b"gpumem/"];
+/// Code that was generated: its name says nothing.
+const GENERATED: [&[u8]; 4] = [b"<frozen ", b"<gpumem", b"<eval_with_key>", b"<torch_package"];
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Lines {
+    /// `ENTRIES` of them, once `prepare` was called.
+    entries: AtomicPtr<AtomicU64>,
+    used: AtomicUsize,
+    lines: AtomicUsize,
+}
+
+/// A frame's code object, and what its entries are found by.
+#[derive(Debug, Clone, Copy)]
+struct Code {
+    at: Pointer,
+    hash: u64,
+}
+
+impl Lines {
+    /// None are known.
+    pub const fn new() -> Self {
+        Lines {
+            entries: AtomicPtr::new(std::ptr::null_mut()),
+            used: AtomicUsize::new(0),
+            lines: AtomicUsize::new(0),
+        }
+    }
+
+    /// The tag of the line that the thread with this state is at; 0 without a frame, or without room for names.
+    pub fn tag<M: Memory>(&self, names: &Names, reader: &Reader<'_, M>, types: &Types, state: u64) -> u32 {
+        let mut innermost = None;
+        for frame in reader.frames(state) {
+            let Some(code) = code_of(reader, types, frame) else { continue };
+            if self.is_own(reader, types, code) {
+                return self.line(names, reader, types, frame, code);
+            }
+            innermost = innermost.or(Some((frame, code)));
+        }
+        innermost.map_or(0, |(frame, code)| self.line(names, reader, types, frame, code))
+    }
+
+    fn is_own<M: Memory>(&self, reader: &Reader<'_, M>, types: &Types, code: Code) -> bool {
+        if let Some(kind) = self.find(code.hash) {
+            return kind == OWN;
+        }
+        let mut room = [0; FILE + 3];
+        let mut out = Out::new(&mut room);
+        if let Some(file) = reader.memory.pointer(code.at, reader.layout.code_file) {
+            text::write_text(reader, types, file, FILE, true, &mut out);
+        }
+        let used = out.used();
+        let kind = if is_library(&room[..used]) { LIBRARY } else { OWN };
+        self.keep(code.hash, kind);
+        kind == OWN
+    }
+
+    fn line<M: Memory>(
+        &self,
+        names: &Names,
+        reader: &Reader<'_, M>,
+        types: &Types,
+        frame: Pointer,
+        code: Code,
+    ) -> u32 {
+        let at = match reader.layout.place {
+            Place::Index(at, _) => reader.memory.int(frame, at).map(|at| at as u64),
+            Place::Instruction(at, _) => reader.memory.word(frame, at),
+        };
+        let hash = mix(code.hash, at.unwrap_or(0));
+        if let Some(tag) = self.find(hash) {
+            return tag;
+        }
+        let mut room = [0; FILE + NAME + 32];
+        let used = write(reader, types, frame, code.at, &mut room);
+        let tag = self.tag_of(names, &room[..used]);
+        if tag != 0 && tag >> TAG_BITS == 0 {
+            self.keep(hash, tag);
+        }
+        tag
+    }
+
+    /// Several instructions are of one line: only a new text counts.
+    #[cold]
+    fn tag_of(&self, names: &Names, text: &[u8]) -> u32 {
+        if let Some(tag) = names.known(0, text) {
+            return tag;
+        }
+        if self.lines.load(Relaxed) >= MOST_LINES {
+            return names.intern(0, REST);
+        }
+        self.lines.fetch_add(1, Relaxed);
+        names.intern(0, text)
+    }
+
+    fn entries(&self) -> &'static [AtomicU64] {
+        let entries = self.entries.load(Acquire);
+        if entries.is_null() {
+            return &[];
+        }
+        // SAFETY: `prepare` put there a mapping of that size, zeroed, which stays.
+        unsafe { std::slice::from_raw_parts(entries, ENTRIES) }
+    }
+
+    fn find(&self, hash: u64) -> Option<u32> {
+        let entries = self.entries();
+        for probe in 0..if entries.is_empty() { 0 } else { REACH } {
+            match entries[(hash as usize).wrapping_add(probe) % ENTRIES].load(Relaxed) {
+                0 => return None,
+                found if found & CHECK == hash & CHECK => return Some((found & !CHECK) as u32),
+                _ => {}
+            }
+        }
+        None
+    }
+
+    /// Makes the table. Not in a hook. Without one, a line costs its text each time.
+    pub fn prepare(&self) {
+        if !self.entries().is_empty() {
+            return;
+        }
+        let Some(fresh) = anonymous::<AtomicU64>(ENTRIES) else { return };
+        let fresh = fresh.as_ptr().cast_mut();
+        if self.entries.compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire).is_err() {
+            // SAFETY: the mapping that was made above and that nobody knows.
+            unsafe { libc::munmap(fresh.cast(), ENTRIES * size_of::<AtomicU64>()) };
+        }
+    }
+
+    /// Remembers it, if there is room.
+    #[cold]
+    fn keep(&self, hash: u64, tag: u32) {
+        if self.entries().is_empty() {
+            return;
+        }
+        if self.used.load(Relaxed) >= MOST_ENTRIES {
+            return;
+        }
+        let (entries, entry) = (self.entries(), hash & CHECK | u64::from(tag));
+        for probe in 0..REACH {
+            let place = &entries[(hash as usize).wrapping_add(probe) % ENTRIES];
+            match place.compare_exchange(0, entry, Relaxed, Relaxed) {
+                Ok(_) => {
+                    self.used.fetch_add(1, Relaxed);
+                    return;
+                }
+                Err(found) if found & CHECK == entry & CHECK => return,
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+/// The frame's code object; `None` for frames of the interpreter's own.
+fn code_of<M: Memory>(reader: &Reader<'_, M>, types: &Types, frame: Pointer) -> Option<Code> {
+    let (memory, layout) = (reader.memory, reader.layout);
+    let at = reader.code(frame).and_then(Pointer::new)?;
+    if memory.word(at, layout::TYPE)? != types.code || reader.internal(frame) {
+        return None;
+    }
+    let (file, first) = (memory.word(at, layout.code_file)?, memory.int(at, layout.code_first_line)?);
+    Some(Code { at, hash: mix(mix(at.address(), file), first as u64) })
+}
+
+/// Writes `file:line function`, without the file's directories.
+fn write<M: Memory>(
+    reader: &Reader<'_, M>,
+    types: &Types,
+    frame: Pointer,
+    code: Pointer,
+    room: &mut [u8],
+) -> usize {
+    let (memory, layout) = (reader.memory, reader.layout);
+    let mut out = Out::new(room);
+    let file = memory.pointer(code, layout.code_file);
+    let is_written = file.is_some_and(|file| text::write_text(reader, types, file, FILE, true, &mut out));
+    if !is_written {
+        out.put(b"?");
+    }
+    let used = out.used();
+    let name = room[..used].iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
+    room.copy_within(name..used, 0);
+    let mut out = Out::behind(room, used - name);
+    out.put(b":");
+    match text::line_number(reader, types, frame, code) {
+        Some(number) if number >= 0 => out.number(number),
+        _ => out.put(b"?"),
+    };
+    out.put(b" ");
+    let function = memory.pointer(code, layout.code_name);
+    if !function.is_some_and(|function| text::write_text(reader, types, function, NAME, false, &mut out)) {
+        out.put(b"?");
+    }
+    let used = out.used();
+    // Names of tags are paths.
+    room[..used].iter_mut().filter(|byte| **byte == b'/').for_each(|byte| *byte = b'|');
+    used
+}
+
+fn find(text: &[u8], part: &[u8]) -> Option<usize> {
+    text.windows(part.len()).rposition(|window| window == part)
+}
+
+/// Whether a file, by the end of its path, is PyTorch's or the standard library's.
+fn is_library(file: &[u8]) -> bool {
+    if GENERATED.iter().any(|name| file.starts_with(name)) || find(file, b"/torchinductor_").is_some() {
+        return true;
+    }
+    const PACKAGES_END: &[u8] = b"-packages/";
+    const VERSION: &[u8] = b"/python3.";
+    if let Some(at) = find(file, PACKAGES_END) {
+        let package = &file[at + PACKAGES_END.len()..];
+        return PACKAGES.iter().any(|name| package.starts_with(name));
+    }
+    // lib/python3.12/copy.py
+    let Some(at) = find(file, VERSION) else { return false };
+    let is_lib = file[..at].ends_with(b"/lib") || file[..at].ends_with(b"/lib64");
+    let version = file[at + VERSION.len()..].split(|&byte| byte == b'/').next().unwrap_or_default();
+    is_lib && !version.is_empty() && version.iter().all(|byte| byte.is_ascii_digit() || *byte == b't')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_pytorch_and_of_the_standard_library_are_no_ones_own() {
+        let venv = "/home/u/venv/lib/python3.11/site-packages";
+        for (file, library) in [
+            (format!("{venv}/torch/_tensor.py"), true),
+            (format!("{venv}/torchvision/ops.py"), false),
+            (format!("{venv}/transformers/cache_utils.py"), false),
+            ("/usr/lib/python3/dist-packages/torch/serialization.py".to_owned(), true),
+            ("/usr/lib/python3.11/copy.py".to_owned(), true),
+            ("/opt/lib64/python3.14t/contextlib.py".to_owned(), true),
+            ("/home/u/python3.11/train.py".to_owned(), false),
+            ("/home/u/torch/train.py".to_owned(), false),
+            ("<frozen runpy>".to_owned(), true),
+            ("<stdin>".to_owned(), false),
+            ("/tmp/torchinductor_u/ab/cdef.py".to_owned(), true),
+            ("train.py".to_owned(), false),
+            (String::new(), false),
+        ] {
+            assert_eq!(is_library(file.as_bytes()), library, "{file}");
+        }
+    }
+
+    #[test]
+    fn lines_are_remembered_and_many_share_a_name() {
+        let lines = Lines::new();
+        lines.keep(mix(1, 2), 3);
+        lines.prepare();
+        assert_eq!(lines.find(mix(1, 2)), None);
+        for number in 0..2 * MOST_ENTRIES as u64 {
+            lines.keep(mix(number, 7), 3 + (number % 1000) as u32);
+        }
+        assert!(lines.used.load(Relaxed) <= MOST_ENTRIES);
+        let mut found = 0;
+        for number in 0..2 * MOST_ENTRIES as u64 {
+            let tag = lines.find(mix(number, 7));
+            assert!(tag.is_none_or(|tag| tag == 3 + (number % 1000) as u32));
+            found += u32::from(tag.is_some());
+        }
+        assert!(found > MOST_ENTRIES as u32 * 9 / 10, "{found}");
+    }
+}

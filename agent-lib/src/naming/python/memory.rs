@@ -1,0 +1,180 @@
+//! How the interpreter's memory is read: only at pointers that look like pointers, and through this trait, so that the walk
+//! can be proved on images that are anything but an interpreter (walk.rs, tests).
+
+use std::ffi::c_void;
+
+/// Offsets from a pointer are smaller than this: see `Layout::sane`.
+pub const FAR: usize = 1 << 12;
+/// Below are pages that no process maps.
+const LOWEST: u64 = 1 << 16;
+/// Bits of an address in user space, unless a program asks for more.
+const BITS: u32 = if cfg!(target_arch = "x86_64") { 47 } else { 48 };
+/// User space ends here, less room for any offset.
+const HIGHEST: u64 = (1 << BITS) - (1 << 16);
+
+/// A word that may be the address of an object or a frame: aligned, and in user space with room for any offset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pointer(usize);
+
+impl Pointer {
+    /// None for what cannot be one.
+    #[inline(always)]
+    pub const fn new(word: u64) -> Option<Pointer> {
+        // One comparison for both ends, and for the lowest bits, which are the highest here.
+        let is_one = word.rotate_right(3).wrapping_sub(LOWEST >> 3) < (HIGHEST - LOWEST) >> 3;
+        if is_one { Some(Pointer(word as usize)) } else { None }
+    }
+
+    /// As a number.
+    #[inline(always)]
+    pub const fn address(self) -> u64 {
+        self.0 as u64
+    }
+}
+
+/// Memory of an interpreter.
+pub trait Memory {
+    /// The word `offset` bytes behind `at`; `None` if it cannot be read.
+    fn word(&self, at: Pointer, offset: u16) -> Option<u64>;
+
+    /// Bytes `offset` behind `at`; whether they can be read. At most `FAR`, offset included.
+    fn bytes(&self, at: Pointer, offset: u16, out: &mut [u8]) -> bool;
+
+    /// A pointer there.
+    #[inline(always)]
+    fn pointer(&self, at: Pointer, offset: u16) -> Option<Pointer> {
+        Pointer::new(self.word(at, offset)?)
+    }
+
+    /// A C int there.
+    fn int(&self, at: Pointer, offset: u16) -> Option<i32> {
+        let mut bytes = [0; 4];
+        self.bytes(at, offset, &mut bytes).then(|| i32::from_ne_bytes(bytes))
+    }
+
+    /// A byte there.
+    fn byte(&self, at: Pointer, offset: u16) -> Option<u8> {
+        let mut byte = [0];
+        self.bytes(at, offset, &mut byte).then(|| byte[0])
+    }
+}
+
+/// This process's own, read as it is.
+#[derive(Debug)]
+pub struct Plain(());
+
+impl Plain {
+    /// # Safety
+    /// Whoever reads with it follows a layout that was proved in this process, from the calling thread's own state: its
+    /// frames and what they hold stay as they are until the call returns that the thread is in.
+    #[inline(always)]
+    pub const unsafe fn new() -> Self {
+        Plain(())
+    }
+}
+
+impl Memory for Plain {
+    #[inline(always)]
+    fn word(&self, at: Pointer, offset: u16) -> Option<u64> {
+        // SAFETY: as `new` says; aligned, since pointers and the offsets of words are multiples of 8.
+        Some(unsafe { ((at.0 + usize::from(offset)) as *const u64).read() })
+    }
+
+    fn bytes(&self, at: Pointer, offset: u16, out: &mut [u8]) -> bool {
+        if usize::from(offset) + out.len() > FAR {
+            return false;
+        }
+        let from = (at.0 + usize::from(offset)) as *const u8;
+        // SAFETY: as `new` says.
+        unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
+        true
+    }
+}
+
+/// This process's own, read by the kernel on our behalf: a wrong address is an answer, not a fault. For finding out whether
+/// a layout is right. A pipe, because process_vm_readv is forbidden in many containers.
+#[derive(Debug)]
+pub struct Careful {
+    from: i32,
+    to: i32,
+}
+
+impl Careful {
+    /// None without file descriptors.
+    pub fn new() -> Option<Self> {
+        let mut ends = [0; 2];
+        // SAFETY: a place for two descriptors.
+        let made = unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) } == 0;
+        let [from, to] = if made { ends.map(crate::base::descriptor::up) } else { [-1; 2] };
+        let careful = Careful { from, to };
+        (from >= 0 && to >= 0).then_some(careful)
+    }
+}
+
+impl Drop for Careful {
+    fn drop(&mut self) {
+        // SAFETY: ours.
+        unsafe {
+            libc::close(self.from);
+            libc::close(self.to);
+        }
+    }
+}
+
+impl Memory for Careful {
+    fn word(&self, at: Pointer, offset: u16) -> Option<u64> {
+        let mut bytes = [0; 8];
+        self.bytes(at, offset, &mut bytes).then(|| u64::from_ne_bytes(bytes))
+    }
+
+    fn bytes(&self, at: Pointer, offset: u16, out: &mut [u8]) -> bool {
+        if usize::from(offset) + out.len() > FAR {
+            return false;
+        }
+        let from = (at.0 + usize::from(offset)) as *const c_void;
+        // SAFETY: the kernel reads, and says EFAULT of what it cannot; the pipe is empty and takes a page without waiting.
+        let put = unsafe { libc::write(self.to, from, out.len()) };
+        let Ok(put) = usize::try_from(put) else { return false };
+        // SAFETY: as many bytes as lie in the pipe, and never more than `out` has room for.
+        let got = unsafe { libc::read(self.from, out.as_mut_ptr().cast(), put) };
+        usize::try_from(got) == Ok(out.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_looks_like_a_pointer() {
+        for word in
+            [0, 1, 8, 0xfff8, (1 << BITS) - 8, 1 << BITS, 0xffff_8000_0000_0000, u64::MAX, 0x5555_0000_0001]
+        {
+            assert_eq!(Pointer::new(word), None, "{word:x}");
+        }
+        for word in [0x1_0000, 0x5555_0000_0000, 0x7fff_fffe_0000] {
+            assert_eq!(Pointer::new(word).map(Pointer::address), Some(word), "{word:x}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_address_is_an_answer() {
+        let careful = Careful::new().expect("a pipe");
+        let words = [7_u64, 8, 9];
+        let at = Pointer::new(words.as_ptr() as u64).expect("aligned");
+        let nowhere = Pointer::new(0x10_0000).expect("aligned");
+        for _ in 0..100 {
+            assert_eq!(careful.word(at, 8), Some(8));
+            assert_eq!(careful.word(nowhere, 0), None);
+        }
+        // A range that ends in nothing is none, and leaves nothing in the pipe.
+        let page = crate::base::memfd::anonymous::<u64>(1024).expect("two pages");
+        // SAFETY: the second of two pages of our own.
+        unsafe { libc::munmap(page.as_ptr().add(512).cast_mut().cast(), 4096) };
+        let last = Pointer::new(page.as_ptr() as u64 + 4088).expect("aligned");
+        assert!(!careful.bytes(last, 0, &mut [0; 16]));
+        assert_eq!(careful.word(last, 0), Some(0));
+        assert_eq!(careful.word(last, 8), None);
+        assert_eq!(careful.word(at, 16), Some(9));
+    }
+}

@@ -1,0 +1,217 @@
+//! CPython: the frames of the calling thread, and what the interpreter knows.
+//!
+//! ```text
+//! find.rs      the interpreter in this process      layout.rs   where its versions keep things
+//! memory.rs    how they are read                    selftest.rs the proof that the layout is right
+//! walk.rs      frames -> module and phase           text.rs     frames -> text
+//! codes.rs     which code means what                modules.rs  which object is which module
+//! lines.rs     frames -> the line that allocates
+//! ```
+//!
+//! Nothing is read before Python itself has called [`prove`] with its own list of the calling thread's frames. sources/python_host has our
+//! code that runs in the interpreter.
+
+mod codes;
+mod find;
+#[cfg(test)]
+mod fuzz;
+mod layout;
+mod lines;
+pub(crate) mod memory;
+mod modules;
+pub mod selftest;
+pub(crate) mod text;
+mod walk;
+
+use crate::base::hot::HOT_WORDS;
+use crate::base::row::FrameName;
+use crate::driver::core::Core;
+use crate::record::status;
+use crate::threads::Thread;
+use codes::{Codes, What};
+pub use find::Interpreter;
+use gpumem_wire::{Layer, LayerState};
+use lines::Lines;
+use memory::{Careful, Plain};
+use modules::Modules;
+use selftest::Said;
+use std::sync::atomic::{AtomicPtr, Ordering::*};
+use walk::{Known, Reader};
+
+/// The interpreter whose frames are read; null while none are.
+const ARMED: &AtomicPtr<()> = &HOT_WORDS.interpreter;
+/// Said by Python: gpumem_code.
+pub(crate) static CODES: Codes = Codes::new();
+/// The same, of code that is looked for only when memory runs out.
+static RARE_CODES: Codes = Codes::new();
+/// Lines of the program that allocate what nothing else names.
+static LINES: Lines = Lines::new();
+/// Said by Python: gpumem_module.
+pub(crate) static MODULES: Modules = Modules::new();
+
+/// What the calling thread's Python frames say, if it has any that are known. The tag is 0 where only the phase is known.
+#[inline(always)]
+pub fn here(core: &Core, _: &Thread) -> Option<FrameName> {
+    let interpreter = ARMED.load(Acquire).cast::<Interpreter>();
+    if interpreter.is_null() {
+        return None;
+    }
+    // SAFETY: leaked by `prove`.
+    look(core, unsafe { &*interpreter })
+}
+
+#[inline(never)]
+fn look(core: &Core, interpreter: &Interpreter) -> Option<FrameName> {
+    let state = state(interpreter)?;
+    // SAFETY: the layout was proved in this process; the state is the calling thread's own.
+    let memory = unsafe { Plain::new() };
+    let reader = Reader { memory: &memory, layout: &interpreter.layout };
+    let known =
+        Known { codes: &CODES, modules: &MODULES, names: &core.recorder.names, cell: interpreter.cell };
+    known.find(&reader, state)
+}
+
+/// The calling thread's, if it has one. When the interpreter ends it frees the states of threads that still run: from then on nothing is
+/// read, and if another one is made in its place, it proves itself anew.
+#[inline(always)]
+fn state(interpreter: &Interpreter) -> Option<u64> {
+    // SAFETY: a function of the C API that may be called at any time.
+    if unsafe { (interpreter.running)() } == 0 {
+        ARMED.store(std::ptr::null_mut(), Relaxed);
+        return None;
+    }
+    // SAFETY: as above.
+    let state = unsafe { (interpreter.state)() } as u64;
+    (state != 0).then_some(state)
+}
+
+/// The tag of the line of the program that the calling thread is at, for what nothing else names; 0 without one.
+#[inline(never)]
+pub fn line(core: &Core, _: &Thread) -> u32 {
+    let interpreter = ARMED.load(Acquire).cast::<Interpreter>();
+    if interpreter.is_null() || !core.settings.layers.sites {
+        return 0;
+    }
+    // SAFETY: leaked by `prove`.
+    let interpreter = unsafe { &*interpreter };
+    let Some(state) = state(interpreter) else { return 0 };
+    // SAFETY: as in `look`.
+    let memory = unsafe { Plain::new() };
+    let reader = Reader { memory: &memory, layout: &interpreter.layout };
+    LINES.tag(&core.recorder.names, &reader, &interpreter.types, state)
+}
+
+/// Whether the calling thread's frames set gradients to zero, and whether one is a function with a backward pass of its own.
+#[cold]
+pub fn rare_frames(_: &Thread) -> (bool, bool) {
+    let interpreter = ARMED.load(Acquire).cast::<Interpreter>();
+    if interpreter.is_null() {
+        return (false, false);
+    }
+    // SAFETY: leaked by `prove`.
+    let interpreter = unsafe { &*interpreter };
+    let Some(state) = state(interpreter) else { return (false, false) };
+    // SAFETY: as in `look`.
+    let memory = unsafe { Plain::new() };
+    let reader = Reader { memory: &memory, layout: &interpreter.layout };
+    let codes = reader.frames(state).filter_map(|frame| RARE_CODES.get(reader.code(frame)?));
+    codes.fold((false, false), |(clears, custom), (what, _)| {
+        (clears || what == What::ZeroGrad, custom || what == What::CustomFunction)
+    })
+}
+
+/// Writes the calling thread's Python stack, a line per frame, the innermost first: `function (file:line)`. Bytes written; 0 without
+/// one.
+pub fn stack_text(_: &Thread, out: &mut [u8]) -> usize {
+    let interpreter = ARMED.load(Acquire).cast::<Interpreter>();
+    if interpreter.is_null() {
+        return 0;
+    }
+    // SAFETY: leaked by `prove`.
+    let interpreter = unsafe { &*interpreter };
+    let Some(state) = state(interpreter) else { return 0 };
+    // SAFETY: as in `look`.
+    let memory = unsafe { Plain::new() };
+    let reader = Reader { memory: &memory, layout: &interpreter.layout };
+    let mut out = text::Out::new(out);
+    text::stack(&reader, &interpreter.types, state, &mut out);
+    out.used()
+}
+
+/// Writes a reason.
+pub fn put(out: &mut [u8], reason: Option<&String>) -> usize {
+    let mut out = text::Out::new(out);
+    out.put(reason.map_or("", |reason| reason).as_bytes());
+    out.used()
+}
+
+/// What a code object means; see `What::from_code` for `what & 127`. `what >> 8` is the number of the local variable that holds the
+/// module: 0 but where inner functions use it, before 3.11 (it then lies behind the others). Plus 128 where they do: it lies in a cell.
+pub fn say_code(core: &Core, code: u64, what: i32) {
+    let what = what as u32;
+    if let Some(kind) = What::from_code(what & 127).filter(|_| core.settings.layers.frames) {
+        let codes = if kind.is_of(codes::RARE) { &RARE_CODES } else { &CODES };
+        codes.say(code, kind, what >> 8, what & 128 != 0);
+    }
+}
+
+/// A module is there; see `Modules::say`.
+pub fn say_module(core: &Core, object: u64, kind: u64, parent: u64, name: &[u8]) {
+    if core.settings.layers.frames {
+        MODULES.say(object, kind, parent, name);
+    }
+}
+
+/// What is known before Python has said anything; it may have done so before the agent connects.
+pub fn started(core: &Core) {
+    if status::layer(Layer::ModulePath).is_some() {
+        return;
+    }
+    let (state, reason) = match (core.settings.layers.frames, find::present()) {
+        (false, _) => (LayerState::Off, OFF),
+        (true, false) => (LayerState::Absent, "no Python in this process"),
+        (true, true) => (LayerState::Absent, "Python has not said what to look for"),
+    };
+    status::report_layer(Layer::ModulePath, state, reason);
+}
+
+const OFF: &str = "GPUMEM_FRAMES=0";
+
+/// Compares the calling thread's frames with what Python says of them, and reads them from now on if all is the same. On a thread that
+/// has the interpreter's lock, or had it until this call.
+pub fn prove(core: &Core, said: Said<'_>) -> Result<(), String> {
+    if !core.settings.layers.frames {
+        return Err(OFF.to_owned());
+    }
+    let proved = compare(said);
+    LINES.prepare();
+    let place = match &proved {
+        Ok(interpreter) => {
+            let (major, minor) = interpreter.layout.version;
+            let reason = format!("CPython {major}.{minor}");
+            status::report_layer(Layer::ModulePath, LayerState::Active, &reason);
+            std::ptr::from_ref(*interpreter).cast_mut().cast()
+        }
+        Err(reason) => {
+            status::report_layer(Layer::ModulePath, LayerState::Failed, reason);
+            std::ptr::null_mut()
+        }
+    };
+    ARMED.store(place, Release);
+    proved.map(|_| ())
+}
+
+fn compare(said: Said<'_>) -> Result<&'static Interpreter, String> {
+    let careful = Careful::new().ok_or_else(|| "no file descriptors for the test".to_owned())?;
+    let interpreter = find::interpreter(&careful)?;
+    let state = state(&interpreter).ok_or_else(|| "no Python on this thread".to_owned())?;
+    let reader = Reader { memory: &careful, layout: &interpreter.layout };
+    selftest::check(&reader, &interpreter.types, state, said)?;
+    Ok(Box::leak(Box::new(interpreter))) // one per interpreter, some hundred bytes
+}
+
+/// In a forked child: only stores.
+pub fn in_child() {
+    ARMED.store(std::ptr::null_mut(), Relaxed);
+    MODULES.in_child();
+}

@@ -1,0 +1,504 @@
+//! The module objects of the program, by address: whose child each is, under which name, and the tag of its path once that
+//! was asked for.
+//!
+//! Read without a lock, on the thread that allocates, while the object is a local variable of a frame that runs: so it lives, and its
+//! place does not change under the reader unless Python says something new of it. Written under a lock, by whoever says it.
+//!
+//! A module that was made by a compiler names nothing of the program's: what happens in it is its caller's. It is said as its own parent.
+//!
+//! The table doubles. Where it stood before stays mapped, so that a late reader finds old words and no hole; one table is written over
+//! again only when the next but one is made.
+
+use crate::base::locks::SpinLock;
+use crate::base::memfd::anonymous;
+use crate::naming::python::layout;
+use crate::naming::python::memory::{Memory, Pointer};
+use crate::naming::python::walk::Reader;
+use crate::record::names::Names;
+use gpumem_wire::MAX_TAG_BYTES;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+
+/// Modules at a time.
+pub const MOST: usize = 1 << 16;
+/// Places of the first table; each next one has twice as many.
+const FIRST: usize = 1 << 10;
+/// Sizes of tables.
+const SIZES: usize = 8;
+const _: () = assert!(FIRST << (SIZES - 1) == 2 * MOST);
+/// Places a look-up tries.
+const REACH: usize = 64;
+/// Parents above a module.
+pub const DEEPEST: usize = 48;
+/// Bases of a type that are looked at.
+const BASES: u64 = 64;
+/// A place whose module is gone.
+const GONE: u64 = 1;
+/// For names.
+const TEXT_BYTES: usize = 4 << 20;
+/// Of one name.
+const NAME_BYTES: usize = 120;
+/// Names that are found again: a program that makes modules without end gives them the same names again and again.
+const NAMES: usize = 1 << 16;
+/// Places a name is looked for at.
+const NEAR: usize = 8;
+
+/// A module's place. Written under the lock but for `also` and `cached`.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+struct Place {
+    /// Its address; 0 where nobody ever was.
+    object: AtomicU64,
+    /// Its type, as it was said.
+    kind: AtomicU64,
+    /// A type derived from that one which it had when it was met: torch gives sharded and parametrized modules another class.
+    also: AtomicU64,
+    /// Address of the module that it is a child of; 0 for none; its own for one that was generated.
+    parent: AtomicU64,
+    /// Where its name lies: offset << 16 | length.
+    name: AtomicU64,
+    /// Its own number << 32 | its parent's; 0 for a parent that was not known when this was said.
+    numbers: AtomicU64,
+    /// Epoch << 32 | tag.
+    cached: AtomicU64,
+}
+
+impl Place {
+    fn is_generated(&self) -> bool {
+        self.parent.load(Relaxed) == self.object.load(Relaxed)
+    }
+}
+
+/// See the module's text.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Modules {
+    /// Address of the table | its size as a power of `FIRST`. 0 before the first.
+    table: AtomicU64,
+    /// Changes when a path may have changed. Never 0.
+    epoch: AtomicU32,
+    /// The epoch at the end of the last sweep: parameters have the names of that one. 0 before the first.
+    parameters_epoch: AtomicU32,
+    /// Two for each size.
+    spaces: [AtomicPtr<Place>; 2 * SIZES],
+    text: AtomicPtr<u8>,
+    text_used: AtomicUsize,
+    /// `NAMES` words: where names lie that were said before, by their hash.
+    said: AtomicPtr<AtomicU64>,
+    turn: SpinLock,
+    number: AtomicU32,
+    /// Living ones, and places of the table that are not 0.
+    live: AtomicUsize,
+    used: AtomicUsize,
+    /// Paths that ended at a parent which nobody had said.
+    dangling: AtomicUsize,
+    /// Modules that found no room.
+    pub refused: AtomicU64,
+    /// Times that a module was called which nobody had said, or that another object has taken the place of.
+    pub unknown: AtomicU64,
+}
+
+impl Modules {
+    /// An empty one.
+    pub const fn new() -> Self {
+        Modules {
+            table: AtomicU64::new(0),
+            spaces: [const { AtomicPtr::new(std::ptr::null_mut()) }; 2 * SIZES],
+            text: AtomicPtr::new(std::ptr::null_mut()),
+            text_used: AtomicUsize::new(0),
+            said: AtomicPtr::new(std::ptr::null_mut()),
+            turn: SpinLock::new(),
+            epoch: AtomicU32::new(1),
+            parameters_epoch: AtomicU32::new(0),
+            number: AtomicU32::new(0),
+            live: AtomicUsize::new(0),
+            used: AtomicUsize::new(0),
+            dangling: AtomicUsize::new(0),
+            refused: AtomicU64::new(0),
+            unknown: AtomicU64::new(0),
+        }
+    }
+
+    /// How many there are.
+    pub fn live(&self) -> usize {
+        self.live.load(Relaxed)
+    }
+
+    #[inline(always)]
+    fn places(&self) -> &'static [Place] {
+        let table = self.table.load(Acquire);
+        let size = (table & 63) as usize;
+        if table == 0 {
+            return &[];
+        }
+        // SAFETY: `grow` put there a table of that size, zeroed, which stays mapped.
+        unsafe { std::slice::from_raw_parts((table & !63) as *const Place, FIRST << size) }
+    }
+
+    #[inline(always)]
+    fn home(object: u64, places: usize) -> usize {
+        (object.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - places.trailing_zeros())) as usize
+    }
+
+    #[inline(always)]
+    fn find<'a>(&self, places: &'a [Place], object: u64) -> Option<&'a Place> {
+        if places.is_empty() || object <= GONE {
+            return None;
+        }
+        let home = Self::home(object, places.len());
+        for probe in 0..REACH {
+            let place = &places[(home + probe) & (places.len() - 1)];
+            match place.object.load(Acquire) {
+                found if found == object => return Some(place),
+                0 => return None,
+                _ => {}
+            }
+        }
+        None
+    }
+
+    /// The tag of the path of the module `object`. None for one that was generated, and for an object that is not the one that was said: the
+    /// memory of a module that died is soon another object's.
+    #[inline(always)]
+    pub fn tag(&self, names: &Names, reader: &Reader<'_, impl Memory>, object: Pointer) -> Option<u32> {
+        let place = self.find(self.places(), object.address());
+        let is_it = |place: &&Place| {
+            let kind = reader.memory.word(object, layout::TYPE).unwrap_or(0);
+            kind == place.kind.load(Relaxed)
+                || kind == place.also.load(Relaxed)
+                || self.derived(place, reader, kind)
+        };
+        let Some(place) = place.filter(is_it) else {
+            self.unknown.fetch_add(1, Relaxed);
+            return None;
+        };
+        let (cached, epoch) = (place.cached.load(Relaxed), self.epoch.load(Acquire));
+        if cached >> 32 == u64::from(epoch) {
+            return Some(cached as u32);
+        }
+        if place.is_generated() { None } else { Some(self.resolve(names, place, epoch)) }
+    }
+
+    /// The tag of a module that was generated, in case it has no caller who names it.
+    #[cold]
+    pub fn generated(&self, names: &Names, object: u64) -> Option<u32> {
+        let place = self.find(self.places(), object).filter(|place| place.is_generated())?;
+        Some(self.path(names, &[place.name.load(Relaxed)]))
+    }
+
+    /// Whether the type is derived from the one that was said; then it is remembered.
+    #[cold]
+    #[inline(never)]
+    fn derived(&self, place: &Place, reader: &Reader<'_, impl Memory>, kind: u64) -> bool {
+        let (said, memory) = (place.kind.load(Relaxed), reader.memory);
+        let bases = || {
+            let bases = memory.pointer(Pointer::new(kind)?, layout::BASES)?;
+            let count = memory.word(bases, layout::LENGTH)?.min(BASES) as u16;
+            let items = reader.layout.items;
+            (0..count).find(|&index| memory.word(bases, items + index * 8) == Some(said))
+        };
+        let derived = said == 0 || bases().is_some();
+        if derived {
+            place.also.store(kind, Relaxed);
+        }
+        derived
+    }
+
+    /// The path from the parents' names as they are now.
+    #[cold]
+    #[inline(never)]
+    fn resolve(&self, names: &Names, place: &Place, epoch: u32) -> u32 {
+        let places = self.places();
+        let mut chain = [0_u64; DEEPEST];
+        let (mut at, mut count) = (place, 0);
+        // Whether the path is all that can be said; the parent may come to be said.
+        let (mut whole, mut lost) = (true, false);
+        while count < DEEPEST {
+            chain[count] = at.name.load(Relaxed);
+            count += 1;
+            let parent = at.parent.load(Relaxed);
+            if parent == 0 || at.is_generated() {
+                break;
+            }
+            let wanted = at.numbers.load(Relaxed) as u32;
+            let above = self.find(places, parent);
+            let is_it = |above: &&Place| [0, (above.numbers.load(Relaxed) >> 32) as u32].contains(&wanted);
+            let Some(above) = above.filter(is_it) else {
+                (whole, lost) = (wanted != 0, wanted != 0);
+                break;
+            };
+            at = above;
+        }
+        let before = place.cached.load(Relaxed) as u32;
+        let tag = if lost && before != 0 {
+            before // taken out of a model that is gone: it keeps its name
+        } else {
+            self.path(names, &chain[..count])
+        };
+        if !whole {
+            self.dangling.fetch_add(1, Relaxed);
+        }
+        place.cached.store(u64::from(epoch) << 32 | u64::from(tag), Relaxed);
+        tag
+    }
+
+    /// Gives modules that were called before the tags of their present paths. Whoever loses its parent afterwards keeps that path.
+    pub fn settle(&self, names: &Names) {
+        let epoch = self.epoch.load(Acquire);
+        for place in self.places().iter().filter(|place| place.object.load(Acquire) > GONE) {
+            let cached = place.cached.load(Relaxed);
+            if cached as u32 != 0 && cached >> 32 != u64::from(epoch) && !place.is_generated() {
+                self.resolve(names, place, epoch);
+            }
+        }
+    }
+
+    /// Records that a sweep has named all parameters after where their modules are now.
+    pub fn name_parameters(&self) {
+        self.parameters_epoch.store(self.epoch.load(Relaxed), Relaxed);
+    }
+
+    /// Whether parameters have the names that a sweep would give them now: no module has moved since the last one.
+    pub fn has_current_parameters(&self) -> bool {
+        self.parameters_epoch.load(Relaxed) == self.epoch.load(Relaxed)
+    }
+
+    /// The tag of names, the outermost last; of those only that have room. A number belongs to what it counts: `h.3`.
+    fn path(&self, names: &Names, chain: &[u64]) -> u32 {
+        let (mut tag, mut component, mut len) = (0, [0; MAX_TAG_BYTES], 0);
+        for &name in chain.iter().rev() {
+            let name = self.name(name);
+            let number = !name.is_empty() && name.iter().all(u8::is_ascii_digit);
+            if number && len > 0 {
+                component[len.min(MAX_TAG_BYTES - 1)] = b'.';
+                len = (len + 1).min(MAX_TAG_BYTES);
+            } else {
+                if len > 0 {
+                    match names.intern(tag, &component[..len]) {
+                        0 => return tag,
+                        inner => tag = inner,
+                    }
+                }
+                len = 0;
+            }
+            let room = name.len().min(MAX_TAG_BYTES - len);
+            component[len..len + room].copy_from_slice(&name[..room]);
+            len += room;
+        }
+        match if len > 0 { names.intern(tag, &component[..len]) } else { 0 } {
+            0 => tag,
+            inner => inner,
+        }
+    }
+
+    fn name(&self, at: u64) -> &'static [u8] {
+        let text = self.text.load(Acquire);
+        if text.is_null() || at == 0 {
+            return b"?";
+        }
+        // SAFETY: `keep` wrote that range before it gave it out, and nobody writes it again.
+        unsafe { std::slice::from_raw_parts(text.add((at >> 16) as usize), (at & 0xffff) as usize) }
+    }
+
+    /// Under the lock: where a name lies; 0 (for `?`) if there is no room.
+    fn keep(&self, name: &[u8]) -> u64 {
+        let name = &name[..name.len().min(NAME_BYTES)];
+        if name.is_empty() || !self.has_text() {
+            return 0;
+        }
+        // SAFETY: `has_text` put there so many, which stay mapped.
+        let said = unsafe { std::slice::from_raw_parts(self.said.load(Relaxed).cast_const(), NAMES) };
+        let hash =
+            name.iter().fold(0_u64, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+        let home = (hash ^ hash >> 32) as usize;
+        let mut place = &said[home % NAMES];
+        for probe in 0..NEAR {
+            let next = &said[(home + probe) % NAMES];
+            let at = next.load(Relaxed);
+            if at == 0 {
+                place = next;
+                break;
+            }
+            if self.name(at) == name {
+                return at;
+            }
+        }
+        let start = self.text_used.load(Relaxed);
+        if start + name.len() > TEXT_BYTES {
+            return 0;
+        }
+        self.text_used.store(start + name.len(), Relaxed);
+        // SAFETY: inside of the mapping, and under the lock nobody else's.
+        unsafe {
+            let to = self.text.load(Relaxed).add(start);
+            std::ptr::copy_nonoverlapping(name.as_ptr(), to, name.len());
+        }
+        let at = (start as u64) << 16 | name.len() as u64;
+        place.store(at, Relaxed);
+        at
+    }
+
+    /// Under the lock: whether there is room for names at all.
+    fn has_text(&self) -> bool {
+        if self.said.load(Relaxed).is_null() {
+            let Some(said) = anonymous::<AtomicU64>(NAMES) else { return false };
+            self.said.store(said.as_ptr().cast_mut(), Relaxed);
+        }
+        if self.text.load(Relaxed).is_null() {
+            let Some(text) = anonymous::<u8>(TEXT_BYTES) else { return false };
+            self.text.store(text.as_ptr().cast_mut(), Release);
+        }
+        true
+    }
+
+    /// Paths are asked for anew.
+    fn changed(&self) {
+        let next = self.epoch.load(Relaxed).wrapping_add(1).max(1);
+        self.epoch.store(next, Release);
+    }
+
+    /// A module is there, as child `name` of `parent` (0: of none; its own: generated); the last word of a module counts. Whether there
+    /// was room.
+    pub fn say(&self, object: u64, kind: u64, parent: u64, name: &[u8]) -> bool {
+        if Pointer::new(object).is_none() {
+            self.refused.fetch_add(1, Relaxed);
+            return false;
+        }
+        let _turn = self.turn.take();
+        let name = self.keep(name);
+        let above = self.find(self.places(), parent).filter(|_| parent != object);
+        let above = above.map_or(0, |above| above.numbers.load(Relaxed) >> 32);
+        if let Some(place) = self.find(self.places(), object) {
+            let numbers = place.numbers.load(Relaxed) & !0xffff_ffff | above;
+            let same = place.parent.load(Relaxed) == parent
+                && place.name.load(Relaxed) == name
+                && place.numbers.load(Relaxed) == numbers;
+            if place.kind.load(Relaxed) != kind {
+                place.kind.store(kind, Relaxed);
+                place.also.store(0, Relaxed);
+            }
+            if !same {
+                place.parent.store(parent, Relaxed);
+                place.name.store(name, Relaxed);
+                place.numbers.store(numbers, Relaxed);
+                let tag = place.cached.load(Relaxed) & 0xffff_ffff; // of no epoch
+                place.cached.store(tag, Relaxed);
+                self.changed();
+            }
+            return true;
+        }
+        let number = self.number.load(Relaxed).wrapping_add(1).max(1);
+        self.number.store(number, Relaxed);
+        let fields = [kind, 0, parent, name, u64::from(number) << 32 | above, 0];
+        let room = self.live() < MOST && self.room() && self.put(self.places(), object, fields);
+        if !room {
+            self.refused.fetch_add(1, Relaxed);
+            return false;
+        }
+        self.live.fetch_add(1, Relaxed);
+        if self.dangling.swap(0, Relaxed) != 0 {
+            self.changed(); // perhaps a parent that was missing
+        }
+        true
+    }
+
+    fn put(&self, places: &[Place], object: u64, fields: [u64; 6]) -> bool {
+        let home = Self::home(object, places.len());
+        for probe in 0..REACH {
+            let place = &places[(home + probe) & (places.len() - 1)];
+            let found = place.object.load(Relaxed);
+            if found > GONE {
+                continue;
+            }
+            let to = [&place.kind, &place.also, &place.parent, &place.name, &place.numbers, &place.cached];
+            for (to, value) in to.into_iter().zip(fields) {
+                to.store(value, Relaxed);
+            }
+            place.object.store(object, Release);
+            if found == 0 {
+                self.used.fetch_add(1, Relaxed);
+            }
+            return true;
+        }
+        false
+    }
+
+    /// Under the lock: makes a table where one more finds room near its home.
+    fn room(&self) -> bool {
+        let places = self.places().len();
+        let size = (self.table.load(Relaxed) & 63) as usize;
+        let most = if size + 1 < SIZES { places / 2 } else { places / 4 * 3 };
+        if self.used.load(Relaxed) < most {
+            return true;
+        }
+        let size = match places {
+            0 => 0,
+            _ if self.live() >= places / 4 && size + 1 < SIZES => size + 1,
+            _ => size, // full of what is gone
+        };
+        self.grow(size)
+    }
+
+    fn grow(&self, size: usize) -> bool {
+        let old = self.table.load(Relaxed);
+        let spaces = &self.spaces[2 * size..2 * size + 2];
+        let current = (old & !63) as *mut Place;
+        let Some(space) = spaces.iter().find(|space| space.load(Relaxed) != current || current.is_null())
+        else {
+            return false;
+        };
+        if space.load(Relaxed).is_null() {
+            let Some(fresh) = anonymous::<Place>(FIRST << size) else { return false };
+            space.store(fresh.as_ptr().cast_mut(), Relaxed);
+        }
+        // SAFETY: made above, or when this space was used last: of this size, and never unmapped.
+        let places = unsafe { std::slice::from_raw_parts(space.load(Relaxed).cast_const(), FIRST << size) };
+        places.iter().for_each(|place| place.object.store(0, Relaxed));
+        self.used.store(0, Relaxed);
+        for place in self.places() {
+            let object = place.object.load(Relaxed);
+            if object <= GONE {
+                continue;
+            }
+            let from = [&place.kind, &place.also, &place.parent, &place.name, &place.numbers, &place.cached];
+            if !self.put(places, object, from.map(|word| word.load(Relaxed))) {
+                self.live.fetch_sub(1, Relaxed);
+                self.refused.fetch_add(1, Relaxed);
+            }
+        }
+        self.table.store(std::ptr::from_ref(&places[0]) as u64 | size as u64, Release);
+        true
+    }
+
+    /// A module is gone. Its children keep the paths that they have.
+    pub fn gone(&self, object: u64) {
+        let _turn = self.turn.take();
+        let places = self.places();
+        let Some(place) = self.find(places, object) else { return };
+        self.live.fetch_sub(1, Relaxed);
+        place.object.store(GONE, Release);
+        // With nothing behind them, places of the gone are free again.
+        let mask = places.len() - 1;
+        let home = Self::home(object, places.len());
+        let mut at = (0..REACH)
+            .map(|probe| (home + probe) & mask)
+            .find(|&at| std::ptr::eq(&places[at], place))
+            .unwrap_or(home);
+        if places[(at + 1) & mask].object.load(Relaxed) != 0 {
+            return;
+        }
+        while places[at].object.load(Relaxed) == GONE {
+            places[at].object.store(0, Release);
+            self.used.fetch_sub(1, Relaxed);
+            at = at.wrapping_sub(1) & mask;
+        }
+    }
+
+    /// In a forked child: whoever held the lock is not here.
+    pub fn in_child(&self) {
+        self.turn.reset();
+    }
+}
+
+#[cfg(test)]
+#[path = "modules_tests.rs"]
+pub mod tests;

@@ -1,0 +1,81 @@
+//! The proof, in each process, that the layout is right: what the walk finds beside what Python says of the same thread. Read with care,
+//! so that a wrong layout is found out and not followed into nothing.
+
+use crate::naming::python::memory::{Memory, Pointer};
+use crate::naming::python::text::{Types, line_number};
+use crate::naming::python::walk::Reader;
+
+/// Frames that are compared.
+pub const MOST: usize = 64;
+/// With fewer it proves nothing: a chain has to be followed.
+const LEAST: usize = 4;
+
+/// What Python says of the calling thread's frames, the innermost first.
+#[derive(Debug, Clone, Copy)]
+pub struct Said<'a> {
+    /// Their code objects.
+    pub codes: &'a [u64],
+    /// Their first local variables; 0 where they are not compared.
+    pub firsts: &'a [u64],
+    /// Their lines; 0 where they are not compared.
+    pub lines: &'a [i32],
+}
+
+impl Said<'_> {
+    /// As the C API has it.
+    ///
+    /// # Safety
+    /// Each is null or has `count` places, which outlive the result.
+    pub unsafe fn new(codes: *const u64, firsts: *const u64, lines: *const i32, count: u64) -> Self {
+        // SAFETY: as our caller says.
+        unsafe fn of<'a, T>(at: *const T, count: u64) -> &'a [T] {
+            let count = usize::try_from(count).unwrap_or(0).min(1 << 16);
+            // SAFETY: as our caller says.
+            if at.is_null() { &[] } else { unsafe { std::slice::from_raw_parts(at, count) } }
+        }
+        // SAFETY: as our caller says.
+        unsafe { Said { codes: of(codes, count), firsts: of(firsts, count), lines: of(lines, count) } }
+    }
+}
+
+/// Whether the frames are what was said.
+pub fn check<M: Memory>(
+    reader: &Reader<'_, M>,
+    types: &Types,
+    state: u64,
+    said: Said<'_>,
+) -> Result<(), String> {
+    let count = said.codes.len();
+    let compared = said.firsts.iter().filter(|&&first| first != 0).count();
+    if count < LEAST || compared == 0 {
+        return Err(format!("only {count} frames to compare, {compared} with a variable"));
+    }
+    let mut frames = reader.frames(state).filter(|&frame| !reader.internal(frame));
+    for index in 0..count.min(MOST) {
+        let wrong = |what: &str| format!("frame {index} of {count}: {what}");
+        let frame = frames.next().ok_or_else(|| wrong("the chain of frames ends"))?;
+        let code = reader.code(frame);
+        if code != said.codes.get(index).copied() {
+            return Err(wrong("another code object"));
+        }
+        let first = said.firsts.get(index).copied().unwrap_or(0);
+        if first != 0 && reader.local(frame, 0) != Some(first) {
+            return Err(wrong("another first variable"));
+        }
+        let code = code.and_then(Pointer::new).ok_or_else(|| wrong("no code object"))?;
+        if reader.memory.word(code, crate::naming::python::layout::TYPE) != Some(types.code) {
+            return Err(wrong("its code is of another type"));
+        }
+        let line = said.lines.get(index).copied().unwrap_or(0);
+        if line != 0 {
+            let found = line_number(reader, types, frame, code);
+            if found != Some(line) {
+                return Err(wrong(&format!("line {found:?}, not {line}")));
+            }
+        }
+    }
+    match frames.next() {
+        Some(_) if count < MOST => Err(format!("more frames than {count}")),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,470 @@
+//! The live table: rows of live memory, kept by the callbacks themselves, so that a full ring loses history but never a sum.
+//!
+//! A bounded hash table without locks. The rows lie in the memfd, as layout.rs says (each the slot of the record that
+//! made it, seq 0 while empty or being written); beside them, in memory of our own:
+//!
+//! ```text
+//! chunk   7 keys (hashes; 0 free, 1 being written); how many rows probed past this chunk, and which of its rows have
+//!         something beside them: one cache line
+//! beside  per row what the record has no place for: retags, VMM counts. Most have nothing, and it is not touched then
+//! ```
+//!
+//! A row lies in the first chunk with a free place, from its home on (`chunk_at`). Each chunk that it passed counts it, so a look-up
+//! ends at a chunk that nobody passed, and removal leaves no tombstones.
+//!
+//! What makes this simple is the order of events: an address is unbound when its free is *entered*, before the driver
+//! can give it out again, and bound when the allocation has *returned*. So operations on one key never race, unless the
+//! program itself races; operations on different keys meet only at free places, which are claimed by compare-and-swap.
+
+mod chunk;
+
+use crate::base::memfd::{Words, anonymous, fetch_to_write};
+use crate::base::ring::Row;
+use crate::base::row::{Key, RowCopy, RowExtra, WRITING, kind, kind_of};
+use crate::record::high_water;
+use chunk::{Chunk, FREE, KEYS, beside_bit, favourite};
+use std::sync::atomic::{AtomicU64, Ordering::*, fence};
+
+/// Chunks that a row may lie from its home. At 80 % load one in a million rows is further than 8.
+const REACH: usize = 64;
+
+/// 3,584 rows in 229 kB, 14,336 more in 917 kB.
+const NEAR: usize = 512;
+const MIDDLE: usize = 2048;
+
+/// A copy, word by word: of one that is made as a whole the compiler takes the original's address, which then is no more in registers.
+#[inline(always)]
+fn words_of(row: &Row) -> Row {
+    std::array::from_fn(|word| row[word])
+}
+
+/// One of the places of a chunk.
+#[derive(Debug, Clone, Copy)]
+struct RowLocation {
+    chunk: &'static Chunk,
+    number: usize,
+    row: &'static Words,
+}
+
+impl RowLocation {
+    #[inline(always)]
+    fn key(&self) -> &'static AtomicU64 {
+        &self.chunk.keys[self.number]
+    }
+    #[inline(always)]
+    fn has_beside(&self) -> bool {
+        self.chunk.has_beside(self.number)
+    }
+}
+
+/// The place of a key's row, or the place that the row of a new key will take if no other thread takes it first.
+#[derive(Debug, Clone, Copy)]
+pub struct RowSlot {
+    hash: u64,
+    /// `None`: a search is needed.
+    at_home: Option<RowLocation>,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Live {
+    rows: &'static [Words],
+    chunks: &'static [Chunk],
+    /// Chunks that are tried first: a power of two.
+    near: usize,
+    /// Chunks that are tried next: a power of two, or none.
+    middle: usize,
+    /// Chunks that are tried in all.
+    reach: usize,
+    /// Rows that found no place: from the first one on, the state is not whole.
+    pub refused: AtomicU64,
+    beside: &'static [[AtomicU64; 3]],
+}
+
+/// Rows in a table for at least `wanted`: whole chunks, a power of two of them.
+pub fn rows_for(wanted: u64) -> u64 {
+    wanted.div_ceil(KEYS as u64).next_power_of_two() * KEYS as u64
+}
+
+impl Live {
+    /// A table over `rows`, whose number comes from `rows_for`.
+    pub fn new(rows: &'static [Words]) -> Option<Self> {
+        let chunks = anonymous::<Chunk>(rows.len() / KEYS)?;
+        let (near, middle) = match chunks.len() {
+            8192.. => (NEAR, MIDDLE),
+            1 => (1, 0),
+            few => (few / 2, 0),
+        };
+        let rest = chunks.len() - near - middle;
+        Some(Live {
+            rows,
+            chunks,
+            beside: anonymous(rows.len())?,
+            near,
+            middle,
+            reach: if rest == 0 { 1 } else { 2 + REACH.min(rest) },
+            refused: AtomicU64::new(0),
+        })
+    }
+
+    /// The chunk that is tried at `distance`: first one of few, then one of more, then neighbours in the rest. A program with
+    /// few rows stays within few pages; one row in a table of 20 MB costs two cache misses and two of the TLB.
+    #[inline(always)]
+    fn chunk_at(&self, hash: u64, distance: usize) -> usize {
+        match distance {
+            0 => hash as usize & (self.near - 1),
+            1 if self.middle > 0 => self.near + ((hash >> 12) as usize & (self.middle - 1)),
+            _ => {
+                let first = self.near + self.middle;
+                let rest = self.chunks.len() - first;
+                let home = (((hash >> 32) * rest as u64) >> 32) as usize;
+                first + (home + distance) % rest
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn walk(&self, hash: u64) -> impl Iterator<Item = (usize, usize)> {
+        (0..self.reach).map(move |distance| (distance, self.chunk_at(hash, distance)))
+    }
+
+    fn place(&self, at: usize, number: usize) -> RowLocation {
+        RowLocation { chunk: &self.chunks[at], number, row: &self.rows[at * KEYS + number] }
+    }
+
+    /// The chunk that is tried first, and the row of its first key.
+    #[inline(always)]
+    fn home(&self, hash: u64) -> (&'static Chunk, *const Words) {
+        let at = hash as usize & (self.near - 1);
+        // SAFETY: there are at least `near` chunks, which is a power of two, and `KEYS` rows for each.
+        unsafe { (self.chunks.get_unchecked(at), self.rows.as_ptr().add(at * KEYS)) }
+    }
+
+    /// Where the row of `hash` is: distance from home, and place.
+    #[inline(always)]
+    fn find(&self, hash: u64) -> Option<(usize, RowLocation)> {
+        for (distance, at) in self.walk(hash) {
+            let chunk = &self.chunks[at];
+            for (number, key) in chunk.keys.iter().enumerate() {
+                if key.load(Acquire) == hash {
+                    return Some((distance, self.place(at, number)));
+                }
+            }
+            if !chunk.is_passed() {
+                return None;
+            }
+        }
+        None
+    }
+
+    /// Binds `key` to `row`, whose seq is in its first word. A row that is there already is replaced: its end was
+    /// not seen. False if there is no place.
+    #[inline(always)]
+    pub fn insert(&self, key: Key, row: &Row, beside: RowExtra) -> bool {
+        let RowSlot { hash, at_home } = self.spot_for(key.hash());
+        let is_there = at_home.is_some_and(|place| self.claim(place, hash, row, Some(beside)));
+        is_there || self.insert_further(hash, *row, beside)
+    }
+
+    /// Where a new key with this hash will have its row, whose line is on its way from now on: it mostly lies in no cache
+    /// that is near, and the program's next locked instruction would wait until it is here.
+    #[inline(always)]
+    pub fn spot_for(&self, hash: u64) -> RowSlot {
+        let (chunk, rows) = self.home(hash);
+        // Nearly always: a new key, and a free place at home.
+        let is_new = !chunk.is_passed() && chunk.equal(hash) == 0;
+        let number = if is_new { chunk.free_place(favourite(hash)) } else { KEYS };
+        Self::fetch_row(hash, chunk, number, rows)
+    }
+
+    /// Where the row of the key with this hash is, if it is at home: as `spot_for`.
+    #[inline(always)]
+    pub fn spot_of(&self, hash: u64) -> RowSlot {
+        let (chunk, rows) = self.home(hash);
+        Self::fetch_row(hash, chunk, chunk.place_of(hash), rows)
+    }
+
+    #[inline(always)]
+    fn fetch_row(hash: u64, chunk: &'static Chunk, number: usize, rows: *const Words) -> RowSlot {
+        if number >= KEYS {
+            return RowSlot { hash, at_home: None };
+        }
+        // SAFETY: the chunk has `KEYS` rows (`home`), in memory that stays.
+        let row = unsafe { &*rows.add(number) };
+        fetch_to_write(row);
+        RowSlot { hash, at_home: Some(RowLocation { chunk, number, row }) }
+    }
+
+    /// As `insert` of a row with nothing beside it, where `spot_for` has looked.
+    #[inline(always)]
+    pub fn insert_at(&self, spot: RowSlot, row: &Row) -> bool {
+        let is_there = spot.at_home.is_some_and(|place| self.claim(place, spot.hash, row, None));
+        is_there || self.insert_further(spot.hash, words_of(row), RowExtra::default())
+    }
+
+    #[inline(always)]
+    fn claim(&self, place: RowLocation, hash: u64, row: &Row, beside: Option<RowExtra>) -> bool {
+        if place.key().compare_exchange(FREE, WRITING, Acquire, Relaxed).is_err() {
+            return false;
+        }
+        self.write(place, row, beside);
+        place.key().store(hash, Release);
+        if high_water::open() {
+            self.count_new(words_of(row));
+        }
+        true
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn insert_further(&self, hash: u64, row: Row, beside: RowExtra) -> bool {
+        if self.find(hash).is_some() {
+            self.take(hash);
+        }
+        for (distance, at) in self.walk(hash) {
+            let chunk = &self.chunks[at];
+            for (number, key) in chunk.keys.iter().enumerate() {
+                if key.load(Relaxed) == FREE && self.claim(self.place(at, number), hash, &row, Some(beside)) {
+                    return true;
+                }
+            }
+            chunk.passed.fetch_add(1, AcqRel);
+            if distance + 1 == self.reach {
+                self.unpass(hash, distance + 1);
+            }
+        }
+        self.refused.fetch_add(1, Relaxed);
+        false
+    }
+
+    fn unpass(&self, hash: u64, chunks: usize) {
+        for (_, at) in self.walk(hash).take(chunks) {
+            self.chunks[at].passed.fetch_sub(1, AcqRel);
+        }
+    }
+
+    #[inline(always)]
+    fn write(&self, place: RowLocation, row: &Row, beside: Option<RowExtra>) {
+        fence(Release); // a reader that sees what follows sees the 0 that removal left
+        if let Some(beside) = beside.filter(|beside| *beside != RowExtra::default()) {
+            self.write_beside(place, beside);
+        }
+        for (to, word) in place.row.iter().zip(row).skip(1) {
+            to.store(word.to_le(), Relaxed);
+        }
+        place.row[0].store(row[0].to_le(), Release);
+    }
+
+    /// Returns the words for additional data of a place.
+    fn beside(&self, place: RowLocation) -> &'static [AtomicU64; 3] {
+        let bytes = std::ptr::from_ref(place.row).addr() - self.rows.as_ptr().addr();
+        &self.beside[bytes / size_of::<Words>()]
+    }
+
+    #[cold]
+    fn write_beside(&self, place: RowLocation, beside: RowExtra) {
+        for (word, value) in self.beside(place).iter().zip(beside.words()) {
+            word.store(value, Relaxed);
+        }
+        place.chunk.passed.fetch_or(beside_bit(place.number), AcqRel);
+    }
+
+    #[inline(always)]
+    fn read_beside(&self, place: RowLocation) -> RowExtra {
+        match place.has_beside() {
+            true => self.beside_there(place),
+            false => RowExtra::default(),
+        }
+    }
+
+    fn beside_there(&self, place: RowLocation) -> RowExtra {
+        let words = self.beside(place);
+        RowExtra::from_words(std::array::from_fn(|word| words[word].load(Relaxed)))
+    }
+
+    /// Makes the words beside a row meaningful, to be changed one by one.
+    fn open_beside(&self, place: RowLocation) -> &'static [AtomicU64; 3] {
+        if !place.has_beside() {
+            self.write_beside(place, RowExtra::default());
+        }
+        self.beside(place)
+    }
+
+    /// Unbinds `key` and gives its row.
+    #[inline]
+    pub fn remove(&self, key: Key) -> Option<RowCopy> {
+        self.take(key.hash())
+    }
+
+    #[inline]
+    fn take(&self, hash: u64) -> Option<RowCopy> {
+        let (distance, place) = self.find(hash).filter(|(_, place)| Self::seize(*place, hash))?;
+        let row = std::array::from_fn(|word| u64::from_le(place.row[word].load(Relaxed)));
+        let beside = self.read_beside(place);
+        Self::vacate(place);
+        if distance > 0 {
+            self.unpass(hash, distance);
+        }
+        if high_water::open() {
+            high_water::gone(&row, self.parent_of(&row));
+        }
+        Some(RowCopy { row, beside })
+    }
+
+    /// The row of `hash` is the caller's alone: of two frees of one address one gets it.
+    #[inline(always)]
+    fn seize(place: RowLocation, hash: u64) -> bool {
+        place.key().compare_exchange(hash, WRITING, AcqRel, Relaxed).is_ok()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn forget_beside(place: RowLocation) {
+        place.chunk.passed.fetch_and(!beside_bit(place.number), AcqRel);
+    }
+
+    /// The place of a row that was seized is free.
+    #[inline(always)]
+    fn vacate(place: RowLocation) {
+        if place.has_beside() {
+            Self::forget_beside(place);
+        }
+        place.row[0].store(0, Release);
+        place.key().store(FREE, Release);
+    }
+
+    /// Unbinds `key`. Its row is not looked at: it mostly lies in another core's cache, and waiting for it would be half of
+    /// what a freed block costs.
+    #[inline(always)]
+    pub fn discard(&self, key: Key) {
+        self.discard_at(self.spot_of(key.hash()));
+    }
+
+    /// As `discard`, where `spot_of` has looked.
+    #[inline(always)]
+    pub fn discard_at(&self, spot: RowSlot) {
+        match spot.at_home.filter(|place| !high_water::open() && Self::seize(*place, spot.hash)) {
+            Some(place) => Self::vacate(place),
+            None => self.discard_further(spot.hash),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn discard_further(&self, hash: u64) {
+        self.take(hash);
+    }
+
+    /// `key` will be bound or unbound soon; its hash. Its chunk and, most probably, its row are on their way from now on.
+    #[inline(always)]
+    pub fn expect(&self, key: Key) -> u64 {
+        let hash = key.hash();
+        let (chunk, rows) = self.home(hash);
+        fetch_to_write(chunk);
+        // SAFETY: as in `fetch_row`.
+        fetch_to_write(unsafe { &*rows.add(favourite(hash)) });
+        hash
+    }
+
+    /// The row of `key`, if it is bound.
+    pub fn get(&self, key: Key) -> Option<RowCopy> {
+        let (_, place) = self.find(key.hash())?;
+        self.read(place)
+    }
+
+    /// The row there, if there is one: a consistent copy, whatever other threads do.
+    fn read(&self, place: RowLocation) -> Option<RowCopy> {
+        let words = place.row;
+        let seq = u64::from_le(words[0].load(Acquire));
+        let row = std::array::from_fn(|word| u64::from_le(words[word].load(Relaxed)));
+        let beside = self.read_beside(place);
+        fence(Acquire);
+        (seq != 0 && u64::from_le(words[0].load(Relaxed)) == seq).then_some(RowCopy { row, beside })
+    }
+
+    /// The parent of the pool that a block's row is of; 0 without one, and for other rows.
+    pub fn parent_of(&self, row: &Row) -> u64 {
+        match kind_of(row) {
+            kind::BLOCK_ALLOC => self.get(Key::Pool(row[4])).map_or(0, |pool| pool.row[4]),
+            _ => 0,
+        }
+    }
+
+    /// A row was bound while a range is open.
+    #[cold]
+    #[inline(never)]
+    fn count_new(&self, row: Row) {
+        high_water::born(&row, self.parent_of(&row));
+    }
+
+    /// Begins a range of the high water; false if there is no memory for it. Not in a hook.
+    pub fn begin_high_water(&self) -> bool {
+        high_water::begin(|| self.scan().map(|taken| (taken.row, self.parent_of(&taken.row))).collect())
+    }
+
+    /// Every row, in no order.
+    pub fn scan(&self) -> impl Iterator<Item = RowCopy> + '_ {
+        let used = self.chunks.iter().enumerate().flat_map(|(at, chunk)| {
+            let taken = move |(number, key): (usize, &AtomicU64)| {
+                (key.load(Acquire) > WRITING).then_some((at, number))
+            };
+            chunk.keys.iter().enumerate().filter_map(taken)
+        });
+        used.filter_map(|(at, number)| self.read(self.place(at, number)))
+    }
+
+    /// Unbinds every row that `goes` says; for ends of contexts and pools.
+    pub fn remove_where(&self, key_of: impl Fn(&RowCopy) -> Option<Key>) {
+        for taken in self.scan() {
+            if let Some(key) = key_of(&taken) {
+                self.remove(key);
+            }
+        }
+    }
+
+    /// Changes one word of the row of `key`, and its additional data. In a program that retags a block while
+    /// another thread frees it, the next owner of the row may get the name.
+    pub fn update(
+        &self,
+        key: Key,
+        word: usize,
+        change: impl Fn(u64, &mut RowExtra) -> u64,
+    ) -> Option<RowCopy> {
+        let (_, place) = self.find(key.hash())?;
+        let before = self.read(place)?;
+        let lies_beside = self.open_beside(place);
+        let mut beside = before.beside;
+        let value = change(before.row[word], &mut beside);
+        if word == 5 && high_water::open() {
+            high_water::renamed(&before.row, self.parent_of(&before.row), value as u32);
+        }
+        place.row[word].store(value.to_le(), Release);
+        for word in [0, 2] {
+            lies_beside[word].store(beside.words()[word], Relaxed);
+        }
+        Some(before)
+    }
+
+    /// Adds to the counts of the row of `key`; the counts after it. `None` if it is not bound.
+    pub fn count(&self, key: Key, references: i32, mappings: i32) -> Option<RowCopy> {
+        let (_, place) = self.find(key.hash())?;
+        let counts = &self.open_beside(place)[1];
+        let add = |counts: u64| {
+            let now = (counts as u32).saturating_add_signed(references);
+            let mapped = ((counts >> 32) as u32).saturating_add_signed(mappings);
+            u64::from(now) | u64::from(mapped) << 32
+        };
+        let mut old = counts.load(Relaxed);
+        while let Err(other) = counts.compare_exchange_weak(old, add(old), AcqRel, Relaxed) {
+            old = other;
+        }
+        let mut taken = self.read(place)?;
+        taken.beside.references = add(old) as u32;
+        taken.beside.mappings = (add(old) >> 32) as u32;
+        Some(taken)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,60 @@
+//! Panics of the agent: their location is kept for the daemon, and nothing is printed to the program's standard error.
+
+use crate::base::own_thread::{self, Uncancelled};
+use crate::record::status;
+use crate::threads;
+use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
+use std::sync::{Mutex, TryLockError};
+
+/// Location of the first panic.
+static WHERE: Mutex<String> = Mutex::new(String::new());
+static INSTALLED: AtomicBool = AtomicBool::new(false);
+/// Kernel id of a thread of the program's that starts or ends the agent; 0 for none.
+static SHIELDED: AtomicU32 = AtomicU32::new(0);
+
+/// Installs the hook. The library has a copy of the standard library of its own, so panics of the program are printed as before.
+pub fn install_hook() {
+    if INSTALLED.swap(true, AcqRel) {
+        return;
+    }
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| if is_ours() { note(panic) } else { before(panic) }));
+}
+
+/// Whether the thread is inside of the agent. In tests the library is a part of the program.
+fn is_ours() -> bool {
+    let is_busy = || threads::current().is_some_and(|thread| thread.busy.load(Relaxed) != 0);
+    own_thread::is_here() || SHIELDED.load(Relaxed) == own_thread::kernel_id() || is_busy()
+}
+
+fn note(panic: &PanicHookInfo<'_>) {
+    let Some(place) = panic.location() else { return };
+    let mut known = match WHERE.try_lock() {
+        Ok(known) => known,
+        Err(TryLockError::Poisoned(known)) => known.into_inner(),
+        Err(TryLockError::WouldBlock) => return,
+    };
+    if known.is_empty() {
+        let file = place.file().rsplit('/').next().unwrap_or_default();
+        *known = format!(" ({file}:{})", place.line());
+    }
+}
+
+/// Returns the location of the first panic in parentheses after a space; empty if it is unknown.
+pub fn first_panic_location() -> String {
+    WHERE.try_lock().map(|known| known.clone()).unwrap_or_default()
+}
+
+/// Runs `work` whether or not the agent is armed; a panic disarms it. For starting and stopping.
+pub fn shielded<T>(absent: T, work: impl FnOnce() -> T) -> T {
+    let _uncancelled = Uncancelled::now();
+    let before = SHIELDED.swap(own_thread::kernel_id(), Relaxed);
+    let done = catch_unwind(AssertUnwindSafe(work));
+    SHIELDED.store(before, Relaxed);
+    done.unwrap_or_else(|panic| {
+        std::mem::forget(panic);
+        status::disarm_after_panic();
+        absent
+    })
+}

@@ -1,0 +1,123 @@
+//! Makes records: takes a number and a time, books the row in the live table, and puts the record into the ring.
+
+use crate::base::clock::Clock;
+use crate::base::fault_injection;
+use crate::base::ring::{Ring, Row};
+use crate::record::live::Live;
+use crate::record::names::Names;
+use crate::threads::Thread;
+use gpumem_wire::{Body, Flags, NONE_DEVICE, Record, Stamp};
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
+/// The parts that every maker of records needs. The parts that each record uses come first, so that they share few cache lines.
+#[derive(Debug)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct Recorder {
+    pub ring: Ring,
+    pub live: Live,
+    pub clock: Clock,
+    pub names: Names,
+}
+
+/// The fields of a record's stamp that its maker sets.
+#[derive(Debug, Clone, Copy)]
+pub struct RecordContext {
+    /// Tag; see `Core::named`.
+    pub tag: u32,
+    /// Flags.
+    pub flags: Flags,
+    /// Stack; 0 for none.
+    pub stack: u32,
+    /// contextUid, or the meaning that the kind of record gives it.
+    pub context: u32,
+    /// Library that made the call; 0 for unknown.
+    pub module: u16,
+    /// Device slot.
+    pub device: u8,
+}
+
+impl RecordContext {
+    /// No tag, no device.
+    pub const NOWHERE: RecordContext =
+        RecordContext { tag: 0, flags: Flags(0), stack: 0, context: 0, module: 0, device: NONE_DEVICE };
+}
+
+impl Recorder {
+    /// Makes an ordered record. `keep` books it in the live table, between its number and its way into the ring: once
+    /// a record was sent, its effect on the table can be read.
+    #[inline(always)]
+    pub fn record(
+        &self,
+        thread: &Thread,
+        at: RecordContext,
+        body: Body<'_>,
+        keep: impl FnOnce(&Recorder, &Row),
+    ) -> u64 {
+        self.record_timed(thread, at, |_, _| body, keep)
+    }
+
+    /// As `record`, for a record with a duration: `body` gets the record's time.
+    #[inline(always)]
+    pub fn record_timed<'a>(
+        &self,
+        thread: &Thread,
+        mut at: RecordContext,
+        body: impl FnOnce(u64, &mut RecordContext) -> Body<'a>,
+        keep: impl FnOnce(&Recorder, &Row),
+    ) -> u64 {
+        let seq = thread.making.begin(&self.ring);
+        let time_ns = self.clock.now();
+        let body = body(time_ns, &mut at);
+        let stamp = Stamp {
+            seq,
+            time_ns,
+            tag: at.tag,
+            stack: at.stack,
+            thread: thread.id.load(Relaxed),
+            context: at.context,
+            module: at.module,
+            device: at.device,
+            flags: at.flags,
+        };
+        let row = Record { stamp, body }.words().0;
+        fault_injection::at("record"); // a number is taken, and nothing is under it
+        keep(self, &row);
+        fault_injection::at("kept"); // in the table, and not in the ring
+        self.ring.put(&row);
+        thread.making.end();
+        self.ring.expect(seq + AHEAD);
+        seq
+    }
+}
+
+/// Number of slots ahead of the record that are fetched into the cache.
+const AHEAD: u64 = 2;
+
+/// Books no row.
+#[inline(always)]
+pub fn no_row(_: &Recorder, _: &Row) {}
+
+/// Steps, phases, marks and counters.
+pub const MARKS: u8 = 1;
+/// Begin and end of scopes.
+pub const RANGES: u8 = 2;
+/// What the driver does beyond memory: modules, streams, graphs ...
+pub const API: u8 = 4;
+
+/// Classes whose records are made: `MARKS`, `RANGES` and `API`.
+static CLASSES: AtomicU8 = AtomicU8::new(MARKS | API);
+
+/// Whether records of a class are made.
+#[inline(always)]
+pub fn records(class: u8) -> bool {
+    CLASSES.load(Relaxed) & class != 0
+}
+
+/// Whether records of a class are made from now on.
+pub fn set_recorded(class: u8, is_on: bool) {
+    match is_on {
+        true => CLASSES.fetch_or(class, Relaxed),
+        false => CLASSES.fetch_and(!class, Relaxed),
+    };
+}

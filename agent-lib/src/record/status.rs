@@ -1,0 +1,168 @@
+//! The agent's status: whether it is armed, and its reports about itself and about each layer of names.
+
+use crate::base::hot::HOT_WORDS;
+use crate::base::locks::ForkMutex;
+use crate::record::panic;
+use gpumem_wire::{AgentState, Layer, LayerState};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::*};
+
+/// Whether callbacks and the C API do something.
+const PHASE: &AtomicU8 = &HOT_WORDS.phase;
+/// No function of the library was called so far.
+const FRESH: u8 = 0;
+/// They do.
+const ARMED: u8 = 1;
+/// They do not: disabled, another copy does it, or stopped by a fork (in the child), a panic or the exit.
+const SILENT: u8 = 2;
+/// A panic was caught. The sender reports it.
+static PANICKED: AtomicBool = AtomicBool::new(false);
+/// Counts changes of the reports. The sender compares it with the last one that it sent.
+static VERSION: AtomicU64 = AtomicU64::new(0);
+/// Not for callbacks: set while starting, by the sender, and by pause and resume.
+static REPORTS: ForkMutex<Vec<StatusReport>> = ForkMutex::new(Vec::new);
+/// So many are kept for daemons that come later: they want to know when the agent was blind.
+const KEPT: usize = 65;
+
+/// A report of the agent's state, and its time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StatusReport {
+    /// From 1 on.
+    pub number: u64,
+    /// Since when.
+    pub time_ns: u64,
+    /// What.
+    pub state: AgentState,
+    /// CUPTI's result.
+    pub result: u16,
+    /// Who or why.
+    pub detail: String,
+}
+
+/// Whether to do anything.
+#[inline(always)]
+pub fn armed() -> bool {
+    PHASE.load(Relaxed) == ARMED
+}
+
+/// Whether no function of the library was called so far.
+pub fn fresh() -> bool {
+    PHASE.load(Acquire) == FRESH
+}
+
+/// Once everything is there.
+pub fn arm() {
+    PHASE.store(ARMED, Release);
+}
+
+/// For good, but for a forked child that initialises CUDA itself.
+pub fn disarm() {
+    PHASE.store(SILENT, Release);
+}
+
+/// After a panic, on whatever thread it happened: for good.
+pub fn disarm_after_panic() {
+    disarm();
+    PANICKED.store(true, Relaxed);
+    VERSION.fetch_add(1, Release);
+}
+
+/// Reports the agent's state since `time_ns`. Not in a callback: it locks and allocates.
+pub fn report(time_ns: u64, state: AgentState, result: u16, detail: &str) {
+    let Ok(mut said) = REPORTS.lock() else { return };
+    let last = said.last();
+    if last.is_some_and(|last| last.state == state && last.result == result && last.detail == detail) {
+        return;
+    }
+    // Never before the last report: readers expect them in order.
+    let time_ns = last.map_or(time_ns, |last| time_ns.max(last.time_ns));
+    let number = last.map_or(1, |last| last.number + 1);
+    if said.len() >= KEPT {
+        said.drain(1..3); // a pause and its end; how it began stays
+    }
+    said.push(StatusReport { number, time_ns, state, result, detail: detail.to_owned() });
+    VERSION.fetch_add(1, Release);
+}
+
+/// Forgets the reports in a forked child that starts anew: they are its parent's.
+pub fn reset_after_fork() {
+    REPORTS.reset_after_fork();
+    LAYERS.reset_after_fork();
+}
+
+/// Grows with each change.
+pub fn version() -> u64 {
+    VERSION.load(Acquire)
+}
+
+/// What was said after the number `after`, oldest first; the last one also if it is not new. Empty: CUPTI was not looked
+/// for so far.
+pub fn reports_after(after: u64, now_ns: u64) -> Vec<StatusReport> {
+    let mut said = REPORTS.lock().map(|said| said.clone()).unwrap_or_default();
+    let number = said.last().map_or(0, |last| last.number);
+    said.retain(|said| said.number > after || said.number == number);
+    if PANICKED.load(Relaxed) {
+        let detail = format!(
+            "a fault in the agent{}: it has stopped watching this process",
+            panic::first_panic_location()
+        );
+        said.push(StatusReport { number, time_ns: now_ns, state: AgentState::Disarmed, result: 0, detail });
+    }
+    said
+}
+
+/// Whether the last report is that driver calls are not seen. Not for callbacks.
+pub fn is_blind() -> bool {
+    let is_blind = |said: &StatusReport| {
+        matches!(said.state, AgentState::Blocked | AgentState::Paused | AgentState::Disarmed)
+    };
+    REPORTS.lock().is_ok_and(|said| said.last().is_some_and(is_blind))
+}
+
+/// A panic was caught.
+pub fn panicked() -> bool {
+    PANICKED.load(Relaxed)
+}
+
+/// State of a layer of names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LayerReport {
+    /// Which.
+    pub layer: Layer,
+    /// How it is.
+    pub state: LayerState,
+    /// The reason, as text for the user; may be empty.
+    pub reason: String,
+}
+
+/// Not for callbacks.
+static LAYERS: ForkMutex<Vec<LayerReport>> = ForkMutex::new(Vec::new);
+/// Counts changes of the layers' reports. The sender compares it with the last one that it sent.
+static LAYERS_VERSION: AtomicU64 = AtomicU64::new(0);
+
+/// Reports the state of a layer from now on. Not in a callback: it locks and allocates.
+pub fn report_layer(layer: Layer, state: LayerState, reason: &str) {
+    let Ok(mut layers) = LAYERS.lock() else { return };
+    let now = LayerReport { layer, state, reason: reason.to_owned() };
+    match layers.iter_mut().find(|report| report.layer == layer) {
+        Some(before) if *before == now => return,
+        Some(before) => *before = now,
+        None => layers.push(now),
+    }
+    LAYERS_VERSION.fetch_add(1, Release);
+}
+
+/// Returns the state of a layer, if it was reported.
+pub fn layer(layer: Layer) -> Option<LayerState> {
+    let layers = LAYERS.lock().ok()?;
+    layers.iter().find(|report| report.layer == layer).map(|report| report.state)
+}
+
+/// Returns the number of changes of the layers' reports.
+pub fn layers_version() -> u64 {
+    LAYERS_VERSION.load(Acquire)
+}
+
+/// Returns the current report of each layer.
+pub fn layers() -> Vec<LayerReport> {
+    LAYERS.lock().map(|layers| layers.clone()).unwrap_or_default()
+}

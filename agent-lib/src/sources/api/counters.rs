@@ -1,0 +1,138 @@
+//! Counters of the program's own, and what each has been since it was last asked for: how often set, least, greatest, and the mean over
+//! time. Not for hooks: they lock.
+
+use crate::base::fault_injection;
+use crate::base::locks::ForkMutex;
+use crate::driver::core::Core;
+use crate::record::recorder;
+use crate::record::recorder::{RecordContext, no_row};
+use crate::threads::Thread;
+use gpumem_wire::Body;
+
+/// Counters that a program can have.
+const MOST: usize = 4096;
+
+/// One counter.
+#[derive(Debug, Clone, Copy)]
+pub struct Counter {
+    /// Its name.
+    pub tag: u32,
+    /// Now.
+    pub value: i64,
+    /// Times that it was set or changed since the reset.
+    pub changes: u64,
+    /// Since the reset.
+    pub least: i64,
+    /// Since the reset.
+    pub greatest: i64,
+    /// Value times ns since the reset, up to `changed_ns`.
+    area: i128,
+    reset_ns: u64,
+    changed_ns: u64,
+}
+
+impl Counter {
+    fn new(tag: u32, now: u64) -> Self {
+        Counter { tag, value: 0, changes: 0, least: 0, greatest: 0, area: 0, reset_ns: now, changed_ns: now }
+    }
+
+    fn set(&mut self, value: i64, now: u64) {
+        if self.changes == 0 && self.changed_ns == self.reset_ns && self.area == 0 {
+            // Before its first value there was none.
+            if self.least == 0 && self.greatest == 0 && self.value == 0 {
+                (self.least, self.greatest, self.reset_ns) = (value, value, now);
+            }
+        }
+        self.area += i128::from(self.value) * i128::from(now.saturating_sub(self.changed_ns));
+        self.changed_ns = now;
+        self.value = value;
+        self.changes += 1;
+        self.least = self.least.min(value);
+        self.greatest = self.greatest.max(value);
+    }
+
+    /// Weighted by time.
+    pub fn mean(&self, now: u64) -> f64 {
+        let lasted = now.saturating_sub(self.reset_ns);
+        if lasted == 0 {
+            return self.value as f64;
+        }
+        let area = self.area + i128::from(self.value) * i128::from(now.saturating_sub(self.changed_ns));
+        area as f64 / lasted as f64
+    }
+
+    fn reset(&mut self, now: u64) {
+        (self.changes, self.area, self.reset_ns, self.changed_ns) = (0, 0, now, now);
+        (self.least, self.greatest) = (self.value, self.value);
+    }
+}
+
+static COUNTERS: ForkMutex<Vec<Counter>> = ForkMutex::new(Vec::new);
+
+/// In a child that starts anew: they are its own.
+pub fn reset_after_fork() {
+    COUNTERS.reset_after_fork();
+}
+
+/// All of them; with `reset`, they begin anew.
+pub fn all(core: &Core, reset: bool) -> Vec<Counter> {
+    let Ok(mut counters) = COUNTERS.lock() else { return Vec::new() };
+    let all = counters.clone();
+    if reset {
+        let now = core.recorder.clock.now();
+        counters.iter_mut().for_each(|counter| counter.reset(now));
+    }
+    all
+}
+
+impl Core {
+    /// Counter `name` is so much from now on; `change` makes it of what it was.
+    pub fn count(&self, thread: &Thread, name: &[u8], change: impl FnOnce(i64) -> i64) {
+        let tag = self.recorder.names.intern(0, name);
+        let Ok(mut counters) = COUNTERS.lock() else { return };
+        fault_injection::at("counters"); // with the lock held
+        if tag == 0 {
+            return;
+        }
+        let now = self.recorder.clock.now();
+        let known = counters.iter().position(|counter| counter.tag == tag);
+        let at = known.unwrap_or(counters.len());
+        if known.is_none() {
+            if counters.len() >= MOST {
+                return;
+            }
+            counters.push(Counter::new(tag, now));
+        }
+        let Some(counter) = counters.get_mut(at) else { return };
+        let value = change(counter.value);
+        counter.set(value, now);
+        if recorder::records(recorder::MARKS) {
+            // Inside of the lock, so that the values come in their order.
+            self.recorder.record(
+                thread,
+                RecordContext { tag, ..RecordContext::NOWHERE },
+                Body::Counter { value },
+                no_row,
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mean_is_weighted_by_time() {
+        let mut counter = Counter::new(1, 0);
+        counter.set(10, 0);
+        counter.set(20, 30);
+        assert_eq!((counter.changes, counter.least, counter.greatest), (2, 10, 20));
+        assert!((counter.mean(40) - 12.5).abs() < 1e-9);
+        counter.reset(40);
+        assert_eq!((counter.changes, counter.least, counter.greatest, counter.value), (0, 20, 20, 20));
+        counter.set(-5, 50);
+        assert!((counter.mean(60) - 7.5).abs() < 1e-9);
+        assert_eq!((counter.least, counter.greatest), (-5, 20));
+    }
+}

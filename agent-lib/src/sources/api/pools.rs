@@ -1,0 +1,164 @@
+//! Pools of frameworks, as their owners report them: segments, and the blocks carved from them.
+
+use crate::base::row::AllocationName;
+use crate::base::row::{Key, RowExtra};
+use crate::base::row::{kind, kind_of};
+use crate::driver::core::Core;
+use crate::record::recorder::{RecordContext, no_row};
+use crate::threads::Thread;
+use gpumem_wire::{Body, FreeState, Phase, PoolOwner, Role};
+
+/// A part of a segment that stays when its middle goes.
+type Piece = (u64, u64);
+
+impl Core {
+    fn pool_device(&self, pool: u64) -> u8 {
+        self.recorder
+            .live
+            .get(Key::Pool(pool))
+            .map_or(gpumem_wire::NONE_DEVICE, |row| crate::base::row::device_of(&row.row))
+    }
+
+    fn in_pool(&self, thread: &Thread, pool: u64) -> RecordContext {
+        let AllocationName { tag, flags, .. } = self.named(thread);
+        RecordContext { tag, flags, device: self.pool_device(pool), ..RecordContext::NOWHERE }
+    }
+
+    /// A new pool's id.
+    pub fn pool_create(&self, thread: &Thread, name: &[u8], ordinal: i32, parent: u64) -> u64 {
+        let pool = self.new_pool_id();
+        let device = u32::try_from(ordinal).map_or(gpumem_wire::NONE_DEVICE, |ordinal| self.device(ordinal));
+        let at = RecordContext { tag: self.recorder.names.intern(0, name), device, ..RecordContext::NOWHERE };
+        let body = Body::PoolCreate { pool, parent, reports_blocks: 0, owner: PoolOwner::Framework };
+        self.recorder.record(thread, at, body, |recorder, row| {
+            recorder.live.insert(Key::Pool(pool), row, RowExtra::default());
+        });
+        pool
+    }
+
+    /// It is gone with all its segments and blocks.
+    pub fn pool_destroy(&self, thread: &Thread, pool: u64) {
+        let at = RecordContext { device: self.pool_device(pool), ..RecordContext::NOWHERE };
+        self.recorder.record(thread, at, Body::PoolDestroy { pool }, |recorder, _| {
+            recorder.live.remove(Key::Pool(pool));
+            recorder.live.remove_where(|taken| {
+                let carved = matches!(kind_of(&taken.row), kind::SEGMENT_ADD | kind::BLOCK_ALLOC);
+                (carved && taken.row[4] == pool).then(|| crate::base::row::key_of(taken)).flatten()
+            });
+        });
+    }
+
+    /// The pool took a range to carve from.
+    pub fn segment_add(&self, thread: &Thread, pool: u64, address: u64, bytes: u64) {
+        let body = Body::SegmentAdd { address, bytes, pool };
+        self.recorder.record(thread, self.in_pool(thread, pool), body, |recorder, row| {
+            recorder.live.insert(Key::Segment(pool, address), row, RowExtra::default());
+        });
+    }
+
+    /// It gave a range back: one segment, several, or a part of one.
+    pub fn segment_remove(&self, thread: &Thread, pool: u64, address: u64, bytes: u64) {
+        let body = Body::SegmentRemove { address, bytes, pool };
+        self.recorder.record(thread, self.in_pool(thread, pool), body, |_, _| self.cut(pool, address, bytes));
+    }
+
+    fn cut(&self, pool: u64, address: u64, bytes: u64) {
+        let whole = |row: &crate::base::row::RowCopy| bytes == 0 || row.row[3] == bytes;
+        let key = Key::Segment(pool, address);
+        if self.recorder.live.get(key).is_some_and(|row| whole(&row)) {
+            self.recorder.live.remove(key);
+            return;
+        }
+        // A part, or several: every segment of the pool is looked at.
+        let end = address.saturating_add(bytes);
+        let touched = self.recorder.live.scan().filter(|taken| {
+            let (start, len) = (taken.row[2], taken.row[3]);
+            kind_of(&taken.row) == kind::SEGMENT_ADD
+                && taken.row[4] == pool
+                && start < end
+                && start.saturating_add(len) > address
+        });
+        for taken in touched {
+            let (start, stop) = (taken.row[2], taken.row[2].saturating_add(taken.row[3]));
+            self.recorder.live.remove(Key::Segment(pool, start));
+            let left: Piece = (start, address.saturating_sub(start));
+            let right: Piece = (end, stop.saturating_sub(end));
+            for (start, bytes) in [left, right].into_iter().filter(|(_, bytes)| *bytes > 0) {
+                let mut row = taken.row;
+                (row[2], row[3]) = (start, bytes);
+                self.recorder.live.insert(Key::Segment(pool, start), &row, taken.beside);
+            }
+        }
+    }
+
+    /// A block was handed out.
+    #[inline]
+    pub fn block_alloc(&self, thread: &Thread, pool: u64, address: u64, bytes: u64, stream: u32) {
+        // SAFETY: the caller's own place; the reference ends with the statement.
+        let noted = unsafe { thread.own() }.block_pool == pool;
+        if !noted {
+            // Restated from now on as a pool that reports blocks: byte 58 of its slot is `reports_blocks`.
+            self.recorder.live.update(Key::Pool(pool), 7, |word, _| word | 1 << 16);
+            // SAFETY: as above.
+            unsafe { thread.own() }.block_pool = pool;
+        }
+        let at = RecordContext { context: stream, ..self.in_pool(thread, pool) };
+        let body = Body::BlockAlloc { address, bytes, pool, use_as: (Role::Unknown, Phase::Unknown) };
+        self.recorder.record(thread, at, body, |recorder, row| {
+            recorder.live.insert(Key::Block(pool, address), row, RowExtra::default());
+        });
+    }
+
+    /// A block came back; `pending`: a stream may still use it.
+    #[inline]
+    pub fn block_free(&self, thread: &Thread, pool: u64, address: u64, pending: bool) {
+        let state = if pending { FreeState::Pending } else { FreeState::Done };
+        let body = Body::BlockFree { address, pool, state };
+        self.recorder.record(thread, RecordContext::NOWHERE, body, |recorder, _| {
+            let key = Key::Block(pool, address);
+            if pending {
+                recorder.live.update(key, 5, |word, beside| {
+                    beside.flags |= RowExtra::PENDING;
+                    word
+                });
+            } else {
+                recorder.live.remove(key);
+            }
+        });
+    }
+
+    /// What the pool says it has reserved and handed out.
+    pub fn pool_state(&self, thread: &Thread, pool: u64, reserved_bytes: u64, used_bytes: u64) {
+        let at = RecordContext { device: self.pool_device(pool), ..RecordContext::NOWHERE };
+        self.recorder.record(
+            thread,
+            at,
+            Body::PoolState { pool, reserved_bytes, used_bytes, took_us: 0 },
+            no_row,
+        );
+    }
+
+    /// Its own total of live block bytes, to be compared.
+    pub fn pool_check(&self, thread: &Thread, pool: u64, total_bytes: u64) {
+        let at = RecordContext { device: self.pool_device(pool), ..RecordContext::NOWHERE };
+        self.recorder.record(thread, at, Body::PoolCheck { pool, total_bytes }, no_row);
+    }
+
+    /// What is now known of a block, or with pool 0 of whatever lies at `address`: a block of PyTorch's, else an allocation. The
+    /// first block of a segment has the address of the allocation that the segment is, so blocks come first.
+    pub fn retag(&self, thread: &Thread, pool: u64, address: u64, path: &[u8], use_as: (Role, Phase)) {
+        let tag = if path.is_empty() { 0 } else { self.recorder.names.intern(0, path) };
+        let of_pool = |pool: u64| {
+            let key = Key::Block(pool, address);
+            self.recorder.live.get(key).map(|row| (pool, key, row.seq()))
+        };
+        let found = match pool {
+            0 => self.torch.with_pools().find_map(|(_, pool)| of_pool(pool)),
+            pool => of_pool(pool),
+        };
+        let key = if pool == 0 { Key::Allocation(address) } else { Key::Block(pool, address) };
+        let otherwise = || (pool, key, self.recorder.live.get(key).map_or(0, |row| row.seq()));
+        let (pool, key, block_seq) = found.unwrap_or_else(otherwise);
+        self.say_retag(thread, key, Body::Retag { address, block_seq, pool, use_as }, tag);
+    }
+}

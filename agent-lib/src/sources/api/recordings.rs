@@ -1,0 +1,335 @@
+//! Recordings, dumps and muting: what the program, or the daemon in a user's name, asks for, and within which limits. The sender does it; the
+//! thread that asked waits a moment for its answer. Nothing here is for hooks: it locks and allocates.
+//!
+//! **Muting** is not pausing. While the agent is muted it goes on watching and keeps its balances, but sends nothing; afterwards
+//! it sends how much was kept back, and its state again. While it is paused (sources/cupti/subscribe.rs) it sees nothing.
+//!
+//! **A window of steps** is opened and closed by the thread that calls `gpumem_step`: it waits until the sender has recorded the state (one
+//! second at most), so that the recording begins and ends exactly there. While no window is wanted, a step costs one load more.
+
+use crate::base::locks::ForkMutex;
+use crate::base::own_thread;
+use crate::base::own_thread::Uncancelled;
+use crate::driver::core::Core;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use std::sync::{Condvar, MutexGuard, TryLockError};
+use std::time::{Duration, Instant};
+
+/// Name of a recording without a name of the user's.
+const USUAL: &str = "gpumem-%h-%r%p-%n.gpumem";
+/// Timeout of the lock. If it is held for longer, this is a forked child, and the thread that held it does not exist.
+const LOCKED: Duration = Duration::from_millis(500);
+/// Names that are tried before a recording gives up.
+const NAMES: u32 = 10_000;
+
+/// How often `mute` was called without `unmute`.
+pub(crate) static MUTES: AtomicU32 = AtomicU32::new(0);
+/// Memory events are switched off by `configure`.
+pub(crate) static MEMORY_OFF: AtomicU32 = AtomicU32::new(0);
+/// Period of periodic dumps; 0 for none.
+pub(crate) static DUMP_PERIOD_NS: AtomicU64 = AtomicU64::new(0);
+
+/// Limits of a recording.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RecordingLimits {
+    /// First and last step.
+    pub steps: Option<(u64, u64)>,
+    /// Duration.
+    pub for_ns: Option<u64>,
+    /// Largest size of the file.
+    pub max_bytes: Option<u64>,
+}
+
+impl RecordingLimits {
+    /// Sets one: `steps` (`100:110`), `for` (seconds), `max_size` (bytes); empty takes it away. False if there is none such.
+    pub fn set(&mut self, key: &str, value: &str) -> bool {
+        let seconds =
+            |value: &str| value.parse::<f64>().ok().filter(|seconds| *seconds > 0.0 && *seconds <= 1e9);
+        match (key, value.is_empty()) {
+            ("steps", true) => self.steps = None,
+            ("for", true) => self.for_ns = None,
+            ("max_size", true) => self.max_bytes = None,
+            ("steps", false) => {
+                let steps = value
+                    .split_once(':')
+                    .and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
+                let steps = steps.filter(|(first, last): &(u64, u64)| first <= last && *last < u64::MAX);
+                self.steps = steps.or(self.steps);
+                return steps.is_some();
+            }
+            ("for", false) => {
+                let for_ns = seconds(value).map(|seconds| (seconds * 1e9) as u64);
+                self.for_ns = for_ns.or(self.for_ns);
+                return for_ns.is_some();
+            }
+            ("max_size", false) => {
+                let bytes = value.parse().ok().filter(|bytes| *bytes > 0);
+                self.max_bytes = bytes.or(self.max_bytes);
+                return bytes.is_some();
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    /// Parses a file and limits from the daemon: `FILE\0key=value\0...`. `None` for an unknown key or a bad value.
+    pub fn of_command(payload: &str) -> Option<(String, RecordingLimits)> {
+        let mut parts = payload.split('\0');
+        let path = parts.next()?.to_owned();
+        let mut limits = RecordingLimits::default();
+        let is_known =
+            parts.all(|part| part.split_once('=').is_some_and(|(key, value)| limits.set(key, value)));
+        is_known.then_some((path, limits))
+    }
+}
+
+/// The number from which on a step concerns a recording.
+static NEXT: AtomicU64 = AtomicU64::new(u64::MAX);
+
+/// Sets the first step that the sender waits for; `u64::MAX` for none.
+pub fn wait_for(number: u64) {
+    NEXT.store(number, Release);
+}
+
+/// Whether a step concerns a recording.
+#[inline(always)]
+pub fn is_waited_for(number: u64) -> bool {
+    number >= NEXT.load(Relaxed)
+}
+
+/// A request to the sender.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RecordingRequest {
+    /// Write a recording to a file of this name, empty for a usual one.
+    Start(String, RecordingLimits),
+    /// A step begins that a window waits for.
+    Step(u64),
+    /// No longer.
+    Stop,
+    /// See [`is_muted`] and act.
+    Mute,
+    /// Write the state to a file of this name; empty: to the recording that goes on, or to one of a usual name.
+    Dump {
+        /// The name.
+        path: String,
+        /// End the recording that goes on with it.
+        finished: bool,
+    },
+}
+
+/// The sender's reply to a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecordingReply {
+    /// 0 or an errno.
+    pub errno: u16,
+    /// The file, or the error.
+    pub told: String,
+}
+
+impl RecordingReply {
+    /// It is done; the file, where there is one.
+    pub fn done(path: &Path) -> Self {
+        RecordingReply { errno: 0, told: path.to_string_lossy().into_owned() }
+    }
+
+    /// It could not be done.
+    pub fn failed(path: &Path, error: &std::io::Error) -> Self {
+        let errno = error.raw_os_error().and_then(|errno| u16::try_from(errno).ok()).unwrap_or(5);
+        RecordingReply { errno, told: format!("{}: {error}", path.display()) }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct RequestSlot {
+    last: u64,
+    requests: Vec<(u64, RecordingRequest)>,
+    replies: Vec<(u64, RecordingReply)>,
+    pub(crate) record_file: String,
+    pub(crate) dump_file: String,
+    pub(crate) limits: RecordingLimits,
+}
+
+static SLOT: ForkMutex<RequestSlot> = ForkMutex::new(|| RequestSlot {
+    last: 0,
+    requests: Vec::new(),
+    replies: Vec::new(),
+    record_file: String::new(),
+    dump_file: String::new(),
+    limits: RecordingLimits { steps: None, for_ns: None, max_bytes: None },
+});
+static DONE: Condvar = Condvar::new();
+
+/// Releases the lock in a forked child that starts anew.
+pub fn reset_after_fork() {
+    SLOT.reset_after_fork();
+}
+
+pub(crate) fn slot() -> Option<MutexGuard<'static, RequestSlot>> {
+    let _uncancelled = Uncancelled::now();
+    let start = Instant::now();
+    loop {
+        match SLOT.try_lock() {
+            Ok(slot) => return Some(slot),
+            Err(TryLockError::Poisoned(slot)) => return Some(slot.into_inner()),
+            Err(TryLockError::WouldBlock) if start.elapsed() > LOCKED => return None,
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_micros(100)),
+        }
+    }
+}
+
+/// Whether history is kept back.
+pub fn is_muted() -> bool {
+    MUTES.load(Acquire) > 0 || MEMORY_OFF.load(Acquire) > 0
+}
+
+/// Returns the period of periodic dumps; 0 for none.
+pub fn dump_period_ns() -> u64 {
+    DUMP_PERIOD_NS.load(Relaxed)
+}
+
+/// Returns the file of periodic dumps.
+pub fn dump_file() -> String {
+    slot().map(|slot| slot.dump_file.clone()).unwrap_or_default()
+}
+
+/// Returns the sender's reply to a request, or ETIMEDOUT after `patience`. The sender must have been started.
+pub fn request_with_timeout(request: RecordingRequest, patience: Duration) -> RecordingReply {
+    let _uncancelled = Uncancelled::now();
+    let late =
+        || RecordingReply { errno: libc::ETIMEDOUT as u16, told: "the agent's thread is busy".to_owned() };
+    let Some(mut slot) = slot() else { return late() };
+    slot.last += 1;
+    let number = slot.last;
+    slot.requests.push((number, request));
+    drop(slot);
+    crate::base::wake::wake();
+    let start = Instant::now();
+    let Some(mut slot) = self::slot() else { return late() };
+    loop {
+        if let Some(at) = slot.replies.iter().position(|(known, _)| *known == number) {
+            return slot.replies.swap_remove(at).1;
+        }
+        let Some(left) = patience.checked_sub(start.elapsed()).filter(|_| own_thread::is_running()) else {
+            slot.requests.retain(|(known, _)| *known != number);
+            return late();
+        };
+        let waited = DONE.wait_timeout(slot, left.min(Duration::from_millis(100)));
+        slot = match waited {
+            Ok((slot, _)) => slot,
+            Err(poisoned) => poisoned.into_inner().0,
+        };
+    }
+}
+
+/// Returns the next request; for the sender.
+pub fn next() -> Option<(u64, RecordingRequest)> {
+    let Ok(mut slot) = SLOT.try_lock() else { return None };
+    (!slot.requests.is_empty()).then(|| slot.requests.remove(0))
+}
+
+/// Stores the reply to a request; for the sender.
+pub fn done(number: u64, reply: RecordingReply) {
+    if let Some(mut slot) = slot() {
+        // Replies of requests that timed out.
+        if slot.replies.len() > 64 {
+            slot.replies.remove(0);
+        }
+        slot.replies.push((number, reply));
+        DONE.notify_all();
+    }
+}
+
+/// Fails unless a file of this name lies below a directory in which the daemon may have files created. Links are followed first.
+pub fn permitted(core: &Core, name: &str) -> Result<(), RecordingReply> {
+    let path = if name.is_empty() { PathBuf::from(".") } else { PathBuf::from(name) };
+    let directory = if path.is_dir() { path.as_path() } else { path.parent().unwrap_or(Path::new("/")) };
+    let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
+    let real = std::fs::canonicalize(directory).map_err(|error| RecordingReply::failed(&path, &error))?;
+    let dirs = &core.settings.record_dirs;
+    if dirs.iter().any(|dir| real.starts_with(dir)) {
+        return Ok(());
+    }
+    let dirs: Vec<_> = dirs.iter().map(|dir| dir.to_string_lossy()).collect();
+    let told = format!(
+        "{}: on request, this program creates files below {} only; GPUMEM_RECORD_DIRS in its environment names other directories",
+        path.display(),
+        if dirs.is_empty() { "no directory".to_owned() } else { dirs.join(", ") }
+    );
+    Err(RecordingReply { errno: libc::EACCES as u16, told })
+}
+
+/// A new file for a recording, and its absolute path. In its name, `%h` is the host, `%r` `r` and the rank and `-` (nothing without one), `%p`
+/// `p` and the pid, `%n` a number that makes it new. A folder gets a usual name. A file that is there is left alone.
+pub fn create(core: &Core, name: &str) -> Result<(File, PathBuf), RecordingReply> {
+    let asked = Path::new(name);
+    let pattern = match name {
+        "" => PathBuf::from(USUAL),
+        _ if asked.is_dir() => asked.join(USUAL),
+        _ => asked.to_owned(),
+    };
+    let pattern = std::path::absolute(&pattern).unwrap_or(pattern);
+    let rank = core.settings.claims.lines().find_map(|line| line.strip_prefix("rank="));
+    let rank = rank.filter(|rank| !rank.is_empty() && rank.bytes().all(|byte| byte.is_ascii_alphanumeric()));
+    let text = pattern.to_string_lossy();
+    let is_numbered = text.contains("%n");
+    for number in 1..=NAMES {
+        let path = PathBuf::from(
+            text.replace("%h", &host())
+                .replace("%r", &rank.map_or(String::new(), |rank| format!("r{rank}-")))
+                .replace("%p", &format!("p{}", core.pid))
+                .replace("%n", &number.to_string()),
+        );
+        let path = if text.contains('%') { path } else { pattern.clone() };
+        match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
+            Ok(file) => return Ok((file, path)),
+            Err(error) if is_numbered && error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(RecordingReply::failed(&path, &error)),
+        }
+    }
+    Err(RecordingReply::failed(&pattern, &std::io::Error::from_raw_os_error(libc::EEXIST)))
+}
+
+/// As far as it can stand in a file's name.
+fn host() -> String {
+    let mut name = [0_u8; 65];
+    // SAFETY: a buffer of this length; the last byte stays 0.
+    unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) };
+    let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
+    let plain = |character: char| {
+        if character.is_ascii_alphanumeric() || "-_.".contains(character) { character } else { '_' }
+    };
+    let name: String = String::from_utf8_lossy(name).chars().map(plain).collect();
+    if name.is_empty() { "host".to_owned() } else { name }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_what_they_say() {
+        let of = |payload: &str| RecordingLimits::of_command(payload);
+        assert_eq!(of(""), Some((String::new(), RecordingLimits::default())));
+        let steps =
+            RecordingLimits { steps: Some((100, 110)), for_ns: Some(1_500_000_000), max_bytes: Some(7) };
+        assert_eq!(of("/a b\0steps=100:110\0for=1.5\0max_size=7"), Some(("/a b".into(), steps)));
+        for bad in [
+            "\0steps=110:100",
+            "\0steps=1",
+            "\0steps=a:b",
+            "\0for=0",
+            "\0for=-1",
+            "\0max_size=x",
+            "\0other=1",
+            "\0x",
+        ] {
+            assert_eq!(of(bad), None, "{bad:?}");
+        }
+        let mut limits = steps;
+        assert!(limits.set("steps", "") && limits.steps.is_none());
+        assert!(!limits.set("for", "x") && limits.for_ns == steps.for_ns, "what is wrong changes nothing");
+    }
+}

@@ -1,0 +1,485 @@
+//! Callback -> booking. Parameters are read where CUPTI says they are, for the ids of table.rs only.
+
+use super::kinds::freed_by;
+use super::resource::resource;
+use super::table::{self, Meaning};
+use crate::base::fault_injection;
+use crate::base::row::AllocationName;
+use crate::driver::allocations::Allocation;
+use crate::driver::core::Core;
+use crate::driver::guard::guard;
+use crate::driver::pools::graph_memory;
+use crate::record::recorder;
+use crate::record::recorder::{RecordContext, no_row};
+use crate::threads::{Call, Thread};
+use cupti_sys::{CallbackData, ENTER, GraphData, domain, params};
+use gpumem_wire::{Body, DestroyScope, DriverEventKind, Flags, MemoryKind, NONE_DEVICE, PoolOwner};
+use std::ffi::c_void;
+use std::sync::atomic::Ordering::*;
+
+/// What CUPTI calls.
+///
+/// # Safety
+/// `data` must be what CUPTI hands over for this domain and id.
+pub unsafe extern "C" fn callback(_: *mut c_void, domain: u32, id: u32, data: *const c_void) {
+    guard((), |core, thread| {
+        if data.is_null() {
+            return;
+        }
+        // SAFETY: by domain, the data is a struct of that type; it lives during this call.
+        unsafe {
+            match domain {
+                domain::DRIVER_API => driver_call(core, thread, id, &*data.cast()),
+                domain::RESOURCE => resource(core, thread, id, &*data.cast()),
+                domain::STATE => super::subscribe::said_about_itself(id),
+                _ => {}
+            }
+        }
+    });
+}
+
+#[inline(always)]
+unsafe fn driver_call(core: &Core, thread: &Thread, id: u32, data: &CallbackData) {
+    let Some(meaning) = table::meaning(id) else { return super::pulse::heard(id) };
+    if data.params.is_null() {
+        return;
+    }
+    let here = Here { core, thread, data, id };
+    if data.site == ENTER {
+        fault_injection::at("cupti.enter");
+        // SAFETY: parameters of call `id`.
+        unsafe { here.enter(meaning) };
+    } else {
+        fault_injection::at("cupti.exit");
+        // SAFETY: the same, at EXIT: the result and the out-parameters are there.
+        unsafe { here.exit(meaning) };
+    }
+}
+
+/// One callback of a driver call.
+pub(super) struct Here<'a> {
+    pub core: &'a Core,
+    pub thread: &'a Thread,
+    pub data: &'a CallbackData,
+    pub id: u32,
+}
+
+impl Here<'_> {
+    /// The call's parameters.
+    ///
+    /// # Safety
+    /// `P` must be the shape of the call.
+    #[inline(always)]
+    pub(super) unsafe fn params<P: Copy>(&self) -> P {
+        // SAFETY: not null, and of this shape.
+        unsafe { self.data.params.cast::<P>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    pub(super) fn at(&self) -> RecordContext {
+        let AllocationName { tag, flags, .. } = self.core.named(self.thread);
+        let context = self.data.context as usize;
+        let device = match context {
+            0 => NONE_DEVICE,
+            _ => self.core.device_of_context(self.thread, context, self.data.context_uid),
+        };
+        RecordContext { tag, flags, context: self.data.context_uid, device, ..RecordContext::NOWHERE }
+    }
+
+    /// As `at`, on the device that the parameters name.
+    pub(super) fn at_device(&self, ordinal: u32) -> RecordContext {
+        let AllocationName { tag, flags, .. } = self.core.named(self.thread);
+        let device = self.core.device(ordinal);
+        RecordContext { tag, flags, context: self.data.context_uid, device, ..RecordContext::NOWHERE }
+    }
+
+    /// With the library that made this call.
+    #[inline(always)]
+    pub(super) fn called(&self, at: RecordContext) -> RecordContext {
+        let (params, frame) = (self.data.params as usize, std::ptr::from_ref(self) as usize);
+        RecordContext { module: self.core.caller(self.thread, self.id, params, frame), ..at }
+    }
+
+    #[inline(always)]
+    unsafe fn enter(&self, meaning: Meaning) {
+        use Meaning::*;
+        let now = self.core.recorder.clock.now();
+        let mut call = Call::new(self.data.correlation_id, now);
+        (call.id, call.params) = (self.id, self.data.params as usize);
+        // SAFETY: the callback's own thread, and no other reference is in use.
+        unsafe { self.thread.forget_unheard() };
+        // SAFETY: each shape is that of the calls with this meaning.
+        unsafe {
+            match meaning {
+                Free => self.free(&mut call, self.params::<params::Handle>().handle),
+                FreeV1 => self.free(&mut call, self.params::<params::Small>().value.into()),
+                FreeAsync => self.free(&mut call, self.params::<params::FreeAsync>().address),
+                GraphAddFree => self.free(&mut call, self.params::<params::GraphAddFree>().address),
+                GraphAddNode | GraphAddNodeV2 => {
+                    if let Some(address) = self.graph_node(meaning).and_then(freed_by) {
+                        self.free(&mut call, address);
+                    }
+                }
+                IpcClose => {
+                    let address = self.params::<params::Handle>().handle;
+                    if address != 0 {
+                        self.core.import_closing(self.thread, self.at(), &mut call, address);
+                    }
+                }
+                MemRelease => {
+                    let handle = self.params::<params::Handle>().handle;
+                    if !self.core.multicast.is_object(handle) {
+                        self.core.release_entered(self.thread, self.at(), &mut call, handle);
+                    }
+                }
+                MemUnmap => {
+                    let range: params::Range = self.params();
+                    if !self.core.multicast.forget_mapping(range.address) {
+                        let at = self.at();
+                        self.core.unmap_entered(
+                            self.thread,
+                            at,
+                            &mut call,
+                            range.address,
+                            range.bytes as u64,
+                        );
+                    }
+                }
+                PoolDestroy => self.core.pool_gone(self.thread, self.params::<params::Handle>().handle),
+                PrimaryReset => {
+                    self.core.driver_pools.forget_device(self.params::<params::Small>().value);
+                }
+                CtxCreate => self.creating(&mut call, self.params::<params::CtxCreate>().device),
+                CtxCreateV3 => self.creating(&mut call, self.params::<params::CtxCreateV3>().device),
+                CtxCreateV4 => self.creating(&mut call, self.params::<params::CtxCreateV4>().device),
+                PrimaryRetain => {
+                    let ordinal = self.params::<params::PrimaryRetain>().device;
+                    if self.core.devices.retain_creates(ordinal) {
+                        self.creating(&mut call, ordinal);
+                    }
+                }
+                _ if table::moves_memory(meaning) => {
+                    let since = &self.thread.moving_since_ns;
+                    if since.load(Relaxed) == 0 {
+                        since.store(now, Release);
+                    }
+                }
+                _ => {}
+            }
+        }
+        // SAFETY: the callback's own thread, and no other reference is in use.
+        unsafe { self.thread.entered(call) };
+    }
+
+    /// A context is going to be made, which takes the driver a tenth of a second: what is charged now is charged without it.
+    fn creating(&self, call: &mut Call, ordinal: u32) {
+        if !self.core.devices.exists(ordinal) {
+            return; // the call is going to say so
+        }
+        call.creating = true;
+        let at = self.called(self.at_device(ordinal));
+        self.core.gap_moved(self.thread, at, DriverEventKind::ContextCreating, 0, 0);
+    }
+
+    fn free(&self, call: &mut Call, address: u64) {
+        if address != 0 {
+            self.core.free_entered(self.thread, self.at(), call, address);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn exit(&self, meaning: Meaning) {
+        use Meaning::*;
+        // SAFETY: as in `enter`.
+        let call = unsafe { self.thread.returned(self.data.correlation_id) };
+        let call = call.as_ref();
+        let result = match self.data.return_value {
+            place if place.is_null() => 0,
+            // SAFETY: at EXIT it points to the result.
+            place => unsafe { *place },
+        };
+        // SAFETY: each shape is that of the calls with this meaning; out-parameters are read after success only.
+        unsafe {
+            match meaning {
+                Alloc => {
+                    let p: params::Alloc = self.params();
+                    self.alloc(call, result, p.out, p.bytes as u64, MemoryKind::Device);
+                }
+                AllocAsync | AllocFromPool => self.alloc_async(meaning, call, result),
+                Free | FreeV1 | FreeAsync | GraphAddFree | IpcClose | MemRelease | MemUnmap => {
+                    self.freed(meaning, call, result);
+                }
+                _ => self.other(meaning, call, result),
+            }
+        }
+        if table::moves_memory(meaning) {
+            // SAFETY: as in `enter`.
+            let outermost = unsafe { self.thread.own() }.open == 0;
+            if outermost {
+                self.thread.moving_since_ns.store(0, Release);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn alloc(
+        &self,
+        call: Option<&Call>,
+        result: u32,
+        out: params::Out,
+        bytes: u64,
+        memory: MemoryKind,
+    ) {
+        // SAFETY: the caller's out-parameter.
+        let address = unsafe { read(out, result) };
+        self.booked(call, result, self.at(), address, bytes, 0, memory);
+    }
+
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn booked(
+        &self,
+        call: Option<&Call>,
+        result: u32,
+        at: RecordContext,
+        address: u64,
+        bytes: u64,
+        pool: u64,
+        memory: MemoryKind,
+    ) {
+        let entered_ns = call.map(|call| call.entered_ns);
+        let what = Allocation { address, bytes, pool, memory, entered_ns };
+        if result != 0 {
+            return self.core.allocation_failed(self.thread, self.called(at), result, what);
+        }
+        if address == 0 || call.is_some_and(|call| call.reported == address) {
+            return; // nothing was allocated, or a call inside of this one has said so already
+        }
+        self.core.allocated(self.thread, self.called(at), what);
+        // SAFETY: as in `enter`.
+        let own = unsafe { self.thread.own() };
+        if let Some(Some(outer)) = own.open.checked_sub(1).map(|open| &mut own.calls[open]) {
+            outer.reported = address;
+        }
+    }
+
+    unsafe fn alloc_async(&self, meaning: Meaning, call: Option<&Call>, result: u32) {
+        let mut at = self.at();
+        // SAFETY: shapes by meaning; out-parameters after success.
+        let (out, bytes, pool) = unsafe {
+            match meaning {
+                Meaning::AllocFromPool => {
+                    let p: params::AllocFromPool = self.params();
+                    (p.out, p.bytes as u64, p.pool)
+                }
+                _ => {
+                    let p: params::AllocAsync = self.params();
+                    (p.out, p.bytes as u64, self.core.current_pool(self.thread, at.device))
+                }
+            }
+        };
+        if let Some(memory) = self.core.driver_pools.memory_elsewhere(pool) {
+            // SAFETY: as above.
+            let address = unsafe { read(out, result) };
+            return self.booked(call, result, at, address, bytes, 0, memory);
+        }
+        // A pool can be used from another device's context.
+        at.device = self.core.driver_pools.device_of(pool).unwrap_or(at.device);
+        self.core.pool_seen(self.thread, pool, at.device, PoolOwner::Driver);
+        if call.is_some_and(|call| call.captured) {
+            at.flags = at.flags.with(Flags::CAPTURED);
+            self.core.graph_memory_used(self.thread, at.device);
+        }
+        // SAFETY: as above.
+        let address = unsafe { read(out, result) };
+        self.booked(call, result, at, address, bytes, pool, MemoryKind::StreamOrdered);
+        if result == 0 && !at.flags.has(Flags::CAPTURED) {
+            self.core.poll_pool_for(self.thread, pool, bytes);
+        }
+    }
+
+    fn freed(&self, meaning: Meaning, call: Option<&Call>, result: u32) {
+        let Some(call) = call else { return };
+        self.core.free_returned(self.thread, self.at(), call, result);
+        if meaning == Meaning::FreeAsync
+            && let Some(taken) = call.taken
+        {
+            self.core.poll_pool(self.thread, taken.row[4]);
+        }
+    }
+
+    #[inline(never)]
+    unsafe fn other(&self, meaning: Meaning, call: Option<&Call>, result: u32) {
+        use Meaning::*;
+        let (core, thread) = (self.core, self.thread);
+        // SAFETY: shapes by meaning; out-parameters are read after success only.
+        unsafe {
+            match meaning {
+                AllocV1 => {
+                    let p: params::AllocV1 = self.params();
+                    let address = read_u32(p.out, result);
+                    self.booked(call, result, self.at(), address, p.bytes.into(), 0, MemoryKind::Device);
+                }
+                AllocPitch => {
+                    let p: params::AllocPitch = self.params();
+                    let pitch = if result == 0 && !p.pitch.is_null() { *p.pitch } else { p.width };
+                    let bytes = (pitch as u64).saturating_mul(p.height as u64);
+                    self.alloc(call, result, p.out, bytes, MemoryKind::Pitched);
+                }
+                AllocPitchV1 => {
+                    let p: params::AllocPitchV1 = self.params();
+                    let pitch = if result == 0 && !p.pitch.is_null() { *p.pitch } else { p.width };
+                    let bytes = u64::from(pitch) * u64::from(p.height);
+                    let address = read_u32(p.out, result);
+                    self.booked(call, result, self.at(), address, bytes, 0, MemoryKind::Pitched);
+                }
+                AllocManaged => {
+                    let p: params::AllocFlags = self.params();
+                    self.alloc(call, result, p.out, p.bytes as u64, MemoryKind::Managed);
+                }
+                AllocHostV1 => {
+                    let p: params::AllocHostV1 = self.params();
+                    self.alloc(call, result, p.out, p.bytes.into(), MemoryKind::Pinned);
+                }
+                AllocHost => {
+                    let p: params::Alloc = self.params();
+                    self.alloc(call, result, p.out, p.bytes as u64, MemoryKind::Pinned);
+                }
+                HostAlloc => {
+                    let p: params::AllocFlags = self.params();
+                    self.alloc(call, result, p.out, p.bytes as u64, MemoryKind::Pinned);
+                }
+                HostRegister => {
+                    let p: params::Register = self.params();
+                    let bytes = p.bytes as u64;
+                    self.booked(call, result, self.at(), p.address, bytes, 0, MemoryKind::Registered);
+                }
+                Array2d | Array3d | Array2dV1 | Array3dV1 | Mipmap => self.array(meaning, call, result),
+                GraphAddAlloc => {
+                    let p: params::GraphAddAlloc = self.params();
+                    self.graph_alloc(call, result, p.parameters);
+                }
+                GraphAddNode | GraphAddNodeV2 => match self.graph_node(meaning) {
+                    Some(node) if (*node).kind == GraphData::MEM_ALLOC => {
+                        self.graph_alloc(call, result, &raw const (*node).alloc);
+                    }
+                    _ => self.freed(meaning, call, result),
+                },
+                _ if result != 0 => self.failed(meaning, result),
+                MemCreate | MemMap | MemRetain | MemImport | MemExport | MulticastCreate => {
+                    self.handle(meaning, call);
+                }
+                IpcOpen | ExternalImport | ExternalBuffer | ExternalMipmap | PoolImportPointer => {
+                    self.import(meaning);
+                }
+                PoolCreate => {
+                    let p: params::PoolCreate = self.params();
+                    let Some(properties) = p.properties.as_ref() else { return };
+                    let pool = read(p.out, 0);
+                    match properties.location.ordinal() {
+                        _ if properties.kind == params::MANAGED => {
+                            core.driver_pools.set_memory_kind(pool, MemoryKind::Managed);
+                        }
+                        Some(ordinal) => {
+                            core.pool_seen(thread, pool, core.device(ordinal), PoolOwner::Driver);
+                        }
+                        None => core.driver_pools.set_memory_kind(pool, MemoryKind::Pinned),
+                    }
+                }
+                PoolImport => {} // the exporter pays
+                PoolTouched => core.poll_pool_now(thread, self.params::<params::PoolTrim>().pool),
+                DeviceSetPool => {
+                    let p: params::DeviceSetPool = self.params();
+                    core.driver_pools.set_current(p.device, p.pool);
+                }
+                LocationSetPool => {
+                    let p: params::LocationSetPool = self.params();
+                    let ordinal = p.location.as_ref().and_then(|location| location.ordinal());
+                    // The one for managed memory is none that cuMemAllocAsync takes from.
+                    if let Some(ordinal) = ordinal.filter(|_| p.kind == params::PINNED) {
+                        core.driver_pools.set_current(ordinal, p.pool);
+                    }
+                }
+                GraphMemoryTrim => {
+                    let device = core.device(self.params::<params::Small>().value);
+                    core.poll_pool_now(thread, graph_memory(device));
+                }
+                CtxCreate => {
+                    let p: params::CtxCreate = self.params();
+                    self.context(call, p.out, p.device);
+                }
+                CtxCreateV3 => {
+                    let p: params::CtxCreateV3 = self.params();
+                    self.context(call, p.out, p.device);
+                }
+                CtxCreateV4 => {
+                    let p: params::CtxCreateV4 = self.params();
+                    self.context(call, p.out, p.device);
+                }
+                PrimaryRetain => {
+                    let p: params::PrimaryRetain = self.params();
+                    self.context(call, p.out, p.device);
+                    core.devices.set_primary(p.device, read(p.out, 0) as usize);
+                }
+                PrimaryReset => {
+                    let at = self.at_device(self.params::<params::Small>().value);
+                    core.context_ended(thread, at, DestroyScope::Device);
+                    crate::base::wake::wake();
+                }
+                SetLimit => {
+                    let p: params::SetLimit = self.params();
+                    let event = match p.limit {
+                        0 => DriverEventKind::StackLimit,
+                        1 => DriverEventKind::PrintfLimit,
+                        2 => DriverEventKind::HeapLimit,
+                        _ => return,
+                    };
+                    core.gap_moved(thread, self.called(self.at()), event, 0, p.value as u64);
+                }
+                PeerAccess => self.event(self.at(), DriverEventKind::PeerAccess, 0),
+                GreenCreate => {
+                    let p: params::GreenCreate = self.params();
+                    self.event(self.at_device(p.device), DriverEventKind::GreenContextCreated, 0);
+                }
+                LibraryLoad => self.event(self.at(), DriverEventKind::LibraryLoaded, 0),
+                GraphInstantiate | GraphExecDestroy => {
+                    let at = self.at();
+                    let made = meaning == GraphInstantiate;
+                    let event = if made {
+                        DriverEventKind::GraphInstantiated
+                    } else {
+                        DriverEventKind::GraphDestroyed
+                    };
+                    self.event(at, event, 0);
+                    core.poll_pool(thread, graph_memory(at.device));
+                }
+                GraphUpload => core.poll_pool(thread, graph_memory(self.at().device)),
+                _ => {}
+            }
+        }
+    }
+
+    fn event(&self, at: RecordContext, event: DriverEventKind, value: u64) {
+        if recorder::records(recorder::API) {
+            self.core.recorder.record(
+                self.thread,
+                self.called(at),
+                Body::DriverEvent { bytes: 0, value, event },
+                no_row,
+            );
+        }
+    }
+}
+
+/// What a call wrote through an out-parameter; 0 if it failed or had none.
+#[inline(always)]
+pub(super) unsafe fn read(out: params::Out, result: u32) -> u64 {
+    // SAFETY: the caller's out-parameter, filled by a call that succeeded.
+    if result == 0 && !out.is_null() { unsafe { out.read_unaligned() } } else { 0 }
+}
+
+/// As `read`, of 32 bits.
+unsafe fn read_u32(out: *const u32, result: u32) -> u64 {
+    // SAFETY: as in `read`.
+    if result == 0 && !out.is_null() { unsafe { out.read_unaligned() }.into() } else { 0 }
+}

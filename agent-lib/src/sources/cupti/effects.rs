@@ -1,0 +1,165 @@
+//! Effects of driver calls on the whole agent. Each method calls the driver's state first (driver/) and then the features that follow driver
+//! calls: segments of PyTorch's pool, names of unnamed allocations, the request for a sample. A free calls the features first: a segment ends
+//! before the memory that it lies in.
+
+use crate::base::row::AllocationName;
+use crate::base::wake::wake;
+use crate::driver::allocations::Allocation;
+use crate::driver::core::Core;
+use crate::naming::{callers, python};
+use crate::record::recorder::{self, RecordContext, no_row};
+use crate::threads::{Call, Thread};
+use gpumem_wire::{Body, DriverEventKind, NONE_DEVICE};
+
+impl Core {
+    /// An allocation succeeded.
+    #[inline(always)]
+    pub fn allocated(&self, thread: &Thread, at: RecordContext, what: Allocation) {
+        let Allocation { address, bytes, memory, .. } = what;
+        let tag = if at.tag == 0 && self.is_single_tensor(at.module, bytes, memory) {
+            python::line(self, thread)
+        } else {
+            at.tag
+        };
+        let at = RecordContext { tag, ..at };
+        let seq = self.book_allocation(thread, at, what);
+        if at.tag == 0 && at.module != 0 {
+            callers::sites::note(self, thread, at.module, address, seq);
+        }
+        self.driver_gave(thread, at.module, address, bytes, memory);
+    }
+
+    /// An allocation failed.
+    #[cold]
+    pub fn allocation_failed(&self, thread: &Thread, at: RecordContext, result: u32, what: Allocation) {
+        let free = self.book_failed_allocation(thread, at, result, what);
+        self.driver_refused(thread, at, what.bytes, what.memory, free);
+        wake();
+    }
+
+    /// A free was entered. `call` keeps the row until the free returns.
+    #[inline(always)]
+    pub fn free_entered(&self, thread: &Thread, at: RecordContext, call: &mut Call, address: u64) {
+        self.driver_takes(thread, call, address, 0);
+        self.book_free_entered(thread, at, call, address);
+    }
+
+    /// A free, unmap or release returned.
+    #[inline(always)]
+    pub fn free_returned(&self, thread: &Thread, at: RecordContext, call: &Call, result: u32) {
+        let failed = self.book_free_returned(thread, at, call, result);
+        if failed
+            && call.segment_of != 0
+            && let Some(taken) = call.taken
+        {
+            self.segment_back(thread, call.segment_of, taken.row[2], taken.row[3]);
+        }
+    }
+
+    /// An import is about to be closed; unless it was opened more often, it goes.
+    pub fn import_closing(&self, thread: &Thread, at: RecordContext, call: &mut Call, address: u64) {
+        if !self.import_stays_open(address) {
+            self.free_entered(thread, at, call, address);
+        }
+    }
+
+    /// cuMemMap succeeded.
+    pub fn mapped(&self, thread: &Thread, at: RecordContext, address: u64, bytes: u64, handle: u64) {
+        if self.map_handle(thread, at, address, bytes, handle) {
+            self.driver_mapped(thread, at.module, address, bytes);
+        }
+    }
+
+    /// cuMemUnmap was entered: it may take several neighbouring mappings.
+    pub fn unmap_entered(
+        &self,
+        thread: &Thread,
+        at: RecordContext,
+        call: &mut Call,
+        address: u64,
+        bytes: u64,
+    ) {
+        self.driver_takes(thread, call, address, bytes);
+        self.book_unmap_entered(thread, at, call, address, bytes);
+    }
+
+    /// Device slot of the context that is current on this thread; asked of the driver the first time. Only in
+    /// callbacks of calls, never in those of resources.
+    #[inline(always)]
+    pub fn device_of_context(&self, thread: &Thread, context: usize, uid: u32) -> u8 {
+        match thread.device_of(context) {
+            Some(device) => device,
+            None => self.look_up_context(thread, context, uid),
+        }
+    }
+
+    #[cold]
+    fn look_up_context(&self, thread: &Thread, context: usize, uid: u32) -> u8 {
+        if context <= 1 {
+            return NONE_DEVICE;
+        }
+        let device = match self.devices.known(context) {
+            Some((device, known)) => {
+                if known == 0 {
+                    self.devices.learn_uid(context, uid);
+                }
+                device
+            }
+            None => {
+                let mut ordinal = -1;
+                let get = self.devices.driver().and_then(|driver| driver.ctx_get_device);
+                // SAFETY: a function of the loaded driver, with a place for its answer; no callback of ours is enabled for it.
+                let result = get.map(|get| unsafe { get(&mut ordinal) });
+                match (result, u32::try_from(ordinal)) {
+                    (Some(0), Ok(ordinal)) => {
+                        let device = self.device(ordinal);
+                        self.context_seen(thread, context, uid, device, None);
+                        device
+                    }
+                    _ => return NONE_DEVICE,
+                }
+            }
+        };
+        thread.remember_context(context, device);
+        device
+    }
+
+    /// Reports a context on the device with the slot `device`, the first time. `created` is where it was made, if that was just now: a
+    /// context that is met otherwise is older, or a green one, which is a part of the primary one and costs nothing of its own.
+    pub fn context_seen(
+        &self,
+        thread: &Thread,
+        handle: usize,
+        uid: u32,
+        device: u8,
+        created: Option<RecordContext>,
+    ) {
+        if !self.devices.remember_context(handle, uid, device) {
+            return;
+        }
+        let at = created.unwrap_or_else(|| {
+            let AllocationName { tag, flags, .. } = self.named(thread);
+            RecordContext { tag, flags, ..RecordContext::NOWHERE }
+        });
+        let at = RecordContext { context: uid, device, ..at };
+        self.recorder.record(thread, at, Body::ContextCreate { handle: handle as u64 }, no_row);
+        if created.is_some() {
+            self.gap_moved(thread, at, DriverEventKind::ContextCreated, 0, u64::from(uid));
+        }
+    }
+
+    /// The driver does something that takes memory outside of allocations. A sample now shows how much.
+    pub fn gap_moved(
+        &self,
+        thread: &Thread,
+        at: RecordContext,
+        event: DriverEventKind,
+        bytes: u64,
+        value: u64,
+    ) {
+        if recorder::records(recorder::API) {
+            self.recorder.record(thread, at, Body::DriverEvent { bytes, value, event }, no_row);
+        }
+        wake();
+    }
+}

@@ -1,0 +1,145 @@
+//! Which libcupti to use. Never looked for before the program initialises CUDA: whichever `libcupti.so.12` is loaded first
+//! owns that name, and an older one would make a later `import torch` fail.
+//!
+//! In order: the one that was asked for; one that is loaded already; neighbours of the program's own CUDA libraries;
+//! toolkits and environments; the loader's path. Majors beyond the driver's are left out.
+
+use crate::base::env::Settings;
+use std::ffi::{CStr, CString, c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Sonames, newest first: from 12 on by major, before by minor.
+const SONAMES: &[(u32, &str)] = &[
+    (13, "libcupti.so.13"),
+    (12, "libcupti.so.12"),
+    (11, "libcupti.so.11.8"),
+    (11, "libcupti.so.11.7"),
+    (11, "libcupti.so.11.6"),
+    (11, "libcupti.so.11.5"),
+    (11, "libcupti.so.11.4"),
+    (11, "libcupti.so.11.3"),
+    (11, "libcupti.so.11.2"),
+    (11, "libcupti.so.11.1"),
+    (11, "libcupti.so.11.0"),
+];
+
+/// Files that may be the right one, best first.
+pub fn candidates(settings: &Settings, driver_version: Option<u32>) -> Vec<PathBuf> {
+    if let Some(path) = &settings.cupti {
+        return vec![path.clone()];
+    }
+    let objects = loaded_objects();
+    let mut found: Vec<PathBuf> =
+        objects.iter().filter(|path| name_of(path).starts_with("libcupti.so")).cloned().collect();
+    let newest = driver_version.map_or(u32::MAX, |version| version / 1000);
+    // The program's own major before others.
+    let own = objects
+        .iter()
+        .find_map(|path| name_of(path).strip_prefix("libcudart.so.")?.split('.').next()?.parse().ok());
+    let mut sonames: Vec<_> = SONAMES.iter().filter(|(major, _)| *major <= newest).collect();
+    sonames.sort_by_key(|(major, _)| own != Some(*major)); // stable: else newest first
+    for directory in directories(settings, &objects) {
+        found.extend(sonames.iter().map(|(_, name)| directory.join(name)).filter(|path| path.exists()));
+    }
+    found.extend(sonames.iter().map(|(_, name)| PathBuf::from(name)));
+    let mut seen = Vec::new();
+    found.retain(|path| !seen.contains(path) && (seen.push(path.clone()), true).1);
+    found
+}
+
+fn name_of(path: &Path) -> &str {
+    path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
+}
+
+/// Where a libcupti may lie that belongs to the program's CUDA libraries or to an installation.
+fn directories(settings: &Settings, objects: &[PathBuf]) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let cuda =
+        ["libcudart.so", "libtorch_cuda.so", "libcublas.so", "libcudnn.so", "libnccl.so", "libc10_cuda.so"];
+    for object in objects.iter().filter(|path| cuda.iter().any(|name| name_of(path).starts_with(name))) {
+        let Some(directory) = object.parent() else { continue };
+        found.push(directory.to_owned());
+        // pip: site-packages/nvidia/<part>/lib/libX beside site-packages/nvidia/cuda_cupti/lib, and
+        // site-packages/torch/lib/libtorch_cuda.so beside site-packages/nvidia.
+        for up in directory.ancestors().take(4) {
+            let nvidia = if up.ends_with("nvidia") { up.to_owned() } else { up.join("nvidia") };
+            found.push(nvidia.join("cuda_cupti/lib"));
+            found.push(nvidia.join("cu13/lib"));
+        }
+    }
+    let toolkits = settings.cuda_homes.iter().cloned().chain([PathBuf::from("/usr/local/cuda")]);
+    for home in toolkits {
+        let places = ["extras/CUPTI/lib64", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib", "lib64"];
+        found.extend(places.map(|place| home.join(place)));
+    }
+    if let Some(conda) = &settings.conda {
+        found.extend(
+            ["lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"].map(|place| conda.join(place)),
+        );
+    }
+    found
+}
+
+/// Paths of everything that is loaded.
+fn loaded_objects() -> Vec<PathBuf> {
+    unsafe extern "C" fn note(info: *mut libc::dl_phdr_info, _: usize, found: *mut c_void) -> c_int {
+        // SAFETY: `found` is the Vec below; the name is a C string while the loader calls us, or null.
+        unsafe {
+            let name = (*info).dlpi_name;
+            if !name.is_null() && *name != 0 {
+                let path = Path::new(std::ffi::OsStr::from_bytes(CStr::from_ptr(name).to_bytes()));
+                (*found.cast::<Vec<PathBuf>>()).push(path.to_owned());
+            }
+        }
+        0
+    }
+    let mut found: Vec<PathBuf> = Vec::new();
+    // SAFETY: `note` is called before this returns only, with the Vec that it expects.
+    unsafe { libc::dl_iterate_phdr(Some(note), (&raw mut found).cast()) };
+    found
+}
+
+/// For dlopen.
+pub fn c_path(path: &Path) -> Option<CString> {
+    CString::new(path.as_os_str().as_bytes()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn newer_majors_than_the_drivers_are_left_out() {
+        let names = |version| -> Vec<String> {
+            let found = candidates(&Settings::default(), version);
+            found
+                .iter()
+                .filter(|path| path.parent() == Some(Path::new("")))
+                .map(|path| name_of(path).to_owned())
+                .collect()
+        };
+        assert_eq!(names(Some(12040))[0], "libcupti.so.12");
+        assert_eq!(names(None)[..3], ["libcupti.so.13", "libcupti.so.12", "libcupti.so.11.8"]);
+        assert_eq!(names(Some(11080))[0], "libcupti.so.11.8");
+    }
+
+    #[test]
+    fn an_order_is_an_order() {
+        let cupti = Some(PathBuf::from("/opt/libcupti.so.12"));
+        let settings = Settings { cupti, ..Settings::default() };
+        assert_eq!(candidates(&settings, None), [PathBuf::from("/opt/libcupti.so.12")]);
+    }
+
+    #[test]
+    fn wheels_keep_theirs_beside_each_other() {
+        let objects = [
+            PathBuf::from("/v/site-packages/nvidia/cuda_runtime/lib/libcudart.so.12"),
+            PathBuf::from("/w/site-packages/torch/lib/libtorch_cuda.so"),
+        ];
+        let found = directories(&Settings::default(), &objects);
+        for expected in ["/v/site-packages/nvidia/cuda_cupti/lib", "/w/site-packages/nvidia/cuda_cupti/lib"] {
+            assert!(found.contains(&PathBuf::from(expected)), "{expected}");
+        }
+    }
+}

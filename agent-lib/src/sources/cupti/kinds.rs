@@ -1,0 +1,264 @@
+//! What the seldom calls mean: handles, imports, arrays, graphs, contexts. decode.rs hands them over.
+
+use super::decode::{Here, read};
+use super::table::Meaning;
+use crate::driver::allocations::Allocation;
+use crate::threads::Call;
+use cupti_sys::params::{Array2d, Array3d, Pixel, pixel};
+use cupti_sys::{GraphData, params};
+use gpumem_wire::{Flags, ImportSource, MemoryKind};
+
+impl Here<'_> {
+    /// A call failed that takes no row when it succeeds; a failed cuMemCreate is an allocation that failed.
+    pub(super) unsafe fn failed(&self, meaning: Meaning, result: u32) {
+        if meaning != Meaning::MemCreate {
+            return;
+        }
+        // SAFETY: cuMemCreate's.
+        let p: params::MemCreate = unsafe { self.params() };
+        // SAFETY: the caller's properties, or null.
+        let ordinal = unsafe { p.properties.as_ref() }.and_then(|properties| properties.location.ordinal());
+        let at = ordinal.map_or_else(|| self.at(), |ordinal| self.at_device(ordinal));
+        let memory = if ordinal.is_some() { MemoryKind::Vmm } else { MemoryKind::HostVmm };
+        let what = Allocation { address: 0, bytes: p.bytes as u64, pool: 0, memory, entered_ns: None };
+        self.core.allocation_failed(self.thread, self.called(at), result, what);
+    }
+
+    pub(super) unsafe fn handle(&self, meaning: Meaning, call: Option<&Call>) {
+        let (core, thread) = (self.core, self.thread);
+        // SAFETY: shapes by meaning; the call succeeded.
+        unsafe {
+            match meaning {
+                Meaning::MemCreate => {
+                    let p: params::MemCreate = self.params();
+                    let ordinal = p.properties.as_ref().and_then(|properties| properties.location.ordinal());
+                    let at = ordinal.map_or_else(|| self.at(), |ordinal| self.at_device(ordinal));
+                    let memory = if ordinal.is_some() { MemoryKind::Vmm } else { MemoryKind::HostVmm };
+                    let entered_ns = call.map(|call| call.entered_ns);
+                    let (at, handle) = (self.called(at), read(p.out, 0));
+                    core.handle_created(thread, at, handle, p.bytes as u64, memory, entered_ns);
+                }
+                Meaning::MemMap => {
+                    let p: params::MemMap = self.params();
+                    if core.multicast.is_object(p.handle) {
+                        core.multicast.remember_mapping(p.address);
+                    } else {
+                        core.mapped(thread, self.called(self.at()), p.address, p.bytes as u64, p.handle);
+                    }
+                }
+                Meaning::MemRetain => {
+                    let p: params::MemRetain = self.params();
+                    core.handle_retained(thread, self.at(), read(p.out, 0), p.address);
+                }
+                Meaning::MemImport => {
+                    let p: params::MemImport = self.params();
+                    core.handle_imported(thread, self.called(self.at()), read(p.out, 0));
+                }
+                Meaning::MemExport => {
+                    let p: params::MemExport = self.params();
+                    if p.kind == params::FILE_DESCRIPTOR && !p.out.is_null() {
+                        core.handle_exported(
+                            thread,
+                            self.called(self.at()),
+                            p.handle,
+                            p.out.read_unaligned(),
+                        );
+                    }
+                }
+                _ => {
+                    let p: params::MulticastCreate = self.params();
+                    core.multicast.remember(read(p.out, 0));
+                }
+            }
+        }
+    }
+
+    /// Size of the allocation at an address, in bytes; 0 where the driver does not say.
+    fn bytes_at(&self, address: u64) -> u64 {
+        let (mut base, mut bytes) = (0, 0);
+        let get = self.core.devices.driver().and_then(|driver| driver.mem_get_address_range);
+        // SAFETY: a function of the loaded driver, with places for its answers; no callback of ours is enabled for it.
+        let found = get.is_some_and(|get| unsafe { get(&mut base, &mut bytes, address) } == 0);
+        if found { bytes as u64 } else { 0 }
+    }
+
+    pub(super) unsafe fn import(&self, meaning: Meaning) {
+        // SAFETY: shapes by meaning; the call succeeded.
+        let (address, bytes, source) = unsafe {
+            match meaning {
+                Meaning::IpcOpen => {
+                    let address = read(self.params::<params::IpcOpen>().out, 0);
+                    (address, self.bytes_at(address), ImportSource::Ipc)
+                }
+                Meaning::ExternalImport => {
+                    let p: params::ImportExternal = self.params();
+                    let bytes = p.description.as_ref().map_or(0, |description| description.bytes);
+                    (read(p.out, 0), bytes, ImportSource::External)
+                }
+                // The memory was counted when it was imported.
+                Meaning::ExternalBuffer => {
+                    (read(self.params::<params::MappedBuffer>().out, 0), 0, ImportSource::External)
+                }
+                Meaning::ExternalMipmap => {
+                    (read(self.params::<params::MappedMipmap>().out, 0), 0, ImportSource::External)
+                }
+                _ => {
+                    let address = read(self.params::<params::PoolImportPointer>().out, 0);
+                    (address, self.bytes_at(address), ImportSource::PoolPointer)
+                }
+            }
+        };
+        if address != 0 {
+            self.core.imported(self.thread, self.called(self.at()), address, bytes, source);
+        }
+    }
+
+    pub(super) unsafe fn array(&self, meaning: Meaning, call: Option<&Call>, result: u32) {
+        // SAFETY: shapes by meaning; descriptors are the caller's, or null.
+        let (out, bytes) = unsafe {
+            if meaning == Meaning::Mipmap {
+                let p: params::MipmapCreate = self.params();
+                (p.out, p.description.as_ref().map_or(0, |a| levels_bytes(a, p.levels)))
+            } else {
+                let p: params::ArrayCreate = self.params();
+                let bytes = match meaning {
+                    _ if p.description.is_null() => 0,
+                    Meaning::Array2d => flat_bytes(&*p.description.cast()),
+                    Meaning::Array2dV1 => flat_bytes(&(*p.description.cast::<params::Array2dV1>()).into()),
+                    Meaning::Array3dV1 => {
+                        levels_bytes(&(*p.description.cast::<params::Array3dV1>()).into(), 1)
+                    }
+                    _ => levels_bytes(&*p.description.cast(), 1),
+                };
+                (p.out, bytes)
+            }
+        };
+        let mut at = self.at();
+        at.flags = at.flags.with(Flags::ESTIMATED);
+        // SAFETY: the caller's out-parameter.
+        let address = unsafe { read(out, result) };
+        self.booked(call, result, at, address, bytes, 0, MemoryKind::Array);
+    }
+
+    /// What the call adds to a graph.
+    pub(super) unsafe fn graph_node(&self, meaning: Meaning) -> Option<*const params::GraphNode> {
+        // SAFETY: shapes by meaning.
+        let node = unsafe {
+            match meaning {
+                Meaning::GraphAddNode => self.params::<params::GraphAddNode>().parameters,
+                Meaning::GraphAddNodeV2 => self.params::<params::GraphAddNodeV2>().parameters,
+                _ => std::ptr::null(),
+            }
+        };
+        (!node.is_null()).then_some(node)
+    }
+
+    pub(super) unsafe fn graph_alloc(
+        &self,
+        call: Option<&Call>,
+        result: u32,
+        node: *const params::AllocNode,
+    ) {
+        // SAFETY: the caller's parameters, filled at EXIT.
+        let Some(node) = (unsafe { node.as_ref() }) else { return };
+        let mut at = match node.pool.location.ordinal() {
+            Some(ordinal) => self.at_device(ordinal),
+            None => self.at(),
+        };
+        at.flags = at.flags.with(Flags::CAPTURED);
+        let pool = self.core.graph_memory_used(self.thread, at.device);
+        let address = if result == 0 { node.address } else { 0 };
+        self.booked(call, result, at, address, node.bytes as u64, pool, MemoryKind::StreamOrdered);
+    }
+
+    pub(super) unsafe fn context(&self, call: Option<&Call>, out: params::Out, ordinal: u32) {
+        // SAFETY: the call succeeded, so its out-parameter is filled.
+        let handle = unsafe { read(out, 0) } as usize;
+        let uid =
+            super::subscribe::context_id(handle).unwrap_or(match self.data.context as usize == handle {
+                true => self.data.context_uid,
+                false => 0,
+            });
+        // A retain that was entered before we listened may have found the context there.
+        let created = call.map_or(self.id != cupti_sys::ids::cuDevicePrimaryCtxRetain, |call| call.creating);
+        let at = created.then(|| self.called(self.at_device(ordinal)));
+        self.core.context_seen(self.thread, handle, uid, self.core.device(ordinal), at);
+    }
+}
+
+/// The address that a graph node frees.
+pub(super) fn freed_by(node: *const params::GraphNode) -> Option<u64> {
+    // SAFETY: the caller's parameters, not null.
+    let node = unsafe { &*node };
+    let address = u64::from(node.alloc.pool.kind) | u64::from(node.alloc.pool.handle_types) << 32;
+    (node.kind == GraphData::MEM_FREE).then_some(address)
+}
+
+// What arrays cost, as far as their descriptions tell: the driver tiles and pads them, so these are estimates. An array of a format that is
+// not known has 0 bytes: what NVML charges for it stays in Untrackable.
+
+/// Pixels or blocks on each side: at least one.
+fn pixels(sides: [usize; 3]) -> u64 {
+    sides.iter().map(|&side| side.max(1) as u64).fold(1, u64::saturating_mul)
+}
+
+fn array_bytes([width, height, depth]: [usize; 3], format: u32, channels: u32) -> u64 {
+    match pixel(format) {
+        Some(Pixel::Channel(bytes)) => {
+            pixels([width, height, depth]).saturating_mul(bytes).saturating_mul(channels.max(1).into())
+        }
+        Some(Pixel::Bits(bits)) => pixels([width, height, depth]).saturating_mul(bits).div_ceil(8),
+        Some(Pixel::Block(bytes)) => {
+            pixels([width.div_ceil(4), height.div_ceil(4), depth]).saturating_mul(bytes)
+        }
+        None => 0,
+    }
+}
+
+/// Bytes of an array with `count` levels, each half of the one before; 0 without memory of its own.
+fn levels_bytes(array: &Array3d, count: u32) -> u64 {
+    if array.flags & Array3d::UNBACKED != 0 {
+        return 0;
+    }
+    let level = |level: u32| {
+        let sides = [array.width, array.height, array.depth].map(|side| side >> level);
+        array_bytes(sides, array.format, array.channels)
+    };
+    (0..count.clamp(1, 32)).map(level).fold(0, u64::saturating_add)
+}
+
+/// Bytes of a flat array.
+fn flat_bytes(array: &Array2d) -> u64 {
+    array_bytes([array.width, array.height, 0], array.format, array.channels)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SQUARE: Array3d = Array3d { width: 64, height: 64, depth: 0, format: 0x20, channels: 4, flags: 0 };
+
+    #[test]
+    fn mipmaps_are_a_third_more_and_unbacked_arrays_nothing() {
+        assert_eq!(levels_bytes(&SQUARE, 1), 64 * 64 * 16);
+        assert_eq!(levels_bytes(&SQUARE, 3), (64 * 64 + 32 * 32 + 16 * 16) * 16);
+        assert_eq!(levels_bytes(&Array3d { flags: 0x40, ..SQUARE }, 1), 0);
+        assert_eq!(flat_bytes(&Array2d { width: 10, height: 0, format: 0x10, channels: 1 }), 20);
+    }
+
+    #[test]
+    fn a_format_decides_what_a_pixel_takes() {
+        let of = |format, channels| levels_bytes(&Array3d { format, channels, ..SQUARE }, 1);
+        // UNORM_INT8X4, SNORM_INT16X2, NV12, P010, AYUV, Y416: the channels are part of the format.
+        let formats =
+            [(0xc2, 4, 4.0), (0xca, 2, 4.0), (0xb0, 3, 1.5), (0x9f, 3, 3.0), (0xa8, 4, 4.0), (0xb1, 4, 8.0)];
+        for (format, channels, bytes) in formats {
+            assert_eq!(of(format, channels), (64.0 * 64.0 * bytes) as u64, "{format:#x}");
+        }
+        // BC1 and BC7: 4 x 4 pixels.
+        assert_eq!((of(0x91, 4), of(0x9d, 4)), (16 * 16 * 8, 16 * 16 * 16));
+        let small = Array3d { width: 2, height: 5, format: 0x9d, ..SQUARE };
+        assert_eq!(levels_bytes(&small, 1), 2 * 16, "blocks are whole");
+        assert_eq!(of(0x7f, 4), 0, "unknown");
+    }
+}

@@ -1,0 +1,347 @@
+//! The subscription: one per process, taken by whoever comes first. Refusals are a state that is told, and tried again.
+
+use super::find::{c_path, candidates};
+use super::pulse;
+use super::table::{CALLS, RESOURCES, STATES};
+use crate::base::locks::ForkMutex;
+use crate::base::own_thread::Uncancelled;
+use crate::driver::core::Core;
+use crate::driver::core::report_status;
+use crate::naming::callers;
+use crate::record::status;
+use crate::threads::{HEARING_SINCE_NS, Thread};
+use cupti_sys::{Api, CuptiResult, GetNumber, SubscriberHandle, SubscriberParams, domain, friendly, ids};
+use gpumem_wire::AgentState;
+use std::ffi::{CStr, c_void};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
+
+/// CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED.
+const TAKEN: CuptiResult = 39;
+/// CUPTI_ERROR_UNKNOWN.
+const UNKNOWN: CuptiResult = 999;
+/// CUDA_ERROR_NO_DEVICE: no result of CUPTI's, but of the program's cuInit.
+const NO_DEVICE: u16 = 100;
+/// From this version on the parameters of a subscription have a word for several clients.
+const LARGER_PARAMETERS: u32 = 130_200;
+/// Several clients at a time are asked for from here on: before, that mode was a trial, and it crashed.
+const MULTIPLE: u32 = 130_301;
+/// Without these two nothing can be said about memory.
+const VITAL: [u32; 2] = [ids::cuMemAlloc_v2, ids::cuMemFree_v2];
+
+/// What is subscribed; enabling callbacks must be done by one thread at a time.
+static SUBSCRIPTION: ForkMutex<Place> =
+    ForkMutex::new(|| Place { subscription: None, lost: false, number: 0 });
+
+/// In a child that starts anew: it has none.
+pub fn reset_after_fork() {
+    SUBSCRIPTION.reset_after_fork();
+}
+
+/// A context existed before we came, or calls were missed.
+static LATE: AtomicBool = AtomicBool::new(false);
+/// CUPTI said that it has given up.
+static DEAD: AtomicBool = AtomicBool::new(false);
+/// How often the program has asked for a pause that has not ended.
+static PAUSES: AtomicU32 = AtomicU32::new(0);
+/// cuptiGetContextId and cuptiGetDeviceId of the library in use, for callbacks: they must not wait for the mutex.
+static CONTEXT_ID: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static DEVICE_ID: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+#[derive(Debug)]
+struct Place {
+    subscription: Option<Subscription>,
+    /// Its callbacks have stopped: nothing is ever called with its handle again.
+    lost: bool,
+    /// Of the subscriptions of this process, which one.
+    number: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Subscription {
+    api: Api,
+    handle: SubscriberHandle,
+}
+
+// SAFETY: an opaque pointer that CUPTI takes from any thread.
+unsafe impl Send for Subscription {}
+
+/// What came of trying.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// Callbacks will come.
+    Subscribed,
+    /// Somebody else has it, or nothing fits: worth trying again. Or the program does not want it now.
+    Refused,
+}
+
+/// How it stands with the subscription.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Held {
+    /// It is ours.
+    Ours,
+    /// It was ours, and is silent.
+    Lost,
+    /// We have none.
+    Nothing,
+    /// We have none, and the program does not want one now.
+    Unwanted,
+}
+
+/// Tries every candidate, best first. Call it only with libcuda loaded and cuInit under way or done.
+pub fn attach(core: &Core) -> Outcome {
+    let Ok(mut place) = SUBSCRIPTION.lock() else { return Outcome::Refused };
+    if paused() {
+        report_status(AgentState::Paused, 0, PAUSED);
+        return Outcome::Refused;
+    }
+    if place.subscription.is_some() && !place.lost {
+        return Outcome::Subscribed;
+    }
+    let version = core.devices.driver().and_then(|driver| driver.version());
+    let mut refusal = None;
+    for path in candidates(&core.settings, version) {
+        let Some(file) = c_path(&path) else { continue };
+        let Ok(api) = Api::open(&file) else { continue };
+        let since_ns = if place.number == 0 { 0 } else { core.recorder.clock.now() };
+        match subscribe(&api) {
+            Ok(handle) => {
+                HEARING_SINCE_NS.store(since_ns, Release);
+                // libcupti was loaded just now: its frames are not the caller's.
+                callers::look(core);
+                let pointer =
+                    |get: Option<GetNumber>| get.map_or(std::ptr::null_mut(), |get| get as *mut c_void);
+                CONTEXT_ID.store(pointer(api.get_context_id), Release);
+                DEVICE_ID.store(pointer(api.get_device_id), Release);
+                *place = Place {
+                    subscription: Some(Subscription { api, handle }),
+                    lost: false,
+                    number: place.number + 1,
+                };
+                DEAD.store(false, Relaxed);
+                say_covered();
+                return Outcome::Subscribed;
+            }
+            Err((TAKEN, holder)) => {
+                let by = if holder.is_empty() { "another CUPTI client" } else { holder.as_str() };
+                report_status(AgentState::Blocked, TAKEN as u16, by);
+                return Outcome::Refused;
+            }
+            // The library stays loaded, as `Library` explains.
+            Err((result, what)) => {
+                // The best candidate's: it is the one that should have worked.
+                refusal.get_or_insert_with(|| {
+                    (result, format!("{}{what} ({})", friendly(result), path.display()))
+                });
+            }
+        }
+    }
+    let nothing =
+        || (0, "no libcupti was found: install nvidia-cuda-cupti of the CUDA version in use".to_owned());
+    let (result, cause) = refusal.unwrap_or_else(nothing);
+    report_status(AgentState::Blocked, u16::try_from(result).unwrap_or(u16::MAX), &cause);
+    Outcome::Refused
+}
+
+/// A subscription that listens, or why not: the result, and who holds it where CUPTI says.
+fn subscribe(api: &Api) -> Result<SubscriberHandle, (CuptiResult, String)> {
+    let handle = claim(api)?;
+    enable(api, handle).map_err(|result| {
+        // SAFETY: our own handle, not used again.
+        unsafe { (api.unsubscribe)(handle) };
+        (result, format!(", code {result}: it delivers no allocations"))
+    })?;
+    Ok(handle)
+}
+
+fn claim(api: &Api) -> Result<SubscriberHandle, (CuptiResult, String)> {
+    let mut handle: SubscriberHandle = std::ptr::null_mut();
+    let version = api.version().unwrap_or(0);
+    let mut holder = [0_u8; 128];
+    if let Some(subscribe) = api.subscribe_v2 {
+        let allow: &[u8] = if version >= MULTIPLE { &[1, 0] } else { &[0] };
+        let mut result = 0;
+        for &allow_multiple in allow {
+            holder = [0; 128];
+            let mut params = SubscriberParams {
+                struct_bytes: if version >= LARGER_PARAMETERS {
+                    SubscriberParams::BYTES_13_2
+                } else {
+                    SubscriberParams::BYTES_13_0
+                },
+                name: c"gpumemd".as_ptr(),
+                holder: holder.as_mut_ptr().cast(),
+                holder_bytes: holder.len() - 1,
+                allow_multiple,
+            };
+            // SAFETY: a function of this library; the struct has the size that this version expects, its buffer is told one
+            // byte short and ends with 0.
+            result = unsafe { subscribe(&mut handle, super::callback, std::ptr::null_mut(), &mut params) };
+            if result == 0 {
+                return Ok(handle);
+            }
+        }
+        if result == TAKEN {
+            return Err((result, text(&holder)));
+        }
+    }
+    // SAFETY: a function of this library; the callback lives as long as the process (-z nodelete).
+    match unsafe { (api.subscribe)(&mut handle, super::callback, std::ptr::null_mut()) } {
+        0 => Ok(handle),
+        TAKEN => Err((TAKEN, text(&holder))),
+        result => Err((result, String::new())),
+    }
+}
+
+fn text(buffer: &[u8]) -> String {
+    CStr::from_bytes_until_nul(buffer).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+/// Ids that a library does not know are refused by it and left out, but for those that everything hangs on.
+fn enable(api: &Api, handle: SubscriberHandle) -> Result<(), CuptiResult> {
+    let calls = CALLS.iter().map(|(id, _)| (domain::DRIVER_API, *id));
+    let resources = RESOURCES.iter().map(|id| (domain::RESOURCE, *id));
+    let states = STATES.iter().map(|id| (domain::STATE, *id));
+    let pulse = (domain::DRIVER_API, pulse::CALL);
+    for (domain, id) in calls.chain(resources).chain(states).chain([pulse]) {
+        // SAFETY: a live subscription; one thread at a time, says the mutex.
+        let result = unsafe { (api.enable_callback)(1, handle, domain, id) };
+        if result != 0 && domain == domain::DRIVER_API && VITAL.contains(&id) {
+            return Err(result);
+        }
+    }
+    Ok(())
+}
+
+fn say_covered() {
+    match LATE.load(Relaxed) {
+        true => report_status(AgentState::Late, 0, "attached after the first allocations"),
+        false => report_status(AgentState::Covered, 0, ""),
+    }
+}
+
+/// The program's cuInit has failed: there is nothing to subscribe to.
+pub fn note_no_device() {
+    let what = "the CUDA driver is not initialised: cuInit found no GPU that this program may use";
+    report_status(AgentState::Blocked, NO_DEVICE, what);
+}
+
+/// There was a context before the agent: what it holds is not known.
+pub fn note_late() {
+    LATE.store(true, Relaxed);
+}
+
+/// No callbacks come any more.
+fn go_blind() {
+    note_late();
+    HEARING_SINCE_NS.store(u64::MAX, Release);
+}
+
+/// CUPTI's number of a context.
+pub fn context_id(handle: usize) -> Option<u32> {
+    number_of(handle, &CONTEXT_ID)
+}
+
+/// The ordinal of a context's device.
+pub fn device_id(handle: usize) -> Option<u32> {
+    number_of(handle, &DEVICE_ID)
+}
+
+fn number_of(handle: usize, get: &AtomicPtr<c_void>) -> Option<u32> {
+    let get = get.load(Acquire);
+    if get.is_null() {
+        return None;
+    }
+    let mut number = 0;
+    // SAFETY: `attach` puts nothing but a function of this type there; the library stays loaded.
+    let get = unsafe { std::mem::transmute::<*mut c_void, GetNumber>(get) };
+    // SAFETY: a function of the library in use, with a place for its answer.
+    (unsafe { get(handle as *const c_void, &mut number) } == 0).then_some(number)
+}
+
+/// A callback of the STATE domain.
+pub fn said_about_itself(id: u32) {
+    if id == ids::state::FATAL_ERROR {
+        DEAD.store(true, Relaxed);
+    }
+}
+
+fn paused() -> bool {
+    PAUSES.load(Relaxed) != 0
+}
+
+/// For the sender, now and then: how it stands, and the number of the subscription that this is about.
+pub fn held() -> (Held, u64) {
+    let Ok(mut place) = SUBSCRIPTION.lock() else { return (Held::Unwanted, 0) };
+    if DEAD.swap(false, Relaxed) && place.subscription.is_some() && !place.lost {
+        // CUPTI has finalized itself: the handle means nothing any more.
+        *place = Place { subscription: None, lost: false, number: place.number + 1 };
+        go_blind();
+        report_status(AgentState::Blocked, UNKNOWN as u16, "CUPTI stopped after a fatal error of its own");
+    }
+    let held = match (&place.subscription, place.lost) {
+        _ if paused() => Held::Unwanted,
+        (Some(_), false) => Held::Ours,
+        (Some(_), true) => Held::Lost,
+        (None, _) => Held::Nothing,
+    };
+    (held, place.number)
+}
+
+/// Its callbacks have stopped; they came until `heard_ns`.
+pub fn lost(heard_ns: u64) {
+    let Ok(mut place) = SUBSCRIPTION.lock() else { return };
+    if place.subscription.is_some() && !paused() {
+        place.lost = true;
+        go_blind();
+        status::report(heard_ns, AgentState::Blocked, 0, "CUPTI was finalized by another client");
+    }
+}
+
+/// They have come back by themselves.
+pub fn found(core: &Core) {
+    let Ok(mut place) = SUBSCRIPTION.lock() else { return };
+    if place.subscription.is_some() && !paused() {
+        place.lost = false;
+        place.number += 1;
+        HEARING_SINCE_NS.store(core.recorder.clock.now(), Release);
+        say_covered();
+    }
+}
+
+const PAUSED: &str = "paused by the program";
+
+/// The program wants the subscription for another client. On the caller's thread, so that it is free when this returns.
+pub fn pause(core: &Core, thread: &Thread) {
+    let _uncancelled = Uncancelled::now();
+    PAUSES.fetch_add(1, Relaxed);
+    let Ok(mut place) = SUBSCRIPTION.lock() else { return };
+    let lost = std::mem::replace(&mut place.lost, false);
+    if let Some(Subscription { api, handle }) = place.subscription.take() {
+        // A handle from before somebody finalized CUPTI must not be used: what it points to is gone.
+        thread.busy.store(0, Relaxed);
+        let pulse = pulse::ask(core);
+        thread.busy.store(1, Relaxed);
+        let alive = pulse != pulse::Pulse::Silent || !pulse::was_heard();
+        if alive && !lost && !DEAD.load(Relaxed) {
+            // SAFETY: our own handle, not used again. Callbacks under way end in code that stays mapped.
+            unsafe { (api.unsubscribe)(handle) };
+        }
+        place.number += 1;
+        go_blind();
+    }
+    if core.devices.driver().is_some() {
+        report_status(AgentState::Paused, 0, PAUSED);
+    }
+}
+
+/// The other client is done. Calls nest: the last one counts.
+pub fn resume(core: &Core) {
+    let _uncancelled = Uncancelled::now();
+    let one_less = |pauses: u32| pauses.checked_sub(1);
+    if PAUSES.fetch_update(Relaxed, Relaxed, one_less) == Ok(1) && core.devices.driver().is_some() {
+        note_late(); // it may have been paused since before cuInit
+        if !core.settings.teardown {
+            attach(core);
+        } // else the sender does, when the other client has finalized CUPTI
+    }
+}

@@ -1,0 +1,7 @@
+//! Where records come from: the driver's callbacks, NVTX, PyTorch, the interpreter, and the C API.
+
+pub mod api;
+pub mod cupti;
+pub mod nvtx;
+pub mod python_host;
+pub mod torch;

@@ -1,0 +1,119 @@
+//! NVTX: ranges of programs that annotate themselves, as scopes.
+//!
+//! ```text
+//! mod.rs      functions for a program's NVTX, and the state of the layer
+//! calls.rs    push, pop, start, end and mark
+//! scopes.rs   domains whose ranges count, and ranges of the process
+//! text.rs     messages: UTF-8, wide, registered
+//! ```
+//!
+//! Each library with NVTX in it asks once, on its first NVTX call and under a spin lock of its own, and gets the same functions:
+//! domains and strings are numbers that mean the same to all of them. Push and pop are scopes on the stack that the C API has, in the order
+//! in which they came, and a pop takes the last of its own domain. Ranges that are started and ended belong to the process; they count
+//! only if that was asked for (`GPUMEM_NVTX_RANGES=1`), as the tag of threads without any other name.
+
+mod calls;
+mod scopes;
+mod text;
+
+use crate::driver::core::Core;
+use crate::record::status;
+use cupti_sys::nvtx::{self, Callbacks, GetExportTable, Table, VersionInfo};
+use gpumem_wire::{Layer, LayerState};
+use std::ffi::c_int;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+
+/// Libraries that asked and were given functions.
+static SERVED: AtomicU32 = AtomicU32::new(0);
+/// Libraries that asked and had no place for functions that we know.
+static STRANGE: AtomicU32 = AtomicU32::new(0);
+/// What was last said about the layer: `state_word` plus one.
+static SAID: AtomicU64 = AtomicU64::new(0);
+
+/// Gives a library its functions; 0 if it should do without.
+pub fn initialize(core: &Core, get: GetExportTable) -> c_int {
+    if !core.settings.layers.nvtx {
+        return 0; // every call of that library is nothing then
+    }
+    // SAFETY: NVTX's own function, called while it initialises, with numbers that it knows or answers with null.
+    let filled = unsafe { fill(get) };
+    if filled == 0 { &STRANGE } else { &SERVED }.fetch_add(1, AcqRel);
+    c_int::from(filled > 0)
+}
+
+/// Sets all functions that have a place; how many.
+///
+/// # Safety
+/// `get` is NVTX's.
+unsafe fn fill(get: GetExportTable) -> usize {
+    // SAFETY: as our caller says; tables are structures that live as long as the library, or null.
+    unsafe {
+        let version = get(nvtx::ETID_VERSION_INFO).cast::<VersionInfo>().as_ref();
+        if let Some(version) = version.filter(|version| version.struct_size >= size_of::<VersionInfo>())
+            && let Some(set) = version.set_injection_version
+        {
+            set(nvtx::VERSION);
+        }
+        let callbacks = get(nvtx::ETID_CALLBACKS).cast::<Callbacks>().as_ref();
+        let callbacks = callbacks.filter(|callbacks| callbacks.struct_size >= size_of::<Callbacks>());
+        let Some(get_table) = callbacks.and_then(|callbacks| callbacks.get_module_function_table) else {
+            return 0;
+        };
+        let mut filled = 0;
+        for (module, functions) in [(nvtx::MODULE_CORE, calls::CORE), (nvtx::MODULE_CORE2, calls::CORE2)] {
+            let (mut table, mut count): (Table, u32) = (std::ptr::null_mut(), 0);
+            if get_table(module, &mut table, &mut count) != 1 || table.is_null() {
+                continue;
+            }
+            for &(id, function) in functions.iter().filter(|(id, _)| *id < count) {
+                let place = *table.add(id as usize);
+                if !place.is_null() {
+                    *place = function();
+                    filled += 1;
+                }
+            }
+        }
+        filled
+    }
+}
+
+/// Says how the layer is, if that has changed. For the sender: it locks and allocates.
+pub fn look(core: &Core) {
+    let (served, strange) = (SERVED.load(Acquire), STRANGE.load(Acquire));
+    let left_out = scopes::left_out();
+    let word = u64::from(served.min(1)) | u64::from(strange.min(1)) << 1 | u64::from(left_out > 0) << 2;
+    let word = word | u64::from(core.settings.layers.nvtx) << 3 | 1 << 4;
+    if SAID.swap(word, AcqRel) == word {
+        return;
+    }
+    let (state, reason) = match (core.settings.layers.nvtx, served, strange) {
+        (false, ..) => (LayerState::Off, "GPUMEM_NVTX=0".to_owned()),
+        (_, 0, 0) => (LayerState::Absent, absence(core.settings.nvtx_injection.as_deref())),
+        (_, 0, _) => (LayerState::Failed, "an NVTX of a kind that is not known".to_owned()),
+        (_, _, 0) => (LayerState::Active, counted(core, left_out)),
+        _ => (
+            LayerState::Degraded,
+            "one of the program's libraries has an NVTX of a kind that is not known".to_owned(),
+        ),
+    };
+    status::report_layer(Layer::Nvtx, state, &reason);
+}
+
+/// Why nobody has asked.
+fn absence(injection: Option<&Path>) -> String {
+    let file = injection.and_then(Path::file_name).map(|file| file.to_string_lossy().into_owned());
+    match file {
+        None => "NVTX_INJECTION64_PATH is not set".to_owned(),
+        Some(file) if file.starts_with("libgpumem") => "the program has made no NVTX call".to_owned(),
+        Some(file) => format!("NVTX_INJECTION64_PATH names another library: {file}"),
+    }
+}
+
+/// Whose ranges count.
+fn counted(core: &Core, left_out: u32) -> String {
+    let named = core.settings.nvtx_domains.join(", ");
+    let named = if named.is_empty() { String::new() } else { format!(" and {named}") };
+    let left = if left_out > 0 { "; other domains are left out (GPUMEM_NVTX_DOMAINS)" } else { "" };
+    format!("ranges of the default domain{named}{left}")
+}

@@ -1,0 +1,101 @@
+//! NVTX ranges that become scopes of threads or of the process.
+//!
+//! **Ranges of threads** count in the default domain, and those that `GPUMEM_NVTX_DOMAINS` names. Libraries annotate each of their calls in
+//! domains of their own (NCCL, CUB), which would bury the program's names.
+//!
+//! A domain's handle is a number: 0 the default one (NVTX's null), 1 one that is left out, and from 2 on the place among the wanted ones,
+//! which is also its number among the owners of scopes but for the default domain, whose number there is 1.
+//!
+//! **Ranges of the process** are started on one thread and may be ended on another. Where that was asked for (`GPUMEM_NVTX_RANGES`), the
+//! newest one that is open is the tag of threads that have no other name.
+
+use crate::base::row::mix;
+use crate::driver::core::Core;
+use crate::threads::OWNERS;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+
+const LEFT_OUT: usize = 1;
+/// Hashes of the wanted domains' names; 0 while free. The first two places are never used.
+static WANTED: [AtomicU64; OWNERS] = [const { AtomicU64::new(0) }; OWNERS];
+static LEFT: AtomicU32 = AtomicU32::new(0);
+
+/// Times that a domain was made which does not count.
+pub fn left_out() -> u32 {
+    LEFT.load(Relaxed)
+}
+
+/// The owner of scopes behind a handle; `None` for a domain that does not count.
+#[inline(always)]
+pub fn owner(handle: usize) -> Option<u8> {
+    match handle {
+        0 => Some(1),
+        LEFT_OUT => None,
+        wanted => (wanted < OWNERS).then_some(wanted as u8),
+    }
+}
+
+/// Returns the handle of the domain `name`: the same for all callers.
+pub fn create(core: &Core, name: &[u8]) -> usize {
+    let wanted = core.settings.nvtx_domains.iter().any(|wanted| wanted == "*" || wanted.as_bytes() == name);
+    if wanted {
+        let hash = name.chunks(8).fold(mix(name.len() as u64, 0x9e37), |hash, part| {
+            mix(hash, part.iter().fold(0, |word, &byte| word << 8 | u64::from(byte)))
+        });
+        let hash = hash.max(1);
+        for (handle, place) in WANTED.iter().enumerate().skip(2) {
+            match place.compare_exchange(0, hash, AcqRel, Acquire) {
+                Ok(_) => return handle,
+                Err(known) if known == hash => return handle,
+                Err(_) => {}
+            }
+        }
+    }
+    LEFT.fetch_add(1, Relaxed);
+    LEFT_OUT
+}
+
+/// Ranges at a time that count.
+const PLACES: usize = 64;
+
+/// Ids are never 0, which NVTX takes for none.
+static LAST: AtomicU64 = AtomicU64::new(0);
+/// Id << 32 | tag of each open range; 0 while free.
+static OPEN: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
+/// The process's tag when no range was open.
+static OUTSIDE: AtomicU32 = AtomicU32::new(0);
+
+/// A range's id. `tag` makes its tag of the one in force.
+pub fn start_range(core: &Core, tag: impl FnOnce(u32) -> u32) -> u64 {
+    let id = LAST.fetch_add(1, Relaxed) + 1;
+    if !core.settings.nvtx_ranges {
+        return id;
+    }
+    let outer = core.process_tag.load(Relaxed);
+    let tag = tag(outer);
+    if tag == 0 {
+        return id;
+    }
+    if OPEN.iter().all(|place| place.load(Relaxed) == 0) {
+        OUTSIDE.store(outer, Relaxed);
+    }
+    let word = (id & 0xffff_ffff) << 32 | u64::from(tag);
+    let is_kept = |place: &AtomicU64| place.compare_exchange(0, word, AcqRel, Relaxed).is_ok();
+    if OPEN.iter().any(is_kept) {
+        core.process_tag.store(tag, Relaxed);
+    }
+    id
+}
+
+/// A range ends.
+pub fn end_range(core: &Core, id: u64) {
+    if !core.settings.nvtx_ranges {
+        return;
+    }
+    let is_it = |place: &&AtomicU64| place.load(Relaxed) >> 32 == id & 0xffff_ffff;
+    let Some(place) = OPEN.iter().find(is_it) else { return };
+    let ended = place.swap(0, AcqRel) as u32;
+    let newest = OPEN.iter().map(|place| place.load(Relaxed)).max().filter(|&word| word != 0);
+    let tag = newest.map_or(OUTSIDE.load(Relaxed), |word| word as u32);
+    // Unless the program has set another one meanwhile.
+    let _ = core.process_tag.compare_exchange(ended, tag, Relaxed, Relaxed);
+}

@@ -1,0 +1,197 @@
+//! The Python that runs in the program's interpreter: the files of the package `gpumem.torch`, as they are, made into a module
+//! of a private name. The program needs no package, and has none more than before.
+
+use crate::sources::python_host::run::Api;
+use std::ffi::{CStr, CString, c_char, c_int, c_long, c_ulonglong, c_void};
+
+/// A Python object.
+pub type Object = *mut c_void;
+
+/// In the order in which they import each other.
+const SOURCES: [(&CStr, &str); 11] = [
+    (c"_agent", include_str!("../../../python/gpumem/torch/_agent.py")),
+    (c"_places", include_str!("../../../python/gpumem/torch/_places.py")),
+    (c"_modules", include_str!("../../../python/gpumem/torch/_modules.py")),
+    (c"_caches", include_str!("../../../python/gpumem/torch/_caches.py")),
+    (c"_copies", include_str!("../../../python/gpumem/torch/_copies.py")),
+    (c"_frames", include_str!("../../../python/gpumem/torch/_frames.py")),
+    (c"_codes", include_str!("../../../python/gpumem/torch/_codes.py")),
+    (c"_sweep", include_str!("../../../python/gpumem/torch/_sweep.py")),
+    (c"_steps", include_str!("../../../python/gpumem/torch/_steps.py")),
+    (c"_adopt", include_str!("../../../python/gpumem/torch/_adopt.py")),
+    (c"_core", include_str!("../../../python/gpumem/torch/_core.py")),
+];
+const LOADER: &str = include_str!("../../../python/gpumem/torch/_load.py");
+/// Py_file_input.
+const FILE: c_int = 257;
+
+/// A function of the interpreter's C API: its name, and its type.
+macro_rules! functions {
+    ($( $field:ident = $name:literal : fn($($argument:ty),*) -> $result:ty ),* $(,)?) => {
+        /// What is called of the interpreter's C API; in all versions since 3.8.
+        #[derive(Debug, Clone, Copy)]
+        #[allow(missing_docs)]
+        pub struct Functions {
+            $( pub $field: unsafe extern "C" fn($($argument),*) -> $result, )*
+        }
+
+        impl Functions {
+            /// From where `symbol` finds them.
+            pub fn find(symbol: impl Fn(&CStr) -> Option<*mut c_void>) -> Option<Self> {
+                // SAFETY: functions of the C API, of these types.
+                Some(unsafe { Functions {
+                    $( $field: std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> $result>(symbol($name)?), )*
+                } })
+            }
+        }
+    };
+}
+
+functions! {
+    add_pending = c"Py_AddPendingCall": fn(extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int,
+    is_initialized = c"Py_IsInitialized": fn() -> c_int,
+    compile = c"Py_CompileString": fn(*const c_char, *const c_char, c_int) -> Object,
+    evaluate = c"PyEval_EvalCode": fn(Object, Object, Object) -> Object,
+    builtins = c"PyEval_GetBuiltins": fn() -> Object,
+    dict = c"PyDict_New": fn() -> Object,
+    set = c"PyDict_SetItemString": fn(Object, *const c_char, Object) -> c_int,
+    get = c"PyDict_GetItemString": fn(Object, *const c_char) -> Object,
+    text = c"PyUnicode_FromString": fn(*const c_char) -> Object,
+    number = c"PyLong_FromUnsignedLongLong": fn(c_ulonglong) -> Object,
+    as_long = c"PyLong_AsLong": fn(Object) -> c_long,
+    call = c"PyObject_CallObject": fn(Object, Object) -> Object,
+    drop = c"Py_DecRef": fn(Object) -> (),
+    is_raised = c"PyErr_Occurred": fn() -> Object,
+    is_of = c"PyErr_ExceptionMatches": fn(Object) -> c_int,
+    clear = c"PyErr_Clear": fn() -> (),
+}
+
+/// The namespace in which our code lies, once it was run.
+#[derive(Debug, Clone, Copy)]
+pub struct Namespace(Object);
+
+impl Namespace {
+    /// Its dict.
+    pub fn object(self) -> Object {
+        self.0
+    }
+}
+
+/// Why something did not come to its end.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Our code failed. The error is gone.
+    Failed,
+    /// The program's own: an interrupt that reached it while our code ran. The error is still there.
+    Interrupted,
+}
+
+impl Api {
+    /// What became of the error that is raised now.
+    unsafe fn ended(&self) -> Ended {
+        let call = &self.functions;
+        // SAFETY: with the interpreter's lock, says our caller; a class that lives as long as the interpreter. `get` keeps what is raised.
+        unsafe {
+            if (call.is_raised)().is_null() {
+                return Ended::Failed;
+            }
+            let builtins = (call.builtins)();
+            let ours =
+                if builtins.is_null() { builtins } else { (call.get)(builtins, c"Exception".as_ptr()) };
+            if !ours.is_null() && (call.is_of)(ours) == 0 {
+                return Ended::Interrupted;
+            }
+            (call.clear)();
+        }
+        Ended::Failed
+    }
+
+    /// Puts a new object into a dict; `None` if there is none.
+    unsafe fn put(&self, dict: Object, name: &CStr, value: Object) -> Option<()> {
+        // SAFETY: with the interpreter's lock; the dict takes its own reference.
+        unsafe {
+            let done = !value.is_null() && (self.functions.set)(dict, name.as_ptr(), value) == 0;
+            (self.functions.drop)(value);
+            done.then_some(())
+        }
+    }
+
+    unsafe fn text(&self, text: &str) -> Object {
+        // SAFETY: with the interpreter's lock; a C string.
+        CString::new(text)
+            .map_or(std::ptr::null_mut(), |text| unsafe { (self.functions.text)(text.as_ptr()) })
+    }
+
+    unsafe fn filled(&self, namespace: Object) -> Option<()> {
+        let call = &self.functions;
+        // SAFETY: with the interpreter's lock.
+        unsafe {
+            let builtins = (call.builtins)();
+            if builtins.is_null() || (call.set)(namespace, c"__builtins__".as_ptr(), builtins) != 0 {
+                return None;
+            }
+            self.put(namespace, c"__name__", self.text("_gpumem_load"))?;
+            let sources = (call.dict)();
+            for (name, source) in SOURCES {
+                self.put(sources, name, self.text(source))?;
+            }
+            self.put(namespace, c"sources", sources)?;
+            let addresses = (call.dict)();
+            for (name, address) in crate::addresses() {
+                let name = CString::new(name).ok()?;
+                self.put(addresses, &name, (call.number)(address as c_ulonglong))?;
+            }
+            self.put(namespace, c"addresses", addresses)
+        }
+    }
+
+    /// Runs our code for the first time.
+    ///
+    /// # Safety
+    /// With the interpreter's lock, and no error raised.
+    pub unsafe fn load(&self) -> Result<Namespace, Ended> {
+        let call = &self.functions;
+        let Ok(loader) = CString::new(LOADER) else { return Err(Ended::Failed) };
+        // SAFETY: as our caller says.
+        unsafe {
+            let namespace = (call.dict)();
+            if namespace.is_null() || self.filled(namespace).is_none() {
+                return Err(self.ended());
+            }
+            let code = (call.compile)(loader.as_ptr(), c"<gpumem>".as_ptr(), FILE);
+            if code.is_null() {
+                return Err(self.ended());
+            }
+            let done = (call.evaluate)(code, namespace, namespace);
+            (call.drop)(code);
+            if done.is_null() {
+                return Err(self.ended());
+            }
+            (call.drop)(done);
+            Ok(Namespace(namespace)) // for as long as the process lives
+        }
+    }
+
+    /// Calls one of our functions; the number that it returns.
+    ///
+    /// # Safety
+    /// As `load`.
+    pub unsafe fn call(&self, namespace: Namespace, name: &CStr) -> Result<i64, Ended> {
+        let call = &self.functions;
+        // SAFETY: as our caller says; the function is the namespace's.
+        unsafe {
+            let function = (call.get)(namespace.0, name.as_ptr());
+            let answer = if function.is_null() {
+                std::ptr::null_mut()
+            } else {
+                (call.call)(function, std::ptr::null_mut())
+            };
+            if answer.is_null() {
+                return Err(self.ended());
+            }
+            let number = (call.as_long)(answer);
+            (call.drop)(answer);
+            if number == -1 { Err(self.ended()) } else { Ok(number as i64) }
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! A look at an idle program. The interpreter runs our code on the main thread, between two statements (`run`); a main thread that waits in a
+//! call, as a server does for its next request, runs none. Once nothing was recorded for a while, a thread of ours takes the interpreter's lock,
+//! runs `idle` (`_core.py`) and ends. The sender itself never waits for that lock.
+//!
+//! A thread that asks for the lock while the interpreter ends is ended by it (`pthread_exit`) or stopped for ever. So the thread is no
+//! `std::thread`, its functions may be unwound (`C-unwind`), and nothing on its stack has a destructor.
+
+use crate::driver::core::Core;
+use crate::sources::python_host::bootstrap::{Namespace, Object};
+use crate::sources::python_host::run::Api;
+use std::ffi::{CStr, c_char, c_int, c_long, c_void};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+
+/// Time without a record after which a program is idle.
+const QUIET_NS: u64 = 200_000_000;
+
+/// Records at the last round of the sender, when they became so many, and how many there were behind the last complete look.
+static HEAD: AtomicU64 = AtomicU64::new(0);
+static SINCE_NS: AtomicU64 = AtomicU64::new(0);
+static LOOKED: AtomicU64 = AtomicU64::new(u64::MAX);
+/// When the thread was last started.
+static TRIED_NS: AtomicU64 = AtomicU64::new(0);
+/// The thread exists.
+static RUNNING: AtomicBool = AtomicBool::new(false);
+/// What the thread calls; set before it is started.
+static WORK: Mutex<Option<Work>> = Mutex::new(None);
+
+/// Functions of the interpreter's C API, which may unwind.
+#[derive(Debug, Clone, Copy)]
+pub struct Locked {
+    ensure: unsafe extern "C-unwind" fn() -> c_int,
+    release: unsafe extern "C-unwind" fn(c_int),
+    get: unsafe extern "C-unwind" fn(Object, *const c_char) -> Object,
+    call: unsafe extern "C-unwind" fn(Object, Object) -> Object,
+    as_long: unsafe extern "C-unwind" fn(Object) -> c_long,
+    drop: unsafe extern "C-unwind" fn(Object),
+    clear: unsafe extern "C-unwind" fn(),
+}
+
+macro_rules! found {
+    ($symbol:ident, $name:literal as fn($($argument:ty),*) -> $result:ty) => {
+        // SAFETY: a function of the C API, of this type in all versions since 3.8.
+        unsafe {
+            std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($argument),*) -> $result>($symbol($name)?)
+        }
+    };
+}
+
+impl Locked {
+    /// From where `symbol` finds them.
+    pub fn find(symbol: impl Fn(&CStr) -> Option<*mut c_void>) -> Option<Self> {
+        Some(Locked {
+            ensure: found!(symbol, c"PyGILState_Ensure" as fn() -> c_int),
+            release: found!(symbol, c"PyGILState_Release" as fn(c_int) -> ()),
+            get: found!(symbol, c"PyDict_GetItemString" as fn(Object, *const c_char) -> Object),
+            call: found!(symbol, c"PyObject_CallObject" as fn(Object, Object) -> Object),
+            as_long: found!(symbol, c"PyLong_AsLong" as fn(Object) -> c_long),
+            drop: found!(symbol, c"Py_DecRef" as fn(Object) -> ()),
+            clear: found!(symbol, c"PyErr_Clear" as fn() -> ()),
+        })
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Work(Locked, Namespace);
+// SAFETY: addresses of functions, and a Python object that is used with the interpreter's lock only.
+unsafe impl Send for Work {}
+
+/// A child or a new start: nothing is under way.
+pub fn restart() {
+    RUNNING.store(false, Relaxed);
+    LOOKED.store(u64::MAX, Relaxed);
+}
+
+/// The sender's, in each round.
+pub fn note(head: u64, now: u64) {
+    if HEAD.swap(head, Relaxed) != head {
+        SINCE_NS.store(now, Relaxed);
+    }
+}
+
+/// Whether nothing was recorded for a while.
+pub fn is_quiet(now: u64) -> bool {
+    now.saturating_sub(SINCE_NS.load(Relaxed)) > QUIET_NS
+}
+
+/// The sender's, while the main thread does not take up what it was asked for: starts the thread if the program is idle and has not been
+/// looked at since.
+pub fn look(core: &Core, now: u64, api: Api, namespace: Namespace) {
+    let head = core.recorder.ring.head();
+    let Some(locked) = api.locked.filter(|_| is_quiet(now) && head != LOOKED.load(Acquire)) else { return };
+    if RUNNING.load(Acquire) || now.saturating_sub(TRIED_NS.load(Relaxed)) < QUIET_NS {
+        return;
+    }
+    let Ok(mut work) = WORK.try_lock() else { return };
+    *work = Some(Work(locked, namespace));
+    drop(work);
+    RUNNING.store(true, Release);
+    TRIED_NS.store(now, Relaxed);
+    SINCE_NS.store(now, Relaxed);
+    let entry: extern "C-unwind" fn(*mut c_void) -> *mut c_void = thread;
+    // SAFETY: a function of this type but for the way in which it may end; a place for its number. It has our signals' mask: none comes.
+    unsafe {
+        let entry = std::mem::transmute::<
+            extern "C-unwind" fn(*mut c_void) -> *mut c_void,
+            extern "C" fn(*mut c_void) -> *mut c_void,
+        >(entry);
+        let mut number = std::mem::zeroed();
+        if libc::pthread_create(&mut number, std::ptr::null(), entry, std::ptr::null_mut()) == 0 {
+            libc::pthread_detach(number);
+        } else {
+            RUNNING.store(false, Release);
+        }
+    }
+}
+
+/// See the module's text. What is unwound here has no destructor.
+extern "C-unwind" fn thread(_: *mut c_void) -> *mut c_void {
+    if let Some(Work(locked, namespace)) = work() {
+        // SAFETY: functions of the C API; the lock is held between the first and the last.
+        unsafe {
+            let held = (locked.ensure)();
+            let function = (locked.get)(namespace.object(), c"idle".as_ptr());
+            let answer = match function.is_null() {
+                true => std::ptr::null_mut(),
+                false => (locked.call)(function, std::ptr::null_mut()),
+            };
+            if answer.is_null() {
+                (locked.clear)();
+            } else {
+                let is_complete = (locked.as_long)(answer) == 0;
+                (locked.drop)(answer);
+                done(is_complete);
+            }
+            (locked.release)(held);
+        }
+    }
+    RUNNING.store(false, Release);
+    std::ptr::null_mut()
+}
+
+fn work() -> Option<Work> {
+    WORK.try_lock().ok().and_then(|work| *work)
+}
+
+/// Nothing is left to look at until something is recorded. What was told just now is part of what was looked at.
+fn done(is_complete: bool) {
+    if let Some(core) = Core::get().filter(|_| is_complete) {
+        LOOKED.store(core.recorder.ring.head(), Release);
+    }
+}

@@ -1,0 +1,288 @@
+//! When our code runs in the program's interpreter: as soon as PyTorch is there, on the main thread, between two of its
+//! statements. The sender asks for it (`Py_AddPendingCall`, which needs no lock of the interpreter's) and never waits.
+//!
+//! ```text
+//! IDLE -> ASKED -> DONE             PyTorch was seen; the interpreter has taken it up; it has run
+//!           |  `-> LATER -> ASKED   PyTorch is being imported, or the program traces what it computes
+//!           |  `-> AGAIN -> ASKED   something was left for when the program is quiet
+//!           `----> FAILED
+//! ```
+//!
+//! Afterwards, when memory was allocated, it is asked now and then to look at what is new (`tick`).
+
+use crate::base::env::Layers;
+use crate::driver::core::Core;
+use crate::naming::callers;
+use crate::record::panic;
+use crate::record::status;
+use crate::sources::python_host::bootstrap::{Ended, Functions, Namespace};
+use crate::sources::python_host::idle;
+use gpumem_wire::{Layer, LayerState};
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::*};
+
+const IDLE: u8 = 0;
+const ASKED: u8 = 1;
+const DONE: u8 = 2;
+const LATER: u8 = 3;
+const FAILED: u8 = 4;
+const AGAIN: u8 = 5;
+
+/// See the module's text.
+static STATE: AtomicU8 = AtomicU8::new(IDLE);
+/// Our code has run at least once to its end.
+static BEGUN: AtomicBool = AtomicBool::new(false);
+/// When it was asked for, or may be asked for again.
+static SINCE_NS: AtomicU64 = AtomicU64::new(0);
+/// Records at the last tick.
+static RECORDS: AtomicU64 = AtomicU64::new(0);
+/// The last tick has found no optimizer: nothing but ticks shows what is new.
+static TRAINS_NOTHING: AtomicBool = AtomicBool::new(false);
+/// The program itself says where its steps begin.
+static STEPS: AtomicBool = AtomicBool::new(false);
+/// Used with the interpreter's lock: by the main thread alone.
+static NAMESPACE: Mutex<Option<Held>> = Mutex::new(None);
+
+#[derive(Debug, Clone, Copy)]
+struct Held(Api, Option<Namespace>);
+// SAFETY: addresses of functions, and a Python object that is used with the interpreter's lock only.
+unsafe impl Send for Held {}
+
+/// Between two questions that were answered with "later".
+const PATIENCE_NS: u64 = 50_000_000;
+/// Until the tick that takes up what another one has left.
+const AGAIN_NS: u64 = 200_000_000;
+/// Between two ticks.
+const TICK_NS: u64 = 500_000_000;
+/// After that time without a statement of the main thread it is said so.
+const SILENCE_NS: u64 = 5_000_000_000;
+
+/// What is called of the interpreter.
+#[derive(Debug, Clone, Copy)]
+pub struct Api {
+    /// In all versions.
+    pub functions: Functions,
+    is_finalizing: Option<unsafe extern "C" fn() -> c_int>,
+    /// For a thread that has no lock.
+    pub locked: Option<idle::Locked>,
+}
+
+impl Api {
+    /// Of the interpreter in this process.
+    fn find() -> Option<Self> {
+        let functions = Functions::find(symbol)?;
+        let is_finalizing = symbol(c"Py_IsFinalizing").or_else(|| symbol(c"_Py_IsFinalizing"));
+        // SAFETY: both have this type.
+        let is_finalizing = is_finalizing
+            .map(|at| unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(at) });
+        Some(Api { functions, is_finalizing, locked: idle::Locked::find(symbol) })
+    }
+
+    /// Whether code can run in it.
+    fn runs(&self) -> bool {
+        // SAFETY: both may be called at any time, without the interpreter's lock.
+        unsafe { (self.functions.is_initialized)() != 0 && self.is_finalizing.is_none_or(|ask| ask() == 0) }
+    }
+}
+
+/// By name: of what the program and its libraries offer, else of a libpython that was loaded for one of them only.
+fn symbol(name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: a C string; the first library that has it.
+    let found = callers::in_loader(|| unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) })?;
+    if !found.is_null() {
+        return Some(found);
+    }
+    let is_python = |file: &[u8]| file.starts_with(b"libpython3.") && file.len() > b"libpython3.so".len();
+    crate::naming::slot::with(is_python, |image| image.defines(name)).flatten().map(|at| at as *mut c_void)
+}
+
+/// Nothing is asked for any more in a forked child.
+pub fn in_child() {
+    STATE.store(FAILED, Relaxed);
+}
+
+/// A child that initialises CUDA itself begins anew. What was loaded is there.
+pub fn restart() {
+    BEGUN.store(false, Relaxed);
+    idle::restart();
+    STATE.store(IDLE, Release);
+}
+
+/// The program calls `gpumem_step`: ours are not needed.
+#[inline]
+pub fn program_steps() {
+    if !STEPS.load(Relaxed) {
+        STEPS.store(true, Relaxed);
+    }
+}
+
+/// Whether an optimizer's step is the program's step.
+pub fn are_steps_ours() -> bool {
+    !STEPS.load(Relaxed)
+}
+
+/// Steps of optimizers, while they are the program's steps; and how many there were when the epoch began.
+static AUTO: AtomicU64 = AtomicU64::new(0);
+static BEFORE: AtomicU64 = AtomicU64::new(0);
+
+/// Number in its epoch of the step after `count` steps of an optimizer.
+pub fn auto_number(count: u64) -> u64 {
+    AUTO.store(count, Relaxed);
+    count.saturating_sub(BEFORE.load(Relaxed))
+}
+
+/// An epoch begins: what steps of optimizers number begins anew. Whether they do, and have: before the first of them it is not known
+/// who numbers, and the first forward pass begins the first step.
+pub fn begin_epoch() -> bool {
+    let count = AUTO.load(Relaxed);
+    BEFORE.store(count, Relaxed);
+    are_steps_ours() && count > 0
+}
+
+/// How the layer of exact roles is, says our code.
+pub fn say_roles(state: i32, reason: &[u8]) {
+    let state = LayerState::from_code(u8::try_from(state).unwrap_or(0));
+    status::report_layer(Layer::Roles, state, &String::from_utf8_lossy(reason));
+}
+
+/// The sender's, and at injection: asks for our code, once there is somebody to run it. Cheap when there is nothing to do.
+pub fn look(core: &Core) {
+    let may = core.settings.layers;
+    if STATE.load(Relaxed) == IDLE {
+        crate::naming::autograd::say_absent(may);
+        say_absent(may);
+        if !crate::naming::autograd::is_seen() {
+            return;
+        }
+    }
+    if !may.torch {
+        return;
+    }
+    if !may.python {
+        return crate::naming::autograd::attach(core);
+    }
+    let now = core.recorder.clock.now();
+    let waited = now.saturating_sub(SINCE_NS.load(Relaxed));
+    idle::note(core.recorder.ring.head(), now);
+    let is_due = waited > TICK_NS || waited > AGAIN_NS && TRAINS_NOTHING.load(Relaxed) && idle::is_quiet(now);
+    match STATE.load(Acquire) {
+        IDLE if SINCE_NS.load(Relaxed) == 0 || waited > TICK_NS => ask(core, now),
+        LATER if waited > PATIENCE_NS => ask(core, now),
+        AGAIN if waited > AGAIN_NS => ask(core, now),
+        DONE if is_due && RECORDS.swap(core.recorder.ring.head(), Relaxed) != core.recorder.ring.head() => {
+            ask(core, now)
+        }
+        ASKED if BEGUN.load(Acquire) && waited > AGAIN_NS => look_when_idle(core, now),
+        ASKED if waited > SILENCE_NS && !BEGUN.load(Relaxed) => {
+            status::report_layer(Layer::Roles, LayerState::Degraded, "the main thread runs no Python");
+        }
+        _ => {}
+    }
+}
+
+/// The main thread has been asked and runs no statement.
+fn look_when_idle(core: &Core, now: u64) {
+    let held = NAMESPACE.try_lock().map_or(None, |held| *held);
+    if let Some(Held(api, Some(namespace))) = held.filter(|Held(api, _)| api.runs()) {
+        idle::look(core, now, api, namespace);
+    }
+}
+
+/// Before PyTorch is there, or if it is left alone.
+fn say_absent(may: Layers) {
+    if status::layer(Layer::Roles).is_some() {
+        return;
+    }
+    let (state, reason) = match (may.torch, may.python) {
+        (false, _) => (LayerState::Off, "switched off with GPUMEM_TORCH=0"),
+        (_, false) => (LayerState::Off, "switched off with GPUMEM_PYTHON=0"),
+        _ => (LayerState::Absent, "no PyTorch in this process"),
+    };
+    status::report_layer(Layer::Roles, state, reason);
+}
+
+fn ask(core: &Core, now: u64) {
+    SINCE_NS.store(now, Relaxed);
+    let Ok(mut held) = NAMESPACE.try_lock() else { return };
+    let api = match *held {
+        Some(Held(api, _)) => api,
+        None => {
+            let Some(api) = Api::find() else {
+                crate::naming::autograd::attach(core);
+                return status::report_layer(Layer::Roles, LayerState::Absent, "no Python in this process");
+            };
+            *held = Some(Held(api, None));
+            api
+        }
+    };
+    drop(held);
+    if !api.runs() {
+        return;
+    }
+    let before = STATE.swap(ASKED, AcqRel);
+    // SAFETY: may be called on any thread; the function lives as long as the process.
+    if unsafe { (api.functions.add_pending)(run, std::ptr::null_mut()) } != 0 {
+        STATE.store(before, Release); // its queue is full
+    }
+}
+
+/// What the interpreter calls. -1 hands on an error that is raised.
+extern "C" fn run(_: *mut c_void) -> c_int {
+    panic::shielded(0, || {
+        if !status::armed() || STATE.load(Acquire) != ASKED {
+            return 0;
+        }
+        let done = run_ours();
+        TRAINS_NOTHING.store(matches!(done, Ok(3 | 4)), Relaxed);
+        let (state, answer) = match done {
+            Ok(0) => (DONE, 0),
+            Ok(1) => (LATER, 0),
+            Ok(3) => (AGAIN, 0),
+            Ok(4) => (DONE, 0),
+            Ok(_) => (FAILED, 0),
+            Err(Ended::Failed) => {
+                status::report_layer(
+                    Layer::Roles,
+                    LayerState::Failed,
+                    "our code raised an error in the interpreter",
+                );
+                (FAILED, 0)
+            }
+            Err(Ended::Interrupted) => (LATER, -1),
+        };
+        if state == DONE {
+            BEGUN.store(true, Release);
+        }
+        if let Some(core) = Core::get() {
+            SINCE_NS.store(core.recorder.clock.now(), Relaxed);
+        }
+        STATE.store(state, Release);
+        answer
+    })
+}
+
+fn run_ours() -> Result<i64, Ended> {
+    // Our code may be interrupted by a signal's handler, but not by another call of this function: there is one at a time.
+    let Some(Held(api, namespace)) = NAMESPACE.try_lock().map_or(None, |held| *held) else { return Ok(1) };
+    if !api.runs() {
+        return Ok(1);
+    }
+    if let Some(core) = Core::get() {
+        crate::naming::autograd::attach(core);
+    }
+    // SAFETY: the interpreter calls with its lock, and no error raised.
+    unsafe {
+        let namespace = match namespace {
+            Some(namespace) => namespace,
+            None => {
+                let namespace = api.load()?;
+                if let Ok(mut held) = NAMESPACE.lock() {
+                    *held = Some(Held(api, Some(namespace)));
+                }
+                namespace
+            }
+        };
+        api.call(namespace, if BEGUN.load(Acquire) { c"tick" } else { c"start" })
+    }
+}

@@ -1,0 +1,195 @@
+//! A late agent takes over what PyTorch has already: its allocator lists its segments and blocks for whoever asks
+//! (torch.cuda.memory_snapshot), and our Python asks.
+//!
+//! The list is right as of when the allocator wrote it. So it counts only if nothing has happened from before it was asked for until all of
+//! it is booked: no record of anybody's, no report of PyTorch's. Else all is taken back, and the list is asked for again. That leaves one
+//! race, of some hundred ns: another thread frees a block that is about to be booked, and gets it again.
+
+use crate::base::row::{Key, RowExtra};
+use crate::driver::core::Core;
+use crate::driver::torch_pools::Device;
+use crate::record::recorder::{RecordContext, no_row};
+use crate::record::status;
+use crate::sources::torch::patch;
+use crate::threads::Thread;
+use gpumem_wire::{Body, Flags, FreeState, MemoryKind, Phase, Role};
+use std::sync::atomic::{AtomicU64, Ordering::*};
+
+/// Tag of adopted memory, until a retag.
+const NAME: &[u8] = b"before the agent";
+
+/// Records and reports when the list was asked for.
+static BEFORE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+/// Of the list: the program's number of the device, which of the kinds below it is, address, and bytes.
+pub type Part = [u64; 4];
+
+/// A segment that is one allocation.
+const SEGMENT: u64 = 0;
+const BLOCK: u64 = 1;
+/// A piece of a segment that grows by mapping.
+const PAGE: u64 = 2;
+
+/// What was booked so far.
+struct Booked<'a> {
+    core: &'a Core,
+    thread: &'a Thread,
+    /// Rows, and the records that made them.
+    rows: Vec<(Key, u64)>,
+    /// Records.
+    count: u64,
+}
+
+impl Core {
+    fn counts(&self) -> [u64; 2] {
+        [
+            self.recorder.ring.head(),
+            self.torch.devices.iter().map(|device| device.reports.load(Relaxed)).sum(),
+        ]
+    }
+
+    /// The list is about to be asked for. False if there is nothing that was missed, or if nobody would hear that it is freed: who is not let
+    /// in claims nothing.
+    pub fn adoption_begins(&self) -> bool {
+        if !self.torch.is_late.load(Relaxed) || !patch::is_patched(patch::REPORT) || status::is_blind() {
+            return false;
+        }
+        for (place, count) in BEFORE.iter().zip(self.counts()) {
+            place.store(count, Relaxed);
+        }
+        true
+    }
+
+    /// Takes over what is in the list. False if something else has happened meanwhile: then nothing is.
+    pub fn adopt(&self, thread: &Thread, parts: &[Part]) -> bool {
+        let [records, reports] = BEFORE.each_ref().map(|place| place.load(Relaxed));
+        let mut booked = Booked { core: self, thread, rows: Vec::new(), count: 0 };
+        for (ordinal, device) in self.torch.devices.iter().enumerate() {
+            let of_device = parts.iter().filter(|part| part[0] == ordinal as u64);
+            let (blocks, segments): (Vec<&Part>, Vec<&Part>) = of_device.partition(|part| part[1] == BLOCK);
+            if self.counts() == [records + booked.count, reports] && !segments.is_empty() {
+                booked.take_over(device, ordinal as u8, &segments, &blocks);
+            }
+        }
+        let is_right = self.counts() == [records + booked.count, reports];
+        if !is_right {
+            booked.take_back();
+        }
+        for (ordinal, device) in self.torch.devices.iter().enumerate() {
+            if device.pool.load(Acquire) != 0 {
+                let unseen = device.reserved.load(Relaxed).wrapping_sub(device.segments.load(Relaxed));
+                device.unseen.store(unseen as i64, Relaxed);
+                self.tell_unseen(
+                    thread,
+                    device,
+                    RecordContext { device: ordinal as u8, ..RecordContext::NOWHERE },
+                );
+            }
+        }
+        is_right
+    }
+}
+
+impl Booked<'_> {
+    fn take_over(&mut self, device: &Device, slot: u8, segments: &[&Part], blocks: &[&Part]) {
+        let (core, thread) = (self.core, self.thread);
+        let tag = core.recorder.names.intern(0, NAME);
+        let at = RecordContext { tag, device: slot, flags: Flags::OLDER, ..RecordContext::NOWHERE };
+        let bytes_of = |parts: &[&Part]| parts.iter().map(|part| part[3]).sum::<u64>();
+        if device.pool.load(Acquire) == 0 {
+            device.reserved.store(bytes_of(segments), Relaxed);
+            self.count += 1;
+        }
+        let pool = core.make_pool(thread, device, slot, bytes_of(blocks));
+        for &&[_, kind, address, bytes] in segments {
+            if core.recorder.live.get(Key::Segment(pool, address)).is_some() {
+                continue;
+            }
+            if kind == PAGE {
+                self.book_page(at, address, bytes);
+            } else {
+                debug_assert_eq!(kind, SEGMENT);
+                let body = Body::AllocEnd { address, bytes, pool: 0, took_us: 0, memory: MemoryKind::Device };
+                self.book(at, Key::Allocation(address), body);
+            }
+            self.book(at, Key::Segment(pool, address), Body::SegmentAdd { address, bytes, pool });
+            device.segments.fetch_add(bytes, Relaxed);
+        }
+        for &&[_, _, address, bytes] in blocks {
+            let use_as = (Role::Unknown, Phase::Unknown);
+            if self.book(at, Key::Block(pool, address), Body::BlockAlloc { address, bytes, pool, use_as }) {
+                device.forget_older(bytes);
+            }
+        }
+    }
+
+    /// What is mapped there. Its handle nobody knows any more, so it has the number of its place, which is no handle's, and no reference: it
+    /// goes with its mapping. (PyTorch releases the handle right behind.)
+    fn book_page(&mut self, at: RecordContext, address: u64, bytes: u64) {
+        let (core, thread, handle) = (self.core, self.thread, address);
+        if core.recorder.live.get(Key::Mapping(address)).is_some() {
+            return;
+        }
+        let body = Body::VmmCreate { handle, bytes, references: 0, memory: MemoryKind::Vmm };
+        let backing = core.recorder.record(thread, at, body, |recorder, row| {
+            core.references_change(row[0]);
+            recorder.live.insert(Key::Backing(row[0]), row, RowExtra { mappings: 1, ..RowExtra::default() });
+        });
+        let mapping =
+            core.recorder.record(thread, at, Body::VmmMap { address, bytes, handle }, |recorder, row| {
+                core.references_change(row[0]);
+                recorder.live.insert(Key::Mapping(address), row, RowExtra { backing, ..RowExtra::default() });
+            });
+        self.count += 2;
+        self.rows.push((Key::Mapping(address), mapping));
+    }
+
+    /// Whether it was new.
+    fn book(&mut self, at: RecordContext, key: Key, body: Body<'_>) -> bool {
+        if self.core.recorder.live.get(key).is_some() {
+            return false;
+        }
+        let seq = self.core.recorder.record(self.thread, at, body, |recorder, row| {
+            recorder.live.insert(key, row, RowExtra::default());
+        });
+        self.count += 1;
+        self.rows.push((key, seq));
+        true
+    }
+
+    /// What is still as it was booked.
+    fn take_back(self) {
+        let (core, thread) = (self.core, self.thread);
+        for (key, seq) in self.rows.into_iter().rev() {
+            let Some(row) =
+                core.recorder.live.get(key).filter(|taken| taken.seq() == seq).map(|taken| taken.row)
+            else {
+                continue;
+            };
+            let (slot, bytes) = (crate::base::row::device_of(&row), row[3]);
+            let device = &core.torch.devices[usize::from(slot)];
+            let at = RecordContext { device: slot, flags: Flags::OLDER, ..RecordContext::NOWHERE };
+            let body = match key {
+                Key::Block(pool, address) => {
+                    device.older.fetch_add(bytes, Relaxed);
+                    Body::BlockFree { address, pool, state: FreeState::Done }
+                }
+                Key::Segment(pool, address) => {
+                    device.segments.fetch_sub(bytes, Relaxed);
+                    Body::SegmentRemove { address, bytes, pool }
+                }
+                Key::Mapping(address) => Body::VmmUnmap { address, bytes },
+                _ => Body::FreeBegin { address: row[2] },
+            };
+            let begin_seq = core.recorder.record(thread, at, body, |recorder, row| {
+                if let Some(mapping) = recorder.live.remove(key).filter(|_| matches!(key, Key::Mapping(_))) {
+                    core.references_change(row[0]);
+                    core.unmapped(&mapping);
+                }
+            });
+            if matches!(body, Body::FreeBegin { .. } | Body::VmmUnmap { .. }) {
+                core.recorder.record(thread, at, Body::FreeEnd { begin_seq, result: 0 }, no_row);
+            }
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! How the layers of blocks and of out-of-memory reports are: found out by the sender, now and then.
+
+use crate::driver::core::Core;
+use crate::driver::torch_pools::Device;
+use crate::naming::callers;
+use crate::record::status;
+use crate::sources::torch::patch::{self, Met, OUT_OF_MEMORY};
+use crate::threads::{self, Thread};
+use gpumem_wire::{Layer, LayerState};
+use std::sync::atomic::Ordering::*;
+
+/// A segment that was seen without blocks: thread and address.
+type Silent = (u32, u64);
+
+/// What the sender keeps between two looks.
+#[derive(Debug, Default)]
+pub struct Health {
+    silent: Vec<Silent>,
+    /// It was so at two looks in a row, with no report in between.
+    is_silent: bool,
+    /// Reports of all devices by then.
+    reports: u64,
+    /// What the layers' states hung on when they were said last: a program may run out of memory in its first second.
+    said: Option<(Met, u32, bool)>,
+    /// Reports per device when totals were asked for last.
+    asked_at: Vec<u64>,
+}
+
+impl Health {
+    /// With each round: files that were mapped meanwhile.
+    pub fn look_for_torch(&mut self, core: &Core) {
+        if core.settings.layers.torch && status::armed() {
+            patch::look(patch::met() == Met::NotYet);
+            let (pools, singles) = (core.torch.pools.load(Relaxed), core.torch.single_tensors.load(Relaxed));
+            let now = Some((patch::met(), pools, singles != 0));
+            if self.said != now {
+                self.said = now;
+                self.say(core);
+            }
+        }
+    }
+
+    /// Once a second.
+    pub fn look(&mut self, core: &Core, thread: Option<&Thread>) {
+        if !core.settings.layers.torch {
+            let why = "switched off with GPUMEM_TORCH=0";
+            status::report_layer(Layer::Blocks, LayerState::Off, why);
+            status::report_layer(Layer::OutOfMemory, LayerState::Off, why);
+            return;
+        }
+        self.ask_for_totals(core, thread);
+        self.look_at_segments(core);
+        self.say(core);
+    }
+
+    fn say(&self, core: &Core) {
+        let (state, why) = self.blocks(core);
+        status::report_layer(Layer::Blocks, state, &why);
+        let (state, why) = out_of_memory(core);
+        status::report_layer(Layer::OutOfMemory, state, why);
+    }
+
+    fn ask_for_totals(&mut self, core: &Core, thread: Option<&Thread>) {
+        self.asked_at.resize(core.torch.devices.len(), 0);
+        for (ordinal, (device, asked_at)) in core.torch.devices.iter().zip(&mut self.asked_at).enumerate() {
+            let reports = device.reports.load(Relaxed);
+            if reports != *asked_at {
+                *asked_at = reports;
+                device.check_due.store(true, Relaxed);
+            }
+            if device.is_unknown.swap(false, AcqRel)
+                && let Some(thread) = thread
+            {
+                thread.busy.store(1, Relaxed); // a driver call of ours must not come back to us
+                core.device(ordinal as u32);
+                thread.busy.store(0, Relaxed);
+            }
+        }
+    }
+
+    /// A segment of PyTorch's with no block after it, twice: the hook is not called.
+    fn look_at_segments(&mut self, core: &Core) {
+        let mut silent = Vec::new();
+        for thread in threads::all() {
+            let torchs = thread.torch.fresh().filter(|fresh| callers::is_torch(fresh.module()));
+            silent.extend(torchs.map(|fresh| (thread.id.load(Relaxed), fresh.start.load(Relaxed))));
+        }
+        let reports = core.torch.devices.iter().map(|device| device.reports.load(Relaxed)).sum();
+        self.is_silent = reports == self.reports && silent.iter().any(|one| self.silent.contains(one));
+        (self.silent, self.reports) = (silent, reports);
+    }
+
+    fn blocks(&self, core: &Core) -> (LayerState, String) {
+        let torch = &core.torch;
+        let sum =
+            |field: fn(&Device) -> u64| torch.with_pools().map(|(device, _)| field(device)).sum::<u64>();
+        let reports = sum(|device| device.reports.load(Relaxed));
+        match patch::met() {
+            Met::Nothing if reports == 0 => {
+                return (LayerState::Absent, "no PyTorch with CUDA is loaded".into());
+            }
+            Met::NoSlot => {
+                let why = "this PyTorch's allocator does not call through a slot that can be found";
+                return (LayerState::Failed, why.into());
+            }
+            Met::NotYet => return (LayerState::Failed, "PyTorch's slot could not be written".into()),
+            _ => {}
+        }
+        if reports == 0 {
+            return match (torch.single_tensors.load(Relaxed), self.is_silent) {
+                (0, true) => (
+                    LayerState::Failed,
+                    "tensor hook inactive: PyTorch takes segments and reports no blocks".into(),
+                ),
+                (0, false) => {
+                    (LayerState::Absent, "PyTorch's caching allocator has handed out nothing".into())
+                }
+                _ => (
+                    LayerState::Absent,
+                    "PyTorch's caching allocator is not in use: tensors are driver allocations".into(),
+                ),
+            };
+        }
+        let mut doubts = Vec::new();
+        if self.is_silent && torch.single_tensors.load(Relaxed) == 0 {
+            return (
+                LayerState::Failed,
+                "tensor hook inactive: PyTorch takes segments and reports no blocks any more".into(),
+            );
+        }
+        let drift = sum(|device| device.drift.load(Relaxed));
+        if drift != 0 {
+            doubts
+                .push(format!("reports were missed: its totals moved by {drift} bytes that no report told"));
+        }
+        let older = sum(|device| device.older.load(Relaxed));
+        if older != 0 {
+            doubts.push(format!("blocks of {older} bytes are older than the agent"));
+        }
+        for (index, device) in torch.devices.iter().enumerate() {
+            let (unseen, its) = (device.unseen.load(Relaxed), device.reserved.load(Relaxed));
+            if unseen != 0 {
+                doubts.push(format!("device {index}: of {its} bytes of segments, {unseen} were not seen"));
+            }
+        }
+        let untold = torch.untold_pending.load(Relaxed);
+        if untold != 0 {
+            doubts.push(format!("{untold} frees that wait for a stream count as done"));
+        }
+        if !patch::is_patched(patch::EVENT_RECORD) || !patch::is_patched(patch::EVENT_QUERY) {
+            doubts.push("frees that wait for a stream are not told apart".into());
+        }
+        let state = if doubts.is_empty() { LayerState::Active } else { LayerState::Degraded };
+        (state, doubts.join("; "))
+    }
+}
+
+fn out_of_memory(core: &Core) -> (LayerState, &'static str) {
+    let is_caching = core.torch.with_pools().next().is_some();
+    match patch::met() {
+        Met::Nothing => (LayerState::Absent, "no PyTorch with CUDA is loaded"),
+        _ if !patch::is_patched(OUT_OF_MEMORY) => {
+            (LayerState::Failed, "by failed driver calls alone: no slot for PyTorch's word was found")
+        }
+        _ if !is_caching && core.torch.single_tensors.load(Relaxed) != 0 => {
+            (LayerState::Degraded, "by failed driver calls alone: PyTorch's caching allocator is not in use")
+        }
+        _ => (LayerState::Active, ""),
+    }
+}

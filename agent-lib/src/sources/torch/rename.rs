@@ -1,0 +1,166 @@
+//! Modules have moved: what lives under their old paths gets the new ones. Rows are found by the text of their tag, which is a module's path,
+//! or that and a parameter's name behind it; a scope may stand in front. Nodes of the backward pass are renamed likewise.
+//!
+//! Not in a hook: this allocates. It takes about 10 ns for each live row, and some microseconds for each name that they have.
+
+use crate::base::row::{key_of, kind, kind_of};
+use crate::driver::core::Core;
+use crate::naming::autograd;
+use crate::threads::Thread;
+use gpumem_wire::{Body, Phase, Role};
+use std::collections::HashMap;
+
+/// What an old path became: the new one, and the numbers of the first record that it is for and of the one behind the last.
+type New<'a> = (&'a [u8], u64, u64);
+
+/// What old paths became. A path that stays is there too: what lies below it stays.
+struct Paths<'a>(HashMap<&'a [u8], Vec<New<'a>>>);
+
+impl<'a> Paths<'a> {
+    /// From old path, new path, and two numbers in decimal, each with a zero behind it. Of records that two lines are for the first counts.
+    fn new(text: &'a [u8]) -> Self {
+        let words: Vec<&[u8]> = text.split(|&byte| byte == 0).collect();
+        let number = |word: &[u8]| str::from_utf8(word).ok().and_then(|word| word.parse().ok()).unwrap_or(0);
+        let mut paths: HashMap<_, Vec<_>> = HashMap::new();
+        for line in words.chunks_exact(4) {
+            paths.entry(line[0]).or_default().push((line[1], number(line[2]), number(line[3])));
+        }
+        Paths(paths)
+    }
+
+    /// What `path` in record `seq` is called now; `None` if it stays.
+    fn renamed(&self, path: &[u8], seq: u64) -> Option<Vec<u8>> {
+        let mut starts = std::iter::once(0).chain(slashes(path).map(|at| at + 1));
+        let (start, end, new) = starts.find_map(|start| {
+            let rest = &path[start..];
+            let mut ends = std::iter::once(rest.len()).chain(slashes(rest).rev());
+            ends.find_map(|end| {
+                let mut lines = self.0.get(&rest[..end])?.iter();
+                let (new, ..) = lines.find(|(_, from, until)| (*from..*until).contains(&seq))?;
+                Some((start, start + end, *new))
+            })
+        })?;
+        (&path[start..end] != new).then(|| [&path[..start], new, &path[end..]].concat())
+    }
+
+    /// The numbers at which any name changes its meaning.
+    fn turns(&self) -> Vec<u64> {
+        let mut turns: Vec<u64> =
+            self.0.values().flatten().flat_map(|(_, from, until)| [*from, *until]).collect();
+        turns.sort_unstable();
+        turns.dedup();
+        turns
+    }
+}
+
+/// Where it has a slash.
+fn slashes(path: &[u8]) -> impl DoubleEndedIterator<Item = usize> {
+    path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at)
+}
+
+impl Core {
+    /// See the module's text, and `Paths::new`. Returns the number of the next record.
+    pub fn rename(&self, thread: &Thread, text: &[u8]) -> u64 {
+        if text.is_empty() {
+            return self.recorder.ring.head();
+        }
+        let _uncancelled = crate::base::own_thread::Uncancelled::now();
+        let paths = Paths::new(text);
+        let turns = paths.turns();
+        let mut known: HashMap<(u32, usize), u32> = HashMap::new();
+        // 0 for a tag that stays.
+        let mut renamed = |tag: u32, seq: u64| {
+            *known.entry((tag, turns.partition_point(|turn| *turn <= seq))).or_insert_with(|| {
+                let new = self.recorder.names.path(tag).and_then(|path| paths.renamed(path, seq));
+                new.map_or(0, |new| self.recorder.names.intern(0, &new))
+            })
+        };
+        for taken in self.recorder.live.scan() {
+            let (row, tag) = (&taken.row, taken.row[5] as u32);
+            if tag == 0 || !matches!(kind_of(row), kind::BLOCK_ALLOC | kind::ALLOC_END) {
+                continue;
+            }
+            let (Some(key), new) = (key_of(&taken), renamed(tag, taken.seq())) else { continue };
+            if new != 0 {
+                let pool = if kind_of(row) == kind::BLOCK_ALLOC { row[4] } else { 0 };
+                let use_as = (Role::Unknown, Phase::Unknown);
+                let body = Body::Retag { address: row[2], block_seq: row[0], pool, use_as };
+                self.say_retag(thread, key, body, new);
+            }
+        }
+        // Nodes have no number of a record: most are of the last pass.
+        let head = self.recorder.ring.head();
+        autograd::rename(|tag| renamed(tag, head));
+        self.recorder.ring.head()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(lines: &[(&str, &str, u64, u64)]) -> String {
+        let line = |(old, new, from, until): &(&str, &str, u64, u64)| {
+            [*old, *new, &from.to_string(), &until.to_string(), ""].join("\0")
+        };
+        lines.iter().map(line).collect()
+    }
+
+    fn renamed(text: &str, path: &str, seq: u64) -> Option<String> {
+        Some(String::from_utf8(Paths::new(text.as_bytes()).renamed(path.as_bytes(), seq)?).expect("text"))
+    }
+
+    #[test]
+    fn the_longest_old_path_decides_and_what_stays_stays() {
+        let moved = [
+            ("Net", "Net"),
+            ("Net/head", "Net/head.1"),
+            ("Net/head/in", "Net/head.1/in"),
+            ("Net/h.0", "Net/h.1"),
+            ("Net/h.1", "Net/h.0"),
+            ("Net/h.0/stays", "Net/h.0/stays"),
+        ];
+        let text = text(&moved.map(|(old, new)| (old, new, 0, 9)));
+        for (path, new) in [
+            ("Net/head", Some("Net/head.1")),
+            ("Net/head/weight", Some("Net/head.1/weight")),
+            ("Net/head/in/weight", Some("Net/head.1/in/weight")),
+            ("Net/headless", None),
+            ("Net/h.0", Some("Net/h.1")),
+            ("Net/h.1/bias", Some("Net/h.0/bias")),
+            ("Net/h.0/stays/bias", None),
+            ("Net", None),
+            ("Other/head", None),
+            ("", None),
+            // Behind scopes.
+            ("step/Net/head", Some("step/Net/head.1")),
+            ("a/b/Net/h.1/bias", Some("a/b/Net/h.0/bias")),
+            ("Net/x/Net/head", None),
+        ] {
+            assert_eq!(renamed(&text, path, 5).as_deref(), new, "{path}");
+        }
+        assert_eq!(renamed("", "Net", 5), None);
+        assert_eq!(renamed("Net\0other\0", "Net", 0), None, "cut off");
+    }
+
+    #[test]
+    fn a_path_that_two_modules_had_is_told_by_the_record() {
+        let lines = [
+            ("Net", "Net", 0, 99),
+            ("Net/head", "Net/head/base", 0, 10),
+            ("Net/head", "Net/head", 10, 99),
+            ("Net/new", "Net/old", 20, 99),
+        ];
+        let text = &text(&lines);
+        for (path, seq, new) in [
+            ("Net/head/weight", 9, Some("Net/head/base/weight")),
+            ("Net/head/weight", 10, None),
+            ("Net/new", 19, None),
+            ("Net/new", 20, Some("Net/old")),
+            ("Net/new", 99, None),
+        ] {
+            assert_eq!(renamed(text, path, seq).as_deref(), new, "{path} in {seq}");
+        }
+        assert_eq!(Paths::new(text.as_bytes()).turns(), [0, 10, 20, 99]);
+    }
+}

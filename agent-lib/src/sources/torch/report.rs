@@ -1,0 +1,261 @@
+//! PyTorch's report that a block was allocated or freed, to its own profiler: our function stands in the slot through which
+//! its allocator makes that call, and hands it on.
+//!
+//! It comes at exactly two places, unconditionally, for each block of the native caching allocator, whatever the pool and
+//! mode (frameworks.md 2), under the allocator's mutex for the device. So nothing here takes the GIL, calls CUDA, waits
+//! or allocates. The call carries PyTorch's own totals behind the event: a sum of our own must equal them after each one.
+
+use crate::base::fault_injection;
+use crate::base::row::AllocationName;
+use crate::base::row::{Key, RowExtra};
+use crate::driver::core::Core;
+use crate::driver::guard::guard;
+use crate::driver::torch_pools::Device;
+use crate::record::live::RowSlot;
+use crate::record::recorder::{RecordContext, no_row};
+use crate::sources::torch::patch::{self, REPORT};
+use crate::threads::Thread;
+use gpumem_wire::{Body, Flags, FreeState, PoolOwner};
+use std::arch::naked_asm;
+use std::ffi::c_void;
+use std::sync::atomic::Ordering::*;
+
+/// The arguments of a report.
+#[derive(Debug, Clone, Copy)]
+pub struct Report {
+    /// Of the block.
+    pub address: u64,
+    /// After rounding; negative when it is freed.
+    pub bytes: i64,
+    /// PyTorch's total of live blocks on the device, with this one.
+    pub allocated: u64,
+    /// Its total of segments.
+    pub reserved: u64,
+    /// c10::Device: the type, and the program's number << 8.
+    pub device: u16,
+    /// The stack pointer at the call.
+    pub stack: usize,
+}
+
+type Next = unsafe extern "C-unwind" fn(*mut c_void, i64, u64, u64, u16);
+
+/// Stands in the slot: one argument more, the stack pointer, and on to the function below as if it had been called.
+///
+/// # Safety
+/// PyTorch's arguments.
+#[unsafe(naked)]
+pub unsafe extern "C-unwind" fn reported(
+    address: *mut c_void,
+    bytes: i64,
+    allocated: u64,
+    reserved: u64,
+    device: u16,
+) {
+    #[cfg(target_arch = "x86_64")]
+    naked_asm!("mov r9, rsp", "jmp {on}", on = sym reported_at);
+    #[cfg(target_arch = "aarch64")]
+    naked_asm!("mov x5, sp", "b {on}", on = sym reported_at);
+}
+
+unsafe extern "C-unwind" fn reported_at(
+    address: *mut c_void,
+    bytes: i64,
+    allocated: u64,
+    reserved: u64,
+    device: u16,
+    stack: usize,
+) {
+    guard((), |core, thread| {
+        fault_injection::at("torch.report");
+        core.reported(thread, Report { address: address as u64, bytes, allocated, reserved, device, stack });
+    });
+    let next = patch::next(REPORT);
+    if !next.is_null() {
+        // SAFETY: what the slot held: a function of this type. Its exceptions pass.
+        unsafe {
+            std::mem::transmute::<*mut c_void, Next>(next)(address, bytes, allocated, reserved, device)
+        };
+    }
+}
+
+/// The program's number of a device from c10::Device: CUDA, or HIP; none for others.
+#[inline(always)]
+pub fn ordinal(device: u16) -> Option<usize> {
+    let (kind, index) = (device & 255, usize::from(device >> 8));
+    (matches!(kind, 1 | 6) && index < crate::driver::torch_pools::DEVICES).then_some(index)
+}
+
+impl Core {
+    /// A block was allocated or freed.
+    #[inline(always)]
+    pub fn reported(&self, thread: &Thread, report: Report) {
+        let Some(index) = ordinal(report.device) else { return };
+        let device = &self.torch.devices[index];
+        let mut pool = device.pool.load(Relaxed);
+        if pool == 0 {
+            let before = (report.allocated as i64).wrapping_sub(report.bytes).max(0);
+            pool = self.make_pool(thread, device, index as u8, before as u64);
+        }
+        let hash = self.recorder.live.expect(Key::Block(pool, report.address));
+        let sum = device.sum.load(Relaxed).wrapping_add(report.bytes);
+        if sum != report.allocated as i64 {
+            device.differs(sum.abs_diff(report.allocated as i64));
+        }
+        device.sum.store(report.allocated as i64, Relaxed);
+        device.reserved.store(report.reserved, Relaxed);
+        device.reports.store(device.reports.load(Relaxed) + 1, Relaxed);
+        if report.bytes > 0 {
+            self.block_reported(thread, device, pool, index as u8, report, hash);
+        } else {
+            self.free_reported(thread, device, pool, report, hash);
+        }
+        thread.torch.forget_events();
+        let unseen = report.reserved.wrapping_sub(device.segments.load(Relaxed)) as i64;
+        device.unseen.store(unseen, Relaxed);
+        if device.check_due.load(Relaxed) {
+            self.tell_totals(thread, device, pool, index as u8);
+        }
+    }
+
+    #[inline(always)]
+    fn block_reported(
+        &self,
+        thread: &Thread,
+        device: &Device,
+        pool: u64,
+        slot: u8,
+        report: Report,
+        hash: u64,
+    ) {
+        let Report { address, bytes, .. } = report;
+        let bytes = bytes as u64;
+        if thread.torch.has_fresh() {
+            self.claim(thread, device, pool, slot, address, bytes);
+        }
+        if device.segments.load(Relaxed) != report.reserved {
+            self.search_segment(thread, device, pool, slot, address);
+        }
+        if device.pending.load(Relaxed) != 0 {
+            self.reused(thread, device, pool, address, bytes);
+        }
+        thread.torch.refused.store(false, Relaxed);
+        if thread.autograd.accumulates() {
+            self.tell_gradient_of_running(thread);
+        }
+        let AllocationName { mut tag, flags, phase, role } = self.named(thread);
+        if tag == 0 {
+            tag = crate::naming::python::line(self, thread);
+        }
+        let spot = self.recorder.live.spot_for(hash);
+        let at = RecordContext { tag, flags, device: slot, ..RecordContext::NOWHERE };
+        let body = Body::BlockAlloc { address, bytes, pool, use_as: (role, phase) };
+        self.recorder.record(thread, at, body, |recorder, row| {
+            recorder.live.insert_at(spot, row);
+        });
+    }
+
+    #[inline(always)]
+    fn free_reported(&self, thread: &Thread, device: &Device, pool: u64, report: Report, hash: u64) {
+        let (address, bytes) = (report.address, report.bytes.unsigned_abs());
+        if device.older.load(Relaxed) != 0 && self.is_older(device, Key::Block(pool, address), bytes) {
+            return;
+        }
+        if thread.torch.recorded() != 0 && self.wait(thread, device, pool, address, bytes, report.stack) {
+            return;
+        }
+        self.block_gone_at(thread, pool, address, self.recorder.live.spot_of(hash));
+    }
+
+    /// Whether the block that is freed is older than we are.
+    #[cold]
+    #[inline(never)]
+    fn is_older(&self, device: &Device, block: Key, bytes: u64) -> bool {
+        let is_older = self.recorder.live.get(block).is_none();
+        if is_older {
+            device.forget_older(bytes);
+        }
+        is_older
+    }
+
+    /// A block is free for the next request.
+    pub fn block_gone(&self, thread: &Thread, pool: u64, address: u64) {
+        let hash = self.recorder.live.expect(Key::Block(pool, address));
+        self.block_gone_at(thread, pool, address, self.recorder.live.spot_of(hash));
+    }
+
+    #[inline(always)]
+    fn block_gone_at(&self, thread: &Thread, pool: u64, address: u64, spot: RowSlot) {
+        let body = Body::BlockFree { address, pool, state: FreeState::Done };
+        self.recorder
+            .record(thread, RecordContext::NOWHERE, body, |recorder, _| recorder.live.discard_at(spot));
+    }
+
+    /// The device's pool, made if there is none. What PyTorch had before is not ours: only its bytes are known.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn make_pool(&self, thread: &Thread, device: &Device, slot: u8, before: u64) -> u64 {
+        let _turn = device.turn.take();
+        let made = device.pool.load(Acquire);
+        if made != 0 {
+            return made;
+        }
+        device.sum.store(before as i64, Relaxed);
+        device.older.store(before, Relaxed);
+        // The driver may not be asked here who the device is. It nearly always was, for the segment.
+        device.is_unknown.store(true, Relaxed);
+        let pool = self.new_pool_id();
+        let at = RecordContext {
+            tag: self.recorder.names.intern(0, b"torch"),
+            device: slot,
+            ..RecordContext::NOWHERE
+        };
+        let body = Body::PoolCreate { pool, parent: 0, reports_blocks: 1, owner: PoolOwner::Framework };
+        self.recorder.record(thread, at, body, |recorder, row| {
+            recorder.live.insert(Key::Pool(pool), row, RowExtra::default());
+        });
+        device.pool.store(pool, Release);
+        self.torch.pools.fetch_add(1, Release);
+        device.check_due.store(before > 0, Relaxed);
+        pool
+    }
+
+    /// PyTorch's totals as of now, in the order of the blocks: the ledger compares them with its own.
+    #[cold]
+    #[inline(never)]
+    fn tell_totals(&self, thread: &Thread, device: &Device, pool: u64, slot: u8) {
+        device.check_due.store(false, Relaxed);
+        let at = RecordContext { flags: Flags(0), device: slot, ..RecordContext::NOWHERE };
+        let (used_bytes, reserved_bytes) = (device.sum.load(Relaxed) as u64, device.reserved.load(Relaxed));
+        self.recorder.record(
+            thread,
+            at,
+            Body::PoolState { pool, reserved_bytes, used_bytes, took_us: 0 },
+            no_row,
+        );
+        self.recorder.record(thread, at, Body::PoolCheck { pool, total_bytes: used_bytes }, no_row);
+        self.tell_unseen(thread, device, at);
+    }
+
+    /// Records the bytes of segments that are older than the agent.
+    pub(super) fn tell_unseen(&self, thread: &Thread, device: &Device, at: RecordContext) {
+        let unseen = device.unseen.load(Relaxed).max(0);
+        if self.torch.is_late.load(Relaxed) && device.baseline.swap(unseen, Relaxed) != unseen {
+            self.recorder.record(thread, at, Body::Baseline { bytes: unseen as u64 }, no_row);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_gpus_count() {
+        assert_eq!(ordinal(0x0001), Some(0));
+        assert_eq!(ordinal(0x0701), Some(7));
+        assert_eq!(ordinal(0x0206), Some(2));
+        assert_eq!(ordinal(0xff00), None, "the CPU");
+        assert_eq!(ordinal(0xff01), None, "no device");
+        assert_eq!(ordinal(0x0009), None);
+    }
+}

@@ -1,0 +1,196 @@
+//! Which of the driver's allocations PyTorch's pool carves blocks from.
+//!
+//! The pool asks for a segment when a block does not fit into those it has, and hands that block out at once: on the same
+//! thread, before any other block there (2.4.1 and 2.15.0; where `release_lock_on_cudamalloc` opens its mutex
+//! meanwhile, other threads report, this one does not). So a thread remembers what the driver gave it since its last
+//! block, and what the next block overlaps is a segment: whoever asked the driver for it (a pluggable
+//! allocator in a MemPool, NCCL's), and however (one allocation, or pieces of 2 or 20 MiB mapped side by side). The rest is memory
+//! of its own, like that of cuBLAS. PyTorch's total of reserved bytes tells whether all of them were found; if not, a
+//! block's segment is searched among all rows, a few times.
+
+use crate::base::row::AllocationName;
+use crate::base::row::{Key, RowExtra};
+use crate::base::row::{kind, kind_of, memory_of};
+use crate::driver::core::Core;
+use crate::driver::torch_pools::Device;
+use crate::naming::callers;
+use crate::record::recorder::RecordContext;
+use crate::threads::{Call, Thread};
+use gpumem_wire::{Body, MemoryKind};
+use std::sync::atomic::Ordering::*;
+
+/// Sizes of segments of the native allocator are multiples of this.
+const SEGMENT_UNIT: u64 = 2 << 20;
+/// A smaller allocation is no segment; the loaded files are not checked then.
+const SMALLEST: u64 = 1 << 20;
+
+/// An allocation of PyTorch's that its native allocator would not have made.
+#[inline(always)]
+fn is_no_segment(module: u16, bytes: u64, memory: MemoryKind) -> bool {
+    callers::is_torch(module) && (memory == MemoryKind::StreamOrdered || !bytes.is_multiple_of(SEGMENT_UNIT))
+}
+
+impl Core {
+    /// The driver has made an allocation.
+    #[inline(always)]
+    pub fn driver_gave(&self, thread: &Thread, module: u16, address: u64, bytes: u64, memory: MemoryKind) {
+        if !matches!(memory, MemoryKind::Device | MemoryKind::Managed | MemoryKind::StreamOrdered) {
+            return;
+        }
+        thread.torch.remember(address, bytes, module, false);
+        if memory == MemoryKind::Device && bytes >= SMALLEST && self.settings.layers.torch {
+            crate::sources::torch::patch::look_if_changed();
+        }
+        if is_no_segment(module, bytes, memory) {
+            self.torch.single_tensors.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Whether an allocation is a tensor of PyTorch's: where it caches nothing, or the driver does that.
+    #[inline(always)]
+    pub fn is_single_tensor(&self, module: u16, bytes: u64, memory: MemoryKind) -> bool {
+        is_no_segment(module, bytes, memory)
+            || self.torch.single_tensors.load(Relaxed) != 0 && callers::is_torch(module)
+    }
+
+    /// The driver has mapped a handle.
+    #[inline(always)]
+    pub fn driver_mapped(&self, thread: &Thread, module: u16, address: u64, bytes: u64) {
+        thread.torch.remember(address, bytes, module, true);
+        if self.settings.layers.torch {
+            crate::sources::torch::patch::look_if_changed();
+        }
+    }
+
+    /// A block was handed out, the first one after the driver gave this thread something.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn claim(
+        &self,
+        thread: &Thread,
+        device: &Device,
+        pool: u64,
+        slot: u8,
+        address: u64,
+        bytes: u64,
+    ) {
+        let block_end = address.saturating_add(bytes);
+        for fresh in thread.torch.fresh() {
+            let (start, end) = (fresh.start.load(Relaxed), fresh.end.load(Relaxed));
+            if start >= block_end || end <= address {
+                continue;
+            }
+            if !fresh.is_mapped() {
+                self.take_segment(thread, device, pool, slot, Key::Allocation(start));
+                continue;
+            }
+            let mut place = start;
+            while place < end {
+                place += self
+                    .take_segment(thread, device, pool, slot, Key::Mapping(place))
+                    .unwrap_or(SEGMENT_UNIT);
+            }
+        }
+        thread.torch.forget_fresh();
+    }
+
+    /// The row of `key` is a segment of the pool; its bytes, if there is such a row.
+    fn take_segment(&self, thread: &Thread, device: &Device, pool: u64, slot: u8, key: Key) -> Option<u64> {
+        let row = self.recorder.live.get(key)?.row;
+        let (address, bytes) = (row[2], row[3].max(1));
+        if self.recorder.live.get(Key::Segment(pool, address)).is_none() {
+            self.add_segment(thread, pool, slot, address, bytes);
+            device.segments.fetch_add(bytes, Relaxed);
+        }
+        Some(bytes)
+    }
+
+    fn add_segment(&self, thread: &Thread, pool: u64, slot: u8, address: u64, bytes: u64) {
+        let AllocationName { tag, flags, .. } = self.named(thread);
+        let at = RecordContext { tag, flags, device: slot, ..RecordContext::NOWHERE };
+        self.recorder.record(thread, at, Body::SegmentAdd { address, bytes, pool }, |recorder, row| {
+            recorder.live.insert(Key::Segment(pool, address), row, RowExtra::default());
+        });
+    }
+
+    /// PyTorch has reserved more than we know of: perhaps the block lies in what another thread got, or what came before
+    /// our functions were in place.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn search_segment(&self, thread: &Thread, device: &Device, pool: u64, slot: u8, address: u64) {
+        let left = device.searches.load(Relaxed);
+        if left == 0 {
+            return;
+        }
+        device.searches.store(left - 1, Relaxed);
+        let mut found = None;
+        for taken in self.recorder.live.scan() {
+            let (start, bytes) = (taken.row[2], taken.row[3]);
+            if start > address || address - start >= bytes {
+                continue;
+            }
+            match kind_of(&taken.row) {
+                kind::SEGMENT_ADD if taken.row[4] == pool => return,
+                kind::ALLOC_END if memory_of(&taken.row) == MemoryKind::Device => {
+                    found = Some(Key::Allocation(start));
+                }
+                kind::VMM_MAP => found = Some(Key::Mapping(start)),
+                _ => {}
+            }
+        }
+        if let Some(key) = found {
+            self.take_segment(thread, device, pool, slot, key);
+        }
+    }
+
+    /// A free or unmap of [address, address+bytes) was entered (0: of what begins there): what of it was a segment
+    /// is none any more.
+    #[inline(always)]
+    pub fn driver_takes(&self, thread: &Thread, call: &mut Call, address: u64, bytes: u64) {
+        if self.torch.pools.load(Relaxed) != 0 {
+            self.drop_segments(thread, call, address, bytes);
+        }
+    }
+
+    #[inline(never)]
+    fn drop_segments(&self, thread: &Thread, call: &mut Call, address: u64, bytes: u64) {
+        let end = address.saturating_add(bytes.clamp(1, 1 << 40));
+        for (device, pool) in self.torch.with_pools() {
+            let mut place = address;
+            while place < end {
+                let key = Key::Segment(pool, place);
+                let Some(segment) = self.recorder.live.get(key) else {
+                    place = (place + SEGMENT_UNIT) & !(SEGMENT_UNIT - 1);
+                    continue;
+                };
+                let bytes = segment.row[3];
+                let at = RecordContext {
+                    device: crate::base::row::device_of(&segment.row),
+                    ..RecordContext::NOWHERE
+                };
+                self.recorder.record(
+                    thread,
+                    at,
+                    Body::SegmentRemove { address: place, bytes, pool },
+                    |recorder, _| {
+                        recorder.live.remove(key);
+                    },
+                );
+                device.segments.fetch_sub(bytes, Relaxed);
+                call.segment_of = pool;
+                place += bytes.max(1);
+            }
+        }
+    }
+
+    /// The free or unmap failed: its row is there again, and so is the segment.
+    #[cold]
+    pub fn segment_back(&self, thread: &Thread, pool: u64, address: u64, bytes: u64) {
+        let found =
+            self.torch.devices.iter().enumerate().find(|(_, device)| device.pool.load(Relaxed) == pool);
+        if let Some((slot, device)) = found {
+            self.add_segment(thread, pool, slot as u8, address, bytes);
+            device.segments.fetch_add(bytes, Relaxed);
+        }
+    }
+}

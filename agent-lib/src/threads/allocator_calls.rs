@@ -1,0 +1,182 @@
+//! A thread's calls for PyTorch's allocator since its last report: memory that it got from the driver, and events that it recorded.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+
+/// Ranges that a thread remembers: its last ones.
+const FRESH: usize = 4;
+
+/// Events that a thread can record for one free: streams that used the block.
+pub const EVENTS: usize = 8;
+
+/// Memory that a thread got from the driver since its last block: perhaps a segment.
+#[derive(Debug, Default)]
+pub struct NewRange {
+    /// Where it begins. The sender reads it.
+    pub start: AtomicU64,
+    /// Where it ends.
+    pub end: AtomicU64,
+    /// The library that asked for it << 1 | whether it is mapped memory: pieces side by side.
+    what: AtomicU64,
+}
+
+impl NewRange {
+    /// The library that asked for it.
+    pub fn module(&self) -> u16 {
+        (self.what.load(Relaxed) >> 1) as u16
+    }
+    /// Pieces of mapped memory; else one allocation.
+    pub fn is_mapped(&self) -> bool {
+        self.what.load(Relaxed) & 1 != 0
+    }
+}
+
+/// An event that PyTorch's library recorded.
+#[derive(Debug, Default)]
+pub struct Event {
+    /// cudaEvent_t.
+    pub handle: AtomicU64,
+    /// Where the call returns to.
+    pub site: AtomicUsize,
+    /// The stack pointer at the call.
+    pub stack: AtomicUsize,
+}
+
+/// A thread's calls since its last report. Written by the thread alone.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct ThreadAllocatorState {
+    /// Ranges that were remembered since the last block.
+    remembered: AtomicU32,
+    recorded: AtomicU32,
+    /// The driver has refused PyTorch memory since the last block.
+    pub refused: AtomicBool,
+    fresh: [NewRange; FRESH],
+    events: [Event; EVENTS],
+}
+
+impl ThreadAllocatorState {
+    /// For a new thread in an old place.
+    pub fn reset(&self) {
+        self.forget_fresh();
+        self.forget_events();
+        self.refused.store(false, Relaxed);
+    }
+
+    /// The driver has given this thread memory.
+    #[inline(always)]
+    pub fn remember(&self, start: u64, bytes: u64, module: u16, is_mapped: bool) {
+        let count = self.remembered.load(Relaxed);
+        let what = u64::from(module) << 1 | u64::from(is_mapped);
+        let end = start.saturating_add(bytes);
+        if is_mapped && count > 0 {
+            let last = &self.fresh[(count as usize - 1) % FRESH];
+            if last.end.load(Relaxed) == start && last.what.load(Relaxed) == what {
+                last.end.store(end, Relaxed);
+                return;
+            }
+        }
+        let place = &self.fresh[count as usize % FRESH];
+        place.start.store(start, Relaxed);
+        place.end.store(end, Relaxed);
+        place.what.store(what, Relaxed);
+        // Beyond the array it only has to stay in step with it.
+        let next = if count as usize >= 2 * FRESH { count + 1 - FRESH as u32 } else { count + 1 };
+        self.remembered.store(next, Release);
+    }
+
+    /// Whether there is anything to look through.
+    #[inline(always)]
+    pub fn has_fresh(&self) -> bool {
+        self.remembered.load(Relaxed) != 0
+    }
+
+    /// Returns the ranges. The sender may read one that is half written.
+    pub fn fresh(&self) -> impl Iterator<Item = &NewRange> {
+        self.fresh.iter().take(self.remembered.load(Acquire) as usize)
+    }
+
+    /// With a block.
+    #[inline(always)]
+    pub fn forget_fresh(&self) {
+        self.remembered.store(0, Relaxed);
+    }
+
+    /// PyTorch's library recorded an event.
+    pub fn note_event(&self, event: u64, site: usize, stack: usize) {
+        let count = self.recorded.load(Relaxed);
+        if let Some(place) = self.events.get(count as usize) {
+            place.handle.store(event, Relaxed);
+            place.site.store(site, Relaxed);
+            place.stack.store(stack, Relaxed);
+        }
+        self.recorded.store(count.saturating_add(1), Relaxed);
+    }
+
+    /// Removes an event that is over.
+    pub fn forget_event(&self, event: u64) {
+        let count = self.recorded.load(Relaxed) as usize;
+        let events = &self.events[..count.min(EVENTS)];
+        for known in events.iter().filter(|known| known.handle.load(Relaxed) == event) {
+            known.handle.store(0, Relaxed);
+        }
+    }
+
+    /// How many were recorded since the last report.
+    #[inline(always)]
+    pub fn recorded(&self) -> u32 {
+        self.recorded.load(Relaxed)
+    }
+
+    /// They; not all if there are more than `EVENTS`, and without those that are over.
+    pub fn events(&self) -> impl Iterator<Item = &Event> {
+        let noted = self.events.iter().take(self.recorded.load(Relaxed) as usize);
+        noted.filter(|event| event.handle.load(Relaxed) != 0)
+    }
+
+    /// With a report.
+    #[inline(always)]
+    pub fn forget_events(&self) {
+        self.recorded.store(0, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ranges(mine: &ThreadAllocatorState) -> Vec<(u64, u64)> {
+        mine.fresh().map(|fresh| (fresh.start.load(Relaxed), fresh.end.load(Relaxed))).collect()
+    }
+
+    #[test]
+    fn pieces_side_by_side_are_one_range_and_the_last_ranges_stay() {
+        let mine = ThreadAllocatorState::default();
+        for piece in 0..100 {
+            mine.remember(1000 + piece * 10, 10, 7, true);
+        }
+        assert_eq!(ranges(&mine), [(1000, 2000)]);
+        mine.remember(2000, 10, 8, true); // another's
+        mine.remember(2010, 10, 8, false); // allocations stay apart
+        assert_eq!(ranges(&mine).len(), 3);
+        for n in 0..1000 {
+            mine.remember(n, 1, 7, false);
+            assert!(ranges(&mine).contains(&(n, n + 1)));
+        }
+        mine.forget_fresh();
+        assert!(!mine.has_fresh() && ranges(&mine).is_empty());
+    }
+
+    #[test]
+    fn events_come_and_go() {
+        let mine = ThreadAllocatorState::default();
+        let handles = || mine.events().map(|event| event.handle.load(Relaxed)).collect::<Vec<_>>();
+        (1..=3).for_each(|event| mine.note_event(event, 0, 0));
+        mine.forget_event(1);
+        mine.forget_event(9);
+        assert_eq!(handles(), [2, 3]);
+        (11..=30).for_each(|event| mine.note_event(event, 0, 0));
+        assert_eq!((mine.recorded(), handles().len()), (23, EVENTS - 1));
+        mine.forget_events();
+        assert_eq!(mine.events().count(), 0);
+    }
+}

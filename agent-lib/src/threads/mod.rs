@@ -1,0 +1,413 @@
+//! Data of each thread: its tag stack, the driver calls that it is in, and whether it is writing a record.
+//!
+//! Threads claim a place in one table on first use. A thread-local word leads to it: without a destructor, because
+//! callbacks can come while thread-local storage is being taken down. Places of threads that have ended are found by
+//! the sender, which asks the kernel. The table itself is in table.rs.
+
+pub mod allocator_calls;
+pub mod per_feature;
+pub mod stack;
+pub mod table;
+
+use crate::base::memfd::anonymous;
+use crate::base::own_thread;
+use crate::base::row::RowCopy;
+use crate::threads::per_feature::AutogradThread;
+use crate::threads::per_feature::Callers;
+use crate::threads::table::{RecordInProgress, SlotTable, TableSlot};
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+
+/// Threads at a time; records of further threads are lost, and their number is reported.
+const MOST: usize = 4096;
+/// Scopes that a thread can nest; deeper ones count for the innermost that fits.
+pub const DEPTH: usize = 64;
+/// Who opens scopes: the C API, NVTX's default domain, and as many named ones.
+pub const OWNERS: usize = 34;
+/// Driver calls that can be open on a thread at a time: one, and calls inside of it.
+pub const CALLS: usize = 4;
+
+/// A driver call between ENTER and EXIT.
+#[derive(Debug, Clone, Copy)]
+pub struct Call {
+    /// CUPTI's, the same at both.
+    pub correlation: u32,
+    /// At ENTER.
+    pub entered_ns: u64,
+    /// Which call, and where its parameters lie: for resource callbacks inside of it.
+    pub id: u32,
+    /// See `id`.
+    pub params: usize,
+    /// Of the record made at ENTER; 0 for none.
+    pub begin_seq: u64,
+    /// The row that ENTER took, to be given back if the call fails.
+    pub taken: Option<RowCopy>,
+    /// Rows beyond that one which ENTER took.
+    pub more_taken: u32,
+    /// It is going to make a context.
+    pub creating: bool,
+    /// A graph node was made inside: the stream is being captured.
+    pub captured: bool,
+    /// An allocation that a call inside of it has reported already.
+    pub reported: u64,
+    /// The pool whose segment that row was; 0 for none.
+    pub segment_of: u64,
+}
+
+impl Call {
+    /// Entered now.
+    pub const fn new(correlation: u32, entered_ns: u64) -> Self {
+        Call {
+            correlation,
+            entered_ns,
+            id: 0,
+            params: 0,
+            begin_seq: 0,
+            taken: None,
+            more_taken: 0,
+            creating: false,
+            captured: false,
+            reported: 0,
+            segment_of: 0,
+        }
+    }
+}
+
+/// Data that only the thread itself uses.
+#[derive(Debug)]
+pub struct OwnerData {
+    /// Open scopes; may be more than `DEPTH`.
+    pub depth: usize,
+    /// Per open scope, the tag that was in force outside of it.
+    pub outer: [u32; DEPTH],
+    /// Per open scope, who opened it: see [`OWNERS`].
+    pub owner: [u8; DEPTH],
+    /// Per owner, how many it has open.
+    pub open_scopes: [u16; OWNERS],
+    /// Open driver calls.
+    pub calls: [Option<Call>; CALLS],
+    /// How many of them are used.
+    pub open: usize,
+    /// A pool whose first block was noted.
+    pub block_pool: u64,
+    /// Who called the driver from where.
+    pub callers: Callers,
+}
+
+/// A thread's place. Fields that a report of PyTorch's allocator reads come first: one cache line and the beginning of the next.
+#[derive(Debug)]
+#[repr(C, align(128))]
+pub struct Thread {
+    /// Its kernel id, 0 while the place is free.
+    pub id: AtomicU32,
+    /// Inside of the library: the guard against re-entry.
+    pub busy: AtomicU32,
+    /// The record that it is making.
+    pub making: RecordInProgress,
+    /// Tag of the innermost open scope, 0 for none. Written by its thread alone: by `push` and `pop`, and by Python, which keeps
+    /// the address (`gpumem_scope_word`) and puts back what it found there.
+    pub scope: AtomicU32,
+    /// Which node of PyTorch's backward pass it runs.
+    pub autograd: AutogradThread,
+    /// Its calls for PyTorch's allocator.
+    pub torch: crate::threads::allocator_calls::ThreadAllocatorState,
+    /// When the outermost call in flight that allocates, or trims a pool, was entered. Else 0.
+    pub moving_since_ns: AtomicU64,
+    /// The context whose device was looked up last << 8 | that device's slot.
+    context: AtomicU64,
+    own: UnsafeCell<OwnerData>,
+}
+
+// SAFETY: `own` is touched by the thread whose place it is only (see `Thread::own`); the rest is atomic.
+unsafe impl Sync for Thread {}
+
+static PLACES: SlotTable<Thread, MOST> = SlotTable {
+    table: AtomicPtr::new(std::ptr::null_mut()),
+    used: AtomicUsize::new(0),
+    next: AtomicUsize::new(0),
+    refused: AtomicU64::new(0),
+};
+
+impl TableSlot for Thread {
+    fn id(&self) -> &AtomicU32 {
+        &self.id
+    }
+
+    fn making(&self) -> &RecordInProgress {
+        &self.making
+    }
+
+    fn begin(&self) {
+        self.busy.store(0, Relaxed);
+        self.moving_since_ns.store(0, Relaxed);
+        self.context.store(0, Relaxed);
+        self.scope.store(0, Relaxed);
+        self.autograd.reset();
+        self.torch.reset();
+        // SAFETY: ours since its `id` is ours; nobody else touches it.
+        unsafe {
+            (*self.own.get()) = OwnerData {
+                depth: 0,
+                outer: [0; DEPTH],
+                owner: [0; DEPTH],
+                open_scopes: [0; OWNERS],
+                calls: [None; CALLS],
+                open: 0,
+                block_pool: 0,
+                callers: Callers::new(),
+            };
+        }
+    }
+
+    fn end(&self) {
+        // All that the thread has done is there: the kernel orders it, but tools that look for races do not know that.
+        let _ = self.busy.load(Acquire);
+        self.moving_since_ns.store(0, Release);
+    }
+}
+
+/// The word that leads to a thread's place.
+///
+/// Not `thread_local!`: in a library that is loaded late, its first use on a thread allocates, and a host's allocator may
+/// call the driver. A word in static storage (8 bytes of what the loader keeps for such libraries) needs neither an
+/// allocation nor a call.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod word {
+    use super::Thread;
+    use std::arch::{asm, global_asm};
+
+    global_asm!(
+        ".section .tbss.gpumem_thread,\"awT\",@nobits",
+        ".balign 8",
+        ".globl gpumem_thread",
+        ".hidden gpumem_thread",
+        ".type gpumem_thread, %object",
+        ".size gpumem_thread, 8",
+        "gpumem_thread:",
+        ".zero 8",
+        ".previous",
+    );
+
+    #[inline(always)]
+    pub fn get() -> *const Thread {
+        let place: *const Thread;
+        // SAFETY: reads the calling thread's copy of the word above.
+        unsafe {
+            asm!(
+                "mov {place}, qword ptr [rip + gpumem_thread@GOTTPOFF]",
+                "mov {place}, qword ptr fs:[{place}]",
+                place = out(reg) place,
+                options(nostack, readonly, preserves_flags),
+            );
+        }
+        place
+    }
+
+    pub fn set(place: *const Thread) {
+        // SAFETY: writes the calling thread's copy of the word above.
+        unsafe {
+            asm!(
+                "mov {offset}, qword ptr [rip + gpumem_thread@GOTTPOFF]",
+                "mov qword ptr fs:[{offset}], {place}",
+                offset = out(reg) _,
+                place = in(reg) place,
+                options(nostack, preserves_flags),
+            );
+        }
+    }
+}
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+mod word {
+    use super::Thread;
+    use std::cell::Cell;
+
+    thread_local! {
+        static PLACE: Cell<*const Thread> = const { Cell::new(std::ptr::null()) };
+    }
+
+    pub fn get() -> *const Thread {
+        PLACE.get()
+    }
+
+    pub fn set(place: *const Thread) {
+        PLACE.set(place);
+    }
+}
+
+/// Makes the table; once.
+pub fn prepare() -> bool {
+    if !PLACES.table.load(Acquire).is_null() {
+        return true;
+    }
+    let Some(table) = anonymous::<Thread>(MOST) else { return false };
+    PLACES.table.store(table.as_ptr().cast_mut(), Release);
+    true
+}
+
+/// All places that were ever used.
+pub fn all() -> &'static [Thread] {
+    PLACES.all()
+}
+
+/// Threads that found no place.
+pub fn refused() -> u64 {
+    PLACES.refused.load(Relaxed)
+}
+
+/// The calling thread's place; `None` before `prepare`, and for the 4097th thread.
+#[inline(always)]
+pub fn current() -> Option<&'static Thread> {
+    let place = word::get();
+    if place.is_null() {
+        return claim();
+    }
+    // SAFETY: it points into the table, which is never unmapped.
+    Some(unsafe { &*place })
+}
+
+#[cold]
+#[inline(never)]
+fn claim() -> Option<&'static Thread> {
+    let place = PLACES.claim(own_thread::kernel_id())?;
+    word::set(place);
+    Some(place)
+}
+
+/// Frees the places of all threads but the calling one, in a forked child that starts anew. The calling thread has another id there.
+pub fn reset_after_fork() {
+    let mine = word::get();
+    let id = own_thread::kernel_id();
+    for thread in all() {
+        let is_mine = std::ptr::eq(thread, mine);
+        thread.id.store(if is_mine { id } else { 0 }, Relaxed);
+        thread.making.reset();
+        thread.busy.store(0, Relaxed);
+        thread.moving_since_ns.store(0, Relaxed);
+        thread.context.store(0, Relaxed);
+        if !is_mine {
+            thread.autograd.reset();
+        }
+        thread.torch.reset();
+    }
+}
+
+/// Turns of [`wait_a_turn`] in which the thread only lets others run.
+const AWAKE: u32 = 64;
+
+/// Waits until the sender may be done with something that takes it microseconds: the first turns let other threads run, later ones sleep
+/// 100 us, because the sender may have lost its core meanwhile.
+pub fn wait_a_turn(turn: u32) {
+    const NAP: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
+    // SAFETY: nothing is written.
+    unsafe { if turn < AWAKE { libc::sched_yield() } else { libc::nanosleep(&NAP, std::ptr::null_mut()) } };
+}
+
+impl Thread {
+    /// The device slot of `context`, if it was this thread's last one.
+    #[inline(always)]
+    pub fn device_of(&self, context: usize) -> Option<u8> {
+        let cached = self.context.load(Relaxed);
+        (cached >> 8 == context as u64 && context != 0).then_some(cached as u8)
+    }
+
+    /// See `device_of`.
+    pub fn remember_context(&self, context: usize, device: u8) {
+        self.context.store((context as u64) << 8 | u64::from(device), Relaxed);
+    }
+
+    /// Forgets calls whose return fell into a time without callbacks.
+    ///
+    /// # Safety
+    /// On the thread whose place it is, while no reference from `own` is in use.
+    #[inline(always)]
+    pub unsafe fn forget_unheard(&self) {
+        // SAFETY: as our caller says.
+        let own = unsafe { self.own() };
+        let outermost = own.calls[0].filter(|_| own.open != 0);
+        if outermost.is_some_and(|call| call.entered_ns < HEARING_SINCE_NS.load(Relaxed)) {
+            own.open = 0;
+            self.moving_since_ns.store(0, Release);
+        }
+    }
+
+    /// A call is under way: the innermost one.
+    ///
+    /// # Safety
+    /// As `forget_unheard`.
+    #[inline(always)]
+    pub unsafe fn entered(&self, call: Call) {
+        // SAFETY: as our caller says.
+        let own = unsafe { self.own() };
+        if own.open < CALLS {
+            own.calls[own.open] = Some(call);
+            own.open += 1;
+        }
+    }
+
+    /// The call that returns now, as ENTER left it; calls inside of it that never returned are forgotten.
+    ///
+    /// # Safety
+    /// As `forget_unheard`.
+    #[inline(always)]
+    pub unsafe fn returned(&self, correlation: u32) -> Option<Call> {
+        // SAFETY: as our caller says.
+        let own = unsafe { self.own() };
+        let is_it = |call: &Option<Call>| call.is_some_and(|call| call.correlation == correlation);
+        let place = own.calls[..own.open].iter().rposition(is_it)?;
+        own.open = place;
+        own.calls[place].take()
+    }
+
+    /// The context is gone, its address may come back for another device.
+    pub fn forget_context(&self, context: usize) {
+        let cached = self.context.load(Relaxed);
+        if cached >> 8 == context as u64 {
+            let _ = self.context.compare_exchange(cached, 0, Relaxed, Relaxed);
+        }
+    }
+
+    /// Returns the data of the calling thread.
+    ///
+    /// # Safety
+    /// `self` must be `current()`, and no other reference from here may be in use.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn own(&self) -> &mut OwnerData {
+        // SAFETY: the thread's own place, used by one caller at a time.
+        unsafe { &mut *self.own.get() }
+    }
+}
+
+/// Waits until every record up to `seq` is made or was dropped; false if that takes longer than `patience`.
+pub fn quiesce(seq: u64, patience: std::time::Duration) -> bool {
+    let start = std::time::Instant::now();
+    PLACES.quiesce(seq, |turns| {
+        if turns < 64 {
+            std::hint::spin_loop();
+        } else if start.elapsed() > patience {
+            return false;
+        } else {
+            std::thread::sleep(std::time::Duration::from_micros(50));
+        }
+        true
+    })
+}
+
+/// Calls that were entered before this time return unseen: callbacks come since then. `u64::MAX` while none come.
+pub static HEARING_SINCE_NS: AtomicU64 = AtomicU64::new(0);
+
+/// When the oldest such call in flight was entered; 0 for none.
+pub fn moving_since_ns() -> u64 {
+    let hearing_since_ns = HEARING_SINCE_NS.load(Acquire);
+    let entered = all().iter().map(|thread| thread.moving_since_ns.load(Acquire));
+    entered.filter(|&ns| ns != 0 && ns >= hearing_since_ns).min().unwrap_or(0)
+}
+
+/// Frees places of threads that have ended. Only worth it when many were used.
+pub fn sweep(pid: u32) {
+    if PLACES.used.load(Relaxed) < 64 {
+        return;
+    }
+    // SAFETY: signal 0 is never delivered; it asks whether the thread exists.
+    PLACES.sweep(|id| unsafe { libc::syscall(libc::SYS_tgkill, pid, id, 0) } != 0);
+}
