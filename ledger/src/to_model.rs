@@ -1,16 +1,16 @@
 //! What views read, as the types of `gpumem-model`: the one place that turns the ledger's own types into them.
 
 use crate as ledger;
-use gpumem_model::blind::BlindWindow;
+use gpumem_model::coverage::BlindWindow;
 use gpumem_model::gap::{Parts, Step};
 use gpumem_model::growth::{Axis, Growth};
 use gpumem_model::iterations::{Iteration, Iterations};
 use gpumem_model::layers::{LayerSaid, layer_name, state_name};
-use gpumem_model::marks::Mark;
+use gpumem_model::coverage::Mark;
 use gpumem_model::oom::{Fate, Holder, Oom, OomDevice};
 use gpumem_model::own::{Counter, Own, Range, Span};
 use gpumem_model::parameters::{Column, Parameters};
-use gpumem_model::pools::Pool;
+use gpumem_model::device::Pool;
 use gpumem_model::run::{Cell, Class, Clock, OPEN_FATE_NS, phase_name, role_name};
 use gpumem_wire::{ClockKind, OomOutcome, PoolOwner, Role};
 use std::collections::{BTreeMap, HashMap};

@@ -2,6 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+/// A process that ends so soon after memory ran out has ended of it; one that goes on for longer has survived.
+pub const OPEN_FATE_NS: u64 = 10_000_000_000;
+
 /// What ran out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -1,6 +1,7 @@
 //! Parameters and their gradients one by one, for tables of iterations with a column for each.
 
-use crate::run::{Iteration, role_name};
+use crate::cell::role_name;
+use crate::iterations::Iteration;
 use gpumem_wire::Role;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;

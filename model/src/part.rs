@@ -5,7 +5,7 @@
 //! counts are its own; the gap's steps and the points of growth are those of the whole life so far, because they explain
 //! what is held now.
 
-use crate::run::Coverage;
+use crate::coverage::Coverage;
 use serde::{Deserialize, Serialize};
 
 /// Which part of a life a run is.

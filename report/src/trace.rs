@@ -22,7 +22,7 @@ use super::text::{device_name, label};
 use super::{By, Report};
 use crate::plot;
 use gpumem_model::harmless::in_json;
-use gpumem_model::marks::Mark;
+use gpumem_model::run::Mark;
 use gpumem_model::own::{LOST, Own, Span};
 use gpumem_model::run::{Clock, Device, Fate, Iteration, Moment, Oom, Step};
 use gpumem_model::units::Unit;
