@@ -45,7 +45,7 @@ pub(crate) struct Point {
 impl Point {
     fn of(moment: Moment, amounts: Vec<(CellId, i64)>, cells: &CellTable) -> Self {
         let Moment { time_ns, bytes, unnamed, epoch, is_high } = moment;
-        let said = told::Point { time_ns, amounts, rest_bytes: 0 };
+        let said = told::Point { time_ns, amounts: amounts.into(), rest_bytes: 0 };
         let mut point = Point {
             said,
             bytes,
@@ -65,7 +65,7 @@ impl Point {
         let said = &mut self.said;
         if said.amounts.len() > MAX_POINT_CELLS {
             let mut rest = self.has_rest.then_some(said.rest_bytes);
-            said.amounts = cells.fewer(std::mem::take(&mut said.amounts), &mut rest);
+            said.amounts = cells.fewer(std::mem::take(&mut *said.amounts), &mut rest).into();
             (self.is_folded, self.has_rest, said.rest_bytes) = (true, rest.is_some(), rest.unwrap_or(0));
         }
     }

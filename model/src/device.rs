@@ -1,5 +1,7 @@
 //! One device of a run: moments, series and what explains the numbers.
 
+use crate::cell::hide_unknown_pool;
+use crate::fields::{fields, plain};
 use crate::gap::Step;
 use crate::growth::Growth;
 use crate::iterations::Iterations;
@@ -13,65 +15,70 @@ use serde::{Deserialize, Serialize};
 /// Other processes that a device names.
 pub const MAX_TENANTS: usize = 16;
 
-/// One device of the run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Device {
-    /// UUID as NVML writes it, `ordinal-N`, or `unnamed-N` where the agent has not named its slot.
-    pub name: String,
-    /// NVML's index, or the import's number.
-    pub ordinal: u16,
-    /// Product name; empty where not known.
-    pub model: String,
-    /// Size.
-    pub total_bytes: Option<u64>,
-    /// The latest moment at which everything that can be known was known.
-    pub last: Moment,
-    /// The highest `tracked`.
-    pub peak: Moment,
-    /// Highest `used` that was read, and when.
-    pub peak_used: Option<(u64, u64)>,
-    /// Host and foreign memory, and blocks outside the book: never in a sum.
-    pub beside: Beside,
-    /// Device memory: together with the last sample where `unaccounted_bytes` is known, else as last read.
-    pub reading: Option<DeviceReading>,
-    /// Device used minus all its processes, where device memory agreed before and after their list.
-    pub unaccounted_bytes: Option<i64>,
-    /// Other processes in the same list: pid and used bytes, the largest first, at most [`MAX_TENANTS`].
-    pub tenants: Vec<(u32, Option<u64>)>,
-    /// How many more there are, and their used bytes.
-    #[serde(default)]
-    pub other_tenants: (u32, u64),
-    /// used, tracked and gap over time.
-    pub series: Series,
-    /// What explains the rest.
-    #[serde(default)]
-    pub details: Details,
+fields! {
+    /// One device of the run.
+    #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+    pub struct Device {
+        /// UUID as NVML writes it, `ordinal-N`, or `unnamed-N` where the agent has not named its slot.
+        name: String                       => join last,           redact keep;
+        /// NVML's index, or the import's number.
+        ordinal: u16                       => join last,           redact keep;
+        /// Product name; empty if unknown.
+        model: String                      => join last,           redact keep;
+        /// Size.
+        total_bytes: Option<u64>           => join last,           redact keep;
+        /// The latest moment at which everything that can be known was known.
+        last: Moment                       => join last,           redact keep;
+        /// The moment with the highest `tracked`.
+        peak: Moment                       => join Moment::higher, redact keep;
+        /// Highest `used` that was read, and when.
+        peak_used: Option<(u64, u64)>      => join max,            redact keep;
+        /// Host and foreign memory, and blocks outside the book: never in a sum.
+        beside: Beside                     => join last,           redact keep;
+        /// Device memory: together with the last sample where `unaccounted_bytes` is known, else as last read.
+        reading: Option<DeviceReading>     => join last,           redact keep;
+        /// Device used minus all its processes, where device memory agreed before and after their list.
+        unaccounted_bytes: Option<i64>     => join last,           redact keep;
+        /// Other processes in the same list: pid and used bytes, the largest first, at most [`MAX_TENANTS`].
+        tenants: Vec<(u32, Option<u64>)>   => join last,           redact keep;
+        /// Number of further ones, and their used bytes.
+        #[serde(default)]
+        other_tenants: (u32, u64)          => join last,           redact keep;
+        /// used, tracked and gap over time.
+        series: Series                     => join Series::append, redact keep;
+        /// What explains the numbers.
+        #[serde(default)]
+        details: Details                   => join Details::join,  redact Details::redact;
+    }
 }
 
-/// What explains a device's numbers. Kept as JSON in the store: fields that are added read as their default from
-/// older runs.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Details {
-    /// The highest that the driver's own accounting charged to the process, where it is on.
-    pub accounted_peak_bytes: Option<u64>,
-    /// How the gap came to be what it is: in the order of time, but the smallest of many are one and come first.
-    pub steps: Vec<Step>,
-    /// Points by which growth is judged.
-    pub growth: Growth,
-    /// What was held over time, by cell; empty in runs of older versions.
-    pub timeline: Timeline,
-    /// What each training step held.
-    pub iterations: Iterations,
-    /// Parameters and gradients one by one.
-    pub parameters: Parameters,
-    /// Pools that lived when the run was told.
-    pub pools: Vec<Pool>,
-    /// Times at which memory ran out or nearly did, in their order.
-    pub ooms: Vec<Oom>,
-    /// Faults that the driver told of the device shortly before the end of the process: when, and which (Xid).
-    pub faults: Vec<(u64, u64)>,
+fields! {
+    /// What explains a device's numbers. Kept as JSON in the store: a field that a stored run does not have gets its default.
+    #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct Details {
+        /// Peak that the driver's own accounting charged to the process, where it is on.
+        accounted_peak_bytes: Option<u64> => join last,               clip clear,            redact keep;
+        /// Changes of the gap by time; the smallest of many are one and come first. Of the whole life: they explain what is held now.
+        steps: Vec<Step>                  => join last,               clip within,           redact each(Step::redact);
+        /// Points by which growth is judged, of the whole life.
+        growth: Growth                    => join last,               clip Growth::clip,     redact keep;
+        /// What was held over time, by cell; empty in runs of older versions.
+        timeline: Timeline                => join Timeline::join,     clip Timeline::clip,   redact keep;
+        /// What each training step held.
+        iterations: Iterations            => join Iterations::join,   clip Iterations::clip, redact keep;
+        /// Parameters and gradients one by one.
+        parameters: Parameters            => join Parameters::append, clip keep,             redact clear;
+        /// Pools that lived at the last record.
+        pools: Vec<Pool>                  => join last,               clip keep,             redact each(Pool::redact);
+        /// OOM records by time.
+        ooms: Vec<Oom>                    => join append,             clip within,           redact each(Oom::redact);
+        /// Device faults that the driver reported shortly before the end of the process: when, and which (Xid).
+        faults: Vec<(u64, u64)>           => join last,               clip keep,             redact keep;
+    }
 }
+
+plain!(Beside, DeviceReading);
 
 /// What the driver's own accounting and we say of the highest `used`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -133,32 +140,34 @@ pub struct DeviceReading {
     pub unified: bool,
 }
 
-/// One pool, at the time of the run's last record (a moment's idle bytes are those of its sample).
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Pool {
-    /// The owner's number for it.
-    pub id: u64,
-    /// The owner's name for it.
-    pub name: Option<String>,
-    /// `driver`, `graph` or `framework`.
-    pub owner: Option<String>,
-    /// Pool whose blocks its segments lie in.
-    pub parent: Option<u64>,
-    /// It reports no blocks: `block_bytes` is then what its owner last said to be in use, 0 if it never did.
-    pub opaque: bool,
-    /// Bytes of its segments (a framework's), or reserved (the driver's).
-    pub segment_bytes: u64,
-    /// Of those, bytes that are booked; less where segments predate the agent, or records were lost.
-    pub booked_bytes: u64,
-    /// Bytes of live blocks, pending ones included.
-    pub block_bytes: u64,
-    /// Of those, bytes whose owner let go and that wait for a stream: PyTorch counts them as active, not as allocated.
-    pub pending_bytes: u64,
-    /// What its owner last said to have reserved and handed out (a framework's; nobody asks the driver's).
-    pub own: Option<(u64, u64)>,
-    /// The owner's total of live blocks and ours, when it last compared.
-    pub check: Option<(u64, u64)>,
+fields! {
+    /// One pool, at the time of the run's last record (a moment's idle bytes are those of its sample).
+    #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct Pool {
+        /// The owner's number for it.
+        id: u64                   => redact keep;
+        /// The owner's name for it.
+        name: Option<String>      => redact hide_unknown_pool;
+        /// `driver`, `graph` or `framework`.
+        owner: Option<String>     => redact keep;
+        /// Pool whose blocks its segments lie in.
+        parent: Option<u64>       => redact keep;
+        /// It reports no blocks: `block_bytes` is then what its owner last reported as in use, 0 if it never did.
+        opaque: bool              => redact keep;
+        /// Bytes of its segments (a framework's), or reserved (the driver's).
+        segment_bytes: u64        => redact keep;
+        /// Of those, bytes that are booked; less where segments predate the agent, or records were lost.
+        booked_bytes: u64         => redact keep;
+        /// Bytes of live blocks, pending ones included.
+        block_bytes: u64          => redact keep;
+        /// Of those, freed bytes that wait for a stream: PyTorch counts them as active, not as allocated.
+        pending_bytes: u64        => redact keep;
+        /// Reserved and handed-out bytes as its owner last reported them (a framework's; the driver's are not read).
+        own: Option<(u64, u64)>   => redact keep;
+        /// The owner's total of live blocks and ours, when it last compared.
+        check: Option<(u64, u64)> => redact keep;
+    }
 }
 
 impl Pool {

@@ -9,11 +9,10 @@
 //! timeline       what was held over time, by cell; series: extremes of the sums over time
 //! growth         points by which growth is judged
 //! layers, own    what else a program or its agent reports
-//! part           a life that is kept in a run per day
 //! ending         what else ended a process: host memory, a fault of the driver
 //! who            user, job, pod and container of a process
 //! window         a run as it was in a part of its life
-//! weight         bytes of memory that a run takes
+//! fields         the table that a record of a run is declared with, and the rules of its rows
 //! time, units    times and amounts as text; harmless: text of strangers without characters that terminals obey
 //! control        requests and replies of the control API; checks: ids of doctor's checks
 //! ```
@@ -27,6 +26,7 @@ pub mod control;
 pub mod coverage;
 pub mod device;
 pub mod ending;
+pub mod fields;
 pub mod gap;
 pub mod growth;
 pub mod harmless;
@@ -36,12 +36,10 @@ pub mod moment;
 pub mod oom;
 pub mod own;
 pub mod parameters;
-pub mod part;
 pub mod run;
 pub mod series;
 pub mod time;
 pub mod timeline;
 pub mod units;
-pub mod weight;
 pub mod who;
 pub mod window;

@@ -4,9 +4,9 @@
 //! `predates + tracked + untrackable` wherever all of them are known.
 
 pub use crate::cell::{
-    Cell, Class, phase_name, phase_names, phase_of_name, role_name, role_names, role_of_name,
+    Amounts, Cell, Class, phase_name, phase_names, phase_of_name, role_name, role_names, role_of_name,
 };
-pub use crate::coverage::{BlindWindow, Coverage, Mark, Program};
+pub use crate::coverage::{BlindWindow, Coverage, Mark, Part, Program, SUBSCRIPTION_HELD};
 pub use crate::device::{Accounting, Beside, Details, Device, DeviceReading, MAX_TENANTS, Pool};
 pub use crate::ending::{Cause, Ending};
 pub use crate::gap::{Parts, Step};
@@ -16,47 +16,98 @@ pub use crate::moment::{Moment, absence_name};
 pub use crate::oom::{Fate, Holder, OPEN_FATE_NS, Oom, OomDevice, OomKind};
 pub use crate::own::Own;
 pub use crate::parameters::Parameters;
-pub use crate::part::Part;
-pub use crate::timeline::Timeline;
-use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 
-/// The life of one process.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Run {
-    /// Where the run came from.
-    pub source: Source,
-    /// What its times mean.
-    pub clock: Clock,
-    /// Whose life it is.
-    pub process: Process,
-    /// How it ended, or that it has not.
-    pub state: State,
-    /// How much of the truth its numbers are.
-    pub coverage: Coverage,
-    /// What a reader must know beside the numbers, in words, most important first.
-    pub caveats: Vec<Caveat>,
-    /// Names of cells; amounts are by index here.
-    pub cells: Vec<Cell>,
-    /// One per GPU or MIG instance.
-    pub devices: Vec<Device>,
-    /// What the program says of itself beside memory.
-    #[serde(default, skip_serializing_if = "Own::is_empty")]
-    pub own: Own,
+use crate::fields::{Field, fields, plain};
+pub use crate::timeline::Timeline;
+use crate::who;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, HashMap};
+
+fields! {
+    /// The life of one process.
+    #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+    pub struct Run {
+        /// Where the run came from.
+        source: Source       => redact keep;
+        /// What its times mean.
+        clock: Clock         => redact keep;
+        /// The process.
+        process: Process     => redact Process::redact;
+        /// How it ended, or that it has not.
+        state: State         => redact keep;
+        /// How complete its numbers are.
+        coverage: Coverage   => redact hide_coverage;
+        /// What a reader must know beside the numbers, in words, most important first.
+        caveats: Vec<Caveat> => redact hide_caveats;
+        /// Names of cells; amounts are by index here.
+        cells: Vec<Cell>     => redact each(Cell::redact);
+        /// One per GPU or MIG instance.
+        devices: Vec<Device> => redact each(Device::redact);
+        /// Counters and ranges of the program.
+        #[serde(default, skip_serializing_if = "Own::is_empty")]
+        own: Own             => redact clear;
+    }
 }
+
+/// A refusal has a reason that does not name another client.
+fn hide_coverage(coverage: &mut Coverage) {
+    let code = coverage.blocked_code;
+    coverage.redact();
+    if let (Some(by), Some(code)) = (&mut coverage.blocked_by, code)
+        && code != SUBSCRIPTION_HELD
+    {
+        "gpumemctl doctor says why".clone_into(by);
+    }
+}
+
+/// Leaves caveats that the daemon words itself, with numbers.
+fn hide_caveats(caveats: &mut Vec<Caveat>) {
+    let codes = ["part", "unnamed_device", "devices_beyond", "accounting_disagrees"];
+    caveats.retain(|caveat| codes.contains(&caveat.code.as_str()));
+}
+
+/// Leaves what labels of the metrics show: no command line, no directory.
+fn hide_identity(of: &mut BTreeMap<String, String>) {
+    let sources = [who::MAPPED_JOB, "slurm_job_id", "slurm_step_id"];
+    of.retain(|name, _| who::NAMES.contains(&name.as_str()) || sources.contains(&name.as_str()));
+}
+
+impl Run {
+    /// Bytes that it takes in memory, about; in a store it takes less, by no more than users differ in.
+    pub fn weight(&self) -> usize {
+        size_of::<Run>() + self.heap_bytes()
+    }
+
+    /// Adds cells that the run does not have; returns the index of each in the run.
+    pub fn merge_cells(&mut self, cells: &[Cell]) -> Vec<u32> {
+        let mut known: HashMap<Cell, u32> =
+            (0..).zip(&self.cells).map(|(index, cell)| (cell.clone(), index)).collect();
+        let mut index = |cell: &Cell| {
+            *known.entry(cell.clone()).or_insert_with_key(|cell| {
+                self.cells.push(cell.clone());
+                self.cells.len() as u32 - 1
+            })
+        };
+        cells.iter().map(&mut index).collect()
+    }
+}
+
+plain!(Clock, State);
 
 /// [`Source::kind`] of a run that was exported on another machine.
 pub const EXPORT_FORMAT: &str = "gpumem-run";
 
-/// Where a run came from.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Source {
-    /// `daemon`, `recording`, or an import format such as `tbd-log`.
-    pub kind: String,
-    /// File name of a recording or import; host name for the daemon.
-    pub origin: String,
-    /// Preset of rules that goes with the format, if any.
-    pub preset: Option<String>,
+fields! {
+    /// Where a run came from.
+    #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+    pub struct Source {
+        /// `daemon`, `recording`, or an import format such as `tbd-log`.
+        kind: String;
+        /// File name of a recording or import; host name for the daemon.
+        origin: String;
+        /// Preset of rules that goes with the format, if any.
+        preset: Option<String>;
+    }
 }
 
 impl Source {
@@ -84,19 +135,21 @@ pub enum Clock {
     Lines,
 }
 
-/// Whose life it is.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Process {
-    /// Pid in the daemon's namespace; 0 where it is not known.
-    pub pid: u32,
-    /// Start time from /proc, in clock ticks; 0 where it is not known.
-    pub start_ticks: u64,
-    /// Owner's uid.
-    pub uid: Option<u64>,
-    /// Command, comm, user, cgroup: what /proc said.
-    pub facts: BTreeMap<String, String>,
-    /// Rank and job: what the agent's environment said.
-    pub claims: BTreeMap<String, String>,
+fields! {
+    /// Identity of a process.
+    #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+    pub struct Process {
+        /// Pid in the daemon's namespace; 0 if unknown.
+        pid: u32                          => redact keep;
+        /// Start time from /proc, in clock ticks; 0 if unknown.
+        start_ticks: u64                  => redact keep;
+        /// Owner's uid.
+        uid: Option<u64>                  => redact keep;
+        /// Command, comm, user and cgroup, from /proc.
+        facts: BTreeMap<String, String>   => redact hide_identity;
+        /// Rank and job, from the agent's environment.
+        claims: BTreeMap<String, String>  => redact hide_identity;
+    }
 }
 
 /// How a run ended.
@@ -122,16 +175,45 @@ pub enum State {
     },
 }
 
-/// Something a reader must know.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Caveat {
-    /// Stable word for programs: `no_frees`, `rejected_lines`, ...
-    pub code: String,
-    /// One sentence.
-    pub text: String,
+fields! {
+    /// Something a reader must know.
+    #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+    pub struct Caveat {
+        /// Stable word for programs: `no_frees`, `rejected_lines`, ...
+        code: String;
+        /// One sentence.
+        text: String;
+    }
 }
 
 /// Whether a job that claims this id is meant by `job`: the id, or the name that `gpumemctl run --name` put in front of it.
 pub fn is_job(claim: &str, job: &str) -> bool {
     claim == job || claim.rsplit_once('.').is_some_and(|(name, _)| name == job)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_and_lists_weigh() {
+        let mut run = Run {
+            source: Source { kind: "daemon".into(), origin: "host".into(), preset: None },
+            clock: Clock::Lines,
+            process: Process::default(),
+            state: State::Open,
+            coverage: Coverage::default(),
+            caveats: Vec::new(),
+            cells: Vec::new(),
+            devices: Vec::new(),
+            own: Own::default(),
+        };
+        let empty = run.weight();
+        assert!(empty < 2000, "{empty}");
+        run.cells = vec![Cell { tag: Some("x".repeat(1000)), ..Cell::default() }; 100];
+        let cells = run.weight() - empty;
+        assert!((100_000..130_000).contains(&cells), "{cells}");
+        run.process.facts.insert("command".into(), "y".repeat(5000));
+        assert!(run.weight() - empty - cells >= 5000);
+    }
 }

@@ -23,6 +23,7 @@ mod over_time;
 pub mod own;
 pub mod panel;
 pub mod plot;
+pub mod redacted;
 pub mod rules;
 pub mod steps;
 pub mod table;
@@ -30,7 +31,6 @@ pub mod text;
 pub mod trace;
 mod tree;
 pub mod treemap;
-pub mod veil;
 
 use crate::rules::{Groupings, NO_TAG, cell_view};
 use gpumem_ledger::CellView;

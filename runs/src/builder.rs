@@ -6,8 +6,8 @@ use gpumem_ledger::{
     AccountView, ClosedSample, DeviceView, Ledger, Limits, Origin, Place, ProcessKey, ProcessView, Snapshot,
     WINDOW_NS, Window,
 };
+use gpumem_model::coverage::Before;
 use gpumem_model::own::{Own, SnapshotFigures};
-use gpumem_model::part::Before;
 use gpumem_model::run::{self, Caveat, Clock, MAX_TENANTS, Moment, Run, Source, State, absence_name};
 use gpumem_model::series::{Extremes, Series};
 use gpumem_model::units::thousands;
@@ -535,7 +535,7 @@ fn last_moment(covered: bool, account: &AccountView, now_ns: u64) -> Moment {
         None if covered => Moment {
             time_ns: now_ns.max(account.peak.time_ns),
             tracked_bytes: Some(account.tracked_bytes),
-            amounts: gpumem_ledger::sparse(&account.amounts),
+            amounts: gpumem_ledger::sparse(&account.amounts).into(),
             predates_bytes: account.predates_bytes,
             ..Moment::default()
         },
@@ -550,7 +550,7 @@ fn at_sample(sample: &ClosedSample) -> Moment {
     Moment {
         time_ns: sample.t0_ns,
         tracked_bytes: sample.tracked_bytes,
-        amounts: gpumem_ledger::sparse(&sample.amounts),
+        amounts: gpumem_ledger::sparse(&sample.amounts).into(),
         predates_bytes: sample.tracked_bytes.map(|_| sample.predates_bytes),
         untrackable_bytes: sample.untrackable_bytes(),
         parts: sample.parts.map(Into::into),
@@ -578,7 +578,7 @@ fn peak_moment(covered: bool, account: &AccountView, now_ns: u64) -> Moment {
     Moment {
         time_ns: peak.time_ns,
         tracked_bytes: Some(peak.tracked_bytes),
-        amounts: gpumem_ledger::sparse(&peak.amounts),
+        amounts: gpumem_ledger::sparse(&peak.amounts).into(),
         predates_bytes: peak.gap.map(|gap| gap.predates_bytes).or(account.predates_bytes),
         untrackable_bytes: peak.gap.map(|gap| gap.untrackable_bytes),
         parts: peak.gap.and_then(|gap| gap.parts).map(Into::into),

@@ -4,7 +4,7 @@
 //! and the latest reading of a device first.
 
 use gpumem_ledger::{AgreedReading, Place, ProcessKey};
-use gpumem_model::part::Before;
+use gpumem_model::coverage::Before;
 use gpumem_model::series::Series;
 use std::collections::{HashMap, VecDeque};
 

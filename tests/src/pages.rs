@@ -99,7 +99,7 @@ fn cells(layers: u32) -> Vec<(Cell, i64, bool)> {
 }
 
 /// What everything holds when so much of what comes and goes is there, 0 to 8.
-fn amounts(cells: &[(Cell, i64, bool)], eighths: i64) -> Vec<(u32, i64)> {
+fn amounts(cells: &[(Cell, i64, bool)], eighths: i64) -> gpumem_model::run::Amounts {
     let held = cells.iter().map(|(_, most, is_moving)| if *is_moving { most * eighths / 8 } else { *most });
     (0_u32..).zip(held).filter(|(_, bytes)| *bytes != 0).collect()
 }
@@ -204,7 +204,8 @@ fn device(of: Training, ordinal: u16, cells: &[(Cell, i64, bool)]) -> Device {
         let mut amounts = amounts(cells, eighths(part, of.points));
         amounts.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         // Small ones are summed by role.
-        for (cell, bytes) in amounts.split_off(amounts.len().min(40)) {
+        let most = amounts.len().min(40);
+        for (cell, bytes) in amounts.split_off(most) {
             let sum = fold_of(cell);
             match amounts.iter_mut().find(|(cell, _)| *cell == sum) {
                 Some((_, sum)) => *sum += bytes,

@@ -34,7 +34,7 @@ fn larger() -> Run {
         .collect();
     let device = &mut run.devices[0];
     for moment in [&mut device.last, &mut device.peak] {
-        for (cell, bytes) in &mut moment.amounts {
+        for (cell, bytes) in moment.amounts.iter_mut() {
             *bytes += if logits.contains(cell) { *bytes / 2 } else { 0 };
         }
         moment.amounts.push((added, 24 * MIB));

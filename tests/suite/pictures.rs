@@ -52,7 +52,7 @@ fn crowded(names: u32) -> Run {
         })
         .collect();
     let device = &mut run.devices[0];
-    let at = |share: i64| -> Vec<(u32, i64)> {
+    let at = |share: i64| -> gpumem_model::run::Amounts {
         (0..names).map(|number| (number, ((9_000 * MIB) >> (number % 31)) * share / 100 + 1)).collect()
     };
     device.peak.amounts = at(100);

@@ -109,7 +109,7 @@ fn the_fullest_trace_is_written_in_pieces_and_never_whole_in_memory() {
     let device = &mut run.devices[0];
     (device.peak, device.last) = Default::default();
     let amounts: Vec<(u32, i64)> = (0..64).map(|cell| (cell, 1 << 30)).collect();
-    let point = |time_ns| Point { time_ns, amounts: amounts.clone(), rest_bytes: 7 };
+    let point = |time_ns| Point { time_ns, amounts: amounts.clone().into(), rest_bytes: 7 };
     device.details.timeline.points = (0..256).map(point).collect();
     let report = Report::new(&run, Groupings::default(), Some(By::Tag));
     // Other tests are at work beside this one: what the least disturbed of some tries takes is its own.

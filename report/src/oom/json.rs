@@ -57,7 +57,7 @@ pub(crate) fn entry<'a>(report: &Report<'_>, device: &'a Device, oom: &'a Oom) -
             _ => "pressure",
         },
         verdict: verdict(report, oom, ending.as_ref(), bytes) + " (bytes)",
-        oom: Oom { amounts: Vec::new(), ..oom.clone() },
+        oom: Oom { amounts: Default::default(), ..oom.clone() },
         held_bytes: own.as_ref().map(|own| own.total),
         held: own
             .map(|own| own.parts.into_iter().map(|(name, bytes)| Held { name, bytes }).collect())

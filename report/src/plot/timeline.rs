@@ -114,7 +114,7 @@ fn points(report: &Report<'_>, device: &Device, by: By) -> Vec<At> {
         let moment = Moment {
             time_ns: point.time_ns,
             tracked_bytes: Some(point.tracked_bytes()),
-            amounts,
+            amounts: amounts.into(),
             untrackable_bytes: match is_peak {
                 true => peak.untrackable_bytes,
                 false => untrackable_at(device, point.time_ns),

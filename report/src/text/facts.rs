@@ -8,7 +8,7 @@ use crate::{By, Report, growth};
 use gpumem_model::run::{Clock, Device};
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, signed, thousands};
-use gpumem_model::window::Part;
+use gpumem_model::window::WindowKind;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
@@ -32,7 +32,7 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
                 ));
             }
             Some(window) => {
-                let of = if window.part == Part::At { "that time" } else { "the highest moment" };
+                let of = if window.part == WindowKind::At { "that time" } else { "the highest moment" };
                 out.prose(&format!("~ the gap was measured {distance} {side} {of}"));
             }
             None => out.prose(&format!("~ the gap was measured {distance} {side} the peak")),
@@ -67,7 +67,7 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
     }
     inherited(report, device, out);
     // Who else was there at a time that has passed is not kept.
-    if report.window.is_none_or(|window| window.part != Part::Between) {
+    if report.window.is_none_or(|window| window.part != WindowKind::Between) {
         out.prose(&device_line(device, times));
     }
     if let Some(accounting) = device.accounting() {

@@ -23,7 +23,7 @@ pub(super) use facts::{device_parts, free_name, rest_name};
 pub use gpumem_model::harmless::clean;
 pub use lines::wrapped;
 pub(crate) use lines::{Lines, clean_name};
-pub(crate) use prose::{HELD, hears_of_ooms};
+pub(crate) use prose::hears_of_ooms;
 pub(crate) use prose::{device_name, device_title, exit, whose};
 pub use prose::{label, short_command};
 pub(super) use table::{Printed, Shown, is_carried, note};
@@ -31,16 +31,16 @@ pub(super) use table::{Printed, Shown, is_carried, note};
 use super::Report;
 use gpumem_model::run::{Device, State};
 use gpumem_model::time::Times;
-use gpumem_model::window::Part;
+use gpumem_model::window::WindowKind;
 
 /// What the two columns of amounts are.
 pub(super) fn columns(report: &Report<'_>) -> (&'static str, &'static str) {
     let last = if report.run.state == State::Open { "now" } else { "last" };
     match report.window.map(|window| window.part) {
         None => (last, "at peak"),
-        Some(Part::At) => (last, "then"),
-        Some(Part::Since) => (last, "highest"),
-        Some(Part::Between) => ("at the end", "highest"),
+        Some(WindowKind::At) => (last, "then"),
+        Some(WindowKind::Since) => (last, "highest"),
+        Some(WindowKind::Between) => ("at the end", "highest"),
     }
 }
 

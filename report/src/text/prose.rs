@@ -6,11 +6,11 @@ use crate::{By, Report};
 use crate::{growth, own};
 use gpumem_model::harmless::clean;
 use gpumem_model::layers;
-use gpumem_model::run::{BlindWindow, Clock, Device, Oom, Run, State};
+use gpumem_model::run::{BlindWindow, Clock, Device, Oom, Run, SUBSCRIPTION_HELD, State};
 use gpumem_model::time::Times;
 use gpumem_model::units::{plural, thousands};
 use gpumem_model::who::Who;
-use gpumem_model::window::{Part, Window};
+use gpumem_model::window::{Window, WindowKind};
 
 /// The command without the directories of its program and script, else the program's name, else where the run came
 /// from; for a daemon that would be the machine, which is nobody's command.
@@ -167,15 +167,12 @@ fn titled(device: &Device, model: &str) -> String {
     format!("GPU {}{model}{name}", device.ordinal)
 }
 
-/// CUPTI's result when another client holds the subscription.
-pub(crate) const HELD: u16 = 39;
-
 /// Why the sums are less than the truth: each on a line of its own, above everything else.
 pub(super) fn warnings(run: &Run) -> Vec<String> {
     let coverage = &run.coverage;
     let mut lines = Vec::new();
     match (&coverage.blocked_by, coverage.blocked_code) {
-        (Some(why), Some(code)) if code != HELD => {
+        (Some(why), Some(code)) if code != SUBSCRIPTION_HELD => {
             lines.push(format!("BLOCKED, allocations are not seen: {}", clean(why)));
         }
         (Some(by), _) => {
@@ -208,11 +205,11 @@ fn window_line(window: Window, times: Times) -> String {
     let (from, to) = (times.time(window.from_ns), times.time(window.to_ns));
     let length = times.clock().distance(window.to_ns - window.from_ns.min(window.to_ns));
     let of = match window.part {
-        Part::At => format!("what was held at {from}"),
-        Part::Since => format!("since {from}, {length}"),
-        Part::Between => format!("{from} to {to}, {length}"),
+        WindowKind::At => format!("what was held at {from}"),
+        WindowKind::Since => format!("since {from}, {length}"),
+        WindowKind::Between => format!("{from} to {to}, {length}"),
     };
-    let counts = if window.exact && window.part != Part::At { "the window" } else { "the whole run" };
+    let counts = if window.exact && window.part != WindowKind::At { "the window" } else { "the whole run" };
     format!("{of}; counts are those of {counts}")
 }
 

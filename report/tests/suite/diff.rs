@@ -95,7 +95,7 @@ fn rows(text: &str) -> Vec<(usize, String, [Option<i64>; 3])> {
 fn sum_of_processes_has_every_count_and_names_of_its_ooms() {
     let process = |tag: &str, count: u64| {
         let mut run = run(&[tag], &[("GPU-1", vec![5], None)]);
-        let oom = Oom { count, amounts: vec![(0, 5)], ..Oom::default() };
+        let oom = Oom { count, amounts: vec![(0, 5)].into(), ..Oom::default() };
         run.devices[0].details.ooms = vec![oom];
         let of = &mut run.coverage;
         (of.ooms_dropped, of.blind_count, of.blind_ns, of.lost) = (count, count, 10 * count, u64::MAX);

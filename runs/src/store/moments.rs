@@ -71,7 +71,7 @@ pub(super) fn read_moment(db: &Connection, id: i64, device: usize, kind: &str) -
         Ok(Moment {
             time_ns: unsigned(row, 0)?,
             tracked_bytes: row.get(1)?,
-            amounts: read_amounts(db, id, device, kind)?,
+            amounts: read_amounts(db, id, device, kind)?.into(),
             predates_bytes: row.get(2)?,
             untrackable_bytes: row.get(3)?,
             uncovered_used_bytes: maybe_unsigned(row, 4)?,

@@ -121,8 +121,9 @@ fn window_over_several_parts_keeps_names_and_losses_of_each() {
     (parts[0].cells, parts[1].cells) = (vec![cell("early")], vec![cell("late"), cell("early")]);
     for (part, (time_ns, bytes)) in parts.iter_mut().zip([(1, 900), (2, 70)]) {
         let device = &mut part.devices[0];
-        device.details.ooms = vec![Oom { time_ns, count: 1, amounts: vec![(0, bytes)], ..Oom::default() }];
-        (device.last.amounts, device.peak.amounts) = (vec![(0, bytes)], vec![(0, bytes)]);
+        device.details.ooms =
+            vec![Oom { time_ns, count: 1, amounts: vec![(0, bytes)].into(), ..Oom::default() }];
+        (device.last.amounts, device.peak.amounts) = (vec![(0, bytes)].into(), vec![(0, bytes)].into());
         device.details.growth = Default::default();
         device.details.timeline = Default::default();
     }

@@ -2,6 +2,7 @@
 
 mod crash;
 mod files;
+mod old_lists;
 mod room;
 mod round_trip;
 mod schemas;

@@ -399,7 +399,7 @@ fn device(cells: usize) -> impl Strategy<Value = Device> {
     })
 }
 
-fn run() -> impl Strategy<Value = Run> {
+pub(super) fn run() -> impl Strategy<Value = Run> {
     let source = (text(), text(), of(text()));
     let clock = prop_oneof![
         Just(Clock::Lines),
@@ -544,7 +544,7 @@ fn what_the_tables_cannot_hold_is_refused_whole() {
     let id = store.begin(&run_at(4), "a").unwrap();
     for amounts in [vec![(1, 1), (1, 1)], vec![(2, 1), (1, 1)], vec![(u32::MAX, 1)]] {
         let mut run = run_at(5);
-        run.devices[0].peak.amounts = amounts;
+        run.devices[0].peak.amounts = amounts.into();
         let error = store.checkpoint(id, &run).unwrap_err();
         assert!(matches!(error, StoreError::InvalidRun { .. }), "{error}");
         assert!(error.to_string().contains("peak amounts of device \"GPU-0\""), "{error}");

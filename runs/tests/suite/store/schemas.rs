@@ -56,7 +56,7 @@ fn run_of(version: usize) -> Run {
     let mut last = Moment {
         time_ns: 800,
         tracked_bytes: Some(30),
-        amounts: vec![(0, 10), (1, 20)],
+        amounts: vec![(0, 10), (1, 20)].into(),
         predates_bytes: Some(0),
         untrackable_bytes: Some(12),
         ..Moment::default()
@@ -109,7 +109,7 @@ fn run_of(version: usize) -> Run {
         peak: Moment {
             time_ns: 300,
             tracked_bytes: Some(60),
-            amounts: vec![(1, 60)],
+            amounts: vec![(1, 60)].into(),
             gap_distance_ns: -4,
             partial: true,
             parts: None,

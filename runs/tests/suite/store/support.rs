@@ -64,7 +64,7 @@ pub fn run_at(n: u64) -> Run {
         Moment {
             time_ns,
             tracked_bytes: Some(amounts.iter().map(|(_, bytes)| bytes).sum()),
-            amounts,
+            amounts: amounts.into(),
             predates_bytes: (!n.is_multiple_of(3)).then_some(n as i64),
             untrackable_bytes: Some(n as i64 - 50),
             parts: (!n.is_multiple_of(5)).then(|| Parts {
