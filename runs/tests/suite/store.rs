@@ -2,7 +2,6 @@
 
 mod crash;
 mod files;
-mod old_lists;
 mod room;
 mod round_trip;
 mod schemas;

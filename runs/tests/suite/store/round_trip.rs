@@ -399,7 +399,7 @@ fn device(cells: usize) -> impl Strategy<Value = Device> {
     })
 }
 
-pub(super) fn run() -> impl Strategy<Value = Run> {
+fn run() -> impl Strategy<Value = Run> {
     let source = (text(), text(), of(text()));
     let clock = prop_oneof![
         Just(Clock::Lines),
