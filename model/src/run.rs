@@ -78,6 +78,11 @@ impl Run {
         size_of::<Run>() + self.heap_bytes()
     }
 
+    /// Whether the run would have an OOM record if memory had run out: files of other tools need not have a word for it.
+    pub fn hears_of_ooms(&self) -> bool {
+        self.coverage.covered && self.source.is_own()
+    }
+
     /// Adds cells that the run does not have; returns the index of each in the run.
     pub fn merge_cells(&mut self, cells: &[Cell]) -> Vec<u32> {
         let mut known: HashMap<Cell, u32> =

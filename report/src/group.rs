@@ -2,7 +2,8 @@
 //! printed, downwards and across: used = predates + tracked + gap.
 
 use super::table::Table;
-use super::text::{clean, device_name, label};
+use crate::labels::{device_name, label};
+use gpumem_model::harmless::clean;
 use gpumem_model::run::{Class, Device, Run};
 use gpumem_model::units::Unit;
 use std::fmt::Write;

@@ -1,10 +1,11 @@
 //! What of a run grows, in a sentence, as a table, and as JSON.
 
 use super::table::{Align, Table, shorten};
-use super::text::{clean, device_title, whose};
 use super::{By, Report};
 use crate::judge::trend_test::{Judgement, Verdict};
 use crate::judge::{Axis, Growth, judge_amounts, judge_samples, units};
+use crate::labels::{device_title, whose};
+use gpumem_model::harmless::clean;
 use gpumem_model::run::Device;
 use gpumem_model::units::{plural, thousands};
 use serde::Serialize;

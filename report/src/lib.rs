@@ -7,7 +7,6 @@
 
 pub mod bridge;
 pub mod brief;
-pub mod collapsed;
 pub mod csv;
 pub mod diff;
 pub mod explain;
@@ -17,6 +16,8 @@ pub mod html;
 pub mod iterations;
 pub mod json;
 pub mod judge;
+mod labels;
+mod lines;
 pub mod names;
 pub mod oom;
 mod over_time;
@@ -29,8 +30,7 @@ pub mod steps;
 pub mod table;
 pub mod text;
 pub mod trace;
-mod tree;
-pub mod treemap;
+pub mod tree;
 
 use crate::rules::{Groupings, NO_TAG, cell_view};
 use gpumem_ledger::CellView;

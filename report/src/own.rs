@@ -2,7 +2,9 @@
 
 use super::Report;
 use super::table::{Table, shorten};
-use super::text::{clean, clean_name, whose};
+use crate::labels::whose;
+use crate::lines::clean_name;
+use gpumem_model::harmless::clean;
 use gpumem_model::own::{Counter, LOST, Own, Range, SnapshotFigures};
 use gpumem_model::run::{Clock, Run};
 use gpumem_model::units::{plural, thousands};

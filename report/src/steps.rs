@@ -2,7 +2,8 @@
 
 use super::Report;
 use super::table::Table;
-use super::text::{clean, device_title, whose};
+use crate::labels::{device_title, whose};
+use gpumem_model::harmless::clean;
 use gpumem_model::run::{Clock, Device, Parts, Step};
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, thousands};

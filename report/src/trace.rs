@@ -18,8 +18,8 @@
 //! A trace is written as it is made: an event has its arguments only while it is written. A run has a bounded number of events,
 //! however many records it was made from.
 
-use super::text::{device_name, label};
 use super::{By, Report};
+use crate::labels::{device_name, label};
 use crate::plot;
 use gpumem_model::harmless::in_json;
 use gpumem_model::own::{LOST, Own, Span};

@@ -1,10 +1,12 @@
 //! The comparison as people read it in a terminal: a sentence, a table that adds up in rows and columns as printed, the
 //! other grouping, the tags that differ most.
 
-use super::{Diff, Pair, Paired, SIDES, Table, difference, nameless, words};
+use super::{Diff, Pair, Paired, SIDES, Table, difference, nameless, summary};
+use crate::labels::{device_name, label};
+use crate::lines::{Lines, clean_name};
 use crate::table::{Align, pad, shorten, width as width_of};
-use crate::text::{Lines, clean, clean_name, device_name, label};
 use crate::{By, Part, Row, Statement};
+use gpumem_model::harmless::clean;
 use gpumem_model::run::Moment;
 use gpumem_model::units::{Unit, thousands};
 
@@ -211,12 +213,12 @@ fn lines(diff: &Diff<'_>, layout: Layout, [first, second, tags]: [usize; 3]) -> 
         out.prose("neither has memory on a GPU");
         return out.lines;
     };
-    out.prose(&words::basis(diff));
+    out.prose(&summary::basis(diff));
     out.line("");
     let by = if layout.tags { By::Tag } else { diff.by };
     let shown = Shown::of(whole.table(by), if layout.tags { usize::MAX } else { first });
-    out.prose(&words::sentence(diff, whole, &shown));
-    words::shift(&shown).iter().for_each(|line| out.prose(line));
+    out.prose(&summary::sentence(diff, whole, &shown));
+    summary::shift(&shown).iter().for_each(|line| out.prose(line));
     if diff.pairs.len() > 1 {
         devices(diff, &mut page);
     }
@@ -232,13 +234,14 @@ fn lines(diff: &Diff<'_>, layout: Layout, [first, second, tags]: [usize; 3]) -> 
     if layout.all && diff.pairs.len() > 1 {
         for pair in &diff.pairs {
             page.rows.push(None);
-            page.rows
-                .extend(words::paired(diff, pair).map(|title| Some(Line { name: title, ..Line::default() })));
+            page.rows.extend(
+                summary::paired(diff, pair).map(|title| Some(Line { name: title, ..Line::default() })),
+            );
             table(diff, pair, &Shown::of(pair.table(by), usize::MAX), by, &mut page);
         }
     }
     page.print(&mut out);
-    words::doubts(whole).iter().for_each(|line| out.prose(&format!("note: {line}")));
+    summary::doubts(whole).iter().for_each(|line| out.prose(&format!("note: {line}")));
     out.prose(&next(diff));
     out.lines
 }
@@ -295,7 +298,7 @@ fn table(diff: &Diff<'_>, pair: &Pair, shown: &Shown, by: By, page: &mut Page) {
         Some(Line { name: name.to_owned(), cells, ..Line::default() })
     };
     page.rows.push(head(shown.unit.name, SIDES, "B - A"));
-    let [a, b] = words::times(diff, pair);
+    let [a, b] = summary::times(diff, pair);
     if !a.is_empty() || !b.is_empty() {
         page.rows.push(head("", [&a, &b], ""));
     }

@@ -247,7 +247,7 @@ fn every_key_of_json_is_explained() {
         crate::oom::json(&report),
         crate::iterations::json(&report, crate::iterations::Choice { every: 1, columns: true }),
         crate::own::json(&report),
-        crate::diff::json::json(&diff, Some(&verdict)),
+        crate::diff::data::json(&diff, Some(&verdict)),
     ];
     let mut found = Vec::new();
     for document in documents {
@@ -257,4 +257,15 @@ fn every_key_of_json_is_explained() {
     found.dedup();
     assert!(found.len() > 150, "{found:?}");
     assert_known("keys", found.iter().map(String::as_str));
+}
+
+#[test]
+fn near_words_are_found() {
+    let letters = |text: &str| text.chars().collect::<Vec<_>>();
+    assert_eq!(distance(&letters("kitten"), &letters("sitting")), 3);
+    assert_eq!(distance(&letters(""), &letters("abc")), 3);
+    let known = ["tracked", "Untrackable", "used", "unaccounted"].map(str::to_owned);
+    assert_eq!(nearest("traked", &known), ["tracked"]);
+    assert_eq!(nearest("untrack", &known), ["Untrackable"]);
+    assert!(nearest("xyzzy", &known).is_empty());
 }

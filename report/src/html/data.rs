@@ -9,10 +9,13 @@ use super::holdings::{Holding, holdings};
 use super::own::{OwnJson, own_of};
 use crate::bridge::Bridge;
 use crate::group::Amounts;
+use crate::labels::{free_name, rest_name};
+use crate::lines::clean_name;
 use crate::oom::{held, sentence, told};
 use crate::steps::{grouped, weight, what};
-use crate::text::{self, clean, clean_name, free_name, rest_name};
+use crate::text;
 use crate::{By, Part, Report, iterations};
+use gpumem_model::harmless::clean;
 use gpumem_model::own::LOST;
 use gpumem_model::run::{Clock, Device, Ending, Iteration, Oom, OomDevice, State};
 use gpumem_model::time::Times;
@@ -352,7 +355,7 @@ fn process(report: &Report<'_>, ranks: &[Ranks; 3], unit: Unit, limits: Limits, 
         *room = room.saturating_sub(1);
         let amounts = Amounts::of(run, device);
         devices.push(DeviceJson {
-            title: clean(&text::device_title(device)),
+            title: clean(&crate::labels::device_title(device)),
             name: clean(&device.name),
             total: device.total_bytes,
             amounts: AmountsJson {
@@ -370,7 +373,7 @@ fn process(report: &Report<'_>, ranks: &[Ranks; 3], unit: Unit, limits: Limits, 
         });
     }
     Process {
-        label: text::label(run),
+        label: crate::labels::label(run),
         pid: run.process.pid,
         rank: run.process.claims.get("rank").map(|rank| clean(rank)),
         heading: words.heading,

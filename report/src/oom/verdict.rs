@@ -2,7 +2,7 @@
 
 use super::holders::{growth, name};
 use crate::Report;
-use crate::text::clean;
+use gpumem_model::harmless::clean;
 use gpumem_model::run::{Cause, Ending, Holder, Oom, OomKind};
 use gpumem_model::units::{Unit, plural, signed, thousands};
 

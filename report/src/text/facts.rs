@@ -1,7 +1,8 @@
 //! What is known of a device beside its statement: when the gap was measured, what `Others` is, who else
 //! has memory there.
 
-use super::lines::{Lines, clean_name};
+use crate::labels::{free_name, rest_name};
+use crate::lines::{Lines, clean_name};
 use crate::rules::NO_TAG;
 use crate::steps::largest;
 use crate::{By, Report, growth};
@@ -158,16 +159,6 @@ pub(crate) fn device_parts(device: &Device) -> Option<Vec<(String, i64)>> {
         }
     }
     Some(parts)
-}
-
-/// What is left of device memory, or of the host's memory where the device has none of its own.
-/// What is in no process's line.
-pub(crate) fn rest_name(is_unified: bool) -> &'static str {
-    if is_unified { "rest of the host" } else { "unaccounted" }
-}
-
-pub(crate) fn free_name(is_unified: bool) -> &'static str {
-    if is_unified { "available" } else { "free" }
 }
 
 fn saturating_sum(amounts: impl Iterator<Item = i64>) -> i64 {

@@ -1,8 +1,8 @@
 //! Several devices of one process, a row each.
 
-use super::lines::{Lines, clean_name};
-use super::prose::device_title;
 use crate::group::{self, Amounts, Line};
+use crate::labels::device_title;
+use crate::lines::{Lines, clean_name};
 use crate::{Report, growth};
 use gpumem_model::run::Device;
 use gpumem_model::time::Times;

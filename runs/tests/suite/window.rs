@@ -2,7 +2,7 @@
 use gpumem_import::read_file;
 use gpumem_ledger::{Origin, ProcessKey};
 use gpumem_model::run::{Moment, Run, Source};
-use gpumem_model::window::{self, Window, WindowKind, whole};
+use gpumem_model::window::{self, Window, WindowKind, join_parts};
 use gpumem_report::rules::Groupings;
 use gpumem_report::text::{Layout, text};
 use gpumem_report::{By, Report};
@@ -248,7 +248,8 @@ fn parts_join_to_the_life_that_they_are_of() {
         builder.observe(*origin, &Record { stamp: *stamp, body: *body });
     }
     let second = builder.runs(false).remove(0);
-    let (alone, joined) = (run_of(&life), whole(vec![first.expect("it rolled"), second]).expect("two parts"));
+    let (alone, joined) =
+        (run_of(&life), join_parts(vec![first.expect("it rolled"), second]).expect("two parts"));
     let of = |run: &Run| (run.devices[0].peak.tracked_bytes, run.devices[0].peak.time_ns, window::span(run));
     assert_eq!(of(&joined), of(&alone));
     assert_eq!(named(&joined, &joined.devices[0].peak), named(&alone, &alone.devices[0].peak));

@@ -113,7 +113,7 @@ fn whole(one: &mut One, args: &Args) -> Result<Vec<(String, u64, u64)>> {
     let spans =
         parts.iter().filter_map(|(name, part)| window::span(part).map(|(from, to)| (name.clone(), from, to)));
     let spans: Vec<_> = spans.collect();
-    if let Some(run) = window::whole(parts.into_iter().map(|(_, part)| part).collect()) {
+    if let Some(run) = window::join_parts(parts.into_iter().map(|(_, part)| part).collect()) {
         one.run = run;
     }
     Ok(spans)

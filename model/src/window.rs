@@ -4,12 +4,10 @@
 //! the point's own time, which may not be the one that was asked for; the gap is that of the nearest reading that the series
 //! has. Whatever is coarser than what was asked for is said in a caveat.
 
-mod whole;
-
 pub use crate::fields::{Window, WindowKind};
-pub use whole::whole;
 
 use crate::cell::SUM;
+use crate::fields::Field;
 use crate::run::{Amounts, Caveat, Cell, Class, Device, Moment, Run, State};
 use crate::series::{Bucket, Series};
 use crate::time::{Times, apart};
@@ -96,6 +94,40 @@ fn clip(device: &mut Device, window: &Window) {
     let highest = highest.max_by_key(|&(used, time_ns)| (used, Reverse(time_ns)));
     device.peak_used = highest.and_then(|(used, time_ns)| Some((u64::try_from(used).ok()?, time_ns)));
     device.details.clip(window);
+}
+
+/// Returns parts of a life, in the order of time, as one run, for a window that may lie in several of them; `None` of none.
+pub fn join_parts(parts: Vec<Run>) -> Option<Run> {
+    let mut parts = parts.into_iter();
+    let mut whole = parts.next()?;
+    for part in parts {
+        join(&mut whole, part);
+    }
+    Some(whole)
+}
+
+fn join(whole: &mut Run, mut part: Run) {
+    let cells = std::mem::take(&mut part.cells);
+    let places = whole.merge_cells(&cells);
+    part.remap(&|cell| Some(places.get(cell as usize).copied().unwrap_or(u32::MAX)));
+    for device in part.devices {
+        match whole.devices.iter_mut().find(|other| other.name == device.name) {
+            Some(other) => other.join(device),
+            None => whole.devices.push(device),
+        }
+    }
+    whole.own.append(part.own);
+    // The peak may be of any part: what was lost in one of them makes it a lower bound.
+    whole.coverage.partial_history |= whole.coverage.partial_state;
+    whole.coverage.join(part.coverage);
+    // That a part has parts before it is true of the first of these alone; the driver's accounting is of the whole life.
+    part.caveats.retain(|caveat| caveat.code != "part");
+    let mut earlier = std::mem::replace(&mut whole.caveats, part.caveats);
+    earlier.retain(|caveat| {
+        caveat.code != "accounting_disagrees" && whole.caveats.iter().all(|other| other.code != caveat.code)
+    });
+    whole.caveats.splice(0..0, earlier);
+    (whole.state, whole.process, whole.clock) = (part.state, part.process, part.clock);
 }
 
 /// Makes moments of points.
