@@ -8,7 +8,6 @@ pub use crate::cell::{
 };
 pub use crate::coverage::{BlindWindow, Coverage, Mark, Part, Program, SUBSCRIPTION_HELD};
 pub use crate::device::{Accounting, Beside, Details, Device, DeviceReading, MAX_TENANTS, Pool};
-pub use crate::ending::{Cause, Ending};
 pub use crate::gap::{Parts, Step};
 pub use crate::iterations::{Iteration, Iterations, Level};
 pub use crate::layers::LayerSaid;
@@ -20,6 +19,7 @@ pub use crate::parameters::Parameters;
 use crate::fields::{Field, fields, plain};
 pub use crate::timeline::Timeline;
 use crate::who;
+pub use crate::who::is_job;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 
@@ -189,11 +189,6 @@ fields! {
         /// One sentence.
         text: String;
     }
-}
-
-/// Whether a job that claims this id is meant by `job`: the id, or the name that `gpumemctl run --name` put in front of it.
-pub fn is_job(claim: &str, job: &str) -> bool {
-    claim == job || claim.rsplit_once('.').is_some_and(|(name, _)| name == job)
 }
 
 #[cfg(test)]

@@ -392,7 +392,8 @@ fn late_recording(records: u64, coverage: &gpumem_ledger::Coverage) -> Option<Ca
 /// When memory ran out on one of its devices.
 fn ooms_of(process: &ProcessView, account: usize, now_ns: u64) -> Vec<run::Oom> {
     let here = process.ooms.iter().filter(|(of, _)| *of == account).map(|(_, oom)| oom);
-    let ending = |(time_ns, status)| run::Ending::of_facts(&process.facts.seen, time_ns, status);
+    let ending =
+        |(time_ns, status)| gpumem_model::ending::Ending::of_facts(&process.facts.seen, time_ns, status);
     if process.ended.and_then(ending).is_some_and(|ending| ending.is_named) {
         // It ended of something else, so it has survived each of them; and nothing is suspected.
         let here = here.filter(|oom| oom.kind != gpumem_ledger::OomKind::Suspected);

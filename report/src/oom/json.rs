@@ -3,7 +3,8 @@
 use super::holders::composition;
 use super::verdict::verdict;
 use crate::Report;
-use gpumem_model::run::{Clock, Device, Ending, Oom};
+use gpumem_model::ending::Ending;
+use gpumem_model::run::{Clock, Device, Oom};
 use gpumem_model::units::Unit;
 use serde::Serialize;
 

@@ -64,7 +64,7 @@ fn ooms(report: &Report<'_>) -> String {
     let (suspected, pressure): (Vec<&Oom>, Vec<&Oom>) =
         pressure.into_iter().partition(|oom| oom.is_suspected());
     match (count(&ooms), count(&pressure)) {
-        (0, _) if gpumem_model::run::Ending::of(run).is_some() => {
+        (0, _) if gpumem_model::ending::Ending::of(run).is_some() => {
             format!("    oom: none, ended by something else ({asked})")
         }
         _ if !suspected.is_empty() => format!("    oom: suspected ({asked})"),

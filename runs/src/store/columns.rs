@@ -1,6 +1,5 @@
 //! Values of columns that are not SQLite's own: u64, JSON, words, and lists that must have no holes.
 
-use super::writer::Writer;
 use gpumem_model::run::{Class, Clock, State};
 use rusqlite::types::Type;
 use rusqlite::{Connection, Error, Params, Result, Row};
@@ -75,12 +74,6 @@ pub(super) fn state(row: &Row<'_>, at: usize) -> Result<State> {
         "interrupted" => Ok(State::Interrupted),
         other => Err(damaged(format!("a state {other:?}"))),
     }
-}
-
-/// Writer from the columns writer_pid, writer_start, writer_boot.
-pub(super) fn writer(row: &Row<'_>, at: usize) -> Result<Option<Writer>> {
-    let Some(pid) = row.get(at)? else { return Ok(None) };
-    Ok(Some(Writer { pid, start_ticks: unsigned(row, at + 1)?, boot_id: row.get(at + 2)? }))
 }
 
 const CLASSES: [(&str, Class); 4] = [

@@ -3,11 +3,11 @@
 
 use super::columns::{
     bits, class_name, class_of, clock, damaged, dense, execute, from_json, json, maybe_unsigned, now_s,
-    state, unsigned, writer,
+    state, unsigned,
 };
 use super::details;
 use super::moments::{read_buckets, read_moment, write_buckets, write_moment};
-use super::writer::Writer;
+use super::writer::{Writer, writer};
 use gpumem_model::run::{Cell, Clock, Details, Device, Moment, Own, Process, Run, Source, State};
 use gpumem_model::series::Series;
 use rusqlite::{Connection, OptionalExtension, Result, Row, params};
