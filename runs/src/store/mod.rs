@@ -8,6 +8,7 @@
 //! details, packed     what explains a device, in rows of which those that differ are written
 //! room                deleting what is old, and giving the space back
 //! select              runs that are asked for
+//! tables              the columns of each table and the fields that they hold
 //! columns             values that SQLite has no type for
 //! writer              who writes a run, and whether that process lives
 //! error               StoreError, and ids of runs
@@ -28,6 +29,7 @@ mod room;
 mod rows;
 mod schema;
 mod select;
+mod tables;
 mod writer;
 
 pub use error::{ParseRunIdError, RunId, StoreError};
