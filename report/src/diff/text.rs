@@ -4,7 +4,7 @@
 use super::{Diff, Pair, Paired, SIDES, Table, difference, nameless, summary};
 use crate::labels::{device_name, label};
 use crate::lines::{Lines, clean_name};
-use crate::table::{Align, pad, shorten, width as width_of};
+use crate::table::{Table as Printed, shorten, width as width_of};
 use crate::{By, Part, Row, Statement};
 use gpumem_model::harmless::clean;
 use gpumem_model::run::Moment;
@@ -409,32 +409,28 @@ impl Page {
     }
 
     fn print(&self, out: &mut Lines) {
-        let lines = || self.rows.iter().flatten();
-        let widest = |column: usize| {
-            lines().filter_map(|line| line.cells.get(column)).map(|cell| width_of(cell)).max()
-        };
-        let [a_width, b_width, width] = [0, 1, 2].map(|column| widest(column).unwrap_or(0));
-        let numbers = a_width + b_width + width + 6;
-        let room = out.width.map_or(usize::MAX, |terminal| terminal.saturating_sub(numbers)).clamp(16, 44);
-        let tables = lines().filter(|line| !line.cells.concat().is_empty());
-        let names = tables.map(|line| line.depth + width_of(&line.name)).max().unwrap_or(0).min(room);
+        let is_row = |line: &&Line| !line.cells.concat().is_empty();
+        let rows = || self.rows.iter().flatten().filter(is_row);
+        let mut numbers = Printed::of_numbers(0, 3);
+        rows().for_each(|line| numbers.row(&line.cells));
+        let room = out.width.map_or(usize::MAX, |width| width.saturating_sub(numbers.width())).clamp(16, 44);
+        let mut table = Printed::of_numbers(1, 4);
+        for Line { depth, name, is_path, cells, .. } in rows() {
+            let name = " ".repeat(*depth) + &shorten(name, room.saturating_sub(*depth), *is_path);
+            table.row(std::iter::once(&name).chain(cells));
+        }
+        let mut printed = table.lines().into_iter();
         for line in &self.rows {
-            let Some(Line { depth, name, is_path, cells: [a, b, differs], note }) = line else {
-                out.line("");
-                continue;
-            };
-            if a.is_empty() && b.is_empty() && differs.is_empty() {
-                out.prose(name);
-                continue;
+            match line {
+                None => out.line(""),
+                Some(line) if !is_row(&line) => out.prose(&line.name),
+                Some(Line { note, .. }) => {
+                    let line = printed.next().unwrap_or_default();
+                    let with_note = format!("{line}  {note}");
+                    let fits = out.width.is_none_or(|width| width_of(&with_note) <= width);
+                    out.line(if fits { &with_note } else { &line });
+                }
             }
-            let name = " ".repeat(*depth) + &shorten(name, names.saturating_sub(*depth), *is_path);
-            let right = |text: &str, columns: usize| pad(text, columns, Align::Right);
-            let name = pad(&name, names, Align::Left);
-            let (a, b, differs) = (right(a, a_width), right(b, b_width), right(differs, width));
-            let line = format!("{name}  {a}  {b}  {differs}");
-            let with_note = format!("{line}  {note}");
-            let fits = out.width.is_none_or(|terminal| width_of(&with_note) <= terminal);
-            out.line(if fits { &with_note } else { &line });
         }
     }
 }
