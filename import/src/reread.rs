@@ -2,7 +2,7 @@
 
 use crate::{Format, observe_file};
 use gpumem_ledger::{Origin, ProcessKey, ProcessView};
-use gpumem_model::own::SnapshotFigures;
+use gpumem_model::program_data::SnapshotFigures;
 use gpumem_model::run::{Device, Moment, Run};
 use gpumem_model::window::{Window, WindowKind};
 use gpumem_runs::builder::{RunBuilder, Sink};

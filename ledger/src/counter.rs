@@ -5,9 +5,9 @@ use std::mem::size_of;
 use std::sync::Arc;
 
 /// Points of a counter's course.
-pub use gpumem_model::own::MAX_COUNTER_POINTS;
+pub use gpumem_model::program_data::MAX_COUNTER_POINTS;
 /// Counters that are kept of a process: those that were said first.
-pub use gpumem_model::own::MAX_COUNTERS;
+pub use gpumem_model::program_data::MAX_COUNTERS;
 
 /// One counter.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -8,11 +8,11 @@ use std::mem::size_of;
 use std::sync::Arc;
 
 /// Names that are kept of a process: those that ended first.
-pub use gpumem_model::own::MAX_RANGES;
+pub use gpumem_model::program_data::MAX_RANGES;
 /// Single ranges of a process that others than its owner watch: the latest.
 pub const MAX_SPANS: usize = 1024;
 /// The same where a file of one's own is read.
-pub use gpumem_model::own::MAX_SPANS as MAX_SPANS_OF_FILE;
+pub use gpumem_model::program_data::MAX_SPANS as MAX_SPANS_OF_FILE;
 /// Threads with open ranges.
 const MAX_THREADS: usize = 256;
 /// Open ranges of a thread: an agent names no more.

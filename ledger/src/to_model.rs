@@ -9,8 +9,8 @@ use gpumem_model::growth::{Axis, Growth};
 use gpumem_model::iterations::{Iteration, Iterations};
 use gpumem_model::layers::{LayerSaid, layer_name, state_name};
 use gpumem_model::oom::{Fate, Holder, Oom, OomDevice};
-use gpumem_model::own::{Counter, Own, Range, Span};
 use gpumem_model::parameters::{Column, Parameters};
+use gpumem_model::program_data::{Counter, ProgramData, Range, Span};
 use gpumem_model::run::{Cell, Class, Clock, OPEN_FATE_NS, phase_name, role_name};
 use gpumem_wire::{ClockKind, OomOutcome, PoolOwner, Role};
 use std::collections::{BTreeMap, HashMap};
@@ -219,10 +219,10 @@ impl From<&ledger::RangeView> for Range {
     }
 }
 
-impl From<&ledger::OwnView> for Own {
+impl From<&ledger::OwnView> for ProgramData {
     fn from(view: &ledger::OwnView) -> Self {
         let span = |span: &ledger::SpanView| Span(span.range, span.thread, span.from_ns, span.to_ns);
-        Own {
+        ProgramData {
             counters: view.counters.iter().map(Counter::from).collect(),
             counters_dropped: view.counters_dropped,
             ranges: view.ranges.iter().map(Range::from).collect(),

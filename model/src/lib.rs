@@ -8,7 +8,8 @@
 //! iterations     what each training step held; parameters: parameters and gradients one by one
 //! timeline       what was held over time, by cell; series: extremes of the sums over time
 //! growth         points by which growth is judged
-//! layers, own    what else a program or its agent reports
+//! layers         state of each way of naming memory
+//! program_data   counters and ranges of the program
 //! ending         what else ended a process: host memory, a fault of the driver
 //! who            user, job, pod and container of a process
 //! window         a run as it was in a part of its life
@@ -34,8 +35,8 @@ pub mod iterations;
 pub mod layers;
 pub mod moment;
 pub mod oom;
-pub mod own;
 pub mod parameters;
+pub mod program_data;
 pub mod run;
 pub mod series;
 pub mod time;

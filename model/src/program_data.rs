@@ -18,7 +18,7 @@ fields! {
     /// Counters and ranges. Kept as JSON in the store: a field that a stored run does not have gets its default.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
-    pub struct Own {
+    pub struct ProgramData {
         /// The counters that were set first.
         counters: Vec<Counter>             => clip clip_counters;
         /// Changes of counters that are not kept.
@@ -121,7 +121,7 @@ fields! {
     }
 }
 
-/// One range: index in [`Own::ranges`], thread, begin and end.
+/// One range: index in [`ProgramData::ranges`], thread, begin and end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span(pub u32, pub u32, pub u64, pub u64);
 
@@ -184,14 +184,14 @@ impl Range {
 /// Stands for a name that a loss took.
 pub const LOST: &str = "(its name was lost)";
 
-impl Own {
+impl ProgramData {
     /// There is nothing to tell.
     pub fn is_empty(&self) -> bool {
-        *self == Own::default()
+        *self == ProgramData::default()
     }
 
     /// Appends what a later run of the same life has.
-    pub fn append(&mut self, later: Own) {
+    pub fn append(&mut self, later: ProgramData) {
         for counter in later.counters {
             let has_room = self.counters.len() < MAX_COUNTERS;
             match self.counters.iter_mut().find(|known| known.name == counter.name) {
@@ -279,19 +279,19 @@ mod tests {
 
     #[test]
     fn a_life_goes_on_where_it_was() {
-        let mut own = Own {
+        let mut own = ProgramData {
             counters: vec![counter("a", 4, 0)],
             ranges: vec![range("x", 0, 0), range("y", 2, 30)],
             spans: vec![Span(1, 7, 0, 30)],
-            ..Own::default()
+            ..ProgramData::default()
         };
         let steps = Range { is_step: true, count: 1, ..Range::default() };
-        own.append(Own {
+        own.append(ProgramData {
             counters: vec![counter("b", 1, 20), counter("a", 8, 20)],
             ranges: vec![range("y", 1, 10), range("x", 1, 5), steps],
             spans: vec![Span(0, 7, 40, 50), Span(1, 8, 41, 46)],
             ranges_broken: 3,
-            ..Own::default()
+            ..ProgramData::default()
         });
         let a = &own.counters[0];
         assert_eq!((a.value, a.changes, a.min, a.max), (8, 4, 3, 8));
@@ -308,10 +308,10 @@ mod tests {
 
     #[test]
     fn a_window_has_what_was_in_it() {
-        let mut own = Own {
+        let mut own = ProgramData {
             counters: vec![Counter { points: vec![(0, 1), (10, 2), (20, 3), (30, 4)], ..Counter::default() }],
             spans: vec![Span(0, 1, 0, 5), Span(0, 1, 0, 15), Span(0, 1, 31, 32)],
-            ..Own::default()
+            ..ProgramData::default()
         };
         own.clip(&Window { part: WindowKind::Since, from_ns: 15, to_ns: 30, exact: false });
         assert_eq!(own.counters[0].points, [(10, 2), (20, 3), (30, 4)]);

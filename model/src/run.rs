@@ -13,8 +13,8 @@ pub use crate::iterations::{Iteration, Iterations, Level};
 pub use crate::layers::LayerSaid;
 pub use crate::moment::{Moment, absence_name};
 pub use crate::oom::{Fate, Holder, OPEN_FATE_NS, Oom, OomDevice, OomKind};
-pub use crate::own::Own;
 pub use crate::parameters::Parameters;
+pub use crate::program_data::ProgramData;
 
 use crate::fields::{Field, fields, plain};
 pub use crate::timeline::Timeline;
@@ -44,8 +44,8 @@ fields! {
         /// One per GPU or MIG instance.
         devices: Vec<Device> => redact each(Device::redact);
         /// Counters and ranges of the program.
-        #[serde(default, skip_serializing_if = "Own::is_empty")]
-        own: Own             => redact clear;
+        #[serde(default, skip_serializing_if = "ProgramData::is_empty")]
+        own: ProgramData             => redact clear;
     }
 }
 
@@ -206,7 +206,7 @@ mod tests {
             caveats: Vec::new(),
             cells: Vec::new(),
             devices: Vec::new(),
-            own: Own::default(),
+            own: ProgramData::default(),
         };
         let empty = run.weight();
         assert!(empty < 2000, "{empty}");

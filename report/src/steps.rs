@@ -38,7 +38,7 @@ pub fn text(report: &Report<'_>) -> String {
     }
     let marks = &run.coverage.marks;
     for mark in marks.iter().skip(marks.len().saturating_sub(MOST_MARKS)) {
-        let name = mark.name.as_deref().unwrap_or(gpumem_model::own::LOST);
+        let name = mark.name.as_deref().unwrap_or(gpumem_model::program_data::LOST);
         lines.push(format!("mark {}  {name}  (by {})", times.time(mark.time_ns), mark.by));
     }
     let lines: Vec<String> = lines.iter().map(|line| clean(line)).collect();

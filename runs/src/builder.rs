@@ -1,13 +1,13 @@
 //! Observations -> ledger -> runs. The one place where a stream becomes runs, for recordings, imports and
 //! the daemon alike.
 
-use crate::kept::{OfProcess, Processes, Reading, Readings};
+use crate::readings::{ProcessSeries, Processes, Reading, RecentReadings};
 use gpumem_ledger::{
     AccountView, ClosedSample, DeviceView, Ledger, Limits, Origin, Place, ProcessKey, ProcessView, Snapshot,
     WINDOW_NS, Window,
 };
 use gpumem_model::coverage::Before;
-use gpumem_model::own::{Own, SnapshotFigures};
+use gpumem_model::program_data::{ProgramData, SnapshotFigures};
 use gpumem_model::run::{self, Caveat, Clock, MAX_TENANTS, Moment, Run, Source, State, absence_name};
 use gpumem_model::series::{Extremes, Series};
 use gpumem_model::units::thousands;
@@ -36,7 +36,7 @@ pub struct RunBuilder {
     rejected: u64,
     snapshot: Option<SnapshotFigures>,
     processes: Processes,
-    readings: Readings,
+    readings: RecentReadings,
     /// Width of the first buckets of series: that of the ledger's windows.
     width_ns: u64,
 }
@@ -51,7 +51,7 @@ impl RunBuilder {
             rejected: 0,
             snapshot: None,
             processes: Processes::default(),
-            readings: Readings::default(),
+            readings: RecentReadings::default(),
             width_ns: WINDOW_NS,
         }
     }
@@ -172,7 +172,7 @@ impl RunBuilder {
             run.state = State::Rolled { time_ns: now_ns };
             let before = self.processes.get(key).and_then(|kept| kept.before.as_deref());
             let before = Before::after(before, &run.coverage, now_ns);
-            self.processes.insert(*key, OfProcess::of_part(before));
+            self.processes.insert(*key, ProcessSeries::of_part(before));
             self.ledger.begin_part(*key, now_ns);
         }
         let keys: HashSet<ProcessKey> = keys.iter().copied().collect();
@@ -285,7 +285,7 @@ impl RunBuilder {
             caveats: own.chain(self.caveats.iter().cloned()).collect(),
             cells: process.cells.iter().map(run::Cell::from).collect(),
             devices,
-            own: Own { snapshot: self.snapshot, ..(&self.ledger.own(process.key)).into() },
+            own: ProgramData { snapshot: self.snapshot, ..(&self.ledger.own(process.key)).into() },
         };
         if let Some(before) = before {
             before.leave_out(&mut run.coverage);
@@ -423,7 +423,7 @@ struct Listed {
 }
 
 impl Tenants {
-    fn of(snapshot: &Snapshot, readings: &Readings) -> Self {
+    fn of(snapshot: &Snapshot, readings: &RecentReadings) -> Self {
         let mut tenants: BTreeMap<_, Listed> = BTreeMap::new();
         for (device, number, Reading { listed, .. }) in readings.iter() {
             let sum = listed.iter().map(|(used, _)| u128::from(used.unwrap_or(0))).sum();

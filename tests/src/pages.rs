@@ -3,8 +3,8 @@
 use gpumem_model::gap::{Parts, Step};
 use gpumem_model::iterations::{Iteration, Iterations, Level};
 use gpumem_model::oom::{Fate, Holder, Oom, OomDevice, OomKind};
-use gpumem_model::own::{Counter, Own, Range, Span};
 use gpumem_model::parameters::{Column, Parameters};
+use gpumem_model::program_data::{Counter, ProgramData, Range, Span};
 use gpumem_model::run::{
     Caveat, Cell, Class, Clock, Coverage, Details, Device, DeviceReading, Moment, Process, Run, Source, State,
 };
@@ -109,7 +109,7 @@ fn sum(amounts: &[(u32, i64)]) -> i64 {
 }
 
 /// What the program says of itself: a counter that grows, and what was done in each step.
-fn own(until_ns: u64) -> Own {
+fn own(until_ns: u64) -> ProgramData {
     let points = (1..=40).map(|part| (10 * S + part * until_ns / 40, part as i64 * 32)).collect();
     let counter = Counter {
         name: Some("samples".into()),
@@ -130,11 +130,11 @@ fn own(until_ns: u64) -> Own {
         max_ns: until_ns / part / 30,
         ..Range::default()
     };
-    Own {
+    ProgramData {
         counters: vec![counter],
         ranges: vec![range("load", 4), range("load/decode", 5)],
         spans: vec![Span(0, 41_873, 10 * S, 11 * S), Span(1, 41_873, 10 * S, 10 * S + 1)],
-        ..Own::default()
+        ..ProgramData::default()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Traces of runs: that they keep to the event format, that their sums are the run's, and that Perfetto's own trace processor
 //! reads them back.
 use gpumem_import::read_file;
-use gpumem_model::own::{Counter, Own, Range, Span};
+use gpumem_model::program_data::{Counter, ProgramData, Range, Span};
 use gpumem_model::run::{Cell, Fate, Mark, Oom, OomKind, Run};
 use gpumem_model::timeline::Point;
 use gpumem_report::rules::Groupings;
@@ -41,11 +41,11 @@ fn small_train() -> Run {
     let named = |name: &str| Range { name: Some(name.into()), count: 1, ..Range::default() };
     // The third overlaps the second, as ranges of two domains may; the fifth names nothing.
     let spans = [(0, 7, 2, 30), (1, 7, 5, 20), (1, 7, 10, 25), (0, 8, 6, 9), (77, 8, 7, 8)];
-    run.own = Own {
+    run.own = ProgramData {
         counters: vec![counter],
         ranges: vec![named("load"), named("load/decode")],
         spans: spans.map(|(range, thread, from_ns, to_ns)| Span(range, thread, from_ns, to_ns)).into(),
-        ..Own::default()
+        ..ProgramData::default()
     };
     run
 }

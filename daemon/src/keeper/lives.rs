@@ -112,7 +112,9 @@ fn join_device(mut old: Device, device: &mut Device) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpumem_model::run::{Beside, Cell, Class, Clock, Iteration, Moment, Oom, Own, Process, Source};
+    use gpumem_model::run::{
+        Beside, Cell, Class, Clock, Iteration, Moment, Oom, Process, ProgramData, Source,
+    };
     use gpumem_model::series::{Bucket, Series};
     use gpumem_model::timeline::{Point, Timeline};
 
@@ -151,7 +153,7 @@ mod tests {
             caveats: Vec::new(),
             cells: tags.iter().map(|tag| cell(tag)).collect(),
             devices: vec![device],
-            own: Own::default(),
+            own: ProgramData::default(),
         }
     }
 

@@ -7,7 +7,7 @@ use super::{At, Paired};
 use crate::labels::RANK;
 use gpumem_model::fields::Field;
 use gpumem_model::run::{
-    Caveat, Clock, Coverage, Details, Device, Moment, Own, Parts, Process, Run, Source, State,
+    Caveat, Clock, Coverage, Details, Device, Moment, Parts, Process, ProgramData, Run, Source, State,
 };
 use std::collections::BTreeMap;
 
@@ -52,7 +52,7 @@ impl PairedRun {
             caveats: Vec::new(),
             cells: a.cells.iter().chain(&b.cells).cloned().collect(),
             devices: paired.iter().map(device).collect(),
-            own: Own::default(),
+            own: ProgramData::default(),
         };
         PairedRun { run, cells_of_a, paired }
     }
@@ -181,7 +181,7 @@ pub fn sum_of_ranks(title: &str, mut runs: Vec<Run>) -> Run {
         caveats: Vec::new(),
         cells: Vec::new(),
         devices: Vec::new(),
-        own: Own::default(),
+        own: ProgramData::default(),
     };
     for (place, mut run) in runs.into_iter().enumerate() {
         let name = rank(&run).map_or_else(|| format!("{RANK}- ({place})"), |rank| format!("{RANK}{rank}"));

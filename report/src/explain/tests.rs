@@ -235,8 +235,8 @@ fn every_key_of_json_is_explained() {
     });
     run.coverage.layers = vec![gpumem_model::layers::LayerSaid::default()];
     run.coverage.blind = vec![run::BlindWindow { from_ns: 1, to_ns: None, why: String::new() }];
-    run.own.counters = vec![gpumem_model::own::Counter::default()];
-    run.own.ranges = vec![gpumem_model::own::Range::default()];
+    run.own.counters = vec![gpumem_model::program_data::Counter::default()];
+    run.own.ranges = vec![gpumem_model::program_data::Range::default()];
     let report = report(&run);
     let side = || crate::diff::Side { run: &run, id: None, typed: String::new() };
     let diff = crate::diff::Diff::new([side(), side()], crate::diff::At::Peak, None, None);

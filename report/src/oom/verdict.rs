@@ -2,8 +2,8 @@
 
 use super::holders::{growth, name};
 use crate::Report;
-use gpumem_model::harmless::clean;
 use gpumem_model::ending::{Cause, Ending};
+use gpumem_model::harmless::clean;
 use gpumem_model::run::{Holder, Oom, OomKind};
 use gpumem_model::units::{Unit, plural, signed, thousands};
 

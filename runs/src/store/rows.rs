@@ -7,7 +7,7 @@ use super::columns::{
 use super::moments::{read_moment, write_buckets, write_moment};
 use super::writer::{Writer, writer};
 use super::{details, tables};
-use gpumem_model::run::{Cell, Clock, Device, Own, Process, Run, Source, State};
+use gpumem_model::run::{Cell, Clock, Device, Process, ProgramData, Run, Source, State};
 use rusqlite::{Connection, OptionalExtension, Result, Row, params};
 
 /// Writes everything but id, uid and writer of a run whose row exists; false where it does not.
@@ -126,7 +126,7 @@ pub(super) fn read_run(db: &Connection, id: i64) -> Result<Option<(Run, Option<W
             state: state(row, 12)?,
             cells: Vec::new(),
             devices: Vec::new(),
-            own: Own::default(),
+            own: ProgramData::default(),
         };
         Ok((run, writer(row, 16)?))
     };
