@@ -405,7 +405,7 @@ mod tests {
     }
 
     fn run() -> Run {
-        use gpumem_model::run::{Coverage, Own, Process, Source, State};
+        use gpumem_model::run::{Coverage, Process, ProgramData, Source, State};
         Run {
             source: Source { kind: "daemon".into(), origin: String::new(), preset: None },
             clock: Clock::Lines,
@@ -415,7 +415,7 @@ mod tests {
             caveats: Vec::new(),
             cells: Vec::new(),
             devices: Vec::new(),
-            own: Own::default(),
+            own: ProgramData::default(),
         }
     }
 }

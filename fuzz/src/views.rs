@@ -4,7 +4,7 @@ use crate::harmless;
 use gpumem_model::run::Run;
 use gpumem_report::rules::Groupings;
 use gpumem_report::text::{Layout, text};
-use gpumem_report::{Report, collapsed, csv, html, json, trace, treemap};
+use gpumem_report::{Report, csv, html, json, trace, tree};
 use serde_json::Value;
 
 /// Numbers that any memory could have: what is larger is refused elsewhere, or wraps.
@@ -31,7 +31,7 @@ pub fn shown(run: &Run) {
         csv::csv(&report),
         html::html(&report),
         trace::json(&report),
-        treemap::json(&report),
+        tree::treemap(&report),
     ));
-    drop(collapsed::collapsed(&report));
+    drop(tree::collapsed(&report));
 }

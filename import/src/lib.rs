@@ -1,9 +1,9 @@
 //! Files of other tools -> observations. One table of formats; each format is one file.
 #![forbid(unsafe_code)]
 
-mod csv;
 mod feed;
 mod level;
+mod lines;
 mod mxnet1_csv;
 mod mxnet1_table;
 mod mxnet1_trace;

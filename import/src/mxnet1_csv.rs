@@ -7,8 +7,8 @@
 //! The tag's prefix tells the data structure (`in_arg:`, `data_entry:`, `workspace:FILE+LINE:...`). Frees are not
 //! recorded. The log beside it, with stacks of what has no tag, is not read.
 
-use super::csv::first_line;
-use super::feed::{Feed, MAX_BYTES, MIB, Piece, Speaker, lines};
+use super::feed::{Feed, MAX_BYTES, MIB, Piece, Speaker};
+use super::lines::{first_line, lines};
 use gpumem_runs::builder::Sink;
 use gpumem_runs::input::{Error, Input};
 use gpumem_wire::Role;

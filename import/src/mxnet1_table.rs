@@ -15,7 +15,8 @@
 //! A kB is 1000 bytes, through a 32-bit float. There is no time: the run holds each device's maximum. `Avg` is
 //! (max-min)/2 and no mean; `Min` begins at 2^31-1. A file may have several tables, as of several programs.
 
-use super::feed::{Feed, MAX_BYTES, Piece, Speaker, lines};
+use super::feed::{Feed, MAX_BYTES, Piece, Speaker};
+use super::lines::lines;
 use gpumem_model::units::{plural, thousands};
 use gpumem_runs::builder::Sink;
 use gpumem_runs::input::{Error, Input};

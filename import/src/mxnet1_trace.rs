@@ -233,23 +233,17 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
         told_us: 0,
         late: 0,
     };
-    let (mut events, mut bad) = (0_u64, Vec::new());
-    let mut bad_count = 0_u64;
+    let (mut events, mut bad, mut bad_count) = (0_u64, Vec::new(), 0_u64);
     let end = loop {
         let offset = objects.offset;
         let next = objects.next().map_err(|source| Error::Read { path: path.clone(), offset, source })?;
         let is_read = match next {
-            Next::Object => {
-                events += 1;
-                // Only these are looked at: a trace has thousands of others for each of them.
-                !contains(&objects.bytes, b"\"Memory: ") || trace.add(&objects.bytes).is_some()
-            }
-            Next::Bad => {
-                events += 1;
-                false
-            }
+            // Only events of memory are parsed: a trace has thousands of others for each of them.
+            Next::Object => !contains(&objects.bytes, b"\"Memory: ") || trace.add(&objects.bytes).is_some(),
+            Next::Bad => false,
             end => break end,
         };
+        events += 1;
         if !is_read {
             bad_count += 1;
             if bad.len() < 16 {
@@ -258,7 +252,6 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
         }
     };
     trace.tell(usize::MAX);
-    let offset = objects.offset;
     let Trace { feed, mut speaker, places, counters, late, .. } = trace;
     let Some(mut feed) = feed else {
         let what = format!(
@@ -269,63 +262,63 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     };
     bad.iter().for_each(|&event| feed.reject(event));
     feed.rejected_more(bad_count - bad.len() as u64);
-    feed.caveat(
-        "no_names",
-        "a trace has amounts and no names: what the program holds, without what its pool keeps and without the driver's share",
-    );
-    let told = |is_gpu: bool| {
-        let all = places.iter().zip(&counters).filter(|(place, _)| matches!(place, Place::Gpu(_)) == is_gpu);
+    for (code, text) in caveats(&places, &counters, &end, objects.offset, events, late) {
+        feed.caveat(code, text);
+    }
+    feed.tell_rejects("event", "event", EXAMPLE);
+    pinned(&places, &counters, &mut speaker, &mut feed);
+    speaker.end(&mut feed);
+    Ok(())
+}
+
+/// What a reader of the run must know: `end` is how the trace ends at byte `offset`, after so many events.
+fn caveats(
+    places: &[Place],
+    counters: &[Counter],
+    end: &Next,
+    offset: u64,
+    events: u64,
+    late: u64,
+) -> Vec<(&'static str, String)> {
+    let sentences = |is_gpu: bool| {
+        let all = places.iter().zip(counters).filter(|(place, _)| matches!(place, Place::Gpu(_)) == is_gpu);
         let mut all: Vec<_> = all.collect();
         all.sort_by_key(|(place, _)| *place);
         all.iter().map(|(place, counter)| counter.sentence(place)).collect::<Vec<_>>().join("; ")
     };
-    let (gpus, hosts) = (told(true), told(false));
-    if !gpus.is_empty() {
-        feed.caveat("means", gpus);
-    }
-    if !hosts.is_empty() {
-        feed.caveat("host_memory", format!("host memory, in no sum: {hosts}"));
-    }
-    match end {
-        Next::Cut => feed.caveat(
-            "cut",
-            format!(
-                "the trace ends at byte {} without its closing bracket, after {}",
-                thousands(offset),
-                plural(events, "event")
-            ),
-        ),
-        Next::Hole => feed.caveat(
-            "endless_line",
-            format!(
-                "there is no event for 16 MiB up to byte {}: nothing after it was read",
-                thousands(offset)
-            ),
-        ),
-        _ => {}
-    }
-    if late > 0 {
-        let text = format!(
-            "{} came far behind later ones and were taken for the time of those",
-            plural(late, "reading")
-        );
-        feed.caveat("late_readings", text);
-    }
-    feed.tell_rejects("event", "event", EXAMPLE);
-    // What is page-locked is known to lie beside the device; its last amount is.
+    let (gpus, hosts) = (sentences(true), sentences(false));
+    let (offset, after) = (thousands(offset), plural(events, "event"));
+    let no_names = "a trace has amounts and no names: what the program holds, without what its pool keeps and without the driver's share";
+    let late_readings = format!(
+        "{} came far behind later ones and were taken for the time of those",
+        plural(late, "reading")
+    );
+    let cut = format!("the trace ends at byte {offset} without its closing bracket, after {after}");
+    let hole = format!("there is no event for 16 MiB up to byte {offset}: nothing after it was read");
+    let all = [
+        ("no_names", true, no_names.to_owned()),
+        ("means", !gpus.is_empty(), gpus),
+        ("host_memory", !hosts.is_empty(), format!("host memory, in no sum: {hosts}")),
+        ("cut", matches!(end, Next::Cut), cut),
+        ("endless_line", matches!(end, Next::Hole), hole),
+        ("late_readings", late > 0, late_readings),
+    ];
+    all.into_iter().filter(|(_, is_true, _)| *is_true).map(|(code, _, text)| (code, text)).collect()
+}
+
+/// Books the last amount of page-locked memory beside the device.
+fn pinned(places: &[Place], counters: &[Counter], speaker: &mut Speaker, feed: &mut Feed<'_>) {
     let gpu =
         places.iter().filter_map(|place| if let Place::Gpu(slot) = place { Some(*slot) } else { None }).min();
-    let pinned = places.iter().zip(&counters).find(|(place, _)| place.name() == "cpu pinned");
+    let pinned = places.iter().zip(counters).find(|(place, _)| place.name() == "cpu pinned");
     if let (Some(slot), Some((_, counter))) = (gpu, pinned)
         && counter.last > 0
     {
-        let tag = speaker.tag(&mut feed, "cpu pinned");
+        let tag = speaker.tag(feed, "cpu pinned");
         let piece =
             Piece { memory: MemoryKind::Pinned, ..Piece::new(slot, counter.last, tag, Role::Unknown) };
-        speaker.allocate(&mut feed, piece);
+        speaker.allocate(feed, piece);
     }
-    speaker.end(&mut feed);
-    Ok(())
 }
 
 fn contains(bytes: &[u8], needle: &[u8]) -> bool {

@@ -10,8 +10,8 @@
 //! page-locked host memory, counted as the device's by the writer: they are taken out of the device's sum and stay in
 //! what NVML charged. The amendment is an unsigned subtraction there, and wraps where more was tracked.
 
-use super::csv::{fields, first_line};
-use super::feed::{Feed, MAX_BYTES, Piece, Speaker, lines};
+use super::feed::{Feed, MAX_BYTES, Piece, Speaker};
+use super::lines::{fields, first_line, lines};
 use gpumem_model::run::{Cell, role_name};
 use gpumem_model::units::{plural, thousands};
 use gpumem_report::category::OTHERS;

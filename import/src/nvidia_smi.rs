@@ -10,8 +10,8 @@
 //!
 //! Rows of one time are one reading; without times a reading ends where a process comes again.
 
-use super::csv::{fields, first_line};
-use super::feed::{Feed, MAX_BYTES, MIB, lines};
+use super::feed::{Feed, MAX_BYTES, MIB};
+use super::lines::{fields, first_line, lines};
 use gpumem_ledger::ProcessKey;
 use gpumem_model::units::plural;
 use gpumem_runs::builder::Sink;

@@ -2,9 +2,9 @@
 
 use crate::{Format, observe_file};
 use gpumem_ledger::{Origin, ProcessKey, ProcessView};
-use gpumem_model::own::SnapshotFigures;
+use gpumem_model::program_data::SnapshotFigures;
 use gpumem_model::run::{Device, Moment, Run};
-use gpumem_model::window::{Part, Window};
+use gpumem_model::window::{Window, WindowKind};
 use gpumem_runs::builder::{RunBuilder, Sink};
 use gpumem_runs::input::Error;
 use gpumem_wire::{Body, Record};
@@ -80,7 +80,7 @@ pub fn reread(
     window: &Window,
 ) -> Result<Option<Run>, Error> {
     let mut builder = RunBuilder::new(run.source.clone());
-    let from_ns = (window.part != Part::At).then_some(window.from_ns);
+    let from_ns = (window.part != WindowKind::At).then_some(window.from_ns);
     let mut sink = Upto { builder: &mut builder, from_ns, to_ns: window.to_ns, over: Vec::new() };
     observe_file(path, format, &mut sink)?;
     sink.begin(u64::MAX);
@@ -115,15 +115,15 @@ pub fn reread(
         Moment {
             time_ns: window.to_ns,
             tracked_bytes: Some(account.tracked_bytes),
-            amounts: gpumem_ledger::sparse(&account.amounts),
+            amounts: gpumem_ledger::sparse(&account.amounts).into(),
             torn: None,
             gap_distance_ns: if has_gap { i64::try_from(away).unwrap_or(i64::MIN) } else { 0 },
             ..last.clone()
         }
     };
     let mut told = match window.part {
-        Part::At => run.clone(),
-        Part::Since | Part::Between => then.clone(),
+        WindowKind::At => run.clone(),
+        WindowKind::Since | WindowKind::Between => then.clone(),
     };
     // It is no part of a life: only the window began there.
     told.caveats.retain(|caveat| caveat.code != "part");
@@ -133,9 +133,9 @@ pub fn reread(
         let Some(then) = then.devices.iter().find(|then| then.name == device.name) else { continue };
         match window.part {
             // The cells of what was read then are the first of all.
-            Part::At => device.peak = held(then),
-            Part::Between => device.last = held(then),
-            Part::Since => {}
+            WindowKind::At => device.peak = held(then),
+            WindowKind::Between => device.last = held(then),
+            WindowKind::Since => {}
         }
     }
     Ok(Some(told))

@@ -10,9 +10,9 @@
 //! was cached have their names here; of a row whose claims do not, nothing has.
 //! Processes may share a file: of two rows for one iteration the second is of another process.
 
-use super::csv::{fields, first_line};
-use super::feed::{Feed, MAX_BYTES, Piece, Speaker, lines};
+use super::feed::{Feed, MAX_BYTES, Piece, Speaker};
 use super::level::Composition;
+use super::lines::{fields, first_line, lines};
 use gpumem_model::units::{plural, thousands};
 use gpumem_runs::builder::Sink;
 use gpumem_runs::input::{Error, Input};

@@ -17,7 +17,7 @@ use crate::process::account::Account;
 use crate::process::coverage::{Earlier, parse_lines};
 use crate::roles::iterations::IterationsView;
 use crate::samples::pending::ClosedSample;
-use gpumem_model::own::Own;
+use gpumem_model::program_data;
 use gpumem_model::run::{DeviceReading, Program};
 use gpumem_model::timeline::Timeline;
 use gpumem_wire::{Absence, Body, ClockKind, Reading, Record, Stamp};
@@ -495,7 +495,7 @@ impl Ledger {
     }
 
     /// Returns the counters and ranges of a program.
-    pub fn own(&self, key: ProcessKey) -> Own {
+    pub fn own(&self, key: ProcessKey) -> program_data::ProgramData {
         self.known(key).map(Process::own).unwrap_or_default()
     }
 

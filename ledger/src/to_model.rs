@@ -1,15 +1,16 @@
 //! Turns the ledger's own types into those of `gpumem-model`.
 
 use crate as ledger;
-use gpumem_model::blind::BlindWindow;
+use gpumem_model::coverage::BlindWindow;
+use gpumem_model::coverage::Mark;
+use gpumem_model::device::Pool;
 use gpumem_model::gap::Step;
 use gpumem_model::growth::{Axis, Growth};
 use gpumem_model::iterations::{Iteration, Iterations};
 use gpumem_model::layers::{LayerSaid, layer_name, state_name};
-use gpumem_model::marks::Mark;
 use gpumem_model::oom::{Fate, Holder, Oom, OomDevice};
 use gpumem_model::parameters::{Column, Parameters};
-use gpumem_model::pools::Pool;
+
 use gpumem_model::run::{Cell, Class, Clock, OPEN_FATE_NS, phase_name, role_name};
 use gpumem_wire::{ClockKind, OomOutcome, PoolOwner, Role};
 use std::collections::{BTreeMap, HashMap};
@@ -244,7 +245,7 @@ impl ledger::OomView {
             phase: phase_name(oom.phase).map(str::to_owned),
             step: oom.step,
             tracked_bytes: oom.tracked_bytes,
-            amounts: sparse(&oom.amounts),
+            amounts: sparse(&oom.amounts).into(),
             predates_bytes: oom.predates_bytes,
             untrackable_bytes: oom.untrackable_bytes,
             idle_bytes: oom.idle.map(|idle| idle.bytes),

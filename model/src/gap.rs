@@ -1,5 +1,6 @@
 //! Why the gap of a run is what it is: parts of it, and the steps in which they came.
 
+use crate::fields::{Timed, fields, plain};
 use serde::{Deserialize, Serialize};
 
 /// Parts of an untrackable, in bytes: they sum to it, because `unexplained` is what the others leave.
@@ -66,37 +67,47 @@ impl Parts {
     }
 }
 
-/// A change of the gap between two samples. What is not there is left out of the store: a run may have hundreds.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Step {
-    /// When the sample before it was taken; 0 for the beginning of the process.
-    pub from_ns: u64,
-    /// When its event happened; without one in its time, when the sample was taken that shows it.
-    pub time_ns: u64,
-    /// The change, without what is rounding: the sum of `parts`.
-    pub bytes: i64,
-    /// What it was booked to.
-    pub parts: Parts,
-    /// What got most of it, in words: `context created`, `between events`, ...
-    pub cause: String,
-    /// What else happened in its time.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub also: Vec<String>,
-    /// How many events that was; of `smaller steps`, how many steps.
-    pub events: u64,
-    /// `measured`, `model`, `upper_bound`; `none` where nothing says why.
-    pub kind: String,
-    /// Tag in force at the event; without one, that of the last record before the sample.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub tag: Option<String>,
-    /// Library that made the call: its file name.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub library: Option<String>,
-    /// What the model or the bound says of the cause.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub expected_bytes: Option<i64>,
-    /// What a reader must know of it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub note: Option<String>,
+fields! {
+    /// A change of the gap between two samples. Absent values are left out of the store: a run may have hundreds of changes.
+    #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct Step {
+        /// When the sample before it was taken; 0 for the beginning of the process.
+        from_ns: u64                => redact keep;
+        /// When its event happened; without one in its time, when the sample was taken that shows it.
+        time_ns: u64                => redact keep;
+        /// The change without rounding: the sum of `parts`.
+        bytes: i64                  => redact keep;
+        /// The parts that it was booked to.
+        parts: Parts                => redact keep;
+        /// What got most of it, in words: `context created`, `between events`, ...
+        cause: String               => redact keep;
+        /// Other causes in its time.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        also: Vec<String>           => redact keep;
+        /// Number of events; of `smaller steps`, of steps.
+        events: u64                 => redact keep;
+        /// `measured`, `model`, `upper_bound`; `none` without a cause.
+        kind: String                => redact keep;
+        /// Tag in force at the event; without one, that of the last record before the sample.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        tag: Option<String>         => redact clear;
+        /// File name of the library that made the call.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        library: Option<String>     => redact clear;
+        /// Bytes that the model or the bound gives for the cause.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        expected_bytes: Option<i64> => redact keep;
+        /// What a reader must know of it.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        note: Option<String>        => redact keep;
+    }
+}
+
+plain!(Parts);
+
+impl Timed for Step {
+    fn time_ns(&self) -> (u64, u64) {
+        (self.time_ns, self.time_ns)
+    }
 }

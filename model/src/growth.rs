@@ -4,7 +4,9 @@
 //! judged by itself. Where a program said steps, everything is per step; where it has a stable period, per period; else
 //! per minute.
 
+use crate::fields::{Field, Window};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Fewer points after warm-up are no evidence of growth.
 pub const LEAST_POINTS: usize = 10;
@@ -62,16 +64,34 @@ pub struct Growth {
 }
 
 impl Growth {
-    /// Leaves the points of some times.
-    pub fn keep(&mut self, is_of: impl Fn(u64) -> bool) {
-        let kept: Vec<bool> = self.points.iter().map(|(_, time_ns)| is_of(*time_ns)).collect();
+    /// Leaves the points of a window.
+    pub(crate) fn clip(&mut self, window: &Window) {
+        let kept: Vec<bool> = self.points.iter().map(|(_, time_ns)| window.has(*time_ns)).collect();
         let columns = self.cells.iter_mut().map(|(_, column)| column);
         for column in columns.chain([&mut self.named, &mut self.slack, &mut self.rest]) {
             let mut is_kept = kept.iter();
             column.retain(|_| is_kept.next().copied().unwrap_or(false));
         }
-        self.points.retain(|(_, time_ns)| is_of(*time_ns));
-        self.gap.retain(|(time_ns, _)| is_of(*time_ns));
-        self.used.retain(|(time_ns, _)| is_of(*time_ns));
+        self.points.retain(|(_, time_ns)| window.has(*time_ns));
+        self.gap.retain(|(time_ns, _)| window.has(*time_ns));
+        self.used.retain(|(time_ns, _)| window.has(*time_ns));
+    }
+}
+
+impl Field for Growth {
+    fn remap(&mut self, to: &dyn Fn(u32) -> Option<u32>) {
+        let mut sums: BTreeMap<u32, Vec<i64>> = BTreeMap::new();
+        for (cell, column) in self.cells.drain(..) {
+            let Some(cell) = to(cell) else { continue };
+            let sum = sums.entry(cell).or_insert_with(|| vec![0; column.len()]);
+            sum.iter_mut().zip(column).for_each(|(sum, bytes)| *sum = sum.wrapping_add(bytes));
+        }
+        self.cells = sums.into_iter().collect();
+    }
+
+    fn heap_bytes(&self) -> usize {
+        let columns = [&self.named, &self.slack, &self.rest].into_iter().map(Field::heap_bytes);
+        let timed = [&self.gap, &self.used].into_iter().map(Field::heap_bytes);
+        columns.chain(timed).sum::<usize>() + self.points.heap_bytes() + self.cells.heap_bytes()
     }
 }

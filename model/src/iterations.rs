@@ -14,20 +14,36 @@
 //!  "open": {...}}
 //! ```
 
+use crate::fields::{Timed, Window, WindowKind, fields, plain};
 use serde::{Deserialize, Serialize};
 
 /// Rows that a table has at most; a row is about 0.4 KB of JSON.
 pub const MAX_ROWS: usize = 256;
 
-/// The iterations of one device of a run.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Iterations {
-    /// Those that are over.
-    pub rows: Vec<Iteration>,
-    /// The one that is under way, as far as it got.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub open: Option<Iteration>,
+fields! {
+    /// The iterations of one device of a run.
+    #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct Iterations {
+        /// Those that are over.
+        rows: Vec<Iteration>    => join append, clip within;
+        /// The one that is under way, as far as it got.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        open: Option<Iteration> => join last,   clip open_at_end;
+    }
+}
+
+/// The iteration that is under way lies in a window that ends now.
+fn open_at_end(open: &mut Option<Iteration>, window: &Window) {
+    open.take_if(|row| row.start_ns > window.to_ns || window.part != WindowKind::Since);
+}
+
+plain!(Iteration);
+
+impl Timed for Iteration {
+    fn time_ns(&self) -> (u64, u64) {
+        (self.start_ns, self.end_ns)
+    }
 }
 
 /// One iteration, or several neighbours.

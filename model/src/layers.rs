@@ -1,18 +1,21 @@
 //! How memory got its names: what the agent says of each layer, and the best of them.
 
+use crate::fields::fields;
 use gpumem_wire::{Layer, LayerState};
 use serde::{Deserialize, Serialize};
 
-/// One layer, in words.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct LayerSaid {
-    /// `blocks`, `out_of_memory`, `scopes`, `nvtx`, `module_path`, `autograd`, `roles` or `stacks`.
-    pub layer: String,
-    /// `active`, `degraded`, `absent` (nothing to do for it), `off` or `failed`.
-    pub state: String,
-    /// Why; empty where there is nothing to say.
-    pub reason: String,
+fields! {
+    /// State of one way of naming memory.
+    #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct LayerSaid {
+        /// `blocks`, `out_of_memory`, `scopes`, `nvtx`, `module_path`, `autograd`, `roles` or `stacks`.
+        layer: String;
+        /// `active`, `degraded`, `absent` (nothing to do for it), `off` or `failed`.
+        state: String;
+        /// Why it is in that state; empty if there is no reason to give.
+        reason: String;
+    }
 }
 
 /// How a layer is written.
@@ -43,6 +46,10 @@ pub fn state_name(state: LayerState) -> &'static str {
 }
 
 impl LayerSaid {
+    pub(crate) fn hide_reason(&mut self) {
+        self.reason.clear();
+    }
+
     /// It names something.
     pub fn works(&self) -> bool {
         matches!(self.state.as_str(), "active" | "degraded")

@@ -1,31 +1,37 @@
 //! Parameters and their gradients one by one, for tables of iterations with a column for each.
 
-use crate::run::{Iteration, role_name};
+use crate::cell::role_name;
+use crate::fields::fields;
+use crate::iterations::Iteration;
 use gpumem_wire::Role;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
-/// Of one device. From one iteration to the next hardly anything changes: what differs is kept.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Parameters {
-    /// By index.
-    pub columns: Vec<Column>,
-    /// There were more than are kept.
-    pub is_cut: bool,
-    /// When an iteration began that was not as the one before, and what differs: column and bytes. Of what was before the first
-    /// nothing is known.
-    pub changes: Vec<(u64, Vec<(u32, i64)>)>,
+fields! {
+    /// Parameters and gradients of one device. From one iteration to the next hardly anything changes: only differences are kept.
+    #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct Parameters {
+        /// By index.
+        columns: Vec<Column>;
+        /// There were more than are kept.
+        is_cut: bool;
+        /// When an iteration began that was not as the one before, and what differs: column and bytes. Before the first change
+        /// nothing is known.
+        changes: Vec<(u64, Vec<(u32, i64)>)>;
+    }
 }
 
-/// A parameter, or its gradient.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Column {
-    /// `parameter` or `gradient`.
-    pub role: String,
-    /// Tag path; absent where nothing names it.
-    pub tag: Option<String>,
+fields! {
+    /// A parameter, or its gradient.
+    #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct Column {
+        /// `parameter` or `gradient`.
+        role: String;
+        /// Tag path; absent where nothing names it.
+        tag: Option<String>;
+    }
 }
 
 impl Column {
@@ -56,8 +62,8 @@ impl Parameters {
         rows.iter().map(of_row).collect()
     }
 
-    /// What a later part of the process's life says.
-    pub fn go_on(&mut self, later: Parameters) {
+    /// Appends what a later run of the same life has.
+    pub fn append(&mut self, later: Parameters) {
         let Some((began_ns, _)) = later.changes.first() else { return };
         let began_ns = *began_ns;
         let mut places: HashMap<Column, u32> =
@@ -80,16 +86,6 @@ impl Parameters {
                 .collect()
         };
         self.changes.extend(later.changes.into_iter().map(|(time_ns, differs)| (time_ns, moved(differs))));
-    }
-
-    /// Bytes that it takes, about.
-    pub fn weight(&self) -> usize {
-        let names = self.columns.iter().map(|column| column.tag.as_deref().map_or(0, str::len));
-        let amounts = self.changes.iter().map(|(_, differs)| size_of_val(differs.as_slice()));
-        names.sum::<usize>()
-            + amounts.sum::<usize>()
-            + size_of_val(self.columns.as_slice())
-            + size_of_val(self.changes.as_slice())
     }
 }
 
@@ -125,7 +121,7 @@ mod tests {
             is_cut: false,
             changes: vec![(10, vec![(0, 5), (1, 6)])],
         };
-        life.go_on(Parameters {
+        life.append(Parameters {
             columns: vec![column("parameter", "c"), column("parameter", "b")],
             is_cut: false,
             changes: vec![(30, vec![(0, 1), (1, 2)]), (40, vec![(1, 3)])],

@@ -1,6 +1,7 @@
 //! used, tracked and gap over time, in a bounded number of buckets: when they are full, neighbours are
 //! merged and buckets become twice as wide. Lowest and highest survive every merge.
 
+use crate::fields::{Window, fields, plain};
 use serde::{Deserialize, Serialize};
 
 /// Buckets a series holds at most.
@@ -54,6 +55,11 @@ pub struct Bucket {
 }
 
 impl Bucket {
+    /// Whether a bucket of this width lies in a window at least in part.
+    pub(crate) fn is_in(&self, width_ns: u64, window: &Window) -> bool {
+        self.time_ns.saturating_add(width_ns) > window.from_ns && self.time_ns <= window.to_ns
+    }
+
     fn merge(&mut self, later: &Bucket) {
         Extremes::merge(&mut self.used, later.used);
         Extremes::merge(&mut self.tracked, later.tracked);
@@ -64,14 +70,18 @@ impl Bucket {
     }
 }
 
-/// A bounded series.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Series {
-    /// Width of a bucket in record time.
-    pub width_ns: u64,
-    /// By time; only those in which something happened.
-    pub buckets: Vec<Bucket>,
+fields! {
+    /// A bounded series.
+    #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+    pub struct Series {
+        /// Width of a bucket in record time.
+        width_ns: u64;
+        /// By time; only those in which something happened.
+        buckets: Vec<Bucket>;
+    }
 }
+
+plain!(Bucket);
 
 impl Series {
     /// An empty series whose buckets begin at this width.
@@ -149,6 +159,16 @@ impl Series {
     /// Extremes of `tracked` in the window of time that begins at `start_ns`.
     pub fn add_tracked(&mut self, start_ns: u64, extremes: Extremes) {
         Extremes::merge(&mut self.bucket(start_ns).tracked, Some(extremes));
+    }
+
+    pub(crate) fn append(&mut self, later: Series) {
+        self.absorb(&later);
+    }
+
+    /// Leaves the buckets that lie in a window at least in part.
+    pub(crate) fn clip(&mut self, window: &Window) {
+        let width_ns = self.width_ns;
+        self.buckets.retain(|bucket| bucket.is_in(width_ns, window));
     }
 
     /// Takes over what was kept elsewhere of the same account.

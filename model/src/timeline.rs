@@ -1,6 +1,8 @@
 //! What a process held on a device over time, by cell: a bounded number of points, from which pictures are drawn and past
 //! moments are told.
 
+use crate::cell::Amounts;
+use crate::fields::{Timed, fields};
 use serde::{Deserialize, Serialize};
 
 /// Cells a point names at most, sums of smaller ones included; what the others held is one sum.
@@ -8,31 +10,47 @@ pub const MAX_CELLS: usize = 64;
 /// Points a timeline holds at most; when it is full, its width doubles and of two points the fuller one stays.
 pub const MAX_POINTS: usize = 256;
 
-/// What was held on a device over time.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Timeline {
-    /// Width in record time of the slots of which each point is the fullest moment: that with most tracked bytes, and among
-    /// those with the least idle ones. What was held when a silence of more than a width began is a point too. 0
-    /// where there are none.
-    pub width_ns: u64,
-    /// By time. Where at least one whole slot lies between two of them, nothing happened in it: what the first one held was held
-    /// until the slot of the second. Other points are true of their own moment alone.
-    pub points: Vec<Point>,
+fields! {
+    /// What was held on a device over time.
+    #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct Timeline {
+        /// Width in record time of the slots of which each point is the fullest moment: that with most tracked bytes, and among
+        /// those with the least idle ones. What was held when a silence of more than a width began is a point too. 0
+        /// where there are none.
+        width_ns: u64      => join max,          clip keep;
+        /// By time. Where at least one whole slot lies between two of them, nothing happened in it: what the first one held was held
+        /// until the slot of the second. Other points are true of their own moment alone.
+        points: Vec<Point> => join later_points, clip within;
+    }
 }
 
-/// What was held at a moment: the sum of `amounts` and `rest_bytes` is `tracked`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Point {
-    /// When, in record time.
-    pub time_ns: u64,
-    /// (index in [`Run::cells`](crate::run::Run::cells), bytes), by index, without zeros; at most [`MAX_CELLS`]. Where there
-    /// are more, the smaller ones are summed: those whose tags differ in numbers in a cell `a/b.*/c (smaller ones)`, those below a path
-    /// in `a/(smaller ones)`, what is left of a class, role and phase in `(smaller ones)`; each has what no nearer one has.
-    pub amounts: Vec<(u32, i64)>,
-    /// What cells that are not named held.
-    pub rest_bytes: i64,
+/// The later run's points begin where its ledger began: one that is not after the earlier points tells nothing new.
+fn later_points(earlier: &mut Vec<Point>, later: Vec<Point>) {
+    let last_ns = earlier.last().map(|point| point.time_ns);
+    earlier.extend(later.into_iter().filter(|point| Some(point.time_ns) > last_ns));
+}
+
+fields! {
+    /// What was held at a moment: the sum of `amounts` and `rest_bytes` is `tracked`.
+    #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct Point {
+        /// When, in record time.
+        time_ns: u64;
+        /// Bytes by cell, at most [`MAX_CELLS`]. Where there are more, the smaller ones are summed: those whose tags differ in numbers
+        /// in a cell `a/b.*/c (smaller ones)`, those below a path in `a/(smaller ones)`, what is left of a class, role and phase
+        /// in `(smaller ones)`; each has what no nearer one has.
+        amounts: Amounts;
+        /// Bytes of all other cells.
+        rest_bytes: i64;
+    }
+}
+
+impl Timed for Point {
+    fn time_ns(&self) -> (u64, u64) {
+        (self.time_ns, self.time_ns)
+    }
 }
 
 impl Point {
@@ -44,12 +62,10 @@ impl Point {
 }
 
 impl Timeline {
-    /// Goes on with what was kept later, in no more points than a timeline has: the fullest of each slot, and what was held
-    /// where nothing happened for a whole slot.
-    pub fn go_on(&mut self, later: Timeline) {
-        let last_ns = self.points.last().map(|point| point.time_ns);
-        self.points.extend(later.points.into_iter().filter(|point| Some(point.time_ns) > last_ns));
-        self.width_ns = self.width_ns.max(later.width_ns).max(1);
+    /// Reduces the points to as many as a timeline has at most: the fullest of each slot, and what was held where nothing
+    /// happened for a whole slot.
+    pub fn thin(&mut self) {
+        self.width_ns = self.width_ns.max(1);
         while self.points.len() > MAX_POINTS {
             self.width_ns = self.width_ns.saturating_mul(2);
             let slot = |point: &Point| point.time_ns / self.width_ns;
@@ -105,7 +121,7 @@ mod tests {
     use super::*;
 
     fn point(time_ns: u64, bytes: i64) -> Point {
-        Point { time_ns, amounts: vec![(0, bytes)], rest_bytes: 0 }
+        Point { time_ns, amounts: vec![(0, bytes)].into(), rest_bytes: 0 }
     }
 
     #[test]

@@ -197,9 +197,14 @@ fn name_of(job: &str) -> &str {
 
 /// Whether a process is of the job that somebody means by `job`: its id or name, the batch system's, the pod's.
 pub fn is_of_job(facts: &Lines, claims: &Lines, job: &str) -> bool {
-    let is_whole = said(claims, "job").is_some_and(|claim| crate::run::is_job(claim, job));
+    let is_whole = said(claims, "job").is_some_and(|claim| is_job(claim, job));
     let who = Who::of(facts, claims, None);
     is_whole || ["job", "slurm_job", "pod_uid", "pod"].iter().any(|name| who.get(name) == Some(job))
+}
+
+/// Whether a job that claims this id is meant by `job`: the id, or the name that `gpumemctl run --name` put in front of it.
+pub fn is_job(claim: &str, job: &str) -> bool {
+    claim == job || claim.rsplit_once('.').is_some_and(|(name, _)| name == job)
 }
 
 #[cfg(test)]

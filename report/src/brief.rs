@@ -1,8 +1,9 @@
 //! The end of a job in at most five lines, for the terminal that it ran in.
 
-use super::text::{clean, device_title, label};
 use super::{Report, folded_parts, ranked_parts};
+use crate::labels::{device_title, label};
 use crate::rules::Groupings;
+use gpumem_model::harmless::clean;
 use gpumem_model::run::{Device, Moment, Run, State};
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, plural, thousands};
@@ -179,7 +180,7 @@ fn percent(part: i64, whole: i64) -> String {
 
 fn end(run: &Run) -> String {
     match run.state {
-        State::Closed { status: Some(status), .. } => format!("  {}", super::text::exit(status)),
+        State::Closed { status: Some(status), .. } => format!("  {}", crate::labels::exit(status)),
         State::Closed { status: None, .. } => String::new(),
         State::Open => "  still running".to_owned(),
         State::Interrupted => "  not watched to its end".to_owned(),

@@ -2,29 +2,37 @@
 //! printed, downwards and across: used = predates + tracked + gap.
 
 use super::table::Table;
-use super::text::{clean, device_name, label};
+use crate::labels::{device_name, label};
+use gpumem_model::harmless::clean;
 use gpumem_model::run::{Class, Device, Run};
 use gpumem_model::units::Unit;
+use serde::Serialize;
 use std::fmt::Write;
 
-/// A process on a device, as one row.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Amounts {
+/// Identity of one row: a process on a device, or a sum of such rows. used = predates + tracked + gap.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Identity {
     /// What NVML charges.
+    #[serde(rename = "used")]
     pub used_bytes: Option<i64>,
     /// Older than the agent.
+    #[serde(rename = "predates")]
     pub predates_bytes: Option<i64>,
     /// Live driver allocations.
+    #[serde(rename = "tracked")]
     pub tracked_bytes: Option<i64>,
     /// Of these, what pools hold and no block uses.
+    #[serde(rename = "idle")]
     pub idle_bytes: Option<i64>,
     /// used - predates - tracked.
+    #[serde(rename = "gap")]
     pub gap_bytes: Option<i64>,
     /// Highest `used`, where a table is to show it: peaks of several moments have no sum.
+    #[serde(skip)]
     pub peak_bytes: Option<i64>,
 }
 
-impl Amounts {
+impl Identity {
     /// The latest moment of a device.
     pub fn of(run: &Run, device: &Device) -> Self {
         let moment = &device.last;
@@ -33,7 +41,7 @@ impl Amounts {
         };
         let idle =
             moment.amounts.iter().filter(is_idle).fold(0_i64, |sum, (_, bytes)| sum.saturating_add(*bytes));
-        Amounts {
+        Identity {
             used_bytes: moment.used_bytes(),
             predates_bytes: moment.predates_bytes.filter(|_| moment.tracked_bytes.is_some()),
             tracked_bytes: moment.tracked_bytes,
@@ -49,8 +57,8 @@ impl Amounts {
 pub struct Line {
     /// Cells left of the amounts.
     pub names: Vec<String>,
-    /// Amounts.
-    pub amounts: Amounts,
+    /// Identity.
+    pub amounts: Identity,
     /// Right of them.
     pub note: String,
 }
@@ -113,7 +121,7 @@ pub fn tracked(lines: &[Line]) -> Option<(Unit, i64)> {
     Some((unit, tracked?.iter().fold(0_i64, |sum, steps| sum.saturating_add(*steps))))
 }
 
-/// Amounts in steps of the unit: `used` apportioned from its sum, each row's parts from its `used`.
+/// Identity in steps of the unit: `used` apportioned from its sum, each row's parts from its `used`.
 fn steps(lines: &[Line], unit: Unit) -> Vec<[Option<i64>; 6]> {
     let known: Vec<i64> = lines.iter().filter_map(|line| line.amounts.used_bytes).collect();
     let total = unit.round(known.iter().fold(0_i64, |sum, bytes| sum.saturating_add(*bytes)));
@@ -146,13 +154,13 @@ pub fn text(title: &str, runs: &[&Run], command: &str) -> String {
         let note = note(run);
         if run.devices.is_empty() {
             names.push("-".to_owned());
-            lines.push(Line { names, amounts: Amounts::default(), note: format!("{note} (no GPU memory)") });
+            lines.push(Line { names, amounts: Identity::default(), note: format!("{note} (no GPU memory)") });
             continue;
         }
         for device in &run.devices {
             let mut names = names.clone();
             names.push(device_name(device));
-            lines.push(Line { names, amounts: Amounts::of(run, device), note: note.clone() });
+            lines.push(Line { names, amounts: Identity::of(run, device), note: note.clone() });
         }
     }
     let mut out = vec![clean(title), String::new()];
@@ -171,7 +179,7 @@ pub fn csv(runs: &[&Run]) -> String {
     for run in runs {
         let rank = run.process.claims.get("rank").map(|rank| super::csv::field(rank)).unwrap_or_default();
         for device in &run.devices {
-            let amounts = Amounts::of(run, device);
+            let amounts = Identity::of(run, device);
             let _ = write!(out, "{rank},{},{}", run.process.pid, super::csv::field(&device.name));
             let bytes = [
                 amounts.used_bytes,
@@ -210,7 +218,7 @@ mod tests {
     fn line(name: &str, amounts: [Option<i64>; 5]) -> Line {
         let [used_bytes, predates_bytes, tracked_bytes, idle_bytes, gap_bytes] = amounts;
         let amounts =
-            Amounts { used_bytes, predates_bytes, tracked_bytes, idle_bytes, gap_bytes, peak_bytes: None };
+            Identity { used_bytes, predates_bytes, tracked_bytes, idle_bytes, gap_bytes, peak_bytes: None };
         Line { names: vec![name.into()], amounts, note: String::new() }
     }
 

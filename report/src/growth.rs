@@ -1,10 +1,11 @@
 //! What of a run grows, in a sentence, as a table, and as JSON.
 
 use super::table::{Align, Table, shorten};
-use super::text::{clean, device_title, whose};
 use super::{By, Report};
 use crate::judge::trend_test::{Judgement, Verdict};
 use crate::judge::{Axis, Growth, judge_amounts, judge_samples, units};
+use crate::labels::{device_title, whose};
+use gpumem_model::harmless::clean;
 use gpumem_model::run::Device;
 use gpumem_model::units::{plural, thousands};
 use serde::Serialize;
@@ -31,7 +32,7 @@ pub struct Named {
 
 /// Everything that is judged of a device. What is absent cannot be known.
 #[derive(Debug, Clone, Serialize)]
-pub struct Told {
+pub struct GrowthReport {
     /// What rates are per.
     pub per: Axis,
     /// How long a period takes, where rates are per period.
@@ -53,12 +54,12 @@ pub struct Told {
 }
 
 /// Judges a device; `None` where there is nothing to judge.
-pub fn told(report: &Report<'_>, device: &Device) -> Option<Told> {
-    told_by(report, device, &[By::Layer, By::Structure, By::Tag])
+pub fn growth_report(report: &Report<'_>, device: &Device) -> Option<GrowthReport> {
+    growth_report_by(report, device, &[By::Layer, By::Structure, By::Tag])
 }
 
 /// The same with these kinds of names alone.
-fn told_by(report: &Report<'_>, device: &Device, kinds: &[By]) -> Option<Told> {
+fn growth_report_by(report: &Report<'_>, device: &Device, kinds: &[By]) -> Option<GrowthReport> {
     let growth = &device.details.growth;
     let used = [&device.last, &device.peak].map(|moment| moment.used_bytes().or(moment.tracked_bytes));
     let used = used.into_iter().flatten().max().unwrap_or(0);
@@ -70,7 +71,7 @@ fn told_by(report: &Report<'_>, device: &Device, kinds: &[By]) -> Option<Told> {
         |samples: &[(u64, i64)]| (!samples.is_empty()).then(|| judge_samples(growth, samples, used));
     let names_of =
         |by: By| if is_seen && kinds.contains(&by) { names(report, growth, by, used) } else { Vec::new() };
-    let told = Told {
+    let told = GrowthReport {
         per: growth.axis,
         period_ns: growth.period_ns,
         tracked: has_points.then(|| judge_amounts(growth, &growth.named, used, 1)),
@@ -178,7 +179,7 @@ fn said(judgement: &Judgement, per: Axis, over: &str) -> String {
 pub fn line(report: &Report<'_>, device: &Device) -> Option<String> {
     // Where tags are not told, categories are.
     let by = if report.veiled { By::Structure } else { By::Tag };
-    let mut told = told_by(report, device, &[by])?;
+    let mut told = growth_report_by(report, device, &[by])?;
     told.tags.append(&mut told.structures);
     let growth = &device.details.growth;
     let over = |judgement: &Judgement| format!(" over {}", plural(units(growth, judgement), told.per.name()));
@@ -206,7 +207,7 @@ pub fn line(report: &Report<'_>, device: &Device) -> Option<String> {
 }
 
 /// The tags that move, in the unit of the whole if that moves.
-fn movers(told: &Told, whole: Option<f64>) -> String {
+fn movers(told: &GrowthReport, whole: Option<f64>) -> String {
     let movers: Vec<&Named> = told.tags.iter().filter(|named| named.judgement.verdict.moves()).collect();
     if movers.is_empty() {
         return String::new();
@@ -227,7 +228,7 @@ fn movers(told: &Told, whole: Option<f64>) -> String {
 }
 
 /// Whether a device has something that moves.
-pub fn moves(told: &Told) -> bool {
+pub fn moves(told: &GrowthReport) -> bool {
     let amounts = [&told.tracked, &told.pool_slack, &told.gap, &told.used];
     let all = amounts.into_iter().flatten().chain(told.tags.iter().map(|named| &named.judgement));
     all.into_iter().any(|judgement| judgement.verdict.moves())
@@ -238,7 +239,7 @@ pub fn table(report: &Report<'_>, all: bool) -> String {
     let mut out = format!("{}\n", whose(report.run));
     for device in &report.run.devices {
         out += &format!("\n{}\n", device_title(device));
-        match told(report, device) {
+        match growth_report(report, device) {
             Some(told) => of_device(report, &told, &device.details.growth, all, &mut out),
             None => out += "nothing to judge: no step, no sample and no allocation was seen\n",
         }
@@ -249,7 +250,7 @@ pub fn table(report: &Report<'_>, all: bool) -> String {
     out + &format!("next: {} | {0} --json\n", report.command)
 }
 
-fn of_device(report: &Report<'_>, told: &Told, growth: &Growth, all: bool, out: &mut String) {
+fn of_device(report: &Report<'_>, told: &GrowthReport, growth: &Growth, all: bool, out: &mut String) {
     let mut rows: Vec<(String, Option<&Judgement>)> = Vec::new();
     rows.extend(told.used.as_ref().map(|used| ("used".to_owned(), Some(used))));
     rows.extend(told.tracked.as_ref().map(|tracked| ("tracked without slack".to_owned(), Some(tracked))));

@@ -3,7 +3,7 @@
 //! otherwise `version` grows.
 
 use super::bridge::Bridge;
-use super::growth::{Told, told};
+use super::growth::{GrowthReport, growth_report};
 use super::oom::{self, OomJson};
 use super::over_time::TimelineJson;
 use super::own::OwnJson;
@@ -11,7 +11,7 @@ use super::{By, Composition, Report, named};
 use crate::category::OTHERS;
 use gpumem_model::layers;
 use gpumem_model::run::{
-    Accounting, Beside, Caveat, Class, Clock, Coverage, DeviceReading, Iterations, Moment, Parts, Pool,
+    Accounting, Beside, Caveat, Cell, Clock, Coverage, DeviceReading, Iterations, Moment, Parts, Pool,
     Process, Source, State, Step,
 };
 use gpumem_model::series::Series;
@@ -70,7 +70,7 @@ struct DeviceJson<'a> {
     series: &'a Series,
     /// What was held over time.
     timeline: TimelineJson,
-    growth: Option<Told>,
+    growth: Option<GrowthReport>,
     pools: &'a [Pool],
     iterations: &'a Iterations,
     ooms: Vec<OomJson<'a>>,
@@ -146,15 +146,8 @@ struct Category {
 
 #[derive(Serialize)]
 struct CellJson<'a> {
-    class: Class,
-    tag: Option<&'a str>,
-    origin: Option<&'a str>,
-    role: Option<&'a str>,
-    phase: Option<&'a str>,
-    library: Option<&'a str>,
-    pool: Option<&'a str>,
-    pending: bool,
-    inherited: bool,
+    #[serde(flatten)]
+    cell: &'a Cell,
     bytes: i64,
 }
 
@@ -179,7 +172,7 @@ pub fn json(report: &Report<'_>) -> String {
         steps: device.details.steps.iter().map(step_json).collect(),
         series: &device.series,
         timeline: TimelineJson::of(report, device),
-        growth: told(report, device),
+        growth: growth_report(report, device),
         pools: &device.details.pools,
         iterations: &device.details.iterations,
         ooms: device.details.ooms.iter().map(|oom| oom::entry(report, device, oom)).collect(),
@@ -209,18 +202,7 @@ fn moment_json<'a>(report: &'a Report<'_>, moment: &Moment) -> MomentJson<'a> {
     let by_structure = report.composition(moment, By::Structure);
     let cells = moment.amounts.iter().filter_map(|&(index, bytes)| {
         let cell = report.run.cells.get(index as usize)?;
-        Some(CellJson {
-            class: cell.class,
-            tag: cell.tag.as_deref(),
-            origin: cell.origin.as_deref(),
-            role: cell.role.as_deref(),
-            phase: cell.phase.as_deref(),
-            library: cell.library.as_deref(),
-            pool: cell.pool.as_deref(),
-            pending: cell.pending,
-            inherited: cell.inherited,
-            bytes,
-        })
+        Some(CellJson { cell, bytes })
     });
     let (named_bytes, nameable_bytes) = named(report.run, moment);
     MomentJson {

@@ -1,12 +1,11 @@
 //! Names that no rule gives: the library that asked for bytes, and paths of tags rolled up.
 
 use gpumem_ledger::{CellView, without_sum};
+pub use gpumem_model::cell::TORCH;
 use gpumem_model::run::{Class, Run};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What PyTorch's pool is called.
-pub const TORCH: &str = "torch";
 /// What the agent calls lines beyond those that it names one by one.
 const OTHER_LINES: &str = "(other lines)";
 /// Groups of paths that are worth a table.

@@ -2,8 +2,10 @@
 
 use super::Report;
 use super::table::{Table, shorten};
-use super::text::{clean, clean_name, whose};
-use gpumem_model::own::{Counter, LOST, Own, Range, SnapshotFigures};
+use crate::labels::whose;
+use crate::lines::clean_name;
+use gpumem_model::harmless::clean;
+use gpumem_model::program_data::{Counter, LOST, ProgramData, Range, SnapshotFigures};
 use gpumem_model::run::{Clock, Run};
 use gpumem_model::units::{plural, thousands};
 use serde::Serialize;
@@ -38,7 +40,7 @@ pub fn text(report: &Report<'_>) -> String {
 }
 
 /// What there was no room for, and what was lost.
-pub(super) fn remarks(own: &Own) -> Vec<String> {
+pub(super) fn remarks(own: &ProgramData) -> Vec<String> {
     let of = |count: u64, what: &str, why: &str| (count > 0).then(|| plural(count, what) + why);
     let lines = [
         of(own.counters_dropped, "change", " of further counters: there are too many"),
@@ -50,7 +52,7 @@ pub(super) fn remarks(own: &Own) -> Vec<String> {
 }
 
 /// The one that took most first.
-pub(super) fn by_total(own: &Own) -> Vec<&Range> {
+pub(super) fn by_total(own: &ProgramData) -> Vec<&Range> {
     let mut ranges: Vec<&Range> = own.ranges.iter().collect();
     ranges.sort_by(|a, b| b.total_ns.cmp(&a.total_ns).then_with(|| a.title().cmp(b.title())));
     ranges
@@ -156,7 +158,7 @@ struct RangeJson<'a> {
 }
 
 impl<'a> OwnJson<'a> {
-    pub(super) fn of(own: &'a Own) -> Self {
+    pub(super) fn of(own: &'a ProgramData) -> Self {
         let counter = |counter: &'a Counter| CounterJson {
             name: counter.name.as_deref(),
             value: counter.value,
@@ -215,7 +217,7 @@ pub fn json(report: &Report<'_>) -> String {
 mod tests {
     use super::*;
 
-    fn own() -> Own {
+    fn own() -> ProgramData {
         let counter = |name: &str, value: i64| Counter {
             name: Some(name.into()),
             value,
@@ -236,7 +238,7 @@ mod tests {
             open: 1,
             ..Range::default()
         };
-        Own {
+        ProgramData {
             counters: vec![counter("batch", 32), counter("evil\u{1b}[2J", -1), Counter::default()],
             counters_dropped: 1,
             ranges: vec![
@@ -245,7 +247,7 @@ mod tests {
                 range("never", 0, 0),
             ],
             ranges_broken: 1234,
-            ..Own::default()
+            ..ProgramData::default()
         }
     }
 

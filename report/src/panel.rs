@@ -1,8 +1,9 @@
 //! A report in pieces, for a screen that lays them out itself: the words and the amounts are those of the text.
 
 use super::over_time::composition;
-use super::text::{Shown, columns, device_title, words};
 use super::{By, Composition, Part, Report};
+use crate::labels::device_title;
+use crate::text::{Shown, columns, words};
 use gpumem_model::run::Device;
 
 /// A report.

@@ -2,7 +2,8 @@
 
 use super::Report;
 use super::table::Table;
-use super::text::{clean, device_title, whose};
+use crate::labels::{device_title, whose};
+use gpumem_model::harmless::clean;
 use gpumem_model::run::{Clock, Device, Parts, Step};
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, thousands};
@@ -37,7 +38,7 @@ pub fn text(report: &Report<'_>) -> String {
     }
     let marks = &run.coverage.marks;
     for mark in marks.iter().skip(marks.len().saturating_sub(MOST_MARKS)) {
-        let name = mark.name.as_deref().unwrap_or(gpumem_model::own::LOST);
+        let name = mark.name.as_deref().unwrap_or(gpumem_model::program_data::LOST);
         lines.push(format!("mark {}  {name}  (by {})", times.time(mark.time_ns), mark.by));
     }
     let lines: Vec<String> = lines.iter().map(|line| clean(line)).collect();

@@ -18,12 +18,12 @@
 //! A trace is written as it is made: an event has its arguments only while it is written. A run has a bounded number of events,
 //! however many records it was made from.
 
-use super::text::{device_name, label};
 use super::{By, Report};
+use crate::labels::{device_name, label};
 use crate::plot;
 use gpumem_model::harmless::in_json;
-use gpumem_model::marks::Mark;
-use gpumem_model::own::{LOST, Own, Span};
+use gpumem_model::program_data::{LOST, ProgramData, Span};
+use gpumem_model::run::Mark;
 use gpumem_model::run::{Clock, Device, Fate, Iteration, Moment, Oom, Step};
 use gpumem_model::units::Unit;
 use serde_json::{Map, Value, json};
@@ -181,7 +181,7 @@ fn of_device<'r>(
 }
 
 /// The program's counters, each as it was set.
-fn counted<'r>(own: &'r Own, events: &mut Vec<Event<'r>>) {
+fn counted<'r>(own: &'r ProgramData, events: &mut Vec<Event<'r>>) {
     for counter in &own.counters {
         let name = format!("counter {}", counter.name.as_deref().unwrap_or(LOST));
         // What it was last it still is.
@@ -202,7 +202,7 @@ fn counted<'r>(own: &'r Own, events: &mut Vec<Event<'r>>) {
 
 /// The program's ranges; their rows, numbered from `first` on. What overlaps another one of its thread without lying in it, as ranges of
 /// NVTX may, has a row beside.
-fn ranges<'r>(own: &'r Own, first: u32, events: &mut Vec<Event<'r>>) -> Vec<(u32, String)> {
+fn ranges<'r>(own: &'r ProgramData, first: u32, events: &mut Vec<Event<'r>>) -> Vec<(u32, String)> {
     let mut spans: Vec<&Span> = own.spans.iter().collect();
     // A range before those inside of it.
     spans.sort_by_key(|Span(_, thread, from_ns, to_ns)| (*thread, *from_ns, Reverse(*to_ns)));

@@ -10,11 +10,14 @@
 
 use super::Report;
 use super::names::{is_line, library};
-use super::text::{clean_name, device_name};
+use crate::labels::{device_name, label};
+use crate::lines::clean_name;
 use crate::rules::NO_TAG;
 use gpumem_model::harmless::distinct;
 use gpumem_model::run::{Cell, Class, Device};
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::fmt::Write;
 
 /// Steps of a path at most; what is deeper stays one name. Readers of nested JSON stop at 128 levels, and a node has two.
 const DEEPEST: usize = 40;
@@ -116,6 +119,54 @@ fn path(cell: &Cell) -> Vec<&str> {
             path
         }
     }
+}
+
+/// Returns the tree as collapsed stacks, for flame graph tools: a line per path, `frame;frame;frame bytes`. Lines are sorted and no path is
+/// there twice.
+///
+/// A count cannot be negative: paths that are (a report that contradicts itself) are left out here; `--treemap` and `--csv` have them.
+pub fn collapsed(report: &Report<'_>) -> String {
+    let mut out = String::new();
+    lines(&Node::of(report), &mut String::new(), &mut out);
+    out
+}
+
+fn lines(node: &Node, path: &mut String, out: &mut String) {
+    if node.own_bytes > 0 {
+        let _ = writeln!(out, "{path} {}", node.own_bytes);
+    }
+    for (name, child) in &node.children {
+        let length = path.len();
+        if !path.is_empty() {
+            path.push(';');
+        }
+        // Its separator has no escape of its own.
+        path.push_str(&name.replace(';', "\\u{3b}"));
+        lines(child, path, out);
+        path.truncate(length);
+    }
+}
+
+/// Returns the tree as nested JSON, for treemaps and sunbursts: `{name, children}` or `{name, value}`, bytes, the largest first. The root is
+/// the run, below it one tree per device; a node with bytes of its own beside its children has them in a child `(itself)`.
+pub fn treemap(report: &Report<'_>) -> String {
+    let root = value(&label(report.run), &Node::of(report));
+    gpumem_model::harmless::json(&root)
+}
+
+fn value(name: &str, node: &Node) -> Value {
+    if node.children.is_empty() {
+        return json!({ "name": name, "value": node.own_bytes });
+    }
+    let mut children: Vec<(i64, Value)> =
+        node.children.iter().map(|(name, child)| (child.bytes(), value(name, child))).collect();
+    if node.own_bytes != 0 {
+        children.push((node.own_bytes, json!({ "name": "(itself)", "value": node.own_bytes })));
+    }
+    // Equal ones stay in the order of their names.
+    children.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
+    let children: Vec<Value> = children.into_iter().map(|(_, child)| child).collect();
+    json!({ "name": name, "children": children })
 }
 
 #[cfg(test)]

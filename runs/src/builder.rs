@@ -1,13 +1,13 @@
 //! Observations -> ledger -> runs. The one place where a stream becomes runs, for recordings, imports and
 //! the daemon alike.
 
-use crate::kept::{OfProcess, Processes, Reading, Readings};
+use crate::readings::{ProcessSeries, Processes, Reading, RecentReadings};
 use gpumem_ledger::{
     AccountView, ClosedSample, DeviceView, Ledger, Limits, Origin, Place, ProcessKey, ProcessView, Snapshot,
     WINDOW_NS, Window,
 };
-use gpumem_model::own::{Own, SnapshotFigures};
-use gpumem_model::part::Before;
+use gpumem_model::coverage::Before;
+use gpumem_model::program_data::{ProgramData, SnapshotFigures};
 use gpumem_model::run::{self, Caveat, Clock, MAX_TENANTS, Moment, Run, Source, State, absence_name};
 use gpumem_model::series::{Extremes, Series};
 use gpumem_model::units::thousands;
@@ -36,7 +36,7 @@ pub struct RunBuilder {
     rejected: u64,
     snapshot: Option<SnapshotFigures>,
     processes: Processes,
-    readings: Readings,
+    readings: RecentReadings,
     /// Width of the first buckets of series: that of the ledger's windows.
     width_ns: u64,
 }
@@ -51,7 +51,7 @@ impl RunBuilder {
             rejected: 0,
             snapshot: None,
             processes: Processes::default(),
-            readings: Readings::default(),
+            readings: RecentReadings::default(),
             width_ns: WINDOW_NS,
         }
     }
@@ -172,7 +172,7 @@ impl RunBuilder {
             run.state = State::Rolled { time_ns: now_ns };
             let before = self.processes.get(key).and_then(|kept| kept.before.as_deref());
             let before = Before::after(before, &run.coverage, now_ns);
-            self.processes.insert(*key, OfProcess::of_part(before));
+            self.processes.insert(*key, ProcessSeries::of_part(before));
             self.ledger.begin_part(*key, now_ns);
         }
         let keys: HashSet<ProcessKey> = keys.iter().copied().collect();
@@ -285,7 +285,7 @@ impl RunBuilder {
             caveats: own.chain(self.caveats.iter().cloned()).collect(),
             cells: process.cells.iter().map(run::Cell::from).collect(),
             devices,
-            own: Own { snapshot: self.snapshot, ..self.ledger.own(process.key) },
+            own: ProgramData { snapshot: self.snapshot, ..self.ledger.own(process.key) },
         };
         if let Some(before) = before {
             before.leave_out(&mut run.coverage);
@@ -392,7 +392,8 @@ fn late_recording(records: u64, coverage: &gpumem_ledger::Coverage) -> Option<Ca
 /// When memory ran out on one of its devices.
 fn ooms_of(process: &ProcessView, account: usize, now_ns: u64) -> Vec<run::Oom> {
     let here = process.ooms.iter().filter(|(of, _)| *of == account).map(|(_, oom)| oom);
-    let ending = |(time_ns, status)| run::Ending::of_facts(&process.facts.seen, time_ns, status);
+    let ending =
+        |(time_ns, status)| gpumem_model::ending::Ending::of_facts(&process.facts.seen, time_ns, status);
     if process.ended.and_then(ending).is_some_and(|ending| ending.is_named) {
         // It ended of something else, so it has survived each of them; and nothing is suspected.
         let here = here.filter(|oom| oom.kind != gpumem_ledger::OomKind::Suspected);
@@ -422,7 +423,7 @@ struct Listed {
 }
 
 impl Tenants {
-    fn of(snapshot: &Snapshot, readings: &Readings) -> Self {
+    fn of(snapshot: &Snapshot, readings: &RecentReadings) -> Self {
         let mut tenants: BTreeMap<_, Listed> = BTreeMap::new();
         for (device, number, Reading { listed, .. }) in readings.iter() {
             let sum = listed.iter().map(|(used, _)| u128::from(used.unwrap_or(0))).sum();
@@ -535,7 +536,7 @@ fn last_moment(covered: bool, account: &AccountView, now_ns: u64) -> Moment {
         None if covered => Moment {
             time_ns: now_ns.max(account.peak.time_ns),
             tracked_bytes: Some(account.tracked_bytes),
-            amounts: gpumem_ledger::sparse(&account.amounts),
+            amounts: gpumem_ledger::sparse(&account.amounts).into(),
             predates_bytes: account.predates_bytes,
             ..Moment::default()
         },
@@ -550,7 +551,7 @@ fn at_sample(sample: &ClosedSample) -> Moment {
     Moment {
         time_ns: sample.t0_ns,
         tracked_bytes: sample.tracked_bytes,
-        amounts: gpumem_ledger::sparse(&sample.amounts),
+        amounts: gpumem_ledger::sparse(&sample.amounts).into(),
         predates_bytes: sample.tracked_bytes.map(|_| sample.predates_bytes),
         untrackable_bytes: sample.untrackable_bytes(),
         parts: sample.parts,
@@ -578,7 +579,7 @@ fn peak_moment(covered: bool, account: &AccountView, now_ns: u64) -> Moment {
     Moment {
         time_ns: peak.time_ns,
         tracked_bytes: Some(peak.tracked_bytes),
-        amounts: gpumem_ledger::sparse(&peak.amounts),
+        amounts: gpumem_ledger::sparse(&peak.amounts).into(),
         predates_bytes: peak.gap.map(|gap| gap.predates_bytes).or(account.predates_bytes),
         untrackable_bytes: peak.gap.map(|gap| gap.untrackable_bytes),
         parts: peak.gap.and_then(|gap| gap.parts),

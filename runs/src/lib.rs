@@ -11,6 +11,6 @@
 pub mod builder;
 pub mod export;
 pub mod input;
-mod kept;
+mod readings;
 pub mod recording;
 pub mod store;

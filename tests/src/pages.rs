@@ -3,8 +3,8 @@
 use gpumem_model::gap::{Parts, Step};
 use gpumem_model::iterations::{Iteration, Iterations, Level};
 use gpumem_model::oom::{Fate, Holder, Oom, OomDevice, OomKind};
-use gpumem_model::own::{Counter, Own, Range, Span};
 use gpumem_model::parameters::{Column, Parameters};
+use gpumem_model::program_data::{Counter, ProgramData, Range, Span};
 use gpumem_model::run::{
     Caveat, Cell, Class, Clock, Coverage, Details, Device, DeviceReading, Moment, Process, Run, Source, State,
 };
@@ -99,7 +99,7 @@ fn cells(layers: u32) -> Vec<(Cell, i64, bool)> {
 }
 
 /// What everything holds when so much of what comes and goes is there, 0 to 8.
-fn amounts(cells: &[(Cell, i64, bool)], eighths: i64) -> Vec<(u32, i64)> {
+fn amounts(cells: &[(Cell, i64, bool)], eighths: i64) -> gpumem_model::run::Amounts {
     let held = cells.iter().map(|(_, most, is_moving)| if *is_moving { most * eighths / 8 } else { *most });
     (0_u32..).zip(held).filter(|(_, bytes)| *bytes != 0).collect()
 }
@@ -109,7 +109,7 @@ fn sum(amounts: &[(u32, i64)]) -> i64 {
 }
 
 /// What the program says of itself: a counter that grows, and what was done in each step.
-fn own(until_ns: u64) -> Own {
+fn own(until_ns: u64) -> ProgramData {
     let points = (1..=40).map(|part| (10 * S + part * until_ns / 40, part as i64 * 32)).collect();
     let counter = Counter {
         name: Some("samples".into()),
@@ -130,11 +130,11 @@ fn own(until_ns: u64) -> Own {
         max_ns: until_ns / part / 30,
         ..Range::default()
     };
-    Own {
+    ProgramData {
         counters: vec![counter],
         ranges: vec![range("load", 4), range("load/decode", 5)],
         spans: vec![Span(0, 41_873, 10 * S, 11 * S), Span(1, 41_873, 10 * S, 10 * S + 1)],
-        ..Own::default()
+        ..ProgramData::default()
     }
 }
 
@@ -204,7 +204,8 @@ fn device(of: Training, ordinal: u16, cells: &[(Cell, i64, bool)]) -> Device {
         let mut amounts = amounts(cells, eighths(part, of.points));
         amounts.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         // Small ones are summed by role.
-        for (cell, bytes) in amounts.split_off(amounts.len().min(40)) {
+        let most = amounts.len().min(40);
+        for (cell, bytes) in amounts.split_off(most) {
             let sum = fold_of(cell);
             match amounts.iter_mut().find(|(cell, _)| *cell == sum) {
                 Some((_, sum)) => *sum += bytes,

@@ -3,7 +3,7 @@ use gpumem_import::read_file;
 use gpumem_model::run::{Cell, Run, Source};
 use gpumem_report::diff::gate::{Of, judge};
 use gpumem_report::diff::text::{Layout, text};
-use gpumem_report::diff::{At, Diff, Side, csv, json, plot};
+use gpumem_report::diff::{At, Diff, Side, data, plot};
 use gpumem_report::{By, Part};
 use gpumem_runs::builder::{RunBuilder, Sink};
 use gpumem_tests::live::{Daemon, Machine, Mixer, until};
@@ -34,7 +34,7 @@ fn larger() -> Run {
         .collect();
     let device = &mut run.devices[0];
     for moment in [&mut device.last, &mut device.peak] {
-        for (cell, bytes) in &mut moment.amounts {
+        for (cell, bytes) in moment.amounts.iter_mut() {
             *bytes += if logits.contains(cell) { *bytes / 2 } else { 0 };
         }
         moment.amounts.push((added, 24 * MIB));
@@ -65,8 +65,8 @@ fn two_trainings_in_every_form() {
     golden::check("diffs/small-train.txt", &told);
     golden::check("diffs/small-train.tags.txt", &text(&peak, Layout { tags: true, ..Layout::default() }));
     let verdict = judge(&peak, &Of::Peak, "2%".parse().expect("a limit"));
-    golden::check("diffs/small-train.json", &json::json(&peak, Some(&verdict)));
-    golden::check("diffs/small-train.csv", &csv::csv(&peak));
+    golden::check("diffs/small-train.json", &data::json(&peak, Some(&verdict)));
+    golden::check("diffs/small-train.csv", &data::csv(&peak));
     let drawing = plot::picture(&peak).expect("bytes");
     assert!(drawing.svg().contains("peak is 68.7 MiB higher") && drawing.pdf().starts_with(b"%PDF"));
 }
@@ -78,7 +78,7 @@ fn a_process_with_an_agent_and_one_without() {
     let runs = builder.runs(true);
     let both = diff(&runs[0], &runs[1], At::Now, None);
     golden::check("diffs/node.txt", &text(&both, Layout::default()));
-    golden::check("diffs/node.csv", &csv::csv(&both));
+    golden::check("diffs/node.csv", &data::csv(&both));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use gpumem_model::run::{Cell, Class, Clock, Fate, Iteration, Mark, Oom, OomKind,
 use gpumem_model::timeline::Point;
 use gpumem_report::plot::{Anchor, Bar, Drawing, Item, Kind, Options, Picture, Segment, Text, bars, draw};
 use gpumem_report::rules::Groupings;
-use gpumem_report::{By, Report, collapsed, treemap};
+use gpumem_report::{By, Report, tree};
 use gpumem_runs::builder::{RunBuilder, Sink};
 use gpumem_tests::{golden, node, samples::sample};
 use std::collections::BTreeMap;
@@ -52,7 +52,7 @@ fn crowded(names: u32) -> Run {
         })
         .collect();
     let device = &mut run.devices[0];
-    let at = |share: i64| -> Vec<(u32, i64)> {
+    let at = |share: i64| -> gpumem_model::run::Amounts {
         (0..names).map(|number| (number, ((9_000 * MIB) >> (number % 31)) * share / 100 + 1)).collect()
     };
     device.peak.amounts = at(100);
@@ -192,7 +192,7 @@ fn report_again<'r>(report: &Report<'r>) -> Report<'r> {
 fn what_other_tools_draw_adds_up() {
     for run in &all() {
         let report = report(run, None);
-        let lines = collapsed::collapsed(&report);
+        let lines = tree::collapsed(&report);
         let mut paths = std::collections::BTreeSet::new();
         let mut sum = 0;
         for line in lines.lines() {
@@ -213,7 +213,7 @@ fn what_other_tools_draw_adds_up() {
                 None => object["value"].as_i64().expect("bytes"),
             }
         }
-        let tree: serde_json::Value = serde_json::from_str(&treemap::json(&report)).expect("JSON");
+        let tree: serde_json::Value = serde_json::from_str(&tree::treemap(&report)).expect("JSON");
         assert_eq!(values(&tree), known_at_peak(run));
         let devices = tree["children"].as_array().expect("one per device").len();
         assert_eq!(devices, run.devices.len());
@@ -332,8 +332,8 @@ fn pictures_of_a_small_run() {
         golden::check(&format!("pictures/small-train.{name}.svg"), &drawing.svg());
     }
     let told = report(&run, None);
-    golden::check("pictures/small-train.collapsed", &collapsed::collapsed(&told));
-    golden::check("pictures/small-train.treemap.json", &treemap::json(&told));
+    golden::check("pictures/small-train.collapsed", &tree::collapsed(&told));
+    golden::check("pictures/small-train.treemap.json", &tree::treemap(&told));
     golden::check("pictures/small-train.trace.json", &gpumem_report::trace::json(&told));
     let runs = node_runs();
     golden::check("pictures/node.trace.json", &gpumem_report::trace::json(&report(&runs[0], None)));
@@ -371,7 +371,7 @@ mod browser {
     fn a_flame_graph_tool_finds_every_byte() {
         let run = small_train();
         let file = std::env::temp_dir().join(format!("gpumem-stacks-{}", std::process::id()));
-        std::fs::write(&file, collapsed::collapsed(&report(&run, None))).expect("written");
+        std::fs::write(&file, tree::collapsed(&report(&run, None))).expect("written");
         let graph = says("inferno-flamegraph", &["--countname", "bytes", &file.to_string_lossy()]);
         std::fs::remove_file(&file).expect("removed");
         if let Some(graph) = graph {

@@ -1,7 +1,7 @@
 //! Traces of runs: that they keep to the event format, that their sums are the run's, and that Perfetto's own trace processor
 //! reads them back.
 use gpumem_import::read_file;
-use gpumem_model::own::{Counter, Own, Range, Span};
+use gpumem_model::program_data::{Counter, ProgramData, Range, Span};
 use gpumem_model::run::{Cell, Fate, Mark, Oom, OomKind, Run};
 use gpumem_model::timeline::Point;
 use gpumem_report::rules::Groupings;
@@ -41,11 +41,11 @@ fn small_train() -> Run {
     let named = |name: &str| Range { name: Some(name.into()), count: 1, ..Range::default() };
     // The third overlaps the second, as ranges of two domains may; the fifth names nothing.
     let spans = [(0, 7, 2, 30), (1, 7, 5, 20), (1, 7, 10, 25), (0, 8, 6, 9), (77, 8, 7, 8)];
-    run.own = Own {
+    run.own = ProgramData {
         counters: vec![counter],
         ranges: vec![named("load"), named("load/decode")],
         spans: spans.map(|(range, thread, from_ns, to_ns)| Span(range, thread, from_ns, to_ns)).into(),
-        ..Own::default()
+        ..ProgramData::default()
     };
     run
 }
@@ -109,7 +109,7 @@ fn the_fullest_trace_is_written_in_pieces_and_never_whole_in_memory() {
     let device = &mut run.devices[0];
     (device.peak, device.last) = Default::default();
     let amounts: Vec<(u32, i64)> = (0..64).map(|cell| (cell, 1 << 30)).collect();
-    let point = |time_ns| Point { time_ns, amounts: amounts.clone(), rest_bytes: 7 };
+    let point = |time_ns| Point { time_ns, amounts: amounts.clone().into(), rest_bytes: 7 };
     device.details.timeline.points = (0..256).map(point).collect();
     let report = Report::new(&run, Groupings::default(), Some(By::Tag));
     // Other tests are at work beside this one: what the least disturbed of some tries takes is its own.

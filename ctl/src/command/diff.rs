@@ -8,7 +8,7 @@ use crate::output::{deliver, width};
 use anyhow::Result;
 use gpumem_report::diff::gate::{self, Of, Outcome, Verdict};
 use gpumem_report::diff::text::{Layout, text};
-use gpumem_report::diff::{At, Diff, Side, csv, json, plot};
+use gpumem_report::diff::{At, Diff, Side, data, plot};
 use gpumem_report::rules::Groupings;
 use gpumem_report::text::clean;
 
@@ -30,9 +30,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     let verdict = verdict(&diff, args)?;
     let told = if args.json {
-        json::json(&diff, verdict.as_ref()).into_bytes()
+        data::json(&diff, verdict.as_ref()).into_bytes()
     } else if args.csv {
-        csv::csv(&diff).into_bytes()
+        data::csv(&diff).into_bytes()
     } else if args.svg || args.pdf || args.png {
         picture(&diff, args)?
     } else {

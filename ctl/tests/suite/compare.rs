@@ -79,7 +79,7 @@ fn the_gate_has_exit_codes_of_its_own() {
     bare.coverage.covered = false;
     let device = &mut bare.devices[0];
     for moment in [&mut device.last, &mut device.peak] {
-        (moment.tracked_bytes, moment.amounts) = (None, Vec::new());
+        (moment.tracked_bytes, moment.amounts) = (None, Default::default());
         moment.uncovered_used_bytes = Some(5 << 30);
     }
     let file = folder.path("bare.gpumem-run");

@@ -4,11 +4,9 @@
 //! booked of that was not.
 
 use gpumem_ledger::MAX_MARKS;
+use gpumem_model::fields::Field;
 use gpumem_model::iterations::MAX_ROWS;
-use gpumem_model::run::{
-    BlindWindow, Caveat, Cell, Coverage, Details, Device, Moment, Part, Program, Run, State,
-};
-use std::collections::HashMap;
+use gpumem_model::run::{BlindWindow, Coverage, Device, Part, Program, Run, State};
 
 /// Times at which memory ran out that a run of several lives has at most: the first and the latest.
 const MAX_OOMS: usize = 32;
@@ -55,136 +53,68 @@ fn next_part(before: &Run, rolled_ns: u64, now: &Run) -> Run {
 }
 
 fn same_part(before: &Run, now: &Run) -> Run {
-    let mut run = now.clone();
-    let places = places(&before.cells, &mut run.cells);
-    for old in &before.devices {
+    let (mut then, mut run) = (before.clone(), now.clone());
+    let cells = run.merge_cells(&before.cells);
+    then.remap(&|cell| cells.get(cell as usize).copied());
+    let mut dropped = 0_u64;
+    for old in then.devices {
         match run.devices.iter_mut().find(|device| device.name == old.name) {
-            Some(device) => {
-                device.series.absorb(&old.series);
-                if old.peak.tracked_bytes > device.peak.tracked_bytes {
-                    device.peak = moved(&old.peak, &places);
-                }
-                device.peak_used = device.peak_used.max(old.peak_used);
-                let details = std::mem::take(&mut device.details);
-                device.details = joined_details(
-                    moved_details(&old.details, &places),
-                    details,
-                    &mut run.coverage.ooms_dropped,
-                );
-            }
-            None => run.devices.push(Device {
-                last: moved(&old.last, &places),
-                peak: moved(&old.peak, &places),
-                details: moved_details(&old.details, &places),
-                ..old.clone()
-            }),
+            Some(device) => dropped = dropped.saturating_add(join_device(old, device)),
+            None => run.devices.push(old),
         }
     }
-    let (then, coverage) = (&before.coverage, &mut run.coverage);
-    coverage.lost = coverage.lost.saturating_sub(known(before, now));
-    coverage.partial_history = then.partial_history || coverage.partial_state || coverage.lost > 0;
-    coverage.covered |= then.covered;
-    coverage.late |= then.late;
-    coverage.blind_doubt |= then.blind_doubt;
-    let again = blind_again(then, coverage);
-    coverage.add_counts(then);
-    coverage.blind_count = coverage.blind_count.saturating_sub(again);
-    coverage.marks.splice(0..0, then.marks.iter().cloned());
-    let beyond = coverage.marks.len().saturating_sub(2 * MAX_MARKS);
-    coverage.marks.drain(..beyond);
-    coverage.marks_dropped =
-        coverage.marks_dropped.saturating_add(then.marks_dropped).saturating_add(beyond as u64);
-    coverage.part = then.part;
-    let of_now = std::mem::replace(&mut run.own, before.own.clone());
-    run.own.go_on(of_now);
-    let of_now = std::mem::take(&mut run.caveats);
-    run.caveats = before.caveats.iter().filter(|caveat| !is_in(&of_now, caveat)).cloned().collect();
-    run.caveats.extend(of_now);
-    for (key, value) in &before.process.facts {
-        run.process.facts.entry(key.clone()).or_insert_with(|| value.clone());
+    run.coverage = joined_coverage(then.coverage, run.coverage, known(before, now));
+    run.coverage.ooms_dropped = run.coverage.ooms_dropped.saturating_add(dropped);
+    then.own.append(run.own);
+    run.own = then.own;
+    then.caveats.retain(|caveat| !run.caveats.contains(caveat));
+    run.caveats.splice(0..0, then.caveats);
+    for (key, value) in then.process.facts {
+        run.process.facts.entry(key).or_insert(value);
     }
     run
 }
 
-/// Puts the times in which the earlier life's agent saw nothing before those of this life. Returns how many of them both have: an agent
-/// tells each daemon since when it sees nothing.
-fn blind_again(then: &Coverage, coverage: &mut Coverage) -> u64 {
-    let is_in_both = |window: &BlindWindow| coverage.blind.iter().any(|now| now.from_ns == window.from_ns);
-    let (both, mut blind): (Vec<_>, Vec<_>) = then.blind.iter().cloned().partition(is_in_both);
-    blind.append(&mut coverage.blind);
-    coverage.blind = blind;
-    both.len() as u64
+/// Joins the coverage of both lives; `known` of the records that this life missed had been booked by the one before.
+fn joined_coverage(mut then: Coverage, mut now: Coverage, known: u64) -> Coverage {
+    now.lost = now.lost.saturating_sub(known);
+    now.partial_history = now.partial_state || now.lost > 0;
+    // An agent tells each daemon since when it sees nothing.
+    let is_in_both = |window: &&BlindWindow| now.blind.iter().any(|other| other.from_ns == window.from_ns);
+    let again = then.blind.iter().filter(is_in_both).count() as u64;
+    let programs = now.programs.clone();
+    then.join(now);
+    then.blind_count = then.blind_count.saturating_sub(again);
+    then.programs = programs;
+    let beyond = then.marks.len().saturating_sub(2 * MAX_MARKS);
+    then.marks.drain(..beyond);
+    then.marks_dropped = then.marks_dropped.saturating_add(beyond as u64);
+    then
 }
 
-fn is_in(caveats: &[Caveat], caveat: &Caveat) -> bool {
-    caveats.iter().any(|other| other == caveat)
-}
-
-/// What happened in both lives, of what tells when; the causes of the gap, growth and pools are those of now, because the
-/// ledger of this life found them for what is held now.
-fn joined_details(old: Details, mut now: Details, dropped: &mut u64) -> Details {
-    now.accounted_peak_bytes = now.accounted_peak_bytes.max(old.accounted_peak_bytes);
-    let later = std::mem::replace(&mut now.timeline, old.timeline);
-    now.timeline.go_on(later);
-    let mut ooms = old.ooms;
-    ooms.append(&mut now.ooms);
-    while ooms.len() > MAX_OOMS {
-        *dropped = dropped.saturating_add(ooms.remove(MAX_OOMS / 2).count.max(1));
+/// Joins what both lives have of a device, in as much room as a run has; returns how many reports of OOM had none.
+fn join_device(mut old: Device, device: &mut Device) -> u64 {
+    let accounted_peaks = [old.details.accounted_peak_bytes, device.details.accounted_peak_bytes];
+    old.join(std::mem::take(device));
+    *device = old;
+    let details = &mut device.details;
+    details.accounted_peak_bytes = accounted_peaks.into_iter().max().flatten();
+    details.timeline.thin();
+    let rows = &mut details.iterations.rows;
+    rows.drain(..rows.len().saturating_sub(MAX_ROWS));
+    let mut dropped = 0_u64;
+    while details.ooms.len() > MAX_OOMS {
+        dropped = dropped.saturating_add(details.ooms.remove(MAX_OOMS / 2).count.max(1));
     }
-    now.ooms = ooms;
-    let of_now = std::mem::replace(&mut now.parameters, old.parameters);
-    now.parameters.go_on(of_now);
-    let mut rows = old.iterations.rows;
-    rows.append(&mut now.iterations.rows);
-    now.iterations.rows = rows.split_off(rows.len().saturating_sub(MAX_ROWS));
-    now
-}
-
-/// Where each old cell is among the new ones; those that are new there are added.
-fn places(old: &[Cell], new: &mut Vec<Cell>) -> Vec<u32> {
-    let mut known: HashMap<Cell, u32> = (0..).zip(new.iter()).map(|(at, cell)| (cell.clone(), at)).collect();
-    let place = |cell: &Cell| match known.get(cell) {
-        Some(&at) => at,
-        None => {
-            let at = new.len() as u32;
-            new.push(cell.clone());
-            known.insert(cell.clone(), at);
-            at
-        }
-    };
-    old.iter().map(place).collect()
-}
-
-fn moved(moment: &Moment, places: &[u32]) -> Moment {
-    Moment { amounts: moved_amounts(&moment.amounts, places), ..moment.clone() }
-}
-
-fn moved_amounts(amounts: &[(u32, i64)], places: &[u32]) -> Vec<(u32, i64)> {
-    let place = |&(cell, bytes): &(u32, i64)| Some((*places.get(cell as usize)?, bytes));
-    let mut amounts: Vec<_> = amounts.iter().filter_map(place).collect();
-    amounts.sort_unstable();
-    amounts
-}
-
-fn moved_details(details: &Details, places: &[u32]) -> Details {
-    let mut details = details.clone();
-    details
-        .timeline
-        .points
-        .iter_mut()
-        .for_each(|point| point.amounts = moved_amounts(&point.amounts, places));
-    details.ooms.iter_mut().for_each(|oom| oom.amounts = moved_amounts(&oom.amounts, places));
-    details.growth.cells.retain_mut(|(cell, _)| {
-        let place = places.get(*cell as usize);
-        place.inspect(|place| *cell = **place).is_some()
-    });
-    details
+    dropped
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpumem_model::run::{Beside, Class, Clock, Iteration, Oom, Own, Process, Source};
+    use gpumem_model::run::{
+        Beside, Cell, Class, Clock, Iteration, Moment, Oom, Process, ProgramData, Source,
+    };
     use gpumem_model::series::{Bucket, Series};
     use gpumem_model::timeline::{Point, Timeline};
 
@@ -195,7 +125,7 @@ mod tests {
     fn run(tags: &[&str], peak: &[(u32, i64)], coverage: Coverage) -> Run {
         let moment = Moment {
             tracked_bytes: Some(peak.iter().map(|(_, bytes)| bytes).sum()),
-            amounts: peak.to_vec(),
+            amounts: peak.to_vec().into(),
             ..Moment::default()
         };
         let device = Device {
@@ -223,7 +153,7 @@ mod tests {
             caveats: Vec::new(),
             cells: tags.iter().map(|tag| cell(tag)).collect(),
             devices: vec![device],
-            own: Own::default(),
+            own: ProgramData::default(),
         }
     }
 
@@ -244,8 +174,9 @@ mod tests {
     #[test]
     fn what_happened_in_both_lives_is_told_with_the_right_names() {
         let mut before = run(&["a", "b"], &[(1, 30)], Coverage::default());
-        let point = |time_ns, cell, bytes| Point { time_ns, amounts: vec![(cell, bytes)], rest_bytes: 1 };
-        let oom = |time_ns, cell| Oom { time_ns, amounts: vec![(cell, 5)], ..Oom::default() };
+        let point =
+            |time_ns, cell, bytes| Point { time_ns, amounts: vec![(cell, bytes)].into(), rest_bytes: 1 };
+        let oom = |time_ns, cell| Oom { time_ns, amounts: vec![(cell, 5)].into(), ..Oom::default() };
         let row = |first| Iteration { first, ..Iteration::default() };
         let details = &mut before.devices[0].details;
         details.timeline =
@@ -320,7 +251,7 @@ mod tests {
             let device = &mut run.devices[0];
             let bucket = Bucket { samples: u32::MAX, doubtful: u32::MAX, ..Bucket::default() };
             device.series = Series { width_ns: 0, buckets: vec![bucket] };
-            let point = Point { time_ns: 1, amounts: vec![(0, i64::MAX)], rest_bytes: i64::MAX };
+            let point = Point { time_ns: 1, amounts: vec![(0, i64::MAX)].into(), rest_bytes: i64::MAX };
             device.details.timeline = Timeline { width_ns: 0, points: vec![point; 300] };
             device.details.ooms = vec![Oom { count: most, ..Oom::default() }; MAX_OOMS];
             run

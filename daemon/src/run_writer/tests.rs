@@ -1,7 +1,7 @@
 //! The keeper with a store on disk.
 
 use super::*;
-use gpumem_model::run::{Clock, Coverage, Own, Process, Source};
+use gpumem_model::run::{Clock, Coverage, Process, ProgramData, Source};
 
 pub(super) fn run(events: u64) -> Run {
     Run {
@@ -13,7 +13,7 @@ pub(super) fn run(events: u64) -> Run {
         caveats: Vec::new(),
         cells: Vec::new(),
         devices: Vec::new(),
-        own: Own::default(),
+        own: ProgramData::default(),
     }
 }
 

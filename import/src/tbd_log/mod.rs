@@ -16,7 +16,8 @@
 
 mod line;
 
-use super::feed::{Feed, MIB, Piece, Speaker, lines};
+use super::feed::{Feed, MIB, Piece, Speaker};
+use super::lines::lines;
 use gpumem_ledger::ProcessKey;
 use gpumem_runs::builder::Sink;
 use gpumem_runs::input::{Error, Input};

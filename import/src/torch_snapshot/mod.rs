@@ -22,7 +22,7 @@ mod rounding;
 mod stack;
 
 use bytes::Fault;
-use gpumem_model::own::SnapshotFigures;
+use gpumem_model::program_data::SnapshotFigures;
 use gpumem_model::units::{plural, thousands};
 use gpumem_runs::builder::Sink;
 use gpumem_runs::input::{Error, Input};

@@ -40,7 +40,7 @@ pub(crate) struct Point {
 impl Point {
     pub fn of(moment: Moment, amounts: Vec<(CellId, i64)>, cells: &CellTable) -> Self {
         let Moment { time_ns, bytes, unnamed, epoch, is_high } = moment;
-        let shown = told::Point { time_ns, amounts, rest_bytes: 0 };
+        let shown = told::Point { time_ns, amounts: amounts.into(), rest_bytes: 0 };
         let mut point = Point {
             shown,
             bytes,
@@ -60,7 +60,7 @@ impl Point {
         let shown = &mut self.shown;
         if shown.amounts.len() > MAX_POINT_CELLS {
             let mut rest = self.has_rest.then_some(shown.rest_bytes);
-            shown.amounts = cells.fewer(std::mem::take(&mut shown.amounts), &mut rest);
+            shown.amounts = cells.fewer(std::mem::take(&mut *shown.amounts), &mut rest).into();
             (self.is_folded, self.has_rest, shown.rest_bytes) = (true, rest.is_some(), rest.unwrap_or(0));
         }
     }

@@ -1,14 +1,14 @@
 //! The program's own counters: value, extremes, and a bounded number of points over time.
 
-use gpumem_model::own::Counter;
+use gpumem_model::program_data::Counter;
 use gpumem_wire::Record;
 use std::mem::size_of;
 use std::sync::Arc;
 
 /// Points of a counter.
-pub use gpumem_model::own::MAX_COUNTER_POINTS;
+pub use gpumem_model::program_data::MAX_COUNTER_POINTS;
 /// Counters that are kept of a process: the first ones.
-pub use gpumem_model::own::MAX_COUNTERS;
+pub use gpumem_model::program_data::MAX_COUNTERS;
 
 /// A counter of the program, by its tag.
 #[derive(Debug)]

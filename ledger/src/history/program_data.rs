@@ -2,7 +2,7 @@
 
 use crate::history::counters::Counters;
 use crate::history::ranges::Ranges;
-use gpumem_model::own::Own;
+use gpumem_model::program_data;
 use gpumem_wire::{Layer, LayerState};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -35,9 +35,13 @@ impl ProgramData {
     }
 
     /// Counters and ranges, with the names of their tags.
-    pub fn view(&self, now_ns: u64, name: impl Fn(u32) -> Option<Arc<str>>) -> Own {
+    pub fn view(&self, now_ns: u64, name: impl Fn(u32) -> Option<Arc<str>>) -> program_data::ProgramData {
         let counters = self.counters.view(now_ns, &name);
-        let mut view = Own { counters, counters_dropped: self.counters.dropped, ..Own::default() };
+        let mut view = program_data::ProgramData {
+            counters,
+            counters_dropped: self.counters.dropped,
+            ..Default::default()
+        };
         self.ranges.view(&name, &mut view);
         view
     }

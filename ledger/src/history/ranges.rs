@@ -2,18 +2,18 @@
 //! The latest are kept one by one, for traces.
 
 use crate::Map;
-use gpumem_model::own::{Own, Range, Span};
+use gpumem_model::program_data::{ProgramData, Range, Span};
 use gpumem_wire::{Edge, Stamp};
 use std::collections::VecDeque;
 use std::mem::size_of;
 use std::sync::Arc;
 
 /// Names that are kept of a process: those that ended first.
-pub use gpumem_model::own::MAX_RANGES;
+pub use gpumem_model::program_data::MAX_RANGES;
 /// Single ranges that are kept of a process on a node: the latest.
 pub const MAX_SPANS: usize = 1024;
 /// The same for files that the user reads.
-pub use gpumem_model::own::MAX_SPANS as MAX_SPANS_OF_FILE;
+pub use gpumem_model::program_data::MAX_SPANS as MAX_SPANS_OF_FILE;
 /// Threads with open ranges.
 const MAX_THREADS: usize = 256;
 /// Open ranges of a thread: agents name no more.
@@ -144,7 +144,7 @@ impl Ranges {
     }
 
     /// Fills all of `view` but its counters.
-    pub fn view(&self, name: impl Fn(u32) -> Option<Arc<str>>, view: &mut Own) {
+    pub fn view(&self, name: impl Fn(u32) -> Option<Arc<str>>, view: &mut ProgramData) {
         let mut open: Map<u32, u64> = Map::default();
         for (tag, _) in self.open.values().flatten() {
             *open.entry(*tag).or_default() += 1;
@@ -188,8 +188,8 @@ mod tests {
         Stamp { thread, tag, time_ns, ..Stamp::default() }
     }
 
-    fn told(ranges: &Ranges) -> Own {
-        let mut view = Own::default();
+    fn told(ranges: &Ranges) -> ProgramData {
+        let mut view = ProgramData::default();
         ranges.view(|tag| Some(tag.to_string().into()), &mut view);
         view
     }
@@ -204,7 +204,7 @@ mod tests {
         ranges.edge(&at(1, 11, 110), Edge::End);
         ranges.edge(&at(2, 10, 60), Edge::End);
         ranges.edge(&at(3, 12, 70), Edge::Begin);
-        let Own { ranges: rows, spans, spans_dropped, .. } = told(&ranges);
+        let ProgramData { ranges: rows, spans, spans_dropped, .. } = told(&ranges);
         let row = |row: &Range| {
             (
                 row.name.as_deref().map(str::to_owned),

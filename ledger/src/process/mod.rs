@@ -24,7 +24,7 @@ use crate::process::coverage::{Coverage, Facts};
 use crate::process::stream::{Order, Stream};
 use crate::rules::holdings::Holdings;
 use crate::samples::waiting::Samples;
-use gpumem_model::own::Own;
+use gpumem_model::program_data;
 use gpumem_wire::{Body, Flags, Record};
 use std::mem::size_of;
 use std::sync::Arc;
@@ -201,7 +201,7 @@ impl Process {
     }
 
     /// Returns the counters and ranges of the program.
-    pub fn own(&self) -> Own {
+    pub fn own(&self) -> program_data::ProgramData {
         self.program.view(self.stream.applied_ns, |tag| self.holdings.cells().tags.get(&tag).cloned())
     }
 

@@ -2,10 +2,10 @@
 
 use crate::common::{KEY, Script};
 use gpumem_ledger::{MAX_COUNTERS, MAX_SPANS_OF_FILE};
-use gpumem_model::own::{Own, Span};
+use gpumem_model::program_data::{ProgramData, Span};
 use gpumem_wire::{Body, Edge, Stamp};
 
-fn own(script: &Script) -> Own {
+fn own(script: &Script) -> ProgramData {
     script.ledger.own(KEY)
 }
 

@@ -3,10 +3,11 @@
 //! Numbers that are only bounds are taken for what they are: where the answer hangs on what is not known, the answer is
 //! that nobody knows.
 
-use super::doubt::{Bounds, Kind, bounds};
+use super::uncertainty::{Bounds, Kind, bounds};
 use super::{Diff, Pair, SIDES};
-use crate::text::{clean, device_name};
+use crate::labels::device_name;
 use crate::{By, Part};
+use gpumem_model::harmless::clean;
 use gpumem_model::units::Unit;
 use serde::Serialize;
 use std::str::FromStr;

@@ -12,22 +12,22 @@
 //! In every row A + difference = B; in every table the rows add up to its totals, in all three columns. A row is not
 //! known where either side is not: unknown is never zero.
 
-pub mod csv;
-mod doubt;
-pub mod gate;
-pub mod job;
-mod joint;
-pub mod json;
-pub mod plot;
-pub mod text;
-mod words;
+pub mod data;
 
-pub use doubt::Doubt;
+pub mod gate;
+mod paired_run;
+pub mod plot;
+mod summary;
+pub mod text;
+mod uncertainty;
+
+pub use paired_run::sum_of_ranks;
+pub use uncertainty::Uncertainty;
 
 use crate::rules::Groupings;
 use crate::{By, Part, Report, Row, Statement};
 use gpumem_model::run::{Class, Device, Moment, Run};
-use joint::Joint;
+use paired_run::PairedRun;
 use std::collections::BTreeSet;
 
 /// What the sides are called, in their order.
@@ -89,7 +89,7 @@ pub struct Pair {
     /// By layer, by structure, by tag.
     pub tables: [Table; 3],
     /// What a reader must know of the numbers.
-    pub doubts: Vec<Doubt>,
+    pub doubts: Vec<Uncertainty>,
 }
 
 /// Two runs beside each other.
@@ -155,7 +155,7 @@ impl<'r> Diff<'r> {
             let [a, b] = [&sides[0], &sides[1]].map(|side| Groupings::of_run(side.run));
             if a.name == "default" { b } else { a }
         });
-        let joint = Joint::of([sides[0].run, sides[1].run], at);
+        let joint = PairedRun::of([sides[0].run, sides[1].run], at);
         let rules = groupings.name.clone();
         let report = Report::new(&joint.run, groupings, None);
         let known = [By::Layer, By::Structure, By::Tag].map(|by| known_names(&report, &joint, by));
@@ -171,20 +171,20 @@ impl<'r> Diff<'r> {
                 paired,
                 moments: [device.last.clone(), device.peak.clone()],
                 tables: tables(device),
-                doubts: doubt::of_devices(&sides, devices, at),
+                doubts: uncertainty::of_devices(&sides, devices, at),
             }
         };
         let pairs: Vec<Pair> =
             joint.run.devices.iter().enumerate().map(|(number, device)| pair(number, device)).collect();
         let total = (pairs.len() > 1).then(|| {
             let device = joint.total();
-            let mut doubts: Vec<Doubt> = pairs.iter().flat_map(|pair| pair.doubts.clone()).collect();
+            let mut doubts: Vec<Uncertainty> = pairs.iter().flat_map(|pair| pair.doubts.clone()).collect();
             doubts.sort();
             doubts.dedup();
             Pair { doubts, ..pair(usize::MAX, &device) }
         });
         let mut diff = Diff { sides, at, rules, by: By::Structure, pairs, total, asked: by };
-        diff.by = by.unwrap_or_else(|| diff.telling());
+        diff.by = by.unwrap_or_else(|| diff.clearest_rows());
         diff
     }
 
@@ -209,12 +209,12 @@ impl<'r> Diff<'r> {
         let [index] = meant[..] else { return false };
         self.pairs = vec![self.pairs.swap_remove(index)];
         self.total = None;
-        self.by = self.asked.unwrap_or_else(|| self.telling());
+        self.by = self.asked.unwrap_or_else(|| self.clearest_rows());
         true
     }
 
     /// The grouping whose largest categories have the largest share of what differs.
-    fn telling(&self) -> By {
+    fn clearest_rows(&self) -> By {
         const NAMED: usize = 3;
         let Some(pair) = self.whole() else { return By::Structure };
         let share = |by: By| {
@@ -240,7 +240,7 @@ impl<'r> Diff<'r> {
 }
 
 /// Names of categories that each side has cells of.
-fn known_names(report: &Report<'_>, joint: &Joint, by: By) -> [BTreeSet<String>; 2] {
+fn known_names(report: &Report<'_>, joint: &PairedRun, by: By) -> [BTreeSet<String>; 2] {
     let mut known = [BTreeSet::new(), BTreeSet::new()];
     for (index, cell) in joint.run.cells.iter().enumerate() {
         if matches!(cell.class, Class::Direct | Class::Block) {

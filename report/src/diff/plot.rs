@@ -1,10 +1,11 @@
 //! The comparison as a picture: A's bar beside B's on one scale, the same colour for the same category.
 
 use super::text::Shown;
-use super::{Diff, Pair, SIDES, nameless, words};
+use super::{Diff, Pair, SIDES, nameless, summary};
+use crate::labels::label;
 use crate::plot::{Bar, Drawing, Frame, Kind, Segment, bars};
-use crate::text::{clean, label};
 use crate::{By, Part};
+use gpumem_model::harmless::clean;
 
 /// Two bars that each add up to `used`, or to what of it is known. `None` where neither run has memory on a GPU.
 pub fn picture(diff: &Diff<'_>) -> Option<Drawing> {
@@ -27,8 +28,8 @@ pub fn picture(diff: &Diff<'_>) -> Option<Drawing> {
     });
     let frame = Frame {
         title: heading.join(" and "),
-        lines: vec![clean(&words::sentence(diff, pair, &shown)), format!("{}; {by}", words::basis(diff))],
-        notes: words::shift(&shown).into_iter().chain(words::doubts(pair)).collect(),
+        lines: vec![clean(&summary::sentence(diff, pair, &shown)), format!("{}; {by}", summary::basis(diff))],
+        notes: summary::shift(&shown).into_iter().chain(summary::doubts(pair)).collect(),
     };
     Some(frame.around(vec![bars(&both)], 1))
 }

@@ -1,10 +1,12 @@
 //! The comparison as people read it in a terminal: a sentence, a table that adds up in rows and columns as printed, the
 //! other grouping, the tags that differ most.
 
-use super::{Diff, Pair, Paired, SIDES, Table, difference, nameless, words};
-use crate::table::{Align, pad, shorten, width as width_of};
-use crate::text::{Lines, clean, clean_name, device_name, label};
+use super::{Diff, Pair, Paired, SIDES, Table, difference, nameless, summary};
+use crate::labels::{device_name, label};
+use crate::lines::{Lines, clean_name};
+use crate::table::{Table as Printed, shorten, width as width_of};
 use crate::{By, Part, Row, Statement};
+use gpumem_model::harmless::clean;
 use gpumem_model::run::Moment;
 use gpumem_model::units::{Unit, thousands};
 
@@ -211,12 +213,12 @@ fn lines(diff: &Diff<'_>, layout: Layout, [first, second, tags]: [usize; 3]) -> 
         out.prose("neither has memory on a GPU");
         return out.lines;
     };
-    out.prose(&words::basis(diff));
+    out.prose(&summary::basis(diff));
     out.line("");
     let by = if layout.tags { By::Tag } else { diff.by };
     let shown = Shown::of(whole.table(by), if layout.tags { usize::MAX } else { first });
-    out.prose(&words::sentence(diff, whole, &shown));
-    words::shift(&shown).iter().for_each(|line| out.prose(line));
+    out.prose(&summary::sentence(diff, whole, &shown));
+    summary::shift(&shown).iter().for_each(|line| out.prose(line));
     if diff.pairs.len() > 1 {
         devices(diff, &mut page);
     }
@@ -232,13 +234,14 @@ fn lines(diff: &Diff<'_>, layout: Layout, [first, second, tags]: [usize; 3]) -> 
     if layout.all && diff.pairs.len() > 1 {
         for pair in &diff.pairs {
             page.rows.push(None);
-            page.rows
-                .extend(words::paired(diff, pair).map(|title| Some(Line { name: title, ..Line::default() })));
+            page.rows.extend(
+                summary::paired(diff, pair).map(|title| Some(Line { name: title, ..Line::default() })),
+            );
             table(diff, pair, &Shown::of(pair.table(by), usize::MAX), by, &mut page);
         }
     }
     page.print(&mut out);
-    words::doubts(whole).iter().for_each(|line| out.prose(&format!("note: {line}")));
+    summary::doubts(whole).iter().for_each(|line| out.prose(&format!("note: {line}")));
     out.prose(&next(diff));
     out.lines
 }
@@ -295,7 +298,7 @@ fn table(diff: &Diff<'_>, pair: &Pair, shown: &Shown, by: By, page: &mut Page) {
         Some(Line { name: name.to_owned(), cells, ..Line::default() })
     };
     page.rows.push(head(shown.unit.name, SIDES, "B - A"));
-    let [a, b] = words::times(diff, pair);
+    let [a, b] = summary::times(diff, pair);
     if !a.is_empty() || !b.is_empty() {
         page.rows.push(head("", [&a, &b], ""));
     }
@@ -406,32 +409,28 @@ impl Page {
     }
 
     fn print(&self, out: &mut Lines) {
-        let lines = || self.rows.iter().flatten();
-        let widest = |column: usize| {
-            lines().filter_map(|line| line.cells.get(column)).map(|cell| width_of(cell)).max()
-        };
-        let [a_width, b_width, width] = [0, 1, 2].map(|column| widest(column).unwrap_or(0));
-        let numbers = a_width + b_width + width + 6;
-        let room = out.width.map_or(usize::MAX, |terminal| terminal.saturating_sub(numbers)).clamp(16, 44);
-        let tables = lines().filter(|line| !line.cells.concat().is_empty());
-        let names = tables.map(|line| line.depth + width_of(&line.name)).max().unwrap_or(0).min(room);
+        let is_row = |line: &&Line| !line.cells.concat().is_empty();
+        let rows = || self.rows.iter().flatten().filter(is_row);
+        let mut numbers = Printed::of_numbers(0, 3);
+        rows().for_each(|line| numbers.row(&line.cells));
+        let room = out.width.map_or(usize::MAX, |width| width.saturating_sub(numbers.width())).clamp(16, 44);
+        let mut table = Printed::of_numbers(1, 4);
+        for Line { depth, name, is_path, cells, .. } in rows() {
+            let name = " ".repeat(*depth) + &shorten(name, room.saturating_sub(*depth), *is_path);
+            table.row(std::iter::once(&name).chain(cells));
+        }
+        let mut printed = table.lines().into_iter();
         for line in &self.rows {
-            let Some(Line { depth, name, is_path, cells: [a, b, differs], note }) = line else {
-                out.line("");
-                continue;
-            };
-            if a.is_empty() && b.is_empty() && differs.is_empty() {
-                out.prose(name);
-                continue;
+            match line {
+                None => out.line(""),
+                Some(line) if !is_row(&line) => out.prose(&line.name),
+                Some(Line { note, .. }) => {
+                    let line = printed.next().unwrap_or_default();
+                    let with_note = format!("{line}  {note}");
+                    let fits = out.width.is_none_or(|width| width_of(&with_note) <= width);
+                    out.line(if fits { &with_note } else { &line });
+                }
             }
-            let name = " ".repeat(*depth) + &shorten(name, names.saturating_sub(*depth), *is_path);
-            let right = |text: &str, columns: usize| pad(text, columns, Align::Right);
-            let name = pad(&name, names, Align::Left);
-            let (a, b, differs) = (right(a, a_width), right(b, b_width), right(differs, width));
-            let line = format!("{name}  {a}  {b}  {differs}");
-            let with_note = format!("{line}  {note}");
-            let fits = out.width.is_none_or(|terminal| width_of(&with_note) <= terminal);
-            out.line(if fits { &with_note } else { &line });
         }
     }
 }

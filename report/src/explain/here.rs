@@ -1,6 +1,6 @@
 //! The numbers of a run, for one word each.
 
-use crate::text::{device_name, label};
+use crate::labels::{device_name, label};
 use crate::{By, Part, Report, Statement};
 use gpumem_model::run::{Coverage, Device, Oom, Run};
 use gpumem_model::units::{Unit, plural, thousands};

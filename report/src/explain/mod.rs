@@ -4,20 +4,19 @@
 //! words.toml   the words by subject, with what they mean
 //! numbers      numbers of a run, by the names that words.toml has for them
 //! here         where such numbers are taken from
-//! nearest      what may have been meant
 //! ```
 //!
 //! A word is what any form prints: a row, a column, a flag, a key of JSON. Categories and tags are explained from the
 //! rules and the run themselves.
 
 mod here;
-mod nearest;
 mod numbers;
 
-use super::text::{Lines, clean};
 use super::{By, Report};
 use crate::category::Rules;
+use crate::lines::Lines;
 use crate::rules::{Groupings, PRESETS};
+use gpumem_model::harmless::clean;
 use here::Here;
 use serde::Deserialize;
 use std::sync::LazyLock;
@@ -108,7 +107,7 @@ pub fn explain(word: &str, report: Option<&Report<'_>>, width: Option<usize>) ->
     } else {
         let known = words().flat_map(|(_, entry)| entry.names.iter().cloned());
         let known: Vec<String> = known.chain(categories(report)).collect();
-        return Err(nearest::nearest(word, &known));
+        return Err(nearest(word, &known));
     }
     Ok(out.lines.join("\n") + "\n")
 }
@@ -212,6 +211,52 @@ fn tag(word: &str, here: Option<&Here<'_>>) -> Option<Vec<String>> {
         format!("here: {numbers}  ({})", here.whose()),
         "do: gpumemctl report --tags lists all of them, --growth says which grow".to_owned(),
     ])
+}
+
+/// Names that are offered.
+const OFFERED: usize = 4;
+/// Longest word that is compared.
+const LONGEST: usize = 64;
+
+/// The nearest of `known`, the best first; one that is a part of the other counts as near.
+fn nearest(word: &str, known: &[String]) -> Vec<String> {
+    let word: Vec<char> = plain(word).chars().take(LONGEST).collect();
+    let text: String = word.iter().collect();
+    let mut near: Vec<(usize, &String)> = known
+        .iter()
+        .filter_map(|name| {
+            let other: Vec<char> = plain(name).chars().take(LONGEST).collect();
+            let distance = distance(&word, &other);
+            let name_text: String = other.iter().collect();
+            let is_part = |whole: &str, part: &str| part.len() >= 3 && whole.contains(part);
+            let begins = is_part(&name_text, &text) || is_part(&text, &name_text);
+            let most = 1 + word.len() / 3;
+            (begins || distance <= most).then_some((if begins { distance.min(1) } else { distance }, name))
+        })
+        .collect();
+    near.sort();
+    near.dedup_by(|a, b| a.1 == b.1);
+    near.into_iter().take(OFFERED).map(|(_, name)| name.clone()).collect()
+}
+
+/// Letters that must be changed, added or left out.
+fn distance(a: &[char], b: &[char]) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, left) in a.iter().enumerate() {
+        let mut diagonal = i;
+        if let Some(first) = row.first_mut() {
+            *first = i + 1;
+        }
+        for (j, right) in b.iter().enumerate() {
+            let (above, before) = (row.get(j + 1).copied().unwrap_or(0), row.get(j).copied().unwrap_or(0));
+            let cost = diagonal + usize::from(left != right);
+            if let Some(cell) = row.get_mut(j + 1) {
+                *cell = cost.min(above + 1).min(before + 1);
+            }
+            diagonal = above;
+        }
+    }
+    row.last().copied().unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -235,8 +235,8 @@ fn every_key_of_json_is_explained() {
     });
     run.coverage.layers = vec![gpumem_model::layers::LayerSaid::default()];
     run.coverage.blind = vec![run::BlindWindow { from_ns: 1, to_ns: None, why: String::new() }];
-    run.own.counters = vec![gpumem_model::own::Counter::default()];
-    run.own.ranges = vec![gpumem_model::own::Range::default()];
+    run.own.counters = vec![gpumem_model::program_data::Counter::default()];
+    run.own.ranges = vec![gpumem_model::program_data::Range::default()];
     let report = report(&run);
     let side = || crate::diff::Side { run: &run, id: None, typed: String::new() };
     let diff = crate::diff::Diff::new([side(), side()], crate::diff::At::Peak, None, None);
@@ -247,7 +247,7 @@ fn every_key_of_json_is_explained() {
         crate::oom::json(&report),
         crate::iterations::json(&report, crate::iterations::Choice { every: 1, columns: true }),
         crate::own::json(&report),
-        crate::diff::json::json(&diff, Some(&verdict)),
+        crate::diff::data::json(&diff, Some(&verdict)),
     ];
     let mut found = Vec::new();
     for document in documents {
@@ -257,4 +257,15 @@ fn every_key_of_json_is_explained() {
     found.dedup();
     assert!(found.len() > 150, "{found:?}");
     assert_known("keys", found.iter().map(String::as_str));
+}
+
+#[test]
+fn near_words_are_found() {
+    let letters = |text: &str| text.chars().collect::<Vec<_>>();
+    assert_eq!(distance(&letters("kitten"), &letters("sitting")), 3);
+    assert_eq!(distance(&letters(""), &letters("abc")), 3);
+    let known = ["tracked", "Untrackable", "used", "unaccounted"].map(str::to_owned);
+    assert_eq!(nearest("traked", &known), ["tracked"]);
+    assert_eq!(nearest("untrack", &known), ["Untrackable"]);
+    assert!(nearest("xyzzy", &known).is_empty());
 }

@@ -1,4 +1,4 @@
-//! A report as the page's script reads it. Amounts are bytes as integers, times are ns since the process's `base_ns`; what
+//! A report as the page's script reads it. Identity are bytes as integers, times are ns since the process's `base_ns`; what
 //! is not known is null. Strings that come from processes are clean.
 //!
 //! A category is a number: its rank among all of its grouping on the page, largest first, which is its colour too. `-1` is
@@ -8,13 +8,17 @@ use super::course::Course;
 use super::holdings::{Holding, holdings};
 use super::own::{OwnJson, own_of};
 use crate::bridge::Bridge;
-use crate::group::Amounts;
+use crate::group::Identity;
+use crate::labels::{free_name, rest_name};
+use crate::lines::clean_name;
 use crate::oom::{held, sentence, told};
 use crate::steps::{grouped, weight, what};
-use crate::text::{self, clean, clean_name, free_name, rest_name};
+use crate::text;
 use crate::{By, Part, Report, iterations};
-use gpumem_model::own::LOST;
-use gpumem_model::run::{Clock, Device, Ending, Iteration, Oom, OomDevice, State};
+use gpumem_model::ending::Ending;
+use gpumem_model::harmless::clean;
+use gpumem_model::program_data::LOST;
+use gpumem_model::run::{Clock, Device, Iteration, Oom, OomDevice, State};
 use gpumem_model::time::Times;
 use gpumem_model::units::Unit;
 use serde::Serialize;
@@ -139,7 +143,7 @@ struct DeviceJson {
     title: String,
     name: String,
     total: Option<u64>,
-    amounts: AmountsJson,
+    amounts: Identity,
     last_t: i64,
     peak_t: i64,
     peak_tracked: Option<i64>,
@@ -147,15 +151,6 @@ struct DeviceJson {
     peak_used: Option<(u64, i64)>,
     #[serde(skip_serializing_if = "Option::is_none")]
     detail: Option<Detail>,
-}
-
-#[derive(Debug, Serialize)]
-struct AmountsJson {
-    used: Option<i64>,
-    predates: Option<i64>,
-    tracked: Option<i64>,
-    idle: Option<i64>,
-    gap: Option<i64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -350,18 +345,11 @@ fn process(report: &Report<'_>, ranks: &[Ranks; 3], unit: Unit, limits: Limits, 
     for (device, facts) in run.devices.iter().zip(words.facts) {
         let has_room = *room > 0;
         *room = room.saturating_sub(1);
-        let amounts = Amounts::of(run, device);
         devices.push(DeviceJson {
-            title: clean(&text::device_title(device)),
+            title: clean(&crate::labels::device_title(device)),
             name: clean(&device.name),
             total: device.total_bytes,
-            amounts: AmountsJson {
-                used: amounts.used_bytes,
-                predates: amounts.predates_bytes,
-                tracked: amounts.tracked_bytes,
-                idle: amounts.idle_bytes,
-                gap: amounts.gap_bytes,
-            },
+            amounts: Identity::of(run, device),
             last_t: since.t(device.last.time_ns),
             peak_t: since.t(device.peak.time_ns),
             peak_tracked: device.peak.tracked_bytes,
@@ -370,7 +358,7 @@ fn process(report: &Report<'_>, ranks: &[Ranks; 3], unit: Unit, limits: Limits, 
         });
     }
     Process {
-        label: text::label(run),
+        label: crate::labels::label(run),
         pid: run.process.pid,
         rank: run.process.claims.get("rank").map(|rank| clean(rank)),
         heading: words.heading,

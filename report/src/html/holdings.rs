@@ -1,7 +1,7 @@
 //! Who holds what at the end and at the peak: the rows from which the page makes its groupings, its icicle and its lists.
 
 use super::data::{Ranks, SMALLER};
-use crate::text::clean_name;
+use crate::lines::clean_name;
 use crate::{By, Report, names};
 use gpumem_model::run::{Class, Device};
 use serde::Serialize;

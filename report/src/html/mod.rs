@@ -5,7 +5,6 @@
 //! course    what was held over time: timeline, series of samples, what happened
 //! holdings  who holds what at the end and at the peak
 //! own       counters and ranges of the program's own
-//! colors    the palette as the style has it
 //! digest    which script and which style a browser may run
 //! page.*    the style, and the script in parts
 //! ```
@@ -15,16 +14,19 @@
 //! can end it (see [`inert`]), and the script sets text and never markup; a policy in the page's head forbids every
 //! request and every script but this one.
 
-mod colors;
 mod course;
 mod data;
 mod digest;
 mod holdings;
 mod own;
 
-use super::text::{self, Layout, clean};
 use super::{Report, group as table};
+use crate::plot::palette::{
+    Color, Pattern, RANKS, Theme, category, idle, opaque, others, predates, smaller, untrackable,
+};
+use crate::text::{self, Layout};
 use data::{Limits, Page};
+use gpumem_model::harmless::clean;
 use gpumem_model::harmless::in_json;
 use std::fmt::Write;
 
@@ -128,7 +130,7 @@ pub fn shell(title: &str, own_style: &str, own_script: &str, words: &str) -> She
 }
 
 fn style(own: &str) -> String {
-    STYLE.to_owned() + &colors::style() + own
+    STYLE.to_owned() + &color_style() + own
 }
 
 fn script(own: &str) -> String {
@@ -174,6 +176,48 @@ fn escaped(text: &str) -> String {
         }
         out
     })
+}
+
+/// A name, and what it looks like.
+type Hatched = (&'static str, fn(Theme) -> Pattern);
+
+/// Returns the palette as rules of a style sheet: variables for light and dark, and a class for each colour. Browsers that know no `light-dark` are light.
+fn color_style() -> String {
+    let mut names: Vec<(String, [Color; 2])> = Vec::new();
+    let mut classes = String::new();
+    let both = |of: &dyn Fn(Theme) -> Color| [Theme::Light, Theme::Dark].map(of);
+    let mut plain = |name: String, colors: [Color; 2]| {
+        let _ = writeln!(classes, ".{name} {{ background: var(--{name}); color: var(--on-{name}); }}");
+        names.push((format!("on-{name}"), colors.map(Color::text)));
+        names.push((name, colors));
+    };
+    for rank in 0..RANKS {
+        plain(format!("c{rank}"), both(&|theme| category(rank, theme)));
+    }
+    plain("others".to_owned(), both(&|theme| others(theme).ground));
+    plain("smaller".to_owned(), both(&|theme| smaller(theme).ground));
+    let hatched: [Hatched; 4] =
+        [("idle", idle), ("opaque", opaque), ("predates", predates), ("untrackable", untrackable)];
+    for (name, of) in hatched {
+        names.push((name.to_owned(), both(&|theme| of(theme).ground)));
+        names.push((format!("{name}-ink"), both(&|theme| of(theme).ink.unwrap_or(of(theme).ground))));
+        // CSS turns clockwise, and a line runs across its gradient.
+        let (degrees, spacing) = (-of(Theme::Light).degrees, of(Theme::Light).spacing * 4.0 / 3.0);
+        let _ = writeln!(
+            classes,
+            ".{name} {{ background: repeating-linear-gradient({degrees}deg, var(--{name}-ink) 0 1px, var(--{name}) 1px \
+             {spacing:.0}px); color: var(--ink); }}"
+        );
+    }
+    let light: String =
+        names.iter().map(|(name, [light, _])| format!("--{name}: {};\n", light.hex())).collect();
+    let themed: String = names
+        .iter()
+        .map(|(name, [light, dark])| format!("--{name}: light-dark({}, {});\n", light.hex(), dark.hex()))
+        .collect();
+    format!(
+        ":root {{\n{light}}}\n@supports (color: light-dark(red, red)) {{ :root {{\n{themed}}} }}\n{classes}.free {{ background: var(--bg); }}\n"
+    )
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::data::Limits;
 use crate::own::{by_total, mean, name_of, remarks, title_of};
-use gpumem_model::own::{Counter, Range};
+use gpumem_model::program_data::{Counter, Range};
 use gpumem_model::run::Run;
 use gpumem_model::units::{plural, thousands};
 use serde::Serialize;

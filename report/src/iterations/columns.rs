@@ -1,9 +1,9 @@
 //! Columns of iterations for each parameter and each gradient.
 
 use super::number;
+use crate::lines::clean_name;
 use crate::rules::NO_TAG;
 use crate::table::{Table, shorten};
-use crate::text::clean_name;
 use gpumem_model::harmless::distinct;
 use gpumem_model::parameters::Column;
 use gpumem_model::run::{Device, Iteration, Iterations, Run};

@@ -2,9 +2,11 @@
 
 use super::{Entry, Form, entries, one};
 use crate::Report;
+use crate::labels::{device_title, exit, label};
 use crate::rules::Groupings;
-use crate::text::{clean, device_title, exit, label};
-use gpumem_model::run::{Device, Ending, Run, State};
+use gpumem_model::ending::Ending;
+use gpumem_model::harmless::clean;
+use gpumem_model::run::{Device, Run, State};
 use gpumem_model::time::Times;
 use gpumem_model::units::Unit;
 use gpumem_model::units::signed;

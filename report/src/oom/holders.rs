@@ -1,9 +1,10 @@
 //! Who had the device: holders, what nobody owns, the driver's share and what is free are its size, as printed. And what the process itself
 //! held.
 
+use crate::labels::{free_name, rest_name};
 use crate::table::{Align, Table, pad, width};
-use crate::text::{clean, free_name, rest_name};
 use crate::{Report, folded_parts};
+use gpumem_model::harmless::clean;
 use gpumem_model::run::{Holder, Moment, Oom, OomDevice};
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, signed, thousands};

@@ -3,7 +3,8 @@
 use super::holders::composition;
 use super::verdict::verdict;
 use crate::Report;
-use gpumem_model::run::{Clock, Device, Ending, Oom};
+use gpumem_model::ending::Ending;
+use gpumem_model::run::{Clock, Device, Oom};
 use gpumem_model::units::Unit;
 use serde::Serialize;
 
@@ -57,7 +58,7 @@ pub(crate) fn entry<'a>(report: &Report<'_>, device: &'a Device, oom: &'a Oom) -
             _ => "pressure",
         },
         verdict: verdict(report, oom, ending.as_ref(), bytes) + " (bytes)",
-        oom: Oom { amounts: Vec::new(), ..oom.clone() },
+        oom: Oom { amounts: Default::default(), ..oom.clone() },
         held_bytes: own.as_ref().map(|own| own.total),
         held: own
             .map(|own| own.parts.into_iter().map(|(name, bytes)| Held { name, bytes }).collect())

@@ -21,8 +21,10 @@ pub use verdict::sentence;
 
 use super::Report;
 use super::names::library;
-use super::text::{clean, device_name, exit, hears_of_ooms, whose};
-use gpumem_model::run::{Device, Ending, Fate, Oom, OomKind, Run};
+use crate::labels::{device_name, exit, whose};
+use gpumem_model::ending::Ending;
+use gpumem_model::harmless::clean;
+use gpumem_model::run::{Device, Fate, Oom, OomKind, Run};
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, plural, signed, thousands};
 use holders::composition;
@@ -152,7 +154,7 @@ pub(super) fn held(report: &Report<'_>, oom: &Oom) -> Vec<(String, i64)> {
 /// Without an entry: what that means.
 fn nothing(run: &Run) -> &'static str {
     match (run.coverage.covered, run.state) {
-        _ if hears_of_ooms(run) => "GPU memory has not run out",
+        _ if run.hears_of_ooms() => "GPU memory has not run out",
         (true, _) => "the file says nothing of memory that ran out, which need not mean that it did not",
         (false, gpumem_model::run::State::Closed { .. }) => {
             "no agent said whether memory ran out; its device was not nearly full when it ended, or it ended well"

@@ -2,8 +2,9 @@
 
 use super::holders::{growth, name};
 use crate::Report;
-use crate::text::clean;
-use gpumem_model::run::{Cause, Ending, Holder, Oom, OomKind};
+use gpumem_model::ending::{Cause, Ending};
+use gpumem_model::harmless::clean;
+use gpumem_model::run::{Holder, Oom, OomKind};
 use gpumem_model::units::{Unit, plural, signed, thousands};
 
 /// Idle memory, how it lies, and how that compares with the request. Absent where no pool reports its blocks.

@@ -2,7 +2,7 @@
 
 use super::drawing::{Anchor, Drawing, Rect, Text};
 use super::palette::{BLACK, Color};
-use crate::text::clean;
+use gpumem_model::harmless::clean;
 use gpumem_model::units::{Unit, thousands};
 
 /// Letters of scales and lists.

@@ -17,7 +17,6 @@ mod bars;
 mod drawing;
 mod frame;
 mod helvetica;
-mod moments;
 mod of_report;
 pub mod palette;
 mod pdf;

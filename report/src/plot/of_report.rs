@@ -7,8 +7,9 @@ use super::drawing::Drawing;
 use super::frame::Frame;
 use super::rows::{Rows, rows_of};
 use super::timeline;
-use crate::text::{clean, device_title, label};
+use crate::labels::{device_title, label};
 use crate::{By, Report};
+use gpumem_model::harmless::clean;
 use gpumem_model::run::{Device, Moment};
 use gpumem_model::units::{Unit, plural};
 

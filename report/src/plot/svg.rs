@@ -125,7 +125,7 @@ pub(super) fn number(value: f64) -> String {
 /// For content and attributes of XML. Control characters and noncharacters have no place in XML, not even escaped: they are no more.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    for character in crate::text::clean(text).chars() {
+    for character in gpumem_model::harmless::clean(text).chars() {
         match character {
             '&' => out.push_str("&amp;"),
             '<' => out.push_str("&lt;"),

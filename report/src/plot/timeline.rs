@@ -4,11 +4,12 @@ use super::axis::{Axis, GREY, LARGE, SMALL, words};
 use super::bar::{Bar, Kind, Segment, folded, largest, merged, rank};
 use super::bars::{LIST, MARGIN, ROW, list};
 use super::drawing::{Anchor, Data, Drawing, Fill, Item, Rect, Text};
-use super::moments;
-use super::palette::{BLACK, WHITE};
+use super::helvetica::{fitted, width};
+use super::palette::{BLACK, Color, WHITE};
 use crate::By;
 use crate::Report;
-use crate::text::device_title;
+use crate::labels::device_title;
+use crate::lines::clean_name;
 use gpumem_ledger::SUM;
 use gpumem_model::run::{Clock, Device, Moment};
 use gpumem_model::units::{Unit, thousands};
@@ -87,7 +88,7 @@ pub(super) fn timeline(
     }
     axis.zero(plot, &mut out);
     times(report, (first, last), plot, &mut out);
-    moments::draw(report, device, (first, last), plot, &x, &mut out);
+    draw_events(report, device, (first, last), plot, &x, &mut out);
     if let Some(at) = points.get(peak) {
         let heading = format!("at the peak of tracked, {}", report.run.clock.time(at.time_ns));
         let beside = Rect { x: plot.x + WIDTH + 24.0, width: LIST, ..plot };
@@ -114,7 +115,7 @@ fn points(report: &Report<'_>, device: &Device, by: By) -> Vec<At> {
         let moment = Moment {
             time_ns: point.time_ns,
             tracked_bytes: Some(point.tracked_bytes()),
-            amounts,
+            amounts: amounts.into(),
             untrackable_bytes: match is_peak {
                 true => peak.untrackable_bytes,
                 false => untrackable_at(device, point.time_ns),
@@ -319,4 +320,52 @@ fn key(at: &At, heading: &str, ranks: &[String], unit: Unit, beside: Rect, out: 
         .collect();
     parts.sort_by_key(|(part, _)| (part.kind, rank(part, ranks)));
     list(&at.bar, &parts, unit, Rect { y: y + ROW, height: beside.height - ROW, ..beside }, out);
+}
+
+/// Times at which memory ran out.
+const ALARM: Color = Color(0xb8, 0x1f, 0x1f);
+/// A name has no more room than that.
+const LONGEST: f64 = 90.0;
+/// Between two names.
+const GAP: f64 = 4.0;
+
+struct Event {
+    x: f64,
+    name: String,
+    is_alarm: bool,
+}
+
+/// Draws a line through the plot for each OOM record and mark, with its name above where that has room.
+fn draw_events(
+    report: &Report<'_>,
+    device: &Device,
+    (first, last): (u64, u64),
+    plot: Rect,
+    x: &dyn Fn(u64) -> f64,
+    out: &mut Drawing,
+) {
+    let is_seen = |time_ns: u64| (first..=last).contains(&time_ns);
+    let ooms = device.details.ooms.iter().filter(|oom| oom.is_true() && is_seen(oom.time_ns));
+    let ooms = ooms.map(|oom| Event { x: x(oom.time_ns), name: "OOM".into(), is_alarm: true });
+    let marks = report.run.coverage.marks.iter().filter(|mark| is_seen(mark.time_ns));
+    let marks = marks.map(|mark| {
+        let name = clean_name(mark.name.as_deref().unwrap_or("(unnamed)"));
+        Event { x: x(mark.time_ns), name: fitted(&name, SMALL, false, LONGEST), is_alarm: false }
+    });
+    let moments: Vec<Event> = ooms.chain(marks).collect();
+    // Names of alarms come first: where two want one place, those are read.
+    let mut taken: Vec<(f64, f64)> = Vec::new();
+    for moment in &moments {
+        let (color, stroke) = if moment.is_alarm { (ALARM, 1.2) } else { (GREY, 0.8) };
+        let points = vec![(moment.x, plot.y), (moment.x, plot.y + plot.height)];
+        out.items.push(Item::Line { points, color, width: stroke, dashed: true, data: None });
+        let half = width(&moment.name, SMALL, moment.is_alarm) / 2.0 + GAP;
+        let middle = moment.x.clamp(plot.x + half, (plot.x + plot.width - half).max(plot.x + half));
+        let place = (middle - half, middle + half);
+        if taken.iter().all(|other| place.1 <= other.0 || place.0 >= other.1) {
+            taken.push(place);
+            let label = words(&moment.name, middle, plot.y - 4.0, SMALL);
+            out.text(Text { anchor: Anchor::Middle, color, bold: moment.is_alarm, ..label });
+        }
+    }
 }

@@ -1,9 +1,9 @@
 //! Why nvidia-smi says more than the framework: two lines that add up as they are printed, in the numbers of the table
 //! above them.
 
-use super::lines::Lines;
 use super::table::Shown;
 use crate::bridge::{Bridge, Source, disagreement, own_word};
+use crate::lines::Lines;
 use crate::{Part, Report};
 use gpumem_model::run::Device;
 use gpumem_model::units::Unit;

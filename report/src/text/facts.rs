@@ -1,14 +1,15 @@
 //! What is known of a device beside its statement: when the gap was measured, what `Others` is, who else
 //! has memory there.
 
-use super::lines::{Lines, clean_name};
+use crate::labels::{free_name, rest_name};
+use crate::lines::{Lines, clean_name};
 use crate::rules::NO_TAG;
 use crate::steps::largest;
 use crate::{By, Report, growth};
 use gpumem_model::run::{Clock, Device};
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, signed, thousands};
-use gpumem_model::window::Part;
+use gpumem_model::window::WindowKind;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
@@ -32,7 +33,7 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
                 ));
             }
             Some(window) => {
-                let of = if window.part == Part::At { "that time" } else { "the highest moment" };
+                let of = if window.part == WindowKind::At { "that time" } else { "the highest moment" };
                 out.prose(&format!("~ the gap was measured {distance} {side} {of}"));
             }
             None => out.prose(&format!("~ the gap was measured {distance} {side} the peak")),
@@ -67,7 +68,7 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
     }
     inherited(report, device, out);
     // Who else was there at a time that has passed is not kept.
-    if report.window.is_none_or(|window| window.part != Part::Between) {
+    if report.window.is_none_or(|window| window.part != WindowKind::Between) {
         out.prose(&device_line(device, times));
     }
     if let Some(accounting) = device.accounting() {
@@ -158,16 +159,6 @@ pub(crate) fn device_parts(device: &Device) -> Option<Vec<(String, i64)>> {
         }
     }
     Some(parts)
-}
-
-/// What is left of device memory, or of the host's memory where the device has none of its own.
-/// What is in no process's line.
-pub(crate) fn rest_name(is_unified: bool) -> &'static str {
-    if is_unified { "rest of the host" } else { "unaccounted" }
-}
-
-pub(crate) fn free_name(is_unified: bool) -> &'static str {
-    if is_unified { "available" } else { "free" }
 }
 
 fn saturating_sum(amounts: impl Iterator<Item = i64>) -> i64 {

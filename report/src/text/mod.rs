@@ -8,39 +8,36 @@
 //! bridge    from a framework's own numbers to nvidia-smi's
 //! spark     used or tracked over time, as a line
 //! facts     what is known of a device beside its statement
-//! lines     clean, and wrapped where the terminal ends
 //! ```
 
 mod bridge;
 mod facts;
-mod lines;
 mod overview;
 mod prose;
 mod spark;
 mod table;
 
-pub(super) use facts::{device_parts, free_name, rest_name};
+pub use crate::labels::{label, short_command};
+pub use crate::lines::wrapped;
+pub(super) use facts::device_parts;
 pub use gpumem_model::harmless::clean;
-pub use lines::wrapped;
-pub(crate) use lines::{Lines, clean_name};
-pub(crate) use prose::{HELD, hears_of_ooms};
-pub(crate) use prose::{device_name, device_title, exit, whose};
-pub use prose::{label, short_command};
 pub(super) use table::{Printed, Shown, is_carried, note};
 
-use super::Report;
+use crate::Report;
+use crate::labels::device_title;
+use crate::lines::Lines;
 use gpumem_model::run::{Device, State};
 use gpumem_model::time::Times;
-use gpumem_model::window::Part;
+use gpumem_model::window::WindowKind;
 
 /// What the two columns of amounts are.
 pub(super) fn columns(report: &Report<'_>) -> (&'static str, &'static str) {
     let last = if report.run.state == State::Open { "now" } else { "last" };
     match report.window.map(|window| window.part) {
         None => (last, "at peak"),
-        Some(Part::At) => (last, "then"),
-        Some(Part::Since) => (last, "highest"),
-        Some(Part::Between) => ("at the end", "highest"),
+        Some(WindowKind::At) => (last, "then"),
+        Some(WindowKind::Since) => (last, "highest"),
+        Some(WindowKind::Between) => ("at the end", "highest"),
     }
 }
 
@@ -99,7 +96,7 @@ pub fn text(report: &Report<'_>, layout: Layout) -> String {
             lines.push(String::new());
             lines.extend(part(&|out| {
                 if several {
-                    out.prose(&prose::device_title(device));
+                    out.prose(&device_title(device));
                 }
                 let shown = table::Shown::of(report, device, categories);
                 table::table(report, device, times, &shown, out);

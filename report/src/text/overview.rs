@@ -1,8 +1,8 @@
 //! Several devices of one process, a row each.
 
-use super::lines::{Lines, clean_name};
-use super::prose::device_title;
-use crate::group::{self, Amounts, Line};
+use crate::group::{self, Identity, Line};
+use crate::labels::device_title;
+use crate::lines::{Lines, clean_name};
 use crate::{Report, growth};
 use gpumem_model::run::Device;
 use gpumem_model::time::Times;
@@ -16,7 +16,7 @@ pub(super) fn overview(report: &Report<'_>, times: Times, out: &mut Lines) {
     let devices = &report.run.devices;
     let line = |device: &Device| Line {
         names: vec![device_title(device)],
-        amounts: Amounts::of(report.run, device),
+        amounts: Identity::of(report.run, device),
         note: note(device, times),
     };
     out.line("");
@@ -28,7 +28,7 @@ pub(super) fn overview(report: &Report<'_>, times: Times, out: &mut Lines) {
     largest(report, &lines, out);
     super::bridge::of_all(report, out);
     for device in devices {
-        if growth::told(report, device).is_some_and(|told| growth::moves(&told))
+        if growth::growth_report(report, device).is_some_and(|told| growth::moves(&told))
             && let Some(line) = growth::line(report, device)
         {
             out.prose(&format!("GPU {} {line}", device.ordinal));

@@ -1,58 +1,16 @@
 //! What stands above and below the tables: whose memory it is, how much of the truth it is, what to type
 //! next.
 
-use super::lines::Lines;
-use crate::{By, Report};
-use crate::{growth, own};
+use crate::labels::{device_title, exit, label};
+use crate::lines::Lines;
+use crate::{By, Report, growth, own};
 use gpumem_model::harmless::clean;
 use gpumem_model::layers;
-use gpumem_model::run::{BlindWindow, Clock, Device, Oom, Run, State};
+use gpumem_model::run::{BlindWindow, Clock, Device, Oom, Run, SUBSCRIPTION_HELD, State};
 use gpumem_model::time::Times;
 use gpumem_model::units::{plural, thousands};
 use gpumem_model::who::Who;
-use gpumem_model::window::{Part, Window};
-
-/// The command without the directories of its program and script, else the program's name, else where the run came
-/// from; for a daemon that would be the machine, which is nobody's command.
-pub fn label(run: &Run) -> String {
-    let facts = &run.process.facts;
-    match facts.get("command") {
-        Some(command) => short_command(command),
-        None if run.source.is_watched() => clean(facts.get("comm").map_or("(unknown)", String::as_str)),
-        None => clean(&run.source.origin),
-    }
-}
-
-/// Whose it is, with its pid where that is known.
-pub(crate) fn whose(run: &Run) -> String {
-    match run.process.pid {
-        0 => label(run),
-        pid => format!("{}  pid {pid}", label(run)),
-    }
-}
-
-/// The first word of a command line, and the rest. Words with spaces are in single quotes.
-fn first_word(line: &str) -> Option<(&str, &str)> {
-    let line = line.trim_start_matches(' ');
-    let quoted = line.strip_prefix('\'').and_then(|rest| rest.split_once('\''));
-    let word = quoted.or_else(|| line.split_once(' ')).unwrap_or((line, ""));
-    (!word.0.is_empty()).then_some(word)
-}
-
-/// A command as people call it: program and script without their directories and arguments.
-pub fn short_command(command: &str) -> String {
-    let mut rest = command;
-    let mut words = std::iter::from_fn(|| {
-        let (word, after) = first_word(rest)?;
-        rest = after;
-        Some(word)
-    });
-    let base = |word: &str| word.rsplit('/').next().unwrap_or(word).to_owned();
-    let first = words.next().map(base).unwrap_or_default();
-    let interpreter = first.starts_with("python") || first == "bash" || first == "sh";
-    let script = if interpreter { words.next().map(base).map(|word| format!(" {word}")) } else { None };
-    clean(&(first + &script.unwrap_or_default()))
-}
+use gpumem_model::window::{Window, WindowKind};
 
 pub(super) fn head(report: &Report<'_>, times: Times, out: &mut Lines) {
     let run = report.run;
@@ -96,11 +54,6 @@ pub(super) fn tail(report: &Report<'_>, out: &mut Lines) {
     out.prose(&(next(report) + &ooms(report)));
 }
 
-/// Whether nothing said of memory that ran out means that it did not: files of other tools need not have a word for it.
-pub(crate) fn hears_of_ooms(run: &Run) -> bool {
-    run.coverage.covered && run.source.is_own()
-}
-
 /// Whether memory ran out, where that is known.
 fn ooms(report: &Report<'_>) -> String {
     let run = report.run;
@@ -111,11 +64,11 @@ fn ooms(report: &Report<'_>) -> String {
     let (suspected, pressure): (Vec<&Oom>, Vec<&Oom>) =
         pressure.into_iter().partition(|oom| oom.is_suspected());
     match (count(&ooms), count(&pressure)) {
-        (0, _) if gpumem_model::run::Ending::of(run).is_some() => {
+        (0, _) if gpumem_model::ending::Ending::of(run).is_some() => {
             format!("    oom: none, ended by something else ({asked})")
         }
         _ if !suspected.is_empty() => format!("    oom: suspected ({asked})"),
-        (0, 0) if !hears_of_ooms(run) => String::new(),
+        (0, 0) if !run.hears_of_ooms() => String::new(),
         (0, 0) => "    oom: none".to_owned(),
         (0, times) => format!("    oom: none, pressure {} times ({asked})", thousands(times)),
         (number, _) => format!("    oom: {} ({asked})", thousands(number)),
@@ -141,41 +94,12 @@ pub(super) fn heading(report: &Report<'_>) -> String {
     parts.join("  ")
 }
 
-/// A device with its product name.
-pub(crate) fn device_title(device: &Device) -> String {
-    let model = if device.model.is_empty() { String::new() } else { format!(" {}", device.model) };
-    titled(device, &model)
-}
-
-/// A device without it.
-pub(crate) fn device_name(device: &Device) -> String {
-    titled(device, "")
-}
-
-fn titled(device: &Device, model: &str) -> String {
-    if device.name.starts_with(crate::diff::job::MEMBER) {
-        return clean(&device.name);
-    }
-    if device.name.starts_with("unnamed-") {
-        return format!("GPU {}", device.name);
-    }
-    // As much of the UUID as nvidia-smi needs.
-    let name = match device.name.get(..12) {
-        Some(name) if !device.name.starts_with("ordinal-") => format!(" ({name})"),
-        _ => String::new(),
-    };
-    format!("GPU {}{model}{name}", device.ordinal)
-}
-
-/// CUPTI's result when another client holds the subscription.
-pub(crate) const HELD: u16 = 39;
-
 /// Why the sums are less than the truth: each on a line of its own, above everything else.
 pub(super) fn warnings(run: &Run) -> Vec<String> {
     let coverage = &run.coverage;
     let mut lines = Vec::new();
     match (&coverage.blocked_by, coverage.blocked_code) {
-        (Some(why), Some(code)) if code != HELD => {
+        (Some(why), Some(code)) if code != SUBSCRIPTION_HELD => {
             lines.push(format!("BLOCKED, allocations are not seen: {}", clean(why)));
         }
         (Some(by), _) => {
@@ -208,11 +132,11 @@ fn window_line(window: Window, times: Times) -> String {
     let (from, to) = (times.time(window.from_ns), times.time(window.to_ns));
     let length = times.clock().distance(window.to_ns - window.from_ns.min(window.to_ns));
     let of = match window.part {
-        Part::At => format!("what was held at {from}"),
-        Part::Since => format!("since {from}, {length}"),
-        Part::Between => format!("{from} to {to}, {length}"),
+        WindowKind::At => format!("what was held at {from}"),
+        WindowKind::Since => format!("since {from}, {length}"),
+        WindowKind::Between => format!("{from} to {to}, {length}"),
     };
-    let counts = if window.exact && window.part != Part::At { "the window" } else { "the whole run" };
+    let counts = if window.exact && window.part != WindowKind::At { "the window" } else { "the whole run" };
     format!("{of}; counts are those of {counts}")
 }
 
@@ -237,14 +161,6 @@ fn provenance(run: &Run, times: Times) -> String {
         kind => format!("from {kind} {}", run.source.origin),
     };
     format!("{origin}; {state}")
-}
-
-/// A status of waitpid in words.
-pub(crate) fn exit(status: u64) -> String {
-    match status & 0x7f {
-        0 => format!("exit {}", status >> 8 & 0xff),
-        signal => format!("signal {signal}"),
-    }
 }
 
 /// How long the agent saw nothing, and when it was longest.
@@ -382,23 +298,4 @@ fn next(report: &Report<'_>) -> String {
         false => growth.to_owned(),
     };
     format!("next: {} {device}{other}{growth} | --all | --json | --csv", report.command)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::short_command;
-
-    #[test]
-    fn command_is_shortened_to_program_and_script() {
-        for (command, short) in [
-            ("/usr/bin/python3.11 /home/ana/train.py --steps 3", "python3.11 train.py"),
-            ("'/home/ana/my env/bin/python' '/home/ana/my code/train.py' -v", "python train.py"),
-            ("'/tmp/gpumem space/mixer'", "mixer"),
-            ("postgres: ana idle", "postgres:"),
-            ("'/tmp/not closed", "not"),
-            ("", ""),
-        ] {
-            assert_eq!(short_command(command), short, "{command}");
-        }
-    }
 }

@@ -1,7 +1,7 @@
 //! The statement of a device as a table, at two moments. Its numbers are never cut: where the terminal is
 //! too narrow for them, the table is wider than the terminal.
 
-use super::lines::{Lines, clean_name};
+use crate::lines::{Lines, clean_name};
 use crate::table::{Align, pad, shorten, width};
 use crate::{By, Part, Report, Row, Statement};
 use gpumem_model::run::Device;

@@ -2,9 +2,8 @@
 use gpumem_import::read_file;
 use gpumem_model::run::{Caveat, Cell, Class, Moment, Oom, Parts, Run};
 use gpumem_report::diff::gate::{self, Limit, Of, Outcome};
-use gpumem_report::diff::job::together;
 use gpumem_report::diff::text::{Layout, text};
-use gpumem_report::diff::{At, Diff, Side, csv, json};
+use gpumem_report::diff::{At, Diff, Side, data, sum_of_ranks};
 use proptest::prelude::*;
 use serde_json::Value;
 use std::path::Path;
@@ -95,13 +94,13 @@ fn rows(text: &str) -> Vec<(usize, String, [Option<i64>; 3])> {
 fn sum_of_processes_has_every_count_and_names_of_its_ooms() {
     let process = |tag: &str, count: u64| {
         let mut run = run(&[tag], &[("GPU-1", vec![5], None)]);
-        let oom = Oom { count, amounts: vec![(0, 5)], ..Oom::default() };
+        let oom = Oom { count, amounts: vec![(0, 5)].into(), ..Oom::default() };
         run.devices[0].details.ooms = vec![oom];
         let of = &mut run.coverage;
         (of.ooms_dropped, of.blind_count, of.blind_ns, of.lost) = (count, count, 10 * count, u64::MAX);
         run
     };
-    let sum = together("2 processes", vec![process("one", 1), process("two", 2)]);
+    let sum = sum_of_ranks("2 processes", vec![process("one", 1), process("two", 2)]);
     let of = &sum.coverage;
     assert_eq!((of.ooms_dropped, of.blind_count, of.blind_ns, of.lost), (3, 3, 30, u64::MAX));
     let tag = |cell: u32| sum.cells[cell as usize].tag.as_deref();
@@ -246,8 +245,8 @@ proptest! {
                 prop_assert!(text.lines().count() <= 40, "{}", text);
             }
         }
-        assert_json_adds_up(&json::json(&diff, None));
-        assert_csv_adds_up(&csv::csv(&diff), &diff);
+        assert_json_adds_up(&data::json(&diff, None));
+        assert_csv_adds_up(&data::csv(&diff), &diff);
         for limit in [Limit::Bytes(1 << 20), Limit::Millionths(20_000)] {
             let verdict = gate::judge(&diff, &Of::Peak, limit);
             if let ([Some(a), Some(b), Some(limit)], 1) = ([verdict.a_bytes, verdict.b_bytes, verdict.limit_bytes], diff.pairs.len()) {

@@ -2,7 +2,7 @@
 use gpumem_ledger::{Origin, ProcessKey};
 use gpumem_model::growth::Axis;
 use gpumem_model::run::{Run, Source};
-use gpumem_report::growth::{Told, line, table, told};
+use gpumem_report::growth::{GrowthReport, growth_report, line, table};
 use gpumem_report::json::json;
 use gpumem_report::judge::trend_test::Verdict;
 use gpumem_report::rules::Groupings;
@@ -118,8 +118,8 @@ fn report(run: &Run) -> Report<'_> {
     Report::new(run, Groupings::preset(None).clone(), None)
 }
 
-fn all(run: &Run) -> Told {
-    told(&report(run), &run.devices[0]).expect("something to judge")
+fn all(run: &Run) -> GrowthReport {
+    growth_report(&report(run), &run.devices[0]).expect("something to judge")
 }
 
 fn sentence(run: &Run) -> String {
@@ -332,7 +332,7 @@ fn a_process_without_an_agent_is_judged_by_what_it_uses() {
 fn what_has_hardly_begun_says_nothing() {
     let mut said = Said::new();
     assert!(
-        told(
+        growth_report(
             &report(&said.run()),
             &said.run().devices.first().cloned().unwrap_or_else(|| {
                 said.take("loader", MIB);

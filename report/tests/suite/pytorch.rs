@@ -290,7 +290,7 @@ proptest! {
         said.alloc(MIB, 0);
         let mut run = said.run();
         run.cells = cells.iter().map(|(cell, _)| cell.clone()).collect();
-        let amounts: Vec<(u32, i64)> = cells.iter().enumerate().map(|(at, (_, bytes))| (at as u32, *bytes)).collect();
+        let amounts: gpumem_model::run::Amounts = cells.iter().enumerate().map(|(at, (_, bytes))| (at as u32, *bytes)).collect();
         let tracked = amounts.iter().map(|(_, bytes)| bytes).sum::<i64>();
         run.devices[0].last = Moment {
             amounts,

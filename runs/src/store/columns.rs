@@ -1,7 +1,6 @@
 //! Values of columns that are not SQLite's own: u64, JSON, words, and lists that must have no holes.
 
-use super::writer::Writer;
-use gpumem_model::run::{Class, Clock, State};
+use gpumem_model::run::{Clock, State};
 use rusqlite::types::Type;
 use rusqlite::{Connection, Error, Params, Result, Row};
 use serde::{Serialize, de::DeserializeOwned};
@@ -75,26 +74,4 @@ pub(super) fn state(row: &Row<'_>, at: usize) -> Result<State> {
         "interrupted" => Ok(State::Interrupted),
         other => Err(damaged(format!("a state {other:?}"))),
     }
-}
-
-/// Writer from the columns writer_pid, writer_start, writer_boot.
-pub(super) fn writer(row: &Row<'_>, at: usize) -> Result<Option<Writer>> {
-    let Some(pid) = row.get(at)? else { return Ok(None) };
-    Ok(Some(Writer { pid, start_ticks: unsigned(row, at + 1)?, boot_id: row.get(at + 2)? }))
-}
-
-const CLASSES: [(&str, Class); 4] = [
-    ("direct", Class::Direct),
-    ("block", Class::Block),
-    ("pool_idle", Class::PoolIdle),
-    ("opaque", Class::Opaque),
-];
-
-pub(super) fn class_name(class: Class) -> &'static str {
-    CLASSES.iter().find(|(_, other)| *other == class).map_or("", |(name, _)| name)
-}
-
-pub(super) fn class_of(name: &str) -> Result<Class> {
-    let found = CLASSES.iter().find(|(other, _)| *other == name).map(|(_, class)| *class);
-    found.ok_or_else(|| damaged(format!("a class {name:?}")))
 }

@@ -12,7 +12,7 @@
 //! ooms        0, 1, ...           one each, JSON
 //!
 //! own, name   seq                 body
-//! rest        0                   JSON of Own without the lists below
+//! rest        0                   JSON of ProgramData without the lists below
 //! counters    0, 1, ...           one each, JSON
 //! ranges      0, 1, ...           16 each, JSON
 //! spans       0, 1, ...           256 each, JSON
@@ -23,8 +23,8 @@
 use super::columns::{damaged, execute, json};
 use super::packed;
 use gpumem_model::growth::Growth;
-use gpumem_model::own::{Counter, Range, Span};
-use gpumem_model::run::{Details, Iteration, Oom, Own, Parameters, Step};
+use gpumem_model::program_data::{Counter, Range, Span};
+use gpumem_model::run::{Details, Iteration, Oom, Parameters, ProgramData, Step};
 use rusqlite::types::{ToSql, ToSqlOutput, ValueRef};
 use rusqlite::{Connection, Result, params};
 use serde::Serialize;
@@ -102,7 +102,7 @@ pub(super) fn write(db: &Connection, id: i64, device: usize, details: &Details) 
     write_rows(db, Of::Device(id, device as i64), rows(details)?)
 }
 
-pub(super) fn write_own(db: &Connection, id: i64, own: &Own) -> Result<()> {
+pub(super) fn write_own(db: &Connection, id: i64, own: &ProgramData) -> Result<()> {
     let mut rows = BTreeMap::new();
     if !own.is_empty() {
         let mut rest = own.clone();
@@ -208,9 +208,9 @@ pub(super) fn read(db: &Connection, id: i64, device: usize) -> Result<Details> {
     Ok(details)
 }
 
-pub(super) fn read_own(db: &Connection, id: i64) -> Result<Own> {
+pub(super) fn read_own(db: &Connection, id: i64) -> Result<ProgramData> {
     let mut stored = Stored::read(db, Of::Run(id), &format!("run {id} itself"))?;
-    let mut own: Own = stored.text("rest")?.unwrap_or_default();
+    let mut own: ProgramData = stored.text("rest")?.unwrap_or_default();
     own.counters.extend(stored.list::<Counter>("counters")?);
     own.ranges.extend(stored.list::<Range>("ranges")?);
     own.spans.extend(stored.list::<Span>("spans")?);

@@ -1,9 +1,39 @@
-//! What can go wrong with a store, each with the file it happened to.
+//! What can go wrong with a store, each with the file it happened to; and what messages name: ids of runs and of the file's kind.
 
-use super::RunId;
-use super::schema::APPLICATION_ID;
 use rusqlite::ErrorCode;
+use std::fmt;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// `gpmd`: SQLite's field for which program a file belongs to.
+pub(super) const APPLICATION_ID: i64 = 0x6770_6d64;
+
+pub(super) type Result<T, E = StoreError> = std::result::Result<T, E>;
+
+/// Names a run of one store. Never used again for another, even when the run is deleted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RunId(pub i64);
+
+/// A text that names no run.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a run: runs are named r1, r2, ...")]
+pub struct ParseRunIdError(String);
+
+impl fmt::Display for RunId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "r{}", self.0)
+    }
+}
+
+impl FromStr for RunId {
+    type Err = ParseRunIdError;
+
+    fn from_str(text: &str) -> Result<Self, ParseRunIdError> {
+        let digits = text.strip_prefix('r').filter(|rest| rest.bytes().all(|byte| byte.is_ascii_digit()));
+        let id = digits.and_then(|digits| digits.parse().ok()).filter(|&id| id > 0);
+        id.map(RunId).ok_or_else(|| ParseRunIdError(text.to_owned()))
+    }
+}
 
 /// Why the store did not do what was asked. A write that failed has changed nothing.
 #[derive(Debug, thiserror::Error)]

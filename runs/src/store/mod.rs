@@ -2,14 +2,16 @@
 //! may read the file.
 //!
 //! ```text
+//! file                one store file: writing, loading and listing its runs
 //! schema              tables, versions, what makes a file a store
 //! rows, moments       Run <-> rows
 //! details, packed     what explains a device, in rows of which those that differ are written
 //! room                deleting what is old, and giving the space back
 //! select              runs that are asked for
+//! tables              the columns of each table and the fields that they hold
 //! columns             values that SQLite has no type for
 //! writer              who writes a run, and whether that process lives
-//! error               StoreError
+//! error               StoreError, and ids of runs
 //! ```
 //!
 //! One process writes; any number read, also while it writes. A write is one transaction: after SIGKILL
@@ -19,6 +21,7 @@
 mod columns;
 mod details;
 mod error;
+mod file;
 mod moments;
 mod open;
 mod packed;
@@ -26,317 +29,11 @@ mod room;
 mod rows;
 mod schema;
 mod select;
+mod tables;
 mod writer;
 
-pub use error::StoreError;
+pub use error::{ParseRunIdError, RunId, StoreError};
+pub use file::{Newest, RunSummary, Store};
 pub use room::{Over, Room};
 pub use schema::VERSION;
 pub use select::{Filter, Listed, STATES, Sort, state_name};
-
-use gpumem_model::run::{Clock, Run, State};
-use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
-use std::fmt;
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
-use writer::Writer;
-
-/// A store file, open.
-#[derive(Debug)]
-pub struct Store {
-    db: Connection,
-    path: PathBuf,
-}
-
-/// Names a run of one store. Never used again for another, even when the run is deleted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RunId(pub i64);
-
-/// A text that names no run.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a run: runs are named r1, r2, ...")]
-pub struct ParseRunIdError(String);
-
-/// A line of the list of runs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RunSummary {
-    /// In this store.
-    pub id: RunId,
-    /// What the writer calls it, the same when it comes again.
-    pub uid: String,
-    /// When it was first stored: seconds since 1970.
-    pub stored_s: i64,
-    /// Which part of its process's life it is, from 1.
-    pub part: u32,
-    /// The part before, where that is still here.
-    pub continues: Option<RunId>,
-    /// The command, or where that is not known the source's origin.
-    pub label: String,
-    /// Pid in the daemon's namespace; 0 where it is not known.
-    pub pid: u32,
-    /// [`Source::kind`](gpumem_model::run::Source::kind).
-    pub source_kind: String,
-    /// [`Source::origin`](gpumem_model::run::Source::origin).
-    pub source_origin: String,
-    /// As [`Store::load`] returns it.
-    pub state: State,
-    /// What the times mean.
-    pub clock: Clock,
-    /// Earliest time in its series, if there is any.
-    pub started_ns: Option<u64>,
-    /// Latest time in it; absent without devices.
-    pub last_ns: Option<u64>,
-    /// Highest `tracked` on any one of its devices.
-    pub peak_tracked_bytes: Option<i64>,
-    /// Ordered records applied.
-    pub events: u64,
-}
-
-/// The newest part of a life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Newest {
-    /// In this store.
-    pub id: RunId,
-    /// From 1.
-    pub part: u32,
-    /// The next part has begun, or is to.
-    pub is_rolled: bool,
-}
-
-type Result<T, E = StoreError> = std::result::Result<T, E>;
-
-impl Store {
-    /// Opens for reading and writing. Makes the file (0600, it holds command lines) and its directory
-    /// (0700) where they are missing; never changes a file that is not a store.
-    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref().to_owned();
-        Ok(Store { db: open::writable(&path)?, path })
-    }
-
-    /// Opens for reading. Never makes a file. Works without write access to the directory, but a store
-    /// that was closed cleanly is then read as it was at this moment: open again to see what came later.
-    pub fn open_read_only(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref().to_owned();
-        Ok(Store { db: open::read_only(&path)?, path })
-    }
-
-    /// The size in bytes above which writes fail with [`StoreError::DiskFull`], until the store is
-    /// reopened. Not below the present size.
-    pub fn limit_size(&mut self, bytes: u64) -> Result<()> {
-        let page: i64 = self.sql(|db| db.pragma_query_value(None, "page_size", |row| row.get(0)))?;
-        let pages = i64::try_from(bytes).unwrap_or(i64::MAX) / page.max(1);
-        // An answer of SQLite, hence the query: the limit it took.
-        let limit = format!("PRAGMA max_page_count = {}", pages.clamp(1, i64::from(u32::MAX - 1)));
-        self.sql(|db| db.query_row(&limit, [], |_| Ok(())))
-    }
-
-    /// Stores a new run that this process goes on to checkpoint. `uid` names it for good: the same for the
-    /// same life of the same process, also from a restarted daemon.
-    pub fn begin(&mut self, run: &Run, uid: &str) -> Result<RunId> {
-        self.begin_part(run, uid, 1)
-    }
-
-    /// The same for a later part of the life whose first part has, or had, the uid `life`.
-    pub fn begin_part(&mut self, run: &Run, life: &str, part: u32) -> Result<RunId> {
-        let writer = Some(self.this_writer()?);
-        match self.store_new(run, life, part, writer)? {
-            (id, true) => Ok(id),
-            (id, false) => Err(StoreError::KnownUid { path: self.path.clone(), uid: uid_of(life, part), id }),
-        }
-    }
-
-    /// The newest part of the life whose first part has, or had, that uid.
-    pub fn newest(&self, life: &str) -> Result<Option<Newest>> {
-        let sql = "SELECT id, part, rolled_ns IS NOT NULL FROM run WHERE life = ? ORDER BY part DESC LIMIT 1";
-        let newest =
-            |row: &Row<'_>| Ok(Newest { id: RunId(row.get(0)?), part: row.get(1)?, is_rolled: row.get(2)? });
-        self.sql(|db| db.prepare_cached(sql)?.query_row([life], newest).optional())
-    }
-
-    /// Replaces what is stored of the run. The run is then written by this process, whoever began it.
-    pub fn checkpoint(&mut self, id: RunId, run: &Run) -> Result<()> {
-        let writer = Some(self.this_writer()?);
-        self.replace(id, run, writer)
-    }
-
-    /// The last checkpoint: nobody writes the run from now on. One whose state is still
-    /// [`State::Open`] is interrupted.
-    pub fn close(&mut self, id: RunId, run: &Run) -> Result<()> {
-        self.replace(id, run, None)
-    }
-
-    /// Stores a run that is over, such as an import. Where the uid is known nothing changes: the known
-    /// run's id, and false.
-    pub fn insert(&mut self, run: &Run, uid: &str) -> Result<(RunId, bool)> {
-        self.store_new(run, uid, 1, None)
-    }
-
-    /// The run as it was last stored; but one that is [`State::Open`] and whose writer does not live any
-    /// more is [`State::Interrupted`].
-    pub fn load(&self, id: RunId) -> Result<Run> {
-        // One transaction, so that a checkpoint between two reads is seen by both or by none.
-        let read = self.sql(|db| rows::read(&*db.unchecked_transaction()?, id.0))?;
-        let (mut run, writer) = read.ok_or_else(|| self.unknown(id))?;
-        run.state = state_now(run.state, writer.as_ref());
-        Ok(run)
-    }
-
-    /// The same without cells and devices: for who searches.
-    pub fn load_head(&self, id: RunId) -> Result<Run> {
-        let (mut run, writer) = self.sql(|db| rows::read_run(db, id.0))?.ok_or_else(|| self.unknown(id))?;
-        run.state = state_now(run.state, writer.as_ref());
-        Ok(run)
-    }
-
-    /// All runs, the newest first.
-    pub fn list(&self) -> Result<Vec<RunSummary>> {
-        self.newest_runs(usize::MAX)
-    }
-
-    /// The newest so many, newest first: a store may have more than anybody wants in memory at once.
-    pub fn newest_runs(&self, most: usize) -> Result<Vec<RunSummary>> {
-        let sql = "SELECT id, uid, stored_s, label, pid, source_kind, started_ns, last_ns, events,
-                (SELECT max(tracked_bytes) FROM moment WHERE run = run.id AND kind = 'peak'),
-                clock, wall_offset_ns, state, closed_ns, closed_status, rolled_ns,
-                writer_pid, writer_start, writer_boot, source_origin, part,
-                (SELECT id FROM run AS before WHERE before.life = run.life AND before.part = run.part - 1)
-            FROM run ORDER BY id DESC LIMIT ?";
-        let most = i64::try_from(most).unwrap_or(i64::MAX);
-        self.sql(|db| db.prepare_cached(sql)?.query_map([most], summary)?.collect())
-    }
-
-    /// The newest run.
-    pub fn latest(&self) -> Result<Option<RunId>> {
-        let id: Option<i64> = self.sql(|db| db.query_row("SELECT max(id) FROM run", [], |row| row.get(0)))?;
-        Ok(id.map(RunId))
-    }
-
-    fn store_new(
-        &mut self,
-        run: &Run,
-        life: &str,
-        part: u32,
-        writer: Option<Writer>,
-    ) -> Result<(RunId, bool)> {
-        self.check_run(run)?;
-        let uid = uid_of(life, part);
-        self.sql(|db| {
-            let transaction = Transaction::new_unchecked(db, TransactionBehavior::Immediate)?;
-            let known = "SELECT id FROM run WHERE uid = ?";
-            if let Some(id) = transaction.query_row(known, [&uid], |row| row.get(0)).optional()? {
-                return Ok((RunId(id), false));
-            }
-            columns::execute(
-                &transaction,
-                "INSERT INTO run (uid, stored_s, life, part) VALUES (?, ?, ?, ?)",
-                params![uid, columns::now_s(), life, part],
-            )?;
-            let id = transaction.last_insert_rowid();
-            rows::write(&transaction, id, run)?;
-            set_writer(&transaction, id, writer.as_ref())?;
-            transaction.commit()?;
-            Ok((RunId(id), true))
-        })
-    }
-
-    fn replace(&mut self, id: RunId, run: &Run, writer: Option<Writer>) -> Result<()> {
-        self.check_run(run)?;
-        let known = self.sql(|db| {
-            let transaction = Transaction::new_unchecked(db, TransactionBehavior::Immediate)?;
-            let known = rows::write(&transaction, id.0, run)?;
-            set_writer(&transaction, id.0, writer.as_ref())?;
-            transaction.commit()?;
-            Ok(known)
-        })?;
-        if known { Ok(()) } else { Err(self.unknown(id)) }
-    }
-
-    /// What the tables cannot hold is refused before anything is written.
-    fn check_run(&self, run: &Run) -> Result<()> {
-        let known = run.cells.len();
-        for device in &run.devices {
-            let points = device.details.timeline.points.iter().map(|point| ("timeline", &point.amounts));
-            let moments = [("last", &device.last.amounts), ("peak", &device.peak.amounts)];
-            for (kind, amounts) in moments.into_iter().chain(points) {
-                let rising = amounts.is_sorted_by(|(earlier, _), (later, _)| earlier < later);
-                let highest = amounts.last().map_or(0, |&(cell, _)| cell as usize + 1);
-                if !rising || highest > known {
-                    let what = format!(
-                        "the {kind} amounts of device {:?} must name each of its {known} cells at most once, \
-                         in order",
-                        device.name
-                    );
-                    return Err(StoreError::InvalidRun { path: self.path.clone(), what });
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn this_writer(&self) -> Result<Writer> {
-        Writer::this().map_err(|error| StoreError::io(Path::new("/proc"), error))
-    }
-
-    fn sql<T>(&self, work: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T> {
-        work(&self.db).map_err(|error| StoreError::sqlite(&self.path, error))
-    }
-
-    fn unknown(&self, id: RunId) -> StoreError {
-        StoreError::UnknownRun { path: self.path.clone(), id }
-    }
-}
-
-/// What the writer calls a part of a life.
-fn uid_of(life: &str, part: u32) -> String {
-    if part == 1 { life.to_owned() } else { format!("{life}/{part}") }
-}
-
-fn set_writer(db: &Connection, id: i64, writer: Option<&Writer>) -> rusqlite::Result<()> {
-    let sql = "UPDATE run SET writer_pid = ?, writer_start = ?, writer_boot = ? WHERE id = ?";
-    let pid = writer.map(|writer| writer.pid);
-    let start = writer.map(|writer| columns::bits(writer.start_ticks));
-    columns::execute(db, sql, params![pid, start, writer.map(|writer| &writer.boot_id), id])?;
-    Ok(())
-}
-
-fn state_now(state: State, writer: Option<&Writer>) -> State {
-    match state {
-        State::Open if !writer.is_some_and(Writer::lives) => State::Interrupted,
-        state => state,
-    }
-}
-
-fn summary(row: &Row<'_>) -> rusqlite::Result<RunSummary> {
-    Ok(RunSummary {
-        id: RunId(row.get(0)?),
-        uid: row.get(1)?,
-        stored_s: row.get(2)?,
-        label: row.get(3)?,
-        pid: row.get(4)?,
-        source_kind: row.get(5)?,
-        source_origin: row.get(19)?,
-        part: row.get(20)?,
-        continues: row.get::<_, Option<i64>>(21)?.map(RunId),
-        started_ns: columns::maybe_unsigned(row, 6)?,
-        last_ns: columns::maybe_unsigned(row, 7)?,
-        events: columns::unsigned(row, 8)?,
-        peak_tracked_bytes: row.get(9)?,
-        clock: columns::clock(row, 10)?,
-        state: state_now(columns::state(row, 12)?, columns::writer(row, 16)?.as_ref()),
-    })
-}
-
-impl fmt::Display for RunId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "r{}", self.0)
-    }
-}
-
-impl FromStr for RunId {
-    type Err = ParseRunIdError;
-
-    fn from_str(text: &str) -> Result<Self, ParseRunIdError> {
-        let digits = text.strip_prefix('r').filter(|rest| rest.bytes().all(|byte| byte.is_ascii_digit()));
-        let id = digits.and_then(|digits| digits.parse().ok()).filter(|&id| id > 0);
-        id.map(RunId).ok_or_else(|| ParseRunIdError(text.to_owned()))
-    }
-}

@@ -1,7 +1,7 @@
 //! Opening a store file, for the one that writes and for those that only read.
 
+use super::error::{Result, StoreError};
 use super::schema::{self, Found};
-use super::{Result, StoreError};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 use std::ffi::OsString;
 use std::fmt::Write as _;

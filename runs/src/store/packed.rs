@@ -68,7 +68,7 @@ pub(super) fn unpack_points(mut chunk: &[u8]) -> Option<Vec<Point>> {
         if amounts.len() > MAX_CELLS || points.len() == MAX_POINTS {
             return None;
         }
-        points.push(Point { time_ns, amounts, rest_bytes });
+        points.push(Point { time_ns, amounts: amounts.into(), rest_bytes });
     }
     Some(points)
 }
@@ -196,7 +196,7 @@ mod tests {
         ) {
             let points: Vec<Point> = points
                 .into_iter()
-                .map(|(time_ns, amounts, rest_bytes)| Point { time_ns, amounts, rest_bytes })
+                .map(|(time_ns, amounts, rest_bytes)| Point { time_ns, amounts: amounts.into(), rest_bytes })
                 .collect();
             let (chunk, packed) = (pack_points(&points), pack_columns(&columns));
             prop_assert_eq!(unpack_points(&chunk), Some(points));
@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn a_point_like_the_one_before_takes_a_handful_of_bytes() {
         let amounts: Vec<(u32, i64)> = (0..64).map(|cell| (cell, 1 << 30)).collect();
-        let point = |time_ns| Point { time_ns, amounts: amounts.clone(), rest_bytes: 1 << 40 };
+        let point = |time_ns| Point { time_ns, amounts: amounts.clone().into(), rest_bytes: 1 << 40 };
         let one = pack_points(&[point(1_000_000_000)]).len();
         let many: Vec<Point> = (1..=16).map(|second| point(second * 1_000_000_000)).collect();
         assert!(pack_points(&many).len() <= one + 15 * 8, "{} bytes", pack_points(&many).len());
@@ -223,7 +223,7 @@ mod tests {
     fn a_small_chunk_is_no_large_list() {
         let amounts: Vec<(u32, i64)> = (0..MAX_CELLS as u32).map(|cell| (cell, 1)).collect();
         let points = |count: u64, amounts: &[(u32, i64)]| -> Vec<Point> {
-            let one = |time_ns| Point { time_ns, amounts: amounts.to_vec(), rest_bytes: 0 };
+            let one = |time_ns| Point { time_ns, amounts: amounts.to_vec().into(), rest_bytes: 0 };
             (0..count).map(one).collect()
         };
         let most = points(MAX_POINTS as u64, &amounts[..3]);

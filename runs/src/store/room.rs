@@ -1,9 +1,10 @@
 //! Room for new runs: what may be deleted, deleting it, and giving the space back to the file system. Each call is a
 //! bounded piece of work; who keeps the store decides when and how often.
 
-use super::columns::{execute, maybe_unsigned, unsigned, writer};
-use super::writer::Writer;
-use super::{Result, RunId, Store, StoreError};
+use super::columns::{execute, maybe_unsigned, unsigned};
+use super::error::{Result, RunId, StoreError};
+use super::file::Store;
+use super::writer::{Writer, writer};
 use rusqlite::{OptionalExtension, Row};
 
 /// How large a store is.

@@ -2,14 +2,12 @@
 //! hardly changed dirties few pages, and what is read back equals what was given, whatever came before.
 
 use super::columns::{
-    bits, class_name, class_of, clock, damaged, dense, execute, from_json, json, maybe_unsigned, now_s,
-    state, unsigned, writer,
+    bits, clock, damaged, execute, from_json, json, maybe_unsigned, now_s, state, unsigned,
 };
-use super::details;
-use super::moments::{read_buckets, read_moment, write_buckets, write_moment};
-use super::writer::Writer;
-use gpumem_model::run::{Cell, Clock, Details, Device, Moment, Own, Process, Run, Source, State};
-use gpumem_model::series::Series;
+use super::moments::{read_moment, write_buckets, write_moment};
+use super::writer::{Writer, writer};
+use super::{details, tables};
+use gpumem_model::run::{Cell, Clock, Device, Process, ProgramData, Run, Source, State};
 use rusqlite::{Connection, OptionalExtension, Result, Row, params};
 
 /// Writes everything but id, uid and writer of a run whose row exists; false where it does not.
@@ -20,7 +18,7 @@ pub(super) fn write(db: &Connection, id: i64, run: &Run) -> Result<bool> {
     write_cells(db, id, &run.cells)?;
     details::write_own(db, id, &run.own)?;
     for (idx, device) in run.devices.iter().enumerate() {
-        write_device(db, id, idx, device)?;
+        tables::write(&mut tables::upsert::<Device>(db)?, &[&id, &(idx as i64)], device)?;
         write_moment(db, id, idx, "last", &device.last)?;
         write_moment(db, id, idx, "peak", &device.peak)?;
         write_buckets(db, id, idx, &device.series.buckets)?;
@@ -33,13 +31,13 @@ pub(super) fn write(db: &Connection, id: i64, run: &Run) -> Result<bool> {
 /// The run as it was written, and who writes it.
 pub(super) fn read(db: &Connection, id: i64) -> Result<Option<(Run, Option<Writer>)>> {
     let Some((mut run, writer)) = read_run(db, id)? else { return Ok(None) };
-    run.cells = read_cells(db, id)?;
+    run.cells = tables::read_list(db, &[&id])?;
     run.own = details::read_own(db, id)?;
-    run.devices = read_devices(db, id)?;
+    run.devices = tables::read_list(db, &[&id])?;
     for (idx, device) in run.devices.iter_mut().enumerate() {
         device.last = read_moment(db, id, idx, "last")?;
         device.peak = read_moment(db, id, idx, "peak")?;
-        device.series.buckets = read_buckets(db, id, idx)?;
+        device.series.buckets = tables::read_list(db, &[&id, &(idx as i64)])?;
         device.details = details::read(db, id, idx)?;
         let known = run.cells.len() as u32;
         let over_time = device.details.timeline.points.iter().flat_map(|point| &point.amounts);
@@ -128,7 +126,7 @@ pub(super) fn read_run(db: &Connection, id: i64) -> Result<Option<(Run, Option<W
             state: state(row, 12)?,
             cells: Vec::new(),
             devices: Vec::new(),
-            own: Own::default(),
+            own: ProgramData::default(),
         };
         Ok((run, writer(row, 16)?))
     };
@@ -136,102 +134,16 @@ pub(super) fn read_run(db: &Connection, id: i64) -> Result<Option<(Run, Option<W
 }
 
 fn write_cells(db: &Connection, id: i64, cells: &[Cell]) -> Result<()> {
-    let stored = read_cells(db, id)?;
+    let stored = tables::read_list::<Cell>(db, &[&id])?;
     let mut delete = db.prepare_cached("DELETE FROM cell WHERE run = ? AND idx = ?")?;
-    let mut insert = db.prepare_cached(
-        "INSERT INTO cell (run, idx, class, tag, origin, role, phase, library, pool, pending, inherited)
-        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-    )?;
+    let mut insert = tables::insert::<Cell>(db)?;
     for (idx, cell) in cells.iter().enumerate().filter(|&(idx, cell)| stored.get(idx) != Some(cell)) {
         // Not an upsert: that took 65 us a row, and the two take 6.
         if idx < stored.len() {
             delete.execute(params![id, idx as i64])?;
         }
-        let Cell { class, tag, origin, role, phase, library, pool, pending, inherited } = cell;
-        let class = class_name(*class);
-        let values =
-            params![id, idx as i64, class, tag, origin, role, phase, library, pool, pending, inherited];
-        insert.execute(values)?;
+        tables::write(&mut insert, &[&id, &(idx as i64)], cell)?;
     }
     execute(db, "DELETE FROM cell WHERE run = ? AND idx >= ?", params![id, cells.len() as i64])?;
     Ok(())
-}
-
-fn read_cells(db: &Connection, id: i64) -> Result<Vec<Cell>> {
-    let sql = "SELECT class, tag, origin, role, phase, library, idx, pool, pending, inherited FROM cell WHERE run = ? ORDER BY run, idx";
-    let cell = |row: &Row<'_>| {
-        let cell = Cell {
-            class: class_of(row.get_ref(0)?.as_str()?)?,
-            tag: row.get(1)?,
-            origin: row.get(2)?,
-            role: row.get(3)?,
-            phase: row.get(4)?,
-            library: row.get(5)?,
-            pool: row.get(7)?,
-            pending: row.get(8)?,
-            inherited: row.get(9)?,
-        };
-        Ok((row.get(6)?, cell))
-    };
-    dense("cell", db.prepare_cached(sql)?.query_map([id], cell)?)
-}
-
-fn write_device(db: &Connection, id: i64, idx: usize, device: &Device) -> Result<()> {
-    // Not REPLACE: that deletes the row first, and with it all that refers to it.
-    let sql = "INSERT INTO device (run, idx, name, ordinal, model, total_bytes, peak_used_bytes,
-            peak_used_ns, unaccounted_bytes, series_width_ns, beside, reading, tenants,
-            other_tenants)
-        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-        ON CONFLICT DO UPDATE SET name = excluded.name, ordinal = excluded.ordinal,
-            model = excluded.model, total_bytes = excluded.total_bytes,
-            peak_used_bytes = excluded.peak_used_bytes, peak_used_ns = excluded.peak_used_ns,
-            unaccounted_bytes = excluded.unaccounted_bytes, series_width_ns = excluded.series_width_ns,
-            beside = excluded.beside, reading = excluded.reading, tenants = excluded.tenants,
-            other_tenants = excluded.other_tenants";
-    let values = params![
-        id,
-        idx as i64,
-        device.name,
-        device.ordinal,
-        device.model,
-        device.total_bytes.map(bits),
-        device.peak_used.map(|(bytes, _)| bits(bytes)),
-        device.peak_used.map(|(_, time_ns)| bits(time_ns)),
-        device.unaccounted_bytes,
-        bits(device.series.width_ns),
-        json(&device.beside)?,
-        device.reading.as_ref().map(json).transpose()?,
-        json(&device.tenants)?,
-        json(&device.other_tenants)?,
-    ];
-    execute(db, sql, values)?;
-    Ok(())
-}
-
-/// The devices but for what has tables of its own: moments, buckets and details.
-fn read_devices(db: &Connection, id: i64) -> Result<Vec<Device>> {
-    let sql = "SELECT name, ordinal, model, total_bytes, peak_used_bytes, peak_used_ns, unaccounted_bytes,
-            series_width_ns, beside, reading, tenants, other_tenants, idx
-        FROM device WHERE run = ? ORDER BY run, idx";
-    let device = |row: &Row<'_>| {
-        let reading = row.get_ref(9)?.as_str_or_null()?;
-        let device = Device {
-            name: row.get(0)?,
-            ordinal: row.get(1)?,
-            model: row.get(2)?,
-            total_bytes: maybe_unsigned(row, 3)?,
-            peak_used: maybe_unsigned(row, 4)?.zip(maybe_unsigned(row, 5)?),
-            unaccounted_bytes: row.get(6)?,
-            series: Series { width_ns: unsigned(row, 7)?, buckets: Vec::new() },
-            beside: from_json(row, 8)?,
-            reading: if reading.is_some() { Some(from_json(row, 9)?) } else { None },
-            tenants: from_json(row, 10)?,
-            other_tenants: from_json(row, 11)?,
-            details: Details::default(),
-            last: Moment::default(),
-            peak: Moment::default(),
-        };
-        Ok((row.get(12)?, device))
-    };
-    dense("device", db.prepare_cached(sql)?.query_map([id], device)?)
 }

@@ -30,12 +30,9 @@
 //! A change of the schema appends a step to [`STEPS`] and never edits one: files in the field hold the
 //! result of the old text.
 
-use super::StoreError;
+use super::error::{APPLICATION_ID, StoreError};
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior};
 use std::path::Path;
-
-/// `gpmd`: SQLite's field for which program a file belongs to.
-pub(super) const APPLICATION_ID: i64 = 0x6770_6d64;
 
 /// The schema version this program reads and writes: the number of steps.
 pub const VERSION: i64 = STEPS.len() as i64;

@@ -1,6 +1,7 @@
 //! Runs that are asked for, by what the tables have columns of.
 
-use super::{Result, RunSummary, Store, summary};
+use super::error::Result;
+use super::file::{RunSummary, Store, summary};
 use gpumem_model::run::State;
 use rusqlite::types::ToSql;
 

@@ -1,5 +1,8 @@
 //! Who writes a run, so that a reader can tell a run that goes on from one whose watcher died.
 
+use super::columns::{bits, execute, unsigned};
+use gpumem_model::run::State;
+use rusqlite::{Connection, Row, params};
 use std::io;
 use std::sync::OnceLock;
 
@@ -54,6 +57,27 @@ fn parse_stat(stat: &[u8]) -> Option<(u8, u64)> {
     let mut fields = std::str::from_utf8(&stat[name_end + 1..]).ok()?.split_ascii_whitespace();
     let state = *fields.next()?.as_bytes().first()?;
     Some((state, fields.nth(18)?.parse().ok()?))
+}
+
+/// Writer from the columns writer_pid, writer_start, writer_boot.
+pub(super) fn writer(row: &Row<'_>, at: usize) -> rusqlite::Result<Option<Writer>> {
+    let Some(pid) = row.get(at)? else { return Ok(None) };
+    Ok(Some(Writer { pid, start_ticks: unsigned(row, at + 1)?, boot_id: row.get(at + 2)? }))
+}
+
+pub(super) fn set_writer(db: &Connection, id: i64, writer: Option<&Writer>) -> rusqlite::Result<()> {
+    let sql = "UPDATE run SET writer_pid = ?, writer_start = ?, writer_boot = ? WHERE id = ?";
+    let pid = writer.map(|writer| writer.pid);
+    let start = writer.map(|writer| bits(writer.start_ticks));
+    execute(db, sql, params![pid, start, writer.map(|writer| &writer.boot_id), id])?;
+    Ok(())
+}
+
+pub(super) fn state_now(state: State, writer: Option<&Writer>) -> State {
+    match state {
+        State::Open if !writer.is_some_and(Writer::lives) => State::Interrupted,
+        state => state,
+    }
 }
 
 #[cfg(test)]

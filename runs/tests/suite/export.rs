@@ -46,7 +46,7 @@ fn small() -> Run {
     ];
     let device = &mut run.devices[0];
     for moment in [&mut device.last, &mut device.peak] {
-        moment.amounts = vec![(0, 3), (1, 4)];
+        moment.amounts = vec![(0, 3), (1, 4)].into();
         moment.tracked_bytes = Some(7);
     }
     device.details = gpumem_model::run::Details::default();
@@ -183,16 +183,16 @@ fn what_does_not_add_up_is_refused_and_what_is_odd_is_survived() {
     let wrong: [(&str, Damage); 8] = [
         ("beyond the 2 there are", |run| run.devices[0].peak.amounts[1].0 = 99),
         ("do not add up", |run| run.devices[0].peak.tracked_bytes = Some(8)),
-        ("do not add up", |run| run.devices[0].last.amounts = vec![(0, 3), (0, 4)]),
+        ("do not add up", |run| run.devices[0].last.amounts = vec![(0, 3), (0, 4)].into()),
         ("larger than any memory", |run| run.devices[0].last.amounts[0].1 = i64::MAX),
         ("larger than any memory", |run| run.devices[0].last.untrackable_bytes = Some(i64::MIN)),
         ("beyond the 2 there are", |run| {
             run.devices[0].details.timeline.points =
-                vec![gpumem_model::timeline::Point { amounts: vec![(2, 1)], ..Default::default() }];
+                vec![gpumem_model::timeline::Point { amounts: vec![(2, 1)].into(), ..Default::default() }];
         }),
         ("beyond the 2 there are", |run| {
             run.devices[0].details.ooms =
-                vec![gpumem_model::run::Oom { amounts: vec![(7, 1)], ..Default::default() }];
+                vec![gpumem_model::run::Oom { amounts: vec![(7, 1)].into(), ..Default::default() }];
         }),
         ("different lengths", |run| run.devices[0].details.growth.named = vec![1, 2, 3]),
     ];

@@ -1,7 +1,7 @@
 //! A life in parts says together what it says as a whole, and each part has a peak of its own.
 use gpumem_ledger::{Origin, ProcessKey};
 use gpumem_model::run::{BlindWindow, Caveat, Cell, Class, Oom, Run, Source, State};
-use gpumem_model::window::whole;
+use gpumem_model::window::join_parts;
 use gpumem_runs::builder::{RunBuilder, Sink};
 use gpumem_wire::*;
 use proptest::prelude::*;
@@ -121,8 +121,9 @@ fn window_over_several_parts_keeps_names_and_losses_of_each() {
     (parts[0].cells, parts[1].cells) = (vec![cell("early")], vec![cell("late"), cell("early")]);
     for (part, (time_ns, bytes)) in parts.iter_mut().zip([(1, 900), (2, 70)]) {
         let device = &mut part.devices[0];
-        device.details.ooms = vec![Oom { time_ns, count: 1, amounts: vec![(0, bytes)], ..Oom::default() }];
-        (device.last.amounts, device.peak.amounts) = (vec![(0, bytes)], vec![(0, bytes)]);
+        device.details.ooms =
+            vec![Oom { time_ns, count: 1, amounts: vec![(0, bytes)].into(), ..Oom::default() }];
+        (device.last.amounts, device.peak.amounts) = (vec![(0, bytes)].into(), vec![(0, bytes)].into());
         device.details.growth = Default::default();
         device.details.timeline = Default::default();
     }
@@ -136,7 +137,7 @@ fn window_over_several_parts_keeps_names_and_losses_of_each() {
     counts(&mut parts[1], 0, vec![window(7, Some(20))]);
     parts[0].caveats.push(Caveat { code: "lost".into(), text: "records were lost".into() });
     let events: Vec<u64> = parts.iter().map(|part| part.coverage.events).collect();
-    let whole = whole(parts).expect("a run");
+    let whole = join_parts(parts).expect("a run");
     let named = |amounts: &[(u32, i64)]| -> Vec<(String, i64)> {
         let tag = |cell: u32| whole.cells[cell as usize].tag.clone().expect("a tag");
         amounts.iter().map(|(cell, bytes)| (tag(*cell), *bytes)).collect()
@@ -203,7 +204,7 @@ proptest! {
         prop_assert_eq!(counts(|run| run.coverage.events), whole.coverage.events);
         prop_assert_eq!(counts(|run| run.coverage.allocations), whole.coverage.allocations);
         prop_assert_eq!(counts(|run| run.coverage.allocated_bytes), whole.coverage.allocated_bytes);
-        let joined = gpumem_model::window::whole(parts.clone()).expect("a run");
+        let joined = gpumem_model::window::join_parts(parts.clone()).expect("a run");
         prop_assert_eq!(joined.coverage.events, whole.coverage.events);
         prop_assert_eq!(joined.coverage.allocated_bytes, whole.coverage.allocated_bytes);
         prop_assert_eq!(joined.coverage.partial_history, whole.coverage.partial_history);

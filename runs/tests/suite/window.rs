@@ -2,7 +2,7 @@
 use gpumem_import::read_file;
 use gpumem_ledger::{Origin, ProcessKey};
 use gpumem_model::run::{Moment, Run, Source};
-use gpumem_model::window::{self, Part, Window, whole};
+use gpumem_model::window::{self, Window, WindowKind, join_parts};
 use gpumem_report::rules::Groupings;
 use gpumem_report::text::{Layout, text};
 use gpumem_report::{By, Report};
@@ -151,10 +151,10 @@ fn windows(life: &Life, picks: [u64; 2]) -> Vec<Window> {
     let (a, b) = (pick(picks[0]).min(pick(picks[1])), pick(picks[0]).max(pick(picks[1])));
     let window = |part, from_ns, to_ns| Window { part, from_ns, to_ns, exact: false };
     vec![
-        window(Part::At, a, a),
-        window(Part::Since, a, last),
-        window(Part::Between, a, b),
-        window(Part::At, last, last),
+        window(WindowKind::At, a, a),
+        window(WindowKind::Since, a, last),
+        window(WindowKind::Between, a, b),
+        window(WindowKind::At, last, last),
     ]
 }
 
@@ -178,8 +178,8 @@ proptest! {
             let told = window::of(&run, &asked);
             verify(&told, asked);
             let device = &told.devices[0];
-            let moment = if asked.part == Part::Between { &device.last } else { &device.peak };
-            if asked.part != Part::Since && !moment.amounts.is_empty() {
+            let moment = if asked.part == WindowKind::Between { &device.last } else { &device.peak };
+            if asked.part != WindowKind::Since && !moment.amounts.is_empty() {
                 let held = at(&life, moment.time_ns);
                 let during = life.history.iter().filter(|(time, _)| *time == moment.time_ns);
                 let is_of = |held: &BTreeMap<String, i64>| named(&told, moment) == *held;
@@ -188,7 +188,7 @@ proptest! {
                 let mut all = during.map(|(_, held)| held).chain([&held, &until]);
                 prop_assert!(all.any(is_of), "{asked:?} {moment:?}");
             }
-            if asked.part != Part::At {
+            if asked.part != WindowKind::At {
                 let highest = life.history.iter().filter(|(time, _)| (asked.from_ns..=asked.to_ns).contains(time));
                 let highest = highest.map(|(_, held)| held.values().sum::<i64>()).max();
                 let tracked = device.peak.tracked_bytes.unwrap_or(0);
@@ -216,11 +216,11 @@ proptest! {
             let told = gpumem_import::reread(&path, None, &run, &asked).expect("the same file").expect("the same process");
             verify(&told, Window { exact: true, ..asked });
             let device = &told.devices[0];
-            let moment = if asked.part == Part::Between { &device.last } else { &device.peak };
-            if asked.part != Part::Since {
+            let moment = if asked.part == WindowKind::Between { &device.last } else { &device.peak };
+            if asked.part != WindowKind::Since {
                 prop_assert_eq!(named(&told, moment), at(&life, asked.to_ns), "{:?}", asked);
             }
-            if asked.part != Part::At {
+            if asked.part != WindowKind::At {
                 let inside = life.history.iter().filter(|(time, _)| (asked.from_ns..=asked.to_ns).contains(time));
                 let inside = inside.map(|(_, held)| held.values().sum::<i64>()).max().unwrap_or(0);
                 let begins = [0, 1].map(|before| at(&life, asked.from_ns - before).values().sum::<i64>());
@@ -248,7 +248,8 @@ fn parts_join_to_the_life_that_they_are_of() {
         builder.observe(*origin, &Record { stamp: *stamp, body: *body });
     }
     let second = builder.runs(false).remove(0);
-    let (alone, joined) = (run_of(&life), whole(vec![first.expect("it rolled"), second]).expect("two parts"));
+    let (alone, joined) =
+        (run_of(&life), join_parts(vec![first.expect("it rolled"), second]).expect("two parts"));
     let of = |run: &Run| (run.devices[0].peak.tracked_bytes, run.devices[0].peak.time_ns, window::span(run));
     assert_eq!(of(&joined), of(&alone));
     assert_eq!(named(&joined, &joined.devices[0].peak), named(&alone, &alone.devices[0].peak));
@@ -266,7 +267,7 @@ fn the_gap_of_a_past_moment_is_marked() {
     let life = life(&ops);
     let run = run_of(&life);
     let window =
-        Window { part: Part::At, from_ns: life.history[4].0, to_ns: life.history[4].0, exact: false };
+        Window { part: WindowKind::At, from_ns: life.history[4].0, to_ns: life.history[4].0, exact: false };
     let told = window::of(&run, &window);
     let moment = &told.devices[0].peak;
     assert_eq!(moment.untrackable_bytes, Some(3 * MIB as i64 + 1));

@@ -1,7 +1,7 @@
 //! The live page in a real browser, on the simulated machine: what it says beside what gpumemctl says, while memory moves, while
 //! the daemon is gone, and to whom it says what.
+use gpumem_report::redacted::RedactedRun;
 use gpumem_report::rules::Groupings;
-use gpumem_report::veil::Veiled;
 use gpumem_report::{Report, html, json, text};
 use gpumem_tests::browser::{Browser, chromium};
 use gpumem_tests::live::programs::copy_program;
@@ -512,7 +512,7 @@ fn a_veiled_run_has_the_same_sums_and_no_names() {
     let run = of_secrets();
     let open = Report::new(&run, Groupings::of_run(&run), None);
     assert!(json::json(&open).contains("secret"));
-    let veiled = Veiled::of(&run, Groupings::of_run(&run));
+    let veiled = RedactedRun::of(&run, Groupings::of_run(&run));
     let report = veiled.report();
     for form in [
         json::json(&report),

@@ -3,7 +3,7 @@
 use gpumem_model::control::{DeviceRow, ProcessRow};
 use gpumem_model::run::{Device, Run, State};
 use gpumem_model::who::Who;
-use gpumem_report::group::Amounts;
+use gpumem_report::group::Identity;
 use gpumem_runs::store::state_name;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -61,7 +61,7 @@ impl Member {
         let flags: Vec<String> =
             flags.iter().filter(|(is, _)| *is).map(|(_, flag)| (*flag).to_owned()).collect();
         let of = |device: &Device| {
-            let amounts = Amounts::of(run, device);
+            let amounts = Identity::of(run, device);
             let ooms = device.details.ooms.iter().filter(|oom| oom.is_true()).count();
             Member {
                 rank: rank(&who),
@@ -119,8 +119,8 @@ impl Member {
     }
 
     /// As amounts of a table.
-    pub(crate) fn amounts(&self) -> Amounts {
-        Amounts {
+    pub(crate) fn amounts(&self) -> Identity {
+        Identity {
             used_bytes: self.used_bytes,
             predates_bytes: self.predates_bytes,
             tracked_bytes: self.tracked_bytes,

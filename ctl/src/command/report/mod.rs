@@ -29,12 +29,12 @@ use gpumem_import::read_file;
 use gpumem_model::harmless::quoted;
 use gpumem_model::run::{Device, Run};
 use gpumem_model::window::Window;
-use gpumem_report::diff::job::together;
+use gpumem_report::diff::sum_of_ranks;
 use gpumem_report::plot::{Options, Picture, draw};
 use gpumem_report::rules::Groupings;
 use gpumem_report::text::{self, Layout, clean};
 use gpumem_report::{By, Report, csv, group, growth, html, iterations, json, own, steps};
-use gpumem_report::{collapsed, trace, treemap};
+use gpumem_report::{trace, tree};
 use std::path::Path;
 
 /// What is asked for, with the one device, and in the part of its life, that may have been asked for.
@@ -71,7 +71,7 @@ pub(crate) fn summed(args: &Args, all: bool) -> Result<(Run, Option<String>, Str
     if let Some(name) = args.run.as_deref().filter(|_| all) {
         let runs = read_file(Path::new(name), args.format)?;
         let title = format!("{} of {}", processes(runs.len()), clean(name));
-        return Ok((together(&title, runs), None, quoted(name)));
+        return Ok((sum_of_ranks(&title, runs), None, quoted(name)));
     }
     let Found { what, command } = found(args)?;
     let typed = |command: &[String]| command.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
@@ -79,10 +79,10 @@ pub(crate) fn summed(args: &Args, all: bool) -> Result<(Run, Option<String>, Str
         (What::One(one), None) => (one.run, one.id, typed(&command)),
         (What::One(one), Some(job)) => {
             let title = format!("{} of job {}", processes(1), clean(job));
-            (together(&title, vec![one.run]), None, quoted(job))
+            (sum_of_ranks(&title, vec![one.run]), None, quoted(job))
         }
-        (What::Group(title, runs), Some(job)) => (together(&clean(&title), runs), None, quoted(job)),
-        (What::Group(title, runs), None) => (together(&clean(&title), runs), None, typed(&command)),
+        (What::Group(title, runs), Some(job)) => (sum_of_ranks(&clean(&title), runs), None, quoted(job)),
+        (What::Group(title, runs), None) => (sum_of_ranks(&clean(&title), runs), None, typed(&command)),
     })
 }
 
@@ -184,9 +184,9 @@ fn tell(report: &Report<'_>, args: &Args) -> String {
     } else if args.counters {
         if args.json { own::json(report) } else { own::text(report) }
     } else if args.traced.collapsed {
-        collapsed::collapsed(report)
+        tree::collapsed(report)
     } else if args.traced.treemap {
-        treemap::json(report)
+        tree::treemap(report)
     } else if args.json {
         json::json(report)
     } else if args.csv {

@@ -7,7 +7,7 @@ use crate::when::When;
 use anyhow::{Result, bail};
 use gpumem_model::run::{Caveat, Clock, Run, State};
 use gpumem_model::time;
-use gpumem_model::window::{self, Part, Window};
+use gpumem_model::window::{self, Window, WindowKind};
 use gpumem_runs::store::{RunSummary, Store};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -17,9 +17,9 @@ const MOST_PARTS: usize = 64;
 /// What was found, as it was in the window that is asked for; else as it is.
 pub(crate) fn window(found: Found, args: &Args) -> Result<Found> {
     let (flag, part, from, to) = match (&args.window.since, &args.window.at, &args.window.between) {
-        (Some(since), ..) => ("--since", Part::Since, since, None),
-        (_, Some(at), _) => ("--at", Part::At, at, Some(at)),
-        (.., Some((from, to))) => ("--between", Part::Between, from, Some(to)),
+        (Some(since), ..) => ("--since", WindowKind::Since, since, None),
+        (_, Some(at), _) => ("--at", WindowKind::At, at, Some(at)),
+        (.., Some((from, to))) => ("--between", WindowKind::Between, from, Some(to)),
         (None, None, None) => return Ok(found),
     };
     let Found { what, mut command } = found;
@@ -74,7 +74,7 @@ pub(crate) fn window(found: Found, args: &Args) -> Result<Found> {
     let typed = |when: &When| when.to_string();
     command.extend([
         flag.to_owned(),
-        [Some(from), to.filter(|_| part == Part::Between)]
+        [Some(from), to.filter(|_| part == WindowKind::Between)]
             .into_iter()
             .flatten()
             .map(typed)
@@ -113,7 +113,7 @@ fn whole(one: &mut One, args: &Args) -> Result<Vec<(String, u64, u64)>> {
     let spans =
         parts.iter().filter_map(|(name, part)| window::span(part).map(|(from, to)| (name.clone(), from, to)));
     let spans: Vec<_> = spans.collect();
-    if let Some(run) = window::whole(parts.into_iter().map(|(_, part)| part).collect()) {
+    if let Some(run) = window::join_parts(parts.into_iter().map(|(_, part)| part).collect()) {
         one.run = run;
     }
     Ok(spans)

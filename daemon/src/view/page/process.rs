@@ -7,8 +7,8 @@ use crate::limits::user_share::Bill;
 use crate::view::{Shown, Sight};
 use gpumem_ledger::{ProcessKey, ProcessView};
 use gpumem_model::run::Run;
+use gpumem_report::redacted::RedactedRun;
 use gpumem_report::rules::Groupings;
-use gpumem_report::veil::{self, Veiled};
 use gpumem_report::{Report, html, json};
 use hyper::StatusCode;
 use std::sync::Arc;
@@ -80,13 +80,13 @@ fn with_words(mut run: Run, shown: &Shown, form: fn(&Report<'_>, bool) -> String
     let rules = if shown.rules.name == "default" { Groupings::of_run(&run) } else { (*shown.rules).clone() };
     let command = format!("gpumemctl report {}", run.process.pid);
     if shown.page == Page::Tags {
-        veil::unnamed(&mut run.process);
+        run.process.redact();
         let mut report = Report::new(&run, rules, None);
         report.command = command;
         return form(&report, true);
     }
-    let veiled = Veiled::of(&run, rules);
-    let mut report = veiled.report();
+    let redacted = RedactedRun::of(&run, rules);
+    let mut report = redacted.report();
     report.command = command;
     form(&report, false)
 }

@@ -83,22 +83,33 @@ fn parameters() -> impl Strategy<Value = Parameters> {
     })
 }
 
-fn own() -> impl Strategy<Value = Own> {
+fn own() -> impl Strategy<Value = ProgramData> {
     let counter =
         (of(text()), any::<[i64; 3]>(), any::<i128>(), any::<[u64; 3]>(), vec(any::<(u64, i64)>(), 0..3));
     let counter =
         counter.prop_map(|(name, [value, min, max], area, [changes, since_ns, until_ns], points)| {
-            gpumem_model::own::Counter { name, value, changes, min, max, area, since_ns, until_ns, points }
+            gpumem_model::program_data::Counter {
+                name,
+                value,
+                changes,
+                min,
+                max,
+                area,
+                since_ns,
+                until_ns,
+                points,
+            }
         });
     let range = (of(text()), any::<bool>(), any::<[u64; 5]>());
     let range = range.prop_map(|(name, is_step, [count, total_ns, min_ns, max_ns, open])| {
-        gpumem_model::own::Range { name, is_step, count, total_ns, min_ns, max_ns, open }
+        gpumem_model::program_data::Range { name, is_step, count, total_ns, min_ns, max_ns, open }
     });
     let span = any::<(u32, u32, u64, u64)>();
-    let span = span
-        .prop_map(|(range, thread, from_ns, to_ns)| gpumem_model::own::Span(range, thread, from_ns, to_ns));
+    let span = span.prop_map(|(range, thread, from_ns, to_ns)| {
+        gpumem_model::program_data::Span(range, thread, from_ns, to_ns)
+    });
     let lists = (vec(counter, 0..3), vec(range, 0..20), vec(span, 0..300));
-    (lists, any::<[u64; 4]>()).prop_map(|((counters, ranges, spans), dropped)| Own {
+    (lists, any::<[u64; 4]>()).prop_map(|((counters, ranges, spans), dropped)| ProgramData {
         counters,
         counters_dropped: dropped[0],
         ranges,
@@ -106,7 +117,7 @@ fn own() -> impl Strategy<Value = Own> {
         ranges_broken: dropped[2],
         spans,
         spans_dropped: dropped[3],
-        snapshot: (dropped[0] % 2 == 0).then_some(gpumem_model::own::SnapshotFigures {
+        snapshot: (dropped[0] % 2 == 0).then_some(gpumem_model::program_data::SnapshotFigures {
             reserved_bytes: dropped[1],
             peak_requested_bytes: dropped[2],
             ..Default::default()
@@ -544,7 +555,7 @@ fn what_the_tables_cannot_hold_is_refused_whole() {
     let id = store.begin(&run_at(4), "a").unwrap();
     for amounts in [vec![(1, 1), (1, 1)], vec![(2, 1), (1, 1)], vec![(u32::MAX, 1)]] {
         let mut run = run_at(5);
-        run.devices[0].peak.amounts = amounts;
+        run.devices[0].peak.amounts = amounts.into();
         let error = store.checkpoint(id, &run).unwrap_err();
         assert!(matches!(error, StoreError::InvalidRun { .. }), "{error}");
         assert!(error.to_string().contains("peak amounts of device \"GPU-0\""), "{error}");

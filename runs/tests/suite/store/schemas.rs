@@ -2,7 +2,7 @@
 
 use super::support::{TempDir, refused};
 use gpumem_model::growth::Growth;
-use gpumem_model::own::{Counter, Range, Span};
+use gpumem_model::program_data::{Counter, Range, Span};
 use gpumem_model::run::*;
 use gpumem_model::series::{Bucket, Extremes, Series};
 use gpumem_runs::store::{RunId, Store, StoreError, VERSION};
@@ -16,7 +16,7 @@ const TEXTS: [&str; 6] = [
     include_str!("schemas/6.sql"),
 ];
 
-fn said() -> Own {
+fn said() -> ProgramData {
     let counter = Counter {
         name: Some("batch".into()),
         value: 32,
@@ -29,12 +29,12 @@ fn said() -> Own {
         points: vec![(1, 16), (5, 32)],
     };
     let (name, of) = (Some("load".to_owned()), Range::default());
-    Own {
+    ProgramData {
         counters: vec![counter],
         counters_dropped: 7,
         ranges: vec![Range { name, count: 1, total_ns: 3, min_ns: 3, max_ns: 3, ..of }],
         spans: vec![Span(0, 41, 2, 5)],
-        ..Own::default()
+        ..ProgramData::default()
     }
 }
 
@@ -56,7 +56,7 @@ fn run_of(version: usize) -> Run {
     let mut last = Moment {
         time_ns: 800,
         tracked_bytes: Some(30),
-        amounts: vec![(0, 10), (1, 20)],
+        amounts: vec![(0, 10), (1, 20)].into(),
         predates_bytes: Some(0),
         untrackable_bytes: Some(12),
         ..Moment::default()
@@ -109,7 +109,7 @@ fn run_of(version: usize) -> Run {
         peak: Moment {
             time_ns: 300,
             tracked_bytes: Some(60),
-            amounts: vec![(1, 60)],
+            amounts: vec![(1, 60)].into(),
             gap_distance_ns: -4,
             partial: true,
             parts: None,
@@ -145,7 +145,7 @@ fn run_of(version: usize) -> Run {
         caveats: vec![Caveat { code: "late".into(), text: "The agent came late.".into() }],
         cells,
         devices: vec![device],
-        own: if version >= 6 { said() } else { Own::default() },
+        own: if version >= 6 { said() } else { ProgramData::default() },
     }
 }
 

@@ -2,8 +2,8 @@
 
 use gpumem_model::growth::Growth;
 use gpumem_model::run::{
-    Beside, Caveat, Cell, Class, Clock, Coverage, Details, Device, DeviceReading, Moment, Own, Parts,
-    Process, Run, Source, State,
+    Beside, Caveat, Cell, Class, Clock, Coverage, Details, Device, DeviceReading, Moment, Parts, Process,
+    ProgramData, Run, Source, State,
 };
 use gpumem_model::series::{Bucket, Extremes, Series};
 use gpumem_model::timeline::{Point, Timeline};
@@ -64,7 +64,7 @@ pub fn run_at(n: u64) -> Run {
         Moment {
             time_ns,
             tracked_bytes: Some(amounts.iter().map(|(_, bytes)| bytes).sum()),
-            amounts,
+            amounts: amounts.into(),
             predates_bytes: (!n.is_multiple_of(3)).then_some(n as i64),
             untrackable_bytes: Some(n as i64 - 50),
             parts: (!n.is_multiple_of(5)).then(|| Parts {
@@ -137,22 +137,24 @@ pub fn run_at(n: u64) -> Run {
     }
 }
 
-fn own(n: u64) -> Own {
-    let counter = |at: u64| gpumem_model::own::Counter {
+fn own(n: u64) -> ProgramData {
+    let counter = |at: u64| gpumem_model::program_data::Counter {
         name: Some(format!("counter {at}")),
         value: n as i64,
         area: i128::from(n) << 64,
         points: (0..n % 128).map(|point| (point, n as i64)).collect(),
         ..Default::default()
     };
-    let range =
-        |at: u64| gpumem_model::own::Range { name: Some(format!("range {at}")), ..Default::default() };
-    Own {
+    let range = |at: u64| gpumem_model::program_data::Range {
+        name: Some(format!("range {at}")),
+        ..Default::default()
+    };
+    ProgramData {
         counters: (0..n % 3).map(counter).collect(),
         ranges: (0..n % 40).map(range).collect(),
-        spans: (0..n % 600).map(|at| gpumem_model::own::Span(0, 7, at, n)).collect(),
+        spans: (0..n % 600).map(|at| gpumem_model::program_data::Span(0, 7, at, n)).collect(),
         spans_dropped: n,
-        ..Own::default()
+        ..ProgramData::default()
     }
 }
 

@@ -1,12 +1,21 @@
-//! The comparison for programs, documented in docs/compare.md. All amounts are bytes as integers; what is not known is
-//! null, never 0. Fields are added, never changed; otherwise `version` grows.
+//! The comparison for programs, as JSON and CSV.
+//!
+//! The JSON is documented in docs/compare.md. All amounts are bytes as integers; an unknown amount is null, never 0. Fields are added,
+//! never changed; otherwise `version` grows.
+//!
+//! The CSV has for each pair of devices and each grouping one line per name. The lines of a grouping add up to what NVML charges (or to
+//! `tracked` without a sample), in all three columns of bytes: `device_a,device_b,grouping,part,name,a_bytes,b_bytes,difference_bytes,only_in`.
+//! `grouping` is `layer`, `structure` or `tag`; `part` is `category`, `others`, `pool_idle`, `opaque`, `predates`, `uncovered`, or one
+//! of the gap as in the report's CSV; an unknown amount is empty.
 
 use super::gate::Verdict;
 use super::text::Shown;
-use super::{At, Diff, Doubt, Pair, Paired, Side, difference, nameless, words};
+use super::{At, Diff, Pair, Paired, Side, Uncertainty, difference, nameless, summary};
+use crate::csv::field;
 use crate::{By, Part};
 use gpumem_model::run::{Caveat, Clock, Coverage, Device, Parts, Process, Source, State};
 use serde::Serialize;
+use std::fmt::Write;
 
 /// What `schema` says.
 pub const SCHEMA: &str = "gpumem.diff";
@@ -58,7 +67,7 @@ struct PairJson<'a> {
     layers: Vec<Entry>,
     structures: Vec<Entry>,
     tags: Vec<Entry>,
-    doubts: &'a [Doubt],
+    doubts: &'a [Uncertainty],
 }
 
 #[derive(Serialize)]
@@ -97,7 +106,7 @@ pub fn json(diff: &Diff<'_>, gate: Option<&Verdict>) -> String {
     let [a, b] = &diff.sides;
     let sentence = diff
         .whole()
-        .map(|pair| words::sentence(diff, pair, &Shown::of(pair.table(diff.by), usize::MAX)))
+        .map(|pair| summary::sentence(diff, pair, &Shown::of(pair.table(diff.by), usize::MAX)))
         .unwrap_or_default();
     let document = Document {
         schema: SCHEMA,
@@ -239,4 +248,39 @@ pub(super) fn leaves(pair: &Pair, by: By) -> Vec<Leaf> {
         }
     }
     leaves
+}
+
+/// First line of the CSV.
+pub const CSV_HEADER: &str = "device_a,device_b,grouping,part,name,a_bytes,b_bytes,difference_bytes,only_in";
+
+/// Returns the comparison as CSV.
+pub fn csv(diff: &Diff<'_>) -> String {
+    let mut out = format!("{CSV_HEADER}\n");
+    for pair in &diff.pairs {
+        for (by, name) in [(By::Layer, "layer"), (By::Structure, "structure"), (By::Tag, "tag")] {
+            csv_rows(diff, pair, by, name, &mut out);
+        }
+    }
+    out
+}
+
+fn csv_rows(diff: &Diff<'_>, pair: &Pair, by: By, grouping: &str, out: &mut String) {
+    let device = |side: usize| {
+        let device = diff.sides.get(side)?.run.devices.get((*pair.devices.get(side)?)?);
+        device.map(|device| field(&device.name))
+    };
+    let [a, b] = [0, 1].map(|side| device(side).unwrap_or_default());
+    for row in leaves(pair, by) {
+        let number = |bytes: Option<i64>| bytes.map(|bytes| bytes.to_string()).unwrap_or_default();
+        let _ = writeln!(
+            out,
+            "{a},{b},{grouping},{},{},{},{},{},{}",
+            row.part,
+            field(&row.name),
+            number(row.a),
+            number(row.b),
+            number(difference(&[row.a, row.b])),
+            row.only_in.unwrap_or("")
+        );
+    }
 }

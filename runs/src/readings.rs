@@ -4,7 +4,7 @@
 //! and the latest reading of a device first.
 
 use gpumem_ledger::{AgreedReading, Place, ProcessKey};
-use gpumem_model::part::Before;
+use gpumem_model::coverage::Before;
 use gpumem_model::series::Series;
 use std::collections::{HashMap, VecDeque};
 
@@ -14,7 +14,7 @@ const READINGS: usize = 64;
 
 /// What is kept of a process.
 #[derive(Debug, Default)]
-pub(crate) struct OfProcess {
+pub(crate) struct ProcessSeries {
     /// Samples.
     pub samples: u64,
     /// Of those, torn.
@@ -25,10 +25,10 @@ pub(crate) struct OfProcess {
     series: Vec<(Place, Series)>,
 }
 
-impl OfProcess {
+impl ProcessSeries {
     /// Nothing yet of a new part.
     pub fn of_part(before: Before) -> Self {
-        OfProcess { before: Some(Box::new(before)), ..OfProcess::default() }
+        ProcessSeries { before: Some(Box::new(before)), ..ProcessSeries::default() }
     }
 
     /// The series of that account, which begins with buckets of this width.
@@ -50,7 +50,7 @@ impl OfProcess {
 }
 
 /// By process.
-pub(crate) type Processes = HashMap<ProcessKey, OfProcess, foldhash::fast::RandomState>;
+pub(crate) type Processes = HashMap<ProcessKey, ProcessSeries, foldhash::fast::RandomState>;
 
 /// One reading of a device.
 #[derive(Debug, Default)]
@@ -64,12 +64,12 @@ pub(crate) struct Reading {
 /// The last readings of each device, for what a run says of its device and of others there: they may have ended, or have
 /// newer samples, when it is made.
 #[derive(Debug, Default)]
-pub(crate) struct Readings {
+pub(crate) struct RecentReadings {
     /// By index of the device, and in the order of their numbers.
     devices: Vec<VecDeque<(u64, Reading)>>,
 }
 
-impl Readings {
+impl RecentReadings {
     /// That reading, which may be new; none if it is older than all that are remembered.
     pub fn entry(&mut self, device: usize, number: u64) -> Option<&mut Reading> {
         if self.devices.len() <= device {
@@ -114,8 +114,9 @@ mod tests {
 
     #[test]
     fn the_latest_readings_are_remembered_in_order_whatever_order_they_come_in() {
-        let mut readings = Readings::default();
-        let numbers = |readings: &Readings| readings.iter().map(|(_, number, _)| number).collect::<Vec<_>>();
+        let mut readings = RecentReadings::default();
+        let numbers =
+            |readings: &RecentReadings| readings.iter().map(|(_, number, _)| number).collect::<Vec<_>>();
         for number in [5, 3, 9, 5, 4, 9] {
             let key = ProcessKey { pid: 1, start_ticks: number };
             readings.entry(2, number).expect("there is room").listed.push((None, key));

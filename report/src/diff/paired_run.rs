@@ -1,13 +1,18 @@
-//! Two runs as one: B's cells follow A's, and each device has A's moment as its last and B's as its peak. So one report
-//! names both sides by the same rules, with paths rolled up equally deep.
+//! Several runs as one.
+//!
+//! The sides of a comparison: B's cells follow A's, and each device has A's moment as its last and B's as its peak. So one report
+//! names both sides by the same rules, with paths rolled up equally deep. The ranks of a job: their sum.
 
 use super::{At, Paired};
-use gpumem_model::run::{Coverage, Device, Moment, Own, Parts, Process, Run, Source, State};
-use gpumem_model::series::Series;
+use crate::labels::RANK;
+use gpumem_model::fields::Field;
+use gpumem_model::run::{
+    Caveat, Clock, Coverage, Details, Device, Moment, Parts, Process, ProgramData, Run, Source, State,
+};
 use std::collections::BTreeMap;
 
 /// Both runs.
-pub(super) struct Joint {
+pub(super) struct PairedRun {
     pub(super) run: Run,
     /// How many of its cells are A's.
     pub(super) cells_of_a: usize,
@@ -15,7 +20,7 @@ pub(super) struct Joint {
     pub(super) paired: Vec<([Option<usize>; 2], Paired)>,
 }
 
-impl Joint {
+impl PairedRun {
     pub(super) fn of(runs: [&Run; 2], at: At) -> Self {
         let [a, b] = runs;
         let cells_of_a = a.cells.len();
@@ -47,9 +52,9 @@ impl Joint {
             caveats: Vec::new(),
             cells: a.cells.iter().chain(&b.cells).cloned().collect(),
             devices: paired.iter().map(device).collect(),
-            own: Own::default(),
+            own: ProgramData::default(),
         };
-        Joint { run, cells_of_a, paired }
+        PairedRun { run, cells_of_a, paired }
     }
 
     /// All devices as one.
@@ -70,27 +75,13 @@ pub(super) fn compared(device: &Device, at: At) -> &Moment {
 }
 
 fn joined(a: Moment, b: Moment) -> Device {
-    Device {
-        name: String::new(),
-        ordinal: 0,
-        model: String::new(),
-        total_bytes: None,
-        last: a,
-        peak: b,
-        peak_used: None,
-        beside: gpumem_model::run::Beside::default(),
-        reading: None,
-        unaccounted_bytes: None,
-        tenants: Vec::new(),
-        other_tenants: (0, 0),
-        series: Series { width_ns: 0, buckets: Vec::new() },
-        details: gpumem_model::run::Details::default(),
-    }
+    Device { last: a, peak: b, ..Device::default() }
 }
 
 fn shifted(moment: &Moment, offset: u32) -> Moment {
-    let amounts = moment.amounts.iter().map(|(cell, bytes)| (cell.saturating_add(offset), *bytes));
-    Moment { amounts: amounts.collect(), ..moment.clone() }
+    let mut shifted = moment.clone();
+    shifted.remap(&|cell| Some(cell.saturating_add(offset)));
+    shifted
 }
 
 /// On a device that a run does not have it held nothing.
@@ -143,7 +134,7 @@ fn pairs(a: &[Device], b: &[Device]) -> Vec<([Option<usize>; 2], Paired)> {
         let begins = |with: &str| device.name.starts_with(with);
         let paired = match begins("GPU-") || begins("MIG-") {
             true => Paired::Uuid,
-            false if begins(super::job::MEMBER) => Paired::Rank,
+            false if begins(RANK) => Paired::Rank,
             false => Paired::Number,
         };
         Some((index, paired))
@@ -163,6 +154,55 @@ fn pairs(a: &[Device], b: &[Device]) -> Vec<([Option<usize>; 2], Paired)> {
         None => ([Some(index), None], Paired::Alone),
     });
     of_a.chain(left.map(|index| ([None, Some(index)], Paired::Alone))).collect()
+}
+
+/// Returns the sum of several processes as one run: the ranks of a job, or what a launcher started. What each has on a device is a device of
+/// the sum, named after its rank, so that ranks stand beside each other and all of them add up. `title` says what they are:
+/// `8 processes of job bert`. Each process counts at its own peak.
+pub fn sum_of_ranks(title: &str, mut runs: Vec<Run>) -> Run {
+    let rank = |run: &Run| run.process.claims.get("rank").and_then(|rank| rank.parse::<u64>().ok());
+    runs.sort_by_key(|run| (rank(run).is_none(), rank(run), run.process.start_ticks, run.process.pid));
+    let command = runs.iter().find_map(|run| run.process.facts.get("command").cloned());
+    let count = runs.len();
+    let first = runs.first();
+    let mut sum = Run {
+        source: Source {
+            kind: first.map(|run| run.source.kind.clone()).unwrap_or_default(),
+            origin: first.map(|run| run.source.origin.clone()).unwrap_or_default(),
+            preset: first.and_then(|run| run.source.preset.clone()),
+        },
+        clock: first.map_or(Clock::Lines, |run| run.clock),
+        process: Process {
+            facts: command.map(|command| ("command".into(), command)).into_iter().collect(),
+            ..Process::default()
+        },
+        state: if runs.iter().any(|run| run.state == State::Open) { State::Open } else { State::Interrupted },
+        coverage: Coverage::default(),
+        caveats: Vec::new(),
+        cells: Vec::new(),
+        devices: Vec::new(),
+        own: ProgramData::default(),
+    };
+    for (place, mut run) in runs.into_iter().enumerate() {
+        let name = rank(&run).map_or_else(|| format!("{RANK}- ({place})"), |rank| format!("{RANK}{rank}"));
+        sum.coverage.add(&run.coverage);
+        let offset = sum.cells.len() as u32;
+        run.remap(&|cell| Some(cell.saturating_add(offset)));
+        sum.cells.extend(run.cells);
+        let several = run.devices.len() > 1;
+        for device in run.devices {
+            let mut name = if several { format!("{name}, GPU {}", device.ordinal) } else { name.clone() };
+            if sum.devices.iter().any(|known| known.name == name) {
+                name = format!("{name} ({place})"); // two processes claim one rank
+            }
+            let ordinal = u16::try_from(sum.devices.len()).unwrap_or(u16::MAX);
+            let details = Details { ooms: device.details.ooms, ..Details::default() };
+            sum.devices.push(Device { name, ordinal, details, ..device });
+        }
+    }
+    let text = if count == 1 { title.to_owned() } else { format!("{title}, each at its own time") };
+    sum.caveats.push(Caveat { code: "job".into(), text });
+    sum
 }
 
 #[cfg(test)]

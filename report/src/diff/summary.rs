@@ -2,8 +2,10 @@
 
 use super::text::Shown;
 use super::{At, Diff, Pair, Paired, SIDES, difference};
-use crate::text::{clean, clean_name, device_name};
+use crate::labels::device_name;
+use crate::lines::clean_name;
 use crate::{Part, Row};
+use gpumem_model::harmless::clean;
 use gpumem_model::time::Times;
 use gpumem_model::units::plural;
 

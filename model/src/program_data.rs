@@ -1,6 +1,7 @@
 //! What a program says of itself beside memory: its own counters, and the times of its ranges. Names are as it said them; views make
 //! them harmless.
 
+use crate::fields::{Timed, Window, fields, plain};
 use serde::{Deserialize, Serialize};
 
 /// Single ranges that a run of several parts or lives has at most: the latest.
@@ -13,26 +14,37 @@ pub const MAX_COUNTER_POINTS: usize = 128;
 /// Names of ranges that are kept of a process; ranges of more are counted.
 pub const MAX_RANGES: usize = 256;
 
-/// Counters and ranges. Kept as JSON in the store: fields that are added read as their default from older runs.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Own {
-    /// Those that were said first.
-    pub counters: Vec<Counter>,
-    /// Changes of others.
-    pub counters_dropped: u64,
-    /// By name, those that ended first.
-    pub ranges: Vec<Range>,
-    /// Ranges of others.
-    pub ranges_dropped: u64,
-    /// Ranges whose begin or end was lost.
-    pub ranges_broken: u64,
-    /// Ranges one by one, the latest, in the order of their ends.
-    pub spans: Vec<Span>,
-    /// More of them.
-    pub spans_dropped: u64,
-    /// What a snapshot of PyTorch says of the allocator.
-    pub snapshot: Option<SnapshotFigures>,
+fields! {
+    /// Counters and ranges. Kept as JSON in the store: a field that a stored run does not have gets its default.
+    #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct ProgramData {
+        /// The counters that were set first.
+        counters: Vec<Counter>             => clip clip_counters;
+        /// Changes of counters that are not kept.
+        counters_dropped: u64              => clip keep;
+        /// By name, those that ended first.
+        ranges: Vec<Range>                 => clip keep;
+        /// Ranges of names that are not kept.
+        ranges_dropped: u64                => clip keep;
+        /// Ranges whose begin or end was lost.
+        ranges_broken: u64                 => clip keep;
+        /// Single ranges, the latest, in the order of their ends.
+        spans: Vec<Span>                   => clip within;
+        /// Single ranges that are not kept.
+        spans_dropped: u64                 => clip keep;
+        /// The allocator's figures in a PyTorch snapshot.
+        snapshot: Option<SnapshotFigures>  => clip keep;
+    }
+}
+
+fn clip_counters(counters: &mut Vec<Counter>, window: &Window) {
+    for counter in counters {
+        // The value at the begin of the window was set before it.
+        let before = counter.points.iter().rposition(|(time_ns, _)| *time_ns <= window.from_ns).unwrap_or(0);
+        counter.points.drain(..before);
+        counter.points.retain(|(time_ns, _)| *time_ns <= window.to_ns);
+    }
 }
 
 /// A PyTorch memory snapshot's own figures of device memory, over all its devices.
@@ -61,51 +73,55 @@ pub struct SnapshotFigures {
     pub peak_allocated_bytes: u64,
 }
 
-/// A counter of the program's own.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Counter {
-    /// Its name; absent if a loss took it.
-    pub name: Option<String>,
-    /// What it was last.
-    pub value: i64,
-    /// Times that it was set or changed.
-    pub changes: u64,
-    /// Least of its values.
-    pub min: i64,
-    /// Greatest of them.
-    pub max: i64,
-    /// Value times ns, from `since_ns` to `until_ns`.
-    pub area: i128,
-    /// When it was said first.
-    pub since_ns: u64,
-    /// Until when that is known.
-    pub until_ns: u64,
-    /// When it was set and to what; of many changes the last in each slot of time.
-    pub points: Vec<(u64, i64)>,
+fields! {
+    /// A counter of the program's own.
+    #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct Counter {
+        /// Its name; absent if a loss took it.
+        name: Option<String>;
+        /// What it was last.
+        value: i64;
+        /// Times that it was set or changed.
+        changes: u64;
+        /// Least of its values.
+        min: i64;
+        /// Greatest of them.
+        max: i64;
+        /// Value times ns, from `since_ns` to `until_ns`.
+        area: i128;
+        /// When it was said first.
+        since_ns: u64;
+        /// Until when that is known.
+        until_ns: u64;
+        /// When it was set and to what; of many changes the last in each slot of time.
+        points: Vec<(u64, i64)>;
+    }
 }
 
-/// All ranges of one name.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Range {
-    /// Path of the scope; absent if a loss took it, and of steps.
-    pub name: Option<String>,
-    /// They are the steps that the program said, from one to the next.
-    pub is_step: bool,
-    /// How many ended.
-    pub count: u64,
-    /// Their lengths together; ranges inside of them count in both.
-    pub total_ns: u64,
-    /// The shortest.
-    pub min_ns: u64,
-    /// The longest.
-    pub max_ns: u64,
-    /// How many have not ended.
-    pub open: u64,
+fields! {
+    /// All ranges of one name.
+    #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct Range {
+        /// Path of the scope; absent if a loss took it, and of steps.
+        name: Option<String>;
+        /// They are the steps that the program said, from one to the next.
+        is_step: bool;
+        /// How many ended.
+        count: u64;
+        /// Their lengths together; ranges inside of them count in both.
+        total_ns: u64;
+        /// The shortest.
+        min_ns: u64;
+        /// The longest.
+        max_ns: u64;
+        /// How many have not ended.
+        open: u64;
+    }
 }
 
-/// One range: index in [`Own::ranges`], thread, begin and end.
+/// One range: index in [`ProgramData::ranges`], thread, begin and end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span(pub u32, pub u32, pub u64, pub u64);
 
@@ -118,8 +134,8 @@ impl Counter {
         }
     }
 
-    /// What a later part of the process's life says of it.
-    fn go_on(&mut self, later: Counter) {
+    /// Appends what a later run of the same life has.
+    fn append(&mut self, later: Counter) {
         // What it was until it was said anew is what it was last.
         let between_ns = later.since_ns.saturating_sub(self.until_ns);
         let between = i128::from(self.value).saturating_mul(i128::from(between_ns));
@@ -152,7 +168,7 @@ impl Range {
         }
     }
 
-    fn go_on(&mut self, later: &Range) {
+    fn append(&mut self, later: &Range) {
         self.min_ns = match (self.count, later.count) {
             (_, 0) => self.min_ns,
             (0, _) => later.min_ns,
@@ -168,18 +184,18 @@ impl Range {
 /// Stands for a name that a loss took.
 pub const LOST: &str = "(its name was lost)";
 
-impl Own {
+impl ProgramData {
     /// There is nothing to tell.
     pub fn is_empty(&self) -> bool {
-        *self == Own::default()
+        *self == ProgramData::default()
     }
 
-    /// What a later part of the process's life says.
-    pub fn go_on(&mut self, later: Own) {
+    /// Appends what a later run of the same life has.
+    pub fn append(&mut self, later: ProgramData) {
         for counter in later.counters {
             let has_room = self.counters.len() < MAX_COUNTERS;
             match self.counters.iter_mut().find(|known| known.name == counter.name) {
-                Some(known) => known.go_on(counter),
+                Some(known) => known.append(counter),
                 None if has_room => self.counters.push(counter),
                 None => self.counters_dropped = self.counters_dropped.saturating_add(counter.changes),
             }
@@ -190,7 +206,7 @@ impl Own {
             let key = |range: &Range| (range.is_step, range.name.clone());
             match self.ranges.iter().position(|known| key(known) == key(&range)) {
                 Some(at) => {
-                    self.ranges[at].go_on(&range);
+                    self.ranges[at].append(&range);
                     places.push(Some(at as u32));
                 }
                 // One more than there may be names: steps.
@@ -219,34 +235,21 @@ impl Own {
             *sum = sum.saturating_add(of);
         }
     }
+}
 
-    /// Of single ranges and points leaves those of a time.
-    pub fn keep(&mut self, from_ns: u64, to_ns: u64) {
-        self.spans.retain(|&Span(_, _, begin_ns, end_ns)| end_ns >= from_ns && begin_ns <= to_ns);
-        for counter in &mut self.counters {
-            // What it was when the time began is in it, too.
-            let before = counter.points.iter().rposition(|(time_ns, _)| *time_ns <= from_ns).unwrap_or(0);
-            counter.points.drain(..before);
-            counter.points.retain(|(time_ns, _)| *time_ns <= to_ns);
-        }
-    }
+plain!(SnapshotFigures, Span);
 
-    /// Bytes that it takes, about.
-    pub fn weight(&self) -> usize {
-        let texts = self.counters.iter().map(|counter| &counter.name);
-        let texts = texts.chain(self.ranges.iter().map(|range| &range.name));
-        let points = self.counters.iter().map(|counter| size_of_val(counter.points.as_slice()));
-        texts.flatten().map(String::len).sum::<usize>()
-            + points.sum::<usize>()
-            + size_of_val(self.counters.as_slice())
-            + size_of_val(self.ranges.as_slice())
-            + size_of_val(self.spans.as_slice())
+impl Timed for Span {
+    fn time_ns(&self) -> (u64, u64) {
+        let &Span(_, _, begin_ns, end_ns) = self;
+        (begin_ns, end_ns)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fields::WindowKind;
 
     fn counter(name: &str, value: i64, since_ns: u64) -> Counter {
         Counter {
@@ -276,19 +279,19 @@ mod tests {
 
     #[test]
     fn a_life_goes_on_where_it_was() {
-        let mut own = Own {
+        let mut own = ProgramData {
             counters: vec![counter("a", 4, 0)],
             ranges: vec![range("x", 0, 0), range("y", 2, 30)],
             spans: vec![Span(1, 7, 0, 30)],
-            ..Own::default()
+            ..ProgramData::default()
         };
         let steps = Range { is_step: true, count: 1, ..Range::default() };
-        own.go_on(Own {
+        own.append(ProgramData {
             counters: vec![counter("b", 1, 20), counter("a", 8, 20)],
             ranges: vec![range("y", 1, 10), range("x", 1, 5), steps],
             spans: vec![Span(0, 7, 40, 50), Span(1, 8, 41, 46)],
             ranges_broken: 3,
-            ..Own::default()
+            ..ProgramData::default()
         });
         let a = &own.counters[0];
         assert_eq!((a.value, a.changes, a.min, a.max), (8, 4, 3, 8));
@@ -305,12 +308,12 @@ mod tests {
 
     #[test]
     fn a_window_has_what_was_in_it() {
-        let mut own = Own {
+        let mut own = ProgramData {
             counters: vec![Counter { points: vec![(0, 1), (10, 2), (20, 3), (30, 4)], ..Counter::default() }],
             spans: vec![Span(0, 1, 0, 5), Span(0, 1, 0, 15), Span(0, 1, 31, 32)],
-            ..Own::default()
+            ..ProgramData::default()
         };
-        own.keep(15, 30);
+        own.clip(&Window { part: WindowKind::Since, from_ns: 15, to_ns: 30, exact: false });
         assert_eq!(own.counters[0].points, [(10, 2), (20, 3), (30, 4)]);
         assert_eq!(own.spans, [Span(0, 1, 0, 15)]);
     }

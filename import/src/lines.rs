@@ -1,6 +1,51 @@
-//! One line of comma-separated values.
+//! Lines of text files, and the comma-separated values of a line.
 
+use super::feed::Feed;
+use gpumem_model::units::plural;
+use gpumem_runs::input::{Error, Input, Line, Lines};
 use std::borrow::Cow;
+
+/// Calls `each` for the lines of a file with their numbers, from 1; returns how many there were.
+pub(super) fn lines(
+    input: Input,
+    feed: &mut Feed<'_>,
+    mut each: impl FnMut(&mut Feed<'_>, u64, &str),
+) -> Result<u64, Error> {
+    let path = input.path.clone();
+    let mut lines = Lines::new(input.into_reader());
+    let (mut number, mut too_long, mut not_utf8) = (0, 0_u64, 0_u64);
+    loop {
+        let offset = lines.offset;
+        let line = lines.next_line().map_err(|source| Error::Read { path: path.clone(), offset, source })?;
+        number += 1;
+        match line {
+            None => break,
+            Some(Line::Text(text)) => {
+                not_utf8 += u64::from(matches!(text, Cow::Owned(_)));
+                each(feed, number, &text);
+            }
+            Some(Line::Endless) => {
+                feed.reject(number);
+                let text = format!("line {number} (byte {offset}) has no end: nothing after it was read");
+                feed.caveat("endless_line", text);
+                break;
+            }
+            Some(Line::TooLong) => {
+                feed.reject(number);
+                if too_long == 0 {
+                    let text = format!("line {number} (byte {offset}) is longer than 1 MiB and was skipped");
+                    feed.caveat("long_lines", text);
+                }
+                too_long += 1;
+            }
+        }
+    }
+    if not_utf8 > 0 {
+        let text = format!("{} are not UTF-8: their bytes are shown as \\x..", plural(not_utf8, "line"));
+        feed.caveat("not_utf8", text);
+    }
+    Ok(number - 1)
+}
 
 /// The fields of a line, without quotes and the blanks around them; `None` where a quote is not closed, or
 /// something follows one that is.

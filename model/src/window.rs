@@ -4,48 +4,16 @@
 //! the point's own time, which may not be the one that was asked for; the gap is that of the nearest reading that the series
 //! has. Whatever is coarser than what was asked for is said in a caveat.
 
-mod whole;
+pub use crate::fields::{Window, WindowKind};
 
-pub use whole::whole;
-
-use crate::run::{Caveat, Cell, Class, Device, Moment, Run, State};
+use crate::cell::SUM;
+use crate::fields::Field;
+use crate::run::{Amounts, Caveat, Cell, Class, Device, Moment, Run, State};
 use crate::series::{Bucket, Series};
 use crate::time::{Times, apart};
 use crate::timeline::{Point, Told};
 use crate::units::Unit;
-use serde::Serialize;
 use std::cmp::Reverse;
-
-/// Which part of a life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Part {
-    /// A moment: the second column is what was held then, the first is the last one, as always.
-    At,
-    /// Up to the end, or to now: the second column is the highest moment in it.
-    Since,
-    /// Up to a time before that: so is the second one, and the first is its end.
-    Between,
-}
-
-/// What was asked for, in times of the run's clock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Window {
-    /// How.
-    pub part: Part,
-    /// Its begin; of a moment, the moment.
-    pub from_ns: u64,
-    /// Its end.
-    pub to_ns: u64,
-    /// The run was read again for it: every sum is that of its own time, and the highest moment is exact.
-    pub exact: bool,
-}
-
-impl Window {
-    fn has(&self, time_ns: u64) -> bool {
-        (self.from_ns..=self.to_ns).contains(&time_ns)
-    }
-}
 
 /// The first and the last time of which a run tells; `None` if it tells of none.
 pub fn span(run: &Run) -> Option<(u64, u64)> {
@@ -91,53 +59,75 @@ pub fn of(run: &Run, window: &Window) -> Run {
             notes.push(if several { format!("GPU {}: {text}", old.ordinal) } else { text });
         };
         match window.part {
-            Part::At => device.peak = maker.at(window.from_ns, times, &mut say),
-            Part::Since | Part::Between => {
+            WindowKind::At => device.peak = maker.at(window.from_ns, times, &mut say),
+            WindowKind::Since | WindowKind::Between => {
                 device.peak = maker.highest(window, |point| idle(&run.cells, point), times, &mut say);
             }
         }
-        if window.part == Part::Between {
+        if window.part == WindowKind::Between {
             device.last = maker.at(window.to_ns, times, &mut say);
             (device.reading, device.unaccounted_bytes) = (None, None);
             (device.tenants, device.other_tenants) = (Vec::new(), (0, 0));
             device.details.pools.clear();
         }
-        if window.part != Part::At {
-            keep(device, window);
+        if window.part != WindowKind::At {
+            clip(device, window);
         }
     }
-    if window.part != Part::At {
-        run.own.keep(window.from_ns, window.to_ns);
+    if window.part != WindowKind::At {
+        run.own.clip(window);
     }
     run.devices = devices;
     let moments = run.devices.iter().flat_map(|device| [&device.last, &device.peak]);
     if moments.flat_map(|moment| &moment.amounts).any(|(cell, _)| *cell == rest) {
-        run.cells.push(Cell { tag: Some("(smaller ones)".into()), ..Cell::default() });
+        run.cells.push(Cell { tag: Some(SUM.into()), ..Cell::default() });
     }
     let notes = notes.into_iter().map(|text| Caveat { code: "window".into(), text });
     run.caveats.splice(0..0, notes);
     run
 }
 
-/// Leaves what is of the window.
-fn keep(device: &mut Device, window: &Window) {
-    device.peak_used = None;
-    let Series { width_ns, buckets } = &mut device.series;
-    buckets.retain(|bucket| {
-        bucket.time_ns.saturating_add(*width_ns) > window.from_ns && bucket.time_ns <= window.to_ns
-    });
-    let highest = buckets.iter().filter_map(|bucket| Some((bucket.used?.max, bucket.time_ns)));
+/// Leaves what belongs to the window.
+fn clip(device: &mut Device, window: &Window) {
+    device.series.clip(window);
+    let highest = device.series.buckets.iter().filter_map(|bucket| Some((bucket.used?.max, bucket.time_ns)));
     let highest = highest.max_by_key(|&(used, time_ns)| (used, Reverse(time_ns)));
     device.peak_used = highest.and_then(|(used, time_ns)| Some((u64::try_from(used).ok()?, time_ns)));
-    let details = &mut device.details;
-    details.accounted_peak_bytes = None;
-    details.timeline.points.retain(|point| window.has(point.time_ns));
-    details.steps.retain(|step| window.has(step.time_ns));
-    details.ooms.retain(|oom| oom.last_ns >= window.from_ns && oom.time_ns <= window.to_ns);
-    let open = details.iterations.open.take();
-    details.iterations.open = open.filter(|row| row.start_ns <= window.to_ns && window.part == Part::Since);
-    details.iterations.rows.retain(|row| row.end_ns >= window.from_ns && row.start_ns <= window.to_ns);
-    details.growth.keep(|time_ns| window.has(time_ns));
+    device.details.clip(window);
+}
+
+/// Returns parts of a life, in the order of time, as one run, for a window that may lie in several of them; `None` of none.
+pub fn join_parts(parts: Vec<Run>) -> Option<Run> {
+    let mut parts = parts.into_iter();
+    let mut whole = parts.next()?;
+    for part in parts {
+        join(&mut whole, part);
+    }
+    Some(whole)
+}
+
+fn join(whole: &mut Run, mut part: Run) {
+    let cells = std::mem::take(&mut part.cells);
+    let places = whole.merge_cells(&cells);
+    part.remap(&|cell| Some(places.get(cell as usize).copied().unwrap_or(u32::MAX)));
+    for device in part.devices {
+        match whole.devices.iter_mut().find(|other| other.name == device.name) {
+            Some(other) => other.join(device),
+            None => whole.devices.push(device),
+        }
+    }
+    whole.own.append(part.own);
+    // The peak may be of any part: what was lost in one of them makes it a lower bound.
+    whole.coverage.partial_history |= whole.coverage.partial_state;
+    whole.coverage.join(part.coverage);
+    // That a part has parts before it is true of the first of these alone; the driver's accounting is of the whole life.
+    part.caveats.retain(|caveat| caveat.code != "part");
+    let mut earlier = std::mem::replace(&mut whole.caveats, part.caveats);
+    earlier.retain(|caveat| {
+        caveat.code != "accounting_disagrees" && whole.caveats.iter().all(|other| other.code != caveat.code)
+    });
+    whole.caveats.splice(0..0, earlier);
+    (whole.state, whole.process, whole.clock) = (part.state, part.process, part.clock);
 }
 
 /// Makes moments of points.
@@ -183,7 +173,8 @@ impl Maker<'_> {
                 Some(bucket) => {
                     say(format!("{}; what held it was not kept", self.coarse(bucket, time_ns, times)));
                     let bytes = bucket.tracked.map_or(0, |tracked| tracked.last);
-                    let point = Point { time_ns: bucket.time_ns, amounts: Vec::new(), rest_bytes: bytes };
+                    let point =
+                        Point { time_ns: bucket.time_ns, amounts: Amounts::default(), rest_bytes: bytes };
                     self.moment(&point, bucket.time_ns)
                 }
                 None => {
@@ -242,12 +233,9 @@ impl Maker<'_> {
     }
 
     /// Buckets that lie in the window at least in part.
-    fn inside(&self, window: &Window) -> impl Iterator<Item = &Bucket> {
+    fn inside<'w>(&'w self, window: &'w Window) -> impl Iterator<Item = &'w Bucket> {
         let Series { width_ns, buckets } = &self.device.series;
-        let (from_ns, to_ns) = (window.from_ns, window.to_ns);
-        buckets.iter().filter(move |bucket| {
-            bucket.time_ns.saturating_add(*width_ns) > from_ns && bucket.time_ns <= to_ns
-        })
+        buckets.iter().filter(|bucket| bucket.is_in(*width_ns, window))
     }
 
     fn nearest(&self, time_ns: u64, has: impl Fn(&Bucket) -> bool) -> Option<&Bucket> {

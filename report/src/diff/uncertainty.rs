@@ -1,13 +1,13 @@
 //! What makes a number of a run less than exact, in words, and between which two numbers the truth lies.
 
-use super::joint::compared;
+use super::paired_run::compared;
 use super::{At, SIDES, Side};
 use gpumem_model::run::{Coverage, Device, Moment};
 use serde::Serialize;
 
 /// Something that a reader of a comparison must know.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Doubt {
+pub struct Uncertainty {
     /// `A` or `B`.
     pub side: &'static str,
     /// Stable word for programs: a flag, or what the gap rests on.
@@ -45,7 +45,7 @@ pub(super) enum Kind {
 }
 
 /// Doubts of what is compared of two devices.
-pub(super) fn of_devices(sides: &[Side<'_>; 2], devices: [Option<usize>; 2], at: At) -> Vec<Doubt> {
+pub(super) fn of_devices(sides: &[Side<'_>; 2], devices: [Option<usize>; 2], at: At) -> Vec<Uncertainty> {
     let mut doubts = Vec::new();
     for ((side, name), device) in sides.iter().zip(SIDES).zip(devices) {
         if let Some(device) = device.and_then(|device| side.run.devices.get(device)) {
@@ -55,9 +55,15 @@ pub(super) fn of_devices(sides: &[Side<'_>; 2], devices: [Option<usize>; 2], at:
     doubts
 }
 
-fn of_device(side: &'static str, coverage: &Coverage, device: &Device, at: At, doubts: &mut Vec<Doubt>) {
+fn of_device(
+    side: &'static str,
+    coverage: &Coverage,
+    device: &Device,
+    at: At,
+    doubts: &mut Vec<Uncertainty>,
+) {
     let moment = compared(device, at);
-    let mut say = |code: &'static str, text: String| doubts.push(Doubt { side, code, text });
+    let mut say = |code: &'static str, text: String| doubts.push(Uncertainty { side, code, text });
     if at == At::Peak && device.details.ooms.iter().any(|oom| oom.is_true() || oom.is_suspected()) {
         say("oom", "memory ran out: its peak is what it got, not what it wanted".into());
     }
@@ -68,7 +74,7 @@ fn of_device(side: &'static str, coverage: &Coverage, device: &Device, at: At, d
         };
         return say(if coverage.blocked_by.is_some() { "blocked" } else { "uncovered" }, why.into());
     }
-    if moment.tracked_bytes.is_none() && device.name.starts_with(super::job::MEMBER) {
+    if moment.tracked_bytes.is_none() && device.name.starts_with(crate::labels::RANK) {
         say("uncovered", format!("only NVML's word is known of {}: its sums have no names", device.name));
     }
     if coverage.late {

@@ -1,0 +1,233 @@
+//! Names of cells, the roles and phases that they have, and amounts by cell.
+
+use crate::fields::{Field, fields, plain};
+use gpumem_wire::{Phase, Role};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
+
+fields! {
+    /// Name of a cell.
+    #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    pub struct Cell {
+        /// `direct`, `block`, `pool_idle` or `opaque`.
+        class: Class            => redact keep;
+        /// Tag path.
+        tag: Option<String>     => redact hide_tag;
+        /// First tag, if a later one replaced it.
+        origin: Option<String>  => redact clear;
+        /// What the bytes are for; absent if unknown.
+        role: Option<String>    => redact hide_unknown_role;
+        /// Phase of the step that allocated them; absent if unknown.
+        phase: Option<String>   => redact hide_unknown_phase;
+        /// Library that made the request.
+        library: Option<String> => redact clear;
+        /// Name of the framework's pool that the bytes are of.
+        #[serde(default)]
+        pool: Option<String>    => redact hide_unknown_pool;
+        /// Blocks that their owner has freed and that a stream may still use: of class `pool_idle`.
+        #[serde(default)]
+        pending: bool           => redact keep;
+        /// The tag is that of the process: the thread that allocated had none.
+        #[serde(default)]
+        inherited: bool         => redact keep;
+    }
+}
+
+/// Class of a cell.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Class {
+    #[default]
+    /// Driver allocations that no pool carves.
+    Direct,
+    /// Blocks of pools.
+    Block,
+    /// Bytes of segments that no block covers.
+    PoolIdle,
+    /// Segments of pools that report no blocks.
+    Opaque,
+}
+
+plain!(Class);
+
+/// Tag of the sum of cells that have no point of their own.
+pub const SUM: &str = "(smaller ones)";
+/// Name of PyTorch's pools.
+pub const TORCH: &str = "torch";
+/// Stands in a redacted run for a tag.
+pub const HIDDEN_TAG: &str = "(not shown)";
+
+fn hide_tag(tag: &mut Option<String>) {
+    if let Some(tag) = tag.as_mut().filter(|tag| *tag != SUM) {
+        HIDDEN_TAG.clone_into(tag);
+    }
+}
+
+/// A role or phase that is no word of ours may be a name.
+fn hide_unknown_role(role: &mut Option<String>) {
+    role.take_if(|role| role_of_name(role).is_none());
+}
+
+pub(crate) fn hide_unknown_phase(phase: &mut Option<String>) {
+    phase.take_if(|phase| phase_of_name(phase).is_none());
+}
+
+pub(crate) fn hide_unknown_pool(pool: &mut Option<String>) {
+    pool.take_if(|pool| pool != TORCH);
+}
+
+/// Bytes by cell: (index in [`Run::cells`](crate::run::Run::cells), bytes), by index, without zeros.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Amounts(Vec<(u32, i64)>);
+
+impl Amounts {
+    /// Whether there are none; for serde, which takes no method of the list.
+    pub(crate) fn is_none(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl Field for Amounts {
+    fn remap(&mut self, to: &dyn Fn(u32) -> Option<u32>) {
+        let mut sums = BTreeMap::<u32, i64>::new();
+        for (cell, bytes) in self.0.drain(..) {
+            if let Some(cell) = to(cell) {
+                let sum = sums.entry(cell).or_default();
+                *sum = sum.wrapping_add(bytes);
+            }
+        }
+        self.0 = sums.into_iter().filter(|(_, bytes)| *bytes != 0).collect();
+    }
+
+    fn heap_bytes(&self) -> usize {
+        self.0.heap_bytes()
+    }
+}
+
+impl Deref for Amounts {
+    type Target = Vec<(u32, i64)>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl DerefMut for Amounts {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.0
+    }
+}
+
+impl From<Vec<(u32, i64)>> for Amounts {
+    fn from(amounts: Vec<(u32, i64)>) -> Self {
+        Amounts(amounts)
+    }
+}
+
+impl FromIterator<(u32, i64)> for Amounts {
+    fn from_iter<I: IntoIterator<Item = (u32, i64)>>(amounts: I) -> Self {
+        Amounts(amounts.into_iter().collect())
+    }
+}
+
+impl<'a> IntoIterator for &'a Amounts {
+    type Item = &'a (u32, i64);
+    type IntoIter = std::slice::Iter<'a, (u32, i64)>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.iter()
+    }
+}
+
+impl<const N: usize> PartialEq<[(u32, i64); N]> for Amounts {
+    fn eq(&self, other: &[(u32, i64); N]) -> bool {
+        self.0 == other
+    }
+}
+
+const ROLES: [(&str, Role); 10] = [
+    ("parameter", Role::Parameter),
+    ("gradient", Role::Gradient),
+    ("optimizer state", Role::OptimizerState),
+    ("activation", Role::Activation),
+    ("input", Role::Input),
+    ("temporary", Role::Temporary),
+    ("workspace", Role::Workspace),
+    ("buffer", Role::Buffer),
+    ("kv cache", Role::KvCache),
+    ("parameter copy", Role::ParameterCopy),
+];
+const PHASES: [(&str, Phase); 5] = [
+    ("setup", Phase::Setup),
+    ("forward", Phase::Forward),
+    ("backward", Phase::Backward),
+    ("optimizer", Phase::Optimizer),
+    ("evaluation", Phase::Evaluation),
+];
+/// What a process was doing, but not what a block is named after: no rule matches it.
+const BETWEEN: (&str, Phase) = ("between", Phase::Between);
+
+/// How a role is written; `None` for unknown.
+pub fn role_name(role: Role) -> Option<&'static str> {
+    ROLES.iter().find(|(_, other)| *other == role).map(|(name, _)| *name)
+}
+
+/// The role of that name.
+pub fn role_of_name(name: &str) -> Option<Role> {
+    ROLES.iter().find(|(other, _)| *other == name).map(|(_, role)| *role)
+}
+
+/// All names of roles.
+pub fn role_names() -> impl Iterator<Item = &'static str> {
+    ROLES.iter().map(|(name, _)| *name)
+}
+
+/// How a phase is written; `None` for unknown.
+pub fn phase_name(phase: Phase) -> Option<&'static str> {
+    PHASES.iter().chain([&BETWEEN]).find(|(_, other)| *other == phase).map(|(name, _)| *name)
+}
+
+/// The phase of that name.
+pub fn phase_of_name(name: &str) -> Option<Phase> {
+    PHASES.iter().chain([&BETWEEN]).find(|(other, _)| *other == name).map(|(_, phase)| *phase)
+}
+
+/// All names of phases.
+pub fn phase_names() -> impl Iterator<Item = &'static str> {
+    PHASES.iter().map(|(name, _)| *name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cells_that_become_one_are_summed_and_others_are_left_out() {
+        let mut amounts = Amounts::from(vec![(0, 5), (1, 7), (2, -5), (3, 1)]);
+        amounts.remap(&|cell| [Some(4), Some(2), Some(4), None].get(cell as usize).copied().flatten());
+        assert_eq!(amounts, [(2, 7)]);
+    }
+
+    #[test]
+    fn only_words_of_ours_stay_in_a_redacted_cell() {
+        let text = |text: &str| Some(text.to_owned());
+        let mut cell = Cell {
+            tag: text("customer/loss"),
+            origin: text("customer"),
+            role: text("kv cache"),
+            phase: text("customer"),
+            library: text("libcustomer.so"),
+            pool: text(TORCH),
+            inherited: true,
+            ..Cell::default()
+        };
+        cell.redact();
+        let (tag, role, pool) = (text(HIDDEN_TAG), text("kv cache"), text(TORCH));
+        assert_eq!(cell, Cell { tag, role, pool, inherited: true, ..Cell::default() });
+        let mut sum = Cell { tag: text(SUM), ..Cell::default() };
+        sum.redact();
+        assert_eq!(sum.tag, text(SUM));
+    }
+}

@@ -1,0 +1,112 @@
+//! Names of runs and devices as reports print them, and exit statuses in words.
+
+use gpumem_model::harmless::clean;
+use gpumem_model::run::{Device, Run};
+
+/// How the names of devices of a sum of ranks begin: names of drivers and logs do not.
+pub(crate) const RANK: &str = "rank ";
+
+/// Returns the command without the directories of its program and script, else the program's name, else where the run came
+/// from; of a daemon's run that would be the machine, which is no command.
+pub fn label(run: &Run) -> String {
+    let facts = &run.process.facts;
+    match facts.get("command") {
+        Some(command) => short_command(command),
+        None if run.source.is_watched() => clean(facts.get("comm").map_or("(unknown)", String::as_str)),
+        None => clean(&run.source.origin),
+    }
+}
+
+/// Returns the label of a run with its pid, if known.
+pub(crate) fn whose(run: &Run) -> String {
+    match run.process.pid {
+        0 => label(run),
+        pid => format!("{}  pid {pid}", label(run)),
+    }
+}
+
+/// The first word of a command line, and the rest. Words with spaces are in single quotes.
+fn first_word(line: &str) -> Option<(&str, &str)> {
+    let line = line.trim_start_matches(' ');
+    let quoted = line.strip_prefix('\'').and_then(|rest| rest.split_once('\''));
+    let word = quoted.or_else(|| line.split_once(' ')).unwrap_or((line, ""));
+    (!word.0.is_empty()).then_some(word)
+}
+
+/// A command as people call it: program and script without their directories and arguments.
+pub fn short_command(command: &str) -> String {
+    let mut rest = command;
+    let mut words = std::iter::from_fn(|| {
+        let (word, after) = first_word(rest)?;
+        rest = after;
+        Some(word)
+    });
+    let base = |word: &str| word.rsplit('/').next().unwrap_or(word).to_owned();
+    let first = words.next().map(base).unwrap_or_default();
+    let interpreter = first.starts_with("python") || first == "bash" || first == "sh";
+    let script = if interpreter { words.next().map(base).map(|word| format!(" {word}")) } else { None };
+    clean(&(first + &script.unwrap_or_default()))
+}
+
+/// Returns the name of a device with its product name.
+pub(crate) fn device_title(device: &Device) -> String {
+    let model = if device.model.is_empty() { String::new() } else { format!(" {}", device.model) };
+    titled(device, &model)
+}
+
+/// Returns the name of a device without its product name.
+pub(crate) fn device_name(device: &Device) -> String {
+    titled(device, "")
+}
+
+fn titled(device: &Device, model: &str) -> String {
+    if device.name.starts_with(RANK) {
+        return clean(&device.name);
+    }
+    if device.name.starts_with("unnamed-") {
+        return format!("GPU {}", device.name);
+    }
+    // As much of the UUID as nvidia-smi needs.
+    let name = match device.name.get(..12) {
+        Some(name) if !device.name.starts_with("ordinal-") => format!(" ({name})"),
+        _ => String::new(),
+    };
+    format!("GPU {}{model}{name}", device.ordinal)
+}
+
+/// Returns a status of waitpid in words.
+pub(crate) fn exit(status: u64) -> String {
+    match status & 0x7f {
+        0 => format!("exit {}", status >> 8 & 0xff),
+        signal => format!("signal {signal}"),
+    }
+}
+
+/// Name of the memory of a device that is in no process's row.
+pub(crate) fn rest_name(is_unified: bool) -> &'static str {
+    if is_unified { "rest of the host" } else { "unaccounted" }
+}
+
+/// Name of what is left of device memory, or of the host's memory where the device has none of its own.
+pub(crate) fn free_name(is_unified: bool) -> &'static str {
+    if is_unified { "available" } else { "free" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::short_command;
+
+    #[test]
+    fn command_is_shortened_to_program_and_script() {
+        for (command, short) in [
+            ("/usr/bin/python3.11 /home/ana/train.py --steps 3", "python3.11 train.py"),
+            ("'/home/ana/my env/bin/python' '/home/ana/my code/train.py' -v", "python train.py"),
+            ("'/tmp/gpumem space/mixer'", "mixer"),
+            ("postgres: ana idle", "postgres:"),
+            ("'/tmp/not closed", "not"),
+            ("", ""),
+        ] {
+            assert_eq!(short_command(command), short, "{command}");
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! A run without names, for readers who may see amounts, categories, roles and phases, but not what the process calls things: the page
+//! on a port that everybody on the machine can open.
+
+use super::{By, Report};
+use crate::rules::Groupings;
+use gpumem_model::fields::Field;
+use gpumem_model::run::{Cell, Run};
+use std::collections::{BTreeSet, HashMap};
+
+/// A redacted run with the categories that its cells had before.
+#[derive(Debug)]
+pub struct RedactedRun {
+    run: Run,
+    groupings: Groupings,
+    categories: [Vec<Option<String>>; 3],
+}
+
+/// Cells that are the same without their names.
+#[derive(Default)]
+struct Merged {
+    /// Of each cell of the run, its index in `cells`.
+    indices: Vec<u32>,
+    cells: Vec<Cell>,
+    categories: [Vec<Option<String>>; 3],
+}
+
+impl RedactedRun {
+    /// Redacts a run. Cells keep their category under these rules; those that are the same without their names become one.
+    pub fn of(run: &Run, groupings: Groupings) -> Self {
+        let report = Report::new(run, groupings, None);
+        let merged = Merged::of(&report);
+        let mut redacted = run.clone();
+        redacted.redact();
+        redacted.remap(&|cell| Some(merged.indices.get(cell as usize).copied().unwrap_or(u32::MAX)));
+        redacted.cells = merged.cells;
+        RedactedRun { run: redacted, groupings: report.groupings, categories: merged.categories }
+    }
+
+    /// Returns its report.
+    pub fn report(&self) -> Report<'_> {
+        let names = |by: &By| self.categories[*by as usize].iter().any(Option::is_some);
+        let by = [By::Layer, By::Structure].into_iter().find(names).unwrap_or(By::Structure);
+        let report = Report::with(&self.run, self.groupings.clone(), by, Vec::new(), self.categories.clone());
+        Report { veiled: true, ..report }
+    }
+}
+
+impl Merged {
+    fn of(report: &Report<'_>) -> Self {
+        let of_rules = [&report.groupings.layer, &report.groupings.structure]
+            .map(|rules| rules.rules.iter().map(|rule| rule.name.as_str()).collect::<BTreeSet<_>>());
+        // A library's name may be of the user's; NCCL's is the same on every machine.
+        let is_shown = |by: By, name: &str| {
+            name.starts_with("libnccl ")
+                || of_rules.get(by as usize).is_some_and(|names| names.contains(name))
+        };
+        let category = |index: u32, by: By| {
+            report.category(index, by).filter(|name| is_shown(by, name)).map(str::to_owned)
+        };
+        let mut known: HashMap<(Cell, Option<String>, Option<String>), u32> = HashMap::new();
+        let mut merged = Merged::default();
+        for (index, cell) in (0_u32..).zip(&report.run.cells) {
+            let mut cell = cell.clone();
+            cell.redact();
+            let key = (cell, category(index, By::Layer), category(index, By::Structure));
+            let next = merged.cells.len() as u32;
+            let index = *known.entry(key).or_insert_with_key(|(cell, layer, structure)| {
+                merged.cells.push(cell.clone());
+                let categories = [layer.clone(), structure.clone(), None];
+                merged.categories.iter_mut().zip(categories).for_each(|(all, one)| all.push(one));
+                next
+            });
+            merged.indices.push(index);
+        }
+        merged
+    }
+}

@@ -1,0 +1,286 @@
+//! Values as rows of tables: one list of columns for each table, which writes and reads it.
+
+use super::columns::{bits, damaged, dense, from_json, json, maybe_unsigned, unsigned};
+use gpumem_model::run::{Beside, Cell, Class, Device, DeviceReading, Moment, Parts};
+use gpumem_model::series::{Bucket, Extremes};
+use rusqlite::types::{ToSql, ToSqlOutput, Value};
+use rusqlite::{CachedStatement, Connection, OptionalExtension, Result, Row, params_from_iter};
+
+/// A value in one column, or in several beside each other.
+pub(super) trait Column: Sized {
+    /// Appends what the columns hold.
+    fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()>;
+    /// Reads the columns from number `at` on.
+    fn take(row: &Row<'_>, at: usize) -> Result<Self>;
+}
+
+/// A type whose values are the rows of a table.
+pub(super) trait Table: Default {
+    /// Name of the table.
+    const NAME: &'static str;
+    /// Columns of its primary key. In a list the last one counts from 0.
+    const KEY: &'static [&'static str];
+    /// All other columns.
+    const COLUMNS: &'static [&'static str];
+    /// Appends what the columns hold.
+    fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()>;
+    /// Reads a row that begins with the columns.
+    fn take(row: &Row<'_>) -> Result<Self>;
+}
+
+/// Declares the columns of a table and the fields that they hold. A field that no row names is not stored; the round-trip test of the store
+/// finds it.
+macro_rules! columns {
+    ($value:ty: $table:literal ($($key:literal),+) { $( $($column:literal),+ => $($field:ident).+; )* }) => {
+        impl Table for $value {
+            const NAME: &'static str = $table;
+            const KEY: &'static [&'static str] = &[$($key),+];
+            const COLUMNS: &'static [&'static str] = &[$($($column),+),*];
+
+            fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
+                $( Column::put(&self.$($field).+, out)?; )*
+                Ok(())
+            }
+
+            fn take(row: &Row<'_>) -> Result<Self> {
+                let mut value = Self::default();
+                let mut at = 0;
+                $(
+                    value.$($field).+ = Column::take(row, at)?;
+                    at += [$($column),+].len();
+                )*
+                debug_assert_eq!(at, Self::COLUMNS.len());
+                Ok(value)
+            }
+        }
+    };
+}
+
+columns!(Cell: "cell" ("run", "idx") {
+    "class"     => class;
+    "tag"       => tag;
+    "origin"    => origin;
+    "role"      => role;
+    "phase"     => phase;
+    "library"   => library;
+    "pool"      => pool;
+    "pending"   => pending;
+    "inherited" => inherited;
+});
+
+// What a device has beside these is in tables of its own: moments, buckets and details.
+columns!(Device: "device" ("run", "idx") {
+    "name"                            => name;
+    "ordinal"                         => ordinal;
+    "model"                           => model;
+    "total_bytes"                     => total_bytes;
+    "peak_used_bytes", "peak_used_ns" => peak_used;
+    "unaccounted_bytes"               => unaccounted_bytes;
+    "series_width_ns"                 => series.width_ns;
+    "beside"                          => beside;
+    "reading"                         => reading;
+    "tenants"                         => tenants;
+    "other_tenants"                   => other_tenants;
+});
+
+// The amounts are in a table of their own.
+columns!(Moment: "moment" ("run", "device", "kind") {
+    "time_ns"                          => time_ns;
+    "tracked_bytes"                    => tracked_bytes;
+    "predates_bytes"                   => predates_bytes;
+    "untrackable_bytes"                => untrackable_bytes;
+    "uncovered_used_bytes"             => uncovered_used_bytes;
+    "gap_distance_ns"                  => gap_distance_ns;
+    "torn_min_bytes", "torn_max_bytes" => torn;
+    "stale"                            => stale;
+    "partial"                          => partial;
+    "used_absence"                     => used_absence;
+    "parts"                            => parts;
+});
+
+columns!(Bucket: "bucket" ("run", "device", "seq") {
+    "time_ns"                                                   => time_ns;
+    "used_min", "used_max", "used_last"                         => used;
+    "tracked_min", "tracked_max", "tracked_last"                => tracked;
+    "untrackable_min", "untrackable_max", "untrackable_last"    => untrackable;
+    "samples"                                                   => samples;
+    "doubtful"                                                  => doubtful;
+});
+
+/// A statement that inserts a row.
+pub(super) fn insert<T: Table>(db: &Connection) -> Result<CachedStatement<'_>> {
+    db.prepare_cached(&insert_sql::<T>())
+}
+
+/// A statement that inserts a row or changes its columns. REPLACE would delete the row first, and with it all that refers to it.
+pub(super) fn upsert<T: Table>(db: &Connection) -> Result<CachedStatement<'_>> {
+    let changed: Vec<String> = T::COLUMNS.iter().map(|name| format!("{name} = excluded.{name}")).collect();
+    db.prepare_cached(&format!("{} ON CONFLICT DO UPDATE SET {}", insert_sql::<T>(), changed.join(", ")))
+}
+
+fn insert_sql<T: Table>() -> String {
+    let names = [T::KEY, T::COLUMNS].concat();
+    let marks = vec!["?"; names.len()].join(", ");
+    format!("INSERT INTO {} ({}) VALUES ({marks})", T::NAME, names.join(", "))
+}
+
+/// Runs a statement of [`insert`] or [`upsert`].
+pub(super) fn write<T: Table>(
+    statement: &mut CachedStatement<'_>,
+    key: &[&dyn ToSql],
+    value: &T,
+) -> Result<()> {
+    let mut values = key.iter().map(|of| of.to_sql()).collect::<Result<Vec<_>>>()?;
+    value.put(&mut values)?;
+    statement.execute(params_from_iter(values))?;
+    Ok(())
+}
+
+/// Reads the rows whose key begins with `key`, by the rest of the key.
+pub(super) fn read_list<T: Table>(db: &Connection, key: &[&dyn ToSql]) -> Result<Vec<T>> {
+    let (columns, keys) = (T::COLUMNS.join(", "), T::KEY.join(", "));
+    let [.., index] = T::KEY else { return Err(damaged(format!("{} has no key", T::NAME))) };
+    let sql =
+        format!("SELECT {columns}, {index} FROM {} WHERE {} ORDER BY {keys}", T::NAME, is::<T>(key.len()));
+    let row = |row: &Row<'_>| Ok((row.get(T::COLUMNS.len())?, T::take(row)?));
+    dense(T::NAME, db.prepare_cached(&sql)?.query_map(key, row)?)
+}
+
+/// Reads the row of a key.
+pub(super) fn read_one<T: Table>(db: &Connection, key: &[&dyn ToSql]) -> Result<Option<T>> {
+    let sql = format!("SELECT {} FROM {} WHERE {}", T::COLUMNS.join(", "), T::NAME, is::<T>(key.len()));
+    db.prepare_cached(&sql)?.query_row(key, T::take).optional()
+}
+
+fn is<T: Table>(count: usize) -> String {
+    T::KEY.iter().take(count).map(|name| format!("{name} = ?")).collect::<Vec<_>>().join(" AND ")
+}
+
+fn owned<'a>(value: impl Into<Value>) -> ToSqlOutput<'a> {
+    ToSqlOutput::Owned(value.into())
+}
+
+/// Types that SQLite has.
+macro_rules! native {
+    ($($type:ty),+) => { $( impl Column for $type {
+        fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
+            out.push(self.to_sql()?);
+            Ok(())
+        }
+
+        fn take(row: &Row<'_>, at: usize) -> Result<Self> {
+            row.get(at)
+        }
+    } )+ };
+}
+native!(bool, u16, u32, i64, String, Option<String>, Option<i64>);
+
+/// Types that are JSON in a column.
+macro_rules! as_json {
+    ($($type:ty),+) => { $( impl Column for $type {
+        fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
+            out.push(owned(json(self)?));
+            Ok(())
+        }
+
+        fn take(row: &Row<'_>, at: usize) -> Result<Self> {
+            from_json(row, at)
+        }
+    } )+ };
+}
+as_json!(Beside, Vec<(u32, Option<u64>)>, (u32, u64));
+
+/// Types that are JSON in a column, or NULL.
+macro_rules! maybe_json {
+    ($($type:ty),+) => { $( impl Column for Option<$type> {
+        fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
+            out.push(owned(self.as_ref().map(json).transpose()?));
+            Ok(())
+        }
+
+        fn take(row: &Row<'_>, at: usize) -> Result<Self> {
+            row.get_ref(at)?.as_str_or_null()?.is_some().then(|| from_json(row, at)).transpose()
+        }
+    } )+ };
+}
+maybe_json!(DeviceReading, Parts);
+
+impl Column for u64 {
+    fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
+        out.push(owned(bits(*self)));
+        Ok(())
+    }
+
+    fn take(row: &Row<'_>, at: usize) -> Result<Self> {
+        unsigned(row, at)
+    }
+}
+
+impl Column for Option<u64> {
+    fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
+        out.push(owned(self.map(bits)));
+        Ok(())
+    }
+
+    fn take(row: &Row<'_>, at: usize) -> Result<Self> {
+        maybe_unsigned(row, at)
+    }
+}
+
+impl Column for Option<(u64, u64)> {
+    fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
+        let (first, second) = self.unzip();
+        out.extend([owned(first.map(bits)), owned(second.map(bits))]);
+        Ok(())
+    }
+
+    fn take(row: &Row<'_>, at: usize) -> Result<Self> {
+        Ok(maybe_unsigned(row, at)?.zip(maybe_unsigned(row, at + 1)?))
+    }
+}
+
+impl Column for Option<(i64, i64)> {
+    fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
+        let (first, second) = self.unzip();
+        out.extend([owned(first), owned(second)]);
+        Ok(())
+    }
+
+    fn take(row: &Row<'_>, at: usize) -> Result<Self> {
+        Ok(row.get::<_, Option<i64>>(at)?.zip(row.get(at + 1)?))
+    }
+}
+
+impl Column for Option<Extremes> {
+    fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
+        let of = |of: fn(&Extremes) -> i64| owned(self.as_ref().map(of));
+        out.extend([of(|of| of.min), of(|of| of.max), of(|of| of.last)]);
+        Ok(())
+    }
+
+    fn take(row: &Row<'_>, at: usize) -> Result<Self> {
+        let Some(min) = row.get(at)? else { return Ok(None) };
+        Ok(Some(Extremes { min, max: row.get(at + 1)?, last: row.get(at + 2)? }))
+    }
+}
+
+const CLASSES: [(&str, Class); 4] = [
+    ("direct", Class::Direct),
+    ("block", Class::Block),
+    ("pool_idle", Class::PoolIdle),
+    ("opaque", Class::Opaque),
+];
+
+impl Column for Class {
+    fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
+        let name = CLASSES.iter().find(|(_, class)| class == self).map_or("", |(name, _)| name);
+        out.push(name.into());
+        Ok(())
+    }
+
+    fn take(row: &Row<'_>, at: usize) -> Result<Self> {
+        let name = row.get_ref(at)?.as_str()?;
+        let found = CLASSES.iter().find(|(other, _)| *other == name).map(|(_, class)| *class);
+        found.ok_or_else(|| damaged(format!("a class {name:?}")))
+    }
+}
