@@ -310,7 +310,7 @@ mod prometheus {
             node.machine.tool("grow", &[&gap, "1", &(4 * MIB).to_string()]);
             std::thread::sleep(Duration::from_millis(900));
         };
-        let both = ["GpumemProcessGrowing", "GpumemGapGrowing"];
+        let both = ["GpumemProcessGrowing", "GpumemUntrackableGrowing"];
         (0..12).for_each(|_| grow(&node, &mut covered));
         assert_eq!(check_metrics(&promtool, &get(node.metrics, "/metrics").expect("a scrape")), "");
         node.panel_queries(leak);
@@ -353,7 +353,7 @@ mod prometheus {
             "GpumemdStateOld",
             "GpumemOutOfMemory",
             "GpumemProcessGrowing",
-            "GpumemGapGrowing",
+            "GpumemUntrackableGrowing",
         ] {
             node.clears(alert);
         }

@@ -27,7 +27,7 @@ const C_HEAD: &str = "# Every call of the C API
 How the calls belong together, with examples and what the calls of earlier profilers became: [c-api.md](c-api.md). A program of your
 own, step by step: [guide-framework.md](guide-framework.md). This page is the header's own words.
 ";
-const LOCKS: &str = "Takes locks: not in a signal handler.";
+const LOCKS: &str = "Takes locks.";
 
 /// The text of a C comment, with its indented lines as they are.
 fn comment(text: &str) -> String {
