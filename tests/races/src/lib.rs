@@ -9,7 +9,7 @@ pub mod places;
 #[path = "../../../agent-lib/src/ring.rs"]
 pub mod ring;
 
-/// What they need of agent-lib/src/memfd.rs: memory that starts as zeros and is never given back.
+/// Replaces agent-lib/src/memfd.rs: zeroed memory that is never freed.
 pub mod memfd {
     pub use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
 
