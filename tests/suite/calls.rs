@@ -80,7 +80,7 @@ fn each_allocation_names_the_library_that_made_it() {
     }
     let name_of = |module: u16| names.get(&module).copied().unwrap_or("");
 
-    // (stack, caller) -> how many said what.
+    // (stack, caller) -> records by attribution.
     let mut said: BTreeMap<(u64, u64), BTreeMap<&str, u64>> = BTreeMap::new();
     for record in &records {
         if let Body::AllocEnd { bytes, .. } = record.body {
@@ -90,14 +90,14 @@ fn each_allocation_names_the_library_that_made_it() {
     }
     println!("{said:?}");
     for (&(stack, caller), names) in &said {
-        // One is gone when its name is looked for.
+        // One library is unloaded when its name is looked up.
         let gone = |name: &str| caller == LATER && name == "(a library that is gone)";
         let right = |name: &str| name.ends_with(NAMES[caller as usize]) || gone(name);
         let (total, known): (u64, u64) = names.iter().fold((0, 0), |(total, known), (name, count)| {
             (total + count, known + if name.is_empty() { 0 } else { *count })
         });
         assert!(names.keys().all(|name| name.is_empty() || right(name)), "({stack}, {caller}): {names:?}");
-        // On a coroutine's stack one page is looked at: sometimes nobody is found there.
+        // On a coroutine's stack only one page is scanned, so the caller may not be found.
         let at_least = if stack == COROUTINE { total / 2 } else { total };
         assert!(known >= at_least, "({stack}, {caller}): {names:?}");
     }

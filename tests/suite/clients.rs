@@ -34,7 +34,7 @@ impl Node {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// What doctor says of a process, on one line.
+    /// Doctor's text on a process, in one line.
     fn doctor(&self, program: &Program) -> String {
         let text = self.ask(&["doctor", &program.pid().to_string()]);
         text.split_whitespace().collect::<Vec<_>>().join(" ")
@@ -148,7 +148,7 @@ fn paused_for_another_client_and_taken_back() {
     program.does("step s 1", "step");
     program.does("unsubscribe", "unsubscribe 0");
     let report = node.until_covered(&program, 2);
-    // It was blind, and is heard: nothing is wrong with its way to the daemon.
+    // It was blind and its reports arrive: its connection to the daemon is fine.
     let text = node.until_doctor_says(&program, "the agent was blind for");
     assert!(text.contains("covered, ") && !text.contains("is not heard"), "{text}");
     assert!(!text.contains("gpumemd is here since"), "{text}");

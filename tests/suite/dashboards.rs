@@ -28,7 +28,7 @@ fn word(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// A folder of the build's, for what is fetched.
+/// A build folder for downloads.
 fn tools(name: &str) -> PathBuf {
     let this = std::env::current_exe().expect("this program");
     let dir = this.ancestors().nth(3).expect("target").join("tools").join(name);
@@ -55,7 +55,7 @@ fn the_script_writes_what_is_imported() {
     std::fs::remove_dir_all(dir).expect("removed");
 }
 
-/// The selectors of a query: what it names, and what stands between the braces.
+/// Returns the selectors of a query: metric name and label matchers.
 fn selectors(expr: &str) -> Vec<(String, String)> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
     let mut found = Vec::new();
@@ -212,7 +212,7 @@ mod prometheus {
             let alert = alert.split("\n\n").next().expect("text");
             let name = alert.lines().next().expect("a name").trim();
             assert!(tests.contains(name), "no test lets {name} fire");
-            assert!(reference.contains(&format!("| `{name}` |")), "docs/metrics.md does not tell of {name}");
+            assert!(reference.contains(&format!("| `{name}` |")), "docs/metrics.md lacks {name}");
             for key in ["severity:", "summary:", "description:", "runbook:"] {
                 assert!(alert.contains(key), "{name} has no {key}");
             }

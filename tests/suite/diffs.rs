@@ -20,7 +20,7 @@ fn small_train() -> Run {
     read_file(&log, None).expect("a log").remove(0)
 }
 
-/// The same training with a larger vocabulary, another layer and less of what nothing tracks.
+/// The same training with a larger vocabulary, one more layer and less untracked memory.
 fn larger() -> Run {
     let mut run = small_train();
     let added = run.cells.len() as u32;

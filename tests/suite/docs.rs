@@ -1,4 +1,4 @@
-//! The documents: pages that are made from the source are what the source says, and what they show is run.
+//! The documents: generated pages match the source, and their examples are executed.
 mod blocks;
 mod checks;
 mod references;

@@ -1,5 +1,5 @@
-//! Each example does what it shows: built as its first lines say, run by `gpumemctl run` on the simulated machine, and held
-//! against the report of its run.
+//! Each example works as shown: built with the commands in its first lines, run by `gpumemctl run` on the simulated
+//! machine, and compared with the report of its run.
 use gpumem_tests::live::examples::{build, folder};
 use gpumem_tests::live::{Daemon, Machine, until};
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ fn scene() -> (Machine, Daemon) {
     (machine, daemon)
 }
 
-/// Runs it to its end; what it printed.
+/// Runs it to its end and returns its output.
 fn run(machine: &Machine, daemon: &Daemon, command: &[&str]) -> String {
     let mut ctl = daemon.ctl(machine, &[&["run", "--quiet", "--"], command].concat());
     ctl.current_dir(&machine.dir).env("PYTHONDONTWRITEBYTECODE", "1");
@@ -79,7 +79,7 @@ fn own(report: &serde_json::Value) -> (BTreeMap<&str, [i64; 4]>, BTreeMap<&str, 
     (counters.collect(), ranges.collect())
 }
 
-/// What both examples say beside memory: four steps, three of which are over when the last one begins.
+/// Both examples' annotations: four steps, three of which are complete when the last one begins.
 fn said_beside(activations: u64) -> (BTreeMap<&'static str, [i64; 4]>, BTreeMap<&'static str, u64>) {
     let layers = ["model", "model/layer.0", "model/layer.1", "model/layer.2"].map(|name| (name, 1));
     let ranges = layers.into_iter().chain([("activations", activations), ("(steps)", 3)]);
@@ -113,7 +113,7 @@ fn c() {
     let recorded = report(&machine, &daemon, &[file.to_str().expect("UTF-8")]);
     assert_eq!(cells(&recorded["devices"][0]["peak"]), wanted, "{recorded}");
     assert_eq!(recorded["coverage"]["steps"], 4);
-    // It has what happened in the loop, and as a trace each of it.
+    // The recording has the events of the loop, and as a trace each of the events.
     let (counters, ranges) = own(&recorded);
     assert_eq!((&counters["samples"], ranges.len()), (&[128, 4, 32, 128], 2), "{recorded}");
     let mut ctl = daemon.ctl(&machine, &["report", "--chrome-trace", file.to_str().expect("UTF-8")]);
@@ -128,7 +128,7 @@ fn c() {
     assert_eq!(values.get(..4), Some(&[32, 64, 96, 128][..]), "{samples:?}");
     assert_eq!(events("X", "activations").len(), 12);
 
-    // Alone, it does the same and says nothing of ours.
+    // Without an agent it does the same and prints nothing about gpumem.
     let mut alone = machine.command(&program);
     let output = alone.current_dir(&machine.dir).output().expect("it runs");
     assert!(output.status.success() && output.stdout.is_empty(), "{output:?}");

@@ -1,4 +1,4 @@
-//! Parts and steps of the gap on the simulated machine, beside the machine's own truth.
+//! Parts and steps of the gap on the simulated machine, compared with the machine's own truth.
 use gpumem_ledger::{BookedAs, Step};
 use gpumem_tests::live::{Daemon, Job, Machine, replay, until};
 
@@ -116,7 +116,7 @@ fn lazily_loaded_code_is_told_as_what_it_may_be() {
     let account = &seen.process(job.pid()).accounts[0];
     let (last, before) = account.steps.split_last().expect("steps");
     let code: i64 = before.iter().map(|step| step.parts.modules).sum();
-    assert!((6 * MIB..=10 * MIB).contains(&code), "half of them: {before:?}");
+    assert!((6 * MIB..=10 * MIB).contains(&code), "half of the modules: {before:?}");
     assert_eq!(told(last), ("between events", BookedAs::Unexplained, Some("model/second"), [0, 0, 0, 0, 4]));
-    assert_eq!(last.unseen_module_bytes, 16 * MIB - code, "the rest of what is loaded");
+    assert_eq!(last.unseen_module_bytes, 16 * MIB - code, "the remaining modules");
 }

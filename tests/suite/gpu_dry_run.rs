@@ -100,7 +100,7 @@ mod gpu {
             }
         }
 
-        // What was recorded on the way is replayed as recordings of hardware will be.
+        // Recordings made on the way are replayed as recordings of hardware will be.
         let recordings = folder.0.join("recordings");
         std::fs::create_dir(&recordings).expect("a folder");
         let pack = out.join("recordings-1.tar.gz");
@@ -110,7 +110,7 @@ mod gpu {
         let seen = gpu_replay::verify(&recordings);
         assert!(seen.recordings >= 8 && seen.expectations >= 8 && seen.samples > 0, "{seen:?}");
 
-        // And what would be committed of it says the same without names of people and places.
+        // The files to commit replay equally, without names of people and places.
         let repository = folder.0.join("repository");
         for part in ["tests/gpu/recordings", "tests/fake-gpu"] {
             std::fs::create_dir_all(repository.join(part)).expect("a folder");

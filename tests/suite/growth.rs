@@ -1,4 +1,4 @@
-//! Leaks and drift on the simulated machine: the verdicts, and their rates, of programs whose truth is known.
+//! Leaks and drift on the simulated machine: verdicts and rates for programs with known behaviour.
 use gpumem_import::read_file;
 use gpumem_model::run::Run;
 use gpumem_report::rules::Groupings;
@@ -9,7 +9,7 @@ use gpumem_tests::live::{Daemon, Job, Machine};
 const MIB: f64 = 1_048_576.0;
 const STEPS: f64 = 250.0;
 
-/// What a trainer's run says of its growth, from the store; the recording must say the same.
+/// Growth verdicts of a trainer's run, from the store; the recording must give the same.
 struct Ended {
     json: serde_json::Value,
     table: String,
@@ -43,7 +43,7 @@ fn train(extra: &[&str]) -> Ended {
     assert_eq!(
         growth::line(&report, &run.devices[0]).as_deref(),
         Some(line.as_str()),
-        "a replay says the same"
+        "a replay gives the same"
     );
     assert!(text(&report, Layout::default()).contains(&line));
     let growth = document["devices"][0]["growth"].clone();
@@ -60,7 +60,7 @@ fn train(extra: &[&str]) -> Ended {
     Ended { json: growth, table, line }
 }
 
-/// What is said of a tag; nothing of one that stood still.
+/// Returns the verdict of a tag; `None` for a constant one.
 fn tag<'j>(growth: &'j serde_json::Value, name: &str) -> Option<&'j serde_json::Value> {
     growth["tags"].as_array().expect("tags").iter().find(|tag| tag["name"] == name)
 }
@@ -81,7 +81,7 @@ fn a_tag_that_leaks_is_named_with_its_rate() {
     grows(tag(&json, "history").expect("it changed"), 4.0 * MIB);
     assert_eq!(json["gap"]["verdict"], "flat", "{}", json["gap"]);
     let moving = json["tags"].as_array().expect("tags").iter().filter(|tag| tag["verdict"] != "flat");
-    assert_eq!(moving.count(), 1, "nobody else is blamed: {}", json["tags"]);
+    assert_eq!(moving.count(), 1, "no other tag is blamed: {}", json["tags"]);
     let structures = json["structures"].as_array().expect("structures");
     assert_eq!(structures.iter().filter(|name| name["verdict"] == "growing").count(), 1, "{structures:?}");
     assert!(line.starts_with("growth: tracked +4.0 MiB per step over 2"), "{line}");

@@ -1,5 +1,5 @@
-//! A job of 12 ranks on three nodes, each with its simulated machine and its daemon in a network of its own, all scraped by one
-//! real Prometheus: `gpumemctl job` sums it and finds the worst rank.
+//! A job of 12 ranks on three nodes. Each node has its simulated machine and its daemon in a separate network; one real
+//! Prometheus scrapes all. `gpumemctl job` sums it and finds the worst rank.
 use gpumem_tests::live::prometheus::{Server, free_address, tool};
 use gpumem_tests::live::{Daemon, Machine, Mixer, until};
 use serde_json::Value;
@@ -11,7 +11,7 @@ const RANKS: usize = 4;
 const MIB: u64 = 1 << 20;
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n[who]\ncontainer_names = \"off\"\n";
 
-/// A network of its own for a daemon, with a cable to this one; gone when the test is over.
+/// A network namespace for a daemon, connected to this one; removed when the test ends.
 struct Network {
     name: String,
     address: SocketAddr,
@@ -28,7 +28,7 @@ impl Network {
         if !ip(&format!("netns add {name}")) {
             return None;
         }
-        // Nobody else's: a /30 of the addresses for benchmarks, by pid.
+        // A unique /30 of the addresses reserved for benchmarks, by pid.
         let (high, low) = (id / 64 % 256, id % 64);
         let net = |host: usize| format!("198.18.{high}.{}", (low as usize + 17 * number) % 64 * 4 + host);
         let made = Network { address: format!("{}:9837", net(2)).parse().ok()?, name: name.clone() };
@@ -67,7 +67,7 @@ impl Node {
             }
             None => {
                 eprintln!(
-                    "no network namespace can be made here: node {number} has a port of its own instead"
+                    "no network namespace can be created here: node {number} uses a separate port instead"
                 );
                 let address = free_address();
                 (
@@ -85,7 +85,7 @@ impl Node {
         for (name, value) in [("RANK", rank), ("LOCAL_RANK", gpu), ("WORLD_SIZE", NODES * RANKS)] {
             command.env(name, value.to_string());
         }
-        // Each node's launcher gives the job an id of its own behind the name.
+        // Each node's launcher appends its own id to the job's name.
         command
             .env("GPUMEM_JOB", format!("bert.18a2b3c4d5e6f7{}-1f3", rank / RANKS))
             .env("SLURM_JOB_ID", "8812");
@@ -113,7 +113,7 @@ fn sum(document: &Value, key: &str) -> i64 {
     document["members"].as_array().expect("members").iter().filter_map(|member| member[key].as_i64()).sum()
 }
 
-/// Amounts of a line of the table, without what stands left of them.
+/// Returns the amounts of a table line, without its leading names.
 fn amounts(line: &str, names: usize) -> Vec<i64> {
     line.split_whitespace().skip(names).map_while(|word| word.replace([',', '.'], "").parse().ok()).collect()
 }
@@ -208,7 +208,7 @@ mod prometheus {
         let told = text(&nodes[0].ctl(&["job"]));
         assert!(told.lines().any(|line| line.starts_with("bert ") && line.contains(" 4/12 ")), "{told}");
 
-        // A rank that ends is missing, and is known on its node.
+        // A rank that ends is missing in the sum, and known on its node.
         leaver.end();
         until(60, "a missing rank", || {
             let document = document(&fleet(&["bert", "--json"]));
@@ -219,7 +219,7 @@ mod prometheus {
             told.contains("not running any more, and in no sum: rank 9 (GPU 1) (exit 0)").then_some(())
         });
 
-        // What is wrong is said.
+        // Errors are reported.
         let failing = |arguments: &[&str]| {
             let output = fleet(arguments);
             (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())

@@ -101,7 +101,7 @@ fn managed_pinned_and_registered_memory_stands_beside() {
     mixer.ok("alloc a 3M; managed b 5M; pinned c 3145729; pinned-flags d 4096; register e 64K");
     (mixer.beside.managed_bytes, mixer.beside.pinned_bytes, mixer.beside.registered_bytes) =
         (5 * M, 3_145_729 + 4096, 64 * K);
-    scene.look(&mut mixer, "with all of them", 3 * M);
+    scene.look(&mut mixer, "with every kind", 3 * M);
     mixer.refused("free c"); // pinned memory is not freed like that
     mixer.refused("register-end c");
     mixer.refused("pinned-end 0x10");
@@ -146,8 +146,8 @@ fn stream_ordered_memory_of_the_default_pool() {
     scene.look(&mut mixer, "with none: all is idle", 32 * M);
     mixer.ok("pool-trim p 0");
     scene.look(&mut mixer, "trimmed", 0);
-    mixer.ok("async d 40M; pool-keeps p 0; async-end d; synchronize"); // gives it back, and no call says so
-    scene.look_settled(&mut mixer, "shrunk by itself", 0);
+    mixer.ok("async d 40M; pool-keeps p 0; async-end d; synchronize"); // releases it without a call
+    scene.look_settled(&mut mixer, "shrunk without a call", 0);
     scene.end(&mut [&mut mixer]);
 }
 
@@ -188,7 +188,7 @@ fn pool_of_its_own_gives_memory_back() {
     scene.end(&mut [&mut mixer]);
 }
 
-/// Two pieces at once: the second one makes the pool grow, and no further call says by how much.
+/// Two pieces at once: the second one makes the pool grow, and no later call reports by how much.
 #[test]
 fn pool_that_grows_twice_at_once() {
     let mut scene = Scene::new(&["cuda.pool_step=32M"]);
@@ -200,8 +200,8 @@ fn pool_that_grows_twice_at_once() {
     scene.end(&mut [&mut mixer]);
 }
 
-/// What a pool has grown by is known when the pool was asked for it, after the allocation, and what it gave back after the trim: a
-/// reading that falls between the two is torn, and its bounds hold the difference.
+/// The growth of a pool is known once the pool was queried after the allocation, and its shrinking once it was queried
+/// after the trim. A reading in between is torn, and its bounds include the difference.
 #[test]
 fn pool_that_is_slow_to_say_how_large_it_is() {
     let mut scene = Scene::new(&["cuda.pool_step=32M", "latency=sleep"]);
@@ -413,7 +413,7 @@ fn imports(percent: i64) {
     guest.beside.imported_bytes = 7 * M + M + 4 * M;
     scene.look(&mut guest, "the guest", M);
     scene.look(&mut owner, "the owner, with a guest", owned);
-    owner.refused(&format!("ipc-open b {ipc}")); // not one's own
+    owner.refused(&format!("ipc-open b {ipc}")); // not its own handle
     guest.refused("ipc-close own");
     guest.refused("free a");
     guest.ok("ipc-close a; unmap r 0 4M; release h; async-end x");
@@ -628,7 +628,7 @@ fn out_of_memory_is_no_memory() {
     scene.end(&mut [&mut mixer]);
 }
 
-/// With all of it alive: what it held is known to the end.
+/// Everything is live when it is killed: its memory stays known to the end.
 #[test]
 fn killed_process_held_what_it_held() {
     let mut scene = Scene::new(&["cuda.pool_step=32M"]);
@@ -658,7 +658,7 @@ fn blocks_of_a_framework_add_nothing() {
     scene.end(&mut [&mut mixer]);
 }
 
-/// The agent's clock is its own, and samples are joined by time: each record must lie within the call that it tells of.
+/// The agent has its own clock, and samples are joined by time: each record must lie within its call.
 #[test]
 fn records_have_the_time_of_their_calls() {
     let mut scene = Scene::new(&[]);

@@ -1,5 +1,5 @@
-//! What `doctor` says of GPUs whose memory is not the sum of their processes, and of processes without bytes: each
-//! of these machines is scripted on the simulated one.
+//! Doctor's findings about GPUs whose memory is not the sum of their processes, and about processes without bytes: each
+//! of these machines is simulated by a script.
 use gpumem_tests::live::programs::programs;
 use gpumem_tests::live::{Daemon, Job, Machine, until};
 use serde_json::Value;
@@ -37,7 +37,7 @@ fn findings(daemon: &Daemon, machine: &Machine, pid: Option<u32>) -> Vec<Finding
         .collect()
 }
 
-/// Waits until doctor says it: a finding about `subject` with these words.
+/// Waits until doctor reports a finding about `subject` with these words.
 fn said(daemon: &Daemon, machine: &Machine, pid: Option<u32>, subject: &str, words: &str) -> Finding {
     let mut last = Vec::new();
     let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -87,7 +87,7 @@ fn a_stopped_daemon_is_named() {
 #[test]
 fn dead_processes_that_still_hold_memory() {
     let (machine, daemon) = start(&["devices=1", "ghosts=2", "ghost_bytes=256M"]);
-    // From a PID namespace below the host's a dead process cannot be told from one that lives elsewhere.
+    // In a PID namespace below the host's, a dead process looks like one of another namespace.
     let sees_all =
         std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() == "pid:[4026531836]");
     let (words, remedy) = if sees_all {
@@ -288,7 +288,7 @@ fn accounting_stands_beside_our_peak_and_a_disagreement_is_told() {
         let (theirs, ours) = (theirs.expect("the driver's"), ours.expect("ours"));
         let told = document["caveats"].as_array().expect("a list").iter();
         let told: Vec<_> = told.filter(|caveat| caveat["code"] == "accounting_disagrees").collect();
-        // Our peak can be off where its gap was measured at another time; whatever it is, it is told.
+        // Our peak may differ if its gap was measured at another time; any difference is reported.
         let is_apart = theirs.abs_diff(ours) > 2 << 20;
         assert_eq!(told.len(), usize::from(is_apart), "{theirs}, {ours}: {told:?}");
         assert!(theirs.abs_diff(ours) < 64 << 20 || extra != "0", "{theirs}, {ours}");
@@ -329,7 +329,7 @@ fn limits_that_agents_met_are_told_with_their_key() {
         told.id == "agent.limits" && told.state == "warn" && told.fix.contains("agent.connections"),
         "{told:?}"
     );
-    // A configuration that is refused is told until one is taken.
+    // A refused configuration is reported until one is accepted.
     let file = machine.dir.join("daemon.toml");
     let good = std::fs::read_to_string(&file).expect("read");
     std::fs::write(&file, format!("{good}\nnonsense = 1\n")).expect("written");
@@ -338,7 +338,7 @@ fn limits_that_agents_met_are_told_with_their_key() {
     assert!(told.id == "daemon.config" && told.fix.contains("gpumemd --check"), "{told:?}");
     std::fs::write(&file, good).expect("written");
     daemon.job.signal("HUP");
-    until(20, "nothing to say", || {
+    until(20, "no findings", || {
         findings(&daemon, &machine, None).iter().all(|of| of.id != "daemon.config").then_some(())
     });
 }

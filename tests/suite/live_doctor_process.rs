@@ -11,7 +11,7 @@ struct Node {
     daemon: Daemon,
 }
 
-/// What doctor says of a check.
+/// Doctor's result for a check.
 #[derive(Debug, Clone)]
 struct Said {
     state: String,
@@ -31,7 +31,7 @@ impl Node {
         self.machine.dir.join(name)
     }
 
-    /// The program to look at, built so.
+    /// Builds the program to examine with these flags.
     fn built(&self, name: &str, flags: &[&str]) -> PathBuf {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("suite/doctor/case.c");
         let program = self.path(name);
@@ -68,7 +68,7 @@ impl Node {
         told
     }
 
-    /// What is said of a check once its state is so.
+    /// Returns the result of a check once it has this state.
     fn said(&self, pid: u32, id: &str, state: &str) -> Said {
         let mut all = Vec::new();
         let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -85,7 +85,7 @@ fn library() -> PathBuf {
     programs().ours.join("libgpumem.so")
 }
 
-/// Starts it; the pid that it says it has.
+/// Starts it; returns the pid that it prints.
 fn started(command: &mut Command) -> (Job, u32) {
     let mut job = Job::start(command);
     let line = job.wait_for("ready ");
@@ -175,7 +175,7 @@ fn programs_that_load_no_library_of_ours() {
     let (_pie, pid) = started(&mut node.covered(node.built("static-pie", &["-static-pie"]), &[]));
     assert!(node.said(pid, "process.program", "bad").text.contains("static program"));
 
-    // The loader's name is what tells musl: this one is glibc's under that name.
+    // The loader's name identifies musl: this one is glibc's under that name.
     let (loader, elf) = (node.path("ld-musl-x86_64.so.1"), node.built("plain", &[]));
     let readelf = Command::new("readelf").arg("-l").arg(&elf).output().expect("readelf");
     let text = String::from_utf8_lossy(&readelf.stdout).into_owned();
@@ -234,7 +234,7 @@ fn a_bundle_holds_no_secret() {
     let mut command = node.covered(&case, &words);
     let (_job, pid) =
         started(command.env("API_TOKEN", "hunter2-environment").env("GPUMEM_JOB", "hunter2-job"));
-    until(20, "its bytes, in what is published", || {
+    until(20, "its bytes in the published data", || {
         let metrics = node.daemon.asked("/v1/metrics")?;
         metrics.as_str()?.contains("\ngpumem_process_used_bytes{").then_some(())
     });
@@ -382,7 +382,7 @@ mod privileged {
         let node = Node::new();
         let case = node.built("case", &[]);
         let (_job, pid) = started(&mut node.covered(&case, &["cuda"]));
-        // Where nobody can reach it.
+        // In a folder that others cannot read.
         let program = node.path("gpumemctl");
         copy_program(programs().ours.join("gpumemctl"), &program);
         let mut command = Command::new("setpriv");

@@ -1,4 +1,4 @@
-//! Processes that end badly, live in other namespaces or in families; what Prometheus sees of them.
+//! Processes that crash, live in other namespaces or in families, and their metrics in Prometheus.
 use gpumem_tests::live::prometheus::{Server, check_metrics, free_address, get, tool};
 use gpumem_tests::live::{Daemon, Job, Machine, replay, until};
 use std::process::Command;
@@ -94,7 +94,7 @@ fn killed_trainer_leaves_a_run_with_all_that_it_held() {
     }
 }
 
-/// A command that starts a shell in namespaces of its own, where /proc is that of the new pid namespace.
+/// A command that starts a shell in new namespaces, with the /proc of the new pid namespace.
 fn unshared(machine: &Machine, flags: &[&str], script: &str) -> Option<Command> {
     let mut probe = Command::new("unshare");
     let works = probe.args(flags).arg("true").status().is_ok_and(|status| status.success());
@@ -183,7 +183,7 @@ mod prometheus {
         assert_eq!(value(&of("gpumem_process_tracked_bytes", &bare)), None, "unknown is absent, not 0");
 
         let text = get(metrics, "/metrics").expect("an exposition");
-        assert_eq!(check_metrics(&promtool, &text), "", "promtool has nothing to say");
+        assert_eq!(check_metrics(&promtool, &text), "", "promtool has no complaints");
         assert!(!text.lines().any(|line| line.contains("NaN")), "nothing unknown has a value");
 
         covered.signal("KILL");
@@ -193,7 +193,7 @@ mod prometheus {
         });
         assert!(
             server.query(&format!("{{pid=\"{}\"}}", covered.pid())).is_empty(),
-            "every series of it went"
+            "all its series are gone"
         );
         assert!(value(&of("gpumem_process_used_bytes", &bare)).is_some(), "and only those");
         assert_eq!(value("up"), Some(1.0));
@@ -213,7 +213,7 @@ mod privileged {
         ] {
             let machine = Machine::new(&["devices=1"]);
             let mut daemon = Daemon::start(&machine, "daemon", FAST);
-            // What it believes to be its pid: 1 or 2.
+            // Its pid in its own namespace: 1 or 2.
             let trainer = machine.trainer(&daemon.runtime, &["--steps", "1000000", "--step-ms", "5"]);
             let words: Vec<String> = std::iter::once(trainer.get_program())
                 .chain(trainer.get_args())
@@ -247,10 +247,7 @@ mod privileged {
             let compared = seen.compare(&machine.truth(), Some(process.key.pid));
             println!("{compared:?}");
             assert!(compared.exact >= 5, "{compared:?}");
-            assert!(
-                seen.snapshot.processes.iter().all(|other| other.coverage.covered),
-                "no stranger beside it"
-            );
+            assert!(seen.snapshot.processes.iter().all(|other| other.coverage.covered), "no other process");
         }
     }
 }

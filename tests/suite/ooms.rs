@@ -1,5 +1,5 @@
-//! `gpumemctl oom` on the simulated GPU, live: another tenant grew; the victim was killed before a word of it was sent; its pool was in
-//! pieces; it had no agent; it was caught five hundred times; and the ends that were no OOM at all.
+//! `gpumemctl oom` on the simulated GPU, live: another tenant grew; the victim was killed before a record was sent; its
+//! pool was fragmented; it had no agent; it was caught five hundred times; and ends that were no OOM.
 use gpumem_tests::live::{Daemon, Job, Machine, Mixer, own_user, until};
 use serde_json::Value;
 use std::io::Write;
@@ -41,7 +41,7 @@ impl Scene {
         mixer
     }
 
-    /// Waits until NVML has told so much of a process.
+    /// Waits until NVML has reported this many bytes of a process.
     fn used(&self, pid: u32, at_least: i64) {
         self.row(pid, &format!("{at_least} of {pid}"), |row| row["used_bytes"].as_i64() >= Some(at_least));
     }
@@ -151,7 +151,7 @@ fn another_tenant_grew() {
     scene.explained(victim.pid(), 4096 * MIB);
     tenant.ok("alloc b 6G");
     scene.used(tenant.pid(), 7168 * MIB);
-    // Gone before the agent's thread has said a word of it.
+    // Killed before the agent's thread has sent any record.
     victim.send("tag model/activations\nalloc b 6G\ndie");
     scene.over(victim.pid());
     let (text, json) = scene.oom(victim.pid());
@@ -183,7 +183,7 @@ fn another_tenant_grew() {
     }
     assert!(
         !text.contains(&format!("verdict  fits without {}'s", own_user())),
-        "whose is not told by a user that both are: {text}"
+        "a user that both share does not identify the owner: {text}"
     );
     tenant.end();
 }

@@ -1,4 +1,4 @@
-//! Pictures of runs, and what other tools draw of them: every sum, every letter, and that words do not run into each other.
+//! Pictures of runs, and other tools' renderings of them: every sum, every letter, and no overlapping text.
 use gpumem_import::read_file;
 use gpumem_model::run::{Cell, Class, Clock, Fate, Iteration, Mark, Oom, OomKind, Run, Source};
 use gpumem_model::timeline::Point;
@@ -138,7 +138,7 @@ fn known(run: &Run) -> Vec<i64> {
     run.devices.iter().map(|device| of(&device.peak)).collect()
 }
 
-/// Sums of `data-bytes` by what they are of, as a reader of the file finds them.
+/// Returns sums of `data-bytes` by kind, as a reader of the file would.
 fn sums(svg: &str) -> BTreeMap<String, i64> {
     let mut sums = BTreeMap::new();
     for shape in svg.split("<path ").skip(1) {
@@ -203,7 +203,7 @@ fn what_other_tools_draw_adds_up() {
             sum += bytes.parse::<u64>().expect("a count") as i64;
         }
         let negative: i64 = known(run).len() as i64 - 1;
-        assert_eq!(sum, known_at_peak(run) + negative * 5 * MIB, "all but what is below zero");
+        assert_eq!(sum, known_at_peak(run) + negative * 5 * MIB, "all but negative amounts");
 
         fn values(node: &serde_json::Value) -> i64 {
             let object = node.as_object().expect("a node");
@@ -255,7 +255,7 @@ fn check_words(drawing: &Drawing, what: &str) {
 
 #[test]
 fn words_do_not_meet() {
-    let title = Some("A title that somebody typed without knowing how wide a page is, ".repeat(4));
+    let title = Some("A title that a user typed without knowing how wide a page is, ".repeat(4));
     for run in &all() {
         for picture in PICTURES {
             for options in [Options::default(), Options { title: title.clone(), hide_below: Some(3.0) }] {
@@ -287,7 +287,7 @@ fn words_do_not_meet() {
         .items
         .iter()
         .any(|item| matches!(item, Item::Text(text) if text.text.contains("2 bytes off")));
-    assert!(told, "who makes a bar that does not add up is told");
+    assert!(told, "a bar that does not add up is reported");
 }
 
 #[test]
@@ -339,7 +339,7 @@ fn pictures_of_a_small_run() {
     golden::check("pictures/node.trace.json", &gpumem_report::trace::json(&report(&runs[0], None)));
 }
 
-/// A program that is here, and what it says of a file; `None`, with a word why, where it is not.
+/// Returns an installed program's output for a file; `None` with a skip if it is not installed.
 fn says(program: &str, arguments: &[&str]) -> Option<String> {
     match Command::new(program).args(arguments).stderr(Stdio::inherit()).output() {
         Ok(output) => {

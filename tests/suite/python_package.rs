@@ -40,7 +40,7 @@ fn the_packages_own_tests_pass_with_the_agent() {
 mod python {
     use super::*;
 
-    /// The oldest that is promised, and what lies between it and the newest; and one without a GIL.
+    /// The oldest supported version, those up to the newest, and one without a GIL.
     #[test]
     fn they_pass_on_every_python_that_is_there() {
         let without_gil = pythons::free_threaded().map(|python| ("without a GIL".to_owned(), python));

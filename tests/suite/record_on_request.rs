@@ -1,4 +1,4 @@
-//! A process that records when somebody else says so: gpumemctl, the daemon, the agent.
+//! A process that records at another process's request: gpumemctl, the daemon, the agent.
 use gpumem_import::read_file;
 use gpumem_model::run::{Run, State};
 use gpumem_tests::live::{Daemon, Job, Machine, Mixer, replay, until};
@@ -16,7 +16,7 @@ fn done(machine: &Machine, daemon: &Daemon, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// What a recording's own report says is tracked at its end, and its tags.
+/// Returns the tracked bytes at the end of a recording by its own report, and its tags.
 fn told(machine: &Machine, daemon: &Daemon, file: &Path) -> (i64, String) {
     let file = file.to_str().expect("UTF-8");
     let report: serde_json::Value =
@@ -70,7 +70,7 @@ fn a_running_process_records_when_it_is_told_to() {
     assert_eq!(replayed.rejected, 0);
     assert_eq!(replayed.process(trainer.pid()).odd, Default::default());
 
-    // What it holds, in a file with rank and pid in its name.
+    // Its current memory, in a file with rank and pid in its name.
     let said = done(&machine, &daemon, &["record", &pid, "dump", "-o", "."]);
     let file = said.rsplit(' ').next().expect("a file").trim().to_owned();
     assert!(file.ends_with(&format!("-r5-p{pid}-1.gpumem")) && Path::new(&file).exists(), "{said}");
@@ -82,7 +82,7 @@ fn a_running_process_records_when_it_is_told_to() {
     );
 
     done(&machine, &daemon, &["record", &pid, "pause"]);
-    std::thread::sleep(std::time::Duration::from_millis(300)); // a while in which nothing is told
+    std::thread::sleep(std::time::Duration::from_millis(300)); // an interval without records
     done(&machine, &daemon, &["record", &pid, "resume"]);
     let lists = || machine.truth().iter().filter(|truth| truth.pid == trainer.pid()).count();
     let goal = lists() + 15;
@@ -104,7 +104,7 @@ fn a_running_process_records_when_it_is_told_to() {
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
 const MIB: i64 = 1 << 20;
 
-/// A trainer that makes a step each 20 ms until it is told that it is enough.
+/// A trainer that makes a step each 20 ms until it is signalled to finish.
 fn trainer(machine: &Machine, daemon: &Daemon) -> Job {
     let mut trainer = Job::start(
         machine.trainer(&daemon.runtime, &["--steps", "1000000", "--step-ms", "20"]).env("RANK", "5"),
@@ -163,7 +163,7 @@ fn a_window_of_steps_has_those_steps_and_every_copy_of_it_loads() {
         (seen.len() == all.len() && copies > 50).then_some(())
     });
     assert!(in_between > 0, "{copies} copies");
-    // It has ended by itself, and says so to who asks.
+    // It has stopped at its limit, and reports that when queried.
     let size = std::fs::metadata(&file).expect("a file").len();
     let said = until(20, "its end", || {
         let said = done(&machine, &daemon, &["record", &pid, "stop"]);
@@ -215,7 +215,7 @@ fn a_recording_ends_by_itself_after_a_time_or_a_size() {
     assert!(coverage.late && coverage.complete && coverage.lost == 0, "{coverage:?}");
     assert!(!coverage.partial_state && !coverage.partial_history, "{coverage:?}");
     assert!(matches!(run.state, State::Closed { status: None, .. }), "{:?}", run.state);
-    let late = run.caveats.iter().find(|caveat| caveat.code == "late").expect("what was before it");
+    let late = run.caveats.iter().find(|caveat| caveat.code == "late").expect("memory from before the agent");
     assert!(late.text.contains(" bytes existed before the recording began"), "{}", late.text);
     let file = path("time.gpumem");
     let report = done(&machine, &daemon, &["report", file.to_str().expect("UTF-8")]);

@@ -1,4 +1,4 @@
-//! gpumemd's own recordings: what was said is what is read, also when the file is cut or damaged.
+//! gpumemd's own recordings: the records that were written are read, also from a truncated or damaged file.
 use gpumem_import::{observe_file, read_file};
 use gpumem_ledger::{Ledger, Origin};
 use gpumem_runs::builder::Sink;
@@ -9,7 +9,7 @@ use gpumem_tests::node::{A, B, device, said};
 use gpumem_wire::{Body, Record, Stamp};
 use std::path::PathBuf;
 
-/// Keeps what was read, as frames: records borrow.
+/// Collects the records as frames, because records borrow.
 #[derive(Default)]
 struct Kept {
     said: Vec<(Origin, Vec<u8>)>,
@@ -181,7 +181,7 @@ fn a_flipped_byte_anywhere_never_hurts() {
         let mut bytes = whole.clone();
         bytes[at] ^= 0x41;
         let file = File::new("flipped", &bytes);
-        // Whatever it says now, it says it without a panic, and runs made from it add up.
+        // Reading must not panic, and the resulting runs must add up.
         for run in read_file(&file.0, None).unwrap_or_default() {
             for device in &run.devices {
                 for moment in [&device.last, &device.peak] {

@@ -414,10 +414,7 @@ fn every_documented_field_is_there_and_every_field_is_documented() {
     keys(&report, &mut names);
     for name in names {
         let word = |character: char| !(character.is_alphanumeric() || character == '_');
-        assert!(
-            documented.split(word).any(|word| word == name),
-            "docs/report-json.md does not speak of {name}"
-        );
+        assert!(documented.split(word).any(|word| word == name), "docs/report-json.md lacks {name}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! What `make demo` and `make test` say of a machine that lacks something: one line for each thing, with what to do.
+//! Output of `make demo` and `make test` on a machine that lacks requirements: one line for each, with the remedy.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -12,7 +12,7 @@ const PROGRAMS: [&str; 19] = [
     "cc", "gcc", "objcopy", "make", "python3",
 ];
 
-/// A machine that has all of it.
+/// A machine with every requirement.
 struct Surroundings {
     dir: PathBuf,
 }
@@ -72,7 +72,7 @@ impl Surroundings {
         command.envs(variables.iter().copied()).output().expect("it runs")
     }
 
-    /// What is said of what is missing.
+    /// Returns the lines about missing requirements.
     fn missing(&self, goal: &str, variables: &[(&str, &Path)]) -> Vec<String> {
         let output = self.check(goal, variables);
         assert_eq!(output.status.code(), Some(2), "{output:?}");

@@ -63,7 +63,7 @@ fn groundhog_equals_its_analysis_and_others() {
 
     let analysis = std::fs::read_to_string(analysis).expect("text");
     let analysis: BTreeMap<String, (f64, Vec<String>)> = serde_json::from_str(&analysis).expect("ANALYSIS");
-    // The analysis calls categories by its search words; the preset tells which name each has.
+    // The analysis names categories by its search words; the preset has the name of each.
     let names = words_and_names();
     let mut expected: BTreeMap<String, i64> = BTreeMap::new();
     for (word, (bytes, _)) in &analysis {
@@ -150,7 +150,7 @@ fn every_sample_of_every_log_adds_up() {
         assert_eq!(asking.samples.len(), readings, "{}", path.display());
         for (sample, sum) in asking.samples.iter().zip(&asking.sums) {
             let tracked = sample.tracked_bytes.expect("covered");
-            assert_eq!(tracked, *sum, "tracked is what was allocated up to the reading");
+            assert_eq!(tracked, *sum, "tracked equals allocations up to the reading");
             assert_eq!(sample.amounts.iter().sum::<i64>(), tracked);
             let used = sample.used_bytes.expect("read") as i64;
             assert_eq!(used, sample.predates_bytes + tracked + sample.untrackable_bytes().expect("known"));
@@ -199,7 +199,7 @@ fn micro19_has_its_known_gap() {
     assert!(low > 568.0 && high < 602.0, "{low} to {high}");
 }
 
-/// Thousands of names become forty in each point of a timeline: what is summed keeps enough of its names for the rules.
+/// Thousands of names become forty in each point of a timeline: the summed rest keeps enough names for the rules.
 #[test]
 fn a_timeline_of_thousands_of_names_has_their_categories() {
     for path in logs() {

@@ -21,7 +21,7 @@ fn caveat<'r>(run: &'r Run, code: &str) -> Option<&'r str> {
     run.caveats.iter().find(|caveat| caveat.code == code).map(|caveat| caveat.text.as_str())
 }
 
-/// What no snapshot should make us say, and every sum of it.
+/// Checks invariants of every run from a snapshot, and all its sums.
 fn is_whole(run: &Run) {
     for code in ["contradictions", "rejected_rows", "unknown_actions", "unknown_states", "trailing_bytes"] {
         assert_eq!(caveat(run, code), None);
@@ -86,7 +86,7 @@ fn amounts(run: &Run, is_meant: impl Fn(&gpumem_model::run::Cell) -> bool) -> i6
     amounts.filter(|(cell, _)| is_meant(&run.cells[*cell as usize])).map(|(_, bytes)| bytes).sum()
 }
 
-/// What a wheel writes, with its own word of it.
+/// Returns the run of a wheel's snapshot, and the program's own figures.
 fn written(version: &str, words: &[&str], settings: &str) -> Option<(Run, Vec<serde_json::Value>)> {
     let wheel = wheels::wheel(version)?;
     let machine: Machine = wheels::machine(&[]);
@@ -101,7 +101,7 @@ fn written(version: &str, words: &[&str], settings: &str) -> Option<(Run, Vec<se
     Some((one_run(&path), devices.clone()))
 }
 
-/// Of a run whose history has all of it.
+/// Checks a run with complete history.
 fn names_are_right(version: &str, run: &Run) {
     let by_role = |role: &str| amounts(run, |cell| cell.role.as_deref() == Some(role));
     let blocks = amounts(run, |cell| cell.class == Class::Block);
@@ -134,7 +134,7 @@ mod torch {
             (&["none"], ""),
         ];
         for (nth, version) in wheels::versions().iter().enumerate() {
-            // Each takes torch some seconds, most of them for the names of C++ frames.
+            // Each takes torch some seconds, mostly for names of C++ frames.
             let count = if nth == 0 { 2 } else { programs.len() };
             for (words, settings) in programs.into_iter().take(count) {
                 let Some((run, said)) = written(version, words, settings) else { return };

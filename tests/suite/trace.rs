@@ -58,7 +58,7 @@ fn runs() -> Vec<Run> {
         .collect()
 }
 
-/// What is on the heap, and the most that was.
+/// Current bytes on the heap, and their peak.
 struct Heap;
 static NOW: AtomicUsize = AtomicUsize::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(0);
@@ -68,12 +68,12 @@ unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let now = NOW.fetch_add(layout.size(), Relaxed) + layout.size();
         MOST.fetch_max(now, Relaxed);
-        // SAFETY: as the caller says.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         NOW.fetch_sub(layout.size(), Relaxed);
-        // SAFETY: as the caller says.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.dealloc(at, layout) }
     }
 }

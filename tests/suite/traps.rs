@@ -92,13 +92,13 @@ fn trap_02_process_that_nobody_explains_has_no_zeros() {
         assert!(row[0][unknown].is_null(), "{unknown}: {row:?}");
     }
     let pid = format!("pid=\"{}\"", mixer.pid());
-    let text = until(30, "metrics of it", || get(address, "/metrics").filter(|text| text.contains(&pid)));
+    let text = until(30, "its metrics", || get(address, "/metrics").filter(|text| text.contains(&pid)));
     let of_it: Vec<&str> = text.lines().filter(|line| line.contains(&pid)).collect();
     assert!(of_it.iter().any(|line| line.starts_with("gpumem_process_used_bytes")), "{of_it:?}");
     assert!(!of_it.iter().any(|line| line.contains("tracked") || line.contains("untrackable")), "{of_it:?}");
 }
 
-/// A machine of records: a device, and processes that say things.
+/// A machine made of records: a device, and processes that send records.
 struct Script {
     ledger: Ledger,
     time_ns: u64,
@@ -132,7 +132,7 @@ impl Script {
         self.ledger.observe(Origin::Process(key), &Record { stamp, body });
     }
 
-    /// A process says hello and allocates.
+    /// A process connects and allocates.
     fn lives(&mut self, key: ProcessKey, bytes: u64) {
         let start_ticks = key.start_ticks;
         self.says(key, 0, Body::Hello { start_ticks, versions: 0, capabilities: 0, instance: 1, claims: "" });
@@ -177,7 +177,7 @@ fn trap_05_process_on_two_devices_is_two_rows() {
 
 #[test]
 fn trap_06_only_the_driver_is_listened_to() {
-    // Of CUPTI's domains the driver's and that of resources and states; none of them as a whole.
+    // Of CUPTI's domains, only selected callbacks of the driver's and of resources and states.
     let cupti = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent-lib/src/cupti");
     let text: String = std::fs::read_dir(cupti)
         .expect("the agent's sources")

@@ -6,8 +6,8 @@
 //! KIND NAME               hex of one frame
 //! ```
 //!
-//! A line is a promise: recordings and agents of that version are out there. `UPDATE_GOLDEN=1` adds
-//! what is missing and nothing else; a format that must change needs another MAJOR and another file.
+//! A line is a promise: recordings and agents of that version exist. `UPDATE_GOLDEN=1` only adds missing lines; a
+//! format change needs another MAJOR and another file.
 
 use gpumem_tests::examples;
 use gpumem_tests::golden::{self, hex, unhex};
@@ -43,7 +43,7 @@ fn encoded() -> Vec<Line> {
 /// The file's lines. Read once: two tests must not write at the same time.
 static GOLDEN: LazyLock<Vec<Line>> = LazyLock::new(golden);
 
-/// The file's lines, after adding what is missing if that was asked for.
+/// Returns the file's lines, after adding missing ones if requested.
 fn golden() -> Vec<Line> {
     let path = golden::path(&format!("wire/v{MAJOR}.txt"));
     let before = std::fs::read_to_string(&path).unwrap_or_default();

@@ -61,7 +61,7 @@ fn report(run: &Run) -> Report<'_> {
     Report::new(run, Groupings::of_run(run), None)
 }
 
-/// The first cell of each row of the statement, and what is printed in its columns.
+/// First cell of each row of the statement, and its column values.
 const STATEMENT: &str = "[...document.querySelectorAll('#statement tbody tr')].map((row) => [row.dataset.part, row.querySelector('th bdi').textContent, ...[...row.querySelectorAll('td')].map((cell) => cell.textContent)])";
 
 #[test]
@@ -209,7 +209,7 @@ fn it_is_used_with_the_keyboard_alone() {
         assert!(reached.iter().any(|reached| reached.contains(id)), "{id} in {reached:?}");
     }
     assert!(page.eval("document.querySelector('#icicle [tabindex=\"0\"]') !== null") == true);
-    // The cursor of the course says what it stands on.
+    // The cursor of the timeline reads its position aloud.
     page.eval("document.getElementById('timeline').focus()");
     for (key, expected) in [("Home", 0), ("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1), ("End", 255)]
     {
@@ -236,7 +236,7 @@ fn it_is_used_with_the_keyboard_alone() {
     assert!(page.eval("document.activeElement.clientWidth > 1000") == true);
     page.browser.key("Escape");
     assert!(page.eval(node).to_string().contains("GPT:"), "{}", page.eval(node));
-    // A search sums what it finds.
+    // A search sums its matches.
     page.eval("(() => { const search = document.getElementById('search'); search.focus(); search.value = 'lm_head'; search.dispatchEvent(new Event('input')); })()");
     let found = page.eval("document.querySelector('.crumbs').textContent").to_string();
     assert!(found.contains("“lm_head” is in 300 MiB"), "{found}");
@@ -290,7 +290,7 @@ fn strings_of_a_process_are_inert() {
     let all = all.as_str().expect("text");
     // What can be shown is shown as it was written, whatever it would mean elsewhere.
     for word in WORDS {
-        // Blanks at an end are told by their number, in names.
+        // Leading and trailing blanks in names are shown by their number.
         let shown = clean(word.trim());
         let told = shown.split('/').find(|part| !part.is_empty()).unwrap_or(&shown);
         assert!(all.contains(told), "{word}: {told}");

@@ -1,11 +1,11 @@
-//! Every block of code in README.md and docs/: run, parsed, or said why not.
+//! Every block of code in README.md and docs/ is run, parsed, or has a reason why not.
 //!
 //! ```text
-//! ```sh               run; `<!-- on: oom -->` before it says where, `<!-- ends with: 8 -->` how it ends
-//! ```console          each `$ ` line run, what follows compared with what it says
-//! ```text             after a block of commands: compared with what they say; else words, nothing to run
-//! <!-- not run: why --> <!-- shown only: why -->     why a block is not run, or not compared
-//! <!-- file: NAME -->   the block is a file for commands that follow
+//! ```sh               run; `<!-- on: oom -->` before it sets where, `<!-- ends with: 8 -->` its exit code
+//! ```console          each `$ ` line is run, and the text that follows is compared with its output
+//! ```text             after a block of commands: compared with their output; elsewhere plain text
+//! <!-- not run: why --> <!-- shown only: why -->     reason why a block is not run, or not compared
+//! <!-- file: NAME -->   the block is a file for later commands
 //! ```c ```python ```toml ```yaml ```promql ```json ```conf ```ini    compiled, run, or parsed
 //! ```
 
@@ -114,7 +114,7 @@ fn document(stage: &Stage, name: &str, text: &str, told: &mut Told) {
     }
 }
 
-/// What a block of commands has said, and the line of its end.
+/// Output of a block of commands, and the line of its end.
 struct Said {
     output: String,
     ends_at: usize,
@@ -188,7 +188,7 @@ fn console(stage: &Stage, block: &Block, told: &mut Told) -> Result<(), String> 
     Ok(())
 }
 
-/// What was said, if it ended as it should.
+/// Returns the output if the exit status is as expected.
 fn ended(what: &str, output: &Output, block: &Block) -> Result<String, String> {
     let wanted = block.mark("ends with").map_or(0, |code| code.parse().unwrap_or(-1));
     let said = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
@@ -199,8 +199,8 @@ fn ended(what: &str, output: &Output, block: &Block) -> Result<String, String> {
     }
 }
 
-/// Loosely: each line that is shown begins as one that was said: with the same two words (one, if that ends in a colon) before
-/// any number. `...` is anything, and users of documents are whoever runs this.
+/// Compares loosely: each shown line must begin like one of the output, with the same two words (one, if it ends in a
+/// colon) before any number. `...` matches anything, and user names in documents match the current user.
 fn agree(shown: &[String], said: &str) -> Result<(), String> {
     let user = Command::new("id").arg("-un").output().map(|output| output.stdout).unwrap_or_default();
     let user = String::from_utf8_lossy(&user).trim().to_owned();

@@ -5,7 +5,7 @@ use super::root;
 use std::fmt::Write;
 use std::process::Command;
 
-/// Compares `docs/NAME` with what it should be, or writes it.
+/// Compares `docs/NAME` with its expected text, or updates it.
 fn check(name: &str, fresh: &str) {
     let path = root().join("docs").join(name);
     if gpumem_tests::golden::update() {

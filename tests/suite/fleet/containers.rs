@@ -1,4 +1,4 @@
-//! A real Podman starts containers as docs/containers.md says: by CDI, and with volumes.
+//! A real Podman starts containers as described in docs/containers.md: with CDI, and with volumes.
 use gpumem_tests::live::programs::programs;
 use gpumem_tests::live::{Machine, packages};
 use std::path::Path;
@@ -27,7 +27,7 @@ fn containers_report_with_one_directory_of_the_hosts() {
     };
     for way in ["cdi", "volumes"] {
         let inside = part(way);
-        // The program is the first of its namespace, and root; it sees the agents' socket, and cannot write beside it.
+        // The program is root and pid 1 of its namespace; it sees the agents' socket, and cannot write next to it.
         assert!(inside.starts_with("pid 1: agent.sock\n") && !inside.contains("written"), "{inside}");
         let report = part(&format!("report {way}"));
         assert!(report.contains("covered since start") && report.contains("0 events lost"), "{report}");

@@ -1,5 +1,5 @@
-//! config/kubernetes: what kubectl renders, against Kubernetes' own schemas and point by point; and pods of it, as far as a kernel
-//! makes pods.
+//! config/kubernetes: kubectl's output is checked against Kubernetes' schemas and item by item. Its pods run as far as
+//! the kernel alone can create them.
 use gpumem_tests::golden;
 use gpumem_tests::live::programs::programs;
 use gpumem_tests::live::{Job, Machine, until};
@@ -59,7 +59,7 @@ fn tools() -> Option<PathBuf> {
     Some(std::env::current_exe().ok()?.ancestors().nth(3)?.join("tools/kubernetes"))
 }
 
-/// A Python with the validators, in an environment of its own.
+/// A Python with the validators, in a virtual environment.
 fn python() -> Option<PathBuf> {
     static PYTHON: OnceLock<Option<PathBuf>> = OnceLock::new();
     PYTHON.get_or_init(venv).clone()
@@ -136,7 +136,7 @@ fn pods_report_through_one_directory_and_across_a_new_daemon() {
     let may = Command::new("unshare").args(["--mount", "--net", "--pid", "--fork", "true"]).status();
     if !may.is_ok_and(|status| status.success()) {
         gpumem_test_support::skip(
-            "no mounts of its own can be made here (root is needed)",
+            "no mount namespace can be created here (root is needed)",
             "sudo make test-all LANES=fleet",
         );
         return;
@@ -174,7 +174,7 @@ fn pods_report_through_one_directory_and_across_a_new_daemon() {
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
 
-    // Training first: it must not wait for us, and is heard of when we come.
+    // Training starts first: it must not wait for the daemon, and is reported once the daemon starts.
     let mut train =
         pod("train", &["/mnt/fake/bin/trainer", "--steps", "1000000", "--step-ms", "5"].map(str::to_owned));
     train.env("CUDA_INJECTION64_PATH", "/opt/gpumem/libgpumem.so");

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
-/// Until it is told that it is enough.
+/// Runs until it is signalled to finish.
 const LONG: &[&str] = &["--steps", "1000000", "--step-ms", "5"];
 
 /// The row of a process in `gpumemctl ps`, once it has one.

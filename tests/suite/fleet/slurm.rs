@@ -1,4 +1,4 @@
-//! config/slurm: prolog and epilog in a real Slurm, and alone with everything that a job may say.
+//! config/slurm: prolog and epilog in a real Slurm, and alone with every possible job variable.
 use gpumem_tests::live::programs::{copy_program, programs, write_script};
 use gpumem_tests::live::{Machine, packages, until};
 use std::os::unix::fs::PermissionsExt;

@@ -1,4 +1,4 @@
-//! One program, run to its end: what can be seen of it from outside.
+//! Runs one program to its end and observes it from outside.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
@@ -19,13 +19,13 @@ pub struct Outcome {
     pub out: String,
     error: String,
     files: BTreeMap<String, Vec<u8>>,
-    /// From its start until nobody has its output open any more.
+    /// From its start until the last process has closed its output.
     pub took: Duration,
     /// When that was, by CLOCK_MONOTONIC.
     pub ended_ns: i64,
 }
 
-/// Runs it in `folder`, where it may leave files; ends when nobody has its output open any more.
+/// Runs it in `folder`, where it may leave files; returns when the last process has closed its output.
 pub fn run(command: &mut Command, folder: &Path) -> Outcome {
     command.current_dir(folder).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let since = Instant::now();

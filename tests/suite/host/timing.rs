@@ -16,7 +16,7 @@ const NAMES: Duration = Duration::from_millis(1000);
 const LEFT: Duration = Duration::from_millis(1250);
 /// One that asks for the daemon's report itself (`gpumem_dumps`), and so waits for its answer: 3 s.
 const ASKS: Duration = Duration::from_millis(4500);
-/// An exit, beside a daemon that cannot be told what is still to be told: 50 ms, and what the C library and the kernel take.
+/// Exit with a daemon that cannot receive the remaining records: 50 ms, plus the C library and the kernel.
 const FAREWELL: Duration = Duration::from_millis(70);
 /// The fastest of so many counts: others want the processors, too.
 const TIMES: usize = 5;

@@ -56,7 +56,7 @@ fn daemon_that_comes_in_the_middle_is_met_within_seconds() {
     let machine = Machine::new(&["devices=1"]);
     let mut job = Job::start(&mut machine.trainer(&machine.dir.join("run"), &WORK));
     job.wait_for("holding");
-    // Until it is looked for as seldom as ever.
+    // Until attempts are at their maximum interval.
     std::thread::sleep(Duration::from_secs(8));
     let daemon = Daemon::start(&machine, "daemon", "");
     let since = Instant::now();

@@ -43,7 +43,7 @@ fn wall_clock_that_jumps_moves_no_duration_and_no_order() {
     let mut jobs: Vec<(Job, i64)> = Vec::new();
     for seconds in [0, 3600, -7200] {
         std::fs::write(&ahead, seconds.to_string()).expect("set");
-        // It is looked at once a second.
+        // It is polled once a second.
         std::thread::sleep(Duration::from_millis(1500));
         let job = node.holding("0");
         jobs.push((job, seconds));
@@ -60,7 +60,7 @@ fn wall_clock_that_jumps_moves_no_duration_and_no_order() {
     let store = Store::open_read_only(node.machine.dir.join("runs.sqlite")).expect("a store");
     let lines = store.list().expect("runs");
     let order: Vec<u32> = lines.iter().rev().map(|line| line.pid).collect();
-    assert_eq!(order, pids, "in the order in which they came, whatever the wall clock said");
+    assert_eq!(order, pids, "in the order of their start, independent of the wall clock");
     for line in &lines {
         let run = store.load(line.id).expect("a run");
         let device = &run.devices[0];

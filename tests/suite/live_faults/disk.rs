@@ -41,7 +41,7 @@ fn on(folder: &Path) -> String {
     format!("record = {record:?}\n[runs]\nstore = {store:?}\ncheckpoint_every_s = 0.2\n")
 }
 
-/// Works a while, and ends with what it then holds.
+/// Runs briefly; returns its pid after it ended with some memory.
 fn short(node: &Node) -> u32 {
     let arguments = ["--devices", "0", "--steps", "20", "--step-ms", "1"];
     let mut job = Job::start(&mut node.machine.trainer(&node.daemon.runtime, &arguments));
@@ -53,7 +53,7 @@ struct Strace(Child);
 
 impl Drop for Strace {
     fn drop(&mut self) {
-        // It lets go of what it looks at only if it is asked to end.
+        // strace detaches only if it is asked to end.
         let _ = Command::new("kill").arg(self.0.id().to_string()).status();
         let _ = self.0.wait();
     }
@@ -139,7 +139,7 @@ mod privileged {
             assert_eq!(device.peak.tracked_bytes, Some(sum));
             assert!(device.peak.tracked_bytes >= Some(end.tracked), "{:?} {}", device.peak, end.tracked);
         }
-        // It goes on with what was there, and is right again once agents have said their state.
+        // It continues with its earlier state, and is exact again once agents have resent theirs.
         let replay = replay(&small.0.join("all.gpumem"));
         assert_eq!(replay.rejected, 0, "no frame is cut");
         let compared = replay.compare(&truths, Some(after));

@@ -1,4 +1,4 @@
-//! What a sick GPU does to the numbers of the others, and to whoever scrapes them.
+//! Effect of a faulty GPU on the other GPUs' figures, and on scrapers.
 
 use super::family;
 use gpumem_ledger::Origin;
@@ -82,7 +82,7 @@ impl Node {
 #[test]
 fn sick_device_has_a_reason_and_the_other_goes_on() {
     let node = Node::new();
-    // Fault, family that tells it, words of the reason.
+    // Fault, metric that reports it, words of the reason.
     for (fault, told_by, words) in [
         ("lost", "gpumem_device_unavailable", "lost"),
         ("no_permission", "gpumem_process_used_unavailable", "permission"),
@@ -95,7 +95,7 @@ fn sick_device_has_a_reason_and_the_other_goes_on() {
         let key = if lists_only { "gpu0.fault_list" } else { "gpu0.fault" };
         node.machine.set(&[&format!("{key}={fault}")]);
         let pid = format!("pid=\"{}\"", node.jobs[0].pid());
-        let text = node.until(&format!("{fault} told, and what is unknown absent"), |text| {
+        let text = node.until(&format!("{fault} reported, and unknown values absent"), |text| {
             let used = family(text, "gpumem_process_used_bytes");
             of_gpu(text, told_by, "0").is_some() && !used.iter().any(|(labels, _)| labels.contains(&pid))
         });
@@ -130,7 +130,7 @@ fn driver_that_comes_later_is_found() {
     until(60, "a source that is up", || up().filter(|up| *up == 1.0));
 }
 
-/// NVML's codes, with a word of the reason and one of the remedy.
+/// NVML's codes, each with a word of the reason and one of the remedy.
 const CODES: [(u32, &str, &str); 16] = [
     (1, "not initialised", "by itself"),
     (2, "invalid argument", "MIG partition"),
@@ -154,7 +154,7 @@ fn is_of_library(code: u32) -> bool {
     matches!(code, 1 | 9 | 18)
 }
 
-/// What doctor says: subject, text and remedy of each finding.
+/// Doctor's findings: subject, text and remedy.
 fn doctor(daemon: &Daemon, machine: &Machine) -> Vec<[String; 3]> {
     let output = daemon.ctl(machine, &["doctor", "--json"]).output().expect("gpumemctl runs");
     let document: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
@@ -340,11 +340,11 @@ fn a_slow_driver_delays_neither_agents_nor_scrapes() {
         std::thread::sleep(Duration::from_millis(20));
     }
     println!("longest scrape {longest:?}");
-    assert!(seen, "what the agent says is there");
+    assert!(seen, "the agent's data is shown");
     gpumem_test_support::bar("a scrape beside slow lists", longest, LIST.min(Duration::from_millis(300)));
 }
 
-/// Times of what an agent said of contexts, and of the readings of its device.
+/// Times of the agent's context records, and of the readings of its device.
 #[derive(Default)]
 struct Times {
     contexts: Vec<u64>,
@@ -393,7 +393,7 @@ fn library_that_crashes_or_lies_is_survived() {
             node.machine.set(&[&format!("gpu0.{lane}={fault}")]);
             // A GPU whose calls end the poller is left alone; values that cannot be are refused, and named.
             if fault == "crash" {
-                node.until(&format!("{lane} {fault} told"), |text| {
+                node.until(&format!("{lane} {fault} reported"), |text| {
                     let told = [
                         of_gpu(text, "gpumem_device_unavailable", "0"),
                         of_gpu(text, "gpumem_process_used_unavailable", "0"),
@@ -401,7 +401,7 @@ fn library_that_crashes_or_lies_is_survived() {
                     told.iter().any(Option::is_some)
                 });
             } else {
-                let text = node.until(&format!("{lane} {fault} told"), |text| {
+                let text = node.until(&format!("{lane} {fault} reported"), |text| {
                     let told = of_gpu(text, "gpumem_device_unavailable", "0");
                     let counted = text
                         .lines()

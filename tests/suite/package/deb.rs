@@ -19,7 +19,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 fn deb(out: &Path, version: &str) -> PathBuf {
     let mut make = Command::new(project().join("packaging/deb.sh"));
     make.arg(&programs().ours).arg(out).env("VERSION", version).env("SOURCE_DATE_EPOCH", "1800000000");
-    // Debug builds are large, and nobody keeps these.
+    // Debug builds are large, and the packages are temporary.
     make.env("DPKG_DEB_COMPRESSOR_TYPE", "gzip").env("DPKG_DEB_COMPRESSOR_LEVEL", "1");
     done(&mut make).trim().into()
 }
@@ -100,9 +100,9 @@ fn the_package_is_whole_and_leaves_nothing() {
     };
     assert_eq!(complete("gpumemctl rep", 1), "report\n");
     assert_eq!(complete("gpumemctl report --grow", 2), "--growth\n");
-    assert_eq!(complete("gpumemctl det", 1).trim(), "", "what is hidden is not offered");
+    assert_eq!(complete("gpumemctl det", 1).trim(), "", "hidden commands are not offered");
 
-    // What it wrote goes; the user stays, as files elsewhere may belong to it.
+    // Its files are removed; the user stays, because other files may belong to it.
     root.sh("mkdir -p /var/lib/gpumemd && touch /var/lib/gpumemd/runs.sqlite && dpkg -r gpumemd");
     root.sh(
         "[ -e /var/lib/gpumemd/runs.sqlite ] && [ -e /etc/gpumemd/gpumemd.toml ] && ! [ -e /usr/lib/gpumem ]",
@@ -144,7 +144,7 @@ fn a_version_stays_until_nobody_needs_it() {
     let listed = format!("libgpumem.so 0.0.9 is needed by 2 processes:\n  {mapped} sleep\n  {told} sleep\n");
     assert!(upgrade.contains(&listed), "{upgrade}");
     assert_eq!(there(), format!("{VERSION}\n0.0.9\n{VERSION}\n"));
-    assert_eq!(inode("0.0.9"), first, "what is mapped has not been touched");
+    assert_eq!(inode("0.0.9"), first, "mapped libraries are unchanged");
     assert!(root.sh("tail -n 1 /etc/gpumemd/gpumemd.toml") == "# mine\n", "settings stay");
 
     // As long as one process has it, and no longer.
@@ -166,7 +166,7 @@ fn a_version_stays_until_nobody_needs_it() {
     assert!(maps.lines().all(|line| line.ends_with("libgpumem.so (deleted)")), "{maps}");
     assert!(maps.contains(&format!(" {} ", first.trim())), "{maps}");
 
-    // Removal says who has it and leaves it to them; purge leaves nothing, and they live on.
+    // Removal lists the processes that use the library and leaves it in place. Purge removes it, and they continue.
     let removal = root.sh("dpkg -r gpumemd 2>&1");
     let listed = format!("libgpumem.so {VERSION} is needed by 1 process:\n  {mapped} sleep\nkept for them: ");
     assert!(removal.contains(&listed), "{removal}");
@@ -281,7 +281,7 @@ fn the_image_serves_metrics_and_has_what_init_containers_need() {
     std::fs::set_permissions(machine.sim(), std::os::unix::fs::PermissionsExt::from_mode(0o666))
         .expect("shared");
     let buildah = |verb: &str| {
-        // A process namespace of its own: what runs in the container ends with it.
+        // A separate process namespace: everything in the container ends with it.
         let mut command = Command::new("unshare");
         command.args(["--pid", "--fork", "--kill-child", "buildah", "--storage-driver", "vfs"]);
         command.arg("--root").arg(machine.dir.join("store")).arg("--runroot").arg(machine.dir.join("run"));
@@ -307,7 +307,7 @@ fn the_image_serves_metrics_and_has_what_init_containers_need() {
         "cp -L /usr/lib/gpumem/current/libgpumem.so /tmp/.new && mv -f /tmp/.new /tmp/libgpumem.so && id -u";
     assert_eq!(words(&mut run(&[], &["/bin/sh", "-ec", init])), "60837");
     assert_eq!(words(&mut run(&[], &["gpumemctl", "--version"])), format!("gpumemctl {VERSION}"));
-    // It says what is in it, as it lies there: the programs, and Debian's packages.
+    // The list of components matches the installed files: programs and Debian packages.
     let told = words(&mut run(&[], &["cat", "/usr/share/doc/gpumem/sbom.cdx.json"]));
     let place = PathBuf::from(words(buildah("mount").arg(&container))).join("usr");
     let files =

@@ -1,4 +1,4 @@
-//! Where the programs come from: crates that are allowed, each with a reason, and packages that say what is in them.
+//! Origin of the programs: permitted crates, each with a reason, and packages that list their components.
 
 use super::root::{done, project};
 use serde_json::Value;
@@ -46,7 +46,7 @@ fn crates_are_what_deny_toml_allows() {
         ("tests/races/Cargo.toml", "fuzz/deny.toml", &["bans", "sources"], "bans ok, sources ok"),
     ];
     for (manifest, config, what, good) in checks {
-        // It looks at crates for other systems, too, which no build has brought here.
+        // It also examines crates for other systems, which no build has fetched.
         let mut fetch = cargo();
         fetch.args(["fetch", "--locked", "--quiet", "--manifest-path", manifest]);
         if !fetch.status().is_ok_and(|status| status.success())
@@ -207,7 +207,7 @@ fn security_md_names_tests_that_are_there() {
         });
         assert!(is_there, "SECURITY.md names {file}::{test}, which no test is called");
     }
-    // Nothing is said that nobody tries to break.
+    // Every claimed protection has a test.
     let rows = text
         .lines()
         .skip_while(|line| !line.starts_with("| line |"))

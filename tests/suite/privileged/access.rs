@@ -1,4 +1,4 @@
-//! Who may report, read, control and release (docs/access.md): each cell of its table, as each of those it speaks of.
+//! Who may report, read, control and release (docs/access.md): each cell of its table, as each of its users.
 use gpumem_test_support::skip;
 use gpumem_tests::live::hostile::{
     NOBODY, Peer, Shared, hello, part, record, say_and_stay, start_ticks, unordered,
@@ -20,17 +20,17 @@ use std::time::Duration;
 
 /// In the command line and the environment of a program of root's.
 const SECRETS: [&str; 3] = ["hunter2-in-argv", "hunter2-in-environ", "hunter2-in-a-tag"];
-/// A user and a group whom no table of the machine has.
+/// A user and a group that are in no table of the machine.
 const STRANGER: u32 = 54_321;
 const GROUP: u32 = 54_322;
 
-/// Plays the parts; what it finds is its output.
+/// Plays the parts; prints its results.
 #[test]
-fn as_somebody_else() {
+fn as_another_user() {
     let Some(part) = part() else { return };
     let path = |name: &str| PathBuf::from(std::env::var_os(name).unwrap_or_default());
     match part.as_str() {
-        // Asks what it is told to, one answer a line.
+        // Sends the given requests and prints one reply for each line.
         "asks" => {
             for request in std::env::var("REQUESTS").unwrap_or_default().lines() {
                 let (status, body) = asked(&path("CONTROL"), request);
@@ -110,7 +110,7 @@ const ROOT_IN_PID_NAMESPACE: Who<'_> = Who {
     place: &["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"],
 };
 
-/// A machine, a daemon in whose /etc/group there is a group, and a program of somebody's with secrets.
+/// A machine, a daemon with a group in its /etc/group, and a user's program with secrets.
 struct Scene {
     machine: Machine,
     daemon: Daemon,
@@ -166,7 +166,7 @@ impl Scene {
         let mut command = Command::new(words[0]);
         command.args(&words[1..]).args([
             "--exact",
-            "privileged::access::as_somebody_else",
+            "privileged::access::as_another_user",
             "--nocapture",
             "--test-threads=1",
         ]);
@@ -219,7 +219,7 @@ fn each_cell_of_the_table() {
         "POST /v1/nvml/release?for_s=1".to_owned(),
     ];
     let requests: Vec<&str> = requests.iter().map(String::as_str).collect();
-    // Who sees all, who may control a process of root's, who may have NVML closed.
+    // Who sees all, who may control a process of root, who may close NVML.
     let table = [
         (OTHER, false, 404, 403),
         (MADE_UP, false, 404, 403),
@@ -230,7 +230,7 @@ fn each_cell_of_the_table() {
     ];
     for (who, sees, controls, releases) in table {
         let name = who.name;
-        // A file that is there already: whoever may have it written finds that out.
+        // A file that exists: every user who may request the recording gets the error.
         let existing = scene.machine.dir.join("group");
         let requests: Vec<String> = requests
             .iter()
@@ -242,7 +242,7 @@ fn each_cell_of_the_table() {
         let row = serde_json::from_str::<Value>(&ps.1).expect("JSON");
         let row =
             row["processes"].as_array().and_then(|rows| rows.iter().find(|row| row["pid"] == pid)).cloned();
-        let row = row.unwrap_or_else(|| panic!("{name}: who holds how much is no secret"));
+        let row = row.unwrap_or_else(|| panic!("{name}: names and amounts are public"));
         assert_eq!((ps.0, row["used_bytes"].as_u64() > Some(96 << 20)), (200, true), "{name}: {row}");
         let command = if sees { vec![SECRETS[0]] } else { vec![] };
         assert_eq!(says(&ps.1), command, "{name}");
@@ -253,7 +253,7 @@ fn each_cell_of_the_table() {
         }
         assert_eq!((doctor.0, says(&doctor.1)), (200, vec![]), "{name}");
         assert_eq!((process.0, says(&process.1)), (if sees { 200 } else { 404 }, vec![]), "{name}");
-        // What anybody may scrape says the same to all; tags are in it because the configuration here has them so.
+        // Public metrics are the same for all users; tags are included because of this configuration.
         assert_eq!((metrics.0, says(&metrics.1)), (200, vec![SECRETS[2]]), "{name}");
         assert_eq!(mark.0, if sees { 200 } else { 404 }, "{name}: {}", mark.1);
         assert_eq!(dump.0, controls, "{name}: {}", dump.1);
@@ -281,8 +281,8 @@ fn users_see_and_steer_their_own_processes_and_no_others() {
     let folder = scene.machine.dir.join("theirs");
     std::fs::create_dir(&folder).expect("a folder");
     chown(&folder, Some(OTHER.uid), Some(OTHER.gid)).expect("root may");
-    // Whose it is, and root in a user namespace that they made: 200 for everything but what is root's and the group's. The group sees
-    // and marks, and has nobody's program write files.
+    // The owner, and root in a user namespace of the owner: 200 for everything except root's and the group's. The group
+    // reads and marks, and cannot make programs write files.
     let table = [
         (OTHER, 200, 200, 403),
         (ROOT_IN_USER_NAMESPACE, 200, 200, 403),
@@ -312,7 +312,7 @@ fn users_see_and_steer_their_own_processes_and_no_others() {
         let [ps, all, one, doctor, mark, record @ .., release] = answers.as_slice() else { panic!("{name}") };
         let rows = serde_json::from_str::<Value>(&ps.1).expect("JSON")["processes"].clone();
         let row = rows.as_array().and_then(|rows| rows.iter().find(|row| row["pid"] == pid)).cloned();
-        let row = row.unwrap_or_else(|| panic!("{name}: who holds how much is no secret"));
+        let row = row.unwrap_or_else(|| panic!("{name}: names and amounts are public"));
         assert_eq!((row["uid"].as_u64(), ps.0), (Some(OTHER.uid.into()), 200), "{name}");
         let seen = if sees == 200 { vec![SECRETS[0], SECRETS[2]] } else { vec![] };
         assert_eq!(says(&ps.1), seen.get(..1).unwrap_or_default(), "{name}");
@@ -378,7 +378,7 @@ fn each_cell_where_tenants_are_anonymous() {
         let said = names.map(|name| metrics.1.contains(&name));
         assert_eq!(said, [sees; 3], "{name}: {}", metrics.1);
     }
-    // What everybody may scrape has each process, and does not say which it is.
+    // Public metrics list each process without identifying it.
     let mut stream = TcpStream::connect(port).expect("it listens");
     let text = answer(&mut stream, "GET /metrics");
     let tracked =
@@ -451,7 +451,7 @@ fn what_others_get_has_no_secret_and_what_they_cannot_read_they_cannot_open() {
     let bundle = Path::new("/tmp").join(format!("bundle-{}.tar.gz", scene.program.pid()));
     let pid = scene.program.pid().to_string();
     let bundled = bundle.to_string_lossy().into_owned();
-    // What each of them says to somebody who may know nothing of it; `runs` and `oom` read that user's own store.
+    // Output of each command for a user without access; `runs` and `oom` read that user's own store.
     for (arguments, words) in [
         (vec!["ps"], "covered"),
         (vec!["ps", "--json"], "\"processes\""),
@@ -477,7 +477,7 @@ fn what_others_get_has_no_secret_and_what_they_cannot_read_they_cannot_open() {
     let text = String::from_utf8_lossy(&unpacked()).into_owned();
     assert!(text.contains("gpumemctl") && says(&text).is_empty(), "{text}");
     let _ = std::fs::remove_file(&bundle);
-    // And root's bundle, which is made to be sent to somebody.
+    // And root's bundle, which is made to be shared.
     let output =
         scene.daemon.ctl(&scene.machine, &["doctor", "--bundle", &bundled]).output().expect("it runs");
     assert!(bundle.exists(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -510,7 +510,7 @@ fn the_server_is_looked_at_too() {
     let chown =
         |path: &Path, uid: u32| std::os::unix::fs::lchown(path, Some(uid), Some(uid)).expect("root may");
     let mode = |mode| std::fs::set_permissions(&place, PermissionsExt::from_mode(mode)).expect("a mode");
-    // Somebody else's socket; somebody else's directory, though the socket is root's; one that all may write to.
+    // A socket of another user; another user's directory with root's socket; a world-writable directory.
     chown(&socket, NOBODY);
     let text = says(&[("GPUMEM_CONTROL", &socket)], &[]);
     assert!(text.contains("belongs to user 65534"), "{text}");
@@ -532,7 +532,7 @@ fn the_server_is_looked_at_too() {
     std::os::unix::fs::symlink(bad.join("control.sock"), &socket).expect("a link");
     let text = says(&[("GPUMEM_CONTROL", &socket)], &[]);
     assert!(text.contains("its directory belongs to user 65534"), "{text}");
-    // What listens was made by somebody else: the path had been root's a moment before.
+    // Another user created the socket: the path was root's a moment before.
     std::fs::remove_file(&socket).expect("removed");
     mode(0o777);
     let mut theirs = Command::new("python3");

@@ -62,7 +62,7 @@ fn it_is_typed() {
     let Some(python) = venv() else { return };
     let mut command = Command::new(python);
     command.args(["-m", "mypy", "--no-incremental", "--cache-dir=/dev/null"]).current_dir(package());
-    assert!(done(&mut command).contains("Success"), "mypy has nothing to say");
+    assert!(done(&mut command).contains("Success"), "mypy has no complaints");
 }
 
 #[test]

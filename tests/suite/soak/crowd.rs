@@ -1,6 +1,7 @@
-//! Programs by the thousand: many that end at once, and many that live at once.
+//! Thousands of programs: many that end at once, and many that live at once.
 //!
-//! `GPUMEM_SOAK_PROGRAMS` says how many (10,000 is what the product promises); few by default. What the daemon needed for them is printed.
+//! `GPUMEM_SOAK_PROGRAMS` sets the number (10,000 is the supported number); few by default. The daemon's resources are
+//! printed.
 
 use gpumem_model::run::State;
 use gpumem_runs::store::Store;
@@ -17,8 +18,8 @@ fn programs(few: usize) -> usize {
     std::env::var("GPUMEM_SOAK_PROGRAMS").ok().and_then(|text| text.parse().ok()).unwrap_or(few)
 }
 
-/// Processes that have a run with what they said in the store: all of them, and those that have ended. What NVML listed of a process
-/// that had ended before /proc was asked is a run of its own, without a start time and events.
+/// Counts processes with a complete run in the store: all, and ended ones. A process that NVML listed, and that ended
+/// before /proc was read, has a separate run without a start time and events.
 fn stored(machine: &Machine) -> (usize, usize) {
     let Ok(store) = Store::open_read_only(machine.dir.join("runs.sqlite")) else { return (0, 0) };
     let runs = store.list().unwrap_or_default();
@@ -45,7 +46,7 @@ fn used(daemon: &Daemon) -> String {
     format!("{now} MiB, {most} at most, {:.2} s of a processor, {files} descriptors", ticks as f64 / 100.0)
 }
 
-/// Series of the daemon that count what was refused, dropped or late, without those that are 0.
+/// Metric series that count refused, dropped or late items, without zeros.
 fn losses(daemon: &Daemon) -> Vec<String> {
     let text = daemon.asked("/v1/metrics").expect("an answer").to_string();
     let words = ["refused_total", "dropped_total", "late_total", "failures_total", "skipped_total"];
@@ -90,7 +91,7 @@ fn every_short_program_whose_hello_was_sent_has_a_run() {
     crowd.args(["run", &count.to_string(), &RATE.to_string(), CROWD, "short"]);
     crowd.arg(daemon.runtime.join("agent.sock"));
     let said = start(count, &mut crowd);
-    assert_eq!(said, count, "all could say hello: {:#?}", losses(&daemon));
+    assert_eq!(said, count, "all could connect: {:#?}", losses(&daemon));
     each_has_a_run(&machine, &daemon, said);
     daemon.stop();
 }

@@ -111,7 +111,7 @@ impl Boot {
         Some(boot)
     }
 
-    /// A script in the machine, as root: whether it ended well, and what it printed.
+    /// Runs a script in the machine as root; returns whether it succeeded, and its output.
     pub fn sh_may_fail(&self, script: &str) -> (bool, String) {
         let mut command = Command::new("nsenter");
         command.args(["-t", &self.init.to_string(), "-m", "-u", "-i", "-n", "-p", "-C", "--"]);

@@ -129,7 +129,7 @@ fn the_agent_denies_panics() {
     }
 }
 
-/// Only `app.rs` puts sources and views together: neither names the other, and what lies between them names neither.
+/// Only `app.rs` connects sources and views: neither uses the other, and layers in between use neither.
 #[test]
 fn sources_and_views_are_named_by_app_alone() {
     let sources = Sources::read("daemon");

@@ -4,7 +4,7 @@ use gpumem_tests::structure::graph::Graph;
 use gpumem_tests::structure::layers::{Layer, Layers};
 use gpumem_tests::structure::source::Sources;
 
-/// A crate of these files.
+/// Makes a crate from these files.
 fn sources(files: &[(&str, &str)]) -> Sources {
     let texts = files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned()));
     Sources::parse("sample", texts.collect())

@@ -20,7 +20,7 @@ fn run(version: &str, modes: &[&str], environment: &[(&str, &str)]) -> Option<(V
     assert_eq!(seen.rejected, 0);
     let process = seen.process(job.pid());
     let truths = machine.truth();
-    // The reservation of a driver's pool is asked for now and then: what is known in between lags behind it.
+    // The reservation of a driver's pool is polled, so the known value lags.
     let is_polled = modes.contains(&"asynchronous");
     if !is_polled {
         let compared = seen.compare_sums(&truths, job.pid(), |_| true);

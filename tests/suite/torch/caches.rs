@@ -1,4 +1,4 @@
-//! Caches of keys and values, and copies of parameters, beside what the program says of them (tests/torch/caches.py).
+//! KV caches and copies of parameters, compared with the program's own figures (tests/torch/caches.py).
 use gpumem_tests::live::torch;
 use gpumem_tests::live::{Daemon, Job, until};
 use gpumem_wire::Role;
@@ -76,7 +76,7 @@ fn program_that_trains_nothing_has_no_copies() {
     compare("inference");
 }
 
-/// The main thread runs no statement: neither what it allocated last nor its cache would ever be looked at.
+/// The main thread runs no statement, so its last allocations and its cache need a scan from another thread.
 #[test]
 fn idle_program_is_looked_at_while_its_main_thread_waits() {
     for version in torch::versions().iter().filter(|version| torch::reads_frames(version)) {

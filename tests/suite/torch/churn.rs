@@ -17,7 +17,7 @@ fn whatever_threads_and_settings_do() {
     for version in &torch::versions() {
         let Some(wheel) = torch::wheel(version) else { return };
         for (seed, settings) in SETTINGS.iter().enumerate() {
-            // Events stay pending until somebody waits for them.
+            // Events stay pending until a caller waits for them.
             let machine = torch::machine(&["cuda.busy=1"]);
             let mut daemon = Daemon::start(&machine, "daemon", FAST);
             let seed = seed.to_string();

@@ -32,7 +32,7 @@ fn are_named(version: &str, how: &str, models: &[&str]) -> bool {
         let what = format!("torch {version} {how} {model}");
         let compiled = compiled(&said, model);
         println!("{what}: {compiled}");
-        // Dynamo does not go into an LSTM, by itself.
+        // Dynamo never traces into an LSTM.
         let breaks = i64::from(*model == "lstm");
         assert!(compiled["breaks"].as_i64() <= Some(breaks), "{compiled}");
         assert!(how != "--compiled" || *model == "lstm" || compiled["graphs"] == 1, "{compiled}");
@@ -56,10 +56,10 @@ fn are_named(version: &str, how: &str, models: &[&str]) -> bool {
     true
 }
 
-/// What the program says of its compiler: graphs and breaks before the truth was asked for, and with it.
+/// The program's figures of its compiler: graphs and breaks before and with the ground truth.
 fn compiled<'a>(said: &'a [Value], model: &str) -> &'a Value {
     let line = said.iter().find(|line| line["graphs"].is_number() && line["model"] == model);
-    line.unwrap_or_else(|| panic!("{model} says nothing of its compiler"))
+    line.unwrap_or_else(|| panic!("{model} has no compiler line"))
 }
 
 #[test]

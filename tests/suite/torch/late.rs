@@ -57,7 +57,7 @@ fn late(wheel: &Wheel, machine: &Machine, daemon: &Daemon, program: &str, settin
     command
 }
 
-/// Another client has CUPTI: nobody would hear that what was taken over is freed, so nothing is.
+/// Another client has CUPTI: frees of adopted memory would not be seen, so nothing is adopted.
 #[test]
 fn who_is_not_let_in_claims_nothing() {
     for version in &torch::versions() {

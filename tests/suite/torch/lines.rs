@@ -25,7 +25,7 @@ fn tensors_of_no_module_have_the_line_that_made_them() {
     for version in &torch::versions() {
         let Some(wheel) = torch::wheel(version) else { return };
         if !torch::reads_frames(version) {
-            continue; // roles.rs says it
+            continue; // reported by roles.rs
         }
         let machine = torch::machine(&[]);
         let mut daemon = Daemon::start(&machine, "daemon", FAST);
@@ -42,7 +42,7 @@ fn tensors_of_no_module_have_the_line_that_made_them() {
             let tag = line[2].as_str().expect("a tag");
             *expected.entry(tag).or_default() += line[1].as_i64().expect("bytes");
         }
-        // Everything that a line holds, from the state as it is told.
+        // All memory of a line, from the resent state.
         let report = until(20, "the report has all lines", || {
             let output = daemon.ctl(&machine, &["report", &pid, "--json"]).output().ok()?;
             let report: Value = serde_json::from_slice(&output.stdout).ok()?;
@@ -106,7 +106,7 @@ fn allocations_of_modules_have_lines_on_demand() {
     for version in &torch::versions() {
         let Some(wheel) = torch::wheel(version) else { return };
         if !torch::reads_frames(version) {
-            continue; // roles.rs says it
+            continue; // reported by roles.rs
         }
         let machine = torch::machine(&[]);
         let daemon = Daemon::start(&machine, "daemon", FAST);

@@ -50,7 +50,7 @@ fn whatever_a_program_does_its_numbers_stay_right() {
         let process = seen.process(over.pid);
         assert_eq!(process.odd, Default::default(), "nothing odd");
         assert!(process.coverage.partial.is_none() && process.coverage.lost == 0, "{:?}", process.coverage);
-        // Workers are forked, or never begin CUDA: they have no agent that speaks, and no process of theirs was invented.
+        // Workers are forked, or never start CUDA: their agents send nothing, and no process was invented for them.
         let others: Vec<_> =
             seen.snapshot.processes.iter().filter(|other| other.key.pid != over.pid).collect();
         assert!(others.is_empty(), "{others:?}");

@@ -1,5 +1,5 @@
-//! Out of memory in unmodified PyTorch wheels: a limit of the pool's own that no driver call shows, a refusal of the driver's
-//! that the pool survives, and a true one are told apart, with the request and torch's own totals.
+//! Out of memory in unmodified PyTorch wheels. Three kinds are distinguished, with the request and torch's own totals:
+//! a limit of the pool without a driver call, a driver failure that the pool survives, and a final one.
 use gpumem_ledger::{Class, OomKind};
 use gpumem_tests::live::torch;
 use gpumem_tests::live::{Daemon, Job, replay};
@@ -41,7 +41,7 @@ fn three_ways_to_run_out_of_memory() {
                     assert_eq!((&oom.stack, &oom.tag), (&None, &None), "torch {version}: {oom:?}");
                 }
             }
-            // What was held is said in parts, and these are what torch says of that moment: blocks, and what lies idle.
+            // The held memory is recorded in parts, which equal torch's of that moment: blocks and idle memory.
             let held = |is_idle: bool| -> i64 {
                 let cells = process.cells.iter().zip(oom.amounts.iter());
                 cells.filter(|(cell, _)| cell.is_idle() == is_idle).map(|(_, bytes)| bytes).sum()
@@ -62,7 +62,7 @@ fn failed_request_has_the_phase_of_its_place_and_gradients_are_known() {
     for version in &torch::versions() {
         let Some(wheel) = torch::wheel(version) else { return };
         if !torch::reads_frames(version) {
-            continue; // roles.rs says it
+            continue; // reported by roles.rs
         }
         let machine = torch::machine(&[]);
         let mut daemon = Daemon::start(&machine, "daemon", FAST);

@@ -1,5 +1,5 @@
-//! The table of iterations with a column for each parameter and each gradient: to the byte what torch itself says, in every iteration that
-//! is chosen, through epochs whose steps are numbered anew.
+//! The table of iterations with a column for each parameter and gradient equals torch's own figures to the byte, in
+//! every chosen iteration, across epochs whose step numbers restart.
 use gpumem_tests::live::torch;
 use gpumem_tests::live::{Daemon, Job};
 use serde_json::Value;
@@ -82,14 +82,14 @@ fn trains(version: &str, how: &str, every: u64) {
     }
     assert_eq!(compared, rows.len(), "torch {version}: {:?}", rows.keys());
     assert!(compared >= 4, "torch {version}: {compared}");
-    // What is frozen in the second epoch has no gradient any more, and its weights as before.
+    // Parameters frozen in the second epoch have no gradient any more, and unchanged weights.
     let of = |epoch: u64, role: &str| {
         let line = rows.iter().find(|((of, _), _)| *of == epoch).expect("a row").1;
         columns(line, role).keys().filter(|name| name.starts_with("GPT/h.0/")).count()
     };
     assert!(of(1, "gradient") > 0 && of(1, "gradient") == of(1, "parameter"));
     assert_eq!((of(2, "gradient"), of(2, "parameter")), (0, of(1, "parameter")));
-    // The same in JSON and for people, and nothing of it unasked.
+    // The same in JSON and in the text; without the option there are no columns.
     let json: Value = serde_json::from_str(&report(&["--json", "--columns"])).expect("JSON");
     let device = &json["devices"][0];
     let (columns, amounts) = (&device["parameters"]["columns"], &device["parameters"]["amounts"]);
@@ -98,7 +98,7 @@ fn trains(version: &str, how: &str, every: u64) {
     assert!(amounts.iter().flat_map(Value::as_array).all(|row| row.len() == columns.len()), "{json}");
     let text = report(&["--columns"]);
     assert!(text.contains("each parameter and its gradient") && text.contains("GPT/h.1/"), "{text}");
-    assert!(text.contains(" 2:"), "epochs are told: {text}");
+    assert!(text.contains(" 2:"), "epochs are shown: {text}");
     let plain: Value = serde_json::from_str(&report(&["--json"])).expect("JSON");
     assert!(plain["devices"][0]["parameters"].is_null());
 }

@@ -1,5 +1,5 @@
-//! What blocks are for, as the ledger has it at moments of trainings in unmodified PyTorch wheels, beside what the program itself
-//! tells of them (tests/torch/roles.py).
+//! Roles of blocks in the ledger at moments of trainings in unmodified PyTorch wheels, compared with the program's own
+//! (tests/torch/roles.py).
 use gpumem_tests::live::torch::{self, Moment};
 use gpumem_tests::live::{Daemon, Job};
 use gpumem_wire::Role;
@@ -18,7 +18,7 @@ const NAMES: [(&str, Role); 9] = [
     ("buffer", Role::Buffer),
     ("unknown", Role::Unknown),
 ];
-/// Steps after which a workspace is known.
+/// Steps after which a workspace is recognised.
 const OLD: u32 = 3;
 /// What a small tensor takes, a few times.
 const SMALL: i64 = 2048;
@@ -49,7 +49,7 @@ impl<'a> Check<'a> {
         self.what.starts_with("backward") || matches!(self.what, "retained" | "clipped" | "hook")
     }
 
-    /// Roles that ledger/src/role.rs cannot tell from each other yet: their sum is compared.
+    /// Roles that ledger/src/role.rs cannot distinguish yet: their sum is compared.
     fn open(&self, has_workspaces: bool) -> Vec<&'static str> {
         let mut open = Vec::new();
         if has_workspaces && self.number < OLD {
@@ -60,7 +60,7 @@ impl<'a> Check<'a> {
             open.push(if self.has_fresh_gradients() { "temporary" } else { "gradient" });
         }
         if self.number == 0 {
-            open.extend(["input", "unknown"]); // what was there before anything was trained
+            open.extend(["input", "unknown"]); // memory from before the training
         }
         if self.what == "retained" {
             open.push("temporary"); // its pass may go on
@@ -83,7 +83,7 @@ fn held(moment: &Moment) -> Roles {
     NAMES.map(|(name, role)| (name, moment.devices[0].roles[usize::from(role.to_code())])).into()
 }
 
-/// Whether one moment is as the program says; what is not.
+/// Returns the differences between a moment and the program's own roles.
 pub(super) fn differences(moment: &Moment, said: &Value, workspaces: &[&str]) -> Vec<String> {
     let check = Check::new(&moment.name);
     let (told, held) = (told(said, workspaces), held(moment));
@@ -110,7 +110,7 @@ pub(super) fn differences(moment: &Moment, said: &Value, workspaces: &[&str]) ->
     let sum =
         |roles: &Roles| roles.iter().filter(|(name, _)| is_open(name)).map(|(_, bytes)| bytes).sum::<i64>();
     if parts.is_none() && !check.is_first_pass() && sum(&held) != sum(&told) {
-        found.push(format!("what is open: {} for {}", sum(&held), sum(&told)));
+        found.push(format!("ambiguous roles: {} for {}", sum(&held), sum(&told)));
     }
     found
 }
@@ -157,7 +157,7 @@ fn train_each(features: &[&str]) {
             train(version, features);
         } else {
             gpumem_test_support::skip(
-                &format!("what torch {version} does is told by frames, which are not read"),
+                &format!("torch {version} needs frames, which are not read"),
                 "pip install torch",
             );
         }

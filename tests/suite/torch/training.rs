@@ -11,11 +11,11 @@ use std::path::PathBuf;
 const FAST: &str = "[nvml]\nlist_every_s = 0.02\nlist_budget = 1.0\n";
 const MODELS: [&str; 5] = ["gpt", "resnet", "lstm", "reentrant", "non_reentrant"];
 
-/// Of the bytes that a step allocates, those of which the ground truth says whose they are, in a hundred. The rest is the loss, which is
-/// in no module.
+/// Percentage of a step's allocated bytes with a known owner in the ground truth. The rest is the loss, which is in no
+/// module.
 const LEAST_COVERED: f64 = 90.0;
 
-/// What is told of the frames of a CPython without a GIL.
+/// Reported state of frames in a CPython without a GIL.
 const NOT_READ: &str = "Failed CPython without a GIL (free-threaded) is not read";
 
 const ROLES: [(&str, Role); 4] = [
@@ -80,7 +80,7 @@ fn every_model_trains_as_without_us_and_every_segment_is_known() {
     }
 }
 
-/// Of the step that has the ground truth beside it: whose memory it was; of every step: parameters, gradients, state.
+/// Checks owners in the step with ground truth; in every step parameters, gradients and state.
 fn names_are_right(trained: &Trained) {
     let names = attribution(&trained.recording, trained.pid);
     println!("torch {}: {:?}", trained.version, names.layers);
