@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_of_documents() {
+    fn shell_commands_are_parsed() {
         let text = "words\n\n<!-- not run: no -->\n```sh\na b \\\n  c   # why\n\nX=1 d 'e f' > g && h $(i | j)\n```\n\n    plain\n\ncall `k l`\n";
         let found = blocks(text);
         assert_eq!((found[0].line, found[0].mark("not run")), (5, Some("no")));

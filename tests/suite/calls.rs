@@ -66,7 +66,7 @@ fn records(recording: &[u8]) -> Vec<Record<'_>> {
 }
 
 #[test]
-fn each_allocation_names_the_library_that_made_it() {
+fn each_allocation_is_attributed_to_its_library() {
     let machine = Machine::new(&["devices=1"]);
     let recording = recorded(&machine, &callers(&machine.dir));
     let records = records(&recording);
@@ -134,7 +134,7 @@ fn each_allocation_names_the_library_that_made_it() {
 }
 
 #[test]
-fn contexts_are_told_before_they_cost_and_once() {
+fn contexts_are_recorded_once_before_they_are_charged() {
     let machine = Machine::new(&["devices=2"]);
     let program = machine.dir.join("contexts");
     let driver = format!("-L{}", programs().fake.join("lib").display());

@@ -125,7 +125,7 @@ fn tracked(report: &Value) -> i64 {
 }
 
 #[test]
-fn paused_for_another_client_and_taken_back() {
+fn pause_for_another_client_and_resume() {
     let node = Node::new(&["cuda.version=13000"]);
     let mut program = node.program(&[("CLIENT_CUPTI", "libcupti.so.13")]);
     program.does("init 0", "init 0");
@@ -179,7 +179,7 @@ fn paused_for_another_client_and_taken_back() {
 }
 
 #[test]
-fn paused_before_cuda_begins() {
+fn pause_before_cuda_is_initialised() {
     let node = Node::new(&[]);
     let mut program = node.program(&[]);
     program.does("pause", "pause");
@@ -195,7 +195,7 @@ fn paused_before_cuda_begins() {
 }
 
 #[test]
-fn finalized_by_another_client() {
+fn cupti_finalised_by_another_client_is_reported() {
     let node = Node::new(&[]);
     let mut program = node.program(&[("GPUMEM_SIM_CUPTI", "finalize:100")]);
     program.does("init", "init 0");
@@ -222,7 +222,7 @@ fn finalized_by_another_client() {
 }
 
 #[test]
-fn fatal_error_of_cupti_itself() {
+fn fatal_cupti_error_is_reported() {
     let node = Node::new(&[]);
     let mut program = node.program(&[]);
     program.does("init", "init 0");
@@ -238,7 +238,7 @@ fn fatal_error_of_cupti_itself() {
 }
 
 #[test]
-fn each_refusal_is_told_and_tried_again() {
+fn each_cupti_refusal_is_reported_and_retried() {
     let node = Node::new(&["cuda.version=13000"]);
     let cupti = programs().fake.join("lib/libcupti.so.13");
     let cupti = cupti.to_string_lossy();
@@ -284,7 +284,7 @@ fn each_refusal_is_told_and_tried_again() {
 }
 
 #[test]
-fn libcupti_that_does_not_fit_makes_place_for_the_next() {
+fn incompatible_libcupti_is_replaced_by_the_next() {
     let node = Node::new(&["cuda.version=12080"]);
     // The one that is loaded already is too new for the driver.
     let mut program = node.program(&[("CLIENT_CUPTI", "libcupti.so.13")]);
@@ -331,7 +331,7 @@ fn several_clients_where_cupti_can() {
 }
 
 #[test]
-fn another_tool_is_injected_first() {
+fn other_injection_library_runs_first() {
     let node = Node::new(&["cuda.version=13000"]);
     let counter = programs().fake.join("bin/counter.so");
     let counter = counter.to_string_lossy();

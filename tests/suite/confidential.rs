@@ -13,7 +13,7 @@ fn doctor_text(daemon: &Daemon, machine: &Machine) -> String {
 }
 
 #[test]
-fn protected_bytes_of_a_process_are_the_drivers() {
+fn protected_bytes_equal_the_drivers() {
     let machine = Machine::new(&["devices=1", "nvml.cc=1", "nvml.protected=40"]);
     let http = free_address();
     let config = format!("[nvml]\nlist_every_s = 0.1\nlist_budget = 1.0\n[metrics]\nlisten = \"{http}\"\n");
@@ -41,7 +41,7 @@ fn protected_bytes_of_a_process_are_the_drivers() {
 }
 
 #[test]
-fn a_driver_without_the_detail_list_has_no_protected_bytes() {
+fn driver_without_the_detail_list_reports_no_protected_bytes() {
     let machine = Machine::new(&["devices=1", "nvml.cc=1", "nvml.protected=40"]);
     let library = programs().fake.join("lib-535/libnvidia-ml.so.1");
     let config = format!("[nvml]\nlist_every_s = 0.1\nlist_budget = 1.0\nlibrary = {library:?}\n");

@@ -43,7 +43,7 @@ fn said(command: &mut Command) -> (bool, String) {
 }
 
 #[test]
-fn the_script_writes_what_is_imported() {
+fn dashboards_are_generated_by_the_script() {
     let dir = std::env::temp_dir().join(format!("gpumem-grafana-{}", std::process::id()));
     std::fs::create_dir_all(&dir).expect("a folder");
     let (well, text_of_it) = said(Command::new("python3").arg(config("grafana/build.py")).arg(&dir));
@@ -71,7 +71,7 @@ fn selectors(expr: &str) -> Vec<(String, String)> {
 }
 
 #[test]
-fn dashboards_are_at_home_on_any_grafana() {
+fn dashboards_import_into_any_grafana() {
     let mut uids = BTreeSet::new();
     for name in BOARDS {
         let board = board(name);
@@ -136,7 +136,7 @@ mod prometheus {
     }
 
     #[test]
-    fn dashboards_are_of_grafanas_schema() {
+    fn dashboards_match_grafanas_schema() {
         let dir = tools("grafana");
         let compiler = dir.join("node_modules/.bin/tsc");
         if !compiler.exists() {
@@ -196,7 +196,7 @@ mod prometheus {
     }
 
     #[test]
-    fn promtool_likes_the_rules_and_each_alert_is_tested() {
+    fn promtool_accepts_the_rules_and_each_alert_is_tested() {
         let Some(promtool) = tool("promtool") else { return };
         let dir = config("prometheus");
         for (verb, file) in [("check", "gpumemd.rules.yml"), ("test", "gpumemd.rules.test.yml")] {

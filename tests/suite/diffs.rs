@@ -82,7 +82,7 @@ fn a_process_with_an_agent_and_one_without() {
 }
 
 #[test]
-fn the_bert_pair_differs_by_what_was_recorded_of_parameters_and_gradients() {
+fn bert_pair_differs_by_recorded_parameters_and_gradients() {
     const LATE: &str = "mxnet2-csv/finetune_classifier-pid_17827.673cf9f.csv";
     const WHOLE: &str = "mxnet2-csv/finetune_classifier.csv";
     let (Some(late), Some(whole)) = (sample(LATE), sample(WHOLE)) else { return };
@@ -190,7 +190,7 @@ fn jobs_of_several_ranks_are_compared_by_rank_and_as_a_whole() {
 }
 
 #[test]
-fn a_time_is_told_of_over_the_parts_of_a_run_that_rolled() {
+fn time_range_spans_the_parts_of_a_split_run() {
     let machine = Machine::new(&["devices=1"]);
     let config = "[runs]\ncheckpoint_every_s = 0.1\nroll_every_s = 1.0\n[metrics]\nlisten = \"off\"\n[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
     let mut daemon = Daemon::start(&machine, "daemon", config);

@@ -26,13 +26,13 @@ fn told(step: &Step) -> (&'static str, BookedAs, Option<&str>, [i64; 5]) {
 }
 
 #[test]
-fn every_step_of_the_gap_has_its_cause_and_every_part_is_the_machines() {
+fn every_gap_step_has_its_cause_and_every_part_is_exact() {
     steps_and_parts(&[]);
 }
 
 /// libcudart may make its context through a private table of the driver's, so that no callback of cuDevicePrimaryCtxRetain comes.
 #[test]
-fn a_context_that_no_known_call_made_has_its_cause_too() {
+fn context_from_an_unknown_call_has_a_cause() {
     steps_and_parts(&["cuda.muted=386"]);
 }
 
@@ -100,7 +100,7 @@ fn steps_and_parts(keys: &[&str]) {
 }
 
 #[test]
-fn lazily_loaded_code_is_told_as_what_it_may_be() {
+fn lazily_loaded_code_is_reported_as_a_bound() {
     let machine = Machine::new(&["devices=1", "memory=16G", "cuda.lazy=1"]);
     let mut daemon = Daemon::start(&machine, "daemon", FAST);
     let mut job = Job::start(&mut machine.gap(&daemon.runtime));

@@ -74,7 +74,7 @@ fn grows(judgement: &serde_json::Value, rate: f64) {
 }
 
 #[test]
-fn a_tag_that_leaks_is_named_with_its_rate() {
+fn leaking_tag_is_reported_with_its_rate() {
     let Ended { json, table, line } = train(&["--leak", "4"]);
     assert_eq!(json["per"], "step");
     grows(&json["tracked"], 4.0 * MIB);
@@ -91,7 +91,7 @@ fn a_tag_that_leaks_is_named_with_its_rate() {
 }
 
 #[test]
-fn a_gap_that_drifts_is_told_from_what_is_tracked() {
+fn gap_drift_is_distinguished_from_tracked_growth() {
     let Ended { json, line, .. } = train(&["--leak-modules"]);
     grows(&json["gap"], 4.0 * MIB);
     assert_eq!(json["tracked"]["verdict"], "flat", "{}", json["tracked"]);
@@ -100,7 +100,7 @@ fn a_gap_that_drifts_is_told_from_what_is_tracked() {
 }
 
 #[test]
-fn large_activations_that_come_and_go_are_no_growth() {
+fn large_temporary_activations_are_not_growth() {
     let Ended { json, line, .. } = train(&["--threads", "3"]);
     for amount in ["tracked", "gap", "pool_slack"] {
         assert!(json[amount]["verdict"] == "flat" || json[amount]["verdict"] == "one_jump", "{json}");

@@ -487,7 +487,7 @@ mod browser {
     use super::*;
 
     #[test]
-    fn what_a_process_says_is_harmless_in_promtool_and_a_browser() {
+    fn process_strings_are_harmless_in_promtool_and_a_browser() {
         if let (Some(promtool), Some(chromium)) = (tool("promtool"), chromium()) {
             while_it_runs(Some(promtool), Some(chromium));
         }

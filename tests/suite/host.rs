@@ -249,7 +249,7 @@ const FAULTS: &[(&str, &str, Option<&str>)] = &[
 ];
 
 #[test]
-fn a_fault_of_the_agents_ends_the_agent_and_nothing_else() {
+fn agent_fault_ends_only_the_agent() {
     faults_stay_ours(&rows());
 }
 
@@ -258,7 +258,7 @@ mod privileged {
     use super::*;
 
     #[test]
-    fn programs_that_do_what_only_root_may_are_as_without_an_agent() {
+    fn privileged_programs_behave_as_without_an_agent() {
         all_are_unchanged(&super::rows::of_root());
     }
 }
@@ -269,12 +269,12 @@ mod torch {
     use super::*;
 
     #[test]
-    fn trainings_are_as_without_an_agent() {
+    fn trainings_behave_as_without_an_agent() {
         all_are_unchanged(&trainings());
     }
 
     #[test]
-    fn a_fault_in_a_hook_of_pytorch_ends_the_agent_and_nothing_else() {
+    fn fault_in_a_pytorch_hook_ends_only_the_agent() {
         faults_stay_ours(&watched().into_iter().collect::<Vec<_>>());
     }
 }

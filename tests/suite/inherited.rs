@@ -26,7 +26,7 @@ fn held(report: &str) -> BTreeMap<(String, bool), i64> {
 }
 
 #[test]
-fn what_is_inherited_is_told_from_what_a_thread_tagged() {
+fn inherited_tags_are_distinguished_from_thread_tags() {
     let machine = Machine::new(&["devices=1"]);
     let mut daemon = Daemon::start(&machine, "daemon", CONFIG);
     let mut mixer = Mixer::start(&machine, &daemon);

@@ -36,7 +36,7 @@ fn training(machine: &Machine, daemon: &Daemon, arguments: &[&str]) -> Job {
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
 
 #[test]
-fn devices_that_nvml_does_not_have_are_one_line_of_the_process_that_names_them() {
+fn unknown_devices_are_one_log_line_for_each_process() {
     let machine = Machine::new(TWO);
     let daemon = Daemon::start(&machine, "daemon", FAST);
     let ps = || daemon.asked("/v1/ps").unwrap_or_default();
@@ -119,7 +119,7 @@ fn three_covered_and_one_uncovered_process_on_two_devices() {
 }
 
 #[test]
-fn killed_daemon_is_followed_by_one_that_knows_everything_again() {
+fn successor_of_a_killed_daemon_recovers_all_state() {
     let machine = Machine::new(TWO);
     let mut first = Daemon::start(&machine, "first", FAST);
     let mut trainer = training(&machine, &first, LONG);
@@ -141,7 +141,7 @@ fn killed_daemon_is_followed_by_one_that_knows_everything_again() {
 }
 
 #[test]
-fn full_ring_loses_history_and_no_state() {
+fn full_ring_loses_history_but_no_state() {
     let machine = Machine::new(TWO);
     let mut daemon = Daemon::start(&machine, "daemon", FAST);
     let mut trainer = Job::start(machine.trainer(&daemon.runtime, LONG).env("GPUMEM_RING_SLOTS", "2048"));
@@ -204,7 +204,7 @@ fn stopped_daemon_does_not_stall_the_training() {
 }
 
 #[test]
-fn racing_threads_that_reuse_addresses_are_booked_right() {
+fn racing_threads_that_reuse_addresses_are_counted_exactly() {
     let machine = Machine::new(TWO);
     let mut daemon = Daemon::start(&machine, "daemon", FAST);
     let mut trainer =
@@ -225,7 +225,7 @@ fn racing_threads_that_reuse_addresses_are_booked_right() {
 }
 
 #[test]
-fn nothing_of_ours_is_needed_by_a_trainer_without_a_daemon() {
+fn trainer_runs_without_daemon_and_agent() {
     let machine = Machine::new(TWO);
     let nowhere = machine.dir.join("nowhere");
     let steps = ["--steps", "20", "--step-ms", "1", "--seed", "9", "--quiet"];

@@ -63,7 +63,7 @@ fn trainer(machine: &Machine, daemon: &Daemon) -> Job {
 }
 
 #[test]
-fn a_well_machine_has_nothing_to_say() {
+fn healthy_machine_has_no_findings() {
     let (machine, daemon) = start(&["devices=1"]);
     let job = trainer(&machine, &daemon);
     said(&daemon, &machine, Some(job.pid()), "process", "covered");
@@ -75,7 +75,7 @@ fn a_well_machine_has_nothing_to_say() {
 }
 
 #[test]
-fn a_stopped_daemon_is_named() {
+fn doctor_reports_a_stopped_daemon() {
     let (machine, daemon) = start(&["devices=1"]);
     daemon.job.signal("STOP");
     let pid = daemon.job.pid();
@@ -113,7 +113,7 @@ fn memory_that_a_checkpoint_moved_to_the_host() {
 }
 
 #[test]
-fn wsl_tells_no_bytes() {
+fn wsl_reports_no_process_bytes() {
     let (machine, daemon) = start(&["devices=1", "nvml.wsl=1"]);
     let job = trainer(&machine, &daemon);
     let wsl = said(&daemon, &machine, None, "nvml", "this is WSL");
@@ -122,7 +122,7 @@ fn wsl_tells_no_bytes() {
 }
 
 #[test]
-fn bytes_that_are_not_available_for_no_known_reason() {
+fn unavailable_bytes_without_a_known_reason() {
     let (machine, daemon) = start(&["devices=1", "fault_list=bytes_unavailable"]);
     let job = trainer(&machine, &daemon);
     let absent = said(&daemon, &machine, None, "GPU 0", "no bytes are known of pid");
@@ -131,7 +131,7 @@ fn bytes_that_are_not_available_for_no_known_reason() {
 }
 
 #[test]
-fn screens_confidential_computing_and_what_is_in_nobodys_line() {
+fn displays_confidential_computing_and_unattributed_memory() {
     let (machine, daemon) =
         start(&["devices=3", "gpu0.unaccounted=512M", "gpu1.unaccounted=300M", "gpu1.display=1"]);
     let bare = said(&daemon, &machine, None, "GPU 0", "in no process's line");
@@ -149,7 +149,7 @@ fn screens_confidential_computing_and_what_is_in_nobodys_line() {
 }
 
 #[test]
-fn mps_and_drawing_processes_are_told_apart() {
+fn mps_and_graphics_processes_are_distinguished() {
     let (machine, daemon) = start(&["devices=2", "gpu0.mps=1", "gpu1.graphics=1"]);
     let job = trainer(&machine, &daemon);
     let mut on_both = machine.bare_trainer(&["--devices", "1", "--steps", "2", "--hold", "600"]);
@@ -161,7 +161,7 @@ fn mps_and_drawing_processes_are_told_apart() {
 }
 
 #[test]
-fn mig_without_the_right_to_watch() {
+fn mig_without_the_monitor_capability() {
     let (machine, daemon) =
         start(&["devices=2", "gpu0.mig=2", "gpu0.mig_hidden=1", "gpu1.fault_list=no_permission"]);
     let hidden = said(&daemon, &machine, None, "GPU 0", "none of its instances may be seen");
@@ -174,7 +174,7 @@ fn mig_without_the_right_to_watch() {
 }
 
 #[test]
-fn unified_memory_is_named_and_has_no_remainder_to_explain() {
+fn unified_memory_is_reported_without_a_remainder() {
     let (machine, daemon) = start(&["devices=1", "unified=1"]);
     let job = trainer(&machine, &daemon);
     let unified = said(&daemon, &machine, None, "GPU 0", "unified memory");
@@ -195,7 +195,7 @@ fn unified_memory_is_named_and_has_no_remainder_to_explain() {
 }
 
 #[test]
-fn addressing_mode_and_numa_node_of_a_gpu_are_named() {
+fn doctor_shows_addressing_mode_and_numa_node() {
     let (machine, daemon) = start(&[
         "devices=3",
         "gpu0.addressing=ats",
@@ -215,7 +215,7 @@ fn addressing_mode_and_numa_node_of_a_gpu_are_named() {
 }
 
 #[test]
-fn memory_limits_of_control_groups_are_named() {
+fn memory_limits_of_control_groups_are_reported() {
     let (machine, daemon) = start(&["devices=2", "gpu0.memory_limit=64G"]);
     let job = trainer(&machine, &daemon);
     let group = fs::read_to_string(format!("/proc/{}/cgroup", job.pid())).expect("its control groups");
@@ -231,14 +231,14 @@ fn memory_limits_of_control_groups_are_named() {
 }
 
 #[test]
-fn managed_memory_is_on_the_gpu_and_in_nobodys_line() {
+fn managed_memory_is_charged_to_no_process() {
     let (machine, daemon) = start(&["devices=1", "unaccounted=80M"]);
     let _job = trainer(&machine, &daemon); // which makes some
     said(&daemon, &machine, None, "GPU 0", "managed memory (UVM)");
 }
 
 #[test]
-fn early_535_and_its_namespaces() {
+fn early_535_driver_and_its_namespaces() {
     let machine = Machine::new(&["devices=1", "ghosts=0"]);
     let library = programs().fake.join("lib-535/libnvidia-ml.so.1");
     let daemon = Daemon::start(&machine, "daemon", &format!("{QUICK}library = {library:?}\n"));
@@ -247,7 +247,7 @@ fn early_535_and_its_namespaces() {
 }
 
 #[test]
-fn faults_are_told_with_their_gpu() {
+fn faults_are_reported_with_their_gpu() {
     let (machine, daemon) = start(&["devices=2"]);
     until(20, "events that are listened for", || {
         machine.tool("show", &[]).contains("call nvmlEventSetWait_v2 ").then_some(())
@@ -263,7 +263,7 @@ fn faults_are_told_with_their_gpu() {
 }
 
 #[test]
-fn accounting_stands_beside_our_peak_and_a_disagreement_is_told() {
+fn accounting_peak_is_shown_and_a_difference_is_reported() {
     for extra in ["0", "512M"] {
         let (machine, daemon) = start(&["devices=1", "accounting=1", &format!("accounting_extra={extra}")]);
         said(&daemon, &machine, None, "accounting", "accounting mode is on");
@@ -300,7 +300,7 @@ fn accounting_stands_beside_our_peak_and_a_disagreement_is_told() {
 }
 
 #[test]
-fn processes_without_an_agent_are_counted_and_a_virtual_gpu_is_told() {
+fn processes_without_an_agent_are_counted_and_a_virtual_gpu_is_reported() {
     let (machine, daemon) = start(&["devices=1", "name=NVIDIA A40-48Q"]);
     let covered = trainer(&machine, &daemon);
     let arguments = ["--devices", "0", "--steps", "2", "--hold", "600"];
@@ -348,7 +348,7 @@ mod privileged {
     use super::*;
 
     #[test]
-    fn drivers_that_mix_pid_namespaces() {
+    fn driver_with_mixed_pid_namespaces() {
         for (driver, words) in
             [("470.256.02", "lists the host's pids"), ("550.163.01", "whichever host process")]
         {

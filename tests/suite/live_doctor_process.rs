@@ -125,7 +125,7 @@ fn a_covered_process_and_one_without_cuda() {
 }
 
 #[test]
-fn who_lost_the_variable_is_named() {
+fn process_that_lost_the_variable_is_reported() {
     let node = Node::new();
     let case = node.built("case", &[]);
     let script = format!("env -u CUDA_INJECTION64_PATH '{}' cuda; true", case.display());
@@ -146,7 +146,7 @@ fn who_lost_the_variable_is_named() {
 }
 
 #[test]
-fn switched_off_recorded_or_another_tools() {
+fn disabled_recording_or_another_injection_library() {
     let node = Node::new();
     let case = node.built("case", &[]);
     let (_off, pid) = started(node.covered(&case, &["cuda"]).env("GPUMEM_DISABLE", "1"));
@@ -168,7 +168,7 @@ fn switched_off_recorded_or_another_tools() {
 }
 
 #[test]
-fn programs_that_load_no_library_of_ours() {
+fn programs_that_do_not_load_the_library() {
     let node = Node::new();
     let (_static, pid) = started(&mut node.covered(node.built("static", &["-static"]), &[]));
     assert!(node.said(pid, "process.program", "bad").text.contains("static program"));
@@ -188,7 +188,7 @@ fn programs_that_load_no_library_of_ours() {
 }
 
 #[test]
-fn an_agent_that_was_given_no_thread_says_so() {
+fn agent_without_a_thread_is_reported() {
     let node = Node::new();
     let case = node.built("case", &[]);
     let (_job, pid) = started(&mut node.covered(&case, &["threadless", "cuda"]));
@@ -202,7 +202,7 @@ fn an_agent_that_was_given_no_thread_says_so() {
 }
 
 #[test]
-fn a_child_that_was_forked_after_cuda_was_in_use() {
+fn child_forked_after_cuda_was_initialised() {
     let node = Node::new();
     let case = node.built("case", &[]);
     let (job, child) = started(&mut node.covered(&case, &["cuda", "fork"]));
@@ -305,7 +305,7 @@ mod privileged {
     use super::*;
 
     #[test]
-    fn a_daemon_that_the_process_does_not_see() {
+    fn daemon_outside_the_processs_view() {
         let node = Node::new();
         let case = node.built("case", &[]);
         let nowhere = node.path("nowhere/agent.sock");
@@ -338,7 +338,7 @@ mod privileged {
     }
 
     #[test]
-    fn a_library_that_is_missing_unreadable_or_for_another_machine() {
+    fn library_that_is_missing_unreadable_or_of_another_architecture() {
         let node = Node::new();
         let case = node.built("case", &[]);
         let folder = node.path("lib");
@@ -378,7 +378,7 @@ mod privileged {
     }
 
     #[test]
-    fn who_may_not_look_is_told_to_ask_the_owner() {
+    fn user_without_access_is_referred_to_the_owner() {
         let node = Node::new();
         let case = node.built("case", &[]);
         let (_job, pid) = started(&mut node.covered(&case, &["cuda"]));

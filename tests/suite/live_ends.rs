@@ -6,7 +6,7 @@ use std::process::Command;
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
 
 #[test]
-fn program_whose_main_leaves_ends_with_its_last_thread() {
+fn program_ends_with_its_last_thread_after_main_exits() {
     let machine = Machine::new(&["devices=1"]);
     let mut daemon = Daemon::start(&machine, "daemon", FAST);
     let arguments = ["--steps", "2", "--threads", "0", "--leave"];
@@ -21,7 +21,7 @@ fn program_whose_main_leaves_ends_with_its_last_thread() {
 
 /// More programs begin and end while the daemon is stopped than may wait without a hello: all are read from the socket's queue.
 #[test]
-fn programs_that_lived_while_the_daemon_was_stopped_have_runs() {
+fn programs_of_a_stopped_daemons_time_have_runs() {
     const PROGRAMS: usize = 12;
     let machine = Machine::new(&["devices=1"]);
     let config = format!("[agent]\nconnections_without_hello = 8\n{FAST}");
@@ -56,7 +56,7 @@ fn programs_that_lived_while_the_daemon_was_stopped_have_runs() {
 }
 
 #[test]
-fn killed_trainer_leaves_a_run_with_all_that_it_held() {
+fn killed_trainer_leaves_a_run_with_its_memory() {
     let machine = Machine::new(&["devices=1"]);
     let mut daemon = Daemon::start(&machine, "daemon", FAST);
     let mut trainer =
@@ -156,7 +156,7 @@ mod prometheus {
     use super::*;
 
     #[test]
-    fn prometheus_scrapes_it_and_series_go_with_their_process() {
+    fn prometheus_series_end_with_their_process() {
         let (Some(prometheus), Some(promtool)) = (tool("prometheus"), tool("promtool")) else { return };
         let machine = Machine::new(&["devices=2"]);
         let metrics = free_address();
@@ -206,7 +206,7 @@ mod privileged {
     use super::*;
 
     #[test]
-    fn process_in_another_namespace_is_joined_to_its_own_pid() {
+    fn process_in_another_namespace_is_matched_with_its_pid() {
         for flags in [
             &["--pid", "--fork", "--mount-proc"][..],
             &["--user", "--map-root-user", "--pid", "--fork", "--mount-proc"],

@@ -141,7 +141,7 @@ fn last(words: &str) -> i64 {
 }
 
 #[test]
-fn another_tenant_grew() {
+fn oom_because_another_tenant_grew() {
     let scene = Scene::new("");
     let mut tenant = scene.bare();
     tenant.ok("alloc a 1G");
@@ -189,7 +189,7 @@ fn another_tenant_grew() {
 }
 
 #[test]
-fn a_pool_in_pieces() {
+fn fragmented_pool_causes_oom() {
     let scene = Scene::new("");
     let mut victim = scene.covered();
     victim.ok("caching torch; alloc a 12G; segment torch a 12G; tag model/blocks");
@@ -210,7 +210,7 @@ fn a_pool_in_pieces() {
 }
 
 #[test]
-fn a_victim_without_an_agent_is_suspected() {
+fn oom_of_a_process_without_an_agent_is_inferred() {
     let scene = Scene::new("");
     let mut tenant = scene.covered();
     tenant.ok("tag other; alloc a 1G");
@@ -260,7 +260,7 @@ fn a_victim_without_an_agent_is_suspected() {
 }
 
 #[test]
-fn killed_for_host_memory() {
+fn host_oom_kill_is_no_gpu_oom() {
     let (scene, log) = Scene::with_log("host");
     let mut victim = scene.covered();
     victim.ok("tag model; alloc a 12G");
@@ -291,7 +291,7 @@ fn killed_for_host_memory() {
 }
 
 #[test]
-fn ended_by_a_fault() {
+fn end_by_a_gpu_fault_is_no_oom() {
     let (scene, log) = Scene::with_log("xid");
     let mut victim = scene.bare();
     victim.ok("alloc a 14G");
@@ -311,7 +311,7 @@ fn ended_by_a_fault() {
 }
 
 #[test]
-fn a_daemon_that_may_not_read_the_log_says_so() {
+fn unreadable_kernel_log_is_reported() {
     let scene = Scene::new("[kernel]\nlog = \"/nonexistent/kmsg\"\n");
     // A daemon that has only begun has no NVML yet, and doctor calls that bad.
     let doctor = until(20, "NVML", || {
@@ -330,7 +330,7 @@ mod torch {
     use gpumem_tests::live::torch::VERSIONS;
 
     #[test]
-    fn five_hundred_that_were_caught() {
+    fn five_hundred_caught_ooms() {
         let Some(wheel) = wheels::wheel(VERSIONS[1]) else { return };
         let machine = wheels::machine(&[]);
         let daemon = Daemon::start(&machine, "daemon", FAST);

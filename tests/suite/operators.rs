@@ -262,7 +262,7 @@ fn fill(query: &str, values: &BTreeMap<&str, String>) -> String {
 }
 
 #[test]
-fn a_minute_is_a_second() {
+fn rules_are_scaled_from_minutes_to_seconds() {
     let text = "for: 15m\nexpr: min_over_time(a:min15m[15m]) > b offset 45m and c[1h]";
     assert_eq!(hurried(text), "for: 15s\nexpr: min_over_time(a:min15m[15s]) > b offset 45s and c[60s]");
 }
@@ -272,7 +272,7 @@ mod prometheus {
     use super::*;
 
     #[test]
-    fn panels_show_something_and_alerts_fire_and_clear() {
+    fn panels_show_data_and_alerts_fire_and_clear() {
         let (Some(prometheus), Some(promtool)) = (tool("prometheus"), tool("promtool")) else { return };
         let mut node = Node::new(&prometheus);
         let mut covered: Vec<Mixer> = (0..3).map(|device| node.covered(device)).collect();

@@ -189,7 +189,7 @@ fn report_again<'r>(report: &Report<'r>) -> Report<'r> {
 }
 
 #[test]
-fn what_other_tools_draw_adds_up() {
+fn pictures_of_other_tools_add_up() {
     for run in &all() {
         let report = report(run, None);
         let lines = collapsed::collapsed(&report);
@@ -254,7 +254,7 @@ fn check_words(drawing: &Drawing, what: &str) {
 }
 
 #[test]
-fn words_do_not_meet() {
+fn labels_do_not_overlap() {
     let title = Some("A title that a user typed without knowing how wide a page is, ".repeat(4));
     for run in &all() {
         for picture in PICTURES {
@@ -307,7 +307,7 @@ fn marks_and_ooms_are_lines_of_a_timeline() {
 }
 
 #[test]
-fn names_from_strangers_stay_words() {
+fn untrusted_names_stay_plain_text() {
     let run = crowded(30);
     let report = [report(&run, Some(By::Tag))];
     let drawing = draw(&report, Picture::Categories, &Options::default()).expect("a picture");
@@ -368,7 +368,7 @@ mod browser {
     use super::*;
 
     #[test]
-    fn a_flame_graph_tool_finds_every_byte() {
+    fn flame_graph_tool_reads_every_byte() {
         let run = small_train();
         let file = std::env::temp_dir().join(format!("gpumem-stacks-{}", std::process::id()));
         std::fs::write(&file, collapsed::collapsed(&report(&run, None))).expect("written");
@@ -380,7 +380,7 @@ mod browser {
     }
 
     #[test]
-    fn readers_of_pdf_png_and_svg_take_them() {
+    fn pictures_are_valid_pdf_png_and_svg() {
         let run = crowded(30);
         let drawing = draw(&[report(&run, Some(By::Tag))], Picture::Categories, &Options::default())
             .expect("a picture");

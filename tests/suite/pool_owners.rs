@@ -32,7 +32,7 @@ fn pools(process: &ProcessView) -> BTreeMap<String, (u64, u64, bool)> {
 }
 
 #[test]
-fn a_server_that_sleeps_and_wakes() {
+fn server_that_sleeps_and_wakes() {
     let machine = Machine::new(&["devices=1", "memory=16G"]);
     let mut daemon = Daemon::start(&machine, "daemon", "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n");
     let flags = ["-std=c99", "-D_DEFAULT_SOURCE", "-Wall", "-Wextra", "-Werror"];

@@ -19,13 +19,13 @@ fn unittest(command: &mut Command) -> String {
 }
 
 #[test]
-fn the_packages_own_tests_pass_without_an_agent() {
+fn python_tests_pass_without_an_agent() {
     let said = unittest(Command::new("python3").env_remove("CUDA_INJECTION64_PATH"));
     assert!(said.contains("skipped="), "{said}");
 }
 
 #[test]
-fn the_packages_own_tests_pass_with_the_agent() {
+fn python_tests_pass_with_the_agent() {
     let machine = Machine::new(&["devices=1"]);
     let mut command = machine.command("python3");
     command.env("CUDA_INJECTION64_PATH", programs().ours.join("libgpumem.so"));
@@ -42,7 +42,7 @@ mod python {
 
     /// The oldest supported version, those up to the newest, and one without a GIL.
     #[test]
-    fn they_pass_on_every_python_that_is_there() {
+    fn python_tests_pass_on_every_installed_python() {
         let without_gil = pythons::free_threaded().map(|python| ("without a GIL".to_owned(), python));
         for (version, python) in pythons::pythons().iter().chain(&without_gil) {
             let said = unittest(Command::new(python).env_remove("CUDA_INJECTION64_PATH"));

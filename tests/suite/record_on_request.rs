@@ -39,7 +39,7 @@ fn find(value: &serde_json::Value, name: &str) -> Option<i64> {
 }
 
 #[test]
-fn a_running_process_records_when_it_is_told_to() {
+fn running_process_records_on_request() {
     let machine = Machine::new(&["devices=1", "memory=16G"]);
     let mut daemon = Daemon::start(&machine, "daemon", "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n");
     let mut trainer = Job::start(
@@ -129,7 +129,7 @@ fn one(file: &Path) -> Run {
 }
 
 #[test]
-fn a_window_of_steps_has_those_steps_and_every_copy_of_it_loads() {
+fn recorded_steps_are_complete_and_every_copy_loads() {
     let machine = Machine::new(&["devices=1", "memory=16G"]);
     let daemon = Daemon::start(&machine, "daemon", FAST);
     let mut trainer = trainer(&machine, &daemon);
@@ -185,7 +185,7 @@ fn a_window_of_steps_has_those_steps_and_every_copy_of_it_loads() {
 }
 
 #[test]
-fn a_recording_ends_by_itself_after_a_time_or_a_size() {
+fn recording_stops_at_its_time_or_size_limit() {
     let machine = Machine::new(&["devices=1", "memory=16G"]);
     let daemon = Daemon::start(&machine, "daemon", FAST);
     let mut trainer = trainer(&machine, &daemon);
@@ -238,7 +238,7 @@ fn a_recording_ends_by_itself_after_a_time_or_a_size() {
 }
 
 #[test]
-fn balances_hold_across_a_pause_and_what_is_missing_is_counted() {
+fn balances_hold_across_a_pause_and_missing_records_are_counted() {
     let machine = Machine::new(&["memory=16G"]);
     let daemon = Daemon::start(&machine, "daemon", FAST);
     let mut mixer = Mixer::start(&machine, &daemon);

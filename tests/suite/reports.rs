@@ -35,7 +35,7 @@ fn node_runs() -> Vec<Run> {
 }
 
 #[test]
-fn an_imported_log_in_every_grouping() {
+fn imported_log_in_every_grouping() {
     let run = small_train();
     for (name, by) in [("layer", By::Layer), ("structure", By::Structure), ("tag", By::Tag)] {
         let text = text(&report(&run, Some(by)), Layout::default());
@@ -46,7 +46,7 @@ fn an_imported_log_in_every_grouping() {
 
 /// A Chinese letter takes two columns of a terminal: with a tag of the same width in another script each table is the same.
 #[test]
-fn tables_line_up_with_tags_in_any_script() {
+fn tables_align_with_tags_in_any_script() {
     let (latin, chinese) = ("in_arg/word-data", "in_arg/数据-word");
     assert_eq!(width(latin), width(chinese));
     let named = |tag: &str| {
@@ -83,7 +83,7 @@ fn a_node_with_a_covered_and_an_uncovered_process() {
 }
 
 #[test]
-fn the_steps_of_the_gap() {
+fn gap_steps_are_listed() {
     let mut run = node_runs().remove(0);
     let step = |tenths: u64, mib: i64, cause: &str| Step {
         time_ns: tenths * 100_000_000,
@@ -117,7 +117,7 @@ fn the_steps_of_the_gap() {
 }
 
 #[test]
-fn a_terminal_cuts_no_number() {
+fn narrow_terminal_truncates_no_number() {
     let run = small_train();
     for width in [50, 60, 80, 120] {
         let text = text(&report(&run, Some(By::Tag)), Layout { width: Some(width), ..Layout::default() });
@@ -157,7 +157,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
 }
 
 #[test]
-fn a_terminal_cuts_no_sentence() {
+fn narrow_terminal_truncates_no_sentence() {
     let run = small_train();
     let piped = told(&run, By::Layer, None);
     for width in [60, 80, 100] {
@@ -169,7 +169,7 @@ fn a_terminal_cuts_no_sentence() {
 }
 
 #[test]
-fn what_makes_the_sums_less_than_the_truth_stands_under_the_heading() {
+fn reasons_for_partial_sums_are_below_the_heading() {
     let mut run = small_train();
     run.coverage.partial_history = true;
     assert!(told(&run, By::Layer, Some(80)).lines().nth(1).expect("a line").starts_with("peak is a lower"));
@@ -191,7 +191,7 @@ fn what_makes_the_sums_less_than_the_truth_stands_under_the_heading() {
 }
 
 #[test]
-fn counts_are_counted_in_words() {
+fn counts_are_written_in_words() {
     let mut run = small_train();
     run.coverage.allocations = 1;
     run.coverage.allocated_bytes = u64::MAX;
@@ -209,7 +209,7 @@ fn counts_are_counted_in_words() {
 }
 
 #[test]
-fn the_device_line_adds_up_as_it_is_printed() {
+fn device_line_adds_up_as_printed() {
     let mut run = small_train();
     let number = |word: &str| -> i64 {
         let number = word.split(' ').next().expect("a number").trim_end_matches(',');
@@ -235,7 +235,7 @@ fn the_device_line_adds_up_as_it_is_printed() {
 }
 
 #[test]
-fn a_negative_gap_is_not_at_least_anything() {
+fn negative_gap_is_no_lower_bound() {
     let mut run = small_train();
     run.devices[0].last.untrackable_bytes = Some(-(400 << 20));
     for width in [None, Some(80), Some(40)] {
@@ -247,7 +247,7 @@ fn a_negative_gap_is_not_at_least_anything() {
 }
 
 #[test]
-fn the_next_command_and_the_other_processes_are_named() {
+fn next_command_and_other_processes_are_shown() {
     let run = small_train();
     let mut report = report(&run, Some(By::Layer));
     assert!(!text(&report, Layout::default()).contains("other processes"));
@@ -263,7 +263,7 @@ fn the_next_command_and_the_other_processes_are_named() {
 }
 
 #[test]
-fn names_forge_no_indentation_and_cost_no_number() {
+fn names_cannot_forge_indentation_or_hide_numbers() {
     let mut run = small_train();
     let blanks = " ".repeat(300);
     let live: Vec<u32> = run.devices[0].last.amounts.iter().map(|(cell, _)| *cell).collect();
@@ -289,7 +289,7 @@ fn names_forge_no_indentation_and_cost_no_number() {
 }
 
 #[test]
-fn nothing_from_strangers_reaches_the_terminal_as_it_is() {
+fn untrusted_text_reaches_the_terminal_escaped() {
     let bad = "a\u{1b}[2J\u{200b}\u{7f}\u{9b}\n\u{feff}b";
     let mut run = small_train();
     run.source.origin = bad.into();
@@ -317,7 +317,7 @@ fn quoted(text: &str) -> String {
 }
 
 #[test]
-fn notes_take_room_from_categories() {
+fn notes_take_space_from_categories() {
     let mut run = small_train();
     for notes in 0..30 {
         let text = told(&run, By::Tag, Some(80));
@@ -330,7 +330,7 @@ fn notes_take_room_from_categories() {
 }
 
 #[test]
-fn several_devices_share_what_is_said_of_the_run() {
+fn several_devices_share_the_facts_of_the_run() {
     let mut run = small_train();
     for ordinal in 1..6 {
         let mut device = run.devices[0].clone();
@@ -376,7 +376,7 @@ fn assert_rows_add_up(text: &str) {
 }
 
 #[test]
-fn columns_of_two_days_have_their_dates() {
+fn columns_that_span_days_show_dates() {
     let mut run = small_train();
     run.clock = Clock::Monotonic { wall_offset_ns: Some(1_795_139_200_000_000_000) };
     run.state = State::Open;
@@ -394,7 +394,7 @@ fn columns_of_two_days_have_their_dates() {
 }
 
 #[test]
-fn folded_categories_are_counted_with_commas() {
+fn folded_categories_show_their_count_with_commas() {
     let mut run = small_train();
     let cell = run.cells.iter().find(|cell| cell.tag.is_some()).expect("a tag").clone();
     for number in 0..2000 {

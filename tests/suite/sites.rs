@@ -50,7 +50,7 @@ fn built(machine: &Machine, stripped: bool) -> PathBuf {
 }
 
 #[test]
-fn what_nothing_names_is_called_after_the_function_that_asked_for_it() {
+fn untagged_memory_is_named_after_the_calling_function() {
     if !gpumem_test_support::has_cxx() {
         return;
     }

@@ -1,6 +1,6 @@
 //! Long random tests with the simulated machine as oracle: a program's driver calls on a node, and a node over an hour.
 //!
-//! # The plan of the node (`a_node_on_which_programs_come_and_go`)
+//! # The plan of the node (`node_with_random_programs_and_faults`)
 //!
 //! **Actors.** A real daemon on a simulated machine of two GPUs, 64 slots for programs, two threads of clients, and a
 //! manager that keeps the daemon's sockets and connections as systemd does (or does not). Of the programs (tests/mixer,
@@ -166,7 +166,7 @@ fn books_do_not_drift() {
 
 /// The daemon is stopped again and again, until unread records overflow the ring.
 #[test]
-fn what_was_lost_is_made_good() {
+fn lost_records_are_repaired_by_a_resync() {
     let (calls, rounds) = (calls(200_000), 12);
     let mut soak = Soak::start(2, calls, rounds, Some("4096"));
     for round in 0..=rounds {
@@ -256,7 +256,7 @@ fn setting(name: &str, usual: u64) -> u64 {
 }
 
 #[test]
-fn a_node_on_which_programs_come_and_go() {
+fn node_with_random_programs_and_faults() {
     let (seed, seconds) = (setting("SOAK_SEED", 1), setting("SOAK_SECONDS", 60));
     println!("SOAK_SEED={seed} SOAK_SECONDS={seconds}");
     let machine = Machine::new(&["devices=2"]);

@@ -87,7 +87,7 @@ fn is_one(said: &[String], what: &str, remedy: &str) {
 }
 
 #[test]
-fn nothing_is_said_where_nothing_is_missing() {
+fn no_output_if_nothing_is_missing() {
     let here = Surroundings::whole();
     for goal in ["demo", "test"] {
         let output = here.check(goal, &[]);
@@ -99,7 +99,7 @@ fn nothing_is_said_where_nothing_is_missing() {
 }
 
 #[test]
-fn a_missing_program_is_named_with_where_to_get_it() {
+fn missing_program_is_reported_with_its_package() {
     for (program, what, remedy) in [
         ("cc", "there is no C compiler", "apt-get install gcc"),
         ("objcopy", "there is no C compiler", "binutils"),
@@ -117,14 +117,14 @@ fn a_missing_program_is_named_with_where_to_get_it() {
 }
 
 #[test]
-fn what_is_too_old_is_named_with_what_is_needed() {
+fn old_version_is_reported_with_the_required_one() {
     let here = Surroundings::whole();
     here.says("cargo", "cargo 1.60.0 (d1fd9fe2c 2022-03-01)");
     is_one(&here.missing("demo", &[]), "cargo 1.60 is too old", "rustup update");
 }
 
 #[test]
-fn places_that_cannot_be_used_are_named() {
+fn unusable_folders_are_reported() {
     let here = Surroundings::whole();
     let nowhere = Path::new("/dev/null/target");
     let said = here.missing("test", &[("CARGO_TARGET_DIR", nowhere)]);
@@ -143,7 +143,7 @@ fn places_that_cannot_be_used_are_named() {
 }
 
 #[test]
-fn a_full_disk_and_little_shared_memory_are_named() {
+fn full_disk_and_small_shared_memory_are_reported() {
     let here = Surroundings::whole();
     here.says("df", "Filesystem 1M-blocks Used Available Capacity Mounted on\nnone 100 70 30 70% /");
     let said = here.missing("test", &[]);

@@ -470,12 +470,12 @@ fn life(mode: &str) {
 }
 
 #[test]
-fn a_life_under_systemd_with_the_unified_hierarchy() {
+fn service_under_systemd_with_the_unified_hierarchy() {
     life("v2");
 }
 
 #[test]
-fn a_life_under_systemd_with_version_1_control_groups() {
+fn service_under_systemd_with_version_1_control_groups() {
     life("hybrid");
 }
 

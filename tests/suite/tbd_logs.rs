@@ -201,7 +201,7 @@ fn micro19_has_its_known_gap() {
 
 /// Thousands of names become forty in each point of a timeline: the summed rest keeps enough names for the rules.
 #[test]
-fn a_timeline_of_thousands_of_names_has_their_categories() {
+fn timeline_of_thousands_of_names_keeps_categories() {
     for path in logs() {
         let run = one_run(&path);
         let rules = Groupings::load("tbd").expect("a preset");

@@ -87,7 +87,7 @@ fn dependencies_flow_one_way() {
 }
 
 #[test]
-fn the_agent_brings_little_into_other_peoples_programs() {
+fn agent_has_few_dependencies() {
     for krate in ["agent-lib", "cupti-sys"] {
         for dependency in dependencies(krate) {
             let few = ["gpumem-wire", "cupti-sys", "libc"];
@@ -134,7 +134,7 @@ fn unsafe_code_is_where_it_must_be() {
 }
 
 #[test]
-fn library_code_cannot_panic_by_choice() {
+fn library_code_denies_panics() {
     for krate in
         ["wire", "cupti-sys", "agent-lib", "model", "ledger", "runs", "report", "import", "daemon", "ctl"]
     {
@@ -148,7 +148,7 @@ fn library_code_cannot_panic_by_choice() {
 }
 
 #[test]
-fn files_have_one_subject() {
+fn files_are_short() {
     for krate in [
         "wire",
         "cupti-sys",
@@ -170,7 +170,7 @@ fn files_have_one_subject() {
 }
 
 #[test]
-fn the_readme_shows_what_the_program_prints() {
+fn readme_shows_the_programs_output() {
     let readme = fs::read_to_string(root().join("README.md")).expect("README.md");
     let report = fs::read_to_string(golden::path("reports/small-train.layer.txt")).expect("golden");
     assert!(
@@ -181,7 +181,7 @@ fn the_readme_shows_what_the_program_prints() {
 }
 
 #[test]
-fn documents_and_presets_are_what_the_program_has() {
+fn documents_and_presets_match_the_program() {
     let readme = fs::read_to_string(root().join("README.md")).expect("README.md");
     for (preset, _) in gpumem_report::rules::PRESETS {
         assert!(readme.contains(&format!("`{preset}`")), "README.md does not name the preset {preset}");

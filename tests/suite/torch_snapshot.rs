@@ -55,7 +55,7 @@ fn figures(run: &Run, figures: &[u64; 8]) {
 }
 
 #[test]
-fn a_forward_pass_of_a_stranger_has_its_known_figures() {
+fn published_snapshot_has_its_known_figures() {
     let Some(path) = sample(FORWARD) else { return };
     let run = one_run(&path);
     is_whole(&run);
@@ -125,7 +125,7 @@ mod torch {
     use super::*;
 
     #[test]
-    fn what_the_wheels_write_is_what_they_say() {
+    fn snapshots_match_the_wheels_figures() {
         let programs: [(&[&str], &str); 5] = [
             (&["devices", "pinned", "oom"], ""),
             (&["oom"], "expandable_segments:True"),

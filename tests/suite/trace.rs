@@ -102,7 +102,7 @@ impl Write for Pieces {
 /// A run has as many points as it can have after a thousand events as after a thousand millions; its trace is written as it is
 /// made.
 #[test]
-fn the_fullest_trace_is_written_in_pieces_and_never_whole_in_memory() {
+fn largest_trace_is_streamed_in_bounded_memory() {
     let mut run = small_train();
     let names = |cell: u32| format!("model/layers.{cell}/{}", "attention_of_a_long_name".repeat(4));
     run.cells = (0..64).map(|cell| Cell { tag: Some(names(cell)), ..Cell::default() }).collect();
@@ -129,7 +129,7 @@ fn the_fullest_trace_is_written_in_pieces_and_never_whole_in_memory() {
 }
 
 #[test]
-fn events_keep_to_the_format() {
+fn events_follow_the_format() {
     for run in &runs() {
         let trace: Value = serde_json::from_str(&trace::json(&report(run))).expect("JSON");
         let events = trace["traceEvents"].as_array().expect("events");
@@ -163,7 +163,7 @@ fn events_keep_to_the_format() {
 }
 
 #[test]
-fn what_a_program_says_is_counters_and_ranges_that_lie_in_each_other() {
+fn annotations_become_counters_and_nested_ranges() {
     let run = small_train();
     let trace: Value = serde_json::from_str(&trace::json(&report(&run))).expect("JSON");
     let events = trace["traceEvents"].as_array().expect("events");
@@ -211,7 +211,7 @@ fn counters(run: &Run) -> BTreeMap<String, Vec<(f64, i64)>> {
 }
 
 #[test]
-fn counters_are_the_runs_own() {
+fn counters_equal_the_runs() {
     for run in &runs() {
         let counters = counters(run);
         let most = |name: &str| counters[name].iter().map(|(_, bytes)| *bytes).max();

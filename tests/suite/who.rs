@@ -75,7 +75,7 @@ fn who(daemon: &Daemon, pid: u32, expected: &[(&str, &str)]) -> Value {
 }
 
 #[test]
-fn a_prolog_says_which_job_a_gpu_was_given_to() {
+fn prolog_mapping_assigns_gpus_to_jobs() {
     let machine = Machine::new(&["devices=2"]);
     let jobs = machine.dir.join("jobs");
     std::fs::create_dir(&jobs).expect("a folder");
@@ -100,7 +100,7 @@ mod privileged {
     use super::*;
 
     #[test]
-    fn groups_say_container_pod_and_job() {
+    fn control_groups_identify_container_pod_and_job() {
         let Some(groups) = Groups::new() else {
             gpumem_test_support::skip(
                 "no control group can be made here",

@@ -63,7 +63,7 @@ fn golden() -> Vec<Line> {
 }
 
 #[test]
-fn the_examples_encode_to_the_golden_bytes() {
+fn examples_encode_to_the_golden_bytes() {
     for (what, bytes) in encoded() {
         let line = GOLDEN.iter().find(|(name, _)| *name == what);
         let (_, expected) = line.unwrap_or_else(|| panic!("{what} has no line; UPDATE_GOLDEN=1 adds it"));
@@ -72,7 +72,7 @@ fn the_examples_encode_to_the_golden_bytes() {
 }
 
 #[test]
-fn the_golden_bytes_decode_to_the_examples() {
+fn golden_bytes_decode_to_the_examples() {
     let examples = examples::records();
     for (what, bytes) in &*GOLDEN {
         let bytes = unhex(bytes).unwrap_or_else(|| panic!("{what} is not hex"));
@@ -101,7 +101,7 @@ fn the_golden_bytes_decode_to_the_examples() {
 }
 
 #[test]
-fn the_examples_fill_every_byte_that_all_kinds_share() {
+fn examples_fill_every_shared_byte() {
     for record in examples::records() {
         let (slot, _) = record.encode();
         let stamp_and_kind = (0..16).chain(40..58).chain(60..63);

@@ -118,24 +118,24 @@ fn ring_of(slots: usize, each: u64) {
 }
 
 #[test]
-fn records_are_whole_in_order_and_counted() {
+fn records_are_complete_ordered_and_counted() {
     ring_of(2, 1);
 }
 
 #[test]
-fn a_full_ring_loses_and_counts() {
+fn full_ring_drops_and_counts_records() {
     ring_of(1, 1);
 }
 
 #[test]
-fn a_ring_that_wraps_gives_no_old_record() {
+fn wrapped_ring_returns_no_old_record() {
     ring_of(2, 2);
 }
 
 /// Two threads, one slot: the second thread gets it once the first has ended and the sender has noticed. Records
 /// drained meanwhile are complete, none of the first thread's remain, and a thread without a slot records nothing.
 #[test]
-fn a_place_is_taken_again_when_its_thread_has_ended_and_not_before() {
+fn slot_is_reused_only_after_its_thread_has_ended() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = model.preemption_bound.or(Some(2));
     model.check(|| {
@@ -175,7 +175,7 @@ fn a_place_is_taken_again_when_its_thread_has_ended_and_not_before() {
 
 /// In the middle of a sweep: a place that is free already, not one behind all others.
 #[test]
-fn a_thread_that_comes_amid_a_sweep_takes_what_is_free() {
+fn thread_that_starts_during_a_sweep_takes_a_free_slot() {
     loom::model(|| {
         let seats = seats::<8>();
         assert!((1..=4).all(|id| seats.claim(id).is_some()));
@@ -196,7 +196,7 @@ fn a_thread_that_comes_amid_a_sweep_takes_what_is_free() {
 
 /// The slot is free again, and the reserved sequence number counts as lost.
 #[test]
-fn a_thread_that_ends_amid_a_record_costs_that_record_alone() {
+fn thread_that_ends_during_a_record_loses_only_that_record() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = model.preemption_bound.or(Some(2));
     model.check(|| {
@@ -236,7 +236,7 @@ fn a_thread_that_ends_amid_a_record_costs_that_record_alone() {
 
 /// Two threads open the same scope and one inside it at the same time, while the sender reads.
 #[test]
-fn a_name_has_one_number_and_a_whole_frame() {
+fn concurrent_scopes_intern_a_name_once_with_a_complete_frame() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = model.preemption_bound.or(Some(2));
     model.check(|| {

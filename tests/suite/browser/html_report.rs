@@ -65,7 +65,7 @@ fn report(run: &Run) -> Report<'_> {
 const STATEMENT: &str = "[...document.querySelectorAll('#statement tbody tr')].map((row) => [row.dataset.part, row.querySelector('th bdi').textContent, ...[...row.querySelectorAll('td')].map((cell) => cell.textContent)])";
 
 #[test]
-fn the_summary_is_the_text_report_s() {
+fn summary_equals_the_text_report() {
     let run = training(Training::SMALL);
     let Some(mut page) = Opened::of("summary", &run) else { return };
     let said: Vec<Vec<String>> = serde_json::from_value(page.eval(STATEMENT)).expect("rows");
@@ -87,7 +87,7 @@ fn the_summary_is_the_text_report_s() {
 }
 
 #[test]
-fn marks_are_told_on_the_course() {
+fn marks_are_shown_on_the_timeline() {
     let mut run = training(Training::SMALL);
     let time_ns = run.devices[0].peak.time_ns;
     let name = Some("warm-up is over</script>".to_owned());
@@ -193,7 +193,7 @@ fn every_view_adds_up_as_printed_and_to_the_byte() {
 }
 
 #[test]
-fn it_is_used_with_the_keyboard_alone() {
+fn page_is_usable_with_the_keyboard() {
     let Some(mut page) = Opened::of("keys", &training(Training::EIGHT)) else { return };
     let at = |page: &mut Opened| page.eval("document.activeElement.id || document.activeElement.textContent");
     page.browser.key("Tab");
@@ -251,7 +251,7 @@ fn it_is_used_with_the_keyboard_alone() {
 }
 
 #[test]
-fn what_draws_has_a_role_a_name_and_a_table() {
+fn charts_have_a_role_a_name_and_a_table() {
     let Some(mut page) = Opened::of("roles", &training(Training { has_oom: true, ..Training::SMALL })) else {
         return;
     };
@@ -300,7 +300,7 @@ fn strings_of_a_process_are_inert() {
 }
 
 #[test]
-fn a_page_is_small_and_the_same_for_the_same_run() {
+fn page_is_small_and_reproducible() {
     let run = training(Training::HUGE);
     let page = html::html(&report(&run));
     assert!(page.len() < 1_500_000, "{}", page.len());
@@ -328,7 +328,7 @@ fn a_page_is_small_and_the_same_for_the_same_run() {
 }
 
 #[test]
-fn it_fits_every_window_in_light_and_dark() {
+fn page_fits_every_window_in_light_and_dark() {
     let to = std::env::var_os("GPUMEM_PICTURES").map(PathBuf::from);
     let job: Vec<Run> = (0..4)
         .map(|rank| {
@@ -399,7 +399,7 @@ fn it_fits_every_window_in_light_and_dark() {
 }
 
 #[test]
-fn runs_that_know_little_have_a_page_too() {
+fn runs_with_little_data_have_a_page() {
     let mut bare = training(Training::SMALL);
     for device in &mut bare.devices {
         device.details = Default::default();

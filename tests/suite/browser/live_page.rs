@@ -166,7 +166,7 @@ fn sorted(rows: Value) -> Value {
 }
 
 #[test]
-fn it_says_what_ps_says_and_goes_on() {
+fn page_equals_ps_and_updates() {
     let place = Place::new(TWO);
     let Some(mut browser) = place.browser() else { return };
     let _one = place.trainer(&[HOLDS, &["--devices", "0,1"]], "holding");
@@ -236,7 +236,7 @@ fn it_says_what_ps_says_and_goes_on() {
 }
 
 #[test]
-fn one_process_in_depth_keeps_what_the_reader_chose() {
+fn process_view_keeps_the_readers_selection() {
     let place = Place::new(&["memory=16G"]);
     let Some(mut browser) = place.browser() else { return };
     let trainer = place.trainer(&[TRAINS], "ready");
@@ -312,7 +312,7 @@ fn one_process_in_depth_keeps_what_the_reader_chose() {
 }
 
 #[test]
-fn a_daemon_that_goes_and_comes_back_is_told() {
+fn page_reports_a_daemon_restart() {
     let mut place = Place::new(&["memory=16G"]);
     let Some(mut browser) = place.browser() else { return };
     let trainer = place.trainer(&[HOLDS], "holding");
@@ -435,7 +435,7 @@ fn strangers_are_told_no_more_than_the_configuration_says() {
 }
 
 #[test]
-fn many_pages_cost_what_one_costs() {
+fn many_pages_cost_as_much_as_one() {
     let place = Place::new(&["memory=16G"]);
     let trainer = place.trainer(&[TRAINS], "ready");
     let key = place.key(trainer.pid(), 1);
@@ -508,7 +508,7 @@ fn of_secrets() -> gpumem_model::run::Run {
 }
 
 #[test]
-fn a_veiled_run_has_the_same_sums_and_no_names() {
+fn redacted_run_has_the_same_sums_and_no_names() {
     let run = of_secrets();
     let open = Report::new(&run, Groupings::of_run(&run), None);
     assert!(json::json(&open).contains("secret"));

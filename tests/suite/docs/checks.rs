@@ -36,7 +36,7 @@ pub fn parse(stage: &Stage, language: &str, block: &Block) -> Result<(), String>
             let parsed = serde_json::from_str::<serde_json::Value>(line).or(serde_json::from_str(text));
             parsed.map(drop).map_err(|error| error.to_string())
         }),
-        // Lane `prometheus`: `queries_and_configurations_are_prometheus_own`.
+        // Lane `prometheus`: `promtool_accepts_queries_and_configurations`.
         "promql" | "yaml" => Ok(()),
         "conf" | "ini" => text.lines().try_for_each(installed),
         "indented" if block.marks.iter().any(|mark| mark.starts_with("promql: run by ")) => Ok(()),

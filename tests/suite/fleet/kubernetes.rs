@@ -83,7 +83,7 @@ fn venv() -> Option<PathBuf> {
 }
 
 #[test]
-fn manifests_are_valid_and_ask_for_no_more_than_they_need() {
+fn manifests_are_valid_and_minimal() {
     let Some(python) = python() else { return skipped("kubernetes-validate") };
     let Some(folder) = rendered() else { return };
     let script = root().join("tests/fleet/manifests.py");
@@ -93,7 +93,7 @@ fn manifests_are_valid_and_ask_for_no_more_than_they_need() {
 }
 
 #[test]
-fn the_daemon_takes_the_configuration_of_its_pod() {
+fn daemon_accepts_the_configuration_of_its_pod() {
     let file = root().join("config/kubernetes/base/gpumemd.toml");
     let text = said(Command::new(programs().ours.join("gpumemd")).args(["--check", "--config"]).arg(file));
     assert!(text.contains("is right"), "{text}");
@@ -101,7 +101,7 @@ fn the_daemon_takes_the_configuration_of_its_pod() {
 
 /// `UPDATE_GOLDEN=1` makes it anew.
 #[test]
-fn the_operators_rules_are_prometheus_own() {
+fn prometheusrule_matches_the_prometheus_rules() {
     let rules = root().join("config/prometheus/gpumemd.rules.yml");
     let Ok(rules) = std::fs::read_to_string(rules) else {
         gpumem_test_support::skip("there is no config/prometheus/gpumemd.rules.yml", "");

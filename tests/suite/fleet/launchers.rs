@@ -19,7 +19,7 @@ fn row(machine: &Machine, daemon: &Daemon, pid: u32) -> String {
 }
 
 #[test]
-fn an_mps_server_is_left_alone_whatever_its_environment() {
+fn mps_server_never_loads_the_agent() {
     let machine = Machine::new(&["devices=1"]);
     let daemon = Daemon::start(&machine, "daemon", FAST);
     let mut trainer = Job::start(&mut machine.trainer(&daemon.runtime, LONG));
@@ -57,7 +57,7 @@ fn an_mps_server_is_left_alone_whatever_its_environment() {
 
 /// Ray and notebook kernels are many packages: tests/fleet/launchers.py takes any interpreter that has them.
 #[test]
-fn launchers_hand_the_variables_on_as_is_written() {
+fn launchers_pass_variables_on_as_documented() {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("fleet/launchers.py");
     let machine = Machine::new(&["devices=1"]);
     let (mut command, beside) = match packages::unpacked("launchers", &["openmpi-bin", "sudo"]) {

@@ -119,7 +119,7 @@ impl Drop for Script {
 }
 
 #[test]
-fn the_task_prolog_says_what_a_task_needs_and_no_more() {
+fn task_prolog_prints_only_required_variables() {
     let script = Script::with("GPUMEM_LIBRARY=$DIR/libgpumem.so\n");
     let say = |environment: &[(&str, &str)]| text(&script.run("task-prolog.sh", environment));
     assert_eq!(say(&[("SLURM_JOB_ID", "7")]), "", "no library, nothing to load");
@@ -144,7 +144,7 @@ fn the_task_prolog_says_what_a_task_needs_and_no_more() {
 }
 
 #[test]
-fn mapping_files_have_the_jobs_of_each_gpu() {
+fn mapping_files_list_the_jobs_of_each_gpu() {
     let script = Script::with("GPUMEM_JOB_MAPPING=$DIR/map\nGPUMEM_REPORTS=\n");
     let job = |id: &'static str, gpus: &'static str| [("SLURM_JOB_ID", id), ("SLURM_JOB_GPUS", gpus)];
     script.run("prolog.sh", &job("41", "0,1"));
@@ -169,7 +169,7 @@ fn mapping_files_have_the_jobs_of_each_gpu() {
 }
 
 #[test]
-fn the_epilog_ends_in_time_and_well_whatever_gpumemctl_does() {
+fn epilog_succeeds_in_time_even_if_gpumemctl_fails() {
     let settings =
         "GPUMEM_PATH=$DIR\nGPUMEM_REPORTS=$DIR/reports\nGPUMEM_EPILOG_LIMIT=1\nGPUMEM_REPORT_TO_FOLDER=0\n";
     let script = Script::with(settings);

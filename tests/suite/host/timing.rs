@@ -67,7 +67,7 @@ fn least(enough: Duration, mut time: impl FnMut() -> Duration) -> Duration {
 }
 
 #[test]
-fn no_program_waits_for_a_daemon() {
+fn programs_never_wait_for_a_daemon() {
     let machine = Machine::new(&["devices=1", "memory=64G", "cuda.version=13990"]);
     machine.set(&["truth="]);
     let stopped = Daemon::start(&machine, "stopped", NVML);
@@ -90,7 +90,7 @@ fn no_program_waits_for_a_daemon() {
 }
 
 #[test]
-fn an_exit_waits_for_its_moment_and_no_longer() {
+fn exit_waits_at_most_the_farewell_time() {
     let machine = Machine::new(&["devices=1", "memory=64G"]);
     machine.set(&["truth="]);
     let stopped = Daemon::start(&machine, "stopped", NVML);

@@ -27,7 +27,7 @@ fn recovery(node: &Node, jobs: &mut Vec<Job>) -> Duration {
 }
 
 #[test]
-fn none_left_harms_who_comes_and_nobody_else_and_passes() {
+fn exhausted_descriptors_affect_only_new_processes_until_freed() {
     if !can("prlimit", Command::new("prlimit").arg("--version")) {
         return;
     }
@@ -75,7 +75,7 @@ fn none_left_harms_who_comes_and_nobody_else_and_passes() {
 }
 
 #[test]
-fn too_few_from_the_start_are_told_and_end_nothing() {
+fn too_low_descriptor_limit_is_reported_and_survived() {
     if !can("prlimit", Command::new("prlimit").arg("--version")) {
         return;
     }

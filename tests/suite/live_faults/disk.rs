@@ -64,7 +64,7 @@ mod privileged {
     use super::*;
 
     #[test]
-    fn disk_that_fails_is_told_survived_and_works_again() {
+    fn failing_disk_is_reported_survived_and_recovers() {
         if !can("strace", Command::new("strace").args(["-e", "trace=none", "true"])) {
             return;
         }
@@ -98,7 +98,7 @@ mod privileged {
     }
 
     #[test]
-    fn full_disk_is_told_survived_and_nothing_but_its_recording_lacks_anything() {
+    fn full_disk_is_reported_and_only_its_recording_has_gaps() {
         let Some(small) = Small::new("full") else { return };
         let node = Node::plain(&["devices=1"], &on(&small.0));
         let mut lives = node.holding("0");

@@ -27,7 +27,7 @@ fn crowd(address: SocketAddr, size: usize, enough: &AtomicBool, opened: &AtomicU
 }
 
 #[test]
-fn eight_hundred_that_say_nothing_keep_nobody_out() {
+fn eight_hundred_silent_clients_block_no_scrape() {
     let node = Node::plain(&["devices=1"], "");
     node.until_value("gpumemd_source_up{source=\"nvml\"}", |up| up == 1.0);
     let before = node.open_files();

@@ -80,7 +80,7 @@ impl Node {
 }
 
 #[test]
-fn sick_device_has_a_reason_and_the_other_goes_on() {
+fn failing_device_has_a_reason_and_the_other_continues() {
     let node = Node::new();
     // Fault, metric that reports it, words of the reason.
     for (fault, told_by, words) in [
@@ -114,7 +114,7 @@ fn sick_device_has_a_reason_and_the_other_goes_on() {
 }
 
 #[test]
-fn driver_that_comes_later_is_found() {
+fn driver_installed_later_is_found() {
     let machine = Machine::new(&["devices=1", "nvml.driver=absent"]);
     let address = free_address();
     let _daemon = Daemon::start(&machine, "daemon", &format!("[metrics]\nlisten = \"{address}\"\n"));
@@ -164,7 +164,7 @@ fn doctor(daemon: &Daemon, machine: &Machine) -> Vec<[String; 3]> {
 }
 
 #[test]
-fn every_code_of_a_gpu_is_in_metrics_and_doctor_and_passes() {
+fn every_gpu_error_is_in_metrics_and_doctor_and_recovers() {
     let codes: Vec<_> = CODES.into_iter().filter(|(code, ..)| !is_of_library(*code)).collect();
     let well = codes.len();
     let machine = Machine::new(&[&format!("devices={}", well + 1)]);
@@ -211,7 +211,7 @@ fn every_code_of_a_gpu_is_in_metrics_and_doctor_and_passes() {
 }
 
 #[test]
-fn every_code_of_the_library_is_in_metrics_and_doctor_and_passes() {
+fn every_library_error_is_in_metrics_and_doctor_and_recovers() {
     for (code, reason, remedy) in CODES.into_iter().filter(|(code, ..)| is_of_library(*code)) {
         let machine = Machine::new(&["devices=2"]);
         let address = free_address();
@@ -385,7 +385,7 @@ fn a_context_is_followed_by_a_list() {
 }
 
 #[test]
-fn library_that_crashes_or_lies_is_survived() {
+fn crashing_or_lying_library_is_survived() {
     let mut node = Node::new();
     let pids = [node.jobs[0].pid(), node.jobs[1].pid()];
     for fault in ["crash", "garbage"] {

@@ -217,7 +217,7 @@ mod privileged {
     }
 
     #[test]
-    fn process_is_not_taken_over_when_the_pid_space_has_wrapped() {
+    fn wrapped_pid_space_allows_no_takeover() {
         // Before, pid_max is the machine's.
         if kernel() < (6, 14) {
             can("a small pid space of a namespace", &mut Command::new("false"));
@@ -228,7 +228,7 @@ mod privileged {
     }
 
     #[test]
-    fn nothing_of_a_process_is_told_under_the_next_with_its_pid() {
+    fn reused_pid_inherits_nothing_of_the_old_process() {
         let machine = Machine::new(&["devices=2"]);
         let Some(mut daemon) = Daemon::start_elsewhere(&machine, "daemon", QUICK) else {
             can("PID namespaces", &mut Command::new("false"));

@@ -44,7 +44,7 @@ const PATHS: &str = r"find / -xdev \( -path /proc -o -path /run -o -path /tmp -o
     -o -path /var/log -o -path /var/lib/dpkg \) -prune -o -print | LC_ALL=C sort";
 
 #[test]
-fn the_package_is_whole_and_leaves_nothing() {
+fn package_is_complete_and_removed_completely() {
     let Some(root) = Root::new("whole") else { return };
     let before = root.sh(PATHS);
     let package = root.take(package());
@@ -128,7 +128,7 @@ fn carrier(root: &Root, variable: &str, version: &str) -> String {
 }
 
 #[test]
-fn a_version_stays_until_nobody_needs_it() {
+fn library_version_stays_until_unused() {
     let Some(root) = Root::new("versions") else { return };
     let out = Folder::new("versions-deb");
     let (old, new) = (root.take(&deb(&out.0, "0.0.9")), root.take(package()));
@@ -175,7 +175,7 @@ fn a_version_stays_until_nobody_needs_it() {
 }
 
 #[test]
-fn the_package_can_be_made_again_and_lintian_has_nothing_to_say() {
+fn package_is_reproducible_and_passes_lintian() {
     let again = Folder::new("again");
     let (first, second) = (package(), deb(&again.0, VERSION));
     let same = std::fs::read(first).expect("read") == std::fs::read(&second).expect("read");
@@ -243,7 +243,7 @@ fn make_install_has_the_same_layout_and_takes_all_of_it_away() {
 }
 
 #[test]
-fn the_archive_runs_from_any_folder() {
+fn archive_runs_from_any_folder() {
     let machine = Machine::new(&["devices=1"]);
     let pack = |out: &str| {
         let mut make = Command::new(project().join("packaging/tarball.sh"));
@@ -273,7 +273,7 @@ fn the_archive_runs_from_any_folder() {
 }
 
 #[test]
-fn the_image_serves_metrics_and_has_what_init_containers_need() {
+fn image_serves_metrics_and_supports_init_containers() {
     if !has("buildah") || !has("mmdebstrap") {
         return;
     }

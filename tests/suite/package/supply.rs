@@ -118,7 +118,7 @@ fn each_dependency_has_a_reason() {
 }
 
 #[test]
-fn build_scripts_of_ours_only_tell_the_linker() {
+fn own_build_scripts_only_set_linker_options() {
     for package in metadata()["packages"].as_array().expect("packages") {
         for target in package["targets"].as_array().expect("targets") {
             if target["kind"][0] != "custom-build" {
@@ -176,7 +176,7 @@ fn collect(folder: &Path, found: &mut Vec<PathBuf>) {
 }
 
 #[test]
-fn security_md_names_tests_that_are_there() {
+fn tests_named_in_security_md_exist() {
     let text = std::fs::read_to_string(project().join("SECURITY.md")).expect("SECURITY.md");
     let named: BTreeSet<(&str, &str)> = text
         .split('`')

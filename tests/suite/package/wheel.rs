@@ -193,7 +193,7 @@ fn pip_install_is_a_complete_installation() {
 
 /// Of what glibc has had since 2.17 nothing is asked for that the wheel's build does not replace: its programs run on old systems.
 #[test]
-fn whatever_of_glibc_is_new_is_replaced() {
+fn new_glibc_symbols_are_replaced() {
     let python = project().join("agent-lib/python");
     let replaced = ["wheel/old_glibc.c", "build_wheel.py"]
         .map(|file| std::fs::read_to_string(python.join(file)).expect("text"))

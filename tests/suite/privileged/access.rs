@@ -343,7 +343,7 @@ fn users_see_and_steer_their_own_processes_and_no_others() {
 
 /// The cells that `tenants = "anonymous"` changes: others see bytes, and not whose.
 #[test]
-fn each_cell_where_tenants_are_anonymous() {
+fn every_cell_of_the_access_table_with_anonymous_tenants() {
     if !rustix::process::geteuid().is_root() {
         skip("only root can become another user", "sudo make test-all LANES=privileged");
         return;
@@ -392,7 +392,7 @@ fn each_cell_where_tenants_are_anonymous() {
 }
 
 #[test]
-fn whoever_reports_is_heard_about_their_own_process_alone() {
+fn agents_report_only_about_their_own_process() {
     if !rustix::process::geteuid().is_root() {
         skip("only root can become another user", "sudo make test-all LANES=privileged");
         return;
@@ -427,7 +427,7 @@ fn whoever_reports_is_heard_about_their_own_process_alone() {
 }
 
 #[test]
-fn what_others_get_has_no_secret_and_what_they_cannot_read_they_cannot_open() {
+fn other_users_get_no_secrets_and_cannot_open_private_files() {
     if !rustix::process::geteuid().is_root() {
         skip("only root can become another user", "sudo make test-all LANES=privileged");
         return;
@@ -559,7 +559,7 @@ fn the_server_is_looked_at_too() {
 }
 
 #[test]
-fn a_hello_of_another_process_is_refused_whoever_says_it() {
+fn hello_for_another_process_is_refused() {
     let scene = Machine::new(&["devices=1"]);
     let daemon = Daemon::start(&scene, "daemon", "");
     let victim = Job::start(Command::new("sleep").arg("60"));

@@ -97,7 +97,7 @@ fn tags(machine: &Machine, daemon: &Daemon, pid: u32) -> Option<BTreeMap<String,
 }
 
 #[test]
-fn real_libraries_name_what_is_allocated() {
+fn real_nvtx_libraries_name_allocations() {
     let Some(packages) = packages() else { return };
     let machine = Machine::new(&["devices=1", "memory=16G"]);
     let daemon = Daemon::start(&machine, "daemon", "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n");

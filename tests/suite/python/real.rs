@@ -39,7 +39,7 @@ fn done(command: &mut Command) -> String {
 }
 
 #[test]
-fn memory_per_cell_in_a_real_ipython() {
+fn memory_per_cell_in_real_ipython() {
     let Some(python) = venv() else { return };
     let machine = Machine::new(&["devices=1"]);
     let mut command = machine.command(python);
@@ -51,14 +51,14 @@ fn memory_per_cell_in_a_real_ipython() {
 }
 
 #[test]
-fn live_arrays_of_a_real_jax() {
+fn live_arrays_of_real_jax() {
     let Some(python) = venv() else { return };
     let said = done(Command::new(python).arg(package().join("tests/real/test_jax.py")));
     assert!(said.contains("OK") && !said.contains("skipped"), "{said}");
 }
 
 #[test]
-fn it_is_typed() {
+fn package_passes_mypy() {
     let Some(python) = venv() else { return };
     let mut command = Command::new(python);
     command.args(["-m", "mypy", "--no-incremental", "--cache-dir=/dev/null"]).current_dir(package());
@@ -80,7 +80,7 @@ fn scopes_break_no_graph() {
 }
 
 #[test]
-fn what_it_says_is_what_torch_says() {
+fn figures_equal_torchs() {
     let machine = gpumem_tests::live::torch::machine(&[]);
     for version in versions() {
         let Some(wheel) = wheel(&version) else { continue };
@@ -92,7 +92,7 @@ fn what_it_says_is_what_torch_says() {
 }
 
 #[test]
-fn an_out_of_memory_is_told_to_the_program() {
+fn program_receives_its_out_of_memory_record() {
     let machine = gpumem_tests::live::torch::machine(&[]);
     let Some(wheel) = wheel(VERSIONS[1]) else { return };
     let daemon = Daemon::start(&machine, "told", "");

@@ -117,7 +117,7 @@ fn every_short_program_with_the_agent_has_a_run() {
 }
 
 #[test]
-fn all_programs_that_live_at_once_are_stored() {
+fn all_concurrent_programs_are_stored() {
     let count = programs(600);
     let machine = Machine::new(&["devices=1"]);
     let config = format!(

@@ -54,7 +54,7 @@ fn each(moments: &[Moment], said: &[Value], mut see: impl FnMut(&str, &Held, &dy
 }
 
 #[test]
-fn the_caching_allocator_in_all_its_modes() {
+fn caching_allocator_in_all_modes() {
     let modes =
         ["native", "two_devices", "expandable", "graph", "mempool", "pluggable_pool", "record_stream"];
     for version in &torch::versions() {
@@ -66,7 +66,7 @@ fn the_caching_allocator_in_all_its_modes() {
 }
 
 #[test]
-fn the_drivers_own_pool() {
+fn asynchronous_driver_pool() {
     for version in &torch::versions() {
         let environment = [("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")];
         let Some((moments, said)) = run(version, &["asynchronous"], &environment) else { return };
@@ -80,7 +80,7 @@ fn the_drivers_own_pool() {
 }
 
 #[test]
-fn no_caching() {
+fn disabled_caching() {
     for version in &torch::versions() {
         let environment = [("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")];
         let Some((moments, _)) = run(version, &["uncached"], &environment) else { return };
@@ -92,7 +92,7 @@ fn no_caching() {
 }
 
 #[test]
-fn somebody_elses_allocator() {
+fn third_party_allocator() {
     for version in &torch::versions() {
         let Some((moments, said)) = run(version, &["pluggable"], &[]) else { return };
         for (moment, said) in torch::beside(&moments, &said) {

@@ -47,12 +47,12 @@ fn growing_cache_has_its_role_token_by_token() {
 }
 
 #[test]
-fn cache_of_an_engine_has_its_role_at_birth_or_when_the_engine_says_it() {
+fn engine_cache_has_its_role_at_allocation_or_by_retag() {
     compare("engine");
 }
 
 #[test]
-fn static_cache_has_its_role_whenever_its_library_was_loaded() {
+fn static_cache_has_its_role_independent_of_load_order() {
     compare("static");
 }
 
@@ -62,7 +62,7 @@ fn tuples_of_a_models_output_are_a_cache() {
 }
 
 #[test]
-fn cache_in_a_training_is_kept_for_the_backward_pass() {
+fn cache_in_a_training_counts_as_activation() {
     compare("trained");
 }
 
@@ -78,7 +78,7 @@ fn program_that_trains_nothing_has_no_copies() {
 
 /// The main thread runs no statement, so its last allocations and its cache need a scan from another thread.
 #[test]
-fn idle_program_is_looked_at_while_its_main_thread_waits() {
+fn idle_program_is_scanned_while_its_main_thread_waits() {
     for version in torch::versions().iter().filter(|version| torch::reads_frames(version)) {
         let Some(wheel) = torch::wheel(version) else { return };
         let machine = torch::machine(&[]);

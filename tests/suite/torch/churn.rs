@@ -13,7 +13,7 @@ const SETTINGS: [&str; 4] = [
 ];
 
 #[test]
-fn whatever_threads_and_settings_do() {
+fn random_allocations_with_all_threads_and_settings() {
     for version in &torch::versions() {
         let Some(wheel) = torch::wheel(version) else { return };
         for (seed, settings) in SETTINGS.iter().enumerate() {

@@ -63,7 +63,7 @@ fn compiled<'a>(said: &'a [Value], model: &str) -> &'a Value {
 }
 
 #[test]
-fn a_model_that_is_compiled_whole_has_its_own_name() {
+fn compiled_model_keeps_its_name() {
     for version in &torch::versions() {
         if !are_named(version, "--compiled", &MODELS) {
             return;
@@ -72,7 +72,7 @@ fn a_model_that_is_compiled_whole_has_its_own_name() {
 }
 
 #[test]
-fn parts_that_are_compiled_have_theirs() {
+fn compiled_parts_keep_their_names() {
     for version in &torch::versions() {
         // 2.4.1 cannot compile what draws random numbers inside of such a checkpoint.
         let models = if version == "2.4.1" { &MODELS[..4] } else { &MODELS };

@@ -3,7 +3,7 @@ use gpumem_tests::live::torch;
 use gpumem_tests::live::{Daemon, Job};
 
 #[test]
-fn modules_tensors_and_the_backward_pass_are_named_and_nothing_is_disturbed() {
+fn modules_tensors_and_backward_nodes_are_named() {
     for version in &torch::versions() {
         let Some(wheel) = torch::wheel(version) else { return };
         let machine = torch::machine(&[]);

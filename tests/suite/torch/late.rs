@@ -12,18 +12,18 @@ use std::process::Command;
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
 
 #[test]
-fn nothing_that_was_there_before_is_missed() {
+fn late_agent_adopts_earlier_blocks() {
     comes_late("expandable_segments:False");
 }
 
 #[test]
-fn nor_what_is_mapped() {
+fn late_agent_adopts_expandable_segments() {
     comes_late("expandable_segments:True");
 }
 
 /// The size of the pieces that are mapped is a setting of newer releases, and they go one by one.
 #[test]
-fn pieces_go_one_by_one() {
+fn adopted_pieces_are_freed_separately() {
     for version in &torch::versions() {
         let Some(wheel) = torch::wheel(version) else { return };
         let has_setting = wheel.is_from(2, 11);
@@ -59,7 +59,7 @@ fn late(wheel: &Wheel, machine: &Machine, daemon: &Daemon, program: &str, settin
 
 /// Another client has CUPTI: frees of adopted memory would not be seen, so nothing is adopted.
 #[test]
-fn who_is_not_let_in_claims_nothing() {
+fn blocked_agent_adopts_nothing() {
     for version in &torch::versions() {
         let Some(wheel) = torch::wheel(version) else { return };
         let machine = torch::machine(&[]);

@@ -21,7 +21,7 @@ fn rows(text: &str) -> Vec<(String, f64)> {
 }
 
 #[test]
-fn tensors_of_no_module_have_the_line_that_made_them() {
+fn tensors_outside_modules_have_their_source_line() {
     for version in &torch::versions() {
         let Some(wheel) = torch::wheel(version) else { return };
         if !torch::reads_frames(version) {

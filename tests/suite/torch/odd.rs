@@ -36,7 +36,7 @@ fn run(version: &str, program: &str, arguments: &[&str], environment: &[(&str, &
 }
 
 #[test]
-fn whatever_a_program_does_its_numbers_stay_right() {
+fn figures_stay_exact_for_unusual_programs() {
     let what = ["error", "workers", "profiler", "threads", "models_die", "out_of_memory"];
     for version in &torch::versions() {
         let Some(over) = run(version, "odd.py", &what, &[]) else { return };
@@ -108,7 +108,7 @@ fn running_out(path: &Path, pid: u32) -> Vec<(String, bool, usize)> {
 }
 
 #[test]
-fn each_layer_has_a_switch() {
+fn each_naming_layer_can_be_disabled() {
     let off = [
         ("GPUMEM_TORCH", "Blocks"),
         ("GPUMEM_FRAMES", "ModulePath"),

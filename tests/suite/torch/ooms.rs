@@ -8,7 +8,7 @@ use gpumem_wire::{Phase, Role};
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
 
 #[test]
-fn three_ways_to_run_out_of_memory() {
+fn three_kinds_of_out_of_memory() {
     for version in &torch::versions() {
         let Some(wheel) = torch::wheel(version) else { return };
         let machine = torch::machine(&[]);
@@ -58,7 +58,7 @@ fn three_ways_to_run_out_of_memory() {
 
 /// Each failed request has the phase of the thread that made it, and gradients that a pass has accumulated by then are gradients.
 #[test]
-fn failed_request_has_the_phase_of_its_place_and_gradients_are_known() {
+fn failed_request_has_its_phase_and_gradients() {
     for version in &torch::versions() {
         let Some(wheel) = torch::wheel(version) else { return };
         if !torch::reads_frames(version) {

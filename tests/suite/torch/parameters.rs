@@ -104,11 +104,11 @@ fn trains(version: &str, how: &str, every: u64) {
 }
 
 #[test]
-fn each_parameter_is_what_torch_says_where_the_program_numbers_its_steps() {
+fn parameters_equal_torchs_if_the_program_counts_steps() {
     torch::versions().iter().for_each(|version| trains(version, "steps", 1));
 }
 
 #[test]
-fn each_parameter_is_what_torch_says_where_the_optimizer_numbers_them() {
+fn parameters_equal_torchs_if_the_optimizer_counts_steps() {
     torch::versions().iter().for_each(|version| trains(version, "optimizer", 2));
 }

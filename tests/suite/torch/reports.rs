@@ -21,7 +21,7 @@ const ALLOCATORS: [(Mode, &str, &str, &str); 3] = [
 ];
 
 #[test]
-fn the_bridge_leads_from_torchs_numbers_to_the_machines() {
+fn bridge_from_torchs_figures_to_the_machines() {
     for version in &torch::versions() {
         for (mode, variable, value, source) in ALLOCATORS {
             let what = format!("torch {version} {variable}={value}");

@@ -165,7 +165,7 @@ fn train_each(features: &[&str]) {
 }
 
 #[test]
-fn roles_are_what_the_program_says() {
+fn roles_equal_the_programs() {
     let features = [
         "temporaries",
         "plain",
@@ -189,7 +189,7 @@ fn gradients_in_buckets_are_gradients() {
 }
 
 #[test]
-fn whole_parameters_are_parameters_as_shards_are() {
+fn unsharded_parameters_are_parameters_like_shards() {
     for feature in ["fsdp", "fsdp_kept", "fsdp_mixed", "fsdp_accumulated"] {
         train_each(&[feature]);
     }

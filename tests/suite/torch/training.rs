@@ -54,7 +54,7 @@ fn numbers(said: &[Value]) -> Vec<(String, Value)> {
 }
 
 #[test]
-fn every_model_trains_as_without_us_and_every_segment_is_known() {
+fn models_train_as_without_the_agent_and_every_segment_is_known() {
     for version in &torch::versions() {
         let Some(trained) = train(version, &MODELS) else { return };
         let seen = replay(&trained.recording);
@@ -129,7 +129,7 @@ fn names_are_right(trained: &Trained) {
 }
 
 #[test]
-fn the_newest_wheel_trains_too() {
+fn newest_wheel_trains() {
     let Some(wheel) = torch::wheel("newest") else { return };
     if torch::versions().contains(&wheel.version) {
         println!("the newest is {}, which is trained with anyway", wheel.version);
