@@ -1,4 +1,4 @@
-"""docs/reference-python.md, from signatures and docstrings of the package, which is parsed and not imported."""
+"""Generates docs/reference-python.md from signatures and docstrings of the package, which is parsed and not imported."""
 
 import ast
 import os
@@ -10,8 +10,8 @@ HEAD = """# Every call of the Python package
 
 <!-- made by tests/suite/docs/python_api.py from agent-lib/python/gpumem: UPDATE_GOLDEN=1 -->
 
-How the package gets in, and how its parts belong together: [agent-lib/python](../agent-lib/python/README.md); other frameworks:
-[frameworks.md](frameworks.md). This page is the docstrings' own words. Amounts are bytes, times nanoseconds.
+Installation and concepts: [agent-lib/python](../agent-lib/python/README.md); other frameworks: [frameworks.md](frameworks.md).
+This page is generated from the docstrings. Amounts are bytes, times are nanoseconds.
 """
 NOT_RUN = "<!-- not run: needs the framework -->"
 MODULES = ("torch", "cupy", "rmm", "jax", "tensorflow")
@@ -28,7 +28,7 @@ def module(folder: str, name: str) -> ast.Module:
 
 
 def table(lines: List[str]) -> List[str]:
-    """A simple table of reStructuredText: columns begin where its first line has a gap."""
+    """Converts a simple reStructuredText table: its first line has a gap where the second column starts."""
     second = lines[0].index(" ") + 1
     rows: List[List[str]] = []
     for line in lines[1:-1]:
@@ -41,7 +41,7 @@ def table(lines: List[str]) -> List[str]:
 
 
 def prose(doc: str) -> List[str]:
-    """Markdown of a docstring: code in the line, tables, indented code."""
+    """Converts a docstring to Markdown: inline code, tables, indented code."""
     out: List[str] = []
     lines = doc.split("\n")
     at = 0
@@ -59,7 +59,7 @@ def prose(doc: str) -> List[str]:
             out += ["```text", code, "```", ""] if re.match(r"\S+\(.*  +", code) else [NOT_RUN, "```python", code, "```", ""]
             at = end
         else:
-            # Columns of a list of terms: a row each.
+            # A list of terms: one row for each.
             if re.match(r"``[a-z_]+``(, ``[a-z_]+``)*  ", line):
                 rows = [re.split(r"  +", line, maxsplit=1)]
                 while at + 1 < len(lines) and lines[at + 1]:

@@ -1,5 +1,5 @@
-//! Pages that the source knows best: the C API from its header, Python's from its docstrings, variables from the tables that
-//! the programs read them by. `UPDATE_GOLDEN=1` writes them.
+//! Reference pages generated from the source: the C API from its header, Python's from its docstrings, variables from the
+//! tables that the programs use. `UPDATE_GOLDEN=1` updates them.
 
 use super::root;
 use std::fmt::Write;
@@ -24,8 +24,8 @@ const C_HEAD: &str = "# Every call of the C API
 
 <!-- made by tests/suite/docs/references.rs from agent-lib/include/gpumem.h: UPDATE_GOLDEN=1 -->
 
-How the calls belong together, with examples and what the calls of earlier profilers became: [c-api.md](c-api.md). A program of your
-own, step by step: [guide-framework.md](guide-framework.md). This page is the header's own words.
+Concepts, examples and the equivalents of earlier profilers' calls: [c-api.md](c-api.md). How to annotate your own program, step by
+step: [guide-framework.md](guide-framework.md). This page is generated from the header.
 ";
 const LOCKS: &str = "Takes locks.";
 
@@ -56,7 +56,7 @@ pub fn c_api() {
     let mut count = 0;
     for part in header.split("\n/* ").skip(1) {
         let Some((about, rest)) = part.split_once("*/\n") else { continue };
-        if about.contains("Not for direct use") || rest.starts_with('#') {
+        if about.starts_with("Internal:") || rest.starts_with('#') {
             continue;
         }
         let about = comment(&format!("/* {about}*/"));
@@ -87,7 +87,7 @@ pub fn c_api() {
             write!(calls, "\n### gpumem::scope\n\nC++ alone. {about}\n").expect("a String");
         }
     }
-    let declared = header.matches("\nstatic inline ").count() - 3; // those that are not for direct use
+    let declared = header.matches("\nstatic inline ").count() - 3; // the internal ones
     assert_eq!(count, declared, "a call without a comment before it");
     write!(text, "\n{}\n", comment(intro)).expect("a String");
     text += "\n## The calls\n\n| call | in a signal handler | |\n|---|---|---|\n";
@@ -122,7 +122,7 @@ const ENVIRONMENT_HEAD: &str = "# Every environment variable
 
 <!-- made by tests/suite/docs/references.rs from agent-lib/src/env.rs and ctl/src/command/generate.rs: UPDATE_GOLDEN=1 -->
 
-What is set and empty counts as not set. Keys of the daemon: [reference-config.md](reference-config.md).
+An empty variable counts as unset. Keys of the daemon: [reference-config.md](reference-config.md).
 ";
 
 /// Text of `///` comments before constants, by constant, in order: `(constant, variable, text)`.
@@ -144,13 +144,13 @@ fn constants(source: &str) -> Vec<(String, String, String)> {
     found
 }
 
-/// Of tests, and of builds that are no releases.
+/// Variables of tests and debug builds.
 const ONLY_IN_TESTS: [&str; 2] = ["GPUMEM_FUZZ", "GPUMEM_FAULT"];
 
 pub fn environment() {
     let agent = read("agent-lib/src/env.rs");
     let mut text = ENVIRONMENT_HEAD.to_owned();
-    text += "\n## The agent\n\nRead once, in the process that it is in, when CUDA is initialised.\n\n| variable | |\n|---|---|\n";
+    text += "\n## The agent\n\nRead once in its process, when CUDA is initialised.\n\n| variable | |\n|---|---|\n";
     for (name, variable, about) in constants(&agent) {
         let mut about = about.replace('|', "\\|");
         // `number(NAME, default, least, most)`
@@ -162,9 +162,9 @@ pub fn environment() {
         }
         writeln!(text, "| `{variable}` | {about} |").expect("a String");
     }
-    text += "\nWhere `GPUMEM_SOCKET` is not set, it looks for `$XDG_RUNTIME_DIR/gpumem/agent.sock`, `/run/gpumemd/agent.sock` and \
-             `/tmp/gpumem-UID/agent.sock`; for libcupti, where `GPUMEM_CUPTI_PATH` is not set, also in `$CUDA_HOME`, `$CUDA_PATH`, \
-             `$CUDA_ROOT` and `$CONDA_PREFIX`.\n\nClaims, told to the daemon as they are ([who.md](who.md)): ";
+    text += "\nIf `GPUMEM_SOCKET` is not set, the agent tries `$XDG_RUNTIME_DIR/gpumem/agent.sock`, `/run/gpumemd/agent.sock` and \
+             `/tmp/gpumem-UID/agent.sock`; if `GPUMEM_CUPTI_PATH` is not set, it also searches for libcupti in `$CUDA_HOME`, `$CUDA_PATH`, \
+             `$CUDA_ROOT` and `$CONDA_PREFIX`.\n\nClaims, sent to the daemon unchanged ([who.md](who.md)): ";
     let claims = agent.split("const CLAIMS").nth(1).and_then(|rest| rest.split("];").next()).expect("claims");
     let claims = claims.lines().filter_map(|line| line.trim().strip_suffix("\"),")?.rsplit('"').next());
     let ranks = agent.split("const RANKS").nth(1).and_then(|rest| rest.split("];").next()).expect("ranks");
@@ -180,10 +180,10 @@ pub fn environment() {
         let about = rest.split("\")").next().unwrap_or_default();
         writeln!(text, "| `{name}` | {about} |").expect("a String");
     }
-    text += "| `XDG_RUNTIME_DIR`, `XDG_STATE_HOME`, `HOME` | Where sockets and runs of the user's own daemon are. |\n";
-    text += "| `NO_COLOR`, `TERM`, `LANG`, `LC_ALL` | Of `top`: docs/top.md. |\n";
-    text += "| `TZ` | Time zone of times that are typed and shown as clock times. |\n";
-    text += "\n## The Python package\n\nThose of the agent, and `GPUMEM_LIBRARY`: the libgpumem.so to let in, instead of the wheel's own.\n";
+    text += "| `XDG_RUNTIME_DIR`, `XDG_STATE_HOME`, `HOME` | Location of sockets and runs of the user's own daemon. |\n";
+    text += "| `NO_COLOR`, `TERM`, `LANG`, `LC_ALL` | Used by `top`: docs/top.md. |\n";
+    text += "| `TZ` | Time zone of clock times in arguments and output. |\n";
+    text += "\n## The Python package\n\nThose of the agent, and `GPUMEM_LIBRARY`: the libgpumem.so to load in place of the wheel's.\n";
     for folder in [
         "agent-lib/src",
         "daemon/src",
@@ -208,7 +208,7 @@ fn amount(text: &str) -> u64 {
     base.parse::<u64>().expect("a number") << shift.parse::<u32>().expect("a number")
 }
 
-/// Variables of ours that the sources in a folder name.
+/// Returns the GPUMEM_ variables that the sources in a folder use.
 fn used(folder: &std::path::Path) -> Vec<String> {
     let mut found = Vec::new();
     for path in std::fs::read_dir(folder).expect("a folder").flatten().map(|entry| entry.path()) {
