@@ -81,15 +81,15 @@ fn each_allocation_is_attributed_to_its_library() {
     let name_of = |module: u16| names.get(&module).copied().unwrap_or("");
 
     // (stack, caller) -> records by attribution.
-    let mut said: BTreeMap<(u64, u64), BTreeMap<&str, u64>> = BTreeMap::new();
+    let mut printed: BTreeMap<(u64, u64), BTreeMap<&str, u64>> = BTreeMap::new();
     for record in &records {
         if let Body::AllocEnd { bytes, .. } = record.body {
             let key = ((bytes >> 4) & 15, bytes & 15);
-            *said.entry(key).or_default().entry(name_of(record.stamp.module)).or_default() += 1;
+            *printed.entry(key).or_default().entry(name_of(record.stamp.module)).or_default() += 1;
         }
     }
-    println!("{said:?}");
-    for (&(stack, caller), names) in &said {
+    println!("{printed:?}");
+    for (&(stack, caller), names) in &printed {
         // One library is unloaded when its name is looked up.
         let gone = |name: &str| caller == LATER && name == "(a library that is gone)";
         let right = |name: &str| name.ends_with(NAMES[caller as usize]) || gone(name);
@@ -101,9 +101,9 @@ fn each_allocation_is_attributed_to_its_library() {
         let at_least = if stack == COROUTINE { total / 2 } else { total };
         assert!(known >= at_least, "({stack}, {caller}): {names:?}");
     }
-    assert_eq!(said.len(), 5 * 3 + 2, "every stack, every caller");
-    assert_eq!(said[&(0, LATE)].values().sum::<u64>(), 40);
-    assert!(said[&(0, PROGRAM)].keys().all(|name| name.starts_with('/')), "the program by its whole path");
+    assert_eq!(printed.len(), 5 * 3 + 2, "every stack, every caller");
+    assert_eq!(printed[&(0, LATE)].values().sum::<u64>(), 40);
+    assert!(printed[&(0, PROGRAM)].keys().all(|name| name.starts_with('/')), "the program by its whole path");
 
     // What moves the gap, too.
     for event in [

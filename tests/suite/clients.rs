@@ -264,8 +264,8 @@ fn each_cupti_refusal_is_reported_and_retried() {
             program
         })
         .collect();
-    for ((code, _, told, remedy), program) in table.iter().zip(&programs) {
-        let text = node.until_doctor_says(program, told);
+    for ((code, _, reported, remedy), program) in table.iter().zip(&programs) {
+        let text = node.until_doctor_says(program, reported);
         assert!(text.contains(remedy), "{code}: {text}");
         assert!(text.contains(&format!("(code {code})")), "{code}: {text}");
         assert!(!text.contains("no agent speaks"), "{code}: {text}");

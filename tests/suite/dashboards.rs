@@ -36,9 +36,9 @@ fn tools(name: &str) -> PathBuf {
     dir
 }
 
-fn said(command: &mut Command) -> (bool, String) {
+fn output_of(command: &mut Command) -> (bool, String) {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let text = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
+    let text = [output.stdout, output.stderr].map(|printed| String::from_utf8_lossy(&printed).into_owned());
     (output.status.success(), text.concat())
 }
 
@@ -46,7 +46,7 @@ fn said(command: &mut Command) -> (bool, String) {
 fn dashboards_are_generated_by_the_script() {
     let dir = std::env::temp_dir().join(format!("gpumem-grafana-{}", std::process::id()));
     std::fs::create_dir_all(&dir).expect("a folder");
-    let (well, text_of_it) = said(Command::new("python3").arg(config("grafana/build.py")).arg(&dir));
+    let (well, text_of_it) = output_of(Command::new("python3").arg(config("grafana/build.py")).arg(&dir));
     assert!(well, "{text_of_it}");
     for name in BOARDS {
         let made = std::fs::read_to_string(dir.join(format!("{name}.json"))).expect("written");
@@ -184,7 +184,7 @@ mod prometheus {
                 "--moduleResolution",
                 "bundler",
             ]);
-            said(tsc.arg(&file).current_dir(&dir))
+            output_of(tsc.arg(&file).current_dir(&dir))
         };
         for name in BOARDS {
             let (well, errors) = check(name, &text(name));
@@ -200,7 +200,8 @@ mod prometheus {
         let Some(promtool) = tool("promtool") else { return };
         let dir = config("prometheus");
         for (verb, file) in [("check", "gpumemd.rules.yml"), ("test", "gpumemd.rules.test.yml")] {
-            let (well, text) = said(Command::new(&promtool).args([verb, "rules", file]).current_dir(&dir));
+            let (well, text) =
+                output_of(Command::new(&promtool).args([verb, "rules", file]).current_dir(&dir));
             assert!(well && text.contains("SUCCESS"), "{text}");
         }
         let rules = std::fs::read_to_string(dir.join("gpumemd.rules.yml")).expect("rules");

@@ -19,7 +19,7 @@ fn next(machine: &Machine, job: &mut Job, name: &str) {
     listed(machine, job, 4);
 }
 
-fn told(step: &Step) -> (&'static str, BookedAs, Option<&str>, [i64; 5]) {
+fn summary(step: &Step) -> (&'static str, BookedAs, Option<&str>, [i64; 5]) {
     let parts = &step.parts;
     let parts = [parts.context, parts.modules, parts.local_memory, parts.heaps, parts.unexplained];
     (step.cause.name(), step.kind, step.tag.as_deref(), parts.map(|bytes| bytes / MIB))
@@ -67,7 +67,7 @@ fn steps_and_parts(keys: &[&str]) {
     let (seen, truth) = (replay(&daemon.recording), machine.truth());
     let process = seen.process(job.pid());
     let account = &process.accounts[0];
-    let steps: Vec<_> = account.steps.iter().map(told).collect();
+    let steps: Vec<_> = account.steps.iter().map(summary).collect();
     println!("{steps:#?}");
     use BookedAs::{Measured, Unexplained, UpperBound};
     let stacks = 3 * 264;
@@ -117,6 +117,9 @@ fn lazily_loaded_code_is_reported_as_a_bound() {
     let (last, before) = account.steps.split_last().expect("steps");
     let code: i64 = before.iter().map(|step| step.parts.modules).sum();
     assert!((6 * MIB..=10 * MIB).contains(&code), "half of the modules: {before:?}");
-    assert_eq!(told(last), ("between events", BookedAs::Unexplained, Some("model/second"), [0, 0, 0, 0, 4]));
+    assert_eq!(
+        summary(last),
+        ("between events", BookedAs::Unexplained, Some("model/second"), [0, 0, 0, 0, 4])
+    );
     assert_eq!(last.unseen_module_bytes, 16 * MIB - code, "the remaining modules");
 }

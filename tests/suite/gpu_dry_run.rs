@@ -73,14 +73,14 @@ mod gpu {
             .env("PYTHONDONTWRITEBYTECODE", "1")
             .output()
             .expect("python3 is needed");
-        let said = String::from_utf8_lossy(&output.stdout);
+        let printed = String::from_utf8_lossy(&output.stdout);
         let results = std::fs::read_to_string(out.join("results.json"))
-            .unwrap_or_else(|error| panic!("{error}\n{said}{}", String::from_utf8_lossy(&output.stderr)));
+            .unwrap_or_else(|error| panic!("{error}\n{printed}{}", String::from_utf8_lossy(&output.stderr)));
         let results: Value = serde_json::from_str(&results).expect("JSON");
         let results = results["results"].as_array().expect("a list");
         assert!(results.len() >= 90, "{} checks", results.len());
         for plan in 1..=3 {
-            assert!(said.contains(&format!("\nplan {plan}: ")), "the time of plan {plan}: {said}");
+            assert!(printed.contains(&format!("\nplan {plan}: ")), "the time of plan {plan}: {printed}");
         }
 
         let of =
@@ -88,8 +88,8 @@ mod gpu {
         let failed: Vec<String> = of("fail")
             .map(|result| format!("{}: {}", text(result, "name"), text(result, "reason")))
             .collect();
-        assert!(failed.is_empty(), "{failed:#?}\n{said}");
-        assert!(output.status.success(), "{said}");
+        assert!(failed.is_empty(), "{failed:#?}\n{printed}");
+        assert!(output.status.success(), "{printed}");
         for skipped in of("skip") {
             let (name, reason) = (text(skipped, "name"), text(skipped, "reason"));
             let hardware = NEEDS_HARDWARE.iter().any(|known| name.starts_with(known));

@@ -25,13 +25,13 @@ fn train(extra: &[&str]) -> Ended {
     let mut trainer = Job::start(&mut machine.trainer(&daemon.runtime, &arguments));
     trainer.finish();
     daemon.wait_for_the_end_of(&machine, &[&trainer]);
-    let said = |form: &str| {
+    let printed = |form: &str| {
         let output = daemon.ctl(&machine, &["report", &trainer.pid().to_string(), form]).output();
         let output = output.expect("gpumemctl runs");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).expect("UTF-8")
     };
-    let (stored, table, short) = (said("--json"), said("--growth"), said("--all"));
+    let (stored, table, short) = (printed("--json"), printed("--growth"), printed("--all"));
     daemon.stop();
     let document: serde_json::Value = serde_json::from_str(&stored).expect("JSON");
     let line = short.lines().find(|line| line.starts_with("growth: ")).expect(&short).to_owned();
@@ -68,8 +68,8 @@ fn tag<'j>(growth: &'j serde_json::Value, name: &str) -> Option<&'j serde_json::
 #[track_caller]
 fn grows(judgement: &serde_json::Value, rate: f64) {
     assert_eq!(judgement["verdict"], "growing", "{judgement}");
-    let told = judgement["bytes_per_unit"].as_f64().expect("a rate");
-    assert!((told - rate).abs() <= 0.05 * rate, "{told} is not {rate}: {judgement}");
+    let reported = judgement["bytes_per_unit"].as_f64().expect("a rate");
+    assert!((reported - rate).abs() <= 0.05 * rate, "{reported} is not {rate}: {judgement}");
     assert!(judgement["confidence"].as_f64().is_some_and(|sure| sure >= 0.99), "{judgement}");
 }
 

@@ -561,8 +561,12 @@ fn while_it_runs(promtool: Option<PathBuf>, chromium: Option<PathBuf>) {
                 }
                 judge(&what, &form.replace("--bundle OUT", "--bundle"), &output, &out);
                 let _ = std::fs::remove_file(&out);
-                let told = TOLD.contains(&output.status.code());
-                assert!(told || form.contains("TAG"), "{what}: {}", String::from_utf8_lossy(&output.stderr));
+                let reported = TOLD.contains(&output.status.code());
+                assert!(
+                    reported || form.contains("TAG"),
+                    "{what}: {}",
+                    String::from_utf8_lossy(&output.stderr)
+                );
             }
         }
     }

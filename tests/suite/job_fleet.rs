@@ -172,21 +172,21 @@ mod prometheus {
         assert!((whole["imbalance"].as_f64().expect("known") - imbalance).abs() < 1e-9, "{whole}");
 
         // For people: the columns add up as printed. Slurm's number is the same job.
-        let told = text(&fleet(&["8812"]));
-        println!("{told}");
-        assert!(told.starts_with("job 8812 (job bert; "), "{told}");
-        assert!(told.contains(": 12 processes on 3 nodes, 12 of 12 ranks\n"), "{told}");
+        let reported = text(&fleet(&["8812"]));
+        println!("{reported}");
+        assert!(reported.starts_with("job 8812 (job bert; "), "{reported}");
+        assert!(reported.contains(": 12 processes on 3 nodes, 12 of 12 ranks\n"), "{reported}");
         let is_row = |line: &&str| line.contains("  GPU ") && line.starts_with(|c: char| c.is_ascii_digit());
-        let rows: Vec<Vec<i64>> = told.lines().filter(is_row).map(|line| amounts(line, 5)).collect();
-        assert_eq!(rows.len(), NODES * RANKS, "{told}");
-        let total = amounts(told.lines().find(|line| line.starts_with("sum")).expect("a sum"), 1);
+        let rows: Vec<Vec<i64>> = reported.lines().filter(is_row).map(|line| amounts(line, 5)).collect();
+        assert_eq!(rows.len(), NODES * RANKS, "{reported}");
+        let total = amounts(reported.lines().find(|line| line.starts_with("sum")).expect("a sum"), 1);
         for (column, total) in total.iter().enumerate() {
-            assert_eq!(rows.iter().map(|row| row[column]).sum::<i64>(), *total, "{told}");
+            assert_eq!(rows.iter().map(|row| row[column]).sum::<i64>(), *total, "{reported}");
         }
         for row in rows.iter().chain([&total]) {
-            assert_eq!(row[0], row[1] + row[3], "used = tracked + gap: {told}");
+            assert_eq!(row[0], row[1] + row[3], "used = tracked + gap: {reported}");
         }
-        assert!(told.contains(&format!("most: rank 7 ({}, GPU 3) with ", targets[1])), "{told}");
+        assert!(reported.contains(&format!("most: rank 7 ({}, GPU 3) with ", targets[1])), "{reported}");
 
         // One node alone knows its own ranks, and that there are others.
         let here = document(&nodes[1].ctl(&["job", "bert", "--json"]));
@@ -194,19 +194,25 @@ mod prometheus {
             (&here["processes"], &here["missing_ranks"]),
             (&RANKS.into(), &serde_json::json!([0, 1, 2, 3, 8, 9, 10, 11]))
         );
-        let told = text(&nodes[1].ctl(&["job", "bert"]));
+        let reported = text(&nodes[1].ctl(&["job", "bert"]));
         assert!(
-            told.contains("4 of 12 ranks") && told.contains("missing: rank 0-3, 8-11: not seen here"),
-            "{told}"
+            reported.contains("4 of 12 ranks") && reported.contains("missing: rank 0-3, 8-11: not seen here"),
+            "{reported}"
         );
-        assert!(told.contains("most: rank 7 (GPU 3)"), "{told}");
+        assert!(reported.contains("most: rank 7 (GPU 3)"), "{reported}");
 
         // The list of jobs, everywhere and here.
-        let told = text(&fleet(&[]));
-        println!("{told}");
-        assert!(told.lines().any(|line| line.starts_with("bert ") && line.contains(" 12/12 ")), "{told}");
-        let told = text(&nodes[0].ctl(&["job"]));
-        assert!(told.lines().any(|line| line.starts_with("bert ") && line.contains(" 4/12 ")), "{told}");
+        let reported = text(&fleet(&[]));
+        println!("{reported}");
+        assert!(
+            reported.lines().any(|line| line.starts_with("bert ") && line.contains(" 12/12 ")),
+            "{reported}"
+        );
+        let reported = text(&nodes[0].ctl(&["job"]));
+        assert!(
+            reported.lines().any(|line| line.starts_with("bert ") && line.contains(" 4/12 ")),
+            "{reported}"
+        );
 
         // A rank that ends is missing in the sum, and known on its node.
         leaver.end();
@@ -215,8 +221,8 @@ mod prometheus {
             (document["missing_ranks"] == serde_json::json!([9])).then_some(())
         });
         until(20, "an ended rank", || {
-            let told = text(&nodes[2].ctl(&["job", "bert"]));
-            told.contains("not running any more, and in no sum: rank 9 (GPU 1) (exit 0)").then_some(())
+            let reported = text(&nodes[2].ctl(&["job", "bert"]));
+            reported.contains("not running any more, and in no sum: rank 9 (GPU 1) (exit 0)").then_some(())
         });
 
         // Errors are reported.

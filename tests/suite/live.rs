@@ -185,11 +185,11 @@ fn stopped_daemon_does_not_stall_the_training() {
     daemon.wait_for_the_end_of(&machine, &[&trainer]);
     daemon.stop();
     let longest = |job: &mut Job| -> f64 {
-        let said = job.wait_for("max_us=");
-        println!("{said}");
+        let printed = job.wait_for("max_us=");
+        println!("{printed}");
         let value =
-            said.split("max_us=").nth(1).and_then(|text| text.split_whitespace().next()?.parse().ok());
-        value.unwrap_or_else(|| panic!("{said}"))
+            printed.split("max_us=").nth(1).and_then(|text| text.split_whitespace().next()?.parse().ok());
+        value.unwrap_or_else(|| panic!("{printed}"))
     };
     let (worst, bare) = (longest(&mut trainer), longest(&mut alone));
     let micros = |us: f64| Duration::from_secs_f64(us / 1e6);

@@ -72,7 +72,7 @@ impl Scene {
         });
     }
 
-    fn told(&self, arguments: &[&str]) -> String {
+    fn oom_text(&self, arguments: &[&str]) -> String {
         let output = self.daemon.ctl(&self.machine, arguments).output().expect("gpumemctl runs");
         assert!(output.status.success(), "{arguments:?}: {output:?}");
         String::from_utf8(output.stdout).expect("UTF-8")
@@ -80,9 +80,9 @@ impl Scene {
 
     fn oom(&self, pid: u32) -> (String, Value) {
         let pid = pid.to_string();
-        let text = self.told(&["oom", &pid]);
+        let text = self.oom_text(&["oom", &pid]);
         println!("{text}");
-        let json = serde_json::from_str(&self.told(&["oom", &pid, "--json"])).expect("JSON");
+        let json = serde_json::from_str(&self.oom_text(&["oom", &pid, "--json"])).expect("JSON");
         (text, json)
     }
 }
@@ -238,7 +238,7 @@ fn oom_of_a_process_without_an_agent_is_inferred() {
     assert_eq!(json["covered"], false);
     assert!(text.contains("no agent said whether memory ran out"), "{text}");
     // By time and device.
-    let at = scene.told(&["oom", "--at", "1s", "--gpu", "0", "--for", "2m"]);
+    let at = scene.oom_text(&["oom", "--at", "1s", "--gpu", "0", "--for", "2m"]);
     println!("{at}");
     for expected in [
         ": 2 processes ended or ran out of memory then".to_owned(),
@@ -249,12 +249,12 @@ fn oom_of_a_process_without_an_agent_is_inferred() {
         assert!(at.contains(&expected), "{expected:?} in {at}");
     }
     let at: Value =
-        serde_json::from_str(&scene.told(&["oom", "--at", "1s", "--gpu", "0", "--json"])).expect("JSON");
+        serde_json::from_str(&scene.oom_text(&["oom", "--at", "1s", "--gpu", "0", "--json"])).expect("JSON");
     let found: Vec<_> =
         at["processes"].as_array().expect("processes").iter().map(|of| of["pid"].as_u64()).collect();
     assert_eq!(found, [Some(victim.pid().into()), Some(modest.pid().into())]);
     assert_eq!(at["processes"][0]["ooms"][0]["what"], "suspected");
-    let long_ago = scene.told(&["oom", "--at", "2d", "--gpu", "0"]);
+    let long_ago = scene.oom_text(&["oom", "--at", "2d", "--gpu", "0"]);
     assert!(long_ago.contains("nobody ended or ran out of memory then"), "{long_ago}");
     tenant.end();
 }
@@ -285,7 +285,7 @@ fn host_oom_kill_is_no_gpu_oom() {
         "{text}"
     );
     assert!(!text.contains("FATAL"), "what the driver refused was survived: {text}");
-    let doctor = scene.told(&["doctor"]);
+    let doctor = scene.oom_text(&["doctor"]);
     assert!(doctor.contains(&format!("kernel log: {}", log.display())), "{doctor}");
     let _ = std::fs::remove_file(log);
 }
@@ -336,8 +336,8 @@ mod torch {
         let daemon = Daemon::start(&machine, "daemon", FAST);
         let scene = Scene { machine, daemon };
         let mut job = Job::start(&mut wheel.covered(&scene.machine, &scene.daemon.runtime, "caught.py", &[]));
-        let said = wheels::finished(&mut job);
-        assert_eq!(said[0]["caught"], 500);
+        let printed = wheels::finished(&mut job);
+        assert_eq!(printed[0]["caught"], 500);
         scene.daemon.wait_for_the_end_of(&scene.machine, &[&job]);
         let (text, json) = scene.oom(job.pid());
         let ooms = json["ooms"].as_array().expect("entries");

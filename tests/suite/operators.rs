@@ -106,9 +106,9 @@ impl Node {
         let uuids = uuids(&machine);
         let dcgm = serve(move || dcgm(&uuids));
         let is_old = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&is_old);
+        let reported = Arc::clone(&is_old);
         let old = serve(move || {
-            let age = if told.load(Ordering::Relaxed) { 100 } else { 0 };
+            let age = if reported.load(Ordering::Relaxed) { 100 } else { 0 };
             format!(
                 "# HELP gpumemd_snapshot_age_seconds .\n# TYPE gpumemd_snapshot_age_seconds gauge\ngpumemd_snapshot_age_seconds {age}\n"
             )
@@ -360,12 +360,12 @@ mod prometheus {
 
         // gpumemd itself: NVML closed, series limit reached, and a daemon that is stopped while an agent has many
         // records.
-        let said = node
+        let printed = node
             .daemon
             .ctl(&node.machine, &["nvml", "release", "--for", "15s"])
             .output()
             .expect("gpumemctl runs");
-        assert!(said.status.success(), "{said:?}");
+        assert!(printed.status.success(), "{printed:?}");
         let file = node.machine.dir.join("daemon.toml");
         let config = read(&file);
         let set = |text: &str| {

@@ -283,11 +283,11 @@ fn labels_do_not_overlap() {
     ];
     let drawing = bars(&odd);
     check_words(&drawing, "odd bars");
-    let told = drawing
+    let reported = drawing
         .items
         .iter()
         .any(|item| matches!(item, Item::Text(text) if text.text.contains("2 bytes off")));
-    assert!(told, "a bar that does not add up is reported");
+    assert!(reported, "a bar that does not add up is reported");
 }
 
 #[test]
@@ -331,10 +331,10 @@ fn pictures_of_a_small_run() {
         let drawing = draw(&[report(&run, None)], picture, &Options::default()).expect("a picture");
         golden::check(&format!("pictures/small-train.{name}.svg"), &drawing.svg());
     }
-    let told = report(&run, None);
-    golden::check("pictures/small-train.collapsed", &collapsed::collapsed(&told));
-    golden::check("pictures/small-train.treemap.json", &treemap::json(&told));
-    golden::check("pictures/small-train.trace.json", &gpumem_report::trace::json(&told));
+    let reported = report(&run, None);
+    golden::check("pictures/small-train.collapsed", &collapsed::collapsed(&reported));
+    golden::check("pictures/small-train.treemap.json", &treemap::json(&reported));
+    golden::check("pictures/small-train.trace.json", &gpumem_report::trace::json(&reported));
     let runs = node_runs();
     golden::check("pictures/node.trace.json", &gpumem_report::trace::json(&report(&runs[0], None)));
 }

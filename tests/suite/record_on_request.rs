@@ -11,13 +11,13 @@ fn ctl(machine: &Machine, daemon: &Daemon, arguments: &[&str]) -> Output {
 
 fn done(machine: &Machine, daemon: &Daemon, arguments: &[&str]) -> String {
     let output = ctl(machine, daemon, arguments);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{arguments:?}: {} {said}", output.status);
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {} {printed}", output.status);
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// Returns the tracked bytes at the end of a recording by its own report, and its tags.
-fn told(machine: &Machine, daemon: &Daemon, file: &Path) -> (i64, String) {
+fn tracked_and_tags(machine: &Machine, daemon: &Daemon, file: &Path) -> (i64, String) {
     let file = file.to_str().expect("UTF-8");
     let report: serde_json::Value =
         serde_json::from_str(&done(machine, daemon, &["report", file, "--json"])).expect("JSON");
@@ -51,30 +51,30 @@ fn running_process_records_on_request() {
 
     let recording = machine.dir.join("on request.gpumem");
     let output = recording.to_str().expect("UTF-8");
-    let said = done(&machine, &daemon, &["record", &pid, "start", "--output", output]);
-    assert_eq!(said, format!("pid {pid} records to '{output}'\n"), "as a shell takes it");
+    let printed = done(&machine, &daemon, &["record", &pid, "start", "--output", output]);
+    assert_eq!(printed, format!("pid {pid} records to '{output}'\n"), "as a shell takes it");
     let grown = |bytes: u64| {
         until(20, "a longer recording", || (std::fs::metadata(&recording).ok()?.len() > bytes).then_some(()))
     };
     grown(50_000);
-    assert!(told(&machine, &daemon, &recording).0 > 0, "it can be read while it goes on");
+    assert!(tracked_and_tags(&machine, &daemon, &recording).0 > 0, "it can be read while it goes on");
     let again = ctl(&machine, &daemon, &["record", &pid, "start", "--output", "other.gpumem"]);
     assert!(
         !again.status.success() && String::from_utf8_lossy(&again.stderr).contains("goes on already"),
         "{again:?}"
     );
-    let said = done(&machine, &daemon, &["record", &pid, "stop"]);
-    assert!(said.contains(output), "{said}");
-    assert!(told(&machine, &daemon, &recording).0 > 0);
+    let printed = done(&machine, &daemon, &["record", &pid, "stop"]);
+    assert!(printed.contains(output), "{printed}");
+    assert!(tracked_and_tags(&machine, &daemon, &recording).0 > 0);
     let replayed = replay(&recording);
     assert_eq!(replayed.rejected, 0);
     assert_eq!(replayed.process(trainer.pid()).odd, Default::default());
 
     // Its current memory, in a file with rank and pid in its name.
-    let said = done(&machine, &daemon, &["record", &pid, "dump", "-o", "."]);
-    let file = said.rsplit(' ').next().expect("a file").trim().to_owned();
-    assert!(file.ends_with(&format!("-r5-p{pid}-1.gpumem")) && Path::new(&file).exists(), "{said}");
-    assert!(told(&machine, &daemon, Path::new(&file)).0 > 0);
+    let printed = done(&machine, &daemon, &["record", &pid, "dump", "-o", "."]);
+    let file = printed.rsplit(' ').next().expect("a file").trim().to_owned();
+    assert!(file.ends_with(&format!("-r5-p{pid}-1.gpumem")) && Path::new(&file).exists(), "{printed}");
+    assert!(tracked_and_tags(&machine, &daemon, Path::new(&file)).0 > 0);
     let refused = ctl(&machine, &daemon, &["record", &pid, "dump", "-o", &file]);
     assert!(
         !refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("exists"),
@@ -143,8 +143,11 @@ fn recorded_steps_are_complete_and_every_copy_loads() {
     let file = machine.dir.join("window.gpumem");
     let output = file.to_str().expect("UTF-8");
     let window = format!("{first}:{last}");
-    let said = done(&machine, &daemon, &["record", &pid, "start", "--steps", &window, "-o", output]);
-    assert_eq!(said, format!("pid {pid} records its steps {first} to {last} to {output}, when they come\n"));
+    let printed = done(&machine, &daemon, &["record", &pid, "start", "--steps", &window, "-o", output]);
+    assert_eq!(
+        printed,
+        format!("pid {pid} records its steps {first} to {last} to {output}, when they come\n")
+    );
     let busy = ctl(&machine, &daemon, &["record", &pid, "start", "-o", "other.gpumem"]);
     assert!(String::from_utf8_lossy(&busy.stderr).contains(&format!("waits for step {first}")), "{busy:?}");
     // While it is written, and before.
@@ -165,11 +168,11 @@ fn recorded_steps_are_complete_and_every_copy_loads() {
     assert!(in_between > 0, "{copies} copies");
     // It has stopped at its limit, and reports that when queried.
     let size = std::fs::metadata(&file).expect("a file").len();
-    let said = until(20, "its end", || {
-        let said = done(&machine, &daemon, &["record", &pid, "stop"]);
-        said.contains(output).then_some(said)
+    let printed = until(20, "its end", || {
+        let printed = done(&machine, &daemon, &["record", &pid, "stop"]);
+        printed.contains(output).then_some(printed)
     });
-    assert!(said.contains("has recorded to"), "{said}");
+    assert!(printed.contains("has recorded to"), "{printed}");
     let after = std::fs::metadata(&file).expect("a file").len();
     assert!(after >= size && steps(&one(&file)) == all, "{:?}", steps(&one(&file)));
     assert!(one(&file).devices[0].peak.tracked_bytes > Some(0), "with the state that it began with");
@@ -202,8 +205,8 @@ fn recording_stops_at_its_time_or_size_limit() {
         until(60, "its end", || {
             let spare = machine.dir.join(format!("{name}.spare"));
             let spare = spare.to_str().expect("UTF-8");
-            let said = ctl(&machine, &daemon, &["record", &pid, "start", "-o", spare]);
-            said.status.success().then_some(())
+            let printed = ctl(&machine, &daemon, &["record", &pid, "start", "-o", spare]);
+            printed.status.success().then_some(())
         });
         done(&machine, &daemon, &["record", &pid, "stop"]);
         one(&path)

@@ -106,8 +106,8 @@ fn gap_steps_are_listed() {
         ..step(800, 300, "stack limit")
     });
     golden::check("reports/node.steps.txt", &steps::text(&report(&run, None)));
-    let said = text(&report(&run, None), Layout::default());
-    let largest = line(&said, "largest unexplained step");
+    let printed = text(&report(&run, None), Layout::default());
+    let largest = line(&printed, "largest unexplained step");
     assert_eq!(
         largest,
         "largest unexplained step: +178.0 MiB at 00:01:10Z, between events, near tag model/layers.17 (--steps)"
@@ -134,7 +134,7 @@ fn narrow_terminal_truncates_no_number() {
     }
 }
 
-fn told(run: &Run, by: By, width: Option<usize>) -> String {
+fn text_of(run: &Run, by: By, width: Option<usize>) -> String {
     text(&report(run, Some(by)), Layout { width, ..Layout::default() })
 }
 
@@ -159,9 +159,9 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
 #[test]
 fn narrow_terminal_truncates_no_sentence() {
     let run = small_train();
-    let piped = told(&run, By::Layer, None);
+    let piped = text_of(&run, By::Layer, None);
     for width in [60, 80, 100] {
-        let text = told(&run, By::Layer, Some(width));
+        let text = text_of(&run, By::Layer, Some(width));
         assert!(text.lines().all(|line| line.chars().count() <= width), "{text}");
         assert!(words(&piped).eq(words(&text)), "{text}");
         assert!(text.lines().count() <= 35, "{text}");
@@ -172,22 +172,26 @@ fn narrow_terminal_truncates_no_sentence() {
 fn reasons_for_partial_sums_are_below_the_heading() {
     let mut run = small_train();
     run.coverage.partial_history = true;
-    assert!(told(&run, By::Layer, Some(80)).lines().nth(1).expect("a line").starts_with("peak is a lower"));
+    assert!(
+        text_of(&run, By::Layer, Some(80)).lines().nth(1).expect("a line").starts_with("peak is a lower")
+    );
     run.coverage.partial_state = true;
     run.coverage.blocked_by = Some("nsys".into());
     for covered in [true, false] {
         run.coverage.covered = covered;
-        let text = told(&run, By::Layer, Some(80));
+        let text = text_of(&run, By::Layer, Some(80));
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[1].starts_with("BLOCKED by nsys: "), "{text}");
         assert!(lines[2].starts_with("PARTIAL: sums are not exact, because records were lost"), "{text}");
     }
     run.state = State::Open;
-    assert!(told(&run, By::Layer, None).contains("\nPARTIAL: sums are not exact until the agent restates"));
+    assert!(
+        text_of(&run, By::Layer, None).contains("\nPARTIAL: sums are not exact until the agent restates")
+    );
     run.coverage.partial_state = false;
     run.coverage.partial_history = false;
     run.devices[0].last.partial = true;
-    assert!(told(&run, By::Layer, None).contains("\nPARTIAL: sums are not exact, because"));
+    assert!(text_of(&run, By::Layer, None).contains("\nPARTIAL: sums are not exact, because"));
 }
 
 #[test]
@@ -198,14 +202,14 @@ fn counts_are_written_in_words() {
     run.coverage.lost = 1;
     run.coverage.torn_samples = 1000;
     run.coverage.odd = 1234;
-    let text = told(&run, By::Layer, None);
+    let text = text_of(&run, By::Layer, None);
     assert!(text.contains(" 1 allocation of 18,446,744,073,709,551,615 bytes, 1 event lost, "), "{text}");
     assert!(text.contains("8 NVML samples (1,000 torn)"), "{text}");
     assert!(line(&text, "odd: ").starts_with("odd: 1,234 records did not fit what was known (frees"));
     run.coverage.odd = 1;
-    assert!(told(&run, By::Layer, None).contains("\nodd: 1 record did not fit"));
+    assert!(text_of(&run, By::Layer, None).contains("\nodd: 1 record did not fit"));
     run.coverage.odd = 0;
-    assert!(!told(&run, By::Layer, None).contains("odd: "));
+    assert!(!text_of(&run, By::Layer, None).contains("odd: "));
 }
 
 #[test]
@@ -222,7 +226,7 @@ fn device_line_adds_up_as_printed() {
         (reading.used_bytes, reading.free_bytes) = (used_bytes, free_bytes);
         for unaccounted in [None, Some(half as i64)] {
             run.devices[0].unaccounted_bytes = unaccounted;
-            let text = told(&run, By::Layer, None);
+            let text = text_of(&run, By::Layer, None);
             let sum = line(&text, "device (").split_once(": ").expect("a sum").1;
             let (parts, total) = sum.split_once(" = ").expect("a sum");
             assert_eq!(parts.split(" + ").map(number).sum::<i64>(), number(total), "{sum}");
@@ -231,7 +235,7 @@ fn device_line_adds_up_as_printed() {
     let reading = run.devices[0].reading.as_mut().expect("a reading");
     (reading.used_bytes, reading.free_bytes) = (u64::MAX, u64::MAX);
     run.devices[0].unaccounted_bytes = None;
-    line(&told(&run, By::Layer, None), "device (MiB): ");
+    line(&text_of(&run, By::Layer, None), "device (MiB): ");
 }
 
 #[test]
@@ -239,7 +243,7 @@ fn negative_gap_is_no_lower_bound() {
     let mut run = small_train();
     run.devices[0].last.untrackable_bytes = Some(-(400 << 20));
     for width in [None, Some(80), Some(40)] {
-        let text = told(&run, By::Layer, width);
+        let text = text_of(&run, By::Layer, width);
         assert!(text.contains("  unexplained ") && text.contains("-400.0"), "{text}");
         assert!(text.contains("NVML charges less than was tracked"), "{text}");
         assert!(!text.contains("at least"), "{text}");
@@ -253,8 +257,8 @@ fn next_command_and_other_processes_are_shown() {
     assert!(!text(&report, Layout::default()).contains("other processes"));
     report.command = "gpumemctl report r1 --store 'my runs'".into();
     report.others = vec![42, 43];
-    let told = text(&report, Layout::default());
-    assert!(told.ends_with(
+    let reported = text(&report, Layout::default());
+    assert!(reported.ends_with(
         "\nother processes in this file: --pid 42 | 43 (2)\n\
          next: gpumemctl report r1 --store 'my runs' --by structure | --by tag | --all | --json | --csv\n"
     ));
@@ -284,7 +288,7 @@ fn names_cannot_forge_indentation_or_hide_numbers() {
         assert!(table.iter().any(|row| row.contains("  ~") && row.contains("x/end ")), "{text}");
         assert!(table.iter().any(|row| row.starts_with("  \\u{20}")), "blanks by number: {text}");
     }
-    let narrow = told(&run, By::Layer, Some(20));
+    let narrow = text_of(&run, By::Layer, Some(20));
     assert!(rows(&narrow).iter().any(|row| row.starts_with("  Optimiz~ ")), "{narrow}");
 }
 
@@ -305,8 +309,8 @@ fn untrusted_text_reaches_the_terminal_escaped() {
     for text in [text(&report, Layout::default()), json::json(&report), csv::csv(&report)] {
         assert!(!text.contains(raw), "{text:?}");
     }
-    let told = text(&report, Layout::default());
-    assert!(!told.contains(['\u{200b}', '\u{feff}']) && !told.contains("\nb"), "{told}");
+    let reported = text(&report, Layout::default());
+    assert!(!reported.contains(['\u{200b}', '\u{feff}']) && !reported.contains("\nb"), "{reported}");
     let parsed: serde_json::Value = serde_json::from_str(&json::json(&report)).expect("JSON");
     assert_eq!(parsed["source"]["origin"], bad, "programs get it whole");
 }
@@ -320,7 +324,7 @@ fn quoted(text: &str) -> String {
 fn notes_take_space_from_categories() {
     let mut run = small_train();
     for notes in 0..30 {
-        let text = told(&run, By::Tag, Some(80));
+        let text = text_of(&run, By::Tag, Some(80));
         let table = rows(&text).len();
         // used, tracked, six rows of tags with the rest, Untrackable, rounding, unexplained
         assert!(text.lines().count() <= 35 || table == 2 + 6 + 3, "{text}");
@@ -341,7 +345,7 @@ fn several_devices_share_the_facts_of_the_run() {
         run.devices.push(device);
     }
     let count = |text: &str, start: &str| text.lines().filter(|line| line.starts_with(start)).count();
-    let six = told(&run, By::Tag, None);
+    let six = text_of(&run, By::Tag, None);
     assert!(six.starts_with("train.py  pid 20417 (python3)  6 GPUs\n"), "{six}");
     assert_eq!(
         ["train.py", "covered", "used", "GPU ", "sum ", "next"].map(|start| count(&six, start)),
@@ -353,7 +357,7 @@ fn several_devices_share_the_facts_of_the_run() {
     let all = text(&report(&run, Some(By::Layer)), all);
     assert_eq!([count(&all, "used"), count(&all, "sum ")], [6, 1]);
     run.devices.truncate(1);
-    assert!(!told(&run, By::Tag, None).contains("--device"), "one has nothing to choose from");
+    assert!(!text_of(&run, By::Tag, None).contains("--device"), "one has nothing to choose from");
 }
 
 /// used = tracked + gap in each row, and each column is its sum.
@@ -383,11 +387,11 @@ fn columns_that_span_days_show_dates() {
     let device = &mut run.devices[0];
     device.reading = None;
     (device.peak.time_ns, device.last.time_ns) = (0, 60_000_000_000);
-    let text = told(&run, By::Layer, Some(80));
+    let text = text_of(&run, By::Layer, Some(80));
     assert!(text.contains(" 01:47:40Z  01:46:40Z\n") && !text.contains("2026"), "{text}");
     run.devices[0].last.time_ns = 86_400_000_000_000;
     run.devices[0].peak.gap_distance_ns = -40_300_000;
-    let text = told(&run, By::Layer, Some(80));
+    let text = text_of(&run, By::Layer, Some(80));
     assert!(text.contains(" 2026-11-21 01:46:40Z  2026-11-20 01:46:40Z\n"), "{text}");
     assert!(text.contains("\n~ the gap was measured 40.3 ms before the peak\n"), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
@@ -401,7 +405,7 @@ fn folded_categories_show_their_count_with_commas() {
         run.devices[0].last.amounts.push((run.cells.len() as u32, 1));
         run.cells.push(Cell { tag: Some(format!("small/{number}")), ..cell.clone() });
     }
-    let text = told(&run, By::Tag, None);
+    let text = text_of(&run, By::Tag, None);
     assert!(text.contains("  (2,228 smaller) "), "{text}");
 }
 

@@ -76,13 +76,13 @@ impl Surroundings {
     fn missing(&self, goal: &str, variables: &[(&str, &Path)]) -> Vec<String> {
         let output = self.check(goal, variables);
         assert_eq!(output.status.code(), Some(2), "{output:?}");
-        let said = String::from_utf8(output.stderr).expect("text");
-        said.lines().map(str::to_owned).collect()
+        let printed = String::from_utf8(output.stderr).expect("text");
+        printed.lines().map(str::to_owned).collect()
     }
 }
 
-fn is_one(said: &[String], what: &str, remedy: &str) {
-    let [line] = said else { panic!("one line on {what}: {said:?}") };
+fn is_one(printed: &[String], what: &str, remedy: &str) {
+    let [line] = printed else { panic!("one line on {what}: {printed:?}") };
     assert!(line.contains(what) && line.contains(remedy), "{what}, {remedy}: {line}");
 }
 
@@ -127,16 +127,16 @@ fn old_version_is_reported_with_the_required_one() {
 fn unusable_folders_are_reported() {
     let here = Surroundings::whole();
     let nowhere = Path::new("/dev/null/target");
-    let said = here.missing("test", &[("CARGO_TARGET_DIR", nowhere)]);
-    is_one(&said, "/dev/null/target cannot be written", "CARGO_TARGET_DIR");
+    let printed = here.missing("test", &[("CARGO_TARGET_DIR", nowhere)]);
+    is_one(&printed, "/dev/null/target cannot be written", "CARGO_TARGET_DIR");
     let spaced = here.dir.join("a b");
     is_one(
         &here.missing("test", &[("CARGO_TARGET_DIR", &spaced)]),
         "has a space in it",
         "a path without one",
     );
-    let said = here.missing("test", &[("TMPDIR", Path::new("/dev/null/tmp"))]);
-    is_one(&said, "/dev/null/tmp cannot be written", "TMPDIR");
+    let printed = here.missing("test", &[("TMPDIR", Path::new("/dev/null/tmp"))]);
+    is_one(&printed, "/dev/null/tmp cannot be written", "TMPDIR");
     // A socket's path has 107 bytes: a folder that is too long is not used, so it needs not be there.
     let long = PathBuf::from(format!("/nowhere/{}", "long-".repeat(20)));
     assert!(here.check("test", &[("TMPDIR", &long)]).status.success());
@@ -146,8 +146,8 @@ fn unusable_folders_are_reported() {
 fn full_disk_and_small_shared_memory_are_reported() {
     let here = Surroundings::whole();
     here.says("df", "Filesystem 1M-blocks Used Available Capacity Mounted on\nnone 100 70 30 70% /");
-    let said = here.missing("test", &[]);
-    assert_eq!(said.len(), 2, "{said:?}");
-    is_one(&said[..1], "30 MiB are free below", "a folder with more room");
-    is_one(&said[1..], "30 MiB are free in /dev/shm, 60 are needed", "--shm-size");
+    let printed = here.missing("test", &[]);
+    assert_eq!(printed.len(), 2, "{printed:?}");
+    is_one(&printed[..1], "30 MiB are free below", "a folder with more room");
+    is_one(&printed[1..], "30 MiB are free in /dev/shm, 60 are needed", "--shm-size");
 }

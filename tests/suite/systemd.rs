@@ -74,8 +74,10 @@ fn train(boot: &Boot, unit: &str, arguments: &str) -> u32 {
         trainer.display(),
     ));
     until(30, "a trainer", || {
-        let said = boot.sh_may_fail(&format!("cat /tmp/{unit}.out")).1;
-        said.lines().find_map(|line| line.strip_prefix("ready pid=")?.split_whitespace().next()?.parse().ok())
+        let printed = boot.sh_may_fail(&format!("cat /tmp/{unit}.out")).1;
+        printed
+            .lines()
+            .find_map(|line| line.strip_prefix("ready pid=")?.split_whitespace().next()?.parse().ok())
     })
 }
 
@@ -112,8 +114,8 @@ impl Node {
     }
 
     fn ctl(&self, arguments: &str) -> Value {
-        let said = self.boot.sh(&format!("gpumemctl {arguments}"));
-        serde_json::from_str(&said).unwrap_or_else(|error| panic!("{arguments}: {error}: {said}"))
+        let printed = self.boot.sh(&format!("gpumemctl {arguments}"));
+        serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{arguments}: {error}: {printed}"))
     }
 
     /// The daemon's reply, requested from outside: starting a program in the machine would distort measurements.
@@ -288,12 +290,12 @@ fn replaced(node: &Node) {
         }
         boot.sh("touch /tmp/enough");
         until(10, "the last scrape", || (boot.show("scrapes", "ActiveState") != "active").then_some(()));
-        let said = boot.sh("cat /tmp/scrapes");
+        let printed = boot.sh("cat /tmp/scrapes");
         assert!(
-            said.lines().count() >= 10 && !said.contains("bad"),
+            printed.lines().count() >= 10 && !printed.contains("bad"),
             "{} scrapes, {} failed",
-            said.lines().count(),
-            said.matches("bad").count()
+            printed.lines().count(),
+            printed.matches("bad").count()
         );
         node.until_covered();
         assert_eq!(node.sockets(), node.connection);
@@ -344,8 +346,8 @@ fn ends_unseen(node: &Node) {
         truth::read(&boot.file(TRUTH)).into_iter().rfind(|line| line.is_end() && line.pid == pid)
     });
     let run = until(20, "its run", || {
-        let (is_good, said) = boot.sh_may_fail(&format!("gpumemctl report {pid} --json"));
-        let run: Value = serde_json::from_str(&said).ok().filter(|_| is_good)?;
+        let (is_good, printed) = boot.sh_may_fail(&format!("gpumemctl report {pid} --json"));
+        let run: Value = serde_json::from_str(&printed).ok().filter(|_| is_good)?;
         (run["state"]["state"] == "closed").then_some(run)
     });
     let held = run["devices"][0]["last"]["tracked_bytes"].as_i64();
@@ -368,15 +370,16 @@ fn shut_in(node: &Node, mode: &str) {
     drop_in(boot, "20-probe", "ExecStartPost=-/bin/sh /opt/probe");
     boot.sh("mknod -m 666 /dev/strange c 10 200; mknod -m 666 /dev/nvidiactl c 195 255; touch /var/lib/gpumemd/probes; \
              chown gpumemd: /var/lib/gpumemd/probes; systemctl restart gpumemd");
-    let said = boot.sh("cat /var/lib/gpumemd/probes");
-    println!("{said}");
-    let told = |path: &str| said.lines().find(|line| line.contains(path)).unwrap_or_default().to_owned();
-    assert!(told("/dev/nvidiactl").contains("No such device or address"), "{said}");
-    assert!(told("/dev/strange").contains("not permitted"), "{said}");
-    assert!(told("/etc/probe").contains("Read-only"), "{said}");
-    assert!(told("/root/probe").contains("ermission denied"), "{said}");
-    assert!(!told("/dev/kmsg").is_empty(), "{said}");
-    assert_eq!(told("/var/lib/gpumemd/probe:"), "", "{said}");
+    let printed = boot.sh("cat /var/lib/gpumemd/probes");
+    println!("{printed}");
+    let reported =
+        |path: &str| printed.lines().find(|line| line.contains(path)).unwrap_or_default().to_owned();
+    assert!(reported("/dev/nvidiactl").contains("No such device or address"), "{printed}");
+    assert!(reported("/dev/strange").contains("not permitted"), "{printed}");
+    assert!(reported("/etc/probe").contains("Read-only"), "{printed}");
+    assert!(reported("/root/probe").contains("ermission denied"), "{printed}");
+    assert!(!reported("/dev/kmsg").is_empty(), "{printed}");
+    assert_eq!(reported("/var/lib/gpumemd/probe:"), "", "{printed}");
     boot.sh("rm /dev/nvidiactl /run/systemd/system/gpumemd.service.d/20-probe.conf; systemctl daemon-reload; systemctl restart gpumemd");
     if mode == "hybrid" {
         let group = |controller: &str, file: &str| {
@@ -489,9 +492,9 @@ fn the_unit_is_tight_and_right() {
         gpumem_test_support::skip("there is no systemd-analyze", "apt-get install systemd");
         return;
     };
-    let said = String::from_utf8_lossy(&output.stdout);
-    println!("{}", said.lines().last().unwrap_or_default());
-    assert!(output.status.success(), "{said}");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    println!("{}", printed.lines().last().unwrap_or_default());
+    assert!(output.status.success(), "{printed}");
     // An unknown directive causes a warning and no failure: there must be none. The program is not installed here.
     let copies = std::env::temp_dir().join(format!("gpumem-units-{}", std::process::id()));
     std::fs::create_dir_all(&copies).expect("a folder");
@@ -504,8 +507,8 @@ fn the_unit_is_tight_and_right() {
     }
     let verified = analyze(&verify.iter().map(String::as_str).collect::<Vec<_>>()).expect("it is there");
     let _ = std::fs::remove_dir_all(&copies);
-    let said = String::from_utf8_lossy(&verified.stderr);
-    assert!(verified.status.success() && said.is_empty(), "{said}");
+    let printed = String::from_utf8_lossy(&verified.stderr);
+    assert!(verified.status.success() && printed.is_empty(), "{printed}");
     // Who the peers are must stay the kernel's word, however well it would score.
     let text = std::fs::read_to_string(&unit).expect("the unit");
     let set = |key: &str| text.lines().any(|line| line.split('=').next() == Some(key));

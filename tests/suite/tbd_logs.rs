@@ -212,16 +212,16 @@ fn timeline_of_thousands_of_names_keeps_categories() {
         let point =
             points.iter().find(|point| point.time_ns == device.peak.time_ns).expect("the peak is a point");
         assert_eq!(Some(point.tracked_bytes()), device.peak.tracked_bytes);
-        let (mut told, mut untold) = (BTreeMap::<&str, i64>::new(), point.rest_bytes);
+        let (mut reported, mut untold) = (BTreeMap::<&str, i64>::new(), point.rest_bytes);
         for &(cell, bytes) in &point.amounts {
             let tag = run.cells[cell as usize].tag.as_deref().unwrap_or_default();
             match report.category(cell, By::Layer) {
-                Some(name) => *told.entry(name).or_default() += bytes,
+                Some(name) => *reported.entry(name).or_default() += bytes,
                 None if gpumem_ledger::is_sum(tag) => untold += bytes,
                 None => {}
             }
         }
-        for (name, bytes) in told {
+        for (name, bytes) in reported {
             assert!(peak.get(name).is_some_and(|peak| bytes <= *peak), "{name} {bytes} of {peak:?}");
         }
         let share = untold as f64 / point.tracked_bytes() as f64;

@@ -46,12 +46,12 @@ fn is_whole(run: &Run) {
 /// The figures of a snapshot: segments, blocks in use and idle, bytes reserved, allocated and requested, entries, most requested.
 fn figures(run: &Run, figures: &[u64; 8]) {
     let [segments, blocks, idle, reserved, allocated, requested, entries, most] = figures.map(thousands);
-    let told = caveat(run, "snapshot_figures").expect("said");
+    let reported = caveat(run, "snapshot_figures").expect("said");
     let expected = format!(
         "reserved {reserved} bytes in {segments} segments; allocated {allocated} in {blocks} blocks; requested {requested}; \
          {idle} blocks idle; {entries} trace entries, in which at most {most} bytes were requested"
     );
-    assert!(told.starts_with(&expected), "{told}\n{expected}");
+    assert!(reported.starts_with(&expected), "{reported}\n{expected}");
 }
 
 #[test]
@@ -96,8 +96,8 @@ fn written(version: &str, words: &[&str], settings: &str) -> Option<(Run, Vec<se
     if !settings.is_empty() {
         command.env("PYTORCH_CUDA_ALLOC_CONF", settings).env("PYTORCH_ALLOC_CONF", settings);
     }
-    let said = wheels::finished(&mut Job::start(&mut command));
-    let devices = said.iter().find_map(|line| line["devices"].as_array()).expect("its own word");
+    let printed = wheels::finished(&mut Job::start(&mut command));
+    let devices = printed.iter().find_map(|line| line["devices"].as_array()).expect("its own word");
     Some((one_run(&path), devices.clone()))
 }
 
@@ -137,12 +137,12 @@ mod torch {
             // Each takes torch some seconds, mostly for names of C++ frames.
             let count = if nth == 0 { 2 } else { programs.len() };
             for (words, settings) in programs.into_iter().take(count) {
-                let Some((run, said)) = written(version, words, settings) else { return };
+                let Some((run, printed)) = written(version, words, settings) else { return };
                 println!("torch {version} {words:?} {settings}");
                 is_whole(&run);
                 for device in &run.devices {
-                    let said = &said[usize::from(device.ordinal)];
-                    let own = |name: &str| said[name].as_i64().expect("a number");
+                    let printed = &printed[usize::from(device.ordinal)];
+                    let own = |name: &str| printed[name].as_i64().expect("a number");
                     let pool = &device.details.pools[0];
                     assert_eq!(device.last.tracked_bytes, Some(own("reserved")));
                     assert_eq!(pool.segment_bytes as i64, own("reserved"), "memory_reserved");
@@ -153,14 +153,17 @@ mod torch {
                         assert_eq!(device.peak.tracked_bytes, Some(own("peak")), "max_memory_reserved");
                     }
                 }
-                let told = caveat(&run, "snapshot_figures").expect("said");
-                let requested: i64 = said.iter().filter_map(|device| device["requested"].as_i64()).sum();
-                assert!(told.contains(&format!("requested {};", thousands(requested as u64))), "{told}");
+                let reported = caveat(&run, "snapshot_figures").expect("said");
+                let requested: i64 = printed.iter().filter_map(|device| device["requested"].as_i64()).sum();
+                assert!(
+                    reported.contains(&format!("requested {};", thousands(requested as u64))),
+                    "{reported}"
+                );
                 if words == ["oom"] {
-                    let most = said[0]["allocated_peak"].as_u64().expect("a number");
+                    let most = printed[0]["allocated_peak"].as_u64().expect("a number");
                     assert!(
-                        told.ends_with(&format!("and {} allocated", thousands(most))),
-                        "max_memory_allocated: {told}"
+                        reported.ends_with(&format!("and {} allocated", thousands(most))),
+                        "max_memory_allocated: {reported}"
                     );
                 }
                 if words.contains(&"oom") {

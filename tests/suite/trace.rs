@@ -276,11 +276,11 @@ mod python {
             .output()
             .expect("started");
             std::fs::remove_file(&file).expect("removed");
-            let said = String::from_utf8_lossy(&output.stdout).into_owned();
-            assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+            let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(output.status.success(), "{printed}{}", String::from_utf8_lossy(&output.stderr));
             let answers: Vec<Vec<BTreeMap<String, Value>>> =
-                said.lines().map(|line| serde_json::from_str(line).expect("rows")).collect();
-            let [errors, tracks, steps, ooms, process] = answers.as_slice() else { panic!("{said}") };
+                printed.lines().map(|line| serde_json::from_str(line).expect("rows")).collect();
+            let [errors, tracks, steps, ooms, process] = answers.as_slice() else { panic!("{printed}") };
             assert!(errors.is_empty(), "the reader complains: {errors:?}");
             let track = |name: &str| {
                 let row =

@@ -68,11 +68,11 @@ const STATEMENT: &str = "[...document.querySelectorAll('#statement tbody tr')].m
 fn summary_equals_the_text_report() {
     let run = training(Training::SMALL);
     let Some(mut page) = Opened::of("summary", &run) else { return };
-    let said: Vec<Vec<String>> = serde_json::from_value(page.eval(STATEMENT)).expect("rows");
+    let output_text: Vec<Vec<String>> = serde_json::from_value(page.eval(STATEMENT)).expect("rows");
     let words = text(&report(&run), Layout::default());
     let lines: Vec<Vec<&str>> = words.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert!(said.len() > 12, "{said:?}");
-    for row in &said {
+    assert!(output_text.len() > 12, "{output_text:?}");
+    for row in &output_text {
         let is_told = |line: &Vec<&str>| {
             let name: Vec<&str> = row[1].split_whitespace().collect();
             line.starts_with(&name) && line[name.len()..].starts_with(&[row[2].as_str(), row[3].as_str()])
@@ -95,8 +95,9 @@ fn marks_are_shown_on_the_timeline() {
     let Some(mut page) = Opened::of("marks", &run) else { return };
     // To the peak, where it is.
     page.eval("document.getElementById('timeline').dispatchEvent(new KeyboardEvent('keydown', { key: 'p', bubbles: true }))");
-    let told = "document.getElementById('readout').textContent.includes('mark: warm-up is over</script>')";
-    assert_eq!(page.eval(told), json!(true));
+    let reported =
+        "document.getElementById('readout').textContent.includes('mark: warm-up is over</script>')";
+    assert_eq!(page.eval(reported), json!(true));
 }
 
 #[test]
@@ -137,7 +138,7 @@ fn numbers_are_those_of_the_json_report() {
             device["steps"].as_array().expect("steps").iter().filter_map(|step| step["bytes"].as_i64()).sum();
         assert_eq!(page.bytes("#gap", "tfoot")[0][0], Some(steps));
         let bridge = &device["peak"]["bridge"];
-        let told = page.eval("[...document.querySelectorAll('#bridge tbody tr')].map((row) => Number([...row.querySelectorAll('td.n')].at(-1).dataset.bytes))");
+        let reported = page.eval("[...document.querySelectorAll('#bridge tbody tr')].map((row) => Number([...row.querySelectorAll('td.n')].at(-1).dataset.bytes))");
         let keys = [
             "memory_allocated_bytes",
             "idle_bytes",
@@ -146,7 +147,7 @@ fn numbers_are_those_of_the_json_report() {
             "untrackable_bytes",
             "used_bytes",
         ];
-        assert_eq!(told, json!(keys.map(|key| &bridge[key])));
+        assert_eq!(reported, json!(keys.map(|key| &bridge[key])));
     }
 }
 
@@ -220,9 +221,13 @@ fn page_is_usable_with_the_keyboard() {
         );
     }
     page.browser.key("p");
-    let said = page.eval("document.getElementById('timeline').getAttribute('aria-valuetext')").to_string();
+    let output_text =
+        page.eval("document.getElementById('timeline').getAttribute('aria-valuetext')").to_string();
     let peak = page.eval("document.querySelector('#statement [data-part=tracked]').cells[2].textContent");
-    assert!(said.contains(&format!("tracked {} MiB", peak.as_str().expect("a text"))), "{said} {peak}");
+    assert!(
+        output_text.contains(&format!("tracked {} MiB", peak.as_str().expect("a text"))),
+        "{output_text} {peak}"
+    );
     page.browser.key("n");
     assert!(page.eval("document.getElementById('readout').textContent").to_string().contains("OOM #1"));
     // Paths: down, zoom, and back.
@@ -292,8 +297,8 @@ fn strings_of_a_process_are_inert() {
     for word in WORDS {
         // Leading and trailing blanks in names are shown by their number.
         let shown = clean(word.trim());
-        let told = shown.split('/').find(|part| !part.is_empty()).unwrap_or(&shown);
-        assert!(all.contains(told), "{word}: {told}");
+        let reported = shown.split('/').find(|part| !part.is_empty()).unwrap_or(&shown);
+        assert!(all.contains(reported), "{word}: {reported}");
     }
     assert!(all.contains("line\\u{a}feed\\u{d}\\u{2028}\\u{2029}and \\u{0} zero"));
     opened.is_quiet();
@@ -424,12 +429,14 @@ fn runs_with_little_data_have_a_page() {
         for by in [None, Some(By::Tag)] {
             let page = html::html(&Report::new(&run, Groupings::of_run(&run), by));
             let Some(mut opened) = Opened::page(name, &page) else { return };
-            let said = opened.eval("document.querySelector('main').textContent").to_string();
+            let output_text = opened.eval("document.querySelector('main').textContent").to_string();
             let has_course = opened.eval("document.querySelector('#timeline svg') !== null");
-            assert_eq!(has_course, json!(matches!(name, "bare" | "uncovered")), "{name}: {said}");
+            assert_eq!(has_course, json!(matches!(name, "bare" | "uncovered")), "{name}: {output_text}");
             assert!(
-                !said.contains("NaN") && !said.contains("undefined") && !said.contains("Infinity"),
-                "{name}: {said}"
+                !output_text.contains("NaN")
+                    && !output_text.contains("undefined")
+                    && !output_text.contains("Infinity"),
+                "{name}: {output_text}"
             );
         }
     }

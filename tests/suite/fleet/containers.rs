@@ -18,11 +18,11 @@ fn containers_report_with_one_directory_of_the_hosts() {
     command.arg(packages).arg(&machine.dir).arg(root.join("tests/fleet/containers.sh")).arg(&machine.dir);
     command.arg(&programs().ours).arg(&programs().fake).arg(root.join("config/kubernetes/injection/cdi"));
     let output = command.env_remove("LD_LIBRARY_PATH").output().expect("over.sh runs");
-    let said = String::from_utf8_lossy(&output.stdout);
-    println!("{said}\n{}", String::from_utf8_lossy(&output.stderr));
+    let printed = String::from_utf8_lossy(&output.stdout);
+    println!("{printed}\n{}", String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success());
     let part = |name: &str| {
-        let rest = said.split(&format!("== {name}\n")).nth(1).unwrap_or_else(|| panic!("no {name}"));
+        let rest = printed.split(&format!("== {name}\n")).nth(1).unwrap_or_else(|| panic!("no {name}"));
         rest.split("== ").next().unwrap_or_default().to_owned()
     };
     for way in ["cdi", "volumes"] {

@@ -15,7 +15,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace")
 }
 
-fn said(command: &mut Command) -> String {
+fn output_of(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{command:?}: {}\n{out}{err}", output.status);
@@ -41,7 +41,7 @@ fn rendered() -> Option<&'static Path> {
         let folder = tools()?.join("rendered");
         std::fs::create_dir_all(&folder).expect("a folder");
         for name in RENDERED {
-            let text = said(
+            let text = output_of(
                 Command::new("kubectl").arg("kustomize").arg(root().join("config/kubernetes").join(name)),
             );
             let file = Path::new(name).with_extension("yaml");
@@ -87,7 +87,7 @@ fn manifests_are_valid_and_minimal() {
     let Some(python) = python() else { return skipped("kubernetes-validate") };
     let Some(folder) = rendered() else { return };
     let script = root().join("tests/fleet/manifests.py");
-    let text = said(Command::new(python).arg(script).arg(folder));
+    let text = output_of(Command::new(python).arg(script).arg(folder));
     print!("{text}");
     assert!(text.ends_with("policy: right\n"), "{text}");
 }
@@ -95,7 +95,8 @@ fn manifests_are_valid_and_minimal() {
 #[test]
 fn daemon_accepts_the_configuration_of_its_pod() {
     let file = root().join("config/kubernetes/base/gpumemd.toml");
-    let text = said(Command::new(programs().ours.join("gpumemd")).args(["--check", "--config"]).arg(file));
+    let text =
+        output_of(Command::new(programs().ours.join("gpumemd")).args(["--check", "--config"]).arg(file));
     assert!(text.contains("is right"), "{text}");
 }
 
@@ -125,7 +126,7 @@ fn init_commands(folder: &Path, python: &Path) -> Vec<String> {
                    \x20   if document['kind'] == 'DaemonSet':\n\
                    \x20       containers = document['spec']['template']['spec']['initContainers']\n\
                    \x20       print(json.dumps([container['command'][2] for container in containers]))\n";
-    let text = said(Command::new(python).args(["-c", program]).arg(folder.join("base.yaml")));
+    let text = output_of(Command::new(python).args(["-c", program]).arg(folder.join("base.yaml")));
     serde_json::from_str(&text).expect("a list")
 }
 
@@ -204,7 +205,7 @@ fn pods_report_through_one_directory_and_across_a_new_daemon() {
     let get = |path: &str| {
         let mut command = Command::new("nsenter");
         let url = format!("{}{path}", enter[5]);
-        said(command.args(&enter[..5]).arg(url))
+        output_of(command.args(&enter[..5]).arg(url))
     };
     assert_eq!(get("healthz"), "ok\n");
     assert!(

@@ -76,11 +76,11 @@ fn launchers_pass_variables_on_as_documented() {
         command.env("LD_LIBRARY_PATH", path);
     }
     let output = command.output().expect("the script runs");
-    let said = String::from_utf8_lossy(&output.stdout);
-    print!("{said}");
-    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    let printed = String::from_utf8_lossy(&output.stdout);
+    print!("{printed}");
+    assert!(output.status.success(), "{printed}{}", String::from_utf8_lossy(&output.stderr));
     let torchrun = wheel.iter().map(|_| "torchrun ");
     for name in beside.iter().copied().chain(torchrun).chain(["env -i ", "multiprocessing "]) {
-        assert!(said.lines().any(|line| line.starts_with(name)), "{name} is missing:\n{said}");
+        assert!(printed.lines().any(|line| line.starts_with(name)), "{name} is missing:\n{printed}");
     }
 }

@@ -48,14 +48,14 @@ fn a_real_slurm_runs_jobs_with_prolog_and_epilog() {
     // Slurm's jobs take it over, as users who cannot write there.
     command.env_remove("TMPDIR");
     let output = command.arg(folder.join("commands")).output().expect("slurm.sh runs");
-    let said = text(&output);
+    let printed = text(&output);
     let errors = String::from_utf8_lossy(&output.stderr);
-    println!("{said}\n{errors}");
+    println!("{printed}\n{errors}");
     assert!(output.status.success(), "{errors}");
 
     let part = |name: &str| {
         let begin = format!("== {name}\n");
-        let rest = said.split(&begin).nth(1).unwrap_or_else(|| panic!("no {name}"));
+        let rest = printed.split(&begin).nth(1).unwrap_or_else(|| panic!("no {name}"));
         rest.split("== ").next().unwrap_or_default().to_owned()
     };
     // The batch script and each task, in one job; what the user had set goes first.

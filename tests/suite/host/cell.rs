@@ -96,16 +96,16 @@ impl Outcome {
 
     /// In words; empty if it is the same.
     pub fn differs_from(&self, bare: &Outcome, unordered: bool) -> String {
-        let mut told = String::new();
+        let mut reported = String::new();
         if self.end() != bare.end() {
-            told += &format!("\n  ended with {} instead of {}", self.end(), bare.end());
+            reported += &format!("\n  ended with {} instead of {}", self.end(), bare.end());
         }
         for (what, ours, bare) in [("output", &self.out, &bare.out), ("errors", &self.error, &bare.error)] {
             let (ours, bare) = (lines(ours, unordered), lines(bare, unordered));
             if ours != bare {
                 let new: Vec<&&str> = ours.iter().filter(|line| !bare.contains(line)).take(5).collect();
                 let gone: Vec<&&str> = bare.iter().filter(|line| !ours.contains(line)).take(5).collect();
-                told += &format!(
+                reported += &format!(
                     "\n  {what}: {} lines, without an agent {}\n   new {new:#?}\n   gone {gone:#?}",
                     ours.len(),
                     bare.len()
@@ -114,8 +114,9 @@ impl Outcome {
         }
         let names = |files: &BTreeMap<String, Vec<u8>>| files.keys().cloned().collect::<Vec<_>>();
         if self.files != bare.files {
-            told += &format!("\n  files {:?}, without an agent {:?}", names(&self.files), names(&bare.files));
+            reported +=
+                &format!("\n  files {:?}, without an agent {:?}", names(&self.files), names(&bare.files));
         }
-        told
+        reported
     }
 }

@@ -72,7 +72,7 @@ fn programs_never_wait_for_a_daemon() {
     machine.set(&["truth="]);
     let stopped = Daemon::start(&machine, "stopped", NVML);
     let columns = columns(&machine, &stopped);
-    let mut told = String::new();
+    let mut reported = String::new();
     for row in timed() {
         let bare = (0..3).map(|_| outcome(&machine, &row, None).took).min().expect("some");
         let longer =
@@ -83,10 +83,10 @@ fn programs_never_wait_for_a_daemon() {
         });
         println!("{:15} {bare:5.0?}, longer by {longer:.0?}", row.name);
         for (column, longer) in columns.iter().zip(longer).filter(|(_, longer)| *longer > limit(&row)) {
-            told += &format!("{} with a daemon that is {}: {longer:?} longer\n", row.name, column.name);
+            reported += &format!("{} with a daemon that is {}: {longer:?} longer\n", row.name, column.name);
         }
     }
-    assert!(told.is_empty(), "{told}");
+    assert!(reported.is_empty(), "{reported}");
 }
 
 #[test]
@@ -98,8 +98,8 @@ fn exit_waits_at_most_the_farewell_time() {
     let row = much();
     let time = |column: Option<&Column>| {
         let outcome = outcome(&machine, &row, column);
-        let said = outcome.out.trim().strip_prefix("ends at ").and_then(|ns| ns.parse::<i64>().ok());
-        Duration::from_nanos((outcome.ended_ns - said.expect("a time")) as u64)
+        let printed = outcome.out.trim().strip_prefix("ends at ").and_then(|ns| ns.parse::<i64>().ok());
+        Duration::from_nanos((outcome.ended_ns - printed.expect("a time")) as u64)
     };
     let bare = least(Duration::ZERO, || time(None));
     println!("without an agent {bare:.1?}");

@@ -66,9 +66,9 @@ fn wall_clock_jump_changes_no_duration_and_no_order() {
         let device = &run.devices[0];
         let (first, last) = (device.series.buckets[0].time_ns, device.last.time_ns);
         assert!(last - first < 60_000_000_000, "{first} {last}");
-        let told = told_s(&run, last);
+        let reported = told_s(&run, last);
         // By the clock of its end: a machine that boots without the time learns it later.
-        assert!((told + 7200 - wall_s()).abs() < 120, "{told}");
+        assert!((reported + 7200 - wall_s()).abs() < 120, "{reported}");
     }
     let _ = std::fs::remove_dir_all(&folder);
 }

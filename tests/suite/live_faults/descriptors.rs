@@ -43,8 +43,8 @@ fn exhausted_descriptors_affect_only_new_processes_until_freed() {
         full + node.value("gpumemd_accept_failures_total").unwrap_or_default()
     };
     until(20, "agents that could not connect", || (refused() >= 3.0).then_some(()));
-    let told = node.doctor();
-    assert!(told.contains("could not be accepted") || told.contains("LimitNOFILE="), "{told}");
+    let reported = node.doctor();
+    assert!(reported.contains("could not be accepted") || reported.contains("LimitNOFILE="), "{reported}");
     // A while in which processes without a pidfd are looked at, too.
     let (ticks, since) = (node.cpu_ticks(), Instant::now());
     let before = refused();
@@ -93,8 +93,8 @@ fn too_low_descriptor_limit_is_reported_and_survived() {
     // Which part fails depends on which part opens its file first. If it is the control socket, only gpumemctl can report it.
     let texts = ["Too many open files", "no file descriptor left", "could not be accepted", "LimitNOFILE="];
     until(20, "the finding", || {
-        let told = node.doctor();
-        texts.iter().any(|text| told.contains(text)).then_some(())
+        let reported = node.doctor();
+        texts.iter().any(|text| reported.contains(text)).then_some(())
     });
     // There are no scrapes in this interval: the CPU time is the daemon's own.
     let ticks = node.cpu_ticks();

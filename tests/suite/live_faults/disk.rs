@@ -109,8 +109,11 @@ mod privileged {
         node.until_value("gpumemd_source_up{source=\"store\"}", |up| up == 0.0);
         node.until_value("gpumemd_recording_lost_total", |lost| lost > 0.0);
         node.until_value("gpumemd_store_waiting", |waiting| waiting >= 1.0);
-        let told = node.doctor();
-        assert!(told.contains("no room for the run") && told.contains("records are not in it"), "{told}");
+        let reported = node.doctor();
+        assert!(
+            reported.contains("no room for the run") && reported.contains("records are not in it"),
+            "{reported}"
+        );
         node.until_covered(&[&lives]);
         std::fs::remove_file(filling).expect("room again");
         node.until_value("gpumemd_source_up{source=\"store\"}", |up| up == 1.0);

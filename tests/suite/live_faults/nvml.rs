@@ -181,13 +181,13 @@ fn every_gpu_error_is_in_metrics_and_doctor_and_recovers() {
     machine.set(&faults.iter().map(String::as_str).collect::<Vec<_>>());
     until(30, "each reason, and no numbers", || {
         let text = text();
-        let told = codes.iter().enumerate().all(|(gpu, (_, reason, _))| {
+        let reported = codes.iter().enumerate().all(|(gpu, (_, reason, _))| {
             let gpu = gpu.to_string();
             of_gpu(&text, "gpumem_device_unavailable", &gpu)
                 .is_some_and(|(labels, _)| labels.contains(reason))
                 && of_gpu(&text, "gpumem_device_used_bytes", &gpu).is_none()
         });
-        told.then_some(())
+        reported.then_some(())
     });
     let exposition = text();
     assert!(of_gpu(&exposition, "gpumem_device_unavailable", &well.to_string()).is_none());
@@ -394,19 +394,19 @@ fn crashing_or_lying_library_is_survived() {
             // A GPU whose calls end the poller is left alone; values that cannot be are refused, and named.
             if fault == "crash" {
                 node.until(&format!("{lane} {fault} reported"), |text| {
-                    let told = [
+                    let reported = [
                         of_gpu(text, "gpumem_device_unavailable", "0"),
                         of_gpu(text, "gpumem_process_used_unavailable", "0"),
                     ];
-                    told.iter().any(Option::is_some)
+                    reported.iter().any(Option::is_some)
                 });
             } else {
                 let text = node.until(&format!("{lane} {fault} reported"), |text| {
-                    let told = of_gpu(text, "gpumem_device_unavailable", "0");
+                    let reported = of_gpu(text, "gpumem_device_unavailable", "0");
                     let counted = text
                         .lines()
                         .filter_map(|line| line.strip_prefix("gpumemd_nvml_refused_values_total "));
-                    told.is_some_and(|(labels, _)| labels.contains("impossible"))
+                    reported.is_some_and(|(labels, _)| labels.contains("impossible"))
                         && counted.filter_map(|count| count.parse().ok()).any(|count: f64| count > 0.0)
                 });
                 let size = of_gpu(&text, "gpumem_device_total_bytes", "0").expect("its size").1;

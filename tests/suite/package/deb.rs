@@ -138,10 +138,11 @@ fn library_version_stays_until_unused() {
     assert_eq!(there(), "0.0.9\n0.0.9\n");
 
     let mapped = carrier(&root, "LD_PRELOAD", "0.0.9");
-    let told = carrier(&root, "CUDA_INJECTION64_PATH", "0.0.9");
+    let reported = carrier(&root, "CUDA_INJECTION64_PATH", "0.0.9");
     let first = inode("0.0.9");
     let upgrade = root.sh(&format!("dpkg -i {new} 2>&1"));
-    let listed = format!("libgpumem.so 0.0.9 is needed by 2 processes:\n  {mapped} sleep\n  {told} sleep\n");
+    let listed =
+        format!("libgpumem.so 0.0.9 is needed by 2 processes:\n  {mapped} sleep\n  {reported} sleep\n");
     assert!(upgrade.contains(&listed), "{upgrade}");
     assert_eq!(there(), format!("{VERSION}\n0.0.9\n{VERSION}\n"));
     assert_eq!(inode("0.0.9"), first, "mapped libraries are unchanged");
@@ -150,9 +151,9 @@ fn library_version_stays_until_unused() {
     // As long as one process has it, and no longer.
     root.sh(&format!("kill {mapped}; /usr/lib/gpumem/versions clean"));
     assert_eq!(there(), format!("{VERSION}\n0.0.9\n{VERSION}\n"));
-    root.sh(&format!("kill {told}"));
+    root.sh(&format!("kill {reported}"));
     until(20, "its end", || {
-        (root.sh(&format!("ls -d /proc/{told} || true")).contains("cannot")).then_some(())
+        (root.sh(&format!("ls -d /proc/{reported} || true")).contains("cannot")).then_some(())
     });
     root.sh("/usr/lib/gpumem/versions clean");
     assert_eq!(there(), format!("{VERSION}\n{VERSION}\n"));
@@ -216,14 +217,18 @@ fn make_install_has_the_same_layout_and_takes_all_of_it_away() {
         let of = |path: &str| folder.join("usr").join(path);
         let [daemon, ctl, library] =
             [of("bin/gpumemd"), of("bin/gpumemctl"), of(&format!("lib/gpumem/{library}/libgpumem.so"))];
-        let told = std::fs::read(of("share/doc/gpumem/sbom.cdx.json")).expect("a list of parts");
-        (told, daemon, ctl, library)
+        let reported = std::fs::read(of("share/doc/gpumem/sbom.cdx.json")).expect("a list of parts");
+        (reported, daemon, ctl, library)
     };
     for (folder, library, purl) in
         [(&folder.0, VERSION, "pkg:generic/gpumemd"), (&unpacked, "agent", "pkg:deb/debian/gpumemd")]
     {
-        let (told, daemon, ctl, library) = below(folder, library);
-        sbom::check(&told, purl, &[("gpumemd", &daemon), ("gpumemctl", &ctl), ("libgpumem.so", &library)]);
+        let (reported, daemon, ctl, library) = below(folder, library);
+        sbom::check(
+            &reported,
+            purl,
+            &[("gpumemd", &daemon), ("gpumemctl", &ctl), ("libgpumem.so", &library)],
+        );
     }
     // Where Debian wants something elsewhere, or postinst makes it.
     let debian = |path: &String| {
@@ -290,7 +295,7 @@ fn image_serves_metrics_and_supports_init_containers() {
     };
     let words = |command: &mut Command| {
         let output = command.stderr(Stdio::piped()).output().expect("buildah");
-        assert!(output.status.success(), "{command:?}: {}", root::said(&output));
+        assert!(output.status.success(), "{command:?}: {}", root::output_text(&output));
         String::from_utf8(output.stdout).expect("text").trim().to_owned()
     };
     let mut make = Command::new(project().join("packaging/image.sh"));
@@ -308,20 +313,20 @@ fn image_serves_metrics_and_supports_init_containers() {
     assert_eq!(words(&mut run(&[], &["/bin/sh", "-ec", init])), "60837");
     assert_eq!(words(&mut run(&[], &["gpumemctl", "--version"])), format!("gpumemctl {VERSION}"));
     // The list of components matches the installed files: programs and Debian packages.
-    let told = words(&mut run(&[], &["cat", "/usr/share/doc/gpumem/sbom.cdx.json"]));
+    let reported = words(&mut run(&[], &["cat", "/usr/share/doc/gpumem/sbom.cdx.json"]));
     let place = PathBuf::from(words(buildah("mount").arg(&container))).join("usr");
     let files =
         ["bin/gpumemd", "bin/gpumemctl", "lib/gpumem/current/libgpumem.so"].map(|file| place.join(file));
     let names = ["gpumemd", "gpumemctl", "libgpumem.so"];
     let named: Vec<(&str, &Path)> = names.into_iter().zip(files.iter().map(PathBuf::as_path)).collect();
-    sbom::check(told.as_bytes(), "pkg:oci/gpumemd", &named);
+    sbom::check(reported.as_bytes(), "pkg:oci/gpumemd", &named);
     let libc = words(&mut run(&[], &["/bin/sh", "-c", "/lib/*-linux-gnu/libc.so.6"]));
     let libc =
         libc.split_once("(Debian GLIBC ").and_then(|(_, rest)| rest.split_once(')')).expect("Debian's").0;
     for package in
         [format!("libc6@{}", libc.replace('+', "%2B")), "busybox-static@1%3A".into(), "base-files@".into()]
     {
-        assert!(told.contains(&format!("\"pkg:deb/debian/{package}")), "{package}: {told}");
+        assert!(reported.contains(&format!("\"pkg:deb/debian/{package}")), "{package}: {reported}");
     }
 
     let address = free_address();

@@ -11,15 +11,15 @@ pub fn project() -> &'static Path {
 }
 
 /// Output as text, both streams.
-pub fn said(output: &Output) -> String {
+pub fn output_text(output: &Output) -> String {
     String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned()
 }
 
 /// Returns the output of a command that must succeed.
 pub fn done(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    assert!(output.status.success(), "{command:?}: {}", said(&output));
-    said(&output)
+    assert!(output.status.success(), "{command:?}: {}", output_text(&output));
+    output_text(&output)
 }
 
 /// A folder that goes with it.
@@ -54,7 +54,7 @@ impl Root {
     pub fn new(name: &str) -> Option<Self> {
         let made = Command::new(project().join("tests/tools/debian-root.sh")).output().expect("sh");
         if !made.status.success() {
-            let why = said(&made);
+            let why = output_text(&made);
             gpumem_test_support::skip(&format!("no Debian root: {why}"), "apt-get install mmdebstrap");
             return None;
         }

@@ -57,10 +57,10 @@ fn crates_are_what_deny_toml_allows() {
         let mut deny = Command::new(&program);
         deny.args(["--offline", "--locked", "--manifest-path", manifest, "--config"])
             .arg(project().join(config));
-        let said = done(deny.arg("check").args(what).current_dir(project()));
+        let printed = done(deny.arg("check").args(what).current_dir(project()));
         // An exception that nothing needs any more is a warning.
-        assert!(!said.contains("warning[unmatched") && said.contains(good), "{manifest}: {said}");
-        assert!(config != "deny.toml" || !said.contains("warning["), "{said}");
+        assert!(!printed.contains("warning[unmatched") && printed.contains(good), "{manifest}: {printed}");
+        assert!(config != "deny.toml" || !printed.contains("warning["), "{printed}");
     }
 }
 
@@ -109,9 +109,9 @@ fn each_dependency_has_a_reason() {
         .collect();
     let asked_for = asked_for();
     assert!(asked_for.len() > 20, "{asked_for:?}");
-    let told: BTreeMap<String, BTreeSet<String>> =
+    let reported: BTreeMap<String, BTreeSet<String>> =
         rows.iter().map(|(name, (_, users))| (name.clone(), users.clone())).collect();
-    assert_eq!(told, asked_for, "docs/dependencies.md, and what the manifests ask for");
+    assert_eq!(reported, asked_for, "docs/dependencies.md, and what the manifests ask for");
     let short: Vec<&String> =
         rows.iter().filter(|(_, (reason, _))| reason.len() < 12).map(|(name, _)| name).collect();
     assert!(short.is_empty(), "no reason: {short:?}");
@@ -215,13 +215,13 @@ fn tests_named_in_security_md_exist() {
         .take_while(|line| line.starts_with('|'));
     let promises =
         text.split("## Promises\n").nth(1).and_then(|rest| rest.split("\n## ").next()).expect("promises");
-    let mut said: Vec<String> = rows.map(str::to_owned).collect();
+    let mut printed: Vec<String> = rows.map(str::to_owned).collect();
     for line in promises.lines().filter(|line| !line.is_empty()) {
-        match said.last_mut() {
+        match printed.last_mut() {
             Some(promise) if line.starts_with(' ') => *promise += line,
-            _ => said.push(line.to_owned()),
+            _ => printed.push(line.to_owned()),
         }
     }
-    let bare: Vec<&String> = said.iter().filter(|said| !said.contains("::")).collect();
-    assert!(said.len() > 15 && bare.is_empty(), "no test is named for: {bare:?}");
+    let bare: Vec<&String> = printed.iter().filter(|printed| !printed.contains("::")).collect();
+    assert!(printed.len() > 15 && bare.is_empty(), "no test is named for: {bare:?}");
 }

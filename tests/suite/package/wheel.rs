@@ -115,7 +115,7 @@ fn is_root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
 }
 
-fn said(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     let text = [&output.stdout[..], &output.stderr[..]].concat();
     String::from_utf8_lossy(&text).into_owned()
 }
@@ -127,8 +127,8 @@ fn project() -> &'static Path {
 
 fn done(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    assert!(output.status.success(), "{command:?}: {}", said(&output));
-    said(&output)
+    assert!(output.status.success(), "{command:?}: {}", output_text(&output));
+    output_text(&output)
 }
 
 #[test]
@@ -144,13 +144,13 @@ fn pip_install_is_a_complete_installation() {
     let unpacked = home.path("unpacked");
     done(Command::new("python3").args(["-m", "zipfile", "-e", &wheel]).arg(&unpacked));
     let stem = format!("gpumem-{}", env!("CARGO_PKG_VERSION"));
-    let told = std::fs::read(unpacked.join(format!("{stem}.dist-info/sboms/gpumem.cdx.json")))
+    let reported = std::fs::read(unpacked.join(format!("{stem}.dist-info/sboms/gpumem.cdx.json")))
         .expect("a list of parts");
     let program = |name: &str| unpacked.join(format!("{stem}.data/scripts/{name}"));
     let (daemon, ctl, library) =
         (program("gpumemd"), program("gpumemctl"), unpacked.join("gpumem/libgpumem.so"));
     sbom::check(
-        &told,
+        &reported,
         "pkg:pypi/gpumem",
         &[("gpumemd", &daemon), ("gpumemctl", &ctl), ("libgpumem.so", &library)],
     );
@@ -205,8 +205,9 @@ fn new_glibc_symbols_are_replaced() {
     };
     let mut seen = 0;
     for program in ["gpumemd", "gpumemctl"] {
-        let told = done(Command::new("objdump").arg("-T").arg(programs().ours.join(program)));
-        for (version, name) in told.lines().filter_map(|line| line.split_once("GLIBC_2.")?.1.split_once(' '))
+        let reported = done(Command::new("objdump").arg("-T").arg(programs().ours.join(program)));
+        for (version, name) in
+            reported.lines().filter_map(|line| line.split_once("GLIBC_2.")?.1.split_once(' '))
         {
             let version =
                 version.trim_end_matches(')').split('.').next().and_then(|minor| minor.parse::<u32>().ok());

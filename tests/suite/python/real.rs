@@ -32,10 +32,10 @@ fn venv() -> Option<PathBuf> {
 
 fn done(command: &mut Command) -> String {
     let output = command.env("PYTHONDONTWRITEBYTECODE", "1").output().expect("it starts");
-    let said = [&output.stdout[..], &output.stderr[..]].concat();
-    let said = String::from_utf8_lossy(&said).into_owned();
-    assert!(output.status.success(), "{command:?}: {said}");
-    said
+    let printed = [&output.stdout[..], &output.stderr[..]].concat();
+    let printed = String::from_utf8_lossy(&printed).into_owned();
+    assert!(output.status.success(), "{command:?}: {printed}");
+    printed
 }
 
 #[test]
@@ -46,15 +46,15 @@ fn memory_per_cell_in_real_ipython() {
     command.arg(package().join("tests/real/test_ipython.py"));
     command.env("GPUMEM_LIBRARY", programs().ours.join("libgpumem.so"));
     command.env("GPUMEM_SOCKET", machine.dir.join("nobody.sock"));
-    let said = done(&mut command);
-    assert!(said.contains("OK") && !said.contains("skipped"), "{said}");
+    let printed = done(&mut command);
+    assert!(printed.contains("OK") && !printed.contains("skipped"), "{printed}");
 }
 
 #[test]
 fn live_arrays_of_real_jax() {
     let Some(python) = venv() else { return };
-    let said = done(Command::new(python).arg(package().join("tests/real/test_jax.py")));
-    assert!(said.contains("OK") && !said.contains("skipped"), "{said}");
+    let printed = done(Command::new(python).arg(package().join("tests/real/test_jax.py")));
+    assert!(printed.contains("OK") && !printed.contains("skipped"), "{printed}");
 }
 
 #[test]
@@ -74,8 +74,8 @@ fn scopes_break_no_graph() {
         command.env("GPUMEM_PACKAGE", package());
         command.env("CUDA_INJECTION64_PATH", programs().ours.join("libgpumem.so"));
         command.env("GPUMEM_SOCKET", machine.dir.join("nobody.sock"));
-        let said = done(&mut command);
-        assert!(said.lines().any(|line| line == "ok"), "{version}: {said}");
+        let printed = done(&mut command);
+        assert!(printed.lines().any(|line| line == "ok"), "{version}: {printed}");
     }
 }
 
@@ -86,8 +86,8 @@ fn figures_equal_torchs() {
         let Some(wheel) = wheel(&version) else { continue };
         let mut command = wheel.covered(&machine, &machine.dir, "asked.py", &[]);
         command.env("GPUMEM_PACKAGE", package());
-        let said = done(&mut command);
-        assert!(said.lines().any(|line| line == "ok"), "{version}: {said}");
+        let printed = done(&mut command);
+        assert!(printed.lines().any(|line| line == "ok"), "{version}: {printed}");
     }
 }
 
@@ -98,6 +98,6 @@ fn program_receives_its_out_of_memory_record() {
     let daemon = Daemon::start(&machine, "told", "");
     let mut command = wheel.covered(&machine, &daemon.runtime, "oom_told.py", &[]);
     command.env("GPUMEM_PACKAGE", package());
-    let said = done(&mut command);
-    assert!(said.lines().any(|line| line == "ok"), "{said}");
+    let printed = done(&mut command);
+    assert!(printed.lines().any(|line| line == "ok"), "{printed}");
 }

@@ -59,27 +59,27 @@ fn losses(daemon: &Daemon) -> Vec<String> {
 /// Starts `count` of `command`, and returns how many succeeded.
 fn start(count: usize, command: &mut Command) -> usize {
     let output = command.stdin(Stdio::null()).output().expect("crowd runs");
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
     // The last line is crowd's.
-    let said = said.lines().last().unwrap_or_default();
-    println!("{said}");
-    assert!(output.status.success(), "{said} {}", String::from_utf8_lossy(&output.stderr));
-    let succeeded = said.split(' ').next().and_then(|word| word.parse().ok());
-    succeeded.unwrap_or_else(|| panic!("{said} of {count}"))
+    let printed = printed.lines().last().unwrap_or_default();
+    println!("{printed}");
+    assert!(output.status.success(), "{printed} {}", String::from_utf8_lossy(&output.stderr));
+    let succeeded = printed.split(' ').next().and_then(|word| word.parse().ok());
+    succeeded.unwrap_or_else(|| panic!("{printed} of {count}"))
 }
 
-fn each_has_a_run(machine: &Machine, daemon: &Daemon, said: usize) {
+fn each_has_a_run(machine: &Machine, daemon: &Daemon, printed: usize) {
     let mut last = (0, 0);
     for _ in 0..600 {
         last = stored(machine);
-        if last.1 >= said {
+        if last.1 >= printed {
             break;
         }
         std::thread::sleep(std::time::Duration::from_millis(100));
     }
-    println!("{} of {said} have a run, {} an ended one; {}", last.0, last.1, used(daemon));
+    println!("{} of {printed} have a run, {} an ended one; {}", last.0, last.1, used(daemon));
     println!("{:#?}", losses(daemon));
-    assert_eq!(last, (said, said));
+    assert_eq!(last, (printed, printed));
 }
 
 #[test]
@@ -90,9 +90,9 @@ fn every_short_program_whose_hello_was_sent_has_a_run() {
     let mut crowd = Command::new(CROWD);
     crowd.args(["run", &count.to_string(), &RATE.to_string(), CROWD, "short"]);
     crowd.arg(daemon.runtime.join("agent.sock"));
-    let said = start(count, &mut crowd);
-    assert_eq!(said, count, "all could connect: {:#?}", losses(&daemon));
-    each_has_a_run(&machine, &daemon, said);
+    let printed = start(count, &mut crowd);
+    assert_eq!(printed, count, "all could connect: {:#?}", losses(&daemon));
+    each_has_a_run(&machine, &daemon, printed);
     daemon.stop();
 }
 
@@ -111,8 +111,8 @@ fn every_short_program_with_the_agent_has_a_run() {
             None => crowd.env_remove(name),
         };
     }
-    let said = start(count, &mut crowd);
-    each_has_a_run(&machine, &daemon, said);
+    let printed = start(count, &mut crowd);
+    each_has_a_run(&machine, &daemon, printed);
     daemon.stop();
 }
 

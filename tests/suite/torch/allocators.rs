@@ -13,7 +13,7 @@ fn run(version: &str, modes: &[&str], environment: &[(&str, &str)]) -> Option<(V
     let mut daemon = Daemon::start(&machine, "daemon", FAST);
     let mut command = wheel.covered(&machine, &daemon.runtime, "allocators.py", modes);
     let mut job = Job::start(command.envs(environment.iter().copied()));
-    let said = torch::finished(&mut job);
+    let printed = torch::finished(&mut job);
     daemon.wait_for_the_end_of(&machine, &[&job]);
     daemon.stop();
     let seen = replay(&daemon.recording);
@@ -37,15 +37,15 @@ fn run(version: &str, modes: &[&str], environment: &[(&str, &str)]) -> Option<(V
     assert_eq!(process.coverage.lost, 0);
     let shown = machine.tool("show", &[]);
     assert!(shown.contains("\nviolations=0\n"), "{shown}");
-    Some((torch::moments(&daemon.recording, job.pid()), said))
+    Some((torch::moments(&daemon.recording, job.pid()), printed))
 }
 
 /// Each device at each moment, with torch's numbers.
-fn each(moments: &[Moment], said: &[Value], mut see: impl FnMut(&str, &Held, &dyn Fn(&str) -> i64)) {
+fn each(moments: &[Moment], printed: &[Value], mut see: impl FnMut(&str, &Held, &dyn Fn(&str) -> i64)) {
     let mut seen = 0;
-    for (moment, said) in torch::beside(moments, said) {
-        for (ordinal, numbers) in said["devices"].as_array().expect("devices").iter().enumerate() {
-            let of = |name: &str| numbers[name].as_i64().unwrap_or_else(|| panic!("{name} of {said}"));
+    for (moment, printed) in torch::beside(moments, printed) {
+        for (ordinal, numbers) in printed["devices"].as_array().expect("devices").iter().enumerate() {
+            let of = |name: &str| numbers[name].as_i64().unwrap_or_else(|| panic!("{name} of {printed}"));
             see(&format!("{} on device {ordinal}", moment.name), &moment.devices[ordinal], &of);
             seen += 1;
         }
@@ -58,9 +58,9 @@ fn caching_allocator_in_all_modes() {
     let modes =
         ["native", "two_devices", "expandable", "graph", "mempool", "pluggable_pool", "record_stream"];
     for version in &torch::versions() {
-        let Some((moments, said)) = run(version, &modes, &[]) else { return };
-        for (moment, said) in torch::beside(&moments, &said) {
-            torch::agree(&format!("torch {version}, {}", moment.name), moment, said);
+        let Some((moments, printed)) = run(version, &modes, &[]) else { return };
+        for (moment, printed) in torch::beside(&moments, &printed) {
+            torch::agree(&format!("torch {version}, {}", moment.name), moment, printed);
         }
     }
 }
@@ -69,8 +69,8 @@ fn caching_allocator_in_all_modes() {
 fn asynchronous_driver_pool() {
     for version in &torch::versions() {
         let environment = [("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")];
-        let Some((moments, said)) = run(version, &["asynchronous"], &environment) else { return };
-        each(&moments, &said, |what, held, of| {
+        let Some((moments, printed)) = run(version, &["asynchronous"], &environment) else { return };
+        each(&moments, &printed, |what, held, of| {
             // torch does not count in this mode, it asks the driver, which rounds each piece up to 512 bytes.
             let rounding = of("allocated") - held.blocks;
             assert!((0..512 * 200).contains(&rounding), "torch {version}, {what}: {held:?}, {rounding}");
@@ -94,9 +94,9 @@ fn disabled_caching() {
 #[test]
 fn third_party_allocator() {
     for version in &torch::versions() {
-        let Some((moments, said)) = run(version, &["pluggable"], &[]) else { return };
-        for (moment, said) in torch::beside(&moments, &said) {
-            let held = said["devices"][0]["held"].as_i64();
+        let Some((moments, printed)) = run(version, &["pluggable"], &[]) else { return };
+        for (moment, printed) in torch::beside(&moments, &printed) {
+            let held = printed["devices"][0]["held"].as_i64();
             assert_eq!(Some(moment.devices[0].direct), held, "torch {version}, {}", moment.name);
         }
     }

@@ -23,13 +23,13 @@ fn compare(what: &str) {
         let machine = torch::machine(&[]);
         let mut daemon = Daemon::start(&machine, "daemon", FAST);
         let mut job = Job::start(&mut wheel.covered(&machine, &daemon.runtime, "caches.py", &[what]));
-        let said = torch::finished(&mut job);
+        let printed = torch::finished(&mut job);
         daemon.wait_for_the_end_of(&machine, &[&job]);
         daemon.stop();
         let moments = torch::moments(&daemon.recording, job.pid());
         let mut compared = 0;
-        for (moment, said) in torch::beside(&moments, &said) {
-            for (name, bytes) in said["roles"].as_object().expect("roles") {
+        for (moment, printed) in torch::beside(&moments, &printed) {
+            for (name, bytes) in printed["roles"].as_object().expect("roles") {
                 let (held, bytes) =
                     (moment.devices[0].roles[usize::from(role(name).to_code())], bytes.as_i64());
                 let is_right = if name == "activation" { Some(held) >= bytes } else { Some(held) == bytes };
@@ -84,7 +84,7 @@ fn idle_program_is_scanned_while_its_main_thread_waits() {
         let machine = torch::machine(&[]);
         let daemon = Daemon::start(&machine, "daemon", FAST);
         let mut job = Job::start(&mut wheel.covered(&machine, &daemon.runtime, "caches.py", &["idle"]));
-        let said: Value = serde_json::from_str(&job.wait_for("waits")).expect("JSON");
+        let printed: Value = serde_json::from_str(&job.wait_for("waits")).expect("JSON");
         let pid = job.pid().to_string();
         until(20, &format!("torch {version}: the roles of an idle program"), || {
             let output = daemon.ctl(&machine, &["report", &pid, "--json"]).output().ok()?;
@@ -98,8 +98,8 @@ fn idle_program_is_scanned_while_its_main_thread_waits() {
                     .sum()
             };
             let (cache, parameters) = (sum("kv cache"), sum("parameter"));
-            (Some(cache) == said["waits"]["kv_cache"].as_i64()
-                && Some(parameters) == said["waits"]["parameter"].as_i64())
+            (Some(cache) == printed["waits"]["kv_cache"].as_i64()
+                && Some(parameters) == printed["waits"]["parameter"].as_i64())
             .then_some(())
         });
         job.enough();

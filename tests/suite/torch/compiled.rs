@@ -20,17 +20,17 @@ fn are_named(version: &str, how: &str, models: &[&str]) -> bool {
     let mut daemon = Daemon::start(&machine, "daemon", FAST);
     let arguments = [&[how, "aot_eager"], models].concat();
     let mut job = Job::start(&mut wheel.covered(&machine, &daemon.runtime, "training.py", &arguments));
-    let said = torch::finished(&mut job);
+    let printed = torch::finished(&mut job);
     daemon.wait_for_the_end_of(&machine, &[&job]);
     daemon.stop();
     let moments = torch::moments(&daemon.recording, job.pid());
-    for (moment, said) in torch::beside(&moments, &said) {
-        torch::agree(&format!("torch {version} {how}, {}", moment.name), moment, said);
+    for (moment, printed) in torch::beside(&moments, &printed) {
+        torch::agree(&format!("torch {version} {how}, {}", moment.name), moment, printed);
     }
     let names = attribution(&daemon.recording, job.pid());
     for model in models {
         let what = format!("torch {version} {how} {model}");
-        let compiled = compiled(&said, model);
+        let compiled = compiled(&printed, model);
         println!("{what}: {compiled}");
         // Dynamo never traces into an LSTM.
         let breaks = i64::from(*model == "lstm");
@@ -57,8 +57,8 @@ fn are_named(version: &str, how: &str, models: &[&str]) -> bool {
 }
 
 /// The program's figures of its compiler: graphs and breaks before and with the ground truth.
-fn compiled<'a>(said: &'a [Value], model: &str) -> &'a Value {
-    let line = said.iter().find(|line| line["graphs"].is_number() && line["model"] == model);
+fn compiled<'a>(printed: &'a [Value], model: &str) -> &'a Value {
+    let line = printed.iter().find(|line| line["graphs"].is_number() && line["model"] == model);
     line.unwrap_or_else(|| panic!("{model} has no compiler line"))
 }
 

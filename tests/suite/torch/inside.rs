@@ -9,8 +9,8 @@ fn modules_tensors_and_backward_nodes_are_named() {
         let machine = torch::machine(&[]);
         let mut daemon = Daemon::start(&machine, "daemon", "");
         let mut job = Job::start(&mut wheel.covered(&machine, &daemon.runtime, "inside.py", &[]));
-        let said = torch::finished(&mut job);
-        println!("{said:#?}");
+        let printed = torch::finished(&mut job);
+        println!("{printed:#?}");
         daemon.stop();
     }
 }

@@ -33,9 +33,10 @@ fn tensors_outside_modules_have_their_source_line() {
         let mut job = Job::start(command.env_remove("GPUMEM_SITES"));
         job.wait_for("holding");
         let pid = job.pid().to_string();
-        let said: Vec<Value> = job.said.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
-        let lines = said.iter().find_map(|line| line["lines"].as_array()).expect("lines").clone();
-        let held = said.iter().find(|line| line["check"] == "held").expect("a check");
+        let printed: Vec<Value> =
+            job.said.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let lines = printed.iter().find_map(|line| line["lines"].as_array()).expect("lines").clone();
+        let held = printed.iter().find(|line| line["check"] == "held").expect("a check");
         let allocated = &held["devices"][0]["allocated"];
         let mut expected: BTreeMap<&str, i64> = BTreeMap::new();
         for line in &lines {

@@ -14,10 +14,10 @@ fn three_kinds_of_out_of_memory() {
         let machine = torch::machine(&[]);
         let mut daemon = Daemon::start(&machine, "daemon", FAST);
         let mut job = Job::start(&mut wheel.covered(&machine, &daemon.runtime, "ooms.py", &[]));
-        let said = torch::finished(&mut job);
+        let printed = torch::finished(&mut job);
         daemon.wait_for_the_end_of(&machine, &[&job]);
         daemon.stop();
-        let checks: Vec<_> = said.iter().filter(|line| line["check"].is_string()).collect();
+        let checks: Vec<_> = printed.iter().filter(|line| line["check"].is_string()).collect();
         let counts = |index: usize, key: &str| checks[index][key].as_i64().expect("a count");
         let outcomes: Vec<_> =
             (0..3).map(|index| (counts(index, "got"), counts(index, "num_ooms"))).collect();
@@ -28,10 +28,10 @@ fn three_kinds_of_out_of_memory() {
         let kinds: Vec<_> = ooms.iter().map(|oom| (oom.kind, oom.refusals)).collect();
         let want = [(OomKind::Pressure, 1), (OomKind::Device, 2), (OomKind::Pool, 0)];
         assert_eq!(kinds, want, "torch {version}: {ooms:#?}");
-        for (oom, said) in ooms.iter().zip(&checks) {
-            let of = |key: &str| said["devices"][0][key].as_u64();
+        for (oom, printed) in ooms.iter().zip(&checks) {
+            let of = |key: &str| printed["devices"][0][key].as_u64();
             if oom.kind != OomKind::Pressure {
-                assert_eq!(Some(oom.asked_bytes), said["asked"].as_u64(), "torch {version}: {oom:?}");
+                assert_eq!(Some(oom.asked_bytes), printed["asked"].as_u64(), "torch {version}: {oom:?}");
                 assert_eq!(oom.pool_used_bytes, of("allocated"), "torch {version}: {oom:?}");
                 let is_its = |stack: &str| stack.starts_with("Greedy.forward\t") && stack.contains("ooms.py");
                 if torch::reads_frames(version) {
@@ -49,7 +49,7 @@ fn three_kinds_of_out_of_memory() {
             let parts = (held(false), held(false) + held(true));
             assert_eq!(parts.1, oom.tracked_bytes, "torch {version}: {oom:?}");
             if oom.kind != OomKind::Pressure {
-                let of = |key: &str| said["devices"][0][key].as_i64().expect("a number");
+                let of = |key: &str| printed["devices"][0][key].as_i64().expect("a number");
                 assert_eq!(parts, (of("allocated"), of("reserved")), "torch {version}: {oom:?}");
             }
         }
@@ -67,18 +67,18 @@ fn failed_request_has_its_phase_and_gradients() {
         let machine = torch::machine(&[]);
         let mut daemon = Daemon::start(&machine, "daemon", FAST);
         let mut job = Job::start(&mut wheel.covered(&machine, &daemon.runtime, "phases.py", &[]));
-        let said = torch::finished(&mut job);
+        let printed = torch::finished(&mut job);
         daemon.wait_for_the_end_of(&machine, &[&job]);
         daemon.stop();
         let process = replay(&daemon.recording).process(job.pid()).clone();
-        let checks: Vec<_> = said.iter().filter(|line| line["check"].is_string()).collect();
+        let checks: Vec<_> = printed.iter().filter(|line| line["check"].is_string()).collect();
         assert_eq!(checks.len(), 15, "torch {version}");
         let mut wrong = Vec::new();
-        for said in checks {
-            let asked = said["asked"].as_u64();
+        for printed in checks {
+            let asked = printed["asked"].as_u64();
             let oom = process.ooms.iter().map(|(_, oom)| oom).find(|oom| Some(oom.asked_bytes) == asked);
-            let oom = oom.unwrap_or_else(|| panic!("torch {version}: no record of {said}"));
-            let phase = match said["phase"].as_str().expect("a phase") {
+            let oom = oom.unwrap_or_else(|| panic!("torch {version}: no record of {printed}"));
+            let phase = match printed["phase"].as_str().expect("a phase") {
                 "forward" => Phase::Forward,
                 "backward" => Phase::Backward,
                 "optimizer" => Phase::Optimizer,
@@ -88,10 +88,10 @@ fn failed_request_has_its_phase_and_gradients() {
             let cells = process.cells.iter().zip(oom.amounts.iter());
             let blocks = cells.filter(|(cell, _)| cell.class == Class::Block && cell.role == Role::Gradient);
             let gradients = blocks.map(|(_, bytes)| bytes).sum::<i64>();
-            if oom.phase != phase || Some(gradients) != said["gradients"].as_i64() {
+            if oom.phase != phase || Some(gradients) != printed["gradients"].as_i64() {
                 wrong.push(format!(
                     "{}: {:?}, {gradients} for {}",
-                    said["check"], oom.phase, said["gradients"]
+                    printed["check"], oom.phase, printed["gradients"]
                 ));
             }
         }

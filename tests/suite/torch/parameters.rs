@@ -34,8 +34,8 @@ fn columns(line: &Line, role: &str) -> BTreeMap<String, i64> {
     bytes.filter(|(_, bytes)| *bytes != 0).collect()
 }
 
-fn told(said: &Value, name: &str) -> BTreeMap<String, i64> {
-    let map = said[name].as_object().unwrap_or_else(|| panic!("{name} of {said}"));
+fn expected(printed: &Value, name: &str) -> BTreeMap<String, i64> {
+    let map = printed[name].as_object().unwrap_or_else(|| panic!("{name} of {printed}"));
     map.iter().map(|(name, bytes)| (name.clone(), bytes.as_i64().expect("bytes"))).collect()
 }
 
@@ -46,7 +46,7 @@ fn trains(version: &str, how: &str, every: u64) {
     let mut command = wheel.covered(&machine, &daemon.runtime, "parameters.py", &[how, &every.to_string()]);
     command.env("PYTHONPATH", Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent-lib/python"));
     let mut job = Job::start(&mut command);
-    let said = torch::finished(&mut job);
+    let printed = torch::finished(&mut job);
     daemon.wait_for_the_end_of(&machine, &[&job]);
     daemon.stop();
     let recording = daemon.recording.clone();
@@ -66,18 +66,22 @@ fn trains(version: &str, how: &str, every: u64) {
         .map(|line| ((number(line, "epoch") as u64, number(line, "iteration") as u64), line))
         .collect();
     let mut compared = 0;
-    for said in said.iter().filter(|said| said["iteration"].is_u64()) {
-        let [epoch, iteration] = ["epoch", "iteration"].map(|name| said[name].as_u64().expect("a number"));
+    for printed in printed.iter().filter(|printed| printed["iteration"].is_u64()) {
+        let [epoch, iteration] = ["epoch", "iteration"].map(|name| printed[name].as_u64().expect("a number"));
         let what = format!("torch {version}, {how}, epoch {epoch}, iteration {iteration}");
         let line = rows.get(&(epoch, iteration));
         assert_eq!(line.is_some(), iteration % every == 0, "{what}: {:?}", rows.keys());
         let Some(line) = line else { continue };
-        assert_eq!(columns(line, "parameter"), told(said, "parameters"), "{what}");
-        assert_eq!(columns(line, "gradient"), told(said, "gradients"), "{what}");
+        assert_eq!(columns(line, "parameter"), expected(printed, "parameters"), "{what}");
+        assert_eq!(columns(line, "gradient"), expected(printed, "gradients"), "{what}");
         for (total, role) in [("weight_bytes", "parameter"), ("weight_gradient_bytes", "gradient")] {
             assert_eq!(number(line, total), columns(line, role).values().sum::<i64>(), "{what}: {total}");
         }
-        assert_eq!(number(line, "current_cached_bytes"), said["reserved"].as_i64().expect("bytes"), "{what}");
+        assert_eq!(
+            number(line, "current_cached_bytes"),
+            printed["reserved"].as_i64().expect("bytes"),
+            "{what}"
+        );
         compared += 1;
     }
     assert_eq!(compared, rows.len(), "torch {version}: {:?}", rows.keys());
