@@ -44,18 +44,18 @@ use Mark::{Is, No, Told};
 /// What a hostile peer does, whether that marks its process, and what of a processor it may make the daemon take, beyond what the
 /// daemon takes for the honest.
 const PARTS: [(&str, Mark, f64); 13] = [
-    ("says nothing", No, 0.25),
+    ("silent", No, 0.25),
     ("half frames", No, BUSY),
     ("descriptors", No, BUSY),
     ("allocations", Is, BUSY),
     ("names", Is, BUSY),
     ("numbers", Is, BUSY),
-    ("costly words", Is, BUSY),
+    ("costly records", Is, BUSY),
     ("hungry segments", No, BUSY),
     ("memory", Is, BUSY),
-    ("others' words", Told, BUSY),
+    ("others' records", Told, BUSY),
     ("addresses", Is, BUSY),
-    ("comings and goings", No, BUSY),
+    ("connects and disconnects", No, BUSY),
     // A fifth of the time is for answers to one user; the rest is what connections cost.
     ("control", No, 0.5),
 ];
@@ -186,14 +186,14 @@ fn three_thousand_that_say_nothing_are_held_and_nobody_waits_for_them() {
                   hello_timeout_s = 600.0\n[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
     let mut scene = Scene::with(config);
     let (fds, quiet) = (scene.fds(), scene.measured(50));
-    let idle = scene.play_once("says nothing");
+    let idle = scene.play_once("silent");
     // As many as the descriptors of this machine allow: the daemon keeps three for each.
     let files = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX) as usize;
     let most = IDLE.min(files.saturating_sub(300) / 3);
     until(60, "them to be let in", || (scene.fds() >= fds + most).then_some(()));
     let busy = scene.measured(50);
     println!("{most} are silent: {} fds, RSS at most {} MiB", scene.fds(), scene.status("VmHWM:") >> 10);
-    within("says nothing", &quiet, &busy);
+    within("silent", &quiet, &busy);
     assert!(scene.status("VmHWM:") >> 10 <= 96, "{} KiB", scene.status("VmHWM:"));
     assert!(busy.share < quiet.share + 0.25, "{:.2} of a processor, {:.2} without", busy.share, quiet.share);
     drop(idle);

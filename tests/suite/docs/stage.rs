@@ -93,9 +93,9 @@ impl Stage {
         let output = self.shell(on, &self.meant(on, lines));
         if on == "nothing" {
             // `gpumemctl run` has started a daemon, which would wait for minutes.
-            let said = self.shell(on, "gpumemctl doctor --json || true").stdout;
-            let said: serde_json::Value = serde_json::from_slice(&said).expect("JSON");
-            if let Some(pid) = said["daemon"]["pid"].as_u64() {
+            let health = self.shell(on, "gpumemctl doctor --json || true").stdout;
+            let health: serde_json::Value = serde_json::from_slice(&health).expect("JSON");
+            if let Some(pid) = health["daemon"]["pid"].as_u64() {
                 let _ = Command::new("kill").arg(pid.to_string()).status();
             }
         }

@@ -56,7 +56,7 @@ fn flood(peer: &Peer, count: u64, mut say: impl FnMut(u64) -> Vec<u8>) -> bool {
 pub fn played(part: &str, socket: &Path, control: &Path) -> Vec<Peer> {
     let small = Shared::small();
     match part {
-        "says nothing" => {
+        "silent" => {
             let mut limit = getrlimit(Resource::Nofile);
             limit.current = limit.maximum;
             let _ = setrlimit(Resource::Nofile, limit); // what there is
@@ -78,12 +78,12 @@ pub fn played(part: &str, socket: &Path, control: &Path) -> Vec<Peer> {
         "allocations" => allocations(socket, &small),
         "names" => names(socket, &small),
         "numbers" => numbers(socket),
-        "costly words" => costly(socket, &small),
+        "costly records" => costly(socket, &small),
         "memory" => memory(socket),
-        "others' words" => others(socket),
+        "others' records" => others(socket),
         "hungry segments" => hungry(socket, &small),
         "addresses" => addresses(socket, &small),
-        "comings and goings" => {
+        "connects and disconnects" => {
             for _ in 0..400 {
                 drop(Peer::welcomed(socket, &small));
             }

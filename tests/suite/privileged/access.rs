@@ -33,7 +33,7 @@ fn as_another_user() {
         // Sends the given requests and prints one reply for each line.
         "asks" => {
             for request in std::env::var("REQUESTS").unwrap_or_default().lines() {
-                let (status, body) = asked(&path("CONTROL"), request);
+                let (status, body) = send_request(&path("CONTROL"), request);
                 println!("\nanswer {}", serde_json::json!([status, body]));
             }
         }
@@ -41,7 +41,10 @@ fn as_another_user() {
         "reports" => {
             let shared = Shared::small();
             let welcomed = Peer::welcomed(&path("SOCKET"), &shared).is_some();
-            println!("\nanswer {}", serde_json::json!([u16::from(welcomed), told(&path("SOCKET"))]));
+            println!(
+                "\nanswer {}",
+                serde_json::json!([u16::from(welcomed), report_of_victim(&path("SOCKET"))])
+            );
         }
         other => panic!("{other}"),
     }
@@ -51,7 +54,7 @@ fn as_another_user() {
     }
 }
 
-fn asked(socket: &Path, request: &str) -> (u16, String) {
+fn send_request(socket: &Path, request: &str) -> (u16, String) {
     let Ok(mut stream) = UnixStream::connect(socket) else { return (0, "no connection".into()) };
     let _ = stream.set_read_timeout(Some(Duration::from_secs(20)));
     let answer = answer(&mut stream, request);
@@ -66,8 +69,8 @@ fn answer(stream: &mut (impl Read + Write), request: &str) -> String {
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-/// What the daemon answers to a question on the agents' socket that names another process.
-fn told(socket: &Path) -> String {
+/// Returns the reply to a report request for the victim on the agents' socket.
+fn report_of_victim(socket: &Path) -> String {
     let victim = std::env::var("VICTIM").unwrap_or_default();
     let Some(peer) = Peer::connect(socket) else { return "no connection".into() };
     let options = format!("format=text\npid={victim}\nkey={victim}\n");
@@ -181,9 +184,14 @@ impl Scene {
 
     fn answers(mut command: Command, who: Who<'_>) -> Vec<(u16, String)> {
         let output = command.output().unwrap_or_else(|error| panic!("{}: {error}", who.name));
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(said.contains("\nover"), "{}: {said}{}", who.name, String::from_utf8_lossy(&output.stderr));
-        said.lines().filter_map(|line| serde_json::from_str(line.strip_prefix("answer ")?).ok()).collect()
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(
+            printed.contains("\nover"),
+            "{}: {printed}{}",
+            who.name,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        printed.lines().filter_map(|line| serde_json::from_str(line.strip_prefix("answer ")?).ok()).collect()
     }
 
     fn asks(&self, who: Who<'_>, requests: &[&str]) -> Vec<(u16, String)> {
@@ -195,7 +203,7 @@ impl Scene {
     }
 }
 
-fn says(text: &str) -> Vec<&'static str> {
+fn secrets_in(text: &str) -> Vec<&'static str> {
     SECRETS.into_iter().filter(|secret| text.contains(secret)).collect()
 }
 
@@ -245,16 +253,16 @@ fn each_cell_of_the_table() {
         let row = row.unwrap_or_else(|| panic!("{name}: names and amounts are public"));
         assert_eq!((ps.0, row["used_bytes"].as_u64() > Some(96 << 20)), (200, true), "{name}: {row}");
         let command = if sees { vec![SECRETS[0]] } else { vec![] };
-        assert_eq!(says(&ps.1), command, "{name}");
+        assert_eq!(secrets_in(&ps.1), command, "{name}");
         for (status, text) in [&runs, &run] {
             assert_eq!((*status, text.contains(&format!("\"pid\":{pid}"))), (200, sees), "{name}");
             let seen = if sees { vec![SECRETS[0], SECRETS[2]] } else { vec![] };
-            assert_eq!(says(text), seen, "{name}");
+            assert_eq!(secrets_in(text), seen, "{name}");
         }
-        assert_eq!((doctor.0, says(&doctor.1)), (200, vec![]), "{name}");
-        assert_eq!((process.0, says(&process.1)), (if sees { 200 } else { 404 }, vec![]), "{name}");
+        assert_eq!((doctor.0, secrets_in(&doctor.1)), (200, vec![]), "{name}");
+        assert_eq!((process.0, secrets_in(&process.1)), (if sees { 200 } else { 404 }, vec![]), "{name}");
         // Public metrics are the same for all users; tags are included because of this configuration.
-        assert_eq!((metrics.0, says(&metrics.1)), (200, vec![SECRETS[2]]), "{name}");
+        assert_eq!((metrics.0, secrets_in(&metrics.1)), (200, vec![SECRETS[2]]), "{name}");
         assert_eq!(mark.0, if sees { 200 } else { 404 }, "{name}: {}", mark.1);
         assert_eq!(dump.0, controls, "{name}: {}", dump.1);
         assert_eq!(release.0, releases, "{name}: {}", release.1);
@@ -315,9 +323,9 @@ fn users_see_and_steer_their_own_processes_and_no_others() {
         let row = row.unwrap_or_else(|| panic!("{name}: names and amounts are public"));
         assert_eq!((row["uid"].as_u64(), ps.0), (Some(OTHER.uid.into()), 200), "{name}");
         let seen = if sees == 200 { vec![SECRETS[0], SECRETS[2]] } else { vec![] };
-        assert_eq!(says(&ps.1), seen.get(..1).unwrap_or_default(), "{name}");
+        assert_eq!(secrets_in(&ps.1), seen.get(..1).unwrap_or_default(), "{name}");
         for (status, text) in [all, one] {
-            assert_eq!((*status, says(text)), (200, seen.clone()), "{name}");
+            assert_eq!((*status, secrets_in(text)), (200, seen.clone()), "{name}");
         }
         assert_eq!((doctor.0, mark.0), (sees, sees), "{name}: {} {}", doctor.1, mark.1);
         for (request, (status, text)) in requests[5..].iter().zip(record) {
@@ -370,13 +378,13 @@ fn every_cell_of_the_access_table_with_anonymous_tenants() {
         assert!(row["used_bytes"].as_u64() > Some(96 << 20), "{name}: bytes are no secret: {row}");
         assert_eq!(row["pid"], if sees { pid } else { 0 }, "{name}: {row}");
         assert_eq!((row["uid"].is_null(), row["user"].is_null()), (!sees, !sees), "{name}: {row}");
-        assert_eq!(says(&ps.1).is_empty(), !sees, "{name}");
+        assert_eq!(secrets_in(&ps.1).is_empty(), !sees, "{name}");
         assert_eq!((runs.0, runs.1.contains(&format!("\"pid\":{pid}"))), (200, sees), "{name}");
         assert_eq!(process.0, if sees { 200 } else { 404 }, "{name}");
-        assert_eq!((doctor.0, says(&doctor.1)), (200, vec![]), "{name}");
+        assert_eq!((doctor.0, secrets_in(&doctor.1)), (200, vec![]), "{name}");
         let names = [format!("pid=\\\"{pid}\\\""), "user=\\\"root\\\"".to_owned(), SECRETS[2].to_owned()];
-        let said = names.map(|name| metrics.1.contains(&name));
-        assert_eq!(said, [sees; 3], "{name}: {}", metrics.1);
+        let printed = names.map(|name| metrics.1.contains(&name));
+        assert_eq!(printed, [sees; 3], "{name}: {}", metrics.1);
     }
     // Public metrics list each process without identifying it.
     let mut stream = TcpStream::connect(port).expect("it listens");
@@ -388,7 +396,7 @@ fn every_cell_of_the_access_table_with_anonymous_tenants() {
     for secret in [format!("\"{pid}\""), start_ticks(pid).to_string(), "user=".into(), SECRETS[2].into()] {
         assert!(!text.contains(&secret), "{secret}: {text}");
     }
-    assert!(says(&text).is_empty());
+    assert!(secrets_in(&text).is_empty());
 }
 
 #[test]
@@ -413,7 +421,7 @@ fn agents_report_only_about_their_own_process() {
         let (welcomed, told) = Scene::answers(command, who).pop().expect("an answer");
         assert_eq!(welcomed, 1, "{}: may report", who.name);
         assert!(
-            says(&told).is_empty() && !told.contains(&scene.program.pid().to_string()),
+            secrets_in(&told).is_empty() && !told.contains(&scene.program.pid().to_string()),
             "{}: {told}",
             who.name
         );
@@ -443,7 +451,7 @@ fn other_users_get_no_secrets_and_cannot_open_private_files() {
         let mut stream = TcpStream::connect(port).expect("it listens");
         let text = answer(&mut stream, &format!("GET {path}"));
         assert!(text.starts_with("HTTP/1.1 200"), "{path}: {text}");
-        assert!(says(&text).is_empty(), "{path}: {:?}", says(&text));
+        assert!(secrets_in(&text).is_empty(), "{path}: {:?}", secrets_in(&text));
     }
     // Everything that gpumemctl prints to another user, a bundle too; where that user can execute it.
     let program = scene.machine.dir.join("gpumemctl");
@@ -468,20 +476,20 @@ fn other_users_get_no_secrets_and_cannot_open_private_files() {
             command.args(["--socket", &control.to_string_lossy()]);
         }
         let output = command.uid(NOBODY).gid(NOBODY).output().expect("another user can execute it");
-        let said = [output.stdout, output.stderr].concat();
-        let said = String::from_utf8_lossy(&said);
-        assert!(said.contains(words), "{arguments:?} {}: {said}", output.status);
-        assert!(says(&said).is_empty(), "{arguments:?}: {said}");
+        let printed = [output.stdout, output.stderr].concat();
+        let printed = String::from_utf8_lossy(&printed);
+        assert!(printed.contains(words), "{arguments:?} {}: {printed}", output.status);
+        assert!(secrets_in(&printed).is_empty(), "{arguments:?}: {printed}");
     }
     let unpacked = || Command::new("tar").arg("-xzOf").arg(&bundle).output().expect("tar").stdout;
     let text = String::from_utf8_lossy(&unpacked()).into_owned();
-    assert!(text.contains("gpumemctl") && says(&text).is_empty(), "{text}");
+    assert!(text.contains("gpumemctl") && secrets_in(&text).is_empty(), "{text}");
     let _ = std::fs::remove_file(&bundle);
     // And root's bundle, which is made to be shared.
     let output =
         scene.daemon.ctl(&scene.machine, &["doctor", "--bundle", &bundled]).output().expect("it runs");
     assert!(bundle.exists(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(says(&String::from_utf8_lossy(&unpacked())).is_empty());
+    assert!(secrets_in(&String::from_utf8_lossy(&unpacked())).is_empty());
     let _ = std::fs::remove_file(&bundle);
     // What the daemon writes is its own.
     for file in ["runs.sqlite", "daemon.gpumem", "run/gpumemd.lock"] {
@@ -501,7 +509,7 @@ fn the_server_is_looked_at_too() {
     std::fs::create_dir(&place).expect("a folder");
     let socket = place.join("control.sock");
     let listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
-    let says = |environment: &[(&str, &Path)], arguments: &[&str]| {
+    let client_error = |environment: &[(&str, &Path)], arguments: &[&str]| {
         let mut command = machine.command(programs().ours.join("gpumemctl"));
         command.arg("ps").args(arguments).envs(environment.iter().copied());
         let output = command.output().expect("it runs");
@@ -512,15 +520,15 @@ fn the_server_is_looked_at_too() {
     let mode = |mode| std::fs::set_permissions(&place, PermissionsExt::from_mode(mode)).expect("a mode");
     // A socket of another user; another user's directory with root's socket; a world-writable directory.
     chown(&socket, NOBODY);
-    let text = says(&[("GPUMEM_CONTROL", &socket)], &[]);
+    let text = client_error(&[("GPUMEM_CONTROL", &socket)], &[]);
     assert!(text.contains("belongs to user 65534"), "{text}");
     chown(&socket, 0);
     chown(&place, NOBODY);
-    let text = says(&[("GPUMEM_CONTROL", &socket)], &[]);
+    let text = client_error(&[("GPUMEM_CONTROL", &socket)], &[]);
     assert!(text.contains("its directory belongs to user 65534"), "{text}");
     chown(&place, 0);
     mode(0o777);
-    let text = says(&[("GPUMEM_CONTROL", &socket)], &[]);
+    let text = client_error(&[("GPUMEM_CONTROL", &socket)], &[]);
     assert!(text.contains("others may write in its directory"), "{text}");
     mode(0o755);
     // A link from a good place to a bad one.
@@ -530,7 +538,7 @@ fn the_server_is_looked_at_too() {
     chown(&bad, NOBODY);
     std::fs::remove_file(&socket).expect("removed");
     std::os::unix::fs::symlink(bad.join("control.sock"), &socket).expect("a link");
-    let text = says(&[("GPUMEM_CONTROL", &socket)], &[]);
+    let text = client_error(&[("GPUMEM_CONTROL", &socket)], &[]);
     assert!(text.contains("its directory belongs to user 65534"), "{text}");
     // Another user created the socket: the path was root's a moment before.
     std::fs::remove_file(&socket).expect("removed");
@@ -541,7 +549,7 @@ fn the_server_is_looked_at_too() {
     theirs.wait_for("up");
     mode(0o755);
     chown(&socket, 0);
-    let text = says(&[("GPUMEM_CONTROL", &socket)], &[]);
+    let text = client_error(&[("GPUMEM_CONTROL", &socket)], &[]);
     assert!(text.contains("belongs to user 65534"), "{text}");
     // A name that begins with @ or NUL is a file's name, never an abstract socket's.
     use std::os::linux::net::SocketAddrExt;
@@ -549,9 +557,10 @@ fn the_server_is_looked_at_too() {
     let hidden = std::os::unix::net::UnixListener::bind_addr(&address).expect("an abstract socket");
     hidden.set_nonblocking(true).expect("set");
     for name in ["@gpumemd", "@/gpumemd"] {
-        let text = says(&[("GPUMEM_CONTROL", Path::new(name)), ("GPUMEM_SOCKET", Path::new(name))], &[]);
+        let text =
+            client_error(&[("GPUMEM_CONTROL", Path::new(name)), ("GPUMEM_SOCKET", Path::new(name))], &[]);
         assert!(text.contains("is not there"), "{text}");
-        let text = says(&[], &["--socket", name]);
+        let text = client_error(&[], &["--socket", name]);
         assert!(text.contains("is not there"), "{text}");
     }
     assert!(hidden.accept().is_err(), "nobody came");
