@@ -9,7 +9,7 @@ export GPUMEM_SAMPLES
 
 TARGET = $(or $(CARGO_TARGET_DIR),target)
 FAKE = $(TARGET)/fake-gpu
-# make knows no spaces in paths: below this folder, paths stay relative.
+# make does not support spaces in paths, so paths below this folder stay relative.
 FAKE_FROM_TESTS = $(if $(filter /%,$(TARGET)),$(FAKE),../../$(FAKE))
 
 # Paths of the builder's machine stay out of the programs: they would make two builds differ. Flags are separated by the byte 0x1f, since
@@ -52,8 +52,8 @@ lint:
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
 	$(CARGO) clippy --manifest-path fuzz/Cargo.toml --target-dir $(TARGET) --all-features --locked -- -D warnings
 
-# The structure of the code in figures: production lines, import cycles, imports against the layers, long functions and small files of each
-# crate. DETAILS=1 lists what is behind them; tests/suite/tidy holds their limits.
+# Figures about the code's structure, for each crate: production lines, import cycles, imports against the layers, long
+# functions and small files. DETAILS=1 lists the places behind each number; tests/suite/tidy holds the limits.
 figures:
 	@$(CARGO) run -q --locked -p gpumem-tests --bin figures -- $(if $(DETAILS),--details)
 
@@ -99,7 +99,7 @@ bench: build fake-gpu
 wheel:
 	CARGO="$(CARGO)" python3 agent-lib/python/build_wheel.py --out $(TARGET)/wheel
 
-# What was built, to PREFIX; packaging/install.sh has the layout, and what else can be set.
+# Installs the build to PREFIX; packaging/install.sh documents the layout and further settings.
 PREFIX ?= /usr/local
 PROGRAMS ?= $(TARGET)/release
 install:
@@ -134,7 +134,8 @@ deny:
 	for tools in fuzz tests/races; do $(CARGO) fetch --locked --manifest-path $$tools/Cargo.toml && \
 	  cargo-deny --offline --locked --config fuzz/deny.toml --manifest-path $$tools/Cargo.toml check bans sources || exit 1; done
 
-# Known holes in crates: asks a database on the network, so it is no test. DB=FOLDER: a clone of it.
+# Known vulnerabilities in dependencies. Queries a database on the network, so it is not a test. DB=FOLDER uses a clone
+# of the database.
 advisories:
 	@DB="$(DB)" packaging/advisories.sh $(TARGET)
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# A compiler for cargo that counts edges in the crates below $FUZZ_COUNTED, but for build scripts, which run here and now; fuzz/run.py says how.
+# Compiler wrapper for cargo that counts edges in the crates below $FUZZ_COUNTED, except build scripts; see fuzz/run.py.
 case ${CARGO_MANIFEST_DIR:-/}:" $* " in
   "$FUZZ_COUNTED"[/:]*" --target "*) exec "$@" $FUZZ_FLAGS ;;
   *) exec "$@" ;;

@@ -3,11 +3,11 @@
 
     fuzz/run.py [--runs N] [--seconds N] [--values | --quick | --sanitize] [--record] [TARGET ...]
 
-Seeds are fuzz/seeds/TARGET and, where GPUMEM_SAMPLES names them, the samples of that format; what was found to be new is kept in
-target/fuzz/corpus/TARGET, what failed in target/fuzz/crashes/TARGET. Prints a line for each target and fails if one did.
---record adds the runs to the table in fuzz/README.md. --quick: for numbers, once a corpus stands still: comparisons are not traced,
-inputs are short, and of imports only the crate that parses is counted: five times as fast. --sanitize: with AddressSanitizer, for code
-that is unsafe.
+Seeds are fuzz/seeds/TARGET and, if GPUMEM_SAMPLES is set, the samples of that format. New inputs are kept in
+target/fuzz/corpus/TARGET, crashing inputs in target/fuzz/crashes/TARGET. Prints one line for each target and fails if a
+target failed. --record adds the runs to the table in fuzz/README.md. --quick is five times as fast, for high run counts
+once the corpus no longer grows: comparisons are not traced, inputs are short, and only the parsing crate is counted for
+imports. --sanitize: with AddressSanitizer, for unsafe code.
 """
 
 import argparse
@@ -25,7 +25,7 @@ OUT = ROOT / "target" / "fuzz"
 TABLE = HERE / "README.md"
 TRIPLE = "x86_64-unknown-linux-gnu"
 
-# What coverage-guided means: the compiler counts edges and tells what is compared with what.
+# Coverage instrumentation: the compiler counts edges and reports the operands of comparisons.
 COVERAGE = [
     "--cfg=fuzzing",
     "-Cpasses=sancov-module",
@@ -36,7 +36,7 @@ COVERAGE = [
     "-Clink-arg=-Wl,-z,start-stop-gc",
 ]
 COMPARISONS = "-Cllvm-args=-sanitizer-coverage-trace-compares"
-# Inputs of --quick are at most so long, but where so few bytes hold nothing.
+# Maximum input size in bytes for --quick, except for formats that need more.
 SHORT = 256
 WHOLE = {"import_run", "control_answer"}
 # Longest input that is tried, where 2048 bytes are not right.
@@ -60,7 +60,7 @@ def targets():
 
 
 def folder_of(name, args):
-    """Builds that count other things lie apart: cargo does not see what counted.sh is told."""
+    """Returns the build folder. Builds with other counters need their own: cargo does not see counted.sh's settings."""
     if args.quick:
         return OUT / ("quick-runs" if name.startswith("import_") else "quick")
     return OUT / ("asan" if args.sanitize else "build")
@@ -160,7 +160,7 @@ def run(name, program, args):
 
 
 def rows(text):
-    """The table's rows: name -> runs, edges, what it reads."""
+    """Returns the table's rows: name -> runs, edges, input."""
     found = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]

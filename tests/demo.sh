@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# One training run, explained while it runs and afterwards: on this machine's GPU when NVML answers, else on a
-# simulated one. Needs no root, no systemd, no network. `make demo` builds what it uses:
+# One training run, explained while it runs and afterwards: on this machine's GPU if NVML responds, else on a simulated
+# one. Needs no root, no systemd, no network. `make demo` builds the programs it uses:
 #   demo.sh BIN FAKE    BIN: gpumemd, gpumemctl, libgpumem.so    FAKE: bin/ and lib/ of tests/fake-gpu and tests/trainer
 set -euo pipefail
 TMPDIR=${TMPDIR:-/tmp}

@@ -1,17 +1,17 @@
 /* gpumem.h: names for GPU memory, from C and C++ (C99, C++98 and later).
  *
  * Header-only: nothing to link but the C library (and -ldl before glibc 2.34). The functions find libgpumem.so in
- * the process, where the driver has loaded it (CUDA_INJECTION64_PATH, as set by `gpumemctl run`), and do nothing
- * without it. Calls cost a load and a branch then; scopes cost about 10 ns with it.
+ * the process, where the driver has loaded it (CUDA_INJECTION64_PATH, as set by `gpumemctl run`). Without the library each
+ * call does nothing and costs a load and a branch. With it, a scope costs about 10 ns.
  *
- * Strings are UTF-8 ending with 0 and are copied; NULL counts as empty. Amounts are bytes, addresses are device
- * addresses as numbers, times nanoseconds of CLOCK_MONOTONIC. What a call cannot do it leaves: none raises, aborts, or says
- * anything by errno; those that can fail say so by their result.
+ * Strings are NUL-terminated UTF-8 and are copied; NULL counts as empty. Amounts are bytes, addresses are device
+ * addresses as integers, times are CLOCK_MONOTONIC in nanoseconds. No call throws, aborts or sets errno; a call that can
+ * fail returns its result.
  *
- * Every function may be called from any thread, at any time, before CUDA is initialised too. In a forked child all of them do
- * nothing until it initialises CUDA itself. In a signal handler those may be called that take no lock, which is said of the
- * others, once any call was made outside of one: before, the library is looked for. Where a handler interrupts one of these calls,
- * its own do nothing.
+ * Every function may be called from any thread at any time, also before CUDA is initialised. In a forked child every
+ * function does nothing until the child initialises CUDA itself. In a signal handler, call only functions that take no lock
+ * ("Takes locks." marks the others), and only after one call outside of a handler has located the library. If the handler
+ * interrupts one of these functions, the calls inside the handler do nothing.
  *
  *     gpumem_push("model");
  *       gpumem_push("layer.0");         allocations of this thread are model/layer.0
@@ -19,10 +19,9 @@
  *       gpumem_pop();
  *     gpumem_pop();
  *
- * Beside the call that names something there are calls that say what the process holds (gpumem_dumps, gpumem_report,
- * gpumem_memory_info) and that write recordings (gpumem_start, gpumem_stop, gpumem_dump). Those wait for the agent's own thread,
- * for seconds at most; no other call waits for anything. docs/c-api.md has each call with its units and errors, and what the
- * calls of earlier profilers became. */
+ * Other calls report what the process holds (gpumem_dumps, gpumem_report, gpumem_memory_info) or write recordings
+ * (gpumem_start, gpumem_stop, gpumem_dump). These wait for the agent's thread, for a few seconds at most; no other call
+ * blocks. docs/c-api.md lists each call with its units and errors, and the equivalents of earlier profilers' calls. */
 #ifndef GPUMEM_H
 #define GPUMEM_H
 
@@ -41,7 +40,7 @@
 extern "C" {
 #endif
 
-/* What a block is for: gpumem_retag. */
+/* Purpose of a block, for gpumem_retag. */
 enum gpumem_role {
     GPUMEM_ROLE_UNKNOWN = 0,
     GPUMEM_ROLE_PARAMETER = 1,
@@ -56,7 +55,7 @@ enum gpumem_role {
     GPUMEM_ROLE_PARAMETER_COPY = 10
 };
 
-/* Part of a training step: gpumem_phase, gpumem_retag. */
+/* Part of a training step, for gpumem_phase and gpumem_retag. */
 enum gpumem_phase_kind {
     GPUMEM_PHASE_UNKNOWN = 0,
     GPUMEM_PHASE_SETUP = 1,
@@ -66,7 +65,7 @@ enum gpumem_phase_kind {
     GPUMEM_PHASE_EVALUATION = 5
 };
 
-/* The library's functions, found once. Not for direct use. */
+/* Internal: the library's functions, resolved once. */
 struct gpumem_functions {
     int (*available)(void);
     void (*push)(const char *);
@@ -86,7 +85,7 @@ struct gpumem_functions {
     void (*retag)(uint64_t, uint64_t, const char *, int, int);
     void (*pause)(void);
     void (*resume)(void);
-    /* Newer ones: null in a library that has not got them. */
+    /* Added later: null if the loaded library is older. */
     int (*configure)(const char *, const char *);
     int (*start)(void);
     int (*stop)(void);
@@ -102,25 +101,25 @@ struct gpumem_functions {
     uint64_t (*snapshot)(int, char *, uint64_t);
     int (*peak)(int);
     int (*peak_bytes)(int, uint64_t *, uint64_t *);
-    int state;      /* 0 not found so far, 1 being looked for, 2 found */
-    unsigned calls; /* while not found */
+    int state;      /* 0 not found yet, 1 lookup in progress, 2 found */
+    unsigned calls; /* calls made before it was found */
 };
 
-/* Not for direct use: puts the function `name` of `library` at `place`. */
+/* Internal: stores the address of the function `name` of `library` at `place`. Returns 1 if it exists. */
 static inline int gpumem_find_one(void *library, const char *name, void *place) {
     void *found = dlsym(library, name);
     memcpy(place, &found, sizeof found); /* ISO C has no cast between the two kinds of pointers */
     return found != 0;
 }
 
-/* Not for direct use: fills the table from the library of this process. 1 if everything is there. */
+/* Internal: fills the table from the library in this process. Returns 1 if every required function exists. */
 static inline int gpumem_find(struct gpumem_functions *f) {
     const char *path = getenv("CUDA_INJECTION64_PATH");
     const char *file = path != 0 ? strrchr(path, '/') : 0;
     void *library = 0;
     int all = 1;
     file = file != 0 ? file + 1 : path;
-    /* Loading it early does nothing but make scopes work before the first CUDA call. */
+    /* Loading the library early only makes scopes work before the first CUDA call. */
     if (file != 0 && strncmp(file, "libgpumem", 9) == 0) library = dlopen(path, RTLD_NOW);
     if (library == 0) library = GPUMEM_RTLD_DEFAULT; /* preloaded, or linked */
 #define GPUMEM_FIND(name) all = gpumem_find_one(library, "gpumem_" #name, &f->name) && all
@@ -164,8 +163,8 @@ static inline int gpumem_find(struct gpumem_functions *f) {
     return all;
 }
 
-/* Not for direct use: the functions, or null. While they are not there, looks get rarer: at call 1, 2, 4 ... 1024 and then
- * each 1024th. */
+/* Internal: returns the functions, or null. Until they are found, the lookup is repeated at calls 1, 2, 4 ... 1024 and then
+ * at every 1024th call. */
 static inline const struct gpumem_functions *gpumem_functions(void) {
     static struct gpumem_functions functions;
     int idle = 0;
@@ -179,14 +178,14 @@ static inline const struct gpumem_functions *gpumem_functions(void) {
     return idle == 2 ? &functions : 0;
 }
 
-/* 1 if the agent is in this process and records, else 0. */
+/* Returns 1 if the agent is loaded in this process and is recording, else 0. */
 static inline int gpumem_available(void) {
     const struct gpumem_functions *f = gpumem_functions();
     return f != 0 && f->available();
 }
 
-/* Opens the scope `name` inside of those that are open on this thread: "a", then "b", gives the tag path a/b. `name` may hold
- * '/' itself. A path has at most 255 bytes; what is longer is cut. Each push needs its pop. */
+/* Opens the scope `name` inside the scopes already open on this thread: "a", then "b", gives the tag path a/b. `name` may
+ * contain '/'. A path is cut at 255 bytes. Each push needs a pop. */
 static inline void gpumem_push(const char *name) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0) f->push(name);
@@ -198,230 +197,228 @@ static inline void gpumem_pop(void) {
     if (f != 0) f->pop();
 }
 
-/* The tag path of threads that have no scope open; it is marked as inherited. NULL: none. */
+/* Sets the tag path for threads without an open scope; reports mark it as inherited. NULL removes it. */
 static inline void gpumem_process_tag(const char *path) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0) f->process_tag(path);
 }
 
-/* Step `number` of the training begins. At the first and last step of `record_steps` it waits until the state is written, a
- * second at most. Takes locks: not in a signal handler. */
+/* Marks the start of training step `number`. At the first and last step of `record_steps` it waits until the state is
+ * written, for at most one second. Takes locks. */
 static inline void gpumem_step(uint64_t number) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0) f->step(number);
 }
 
-/* Epoch `number`, from 1 on, begins, in which steps are numbered anew: before its first step. */
+/* Marks the start of epoch `number` (from 1), which restarts step numbers. Call it before the epoch's first step. */
 static inline void gpumem_epoch(uint64_t number) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0 && f->epoch != 0) f->epoch(number);
 }
 
-/* The process enters a phase, an enum gpumem_phase_kind. */
+/* Marks the start of a phase, an enum gpumem_phase_kind. */
 static inline void gpumem_phase(int phase) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0) f->phase(phase);
 }
 
-/* Something worth a mark in time happened. */
+/* Marks this moment with a name, shown in reports and timelines. */
 static inline void gpumem_mark(const char *name) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0) f->mark(name);
 }
 
-/* A new pool that carves blocks out of driver allocations on the device `cuda_ordinal`; `parent` is the pool whose blocks it
- * carves, or 0. The pool's id; 0 if nothing is recorded, and every function takes that for nothing. */
+/* Registers a pool that carves blocks out of driver allocations on device `cuda_ordinal`. `parent` is the pool whose blocks
+ * it carves, or 0. Returns the pool's id, or 0 if nothing is recorded; every function ignores pool 0. */
 static inline uint64_t gpumem_pool_create(const char *name, int cuda_ordinal, uint64_t parent) {
     const struct gpumem_functions *f = gpumem_functions();
     return f != 0 ? f->pool_create(name, cuda_ordinal, parent) : 0;
 }
 
-/* The pool is gone, with its segments and blocks. */
+/* Removes the pool with its segments and blocks. */
 static inline void gpumem_pool_destroy(uint64_t pool) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0 && pool != 0) f->pool_destroy(pool);
 }
 
-/* The pool took [address, address + bytes) to carve blocks from. */
+/* Reports that the pool obtained [address, address + bytes) to carve blocks from. */
 static inline void gpumem_segment_add(uint64_t pool, uint64_t address, uint64_t bytes) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0 && pool != 0) f->segment_add(pool, address, bytes);
 }
 
-/* The pool gave [address, address + bytes) back: one segment, several, or a part of one. */
+/* Reports that the pool released [address, address + bytes): one segment, several, or part of one. */
 static inline void gpumem_segment_remove(uint64_t pool, uint64_t address, uint64_t bytes) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0 && pool != 0) f->segment_remove(pool, address, bytes);
 }
 
-/* The pool handed out a block of `bytes` (after its rounding) on a stream, any small number of the caller's. */
+/* Reports a block of `bytes` (after rounding) that the pool handed out. `stream` is any small number the caller chooses. */
 static inline void gpumem_block_alloc(uint64_t pool, uint64_t address, uint64_t bytes, uint32_t stream) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0 && pool != 0) f->block_alloc(pool, address, bytes, stream);
 }
 
-/* The block came back; `pending` 1: a stream may still use it, and a second call with 0 follows. */
+/* Reports that the block was returned. With `pending` 1 a stream may still use it; a second call with 0 must follow. */
 static inline void gpumem_block_free(uint64_t pool, uint64_t address, int pending) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0 && pool != 0) f->block_free(pool, address, pending);
 }
 
-/* What the pool says that it has reserved and handed out, in bytes; for pools that report no blocks. */
+/* Sets the bytes that the pool has reserved and handed out, for pools that do not report blocks. */
 static inline void gpumem_pool_state(uint64_t pool, uint64_t reserved_bytes, uint64_t used_bytes) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0 && pool != 0) f->pool_state(pool, reserved_bytes, used_bytes);
 }
 
-/* The pool's own total of live block bytes, to be compared with what was reported. */
+/* Passes the pool's own total of live block bytes; the daemon compares it with the reported blocks. */
 static inline void gpumem_pool_check(uint64_t pool, uint64_t total_bytes) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0 && pool != 0) f->pool_check(pool, total_bytes);
 }
 
-/* What is now known of a block, or with pool 0 of what lies at the address, a block of PyTorch's or else a driver
- * allocation: path (or NULL), an enum gpumem_role, an enum gpumem_phase_kind; 0 for what is not known. */
+/* Sets the tag path (or NULL), role (enum gpumem_role) and phase (enum gpumem_phase_kind) of a block; 0 leaves a value
+ * unchanged. With pool 0 it applies to the PyTorch block at the address, or else to the driver allocation there. */
 static inline void gpumem_retag(uint64_t pool, uint64_t address, const char *path, int role, int phase) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0) f->retag(pool, address, path, role, phase);
 }
 
-/* Lets another CUPTI client (a profiler) have the one subscription of the process: it is free when this returns. Driver calls
- * are not seen until gpumem_resume, and the report says so. May be called before CUDA is initialised; calls nest. Takes locks:
- * not in a signal handler. */
+/* Releases the process's only CUPTI subscription, so that another client (a profiler) can take it. Driver calls are not
+ * recorded until gpumem_resume, and the report shows the interval. Works before CUDA is initialised; calls nest. Takes
+ * locks. */
 static inline void gpumem_pause(void) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0) f->pause();
 }
 
-/* Takes the subscription back, now or as soon as the other client lets go. What was freed meanwhile is not known: from here on
- * the sums are marked as partial. Takes locks: not in a signal handler. */
+/* Takes the subscription back, now or as soon as the other client releases it. Frees made in between were not recorded, so
+ * sums are marked partial from here on. Takes locks. */
 static inline void gpumem_resume(void) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0) f->resume();
 }
 
-/* Sets `key` to `value`, both texts; 1, or 0 for a key or a value that is none. May be called before CUDA is initialised.
+/* Sets `key` to `value`, both strings. Returns 1, or 0 for an unknown key or invalid value. Works before CUDA is initialised.
  *
- *     marks         on   steps, phases, marks and counters become records
- *     ranges        off  begin and end of scopes, too: the report has their times (a scope costs about 100 ns more then)
- *     api           on   what the driver does beyond memory: modules, streams, graphs. Without them the report knows fewer causes
- *     memory        on   off: as gpumem_mute until it is on again
+ *     marks         on   record steps, phases, marks and counters
+ *     ranges        off  also record begin and end of scopes, for their times in the report (about 100 ns more per scope)
+ *     api           on   record driver calls beyond memory (modules, streams, graphs); without them fewer causes are known
+ *     memory        on   off has the effect of gpumem_mute until it is on again
  *     record_file        where gpumem_start writes: a new file, or a folder
- *     record_steps       100:110, the recording has only these steps
- *     record_for         seconds after which it ends by itself
- *     record_max_size    bytes that it may have
- *     dump_file          where dumps by themselves go
- *     dump_period   0    seconds between them, at least 0.1; 0: none
+ *     record_steps       100:110 records only these steps
+ *     record_for         seconds after which the recording stops
+ *     record_max_size    maximum size of the recording in bytes
+ *     dump_file          where periodic dumps are written
+ *     dump_period   0    seconds between dumps, at least 0.1; 0 disables them
  *
- * Switches are 1, true, on, yes and 0, false, off, no. In a file's name, %h is the host, %r is r, the rank and - (nothing
- * without a rank), %p is p and the pid, %n a number that makes the name new; the usual name is gpumem-%h-%r%p-%n.gpumem in the
- * current folder. Takes locks: not in a signal handler. */
+ * Switches accept 1, true, on, yes and 0, false, off, no. In a file name, %h is the host, %r is "r", the rank and "-" (empty
+ * without a rank), %p is "p" and the pid, %n a number that makes the name unique. The default name is
+ * gpumem-%h-%r%p-%n.gpumem in the current folder. Takes locks. */
 static inline int gpumem_configure(const char *key, const char *value) {
     const struct gpumem_functions *f = gpumem_functions();
     return f != 0 && f->configure != 0 && f->configure(key, value);
 }
 
-/* Begins a recording beside what is told to the daemon; it holds the state and all that happens from here on, and can be read at
- * any time (`gpumemctl report FILE`). 1 if one goes on now, 0 if the file is there already or cannot be made. Takes locks: not
- * in a signal handler. */
+/* Starts a recording to a file, in addition to the records sent to the daemon. It contains the current state and every later
+ * event, and can be read at any time (`gpumemctl report FILE`). Returns 1 if a recording is active, 0 if the file exists or
+ * cannot be created. Takes locks. */
 static inline int gpumem_start(void) {
     const struct gpumem_functions *f = gpumem_functions();
     return f != 0 && f->start != 0 && f->start();
 }
 
-/* Ends the recording. 1 if everything up to here is in it, or if none went on. Takes locks: not in a signal handler. */
+/* Stops the recording. Returns 1 if the file is complete up to this call, or if no recording was active. Takes locks. */
 static inline int gpumem_stop(void) {
     const struct gpumem_functions *f = gpumem_functions();
     return f != 0 && f->stop != 0 && f->stop();
 }
 
-/* Keeps the history back: allocations go on to be watched and booked, but are told to nobody until gpumem_unmute, which tells
- * how many were not, and the state as it is then: sums are exact again, peaks of the time between are not known. Calls nest.
- * Takes locks: not in a signal handler. */
+/* Stops sending events while allocations are still tracked. gpumem_unmute sends the number of withheld events and the current
+ * state: sums are exact again, peaks within the interval are unknown. Calls nest. Takes locks. */
 static inline void gpumem_mute(void) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0 && f->mute != 0) f->mute();
 }
 
-/* Ends one gpumem_mute. Takes locks: not in a signal handler. */
+/* Reverses one gpumem_mute. Takes locks. */
 static inline void gpumem_unmute(void) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0 && f->unmute != 0) f->unmute();
 }
 
-/* Writes what is held now to the new file `path`, a recording of its own. NULL or "": if a recording goes on, everything up to
- * here is in it when this returns; else to a file of the usual name. `finished` 1 ends a recording that goes on. 1 if it is
- * written. Takes locks: not in a signal handler. */
+/* Writes the current state to the new file `path` as a separate recording. With NULL or "" it flushes the active
+ * recording, or writes a file with the default name if none is active. `finished` 1 also stops an active recording. Returns 1
+ * on success. Takes locks. */
 static inline int gpumem_dump(const char *path, int finished) {
     const struct gpumem_functions *f = gpumem_functions();
     return f != 0 && f->dump != 0 && f->dump(path, finished);
 }
 
-/* A report of this process as "text" or "json" (NULL: text), to be given to gpumem_free: the daemon's, or where none answers the
- * agent's own, which knows what is live and what counters have been, and nothing of NVML. `sort` (total, avg, min, max, count,
- * name; NULL: total) and `ascending` order the lines of the latter; `reset` 1 begins the statistics of counters anew. NULL for a
- * format or order that is none, and without the agent. Takes locks: not in a signal handler. */
+/* Returns a report of this process as "text" or "json" (NULL: text); release it with gpumem_free. It is the daemon's report.
+ * If no daemon answers, it is the agent's own, with live memory and counters but without NVML. `sort` (total, avg, min, max,
+ * count, name; NULL: total) and `ascending` order the lines of the agent's report; `reset` 1 resets counter statistics.
+ * Returns NULL for an unknown format or order, and without the agent. Takes locks. */
 static inline char *gpumem_dumps(const char *format, const char *sort, int ascending, int reset) {
     const struct gpumem_functions *f = gpumem_functions();
     return f != 0 && f->dumps != 0 ? f->dumps(format, sort, ascending, reset) : 0;
 }
 
-/* The daemon's report of this process as "text", "json" or "csv" (NULL: text), to be given to gpumem_free; NULL where no daemon
- * answers within 3 s or it knows nothing of this process. `options`, NULL for none: lines "by=layer", "by=structure" or
- * "by=tag", and "all=1". Takes locks: not in a signal handler. */
+/* Returns the daemon's report of this process as "text", "json" or "csv" (NULL: text); release it with gpumem_free. Returns
+ * NULL if no daemon answers within 3 s or it does not know this process. `options` (NULL for none) holds lines: "by=layer",
+ * "by=structure" or "by=tag", and "all=1". Takes locks. */
 static inline char *gpumem_report(const char *format, const char *options) {
     const struct gpumem_functions *f = gpumem_functions();
     return f != 0 && f->report != 0 ? f->report(format, options) : 0;
 }
 
-/* Frees what gpumem_dumps and gpumem_report returned. Takes locks: not in a signal handler. */
+/* Frees a string returned by gpumem_dumps or gpumem_report. Takes locks. */
 static inline void gpumem_free(char *text) {
     free(text);
 }
 
-/* Counter `name` has this value from now on; `gpumemctl report --counters` tells what it has been. Takes locks: not in a signal handler. */
+/* Sets counter `name`; `gpumemctl report --counters` shows its history. Takes locks. */
 static inline void gpumem_counter_set(const char *name, int64_t value) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0 && f->counter_set != 0) f->counter_set(name, value);
 }
 
-/* Counter `name` has `change` more, or less. A counter begins at 0. Takes locks: not in a signal handler. */
+/* Adds `change`, which may be negative, to counter `name`. A counter starts at 0. Takes locks. */
 static inline void gpumem_counter_add(const char *name, int64_t change) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0 && f->counter_add != 0) f->counter_add(name, change);
 }
 
-/* Bytes of the device that are free now for everybody, and its size, as the driver says; either place may be NULL. 1, or 0 and
- * nothing written if neither the current context of the calling thread nor the primary one is on that device. Takes locks: not
- * in a signal handler. */
+/* Reads the device's free and total bytes from the driver; either pointer may be NULL. Returns 1, or 0 with nothing written
+ * if neither the calling thread's current context nor the primary context is on that device. Takes locks. */
 static inline int gpumem_memory_info(int cuda_ordinal, uint64_t *free_bytes, uint64_t *total_bytes) {
     const struct gpumem_functions *f = gpumem_functions();
     return f != 0 && f->memory_info != 0 && f->memory_info(cuda_ordinal, free_bytes, total_bytes);
 }
 
-/* What gpumem_peak does. */
+/* Argument of gpumem_peak. */
 enum gpumem_peak_verb { GPUMEM_PEAK_END = 0, GPUMEM_PEAK_BEGIN = 1, GPUMEM_PEAK_RESET = 2 };
 
-/* Begins, begins anew or ends (an enum gpumem_peak_verb) a range whose highest is kept, of the process: one at a time. While one
- * is open each allocation costs a few ns more. 1, or 0 if there is no memory for it. Takes locks: not in a signal handler. */
+/* Begins, resets or ends (enum gpumem_peak_verb) a range whose peak is tracked; one range for each process. While a range is
+ * open each allocation costs a few ns more. Returns 1, or 0 if memory for it is lacking. Takes locks. */
 static inline int gpumem_peak(int verb) {
     const struct gpumem_functions *f = gpumem_functions();
     return f != 0 && f->peak != 0 && f->peak(verb);
 }
 
-/* The highest so far in the range that is open, exact to the byte: of live driver allocations on the device, and of live blocks
- * of pools there; either place may be NULL. 1, or 0 and nothing written while no range is open. */
+/* Reads the peak of the open range, exact to the byte: of live driver allocations on the device, and of live pool blocks
+ * there; either pointer may be NULL. Returns 1, or 0 with nothing written if no range is open. */
 static inline int gpumem_peak_bytes(int cuda_ordinal, uint64_t *bytes, uint64_t *block_bytes) {
     const struct gpumem_functions *f = gpumem_functions();
     return f != 0 && f->peak_bytes != 0 && f->peak_bytes(cuda_ordinal, bytes, block_bytes);
 }
 
-/* What gpumem_snapshot tells. */
+/* Argument of gpumem_snapshot. */
 enum gpumem_snapshot_kind { GPUMEM_SNAPSHOT_LIVE = 0, GPUMEM_SNAPSHOT_STATUS = 1, GPUMEM_SNAPSHOT_PEAK = 2 };
 
-/* As JSON: what is live, per device, tag, role and pool; how the agent is; or the high of the range that is open, and what it
- * was made of. Written to `buffer` without an end if it fits into `capacity` bytes; its length, 0 without the agent. Takes
- * locks: not in a signal handler. */
+/* Writes JSON: live memory for each device, tag, role and pool; the agent's status; or the peak of the open range with its
+ * composition. It is written to `buffer` without a terminating NUL if it fits into `capacity` bytes. Returns its length in
+ * bytes, 0 without the agent. Takes locks. */
 static inline uint64_t gpumem_snapshot(int kind, char *buffer, uint64_t capacity) {
     const struct gpumem_functions *f = gpumem_functions();
     return f != 0 && f->snapshot != 0 ? f->snapshot(kind, buffer, capacity) : 0;
@@ -431,7 +428,7 @@ static inline uint64_t gpumem_snapshot(int kind, char *buffer, uint64_t capacity
 }
 
 namespace gpumem {
-/* A scope for as long as it lives: gpumem::scope here("layer.0"); */
+/* A scope that lasts as long as the object: gpumem::scope layer("layer.0"); */
 class scope {
   public:
     explicit scope(const char *name) { gpumem_push(name); }

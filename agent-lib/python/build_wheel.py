@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Makes the wheel: the package, the agent and both programs, so that ``pip install`` without root is an installation.
+"""Builds the wheel: the package, the agent and both programs, so that ``pip install`` without root installs everything.
 
     build_wheel.py [--out FOLDER] [--programs FOLDER] [--profile NAME] [--no-strip]
     build_wheel.py --programs-only [--profile NAME]
 
-Without ``--programs`` gpumemd, gpumemctl and libgpumem.so are built first, for old systems (wheel/old_glibc.c), which
-needs cargo and a C compiler; with it they are taken from there as they are. The wheel's tag says what glibc they
-really ask for. The same files give the same wheel, byte by byte.
+Without ``--programs`` gpumemd, gpumemctl and libgpumem.so are first built for old systems (wheel/old_glibc.c), which
+needs cargo and a C compiler. With it, the given files are used unchanged. The wheel's tag states the glibc version that
+the files require. The same files give the same wheel, byte for byte.
 
     gpumem/...                                the package, with libgpumem.so
     gpumem-V.data/scripts/gpumemd, gpumemctl  on PATH
-    gpumem-V.data/data/lib/gpumem/V/libgpumem.so  where gpumemctl looks: ../lib/gpumem/V
-    gpumem-V.dist-info/sboms/gpumem.cdx.json      what all that is made of
+        gpumem-V.data/data/lib/gpumem/V/libgpumem.so  where gpumemctl finds it: ../lib/gpumem/V
+        gpumem-V.dist-info/sboms/gpumem.cdx.json      list of components
 """
 
 import argparse
@@ -35,10 +35,10 @@ ROOT = HERE.parent.parent
 PROGRAMS = ("gpumemd", "gpumemctl")
 LIBRARY = "libgpumem.so"
 
-#: What is built here asks for no newer glibc.
+#: Highest glibc version that programs built here may require.
 OLDEST = (2, 17)
 
-#: Asked for by the standard library if they are there, and nothing else: their absence is what it copes with.
+#: Weak symbols of the standard library, which works without them.
 OPTIONAL = (
     "__cxa_thread_atexit_impl",
     "getrandom",
@@ -52,9 +52,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "target" / "wheel")
     parser.add_argument("--programs", type=pathlib.Path, help="taken from here instead of built")
-    parser.add_argument("--profile", default="release", help="of cargo, for what is built")
+    parser.add_argument("--profile", default="release", help="cargo profile of the build")
     parser.add_argument("--no-strip", action="store_true", help="keep symbols")
-    parser.add_argument("--programs-only", action="store_true", help="build what goes into it, and end")
+    parser.add_argument("--programs-only", action="store_true", help="build the programs and exit")
     given = parser.parse_args()
     if given.programs_only:
         build(given.profile)
@@ -107,7 +107,7 @@ def stripped(path: pathlib.Path, scratch: pathlib.Path) -> pathlib.Path:
 
 
 def parts_list(files: Dict[str, pathlib.Path]) -> bytes:
-    """What is in them (PEP 770)."""
+    """Returns the list of components (PEP 770)."""
     named = ["{}={}".format(name, path) for name, path in files.items()]
     command = [sys.executable, str(ROOT / "packaging" / "sbom.py"), "pkg:pypi/gpumem", version(), *named]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout

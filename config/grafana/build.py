@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Writes the dashboards beside it: python3 build.py [FOLDER]. What all panels share stands here once; the JSON is what
-Grafana imports. tests/suite/dashboards.rs runs every query."""
+"""Writes the dashboard JSON files that Grafana imports: python3 build.py [FOLDER].
+
+tests/suite/dashboards.rs runs every query."""
 
 import json
 import pathlib
@@ -10,15 +11,15 @@ SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 OF = 'job="$job", instance=~"$instance"'
 INFO = f"gpumem_process_info{{{OF}}}"
 DASHBOARDS = {
-    "node": "Devices, and who holds their memory",
-    "process": "Where the memory of one process went",
+    "node": "Devices and the processes that use their memory",
+    "process": "Memory of one process",
     "fleet": "Nodes, users and jobs",
-    "health": "gpumemd itself",
+    "health": "Health of gpumemd",
 }
 
 
 def named(value, *labels):
-    """A value of processes with labels of their information."""
+    """Adds labels of gpumem_process_info to a process metric."""
     return f"{value} * on (job, instance, pid, start) group_left ({', '.join(labels)}) {INFO}"
 
 
@@ -29,7 +30,7 @@ def query(expr, legend="", table=False):
 
 
 class Dashboard:
-    """Panels from left to right and from top to bottom, in a grid 24 wide."""
+    """Places panels from left to right and top to bottom in a grid 24 columns wide."""
 
     def __init__(self, name, variables):
         self.name, self.panels, self.variables = name, [], variables
@@ -67,14 +68,14 @@ class Dashboard:
         options = {"legend": legend, "tooltip": {"mode": "multi", "sort": "desc"}}
         custom = {"fillOpacity": 40, "stacking": {"mode": "normal", "group": "A"}} if stacked else {"fillOpacity": 0}
         panel = self.add("timeseries", title, description, targets, unit, width, 8, options, **custom)
-        # Unknown is a hole, and amounts begin at 0.
+        # Unknown values are gaps in the line; byte axes start at 0.
         panel["fieldConfig"]["defaults"]["custom"]["spanNulls"] = False
         if unit == "bytes" and not stacked:
             panel["fieldConfig"]["defaults"]["custom"]["axisSoftMin"] = 0
         return panel
 
     def table(self, title, description, targets, unit, names, width=24):
-        """`names`: what the values are called, in the order of the targets."""
+        """`names`: column names of the values, in the order of the targets."""
         panel = self.add("table", title, description, targets, unit, width, 8, {"showHeader": True, "cellHeight": "sm"})
         one = len(targets) == 1
         renamed = {("Value" if one else f"Value #{target['refId']}"): name for target, name in zip(targets, names)}
@@ -92,7 +93,7 @@ class Dashboard:
             "tags": ["gpumem"],
             "targetBlank": False,
             "title": "gpumem",
-            "tooltip": "The other dashboards of gpumem",
+            "tooltip": "Other gpumem dashboards",
             "type": "dashboards",
             "url": "",
         }
@@ -115,7 +116,7 @@ class Dashboard:
 
 
 def variable(name, label, definition, many=False):
-    """A variable of the values of a label."""
+    """A variable with the values of a label."""
     found = {
         "name": name,
         "label": label,
@@ -131,7 +132,7 @@ def variable(name, label, definition, many=False):
 
 
 def variables(many=False):
-    """Where from: the data source, the scrape job, the nodes."""
+    """Variables of every dashboard: data source, scrape job, nodes."""
     return [
         {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "refresh": 1},
         variable("job", "Scrape job", "label_values(gpumemd_build_info, job)"),
@@ -140,7 +141,7 @@ def variables(many=False):
 
 
 def link_to_process(panel):
-    """A click on a pid opens its dashboard."""
+    """Links each pid to its process dashboard."""
     url = (
         "/d/gpumem-process?var-datasource=${datasource}&var-job=${job}"
         "&var-instance=${__data.fields.instance}&var-pid=${__data.fields.pid}&${__url_time_range}"
@@ -160,7 +161,7 @@ def processes(board, limit=None):
 
     panel = board.table(
         "Processes",
-        "What each process holds by device. Without an agent only used is known. (other) is the sum of those that are folded.",
+        "Memory of each process by device. Without an agent only used is available. (other) is the sum of the processes without a series.",
         [of("used_bytes"), of("tracked_bytes"), of("untrackable_bytes"), of("used_peak_bytes")],
         "bytes",
         ["used", "tracked", "untrackable", "highest used"],
@@ -170,31 +171,31 @@ def processes(board, limit=None):
 
 def node():
     board = Dashboard("node", variables())
-    board.stat("GPUs", "Devices that NVML shows.", f"count(gpumem_device_info{{{OF}}})", "none")
-    board.stat("Used", "Of all devices.", f"sum(gpumem_device_used_bytes{{{OF}}})", "bytes")
-    board.stat("Free", "Of all devices.", f"sum(gpumem_device_free_bytes{{{OF}}})", "bytes")
-    board.stat("Processes", "On all devices; one that uses two counts twice.", f"sum(gpumem_device_processes{{{OF}}})", "none")
+    board.stat("GPUs", "Devices reported by NVML.", f"count(gpumem_device_info{{{OF}}})", "none")
+    board.stat("Used", "Sum over all devices.", f"sum(gpumem_device_used_bytes{{{OF}}})", "bytes")
+    board.stat("Free", "Sum over all devices.", f"sum(gpumem_device_free_bytes{{{OF}}})", "bytes")
+    board.stat("Processes", "On all devices; a process on two devices counts twice.", f"sum(gpumem_device_processes{{{OF}}})", "none")
     board.stat(
         "Covered",
-        "Share of the bytes of processes whose process has an agent: the rest is a sum without names.",
+        "Share of process memory that belongs to processes with an agent. The rest has no tags.",
         f"instance:gpumem_process_covered:ratio{{{OF}}}",
         "percentunit",
     )
     board.stat(
         "Out of memory",
-        "Times in the range shown.",
+        "Number in the selected time range.",
         f"sum(increase(gpumem_device_ooms_total{{{OF}}}[$__range]))",
         "none",
     )
     board.lines(
         "Used by device",
-        "Highest of each minute, between scrapes too: a short peak is not missed.",
+        "Maximum of each minute, including samples between scrapes.",
         [query(f"gpumem_device_used_highest_bytes{{{OF}}}", "GPU {{gpu}}")],
         "bytes",
     )
     board.lines(
-        "What the devices hold",
-        "All devices: processes, what no process accounts for, the driver's share, free. Together they are the size.",
+        "Composition of the devices",
+        "All devices: processes, unaccounted (charged to no process), reserved by the driver, free. The sum is the device size.",
         [
             query(f"sum(gpumem_device_used_bytes{{{OF}}}) - sum(gpumem_device_unaccounted_bytes{{{OF}}})", "processes"),
             query(f"sum(gpumem_device_unaccounted_bytes{{{OF}}})", "unaccounted"),
@@ -206,7 +207,7 @@ def node():
     )
     board.lines(
         "Used by process",
-        "What NVML charges to each.",
+        "Memory that NVML charges to each process.",
         [query(named(f"gpumem_process_used_bytes{{{OF}}}", "user", "comm"), "GPU {{gpu}}: {{comm}} {{pid}} {{user}}")],
         "bytes",
         24,
@@ -215,27 +216,27 @@ def node():
     processes(board)
     board.lines(
         "Tracked by category",
-        "Of all processes with an agent. Categories are those of the rules ([metrics] rules).",
+        "All processes with an agent. [metrics] rules defines the categories.",
         [query(f"sum by (category) (gpumem_process_category_bytes{{{OF}}})", "{{category}}")],
         "bytes",
         stacked=True,
     )
     board.lines(
         "Untrackable by cause",
-        "What the driver charges beyond all allocations, of all processes with an agent.",
+        "All processes with an agent: memory the driver charges beyond recorded allocations.",
         [query(f"sum by (part) (gpumem_process_untrackable_part_bytes{{{OF}}})", "{{part}}")],
         "bytes",
         stacked=True,
     )
     board.lines(
         "Out of memory by device",
-        "How often a process ran out; gpumemctl oom has each.",
+        "Number of out-of-memory events; gpumemctl oom shows each.",
         [query(f"increase(gpumem_device_ooms_total{{{OF}}}[$__rate_interval])", "GPU {{gpu}} {{kind}}")],
         "none",
     )
     board.lines(
-        "Age of the last reading",
-        "Seconds since NVML told what a device holds. Above 2 it does not answer.",
+        "Age of the last sample",
+        "Seconds since the last NVML sample of the device. Above 2, NVML is not responding.",
         [query(f"gpumem_device_sample_age_seconds{{{OF}}}", "GPU {{gpu}}")],
         "s",
     )
@@ -247,24 +248,24 @@ def process():
     pid = variable("pid", "Process", f"label_values({INFO}, pid)")
     board = Dashboard("process", variables() + [pid])
     board.table(
-        "Who",
-        "What is known of the process. The label claimed names what only the process says.",
+        "Owner",
+        "User, command, job and rank. The label claimed lists values that only the process itself reported.",
         [query(f"gpumem_process_info{{{of}}}", table=True)],
         "none",
         ["alive"],
         16,
     )
     board.table(
-        "What to know about its numbers",
-        "covered: an agent speaks for it. uncovered: NVML only. late: the agent came after the first allocations. partial: history was lost. blocked, paused, stale: the agent sees nothing, or does not speak.",
+        "Data quality",
+        "covered: it has an agent. uncovered: NVML only. late: the agent started after the first allocations. partial: some history was lost. blocked, paused: the agent receives no driver calls. stale: the agent has stopped sending.",
         [query(f"sum by (gpu, flag) (gpumem_process_flag{{{of}}})", table=True)],
         "none",
-        ["holds"],
+        ["set"],
         8,
     )
     board.lines(
         "Used",
-        "used = predates + tracked + untrackable, at each sample.",
+        "used = predates + tracked + untrackable, for each sample.",
         [
             query(f"sum by (gpu) (gpumem_process_tracked_bytes{{{of}}})", "GPU {{gpu}}: tracked"),
             query(f"sum by (gpu) (gpumem_process_predates_bytes{{{of}}})", "GPU {{gpu}}: predates the agent"),
@@ -274,8 +275,8 @@ def process():
         stacked=True,
     )
     board.lines(
-        "Used, its peak and its floor",
-        "Highest used that was read, and what it did not fall below in a quarter of an hour: a floor that rises is a leak.",
+        "Used: peak and floor",
+        "Highest sampled value, and the minimum of the last 15 minutes. A rising floor means a leak.",
         [
             query(f"gpumem_process_used_bytes{{{of}}}", "GPU {{gpu}}: used"),
             query(f"gpumem_process_used_peak_bytes{{{of}}}", "GPU {{gpu}}: highest"),
@@ -285,7 +286,7 @@ def process():
     )
     board.lines(
         "Tracked by category",
-        "Driver allocations and what pools carve from them, by the rules.",
+        "Driver allocations and the blocks that pools carve from them, by category.",
         [query(f"sum by (gpu, category) (gpumem_process_category_bytes{{{of}}})", "GPU {{gpu}}: {{category}}")],
         "bytes",
         stacked=True,
@@ -299,18 +300,18 @@ def process():
     )
     board.lines(
         "Untrackable by cause",
-        "context is measured, modules an upper bound, local memory, heaps and rounding are models, unexplained is what they leave.",
+        "context is measured, modules is an upper bound, local memory, heaps and rounding are estimated by models, unexplained is the remainder.",
         [query(f"sum by (gpu, part) (gpumem_process_untrackable_part_bytes{{{of}}})", "GPU {{gpu}}: {{part}}")],
         "bytes",
         stacked=True,
     )
     board.lines(
-        "Events of its agent",
-        "Allocations, frees and names a second; and those that were lost.",
+        "Events of the agent",
+        "Allocations, frees and names per second, and lost events.",
         [
             query(f"rate(gpumem_process_events_total{{{of}}}[$__rate_interval])", "applied"),
             query(f"rate(gpumem_process_events_lost_total{{{of}}}[$__rate_interval])", "lost"),
-            query(f"rate(gpumem_process_allocation_failures_total{{{of}}}[$__rate_interval])", "allocations that failed"),
+            query(f"rate(gpumem_process_allocation_failures_total{{{of}}}[$__rate_interval])", "failed allocations"),
         ],
         "ops",
     )
@@ -320,25 +321,25 @@ def process():
 def fleet():
     job_name = variable("job_name", "Job", f'label_values(gpumem_process_info{{{OF}, job_name!=""}}, job_name)', True)
     board = Dashboard("fleet", variables(True) + [job_name])
-    board.stat("Nodes", "That answer.", f"sum(up{{{OF}}})", "none")
-    board.stat("GPUs", "Of these nodes.", f"count(gpumem_device_info{{{OF}}})", "none")
-    board.stat("Used", "Of all devices.", f"sum(instance:gpumem_device_used_bytes:sum{{{OF}}})", "bytes")
-    board.stat("Size", "Of all devices.", f"sum(instance:gpumem_device_total_bytes:sum{{{OF}}})", "bytes")
+    board.stat("Nodes", "Nodes that respond.", f"sum(up{{{OF}}})", "none")
+    board.stat("GPUs", "GPUs of the selected nodes.", f"count(gpumem_device_info{{{OF}}})", "none")
+    board.stat("Used", "Sum over all devices.", f"sum(instance:gpumem_device_used_bytes:sum{{{OF}}})", "bytes")
+    board.stat("Size", "Sum over all devices.", f"sum(instance:gpumem_device_total_bytes:sum{{{OF}}})", "bytes")
     board.stat(
         "Covered",
-        "Share of the bytes of processes whose process has an agent.",
+        "Share of process memory that belongs to processes with an agent.",
         f'sum(gpumem_process_used_bytes{{{OF}}} and on (job, instance, gpu, uuid, pid, start) gpumem_process_flag{{{OF}, flag="covered"}}) / sum(gpumem_process_used_bytes{{{OF}}})',
         "percentunit",
     )
     board.stat(
         "Out of memory",
-        "Times in the range shown.",
+        "Number in the selected time range.",
         f"sum(increase(gpumem_device_ooms_total{{{OF}}}[$__range]))",
         "none",
     )
     board.lines(
         "Used by node",
-        "Share of the memory of its devices.",
+        "Share of the memory of the node's devices.",
         [
             query(
                 f"instance:gpumem_device_used_bytes:sum{{{OF}}} / instance:gpumem_device_total_bytes:sum{{{OF}}}",
@@ -349,36 +350,36 @@ def fleet():
     )
     board.lines(
         "Used by user",
-        "Of all nodes of this scrape job.",
+        "Sum over all nodes of this scrape job.",
         [query('user:gpumem_process_used_bytes:sum{job="$job"}', "{{user}}")],
         "bytes",
         stacked=True,
     )
     board.lines(
         "Used by job",
-        "Of all nodes of this scrape job. Jobs are named by gpumemctl run --name, Slurm or Kubernetes.",
+        "Sum over all nodes of this scrape job. Job names come from gpumemctl run --name, Slurm or Kubernetes.",
         [query('job_name:gpumem_process_used_bytes:sum{job="$job", job_name=~"$job_name"}', "{{job_name}}")],
         "bytes",
         stacked=True,
     )
     ranks = f'gpumem_process_used_bytes{{{OF}}} * on (job, instance, pid, start) group_left (job_name, rank) gpumem_process_info{{{OF}, job_name=~"$job_name"}}'
     board.lines(
-        "Worst rank of each job, over their mean",
-        "1 is even. gpumemctl job ID --prometheus URL says which rank, and why.",
+        "Largest rank of each job, relative to the mean",
+        "1 means balanced. gpumemctl job ID --prometheus URL shows which rank, and why.",
         [query(f"max by (job_name) ({ranks}) / avg by (job_name) ({ranks})", "{{job_name}}")],
         "none",
     )
     board.table(
         "Fullest devices",
-        "Share that is not free; the ten fullest now.",
+        "Used share of the ten fullest devices.",
         [query(f"topk(10, uuid:gpumem_device_full:ratio{{{OF}}})", table=True)],
         "percentunit",
         ["full"],
         12,
     )
     board.lines(
-        "Memory without names, by node",
-        "Of processes that have no agent.",
+        "Memory without an agent, by node",
+        "Memory of processes without an agent.",
         [
             query(
                 f'sum by (instance) (gpumem_process_used_bytes{{{OF}}} and on (job, instance, gpu, uuid, pid, start) gpumem_process_flag{{{OF}, flag="uncovered"}})',
@@ -390,7 +391,7 @@ def fleet():
     processes(board, 20)
     board.lines(
         "Out of memory, by node",
-        "How often a process ran out.",
+        "Number of out-of-memory events.",
         [query(f"sum by (instance) (increase(gpumem_device_ooms_total{{{OF}}}[$__rate_interval]))", "{{instance}}")],
         "none",
         24,
@@ -410,32 +411,32 @@ def health():
 
     board.table(
         "Versions",
-        "What runs where.",
+        "gpumemd version of each node.",
         [query(f"gpumemd_build_info{{{OF}}}", table=True)],
         "none",
         ["runs"],
         8,
     )
-    board.lines("Sources", "1 while a source works.", [query(f"gpumemd_source_up{{{OF}}}", "{{instance}} {{source}}")], "none", 8)
+    board.lines("Sources", "1 while a source is up.", [query(f"gpumemd_source_up{{{OF}}}", "{{instance}} {{source}}")], "none", 8)
     board.lines(
-        "Age of the state",
-        "That a scrape shows: at most a second.",
+        "Age of the data",
+        "Age of the data in a scrape; normally at most one second.",
         [query(f"gpumemd_snapshot_age_seconds{{{OF}}}", "{{instance}}")],
         "s",
         8,
     )
-    rates("CPU", "Share of a core.", "percentunit", ("process_cpu_seconds_total", ""))
-    board.lines("Resident memory", "Of the daemon.", [query(f"process_resident_memory_bytes{{{OF}}}", "{{instance}}")], "bytes", 8)
-    board.lines("File descriptors", "Open in the daemon.", [query(f"process_open_fds{{{OF}}}", "{{instance}}")], "none", 8)
+    rates("CPU", "Share of one core.", "percentunit", ("process_cpu_seconds_total", ""))
+    board.lines("Resident memory", "Resident memory of the daemon.", [query(f"process_resident_memory_bytes{{{OF}}}", "{{instance}}")], "bytes", 8)
+    board.lines("File descriptors", "Open descriptors of the daemon.", [query(f"process_open_fds{{{OF}}}", "{{instance}}")], "none", 8)
     board.lines(
         "Agents",
-        "Connected, and peers that have not said hello.",
+        "Connected agents, and peers that have not sent their hello.",
         [query(f"gpumemd_agents{{{OF}}}", "{{instance}}"), query(f"gpumemd_agents_waiting{{{OF}}}", "{{instance}} waiting")],
         "none",
         8,
     )
-    rates("Records", "Handed to the ledger, a second.", "ops", ("gpumemd_records_total", ""))
-    rates("Bytes of agents", "That agents sent, a second.", "Bps", ("gpumemd_agent_bytes_total", ""))
+    rates("Records", "Records applied to the ledger per second.", "ops", ("gpumemd_records_total", ""))
+    rates("Bytes from agents", "Bytes received from agents per second.", "Bps", ("gpumemd_agent_bytes_total", ""))
     rates(
         "Lost and dropped",
         "Should be 0.",
@@ -446,36 +447,36 @@ def health():
         ("gpumemd_store_dropped_total", "runs"),
         ("gpumemd_recording_lost_total", "recording"),
     )
-    rates("Refused", "Peers and connections that were not let in.", "ops", ("gpumemd_agent_refused_total", "agents: {{reason}}"), ("gpumemd_http_refused_total", "http: {{reason}}"))
+    rates("Refused", "Rejected peers and connections.", "ops", ("gpumemd_agent_refused_total", "agents: {{reason}}"), ("gpumemd_http_refused_total", "http: {{reason}}"))
     board.lines(
         "Time in process lists",
-        "Share of time in which the driver stands still for us; the budget is nvml.list_budget (2 %).",
+        "Share of time in which process lists block the driver; the budget is nvml.list_budget (2 %).",
         [query(f"gpumemd_nvml_list_share_ratio{{{OF}}}", "{{instance}}")],
         "percentunit",
         8,
     )
-    rates("NVML calls", "A second.", "ops", ("gpumemd_nvml_memory_calls_total", "memory"), ("gpumemd_nvml_list_calls_total", "lists"), ("gpumemd_nvml_failed_calls_total", "failed"), ("gpumemd_nvml_lists_deferred_total", "lists deferred"))
-    rates("Pollers", "Started anew, and given up for a call that hung.", "ops", ("gpumemd_nvml_restarts_total", "started"), ("gpumemd_nvml_hangs_total", "hung"))
-    board.lines("Run store", "Size of its file.", [query(f"gpumemd_store_bytes{{{OF}}}", "{{instance}}")], "bytes", 8)
-    board.lines("Waiting for the store", "Runs.", [query(f"gpumemd_store_waiting{{{OF}}}", "{{instance}}")], "none", 8)
-    rates("Store", "Writes and errors, a second.", "ops", ("gpumemd_store_writes_total", "writes"), ("gpumemd_store_errors_total", "errors"))
+    rates("NVML calls", "Calls per second.", "ops", ("gpumemd_nvml_memory_calls_total", "memory"), ("gpumemd_nvml_list_calls_total", "lists"), ("gpumemd_nvml_failed_calls_total", "failed"), ("gpumemd_nvml_lists_deferred_total", "lists deferred"))
+    rates("Pollers", "Restarts, and hung calls.", "ops", ("gpumemd_nvml_restarts_total", "started"), ("gpumemd_nvml_hangs_total", "hung"))
+    board.lines("Run store", "Size of the store file.", [query(f"gpumemd_store_bytes{{{OF}}}", "{{instance}}")], "bytes", 8)
+    board.lines("Waiting for the store", "Runs not yet written.", [query(f"gpumemd_store_waiting{{{OF}}}", "{{instance}}")], "none", 8)
+    rates("Store", "Writes and errors per second.", "ops", ("gpumemd_store_writes_total", "writes"), ("gpumemd_store_errors_total", "errors"))
     board.lines(
         "Series of a scrape",
-        "As Prometheus counts them.",
+        "Number of samples, counted by Prometheus.",
         [query(f"scrape_samples_scraped{{{OF}}}", "{{instance}}")],
         "none",
         8,
     )
     board.lines(
-        "Processes folded",
-        "Shown as one, (other): young, and for want of room.",
+        "Processes summed as (other)",
+        "Because they are young, or because max_series was reached.",
         [query(f"gpumemd_processes_folded{{{OF}}}", "{{instance}} {{reason}}")],
         "none",
         12,
     )
     board.lines(
-        "Time of a scrape",
-        "As Prometheus measures it.",
+        "Scrape duration",
+        "Measured by Prometheus.",
         [query(f"scrape_duration_seconds{{{OF}}}", "{{instance}}")],
         "s",
         12,

@@ -1,4 +1,4 @@
-//! The functions of a libcupti. Only ever to be called when libcuda is loaded: without it CUPTI 13.2 crashes.
+//! Functions of libcupti. Call them only while libcuda is loaded: without it CUPTI 13.2 crashes.
 
 use crate::library::Library;
 use crate::result::CuptiResult;
@@ -7,7 +7,7 @@ use core::mem::{offset_of, size_of};
 
 /// Opaque.
 pub type SubscriberHandle = *mut c_void;
-/// A context, and where its number goes.
+/// Writes the number of a context or its device.
 pub type GetNumber = unsafe extern "C" fn(*const c_void, *mut u32) -> CuptiResult;
 /// `userdata`, domain, id, data.
 pub type Callback = unsafe extern "C" fn(*mut c_void, u32, u32, *const c_void);
@@ -18,11 +18,11 @@ pub type Callback = unsafe extern "C" fn(*mut c_void, u32, u32, *const c_void);
 pub struct SubscriberParams {
     /// [`SubscriberParams::BYTES_13_0`] or [`SubscriberParams::BYTES_13_2`]: 13.0 refuses the larger one.
     pub struct_bytes: usize,
-    /// Our name, at most 53 bytes.
+    /// Name of this subscriber, at most 53 bytes.
     pub name: *const c_char,
-    /// Who holds the subscription, if somebody does: at least 64 bytes.
+    /// Buffer for the name of the current subscriber, at least 64 bytes.
     pub holder: *mut c_char,
-    /// Size of that buffer.
+    /// Size of `holder` in bytes.
     pub holder_bytes: usize,
     /// From 13.2: several clients may subscribe.
     pub allow_multiple: u8,
@@ -52,7 +52,7 @@ pub struct Api {
         ) -> CuptiResult,
     >,
     pub unsubscribe: unsafe extern "C" fn(SubscriberHandle) -> CuptiResult,
-    /// enable, handle, domain, id. To be called by one thread at a time.
+    /// Arguments: enable, handle, domain, id. Not thread-safe.
     pub enable_callback: unsafe extern "C" fn(u32, SubscriberHandle, u32, u32) -> CuptiResult,
     pub get_version: Option<unsafe extern "C" fn(*mut u32) -> CuptiResult>,
     pub get_callback_name: Option<unsafe extern "C" fn(u32, u32, *mut *const c_char) -> CuptiResult>,
@@ -104,7 +104,7 @@ impl Api {
         }
     }
 
-    /// CUPTI's version: 17 to 28 up to CUDA 12.9, then 130001 and so on; `None` if it will not say.
+    /// Returns CUPTI's version: 17 to 28 up to CUDA 12.9, then 130001 and so on; `None` if the call fails.
     pub fn version(&self) -> Option<u32> {
         let mut version = 0;
         // SAFETY: a function of this library, with a place for its answer.

@@ -1,19 +1,19 @@
-//! Numbers and layouts of CUPTI, and of the few driver calls that gpumemd makes; everything is found at run
-//! time and nothing of NVIDIA's is in here.
+//! Ids and layouts of CUPTI, and of the few driver calls that gpumemd makes. Libraries are loaded at run
+//! time; the crate contains no NVIDIA code.
 //!
 //! ```text
 //! ids.rs      callback ids of the driver and resource domains
-//! params.rs   what a driver call's parameters look like in memory
-//! data.rs     what a callback is handed
-//! result.rs   result codes with a text for people
+//! params.rs   layouts of driver calls' parameters
+//! data.rs     arguments of a callback
+//! result.rs   result codes with messages
 //! library.rs  dlopen and dlsym
-//! api.rs      the functions of a libcupti
-//! driver.rs   the functions of the libcuda that is in the process already
-//! nvtx.rs     what NVTX hands to a library that it loads
+//! api.rs      functions of libcupti
+//! driver.rs   functions of the libcuda that is already loaded in the process
+//! nvtx.rs     tables that NVTX passes to an injected library
 //! ```
 //!
-//! Ids were never renumbered and none of these layouts changed between CUPTI 11.7 and 13.5, so one table
-//! serves all of them. C enums are plain integers: a newer library may say numbers that we do not know.
+//! Ids and layouts are the same in CUPTI 11.7 to 13.5, so one table serves all versions. C enums are plain
+//! integers, because a newer library may use values that this crate does not know.
 
 mod api;
 mod data;
@@ -36,5 +36,5 @@ pub type CuResult = u32;
 pub const CUDA_ERROR_OUT_OF_MEMORY: CuResult = 2;
 /// CUDA_ERROR_NOT_INITIALIZED: cuInit has not returned yet.
 pub const CUDA_ERROR_NOT_INITIALIZED: CuResult = 3;
-/// CUDA_ERROR_DEINITIALIZED: the driver is gone with all memory, the process exits.
+/// CUDA_ERROR_DEINITIALIZED: the driver has shut down and freed all memory, because the process exits.
 pub const CUDA_ERROR_DEINITIALIZED: CuResult = 4;

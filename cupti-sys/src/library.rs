@@ -2,8 +2,8 @@
 
 use core::ffi::{CStr, c_int, c_void};
 
-/// A library that is loaded. It must stay loaded once one of its functions was called: NVIDIA's libraries leave a destructor for
-/// thread-specific data behind, which the C library calls when the thread ends. In an unloaded library that is a crash.
+/// A loaded library. It must stay loaded once one of its functions was called: NVIDIA's libraries register a destructor for
+/// thread-specific data, which the C library calls when the thread ends. After an unload that call would crash.
 #[derive(Debug, Clone, Copy)]
 pub struct Library(*mut c_void);
 
@@ -14,22 +14,22 @@ unsafe impl Sync for Library {}
 
 impl Library {
     fn with_flags(path: &CStr, flags: c_int) -> Option<Self> {
-        // SAFETY: `path` is a C string. Constructors of the library run, as for whoever would load it otherwise.
+        // SAFETY: `path` is a C string. The library's constructors run, as with any other way to load it.
         let handle = unsafe { libc::dlopen(path.as_ptr(), flags) };
         (!handle.is_null()).then_some(Library(handle))
     }
 
-    /// Loads `path` for ourselves only.
+    /// Loads `path` with local symbols (RTLD_LOCAL).
     pub fn open(path: &CStr) -> Option<Self> {
         Self::with_flags(path, libc::RTLD_NOW | libc::RTLD_LOCAL)
     }
 
-    /// `path` if it is loaded already.
+    /// Returns `path` if it is already loaded.
     pub fn loaded(path: &CStr) -> Option<Self> {
         Self::with_flags(path, libc::RTLD_NOW | libc::RTLD_NOLOAD)
     }
 
-    /// Unloads a library that turned out not to be the right one, before any of its functions was called.
+    /// Unloads a library that is not usable, before any of its functions was called.
     pub(crate) fn close(self) {
         // SAFETY: the handle came from dlopen and is not used again: `self` is gone.
         unsafe { libc::dlclose(self.0) };
@@ -48,7 +48,7 @@ impl Library {
     /// `F` must be the type of a function pointer, and the right one for that symbol.
     pub unsafe fn function<F: Copy>(self, name: &CStr) -> Option<F> {
         const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-        // SAFETY: `F` is a function pointer, says the caller, and has the size of one.
+        // SAFETY: the caller guarantees that `F` is a function pointer; the assertion checks its size.
         self.symbol(name).map(|address| unsafe { core::mem::transmute_copy::<*mut c_void, F>(&address) })
     }
 }

@@ -1,31 +1,31 @@
-//! What an NVTX library hands to the one that it was told to load (`InitializeInjectionNvtx2`), and the numbers of its
-//! functions. Checked against NVTX 3 headers, the older libnvToolsExt (version 2) and the Python package.
+//! Tables that an NVTX library passes to an injected library (`InitializeInjectionNvtx2`), and the ids of its functions.
+//! Checked against NVTX 3 headers, the older libnvToolsExt (version 2) and the Python package.
 //!
-//! A table is an array of places, each of which points to a function pointer of the caller: `*table[id] = function`. How many
-//! places there are differs between versions; a number at or beyond the count is not there.
+//! A table is an array of pointers to function pointers of the caller: `*table[id] = function`. Its length differs between
+//! versions; an id at or beyond the length does not exist.
 
 use std::ffi::c_int;
 
-/// Of an export table: the functions.
+/// Export table of the functions.
 pub const ETID_CALLBACKS: u32 = 1;
-/// Of an export table: the version; not there in version 2.
+/// Export table of the version; absent in version 2.
 pub const ETID_VERSION_INFO: u32 = 3;
 
-/// Calls without a domain.
+/// Module of calls without a domain.
 pub const MODULE_CORE: u32 = 1;
-/// Calls with one.
+/// Module of calls with a domain.
 pub const MODULE_CORE2: u32 = 5;
 
-/// The array of places.
+/// Array of pointers to the caller's function pointers.
 pub type Table = *mut *mut usize;
 
 /// `getExportTable(ETID_CALLBACKS)`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Callbacks {
-    /// Of this structure.
+    /// Size of this structure in bytes.
     pub struct_size: usize,
-    /// Module -> table and count; 1 if there is one.
+    /// Writes a module's table and its length; returns 1 if the module exists.
     pub get_module_function_table:
         Option<unsafe extern "C" fn(module: u32, table: *mut Table, count: *mut u32) -> c_int>,
 }
@@ -34,20 +34,20 @@ pub struct Callbacks {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct VersionInfo {
-    /// Of this structure.
+    /// Size of this structure in bytes.
     pub struct_size: usize,
-    /// Of the caller.
+    /// NVTX version of the caller.
     pub version: u32,
-    /// Nothing.
+    /// Unused.
     pub reserved: u32,
-    /// Says the version of the library that was loaded.
+    /// Passes the version of the injected library to the caller.
     pub set_injection_version: Option<unsafe extern "C" fn(version: u32)>,
 }
 
-/// What an initialiser is handed.
+/// Argument of the initialiser: returns an export table by id.
 pub type GetExportTable = unsafe extern "C" fn(id: u32) -> *const std::ffi::c_void;
 
-/// The version that we speak.
+/// NVTX version of the agent.
 pub const VERSION: u32 = 3;
 
 /// Numbers in [`MODULE_CORE`].
@@ -81,43 +81,43 @@ pub mod core2 {
     pub const DOMAIN_DESTROY: u32 = 14;
 }
 
-/// What `NoPushPopTracking` means as the result of a push or pop.
+/// Result of a push or pop without tracking (`NoPushPopTracking`).
 pub const NOT_TRACKED: c_int = -2;
 
-/// `nvtxEventAttributes_t`: as many bytes as `size` says.
+/// `nvtxEventAttributes_t`; `size` gives its bytes.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct EventAttributes {
-    /// Of NVTX.
+    /// NVTX version.
     pub version: u16,
-    /// Of the structure, as the program knows it.
+    /// Size in bytes of the structure in the program's NVTX version.
     pub size: u16,
-    /// The program's.
+    /// Category chosen by the program.
     pub category: u32,
-    /// Kind of `color`.
+    /// Type of `color`.
     pub color_type: i32,
-    /// To be drawn with.
+    /// Color for display.
     pub color: u32,
-    /// Kind of `payload`.
+    /// Type of `payload`.
     pub payload_type: i32,
-    /// Nothing.
+    /// Unused.
     pub reserved: i32,
-    /// A number.
+    /// Numeric payload.
     pub payload: u64,
-    /// One of the `MESSAGE_` numbers.
+    /// One of the `MESSAGE_` constants.
     pub message_type: i32,
-    /// Nothing.
+    /// Unused.
     pub padding: u32,
-    /// A pointer to a text, or the handle of a registered one.
+    /// Pointer to a string, or handle of a registered string.
     pub message: usize,
 }
 const _: () = assert!(size_of::<EventAttributes>() == 48);
 const _: () = assert!(std::mem::offset_of!(EventAttributes, message_type) == 32);
 const _: () = assert!(std::mem::offset_of!(EventAttributes, message) == 40);
 
-/// UTF-8, ending with 0.
+/// NUL-terminated UTF-8.
 pub const MESSAGE_ASCII: i32 = 1;
-/// `wchar_t`, 4 bytes each, ending with 0.
+/// NUL-terminated `wchar_t`, 4 bytes each.
 pub const MESSAGE_UNICODE: i32 = 2;
-/// What a register call returned.
+/// Handle returned by a register call.
 pub const MESSAGE_REGISTERED: i32 = 3;

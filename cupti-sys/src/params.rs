@@ -68,7 +68,7 @@ shapes! {
     Range = 16 { address @ 0: u64, bytes @ 8: usize }
     /// cuMemRetainAllocationHandle.
     MemRetain = 16 { out @ 0: Out, address @ 8: u64 }
-    /// cuMemExportToShareableHandle; `out` is what `kind` says.
+    /// cuMemExportToShareableHandle; `kind` gives the type of `out`.
     MemExport = 32 { out @ 0: *const i32, handle @ 8: u64, kind @ 16: u32, flags @ 24: u64 }
     /// cuMemImportFromShareableHandle.
     MemImport = 24 { out @ 0: Out, os_handle @ 8: u64, kind @ 16: u32 }
@@ -82,7 +82,7 @@ shapes! {
     MappedBuffer = 24 { out @ 0: Out, memory @ 8: u64, description @ 16: *const ExternalBuffer }
     /// cuExternalMemoryGetMappedMipmappedArray.
     MappedMipmap = 24 { out @ 0: Out, memory @ 8: u64, description @ 16: *const c_void }
-    /// cuArrayCreate, cuArray3DCreate and their _v2, which differ in what is described.
+    /// cuArrayCreate, cuArray3DCreate and their _v2; they differ in the type of the description.
     ArrayCreate = 16 { out @ 0: Out, description @ 8: *const c_void }
     /// cuMipmappedArrayCreate.
     MipmapCreate = 24 { out @ 0: Out, description @ 8: *const Array3d, levels @ 16: u32 }
@@ -108,7 +108,7 @@ shapes! {
     GreenCreate = 24 { out @ 0: Out, description @ 8: u64, device @ 16: u32, flags @ 20: u32 }
 }
 
-// What some of these point to.
+// Types that parameters point to.
 shapes! {
     /// CUmemLocation.
     Location = 8 { kind @ 0: u32, id @ 4: u32 }
@@ -153,7 +153,7 @@ impl Location {
 
 /// CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.
 pub const FILE_DESCRIPTOR: u32 = 1;
-/// CU_MEM_ALLOCATION_TYPE_PINNED: memory that stays where it is; device memory unless the location says otherwise.
+/// CU_MEM_ALLOCATION_TYPE_PINNED: memory that does not migrate; device memory unless its location is the host.
 pub const PINNED: u32 = 1;
 /// CU_MEM_ALLOCATION_TYPE_MANAGED, from CUDA 13.0: a pool of memory that migrates.
 pub const MANAGED: u32 = 2;
@@ -178,18 +178,18 @@ impl Array3d {
     pub const UNBACKED: u32 = 0x40 | 0x80;
 }
 
-/// What one pixel of an array takes.
+/// Size of one pixel of an array.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pixel {
-    /// So many bytes for each of its channels.
+    /// Bytes for each channel.
     Channel(u64),
-    /// So many bits, whatever its channels. Planes of less resolution are counted with what they take for each pixel.
+    /// Bits for each pixel, independent of its channels. Planes of lower resolution count with their average for each pixel.
     Bits(u64),
-    /// So many bytes for each block of 4 x 4 pixels.
+    /// Bytes for each block of 4 x 4 pixels.
     Block(u64),
 }
 
-/// The pixel of a CUarray_format of CUDA 13.5; `None` for a value that is not in it.
+/// Returns the pixel size of a CUarray_format of CUDA 13.5; `None` for an unknown format.
 pub fn pixel(format: u32) -> Option<Pixel> {
     use Pixel::*;
     Some(match format {

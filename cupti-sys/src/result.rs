@@ -1,10 +1,10 @@
-//! Result codes of CUPTI, with a text that tells people what to do.
+//! Result codes of CUPTI, with a message for each.
 
-/// A CUptiResult: a plain number, since newer libraries have more of them.
+/// A CUptiResult. A plain integer, because newer libraries define more values.
 pub type CuptiResult = u32;
 
-/// What a result means for somebody whose process is not covered. Own words: cuptiGetResultString answers nothing in
-/// libraries of CUDA 13.3 and later when they cannot start.
+/// Returns what a result means for a user whose process is not covered. Not cuptiGetResultString, which returns nothing if a
+/// library of CUDA 13.3 or later cannot start.
 pub fn friendly(result: CuptiResult) -> &'static str {
     match result {
         0 => "ok",

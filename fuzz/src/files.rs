@@ -1,4 +1,4 @@
-//! What holds of every file that is imported, and of the runs that come of it.
+//! Properties of every imported file and of the runs it contains.
 
 use crate::memory;
 use gpumem_import::{Format, read};
@@ -11,8 +11,8 @@ use std::path::Path;
 /// The name that files have here.
 pub const NAME: &str = "input";
 
-/// Reads bytes as a file of that format, in bounded memory: `fixed` and `per_byte` of the file. What is read must add up, and
-/// what is not must say why in one line.
+/// Imports bytes as a file of that format, in bounded memory: `fixed` plus `per_byte` for each byte. The run's sums
+/// must be consistent, and an error must have one line.
 pub fn import(bytes: &[u8], format: Option<&str>, fixed: usize, per_byte: usize) -> Vec<Run> {
     let format: Option<&'static Format> =
         format.map(|name| gpumem_import::format(name).expect("a format's name"));

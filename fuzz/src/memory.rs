@@ -1,4 +1,4 @@
-//! A bound on what a parser may allocate: libFuzzer's own looks once a second, this one looks at every allocation.
+//! Limit on a parser's allocations. libFuzzer checks memory once a second; this checks every allocation.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -17,37 +17,37 @@ fn add(bytes: usize) {
         live.get()
     });
     let most = MOST.with(Cell::get);
-    // What was there before and is freed inside makes the count wrap: that is no allocation.
+    // Freeing an older allocation inside makes the count wrap, which is not an allocation.
     if live > most && live < usize::MAX / 2 {
         MOST.with(|most| most.set(usize::MAX));
         panic!("{live} bytes are live, {most} are allowed");
     }
 }
 
-// SAFETY: the system's allocator does all of it.
+// SAFETY: forwards to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         add(layout.size());
-        // SAFETY: as our caller says.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
         LIVE.with(|live| live.set(live.get().wrapping_sub(layout.size())));
-        // SAFETY: as our caller says.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.dealloc(place, layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         add(layout.size());
-        // SAFETY: as our caller says.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, place: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         LIVE.with(|live| live.set(live.get().wrapping_sub(layout.size())));
         add(size);
-        // SAFETY: as our caller says.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.realloc(place, layout, size) }
     }
 }

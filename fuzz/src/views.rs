@@ -7,7 +7,7 @@ use gpumem_report::text::{Layout, text};
 use gpumem_report::{Report, csv, html, json, trace, tree};
 use serde_json::Value;
 
-/// Numbers that any memory could have: what is larger is refused elsewhere, or wraps.
+/// Reduces numbers to plausible amounts of memory: larger ones are rejected elsewhere, or wrap.
 pub fn tamed(value: Value) -> Value {
     match value {
         Value::Number(number) => match number.as_i64() {

@@ -17,7 +17,7 @@ use gpumem::sources::api::recordings::RecordingLimits;
 use libfuzzer_sys::fuzz_target;
 use text::{Message, plain};
 
-/// An event of the size that it says, in memory of just that size; its message, if it has one, is `text`.
+/// Decodes an event of its declared size in memory of exactly that size; its message, if any, is `text`.
 fn event(bytes: &[u8], text: &[u8]) {
     let whole = size_of::<EventAttributes>();
     let mut image = vec![0_u8; whole];
@@ -29,9 +29,9 @@ fn event(bytes: &[u8], text: &[u8]) {
     image[2..4].copy_from_slice(&(size as u16).to_ne_bytes());
     image.truncate(size);
     image.shrink_to_fit();
-    // SAFETY: of the size that it says; the message is a text that ends with four zero bytes.
-    if let Message::Bytes(told) = unsafe { Message::of(image.as_ptr().cast()) } {
-        assert!(text.starts_with(told));
+    // SAFETY: the image has its declared size, and the message ends with four zero bytes.
+    if let Message::Bytes(message) = unsafe { Message::of(image.as_ptr().cast()) } {
+        assert!(text.starts_with(message));
     }
 }
 
@@ -45,7 +45,7 @@ fuzz_target!(|bytes: &[u8]| {
         assert!(limits.steps.is_none_or(|(first, last)| first <= last && last < u64::MAX));
         assert!(limits.for_ns != Some(0) || text.contains("for="));
         assert!(limits.max_bytes != Some(0));
-        // Said again it means the same.
+        // Formatting is idempotent.
         let mut said = path.clone();
         let mut say = |part: String| said = format!("{said}\0{part}");
         limits.steps.into_iter().for_each(|(first, last)| say(format!("steps={first}:{last}")));

@@ -1,4 +1,4 @@
-//! The daemon's configuration: text is one, or is refused with its name and what is wrong.
+//! The daemon's configuration: text is accepted, or refused with the key's name and the reason.
 #![no_main]
 
 use gpumemd::config::{Config, Home, Keys, Settings};

@@ -1,4 +1,4 @@
-//! What gpumemctl is told: any bytes are an answer or none, and an answer is written again as it was read.
+//! Replies to gpumemctl: any bytes parse as a reply or fail, and a parsed reply serialises to the same value.
 #![no_main]
 
 use gpumem_fuzz::{shown, tamed};
@@ -32,7 +32,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
 });
 
-/// A daemon may tell of runs that do not fit together: they are shown somehow.
+/// A daemon may report inconsistent runs: displaying them must not panic.
 fn views(bytes: &[u8]) {
     let Ok(told) = serde_json::from_slice::<Value>(bytes) else { return };
     let Ok(runs) = serde_json::from_value::<Vec<Run>>(tamed(told)) else { return };

@@ -1,4 +1,4 @@
-//! Files of programs and libraries as the agent reads them: from the disk, and as they lie in memory. Nothing is read outside of them.
+//! ELF files as the agent reads them: from disk and from memory. Reads must stay inside the image.
 #![no_main]
 #![allow(dead_code)]
 
@@ -63,7 +63,7 @@ fn in_memory(how: u8, bytes: &[u8]) {
     let headers: Vec<Header> = places
         .into_iter()
         .map(|(kind, address, size)| {
-            // What is said to be loaded is there; anything else may point anywhere.
+            // A segment marked as loaded exists; any other may point anywhere.
             let is_load = kind & 3 != 0;
             let address = if is_load { address % (len + 1) } else { address };
             let bytes = if is_load { size.min(len - address) } else { size };
@@ -74,7 +74,7 @@ fn in_memory(how: u8, bytes: &[u8]) {
             header
         })
         .collect();
-    // SAFETY: all that is said to be loaded lies within the image.
+    // SAFETY: every loaded segment lies within the image.
     let found = unsafe { Image::new(base, &headers) };
     let inside = |at: usize| base <= at && at + size_of::<usize>() <= base + image.len();
     for slot in found.slots(&[&[c"cudaMalloc", c"a"], &[c"b"]]).into_iter().flatten() {

@@ -1,4 +1,4 @@
-//! A file of one format (the target's name says which), or of whatever it looks like.
+//! A file of the format in the target's name, or of its detected format.
 #![no_main]
 
 use gpumem_fuzz::import;
@@ -42,7 +42,7 @@ fn format() -> Option<&'static str> {
 
 fuzz_target!(|bytes: &[u8]| {
     match format() {
-        // Half of them as they are.
+        // Half of the inputs are passed unchanged.
         Some("gpumem-run") if !bytes.starts_with(b"{\"format\"") => {
             import(&exported(bytes), format(), FIXED, PER_BYTE)
         }

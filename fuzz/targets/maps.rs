@@ -29,7 +29,7 @@ fuzz_target!(|bytes: &[u8]| {
     named(bytes);
 });
 
-/// The first entry of that name, as getenv has it; what is set to nothing is not set.
+/// The first entry with the name counts, as in getenv; an empty value counts as unset.
 fn set(environ: &[u8]) {
     for name in ["A", "CUDA_INJECTION64_PATH"] {
         let first = environ.split(|byte| *byte == 0).find_map(|entry| {
@@ -40,7 +40,7 @@ fn set(environ: &[u8]) {
     }
 }
 
-/// However the text comes in, it says the same.
+/// The result does not depend on how the text is split into reads.
 fn pages(bytes: &[u8]) {
     let Some((head, rest)) = bytes.split_first_chunk::<2>() else { return };
     let at = usize::from(u16::from_le_bytes(*head));

@@ -20,7 +20,7 @@ use rustix::io::pwrite;
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 
-/// Room for the parts of it.
+/// Buffer size for its parts, in bytes.
 const BODY: usize = 4096;
 const FILE: usize = HEADER_BYTES + BODY;
 

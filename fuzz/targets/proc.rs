@@ -1,4 +1,4 @@
-//! Text of /proc. Names of programs may hold anything, and must not move what stands beside them.
+//! Text of /proc. Program names may contain any byte, and must not shift other fields.
 #![no_main]
 #![allow(dead_code)]
 

@@ -35,7 +35,7 @@ fuzz_target!(|bytes: &[u8]| {
 fn answer(body: &[u8]) -> Option<Vec<Sample>> {
     match samples::read(body, true) {
         Ok(samples) => {
-            assert!(samples::read(body, false).is_err(), "what is refused has no samples");
+            assert!(samples::read(body, false).is_err(), "a rejected body has no samples");
             Some(samples)
         }
         Err(Wrong::Refused(text) | Wrong::Kind(text)) => {
@@ -58,8 +58,8 @@ fn members(infos: &[Sample], numbers: &[Sample]) {
             (number("pid"), number("start"), Some(node))
                 == (Some(member.pid.into()), Some(member.start_ticks), member.node.as_deref())
         };
-        assert!(infos.iter().any(|sample| is_it(&sample)), "nobody has said whose it is");
-        // No number but one that was told of this process on this device.
+        assert!(infos.iter().any(|sample| is_it(&sample)), "the series has no info sample");
+        // Every shown number comes from this process on this device.
         let of_it: Vec<i64> = numbers
             .iter()
             .filter(is_it)
@@ -68,7 +68,7 @@ fn members(infos: &[Sample], numbers: &[Sample]) {
             .collect();
         let shown =
             [member.used_bytes, member.predates_bytes, member.tracked_bytes, member.untrackable_bytes];
-        assert!(shown.into_iter().flatten().all(|number| of_it.contains(&number)), "a number of nobody");
+        assert!(shown.into_iter().flatten().all(|number| of_it.contains(&number)), "a number from another series");
     }
 }
 

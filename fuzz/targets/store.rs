@@ -1,5 +1,5 @@
-//! A run store that is damaged or made up: bytes of a good file are changed, or values of its rows. It is opened, listed and loaded or
-//! refused, in bounded memory; what was loaded is shown, and stored again it is the same.
+//! A damaged or forged run store: bytes of a valid file or values of its rows are changed. The store must be opened,
+//! listed and loaded or refused, in bounded memory. A loaded run is displayed, and storing it again gives the same run.
 #![no_main]
 
 #[path = "../../runs/tests/suite/store/support.rs"]
@@ -48,7 +48,7 @@ impl Good {
         let db = Connection::open(&path).expect("it is there");
         // A log and its index would be two files more for each run.
         let _: String =
-            db.query_row("PRAGMA journal_mode = DELETE", [], |row| row.get(0)).expect("nobody else has it");
+            db.query_row("PRAGMA journal_mode = DELETE", [], |row| row.get(0)).expect("exclusive access");
         let sql = "SELECT t.name, c.name, (SELECT group_concat(name) FROM pragma_table_info(t.name) WHERE pk > 0)
             FROM sqlite_schema AS t, pragma_table_info(t.name) AS c WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite%'";
         let columns = {
@@ -85,7 +85,7 @@ impl Good {
         path
     }
 
-    /// Pieces: where, how long, and what is there instead. A piece without a length ends the file.
+    /// Replaces pieces of the file: offset, length, new bytes. A piece without a length truncates the file.
     fn bytes_of(&self, path: &Path, mut bytes: &[u8]) {
         let file = File::options().write(true).open(path).expect("it is there");
         while !bytes.is_empty() {
@@ -100,7 +100,7 @@ impl Good {
         }
     }
 
-    /// Rows: which column of which, and what it holds instead. What a column's type forbids does not happen.
+    /// Replaces values of rows: column, row, new value. Values that the column's type forbids are skipped.
     fn values(&self, db: &Connection, mut bytes: &[u8]) {
         for _ in 0..8 {
             let Some((&column, rest)) = bytes.split_first() else { return };
@@ -127,7 +127,7 @@ impl Good {
                     }));
                 }
                 _ => {
-                    // A piece of what is there.
+                    // Part of the current value.
                     let sql = format!("SELECT {column} FROM {table} WHERE {this}");
                     let Ok(old) = db.query_row(&sql, [], |row| row.get::<_, Value>(0)) else { continue };
                     let (mut text, is_text) = match old {
@@ -216,11 +216,11 @@ fn again(path: &Path, runs: &[Run]) -> Result<(), StoreError> {
         let (id, is_new) = store.insert(run, &format!("again {number}"))?;
         assert!(is_new);
         let mut read = store.load(id)?;
-        // Nobody writes it.
+        // No process writes it.
         if run.state == State::Open && read.state == State::Interrupted {
             read.state = State::Open;
         }
-        assert_eq!(&read, run, "what is stored comes back");
+        assert_eq!(&read, run, "the stored run is loaded unchanged");
     }
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! Packets of an agent on their way to the ledger: what goes on is what an agent may say, and nothing is changed by a second look.
+//! Packets from an agent to the ledger: accepted records are valid for an agent, and a second validation changes
+//! nothing.
 #![no_main]
 #![allow(dead_code)]
 
@@ -13,7 +14,7 @@ const NOW_NS: u64 = 1 << 40;
 const AHEAD_NS: u64 = 2_000_000_000;
 
 fuzz_target!(|bytes: &[u8]| {
-    // A byte says where packets part, and whether times are moved.
+    // A byte selects packet boundaries and whether times are adjusted.
     let Some((&how, bytes)) = bytes.split_first() else { return };
     let rebase = if how & 1 == 0 { 0 } else { i64::from(how) << 20 };
     let mut stream = Stream::rebased(rebase);
@@ -28,7 +29,7 @@ fuzz_target!(|bytes: &[u8]| {
                         Ok(record) => {
                             assert!(record.stamp.time_ns <= NOW_NS + AHEAD_NS);
                             let kind = record.body.kind();
-                            assert!(kind < 96 && !matches!(kind, 1 | 2 | 7), "only the host says {kind}");
+                            assert!(kind < 96 && !matches!(kind, 1 | 2 | 7), "kind {kind} is reserved for the host");
                             if let Body::Tag { path } = record.body {
                                 assert!(path.len() <= gpumem_wire::MAX_TAG_BYTES);
                             }
@@ -37,7 +38,7 @@ fuzz_target!(|bytes: &[u8]| {
                     }
                     records += 1;
                 }
-                assert_eq!(records, seen.records, "what was counted goes on");
+                assert_eq!(records, seen.records, "accepted records are forwarded");
                 let all = frame::records(packet).count() as u64;
                 assert_eq!(
                     seen.records + seen.unknown + seen.forbidden + seen.devices,

@@ -1,4 +1,5 @@
-//! Sizes, times, steps, shares and names of gpumemctl's arguments: a word means one thing, and what is taken the agent takes, too.
+//! Sizes, times, steps, shares and names in gpumemctl's arguments: each word has one meaning, and the agent accepts
+//! every accepted value.
 #![no_main]
 #![allow(dead_code)]
 
@@ -40,7 +41,7 @@ fn told<T>(read: Result<T, String>) -> Option<T> {
     read.inspect_err(|error| harmless(error)).ok()
 }
 
-/// What the agent is told, as gpumemctl and the daemon hand it on.
+/// Limits that the agent receives from gpumemctl and the daemon.
 fn agents(limit: &str) -> Option<Limits> {
     Some(Limits::of_command(&format!("/file\0{limit}"))?.1)
 }

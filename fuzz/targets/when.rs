@@ -1,4 +1,4 @@
-//! Times as people type them: what was understood is printed so that it can be typed again.
+//! Times in arguments: a parsed time prints in a form that parses to the same time.
 #![no_main]
 #![allow(dead_code)]
 
@@ -19,7 +19,7 @@ fuzz_target!(|bytes: &[u8]| {
         Ok(when) => {
             let printed = when.to_string();
             match &when {
-                // Before 1970 nothing ran: there it says the beginning.
+                // Times before 1970 print as the start of time.
                 When::At(at_ns) if *at_ns < 0 => {}
                 // Fractions of a second are not printed.
                 When::OfDay(..) => assert!(printed.parse::<When>().is_ok(), "{text:?} is {printed:?}"),

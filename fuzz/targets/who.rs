@@ -33,7 +33,7 @@ fuzz_target!(|bytes: &[u8]| {
             assert!(!said.is_claim && said.value == own, "a fact wins: {}", said.name);
         }
         if matches!(said.name, "user" | "comm" | "container") {
-            assert!(!said.is_claim, "nobody can claim {}", said.name);
+            assert!(!said.is_claim, "{} cannot be claimed", said.name);
         }
     }
     assert_eq!(who.map().len(), who.iter().count() + usize::from(who.claimed().is_some()));

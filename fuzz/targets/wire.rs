@@ -1,4 +1,4 @@
-//! Frames, headers, slots: what is read is written again as it was.
+//! Frames, headers, slots: parsed data serialises to the same bytes.
 #![no_main]
 
 use gpumem_wire::layout::Header;
@@ -36,7 +36,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
 });
 
-/// Frames take up all bytes, or end with one error that says where.
+/// Frames consume all bytes, or end with one error that has a position.
 fn frames(bytes: &[u8]) {
     let mut used = 0;
     let mut rest = bytes;

@@ -1,5 +1,5 @@
-/* Another tool's injection library: counts its calls in the file $COUNTER_OUT, a byte each. $COUNTER_SUBSCRIBE: takes the CUPTI
- * subscription, as the name it holds, and keeps it. $COUNTER_RETURN: what it returns (1). */
+/* Another tool's injection library: appends one byte for each call to the file $COUNTER_OUT. $COUNTER_SUBSCRIBE: takes
+ * the CUPTI subscription under that name and keeps it. $COUNTER_RETURN: its result (1). */
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdint.h>

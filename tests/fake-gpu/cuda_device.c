@@ -41,7 +41,7 @@ EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev) {
     return OK;
 }
 EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice dev) {
-    /* As an H100 has them: threads and blocks, shared memory, registers, clocks, caches, what it can do. */
+    /* Attributes of an H100: threads and blocks, shared memory, registers, clocks, caches, capabilities. */
     static const struct {
         int attribute, value;
     } known[] = {{1, 1024},     {2, 1024},      {3, 1024},   {4, 64},      {5, INT32_MAX}, {6, 65535},    {7, 65535},

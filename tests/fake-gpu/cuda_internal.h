@@ -1,4 +1,5 @@
-/* Inside the simulated libcuda. Numbers and layouts are those of the driver API; no header of it is used. */
+/* Internals of the simulated libcuda. Numbers and layouts are those of the driver API, but no header of CUDA is used.
+ * */
 #ifndef SIM_CUDA_INTERNAL_H
 #define SIM_CUDA_INTERNAL_H
 
@@ -55,7 +56,7 @@ typedef struct context {
     struct context *peer[SIM_DEVICES];
 } context;
 
-/* Streams, events: what they cost their context, and the graph that a stream is captured into. */
+/* Streams and events: their cost in the context, and the graph that a stream is captured into. */
 typedef struct {
     struct graph *into;
     context *owner;
@@ -133,14 +134,15 @@ void cost_after(uint64_t us);
         return result_ == OK ? (work) : result_;          \
     } while (0)
 
-/* cuda_context.c; all under the lock unless said */
+/* cuda_context.c; all under the lock unless noted */
 context *current(void);
 int current_ordinal(void); /* as CUDA counts, -1: no context */
 visible *see(CUdevice ordinal);
 int ordinal_of(const context *c);
 sim_usage *usage(int device);
 void free_owned(const context *owner);
-/* What the driver keeps for itself in a context; all of it together takes whole granules. `owner` may be none or dead. */
+/* Memory that the driver reserves internally in a context; the sum is rounded up to whole granules. `owner` may be null
+ * or dead. */
 CUresult internal_add(context *owner, int64_t change);
 /* Stacks grow to what a kernel needs, as a launch makes them; they do not shrink again. */
 CUresult stack_grow(context *c, uint64_t bytes);

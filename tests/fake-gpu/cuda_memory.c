@@ -395,7 +395,7 @@ EXPORT CUresult cuMipmappedArrayDestroy(uint64_t handle) {
     CALL(349, &params, handle ? release(handle, ARRAY, ARRAY) : INVALID_HANDLE);
 }
 
-/* What is at an address; under the lock. */
+/* Returns the allocation around an address; under the lock. */
 static const row *row_around(uint64_t address) {
     const row *r = row_find(address);
     for (const row *each = r ? NULL : row_each(NULL); each; each = row_each((row *)(uintptr_t)each))

@@ -216,8 +216,8 @@ EXPORT CUresult cuModuleGetFunction(void **function, module *mod, const char *na
 }
 EXPORT CUresult cuModuleGetLoadingMode(int *mode) { SILENT((*mode = 2, OK)); }
 
-/* Kernels compute nothing, but a launch takes what it needs: stacks, and a lazily loaded module the rest of itself.
- * A function is its module. */
+/* Kernels compute nothing, but a launch allocates its memory: stacks, and the rest of a lazily loaded module. A
+ * function is represented by its module. */
 static CUresult launch(const void *function) {
     context *c = current();
     if (!c) return INVALID_CONTEXT;

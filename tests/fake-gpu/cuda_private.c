@@ -1,5 +1,5 @@
-/* The oracle's side: what the program itself says about its memory, for the truth journal. A real driver has none
- * of these entry points; a program looks for them with dlsym. */
+/* The oracle's interface: the program reports its own memory for the truth journal. A real driver has none of these
+ * entry points; a program resolves them with dlsym. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -217,8 +217,8 @@ EXPORT void gpumemSimRetag(uint64_t address, const char *tag) {
     leave();
 }
 
-/* Between 1 and 0 the machine stands still for everybody else: what a program tells its profiler and what it tells
- * the oracle are one change, and no list falls between them. No driver call in between. */
+/* Between hold(1) and hold(0) every other process waits. So a report to the profiler and the same report to the oracle
+ * are one change, and no list falls between them. No driver call in between. */
 EXPORT void gpumemSimHold(int on) {
     if (ready() == OK) sim_freeze(machine, on);
 }

@@ -1,4 +1,5 @@
-/* Memory that belongs to somebody else: IPC handles and external memory. Only cost.import_percent of it is in the importer's line. */
+/* Memory of other processes: IPC handles and external memory. The importer is charged only cost.import_percent of it.
+ * */
 #include <string.h>
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
-/* Device addresses of this process: numbers without memory behind them. The lowest free place is always taken,
- * so that a freed address comes back at once, to whoever asks next. All under the machine's lock. */
+/* Device addresses of this process: numbers without memory behind them. The lowest free range is always used, so the
+ * next request reuses a freed address at once. All under the machine's lock. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -98,7 +98,7 @@ void space_give(uint64_t address, uint64_t bytes) {
     }
 }
 
-/* ---- rows: address -> what is there ---- */
+/* ---- rows: address -> allocation ---- */
 
 static row **table, *spare;
 static size_t buckets, rows;

@@ -1,5 +1,5 @@
-/* Streams and events. Work is always done at once, unless the machine is `cuda.busy`: then an event is not ready before
- * somebody has waited for it, its stream or its context. */
+/* Streams and events. Work completes at once, unless the machine is `cuda.busy`: then an event becomes ready only when
+ * a caller waits for it, its stream or its context. */
 #include "cuda_internal.h"
 
 #include <stdlib.h>
@@ -9,7 +9,7 @@ static uint64_t *done, stream_ids, done_room; /* done by stream */
 
 static uint64_t id_of(const void *stream) { return (uintptr_t)stream > 2 ? ((const stream_state *)stream)->id : 0; }
 
-/* What the driver keeps for one of them is the context's. */
+/* The driver's memory for one of these counts as the context's. */
 static CUresult small_new(void **out, uint64_t cost, int is_stream) {
     stream_state *made = calloc(1, sizeof *made);
     if (!made) return OUT_OF_MEMORY;
@@ -85,7 +85,8 @@ static CUresult settle(uint64_t stream) {
     leave();
     return OK;
 }
-/* A word of memory, written when the stream is there: kernels do nothing here, and nobody reads it. PyTorch 2.7 to 2.11 look for it. */
+/* Would write a word of memory when the stream gets there. Kernels compute nothing here, so it is never read; PyTorch
+ * 2.7 to 2.11 resolve the function. */
 EXPORT CUresult cuStreamWriteValue32(void *stream, uint64_t address, uint32_t value, unsigned flags) {
     (void)stream, (void)address, (void)value, (void)flags;
     SILENT(OK);

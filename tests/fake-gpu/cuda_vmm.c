@@ -177,7 +177,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, uint64_t n
     CALL(551, &params, map(ptr, size, offset, number));
 }
 
-/* Whole mappings only, but any number of them. */
+/* Unmaps whole mappings only, in any number. */
 static CUresult unmap(uint64_t address, uint64_t bytes) {
     uint64_t covered = 0;
     enter();

@@ -101,7 +101,7 @@ static void *driver(void) {
 static int mute; /* silent:1, looked up when somebody subscribes */
 static int silent(void) { return mute || machine->cupti_silent; }
 
-/* The driver's end: after this nothing is delivered until somebody subscribes anew. */
+/* The end of the driver: nothing is delivered afterwards until a client subscribes again. */
 static void fatal(void) {
     struct {
         uint32_t result;
@@ -364,7 +364,7 @@ static const char *blocker(void) {
     return *name ? name : "Simulated Profiler";
 }
 
-/* 32 bytes before 13.2, 40 since; the earlier ones refuse what they do not know. */
+/* 32 bytes before 13.2, 40 since; earlier releases refuse the larger size. */
 EXPORT uint32_t cuptiSubscribe_v2(subscriber **out, callback *call, void *userdata, subscriber_params *p) {
     if (!p || !(p->size == 32 || (p->size == 40 && version() >= 130200))) return INVALID_PARAMETER;
     if ((p->name && strlen(p->name) > 53) || (p->old_name && p->old_size < 64)) return INVALID_PARAMETER;

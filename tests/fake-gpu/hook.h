@@ -1,4 +1,4 @@
-/* What the simulated libcuda and libcupti share: the real pair talks through private tables of its own. */
+/* Shared by the simulated libcuda and libcupti, which in reality communicate through private tables. */
 #ifndef SIM_HOOK_H
 #define SIM_HOOK_H
 
@@ -23,7 +23,7 @@ typedef struct {
     const void *descriptor;
 } sim_resource;
 
-/* Set once, never freed. A bit per callback id that anybody wants. */
+/* Set once, never freed. One bit for each callback id that any client enabled. */
 typedef struct {
     _Atomic uint32_t api[32];
     _Atomic uint32_t resource;

@@ -150,7 +150,7 @@ int sim_owner(sim_machine *m, int slot, int own) {
     return pid > 0 ? pid : 0;
 }
 
-/* What a process held when it ended: its pid as it saw it itself, for nobody can be asked any more. */
+/* Reports the memory of an ended process under the pid in its own namespace, which cannot be queried any more. */
 static void tell_end(sim_machine *m, int slot) {
     if (!truth_wanted(m)) return;
     const sim_slot *s = &m->slot[slot];
@@ -253,7 +253,7 @@ int sim_charge(sim_machine *m, int slot, int device, uint64_t bytes) {
     }
     m->device[device].charged_bytes += bytes;
     sim_usage *u = &m->slot[slot].usage[device];
-    /* Before the caller books the bytes: the mark that accounting keeps, and that reaping looks at. */
+    /* Before the caller counts the bytes: the high-water mark, which accounting reports and reaping uses. */
     uint64_t used = sim_used(u) + bytes;
     if (used > u->max_used_bytes) u->max_used_bytes = used;
     return 0;

@@ -1,11 +1,11 @@
 /* The simulated machine: one file that every process of it maps (path: $GPUMEM_SIM).
  *
- * What is in here is what a kernel driver would know: devices, which process holds how much of which, faults.
- * Addresses, streams and pools are each process's own business and live in its libcuda.
+ * It holds the state that a kernel driver would know: devices, memory by process and device, faults. Addresses, streams
+ * and pools belong to each process and live in its libcuda.
  *
- * One robust mutex guards everything. A process owns a slot and holds a POSIX record lock on the slot's byte of
- * the file; F_GETLK tells a reader the owner's pid in the reader's own namespace, and a slot without a lock is
- * the slot of a dead process, whose memory is then taken back. The file is sparse. */
+ * One robust mutex guards everything. A process owns a slot and holds a POSIX record lock on the slot's byte of the
+ * file. F_GETLK returns the owner's pid in the reader's own namespace. A slot without a lock belongs to a dead process,
+ * whose memory is then reclaimed. The file is sparse. */
 #ifndef SIM_MACHINE_H
 #define SIM_MACHINE_H
 
@@ -179,7 +179,7 @@ void sim_wait_us(const sim_machine *m, uint64_t us);
 
 /* All below: under the lock. */
 int sim_claim(sim_machine *m);                       /* a slot for this process, -1: none free */
-/* `own`: the slot of this process, whose lock F_GETLK does not show; SIM_NO_SLOT: it has none, SIM_ASK: not known. */
+/* `own`: the slot of this process, whose lock F_GETLK does not report; SIM_NO_SLOT: it has none, SIM_ASK: unknown. */
 #define SIM_NO_SLOT (-1)
 #define SIM_ASK (-2)
 int sim_owner(sim_machine *m, int slot, int own);    /* pid in our namespace; 0: not visible, -1: dead */
@@ -200,8 +200,8 @@ const sim_key *sim_keys(int *count);
 /* A number, of bytes with K, M, G or T behind it; 0 if it was one. */
 int sim_number(const char *text, int bytes, uint64_t *out);
 void sim_defaults(sim_machine *m);
-/* Takes the costs that a text says, line by line: `KEY = VALUE  # evidence`. NULL, or why not; `line` is then the
- * number of the line. */
+/* Applies costs from text, one for each line: `KEY = VALUE  # evidence`. Returns NULL, or the error; `line` is then the
+ * line number. */
 const char *sim_costs_of(sim_machine *m, const char *text, int *line);
 const char *sim_set(sim_machine *m, const char *word); /* NULL, or why not */
 void sim_print_key(const sim_machine *m, const sim_key *key, int device, char *out, int size);

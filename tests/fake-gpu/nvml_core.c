@@ -26,9 +26,8 @@ static const char version_text[] = "470.256.02", nvml_text[] = "11.470.256.02";
 static const char version_text[] = "418.226.00", nvml_text[] = "10.418.226.00";
 #endif
 
-/* A lock byte behind those of the slots says that this process has NVML open: F_SETLK by the one, F_GETLK by the
- * tool. Descriptors of the machine are
- * never closed: closing any would drop all locks of the process. */
+/* A lock byte after those of the slots marks that this process has NVML open: set with F_SETLK here, read with F_GETLK
+ * by the tool. Descriptors of the machine are never closed, because closing any drops all locks of the process. */
 static void register_client(int on) {
     struct flock l = {.l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = SIM_SLOTS + client, .l_len = 1};
     if (!on) {

@@ -149,7 +149,7 @@ EXPORT nvmlReturn nvmlDeviceGetDriverModel_v2(const handle *h, unsigned *now, un
 EXPORT nvmlReturn nvmlDeviceGetDriverModel(const handle *h, unsigned *now, unsigned *pending) {
     return driver_model(h, now, pending);
 }
-/* What a Hopper says that belongs to no fabric: PyTorch 2.13 asks before it maps memory. */
+/* Reply of a Hopper GPU outside any fabric: PyTorch 2.13 queries it before it maps memory. */
 typedef struct {
     unsigned version;
     unsigned char cluster[16];

@@ -1,5 +1,5 @@
-/* Inside the simulated libnvidia-ml. SIM_NVML says which driver it comes from: 3 (570), 535 (535.54.03: 32-byte
- * records under the _v3 names), 2 (470: no _v3, no MemoryInfo_v2) or 1 (nothing but the first names). */
+/* Internals of the simulated libnvidia-ml. SIM_NVML selects the driver release: 3 (570), 535 (535.54.03: 32-byte
+ * records under the _v3 names), 2 (470: no _v3, no MemoryInfo_v2) or 1 (only the first names). */
 #ifndef SIM_NVML_INTERNAL_H
 #define SIM_NVML_INTERNAL_H
 
@@ -27,7 +27,7 @@ enum {
 };
 #define ABSENT_ID 0xffffffffu
 
-/* A handle is the address of one of these. */
+/* A handle is the address of such a structure. */
 typedef struct {
     int device;
     uint32_t instance; /* MIG instance, 0: the GPU itself */

@@ -59,7 +59,7 @@ static void collect(const handle *h, enum list list) {
     if (h->instance) return;
     /* Held bytes are no one's in particular: in the journal they are the context's. */
     sim_usage other = {0};
-    /* A driver knows when a process ends; asking for each of them is our cost, so it is done seldom. */
+    /* A driver is notified when a process ends. Polling is the cost of this simulation, so it is done rarely. */
     int check = now - machine->hold_reap_ns > 500000000;
     if (check) machine->hold_reap_ns = now;
     for (uint32_t i = 0; i < machine->hold_high; i++) {
@@ -82,7 +82,7 @@ static void collect(const handle *h, enum list list) {
     }
 }
 
-/* A list at one instant, half-way through the call. What is copied out is `give`'s business. */
+/* Takes a list at one instant, half-way through the call. `give` copies it out. */
 static nvmlReturn make_list(const handle *h, enum list list, int hide, uint32_t room, uint32_t *count,
                             void (*give)(void *out, uint32_t at, const entry *e), void *out) {
     uint64_t locked = machine->nvml_list_locks;
@@ -115,7 +115,7 @@ static nvmlReturn make_list(const handle *h, enum list list, int hide, uint32_t 
         *count = room * 4 + 1;
         result = OK;
     }
-    /* A query of the size alone reads no bytes, and what was made up is not true: no line for it. */
+    /* A query of the size reads no bytes, and an invented result is not true: neither gets a line. */
     if (result == OK && !garbage) truth_write(machine);
     if (locked) sim_wait_us(machine, machine->nvml_list_per_process_us * have);
     sim_unlock(machine);

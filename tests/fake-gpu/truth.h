@@ -9,7 +9,7 @@ void truth_begin(void);
 /* One process on one device; slot -1: no tags. */
 void truth_put(const sim_machine *m, uint64_t t, const char *device, const char *call, uint32_t pid,
                const sim_usage *u, int slot, int d);
-/* Writes what was put since truth_begin. */
+/* Writes everything put since truth_begin. */
 void truth_write(const sim_machine *m);
 
 #endif

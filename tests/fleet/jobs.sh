@@ -1,4 +1,4 @@
-# Jobs for slurm.sh, run as alice; tests/fleet_slurm.rs reads what they say.
+# Jobs for slurm.sh, run as alice; tests/suite/fleet/slurm.rs reads their output.
 cd /home/alice
 ended() { for i in $(seq 300); do squeue -h | grep -q . || return 0; sleep 0.1; done; echo "the jobs do not end"; exit 1; }
 

@@ -1,8 +1,8 @@
-"""Which launchers hand the variables on: each starts a child that says what it has, and the table says what became of them.
+"""Tests which launchers pass environment variables on: each starts a child that prints the variables it received.
 
-    launchers.py PYTHON...    interpreters that may have torch, ray or jupyter_client; what is not there is left out
+    launchers.py PYTHON...    interpreters that may have torch, ray or jupyter_client; missing ones are skipped
 
-Ends with 1 where a launcher does not do what docs/launchers.md says of it.
+Prints a table. Exits with 1 if a launcher does not behave as documented in docs/launchers.md.
 """
 
 import os
@@ -16,7 +16,7 @@ SAY = ["sh", "-c", 'echo "said:$CUDA_INJECTION64_PATH:$GPUMEM_JOB"']
 #: The same from Python.
 SAY_PYTHON = "import os; print('said:%s:%s' % (os.environ.get('CUDA_INJECTION64_PATH', ''), os.environ.get('GPUMEM_JOB', '')))"
 
-#: As if it were another machine: what is to run there begins with the environment of a login.
+#: Simulates a remote machine: the command starts with a login environment.
 REMOTE = """#!/bin/sh
 shift
 exec env -i PATH="$PATH" HOME="$HOME" LD_LIBRARY_PATH="$LD_LIBRARY_PATH" sh -c "$*"
@@ -57,7 +57,7 @@ def has(python, module):
 
 
 def rows(pythons):
-    """What it is called, its command, and whether the variables arrive."""
+    """Yields each launcher's name, its command, and whether the variables arrive."""
     folder = tempfile.mkdtemp()
 
     def script(name, text):
@@ -121,7 +121,7 @@ def main():
         heard = [line.strip() for line in ran.stdout.splitlines() if line.strip().startswith("said:")]
         arrived = bool(heard) and all(line == f"said:{LIBRARY}:j" for line in heard)
         if not heard:
-            answer = "DID NOT RUN: " + (ran.stderr.strip().splitlines() or ["nothing said"])[-1]
+            answer = "DID NOT RUN: " + (ran.stderr.strip().splitlines() or ["no output"])[-1]
         else:
             answer = ("arrive" if arrived else "are lost") + ("" if arrived == expected else " (NOT AS DOCUMENTED)")
         wrong += not heard or arrived != expected

@@ -1,4 +1,4 @@
-"""Checks what kubectl kustomize makes of config/kubernetes: against Kubernetes' schemas, and each point of security by itself.
+"""Checks the output of kubectl kustomize for config/kubernetes: Kubernetes' schemas, and each security property.
 
     manifests.py FOLDER    with base.yaml, monitoring.yaml, example.yaml, policy.yaml (rendered), gpumem.json and crds/ (if there)
 """
@@ -37,7 +37,7 @@ def schemas():
             for version in versions:
                 kubernetes_validate.validate(document, version, strict=True)
             print(f"{name}: {document['kind']} {document['metadata']['name']}: {' and '.join(versions)}")
-    # The validator does say no.
+    # The validator rejects an invalid object.
     wrong = of_kind(load("base"), "DaemonSet")
     wrong["spec"]["template"]["spec"]["hostPids"] = True
     try:
@@ -114,7 +114,7 @@ def privileges():
         assert daemon[name]["httpGet"] == {"path": "/healthz", "port": "metrics"}, name
     (port,) = daemon["ports"]
 
-    # What the daemon is told is what it is given.
+    # The daemon's arguments match the mounted configuration.
     config = of_kind(base, "ConfigMap")
     assert volumes["config"]["configMap"]["name"] == config["metadata"]["name"]
     said = tomllib.loads(config["data"]["gpumemd.toml"])

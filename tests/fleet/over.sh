@@ -1,8 +1,8 @@
 #!/bin/sh
-# Runs a command as if unpacked packages were installed: they lie over this machine's own files, in mounts, processes and a network of
-# their own. Nothing here changes; all of it ends with the command.
+# Runs a command as if unpacked packages were installed: they are mounted over this machine's files, in separate mount,
+# process and network namespaces. Nothing outside changes; everything ends with the command.
 #
-#   over.sh PACKAGES FOLDER COMMAND...    FOLDER: for what is written, in memory
+#   over.sh PACKAGES FOLDER COMMAND...    FOLDER: for written files, in memory
 set -e
 if [ "$1" != inside ]; then
   exec unshare --mount --net --uts --pid --fork --kill-child --mount-proc --propagation private "$0" inside "$@"

@@ -1,8 +1,8 @@
 #!/bin/sh
-# A real Slurm of one node, by hand: its packages over this machine's own files, nothing installed (over.sh). Its daemons end
-# with the commands.
+# Starts a real Slurm with one node: its packages are mounted over this machine's files, nothing is installed (over.sh).
+# Its daemons end with the commands.
 #
-#   slurm.sh PACKAGES FOLDER SCRIPTS OURS FAKE COMMANDS    PACKAGES: unpacked; FOLDER: everybody's, with sim.env and what is made here;
+#   slurm.sh PACKAGES FOLDER SCRIPTS OURS FAKE COMMANDS    PACKAGES: unpacked; FOLDER: readable by every user, holds sim.env and generated files;
 #                                                         SCRIPTS: config/slurm; COMMANDS: a shell script, run as alice (uid 1500)
 set -e
 if [ "$1" != inside ]; then

@@ -1,5 +1,5 @@
-/* Everything that moves the gap, one thing for each SIGUSR1: it does the next, says so, and waits.
-   The names of its scopes are what the steps of the gap must be booked to. */
+/* Makes every change that moves the gap, one for each SIGUSR1: it makes the next change, prints it, and waits.
+   The steps of the gap must be attributed to the names of its scopes. */
 #include "gpumem.h"
 
 #include <dlfcn.h>

@@ -4,7 +4,7 @@
 
 int gaplib_take(int (*alloc)(uint64_t *, size_t), uint64_t *address, size_t bytes);
 
-/* The result is looked at, so that the call is no jump and returns into this library. */
+/* Using the result prevents a tail call, so the call returns into this library. */
 int gaplib_take(int (*alloc)(uint64_t *, size_t), uint64_t *address, size_t bytes) {
     int result = alloc(address, bytes);
     return result ? -result : 0;

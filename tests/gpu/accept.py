@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Takes what a run on hardware brought back into the repository: the costs of calls for the simulated GPU, and the small
-recordings as fixtures, without what tells of people and of the machine's setup. See README.md.
+"""Imports the results of a run on hardware into the repository: call costs for the simulated GPU, and small recordings as
+fixtures, with personal and machine-specific data removed. See README.md.
 
     accept.py RESULTS [--into REPOSITORY]
 """
@@ -100,7 +100,7 @@ def main():
         sys.exit(f"{options.results} is of a dry run: the simulated GPU is no evidence")
     failed = [r["name"] for r in whole["results"] if r["verdict"] == "fail"]
     if failed:
-        print(f"failed on the machine, look at these first: {', '.join(failed)}")
+        print(f"failed on the machine, check these first: {', '.join(failed)}")
     taken = recordings(whole["results"], sorted(options.results.glob("recordings-*.tar.gz")),
                        options.into / "tests/gpu/recordings")
     print(f"tests/gpu/recordings: {', '.join(taken) or 'nothing that is small, and whose check passed'}")

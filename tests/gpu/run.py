@@ -45,14 +45,14 @@ def arguments():
     parser.add_argument("--plan", type=int, choices=PLANS, help="one of three calls for a GPU that is lent for minutes")
     parser.add_argument("--only", nargs="+", default=[], help="checks by name, or by the beginning of one")
     parser.add_argument("--minutes", type=float, help=f"then the rest is skipped (default: 60, {MINUTES} for a plan)")
-    parser.add_argument("--list", action="store_true", help="checks, and what they claim")
+    parser.add_argument("--list", action="store_true", help="list the checks with their claims")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--state", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def worker(name, state):
-    """One check in a process of its own."""
+    """Runs one check in a separate process."""
     machine = Machine.from_json(state.read_text())
     run_one(machine, name, Result(CHECKS[name], machine.work / "results" / f"{name}.json"))
 

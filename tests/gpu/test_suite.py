@@ -184,7 +184,7 @@ class Accepting(unittest.TestCase):
         self.assertEqual([r.payload for r in records],
                          [b"rank=3\n", b"comm=train\ncommand=train\n", b"libtorch.so", b"a/b", b"",
                           b"subscribed with libcupti.so.12"])
-        self.assertEqual(records[1].bytes, 1000, "the uid is nobody's")
+        self.assertEqual(records[1].bytes, 1000, "the uid is unset")
         self.assertEqual(wire.Account(records).bytes_by_tag(), {"a/b": 100})
 
     def test_results_of_a_dry_run_are_refused(self):
@@ -334,7 +334,8 @@ class Costs(unittest.TestCase):
 
     @unittest.skipUnless(os.environ.get("GPU_SUITE_FAKE"), "GPU_SUITE_FAKE: no simulated GPU was built")
     def test_the_simulated_gpu_charges_what_the_table_says(self):
-        """A machine with odd costs is measured; one that is made of what was measured charges the same for every call."""
+        """Measures a machine with odd costs; a machine built from the measured table charges the same for every
+        call."""
         odd = {"context": 300 << 20, "context_next": 100 << 20, "cost.green_context": 4 << 20, "processors": 80,
                "threads": 1536, "cost.granule": 128 << 10, "cost.small_limit": 40000, "cost.small_unit": 1024,
                "cuda.pool_step": 6 << 20, "cost.module_overhead": 8192, "cost.module_granule": 64 << 10,
@@ -357,7 +358,7 @@ class Costs(unittest.TestCase):
         self.assertGreater(len(rows[0]), 300)
         self.assertEqual(rows[0], rows[1])
         exact = [k for k in odd if not k.startswith(("cost.stream", "cost.event", "cost.graph_exec"))]
-        # The limit lies within a unit of what could be told.
+        # The limit is within one unit of the measurable value.
         exact.remove("cost.small_limit")
         self.assertEqual({k: written[k][0] for k in exact}, {k: odd[k] for k in exact})
         self.assertLess(abs(written["cost.small_limit"][0] - odd["cost.small_limit"]), 1024)

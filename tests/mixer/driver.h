@@ -1,5 +1,5 @@
-/* Every call of the driver that gives or takes memory, looked up when the program starts. Layouts are those of the
- * driver's documented interface; no header of it is needed. */
+/* Every driver call that allocates or frees memory, resolved at program start. Layouts are those of the documented
+ * driver interface; no header of CUDA is needed. */
 #ifndef MIXER_DRIVER_H
 #define MIXER_DRIVER_H
 

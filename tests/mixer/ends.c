@@ -19,7 +19,7 @@ static void pause_ms(uint64_t ms) {
     nanosleep(&pause, NULL);
 }
 
-/* Whoever waits for the end of this program's output must not wait for its children. */
+/* Closes inherited pipes, so that waiting for the end of this program's output does not wait for its children. */
 static void leave_pipes(void) {
     for (int fd = 0; fd < 2; fd++) close(fd);
 }
@@ -39,7 +39,7 @@ WORD(crash) { /* SIGNAL: as a program would get it */
     return raise(which);
 }
 
-/* A forked child whose calls the driver refuses, and for whom names are nothing; says how it ended. */
+/* Forks a child whose driver calls fail and whose names have no effect; prints how it ended. */
 WORD(child) {
     pid_t pid = fork();
     if (pid < 0) return -1;
@@ -57,7 +57,7 @@ WORD(child) {
     return OK;
 }
 
-/* Forked, and nobody's child for long; its pid. */
+/* Forks a child that is soon orphaned; returns its pid. */
 static pid_t forked(void) {
     int ends[2];
     pid_t pid = -1;

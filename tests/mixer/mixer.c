@@ -1,4 +1,4 @@
-/* A program that does with driver memory what it is told, or everything at random (soak.c):
+/* A program that uses driver memory as commanded, or at random (soak.c):
  *     mixer < commands
  *     mixer brief CALLS
  *     mixer soak SEED CALLS THREADS DEVICES ROUNDS */

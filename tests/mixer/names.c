@@ -34,7 +34,7 @@ void name_is(const char *to) {
 /* Of threads without a name of their own. The oracle takes the names of threads only. */
 void process_name_is(const char *to) { gpumem_process_tag(to); }
 
-/* What gpumem is told and what the oracle is told is one change. */
+/* Makes a report to gpumem and the same report to the oracle one change. */
 static void hold(int on) {
     if (sim_hold) sim_hold(on);
 }

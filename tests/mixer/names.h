@@ -1,4 +1,4 @@
-/* The name that this thread's allocations get, said to gpumem and to the simulated driver's oracle; framework pools
+/* The name of this thread's allocations, reported to gpumem and to the simulated driver's oracle; framework pools
  * likewise. */
 #ifndef MIXER_NAMES_H
 #define MIXER_NAMES_H

@@ -84,7 +84,7 @@ static void unback(worker *w, object *o) {
 
 /* ---- graphs ---- */
 
-/* Their launches are reported to nobody, so that only the machine knows their names: all begin alike. */
+/* Their launches are reported to no client, so only the machine knows their names: all start with the same prefix. */
 static int instantiate(worker *w, object *o, void *graph) {
     int result = CALL(cuGraphInstantiateWithFlags((void **)&o->what, graph, 0));
     if (!result) cu.cuGraphLaunch((void *)(uintptr_t)o->what, NULL);
@@ -141,7 +141,7 @@ static void unsegment(worker *w, object *o) {
     CALL(cuMemFree_v2(o->what));
 }
 
-/* ---- all of them ---- */
+/* ---- all objects ---- */
 
 static int begin(worker *w, object *o) {
     const ground *g = &grounds[o->ordinal];
@@ -255,7 +255,7 @@ void object_end(worker *w, object *o) {
 
 int object_device(const object *o) { return o->ordinal; }
 
-/* Nothing of it may be given to the driver again, except its addresses and what has no device. */
+/* Nothing of the object may be returned to the driver again, except its addresses and parts without a device. */
 void object_lost(object *o) {
     if (o->kind == BACKED) cu.cuMemAddressFree(o->at, o->bytes);
     if (o->kind == TEAM) cu.cuMemRelease(o->what);

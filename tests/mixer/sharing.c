@@ -1,4 +1,4 @@
-/* Commands for memory that belongs to somebody else, and for giving ours away. */
+/* Commands for memory of other processes, and for sharing memory with them. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>

@@ -152,7 +152,7 @@ static void reset(worker *w, int ordinal) {
     ground_begin(w, ordinal);
 }
 
-/* Says how far it is (and from when to when it was alone with the pools), and goes on when it is told to. */
+/* Prints its progress (and the interval in which it was alone with the pools), and continues on command. */
 static int show(const char *what, int round, uint64_t since) {
     char line[64];
     uint64_t calls = 0, failed = 0;

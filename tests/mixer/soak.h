@@ -1,5 +1,5 @@
-/* Everything at random: threads that fill and empty a table of places with memory of all kinds, freeing what others
- * made, in rounds. Between two rounds all of them stand still, and whoever started the program looks. */
+/* Random load: in rounds, threads fill and empty a table of slots with memory of all kinds, and free each other's.
+ * Between two rounds all threads pause, and the parent process inspects the state. */
 #ifndef MIXER_SOAK_H
 #define MIXER_SOAK_H
 

@@ -114,7 +114,7 @@ WORD(mipmap) { /* NAME WIDTH HEIGHT DEPTH LEVELS */
 }
 WORD(mipmap_end) { return cu.cuMipmappedArrayDestroy(handle()); }
 
-/* ---- beside the sum ---- */
+/* ---- outside the sum ---- */
 
 WORD(managed) { /* NAME BYTES */
     uint64_t *name = new_name();

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# What `make race` runs: the agent's ring, names and places of threads under loom, its tests with threads under ThreadSanitizer, C programs with the agent
-# under valgrind. Minutes. A tool that is not there is said to be missing, and fails with GPUMEM_TOOLS_REQUIRED=1.
+# Runs `make race`: the agent's ring, names and thread slots under loom, its threaded tests under ThreadSanitizer, C
+# programs with the agent under valgrind. Takes minutes. A missing tool is reported, and fails with
+# GPUMEM_TOOLS_REQUIRED=1.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 CARGO=${CARGO:-cargo}

@@ -44,7 +44,7 @@ int main() {
     model::load("weights", at);
     model::Cache().grow(at + 2);
     scratch(at + 3);
-    for (int round = 0; round < 200; round++) { // mostly gone before anybody can name them
+    for (int round = 0; round < 200; round++) { // mostly freed before they can be named
         scratch(&gone);
         if (give(gone)) return 4;
     }

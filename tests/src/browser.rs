@@ -1,7 +1,8 @@
-//! A real Chromium without a window: opens files and pages of this machine, does what a user does, and tells what they log and ask for.
+//! A real Chromium without a window: opens files and pages of this machine, simulates a user, and returns log lines and
+//! requests.
 //!
-//! It is driven over a pipe with its DevTools protocol: JSON messages, each ended by a zero byte. No name resolves in it,
-//! and every request of a page is written down.
+//! It is controlled over a pipe with the DevTools protocol: JSON messages, each terminated by a zero byte. It resolves
+//! no names, and every request of a page is recorded.
 
 use gpumem_test_support::skip;
 use serde_json::{Value, json};
@@ -11,7 +12,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-/// What it is called.
+/// Possible names of the program.
 const NAMES: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
 /// A message takes milliseconds; a machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -43,7 +44,7 @@ pub struct Browser {
     is_loaded: bool,
     /// URLs that the page asked for since it was last opened.
     pub requests: Vec<String>,
-    /// What it logged, and errors of its script.
+    /// Log lines and errors of its scripts.
     pub logged: Vec<String>,
 }
 

@@ -1,7 +1,7 @@
-//! What somebody would call things to harm whoever looks at them, and how it is noticed that it worked.
+//! Hostile names that a user could choose to harm viewers of the data, and detection of their effects.
 //!
-//! Every view is shown all of [`WORDS`] at every place where a process, a file or an administrator can put words ([`run`] finds
-//! these places in the model of a run by itself, so that a new field is one of them at once).
+//! Every view is shown all of [`WORDS`] in every field where a process, a file or an administrator can set text.
+//! [`run`] finds these fields in the run model, so a new field is included at once.
 
 use crate::pages::{Training, training};
 use gpumem_model::run::Run;
@@ -62,7 +62,7 @@ pub const WORDS: &[&str] = &[
     "../../../../tmp/harm",
     "..",
     "/",
-    // What looks like another name, or like a word of ours.
+    // Similar to another name, or to one of our keywords.
     "ab",
     "a\u{200b}b",
     "a\u{200c}b",
@@ -89,7 +89,8 @@ pub const WORDS: &[&str] = &[
 pub const BYTES: &[&[u8]] =
     &[b"caf\xe9", b"caf\xe8", b"\xff\xfe\x9b31m", b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80 \x1b[2J"];
 
-/// What is obeyed or not seen, of what is in [`WORDS`] and [`BYTES`]; its own list, and not the product's.
+/// Whether a terminal or viewer would interpret the character or hide it. A separate list, independent of the
+/// product's.
 fn is_obeyed(character: char) -> bool {
     const OTHERS: [char; 16] = [
         '\u{ad}',
@@ -112,10 +113,10 @@ fn is_obeyed(character: char) -> bool {
     character.is_control() || OTHERS.contains(&character)
 }
 
-/// The lines of what was printed for people or programs.
+/// Returns the lines of output for people or programs.
 ///
 /// # Panics
-/// When there is anything in it that somebody would obey, or that cannot be seen.
+/// If the text has a character that a terminal or viewer would interpret, or that is invisible.
 pub fn lines<'t>(what: &str, text: &'t [u8]) -> Vec<&'t str> {
     let text = std::str::from_utf8(text).unwrap_or_else(|error| panic!("{what}: {error}"));
     for line in text.lines() {
@@ -177,8 +178,8 @@ fn row(what: &str, line: &str) -> Vec<String> {
     }
 }
 
-/// A small training run in which every string of the model is one of [`WORDS`] or as long as can be, wherever the model takes it.
-/// Its cells have all of them for tags, each alone.
+/// Returns a small training run in which every string of the model is one of [`WORDS`] or of maximum length, wherever
+/// the model accepts it. Its cells have each of them as a tag.
 pub fn run() -> Run {
     let mut run = training(Training { has_oom: true, ..Training::SMALL });
     let long = "é/".repeat(127);
@@ -191,8 +192,8 @@ pub fn run() -> Run {
     let mut words = WORDS.iter().copied().chain([long.as_str()]).cycle();
     let mut kinds: Vec<(String, bool)> = Vec::new();
     for place in places {
-        // Places that differ in numbers only are one kind; words of the model's own (`closed`, `block`) cannot be replaced, and what is
-        // absent may be a number.
+        // Fields that differ only in numbers are one kind. Keywords of the model (`closed`, `block`) cannot be
+        // replaced, and an absent value may be a number.
         let kind: String =
             place.split('/').map(|part| if part.parse::<u64>().is_ok() { "/N" } else { part }).collect();
         let known = kinds.iter().find(|(other, _)| *other == kind).map(|(_, may)| *may);
@@ -238,7 +239,7 @@ fn find(value: &Value, at: &mut String, places: &mut Vec<String>) {
     }
 }
 
-/// The file of such a run, as somebody hands it over.
+/// Returns such a run as an exported file.
 pub fn exported(run: &Run, uid: &str) -> Vec<u8> {
     let from =
         From { host: WORDS[6].into(), id: Some(WORDS[4].into()), time_s: 1, program: WORDS[16].into() };

@@ -1,17 +1,17 @@
-//! What tests and benchmarks of more than one crate share. Nothing here is part of the product.
+//! Helpers for tests and benchmarks of more than one crate. Nothing here is part of the product.
 //!
 //! ```text
 //! browser         a real Chromium, without a window
 //! examples        one record of every kind, for golden bytes
 //! golden          files of expected output under tests/golden
 //! live            the whole product on the simulated machine
-//! hostile         what somebody would call things to harm whoever looks at them
-//! markdown        what a document shows as code
+//! hostile         hostile names that could harm viewers
+//! markdown        code blocks of a document
 //! node            a small node as a daemon records it
-//! pages           runs as a page has to show them: small, huge, with several devices
-//! samples         recordings of other tools, where they are
+//! pages           example runs for the page: small, huge, with several devices
+//! samples         recordings of other tools, if present
 //! structure       the project's own source: lines, import cycles, layers
-//! bench           measurements, each beside its floor; run by the program `bench`
+//! bench           measurements, each compared with its floor; run by the program `bench`
 //! ```
 
 pub mod bench;

@@ -15,7 +15,7 @@ pub struct Block {
 }
 
 impl Block {
-    /// What a comment before it says behind `word:`.
+    /// Returns the value after `word:` in a comment before the block.
     pub fn mark(&self, word: &str) -> Option<&str> {
         let said = |mark: &'_ String| mark.strip_prefix(word).is_some_and(|rest| rest.starts_with(':'));
         self.marks.iter().find(|mark| said(mark)).map(|mark| mark[word.len() + 1..].trim())
@@ -78,7 +78,7 @@ pub fn inline(text: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// A command line of a block, with what is shown of its output.
+/// A command line of a block, with the shown part of its output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shown {
     /// Number of its line in the document.
@@ -172,7 +172,8 @@ pub fn simple(line: &str) -> Vec<Vec<String>> {
     commands
 }
 
-/// The words after `program` where a simple command calls it, by itself or for another one (`sudo`, `srun`, `kubectl exec ... --`).
+/// Returns the words after `program` where a simple command calls it, directly or through another one (`sudo`, `srun`,
+/// `kubectl exec ... --`).
 pub fn called<'a>(words: &'a [String], program: &str) -> Option<&'a [String]> {
     let is_it = |word: &String| word == program || word.ends_with(&format!("/{program}"));
     let at = words.iter().position(is_it)?;
@@ -187,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_of_documents() {
+    fn shell_commands_are_parsed() {
         let text = "words\n\n<!-- not run: no -->\n```sh\na b \\\n  c   # why\n\nX=1 d 'e f' > g && h $(i | j)\n```\n\n    plain\n\ncall `k l`\n";
         let found = blocks(text);
         assert_eq!((found[0].line, found[0].mark("not run")), (5, Some("no")));

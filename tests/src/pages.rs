@@ -35,10 +35,10 @@ pub struct Training {
 }
 
 impl Training {
-    /// What somebody starts on one GPU, and ends well.
+    /// A small program on one GPU that ends successfully.
     pub const SMALL: Training =
         Training { layers: 4, devices: 1, points: 120, buckets: 300, seconds: 600, has_oom: false };
-    /// The largest that a run can be told as.
+    /// The largest supported run.
     pub const HUGE: Training =
         Training { layers: 400, devices: 1, points: 256, buckets: 1024, seconds: 400_000, has_oom: true };
     /// One process on eight.
@@ -57,7 +57,7 @@ const ROLES: [(&str, &str, i64, bool); 4] = [
     ("activation", "forward", 3, true),
 ];
 
-/// Cells of a model with so many layers, and of each what it holds at most and whether it comes and goes.
+/// Returns the cells of a model with this many layers, each with its maximum bytes and whether it is temporary.
 fn cells(layers: u32) -> Vec<(Cell, i64, bool)> {
     let text = |text: &str| Some(text.to_owned());
     let mut all = Vec::new();
@@ -98,7 +98,7 @@ fn cells(layers: u32) -> Vec<(Cell, i64, bool)> {
     all
 }
 
-/// What everything holds when so much of what comes and goes is there, 0 to 8.
+/// Returns all amounts when this share of the temporary memory is present, in eighths.
 fn amounts(cells: &[(Cell, i64, bool)], eighths: i64) -> gpumem_model::run::Amounts {
     let held = cells.iter().map(|(_, most, is_moving)| if *is_moving { most * eighths / 8 } else { *most });
     (0_u32..).zip(held).filter(|(_, bytes)| *bytes != 0).collect()
@@ -108,7 +108,7 @@ fn sum(amounts: &[(u32, i64)]) -> i64 {
     amounts.iter().map(|(_, bytes)| bytes).sum()
 }
 
-/// What the program says of itself: a counter that grows, and what was done in each step.
+/// The program's own annotations: a growing counter, and the activity in each step.
 fn own(until_ns: u64) -> ProgramData {
     let points = (1..=40).map(|part| (10 * S + part * until_ns / 40, part as i64 * 32)).collect();
     let counter = Counter {

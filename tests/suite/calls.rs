@@ -66,7 +66,7 @@ fn records(recording: &[u8]) -> Vec<Record<'_>> {
 }
 
 #[test]
-fn each_allocation_names_the_library_that_made_it() {
+fn each_allocation_is_attributed_to_its_library() {
     let machine = Machine::new(&["devices=1"]);
     let recording = recorded(&machine, &callers(&machine.dir));
     let records = records(&recording);
@@ -80,30 +80,30 @@ fn each_allocation_names_the_library_that_made_it() {
     }
     let name_of = |module: u16| names.get(&module).copied().unwrap_or("");
 
-    // (stack, caller) -> how many said what.
-    let mut said: BTreeMap<(u64, u64), BTreeMap<&str, u64>> = BTreeMap::new();
+    // (stack, caller) -> records by attribution.
+    let mut printed: BTreeMap<(u64, u64), BTreeMap<&str, u64>> = BTreeMap::new();
     for record in &records {
         if let Body::AllocEnd { bytes, .. } = record.body {
             let key = ((bytes >> 4) & 15, bytes & 15);
-            *said.entry(key).or_default().entry(name_of(record.stamp.module)).or_default() += 1;
+            *printed.entry(key).or_default().entry(name_of(record.stamp.module)).or_default() += 1;
         }
     }
-    println!("{said:?}");
-    for (&(stack, caller), names) in &said {
-        // One is gone when its name is looked for.
+    println!("{printed:?}");
+    for (&(stack, caller), names) in &printed {
+        // One library is unloaded when its name is looked up.
         let gone = |name: &str| caller == LATER && name == "(a library that is gone)";
         let right = |name: &str| name.ends_with(NAMES[caller as usize]) || gone(name);
         let (total, known): (u64, u64) = names.iter().fold((0, 0), |(total, known), (name, count)| {
             (total + count, known + if name.is_empty() { 0 } else { *count })
         });
         assert!(names.keys().all(|name| name.is_empty() || right(name)), "({stack}, {caller}): {names:?}");
-        // On a coroutine's stack one page is looked at: sometimes nobody is found there.
+        // On a coroutine's stack only one page is scanned, so the caller may not be found.
         let at_least = if stack == COROUTINE { total / 2 } else { total };
         assert!(known >= at_least, "({stack}, {caller}): {names:?}");
     }
-    assert_eq!(said.len(), 5 * 3 + 2, "every stack, every caller");
-    assert_eq!(said[&(0, LATE)].values().sum::<u64>(), 40);
-    assert!(said[&(0, PROGRAM)].keys().all(|name| name.starts_with('/')), "the program by its whole path");
+    assert_eq!(printed.len(), 5 * 3 + 2, "every stack, every caller");
+    assert_eq!(printed[&(0, LATE)].values().sum::<u64>(), 40);
+    assert!(printed[&(0, PROGRAM)].keys().all(|name| name.starts_with('/')), "the program by its whole path");
 
     // What moves the gap, too.
     for event in [
@@ -134,7 +134,7 @@ fn each_allocation_names_the_library_that_made_it() {
 }
 
 #[test]
-fn contexts_are_told_before_they_cost_and_once() {
+fn contexts_are_recorded_once_before_they_are_charged() {
     let machine = Machine::new(&["devices=2"]);
     let program = machine.dir.join("contexts");
     let driver = format!("-L{}", programs().fake.join("lib").display());

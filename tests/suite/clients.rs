@@ -34,7 +34,7 @@ impl Node {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// What doctor says of a process, on one line.
+    /// Doctor's text on a process, in one line.
     fn doctor(&self, program: &Program) -> String {
         let text = self.ask(&["doctor", &program.pid().to_string()]);
         text.split_whitespace().collect::<Vec<_>>().join(" ")
@@ -125,7 +125,7 @@ fn tracked(report: &Value) -> i64 {
 }
 
 #[test]
-fn paused_for_another_client_and_taken_back() {
+fn pause_for_another_client_and_resume() {
     let node = Node::new(&["cuda.version=13000"]);
     let mut program = node.program(&[("CLIENT_CUPTI", "libcupti.so.13")]);
     program.does("init 0", "init 0");
@@ -148,7 +148,7 @@ fn paused_for_another_client_and_taken_back() {
     program.does("step s 1", "step");
     program.does("unsubscribe", "unsubscribe 0");
     let report = node.until_covered(&program, 2);
-    // It was blind, and is heard: nothing is wrong with its way to the daemon.
+    // It was blind and its reports arrive: its connection to the daemon is fine.
     let text = node.until_doctor_says(&program, "the agent was blind for");
     assert!(text.contains("covered, ") && !text.contains("is not heard"), "{text}");
     assert!(!text.contains("gpumemd is here since"), "{text}");
@@ -179,7 +179,7 @@ fn paused_for_another_client_and_taken_back() {
 }
 
 #[test]
-fn paused_before_cuda_begins() {
+fn pause_before_cuda_is_initialised() {
     let node = Node::new(&[]);
     let mut program = node.program(&[]);
     program.does("pause", "pause");
@@ -195,7 +195,7 @@ fn paused_before_cuda_begins() {
 }
 
 #[test]
-fn finalized_by_another_client() {
+fn cupti_finalised_by_another_client_is_reported() {
     let node = Node::new(&[]);
     let mut program = node.program(&[("GPUMEM_SIM_CUPTI", "finalize:100")]);
     program.does("init", "init 0");
@@ -222,7 +222,7 @@ fn finalized_by_another_client() {
 }
 
 #[test]
-fn fatal_error_of_cupti_itself() {
+fn fatal_cupti_error_is_reported() {
     let node = Node::new(&[]);
     let mut program = node.program(&[]);
     program.does("init", "init 0");
@@ -238,7 +238,7 @@ fn fatal_error_of_cupti_itself() {
 }
 
 #[test]
-fn each_refusal_is_told_and_tried_again() {
+fn each_cupti_refusal_is_reported_and_retried() {
     let node = Node::new(&["cuda.version=13000"]);
     let cupti = programs().fake.join("lib/libcupti.so.13");
     let cupti = cupti.to_string_lossy();
@@ -264,8 +264,8 @@ fn each_refusal_is_told_and_tried_again() {
             program
         })
         .collect();
-    for ((code, _, told, remedy), program) in table.iter().zip(&programs) {
-        let text = node.until_doctor_says(program, told);
+    for ((code, _, reported, remedy), program) in table.iter().zip(&programs) {
+        let text = node.until_doctor_says(program, reported);
         assert!(text.contains(remedy), "{code}: {text}");
         assert!(text.contains(&format!("(code {code})")), "{code}: {text}");
         assert!(!text.contains("no agent speaks"), "{code}: {text}");
@@ -284,7 +284,7 @@ fn each_refusal_is_told_and_tried_again() {
 }
 
 #[test]
-fn libcupti_that_does_not_fit_makes_place_for_the_next() {
+fn incompatible_libcupti_is_replaced_by_the_next() {
     let node = Node::new(&["cuda.version=12080"]);
     // The one that is loaded already is too new for the driver.
     let mut program = node.program(&[("CLIENT_CUPTI", "libcupti.so.13")]);
@@ -331,7 +331,7 @@ fn several_clients_where_cupti_can() {
 }
 
 #[test]
-fn another_tool_is_injected_first() {
+fn other_injection_library_runs_first() {
     let node = Node::new(&["cuda.version=13000"]);
     let counter = programs().fake.join("bin/counter.so");
     let counter = counter.to_string_lossy();

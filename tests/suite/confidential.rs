@@ -13,7 +13,7 @@ fn doctor_text(daemon: &Daemon, machine: &Machine) -> String {
 }
 
 #[test]
-fn protected_bytes_of_a_process_are_the_drivers() {
+fn protected_bytes_equal_the_drivers() {
     let machine = Machine::new(&["devices=1", "nvml.cc=1", "nvml.protected=40"]);
     let http = free_address();
     let config = format!("[nvml]\nlist_every_s = 0.1\nlist_budget = 1.0\n[metrics]\nlisten = \"{http}\"\n");
@@ -26,7 +26,7 @@ fn protected_bytes_of_a_process_are_the_drivers() {
         let ps = daemon.asked("/v1/ps")?;
         let row = ps["processes"].as_array()?.iter().find(|row| row["pid"] == job.pid())?;
         let (used, protected) = (row["used_bytes"].as_u64()?, row["protected_bytes"].as_u64()?);
-        // A sample of before the program held may be in one of them.
+        // One of them may contain a sample from before the program held memory.
         let metrics = get(http, "/metrics")?;
         let line = metrics.lines().find(|line| line.starts_with("gpumem_process_protected_bytes{"))?;
         let value: f64 = line.rsplit_once(' ')?.1.parse().ok()?;
@@ -41,7 +41,7 @@ fn protected_bytes_of_a_process_are_the_drivers() {
 }
 
 #[test]
-fn a_driver_without_the_detail_list_has_no_protected_bytes() {
+fn driver_without_the_detail_list_reports_no_protected_bytes() {
     let machine = Machine::new(&["devices=1", "nvml.cc=1", "nvml.protected=40"]);
     let library = programs().fake.join("lib-535/libnvidia-ml.so.1");
     let config = format!("[nvml]\nlist_every_s = 0.1\nlist_budget = 1.0\nlibrary = {library:?}\n");

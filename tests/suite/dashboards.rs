@@ -28,7 +28,7 @@ fn word(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// A folder of the build's, for what is fetched.
+/// A build folder for downloads.
 fn tools(name: &str) -> PathBuf {
     let this = std::env::current_exe().expect("this program");
     let dir = this.ancestors().nth(3).expect("target").join("tools").join(name);
@@ -36,17 +36,17 @@ fn tools(name: &str) -> PathBuf {
     dir
 }
 
-fn said(command: &mut Command) -> (bool, String) {
+fn output_of(command: &mut Command) -> (bool, String) {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let text = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
+    let text = [output.stdout, output.stderr].map(|printed| String::from_utf8_lossy(&printed).into_owned());
     (output.status.success(), text.concat())
 }
 
 #[test]
-fn the_script_writes_what_is_imported() {
+fn dashboards_are_generated_by_the_script() {
     let dir = std::env::temp_dir().join(format!("gpumem-grafana-{}", std::process::id()));
     std::fs::create_dir_all(&dir).expect("a folder");
-    let (well, text_of_it) = said(Command::new("python3").arg(config("grafana/build.py")).arg(&dir));
+    let (well, text_of_it) = output_of(Command::new("python3").arg(config("grafana/build.py")).arg(&dir));
     assert!(well, "{text_of_it}");
     for name in BOARDS {
         let made = std::fs::read_to_string(dir.join(format!("{name}.json"))).expect("written");
@@ -55,7 +55,7 @@ fn the_script_writes_what_is_imported() {
     std::fs::remove_dir_all(dir).expect("removed");
 }
 
-/// The selectors of a query: what it names, and what stands between the braces.
+/// Returns the selectors of a query: metric name and label matchers.
 fn selectors(expr: &str) -> Vec<(String, String)> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
     let mut found = Vec::new();
@@ -71,7 +71,7 @@ fn selectors(expr: &str) -> Vec<(String, String)> {
 }
 
 #[test]
-fn dashboards_are_at_home_on_any_grafana() {
+fn dashboards_import_into_any_grafana() {
     let mut uids = BTreeSet::new();
     for name in BOARDS {
         let board = board(name);
@@ -136,7 +136,7 @@ mod prometheus {
     }
 
     #[test]
-    fn dashboards_are_of_grafanas_schema() {
+    fn dashboards_match_grafanas_schema() {
         let dir = tools("grafana");
         let compiler = dir.join("node_modules/.bin/tsc");
         if !compiler.exists() {
@@ -184,7 +184,7 @@ mod prometheus {
                 "--moduleResolution",
                 "bundler",
             ]);
-            said(tsc.arg(&file).current_dir(&dir))
+            output_of(tsc.arg(&file).current_dir(&dir))
         };
         for name in BOARDS {
             let (well, errors) = check(name, &text(name));
@@ -196,11 +196,12 @@ mod prometheus {
     }
 
     #[test]
-    fn promtool_likes_the_rules_and_each_alert_is_tested() {
+    fn promtool_accepts_the_rules_and_each_alert_is_tested() {
         let Some(promtool) = tool("promtool") else { return };
         let dir = config("prometheus");
         for (verb, file) in [("check", "gpumemd.rules.yml"), ("test", "gpumemd.rules.test.yml")] {
-            let (well, text) = said(Command::new(&promtool).args([verb, "rules", file]).current_dir(&dir));
+            let (well, text) =
+                output_of(Command::new(&promtool).args([verb, "rules", file]).current_dir(&dir));
             assert!(well && text.contains("SUCCESS"), "{text}");
         }
         let rules = std::fs::read_to_string(dir.join("gpumemd.rules.yml")).expect("rules");
@@ -212,7 +213,7 @@ mod prometheus {
             let alert = alert.split("\n\n").next().expect("text");
             let name = alert.lines().next().expect("a name").trim();
             assert!(tests.contains(name), "no test lets {name} fire");
-            assert!(reference.contains(&format!("| `{name}` |")), "docs/metrics.md does not tell of {name}");
+            assert!(reference.contains(&format!("| `{name}` |")), "docs/metrics.md lacks {name}");
             for key in ["severity:", "summary:", "description:", "runbook:"] {
                 assert!(alert.contains(key), "{name} has no {key}");
             }

@@ -20,7 +20,7 @@ fn small_train() -> Run {
     read_file(&log, None).expect("a log").remove(0)
 }
 
-/// The same training with a larger vocabulary, another layer and less of what nothing tracks.
+/// The same training with a larger vocabulary, one more layer and less untracked memory.
 fn larger() -> Run {
     let mut run = small_train();
     let added = run.cells.len() as u32;
@@ -60,9 +60,9 @@ fn diff<'r>(a: &'r Run, b: &'r Run, at: At, by: Option<By>) -> Diff<'r> {
 fn two_trainings_in_every_form() {
     let (a, b) = (small_train(), larger());
     let peak = diff(&a, &b, At::Peak, None);
-    let told = text(&peak, Layout::default());
-    assert!(told.lines().count() <= 35, "{told}");
-    golden::check("diffs/small-train.txt", &told);
+    let reported = text(&peak, Layout::default());
+    assert!(reported.lines().count() <= 35, "{reported}");
+    golden::check("diffs/small-train.txt", &reported);
     golden::check("diffs/small-train.tags.txt", &text(&peak, Layout { tags: true, ..Layout::default() }));
     let verdict = judge(&peak, &Of::Peak, "2%".parse().expect("a limit"));
     golden::check("diffs/small-train.json", &data::json(&peak, Some(&verdict)));
@@ -82,7 +82,7 @@ fn a_process_with_an_agent_and_one_without() {
 }
 
 #[test]
-fn the_bert_pair_differs_by_what_was_recorded_of_parameters_and_gradients() {
+fn bert_pair_differs_by_recorded_parameters_and_gradients() {
     const LATE: &str = "mxnet2-csv/finetune_classifier-pid_17827.673cf9f.csv";
     const WHOLE: &str = "mxnet2-csv/finetune_classifier.csv";
     let (Some(late), Some(whole)) = (sample(LATE), sample(WHOLE)) else { return };
@@ -112,27 +112,27 @@ fn the_bert_pair_differs_by_what_was_recorded_of_parameters_and_gradients() {
     let only: i64 = rows.filter(|(_, only)| **only == Some(1)).filter_map(|(row, _)| row.bytes[1]).sum();
     assert_eq!(only / MIB, 1056, "recorded in one, not in the other");
 
-    let told = text(&diff, Layout::default());
-    assert!(told.lines().count() <= 35, "{told}");
-    let sentence = told.lines().find(|line| line.starts_with("B's peak")).expect("a sentence");
+    let reported = text(&diff, Layout::default());
+    assert!(reported.lines().count() <= 35, "{reported}");
+    let sentence = reported.lines().find(|line| line.starts_with("B's peak")).expect("a sentence");
     assert!(sentence.starts_with("B's peak is 92.0 MiB higher (used, +1.2 %): "), "{sentence}");
     for cause in ["Weights +528.1", "Weight Gradients +528.1", "Untrackable -1,055.7"] {
         assert!(sentence.contains(cause), "{sentence}");
     }
-    assert!(told.contains("1,055.7 MiB may be a matter of recording, not of use"), "{told}");
+    assert!(reported.contains("1,055.7 MiB may be a matter of recording, not of use"), "{reported}");
 }
 
 /// A daemon's store after its end, asked by gpumemctl.
-fn told(daemon: &Daemon, machine: &Machine, arguments: &[&str]) -> (Option<i32>, String) {
+fn diff_text(daemon: &Daemon, machine: &Machine, arguments: &[&str]) -> (Option<i32>, String) {
     let store = format!("--store={}", machine.dir.join("runs.sqlite").display());
     let output = daemon.ctl(machine, arguments).arg(store).output().expect("gpumemctl runs");
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(!said.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
-    (output.status.code(), said)
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(!printed.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    (output.status.code(), printed)
 }
 
-fn document(told: (Option<i32>, String)) -> Value {
-    serde_json::from_str(&told.1).unwrap_or_else(|error| panic!("{error}: {}", told.1))
+fn document(reported: (Option<i32>, String)) -> Value {
+    serde_json::from_str(&reported.1).unwrap_or_else(|error| panic!("{error}: {}", reported.1))
 }
 
 #[test]
@@ -162,18 +162,18 @@ fn jobs_of_several_ranks_are_compared_by_rank_and_as_a_whole() {
     }
     daemon.stop();
 
-    let (_, report) = told(&daemon, &machine, &["report", "--job", "after"]);
+    let (_, report) = diff_text(&daemon, &machine, &["report", "--job", "after"]);
     assert!(report.starts_with("2 processes of job after"), "{report}");
     assert!(report.contains("64.0") && report.contains("48.0") && report.contains("112.0"), "{report}");
 
     let compared = ["diff", "--job", "before", "after"];
-    let (code, text) = told(&daemon, &machine, &compared);
+    let (code, text) = diff_text(&daemon, &machine, &compared);
     println!("{text}");
     assert_eq!(code, Some(0));
     assert!(text.contains("2 processes of job before, all ended, each at its own time"), "{text}");
     assert!(text.contains("2 ranks (2 by rank)") && text.contains("all ranks"), "{text}");
     assert!(text.contains("next: gpumemctl diff --job before after"), "{text}");
-    let diff = document(told(&daemon, &machine, &[&compared[..], &["--json"]].concat()));
+    let diff = document(diff_text(&daemon, &machine, &[&compared[..], &["--json"]].concat()));
     let amounts =
         |pair: &Value| ["a_bytes", "b_bytes", "difference_bytes"].map(|key| pair["tracked"][key].as_i64());
     let mib = |sizes: [i64; 3]| sizes.map(|size| Some(size * MIB));
@@ -184,13 +184,13 @@ fn jobs_of_several_ranks_are_compared_by_rank_and_as_a_whole() {
         assert_eq!(amounts(pair), mib(expected), "rank {rank}");
     }
     let gate = |limit| {
-        told(&daemon, &machine, &[&compared[..], &["--of", "tracked", "--fail-above", limit]].concat()).0
+        diff_text(&daemon, &machine, &[&compared[..], &["--of", "tracked", "--fail-above", limit]].concat()).0
     };
     assert_eq!((gate("10MiB"), gate("20MiB")), (Some(8), Some(0)));
 }
 
 #[test]
-fn a_time_is_told_of_over_the_parts_of_a_run_that_rolled() {
+fn time_range_spans_the_parts_of_a_split_run() {
     let machine = Machine::new(&["devices=1"]);
     let config = "[runs]\ncheckpoint_every_s = 0.1\nroll_every_s = 1.0\n[metrics]\nlisten = \"off\"\n[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
     let mut daemon = Daemon::start(&machine, "daemon", config);
@@ -228,7 +228,7 @@ fn a_time_is_told_of_over_the_parts_of_a_run_that_rolled() {
     daemon.stop();
 
     let report = |flag: &str, window: String| {
-        let document = document(told(&daemon, &machine, &["report", &pid, "--json", flag, &window]));
+        let document = document(diff_text(&daemon, &machine, &["report", &pid, "--json", flag, &window]));
         let device = &document["devices"][0];
         for moment in ["last", "peak"] {
             let held = &device[moment];

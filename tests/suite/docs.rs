@@ -1,4 +1,4 @@
-//! The documents: pages that are made from the source are what the source says, and what they show is run.
+//! The documents: generated pages match the source, and their examples are executed.
 mod blocks;
 mod checks;
 mod references;
@@ -11,34 +11,34 @@ fn root() -> &'static Path {
 }
 
 #[test]
-fn the_reference_of_the_c_api_is_its_headers() {
+fn c_reference_matches_the_header() {
     references::c_api();
 }
 
 #[test]
-fn the_reference_of_python_is_its_docstrings() {
+fn python_reference_matches_the_docstrings() {
     references::python_api();
 }
 
 #[test]
-fn the_reference_of_variables_is_what_programs_read() {
+fn variable_reference_matches_the_programs() {
     references::environment();
 }
 
 #[test]
-fn what_the_documents_show_is_run() {
+fn examples_of_the_documents_run() {
     blocks::all();
 }
 
 #[test]
-fn each_page_is_found_and_leads_somewhere() {
+fn every_page_is_linked_and_its_links_resolve() {
     blocks::links();
 }
 
 /// Lane `prometheus`.
 mod prometheus {
     #[test]
-    fn queries_and_configurations_are_prometheus_own() {
+    fn promtool_accepts_queries_and_configurations() {
         if let Some(promtool) = gpumem_tests::live::prometheus::tool("promtool") {
             super::blocks::of_prometheus(&promtool);
         }

@@ -1,5 +1,5 @@
-//! Each example does what it shows: built as its first lines say, run by `gpumemctl run` on the simulated machine, and held
-//! against the report of its run.
+//! Each example works as shown: built with the commands in its first lines, run by `gpumemctl run` on the simulated
+//! machine, and compared with the report of its run.
 use gpumem_tests::live::examples::{build, folder};
 use gpumem_tests::live::{Daemon, Machine, until};
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ fn scene() -> (Machine, Daemon) {
     (machine, daemon)
 }
 
-/// Runs it to its end; what it printed.
+/// Runs it to its end and returns its output.
 fn run(machine: &Machine, daemon: &Daemon, command: &[&str]) -> String {
     let mut ctl = daemon.ctl(machine, &[&["run", "--quiet", "--"], command].concat());
     ctl.current_dir(&machine.dir).env("PYTHONDONTWRITEBYTECODE", "1");
@@ -28,8 +28,8 @@ fn run(machine: &Machine, daemon: &Daemon, command: &[&str]) -> String {
 
 fn report(machine: &Machine, daemon: &Daemon, of: &[&str]) -> serde_json::Value {
     let output = daemon.ctl(machine, &[&["report", "--json"], of].concat()).output().expect("gpumemctl runs");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}");
     serde_json::from_slice(&output.stdout).expect("JSON")
 }
 
@@ -79,7 +79,7 @@ fn own(report: &serde_json::Value) -> (BTreeMap<&str, [i64; 4]>, BTreeMap<&str, 
     (counters.collect(), ranges.collect())
 }
 
-/// What both examples say beside memory: four steps, three of which are over when the last one begins.
+/// Both examples' annotations: four steps, three of which are complete when the last one begins.
 fn said_beside(activations: u64) -> (BTreeMap<&'static str, [i64; 4]>, BTreeMap<&'static str, u64>) {
     let layers = ["model", "model/layer.0", "model/layer.1", "model/layer.2"].map(|name| (name, 1));
     let ranges = layers.into_iter().chain([("activations", activations), ("(steps)", 3)]);
@@ -91,9 +91,15 @@ fn c() {
     let (machine, daemon) = scene();
     let flags = [&["-std=c99", "-D_DEFAULT_SOURCE"], &WARN[..]].concat();
     let program = build(&machine, "cc", &flags, "train.c");
-    let said = run(&machine, &daemon, &[program.to_str().expect("UTF-8")]);
-    assert!(said.starts_with("steps: at most 54 MiB\ndevice 0: ") && said.contains(" MiB free\n"), "{said}");
-    assert!(said.contains("Parameters") || said.contains("parameter") || said.contains("model"), "{said}");
+    let printed = run(&machine, &daemon, &[program.to_str().expect("UTF-8")]);
+    assert!(
+        printed.starts_with("steps: at most 54 MiB\ndevice 0: ") && printed.contains(" MiB free\n"),
+        "{printed}"
+    );
+    assert!(
+        printed.contains("Parameters") || printed.contains("parameter") || printed.contains("model"),
+        "{printed}"
+    );
     let mut wanted = expected(&[("activations", "", 6)]);
     for layer in 0..3 {
         for role in ["parameter", "gradient"] {
@@ -113,7 +119,7 @@ fn c() {
     let recorded = report(&machine, &daemon, &[file.to_str().expect("UTF-8")]);
     assert_eq!(cells(&recorded["devices"][0]["peak"]), wanted, "{recorded}");
     assert_eq!(recorded["coverage"]["steps"], 4);
-    // It has what happened in the loop, and as a trace each of it.
+    // The recording has the events of the loop, and as a trace each of the events.
     let (counters, ranges) = own(&recorded);
     assert_eq!((&counters["samples"], ranges.len()), (&[128, 4, 32, 128], 2), "{recorded}");
     let mut ctl = daemon.ctl(&machine, &["report", "--chrome-trace", file.to_str().expect("UTF-8")]);
@@ -128,7 +134,7 @@ fn c() {
     assert_eq!(values.get(..4), Some(&[32, 64, 96, 128][..]), "{samples:?}");
     assert_eq!(events("X", "activations").len(), 12);
 
-    // Alone, it does the same and says nothing of ours.
+    // Without an agent it does the same and prints nothing about gpumem.
     let mut alone = machine.command(&program);
     let output = alone.current_dir(&machine.dir).output().expect("it runs");
     assert!(output.status.success() && output.stdout.is_empty(), "{output:?}");
@@ -141,15 +147,15 @@ fn cpp() {
     }
     let (machine, daemon) = scene();
     let program = build(&machine, "c++", &[&["-std=c++11"], &WARN[..]].concat(), "train.cpp");
-    let mut said = run(&machine, &daemon, &[program.to_str().expect("UTF-8")]);
+    let mut printed = run(&machine, &daemon, &[program.to_str().expect("UTF-8")]);
     // However short its life, its scopes are what names its memory: unless the machine is so busy that the 50 ms of its exit were over first.
     for _ in 0..10 {
         if report(&machine, &daemon, &[])["names"] == "scopes" {
             break;
         }
-        said = run(&machine, &daemon, &[program.to_str().expect("UTF-8")]);
+        printed = run(&machine, &daemon, &[program.to_str().expect("UTF-8")]);
     }
-    let own: serde_json::Value = serde_json::from_str(&said).expect("the report that it asked for");
+    let own: serde_json::Value = serde_json::from_str(&printed).expect("the report that it asked for");
     assert_eq!((&own["schema"], &own["coverage"]["steps"]), (&"gpumem.report".into(), &4.into()), "{own}");
     assert_eq!(cells(&own["devices"][0]["peak"]), three_layers(), "{own}");
     assert_eq!(peak(&machine, &daemon), three_layers());
@@ -160,8 +166,8 @@ fn cpp() {
 fn rust() {
     let (machine, daemon) = scene();
     let program = build(&machine, "rustc", &["-O", "--edition=2024", "-Dwarnings"], "train.rs");
-    let said = run(&machine, &daemon, &[program.to_str().expect("UTF-8")]);
-    assert!(said.contains("model/layer.2") && said.contains("activations"), "{said}");
+    let printed = run(&machine, &daemon, &[program.to_str().expect("UTF-8")]);
+    assert!(printed.contains("model/layer.2") && printed.contains("activations"), "{printed}");
     assert_eq!(peak(&machine, &daemon), three_layers());
 }
 
@@ -173,8 +179,8 @@ fn python() {
         return;
     }
     let program = folder().join("train.py");
-    let said = run(&machine, &daemon, &["python3", program.to_str().expect("UTF-8")]);
-    assert!(said.contains("model/layer.2"), "{said}");
+    let printed = run(&machine, &daemon, &["python3", program.to_str().expect("UTF-8")]);
+    assert!(printed.contains("model/layer.2"), "{printed}");
     assert_eq!(peak(&machine, &daemon), three_layers());
     let stored = report(&machine, &daemon, &[]);
     assert_eq!(own(&stored), said_beside(4), "{stored}");

@@ -1,4 +1,4 @@
-//! Parts and steps of the gap on the simulated machine, beside the machine's own truth.
+//! Parts and steps of the gap on the simulated machine, compared with the machine's own truth.
 use gpumem_ledger::{BookedAs, Step};
 use gpumem_tests::live::{Daemon, Job, Machine, replay, until};
 
@@ -19,7 +19,7 @@ fn next(machine: &Machine, job: &mut Job, name: &str) {
     listed(machine, job, 4);
 }
 
-fn told(step: &Step) -> (&'static str, BookedAs, Option<&str>, [i64; 5]) {
+fn summary(step: &Step) -> (&'static str, BookedAs, Option<&str>, [i64; 5]) {
     let parts = &step.parts;
     let parts = [
         parts.context_bytes,
@@ -32,13 +32,13 @@ fn told(step: &Step) -> (&'static str, BookedAs, Option<&str>, [i64; 5]) {
 }
 
 #[test]
-fn every_step_of_the_gap_has_its_cause_and_every_part_is_the_machines() {
+fn every_gap_step_has_its_cause_and_every_part_is_exact() {
     steps_and_parts(&[]);
 }
 
 /// libcudart may make its context through a private table of the driver's, so that no callback of cuDevicePrimaryCtxRetain comes.
 #[test]
-fn a_context_that_no_known_call_made_has_its_cause_too() {
+fn context_from_an_unknown_call_has_a_cause() {
     steps_and_parts(&["cuda.muted=386"]);
 }
 
@@ -73,7 +73,7 @@ fn steps_and_parts(keys: &[&str]) {
     let (seen, truth) = (replay(&daemon.recording), machine.truth());
     let process = seen.process(job.pid());
     let account = &process.accounts[0];
-    let steps: Vec<_> = account.steps.iter().map(told).collect();
+    let steps: Vec<_> = account.steps.iter().map(summary).collect();
     println!("{steps:#?}");
     use BookedAs::{Measured, Unexplained, UpperBound};
     let stacks = 3 * 264;
@@ -106,7 +106,7 @@ fn steps_and_parts(keys: &[&str]) {
 }
 
 #[test]
-fn lazily_loaded_code_is_told_as_what_it_may_be() {
+fn lazily_loaded_code_is_reported_as_a_bound() {
     let machine = Machine::new(&["devices=1", "memory=16G", "cuda.lazy=1"]);
     let mut daemon = Daemon::start(&machine, "daemon", FAST);
     let mut job = Job::start(&mut machine.gap(&daemon.runtime));
@@ -122,7 +122,10 @@ fn lazily_loaded_code_is_told_as_what_it_may_be() {
     let account = &seen.process(job.pid()).accounts[0];
     let (last, before) = account.steps.split_last().expect("steps");
     let code: i64 = before.iter().map(|step| step.parts.modules_bytes).sum();
-    assert!((6 * MIB..=10 * MIB).contains(&code), "half of them: {before:?}");
-    assert_eq!(told(last), ("between events", BookedAs::Unexplained, Some("model/second"), [0, 0, 0, 0, 4]));
-    assert_eq!(last.unseen_module_bytes, 16 * MIB - code, "the rest of what is loaded");
+    assert!((6 * MIB..=10 * MIB).contains(&code), "half of the modules: {before:?}");
+    assert_eq!(
+        summary(last),
+        ("between events", BookedAs::Unexplained, Some("model/second"), [0, 0, 0, 0, 4])
+    );
+    assert_eq!(last.unseen_module_bytes, 16 * MIB - code, "the remaining modules");
 }

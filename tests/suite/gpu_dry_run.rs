@@ -73,14 +73,14 @@ mod gpu {
             .env("PYTHONDONTWRITEBYTECODE", "1")
             .output()
             .expect("python3 is needed");
-        let said = String::from_utf8_lossy(&output.stdout);
+        let printed = String::from_utf8_lossy(&output.stdout);
         let results = std::fs::read_to_string(out.join("results.json"))
-            .unwrap_or_else(|error| panic!("{error}\n{said}{}", String::from_utf8_lossy(&output.stderr)));
+            .unwrap_or_else(|error| panic!("{error}\n{printed}{}", String::from_utf8_lossy(&output.stderr)));
         let results: Value = serde_json::from_str(&results).expect("JSON");
         let results = results["results"].as_array().expect("a list");
         assert!(results.len() >= 90, "{} checks", results.len());
         for plan in 1..=3 {
-            assert!(said.contains(&format!("\nplan {plan}: ")), "the time of plan {plan}: {said}");
+            assert!(printed.contains(&format!("\nplan {plan}: ")), "the time of plan {plan}: {printed}");
         }
 
         let of =
@@ -88,8 +88,8 @@ mod gpu {
         let failed: Vec<String> = of("fail")
             .map(|result| format!("{}: {}", text(result, "name"), text(result, "reason")))
             .collect();
-        assert!(failed.is_empty(), "{failed:#?}\n{said}");
-        assert!(output.status.success(), "{said}");
+        assert!(failed.is_empty(), "{failed:#?}\n{printed}");
+        assert!(output.status.success(), "{printed}");
         for skipped in of("skip") {
             let (name, reason) = (text(skipped, "name"), text(skipped, "reason"));
             let hardware = NEEDS_HARDWARE.iter().any(|known| name.starts_with(known));
@@ -100,7 +100,7 @@ mod gpu {
             }
         }
 
-        // What was recorded on the way is replayed as recordings of hardware will be.
+        // Recordings made on the way are replayed as recordings of hardware will be.
         let recordings = folder.0.join("recordings");
         std::fs::create_dir(&recordings).expect("a folder");
         let pack = out.join("recordings-1.tar.gz");
@@ -110,7 +110,7 @@ mod gpu {
         let seen = gpu_replay::verify(&recordings);
         assert!(seen.recordings >= 8 && seen.expectations >= 8 && seen.samples > 0, "{seen:?}");
 
-        // And what would be committed of it says the same without names of people and places.
+        // The files to commit replay equally, without names of people and places.
         let repository = folder.0.join("repository");
         for part in ["tests/gpu/recordings", "tests/fake-gpu"] {
             std::fs::create_dir_all(repository.join(part)).expect("a folder");

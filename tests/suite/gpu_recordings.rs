@@ -4,7 +4,7 @@ use crate::gpu_replay;
 use std::path::Path;
 
 #[test]
-fn recordings_of_real_gpus_say_what_their_programs_knew() {
+fn recordings_of_real_gpus_match_their_programs() {
     let seen = gpu_replay::verify(&Path::new(env!("CARGO_MANIFEST_DIR")).join("gpu/recordings"));
     if seen.recordings == 0 {
         eprintln!("no recording of a real GPU is in tests/gpu/recordings yet: nothing was replayed");

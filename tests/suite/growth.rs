@@ -1,4 +1,4 @@
-//! Leaks and drift on the simulated machine: the verdicts, and their rates, of programs whose truth is known.
+//! Leaks and drift on the simulated machine: verdicts and rates for programs with known behaviour.
 use gpumem_import::read_file;
 use gpumem_model::run::Run;
 use gpumem_report::rules::Groupings;
@@ -9,7 +9,7 @@ use gpumem_tests::live::{Daemon, Job, Machine};
 const MIB: f64 = 1_048_576.0;
 const STEPS: f64 = 250.0;
 
-/// What a trainer's run says of its growth, from the store; the recording must say the same.
+/// Growth verdicts of a trainer's run, from the store; the recording must give the same.
 struct Ended {
     json: serde_json::Value,
     table: String,
@@ -25,13 +25,13 @@ fn train(extra: &[&str]) -> Ended {
     let mut trainer = Job::start(&mut machine.trainer(&daemon.runtime, &arguments));
     trainer.finish();
     daemon.wait_for_the_end_of(&machine, &[&trainer]);
-    let said = |form: &str| {
+    let printed = |form: &str| {
         let output = daemon.ctl(&machine, &["report", &trainer.pid().to_string(), form]).output();
         let output = output.expect("gpumemctl runs");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).expect("UTF-8")
     };
-    let (stored, table, short) = (said("--json"), said("--growth"), said("--all"));
+    let (stored, table, short) = (printed("--json"), printed("--growth"), printed("--all"));
     daemon.stop();
     let document: serde_json::Value = serde_json::from_str(&stored).expect("JSON");
     let line = short.lines().find(|line| line.starts_with("growth: ")).expect(&short).to_owned();
@@ -43,7 +43,7 @@ fn train(extra: &[&str]) -> Ended {
     assert_eq!(
         growth::line(&report, &run.devices[0]).as_deref(),
         Some(line.as_str()),
-        "a replay says the same"
+        "a replay gives the same"
     );
     assert!(text(&report, Layout::default()).contains(&line));
     let growth = document["devices"][0]["growth"].clone();
@@ -60,7 +60,7 @@ fn train(extra: &[&str]) -> Ended {
     Ended { json: growth, table, line }
 }
 
-/// What is said of a tag; nothing of one that stood still.
+/// Returns the verdict of a tag; `None` for a constant one.
 fn tag<'j>(growth: &'j serde_json::Value, name: &str) -> Option<&'j serde_json::Value> {
     growth["tags"].as_array().expect("tags").iter().find(|tag| tag["name"] == name)
 }
@@ -68,20 +68,20 @@ fn tag<'j>(growth: &'j serde_json::Value, name: &str) -> Option<&'j serde_json::
 #[track_caller]
 fn grows(judgement: &serde_json::Value, rate: f64) {
     assert_eq!(judgement["verdict"], "growing", "{judgement}");
-    let told = judgement["bytes_per_unit"].as_f64().expect("a rate");
-    assert!((told - rate).abs() <= 0.05 * rate, "{told} is not {rate}: {judgement}");
+    let reported = judgement["bytes_per_unit"].as_f64().expect("a rate");
+    assert!((reported - rate).abs() <= 0.05 * rate, "{reported} is not {rate}: {judgement}");
     assert!(judgement["confidence"].as_f64().is_some_and(|sure| sure >= 0.99), "{judgement}");
 }
 
 #[test]
-fn a_tag_that_leaks_is_named_with_its_rate() {
+fn leaking_tag_is_reported_with_its_rate() {
     let Ended { json, table, line } = train(&["--leak", "4"]);
     assert_eq!(json["per"], "step");
     grows(&json["tracked"], 4.0 * MIB);
     grows(tag(&json, "history").expect("it changed"), 4.0 * MIB);
     assert_eq!(json["gap"]["verdict"], "flat", "{}", json["gap"]);
     let moving = json["tags"].as_array().expect("tags").iter().filter(|tag| tag["verdict"] != "flat");
-    assert_eq!(moving.count(), 1, "nobody else is blamed: {}", json["tags"]);
+    assert_eq!(moving.count(), 1, "no other tag is blamed: {}", json["tags"]);
     let structures = json["structures"].as_array().expect("structures");
     assert_eq!(structures.iter().filter(|name| name["verdict"] == "growing").count(), 1, "{structures:?}");
     assert!(line.starts_with("growth: tracked +4.0 MiB per step over 2"), "{line}");
@@ -91,7 +91,7 @@ fn a_tag_that_leaks_is_named_with_its_rate() {
 }
 
 #[test]
-fn a_gap_that_drifts_is_told_from_what_is_tracked() {
+fn gap_drift_is_distinguished_from_tracked_growth() {
     let Ended { json, line, .. } = train(&["--leak-modules"]);
     grows(&json["gap"], 4.0 * MIB);
     assert_eq!(json["tracked"]["verdict"], "flat", "{}", json["tracked"]);
@@ -100,7 +100,7 @@ fn a_gap_that_drifts_is_told_from_what_is_tracked() {
 }
 
 #[test]
-fn large_activations_that_come_and_go_are_no_growth() {
+fn large_temporary_activations_are_not_growth() {
     let Ended { json, line, .. } = train(&["--threads", "3"]);
     for amount in ["tracked", "gap", "pool_slack"] {
         assert!(json[amount]["verdict"] == "flat" || json[amount]["verdict"] == "one_jump", "{json}");

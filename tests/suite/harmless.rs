@@ -1,5 +1,5 @@
-//! Hostile words (tests/src/hostile.rs) at every place where somebody can put them, through every view. What gpumemctl can print is taken
-//! from its own completions: a command or an option that is in no list here fails the test.
+//! Hostile words (tests/src/hostile.rs) in every field that a user can set, through every view. The list of outputs
+//! comes from gpumemctl's completions: a command or option that is missing here fails the test.
 use gpumem_tests::browser::{Browser, chromium};
 use gpumem_tests::hostile::{self, BYTES, WORDS};
 use gpumem_tests::live::programs::{copy_program, programs};
@@ -20,10 +20,10 @@ struct Views {
     others: &'static [&'static str],
 }
 
-/// What ends with these has told something: there is more than `--fail-above` allows, or nobody can say; something is not well.
+/// Exit codes of commands that found something: growth beyond `--fail-above`, an unknown result, or a problem.
 const TOLD: [Option<i32>; 4] = [Some(0), Some(8), Some(9), Some(10)];
 
-/// What tells of a run in the store.
+/// Views of a run in the store.
 const STORED: &[Views] = &[
     Views {
         command: "report",
@@ -145,7 +145,7 @@ const STORED: &[Views] = &[
     Views { command: "generate", forms: &["OUT"], others: &[] },
 ];
 
-/// What tells of a process that runs.
+/// Views of a running process.
 const LIVE: &[Views] = &[
     Views { command: "ps", forms: &["", "--json", "--device TAG"], others: &["socket"] },
     Views { command: "top", forms: &["--once", "--once --device TAG"], others: &["socket", "interval"] },
@@ -215,7 +215,7 @@ fn no_command_and_no_option_is_forgotten() {
     assert!(ctl.arg("generate").arg(&dir).status().expect("gpumemctl runs").success());
     let mut commands = options(&dir);
     std::fs::remove_dir_all(&dir).expect("removed");
-    // One that has commands of its own, and two that are hidden: the first has no words of strangers.
+    // Excluded: one with sub-commands, whose output has no foreign text, and two hidden ones.
     commands.retain(|command, _| !["nvml", "detach"].contains(&command.as_str()));
     let views: Vec<&Views> = STORED.iter().chain(LIVE).collect();
     let named: BTreeSet<&str> = views.iter().map(|views| views.command).collect();
@@ -232,7 +232,7 @@ fn no_command_and_no_option_is_forgotten() {
     }
 }
 
-/// The words of a form, with what is filled in.
+/// Returns the arguments of a form with its placeholders filled in.
 fn words(form: &str, filled: &BTreeMap<&str, OsString>) -> Vec<OsString> {
     let fill = |word: &str| match word.split_once(',') {
         Some((one, two)) if filled.contains_key(one) => {
@@ -246,7 +246,7 @@ fn words(form: &str, filled: &BTreeMap<&str, OsString>) -> Vec<OsString> {
     form.split(' ').filter(|word| !word.is_empty() && *word != "!").map(fill).collect()
 }
 
-/// Looks at what was printed, as what it is meant to be; the document where it is JSON.
+/// Checks output according to its format; returns the document if it is JSON.
 fn judge(what: &str, form: &str, output: &Output, file: &Path) -> Option<Value> {
     let complaints = hostile::lines(&format!("{what}, standard error"), &output.stderr);
     assert!(!complaints.iter().any(|line| line.contains("panicked")), "{what}: {complaints:?}");
@@ -279,7 +279,7 @@ fn judge(what: &str, form: &str, output: &Output, file: &Path) -> Option<Value> 
         assert!(fed(&mut parser, bytes).status.success(), "{what}: no XML");
     } else if has("--pdf") {
         assert!(bytes.starts_with(b"%PDF-") && bytes.ends_with(b"%%EOF\n"), "{what}");
-        // The one binary line is the comment that says so.
+        // The one binary line is the comment that marks the file as binary.
         let text: Vec<u8> =
             bytes.iter().copied().filter(|byte| *byte == b'\n' || (b' '..=b'~').contains(byte)).collect();
         assert!(
@@ -303,7 +303,7 @@ fn hostile_if_text<'t>(what: &str, bytes: &'t [u8]) -> Vec<&'t str> {
     }
 }
 
-/// People copy what stands behind `gpumemctl`: a shell must find no command of somebody else's in it.
+/// Users copy commands that start with `gpumemctl`: a shell must not find a foreign command in them.
 fn no_command_to_copy(what: &str, line: &str) {
     let Some((_, typed)) = line.split_once("gpumemctl ") else { return };
     let unquoted: String = typed.split('\'').step_by(2).collect();
@@ -318,7 +318,7 @@ fn fed(command: &mut Command, bytes: &[u8]) -> Output {
     child.wait_with_output().expect("it ends")
 }
 
-/// A word as an argument: as much of it as an argument may have.
+/// Returns the longest prefix that is valid as an argument.
 fn argument(word: &[u8]) -> OsString {
     OsStr::from_bytes(word.split(|byte| *byte == 0).next().unwrap_or_default()).to_owned()
 }
@@ -407,7 +407,7 @@ fn what_a_run_says_is_harmless_in_every_view() {
     assert!(documents > 5, "{documents}");
     assert!(!dir.join("harm").exists() && !Path::new("/tmp/harm").exists());
 
-    // What differs stays apart: each word is a name of its own.
+    // Different names stay separate.
     let of = |arguments: &[&str]| {
         let arguments: Vec<OsString> = arguments.iter().map(Into::into).collect();
         ctl(&arguments).stdout
@@ -418,7 +418,7 @@ fn what_a_run_says_is_harmless_in_every_view() {
     let mut tags = BTreeSet::new();
     texts(&document["devices"], "tag", &mut tags);
     let missing: Vec<&&str> = known.iter().filter(|word| !tags.contains(**word)).collect();
-    assert!(missing.is_empty(), "not in JSON as they were said: {missing:?}");
+    assert!(missing.is_empty(), "not unchanged in JSON: {missing:?}");
     let table = hostile::csv("tags", &of(&["report", "r1", "--csv"]));
     let at = |name: &str| table[0].iter().position(|field| field == name).expect("a column");
     let fields: BTreeSet<&str> =
@@ -450,7 +450,7 @@ fn what_a_run_says_is_harmless_in_every_view() {
     std::fs::remove_dir_all(&dir).expect("removed");
 }
 
-/// A program of this name, called as something else, with these words for what it claims to be.
+/// A program with this file name, another command name, and these words as its claims.
 fn disguised(machine: &Machine, daemon: &Daemon, name: &[u8]) -> Command {
     let plain = Mixer::command(machine, daemon);
     let program = machine.dir.join(OsStr::from_bytes(name));
@@ -487,7 +487,7 @@ mod browser {
     use super::*;
 
     #[test]
-    fn what_a_process_says_is_harmless_in_promtool_and_a_browser() {
+    fn process_strings_are_harmless_in_promtool_and_a_browser() {
         if let (Some(promtool), Some(chromium)) = (tool("promtool"), chromium()) {
             while_it_runs(Some(promtool), Some(chromium));
         }
@@ -561,8 +561,12 @@ fn while_it_runs(promtool: Option<PathBuf>, chromium: Option<PathBuf>) {
                 }
                 judge(&what, &form.replace("--bundle OUT", "--bundle"), &output, &out);
                 let _ = std::fs::remove_file(&out);
-                let told = TOLD.contains(&output.status.code());
-                assert!(told || form.contains("TAG"), "{what}: {}", String::from_utf8_lossy(&output.stderr));
+                let reported = TOLD.contains(&output.status.code());
+                assert!(
+                    reported || form.contains("TAG"),
+                    "{what}: {}",
+                    String::from_utf8_lossy(&output.stderr)
+                );
             }
         }
     }
@@ -572,7 +576,7 @@ fn while_it_runs(promtool: Option<PathBuf>, chromium: Option<PathBuf>) {
     let metrics = get(http, "/metrics").expect("metrics");
     let lines = hostile::lines("/metrics", metrics.as_bytes());
     let of = |family: &str| lines.iter().filter(|line| line.starts_with(family)).copied().collect::<Vec<_>>();
-    assert_eq!(of("gpumem_device_used_bytes{").len(), 2, "nobody adds a series");
+    assert_eq!(of("gpumem_device_used_bytes{").len(), 2, "no series is added");
     let own: Vec<&str> = of("gpumem_process_tag_bytes{")
         .into_iter()
         .filter(|line| line.contains(&format!("pid=\"{pid}\"")))
@@ -608,7 +612,7 @@ fn while_it_runs(promtool: Option<PathBuf>, chromium: Option<PathBuf>) {
         }
     }
 
-    // What is left of it when it is gone, and what was logged.
+    // Records left after its end, and log lines.
     mixer.end();
     until(60, "its end", || (!daemon.pids(&machine).contains(&pid.parse().ok()?)).then_some(()));
     for form in ["", "--json", "--label a"] {

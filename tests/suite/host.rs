@@ -19,7 +19,7 @@ use std::time::Duration;
 
 /// More than there are cores: most cells wait most of their time.
 const AT_A_TIME: usize = 8;
-/// A process is recorded once its agent has said a word; one that ends before that has none.
+/// A process is recorded once its agent has sent a record; one that ends earlier has no run.
 const NVML: &str = "[nvml]\nlist_every_s = 1.0\n";
 
 /// A state of the daemon, and where its socket is.
@@ -35,7 +35,7 @@ struct Cells<'a> {
     rows: &'a [Row],
     columns: &'a [Column],
     bare: Vec<Outcome>,
-    /// By row and column: what was different.
+    /// Differences by row and column.
     told: Mutex<BTreeMap<(usize, usize), String>>,
     /// Rows whose agent has connected to one that the test listens with: all, if nothing hinders it.
     met: Mutex<BTreeSet<usize>>,
@@ -163,7 +163,7 @@ fn all_are_unchanged(rows: &[Row]) {
         each(wanted.len(), |number| {
             let (row, column) = wanted[number];
             let mut told = cells.compare(row, &columns[column]);
-            // Threads of its own may be here faster, there slower, and a descriptor of ours has its low number for a moment.
+            // Threads may be faster or slower, and a descriptor of the agent has its low number for a moment.
             for _ in 0..2 {
                 if told.is_empty() || again.fetch_add(1, Relaxed) >= wanted.len() / 20 {
                     break;
@@ -195,9 +195,10 @@ fn all_are_unchanged(rows: &[Row]) {
     });
 }
 
-/// Panics on purpose, in every part of the agent that the program runs: in callbacks early and late, in each kind of them, in all that
-/// stands before functions of PyTorch's, with a number taken, with a row kept, with a lock held; in its own thread, while it starts,
-/// forks and ends. Which program, and the file of which the daemon hears; none where there is no time for it to hear.
+/// Injected panics in every part of the agent that the program runs: in early and late callbacks of each kind, in every
+/// PyTorch function it intercepts, while it holds a number, a row or a lock, in its own thread, and during start, fork
+/// and end. Each with the program, and the source file that the daemon reports; `None` if there is no time for a
+/// report.
 const FAULTS: &[(&str, &str, Option<&str>)] = &[
     ("guard:1", "long", Some("guard.rs")),
     ("guard:2", "long", Some("guard.rs")),
@@ -248,7 +249,7 @@ const FAULTS: &[(&str, &str, Option<&str>)] = &[
 ];
 
 #[test]
-fn a_fault_of_the_agents_ends_the_agent_and_nothing_else() {
+fn agent_fault_ends_only_the_agent() {
     faults_stay_ours(&rows());
 }
 
@@ -257,7 +258,7 @@ mod privileged {
     use super::*;
 
     #[test]
-    fn programs_that_do_what_only_root_may_are_as_without_an_agent() {
+    fn privileged_programs_behave_as_without_an_agent() {
         all_are_unchanged(&super::rows::of_root());
     }
 }
@@ -268,12 +269,12 @@ mod torch {
     use super::*;
 
     #[test]
-    fn trainings_are_as_without_an_agent() {
+    fn trainings_behave_as_without_an_agent() {
         all_are_unchanged(&trainings());
     }
 
     #[test]
-    fn a_fault_in_a_hook_of_pytorch_ends_the_agent_and_nothing_else() {
+    fn fault_in_a_pytorch_hook_ends_only_the_agent() {
         faults_stay_ours(&watched().into_iter().collect::<Vec<_>>());
     }
 }
@@ -327,7 +328,7 @@ fn faults_stay_ours(rows: &[Row]) {
         // There is no such switch in a release.
         let why = format!("a fault in the agent ({}:", file.unwrap_or_default());
         if cfg!(debug_assertions) && !report.contains(&why) {
-            told.push(format!("{fault} in {name}: the report does not say \"{why}\":\n{report}"));
+            told.push(format!("{fault} in {name}: the report lacks \"{why}\":\n{report}"));
         }
     }
     assert!(told.is_empty(), "{}", told.join("\n"));

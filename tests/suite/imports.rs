@@ -100,7 +100,7 @@ fn waste(rounding: &str) -> Vec<u64> {
 }
 
 #[test]
-fn a_late_start_moves_the_weights_into_what_is_not_tracked() {
+fn late_start_leaves_the_weights_untracked() {
     let (Some(early), Some(late)) = (only(BERT, "mxnet2-csv"), only(BERT_LATE, "mxnet2-csv")) else { return };
     let last = &device(&late).last;
     assert_eq!((late.process.pid, late.coverage.allocations), (17827, 750));
@@ -139,7 +139,7 @@ fn a_trace_has_its_exact_peak_and_a_mean_over_time() {
 }
 
 #[test]
-fn a_trace_cut_anywhere_holds_what_came_before() {
+fn truncated_trace_is_read_up_to_the_cut() {
     let Some(path) = sample(TRACE) else { return };
     let whole = std::fs::read(path).expect("bytes");
     let folder = tempfile("trace");
@@ -162,7 +162,7 @@ fn tempfile(name: &str) -> std::path::PathBuf {
 }
 
 #[test]
-fn a_table_gives_the_maximum_and_says_so() {
+fn table_gives_only_the_maximum_and_reports_that() {
     let Some(run) = only(TABLE, "mxnet1-table") else { return };
     let peak = device(&run).peak.tracked_bytes.expect("covered");
     assert!(peak.abs_diff(25_221_892) <= 1, "{peak}: exact to a 32-bit float");
@@ -191,14 +191,14 @@ fn an_analysis_has_its_sums_and_counts() {
 }
 
 #[test]
-fn a_profile_without_rows_says_that_it_has_none() {
+fn profile_without_rows_is_reported() {
     let Some(path) = sample(MASK_RCNN) else { return };
     let error = read_file(&path, None).expect_err("no row").to_string();
     assert!(error.contains("198 columns, and no row"), "{error}");
 }
 
 #[test]
-fn nvidia_smi_is_a_run_of_nvml_alone() {
+fn nvidia_smi_log_becomes_a_run_of_nvml_data() {
     let Some(run) = only(SMI, "nvidia-smi-csv") else { return };
     assert!(!run.coverage.covered);
     assert_eq!(run.coverage.samples, 399);

@@ -1,5 +1,5 @@
-//! Bytes that have the process's tag, because their thread had none, are told from those that a thread tagged: of a living process, by
-//! a daemon that was started anew, and of the stored run.
+//! Bytes with the process's tag, inherited because their thread had none, are distinguished from bytes that a thread
+//! tagged: in a running process, after a restart of the daemon, and in the stored run.
 use gpumem_tests::live::{Daemon, Machine, Mixer, until};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ fn report(machine: &Machine, daemon: &Daemon, arguments: &[&str]) -> Option<Stri
     output.status.success().then(|| String::from_utf8(output.stdout).expect("UTF-8"))
 }
 
-/// Tag and whether it is inherited -> bytes, of what is held last.
+/// Returns bytes by tag and whether it is inherited, at the end.
 fn held(report: &str) -> BTreeMap<(String, bool), i64> {
     let report: Value = serde_json::from_str(report).expect("JSON");
     let cells = report["devices"][0]["last"]["cells"].as_array().into_iter().flatten();
@@ -26,7 +26,7 @@ fn held(report: &str) -> BTreeMap<(String, bool), i64> {
 }
 
 #[test]
-fn what_is_inherited_is_told_from_what_a_thread_tagged() {
+fn inherited_tags_are_distinguished_from_thread_tags() {
     let machine = Machine::new(&["devices=1"]);
     let mut daemon = Daemon::start(&machine, "daemon", CONFIG);
     let mut mixer = Mixer::start(&machine, &daemon);
@@ -48,7 +48,7 @@ fn what_is_inherited_is_told_from_what_a_thread_tagged() {
     let text = report(&machine, &daemon, &[&pid]).expect("a report");
     let line = text.lines().find(|line| line.starts_with("inherited from the process"));
     assert!(line.is_some_and(|line| line.ends_with(": job 3,072.0")), "{text}");
-    // The state said again has it, too.
+    // The resent state has it, too.
     daemon.stop();
     let daemon = Daemon::start(&machine, "second", CONFIG);
     // Until then it answers with what the first one has stored.

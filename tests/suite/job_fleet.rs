@@ -1,5 +1,5 @@
-//! A job of 12 ranks on three nodes, each with its simulated machine and its daemon in a network of its own, all scraped by one
-//! real Prometheus: `gpumemctl job` sums it and finds the worst rank.
+//! A job of 12 ranks on three nodes. Each node has its simulated machine and its daemon in a separate network; one real
+//! Prometheus scrapes all. `gpumemctl job` sums it and finds the worst rank.
 use gpumem_tests::live::prometheus::{Server, free_address, tool};
 use gpumem_tests::live::{Daemon, Machine, Mixer, until};
 use serde_json::Value;
@@ -11,7 +11,7 @@ const RANKS: usize = 4;
 const MIB: u64 = 1 << 20;
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n[who]\ncontainer_names = \"off\"\n";
 
-/// A network of its own for a daemon, with a cable to this one; gone when the test is over.
+/// A network namespace for a daemon, connected to this one; removed when the test ends.
 struct Network {
     name: String,
     address: SocketAddr,
@@ -28,7 +28,7 @@ impl Network {
         if !ip(&format!("netns add {name}")) {
             return None;
         }
-        // Nobody else's: a /30 of the addresses for benchmarks, by pid.
+        // A unique /30 of the addresses reserved for benchmarks, by pid.
         let (high, low) = (id / 64 % 256, id % 64);
         let net = |host: usize| format!("198.18.{high}.{}", (low as usize + 17 * number) % 64 * 4 + host);
         let made = Network { address: format!("{}:9837", net(2)).parse().ok()?, name: name.clone() };
@@ -67,7 +67,7 @@ impl Node {
             }
             None => {
                 eprintln!(
-                    "no network namespace can be made here: node {number} has a port of its own instead"
+                    "no network namespace can be created here: node {number} uses a separate port instead"
                 );
                 let address = free_address();
                 (
@@ -85,7 +85,7 @@ impl Node {
         for (name, value) in [("RANK", rank), ("LOCAL_RANK", gpu), ("WORLD_SIZE", NODES * RANKS)] {
             command.env(name, value.to_string());
         }
-        // Each node's launcher gives the job an id of its own behind the name.
+        // Each node's launcher appends its own id to the job's name.
         command
             .env("GPUMEM_JOB", format!("bert.18a2b3c4d5e6f7{}-1f3", rank / RANKS))
             .env("SLURM_JOB_ID", "8812");
@@ -113,7 +113,7 @@ fn sum(document: &Value, key: &str) -> i64 {
     document["members"].as_array().expect("members").iter().filter_map(|member| member[key].as_i64()).sum()
 }
 
-/// Amounts of a line of the table, without what stands left of them.
+/// Returns the amounts of a table line, without its leading names.
 fn amounts(line: &str, names: usize) -> Vec<i64> {
     line.split_whitespace().skip(names).map_while(|word| word.replace([',', '.'], "").parse().ok()).collect()
 }
@@ -172,21 +172,21 @@ mod prometheus {
         assert!((whole["imbalance"].as_f64().expect("known") - imbalance).abs() < 1e-9, "{whole}");
 
         // For people: the columns add up as printed. Slurm's number is the same job.
-        let told = text(&fleet(&["8812"]));
-        println!("{told}");
-        assert!(told.starts_with("job 8812 (job bert; "), "{told}");
-        assert!(told.contains(": 12 processes on 3 nodes, 12 of 12 ranks\n"), "{told}");
+        let reported = text(&fleet(&["8812"]));
+        println!("{reported}");
+        assert!(reported.starts_with("job 8812 (job bert; "), "{reported}");
+        assert!(reported.contains(": 12 processes on 3 nodes, 12 of 12 ranks\n"), "{reported}");
         let is_row = |line: &&str| line.contains("  GPU ") && line.starts_with(|c: char| c.is_ascii_digit());
-        let rows: Vec<Vec<i64>> = told.lines().filter(is_row).map(|line| amounts(line, 5)).collect();
-        assert_eq!(rows.len(), NODES * RANKS, "{told}");
-        let total = amounts(told.lines().find(|line| line.starts_with("sum")).expect("a sum"), 1);
+        let rows: Vec<Vec<i64>> = reported.lines().filter(is_row).map(|line| amounts(line, 5)).collect();
+        assert_eq!(rows.len(), NODES * RANKS, "{reported}");
+        let total = amounts(reported.lines().find(|line| line.starts_with("sum")).expect("a sum"), 1);
         for (column, total) in total.iter().enumerate() {
-            assert_eq!(rows.iter().map(|row| row[column]).sum::<i64>(), *total, "{told}");
+            assert_eq!(rows.iter().map(|row| row[column]).sum::<i64>(), *total, "{reported}");
         }
         for row in rows.iter().chain([&total]) {
-            assert_eq!(row[0], row[1] + row[3], "used = tracked + gap: {told}");
+            assert_eq!(row[0], row[1] + row[3], "used = tracked + gap: {reported}");
         }
-        assert!(told.contains(&format!("most: rank 7 ({}, GPU 3) with ", targets[1])), "{told}");
+        assert!(reported.contains(&format!("most: rank 7 ({}, GPU 3) with ", targets[1])), "{reported}");
 
         // One node alone knows its own ranks, and that there are others.
         let here = document(&nodes[1].ctl(&["job", "bert", "--json"]));
@@ -194,32 +194,38 @@ mod prometheus {
             (&here["processes"], &here["missing_ranks"]),
             (&RANKS.into(), &serde_json::json!([0, 1, 2, 3, 8, 9, 10, 11]))
         );
-        let told = text(&nodes[1].ctl(&["job", "bert"]));
+        let reported = text(&nodes[1].ctl(&["job", "bert"]));
         assert!(
-            told.contains("4 of 12 ranks") && told.contains("missing: rank 0-3, 8-11: not seen here"),
-            "{told}"
+            reported.contains("4 of 12 ranks") && reported.contains("missing: rank 0-3, 8-11: not seen here"),
+            "{reported}"
         );
-        assert!(told.contains("most: rank 7 (GPU 3)"), "{told}");
+        assert!(reported.contains("most: rank 7 (GPU 3)"), "{reported}");
 
         // The list of jobs, everywhere and here.
-        let told = text(&fleet(&[]));
-        println!("{told}");
-        assert!(told.lines().any(|line| line.starts_with("bert ") && line.contains(" 12/12 ")), "{told}");
-        let told = text(&nodes[0].ctl(&["job"]));
-        assert!(told.lines().any(|line| line.starts_with("bert ") && line.contains(" 4/12 ")), "{told}");
+        let reported = text(&fleet(&[]));
+        println!("{reported}");
+        assert!(
+            reported.lines().any(|line| line.starts_with("bert ") && line.contains(" 12/12 ")),
+            "{reported}"
+        );
+        let reported = text(&nodes[0].ctl(&["job"]));
+        assert!(
+            reported.lines().any(|line| line.starts_with("bert ") && line.contains(" 4/12 ")),
+            "{reported}"
+        );
 
-        // A rank that ends is missing, and is known on its node.
+        // A rank that ends is missing in the sum, and known on its node.
         leaver.end();
         until(60, "a missing rank", || {
             let document = document(&fleet(&["bert", "--json"]));
             (document["missing_ranks"] == serde_json::json!([9])).then_some(())
         });
         until(20, "an ended rank", || {
-            let told = text(&nodes[2].ctl(&["job", "bert"]));
-            told.contains("not running any more, and in no sum: rank 9 (GPU 1) (exit 0)").then_some(())
+            let reported = text(&nodes[2].ctl(&["job", "bert"]));
+            reported.contains("not running any more, and in no sum: rank 9 (GPU 1) (exit 0)").then_some(())
         });
 
-        // What is wrong is said.
+        // Errors are reported.
         let failing = |arguments: &[&str]| {
             let output = fleet(arguments);
             (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())

@@ -95,13 +95,13 @@ fn arrays_of_every_format() {
 }
 
 #[test]
-fn managed_pinned_and_registered_memory_stands_beside() {
+fn managed_pinned_and_registered_memory_is_outside_the_sum() {
     let mut scene = Scene::new(&[]);
     let mut mixer = scene.mixer();
     mixer.ok("alloc a 3M; managed b 5M; pinned c 3145729; pinned-flags d 4096; register e 64K");
     (mixer.beside.managed_bytes, mixer.beside.pinned_bytes, mixer.beside.registered_bytes) =
         (5 * M, 3_145_729 + 4096, 64 * K);
-    scene.look(&mut mixer, "with all of them", 3 * M);
+    scene.look(&mut mixer, "with every kind", 3 * M);
     mixer.refused("free c"); // pinned memory is not freed like that
     mixer.refused("register-end c");
     mixer.refused("pinned-end 0x10");
@@ -118,7 +118,7 @@ fn managed_pinned_and_registered_memory_stands_beside() {
 
 /// More managed memory than the device has.
 #[test]
-fn managed_memory_beyond_the_device_is_no_part_of_the_sum() {
+fn managed_memory_beyond_the_device_is_outside_the_sum() {
     let mut scene = Scene::new(&["memory=4G"]);
     let mut mixer = scene.mixer();
     mixer.ok("alloc a 1G; managed b 6G");
@@ -146,13 +146,13 @@ fn stream_ordered_memory_of_the_default_pool() {
     scene.look(&mut mixer, "with none: all is idle", 32 * M);
     mixer.ok("pool-trim p 0");
     scene.look(&mut mixer, "trimmed", 0);
-    mixer.ok("async d 40M; pool-keeps p 0; async-end d; synchronize"); // gives it back, and no call says so
-    scene.look_settled(&mut mixer, "shrunk by itself", 0);
+    mixer.ok("async d 40M; pool-keeps p 0; async-end d; synchronize"); // releases it without a call
+    scene.look_settled(&mut mixer, "shrunk without a call", 0);
     scene.end(&mut [&mut mixer]);
 }
 
 #[test]
-fn stream_ordered_memory_of_a_pool_of_its_own() {
+fn stream_ordered_memory_of_a_separate_pool() {
     let mut scene = Scene::new(&["cuda.pool_step=32M"]);
     let mut mixer = scene.pooled();
     mixer.ok("stream s; pool p; pool-keeps p 0xffffffffffffffff; tag own; async-from a p 5M");
@@ -172,7 +172,7 @@ fn stream_ordered_memory_of_a_pool_of_its_own() {
 
 /// As RMM and CuPy use pools: the program's pool releases memory at a synchronisation, or is trimmed right after it was read.
 #[test]
-fn pool_of_its_own_gives_memory_back() {
+fn separate_pool_releases_memory() {
     let mut scene = Scene::new(&["cuda.pool_step=32M"]);
     let mut mixer = scene.pooled();
     mixer.ok(
@@ -188,7 +188,7 @@ fn pool_of_its_own_gives_memory_back() {
     scene.end(&mut [&mut mixer]);
 }
 
-/// Two pieces at once: the second one makes the pool grow, and no further call says by how much.
+/// Two pieces at once: the second one makes the pool grow, and no later call reports by how much.
 #[test]
 fn pool_that_grows_twice_at_once() {
     let mut scene = Scene::new(&["cuda.pool_step=32M"]);
@@ -200,10 +200,10 @@ fn pool_that_grows_twice_at_once() {
     scene.end(&mut [&mut mixer]);
 }
 
-/// What a pool has grown by is known when the pool was asked for it, after the allocation, and what it gave back after the trim: a
-/// reading that falls between the two is torn, and its bounds hold the difference.
+/// The growth of a pool is known once the pool was queried after the allocation, and its shrinking once it was queried
+/// after the trim. A reading in between is torn, and its bounds include the difference.
 #[test]
-fn pool_that_is_slow_to_say_how_large_it_is() {
+fn pool_with_slow_attribute_queries() {
     let mut scene = Scene::new(&["cuda.pool_step=32M", "latency=sleep"]);
     let mut mixer = scene.mixer();
     mixer.ok("pool-default p; pool-keeps p 0xffffffffffffffff; stream s; tag work");
@@ -298,7 +298,7 @@ fn retained_handle_needs_one_more_release() {
 }
 
 #[test]
-fn handle_on_the_host_stands_beside() {
+fn host_handle_is_outside_the_sum() {
     let mut scene = Scene::new(&[]);
     let mut mixer = scene.mixer();
     mixer.ok("create-host h 8M; create d 2M");
@@ -311,7 +311,7 @@ fn handle_on_the_host_stands_beside() {
 }
 
 #[test]
-fn graph_memory_is_what_graphs_reserve() {
+fn graph_memory_equals_the_graphs_reservation() {
     let mut scene = Scene::new(&["cuda.pool_step=32M"]);
     let mut mixer = scene.pooled();
     mixer.ok("stream s; graph g; tag graph/one; graph-alloc a g 3M; tag graph/two; graph-node b g 5M");
@@ -328,7 +328,7 @@ fn graph_memory_is_what_graphs_reserve() {
 }
 
 #[test]
-fn captured_allocations_are_the_graphs() {
+fn captured_allocations_belong_to_the_graph() {
     let mut scene = Scene::new(&["cuda.pool_step=32M"]);
     let mut mixer = scene.pooled();
     mixer.ok("stream s; tag graph/captured; capture; async a 5M; async b 1M; async-end a; capture-end g");
@@ -344,7 +344,7 @@ fn captured_allocations_are_the_graphs() {
 
 /// The ledger's rule is that of the simulated machine, whose costs tests/gpu measures.
 #[test]
-fn rounding_rule_is_the_machines() {
+fn rounding_rule_equals_the_machines() {
     let costs = concat!(env!("CARGO_MANIFEST_DIR"), "/fake-gpu/costs.txt");
     let costs = std::fs::read_to_string(costs).expect("costs");
     let cost = |key: &str| -> u64 {
@@ -387,7 +387,7 @@ fn requests_of_up_to_a_mebibyte_share_granules() {
 
 /// Imports are reported with their size, outside of the sum. NVML may charge them to the importer as well.
 #[test]
-fn imports_of_another_process_stand_beside() {
+fn imported_memory_is_outside_the_sum() {
     imports(0);
 }
 
@@ -413,7 +413,7 @@ fn imports(percent: i64) {
     guest.beside.imported_bytes = 7 * M + M + 4 * M;
     scene.look(&mut guest, "the guest", M);
     scene.look(&mut owner, "the owner, with a guest", owned);
-    owner.refused(&format!("ipc-open b {ipc}")); // not one's own
+    owner.refused(&format!("ipc-open b {ipc}")); // not its own handle
     guest.refused("ipc-close own");
     guest.refused("free a");
     guest.ok("ipc-close a; unmap r 0 4M; release h; async-end x");
@@ -430,7 +430,7 @@ fn imports(percent: i64) {
 }
 
 #[test]
-fn external_memory_is_somebody_elses() {
+fn external_memory_belongs_to_its_exporter() {
     let mut scene = Scene::new(&[]);
     let mut mixer = scene.mixer();
     mixer.ok("alloc a 1M; external m 6M; external-map b m 2M 4M");
@@ -445,7 +445,7 @@ fn external_memory_is_somebody_elses() {
 }
 
 #[test]
-fn multicast_objects_are_no_memory() {
+fn multicast_objects_use_no_memory() {
     let mut scene = Scene::new(&["devices=2"]);
     let mut mixer = scene.mixer();
     mixer.ok("tag team; multicast t 4M; multicast-add t 0; create h 4M; multicast-bind t h 4M");
@@ -460,7 +460,7 @@ fn multicast_objects_are_no_memory() {
 }
 
 #[test]
-fn context_takes_what_was_allocated_in_it() {
+fn destroyed_context_frees_its_allocations() {
     let mut scene = Scene::new(&[]);
     let mut mixer = scene.pooled();
     mixer.ok(
@@ -483,7 +483,7 @@ fn context_takes_what_was_allocated_in_it() {
 }
 
 #[test]
-fn reset_takes_all_of_a_device_and_nothing_of_another() {
+fn reset_frees_one_device_only() {
     let mut scene = Scene::new(&["devices=2"]);
     let mut mixer = scene.pooled();
     mixer.ok("tag one; alloc a 3M; alloc s 100; array t 1024 1024; create h 4M; reserve r 4M; map r 0 4M h");
@@ -508,7 +508,7 @@ fn reset_takes_all_of_a_device_and_nothing_of_another() {
 }
 
 #[test]
-fn last_release_of_a_primary_context_takes_what_is_in_it() {
+fn last_release_of_a_primary_context_frees_its_memory() {
     let mut scene = Scene::new(&["devices=2"]);
     let mut mixer = scene.mixer();
     mixer.ok("device 0; alloc a 3M; device 1; alloc b 1M; device-release 0");
@@ -520,7 +520,7 @@ fn last_release_of_a_primary_context_takes_what_is_in_it() {
 
 /// If cuptiGetContextId fails when a context is created, later callbacks still carry its number.
 #[test]
-fn context_whose_number_comes_late() {
+fn context_with_a_late_number() {
     let mut scene = Scene::new(&["devices=2"]);
     let mut command = Mixer::command(&scene.machine, &scene.daemon);
     let mut mixer = Mixer::run(command.env("GPUMEM_SIM_CUPTI", "anonymous:1"));
@@ -556,7 +556,7 @@ fn modules_and_libraries_are_not_tracked() {
 }
 
 #[test]
-fn free_that_blocks_keeps_its_bytes_until_it_returns() {
+fn blocking_free_keeps_its_bytes_until_it_returns() {
     let mut scene = Scene::new(&["latency=sleep"]);
     let mut mixer = scene.mixer();
     mixer.ok("tag slow; alloc a 8M; tag other; alloc b 1M");
@@ -576,7 +576,7 @@ fn free_that_blocks_keeps_its_bytes_until_it_returns() {
 }
 
 #[test]
-fn free_that_blocks_and_fails_keeps_its_bytes() {
+fn blocking_free_that_fails_keeps_its_bytes() {
     let mut scene = Scene::new(&["latency=sleep"]);
     let mut mixer = scene.mixer();
     mixer.ok("create h 4M; reserve r 4M; map r 0 4M h; release h; alloc a 2M");
@@ -593,7 +593,7 @@ fn free_that_blocks_and_fails_keeps_its_bytes() {
 }
 
 #[test]
-fn allocation_that_blocks_counts_when_it_returns() {
+fn blocking_allocation_counts_when_it_returns() {
     let mut scene = Scene::new(&["latency=sleep"]);
     let mut mixer = scene.mixer();
     mixer.ok("alloc a 1M");
@@ -614,7 +614,7 @@ fn allocation_that_blocks_counts_when_it_returns() {
 }
 
 #[test]
-fn out_of_memory_is_no_memory() {
+fn failed_allocation_counts_nothing() {
     let mut scene = Scene::new(&["memory=4G"]);
     let mut mixer = scene.pooled();
     mixer.ok("tag full; alloc a 2G");
@@ -628,9 +628,9 @@ fn out_of_memory_is_no_memory() {
     scene.end(&mut [&mut mixer]);
 }
 
-/// With all of it alive: what it held is known to the end.
+/// Everything is live when it is killed: its memory stays known to the end.
 #[test]
-fn killed_process_held_what_it_held() {
+fn killed_process_keeps_its_last_amounts() {
     let mut scene = Scene::new(&["cuda.pool_step=32M"]);
     let mut mixer = scene.pooled();
     mixer.ok("tag all; alloc a 3M; alloc s 100; array t 1024 1024; create h 4M; reserve r 4M; map r 0 4M h; release h");
@@ -658,9 +658,9 @@ fn blocks_of_a_framework_add_nothing() {
     scene.end(&mut [&mut mixer]);
 }
 
-/// The agent's clock is its own, and samples are joined by time: each record must lie within the call that it tells of.
+/// The agent has its own clock, and samples are joined by time: each record must lie within its call.
 #[test]
-fn records_have_the_time_of_their_calls() {
+fn record_times_lie_within_their_calls() {
     let mut scene = Scene::new(&[]);
     let mut mixer = scene.mixer();
     let mut calls = Vec::new();
@@ -688,7 +688,7 @@ fn records_have_the_time_of_their_calls() {
 }
 
 #[test]
-fn reset_takes_segments_and_blocks_too() {
+fn reset_frees_segments_and_blocks() {
     let mut scene = Scene::new(&[]);
     let mut mixer = scene.mixer();
     mixer.ok("caching p; alloc a 4M; segment p a 4M; tag layer; block p a 0 1M; block p a 2M 512");

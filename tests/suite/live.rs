@@ -1,4 +1,4 @@
-//! The daemon, the agent and NVML on the simulated machine, sample by sample beside the machine's own truth.
+//! The daemon, the agent and NVML on the simulated machine, sample by sample compared with the machine's own truth.
 use gpumem_tests::live::hostile::{Peer, Shared, ordered, record, unordered};
 use gpumem_tests::live::{Daemon, Job, Machine, replay, try_replay, until};
 use gpumem_wire::{Body, DeviceIdKind, MemoryKind, Reading, Stamp};
@@ -23,8 +23,8 @@ fn exact(machine: &Machine, daemon: &Daemon, job: &Job, samples: u64) {
     });
 }
 
-/// A trainer that trains until it is told that it is enough, slowly enough for a daemon without optimisation on a busy machine: what
-/// that cannot read in time is lost, and counted.
+/// A trainer that runs until it is signalled to finish, slowly enough for an unoptimised daemon on a busy machine:
+/// records that the daemon cannot read in time are lost and counted.
 const LONG: &[&str] = &["--steps", "1000000", "--step-ms", "20"];
 
 fn training(machine: &Machine, daemon: &Daemon, arguments: &[&str]) -> Job {
@@ -36,7 +36,7 @@ fn training(machine: &Machine, daemon: &Daemon, arguments: &[&str]) -> Job {
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
 
 #[test]
-fn devices_that_nvml_does_not_have_are_one_line_of_the_process_that_names_them() {
+fn unknown_devices_are_one_log_line_for_each_process() {
     let machine = Machine::new(TWO);
     let daemon = Daemon::start(&machine, "daemon", FAST);
     let ps = || daemon.asked("/v1/ps").unwrap_or_default();
@@ -57,7 +57,7 @@ fn devices_that_nvml_does_not_have_are_one_line_of_the_process_that_names_them()
     }
     packet.extend(record(unordered(), Body::Watermark { last_seq: 20, in_flight_since_ns: 0 }));
     assert!(peer.send(&packet));
-    let ps = until(20, "what it claims", || {
+    let ps = until(20, "its claims", || {
         let ps = ps();
         (ps["claims"][0]["tracked_bytes"] == 20 * 4096).then_some(ps)
     });
@@ -96,8 +96,8 @@ fn three_covered_and_one_uncovered_process_on_two_devices() {
         let compared = seen.compare(&truth, Some(job.pid()));
         println!("{}: {compared:?}", job.pid());
         assert!(compared.exact >= 10, "{compared:?}");
-        // A sample without fresh word of the agent is excused: on a busy machine many are.
-        // NVML may list a process before its agent has said hello, and after it has said good-bye.
+        // A sample without recent data from the agent is excused: on a busy machine many are.
+        // NVML may list a process before its agent's Hello, and after its Bye.
         for device in 0..2 {
             let samples = seen.samples.iter().filter(|(key, on, _)| key.pid == job.pid() && *on == device);
             let covered: Vec<bool> = samples.map(|(.., sample)| sample.tracked_bytes.is_some()).collect();
@@ -119,7 +119,7 @@ fn three_covered_and_one_uncovered_process_on_two_devices() {
 }
 
 #[test]
-fn killed_daemon_is_followed_by_one_that_knows_everything_again() {
+fn successor_of_a_killed_daemon_recovers_all_state() {
     let machine = Machine::new(TWO);
     let mut first = Daemon::start(&machine, "first", FAST);
     let mut trainer = training(&machine, &first, LONG);
@@ -141,7 +141,7 @@ fn killed_daemon_is_followed_by_one_that_knows_everything_again() {
 }
 
 #[test]
-fn full_ring_loses_history_and_no_state() {
+fn full_ring_loses_history_but_no_state() {
     let machine = Machine::new(TWO);
     let mut daemon = Daemon::start(&machine, "daemon", FAST);
     let mut trainer = Job::start(machine.trainer(&daemon.runtime, LONG).env("GPUMEM_RING_SLOTS", "2048"));
@@ -170,7 +170,7 @@ fn stopped_daemon_does_not_stall_the_training() {
     let machine = Machine::new(TWO);
     let mut daemon = Daemon::start(&machine, "daemon", FAST);
     let mut trainer = training(&machine, &daemon, LONG);
-    // What it is held against on a machine whose processors others want, too.
+    // The reference on a machine whose processors are in use.
     let other = Machine::new(TWO);
     let mut alone = Job::start(&mut other.bare_trainer(LONG));
     alone.wait_for("ready");
@@ -178,18 +178,18 @@ fn stopped_daemon_does_not_stall_the_training() {
     daemon.job.signal("STOP");
     std::thread::sleep(Duration::from_secs(10));
     daemon.job.signal("CONT");
-    listed(&machine, &trainer, 240); // the first of them before all that had waited is heard
+    listed(&machine, &trainer, 240); // the first one before queued records are processed
     exact(&machine, &daemon, &trainer, 10);
     trainer.enough();
     alone.enough();
     daemon.wait_for_the_end_of(&machine, &[&trainer]);
     daemon.stop();
     let longest = |job: &mut Job| -> f64 {
-        let said = job.wait_for("max_us=");
-        println!("{said}");
+        let printed = job.wait_for("max_us=");
+        println!("{printed}");
         let value =
-            said.split("max_us=").nth(1).and_then(|text| text.split_whitespace().next()?.parse().ok());
-        value.unwrap_or_else(|| panic!("{said}"))
+            printed.split("max_us=").nth(1).and_then(|text| text.split_whitespace().next()?.parse().ok());
+        value.unwrap_or_else(|| panic!("{printed}"))
     };
     let (worst, bare) = (longest(&mut trainer), longest(&mut alone));
     let micros = |us: f64| Duration::from_secs_f64(us / 1e6);
@@ -204,7 +204,7 @@ fn stopped_daemon_does_not_stall_the_training() {
 }
 
 #[test]
-fn racing_threads_that_reuse_addresses_are_booked_right() {
+fn racing_threads_that_reuse_addresses_are_counted_exactly() {
     let machine = Machine::new(TWO);
     let mut daemon = Daemon::start(&machine, "daemon", FAST);
     let mut trainer =
@@ -225,7 +225,7 @@ fn racing_threads_that_reuse_addresses_are_booked_right() {
 }
 
 #[test]
-fn nothing_of_ours_is_needed_by_a_trainer_without_a_daemon() {
+fn trainer_runs_without_daemon_and_agent() {
     let machine = Machine::new(TWO);
     let nowhere = machine.dir.join("nowhere");
     let steps = ["--steps", "20", "--step-ms", "1", "--seed", "9", "--quiet"];

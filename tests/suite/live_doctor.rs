@@ -1,5 +1,5 @@
-//! What `doctor` says of GPUs whose memory is not the sum of their processes, and of processes without bytes: each
-//! of these machines is scripted on the simulated one.
+//! Doctor's findings about GPUs whose memory is not the sum of their processes, and about processes without bytes: each
+//! of these machines is simulated by a script.
 use gpumem_tests::live::programs::programs;
 use gpumem_tests::live::{Daemon, Job, Machine, until};
 use serde_json::Value;
@@ -37,8 +37,8 @@ fn findings(daemon: &Daemon, machine: &Machine, pid: Option<u32>) -> Vec<Finding
         .collect()
 }
 
-/// Waits until doctor says it: a finding about `subject` with these words.
-fn said(daemon: &Daemon, machine: &Machine, pid: Option<u32>, subject: &str, words: &str) -> Finding {
+/// Waits until doctor reports a finding about `subject` with these words.
+fn finding(daemon: &Daemon, machine: &Machine, pid: Option<u32>, subject: &str, words: &str) -> Finding {
     let mut last = Vec::new();
     let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         until(20, words, || {
@@ -63,10 +63,10 @@ fn trainer(machine: &Machine, daemon: &Daemon) -> Job {
 }
 
 #[test]
-fn a_well_machine_has_nothing_to_say() {
+fn healthy_machine_has_no_findings() {
     let (machine, daemon) = start(&["devices=1"]);
     let job = trainer(&machine, &daemon);
-    said(&daemon, &machine, Some(job.pid()), "process", "covered");
+    finding(&daemon, &machine, Some(job.pid()), "process", "covered");
     let odd: Vec<_> = findings(&daemon, &machine, Some(job.pid()))
         .into_iter()
         .filter(|of| of.subject.starts_with("GPU") || of.subject == "nvml" && of.state != "ok")
@@ -75,19 +75,19 @@ fn a_well_machine_has_nothing_to_say() {
 }
 
 #[test]
-fn a_stopped_daemon_is_named() {
+fn doctor_reports_a_stopped_daemon() {
     let (machine, daemon) = start(&["devices=1"]);
     daemon.job.signal("STOP");
     let pid = daemon.job.pid();
-    said(&daemon, &machine, None, "daemon", &format!("process {pid} is stopped; kill -CONT {pid}"));
+    finding(&daemon, &machine, None, "daemon", &format!("process {pid} is stopped; kill -CONT {pid}"));
     daemon.job.signal("CONT");
-    said(&daemon, &machine, None, "daemon", "gpumemd ");
+    finding(&daemon, &machine, None, "daemon", "gpumemd ");
 }
 
 #[test]
 fn dead_processes_that_still_hold_memory() {
     let (machine, daemon) = start(&["devices=1", "ghosts=2", "ghost_bytes=256M"]);
-    // From a PID namespace below the host's a dead process cannot be told from one that lives elsewhere.
+    // In a PID namespace below the host's, a dead process looks like one of another namespace.
     let sees_all =
         std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() == "pid:[4026531836]");
     let (words, remedy) = if sees_all {
@@ -95,7 +95,7 @@ fn dead_processes_that_still_hold_memory() {
     } else {
         ("no process of this PID namespace", "hostPID")
     };
-    let dead = said(&daemon, &machine, None, "GPU 0", words);
+    let dead = finding(&daemon, &machine, None, "GPU 0", words);
     assert!(dead.text.contains("512.0 MiB are charged to pids 5000000, 5000001"), "{dead:?}");
     assert!(dead.state == "warn" && dead.fix.contains(remedy), "{dead:?}");
 }
@@ -106,78 +106,90 @@ fn memory_that_a_checkpoint_moved_to_the_host() {
     let job = trainer(&machine, &daemon);
     let pid = job.pid().to_string();
     machine.tool("checkpoint", &[&pid, "2"]);
-    let found = said(&daemon, &machine, Some(job.pid()), "process", "less than the ");
+    let found = finding(&daemon, &machine, Some(job.pid()), "process", "less than the ");
     assert!(found.text.contains("cuda-checkpoint") && found.state == "warn", "{found:?}");
     machine.tool("checkpoint", &[&pid, "1"]);
-    said(&daemon, &machine, Some(job.pid()), "process", "its memory was moved to the host by a checkpoint");
+    finding(
+        &daemon,
+        &machine,
+        Some(job.pid()),
+        "process",
+        "its memory was moved to the host by a checkpoint",
+    );
 }
 
 #[test]
-fn wsl_tells_no_bytes() {
+fn wsl_reports_no_process_bytes() {
     let (machine, daemon) = start(&["devices=1", "nvml.wsl=1"]);
     let job = trainer(&machine, &daemon);
-    let wsl = said(&daemon, &machine, None, "nvml", "this is WSL");
+    let wsl = finding(&daemon, &machine, None, "nvml", "this is WSL");
     assert!(wsl.id == "driver.wsl" && wsl.state == "warn" && wsl.fix.contains("gpumemctl run"), "{wsl:?}");
-    said(&daemon, &machine, Some(job.pid()), "process", "this is WSL, and Windows tells no process's bytes");
+    finding(
+        &daemon,
+        &machine,
+        Some(job.pid()),
+        "process",
+        "this is WSL, and Windows tells no process's bytes",
+    );
 }
 
 #[test]
-fn bytes_that_are_not_available_for_no_known_reason() {
+fn unavailable_bytes_without_a_known_reason() {
     let (machine, daemon) = start(&["devices=1", "fault_list=bytes_unavailable"]);
     let job = trainer(&machine, &daemon);
-    let absent = said(&daemon, &machine, None, "GPU 0", "no bytes are known of pid");
+    let absent = finding(&daemon, &machine, None, "GPU 0", "no bytes are known of pid");
     assert!(absent.text.contains(&job.pid().to_string()), "{absent:?}");
-    said(&daemon, &machine, Some(job.pid()), "process", "the driver answers that they are not available");
+    finding(&daemon, &machine, Some(job.pid()), "process", "the driver answers that they are not available");
 }
 
 #[test]
-fn screens_confidential_computing_and_what_is_in_nobodys_line() {
+fn displays_confidential_computing_and_unattributed_memory() {
     let (machine, daemon) =
         start(&["devices=3", "gpu0.unaccounted=512M", "gpu1.unaccounted=300M", "gpu1.display=1"]);
-    let bare = said(&daemon, &machine, None, "GPU 0", "in no process's line");
+    let bare = finding(&daemon, &machine, None, "GPU 0", "in no process's line");
     assert!(
         bare.text.starts_with("512.0 MiB in use") && bare.text.contains("contexts of the driver itself"),
         "{bare:?}"
     );
-    let screen = said(&daemon, &machine, None, "GPU 1", "a screen is lit by it");
+    let screen = finding(&daemon, &machine, None, "GPU 1", "a screen is lit by it");
     assert!(screen.text.starts_with("300.0 MiB in use") && screen.state == "ok", "{screen:?}");
     let last = findings(&daemon, &machine, None);
     assert!(!last.iter().any(|of| of.subject.starts_with("GPU 2")), "{last:#?}");
     let (machine, daemon) = start(&["devices=1", "nvml.cc=1", "unaccounted=100M"]);
-    said(&daemon, &machine, None, "nvml", "confidential computing is on");
-    said(&daemon, &machine, None, "GPU 0", "staging buffers of confidential computing");
+    finding(&daemon, &machine, None, "nvml", "confidential computing is on");
+    finding(&daemon, &machine, None, "GPU 0", "staging buffers of confidential computing");
 }
 
 #[test]
-fn mps_and_drawing_processes_are_told_apart() {
+fn mps_and_graphics_processes_are_distinguished() {
     let (machine, daemon) = start(&["devices=2", "gpu0.mps=1", "gpu1.graphics=1"]);
     let job = trainer(&machine, &daemon);
     let mut on_both = machine.bare_trainer(&["--devices", "1", "--steps", "2", "--hold", "600"]);
     let drawing = Job::start(&mut on_both);
-    let mps = said(&daemon, &machine, None, "GPU 0", "through MPS");
+    let mps = finding(&daemon, &machine, None, "GPU 0", "through MPS");
     assert!(mps.text.contains(&format!("pid {}", job.pid())) && mps.state == "ok", "{mps:?}");
-    let draws = said(&daemon, &machine, None, "GPU 1", "counted once");
+    let draws = finding(&daemon, &machine, None, "GPU 1", "counted once");
     assert!(draws.text.contains(&format!("pid {}", drawing.pid())), "{draws:?}");
 }
 
 #[test]
-fn mig_without_the_right_to_watch() {
+fn mig_without_the_monitor_capability() {
     let (machine, daemon) =
         start(&["devices=2", "gpu0.mig=2", "gpu0.mig_hidden=1", "gpu1.fault_list=no_permission"]);
-    let hidden = said(&daemon, &machine, None, "GPU 0", "none of its instances may be seen");
+    let hidden = finding(&daemon, &machine, None, "GPU 0", "none of its instances may be seen");
     assert!(hidden.fix.contains("NVIDIA_MIG_MONITOR_DEVICES=all"), "{hidden:?}");
     machine.set(&["gpu0.fault=no_permission"]);
-    let refused = said(&daemon, &machine, None, "GPU 0", "no permission: MIG is on");
+    let refused = finding(&daemon, &machine, None, "GPU 0", "no permission: MIG is on");
     assert!(refused.fix.contains("NVIDIA_MIG_MONITOR_DEVICES=all"), "{refused:?}");
-    let plain = said(&daemon, &machine, None, "GPU 1", "process list: no permission");
+    let plain = finding(&daemon, &machine, None, "GPU 1", "process list: no permission");
     assert!(plain.fix.contains("/dev/nvidiactl"), "{plain:?}");
 }
 
 #[test]
-fn unified_memory_is_named_and_has_no_remainder_to_explain() {
+fn unified_memory_is_reported_without_a_remainder() {
     let (machine, daemon) = start(&["devices=1", "unified=1"]);
     let job = trainer(&machine, &daemon);
-    let unified = said(&daemon, &machine, None, "GPU 0", "unified memory");
+    let unified = finding(&daemon, &machine, None, "GPU 0", "unified memory");
     assert!(
         unified.id == "gpu.unified" && unified.state == "ok" && unified.text.contains("/proc/meminfo"),
         "{unified:?}"
@@ -195,7 +207,7 @@ fn unified_memory_is_named_and_has_no_remainder_to_explain() {
 }
 
 #[test]
-fn addressing_mode_and_numa_node_of_a_gpu_are_named() {
+fn doctor_shows_addressing_mode_and_numa_node() {
     let (machine, daemon) = start(&[
         "devices=3",
         "gpu0.addressing=ats",
@@ -203,70 +215,71 @@ fn addressing_mode_and_numa_node_of_a_gpu_are_named() {
         "gpu0.unaccounted=300M",
         "gpu1.addressing=hmm",
     ]);
-    let grace = said(&daemon, &machine, None, "GPU 0", "(ATS)");
+    let grace = finding(&daemon, &machine, None, "GPU 0", "(ATS)");
     assert!(grace.id == "gpu.addressing" && grace.state == "ok", "{grace:?}");
     assert!(grace.text.contains("NUMA node 4"), "{grace:?}");
-    let remainder = said(&daemon, &machine, None, "GPU 0", "in no process's line: its memory is NUMA node 4");
+    let remainder =
+        finding(&daemon, &machine, None, "GPU 0", "in no process's line: its memory is NUMA node 4");
     assert!(remainder.id == "gpu.remainder" && remainder.state == "ok", "{remainder:?}");
-    let plain = said(&daemon, &machine, None, "GPU 1", "(HMM)");
+    let plain = finding(&daemon, &machine, None, "GPU 1", "(HMM)");
     assert!(!plain.text.contains("NUMA"), "{plain:?}");
     let last = findings(&daemon, &machine, None);
     assert!(!last.iter().any(|of| of.subject.starts_with("GPU 2")), "{last:#?}");
 }
 
 #[test]
-fn memory_limits_of_control_groups_are_named() {
+fn memory_limits_of_control_groups_are_reported() {
     let (machine, daemon) = start(&["devices=2", "gpu0.memory_limit=64G"]);
     let job = trainer(&machine, &daemon);
     let group = fs::read_to_string(format!("/proc/{}/cgroup", job.pid())).expect("its control groups");
     let is_named =
         |text: &str| group.lines().any(|line| text.contains(line.rsplit(':').next().unwrap_or(line)));
-    let roomy = said(&daemon, &machine, None, "GPU 0", "of 65536.0 MiB (soft limit: 32768.0 MiB)");
+    let roomy = finding(&daemon, &machine, None, "GPU 0", "of 65536.0 MiB (soft limit: 32768.0 MiB)");
     assert!(roomy.id == "gpu.limits" && roomy.state == "ok" && is_named(&roomy.text), "{roomy:?} {group}");
     machine.set(&["gpu0.memory_limit=200M"]);
-    let full = said(&daemon, &machine, None, "GPU 0", "of 200.0 MiB");
+    let full = finding(&daemon, &machine, None, "GPU 0", "of 200.0 MiB");
     assert!(full.state == "warn", "{full:?}");
     let all = findings(&daemon, &machine, None);
     assert!(!all.iter().any(|of| of.id == "gpu.limits" && of.subject.starts_with("GPU 1")), "{all:#?}");
 }
 
 #[test]
-fn managed_memory_is_on_the_gpu_and_in_nobodys_line() {
+fn managed_memory_is_charged_to_no_process() {
     let (machine, daemon) = start(&["devices=1", "unaccounted=80M"]);
     let _job = trainer(&machine, &daemon); // which makes some
-    said(&daemon, &machine, None, "GPU 0", "managed memory (UVM)");
+    finding(&daemon, &machine, None, "GPU 0", "managed memory (UVM)");
 }
 
 #[test]
-fn early_535_and_its_namespaces() {
+fn early_535_driver_and_its_namespaces() {
     let machine = Machine::new(&["devices=1", "ghosts=0"]);
     let library = programs().fake.join("lib-535/libnvidia-ml.so.1");
     let daemon = Daemon::start(&machine, "daemon", &format!("{QUICK}library = {library:?}\n"));
-    let long = said(&daemon, &machine, None, "nvml", "list records of 32 bytes");
+    let long = finding(&daemon, &machine, None, "nvml", "list records of 32 bytes");
     assert!(long.text.contains("535.54.03") && long.fix.contains("535.104.05"), "{long:?}");
 }
 
 #[test]
-fn faults_are_told_with_their_gpu() {
+fn faults_are_reported_with_their_gpu() {
     let (machine, daemon) = start(&["devices=2"]);
     until(20, "events that are listened for", || {
         machine.tool("show", &[]).contains("call nvmlEventSetWait_v2 ").then_some(())
     });
     machine.tool("xid", &["1", "79"]);
     machine.tool("xid", &["0", "31"]);
-    let lost = said(&daemon, &machine, None, "GPU 1", "1 x 79 (the GPU has fallen off the bus)");
+    let lost = finding(&daemon, &machine, None, "GPU 1", "1 x 79 (the GPU has fallen off the bus)");
     assert!(lost.state == "bad" && lost.fix.contains("dmesg"), "{lost:?}");
-    let program = said(&daemon, &machine, None, "GPU 0", "1 x 31");
+    let program = finding(&daemon, &machine, None, "GPU 0", "1 x 31");
     assert!(program.state == "warn" && program.fix.contains("a program did it"), "{program:?}");
     let log = std::fs::read_to_string(machine.dir.join("daemon.log")).expect("a log");
     assert!(log.lines().any(|line| line.contains("Xid") && line.contains("79")), "{log}");
 }
 
 #[test]
-fn accounting_stands_beside_our_peak_and_a_disagreement_is_told() {
+fn accounting_peak_is_shown_and_a_difference_is_reported() {
     for extra in ["0", "512M"] {
         let (machine, daemon) = start(&["devices=1", "accounting=1", &format!("accounting_extra={extra}")]);
-        said(&daemon, &machine, None, "accounting", "accounting mode is on");
+        finding(&daemon, &machine, None, "accounting", "accounting mode is on");
         let mut job = trainer(&machine, &daemon);
         let pid = job.pid().to_string();
         let report = |arguments: &[&str]| {
@@ -286,11 +299,11 @@ fn accounting_stands_beside_our_peak_and_a_disagreement_is_told() {
         let accounting = &document["devices"][0]["driver_accounting"];
         let (theirs, ours) = (accounting["driver_bytes"].as_u64(), accounting["our_bytes"].as_u64());
         let (theirs, ours) = (theirs.expect("the driver's"), ours.expect("ours"));
-        let told = document["caveats"].as_array().expect("a list").iter();
-        let told: Vec<_> = told.filter(|caveat| caveat["code"] == "accounting_disagrees").collect();
-        // Our peak can be off where its gap was measured at another time; whatever it is, it is told.
+        let reported = document["caveats"].as_array().expect("a list").iter();
+        let reported: Vec<_> = reported.filter(|caveat| caveat["code"] == "accounting_disagrees").collect();
+        // Our peak may differ if its gap was measured at another time; any difference is reported.
         let is_apart = theirs.abs_diff(ours) > 2 << 20;
-        assert_eq!(told.len(), usize::from(is_apart), "{theirs}, {ours}: {told:?}");
+        assert_eq!(reported.len(), usize::from(is_apart), "{theirs}, {ours}: {reported:?}");
         assert!(theirs.abs_diff(ours) < 64 << 20 || extra != "0", "{theirs}, {ours}");
         if extra != "0" {
             assert!(theirs - ours > 400 << 20 && text.contains("bytes more than ours on GPU-"), "{text}");
@@ -300,21 +313,22 @@ fn accounting_stands_beside_our_peak_and_a_disagreement_is_told() {
 }
 
 #[test]
-fn processes_without_an_agent_are_counted_and_a_virtual_gpu_is_told() {
+fn processes_without_an_agent_are_counted_and_a_virtual_gpu_is_reported() {
     let (machine, daemon) = start(&["devices=1", "name=NVIDIA A40-48Q"]);
     let covered = trainer(&machine, &daemon);
     let arguments = ["--devices", "0", "--steps", "2", "--hold", "600"];
     let mut bare = Job::start(&mut machine.bare_trainer(&arguments));
     bare.wait_for("holding");
     let words = format!("pid {} ", bare.pid());
-    let told = said(&daemon, &machine, None, "processes", &words);
+    let reported = finding(&daemon, &machine, None, "processes", &words);
     assert!(
-        told.id == "processes.uncovered" && told.text.starts_with("1 without an agent (1 covered) holds "),
-        "{told:?}"
+        reported.id == "processes.uncovered"
+            && reported.text.starts_with("1 without an agent (1 covered) holds "),
+        "{reported:?}"
     );
-    assert!(told.fix.contains(&format!("gpumemctl doctor {}", bare.pid())), "{told:?}");
-    assert!(!told.text.contains(&format!("pid {} ", covered.pid())), "{told:?}");
-    let share = said(&daemon, &machine, None, "GPU 0", "a share of a GPU (vGPU)");
+    assert!(reported.fix.contains(&format!("gpumemctl doctor {}", bare.pid())), "{reported:?}");
+    assert!(!reported.text.contains(&format!("pid {} ", covered.pid())), "{reported:?}");
+    let share = finding(&daemon, &machine, None, "GPU 0", "a share of a GPU (vGPU)");
     assert!(share.id == "gpu.vgpu" && share.state == "ok", "{share:?}");
 }
 
@@ -324,21 +338,23 @@ fn limits_that_agents_met_are_told_with_their_key() {
     let daemon = Daemon::start(&machine, "daemon", &format!("[agent]\nconnections = 1\n{QUICK}"));
     let _first = trainer(&machine, &daemon);
     let _second = trainer(&machine, &daemon);
-    let told = said(&daemon, &machine, None, "agents", "found all connections taken");
+    let reported = finding(&daemon, &machine, None, "agents", "found all connections taken");
     assert!(
-        told.id == "agent.limits" && told.state == "warn" && told.fix.contains("agent.connections"),
-        "{told:?}"
+        reported.id == "agent.limits"
+            && reported.state == "warn"
+            && reported.fix.contains("agent.connections"),
+        "{reported:?}"
     );
-    // A configuration that is refused is told until one is taken.
+    // A refused configuration is reported until one is accepted.
     let file = machine.dir.join("daemon.toml");
     let good = std::fs::read_to_string(&file).expect("read");
     std::fs::write(&file, format!("{good}\nnonsense = 1\n")).expect("written");
     daemon.job.signal("HUP");
-    let told = said(&daemon, &machine, None, "configuration", "refused, and the old one kept");
-    assert!(told.id == "daemon.config" && told.fix.contains("gpumemd --check"), "{told:?}");
+    let reported = finding(&daemon, &machine, None, "configuration", "refused, and the old one kept");
+    assert!(reported.id == "daemon.config" && reported.fix.contains("gpumemd --check"), "{reported:?}");
     std::fs::write(&file, good).expect("written");
     daemon.job.signal("HUP");
-    until(20, "nothing to say", || {
+    until(20, "no findings", || {
         findings(&daemon, &machine, None).iter().all(|of| of.id != "daemon.config").then_some(())
     });
 }
@@ -348,7 +364,7 @@ mod privileged {
     use super::*;
 
     #[test]
-    fn drivers_that_mix_pid_namespaces() {
+    fn driver_with_mixed_pid_namespaces() {
         for (driver, words) in
             [("470.256.02", "lists the host's pids"), ("550.163.01", "whichever host process")]
         {
@@ -357,7 +373,7 @@ mod privileged {
                 gpumem_test_support::skip("no PID namespace can be made here", "sudo make test-all");
                 return;
             };
-            let mixed = said(&daemon, &machine, None, "nvml", words);
+            let mixed = finding(&daemon, &machine, None, "nvml", words);
             assert!(mixed.state == "warn" && mixed.fix.contains("host's PID namespace"), "{mixed:?}");
         }
     }

@@ -11,9 +11,9 @@ struct Node {
     daemon: Daemon,
 }
 
-/// What doctor says of a check.
+/// Doctor's result for a check.
 #[derive(Debug, Clone)]
-struct Said {
+struct Finding {
     state: String,
     text: String,
     fix: String,
@@ -31,7 +31,7 @@ impl Node {
         self.machine.dir.join(name)
     }
 
-    /// The program to look at, built so.
+    /// Builds the program to examine with these flags.
     fn built(&self, name: &str, flags: &[&str]) -> PathBuf {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("suite/doctor/case.c");
         let program = self.path(name);
@@ -51,7 +51,7 @@ impl Node {
         command
     }
 
-    fn all(&self, pid: u32) -> Vec<(String, Said)> {
+    fn all(&self, pid: u32) -> Vec<(String, Finding)> {
         let output = self
             .daemon
             .ctl(&self.machine, &["doctor", "--json", &pid.to_string()])
@@ -60,21 +60,23 @@ impl Node {
         let document: Value = serde_json::from_slice(&output.stdout).expect("JSON");
         let findings = document["findings"].as_array().expect("findings").iter();
         let text = |of: &Value, name: &str| of[name].as_str().unwrap_or("").to_owned();
-        let said =
-            |of: &Value| Said { state: text(of, "state"), text: text(of, "text"), fix: text(of, "fix") };
-        let told: Vec<_> = findings.map(|of| (text(of, "id"), said(of))).collect();
-        let is_bad = told.iter().any(|(_, said)| said.state == "bad");
+        let finding =
+            |of: &Value| Finding { state: text(of, "state"), text: text(of, "text"), fix: text(of, "fix") };
+        let all: Vec<_> = findings.map(|of| (text(of, "id"), finding(of))).collect();
+        let is_bad = all.iter().any(|(_, finding)| finding.state == "bad");
         assert_eq!(output.status.code(), Some(if is_bad { 10 } else { 0 }));
-        told
+        all
     }
 
-    /// What is said of a check once its state is so.
-    fn said(&self, pid: u32, id: &str, state: &str) -> Said {
+    /// Returns the result of a check once it has this state.
+    fn finding(&self, pid: u32, id: &str, state: &str) -> Finding {
         let mut all = Vec::new();
         let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             until(20, id, || {
                 all = self.all(pid);
-                all.iter().find(|(of, said)| of == id && said.state == state).map(|(_, said)| said.clone())
+                all.iter()
+                    .find(|(of, finding)| of == id && finding.state == state)
+                    .map(|(_, finding)| finding.clone())
             })
         }));
         found.unwrap_or_else(|_| panic!("{state} {id} is not in {all:#?}"))
@@ -85,7 +87,7 @@ fn library() -> PathBuf {
     programs().ours.join("libgpumem.so")
 }
 
-/// Starts it; the pid that it says it has.
+/// Starts it; returns the pid that it prints.
 fn started(command: &mut Command) -> (Job, u32) {
     let mut job = Job::start(command);
     let line = job.wait_for("ready ");
@@ -100,40 +102,40 @@ fn a_covered_process_and_one_without_cuda() {
     let arguments = ["--devices", "0", "--steps", "2", "--hold", "600"];
     let mut job = Job::start(&mut node.machine.trainer(&node.daemon.runtime, &arguments));
     job.wait_for("holding");
-    let said = node.said(job.pid(), "process", "ok");
-    assert!(said.text.contains("covered"), "{said:?}");
+    let finding = node.finding(job.pid(), "process", "ok");
+    assert!(finding.text.contains("covered"), "{finding:?}");
     let bad: Vec<_> = node
         .all(job.pid())
         .into_iter()
-        .filter(|(id, said)| id.starts_with("process") && said.state != "ok")
+        .filter(|(id, finding)| id.starts_with("process") && finding.state != "ok")
         .collect();
     assert!(bad.is_empty(), "{bad:?}");
 
     // CUDA is in use, and nothing is allocated.
     let (_idle, pid) = started(&mut node.covered(&case, &["cuda"]));
-    assert!(node.said(pid, "process", "ok").text.contains("covered"));
+    assert!(node.finding(pid, "process", "ok").text.contains("covered"));
 
     let (_none, pid) = started(&mut node.covered(&case, &[]));
-    assert!(node.said(pid, "process.cuda", "ok").text.contains("has not opened libcuda"));
-    assert!(node.said(pid, "process.variable", "ok").text.contains("libgpumem.so"), "it would be covered");
+    assert!(node.finding(pid, "process.cuda", "ok").text.contains("has not opened libcuda"));
+    assert!(node.finding(pid, "process.variable", "ok").text.contains("libgpumem.so"), "it would be covered");
     let (_plain, pid) = started(&mut node.machine.command(&case));
-    let said = node.said(pid, "process.variable", "ok");
+    let finding = node.finding(pid, "process.variable", "ok");
     assert!(
-        said.text.contains("none of its parents has it") || said.text.contains("may not read"),
-        "{said:?}"
+        finding.text.contains("none of its parents has it") || finding.text.contains("may not read"),
+        "{finding:?}"
     );
 }
 
 #[test]
-fn who_lost_the_variable_is_named() {
+fn process_that_lost_the_variable_is_reported() {
     let node = Node::new();
     let case = node.built("case", &[]);
     let script = format!("env -u CUDA_INJECTION64_PATH '{}' cuda; true", case.display());
     let (job, pid) = started(&mut node.covered("sh", &["-c", &script]));
-    let said = node.said(pid, "process.variable", "warn");
+    let finding = node.finding(pid, "process.variable", "warn");
     let words = format!("sh (pid {}) has it, case (pid {pid}) that it started has not", job.pid());
-    assert!(said.text.contains(&words), "{said:?}");
-    assert!(said.fix.contains("gpumemctl run -- COMMAND"), "{said:?}");
+    assert!(finding.text.contains(&words), "{finding:?}");
+    assert!(finding.fix.contains("gpumemctl run -- COMMAND"), "{finding:?}");
 
     // As `gpumemctl run` starts it.
     let script = format!(
@@ -141,20 +143,23 @@ fn who_lost_the_variable_is_named() {
         case.display()
     );
     let (_run, pid) = started(&mut node.daemon.ctl(&node.machine, &["run", "-q", "--", "sh", "-c", &script]));
-    let said = node.said(pid, "process.variable", "warn");
-    assert!(said.text.contains(&format!("started by gpumemctl run, and case (pid {pid}) lost")), "{said:?}");
+    let finding = node.finding(pid, "process.variable", "warn");
+    assert!(
+        finding.text.contains(&format!("started by gpumemctl run, and case (pid {pid}) lost")),
+        "{finding:?}"
+    );
 }
 
 #[test]
-fn switched_off_recorded_or_another_tools() {
+fn disabled_recording_or_another_injection_library() {
     let node = Node::new();
     let case = node.built("case", &[]);
     let (_off, pid) = started(node.covered(&case, &["cuda"]).env("GPUMEM_DISABLE", "1"));
-    assert!(node.said(pid, "process.disabled", "warn").fix.contains("without GPUMEM_DISABLE"));
+    assert!(node.finding(pid, "process.disabled", "warn").fix.contains("without GPUMEM_DISABLE"));
 
     let file = node.path("case.%p.gpumem");
     let (_records, pid) = started(node.covered(&case, &["cuda"]).env("GPUMEM_RECORD", &file));
-    assert!(node.said(pid, "process.socket", "warn").text.contains("case.%p.gpumem"));
+    assert!(node.finding(pid, "process.socket", "warn").text.contains("case.%p.gpumem"));
 
     // A library of that name, as Nsight Systems has it.
     let (source, tool) = (node.path("tool.c"), node.path("libToolsInjection64.so"));
@@ -163,19 +168,19 @@ fn switched_off_recorded_or_another_tools() {
         Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&tool).arg(&source).status().expect("cc");
     assert!(built.success());
     let (_other, pid) = started(node.covered(&case, &["cuda"]).env("CUDA_INJECTION64_PATH", &tool));
-    assert!(node.said(pid, "process.variable", "warn").text.contains("names another tool"));
-    assert!(node.said(pid, "process.cupti", "warn").text.contains("Nsight Systems is in it too"));
+    assert!(node.finding(pid, "process.variable", "warn").text.contains("names another tool"));
+    assert!(node.finding(pid, "process.cupti", "warn").text.contains("Nsight Systems is in it too"));
 }
 
 #[test]
-fn programs_that_load_no_library_of_ours() {
+fn programs_that_do_not_load_the_library() {
     let node = Node::new();
     let (_static, pid) = started(&mut node.covered(node.built("static", &["-static"]), &[]));
-    assert!(node.said(pid, "process.program", "bad").text.contains("static program"));
+    assert!(node.finding(pid, "process.program", "bad").text.contains("static program"));
     let (_pie, pid) = started(&mut node.covered(node.built("static-pie", &["-static-pie"]), &[]));
-    assert!(node.said(pid, "process.program", "bad").text.contains("static program"));
+    assert!(node.finding(pid, "process.program", "bad").text.contains("static program"));
 
-    // The loader's name is what tells musl: this one is glibc's under that name.
+    // The loader's name identifies musl: this one is glibc's under that name.
     let (loader, elf) = (node.path("ld-musl-x86_64.so.1"), node.built("plain", &[]));
     let readelf = Command::new("readelf").arg("-l").arg(&elf).output().expect("readelf");
     let text = String::from_utf8_lossy(&readelf.stdout).into_owned();
@@ -183,33 +188,33 @@ fn programs_that_load_no_library_of_ours() {
     std::fs::copy(asked, &loader).expect("copied");
     let linked = format!("-Wl,--dynamic-linker={}", loader.display());
     let (_musl, pid) = started(&mut node.covered(node.built("musl", &[&linked]), &[]));
-    let said = node.said(pid, "process.program", "bad");
-    assert!(said.text.contains("musl") && said.fix.contains("glibc"), "{said:?}");
+    let finding = node.finding(pid, "process.program", "bad");
+    assert!(finding.text.contains("musl") && finding.fix.contains("glibc"), "{finding:?}");
 }
 
 #[test]
-fn an_agent_that_was_given_no_thread_says_so() {
+fn agent_without_a_thread_is_reported() {
     let node = Node::new();
     let case = node.built("case", &[]);
     let (_job, pid) = started(&mut node.covered(&case, &["threadless", "cuda"]));
     let mut all = Vec::new();
-    let said = until(20, "why it is silent", || {
+    let finding = until(20, "why it is silent", || {
         all = node.all(pid);
-        all.iter().find(|(_, said)| said.text.contains("its thread could not be started")).cloned()
+        all.iter().find(|(_, finding)| finding.text.contains("its thread could not be started")).cloned()
     });
-    assert_eq!(said.1.state, "warn", "{said:?}");
-    assert!(said.1.text.contains("RLIMIT_NPROC") && said.1.fix.contains("ulimit -u"), "{said:?}");
+    assert_eq!(finding.1.state, "warn", "{finding:?}");
+    assert!(finding.1.text.contains("RLIMIT_NPROC") && finding.1.fix.contains("ulimit -u"), "{finding:?}");
 }
 
 #[test]
-fn a_child_that_was_forked_after_cuda_was_in_use() {
+fn child_forked_after_cuda_was_initialised() {
     let node = Node::new();
     let case = node.built("case", &[]);
     let (job, child) = started(&mut node.covered(&case, &["cuda", "fork"]));
     assert_ne!(job.pid(), child);
-    let said = node.said(child, "process.fork", "warn");
-    assert!(said.text.contains(&format!("forked from pid {}", job.pid())), "{said:?}");
-    assert!(said.fix.contains("spawn"), "{said:?}");
+    let finding = node.finding(child, "process.fork", "warn");
+    assert!(finding.text.contains(&format!("forked from pid {}", job.pid())), "{finding:?}");
+    assert!(finding.fix.contains("spawn"), "{finding:?}");
 }
 
 /// What a bundle holds: names and texts.
@@ -234,7 +239,7 @@ fn a_bundle_holds_no_secret() {
     let mut command = node.covered(&case, &words);
     let (_job, pid) =
         started(command.env("API_TOKEN", "hunter2-environment").env("GPUMEM_JOB", "hunter2-job"));
-    until(20, "its bytes, in what is published", || {
+    until(20, "its bytes in the published data", || {
         let metrics = node.daemon.asked("/v1/metrics")?;
         metrics.as_str()?.contains("\ngpumem_process_used_bytes{").then_some(())
     });
@@ -248,7 +253,7 @@ fn a_bundle_holds_no_secret() {
     let log = "2026-01-01T00:00:00Z  INFO of hunter2-shell\n2026-01-01T00:00:01Z  WARN password=hunter2-log token: hunter2-token by ann-of-here\n";
     std::fs::write(node.daemon.runtime.join("gpumemd.log"), log).expect("written");
 
-    let archive = node.path("told.tar.gz");
+    let archive = node.path("all.tar.gz");
     let ask = |archive: &Path| {
         let archive = archive.to_string_lossy().into_owned();
         let mut command = node.daemon.ctl(&node.machine, &["doctor", &pid.to_string(), "--bundle", &archive]);
@@ -260,19 +265,20 @@ fn a_bundle_holds_no_secret() {
     };
     let output = ask(&archive);
     assert!(output.status.success(), "{output:?}");
-    let said = String::from_utf8(output.stdout).expect("UTF-8");
+    let finding = String::from_utf8(output.stdout).expect("UTF-8");
     let files = unpacked(&archive);
     for (name, text) in &files {
         assert!(!text.contains("hunter2") && !text.contains("ann-of-here"), "{name}: {text}");
         assert!(!text.contains(&*node.machine.dir.to_string_lossy()), "{name} names its home: {text}");
         assert!(
-            name == "contents.txt" || said.contains(&format!("\n  {name} ")),
-            "{name} was not listed: {said}"
+            name == "contents.txt" || finding.contains(&format!("\n  {name} ")),
+            "{name} was not listed: {finding}"
         );
     }
-    assert!(!said.contains("hunter2"), "{said}");
-    let file =
-        |name: &str| &files.iter().find(|(of, _)| of == name).unwrap_or_else(|| panic!("{name}: {said}")).1;
+    assert!(!finding.contains("hunter2"), "{finding}");
+    let file = |name: &str| {
+        &files.iter().find(|(of, _)| of == name).unwrap_or_else(|| panic!("{name}: {finding}")).1
+    };
     assert!(file("doctor.json").contains("\"schema\": \"gpumem.doctor\""));
     assert!(file("doctor.txt").contains("process.agent") && file("versions.txt").contains("gpumemctl "));
     assert!(
@@ -305,40 +311,46 @@ mod privileged {
     use super::*;
 
     #[test]
-    fn a_daemon_that_the_process_does_not_see() {
+    fn daemon_outside_the_processs_view() {
         let node = Node::new();
         let case = node.built("case", &[]);
         let nowhere = node.path("nowhere/agent.sock");
         let (_alone, pid) = started(node.covered(&case, &["cuda"]).env("GPUMEM_SOCKET", &nowhere));
-        let said = node.said(pid, "process.socket", "bad");
-        assert!(said.text.contains("finds no daemon") && said.fix.contains("GPUMEM_SOCKET="), "{said:?}");
+        let finding = node.finding(pid, "process.socket", "bad");
+        assert!(
+            finding.text.contains("finds no daemon") && finding.fix.contains("GPUMEM_SOCKET="),
+            "{finding:?}"
+        );
 
         let machine = Machine::new(&["devices=1"]);
         let other = Daemon::start(&machine, "other", "");
         let (_other, pid) =
             started(node.covered(&case, &["cuda"]).env("GPUMEM_SOCKET", other.runtime.join("agent.sock")));
-        let said = node.said(pid, "process.socket", "warn");
-        assert!(said.text.contains("another daemon") && said.fix.contains("--socket"), "{said:?}");
+        let finding = node.finding(pid, "process.socket", "warn");
+        assert!(finding.text.contains("another daemon") && finding.fix.contains("--socket"), "{finding:?}");
 
         let long = format!("/{}", "x".repeat(150));
         let (_long, pid) = started(node.covered(&case, &["cuda"]).env("GPUMEM_SOCKET", &long));
-        assert!(node.said(pid, "process.socket", "bad").text.contains("151 bytes"));
+        assert!(node.finding(pid, "process.socket", "bad").text.contains("151 bytes"));
 
         let (_filtered, pid) =
             started(node.covered(&case, &["filter", "cuda"]).env("GPUMEM_SOCKET", &nowhere));
-        assert!(node.said(pid, "process.sandbox", "warn").text.contains("seccomp"));
+        assert!(node.finding(pid, "process.sandbox", "warn").text.contains("seccomp"));
 
         let runtime = node.daemon.runtime.display();
         let script = format!("mount -t tmpfs none {runtime} && exec {} cuda", case.display());
         if Command::new("unshare").args(["--mount", "true"]).status().is_ok_and(|status| status.success()) {
             let (_contained, pid) = started(&mut node.covered("unshare", &["--mount", "sh", "-c", &script]));
-            let said = node.said(pid, "process.socket", "bad");
-            assert!(said.fix.contains("into the container") && said.fix.contains("/agent "), "{said:?}");
+            let finding = node.finding(pid, "process.socket", "bad");
+            assert!(
+                finding.fix.contains("into the container") && finding.fix.contains("/agent "),
+                "{finding:?}"
+            );
         }
     }
 
     #[test]
-    fn a_library_that_is_missing_unreadable_or_for_another_machine() {
+    fn library_that_is_missing_unreadable_or_of_another_architecture() {
         let node = Node::new();
         let case = node.built("case", &[]);
         let folder = node.path("lib");
@@ -348,17 +360,17 @@ mod privileged {
 
         let gone = folder.join("gone/libgpumem.so");
         let (_gone, pid) = started(node.covered(&case, &["cuda"]).env("CUDA_INJECTION64_PATH", &gone));
-        assert!(node.said(pid, "process.file", "bad").text.contains("is not there any more"));
+        assert!(node.finding(pid, "process.file", "bad").text.contains("is not there any more"));
 
         // As in a container that was not given it.
         let script = format!("mount -t tmpfs none {} && exec {} cuda", folder.display(), case.display());
         if Command::new("unshare").args(["--mount", "true"]).status().is_ok_and(|status| status.success()) {
             let mut command = node.covered("unshare", &["--mount", "sh", "-c", &script]);
             let (_elsewhere, pid) = started(command.env("CUDA_INJECTION64_PATH", &copy));
-            let said = node.said(pid, "process.file", "bad");
+            let finding = node.finding(pid, "process.file", "bad");
             assert!(
-                said.text.contains("not there in its mount namespace") && said.fix.contains("mount "),
-                "{said:?}"
+                finding.text.contains("not there in its mount namespace") && finding.fix.contains("mount "),
+                "{finding:?}"
             );
         } else {
             gpumem_test_support::skip("no mount namespace can be made here", "sudo make test-all");
@@ -369,20 +381,20 @@ mod privileged {
         let other = folder.join("libgpumem.so.arm");
         std::fs::write(&other, bytes).expect("written");
         let (_other, pid) = started(node.covered(&case, &["cuda"]).env("CUDA_INJECTION64_PATH", &other));
-        assert!(node.said(pid, "process.file", "bad").text.contains("is for aarch64, the program for"));
+        assert!(node.finding(pid, "process.file", "bad").text.contains("is for aarch64, the program for"));
 
         std::fs::write(folder.join("libgpumem.so.txt"), "no library").expect("written");
         let text = folder.join("libgpumem.so.txt");
         let (_text, pid) = started(node.covered(&case, &["cuda"]).env("CUDA_INJECTION64_PATH", &text));
-        assert!(node.said(pid, "process.file", "bad").text.contains("is no library"));
+        assert!(node.finding(pid, "process.file", "bad").text.contains("is no library"));
     }
 
     #[test]
-    fn who_may_not_look_is_told_to_ask_the_owner() {
+    fn user_without_access_is_referred_to_the_owner() {
         let node = Node::new();
         let case = node.built("case", &[]);
         let (_job, pid) = started(&mut node.covered(&case, &["cuda"]));
-        // Where nobody can reach it.
+        // In a folder that others cannot read.
         let program = node.path("gpumemctl");
         copy_program(programs().ours.join("gpumemctl"), &program);
         let mut command = Command::new("setpriv");

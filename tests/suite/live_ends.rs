@@ -1,4 +1,4 @@
-//! Processes that end badly, live in other namespaces or in families; what Prometheus sees of them.
+//! Processes that crash, live in other namespaces or in families, and their metrics in Prometheus.
 use gpumem_tests::live::prometheus::{Server, check_metrics, free_address, get, tool};
 use gpumem_tests::live::{Daemon, Job, Machine, replay, until};
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
 
 #[test]
-fn program_whose_main_leaves_ends_with_its_last_thread() {
+fn program_ends_with_its_last_thread_after_main_exits() {
     let machine = Machine::new(&["devices=1"]);
     let mut daemon = Daemon::start(&machine, "daemon", FAST);
     let arguments = ["--steps", "2", "--threads", "0", "--leave"];
@@ -21,7 +21,7 @@ fn program_whose_main_leaves_ends_with_its_last_thread() {
 
 /// More programs begin and end while the daemon is stopped than may wait without a hello: all are read from the socket's queue.
 #[test]
-fn programs_that_lived_while_the_daemon_was_stopped_have_runs() {
+fn programs_of_a_stopped_daemons_time_have_runs() {
     const PROGRAMS: usize = 12;
     let machine = Machine::new(&["devices=1"]);
     // More programs than slots: what is in the kernel's queue is read all the same.
@@ -57,7 +57,7 @@ fn programs_that_lived_while_the_daemon_was_stopped_have_runs() {
 }
 
 #[test]
-fn killed_trainer_leaves_a_run_with_all_that_it_held() {
+fn killed_trainer_leaves_a_run_with_its_memory() {
     let machine = Machine::new(&["devices=1"]);
     let mut daemon = Daemon::start(&machine, "daemon", FAST);
     let mut trainer =
@@ -95,7 +95,7 @@ fn killed_trainer_leaves_a_run_with_all_that_it_held() {
     }
 }
 
-/// A command that starts a shell in namespaces of its own, where /proc is that of the new pid namespace.
+/// A command that starts a shell in new namespaces, with the /proc of the new pid namespace.
 fn unshared(machine: &Machine, flags: &[&str], script: &str) -> Option<Command> {
     let mut probe = Command::new("unshare");
     let works = probe.args(flags).arg("true").status().is_ok_and(|status| status.success());
@@ -157,7 +157,7 @@ mod prometheus {
     use super::*;
 
     #[test]
-    fn prometheus_scrapes_it_and_series_go_with_their_process() {
+    fn prometheus_series_end_with_their_process() {
         let (Some(prometheus), Some(promtool)) = (tool("prometheus"), tool("promtool")) else { return };
         let machine = Machine::new(&["devices=2"]);
         let metrics = free_address();
@@ -184,7 +184,7 @@ mod prometheus {
         assert_eq!(value(&of("gpumem_process_tracked_bytes", &bare)), None, "unknown is absent, not 0");
 
         let text = get(metrics, "/metrics").expect("an exposition");
-        assert_eq!(check_metrics(&promtool, &text), "", "promtool has nothing to say");
+        assert_eq!(check_metrics(&promtool, &text), "", "promtool has no complaints");
         assert!(!text.lines().any(|line| line.contains("NaN")), "nothing unknown has a value");
 
         covered.signal("KILL");
@@ -194,7 +194,7 @@ mod prometheus {
         });
         assert!(
             server.query(&format!("{{pid=\"{}\"}}", covered.pid())).is_empty(),
-            "every series of it went"
+            "all its series are gone"
         );
         assert!(value(&of("gpumem_process_used_bytes", &bare)).is_some(), "and only those");
         assert_eq!(value("up"), Some(1.0));
@@ -207,14 +207,14 @@ mod privileged {
     use super::*;
 
     #[test]
-    fn process_in_another_namespace_is_joined_to_its_own_pid() {
+    fn process_in_another_namespace_is_matched_with_its_pid() {
         for flags in [
             &["--pid", "--fork", "--mount-proc"][..],
             &["--user", "--map-root-user", "--pid", "--fork", "--mount-proc"],
         ] {
             let machine = Machine::new(&["devices=1"]);
             let mut daemon = Daemon::start(&machine, "daemon", FAST);
-            // What it believes to be its pid: 1 or 2.
+            // Its pid in its own namespace: 1 or 2.
             let trainer = machine.trainer(&daemon.runtime, &["--steps", "1000000", "--step-ms", "5"]);
             let words: Vec<String> = std::iter::once(trainer.get_program())
                 .chain(trainer.get_args())
@@ -248,10 +248,7 @@ mod privileged {
             let compared = seen.compare(&machine.truth(), Some(process.key.pid));
             println!("{compared:?}");
             assert!(compared.exact >= 5, "{compared:?}");
-            assert!(
-                seen.snapshot.processes.iter().all(|other| other.coverage.covered),
-                "no stranger beside it"
-            );
+            assert!(seen.snapshot.processes.iter().all(|other| other.coverage.covered), "no other process");
         }
     }
 }

@@ -1,21 +1,21 @@
-//! The daemon under faults: what it may cost whom, and that every total is exact afterwards.
+//! The daemon under faults: limits of their cost to others, and exact totals afterwards.
 //!
 //! | fault | test | bar | measured |
 //! |---|---|---|---|
-//! | no daemon for the whole job | absent::agent_without_a_daemon_costs_next_to_nothing | the agent's thread: <= 0.5 % of a core, <= 15 switches a second (debug build) | 0.14 %, 9.7 |
-//! | a daemon that comes in the middle of a job | absent::daemon_that_comes_in_the_middle_is_met_within_seconds | <= 10 s: attempts are 5 s apart, a quarter more or less | 4 s |
-//! | a daemon that lets nobody in | absent::agent_that_is_closed_out_comes_ever_more_seldom | <= 8 attempts in 3 s; waits of 0.1 s double to 5 s, a quarter more or less | 5 |
-//! | a pid that is given out again | pids | no row of the old process under the new one, at any look | 0 |
-//! | a connection whose process ended, and whose pid another user's process has | pids | refused, however it is done | 0 taken over |
-//! | wall clock +3600 s, -7200 s | clocks::wall_clock_that_jumps_moves_no_duration_and_no_order | durations monotonic, runs in the order in which they came, nothing deleted | held |
+//! | no daemon for the whole job | absent::agent_without_a_daemon_costs_almost_nothing | the agent's thread: <= 0.5 % of a core, <= 15 switches a second (debug build) | 0.14 %, 9.7 |
+//! | a daemon that comes in the middle of a job | absent::agent_finds_a_late_daemon_within_seconds | <= 10 s: attempts are 5 s apart, a quarter more or less | 4 s |
+//! | a daemon that refuses every agent | absent::refused_agent_reconnects_with_backoff | <= 8 attempts in 3 s; waits of 0.1 s double to 5 s, a quarter more or less | 5 |
+//! | a pid that is reused | pids | no row of the old process under the new one, at any look | 0 |
+//! | a connection whose process ended, and whose pid another user's process has | pids | refused in every variant | 0 taken over |
+//! | wall clock +3600 s, -7200 s | clocks::wall_clock_jump_changes_no_duration_and_no_order | durations monotonic, runs in the order in which they came, nothing deleted | held |
 //! | monotonic and boot clock of another time namespace | clocks::process_with_another_monotonic_clock_is_rebased | every sample exact | 0 excused |
-//! | no descriptors left | descriptors | no exit, nobody ended, < 25 % of a core, one line in the log; a process that comes then is known within 1 s of its start | 6 % while scraped without a pause, 0.3 s |
-//! | disk full (tmpfs of 12 MiB) | disk::full_disk_is_told_survived_and_nothing_but_its_recording_lacks_anything | every run closed and whole after there is room; recording readable and exact again | 0 lost |
-//! | EIO of fsync, fdatasync, pwrite, ftruncate (strace) | disk::disk_that_fails_is_told_survived_and_works_again | up, counted, recovers alone | 0 lost |
+//! | no descriptors left | descriptors | no exit, no process marked as ended, < 25 % of a core, one line in the log; a process that comes then is known within 1 s of its start | 6 % while scraped without a pause, 0.3 s |
+//! | disk full (tmpfs of 12 MiB) | disk::full_disk_is_reported_and_only_its_recording_has_gaps | every run closed and whole after there is room; recording readable and exact again | 0 lost |
+//! | EIO of fsync, fdatasync, pwrite, ftruncate (strace) | disk::failing_disk_is_reported_survived_and_recovers | up, counted, recovers alone | 0 lost |
 //! | 800 half requests that come again at once | http | <= 72 descriptors, median scrape < 1 s, none refused | 65, 0.3 s; before: 9 s, 251 tries |
-//! | GPU lost, hung, refused, every code of NVML | nvml, daemon/tests/suite/nvml.rs | others fresh, no scrape waits, passes by itself | see there |
-//! | library crashes, or tells garbage | nvml::library_that_crashes_or_lies_is_survived | the other GPU exact meanwhile, all exact afterwards | held |
-//! | driver absent, unloaded, reloaded; library replaced; partition changed | nvml, daemon/tests/suite/nvml.rs a_driver_may_come_go_and_come_again, nvml/faults.rs | found again by itself | held |
+//! | GPU lost, hung, refused, every code of NVML | nvml, daemon/tests/suite/nvml.rs | others fresh, no scrape waits, recovers alone | see there |
+//! | library crashes, or returns garbage | nvml::crashing_or_lying_library_is_survived | the other GPU exact meanwhile, all exact afterwards | held |
+//! | driver absent, unloaded, reloaded; library replaced; partition changed | nvml, daemon/tests/suite/nvml.rs a_driver_may_come_go_and_come_again, nvml/faults.rs | detected again | held |
 //! | restart, upgrade, kill -9, SIGSTOP, watchdog under systemd | systemd.rs replaced, ends_unseen | same connection, exact, <= watchdog + 0.5 s | see there |
 //! | the same with a service manager of 100 lines | daemon/tests/suite/kept.rs | one run; nothing lost at SIGTERM, nothing `partial` after it, reports have both lives at once; a kill -9 loses what was said since the last checkpoint | 0 lost |
 //! | SIGTERM, a dead daemon's sockets | daemon/tests/suite/life.rs | runs go on in the next life | held |
@@ -23,7 +23,7 @@
 //! | full or failing store, damage | daemon/tests/suite/store/faults.rs | told, survived, set aside once | held |
 //! | 1000 agents, half of them sending rubbish | daemon/tests/suite/life.rs a_thousand_agents_cost_less_than_64_mib | <= 64 MiB resident at most | 32 MiB (debug build) |
 //!
-//! The tests named here without a module are in the crate that can see the fault from nearest.
+//! Tests listed without a module are in the crate closest to the fault.
 mod absent;
 mod clocks;
 mod descriptors;
@@ -57,7 +57,7 @@ struct Node {
 }
 
 impl Node {
-    /// `start` is given the configuration; `config` is more of it.
+    /// `start` gets the configuration; `config` is appended to it.
     fn new(keys: &[&str], config: &str, start: impl FnOnce(&Machine, &str) -> Daemon) -> Self {
         let machine = Machine::new(keys);
         let address = free_address();
@@ -87,7 +87,7 @@ impl Node {
         })
     }
 
-    /// A process with an agent that takes what it takes and keeps it.
+    /// Starts a process with an agent that allocates this memory and holds it.
     fn holding(&self, devices: &str) -> Job {
         let arguments = ["--devices", devices, "--steps", "5", "--step-ms", "1", "--hold", "600"];
         let mut job = Job::start(&mut self.machine.trainer(&self.daemon.runtime, &arguments));
@@ -95,7 +95,7 @@ impl Node {
         job
     }
 
-    /// Waits until each is known to the last byte.
+    /// Waits until every process is known to the byte.
     fn until_covered(&self, jobs: &[&Job]) {
         let pid = |job: &Job| format!("pid=\"{}\"", job.pid());
         until(30, "all known to the last byte", || {
@@ -105,7 +105,7 @@ impl Node {
         });
     }
 
-    /// What doctor says, in lines.
+    /// Doctor's text, in lines.
     fn doctor(&self) -> String {
         let output = self.daemon.ctl(&self.machine, &["doctor"]).output().expect("gpumemctl runs");
         String::from_utf8_lossy(&output.stdout).into_owned()
@@ -146,7 +146,7 @@ fn cpu_ticks(pid: u32) -> u64 {
     fields.split(' ').skip(11).take(2).map(|ticks| ticks.parse::<u64>().expect("ticks")).sum()
 }
 
-/// Whether a test can have what it needs here; where it must, it fails without.
+/// Whether the requirement of a test is available here; if it is mandatory, the test fails without it.
 fn can(what: &str, command: &mut Command) -> bool {
     let is_there = command.output().is_ok_and(|output| output.status.success());
     if !is_there {

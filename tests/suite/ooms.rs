@@ -1,5 +1,5 @@
-//! `gpumemctl oom` on the simulated GPU, live: another tenant grew; the victim was killed before a word of it was sent; its pool was in
-//! pieces; it had no agent; it was caught five hundred times; and the ends that were no OOM at all.
+//! `gpumemctl oom` on the simulated GPU, live: another tenant grew; the victim was killed before a record was sent; its
+//! pool was fragmented; it had no agent; it was caught five hundred times; and ends that were no OOM.
 use gpumem_tests::live::{Daemon, Job, Machine, Mixer, own_user, until};
 use serde_json::Value;
 use std::io::Write;
@@ -41,7 +41,7 @@ impl Scene {
         mixer
     }
 
-    /// Waits until NVML has told so much of a process.
+    /// Waits until NVML has reported this many bytes of a process.
     fn used(&self, pid: u32, at_least: i64) {
         self.row(pid, &format!("{at_least} of {pid}"), |row| row["used_bytes"].as_i64() >= Some(at_least));
     }
@@ -72,7 +72,7 @@ impl Scene {
         });
     }
 
-    fn told(&self, arguments: &[&str]) -> String {
+    fn oom_text(&self, arguments: &[&str]) -> String {
         let output = self.daemon.ctl(&self.machine, arguments).output().expect("gpumemctl runs");
         assert!(output.status.success(), "{arguments:?}: {output:?}");
         String::from_utf8(output.stdout).expect("UTF-8")
@@ -80,9 +80,9 @@ impl Scene {
 
     fn oom(&self, pid: u32) -> (String, Value) {
         let pid = pid.to_string();
-        let text = self.told(&["oom", &pid]);
+        let text = self.oom_text(&["oom", &pid]);
         println!("{text}");
-        let json = serde_json::from_str(&self.told(&["oom", &pid, "--json"])).expect("JSON");
+        let json = serde_json::from_str(&self.oom_text(&["oom", &pid, "--json"])).expect("JSON");
         (text, json)
     }
 }
@@ -141,7 +141,7 @@ fn last(words: &str) -> i64 {
 }
 
 #[test]
-fn another_tenant_grew() {
+fn oom_because_another_tenant_grew() {
     let scene = Scene::new("");
     let mut tenant = scene.bare();
     tenant.ok("alloc a 1G");
@@ -151,7 +151,7 @@ fn another_tenant_grew() {
     scene.explained(victim.pid(), 4096 * MIB);
     tenant.ok("alloc b 6G");
     scene.used(tenant.pid(), 7168 * MIB);
-    // Gone before the agent's thread has said a word of it.
+    // Killed before the agent's thread has sent any record.
     victim.send("tag model/activations\nalloc b 6G\ndie");
     scene.over(victim.pid());
     let (text, json) = scene.oom(victim.pid());
@@ -183,13 +183,13 @@ fn another_tenant_grew() {
     }
     assert!(
         !text.contains(&format!("verdict  fits without {}'s", own_user())),
-        "whose is not told by a user that both are: {text}"
+        "a user that both share does not identify the owner: {text}"
     );
     tenant.end();
 }
 
 #[test]
-fn a_pool_in_pieces() {
+fn fragmented_pool_causes_oom() {
     let scene = Scene::new("");
     let mut victim = scene.covered();
     victim.ok("caching torch; alloc a 12G; segment torch a 12G; tag model/blocks");
@@ -210,7 +210,7 @@ fn a_pool_in_pieces() {
 }
 
 #[test]
-fn a_victim_without_an_agent_is_suspected() {
+fn oom_of_a_process_without_an_agent_is_inferred() {
     let scene = Scene::new("");
     let mut tenant = scene.covered();
     tenant.ok("tag other; alloc a 1G");
@@ -238,7 +238,7 @@ fn a_victim_without_an_agent_is_suspected() {
     assert_eq!(json["covered"], false);
     assert!(text.contains("no agent said whether memory ran out"), "{text}");
     // By time and device.
-    let at = scene.told(&["oom", "--at", "1s", "--gpu", "0", "--for", "2m"]);
+    let at = scene.oom_text(&["oom", "--at", "1s", "--gpu", "0", "--for", "2m"]);
     println!("{at}");
     for expected in [
         ": 2 processes ended or ran out of memory then".to_owned(),
@@ -249,18 +249,18 @@ fn a_victim_without_an_agent_is_suspected() {
         assert!(at.contains(&expected), "{expected:?} in {at}");
     }
     let at: Value =
-        serde_json::from_str(&scene.told(&["oom", "--at", "1s", "--gpu", "0", "--json"])).expect("JSON");
+        serde_json::from_str(&scene.oom_text(&["oom", "--at", "1s", "--gpu", "0", "--json"])).expect("JSON");
     let found: Vec<_> =
         at["processes"].as_array().expect("processes").iter().map(|of| of["pid"].as_u64()).collect();
     assert_eq!(found, [Some(victim.pid().into()), Some(modest.pid().into())]);
     assert_eq!(at["processes"][0]["ooms"][0]["what"], "suspected");
-    let long_ago = scene.told(&["oom", "--at", "2d", "--gpu", "0"]);
+    let long_ago = scene.oom_text(&["oom", "--at", "2d", "--gpu", "0"]);
     assert!(long_ago.contains("nobody ended or ran out of memory then"), "{long_ago}");
     tenant.end();
 }
 
 #[test]
-fn killed_for_host_memory() {
+fn host_oom_kill_is_no_gpu_oom() {
     let (scene, log) = Scene::with_log("host");
     let mut victim = scene.covered();
     victim.ok("tag model; alloc a 12G");
@@ -285,13 +285,13 @@ fn killed_for_host_memory() {
         "{text}"
     );
     assert!(!text.contains("FATAL"), "what the driver refused was survived: {text}");
-    let doctor = scene.told(&["doctor"]);
+    let doctor = scene.oom_text(&["doctor"]);
     assert!(doctor.contains(&format!("kernel log: {}", log.display())), "{doctor}");
     let _ = std::fs::remove_file(log);
 }
 
 #[test]
-fn ended_by_a_fault() {
+fn end_by_a_gpu_fault_is_no_oom() {
     let (scene, log) = Scene::with_log("xid");
     let mut victim = scene.bare();
     victim.ok("alloc a 14G");
@@ -311,7 +311,7 @@ fn ended_by_a_fault() {
 }
 
 #[test]
-fn a_daemon_that_may_not_read_the_log_says_so() {
+fn unreadable_kernel_log_is_reported() {
     let scene = Scene::new("[kernel]\nlog = \"/nonexistent/kmsg\"\n");
     // A daemon that has only begun has no NVML yet, and doctor calls that bad.
     let doctor = until(20, "NVML", || {
@@ -330,14 +330,14 @@ mod torch {
     use gpumem_tests::live::torch::VERSIONS;
 
     #[test]
-    fn five_hundred_that_were_caught() {
+    fn five_hundred_caught_ooms() {
         let Some(wheel) = wheels::wheel(VERSIONS[1]) else { return };
         let machine = wheels::machine(&[]);
         let daemon = Daemon::start(&machine, "daemon", FAST);
         let scene = Scene { machine, daemon };
         let mut job = Job::start(&mut wheel.covered(&scene.machine, &scene.daemon.runtime, "caught.py", &[]));
-        let said = wheels::finished(&mut job);
-        assert_eq!(said[0]["caught"], 500);
+        let printed = wheels::finished(&mut job);
+        assert_eq!(printed[0]["caught"], 500);
         scene.daemon.wait_for_the_end_of(&scene.machine, &[&job]);
         let (text, json) = scene.oom(job.pid());
         let ooms = json["ooms"].as_array().expect("entries");

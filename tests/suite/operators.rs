@@ -1,6 +1,6 @@
-//! What an operator sees: a real Prometheus scrapes a full node (8 devices with 16 processes each, three of them with an agent)
-//! beside a DCGM exporter, with config/prometheus loaded. Every panel of config/grafana shows something, every example of
-//! docs/metrics.md finds something, and every alert fires and clears because of what happens on the node.
+//! An operator's view: a real Prometheus scrapes a full node and a DCGM exporter, with config/prometheus loaded. The
+//! node has 8 devices with 16 processes each, three of which have an agent. Every panel of config/grafana and every
+//! example of docs/metrics.md shows data. Every alert fires and clears because of events on the node.
 //!
 //! A minute of the rules is a second here.
 use gpumem_tests::live::prometheus::{Server, check_metrics, free_address, get, tool};
@@ -47,7 +47,7 @@ fn hurried(rules: &str) -> String {
     rules
 }
 
-/// Answers every request with what `body` says at that time.
+/// Answers every request with the current result of `body`.
 fn serve(body: impl Fn() -> String + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("its address");
@@ -68,7 +68,7 @@ fn uuids(machine: &Machine) -> Vec<String> {
     shown.lines().filter_map(|line| line.split_once(".uuid=")).map(|(_, uuid)| uuid.to_owned()).collect()
 }
 
-/// What dcgm-exporter says of the same machine, in its own spelling.
+/// Metrics of dcgm-exporter for the same machine, with its own names.
 fn dcgm(uuids: &[String]) -> String {
     let mut text = String::new();
     for (name, value) in
@@ -84,7 +84,7 @@ fn dcgm(uuids: &[String]) -> String {
     text
 }
 
-/// The node and who looks at it.
+/// The node and its monitoring.
 struct Node {
     machine: Machine,
     daemon: Daemon,
@@ -106,9 +106,9 @@ impl Node {
         let uuids = uuids(&machine);
         let dcgm = serve(move || dcgm(&uuids));
         let is_old = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&is_old);
+        let reported = Arc::clone(&is_old);
         let old = serve(move || {
-            let age = if told.load(Ordering::Relaxed) { 100 } else { 0 };
+            let age = if reported.load(Ordering::Relaxed) { 100 } else { 0 };
             format!(
                 "# HELP gpumemd_snapshot_age_seconds .\n# TYPE gpumemd_snapshot_age_seconds gauge\ngpumemd_snapshot_age_seconds {age}\n"
             )
@@ -262,7 +262,7 @@ fn fill(query: &str, values: &BTreeMap<&str, String>) -> String {
 }
 
 #[test]
-fn a_minute_is_a_second() {
+fn rules_are_scaled_from_minutes_to_seconds() {
     let text = "for: 15m\nexpr: min_over_time(a:min15m[15m]) > b offset 45m and c[1h]";
     assert_eq!(hurried(text), "for: 15s\nexpr: min_over_time(a:min15m[15s]) > b offset 45s and c[60s]");
 }
@@ -272,7 +272,7 @@ mod prometheus {
     use super::*;
 
     #[test]
-    fn panels_show_something_and_alerts_fire_and_clear() {
+    fn panels_show_data_and_alerts_fire_and_clear() {
         let (Some(prometheus), Some(promtool)) = (tool("prometheus"), tool("promtool")) else { return };
         let mut node = Node::new(&prometheus);
         let mut covered: Vec<Mixer> = (0..3).map(|device| node.covered(device)).collect();
@@ -302,7 +302,7 @@ mod prometheus {
             )
         };
 
-        // A leak takes a while to be one; meanwhile everything is looked at.
+        // A leak is detected after a while; meanwhile everything else is checked.
         let mut step = 0;
         let mut grow = |node: &Node, covered: &mut Vec<Mixer>| {
             step += 1;
@@ -310,7 +310,7 @@ mod prometheus {
             node.machine.tool("grow", &[&gap, "1", &(4 * MIB).to_string()]);
             std::thread::sleep(Duration::from_millis(900));
         };
-        let both = ["GpumemProcessGrowing", "GpumemGapGrowing"];
+        let both = ["GpumemProcessGrowing", "GpumemUntrackableGrowing"];
         (0..12).for_each(|_| grow(&node, &mut covered));
         assert_eq!(check_metrics(&promtool, &get(node.metrics, "/metrics").expect("a scrape")), "");
         node.panel_queries(leak);
@@ -332,7 +332,7 @@ mod prometheus {
         }
         node.annotations_are_whole();
 
-        // It is over, or somebody did something about it.
+        // The condition ends, or is repaired.
         signal("CONT", &stopped);
         node.machine.set(&["gpu5.fault=none"]);
         node.is_old.store(false, Ordering::Relaxed);
@@ -341,7 +341,7 @@ mod prometheus {
             job.end();
         }
         blocked.end();
-        // A process without an agent that was killed while its device was full: nobody knows better.
+        // A process without an agent was killed while its device was full: there is no better evidence.
         node.fires("GpumemOutOfMemory");
         node.annotations_are_whole();
         for alert in [
@@ -353,18 +353,19 @@ mod prometheus {
             "GpumemdStateOld",
             "GpumemOutOfMemory",
             "GpumemProcessGrowing",
-            "GpumemGapGrowing",
+            "GpumemUntrackableGrowing",
         ] {
             node.clears(alert);
         }
 
-        // gpumemd itself: NVML closed, no room for series, and a daemon that is stopped while an agent has much to say.
-        let said = node
+        // gpumemd itself: NVML closed, series limit reached, and a daemon that is stopped while an agent has many
+        // records.
+        let printed = node
             .daemon
             .ctl(&node.machine, &["nvml", "release", "--for", "15s"])
             .output()
             .expect("gpumemctl runs");
-        assert!(said.status.success(), "{said:?}");
+        assert!(printed.status.success(), "{printed:?}");
         let file = node.machine.dir.join("daemon.toml");
         let config = read(&file);
         let set = |text: &str| {

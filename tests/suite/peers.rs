@@ -1,5 +1,5 @@
-//! Peers that do their worst on the agent socket and on the control socket, beside an honest program: it is heard as before, to
-//! the byte; the daemon stays small, closes what it was given, and says whom it refused and why.
+//! Hostile peers on the agent socket and on the control socket, next to an honest program. The honest program stays
+//! exact to the byte. The daemon stays small, closes received descriptors, and reports refused peers with reasons.
 mod parts;
 mod scene;
 
@@ -12,16 +12,16 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// Everything that a peer does here is done by a process of its own, of a user who has nothing.
+/// Everything that a peer does here runs in a separate process of an unprivileged user.
 #[test]
-fn as_somebody_else() {
+fn as_another_user() {
     let Some(part) = part() else { return };
     let path = |name: &str| PathBuf::from(std::env::var_os(name).unwrap_or_default());
     let again = || played(&part, &path("SOCKET"), &path("CONTROL"));
     let mut stays = again();
     println!("\n{} stay", stays.len());
     println!("\ndone");
-    // Whoever measures others is to do so while this goes on.
+    // Repeats while others are measured.
     while std::env::var_os("ONCE").is_none() {
         drop(stays);
         stays = again();
@@ -29,14 +29,14 @@ fn as_somebody_else() {
     say_and_stay("over");
 }
 
-/// Whether whoever is asked about a liar is told.
+/// How a lie is shown to users.
 #[derive(Clone, Copy, PartialEq)]
 enum Mark {
     /// By a line of `doctor` and a flag of its row.
     Is,
-    /// By a line of `doctor`: its sums are what it says.
+    /// By a line of `doctor`: its sums are its own claims.
     Told,
-    /// Nothing of it was believed, or nothing was a lie: what it does is within limits, or refused and counted.
+    /// Not at all: nothing was believed, or nothing was false. Its actions are within limits, or refused and counted.
     No,
 }
 use Mark::{Is, No, Told};
@@ -44,25 +44,25 @@ use Mark::{Is, No, Told};
 /// What a hostile peer does, whether that marks its process, and what of a processor it may make the daemon take, beyond what the
 /// daemon takes for the honest.
 const PARTS: [(&str, Mark, f64); 13] = [
-    ("says nothing", No, 0.25),
+    ("silent", No, 0.25),
     ("half frames", No, BUSY),
     ("descriptors", No, BUSY),
     ("allocations", Is, BUSY),
     ("names", Is, BUSY),
     ("numbers", Is, BUSY),
-    ("costly words", Is, BUSY),
+    ("costly records", Is, BUSY),
     ("hungry segments", No, BUSY),
     ("memory", Is, BUSY),
-    ("others' words", Told, BUSY),
+    ("others' records", Told, BUSY),
     ("addresses", Is, BUSY),
-    ("comings and goings", No, BUSY),
+    ("connects and disconnects", No, BUSY),
     // A fifth of the time is for answers to one user; the rest is what connections cost.
     ("control", No, 0.5),
 ];
-/// One thread takes what peers say, and two beside it write that down: a liar can keep the first one busy.
+/// One thread receives records, and two more write; a liar can keep the first one busy.
 const BUSY: f64 = 1.6;
-/// What the others wait for beyond twice as long, where nobody else wants the processors: the four batches of one user that may wait for
-/// the ledger, and a look at all that is there. Without optimization each takes some twenty times as long.
+/// Allowed delay for others beyond a factor of two, on an idle machine: the four batches of one user that may wait for
+/// the ledger, and a read of all data. Without optimisation each takes some twenty times as long.
 const GO: Duration = Duration::from_millis(if cfg!(debug_assertions) { 100 } else { 20 });
 /// The same for a program that starts: it connects, is welcomed, and is read from its beginning.
 const START: Duration = Duration::from_secs(1);
@@ -111,7 +111,10 @@ fn whatever_peers_do_others_are_served_and_the_daemon_stays_small() {
 
 /// Others waited twice as long at most.
 fn within(part: &str, quiet: &Times, busy: &Times) {
-    assert!(quiet.answers.len() >= 50 && busy.answers.len() >= 50, "{part}: anybody asks all the time");
+    assert!(
+        quiet.answers.len() >= 50 && busy.answers.len() >= 50,
+        "{part}: another user sends requests all the time"
+    );
     for (what, quiet, busy, more) in [
         ("an allocation", &quiet.shown, &busy.shown, GO),
         ("an answer", &quiet.answers, &busy.answers, GO),
@@ -147,12 +150,12 @@ fn counted(scene: &Scene) {
         assert!(doctor.contains(&format!("raise {words}")), "{words}: {doctor}");
     }
     let log = std::fs::metadata(scene.machine.dir.join("daemon.log")).expect("a log").len();
-    assert!(log < MIB, "what is said of one user's peers does not fill the log: {log} bytes");
+    assert!(log < MIB, "messages about one user's peers do not fill the log: {log} bytes");
 }
 
 #[test]
 fn the_address_of_another_is_a_liars_own_number_however_often_it_is_said() {
-    /// What lies around it, and what was said last of the address itself.
+    /// Memory around the address, and the last claim about the address itself.
     const HELD: u64 = 95 * (1 << 30) + LIED;
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut scene = Scene::new();
@@ -160,7 +163,7 @@ fn the_address_of_another_is_a_liars_own_number_however_often_it_is_said() {
     scene.is_exact("while others name its address");
     let tracked = |scene: &Scene, pid| scene.row(pid).and_then(|row| row["tracked_bytes"].as_u64());
     for liar in &liars {
-        // The last that was said of each address, and nothing of those before.
+        // Only the last claim about each address counts.
         until(60, "the liar's book", || (tracked(&scene, liar.pid()) == Some(HELD)).then_some(()));
         scene.is_marked(liar.pid(), true, "addresses");
         let doctor = scene.doctor(&[&liar.pid().to_string()]);
@@ -183,14 +186,14 @@ fn three_thousand_that_say_nothing_are_held_and_nobody_waits_for_them() {
                   hello_timeout_s = 600.0\n[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
     let mut scene = Scene::with(config);
     let (fds, quiet) = (scene.fds(), scene.measured(50));
-    let idle = scene.play_once("says nothing");
+    let idle = scene.play_once("silent");
     // As many as the descriptors of this machine allow: the daemon keeps three for each.
     let files = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX) as usize;
     let most = IDLE.min(files.saturating_sub(300) / 3);
     until(60, "them to be let in", || (scene.fds() >= fds + most).then_some(()));
     let busy = scene.measured(50);
-    println!("{most} say nothing: {} fds, RSS at most {} MiB", scene.fds(), scene.status("VmHWM:") >> 10);
-    within("says nothing", &quiet, &busy);
+    println!("{most} are silent: {} fds, RSS at most {} MiB", scene.fds(), scene.status("VmHWM:") >> 10);
+    within("silent", &quiet, &busy);
     assert!(scene.status("VmHWM:") >> 10 <= 96, "{} KiB", scene.status("VmHWM:"));
     assert!(busy.share < quiet.share + 0.25, "{:.2} of a processor, {:.2} without", busy.share, quiet.share);
     drop(idle);
@@ -253,7 +256,7 @@ fn with_the_shipped_limits_floods_of_several_users_stay_below_the_units_memory()
     let group = Group::new(most << 20);
     let joins =
         group.0.as_ref().map_or("true".into(), |at| format!("echo $$ > {}/cgroup.procs", at.display()));
-    println!("in a group of its own: {}", group.0.is_some());
+    println!("in a separate group: {}", group.0.is_some());
     let config = shipped(&["agent", "nvml", "runs", "control"]);
     let begins = format!("{joins} && exec \"$0\" \"$@\"");
     let daemon = Daemon::start_by(&machine, &["sh", "-c", &begins], &config);
@@ -263,7 +266,7 @@ fn with_the_shipped_limits_floods_of_several_users_stay_below_the_units_memory()
     for liar in &mut liars {
         liar.wait_for("done");
     }
-    // All that may be remembered is: what is beyond it is refused, and told.
+    // State up to the limit is kept; anything beyond is refused and reported.
     let refused = until(60, "a limit that is met", || {
         let text = scene.daemon.asked("/v1/metrics")?;
         let refused = "gpumemd_ledger_refused_records_total{reason=\"memory_mib\"} ";
@@ -271,7 +274,7 @@ fn with_the_shipped_limits_floods_of_several_users_stay_below_the_units_memory()
             text.as_str()?.lines().find_map(|line| line.strip_prefix(refused)?.parse::<f64>().ok())?;
         (of_all > 0.0).then_some(of_all)
     });
-    // The honest program's numbers are what they were; where views take long, they may be called stale.
+    // The honest program's figures are unchanged; when views take long, they may be marked stale.
     let row = until(60, "the honest program", || scene.row(scene.mixer.pid()));
     assert_eq!(row["tracked_bytes"], scene.held, "{row}");
     assert!(

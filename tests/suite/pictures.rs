@@ -1,4 +1,4 @@
-//! Pictures of runs, and what other tools draw of them: every sum, every letter, and that words do not run into each other.
+//! Pictures of runs, and other tools' renderings of them: every sum, every letter, and no overlapping text.
 use gpumem_import::read_file;
 use gpumem_model::run::{Cell, Class, Clock, Fate, Iteration, Mark, Oom, OomKind, Run, Source};
 use gpumem_model::timeline::Point;
@@ -138,7 +138,7 @@ fn known(run: &Run) -> Vec<i64> {
     run.devices.iter().map(|device| of(&device.peak)).collect()
 }
 
-/// Sums of `data-bytes` by what they are of, as a reader of the file finds them.
+/// Returns sums of `data-bytes` by kind, as a reader of the file would.
 fn sums(svg: &str) -> BTreeMap<String, i64> {
     let mut sums = BTreeMap::new();
     for shape in svg.split("<path ").skip(1) {
@@ -189,7 +189,7 @@ fn report_again<'r>(report: &Report<'r>) -> Report<'r> {
 }
 
 #[test]
-fn what_other_tools_draw_adds_up() {
+fn pictures_of_other_tools_add_up() {
     for run in &all() {
         let report = report(run, None);
         let lines = tree::collapsed(&report);
@@ -203,7 +203,7 @@ fn what_other_tools_draw_adds_up() {
             sum += bytes.parse::<u64>().expect("a count") as i64;
         }
         let negative: i64 = known(run).len() as i64 - 1;
-        assert_eq!(sum, known_at_peak(run) + negative * 5 * MIB, "all but what is below zero");
+        assert_eq!(sum, known_at_peak(run) + negative * 5 * MIB, "all but negative amounts");
 
         fn values(node: &serde_json::Value) -> i64 {
             let object = node.as_object().expect("a node");
@@ -254,8 +254,8 @@ fn check_words(drawing: &Drawing, what: &str) {
 }
 
 #[test]
-fn words_do_not_meet() {
-    let title = Some("A title that somebody typed without knowing how wide a page is, ".repeat(4));
+fn labels_do_not_overlap() {
+    let title = Some("A title that a user typed without knowing how wide a page is, ".repeat(4));
     for run in &all() {
         for picture in PICTURES {
             for options in [Options::default(), Options { title: title.clone(), hide_below: Some(3.0) }] {
@@ -283,11 +283,11 @@ fn words_do_not_meet() {
     ];
     let drawing = bars(&odd);
     check_words(&drawing, "odd bars");
-    let told = drawing
+    let reported = drawing
         .items
         .iter()
         .any(|item| matches!(item, Item::Text(text) if text.text.contains("2 bytes off")));
-    assert!(told, "who makes a bar that does not add up is told");
+    assert!(reported, "a bar that does not add up is reported");
 }
 
 #[test]
@@ -307,7 +307,7 @@ fn marks_and_ooms_are_lines_of_a_timeline() {
 }
 
 #[test]
-fn names_from_strangers_stay_words() {
+fn untrusted_names_stay_plain_text() {
     let run = crowded(30);
     let report = [report(&run, Some(By::Tag))];
     let drawing = draw(&report, Picture::Categories, &Options::default()).expect("a picture");
@@ -331,15 +331,15 @@ fn pictures_of_a_small_run() {
         let drawing = draw(&[report(&run, None)], picture, &Options::default()).expect("a picture");
         golden::check(&format!("pictures/small-train.{name}.svg"), &drawing.svg());
     }
-    let told = report(&run, None);
-    golden::check("pictures/small-train.collapsed", &tree::collapsed(&told));
-    golden::check("pictures/small-train.treemap.json", &tree::treemap(&told));
-    golden::check("pictures/small-train.trace.json", &gpumem_report::trace::json(&told));
+    let reported = report(&run, None);
+    golden::check("pictures/small-train.collapsed", &tree::collapsed(&reported));
+    golden::check("pictures/small-train.treemap.json", &tree::treemap(&reported));
+    golden::check("pictures/small-train.trace.json", &gpumem_report::trace::json(&reported));
     let runs = node_runs();
     golden::check("pictures/node.trace.json", &gpumem_report::trace::json(&report(&runs[0], None)));
 }
 
-/// A program that is here, and what it says of a file; `None`, with a word why, where it is not.
+/// Returns an installed program's output for a file; `None` with a skip if it is not installed.
 fn says(program: &str, arguments: &[&str]) -> Option<String> {
     match Command::new(program).args(arguments).stderr(Stdio::inherit()).output() {
         Ok(output) => {
@@ -368,7 +368,7 @@ mod browser {
     use super::*;
 
     #[test]
-    fn a_flame_graph_tool_finds_every_byte() {
+    fn flame_graph_tool_reads_every_byte() {
         let run = small_train();
         let file = std::env::temp_dir().join(format!("gpumem-stacks-{}", std::process::id()));
         std::fs::write(&file, tree::collapsed(&report(&run, None))).expect("written");
@@ -380,7 +380,7 @@ mod browser {
     }
 
     #[test]
-    fn readers_of_pdf_png_and_svg_take_them() {
+    fn pictures_are_valid_pdf_png_and_svg() {
         let run = crowded(30);
         let drawing = draw(&[report(&run, Some(By::Tag))], Picture::Categories, &Options::default())
             .expect("a picture");

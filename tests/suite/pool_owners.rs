@@ -1,4 +1,4 @@
-//! Owners of pools that tell what they do: examples/pool_owner.c, stop by stop, against the ledger.
+//! Pool owners that report their blocks: examples/pool_owner.c, stop by stop, against the ledger.
 use gpumem_ledger::ProcessView;
 use gpumem_tests::live::examples::build;
 use gpumem_tests::live::programs::programs;
@@ -32,7 +32,7 @@ fn pools(process: &ProcessView) -> BTreeMap<String, (u64, u64, bool)> {
 }
 
 #[test]
-fn a_server_that_sleeps_and_wakes() {
+fn server_that_sleeps_and_wakes() {
     let machine = Machine::new(&["devices=1", "memory=16G"]);
     let mut daemon = Daemon::start(&machine, "daemon", "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n");
     let flags = ["-std=c99", "-D_DEFAULT_SOURCE", "-Wall", "-Wextra", "-Werror"];
@@ -72,7 +72,7 @@ fn a_server_that_sleeps_and_wakes() {
     let mut line = String::new();
     out.read_line(&mut line).expect("a line");
     assert_eq!(line.trim_end(), "gone");
-    // Killed here, its pools are gone already: what it said of them is in the recording.
+    // It is killed here and its pools are gone: their records are in the recording.
     drop(input);
     assert!(child.wait().expect("it ends").success());
     until(20, "a closed run", || daemon.pids(&machine).is_empty().then_some(()));
@@ -82,6 +82,6 @@ fn a_server_that_sleeps_and_wakes() {
     let process = seen.process(pid);
     assert_eq!(process.odd, Default::default());
     assert!(process.coverage.partial.is_none(), "{:?}", process.coverage);
-    assert_eq!(pools(process), BTreeMap::new(), "all of them were destroyed");
+    assert_eq!(pools(process), BTreeMap::new(), "all pools were destroyed");
     assert_eq!(process.accounts[0].tracked_bytes, 0);
 }

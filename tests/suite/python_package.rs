@@ -13,25 +13,25 @@ fn unittest(command: &mut Command) -> String {
         Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").join("agent-lib/python");
     command.args(["-m", "unittest", "discover", "-s"]).arg(package.join("tests"));
     let output = command.env("PYTHONDONTWRITEBYTECODE", "1").output().expect("python3 is needed");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{said}");
-    said
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{printed}");
+    printed
 }
 
 #[test]
-fn the_packages_own_tests_pass_without_an_agent() {
-    let said = unittest(Command::new("python3").env_remove("CUDA_INJECTION64_PATH"));
-    assert!(said.contains("skipped="), "{said}");
+fn python_tests_pass_without_an_agent() {
+    let printed = unittest(Command::new("python3").env_remove("CUDA_INJECTION64_PATH"));
+    assert!(printed.contains("skipped="), "{printed}");
 }
 
 #[test]
-fn the_packages_own_tests_pass_with_the_agent() {
+fn python_tests_pass_with_the_agent() {
     let machine = Machine::new(&["devices=1"]);
     let mut command = machine.command("python3");
     command.env("CUDA_INJECTION64_PATH", programs().ours.join("libgpumem.so"));
     command.env("GPUMEM_SOCKET", machine.dir.join("nobody.sock")).env("GPUMEM_TEST_AGENT", "1");
-    let said = unittest(&mut command);
-    assert!(said.contains("OK") && !said.contains("skipped"), "{said}");
+    let printed = unittest(&mut command);
+    assert!(printed.contains("OK") && !printed.contains("skipped"), "{printed}");
     let shown = machine.tool("show", &[]);
     assert!(shown.contains("\nviolations=0\n"), "{shown}");
 }
@@ -40,13 +40,13 @@ fn the_packages_own_tests_pass_with_the_agent() {
 mod python {
     use super::*;
 
-    /// The oldest that is promised, and what lies between it and the newest; and one without a GIL.
+    /// The oldest supported version, those up to the newest, and one without a GIL.
     #[test]
-    fn they_pass_on_every_python_that_is_there() {
+    fn python_tests_pass_on_every_installed_python() {
         let without_gil = pythons::free_threaded().map(|python| ("without a GIL".to_owned(), python));
         for (version, python) in pythons::pythons().iter().chain(&without_gil) {
-            let said = unittest(Command::new(python).env_remove("CUDA_INJECTION64_PATH"));
-            assert!(said.contains("OK"), "CPython {version}: {said}");
+            let printed = unittest(Command::new(python).env_remove("CUDA_INJECTION64_PATH"));
+            assert!(printed.contains("OK"), "CPython {version}: {printed}");
             println!("CPython {version}");
         }
     }

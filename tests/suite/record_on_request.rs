@@ -1,4 +1,4 @@
-//! A process that records when somebody else says so: gpumemctl, the daemon, the agent.
+//! A process that records at another process's request: gpumemctl, the daemon, the agent.
 use gpumem_import::read_file;
 use gpumem_model::run::{Run, State};
 use gpumem_tests::live::{Daemon, Job, Machine, Mixer, replay, until};
@@ -11,13 +11,13 @@ fn ctl(machine: &Machine, daemon: &Daemon, arguments: &[&str]) -> Output {
 
 fn done(machine: &Machine, daemon: &Daemon, arguments: &[&str]) -> String {
     let output = ctl(machine, daemon, arguments);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{arguments:?}: {} {said}", output.status);
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {} {printed}", output.status);
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// What a recording's own report says is tracked at its end, and its tags.
-fn told(machine: &Machine, daemon: &Daemon, file: &Path) -> (i64, String) {
+/// Returns the tracked bytes at the end of a recording by its own report, and its tags.
+fn tracked_and_tags(machine: &Machine, daemon: &Daemon, file: &Path) -> (i64, String) {
     let file = file.to_str().expect("UTF-8");
     let report: serde_json::Value =
         serde_json::from_str(&done(machine, daemon, &["report", file, "--json"])).expect("JSON");
@@ -39,7 +39,7 @@ fn find(value: &serde_json::Value, name: &str) -> Option<i64> {
 }
 
 #[test]
-fn a_running_process_records_when_it_is_told_to() {
+fn running_process_records_on_request() {
     let machine = Machine::new(&["devices=1", "memory=16G"]);
     let mut daemon = Daemon::start(&machine, "daemon", "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n");
     let mut trainer = Job::start(
@@ -51,30 +51,30 @@ fn a_running_process_records_when_it_is_told_to() {
 
     let recording = machine.dir.join("on request.gpumem");
     let output = recording.to_str().expect("UTF-8");
-    let said = done(&machine, &daemon, &["record", &pid, "start", "--output", output]);
-    assert_eq!(said, format!("pid {pid} records to '{output}'\n"), "as a shell takes it");
+    let printed = done(&machine, &daemon, &["record", &pid, "start", "--output", output]);
+    assert_eq!(printed, format!("pid {pid} records to '{output}'\n"), "as a shell takes it");
     let grown = |bytes: u64| {
         until(20, "a longer recording", || (std::fs::metadata(&recording).ok()?.len() > bytes).then_some(()))
     };
     grown(50_000);
-    assert!(told(&machine, &daemon, &recording).0 > 0, "it can be read while it goes on");
+    assert!(tracked_and_tags(&machine, &daemon, &recording).0 > 0, "it can be read while it goes on");
     let again = ctl(&machine, &daemon, &["record", &pid, "start", "--output", "other.gpumem"]);
     assert!(
         !again.status.success() && String::from_utf8_lossy(&again.stderr).contains("goes on already"),
         "{again:?}"
     );
-    let said = done(&machine, &daemon, &["record", &pid, "stop"]);
-    assert!(said.contains(output), "{said}");
-    assert!(told(&machine, &daemon, &recording).0 > 0);
+    let printed = done(&machine, &daemon, &["record", &pid, "stop"]);
+    assert!(printed.contains(output), "{printed}");
+    assert!(tracked_and_tags(&machine, &daemon, &recording).0 > 0);
     let replayed = replay(&recording);
     assert_eq!(replayed.rejected, 0);
     assert_eq!(replayed.process(trainer.pid()).odd, Default::default());
 
-    // What it holds, in a file with rank and pid in its name.
-    let said = done(&machine, &daemon, &["record", &pid, "dump", "-o", "."]);
-    let file = said.rsplit(' ').next().expect("a file").trim().to_owned();
-    assert!(file.ends_with(&format!("-r5-p{pid}-1.gpumem")) && Path::new(&file).exists(), "{said}");
-    assert!(told(&machine, &daemon, Path::new(&file)).0 > 0);
+    // Its current memory, in a file with rank and pid in its name.
+    let printed = done(&machine, &daemon, &["record", &pid, "dump", "-o", "."]);
+    let file = printed.rsplit(' ').next().expect("a file").trim().to_owned();
+    assert!(file.ends_with(&format!("-r5-p{pid}-1.gpumem")) && Path::new(&file).exists(), "{printed}");
+    assert!(tracked_and_tags(&machine, &daemon, Path::new(&file)).0 > 0);
     let refused = ctl(&machine, &daemon, &["record", &pid, "dump", "-o", &file]);
     assert!(
         !refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("exists"),
@@ -82,7 +82,7 @@ fn a_running_process_records_when_it_is_told_to() {
     );
 
     done(&machine, &daemon, &["record", &pid, "pause"]);
-    std::thread::sleep(std::time::Duration::from_millis(300)); // a while in which nothing is told
+    std::thread::sleep(std::time::Duration::from_millis(300)); // an interval without records
     done(&machine, &daemon, &["record", &pid, "resume"]);
     let lists = || machine.truth().iter().filter(|truth| truth.pid == trainer.pid()).count();
     let goal = lists() + 15;
@@ -104,7 +104,7 @@ fn a_running_process_records_when_it_is_told_to() {
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
 const MIB: i64 = 1 << 20;
 
-/// A trainer that makes a step each 20 ms until it is told that it is enough.
+/// A trainer that makes a step each 20 ms until it is signalled to finish.
 fn trainer(machine: &Machine, daemon: &Daemon) -> Job {
     let mut trainer = Job::start(
         machine.trainer(&daemon.runtime, &["--steps", "1000000", "--step-ms", "20"]).env("RANK", "5"),
@@ -129,7 +129,7 @@ fn one(file: &Path) -> Run {
 }
 
 #[test]
-fn a_window_of_steps_has_those_steps_and_every_copy_of_it_loads() {
+fn recorded_steps_are_complete_and_every_copy_loads() {
     let machine = Machine::new(&["devices=1", "memory=16G"]);
     let daemon = Daemon::start(&machine, "daemon", FAST);
     let mut trainer = trainer(&machine, &daemon);
@@ -143,8 +143,11 @@ fn a_window_of_steps_has_those_steps_and_every_copy_of_it_loads() {
     let file = machine.dir.join("window.gpumem");
     let output = file.to_str().expect("UTF-8");
     let window = format!("{first}:{last}");
-    let said = done(&machine, &daemon, &["record", &pid, "start", "--steps", &window, "-o", output]);
-    assert_eq!(said, format!("pid {pid} records its steps {first} to {last} to {output}, when they come\n"));
+    let printed = done(&machine, &daemon, &["record", &pid, "start", "--steps", &window, "-o", output]);
+    assert_eq!(
+        printed,
+        format!("pid {pid} records its steps {first} to {last} to {output}, when they come\n")
+    );
     let busy = ctl(&machine, &daemon, &["record", &pid, "start", "-o", "other.gpumem"]);
     assert!(String::from_utf8_lossy(&busy.stderr).contains(&format!("waits for step {first}")), "{busy:?}");
     // While it is written, and before.
@@ -163,13 +166,13 @@ fn a_window_of_steps_has_those_steps_and_every_copy_of_it_loads() {
         (seen.len() == all.len() && copies > 50).then_some(())
     });
     assert!(in_between > 0, "{copies} copies");
-    // It has ended by itself, and says so to who asks.
+    // It has stopped at its limit, and reports that when queried.
     let size = std::fs::metadata(&file).expect("a file").len();
-    let said = until(20, "its end", || {
-        let said = done(&machine, &daemon, &["record", &pid, "stop"]);
-        said.contains(output).then_some(said)
+    let printed = until(20, "its end", || {
+        let printed = done(&machine, &daemon, &["record", &pid, "stop"]);
+        printed.contains(output).then_some(printed)
     });
-    assert!(said.contains("has recorded to"), "{said}");
+    assert!(printed.contains("has recorded to"), "{printed}");
     let after = std::fs::metadata(&file).expect("a file").len();
     assert!(after >= size && steps(&one(&file)) == all, "{:?}", steps(&one(&file)));
     assert!(one(&file).devices[0].peak.tracked_bytes > Some(0), "with the state that it began with");
@@ -185,7 +188,7 @@ fn a_window_of_steps_has_those_steps_and_every_copy_of_it_loads() {
 }
 
 #[test]
-fn a_recording_ends_by_itself_after_a_time_or_a_size() {
+fn recording_stops_at_its_time_or_size_limit() {
     let machine = Machine::new(&["devices=1", "memory=16G"]);
     let daemon = Daemon::start(&machine, "daemon", FAST);
     let mut trainer = trainer(&machine, &daemon);
@@ -202,8 +205,8 @@ fn a_recording_ends_by_itself_after_a_time_or_a_size() {
         until(60, "its end", || {
             let spare = machine.dir.join(format!("{name}.spare"));
             let spare = spare.to_str().expect("UTF-8");
-            let said = ctl(&machine, &daemon, &["record", &pid, "start", "-o", spare]);
-            said.status.success().then_some(())
+            let printed = ctl(&machine, &daemon, &["record", &pid, "start", "-o", spare]);
+            printed.status.success().then_some(())
         });
         done(&machine, &daemon, &["record", &pid, "stop"]);
         one(&path)
@@ -215,7 +218,7 @@ fn a_recording_ends_by_itself_after_a_time_or_a_size() {
     assert!(coverage.late && coverage.complete && coverage.lost == 0, "{coverage:?}");
     assert!(!coverage.partial_state && !coverage.partial_history, "{coverage:?}");
     assert!(matches!(run.state, State::Closed { status: None, .. }), "{:?}", run.state);
-    let late = run.caveats.iter().find(|caveat| caveat.code == "late").expect("what was before it");
+    let late = run.caveats.iter().find(|caveat| caveat.code == "late").expect("memory from before the agent");
     assert!(late.text.contains(" bytes existed before the recording began"), "{}", late.text);
     let file = path("time.gpumem");
     let report = done(&machine, &daemon, &["report", file.to_str().expect("UTF-8")]);
@@ -238,7 +241,7 @@ fn a_recording_ends_by_itself_after_a_time_or_a_size() {
 }
 
 #[test]
-fn balances_hold_across_a_pause_and_what_is_missing_is_counted() {
+fn balances_hold_across_a_pause_and_missing_records_are_counted() {
     let machine = Machine::new(&["memory=16G"]);
     let daemon = Daemon::start(&machine, "daemon", FAST);
     let mut mixer = Mixer::start(&machine, &daemon);

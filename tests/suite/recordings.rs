@@ -1,4 +1,4 @@
-//! gpumemd's own recordings: what was said is what is read, also when the file is cut or damaged.
+//! gpumemd's own recordings: the records that were written are read, also from a truncated or damaged file.
 use gpumem_import::{observe_file, read_file};
 use gpumem_ledger::{Ledger, Origin};
 use gpumem_runs::builder::Sink;
@@ -9,7 +9,7 @@ use gpumem_tests::node::{A, B, device, said};
 use gpumem_wire::{Body, Record, Stamp};
 use std::path::PathBuf;
 
-/// Keeps what was read, as frames: records borrow.
+/// Collects the records as frames, because records borrow.
 #[derive(Default)]
 struct Kept {
     said: Vec<(Origin, Vec<u8>)>,
@@ -71,7 +71,7 @@ fn frames(said: &[(Origin, Record<'_>)]) -> Vec<(Origin, Vec<u8>)> {
 }
 
 #[test]
-fn what_was_said_is_read_from_the_same_origins() {
+fn records_are_read_with_their_origins() {
     let said = said();
     let file = File::new("whole", &recorded(&said));
     let (done, kept) = file.read();
@@ -81,7 +81,7 @@ fn what_was_said_is_read_from_the_same_origins() {
 }
 
 #[test]
-fn a_replay_gives_the_same_numbers_as_the_first_time() {
+fn replay_gives_the_original_figures() {
     let said = said();
     let mut live = Ledger::new();
     said.iter().for_each(|(origin, record)| live.observe(*origin, record));
@@ -129,7 +129,7 @@ fn an_agents_own_recording_is_its_own_process() {
 }
 
 #[test]
-fn what_nobody_says_is_counted_and_makes_no_process() {
+fn records_without_a_process_are_counted_and_create_none() {
     let said = said();
     let mut bytes = gpumem_wire::frame::header().to_vec();
     for (_, record) in &said {
@@ -148,7 +148,7 @@ fn what_nobody_says_is_counted_and_makes_no_process() {
 }
 
 #[test]
-fn a_recording_cut_anywhere_is_read_up_to_there() {
+fn truncated_recording_is_read_up_to_the_cut() {
     let said = said();
     let (whole, frames) = (recorded(&said), frames(&said));
     for end in 0..whole.len() {
@@ -175,13 +175,13 @@ fn is_frame_end(whole: &[u8], end: usize) -> bool {
 }
 
 #[test]
-fn a_flipped_byte_anywhere_never_hurts() {
+fn flipped_byte_causes_no_panic() {
     let whole = recorded(&said());
     for at in 0..whole.len() {
         let mut bytes = whole.clone();
         bytes[at] ^= 0x41;
         let file = File::new("flipped", &bytes);
-        // Whatever it says now, it says it without a panic, and runs made from it add up.
+        // Reading must not panic, and the resulting runs must add up.
         for run in read_file(&file.0, None).unwrap_or_default() {
             for device in &run.devices {
                 for moment in [&device.last, &device.peak] {

@@ -35,7 +35,7 @@ fn node_runs() -> Vec<Run> {
 }
 
 #[test]
-fn an_imported_log_in_every_grouping() {
+fn imported_log_in_every_grouping() {
     let run = small_train();
     for (name, by) in [("layer", By::Layer), ("structure", By::Structure), ("tag", By::Tag)] {
         let text = text(&report(&run, Some(by)), Layout::default());
@@ -46,7 +46,7 @@ fn an_imported_log_in_every_grouping() {
 
 /// A Chinese letter takes two columns of a terminal: with a tag of the same width in another script each table is the same.
 #[test]
-fn tables_line_up_with_tags_in_any_script() {
+fn tables_align_with_tags_in_any_script() {
     let (latin, chinese) = ("in_arg/word-data", "in_arg/数据-word");
     assert_eq!(width(latin), width(chinese));
     let named = |tag: &str| {
@@ -83,7 +83,7 @@ fn a_node_with_a_covered_and_an_uncovered_process() {
 }
 
 #[test]
-fn the_steps_of_the_gap() {
+fn gap_steps_are_listed() {
     let mut run = node_runs().remove(0);
     let step = |tenths: u64, mib: i64, cause: &str| Step {
         time_ns: tenths * 100_000_000,
@@ -106,8 +106,8 @@ fn the_steps_of_the_gap() {
         ..step(800, 300, "stack limit")
     });
     golden::check("reports/node.steps.txt", &steps::text(&report(&run, None)));
-    let said = text(&report(&run, None), Layout::default());
-    let largest = line(&said, "largest unexplained step");
+    let printed = text(&report(&run, None), Layout::default());
+    let largest = line(&printed, "largest unexplained step");
     assert_eq!(
         largest,
         "largest unexplained step: +178.0 MiB at 00:01:10Z, between events, near tag model/layers.17 (--steps)"
@@ -117,7 +117,7 @@ fn the_steps_of_the_gap() {
 }
 
 #[test]
-fn a_terminal_cuts_no_number() {
+fn narrow_terminal_truncates_no_number() {
     let run = small_train();
     for width in [50, 60, 80, 120] {
         let text = text(&report(&run, Some(By::Tag)), Layout { width: Some(width), ..Layout::default() });
@@ -134,7 +134,7 @@ fn a_terminal_cuts_no_number() {
     }
 }
 
-fn told(run: &Run, by: By, width: Option<usize>) -> String {
+fn text_of(run: &Run, by: By, width: Option<usize>) -> String {
     text(&report(run, Some(by)), Layout { width, ..Layout::default() })
 }
 
@@ -157,11 +157,11 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
 }
 
 #[test]
-fn a_terminal_cuts_no_sentence() {
+fn narrow_terminal_truncates_no_sentence() {
     let run = small_train();
-    let piped = told(&run, By::Layer, None);
+    let piped = text_of(&run, By::Layer, None);
     for width in [60, 80, 100] {
-        let text = told(&run, By::Layer, Some(width));
+        let text = text_of(&run, By::Layer, Some(width));
         assert!(text.lines().all(|line| line.chars().count() <= width), "{text}");
         assert!(words(&piped).eq(words(&text)), "{text}");
         assert!(text.lines().count() <= 35, "{text}");
@@ -169,47 +169,51 @@ fn a_terminal_cuts_no_sentence() {
 }
 
 #[test]
-fn what_makes_the_sums_less_than_the_truth_stands_under_the_heading() {
+fn reasons_for_partial_sums_are_below_the_heading() {
     let mut run = small_train();
     run.coverage.partial_history = true;
-    assert!(told(&run, By::Layer, Some(80)).lines().nth(1).expect("a line").starts_with("peak is a lower"));
+    assert!(
+        text_of(&run, By::Layer, Some(80)).lines().nth(1).expect("a line").starts_with("peak is a lower")
+    );
     run.coverage.partial_state = true;
     run.coverage.blocked_by = Some("nsys".into());
     for covered in [true, false] {
         run.coverage.covered = covered;
-        let text = told(&run, By::Layer, Some(80));
+        let text = text_of(&run, By::Layer, Some(80));
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[1].starts_with("BLOCKED by nsys: "), "{text}");
         assert!(lines[2].starts_with("PARTIAL: sums are not exact, because records were lost"), "{text}");
     }
     run.state = State::Open;
-    assert!(told(&run, By::Layer, None).contains("\nPARTIAL: sums are not exact until the agent restates"));
+    assert!(
+        text_of(&run, By::Layer, None).contains("\nPARTIAL: sums are not exact until the agent restates")
+    );
     run.coverage.partial_state = false;
     run.coverage.partial_history = false;
     run.devices[0].last.partial = true;
-    assert!(told(&run, By::Layer, None).contains("\nPARTIAL: sums are not exact, because"));
+    assert!(text_of(&run, By::Layer, None).contains("\nPARTIAL: sums are not exact, because"));
 }
 
 #[test]
-fn counts_are_counted_in_words() {
+fn counts_are_written_in_words() {
     let mut run = small_train();
     run.coverage.allocations = 1;
     run.coverage.allocated_bytes = u64::MAX;
     run.coverage.lost = 1;
     run.coverage.torn_samples = 1000;
     run.coverage.odd = 1234;
-    let text = told(&run, By::Layer, None);
+    let text = text_of(&run, By::Layer, None);
     assert!(text.contains(" 1 allocation of 18,446,744,073,709,551,615 bytes, 1 event lost, "), "{text}");
     assert!(text.contains("8 NVML samples (1,000 torn)"), "{text}");
     assert!(line(&text, "odd: ").starts_with("odd: 1,234 records did not fit what was known (frees"));
     run.coverage.odd = 1;
-    assert!(told(&run, By::Layer, None).contains("\nodd: 1 record did not fit"));
+    assert!(text_of(&run, By::Layer, None).contains("\nodd: 1 record did not fit"));
     run.coverage.odd = 0;
-    assert!(!told(&run, By::Layer, None).contains("odd: "));
+    assert!(!text_of(&run, By::Layer, None).contains("odd: "));
 }
 
 #[test]
-fn the_device_line_adds_up_as_it_is_printed() {
+fn device_line_adds_up_as_printed() {
     let mut run = small_train();
     let number = |word: &str| -> i64 {
         let number = word.split(' ').next().expect("a number").trim_end_matches(',');
@@ -222,7 +226,7 @@ fn the_device_line_adds_up_as_it_is_printed() {
         (reading.used_bytes, reading.free_bytes) = (used_bytes, free_bytes);
         for unaccounted in [None, Some(half as i64)] {
             run.devices[0].unaccounted_bytes = unaccounted;
-            let text = told(&run, By::Layer, None);
+            let text = text_of(&run, By::Layer, None);
             let sum = line(&text, "device (").split_once(": ").expect("a sum").1;
             let (parts, total) = sum.split_once(" = ").expect("a sum");
             assert_eq!(parts.split(" + ").map(number).sum::<i64>(), number(total), "{sum}");
@@ -231,15 +235,15 @@ fn the_device_line_adds_up_as_it_is_printed() {
     let reading = run.devices[0].reading.as_mut().expect("a reading");
     (reading.used_bytes, reading.free_bytes) = (u64::MAX, u64::MAX);
     run.devices[0].unaccounted_bytes = None;
-    line(&told(&run, By::Layer, None), "device (MiB): ");
+    line(&text_of(&run, By::Layer, None), "device (MiB): ");
 }
 
 #[test]
-fn a_negative_gap_is_not_at_least_anything() {
+fn negative_gap_is_no_lower_bound() {
     let mut run = small_train();
     run.devices[0].last.untrackable_bytes = Some(-(400 << 20));
     for width in [None, Some(80), Some(40)] {
-        let text = told(&run, By::Layer, width);
+        let text = text_of(&run, By::Layer, width);
         assert!(text.contains("  unexplained ") && text.contains("-400.0"), "{text}");
         assert!(text.contains("NVML charges less than was tracked"), "{text}");
         assert!(!text.contains("at least"), "{text}");
@@ -247,14 +251,14 @@ fn a_negative_gap_is_not_at_least_anything() {
 }
 
 #[test]
-fn the_next_command_and_the_other_processes_are_named() {
+fn next_command_and_other_processes_are_shown() {
     let run = small_train();
     let mut report = report(&run, Some(By::Layer));
     assert!(!text(&report, Layout::default()).contains("other processes"));
     report.command = "gpumemctl report r1 --store 'my runs'".into();
     report.others = vec![42, 43];
-    let told = text(&report, Layout::default());
-    assert!(told.ends_with(
+    let reported = text(&report, Layout::default());
+    assert!(reported.ends_with(
         "\nother processes in this file: --pid 42 | 43 (2)\n\
          next: gpumemctl report r1 --store 'my runs' --by structure | --by tag | --all | --json | --csv\n"
     ));
@@ -263,7 +267,7 @@ fn the_next_command_and_the_other_processes_are_named() {
 }
 
 #[test]
-fn names_forge_no_indentation_and_cost_no_number() {
+fn names_cannot_forge_indentation_or_hide_numbers() {
     let mut run = small_train();
     let blanks = " ".repeat(300);
     let live: Vec<u32> = run.devices[0].last.amounts.iter().map(|(cell, _)| *cell).collect();
@@ -284,12 +288,12 @@ fn names_forge_no_indentation_and_cost_no_number() {
         assert!(table.iter().any(|row| row.contains("  ~") && row.contains("x/end ")), "{text}");
         assert!(table.iter().any(|row| row.starts_with("  \\u{20}")), "blanks by number: {text}");
     }
-    let narrow = told(&run, By::Layer, Some(20));
+    let narrow = text_of(&run, By::Layer, Some(20));
     assert!(rows(&narrow).iter().any(|row| row.starts_with("  Optimiz~ ")), "{narrow}");
 }
 
 #[test]
-fn nothing_from_strangers_reaches_the_terminal_as_it_is() {
+fn untrusted_text_reaches_the_terminal_escaped() {
     let bad = "a\u{1b}[2J\u{200b}\u{7f}\u{9b}\n\u{feff}b";
     let mut run = small_train();
     run.source.origin = bad.into();
@@ -305,8 +309,8 @@ fn nothing_from_strangers_reaches_the_terminal_as_it_is() {
     for text in [text(&report, Layout::default()), json::json(&report), csv::csv(&report)] {
         assert!(!text.contains(raw), "{text:?}");
     }
-    let told = text(&report, Layout::default());
-    assert!(!told.contains(['\u{200b}', '\u{feff}']) && !told.contains("\nb"), "{told}");
+    let reported = text(&report, Layout::default());
+    assert!(!reported.contains(['\u{200b}', '\u{feff}']) && !reported.contains("\nb"), "{reported}");
     let parsed: serde_json::Value = serde_json::from_str(&json::json(&report)).expect("JSON");
     assert_eq!(parsed["source"]["origin"], bad, "programs get it whole");
 }
@@ -317,10 +321,10 @@ fn quoted(text: &str) -> String {
 }
 
 #[test]
-fn notes_take_room_from_categories() {
+fn notes_take_space_from_categories() {
     let mut run = small_train();
     for notes in 0..30 {
-        let text = told(&run, By::Tag, Some(80));
+        let text = text_of(&run, By::Tag, Some(80));
         let table = rows(&text).len();
         // used, tracked, six rows of tags with the rest, Untrackable, rounding, unexplained
         assert!(text.lines().count() <= 35 || table == 2 + 6 + 3, "{text}");
@@ -330,7 +334,7 @@ fn notes_take_room_from_categories() {
 }
 
 #[test]
-fn several_devices_share_what_is_said_of_the_run() {
+fn several_devices_share_the_facts_of_the_run() {
     let mut run = small_train();
     for ordinal in 1..6 {
         let mut device = run.devices[0].clone();
@@ -341,7 +345,7 @@ fn several_devices_share_what_is_said_of_the_run() {
         run.devices.push(device);
     }
     let count = |text: &str, start: &str| text.lines().filter(|line| line.starts_with(start)).count();
-    let six = told(&run, By::Tag, None);
+    let six = text_of(&run, By::Tag, None);
     assert!(six.starts_with("train.py  pid 20417 (python3)  6 GPUs\n"), "{six}");
     assert_eq!(
         ["train.py", "covered", "used", "GPU ", "sum ", "next"].map(|start| count(&six, start)),
@@ -353,7 +357,7 @@ fn several_devices_share_what_is_said_of_the_run() {
     let all = text(&report(&run, Some(By::Layer)), all);
     assert_eq!([count(&all, "used"), count(&all, "sum ")], [6, 1]);
     run.devices.truncate(1);
-    assert!(!told(&run, By::Tag, None).contains("--device"), "one has nothing to choose from");
+    assert!(!text_of(&run, By::Tag, None).contains("--device"), "one has nothing to choose from");
 }
 
 /// used = tracked + gap in each row, and each column is its sum.
@@ -376,32 +380,32 @@ fn assert_rows_add_up(text: &str) {
 }
 
 #[test]
-fn columns_of_two_days_have_their_dates() {
+fn columns_that_span_days_show_dates() {
     let mut run = small_train();
     run.clock = Clock::Monotonic { wall_offset_ns: Some(1_795_139_200_000_000_000) };
     run.state = State::Open;
     let device = &mut run.devices[0];
     device.reading = None;
     (device.peak.time_ns, device.last.time_ns) = (0, 60_000_000_000);
-    let text = told(&run, By::Layer, Some(80));
+    let text = text_of(&run, By::Layer, Some(80));
     assert!(text.contains(" 01:47:40Z  01:46:40Z\n") && !text.contains("2026"), "{text}");
     run.devices[0].last.time_ns = 86_400_000_000_000;
     run.devices[0].peak.gap_distance_ns = -40_300_000;
-    let text = told(&run, By::Layer, Some(80));
+    let text = text_of(&run, By::Layer, Some(80));
     assert!(text.contains(" 2026-11-21 01:46:40Z  2026-11-20 01:46:40Z\n"), "{text}");
     assert!(text.contains("\n~ the gap was measured 40.3 ms before the peak\n"), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
 }
 
 #[test]
-fn folded_categories_are_counted_with_commas() {
+fn folded_categories_show_their_count_with_commas() {
     let mut run = small_train();
     let cell = run.cells.iter().find(|cell| cell.tag.is_some()).expect("a tag").clone();
     for number in 0..2000 {
         run.devices[0].last.amounts.push((run.cells.len() as u32, 1));
         run.cells.push(Cell { tag: Some(format!("small/{number}")), ..cell.clone() });
     }
-    let text = told(&run, By::Tag, None);
+    let text = text_of(&run, By::Tag, None);
     assert!(text.contains("  (2,228 smaller) "), "{text}");
 }
 
@@ -414,10 +418,7 @@ fn every_documented_field_is_there_and_every_field_is_documented() {
     keys(&report, &mut names);
     for name in names {
         let word = |character: char| !(character.is_alphanumeric() || character == '_');
-        assert!(
-            documented.split(word).any(|word| word == name),
-            "docs/report-json.md does not speak of {name}"
-        );
+        assert!(documented.split(word).any(|word| word == name), "docs/report-json.md lacks {name}");
     }
 }
 

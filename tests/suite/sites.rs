@@ -50,7 +50,7 @@ fn built(machine: &Machine, stripped: bool) -> PathBuf {
 }
 
 #[test]
-fn what_nothing_names_is_called_after_the_function_that_asked_for_it() {
+fn untagged_memory_is_named_after_the_calling_function() {
     if !gpumem_test_support::has_cxx() {
         return;
     }
@@ -61,7 +61,7 @@ fn what_nothing_names_is_called_after_the_function_that_asked_for_it() {
     let expected = [("asks/model::Cache::grow", 4), ("asks/model::load", 16), ("asks/scratch", 2)];
     let expected: BTreeMap<String, i64> = expected.map(|(tag, mib)| (tag.to_owned(), mib)).into();
     assert_eq!(held(&machine, &daemon, &program, named), expected);
-    // A file that says nothing of its functions.
+    // A file without function symbols.
     let stripped = built(&machine, true);
     let expected = BTreeMap::from([("(no tag)".to_owned(), 22)]);
     assert_eq!(held(&machine, &daemon, &stripped, |_| true), expected);

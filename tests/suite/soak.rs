@@ -1,47 +1,50 @@
-//! Long and at random, with the simulated machine as oracle: what a node does to one program's calls, and what an hour does to a
-//! node.
+//! Long random tests with the simulated machine as oracle: a program's driver calls on a node, and a node over an hour.
 //!
-//! # The plan of the node (`a_node_on_which_programs_come_and_go`)
+//! # The plan of the node (`node_with_random_programs_and_faults`)
 //!
-//! **Who is there.** A real daemon on a simulated machine of two GPUs, 64 places for programs, two threads of clients, and a manager
-//! that keeps the daemon's sockets and connections as systemd does (or does not). Of the programs (tests/mixer, tests/trainer)
-//! most carry the agent; some have a ring of 64 records, which is full at once; some carry no agent.
+//! **Actors.** A real daemon on a simulated machine of two GPUs, 64 slots for programs, two threads of clients, and a
+//! manager that keeps the daemon's sockets and connections as systemd does (or does not). Of the programs (tests/mixer,
+//! tests/trainer) most have the agent. Some have a ring of 64 records, which fills at once; some have no agent.
 //!
-//! **What comes.** Each turn one place does one thing: an empty one starts a program; a program takes or gives memory of some kind
-//! (direct, of the driver's pool, mapped, segment and block, managed, pinned, registered, a module), under a name, another name, or
-//! none; is refused memory; takes and gives hundreds of times; forks (a child that tries, one that outlives it); starts another
-//! program that soon ends; executes itself anew in the same process; or goes: by exit, by _exit, by SIGSEGV, abort and other signals,
-//! by SIGKILL, by SIGKILL in the middle of a call.
+//! **Actions.** In each turn one slot acts. An empty slot starts a program. A program allocates or frees memory of some
+//! kind (direct, of the driver's pool, mapped, segment and block, managed, pinned, registered, a module), under a name,
+//! another name, or none; fails to allocate; allocates and frees hundreds of times; forks (a child that tries to use
+//! CUDA, one that outlives it); starts a short program; executes itself again in the same process; or ends: by exit, by
+//! _exit, by SIGSEGV, abort and other signals, by SIGKILL, by SIGKILL in the middle of a call.
 //!
-//! **What is mixed in.** One fault at a time, each once before any comes again (tests/src/live/soak/fault.rs): the daemon ends (told
-//! or killed; with everything kept or nothing), is stopped, reads a good and a bad configuration; its disk is full; a call of NVML
-//! hangs, a GPU is lost, NVML is released, its reader is killed; 24 programs are killed at once; 8 are stopped. The turns go on
-//! meanwhile. All the time clients scrape, load the page, call gpumemctl (ps, report, explain, runs, doctor, record, mark), and
-//! some go away in the middle: half a request, a command that is killed, rubbish on the agents' socket.
+//! **Faults.** One fault at a time, each once before any repeats (tests/src/live/soak/fault.rs). The daemon ends (asked
+//! or killed; with everything kept or nothing), is stopped, reads a good and a bad configuration. Its disk is full; a
+//! call of NVML hangs, a GPU is lost, NVML is released, its reader is killed; 24 programs are killed at once; 8 are
+//! stopped. The turns continue meanwhile. All the time clients scrape, load the page, and call gpumemctl (ps, report,
+//! explain, runs, doctor, record, mark). Some disconnect in the middle: half a request, a killed command, garbage on
+//! the agents' socket.
 //!
-//! **What is checked.** After each fault everything stands still for a moment. Then, for each process on each device: `used`,
-//! `tracked`, its names, idle, the gap and what lies beside the sum are the machine's, to the byte, in the runs and in a scrape;
-//! the records booked and lost are together the number that the agent gave out, and what the agent lost is counted (exactly, unless
-//! a daemon was killed or kept nothing). The daemon's memory stays below a ceiling, its own children are no zombies, its log has no
-//! warning that no fault explains, no client was left without an answer while there was a daemon to give one, no call waited.
-//! At the end, when all are gone: its descriptors are as many as before the first came, nothing is left in the runtime directory,
-//! each process has its run in the store, every run can be read and ended as its process did, and the machine says that
-//! nobody broke its rules. In an hour: the daemon's memory grows by less than 1 MiB an hour over the second half, in which one
-//! daemon lives.
+//! **Checks.** After each fault everything pauses. Then, for each process on each device: `used`, `tracked`, its names,
+//! idle memory, the gap and memory outside the sum equal the machine's, to the byte, in the runs and in a scrape.
+//! Records booked and lost add up to the number that the agent issued, and the agent's losses are counted (exactly,
+//! unless a daemon was killed or kept nothing). The daemon's memory stays below a limit, its children are no zombies,
+//! and its log has only warnings that a fault explains. Every client got a reply while there was a daemon, and no call
+//! waited.
 //!
-//! **Forms.** A minute in CI. `make soak` is ten, `make soak HOURS=1` or `SOAK_SECONDS=3600` an hour. The seed is printed; the
-//! same `SOAK_SEED` gives the same script of decisions, as far as the time lets it come.
+//! At the end, when all programs are gone: the daemon has as many descriptors as before the first, the runtime
+//! directory is empty, and each process has its run in the store. Every run is readable and ends as its process did,
+//! and the machine reports no violation of its rules. Over an hour: the daemon's memory grows by less than 1 MiB an
+//! hour in the second half, in which one daemon runs.
+//!
+//! **Forms.** A minute in CI. `make soak` is ten, `make soak HOURS=1` or `SOAK_SECONDS=3600` an hour. The seed is
+//! printed; the same `SOAK_SEED` gives the same script of decisions, as far as timing allows.
 //!
 //! # Calls
 //!
-//! The other two tests: one program with four threads that allocate, free what others made, fail, lose contexts and whole devices,
-//! while the daemon listens. After every round the books are the machine's own, in sum and by name; in between, no sample says
-//! what was not so. `make soak` makes ten million calls; `GPUMEM_SOAK_CALLS` says how many.
+//! The other two tests: one program with four threads that allocate, free each other's memory, fail, lose contexts and
+//! whole devices, while the daemon is listening. After every round the books equal the machine's, in sum and by name;
+//! in between, no sample is wrong. `make soak` makes ten million calls; `GPUMEM_SOAK_CALLS` sets the number.
 //!
 //! # Crowds (`crowd`)
 //!
-//! Programs that end within milliseconds, 200 of them started in a second, by hand and with the agent; and programs that all live at
-//! once. Each has a run. `GPUMEM_SOAK_PROGRAMS=10000` says how many; 10,000 live ones need 30,300 open files (`ulimit -n`).
+//! Programs that end within milliseconds, 200 of them started in a second, hand-made and with the agent; and programs
+//! that all live at once. Each has a run. `GPUMEM_SOAK_PROGRAMS=10000` sets the number; 10,000 live ones need 30,300
+//! open files (`ulimit -n`).
 mod crowd;
 
 use gpumem_ledger::ClosedSample;
@@ -68,7 +71,7 @@ struct Soak {
     mixer: Mixer,
     /// When everything stood still: from, to, where.
     still: Vec<(u64, u64, String)>,
-    /// When the driver's pools grew and shrank: what they reserve is asked for a moment later.
+    /// Times at which the driver's pools grew or shrank: their reserved bytes are read a moment later.
     pools: Vec<(u64, u64)>,
 }
 
@@ -103,7 +106,7 @@ impl Soak {
         (number(2), number(3))
     }
 
-    /// Its end, and what was seen. Whether records may be lost is the test's to say.
+    /// Ends it and returns the comparison. The test decides whether records may be lost.
     fn end(mut self, may_lose: bool) -> Compared {
         self.mixer.end();
         until(30, "a closed run", || {
@@ -154,16 +157,16 @@ fn books_do_not_drift() {
     let ran = since.elapsed();
     let compared = soak.end(calls > 1_000_000);
     println!(
-        "{made} calls, {failed} of them failed, {rounds} rounds in {ran:?}; compared in {:?}",
+        "{made} calls, {failed} failed, {rounds} rounds in {ran:?}; compared in {:?}",
         since.elapsed() - ran
     );
     assert!(made >= calls && failed > made / 100);
     assert!(compared.exact >= rounds, "{compared:?}");
 }
 
-/// The daemon is stopped again and again, until what it was not told does not fit into the ring any more.
+/// The daemon is stopped again and again, until unread records overflow the ring.
 #[test]
-fn what_was_lost_is_made_good() {
+fn lost_records_are_repaired_by_a_resync() {
     let (calls, rounds) = (calls(200_000), 12);
     let mut soak = Soak::start(2, calls, rounds, Some("4096"));
     for round in 0..=rounds {
@@ -182,12 +185,13 @@ fn what_was_lost_is_made_good() {
 const PLACES: usize = 64;
 /// What a daemon needs at most, with 64 agents, whatever was done to it.
 const CEILING_KIB: u64 = 96 << 10;
-/// What the process needs that reads NVML, and its descriptors. Most of it is the program's own code, of which a debug build has three times as much.
+/// Memory limit of the process that reads NVML. Most is the program's own code, which is three times as large in a
+/// debug build.
 const CHILD_CEILING_KIB: u64 = if cfg!(debug_assertions) { 24 << 10 } else { 16 << 10 };
 const CHILD_FDS: usize = 16;
 /// How much it may grow in an hour.
 const GROWTH_MIB: f64 = 1.0;
-/// In the second half of a long soak all programs end so often.
+/// In the second half of a long soak all programs end at this interval.
 const EMPTY_EVERY: Duration = Duration::from_secs(200);
 const NODE: &str =
     "[nvml]\nlist_every_s = 0.25\nlist_budget = 0.5\ncall_timeout_s = 1.5\nhang_retry_s = 1.0\n";
@@ -213,16 +217,16 @@ impl Node {
         self.troupe.tell(&self.clients);
     }
 
-    /// All of them end, the daemon's memory is read while it knows none, and others come.
+    /// Ends all programs, reads the daemon's memory without any process, and starts others.
     fn change_all(&mut self) {
         self.troupe.end_all(&mut self.random);
         self.looked.hear_of_ends(&self.machine);
         end::wait_until_nobody_is_known(&self.manager);
-        println!("nobody: {:?}", self.health.read_alone(&self.manager, self.http));
+        println!("no process: {:?}", self.health.read_alone(&self.manager, self.http));
         self.troupe.fill(&self.machine, &mut self.random);
     }
 
-    /// A fault, turns around it, and a look at everything.
+    /// Injects a fault, runs turns around it, and checks everything.
     fn round(&mut self) {
         let fault = self.injector.draw(&mut self.random);
         let since = Instant::now();
@@ -252,7 +256,7 @@ fn setting(name: &str, usual: u64) -> u64 {
 }
 
 #[test]
-fn a_node_on_which_programs_come_and_go() {
+fn node_with_random_programs_and_faults() {
     let (seed, seconds) = (setting("SOAK_SEED", 1), setting("SOAK_SECONDS", 60));
     println!("SOAK_SEED={seed} SOAK_SECONDS={seconds}");
     let machine = Machine::new(&["devices=2"]);
@@ -298,7 +302,7 @@ fn a_node_on_which_programs_come_and_go() {
     node.troupe.end_all(&mut node.random);
     node.looked.hear_of_ends(&node.machine);
     end::wait_until_nobody_is_known(&node.manager);
-    println!("nobody: {:?}", node.health.read_alone(&node.manager, node.http));
+    println!("no process: {:?}", node.health.read_alone(&node.manager, node.http));
     end::check(&node.machine, &mut node.manager, (&node.troupe, &node.looked.ends), &base);
     assert_eq!(node.clients.wrong(), [] as [String; 0]);
     assert_eq!(health::unexplained(&node.manager, &node.injector.injected), [] as [String; 0]);

@@ -1,4 +1,4 @@
-//! What `make demo` and `make test` say of a machine that lacks something: one line for each thing, with what to do.
+//! Output of `make demo` and `make test` on a machine that lacks requirements: one line for each, with the remedy.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -12,7 +12,7 @@ const PROGRAMS: [&str; 19] = [
     "cc", "gcc", "objcopy", "make", "python3",
 ];
 
-/// A machine that has all of it.
+/// A machine with every requirement.
 struct Surroundings {
     dir: PathBuf,
 }
@@ -72,22 +72,22 @@ impl Surroundings {
         command.envs(variables.iter().copied()).output().expect("it runs")
     }
 
-    /// What is said of what is missing.
+    /// Returns the lines about missing requirements.
     fn missing(&self, goal: &str, variables: &[(&str, &Path)]) -> Vec<String> {
         let output = self.check(goal, variables);
         assert_eq!(output.status.code(), Some(2), "{output:?}");
-        let said = String::from_utf8(output.stderr).expect("text");
-        said.lines().map(str::to_owned).collect()
+        let printed = String::from_utf8(output.stderr).expect("text");
+        printed.lines().map(str::to_owned).collect()
     }
 }
 
-fn is_one(said: &[String], what: &str, remedy: &str) {
-    let [line] = said else { panic!("one line on {what}: {said:?}") };
+fn is_one(printed: &[String], what: &str, remedy: &str) {
+    let [line] = printed else { panic!("one line on {what}: {printed:?}") };
     assert!(line.contains(what) && line.contains(remedy), "{what}, {remedy}: {line}");
 }
 
 #[test]
-fn nothing_is_said_where_nothing_is_missing() {
+fn no_output_if_nothing_is_missing() {
     let here = Surroundings::whole();
     for goal in ["demo", "test"] {
         let output = here.check(goal, &[]);
@@ -99,7 +99,7 @@ fn nothing_is_said_where_nothing_is_missing() {
 }
 
 #[test]
-fn a_missing_program_is_named_with_where_to_get_it() {
+fn missing_program_is_reported_with_its_package() {
     for (program, what, remedy) in [
         ("cc", "there is no C compiler", "apt-get install gcc"),
         ("objcopy", "there is no C compiler", "binutils"),
@@ -117,37 +117,37 @@ fn a_missing_program_is_named_with_where_to_get_it() {
 }
 
 #[test]
-fn what_is_too_old_is_named_with_what_is_needed() {
+fn old_version_is_reported_with_the_required_one() {
     let here = Surroundings::whole();
     here.says("cargo", "cargo 1.60.0 (d1fd9fe2c 2022-03-01)");
     is_one(&here.missing("demo", &[]), "cargo 1.60 is too old", "rustup update");
 }
 
 #[test]
-fn places_that_cannot_be_used_are_named() {
+fn unusable_folders_are_reported() {
     let here = Surroundings::whole();
     let nowhere = Path::new("/dev/null/target");
-    let said = here.missing("test", &[("CARGO_TARGET_DIR", nowhere)]);
-    is_one(&said, "/dev/null/target cannot be written", "CARGO_TARGET_DIR");
+    let printed = here.missing("test", &[("CARGO_TARGET_DIR", nowhere)]);
+    is_one(&printed, "/dev/null/target cannot be written", "CARGO_TARGET_DIR");
     let spaced = here.dir.join("a b");
     is_one(
         &here.missing("test", &[("CARGO_TARGET_DIR", &spaced)]),
         "has a space in it",
         "a path without one",
     );
-    let said = here.missing("test", &[("TMPDIR", Path::new("/dev/null/tmp"))]);
-    is_one(&said, "/dev/null/tmp cannot be written", "TMPDIR");
+    let printed = here.missing("test", &[("TMPDIR", Path::new("/dev/null/tmp"))]);
+    is_one(&printed, "/dev/null/tmp cannot be written", "TMPDIR");
     // A socket's path has 107 bytes: a folder that is too long is not used, so it needs not be there.
     let long = PathBuf::from(format!("/nowhere/{}", "long-".repeat(20)));
     assert!(here.check("test", &[("TMPDIR", &long)]).status.success());
 }
 
 #[test]
-fn a_full_disk_and_little_shared_memory_are_named() {
+fn full_disk_and_small_shared_memory_are_reported() {
     let here = Surroundings::whole();
     here.says("df", "Filesystem 1M-blocks Used Available Capacity Mounted on\nnone 100 70 30 70% /");
-    let said = here.missing("test", &[]);
-    assert_eq!(said.len(), 2, "{said:?}");
-    is_one(&said[..1], "30 MiB are free below", "a folder with more room");
-    is_one(&said[1..], "30 MiB are free in /dev/shm, 60 are needed", "--shm-size");
+    let printed = here.missing("test", &[]);
+    assert_eq!(printed.len(), 2, "{printed:?}");
+    is_one(&printed[..1], "30 MiB are free below", "a folder with more room");
+    is_one(&printed[1..], "30 MiB are free in /dev/shm, 60 are needed", "--shm-size");
 }

@@ -1,5 +1,5 @@
-//! gpumemd as people install it: the package in a clean Debian that a real systemd has booted, in both modes of control
-//! groups, beside a program that trains on the simulated GPU. docs/systemd.md says what is promised.
+//! gpumemd as users install it: the package in a clean Debian booted by a real systemd, in both modes of control
+//! groups, next to a program that trains on the simulated GPU. docs/systemd.md has the guarantees.
 mod boot;
 
 use boot::{Boot, OLD, packages, project};
@@ -16,11 +16,11 @@ use std::time::{Duration, Instant, SystemTime};
 const MACHINE: &str = "/dev/shm/machine";
 const TRUTH: &str = "/dev/shm/truth";
 const CONFIG: &str = "/etc/gpumemd/gpumemd.toml";
-/// A restart, until everything is known again, on a machine with nothing else to do.
+/// Limit of a restart until everything is known again, on an idle machine.
 const RESTARTED: Duration = Duration::from_millis(500);
 /// As the test sets it: what a stopped daemon may take longer.
 const WATCHDOG: Duration = Duration::from_secs(1);
-/// How late systemd lets each of its own timers be: here the watchdog's and `RestartSec`'s.
+/// Allowed delay of systemd's timers: here the watchdog's and `RestartSec`'s.
 const SLACK: Duration = Duration::from_millis(250);
 
 /// A booted machine with a simulated GPU, the package of before, and a job of the user ana's.
@@ -53,7 +53,7 @@ fn drop_in(boot: &Boot, name: &str, text: &str) {
     ));
 }
 
-/// The environment of whoever sees the simulated GPU.
+/// Environment of programs that use the simulated GPU.
 fn environment() -> String {
     format!("GPUMEM_SIM={MACHINE} LD_LIBRARY_PATH=/opt/fake GPUMEM_SITES=0")
 }
@@ -74,8 +74,10 @@ fn train(boot: &Boot, unit: &str, arguments: &str) -> u32 {
         trainer.display(),
     ));
     until(30, "a trainer", || {
-        let said = boot.sh_may_fail(&format!("cat /tmp/{unit}.out")).1;
-        said.lines().find_map(|line| line.strip_prefix("ready pid=")?.split_whitespace().next()?.parse().ok())
+        let printed = boot.sh_may_fail(&format!("cat /tmp/{unit}.out")).1;
+        printed
+            .lines()
+            .find_map(|line| line.strip_prefix("ready pid=")?.split_whitespace().next()?.parse().ok())
     })
 }
 
@@ -112,11 +114,11 @@ impl Node {
     }
 
     fn ctl(&self, arguments: &str) -> Value {
-        let said = self.boot.sh(&format!("gpumemctl {arguments}"));
-        serde_json::from_str(&said).unwrap_or_else(|error| panic!("{arguments}: {error}: {said}"))
+        let printed = self.boot.sh(&format!("gpumemctl {arguments}"));
+        serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{arguments}: {error}: {printed}"))
     }
 
-    /// What the daemon says, asked from here: no program must start in the machine first, for what is measured.
+    /// The daemon's reply, requested from outside: starting a program in the machine would distort measurements.
     fn ask(&self, path: &str) -> Option<Value> {
         ask(&self.boot.file("/run/gpumemd/control.sock"), path)
     }
@@ -130,7 +132,7 @@ impl Node {
         self.ask("/v1/runs")?.as_array()?.iter().find(|run| run["process"]["pid"] == self.pid).cloned()
     }
 
-    /// Waits until the job's memory is known to the last byte: an agent that has said its whole state, and a sample.
+    /// Waits until the job's memory is known to the byte: its agent has sent its whole state, and there is a sample.
     fn until_covered(&self) {
         let mut coverage = None;
         let deadline = Instant::now() + Duration::from_secs(30);
@@ -216,7 +218,7 @@ impl Node {
     }
 }
 
-/// The daemon is replaced in every way, under a job that never hears of it.
+/// Replaces the daemon in every way, under a job that does not notice.
 fn replaced(node: &Node) {
     let boot = &node.boot;
     timed("restart", || {
@@ -230,7 +232,7 @@ fn replaced(node: &Node) {
         node.until_replaced(before);
         assert_eq!(node.metric("gpumemd_agent_resumed_total"), Some(1.0));
         assert_eq!(boot.show("gpumemd", "NFileDescriptorStore"), "3");
-        // Once the run is joined with what the daemon before had written of it.
+        // Once the run is joined with the part that the previous daemon had written.
         until(20, "a history without a hole", || (node.run()?["coverage"]["lost"] == 0).then_some(()));
         node.until_recorded();
     });
@@ -253,7 +255,7 @@ fn replaced(node: &Node) {
         let before = node.main_pid();
         let since = SystemTime::now();
         boot.sh(&format!("kill -STOP {before}"));
-        // The one that is stopped answers nobody: whoever asks now waits for the next one.
+        // The stopped daemon does not reply: requests wait for the next one.
         node.until_covered();
         let known = SystemTime::now();
         let took = |since: SystemTime| known.duration_since(since).expect("in this order");
@@ -288,19 +290,19 @@ fn replaced(node: &Node) {
         }
         boot.sh("touch /tmp/enough");
         until(10, "the last scrape", || (boot.show("scrapes", "ActiveState") != "active").then_some(()));
-        let said = boot.sh("cat /tmp/scrapes");
+        let printed = boot.sh("cat /tmp/scrapes");
         assert!(
-            said.lines().count() >= 10 && !said.contains("bad"),
+            printed.lines().count() >= 10 && !printed.contains("bad"),
             "{} scrapes, {} failed",
-            said.lines().count(),
-            said.matches("bad").count()
+            printed.lines().count(),
+            printed.matches("bad").count()
         );
         node.until_covered();
         assert_eq!(node.sockets(), node.connection);
     });
 }
 
-/// What is said of a configuration that was read again.
+/// Checks the messages of a reloaded configuration.
 fn reloaded(node: &Node) {
     let boot = &node.boot;
     let reload = |change: &str| {
@@ -325,7 +327,7 @@ fn reloaded(node: &Node) {
     assert_eq!((boot.show("gpumemd", "ActiveState").as_str(), node.main_pid()), ("active", pid));
 }
 
-/// A process that ends while there is no daemon: what it had sent, and what it had not, is found by the next one.
+/// A process ends while there is no daemon: the next one finds its sent and unsent records.
 fn ends_unseen(node: &Node) {
     let boot = &node.boot;
     drop_in(boot, "20-slow", "RestartSec=1500ms");
@@ -344,8 +346,8 @@ fn ends_unseen(node: &Node) {
         truth::read(&boot.file(TRUTH)).into_iter().rfind(|line| line.is_end() && line.pid == pid)
     });
     let run = until(20, "its run", || {
-        let (is_good, said) = boot.sh_may_fail(&format!("gpumemctl report {pid} --json"));
-        let run: Value = serde_json::from_str(&said).ok().filter(|_| is_good)?;
+        let (is_good, printed) = boot.sh_may_fail(&format!("gpumemctl report {pid} --json"));
+        let run: Value = serde_json::from_str(&printed).ok().filter(|_| is_good)?;
         (run["state"]["state"] == "closed").then_some(run)
     });
     let held = run["devices"][0]["last"]["tracked_bytes"].as_i64();
@@ -368,15 +370,16 @@ fn shut_in(node: &Node, mode: &str) {
     drop_in(boot, "20-probe", "ExecStartPost=-/bin/sh /opt/probe");
     boot.sh("mknod -m 666 /dev/strange c 10 200; mknod -m 666 /dev/nvidiactl c 195 255; touch /var/lib/gpumemd/probes; \
              chown gpumemd: /var/lib/gpumemd/probes; systemctl restart gpumemd");
-    let said = boot.sh("cat /var/lib/gpumemd/probes");
-    println!("{said}");
-    let told = |path: &str| said.lines().find(|line| line.contains(path)).unwrap_or_default().to_owned();
-    assert!(told("/dev/nvidiactl").contains("No such device or address"), "{said}");
-    assert!(told("/dev/strange").contains("not permitted"), "{said}");
-    assert!(told("/etc/probe").contains("Read-only"), "{said}");
-    assert!(told("/root/probe").contains("ermission denied"), "{said}");
-    assert!(!told("/dev/kmsg").is_empty(), "{said}");
-    assert_eq!(told("/var/lib/gpumemd/probe:"), "", "{said}");
+    let printed = boot.sh("cat /var/lib/gpumemd/probes");
+    println!("{printed}");
+    let reported =
+        |path: &str| printed.lines().find(|line| line.contains(path)).unwrap_or_default().to_owned();
+    assert!(reported("/dev/nvidiactl").contains("No such device or address"), "{printed}");
+    assert!(reported("/dev/strange").contains("not permitted"), "{printed}");
+    assert!(reported("/etc/probe").contains("Read-only"), "{printed}");
+    assert!(reported("/root/probe").contains("ermission denied"), "{printed}");
+    assert!(!reported("/dev/kmsg").is_empty(), "{printed}");
+    assert_eq!(reported("/var/lib/gpumemd/probe:"), "", "{printed}");
     boot.sh("rm /dev/nvidiactl /run/systemd/system/gpumemd.service.d/20-probe.conf; systemctl daemon-reload; systemctl restart gpumemd");
     if mode == "hybrid" {
         let group = |controller: &str, file: &str| {
@@ -400,7 +403,7 @@ fn waits_for_the_driver(node: &Node) {
         Some(boot.show("gpumemd", "StatusText")).filter(|text| text.contains("down: "))
     });
     assert!(status.contains("1 agents, nvml down: "), "{status}");
-    // Agents are heard meanwhile.
+    // Agents are served meanwhile.
     let row = until(10, "the job", || node.row());
     assert!(row["tracked_bytes"].is_i64() && row["used_bytes"].is_null(), "{row}");
     boot.sh("mv /opt/fake/away /opt/fake/libnvidia-ml.so.1");
@@ -410,7 +413,7 @@ fn waits_for_the_driver(node: &Node) {
     assert_eq!(node.metric("gpumemd_source_up{source=\"nvml\"}"), Some(1.0));
 }
 
-/// Whether the kernel's log can be read is said, and is the administrator's choice.
+/// Whether the kernel's log is readable is reported; the administrator decides.
 fn kernel_log(node: &Node) {
     let boot = &node.boot;
     let finding = || {
@@ -434,7 +437,7 @@ fn kernel_log(node: &Node) {
     node.until_covered();
 }
 
-/// Nothing of it is left but what the user wants kept, and then not even that.
+/// Removal leaves only the data to keep, and purge not even that.
 fn removed(node: &Node) {
     let boot = &node.boot;
     boot.sh("systemctl stop job; systemctl stop gpumemd");
@@ -451,35 +454,35 @@ fn removed(node: &Node) {
 }
 
 fn life(mode: &str) {
-    // One machine after the other: what is timed is of one alone.
+    // One machine at a time: timings need an idle system.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let since = Instant::now();
     let Some(node) = Node::new(mode) else { return };
     println!("{mode}: a covered job after {:.1} s", since.elapsed().as_secs_f64());
     replaced(&node);
-    timed("an end that nobody sees", || ends_unseen(&node));
+    timed("an end without a daemon", || ends_unseen(&node));
     timed("shut in", || shut_in(&node, mode));
     timed("the driver comes later", || waits_for_the_driver(&node));
     timed("kernel log", || kernel_log(&node));
     let report = node.boot.sh(&format!("gpumemctl report {}", node.pid));
     assert!(report.contains("trainer") && report.contains("  2 GPUs"), "{report}");
-    assert!(!report.contains("unnamed"), "a device that nobody had named: {report}");
+    assert!(!report.contains("unnamed"), "an unknown device: {report}");
     timed("remove and purge", || removed(&node));
     println!("{mode}: {:.1} s", since.elapsed().as_secs_f64());
 }
 
 #[test]
-fn a_life_under_systemd_with_the_unified_hierarchy() {
+fn service_under_systemd_with_the_unified_hierarchy() {
     life("v2");
 }
 
 #[test]
-fn a_life_under_systemd_with_version_1_control_groups() {
+fn service_under_systemd_with_version_1_control_groups() {
     life("hybrid");
 }
 
-/// The exposure is what it was measured to be, and each directive means something to this systemd.
+/// The exposure score is as expected, and this systemd supports each directive.
 #[test]
 fn the_unit_is_tight_and_right() {
     let unit = project().join("systemd/gpumemd.service");
@@ -489,10 +492,10 @@ fn the_unit_is_tight_and_right() {
         gpumem_test_support::skip("there is no systemd-analyze", "apt-get install systemd");
         return;
     };
-    let said = String::from_utf8_lossy(&output.stdout);
-    println!("{}", said.lines().last().unwrap_or_default());
-    assert!(output.status.success(), "{said}");
-    // A word that this systemd does not know is said, and fails nothing: there must be none. The program is not installed here.
+    let printed = String::from_utf8_lossy(&output.stdout);
+    println!("{}", printed.lines().last().unwrap_or_default());
+    assert!(output.status.success(), "{printed}");
+    // An unknown directive causes a warning and no failure: there must be none. The program is not installed here.
     let copies = std::env::temp_dir().join(format!("gpumem-units-{}", std::process::id()));
     std::fs::create_dir_all(&copies).expect("a folder");
     let mut verify = vec!["verify".to_owned(), "--man=no".to_owned()];
@@ -504,8 +507,8 @@ fn the_unit_is_tight_and_right() {
     }
     let verified = analyze(&verify.iter().map(String::as_str).collect::<Vec<_>>()).expect("it is there");
     let _ = std::fs::remove_dir_all(&copies);
-    let said = String::from_utf8_lossy(&verified.stderr);
-    assert!(verified.status.success() && said.is_empty(), "{said}");
+    let printed = String::from_utf8_lossy(&verified.stderr);
+    assert!(verified.status.success() && printed.is_empty(), "{printed}");
     // Who the peers are must stay the kernel's word, however well it would score.
     let text = std::fs::read_to_string(&unit).expect("the unit");
     let set = |key: &str| text.lines().any(|line| line.split('=').next() == Some(key));

@@ -63,7 +63,7 @@ fn groundhog_equals_its_analysis_and_others() {
 
     let analysis = std::fs::read_to_string(analysis).expect("text");
     let analysis: BTreeMap<String, (f64, Vec<String>)> = serde_json::from_str(&analysis).expect("ANALYSIS");
-    // The analysis calls categories by its search words; the preset tells which name each has.
+    // The analysis names categories by its search words; the preset has the name of each.
     let names = words_and_names();
     let mut expected: BTreeMap<String, i64> = BTreeMap::new();
     for (word, (bytes, _)) in &analysis {
@@ -150,7 +150,7 @@ fn every_sample_of_every_log_adds_up() {
         assert_eq!(asking.samples.len(), readings, "{}", path.display());
         for (sample, sum) in asking.samples.iter().zip(&asking.sums) {
             let tracked = sample.tracked_bytes.expect("covered");
-            assert_eq!(tracked, *sum, "tracked is what was allocated up to the reading");
+            assert_eq!(tracked, *sum, "tracked equals allocations up to the reading");
             assert_eq!(sample.amounts.iter().sum::<i64>(), tracked);
             let used = sample.used_bytes.expect("read") as i64;
             assert_eq!(used, sample.predates_bytes + tracked + sample.untrackable_bytes().expect("known"));
@@ -199,9 +199,9 @@ fn micro19_has_its_known_gap() {
     assert!(low > 568.0 && high < 602.0, "{low} to {high}");
 }
 
-/// Thousands of names become forty in each point of a timeline: what is summed keeps enough of its names for the rules.
+/// Thousands of names become forty in each point of a timeline: the summed rest keeps enough names for the rules.
 #[test]
-fn a_timeline_of_thousands_of_names_has_their_categories() {
+fn timeline_of_thousands_of_names_keeps_categories() {
     for path in logs() {
         let run = one_run(&path);
         let rules = Groupings::load("tbd").expect("a preset");
@@ -212,16 +212,16 @@ fn a_timeline_of_thousands_of_names_has_their_categories() {
         let point =
             points.iter().find(|point| point.time_ns == device.peak.time_ns).expect("the peak is a point");
         assert_eq!(Some(point.tracked_bytes()), device.peak.tracked_bytes);
-        let (mut told, mut untold) = (BTreeMap::<&str, i64>::new(), point.rest_bytes);
+        let (mut reported, mut untold) = (BTreeMap::<&str, i64>::new(), point.rest_bytes);
         for &(cell, bytes) in &point.amounts {
             let tag = run.cells[cell as usize].tag.as_deref().unwrap_or_default();
             match report.category(cell, By::Layer) {
-                Some(name) => *told.entry(name).or_default() += bytes,
+                Some(name) => *reported.entry(name).or_default() += bytes,
                 None if gpumem_ledger::is_sum(tag) => untold += bytes,
                 None => {}
             }
         }
-        for (name, bytes) in told {
+        for (name, bytes) in reported {
             assert!(peak.get(name).is_some_and(|peak| bytes <= *peak), "{name} {bytes} of {peak:?}");
         }
         let share = untold as f64 / point.tracked_bytes() as f64;

@@ -87,7 +87,7 @@ fn dependencies_flow_one_way() {
 }
 
 #[test]
-fn the_agent_brings_little_into_other_peoples_programs() {
+fn agent_has_few_dependencies() {
     for krate in ["agent-lib", "cupti-sys"] {
         for dependency in dependencies(krate) {
             let few = ["gpumem-wire", "cupti-sys", "libc"];
@@ -127,7 +127,7 @@ fn unsafe_code_is_where_it_must_be() {
 }
 
 #[test]
-fn library_code_cannot_panic_by_choice() {
+fn library_code_denies_panics() {
     for krate in
         ["wire", "cupti-sys", "agent-lib", "model", "ledger", "runs", "report", "import", "daemon", "ctl"]
     {
@@ -141,7 +141,7 @@ fn library_code_cannot_panic_by_choice() {
 }
 
 #[test]
-fn files_have_one_subject() {
+fn files_are_short() {
     for krate in [
         "wire",
         "cupti-sys",

@@ -21,7 +21,7 @@ fn caveat<'r>(run: &'r Run, code: &str) -> Option<&'r str> {
     run.caveats.iter().find(|caveat| caveat.code == code).map(|caveat| caveat.text.as_str())
 }
 
-/// What no snapshot should make us say, and every sum of it.
+/// Checks invariants of every run from a snapshot, and all its sums.
 fn is_whole(run: &Run) {
     for code in ["contradictions", "rejected_rows", "unknown_actions", "unknown_states", "trailing_bytes"] {
         assert_eq!(caveat(run, code), None);
@@ -46,16 +46,16 @@ fn is_whole(run: &Run) {
 /// The figures of a snapshot: segments, blocks in use and idle, bytes reserved, allocated and requested, entries, most requested.
 fn figures(run: &Run, figures: &[u64; 8]) {
     let [segments, blocks, idle, reserved, allocated, requested, entries, most] = figures.map(thousands);
-    let told = caveat(run, "snapshot_figures").expect("said");
+    let reported = caveat(run, "snapshot_figures").expect("said");
     let expected = format!(
         "reserved {reserved} bytes in {segments} segments; allocated {allocated} in {blocks} blocks; requested {requested}; \
          {idle} blocks idle; {entries} trace entries, in which at most {most} bytes were requested"
     );
-    assert!(told.starts_with(&expected), "{told}\n{expected}");
+    assert!(reported.starts_with(&expected), "{reported}\n{expected}");
 }
 
 #[test]
-fn a_forward_pass_of_a_stranger_has_its_known_figures() {
+fn published_snapshot_has_its_known_figures() {
     let Some(path) = sample(FORWARD) else { return };
     let run = one_run(&path);
     is_whole(&run);
@@ -86,7 +86,7 @@ fn amounts(run: &Run, is_meant: impl Fn(&gpumem_model::run::Cell) -> bool) -> i6
     amounts.filter(|(cell, _)| is_meant(&run.cells[*cell as usize])).map(|(_, bytes)| bytes).sum()
 }
 
-/// What a wheel writes, with its own word of it.
+/// Returns the run of a wheel's snapshot, and the program's own figures.
 fn written(version: &str, words: &[&str], settings: &str) -> Option<(Run, Vec<serde_json::Value>)> {
     let wheel = wheels::wheel(version)?;
     let machine: Machine = wheels::machine(&[]);
@@ -96,12 +96,12 @@ fn written(version: &str, words: &[&str], settings: &str) -> Option<(Run, Vec<se
     if !settings.is_empty() {
         command.env("PYTORCH_CUDA_ALLOC_CONF", settings).env("PYTORCH_ALLOC_CONF", settings);
     }
-    let said = wheels::finished(&mut Job::start(&mut command));
-    let devices = said.iter().find_map(|line| line["devices"].as_array()).expect("its own word");
+    let printed = wheels::finished(&mut Job::start(&mut command));
+    let devices = printed.iter().find_map(|line| line["devices"].as_array()).expect("its own word");
     Some((one_run(&path), devices.clone()))
 }
 
-/// Of a run whose history has all of it.
+/// Checks a run with complete history.
 fn names_are_right(version: &str, run: &Run) {
     let by_role = |role: &str| amounts(run, |cell| cell.role.as_deref() == Some(role));
     let blocks = amounts(run, |cell| cell.class == Class::Block);
@@ -125,7 +125,7 @@ mod torch {
     use super::*;
 
     #[test]
-    fn what_the_wheels_write_is_what_they_say() {
+    fn snapshots_match_the_wheels_figures() {
         let programs: [(&[&str], &str); 5] = [
             (&["devices", "pinned", "oom"], ""),
             (&["oom"], "expandable_segments:True"),
@@ -134,15 +134,15 @@ mod torch {
             (&["none"], ""),
         ];
         for (nth, version) in wheels::versions().iter().enumerate() {
-            // Each takes torch some seconds, most of them for the names of C++ frames.
+            // Each takes torch some seconds, mostly for names of C++ frames.
             let count = if nth == 0 { 2 } else { programs.len() };
             for (words, settings) in programs.into_iter().take(count) {
-                let Some((run, said)) = written(version, words, settings) else { return };
+                let Some((run, printed)) = written(version, words, settings) else { return };
                 println!("torch {version} {words:?} {settings}");
                 is_whole(&run);
                 for device in &run.devices {
-                    let said = &said[usize::from(device.ordinal)];
-                    let own = |name: &str| said[name].as_i64().expect("a number");
+                    let printed = &printed[usize::from(device.ordinal)];
+                    let own = |name: &str| printed[name].as_i64().expect("a number");
                     let pool = &device.details.pools[0];
                     assert_eq!(device.last.tracked_bytes, Some(own("reserved")));
                     assert_eq!(pool.segment_bytes as i64, own("reserved"), "memory_reserved");
@@ -153,14 +153,17 @@ mod torch {
                         assert_eq!(device.peak.tracked_bytes, Some(own("peak")), "max_memory_reserved");
                     }
                 }
-                let told = caveat(&run, "snapshot_figures").expect("said");
-                let requested: i64 = said.iter().filter_map(|device| device["requested"].as_i64()).sum();
-                assert!(told.contains(&format!("requested {};", thousands(requested as u64))), "{told}");
+                let reported = caveat(&run, "snapshot_figures").expect("said");
+                let requested: i64 = printed.iter().filter_map(|device| device["requested"].as_i64()).sum();
+                assert!(
+                    reported.contains(&format!("requested {};", thousands(requested as u64))),
+                    "{reported}"
+                );
                 if words == ["oom"] {
-                    let most = said[0]["allocated_peak"].as_u64().expect("a number");
+                    let most = printed[0]["allocated_peak"].as_u64().expect("a number");
                     assert!(
-                        told.ends_with(&format!("and {} allocated", thousands(most))),
-                        "max_memory_allocated: {told}"
+                        reported.ends_with(&format!("and {} allocated", thousands(most))),
+                        "max_memory_allocated: {reported}"
                     );
                 }
                 if words.contains(&"oom") {

@@ -58,7 +58,7 @@ fn runs() -> Vec<Run> {
         .collect()
 }
 
-/// What is on the heap, and the most that was.
+/// Current bytes on the heap, and their peak.
 struct Heap;
 static NOW: AtomicUsize = AtomicUsize::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(0);
@@ -68,12 +68,12 @@ unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let now = NOW.fetch_add(layout.size(), Relaxed) + layout.size();
         MOST.fetch_max(now, Relaxed);
-        // SAFETY: as the caller says.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         NOW.fetch_sub(layout.size(), Relaxed);
-        // SAFETY: as the caller says.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -102,7 +102,7 @@ impl Write for Pieces {
 /// A run has as many points as it can have after a thousand events as after a thousand millions; its trace is written as it is
 /// made.
 #[test]
-fn the_fullest_trace_is_written_in_pieces_and_never_whole_in_memory() {
+fn largest_trace_is_streamed_in_bounded_memory() {
     let mut run = small_train();
     let names = |cell: u32| format!("model/layers.{cell}/{}", "attention_of_a_long_name".repeat(4));
     run.cells = (0..64).map(|cell| Cell { tag: Some(names(cell)), ..Cell::default() }).collect();
@@ -129,7 +129,7 @@ fn the_fullest_trace_is_written_in_pieces_and_never_whole_in_memory() {
 }
 
 #[test]
-fn events_keep_to_the_format() {
+fn events_follow_the_format() {
     for run in &runs() {
         let trace: Value = serde_json::from_str(&trace::json(&report(run))).expect("JSON");
         let events = trace["traceEvents"].as_array().expect("events");
@@ -163,7 +163,7 @@ fn events_keep_to_the_format() {
 }
 
 #[test]
-fn what_a_program_says_is_counters_and_ranges_that_lie_in_each_other() {
+fn annotations_become_counters_and_nested_ranges() {
     let run = small_train();
     let trace: Value = serde_json::from_str(&trace::json(&report(&run))).expect("JSON");
     let events = trace["traceEvents"].as_array().expect("events");
@@ -211,7 +211,7 @@ fn counters(run: &Run) -> BTreeMap<String, Vec<(f64, i64)>> {
 }
 
 #[test]
-fn counters_are_the_runs_own() {
+fn counters_equal_the_runs() {
     for run in &runs() {
         let counters = counters(run);
         let most = |name: &str| counters[name].iter().map(|(_, bytes)| *bytes).max();
@@ -276,11 +276,11 @@ mod python {
             .output()
             .expect("started");
             std::fs::remove_file(&file).expect("removed");
-            let said = String::from_utf8_lossy(&output.stdout).into_owned();
-            assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+            let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(output.status.success(), "{printed}{}", String::from_utf8_lossy(&output.stderr));
             let answers: Vec<Vec<BTreeMap<String, Value>>> =
-                said.lines().map(|line| serde_json::from_str(line).expect("rows")).collect();
-            let [errors, tracks, steps, ooms, process] = answers.as_slice() else { panic!("{said}") };
+                printed.lines().map(|line| serde_json::from_str(line).expect("rows")).collect();
+            let [errors, tracks, steps, ooms, process] = answers.as_slice() else { panic!("{printed}") };
             assert!(errors.is_empty(), "the reader complains: {errors:?}");
             let track = |name: &str| {
                 let row =

@@ -4,11 +4,11 @@
 //! |---|---|---|
 //! | 1 | "not available" (2^64-1) shown as bytes, or as 0 | `daemon/tests/suite/nvml.rs: bytes_that_are_not_available_are_absent`, `daemon/tests/suite/metrics.rs: nothing_unknown_is_zero` |
 //! | 2 | a process that could not be matched has 0 bytes | `trap_02_process_that_nobody_explains_has_no_zeros` |
-//! | 3 | NVML's pids are the host's, in a container nothing matches | `tests/suite/live_ends.rs: process_in_another_namespace_is_joined_to_its_own_pid` |
+//! | 3 | NVML's pids are the host's, in a container nothing matches | `tests/suite/live_ends.rs: process_in_another_namespace_is_matched_with_its_pid` |
 //! | 4 | a pid is used again | `trap_04_pid_used_again_is_another_process` |
 //! | 5 | twice in the lists counted twice; several GPUs in one row | `daemon/tests/suite/nvml.rs: a_process_that_computes_and_draws_counts_once`, `trap_05_process_on_two_devices_is_two_rows` |
 //! | 6 | runtime and driver calls both counted | `trap_06_only_the_driver_is_listened_to` |
-//! | 7 | frees counted at entry although they failed, failed allocations counted | `tests/suite/kinds.rs: direct_allocations_large_and_small`, `tests/suite/kinds.rs: free_that_blocks_and_fails_keeps_its_bytes`, `tests/suite/kinds.rs: out_of_memory_is_no_memory` |
+//! | 7 | frees counted at entry although they failed, failed allocations counted | `tests/suite/kinds.rs: direct_allocations_large_and_small`, `tests/suite/kinds.rs: blocking_free_that_fails_keeps_its_bytes`, `tests/suite/kinds.rs: failed_allocation_counts_nothing` |
 //! | 8 | virtual memory and pools not seen, or freed on unmap alone | `tests/suite/kinds.rs: handle_released_before_it_is_unmapped`, `tests/suite/kinds.rs: handle_unmapped_before_it_is_released`, `tests/suite/kinds.rs: stream_ordered_memory_of_the_default_pool` |
 //! | 9 | unsigned subtraction, clamping at 0 | `trap_09_gap_below_zero_stays_below_zero` |
 //! | 10 | "memory utilisation" that is bandwidth | `trap_10_nothing_is_called_utilisation` |
@@ -17,7 +17,7 @@
 //! | 13 | a pod's name from the environment, which launchers strip | `trap_13_cgroup_is_known_without_any_environment` |
 //! | 14 | tags of one thread only: backward threads have none | `trap_14_thread_without_a_name_has_its_process_name` |
 //! | 15 | one CUPTI client per process; whole domains enabled | `trap_15_blocked_agent_says_so_and_claims_nothing` |
-//! | 16 | unbounded history, a counter of losses that stays 0 | `tests/suite/live.rs: full_ring_loses_history_and_no_state`, `tests/suite/soak.rs: what_was_lost_is_made_good` |
+//! | 16 | unbounded history, a counter of losses that stays 0 | `tests/suite/live.rs: full_ring_loses_history_but_no_state`, `tests/suite/soak.rs: lost_records_are_repaired_by_a_resync` |
 //! | 17 | readers that break on a new field | `tests/suite/recordings.rs: kinds_of_a_newer_version_are_skipped_and_counted` |
 //! | 18 | process list sized once, a newcomer is an error | `daemon/tests/suite/nvml.rs: lists_that_grow_while_they_are_read_are_whole` |
 //! | 19 | MIG: refused, unknown or zero | `daemon/tests/suite/nvml.rs: a_partitioned_gpu_is_its_instances_and_nothing_is_there_twice` |
@@ -92,13 +92,13 @@ fn trap_02_process_that_nobody_explains_has_no_zeros() {
         assert!(row[0][unknown].is_null(), "{unknown}: {row:?}");
     }
     let pid = format!("pid=\"{}\"", mixer.pid());
-    let text = until(30, "metrics of it", || get(address, "/metrics").filter(|text| text.contains(&pid)));
+    let text = until(30, "its metrics", || get(address, "/metrics").filter(|text| text.contains(&pid)));
     let of_it: Vec<&str> = text.lines().filter(|line| line.contains(&pid)).collect();
     assert!(of_it.iter().any(|line| line.starts_with("gpumem_process_used_bytes")), "{of_it:?}");
     assert!(!of_it.iter().any(|line| line.contains("tracked") || line.contains("untrackable")), "{of_it:?}");
 }
 
-/// A machine of records: a device, and processes that say things.
+/// A machine made of records: a device, and processes that send records.
 struct Script {
     ledger: Ledger,
     time_ns: u64,
@@ -132,7 +132,7 @@ impl Script {
         self.ledger.observe(Origin::Process(key), &Record { stamp, body });
     }
 
-    /// A process says hello and allocates.
+    /// A process connects and allocates.
     fn lives(&mut self, key: ProcessKey, bytes: u64) {
         let start_ticks = key.start_ticks;
         self.says(key, 0, Body::Hello { start_ticks, versions: 0, capabilities: 0, instance: 1, claims: "" });
@@ -177,7 +177,7 @@ fn trap_05_process_on_two_devices_is_two_rows() {
 
 #[test]
 fn trap_06_only_the_driver_is_listened_to() {
-    // Of CUPTI's domains the driver's and that of resources and states; none of them as a whole.
+    // Of CUPTI's domains, only selected callbacks of the driver's and of resources and states.
     let cupti = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent-lib/src/sources/cupti");
     let text: String = std::fs::read_dir(cupti)
         .expect("the agent's sources")

@@ -12,7 +12,7 @@ fn document() -> (PathBuf, String) {
 }
 
 #[test]
-fn its_table_is_the_programs() {
+fn check_table_matches_the_program() {
     let (path, text) = document();
     let rows = Check::ALL.iter().map(|check| format!("| `{}` | {} |\n", check.id(), check.about()));
     let table = format!("| id | looks at |\n|---|---|\n{}", rows.collect::<String>());
@@ -26,7 +26,7 @@ fn its_table_is_the_programs() {
 }
 
 #[test]
-fn ids_that_it_names_exist() {
+fn named_check_ids_exist() {
     let (_, text) = document();
     let families = [
         "agent",

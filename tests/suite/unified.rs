@@ -1,5 +1,5 @@
-//! A GPU without memory of its own (GB10, Jetson): every surface shows the host's memory, calls it unified, and has what each
-//! process holds.
+//! A GPU without separate memory (GB10, Jetson): every view shows the host's memory, marked as unified, and each
+//! process's memory.
 use gpumem_tests::live::prometheus::{free_address, get};
 use gpumem_tests::live::{Daemon, Job, Machine, until};
 use serde_json::Value;
@@ -59,7 +59,7 @@ fn unified_memory_is_the_hosts_on_every_surface() {
     assert!(named["subject"].as_str().is_some_and(|subject| subject.starts_with("GPU 1 ")), "{named}");
     assert_eq!(named["state"], "ok", "{named}");
 
-    // A report is of one sample: what it prints adds up to the host.
+    // A report is of one sample: its parts add up to the host's memory.
     let pid = job.pid().to_string();
     let report = text(&daemon, &machine, &["report", &pid]);
     let line =

@@ -66,7 +66,7 @@ fn row(daemon: &Daemon, pid: u32) -> Option<Value> {
     ps["processes"].as_array()?.iter().find(|row| row["pid"] == pid).cloned()
 }
 
-/// What is said of a process, once all of that is.
+/// Returns a process's owner once all expected facts are known.
 fn who(daemon: &Daemon, pid: u32, expected: &[(&str, &str)]) -> Value {
     until(20, &format!("{expected:?}"), || {
         let who = row(daemon, pid)?["who"].take();
@@ -75,7 +75,7 @@ fn who(daemon: &Daemon, pid: u32, expected: &[(&str, &str)]) -> Value {
 }
 
 #[test]
-fn a_prolog_says_which_job_a_gpu_was_given_to() {
+fn prolog_mapping_assigns_gpus_to_jobs() {
     let machine = Machine::new(&["devices=2"]);
     let jobs = machine.dir.join("jobs");
     std::fs::create_dir(&jobs).expect("a folder");
@@ -89,7 +89,7 @@ fn a_prolog_says_which_job_a_gpu_was_given_to() {
     mixer.ok("device 0; alloc a 8M");
     let given = who(&daemon, mixer.pid(), &[("slurm_job", "4242"), ("job", "4242")]);
     assert_eq!((given.get("slurm_step"), given.get("claimed")), (None, None), "{given}");
-    // On GPUs of two jobs it is of neither, as far as anybody can tell.
+    // On GPUs of two jobs it has no unique job.
     mixer.ok("device 1; alloc b 8M");
     who(&daemon, mixer.pid(), &[("slurm_job", "7"), ("claimed", "job slurm_job slurm_step")]);
     mixer.end();
@@ -100,7 +100,7 @@ mod privileged {
     use super::*;
 
     #[test]
-    fn groups_say_container_pod_and_job() {
+    fn control_groups_identify_container_pod_and_job() {
         let Some(groups) = Groups::new() else {
             gpumem_test_support::skip(
                 "no control group can be made here",
@@ -131,7 +131,7 @@ mod privileged {
             .enumerate()
             .map(|(gpu, place)| {
                 let mut mixer = Mixer::command(&machine, &daemon);
-                // All of them claim the same; some know better.
+                // All make the same claim; some have better evidence.
                 mixer
                     .env("SLURM_JOB_ID", "7")
                     .env("SLURM_STEP_ID", "1")
@@ -156,7 +156,7 @@ mod privileged {
         assert_eq!(pod["claimed"], "job slurm_job slurm_step", "{pod}");
 
         let docker = who(&daemon, pid(1), &[("container", &other[..12])]);
-        assert_eq!(docker["pod"], "liar", "nobody knows better, and it is marked: {docker}");
+        assert_eq!(docker["pod"], "liar", "there is no better evidence, and it is marked: {docker}");
         assert!(
             docker["claimed"].as_str().is_some_and(|claimed| claimed.split(' ').any(|name| name == "pod")),
             "{docker}"

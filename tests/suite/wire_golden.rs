@@ -6,8 +6,8 @@
 //! KIND NAME               hex of one frame
 //! ```
 //!
-//! A line is a promise: recordings and agents of that version are out there. `UPDATE_GOLDEN=1` adds
-//! what is missing and nothing else; a format that must change needs another MAJOR and another file.
+//! A line is a promise: recordings and agents of that version exist. `UPDATE_GOLDEN=1` only adds missing lines; a
+//! format change needs another MAJOR and another file.
 
 use gpumem_tests::examples;
 use gpumem_tests::golden::{self, hex, unhex};
@@ -43,7 +43,7 @@ fn encoded() -> Vec<Line> {
 /// The file's lines. Read once: two tests must not write at the same time.
 static GOLDEN: LazyLock<Vec<Line>> = LazyLock::new(golden);
 
-/// The file's lines, after adding what is missing if that was asked for.
+/// Returns the file's lines, after adding missing ones if requested.
 fn golden() -> Vec<Line> {
     let path = golden::path(&format!("wire/v{MAJOR}.txt"));
     let before = std::fs::read_to_string(&path).unwrap_or_default();
@@ -63,7 +63,7 @@ fn golden() -> Vec<Line> {
 }
 
 #[test]
-fn the_examples_encode_to_the_golden_bytes() {
+fn examples_encode_to_the_golden_bytes() {
     for (what, bytes) in encoded() {
         let line = GOLDEN.iter().find(|(name, _)| *name == what);
         let (_, expected) = line.unwrap_or_else(|| panic!("{what} has no line; UPDATE_GOLDEN=1 adds it"));
@@ -72,7 +72,7 @@ fn the_examples_encode_to_the_golden_bytes() {
 }
 
 #[test]
-fn the_golden_bytes_decode_to_the_examples() {
+fn golden_bytes_decode_to_the_examples() {
     let examples = examples::records();
     for (what, bytes) in &*GOLDEN {
         let bytes = unhex(bytes).unwrap_or_else(|| panic!("{what} is not hex"));
@@ -101,7 +101,7 @@ fn the_golden_bytes_decode_to_the_examples() {
 }
 
 #[test]
-fn the_examples_fill_every_byte_that_all_kinds_share() {
+fn examples_fill_every_shared_byte() {
     for record in examples::records() {
         let (slot, _) = record.encode();
         let stamp_and_kind = (0..16).chain(40..58).chain(60..63);

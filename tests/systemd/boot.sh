@@ -1,13 +1,13 @@
 #!/bin/bash
-# Boots the systemd of a Debian root in namespaces of this machine: no Docker, no virtual machine, nothing of it is left.
+# Boots the systemd of a Debian root in namespaces of this machine: no Docker, no virtual machine, and nothing remains.
 #
 #     boot.sh ROOT WORK hybrid|v2 [SHARED...]
 #
-# ROOT is not changed: what is written goes to WORK. SHARED folders are there under their own paths, read-only. Runs until it is
-# killed, which ends everything in it; its only child is the booted init: `nsenter -t PID -m -u -i -n -p -C` goes there. Control
-# groups are the machine's own: `hybrid` has the version 1 controllers (limits of memory and tasks work, filters by BPF do not),
-# `v2` the unified hierarchy, without controllers where the machine uses those in version 1 (then it is the other way round).
-# Ends with 77 where that mode cannot be had. Needs root.
+# ROOT is not changed: writes go to WORK. SHARED folders are visible under their own paths, read-only. Runs until it is
+# killed, which ends everything inside. Its only child is the booted init: `nsenter -t PID -m -u -i -n -p -C` enters it.
+# Control groups are the machine's: `hybrid` has the version 1 controllers (limits of memory and tasks work, BPF filters
+# do not). `v2` has the unified hierarchy, without controllers if the machine uses those in version 1, and vice versa.
+# Exits with 77 if the mode is not available. Needs root.
 set -euo pipefail
 
 if [ "$1" != --inside ]; then
@@ -31,7 +31,7 @@ if [ "$1" != --inside ]; then
   mkdir -p "$work/up" "$work/scratch" "$work/root"
   remove() {
     for group in "${groups[@]}"; do
-      # Whoever was in there may take a moment to be gone.
+      # Processes inside may take a moment to end.
       for _ in $(seq 50); do
         find "$group" -depth -type d -exec rmdir {} + 2> /dev/null || :
         [ -d "$group" ] || break

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Runs `make test` in fresh clones of this checkout's HEAD: {root, ordinary user} x {/tmp/x, below a home of mode 0700, a path with a space,
-# a path longer than 100 characters}, two of them beside busy loops on every core, and one without a network. Ends with a table: who,
-# where, how, result, tests, seconds. Needs root, and changes nothing outside of a folder that it removes.
+# Runs `make test` in fresh clones of this checkout's HEAD: {root, ordinary user} x {/tmp/x, below a home of mode 0700,
+# a path with a space, a path longer than 100 characters}. Two clones run next to busy loops on every core, and one
+# without a network. Ends with a table: user, path, condition, result, tests, seconds. Needs root, and changes nothing
+# outside a temporary folder.
 #
-#   anywhere.sh                            all of it: 11 runs, about 6 minutes each, all built from nothing
+#   anywhere.sh                            everything: 11 runs, about 6 minutes each, all built from nothing
 #   anywhere.sh root-plain user-space ...  these only; --list has the names
-#   anywhere.sh --ordinary-user-awkward-path   one run, as CI does it: an ordinary user, in a path with all of that at once
+#   anywhere.sh --ordinary-user-awkward-path   one run, as in CI: an ordinary user, in a path with all these difficulties
 #
-# Every clone has a target folder of its own.
+# Every clone has its own target folder.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 here=$PWD
@@ -84,7 +85,7 @@ run() { # NAME USER FOLDER MODE CONDITION
   if [ -n "$busy" ]; then kill $busy; wait $busy 2> /dev/null || true; busy=; fi
   local seconds=$((SECONDS - began)) last
   last=$(grep -E '^[0-9]+ passed, ' "$scratch/$name.txt" | tail -n 1)
-  # Not as the last line of anybody's output: those are summed.
+  # Indented, because the last lines of test output are summed.
   if [ "$code" != 0 ]; then sed 's/^/  | /' "$scratch/$name.txt"; fi
   printf '%-14s %-5s %-8s %-6s %4d s  %s\n' "$name" "$user" "$condition" "$([ $code = 0 ] && echo green || echo RED)" "$seconds" "$last" | tee -a "$scratch/table"
   rm -rf "$top"

@@ -3,10 +3,10 @@
 #
 #     debian-root.sh [--into FOLDER] [PACKAGE...]
 #
-# Made once by mmdebstrap and kept in target/tools (CARGO_TARGET_DIR is obeyed); packages that are named come on top, in a
-# root of their own. About 20 s and 250 MB. Never change what it prints: copy it, or put an overlay on it. Needs root.
-# mmdebstrap is the machine's, or else Debian's package, unpacked and not installed.
-# Says why and ends with 1 where there can be none.
+# Built once by mmdebstrap and kept in target/tools (or below CARGO_TARGET_DIR). With PACKAGE arguments, these are added
+# in a separate root. Takes about 20 s and 250 MB. Never change the printed folder: copy it, or mount an overlay. Needs
+# root. Uses the installed mmdebstrap, or else Debian's package, unpacked and not installed. Prints the reason and exits
+# with 1 if the root cannot be built.
 set -eu
 
 here=$(cd "$(dirname "$0")/../.." && pwd)

@@ -62,7 +62,7 @@ def pip():
     return succeeds("python3", "-m", "pip", "--version")
 
 
-#: What a lane needs: whether it is here, what is missing otherwise, and the command that provides it.
+#: Requirement of a lane: test for it, message if it is missing, and the command that provides it.
 NEED_ROOT = (root, "needs root", "sudo make test-all LANES={lane}")
 NEED_NAMESPACES = (namespaces, "needs mount and PID namespaces", "sudo make test-all LANES={lane}, in a container: --privileged")
 NEED_APT = (lambda: has("apt-get"), "needs Debian's packages", "run it on Debian or Ubuntu")
@@ -109,7 +109,7 @@ LANES = {
     "timing": Lane("how long things take; part of `make bench`, not of --all", alone=True),
 }
 
-#: Modules that take longest, the slowest first: they start first, so that the others fill the time beside them.
+#: The slowest modules, slowest first: they start first, so that other modules run in parallel with them.
 SLOW = ["peers", "operators", "deb", "compiled", "host", "roles", "gpu_dry_run", "real", "churn", "wheel", "kubernetes", "nvml", "live_faults", "pictures", "kinds", "store", "properties", "live", "causes_any", "docs"]
 
 Result = collections.namedtuple("Result", "lane unit passed failed skipped began ended")
@@ -127,7 +127,7 @@ def build():
         if message.get("reason") == "compiler-artifact" and message.get("executable") and message["profile"]["test"]:
             programs.append((message["target"]["name"], pathlib.Path(message["manifest_path"]).parent, message["executable"]))
     for part in ("fake-gpu", "trainer", "mixer", "gap"):
-        # make knows no spaces in paths: a relative one has none.
+        # make does not support spaces in paths: a relative path has none.
         folder = ROOT / "tests" / part
         made = subprocess.run(["make", "-s", "-C", folder, f"OUT={os.path.relpath(TARGET / 'fake-gpu', folder)}"])
         if made.returncode:

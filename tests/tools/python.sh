@@ -1,15 +1,16 @@
 #!/bin/sh
-# A CPython that this machine need not have: prints the path of its interpreter.
+# Installs a CPython that the machine lacks, and prints the path of its interpreter.
 #
 #     python.sh 3.14 | 3.15 | 3.14t
 #
-# 3.N is Debian's from `unstable` (DEBIAN_SUITE), with the C library and whatever else it asks for beside it: it runs on any older
-# system and nothing is installed. apt looks for the versions and checks signatures; from the archive that this machine's apt uses, or
-# DEBIAN_MIRROR. 3.Nt, without a GIL, is in no distribution: the interpreter and its compiled modules are those that the package
-# freeze-core has for frozen programs, the modules written in Python are Debian's of that 3.N; python/start.c makes a `python` of it.
+# 3.N is Debian's from `unstable` (DEBIAN_SUITE), together with its C library and other dependencies: it runs on any
+# older system and nothing is installed. apt selects the versions and checks signatures. The archive is the one that
+# this machine's apt uses, or DEBIAN_MIRROR. 3.Nt, without a GIL, is in no distribution: the interpreter and its
+# compiled modules come from the package freeze-core, the modules written in Python from Debian's 3.N. python/start.c
+# makes a `python` of them.
 #
-# Made once and kept in target/tools/python (CARGO_TARGET_DIR is obeyed); 10 s and 100 MB each. Needs apt, pip, cc. Says why and ends
-# with 1 where it cannot be had, with 2 where the archive answers and has none (any more).
+# Built once and kept in target/tools/python (or below CARGO_TARGET_DIR); 10 s and 100 MB each. Needs apt, pip, cc.
+# Prints the reason and exits with 1 on failure, with 2 if the archive does not have that version (any more).
 set -eu
 
 here=$(cd "$(dirname "$0")/../.." && pwd)
@@ -43,10 +44,10 @@ debian() { # FOLDER PACKAGE...: unpacked, with what they depend on
   folder=$1
   shift
   mirror=$(archive)
-  [ -n "$mirror" ] || { say "apt knows no archive of Debian's here (DEBIAN_MIRROR)"; return 1; }
+  [ -n "$mirror" ] || { say "apt has no Debian archive configured here (set DEBIAN_MIRROR)"; return 1; }
   echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror ${DEBIAN_SUITE:-unstable} main" > "$into/apt/list"
   : > "$into/apt/status"
-  # An archive that stands still is as good: what it signed is what it has.
+  # Expired archive metadata is accepted, because its signature stays valid.
   cat > "$into/apt/conf" << END
 Dir::State "$into/apt/state";
 Dir::State::status "$into/apt/status";
@@ -98,7 +99,7 @@ from_debian() {
   root=$into/$plain
   [ ! -e "$root" ] || return 0
   debian "$new/root" "python$plain" "python$plain-venv"
-  # Where they will be is known to the interpreter, and to what it loads: over what the caller's LD_LIBRARY_PATH has.
+  # The interpreter and its libraries find each other in the final folder, before the caller's LD_LIBRARY_PATH.
   libraries=$(cd "$new"/root/usr/lib/*-linux-gnu && pwd)
   there=$root${libraries#"$new/root"}
   loader=$(cd "$libraries" && ls ld-linux-*.so.*)
@@ -121,7 +122,7 @@ without_gil() {
   cp -R "$root/usr/lib/python$plain/." "$lib"
   rm -rf "$lib/lib-dynload"
   mv "$new/wheel/freeze_core/lib" "$lib/lib-dynload"
-  # What it says of its building: what the other's says, but for this.
+  # The build configuration is that of the other interpreter, except for these values.
   for file in "$lib"/_sysconfigdata__linux_*.py; do
     cat >> "$file" << END
 build_time_vars.update(Py_GIL_DISABLED=1, ABIFLAGS="t")

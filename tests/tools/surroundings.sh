@@ -1,6 +1,6 @@
 #!/bin/sh
-# Checks what `make demo` and `make test` need before anything is built. Prints one line for each thing that is missing: what, and how
-# to get it. Exits with 2 when something is missing, and says nothing when all is there.
+# Checks the requirements of `make demo` and `make test` before anything is built. Prints one line for each missing
+# requirement, with the command that provides it. Exits with 2 if something is missing, and prints nothing otherwise.
 #
 #   surroundings.sh demo|test
 set -u
@@ -35,7 +35,7 @@ if ! mkdir -p "$target" 2> /dev/null || ! touch "$target/.writable" 2> /dev/null
   lacks "$target cannot be written" "set CARGO_TARGET_DIR to a folder that can, as in: CARGO_TARGET_DIR=/tmp/gpumem make $goal"
 else
   rm -f "$target/.writable"
-  # What a build from nothing takes; less where some of it is there.
+  # Space for a build from nothing; less if parts are built already.
   needs_mib=$([ "$goal" = demo ] && echo 1500 || echo 4000)
   has_mib=$(du -sm "$target" 2> /dev/null | cut -f1)
   free_mib=$(df -Pm "$target" | awk 'NR == 2 { print $4 }')

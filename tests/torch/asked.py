@@ -1,4 +1,4 @@
-"""What gpumem says in the process, beside what torch says: live blocks, peaks of ranges, names, retags. Says `ok`."""
+"""Compares gpumem's in-process figures with torch's: live blocks, peaks of ranges, names, retags. Prints `ok`."""
 
 import os
 import sys

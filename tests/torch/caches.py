@@ -1,12 +1,13 @@
-"""Caches of keys and values and copies of parameters, in the shapes in which programs have them: stand-ins with the modules' and classes'
-names of transformers, timm and diffusers. The argument names what is done; each says `check` with bytes by role.
+"""KV caches and parameter copies in the forms that programs use, with replicas of classes of transformers, timm and diffusers.
 
-    caches.py generate    a cache that grows token by token, with gradients switched off
-    caches.py engine      an engine allocates all of its cache at once, and one says itself what memory is for
-    caches.py static      a cache that was made before the agent knew its class, and one that is made behind that
+The argument selects the scenario; each prints `check` with bytes by role.
+
+    caches.py generate    a cache that grows token by token, with gradients disabled
+    caches.py engine      an engine allocates all of its cache at once, and one sets the role itself
+    caches.py static      a cache allocated before the agent registered its class, and one allocated later
     caches.py tuples      a model's output has tuples of tensors
-    caches.py trained     a cache in a training: what it holds is kept for the backward pass
-    caches.py idle        a program without optimizer that waits in one call of C, with everything on the device
+    caches.py trained     a cache in training: its tensors are kept for the backward pass
+    caches.py idle        a program without optimizer that waits in one call of C, with its memory on the device
     caches.py copies      an average of a model, a target network, one that is trained later, frozen layers, a teacher
     caches.py inference   two models of one structure, none of them trained
 """
@@ -288,7 +289,7 @@ def copies():
         until("all modules are known", lambda: number < 4 or id(plain) in core().modules.known)
     core().sweeper.sweep(core().steps.optimizers(), False)
     tell("copies/all", kinds)
-    # It is a model of its own from now on, and stays one when its optimizer is gone.
+    # From now on it is an independent model, and stays one when its optimizer is gone.
     other = torch.optim.SGD(plain.parameters(), 0.01)
     for parameter in plain.parameters():
         parameter.requires_grad_(True)

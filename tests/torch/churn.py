@@ -1,5 +1,6 @@
-"""Allocates and frees at random, in one thread and in several, on two devices, some of it used by other streams; settings of the
-allocator and a seed come from the command line."""
+"""Allocates and frees at random, in one thread and in several, on two devices, partly used by other streams.
+
+Settings of the allocator and a seed come from the command line."""
 
 import gc
 import random

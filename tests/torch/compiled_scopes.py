@@ -1,4 +1,4 @@
-"""Scopes, steps and marks inside of code that torch.compile takes: one graph, no break, the same result. Says `ok`."""
+"""Scopes, steps and marks in code compiled by torch.compile: one graph, no break, the same result. Prints `ok`."""
 
 import os
 import sys
@@ -40,5 +40,5 @@ explained = torch._dynamo.explain(step)(x)
 assert (explained.graph_count, explained.graph_break_count) == (1, 0), explained
 numbers = gpumem.step().number
 compiled(x)
-assert gpumem.step().number == numbers + 1, "nothing is said from compiled code"
+assert gpumem.step().number == numbers + 1, "compiled code reports no step"
 print("ok")

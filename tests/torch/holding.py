@@ -1,4 +1,4 @@
-"""Trains a little, then holds what it has until it is told that it is enough: somebody else asks for its report meanwhile."""
+"""Trains briefly, then keeps its memory until it is signalled to end, while another process requests its report."""
 
 import signal
 import sys
@@ -13,7 +13,7 @@ signal.signal(signal.SIGTERM, lambda *_: enough.append(True))
 model, loss = gpt(layers=2)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 end = time.monotonic() + 30
-# The agent's Python comes by itself; without it the last assertion of the test fails, and says why.
+# The agent starts its Python part. Without it the test's last assertion fails with the reason.
 while time.monotonic() < end and getattr(sys.modules.get("_gpumem_torch"), "_core", None) is None:
     loss().backward()
     optimizer.step()

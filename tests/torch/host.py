@@ -1,5 +1,7 @@
-"""A training as people write one, for tests/suite/host.rs: what it prints, how it ends and which files it leaves is the same each
-time. Data comes from worker processes, forked or spawned ones (the argument); in one round a worker fails, in one it is killed."""
+"""A typical training for tests/suite/host.rs: its output, exit status and files are the same in each run.
+
+Data comes from worker processes, forked or spawned ones (the argument); in one round a worker fails, in one it is
+killed."""
 
 import gc
 import os
@@ -18,8 +20,8 @@ data._utils.MP_STATUS_CHECK_INTERVAL = 0.2  # a loader that has failed waits so 
 
 
 def say(kind, value, trace):
-    """Workers serve the tensors that they send from a thread, which says so when who asked for one has gone meanwhile: or not, as it
-    happens."""
+    """Hides errors of a worker's thread that serves tensors: it reports a closed connection or not, depending on
+    timing."""
     if not issubclass(kind, (EOFError, ConnectionError)):
         sys.__excepthook__(kind, value, trace)
 
@@ -43,13 +45,13 @@ class Rows(Dataset):
 
 
 def prepare(worker):
-    """A worker that is spawned may have a GPU of its own."""
+    """Gives a spawned worker its own GPU."""
     if HOW == "spawn":
         torch.ones(1000, device="cuda").sum()
 
 
 def load(what, model, workers):
-    # The thread that pins memory says something when a worker dies, or does not, as it happens.
+    # The pinning thread reports a dead worker or not, depending on timing.
     more = {"multiprocessing_context": HOW, "worker_init_fn": prepare, "pin_memory": what != "dies", "timeout": 120}
     loader = DataLoader(Rows(what), batch_size=2, num_workers=workers, **more)
     seen = []

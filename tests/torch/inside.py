@@ -1,5 +1,5 @@
-"""What the agent's Python does inside of a program, looked at from inside: names of modules and of nodes of the backward
-pass, parameters, gradients and states as they are told, and all that must not be disturbed. Prints what failed.
+"""Tests the agent's Python part inside a program: names of modules and backward nodes, reported parameters, gradients and
+states, and everything it must not disturb. Prints failures.
 """
 
 import collections
@@ -35,7 +35,7 @@ def test(function):
 
 
 def names(function):
-    """A test of what frames say."""
+    """Marks a test that needs frame reading."""
     return test(function) if READ else function
 
 
@@ -59,7 +59,7 @@ def until(what, condition, seconds=20):
 
 
 class Told:
-    """What is told to the agent while this is entered."""
+    """Records calls to the agent while it is entered."""
 
     def __init__(self, name):
         self.functions, self.name, self.calls = sys.modules["_gpumem_torch"]._agent.functions, name, []
@@ -410,7 +410,7 @@ def a_model_that_takes_the_place_of_another_is_told():
 
 
 def told_and_true(calls, net, role=PARAMETER):
-    """By address, the names that were told last of a model's parameters, and those that `named_parameters` gives them."""
+    """Returns, by address, the reported names of a model's parameters, and those of `named_parameters`."""
     root = begun().modules.path(begun().modules.known[id(net)])
     true = {}
     for name, parameter in net.named_parameters():

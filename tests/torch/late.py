@@ -1,5 +1,5 @@
-"""The agent comes when a model has been trained for a while: by `import gpumem`. Says torch's numbers, and which tensors lie where, at
-each moment from then on.
+"""Loads the agent by `import gpumem` after some training. Prints torch's figures and tensor addresses at each check
+afterwards.
 """
 
 import os
@@ -28,7 +28,7 @@ import gpumem  # noqa: E402
 
 
 def check(name, *models):
-    """As in said.py, by what the package has."""
+    """Like the function in said.py, but calls the package."""
     gpumem.mark("check " + name)
     found = [row for pair in models for row in addresses(*pair)]
     status = gpumem.status()

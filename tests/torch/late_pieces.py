@@ -1,4 +1,5 @@
-"""The agent comes when tensors lie in an expandable segment, each in pieces of its own (the argument: MiB of a piece); then some of them go.
+"""Loads the agent while tensors lie in an expandable segment mapped in pieces (the argument: MiB of a piece); then
+frees some.
 """
 
 import os

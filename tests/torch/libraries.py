@@ -1,11 +1,13 @@
-"""Trains tiny models of third-party libraries (libraries.txt), made from configurations, and tells at five moments of each step what every
-live block is for and which name it must have: after the forward pass, the backward pass, clipping and the optimizer, and after a checkpoint
-of model and optimizer was loaded.
+"""Trains tiny models of third-party libraries (libraries.txt) and prints the role and name of every live block.
+
+Models are made from configurations. Each step has five checks: after the forward pass, the backward pass, clipping, the
+optimizer, and loading a checkpoint of model and optimizer.
 
     libraries.py CASE...    one of CASES each
 
-Each check has `roles` and `rest` as in roles.py, `addresses` as in said.py, and `modules`: all paths of `named_modules()`.
-The last step of each case is run with the ground truth of said.py beside it.
+Each check has `roles` and `rest` as in roles.py, `addresses` as in said.py, and `modules`: all paths of
+`named_modules()`.
+The last step of each case also runs with the ground truth of said.py.
 """
 
 import gc

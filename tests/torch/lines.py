@@ -1,5 +1,5 @@
-"""Holds tensors that no module makes, and says which line of which function made each: by the marks in this file. Then it waits until
-it is told that it is enough.
+"""Holds tensors outside any module, and prints the source line and function that made each, by the marks in this file.
+Then waits for a signal to end.
 
     lines: [address, bytes of its block, tag]
 """

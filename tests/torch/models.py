@@ -70,7 +70,7 @@ class GPT(nn.Module):
 
 
 class Reentrant(GPT):
-    """A name of its own: what a compiler keeps of one model may outlive it."""
+    """Has a separate class name: a compiler's cached parts of one model may outlive it."""
 
     def __init__(self):
         super().__init__(layers=3, checkpointing="reentrant")

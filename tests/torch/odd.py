@@ -1,5 +1,5 @@
-"""What programs also do: errors that pass through the backward pass, worker processes, a profiler inside of the run, models that
-die, threads, memory that runs out. Checks after each; says `done` at the end of a whole training."""
+"""Unusual behaviour of programs: errors that pass through the backward pass, worker processes, a profiler inside the run,
+models that die, threads, memory that runs out. Checks after each; prints `done` at the end of a complete training."""
 
 import gc
 import sys
@@ -42,7 +42,7 @@ class Rows(torch.utils.data.Dataset):
 
 
 def workers():
-    """Forked ones, and those of a server of workers, which CPython 3.14 makes by itself."""
+    """Forked workers, and those of a fork server, which CPython 3.14 starts by default."""
     model, _ = gpt(layers=1)
     for way in ("fork", "forkserver"):
         loader = torch.utils.data.DataLoader(
@@ -88,7 +88,7 @@ def models_die():
 
 
 def out_of_memory():
-    """Three that are not alike: a limit of torch's own, with no driver call; one that a flush mends; one that nothing mends."""
+    """Three kinds: torch's own limit without a driver call; a failure that a flush repairs; a final failure."""
     gib = 1 << 30
     fill = lambda size: torch.empty(size, dtype=torch.uint8, device="cuda")
     torch.cuda.empty_cache()
@@ -104,7 +104,7 @@ def out_of_memory():
         stats = torch.cuda.memory_stats()
         check(f"oom/{name}", ooms=stats["num_ooms"], retries=stats["num_alloc_retries"])
 
-    # Cached and in nobody's use, too small for what is wanted: a first driver call fails, a second one succeeds.
+    # Cached free blocks that are too small for the request: the first driver call fails, the second succeeds.
     cached = [fill(gib) for _ in range(total // gib - 2)]
     del cached
     kept = fill(6 * gib)
@@ -113,7 +113,7 @@ def out_of_memory():
     refused("true", total)
     del kept
     torch.cuda.empty_cache()
-    # Last: with any fraction set, 1 too, torch asks the driver for nothing beyond it.
+    # Must be last: with any fraction set, even 1, torch requests nothing beyond it from the driver.
     torch.cuda.set_per_process_memory_fraction(4 * gib / total)
     refused("limit", 5 * gib)
     check("oom/after")

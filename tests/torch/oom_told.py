@@ -1,4 +1,4 @@
-"""An out-of-memory that the program catches, and what gpumem says of it. Says `ok`."""
+"""An out-of-memory error that the program catches, and gpumem's report of it. Prints `ok`."""
 
 import os
 import sys

@@ -19,7 +19,7 @@ class Greedy(nn.Module):
 
 
 def ask(name, size):
-    """What became of it, and torch's own numbers of that moment."""
+    """Requests memory, and prints the result with torch's own figures of that moment."""
     before = torch.cuda.memory_stats()
     try:
         kept = greedy(size)

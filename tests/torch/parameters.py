@@ -1,10 +1,11 @@
-"""Trains over two epochs and says, for each iteration, what torch itself knows of every parameter and gradient: for the table of iterations with
-a column for each (`tests/torch_parameters.rs`).
+"""Trains over two epochs and prints torch's own figures of every parameter and gradient for each iteration.
+
+They are compared with the iteration table with a column for each (`tests/suite/torch/parameters.rs`).
 
     parameters.py steps EVERY       the program numbers its steps: gpumem.step()
-    parameters.py optimizer EVERY   nobody does: the optimizer's steps are the program's
+    parameters.py optimizer EVERY   it does not: the optimizer's steps are the program's
 
-    each iteration says: `epoch`, `iteration`, bytes by path in `parameters` and `gradients`, torch's `reserved` at its end
+    each iteration prints: `epoch`, `iteration`, bytes by path in `parameters` and `gradients`, torch's `reserved` at its end
 """
 
 import sys
@@ -33,7 +34,7 @@ def main():
     for epoch in range(1, EPOCHS + 1):
         assert gpumem.epoch() == epoch
         if epoch == 2:
-            # What is frozen has no gradients from now on.
+            # Frozen parameters have no gradients from now on.
             model.h[0].requires_grad_(False)
         for iteration in range(1, ITERATIONS + 1) if numbered else range(ITERATIONS):
             if numbered:

@@ -1,5 +1,6 @@
-"""Runs out of memory at each place of a training step, and goes on each time. Says which bytes were asked for where, and what
-gradients there were.
+"""Runs out of memory at each place of a training step, and continues each time.
+
+Prints the requested bytes, the place, and the bytes of gradients.
 
     check NAME: `asked` bytes, `phase` as the place is called, `gradients`: bytes of their blocks
 """
@@ -16,7 +17,7 @@ WIDTH = 512
 
 
 class Demand:
-    """What is asked for at the next place that is met, if that is the one that is wanted."""
+    """Allocates at the next place that is reached, if that is the selected one."""
 
     def __init__(self):
         self.count, self.wanted = 0, None
@@ -127,7 +128,7 @@ def step():
 
 
 def settle():
-    """A record of its own, however close: the ledger looks again once enough has happened."""
+    """Separates two records: the ledger checks again after enough events."""
     for _ in range(100):
         torch.empty(1, device="cuda")
 

@@ -1,4 +1,4 @@
-/* An allocator of somebody else's, as CUDAPluggableAllocator takes one. */
+/* A third-party allocator for CUDAPluggableAllocator. */
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>

@@ -1,8 +1,10 @@
-"""Trains with each feature that the command line names, and tells at checks what every live block is for: by construction, from the
-program's own objects and from which blocks were there when. None of it comes from the agent's phases.
+"""Trains with each feature that the command line names, and prints the role of every live block at checks.
 
-    check NAME: `roles` has bytes by role, `rest` blocks that nothing here says anything of; `parts`: only of whole parameters
-    at the end: `workspaces` has those that went when PyTorch was told to give its cuBLAS workspaces back
+Roles are right by construction: from the program's own objects, and from which blocks existed when. None comes from the
+agent's phases.
+
+    check NAME: `roles` has bytes by role, `rest` blocks without a known role; `parts`: only of whole parameters
+    at the end: `workspaces` has the blocks freed when PyTorch released its cuBLAS workspaces
 """
 
 import gc
@@ -15,26 +17,26 @@ from said import blocks, check, say, storage
 from torch import nn
 from torch.nn import functional as F
 
-#: Three have to be over before a block is known to outlive them all.
+#: A block counts as outliving all steps only after three.
 STEPS = 6
 
 
 class Training:
-    """`parts`: passes for each step of the optimizers. `call`: what is called in the model's place."""
+    """`parts`: passes for each optimizer step. `call`: called in place of the model."""
 
     def __init__(self, name, model, optimizers, call=None, parts=1, retain=False, set_to_none=True, saves=True):
         self.name, self.model, self.optimizers, self.call = name, model, optimizers, call or model
         self.parts, self.retain, self.set_to_none, self.saves = parts, retain, set_to_none, saves
         #: Gradients are those that autograd accumulates; they are clipped.
         self.accumulates, self.clips = True, False
-        #: What is known beside the model and its optimizers: role by address.
+        #: Roles known in addition to the model and its optimizers, by address.
         self.more = {}
-        #: What the last forward pass made, and of that what is kept behind the backward pass.
+        #: Blocks allocated by the last forward pass, and those kept after the backward pass.
         self.made, self.results = set(), set()
         self.number = 0
 
     def roles(self):
-        """By address, what the program's objects say."""
+        """Returns roles by address, from the program's objects."""
         found = {}
         put = lambda tensor, role: found.setdefault(storage(tensor), role)
         for parameter in self.model.parameters():
@@ -78,7 +80,8 @@ class Training:
         return F.cross_entropy(logits.view(-1, 512), words.view(-1))
 
     def forward(self, what, words):
-        """What it made and has not freed again is kept for the backward pass, or is its result."""
+        """Runs a forward pass. Blocks that it allocated and did not free are kept for the backward pass, or are its
+        result."""
         before, saved = blocks(), set()
 
         def pack(tensor):
@@ -93,7 +96,7 @@ class Training:
         live = blocks()
         self.made = {address for address, size in live.items() if before.get(address) != size}
         known = self.roles().keys() | {storage(words), 0}
-        assert saved & live.keys() - known <= self.made, "what was saved is new"
+        assert saved & live.keys() - known <= self.made, "saved blocks are new"
         self.check(what, [words], self.made)
         return loss
 
@@ -176,7 +179,7 @@ class Scratch(nn.Module):
 
 
 def temporaries():
-    """The most that a pass needs for a moment is known, for nothing else is there yet."""
+    """Measures the peak of temporary memory in a pass, before anything else is allocated."""
     model, scratch = small(), Scratch()
     call = lambda words: (scratch(), model(words))[1]
     training = Training("temporaries", model, adam(model), call=call)
@@ -251,7 +254,7 @@ def compiled():
 
 
 def ddp(name="ddp", **how):
-    # What is copied to the simulated device cannot be read back: neither shapes nor the order of buckets can be agreed upon.
+    # Copies to the simulated device cannot be read back, so shapes and bucket order cannot be exchanged.
     torch.nn.parallel.distributed._verify_param_shape_across_processes = lambda *_: None
     how = {"bucket_cap_mb": 0.1, "find_unused_parameters": True, **how}
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
@@ -294,7 +297,7 @@ def fsdp2():
 
 
 def fsdp(name="fsdp", parts=1, **how):
-    """Two ranks, of which this is one. What they would tell each other is left out."""
+    """Runs one of two ranks, without their communication."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -321,7 +324,7 @@ def fsdp_mixed():
 
 
 def fsdp_accumulated():
-    """What is not reduced yet is whole."""
+    """Gradients that are not reduced yet are unsharded."""
     fsdp("fsdp_accumulated", parts=2)
 
 

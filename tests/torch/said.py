@@ -1,8 +1,8 @@
-"""What a program says of itself, for a test to hold against what was recorded of it.
+"""A program's own figures, for comparison with a recording of it.
 
-`check(name)` puts a mark into the stream of events and prints torch's own numbers of that moment. `GroundTruth` puts marks
-around calls of modules, by a wrapper around `nn.Module.__call__`, and around nodes of the backward pass: slow and simple,
-and right by construction. Neither is part of gpumem or known to it.
+`check(name)` puts a mark into the stream of events and prints torch's own figures of that moment. `GroundTruth` puts marks
+around calls of modules, by a wrapper around `nn.Module.__call__`, and around nodes of the backward pass: slow, simple and
+right by construction. Neither is part of gpumem, which does not recognise them.
 """
 
 import contextlib
@@ -59,7 +59,8 @@ def agent():
     return getattr(getattr(package, "_core", None), "_core", None)
 
 
-#: Seconds. On a busy machine the agent's first look at modules takes 0.1 s or more, and 500 times that must pass before the next one.
+#: Seconds. On a busy machine the agent's first scan of modules takes 0.1 s or more, and the next may start after 500
+#: times that.
 PATIENCE = 200
 
 
@@ -97,10 +98,12 @@ class Claims(TorchFunctionMode):
 
 
 class GroundTruth:
-    """While it is entered: `enter PATH` and `leave` around every call of one of the model's modules, and around every node
-    of the backward pass that was made in one, each on its own thread (where checkpoints are computed again too). Of a module
-    that is compiled, what it calls is not seen: all that it does is its own. `claims`: see there. A backward pass inside of a
-    node (a checkpoint's) is `enter ?`: what the engine adds up between two of its nodes is nobody's."""
+    """Marks module calls and backward nodes while it is entered.
+
+    Prints `enter PATH` and `leave` around every call of one of the model's modules, and around every backward node that was
+    created in one, each on its own thread (where checkpoints are also recomputed). Calls inside a compiled module are not
+    seen: they count as that module's. `claims`: see there. A backward pass inside a node (of a checkpoint) is `enter ?`:
+    gradients that the engine accumulates between two of its nodes belong to no module."""
 
     def __init__(self, model, claims=True):
         root, self.claims = type(model).__name__, claims
@@ -113,7 +116,7 @@ class GroundTruth:
         return self.local.stack
 
     def claim(self, tensors):
-        """The nodes that lead to these and that nobody has claimed."""
+        """Claims the unclaimed nodes that lead to these tensors."""
         if not self.stack():
             return
         path = self.stack()[-1]
@@ -172,7 +175,7 @@ class GroundTruth:
 
 
 def addresses(model, optimizer=None):
-    """Storages by address: what it is, the module that owns it, and its name there."""
+    """Returns storages by address: kind, owning module, and name there."""
     root, found = type(model).__name__, []
     for name, p in model.named_parameters():
         found.append(("parameter", p, name))

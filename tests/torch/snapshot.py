@@ -1,7 +1,8 @@
-"""Writes a memory snapshot (torch.cuda.memory._dump_snapshot) of a training with its history, to the file that the command line names,
-and says torch's own numbers of that moment. Further words: `short` keeps a ring that is too short for the run, `mid` begins the history in
-the middle, `none` records none, `oom` runs out of memory and goes on, `streams` leaves a block that waits for a stream, `pinned` has page-locked
-memory, `devices` uses both, `python` leaves C++ frames out."""
+"""Writes a memory snapshot (torch.cuda.memory._dump_snapshot) of a training with history to a file, the first argument.
+
+Prints torch's own figures of that moment. Further arguments: `short` keeps a ring that is too short for the run, `mid`
+starts the history in the middle, `none` records no history, `oom` runs out of memory and continues, `streams` leaves a
+block that waits for a stream, `pinned` has page-locked memory, `devices` uses both devices, `python` omits C++ frames."""
 
 import sys
 

@@ -1,9 +1,11 @@
-"""Trains a model whose structure changes under way, as libraries for fine-tuning, pruning and growing do, and tells after each step what
-`named_modules()` says: of parameters, gradients and optimizer state, and of activations that modules keep from step to step.
+"""Trains a model whose structure changes during training, as libraries for fine-tuning, pruning and growing do.
+
+After each step it prints the names from `named_modules()` of parameters, gradients and optimizer state, and of
+activations that modules keep from step to step.
 
     surgery.py SEED COUNT    the usual changes, then COUNT random ones
 
-Each change is followed by one step. Prints a check with `addresses` for each: address, what it is, path of its module, its own name.
+Each change is followed by one step. Prints a check with `addresses` for each: address, role, path of its module, its own name.
 """
 
 import random
@@ -19,7 +21,7 @@ WIDTH = 16
 
 
 class Layer(nn.Linear):
-    """Keeps what it made last."""
+    """Keeps its last output."""
 
     def __init__(self):
         super().__init__(WIDTH, WIDTH)

@@ -1,5 +1,6 @@
-"""Trains each of the models that the command line names (models.py): two steps as a user would, then one with the ground
-truth beside. `--compiled BACKEND` compiles them whole first, `--parts BACKEND` each of their parts by itself."""
+"""Trains each of the models named on the command line (models.py): two plain steps, then one with the ground truth.
+
+`--compiled BACKEND` compiles whole models first, `--parts BACKEND` each of their parts separately."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""A training in which PyTorch calls everything that an agent has put itself in front of, for tests/suite/host.rs: blocks, events of
-streams, the backward pass, memory that runs out. PyTorch's own profiler is behind the agent, and says what has reached it. The simulated
-GPU computes nothing: the numbers are those of a model on the CPU."""
+"""A training in which PyTorch calls every function that an agent may intercept, for tests/suite/host.rs: blocks, events of
+streams, the backward pass, memory that runs out. PyTorch's own profiler runs behind the agent and prints the calls that
+reached it. The simulated GPU computes nothing: the numbers come from a model on the CPU."""
 
 import os
 import sys

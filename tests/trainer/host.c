@@ -1,4 +1,4 @@
-/* What the programs of host_main.c and host_cxx.cpp do with the GPU, and what they can see of themselves. */
+/* GPU work of the programs host_main.c and host_cxx.cpp, and their observations of themselves. */
 #include "host.h"
 
 #include <errno.h>

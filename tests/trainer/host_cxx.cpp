@@ -1,4 +1,5 @@
-// A C++ program's habits: exceptions, destructors of static objects and of threads' own, and a GPU in all of them.
+// Typical behaviour of a C++ program: exceptions, destructors of static and thread-local objects, with a GPU in all of
+// them.
 #include <cstdio>
 #include <cstdlib>
 #include <stdexcept>

@@ -226,7 +226,7 @@ static int execs(void) {
     return 65;
 }
 
-/* As daemons begin: twice forked, a session of its own, no terminal, no descriptors. */
+/* Starts like a daemon: forks twice, with a new session, no terminal, no descriptors. */
 static int daemonizes(void) {
     int ends[2];
     char line[256];
@@ -256,7 +256,7 @@ static int daemonizes(void) {
     return 0;
 }
 
-/* A plug-in that uses the GPU by itself and is unloaded, several times. */
+/* A plug-in that uses the GPU and is unloaded, several times. */
 static int plugins(void) {
     char path[4200];
     find_itself();

@@ -1,5 +1,5 @@
-/* Programs of every habit that a program may have, one by argument: what they print, how they end, which files they leave and
- * what they see of themselves must be the same with and without an agent. tests/suite/host.rs compares. */
+/* Programs with every kind of behaviour, one for each argument: output, exit status, files, and observations of
+ * themselves must be the same with and without an agent. tests/suite/host.rs compares them. */
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -16,7 +16,7 @@
 #include "gpumem.h"
 #include "host.h"
 
-/* A file with what was done, as a training would leave one. */
+/* Writes a result file, as a training would. */
 static void leave_a_file(const char *name, int value) {
     FILE *file = fopen(name, "w");
     if (!file) return say("no %s: %d", name, errno);
@@ -41,7 +41,7 @@ static int plain(void) {
     return 7;
 }
 
-/* Longer than a daemon's patience: whatever becomes of it meanwhile. */
+/* Outlasts a daemon's timeouts. */
 static int long_one(void) {
     open_gpu();
     for (int i = 0; i < 12; i++) {
@@ -52,7 +52,8 @@ static int long_one(void) {
     return 0;
 }
 
-/* More than a daemon that does not read can be sent, and than the agent keeps. Says when it ends: for who times that. */
+/* Sends more than a blocked daemon's socket and the agent's buffers can hold. Prints its end time, which the test
+ * measures. */
 static int much(void) {
     struct timespec now;
     open_gpu();
@@ -128,7 +129,7 @@ static int threads(void) {
 static volatile int working;
 static void cleaned(void *what) { say("cleaned up after %s", (const char *)what); }
 
-/* Is to be cancelled: at the next point where the C library looks for that, and there is none in what it does. */
+/* Thread to cancel: it has no cancellation point. */
 static void *cancelled(void *argument) {
     pthread_cleanup_push(cleaned, "itself");
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
@@ -258,7 +259,7 @@ static int handlers(void) {
     return 0;
 }
 
-/* Whoever waits for signals must get them: no thread of ours may take them. */
+/* Signals must reach the thread that waits for them: no thread of the agent may take them. */
 static int waits(void) {
     sigset_t all;
     int got = 0;

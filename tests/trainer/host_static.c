@@ -1,5 +1,5 @@
-/* A program with a CUDA runtime of its own, as nvcc makes them unless told otherwise (`-cudart static`): no libcudart is loaded, its
- * calls are nobody else's to see, and the driver is opened at the first of them. The runtime is that of fake-gpu/cudart. */
+/* A program with its own CUDA runtime, the default of nvcc (`-cudart static`): libcudart is not loaded, its calls are
+ * not visible to others, and the first of them opens the driver. The runtime is that of fake-gpu/cudart. */
 #include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>

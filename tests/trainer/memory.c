@@ -41,7 +41,7 @@ void give(device *d, uint64_t address, uint64_t bytes) {
     changed(d, &d->direct, -(int64_t)bytes);
 }
 
-/* ---- the driver's pool: what counts is what it reserves ---- */
+/* ---- the driver's pool: it counts with its reserved bytes ---- */
 
 void look(device *d) {
     uint64_t reserved = 0;

@@ -1,4 +1,4 @@
-/* Memory of one device as the training loop takes it, with sums of its own to check others against. */
+/* Memory of one device for the training loop, with its own sums for comparison. */
 #ifndef TRAINER_MEMORY_H
 #define TRAINER_MEMORY_H
 

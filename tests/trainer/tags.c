@@ -7,7 +7,7 @@
 #if __has_include("gpumem.h")
 #include "gpumem.h"
 #else
-/* The header comes with the agent; without it the program runs and says nothing. */
+/* The header comes with the agent; without it the program runs and reports nothing. */
 static int gpumem_available(void) { return 0; }
 static void gpumem_push(const char *name) { (void)name; }
 static void gpumem_pop(void) {}
@@ -87,7 +87,7 @@ void inherit(void) { tell(); }
 void step_is(uint64_t number) { gpumem_step(number); }
 void phase_is(int phase) { gpumem_phase(phase); }
 void mark(const char *name) { gpumem_mark(name); }
-/* What the agent is told and what the oracle is told is one change. */
+/* Makes a report to the agent and the same report to the oracle one change. */
 static void hold(int on) {
     if (sim_hold) sim_hold(on);
 }

@@ -1,5 +1,5 @@
-/* Everything that the program says about its memory, said twice: to gpumem (inert when it is not there) and to the
- * simulated driver's oracle (absent on a real one). */
+/* Every report of the program about its memory goes to two places: gpumem (inert if absent) and the simulated driver's
+ * oracle (absent on a real driver). */
 #ifndef TRAINER_TAGS_H
 #define TRAINER_TAGS_H
 

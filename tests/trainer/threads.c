@@ -16,7 +16,7 @@ static pthread_barrier_t turn;
 static int helper_count, ending;
 static device *helped;
 
-/* Thread 0 has no scope of its own and is named by the process; the others have. */
+/* Thread 0 has no scope and gets the process's name; the others have their own. */
 static void *helper(void *argument) {
     long index = (long)argument;
     uint64_t bytes = (uint64_t)(index + 2) * MIB + 8192, address;

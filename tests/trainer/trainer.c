@@ -30,7 +30,7 @@ static const char help[] =
     "  --leak-modules  load a module with each step  --no-cache      keep nothing else from step to step\n"
     "  --race N        N threads take and give the same sizes after the steps\n"
     "  --race-loops N  that many times each (20000)\n"
-    "  --pool-shrinks  let the driver's pool give back what is free at each synchronisation (no event tells)\n"
+    "  --pool-shrinks  let the driver's pool release free memory at each synchronisation (without an event)\n"
     "  --fork          fork a child after set-up      --hold SECONDS  stay with the memory at the end\n"
     "  --free          give everything back at the end --quiet        only `ready` and the last lines\n"
     "  --leave         main leaves with pthread_exit at the end\n";

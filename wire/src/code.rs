@@ -1,5 +1,5 @@
-//! The small integers inside records. Each reads an unknown number as `Unknown`: a newer peer may
-//! say more than we know, and must not be refused for it.
+//! Small integers (codes) inside records. An unknown number is read as `Unknown`, because a newer
+//! peer may send more values and must not be refused.
 
 macro_rules! codes {
     ($( $(#[$doc:meta])* $name:ident { $( $(#[$item_doc:meta])* $item:ident = $number:literal ),* $(,)? } )*) => { $(
@@ -7,13 +7,13 @@ macro_rules! codes {
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
         #[repr(u8)]
         pub enum $name {
-            /// Not told, or a number that this version does not know.
+            /// Absent, or a number unknown to this version.
             #[default]
             Unknown = 0,
             $( $(#[$item_doc])* $item = $number, )*
         }
         impl $name {
-            /// Every value that this version knows, `Unknown` first.
+            /// All values, `Unknown` first.
             pub const ALL: &'static [$name] = &[$name::Unknown, $( $name::$item, )*];
             /// The number on the wire.
             pub const fn to_code(self) -> u8 {
@@ -31,13 +31,13 @@ macro_rules! codes {
 }
 
 codes! {
-    /// What an allocation is made of, which decides whether NVML charges it to the process.
+    /// Kind of memory, which decides whether NVML charges it to the process.
     MemoryKind {
-        /// cuMemAlloc and kin: device bytes of their own.
+        /// cuMemAlloc and its variants: device memory.
         Device = 1,
-        /// cuMemAllocPitch: device bytes, pitch times height.
+        /// cuMemAllocPitch: device memory, pitch times height.
         Pitched = 2,
-        /// Arrays and mipmaps: device bytes in a tiled layout, usually `ESTIMATED`.
+        /// Arrays and mipmaps: device memory in a tiled layout, usually `ESTIMATED`.
         Array = 3,
         /// Carved from a driver pool in stream order; the pool's reserved bytes are the physical ones.
         StreamOrdered = 4,
@@ -47,7 +47,7 @@ codes! {
         Managed = 16,
         /// Page-locked host memory that the driver allocated.
         Pinned = 17,
-        /// Host memory of the program's own, registered with the driver.
+        /// The program's host memory, registered with the driver.
         Registered = 18,
         /// Another process's or API's memory, mapped here (IPC, shareable handle, external memory).
         Imported = 19,
@@ -55,7 +55,7 @@ codes! {
         HostVmm = 20,
     }
 
-    /// What a block is for. Beside its tag, and may be known only later.
+    /// Purpose of a block. Independent of its tag; it may be set later than the allocation.
     Role {
         /// A weight that training updates.
         Parameter = 1,
@@ -65,7 +65,7 @@ codes! {
         OptimizerState = 3,
         /// Kept from forward for backward.
         Activation = 4,
-        /// Data handed to the model.
+        /// Input data of the model.
         Input = 5,
         /// Allocated and freed within one phase.
         Temporary = 6,
@@ -75,8 +75,8 @@ codes! {
         Buffer = 8,
         /// Keys and values of earlier tokens that a model keeps to produce the next ones.
         KvCache = 9,
-        /// A parameter of a module that is never trained itself but is a copy of one that is: an average of
-        /// the weights (EMA), a target network.
+        /// A parameter of an untrained copy of a trained module: an average of the weights (EMA), a target
+        /// network.
         ParameterCopy = 10,
     }
 
@@ -92,21 +92,21 @@ codes! {
         Optimizer = 4,
         /// Evaluation without gradients.
         Evaluation = 5,
-        /// Between two of those: a batch is loaded, gradients are clipped. Only where memory ran out.
+        /// Between two other phases: a batch is loaded, gradients are clipped. Only in `Pressure` and `Oom`.
         Between = 6,
     }
 
     /// Who reserves a pool's memory.
     PoolOwner {
-        /// A CUDA memory pool (cuMemPool): reserves for itself, polled.
+        /// A CUDA memory pool (cuMemPool): the driver reserves its memory; the agent polls its totals.
         Driver = 1,
-        /// The driver's pool behind graph memory nodes: reserves for itself, polled.
+        /// The driver's pool for graph memory nodes: the driver reserves its memory; the agent polls its totals.
         Graph = 2,
         /// A framework that carves segments out of driver allocations.
         Framework = 3,
     }
 
-    /// How an imported range came.
+    /// API that imported a range.
     ImportSource {
         /// cuIpcOpenMemHandle.
         Ipc = 1,
@@ -118,29 +118,29 @@ codes! {
         PoolPointer = 4,
     }
 
-    /// Where a freed block is.
+    /// State of a freed block.
     FreeState {
         /// Free for the next request.
         Done = 1,
-        /// The owner let go, a stream may still use it (record_stream).
+        /// Freed by its owner; a stream may still use it (record_stream).
         Pending = 2,
     }
 
-    /// Whether the agent sees driver calls.
+    /// Whether the agent receives driver calls.
     AgentState {
         /// Callbacks arrive.
         Covered = 1,
-        /// Attached after the first allocation: what was there before is `predates`.
+        /// The agent attached after the first allocation; older memory is `predates`.
         Late = 2,
-        /// Another CUPTI client holds the subscription; the payload names it where it can be known.
+        /// Another CUPTI client holds the subscription; the payload is its name, if known.
         Blocked = 3,
         /// Paused on request.
         Paused = 4,
-        /// Disarmed for good (a fault in the agent); the payload says why.
+        /// Disabled permanently after a fault in the agent; the payload is the reason.
         Disarmed = 5,
     }
 
-    /// What a context's end takes with it.
+    /// Memory that ends with a context.
     DestroyScope {
         /// The allocations of that context.
         Context = 1,
@@ -148,7 +148,7 @@ codes! {
         Device = 2,
     }
 
-    /// Driver activity that moves the gap.
+    /// Driver activity that changes Untrackable.
     DriverEventKind {
         /// A context was created.
         ContextCreated = 1,
@@ -162,7 +162,7 @@ codes! {
         PrintfLimit = 5,
         /// CU_LIMIT_MALLOC_HEAP_SIZE was set; value in bytes.
         HeapLimit = 6,
-        /// An executable graph was made.
+        /// An executable graph was created.
         GraphInstantiated = 7,
         /// An executable graph was destroyed.
         GraphDestroyed = 8,
@@ -174,7 +174,7 @@ codes! {
         LibraryLoaded = 11,
         /// A green context was created.
         GreenContextCreated = 12,
-        /// A call that will create a context was entered: what is charged now is charged without it.
+        /// A call that will create a context was entered: the current charge does not include the context.
         ContextCreating = 13,
     }
 
@@ -182,19 +182,19 @@ codes! {
     ClockKind {
         /// CLOCK_MONOTONIC of the host, in nanoseconds.
         Monotonic = 1,
-        /// No clock: times are positions (lines of a log), 1 apart; only their order means anything.
+        /// No clock: times are positions (line numbers of a log); only their order is meaningful.
         Ordinal = 2,
         /// Wall-clock nanoseconds since the epoch, as another tool wrote them.
         Wall = 3,
     }
 
-    /// How a device is named.
+    /// Kind of device id.
     DeviceIdKind {
         /// UUID of a GPU.
         Gpu = 1,
         /// UUID of a MIG instance.
         Mig = 2,
-        /// Only an ordinal is known (imports).
+        /// Only an ordinal (imports).
         Ordinal = 3,
     }
 
@@ -212,17 +212,17 @@ codes! {
         Timeout = 5,
         /// The device does not offer it.
         NotSupported = 6,
-        /// The bytes cannot be trusted (pid namespace of old drivers).
+        /// The bytes are unreliable (pid namespace of old drivers).
         WrongNamespace = 7,
-        /// The value cannot be right: more than the size of the device.
+        /// The value is larger than the device.
         Impossible = 8,
     }
 
-    /// Frames of a stack, as they were taken.
+    /// Format of stack frames.
     FrameFormat {
         /// UTF-8, one frame a line, innermost first: `function<TAB>file<TAB>line`.
         Text = 1,
-        /// u64 return addresses, innermost first, to be resolved against the modules.
+        /// Return addresses (u64), innermost first, to be resolved against the modules.
         Address = 2,
     }
 
@@ -234,63 +234,63 @@ codes! {
         End = 2,
     }
 
-    /// Why an agent says good-bye.
+    /// Why an agent sends `Bye`.
     ByeReason {
         /// The process exits.
         Exit = 1,
-        /// The agent disarmed itself.
+        /// The agent disabled itself.
         Disarmed = 2,
-        /// Asked to stop.
+        /// Stopped on request.
         Requested = 3,
     }
 
-    /// A way in which memory gets its names.
+    /// A naming layer: one source of names for memory.
     Layer {
         /// Blocks of PyTorch's allocator.
         Blocks = 1,
-        /// Its word that it is out of memory.
+        /// Out-of-memory observer of PyTorch's allocator.
         OutOfMemory = 2,
         /// Scopes of the C API and of Python.
         Scopes = 3,
         /// NVTX ranges.
         Nvtx = 4,
-        /// The path of the module in whose Python frame the allocation was made.
+        /// Path of the module whose Python frame made the allocation.
         ModulePath = 5,
         /// Backward allocations, named after the forward pass by autograd's sequence numbers.
         Autograd = 6,
-        /// Modules, parameters and optimizers as Python knows them.
+        /// Modules, parameters and optimizers, read from Python.
         Roles = 7,
-        /// Stacks of Python frames that the framework itself took (imports).
+        /// Python stacks recorded by the framework (imports).
         Stacks = 8,
     }
 
-    /// Whether a layer of names is at work.
+    /// State of a naming layer.
     LayerState {
-        /// It is, and has passed its own test.
+        /// Working; its self-test passed.
         Active = 1,
-        /// It works in part; the reason says in which.
+        /// Working in part; the reason gives the part.
         Degraded = 2,
-        /// There is nothing for it to do: no PyTorch, no Python, no scope.
+        /// Not needed: the process has no PyTorch, no Python or no scope.
         Absent = 3,
-        /// It was switched off.
+        /// Switched off.
         Off = 4,
-        /// Its own test failed, or it met something that it does not know.
+        /// Its self-test failed, or it found an unsupported version.
         Failed = 5,
     }
 
-    /// What a program asks the daemon about itself.
+    /// Request of a program to the daemon.
     AskKind {
-        /// The report, as people read it.
+        /// The report as text.
         ReportText = 1,
         /// The report as JSON.
         ReportJson = 2,
     }
 
-    /// How an out-of-memory ended, as far as the reporter knows.
+    /// Outcome of an out-of-memory error, as far as the reporter knows.
     OomOutcome {
         /// The request failed after every retry.
         Fatal = 1,
-        /// The caller caught it and went on.
+        /// The caller handled the error and continued.
         Survived = 2,
     }
 }
@@ -300,10 +300,10 @@ codes! {
 pub struct Reading(pub Option<u64>);
 
 impl Reading {
-    /// A reading that is there.
+    /// A present reading.
     pub const fn of(bytes: u64) -> Self {
         Reading(Some(bytes))
     }
-    /// A reading that is not.
+    /// An absent reading.
     pub const ABSENT: Reading = Reading(None);
 }

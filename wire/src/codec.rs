@@ -1,4 +1,4 @@
-//! Record <-> bytes, both directions from one table, so that they cannot disagree.
+//! Encodes and decodes records. Both directions are generated from one table, so that they cannot disagree.
 //!
 //! A **slot** is 64 bytes, little-endian:
 //!
@@ -21,9 +21,9 @@
 //!     63    1 detail    per kind: a code of code.rs
 //! ```
 //!
-//! Records with a payload (names, facts) carry it behind the slot in a frame; a ring holds only
-//! records without one. In the table, `field: Type => place` says where a field lives; `payload` is
-//! what follows the slot. A place that a kind does not name is 0 and is ignored when read.
+//! A record's payload (names, facts) follows the slot in a frame; a ring contains only records
+//! without payload. In the table, `field: Type => place` gives the place of a field; `payload` is
+//! the data after the slot. A place that a kind does not use is 0 and is ignored when read.
 
 use crate::code::*;
 use crate::event::{Flags, Record, Stamp};
@@ -31,26 +31,26 @@ use crate::event::{Flags, Record, Stamp};
 /// Size of a slot.
 pub const SLOT_BYTES: usize = 64;
 
-/// The 64 bytes that every container shares.
+/// A record without its payload, as bytes.
 pub type Slot = [u8; SLOT_BYTES];
-/// They, as words: the first is `seq`.
+/// A slot as eight 64-bit words; the first is `seq`.
 pub type Words = [u64; SLOT_BYTES / 8];
 
-/// Why bytes are not a record.
+/// Why decoding failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Error {
-    /// A kind that this version does not know: skip it and count it.
+    /// A kind unknown to this version; readers skip and count it.
     UnknownKind(u8),
     /// The frame is shorter than a slot.
     Short(usize),
-    /// The payload of this kind is text, and these bytes are not UTF-8.
+    /// The payload of this kind is text but is not valid UTF-8.
     Payload(u8),
 }
 
 impl core::fmt::Display for Error {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            Error::UnknownKind(kind) => write!(f, "record kind {kind} is not known to this version"),
+            Error::UnknownKind(kind) => write!(f, "record kind {kind} is unknown to this version"),
             Error::Short(len) => write!(f, "{len} bytes are too few for a record of {SLOT_BYTES}"),
             Error::Payload(kind) => write!(f, "record kind {kind} has a payload that is not UTF-8"),
         }
@@ -59,7 +59,7 @@ impl core::fmt::Display for Error {
 
 impl core::error::Error for Error {}
 
-/// A slot taken apart, before a kind gives the places their meaning.
+/// The parts of a slot whose meaning depends on the kind.
 #[derive(Default)]
 struct Places<'a> {
     address: u64,
@@ -186,8 +186,8 @@ impl<'a> Place<&'a [u8]> for &'a str {
 
 macro_rules! records {
     ($( $(#[$doc:meta])* $number:literal $kind:ident { $( $field:ident : $type:ty => $place:ident ),* $(,)? } )*) => {
-        /// What a record says. Fields are documented by their names, units by their suffixes; see
-        /// the table in codec.rs for their places.
+        /// Content of a record, by kind. Field names describe the fields, suffixes give the units;
+        /// the table in codec.rs gives their places.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[allow(missing_docs)]
         pub enum Body<'a> {
@@ -231,16 +231,16 @@ macro_rules! records {
 }
 
 records! {
-    // Who speaks, and the names that later records use.
+    // Origin of the records, and the names that later records use.
 
-    /// First record of an agent. `thread` is the pid it believes to have (a claim; the peer's
+    /// First record of an agent. `thread` is the pid that the agent reads (a claim; the peer's
     /// credentials decide), `start_ticks` field 22 of /proc/self/stat, which must match.
-    /// `versions` is MAJOR << 16 | MINOR; `instance` differs between the programs that a process becomes by
-    /// exec(). Payload: `key=value` lines, claims about rank and job.
+    /// `versions` is MAJOR << 16 | MINOR; `instance` differs between the programs that one process runs
+    /// by exec(). Payload: `key=value` lines with claims about rank and job.
     1 Hello { start_ticks: u64 => address, versions: u64 => bytes, capabilities: u64 => aux, instance: u16 => result, claims: &'a str => payload }
     /// `time_ns` on the wall clock and on CLOCK_BOOTTIME: one per recording, and after a clock jump.
     2 ClockAnchor { realtime_ns: u64 => address, boottime_ns: u64 => bytes, clock: ClockKind => detail }
-    /// Introduces the device slot `device`. `ordinal` is the speaker's own number (CUDA's or NVML's).
+    /// Introduces the device slot `device`. `ordinal` is the sender's number for it (CUDA's or NVML's).
     3 Device { uuid_high: u64 => address, uuid_low: u64 => aux, total_bytes: Reading => bytes, ordinal: u16 => result, id: DeviceIdKind => detail, name: &'a str => payload }
     /// Introduces the id `tag`: a path `a/b/c`, at most 255 bytes.
     4 Tag { path: &'a str => payload }
@@ -248,17 +248,17 @@ records! {
     5 Module { base: u64 => address, bytes: u64 => bytes, path: &'a str => payload }
     /// Introduces the id `stack`.
     6 Stack { format: FrameFormat => detail, frames: &'a [u8] => payload }
-    /// In recordings of several origins: what follows comes from process `thread`, started at
-    /// `start_ticks`; pid 0 is the daemon itself.
+    /// In recordings of several origins: the following records come from process `thread`, started
+    /// at `start_ticks`; pid 0 is the daemon.
     7 Origin { start_ticks: u64 => address }
 
     // Driver allocations.
 
-    /// An allocation succeeded (recorded at EXIT). `pool` is 0 for one of its own; a driver pool's
-    /// for stream-ordered ones; a framework pool's when the whole allocation is its segment. It was entered
-    /// `took_us` before (rounded up; 65,535 is that or longer): NVML may have charged it since then.
+    /// An allocation succeeded (recorded at EXIT). `pool` is 0 without a pool; the driver pool of a
+    /// stream-ordered allocation; the framework pool if the whole allocation is its segment. The call was entered
+    /// `took_us` earlier (rounded up; 65,535 means that or longer): NVML may have charged it since then.
     16 AllocEnd { address: u64 => address, bytes: u64 => bytes, pool: u64 => aux, took_us: u16 => result, memory: MemoryKind => detail }
-    /// A free was entered: the address is unbound now, its bytes are given back by `FreeEnd`.
+    /// A free was entered: the address is unbound now; `FreeEnd` subtracts its bytes.
     17 FreeBegin { address: u64 => address }
     /// The free, unmap or release that was entered as `begin_seq` returned `result`.
     18 FreeEnd { begin_seq: u64 => aux, result: u16 => result }
@@ -266,7 +266,7 @@ records! {
     19 AllocFailed { bytes: u64 => bytes, pool: u64 => aux, device_free_bytes: Reading => address, result: u16 => result, memory: MemoryKind => detail }
     /// Memory of another owner was mapped here; for shareable handles `address` is the handle.
     20 Import { address: u64 => address, bytes: u64 => bytes, source: ImportSource => detail }
-    /// Bytes on `device` that the agent knows to be older than itself (a pool's own total).
+    /// Bytes on `device` allocated before the agent started (from a pool's own total).
     21 Baseline { bytes: u64 => bytes }
 
     // Pools: of the driver, of graphs, of frameworks.
@@ -274,75 +274,75 @@ records! {
     /// A pool exists on `device`, named by `tag`. `parent` is the pool whose block its segments lie in, or
     /// 0. With `reports_blocks` 0 it is opaque until its first block (restated after that: 1).
     24 PoolCreate { pool: u64 => address, parent: u64 => aux, reports_blocks: u16 => result, owner: PoolOwner => detail }
-    /// What the pool itself says it has reserved and handed out. By what it says now a driver's pool may have grown or
-    /// shrunk since `took_us` before (rounded up; 65,535 is that or longer; 0: not known): so long NVML may have charged it so.
+    /// The pool's own totals of reserved and used bytes. A driver pool may have changed to these totals up to `took_us`
+    /// earlier (rounded up; 65,535 means that or longer; 0: unknown), and NVML may have charged the change since then.
     25 PoolState { pool: u64 => address, reserved_bytes: u64 => bytes, used_bytes: u64 => aux, took_us: u16 => result }
-    /// The pool is gone once its last allocation is.
+    /// The pool was destroyed; it exists until its last allocation is freed.
     26 PoolDestroy { pool: u64 => address }
     /// The owner's own total of live block bytes, to be compared with ours.
     27 PoolCheck { pool: u64 => address, total_bytes: u64 => bytes }
 
     // Virtual memory management: physical handles, and their mappings.
 
-    /// cuMemCreate succeeded. Restated, `references` is what retains and releases up to the resync's
-    /// `after_seq` left (later ones are counted when they come), possibly 0 while mappings live, and the
-    /// mappings of a handle follow it before the next handle is restated.
+    /// cuMemCreate succeeded. When restated, `references` is the reference count at the resync's
+    /// `after_seq` (later retains and releases follow as records). It may be 0 while mappings exist. The
+    /// mappings of a handle are restated before the next handle.
     32 VmmCreate { handle: u64 => address, bytes: u64 => bytes, references: u16 => result, memory: MemoryKind => detail }
     /// cuMemMap succeeded: the handle gained a mapping.
     33 VmmMap { address: u64 => address, bytes: u64 => bytes, handle: u64 => aux }
-    /// cuMemUnmap was entered; `FreeEnd` tells its result.
+    /// cuMemUnmap was entered; `FreeEnd` has its result.
     34 VmmUnmap { address: u64 => address, bytes: u64 => bytes }
     /// cuMemRetainAllocationHandle gave `handle` for the mapping at `address`.
     35 VmmRetain { handle: u64 => aux, address: u64 => address }
-    /// cuMemRelease was entered; `FreeEnd` tells its result.
+    /// cuMemRelease was entered; `FreeEnd` has its result.
     36 VmmRelease { handle: u64 => address }
 
     // Contexts.
 
     /// Context `context` exists on `device`.
     40 ContextCreate { handle: u64 => address }
-    /// Context `context` is gone, and what `scope` says with it.
+    /// Context `context` was destroyed, together with the memory given by `scope`.
     41 ContextDestroy { scope: DestroyScope => detail }
 
     // Framework pools: segments, and the blocks carved from them.
 
-    /// The pool's owner took [address, address+bytes) to carve blocks from.
+    /// The pool's owner obtained [address, address+bytes) to carve blocks from.
     48 SegmentAdd { address: u64 => address, bytes: u64 => bytes, pool: u64 => aux }
-    /// It gave that range back: several segments, one, or a part of one.
+    /// It released that range: several segments, one, or part of one.
     49 SegmentRemove { address: u64 => address, bytes: u64 => bytes, pool: u64 => aux }
     /// A block was handed out (after rounding), on stream `context`.
     50 BlockAlloc { address: u64 => address, bytes: u64 => bytes, pool: u64 => aux, use_as: (Role, Phase) => detail }
-    /// A block came back; `Pending` while a stream may still use it.
+    /// A block was returned; `Pending` while a stream may still use it.
     51 BlockFree { address: u64 => address, pool: u64 => aux, state: FreeState => detail }
-    /// What is now known of the allocation (pool 0) or block that was born as `block_seq`: tag,
-    /// role and phase, each unless 0. Also for blocks that are gone: a peak may still hold them.
-    /// Restated behind each row that was ever retagged, with that row's `seq`: all that is known by now,
-    /// 0 for what is not, and the first tag in the place of `stack` if another one replaced it.
+    /// Sets tag, role and phase, each unless 0, of the allocation (pool 0) or block created by record
+    /// `block_seq`. Also sent for freed blocks, because a peak may still contain them. When restated, it
+    /// follows each row that was ever retagged, with that row's `seq` and all current values (0: unknown);
+    /// `stack` is then the first tag, if another tag replaced it.
     52 Retag { address: u64 => address, block_seq: u64 => bytes, pool: u64 => aux, use_as: (Role, Phase) => detail }
     /// The process entered a phase.
     53 PhaseBegin { phase: Phase => detail }
 
-    // Running out.
+    // Out of memory.
 
-    /// A driver allocation failed and the framework will flush and try again: not an OOM yet. Here and in `Oom`, `context` may have the
-    /// phase of the thread: see [`crate::PHASE_SAID`].
+    /// A driver allocation failed, and the framework will release cached memory and retry: not an OOM yet. Here and in `Oom`,
+    /// `context` may hold the thread's phase: see [`crate::PHASE_SAID`].
     57 Pressure { bytes: u64 => bytes, device_free_bytes: Reading => address }
     /// An allocation failed for good; totals are the pool's own.
     58 Oom { bytes: u64 => bytes, pool_used_bytes: Reading => address, pool_reserved_bytes: Reading => aux, outcome: OomOutcome => detail, result: u16 => result }
 
-    // What moves the gap, and marks in time.
+    // Causes of Untrackable, and marks in time.
 
-    /// The driver did something that costs memory outside allocations.
+    /// A driver event that uses memory outside of allocations.
     64 DriverEvent { bytes: u64 => bytes, value: u64 => aux, event: DriverEventKind => detail }
     /// Step `number` begins.
     72 Step { number: u64 => aux }
     /// Counter `tag` has this value.
     73 Counter { value: i64 => bytes }
-    /// Something worth a mark happened; `tag` names it.
+    /// A named moment; `tag` is its name.
     74 Marker { }
     /// Scope `tag` begins or ends on `thread`.
     75 Scope { edge: Edge => detail }
-    /// What comes is of epoch `number`, in which steps are numbered anew.
+    /// Epoch `number` begins; it restarts step numbers.
     76 Epoch { number: u64 => aux }
 
     // The stream about itself.
@@ -352,81 +352,81 @@ records! {
     /// Everything up to `last_seq` and `time_ns` has been sent. The oldest driver call still in
     /// flight was entered at `in_flight_since_ns`; 0 for none.
     81 Watermark { last_seq: u64 => aux, in_flight_since_ns: u64 => bytes }
-    /// State follows: every live row restated (those born after `after_seq` may be left out, the ring has
-    /// them), pools (outer ones first) before everything else, the rest in
-    /// any order (but see `VmmCreate`); a block that waits for a stream is followed by its `BlockFree`. All
-    /// ordered records up to `after_seq` were sent before.
+    /// The state follows: every live row is restated. Rows created after `after_seq` may be missing,
+    /// because the ring has them. Pools come first (outer ones before inner ones), the rest in any order
+    /// (but see `VmmCreate`). A block that waits for a stream is followed by its `BlockFree`. All ordered
+    /// records up to `after_seq` were sent before.
     82 ResyncBegin { epoch: u64 => address, after_seq: u64 => aux }
-    /// State ends; `rows` were restated (names are no rows) while the ring grew to `head_seq`. State is
-    /// exact again once the ordered records up to there have come.
+    /// End of the state: `rows` rows were restated (names do not count) while the ring grew to `head_seq`.
+    /// The state is exact once the ordered records up to `head_seq` have arrived.
     83 ResyncEnd { epoch: u64 => address, head_seq: u64 => aux, rows: u64 => bytes }
-    /// The agent stops speaking.
+    /// The agent stops sending.
     84 Bye { reason: ByeReason => detail }
-    /// Whether the agent sees driver calls; `result` is CUPTI's, the payload names a blocker or a cause.
+    /// Whether the agent receives driver calls. `result` is CUPTI's; the payload names the blocking client or the cause.
     85 Agent { result: u16 => result, state: AgentState => detail, detail: &'a str => payload }
 
-    /// How a layer of names is; the payload says why. Said of each layer at every connection, and when it changes.
+    /// State of a naming layer; the payload is the reason. Sent for each layer at every connection, and on each change.
     86 Layer { layer: Layer => result, state: LayerState => detail, reason: &'a str => payload }
 
-    /// What became of a command (`RecordControl`, `Pause`, `Resume`, `Dump`, by its number). `result` is an errno, 0 for success; the
-    /// payload is the file that was written, or what is wrong.
+    /// Result of a command (`RecordControl`, `Pause`, `Resume`, `Dump`, by its number). `result` is an errno, 0 for success;
+    /// the payload is the file written, or the error text.
     87 Done { result: u16 => result, command: u8 => detail, told: &'a str => payload }
 
-    // What the daemon sees, for recordings.
+    // Observations of the daemon, for recordings.
 
     /// A reading of `device` begins: device memory, then the process lists, then device memory again.
     96 SampleBegin { number: u64 => aux }
-    /// Device memory. `reserved_bytes` is the driver's share where NVML tells it apart. `unified`: the device has no memory of
-    /// its own; both amounts are the host's, and `free_bytes` is what the host has available.
+    /// Device memory. `reserved_bytes` is the driver's share, if NVML reports it separately. `unified`: the device uses host
+    /// memory; both amounts are the host's, and `free_bytes` is the host's available memory.
     97 DeviceSample { used_bytes: u64 => bytes, free_bytes: u64 => address, reserved_bytes: Reading => aux, unified: bool => detail }
-    /// What NVML charges to pid `thread`; `lists` has bit 0 compute, 1 graphics, 2 MPS.
+    /// Memory that NVML charges to pid `thread`. Bits of `lists`: 0 compute, 1 graphics, 2 MPS.
     98 ProcessSample { start_ticks: u64 => address, used_bytes: Reading => bytes, absence: Absence => result, lists: u8 => detail }
     /// The reading ended at `time_ns`. With `result` not 0 the process list failed.
     99 SampleEnd { number: u64 => aux, result: u16 => result }
     /// Process `thread`: payload `key=value` lines from /proc (comm, command, user, cgroup, exe).
     100 ProcessFacts { start_ticks: u64 => address, uid: Reading => bytes, parent_pid: u64 => aux, facts: &'a str => payload }
-    /// Process `thread` is gone; `status` as waitpid gives it, where it could be known.
+    /// Process `thread` ended; `status` has the form of waitpid's, if available.
     101 ProcessGone { start_ticks: u64 => address, status: Reading => bytes }
     /// A source of this name is up or down, and why.
     102 Source { up: bool => detail, reason: &'a str => payload }
     /// Time passes: nothing else happened up to `time_ns`.
     103 Tick { }
 
-    /// The highest that the driver's own accounting has charged to pid `thread` on `device` since it started.
+    /// Peak of pid `thread` on `device` since its start, from the driver's accounting.
     104 AccountedPeak { start_ticks: u64 => address, peak_bytes: u64 => bytes }
-    /// NVML told of Xid `xid` on `device`.
+    /// NVML reported Xid `xid` on `device`.
     105 DeviceFault { xid: u64 => aux }
     /// Part of what NVML charges to pid `thread` on `device` that confidential computing protects.
     106 ProtectedSample { start_ticks: u64 => address, protected_bytes: u64 => bytes }
-    /// Somebody outside of process `thread` gave this moment a name.
+    /// A mark that was set from outside of process `thread`.
     108 ProcessMark { start_ticks: u64 => address, name: &'a str => payload }
 
-    /// An earlier life of the daemon had heard of so many ordered records of process `thread`: `events` it booked, `lost` were lost.
-    /// `seq`: up to which of the program that spoke last, `instance` (see `Hello`); 0 where only the counts are known.
+    /// Counts from before a restart of the daemon, for process `thread`: `events` ordered records were applied, `lost` were
+    /// lost. `seq` is the last one received from the program `instance` (see `Hello`); 0 if only the counts are known.
     109 EarlierLife { start_ticks: u64 => address, events: u64 => bytes, lost: u64 => aux, instance: u16 => result }
 
     // From the daemon to an agent.
 
-    /// The daemon took the Hello. `epoch` numbers this connection's resyncs.
+    /// The daemon accepted the Hello. `epoch` numbers this connection's resyncs.
     112 Welcome { epoch: u64 => address, versions: u64 => bytes, capabilities: u64 => aux }
-    /// Say the whole state again.
+    /// Requests the whole state.
     113 ResyncRequest { epoch: u64 => address }
-    /// Turn recording to a file of the agent's own on or off, beside what is sent here. Payload: the file, which must not be there;
-    /// empty for a name with host, rank and pid; after it, each behind a NUL, what limits it: `steps=FIRST:LAST`, `for=SECONDS`,
-    /// `max_size=BYTES`. An agent that does not know one refuses.
+    /// Starts or stops a recording by the agent to a file, in addition to this connection. Payload: the file, which must not
+    /// exist (empty for a name with host, rank and pid), then limits, each after a NUL: `steps=FIRST:LAST`, `for=SECONDS`,
+    /// `max_size=BYTES`. An agent refuses a limit that it does not know.
     114 RecordControl { on: bool => detail, path: &'a str => payload }
-    /// Stop sending events, keep the balances.
+    /// Stops events; the agent still tracks allocations.
     115 Pause { }
-    /// Go on: the state is said again.
+    /// Restarts events; the agent sends its state.
     116 Resume { }
-    /// Write the state as it is now to a file; for the payload see `RecordControl`.
+    /// Writes the current state to a file; the payload is as in `RecordControl`.
     117 Dump { path: &'a str => payload }
 
-    // Instead of a Hello: a program asks about itself.
+    // Instead of a Hello: a program requests data about itself.
 
-    /// First and only record of a connection; the payload has options, `key=value` lines.
+    /// First and only record of a connection. Payload: options as `key=value` lines.
     118 Ask { what: AskKind => detail, options: &'a str => payload }
-    /// A piece of the answer; the last one says so. `result` is an errno, 0 for success; then the text says what is wrong.
+    /// Part of the answer; `last` marks the final one. `result` is an errno, 0 for success; on an error the text is the message.
     119 Answer { result: u16 => result, last: bool => detail, text: &'a [u8] => payload }
 }
 
@@ -437,8 +437,8 @@ macro_rules! at {
 }
 
 impl<'a> Record<'a> {
-    /// The slot as words, which are little-endian in bytes, and the payload. Always inlined: where the kind is known, little is left of it, and words
-    /// that are put together in registers need not be read back out of bytes.
+    /// Returns the slot as words, which are stored little-endian, and the payload. Always inlined: with a constant kind most
+    /// of it is folded, and the words stay in registers.
     #[inline(always)]
     pub fn words(&self) -> (Words, &'a [u8]) {
         let (kind, places) = self.body.places();
@@ -458,7 +458,7 @@ impl<'a> Record<'a> {
         (words, places.payload)
     }
 
-    /// The 64 bytes, and the payload that follows them in a frame.
+    /// Returns the slot, and the payload that follows it in a frame.
     #[inline]
     pub fn encode(&self) -> (Slot, &'a [u8]) {
         let (words, payload) = self.words();
@@ -469,7 +469,7 @@ impl<'a> Record<'a> {
         (slot, payload)
     }
 
-    /// The record in `slot` with what follows it.
+    /// Decodes a slot and its payload.
     ///
     /// # Errors
     /// [`Error::UnknownKind`] and [`Error::Payload`]; both concern this record only.

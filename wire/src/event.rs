@@ -1,18 +1,18 @@
-//! The vocabulary: what a source can say. The bytes are in codec.rs.
+//! Types of a record. codec.rs has their bytes.
 //!
 //! `seq` numbers the *ordered* records of one origin: allocations, frees, blocks and everything
-//! else whose order decides a sum. It is the slot index in the agent's ring plus one, so a gap in
+//! else whose order affects a sum. It is the slot index in the agent's ring plus one, so a gap in
 //! `seq` is a loss. Names, facts and control have `seq` 0. Ids (`tag`, `stack`, `module`, `device`)
-//! are local to the origin that speaks and are introduced by `Tag`, `Stack`, `Module` and `Device`.
+//! are local to the origin and are introduced by `Tag`, `Stack`, `Module` and `Device`.
 //!
-//! A **resync entry** is not a record of its own: it is the record that made the row, said again with
-//! [`Flags::RESTATED`] and its original `seq`, between `ResyncBegin` and `ResyncEnd`. What is not
-//! said again in between is gone.
+//! A **resync entry** has no kind of its own: it repeats the record that created the row, with
+//! [`Flags::RESTATED`] and its original `seq`, between `ResyncBegin` and `ResyncEnd`. A row that is
+//! not repeated no longer exists.
 
 /// `Stamp::device` when a record concerns no device.
 pub const NONE_DEVICE: u8 = 255;
 
-/// `context` of a `Lost` record: the records were kept back because somebody asked for it, and none was lost.
+/// `context` of a `Lost` record whose records were withheld on request (mute or pause), not lost.
 pub const WITHHELD: u32 = u32::MAX;
 
 /// Bits of [`Stamp::flags`].
@@ -20,15 +20,15 @@ pub const WITHHELD: u32 = u32::MAX;
 pub struct Flags(pub u8);
 
 impl Flags {
-    /// An entry of a resync: the state as it is, not something that happened now.
+    /// A resync entry: existing state, not a new event.
     pub const RESTATED: Flags = Flags(1);
-    /// The tag was inherited from the process, the thread had none of its own.
+    /// The tag is the process's, because the thread had no open scope.
     pub const INHERITED: Flags = Flags(2);
     /// The bytes are an estimate (arrays, logs in MiB).
     pub const ESTIMATED: Flags = Flags(4);
     /// Recorded under stream capture: a graph owns the bytes.
     pub const CAPTURED: Flags = Flags(8);
-    /// `AllocEnd`: it is older than the agent, which has taken it over from its owner's list. `FreeBegin`: that was wrong.
+    /// `AllocEnd`: the allocation predates the agent, which adopted it from its owner's list. `FreeBegin`: revokes that.
     pub const OLDER: Flags = Flags(16);
 
     /// Whether all bits of `other` are set.
@@ -41,14 +41,14 @@ impl Flags {
     }
 }
 
-/// Set in [`Stamp::context`] of `Pressure` and `Oom` where its other bits are the code of the phase that the thread is in. Older agents do
-/// not say it: they leave there what CUPTI numbers a context.
+/// Set in [`Stamp::context`] of `Pressure` and `Oom` if its other bits are the code of the thread's phase. Older agents do not set it;
+/// their `context` is CUPTI's context number.
 pub const PHASE_SAID: u32 = 1 << 31;
 
-/// Who, when and where: the same for every record.
+/// Fields common to all records: position, time, tag, thread, device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Stamp {
-    /// Position in the origin's total order, from 1; 0 for records without one. In `EarlierLife` the last one heard of the process.
+    /// Position in the origin's total order, from 1; 0 for unordered records. In `EarlierLife` the last one received from the process.
     pub seq: u64,
     /// CLOCK_MONOTONIC of the host in ns (but see [`crate::ClockKind`]).
     pub time_ns: u64,
@@ -59,10 +59,10 @@ pub struct Stamp {
     /// Thread id; in records about a process (`Origin`, `Hello`, `ProcessFacts`, `ProcessSample`,
     /// `ProcessGone`) its pid in the daemon's namespace.
     pub thread: u32,
-    /// CUPTI's contextUid; in block records a small number for the stream; in `DeviceSample` how
-    /// long the read took in ns; in `VmmCreate` how long the call took in us; in `Device` its
-    /// multiprocessors << 16 | threads that one of them can hold, 0 where that is not known; in `Lost`
-    /// [`WITHHELD`] where the records were kept back on request; in `Pressure` and `Oom` see [`PHASE_SAID`].
+    /// CUPTI's contextUid. In block records a small number for the stream; in `DeviceSample` the
+    /// duration of the read in ns; in `VmmCreate` the duration of the call in us; in `Device` its
+    /// multiprocessors << 16 | threads for each multiprocessor, 0 if unknown; in `Lost` [`WITHHELD`] if
+    /// the records were withheld on request; in `Pressure` and `Oom` see [`PHASE_SAID`].
     pub context: u32,
     /// Library that made the call; 0 for unknown.
     pub module: u16,
@@ -88,12 +88,12 @@ impl Default for Stamp {
     }
 }
 
-/// One thing that a source says.
+/// One record of a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record<'a> {
-    /// Who, when and where.
+    /// Common fields.
     pub stamp: Stamp,
-    /// What.
+    /// Content by kind.
     pub body: Body<'a>,
 }
 

@@ -1,20 +1,20 @@
-//! Containers 2 and 3: a **packet** (SOCK_SEQPACKET) is a run of frames, a **recording** is a header
-//! and then frames to its end.
+//! Containers 2 and 3: a **packet** (SOCK_SEQPACKET) is a sequence of frames, a **recording** is a
+//! header followed by frames.
 //!
 //! ```text
-//! frame      u32 length of what follows (64 + payload), little-endian, at most MAX_FRAME_BYTES
+//! frame      u32 length of slot and payload (64 + payload), little-endian, at most MAX_FRAME_BYTES
 //!            64 bytes slot
 //!            payload
 //! recording  8 bytes "GPUMEMR\n", u16 MAJOR, u16 MINOR, u32 zero, then frames
 //! ```
 //!
-//! A recording whose last frame is cut (its writer was killed) is read up to that frame.
+//! A recording whose last frame is truncated (the writer was killed) is read up to that frame.
 
 use crate::codec::{Error as CodecError, SLOT_BYTES, Slot};
 use crate::event::Record;
 use crate::{MAJOR, MINOR};
 
-/// Longest frame after its length: what a reader must be able to hold, and more than any record needs.
+/// Maximum bytes of a frame after its length; larger than any record. Readers need a buffer of this size.
 pub const MAX_FRAME_BYTES: usize = 64 * 1024;
 /// Bytes of a frame's length.
 pub const PREFIX_BYTES: usize = 4;
@@ -39,17 +39,17 @@ pub fn read_header(bytes: &[u8]) -> Option<(u16, u16)> {
         .then(|| (u16::from_le_bytes([header[8], header[9]]), u16::from_le_bytes([header[10], header[11]])))
 }
 
-/// Why a run of frames cannot be followed further.
+/// Why reading a sequence of frames stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Error {
-    /// The bytes end inside a frame: `have` of `need` are there.
+    /// The bytes end inside a frame.
     Cut {
-        /// Bytes of the frame, prefix included, that are there.
+        /// Available bytes of the frame, prefix included.
         have: usize,
-        /// Bytes that the frame says it has, prefix included.
+        /// Size of the frame according to its length, prefix included.
         need: usize,
     },
-    /// A length that no frame can have; nothing after it can be trusted.
+    /// An invalid length; the bytes after it cannot be decoded.
     Length(u32),
 }
 
@@ -71,10 +71,10 @@ impl core::fmt::Display for Error {
 
 impl core::error::Error for Error {}
 
-/// Takes the first frame off `bytes`: its slot and payload, and what follows. `None` at the end.
+/// Splits the first frame off `bytes`. Returns its slot, its payload and the remaining bytes; `None` at the end.
 ///
 /// # Errors
-/// [`Error::Cut`] when more bytes are needed, [`Error::Length`] when none would help.
+/// [`Error::Cut`] if the frame is incomplete, [`Error::Length`] if its length is invalid.
 #[inline]
 #[allow(clippy::type_complexity)]
 pub fn split_frame(bytes: &[u8]) -> Result<Option<(&Slot, &[u8], &[u8])>, Error> {

@@ -1,4 +1,4 @@
-//! Container 1: the memfd that an agent hands over with its Hello, sealed against shrinking. The
+//! Container 1: the memfd that an agent passes with its Hello, sealed against shrinking. The
 //! daemon never maps it: it checks the seals and the size, and reads with pread.
 //!
 //! ```text
@@ -20,15 +20,15 @@ pub const HEADER_BYTES: usize = 4096;
 /// First bytes of the header.
 pub const MAGIC: [u8; 8] = *b"GPUMEML\n";
 
-/// What the header says. `head_seq`, `lost` and `names_end` change while the agent runs; the rest is
-/// written once, before the memfd is handed over.
+/// Fields of the header. `head_seq`, `lost` and `names_end` change while the agent runs; the others are
+/// written once, before the memfd is passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     /// Format versions, as in recordings.
     pub major: u16,
     /// See [`crate::MINOR`].
     pub minor: u16,
-    /// The agent's pid as it sees itself.
+    /// The agent's pid in its own pid namespace.
     pub pid: u32,
     /// Field 22 of the agent's /proc/self/stat.
     pub start_ticks: u64,
@@ -38,22 +38,22 @@ pub struct Header {
     pub live_rows: u64,
     /// Bytes for names.
     pub name_bytes: u64,
-    /// Last seq that a thread took; its slot may not be committed yet.
+    /// Last seq that a thread reserved; its slot may not be committed yet.
     pub head_seq: u64,
-    /// Ordered records that found the ring full.
+    /// Ordered records lost because the ring was full.
     pub lost: u64,
     /// End of the valid names, from the start of that part.
     pub names_end: u64,
 }
 
-/// Why a memfd is not what it should be.
+/// Why a memfd is not a valid agent's shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Error {
     /// Not the header of such a memfd.
     Magic,
     /// Another major version.
     Version(u16),
-    /// The parts do not fit into the file, or the ring is no power of two.
+    /// The parts do not fit into the file, or the ring size is not a power of two.
     Size,
 }
 

@@ -1,11 +1,11 @@
-//! Everything of gpumemd that crosses a process boundary or lands in a recording, and nothing else.
+//! The binary format between agents and the daemon, and of recordings.
 //!
 //! One record, three containers:
 //!
 //! ```text
-//! event.rs    Record = Stamp (who, when, where) + Body (what happened): the vocabulary
-//! code.rs     the small integers inside records: memory kinds, roles, phases, reasons
-//! codec.rs    Record <-> Slot, the 64 bytes that all three containers share; one table does both directions
+//! event.rs    Record = Stamp (position, time, tag, thread, device) + Body (content by kind)
+//! code.rs     small integers inside records: memory kinds, roles, phases, reasons
+//! codec.rs    Record <-> Slot, the 64 bytes that all three containers share; one table for both directions
 //! layout.rs   container 1: the sealed memfd of an agent: ring of slots, live table, name tables
 //! frame.rs    containers 2 and 3: packets and recordings, length-prefixed slots with their payload
 //! ```
@@ -33,9 +33,9 @@ pub use code::*;
 pub use codec::{Error as CodecError, SLOT_BYTES, Slot, Words};
 pub use event::{Body, Flags, NONE_DEVICE, PHASE_SAID, Record, Stamp, WITHHELD};
 
-/// Version of the format that a reader must share with a writer.
+/// Version of the format; readers refuse any other.
 pub const MAJOR: u16 = 1;
-/// Version within [`MAJOR`]: grows when records are added, never refused.
+/// Version within [`MAJOR`]: increases when records are added; readers accept any.
 pub const MINOR: u16 = 0;
 
 /// Longest tag path in bytes of UTF-8.

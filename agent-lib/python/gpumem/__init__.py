@@ -1,24 +1,24 @@
-"""What a program says to the agent of gpumemd in its own process, and asks of it.
+"""Names, marks and records the GPU memory of this process through the gpumemd agent.
 
-Every function may be called at any time, from any thread, and does nothing where there is no agent: no GPU, no
-daemon, no PyTorch is needed. Importing the package lets the wheel's agent in: when CUDA begins, or late if it has begun;
-what PyTorch has by then is taken over.
+Every function may be called at any time and from any thread. Without an agent it does nothing; no GPU, daemon or
+PyTorch is required. Importing the package makes CUDA load the wheel's agent when it is initialised. If CUDA is already
+initialised the agent is loaded at once, and takes over the blocks that PyTorch already holds.
 
-    available(), status()     whether an agent is there and records; how well it sees this process
-    scope(name)               what is allocated inside is tagged so: context manager or decorator
-    step(), epoch(), phase(name), mark(name)    what the program is doing
-    counter(name, value), count(name)   figures of its own
-    process_tag(path)         the tag of threads without a scope
-    retag(what, path, role)   what a tensor or address is
-    watch(model, *optimizers) parameters, gradients and optimizer state of a PyTorch model, exactly
-    snapshot()                what this process holds now, as a dict
-    peak()                    the highest inside a range, and what it was made of
-    report(), last_oom()      the daemon's report of this process so far; its last out-of-memory
-    pause(), resume()         CUPTI for another client meanwhile
+    available(), status()     whether an agent is loaded and recording; how completely it sees this process
+    scope(name)               tags allocations made inside: context manager or decorator
+    step(), epoch(), phase(name), mark(name)    mark the program's progress
+    counter(name, value), count(name)   the program's own counters
+    process_tag(path)         tag for threads without an open scope
+    retag(what, path, role)   sets the name and role of a tensor or address
+    watch(model, *optimizers) names parameters, gradients and optimizer state of a PyTorch model exactly
+    snapshot()                current memory of this process, as a dict
+    peak()                    highest memory inside a range, and its composition
+    report(), last_oom()      the daemon's report of this process; its last out-of-memory event
+    pause(), resume()         release CUPTI to another client, and take it back
     paused()                  the same as a context manager or decorator
-    record(path), start(), stop(), dump(path)   recordings of this process, with or without a daemon
-    muted(), configure(key, value)      what is told, and to whom
-    Pool(name)                an allocator of the program's own
+    record(path), start(), stop(), dump(path)   write recordings of this process, with or without a daemon
+    muted(), configure(key, value)      choose what the agent records and sends
+    Pool(name)                reports the program's own allocator
 
 ``%load_ext gpumem`` shows memory per cell in a notebook. Adapters, imported by name: ``gpumem.torch``, ``gpumem.cupy``,
 ``gpumem.rmm``, ``gpumem.jax``, ``gpumem.tensorflow``.
@@ -69,21 +69,22 @@ __version__ = "0.1.0"
 
 
 def watch(model: Any, *optimizers: Any, name: Optional[str] = None, every: Optional[int] = None) -> None:
-    """Parameters, buffers, gradients and optimizer state of a PyTorch model, exactly: see ``gpumem.torch.watch``."""
+    """Names parameters, buffers, gradients and optimizer state of a PyTorch model exactly: see
+    ``gpumem.torch.watch``."""
     import importlib
 
     importlib.import_module("gpumem.torch").watch(model, *optimizers, name=name, every=every)
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """``%load_ext gpumem``."""
+    """Enables one line for each notebook cell: ``%load_ext gpumem``."""
     from ._notebook import load
 
     load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """``%unload_ext gpumem``."""
+    """Removes it again: ``%unload_ext gpumem``."""
     from ._notebook import unload
 
     unload(shell)

@@ -1,7 +1,7 @@
-"""Questions to the daemon: a connection of its own to the agents' socket, one record out, answers back.
+"""Client for requests to the daemon: a separate connection to the agents' socket, one record out, replies back.
 
-A record is a frame: its length (4 bytes), a slot of 64 bytes, and a payload. Of the slot, byte 60 is the kind (118 Ask, 119
-Answer), byte 63 a detail (Ask: 1 text, 2 JSON; Answer: 1 for the last piece), bytes 58 and 59 a result (an errno).
+A record is a frame: its length (4 bytes), a slot of 64 bytes, and a payload. Slot bytes used here: 58 and 59 hold the
+result (an errno), 60 the kind (118 Ask, 119 Answer), 63 a detail (Ask: 1 text, 2 JSON; Answer: 1 marks the last piece).
 """
 
 import ctypes
@@ -22,16 +22,16 @@ ASK, ANSWER = 118, 119
 TEXT, JSON = 1, 2
 _SLOT = struct.Struct("<58xHBBBB")
 _LENGTH = struct.Struct("<I")
-#: A packet of the daemon's fits.
+#: Receive buffer size in bytes, large enough for one packet from the daemon.
 _PACKET = 1 << 20
 
 
 class Unanswered(RuntimeError):
-    """A daemon is there and says why it does not answer."""
+    """The daemon refused the request and gave a reason."""
 
 
 def sockets() -> Iterator[str]:
-    """Where a daemon may listen, as the agent looks for it."""
+    """Yields socket paths on which a daemon may listen, in the agent's order."""
     named = os.environ.get("GPUMEM_SOCKET")
     if named:
         yield named
@@ -50,13 +50,13 @@ def sockets() -> Iterator[str]:
 
 
 def frame(kind: int, detail: int, payload: bytes, result: int = 0) -> bytes:
-    """A record without a place in the order."""
+    """Returns a record without a sequence number, as bytes."""
     slot = _SLOT.pack(result, kind, 255, 0, detail)
     return _LENGTH.pack(len(slot) + len(payload)) + slot + payload
 
 
 def ask(what: int, options: Optional[Dict[str, object]] = None, timeout: float = 10.0) -> Optional[bytes]:
-    """The daemon's answer; ``None`` where there is no daemon, or none that knows the question."""
+    """Returns the daemon's reply; ``None`` if there is no daemon or it does not support the request."""
     import socket
 
     lines = "".join("{}={}\n".format(key, value) for key, value in {**_identity(), **(options or {})}.items())
@@ -75,8 +75,8 @@ def ask(what: int, options: Optional[Dict[str, object]] = None, timeout: float =
 
 
 def _identity() -> Dict[str, object]:
-    """Who asks, beside the pid that the kernel tells: when it was started, and what the agent has recorded so far, which the
-    daemon waits for."""
+    """Returns facts that identify this process beyond the pid that the kernel reports: its start time, and the number of
+    records made so far, which the daemon waits for before it replies."""
     found: Dict[str, object] = {}
     try:
         with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
@@ -95,7 +95,7 @@ def _answer(connection: "socket.socket", deadline: float) -> Optional[bytes]:
         connection.settimeout(max(0.001, deadline - time.monotonic()))
         packet = connection.recv(_PACKET)
         if not packet:
-            return None  # it closed: a daemon that does not know the question
+            return None  # closed: the daemon does not support this request
         at = 0
         while at + _LENGTH.size + _SLOT.size <= len(packet):
             length = _LENGTH.unpack_from(packet, at)[0]
@@ -113,11 +113,13 @@ def _answer(connection: "socket.socket", deadline: float) -> Optional[bytes]:
 
 
 def report(format: str = "text", **options: object) -> Union[str, Dict[str, Any], None]:
-    """The daemon's report of this process so far: as people read it, or with ``format="json"`` as an object
-    (docs/report-json.md).
+    """Returns the daemon's report of this process so far.
 
-    ``None`` where no daemon listens. ``options`` are ``by="layer"``, ``"structure"`` or ``"tag"``, and ``all=1``. What the agent has
-    recorded up to the call is in it.
+    ``format="text"`` returns a string, ``format="json"`` an object (docs/report-json.md). ``options`` are ``by="layer"``,
+    ``"structure"`` or ``"tag"``, and ``all=1``. Everything that the agent recorded before the call is included. If the
+    daemon refuses, the text is its reason, and the object is ``None``. ``None`` without a daemon.
+
+    Raises ``ValueError`` for another format.
     """
     if format not in ("text", "json"):
         raise ValueError("format is 'text' or 'json', not {!r}".format(format))
@@ -135,7 +137,7 @@ def report(format: str = "text", **options: object) -> Union[str, Dict[str, Any]
 
 
 def _by_agent(format: str, options: Dict[str, object]) -> Optional[bytes]:
-    """The answer as the agent gets it, which first sends what it has recorded; ``None`` where it gets none."""
+    """Requests the report through the agent, which first sends its records; ``None`` if it gets no reply."""
     found = library()
     if found is None or "report" in found.missing or not found.available():
         return None
@@ -151,7 +153,7 @@ def _by_agent(format: str, options: Dict[str, object]) -> Optional[bytes]:
 
 
 def report_json(timeout: float = 2.0) -> Optional[Dict[str, Any]]:
-    """As ``report(format="json")``, soon or not at all."""
+    """Returns ``report(format="json")``, or ``None`` after ``timeout`` seconds or on any error."""
     try:
         answer = ask(JSON, None, timeout)
         found = json.loads(answer) if answer else None
@@ -161,9 +163,12 @@ def report_json(timeout: float = 2.0) -> Optional[Dict[str, Any]]:
 
 
 def last_oom() -> Optional[Dict[str, Any]]:
-    """The last time that this process ran out of memory, as the daemon recorded it: what was asked for, where, and who
-    held what (an entry of ``ooms[]`` in docs/report-json.md, with its ``device_name``). What the process has survived by
-    flushing a cache is none. ``None`` if it did not, or no daemon listens."""
+    """Returns the last time that this process ran out of memory, as recorded by the daemon.
+
+    The object is an entry of ``ooms[]`` in docs/report-json.md with its ``device_name``: requested bytes, place, and the
+    memory composition. Failures that the process survived by flushing a cache do not count. ``None`` if there was no
+    out-of-memory event, or without a daemon.
+    """
     last: Optional[Dict[str, Any]] = None
     for device in (report_json() or {}).get("devices") or []:
         for oom in device.get("ooms") or []:

@@ -1,14 +1,14 @@
-"""What was there before the agent: bytes that a late one has missed."""
+"""Bytes that were allocated before a late agent was loaded."""
 
 import sys
 from typing import Any, Dict, List, Optional
 
 
 def missed() -> List[Dict[str, Any]]:
-    """Per device that is used, bytes older than the agent; ``None`` where nobody knows.
+    """Returns, for each device in use, the bytes allocated before the agent was loaded; ``bytes`` is ``None`` if unknown.
 
-    The daemon compares what NVML charges with what the agent has seen, so contexts and modules are in it. Without one, PyTorch's allocator knows what it had
-    reserved, which is a lower bound: ``at_least``.
+    The daemon compares NVML's charge with the recorded allocations, so contexts and modules are included. Without a daemon,
+    the reserved bytes of PyTorch's allocator give a lower bound: ``at_least_bytes``.
     """
     from ._ask import report_json
     from ._snapshot import LIVE, read
@@ -28,7 +28,7 @@ def missed() -> List[Dict[str, Any]]:
 
 
 def _of_report(report: Optional[Dict[str, Any]]) -> Dict[str, int]:
-    """`predates` of the report, by UUID."""
+    """Returns `predates_bytes` of the report by device UUID."""
     found: Dict[str, int] = {}
     for device in (report or {}).get("devices") or []:
         last = device.get("last") or {}
@@ -43,6 +43,6 @@ def _of_torch(ordinal: int, device: Dict[str, Any]) -> Optional[int]:
         if torch is None or not torch.cuda.is_initialized():
             return None
         reserved = int(torch.cuda.memory_reserved(ordinal))
-    except Exception:  # a build without CUDA, a device that it does not know
+    except Exception:  # a build without CUDA, an unknown device
         return None
     return max(0, reserved - int(device["tracked_bytes"]))

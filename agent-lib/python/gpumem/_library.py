@@ -1,11 +1,10 @@
-"""The agent in this process: libgpumem.so, through ctypes.
+"""Access to the agent in this process, libgpumem.so, through ctypes.
 
-The driver loads it inside of cuInit, from ``CUDA_INJECTION64_PATH``. ``gpumemctl run`` sets that; where it is not set,
-``attach`` sets it to the copy of the wheel, or lets that copy in at once if CUDA is initialised already.
+The driver loads the library inside cuInit from ``CUDA_INJECTION64_PATH``, which ``gpumemctl run`` sets. If it is not
+set, ``attach`` sets it to the wheel's copy, or loads that copy at once if CUDA is already initialised.
 
-A call releases the GIL. The library is never unloaded, so what was found is kept; while nothing was found, it is
-looked for again when the environment says something new. A function that the library in the process is too old for does
-nothing.
+Calls release the GIL. The library is never unloaded, so the handle is cached. Until it is found, the lookup is repeated
+whenever the environment variable changes. A function that an older library lacks does nothing.
 """
 
 import ctypes
@@ -13,7 +12,7 @@ import os
 import threading
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-#: What the driver loads, and what the agent hands over to.
+#: Library that the driver loads, and the injection library that the agent loads in turn.
 PATH = "CUDA_INJECTION64_PATH"
 NEXT = "GPUMEM_NEXT_INJECTION64_PATH"
 NVTX = "NVTX_INJECTION64_PATH"
@@ -22,7 +21,7 @@ _text = ctypes.c_char_p
 _u64 = ctypes.c_uint64
 _int = ctypes.c_int
 
-#: Exported functions: type of the result, types of the arguments.
+#: Exported functions: result type, argument types.
 _FUNCTIONS: Dict[str, Tuple[Optional[type], Tuple[type, ...]]] = {
     "available": (_int, ()),
     "pause": (None, ()),
@@ -56,19 +55,19 @@ _FUNCTIONS: Dict[str, Tuple[Optional[type], Tuple[type, ...]]] = {
     "dump": (_int, (_text, _int)),
     "report": (ctypes.c_void_p, (_text, _text)),
 }
-#: The oldest library that counts as one has these.
+#: A library without these is not accepted.
 _NEEDED = ("available", "pause", "resume")
 
 _lock = threading.Lock()
 _found: Optional["Library"] = None
-_looked_for: Optional[str] = None
-_looked = False
-#: Told when an agent was found.
+_searched_path: Optional[str] = None
+_searched = False
+#: Callbacks to run when an agent is found.
 when_found: List[Callable[[], None]] = []
 
 
 class Library:
-    """The functions of one libgpumem.so; an attribute each, as ``_FUNCTIONS`` names them."""
+    """Functions of one libgpumem.so, one attribute for each entry of ``_FUNCTIONS``."""
 
     available: Callable[[], int]
     pause: Callable[[], None]
@@ -103,9 +102,9 @@ class Library:
     report: Callable[[bytes, bytes], Optional[int]]
 
     def __init__(self, handle: ctypes.CDLL) -> None:
-        #: For functions that are not in this table.
+        #: For functions outside this table.
         self.handle = handle
-        #: Functions that this library does not have.
+        #: Functions that this library lacks.
         self.missing: List[str] = []
         for name, (result, arguments) in _FUNCTIONS.items():
             try:
@@ -126,26 +125,26 @@ def _nothing(*_: Any) -> int:
 
 
 def library() -> Optional[Library]:
-    """The agent's functions, or ``None`` where there is none."""
-    global _found, _looked_for, _looked
+    """Returns the agent's functions, or ``None`` without an agent."""
+    global _found, _searched_path, _searched
     if _found is not None:
         return _found
     path = os.environ.get(PATH)
-    if _looked and path == _looked_for:
+    if _searched and path == _searched_path:
         return None
     with _lock:
         if _found is None:
             _found = _find(path)
-            _looked_for, _looked = path, True
+            _searched_path, _searched = path, True
             if _found is not None:
-                for tell in when_found:
-                    tell()
+                for callback in when_found:
+                    callback()
         return _found
 
 
 def _find(path: Optional[str]) -> Optional[Library]:
     if path and _is_agent(path):
-        # First the copy that is there. Loading it early does nothing but let it be called before CUDA begins.
+        # Prefer the loaded copy. Loading it early only makes it callable before CUDA is initialised.
         for mode in (os.RTLD_NOW | os.RTLD_NOLOAD, os.RTLD_NOW):
             found = _open(path, mode)
             if found is not None:
@@ -160,23 +159,23 @@ def _is_agent(path: str) -> bool:
 def _open(path: Optional[str], mode: int) -> Optional[Library]:
     try:
         return Library(ctypes.CDLL(path, mode=mode))
-    except (OSError, AttributeError):  # not there, or not ours
+    except (OSError, AttributeError):  # missing, or not the agent
         return None
 
 
 def available() -> bool:
-    """Whether an agent is in this process and records."""
+    """Returns whether an agent is loaded in this process and recording."""
     found = library()
     return found is not None and found.available() != 0
 
 
 def text(name: object) -> bytes:
-    """A name as the library takes it: UTF-8 without a 0."""
+    """Returns a name as the library expects it: UTF-8 without NUL bytes."""
     return str(name).encode("utf-8", "replace").split(b"\0")[0]
 
 
 def attach() -> None:
-    """Lets the wheel's agent in, where none is: when CUDA begins, or late if it has begun. Called by ``import gpumem``."""
+    """Loads the wheel's agent if there is none: with CUDA, or at once if CUDA is initialised. Run by ``import gpumem``."""
     if os.environ.get("GPUMEM_DISABLE", "0") not in ("", "0"):
         return
     before = os.environ.get(PATH)
@@ -188,22 +187,22 @@ def attach() -> None:
             return
         path = found
         if before:
-            os.environ[NEXT] = before  # loaded by the agent, before itself
+            os.environ[NEXT] = before  # the agent loads this one first
         os.environ[PATH] = path
         os.environ.setdefault(NVTX, path)
-    if _cuda_has_begun():
-        _let_in(path, before)
+    if _is_cuda_initialised():
+        _load_agent(path, before)
 
 
 def own_library() -> Optional[str]:
-    """The copy that the wheel brings, if this is a wheel."""
+    """Returns the path of the wheel's library, or ``None`` outside a wheel."""
     named = os.environ.get("GPUMEM_LIBRARY")
     path = named or os.path.join(os.path.dirname(os.path.abspath(__file__)), "libgpumem.so")
     return path if os.path.isfile(path) else None
 
 
-def _cuda_has_begun() -> bool:
-    """Whether cuInit was called: before, the driver answers every other call that it is not initialised."""
+def _is_cuda_initialised() -> bool:
+    """Returns whether cuInit was called. Before that, every other driver call fails with "not initialised"."""
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOW | os.RTLD_NOLOAD)
         count = ctypes.c_int()
@@ -212,8 +211,8 @@ def _cuda_has_begun() -> bool:
         return False
 
 
-def _let_in(path: str, before: Optional[str]) -> None:
-    """What the driver would have done in cuInit. With an agent there already, this does nothing."""
+def _load_agent(path: str, before: Optional[str]) -> None:
+    """Does what the driver does in cuInit. Has no effect if an agent is already loaded."""
     next_one = os.environ.pop(NEXT, None) if before and not _is_agent(before) else None
     try:
         ctypes.CDLL(path, mode=os.RTLD_NOW).InitializeInjection()
@@ -221,4 +220,4 @@ def _let_in(path: str, before: Optional[str]) -> None:
         pass
     finally:
         if next_one is not None:
-            os.environ[NEXT] = next_one  # the driver has loaded that one itself
+            os.environ[NEXT] = next_one  # already loaded by the driver

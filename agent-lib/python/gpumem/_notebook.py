@@ -1,6 +1,6 @@
-"""Memory per cell of a notebook: ``%load_ext gpumem``.
+"""Memory for each notebook cell: ``%load_ext gpumem``.
 
-After each cell a line: what is live now, how much more than before, and the highest inside of the cell.
+After each cell one line shows current memory, its change, and the peak inside the cell.
 """
 
 import sys
@@ -12,46 +12,47 @@ from ._snapshot import snapshot, status
 
 
 def amount(value: Optional[int]) -> str:
-    """Bytes as MiB."""
+    """Formats bytes as MiB."""
     return "?" if value is None else "{:,.1f} MiB".format(value / (1 << 20))
 
 
 def change(value: int) -> str:
-    """A difference as MiB, with its sign."""
+    """Formats a difference in bytes as MiB with its sign."""
     return "{:+,.1f} MiB".format(value / (1 << 20))
 
 
 class Cells:
-    """One line per cell."""
+    """Prints one line for each cell."""
 
     def __init__(self) -> None:
         self.is_on = True
-        #: The last cell's figures: ``live_bytes``, ``change_bytes``, ``peak_bytes``, ``blocks``, ``composition``; ``None`` before one has run.
+        #: Figures of the last cell: ``live_bytes``, ``change_bytes``, ``peak_bytes``, ``blocks``, ``composition``;
+        #: ``None`` before the first cell.
         self.last: Optional[Dict[str, Any]] = None
         self._range: Optional[peak] = None
-        self._said_late = False
+        self._reported_late = False
 
     def before(self, *_: Any) -> None:
-        """A cell is about to run."""
+        """Opens a peak range; called before a cell runs."""
         self.after_silently()
         if self.is_on and available():
             self._range = peak()
             self._range.__enter__()
 
     def after_silently(self) -> None:
-        """A cell that was never seen to end."""
+        """Closes the range of a cell whose end was not reported."""
         if self._range is not None:
             self._range.close()
             self._range = None
 
     def after(self, *_: Any) -> None:
-        """A cell has run, or raised."""
+        """Prints the line; called after a cell ran or raised."""
         line = self.line()
         if line:
             print(line)
 
     def line(self) -> Optional[str]:
-        """What to say of the cell that has just ended; nothing where no GPU memory was, or is."""
+        """Returns the line for the cell that just ended, or ``None`` if the process had no GPU memory during it."""
         first = self._late_line()
         if not self.is_on or self._range is None:
             return first
@@ -85,28 +86,28 @@ class Cells:
         return sum(tag["bytes"] for device in devices for tag in device["tags"] if tag["of"] == "direct")
 
     def _late_line(self) -> Optional[str]:
-        """Once: what the agent has missed."""
-        if self._said_late:
+        """Returns once how much memory a late agent missed."""
+        if self._reported_late:
             return None
         how = status()
         if how["state"] == "waiting" or not how["available"]:
             return None
-        self._said_late = True
+        self._reported_late = True
         if how["state"] != "late":
             return None
-        said = how.get("said") or [how]
-        cause = "CUDA had begun before gpumem was loaded" if said[0]["state"] == "late" else "not watched for a while"
+        history = how.get("said") or [how]
+        cause = "CUDA was initialised before gpumem was loaded" if history[0]["state"] == "late" else "recording was interrupted"
         return "gpumem: late: {}; {}".format(cause, _missed(how["missed"]))
 
 
 def _missed(lines: List[Dict[str, Any]]) -> str:
     known = [line["bytes"] for line in lines]
     if known and all(bytes is not None for bytes in known):
-        return "{} are older and not named".format(amount(sum(known)))
+        return "{} was allocated earlier and has no name".format(amount(sum(known)))
     at_least = sum(line.get("bytes") or line.get("at_least_bytes") or 0 for line in lines)
     if at_least:
-        return "at least {} are older and not named".format(amount(at_least))
-    return "how many bytes are older is not known (the daemon can tell: gpumemctl report)"
+        return "at least {} was allocated earlier and has no name".format(amount(at_least))
+    return "an unknown amount was allocated earlier (gpumemctl report shows it)"
 
 
 def _held() -> Optional[int]:
@@ -118,7 +119,11 @@ _cells: Optional[Cells] = None
 
 
 def magic(line: str) -> Optional[Dict[str, Any]]:
-    """``%gpumem``: what is held now. ``%gpumem off``, ``%gpumem on``: a line per cell or none. ``%gpumem report``: the daemon's report."""
+    """Implements ``%gpumem``.
+
+    Without an argument it returns the current snapshot. ``on`` and ``off`` switch the line after each cell. ``last``
+    returns the last cell's figures. ``report`` prints the daemon's report.
+    """
     word = line.strip()
     if word in ("on", "off"):
         if _cells is not None:
@@ -135,7 +140,7 @@ def magic(line: str) -> Optional[Dict[str, Any]]:
 
 
 def load(shell: Any) -> None:
-    """Registers with IPython."""
+    """Registers the cell hooks and ``%gpumem`` with IPython."""
     global _cells
     if _cells is not None:
         return
@@ -144,7 +149,7 @@ def load(shell: Any) -> None:
     shell.events.register("post_run_cell", _cells.after)
     shell.register_magic_function(magic, "line", "gpumem")
     if not available():
-        print("gpumem: no agent in this process: nothing will be shown (gpumemctl doctor says why)", file=sys.stderr)
+        print("gpumem: no agent in this process: no lines will be shown (run gpumemctl doctor for the reason)", file=sys.stderr)
         return
     first = _cells.line()
     if first:
@@ -152,7 +157,7 @@ def load(shell: Any) -> None:
 
 
 def unload(shell: Any) -> None:
-    """And goes again."""
+    """Removes the cell hooks."""
     global _cells
     if _cells is not None:
         _cells.after_silently()

@@ -1,4 +1,4 @@
-"""CUPTI has one subscription per process: giving it to another client for a while."""
+"""Lends the process's only CUPTI subscription to another client."""
 
 import contextlib
 from typing import Iterator
@@ -7,9 +7,9 @@ from ._library import library
 
 
 def pause() -> None:
-    """Lets another CUPTI client, such as a profiler, have the subscription; it is free when this returns.
+    """Releases the CUPTI subscription to another client, such as a profiler; it is free when this returns.
 
-    Driver calls are not seen until ``resume()``. May be called before CUDA is initialised. Pauses nest.
+    Driver calls are not recorded until ``resume()``. Works before CUDA is initialised. Calls nest.
     """
     found = library()
     if found is not None:
@@ -17,9 +17,9 @@ def pause() -> None:
 
 
 def resume() -> None:
-    """Takes the subscription back, now or as soon as the other client lets go.
+    """Takes the CUPTI subscription back, now or as soon as the other client releases it.
 
-    What was allocated and freed meanwhile is not known: reports name the time and mark the sums as partial.
+    Allocations and frees in between were not recorded: reports show the interval and mark sums as partial.
     """
     found = library()
     if found is not None:
@@ -28,10 +28,10 @@ def resume() -> None:
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """``with gpumem.paused(): ...``, or ``@gpumem.paused()`` above a function: paused inside.
+    """Pauses inside ``with gpumem.paused(): ...`` or a function decorated with ``@gpumem.paused()``.
 
-    For PyTorch's profiler on a PyTorch from before August 2026, when ``KINETO_USE_DAEMON=1`` cannot be set. That
-    profiler keeps the subscription until the process ends, unless ``TEARDOWN_CUPTI=1`` is set; see README.md.
+    Needed for PyTorch's profiler in releases before August 2026 if ``KINETO_USE_DAEMON=1`` cannot be set. That profiler
+    keeps the subscription until the process ends, unless ``TEARDOWN_CUPTI=1`` is set; see README.md.
     """
     pause()
     try:

@@ -1,4 +1,4 @@
-"""The highest that was live inside a range of the program."""
+"""Peak memory inside a range of the program."""
 
 import threading
 from types import TracebackType
@@ -8,27 +8,28 @@ from ._library import library
 from ._snapshot import HIGH, read
 
 _lock = threading.Lock()
-#: Ranges that are open, in any thread.
+#: Open ranges of all threads.
 _open: List["peak"] = []
 
 
 class peak:
-    """``with gpumem.peak() as p: ...``; then ``p.bytes``, ``p.composition``.
+    """Tracks the highest memory of this process inside ``with gpumem.peak() as p: ...``.
 
-    The agent counts while at least one range is open, and not otherwise; ranges may nest and overlap, in any threads. They are
-    of the process: what other threads allocate inside the range counts.
+    Read ``p.bytes`` and ``p.composition`` inside or after the range. Ranges may nest and overlap, also across threads; they
+    cover all threads of the process. The agent tracks peaks only while a range is open.
 
-    Exact to the byte, unless another thread allocates in the microseconds in which the first range is opened: that may
-    count twice or not at all. Of a driver pool counts what it has handed out, not what it has reserved. ``device``: only
-    this CUDA ordinal; else the sum of every device's own high, which need not have come at one time. Ordinals from 16 on are not counted.
+    The figures are exact to the byte, except for allocations that another thread makes in the microseconds in which the
+    first range opens: these may be counted twice or not at all. Driver pools count with their allocated bytes, not their
+    reserved bytes. ``device`` restricts the range to one CUDA ordinal. Otherwise figures are the sum of each device's peak,
+    which may occur at different times. Ordinals from 16 on are not counted.
 
     ====================== ================================================================================
-    ``bytes``              highest sum of live driver allocations; ``None`` without an agent
-    ``block_bytes``        highest sum of live blocks of pools; ``None`` likewise
-    ``start_bytes``        driver allocations when it began; ``start_block_bytes`` blocks
-    ``composition``        bytes by tag at the high: of blocks where there were any, else of driver allocations.
-                           It adds up to ``block_bytes`` or ``bytes``; what has no tag is ``""``
-    ``devices``            the same per device: ``ordinal``, ``bytes``, ``block_bytes``, ``allocations`` and ``blocks`` by tag
+    ``bytes``              highest sum of live driver allocations in bytes; ``None`` without an agent
+    ``block_bytes``        highest sum of live pool blocks in bytes; ``None`` without an agent
+    ``start_bytes``        driver allocations at the start of the range; ``start_block_bytes`` for pool blocks
+    ``composition``        bytes by tag at the peak: of pool blocks if there were any, else of driver allocations.
+                           The sum is ``block_bytes`` or ``bytes``; the key ``""`` holds untagged memory
+    ``devices``            the same for each device: ``ordinal``, ``bytes``, ``block_bytes``, ``allocations`` and ``blocks`` by tag
     ====================== ================================================================================
     """
 
@@ -63,7 +64,7 @@ class peak:
         self.close()
 
     def close(self) -> None:
-        """Ends the range; the figures stay."""
+        """Ends the range; its figures remain readable."""
         with _lock:
             if self not in _open:
                 return
@@ -80,25 +81,25 @@ class peak:
 
     @property
     def bytes(self) -> Optional[int]:
-        """Highest sum of live driver allocations so far."""
+        """Highest sum of live driver allocations so far, in bytes; ``None`` without an agent."""
         self._look()
         return self._sum("bytes")
 
     @property
     def block_bytes(self) -> Optional[int]:
-        """Highest sum of live blocks so far."""
+        """Highest sum of live pool blocks so far, in bytes; ``None`` without an agent."""
         self._look()
         return self._sum("block_bytes")
 
     @property
     def devices(self) -> List[Dict[str, Any]]:
-        """The figures per device."""
+        """Figures of each device, by ascending CUDA ordinal."""
         self._look()
         return [self._devices[ordinal] for ordinal in sorted(self._devices)]
 
     @property
     def composition(self) -> Dict[str, int]:
-        """Bytes by tag at the high, the largest first."""
+        """Bytes by tag at the peak, largest first."""
         total: Dict[str, int] = {}
         for device in self.devices:
             for path, amount in device["blocks" if device["block_bytes"] else "allocations"].items():
@@ -124,7 +125,7 @@ class peak:
 
 
 def _fold() -> None:
-    """The high since the last reset belongs to every range that is open."""
+    """Merges the peak since the last reset into every open range."""
     high = read(HIGH)
     for device in (high or {"devices": []})["devices"]:
         for each in _open:

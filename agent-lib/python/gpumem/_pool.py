@@ -1,4 +1,4 @@
-"""A pool of the program's own, which carves blocks out of driver allocations."""
+"""Reports the program's own allocator, which carves blocks out of driver allocations."""
 
 from typing import Optional, Union
 
@@ -6,11 +6,11 @@ from ._library import Library, library, text
 
 
 class Pool:
-    """What an allocator reports, so that its blocks have names; as in gpumem.h.
+    """Reports the segments and blocks of an allocator, so that its memory has names; see also gpumem.h.
 
-    Addresses are those of the device, ``device`` is CUDA's ordinal; a stream is any small number of the caller's. ``parent``: the
-    pool whose blocks this one carves. Where there is no agent, every call does nothing. The agent hears of the pool with the
-    first thing that is said of it: by then CUDA has begun, and the device has a name.
+    Addresses are device addresses, sizes are bytes, ``device`` is the CUDA ordinal, ``stream`` any small number the caller
+    chooses. ``parent`` is the pool whose blocks this one carves. Without an agent every call does nothing. The pool is
+    registered with its first report, because the device is known only after CUDA is initialised.
     """
 
     def __init__(self, name: str, device: int = 0, parent: Optional["Union[int, Pool]"] = None) -> None:
@@ -20,7 +20,7 @@ class Pool:
 
     @property
     def id(self) -> int:
-        """Its number with the agent; 0 while nothing is recorded, and when it is gone."""
+        """The agent's id of this pool; 0 while nothing is recorded and after ``destroy``."""
         if self._id == 0 and not self._gone:
             found = library()
             if found is not None and found.available():
@@ -32,50 +32,50 @@ class Pool:
         return library() if self.id else None
 
     def destroy(self) -> None:
-        """It is gone, with its segments and blocks."""
+        """Removes the pool with its segments and blocks."""
         found = library()
         if found is not None and self._id:
             found.pool_destroy(self._id)
         self._id, self._gone = 0, True
 
     def add_segment(self, address: int, size: int) -> None:
-        """It took ``size`` bytes from ``address`` on to carve from."""
+        """Reports ``size`` bytes at ``address`` that the pool obtained to carve blocks from."""
         found = self._agent()
         if found is not None:
             found.segment_add(self._id, address, size)
 
     def remove_segment(self, address: int, size: int) -> None:
-        """It gave that range back."""
+        """Reports that the pool released this range."""
         found = self._agent()
         if found is not None:
             found.segment_remove(self._id, address, size)
 
     def add_block(self, address: int, size: int, stream: int = 0) -> None:
-        """It handed out a block."""
+        """Reports a block of ``size`` bytes that the pool handed out."""
         found = self._agent()
         if found is not None:
             found.block_alloc(self._id, address, size, stream & 0xFFFFFFFF)
 
     def free_block(self, address: int, pending: bool = False) -> None:
-        """A block came back; ``pending``: a stream may still use it, and a second call follows."""
+        """Reports a returned block. With ``pending`` a stream may still use it; a second call without it must follow."""
         found = self._agent()
         if found is not None:
             found.block_free(self._id, address, int(pending))
 
     def state(self, reserved_bytes: int, used_bytes: int) -> None:
-        """What it says that it has reserved and handed out, for pools that report no blocks."""
+        """Sets the pool's reserved and used bytes, for pools that do not report blocks."""
         found = self._agent()
         if found is not None:
             found.pool_state(self._id, reserved_bytes, used_bytes)
 
     def check(self, total_bytes: int) -> None:
-        """Its own total of live block bytes, to be compared."""
+        """Passes the pool's own total of live block bytes; the daemon compares it with the reported blocks."""
         found = self._agent()
         if found is not None:
             found.pool_check(self._id, total_bytes)
 
     def retag(self, address: int, path: str, role: int = 0) -> None:
-        """What is known by now of a block."""
+        """Sets the tag path and role (a number of gpumem.h, 0 for unknown) of a live block."""
         found = self._agent()
         if found is not None:
             found.retag(self._id, address, text(path), role, 0)

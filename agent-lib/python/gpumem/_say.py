@@ -1,4 +1,4 @@
-"""What the program says of itself: steps, phases, marks, counters, and what a piece of memory is."""
+"""Annotations from the program: steps, phases, marks, counters, and names and roles of memory."""
 
 import contextlib
 import ctypes
@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterator, List, Optional, Set, Type
 from ._library import library, text
 from ._scope import in_compiled_code
 
-#: As in gpumem.h.
+#: Same numbers as in gpumem.h.
 ROLES: Dict[str, int] = {
     "parameter": 1,
     "gradient": 2,
@@ -31,10 +31,10 @@ _phase = 0
 
 
 class Step:
-    """A step that has begun; as a context manager it gives its number."""
+    """A started step; as a context manager it returns the step's number."""
 
     __slots__ = ("number",)
-    #: As the report has it.
+    #: Number shown in the report.
     number: int
 
     def __new__(cls, number: int) -> "Step":  # see scope
@@ -55,9 +55,10 @@ class Step:
 
 
 def step(number: Optional[int] = None) -> Step:
-    """Step ``number`` of the training begins; without a number the one after the last, from 1 on.
+    """Marks the start of training step ``number``; the default is the last number plus one, from 1.
 
-    In code that ``torch.compile`` compiles it does nothing. It lasts until the next one begins: ``gpumem.step()`` at the top of the loop, or ``with gpumem.step(): ...`` around its body.
+    A step lasts until the next one starts: call ``gpumem.step()`` at the top of the loop, or use ``with gpumem.step(): ...``
+    around its body. Does nothing in code compiled by ``torch.compile``.
     """
     global _next_step
     if in_compiled_code():
@@ -72,10 +73,10 @@ def step(number: Optional[int] = None) -> Step:
 
 
 def epoch(number: Optional[int] = None) -> int:
-    """Epoch ``number`` of the training begins; without a number the one after the last, from 1 on. Its number.
+    """Marks the start of epoch ``number`` and returns the number; the default is the last number plus one, from 1.
 
-    Steps are numbered anew in it: ``gpumem.step()`` from 1 on, those that an optimizer's steps number from 0. In code that
-    ``torch.compile`` compiles it does nothing.
+    Step numbers restart: at 1 for ``gpumem.step()``, at 0 for steps counted by an optimizer. In code compiled by
+    ``torch.compile`` it does nothing and returns -1.
     """
     global _next_step, _epoch
     if in_compiled_code():
@@ -91,7 +92,7 @@ def epoch(number: Optional[int] = None) -> int:
 
 
 class Phase:
-    """A phase that has begun; as a context manager it puts back the phase that was."""
+    """A started phase; as a context manager it restores the previous phase."""
 
     __slots__ = ("_before",)
     _before: int
@@ -115,8 +116,10 @@ class Phase:
 
 
 def phase(name: str) -> Phase:
-    """The process enters a phase: ``setup``, ``forward``, ``backward``, ``optimizer`` or ``evaluation``; another word is none
-    of them. ``with gpumem.phase("evaluation"): ...`` goes back to what it was before."""
+    """Marks the start of a phase: ``setup``, ``forward``, ``backward``, ``optimizer`` or ``evaluation``.
+
+    Any other name sets the phase to unknown. ``with gpumem.phase("evaluation"): ...`` restores the previous phase at its end.
+    """
     if in_compiled_code():
         return Phase(-1)
     before = _phase
@@ -133,7 +136,7 @@ def _set_phase(code: int) -> None:
 
 
 def mark(name: str) -> None:
-    """Something worth a mark in time happened."""
+    """Marks this moment with a name, shown in reports and timelines."""
     if in_compiled_code():
         return
     found = library()
@@ -142,7 +145,7 @@ def mark(name: str) -> None:
 
 
 def counter(name: str, value: int) -> None:
-    """The program's own figure ``name`` has this value from now on; a whole number, such as a batch size."""
+    """Sets the program's counter ``name``, for example a batch size, to an integer."""
     if in_compiled_code():
         return
     found = library()
@@ -151,7 +154,7 @@ def counter(name: str, value: int) -> None:
 
 
 def count(name: str, change: int = 1) -> None:
-    """The program's own figure ``name`` is so much more; it begins at 0."""
+    """Adds ``change``, which may be negative, to the program's counter ``name``. A counter starts at 0."""
     if in_compiled_code():
         return
     found = library()
@@ -160,20 +163,21 @@ def count(name: str, change: int = 1) -> None:
 
 
 def process_tag(path: Optional[str]) -> None:
-    """The tag of what threads without an open scope allocate; the report marks it as inherited. ``None``: none."""
+    """Sets the tag path for threads without an open scope; reports mark it as inherited. ``None`` removes it."""
     found = library()
     if found is not None:
         found.process_tag(text(path or ""))
 
 
 def retag(what: Any, path: Optional[str] = None, role: Optional[str] = None, phase: Optional[str] = None) -> int:
-    """Says what is known by now of memory: its path, its role (``parameter``, ``gradient``, ``optimizer_state``,
-    ``activation``, ``input``, ``temporary``, ``workspace``, ``buffer``, ``kv_cache``, ``parameter_copy``), its phase. ``None``
-    leaves it as it was.
+    """Sets the tag path, role and phase of live memory, and returns the number of addresses it was applied to.
 
-    ``what`` is a device address, a tensor or array (PyTorch, or with ``__cuda_array_interface__`` or DLPack), or any
-    nesting of lists, tuples, sets and dicts of those. An address is the first byte of its allocation or block: a view that
-    begins further in is not found, but for PyTorch's, whose storage is asked. The number of addresses that were said.
+    Roles are ``parameter``, ``gradient``, ``optimizer_state``, ``activation``, ``input``, ``temporary``, ``workspace``,
+    ``buffer``, ``kv_cache`` and ``parameter_copy``; phases as in ``phase``. ``None`` leaves a value unchanged.
+
+    ``what`` is a device address, a tensor or array (PyTorch, ``__cuda_array_interface__`` or DLPack), or nested lists,
+    tuples, sets and dicts of these. An address must be the first byte of an allocation or block, so views that start
+    further inside have no effect. PyTorch views work, because the address of their storage is used.
     """
     if in_compiled_code():
         return 0
@@ -182,16 +186,16 @@ def retag(what: Any, path: Optional[str] = None, role: Optional[str] = None, pha
         return 0
     name = None if path is None else text(path)
     codes = ROLES.get(role or "", 0), PHASES.get(phase or "", 0)
-    said = set()
+    applied = set()
     for address in addresses(what):
-        if address and address not in said:
-            said.add(address)
+        if address and address not in applied:
+            applied.add(address)
             found.retag(0, address, name, *codes)
-    return len(said)
+    return len(applied)
 
 
 def addresses(what: Any) -> Iterator[int]:
-    """Where on a device it lies. What holds itself is looked into once."""
+    """Yields the device addresses of an object. Containers that contain themselves are visited once."""
     left: List[Any] = [what]
     opened: Set[int] = set()
     while left:
@@ -211,7 +215,7 @@ def addresses(what: Any) -> Iterator[int]:
 
 
 def _address(what: Any) -> int:
-    # Tensors without memory (fake, meta) raise whatever they like; so may anything that calls itself an array.
+    # Tensors without memory (fake, meta) and other objects that claim to be arrays may raise any exception.
     with contextlib.suppress(Exception):
         if hasattr(what, "_local_tensor"):  # DTensor
             what = what._local_tensor
@@ -244,7 +248,7 @@ class _DLTensor(ctypes.Structure):
 
 
 def _of_capsule(capsule: Any) -> int:
-    """The base address in a DLPack capsule, which keeps its owner: nobody takes the tensor."""
+    """Returns the base address in a DLPack capsule without consuming it: the capsule keeps ownership."""
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype = ctypes.c_void_p
     get.argtypes = [ctypes.py_object, ctypes.c_char_p]

@@ -1,17 +1,18 @@
-"""``scope``: the name of what a thread allocates.
+"""``scope``: names the memory that a thread allocates.
 
-The agent keeps a word per thread with the number of the innermost tag. Opening a scope writes that word through a
-memoryview and closing it puts back what was there: no foreign call, but for the first time that a name is used at a place.
+The agent keeps one word for each thread with the number of the innermost tag. Opening a scope writes that word through
+a memoryview, and closing it restores the previous value. Only the first use of a name inside a given outer scope calls
+into the library.
 
-What can go wrong with a word per thread, and what is done:
+Special cases of one word for each thread:
 
 =====================================  ============================================================
-a scope is closed out of order         the word stays the innermost open one's, and goes back
-(generators, coroutines)               to what is still open when that closes
-closed on another thread               the word of the thread that opened it is put right; of one that has ended, none
-a thread ends                          its word belongs to the next thread that comes: what is still open lets go of it
-fork                                   a child's agent is silent; scopes do nothing until CUDA begins in the child
-torch.compile                          a scope inside of compiled code is not there: ``is_dynamo_compiling`` is a constant to Dynamo
+a scope is closed out of order         the word keeps the innermost open scope's tag, and returns to
+(generators, coroutines)               the next scope still open when that one closes
+a scope is closed on another thread    the word of the opening thread is corrected, if that thread still runs
+a thread ends                          its word is reused by the next thread; open scopes stop using it
+fork                                   the child's agent is inactive; scopes do nothing until CUDA starts in the child
+torch.compile                          scopes vanish from compiled code: ``is_dynamo_compiling`` is a constant to Dynamo
 =====================================  ============================================================
 """
 
@@ -30,16 +31,16 @@ from ._library import library, text, when_found
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-#: outer tag -> name -> tag.
+#: Outer tag -> name -> tag.
 _tags: Dict[int, Dict[str, int]] = {}
-#: Names kept; a program that makes them up without end begins anew.
+#: Cached names; when a program exceeds this, the cache is cleared.
 _MOST = 100_000
 _kept = 0
 _modules = sys.modules
 
 
 def _torch_version() -> Optional[Tuple[int, int]]:
-    """Of the PyTorch that is installed, which need not be imported so far; (0, 0) if that cannot be told."""
+    """Returns the installed PyTorch's version without importing it; (0, 0) if it cannot be read, ``None`` if absent."""
     try:
         spec = importlib.util.find_spec("torch")
         if spec is None or spec.origin is None:
@@ -55,7 +56,7 @@ _TORCH = _torch_version()
 
 
 class _Thread:
-    """What a thread has: its word, and the innermost scope that is open."""
+    """State of a thread: its word in the agent, and its innermost open scope."""
 
     __slots__ = ("word", "top", "__weakref__")
 
@@ -64,17 +65,17 @@ class _Thread:
         self.top: Optional["scope"] = None
 
 
-class _Told:
-    """In the place of a thread's word while begins and ends of scopes are recorded: each time that it is written one begins or ends.
+class _EdgeRecorder:
+    """Replaces a thread's word while scope begins and ends are recorded: each write is a begin or an end.
 
-    One that is closed while others are open inside of it ends with them.
+    A scope that closes while inner scopes are open ends these as well.
     """
 
-    __slots__ = ("word", "thread", "open", "tell")
+    __slots__ = ("word", "thread", "open", "report")
 
-    def __init__(self, thread: _Thread, tell: Callable[[int], None]) -> None:
-        self.word, self.thread, self.tell = thread.word, thread, tell
-        #: Scopes that began since, and their tags.
+    def __init__(self, thread: _Thread, report: Callable[[int], None]) -> None:
+        self.word, self.thread, self.report = thread.word, thread, report
+        #: Scopes opened since recording started, each with its tag.
         self.open: List[Tuple["scope", int]] = []
 
     def __getitem__(self, place: int) -> int:
@@ -86,35 +87,35 @@ class _Told:
         if top is not None and is_new and top._outer == self.word[place]:
             self.open.append((top, tag))
             self.word[place] = tag
-            self.tell(1)
+            self.report(1)
             return
         while self.open and self.open[-1][0] is not top:
             self.word[place] = self.open.pop()[1]
-            self.tell(0)
+            self.report(0)
         self.word[place] = tag
 
 
-#: Those that have opened scopes; gone with the thread.
+#: Threads that have opened scopes, until they end.
 _threads: "weakref.WeakSet[_Thread]" = weakref.WeakSet()
-#: Tells the agent of an edge; ``None``: nobody wants to know.
-_tell: Optional[Callable[[int], None]] = None
+#: Reports a begin (1) or end (0) to the agent; ``None`` while edges are not recorded.
+_report_edge: Optional[Callable[[int], None]] = None
 
 
-def tell_edges(wanted: bool) -> None:
-    """Scopes that are opened from now on are told with their begin and end, or no more."""
-    global _tell
+def record_edges(wanted: bool) -> None:
+    """Switches recording of begin and end on or off for scopes that are opened from now on."""
+    global _report_edge
     found = library()
-    _tell = found.scope_edge if wanted and found is not None else None
+    _report_edge = found.scope_edge if wanted and found is not None else None
     for thread in list(_threads):
         word = thread.word
-        if _tell is not None and not isinstance(word, (_Told, list)):
-            thread.word = _Told(thread, _tell)
-        elif _tell is None and isinstance(word, _Told):
+        if _report_edge is not None and not isinstance(word, (_EdgeRecorder, list)):
+            thread.word = _EdgeRecorder(thread, _report_edge)
+        elif _report_edge is None and isinstance(word, _EdgeRecorder):
             thread.word = word.word
 
 
-class _Ended:
-    """Goes with its thread, and takes the word away from whoever still holds what it had."""
+class _ThreadEnd:
+    """Lives as long as its thread; then detaches the thread's word from scopes that are still open."""
 
     __slots__ = ("thread",)
 
@@ -125,19 +126,19 @@ class _Ended:
         self.thread.word = [0]
 
 
-#: ``mine``: the thread's _Thread; ``ended``: what goes with it.
+#: ``mine`` is the thread's _Thread; ``ended`` detects the end of the thread.
 _here: Any = threading.local()
 
 
 class scope:
-    """``with gpumem.scope("name"): ...``, or ``@gpumem.scope("name")`` above a function.
+    """Tags memory inside ``with gpumem.scope("name"): ...`` or a function decorated with ``@gpumem.scope("name")``.
 
-    What the thread allocates inside is tagged ``outer/name``; scopes nest, and nest with those of the C API and of NVTX.
-    ``name`` may hold ``/``. One object is for one thread at a time.
+    Allocations of this thread get the tag ``outer/name``. Scopes nest, also with those of the C API and of NVTX. ``name``
+    may contain ``/``. Use one object on one thread at a time.
 
-    Above a coroutine function, a generator function or an asynchronous one the scope is open while that very function runs,
-    and closed while it waits. A ``with`` block around an ``await`` or a ``yield`` stays open meanwhile: what other
-    coroutines of the thread allocate then has its name.
+    For a decorated coroutine function, generator function or asynchronous generator function, the scope is open while that
+    function runs and closed while it is suspended. A ``with`` block around an ``await`` or a ``yield`` stays open while
+    suspended, so it also tags allocations of the thread's other coroutines.
     """
 
     __slots__ = ("_name", "_here", "_outer", "_below")
@@ -145,11 +146,11 @@ class scope:
     _below: Optional["scope"]
 
     _name: str
-    #: While it is open, what its thread has.
+    #: State of the thread that opened it; ``None`` while closed.
     _here: Optional[_Thread]
 
     if _TORCH is not None and _TORCH < (2, 5):
-        # Its compiler took classes with an __init__ for no context managers. This costs 75 ns more.
+        # Dynamo before 2.5 does not treat classes with __init__ as context managers. This variant costs 75 ns more.
         def __new__(cls, name: str) -> "scope":
             self = object.__new__(cls)
             self._name = name
@@ -172,7 +173,7 @@ class scope:
             if here is _NOWHERE:
                 return self
         if self._here is not None:
-            again = _Again(self._name)
+            again = _Reentry(self._name)
             again.of = self
             return again.__enter__()
         word = here.word
@@ -210,7 +211,7 @@ class scope:
         if inspect.iscoroutinefunction(function):
 
             async def wrapped(*args: Any, **kwargs: Any) -> Any:
-                return await _Steps(name, function(*args, **kwargs))
+                return await _ScopedAwaitable(name, function(*args, **kwargs))
 
         elif inspect.isasyncgenfunction(function):
 
@@ -219,14 +220,14 @@ class scope:
                 step, argument = inner.asend, None
                 while True:
                     try:
-                        item = await _Steps(name, step(argument))
+                        item = await _ScopedAwaitable(name, step(argument))
                     except StopAsyncIteration:
                         return
                     try:
                         argument = yield item
                         step = inner.asend
                     except GeneratorExit:
-                        await _Steps(name, inner.aclose())
+                        await _ScopedAwaitable(name, inner.aclose())
                         raise
                     except BaseException as error:
                         step, argument = inner.athrow, error
@@ -249,7 +250,7 @@ class scope:
 
 
 def _stepped(name: str, inner: Any) -> Generator[Any, Any, Any]:
-    """``yield from inner`` with the scope open while ``inner`` runs."""
+    """Runs ``yield from inner`` with the scope open only while ``inner`` runs."""
     step, argument = getattr(inner, "send", None), None
     if step is None:  # an iterator
         step = lambda _: next(inner)  # noqa: E731
@@ -270,8 +271,8 @@ def _stepped(name: str, inner: Any) -> Generator[Any, Any, Any]:
             step, argument = inner.throw, error
 
 
-class _Steps:
-    """An awaitable with the scope open while it runs."""
+class _ScopedAwaitable:
+    """Awaitable that opens the scope only while the inner awaitable runs."""
 
     def __init__(self, name: str, inner: Any) -> None:
         self._name, self._inner = name, inner
@@ -280,12 +281,12 @@ class _Steps:
         return _stepped(self._name, self._inner.__await__())
 
 
-#: Nothing is recorded.
+#: Stands for a thread while nothing is recorded.
 _NOWHERE = _Thread([0])
 
 
-class _Again(scope):
-    """A scope object that is entered while it is open."""
+class _Reentry(scope):
+    """Entry of a scope object that is already open."""
 
     __slots__ = ("of",)
 
@@ -293,7 +294,7 @@ class _Again(scope):
 
 
 def _close(here: _Thread, closed: scope) -> None:
-    """A scope ends that is not the innermost one, or was entered again: the one above it goes back to what was outside of it."""
+    """Closes a scope that is not the innermost or was entered twice: the scope above it inherits its outer scope."""
     above: Optional[scope] = None
     each = here.top
     while each is not None and each is not closed and getattr(each, "of", None) is not closed:
@@ -309,27 +310,27 @@ def _close(here: _Thread, closed: scope) -> None:
 
 
 def _begin() -> Optional[_Thread]:
-    """The first scope of this thread."""
+    """Creates this thread's state at its first scope; ``None`` without an agent."""
     found = library()
     address = found.scope_word() if found is not None else None
     if not address:
         return None
     thread = _Thread(memoryview(ctypes.c_uint32.from_address(address)).cast("B").cast("I"))
     _threads.add(thread)
-    if _tell is not None:
-        thread.word = _Told(thread, _tell)
+    if _report_edge is not None:
+        thread.word = _EdgeRecorder(thread, _report_edge)
     _here.mine = thread
-    _here.ended = _Ended(thread)
+    _here.ended = _ThreadEnd(thread)
     return thread
 
 
 def _intern(outer: int, name: str) -> int:
-    """The tag of a name at a place, asked of the agent and kept."""
+    """Returns the tag of a name inside an outer tag, from the agent, and caches it."""
     global _kept
     found = library()
     if found is None or not found.available():
         return outer
-    # An empty name opens nothing; 0: no room for it.
+    # An empty name opens nothing; 0 means the agent's name table is full.
     tag = (found.intern(outer, text(name)) if name else 0) or outer
     _kept += 1
     if _kept > _MOST:
@@ -339,54 +340,54 @@ def _intern(outer: int, name: str) -> int:
     return tag
 
 
-# Whether a scope does nothing: one of these at a time, so that it costs one call.
+# Values of `_skip`: each returns whether a scope does nothing. Exactly one is active, so the check costs one call.
 
 
-def _look() -> bool:
-    """At first: is there an agent?"""
+def _find_agent() -> bool:
+    """Initial state: looks for an agent."""
     if library() is not None:
         return _agent_found()
     global _skip
-    _skip = _always
+    _skip = _no_agent
     return True
 
 
-def _always() -> bool:
-    """No agent."""
+def _no_agent() -> bool:
+    """No agent was found."""
     return True
 
 
-def _plain() -> bool:
-    """An agent, and no torch so far."""
-    return _torch_came() if "torch" in _modules else False
+def _no_torch_yet() -> bool:
+    """An agent was found and torch is not imported yet."""
+    return _torch_found() if "torch" in _modules else False
 
 
-def _torch_came() -> bool:
-    """In compiled code the first return is the only one."""
-    asked = getattr(getattr(_modules["torch"], "compiler", None), "is_dynamo_compiling", None)
-    if asked is not None:
-        if asked():
+def _torch_found() -> bool:
+    """Returns whether Dynamo traces this call; compiled code keeps only the first return."""
+    is_compiling = getattr(getattr(_modules["torch"], "compiler", None), "is_dynamo_compiling", None)
+    if is_compiling is not None:
+        if is_compiling():
             return True
-        _settle(asked)
+        _set_skip(is_compiling)
     return False
 
 
-def _settle(asked: Callable[[], bool]) -> None:
+def _set_skip(is_compiling: Callable[[], bool]) -> None:
     global _skip
-    _skip = asked
+    _skip = is_compiling
 
 
 def in_compiled_code() -> bool:
-    """Whether Dynamo reads this: then nothing is said, and there is no graph break."""
-    asked = getattr(getattr(_modules.get("torch"), "compiler", None), "is_dynamo_compiling", None)
-    return asked is not None and bool(asked())
+    """Returns whether Dynamo traces this call. Callers then do nothing, which avoids a graph break."""
+    is_compiling = getattr(getattr(_modules.get("torch"), "compiler", None), "is_dynamo_compiling", None)
+    return is_compiling is not None and bool(is_compiling())
 
 
 _calls = 0
 
 
 def _forked() -> bool:
-    """A child: its agent is silent until CUDA begins in it. Looks get rarer, as in gpumem.h."""
+    """State in a forked child, whose agent is inactive until CUDA starts. Checks become rarer, as in gpumem.h."""
     global _calls
     _calls += 1
     if _calls & 1023 if _calls > 1024 else _calls & (_calls - 1):
@@ -397,28 +398,28 @@ def _forked() -> bool:
     return _agent_found()
 
 
-#: ``None``: an agent, and no torch that could come.
-_skip: Optional[Callable[[], bool]] = _look
+#: ``None`` if an agent was found and torch cannot be imported.
+_skip: Optional[Callable[[], bool]] = _find_agent
 
 
 def _agent_found() -> bool:
     global _skip
-    _skip = None if _TORCH is None and "torch" not in _modules else _plain
+    _skip = None if _TORCH is None and "torch" not in _modules else _no_torch_yet
     return _skip is not None and _skip()
 
 
-def _agent_came() -> None:
-    if _skip is _always:
+def _agent_appeared() -> None:
+    if _skip is _no_agent:
         _agent_found()
 
 
 def _after_fork() -> None:
     global _skip, _calls
     _calls = 0
-    if _skip is not _always:
+    if _skip is not _no_agent:
         _skip = _forked
 
 
-when_found.append(_agent_came)
+when_found.append(_agent_appeared)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)

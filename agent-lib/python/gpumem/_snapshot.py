@@ -1,4 +1,4 @@
-"""What this process holds now, and how the agent is: read from the agent in the process, with or without a daemon."""
+"""Current memory of this process and status of the agent, read from the agent itself, with or without a daemon."""
 
 import ctypes
 import json
@@ -11,7 +11,7 @@ LIVE, STATUS, HIGH = 0, 1, 2
 
 
 def read(what: int) -> Optional[Dict[str, Any]]:
-    """A JSON text of the agent's, as an object."""
+    """Reads one of the agent's JSON documents; ``None`` without an agent."""
     found = library()
     if found is None or not found.available():
         return None
@@ -20,7 +20,7 @@ def read(what: int) -> Optional[Dict[str, Any]]:
 
 
 def _text(found: Library, what: int) -> bytes:
-    """It may grow between two calls."""
+    """Returns the document's bytes. Retries with a larger buffer, because it may grow between two calls."""
     room = 1 << 16
     for _ in range(8):
         buffer = ctypes.create_string_buffer(room)
@@ -32,24 +32,24 @@ def _text(found: Library, what: int) -> bytes:
 
 
 def snapshot() -> Optional[Dict[str, Any]]:
-    """What this process holds now, in bytes; ``None`` without an agent. Per device of ``devices``:
+    """Returns the current memory of this process in bytes; ``None`` without an agent. Each entry of ``devices`` has:
 
     ==================== ==========================================================================
-    ``ordinal``          CUDA's number of the device; ``uuid`` as NVML writes it
-    ``tracked_bytes``    live driver allocations; of driver pools what they have reserved
-    ``direct_bytes``     of these, what no framework's pool carves; ``direct`` is how many
-    ``block_bytes``      blocks of pools; ``blocks`` is how many, ``pending_bytes`` of them wait for a stream
-    ``pool_idle_bytes``  what pools have and no block covers
-    ``opaque_bytes``     pools that report no blocks
-    ``unseen_bytes``     of pools, what lies in allocations that the agent did not see
-    ``roles``            bytes of blocks and direct allocations by role; ``unknown`` is one of them
-    ``pools``            each pool: ``name``, ``owner``, ``segments``, ``segment_bytes``, ``blocks``, ``block_bytes``, ``idle_bytes``
-    ``tags``             ``path``, ``role``, ``phase``, ``bytes``, ``count``; ``of`` is ``blocks`` or ``direct``
+    ``ordinal``          CUDA ordinal of the device; ``uuid`` in NVML's notation
+    ``tracked_bytes``    live driver allocations; driver pools count with their reserved bytes
+    ``direct_bytes``     driver allocations outside any framework's pool; ``direct`` is their number
+    ``block_bytes``      live pool blocks; ``blocks`` is their number, ``pending_bytes`` the part that waits for a stream
+    ``pool_idle_bytes``  pool memory without a live block
+    ``opaque_bytes``     memory of pools that do not report blocks
+    ``unseen_bytes``     pool memory in allocations that the agent did not record
+    ``roles``            bytes of blocks and direct allocations by role, including ``unknown``
+    ``pools``            for each pool: ``name``, ``owner``, ``segments``, ``segment_bytes``, ``blocks``, ``block_bytes``, ``idle_bytes``
+    ``tags``             for each tag: ``path``, ``role``, ``phase``, ``bytes``, ``count``; ``of`` is ``blocks`` or ``direct``
     ==================== ==========================================================================
 
-    ``direct + block + pool_idle + opaque = tracked + unseen``, and the tags of ``blocks`` and ``direct`` add up to theirs,
-    exactly, unless other threads allocate meanwhile. ``host`` has memory that is in no device's sum, by kind. What was there
-    before the agent is not known and in no figure; see ``status()``.
+    ``direct + block + pool_idle + opaque = tracked + unseen``, and the ``tags`` of ``blocks`` and ``direct`` sum to these
+    amounts exactly, unless other threads allocate during the call. ``host`` holds memory outside any device's sums, by kind.
+    Memory allocated before the agent was loaded is in no figure; see ``status()``.
     """
     found = read(LIVE)
     if found is None:
@@ -63,16 +63,16 @@ def snapshot() -> Optional[Dict[str, Any]]:
 
 
 def status() -> Dict[str, Any]:
-    """How well this process is seen. Always a dict:
+    """Returns how completely the agent sees this process. Always a dict:
 
-    ``available``  whether an agent records here
-    ``state``      ``covered``, ``late`` (it came after the first allocation), ``blocked`` (another client has CUPTI; ``detail`` says
-                   who), ``paused``, ``disarmed``, ``waiting`` (CUDA has not begun), or ``absent``
-    ``missed``     per device, bytes that are older than the agent, as PyTorch's allocator and the daemon know them:
-                   ``{"ordinal": 0, "bytes": n}`` with ``None`` where nobody knows. Empty unless ``late``
-    ``layers``     ways in which memory gets its names: ``layer``, ``state``, ``reason``
-    ``said``       everything the agent said of itself: ``since_ns``, ``state``, ``detail``
-    ``connected``  whether a daemon listens; ``recording`` is the file that is written instead, if any
+    ``available``  whether an agent is recording here
+    ``state``      ``covered``, ``late`` (loaded after the first allocation), ``blocked`` (another client holds CUPTI; ``detail``
+                   names it), ``paused``, ``disarmed``, ``waiting`` (CUDA is not initialised), or ``absent``
+    ``missed``     for each device, bytes allocated before the agent was loaded, from PyTorch's allocator and the daemon:
+                   ``{"ordinal": 0, "bytes": n}``; ``bytes`` is ``None`` if unknown. Empty unless ``late``
+    ``layers``     sources of memory names: ``layer``, ``state``, ``reason``
+    ``said``       every status that the agent has reported: ``since_ns``, ``state``, ``detail``
+    ``connected``  whether a daemon is connected; ``recording`` is the file written in its place (``GPUMEM_RECORD``), if any
     ``recorded``, ``lost``, ``rows_refused``, ``names_refused``  counts
     """
     found = read(STATUS)

@@ -1,4 +1,4 @@
-"""CuPy: blocks of its memory pools, through its own MemoryHook.
+"""Reports blocks of CuPy's memory pools, through CuPy's MemoryHook.
 
     import gpumem.cupy
 
@@ -6,9 +6,9 @@
         with gpumem.scope("solver"):
             x = cupy.zeros(...)
 
-Hooks are a thread's own in CuPy: enter one in each thread that allocates. A block that another thread frees is reported
-gone when its address is handed out again. Without this the agent sees the segments that CuPy's pool takes, named by
-whoever made it grow.
+A CuPy hook belongs to one thread: enter one in each thread that allocates. A block that a thread without a hook frees is
+reported as freed when its address is reused. Without this module the agent sees only the segments of CuPy's pool, named
+after the scope in which the pool grew.
 """
 
 import threading
@@ -21,14 +21,14 @@ _pools: Dict[int, "_Device"] = {}
 
 
 class _Device:
-    """The pool of one device."""
+    """Pool of one device."""
 
     def __init__(self, device: int) -> None:
         self.pool = Pool("cupy", device)
         self.segments: Dict[int, int] = {}
 
-    def took(self, address: int, size: int) -> None:
-        """A segment. What it lies over was given back meanwhile: nothing is told of that."""
+    def add_segment(self, address: int, size: int) -> None:
+        """Records a new segment. CuPy does not report freed segments, so segments that overlap it are removed first."""
         end = address + size
         stale = [start for start, bytes in self.segments.items() if start < end and address < start + bytes]
         for start in stale:
@@ -45,30 +45,30 @@ def _device(number: int) -> _Device:
 
 
 def watch() -> Any:
-    """A memory hook for the thread that enters it, a context manager."""
+    """Returns a context manager: a memory hook for the thread that enters it."""
     from cupy.cuda import MemoryHook
 
     class Hook(MemoryHook):  # type: ignore[misc, unused-ignore]
         name = "gpumem"
 
-        # Called with keywords; newer versions add some.
+        # CuPy passes keyword arguments; newer versions add some.
 
-        def alloc_postprocess(self, **told: Any) -> None:
-            if told["mem_ptr"]:
-                _device(told["device_id"]).took(told["mem_ptr"], told["mem_size"])
+        def alloc_postprocess(self, **event: Any) -> None:
+            if event["mem_ptr"]:
+                _device(event["device_id"]).add_segment(event["mem_ptr"], event["mem_size"])
 
-        def malloc_postprocess(self, **told: Any) -> None:
-            if told["mem_ptr"]:
-                _device(told["device_id"]).pool.add_block(told["mem_ptr"], told["mem_size"])
+        def malloc_postprocess(self, **event: Any) -> None:
+            if event["mem_ptr"]:
+                _device(event["device_id"]).pool.add_block(event["mem_ptr"], event["mem_size"])
 
-        def free_postprocess(self, **told: Any) -> None:
-            _device(told["device_id"]).pool.free_block(told["mem_ptr"])
+        def free_postprocess(self, **event: Any) -> None:
+            _device(event["device_id"]).pool.free_block(event["mem_ptr"])
 
     return Hook()
 
 
 def check() -> None:
-    """Compares the blocks of the current device with CuPy's own total; the report says if they differ."""
+    """Compares the current device's blocks with CuPy's own total; reports show a difference. Raises if CuPy is absent."""
     import cupy
 
     number = int(cupy.cuda.runtime.getDevice())

@@ -1,14 +1,15 @@
-"""JAX: what lies in its preallocated pool, by looking at its live arrays from time to time.
+"""Reports live arrays in JAX's preallocated pool by polling.
 
     import gpumem.jax
 
-    gpumem.jax.look()                        # now
-    gpumem.jax.watch(every=1.0)              # a thread that does so each second
+    gpumem.jax.look()                        # once
+    gpumem.jax.watch(every=1.0)              # in a background thread, every second
     gpumem.jax.name("params", state.params, role="parameter")
 
-Each live array is a block of the pool ``jax``, tagged ``jax/`` and its type and shape, or as ``name`` says. A snapshot,
-not a stream: what lives between two looks is not seen, nor what an executable uses while it runs (``compiled.memory_analysis()``
-tells that), nor executables themselves. What JAX took and no array covers stays a driver allocation of its own.
+Each live array becomes a block of the pool ``jax``, tagged ``jax/`` plus its dtype and shape, or as set by ``name``.
+Polling misses arrays that live only between two polls, memory that an executable uses while it runs (see
+``compiled.memory_analysis()``), and executables themselves. Memory that JAX reserved and no array covers stays a driver
+allocation.
 """
 
 import contextlib
@@ -19,19 +20,19 @@ from ._library import available
 from ._pool import Pool
 from ._say import ROLES
 
-#: Bytes and path of a buffer, by device and address.
+#: Bytes and tag path of a buffer, by device and address.
 _Seen = Dict[Tuple[int, int], Tuple[int, str]]
 
 _lock = threading.Lock()
-#: Of devices whose memory is looked at.
+#: Platforms whose devices are polled.
 _PLATFORMS = ("gpu", "cuda")
 _pools: Dict[int, Pool] = {}
 _seen: _Seen = {}
-_thread: Optional["_Looker"] = None
+_thread: Optional["_Poller"] = None
 
 
 def buffers(arrays: Any) -> List[Tuple[int, int, int, str]]:
-    """Device, address, bytes and a name of every buffer on a GPU; deleted and host ones have none."""
+    """Returns device, address, bytes and tag path of every buffer on a GPU; skips deleted and host buffers."""
     found = []
     for array in arrays:
         try:
@@ -52,14 +53,17 @@ def buffers(arrays: Any) -> List[Tuple[int, int, int, str]]:
 
 
 def look() -> int:
-    """Compares the live arrays with those of the last look, and says what came and went. Bytes of arrays on GPUs now."""
+    """Compares live arrays with the last poll and reports the changes. Returns current bytes of arrays on GPUs.
+
+    Returns 0 without an agent.
+    """
     import jax
 
     live: Any = jax.live_arrays
-    return _tell(buffers(live()), jax.local_devices())
+    return _report(buffers(live()), jax.local_devices())
 
 
-def _tell(now: List[Tuple[int, int, int, str]], devices: Any) -> int:
+def _report(now: List[Tuple[int, int, int, str]], devices: Any) -> int:
     if not available():
         return 0
     with _lock:
@@ -92,7 +96,7 @@ def _pool(device: int) -> Pool:
 
 
 def _gauge(device: Any) -> None:
-    """What the allocator says of itself; which figures depends on the allocator."""
+    """Passes the allocator's own totals to the pool; which figures exist depends on the allocator."""
     stats = device.memory_stats() or {}
     used = stats.get("bytes_in_use")
     reserved = stats.get("pool_bytes", stats.get("bytes_reserved"))
@@ -102,20 +106,20 @@ def _gauge(device: Any) -> None:
 
 
 def name(path: str, tree: Any, role: Optional[str] = None) -> int:
-    """Says what the arrays of a pytree are: ``path/key/key``, and their role. How many buffers were said."""
+    """Sets the path (``path/key/key``) and role of the arrays in a pytree. Returns the number of buffers set."""
     import jax
 
-    said: Set[Tuple[int, int]] = set()
+    found: Set[Tuple[int, int]] = set()
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     look()
     for keys, leaf in leaves:
         full = "/".join([path, *(_key(key) for key in keys)])
         for device, address, _, _ in buffers([leaf]):
             with _lock:
-                if (device, address) in _seen and (device, address) not in said:
-                    said.add((device, address))
+                if (device, address) in _seen and (device, address) not in found:
+                    found.add((device, address))
                     _pool(device).retag(address, full, ROLES.get(role or "", 0))
-    return len(said)
+    return len(found)
 
 
 def _key(key: Any) -> str:
@@ -126,7 +130,7 @@ def _key(key: Any) -> str:
 
 
 def save_profile(path: str) -> int:
-    """JAX's own device memory profile (gzipped pprof: with stacks, buffers and executables) into a file; its bytes."""
+    """Writes JAX's device memory profile (gzipped pprof with stacks, buffers, executables) to a file; returns its bytes."""
     import jax
 
     profile: bytes = jax.profiler.device_memory_profile()
@@ -135,28 +139,29 @@ def save_profile(path: str) -> int:
     return len(profile)
 
 
-class _Looker(threading.Thread):
+class _Poller(threading.Thread):
     def __init__(self, every: float) -> None:
         super().__init__(name="gpumem-jax", daemon=True)
         self.every, self.over = every, threading.Event()
 
     def run(self) -> None:
         while not self.over.wait(self.every):
-            # The program changes what is looked at, and JAX may be ending: the next look sees what is there then.
+            # The program may change arrays during the poll, and JAX may be shutting down: the next poll reads the new
+            # state.
             with contextlib.suppress(Exception):
                 look()
 
 
 def watch(every: float = 1.0) -> None:
-    """Looks every so many seconds, on a thread of its own, until ``unwatch()``."""
+    """Polls every ``every`` seconds in a background thread, until ``unwatch()``."""
     global _thread
     unwatch()
-    _thread = _Looker(every)
+    _thread = _Poller(every)
     _thread.start()
 
 
 def unwatch() -> None:
-    """No longer."""
+    """Stops the background thread."""
     global _thread
     if _thread is not None:
         _thread.over.set()

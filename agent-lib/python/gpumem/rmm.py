@@ -1,14 +1,14 @@
-"""RMM: blocks of a memory resource, through its CallbackMemoryResource.
+"""Reports blocks of an RMM memory resource, through RMM's CallbackMemoryResource.
 
     import rmm, gpumem.rmm
 
     gpumem.rmm.watch(lambda upstream: rmm.mr.PoolMemoryResource(upstream, initial_pool_size=2**30))
-    # or, over whatever is in use already:
+    # or, over the current resource:
     gpumem.rmm.watch()
 
-With a function that makes the pool, its segments are reported too, so that idle memory is told from used. Each allocation costs
-two calls of Python: RMM's authors advise it for finding problems. Over a CudaMemoryResource nothing of this is needed: the
-agent sees each allocation as it is.
+With a function that makes the pool, the pool's segments are reported too, which separates idle from used memory. Each
+allocation costs two Python calls; RMM's authors recommend this for debugging. A CudaMemoryResource does not need it: the
+agent sees each of its allocations directly.
 """
 
 from typing import Any, Callable, Optional
@@ -17,7 +17,7 @@ from ._pool import Pool
 
 
 class Watched:
-    """A resource that reports, in the place of another one. Also a context manager, which puts the other one back."""
+    """Memory resource that reports to the agent and forwards to another one. As a context manager it ends with ``undo``."""
 
     def __init__(self, make_pool: Optional[Callable[[Any], Any]], upstream: Any, device: int, name: str) -> None:
         import rmm.mr as mr
@@ -60,7 +60,7 @@ class Watched:
         self._inner.deallocate(address, size, stream)
 
     def undo(self) -> None:
-        """Puts the other resource back. Blocks that live are still freed here: keep this object until they are gone."""
+        """Restores the previous resource. Live blocks are still freed through this object: keep it until they are gone."""
         self._mr.set_per_device_resource(self._device, self.before)
 
     def __enter__(self) -> "Watched":
@@ -73,5 +73,10 @@ class Watched:
 def watch(
     make_pool: Optional[Callable[[Any], Any]] = None, upstream: Any = None, device: int = 0, name: str = "rmm"
 ) -> Watched:
-    """Reports what the resource of a device hands out, from now on."""
+    """Reports blocks of a device's memory resource from now on.
+
+    ``make_pool`` builds the pool over a given resource, ``upstream`` defaults to the device's current resource,
+    ``device`` is
+    the CUDA ordinal and ``name`` the pool's name in reports.
+    """
     return Watched(make_pool, upstream, device, name)

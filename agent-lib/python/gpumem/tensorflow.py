@@ -1,14 +1,14 @@
-"""TensorFlow: its asynchronous allocator, with which each tensor is a driver call that the agent sees.
+"""Selects TensorFlow's asynchronous allocator, which makes each tensor a driver allocation that the agent sees.
 
     import gpumem.tensorflow
 
     gpumem.tensorflow.use_async_allocator()   # before TensorFlow touches a GPU
     import tensorflow as tf
 
-By default TensorFlow takes nearly all memory of a GPU at once and carves tensors from it, inside of classes whose
-functions are virtual: nothing can be told of them from outside. With ``TF_GPU_ALLOCATOR=cuda_malloc_async`` (TensorFlow 2.6 and
-later, CUDA 11.2) tensors are stream-ordered allocations. Kernels run on threads of TensorFlow's, where no scope is
-open: set ``gpumem.process_tag`` for those.
+By default TensorFlow reserves nearly all memory of a GPU at once and carves tensors from it. That code uses virtual
+functions and cannot be observed from outside. With ``TF_GPU_ALLOCATOR=cuda_malloc_async`` (TensorFlow 2.6 and later,
+CUDA 11.2) tensors are stream-ordered allocations. Kernels run on TensorFlow's own threads, where no scope is open: use
+``gpumem.process_tag`` to name their memory.
 """
 
 import os
@@ -19,8 +19,10 @@ _ASYNC = "cuda_malloc_async"
 
 
 def use_async_allocator() -> bool:
-    """Chooses it by environment, unless another one is named there. Whether that comes in time: TensorFlow reads it when
-    it makes its GPU devices."""
+    """Sets the allocator by environment variable, unless another one is set.
+
+    Returns whether this takes effect: TensorFlow reads the variable when it creates its GPU devices.
+    """
     if os.environ.setdefault(_VARIABLE, _ASYNC) != _ASYNC:
         return False
     return not _has_devices()

@@ -1,4 +1,4 @@
-"""What tests on the simulated GPU share. It imports nothing of gpumem: some begin without."""
+"""Shared by tests on the simulated GPU. Does not import gpumem, because some tests start without it."""
 
 #: A driver in a few lines, for programs of their own.
 DRIVER = """

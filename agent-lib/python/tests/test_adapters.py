@@ -1,5 +1,7 @@
-"""Adapters, with stand-ins that have the interfaces of CuPy 14.2, RMM 26.10 and JAX 0.10.2, and an agent that writes down what
-it is told. No GPU: what is unproven says docs/frameworks.md."""
+"""Adapters, tested with replicas of the interfaces of CuPy 14.2, RMM 26.10 and JAX 0.10.2 and a recording agent.
+
+No GPU is used: docs/frameworks.md lists what has not been tested on one.
+"""
 
 import os
 import pathlib
@@ -22,7 +24,7 @@ from gpumem import _library  # noqa: E402
 
 
 class Recorder:
-    """Pools as the agent would have them."""
+    """Records the pools that the adapters report."""
 
     missing = ()
 
@@ -116,7 +118,7 @@ class CuPy(Case):
         self.assertEqual(self.agent.checks, {1: 1536})
         self.assertEqual(self.hooks, {})
 
-    def test_a_segment_over_one_that_was_given_back(self):
+    def test_new_segment_replaces_freed_overlapping_one(self):
         with gpumem.cupy.watch():
             self.tell("alloc", device_id=0, mem_size=4096, mem_ptr=0x1000)
             self.tell("alloc", device_id=0, mem_size=4096, mem_ptr=0x3000)
@@ -146,7 +148,7 @@ class RMM(Case):
                 assert self.live.pop(address) == size
 
         class Pool:
-            """Takes 4096 from its upstream, and hands it out."""
+            """Obtains 4096 bytes from its upstream and hands them out."""
 
             def __init__(self, upstream):
                 self.upstream, self.start, self.used = upstream, upstream.allocate(4096, "stream"), 0
@@ -171,7 +173,7 @@ class RMM(Case):
         self.resources, self.cuda, self.make_pool = resources, Cuda(), Pool
         resources[0] = self.cuda
 
-    def test_a_pool_of_its_own(self):
+    def test_reports_segments_and_blocks_of_a_new_pool(self):
         watched = gpumem.rmm.watch(self.make_pool)
         self.assertEqual(self.agent.segments[1], {0x10000: 4096})
         resource = self.resources[0]
@@ -184,7 +186,7 @@ class RMM(Case):
         watched._inner.release()
         self.assertEqual((self.agent.segments[1], self.cuda.live), ({}, {}))
 
-    def test_over_what_is_there(self):
+    def test_reports_blocks_of_the_existing_resource(self):
         with gpumem.rmm.watch():
             address = self.resources[0].allocate(512, "s")
             self.assertEqual((self.agent.segments[1], self.agent.blocks[1]), ({address: 512}, {address: 512}))
@@ -192,7 +194,7 @@ class RMM(Case):
             self.assertEqual(self.resources[0].allocate(0, "s") > 0, True)
         self.assertEqual((self.agent.segments[1], self.agent.blocks[1]), ({}, {}))
 
-    def test_out_of_memory_passes(self):
+    def test_out_of_memory_error_propagates(self):
         self.cuda.allocate = mock.Mock(side_effect=MemoryError("of RMM"))
         with gpumem.rmm.watch():
             with self.assertRaises(MemoryError):
@@ -209,7 +211,7 @@ class Device:
 
 
 class Array:
-    """One shard each; those of several have more."""
+    """An array with one shard; a sharded one has more."""
 
     def __init__(self, address, size, shape=(2,), dtype="float32", device=None, deleted=False):
         self.deleted, self.dtype, self.shape = deleted, dtype, shape
@@ -245,7 +247,7 @@ class JAX(Case):
         gpumem.jax._pools.clear()
         gpumem.jax._seen.clear()
 
-    def test_what_came_and_went(self):
+    def test_reports_new_and_freed_arrays(self):
         a, b = Array(0x100, 64), Array(0x200, 128, (4, 8), "bfloat16")
         host, gone = Array(0x300, 64, device=Device("cpu")), Array(0x400, 64, deleted=True)
         self.live = [a, b, host, gone, a]
@@ -260,7 +262,7 @@ class JAX(Case):
         self.assertEqual(gpumem.jax.look(), 0)
         self.assertEqual((self.agent.blocks[1], self.agent.segments[1]), ({}, {}))
 
-    def test_names_of_a_tree(self):
+    def test_names_the_arrays_of_a_pytree(self):
         a, b = Array(0x100, 64), Array(0x200, 128)
         self.live = [a, b]
         self.assertEqual(gpumem.jax.name("params", {"w": a, "again": a, "b": b}, role="parameter"), 2)
@@ -268,13 +270,13 @@ class JAX(Case):
         gpumem.jax.look()
         self.assertEqual(self.agent.tags[0x100], ("params/w", 1), "a later look leaves it")
 
-    def test_an_array_that_goes_while_it_is_looked_at(self):
+    def test_array_deleted_during_the_poll_is_skipped(self):
         broken = Array(0x100, 64)
         broken.unsafe_buffer_pointer = mock.Mock(side_effect=RuntimeError("deleted"))
         self.live = [broken, Array(0x200, 8)]
         self.assertEqual(gpumem.jax.look(), 8)
 
-    def test_a_thread_looks(self):
+    def test_thread_polls(self):
         self.live = [Array(0x100, 64)]
         seen = threading.Event()
         look = gpumem.jax.look
@@ -284,7 +286,7 @@ class JAX(Case):
             gpumem.jax.unwatch()
         self.assertEqual(self.agent.blocks[1], {0x100: 64})
 
-    def test_a_look_that_fails_is_followed_by_others(self):
+    def test_polling_continues_after_a_failed_poll(self):
         looks, seen = iter([RuntimeError("deleted"), None]), threading.Event()
 
         def look():
@@ -300,7 +302,7 @@ class JAX(Case):
 
 
 class TensorFlow(unittest.TestCase):
-    def test_the_variable_is_set_unless_another_is(self):
+    def test_variable_is_set_unless_another_value_exists(self):
         with mock.patch.dict(os.environ):
             os.environ.pop("TF_GPU_ALLOCATOR", None)
             self.assertTrue(gpumem.tensorflow.use_async_allocator())
@@ -309,15 +311,15 @@ class TensorFlow(unittest.TestCase):
             self.assertFalse(gpumem.tensorflow.use_async_allocator())
             self.assertEqual(os.environ["TF_GPU_ALLOCATOR"], "cuda_malloc")
 
-    def test_too_late(self):
+    def test_false_if_devices_exist(self):
         with mock.patch.dict(os.environ, TF_GPU_ALLOCATOR=""), mock.patch.dict(sys.modules, tensorflow=mock.Mock()):
             os.environ.pop("TF_GPU_ALLOCATOR")
             self.assertFalse(gpumem.tensorflow.use_async_allocator())
 
 
 class Alone(unittest.TestCase):
-    def test_none_of_them_is_needed(self):
-        """Each adapter can be imported, and the package imports none of what they adapt to."""
+    def test_adapters_import_without_frameworks(self):
+        """Each adapter can be imported without its framework, and the package imports no framework."""
         script = (
             "import sys, gpumem, gpumem.cupy, gpumem.rmm, gpumem.jax, gpumem.tensorflow\n"
             "print([name for name in ('cupy', 'rmm', 'jax', 'tensorflow', 'torch', 'numpy', 'IPython') if name in sys.modules])"

@@ -1,4 +1,4 @@
-"""Questions to a daemon that is made here."""
+"""Requests to a fake daemon."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from gpumem import _ask, _late  # noqa: E402
 
 
 class FakeDaemon:
-    """Answers one question at a time with the packets that it is given."""
+    """Replies to one request at a time with the given packets."""
 
     def __init__(self, path, packets):
         self.packets, self.asked = packets, []
@@ -66,12 +66,12 @@ class Asking(unittest.TestCase):
         self.addCleanup(daemon.close)
         return daemon
 
-    def test_nobody_answers(self):
+    def test_none_without_a_daemon(self):
         self.assertIsNone(gpumem.report())
         self.assertIsNone(gpumem.report("json"))
         self.assertIsNone(gpumem.last_oom())
 
-    def test_a_question_and_an_answer_in_pieces(self):
+    def test_request_and_reply_in_pieces(self):
         daemon = self.daemon(answer("used ", 0) + answer("71,", 0), answer("204\n", 1))
         self.assertEqual(gpumem.report(by="tag"), "used 71,204\n")
         frame = daemon.asked[0]
@@ -95,22 +95,22 @@ class Asking(unittest.TestCase):
         self.assertEqual(gpumem.last_oom(), {**ooms[1][0], "device_name": "GPU-2"})
         self.assertEqual(_late._of_report(told), {"GPU-1": 5})
 
-    def test_a_refusal_says_why(self):
+    def test_refusal_returns_the_reason(self):
         self.daemon(answer("no such run", 1, 2))
         self.assertIn("no such run", gpumem.report())
         self.assertIsNone(gpumem.report("json"))
 
-    def test_a_daemon_that_does_not_know_the_question(self):
+    def test_none_if_the_daemon_does_not_support_requests(self):
         self.daemon()
         self.assertIsNone(gpumem.report())
 
-    def test_what_it_says_may_be_anything(self):
+    def test_malformed_replies_are_ignored(self):
         self.daemon(b"", b"\xff" * 100, answer("x", 1)[:30])
         self.assertIsNone(gpumem.report())
         with self.assertRaises(ValueError):
             gpumem.report("xml")
 
-    def test_others_directories_are_not_trusted(self):
+    def test_sockets_in_foreign_directories_are_ignored(self):
         with mock.patch.dict(os.environ, GPUMEM_SOCKET="", XDG_RUNTIME_DIR="/run/user/7"):
             found = list(_ask.sockets())
             self.assertEqual(found[:2], ["/run/user/7/gpumem/agent.sock", "/run/gpumemd/agent.sock"])

@@ -21,7 +21,7 @@ HAS_AGENT = os.environ.get("GPUMEM_TEST_AGENT") == "1"
 
 
 def run(script, **environment):
-    """A Python of its own; what it printed."""
+    """Runs a script in a new Python process and returns its output."""
     clean = {name: value for name, value in os.environ.items() if name != "CUDA_INJECTION64_PATH"}
     clean.update(environment, PYTHONPATH=str(PACKAGE), PYTHONDONTWRITEBYTECODE="1")
     done = subprocess.run([sys.executable, "-c", script], env=clean, capture_output=True, text=True, timeout=60)
@@ -40,14 +40,14 @@ class Inert(unittest.TestCase):
         "print(gpumem.available())"
     )
 
-    def test_nothing_is_there(self):
+    def test_calls_do_nothing_without_an_agent(self):
         self.assertEqual(run(self.EVERYTHING), ["False"])
 
-    def test_what_is_there_is_something_else(self):
+    def test_other_injection_library_is_not_an_agent(self):
         for path in ["/nonexistent/libgpumem.so", "/usr/lib/libother.so", "", __file__]:
             self.assertEqual(run(self.EVERYTHING, CUDA_INJECTION64_PATH=path), ["False"], path)
 
-    def test_a_look_is_taken_again_when_the_environment_changes(self):
+    def test_lookup_is_repeated_when_the_environment_changes(self):
         script = (
             "import gpumem, os\n"
             "from gpumem import _library\n"
@@ -62,7 +62,7 @@ class Inert(unittest.TestCase):
 
 
 class Manager(unittest.TestCase):
-    """paused(), with an agent that writes down what it is told."""
+    """paused(), with an agent that records its calls."""
 
     def setUp(self):
         self.told = told = []
@@ -105,11 +105,11 @@ class Manager(unittest.TestCase):
 
 
 class Names(unittest.TestCase):
-    def test_the_version_is_one(self):
+    def test_version_matches_the_package(self):
         text = (PACKAGE / "pyproject.toml").read_text(encoding="utf-8")
         self.assertIn('version = "{}"'.format(gpumem.__version__), text)
 
-    def test_everything_is_told(self):
+    def test_every_public_name_is_documented(self):
         for name in gpumem.__all__:
             self.assertTrue(getattr(gpumem, name).__doc__, name)
             self.assertIn(name + "(", gpumem.__doc__)
@@ -117,7 +117,7 @@ class Names(unittest.TestCase):
 
 @unittest.skipUnless(HAS_AGENT, "GPUMEM_TEST_AGENT is not set")
 class Agent(unittest.TestCase):
-    """With the agent in this process, and another client of CUPTI."""
+    """With the agent in this process and another CUPTI client."""
 
     TAKEN = 39
     CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p)
@@ -132,7 +132,7 @@ class Agent(unittest.TestCase):
         cls.callback = cls.CALLBACK(lambda *_: None)
 
     def subscribe(self):
-        """What another client gets; it lets go at once."""
+        """Subscribes as another client, and unsubscribes at once."""
         handle = ctypes.c_void_p()
         result = self.cupti.cuptiSubscribe(ctypes.byref(handle), self.callback, None)
         if result == 0:

@@ -1,4 +1,4 @@
-"""With the agent on the simulated GPU: names, what is live, peaks, late attach, recordings."""
+"""The agent on the simulated GPU: names, live memory, peaks, late attach, recordings."""
 
 import ctypes
 import json
@@ -19,7 +19,7 @@ HAS_AGENT = os.environ.get("GPUMEM_TEST_AGENT") == "1"
 MIB = 1 << 20
 
 def run(script, **environment):
-    """A Python of its own with the driver above; what it printed, as JSON lines."""
+    """Runs a script in a new Python process after the driver code above; returns its output as parsed JSON lines."""
     clean = {name: value for name, value in os.environ.items() if name not in environment}
     clean.update({name: value for name, value in environment.items() if value is not None})
     clean.update(PYTHONPATH=str(PACKAGE), PYTHONDONTWRITEBYTECODE="1")
@@ -78,7 +78,7 @@ class Live(unittest.TestCase):
         tags = self.tags()
         self.assertEqual((tags["model"], tags["model/layer"]), (5 * MIB, 2 * MIB))
 
-    def test_names_of_any_kind_are_told_as_they_are(self):
+    def test_unusual_names_are_kept(self):
         for name in ['a "quoted" \\ name', "line\nbreak\ttab\x01", "ünï ☃ 𝔾", "x" * 300]:
             with gpumem.scope(name):
                 self.hold(MIB)
@@ -95,7 +95,7 @@ class Live(unittest.TestCase):
         tags = self.tags()
         self.assertEqual((tags["python/c/again"], tags["python"]), (MIB, 2 * MIB))
 
-    def test_blocks_and_what_is_idle(self):
+    def test_blocks_and_idle_pool_memory(self):
         before = self.device()
         with gpumem.scope("segment"):
             start = self.hold(8 * MIB)
@@ -187,7 +187,7 @@ class Live(unittest.TestCase):
         self.assertEqual(p.composition, {"": MIB, "y": MIB})
         pool.destroy()
 
-    def test_peak_of_ranges_that_overlap(self):
+    def test_peaks_of_overlapping_ranges(self):
         first, second = gpumem.peak(), gpumem.peak(device=0)
         begun = self.device()["tracked_bytes"]
         first.__enter__()
@@ -241,7 +241,7 @@ class Live(unittest.TestCase):
 
 @unittest.skipUnless(HAS_AGENT, "GPUMEM_TEST_AGENT is not set")
 class Ways(unittest.TestCase):
-    """In: the wheel's copy, before and after CUDA has begun."""
+    """Loading the wheel's agent before and after CUDA is initialised."""
 
     LIBRARY = os.environ.get("CUDA_INJECTION64_PATH", "")
 
@@ -278,7 +278,7 @@ class Ways(unittest.TestCase):
         self.assertEqual(said[0], "late")
         self.assertEqual(said[2:], [2 * MIB, [{"ordinal": 0, "bytes": None}]], "unknown is not zero")
 
-    def test_another_tools_library_goes_first(self):
+    def test_other_injection_library_is_loaded_first(self):
         said = run(
             """
             import gpumem, os
@@ -304,7 +304,7 @@ class Ways(unittest.TestCase):
         )
         self.assertEqual(said, [[False, False]])
 
-    def test_a_pool_that_is_made_before_cuda_begins(self):
+    def test_pool_created_before_cuda_is_initialised(self):
         said = run(
             """
             import gpumem
@@ -340,7 +340,7 @@ class Ways(unittest.TestCase):
         )
         self.assertEqual(said, [[0, "parent"]])
 
-    def test_a_child_that_begins_cuda_itself(self):
+    def test_child_that_initialises_cuda_itself(self):
         said = run(
             """
             import gpumem, os, sys

@@ -1,4 +1,4 @@
-"""%load_ext gpumem, with a shell that has IPython's interface; real/test_ipython.py has the real one."""
+"""%load_ext gpumem in a shell with IPython's interface; real/test_ipython.py uses the real one."""
 
 import contextlib
 import io
@@ -31,7 +31,7 @@ class Shell:
         self.magics[name] = (kind, function)
 
     def run(self, cell=lambda: None):
-        """What a cell prints."""
+        """Runs a cell and returns its output."""
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
             for function in self.callbacks.get("pre_run_cell", []):
@@ -59,16 +59,16 @@ class Notebook(unittest.TestCase):
         gpumem.unload_ipython_extension(self.shell)
         self.assertEqual(self.shell.callbacks, {"pre_run_cell": [], "post_run_cell": []})
 
-    def test_late_is_told_once_with_what_was_missed(self):
+    def test_late_agent_is_reported_once_with_missed_bytes(self):
         late = {"available": True, "state": "late", "missed": [{"ordinal": 0, "bytes": 3 << 20}]}
         with mock.patch.object(_notebook, "status", lambda: late), mock.patch.object(_notebook, "available", lambda: True):
             cells = _notebook.Cells()
             self.assertEqual(
                 cells.line(),
-                "gpumem: late: CUDA had begun before gpumem was loaded; 3.0 MiB are older and not named",
+                "gpumem: late: CUDA was initialised before gpumem was loaded; 3.0 MiB was allocated earlier and has no name",
             )
             self.assertIsNone(cells.line())
-        lines = [({"bytes": None, "at_least_bytes": 2 << 20}, "at least 2.0 MiB"), ({"bytes": None}, "not known")]
+        lines = [({"bytes": None, "at_least_bytes": 2 << 20}, "at least 2.0 MiB"), ({"bytes": None}, "unknown")]
         for line, expected in lines:
             self.assertIn(expected, _notebook._missed([line]))
 

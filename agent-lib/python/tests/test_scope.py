@@ -1,4 +1,4 @@
-"""scope(), with a library that is made here: a word per thread, and tags that are numbers of paths."""
+"""scope() with a fake library: one word for each thread, and tags that are numbers of paths."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from gpumem import _library, _scope  # noqa: E402
 
 
 class FakeLibrary:
-    """What scopes need of the agent."""
+    """The functions of the agent that scopes use."""
 
     missing = ()
 
@@ -50,7 +50,7 @@ class FakeLibrary:
         return tag
 
     def here(self):
-        """The path in force on this thread."""
+        """Returns the current path of this thread."""
         word = self.words.get(threading.get_ident())
         return self.paths[word.value] if word is not None else None
 
@@ -61,7 +61,7 @@ class Case(unittest.TestCase):
         self.library = _library._found = FakeLibrary()
         _scope._tags.clear()
         _scope._here = threading.local()
-        _scope._skip = _scope._look
+        _scope._skip = _scope._find_agent
         self.here = self.library.here
 
     def tearDown(self):
@@ -70,14 +70,14 @@ class Case(unittest.TestCase):
 
 
 class Edges(Case):
-    """Begins and ends, where those are recorded."""
+    """Begin and end of scopes while they are recorded."""
 
     def setUp(self):
         super().setUp()
         self.told = []
         self.library.configure = lambda key, value: 1
         self.library.scope_edge = lambda begins: self.told.append(("<" if begins else ">") + self.here())
-        self.addCleanup(lambda: _scope.tell_edges(False))
+        self.addCleanup(lambda: _scope.record_edges(False))
 
     def test_each_scope_begins_and_ends_once(self):
         with gpumem.scope("before"):
@@ -96,7 +96,7 @@ class Edges(Case):
             self.assertEqual(self.here(), "later")
         self.assertEqual(len(self.told), 8)
 
-    def test_what_is_closed_out_of_order_ends_with_what_is_inside(self):
+    def test_scope_closed_out_of_order_ends_inner_scopes(self):
         gpumem.configure("ranges", "on")
         first, second = gpumem.scope("first"), gpumem.scope("second")
         first.__enter__()
@@ -106,7 +106,7 @@ class Edges(Case):
         second.__exit__(None, None, None)
         self.assertEqual((self.here(), self.told), ("", ["<first", "<first/second", ">first/second", ">first"]))
 
-    def test_threads_that_come_later_tell_too(self):
+    def test_later_threads_report_edges(self):
         gpumem.configure("ranges", True)
 
         def work():
@@ -120,7 +120,7 @@ class Edges(Case):
 
 
 class Nesting(Case):
-    def test_paths_nest_and_come_back(self):
+    def test_paths_nest_and_are_restored(self):
         with gpumem.scope("a"):
             self.assertEqual(self.here(), "a")
             with gpumem.scope("b/c"):
@@ -130,7 +130,7 @@ class Nesting(Case):
                 self.assertEqual(self.here(), "a")
         self.assertEqual(self.here(), "")
 
-    def test_what_others_opened_is_put_back(self):
+    def test_scopes_of_other_libraries_are_restored(self):
         self.library.scope_word()
         word = self.library.words[threading.get_ident()]
         word.value = self.library.intern(0, b"by C")
@@ -138,19 +138,19 @@ class Nesting(Case):
             self.assertEqual(self.here(), "by C/a")
         self.assertEqual(self.here(), "by C")
 
-    def test_exceptions_pass_and_close(self):
+    def test_exceptions_propagate_and_close_the_scope(self):
         with self.assertRaises(KeyError):
             with gpumem.scope("a"), gpumem.scope("b"):
                 raise KeyError
         self.assertEqual(self.here(), "")
 
-    def test_a_name_is_asked_for_once_at_a_place(self):
+    def test_tag_is_interned_once_for_each_outer_tag(self):
         for _ in range(5):
             with gpumem.scope("a"), gpumem.scope("a"):
                 self.assertEqual(self.here(), "a/a")
         self.assertEqual(self.library.asked, 2)
 
-    def test_one_object_again_and_within_itself(self):
+    def test_scope_object_is_reusable_and_reentrant(self):
         again = gpumem.scope("a")
         with again:
             with again:
@@ -169,7 +169,7 @@ class Nesting(Case):
             with gpumem.scope(name):
                 self.assertEqual(self.here(), path)
 
-    def test_endless_names_do_not_stay(self):
+    def test_tag_cache_is_bounded(self):
         most, _scope._MOST = _scope._MOST, 10
         try:
             for number in range(35):
@@ -179,7 +179,7 @@ class Nesting(Case):
         finally:
             _scope._MOST = most
 
-    def test_without_room_the_outer_name_stays(self):
+    def test_full_name_table_keeps_the_outer_tag(self):
         self.library.intern = lambda parent, name: 0
         with gpumem.scope("a"):
             self.assertEqual(self.here(), "")
@@ -221,7 +221,7 @@ class Functions(Case):
         running.close()
         self.assertEqual(seen, ["g", "x", "consumer/g", "caught in g", "g", "end in g"])
 
-    def test_a_generators_result_passes(self):
+    def test_generator_returns_its_result(self):
         @gpumem.scope("g")
         def g():
             got = yield 1
@@ -284,7 +284,7 @@ class Functions(Case):
 
 
 class OutOfOrder(Case):
-    def test_a_generators_scope_ends_below_another(self):
+    def test_generator_scope_closes_below_another(self):
         def g():
             with gpumem.scope("g"):
                 yield
@@ -295,9 +295,9 @@ class OutOfOrder(Case):
             self.assertEqual(self.here(), "g/c")
             next(running, None)
             self.assertEqual(self.here(), "g/c", "it keeps the path that it was opened with")
-        self.assertEqual(self.here(), "", "and goes back to what is still open")
+        self.assertEqual(self.here(), "", "restores the scope that is still open")
 
-    def test_any_order_ends_with_nothing(self):
+    def test_any_closing_order_restores_the_empty_path(self):
         import itertools
 
         for order in itertools.permutations(range(4)):
@@ -310,7 +310,7 @@ class OutOfOrder(Case):
             self.assertIsNone(_scope._here.mine.top)
 
     def test_coroutines_of_a_thread_share_its_word(self):
-        """A with block around an await stays open meanwhile: documented, and nothing is left behind."""
+        """A with block around an await stays open while suspended, as documented, and leaves nothing behind."""
         seen = []
 
         async def task(name):
@@ -325,7 +325,7 @@ class OutOfOrder(Case):
         self.assertEqual(seen, ["a/b", "a/b"])
         self.assertEqual(self.here(), "")
 
-    def test_a_generator_that_is_collected(self):
+    def test_collected_generator_closes_its_scope(self):
         def g():
             with gpumem.scope("g"):
                 yield
@@ -339,7 +339,7 @@ class OutOfOrder(Case):
 
 
 class Threads(Case):
-    def test_each_has_its_own(self):
+    def test_each_thread_has_its_own_path(self):
         ready, go = threading.Barrier(5), threading.Event()
         seen = {}
 
@@ -360,7 +360,7 @@ class Threads(Case):
             thread.join()
         self.assertEqual(seen, {**{name: name for name in "abcd"}, **{name + " after": "" for name in "abcd"}})
 
-    def test_the_word_of_a_thread_that_has_ended_is_left_alone(self):
+    def test_word_of_an_ended_thread_is_not_written(self):
         held = []
 
         def work():
@@ -381,7 +381,7 @@ class Threads(Case):
         self.assertEqual(word.value, 77)
         self.assertIsNone(self.here())
 
-    def test_a_generator_that_ends_on_another_thread(self):
+    def test_generator_that_ends_on_another_thread(self):
         def g():
             with gpumem.scope("g"):
                 yield
@@ -396,22 +396,22 @@ class Threads(Case):
 
 
 class Absence(Case):
-    def test_without_an_agent_nothing_is_kept(self):
+    def test_nothing_is_cached_without_an_agent(self):
         _library._found = None
-        looked, _library._looked, _library._looked_for = _library._looked, True, os.environ.get(_library.PATH)
+        looked, _library._searched, _library._searched_path = _library._searched, True, os.environ.get(_library.PATH)
         try:
             with gpumem.scope("a") as a:
                 self.assertIsNone(a._here)
-            self.assertIs(_scope._skip, _scope._always)
+            self.assertIs(_scope._skip, _scope._no_agent)
             self.assertFalse(hasattr(_scope._here, "mine"))
         finally:
-            _library._looked = looked
+            _library._searched = looked
         _library._found = self.library
-        _scope._agent_came()
+        _scope._agent_appeared()
         with gpumem.scope("a"):
             self.assertEqual(self.here(), "a")
 
-    def test_an_agent_that_does_not_record(self):
+    def test_agent_that_does_not_record(self):
         self.library.recording = False
         with gpumem.scope("a") as a:
             self.assertIsNone(a._here)
@@ -419,7 +419,7 @@ class Absence(Case):
         with gpumem.scope("a"):
             self.assertEqual(self.here(), "a")
 
-    def test_an_agent_that_falls_silent_inside(self):
+    def test_agent_that_stops_recording_inside_a_scope(self):
         with gpumem.scope("a"):
             self.library.recording = False
             with gpumem.scope("b"):
@@ -429,7 +429,7 @@ class Absence(Case):
         with gpumem.scope("a"), gpumem.scope("b"):
             self.assertEqual(self.here(), "a/b", "no refusal was kept")
 
-    def test_a_child_is_silent_until_its_agent_records(self):
+    def test_forked_child_does_nothing_until_its_agent_records(self):
         with gpumem.scope("parent"):
             self.library.recording = False
             child = os.fork()

@@ -1,4 +1,4 @@
-"""``gpumem.torch`` where there is no agent and no PyTorch; with both: tests/torch/inside.py.
+"""``gpumem.torch`` without an agent and PyTorch; tests/torch/inside.py tests it with both.
 
 python3 -m unittest discover -s agent-lib/python/tests"""
 
@@ -12,7 +12,7 @@ from test_gpumem import PACKAGE, run  # noqa: E402
 
 
 class Inert(unittest.TestCase):
-    def test_nothing_is_there(self):
+    def test_calls_do_nothing_without_an_agent(self):
         script = (
             "import sys\n"
             "import gpumem.torch\n"
@@ -23,7 +23,7 @@ class Inert(unittest.TestCase):
         )
         self.assertEqual(run(script), ["None"] * 3 + ["None", "False", "{}"])
 
-    def test_what_the_agent_carries_is_what_is_installed(self):
+    def test_embedded_sources_match_the_package(self):
         carried = (PACKAGE.parent / "src/sources/python_host/bootstrap.rs").read_text()
         for path in (PACKAGE / "gpumem/torch").glob("_*.py"):
             if path.name != "__init__.py":

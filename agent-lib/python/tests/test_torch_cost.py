@@ -1,4 +1,4 @@
-"""What ``gpumem.torch`` costs the program, with a stand-in for PyTorch and no agent.
+"""Cost of ``gpumem.torch``, with a replica of PyTorch and no agent.
 
 python3 -m unittest discover -s agent-lib/python/tests"""
 
@@ -46,7 +46,7 @@ before, after = _steps.hooks(steps)
 
 
 class Searches(unittest.TestCase):
-    def test_tuples_that_others_are_filling_are_left_alone(self):
+    def test_tuples_under_construction_are_not_referenced(self):
         script = (
             TORCH
             + """
@@ -69,7 +69,7 @@ print(len(failed), len(modules.known))
         )
         self.assertEqual(run(script), ["0", "1"])
 
-    def test_one_among_many_objects_is_not_soon_followed_by_another(self):
+    def test_next_search_waits_after_a_slow_one(self):
         script = TORCH + (
             "modules.searches, modules.search_seconds, modules.searched_at = 1, 1.0, time.perf_counter() - 10\n"
             "print(modules.is_due())\n"
@@ -80,8 +80,8 @@ print(len(failed), len(modules.known))
 
 
 class Roots(unittest.TestCase):
-    def test_many_at_a_time_are_numbered_in_one_pass_each(self):
-        """Blocks are roots until their list takes them: a model may have tens of thousands."""
+    def test_many_roots_are_numbered_in_linear_time(self):
+        """Blocks are roots until their list adopts them: a model may have tens of thousands."""
         script = TORCH + (
             "blocks = [Block() for _ in range(50000)]\n"
             "start = time.perf_counter()\n"
@@ -95,7 +95,7 @@ class Roots(unittest.TestCase):
 
 
 class Optimizers(unittest.TestCase):
-    def test_many_new_ones_wait_until_sweeps_are_paid_for(self):
+    def test_sweeps_for_many_new_optimizers_are_limited(self):
         script = STEPS + """
 for _ in range(100):
     optimizer = Optimizer()
@@ -105,7 +105,7 @@ print(1 <= sweeper.count <= 9, 1 <= len(searches) <= 9, len(steps.optimizers()),
 """
         self.assertEqual(run(script), ["True", "True", "1", "1", "1"])
 
-    def test_a_step_with_nothing_new_calls_no_function_of_ours(self):
+    def test_step_without_changes_makes_no_python_calls(self):
         script = STEPS + """
 optimizer, called = Optimizer(), []
 def step():
@@ -119,7 +119,7 @@ print(*[name for name in called if name not in ("step", "_never", "_nothing")], 
 """
         self.assertEqual(run(script), ["before", "after", "6"])
 
-    def test_a_forked_child_looks_at_nothing(self):
+    def test_forked_child_does_not_scan(self):
         script = STEPS + """
 import os
 optimizer = Optimizer()
@@ -135,12 +135,12 @@ print(status, len(steps.known))
 
 
 class Ticks(unittest.TestCase):
-    def test_one_that_fails_is_told_and_made_again(self):
+    def test_failed_tick_is_reported_and_retried(self):
         script = TORCH + """
 from gpumem.torch import _core
 _core.functions.roles = lambda state, reason: told.append(state)
 here, told = _core.Core(), []
-_core._trains = lambda here: True  # else everything would be looked at because it is quiet
+_core._trains = lambda here: True  # otherwise a pause would trigger a complete scan
 here.tested, here.calibrated, _core._core = True, True, here
 here.sweeper.changed, here.sweeper.age = lambda: False, lambda: 60
 def fails(): raise RuntimeError("dictionary changed size during iteration")

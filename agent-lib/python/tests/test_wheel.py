@@ -1,4 +1,4 @@
-"""build_wheel.py, of programs that are none of ours: what is in the wheel, its tag, and that it is the same twice."""
+"""build_wheel.py with placeholder programs: the wheel's contents, its tag, and reproducibility."""
 
 import csv
 import hashlib
@@ -25,14 +25,14 @@ class Wheel(unittest.TestCase):
         program = pathlib.Path(os.path.realpath("/bin/sh"))
         self.files = dict.fromkeys([*build_wheel.PROGRAMS, build_wheel.LIBRARY], program)
 
-    def test_twice_the_same(self):
+    def test_build_is_reproducible(self):
         first = build_wheel.wheel(self.files, self.out / "a", b"{}")
         with mock.patch("time.time", return_value=2e9):
             second = build_wheel.wheel(self.files, self.out / "b", b"{}")
         self.assertEqual(first.name, second.name)
         self.assertEqual(first.read_bytes(), second.read_bytes())
 
-    def test_what_is_in_it(self):
+    def test_wheel_contents(self):
         with zipfile.ZipFile(build_wheel.wheel(self.files, self.out, b"{}")) as wheel:
             names = wheel.namelist()
             for name in [
@@ -56,7 +56,7 @@ class Wheel(unittest.TestCase):
                 self.assertEqual((digest, int(size)), ("sha256=" + build_wheel.digest(data), len(data)))
                 self.assertEqual(len(hashlib.sha256(data).digest()), 32)
 
-    def test_the_tag_is_what_the_programs_ask_for(self):
+    def test_tag_matches_the_required_glibc(self):
         with mock.patch.object(build_wheel, "glibc", side_effect=[(2, 17), (2, 5), (2, 12)]):
             self.assertTrue(build_wheel.tag(self.files).startswith("manylinux_2_17_"))
         with mock.patch.object(build_wheel, "glibc", side_effect=[(2, 17), (2, 34), (2, 5)]):

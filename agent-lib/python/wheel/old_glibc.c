@@ -1,7 +1,7 @@
-/* Linked into gpumemd and gpumemctl of a wheel, so that they run with glibc 2.17 wherever they were built. build_wheel.py has
- * the linker turn each call of these functions, the standard library's too, into __wrap_ and its name; here it becomes a
- * call of the version that every glibc has. What older systems have under no version at all is made of system calls.
- * (agent-lib/src/base/glibc.rs is the same for the agent, which is always built so.) */
+/* Linked into gpumemd and gpumemctl of a wheel, so that they run with glibc 2.17 independent of the build system.
+ * build_wheel.py makes the linker redirect each call of these functions, also from the standard library, to
+ * __wrap_NAME. The definitions here call the version that every glibc has. Functions that older systems lack are made
+ * of system calls. (agent-lib/src/base/glibc.rs does the same for the agent, which is always built this way.) */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdarg.h>

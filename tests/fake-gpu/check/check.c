@@ -342,7 +342,7 @@ static void calls(void) {
     EXPECT(info(0).used == 0);
 }
 
-/* A table of costs goes over what was built in, keys over the table; a line that is wrong is named. */
+/* A cost table overrides built-in values, keys override the table; an error names the invalid line. */
 static void costs(void) {
     char table[600], other[700], said[256] = "";
     snprintf(table, sizeof table, "%s/check.costs", dir);
@@ -403,7 +403,7 @@ int main(int argc, char **argv) {
     *(void **)&nvml.graphics = dlsym(library, "nvmlDeviceGetGraphicsRunningProcesses_v3");
     *(void **)&nvml.memory = dlsym(library, "nvmlDeviceGetMemoryInfo_v2");
     *(void **)&nvml.mig = dlsym(library, "nvmlDeviceGetMigDeviceHandleByIndex");
-    /* What it expects of calls does not follow the committed table, which hardware may change. */
+    /* The expected values must not depend on the committed table, which runs on hardware replace. */
     EXPECT(!tool("init %s devices=2 context=498M cost.granule=2M cost.small_limit=1M cost.small_unit=512 cost.vmm_granule=2M "
                  "cuda.pool_step=32M cost.module_granule=2M cost.module_overhead=0 cost.stack_default=1K cost.stack_percent=100 "
                  "processors=132 threads=2048 cost.printf_default=1M cost.printf_percent=100 cost.heap_default=8M "

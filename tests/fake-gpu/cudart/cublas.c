@@ -1,4 +1,4 @@
-/* cuBLAS: handles, and what is asked of them. Products are not computed. */
+/* cuBLAS: handles and their settings. Products are not computed. */
 #include <stdint.h>
 
 #define EXPORT __attribute__((visibility("default")))

@@ -1,14 +1,14 @@
-/* A CUDA runtime over the simulated driver: inside. Numbers and layouts are those of the runtime API; no header of it
- * is used. Built once per major version of CUDA (MAJOR), because structures and signatures differ.
+/* Internals of a CUDA runtime on the simulated driver. Numbers and layouts are those of the runtime API, but no header
+ * of CUDA is used. Built once per major version of CUDA (MAJOR), because structures and signatures differ.
  *
  *   cudart_core.c     the driver's functions, the thread's device, errors
- *   cudart_device.c   what can be asked about devices
+ *   cudart_device.c   device properties
  *   cudart_memory.c   every allocation and free goes to the driver; copies move nothing
  *   cudart_stream.c   streams, events, graphs
  *   cudart_kernel.c   fat binaries, which the driver loads when the first of their kernels is launched
  *   cublas.c ...      hand-written parts of other libraries; stubs.py makes the rest
  *
- * Kernels compute nothing; device addresses have no memory behind them; what is copied to the host is zero. */
+ * Kernels compute nothing; device addresses have no memory behind them; copies to the host yield zeros. */
 #ifndef FAKE_CUDART_H
 #define FAKE_CUDART_H
 

@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-/* cudaDeviceProp. Up to asyncEngineCount both layouts are written out; CUDA 13 dropped what a driver tells only at
- * run time (clock rates, compute mode...). What is not named here stays 0. */
+/* cudaDeviceProp. Up to asyncEngineCount both layouts are written out; CUDA 13 dropped values that a driver knows only
+ * at run time (clock rates, compute mode...). Other fields stay 0. */
 #if MAJOR >= 13
 #define PROP_BYTES 1008
 enum { TOTAL = 288, SHARED_BLOCK = 296, REGS_BLOCK = 304, WARP = 308, PITCH = 312, THREADS_BLOCK = 320, BLOCK = 324,

@@ -127,7 +127,7 @@ static int is_device(const void *address) {
     return !managed;
 }
 
-/* Kinds: 0 host to host, 1 to the device, 2 to the host, 3 between devices, 4 as the addresses say. */
+/* Kinds: 0 host to host, 1 to the device, 2 to the host, 3 between devices, 4 derived from the addresses. */
 static result copy(void *to, const void *from, size_t bytes, int kind) {
     int to_host = kind == 0 || kind == TO_HOST || (kind == ANY && bytes && !is_device(to));
     if (!to_host || !bytes) return OK;

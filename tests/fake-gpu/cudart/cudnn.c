@@ -1,5 +1,5 @@
-/* cuDNN: descriptors that know no more than what is asked of them later; sizes of workspaces; recurrent weights laid out
- * as documented. Nothing is computed. */
+/* cuDNN: descriptors with only the fields that later calls read; sizes of workspaces; recurrent weights laid out as
+ * documented. Nothing is computed. */
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -10,7 +10,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #define WORKSPACE (4u << 20) /* of a convolution's plan */
 
-/* One kind for all: which fields are filled depends on what it describes. */
+/* One structure for all descriptors; its kind determines which fields are filled. */
 typedef struct {
     int type, rank, sizes[8];                          /* tensors */
     int cell, bias, directions, input, hidden, layers; /* recurrent networks */

@@ -1,7 +1,7 @@
-/* NCCL: nobody is on the other side, and whatever is begun is done. */
+/* NCCL: there is no peer, and every operation completes at once. */
 #define EXPORT __attribute__((visibility("default")))
 
-/* PyTorch 2.7 and 2.8 wait at the end until this says so. */
+/* PyTorch 2.7 and 2.8 wait at their end until this returns success. */
 EXPORT int ncclCommGetAsyncError(void *communicator, int *state) {
     (void)communicator;
     *state = 0;

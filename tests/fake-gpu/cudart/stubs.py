@@ -1,12 +1,12 @@
-"""Makes the CUDA libraries that a wheel asks for and that nobody has installed, from the wheel itself.
+"""Generates the CUDA libraries that a wheel needs and that are not installed, from the wheel itself.
 
     stubs.py WHEEL OUT FAKE
 
-WHEEL is a folder of shared libraries (`site-packages/torch/lib`), FAKE what `make` in the folder above built. OUT gets
-a library for each soname that WHEEL needs and that neither it nor FAKE/lib (the simulated driver) has. What a wheel
-imports it says itself, symbol versions included, so no list is kept here: whatever the registry's newest one wants, it
-gets. FAKE/cudart-N has the hand-written parts for CUDA N, `cudart.o` for `libcudart.so.N`; every symbol that they do
-not define is a function that returns 0.
+WHEEL is a folder of shared libraries (`site-packages/torch/lib`), FAKE the output of `make` in the parent folder. OUT
+gets a library for each soname that WHEEL needs and that neither it nor FAKE/lib (the simulated driver) has. A wheel
+lists its imports with symbol versions, so no list is kept here and newer wheels work too. FAKE/cudart-N has the
+hand-written parts for CUDA N, `cudart.o` for `libcudart.so.N`. Every symbol that these lack becomes a function that
+returns 0.
 """
 
 import mmap
@@ -81,8 +81,12 @@ def home(symbol, candidates):
 
 
 def plan(wheel, simulated):
-    """{soname: {version: {symbol}}} of what has to be made. A symbol that belongs to a simulated library which lacks it
-    comes from another one that its user needs anyway: the loader looks at the version's name only."""
+    """Returns {soname: {version: {symbol}}} of the libraries to generate.
+
+    If a simulated library lacks a symbol that belongs to it, another library gets it that the user loads anyway: the
+    loader
+    compares only the version's name.
+    """
     has = set().union(*(e.has for e in wheel))
     names = {e.soname for e in wheel} | {e.name for e in wheel}
     sims = {e.soname: e.has for e in simulated}

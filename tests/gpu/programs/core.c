@@ -1,6 +1,6 @@
-/* A program that does what it is told: one command a line on standard input, one JSON object a line as its answer, with
- * the result of the driver and the times of the call (CLOCK_MONOTONIC ns). It keeps its own books of what is alive, which
- * is what the suite holds everybody else's numbers against. */
+/* A program driven by commands: one command for each line of standard input, one JSON object as its reply, with the
+ * driver's result and the times of the call (CLOCK_MONOTONIC ns). It keeps its own accounts of live memory, which the
+ * suite compares with all other figures. */
 #include <dlfcn.h>
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* The driver API as these programs use it, from its documentation: no header of CUDA is needed to build them. Every
- * function is looked up in libcuda.so.1 when the program starts; one that a driver lacks is NULL. */
+/* The part of the driver API that these programs use, from its documentation: no CUDA header is needed to build them.
+ * Every function is resolved in libcuda.so.1 at program start; NULL if the driver lacks it. */
 #ifndef GPU_SUITE_CUDA_H
 #define GPU_SUITE_CUDA_H
 
@@ -180,7 +180,7 @@ uint64_t number_or(uint64_t missing); /* and that at the end */
 void mark(void);               /* the call begins now */
 uint64_t began(void);
 
-/* What is alive, by the program's own books. */
+/* Live memory in the program's own accounts. */
 enum kind { DEVICE, PITCHED, ASYNC, MANAGED, PINNED, REGISTERED, ARRAY, MIPMAP, IPC, HANDLE, MAPPING, KINDS };
 typedef struct {
     enum kind kind;

@@ -1,4 +1,4 @@
-/* Commands of another client of CUPTI in this process, beside the agent or without it. */
+/* Commands of another CUPTI client in this process, with or without the agent. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Commands that do the same many times and tell how long it took. */
+/* Commands that repeat a call many times and report the duration. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,7 +33,8 @@ static void choose(const char *how) {
     if (stream_ordered && !cuDefaultPool(&pool, device)) cuPoolSet(pool, 4, &keep_all);
 }
 
-/* Longer than the agent's sender needs for a block: what is measured is the recording, not the dropping of records. */
+/* Waits longer than the agent's sender needs for a block, so that recording is measured and not the dropping of
+ * records. */
 static void rest(void) {
     struct timespec pause = {0, 30000000};
     nanosleep(&pause, NULL);

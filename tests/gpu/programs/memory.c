@@ -1,4 +1,4 @@
-/* Commands that take and give memory with an address of its own. */
+/* Commands that allocate and free memory with its own address. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -203,7 +203,7 @@ static void free_all(void) {
     done(code);
 }
 
-/* A free that must be refused: the address is nobody's. */
+/* A free that must fail: the address is not allocated. */
 static void free_wrong(void) { done(cuMemFree(0x1234000)); }
 static void free_null(void) { done(cuMemFree(0)); }
 

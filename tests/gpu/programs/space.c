@@ -148,7 +148,7 @@ static void pool_trim(void) {
     done(pool ? cuPoolTrim(pool, number()) : -1);
 }
 
-/* A graph that allocates, and frees again if told so; `launch_graph` runs it. */
+/* A graph that allocates, and on request frees again; `launch_graph` runs it. */
 static void graph_make(void) {
     memory_node node = {.pool = {.type = 1, .where = {1, device}}, .bytes = number()};
     int gives_back = (int)number();

@@ -21,12 +21,12 @@ static void write_local(FILE *out, uint64_t local) {
                  "mov.u64 %%a1, depot;\nld.param.u64 %%a2, [out];\ncvta.to.global.u64 %%a3, %%a2;\n"
                  "mov.u32 %%r1, %%tid.x;\ncvt.u64.u32 %%a4, %%r1;\nadd.u64 %%a5, %%a1, %%a4;\n"
                  "st.local.u8 [%%a5], %%r1;\n"
-                 /* Read elsewhere than written: what is there cannot be known before it runs. */
+                 /* Read at another address than written, so that the value is unknown before it runs. */
                  "xor.b64 %%a6, %%a4, 5;\nadd.u64 %%a7, %%a1, %%a6;\nld.local.u8 %%r2, [%%a7];\n"
                  "st.global.u8 [%%a3], %%r2;\n", (unsigned long long)local);
 }
 
-/* Never said, but only a launch can know that: the answers on standard output stay whole. */
+/* Never printed, which only a launch can determine: replies on standard output stay intact. */
 static void write_printf(FILE *out) {
     fprintf(out, "{\n.reg .b64 %%p<3>;\n.reg .b32 %%t;\n.reg .pred %%q;\nmov.u32 %%t, %%tid.x;\n"
                  "setp.lt.u32 %%q, %%t, 1000;\n@%%q bra QUIET;\n.param .b64 format;\n.param .b64 list;\n.param .b32 said;\n"
@@ -182,7 +182,7 @@ static void peer(void) {
     done(r);
 }
 
-/* An object over this device alone, with memory bound to it. Its own cost is what it takes beyond that memory. */
+/* An object over this device only, with memory bound to it. Its own cost is the charge beyond that memory. */
 static void multicast(void) {
     multicast_properties p = {.devices = 1, .bytes = number()};
     allocation_properties memory = {.type = 1, .where = {1, device}};

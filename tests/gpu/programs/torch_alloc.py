@@ -1,4 +1,4 @@
-"""Allocates with PyTorch in stages; after each, what torch itself says."""
+"""Allocates with PyTorch in stages, and prints torch's own figures after each."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Trains a model as people write it and says, after each step, what torch itself says of its memory. Nothing of gpumem in here.
+"""Trains a typical model and prints torch's own memory figures after each step. Does not use gpumem.
     torch_names.py gpt|resnet [--compiled] [--profiled]"""
 
 import argparse
@@ -113,7 +113,7 @@ def step():
 
 
 def rounded(tensors):
-    """The least that torch's allocator takes for the storages of these."""
+    """Returns the minimum that torch's allocator reserves for the storages of these tensors, in bytes."""
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(-(-n // 512) * 512 for n in storages.values()), len(storages)
 

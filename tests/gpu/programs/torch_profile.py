@@ -1,4 +1,4 @@
-"""torch.profiler beside the agent: how many kernels it sees, and whether allocations go on being seen.
+"""Runs torch.profiler with the agent: counts the kernels it sees, and tests whether allocations are still recorded.
     torch_profile.py plain|pause"""
 
 import sys

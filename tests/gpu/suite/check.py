@@ -1,4 +1,4 @@
-"""What a check is, and what it is given."""
+"""Definition of a check, and the context it receives."""
 
 import json
 import os
@@ -18,7 +18,7 @@ CHECKS = {}
 
 
 class Skip(Exception):
-    """It cannot be found out here; says why."""
+    """The check cannot run here; holds the reason."""
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Test:
         self.measure, self.note, self.expect, self.answer = result.measure, result.note, result.expect, result.answer
 
     def times(self, real, dry):
-        """How often: a dry run proves that it works, not what it costs."""
+        """Returns the number of repetitions. A dry run only tests that the check works, not its cost."""
         return dry if self.dry else real
 
     @property
@@ -120,7 +120,7 @@ class Test:
         return wire.Account.of_file(path)
 
     def publish(self, path, name, expectations):
-        """Keeps a recording, with what a replay of it must say, for the packs and from there for the repository."""
+        """Keeps a recording with the expected results of its replay, for the packs and then for the repository."""
         target = self.machine.work / "recordings" / f"{name}.gpumem"
         shutil.copyfile(path, target)
         where = "simulated GPU" if self.dry else self.nvml.facts()
@@ -163,8 +163,12 @@ class Test:
         return self.nvml.memory()["used"]
 
     def used(self, pid):
-        """Bytes that NVML charges to a process. Where it does not list processes: by how much the device's bytes have changed
-        since the check began, so nobody else may use the GPU, and only differences around one call belong to a process."""
+        """Returns the bytes that NVML charges to a process.
+
+        If NVML does not list processes, this is the change of the device's bytes since the check started. Then nothing
+        else may
+        use the GPU, and only differences around one call belong to a process.
+        """
         if self.listed:
             return self.settled(lambda: self.listed_used(pid))
         return self.settled(self.device_used) - self._base
@@ -197,7 +201,7 @@ class Test:
 
 def missing(machine, check):
     """Why a check cannot be done here, None if it can."""
-    reasons = (machine.can.get(need, f"nobody looked for {need}") for need in check.needs)
+    reasons = (machine.can.get(need, f"{need} was not tested") for need in check.needs)
     return next((why for why in reasons if why is not None), None)
 
 

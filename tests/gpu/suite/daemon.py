@@ -124,7 +124,7 @@ class Daemon:
         return None
 
     def close(self):
-        """Asked first, so that its recording is whole for whoever looks into a failure."""
+        """Asks the program to end first, so that its recording is complete for analysing a failure."""
         if self.program:
             if self.program.alive():
                 self.program.signal(signal.SIGCONT)

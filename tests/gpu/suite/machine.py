@@ -71,7 +71,7 @@ class Machine:
             self.can[name] = None if self.program(name) else f"{name} is not in {self.bin}"
         c = [shutil.which("gcc") or shutil.which("cc"), "-std=c11", "-D_GNU_SOURCE", "-O2"]
         nvcc = None if self.dry else shutil.which("nvcc", path=os.environ.get("PATH", "") + ":/usr/local/cuda/bin")
-        # The shared runtime of the same toolkit, wherever the loader looks by itself.
+        # The shared runtime of the same toolkit, from the folders that the loader searches by default.
         shared = ["-cudart", "shared", "-Xlinker", f"-rpath={Path(nvcc).resolve().parents[1] / 'lib64'}"] if nvcc else []
         # An H100 or newer. -arch=native would make nvcc query the GPU, which fails in some containers.
         cuda = [nvcc, "-O2", "-arch=sm_90"]
@@ -135,7 +135,7 @@ class Machine:
         return None
 
     def look_for_cupti(self):
-        """A libcupti for a program that is a client of its own."""
+        """Finds a libcupti for a program that is itself a CUPTI client."""
         if self.dry:
             self.cuptis = [str(self.fake / "lib" / f"libcupti.so.{version}") for version in ("11.8", "12", "13")]
             return self.cuptis[-1]
@@ -179,7 +179,7 @@ class Machine:
         return clean
 
     def new_simulated_machine(self, home, *keys):
-        """A fresh one for a check of a dry run. What its calls cost is what tests/fake-gpu/costs.txt says."""
+        """Returns a new simulated machine for a check of a dry run. Call costs come from tests/fake-gpu/costs.txt."""
         keys = [*([f"costs={self.costs}"] if self.costs else []), *self.keys, *keys]
         subprocess.run([str(self.fake / "bin" / "fake-gpu"), "init", str(Path(home) / "machine"),
                         f"cuda.version={13990 if self.torch else 13000}", *keys], check=True)

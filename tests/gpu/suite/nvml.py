@@ -63,7 +63,7 @@ class Nvml:
             return {"total": memory.total, "used": memory.used, "free": memory.free, "reserved": None}
 
     def processes(self):
-        """Bytes by pid, None where NVML does not tell them."""
+        """Returns bytes by pid; ``None`` for a process whose bytes NVML does not report."""
         for size in (64, 1024):
             rows = (Process * size)()
             count = c.c_uint(size)
@@ -78,7 +78,7 @@ class Nvml:
         return {pid: None if used == NOT_AVAILABLE else used for pid, used in told.items()}
 
     def used(self, pid):
-        """What it charges to a process; None when it is not in the list."""
+        """Returns the bytes charged to a process; ``None`` if it is not listed."""
         return self.processes().get(pid)
 
     def facts(self):

@@ -1,4 +1,4 @@
-"""Programs that the suite talks to: the one that does what it is told, and any other by its lines."""
+"""Programs that the suite controls: the command-driven one, and any other through its output lines."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import time
 
 
 class Ended(Exception):
-    """A program ended, or said nothing, when an answer was due."""
+    """A program ended or sent nothing when a reply was due."""
 
 
 def until(seconds, what, done):
@@ -45,7 +45,7 @@ class Program:
         try:
             line = self.lines.get(timeout=timeout)
         except queue.Empty:
-            raise Ended(f"{self.process.args[0]} said nothing for {timeout} s") from None
+            raise Ended(f"{self.process.args[0]} sent nothing for {timeout} s") from None
         if line is None:
             raise Ended(f"{self.process.args[0]} ended with {self.process.wait(10)}")
         return line
@@ -111,7 +111,7 @@ class Driver(Program):
         return dict(facts, init_ns=started["ns"], agent=started["agent"])
 
     def books(self):
-        """What is alive by kind: (count, bytes)."""
+        """Returns live memory by kind: (count, bytes)."""
         found = self.do("books")
         return {k: tuple(v) for k, v in found.items() if isinstance(v, list)}
 

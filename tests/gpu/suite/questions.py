@@ -1,5 +1,7 @@
-"""What hardware must answer: the fifteen questions of reference/cupti.md 12, and two of our own. Checks name those that they
-settle, and say the answer in a sentence (`t.answer`); results.md puts them together."""
+"""Questions that only hardware can answer: the fifteen of reference/cupti.md 12, and two more.
+
+Checks list the questions they settle and give the answer as a sentence (`t.answer`); results.md collects the answers.
+"""
 
 QUESTIONS = {
     1: "Can the agent subscribe inside the hook, on CUDA 12 and 13 drivers, and what does that add to cuInit?",
@@ -24,7 +26,7 @@ QUESTIONS = {
 
 
 def answers(results):
-    """Lines of results.md: each question with what was said about it, or why nothing was."""
+    """Returns lines of results.md: each question with its answers, or the reason why it has none."""
     out = []
     for number, text in QUESTIONS.items():
         asked = [r for r in results if number in r.get("questions", ())]

@@ -16,7 +16,7 @@ LARGEST = 15 << 20  # of a pack; what may come back is 16 MiB a file
 
 
 class Result:
-    """What one check found. Written to a file at every step: a check that is killed leaves what it had."""
+    """What one check found. Written to a file at every step, so that a killed check leaves its partial result."""
 
     def __init__(self, check, path):
         self.path = Path(path)

@@ -18,7 +18,7 @@ def quantile(values, share):
 
 
 def summary(values):
-    """What is worth keeping of many measurements of one thing."""
+    """Summarises repeated measurements of one value."""
     if not values:
         return {"n": 0}
     return {
@@ -42,8 +42,12 @@ def interval(values, of=median, share=0.95, rounds=2000, seed=1):
 
 
 def paired(without, with_it):
-    """The difference that something makes, from pairs measured next to each other: its median, the interval of that
-    median at 95 %, and both as shares of what it costs without. Drift that both of a pair see falls out."""
+    """Returns the effect of a change from pairs measured next to each other.
+
+    The result is the median difference, its 95 % confidence interval, and both as shares of the baseline. Drift that
+    affects
+    both members of a pair cancels out.
+    """
     if len(without) != len(with_it) or not without:
         raise ValueError(f"{len(without)} and {len(with_it)} values are no pairs")
     differences = [b - a for a, b in zip(without, with_it)]

@@ -64,8 +64,12 @@ class Weighed:
         return used, device
 
     def weigh(self, name, *call, quiet=False, **facts):
-        """`process` is absent where NVML lists it neither before nor after; a process that was not listed held nothing.
-        `weight` is what counts: that, or what the device says where NVML shows no process of ours (a container)."""
+        """Measures the charge of one call.
+
+        `process` is absent if NVML lists the process neither before nor after; an unlisted process held nothing.
+        `weight` is the
+        relevant value: that of the process, or of the device if NVML does not show our processes (in a container).
+        """
         (before, device_before), answer = self.state(), self.driver.ask(*call)
         after, device_after = self.state()
         row = {"check": self.test.check.name, "name": name, "call": " ".join(map(str, call)), "result": answer["result"],
@@ -100,7 +104,7 @@ def good(rows, check, **wanted):
 
 
 def limit_percent(rows, kind, scale=1):
-    """What of a limit is charged, by the smallest and the largest that were set: (percent, with what it came)."""
+    """Returns the charged percentage of a limit, from the smallest and largest setting: (percent, included costs)."""
     totals, came = {}, set()
     for row in rows:
         if row.get("limit_kind") == kind:
@@ -114,7 +118,7 @@ def limit_percent(rows, kind, scale=1):
 
 
 def fit(rows):
-    """{key: (value, how)} of every cost that the rows tell."""
+    """Returns {key: (value, evidence)} for every cost that follows from the rows."""
     found = {}
 
     def take(key, value, how):
@@ -175,7 +179,7 @@ def fit(rows):
 
 
 def parse(text):
-    """{key: (value, evidence)}; ValueError says which line and what would be right."""
+    """Returns {key: (value, evidence)}; raises ValueError with the line and the expected form."""
     found = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.split("#")[0].strip():
@@ -196,7 +200,7 @@ def written(key, value):
 
 
 def write(base, found, provenance):
-    """The base with what was found in it; whatever was not measured keeps its value and its evidence."""
+    """Returns the base table with measured values; other values keep their value and evidence."""
     known = parse(base)
     unknown = sorted(set(found) - set(known))
     if unknown:

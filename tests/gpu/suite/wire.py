@@ -43,7 +43,7 @@ def read(data):
 
 
 class Account:
-    """What an agent's own recording says is alive, replayed by the plainest rules."""
+    """Live memory according to an agent's recording, replayed by simple rules."""
 
     def __init__(self, records):
         self.tags, self.devices, self.pools = {0: ""}, {}, {}
@@ -94,7 +94,7 @@ class Account:
 
     def on_FreeBegin(self, r):
         found = self.live.pop(r.address, None) or self.imports.pop(r.address, None)
-        # Of an address that nobody has: refused by the driver, or a contradiction.
+        # A free of an unknown address: refused by the driver, or a contradiction.
         self.pending[r.seq] = ("alloc", r.address, found)
 
     def on_Import(self, r):

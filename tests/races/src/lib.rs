@@ -9,12 +9,12 @@ pub mod ring;
 #[path = "../../../agent-lib/src/threads/table.rs"]
 pub mod table;
 
-/// Where the agent has them.
+/// The modules under the paths that the agent has them at.
 pub mod base {
     pub use crate::{memfd, ring, row};
 }
 
-/// What they need of agent-lib/src/base/memfd.rs: memory that starts as zeros and is never given back.
+/// Replaces agent-lib/src/base/memfd.rs: zeroed memory that is never freed.
 pub mod memfd {
     pub use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
 

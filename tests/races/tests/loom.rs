@@ -1,4 +1,4 @@
-//! Every order of steps, up to a number of switches between threads that loom is told (LOOM_MAX_PREEMPTIONS).
+//! Explores every interleaving up to a number of thread switches (LOOM_MAX_PREEMPTIONS).
 #![cfg(loom)]
 #![allow(missing_docs)]
 
@@ -29,7 +29,7 @@ struct Seat {
     depth: UnsafeCell<usize>,
 }
 
-// SAFETY: loom looks at who touches what.
+// SAFETY: loom checks the accesses.
 unsafe impl Sync for Seat {}
 
 impl TableSlot for Seat {
@@ -118,36 +118,36 @@ fn ring_of(slots: usize, each: u64) {
 }
 
 #[test]
-fn records_are_whole_in_order_and_counted() {
+fn records_are_complete_ordered_and_counted() {
     ring_of(2, 1);
 }
 
 #[test]
-fn a_full_ring_loses_and_counts() {
+fn full_ring_drops_and_counts_records() {
     ring_of(1, 1);
 }
 
 #[test]
-fn a_ring_that_wraps_gives_no_old_record() {
+fn wrapped_ring_returns_no_old_record() {
     ring_of(2, 2);
 }
 
-/// Two threads, one place: the second one gets it if the first has ended and the sender has found out. What is drained meanwhile is
-/// whole, nothing of the first one's is left, and a thread without a place records nothing.
+/// Two threads, one slot: the second thread gets it once the first has ended and the sender has noticed. Records
+/// drained meanwhile are complete, none of the first thread's remain, and a thread without a slot records nothing.
 #[test]
-fn a_place_is_taken_again_when_its_thread_has_ended_and_not_before() {
+fn slot_is_reused_only_after_its_thread_has_ended() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = model.preemption_bound.or(Some(2));
     model.check(|| {
         let (ring, seats) = (leaked(Ring::new(&Shared::new(2, 64))), seats::<1>());
-        // What the kernel says: it orders a thread's end before its answer.
+        // The kernel's answer, which is ordered after the thread's end.
         let ended: &'static [AtomicBool; 2] = leaked(Default::default());
         let is_gone = |id: u32| ended[id as usize - 1].load(Acquire);
         let threads = [1_u32, 2].map(|id| {
             thread::spawn(move || {
                 let seat = seats.claim(id);
                 if let Some(seat) = seat {
-                    // SAFETY: loom looks at who touches what.
+                    // SAFETY: loom checks the accesses.
                     seat.depth.with_mut(|depth| unsafe {
                         assert_eq!(*depth, 0, "no scope of the last one's is open");
                         *depth += 1;
@@ -175,7 +175,7 @@ fn a_place_is_taken_again_when_its_thread_has_ended_and_not_before() {
 
 /// In the middle of a sweep: a place that is free already, not one behind all others.
 #[test]
-fn a_thread_that_comes_amid_a_sweep_takes_what_is_free() {
+fn thread_that_starts_during_a_sweep_takes_a_free_slot() {
     loom::model(|| {
         let seats = seats::<8>();
         assert!((1..=4).all(|id| seats.claim(id).is_some()));
@@ -194,9 +194,9 @@ fn a_thread_that_comes_amid_a_sweep_takes_what_is_free() {
     });
 }
 
-/// Its place is free again, and the number that it has taken is known to be lost.
+/// The slot is free again, and the reserved sequence number counts as lost.
 #[test]
-fn a_thread_that_ends_amid_a_record_costs_that_record_alone() {
+fn thread_that_ends_during_a_record_loses_only_that_record() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = model.preemption_bound.or(Some(2));
     model.check(|| {
@@ -234,9 +234,9 @@ fn a_thread_that_ends_amid_a_record_costs_that_record_alone() {
     });
 }
 
-/// Two threads open the same scope, and one inside of it, at the same time; the sender reads meanwhile.
+/// Two threads open the same scope and one inside it at the same time, while the sender reads.
 #[test]
-fn a_name_has_one_number_and_a_whole_frame() {
+fn concurrent_scopes_intern_a_name_once_with_a_complete_frame() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = model.preemption_bound.or(Some(2));
     model.check(|| {
@@ -251,7 +251,7 @@ fn a_name_has_one_number_and_a_whole_frame() {
         });
         let mut out = Vec::with_capacity(512);
         let end = names.end();
-        assert_eq!(names.copy(0, end, &mut out), end, "what is below the end is finished");
+        assert_eq!(names.copy(0, end, &mut out), end, "every frame below the end is complete");
         let [first, second] = openers.map(|opener| opener.join().expect("no panic"));
         assert_eq!(first, second, "one number");
         let text = |tag| String::from_utf8_lossy(names.path(tag).unwrap_or_default()).into_owned();

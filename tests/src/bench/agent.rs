@@ -141,7 +141,7 @@ fn drained(core: &Core) {
     }
 }
 
-/// All of it.
+/// Runs the whole benchmark.
 pub fn run() {
     let settings = Settings {
         record: Some("/dev/null".into()),
@@ -223,7 +223,7 @@ pub fn run() {
         contestant.forget_warm_up();
     }
     print_table("a record", Per::Event, &[&allocs, &named, &frees, &pairs, &floor]);
-    println!("(the line of whole calls has 3 records and 4 callbacks per pair, told per record)\n");
+    println!("(the line of whole calls has 3 records and 4 callbacks per pair, shown per record)\n");
     print_table("the same from two threads at once, per record of each", Per::Event, &[&both, &both_floor]);
     scopes();
     super::kinds::run(core, drained);

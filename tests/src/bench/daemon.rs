@@ -41,7 +41,7 @@ fn lists(machine: &Machine) -> u64 {
     count.parse().expect("a number")
 }
 
-/// CPU time of waking up for nothing, in us: what any program pays that is called several times for one sample.
+/// CPU time of an idle wake-up in us: the cost for any program that wakes several times for each sample.
 fn wake_up_us() -> f64 {
     const WAKES: u32 = 25;
     let before = cpu_of_thread();
@@ -114,10 +114,7 @@ fn full_samples(machine: &Machine, (hz, seconds, rounds): (u32, u64, usize)) {
     let title = format!("CPU time of a full sample at {hz} Hz, no latency");
     print_table(&title, Per::Event, &[&both, &watched, &poller, &least]);
     println!("target: at most 2 x the floor, 100,000 ns");
-    println!(
-        "waking up for nothing takes {:.0} us here; the bare loop does it once a sample\n",
-        wake_up_us()
-    );
+    println!("an idle wake-up takes {:.0} us here; the bare loop does it once a sample\n", wake_up_us());
 }
 
 fn stated_latency(machine: &Machine) {
@@ -145,7 +142,7 @@ fn stated_latency(machine: &Machine) {
     machine.set(&["nvml.memory_us=0", "nvml.list_us=0", "nvml.list_per_process_us=0"]);
 }
 
-/// All of it.
+/// Runs the whole benchmark.
 pub fn run() {
     let machine = machine(GPUS);
     let _sleepers = sleepers(&machine);

@@ -39,8 +39,8 @@ enum Whose {
     Ours,
     /// PyTorch's.
     Torch,
-    /// The interpreter's, the C library's, and our own thread's: of these callgrind, fifty times as slow as the processor, sees what
-    /// happens by the clock fifty times as often.
+    /// The interpreter's, the C library's, and the agent's thread. callgrind is fifty times slower than the processor,
+    /// so it sees fifty times as many clock-driven events.
     Others,
 }
 
@@ -149,7 +149,7 @@ fn of_wheel(wheel: &Wheel) {
     let (without, _) = counted(&wheel.bare(&machine, "paces.py", &[]), &machine.dir.join("without"));
     let (with, events) = counted(covered.env("PYTHONPATH", package), &machine.dir.join("with"));
     let of = |costs: &HashMap<Whose, Cost>, whose| costs.get(&whose).copied().unwrap_or_default();
-    println!("torch {}: a step with {events} block events; of each of these", wheel.version);
+    println!("torch {}: a step with {events} block events; for each event", wheel.version);
     println!("{:<36} {:>13} {:>13} {:>13}", "", "instructions", "code missed", "data missed");
     let all = [Whose::Torch, Whose::Others].into_iter().fold(Cost::default(), |mut sum, whose| {
         sum += of(&without, whose);

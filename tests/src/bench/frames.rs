@@ -38,7 +38,7 @@ struct Program {
 }
 
 impl Program {
-    /// Says what it makes of the frames.
+    /// Starts a process that prints how it reads the frames.
     fn start(folder: &Path, frames: &str) -> (Self, String) {
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
         let mut child = Command::new("python3")
@@ -92,7 +92,7 @@ fn compiled() -> PathBuf {
     folder
 }
 
-/// All of it.
+/// Runs the whole benchmark.
 pub fn run() {
     let folder = compiled();
     let (mut off, said) = Program::start(&folder, "0");

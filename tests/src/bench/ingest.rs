@@ -1,10 +1,10 @@
 //! From the agent socket into the ledger: 1 million live rows, 1,000 tags, pairs of a free of a random row and an
 //! allocation, in packets of 60 KiB as agents send them, into a real gpumemd that records nothing.
 //!
-//! The floor receives the same packets from a socket of the same kind on a thread of its own, decodes them and keeps one
-//! map and one sum per tag. Packets are made beforehand; sending costs a core of its own. Time by the clock ends when
-//! the daemon's own count of records says that it has applied the last one, which one or two scrapes find out: they
-//! are in its figures.
+//! The floor receives the same packets from a socket of the same kind on a separate thread, decodes them and keeps one
+//! map and one sum for each tag. Packets are made beforehand; sending uses its own core. Wall time ends when the
+//! daemon's count of records includes the last one. One or two scrapes detect that, and their cost is in the daemon's
+//! figures.
 
 use super::cost::{cpu, cpu_of_thread, now_ns, resident_mib};
 use super::node::{Node, machine, uuids};
@@ -26,7 +26,7 @@ const RECORDS: &str = "gpumemd_records_total";
 /// The bare loop, on its own thread.
 struct Bare {
     socket: OwnedFd,
-    /// CPU time, told after each run of so many events.
+    /// CPU time, sent after each run of this many events.
     done: Receiver<Duration>,
     expect: Sender<usize>,
     thread: std::thread::JoinHandle<Floor>,
@@ -64,7 +64,7 @@ fn take(socket: &OwnedFd, expected: &Receiver<usize>, tell: &Sender<Duration>) -
                 left -= 1;
             }
         }
-        tell.send(cpu_of_thread() - before).expect("somebody who counts");
+        tell.send(cpu_of_thread() - before).expect("the receiver counts");
     }
     floor
 }
@@ -89,7 +89,7 @@ impl Real {
     }
 }
 
-/// Bytes per tag that a run says are live, and what is idle.
+/// Returns live bytes by tag, and idle bytes, from a run.
 fn live(run: &Run) -> (Vec<i64>, i64) {
     let ids: HashMap<String, usize> = (1..=TAGS).map(|tag| (tag_name(tag), tag as usize)).collect();
     let (mut sums, mut idle) = (vec![0; TAGS as usize + 1], 0);

@@ -1,6 +1,6 @@
-//! What the agent adds to each kind of driver call: the calls of the simulated driver with its callbacks and, in turns with
-//! that in the same process, without anybody listening. The simulated driver costs nothing but its own bookkeeping, so
-//! the difference is the agent's, CUPTI's part included; the ratio would be far smaller on a GPU.
+//! Cost that the agent adds to each kind of driver call. Calls of the simulated driver with callbacks alternate with
+//! calls without a subscriber in the same process. The simulated driver costs only its own bookkeeping. So the
+//! difference is the cost of agent and CUPTI; the ratio would be far smaller on a GPU.
 
 use super::rounds::{Contestant, Per, print_table};
 use crate::live::Machine;
@@ -66,7 +66,7 @@ fn ok(result: u32) {
 /// A kind: its name, and one life of an allocation (at the reserved address, where it has one).
 type Kind = (&'static str, fn(&Driver, u64));
 
-// SAFETY of all of them: each call has the parameters that its function takes, with places for the answers.
+// SAFETY for all: each call passes the parameters of its function, with room for the results.
 #[allow(clippy::undocumented_unsafe_blocks)]
 const KINDS: &[Kind] = &[
     ("cuMemAlloc + Free", |driver, _| unsafe {
@@ -131,16 +131,13 @@ pub fn run(core: &Core, drained: fn(&Core)) {
         for _ in 0..ROUNDS {
             let before = core.recorder.ring.head();
             heard.round(CALLS, || (0..CALLS).for_each(|_| life(&driver, at)));
-            assert!(
-                core.recorder.ring.head() >= before + 2 * CALLS as u64,
-                "the agent heard nothing of {name}"
-            );
+            assert!(core.recorder.ring.head() >= before + 2 * CALLS as u64, "the agent recorded no {name}");
             drained(core);
             // SAFETY: no arguments.
             unsafe { gpumem::gpumem_pause() };
             let before = core.recorder.ring.head();
             bare.round(CALLS, || (0..CALLS).for_each(|_| life(&driver, at)));
-            assert_eq!(core.recorder.ring.head(), before, "somebody listens");
+            assert_eq!(core.recorder.ring.head(), before, "a subscriber is active");
             // SAFETY: as above.
             unsafe { gpumem::gpumem_resume() };
         }

@@ -16,7 +16,7 @@ const PAIRS_PER_ROUND: usize = 100_000;
 const ROUNDS: usize = 24;
 const AGENT: Origin = Origin::Process(ProcessKey { pid: 4711, start_ticks: 1 });
 
-// The three contestants are kept out of line, so that a profile tells them apart.
+// The three contestants are not inlined, so that a profile separates them.
 
 #[inline(never)]
 fn replay(floor: &mut Floor, events: &[Record<'_>]) {

@@ -4,7 +4,7 @@ use super::programs::silenced;
 use std::process::Command;
 use std::time::Duration;
 
-/// How often it is looked at: the kernel forgets with the program's end.
+/// Polling interval: the kernel drops the figure when the program ends.
 const EVERY: Duration = Duration::from_micros(500);
 
 /// Runs a program to its good end; the highest resident bytes that were seen.

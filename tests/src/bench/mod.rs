@@ -38,7 +38,7 @@ pub struct Bench {
     pub run: fn(),
 }
 
-/// All of them.
+/// All benchmarks.
 pub const ALL: &[Bench] = &[
     Bench {
         name: "agent",
@@ -93,7 +93,7 @@ pub const ALL: &[Bench] = &[
     },
     Bench {
         name: "store",
-        about: "checkpoints a second of a training run, and what an hour of it takes on the disk",
+        about: "checkpoints a second of a training run, and disk space for an hour",
         run: store::run,
     },
     Bench {

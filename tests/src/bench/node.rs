@@ -1,4 +1,4 @@
-//! A daemon as a user runs it, on a simulated machine: its sockets, what it answers, what it costs.
+//! A daemon as a user runs it, on a simulated machine: its sockets, its replies, its cost.
 
 use super::cost;
 use crate::live::{Job, Machine, programs::programs, until};
@@ -23,7 +23,7 @@ pub fn uuids(machine: &Machine) -> Vec<String> {
     shown.lines().filter_map(|line| line.split_once(".uuid=")).map(|(_, uuid)| uuid.to_owned()).collect()
 }
 
-/// Processes of a machine: so many on each device, started by `program`, each with memory that NVML tells of.
+/// Starts this many processes on each device with `program`, each with memory that NVML reports.
 pub fn processes(
     machine: &Machine,
     devices: u32,
@@ -86,7 +86,7 @@ impl Node {
         self.job.pid()
     }
 
-    /// The pid of the child that speaks with NVML.
+    /// Returns the pid of the child that calls NVML.
     ///
     /// # Panics
     /// When there is none.
@@ -131,10 +131,10 @@ impl Node {
     }
 }
 
-/// The body of a GET.
+/// Returns the body of a GET.
 ///
 /// # Panics
-/// When nobody answers 200.
+/// If the reply is not 200.
 pub fn get(address: SocketAddr, path: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("a server");
     write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").expect("asked");

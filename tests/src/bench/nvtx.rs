@@ -1,5 +1,6 @@
-//! What an NVTX range costs a program that annotates itself: push and pop through the shared library, as NVTX calls it. The floor is
-//! the same program without an injection, where NVTX does nothing; beside it the C API's own scopes.
+//! Cost of an NVTX range in an annotated program: push and pop through the shared library, as NVTX calls it. The floor
+//! is the same program without an injection library, where NVTX does nothing. The C API's scopes are measured for
+//! comparison.
 
 use super::rounds::{Contestant, Per, print_table};
 use crate::live::programs::programs;

@@ -89,10 +89,10 @@ impl Peer {
         peer
     }
 
-    /// Connects, and has said its hello, its device, `tags` names and an empty state when this returns.
+    /// Connects, and returns after the daemon has received its hello, its device, `tags` names and an empty state.
     ///
     /// # Panics
-    /// When the daemon does not welcome it.
+    /// If the daemon does not send a welcome.
     pub fn connect(path: &Path, uuid: &str, tags: u32) -> Self {
         let peer = Peer::introduce(path);
         let epoch = peer.asked();
@@ -146,7 +146,7 @@ impl Peer {
         assert_eq!(sent, packet.len());
     }
 
-    /// Says that everything up to `last_seq` has been sent.
+    /// Sends a watermark: everything up to `last_seq` has been sent.
     pub fn watermark(&self, last_seq: u64) {
         let stamp = Stamp { time_ns: now_ns(), ..Stamp::default() };
         self.send(&one(stamp, Body::Watermark { last_seq, in_flight_since_ns: 0 }));

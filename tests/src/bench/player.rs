@@ -1,4 +1,4 @@
-//! A process that plays an agent: this program again, because a daemon wants every process to speak for itself.
+//! A process that plays an agent: this program again, because a daemon expects one agent in each process.
 
 use super::cost::now_ns;
 use super::peer::{Peer, packed};
@@ -20,10 +20,10 @@ pub fn command(socket: &Path, uuid: &str, rows: u64, tags: u32) -> Command {
     command
 }
 
-/// Says what lives, tells its standard output that it has, and from then on that nothing happens.
+/// Sends live memory, reports on standard output that it has, and then sends only watermarks.
 ///
 /// # Panics
-/// When the daemon goes away: such a process ends with its daemon.
+/// If the daemon ends: such a process ends with its daemon.
 pub fn play(arguments: &[String]) {
     let [socket, uuid, rows, tags] = arguments else { panic!("{NAME} SOCKET UUID ROWS TAGS") };
     let (rows, tags) = (rows.parse().expect("a number"), tags.parse().expect("a number"));

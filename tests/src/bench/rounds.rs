@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Times of one contestant, a round each, and what they are told as.
+/// Times of one contestant, one for each round, and their unit.
 #[derive(Debug)]
 pub struct Contestant {
     name: &'static str,
@@ -46,7 +46,7 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// What a time is told of.
+/// Unit that a time is divided by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Per {
     /// An event, in ns.
@@ -55,8 +55,8 @@ pub enum Per {
     Round,
 }
 
-/// Prints contestants of one stream; the last one is the floor. The ratio is the median over rounds
-/// of time beside the floor's time in the same round; the spread is that of the rounds.
+/// Prints the contestants of one stream; the last one is the floor. The ratio is the median over rounds of a time
+/// divided by the floor's in the same round; the spread is over rounds.
 pub fn print_table(title: &str, per: Per, contestants: &[&Contestant]) {
     let (rate, time, spread, scale) = match per {
         Per::Event => ("million/s", "ns", "ns min .. max", 1.0),

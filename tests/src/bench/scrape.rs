@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 const TAGS: u32 = 20;
 const SCRAPES: usize = 300;
 
-/// Sends `body` to whoever asks, until the program ends.
+/// Serves `body` on a new address until the program ends.
 fn bare(body: &str) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("its address");
@@ -62,7 +62,7 @@ fn series(text: &str) -> usize {
     text.lines().filter(|line| !line.starts_with('#')).count()
 }
 
-/// Agents that have said what they hold, and a daemon that knows it.
+/// Starts agents with live memory, and waits until the daemon knows it.
 fn agents(machine: &Machine, node: &Node, each: u32, rows: u64, tags: u32) -> Vec<Job> {
     let uuids = uuids(machine);
     let socket = node.runtime.join("agent.sock");
@@ -125,7 +125,7 @@ fn many_blocks() {
     println!("  resident: {:.0} MiB; target: 200 MiB, p99 10\n", resident_mib(node.pid()));
 }
 
-/// All of it.
+/// Runs the whole benchmark.
 pub fn run() {
     full_node();
     many_blocks();

@@ -78,7 +78,7 @@ const FRAMES: u64 = 2_000;
 const DEPTH: u64 = 60;
 const ADDRESS: u64 = 0x7f00_0000_0000;
 
-/// A pickle of protocol 4: blocks that come and go in one segment, each entry with a list of frames of its own.
+/// Makes a pickle of protocol 4: blocks allocated and freed in one segment, each entry with its own list of frames.
 fn made() -> Vec<u8> {
     let mut out = Pickle { bytes: b"\x80\x04}(".to_vec(), memo: 0 };
     let names = ["action", "addr", "size", "stream", "time_us", "frames", "name", "filename", "line"];

@@ -1,5 +1,5 @@
-//! What the run store costs: checkpoints a second, and what an hour of a training run takes on the disk. The floor writes
-//! the run as JSON to a file of its own, which a crash would tear and no reader could list.
+//! Cost of the run store: checkpoints a second, and disk space for an hour of training. The floor writes the run as
+//! JSON to a file, which a crash would truncate and no reader could list.
 
 use super::rounds::{Contestant, Per, print_table};
 use gpumem_ledger::{Origin, ProcessKey};
@@ -138,7 +138,11 @@ fn hour(folder: &Path) {
     let bytes = written() - before;
     assert_eq!(run.coverage.lost + run.coverage.odd, 0);
     let loaded = store.load(id).expect("a run");
-    assert_eq!((loaded.cells, loaded.devices), (run.cells, run.devices), "what was stored is what is loaded");
+    assert_eq!(
+        (loaded.cells, loaded.devices),
+        (run.cells, run.devices),
+        "the stored run is loaded unchanged"
+    );
     let file = store.room().expect("a size").used_bytes();
     let checkpoints = HOUR_S / CHECKPOINT_S;
     println!(

@@ -1,9 +1,10 @@
-//! What the agent adds to a training step of PyTorch, beside torch's own memory history and profiler.
+//! Cost that the agent adds to a training step of PyTorch, compared with torch's own memory history and profiler.
 //!
-//! Three processes train the same CPU-bound model on the simulated machine (kernels take no time, so all of it is Python
-//! and the framework: the worst case), in turns of a few steps: without us, with everything on, without us again. Each
-//! turn is compared with the mean of its neighbours without us, and those with each other: that is how much these numbers
-//! say at all. What differs between processes (where things lie in memory) is met by several such trios.
+//! Three processes train the same CPU-bound model on the simulated machine, in turns of a few steps: without the agent,
+//! with everything on, and without the agent again. Kernels take no time, so all of it is Python and the framework: the
+//! worst case. Each turn is compared with the mean of the neighbouring turns without the agent. These turns are also
+//! compared with each other, which gives the precision. Several such trios average out differences between processes,
+//! such as memory layout.
 
 use super::rounds::median;
 use crate::live::torch::{Wheel, machine, wheel};
@@ -38,7 +39,7 @@ impl Worker {
         worker
     }
 
-    /// Its next answer; torch's profiler says things in between.
+    /// Returns its next reply; torch's profiler prints other lines in between.
     fn hear(&mut self) -> Value {
         loop {
             let mut line = String::new();

@@ -12,7 +12,7 @@ const BASE: u64 = 0x7f00_0000_0000;
 /// Between addresses: no allocation below is larger.
 const STRIDE: u64 = 2 << 20;
 
-/// What is allocated.
+/// Kind of allocations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stream {
     /// FreeBegin, FreeEnd, AllocEnd.

@@ -1,10 +1,10 @@
 //! Programs by the thousand, for tests/suite/soak/crowd.rs.
 //!
 //! ```text
-//! crowd run COUNT RATE COMMAND [ARG...]  starts COMMAND that often, RATE a second, and waits for all of them
-//! crowd short SOCKET                     one: hello and an allocation to the daemon at SOCKET, and its end, with no wait for an answer
-//! crowd live SOCKET                      one: the same after the welcome; prints `up`, or `down` if it was refused, and ends with its
-//!                                        standard input
+//! crowd run COUNT RATE COMMAND [ARG...]  starts COMMAND COUNT times, RATE a second, and waits for all
+//! crowd short SOCKET                     one: sends hello, an allocation and its end to the daemon at SOCKET, without waiting for a reply
+//! crowd live SOCKET                      one: the same after the welcome; prints `up`, or `down` if it was refused, and ends when
+//!                                        standard input closes
 //! ```
 //!
 //! `run` prints how many of the programs succeeded and for how many milliseconds they were started.

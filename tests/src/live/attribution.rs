@@ -1,5 +1,5 @@
-//! Whose memory a recording says it is, beside what the program itself knows: marks around its modules' calls and around
-//! the nodes of its backward pass (tests/torch/said.py), and the addresses of its tensors.
+//! Compares a recording's attribution with the program's own: marks around its modules' calls and backward nodes
+//! (tests/torch/said.py), and the addresses of its tensors.
 
 use gpumem_ledger::Origin;
 use gpumem_report::names::is_line;
@@ -20,7 +20,7 @@ pub struct Block {
     pub bytes: u64,
     /// Scope, module path or both; empty for none.
     pub tag: String,
-    /// What the agent said of it, at its allocation or later.
+    /// Role that the agent reported, at the allocation or later.
     pub role: Role,
     /// Likewise.
     pub phase: Phase,
@@ -29,15 +29,15 @@ pub struct Block {
 /// Bytes of allocations, and what became of their names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Share {
-    /// All of them.
+    /// Total bytes.
     pub bytes: u64,
-    /// Of those, under the module that the program says.
+    /// Bytes attributed to the module that the program reports.
     pub right: u64,
     /// Under that module, the one that it is in, or one that is in it.
     pub near: u64,
     /// Under any name.
     pub named: u64,
-    /// What was expected, what was found, and its bytes.
+    /// Bytes by expected and found name.
     pub wrong: BTreeMap<(String, String), u64>,
     /// How many allocations.
     pub count: u64,
@@ -78,16 +78,16 @@ impl Share {
     }
 }
 
-/// What a recording says of one process.
+/// Attribution of one process in a recording.
 #[derive(Debug, Default)]
 pub struct Attribution {
-    /// By `MODEL phase`: allocations of which the program says whose they are.
+    /// By `MODEL phase`: allocations whose module the program reports.
     pub known: BTreeMap<String, Share>,
     /// By `MODEL phase`: all allocations.
     pub all: BTreeMap<String, Share>,
     /// Live blocks by address, at each check.
     pub live: BTreeMap<String, HashMap<u64, Block>>,
-    /// How each source of names was, the last that was said of it.
+    /// Last reported state of each source of names.
     pub layers: BTreeMap<String, String>,
 }
 
@@ -152,7 +152,7 @@ impl Sink for Reader {
             Body::Marker {} => self.mark(stamp.thread, &self.name(stamp.tag)),
             Body::BlockAlloc { address, bytes, use_as: (role, phase), .. } => {
                 let tag = self.name(stamp.tag);
-                // A line of the program is what is in no module has.
+                // Outside modules a tag is a source line.
                 self.allocate(stamp.thread, bytes, if is_line(&tag) { "" } else { &tag });
                 self.blocks.insert(address, Block { bytes, tag, role, phase });
             }
@@ -181,7 +181,7 @@ impl Sink for Reader {
     }
 }
 
-/// Of the tensors that a program says are there (tests/torch/said.py), those that are `what`.
+/// Tensors of the kind `what` that a program reports (tests/torch/said.py).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Owned {
     /// How many.
@@ -190,11 +190,11 @@ pub struct Owned {
     pub named: usize,
     /// In a live block with that role.
     pub known: usize,
-    /// Some of those of which one is not so.
+    /// Examples of tensors with a wrong attribution.
     pub others: Vec<String>,
 }
 
-/// What became of them in a recording.
+/// Compares them with a recording.
 pub fn owned(live: &HashMap<u64, Block>, said: &serde_json::Value, what: &str, role: Role) -> Owned {
     let mut found = Owned::default();
     for row in said["addresses"].as_array().into_iter().flatten().filter(|row| row[1] == what) {

@@ -1,4 +1,4 @@
-//! What a ledger made of a recording, sample by sample, beside the machine's truth.
+//! Compares a ledger's replay of a recording, sample by sample, with the machine's truth.
 
 use super::truth::Truth;
 use gpumem_ledger::{Class, ClosedSample, Ledger, Origin, ProcessKey, ProcessView, Snapshot};
@@ -34,7 +34,7 @@ pub struct Replay {
     pub rejected: u64,
     /// When something happened in each process: from the entry of a call to its record.
     moves: BTreeMap<ProcessKey, Vec<(u64, u64)>>,
-    /// Ends of allocations that took longer than a record can say.
+    /// Ends of allocations that took longer than a record can express.
     long: BTreeMap<ProcessKey, Vec<u64>>,
     /// When contexts began to end.
     ends: BTreeMap<ProcessKey, Vec<u64>>,
@@ -140,21 +140,21 @@ pub fn try_replay(path: &Path) -> Result<Replay, input::Error> {
 pub struct Compared {
     /// Memory stood still: every number must be the machine's own.
     pub exact: u64,
-    /// Of those, nothing happened at all between the reading's beginning and the machine's list: names must be its own
-    /// too. (Blocks come and go without moving `tracked`, so they tear no sample.)
+    /// Exact samples without any event between the start of the reading and the machine's list: here names must match
+    /// too. (Blocks are allocated and freed without changing `tracked`, so these tear no sample.)
     pub named: u64,
     /// Memory moved while NVML was read: the truth must lie within the sample's bounds.
     pub torn: u64,
-    /// The truth is more: an allocation was in flight whose bytes nobody knew yet, or a context was being destroyed, whose
-    /// memory counts as gone when that begins.
+    /// The truth is larger: an allocation was in flight whose bytes were unknown, or a context was being destroyed,
+    /// whose memory counts as freed when that begins.
     pub open: u64,
-    /// Memory moved so close to the reading that the agent's clock cannot tell before from after.
+    /// Memory changed so close to the reading that the agent's clock cannot order the two.
     pub close: u64,
-    /// After a loss, or without the agent's word: the sample says itself that it may be wrong.
+    /// After a loss, or without the agent's report: the sample itself is marked as possibly wrong.
     pub excused: u64,
     /// Without an agent: only what NVML charges can be compared.
     pub uncovered: u64,
-    /// NVML did not list the process, or the machine says nothing of that moment.
+    /// NVML did not list the process, or the machine has no entry for that moment.
     pub unmatched: u64,
 }
 
@@ -193,18 +193,18 @@ impl Replay {
         })
     }
 
-    /// Holds every sample of `pid` (of all, if none) against the machine's truth.
+    /// Compares every sample of `pid` (or of all processes) with the machine's truth.
     ///
     /// # Panics
-    /// At the first sample that says something else than the machine.
+    /// At the first sample that differs.
     pub fn compare(&self, truths: &[Truth], pid: Option<u32>) -> Compared {
         self.compare_where(truths, pid, |_| true)
     }
 
-    /// Of those samples, the ones that are wanted.
+    /// Compares the selected samples.
     ///
     /// # Panics
-    /// At the first sample that says something else than the machine.
+    /// At the first sample that differs.
     pub fn compare_where(
         &self,
         truths: &[Truth],
@@ -254,7 +254,7 @@ impl Replay {
                 assert_eq!(sample.untrackable_bytes(), Some(gap - sample.predates_bytes), "{}", say("gap"));
                 let parts = sample.parts.expect("a covered sample has parts");
                 assert_eq!(parts.sum(), gap - sample.predates_bytes, "{}", say("parts"));
-                // The model knows no holes: small allocations may lie in more granules than they would fill.
+                // The model has no fragmentation: small allocations may occupy more granules than they would fill.
                 let holes = truth.rounding - parts.rounding_bytes;
                 let is_model = holes >= 0 && holes % GRANULE == 0;
                 assert!(is_model || sample.predates_bytes != 0, "{}", say("rounding"));
@@ -280,10 +280,10 @@ impl Replay {
         compared
     }
 
-    /// Holds the sums of the samples of `pid` that are wanted against the machine's truth, and no names.
+    /// Compares the sums of the selected samples of `pid` with the machine's truth, without names.
     ///
     /// # Panics
-    /// At the first sample that says something else than the machine.
+    /// At the first sample that differs.
     pub fn compare_sums(
         &self,
         truths: &[Truth],
@@ -402,7 +402,7 @@ impl Replay {
         )
     }
 
-    /// Whether a call may have been under way then, and for so long that the sample could not wait for it.
+    /// Whether a call may have been running then, for so long that the sample could not wait for it.
     fn outlived(&self, key: ProcessKey, time_ns: u64) -> bool {
         let moves = self.moves.get(&key).map_or(&[][..], Vec::as_slice);
         let long = self.long.get(&key).map_or(&[][..], Vec::as_slice);

@@ -16,22 +16,22 @@ pub struct Daemon {
     pub job: Job,
     /// Where its sockets are.
     pub runtime: PathBuf,
-    /// What it records.
+    /// Path of its recording.
     pub recording: PathBuf,
 }
 
 impl Daemon {
-    /// Starts one called `name`, which answers when this returns. `config` is appended to its configuration; what comes in it
-    /// before the first table goes to the top, where it may name another recording.
+    /// Starts a daemon called `name`, and returns once it replies. `config` is appended to its configuration. Keys
+    /// before the first table go to the top level, where they may set another recording.
     ///
     /// # Panics
-    /// When it does not answer.
+    /// If it does not reply.
     pub fn start(machine: &Machine, name: &str, config: &str) -> Self {
         let program = programs().ours.join("gpumemd");
         Daemon::start_as(machine, name, config, machine.command(program))
     }
 
-    /// The same in a PID namespace of its own; `None` where none can be made.
+    /// Starts it in a separate PID namespace; `None` if that cannot be created.
     pub fn start_elsewhere(machine: &Machine, name: &str, config: &str) -> Option<Self> {
         let unshare = ["--pid", "--fork", "--kill-child", "--mount-proc"];
         let works = Command::new("unshare").args(unshare).arg("true").status();
@@ -60,7 +60,7 @@ impl Daemon {
         let file = machine.dir.join(format!("{name}.toml"));
         let store = machine.dir.join("runs.sqlite");
         let metrics = if config.contains("[metrics]") { "" } else { "[metrics]\nlisten = \"off\"\n" };
-        // What a test starts has series at once, unless the test says when.
+        // Processes get metric series at once, unless the test sets the delay.
         let config = match config.contains("fold_younger_s") {
             true => config.to_owned(),
             false => config.replace("[metrics]\n", "[metrics]\nfold_younger_s = 0.0\n"),
@@ -92,15 +92,15 @@ impl Daemon {
         command
     }
 
-    /// What its control socket says to GET `path`; nothing if it does not answer as it should.
+    /// Returns the reply of its control socket to GET `path`; `None` if the reply is not valid.
     pub fn asked(&self, path: &str) -> Option<serde_json::Value> {
         ask(&self.runtime.join("control.sock"), path)
     }
 
-    /// Processes that it knows now.
+    /// Returns the processes that it currently knows.
     ///
     /// # Panics
-    /// When it does not say.
+    /// If it does not reply.
     pub fn pids(&self, machine: &Machine) -> Vec<u64> {
         let output = self.ctl(machine, &["ps", "--json"]).output().expect("gpumemctl runs");
         let ps: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
@@ -108,7 +108,7 @@ impl Daemon {
         rows.iter().filter_map(|row| row["pid"].as_u64()).collect()
     }
 
-    /// Waits until it knows none of these any more: their runs are closed.
+    /// Waits until it has closed the runs of all these processes.
     pub fn wait_for_the_end_of(&self, machine: &Machine, jobs: &[&Job]) {
         until(20, "closed runs", || {
             let known = self.pids(machine);
@@ -123,7 +123,7 @@ impl Daemon {
     }
 }
 
-/// What the daemon behind this control socket says to GET `path`; nothing if it does not answer as it should.
+/// Returns the reply of the daemon behind this control socket to GET `path`; `None` if the reply is not valid.
 pub fn ask(socket: &Path, path: &str) -> Option<serde_json::Value> {
     let mut stream = UnixStream::connect(socket).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;

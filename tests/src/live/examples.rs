@@ -1,4 +1,4 @@
-//! The examples of the project, built as their first lines say, on a simulated machine.
+//! The project's examples, built with the commands in their first lines, on a simulated machine.
 
 use super::machine::Machine;
 use super::programs::programs;

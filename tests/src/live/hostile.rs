@@ -1,5 +1,5 @@
-//! A peer on the agent socket, made by hand: every byte, descriptor and page of memory is the test's. And other users, as
-//! whom such peers run.
+//! A hand-made peer on the agent socket: the test controls every byte, descriptor and page of memory. Also runs such
+//! peers as other users.
 
 use super::machine::Job;
 use gpumem_test_support::SharedCopy;
@@ -69,7 +69,7 @@ fn ticks(of: &str) -> u64 {
     after.split_ascii_whitespace().nth(19).and_then(|field| field.parse().ok()).expect("a start time")
 }
 
-/// A hello of somebody who started then.
+/// Returns a hello of a process with this start time.
 pub fn hello(start_ticks: u64) -> Vec<u8> {
     let versions = u64::from(MAJOR) << 16 | u64::from(MINOR);
     let claims = "job=not-mine\nuser=root\n";
@@ -81,7 +81,7 @@ pub fn hello(start_ticks: u64) -> Vec<u8> {
 pub struct Shared {
     /// The descriptor.
     pub fd: OwnedFd,
-    /// What its first bytes say.
+    /// Header for its first bytes.
     pub header: Header,
 }
 
@@ -141,7 +141,7 @@ impl Shared {
 pub struct Peer(OwnedFd);
 
 impl Peer {
-    /// One that says nothing; none when the daemon takes none, or nobody is there.
+    /// Connects without sending anything; `None` if the daemon refuses or is absent.
     pub fn connect(path: &Path) -> Option<Self> {
         let socket =
             socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).ok()?;
@@ -149,7 +149,7 @@ impl Peer {
         Some(Peer(socket))
     }
 
-    /// One that has said a good hello and been welcomed; none if it was not.
+    /// Connects with a valid hello; `None` unless the daemon sends a welcome.
     pub fn welcomed(path: &Path, shared: &Shared) -> Option<Self> {
         let peer = Peer::connect(path)?;
         peer.send_with(&hello(shared.header.start_ticks), &[shared.fd.as_fd()]).then_some(())?;
@@ -171,7 +171,7 @@ impl Peer {
         fits && sent == Ok(packet.len())
     }
 
-    /// The next packet; an empty one when the daemon has closed, none when it says nothing for so long.
+    /// Returns the next packet: empty after the daemon closed the connection, `None` after a timeout.
     pub fn hear(&self, seconds: i64) -> Option<Vec<u8>> {
         let patience = Timespec { tv_sec: seconds, tv_nsec: 0 };
         (poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&patience)) == Ok(1)).then_some(())?;
@@ -193,12 +193,12 @@ impl Peer {
     }
 }
 
-/// This test's own program once more, as another user, to play a part: the test `peers::as_somebody_else` of it, which finds the part's name in
-/// [`part`]. It is killed with its value.
+/// Runs this test program again as another user to play a part: its test `peers::as_another_user`, which reads the
+/// part's name from [`part`]. Dropping the returned value kills it.
 pub fn play(uid: u32, part: &str, environment: &[(&str, &OsStr)]) -> Job {
     static COPY: OnceLock<SharedCopy> = OnceLock::new();
     let mut command = Command::new(COPY.get_or_init(SharedCopy::of_this_program).path());
-    command.args(["--exact", "peers::as_somebody_else", "--nocapture", "--test-threads=1"]);
+    command.args(["--exact", "peers::as_another_user", "--nocapture", "--test-threads=1"]);
     command.env("GPUMEM_TEST_PART", part).envs(environment.iter().copied());
     if uid != 0 {
         command.uid(uid).gid(uid);
@@ -211,7 +211,7 @@ pub fn part() -> Option<String> {
     std::env::var("GPUMEM_TEST_PART").ok()
 }
 
-/// Says something to whoever started this process, and stays until it is killed.
+/// Prints a line for the parent process, and stays until it is killed.
 pub fn say_and_stay(words: &str) -> ! {
     println!("\n{words}");
     loop {

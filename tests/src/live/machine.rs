@@ -10,7 +10,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 
-/// A machine of its own; its folder goes with it.
+/// A separate machine; its folder is deleted with it.
 #[derive(Debug)]
 pub struct Machine {
     /// The folder.
@@ -36,16 +36,16 @@ impl Machine {
         self.dir.join("truth")
     }
 
-    /// Its file, for $GPUMEM_SIM. In memory: write-back to a disk would stall whoever touches it.
+    /// Path of its file, for $GPUMEM_SIM. In memory, because write-back to a disk would stall accesses.
     pub fn sim(&self) -> PathBuf {
         let name = self.dir.file_name().unwrap_or_default();
         Path::new("/dev/shm").join(name)
     }
 
-    /// The machine's tool: `set`, `show`, `hold`...; what it prints.
+    /// Runs the machine's tool (`set`, `show`, `hold`...) and returns its output.
     ///
     /// # Panics
-    /// When it fails.
+    /// If it fails.
     pub fn tool(&self, verb: &str, words: &[&str]) -> String {
         let mut command = Command::new(fake().join("bin/fake-gpu"));
         let output = command.arg(verb).arg(self.sim()).args(words).output().expect("fake-gpu runs");
@@ -59,27 +59,27 @@ impl Machine {
         self.tool("set", keys);
     }
 
-    /// What the machine has written down so far. It looks for processes that have ended when somebody asks it something.
+    /// Returns the journal so far. The machine detects ended processes only when it is queried.
     pub fn truth(&self) -> Vec<Truth> {
         self.tool("show", &[]);
         truth::read(&self.truth_path())
     }
 
-    /// What it has written down of processes that have ended.
+    /// Returns the journal entries of ended processes.
     pub fn ends(&self) -> Vec<Truth> {
         self.tool("show", &[]);
         truth::ends(&self.truth_path())
     }
 
-    /// The last of it.
+    /// Returns the latest entries.
     pub fn latest_truth(&self) -> Vec<Truth> {
         truth::read_end(&self.truth_path())
     }
 
-    /// Empties the journal: of an hour it would be large. Whoever writes it appends whole lines.
+    /// Empties the journal, which would grow large in an hour. Its writers append whole lines.
     ///
     /// # Panics
-    /// When that cannot be.
+    /// If that fails.
     pub fn forget_truth(&self) {
         let journal =
             std::fs::OpenOptions::new().write(true).create(true).truncate(false).open(self.truth_path());
@@ -147,7 +147,7 @@ impl Drop for Machine {
 pub struct Job {
     child: Child,
     lines: Receiver<String>,
-    /// What it has printed.
+    /// Lines printed so far.
     pub said: Vec<String>,
 }
 
@@ -194,7 +194,7 @@ impl Job {
         })
     }
 
-    /// What it has printed since the last time.
+    /// Returns the lines printed since the last call.
     pub fn hear(&mut self) -> Vec<String> {
         let lines: Vec<String> = self.lines.try_iter().collect();
         self.said.extend(lines.iter().cloned());
@@ -216,10 +216,10 @@ impl Job {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Waits for its end; then `said` is all that it has printed.
+    /// Waits for its end; then `said` holds its whole output.
     ///
     /// # Panics
-    /// When it does not end.
+    /// If it does not end.
     pub fn end(&mut self) -> ExitStatus {
         let pid = self.pid();
         let status = until(120, &format!("the end of {pid}"), || self.child.try_wait().expect("waited for"));
@@ -229,7 +229,7 @@ impl Job {
         status
     }
 
-    /// Tells a trainer that it is enough, and waits for its good end.
+    /// Signals a trainer to finish, and waits for its successful end.
     pub fn enough(&mut self) {
         self.signal("TERM");
         self.finish();

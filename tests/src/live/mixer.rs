@@ -1,5 +1,5 @@
-//! A program that does with driver memory what a test tells it (tests/mixer), and what was found at each moment at which
-//! the test stopped to look.
+//! A program that uses driver memory as the test commands (tests/mixer), with the figures found at each checkpoint of
+//! the test.
 
 use super::machine::Machine;
 use super::programs::programs;
@@ -19,7 +19,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 /// The agent's clock and the kernel's may be that far apart (agent-lib/src/base/clock.rs).
 const CLOCK_NS: u64 = 50_000;
 
-/// What the program says of a command.
+/// Reply of the program to a command.
 #[derive(Debug, Clone, Default)]
 pub struct Answer {
     /// The driver's.
@@ -28,7 +28,7 @@ pub struct Answer {
     pub began_ns: u64,
     /// When it was over.
     pub ended_ns: u64,
-    /// A number, where the command has one to say.
+    /// A number, for commands that return one.
     pub number: u64,
     /// A text, likewise.
     pub text: String,
@@ -45,7 +45,7 @@ struct Check {
     beside: Beside,
 }
 
-/// The program, its commands, and what it should hold.
+/// The program, its commands, and its expected memory.
 #[derive(Debug)]
 pub struct Mixer {
     child: Child,
@@ -54,7 +54,7 @@ pub struct Mixer {
     checks: Vec<Check>,
     /// Calls that end a context: it counts as ended when it begins to, and the driver gives its memory back later.
     ends: Vec<(u64, u64)>,
-    /// Memory beside the sum that it should hold from now on.
+    /// Expected memory outside the sum from now on.
     pub beside: Beside,
     /// It uses pools of the driver, whose reservation is polled: between the checks, samples may lag behind it.
     pub is_polled: bool,
@@ -74,10 +74,10 @@ impl Mixer {
         command
     }
 
-    /// Starts a command that was made ready.
+    /// Starts a prepared command.
     ///
     /// # Panics
-    /// When it does not say that it is ready.
+    /// If it does not report that it is ready.
     pub fn run(command: &mut Command) -> Self {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("started");
         let stdin = child.stdin.take();
@@ -115,10 +115,10 @@ impl Mixer {
         stdin.write_all(format!("{line}\n").as_bytes()).expect("written");
     }
 
-    /// Tells it to do something, and what came of it.
+    /// Sends a command and returns the reply.
     ///
     /// # Panics
-    /// When it does not know how.
+    /// If the program does not support the command.
     pub fn say(&mut self, command: &str) -> Answer {
         self.moves();
         self.send(command);
@@ -161,7 +161,7 @@ impl Mixer {
         assert_ne!(self.say(command).result, 0, "{command}");
     }
 
-    /// What was found before may change from now on.
+    /// Discards earlier findings, which may change from now on.
     fn moves(&mut self) {
         let now = now_ns();
         if let Some(check) = self.checks.last_mut().filter(|check| check.before_ns == u64::MAX) {
@@ -181,11 +181,11 @@ impl Mixer {
         self.checks.push(Check { what, after_ns, before_ns: u64::MAX, tracked, beside: self.beside });
     }
 
-    /// Waits until the daemon has what the machine has, in sum and idle, on each device on which the program is now. The agent reads the
-    /// driver's pools once a second: what nobody reports is known then.
+    /// Waits until the daemon agrees with the machine, in sum and idle memory, on each device in use. The agent polls
+    /// driver pools once a second, so unreported changes are included then.
     ///
     /// # Panics
-    /// When that does not come to be.
+    /// If they do not come to agree.
     pub fn settles(&self, machine: &Machine, daemon: &Daemon) {
         let began_ns = now_ns() + CLOCK_NS;
         let is_settled = || {
@@ -222,7 +222,7 @@ impl Mixer {
     /// # Panics
     /// When it does not.
     pub fn looked_at(&self, machine: &Machine, daemon: &Daemon, devices: usize) -> u64 {
-        until(60, &format!("a state of {} that is known", self.pid()), || {
+        until(60, &format!("a known state of {}", self.pid()), || {
             let runs = daemon.asked(&format!("/v1/runs?pid={}", self.pid()))?;
             let is_known = |run: &serde_json::Value| run["coverage"]["partial_state"] == false;
             runs.as_array()?.iter().all(is_known).then_some(())
@@ -234,7 +234,7 @@ impl Mixer {
             let is_well = flags.contains(&"covered") && !flags.contains(&"stale");
             row["pid"].as_u64() == Some(self.pid().into()) && is_well
         };
-        until(60, &format!("a look at {}", self.pid()), || {
+        until(60, &format!("a sample of {}", self.pid()), || {
             let truths = machine.latest_truth();
             let lists = |ordinal| {
                 let uuid = uuid(ordinal);
@@ -243,7 +243,7 @@ impl Mixer {
             };
             (0..devices).all(|ordinal| lists(ordinal) >= 3).then_some(())
         });
-        until(60, &format!("a fresh look at {}", self.pid()), || {
+        until(60, &format!("a fresh sample of {}", self.pid()), || {
             let now = now_ns();
             let ps = daemon.asked("/v1/ps")?;
             let is_fresh = |row: &&serde_json::Value| {
@@ -277,8 +277,9 @@ impl Mixer {
         self.child.wait().expect("waited for");
     }
 
-    /// Holds what the daemon saw against what it should have seen: at every check an exact sample with the machine's own
-    /// number and the test's; at every other moment whatever the sample claims to be; at its end what it held then.
+    /// Compares the daemon's samples with the expected ones. Each check needs an exact sample with the machine's
+    /// figures and the test's. Other samples must satisfy their own claims, and the last one is the memory at the
+    /// program's end.
     ///
     /// # Panics
     /// At the first difference.
@@ -302,7 +303,7 @@ impl Mixer {
                 let held = compare_still(seen, truths, (pid, ordinal), window, &check.what);
                 assert_eq!(held, tracked, "{} on device {ordinal}: the machine, and the test", check.what);
             }
-            assert_eq!(beside, check.beside, "beside the sum {}", check.what);
+            assert_eq!(beside, check.beside, "outside the sum {}", check.what);
         }
         let process = seen.process(pid);
         assert!(process.ended.is_some(), "its end was seen");
@@ -369,8 +370,8 @@ pub fn compare_still(
     truth.tracked
 }
 
-/// Graphs take their memory at launches, which nobody reports: the machine knows the names of their nodes, and we do not.
-/// By agreement such names begin with `graph`.
+/// Graphs allocate at launches, which no callback reports: the machine knows the names of their nodes, the agent does
+/// not. By convention such names start with `graph`.
 pub fn nameless_graphs(tags: &BTreeMap<String, i64>) -> BTreeMap<String, i64> {
     let mut known = BTreeMap::new();
     for (tag, bytes) in tags {
@@ -422,7 +423,7 @@ pub fn allocations(recording: &Path, pid: u32) -> Vec<(u64, u64)> {
     finder.1
 }
 
-/// What stood beside the sum of a process at each check, all devices together.
+/// Returns a process's memory outside the sum at each check, summed over devices.
 fn besides(recording: &Path, pid: u32, checks: &[Check]) -> Vec<Beside> {
     struct Looker<'a> {
         ledger: Ledger,

@@ -1,21 +1,21 @@
 //! The whole product on the simulated machine: its programs, built and started as a user would, and the machine's own
-//! truth to hold them against.
+//! truth for comparison.
 //!
 //! ```text
-//! programs   what must be built before: the daemon, gpumemctl, the agent, the fake driver, the trainer
+//! programs   the programs that must be built first: the daemon, gpumemctl, the agent, the fake driver, the trainer
 //! machine    one simulated machine with its folder; programs that run on it
 //! daemon     a daemon on it
 //! examples   the project's examples, built
-//! packages   Debian's Slurm, Podman and such, laid over this machine for one command
-//! prometheus a real Prometheus beside it
+//! packages   Debian's Slurm, Podman and others, mounted over this machine for one command
+//! prometheus a real Prometheus that scrapes it
 //! truth      the machine's journal
 //! scene      a machine, a daemon and such programs; everything compared at the end
 //! hostile    peers made by hand, and other users
 //! soak       64 programs that come and go, with faults mixed in
-//! mixer      a program that takes and gives memory of every kind, as it is told
-//! torch      unmodified PyTorch wheels on such a machine, and what was recorded of them
-//! attribution whose memory such a recording says it is, beside what the program knows
-//! compare    a daemon's recording, replayed, beside that journal
+//! mixer      a program that allocates and frees memory of every kind on command
+//! torch      unmodified PyTorch wheels on such a machine, and their recordings
+//! attribution a recording's attribution compared with the program's own
+//! compare    a daemon's recording, replayed, compared with that journal
 //! ```
 
 pub mod attribution;

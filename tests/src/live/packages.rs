@@ -1,5 +1,5 @@
-//! Debian's packages of what is beside gpumem on machines: unpacked, and laid over this machine's files (tests/fleet/over.sh) for one
-//! command at a time. Nothing is installed.
+//! Debian packages of programs that run next to gpumem: unpacked, and mounted over this machine's files
+//! (tests/fleet/over.sh) for one command at a time. Nothing is installed.
 
 use gpumem_test_support::skip;
 use std::path::{Path, PathBuf};

@@ -54,11 +54,11 @@ pub fn fake() -> &'static Path {
     copy.as_deref().unwrap_or_else(gpumem_test_support::simulated_gpu)
 }
 
-/// A copy of a program, ready to be executed. Another process makes it: a child that a thread beside us forks in the
-/// moment of the copy would keep our file open for writing, and what is open for writing cannot be executed.
+/// Copies a program so that it can be executed. Another process makes the copy. A child that another thread forks at
+/// that moment would inherit the file open for writing, and such a file cannot be executed.
 ///
 /// # Panics
-/// When it cannot be made.
+/// If the copy fails.
 pub fn copy_program(from: impl AsRef<Path>, to: impl AsRef<Path>) {
     run(Command::new("install").args(["-m", "755"]).arg(from.as_ref()).arg(to.as_ref()));
 }

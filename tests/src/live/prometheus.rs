@@ -54,16 +54,16 @@ fn debian() -> Option<&'static Path> {
     .as_deref()
 }
 
-/// An address that nobody listens on.
+/// Returns an address without a listener.
 ///
 /// # Panics
-/// When there is none.
+/// If there is none.
 pub fn free_address() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     listener.local_addr().expect("its address")
 }
 
-/// The body of GET `path`; `None` when nobody answers 200.
+/// Returns the body of GET `path`; `None` unless the reply is 200.
 pub fn get(address: SocketAddr, path: &str) -> Option<String> {
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
@@ -87,10 +87,10 @@ pub fn get(address: SocketAddr, path: &str) -> Option<String> {
     Some(whole)
 }
 
-/// What promtool says of an exposition: empty when it has nothing to say.
+/// Returns promtool's complaints about an exposition; empty if there are none.
 ///
 /// # Panics
-/// When it does not run.
+/// If promtool does not run.
 pub fn check_metrics(promtool: &Path, text: &str) -> String {
     let mut command = Command::new(promtool);
     command.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -1,4 +1,4 @@
-//! A machine, a daemon and programs that do what they are told; at the end, everything beside the machine's truth.
+//! A machine, a daemon and programs that follow commands; at the end everything is compared with the machine's truth.
 
 use super::mixer::Answer;
 use super::{Daemon, Machine, Mixer, Replay, replay, until};

@@ -1,4 +1,4 @@
-//! Unmodified PyTorch wheels on the simulated machine (tests/torch), and what was recorded of a program at the moments
+//! Unmodified PyTorch wheels on the simulated machine (tests/torch), and the recorded state of a program at the moments
 //! that it marked.
 
 use super::machine::{Job, Machine};
@@ -127,10 +127,10 @@ pub fn machine(keys: &[&str]) -> Machine {
     Machine::new(&[&["devices=2", "memory=16G", "cuda.version=13990"], keys].concat())
 }
 
-/// Waits for its good end, which may take long on a busy machine, and gives its lines of JSON.
+/// Waits for a successful end, which may take long on a busy machine, and returns the JSON lines.
 ///
 /// # Panics
-/// When it ends otherwise, or before it has said that it was done.
+/// If it fails, or ends before it printed `done`.
 pub fn finished(job: &mut Job) -> Vec<Value> {
     until(300, "the end of a training", || (!job.is_running()).then_some(()));
     job.finish();
@@ -142,7 +142,7 @@ pub fn finished(job: &mut Job) -> Vec<Value> {
 /// What a process held on a device at a moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Held {
-    /// All of it.
+    /// Total tracked bytes.
     pub tracked: i64,
     /// What no pool carves.
     pub direct: i64,
@@ -257,10 +257,10 @@ fn held(ledger: &Ledger, pid: u32) -> Vec<Held> {
     found
 }
 
-/// Each moment beside what the program said of it, which must be there, in order.
+/// Pairs each moment with the program's own line, which must exist, in order.
 ///
 /// # Panics
-/// When they are not the same moments.
+/// If the moments differ.
 pub fn beside<'a>(moments: &'a [Moment], said: &'a [Value]) -> Vec<(&'a Moment, &'a Value)> {
     let checks: Vec<&Value> = said.iter().filter(|line| line["check"].is_string()).collect();
     let names: Vec<&str> = checks.iter().filter_map(|line| line["check"].as_str()).collect();
@@ -268,11 +268,11 @@ pub fn beside<'a>(moments: &'a [Moment], said: &'a [Value]) -> Vec<(&'a Moment, 
     moments.iter().zip(checks).collect()
 }
 
-/// Holds what was recorded of a moment against torch's own numbers, device by device and to the byte, in a process in which
-/// nothing but torch's caching allocator takes memory.
+/// Compares the recorded state at a moment with torch's own figures, for each device and to the byte, in a process in
+/// which only torch's caching allocator allocates.
 ///
 /// # Panics
-/// When they differ.
+/// If they differ.
 pub fn agree(what: &str, moment: &Moment, said: &Value) {
     let devices = said["devices"].as_array().expect("devices");
     for (ordinal, numbers) in devices.iter().enumerate() {

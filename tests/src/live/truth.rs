@@ -1,5 +1,5 @@
-//! The truth journal of the simulated machine: what it held, process by process, at each moment at which NVML was asked
-//! for a list (tests/fake-gpu/README.md).
+//! The truth journal of the simulated machine: memory by process at each moment at which NVML was asked for a list
+//! (tests/fake-gpu/README.md).
 
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -41,13 +41,13 @@ pub struct Truth {
     pub idle: i64,
     /// By tag, "" for none; `tags` and `idle` make `tracked`.
     pub tags: BTreeMap<String, i64>,
-    /// Beside the sum: managed, pinned, imported.
+    /// Memory outside the sum: managed, pinned, imported.
     #[serde(default)]
     pub beside: BTreeMap<String, i64>,
 }
 
 impl Truth {
-    /// What is used beyond `tracked`.
+    /// Used bytes beyond `tracked`.
     pub fn parts(&self) -> i64 {
         [self.context, self.modules, self.local, self.heaps, self.other, self.rounding].iter().sum()
     }
@@ -58,10 +58,10 @@ impl Truth {
     }
 }
 
-/// Every line of a journal. A last line that is being written is left out.
+/// Reads every complete line of a journal.
 ///
 /// # Panics
-/// When a line is not what it should be: the oracle itself would be wrong.
+/// If a line is malformed: the oracle itself would be wrong.
 pub fn read(path: &Path) -> Vec<Truth> {
     parse(&std::fs::read_to_string(path).unwrap_or_default())
 }

@@ -97,7 +97,7 @@ pub fn table(all: &[Figures], details: bool) -> String {
         "functions > 100",
         "files < 60",
         "pub items",
-        "of them in tests",
+        "in tests",
     ];
     let mut rows = vec![headings.map(str::to_owned)];
     let number = |number: Option<usize>| number.map_or("-".to_owned(), |number| number.to_string());

@@ -254,7 +254,7 @@ fn defined(item: &Item) -> Option<String> {
     Some(name.to_string())
 }
 
-/// A path that a `use` brings in: under a name, or everything of it.
+/// A path imported by `use`: one name, or a glob.
 struct Imported {
     path: Vec<String>,
     name: Option<String>,
@@ -379,7 +379,7 @@ fn paths_of_tokens(tokens: TokenStream, add: &mut impl FnMut(Vec<String>)) {
 /// A call of a method.
 struct MethodCall {
     method: String,
-    /// The last word of the receiver; empty where it does not end in one.
+    /// Last identifier of the receiver; empty if it does not end in one.
     receiver: String,
     /// The type whose `impl` block the call lies in; empty outside of one.
     within: String,

@@ -1,4 +1,4 @@
-//! The source files of a crate, parsed, without what is compiled for tests only.
+//! Parsed source files of a crate, without code that is compiled for tests only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -126,7 +126,7 @@ impl Parser<'_> {
             syn::parse_file(text).unwrap_or_else(|error| panic!("{}/src/{path}: {error}", self.krate));
         let mut tests = RemoveTests::default();
         tests.visit_file_mut(&mut syntax);
-        // A root and `mod.rs` have their modules beside them, any other file has them in a folder of its name.
+        // The modules of a root or `mod.rs` are in the same folder, those of any other file in a folder of its name.
         let (parent, name) = path.rsplit_once('/').map_or(("", path), |(parent, name)| (parent, name));
         let has_modules_beside = module.is_empty() || name == "mod.rs";
         let folder = if has_modules_beside { parent } else { path.trim_end_matches(".rs") };
@@ -189,7 +189,7 @@ fn is_for_tests(attribute: &Attribute) -> bool {
             || (text.starts_with("all(") && text.contains("test") && !text.contains("not(test")))
 }
 
-/// Removes what is compiled for tests only, and counts its lines.
+/// Removes code that is compiled for tests only, and counts its lines.
 #[derive(Default)]
 struct RemoveTests {
     lines: BTreeSet<usize>,

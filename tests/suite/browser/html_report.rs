@@ -61,18 +61,18 @@ fn report(run: &Run) -> Report<'_> {
     Report::new(run, Groupings::of_run(run), None)
 }
 
-/// The first cell of each row of the statement, and what is printed in its columns.
+/// First cell of each row of the statement, and its column values.
 const STATEMENT: &str = "[...document.querySelectorAll('#statement tbody tr')].map((row) => [row.dataset.part, row.querySelector('th bdi').textContent, ...[...row.querySelectorAll('td')].map((cell) => cell.textContent)])";
 
 #[test]
-fn the_summary_is_the_text_report_s() {
+fn summary_equals_the_text_report() {
     let run = training(Training::SMALL);
     let Some(mut page) = Opened::of("summary", &run) else { return };
-    let said: Vec<Vec<String>> = serde_json::from_value(page.eval(STATEMENT)).expect("rows");
+    let output_text: Vec<Vec<String>> = serde_json::from_value(page.eval(STATEMENT)).expect("rows");
     let words = text(&report(&run), Layout::default());
     let lines: Vec<Vec<&str>> = words.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert!(said.len() > 12, "{said:?}");
-    for row in &said {
+    assert!(output_text.len() > 12, "{output_text:?}");
+    for row in &output_text {
         let is_told = |line: &Vec<&str>| {
             let name: Vec<&str> = row[1].split_whitespace().collect();
             line.starts_with(&name) && line[name.len()..].starts_with(&[row[2].as_str(), row[3].as_str()])
@@ -87,7 +87,7 @@ fn the_summary_is_the_text_report_s() {
 }
 
 #[test]
-fn marks_are_told_on_the_course() {
+fn marks_are_shown_on_the_timeline() {
     let mut run = training(Training::SMALL);
     let time_ns = run.devices[0].peak.time_ns;
     let name = Some("warm-up is over</script>".to_owned());
@@ -95,8 +95,9 @@ fn marks_are_told_on_the_course() {
     let Some(mut page) = Opened::of("marks", &run) else { return };
     // To the peak, where it is.
     page.eval("document.getElementById('timeline').dispatchEvent(new KeyboardEvent('keydown', { key: 'p', bubbles: true }))");
-    let told = "document.getElementById('readout').textContent.includes('mark: warm-up is over</script>')";
-    assert_eq!(page.eval(told), json!(true));
+    let reported =
+        "document.getElementById('readout').textContent.includes('mark: warm-up is over</script>')";
+    assert_eq!(page.eval(reported), json!(true));
 }
 
 #[test]
@@ -137,7 +138,7 @@ fn numbers_are_those_of_the_json_report() {
             device["steps"].as_array().expect("steps").iter().filter_map(|step| step["bytes"].as_i64()).sum();
         assert_eq!(page.bytes("#gap", "tfoot")[0][0], Some(steps));
         let bridge = &device["peak"]["bridge"];
-        let told = page.eval("[...document.querySelectorAll('#bridge tbody tr')].map((row) => Number([...row.querySelectorAll('td.n')].at(-1).dataset.bytes))");
+        let reported = page.eval("[...document.querySelectorAll('#bridge tbody tr')].map((row) => Number([...row.querySelectorAll('td.n')].at(-1).dataset.bytes))");
         let keys = [
             "memory_allocated_bytes",
             "idle_bytes",
@@ -146,7 +147,7 @@ fn numbers_are_those_of_the_json_report() {
             "untrackable_bytes",
             "used_bytes",
         ];
-        assert_eq!(told, json!(keys.map(|key| &bridge[key])));
+        assert_eq!(reported, json!(keys.map(|key| &bridge[key])));
     }
 }
 
@@ -193,7 +194,7 @@ fn every_view_adds_up_as_printed_and_to_the_byte() {
 }
 
 #[test]
-fn it_is_used_with_the_keyboard_alone() {
+fn page_is_usable_with_the_keyboard() {
     let Some(mut page) = Opened::of("keys", &training(Training::EIGHT)) else { return };
     let at = |page: &mut Opened| page.eval("document.activeElement.id || document.activeElement.textContent");
     page.browser.key("Tab");
@@ -209,7 +210,7 @@ fn it_is_used_with_the_keyboard_alone() {
         assert!(reached.iter().any(|reached| reached.contains(id)), "{id} in {reached:?}");
     }
     assert!(page.eval("document.querySelector('#icicle [tabindex=\"0\"]') !== null") == true);
-    // The cursor of the course says what it stands on.
+    // The cursor of the timeline reads its position aloud.
     page.eval("document.getElementById('timeline').focus()");
     for (key, expected) in [("Home", 0), ("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1), ("End", 255)]
     {
@@ -220,9 +221,13 @@ fn it_is_used_with_the_keyboard_alone() {
         );
     }
     page.browser.key("p");
-    let said = page.eval("document.getElementById('timeline').getAttribute('aria-valuetext')").to_string();
+    let output_text =
+        page.eval("document.getElementById('timeline').getAttribute('aria-valuetext')").to_string();
     let peak = page.eval("document.querySelector('#statement [data-part=tracked]').cells[2].textContent");
-    assert!(said.contains(&format!("tracked {} MiB", peak.as_str().expect("a text"))), "{said} {peak}");
+    assert!(
+        output_text.contains(&format!("tracked {} MiB", peak.as_str().expect("a text"))),
+        "{output_text} {peak}"
+    );
     page.browser.key("n");
     assert!(page.eval("document.getElementById('readout').textContent").to_string().contains("OOM #1"));
     // Paths: down, zoom, and back.
@@ -236,7 +241,7 @@ fn it_is_used_with_the_keyboard_alone() {
     assert!(page.eval("document.activeElement.clientWidth > 1000") == true);
     page.browser.key("Escape");
     assert!(page.eval(node).to_string().contains("GPT:"), "{}", page.eval(node));
-    // A search sums what it finds.
+    // A search sums its matches.
     page.eval("(() => { const search = document.getElementById('search'); search.focus(); search.value = 'lm_head'; search.dispatchEvent(new Event('input')); })()");
     let found = page.eval("document.querySelector('.crumbs').textContent").to_string();
     assert!(found.contains("“lm_head” is in 300 MiB"), "{found}");
@@ -251,7 +256,7 @@ fn it_is_used_with_the_keyboard_alone() {
 }
 
 #[test]
-fn what_draws_has_a_role_a_name_and_a_table() {
+fn charts_have_a_role_a_name_and_a_table() {
     let Some(mut page) = Opened::of("roles", &training(Training { has_oom: true, ..Training::SMALL })) else {
         return;
     };
@@ -290,17 +295,17 @@ fn strings_of_a_process_are_inert() {
     let all = all.as_str().expect("text");
     // What can be shown is shown as it was written, whatever it would mean elsewhere.
     for word in WORDS {
-        // Blanks at an end are told by their number, in names.
+        // Leading and trailing blanks in names are shown by their number.
         let shown = clean(word.trim());
-        let told = shown.split('/').find(|part| !part.is_empty()).unwrap_or(&shown);
-        assert!(all.contains(told), "{word}: {told}");
+        let reported = shown.split('/').find(|part| !part.is_empty()).unwrap_or(&shown);
+        assert!(all.contains(reported), "{word}: {reported}");
     }
     assert!(all.contains("line\\u{a}feed\\u{d}\\u{2028}\\u{2029}and \\u{0} zero"));
     opened.is_quiet();
 }
 
 #[test]
-fn a_page_is_small_and_the_same_for_the_same_run() {
+fn page_is_small_and_reproducible() {
     let run = training(Training::HUGE);
     let page = html::html(&report(&run));
     assert!(page.len() < 1_500_000, "{}", page.len());
@@ -328,7 +333,7 @@ fn a_page_is_small_and_the_same_for_the_same_run() {
 }
 
 #[test]
-fn it_fits_every_window_in_light_and_dark() {
+fn page_fits_every_window_in_light_and_dark() {
     let to = std::env::var_os("GPUMEM_PICTURES").map(PathBuf::from);
     let job: Vec<Run> = (0..4)
         .map(|rank| {
@@ -399,7 +404,7 @@ fn it_fits_every_window_in_light_and_dark() {
 }
 
 #[test]
-fn runs_that_know_little_have_a_page_too() {
+fn runs_with_little_data_have_a_page() {
     let mut bare = training(Training::SMALL);
     for device in &mut bare.devices {
         device.details = Default::default();
@@ -424,12 +429,14 @@ fn runs_that_know_little_have_a_page_too() {
         for by in [None, Some(By::Tag)] {
             let page = html::html(&Report::new(&run, Groupings::of_run(&run), by));
             let Some(mut opened) = Opened::page(name, &page) else { return };
-            let said = opened.eval("document.querySelector('main').textContent").to_string();
+            let output_text = opened.eval("document.querySelector('main').textContent").to_string();
             let has_course = opened.eval("document.querySelector('#timeline svg') !== null");
-            assert_eq!(has_course, json!(matches!(name, "bare" | "uncovered")), "{name}: {said}");
+            assert_eq!(has_course, json!(matches!(name, "bare" | "uncovered")), "{name}: {output_text}");
             assert!(
-                !said.contains("NaN") && !said.contains("undefined") && !said.contains("Infinity"),
-                "{name}: {said}"
+                !output_text.contains("NaN")
+                    && !output_text.contains("undefined")
+                    && !output_text.contains("Infinity"),
+                "{name}: {output_text}"
             );
         }
     }

@@ -1,5 +1,5 @@
-//! The live page in a real browser, on the simulated machine: what it says beside what gpumemctl says, while memory moves, while
-//! the daemon is gone, and to whom it says what.
+//! The live page in a real browser on the simulated machine: compared with gpumemctl's output, while memory changes,
+//! while the daemon is gone, and as seen by different users.
 use gpumem_report::redacted::RedactedRun;
 use gpumem_report::rules::Groupings;
 use gpumem_report::{Report, html, json, text};
@@ -115,7 +115,7 @@ fn wait(browser: &mut Browser, what: &str, expression: &str) {
     until(40, &format!("{what}: {expression}"), || (browser.eval(expression) == json!(true)).then_some(()));
 }
 
-/// Nothing was logged, and nobody was asked but the daemon.
+/// Asserts that nothing was logged, and that only the daemon received requests.
 fn is_quiet(browser: &mut Browser, place: &Place) {
     browser.settle();
     assert_eq!(browser.logged, Vec::<String>::new());
@@ -166,7 +166,7 @@ fn sorted(rows: Value) -> Value {
 }
 
 #[test]
-fn it_says_what_ps_says_and_goes_on() {
+fn page_equals_ps_and_updates() {
     let place = Place::new(TWO);
     let Some(mut browser) = place.browser() else { return };
     let _one = place.trainer(&[HOLDS, &["--devices", "0,1"]], "holding");
@@ -188,7 +188,7 @@ fn it_says_what_ps_says_and_goes_on() {
         wait(&mut browser, "sums", "document.querySelectorAll('tfoot tr.sum').length === 2");
         assert_eq!(browser.eval(WRONG), json!([]));
     }
-    // A name that wants to be markup, on the page within moments, without a word of the reader's.
+    // A name that contains markup appears on the page within moments, without a reload.
     let hostile = place.machine.dir.join("<b id=x>\u{202e}&\"'");
     copy_program("/bin/sleep", &hostile);
     let mut sleeper = Job::start(place.machine.command(&hostile).arg("600"));
@@ -201,7 +201,7 @@ fn it_says_what_ps_says_and_goes_on() {
     );
     let row = format!("document.querySelector('tr[data-pid=\"{}\"]')", sleeper.pid());
     assert_eq!(browser.eval("document.getElementById('x')"), Value::Null);
-    // What is known of it comes a moment later.
+    // Its details arrive a moment later.
     wait(&mut browser, "its name", &format!("{row}?.textContent.includes('<b id=x>\u{fffd}&')"));
     assert_eq!(
         browser.eval(&format!("Number({row}.querySelector('td.n').dataset.bytes)")),
@@ -226,7 +226,7 @@ fn it_says_what_ps_says_and_goes_on() {
     sleeper.signal("KILL");
     sleeper.end();
     wait(&mut browser, "no row", &format!("{row} === null"));
-    // Whoever was on a link still is, and the link leads to the process.
+    // Focus stays on the link, and the link leads to the process.
     assert_eq!(browser.eval("document.activeElement.id"), json!(format!("process-0-{key}")));
     is_quiet(&mut browser, &place);
     browser.key("Enter");
@@ -236,14 +236,14 @@ fn it_says_what_ps_says_and_goes_on() {
 }
 
 #[test]
-fn one_process_in_depth_keeps_what_the_reader_chose() {
+fn process_view_keeps_the_readers_selection() {
     let place = Place::new(&["memory=16G"]);
     let Some(mut browser) = place.browser() else { return };
     let trainer = place.trainer(&[TRAINS], "ready");
     let key = place.key(trainer.pid(), 1);
     browser.visit(&place.url(&format!("/process/{key}")));
     wait(&mut browser, "a course", "document.querySelector('#timeline svg') !== null");
-    // No tags: nothing that is made of them.
+    // Without tags there are no elements derived from tags.
     assert_eq!(
         browser.eval("['paths', 'entries'].map((id) => document.getElementById(id))"),
         json!([null, null])
@@ -263,7 +263,7 @@ fn one_process_in_depth_keeps_what_the_reader_chose() {
     browser.eval("document.getElementById('timeline').focus()");
     browser.key("Home");
     browser.key("ArrowRight");
-    // The point that is shown may be another one as the course becomes longer, and has fewer of them.
+    // The shown point may change when the timeline grows and has fewer points.
     let cursor = "(() => { const { clock } = DATA.processes[0]; return String(BigInt(clock.base) * 1000000000n + BigInt(Math.round(clock.base_ns + state.cursor))); })()";
     let first = browser.eval(cursor);
     browser.eval("document.querySelector('details[data-key=course]').open = true");
@@ -290,7 +290,7 @@ fn one_process_in_depth_keeps_what_the_reader_chose() {
         );
         picture(&mut browser, &format!("process-{width}-{dark}"));
     }
-    // What is paused, or not looked at, asks nothing.
+    // A paused or hidden page sends no requests.
     browser.eval("document.querySelector('input[name=updates][value=paused]').click()");
     wait(&mut browser, "a pause", "document.querySelector('.asof').textContent === 'paused'");
     browser.settle();
@@ -305,14 +305,14 @@ fn one_process_in_depth_keeps_what_the_reader_chose() {
     let asked = browser.requests.len();
     std::thread::sleep(Duration::from_secs(3));
     browser.settle();
-    assert_eq!(browser.requests.len(), asked, "nobody looks");
+    assert_eq!(browser.requests.len(), asked, "hidden pages are idle");
     browser.eval("window.seen = document.getElementById('statement'); delete document.visibilityState; document.dispatchEvent(new Event('visibilitychange'))");
     wait(&mut browser, "an update", "document.getElementById('statement') !== window.seen");
     is_quiet(&mut browser, &place);
 }
 
 #[test]
-fn a_daemon_that_goes_and_comes_back_is_told() {
+fn page_reports_a_daemon_restart() {
     let mut place = Place::new(&["memory=16G"]);
     let Some(mut browser) = place.browser() else { return };
     let trainer = place.trainer(&[HOLDS], "holding");
@@ -330,7 +330,7 @@ fn a_daemon_that_goes_and_comes_back_is_told() {
         assert_eq!(
             browser.eval(&format!("document.querySelector('{has}') !== null")),
             json!(true),
-            "what was known stays"
+            "earlier data stays"
         );
         picture(&mut browser, &format!("gone-{}", path.len() > 1));
         let name = format!("daemon-{}", path.len());
@@ -342,7 +342,7 @@ fn a_daemon_that_goes_and_comes_back_is_told() {
         );
         wait(&mut browser, "numbers", &format!("document.querySelector('{has}') !== null"));
     }
-    // A process that ends is told too.
+    // A process that ends is reported too.
     drop(trainer);
     wait(
         &mut browser,
@@ -385,7 +385,7 @@ fn strangers_are_told_no_more_than_the_configuration_says() {
             assert!(head.contains(header), "{header} in {head}");
         }
         assert!(!head.contains("access-control"), "{head}");
-        // Who has it is not told again.
+        // The holder is not repeated.
         let tag =
             head.lines().find_map(|line| line.strip_prefix("etag: ")).expect("an etag").trim().to_owned();
         let known = format!("Host: localhost\r\nIf-None-Match: {tag}\r\n");
@@ -416,11 +416,11 @@ fn strangers_are_told_no_more_than_the_configuration_says() {
     place.reconfigure(|text| text.replace("[metrics]\n", "[metrics]\npage = \"tags\"\n"));
     until(20, "tags", || {
         let body = place.get(&paths[3], "Host: localhost\r\n").2;
-        assert!(!body.contains("777123"), "a command line is never told");
+        assert!(!body.contains("777123"), "command lines are never sent");
         tags.iter().any(|tag| body.contains(tag.as_str())).then_some(())
     });
     place.reconfigure(|text| format!("tenants = \"anonymous\"\n{text}"));
-    until(20, "nobody's name", || (place.status(&paths[3]) == 403).then_some(()));
+    until(20, "an unknown name", || (place.status(&paths[3]) == 403).then_some(()));
     let rows = place.json("/api/processes")["processes"].clone();
     let row = &rows[0];
     assert_eq!(
@@ -435,7 +435,7 @@ fn strangers_are_told_no_more_than_the_configuration_says() {
 }
 
 #[test]
-fn many_pages_cost_what_one_costs() {
+fn many_pages_cost_as_much_as_one() {
     let place = Place::new(&["memory=16G"]);
     let trainer = place.trainer(&[TRAINS], "ready");
     let key = place.key(trainer.pid(), 1);
@@ -466,7 +466,7 @@ fn many_pages_cost_what_one_costs() {
     }
 }
 
-/// A run whose every string that a process can have a say in is this one.
+/// A run in which every string that a process can influence is this one.
 fn of_secrets() -> gpumem_model::run::Run {
     const SECRET: &str = "secret/of the process";
     let secret = || SECRET.to_owned();
@@ -508,7 +508,7 @@ fn of_secrets() -> gpumem_model::run::Run {
 }
 
 #[test]
-fn a_veiled_run_has_the_same_sums_and_no_names() {
+fn redacted_run_has_the_same_sums_and_no_names() {
     let run = of_secrets();
     let open = Report::new(&run, Groupings::of_run(&run), None);
     assert!(json::json(&open).contains("secret"));

@@ -1,5 +1,5 @@
-/* Allocates by itself and through libraries, from stacks of every kind. The bytes tell who did it from where:
- * 1 MiB + 16 * stack + caller. */
+/* Allocates directly and through libraries, from stacks of every kind. The size identifies caller and stack: 1 MiB + 16
+ * * stack + caller. */
 #include <alloca.h>
 #include <dlfcn.h>
 #include <pthread.h>

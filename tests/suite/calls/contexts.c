@@ -31,7 +31,7 @@ int main(void) {
     CHECK(cuDevicePrimaryCtxRetain(&primary, 1)); /* the same one */
     CHECK(cuCtxSetCurrent(primary));
     CHECK(cuMemAlloc_v2(&address, 1001));
-    /* A part of the primary one: no base of its own. */
+    /* A part of the primary context, without a base cost. */
     CHECK(cuGreenCtxCreate(&green, NULL, 1, 1));
     CHECK(cuCtxFromGreenCtx(&from_green, green));
     CHECK(cuCtxSetCurrent(from_green));

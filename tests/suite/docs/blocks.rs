@@ -1,11 +1,11 @@
-//! Every block of code in README.md and docs/: run, parsed, or said why not.
+//! Every block of code in README.md and docs/ is run, parsed, or has a reason why not.
 //!
 //! ```text
-//! ```sh               run; `<!-- on: oom -->` before it says where, `<!-- ends with: 8 -->` how it ends
-//! ```console          each `$ ` line run, what follows compared with what it says
-//! ```text             after a block of commands: compared with what they say; else words, nothing to run
-//! <!-- not run: why --> <!-- shown only: why -->     why a block is not run, or not compared
-//! <!-- file: NAME -->   the block is a file for commands that follow
+//! ```sh               run; `<!-- on: oom -->` before it sets where, `<!-- ends with: 8 -->` its exit code
+//! ```console          each `$ ` line is run, and the text that follows is compared with its output
+//! ```text             after a block of commands: compared with their output; elsewhere plain text
+//! <!-- not run: why --> <!-- shown only: why -->     reason why a block is not run, or not compared
+//! <!-- file: NAME -->   the block is a file for later commands
 //! ```c ```python ```toml ```yaml ```promql ```json ```conf ```ini    compiled, run, or parsed
 //! ```
 
@@ -19,7 +19,7 @@ use std::process::{Command, Output};
 
 /// What became of the blocks.
 #[derive(Default)]
-pub struct Told {
+pub struct Totals {
     run: usize,
     compared: usize,
     parsed: usize,
@@ -31,26 +31,26 @@ pub struct Told {
 
 pub fn all() {
     let stage = Stage::new();
-    let mut told = Told::default();
+    let mut totals = Totals::default();
     for name in documents() {
         let text = fs::read_to_string(root().join(&name)).expect("a document");
-        document(&stage, &name, &text, &mut told);
+        document(&stage, &name, &text, &mut totals);
     }
-    if let Err(why) = checks::compile_c(&stage, &told.fragments) {
-        told.wrong.push(why);
+    if let Err(why) = checks::compile_c(&stage, &totals.fragments) {
+        totals.wrong.push(why);
     }
-    let not_run: usize = told.not_run.values().map(Vec::len).sum();
+    let not_run: usize = totals.not_run.values().map(Vec::len).sum();
     println!(
         "{} command lines run, {} shown outputs compared, {} other blocks parsed",
-        told.run, told.compared, told.parsed
+        totals.run, totals.compared, totals.parsed
     );
     println!("{not_run} command lines not run, looked at only:");
-    for (why, lines) in &told.not_run {
+    for (why, lines) in &totals.not_run {
         println!("  {why}");
         lines.iter().for_each(|line| println!("    {line}"));
     }
-    assert!(told.wrong.is_empty(), "{}", told.wrong.join("\n"));
-    assert!(told.run >= 75 && not_run * 2 <= told.run, "{} run, {not_run} not run", told.run);
+    assert!(totals.wrong.is_empty(), "{}", totals.wrong.join("\n"));
+    assert!(totals.run >= 75 && not_run * 2 <= totals.run, "{} run, {not_run} not run", totals.run);
 }
 
 /// Blocks of PromQL and of Prometheus's configuration, as promtool reads them.
@@ -103,19 +103,19 @@ fn documents() -> Vec<String> {
     found
 }
 
-fn document(stage: &Stage, name: &str, text: &str, told: &mut Told) {
-    let mut before = None::<Said>;
+fn document(stage: &Stage, name: &str, text: &str, totals: &mut Totals) {
+    let mut before = None::<Printed>;
     for block in markdown::blocks(text) {
         let place = format!("{name}:{}", block.line);
-        let said = before.take().filter(|said| said.ends_at + 6 >= block.line);
-        if let Err(why) = one(stage, &place, &block, said, told, &mut before) {
-            told.wrong.push(format!("{place}: {why}"));
+        let printed = before.take().filter(|printed| printed.ends_at + 6 >= block.line);
+        if let Err(why) = one(stage, &place, &block, printed, totals, &mut before) {
+            totals.wrong.push(format!("{place}: {why}"));
         }
     }
 }
 
-/// What a block of commands has said, and the line of its end.
-struct Said {
+/// Output of a block of commands, and the line of its end.
+struct Printed {
     output: String,
     ends_at: usize,
 }
@@ -124,9 +124,9 @@ fn one(
     stage: &Stage,
     place: &str,
     block: &Block,
-    said: Option<Said>,
-    told: &mut Told,
-    next: &mut Option<Said>,
+    printed: Option<Printed>,
+    totals: &mut Totals,
+    next: &mut Option<Printed>,
 ) -> Result<(), String> {
     if let Some(file) = block.mark("file") {
         fs::write(stage.file(file), &block.text).map_err(|error| error.to_string())?;
@@ -134,74 +134,74 @@ fn one(
     let is_console = block.language == "console" || block.text.starts_with("$ ");
     let shown_only = block.mark("shown only").is_some();
     match block.language.as_str() {
-        _ if is_console && !shown_only => console(stage, block, told),
+        _ if is_console && !shown_only => console(stage, block, totals),
         "sh" => {
-            *next = commands(stage, block, told)?;
+            *next = commands(stage, block, totals)?;
             Ok(())
         }
-        "text" => match said {
-            Some(said) if !shown_only => {
-                told.compared += 1;
-                agree(&block.text.lines().map(str::to_owned).collect::<Vec<_>>(), &said.output)
+        "text" => match printed {
+            Some(printed) if !shown_only => {
+                totals.compared += 1;
+                agree(&block.text.lines().map(str::to_owned).collect::<Vec<_>>(), &printed.output)
             }
             _ => Ok(()),
         },
         "c" => {
             let is_whole = block.mark("file").is_some();
-            told.parsed += 1;
+            totals.parsed += 1;
             if !is_whole {
-                told.fragments.push((place.to_owned(), block.text.clone()));
+                totals.fragments.push((place.to_owned(), block.text.clone()));
             }
             Ok(())
         }
         language => {
-            told.parsed += 1;
+            totals.parsed += 1;
             checks::parse(stage, language, block)
         }
     }
 }
 
-fn commands(stage: &Stage, block: &Block, told: &mut Told) -> Result<Option<Said>, String> {
+fn commands(stage: &Stage, block: &Block, totals: &mut Totals) -> Result<Option<Printed>, String> {
     let lines = markdown::commands(block);
     if let Some(why) = block.mark("not run") {
-        let all = told.not_run.entry(why.to_owned()).or_default();
+        let all = totals.not_run.entry(why.to_owned()).or_default();
         all.extend(lines.iter().map(|line| line.command.clone()));
         lines.iter().try_for_each(|line| checks::known(&line.command))?;
         return Ok(None);
     }
-    told.run += lines.len();
+    totals.run += lines.len();
     let output = stage.run(block.mark("on").unwrap_or("node"), &block.text);
     let output = ended(&block.text, &output, block)?;
-    Ok(Some(Said { output, ends_at: block.line + block.text.lines().count() }))
+    Ok(Some(Printed { output, ends_at: block.line + block.text.lines().count() }))
 }
 
-fn console(stage: &Stage, block: &Block, told: &mut Told) -> Result<(), String> {
+fn console(stage: &Stage, block: &Block, totals: &mut Totals) -> Result<(), String> {
     for shown in markdown::commands(block) {
-        told.run += 1;
+        totals.run += 1;
         let output = stage.run(block.mark("on").unwrap_or("node"), &shown.command);
         let output = ended(&shown.command, &output, block)?;
         if !shown.output.is_empty() {
-            told.compared += 1;
+            totals.compared += 1;
             agree(&shown.output, &output)?;
         }
     }
     Ok(())
 }
 
-/// What was said, if it ended as it should.
+/// Returns the output if the exit status is as expected.
 fn ended(what: &str, output: &Output, block: &Block) -> Result<String, String> {
     let wanted = block.mark("ends with").map_or(0, |code| code.parse().unwrap_or(-1));
-    let said = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
-    let said = said.concat();
+    let printed = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    let printed = printed.concat();
     match output.status.code() == Some(wanted) {
-        true => Ok(said),
-        false => Err(format!("{what}ended with {} and not {wanted}:\n{said}", output.status)),
+        true => Ok(printed),
+        false => Err(format!("{what}ended with {} and not {wanted}:\n{printed}", output.status)),
     }
 }
 
-/// Loosely: each line that is shown begins as one that was said: with the same two words (one, if that ends in a colon) before
-/// any number. `...` is anything, and users of documents are whoever runs this.
-fn agree(shown: &[String], said: &str) -> Result<(), String> {
+/// Compares loosely: each shown line must begin like one of the output, with the same two words (one, if it ends in a
+/// colon) before any number. `...` matches anything, and user names in documents match the current user.
+fn agree(shown: &[String], printed: &str) -> Result<(), String> {
     let user = Command::new("id").arg("-un").output().map(|output| output.stdout).unwrap_or_default();
     let user = String::from_utf8_lossy(&user).trim().to_owned();
     let begins = |line: &str| {
@@ -220,11 +220,11 @@ fn agree(shown: &[String], said: &str) -> Result<(), String> {
         }
         begin
     };
-    let known: Vec<String> = said.lines().map(begins).collect();
+    let known: Vec<String> = printed.lines().map(begins).collect();
     for line in shown {
         let begin = begins(line);
         if !begin.is_empty() && begin != " ..." && !known.contains(&begin) {
-            return Err(format!("no line of the output begins with{begin}, as shown: {line:?}\n{said}"));
+            return Err(format!("no line of the output begins with{begin}, as shown: {line:?}\n{printed}"));
         }
     }
     Ok(())

@@ -8,7 +8,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Ends well, or what it said.
+/// Runs a command that must succeed; returns its output as an error.
 fn must(command: &mut Command) -> Result<(), String> {
     let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
     match output.status.success() {
@@ -36,16 +36,16 @@ pub fn parse(stage: &Stage, language: &str, block: &Block) -> Result<(), String>
             let parsed = serde_json::from_str::<serde_json::Value>(line).or(serde_json::from_str(text));
             parsed.map(drop).map_err(|error| error.to_string())
         }),
-        // Lane `prometheus`: `queries_and_configurations_are_prometheus_own`.
+        // Lane `prometheus`: `promtool_accepts_queries_and_configurations`.
         "promql" | "yaml" => Ok(()),
         "conf" | "ini" => text.lines().try_for_each(installed),
         "indented" if block.marks.iter().any(|mark| mark.starts_with("promql: run by ")) => Ok(()),
-        "indented" => Err("a block without a fence: say what it is".into()),
-        other => Err(format!("{other:?}: nobody knows what to do with such a block")),
+        "indented" => Err("a block without a fence: name its language".into()),
+        other => Err(format!("{other:?}: unsupported language of a block")),
     }
 }
 
-/// Compiled; run, too, unless it says why not, or is a file that a command runs.
+/// Compiles it, and runs it unless it has a reason not to, or is a file that a command runs.
 fn python(stage: &Stage, block: &Block) -> Result<(), String> {
     let check = "import sys; compile(sys.stdin.read(), 'block', 'exec')";
     let is_run = block.mark("not run").is_none() && block.mark("file").is_none();
@@ -96,7 +96,7 @@ fn installed(line: &str) -> Result<(), String> {
     }
 }
 
-/// All fragments of C, each in a function of its own.
+/// Compiles all C fragments, each in its own function.
 pub fn compile_c(stage: &Stage, fragments: &[(String, String)]) -> Result<(), String> {
     let mut text = "#include \"gpumem.h\"\n#include <stdio.h>\n".to_owned();
     for (at, (place, fragment)) in fragments.iter().enumerate() {
@@ -113,7 +113,7 @@ pub fn compile_c(stage: &Stage, fragments: &[(String, String)]) -> Result<(), St
     must(cc.arg(stage.file("fragments.c")))
 }
 
-/// A command that is not run: what it names is there.
+/// Checks a command that is not run: its names must exist.
 pub fn known(line: &str) -> Result<(), String> {
     for words in markdown::simple(line) {
         let value = |flag: &str| words.iter().position(|word| word == flag).and_then(|at| words.get(at + 1));

@@ -1,4 +1,4 @@
-"""docs/reference-python.md, from signatures and docstrings of the package, which is parsed and not imported."""
+"""Generates docs/reference-python.md from signatures and docstrings of the package, which is parsed and not imported."""
 
 import ast
 import os
@@ -28,7 +28,7 @@ def module(folder: str, name: str) -> ast.Module:
 
 
 def table(lines: List[str]) -> List[str]:
-    """A simple table of reStructuredText: columns begin where its first line has a gap."""
+    """Converts a simple reStructuredText table: its first line has a gap where the second column starts."""
     second = lines[0].index(" ") + 1
     rows: List[List[str]] = []
     for line in lines[1:-1]:
@@ -41,7 +41,7 @@ def table(lines: List[str]) -> List[str]:
 
 
 def prose(doc: str) -> List[str]:
-    """Markdown of a docstring: code in the line, tables, indented code."""
+    """Converts a docstring to Markdown: inline code, tables, indented code."""
     out: List[str] = []
     lines = doc.split("\n")
     at = 0
@@ -59,7 +59,7 @@ def prose(doc: str) -> List[str]:
             out += ["```text", code, "```", ""] if re.match(r"\S+\(.*  +", code) else [NOT_RUN, "```python", code, "```", ""]
             at = end
         else:
-            # Columns of a list of terms: a row each.
+            # A list of terms: one row for each.
             if re.match(r"``[a-z_]+``(, ``[a-z_]+``)*  ", line):
                 rows = [re.split(r"  +", line, maxsplit=1)]
                 while at + 1 < len(lines) and lines[at + 1]:

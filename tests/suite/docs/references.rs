@@ -1,11 +1,11 @@
-//! Pages that the source knows best: the C API from its header, Python's from its docstrings, variables from the tables that
-//! the programs read them by. `UPDATE_GOLDEN=1` writes them.
+//! Reference pages generated from the source: the C API from its header, Python's from its docstrings, variables from the
+//! tables that the programs use. `UPDATE_GOLDEN=1` updates them.
 
 use super::root;
 use std::fmt::Write;
 use std::process::Command;
 
-/// Compares `docs/NAME` with what it should be, or writes it.
+/// Compares `docs/NAME` with its expected text, or updates it.
 fn check(name: &str, fresh: &str) {
     let path = root().join("docs").join(name);
     if gpumem_tests::golden::update() {
@@ -27,7 +27,7 @@ const C_HEAD: &str = "# Every call of the C API
 After this page you know every call with its units and errors. By task: [c-api.md](c-api.md); a complete program:
 [guide-framework.md](guide-framework.md).
 ";
-const LOCKS: &str = "Takes locks: not in a signal handler.";
+const LOCKS: &str = "Takes locks.";
 
 /// The text of a C comment, with its indented lines as they are.
 fn comment(text: &str) -> String {
@@ -56,7 +56,7 @@ pub fn c_api() {
     let mut count = 0;
     for part in header.split("\n/* ").skip(1) {
         let Some((about, rest)) = part.split_once("*/\n") else { continue };
-        if about.contains("Not for direct use") || rest.starts_with('#') {
+        if about.starts_with("Internal:") || rest.starts_with('#') {
             continue;
         }
         let about = comment(&format!("/* {about}*/"));
@@ -87,7 +87,7 @@ pub fn c_api() {
             write!(calls, "\n### gpumem::scope\n\nC++ alone. {about}\n").expect("a String");
         }
     }
-    let declared = header.matches("\nstatic inline ").count() - 3; // those that are not for direct use
+    let declared = header.matches("\nstatic inline ").count() - 3; // the internal ones
     assert_eq!(count, declared, "a call without a comment before it");
     write!(text, "\n{}\n", comment(intro)).expect("a String");
     text += "\n## The calls\n\n| call | in a signal handler | |\n|---|---|---|\n";
@@ -145,7 +145,7 @@ fn constants(source: &str) -> Vec<(String, String, String)> {
     found
 }
 
-/// Of tests, and of builds that are no releases.
+/// Variables of tests and debug builds.
 const ONLY_IN_TESTS: [&str; 2] = ["GPUMEM_FUZZ", "GPUMEM_FAULT"];
 
 pub fn environment() {
@@ -209,7 +209,7 @@ fn amount(text: &str) -> u64 {
     base.parse::<u64>().expect("a number") << shift.parse::<u32>().expect("a number")
 }
 
-/// Variables of ours that the sources in a folder name.
+/// Returns the GPUMEM_ variables that the sources in a folder use.
 fn used(folder: &std::path::Path) -> Vec<String> {
     let mut found = Vec::new();
     for path in std::fs::read_dir(folder).expect("a folder").flatten().map(|entry| entry.path()) {

@@ -1,4 +1,4 @@
-//! What the commands of the documents are typed on: a node with four GPUs, a daemon, what trains and what has ended, and a
+//! Environment for the commands of the documents: a node with four GPUs, a daemon, running and ended trainings, and a
 //! folder that looks like a checkout.
 
 use super::root;
@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 const CONFIG: &str = "[nvml]\nlist_every_s = 0.1\nlist_budget = 1.0\n";
-/// A training that runs out of memory. Its steps are longer than the time between two readings, or nobody would see the GPU full.
+/// A training that runs out of memory. Its steps are longer than the sample interval, so that a sample shows the full
+/// GPU.
 const FATAL: [&str; 7] = ["--steps", "40", "--step-ms", "200", "--leak", "2000", "--oom-fatal"];
 
 /// The node.
@@ -19,7 +20,7 @@ pub struct Stage {
     daemon: Daemon,
     live: Job,
     _bare: Job,
-    /// Pids of those that ran out of memory, with an agent and without.
+    /// Pids of the processes that ran out of memory, with and without an agent.
     fatal: [u32; 2],
     /// The folder of the documents' commands.
     dir: PathBuf,
@@ -86,15 +87,15 @@ impl Stage {
         }
     }
 
-    /// Runs lines of a shell as they would be typed; `on` says where: `node`, the `oom` of a process with an agent or of a `bare`
-    /// one, or a machine with `nothing` that listens.
+    /// Runs shell lines as typed. `on` selects the place: `node`, the `oom` of a process with an agent or of a `bare`
+    /// one, or a machine with `nothing` listening.
     pub fn run(&self, on: &str, lines: &str) -> Output {
         let output = self.shell(on, &self.meant(on, lines));
         if on == "nothing" {
             // `gpumemctl run` has started a daemon, which would wait for minutes.
-            let said = self.shell(on, "gpumemctl doctor --json || true").stdout;
-            let said: serde_json::Value = serde_json::from_slice(&said).expect("JSON");
-            if let Some(pid) = said["daemon"]["pid"].as_u64() {
+            let health = self.shell(on, "gpumemctl doctor --json || true").stdout;
+            let health: serde_json::Value = serde_json::from_slice(&health).expect("JSON");
+            if let Some(pid) = health["daemon"]["pid"].as_u64() {
                 let _ = Command::new("kill").arg(pid.to_string()).status();
             }
         }
@@ -151,7 +152,7 @@ impl Stage {
         out
     }
 
-    /// A file beside the commands.
+    /// Path of a file in the working folder of the commands.
     pub fn file(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
@@ -179,7 +180,7 @@ fn checkout(dir: &Path) {
     for name in ["gpumemctl", "gpumemd"] {
         symlink(programs().ours.join(name), bin.join(name)).expect("a link");
     }
-    // Nothing is made again; that there is such a target is what is asked.
+    // Nothing is built again: only the target's existence is checked.
     let make = format!("exec /usr/bin/make -s -n -C '{}' \"$@\" > /dev/null", root().display());
     write_script(bin.join("make"), &make);
     write_script(bin.join("python"), "exec python3 \"$@\"");

@@ -1,4 +1,5 @@
-// A program to look at: `case [threadless] [cuda] [hold TAG] [filter] [fork]`, in that order. It says `ready PID` (its child's after a fork) and waits.
+// A process to examine: `case [threadless] [cuda] [hold TAG] [filter] [fork]`, in that order. Prints `ready PID` (the
+// child's after a fork) and waits.
 #include "gpumem.h"
 #include <dlfcn.h>
 #include <stddef.h>

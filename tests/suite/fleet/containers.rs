@@ -1,4 +1,4 @@
-//! A real Podman starts containers as docs/containers.md says: by CDI, and with volumes.
+//! A real Podman starts containers as described in docs/containers.md: with CDI, and with volumes.
 use gpumem_tests::live::programs::programs;
 use gpumem_tests::live::{Machine, packages};
 use std::path::Path;
@@ -18,16 +18,16 @@ fn containers_report_with_one_directory_of_the_hosts() {
     command.arg(packages).arg(&machine.dir).arg(root.join("tests/fleet/containers.sh")).arg(&machine.dir);
     command.arg(&programs().ours).arg(&programs().fake).arg(root.join("config/kubernetes/injection/cdi"));
     let output = command.env_remove("LD_LIBRARY_PATH").output().expect("over.sh runs");
-    let said = String::from_utf8_lossy(&output.stdout);
-    println!("{said}\n{}", String::from_utf8_lossy(&output.stderr));
+    let printed = String::from_utf8_lossy(&output.stdout);
+    println!("{printed}\n{}", String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success());
     let part = |name: &str| {
-        let rest = said.split(&format!("== {name}\n")).nth(1).unwrap_or_else(|| panic!("no {name}"));
+        let rest = printed.split(&format!("== {name}\n")).nth(1).unwrap_or_else(|| panic!("no {name}"));
         rest.split("== ").next().unwrap_or_default().to_owned()
     };
     for way in ["cdi", "volumes"] {
         let inside = part(way);
-        // The program is the first of its namespace, and root; it sees the agents' socket, and cannot write beside it.
+        // The program is root and pid 1 of its namespace; it sees the agents' socket, and cannot write next to it.
         assert!(inside.starts_with("pid 1: agent.sock\n") && !inside.contains("written"), "{inside}");
         let report = part(&format!("report {way}"));
         assert!(report.contains("covered since start") && report.contains("0 events lost"), "{report}");

@@ -1,5 +1,5 @@
-//! config/kubernetes: what kubectl renders, against Kubernetes' own schemas and point by point; and pods of it, as far as a kernel
-//! makes pods.
+//! config/kubernetes: kubectl's output is checked against Kubernetes' schemas and item by item. Its pods run as far as
+//! the kernel alone can create them.
 use gpumem_tests::golden;
 use gpumem_tests::live::programs::programs;
 use gpumem_tests::live::{Job, Machine, until};
@@ -15,7 +15,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace")
 }
 
-fn said(command: &mut Command) -> String {
+fn output_of(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{command:?}: {}\n{out}{err}", output.status);
@@ -41,7 +41,7 @@ fn rendered() -> Option<&'static Path> {
         let folder = tools()?.join("rendered");
         std::fs::create_dir_all(&folder).expect("a folder");
         for name in RENDERED {
-            let text = said(
+            let text = output_of(
                 Command::new("kubectl").arg("kustomize").arg(root().join("config/kubernetes").join(name)),
             );
             let file = Path::new(name).with_extension("yaml");
@@ -59,7 +59,7 @@ fn tools() -> Option<PathBuf> {
     Some(std::env::current_exe().ok()?.ancestors().nth(3)?.join("tools/kubernetes"))
 }
 
-/// A Python with the validators, in an environment of its own.
+/// A Python with the validators, in a virtual environment.
 fn python() -> Option<PathBuf> {
     static PYTHON: OnceLock<Option<PathBuf>> = OnceLock::new();
     PYTHON.get_or_init(venv).clone()
@@ -83,25 +83,26 @@ fn venv() -> Option<PathBuf> {
 }
 
 #[test]
-fn manifests_are_valid_and_ask_for_no_more_than_they_need() {
+fn manifests_are_valid_and_minimal() {
     let Some(python) = python() else { return skipped("kubernetes-validate") };
     let Some(folder) = rendered() else { return };
     let script = root().join("tests/fleet/manifests.py");
-    let text = said(Command::new(python).arg(script).arg(folder));
+    let text = output_of(Command::new(python).arg(script).arg(folder));
     print!("{text}");
     assert!(text.ends_with("policy: right\n"), "{text}");
 }
 
 #[test]
-fn the_daemon_takes_the_configuration_of_its_pod() {
+fn daemon_accepts_the_configuration_of_its_pod() {
     let file = root().join("config/kubernetes/base/gpumemd.toml");
-    let text = said(Command::new(programs().ours.join("gpumemd")).args(["--check", "--config"]).arg(file));
+    let text =
+        output_of(Command::new(programs().ours.join("gpumemd")).args(["--check", "--config"]).arg(file));
     assert!(text.contains("is right"), "{text}");
 }
 
 /// `UPDATE_GOLDEN=1` makes it anew.
 #[test]
-fn the_operators_rules_are_prometheus_own() {
+fn prometheusrule_matches_the_prometheus_rules() {
     let rules = root().join("config/prometheus/gpumemd.rules.yml");
     let Ok(rules) = std::fs::read_to_string(rules) else {
         gpumem_test_support::skip("there is no config/prometheus/gpumemd.rules.yml", "");
@@ -125,7 +126,7 @@ fn init_commands(folder: &Path, python: &Path) -> Vec<String> {
                    \x20   if document['kind'] == 'DaemonSet':\n\
                    \x20       containers = document['spec']['template']['spec']['initContainers']\n\
                    \x20       print(json.dumps([container['command'][2] for container in containers]))\n";
-    let text = said(Command::new(python).args(["-c", program]).arg(folder.join("base.yaml")));
+    let text = output_of(Command::new(python).args(["-c", program]).arg(folder.join("base.yaml")));
     serde_json::from_str(&text).expect("a list")
 }
 
@@ -136,7 +137,7 @@ fn pods_report_through_one_directory_and_across_a_new_daemon() {
     let may = Command::new("unshare").args(["--mount", "--net", "--pid", "--fork", "true"]).status();
     if !may.is_ok_and(|status| status.success()) {
         gpumem_test_support::skip(
-            "no mounts of its own can be made here (root is needed)",
+            "no mount namespace can be created here (root is needed)",
             "sudo make test-all LANES=fleet",
         );
         return;
@@ -174,7 +175,7 @@ fn pods_report_through_one_directory_and_across_a_new_daemon() {
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
 
-    // Training first: it must not wait for us, and is heard of when we come.
+    // Training starts first: it must not wait for the daemon, and is reported once the daemon starts.
     let mut train =
         pod("train", &["/mnt/fake/bin/trainer", "--steps", "1000000", "--step-ms", "5"].map(str::to_owned));
     train.env("CUDA_INJECTION64_PATH", "/opt/gpumem/libgpumem.so");
@@ -204,7 +205,7 @@ fn pods_report_through_one_directory_and_across_a_new_daemon() {
     let get = |path: &str| {
         let mut command = Command::new("nsenter");
         let url = format!("{}{path}", enter[5]);
-        said(command.args(&enter[..5]).arg(url))
+        output_of(command.args(&enter[..5]).arg(url))
     };
     assert_eq!(get("healthz"), "ok\n");
     assert!(

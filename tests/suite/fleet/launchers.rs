@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
-/// Until it is told that it is enough.
+/// Runs until it is signalled to finish.
 const LONG: &[&str] = &["--steps", "1000000", "--step-ms", "5"];
 
 /// The row of a process in `gpumemctl ps`, once it has one.
@@ -19,7 +19,7 @@ fn row(machine: &Machine, daemon: &Daemon, pid: u32) -> String {
 }
 
 #[test]
-fn an_mps_server_is_left_alone_whatever_its_environment() {
+fn mps_server_never_loads_the_agent() {
     let machine = Machine::new(&["devices=1"]);
     let daemon = Daemon::start(&machine, "daemon", FAST);
     let mut trainer = Job::start(&mut machine.trainer(&daemon.runtime, LONG));
@@ -57,7 +57,7 @@ fn an_mps_server_is_left_alone_whatever_its_environment() {
 
 /// Ray and notebook kernels are many packages: tests/fleet/launchers.py takes any interpreter that has them.
 #[test]
-fn launchers_hand_the_variables_on_as_is_written() {
+fn launchers_pass_variables_on_as_documented() {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("fleet/launchers.py");
     let machine = Machine::new(&["devices=1"]);
     let (mut command, beside) = match packages::unpacked("launchers", &["openmpi-bin", "sudo"]) {
@@ -76,11 +76,11 @@ fn launchers_hand_the_variables_on_as_is_written() {
         command.env("LD_LIBRARY_PATH", path);
     }
     let output = command.output().expect("the script runs");
-    let said = String::from_utf8_lossy(&output.stdout);
-    print!("{said}");
-    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    let printed = String::from_utf8_lossy(&output.stdout);
+    print!("{printed}");
+    assert!(output.status.success(), "{printed}{}", String::from_utf8_lossy(&output.stderr));
     let torchrun = wheel.iter().map(|_| "torchrun ");
     for name in beside.iter().copied().chain(torchrun).chain(["env -i ", "multiprocessing "]) {
-        assert!(said.lines().any(|line| line.starts_with(name)), "{name} is missing:\n{said}");
+        assert!(printed.lines().any(|line| line.starts_with(name)), "{name} is missing:\n{printed}");
     }
 }

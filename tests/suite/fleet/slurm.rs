@@ -1,4 +1,4 @@
-//! config/slurm: prolog and epilog in a real Slurm, and alone with everything that a job may say.
+//! config/slurm: prolog and epilog in a real Slurm, and alone with every possible job variable.
 use gpumem_tests::live::programs::{copy_program, programs, write_script};
 use gpumem_tests::live::{Machine, packages, until};
 use std::os::unix::fs::PermissionsExt;
@@ -48,14 +48,14 @@ fn a_real_slurm_runs_jobs_with_prolog_and_epilog() {
     // Slurm's jobs take it over, as users who cannot write there.
     command.env_remove("TMPDIR");
     let output = command.arg(folder.join("commands")).output().expect("slurm.sh runs");
-    let said = text(&output);
+    let printed = text(&output);
     let errors = String::from_utf8_lossy(&output.stderr);
-    println!("{said}\n{errors}");
+    println!("{printed}\n{errors}");
     assert!(output.status.success(), "{errors}");
 
     let part = |name: &str| {
         let begin = format!("== {name}\n");
-        let rest = said.split(&begin).nth(1).unwrap_or_else(|| panic!("no {name}"));
+        let rest = printed.split(&begin).nth(1).unwrap_or_else(|| panic!("no {name}"));
         rest.split("== ").next().unwrap_or_default().to_owned()
     };
     // The batch script and each task, in one job; what the user had set goes first.
@@ -119,7 +119,7 @@ impl Drop for Script {
 }
 
 #[test]
-fn the_task_prolog_says_what_a_task_needs_and_no_more() {
+fn task_prolog_prints_only_required_variables() {
     let script = Script::with("GPUMEM_LIBRARY=$DIR/libgpumem.so\n");
     let say = |environment: &[(&str, &str)]| text(&script.run("task-prolog.sh", environment));
     assert_eq!(say(&[("SLURM_JOB_ID", "7")]), "", "no library, nothing to load");
@@ -144,7 +144,7 @@ fn the_task_prolog_says_what_a_task_needs_and_no_more() {
 }
 
 #[test]
-fn mapping_files_have_the_jobs_of_each_gpu() {
+fn mapping_files_list_the_jobs_of_each_gpu() {
     let script = Script::with("GPUMEM_JOB_MAPPING=$DIR/map\nGPUMEM_REPORTS=\n");
     let job = |id: &'static str, gpus: &'static str| [("SLURM_JOB_ID", id), ("SLURM_JOB_GPUS", gpus)];
     script.run("prolog.sh", &job("41", "0,1"));
@@ -169,7 +169,7 @@ fn mapping_files_have_the_jobs_of_each_gpu() {
 }
 
 #[test]
-fn the_epilog_ends_in_time_and_well_whatever_gpumemctl_does() {
+fn epilog_succeeds_in_time_even_if_gpumemctl_fails() {
     let settings =
         "GPUMEM_PATH=$DIR\nGPUMEM_REPORTS=$DIR/reports\nGPUMEM_EPILOG_LIMIT=1\nGPUMEM_REPORT_TO_FOLDER=0\n";
     let script = Script::with(settings);

@@ -33,7 +33,7 @@ struct Expected {
     closed: bool,
 }
 
-/// What was looked at.
+/// Number of checked items.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Seen {
     pub recordings: usize,

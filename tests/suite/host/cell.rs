@@ -1,4 +1,4 @@
-//! One program, run to its end: what can be seen of it from outside.
+//! Runs one program to its end and observes it from outside.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
@@ -19,13 +19,13 @@ pub struct Outcome {
     pub out: String,
     error: String,
     files: BTreeMap<String, Vec<u8>>,
-    /// From its start until nobody has its output open any more.
+    /// From its start until the last process has closed its output.
     pub took: Duration,
     /// When that was, by CLOCK_MONOTONIC.
     pub ended_ns: i64,
 }
 
-/// Runs it in `folder`, where it may leave files; ends when nobody has its output open any more.
+/// Runs it in `folder`, where it may leave files; returns when the last process has closed its output.
 pub fn run(command: &mut Command, folder: &Path) -> Outcome {
     command.current_dir(folder).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let since = Instant::now();
@@ -96,16 +96,16 @@ impl Outcome {
 
     /// In words; empty if it is the same.
     pub fn differs_from(&self, bare: &Outcome, unordered: bool) -> String {
-        let mut told = String::new();
+        let mut reported = String::new();
         if self.end() != bare.end() {
-            told += &format!("\n  ended with {} instead of {}", self.end(), bare.end());
+            reported += &format!("\n  ended with {} instead of {}", self.end(), bare.end());
         }
         for (what, ours, bare) in [("output", &self.out, &bare.out), ("errors", &self.error, &bare.error)] {
             let (ours, bare) = (lines(ours, unordered), lines(bare, unordered));
             if ours != bare {
                 let new: Vec<&&str> = ours.iter().filter(|line| !bare.contains(line)).take(5).collect();
                 let gone: Vec<&&str> = bare.iter().filter(|line| !ours.contains(line)).take(5).collect();
-                told += &format!(
+                reported += &format!(
                     "\n  {what}: {} lines, without an agent {}\n   new {new:#?}\n   gone {gone:#?}",
                     ours.len(),
                     bare.len()
@@ -114,8 +114,9 @@ impl Outcome {
         }
         let names = |files: &BTreeMap<String, Vec<u8>>| files.keys().cloned().collect::<Vec<_>>();
         if self.files != bare.files {
-            told += &format!("\n  files {:?}, without an agent {:?}", names(&self.files), names(&bare.files));
+            reported +=
+                &format!("\n  files {:?}, without an agent {:?}", names(&self.files), names(&bare.files));
         }
-        told
+        reported
     }
 }

@@ -111,7 +111,7 @@ fn gone_later(peer: &OwnedFd) {
     take(peer);
 }
 
-/// Of an older major version: says so, and goes.
+/// A daemon of an older major version: reports that, and closes.
 fn older(peer: &OwnedFd) {
     say(peer, &welcome(OURS - (1 << 16)));
     take(peer);
@@ -119,7 +119,7 @@ fn older(peer: &OwnedFd) {
     take(peer);
 }
 
-/// Of a newer one: says more than is known.
+/// A daemon of a newer version: sends unknown records.
 fn newer(peer: &OwnedFd) {
     say(peer, &welcome(OURS + (1 << 16) + 9));
     for kind in 118..=u8::MAX {
@@ -135,7 +135,7 @@ fn newer(peer: &OwnedFd) {
     drain(peer);
 }
 
-/// Bytes without a meaning, in all sizes, for as long as anybody listens.
+/// Sends meaningless bytes in all sizes until the connection closes.
 fn babbling(peer: &OwnedFd) {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut random = || {
@@ -159,7 +159,7 @@ fn babbling(peer: &OwnedFd) {
             }
             _ => {}
         }
-        // One bit makes a command to write a file of some: what it is told, an agent does.
+        // One flipped bit makes some records a command to write a file, which an agent obeys.
         let is_command = |record| {
             matches!(record, Ok(Ok(Record { body: Body::Dump { .. } | Body::RecordControl { .. }, .. })))
         };

@@ -6,7 +6,7 @@ use gpumem_tests::live::torch::{self, Wheel};
 use std::path::Path;
 use std::process::Command;
 
-/// One of them.
+/// One program.
 #[derive(Debug)]
 pub struct Row {
     pub name: &'static str,
@@ -14,7 +14,7 @@ pub struct Row {
     argument: &'static str,
     /// How it ends without an agent.
     pub end: &'static str,
-    /// Its own process has an agent, not only its children or nobody at all.
+    /// Whether its own process has an agent, not only its children.
     pub agent: bool,
     /// It has threads or processes that print in whatever order.
     pub unordered: bool,
@@ -78,8 +78,9 @@ impl Row {
     }
 }
 
-/// Trainings with unmodified wheels of PyTorch, where those can be had. The slowest rows: they begin first. Each takes a processor for
-/// 3 s, half of it to load PyTorch, and 10 s more in which it waits for its workers: one of them meets each state of the daemon.
+/// Trainings with unmodified wheels of PyTorch, if available. These are the slowest rows, so they start first. Each
+/// takes a processor for 3 s, half of it to load PyTorch, and waits 10 s more for its workers. One training meets each
+/// state of the daemon.
 pub fn trainings() -> Vec<Row> {
     let some: [(_, _, _, &[&str]); 3] = [
         ("torch spawns", "2.15.0", "spawn", &["absent"]),
@@ -104,7 +105,7 @@ pub fn timed() -> Vec<Row> {
     rows().into_iter().filter(|row| matches!(row.program, Program::C | Program::Nvtx)).collect()
 }
 
-/// One that has told more than a daemon could take when it ends.
+/// A program that has sent more than a daemon could receive when it ends.
 pub fn much() -> Row {
     Row { name: "much", program: Program::C, argument: "much", end: "0", agent: true, unordered: false }
 }
@@ -176,7 +177,7 @@ fn all() -> Vec<Row> {
         c("exec", "7"),
         alone("daemonize", "0"),
         c("plugin", "0"),
-        // Filters: an agent that may not do what it must is none.
+        // Filters: an agent that lacks a required permission is inactive.
         alone("no-socket", "0"),
         alone("no-socket-kill", "0"),
         c("late-filter", "0"),

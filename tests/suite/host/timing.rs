@@ -16,7 +16,7 @@ const NAMES: Duration = Duration::from_millis(1000);
 const LEFT: Duration = Duration::from_millis(1250);
 /// One that asks for the daemon's report itself (`gpumem_dumps`), and so waits for its answer: 3 s.
 const ASKS: Duration = Duration::from_millis(4500);
-/// An exit, beside a daemon that cannot be told what is still to be told: 50 ms, and what the C library and the kernel take.
+/// Exit with a daemon that cannot receive the remaining records: 50 ms, plus the C library and the kernel.
 const FAREWELL: Duration = Duration::from_millis(70);
 /// The fastest of so many counts: others want the processors, too.
 const TIMES: usize = 5;
@@ -67,12 +67,12 @@ fn least(enough: Duration, mut time: impl FnMut() -> Duration) -> Duration {
 }
 
 #[test]
-fn no_program_waits_for_a_daemon() {
+fn programs_never_wait_for_a_daemon() {
     let machine = Machine::new(&["devices=1", "memory=64G", "cuda.version=13990"]);
     machine.set(&["truth="]);
     let stopped = Daemon::start(&machine, "stopped", NVML);
     let columns = columns(&machine, &stopped);
-    let mut told = String::new();
+    let mut reported = String::new();
     for row in timed() {
         let bare = (0..3).map(|_| outcome(&machine, &row, None).took).min().expect("some");
         let longer =
@@ -83,14 +83,14 @@ fn no_program_waits_for_a_daemon() {
         });
         println!("{:15} {bare:5.0?}, longer by {longer:.0?}", row.name);
         for (column, longer) in columns.iter().zip(longer).filter(|(_, longer)| *longer > limit(&row)) {
-            told += &format!("{} with a daemon that is {}: {longer:?} longer\n", row.name, column.name);
+            reported += &format!("{} with a daemon that is {}: {longer:?} longer\n", row.name, column.name);
         }
     }
-    assert!(told.is_empty(), "{told}");
+    assert!(reported.is_empty(), "{reported}");
 }
 
 #[test]
-fn an_exit_waits_for_its_moment_and_no_longer() {
+fn exit_waits_at_most_the_farewell_time() {
     let machine = Machine::new(&["devices=1", "memory=64G"]);
     machine.set(&["truth="]);
     let stopped = Daemon::start(&machine, "stopped", NVML);
@@ -98,8 +98,8 @@ fn an_exit_waits_for_its_moment_and_no_longer() {
     let row = much();
     let time = |column: Option<&Column>| {
         let outcome = outcome(&machine, &row, column);
-        let said = outcome.out.trim().strip_prefix("ends at ").and_then(|ns| ns.parse::<i64>().ok());
-        Duration::from_nanos((outcome.ended_ns - said.expect("a time")) as u64)
+        let printed = outcome.out.trim().strip_prefix("ends at ").and_then(|ns| ns.parse::<i64>().ok());
+        Duration::from_nanos((outcome.ended_ns - printed.expect("a time")) as u64)
     };
     let bare = least(Duration::ZERO, || time(None));
     println!("without an agent {bare:.1?}");

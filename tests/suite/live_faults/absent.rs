@@ -26,7 +26,7 @@ fn sender(pid: u32) -> (u64, u64) {
 const WORK: [&str; 6] = ["--devices", "0", "--steps", "20", "--hold", "600"];
 
 #[test]
-fn agent_without_a_daemon_costs_next_to_nothing() {
+fn agent_without_a_daemon_costs_almost_nothing() {
     let machine = Machine::new(&["devices=1"]);
     let mut job = Job::start(&mut machine.trainer(Path::new("/nonexistent"), &WORK));
     job.wait_for("holding");
@@ -52,11 +52,11 @@ fn agent_without_a_daemon_costs_next_to_nothing() {
 }
 
 #[test]
-fn daemon_that_comes_in_the_middle_is_met_within_seconds() {
+fn agent_finds_a_late_daemon_within_seconds() {
     let machine = Machine::new(&["devices=1"]);
     let mut job = Job::start(&mut machine.trainer(&machine.dir.join("run"), &WORK));
     job.wait_for("holding");
-    // Until it is looked for as seldom as ever.
+    // Until attempts are at their maximum interval.
     std::thread::sleep(Duration::from_secs(8));
     let daemon = Daemon::start(&machine, "daemon", "");
     let since = Instant::now();
@@ -74,7 +74,7 @@ fn daemon_that_comes_in_the_middle_is_met_within_seconds() {
 }
 
 #[test]
-fn agent_that_is_closed_out_comes_ever_more_seldom() {
+fn refused_agent_reconnects_with_backoff() {
     let machine = Machine::new(&["devices=1"]);
     let path = machine.dir.join("agent.sock");
     let kind = SocketType::SEQPACKET;

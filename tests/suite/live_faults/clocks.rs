@@ -20,7 +20,7 @@ fn told_s(run: &Run, time_ns: u64) -> i64 {
 }
 
 #[test]
-fn wall_clock_that_jumps_moves_no_duration_and_no_order() {
+fn wall_clock_jump_changes_no_duration_and_no_order() {
     let folder = std::env::temp_dir().join(format!("gpumem-wall-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
     let (library, ahead) = (folder.join("wall.so"), folder.join("ahead"));
@@ -43,7 +43,7 @@ fn wall_clock_that_jumps_moves_no_duration_and_no_order() {
     let mut jobs: Vec<(Job, i64)> = Vec::new();
     for seconds in [0, 3600, -7200] {
         std::fs::write(&ahead, seconds.to_string()).expect("set");
-        // It is looked at once a second.
+        // It is polled once a second.
         std::thread::sleep(Duration::from_millis(1500));
         let job = node.holding("0");
         jobs.push((job, seconds));
@@ -60,15 +60,15 @@ fn wall_clock_that_jumps_moves_no_duration_and_no_order() {
     let store = Store::open_read_only(node.machine.dir.join("runs.sqlite")).expect("a store");
     let lines = store.list().expect("runs");
     let order: Vec<u32> = lines.iter().rev().map(|line| line.pid).collect();
-    assert_eq!(order, pids, "in the order in which they came, whatever the wall clock said");
+    assert_eq!(order, pids, "in the order of their start, independent of the wall clock");
     for line in &lines {
         let run = store.load(line.id).expect("a run");
         let device = &run.devices[0];
         let (first, last) = (device.series.buckets[0].time_ns, device.last.time_ns);
         assert!(last - first < 60_000_000_000, "{first} {last}");
-        let told = told_s(&run, last);
+        let reported = told_s(&run, last);
         // By the clock of its end: a machine that boots without the time learns it later.
-        assert!((told + 7200 - wall_s()).abs() < 120, "{told}");
+        assert!((reported + 7200 - wall_s()).abs() < 120, "{reported}");
     }
     let _ = std::fs::remove_dir_all(&folder);
 }

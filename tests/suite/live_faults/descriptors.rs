@@ -5,7 +5,7 @@ use gpumem_tests::live::{Daemon, Job, until};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// A process that comes when there are some again is known so soon, to the last byte: from its start on.
+/// Limit from the start of a new process, once descriptors are available again, until it is known to the byte.
 const SOON: Duration = Duration::from_secs(1);
 
 fn limit(pid: u32, files: usize) {
@@ -16,7 +16,7 @@ fn limit(pid: u32, files: usize) {
     assert!(status.success());
 }
 
-/// There are some again: until a process that is started then is known. It is one of `jobs` from then on.
+/// Frees descriptors, and waits until a process that is started then is known. Adds it to `jobs`.
 fn recovery(node: &Node, jobs: &mut Vec<Job>) -> Duration {
     limit(node.daemon.job.pid(), 1024);
     let since = Instant::now();
@@ -27,7 +27,7 @@ fn recovery(node: &Node, jobs: &mut Vec<Job>) -> Duration {
 }
 
 #[test]
-fn none_left_harms_who_comes_and_nobody_else_and_passes() {
+fn exhausted_descriptors_affect_only_new_processes_until_freed() {
     if !can("prlimit", Command::new("prlimit").arg("--version")) {
         return;
     }
@@ -43,16 +43,16 @@ fn none_left_harms_who_comes_and_nobody_else_and_passes() {
         full + node.value("gpumemd_accept_failures_total").unwrap_or_default()
     };
     until(20, "agents that could not connect", || (refused() >= 3.0).then_some(()));
-    let told = node.doctor();
-    assert!(told.contains("could not be accepted") || told.contains("LimitNOFILE="), "{told}");
+    let reported = node.doctor();
+    assert!(reported.contains("could not be accepted") || reported.contains("LimitNOFILE="), "{reported}");
     // A while in which processes without a pidfd are looked at, too.
     let (ticks, since) = (node.cpu_ticks(), Instant::now());
     let before = refused();
-    until(30, "more of them", || (refused() >= before + 6.0).then_some(()));
+    until(30, "more refusals", || (refused() >= before + 6.0).then_some(()));
     let share = (node.cpu_ticks() - ticks) as f64 / 100.0 / since.elapsed().as_secs_f64();
     println!("{:.1} % of a core while there are none", share * 100.0);
     assert!(share < 0.25, "{share}: it spins");
-    assert_eq!(node.value("gpumemd_runs_finished_total"), Some(0.0), "nobody has ended");
+    assert_eq!(node.value("gpumemd_runs_finished_total"), Some(0.0), "no run has ended");
     assert_eq!(node.value("gpumemd_source_up{source=\"nvml\"}"), Some(1.0));
     let log = std::fs::read_to_string(node.machine.dir.join("daemon.log")).expect("a log");
     assert!(log.matches("agents cannot connect").count() <= 1 && !log.contains("was refused"), "{log}");
@@ -66,7 +66,7 @@ fn none_left_harms_who_comes_and_nobody_else_and_passes() {
         until(20, "one that could not connect", || (refused() > before).then_some(()));
         took.push(recovery(&node, &mut late));
     }
-    println!("a new process is known {took:.2?} after");
+    println!("a new process is known after {took:.2?}");
     gpumem_test_support::bar("a new process is known", *took.iter().min().expect("some"), SOON);
     let all: Vec<&Job> = late.iter().chain([&first]).collect();
     node.until_covered(&all);
@@ -75,7 +75,7 @@ fn none_left_harms_who_comes_and_nobody_else_and_passes() {
 }
 
 #[test]
-fn too_few_from_the_start_are_told_and_end_nothing() {
+fn too_low_descriptor_limit_is_reported_and_survived() {
     if !can("prlimit", Command::new("prlimit").arg("--version")) {
         return;
     }
@@ -92,11 +92,11 @@ fn too_few_from_the_start_are_told_and_end_nothing() {
     let mut job = node.holding("0");
     // Which part fails depends on which part opens its file first. If it is the control socket, only gpumemctl can report it.
     let texts = ["Too many open files", "no file descriptor left", "could not be accepted", "LimitNOFILE="];
-    until(20, "what is wrong", || {
-        let told = node.doctor();
-        texts.iter().any(|text| told.contains(text)).then_some(())
+    until(20, "the finding", || {
+        let reported = node.doctor();
+        texts.iter().any(|text| reported.contains(text)).then_some(())
     });
-    // Nobody scrapes meanwhile: what it uses is its own doing.
+    // There are no scrapes in this interval: the CPU time is the daemon's own.
     let ticks = node.cpu_ticks();
     std::thread::sleep(Duration::from_secs(2));
     let ticks = node.cpu_ticks() - ticks;

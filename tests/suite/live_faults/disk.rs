@@ -41,7 +41,7 @@ fn on(folder: &Path) -> String {
     format!("record = {record:?}\n[runs]\nstore = {store:?}\ncheckpoint_every_s = 0.2\n")
 }
 
-/// Works a while, and ends with what it then holds.
+/// Runs briefly; returns its pid after it ended with some memory.
 fn short(node: &Node) -> u32 {
     let arguments = ["--devices", "0", "--steps", "20", "--step-ms", "1"];
     let mut job = Job::start(&mut node.machine.trainer(&node.daemon.runtime, &arguments));
@@ -53,7 +53,7 @@ struct Strace(Child);
 
 impl Drop for Strace {
     fn drop(&mut self) {
-        // It lets go of what it looks at only if it is asked to end.
+        // strace detaches only if it is asked to end.
         let _ = Command::new("kill").arg(self.0.id().to_string()).status();
         let _ = self.0.wait();
     }
@@ -64,7 +64,7 @@ mod privileged {
     use super::*;
 
     #[test]
-    fn disk_that_fails_is_told_survived_and_works_again() {
+    fn failing_disk_is_reported_survived_and_recovers() {
         if !can("strace", Command::new("strace").args(["-e", "trace=none", "true"])) {
             return;
         }
@@ -98,7 +98,7 @@ mod privileged {
     }
 
     #[test]
-    fn full_disk_is_told_survived_and_nothing_but_its_recording_lacks_anything() {
+    fn full_disk_is_reported_and_only_its_recording_has_gaps() {
         let Some(small) = Small::new("full") else { return };
         let node = Node::plain(&["devices=1"], &on(&small.0));
         let mut lives = node.holding("0");
@@ -109,8 +109,11 @@ mod privileged {
         node.until_value("gpumemd_source_up{source=\"store\"}", |up| up == 0.0);
         node.until_value("gpumemd_recording_lost_total", |lost| lost > 0.0);
         node.until_value("gpumemd_store_waiting", |waiting| waiting >= 1.0);
-        let told = node.doctor();
-        assert!(told.contains("no room for the run") && told.contains("records are not in it"), "{told}");
+        let reported = node.doctor();
+        assert!(
+            reported.contains("no room for the run") && reported.contains("records are not in it"),
+            "{reported}"
+        );
         node.until_covered(&[&lives]);
         std::fs::remove_file(filling).expect("room again");
         node.until_value("gpumemd_source_up{source=\"store\"}", |up| up == 1.0);
@@ -139,7 +142,7 @@ mod privileged {
             assert_eq!(device.peak.tracked_bytes, Some(sum));
             assert!(device.peak.tracked_bytes >= Some(end.tracked), "{:?} {}", device.peak, end.tracked);
         }
-        // It goes on with what was there, and is right again once agents have said their state.
+        // It continues with its earlier state, and is exact again once agents have resent theirs.
         let replay = replay(&small.0.join("all.gpumem"));
         assert_eq!(replay.rejected, 0, "no frame is cut");
         let compared = replay.compare(&truths, Some(after));

@@ -1,4 +1,4 @@
-//! Clients of the metrics that say nothing, or half of it, and come again.
+//! Clients of the metrics that send nothing, or half a request, and reconnect.
 
 use super::Node;
 use gpumem_tests::live::prometheus::get;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Holds so many half requests open until it is enough; who is closed comes again at once.
+/// Holds this many half requests open until `enough`; closed ones reconnect at once.
 fn crowd(address: SocketAddr, size: usize, enough: &AtomicBool, opened: &AtomicUsize) {
     let mut held: Vec<TcpStream> = Vec::new();
     while !enough.load(Ordering::Relaxed) {
@@ -27,7 +27,7 @@ fn crowd(address: SocketAddr, size: usize, enough: &AtomicBool, opened: &AtomicU
 }
 
 #[test]
-fn eight_hundred_that_say_nothing_keep_nobody_out() {
+fn eight_hundred_silent_clients_block_no_scrape() {
     let node = Node::plain(&["devices=1"], "");
     node.until_value("gpumemd_source_up{source=\"nvml\"}", |up| up == 1.0);
     let before = node.open_files();

@@ -1,4 +1,4 @@
-//! What a sick GPU does to the numbers of the others, and to whoever scrapes them.
+//! Effect of a faulty GPU on the other GPUs' figures, and on scrapers.
 
 use super::family;
 use gpumem_ledger::Origin;
@@ -80,9 +80,9 @@ impl Node {
 }
 
 #[test]
-fn sick_device_has_a_reason_and_the_other_goes_on() {
+fn failing_device_has_a_reason_and_the_other_continues() {
     let node = Node::new();
-    // Fault, family that tells it, words of the reason.
+    // Fault, metric that reports it, words of the reason.
     for (fault, told_by, words) in [
         ("lost", "gpumem_device_unavailable", "lost"),
         ("no_permission", "gpumem_process_used_unavailable", "permission"),
@@ -95,7 +95,7 @@ fn sick_device_has_a_reason_and_the_other_goes_on() {
         let key = if lists_only { "gpu0.fault_list" } else { "gpu0.fault" };
         node.machine.set(&[&format!("{key}={fault}")]);
         let pid = format!("pid=\"{}\"", node.jobs[0].pid());
-        let text = node.until(&format!("{fault} told, and what is unknown absent"), |text| {
+        let text = node.until(&format!("{fault} reported, and unknown values absent"), |text| {
             let used = family(text, "gpumem_process_used_bytes");
             of_gpu(text, told_by, "0").is_some() && !used.iter().any(|(labels, _)| labels.contains(&pid))
         });
@@ -114,7 +114,7 @@ fn sick_device_has_a_reason_and_the_other_goes_on() {
 }
 
 #[test]
-fn driver_that_comes_later_is_found() {
+fn driver_installed_later_is_found() {
     let machine = Machine::new(&["devices=1", "nvml.driver=absent"]);
     let address = free_address();
     let _daemon = Daemon::start(&machine, "daemon", &format!("[metrics]\nlisten = \"{address}\"\n"));
@@ -130,7 +130,7 @@ fn driver_that_comes_later_is_found() {
     until(60, "a source that is up", || up().filter(|up| *up == 1.0));
 }
 
-/// NVML's codes, with a word of the reason and one of the remedy.
+/// NVML's codes, each with a word of the reason and one of the remedy.
 const CODES: [(u32, &str, &str); 16] = [
     (1, "not initialised", "by itself"),
     (2, "invalid argument", "MIG partition"),
@@ -154,7 +154,7 @@ fn is_of_library(code: u32) -> bool {
     matches!(code, 1 | 9 | 18)
 }
 
-/// What doctor says: subject, text and remedy of each finding.
+/// Doctor's findings: subject, text and remedy.
 fn doctor(daemon: &Daemon, machine: &Machine) -> Vec<[String; 3]> {
     let output = daemon.ctl(machine, &["doctor", "--json"]).output().expect("gpumemctl runs");
     let document: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
@@ -164,7 +164,7 @@ fn doctor(daemon: &Daemon, machine: &Machine) -> Vec<[String; 3]> {
 }
 
 #[test]
-fn every_code_of_a_gpu_is_in_metrics_and_doctor_and_passes() {
+fn every_gpu_error_is_in_metrics_and_doctor_and_recovers() {
     let codes: Vec<_> = CODES.into_iter().filter(|(code, ..)| !is_of_library(*code)).collect();
     let well = codes.len();
     let machine = Machine::new(&[&format!("devices={}", well + 1)]);
@@ -181,13 +181,13 @@ fn every_code_of_a_gpu_is_in_metrics_and_doctor_and_passes() {
     machine.set(&faults.iter().map(String::as_str).collect::<Vec<_>>());
     until(30, "each reason, and no numbers", || {
         let text = text();
-        let told = codes.iter().enumerate().all(|(gpu, (_, reason, _))| {
+        let reported = codes.iter().enumerate().all(|(gpu, (_, reason, _))| {
             let gpu = gpu.to_string();
             of_gpu(&text, "gpumem_device_unavailable", &gpu)
                 .is_some_and(|(labels, _)| labels.contains(reason))
                 && of_gpu(&text, "gpumem_device_used_bytes", &gpu).is_none()
         });
-        told.then_some(())
+        reported.then_some(())
     });
     let exposition = text();
     assert!(of_gpu(&exposition, "gpumem_device_unavailable", &well.to_string()).is_none());
@@ -211,7 +211,7 @@ fn every_code_of_a_gpu_is_in_metrics_and_doctor_and_passes() {
 }
 
 #[test]
-fn every_code_of_the_library_is_in_metrics_and_doctor_and_passes() {
+fn every_library_error_is_in_metrics_and_doctor_and_recovers() {
     for (code, reason, remedy) in CODES.into_iter().filter(|(code, ..)| is_of_library(*code)) {
         let machine = Machine::new(&["devices=2"]);
         let address = free_address();
@@ -340,11 +340,11 @@ fn a_slow_driver_delays_neither_agents_nor_scrapes() {
         std::thread::sleep(Duration::from_millis(20));
     }
     println!("longest scrape {longest:?}");
-    assert!(seen, "what the agent says is there");
+    assert!(seen, "the agent's data is shown");
     gpumem_test_support::bar("a scrape beside slow lists", longest, LIST.min(Duration::from_millis(300)));
 }
 
-/// Times of what an agent said of contexts, and of the readings of its device.
+/// Times of the agent's context records, and of the readings of its device.
 #[derive(Default)]
 struct Times {
     contexts: Vec<u64>,
@@ -385,7 +385,7 @@ fn a_context_is_followed_by_a_list() {
 }
 
 #[test]
-fn library_that_crashes_or_lies_is_survived() {
+fn crashing_or_lying_library_is_survived() {
     let mut node = Node::new();
     let pids = [node.jobs[0].pid(), node.jobs[1].pid()];
     for fault in ["crash", "garbage"] {
@@ -393,20 +393,20 @@ fn library_that_crashes_or_lies_is_survived() {
             node.machine.set(&[&format!("gpu0.{lane}={fault}")]);
             // A GPU whose calls end the poller is left alone; values that cannot be are refused, and named.
             if fault == "crash" {
-                node.until(&format!("{lane} {fault} told"), |text| {
-                    let told = [
+                node.until(&format!("{lane} {fault} reported"), |text| {
+                    let reported = [
                         of_gpu(text, "gpumem_device_unavailable", "0"),
                         of_gpu(text, "gpumem_process_used_unavailable", "0"),
                     ];
-                    told.iter().any(Option::is_some)
+                    reported.iter().any(Option::is_some)
                 });
             } else {
-                let text = node.until(&format!("{lane} {fault} told"), |text| {
-                    let told = of_gpu(text, "gpumem_device_unavailable", "0");
+                let text = node.until(&format!("{lane} {fault} reported"), |text| {
+                    let reported = of_gpu(text, "gpumem_device_unavailable", "0");
                     let counted = text
                         .lines()
                         .filter_map(|line| line.strip_prefix("gpumemd_nvml_refused_values_total "));
-                    told.is_some_and(|(labels, _)| labels.contains("impossible"))
+                    reported.is_some_and(|(labels, _)| labels.contains("impossible"))
                         && counted.filter_map(|count| count.parse().ok()).any(|count: f64| count > 0.0)
                 });
                 let size = of_gpu(&text, "gpumem_device_total_bytes", "0").expect("its size").1;

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// A process with an agent; when it is told so it is killed, and one without gets its pid.
+/// A process with an agent; on command it is killed, and one without an agent gets its pid.
 const SCRIPT: &str = r#"
 "$@" --devices 0 > /dev/null & first=$!
 echo "first $first"
@@ -26,9 +26,11 @@ echo "second $second"
 wait
 "#;
 
-/// A process connects as user `uid`, and the socket goes to another process. In `dies`, it ends at once; in `lives`, when the daemon has accepted;
-/// in `stopped`, while the daemon is stopped; in `tick`, so soon that the victim begins in the same tick of the clock. A victim of root's gets its pid, by ns_last_pid or in a pid space that wraps. Then the
-/// other process says hello on the socket, as the file of that name has it. `honest`: it connects itself.
+/// A process connects as user `uid`, and passes the socket to another process. In `dies` it ends at once; in `lives`,
+/// after the daemon has accepted; in `stopped`, while the daemon is stopped; in `tick`, so fast that the victim starts
+/// in the same clock tick. A victim that belongs to root gets its pid, by ns_last_pid or in a pid space that wraps.
+/// Then the other process sends hello on the socket, with the contents of the file of that name. `honest`: it connects
+/// itself.
 const TAKEOVER: &str = r#"
 import fcntl, os, signal, socket, subprocess, sys, time
 how, uid, path, place = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
@@ -204,7 +206,8 @@ mod privileged {
         for how in ["dies", "lives", "stopped"] {
             takeover(how, NOBODY);
         }
-        // Of the same user: only times and pidfds tell them apart, and a daemon that did not run needs SO_PEERPIDFD.
+        // The same user: only times and pidfds distinguish the processes, and a daemon that did not run needs
+        // SO_PEERPIDFD.
         takeover("dies", 0);
         takeover("lives", 0);
         takeover("tick", 0);
@@ -214,7 +217,7 @@ mod privileged {
     }
 
     #[test]
-    fn process_is_not_taken_over_when_the_pid_space_has_wrapped() {
+    fn wrapped_pid_space_allows_no_takeover() {
         // Before, pid_max is the machine's.
         if kernel() < (6, 14) {
             can("a small pid space of a namespace", &mut Command::new("false"));
@@ -225,7 +228,7 @@ mod privileged {
     }
 
     #[test]
-    fn nothing_of_a_process_is_told_under_the_next_with_its_pid() {
+    fn reused_pid_inherits_nothing_of_the_old_process() {
         let machine = Machine::new(&["devices=2"]);
         let Some(mut daemon) = Daemon::start_elsewhere(&machine, "daemon", QUICK) else {
             can("PID namespaces", &mut Command::new("false"));
@@ -268,7 +271,7 @@ mod privileged {
         let row = rows().remove(0);
         assert_eq!((&row["pid"], &row["flags"][0]), (&second.into(), &"uncovered".into()), "{row}");
         assert!(row["tracked_bytes"].is_null(), "{row}");
-        // One of them has lived for a few hundredths of a second when the other comes.
+        // One process has lived for a few hundredths of a second when the other starts.
         let ctl = |daemon: &Daemon| {
             let stop = Command::new("kill").arg(inner.to_string()).status();
             assert!(stop.is_ok_and(|status| status.success()));

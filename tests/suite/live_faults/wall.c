@@ -1,4 +1,4 @@
-/* A wall clock that is as many seconds ahead as the file says that GPUMEM_TEST_WALL names. Other clocks are as they are. */
+/* A wall clock that is ahead by the number of seconds in the file GPUMEM_TEST_WALL. Other clocks are unchanged. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

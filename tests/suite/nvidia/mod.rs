@@ -33,7 +33,7 @@ fn case(driver: &Path, cupti: &Path, start: &'static str) -> Case {
 }
 
 #[test]
-fn a_program_ends_as_it_does_without_the_agent() {
+fn program_ends_as_without_the_agent() {
     let drivers: Option<Vec<_>> = DRIVERS.iter().map(|version| fetch("driver", version)).collect();
     let cuptis: Option<Vec<_>> = CUPTIS.iter().map(|version| fetch("cupti", version)).collect();
     let (Some(drivers), Some(cuptis)) = (drivers, cuptis) else { return };
@@ -49,7 +49,7 @@ fn a_program_ends_as_it_does_without_the_agent() {
 }
 
 #[test]
-fn doctor_names_why_a_process_is_not_covered() {
+fn doctor_reports_why_a_process_is_not_covered() {
     let (Some(driver), Some(cupti)) = (fetch("driver", "550"), fetch("cupti", "12.4.127")) else { return };
     let node = Node::new(&[]);
     // Lives until its input is closed, at the end of the test.
@@ -90,7 +90,7 @@ fn the_daemon_survives_a_driver_without_a_gpu() {
 
 /// Ids are numbers that the headers give to functions: a library that knows an id has the same name for it.
 #[test]
-fn every_callback_id_has_the_name_that_the_library_gives_it() {
+fn callback_ids_match_the_librarys_names() {
     let Some(driver) = fetch("driver", "550") else { return };
     let program = target().join("nvidia/names");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("suite/nvidia/names.c");

@@ -19,7 +19,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 fn deb(out: &Path, version: &str) -> PathBuf {
     let mut make = Command::new(project().join("packaging/deb.sh"));
     make.arg(&programs().ours).arg(out).env("VERSION", version).env("SOURCE_DATE_EPOCH", "1800000000");
-    // Debug builds are large, and nobody keeps these.
+    // Debug builds are large, and the packages are temporary.
     make.env("DPKG_DEB_COMPRESSOR_TYPE", "gzip").env("DPKG_DEB_COMPRESSOR_LEVEL", "1");
     done(&mut make).trim().into()
 }
@@ -44,7 +44,7 @@ const PATHS: &str = r"find / -xdev \( -path /proc -o -path /run -o -path /tmp -o
     -o -path /var/log -o -path /var/lib/dpkg \) -prune -o -print | LC_ALL=C sort";
 
 #[test]
-fn the_package_is_whole_and_leaves_nothing() {
+fn package_is_complete_and_removed_completely() {
     let Some(root) = Root::new("whole") else { return };
     let before = root.sh(PATHS);
     let package = root.take(package());
@@ -100,9 +100,9 @@ fn the_package_is_whole_and_leaves_nothing() {
     };
     assert_eq!(complete("gpumemctl rep", 1), "report\n");
     assert_eq!(complete("gpumemctl report --grow", 2), "--growth\n");
-    assert_eq!(complete("gpumemctl det", 1).trim(), "", "what is hidden is not offered");
+    assert_eq!(complete("gpumemctl det", 1).trim(), "", "hidden commands are not offered");
 
-    // What it wrote goes; the user stays, as files elsewhere may belong to it.
+    // Its files are removed; the user stays, because other files may belong to it.
     root.sh("mkdir -p /var/lib/gpumemd && touch /var/lib/gpumemd/runs.sqlite && dpkg -r gpumemd");
     root.sh(
         "[ -e /var/lib/gpumemd/runs.sqlite ] && [ -e /etc/gpumemd/gpumemd.toml ] && ! [ -e /usr/lib/gpumem ]",
@@ -128,7 +128,7 @@ fn carrier(root: &Root, variable: &str, version: &str) -> String {
 }
 
 #[test]
-fn a_version_stays_until_nobody_needs_it() {
+fn library_version_stays_until_unused() {
     let Some(root) = Root::new("versions") else { return };
     let out = Folder::new("versions-deb");
     let (old, new) = (root.take(&deb(&out.0, "0.0.9")), root.take(package()));
@@ -138,21 +138,22 @@ fn a_version_stays_until_nobody_needs_it() {
     assert_eq!(there(), "0.0.9\n0.0.9\n");
 
     let mapped = carrier(&root, "LD_PRELOAD", "0.0.9");
-    let told = carrier(&root, "CUDA_INJECTION64_PATH", "0.0.9");
+    let reported = carrier(&root, "CUDA_INJECTION64_PATH", "0.0.9");
     let first = inode("0.0.9");
     let upgrade = root.sh(&format!("dpkg -i {new} 2>&1"));
-    let listed = format!("libgpumem.so 0.0.9 is needed by 2 processes:\n  {mapped} sleep\n  {told} sleep\n");
+    let listed =
+        format!("libgpumem.so 0.0.9 is needed by 2 processes:\n  {mapped} sleep\n  {reported} sleep\n");
     assert!(upgrade.contains(&listed), "{upgrade}");
     assert_eq!(there(), format!("{VERSION}\n0.0.9\n{VERSION}\n"));
-    assert_eq!(inode("0.0.9"), first, "what is mapped has not been touched");
+    assert_eq!(inode("0.0.9"), first, "mapped libraries are unchanged");
     assert!(root.sh("tail -n 1 /etc/gpumemd/gpumemd.toml") == "# mine\n", "settings stay");
 
     // As long as one process has it, and no longer.
     root.sh(&format!("kill {mapped}; /usr/lib/gpumem/versions clean"));
     assert_eq!(there(), format!("{VERSION}\n0.0.9\n{VERSION}\n"));
-    root.sh(&format!("kill {told}"));
+    root.sh(&format!("kill {reported}"));
     until(20, "its end", || {
-        (root.sh(&format!("ls -d /proc/{told} || true")).contains("cannot")).then_some(())
+        (root.sh(&format!("ls -d /proc/{reported} || true")).contains("cannot")).then_some(())
     });
     root.sh("/usr/lib/gpumem/versions clean");
     assert_eq!(there(), format!("{VERSION}\n{VERSION}\n"));
@@ -166,7 +167,7 @@ fn a_version_stays_until_nobody_needs_it() {
     assert!(maps.lines().all(|line| line.ends_with("libgpumem.so (deleted)")), "{maps}");
     assert!(maps.contains(&format!(" {} ", first.trim())), "{maps}");
 
-    // Removal says who has it and leaves it to them; purge leaves nothing, and they live on.
+    // Removal lists the processes that use the library and leaves it in place. Purge removes it, and they continue.
     let removal = root.sh("dpkg -r gpumemd 2>&1");
     let listed = format!("libgpumem.so {VERSION} is needed by 1 process:\n  {mapped} sleep\nkept for them: ");
     assert!(removal.contains(&listed), "{removal}");
@@ -175,7 +176,7 @@ fn a_version_stays_until_nobody_needs_it() {
 }
 
 #[test]
-fn the_package_can_be_made_again_and_lintian_has_nothing_to_say() {
+fn package_is_reproducible_and_passes_lintian() {
     let again = Folder::new("again");
     let (first, second) = (package(), deb(&again.0, VERSION));
     let same = std::fs::read(first).expect("read") == std::fs::read(&second).expect("read");
@@ -216,14 +217,18 @@ fn make_install_has_the_same_layout_and_takes_all_of_it_away() {
         let of = |path: &str| folder.join("usr").join(path);
         let [daemon, ctl, library] =
             [of("bin/gpumemd"), of("bin/gpumemctl"), of(&format!("lib/gpumem/{library}/libgpumem.so"))];
-        let told = std::fs::read(of("share/doc/gpumem/sbom.cdx.json")).expect("a list of parts");
-        (told, daemon, ctl, library)
+        let reported = std::fs::read(of("share/doc/gpumem/sbom.cdx.json")).expect("a list of parts");
+        (reported, daemon, ctl, library)
     };
     for (folder, library, purl) in
         [(&folder.0, VERSION, "pkg:generic/gpumemd"), (&unpacked, "agent", "pkg:deb/debian/gpumemd")]
     {
-        let (told, daemon, ctl, library) = below(folder, library);
-        sbom::check(&told, purl, &[("gpumemd", &daemon), ("gpumemctl", &ctl), ("libgpumem.so", &library)]);
+        let (reported, daemon, ctl, library) = below(folder, library);
+        sbom::check(
+            &reported,
+            purl,
+            &[("gpumemd", &daemon), ("gpumemctl", &ctl), ("libgpumem.so", &library)],
+        );
     }
     // Where Debian wants something elsewhere, or postinst makes it.
     let debian = |path: &String| {
@@ -243,7 +248,7 @@ fn make_install_has_the_same_layout_and_takes_all_of_it_away() {
 }
 
 #[test]
-fn the_archive_runs_from_any_folder() {
+fn archive_runs_from_any_folder() {
     let machine = Machine::new(&["devices=1"]);
     let pack = |out: &str| {
         let mut make = Command::new(project().join("packaging/tarball.sh"));
@@ -273,7 +278,7 @@ fn the_archive_runs_from_any_folder() {
 }
 
 #[test]
-fn the_image_serves_metrics_and_has_what_init_containers_need() {
+fn image_serves_metrics_and_supports_init_containers() {
     if !has("buildah") || !has("mmdebstrap") {
         return;
     }
@@ -281,7 +286,7 @@ fn the_image_serves_metrics_and_has_what_init_containers_need() {
     std::fs::set_permissions(machine.sim(), std::os::unix::fs::PermissionsExt::from_mode(0o666))
         .expect("shared");
     let buildah = |verb: &str| {
-        // A process namespace of its own: what runs in the container ends with it.
+        // A separate process namespace: everything in the container ends with it.
         let mut command = Command::new("unshare");
         command.args(["--pid", "--fork", "--kill-child", "buildah", "--storage-driver", "vfs"]);
         command.arg("--root").arg(machine.dir.join("store")).arg("--runroot").arg(machine.dir.join("run"));
@@ -290,7 +295,7 @@ fn the_image_serves_metrics_and_has_what_init_containers_need() {
     };
     let words = |command: &mut Command| {
         let output = command.stderr(Stdio::piped()).output().expect("buildah");
-        assert!(output.status.success(), "{command:?}: {}", root::said(&output));
+        assert!(output.status.success(), "{command:?}: {}", root::output_text(&output));
         String::from_utf8(output.stdout).expect("text").trim().to_owned()
     };
     let mut make = Command::new(project().join("packaging/image.sh"));
@@ -307,21 +312,21 @@ fn the_image_serves_metrics_and_has_what_init_containers_need() {
         "cp -L /usr/lib/gpumem/current/libgpumem.so /tmp/.new && mv -f /tmp/.new /tmp/libgpumem.so && id -u";
     assert_eq!(words(&mut run(&[], &["/bin/sh", "-ec", init])), "60837");
     assert_eq!(words(&mut run(&[], &["gpumemctl", "--version"])), format!("gpumemctl {VERSION}"));
-    // It says what is in it, as it lies there: the programs, and Debian's packages.
-    let told = words(&mut run(&[], &["cat", "/usr/share/doc/gpumem/sbom.cdx.json"]));
+    // The list of components matches the installed files: programs and Debian packages.
+    let reported = words(&mut run(&[], &["cat", "/usr/share/doc/gpumem/sbom.cdx.json"]));
     let place = PathBuf::from(words(buildah("mount").arg(&container))).join("usr");
     let files =
         ["bin/gpumemd", "bin/gpumemctl", "lib/gpumem/current/libgpumem.so"].map(|file| place.join(file));
     let names = ["gpumemd", "gpumemctl", "libgpumem.so"];
     let named: Vec<(&str, &Path)> = names.into_iter().zip(files.iter().map(PathBuf::as_path)).collect();
-    sbom::check(told.as_bytes(), "pkg:oci/gpumemd", &named);
+    sbom::check(reported.as_bytes(), "pkg:oci/gpumemd", &named);
     let libc = words(&mut run(&[], &["/bin/sh", "-c", "/lib/*-linux-gnu/libc.so.6"]));
     let libc =
         libc.split_once("(Debian GLIBC ").and_then(|(_, rest)| rest.split_once(')')).expect("Debian's").0;
     for package in
         [format!("libc6@{}", libc.replace('+', "%2B")), "busybox-static@1%3A".into(), "base-files@".into()]
     {
-        assert!(told.contains(&format!("\"pkg:deb/debian/{package}")), "{package}: {told}");
+        assert!(reported.contains(&format!("\"pkg:deb/debian/{package}")), "{package}: {reported}");
     }
 
     let address = free_address();

@@ -1,4 +1,4 @@
-//! Lane `package`: what users install, and what is in it.
+//! Lane `package`: the packages that users install, and their contents.
 
 mod deb;
 mod root;

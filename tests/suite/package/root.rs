@@ -1,5 +1,5 @@
-//! A clean Debian that a test may do anything to: an overlay on the root that tests/tools/debian-root.sh makes, in name
-//! spaces of its own. Nothing is booted in it.
+//! A clean Debian that a test may change freely: an overlay on the root of tests/tools/debian-root.sh, in separate
+//! namespaces. Nothing is booted in it.
 
 use gpumem_tests::live::until;
 use std::path::{Path, PathBuf};
@@ -11,15 +11,15 @@ pub fn project() -> &'static Path {
 }
 
 /// Output as text, both streams.
-pub fn said(output: &Output) -> String {
+pub fn output_text(output: &Output) -> String {
     String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned()
 }
 
-/// What a command that must succeed has said.
+/// Returns the output of a command that must succeed.
 pub fn done(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    assert!(output.status.success(), "{command:?}: {}", said(&output));
-    said(&output)
+    assert!(output.status.success(), "{command:?}: {}", output_text(&output));
+    output_text(&output)
 }
 
 /// A folder that goes with it.
@@ -39,7 +39,7 @@ impl Drop for Folder {
     }
 }
 
-/// The root. All that runs in it ends with it, and its mounts are nobody else's.
+/// The root. Its processes end with it, and its mounts are private.
 pub struct Root {
     folder: Folder,
     holder: Child,
@@ -54,7 +54,7 @@ impl Root {
     pub fn new(name: &str) -> Option<Self> {
         let made = Command::new(project().join("tests/tools/debian-root.sh")).output().expect("sh");
         if !made.status.success() {
-            let why = said(&made);
+            let why = output_text(&made);
             gpumem_test_support::skip(&format!("no Debian root: {why}"), "apt-get install mmdebstrap");
             return None;
         }
@@ -73,7 +73,7 @@ impl Root {
               mount --bind /dev/$node root/dev/$node
             done
             touch ready
-            # Not exec: a shell also reaps what nobody waits for.
+            # Not exec: a shell also reaps orphaned processes.
             sleep 600
             :"#;
         let mut unshare = Command::new("unshare");
@@ -92,7 +92,7 @@ impl Root {
         Some(Root { folder, holder, inside })
     }
 
-    /// A command in it, with an environment of nobody's.
+    /// A command in it, with a clean environment.
     pub fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new("nsenter");
         command.args(["-t", &self.inside.to_string(), "-m", "-p", "--", "chroot"]);
@@ -106,7 +106,7 @@ impl Root {
         command
     }
 
-    /// What a shell's words that must succeed have said.
+    /// Returns the output of a shell script that must succeed.
     pub fn sh(&self, script: &str) -> String {
         done(&mut self.command(&["bash", "-ec", script]))
     }

@@ -1,4 +1,4 @@
-//! What a package says it is made of, held against the real schema and against the files that are in it.
+//! A package's list of components, checked against the real schema and against its files.
 
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -14,10 +14,10 @@ from cyclonedx.validation.json import JsonStrictValidator
 wrong = JsonStrictValidator(SchemaVersion.V1_6).validate_str(sys.stdin.read())
 sys.exit(str(wrong)[:2000] if wrong else 0)";
 
-/// Looks at one; `files` are the programs of the package by name.
+/// Checks one list; `files` are the programs of the package by name.
 ///
 /// # Panics
-/// When it is not valid, or names other things than there are.
+/// If it is invalid, or does not match the files.
 pub fn check(sbom: &[u8], purl: &str, files: &[(&str, &Path)]) {
     let document: Value = serde_json::from_slice(sbom).expect("JSON");
     let top = document["metadata"]["component"]["purl"].as_str().expect("a purl");
@@ -62,7 +62,7 @@ pub fn check(sbom: &[u8], purl: &str, files: &[(&str, &Path)]) {
             && !names.contains("proptest")
             && !names.contains("syn")
     );
-    // What is needed is there.
+    // Every dependency is listed as a component.
     for entry in document["dependencies"].as_array().expect("dependencies") {
         for needed in entry["dependsOn"].as_array().expect("a list") {
             component(needed.as_str().expect("a reference"));

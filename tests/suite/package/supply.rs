@@ -1,4 +1,4 @@
-//! Where the programs come from: crates that are allowed, each with a reason, and packages that say what is in them.
+//! Origin of the programs: permitted crates, each with a reason, and packages that list their components.
 
 use super::root::{done, project};
 use serde_json::Value;
@@ -46,7 +46,7 @@ fn crates_are_what_deny_toml_allows() {
         ("tests/races/Cargo.toml", "fuzz/deny.toml", &["bans", "sources"], "bans ok, sources ok"),
     ];
     for (manifest, config, what, good) in checks {
-        // It looks at crates for other systems, too, which no build has brought here.
+        // It also examines crates for other systems, which no build has fetched.
         let mut fetch = cargo();
         fetch.args(["fetch", "--locked", "--quiet", "--manifest-path", manifest]);
         if !fetch.status().is_ok_and(|status| status.success())
@@ -57,10 +57,10 @@ fn crates_are_what_deny_toml_allows() {
         let mut deny = Command::new(&program);
         deny.args(["--offline", "--locked", "--manifest-path", manifest, "--config"])
             .arg(project().join(config));
-        let said = done(deny.arg("check").args(what).current_dir(project()));
+        let printed = done(deny.arg("check").args(what).current_dir(project()));
         // An exception that nothing needs any more is a warning.
-        assert!(!said.contains("warning[unmatched") && said.contains(good), "{manifest}: {said}");
-        assert!(config != "deny.toml" || !said.contains("warning["), "{said}");
+        assert!(!printed.contains("warning[unmatched") && printed.contains(good), "{manifest}: {printed}");
+        assert!(config != "deny.toml" || !printed.contains("warning["), "{printed}");
     }
 }
 
@@ -109,16 +109,16 @@ fn each_dependency_has_a_reason() {
         .collect();
     let asked_for = asked_for();
     assert!(asked_for.len() > 20, "{asked_for:?}");
-    let told: BTreeMap<String, BTreeSet<String>> =
+    let reported: BTreeMap<String, BTreeSet<String>> =
         rows.iter().map(|(name, (_, users))| (name.clone(), users.clone())).collect();
-    assert_eq!(told, asked_for, "packaging/README.md, and what the manifests ask for");
+    assert_eq!(reported, asked_for, "packaging/README.md, and what the manifests ask for");
     let short: Vec<&String> =
         rows.iter().filter(|(_, (reason, _))| reason.len() < 12).map(|(name, _)| name).collect();
     assert!(short.is_empty(), "no reason: {short:?}");
 }
 
 #[test]
-fn build_scripts_of_ours_only_tell_the_linker() {
+fn own_build_scripts_only_set_linker_options() {
     for package in metadata()["packages"].as_array().expect("packages") {
         for target in package["targets"].as_array().expect("targets") {
             if target["kind"][0] != "custom-build" {
@@ -176,7 +176,7 @@ fn collect(folder: &Path, found: &mut Vec<PathBuf>) {
 }
 
 #[test]
-fn security_md_names_tests_that_are_there() {
+fn tests_named_in_security_md_exist() {
     let text = std::fs::read_to_string(project().join("SECURITY.md")).expect("SECURITY.md");
     let named: BTreeSet<(&str, &str)> = text
         .split('`')
@@ -207,7 +207,7 @@ fn security_md_names_tests_that_are_there() {
         });
         assert!(is_there, "SECURITY.md names {file}::{test}, which no test is called");
     }
-    // Nothing is said that nobody tries to break.
+    // Every claimed protection has a test.
     let rows = text
         .lines()
         .skip_while(|line| !line.starts_with("| line |"))
@@ -215,13 +215,13 @@ fn security_md_names_tests_that_are_there() {
         .take_while(|line| line.starts_with('|'));
     let promises =
         text.split("## Promises\n").nth(1).and_then(|rest| rest.split("\n## ").next()).expect("promises");
-    let mut said: Vec<String> = rows.map(str::to_owned).collect();
+    let mut printed: Vec<String> = rows.map(str::to_owned).collect();
     for line in promises.lines().filter(|line| !line.is_empty()) {
-        match said.last_mut() {
+        match printed.last_mut() {
             Some(promise) if line.starts_with(' ') => *promise += line,
-            _ => said.push(line.to_owned()),
+            _ => printed.push(line.to_owned()),
         }
     }
-    let bare: Vec<&String> = said.iter().filter(|said| !said.contains("::")).collect();
-    assert!(said.len() > 15 && bare.is_empty(), "no test is named for: {bare:?}");
+    let bare: Vec<&String> = printed.iter().filter(|printed| !printed.contains("::")).collect();
+    assert!(printed.len() > 15 && bare.is_empty(), "no test is named for: {bare:?}");
 }

@@ -1,4 +1,4 @@
-//! The wheel as a complete installation: without root, without a compiler, without anything of ours beside it.
+//! The wheel as a complete installation: without root, a compiler, or any other file of gpumem.
 
 use super::sbom;
 use gpumem_tests::live::programs::programs;
@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 
 const NOBODY: u32 = 65534;
 
-/// A training script that says what it sees, as `key=value` lines.
+/// A training script that prints its observations as `key=value` lines.
 const TRAIN: &str = r#"
 import ctypes, sys, time
 late = "late" in sys.argv
@@ -94,7 +94,7 @@ impl Home {
 
 impl Drop for Home {
     fn drop(&mut self) {
-        // The private daemon goes by itself when nobody has used it for a while: too late for a folder that is removed.
+        // The private daemon ends once it is idle for a while: too late for a folder that is removed.
         let socket = self.path("run/gpumem");
         for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
             let environment = std::fs::read(entry.path().join("environ")).unwrap_or_default();
@@ -115,7 +115,7 @@ fn is_root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
 }
 
-fn said(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     let text = [&output.stdout[..], &output.stderr[..]].concat();
     String::from_utf8_lossy(&text).into_owned()
 }
@@ -127,8 +127,8 @@ fn project() -> &'static Path {
 
 fn done(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    assert!(output.status.success(), "{command:?}: {}", said(&output));
-    said(&output)
+    assert!(output.status.success(), "{command:?}: {}", output_text(&output));
+    output_text(&output)
 }
 
 #[test]
@@ -140,17 +140,17 @@ fn pip_install_is_a_complete_installation() {
     build.arg(package.join("build_wheel.py")).arg("--programs").arg(&programs().ours);
     build.arg("--out").arg(&home.machine.dir).env("PYTHONDONTWRITEBYTECODE", "1");
     let wheel = done(&mut build).trim().to_owned();
-    // It says what it is made of (PEP 770).
+    // It lists its components (PEP 770).
     let unpacked = home.path("unpacked");
     done(Command::new("python3").args(["-m", "zipfile", "-e", &wheel]).arg(&unpacked));
     let stem = format!("gpumem-{}", env!("CARGO_PKG_VERSION"));
-    let told = std::fs::read(unpacked.join(format!("{stem}.dist-info/sboms/gpumem.cdx.json")))
+    let reported = std::fs::read(unpacked.join(format!("{stem}.dist-info/sboms/gpumem.cdx.json")))
         .expect("a list of parts");
     let program = |name: &str| unpacked.join(format!("{stem}.data/scripts/{name}"));
     let (daemon, ctl, library) =
         (program("gpumemd"), program("gpumemctl"), unpacked.join("gpumem/libgpumem.so"));
     sbom::check(
-        &told,
+        &reported,
         "pkg:pypi/gpumem",
         &[("gpumemd", &daemon), ("gpumemctl", &ctl), ("libgpumem.so", &library)],
     );
@@ -160,7 +160,7 @@ fn pip_install_is_a_complete_installation() {
     let pip = ["install", "--quiet", "--no-index", "--disable-pip-version-check", &wheel];
     done(home.command(bin.join("pip")).args(pip));
 
-    // With the programs that came with it: nobody has started a daemon.
+    // With the wheel's own programs: no daemon is running.
     let mut run = home.command(bin.join("gpumemctl"));
     run.args(["run", "--"]).arg(bin.join("python")).arg(home.path("train.py"));
     let text = done(&mut run);
@@ -177,7 +177,7 @@ fn pip_install_is_a_complete_installation() {
     let text = done(home.command(bin.join("python")).arg(home.path("train.py")));
     assert!(text.contains("state=covered") && text.contains(&format!("report={}", 64 << 20)), "{text}");
 
-    // And after CUDA has begun: late, and it says by how much.
+    // After CUDA is initialised: late, with the number of missed bytes.
     let text = done(home.command(bin.join("python")).arg(home.path("train.py")).arg("late"));
     let all = ["state=late", "missed=True", &format!("tracked={}", 64 << 20)];
     assert!(all.iter().all(|line| text.lines().any(|other| other == *line)), "{text}");
@@ -193,7 +193,7 @@ fn pip_install_is_a_complete_installation() {
 
 /// Of what glibc has had since 2.17 nothing is asked for that the wheel's build does not replace: its programs run on old systems.
 #[test]
-fn whatever_of_glibc_is_new_is_replaced() {
+fn new_glibc_symbols_are_replaced() {
     let python = project().join("agent-lib/python");
     let replaced = ["wheel/old_glibc.c", "build_wheel.py"]
         .map(|file| std::fs::read_to_string(python.join(file)).expect("text"))
@@ -205,8 +205,9 @@ fn whatever_of_glibc_is_new_is_replaced() {
     };
     let mut seen = 0;
     for program in ["gpumemd", "gpumemctl"] {
-        let told = done(Command::new("objdump").arg("-T").arg(programs().ours.join(program)));
-        for (version, name) in told.lines().filter_map(|line| line.split_once("GLIBC_2.")?.1.split_once(' '))
+        let reported = done(Command::new("objdump").arg("-T").arg(programs().ours.join(program)));
+        for (version, name) in
+            reported.lines().filter_map(|line| line.split_once("GLIBC_2.")?.1.split_once(' '))
         {
             let version =
                 version.trim_end_matches(')').split('.').next().and_then(|minor| minor.parse::<u32>().ok());
@@ -216,5 +217,5 @@ fn whatever_of_glibc_is_new_is_replaced() {
             }
         }
     }
-    assert!(seen > 10, "objdump has told of {seen}");
+    assert!(seen > 10, "objdump listed {seen}");
 }

@@ -17,9 +17,9 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Connections that say nothing, of one user: of two there are twice as many.
+/// Silent connections of one user; with two users there are twice as many.
 pub const IDLE: usize = 3000;
-/// What a liar says last to hold where the victim holds something.
+/// A liar's last claim about an address that belongs to the victim.
 pub const LIED: u64 = 7 << 20;
 
 fn alloc(address: u64, bytes: u64) -> Body<'static> {
@@ -56,7 +56,7 @@ fn flood(peer: &Peer, count: u64, mut say: impl FnMut(u64) -> Vec<u8>) -> bool {
 pub fn played(part: &str, socket: &Path, control: &Path) -> Vec<Peer> {
     let small = Shared::small();
     match part {
-        "says nothing" => {
+        "silent" => {
             let mut limit = getrlimit(Resource::Nofile);
             limit.current = limit.maximum;
             let _ = setrlimit(Resource::Nofile, limit); // what there is
@@ -78,12 +78,12 @@ pub fn played(part: &str, socket: &Path, control: &Path) -> Vec<Peer> {
         "allocations" => allocations(socket, &small),
         "names" => names(socket, &small),
         "numbers" => numbers(socket),
-        "costly words" => costly(socket, &small),
+        "costly records" => costly(socket, &small),
         "memory" => memory(socket),
-        "others' words" => others(socket),
+        "others' records" => others(socket),
         "hungry segments" => hungry(socket, &small),
         "addresses" => addresses(socket, &small),
-        "comings and goings" => {
+        "connects and disconnects" => {
             for _ in 0..400 {
                 drop(Peer::welcomed(socket, &small));
             }
@@ -104,7 +104,7 @@ fn descriptors(socket: &Path, small: &Shared) -> Vec<Peer> {
         let Some(peer) = Peer::connect(socket) else { continue };
         match n % 3 {
             0 => _ = peer.send_with(&hello(small.header.start_ticks), &many),
-            // Some that nobody takes off the socket before it is closed.
+            // Some packets stay unread on the socket until it closes.
             1 => while peer.send_with(b"x", &many[..100]) && peer.hear(0).is_none() {},
             _ => {
                 peer.send_with(&hello(small.header.start_ticks), &many[..1]);
@@ -178,7 +178,7 @@ fn numbers(socket: &Path) -> Vec<Peer> {
     ];
     let mut stay = Vec::new();
     for lie in lies {
-        // The memory says what the socket says: what was not sent is read when it is closed.
+        // The shared memory and the socket have the same records: unsent ones are read when the socket closes.
         let mut shared = Shared::small();
         shared.header.head_seq = u64::MAX;
         shared.say();
@@ -204,7 +204,7 @@ fn costly(socket: &Path, small: &Shared) -> Vec<Peer> {
     let lost = next();
     peer.send(&record(lost, alloc(1, 1)));
     flood(&peer, 400, |n| {
-        // A state that is said again and again, with nothing in it: everything goes each time.
+        // An empty state, sent again and again: each time everything is removed.
         let body = match n % 2 {
             1 => Body::ResyncBegin { epoch: n, after_seq: 0 },
             _ => Body::ResyncEnd { epoch: n, head_seq: u64::MAX, rows: 1 << 40 },
@@ -226,9 +226,9 @@ fn costly(socket: &Path, small: &Shared) -> Vec<Peer> {
     vec![peer]
 }
 
-/// Memory that is rewritten while it is read, that is cut, or that is not what it should be.
+/// Memory that is rewritten while it is read, truncated, or invalid.
 fn memory(socket: &Path) -> Vec<Peer> {
-    // What can shrink or grow is not taken; neither is what is no memory at all.
+    // Memory that can shrink or grow is refused, as are other descriptors.
     for seals in [SealFlags::empty(), SealFlags::SHRINK, SealFlags::GROW | SealFlags::SEAL, SealFlags::WRITE]
     {
         let weak = Shared::new(16, 8, seals);
@@ -237,7 +237,7 @@ fn memory(socket: &Path) -> Vec<Peer> {
     let file = std::fs::File::open("/proc/self/exe").expect("a file");
     let peer = Peer::connect(socket).expect("a daemon");
     assert!(peer.send_with(&hello(own_start_ticks()), &[file.as_fd()]) && peer.is_closed(20));
-    // What is taken cannot be cut by its owner any more.
+    // The owner cannot truncate accepted memory any more.
     let sealed = Shared::small();
     assert!(rustix::fs::ftruncate(&sealed.fd, 0).is_err(), "sealed");
     // 150,000 rows of nothing else, and a ring of lies.
@@ -282,11 +282,11 @@ fn memory(socket: &Path) -> Vec<Peer> {
     Vec::new()
 }
 
-/// What only the host, or the victim itself, may say.
+/// Records that only the host, or the victim itself, may send.
 fn others(socket: &Path) -> Vec<Peer> {
     let victim: u32 = std::env::var("VICTIM").ok().and_then(|pid| pid.parse().ok()).expect("a victim");
     let shared = Shared::small();
-    // Its start time, in a hello and in the memory: refused, because the kernel says another pid.
+    // The victim's start time in a hello and in the memory: refused, because the kernel reports another pid.
     let peer = Peer::connect(socket).expect("a daemon");
     assert!(peer.send_with(&hello(start_ticks(victim)), &[shared.fd.as_fd()]) && peer.is_closed(20));
     let peer = Peer::welcomed(socket, &shared).expect("its own hello");
@@ -326,8 +326,8 @@ fn others(socket: &Path) -> Vec<Peer> {
     vec![peer]
 }
 
-/// Segments that wait for memory, all in one place, and memory there that is too little for the first of them: each allocation looks at
-/// all of them.
+/// Segments that wait for memory at one address, and memory there that is too small for the first: each allocation
+/// examines all segments.
 fn hungry(socket: &Path, small: &Shared) -> Vec<Peer> {
     let Some(peer) = Peer::welcomed(socket, small) else { return Vec::new() };
     peer.send(&device(0));
@@ -337,8 +337,8 @@ fn hungry(socket: &Path, small: &Shared) -> Vec<Peer> {
     vec![peer]
 }
 
-/// The victim's address, and each of the liar's own, again and again without a free in between; and frees of it, which are
-/// somebody else's to say.
+/// Allocates the victim's address and its own addresses repeatedly without a free in between; and frees the victim's
+/// address, which only the victim may.
 fn addresses(socket: &Path, small: &Shared) -> Vec<Peer> {
     let address: u64 = std::env::var("ADDRESS").ok().and_then(|text| text.parse().ok()).expect("an address");
     let Some(peer) = Peer::welcomed(socket, small) else { return Vec::new() };
@@ -351,7 +351,7 @@ fn addresses(socket: &Path, small: &Shared) -> Vec<Peer> {
     flood(&peer, 5000, |n| record(next(), alloc(address, n << 20)));
     flood(&peer, 5000, |_| record(next(), Body::FreeBegin { address }));
     flood(&peer, 5000, |n| record(next(), Body::FreeEnd { begin_seq: 5000 + n, result: 0 }));
-    // Parts of it, what lies around it, and mappings, segments and blocks in it.
+    // Parts of the range, its surroundings, and mappings, segments and blocks inside.
     flood(&peer, 5000, |n| record(next(), alloc(address + ((n % 96) << 20), 1 << 30)));
     flood(&peer, 1000, |n| {
         let body = match n % 4 {
@@ -396,7 +396,7 @@ fn asks(path: &Path) -> Vec<Peer> {
     Vec::new()
 }
 
-/// Everything that is remembered, until no more of it is: rows, names, and what costs most for what it is.
+/// Fills every limit: rows, names, and the most expensive records for their size.
 fn fills(socket: &Path, small: &Shared) -> Vec<Peer> {
     let peers: Vec<Peer> = (0..2).filter_map(|_| Peer::welcomed(socket, small)).collect();
     let use_as = (Role::Unknown, Phase::Unknown);
@@ -444,8 +444,8 @@ fn asks_all_the_time(control: &Path) -> Vec<Peer> {
                 let Ok(mut stream) = UnixStream::connect(&control) else { continue };
                 let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
                 drop(stream.write_all(request.as_bytes()));
-                // Every other one is not read: what was made for it must not pile up. None of them spins: whom the kernel gives
-                // the processors is not the daemon's.
+                // Every other one is not read: its reply must not pile up. None spins, because the kernel's scheduling
+                // is not under test.
                 if n % 2 == 0 {
                     drop(stream.read_to_end(&mut Vec::new()));
                 } else {

@@ -13,25 +13,25 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 pub const MIB: u64 = 1 << 20;
-/// Of the daemon, whatever anybody does: what it may remember (below), and the rest of it.
+/// Limit of the daemon's memory under any load: its limited state (below), and the rest.
 pub const MOST_RSS_MIB: u64 = 128;
 const CONFIG: &str = "[agent]\nmemory_mib = 48\nmemory_mib_per_uid = 24\nconnections_per_uid = 256\n\
                       connections_without_hello = 128\n[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n\
                       [metrics]\nlisten = \"off\"\n";
 
-/// Neither root nor in the group: whoever else works on the machine.
+/// Neither root nor in the group: any other user of the machine.
 pub const ANYBODY: u32 = 60_001;
 /// What a newcomer holds.
 const NEW: u64 = 32 * MIB;
 
-/// What others waited for, while something went on.
+/// Delays that others observed under load.
 #[derive(Debug, Default, Clone)]
 pub struct Times {
     /// From an allocation of the honest program to its being shown to root.
     pub shown: Vec<Duration>,
-    /// From a question of anybody's to its answer.
+    /// From another user's request to its reply.
     pub answers: Vec<Duration>,
-    /// From the start of a program of anybody's to its being shown as it is.
+    /// From the start of another user's program until it is shown correctly.
     pub newcomers: Vec<Duration>,
     /// What the daemon had of the processors.
     pub share: f64,
@@ -65,7 +65,7 @@ pub fn cpu(pid: u32) -> Duration {
     Duration::from_millis(ticks * 10)
 }
 
-/// Asks who holds what again and again, as anybody may, and says how long each answer took.
+/// Requests the list of processes again and again as any user, and prints the duration of each.
 pub fn asks_now_and_then(control: &Path) -> ! {
     loop {
         let began = Instant::now();
@@ -133,7 +133,7 @@ impl Scene {
         cpu(self.daemon.job.pid())
     }
 
-    /// How long an answer takes that is for somebody else: the middle of many, asked for in so much time.
+    /// Returns the median duration of another user's requests, over this time.
     pub fn answer_time(&self, time: Duration) -> Duration {
         let (began, mut times) = (Instant::now(), Vec::new());
         while began.elapsed() < time {
@@ -187,7 +187,7 @@ impl Scene {
         });
     }
 
-    /// A program of anybody's that starts now is heard, and shown to the byte; how long that took.
+    /// Starts another user's program, and waits until it is shown to the byte; returns the duration.
     fn newcomer(&self) -> Duration {
         let began = Instant::now();
         let mut command = Mixer::command(&self.machine, &self.daemon);
@@ -211,7 +211,7 @@ impl Scene {
         }
     }
 
-    /// What others wait for, now: so many allocations of the honest program, two newcomers, and whatever anybody asks meanwhile.
+    /// Measures delays: this many allocations of the honest program, two new programs, and concurrent requests.
     pub fn measured(&mut self, count: u64) -> Times {
         let mut times = Times::default();
         let (began_at, before) = (Instant::now(), self.cpu());
@@ -233,7 +233,9 @@ impl Scene {
         self.held -= count * MIB;
         for line in asked.iter().filter_map(|line| line.strip_prefix("asked ")) {
             let took = line.strip_suffix(" and told").and_then(|took| took.parse().ok());
-            times.answers.push(Duration::from_micros(took.unwrap_or_else(|| panic!("anybody asked {line}"))));
+            times
+                .answers
+                .push(Duration::from_micros(took.unwrap_or_else(|| panic!("a client printed {line}"))));
         }
         times
     }

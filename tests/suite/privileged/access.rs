@@ -1,4 +1,4 @@
-//! Who may report, read, control and release (docs/access.md): each cell of its table, as each of those it speaks of.
+//! Who may report, read, control and release (docs/access.md): each cell of its table, as each of its users.
 use gpumem_test_support::skip;
 use gpumem_tests::live::hostile::{
     NOBODY, Peer, Shared, hello, part, record, say_and_stay, start_ticks, unordered,
@@ -20,20 +20,20 @@ use std::time::Duration;
 
 /// In the command line and the environment of a program of root's.
 const SECRETS: [&str; 3] = ["hunter2-in-argv", "hunter2-in-environ", "hunter2-in-a-tag"];
-/// A user and a group whom no table of the machine has.
+/// A user and a group that are in no table of the machine.
 const STRANGER: u32 = 54_321;
 const GROUP: u32 = 54_322;
 
-/// Plays the parts; what it finds is its output.
+/// Plays the parts; prints its results.
 #[test]
-fn as_somebody_else() {
+fn as_another_user() {
     let Some(part) = part() else { return };
     let path = |name: &str| PathBuf::from(std::env::var_os(name).unwrap_or_default());
     match part.as_str() {
-        // Asks what it is told to, one answer a line.
+        // Sends the given requests and prints one reply for each line.
         "asks" => {
             for request in std::env::var("REQUESTS").unwrap_or_default().lines() {
-                let (status, body) = asked(&path("CONTROL"), request);
+                let (status, body) = send_request(&path("CONTROL"), request);
                 println!("\nanswer {}", serde_json::json!([status, body]));
             }
         }
@@ -41,7 +41,10 @@ fn as_somebody_else() {
         "reports" => {
             let shared = Shared::small();
             let welcomed = Peer::welcomed(&path("SOCKET"), &shared).is_some();
-            println!("\nanswer {}", serde_json::json!([u16::from(welcomed), told(&path("SOCKET"))]));
+            println!(
+                "\nanswer {}",
+                serde_json::json!([u16::from(welcomed), report_of_victim(&path("SOCKET"))])
+            );
         }
         other => panic!("{other}"),
     }
@@ -51,7 +54,7 @@ fn as_somebody_else() {
     }
 }
 
-fn asked(socket: &Path, request: &str) -> (u16, String) {
+fn send_request(socket: &Path, request: &str) -> (u16, String) {
     let Ok(mut stream) = UnixStream::connect(socket) else { return (0, "no connection".into()) };
     let _ = stream.set_read_timeout(Some(Duration::from_secs(20)));
     let answer = answer(&mut stream, request);
@@ -66,8 +69,8 @@ fn answer(stream: &mut (impl Read + Write), request: &str) -> String {
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-/// What the daemon answers to a question on the agents' socket that names another process.
-fn told(socket: &Path) -> String {
+/// Returns the reply to a report request for the victim on the agents' socket.
+fn report_of_victim(socket: &Path) -> String {
     let victim = std::env::var("VICTIM").unwrap_or_default();
     let Some(peer) = Peer::connect(socket) else { return "no connection".into() };
     let options = format!("format=text\npid={victim}\nkey={victim}\n");
@@ -110,7 +113,7 @@ const ROOT_IN_PID_NAMESPACE: Who<'_> = Who {
     place: &["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"],
 };
 
-/// A machine, a daemon in whose /etc/group there is a group, and a program of somebody's with secrets.
+/// A machine, a daemon with a group in its /etc/group, and a user's program with secrets.
 struct Scene {
     machine: Machine,
     daemon: Daemon,
@@ -166,7 +169,7 @@ impl Scene {
         let mut command = Command::new(words[0]);
         command.args(&words[1..]).args([
             "--exact",
-            "privileged::access::as_somebody_else",
+            "privileged::access::as_another_user",
             "--nocapture",
             "--test-threads=1",
         ]);
@@ -181,9 +184,14 @@ impl Scene {
 
     fn answers(mut command: Command, who: Who<'_>) -> Vec<(u16, String)> {
         let output = command.output().unwrap_or_else(|error| panic!("{}: {error}", who.name));
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(said.contains("\nover"), "{}: {said}{}", who.name, String::from_utf8_lossy(&output.stderr));
-        said.lines().filter_map(|line| serde_json::from_str(line.strip_prefix("answer ")?).ok()).collect()
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(
+            printed.contains("\nover"),
+            "{}: {printed}{}",
+            who.name,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        printed.lines().filter_map(|line| serde_json::from_str(line.strip_prefix("answer ")?).ok()).collect()
     }
 
     fn asks(&self, who: Who<'_>, requests: &[&str]) -> Vec<(u16, String)> {
@@ -195,7 +203,7 @@ impl Scene {
     }
 }
 
-fn says(text: &str) -> Vec<&'static str> {
+fn secrets_in(text: &str) -> Vec<&'static str> {
     SECRETS.into_iter().filter(|secret| text.contains(secret)).collect()
 }
 
@@ -219,7 +227,7 @@ fn each_cell_of_the_table() {
         "POST /v1/nvml/release?for_s=1".to_owned(),
     ];
     let requests: Vec<&str> = requests.iter().map(String::as_str).collect();
-    // Who sees all, who may control a process of root's, who may have NVML closed.
+    // Who sees all, who may control a process of root, who may close NVML.
     let table = [
         (OTHER, false, 404, 403),
         (MADE_UP, false, 404, 403),
@@ -230,7 +238,7 @@ fn each_cell_of_the_table() {
     ];
     for (who, sees, controls, releases) in table {
         let name = who.name;
-        // A file that is there already: whoever may have it written finds that out.
+        // A file that exists: every user who may request the recording gets the error.
         let existing = scene.machine.dir.join("group");
         let requests: Vec<String> = requests
             .iter()
@@ -242,19 +250,19 @@ fn each_cell_of_the_table() {
         let row = serde_json::from_str::<Value>(&ps.1).expect("JSON");
         let row =
             row["processes"].as_array().and_then(|rows| rows.iter().find(|row| row["pid"] == pid)).cloned();
-        let row = row.unwrap_or_else(|| panic!("{name}: who holds how much is no secret"));
+        let row = row.unwrap_or_else(|| panic!("{name}: names and amounts are public"));
         assert_eq!((ps.0, row["used_bytes"].as_u64() > Some(96 << 20)), (200, true), "{name}: {row}");
         let command = if sees { vec![SECRETS[0]] } else { vec![] };
-        assert_eq!(says(&ps.1), command, "{name}");
+        assert_eq!(secrets_in(&ps.1), command, "{name}");
         for (status, text) in [&runs, &run] {
             assert_eq!((*status, text.contains(&format!("\"pid\":{pid}"))), (200, sees), "{name}");
             let seen = if sees { vec![SECRETS[0], SECRETS[2]] } else { vec![] };
-            assert_eq!(says(text), seen, "{name}");
+            assert_eq!(secrets_in(text), seen, "{name}");
         }
-        assert_eq!((doctor.0, says(&doctor.1)), (200, vec![]), "{name}");
-        assert_eq!((process.0, says(&process.1)), (if sees { 200 } else { 404 }, vec![]), "{name}");
-        // What anybody may scrape says the same to all; tags are in it because the configuration here has them so.
-        assert_eq!((metrics.0, says(&metrics.1)), (200, vec![SECRETS[2]]), "{name}");
+        assert_eq!((doctor.0, secrets_in(&doctor.1)), (200, vec![]), "{name}");
+        assert_eq!((process.0, secrets_in(&process.1)), (if sees { 200 } else { 404 }, vec![]), "{name}");
+        // Public metrics are the same for all users; tags are included because of this configuration.
+        assert_eq!((metrics.0, secrets_in(&metrics.1)), (200, vec![SECRETS[2]]), "{name}");
         assert_eq!(mark.0, if sees { 200 } else { 404 }, "{name}: {}", mark.1);
         assert_eq!(dump.0, controls, "{name}: {}", dump.1);
         assert_eq!(release.0, releases, "{name}: {}", release.1);
@@ -281,8 +289,8 @@ fn users_see_and_steer_their_own_processes_and_no_others() {
     let folder = scene.machine.dir.join("theirs");
     std::fs::create_dir(&folder).expect("a folder");
     chown(&folder, Some(OTHER.uid), Some(OTHER.gid)).expect("root may");
-    // Whose it is, and root in a user namespace that they made: 200 for everything but what is root's and the group's. The group sees
-    // and marks, and has nobody's program write files.
+    // The owner, and root in a user namespace of the owner: 200 for everything except root's and the group's. The group
+    // reads and marks, and cannot make programs write files.
     let table = [
         (OTHER, 200, 200, 403),
         (ROOT_IN_USER_NAMESPACE, 200, 200, 403),
@@ -312,12 +320,12 @@ fn users_see_and_steer_their_own_processes_and_no_others() {
         let [ps, all, one, doctor, mark, record @ .., release] = answers.as_slice() else { panic!("{name}") };
         let rows = serde_json::from_str::<Value>(&ps.1).expect("JSON")["processes"].clone();
         let row = rows.as_array().and_then(|rows| rows.iter().find(|row| row["pid"] == pid)).cloned();
-        let row = row.unwrap_or_else(|| panic!("{name}: who holds how much is no secret"));
+        let row = row.unwrap_or_else(|| panic!("{name}: names and amounts are public"));
         assert_eq!((row["uid"].as_u64(), ps.0), (Some(OTHER.uid.into()), 200), "{name}");
         let seen = if sees == 200 { vec![SECRETS[0], SECRETS[2]] } else { vec![] };
-        assert_eq!(says(&ps.1), seen.get(..1).unwrap_or_default(), "{name}");
+        assert_eq!(secrets_in(&ps.1), seen.get(..1).unwrap_or_default(), "{name}");
         for (status, text) in [all, one] {
-            assert_eq!((*status, says(text)), (200, seen.clone()), "{name}");
+            assert_eq!((*status, secrets_in(text)), (200, seen.clone()), "{name}");
         }
         assert_eq!((doctor.0, mark.0), (sees, sees), "{name}: {} {}", doctor.1, mark.1);
         for (request, (status, text)) in requests[5..].iter().zip(record) {
@@ -343,7 +351,7 @@ fn users_see_and_steer_their_own_processes_and_no_others() {
 
 /// The cells that `tenants = "anonymous"` changes: others see bytes, and not whose.
 #[test]
-fn each_cell_where_tenants_are_anonymous() {
+fn every_cell_of_the_access_table_with_anonymous_tenants() {
     if !rustix::process::geteuid().is_root() {
         skip("only root can become another user", "sudo make test-all LANES=privileged");
         return;
@@ -370,15 +378,15 @@ fn each_cell_where_tenants_are_anonymous() {
         assert!(row["used_bytes"].as_u64() > Some(96 << 20), "{name}: bytes are no secret: {row}");
         assert_eq!(row["pid"], if sees { pid } else { 0 }, "{name}: {row}");
         assert_eq!((row["uid"].is_null(), row["user"].is_null()), (!sees, !sees), "{name}: {row}");
-        assert_eq!(says(&ps.1).is_empty(), !sees, "{name}");
+        assert_eq!(secrets_in(&ps.1).is_empty(), !sees, "{name}");
         assert_eq!((runs.0, runs.1.contains(&format!("\"pid\":{pid}"))), (200, sees), "{name}");
         assert_eq!(process.0, if sees { 200 } else { 404 }, "{name}");
-        assert_eq!((doctor.0, says(&doctor.1)), (200, vec![]), "{name}");
+        assert_eq!((doctor.0, secrets_in(&doctor.1)), (200, vec![]), "{name}");
         let names = [format!("pid=\\\"{pid}\\\""), "user=\\\"root\\\"".to_owned(), SECRETS[2].to_owned()];
-        let said = names.map(|name| metrics.1.contains(&name));
-        assert_eq!(said, [sees; 3], "{name}: {}", metrics.1);
+        let printed = names.map(|name| metrics.1.contains(&name));
+        assert_eq!(printed, [sees; 3], "{name}: {}", metrics.1);
     }
-    // What everybody may scrape has each process, and does not say which it is.
+    // Public metrics list each process without identifying it.
     let mut stream = TcpStream::connect(port).expect("it listens");
     let text = answer(&mut stream, "GET /metrics");
     let tracked =
@@ -388,11 +396,11 @@ fn each_cell_where_tenants_are_anonymous() {
     for secret in [format!("\"{pid}\""), start_ticks(pid).to_string(), "user=".into(), SECRETS[2].into()] {
         assert!(!text.contains(&secret), "{secret}: {text}");
     }
-    assert!(says(&text).is_empty());
+    assert!(secrets_in(&text).is_empty());
 }
 
 #[test]
-fn whoever_reports_is_heard_about_their_own_process_alone() {
+fn agents_report_only_about_their_own_process() {
     if !rustix::process::geteuid().is_root() {
         skip("only root can become another user", "sudo make test-all LANES=privileged");
         return;
@@ -413,7 +421,7 @@ fn whoever_reports_is_heard_about_their_own_process_alone() {
         let (welcomed, told) = Scene::answers(command, who).pop().expect("an answer");
         assert_eq!(welcomed, 1, "{}: may report", who.name);
         assert!(
-            says(&told).is_empty() && !told.contains(&scene.program.pid().to_string()),
+            secrets_in(&told).is_empty() && !told.contains(&scene.program.pid().to_string()),
             "{}: {told}",
             who.name
         );
@@ -427,7 +435,7 @@ fn whoever_reports_is_heard_about_their_own_process_alone() {
 }
 
 #[test]
-fn what_others_get_has_no_secret_and_what_they_cannot_read_they_cannot_open() {
+fn other_users_get_no_secrets_and_cannot_open_private_files() {
     if !rustix::process::geteuid().is_root() {
         skip("only root can become another user", "sudo make test-all LANES=privileged");
         return;
@@ -443,7 +451,7 @@ fn what_others_get_has_no_secret_and_what_they_cannot_read_they_cannot_open() {
         let mut stream = TcpStream::connect(port).expect("it listens");
         let text = answer(&mut stream, &format!("GET {path}"));
         assert!(text.starts_with("HTTP/1.1 200"), "{path}: {text}");
-        assert!(says(&text).is_empty(), "{path}: {:?}", says(&text));
+        assert!(secrets_in(&text).is_empty(), "{path}: {:?}", secrets_in(&text));
     }
     // Everything that gpumemctl prints to another user, a bundle too; where that user can execute it.
     let program = scene.machine.dir.join("gpumemctl");
@@ -451,7 +459,7 @@ fn what_others_get_has_no_secret_and_what_they_cannot_read_they_cannot_open() {
     let bundle = Path::new("/tmp").join(format!("bundle-{}.tar.gz", scene.program.pid()));
     let pid = scene.program.pid().to_string();
     let bundled = bundle.to_string_lossy().into_owned();
-    // What each of them says to somebody who may know nothing of it; `runs` and `oom` read that user's own store.
+    // Output of each command for a user without access; `runs` and `oom` read that user's own store.
     for (arguments, words) in [
         (vec!["ps"], "covered"),
         (vec!["ps", "--json"], "\"processes\""),
@@ -468,20 +476,20 @@ fn what_others_get_has_no_secret_and_what_they_cannot_read_they_cannot_open() {
             command.args(["--socket", &control.to_string_lossy()]);
         }
         let output = command.uid(NOBODY).gid(NOBODY).output().expect("another user can execute it");
-        let said = [output.stdout, output.stderr].concat();
-        let said = String::from_utf8_lossy(&said);
-        assert!(said.contains(words), "{arguments:?} {}: {said}", output.status);
-        assert!(says(&said).is_empty(), "{arguments:?}: {said}");
+        let printed = [output.stdout, output.stderr].concat();
+        let printed = String::from_utf8_lossy(&printed);
+        assert!(printed.contains(words), "{arguments:?} {}: {printed}", output.status);
+        assert!(secrets_in(&printed).is_empty(), "{arguments:?}: {printed}");
     }
     let unpacked = || Command::new("tar").arg("-xzOf").arg(&bundle).output().expect("tar").stdout;
     let text = String::from_utf8_lossy(&unpacked()).into_owned();
-    assert!(text.contains("gpumemctl") && says(&text).is_empty(), "{text}");
+    assert!(text.contains("gpumemctl") && secrets_in(&text).is_empty(), "{text}");
     let _ = std::fs::remove_file(&bundle);
-    // And root's bundle, which is made to be sent to somebody.
+    // And root's bundle, which is made to be shared.
     let output =
         scene.daemon.ctl(&scene.machine, &["doctor", "--bundle", &bundled]).output().expect("it runs");
     assert!(bundle.exists(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(says(&String::from_utf8_lossy(&unpacked())).is_empty());
+    assert!(secrets_in(&String::from_utf8_lossy(&unpacked())).is_empty());
     let _ = std::fs::remove_file(&bundle);
     // What the daemon writes is its own.
     for file in ["runs.sqlite", "daemon.gpumem", "run/gpumemd.lock"] {
@@ -501,7 +509,7 @@ fn the_server_is_looked_at_too() {
     std::fs::create_dir(&place).expect("a folder");
     let socket = place.join("control.sock");
     let listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
-    let says = |environment: &[(&str, &Path)], arguments: &[&str]| {
+    let client_error = |environment: &[(&str, &Path)], arguments: &[&str]| {
         let mut command = machine.command(programs().ours.join("gpumemctl"));
         command.arg("ps").args(arguments).envs(environment.iter().copied());
         let output = command.output().expect("it runs");
@@ -510,17 +518,17 @@ fn the_server_is_looked_at_too() {
     let chown =
         |path: &Path, uid: u32| std::os::unix::fs::lchown(path, Some(uid), Some(uid)).expect("root may");
     let mode = |mode| std::fs::set_permissions(&place, PermissionsExt::from_mode(mode)).expect("a mode");
-    // Somebody else's socket; somebody else's directory, though the socket is root's; one that all may write to.
+    // A socket of another user; another user's directory with root's socket; a world-writable directory.
     chown(&socket, NOBODY);
-    let text = says(&[("GPUMEM_CONTROL", &socket)], &[]);
+    let text = client_error(&[("GPUMEM_CONTROL", &socket)], &[]);
     assert!(text.contains("belongs to user 65534"), "{text}");
     chown(&socket, 0);
     chown(&place, NOBODY);
-    let text = says(&[("GPUMEM_CONTROL", &socket)], &[]);
+    let text = client_error(&[("GPUMEM_CONTROL", &socket)], &[]);
     assert!(text.contains("its directory belongs to user 65534"), "{text}");
     chown(&place, 0);
     mode(0o777);
-    let text = says(&[("GPUMEM_CONTROL", &socket)], &[]);
+    let text = client_error(&[("GPUMEM_CONTROL", &socket)], &[]);
     assert!(text.contains("others may write in its directory"), "{text}");
     mode(0o755);
     // A link from a good place to a bad one.
@@ -530,9 +538,9 @@ fn the_server_is_looked_at_too() {
     chown(&bad, NOBODY);
     std::fs::remove_file(&socket).expect("removed");
     std::os::unix::fs::symlink(bad.join("control.sock"), &socket).expect("a link");
-    let text = says(&[("GPUMEM_CONTROL", &socket)], &[]);
+    let text = client_error(&[("GPUMEM_CONTROL", &socket)], &[]);
     assert!(text.contains("its directory belongs to user 65534"), "{text}");
-    // What listens was made by somebody else: the path had been root's a moment before.
+    // Another user created the socket: the path was root's a moment before.
     std::fs::remove_file(&socket).expect("removed");
     mode(0o777);
     let mut theirs = Command::new("python3");
@@ -541,7 +549,7 @@ fn the_server_is_looked_at_too() {
     theirs.wait_for("up");
     mode(0o755);
     chown(&socket, 0);
-    let text = says(&[("GPUMEM_CONTROL", &socket)], &[]);
+    let text = client_error(&[("GPUMEM_CONTROL", &socket)], &[]);
     assert!(text.contains("belongs to user 65534"), "{text}");
     // A name that begins with @ or NUL is a file's name, never an abstract socket's.
     use std::os::linux::net::SocketAddrExt;
@@ -549,9 +557,10 @@ fn the_server_is_looked_at_too() {
     let hidden = std::os::unix::net::UnixListener::bind_addr(&address).expect("an abstract socket");
     hidden.set_nonblocking(true).expect("set");
     for name in ["@gpumemd", "@/gpumemd"] {
-        let text = says(&[("GPUMEM_CONTROL", Path::new(name)), ("GPUMEM_SOCKET", Path::new(name))], &[]);
+        let text =
+            client_error(&[("GPUMEM_CONTROL", Path::new(name)), ("GPUMEM_SOCKET", Path::new(name))], &[]);
         assert!(text.contains("is not there"), "{text}");
-        let text = says(&[], &["--socket", name]);
+        let text = client_error(&[], &["--socket", name]);
         assert!(text.contains("is not there"), "{text}");
     }
     assert!(hidden.accept().is_err(), "nobody came");
@@ -559,7 +568,7 @@ fn the_server_is_looked_at_too() {
 }
 
 #[test]
-fn a_hello_of_another_process_is_refused_whoever_says_it() {
+fn hello_for_another_process_is_refused() {
     let scene = Machine::new(&["devices=1"]);
     let daemon = Daemon::start(&scene, "daemon", "");
     let victim = Job::start(Command::new("sleep").arg("60"));

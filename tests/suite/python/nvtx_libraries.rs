@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What is downloaded. The first library is of version 2, the second one of version 3.
+/// Downloads. The first library is of version 2, the second one of version 3.
 const WHEELS: [&str; 3] = ["nvtx==0.2.17", "nvidia-nvtx-cu12==12.1.105", "nvidia-nvtx==13.4.92"];
 
 const PROGRAM: &str = r#"
@@ -51,7 +51,7 @@ print("done", flush=True)
 sys.stdin.readline()
 "#;
 
-/// The folder with all of them; `None`, with a word why, where they cannot be had.
+/// The folder with all packages; `None` with a skip if they are not available.
 fn packages() -> Option<PathBuf> {
     let this = std::env::current_exe().expect("this program's path");
     let dir = this.ancestors().nth(3).expect("target").join("tools/nvtx");
@@ -97,7 +97,7 @@ fn tags(machine: &Machine, daemon: &Daemon, pid: u32) -> Option<BTreeMap<String,
 }
 
 #[test]
-fn real_libraries_name_what_is_allocated() {
+fn real_nvtx_libraries_name_allocations() {
     let Some(packages) = packages() else { return };
     let machine = Machine::new(&["devices=1", "memory=16G"]);
     let daemon = Daemon::start(&machine, "daemon", "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n");

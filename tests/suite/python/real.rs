@@ -32,37 +32,37 @@ fn venv() -> Option<PathBuf> {
 
 fn done(command: &mut Command) -> String {
     let output = command.env("PYTHONDONTWRITEBYTECODE", "1").output().expect("it starts");
-    let said = [&output.stdout[..], &output.stderr[..]].concat();
-    let said = String::from_utf8_lossy(&said).into_owned();
-    assert!(output.status.success(), "{command:?}: {said}");
-    said
+    let printed = [&output.stdout[..], &output.stderr[..]].concat();
+    let printed = String::from_utf8_lossy(&printed).into_owned();
+    assert!(output.status.success(), "{command:?}: {printed}");
+    printed
 }
 
 #[test]
-fn memory_per_cell_in_a_real_ipython() {
+fn memory_per_cell_in_real_ipython() {
     let Some(python) = venv() else { return };
     let machine = Machine::new(&["devices=1"]);
     let mut command = machine.command(python);
     command.arg(package().join("tests/real/test_ipython.py"));
     command.env("GPUMEM_LIBRARY", programs().ours.join("libgpumem.so"));
     command.env("GPUMEM_SOCKET", machine.dir.join("nobody.sock"));
-    let said = done(&mut command);
-    assert!(said.contains("OK") && !said.contains("skipped"), "{said}");
+    let printed = done(&mut command);
+    assert!(printed.contains("OK") && !printed.contains("skipped"), "{printed}");
 }
 
 #[test]
-fn live_arrays_of_a_real_jax() {
+fn live_arrays_of_real_jax() {
     let Some(python) = venv() else { return };
-    let said = done(Command::new(python).arg(package().join("tests/real/test_jax.py")));
-    assert!(said.contains("OK") && !said.contains("skipped"), "{said}");
+    let printed = done(Command::new(python).arg(package().join("tests/real/test_jax.py")));
+    assert!(printed.contains("OK") && !printed.contains("skipped"), "{printed}");
 }
 
 #[test]
-fn it_is_typed() {
+fn package_passes_mypy() {
     let Some(python) = venv() else { return };
     let mut command = Command::new(python);
     command.args(["-m", "mypy", "--no-incremental", "--cache-dir=/dev/null"]).current_dir(package());
-    assert!(done(&mut command).contains("Success"), "mypy has nothing to say");
+    assert!(done(&mut command).contains("Success"), "mypy has no complaints");
 }
 
 #[test]
@@ -74,30 +74,30 @@ fn scopes_break_no_graph() {
         command.env("GPUMEM_PACKAGE", package());
         command.env("CUDA_INJECTION64_PATH", programs().ours.join("libgpumem.so"));
         command.env("GPUMEM_SOCKET", machine.dir.join("nobody.sock"));
-        let said = done(&mut command);
-        assert!(said.lines().any(|line| line == "ok"), "{version}: {said}");
+        let printed = done(&mut command);
+        assert!(printed.lines().any(|line| line == "ok"), "{version}: {printed}");
     }
 }
 
 #[test]
-fn what_it_says_is_what_torch_says() {
+fn figures_equal_torchs() {
     let machine = gpumem_tests::live::torch::machine(&[]);
     for version in versions() {
         let Some(wheel) = wheel(&version) else { continue };
         let mut command = wheel.covered(&machine, &machine.dir, "asked.py", &[]);
         command.env("GPUMEM_PACKAGE", package());
-        let said = done(&mut command);
-        assert!(said.lines().any(|line| line == "ok"), "{version}: {said}");
+        let printed = done(&mut command);
+        assert!(printed.lines().any(|line| line == "ok"), "{version}: {printed}");
     }
 }
 
 #[test]
-fn an_out_of_memory_is_told_to_the_program() {
+fn program_receives_its_out_of_memory_record() {
     let machine = gpumem_tests::live::torch::machine(&[]);
     let Some(wheel) = wheel(VERSIONS[1]) else { return };
     let daemon = Daemon::start(&machine, "told", "");
     let mut command = wheel.covered(&machine, &daemon.runtime, "oom_told.py", &[]);
     command.env("GPUMEM_PACKAGE", package());
-    let said = done(&mut command);
-    assert!(said.lines().any(|line| line == "ok"), "{said}");
+    let printed = done(&mut command);
+    assert!(printed.lines().any(|line| line == "ok"), "{printed}");
 }

@@ -1,6 +1,7 @@
-//! Programs by the thousand: many that end at once, and many that live at once.
+//! Thousands of programs: many that end at once, and many that live at once.
 //!
-//! `GPUMEM_SOAK_PROGRAMS` says how many (10,000 is what the product promises); few by default. What the daemon needed for them is printed.
+//! `GPUMEM_SOAK_PROGRAMS` sets the number (10,000 is the supported number); few by default. The daemon's resources are
+//! printed.
 
 use gpumem_model::run::State;
 use gpumem_runs::store::Store;
@@ -18,8 +19,8 @@ fn programs(few: usize) -> usize {
     std::env::var("GPUMEM_SOAK_PROGRAMS").ok().and_then(|text| text.parse().ok()).unwrap_or(few)
 }
 
-/// Processes that have a run with what they said in the store: all of them, and those that have ended. What NVML listed of a process
-/// that had ended before /proc was asked is a run of its own, without a start time and events.
+/// Counts processes with a complete run in the store: all, and ended ones. A process that NVML listed, and that ended
+/// before /proc was read, has a separate run without a start time and events.
 fn stored(machine: &Machine) -> (usize, usize) {
     let Ok(store) = Store::open_read_only(machine.dir.join("runs.sqlite")) else { return (0, 0) };
     let runs = store.list().unwrap_or_default();
@@ -46,7 +47,7 @@ fn used(daemon: &Daemon) -> String {
     format!("{now} MiB, {most} at most, {:.2} s of a processor, {files} descriptors", ticks as f64 / 100.0)
 }
 
-/// Series of the daemon that count what was refused, dropped or late, without those that are 0.
+/// Metric series that count refused, dropped or late items, without zeros.
 fn losses(daemon: &Daemon) -> Vec<String> {
     let text = daemon.asked("/v1/metrics").expect("an answer").to_string();
     let words = ["refused_total", "dropped_total", "late_total", "failures_total", "skipped_total"];
@@ -59,29 +60,29 @@ fn losses(daemon: &Daemon) -> Vec<String> {
 /// Starts `count` of `command`, and returns how many succeeded.
 fn start(count: usize, command: &mut Command) -> usize {
     let output = command.stdin(Stdio::null()).output().expect("crowd runs");
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
     // The last line is crowd's.
-    let said = said.lines().last().unwrap_or_default();
-    println!("{said}");
-    assert!(output.status.success(), "{said} {}", String::from_utf8_lossy(&output.stderr));
-    let succeeded = said.split(' ').next().and_then(|word| word.parse().ok());
-    succeeded.unwrap_or_else(|| panic!("{said} of {count}"))
+    let printed = printed.lines().last().unwrap_or_default();
+    println!("{printed}");
+    assert!(output.status.success(), "{printed} {}", String::from_utf8_lossy(&output.stderr));
+    let succeeded = printed.split(' ').next().and_then(|word| word.parse().ok());
+    succeeded.unwrap_or_else(|| panic!("{printed} of {count}"))
 }
 
-fn each_has_a_run(machine: &Machine, daemon: &Daemon, said: usize) {
+fn each_has_a_run(machine: &Machine, daemon: &Daemon, printed: usize) {
     let mut last = (0, 0);
     // Thousands take minutes on a slow machine; no progress for a minute means that some are missing.
     let mut moved = Instant::now();
-    while last.1 < said && moved.elapsed() < Duration::from_secs(60) {
+    while last.1 < printed && moved.elapsed() < Duration::from_secs(60) {
         std::thread::sleep(Duration::from_millis(100));
         let now = stored(machine);
         if now != last {
             (last, moved) = (now, Instant::now());
         }
     }
-    println!("{} of {said} have a run, {} an ended one; {}", last.0, last.1, used(daemon));
+    println!("{} of {printed} have a run, {} an ended one; {}", last.0, last.1, used(daemon));
     println!("{:#?}", losses(daemon));
-    assert_eq!(last, (said, said));
+    assert_eq!(last, (printed, printed));
 }
 
 #[test]
@@ -92,9 +93,9 @@ fn every_short_program_whose_hello_was_sent_has_a_run() {
     let mut crowd = Command::new(CROWD);
     crowd.args(["run", &count.to_string(), &RATE.to_string(), CROWD, "short"]);
     crowd.arg(daemon.runtime.join("agent.sock"));
-    let said = start(count, &mut crowd);
-    assert_eq!(said, count, "all could say hello: {:#?}", losses(&daemon));
-    each_has_a_run(&machine, &daemon, said);
+    let printed = start(count, &mut crowd);
+    assert_eq!(printed, count, "all could connect: {:#?}", losses(&daemon));
+    each_has_a_run(&machine, &daemon, printed);
     daemon.stop();
 }
 
@@ -113,13 +114,13 @@ fn every_short_program_with_the_agent_has_a_run() {
             None => crowd.env_remove(name),
         };
     }
-    let said = start(count, &mut crowd);
-    each_has_a_run(&machine, &daemon, said);
+    let printed = start(count, &mut crowd);
+    each_has_a_run(&machine, &daemon, printed);
     daemon.stop();
 }
 
 #[test]
-fn all_programs_that_live_at_once_are_stored() {
+fn all_concurrent_programs_are_stored() {
     let count = programs(600);
     let machine = Machine::new(&["devices=1"]);
     let config = format!(

@@ -115,26 +115,26 @@ fn ends_alike(keys: &[&str]) {
 }
 
 #[test]
-fn where_libcupti_is_served() {
+fn compatible_libcupti() {
     ends_alike(&[]);
 }
 
 #[test]
-fn where_libcupti_does_not_fit() {
+fn incompatible_libcupti() {
     ends_alike(&["cupti.subscribe=15"]);
 }
 
 #[test]
-fn where_libcupti_does_not_know_the_gpu() {
+fn libcupti_without_support_for_the_gpu() {
     ends_alike(&["cupti.subscribe=2"]);
 }
 
 #[test]
-fn where_another_client_holds_libcupti() {
+fn another_client_holds_cupti() {
     ends_alike(&["cupti.subscribe=39"]);
 }
 
 #[test]
-fn where_no_gpu_is() {
+fn no_gpu() {
     ends_alike(&["nvml.driver=absent"]);
 }

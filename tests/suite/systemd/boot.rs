@@ -93,11 +93,11 @@ impl Boot {
         let init: u32 = match init {
             Ok(init) => init,
             Err(code) => {
-                let said = std::fs::read_to_string(dir.join("log")).unwrap_or_default();
+                let printed = std::fs::read_to_string(dir.join("log")).unwrap_or_default();
                 let _ = std::fs::remove_dir_all(&dir);
-                assert_eq!(code, Some(77), "{said}");
+                assert_eq!(code, Some(77), "{printed}");
                 // This mode is not to be had on this machine, whatever is required.
-                gpumem_test_support::skip(said.trim(), "");
+                gpumem_test_support::skip(printed.trim(), "");
                 return None;
             }
         };
@@ -111,24 +111,24 @@ impl Boot {
         Some(boot)
     }
 
-    /// A script in the machine, as root: whether it ended well, and what it printed.
+    /// Runs a script in the machine as root; returns whether it succeeded, and its output.
     pub fn sh_may_fail(&self, script: &str) -> (bool, String) {
         let mut command = Command::new("nsenter");
         command.args(["-t", &self.init.to_string(), "-m", "-u", "-i", "-n", "-p", "-C", "--"]);
         command.args(["sh", "-c", script]).env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
         command.env("LANG", "C.UTF-8").env("HOME", "/root").stdin(Stdio::null());
         let output = command.output().expect("nsenter");
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
         let errors = String::from_utf8_lossy(&output.stderr);
-        (output.status.success(), if output.status.success() { said } else { said + &errors })
+        (output.status.success(), if output.status.success() { printed } else { printed + &errors })
     }
 
     /// One that must end well.
     #[track_caller]
     pub fn sh(&self, script: &str) -> String {
-        let (is_good, said) = self.sh_may_fail(script);
-        assert!(is_good, "{script}: {said}\n{}", self.journal());
-        said
+        let (is_good, printed) = self.sh_may_fail(script);
+        assert!(is_good, "{script}: {printed}\n{}", self.journal());
+        printed
     }
 
     /// A file of the machine, seen from here.
@@ -158,16 +158,16 @@ impl Boot {
     /// Waits until the log has these words.
     #[track_caller]
     pub fn wait_for_log(&self, words: &[&str]) {
-        let mut said = String::new();
+        let mut printed = String::new();
         let deadline = Instant::now() + Duration::from_secs(20);
         while Instant::now() < deadline {
-            said = self.journal();
-            if said.lines().any(|line| words.iter().all(|word| line.contains(word))) {
+            printed = self.journal();
+            if printed.lines().any(|line| words.iter().all(|word| line.contains(word))) {
                 return;
             }
             std::thread::sleep(Duration::from_millis(50));
         }
-        panic!("no line with {words:?} in:\n{said}");
+        panic!("no line with {words:?} in:\n{printed}");
     }
 }
 

@@ -59,7 +59,7 @@ fn import_cycles_do_not_grow() {
 }
 
 #[test]
-fn imports_against_the_layers_only_become_fewer() {
+fn imports_against_the_layers_do_not_grow() {
     for figures in all() {
         assert!(
             figures.without_layer.is_empty(),
@@ -75,7 +75,7 @@ fn imports_against_the_layers_only_become_fewer() {
 }
 
 #[test]
-fn small_files_only_become_fewer() {
+fn small_files_do_not_grow() {
     for figures in all() {
         let limit = LIMITS.iter().find(|limits| limits.krate == figures.krate);
         let limit = limit.map_or(0, |limits| limits.small_files);
@@ -118,9 +118,9 @@ fn the_agent_denies_panics() {
     }
 }
 
-/// Only `app.rs` puts sources and views together: neither names the other, and what lies between them names neither.
+/// Only `app.rs` connects sources and views: neither uses the other, and layers in between use neither.
 #[test]
-fn sources_and_views_are_named_by_app_alone() {
+fn only_app_uses_sources_and_views() {
     let sources = Sources::read("daemon");
     let graph = Graph::new(&sources, None);
     let side = |file: &str| ["source/", "view/"].into_iter().find(|side| file.starts_with(side));

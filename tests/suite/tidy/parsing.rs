@@ -4,7 +4,7 @@ use gpumem_tests::structure::graph::Graph;
 use gpumem_tests::structure::layers::{Layer, Layers};
 use gpumem_tests::structure::source::Sources;
 
-/// A crate of these files.
+/// Makes a crate from these files.
 fn sources(files: &[(&str, &str)]) -> Sources {
     let texts = files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned()));
     Sources::parse("sample", texts.collect())
@@ -16,7 +16,7 @@ fn imports(files: &[(&str, &str)]) -> Vec<String> {
 }
 
 #[test]
-fn test_items_are_no_production_lines() {
+fn test_items_do_not_count_as_production_lines() {
     let text = r##"//! A crate.
 mod kept;
 /// Of tests.
@@ -55,7 +55,7 @@ fn stays_too() {}
 
 #[test]
 #[should_panic(expected = "src/lost.rs: no module declares it")]
-fn a_file_that_no_module_declares_is_an_error() {
+fn undeclared_file_is_an_error() {
     sources(&[("lib.rs", "fn a() {}\n"), ("lost.rs", "fn b() {}\n")]);
 }
 

@@ -13,14 +13,14 @@ fn run(version: &str, modes: &[&str], environment: &[(&str, &str)]) -> Option<(V
     let mut daemon = Daemon::start(&machine, "daemon", FAST);
     let mut command = wheel.covered(&machine, &daemon.runtime, "allocators.py", modes);
     let mut job = Job::start(command.envs(environment.iter().copied()));
-    let said = torch::finished(&mut job);
+    let printed = torch::finished(&mut job);
     daemon.wait_for_the_end_of(&machine, &[&job]);
     daemon.stop();
     let seen = replay(&daemon.recording);
     assert_eq!(seen.rejected, 0);
     let process = seen.process(job.pid());
     let truths = machine.truth();
-    // The reservation of a driver's pool is asked for now and then: what is known in between lags behind it.
+    // The reservation of a driver's pool is polled, so the known value lags.
     let is_polled = modes.contains(&"asynchronous");
     if !is_polled {
         let compared = seen.compare_sums(&truths, job.pid(), |_| true);
@@ -37,15 +37,15 @@ fn run(version: &str, modes: &[&str], environment: &[(&str, &str)]) -> Option<(V
     assert_eq!(process.coverage.lost, 0);
     let shown = machine.tool("show", &[]);
     assert!(shown.contains("\nviolations=0\n"), "{shown}");
-    Some((torch::moments(&daemon.recording, job.pid()), said))
+    Some((torch::moments(&daemon.recording, job.pid()), printed))
 }
 
 /// Each device at each moment, with torch's numbers.
-fn each(moments: &[Moment], said: &[Value], mut see: impl FnMut(&str, &Held, &dyn Fn(&str) -> i64)) {
+fn each(moments: &[Moment], printed: &[Value], mut see: impl FnMut(&str, &Held, &dyn Fn(&str) -> i64)) {
     let mut seen = 0;
-    for (moment, said) in torch::beside(moments, said) {
-        for (ordinal, numbers) in said["devices"].as_array().expect("devices").iter().enumerate() {
-            let of = |name: &str| numbers[name].as_i64().unwrap_or_else(|| panic!("{name} of {said}"));
+    for (moment, printed) in torch::beside(moments, printed) {
+        for (ordinal, numbers) in printed["devices"].as_array().expect("devices").iter().enumerate() {
+            let of = |name: &str| numbers[name].as_i64().unwrap_or_else(|| panic!("{name} of {printed}"));
             see(&format!("{} on device {ordinal}", moment.name), &moment.devices[ordinal], &of);
             seen += 1;
         }
@@ -54,23 +54,23 @@ fn each(moments: &[Moment], said: &[Value], mut see: impl FnMut(&str, &Held, &dy
 }
 
 #[test]
-fn the_caching_allocator_in_all_its_modes() {
+fn caching_allocator_in_all_modes() {
     let modes =
         ["native", "two_devices", "expandable", "graph", "mempool", "pluggable_pool", "record_stream"];
     for version in &torch::versions() {
-        let Some((moments, said)) = run(version, &modes, &[]) else { return };
-        for (moment, said) in torch::beside(&moments, &said) {
-            torch::agree(&format!("torch {version}, {}", moment.name), moment, said);
+        let Some((moments, printed)) = run(version, &modes, &[]) else { return };
+        for (moment, printed) in torch::beside(&moments, &printed) {
+            torch::agree(&format!("torch {version}, {}", moment.name), moment, printed);
         }
     }
 }
 
 #[test]
-fn the_drivers_own_pool() {
+fn asynchronous_driver_pool() {
     for version in &torch::versions() {
         let environment = [("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")];
-        let Some((moments, said)) = run(version, &["asynchronous"], &environment) else { return };
-        each(&moments, &said, |what, held, of| {
+        let Some((moments, printed)) = run(version, &["asynchronous"], &environment) else { return };
+        each(&moments, &printed, |what, held, of| {
             // torch does not count in this mode, it asks the driver, which rounds each piece up to 512 bytes.
             let rounding = of("allocated") - held.blocks;
             assert!((0..512 * 200).contains(&rounding), "torch {version}, {what}: {held:?}, {rounding}");
@@ -80,7 +80,7 @@ fn the_drivers_own_pool() {
 }
 
 #[test]
-fn no_caching() {
+fn disabled_caching() {
     for version in &torch::versions() {
         let environment = [("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")];
         let Some((moments, _)) = run(version, &["uncached"], &environment) else { return };
@@ -92,11 +92,11 @@ fn no_caching() {
 }
 
 #[test]
-fn somebody_elses_allocator() {
+fn third_party_allocator() {
     for version in &torch::versions() {
-        let Some((moments, said)) = run(version, &["pluggable"], &[]) else { return };
-        for (moment, said) in torch::beside(&moments, &said) {
-            let held = said["devices"][0]["held"].as_i64();
+        let Some((moments, printed)) = run(version, &["pluggable"], &[]) else { return };
+        for (moment, printed) in torch::beside(&moments, &printed) {
+            let held = printed["devices"][0]["held"].as_i64();
             assert_eq!(Some(moment.devices[0].direct), held, "torch {version}, {}", moment.name);
         }
     }

@@ -1,4 +1,4 @@
-//! Caches of keys and values, and copies of parameters, beside what the program says of them (tests/torch/caches.py).
+//! KV caches and copies of parameters, compared with the program's own figures (tests/torch/caches.py).
 use gpumem_tests::live::torch;
 use gpumem_tests::live::{Daemon, Job, until};
 use gpumem_wire::Role;
@@ -23,13 +23,13 @@ fn compare(what: &str) {
         let machine = torch::machine(&[]);
         let mut daemon = Daemon::start(&machine, "daemon", FAST);
         let mut job = Job::start(&mut wheel.covered(&machine, &daemon.runtime, "caches.py", &[what]));
-        let said = torch::finished(&mut job);
+        let printed = torch::finished(&mut job);
         daemon.wait_for_the_end_of(&machine, &[&job]);
         daemon.stop();
         let moments = torch::moments(&daemon.recording, job.pid());
         let mut compared = 0;
-        for (moment, said) in torch::beside(&moments, &said) {
-            for (name, bytes) in said["roles"].as_object().expect("roles") {
+        for (moment, printed) in torch::beside(&moments, &printed) {
+            for (name, bytes) in printed["roles"].as_object().expect("roles") {
                 let (held, bytes) =
                     (moment.devices[0].roles[usize::from(role(name).to_code())], bytes.as_i64());
                 let is_right = if name == "activation" { Some(held) >= bytes } else { Some(held) == bytes };
@@ -47,12 +47,12 @@ fn growing_cache_has_its_role_token_by_token() {
 }
 
 #[test]
-fn cache_of_an_engine_has_its_role_at_birth_or_when_the_engine_says_it() {
+fn engine_cache_has_its_role_at_allocation_or_by_retag() {
     compare("engine");
 }
 
 #[test]
-fn static_cache_has_its_role_whenever_its_library_was_loaded() {
+fn static_cache_has_its_role_independent_of_load_order() {
     compare("static");
 }
 
@@ -62,7 +62,7 @@ fn tuples_of_a_models_output_are_a_cache() {
 }
 
 #[test]
-fn cache_in_a_training_is_kept_for_the_backward_pass() {
+fn cache_in_a_training_counts_as_activation() {
     compare("trained");
 }
 
@@ -76,15 +76,15 @@ fn program_that_trains_nothing_has_no_copies() {
     compare("inference");
 }
 
-/// The main thread runs no statement: neither what it allocated last nor its cache would ever be looked at.
+/// The main thread runs no statement, so its last allocations and its cache need a scan from another thread.
 #[test]
-fn idle_program_is_looked_at_while_its_main_thread_waits() {
+fn idle_program_is_scanned_while_its_main_thread_waits() {
     for version in torch::versions().iter().filter(|version| torch::reads_frames(version)) {
         let Some(wheel) = torch::wheel(version) else { return };
         let machine = torch::machine(&[]);
         let daemon = Daemon::start(&machine, "daemon", FAST);
         let mut job = Job::start(&mut wheel.covered(&machine, &daemon.runtime, "caches.py", &["idle"]));
-        let said: Value = serde_json::from_str(&job.wait_for("waits")).expect("JSON");
+        let printed: Value = serde_json::from_str(&job.wait_for("waits")).expect("JSON");
         let pid = job.pid().to_string();
         until(20, &format!("torch {version}: the roles of an idle program"), || {
             let output = daemon.ctl(&machine, &["report", &pid, "--json"]).output().ok()?;
@@ -98,8 +98,8 @@ fn idle_program_is_looked_at_while_its_main_thread_waits() {
                     .sum()
             };
             let (cache, parameters) = (sum("kv cache"), sum("parameter"));
-            (Some(cache) == said["waits"]["kv_cache"].as_i64()
-                && Some(parameters) == said["waits"]["parameter"].as_i64())
+            (Some(cache) == printed["waits"]["kv_cache"].as_i64()
+                && Some(parameters) == printed["waits"]["parameter"].as_i64())
             .then_some(())
         });
         job.enough();

@@ -13,18 +13,18 @@ const SETTINGS: [&str; 4] = [
 ];
 
 #[test]
-fn whatever_threads_and_settings_do() {
+fn random_allocations_with_all_threads_and_settings() {
     for version in &torch::versions() {
         let Some(wheel) = torch::wheel(version) else { return };
         for (seed, settings) in SETTINGS.iter().enumerate() {
-            // Events stay pending until somebody waits for them.
+            // Events stay pending until a caller waits for them.
             let machine = torch::machine(&["cuda.busy=1"]);
             let mut daemon = Daemon::start(&machine, "daemon", FAST);
             let seed = seed.to_string();
             let arguments = [settings, seed.as_str(), "12"];
             let mut command = wheel.covered(&machine, &daemon.runtime, "churn.py", &arguments);
             let mut job = Job::start(&mut command);
-            let said = torch::finished(&mut job);
+            let printed = torch::finished(&mut job);
             daemon.wait_for_the_end_of(&machine, &[&job]);
             daemon.stop();
             let seen = replay(&daemon.recording);
@@ -33,8 +33,8 @@ fn whatever_threads_and_settings_do() {
             let compared = seen.compare_sums(&machine.truth(), job.pid(), |_| true);
             let moments = torch::moments(&daemon.recording, job.pid());
             let (mut pending, mut checked) = (0, 0);
-            for (moment, said) in torch::beside(&moments, &said) {
-                for (ordinal, numbers) in said["devices"].as_array().expect("devices").iter().enumerate() {
+            for (moment, printed) in torch::beside(&moments, &printed) {
+                for (ordinal, numbers) in printed["devices"].as_array().expect("devices").iter().enumerate() {
                     let of = |name: &str| numbers[name].as_i64().expect("a number");
                     let held = moment.devices[ordinal];
                     let what = format!("torch {version} {settings:?} {} {ordinal}: {held:?}", moment.name);

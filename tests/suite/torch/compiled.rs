@@ -20,19 +20,19 @@ fn are_named(version: &str, how: &str, models: &[&str]) -> bool {
     let mut daemon = Daemon::start(&machine, "daemon", FAST);
     let arguments = [&[how, "aot_eager"], models].concat();
     let mut job = Job::start(&mut wheel.covered(&machine, &daemon.runtime, "training.py", &arguments));
-    let said = torch::finished(&mut job);
+    let printed = torch::finished(&mut job);
     daemon.wait_for_the_end_of(&machine, &[&job]);
     daemon.stop();
     let moments = torch::moments(&daemon.recording, job.pid());
-    for (moment, said) in torch::beside(&moments, &said) {
-        torch::agree(&format!("torch {version} {how}, {}", moment.name), moment, said);
+    for (moment, printed) in torch::beside(&moments, &printed) {
+        torch::agree(&format!("torch {version} {how}, {}", moment.name), moment, printed);
     }
     let names = attribution(&daemon.recording, job.pid());
     for model in models {
         let what = format!("torch {version} {how} {model}");
-        let compiled = compiled(&said, model);
+        let compiled = compiled(&printed, model);
         println!("{what}: {compiled}");
-        // Dynamo does not go into an LSTM, by itself.
+        // Dynamo never traces into an LSTM.
         let breaks = i64::from(*model == "lstm");
         assert!(compiled["breaks"].as_i64() <= Some(breaks), "{compiled}");
         assert!(how != "--compiled" || *model == "lstm" || compiled["graphs"] == 1, "{compiled}");
@@ -56,14 +56,14 @@ fn are_named(version: &str, how: &str, models: &[&str]) -> bool {
     true
 }
 
-/// What the program says of its compiler: graphs and breaks before the truth was asked for, and with it.
-fn compiled<'a>(said: &'a [Value], model: &str) -> &'a Value {
-    let line = said.iter().find(|line| line["graphs"].is_number() && line["model"] == model);
-    line.unwrap_or_else(|| panic!("{model} says nothing of its compiler"))
+/// The program's figures of its compiler: graphs and breaks before and with the ground truth.
+fn compiled<'a>(printed: &'a [Value], model: &str) -> &'a Value {
+    let line = printed.iter().find(|line| line["graphs"].is_number() && line["model"] == model);
+    line.unwrap_or_else(|| panic!("{model} has no compiler line"))
 }
 
 #[test]
-fn a_model_that_is_compiled_whole_has_its_own_name() {
+fn compiled_model_keeps_its_name() {
     for version in &torch::versions() {
         if !are_named(version, "--compiled", &MODELS) {
             return;
@@ -72,7 +72,7 @@ fn a_model_that_is_compiled_whole_has_its_own_name() {
 }
 
 #[test]
-fn parts_that_are_compiled_have_theirs() {
+fn compiled_parts_keep_their_names() {
     for version in &torch::versions() {
         // 2.4.1 cannot compile what draws random numbers inside of such a checkpoint.
         let models = if version == "2.4.1" { &MODELS[..4] } else { &MODELS };

@@ -3,14 +3,14 @@ use gpumem_tests::live::torch;
 use gpumem_tests::live::{Daemon, Job};
 
 #[test]
-fn modules_tensors_and_the_backward_pass_are_named_and_nothing_is_disturbed() {
+fn modules_tensors_and_backward_nodes_are_named() {
     for version in &torch::versions() {
         let Some(wheel) = torch::wheel(version) else { return };
         let machine = torch::machine(&[]);
         let mut daemon = Daemon::start(&machine, "daemon", "");
         let mut job = Job::start(&mut wheel.covered(&machine, &daemon.runtime, "inside.py", &[]));
-        let said = torch::finished(&mut job);
-        println!("{said:#?}");
+        let printed = torch::finished(&mut job);
+        println!("{printed:#?}");
         daemon.stop();
     }
 }

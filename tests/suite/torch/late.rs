@@ -12,18 +12,18 @@ use std::process::Command;
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
 
 #[test]
-fn nothing_that_was_there_before_is_missed() {
+fn late_agent_adopts_earlier_blocks() {
     comes_late("expandable_segments:False");
 }
 
 #[test]
-fn nor_what_is_mapped() {
+fn late_agent_adopts_expandable_segments() {
     comes_late("expandable_segments:True");
 }
 
 /// The size of the pieces that are mapped is a setting of newer releases, and they go one by one.
 #[test]
-fn pieces_go_one_by_one() {
+fn adopted_pieces_are_freed_separately() {
     for version in &torch::versions() {
         let Some(wheel) = torch::wheel(version) else { return };
         let has_setting = wheel.is_from(2, 11);
@@ -34,12 +34,12 @@ fn pieces_go_one_by_one() {
             let settings = format!("expandable_segments:True{size}");
             let mut command = late(&wheel, &machine, &daemon, "late_pieces.py", &settings);
             let mut job = Job::start(command.arg(mib.to_string()));
-            let said = torch::finished(&mut job);
+            let printed = torch::finished(&mut job);
             daemon.wait_for_the_end_of(&machine, &[&job]);
             daemon.stop();
             let moments = torch::moments(&daemon.recording, job.pid());
-            for (moment, said) in torch::beside(&moments, &said) {
-                torch::agree(&format!("torch {version}, {mib} MiB, {}", moment.name), moment, said);
+            for (moment, printed) in torch::beside(&moments, &printed) {
+                torch::agree(&format!("torch {version}, {mib} MiB, {}", moment.name), moment, printed);
             }
             let process = replay(&daemon.recording).process(job.pid()).clone();
             assert_eq!(process.odd, Default::default(), "{mib} MiB: nothing odd");
@@ -57,17 +57,17 @@ fn late(wheel: &Wheel, machine: &Machine, daemon: &Daemon, program: &str, settin
     command
 }
 
-/// Another client has CUPTI: nobody would hear that what was taken over is freed, so nothing is.
+/// Another client has CUPTI: frees of adopted memory would not be seen, so nothing is adopted.
 #[test]
-fn who_is_not_let_in_claims_nothing() {
+fn blocked_agent_adopts_nothing() {
     for version in &torch::versions() {
         let Some(wheel) = torch::wheel(version) else { return };
         let machine = torch::machine(&[]);
         let mut daemon = Daemon::start(&machine, "daemon", FAST);
         let mut command = late(&wheel, &machine, &daemon, "late.py", "expandable_segments:True");
         let mut job = Job::start(command.env("GPUMEM_SIM_CUPTI", "subscribe:39"));
-        let said = torch::finished(&mut job);
-        assert!(said.iter().any(|line| line["state"] == "blocked"), "{said:?}");
+        let printed = torch::finished(&mut job);
+        assert!(printed.iter().any(|line| line["state"] == "blocked"), "{printed:?}");
         daemon.wait_for_the_end_of(&machine, &[&job]);
         daemon.stop();
         let process = replay(&daemon.recording).process(job.pid()).clone();
@@ -90,15 +90,15 @@ fn comes_late(settings: &str) {
         let mut daemon = Daemon::start(&machine, "daemon", FAST);
         let mut command = late(&wheel, &machine, &daemon, "late.py", settings);
         let mut job = Job::start(&mut command);
-        let said = torch::finished(&mut job);
+        let printed = torch::finished(&mut job);
         daemon.wait_for_the_end_of(&machine, &[&job]);
         daemon.stop();
 
         // To the byte, from the first moment on.
         let moments = torch::moments(&daemon.recording, job.pid());
-        for (moment, said) in torch::beside(&moments, &said) {
-            torch::agree(&format!("torch {version}, {}", moment.name), moment, said);
-            assert_eq!(said["state"], "late");
+        for (moment, printed) in torch::beside(&moments, &printed) {
+            torch::agree(&format!("torch {version}, {}", moment.name), moment, printed);
+            assert_eq!(printed["state"], "late");
         }
         let process = replay(&daemon.recording).process(job.pid()).clone();
         assert_eq!(process.odd, Default::default(), "nothing odd");
@@ -113,7 +113,7 @@ fn comes_late(settings: &str) {
 
         // What the program still knows has its name and role, whenever it was made.
         let names = attribution(&daemon.recording, job.pid());
-        for line in said.iter().filter(|line| line["check"].is_string()) {
+        for line in printed.iter().filter(|line| line["check"].is_string()) {
             let check = line["check"].as_str().unwrap_or_default();
             let of = |what, role| owned(&names.live[check], line, what, role);
             for (what, role) in [

@@ -38,13 +38,13 @@ fn name_difference(row: &Value, block: Option<&Block>, is_loaded: bool) -> Optio
 }
 
 /// Differences between recorded names and the program's objects at one moment.
-fn wrong_names(moment: &Moment, said: &Value, names: &Attribution) -> Vec<String> {
+fn wrong_names(moment: &Moment, printed: &Value, names: &Attribution) -> Vec<String> {
     let (number, what) =
         moment.name.split_once('/').and_then(|(_, rest)| rest.split_once('/')).expect("a moment");
     let live = &names.live[&moment.name];
     let is_loaded = what == "loaded" || number == "4" && !matches!(what, "optimizer" | "between");
     let mut wrong = Vec::new();
-    for row in said["addresses"].as_array().expect("addresses") {
+    for row in printed["addresses"].as_array().expect("addresses") {
         if number == "0" && !matches!(what, "optimizer" | "between") {
             continue; // nothing was looked at before the first step
         }
@@ -54,8 +54,8 @@ fn wrong_names(moment: &Moment, said: &Value, names: &Attribution) -> Vec<String
     }
     // Whatever else has the name of a module is of one that exists.
     let modules: BTreeSet<&str> =
-        said["modules"].as_array().expect("modules").iter().filter_map(Value::as_str).collect();
-    let root = said["modules"][0].as_str().expect("a root");
+        printed["modules"].as_array().expect("modules").iter().filter_map(Value::as_str).collect();
+    let root = printed["modules"][0].as_str().expect("a root");
     for block in live.values().filter(|block| block.tag.starts_with(root)) {
         let owner = block.tag.rsplit_once('/').map_or("", |(owner, _)| owner);
         if !modules.contains(block.tag.as_str()) && !modules.contains(owner) {
@@ -71,19 +71,19 @@ fn train(cases: &[&str]) {
     let mut daemon = Daemon::start(&machine, "daemon", FAST);
     let mut command = wheel.covered(&machine, &daemon.runtime, "libraries.py", cases);
     let mut job = Job::start(command.env("PYTHONPATH", libraries));
-    let said = torch::finished(&mut job);
+    let printed = torch::finished(&mut job);
     daemon.wait_for_the_end_of(&machine, &[&job]);
     daemon.stop();
     let moments = torch::moments(&daemon.recording, job.pid());
     let names = attribution(&daemon.recording, job.pid());
-    let workspaces = said.iter().find_map(|line| line["workspaces"].as_array()).expect("workspaces");
+    let workspaces = printed.iter().find_map(|line| line["workspaces"].as_array()).expect("workspaces");
     let workspaces: Vec<&str> = workspaces.iter().filter_map(Value::as_str).collect();
     let (mut counts, mut wrong): (BTreeMap<String, usize>, _) = (BTreeMap::new(), Vec::new());
-    for (moment, said) in torch::beside(&moments, &said) {
-        torch::agree(&moment.name, moment, said);
-        let roles = differences(moment, said, &workspaces);
-        let found = wrong_names(moment, said, &names);
-        for row in said["addresses"].as_array().expect("addresses") {
+    for (moment, printed) in torch::beside(&moments, &printed) {
+        torch::agree(&moment.name, moment, printed);
+        let roles = differences(moment, printed, &workspaces);
+        let found = wrong_names(moment, printed, &names);
+        for row in printed["addresses"].as_array().expect("addresses") {
             *counts.entry(row[1].as_str().expect("text").to_owned()).or_default() += 1;
         }
         if !roles.is_empty() {

@@ -21,11 +21,11 @@ fn rows(text: &str) -> Vec<(String, f64)> {
 }
 
 #[test]
-fn tensors_of_no_module_have_the_line_that_made_them() {
+fn tensors_outside_modules_have_their_source_line() {
     for version in &torch::versions() {
         let Some(wheel) = torch::wheel(version) else { return };
         if !torch::reads_frames(version) {
-            continue; // roles.rs says it
+            continue; // reported by roles.rs
         }
         let machine = torch::machine(&[]);
         let mut daemon = Daemon::start(&machine, "daemon", FAST);
@@ -33,16 +33,17 @@ fn tensors_of_no_module_have_the_line_that_made_them() {
         let mut job = Job::start(command.env_remove("GPUMEM_SITES"));
         job.wait_for("holding");
         let pid = job.pid().to_string();
-        let said: Vec<Value> = job.said.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
-        let lines = said.iter().find_map(|line| line["lines"].as_array()).expect("lines").clone();
-        let held = said.iter().find(|line| line["check"] == "held").expect("a check");
+        let printed: Vec<Value> =
+            job.said.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let lines = printed.iter().find_map(|line| line["lines"].as_array()).expect("lines").clone();
+        let held = printed.iter().find(|line| line["check"] == "held").expect("a check");
         let allocated = &held["devices"][0]["allocated"];
         let mut expected: BTreeMap<&str, i64> = BTreeMap::new();
         for line in &lines {
             let tag = line[2].as_str().expect("a tag");
             *expected.entry(tag).or_default() += line[1].as_i64().expect("bytes");
         }
-        // Everything that a line holds, from the state as it is told.
+        // All memory of a line, from the resent state.
         let report = until(20, "the report has all lines", || {
             let output = daemon.ctl(&machine, &["report", &pid, "--json"]).output().ok()?;
             let report: Value = serde_json::from_slice(&output.stdout).ok()?;
@@ -106,7 +107,7 @@ fn allocations_of_modules_have_lines_on_demand() {
     for version in &torch::versions() {
         let Some(wheel) = torch::wheel(version) else { return };
         if !torch::reads_frames(version) {
-            continue; // roles.rs says it
+            continue; // reported by roles.rs
         }
         let machine = torch::machine(&[]);
         let daemon = Daemon::start(&machine, "daemon", FAST);

@@ -17,7 +17,7 @@ const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
 /// A program of tests/torch with the agent, over.
 struct Over {
     pid: u32,
-    said: Vec<Value>,
+    printed: Vec<Value>,
     recording: PathBuf,
     machine: Machine,
 }
@@ -28,21 +28,21 @@ fn run(version: &str, program: &str, arguments: &[&str], environment: &[(&str, &
     let mut daemon = Daemon::start(&machine, "daemon", FAST);
     let mut command = wheel.covered(&machine, &daemon.runtime, program, arguments);
     let mut job = Job::start(command.envs(environment.iter().copied()));
-    let said = torch::finished(&mut job);
+    let printed = torch::finished(&mut job);
     daemon.wait_for_the_end_of(&machine, &[&job]);
     daemon.stop();
     let (pid, recording) = (job.pid(), daemon.recording.clone());
-    Some(Over { pid, said, recording, machine })
+    Some(Over { pid, printed, recording, machine })
 }
 
 #[test]
-fn whatever_a_program_does_its_numbers_stay_right() {
+fn figures_stay_exact_for_unusual_programs() {
     let what = ["error", "workers", "profiler", "threads", "models_die", "out_of_memory"];
     for version in &torch::versions() {
         let Some(over) = run(version, "odd.py", &what, &[]) else { return };
         let moments = torch::moments(&over.recording, over.pid);
-        for (moment, said) in torch::beside(&moments, &over.said) {
-            torch::agree(&format!("torch {version}, {}", moment.name), moment, said);
+        for (moment, printed) in torch::beside(&moments, &over.printed) {
+            torch::agree(&format!("torch {version}, {}", moment.name), moment, printed);
         }
         let seen = replay(&over.recording);
         let compared = seen.compare_sums(&over.machine.truth(), over.pid, |_| true);
@@ -50,7 +50,7 @@ fn whatever_a_program_does_its_numbers_stay_right() {
         let process = seen.process(over.pid);
         assert_eq!(process.odd, Default::default(), "nothing odd");
         assert!(process.coverage.partial.is_none() && process.coverage.lost == 0, "{:?}", process.coverage);
-        // Workers are forked, or never begin CUDA: they have no agent that speaks, and no process of theirs was invented.
+        // Workers are forked, or never start CUDA: their agents send nothing, and no process was invented for them.
         let others: Vec<_> =
             seen.snapshot.processes.iter().filter(|other| other.key.pid != over.pid).collect();
         assert!(others.is_empty(), "{others:?}");
@@ -108,7 +108,7 @@ fn running_out(path: &Path, pid: u32) -> Vec<(String, bool, usize)> {
 }
 
 #[test]
-fn each_layer_has_a_switch() {
+fn each_naming_layer_can_be_disabled() {
     let off = [
         ("GPUMEM_TORCH", "Blocks"),
         ("GPUMEM_FRAMES", "ModulePath"),
@@ -122,13 +122,13 @@ fn each_layer_has_a_switch() {
         let state = names.layers.get(layer).map(String::as_str).unwrap_or_default();
         assert!(!state.starts_with("Active"), "{name}=0: {layer} is {state}");
         let moments = torch::moments(&over.recording, over.pid);
-        for (moment, said) in torch::beside(&moments, &over.said) {
+        for (moment, printed) in torch::beside(&moments, &over.printed) {
             if layer == "Blocks" {
                 let held = moment.devices[0];
-                assert_eq!(Some(held.tracked), said["devices"][0]["reserved"].as_i64(), "{held:?}");
+                assert_eq!(Some(held.tracked), printed["devices"][0]["reserved"].as_i64(), "{held:?}");
                 assert_eq!((held.blocks, held.direct), (0, held.tracked), "{held:?}");
             } else {
-                torch::agree(&format!("{name}=0, {}", moment.name), moment, said);
+                torch::agree(&format!("{name}=0, {}", moment.name), moment, printed);
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Out of memory in unmodified PyTorch wheels: a limit of the pool's own that no driver call shows, a refusal of the driver's
-//! that the pool survives, and a true one are told apart, with the request and torch's own totals.
+//! Out of memory in unmodified PyTorch wheels. Three kinds are distinguished, with the request and torch's own totals:
+//! a limit of the pool without a driver call, a driver failure that the pool survives, and a final one.
 use gpumem_ledger::{Class, OomKind};
 use gpumem_tests::live::torch;
 use gpumem_tests::live::{Daemon, Job, replay};
@@ -8,16 +8,16 @@ use gpumem_wire::{Phase, Role};
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
 
 #[test]
-fn three_ways_to_run_out_of_memory() {
+fn three_kinds_of_out_of_memory() {
     for version in &torch::versions() {
         let Some(wheel) = torch::wheel(version) else { return };
         let machine = torch::machine(&[]);
         let mut daemon = Daemon::start(&machine, "daemon", FAST);
         let mut job = Job::start(&mut wheel.covered(&machine, &daemon.runtime, "ooms.py", &[]));
-        let said = torch::finished(&mut job);
+        let printed = torch::finished(&mut job);
         daemon.wait_for_the_end_of(&machine, &[&job]);
         daemon.stop();
-        let checks: Vec<_> = said.iter().filter(|line| line["check"].is_string()).collect();
+        let checks: Vec<_> = printed.iter().filter(|line| line["check"].is_string()).collect();
         let counts = |index: usize, key: &str| checks[index][key].as_i64().expect("a count");
         let outcomes: Vec<_> =
             (0..3).map(|index| (counts(index, "got"), counts(index, "num_ooms"))).collect();
@@ -28,10 +28,10 @@ fn three_ways_to_run_out_of_memory() {
         let kinds: Vec<_> = ooms.iter().map(|oom| (oom.kind, oom.refusals)).collect();
         let want = [(OomKind::Pressure, 1), (OomKind::Device, 2), (OomKind::Pool, 0)];
         assert_eq!(kinds, want, "torch {version}: {ooms:#?}");
-        for (oom, said) in ooms.iter().zip(&checks) {
-            let of = |key: &str| said["devices"][0][key].as_u64();
+        for (oom, printed) in ooms.iter().zip(&checks) {
+            let of = |key: &str| printed["devices"][0][key].as_u64();
             if oom.kind != OomKind::Pressure {
-                assert_eq!(Some(oom.asked_bytes), said["asked"].as_u64(), "torch {version}: {oom:?}");
+                assert_eq!(Some(oom.asked_bytes), printed["asked"].as_u64(), "torch {version}: {oom:?}");
                 assert_eq!(oom.pool_used_bytes, of("allocated"), "torch {version}: {oom:?}");
                 let is_its = |stack: &str| stack.starts_with("Greedy.forward\t") && stack.contains("ooms.py");
                 if torch::reads_frames(version) {
@@ -41,7 +41,7 @@ fn three_ways_to_run_out_of_memory() {
                     assert_eq!((&oom.stack, &oom.tag), (&None, &None), "torch {version}: {oom:?}");
                 }
             }
-            // What was held is said in parts, and these are what torch says of that moment: blocks, and what lies idle.
+            // The held memory is recorded in parts, which equal torch's of that moment: blocks and idle memory.
             let held = |is_idle: bool| -> i64 {
                 let cells = process.cells.iter().zip(oom.amounts.iter());
                 cells.filter(|(cell, _)| cell.is_idle() == is_idle).map(|(_, bytes)| bytes).sum()
@@ -49,7 +49,7 @@ fn three_ways_to_run_out_of_memory() {
             let parts = (held(false), held(false) + held(true));
             assert_eq!(parts.1, oom.tracked_bytes, "torch {version}: {oom:?}");
             if oom.kind != OomKind::Pressure {
-                let of = |key: &str| said["devices"][0][key].as_i64().expect("a number");
+                let of = |key: &str| printed["devices"][0][key].as_i64().expect("a number");
                 assert_eq!(parts, (of("allocated"), of("reserved")), "torch {version}: {oom:?}");
             }
         }
@@ -58,27 +58,27 @@ fn three_ways_to_run_out_of_memory() {
 
 /// Each failed request has the phase of the thread that made it, and gradients that a pass has accumulated by then are gradients.
 #[test]
-fn failed_request_has_the_phase_of_its_place_and_gradients_are_known() {
+fn failed_request_has_its_phase_and_gradients() {
     for version in &torch::versions() {
         let Some(wheel) = torch::wheel(version) else { return };
         if !torch::reads_frames(version) {
-            continue; // roles.rs says it
+            continue; // reported by roles.rs
         }
         let machine = torch::machine(&[]);
         let mut daemon = Daemon::start(&machine, "daemon", FAST);
         let mut job = Job::start(&mut wheel.covered(&machine, &daemon.runtime, "phases.py", &[]));
-        let said = torch::finished(&mut job);
+        let printed = torch::finished(&mut job);
         daemon.wait_for_the_end_of(&machine, &[&job]);
         daemon.stop();
         let process = replay(&daemon.recording).process(job.pid()).clone();
-        let checks: Vec<_> = said.iter().filter(|line| line["check"].is_string()).collect();
+        let checks: Vec<_> = printed.iter().filter(|line| line["check"].is_string()).collect();
         assert_eq!(checks.len(), 15, "torch {version}");
         let mut wrong = Vec::new();
-        for said in checks {
-            let asked = said["asked"].as_u64();
+        for printed in checks {
+            let asked = printed["asked"].as_u64();
             let oom = process.ooms.iter().map(|(_, oom)| oom).find(|oom| Some(oom.asked_bytes) == asked);
-            let oom = oom.unwrap_or_else(|| panic!("torch {version}: no record of {said}"));
-            let phase = match said["phase"].as_str().expect("a phase") {
+            let oom = oom.unwrap_or_else(|| panic!("torch {version}: no record of {printed}"));
+            let phase = match printed["phase"].as_str().expect("a phase") {
                 "forward" => Phase::Forward,
                 "backward" => Phase::Backward,
                 "optimizer" => Phase::Optimizer,
@@ -88,10 +88,10 @@ fn failed_request_has_the_phase_of_its_place_and_gradients_are_known() {
             let cells = process.cells.iter().zip(oom.amounts.iter());
             let blocks = cells.filter(|(cell, _)| cell.class == Class::Block && cell.role == Role::Gradient);
             let gradients = blocks.map(|(_, bytes)| bytes).sum::<i64>();
-            if oom.phase != phase || Some(gradients) != said["gradients"].as_i64() {
+            if oom.phase != phase || Some(gradients) != printed["gradients"].as_i64() {
                 wrong.push(format!(
                     "{}: {:?}, {gradients} for {}",
-                    said["check"], oom.phase, said["gradients"]
+                    printed["check"], oom.phase, printed["gradients"]
                 ));
             }
         }

@@ -1,5 +1,5 @@
-//! The table of iterations with a column for each parameter and each gradient: to the byte what torch itself says, in every iteration that
-//! is chosen, through epochs whose steps are numbered anew.
+//! The table of iterations with a column for each parameter and gradient equals torch's own figures to the byte, in
+//! every chosen iteration, across epochs whose step numbers restart.
 use gpumem_tests::live::torch;
 use gpumem_tests::live::{Daemon, Job};
 use serde_json::Value;
@@ -34,8 +34,8 @@ fn columns(line: &Line, role: &str) -> BTreeMap<String, i64> {
     bytes.filter(|(_, bytes)| *bytes != 0).collect()
 }
 
-fn told(said: &Value, name: &str) -> BTreeMap<String, i64> {
-    let map = said[name].as_object().unwrap_or_else(|| panic!("{name} of {said}"));
+fn expected(printed: &Value, name: &str) -> BTreeMap<String, i64> {
+    let map = printed[name].as_object().unwrap_or_else(|| panic!("{name} of {printed}"));
     map.iter().map(|(name, bytes)| (name.clone(), bytes.as_i64().expect("bytes"))).collect()
 }
 
@@ -46,7 +46,7 @@ fn trains(version: &str, how: &str, every: u64) {
     let mut command = wheel.covered(&machine, &daemon.runtime, "parameters.py", &[how, &every.to_string()]);
     command.env("PYTHONPATH", Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent-lib/python"));
     let mut job = Job::start(&mut command);
-    let said = torch::finished(&mut job);
+    let printed = torch::finished(&mut job);
     daemon.wait_for_the_end_of(&machine, &[&job]);
     daemon.stop();
     let recording = daemon.recording.clone();
@@ -66,30 +66,34 @@ fn trains(version: &str, how: &str, every: u64) {
         .map(|line| ((number(line, "epoch") as u64, number(line, "iteration") as u64), line))
         .collect();
     let mut compared = 0;
-    for said in said.iter().filter(|said| said["iteration"].is_u64()) {
-        let [epoch, iteration] = ["epoch", "iteration"].map(|name| said[name].as_u64().expect("a number"));
+    for printed in printed.iter().filter(|printed| printed["iteration"].is_u64()) {
+        let [epoch, iteration] = ["epoch", "iteration"].map(|name| printed[name].as_u64().expect("a number"));
         let what = format!("torch {version}, {how}, epoch {epoch}, iteration {iteration}");
         let line = rows.get(&(epoch, iteration));
         assert_eq!(line.is_some(), iteration % every == 0, "{what}: {:?}", rows.keys());
         let Some(line) = line else { continue };
-        assert_eq!(columns(line, "parameter"), told(said, "parameters"), "{what}");
-        assert_eq!(columns(line, "gradient"), told(said, "gradients"), "{what}");
+        assert_eq!(columns(line, "parameter"), expected(printed, "parameters"), "{what}");
+        assert_eq!(columns(line, "gradient"), expected(printed, "gradients"), "{what}");
         for (total, role) in [("weight_bytes", "parameter"), ("weight_gradient_bytes", "gradient")] {
             assert_eq!(number(line, total), columns(line, role).values().sum::<i64>(), "{what}: {total}");
         }
-        assert_eq!(number(line, "current_cached_bytes"), said["reserved"].as_i64().expect("bytes"), "{what}");
+        assert_eq!(
+            number(line, "current_cached_bytes"),
+            printed["reserved"].as_i64().expect("bytes"),
+            "{what}"
+        );
         compared += 1;
     }
     assert_eq!(compared, rows.len(), "torch {version}: {:?}", rows.keys());
     assert!(compared >= 4, "torch {version}: {compared}");
-    // What is frozen in the second epoch has no gradient any more, and its weights as before.
+    // Parameters frozen in the second epoch have no gradient any more, and unchanged weights.
     let of = |epoch: u64, role: &str| {
         let line = rows.iter().find(|((of, _), _)| *of == epoch).expect("a row").1;
         columns(line, role).keys().filter(|name| name.starts_with("GPT/h.0/")).count()
     };
     assert!(of(1, "gradient") > 0 && of(1, "gradient") == of(1, "parameter"));
     assert_eq!((of(2, "gradient"), of(2, "parameter")), (0, of(1, "parameter")));
-    // The same in JSON and for people, and nothing of it unasked.
+    // The same in JSON and in the text; without the option there are no columns.
     let json: Value = serde_json::from_str(&report(&["--json", "--columns"])).expect("JSON");
     let device = &json["devices"][0];
     let (columns, amounts) = (&device["parameters"]["columns"], &device["parameters"]["amounts"]);
@@ -98,17 +102,17 @@ fn trains(version: &str, how: &str, every: u64) {
     assert!(amounts.iter().flat_map(Value::as_array).all(|row| row.len() == columns.len()), "{json}");
     let text = report(&["--columns"]);
     assert!(text.contains("each parameter and its gradient") && text.contains("GPT/h.1/"), "{text}");
-    assert!(text.contains(" 2:"), "epochs are told: {text}");
+    assert!(text.contains(" 2:"), "epochs are shown: {text}");
     let plain: Value = serde_json::from_str(&report(&["--json"])).expect("JSON");
     assert!(plain["devices"][0]["parameters"].is_null());
 }
 
 #[test]
-fn each_parameter_is_what_torch_says_where_the_program_numbers_its_steps() {
+fn parameters_equal_torchs_if_the_program_counts_steps() {
     torch::versions().iter().for_each(|version| trains(version, "steps", 1));
 }
 
 #[test]
-fn each_parameter_is_what_torch_says_where_the_optimizer_numbers_them() {
+fn parameters_equal_torchs_if_the_optimizer_counts_steps() {
     torch::versions().iter().for_each(|version| trains(version, "optimizer", 2));
 }

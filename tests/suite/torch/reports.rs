@@ -1,5 +1,5 @@
-//! What `gpumemctl report` says of unmodified PyTorch while it runs, beside what torch and the machine say: the bridge from
-//! memory_allocated to nvidia-smi, and where names come from.
+//! `gpumemctl report` on unmodified PyTorch while it runs, compared with torch and the machine: the bridge from
+//! memory_allocated to nvidia-smi, and the sources of names.
 use gpumem_tests::live::torch;
 use gpumem_tests::live::{Daemon, Job, until};
 use serde_json::Value;
@@ -21,7 +21,7 @@ const ALLOCATORS: [(Mode, &str, &str, &str); 3] = [
 ];
 
 #[test]
-fn the_bridge_leads_from_torchs_numbers_to_the_machines() {
+fn bridge_from_torchs_figures_to_the_machines() {
     for version in &torch::versions() {
         for (mode, variable, value, source) in ALLOCATORS {
             let what = format!("torch {version} {variable}={value}");
@@ -41,7 +41,7 @@ fn the_bridge_leads_from_torchs_numbers_to_the_machines() {
                 truths.rfind(|truth| truth.pid == pid && !truth.is_end())
             };
             let torch_said = |key: &str| held["device"][key].as_i64().expect("a number");
-            // It stands still: when everything was said, these are what torch and the machine have.
+            // It is idle: once all records have arrived, the figures equal torch's and the machine's.
             let (report, bridge, truth) = until(20, &what, || {
                 let (report, truth) = (report()?, truth()?);
                 let last = report["devices"][0]["last"].clone();

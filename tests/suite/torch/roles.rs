@@ -1,5 +1,5 @@
-//! What blocks are for, as the ledger has it at moments of trainings in unmodified PyTorch wheels, beside what the program itself
-//! tells of them (tests/torch/roles.py).
+//! Roles of blocks in the ledger at moments of trainings in unmodified PyTorch wheels, compared with the program's own
+//! (tests/torch/roles.py).
 use gpumem_tests::live::torch::{self, Moment};
 use gpumem_tests::live::{Daemon, Job};
 use gpumem_wire::Role;
@@ -18,7 +18,7 @@ const NAMES: [(&str, Role); 9] = [
     ("buffer", Role::Buffer),
     ("unknown", Role::Unknown),
 ];
-/// Steps after which a workspace is known.
+/// Steps after which a workspace is recognised.
 const OLD: u32 = 3;
 /// What a small tensor takes, a few times.
 const SMALL: i64 = 2048;
@@ -49,7 +49,7 @@ impl<'a> Check<'a> {
         self.what.starts_with("backward") || matches!(self.what, "retained" | "clipped" | "hook")
     }
 
-    /// Roles that ledger/src/rules/derive.rs cannot tell from each other yet: their sum is compared.
+    /// Roles that ledger/src/rules/derive.rs cannot distinguish yet: their sum is compared.
     fn open(&self, has_workspaces: bool) -> Vec<&'static str> {
         let mut open = Vec::new();
         if has_workspaces && self.number < OLD {
@@ -60,7 +60,7 @@ impl<'a> Check<'a> {
             open.push(if self.has_fresh_gradients() { "temporary" } else { "gradient" });
         }
         if self.number == 0 {
-            open.extend(["input", "unknown"]); // what was there before anything was trained
+            open.extend(["input", "unknown"]); // memory from before the training
         }
         if self.what == "retained" {
             open.push("temporary"); // its pass may go on
@@ -69,9 +69,9 @@ impl<'a> Check<'a> {
     }
 }
 
-fn told(said: &Value, workspaces: &[&str]) -> Roles {
-    let mut roles: Roles = NAMES.map(|(name, _)| (name, said["roles"][name].as_i64().unwrap_or(0))).into();
-    for row in said["rest"].as_array().expect("rest") {
+fn expected_roles(printed: &Value, workspaces: &[&str]) -> Roles {
+    let mut roles: Roles = NAMES.map(|(name, _)| (name, printed["roles"][name].as_i64().unwrap_or(0))).into();
+    for row in printed["rest"].as_array().expect("rest") {
         let is_workspace = row[0].as_str().is_some_and(|address| workspaces.contains(&address));
         let name = if is_workspace { "workspace" } else { "unknown" };
         *roles.entry(name).or_default() += row[1].as_i64().expect("bytes");
@@ -83,34 +83,35 @@ fn held(moment: &Moment) -> Roles {
     NAMES.map(|(name, role)| (name, moment.devices[0].roles[usize::from(role.to_code())])).into()
 }
 
-/// Whether one moment is as the program says; what is not.
-pub(super) fn differences(moment: &Moment, said: &Value, workspaces: &[&str]) -> Vec<String> {
+/// Returns the differences between a moment and the program's own roles.
+pub(super) fn differences(moment: &Moment, printed: &Value, workspaces: &[&str]) -> Vec<String> {
     let check = Check::new(&moment.name);
-    let (told, held) = (told(said, workspaces), held(moment));
-    let parts = said["parts"].as_array();
+    let (reported, held) = (expected_roles(printed, workspaces), held(moment));
+    let parts = printed["parts"].as_array();
     let is_open = |name: &str| check.open(!workspaces.is_empty()).contains(&name);
     let mut found = Vec::new();
     for (name, bytes) in &held {
         let is_right = match parts {
             // From the first pass on, but for a workspace that is taken for one.
             _ if *name == "gradient" && check.has_fresh_gradients() => {
-                *bytes == told[name] || check.number == 0 && is_open("workspace") && *bytes > told[name]
+                *bytes == reported[name]
+                    || check.number == 0 && is_open("workspace") && *bytes > reported[name]
             }
             Some(parts) => {
-                !parts.iter().any(|part| part == name) || check.number == 0 || *bytes == told[name]
+                !parts.iter().any(|part| part == name) || check.number == 0 || *bytes == reported[name]
             }
             // Unknown, or right.
-            None if check.is_first_pass() => is_open(name) || *bytes <= told[name],
-            None => is_open(name) || *bytes == told[name],
+            None if check.is_first_pass() => is_open(name) || *bytes <= reported[name],
+            None => is_open(name) || *bytes == reported[name],
         };
         if !is_right {
-            found.push(format!("{name}: {bytes} for {}", told[name]));
+            found.push(format!("{name}: {bytes} for {}", reported[name]));
         }
     }
     let sum =
         |roles: &Roles| roles.iter().filter(|(name, _)| is_open(name)).map(|(_, bytes)| bytes).sum::<i64>();
-    if parts.is_none() && !check.is_first_pass() && sum(&held) != sum(&told) {
-        found.push(format!("what is open: {} for {}", sum(&held), sum(&told)));
+    if parts.is_none() && !check.is_first_pass() && sum(&held) != sum(&reported) {
+        found.push(format!("ambiguous roles: {} for {}", sum(&held), sum(&reported)));
     }
     found
 }
@@ -121,15 +122,15 @@ fn train(version: &str, features: &[&str]) {
     let machine = torch::machine(&[]);
     let mut daemon = Daemon::start(&machine, "daemon", FAST);
     let mut job = Job::start(&mut wheel.covered(&machine, &daemon.runtime, "roles.py", features));
-    let said = torch::finished(&mut job);
+    let printed = torch::finished(&mut job);
     daemon.wait_for_the_end_of(&machine, &[&job]);
     daemon.stop();
     let moments = torch::moments(&daemon.recording, job.pid());
-    let workspaces = said.iter().find_map(|line| line["workspaces"].as_array()).expect("workspaces");
+    let workspaces = printed.iter().find_map(|line| line["workspaces"].as_array()).expect("workspaces");
     let workspaces: Vec<&str> = workspaces.iter().filter_map(Value::as_str).collect();
     let (mut exact, mut wrong) = (BTreeMap::new(), Vec::new());
-    for (moment, said) in torch::beside(&moments, &said) {
-        let found = differences(moment, said, &workspaces);
+    for (moment, printed) in torch::beside(&moments, &printed) {
+        let found = differences(moment, printed, &workspaces);
         if !found.is_empty() {
             wrong.push(format!("{}: {}", moment.name, found.join(", ")));
         }
@@ -141,7 +142,7 @@ fn train(version: &str, features: &[&str]) {
     println!("torch {version}: {} checks, exact: {exact:?}, {} workspaces", moments.len(), workspaces.len());
     assert!(wrong.is_empty(), "torch {version}: {wrong:#?}");
     assert_eq!(exact.keys().copied().collect::<BTreeSet<_>>(), features.iter().copied().collect());
-    for bytes in said.iter().filter_map(|line| line["temporaries"].as_i64()) {
+    for bytes in printed.iter().filter_map(|line| line["temporaries"].as_i64()) {
         let rows = torch::iterations(&daemon.recording, job.pid());
         for row in &rows[1..4] {
             assert_eq!(row.temporaries.peak_bytes, bytes, "{row:?}");
@@ -157,7 +158,7 @@ fn train_each(features: &[&str]) {
             train(version, features);
         } else {
             gpumem_test_support::skip(
-                &format!("what torch {version} does is told by frames, which are not read"),
+                &format!("torch {version} needs frames, which are not read"),
                 "pip install torch",
             );
         }
@@ -165,7 +166,7 @@ fn train_each(features: &[&str]) {
 }
 
 #[test]
-fn roles_are_what_the_program_says() {
+fn roles_equal_the_programs() {
     let features = [
         "temporaries",
         "plain",
@@ -189,7 +190,7 @@ fn gradients_in_buckets_are_gradients() {
 }
 
 #[test]
-fn whole_parameters_are_parameters_as_shards_are() {
+fn unsharded_parameters_are_parameters_like_shards() {
     for feature in ["fsdp", "fsdp_kept", "fsdp_mixed", "fsdp_accumulated"] {
         train_each(&[feature]);
     }

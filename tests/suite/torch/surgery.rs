@@ -13,12 +13,12 @@ fn operated(version: &str, seed: &str) {
     let machine = torch::machine(&[]);
     let mut daemon = Daemon::start(&machine, "daemon", "");
     let mut job = Job::start(&mut wheel.covered(&machine, &daemon.runtime, "surgery.py", &[seed, CHANGES]));
-    let said = torch::finished(&mut job);
+    let printed = torch::finished(&mut job);
     daemon.wait_for_the_end_of(&machine, &[&job]);
     daemon.stop();
     let names = attribution(&daemon.recording, job.pid());
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    for line in said.iter().filter(|line| line["check"].is_string()) {
+    for line in printed.iter().filter(|line| line["check"].is_string()) {
         let check = line["check"].as_str().unwrap_or_default();
         let mut parameters: BTreeMap<&str, &str> = BTreeMap::new();
         let mut wrong = Vec::new();

@@ -11,11 +11,11 @@ use std::path::PathBuf;
 const FAST: &str = "[nvml]\nlist_every_s = 0.02\nlist_budget = 1.0\n";
 const MODELS: [&str; 5] = ["gpt", "resnet", "lstm", "reentrant", "non_reentrant"];
 
-/// Of the bytes that a step allocates, those of which the ground truth says whose they are, in a hundred. The rest is the loss, which is
-/// in no module.
+/// Percentage of a step's allocated bytes with a known owner in the ground truth. The rest is the loss, which is in no
+/// module.
 const LEAST_COVERED: f64 = 90.0;
 
-/// What is told of the frames of a CPython without a GIL.
+/// Reported state of frames in a CPython without a GIL.
 const NOT_READ: &str = "Failed CPython without a GIL (free-threaded) is not read";
 
 const ROLES: [(&str, Role); 4] = [
@@ -29,7 +29,7 @@ const ROLES: [(&str, Role); 4] = [
 struct Trained {
     version: String,
     pid: u32,
-    said: Vec<Value>,
+    printed: Vec<Value>,
     recording: PathBuf,
     machine: Machine,
 }
@@ -39,22 +39,22 @@ fn train(version: &str, arguments: &[&str]) -> Option<Trained> {
     let machine = torch::machine(&[]);
     let mut daemon = Daemon::start(&machine, "daemon", FAST);
     let mut job = Job::start(&mut wheel.covered(&machine, &daemon.runtime, "training.py", arguments));
-    let said = torch::finished(&mut job);
+    let printed = torch::finished(&mut job);
     daemon.wait_for_the_end_of(&machine, &[&job]);
     daemon.stop();
     let (pid, recording) = (job.pid(), daemon.recording.clone());
-    Some(Trained { version: wheel.version, pid, said, recording, machine })
+    Some(Trained { version: wheel.version, pid, printed, recording, machine })
 }
 
 /// Its numbers, without addresses.
-fn numbers(said: &[Value]) -> Vec<(String, Value)> {
+fn numbers(printed: &[Value]) -> Vec<(String, Value)> {
     let checks =
-        said.iter().filter_map(|line| Some((line["check"].as_str()?.to_owned(), line["devices"].clone())));
+        printed.iter().filter_map(|line| Some((line["check"].as_str()?.to_owned(), line["devices"].clone())));
     checks.collect()
 }
 
 #[test]
-fn every_model_trains_as_without_us_and_every_segment_is_known() {
+fn models_train_as_without_the_agent_and_every_segment_is_known() {
     for version in &torch::versions() {
         let Some(trained) = train(version, &MODELS) else { return };
         let seen = replay(&trained.recording);
@@ -65,22 +65,22 @@ fn every_model_trains_as_without_us_and_every_segment_is_known() {
         assert_eq!(process.odd, Default::default(), "nothing odd");
         assert!(process.coverage.partial.is_none() && process.coverage.lost == 0, "{:?}", process.coverage);
         let moments = torch::moments(&trained.recording, trained.pid);
-        for (moment, said) in torch::beside(&moments, &trained.said) {
-            torch::agree(&format!("torch {version}, {}", moment.name), moment, said);
+        for (moment, printed) in torch::beside(&moments, &trained.printed) {
+            torch::agree(&format!("torch {version}, {}", moment.name), moment, printed);
         }
         // The same program on the same machine, alone.
         let wheel = torch::wheel(version).expect("had before");
         let mut alone = Job::start(&mut wheel.bare(&trained.machine, "training.py", &MODELS));
         assert_eq!(
             numbers(&torch::finished(&mut alone)),
-            numbers(&trained.said),
+            numbers(&trained.printed),
             "torch {version}: its own numbers"
         );
         names_are_right(&trained);
     }
 }
 
-/// Of the step that has the ground truth beside it: whose memory it was; of every step: parameters, gradients, state.
+/// Checks owners in the step with ground truth; in every step parameters, gradients and state.
 fn names_are_right(trained: &Trained) {
     let names = attribution(&trained.recording, trained.pid);
     println!("torch {}: {:?}", trained.version, names.layers);
@@ -109,9 +109,9 @@ fn names_are_right(trained: &Trained) {
         println!("  that is {covered:.2} % of the step's");
         assert!(covered >= LEAST_COVERED && beyond.is_empty(), "{key}: {covered} {beyond:?}");
     }
-    for said in trained.said.iter().filter(|line| line["addresses"].is_array()) {
-        let check = said["check"].as_str().unwrap_or_default();
-        let of = |what, role| owned(&names.live[check], said, what, role);
+    for printed in trained.printed.iter().filter(|line| line["addresses"].is_array()) {
+        let check = printed["check"].as_str().unwrap_or_default();
+        let of = |what, role| owned(&names.live[check], printed, what, role);
         let gradients = of("gradient", Role::Gradient);
         // From their accumulation on.
         let all = (gradients.count, gradients.count);
@@ -129,7 +129,7 @@ fn names_are_right(trained: &Trained) {
 }
 
 #[test]
-fn the_newest_wheel_trains_too() {
+fn newest_wheel_trains() {
     let Some(wheel) = torch::wheel("newest") else { return };
     if torch::versions().contains(&wheel.version) {
         println!("the newest is {}, which is trained with anyway", wheel.version);
@@ -137,8 +137,8 @@ fn the_newest_wheel_trains_too() {
     }
     let Some(trained) = train("newest", &MODELS) else { return };
     let moments = torch::moments(&trained.recording, trained.pid);
-    for (moment, said) in torch::beside(&moments, &trained.said) {
-        torch::agree(&format!("torch {}, {}", trained.version, moment.name), moment, said);
+    for (moment, printed) in torch::beside(&moments, &trained.printed) {
+        torch::agree(&format!("torch {}, {}", trained.version, moment.name), moment, printed);
     }
     names_are_right(&trained);
 }

@@ -1,10 +1,10 @@
-//! What the tests of all crates share. Depends on nothing, so that any crate may use it.
+//! Helpers for the tests of all crates. Has no dependencies, so any crate may use it.
 //!
 //! ```text
-//! skip    a test that cannot run here says why, and is counted
-//! alone   a test that needs a process of its own
+//! skip    a test that cannot run here reports the reason, and is counted
+//! alone   a test that needs a separate process
 //! wait    waiting for a condition
-//! bar     how long something may take, checked on a quiet machine only
+//! bar     time limit, checked on a quiet machine only
 //! gpu     the simulated GPU machine, built
 //! copy    this test program where every user may execute it
 //! ```
@@ -27,8 +27,8 @@ const SKIPS: &str = "GPUMEM_TEST_SKIPS";
 /// Name of the test that this process runs alone; set by [`alone`].
 const ALONE: &str = "GPUMEM_TEST_ALONE";
 
-/// Records that the calling test, or a part of it, cannot run here: `reason`, and the command that provides what is missing
-/// (empty where no command does).
+/// Records that the calling test, or a part of it, cannot run here: `reason`, and the command that provides the missing
+/// requirement (empty if no command does).
 ///
 /// # Panics
 /// With GPUMEM_TOOLS_REQUIRED set: there every skip is a failure.
@@ -46,7 +46,7 @@ pub fn skip(reason: &str, command: &str) {
     }
 }
 
-/// Whether there is a C++ compiler; without one, the calling test or a part of it is skipped.
+/// Returns whether there is a C++ compiler. Without one the calling test, or a part of it, is skipped.
 #[track_caller]
 pub fn has_cxx() -> bool {
     let has = Command::new("c++").arg("--version").output().is_ok();
@@ -56,8 +56,8 @@ pub fn has_cxx() -> bool {
     has
 }
 
-/// Runs the body of a test in a process of its own, because it changes something that a process has once: its agent, its allocator,
-/// its signal handlers. Call it from the test function itself, with a closure: the closure's type gives the test's name.
+/// Runs the body of a test in a separate process, because it changes process-wide state: the agent, the allocator,
+/// signal handlers. Call it from the test function with a closure: the closure's type contains the test's name.
 ///
 /// # Panics
 /// When that process fails; its output is in the message.
@@ -96,8 +96,8 @@ pub fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Prints how long something took. With GPUMEM_TEST_BARS set, which `make bench` does on a quiet machine, it may not take longer than
-/// `most`: on a shared machine a duration says nothing about the program.
+/// Prints a duration. With GPUMEM_TEST_BARS set, as in `make bench` on a quiet machine, it must not exceed `most`. On a
+/// shared machine a duration does not measure the program.
 ///
 /// # Panics
 /// With that variable set, when it took longer.
@@ -130,7 +130,7 @@ pub fn simulated_gpu() -> &'static Path {
         lock.lock().expect("the lock of the folder");
         for part in ["fake-gpu", "trainer", "mixer", "gap"] {
             let mut out = OsString::from("OUT=");
-            // make knows no spaces in paths: a relative one has none.
+            // make does not support spaces in paths: a relative path has none.
             out.push(fake.strip_prefix(root).map_or(fake.clone(), |below| Path::new("../..").join(below)));
             let mut make = Command::new("make");
             make.arg("-s").arg("-C").arg(root.join("tests").join(part)).arg(out);
@@ -146,8 +146,8 @@ pub fn simulated_gpu() -> &'static Path {
 pub struct SharedCopy(PathBuf);
 
 impl SharedCopy {
-    /// Makes the copy in the folder for temporary files. Another process writes it: a child that a thread beside this one forks at that
-    /// moment would keep the file open for writing, and what is open for writing cannot be executed.
+    /// Makes the copy in the folder for temporary files. Another process writes it. A child that another thread forks
+    /// at that moment would inherit the file open for writing, and such a file cannot be executed.
     ///
     /// # Panics
     /// When it cannot be made.

@@ -1,12 +1,12 @@
-"""PyTorch's modules and tensors by name: models, parameters, gradients, optimizer state.
+"""Names of PyTorch modules and tensors: models, parameters, gradients, optimizer state.
 
-Under ``gpumemctl run`` nothing has to be called: the agent finds modules and optimizers by itself. ``watch`` says which
-model matters, names it, and makes its parameters, gradients and optimizer states known at once and exactly::
+Under ``gpumemctl run`` no call is needed: the agent finds modules and optimizers. ``watch`` names a model, and makes the
+names of its parameters, gradients and optimizer states exact from the call on::
 
     model, optimizer = Net().cuda(), torch.optim.AdamW(...)
     gpumem.torch.watch(model, optimizer, name="student")
 
-Where there is no agent, both functions do nothing. None of them raises, changes the model, or keeps it alive.
+Without an agent both functions do nothing. Neither raises, changes the model, or keeps it alive.
 """
 
 import sys
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = ["unwatch", "watch"]
 
-#: The agent has its own copy of this package, under a private name: whichever came first does the work.
+#: The agent carries its own copy of this package under a private name; the copy that starts first does the work.
 _PRIVATE = "_gpumem_torch"
 
 
 def _working() -> Any:
-    """The one that works in this process; ``None`` where there is no agent."""
+    """Returns the active core of this process; ``None`` without an agent."""
     here = sys.modules[__name__]
     one = sys.modules.setdefault(_PRIVATE, here)
     core = getattr(one, "_core", None)
@@ -49,19 +49,20 @@ def watch(
     name: Optional[str] = None,
     every: Optional[int] = None,
 ) -> None:
-    """Names the memory of ``model``, and of what ``optimizers`` keep for it.
+    """Names the memory of ``model``, and the state that ``optimizers`` hold for it.
 
-    ``name`` is the first part of the paths of all its modules; without one it is the model's class. May be called at any
-    time, also again after parameters have changed. Costs some microseconds for each parameter, and later at most 0.2 %
-    of the time between two steps of an optimizer: in that time the names of new gradients are looked up. In other steps a
-    gradient has its parameter's name as soon as it is accumulated, or its module's name while modules have just moved.
-    With ``every=N`` each gradient has its parameter's name in all steps whose number is a multiple of N, whatever that
-    costs: for ``gpumemctl report --iterations --csv --columns --every N``. ``every=0`` ends that.
+    ``name`` is the first part of all its modules' paths; ``None`` means the model's class. May be called at any time, also
+    again after parameters have changed.
+
+    Costs a few microseconds for each parameter. Later, at most 0.2 % of the time between two optimizer steps is spent on
+    looking up names of new gradients. In other steps a gradient gets its parameter's name when it is accumulated, or its
+    module's name right after modules have moved. ``every=N`` looks up every gradient in each step whose number is a multiple
+    of N, at any cost, for ``gpumemctl report --iterations --csv --columns --every N``. ``every=0`` turns this off.
     """
     try:
         core = _working()
         if core is not None:
-            # One of an older library knows nothing of `every`.
+            # An older copy in the agent has no parameter `every`.
             more = () if every is None else (every,)
             core.watch(model, optimizers, name, *more)
     except Exception:
@@ -69,7 +70,7 @@ def watch(
 
 
 def unwatch(model: "torch.nn.Module") -> None:
-    """Forgets the names of ``model`` and its parts. What was named stays named."""
+    """Stops naming ``model`` and its parts. Memory that already has a name keeps it."""
     try:
         core = _working()
         if core is not None:

@@ -1,4 +1,4 @@
-"""What PyTorch's allocator had before the agent came."""
+"""Reports blocks that PyTorch's allocator held before the agent was loaded."""
 
 import ctypes
 import os
@@ -6,7 +6,7 @@ from typing import Any, List, Optional
 
 from ._agent import functions
 
-#: Times that something else may have happened meanwhile.
+#: Retries if other activity interferes.
 TRIES = 10
 
 _SEGMENT, _BLOCK, _PAGE = range(3)
@@ -14,7 +14,7 @@ _MIB = 1 << 20
 
 
 def _has_usual_pages(torch: Any) -> bool:
-    """Nobody has set the size of the pieces that large segments are mapped in (newer releases can)."""
+    """Returns whether large segments are mapped in pages of the default size, which newer releases can change."""
     told = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
     settings = [os.environ.get(name, "") for name in names]
@@ -23,21 +23,22 @@ def _has_usual_pages(torch: Any) -> bool:
 
 
 def _page_bytes(segment: Any, is_usual: bool) -> int:
-    """What an expandable segment is mapped in. Should it be larger pieces, theirs are neighbours that go together."""
+    """Returns the page size of an expandable segment in bytes. If the pages are larger in fact, neighbours are freed together."""
     whole = segment["total_size"]
     is_large = is_usual and segment["segment_type"] == "large"
     return 20 * _MIB if is_large and whole % (20 * _MIB) == 0 else 2 * _MIB
 
 
 def _is_slow(torch: Any) -> bool:
-    """The list would come with a stack for each block, which takes seconds."""
+    """Returns whether the allocator records a stack for each block, which makes listing them take seconds."""
     asked = getattr(torch._C, "_cuda_isHistoryEnabled", None)
     return asked is not None and bool(asked())
 
 
 def adopt(torch: Any) -> Optional[bool]:
-    """Tells the agent, if it came late; whether it has taken all over, or else is to be told again. ``None``: there is nothing to tell.
-    The allocator is asked for its own list: some ms for 10,000 blocks.
+    """Sends the allocator's segments and blocks to a late agent; takes some ms for 10,000 blocks.
+
+    Returns whether the agent accepted them; ``False`` means try again, ``None`` that there is nothing to send.
     """
     cuda = getattr(torch, "cuda", None)
     if cuda is None or not cuda.is_initialized() or _is_slow(torch) or functions.adoption_begins() == 0:

@@ -1,6 +1,7 @@
-"""The agent's functions, for this package alone: called with the GIL held, as none of them waits for anything.
+"""The agent's functions used by this package. They are called with the GIL held, because none of them blocks.
 
-``functions`` has an attribute for each; before ``connect`` and where the agent lacks one it does nothing and returns 0.
+``functions`` has one attribute for each. Before ``connect``, and if the agent lacks a function, it does nothing and returns
+0.
 """
 
 import ctypes
@@ -9,7 +10,7 @@ from typing import Any, Callable, Dict, Optional, Tuple
 _number = ctypes.c_uint64
 _Types = Tuple[Optional[type], Tuple[Any, ...]]
 
-#: Type of the result, types of the arguments.
+#: Result type, argument types.
 _FUNCTIONS: Dict[str, _Types] = {
     "available": (ctypes.c_int, ()),
     "module": (None, (_number, _number, _number, ctypes.c_char_p)),
@@ -31,10 +32,10 @@ _FUNCTIONS: Dict[str, _Types] = {
     "roles": (None, (ctypes.c_int, ctypes.c_char_p)),
 }
 
-#: Numbers of gpumem.h.
+#: Same numbers as in gpumem.h.
 PARAMETER, GRADIENT, OPTIMIZER_STATE, BUFFER, KV_CACHE, PARAMETER_COPY = 1, 2, 3, 8, 9, 10
 FORWARD, OPTIMIZER = 2, 4
-#: How a layer of names is: numbers of the wire format.
+#: State of a naming layer: numbers of the wire format.
 ACTIVE, DEGRADED, ABSENT, OFF, FAILED = 1, 2, 3, 4, 5
 
 
@@ -43,14 +44,14 @@ def _nothing(*_: object) -> int:
 
 
 class Functions:
-    """See the module's text."""
+    """Table of the agent's functions as attributes; see the module docstring."""
 
     def __init__(self) -> None:
         for name in _FUNCTIONS:
             setattr(self, name, _nothing)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        # Set for each instance; for type checkers.
+        # __init__ sets every attribute; this method is for type checkers.
         raise AttributeError(name)
 
 
@@ -58,7 +59,7 @@ functions = Functions()
 
 
 class Exports:
-    """Functions under their exported names, for code that says their types itself."""
+    """Functions under their exported names, for code that sets their types itself."""
 
     gpumem_frames_selftest: Any = staticmethod(_nothing)
 
@@ -67,7 +68,7 @@ exports = Exports()
 
 
 def connect(address_of: Callable[[str], int]) -> bool:
-    """Takes the functions from where they lie; whether the agent is there and records."""
+    """Loads the functions from their addresses. Returns whether the agent is recording."""
     for name, (result, arguments) in _FUNCTIONS.items():
         address = address_of(name)
         if address:
@@ -79,7 +80,7 @@ def connect(address_of: Callable[[str], int]) -> bool:
 
 
 def exported(library: ctypes.CDLL) -> Callable[[str], int]:
-    """Addresses of what a libgpumem.so exports."""
+    """Returns a lookup of the addresses that a libgpumem.so exports; 0 for a missing name."""
 
     def address_of(name: str) -> int:
         try:
@@ -91,5 +92,5 @@ def exported(library: ctypes.CDLL) -> Callable[[str], int]:
 
 
 def text(words: str) -> bytes:
-    """For the agent."""
+    """Encodes a string for the agent as UTF-8, with NUL replaced by "?"."""
     return words.encode("utf-8", "replace").replace(b"\0", b"?")

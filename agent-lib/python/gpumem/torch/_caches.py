@@ -1,8 +1,8 @@
-"""Caches of keys and values: which objects hold them, and which functions allocate them. No library is imported for this.
+"""KV caches: the objects that hold them, and the functions that allocate them. Imports no library for this.
 
-Frames name most caches as they are made (`codes`). Objects tell what frames miss: a cache that is older than the agent's knowledge of its
-class, and tensors that a cache took from elsewhere, such as the first keys in older releases of transformers. A tensor that needs a
-gradient is no cache: training keeps it for the backward pass, whoever else holds it.
+Frames name most caches while they are allocated (`codes`). Searching objects finds the rest: caches allocated before the
+agent registered their class, and tensors that a cache took over, such as the first keys in older releases of
+transformers. A tensor that requires a gradient is not a cache: training keeps it for the backward pass.
 """
 
 import sys
@@ -13,10 +13,10 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ._modules import classes, instances
 
-#: Methods that allocate what a cache holds; in a training that is kept for the backward pass.
+#: Methods that allocate a cache's tensors. In training these tensors are kept for the backward pass.
 _UPDATES: Tuple[str, ...] = ("__init__", "lazy_initialization", "lazy_initialization_indexer", "update", "update_indexer", "update_conv_state", "update_recurrent_state")
 _UPDATES += ("reorder_cache", "batch_repeat_interleave", "batch_select_indices", "prefetch", "_quantize")
-#: Base classes of objects that hold caches, and those of their methods that allocate them.
+#: Base classes of cache holders, with the methods that allocate.
 _HOLDERS: Tuple[Tuple[str, Tuple[str, ...]], ...] = (
     ("transformers.cache_utils:Cache", _UPDATES),
     ("transformers.cache_utils:CacheLayerMixin", _UPDATES),
@@ -24,21 +24,21 @@ _HOLDERS: Tuple[Tuple[str, Tuple[str, ...]], ...] = (
     ("transformers.generation.continuous_batching.cache:PagedAttentionCache", ("__init__",)),
     ("sglang.srt.mem_cache.memory_pool:KVCache", ("__init__", "_create_buffers")),
 )
-#: Functions of engines that allocate nothing else.
+#: Functions of inference engines that allocate only caches.
 _FUNCTIONS = (
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner._allocate_kv_cache_tensors",
     "vllm.v1.worker.gpu.attn_utils:_allocate_kv_cache",
     "vllm.worker.cache_engine:CacheEngine._allocate_kv_cache",
 )
-#: What models return: the cache is a field of it, as an object or as tuples of tensors.
+#: Return type of models: one field holds the cache, as an object or as tuples of tensors.
 _OUTPUT, _FIELD = "transformers.utils.generic:ModelOutput", "past_key_values"
-#: Classes of modules whose buffers are caches: several libraries have one of this name.
+#: Module classes whose buffers are caches; several libraries use this name.
 MODULES = frozenset(("KVCache",))
-#: Of the time, for searches; searches in the beginning, and their share; seconds between two searches, at least.
+#: Share of time for searches; number of early searches and their share; minimum seconds between two searches.
 _SHARE, _EARLY, _EARLY_SHARE, _PAUSE = 0.002, 4, 0.05, 0.5
-#: Lists inside of lists.
+#: Maximum nesting of containers.
 _DEEPEST = 4
-#: Classes whose methods are looked at.
+#: Maximum number of classes whose methods are registered.
 _MOST_CLASSES = 60
 
 
@@ -59,7 +59,7 @@ def _holders() -> Iterator[Tuple[type, Tuple[str, ...]]]:
 
 
 def codes() -> List[Tuple[CodeType, bool]]:
-    """Code of the functions that allocate caches, as far as their modules are loaded, and whether a training may call them."""
+    """Returns the code of cache-allocating functions in loaded modules, each with whether training may call it."""
     functions = [(_at(path), False) for path in _FUNCTIONS]
     for kind, methods in list(_holders())[:_MOST_CLASSES]:
         functions += [(vars(kind).get(name), methods is _UPDATES) for name in methods]
@@ -74,18 +74,18 @@ def codes() -> List[Tuple[CodeType, bool]]:
 
 
 class Caches:
-    """Objects that hold caches."""
+    """Live objects that hold caches."""
 
     def __init__(self) -> None:
-        #: By address of the object.
+        #: Weak references by object address.
         self.known: Dict[int, Any] = {}
-        #: When the next search is due, and how many there were.
+        #: Time of the next search; number of searches so far.
         self.due = 0.0
         self.searches = 0
 
     @staticmethod
     def kinds() -> List[type]:
-        """Classes of objects that hold caches; none unless a library is loaded that has some."""
+        """Returns the classes of cache holders; empty until a library with such classes is loaded."""
         kinds = {id(kind): kind for kind, _ in _holders()}
         output = _at(_OUTPUT)
         if isinstance(output, type):
@@ -93,7 +93,7 @@ class Caches:
         return list(kinds.values())
 
     def search(self, objects: Optional[List[Any]] = None) -> None:
-        """Looks for them among all objects, or among these, which are some. 20 ms for 500,000 objects."""
+        """Searches all objects, or only the given cache holders. Takes 20 ms for 500,000 objects."""
         kinds = self.kinds() if objects is None else []
         if not kinds and not objects:
             return
@@ -107,7 +107,7 @@ class Caches:
         self.due = now + max((now - start) / share, _PAUSE)
 
     def is_due(self) -> bool:
-        """Whether there was time enough since the last search."""
+        """Returns whether the next search is due."""
         return time.perf_counter() >= self.due
 
     def _add(self, holder: Any) -> None:
@@ -126,7 +126,8 @@ class Caches:
 
     @staticmethod
     def _fields(holder: Any) -> Optional[Dict[str, Any]]:
-        """Its attributes, without running any code of its class. Of what a model returns only the cache; none without one."""
+        """Returns the holder's attributes without running its class's code: of a model output only the cache, ``None``
+        without one."""
         try:
             fields = object.__getattribute__(holder, "__dict__")
         except AttributeError:
@@ -137,7 +138,7 @@ class Caches:
         return dict(fields)
 
     def tensors(self) -> Iterator[Any]:
-        """What they hold now."""
+        """Yields the tensors that the caches hold now."""
         if not self.known:
             return
         tensor = sys.modules["torch"].Tensor

@@ -1,37 +1,39 @@
-"""Copies of trained modules: averages of the weights (EMA, SWA), target networks, reference models.
+"""Copies of trained modules: averaged weights (EMA, SWA), target networks, reference models.
 
-A module is a copy if none of its parameters was ever trained, neither stepped by an optimizer nor given a gradient, while a module of the same
-structure, the same names and shapes, is trained. Compared are whole models, what wrappers such as `AveragedModel` wrap, and the named parts
-of a model that have parts themselves (`agent.critic` and `agent.target_critic`). Layers are not compared: frozen layers of a trained
-model have the structure of their trained neighbours and are no copies.
+A module is a copy if two conditions hold. None of its parameters was ever trained: no optimizer step, no gradient. And a
+module with the same structure, parameter names and shapes is trained.
+
+Whole models are compared, also inside wrappers such as `AveragedModel`, and named parts of a model that have parts
+(`agent.critic` and `agent.target_critic`). Layers are not compared: frozen layers of a trained model have the same
+structure as trained neighbours and are no copies.
 """
 
 from typing import Any, Dict, Iterator, List, Set, Tuple
 
 from ._modules import Known, Modules
 
-#: Steps after which an optimizer trains its parameters. Until then other models may still wait for the first step of theirs.
+#: Steps after which an optimizer counts as training. Before that, other models may not have had their first step yet.
 _STEPS = 2
-#: Modules inside of each other; more are a cycle.
+#: Maximum nesting of modules; a deeper one is a cycle.
 _DEEPEST = 100
 
 _Signature = Tuple[Any, ...]
 
 
 class _Node:
-    """A module with its own parameters and its parts."""
+    """A module with its own parameters and child modules."""
 
     __slots__ = ("known", "kind", "own", "parts", "is_trained", "was_trained", "is_empty")
 
     def __init__(self, known: Known, kind: str, own: List[Tuple[str, Any]]) -> None:
         self.known, self.kind, self.own = known, kind, own
         self.parts: List[Tuple[str, "_Node"]] = []
-        #: Of it and of everything inside.
+        #: Flags of the module including its descendants.
         self.is_trained = self.was_trained = False
         self.is_empty = not own
 
     def sum(self, depth: int = 0) -> None:
-        """Takes over what its parts are."""
+        """Merges the flags of its descendants."""
         for _, part in self.parts if depth < _DEEPEST else ():
             part.sum(depth + 1)
             self.is_trained |= part.is_trained
@@ -39,22 +41,22 @@ class _Node:
             self.is_empty &= part.is_empty
 
     def filled(self) -> List[Tuple[str, "_Node"]]:
-        """Parts with parameters."""
+        """Returns the child modules that have parameters."""
         return [(name, part) for name, part in self.parts if not part.is_empty]
 
     def within(self, path: str = "", depth: int = 0) -> Iterator[Tuple[str, "_Node"]]:
-        """It and what is inside, with paths from here."""
+        """Yields this node and its descendants, with paths relative to this node."""
         yield path, self
         for name, part in self.parts if depth < _DEEPEST else ():
             yield from part.within("%s/%s" % (path, name), depth + 1)
 
     def signature(self) -> _Signature:
-        """What copies have in common. Of a single layer also its class."""
+        """Returns a key that copies share: names and shapes, for a single layer also its class."""
         shapes = sorted((path, name, tuple(tensor.shape)) for path, node in self.within() for name, tensor in node.own)
         return ("" if self.filled() else self.kind, *shapes)
 
     def models(self) -> Iterator["_Node"]:
-        """It, what it wraps, and its named parts that have parts."""
+        """Yields this node, the models it wraps, and its named parts that have parts."""
         yield self
         at, filled = self, self.filled()
         while len(filled) == 1 and not at.own:
@@ -71,7 +73,7 @@ def _has_gradient(tensor: Any) -> bool:
 
 
 def find(modules: Modules, optimizers: List[Any], done: Dict[int, int], gradients: bool) -> Set[int]:
-    """Keys of all modules that are copies, or part of one. `gradients`: they can be looked at, no backward pass is under way."""
+    """Returns keys of all modules that are copies or inside one. `gradients` allows reading them: no backward pass is running."""
     parameters = (p for one in optimizers if done.get(id(one), 0) >= _STEPS for group in list(one.param_groups) for p in list(group["params"]))
     trained = {id(parameter) for parameter in parameters if parameter.requires_grad}
     if not trained:

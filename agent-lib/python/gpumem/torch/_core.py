@@ -1,6 +1,6 @@
-"""Everything together: begun by the agent, from inside of the process, or by ``watch``. One of these per process.
+"""Connects all parts. Started by the agent from inside the process, or by ``watch``; one instance for each process.
 
-Never raises, never prints: what goes wrong is the state of the layer, with its reason.
+Never raises and never prints: an error becomes the state of the naming layer, with its reason.
 """
 
 import ctypes
@@ -16,56 +16,58 @@ from ._modules import Modules, instances, next_record
 from ._steps import Steps, hooks
 from ._sweep import Sweeper
 
-#: Answers of ``start`` and ``tick``: the agent asks again when memory was allocated; soon; never; in a fifth of a second; as soon as the
-#: program is quiet after it has allocated.
+#: Results of ``start`` and ``tick``, which set when the agent calls again: at the next allocation; soon; never; in 0.2
+#: s; as soon as the program pauses after an allocation.
 DONE, LATER, FAILED, AGAIN, WHEN_QUIET = 0, 1, 2, 3, 4
 
-#: Seconds after which a sweep looks for tensors that came to lie elsewhere.
+#: Age in seconds after which a sweep looks for tensors that have moved.
 _AGE = 2.0
-#: Seconds in the process's life for complete looks that are made at once, at programs that train nothing; then their share of the time.
+#: For programs that train nothing: seconds of the process's lifetime spent on complete scans without delay, then the
+#: share of time.
 _IDLE_AT_ONCE, _IDLE_SHARE = 2.0, 0.05
-#: Nodes that the numbers of autograd are looked for in.
+#: Number of nodes used to locate autograd's sequence numbers.
 _NODES = 4
-#: Leaves that the gradients are looked for with.
+#: Number of leaves used to locate gradients.
 _LEAVES = 3
-#: Ticks that may fail before no more are made.
+#: Failed ticks after which ticks stop.
 _FAILURES = 3
 
 
 class Core:
-    """What was begun."""
+    """State of the package in this process."""
 
     def __init__(self) -> None:
-        #: Whose it is: a forked child has an agent of its own, or none.
+        #: Pid that started it: a forked child has its own agent, or none.
         self.process = os.getpid()
         self.modules = Modules()
         self.sweeper = Sweeper(self.modules)
         self.steps = Steps(self.modules, self.sweeper)
         self.handles: List[Any] = []
-        #: What this PyTorch lacks.
+        #: Hooks that this PyTorch release lacks.
         self.missing: List[str] = []
-        #: Frames are read; nodes are named. None: not tried so far.
+        #: Whether frame reading and node naming work; ``None`` before the test.
         self.tested: Optional[bool] = None
         self.calibrated: Optional[bool] = None
-        #: Times that what was there before may still be asked for.
+        #: Remaining attempts to report blocks allocated before the agent was loaded.
         self.adoptions = _adopt.TRIES
-        #: Calls of modules that nobody had said, at the last look.
+        #: Calls of unknown modules at the last scan.
         self.unknown = 0
-        #: Ticks that have failed; the last one did.
+        #: Number of failed ticks; whether the last one failed.
         self.failures = 0
         self.is_failing = False
-        #: Records at the end of the last look; something was allocated that no complete look has seen; when the next one is due.
+        #: Record number at the end of the last scan; whether allocations were made since the last complete scan; time
+        #: of the next one.
         self.head = 0
         self.is_dirty = True
         self.idle_due = 0.0
         self.idle_left = _IDLE_AT_ONCE
-        #: Complete looks so far.
+        #: Complete scans so far.
         self.looks = 0
-        #: A look is under way.
+        #: Whether a scan is running.
         self.is_looking = False
 
     def let_go(self) -> None:
-        """Takes the hooks back."""
+        """Removes the hooks."""
         for handle in self.handles:
             handle.remove()
 
@@ -74,12 +76,12 @@ _core: Optional[Core] = None
 
 
 def core() -> Optional[Core]:
-    """What was begun, if anything was."""
+    """Returns the state of this process, or ``None`` before ``start``."""
     return _core
 
 
 def _is_ready(torch: Any) -> bool:
-    """PyTorch is imported to its end."""
+    """Returns whether the import of PyTorch is complete."""
     spec = getattr(torch, "__spec__", None)
     if getattr(spec, "_initializing", False):
         return False
@@ -87,12 +89,12 @@ def _is_ready(torch: Any) -> bool:
 
 
 def _is_quiet(torch: Any) -> bool:
-    """No mode of the program's would see, record or change what is computed now."""
+    """Returns whether no mode of the program would see, record or change computations made now."""
     c = torch._C
     stacks = ["_len_torch_dispatch_stack"]
     if not hasattr(c, "DisableTorchFunctionSubclass"):
-        # Before PyTorch 2.0 DisableTorchFunction did not disable modes. Since then set_default_device is such a mode, which
-        # stays for as long as the program runs: see _calibrate.
+        # Before PyTorch 2.0 DisableTorchFunction did not disable modes. Since then set_default_device is a mode that
+        # stays active for the whole program: see _calibrate.
         stacks.append("_len_torch_function_stack")
     for name in stacks:
         count = getattr(c, name, None)
@@ -109,10 +111,10 @@ def _is_quiet(torch: Any) -> bool:
 
 
 def _is_transformed(c: Any) -> bool:
-    """A transform of functorch (vmap, grad) is under way on this thread.
+    """Returns whether a functorch transform (vmap, grad) is active on this thread.
 
-    Its dispatch keys tell. Asked for its level, functorch makes this thread a state, which every node of every backward pass
-    from then on copies for itself: 2 % of a step.
+    This reads dispatch keys. Asking functorch for its level would create a thread-local state, which every later backward
+    node copies: 2 % of a step.
     """
     keys = [getattr(getattr(c, "DispatchKey", None), name, None) for name in _TRANSFORMED]
     included = getattr(c, "_dispatch_tls_is_dispatch_key_included", None)
@@ -127,7 +129,7 @@ _TRANSFORMED = ("FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode
 
 
 def _calibrate(torch: Any) -> bool:
-    """Makes a few nodes of autograd, whose numbers are known, and shows them to the agent. No graph is run."""
+    """Creates autograd nodes with known sequence numbers, from which the agent learns their layout. Runs no graph."""
     first = functions.autograd_number()
     nodes: List[Any] = []
     with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad():
@@ -146,7 +148,7 @@ def _calibrate(torch: Any) -> bool:
 
 
 def _show_gradients(torch: Any) -> bool:
-    """Makes a few leaves with gradients and shows the agent where these lie. No graph is run."""
+    """Creates leaves with gradients, from which the agent learns where gradients are stored. Runs no graph."""
     kept: List[Any] = []
     examples: List[int] = []
     with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad():
@@ -161,7 +163,7 @@ def _show_gradients(torch: Any) -> bool:
 
 
 def _register(torch: Any, core: Core) -> None:
-    """PyTorch's hooks, as far as it has them."""
+    """Registers PyTorch's hooks, and lists those that this release lacks."""
     module = sys.modules.get("torch.nn.modules.module")
     optimizer = sys.modules.get("torch.optim.optimizer")
     before, after = hooks(core.steps)
@@ -188,7 +190,7 @@ def _say(core: Core) -> None:
 
 
 def start(address_of: Callable[[str], int]) -> int:
-    """Begins, once: ``DONE``, or ``LATER`` if PyTorch is not there yet, or ``FAILED``."""
+    """Starts once. Returns ``DONE``, ``LATER`` if PyTorch is not ready yet, or ``FAILED``."""
     global _core
     try:
         torch = sys.modules.get("torch")
@@ -220,13 +222,13 @@ def start(address_of: Callable[[str], int]) -> int:
 
 
 def _finish(torch: Any, core: Core) -> int:
-    """What needs a quiet moment."""
+    """Runs the steps that need a moment without active modes."""
     if core.tested is None:
         core.tested = _frames.prove(exports) == ""
     if core.calibrated is None and functions.autograd_number() != _NONE:
         if not _is_quiet(torch):
             return LATER
-        # A second time, should something else have made nodes meanwhile. The agent says why it failed.
+        # Retried once, because other code may create nodes at the same time. The agent reports the reason of a failure.
         core.calibrated = _calibrate(torch) or _calibrate(torch)
         if core.calibrated:
             _show_gradients(torch)
@@ -243,7 +245,7 @@ _UNHOOKED = "optimizers' steps once its compiler was used"
 
 
 def tick() -> int:
-    """Memory was allocated since the last time: called by the agent on the main thread, now and then."""
+    """Scans after allocations; the agent calls it on the main thread at intervals."""
     here = _core
     if here is None or here.is_looking:
         return LATER
@@ -257,8 +259,10 @@ def tick() -> int:
 
 
 def idle() -> int:
-    """Nothing was allocated for a while, and the main thread runs no statement: called by the agent on a thread of its own. Optimizers'
-    steps tell all that is new in a training; there it does nothing."""
+    """Scans completely when allocations have paused; the agent calls it on its own thread while the main thread is idle.
+
+    Does nothing in a training, where optimizer steps show every change.
+    """
     here = _core
     if here is None or here.is_looking or here.process != os.getpid() or not getattr(sys, "_is_gil_enabled", _yes)():
         return LATER
@@ -281,12 +285,12 @@ def _yes() -> bool:
 
 
 def _trains(here: Core) -> bool:
-    """Whether the program has made any optimizer so far, which its steps or regular looks show."""
+    """Returns whether the program has created an optimizer, so that its steps or regular scans show changes."""
     return bool(here.steps.optimizers()) or _codes.count_hooked() > 0
 
 
 def _look_completely(here: Core) -> None:
-    """Finds and tells everything, whatever regular looks have left for later."""
+    """Finds and reports everything, including work that regular scans postponed."""
     start = time.perf_counter()
     _codes.register_others()
     here.unknown = functions.modules_unknown()
@@ -307,7 +311,7 @@ def _look_completely(here: Core) -> None:
 
 
 def _look_when_quiet(here: Core) -> int:
-    """A program that trains nothing has no step that tells what is new: once it is quiet, everything is looked at."""
+    """Scans everything once a program that trains nothing pauses, since it has no optimizer steps that show changes."""
     head = next_record()
     is_quiet, here.head = head == here.head, head
     if _trains(here):
@@ -332,7 +336,7 @@ def _look(here: Core) -> int:
         here.unknown = unknown
         modules.search()
         here.steps.search()
-    here.steps.look_between()
+    here.steps.scan_between_statements()
     quiet = _look_when_quiet(here)
     if sweeper.caches.is_due():
         sweeper.caches.search()
@@ -342,12 +346,12 @@ def _look(here: Core) -> int:
     if here.is_failing:
         here.is_failing = False
         _say(here)
-    # A search that was not due yet is made without further activity.
+    # A search that was not due yet runs later without further allocations.
     return answer or (AGAIN if functions.modules_unknown() != here.unknown else quiet)
 
 
 def _failed(error: Exception) -> int:
-    """Something else may have changed what was looked at, such as a thread that makes modules: once more, a few times."""
+    """Reports an error. Allows a few retries, because other threads may change modules during a scan."""
     functions.roles(DEGRADED, text("%s: %s" % (type(error).__name__, error)))
     if _core is None or _core.failures >= _FAILURES:
         return FAILED

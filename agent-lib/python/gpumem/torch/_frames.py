@@ -1,6 +1,6 @@
-"""The agent's view of Python frames: proves that it is right in this process, and says which code means what.
+"""Tests the agent's reading of Python frames in this process, and encodes the meaning of code objects.
 
-Stands alone: imports nothing of this package, because it also runs inside of programs that have not installed it.
+Imports nothing of this package, because it also runs in programs that have not installed it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Iterator
 
 MODULE, OPTIMIZER, BACKWARD, SETUP, BOUNDARY, STEP = 1, 2, 3, 4, 5, 6
 PARAMETER, GRADIENT = 7, 8
-#: Only when memory runs out.
+#: Used only when memory runs out.
 ZERO_GRAD, CUSTOM_FUNCTION = 9, 10
 REDUCTION = 11
 KV_CACHE, PARAMETER_COPY, COPYING, CACHE_UPDATE = 12, 13, 14, 15
@@ -21,7 +21,7 @@ _IN_CELL = 128
 
 
 def meaning(code: CodeType, what: int, name: str = "self") -> int:
-    """The second argument of `gpumem_code`: what the code means, and which local variable of it is the module or optimizer."""
+    """Returns the second argument of `gpumem_code`: the code's meaning, and which local variable holds the module or optimizer."""
     if what not in (MODULE, SETUP, STEP):
         return what
     if name not in code.co_cellvars:
@@ -34,7 +34,7 @@ def meaning(code: CodeType, what: int, name: str = "self") -> int:
 
 
 class _Probe:
-    """Frames of several kinds, whose first variable is known."""
+    """Creates frames of several kinds whose first variable is known."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.test = library.gpumem_frames_selftest
@@ -57,7 +57,7 @@ class _Probe:
         count, address = len(frames), id(self)  # no inner function may use `self`: it would lie in a cell
         codes = (ctypes.c_uint64 * count)(*[id(frame.f_code) for frame in frames])
         firsts = (ctypes.c_uint64 * count)(*[address if known else 0 for known in mine])
-        # This frame goes on to other lines before it calls.
+        # This frame's line changes before the call, so it is not compared.
         numbers = [frame.f_lineno if known else 0 for frame, known in zip(frames, mine)]
         lines = (ctypes.c_int * count)(*[0] + numbers[1:])
         reason = ctypes.create_string_buffer(256)
@@ -74,5 +74,5 @@ def _chain(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def prove(library: Any) -> str:
-    """Lets the agent compare what it reads with what Python says. The empty string if it reads frames from now on, else why not."""
+    """Lets the agent compare the frames it reads with Python's own; returns "" on success, else the reason."""
     return _Probe(library).run(3)

@@ -1,7 +1,7 @@
-"""How the agent makes this package from the sources that it carries, in a process that may not have it installed.
+"""Creates this package from the sources inside the agent, in a process that may not have it installed.
 
-Run with two names: ``sources``, a text for each module's name, and ``addresses``, those of the agent's functions.
-Leaves two functions, ``start`` and ``tick``.
+Runs with two globals: ``sources`` (text by module name) and ``addresses`` (of the agent's functions). Defines ``start``,
+``tick`` and ``idle``.
 """
 
 import sys
@@ -20,7 +20,7 @@ def _load() -> Any:
     if package is not None and hasattr(package, "_core"):
         return package._core
     if package is not None and package.__dict__.get("__path__"):
-        # The installed package, imported by the program, that has not begun so far.
+        # The program has imported the installed package, which has not started yet.
         from importlib import import_module
 
         return import_module(package.__name__ + "._core")

@@ -1,4 +1,4 @@
-"""Optimizers' steps: the phase, the number of the step, and when to look at parameters, gradients and states."""
+"""Optimizer steps: the phase, the step number, and when to sweep parameters, gradients and states."""
 
 import os
 import sys
@@ -11,10 +11,10 @@ from ._agent import FORWARD, OPTIMIZER, functions, text
 from ._modules import Modules, classes, instances
 from ._sweep import Sweeper
 
-#: Steps of an optimizer after which everything was seen that it will make.
+#: Steps after which an optimizer has created all of its state.
 _FIRST = 3
-#: Seconds in the process's life for sweeps and searches that are made at once, because an optimizer is new, and not when
-#: the time since the last one has paid for them: a program may make an optimizer for each parameter, or for each step.
+#: Seconds of the process's lifetime for sweeps and searches that a new optimizer triggers before they are due. Limited,
+#: because a program may create an optimizer for each parameter or step.
 _AT_ONCE = 2.0
 
 
@@ -23,37 +23,37 @@ def _never() -> bool:
 
 
 class Steps:
-    """The hooks of all optimizers."""
+    """Hooks shared by all optimizers."""
 
     def __init__(self, modules: Modules, sweeper: Sweeper) -> None:
         self.modules = modules
         self.sweeper = sweeper
-        #: Optimizers, by address of the object, and how many steps each has done.
+        #: Optimizers by object address, and the number of steps of each.
         self.known: Dict[int, Any] = {}
         self.done: Dict[int, int] = sweeper.done
-        #: Its steps are the program's steps.
+        #: The optimizer whose steps count as the program's steps.
         self.first: Optional[Any] = None
         self.count = 0
-        #: In steps with a multiple of this number names of gradients are looked up, whatever that costs; 0: in none.
+        #: Gradients are looked up at any cost in steps that are a multiple of this; 0 disables it.
         self.every = 0
-        #: Classes of optimizers that had been made when they were searched for.
+        #: Number of hooked optimizer classes at the last search.
         self.hooked = 0
-        #: A sweep is under way, or this is a forked child: the agent is silent there.
+        #: Set while a sweep runs, and in a forked child, where the agent is inactive.
         self.rests = False
         os.register_at_fork(after_in_child=self._rest)
-        #: What is left of _AT_ONCE.
+        #: Remaining part of _AT_ONCE.
         self._left = _AT_ONCE
         torch = sys.modules.get("torch")
         compiler = getattr(torch, "compiler", None)
         self.is_compiling = getattr(compiler, "is_compiling", None) or _never
 
     def optimizers(self) -> List[Any]:
-        """Those that live."""
+        """Returns the live optimizers."""
         found = [reference() for reference in list(self.known.values())]
         return [optimizer for optimizer in found if optimizer is not None]
 
     def add(self, optimizer: Any, has_steps: bool = True) -> None:
-        """An optimizer is known from now on. `has_steps`: it makes one."""
+        """Registers an optimizer. `has_steps`: it is making a step."""
         key = id(optimizer)
         known = self.known.get(key)
         if known is not None and known() is optimizer:
@@ -67,18 +67,18 @@ class Steps:
         kind = type(optimizer)
         _codes.register_optimizer(kind)
         _codes.register_others()
-        # What a step allocates for itself is the optimizer's.
+        # Memory that a step allocates belongs to the optimizer.
         functions.module(key, id(kind), 0, text(kind.__name__ + ".step"))
         self.sweeper.forget()
         if self._has_unknown(optimizer):
             self._sweep([], False)
-            # Modules that no hook has shown: unpickled, or deep copies.
+            # Modules that no hook has reported: unpickled or deep-copied ones.
             if self._has_unknown(optimizer) and (self._left > 0 or self.modules.is_due()):
                 self.modules.search()
                 self._left -= self.modules.search_seconds
 
     def _gone(self, key: int, reference: Any) -> None:
-        """An optimizer has died, possibly while the interpreter ends."""
+        """Removes an optimizer that has died, possibly during interpreter shutdown."""
         try:
             if self.known.get(key) is reference:
                 del self.known[key], self.done[key]
@@ -88,12 +88,12 @@ class Steps:
             pass
 
     def _has_unknown(self, optimizer: Any) -> bool:
-        """Whether it has parameters that no sweep has seen."""
+        """Returns whether the optimizer has parameters that no sweep has seen."""
         params = (param for group in optimizer.param_groups for param in group["params"])
         return any(id(param) not in self.sweeper.paths for param in params)
 
     def _sweep(self, optimizers: List[Any], gradients: bool) -> None:
-        """Now, if that is paid for, or as long as the program's first optimizers may have it for nothing."""
+        """Sweeps if a sweep is due, or while the startup allowance lasts."""
         is_due = self.sweeper.is_due()
         if is_due or self._left > 0:
             self.sweeper.sweep(optimizers, gradients)
@@ -101,7 +101,7 @@ class Steps:
                 self._left -= self.sweeper.seconds
 
     def look(self, optimizer: Any) -> None:
-        """A step begins, and something may be new, or it is time to look."""
+        """Handles the start of a step in which something may be new or a sweep is due."""
         if self.rests:
             return
         self.rests = True
@@ -117,7 +117,8 @@ class Steps:
             self.rests = False
 
     def _has_changed(self) -> bool:
-        """Whether modules have moved, or an optimizer has another state than the last sweep has seen, as after `load_state_dict`."""
+        """Returns whether modules moved or an optimizer has a different state since the last sweep, as after
+        `load_state_dict`."""
         is_due = time.perf_counter() >= self.modules.due
         has_moved = self.modules.follow()
         start = time.thread_time()
@@ -126,8 +127,8 @@ class Steps:
             self.modules.pay(time.thread_time() - start)
         return has_moved or has_others
 
-    def look_between(self) -> None:
-        """Between two statements of the program, now and then: it may load a model or a state and make no step for a while, or none."""
+    def scan_between_statements(self) -> None:
+        """Scans between two statements: the program may load a model or state and make no step for a while, or never."""
         if self.rests:
             return
         self.rests = True
@@ -142,12 +143,12 @@ class Steps:
 
     @staticmethod
     def kinds() -> List[type]:
-        """Classes of optimizers."""
+        """Returns the classes of optimizers."""
         kind = getattr(sys.modules.get("torch.optim.optimizer"), "Optimizer", None)
         return classes(kind) if kind is not None else []
 
     def search(self, objects: Optional[List[Any]] = None) -> None:
-        """Looks for optimizers among all objects, or among these, which are some: PyTorch shows one only when it makes a step."""
+        """Searches all objects, or only the given optimizers. PyTorch reports an optimizer only when it makes a step."""
         start = time.perf_counter()
         self.hooked = _codes.count_hooked()
         for optimizer in instances(self.kinds()) if objects is None else objects:
@@ -156,8 +157,8 @@ class Steps:
         self.modules.searched_at = time.perf_counter()
         self.modules.search_seconds += self.modules.searched_at - start
 
-    def look_at_states(self) -> None:
-        """A step has ended that was one of the first, or that has made states."""
+    def sweep_states(self) -> None:
+        """Sweeps after one of an optimizer's first steps, or a step that created state."""
         self.rests = True
         try:
             self._sweep(self.optimizers(), False)
@@ -169,8 +170,11 @@ class Steps:
 
 
 def hooks(steps: Steps) -> Tuple[Any, Any]:
-    """Two functions as PyTorch calls them. What is being compiled must see nothing of them. Between two steps the program has had
-    the caches for itself, and each call of a Python function costs microseconds: a step with nothing new makes none."""
+    """Returns the pre-step and post-step hooks for PyTorch.
+
+    They do nothing while Dynamo traces. The program evicts CPU caches between two steps, so each Python call here costs
+    microseconds: a step without changes makes none.
+    """
     is_compiling, sweeper, clock, modules = steps.is_compiling, steps.sweeper, time.perf_counter, steps.modules
     known, done, states, fields = steps.known, steps.done, sweeper.states, object.__getattribute__
 
@@ -204,7 +208,7 @@ def hooks(steps: Steps) -> Tuple[Any, Any]:
             done[key] = number + 1
             state = fields(optimizer, "__dict__").get("state")
             if number < _FIRST or (state is not None and states.get(key) != (id(state), len(state))):
-                steps.look_at_states()
+                steps.sweep_states()
         except Exception:
             pass
 

@@ -1,9 +1,8 @@
-"""Which storage is a parameter or a copy of one, a buffer, a gradient, an optimizer's state or a cache, and of which module: looked at now
-and then.
+"""Finds the storages of parameters, copies, buffers, gradients, optimizer states and caches, and names them.
 
-A sweep tells the agent what it did not tell before. It runs in the hooks of an optimizer's step, or between two
-statements of the main thread; never in a module's call. Its time is measured: the next one waits until 0.2 % of the time
-since then pays for it, and a quarter of that once many have found nothing new.
+A sweep sends the agent only changes. It runs in the hooks of an optimizer step or between two statements of the main
+thread, never in a module's call. Its duration is measured. The next sweep waits until this one amounts to 0.2 % of the
+elapsed time, or to 0.05 % after many sweeps without changes.
 """
 
 import sys
@@ -17,16 +16,16 @@ from ._caches import MODULES as CACHE_MODULES
 from ._caches import Caches
 from ._modules import Known, Modules
 
-#: Of the time; and after so many sweeps in a row that had nothing to tell but gradients.
+#: Share of time; share of time after this many sweeps in a row that reported only gradients.
 _SHARE, _SHARE_WHEN_STILL, _STILL = 0.002, 0.0005, 20
-#: Seconds for which what was told need not be told again.
+#: Seconds after which unchanged names are sent again.
 _LASTS = 10.0
-#: Tensors inside of tensors.
+#: Maximum nesting of tensors.
 _DEEPEST = 4
 
 
 def _parts(tensor: Any, depth: int = 0) -> Iterator[Any]:
-    """The tensors that have memory: of a DTensor the local one, of other compounds what they are made of."""
+    """Yields the tensors with memory: the local tensor of a DTensor, the components of other tensor subclasses."""
     kind = type(tensor)
     if kind in _plain():
         yield tensor
@@ -57,7 +56,7 @@ def _plain() -> Tuple[type, ...]:
 
 
 def _storage(tensor: Any) -> int:
-    """Address of a tensor's memory on a device; 0 for none."""
+    """Returns the device address of a tensor's storage; 0 without one."""
     if not tensor.is_cuda:
         return 0
     untyped = getattr(tensor, "untyped_storage", None)
@@ -67,7 +66,7 @@ def _storage(tensor: Any) -> int:
 
 
 def addresses(tensor: Any) -> List[int]:
-    """Of all memory that a tensor has on devices."""
+    """Returns the device addresses of all storages of a tensor."""
     try:
         found = [_storage(part) for part in _parts(tensor)]
     except Exception:  # none so far, or a kind of tensor that says nothing of it
@@ -76,7 +75,7 @@ def addresses(tensor: Any) -> List[int]:
 
 
 def _common(one: str, other: str) -> str:
-    """Where two paths are the same."""
+    """Returns the common leading components of two paths."""
     parts = []
     for left, right in zip(one.split("/"), other.split("/")):
         if left != right:
@@ -86,7 +85,7 @@ def _common(one: str, other: str) -> str:
 
 
 def _values(states: List[Any]) -> int:
-    """Differs when optimizers have other values in their states. Made of functions in C."""
+    """Returns a hash that changes with the values in optimizer states. Uses only functions written in C."""
     try:
         return hash(tuple(map(id, chain.from_iterable(map(dict.values, chain.from_iterable(map(dict.values, states)))))))
     except Exception:  # states of another form
@@ -94,59 +93,60 @@ def _values(states: List[Any]) -> int:
 
 
 class Sweeper:
-    """Sweeps, and what they have told."""
+    """Runs sweeps and keeps the names they have sent."""
 
     def __init__(self, modules: Modules) -> None:
         self.modules = modules
         self.caches = Caches()
-        #: Steps of each optimizer, by its address.
+        #: Step counts of optimizers, by object address.
         self.done: Dict[int, int] = {}
-        #: Modules that are copies of trained ones, by their keys.
+        #: Keys of modules that are copies of trained ones.
         self._copies: Set[int] = set()
-        #: The tensor in which a cache has each address, by its address: one that is made anew is told anew.
+        #: Cache storage address -> address of the tensor object. A new tensor object is sent again.
         self._cached: Dict[int, int] = {}
-        #: Path of each parameter, by address of the object.
+        #: Parameter paths by object address.
         self.paths: Dict[int, str] = {}
-        #: What was told: address -> path and role. A tensor that is made anew may lie where another one of its name lay:
-        #: all is told again when modules or optimizers were, and now and then.
-        self._told: Dict[int, Tuple[str, int]] = {}
+        #: Names sent so far: storage address -> path and role. A new tensor may reuse the address of a freed one with
+        #: the same name. So everything is sent again after modules or optimizers changed, and from time to time.
+        self._sent: Dict[int, Tuple[str, int]] = {}
         self._forget_at = 0.0
-        #: That of the modules at the last sweep.
+        #: Version of the modules at the last sweep.
         self.version = -1
-        #: When there was time enough since the last one.
+        #: Time of the next sweep.
         self.due = 0.0
         self._ended = 0.0
-        #: How many there were and how long the last one took.
+        #: Number of sweeps, and duration of the last one in seconds.
         self.count = 0
         self.seconds = 0.0
-        #: What was found by the last one, and how many in a row have found nothing new but gradients.
+        #: Result of the last sweep, and the number of sweeps in a row that found nothing new except gradients.
         self._last: Dict[int, Tuple[str, int]] = {}
         self._still = 0
-        #: Of each optimizer, by its address, the address of its state and for how many parameters it has one; and of all, which values.
+        #: For each optimizer, by its address: address of its state and number of parameters in it. Then a hash of all
+        #: state values.
         self.states: Dict[int, Tuple[int, int]] = {}
         self._values = hash(())
-        #: Storages that were found, by role.
+        #: Number of storages found, by role.
         self.found: Dict[int, int] = {}
 
     def is_due(self) -> bool:
-        """Whether there was time enough since the last one."""
+        """Returns whether the next sweep is due."""
         return time.perf_counter() >= self.due
 
     def age(self) -> float:
-        """Seconds since the last one."""
+        """Returns the seconds since the last sweep."""
         return time.perf_counter() - self._ended
 
     def changed(self) -> bool:
-        """Whether there are modules or parameters that no sweep has seen."""
+        """Returns whether modules or parameters changed since the last sweep."""
         return self.version != self.modules.version
 
     def forget(self) -> None:
-        """The next sweep tells everything: what was told may be of something that is gone, and its like at the same address."""
-        self._told = {}
+        """Makes the next sweep send everything, because addresses may have been freed and reused."""
+        self._sent = {}
         self._forget_at = time.perf_counter() + _LASTS
 
     def has_other_states(self, optimizers: List[Any], is_thorough: bool) -> bool:
-        """Whether optimizers have other states than the last sweep has seen; `is_thorough`: also others with the same parameters."""
+        """Returns whether optimizers have other states than at the last sweep; `is_thorough` also compares the state values."""
         states = [object.__getattribute__(optimizer, "__dict__").get("state") for optimizer in optimizers]
         for optimizer, state in zip(optimizers, states):
             if state is not None and self.states.get(id(optimizer)) != (id(state), len(state)):
@@ -154,13 +154,13 @@ class Sweeper:
         return is_thorough and bool(optimizers) and self._values != _values(states)
 
     def sweep(self, optimizers: List[Any], gradients: bool) -> None:
-        """Tells what is new. Gradients are new each time: a block of the same address may be another one."""
+        """Sends new names. Gradients are always sent, because a block at the same address may be a new one."""
         start = time.perf_counter()
         storages: Dict[int, Tuple[str, int]] = {}
         torch = sys.modules["torch"]
-        # No mode of the program's sees what is asked here.
+        # No mode of the program sees these queries.
         with torch._C.DisableTorchFunction():
-            self.modules.look_again()
+            self.modules.update_classes()
             self.modules.follow(True)
             if self.version != self.modules.version or start > self._forget_at:
                 self.forget()
@@ -177,16 +177,16 @@ class Sweeper:
                 if state is not None:
                     self.states[id(optimizer)] = (id(state), len(state))
                 self._optimizer(optimizer, storages, gradients)
-        told, last, is_still = self._told, self._last, True
+        sent, last, is_still = self._sent, self._last, True
         for address, (path, role) in storages.items():
             is_other = role == KV_CACHE and cached.get(address) != self._cached.get(address)
-            if role == GRADIENT or is_other or told.get(address) != (path, role):
+            if role == GRADIENT or is_other or sent.get(address) != (path, role):
                 functions.retag(0, address, text(path), role, 0)
             is_still = is_still and (role == GRADIENT or last.get(address) == (path, role))
         functions.parameters_named()
         self._still = self._still + 1 if is_still else 0
-        # Only what is there now: an address that comes back is told again.
-        self._told = self._last = storages
+        # Keep only current storages: an address that reappears is sent again.
+        self._sent = self._last = storages
         self._cached = cached
         self.found = {}
         for _, role in storages.values():
@@ -224,7 +224,7 @@ class Sweeper:
             return set()
 
     def _take_caches(self, storages: Dict[int, Tuple[str, int]]) -> Dict[int, int]:
-        """Before everything else: a cache may be a module with buffers. They keep the names of what made them."""
+        """Collects caches first, because a cache may be a module with buffers. They keep their allocation's name."""
         cached = {}
         for tensor in self.caches.tensors():
             for address in addresses(tensor):
@@ -234,7 +234,7 @@ class Sweeper:
 
     def _gradient(self, storages: Dict[int, Tuple[str, int]], parameter: Any, path: str) -> None:
         try:
-            # Of others PyTorch warns.
+            # PyTorch warns when other tensors' gradients are read.
             gradient = parameter.grad if parameter.requires_grad and parameter.is_leaf else None
         except Exception:
             return
@@ -270,5 +270,5 @@ class Sweeper:
             if before is None:
                 storages[address] = (path, role)
             elif before[1] == role and before[0] != path:
-                # Many in one storage, such as the gradients in a bucket of DistributedDataParallel.
+                # Several tensors in one storage, such as the gradients in a bucket of DistributedDataParallel.
                 storages[address] = (_common(before[0], path), role)

@@ -1,6 +1,7 @@
-"""%load_ext gpumem in a real IPython, on the simulated GPU: python3 test_ipython.py, with $GPUMEM_LIBRARY and libcuda at hand.
+"""%load_ext gpumem in a real IPython on the simulated GPU: python3 test_ipython.py, with $GPUMEM_LIBRARY and libcuda.
 
-CUDA begins before the extension is loaded: in a notebook that is the usual case."""
+CUDA is initialised before the extension is loaded, as in most notebooks.
+"""
 
 import contextlib
 import io
@@ -21,7 +22,7 @@ class Notebook(unittest.TestCase):
         self.shell = InteractiveShell.instance()
 
     def cell(self, text):
-        """What running it prints."""
+        """Runs it and returns the output."""
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
             result = self.shell.run_cell(text)
@@ -29,12 +30,12 @@ class Notebook(unittest.TestCase):
             raise result.error_before_exec
         return out.getvalue()
 
-    def test_a_notebook(self):
+    def test_notebook_prints_one_line_for_each_cell(self):
         os.environ.pop("CUDA_INJECTION64_PATH", None)
         self.cell(DRIVER)
         self.cell("begin(); early = take(1 << 20)")
         said = self.cell("%load_ext gpumem")
-        self.assertIn("gpumem: late: CUDA had begun before gpumem was loaded; how many bytes are older is not known", said)
+        self.assertIn("gpumem: late: CUDA was initialised before gpumem was loaded; an unknown amount was allocated earlier", said)
         self.assertEqual(
             self.cell("import gpumem\nwith gpumem.scope('cell'): a = take(2 << 20)\ngive(take(4 << 20))"),
             "gpumem: allocations 2.0 MiB (+2.0 MiB), peak 6.0 MiB\n",

@@ -1,4 +1,4 @@
-"""gpumem.jax with the real JAX, whose CPU stands for a GPU: arrays, buffers, shards, trees and profiles are JAX's own."""
+"""gpumem.jax with the real JAX on the CPU in place of a GPU: arrays, buffers, shards, trees and profiles are real."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""The checks, in the order in which they run: cheap and telling ones first, since time may run out."""
+"""The checks in their order of execution: cheap and informative ones first, because time may run out."""
 
 from . import probe  # noqa: F401
 from . import facts  # noqa: F401

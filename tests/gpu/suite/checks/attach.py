@@ -1,4 +1,4 @@
-"""The agent gets into programs of every make, and sees what they allocate."""
+"""The agent is loaded into programs of every kind, and sees their allocations."""
 
 import json
 import re
@@ -38,7 +38,7 @@ def driver(t):
     t.expect(account.bytes_by_tag() == tags, f"tags are {tags} ({account.bytes_by_tag()})")
     used = {account.tags[r.tag] for r in read(path.read_bytes()) if r.name == "AllocEnd"}
     t.expect("model/layers.0/attention" in used, f"the inner scope named its allocation ({used})")
-    t.expect(account.bye, "it said good-bye")
+    t.expect(account.bye, "it ended with a Bye record")
     t.measure("state", account.states)
     t.answer(1, f"In the hook of a driver of CUDA {facts['driver'] // 1000}.{facts['driver'] % 1000 // 10} the agent is "
                 f"{account.states[0][0] if account.states else 'silent'}.")
@@ -105,7 +105,7 @@ def disabled(t):
     t.expect(not path.exists(), "nothing was recorded")
 
 
-@check("attach.trainer", "a training loop with scopes, pools, threads: tracked is what it knows itself",
+@check("attach.trainer", "a training loop with scopes, pools, threads: tracked equals its own accounts",
        "issue 3, 5", needs=("trainer", "libgpumem.so"), seconds=120)
 def trainer(t):
     path = t.recording()
@@ -115,7 +115,7 @@ def trainer(t):
     account = t.account(path)
     covered(t, account)
     own = re.search(r"tracked=(\d+) peak=(\d+)", lines[-1] if lines else "")
-    t.expect(own, f"the trainer told its sums ({lines[-1:]})")
+    t.expect(own, f"the trainer printed its sums ({lines[-1:]})")
     if own:
         t.measure("tracked by the trainer", int(own[1]), "B")
         t.expect(account.tracked() == int(own[1]), f"tracked is {int(own[1]):,} ({account.tracked():,})")
@@ -136,7 +136,7 @@ def until_end(program, timeout=100):
 
 
 def runtime_program(t, name):
-    """runtime.cu prints, as its last line, what it knows of itself."""
+    """Runs runtime.cu, which prints its own accounts in its last line."""
     path = t.recording()
     p = t.program([t.machine.built[name]], agent=path)
     lines = until_end(p)
@@ -172,7 +172,7 @@ def runtime_static(t):
     runtime_program(t, "runtime_static")
 
 
-@check("attach.other_client_first", "another tool has the CUPTI subscription: that is told, and its end is noticed",
+@check("attach.other_client_first", "another tool has the CUPTI subscription: that is reported, and its end is noticed",
        "cupti.md 5.4, traps 15", needs=AGENT + ("libcupti", "client", "gpumemd"), seconds=120)
 def other_client_first(t):
     daemon = t.daemon(QUICK)
@@ -188,7 +188,7 @@ def other_client_first(t):
         except Ended:  # not known yet
             return []
 
-    t.expect(becomes(lambda: "process.blocked" in found()), f"doctor says blocked ({found()})")
+    t.expect(becomes(lambda: "process.blocked" in found()), f"doctor reports blocked ({found()})")
     # A process of which neither NVML nor its agent reports any memory has no row.
     if t.listed:
         t.expect(becomes(lambda: "blocked" in flags()), f"ps says blocked ({daemon.row(d.pid)})")
@@ -198,7 +198,7 @@ def other_client_first(t):
     t.measure("row while blocked", daemon.row(d.pid))
     doctor = daemon.get(f"/v1/doctor?pid={d.pid}")
     t.measure("doctor", [(f["id"], f["state"], f["subject"], f["text"], f.get("fix")) for f in doctor["findings"]])
-    t.expect(any(f["state"] != "ok" for f in doctor["findings"]), "doctor has something to say")
+    t.expect(any(f["state"] != "ok" for f in doctor["findings"]), "doctor has a finding")
     t.measure("the other lets go", d.ask("client_end", client)["result"])
     d.do("alloc", 4 * MIB)
     back = becomes(lambda: "process.blocked" not in found() and ("blocked" not in flags() if flags() else not t.listed), 75)
@@ -207,7 +207,7 @@ def other_client_first(t):
     t.expect(d.finish() == 0, "the program ended well")
 
 
-@check("attach.nested_init", "CUPTI itself runs the first cuInit, for another client: no hang, and one of them is told",
+@check("attach.nested_init", "CUPTI itself runs the first cuInit, for another client: no hang, and the conflict is reported",
        "cupti.md 5.1", needs=AGENT + ("libcupti",), questions=(2,))
 def nested_init(t):
     path = t.recording()
@@ -220,7 +220,7 @@ def nested_init(t):
     account = t.account(path)
     t.measure("states", account.states)
     states = [state for state, _, _ in account.states]
-    t.answer(2, f"cuptiSubscribe before cuInit gives {other}, nothing hangs, and the agent says {', '.join(states)}.")
+    t.answer(2, f"cuptiSubscribe before cuInit gives {other}, nothing hangs, and the agent reports {', '.join(states)}.")
     if other == 0:
         t.expect("blocked" in states, f"the agent says that it is blocked ({states})")
     else:
@@ -234,7 +234,7 @@ def other_client_later(t):
     d = t.driver(agent=path)
     d.begin()
     d.do("alloc", 4 * MIB)
-    t.measure("cuptiSubscribe beside the agent", d.ask("subscribe", t.machine.cupti)["result"])
+    t.measure("cuptiSubscribe with the agent", d.ask("subscribe", t.machine.cupti)["result"])
     t.expect(d.ask("pause")["result"] == 0, "the agent can be paused")
     paused = d.ask("subscribe", t.machine.cupti)
     t.expect(paused["result"] == 0, f"the other subscribes while the agent is paused ({paused['result']})")
@@ -245,12 +245,12 @@ def other_client_later(t):
     account = t.account(path)
     t.measure("states", account.states)
     states = [state for state, _, _ in account.states]
-    # A pause that is over before the next message is told by what follows it alone.
-    t.expect({"paused", "late"} & set(states), f"the pause is told ({states})")
+    # A pause that ends before the next message is reported only by the following state.
+    t.expect({"paused", "late"} & set(states), f"the pause is reported ({states})")
     t.expect(account.tracked() == 6 * MIB, f"what came before and after is there ({account.tracked():,})")
 
 
-@check("attach.run", "gpumemctl run sets all of it up and passes the exit code on", "issue 3, 4",
+@check("attach.run", "gpumemctl run sets up the agent and passes the exit code on", "issue 3, 4",
        needs=("gpumemctl", "driver", "libgpumem.so"))
 def run(t):
     path = t.home / "run-%p.gpumem"

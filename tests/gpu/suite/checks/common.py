@@ -11,8 +11,8 @@ QUICK = "[nvml]\nlist_every_s = 0.2\nlist_budget = 0.5"
 
 
 def rounding(sizes):
-    """What the driver takes beyond what was asked for, by the model of reference/cupti.md 2.3: whole granules above
-    1 MiB, smaller requests share some."""
+    """Returns the driver's rounding in bytes by the model of reference/cupti.md 2.3: whole granules above 1 MiB, while
+    smaller requests share granules."""
     large = sum(-(-size // GRANULE) * GRANULE - size for size in sizes if size > MIB)
     small = sum(size for size in sizes if size <= MIB)
     return large + (-(-small // GRANULE) * GRANULE - small)
@@ -29,7 +29,7 @@ def becomes(true, seconds=10):
 
 
 class Watched:
-    """A program under a daemon, with NVML beside them."""
+    """A program under a daemon, with NVML figures for comparison."""
 
     def __init__(self, test, more=QUICK, **environment):
         self.test = test
@@ -53,7 +53,7 @@ class Watched:
         seconds = min(seconds, self.patience or seconds)
         row, fits = self.daemon.settled(self.pid, seconds, tracked_bytes=tracked)
         said = row and row.get("tracked_bytes")
-        self.test.expect(fits, f"{what}: tracked is {tracked:,} (the daemon says {said})")
+        self.test.expect(fits, f"{what}: tracked is {tracked:,} (the daemon reports {said})")
         right, used = fits, self.used()
         wanted = used if self.test.listed else None
         row, fits = self.daemon.settled(self.pid, seconds, used_bytes=wanted)
@@ -61,8 +61,8 @@ class Watched:
         if used is None:
             self.test.expect(False, f"{what}: NVML lists the process")
         else:
-            self.test.expect(fits, f"{what}: used is {wanted} (the daemon says {said})")
-        # What was wrong once is not waited for as long again.
+            self.test.expect(fits, f"{what}: used is {wanted} (the daemon reports {said})")
+        # After one failure the following waits are shorter.
         if not fits or not right:
             self.patience = 3
         return used
@@ -74,8 +74,8 @@ class Watched:
 
 
 def covered(test, account):
-    """What every recording of a watched program must say."""
-    test.expect(account.hello is not None, "the agent said hello")
+    """Checks properties of every recording of a watched program."""
+    test.expect(account.hello is not None, "the agent sent Hello")
     states = [state for state, _, _ in account.states]
     test.expect("covered" in states, f"callbacks arrive (states {account.states})")
     test.expect(account.odd == 0, f"no record contradicts another ({account.odd})")

@@ -175,10 +175,10 @@ def rate(t):
     runs = w.daemon.runs(w.pid)
     coverage = runs[0]["coverage"] if runs else {}
     t.measure("coverage", coverage)
-    # A step is an allocation, and a free that says its beginning and its end; the first 8 of each thread free nothing, and
-    # what they leave is freed at the end.
+    # A step is an allocation, and a free with records at its start and end. The first 8 steps of each thread free
+    # nothing; the remaining blocks are freed at the end.
     said, made = coverage.get("events", 0) + coverage.get("lost", 0), 3 * loop["steps"]
-    t.expect(said >= made, f"each record is heard or counted as lost ({said:,} of {made:,})")
+    t.expect(said >= made, f"each record is received or counted as lost ({said:,} of {made:,})")
 
 
 @check("cost.noise", "how far two identical runs differ: what the figures above can resolve", "HOUSE, self-cost",

@@ -1,4 +1,4 @@
-"""CUPTI itself, where only hardware can tell how it behaves."""
+"""CUPTI itself, in cases where only hardware shows its behaviour."""
 
 import os
 import re
@@ -140,7 +140,7 @@ def versions(t):
         good += works
         t.measure(path, {"states": states, "tracked": account.tracked()})
         t.expect(works or "covered" not in [s for s, _ in states][-1:],
-                 f"{path}: it sees all, or says that it does not ({states})")
+                 f"{path}: it sees everything, or reports that it does not ({states})")
         told.append(f"{os.path.basename(os.path.realpath(path))}: {'works' if works else states}")
     t.expect(good, "one of them works")
     t.answer(13, f"On a driver of CUDA {driver}: " + "; ".join(told) + ".")
@@ -155,7 +155,7 @@ def asked(t):
     return int(found[1]) if found else 0
 
 
-@check("cupti.finalized", "somebody ends CUPTI for the whole process: the program goes on, and what was seen stays",
+@check("cupti.finalized", "CUPTI is finalised for the whole process: the program continues, and recorded memory stays",
        "cupti.md 5.2", needs=AGENT + ("gpumemd",), seconds=90, questions=(12,))
 def finalized(t):
     path = t.recording()
@@ -164,7 +164,7 @@ def finalized(t):
     d.do("alloc", 4 * MIB)
     states = lambda: [s for s, _, _ in t.account(path).states] if path.exists() else []
     becomes(lambda: states(), 5)
-    # Who has never heard a callback cannot know that they ended: the agent asks once a second.
+    # CUPTI does not report the end of a subscription: the agent polls once a second.
     if t.dry:
         before = asked(t)
         becomes(lambda: asked(t) >= before + 2, 20)
@@ -184,6 +184,6 @@ def finalized(t):
     t.measure("states", account.states)
     t.measure("tracked, of 28 MiB", account.tracked(), "B")
     t.expect(account.tracked() >= 4 * MIB, f"what came before is there ({account.tracked():,})")
-    t.expect(noticed or account.tracked() == 28 * MIB, f"the agent sees all, or says that it does not ({states()})")
+    t.expect(noticed or account.tracked() == 28 * MIB, f"the agent sees everything, or reports that it does not ({states()})")
     t.answer(12, f"cuptiFinalize by another gives {ended['result']}; of 4 MiB before it, 8 right after and 16 later the agent has "
-                 f"{account.tracked() // MIB} MiB, and said {', '.join(states())}.")
+                 f"{account.tracked() // MIB} MiB, and reported {', '.join(states())}.")

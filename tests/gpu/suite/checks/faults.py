@@ -80,7 +80,7 @@ def daemon_stopped(t):
 def program_killed(t):
     w = Watched(t)
     w.says("before", 0)
-    # More than the daemon can have heard when the signal comes, by a moment.
+    # Slightly more than the daemon can have received when the signal arrives.
     made = w.driver.do("many", 4096, 2000)["count"]
     w.driver.do("alloc", 5 * MIB)
     w.driver.signal(signal.SIGKILL)
@@ -128,7 +128,7 @@ def oom(t):
         t.measure("free bytes by cuMemGetInfo", free, "B")
 
 
-@check("faults.uncovered", "a process without the agent: what NVML charges, and that nothing more is known", "DESIGN 1, 5",
+@check("faults.uncovered", "a process without the agent: NVML's charge, and nothing else is known", "DESIGN 1, 5",
        needs=DAEMON)
 def uncovered(t):
     if not t.listed:

@@ -53,7 +53,7 @@ def modules(t):
     t.expect(len(loaded) >= len(sizes), f"each load is an event ({len(loaded)})")
     if not t.dry:
         below = [(s, b) for s, b in zip(sizes, loaded) if b < s]
-        t.expect(not below, f"no event says less than the globals of its module {below}")
+        t.expect(not below, f"no event reports less than its module's globals {below}")
         base, per_byte = slope(sizes, charged)
         t.measure("NVML a byte of globals", per_byte)
 
@@ -101,8 +101,9 @@ PARTS = ("context", "modules", "local_memory", "heaps", "rounding", "unexplained
 
 
 def judge(t, daemon, pid):
-    """The acceptance of DESIGN 8: of what NVML charges beyond the tracked bytes, at least 95 % has a part that was measured,
-    or that a model said beforehand (reference/cupti.md 3). What a model is wrong by is in `unexplained`, as is all else."""
+    """Checks the acceptance criterion of DESIGN 8: at least 95 % of NVML's charge beyond the tracked bytes has a
+    measured
+    part, or a part predicted by a model (reference/cupti.md 3). A model's error is in `unexplained`, with all else."""
     if not t.listed:
         raise Skip("NVML lists no process, so there is no gap to explain")
     last, used = {}, t.used(pid)
@@ -117,7 +118,7 @@ def judge(t, daemon, pid):
 
     fits = becomes(whole, 15)
     said = [last.get(k) for k in ("predates_bytes", "tracked_bytes", "untrackable_bytes")]
-    t.expect(fits, f"the report comes to NVML's {used} B (predates, tracked, untrackable are {said})")
+    t.expect(fits, f"the report adds up to NVML's {used} B (predates, tracked, untrackable are {said})")
     parts, gap = last.get("parts"), last.get("untrackable_bytes")
     if not fits:
         return None

@@ -7,7 +7,7 @@ AGENT = ("driver", "libgpumem.so")
 DAEMON = AGENT + ("gpumemd",)
 
 
-@check("kinds.managed", "managed memory is beside the sum; NVML charges it to no process", "cupti.md 2.3, nvml.md 1.5",
+@check("kinds.managed", "managed memory is outside the sum; NVML charges it to no process", "cupti.md 2.3, nvml.md 1.5",
        needs=DAEMON)
 def managed(t):
     w = Watched(t)
@@ -25,7 +25,7 @@ def managed(t):
     w.end()
 
 
-@check("kinds.pinned", "host memory, pinned or registered, is beside the sum", "cupti.md 2.3", needs=DAEMON)
+@check("kinds.pinned", "host memory, pinned or registered, is outside the sum", "cupti.md 2.3", needs=DAEMON)
 def pinned(t):
     w = Watched(t)
     base = w.says("before", 0)
@@ -35,7 +35,7 @@ def pinned(t):
     t.measure("used after 64 MiB registered", w.says("registered", 0) - base, "B")
     for kind in ("pinned_bytes", "registered_bytes"):
         told = lambda: [d["beside"][kind] for run in w.daemon.runs(w.pid) for d in run["devices"]]
-        t.expect(becomes(lambda: told() == [64 * MIB]), f"{kind} is 64 MiB beside the sum ({told()})")
+        t.expect(becomes(lambda: told() == [64 * MIB]), f"{kind} is 64 MiB outside the sum ({told()})")
     w.end()
 
 
@@ -217,7 +217,7 @@ def reset(t):
     w.end()
 
 
-@check("kinds.contexts", "a context of its own takes its memory with it", "cupti.md 2.3", needs=DAEMON)
+@check("kinds.contexts", "destroying a separate context frees its memory", "cupti.md 2.3", needs=DAEMON)
 def contexts(t):
     w = Watched(t)
     base = w.says("before", 0)

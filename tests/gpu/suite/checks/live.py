@@ -1,4 +1,4 @@
-"""What is alive: by the program's own books, by the agent's records, by the daemon, by NVML."""
+"""Live memory in the program's own accounts, the agent's records, the daemon and NVML."""
 
 import random
 import time
@@ -66,7 +66,7 @@ def threads(t):
         t.expect(account.odd == 0, f"no record contradicts another ({account.odd})")
         t.expect(account.tracked() == left == 0, f"everything was given back ({account.tracked():,})")
     else:
-        t.note("the ring was full: what is alive comes from the resync then")
+        t.note("the ring was full: live memory then comes from the resync")
 
 
 @check("live.join", "at each state, tracked + rounding is NVML's used within one 2 MiB granule",
@@ -98,7 +98,7 @@ def join(t):
     w.driver.do("free_all")
     after = w.says("all freed", 0)
     if after is not None and base is not None:
-        t.measure("used that stays after all was freed", after - base, "B")
+        t.measure("used memory that remains after everything was freed", after - base, "B")
     w.end()
     w.daemon.stop()
     t.publish(w.daemon.recordings[-1], "live-join", {"runs": [{"pid": w.pid, "tracked_bytes": 0}]})

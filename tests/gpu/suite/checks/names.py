@@ -1,4 +1,4 @@
-"""PyTorch, unmodified and with no word of ours in it: each block, its module and what it is for."""
+"""Unmodified PyTorch without calls to gpumem: the module and role of each block."""
 
 from ..check import check
 from .common import MIB, QUICK, becomes
@@ -47,7 +47,7 @@ def names(t, model, *words, least, allocator="caching"):
         wanted = (facts["allocated"], facts["reserved"])
         becomes(lambda: totals(daemon, p.pid) == wanted, 15)
         found = totals(daemon, p.pid)
-        t.expect(found == wanted, f"step {number}: live blocks and segments are {wanted}, as torch says ({found})")
+        t.expect(found == wanted, f"step {number}: live blocks and segments are {wanted}, as in torch ({found})")
         if number == 3:
             # Up to 1 MiB that is left over of a block is not split off. Roles are those of the last reading.
             bounds = {role: (facts[what][0], facts[what][0] + facts[what][1] * MIB) for what, role in ROLES.items()}
@@ -97,7 +97,7 @@ def resnet_compiled(t):
     names(t, "resnet", "--compiled", least=95)
 
 
-@check("torch.names_profiled", "torch.profiler inside of the run: blocks stay exact, or the report says what is missing", "traps 15",
+@check("torch.names_profiled", "torch.profiler inside the run: blocks stay exact, or the report lists the gaps", "traps 15",
        needs=DAEMON, seconds=240)
 def profiled(t):
     daemon = t.daemon(QUICK)
@@ -109,6 +109,6 @@ def profiled(t):
         flags = (daemon.row(p.pid) or {"flags": []})["flags"]
         found = totals(daemon, p.pid)
         t.measure(f"step {number}", {"flags": flags, "blocks, segments": found, "torch": wanted})
-        t.expect(found == wanted or set(flags) - {"covered"}, f"step {number}: exact, or said ({flags})")
+        t.expect(found == wanted or set(flags) - {"covered"}, f"step {number}: exact, or reported ({flags})")
         p.say("")
     t.expect(p.wait() == 0, "the program ended well")

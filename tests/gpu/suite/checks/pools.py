@@ -1,4 +1,4 @@
-"""Memory that the driver pools: what a pool has reserved is what it costs."""
+"""Driver pools: a pool costs the memory that it has reserved."""
 
 from ..check import check
 from .common import GRANULE, MIB, Watched
@@ -8,7 +8,7 @@ DAEMON = ("driver", "libgpumem.so", "gpumemd")
 POLL_S = 5
 
 
-@check("pools.default", "a driver pool counts with what it has reserved, and shrinks with no event", "cupti.md 2.3",
+@check("pools.default", "a driver pool counts with its reserved memory, and shrinks without an event", "cupti.md 2.3",
        needs=DAEMON, seconds=90)
 def default(t):
     w = Watched(t)
@@ -19,7 +19,7 @@ def default(t):
         used = w.says(name, state["reserved"], POLL_S + 5)
         grown.append({"step": name, "reserved": state["reserved"], "used": state["used"], "NVML": used - base})
         t.expect(abs(used - base - state["reserved"]) <= GRANULE,
-                 f"{name}: NVML charges what is reserved ({used - base:,} and {state['reserved']:,})")
+                 f"{name}: NVML charges the reserved bytes ({used - base:,} and {state['reserved']:,})")
         return state
 
     d.do("pool_threshold", 0, 1 << 40)
@@ -32,7 +32,7 @@ def default(t):
         d.do("free", id)
     d.do("sync")
     kept = step("freed, threshold high")
-    t.expect(kept["reserved"] > 0, "with a high threshold the pool keeps what it has")
+    t.expect(kept["reserved"] > 0, "with a high threshold the pool keeps its memory")
     d.do("pool_threshold", 0, 0)
     d.do("async", 4096)
     d.do("sync")

@@ -13,7 +13,7 @@ AGENT = ("driver", "libgpumem.so")
 DAEMON = AGENT + ("gpumemd",)
 
 
-@check("processes.fork", "a child after CUDA: it lives and ends as without the agent, and says nothing",
+@check("processes.fork", "a child after CUDA: it runs and ends as without the agent, and sends nothing",
        "DESIGN 4, cupti.md 8", needs=DAEMON, questions=(15,))
 def fork(t):
     w, plain = Watched(t), t.driver()
@@ -35,7 +35,7 @@ def fork(t):
     w.end()
     w.daemon.stop()
     pids = {r.thread for r in read(w.daemon.recordings[-1].read_bytes()) if r.name == "Hello"}
-    t.expect(pids == {w.pid}, f"one process said hello ({pids})")
+    t.expect(pids == {w.pid}, f"one process sent Hello ({pids})")
 
 
 @check("processes.exec", "exec after CUDA: the new program begins from nothing under the same pid", "DESIGN 3", needs=DAEMON,

@@ -152,7 +152,7 @@ def profiler(t, how, agent=True, **more):
     return facts, (t.account(path) if agent else None)
 
 
-@check("torch.profiler", "torch.profiler and the agent: who loses is told, not hidden", "cupti.md 5, traps 15", needs=TORCH,
+@check("torch.profiler", "torch.profiler and the agent: a lost subscription is reported, not hidden", "cupti.md 5, traps 15", needs=TORCH,
        seconds=240, questions=(9,))
 def profile(t):
     plain, _ = profiler(t, "plain", agent=False)
@@ -163,15 +163,15 @@ def profile(t):
         facts, account = profiler(t, how, **more)
         states = [(s, r) for s, r, _ in account.states]
         t.answer(9, f"{name}: the profiler sees {facts['kernels']} kernels of {plain['kernels']}, the agent "
-                    f"{account.tracked():,} B of {facts['reserved']:,} and says {', '.join(s for s, _ in states)}.")
+                    f"{account.tracked():,} B of {facts['reserved']:,} and reports {', '.join(s for s, _ in states)}.")
         seen = account.tracked() >= facts["reserved"] - 64 * MIB
         t.measure(name, {"kernels": facts["kernels"], "agent's states": states, "tracked": account.tracked(),
                          "torch reserved": facts["reserved"]})
         told = {s for s, _ in states} & {"blocked", "disarmed", "late", "paused"}
-        t.expect(seen or told, f"{name}: the agent sees all, or says that it does not ({states})")
+        t.expect(seen or told, f"{name}: the agent sees everything, or reports that it does not ({states})")
 
 
-@check("torch.trace_teardown", "TEARDOWN_CUPTI=1, by which torch ends CUPTI for everybody: told, not hidden",
+@check("torch.trace_teardown", "TEARDOWN_CUPTI=1, with which torch finalises CUPTI for all clients: reported, not hidden",
        "cupti.md 5.2", needs=TORCH, seconds=120, questions=(12,))
 def teardown(t):
     facts, account = profiler(t, "plain", TEARDOWN_CUPTI=1)
@@ -179,8 +179,8 @@ def teardown(t):
     t.measure("states", account.states)
     t.measure("tracked", account.tracked(), "B")
     t.measure("torch reserved", facts["reserved"], "B")
-    t.answer(12, f"After torch's TEARDOWN_CUPTI=1 the agent has {account.tracked():,} B of {facts['reserved']:,} and said "
+    t.answer(12, f"After torch's TEARDOWN_CUPTI=1 the agent has {account.tracked():,} B of {facts['reserved']:,} and reported "
                  f"{', '.join(states)}.")
     t.expect(states[:1] == ["covered"], f"covered at first ({states})")
     t.expect(account.tracked() >= facts["reserved"] - 64 * MIB or set(states) - {"covered"},
-             f"the agent sees all, or says that it does not ({states})")
+             f"the agent sees everything, or reports that it does not ({states})")

@@ -120,7 +120,7 @@ def handles(t):
     t.answer(6, f"NVML charges: {charged(told)}.")
 
 
-@check("table.pools", "by which step a driver pool grows; what it gives back when trimmed, and when synchronised",
+@check("table.pools", "growth step of a driver pool; memory released by trim and by synchronisation",
        "cupti.md 2.3", needs=NEEDS, seconds=180, questions=(7,))
 def pools(t):
     table, reserved = Table(t), {}
@@ -145,7 +145,7 @@ def pools(t):
         t.measure("reserved at the end", state(p), "B")
     with table.process() as p:
         pool = p.driver.do("pool_create")["pool"]
-        row = p.weigh("1 B out of a pool of its own", "async", 1, pool)
+        row = p.weigh("1 B from a separate pool", "async", 1, pool)
         t.measure("reserved by it", state(p, pool), "B")
         p.weigh("freed", "free", row["id"])
         p.weigh("destroyed", "pool_destroy", pool)
@@ -162,13 +162,13 @@ def contexts(t):
     with table.process(context=False) as p:
         p.weigh("primary, the first of the process", "context", context="first", facts=p.facts)
         for number in (1, 2):
-            p.weigh(f"context {number} of its own beside it", "context_new", context="next" if number == 1 else "more")
+            p.weigh(f"context {number} next to it", "context_new", context="next" if number == 1 else "more")
         for number in (1, 0):
             p.weigh(f"context {number + 1} destroyed", "context_destroy", number)
         p.weigh("primary released", "release")
     with table.process(context=False) as p:
-        p.weigh("one of its own, the first of the process", "context_new")
-        p.weigh("primary beside it", "context")
+        p.weigh("a separate context, the first of the process", "context_new")
+        p.weigh("primary context next to it", "context")
     with table.process() as p:
         p.weigh("green", "green", context="green")
         p.weigh("green destroyed", "green_end")
@@ -225,7 +225,7 @@ def limits(t):
                     model=local * p.facts["processors"] * p.facts["threads_per_processor"])
     found = fit(table.rows)
     said = {k: found[f"cost.{k}_percent"] for k in ("stack", "printf", "heap") if f"cost.{k}_percent" in found}
-    t.expect(said, "a limit's cost can be told")
+    t.expect(said, "a limit's cost can be measured")
     told = "; ".join(f"{kind}: {value} % of the model ({how})" for kind, (value, how) in said.items())
     t.answer(11, f"NVML charges {told}.")
 
@@ -268,7 +268,7 @@ def costs(t):
         raise Skip("no check of the table ran")
     base = next((path for path in (BASE, t.machine.bin / "costs.txt") if path.exists()), None)
     if not base:
-        raise Skip(f"{BASE} is not there: it says what to keep of what was not measured")
+        raise Skip(f"{BASE} is missing: it lists the values to keep that were not measured")
     facts = t.nvml.facts()
     provenance = "simulated" if t.dry else f"measured on {facts['name']}, driver {facts['driver']}"
     found = fit(rows)

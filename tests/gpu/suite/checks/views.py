@@ -46,7 +46,7 @@ def commands(t):
         t.expect(sum(sums) == device["total_bytes"], f"the device adds up ({sums} of {device['total_bytes']:,})")
     t.measure("unaccounted of the device", device["unaccounted_bytes"], "B")
     for words in (("doctor",), ("doctor", w.pid)):
-        # 1: it has found something to say, which the text is kept for.
+        # Exit code 1 means that it found something, which the text explains.
         t.note(say(t, w.daemon, *words, code=(0, 1)))
     live = say(t, w.daemon, "report", w.pid)
     t.expect("layers.0" in live or "model" in live, "the report of the live process names the tag")

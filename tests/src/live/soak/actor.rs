@@ -1,4 +1,4 @@
-//! A program that does something at random: mostly tests/mixer, which is told each call, so that it stands still between two.
+//! A program that acts at random: mostly tests/mixer, which gets one command at a time and waits in between.
 
 use super::Random;
 use crate::live::Machine;
@@ -28,7 +28,7 @@ pub enum Kind {
     Narrow,
     /// Without one.
     Bare,
-    /// tests/trainer, which does what it does and then holds still.
+    /// tests/trainer, which runs its loop and then waits.
     Trainer,
 }
 
@@ -56,11 +56,11 @@ enum Held {
 /// How one is made to go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// By itself, with this status.
+    /// By its own exit, with this status.
     Quit(u64),
     /// The same without exit handlers.
     Leave(u64),
-    /// By a fault of its own.
+    /// By its own crash.
     Crash(u64),
     /// From outside.
     Kill,
@@ -71,7 +71,7 @@ pub enum Way {
 /// One program.
 #[derive(Debug)]
 pub struct Actor {
-    /// What it is.
+    /// Kind of program.
     pub kind: Kind,
     /// Who it is.
     pub key: ProcessKey,
@@ -79,9 +79,9 @@ pub struct Actor {
     pub devices: Vec<usize>,
     /// By SIGSTOP.
     pub is_stopped: bool,
-    /// It executed another program so often.
+    /// Number of programs that it executed in place of itself.
     pub images: u32,
-    /// It was told to use the driver's pool, which is polled.
+    /// Whether it uses the driver's pool, which is polled.
     pub is_polled: bool,
     child: Child,
     stdin: Option<ChildStdin>,
@@ -89,7 +89,7 @@ pub struct Actor {
     held: [(Held, usize); PLACES],
     /// In use.
     device: Option<usize>,
-    /// It works by itself until it is joined.
+    /// Whether it works without commands until it is joined.
     is_busy: bool,
 }
 
@@ -141,10 +141,10 @@ impl Actor {
         }
     }
 
-    /// Waits until it can be told something.
+    /// Waits until it accepts a command.
     ///
     /// # Panics
-    /// When it is not.
+    /// If it does not.
     pub fn is_ready(&mut self) {
         if self.kind == Kind::Trainer {
             while self.hear() != "holding" {}
@@ -199,7 +199,8 @@ impl Actor {
         }
     }
 
-    /// Does something. A pid that this brought forth, which ends by itself, and whether it is another program.
+    /// Performs an action. Returns the pid of a child that it started, which ends without a command, and whether that
+    /// is another program.
     pub fn act(&mut self, random: &mut Random) -> Option<(u32, bool)> {
         if self.kind == Kind::Trainer || self.is_stopped {
             return None;
@@ -354,7 +355,7 @@ impl Actor {
         self.is_ready();
     }
 
-    /// Waits for what it does by itself.
+    /// Waits for its uncommanded work to finish.
     pub fn rest(&mut self) {
         if self.is_busy {
             self.is_busy = false;
@@ -362,7 +363,7 @@ impl Actor {
         }
     }
 
-    /// Uses the driver's pools once more: what they have reserved is asked for at a call.
+    /// Uses the driver's pools once more, because their reserved bytes are read at a call.
     pub fn settle(&mut self) {
         if self.is_polled {
             for device in self.devices.clone() {

@@ -1,4 +1,4 @@
-//! Who asks the daemon all the time, and who goes away in the middle of it.
+//! Clients that query the daemon all the time, or disconnect in the middle of a reply.
 
 use super::Random;
 use crate::live::machine::Machine;
@@ -23,7 +23,7 @@ struct Shared {
     runtime: PathBuf,
     http: SocketAddr,
     pids: Mutex<Vec<u32>>,
-    /// Odd: whoever asks may get no answer.
+    /// Odd while a request may fail.
     doubt: AtomicU64,
     over: AtomicBool,
     asked: AtomicU64,
@@ -44,7 +44,7 @@ pub struct Clients {
 }
 
 impl Clients {
-    /// Two of them, each about so often.
+    /// Starts two clients, each with about this pause between requests.
     pub fn start(machine: &Machine, runtime: PathBuf, http: SocketAddr, seed: u64, pause: Duration) -> Self {
         let shared = Arc::new(Shared {
             machine: machine.dir.clone(),
@@ -83,7 +83,7 @@ impl Clients {
         assert_eq!(old.is_multiple_of(2), doubt);
     }
 
-    /// What was not as it should be so far.
+    /// Returns the errors found so far.
     pub fn wrong(&self) -> Vec<String> {
         lock(&self.shared.wrong).clone()
     }
@@ -95,10 +95,10 @@ impl Clients {
         (shared.asked.load(Ordering::Acquire), shared.vanished.load(Ordering::Acquire), longest)
     }
 
-    /// They stop.
+    /// Stops the clients.
     ///
     /// # Panics
-    /// When one of them did.
+    /// If one of them panicked.
     pub fn end(&mut self) {
         self.shared.over.store(true, Ordering::Release);
         self.threads.drain(..).for_each(|thread| thread.join().expect("a client ends well"));
@@ -118,7 +118,7 @@ impl Shared {
             if pids.is_empty() { 1 } else { random.one_of(&pids) }
         };
         let pid = pid.to_string();
-        // Nothing of it, a process that is not there any more, or something that is bad.
+        // Allowed exit codes: success, process gone, a problem found.
         let (fine, gone, sick): (&[i32], &[i32], &[i32]) = (&[0], &[0, 1, 3], &[0, 10]);
         match random.below(20) {
             0..5 => self.scrape(),
@@ -187,7 +187,7 @@ impl Shared {
         }
     }
 
-    /// Keeps the history of a process back, and tells it again, or has it write a recording for a moment.
+    /// Mutes and unmutes a process, or lets it write a short recording.
     fn record(&self, pid: &str) {
         let file = self.machine.join(format!("on-request-{pid}.gpumem"));
         let _ = std::fs::remove_file(&file);
@@ -223,7 +223,7 @@ impl Shared {
         self.vanished.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Connects as an agent would, and says nothing, or rubbish.
+    /// Connects like an agent, and sends nothing or garbage.
     fn vanish_from_agents(&self, random: &mut Random) {
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
         let address = SocketAddrUnix::new(self.runtime.join("agent/agent.sock"));

@@ -1,4 +1,4 @@
-//! When all are gone: nothing of them is left but their runs.
+//! After all programs have ended, only their runs must remain.
 
 use super::health::{Reading, children, fds};
 use super::manager::{End, Manager};
@@ -13,9 +13,9 @@ use std::os::unix::process::ExitStatusExt;
 
 /// A process that ended so shortly before the daemon did, may have been in its memory only.
 const FRESH_NS: u64 = 3_000_000_000;
-/// From a process's last breath until its parent has heard of it.
+/// Maximum time from a process's end until its parent notices.
 const AT_END_NS: u64 = 500_000_000;
-/// A daemon that is killed has written of those that it has known for so long.
+/// A killed daemon has written the runs that it has known for this long.
 const WRITTEN_NS: u64 = 1_000_000_000;
 /// One that lived less long may have ended before its agent, or the daemon, got its turn on a busy machine.
 const BRIEF_NS: u64 = 2_000_000_000;
@@ -23,17 +23,17 @@ const BRIEF_NS: u64 = 2_000_000_000;
 /// # Panics
 /// When the daemon still knows one after a minute.
 pub fn wait_until_nobody_is_known(manager: &Manager) {
-    until(60, "a daemon that knows no process any more", || {
+    until(60, "a daemon without processes", || {
         let ps = manager.daemon().asked("/v1/ps")?;
         let runs = manager.daemon().asked("/v1/runs")?;
         (ps["processes"].as_array()?.is_empty() && runs.as_array()?.is_empty()).then_some(())
     });
 }
 
-/// Checks what is left, and ends the daemon.
+/// Checks the remains, and ends the daemon.
 ///
 /// # Panics
-/// When something is left, or a run is missing or says what was not so.
+/// If anything else remains, or a run is missing or wrong.
 pub fn check(machine: &Machine, manager: &mut Manager, (troupe, ends): (&Troupe, &[Truth]), base: &Reading) {
     let daemon = manager.daemon().job.pid();
     wait_until_nobody_is_known(manager);
@@ -88,11 +88,11 @@ fn stored(manager: &Manager, troupe: &Troupe, ends: &[Truth]) {
     }
     let all = runs.len();
     let (mut missing, mut wrong, mut compared) = (Vec::new(), Vec::new(), 0);
-    // A pid comes again: those of whom the start is known first, the others have what is left.
+    // A pid may be reused: lives with a known start time are matched first, the others get the remaining runs.
     let (named, others): (Vec<&Life>, Vec<&Life>) =
         troupe.lives.iter().partition(|life| life.start_ticks.is_some());
     for life in named.into_iter().chain(others) {
-        // Start 0 is that of one who was gone before anybody could look.
+        // Start 0 means that the process ended before its start time could be read.
         let known = life.start_ticks.map_or([(1, u64::MAX), (0, 0)], |ticks| [(ticks, ticks); 2]);
         let mut of_it =
             known.into_iter().flat_map(|(from, to)| runs.range((life.pid, from)..=(life.pid, to)));
@@ -113,18 +113,18 @@ fn stored(manager: &Manager, troupe: &Troupe, ends: &[Truth]) {
         }
     }
     println!(
-        "{} processes, {} of them in the store; what was held at {compared} ends compared",
+        "{} processes, {} in the store; memory compared at {compared} ends",
         troupe.lives.len(),
         all - runs.len()
     );
     assert!(missing.is_empty(), "{} without a run: {missing:#?}\n{:?}", missing.len(), manager.gaps);
     assert!(wrong.is_empty(), "{} wrong: {wrong:#?}\n{:?}", wrong.len(), manager.gaps);
-    // Of one that NVML listed when it was gone already nobody knows the start.
+    // The start of a process that NVML listed after its end is unknown.
     runs.retain(|&(pid, start), _| start > 0 || !troupe.lives.iter().any(|life| life.pid == pid));
-    assert!(runs.is_empty(), "runs that are nobody's: {:?}", runs.keys());
+    assert!(runs.is_empty(), "runs without a process: {:?}", runs.keys());
 }
 
-/// What it held at its end by its run, and by the machine, device by device; nothing where that cannot be compared.
+/// Memory at its end by its run and by the machine, for each device; nothing where they are not comparable.
 fn held(life: &Life, run: &Run, manager: &Manager, ends: &[Truth]) -> Vec<(String, Option<i64>, i64)> {
     let is_whole = life.is_covered && run.coverage.covered && !run.coverage.partial_state;
     let Some((ended_ns, _)) = life.end.filter(|_| life.is_still && is_whole && !is_near_a_gap(life, manager))
@@ -151,7 +151,7 @@ fn is_wanted(life: &Life, manager: &Manager) -> bool {
         || life.is_covered && heard_ns(life, ended_ns, manager) > BRIEF_NS && !is_near_a_gap(life, manager)
 }
 
-/// How long somebody listened since it began, up to then.
+/// How long a daemon was listening from its start until then.
 fn heard_ns(life: &Life, until_ns: u64, manager: &Manager) -> u64 {
     let unheard = manager
         .silences()
@@ -159,10 +159,11 @@ fn heard_ns(life: &Life, until_ns: u64, manager: &Manager) -> u64 {
     until_ns.saturating_sub(life.from_ns).saturating_sub(unheard.sum())
 }
 
-/// Some time around its end there was no daemon, or one that lost what it had not written; of who has no agent nothing is kept.
+/// Whether there was no daemon around its end, or one that lost unwritten data; nothing is kept of a process without an
+/// agent.
 fn is_near_a_gap(life: &Life, manager: &Manager) -> bool {
     let (from_ns, to_ns) = (life.from_ns, life.end.map_or(u64::MAX, |(at_ns, _)| at_ns));
-    // Not its last end: it knew of nobody any more by then.
+    // Not the daemon's last end, when no process was left.
     manager.gaps.iter().filter(|gap| gap.to_ns < u64::MAX).any(|gap| {
         let lasts =
             from_ns < gap.to_ns.saturating_add(FRESH_NS) && to_ns.saturating_add(FRESH_NS) > gap.from_ns;
@@ -184,5 +185,5 @@ fn wrongs(life: &Life, run: &Run, manager: &Manager) -> Option<String> {
         return Some("covered, or not".to_owned());
     }
     (status.is_some() && status.map(|status| status & !0x80) != known.map(|status| status & !0x80))
-        .then(|| format!("it ended with {known:?}, and its run says {status:?}"))
+        .then(|| format!("it ended with {known:?}, and its run has {status:?}"))
 }

@@ -1,4 +1,4 @@
-//! What is mixed in: one fault at a time, each from a pack of cards, so that each comes before any comes again.
+//! Injected faults: one at a time, each from a shuffled deck, so that each occurs before any repeats.
 
 use super::manager::{End, Start};
 use super::{Clients, Manager, Random, Troupe};
@@ -7,14 +7,14 @@ use crate::live::prometheus::get;
 use crate::live::until;
 use std::net::SocketAddr;
 
-/// One of them.
+/// One fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
-    /// The daemon is told to end, and follows itself with everything kept.
+    /// The daemon is asked to end, and its successor gets all descriptors.
     ToldKept,
     /// It is killed, and the next one has everything that was kept.
     KilledKept,
-    /// It is told to end, and nothing is kept.
+    /// The daemon is asked to end, and nothing is kept.
     ToldBare,
     /// It is killed, and nothing is kept.
     KilledBare,
@@ -57,7 +57,7 @@ impl Fault {
         Fault::Frozen,
     ];
 
-    /// What it may make the daemon's log say, at warning or error.
+    /// Log lines at warning or error that it may cause.
     pub fn says(self) -> &'static [&'static str] {
         match self {
             Fault::BadReload => &["the configuration stays as it was"],
@@ -73,7 +73,7 @@ impl Fault {
 pub struct Injector {
     pack: Vec<Fault>,
     cards: Vec<Fault>,
-    /// By life of the daemon, from 1: what was mixed in.
+    /// Injected faults by life of the daemon, from 1.
     pub injected: Vec<(u64, Fault)>,
     good: String,
     http: SocketAddr,
@@ -86,7 +86,7 @@ impl Injector {
     /// When that cannot be read.
     pub fn new(manager: &Manager, http: SocketAddr) -> Self {
         let good = std::fs::read_to_string(manager.config()).expect("read");
-        // To look for what one of them does: SOAK_FAULTS=KilledKept,Stopped.
+        // To examine single faults: SOAK_FAULTS=KilledKept,Stopped.
         let wanted = std::env::var("SOAK_FAULTS").unwrap_or_default();
         let is_wanted =
             |fault: &Fault| wanted.is_empty() || wanted.split(',').any(|of| of == format!("{fault:?}"));

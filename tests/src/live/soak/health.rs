@@ -1,4 +1,4 @@
-//! What the daemon needs, measured while it lives, and what its log says.
+//! The daemon's resources, measured while it runs, and its log.
 
 use super::fault::value;
 use super::{Fault, Manager};
@@ -60,8 +60,8 @@ impl Health {
         reading
     }
 
-    /// Takes one while the daemon knows no process: what it has then is no process's, and does not depend on which ones there are. Of a few
-    /// it is the least: an answer to one of the clients is in the heap while it is made.
+    /// Takes a reading while the daemon has no processes, so that it does not depend on which ones exist. Returns the
+    /// lowest of a few readings, because replies to clients are on the heap while they are made.
     pub fn read_alone(&mut self, manager: &Manager, http: SocketAddr) -> Reading {
         let mut few: Vec<Reading> = Vec::new();
         for _ in 0..8 {
@@ -74,9 +74,9 @@ impl Health {
         least
     }
 
-    /// Of the last life: how much more of its heap the daemon uses after an hour, as the median of the slopes between all readings while
-    /// it knew no process. Nothing for fewer than four. (RSS has in it what was needed for a moment, until it goes back: it moves by more than an
-    /// hour may show; so does the heap while sixty processes come and go.)
+    /// Heap growth of the last life in MiB an hour: the median slope between all readings without processes. `None` for
+    /// fewer than four readings. (RSS includes temporary memory until it is returned, so it varies by more than the
+    /// growth allowed in an hour. The heap does so too while sixty processes start and end.)
     pub fn slope_mib_per_h(&self) -> Option<f64> {
         let life = self.readings.last()?.life;
         let of_it = self.alone.iter().filter(|reading| reading.life == life);
@@ -102,7 +102,7 @@ pub fn rss_kib(pid: u32) -> u64 {
     line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
 }
 
-/// How many descriptors of each kind it has; but for the lock of a daemon that nobody gave its sockets.
+/// Counts its descriptors by kind, without the lock of a daemon that created its own sockets.
 pub fn fds(pid: u32) -> BTreeMap<String, usize> {
     let mut kinds = BTreeMap::new();
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
@@ -118,7 +118,7 @@ pub fn fds(pid: u32) -> BTreeMap<String, usize> {
     kinds
 }
 
-/// Children of a process: pid, and whether it is one that nobody has waited for.
+/// Returns the children of a process: pid, and whether it is a zombie.
 pub fn children(pid: u32) -> Vec<(u32, bool)> {
     let text = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
@@ -131,7 +131,7 @@ pub fn children(pid: u32) -> Vec<(u32, bool)> {
     .collect()
 }
 
-/// What clients that go away make the log say.
+/// Log lines that disconnecting clients may cause.
 const BY_CLIENTS: [&str; 2] =
     ["a peer on the agent socket was refused", "much is to be said of this user's peers"];
 

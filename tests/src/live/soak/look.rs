@@ -1,4 +1,4 @@
-//! While nothing moves: what the daemon says of every process beside the machine's truth, to the byte.
+//! While nothing moves: compares the daemon's figures of every process with the machine's truth, to the byte.
 
 use super::actor::Kind;
 use super::{Actor, Manager, Troupe};
@@ -17,7 +17,7 @@ const CLOCK_NS: u64 = 50_000;
 /// The daemon has that long to know how things are.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What was compared so far.
+/// Totals of the comparisons so far.
 #[derive(Debug, Default)]
 pub struct Looked {
     /// Moments of rest.
@@ -30,7 +30,7 @@ pub struct Looked {
     pub lost: u64,
     /// The longest that the daemon took to know everything.
     pub longest: Duration,
-    /// What processes held when they ended, as the machine says.
+    /// Memory of processes at their end, from the machine.
     pub ends: Vec<Truth>,
 }
 
@@ -85,7 +85,7 @@ pub fn look(
         if left.is_empty() {
             break (runs, known);
         }
-        assert!(since.elapsed() < PATIENCE, "{} still not known: {why}", left.len());
+        assert!(since.elapsed() < PATIENCE, "{} still unknown: {why}", left.len());
         std::thread::sleep(Duration::from_millis(50));
     };
     looked.longest = looked.longest.max(since.elapsed());
@@ -118,7 +118,7 @@ fn truth<'a>(truths: &'a [Truth], actor: &Actor, device: usize, after_ns: u64) -
     truths.iter().rfind(is_it)
 }
 
-/// What the daemon and the machine say, once both speak of a time after everything stood still.
+/// Returns the daemon's and the machine's figures, once both are from a time after everything stopped.
 fn ready<'a>(
     actor: &Actor,
     device: usize,
@@ -139,7 +139,7 @@ fn ready<'a>(
     }
     let truth = truth(truths, actor, device, after_ns)
         .ok_or_else(|| format!("{:?} on {device}: the machine was not asked", actor.key))?;
-    // Until the daemon has heard of it, a process that has become another program looks like the one that it was.
+    // Until the daemon receives the new hello, a process that executed another program looks unchanged.
     if actor.images > 0 && moment.tracked_bytes.is_some_and(|tracked| tracked != truth.tracked) {
         return Err(format!("{:?}, now another program: {moment:?}, not {truth:?}", actor.key));
     }
@@ -152,7 +152,7 @@ fn compare(actor: &Actor, device: usize, run: &Run, truth: &Truth) {
         |what: &str| format!("{what}: {actor:?} on {device}\n{moment:?}\n{truth:?}\n{:?}", run.coverage);
     assert_eq!(moment.used_bytes(), Some(truth.used as i64), "{}", say("used"));
     if actor.kind == Kind::Bare {
-        assert_eq!(moment.tracked_bytes, None, "{}", say("nobody tracked it"));
+        assert_eq!(moment.tracked_bytes, None, "{}", say("it is untracked"));
         return;
     }
     assert_eq!(moment.tracked_bytes, Some(truth.tracked), "{}", say("tracked"));
@@ -177,10 +177,10 @@ fn compare(actor: &Actor, device: usize, run: &Run, truth: &Truth) {
     assert_eq!(tags, known, "{}", say("names"));
     let beside = run.devices.iter().find(|of| of.name == uuid(device)).map(|of| of.beside);
     let beside = beside.unwrap_or_default();
-    // What was registered is pinned, too.
+    // Registered memory counts as pinned.
     let ours = [beside.managed_bytes, beside.pinned_bytes + beside.registered_bytes];
     let theirs = ["managed", "pinned"].map(|kind| truth.beside.get(kind).copied().unwrap_or(0));
-    assert_eq!(ours, theirs, "{}", say("managed and pinned, beside the sum"));
+    assert_eq!(ours, theirs, "{}", say("managed and pinned, outside the sum"));
 }
 
 /// Every record that the agent made was booked, or counted as lost. How many were.
@@ -200,7 +200,7 @@ fn count(
     // The agent itself may have asked a pool how it is, meanwhile.
     let numbers = *heads.get(&actor.key.pid)?..=header.head_seq;
     assert!(numbers.contains(&(coverage.events + coverage.lost)), "not in {numbers:?}: {}", say());
-    // What a daemon had read and not yet written goes with it, and what it had not read where nobody keeps it.
+    // A daemon's end loses data that it had read but not written, and unread data if its sockets were not kept.
     let from_ns = troupe
         .lives
         .iter()
@@ -213,7 +213,7 @@ fn count(
     Some(coverage.lost)
 }
 
-/// What the agent's own memory says.
+/// Reads the header of the agent's shared memory.
 fn header(actor: &Actor) -> Option<Header> {
     for entry in std::fs::read_dir(format!("/proc/{}/fd", actor.key.pid)).ok()?.flatten() {
         let target = std::fs::read_link(entry.path()).unwrap_or_default();
@@ -230,7 +230,7 @@ fn header(actor: &Actor) -> Option<Header> {
     None
 }
 
-/// A scrape comes to have the same sums; what it reads is published some times a second.
+/// Waits until a scrape has the same sums; its data is published a few times a second.
 fn scraped(troupe: &Troupe, truths: &BTreeMap<(u32, usize), Truth>, http: SocketAddr) {
     let devices: BTreeSet<usize> = troupe.living().flat_map(|actor| actor.devices.clone()).collect();
     let sums = devices.into_iter().map(|device| {

@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub enum Start {
     /// It is handed its sockets, and the connections that an earlier life had kept.
     Kept,
-    /// It makes its sockets; whoever was connected has to come again.
+    /// It creates its sockets; connected clients must reconnect.
     Bare,
 }
 
@@ -71,7 +71,7 @@ impl Kept {
 /// A time without a daemon, or the end of one.
 #[derive(Debug, Clone, Copy)]
 pub struct Gap {
-    /// When it was told, or killed.
+    /// Time of the signal.
     pub from_ns: u64,
     /// When the next one was ready.
     pub to_ns: u64,
@@ -84,8 +84,8 @@ pub struct Gap {
 }
 
 impl Gap {
-    /// Something may be known to nobody: what the daemon had not written, what its agents had said and it had not read, and who
-    /// ended meanwhile, if the connections were not kept all the way.
+    /// Whether data may be lost: data that the daemon had not written, data from agents that it had not read, and
+    /// processes that ended in between, unless the connections were kept throughout.
     pub fn loses(&self) -> bool {
         self.end == End::Killed || self.was == Start::Bare || self.start == Start::Bare
     }
@@ -97,7 +97,7 @@ pub struct Manager {
     dir: PathBuf,
     kept: Arc<Kept>,
     listeners: Vec<(String, OwnedFd)>,
-    /// A library that makes the disk of the daemon fail, and the file that tells it to.
+    /// A library that makes the daemon's disk fail, and the file that controls it.
     faults: PathBuf,
     /// The daemon that lives.
     pub daemon: Option<Daemon>,
@@ -112,10 +112,10 @@ pub struct Manager {
 }
 
 impl Manager {
-    /// Nobody lives yet.
+    /// Creates the manager without a daemon.
     ///
     /// # Panics
-    /// When a socket or the library cannot be made.
+    /// If a socket or the library cannot be created.
     pub fn new(machine: &Machine, config: &str, listen: SocketAddr) -> Self {
         let dir = machine.dir.clone();
         let notify = UnixDatagram::bind(dir.join("notify")).expect("a socket");
@@ -185,10 +185,10 @@ impl Manager {
         self.daemon.as_ref().expect("a daemon")
     }
 
-    /// Makes the store fail so, or work again.
+    /// Makes the store fail in this way, or work again.
     ///
     /// # Panics
-    /// When it cannot be told.
+    /// If the file cannot be written.
     pub fn disk(&self, fault: Option<&str>) {
         // The file is there at once and whole, or not.
         let (control, new) = (self.dir.join("fault"), self.dir.join("fault.new"));
@@ -297,7 +297,7 @@ impl Manager {
         }
     }
 
-    /// Times in which nobody listened.
+    /// Intervals without a listening daemon.
     pub fn silences(&self) -> impl Iterator<Item = (u64, u64)> {
         self.gaps.iter().map(|gap| (gap.from_ns, gap.to_ns)).chain(self.stops.iter().copied())
     }

@@ -1,15 +1,15 @@
-//! What the soak of a whole node is made of (tests/suite/soak.rs says what it does).
+//! Parts of the soak test of a whole node (tests/suite/soak.rs describes it).
 //!
 //! ```text
 //! random    decisions: the same seed, the same script
-//! actor     a program that comes, does something, and goes
-//! troupe    64 of them, and what became of each that ever was
-//! manager   who starts and ends the daemon, and keeps its connections as systemd would
-//! fault     what is mixed in
-//! clients   who asks meanwhile, and who goes away in the middle
-//! look      what the daemon says beside the machine's truth, while nothing moves
-//! health    what the daemon needs, and what its log says
-//! end       what is left when all are gone
+//! actor     a program that starts, acts, and ends
+//! troupe    64 actors, and the fate of every actor so far
+//! manager   starts and ends the daemon, and keeps its connections as systemd would
+//! fault     injected faults
+//! clients   concurrent clients, some of which disconnect in mid-reply
+//! look      the daemon's figures compared with the machine's truth, while nothing moves
+//! health    the daemon's resources and log
+//! end       remains after all have ended
 //! ```
 
 pub mod actor;

@@ -18,10 +18,10 @@ impl Random {
         (mixed ^ mixed >> 31) % limit
     }
 
-    /// One of them.
+    /// Returns one of the choices.
     ///
     /// # Panics
-    /// When there is none.
+    /// If there are none.
     pub fn one_of<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.below(choices.len() as u64) as usize]
     }

@@ -12,19 +12,20 @@ use std::process::ExitStatus;
 /// A process that was.
 #[derive(Debug, Clone)]
 pub struct Life {
-    /// Its pid; the start time where it is known.
+    /// Process id.
     pub pid: u32,
-    /// In ticks; unknown of those that were not started by the test itself.
+    /// Start time in ticks; unknown for processes that the test did not start itself.
     pub start_ticks: Option<u64>,
     /// The agent was in it.
     pub is_covered: bool,
     /// When it was known to live.
     pub from_ns: u64,
-    /// Its end: when, and how if that is known.
+    /// Time of its end, and the exit status if known.
     pub end: Option<(u64, Option<ExitStatus>)>,
     /// It was seen at a moment of rest.
     pub was_seen: bool,
-    /// It stood still from the last moment of rest until its end: what it held then is what its run ends with.
+    /// Whether it was idle from the last checkpoint until its end, so that its run must end with the memory of that
+    /// checkpoint.
     pub is_still: bool,
 }
 
@@ -88,7 +89,7 @@ impl Troupe {
         self.places[at] = Some((actor, self.lives.len() - 1));
     }
 
-    /// One of them does something: comes, goes, or works.
+    /// Lets one actor start, end, or act.
     pub fn act(&mut self, machine: &Machine, random: &mut Random) {
         let at = random.below(self.places.len() as u64) as usize;
         let Some((actor, _)) = &mut self.places[at] else {
@@ -111,7 +112,7 @@ impl Troupe {
             self.end(at, way);
         } else if let Some((pid, is_program)) = actor.act(random) {
             let end = Some((now_ns(), None));
-            // Of these nobody knows more than that they will end soon; a forked child is no process of the driver's.
+            // These children end soon; a forked child is not a process of the driver.
             if is_program {
                 self.lives.push(Life {
                     pid,
@@ -158,7 +159,7 @@ impl Troupe {
     pub fn rest(&mut self) {
         self.freeze(None);
         self.living_mut().for_each(Actor::rest);
-        // The driver's pools are asked what they have reserved at most ten times a second.
+        // The reserved bytes of driver pools are polled at most ten times a second.
         std::thread::sleep(std::time::Duration::from_millis(120));
         self.living_mut().for_each(Actor::settle);
     }
@@ -169,7 +170,7 @@ impl Troupe {
         lives.into_iter().for_each(|life| self.lives[life].was_seen = true);
     }
 
-    /// All go, each in a way of its own, right behind a moment of rest.
+    /// Ends all actors in different ways, right after a checkpoint.
     pub fn end_all(&mut self, random: &mut Random) {
         for at in 0..self.places.len() {
             let way = random.one_of(&[Way::Quit(0), Way::Leave(0), Way::Kill, Way::Crash(6)]);
@@ -181,7 +182,7 @@ impl Troupe {
         }
     }
 
-    /// Pids that somebody may ask about, for the clients.
+    /// Gives the clients pids to query.
     pub fn tell(&self, clients: &Clients) {
         clients.know(self.living().map(|actor| actor.key.pid).collect());
     }
