@@ -83,7 +83,6 @@ impl Process {
     }
 
     /// Books pools, segments, later names and contexts.
-    #[inline]
     fn book_pools(&mut self, record: &Record<'_>) {
         let stamp: &Stamp = &record.stamp;
         match record.body {
