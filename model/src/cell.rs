@@ -52,6 +52,15 @@ pub enum Class {
 
 plain!(Class);
 
+impl Named for Class {
+    const NAMES: &'static [(&'static str, Self)] = &[
+        ("direct", Class::Direct),
+        ("block", Class::Block),
+        ("pool_idle", Class::PoolIdle),
+        ("opaque", Class::Opaque),
+    ];
+}
+
 /// Tag of the sum of cells that have no point of their own.
 pub const SUM: &str = "(smaller ones)";
 /// Name of PyTorch's pools.

@@ -1,6 +1,5 @@
 //! Names of enums: what they are called in stored runs, JSON, metrics and rules.
 
-use crate::cell::Class;
 use gpumem_wire::{Absence, Layer, LayerState, Phase, Role};
 
 /// An enum whose values have names. The value for "unknown" has none.
@@ -53,15 +52,6 @@ impl Named for Phase {
 /// Returns the names of phases that a block may have. `between` is only what a process was doing: no rule matches it.
 pub fn phases_of_blocks() -> impl Iterator<Item = &'static str> {
     Phase::NAMES.iter().filter(|(_, phase)| *phase != Phase::Between).map(|(name, _)| *name)
-}
-
-impl Named for Class {
-    const NAMES: &'static [(&'static str, Self)] = &[
-        ("direct", Class::Direct),
-        ("block", Class::Block),
-        ("pool_idle", Class::PoolIdle),
-        ("opaque", Class::Opaque),
-    ];
 }
 
 impl Named for Layer {
