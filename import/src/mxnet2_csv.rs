@@ -12,7 +12,8 @@
 
 use super::feed::{Feed, MAX_BYTES, Piece, Speaker};
 use super::lines::{fields, first_line, lines};
-use gpumem_model::run::{Cell, role_name};
+use gpumem_model::names::Named;
+use gpumem_model::run::Cell;
 use gpumem_model::units::{plural, thousands};
 use gpumem_report::category::OTHERS;
 use gpumem_report::rules::{Groupings, cell_view};
@@ -241,7 +242,7 @@ impl Profile {
         for (path, rounding) in &self.rounding {
             requested = requested.saturating_add(rounding.requested);
             actual = actual.saturating_add(rounding.actual);
-            let role = role_name(rounding.role).map(str::to_owned);
+            let role = rounding.role.name().map(str::to_owned);
             let cell = Cell { tag: Some(path.clone()), role, ..Cell::default() };
             let category = groupings.structure.category(&cell_view(&cell)).unwrap_or(OTHERS).to_owned();
             *by_category.entry(category).or_default() += rounding.actual.saturating_sub(rounding.requested);

@@ -7,11 +7,11 @@ use gpumem_model::device::Pool;
 use gpumem_model::gap::Step;
 use gpumem_model::growth::{Axis, Growth};
 use gpumem_model::iterations::{Iteration, Iterations};
-use gpumem_model::layers::{LayerSaid, layer_name, state_name};
+use gpumem_model::layers::LayerSaid;
+use gpumem_model::names::Named;
 use gpumem_model::oom::{Fate, Holder, Oom, OomDevice};
 use gpumem_model::parameters::{Column, Parameters};
-
-use gpumem_model::run::{Cell, Class, Clock, OPEN_FATE_NS, phase_name, role_name};
+use gpumem_model::run::{Cell, Class, Clock, OPEN_FATE_NS};
 use gpumem_wire::{ClockKind, OomOutcome, PoolOwner, Role};
 use std::collections::{BTreeMap, HashMap};
 
@@ -125,8 +125,8 @@ impl From<&ledger::IterationsView> for Iterations {
 impl From<&ledger::LayerView> for LayerSaid {
     fn from(view: &ledger::LayerView) -> Self {
         LayerSaid {
-            layer: layer_name(view.layer).into(),
-            state: state_name(view.state).into(),
+            layer: view.layer.name_or_unknown().into(),
+            state: view.state.name_or_unknown().into(),
             reason: view.reason.clone(),
         }
     }
@@ -195,8 +195,8 @@ impl From<&ledger::CellView> for Cell {
             class: if cell.pending { Class::PoolIdle } else { cell.class },
             tag: cell.tag.as_deref().map(str::to_owned),
             origin: cell.origin.as_deref().map(str::to_owned),
-            role: role_name(cell.role).map(str::to_owned),
-            phase: phase_name(cell.phase).map(str::to_owned),
+            role: cell.role.name().map(str::to_owned),
+            phase: cell.phase.name().map(str::to_owned),
             library: cell.library.as_deref().map(str::to_owned),
             pool: cell.pool.as_deref().map(str::to_owned),
             pending: cell.pending,
@@ -242,7 +242,7 @@ impl ledger::OomView {
             tag: text(&oom.tag),
             library: text(&oom.library),
             stack: text(&oom.stack),
-            phase: phase_name(oom.phase).map(str::to_owned),
+            phase: oom.phase.name().map(str::to_owned),
             step: oom.step,
             tracked_bytes: oom.tracked_bytes,
             amounts: sparse(&oom.amounts).into(),
@@ -266,7 +266,7 @@ impl ledger::ParametersView {
         let mut columns: Vec<Column> = Vec::new();
         let mut column_of = |cell: &u32| {
             let cell = cells.get(*cell as usize);
-            let role = cell.and_then(|cell| role_name(cell.role)).unwrap_or_default().to_owned();
+            let role = cell.and_then(|cell| cell.role.name()).unwrap_or_default().to_owned();
             let tag = cell.and_then(|cell| cell.tag.as_deref()).map(str::to_owned);
             let column = Column { role, tag };
             *places.entry(column).or_insert_with_key(|column| {

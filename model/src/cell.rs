@@ -1,6 +1,7 @@
-//! Names of cells, the roles and phases that they have, and amounts by cell.
+//! Names of cells, and amounts by cell.
 
 use crate::fields::{Field, fields, plain};
+use crate::names::Named;
 use gpumem_wire::{Phase, Role};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -51,6 +52,15 @@ pub enum Class {
 
 plain!(Class);
 
+impl Named for Class {
+    const NAMES: &'static [(&'static str, Self)] = &[
+        ("direct", Class::Direct),
+        ("block", Class::Block),
+        ("pool_idle", Class::PoolIdle),
+        ("opaque", Class::Opaque),
+    ];
+}
+
 /// Tag of the sum of cells that have no point of their own.
 pub const SUM: &str = "(smaller ones)";
 /// Name of PyTorch's pools.
@@ -66,11 +76,11 @@ fn hide_tag(tag: &mut Option<String>) {
 
 /// A role or phase that is no word of ours may be a name.
 fn hide_unknown_role(role: &mut Option<String>) {
-    role.take_if(|role| role_of_name(role).is_none());
+    role.take_if(|role| Role::from_name(role).is_none());
 }
 
 pub(crate) fn hide_unknown_phase(phase: &mut Option<String>) {
-    phase.take_if(|phase| phase_of_name(phase).is_none());
+    phase.take_if(|phase| Phase::from_name(phase).is_none());
 }
 
 pub(crate) fn hide_unknown_pool(pool: &mut Option<String>) {
@@ -145,58 +155,6 @@ impl<const N: usize> PartialEq<[(u32, i64); N]> for Amounts {
     fn eq(&self, other: &[(u32, i64); N]) -> bool {
         self.0 == other
     }
-}
-
-const ROLES: [(&str, Role); 10] = [
-    ("parameter", Role::Parameter),
-    ("gradient", Role::Gradient),
-    ("optimizer state", Role::OptimizerState),
-    ("activation", Role::Activation),
-    ("input", Role::Input),
-    ("temporary", Role::Temporary),
-    ("workspace", Role::Workspace),
-    ("buffer", Role::Buffer),
-    ("kv cache", Role::KvCache),
-    ("parameter copy", Role::ParameterCopy),
-];
-const PHASES: [(&str, Phase); 5] = [
-    ("setup", Phase::Setup),
-    ("forward", Phase::Forward),
-    ("backward", Phase::Backward),
-    ("optimizer", Phase::Optimizer),
-    ("evaluation", Phase::Evaluation),
-];
-/// What a process was doing, but not what a block is named after: no rule matches it.
-const BETWEEN: (&str, Phase) = ("between", Phase::Between);
-
-/// How a role is written; `None` for unknown.
-pub fn role_name(role: Role) -> Option<&'static str> {
-    ROLES.iter().find(|(_, other)| *other == role).map(|(name, _)| *name)
-}
-
-/// The role of that name.
-pub fn role_of_name(name: &str) -> Option<Role> {
-    ROLES.iter().find(|(other, _)| *other == name).map(|(_, role)| *role)
-}
-
-/// All names of roles.
-pub fn role_names() -> impl Iterator<Item = &'static str> {
-    ROLES.iter().map(|(name, _)| *name)
-}
-
-/// How a phase is written; `None` for unknown.
-pub fn phase_name(phase: Phase) -> Option<&'static str> {
-    PHASES.iter().chain([&BETWEEN]).find(|(_, other)| *other == phase).map(|(name, _)| *name)
-}
-
-/// The phase of that name.
-pub fn phase_of_name(name: &str) -> Option<Phase> {
-    PHASES.iter().chain([&BETWEEN]).find(|(other, _)| *other == name).map(|(_, phase)| *phase)
-}
-
-/// All names of phases.
-pub fn phase_names() -> impl Iterator<Item = &'static str> {
-    PHASES.iter().map(|(name, _)| *name)
 }
 
 #[cfg(test)]

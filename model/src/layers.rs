@@ -1,7 +1,6 @@
 //! How memory got its names: what the agent says of each layer, and the best of them.
 
 use crate::fields::fields;
-use gpumem_wire::{Layer, LayerState};
 use serde::{Deserialize, Serialize};
 
 fields! {
@@ -15,33 +14,6 @@ fields! {
         state: String;
         /// Why it is in that state; empty if there is no reason to give.
         reason: String;
-    }
-}
-
-/// How a layer is written.
-pub fn layer_name(layer: Layer) -> &'static str {
-    match layer {
-        Layer::Blocks => "blocks",
-        Layer::OutOfMemory => "out_of_memory",
-        Layer::Scopes => "scopes",
-        Layer::Nvtx => "nvtx",
-        Layer::ModulePath => "module_path",
-        Layer::Autograd => "autograd",
-        Layer::Roles => "roles",
-        Layer::Stacks => "stacks",
-        Layer::Unknown => "unknown",
-    }
-}
-
-/// How its state is written.
-pub fn state_name(state: LayerState) -> &'static str {
-    match state {
-        LayerState::Active => "active",
-        LayerState::Degraded => "degraded",
-        LayerState::Absent => "absent",
-        LayerState::Off => "off",
-        LayerState::Failed => "failed",
-        LayerState::Unknown => "unknown",
     }
 }
 

@@ -8,6 +8,7 @@
 //! iterations     what each training step held; parameters: parameters and gradients one by one
 //! timeline       what was held over time, by cell; series: extremes of the sums over time
 //! growth         points by which growth is judged
+//! names          names of enums in stored runs, JSON, metrics and rules
 //! layers         state of each way of naming memory
 //! program_data   counters and ranges of the program
 //! ending         what else ended a process: host memory, a fault of the driver
@@ -34,6 +35,7 @@ pub mod harmless;
 pub mod iterations;
 pub mod layers;
 pub mod moment;
+pub mod names;
 pub mod oom;
 pub mod parameters;
 pub mod program_data;

@@ -3,7 +3,6 @@
 use crate::cell::Amounts;
 use crate::fields::fields;
 use crate::gap::Parts;
-use gpumem_wire::Absence;
 use serde::{Deserialize, Serialize};
 
 fields! {
@@ -63,22 +62,6 @@ impl Moment {
             Some(tracked) => Some(self.predates_bytes? + tracked + self.untrackable_bytes?),
             None => self.uncovered_used_bytes.and_then(|used| i64::try_from(used).ok()),
         }
-    }
-}
-
-/// Why a sample has no `used`, in words.
-pub fn absence_name(absence: Absence, list_failed: bool) -> &'static str {
-    match absence {
-        Absence::NotAvailable => "not available",
-        Absence::NoPermission => "no permission",
-        Absence::NotListed => "not listed",
-        Absence::GpuLost => "gpu lost",
-        Absence::Timeout => "timeout",
-        Absence::NotSupported => "not supported",
-        Absence::WrongNamespace => "wrong namespace",
-        Absence::Impossible => "impossible value",
-        _ if list_failed => "list failed",
-        _ => "unknown",
     }
 }
 

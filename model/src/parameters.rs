@@ -1,8 +1,8 @@
 //! Parameters and their gradients one by one, for tables of iterations with a column for each.
 
-use crate::cell::role_name;
 use crate::fields::fields;
 use crate::iterations::Iteration;
+use crate::names::Named;
 use gpumem_wire::Role;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -37,7 +37,7 @@ fields! {
 impl Column {
     /// It is a gradient.
     pub fn is_gradient(&self) -> bool {
-        role_name(Role::Gradient) == Some(self.role.as_str())
+        Role::Gradient.name() == Some(self.role.as_str())
     }
 }
 

@@ -3,15 +3,14 @@
 //! All sums of a [`Moment`] are exact: `tracked` is the sum of its amounts, and `used` is
 //! `predates + tracked + untrackable` wherever all of them are known.
 
-pub use crate::cell::{
-    Amounts, Cell, Class, phase_name, phase_names, phase_of_name, role_name, role_names, role_of_name,
-};
+pub use crate::cell::{Amounts, Cell, Class};
 pub use crate::coverage::{BlindWindow, Coverage, Mark, Part, Program, SUBSCRIPTION_HELD};
 pub use crate::device::{Accounting, Beside, Details, Device, DeviceReading, MAX_TENANTS, Pool};
 pub use crate::gap::{Parts, Step};
 pub use crate::iterations::{Iteration, Iterations, Level};
 pub use crate::layers::LayerSaid;
-pub use crate::moment::{Moment, absence_name};
+pub use crate::moment::Moment;
+pub use crate::names::{Named, absence_name};
 pub use crate::oom::{Fate, Holder, OPEN_FATE_NS, Oom, OomDevice, OomKind};
 pub use crate::parameters::Parameters;
 pub use crate::program_data::ProgramData;

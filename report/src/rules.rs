@@ -13,7 +13,9 @@
 
 use crate::category::{OTHERS, Pattern, Rule, Rules};
 use gpumem_ledger::CellView;
-use gpumem_model::run;
+use gpumem_model::names::{Named, phases_of_blocks};
+use gpumem_model::run::{Cell, Run};
+use gpumem_wire::{Phase, Role};
 use serde::Deserialize;
 use std::io::Read;
 use std::path::Path;
@@ -138,7 +140,7 @@ impl Groupings {
     }
 
     /// Those that fit a run: its own preset, else `torch` where PyTorch's allocator was seen, else `default`.
-    pub fn of_run(run: &run::Run) -> Self {
+    pub fn of_run(run: &Run) -> Self {
         let torch = crate::names::has_torch(run).then_some(crate::names::TORCH);
         Groupings::preset(run.source.preset.as_deref().or(torch)).clone()
     }
@@ -212,19 +214,24 @@ fn rule(entry: Entry) -> Result<Rule, String> {
         name: entry.name,
         tags: patterns(&entry.tag)?,
         libraries: patterns(&entry.library)?,
-        roles: named(&entry.role, "role", run::role_of_name, run::role_names().collect())?,
-        phases: named(&entry.phase, "phase", run::phase_of_name, run::phase_names().collect())?,
+        roles: named(
+            &entry.role,
+            "role",
+            Role::from_name,
+            Role::NAMES.iter().map(|(name, _)| *name).collect(),
+        )?,
+        phases: named(&entry.phase, "phase", Phase::from_name, phases_of_blocks().collect())?,
     })
 }
 
 /// A stored cell as rules see it.
-pub fn cell_view(cell: &run::Cell) -> CellView {
+pub fn cell_view(cell: &Cell) -> CellView {
     CellView {
         class: cell.class,
         tag: cell.tag.as_deref().map(Into::into),
         origin: cell.origin.as_deref().map(Into::into),
-        role: cell.role.as_deref().and_then(run::role_of_name).unwrap_or_default(),
-        phase: cell.phase.as_deref().and_then(run::phase_of_name).unwrap_or_default(),
+        role: cell.role.as_deref().and_then(Role::from_name).unwrap_or_default(),
+        phase: cell.phase.as_deref().and_then(Phase::from_name).unwrap_or_default(),
         library: cell.library.as_deref().map(Into::into),
         pool: cell.pool.as_deref().map(Into::into),
         pending: cell.pending,

@@ -1,6 +1,8 @@
 use super::*;
 use gpumem_import::read_file;
+use gpumem_model::names::{Named, phases_of_blocks};
 use gpumem_model::run::{self, Run};
+use gpumem_wire::Role;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -38,8 +40,8 @@ fn words_name_numbers_that_are_there() {
         used.push(name);
         let is_fine = match name {
             "row" => numbers::row(argument).is_some(),
-            "role" => run::role_names().any(|role| role == argument),
-            "phase" => run::phase_names().any(|phase| phase == argument),
+            "role" => Role::from_name(argument).is_some(),
+            "phase" => phases_of_blocks().any(|phase| phase == argument),
             "part" => run::Parts::default().each().iter().any(|(part, ..)| *part == argument),
             "cells" => ["block", "direct", "inherited", "pending", "torch"].contains(&argument),
             "ooms" => ["confirmed", "pressure", "suspected"].contains(&argument),
@@ -101,8 +103,8 @@ fn assert_known<'a>(what: &str, words: impl IntoIterator<Item = &'a str>) {
 
 #[test]
 fn what_the_code_can_print_is_explained() {
-    assert_known("roles", run::role_names());
-    assert_known("phases", run::phase_names());
+    assert_known("roles", Role::NAMES.iter().map(|(name, _)| *name));
+    assert_known("phases", phases_of_blocks());
     let parts = run::Parts::default().each();
     assert_known("parts of the gap", parts.iter().flat_map(|(name, kind, _)| [*name, *kind]));
     use gpumem_ledger::Cause::*;
@@ -151,18 +153,17 @@ fn what_the_code_can_print_is_explained() {
         Layer::Autograd,
         Layer::Roles,
     ];
-    assert_known("layers", layers.map(gpumem_model::layers::layer_name));
+    assert_known("layers", layers.map(Named::name_or_unknown));
     let states =
         [LayerState::Active, LayerState::Degraded, LayerState::Absent, LayerState::Off, LayerState::Failed];
-    assert_known("states of layers", states.map(gpumem_model::layers::state_name));
+    assert_known("states of layers", states.map(Named::name_or_unknown));
     let said = |layer: &str| gpumem_model::layers::LayerSaid {
         layer: layer.into(),
         state: "active".into(),
         reason: String::new(),
     };
     for layer in layers {
-        let level =
-            gpumem_model::layers::level(&[said(gpumem_model::layers::layer_name(layer))]).expect("a level");
+        let level = gpumem_model::layers::level(&[said(layer.name_or_unknown())]).expect("a level");
         assert_known("levels", [level]);
     }
     assert_known("states of runs", gpumem_runs::store::STATES);

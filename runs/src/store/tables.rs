@@ -1,6 +1,7 @@
 //! Values as rows of tables: one list of columns for each table, which writes and reads it.
 
 use super::columns::{bits, damaged, dense, from_json, json, maybe_unsigned, unsigned};
+use gpumem_model::names::Named;
 use gpumem_model::run::{Beside, Cell, Class, Device, DeviceReading, Moment, Parts};
 use gpumem_model::series::{Bucket, Extremes};
 use rusqlite::types::{ToSql, ToSqlOutput, Value};
@@ -264,23 +265,14 @@ impl Column for Option<Extremes> {
     }
 }
 
-const CLASSES: [(&str, Class); 4] = [
-    ("direct", Class::Direct),
-    ("block", Class::Block),
-    ("pool_idle", Class::PoolIdle),
-    ("opaque", Class::Opaque),
-];
-
 impl Column for Class {
     fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
-        let name = CLASSES.iter().find(|(_, class)| class == self).map_or("", |(name, _)| name);
-        out.push(name.into());
+        out.push(self.name_or_unknown().into());
         Ok(())
     }
 
     fn take(row: &Row<'_>, at: usize) -> Result<Self> {
         let name = row.get_ref(at)?.as_str()?;
-        let found = CLASSES.iter().find(|(other, _)| *other == name).map(|(_, class)| *class);
-        found.ok_or_else(|| damaged(format!("a class {name:?}")))
+        Class::from_name(name).ok_or_else(|| damaged(format!("a class {name:?}")))
     }
 }

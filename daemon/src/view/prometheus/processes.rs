@@ -14,7 +14,7 @@ use crate::view::Shown;
 use crate::view::health::Health;
 use crate::view::rows::{ConsistentSample, flags};
 use gpumem_ledger::{AccountView, ProcessKey, ProcessView};
-use gpumem_model::layers::{layer_name, state_name};
+use gpumem_model::names::Named;
 use gpumem_model::who::{CLAIMED, Said, Who};
 use gpumem_wire::LayerState;
 use rustix::time::{ClockId, clock_gettime};
@@ -267,8 +267,8 @@ fn write(
         out.add(&LOST, &own, process.coverage.lost_in_all());
         out.add(&FAILED, &own, process.coverage.failed_allocations);
         for said in process.layers.iter().filter(|said| said.state != LayerState::Absent) {
-            let labels = own.clone().with("layer", layer_name(said.layer));
-            out.add_with(&LAYER, &labels, ("state", state_name(said.state)), 1_u64);
+            let labels = own.clone().with("layer", said.layer.name_or_unknown());
+            out.add_with(&LAYER, &labels, ("state", said.state.name_or_unknown()), 1_u64);
         }
     }
     if claimed > 0 {
