@@ -68,7 +68,10 @@ fn members(infos: &[Sample], numbers: &[Sample]) {
             .collect();
         let shown =
             [member.used_bytes, member.predates_bytes, member.tracked_bytes, member.untrackable_bytes];
-        assert!(shown.into_iter().flatten().all(|number| of_it.contains(&number)), "a number from another series");
+        assert!(
+            shown.into_iter().flatten().all(|number| of_it.contains(&number)),
+            "a number from another series"
+        );
     }
 }
 

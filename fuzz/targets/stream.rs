@@ -29,7 +29,10 @@ fuzz_target!(|bytes: &[u8]| {
                         Ok(record) => {
                             assert!(record.stamp.time_ns <= NOW_NS + AHEAD_NS);
                             let kind = record.body.kind();
-                            assert!(kind < 96 && !matches!(kind, 1 | 2 | 7), "kind {kind} is reserved for the host");
+                            assert!(
+                                kind < 96 && !matches!(kind, 1 | 2 | 7),
+                                "kind {kind} is reserved for the host"
+                            );
                             if let Body::Tag { path } = record.body {
                                 assert!(path.len() <= gpumem_wire::MAX_TAG_BYTES);
                             }
