@@ -1,7 +1,7 @@
 //! The settings as meant: what a configuration means for the user who runs the daemon.
 
 use super::keys::{Config, Error, Page, Tenants};
-use crate::aggregator::Pace;
+use crate::aggregator::AggregatorSettings;
 use crate::limits::ControlLimits;
 use crate::limits::agent_slots::AgentLimits;
 use crate::run_writer::Retention;
@@ -78,7 +78,7 @@ pub struct Settings {
     /// Where runs are kept.
     pub store: PathBuf,
     /// How often they are written, and when they roll.
-    pub pace: Pace,
+    pub pace: AggregatorSettings,
     /// How long they are kept.
     pub retention: Retention,
     /// What runs that wait for the store may take of the memory.
@@ -130,7 +130,7 @@ impl Settings {
             runtime_dir: config.runtime_dir.clone().unwrap_or_else(|| home.runtime_dir(private)),
             private,
             store: store.ok_or(Error::NoHome("runs.store"))?,
-            pace: Pace {
+            pace: AggregatorSettings {
                 checkpoint: seconds(config.runs.checkpoint_every_s),
                 limits: gpumem_ledger::Limits {
                     rows_per_process: agent.rows_per_process,

@@ -42,7 +42,7 @@ use crate::os::{DescriptorShortage, fit_connections};
 use crate::service;
 use crate::stats::{Count, Stats};
 use command::Speaker;
-use connection_order::Lines;
+use connection_order::ConnectionOrder;
 use gpumem_ledger::ProcessKey;
 use packet::Packet;
 use peer::Caller;
@@ -72,7 +72,7 @@ pub(crate) struct Agents {
     hint: Hint,
     limits: Mutex<AgentLimits>,
     slots: AgentSlots,
-    lines: Arc<Lines>,
+    lines: Arc<ConnectionOrder>,
     epochs: AtomicU64,
     /// How often all agents were asked to say their state again.
     resyncs: watch::Sender<u64>,
