@@ -2,17 +2,17 @@
 //! hello, and send what happens.
 //!
 //! ```text
-//! slots       quotas; turns: fairness between users; line: order among the connections of a process
-//! connection  one agent, from hello to end
-//! reasons     why a peer is turned away, and why a connection ends
-//! peer        identity of the process that connected; pidfd: as the kernel names it
-//! packet      one packet off the socket; budget: how much of that in a second
-//! frames      what an agent may say
-//! voice       what is logged about peers
-//! memory      its memfd; rest: what it recorded and never sent
-//! kept        connections that outlive the daemon
-//! ask         a program that asks about itself
-//! command     what agents are told to do
+//! connection             one agent, from hello to end
+//! connection_order       order among the connections of a process
+//! inherited_connections  connections that outlive the daemon
+//! reasons                why a peer is refused, and why a connection ends
+//! peer                   identity of the process that connected
+//! packet                 one packet off the socket
+//! frames                 checks the frames that an agent sends
+//! memory                 an agent's memfd
+//! post_mortem            reads what a dead agent recorded and never sent
+//! ask                    answers a program that asks about itself
+//! command                commands to agents
 //! ```
 //!
 //! Peers are strangers. Nothing here trusts a length, a text, a time or an identity that a peer sends, and what

@@ -7,9 +7,9 @@
 //! GET /api/process/PID.START       the report of a process (docs/report-json.md)
 //! GET /api/process/PID.START/page  the same as the page draws it
 //!
-//! desk     what was made for one is given to all, and making it has a bound
-//! node     devices and processes as JSON
-//! process  one process
+//! response_cache  makes each answer once for all who ask, and limits the time for making them
+//! node            devices and processes as JSON
+//! process         one process
 //! ```
 //!
 //! Everybody on the machine can open a loopback port, so nobody is told more here than the metrics tell everybody: categories, not
