@@ -33,7 +33,7 @@ use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Notify, mpsc};
 
-/// Batches between sources and core: at 60 KiB each, 4 MiB at most; then sources wait.
+/// Batches between sources and aggregator: at 60 KiB each, 4 MiB at most; then sources wait.
 const INBOX: usize = 64;
 /// Facts about processes that nobody asks for are looked for that often.
 const FACTS: Duration = Duration::from_millis(500);
@@ -178,7 +178,7 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     }
     tasks.abort_all();
     live.agents.finish().await;
-    // Fails only if the core is gone already.
+    // Fails only if the aggregator has ended.
     let _ = live.orders.send(Command::End).await;
     let _ = core.await;
     keeper_thread.end(LAST_WRITE);
@@ -397,7 +397,7 @@ async fn late_end(gone: Gone, time_ns: u64, kernel: Kernel, inbox: mpsc::Sender<
             break;
         }
     }
-    // Fails only if the core is gone already.
+    // Fails only if the aggregator has ended.
     let _ = inbox.send(end(&gone, time_ns, status, &kernel)).await;
 }
 

@@ -91,13 +91,13 @@ impl SnapshotReader {
         self.read_ns.load(Ordering::Relaxed)
     }
 
-    /// When the core last told the ledger that time passes: several times a second, whatever else happens.
+    /// When the aggregator last ticked: several times a second.
     pub(crate) fn turned_ns(&self) -> u64 {
         self.turned_ns.load(Ordering::Relaxed)
     }
 }
 
-/// What views ask the core for.
+/// What views ask the aggregator for.
 pub enum Query {
     /// Runs of the processes that are wanted, as they stand.
     Runs(Box<dyn Fn(&ProcessView) -> bool + Send>, CpuCharge, oneshot::Sender<Vec<Run>>),
@@ -110,7 +110,7 @@ pub enum Query {
 pub(crate) const LIMITS: Limits =
     Limits { rows_per_process: 4_000_000, bytes_per_user: 224 << 20, bytes: 320 << 20 };
 
-/// How the core keeps what it is told.
+/// How often runs are written and rolled, and what the ledger may remember.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AggregatorSettings {
     /// Runs that go on are written that often.
@@ -160,7 +160,7 @@ pub struct Aggregator {
 }
 
 impl Aggregator {
-    /// A core with an empty ledger, and where views read it.
+    /// Makes an aggregator with an empty ledger, and what views read it with.
     pub fn new(stats: Arc<Stats>, keeper: RunWriter, pace: AggregatorSettings) -> (Self, SnapshotReader) {
         let now_ns = clock::now_ns();
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -524,7 +524,7 @@ async fn at(moment_ns: Option<u64>) {
     }
 }
 
-/// What the app tells the core.
+/// Commands of the app.
 #[derive(Debug)]
 pub enum Command {
     /// Record there from now on, or no longer.

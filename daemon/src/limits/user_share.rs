@@ -1,9 +1,8 @@
-//! Fairness between users who ask: whatever answers cost, one user's take a part of one processor.
+//! Processor time for answers: the answers to one user may take a share of one processor.
 //!
-//! The daemon's loop serves everybody, so the time for which a user's answers held it is written on their bill, and that of the
-//! ledger, the keeper and the threads beside them. A bill is paid off at the rate of the user's share; who owes more than a moment's
-//! worth waits before the next answer, so that it is their own requests that become slow. Answers that are costly are made one at
-//! a time for each user, which bounds what they take of memory too.
+//! The daemon's loop serves all users. The time for which a user's answers hold it is charged to the user, and so is that of the
+//! aggregator, the run writer and the threads beside them. A charge is paid off at the rate of the user's share. A user who owes more
+//! than [`AT_ONCE`] waits before the next answer. Answers to one user are made one at a time, which bounds their memory too.
 
 use crate::clock;
 use std::collections::BTreeMap;
@@ -14,14 +13,14 @@ use std::time::Duration;
 use tokio::sync::{Mutex as Line, OwnedMutexGuard, Semaphore};
 use tokio::time::Instant;
 
-/// Who owes less is answered at once: a look now and then costs milliseconds, a large report some tens.
+/// A user who owes less is answered at once. Most answers cost milliseconds, a large report some tens.
 const AT_ONCE: Duration = Duration::from_millis(100);
-/// The least that a request is taken for: what reading it and sending the answer cost.
+/// Least charge of a request: reading it and sending the answer.
 const LEAST: Duration = Duration::from_micros(50);
-/// Large answers that are put into words at a time.
+/// Large answers that are serialized at a time.
 const BESIDE: usize = 2;
 
-/// What a user's answers took, and who makes one now.
+/// What a user owes, and the lock of the answer that is being made.
 #[derive(Debug)]
 struct User {
     line: Arc<Line<()>>,
@@ -31,7 +30,7 @@ struct User {
 #[derive(Debug)]
 struct Owed {
     time: Duration,
-    /// When something was paid last.
+    /// When `time` was last reduced.
     paid: Instant,
 }
 
@@ -44,7 +43,7 @@ impl User {
         self.owed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is owed now, of which `share` is paid in each second.
+    /// Returns what is owed now; `share` of a second is paid off in each second.
     fn owes(&self, share: f64) -> Duration {
         let (mut owed, now) = (self.owed(), Instant::now());
         let paid = now.saturating_duration_since(owed.paid).mul_f64(share);
@@ -53,12 +52,12 @@ impl User {
     }
 }
 
-/// Where the time for an answer is written; clones are the same.
+/// Where the time for an answer is charged; clones charge the same user.
 #[derive(Debug, Clone)]
 pub struct CpuCharge(Arc<User>);
 
 impl Default for CpuCharge {
-    /// Nobody's: it is never asked for.
+    /// Charges no user.
     fn default() -> Self {
         CpuCharge(Arc::new(User::new()))
     }
@@ -70,8 +69,7 @@ impl CpuCharge {
         owed.time = owed.time.saturating_add(time);
     }
 
-    /// Does work of the loop, for which everybody waits: what counts is how long, on a busy machine more than what it had of a
-    /// processor.
+    /// Does work of the loop, for which all users wait. Charges the elapsed time, not the processor time.
     pub(crate) fn run<T>(&self, work: impl FnOnce() -> T) -> T {
         let began = std::time::Instant::now();
         let done = work();
@@ -79,7 +77,7 @@ impl CpuCharge {
         done
     }
 
-    /// Does work of a thread beside it, which takes a processor and waits for disks.
+    /// Does work of another thread. Charges the processor time, so that waiting for disks is free.
     pub(crate) fn run_in_thread<T>(&self, work: impl FnOnce() -> T) -> T {
         let began = clock::cpu();
         let done = work();
@@ -87,31 +85,31 @@ impl CpuCharge {
         done
     }
 
-    /// Does work of the loop that waits in between.
+    /// Does work of the loop that waits in between. Charges each poll.
     pub(crate) async fn run_future<T>(&self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         poll_fn(|context| self.run(|| work.as_mut().poll(context))).await
     }
 }
 
-/// A user may have an answer made.
+/// Permission to make one answer for a user.
 #[derive(Debug)]
 pub(crate) struct AnswerSlot {
-    /// What it costs goes here.
+    /// Charges its cost.
     pub charge: CpuCharge,
-    /// Set where the user had asked for too much before.
+    /// The user had to wait for it.
     pub waited: bool,
     line: Option<OwnedMutexGuard<()>>,
 }
 
 impl AnswerSlot {
-    /// The answer waits for others than this daemon: the user's next one need not.
+    /// Lets the user's next answer begin: this one waits for others than the daemon.
     pub(crate) fn release(&mut self) {
         self.line = None;
     }
 }
 
-/// Everybody who asks.
+/// The shares of all users.
 #[derive(Debug)]
 pub struct UserShares {
     users: Mutex<BTreeMap<u32, Arc<User>>>,
@@ -125,7 +123,7 @@ impl Default for UserShares {
 }
 
 impl UserShares {
-    /// Waits until the user may have another answer made. `share`: of a processor; `None` where there is no limit, and no line.
+    /// Waits until the user may have another answer made. `share`: of a processor; `None`: no limit.
     pub(crate) async fn answer_slot(&self, uid: u32, share: Option<f64>) -> AnswerSlot {
         let Some(share) = share else {
             return AnswerSlot { charge: CpuCharge::default(), waited: false, line: None };
@@ -143,7 +141,7 @@ impl UserShares {
         AnswerSlot { charge, waited, line: Some(line) }
     }
 
-    /// Work of some size, beside the loop; `None` where the daemon ends.
+    /// Does large work on another thread. `None`: the daemon ends.
     pub(crate) async fn beside<T: Send + 'static>(
         &self,
         charge: &CpuCharge,
@@ -154,7 +152,7 @@ impl UserShares {
         tokio::task::spawn_blocking(move || charge.run_in_thread(work)).await.ok()
     }
 
-    /// Who has paid and does not ask is forgotten.
+    /// Returns the user, and forgets those who owe nothing.
     fn user(&self, uid: u32, share: f64) -> Arc<User> {
         let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
         users.retain(|of, user| *of == uid || Arc::strong_count(user) > 1 || !user.owes(share).is_zero());

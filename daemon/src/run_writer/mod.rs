@@ -126,7 +126,7 @@ pub struct Status {
     pub set_aside: Option<PathBuf>,
 }
 
-/// The handle; clones are the same keeper.
+/// The handle; clones are handles of the same thread.
 #[derive(Debug, Clone)]
 pub struct RunWriter {
     jobs: Sender<WriterRequest>,

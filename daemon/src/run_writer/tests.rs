@@ -1,4 +1,4 @@
-//! The keeper with a store on disk.
+//! The run writer with a store on disk.
 
 use super::*;
 use gpumem_model::run::{Clock, Coverage, Own, Process, Source};

@@ -11,7 +11,7 @@ use gpumem_model::who::Who;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-/// Rows with what they are made of.
+/// Rows, each with what it is made of.
 pub(super) struct Rows<'a> {
     /// In NVML's order.
     pub devices: Vec<(DeviceRow, &'a DeviceView)>,

@@ -1,4 +1,4 @@
-//! Runs: those that go on, from the ledger; those that are over, from the keeper.
+//! Runs: those that go on, from the ledger; those that are over, from the run writer.
 
 use super::request::{Refused, SMALL, json, number, only, unescaped, value};
 use crate::aggregator::Query;

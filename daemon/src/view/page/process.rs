@@ -20,7 +20,7 @@ const MOST_DRAWN: usize = 256 << 10;
 /// Bytes of a report: one with tens of thousands of tags has more, and is asked of the control socket.
 const MOST_REPORT: usize = 4 << 20;
 
-/// Whether there is something to ask the core for, which has better things to do than to look for what is not there.
+/// Refuses a process that has no report, so that the aggregator is not asked for it.
 pub(super) fn is_there(context: &ViewContext, key: ProcessKey, tenants: Tenants) -> Result<(), Refused> {
     if tenants == Tenants::Anonymous {
         let text = "processes are anonymous here (tenants in the configuration): gpumemctl report PID tells you yours";
