@@ -36,16 +36,18 @@ fn main() {
         node.sample(device, 500_000_000, &listed);
     }
     node.core.publish(1_000_000_000);
-    let text = gpumemd::view::prometheus::scrape(&node.sight);
+    let text = gpumemd::view::prometheus::scrape(&node.context);
     let series = text.lines().filter(|line| !line.starts_with('#')).count();
     println!("{series} series, {} bytes", text.len());
     quantiles("floor: copy of the answer", || drop(black_box(text.clone())));
-    quantiles("scrape", || drop(black_box(gpumemd::view::prometheus::scrape(&node.sight))));
+    quantiles("scrape", || drop(black_box(gpumemd::view::prometheus::scrape(&node.context))));
     quantiles("publish", || node.core.publish(1_000_000_000));
     // Everything is written at each tick now.
-    node.core
-        .set_pace(gpumemd::aggregator::Pace { checkpoint: std::time::Duration::ZERO, ..Default::default() });
-    let stats = std::sync::Arc::clone(&node.sight.stats);
+    node.core.set_pace(gpumemd::aggregator::AggregatorSettings {
+        checkpoint: std::time::Duration::ZERO,
+        ..Default::default()
+    });
+    let stats = std::sync::Arc::clone(&node.context.stats);
     let written = || stats.get(gpumemd::stats::Count::StoreWrites);
     for round in 0..5_u64 {
         let before = written();

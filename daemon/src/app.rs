@@ -1,12 +1,12 @@
 //! Puts the daemon together: the only file that names sources and views.
 
 use crate::aggregator::recorder::Recorder;
-use crate::aggregator::{Board, Core, Order};
+use crate::aggregator::{Aggregator, Command, SnapshotReader};
 use crate::clock;
 use crate::config::{self, Change, Config, Home, Keys, Settings};
-use crate::limits::user_share::Fair;
+use crate::limits::user_share::UserShares;
 use crate::os::fit_connections;
-use crate::run_writer::Keeper;
+use crate::run_writer::RunWriter;
 use crate::service::{self, tell};
 use crate::signals::Pulse;
 use crate::sockets::{self, Handed};
@@ -17,8 +17,8 @@ use crate::source::nvml::Nvml;
 use crate::source::process::{Gone, Processes};
 use crate::stats::{Count, Stats};
 use crate::view::health::Health;
-use crate::view::self_report::{self, Form, Wish};
-use crate::view::{self, Errand, Shown, Sight, Sources, control, http};
+use crate::view::self_report::{self, ReportFormat, SelfReportRequest};
+use crate::view::{self, AgentCommand, Sources, ViewContext, ViewSettings, control, http};
 use gpumem_ledger::{DeviceName, ProcessKey};
 use gpumem_report::By;
 use gpumem_report::rules::Groupings;
@@ -33,7 +33,7 @@ use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Notify, mpsc};
 
-/// Batches between sources and core: at 60 KiB each, 4 MiB at most; then sources wait.
+/// Batches between sources and aggregator: at 60 KiB each, 4 MiB at most; then sources wait.
 const INBOX: usize = 64;
 /// Facts about processes that nobody asks for are looked for that often.
 const FACTS: Duration = Duration::from_millis(500);
@@ -95,12 +95,12 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     let mut listeners = Listeners::open(&setup, &settings)?;
 
     let (keeper, keeper_thread) =
-        Keeper::start(settings.store.clone(), settings.retention, Arc::clone(&stats))?;
+        RunWriter::start(settings.store.clone(), settings.retention, Arc::clone(&stats))?;
     keeper.limit_waiting(settings.waiting_bytes);
     let (inbox, batches) = mpsc::channel::<Batch>(INBOX);
     let (asks, asked) = mpsc::channel(16);
     let (orders, ordered) = mpsc::channel(16);
-    let (mut core, board) = Core::new(Arc::clone(&stats), keeper.clone(), settings.pace);
+    let (mut core, board) = Aggregator::new(Arc::clone(&stats), keeper.clone(), settings.pace);
     core.record(recorder);
     let mut core = tokio::spawn(core.run(batches, asked, ordered));
 
@@ -114,34 +114,38 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
         tracing::warn!(connections, wanted, "the limit of open files is too low for that many agents");
     }
     let agents = Agents::new(settings.limits, processes.clone(), inbox.clone(), Arc::clone(&stats), hint);
-    let shown = Shown::of(&settings, rules);
+    let shown = ViewSettings::of(&settings, rules);
     let config = setup.file.clone().unwrap_or_else(|| config::USUAL_PATH.into());
     let metrics = listeners.http.as_ref().and_then(|listener| listener.local_addr().ok());
-    let sight = Arc::new(Sight {
-        fixed: view::Fixed { config, metrics },
+    let context = Arc::new(ViewContext {
+        fixed: view::StartupInfo { config, metrics },
         board: board.clone(),
         stats: Arc::clone(&stats),
         keeper,
         asks,
-        sources: Box::new(World { nvml: nvml.clone(), agents: Arc::clone(&agents), kernel: kernel.clone() }),
+        sources: Box::new(LiveSources {
+            nvml: nvml.clone(),
+            agents: Arc::clone(&agents),
+            kernel: kernel.clone(),
+        }),
         shown: shown.into(),
-        fair: Fair::default(),
+        shares: UserShares::default(),
     });
-    answer(&agents, &sight);
+    answer(&agents, &context);
     let http_connections = Arc::new(AtomicUsize::new(settings.http_connections));
     if let Some(kept) = listeners.kept.take() {
         agents.inherit(kept).await;
     }
     let mut tasks = tokio::task::JoinSet::new();
     tasks.spawn(Arc::clone(&agents).listen(listeners.agent));
-    tasks.spawn(control::serve(listeners.control, Arc::clone(&sight)));
+    tasks.spawn(control::serve(listeners.control, Arc::clone(&context)));
     if let Some(listener) = listeners.http {
-        tasks.spawn(http::serve(listener, Arc::clone(&sight), Arc::clone(&http_connections)));
+        tasks.spawn(http::serve(listener, Arc::clone(&context), Arc::clone(&http_connections)));
     }
-    tasks.spawn(ends(processes.clone(), Arc::clone(&agents), kernel.clone(), inbox.clone()));
-    tasks.spawn(facts(processes, kernel, inbox));
+    tasks.spawn(forward_exits(processes.clone(), Arc::clone(&agents), kernel.clone(), inbox.clone()));
+    tasks.spawn(forward_facts(processes, kernel, inbox));
     if setup.service {
-        let seen = Arc::clone(&sight);
+        let seen = Arc::clone(&context);
         tasks.spawn(service::watchdog(board.clone(), move || status(&seen.sources.health())));
         tell(&[NotifyState::Ready, NotifyState::Status("watching")]);
     }
@@ -154,7 +158,7 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     );
 
     let mut live =
-        Live { setup, settings, keys, stats, agents, sight, http_connections, orders, recorded_again };
+        Reloader { setup, settings, keys, stats, agents, context, http_connections, orders, recorded_again };
     loop {
         let idle = live.settings.idle_exit;
         tokio::select! {
@@ -174,24 +178,24 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     }
     tasks.abort_all();
     live.agents.finish().await;
-    // Fails only if the core is gone already.
-    let _ = live.orders.send(Order::End).await;
+    // Fails only if the aggregator has ended.
+    let _ = live.orders.send(Command::End).await;
     let _ = core.await;
     keeper_thread.end(LAST_WRITE);
     Ok(())
 }
 
 /// Programs that ask about themselves get the report that others would get of them.
-fn answer(agents: &Agents, sight: &Arc<Sight>) {
-    let sight = Arc::clone(sight);
+fn answer(agents: &Agents, context: &Arc<ViewContext>) {
+    let context = Arc::clone(context);
     agents.answer_with(Box::new(move |key, uid, what, options| {
-        let sight = Arc::clone(&sight);
+        let context = Arc::clone(&context);
         Box::pin(async move {
             let unanswered = |errno, text: &str| agent::Unanswered { errno, text: text.to_owned() };
             let form = match (what, agent::option(&options, "format")) {
-                (AskKind::ReportText, Some("csv")) => Form::Csv,
-                (AskKind::ReportText, _) => Form::Text,
-                (AskKind::ReportJson, _) => Form::Json,
+                (AskKind::ReportText, Some("csv")) => ReportFormat::Csv,
+                (AskKind::ReportText, _) => ReportFormat::Text,
+                (AskKind::ReportJson, _) => ReportFormat::Json,
                 (AskKind::Unknown, _) => {
                     return Err(unanswered(22, "this daemon does not know that question"));
                 }
@@ -205,7 +209,7 @@ fn answer(agents: &Agents, sight: &Arc<Sight>) {
             };
             let all = agent::option(&options, "all") == Some("1");
             let none = "the daemon has no run of this process: it has not used a GPU so far";
-            self_report::report(sight, key, uid, Wish { form, by, all })
+            self_report::report(context, key, uid, SelfReportRequest { form, by, all })
                 .await
                 .ok_or_else(|| unanswered(2, none))
         })
@@ -268,20 +272,20 @@ impl Listeners {
 }
 
 /// What can change while the daemon runs.
-struct Live {
+struct Reloader {
     setup: Setup,
     settings: Settings,
     /// As they are in force.
     keys: Keys,
     stats: Arc<Stats>,
     agents: Arc<Agents>,
-    sight: Arc<Sight>,
+    context: Arc<ViewContext>,
     http_connections: Arc<AtomicUsize>,
-    orders: mpsc::Sender<Order>,
+    orders: mpsc::Sender<Command>,
     recorded_again: Arc<Notify>,
 }
 
-impl Live {
+impl Reloader {
     /// Reads the configuration again. One that is wrong changes nothing.
     async fn reload(&mut self) {
         if self.setup.service {
@@ -311,16 +315,16 @@ impl Live {
         let rules = Arc::new(Groupings::load(&new.rules)?);
         if self.settings.record != new.record {
             let recorder = record(&new, &self.stats, &self.recorded_again)?;
-            let _ = self.orders.send(Order::Record(recorder)).await;
+            let _ = self.orders.send(Command::Record(recorder)).await;
             self.agents.resync();
         }
         self.agents.set_limits(new.limits);
         self.http_connections.store(new.http_connections, Ordering::Relaxed);
-        self.sight.show(Shown::of(&new, rules));
-        let _ = self.orders.send(Order::Pace(new.pace)).await;
-        self.sight.keeper.limit_waiting(new.waiting_bytes);
+        self.context.show(ViewSettings::of(&new, rules));
+        let _ = self.orders.send(Command::AggregatorSettings(new.pace)).await;
+        self.context.keeper.limit_waiting(new.waiting_bytes);
         if self.settings.retention != new.retention {
-            self.sight.keeper.retain(new.retention);
+            self.context.keeper.retain(new.retention);
         }
         let changes = self.keys.take(&Keys::of(&config));
         if changes.is_empty() {
@@ -348,7 +352,7 @@ impl Live {
 }
 
 /// Resolves when nobody has been connected and nobody has looked for that long; never without a limit.
-async fn until_idle(limit: Option<Duration>, agents: &Agents, board: &Board) {
+async fn until_idle(limit: Option<Duration>, agents: &Agents, board: &SnapshotReader) {
     let Some(limit) = limit else { return std::future::pending().await };
     let mut busy_ns = clock::now_ns();
     // Between two looks an agent can go: that much too early the end may come.
@@ -364,7 +368,12 @@ async fn until_idle(limit: Option<Duration>, agents: &Agents, board: &Board) {
 }
 
 /// Hands on which processes have ended, and what the kernel says of that.
-async fn ends(processes: Processes, agents: Arc<Agents>, kernel: Kernel, inbox: mpsc::Sender<Batch>) {
+async fn forward_exits(
+    processes: Processes,
+    agents: Arc<Agents>,
+    kernel: Kernel,
+    inbox: mpsc::Sender<Batch>,
+) {
     loop {
         let gone = processes.gone().await;
         let time_ns = clock::now_ns();
@@ -388,7 +397,7 @@ async fn late_end(gone: Gone, time_ns: u64, kernel: Kernel, inbox: mpsc::Sender<
             break;
         }
     }
-    // Fails only if the core is gone already.
+    // Fails only if the aggregator has ended.
     let _ = inbox.send(end(&gone, time_ns, status, &kernel)).await;
 }
 
@@ -408,13 +417,13 @@ fn end(gone: &Gone, time_ns: u64, status: Option<u64>, kernel: &Kernel) -> Batch
 }
 
 /// Hands on facts that became known late, such as a command line, and hears what the kernel says meanwhile.
-async fn facts(processes: Processes, kernel: Kernel, inbox: mpsc::Sender<Batch>) {
+async fn forward_facts(processes: Processes, kernel: Kernel, inbox: mpsc::Sender<Batch>) {
     loop {
         tokio::time::sleep(FACTS).await;
         let now_ns = clock::now_ns();
         kernel.look(now_ns);
         processes.newcomers().into_iter().for_each(|key| kernel.meet(key));
-        processes.seek();
+        processes.read_late_facts();
         let mut frames = Vec::new();
         processes.take_facts(now_ns, &mut frames);
         if !frames.is_empty() && inbox.send(Batch::of_host(frames)).await.is_err() {
@@ -430,13 +439,13 @@ fn status(health: &Health) -> String {
 }
 
 /// The sources, as views see them.
-struct World {
+struct LiveSources {
     nvml: Nvml,
     agents: Arc<Agents>,
     kernel: Kernel,
 }
 
-impl Sources for World {
+impl Sources for LiveSources {
     fn health(&self) -> Health {
         let (nvml, kernel) = (self.nvml.status(), self.kernel.status());
         let (agents, agents_waiting) = self.agents.connections();
@@ -447,14 +456,14 @@ impl Sources for World {
         self.nvml.release(time);
     }
 
-    fn errand(&self, key: ProcessKey, errand: Errand) -> view::Obeyed {
+    fn errand(&self, key: ProcessKey, errand: AgentCommand) -> view::CommandResult {
         let agents = Arc::clone(&self.agents);
         let command = match errand {
-            Errand::Start(path) => agent::Command::Start(path),
-            Errand::Stop => agent::Command::Stop,
-            Errand::Pause => agent::Command::Pause,
-            Errand::Resume => agent::Command::Resume,
-            Errand::Dump(path) => agent::Command::Dump(path),
+            AgentCommand::Start(path) => agent::Command::Start(path),
+            AgentCommand::Stop => agent::Command::Stop,
+            AgentCommand::Pause => agent::Command::Pause,
+            AgentCommand::Resume => agent::Command::Resume,
+            AgentCommand::Dump(path) => agent::Command::Dump(path),
         };
         Box::pin(async move { agents.command(key, command).await.map_err(|why| why.to_string()) })
     }

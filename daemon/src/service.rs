@@ -1,7 +1,7 @@
 //! The service manager (systemd), where there is one: it is told how the daemon is, and keeps connections for the
 //! daemon's next life.
 
-use crate::aggregator::Board;
+use crate::aggregator::SnapshotReader;
 use crate::clock;
 use rustix::io::Errno;
 use rustix::net::{
@@ -36,7 +36,7 @@ pub(crate) fn tell(state: &[NotifyState<'_>]) {
 
 /// Tells it that the ledger takes its turns, and in short how things are. What the sources and the disk do is no reason to be
 /// replaced; a ledger that stands still is, though everything else may go on.
-pub(crate) async fn watchdog(board: Board, status: impl Fn() -> String) {
+pub(crate) async fn watchdog(board: SnapshotReader, status: impl Fn() -> String) {
     let patience = sd_notify::watchdog_enabled().unwrap_or(Duration::from_secs(30));
     loop {
         // One line: what a library says of itself could hold more of them, and each would be a message.

@@ -4,7 +4,7 @@
 
 mod client {
     pub mod prometheus {
-        pub use crate::samples::Sample;
+        pub(crate) use crate::samples::Sample;
     }
 }
 #[path = "../../ctl/src/command/job/join.rs"]

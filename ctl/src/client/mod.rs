@@ -44,7 +44,7 @@ pub(crate) struct Daemon {
 
 /// Runs that are asked for.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Which<'a> {
+pub(crate) enum RunSelector<'a> {
     /// All that are live.
     Live,
     /// Those of a process.
@@ -59,7 +59,7 @@ pub(crate) enum Which<'a> {
 
 /// A run as the daemon tells it.
 #[derive(Debug)]
-pub(crate) struct Told {
+pub(crate) struct RunReply {
     /// Its name in the daemon's store, where it has one.
     pub id: Option<String>,
     /// The run.
@@ -140,13 +140,13 @@ impl Daemon {
     ///
     /// # Errors
     /// No answer, or a refusal.
-    pub(crate) fn runs(&self, which: Which<'_>) -> Result<Vec<Told>> {
+    pub(crate) fn runs(&self, which: RunSelector<'_>) -> Result<Vec<RunReply>> {
         let query = match which {
-            Which::Live => String::new(),
-            Which::Pid(pid) => format!("?pid={pid}"),
-            Which::Tree(pid) => format!("?tree={pid}"),
-            Which::Job(job) => format!("?job={}", percent(job)),
-            Which::Around(Around { at_ns, for_ns }) => format!("?around={at_ns}&within={for_ns}"),
+            RunSelector::Live => String::new(),
+            RunSelector::Pid(pid) => format!("?pid={pid}"),
+            RunSelector::Tree(pid) => format!("?tree={pid}"),
+            RunSelector::Job(job) => format!("?job={}", percent(job)),
+            RunSelector::Around(Around { at_ns, for_ns }) => format!("?around={at_ns}&within={for_ns}"),
         };
         let list: Vec<Value> = self.get(&format!("/v1/runs{query}"), RUNS)?;
         list.into_iter().map(|told| self.told(told)).collect()
@@ -186,21 +186,21 @@ impl Daemon {
     ///
     /// # Errors
     /// No answer, a refusal, or no such process.
-    pub(crate) fn mark(&self, name: &str, which: Which<'_>) -> Result<Marked> {
+    pub(crate) fn mark(&self, name: &str, which: RunSelector<'_>) -> Result<Marked> {
         let whose = match which {
-            Which::Live | Which::Around(_) => String::new(),
-            Which::Pid(pid) => format!("&pid={pid}"),
-            Which::Tree(pid) => format!("&tree={pid}"),
-            Which::Job(job) => format!("&job={}", percent(job)),
+            RunSelector::Live | RunSelector::Around(_) => String::new(),
+            RunSelector::Pid(pid) => format!("&pid={pid}"),
+            RunSelector::Tree(pid) => format!("&tree={pid}"),
+            RunSelector::Job(job) => format!("&job={}", percent(job)),
         };
         self.ask(Method::POST, &format!("/v1/mark?name={}{whose}", percent(name)), ANSWER)
     }
 
-    fn told(&self, told: Value) -> Result<Told> {
+    fn told(&self, told: Value) -> Result<RunReply> {
         // Beside the fields of the run itself, the name under which it is stored.
         let id = told.get("id").and_then(Value::as_str).map(str::to_owned);
         let run = serde_json::from_value(told).map_err(|error| self.not_understood("a run", &error))?;
-        Ok(Told { id, run })
+        Ok(RunReply { id, run })
     }
 
     fn get<T: serde::de::DeserializeOwned>(&self, path: &str, within: Duration) -> Result<T> {

@@ -1,7 +1,7 @@
 //! `gpumemctl explain WORD [PID|RUN|FILE]`: what a word of a report means, with the numbers of a run.
 
 use crate::args::Explain as Args;
-use crate::client::{Daemon, Told, Which};
+use crate::client::{Daemon, RunReply, RunSelector};
 use crate::command::report;
 use crate::exit::NotFound;
 use crate::output::{print, width};
@@ -50,8 +50,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 /// The live process with most memory, else the latest stored run. A word is explained without either, too.
 fn largest(args: &Args) -> Option<(Run, Option<String>)> {
-    let live = Daemon::find(args.socket.as_deref()).ok().and_then(|daemon| daemon.runs(Which::Live).ok());
-    let used = |told: &Told| {
+    let live =
+        Daemon::find(args.socket.as_deref()).ok().and_then(|daemon| daemon.runs(RunSelector::Live).ok());
+    let used = |told: &RunReply| {
         let moments = told.run.devices.iter().map(|device| &device.last);
         moments.filter_map(|moment| moment.used_bytes().or(moment.tracked_bytes)).max()
     };

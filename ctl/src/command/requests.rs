@@ -1,7 +1,7 @@
 //! `gpumemctl mark NAME [PID|all]`, `gpumemctl record PID VERB` and `gpumemctl nvml release`: what the daemon is asked to do.
 
 use crate::args::{Mark, Nvml, NvmlCommand, Pid, Record, Verb};
-use crate::client::{Daemon, Which};
+use crate::client::{Daemon, RunSelector};
 use crate::exit::NotFound;
 use crate::output::print;
 use crate::when::When;
@@ -13,12 +13,12 @@ use gpumem_report::text::clean;
 pub(crate) fn mark(args: &Mark) -> Result<()> {
     let daemon = Daemon::find(args.socket.as_deref())?;
     let marked = match (&args.job, args.pid) {
-        (Some(job), _) => daemon.mark(&args.name, Which::Job(job)),
-        (None, Some(Pid::All) | None) => daemon.mark(&args.name, Which::Live),
-        (None, Some(Pid::One(pid))) => match daemon.mark(&args.name, Which::Pid(pid)) {
+        (Some(job), _) => daemon.mark(&args.name, RunSelector::Job(job)),
+        (None, Some(Pid::All) | None) => daemon.mark(&args.name, RunSelector::Live),
+        (None, Some(Pid::One(pid))) => match daemon.mark(&args.name, RunSelector::Pid(pid)) {
             // A launcher: what it started is meant.
             Err(error) if error.is::<NotFound>() => {
-                daemon.mark(&args.name, Which::Tree(pid)).map_err(|_| error)
+                daemon.mark(&args.name, RunSelector::Tree(pid)).map_err(|_| error)
             }
             marked => marked,
         },

@@ -10,17 +10,17 @@ mod writing;
 
 use crate::clock;
 use crate::limits::user_queue::QueueSlot;
-use crate::limits::user_share::Bill;
-use crate::run_writer::{Keeper, Recalled};
+use crate::limits::user_share::CpuCharge;
+use crate::run_writer::{Recalled, RunWriter};
 use crate::stats::{Count, Stats};
 use batch::{Batch, DeferredBatches};
 use gpumem_ledger::{Limits, Origin, ProcessKey, ProcessView, RefusedRecords, Snapshot};
 use gpumem_model::run::{Run, Source};
 use gpumem_runs::builder::{RunBuilder, Sink};
 use gpumem_wire::{Body, Record, Stamp, frame};
-use node_counters::Tally;
+use node_counters::NodeCounters;
 pub(crate) use node_counters::Totals;
-use process_table::Tracks;
+use process_table::ProcessTable;
 use recorder::Recorder;
 use roll::Roll;
 use std::collections::VecDeque;
@@ -73,13 +73,13 @@ impl Published {
 
 /// Where views read. Reading never waits.
 #[derive(Debug, Clone)]
-pub struct Board {
+pub struct SnapshotReader {
     published: watch::Receiver<Arc<Published>>,
     read_ns: Arc<AtomicU64>,
     turned_ns: Arc<AtomicU64>,
 }
 
-impl Board {
+impl SnapshotReader {
     /// The state as it was last published: at most a second old, and a tenth of one for who looks often.
     pub(crate) fn read(&self) -> Arc<Published> {
         self.read_ns.store(clock::now_ns(), Ordering::Relaxed);
@@ -91,16 +91,16 @@ impl Board {
         self.read_ns.load(Ordering::Relaxed)
     }
 
-    /// When the core last told the ledger that time passes: several times a second, whatever else happens.
+    /// When the aggregator last ticked: several times a second.
     pub(crate) fn turned_ns(&self) -> u64 {
         self.turned_ns.load(Ordering::Relaxed)
     }
 }
 
-/// What views ask the core for.
-pub enum Ask {
+/// What views ask the aggregator for.
+pub enum Query {
     /// Runs of the processes that are wanted, as they stand.
-    Runs(Box<dyn Fn(&ProcessView) -> bool + Send>, Bill, oneshot::Sender<Vec<Run>>),
+    Runs(Box<dyn Fn(&ProcessView) -> bool + Send>, CpuCharge, oneshot::Sender<Vec<Run>>),
     /// A mark of this name for live processes that are wanted; says when, and whose.
     Mark(String, Box<dyn Fn(&ProcessView) -> bool + Send>, oneshot::Sender<(u64, Vec<u32>)>),
 }
@@ -110,9 +110,9 @@ pub enum Ask {
 pub(crate) const LIMITS: Limits =
     Limits { rows_per_process: 4_000_000, bytes_per_user: 224 << 20, bytes: 320 << 20 };
 
-/// How the core keeps what it is told.
+/// How often runs are written and rolled, and what the ledger may remember.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pace {
+pub struct AggregatorSettings {
     /// Runs that go on are written that often.
     pub checkpoint: Duration,
     /// What peers can make the ledger remember.
@@ -121,20 +121,20 @@ pub struct Pace {
     pub roll: Option<Duration>,
 }
 
-impl Default for Pace {
+impl Default for AggregatorSettings {
     fn default() -> Self {
-        Pace { checkpoint: Duration::from_secs(5), limits: LIMITS, roll: None }
+        AggregatorSettings { checkpoint: Duration::from_secs(5), limits: LIMITS, roll: None }
     }
 }
 
 /// The owner of the ledger.
-pub struct Core {
+pub struct Aggregator {
     builder: RunBuilder,
-    tracks: Tracks,
+    tracks: ProcessTable,
     stats: Arc<Stats>,
-    keeper: Keeper,
+    keeper: RunWriter,
     recorder: Option<Recorder>,
-    pace: Pace,
+    pace: AggregatorSettings,
     publisher: watch::Sender<Arc<Published>>,
     read_ns: Arc<AtomicU64>,
     turned_ns: Arc<AtomicU64>,
@@ -152,16 +152,16 @@ pub struct Core {
     closing: VecDeque<ProcessKey>,
     deferred: DeferredBatches,
     boot_id: String,
-    tally: Tally,
+    tally: NodeCounters,
     /// What the store says of processes that are new to this life.
     recalls: (UnboundedSender<Recalled>, UnboundedReceiver<Recalled>),
     /// Records that the ledger's limits had refused when views were last told.
     refused: RefusedRecords,
 }
 
-impl Core {
-    /// A core with an empty ledger, and where views read it.
-    pub fn new(stats: Arc<Stats>, keeper: Keeper, pace: Pace) -> (Self, Board) {
+impl Aggregator {
+    /// Makes an aggregator with an empty ledger, and what views read it with.
+    pub fn new(stats: Arc<Stats>, keeper: RunWriter, pace: AggregatorSettings) -> (Self, SnapshotReader) {
         let now_ns = clock::now_ns();
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let source = Source { kind: "daemon".into(), origin: host, preset: None };
@@ -178,11 +178,12 @@ impl Core {
         let (publisher, published) = watch::channel(Arc::new(first));
         let read_ns = Arc::new(AtomicU64::new(now_ns));
         let turned_ns = Arc::new(AtomicU64::new(now_ns));
-        let board = Board { published, read_ns: Arc::clone(&read_ns), turned_ns: Arc::clone(&turned_ns) };
+        let board =
+            SnapshotReader { published, read_ns: Arc::clone(&read_ns), turned_ns: Arc::clone(&turned_ns) };
         let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        let mut core = Core {
+        let mut core = Aggregator {
             builder,
-            tracks: Tracks::default(),
+            tracks: ProcessTable::default(),
             stats,
             keeper,
             recorder: None,
@@ -201,7 +202,7 @@ impl Core {
             closing: VecDeque::new(),
             deferred: DeferredBatches::default(),
             boot_id: boot_id.trim_end().to_owned(),
-            tally: Tally::default(),
+            tally: NodeCounters::default(),
             recalls: mpsc::unbounded_channel(),
             refused: RefusedRecords::default(),
         };
@@ -218,7 +219,7 @@ impl Core {
     }
 
     /// How often runs are written.
-    pub fn set_pace(&mut self, pace: Pace) {
+    pub fn set_pace(&mut self, pace: AggregatorSettings) {
         self.pace = pace;
         self.roll.set(pace.roll, self.wall_ns(clock::now_ns()));
         self.builder.limit(pace.limits);
@@ -228,8 +229,8 @@ impl Core {
     pub async fn run(
         mut self,
         mut inbox: mpsc::Receiver<Batch>,
-        mut asks: mpsc::Receiver<Ask>,
-        mut orders: mpsc::Receiver<Order>,
+        mut asks: mpsc::Receiver<Query>,
+        mut orders: mpsc::Receiver<Command>,
     ) {
         let mut ticks = tokio::time::interval(QUIET_TICK);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -240,9 +241,9 @@ impl Core {
             tokio::select! {
                 biased;
                 order = orders.recv() => match order {
-                    Some(Order::Record(recorder)) => self.record(recorder),
-                    Some(Order::Pace(pace)) => self.set_pace(pace),
-                    Some(Order::End) | None => break,
+                    Some(Command::Record(recorder)) => self.record(recorder),
+                    Some(Command::AggregatorSettings(pace)) => self.set_pace(pace),
+                    Some(Command::End) | None => break,
                 },
                 _ = ticks.tick() => {
                     ticked_ns = clock::now_ns();
@@ -308,7 +309,7 @@ impl Core {
         let mut rest = batch.frames.as_slice();
         let (mut records, mut is_long) = (0, false);
         if let Origin::Process(key) = batch.origin
-            && !self.tracks.see(key)
+            && !self.tracks.register(key)
             && !(begins_agent(&batch.frames) && self.tracks.reopen(key))
         {
             // What ends a connection is of no consequence then; what has a number is missing from the run.
@@ -378,7 +379,7 @@ impl Core {
                 | Body::ProtectedSample { start_ticks, .. },
             ) => {
                 let key = ProcessKey { pid: record.stamp.thread, start_ticks };
-                if self.tracks.see(key) {
+                if self.tracks.register(key) {
                     if matches!(record.body, Body::ProcessSample { .. }) {
                         self.tracks.list_names(record.stamp.device, key);
                     }
@@ -438,7 +439,7 @@ impl Core {
     pub fn publish(&mut self, now_ns: u64) {
         (self.published_ns, self.changed) = (now_ns, false);
         let snapshot = self.builder.ledger().snapshot();
-        self.tally.look(&snapshot);
+        self.tally.update(&snapshot);
         let totals = self.tally.totals.clone();
         let (remembered_bytes, refused) = self.builder.ledger().load();
         let before = std::mem::replace(&mut self.refused, refused);
@@ -477,12 +478,12 @@ impl Core {
         i128::from(now_ns) + self.wall_offset_ns
     }
 
-    fn answer(&mut self, ask: Ask) {
+    fn answer(&mut self, ask: Query) {
         match ask {
             // Who asked has gone away.
-            Ask::Runs(_, _, reply) if reply.is_closed() => {}
-            Ask::Runs(wanted, bill, reply) => {
-                let runs = bill.of(|| {
+            Query::Runs(_, _, reply) if reply.is_closed() => {}
+            Query::Runs(wanted, charge, reply) => {
+                let runs = charge.run(|| {
                     let snapshot = self.builder.ledger().snapshot();
                     let keys: Vec<_> =
                         snapshot.processes.iter().filter(|of| wanted(of)).map(|of| of.key).collect();
@@ -491,7 +492,7 @@ impl Core {
                 });
                 let _ = reply.send(runs);
             }
-            Ask::Mark(name, wanted, reply) => {
+            Query::Mark(name, wanted, reply) => {
                 let time_ns = clock::now_ns();
                 let snapshot = self.builder.ledger().snapshot();
                 let live = snapshot.processes.iter().filter(|of| of.ended.is_none() && wanted(of));
@@ -500,7 +501,7 @@ impl Core {
                     let stamp = Stamp { thread: key.pid, time_ns, ..Stamp::default() };
                     let start_ticks = key.start_ticks;
                     self.host(&Record { stamp, body: Body::ProcessMark { start_ticks, name: &name } });
-                    self.tracks.see(*key);
+                    self.tracks.register(*key);
                 }
                 self.changed = true;
                 let _ = reply.send((time_ns, keys.iter().map(|key| key.pid).collect()));
@@ -523,13 +524,13 @@ async fn at(moment_ns: Option<u64>) {
     }
 }
 
-/// What the app tells the core.
+/// Commands of the app.
 #[derive(Debug)]
-pub enum Order {
+pub enum Command {
     /// Record there from now on, or no longer.
     Record(Option<Recorder>),
     /// Write runs so often.
-    Pace(Pace),
+    AggregatorSettings(AggregatorSettings),
     /// Close everything.
     End,
 }

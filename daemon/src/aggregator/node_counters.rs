@@ -13,7 +13,7 @@ pub(crate) struct Totals {
 
 /// Who counts.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct NodeCounters {
     /// So far.
     pub totals: Totals,
     /// What has been counted of processes that live.
@@ -39,9 +39,9 @@ impl Totals {
     }
 }
 
-impl Tally {
+impl NodeCounters {
     /// Counts what is new. Those that are gone from the ledger are forgotten.
-    pub(crate) fn look(&mut self, snapshot: &Snapshot) {
+    pub(crate) fn update(&mut self, snapshot: &Snapshot) {
         let mut before = std::mem::take(&mut self.seen);
         for process in &snapshot.processes {
             let mut seen = before.remove(&process.key).unwrap_or_default();

@@ -29,7 +29,7 @@ struct Track {
 
 /// All processes that are not over.
 #[derive(Debug, Default)]
-pub(crate) struct Tracks {
+pub(crate) struct ProcessTable {
     tracks: BTreeMap<ProcessKey, Track>,
     /// Those of them that have ended.
     ending: BTreeSet<ProcessKey>,
@@ -48,9 +48,9 @@ pub(crate) struct Tracks {
     newcomers: Vec<ProcessKey>,
 }
 
-impl Tracks {
+impl ProcessTable {
     /// Something is said about a process. False: it is over.
-    pub(crate) fn see(&mut self, key: ProcessKey) -> bool {
+    pub(crate) fn register(&mut self, key: ProcessKey) -> bool {
         if let Some(track) = self.tracks.get_mut(&key) {
             track.changed = true;
             return true;
@@ -74,7 +74,7 @@ impl Tracks {
     pub(crate) fn reopen(&mut self, key: ProcessKey) -> bool {
         self.is_over.remove(&key);
         self.over.retain(|over| *over != key);
-        self.see(key)
+        self.register(key)
     }
 
     /// Processes that are new since this was last asked.
@@ -256,20 +256,20 @@ mod tests {
 
     #[test]
     fn an_end_waits_for_the_last_word() {
-        let mut tracks = Tracks::default();
-        assert!(tracks.see(KEY));
+        let mut tracks = ProcessTable::default();
+        assert!(tracks.register(KEY));
         tracks.agent(KEY, true);
         tracks.gone(KEY, 100, None);
         assert_eq!(tracks.take_over(150, 1000), []);
         tracks.agent(KEY, false);
         assert_eq!(tracks.take_over(150, 1000), [(KEY, 100, None)]);
-        assert!(!tracks.see(KEY), "it is over");
+        assert!(!tracks.register(KEY), "it is over");
     }
 
     #[test]
     fn but_not_for_ever() {
-        let mut tracks = Tracks::default();
-        tracks.see(KEY);
+        let mut tracks = ProcessTable::default();
+        tracks.register(KEY);
         tracks.agent(KEY, true);
         tracks.gone(KEY, 100, None);
         tracks.gone(KEY, 200, Some(9));
@@ -280,8 +280,8 @@ mod tests {
 
     #[test]
     fn the_first_word_is_waited_for_a_moment() {
-        let mut tracks = Tracks::default();
-        tracks.see(KEY);
+        let mut tracks = ProcessTable::default();
+        tracks.register(KEY);
         tracks.gone(KEY, 100, None);
         assert_eq!(tracks.take_over(199, 1000), []);
         assert_eq!(tracks.take_over(200, 1000), [(KEY, 100, None)]);
@@ -289,41 +289,41 @@ mod tests {
 
     #[test]
     fn hello_that_is_read_after_the_end_reopens_the_run() {
-        let mut tracks = Tracks::default();
-        tracks.see(KEY);
+        let mut tracks = ProcessTable::default();
+        tracks.register(KEY);
         tracks.gone(KEY, 100, None);
         assert_eq!(tracks.take_over(200, 1000), [(KEY, 100, None)]);
-        assert!(!tracks.see(KEY));
-        assert!(tracks.reopen(KEY) && tracks.see(KEY));
+        assert!(!tracks.register(KEY));
+        assert!(tracks.reopen(KEY) && tracks.register(KEY));
         tracks.agent(KEY, true);
         tracks.agent(KEY, false);
         tracks.gone(KEY, 300, None);
         assert_eq!(tracks.take_over(300, 1000), [(KEY, 300, None)]);
-        assert!(!tracks.see(KEY), "it is over again");
+        assert!(!tracks.register(KEY), "it is over again");
     }
 
     #[test]
     fn an_end_that_comes_first_is_not_forgotten() {
-        let mut tracks = Tracks::default();
+        let mut tracks = ProcessTable::default();
         tracks.gone(KEY, 100, None);
         tracks.gone(KEY, 150, Some(9));
         assert_eq!(tracks.take_over(200, 1000), [], "nothing was said of it");
-        assert!(tracks.see(KEY));
+        assert!(tracks.register(KEY));
         tracks.agent(KEY, true);
         assert_eq!(tracks.take_over(250, 1000), [], "its agent still speaks");
         tracks.agent(KEY, false);
         assert_eq!(tracks.take_over(300, 1000), [(KEY, 100, None)]);
-        assert!(!tracks.see(KEY), "it is over");
+        assert!(!tracks.register(KEY), "it is over");
     }
 
     #[test]
     fn without_a_start_time_the_lists_tell_the_end() {
         let unseen = ProcessKey { pid: 7, start_ticks: 0 };
-        let mut tracks = Tracks::default();
+        let mut tracks = ProcessTable::default();
         let mut list = |device: u8, keys: &[ProcessKey], complete: bool| {
             tracks.list_begins(device);
             for &key in keys {
-                assert!(tracks.see(key));
+                assert!(tracks.register(key));
                 tracks.list_names(device, key);
             }
             if complete {
@@ -343,12 +343,12 @@ mod tests {
     #[test]
     fn new_runs_are_written_in_the_order_of_their_processes() {
         let keys = [(900, 1), (30, 2), (500, 3)].map(|(pid, start_ticks)| ProcessKey { pid, start_ticks });
-        let mut tracks = Tracks::default();
-        keys.iter().for_each(|key| assert!(tracks.see(*key)));
+        let mut tracks = ProcessTable::default();
+        keys.iter().for_each(|key| assert!(tracks.register(*key)));
         tracks.make_due(true, 5, |key| key != keys[0]);
         assert_eq!(tracks.take_due(9), [(keys[1], 5), (keys[2], 5)], "pids begin again");
         assert!(tracks.has_new(), "the first one is on no device so far");
-        tracks.see(keys[1]);
+        tracks.register(keys[1]);
         tracks.make_due(false, 6, |_| true);
         assert_eq!(tracks.take_due(9), [(keys[0], 6), (keys[1], 6)]);
     }
@@ -356,9 +356,9 @@ mod tests {
     #[test]
     fn runs_are_due_once_and_new_ones_first() {
         let key = |pid| ProcessKey { pid, start_ticks: 2 };
-        let mut tracks = Tracks::default();
-        tracks.see(key(1));
-        tracks.see(key(2));
+        let mut tracks = ProcessTable::default();
+        tracks.register(key(1));
+        tracks.register(key(2));
         tracks.make_due(true, 5, |_| true);
         assert!(!tracks.has_new());
         tracks.make_due(false, 6, |_| true);
@@ -366,11 +366,11 @@ mod tests {
         assert_eq!(tracks.take_due(9).len(), 2);
         tracks.make_due(false, 7, |_| true);
         assert_eq!(tracks.due().0, 0, "nothing was said since");
-        tracks.see(key(1));
+        tracks.register(key(1));
         tracks.make_due(true, 8, |_| true);
         assert_eq!(tracks.due().0, 0, "it is not new");
         tracks.make_due(false, 9, |_| true);
-        tracks.see(key(3));
+        tracks.register(key(3));
         tracks.make_due(true, 10, |_| true);
         assert_eq!(tracks.take_due(1), [(key(3), 10)], "a new one goes first");
         assert_eq!(tracks.take_due(9), [(key(1), 9)], "the rest keeps its place");

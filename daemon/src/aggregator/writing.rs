@@ -1,6 +1,6 @@
 //! Runs to the store: while processes live, when they have ended, and at the daemon's end. As many are made as the store has room for.
 
-use super::Core;
+use super::Aggregator;
 use crate::run_writer::Queue;
 use crate::stats::Count;
 use gpumem_ledger::ProcessKey;
@@ -18,7 +18,7 @@ const MOST_CLOSING: usize = 16_384;
 /// At the daemon's end, all runs are handed to the store within this.
 const LAST_RUNS: Duration = Duration::from_secs(2);
 
-impl Core {
+impl Aggregator {
     /// Closes the runs of processes that have ended and whose agents have said their last word.
     pub(super) fn finish(&mut self, now_ns: u64) {
         let over = self.tracks.take_over(now_ns, LAST_WORD_NS);
@@ -49,7 +49,7 @@ impl Core {
                 self.stats.add(Count::RunsFinished, 1);
             }
         }
-        self.tally.look(&self.builder.ledger().snapshot());
+        self.tally.update(&self.builder.ledger().snapshot());
         keys.into_iter().for_each(|key| self.builder.forget(key));
         self.changed = true;
     }
@@ -63,7 +63,7 @@ impl Core {
         if keys.is_empty() {
             return; // almost always, and a look at everything is not for nothing
         }
-        self.tally.look(&self.builder.ledger().snapshot());
+        self.tally.update(&self.builder.ledger().snapshot());
         for (key, run) in self.builder.roll(&keys, now_ns) {
             if worth_keeping(&run) {
                 self.keeper.keep(self.uid(key), run, true);
@@ -73,7 +73,7 @@ impl Core {
         }
     }
 
-    /// See [`Tracks::make_due`](super::process_table::Tracks::make_due).
+    /// See [`ProcessTable::make_due`](super::process_table::Tracks::make_due).
     pub(super) fn make_due(&mut self, only_new: bool, now_ns: u64) {
         let ledger = self.builder.ledger();
         self.tracks.make_due(only_new, now_ns, |key| ledger.is_on_a_device(key));

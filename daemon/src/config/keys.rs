@@ -136,16 +136,16 @@ pub enum Tenants {
     Anonymous,
 }
 
-/// What the live page tells whoever can open it.
+/// What the live page shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Page {
-    /// There is none.
+    /// There is no page.
     Off,
-    /// Categories, and what metrics tell.
+    /// Categories, and what metrics show.
     #[default]
     Categories,
-    /// Tags too.
+    /// Also tags.
     Tags,
 }
 

@@ -1,7 +1,7 @@
 //! The settings as meant: what a configuration means for the user who runs the daemon.
 
 use super::keys::{Config, Error, Page, Tenants};
-use crate::aggregator::Pace;
+use crate::aggregator::AggregatorSettings;
 use crate::limits::ControlLimits;
 use crate::limits::agent_slots::AgentLimits;
 use crate::run_writer::Retention;
@@ -10,10 +10,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Where things are for who runs the daemon.
+/// Paths and ids of the user who runs the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Home {
-    /// Who.
+    /// Effective user id.
     pub uid: u32,
     /// `XDG_RUNTIME_DIR`.
     pub runtime: Option<PathBuf>,
@@ -28,7 +28,7 @@ pub struct Home {
 }
 
 impl Home {
-    /// Of this process.
+    /// Reads them from this process.
     pub fn of_process() -> Self {
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let absolute = |name| set(name).filter(|path| path.is_absolute());
@@ -68,32 +68,32 @@ impl Home {
     }
 }
 
-/// What the daemon does.
+/// The settings of a running daemon.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
     /// Holds `control.sock`, `agent/agent.sock` and a link to that.
     pub runtime_dir: PathBuf,
-    /// For one user, ending by itself.
+    /// The daemon is of one user, and ends when it is idle.
     pub private: bool,
-    /// Where runs are kept.
+    /// The run store.
     pub store: PathBuf,
-    /// How often they are written, and when they roll.
-    pub pace: Pace,
-    /// How long they are kept.
+    /// How often runs are written, and when they roll.
+    pub pace: AggregatorSettings,
+    /// Which runs are deleted.
     pub retention: Retention,
-    /// What runs that wait for the store may take of the memory.
+    /// Bytes that runs waiting for the store may take.
     pub waiting_bytes: usize,
-    /// Where what is seen is recorded.
+    /// File of the recording.
     pub record: Option<PathBuf>,
-    /// What others see.
+    /// How much of other users' processes is shown.
     pub tenants: Tenants,
-    /// What agents may do.
+    /// Limits of agents.
     pub limits: AgentLimits,
     /// How NVML is read.
     pub nvml: NvmlSettings,
-    /// Where the kernel speaks.
+    /// The kernel log and control groups.
     pub kernel: KernelSettings,
-    /// Where the machine says whose processes are.
+    /// Sources of facts about processes.
     pub who: ProcessSettings,
     /// Where metrics are served.
     pub listen: Option<SocketAddr>,
@@ -107,18 +107,18 @@ pub struct Settings {
     pub young: Duration,
     /// Rules that name categories.
     pub rules: String,
-    /// What the live page tells.
+    /// What the live page shows.
     pub page: Page,
-    /// Names by which it may be asked for.
+    /// Host names that requests may have.
     pub hosts: Vec<String>,
-    /// Who may be connected to the control socket.
+    /// Limits of the control socket.
     pub control: ControlLimits,
     /// A private daemon without agents and requests ends after this.
     pub idle_exit: Option<Duration>,
 }
 
 impl Settings {
-    /// What a configuration means for who runs it.
+    /// Makes the settings from a configuration for the user who runs the daemon.
     ///
     /// # Errors
     /// [`Error::NoHome`].
@@ -130,7 +130,7 @@ impl Settings {
             runtime_dir: config.runtime_dir.clone().unwrap_or_else(|| home.runtime_dir(private)),
             private,
             store: store.ok_or(Error::NoHome("runs.store"))?,
-            pace: Pace {
+            pace: AggregatorSettings {
                 checkpoint: seconds(config.runs.checkpoint_every_s),
                 limits: gpumem_ledger::Limits {
                     rows_per_process: agent.rows_per_process,
@@ -205,21 +205,21 @@ fn not_zero(value: f64) -> Option<f64> {
 /// How NVML is read.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 pub struct NvmlSettings {
-    /// A library to open instead of searching for one.
+    /// The library to open; `None`: it is searched for.
     pub library: Option<PathBuf>,
     /// Device memory reads per second and device: 1 to 100.
     pub memory_hz: u32,
-    /// Each device's process list at least that often, as far as the budget allows.
+    /// Longest interval between lists of a device, as far as the budget allows.
     pub list_interval: Duration,
     /// Share of wall time that list calls may take: each of them stops the driver for every GPU.
     pub list_budget: f64,
     /// A device is listed sooner when its `used` has moved by at least this much.
     pub list_threshold_bytes: u64,
-    /// Graphics and MPS lists that were empty are looked at that often.
+    /// Interval for graphics and MPS lists that were empty.
     pub extra_interval: Duration,
-    /// A call that takes longer is taken for one that will not return.
+    /// Timeout of a call.
     pub call_timeout: Duration,
-    /// A device whose call did not return is left alone for that long; twice as long the next time.
+    /// A device whose call hung is retried after this, doubled each time.
     pub hang_retry: Duration,
     /// Bytes per process are believed even where pids look like another namespace's.
     pub trust_pids: bool,

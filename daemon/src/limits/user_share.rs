@@ -1,9 +1,8 @@
-//! Fairness between users who ask: whatever answers cost, one user's take a part of one processor.
+//! Processor time for answers: the answers to one user may take a share of one processor.
 //!
-//! The daemon's loop serves everybody, so the time for which a user's answers held it is written on their bill, and that of the
-//! ledger, the keeper and the threads beside them. A bill is paid off at the rate of the user's share; who owes more than a moment's
-//! worth waits before the next answer, so that it is their own requests that become slow. Answers that are costly are made one at
-//! a time for each user, which bounds what they take of memory too.
+//! The daemon's loop serves all users. The time for which a user's answers hold it is charged to the user, and so is that of the
+//! aggregator, the run writer and the threads beside them. A charge is paid off at the rate of the user's share. A user who owes more
+//! than [`AT_ONCE`] waits before the next answer. Answers to one user are made one at a time, which bounds their memory too.
 
 use crate::clock;
 use std::collections::BTreeMap;
@@ -14,14 +13,14 @@ use std::time::Duration;
 use tokio::sync::{Mutex as Line, OwnedMutexGuard, Semaphore};
 use tokio::time::Instant;
 
-/// Who owes less is answered at once: a look now and then costs milliseconds, a large report some tens.
+/// A user who owes less is answered at once. Most answers cost milliseconds, a large report some tens.
 const AT_ONCE: Duration = Duration::from_millis(100);
-/// The least that a request is taken for: what reading it and sending the answer cost.
+/// Least charge of a request: reading it and sending the answer.
 const LEAST: Duration = Duration::from_micros(50);
-/// Large answers that are put into words at a time.
+/// Large answers that are serialized at a time.
 const BESIDE: usize = 2;
 
-/// What a user's answers took, and who makes one now.
+/// What a user owes, and the lock of the answer that is being made.
 #[derive(Debug)]
 struct User {
     line: Arc<Line<()>>,
@@ -31,7 +30,7 @@ struct User {
 #[derive(Debug)]
 struct Owed {
     time: Duration,
-    /// When something was paid last.
+    /// When `time` was last reduced.
     paid: Instant,
 }
 
@@ -44,7 +43,7 @@ impl User {
         self.owed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is owed now, of which `share` is paid in each second.
+    /// Returns what is owed now; `share` of a second is paid off in each second.
     fn owes(&self, share: f64) -> Duration {
         let (mut owed, now) = (self.owed(), Instant::now());
         let paid = now.saturating_duration_since(owed.paid).mul_f64(share);
@@ -53,81 +52,82 @@ impl User {
     }
 }
 
-/// Where the time for an answer is written; clones are the same.
+/// Where the time for an answer is charged; clones charge the same user.
 #[derive(Debug, Clone)]
-pub struct Bill(Arc<User>);
+pub struct CpuCharge(Arc<User>);
 
-impl Default for Bill {
-    /// Nobody's: it is never asked for.
+impl Default for CpuCharge {
+    /// Charges no user.
     fn default() -> Self {
-        Bill(Arc::new(User::new()))
+        CpuCharge(Arc::new(User::new()))
     }
 }
 
-impl Bill {
+impl CpuCharge {
     fn add(&self, time: Duration) {
         let mut owed = self.0.owed();
         owed.time = owed.time.saturating_add(time);
     }
 
-    /// Does work of the loop, for which everybody waits: what counts is how long, on a busy machine more than what it had of a
-    /// processor.
-    pub(crate) fn of<T>(&self, work: impl FnOnce() -> T) -> T {
+    /// Does work of the loop, for which all users wait. Charges the elapsed time, not the processor time.
+    pub(crate) fn run<T>(&self, work: impl FnOnce() -> T) -> T {
         let began = std::time::Instant::now();
         let done = work();
         self.add(began.elapsed());
         done
     }
 
-    /// Does work of a thread beside it, which takes a processor and waits for disks.
-    pub(crate) fn of_thread<T>(&self, work: impl FnOnce() -> T) -> T {
+    /// Does work of another thread. Charges the processor time, so that waiting for disks is free.
+    pub(crate) fn run_in_thread<T>(&self, work: impl FnOnce() -> T) -> T {
         let began = clock::cpu();
         let done = work();
         self.add(clock::cpu().saturating_sub(began));
         done
     }
 
-    /// Does work of the loop that waits in between.
-    pub(crate) async fn of_each<T>(&self, work: impl Future<Output = T>) -> T {
+    /// Does work of the loop that waits in between. Charges each poll.
+    pub(crate) async fn run_future<T>(&self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
-        poll_fn(|context| self.of(|| work.as_mut().poll(context))).await
+        poll_fn(|context| self.run(|| work.as_mut().poll(context))).await
     }
 }
 
-/// A user may have an answer made.
+/// Permission to make one answer for a user.
 #[derive(Debug)]
-pub(crate) struct Turn {
-    /// What it costs goes here.
-    pub bill: Bill,
-    /// Set where the user had asked for too much before.
+pub(crate) struct AnswerSlot {
+    /// Charges its cost.
+    pub charge: CpuCharge,
+    /// The user had to wait for it.
     pub waited: bool,
     line: Option<OwnedMutexGuard<()>>,
 }
 
-impl Turn {
-    /// The answer waits for others than this daemon: the user's next one need not.
-    pub(crate) fn is_over(&mut self) {
+impl AnswerSlot {
+    /// Lets the user's next answer begin: this one waits for others than the daemon.
+    pub(crate) fn release(&mut self) {
         self.line = None;
     }
 }
 
-/// Everybody who asks.
+/// The shares of all users.
 #[derive(Debug)]
-pub struct Fair {
+pub struct UserShares {
     users: Mutex<BTreeMap<u32, Arc<User>>>,
     beside: Semaphore,
 }
 
-impl Default for Fair {
+impl Default for UserShares {
     fn default() -> Self {
-        Fair { users: Mutex::default(), beside: Semaphore::new(BESIDE) }
+        UserShares { users: Mutex::default(), beside: Semaphore::new(BESIDE) }
     }
 }
 
-impl Fair {
-    /// Waits until the user may have another answer made. `share`: of a processor; `None` where there is no limit, and no line.
-    pub(crate) async fn turn(&self, uid: u32, share: Option<f64>) -> Turn {
-        let Some(share) = share else { return Turn { bill: Bill::default(), waited: false, line: None } };
+impl UserShares {
+    /// Waits until the user may have another answer made. `share`: of a processor; `None`: no limit.
+    pub(crate) async fn answer_slot(&self, uid: u32, share: Option<f64>) -> AnswerSlot {
+        let Some(share) = share else {
+            return AnswerSlot { charge: CpuCharge::default(), waited: false, line: None };
+        };
         let user = self.user(uid, share);
         let line = Arc::clone(&user.line).lock_owned().await;
         let mut waited = false;
@@ -136,23 +136,23 @@ impl Fair {
             waited = true;
             tokio::time::sleep(beyond.div_f64(share)).await;
         }
-        let bill = Bill(user);
-        bill.add(LEAST);
-        Turn { bill, waited, line: Some(line) }
+        let charge = CpuCharge(user);
+        charge.add(LEAST);
+        AnswerSlot { charge, waited, line: Some(line) }
     }
 
-    /// Work of some size, beside the loop; `None` where the daemon ends.
+    /// Does large work on another thread. `None`: the daemon ends.
     pub(crate) async fn beside<T: Send + 'static>(
         &self,
-        bill: &Bill,
+        charge: &CpuCharge,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
         let _place = self.beside.acquire().await.ok()?;
-        let bill = bill.clone();
-        tokio::task::spawn_blocking(move || bill.of_thread(work)).await.ok()
+        let charge = charge.clone();
+        tokio::task::spawn_blocking(move || charge.run_in_thread(work)).await.ok()
     }
 
-    /// Who has paid and does not ask is forgotten.
+    /// Returns the user, and forgets those who owe nothing.
     fn user(&self, uid: u32, share: f64) -> Arc<User> {
         let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
         users.retain(|of, user| *of == uid || Arc::strong_count(user) > 1 || !user.owes(share).is_zero());
@@ -167,14 +167,14 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     /// Answers of 20 ms that a user gets in ten seconds.
-    async fn answers(fair: &Fair, uid: u32, share: Option<f64>) -> usize {
+    async fn answers(shares: &UserShares, uid: u32, share: Option<f64>) -> usize {
         let end = Instant::now() + Duration::from_secs(10);
         let mut count = 0;
         while Instant::now() < end {
-            let turn = fair.turn(uid, share).await;
+            let turn = shares.answer_slot(uid, share).await;
             // Time stands still while a test works: the answer takes it.
             tokio::time::sleep(20 * MS).await;
-            turn.bill.add(20 * MS);
+            turn.charge.add(20 * MS);
             count += 1;
         }
         count
@@ -182,46 +182,46 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_asks_all_the_time_gets_their_share_and_who_asks_now_and_then_is_not_kept() {
-        let fair = Fair::default();
+        let shares = UserShares::default();
         // On one connection or on many, a fifth of ten seconds: 100 answers of 20 ms, and what one has at once.
-        let ask = || answers(&fair, 7, Some(0.2));
+        let ask = || answers(&shares, 7, Some(0.2));
         let all = tokio::join!(ask(), ask(), ask(), ask(), ask(), ask(), ask(), ask());
         let sum = all.0 + all.1 + all.2 + all.3 + all.4 + all.5 + all.6 + all.7;
         assert!((95..=115).contains(&sum), "{sum}");
         // They owe still; another one does not.
         let began = Instant::now();
-        assert!(!fair.turn(8, Some(0.2)).await.waited);
+        assert!(!shares.answer_slot(8, Some(0.2)).await.waited);
         assert_eq!(began.elapsed(), Duration::ZERO);
-        assert!(answers(&fair, 0, None).await >= 499, "without a limit");
+        assert!(answers(&shares, 0, None).await >= 499, "without a limit");
         // Those who have paid are forgotten.
         tokio::time::sleep(Duration::from_secs(60)).await;
-        let again = fair.turn(9, Some(0.2)).await;
-        assert_eq!(fair.users.lock().unwrap().len(), 1);
+        let again = shares.answer_slot(9, Some(0.2)).await;
+        assert_eq!(shares.users.lock().unwrap().len(), 1);
         drop(again);
     }
 
     #[tokio::test(start_paused = true)]
     async fn answers_of_a_user_are_made_one_at_a_time_and_those_of_others_beside() {
-        let fair = Fair::default();
-        let mut first = fair.turn(7, Some(0.2)).await;
-        let second = tokio::time::timeout(MS, fair.turn(7, Some(0.2))).await;
+        let shares = UserShares::default();
+        let mut first = shares.answer_slot(7, Some(0.2)).await;
+        let second = tokio::time::timeout(MS, shares.answer_slot(7, Some(0.2))).await;
         assert!(second.is_err());
-        assert!(tokio::time::timeout(MS, fair.turn(8, Some(0.2))).await.is_ok());
-        first.is_over();
-        assert!(tokio::time::timeout(MS, fair.turn(7, Some(0.2))).await.is_ok());
+        assert!(tokio::time::timeout(MS, shares.answer_slot(8, Some(0.2))).await.is_ok());
+        first.release();
+        assert!(tokio::time::timeout(MS, shares.answer_slot(7, Some(0.2))).await.is_ok());
     }
 
     #[tokio::test]
     async fn what_a_thread_works_is_charged_and_what_it_waits_is_not() {
-        let fair = Fair::default();
-        let turn = fair.turn(7, Some(0.0001)).await;
+        let shares = UserShares::default();
+        let turn = shares.answer_slot(7, Some(0.0001)).await;
         let spin = || {
             let began = clock::cpu();
             while clock::cpu() - began < 30 * MS {}
         };
-        fair.beside(&turn.bill, spin).await.expect("it works");
-        turn.bill.of_each(async { tokio::time::sleep(500 * MS).await }).await;
-        let owed = turn.bill.0.owes(0.0001);
+        shares.beside(&turn.charge, spin).await.expect("it works");
+        turn.charge.run_future(async { tokio::time::sleep(500 * MS).await }).await;
+        let owed = turn.charge.0.owes(0.0001);
         assert!(owed >= 28 * MS && owed < 28 * MS + 30 * MS.mul_f64(8.0), "{owed:?}");
     }
 }

@@ -12,16 +12,16 @@ const NAMES: u32 = 100;
 
 /// Whether it is; begun anew by each write that works.
 #[derive(Debug, Default)]
-pub(super) struct Broken {
+pub(super) struct DamagedStore {
     /// Failures in a row.
     failures: u32,
     /// The store was set aside, and the new one has not worked yet: it is not the file that is at fault.
     is_new: bool,
 }
 
-impl Broken {
+impl DamagedStore {
     /// After this error.
-    pub(super) fn is_beyond_repair(&mut self, error: &StoreError) -> bool {
+    pub(super) fn note_damage(&mut self, error: &StoreError) -> bool {
         let tries = match error {
             StoreError::Damaged { .. } => 1,
             StoreError::Unreadable { .. } => TRIES,

@@ -1,35 +1,35 @@
 //! A run's place in the store: begun by this life of the daemon, or by an earlier one.
 
 use super::join_runs;
-use super::write_queue::Waiting;
+use super::write_queue::QueuedRun;
 use gpumem_model::run::Run;
 use gpumem_runs::store::{Newest, RunId, Store, StoreError};
 use std::sync::Arc;
 
 /// A run that is being written.
 #[derive(Default)]
-pub(super) struct Open {
+pub(super) struct OpenRun {
     /// Its place in the store; none while that is closed.
     pub id: Option<RunId>,
     /// This life has written to it.
     pub is_ours: bool,
     /// The uid of its life in the store, where that is another one than the ledger's: see [`is_of_another`].
     pub life: Option<String>,
-    pub earlier: Earlier,
+    pub earlier: EarlierRun,
 }
 
 /// What the store knew of a run when this life of the daemon began it.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Earlier {
+pub(super) struct EarlierRun {
     /// Which part of its life it is.
     pub part: u32,
     /// What an earlier life of the daemon had written: of this part, or if it has rolled, of the one before.
     pub before: Option<Arc<Run>>,
 }
 
-pub(super) fn write(store: &mut Store, open: &mut Open, of: &Waiting) -> Result<(), StoreError> {
+pub(super) fn write(store: &mut Store, open: &mut OpenRun, of: &QueuedRun) -> Result<(), StoreError> {
     if open.earlier.before.as_ref().is_some_and(|before| is_of_another(before, &of.run)) {
-        *open = Open { life: Some(life_of_user(of)), ..Open::default() };
+        *open = OpenRun { life: Some(life_of_user(of)), ..OpenRun::default() };
     }
     let id = match open.id {
         Some(id) => id,
@@ -55,13 +55,13 @@ fn is_of_another(stored: &Run, run: &Run) -> bool {
     matches!((stored.process.uid, run.process.uid), (Some(stored), Some(user)) if stored != user)
 }
 
-fn life_of_user(of: &Waiting) -> String {
+fn life_of_user(of: &QueuedRun) -> String {
     format!("{}:{}", of.uid, of.run.process.uid.unwrap_or_default())
 }
 
 /// The run's place in the store. A life that is there already was begun by an earlier life of the daemon, or by this one
 /// before the store broke or the run rolled.
-fn begin(store: &mut Store, open: &mut Open, of: &Waiting) -> Result<RunId, StoreError> {
+fn begin(store: &mut Store, open: &mut OpenRun, of: &QueuedRun) -> Result<RunId, StoreError> {
     let mut life = open.life.clone().unwrap_or_else(|| of.uid.clone());
     if !open.is_ours
         && let Some(Newest { id, .. }) = store.newest(&life)?
@@ -101,10 +101,10 @@ fn begin(store: &mut Store, open: &mut Open, of: &Waiting) -> Result<RunId, Stor
     Ok(id)
 }
 
-impl Earlier {
+impl EarlierRun {
     /// The run with what an earlier life of the daemon saw, and its number as the store counts; none if it is that already.
     pub(crate) fn joined(&self, run: &Run) -> Option<Run> {
-        let mut joined = self.before.as_ref().map(|before| join_runs::joined(before, run));
+        let mut joined = self.before.as_ref().map(|before| join_runs::join_runs(before, run));
         let is_counted = |run: &Run| run.coverage.part.is_none_or(|part| part.number == self.part);
         if !joined.as_ref().map_or(is_counted(run), is_counted) {
             let run = joined.get_or_insert_with(|| run.clone());

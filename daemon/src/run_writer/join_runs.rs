@@ -13,7 +13,7 @@ const MAX_OOMS: usize = 32;
 
 /// The whole run: what was stored, and what has been seen since. Where the stored one has rolled, what has been seen is its
 /// next part.
-pub(super) fn joined(before: &Run, now: &Run) -> Run {
+pub(super) fn join_runs(before: &Run, now: &Run) -> Run {
     match before.state {
         State::Rolled { time_ns } => next_part(before, time_ns, now),
         _ => same_part(before, now),
@@ -21,12 +21,12 @@ pub(super) fn joined(before: &Run, now: &Run) -> Run {
 }
 
 /// Records that a run and its parts before have booked, those that were lost, and of whom.
-pub(super) fn heard(run: &Run) -> (u64, u64, Option<Program>) {
+pub(super) fn booked_records(run: &Run) -> (u64, u64, Option<Program>) {
     (seen(run).saturating_sub(run.coverage.lost), run.coverage.lost, run.coverage.programs.last().copied())
 }
 
 /// Of what this life missed at the beginning, how much the one before had heard: of the program that this life met.
-fn known(before: &Run, now: &Run) -> u64 {
+fn records_known_before(before: &Run, now: &Run) -> u64 {
     match (before.coverage.programs.last(), now.coverage.programs.first()) {
         (Some(then), Some(now)) if then.instance != now.instance => 0,
         (Some(then), _) => then.heard,
@@ -45,7 +45,7 @@ fn seen(run: &Run) -> u64 {
 fn next_part(before: &Run, rolled_ns: u64, now: &Run) -> Run {
     let mut run = now.clone();
     let (coverage, events_before) = (&mut run.coverage, seen(before));
-    coverage.lost = coverage.lost.saturating_sub(known(before, now));
+    coverage.lost = coverage.lost.saturating_sub(records_known_before(before, now));
     coverage.partial_history = coverage.partial_state || coverage.lost > 0;
     let number = before.coverage.part.map_or(1, |part| part.number).saturating_add(1);
     coverage.part = Some(Part { number, began_ns: rolled_ns, events_before });
@@ -63,7 +63,7 @@ fn same_part(before: &Run, now: &Run) -> Run {
             None => run.devices.push(old),
         }
     }
-    run.coverage = joined_coverage(then.coverage, run.coverage, known(before, now));
+    run.coverage = joined_coverage(then.coverage, run.coverage, records_known_before(before, now));
     run.coverage.ooms_dropped = run.coverage.ooms_dropped.saturating_add(dropped);
     then.own.append(run.own);
     run.own = then.own;
@@ -163,7 +163,7 @@ mod tests {
             run(&["a", "b", "c"], &[(0, 10), (2, 30)], Coverage { events: 100, ..Coverage::default() });
         let lost = Coverage { events: 7, lost: 100, partial_history: true, ..Coverage::default() };
         let now = run(&["c", "d"], &[(0, 1), (1, 2)], lost);
-        let whole = joined(&before, &now);
+        let whole = join_runs(&before, &now);
         assert_eq!(whole.cells, [cell("c"), cell("d"), cell("a"), cell("b")]);
         assert_eq!(whole.devices[0].peak.amounts, [(0, 30), (2, 10)]);
         assert_eq!(whole.devices[0].last, now.devices[0].last);
@@ -189,7 +189,7 @@ mod tests {
             Timeline { width_ns: 2, points: (150..400).map(|at| point(4 * at, 0, 9)).collect() };
         details.ooms = vec![oom(300, 1)];
         details.iterations.rows = vec![row(1)];
-        let whole = joined(&before, &now);
+        let whole = join_runs(&before, &now);
         assert_eq!(whole.cells, [cell("b"), cell("c"), cell("a")]);
         let details = &whole.devices[0].details;
         assert_eq!(details.ooms, [oom(7, 0), oom(300, 1)]);
@@ -210,7 +210,7 @@ mod tests {
         );
         before.state = State::Rolled { time_ns: 9 };
         let lost = Coverage { events: 3, lost: 93, partial_history: true, ..Coverage::default() };
-        let next = joined(&before, &run(&["b"], &[(0, 7)], lost));
+        let next = join_runs(&before, &run(&["b"], &[(0, 7)], lost));
         assert_eq!(next.coverage.part, Some(Part { number: 3, began_ns: 9, events_before: 91 }));
         assert_eq!((next.coverage.events, next.coverage.lost), (3, 2));
         assert_eq!(
@@ -256,14 +256,14 @@ mod tests {
             device.details.ooms = vec![Oom { count: most, ..Oom::default() }; MAX_OOMS];
             run
         };
-        let whole = joined(&damaged(), &damaged());
+        let whole = join_runs(&damaged(), &damaged());
         let coverage = &whole.coverage;
         assert_eq!((coverage.events, coverage.samples, coverage.ooms_dropped), (most, most, most));
         assert_eq!(whole.devices[0].series.buckets[0].samples, u32::MAX);
         // The next part of a damaged one.
         let mut rolled = damaged();
         rolled.state = State::Rolled { time_ns: most };
-        let next = joined(&rolled, &damaged());
+        let next = join_runs(&rolled, &damaged());
         assert_eq!(next.coverage.part, Some(Part { number: u32::MAX, began_ns: most, events_before: most }));
     }
 
@@ -279,7 +279,7 @@ mod tests {
         };
         let then = blind(vec![window(1, Some(3)), window(7, None)], 2);
         let now = blind(vec![window(7, Some(9)), window(20, None)], 2);
-        let whole = joined(&run(&["a"], &[(0, 1)], then), &run(&["a"], &[(0, 1)], now)).coverage;
+        let whole = join_runs(&run(&["a"], &[(0, 1)], then), &run(&["a"], &[(0, 1)], now)).coverage;
         assert_eq!(whole.blind, [window(1, Some(3)), window(7, Some(9)), window(20, None)]);
         assert_eq!((whole.blind_count, whole.blind_ns), (3, 4));
     }
@@ -288,7 +288,7 @@ mod tests {
     fn what_neither_life_saw_is_lost() {
         let before = run(&["a"], &[(0, 1)], Coverage { events: 90, lost: 5, ..Coverage::default() });
         let now = run(&["a"], &[(0, 2)], Coverage { lost: 100, ..Coverage::default() });
-        let whole = joined(&before, &now);
+        let whole = join_runs(&before, &now);
         assert_eq!(whole.coverage.lost, 10);
         assert!(whole.coverage.partial_history);
         assert_eq!(whole.devices[0].peak, now.devices[0].peak);
@@ -299,7 +299,7 @@ mod tests {
         let before = run(&["a"], &[(0, 1)], Coverage::default());
         let mut now = run(&["b"], &[(0, 2)], Coverage::default());
         now.devices[0].name = "GPU-2".into();
-        let whole = joined(&before, &now);
+        let whole = join_runs(&before, &now);
         assert_eq!(whole.devices.len(), 2);
         assert_eq!(whole.devices[1].last.amounts, [(1, 1)]);
     }

@@ -18,11 +18,11 @@ mod write_queue;
 pub(crate) use retention::{Doubt, Retention};
 pub(crate) use write_queue::Room;
 
-use crate::limits::user_share::Bill;
+use crate::limits::user_share::CpuCharge;
 use crate::memory::Spare;
 use crate::stats::{Count, Stats};
-use damaged_store::Broken;
-use earlier_run::{Earlier, Open, write};
+use damaged_store::DamagedStore;
+use earlier_run::{EarlierRun, OpenRun, write};
 use gpumem_ledger::ProcessKey;
 use gpumem_model::run::{Program, Run, State};
 use gpumem_runs::store::{Newest, Store, StoreError};
@@ -36,7 +36,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
-use write_queue::{Shelf, Waiting};
+use write_queue::{QueuedRun, WriteQueue};
 
 /// Questions that wait for the thread; who asks beyond that does without an answer.
 const QUESTIONS: usize = 64;
@@ -59,18 +59,18 @@ const STUCK: Duration = Duration::from_secs(5);
 /// Which runs are wanted.
 pub(crate) type Wanted = Box<dyn Fn(&Run) -> bool + Send>;
 
-enum Job {
+enum WriterRequest {
     /// Something is on the shelf.
     Write,
     Retain(Retention),
     Find {
         wanted: Wanted,
-        bill: Bill,
+        charge: CpuCharge,
         reply: oneshot::Sender<Vec<Run>>,
     },
-    Earlier {
+    EarlierRun {
         keys: Vec<ProcessKey>,
-        reply: oneshot::Sender<Vec<Option<Earlier>>>,
+        reply: oneshot::Sender<Vec<Option<EarlierRun>>>,
     },
     Recall {
         uid: String,
@@ -126,13 +126,13 @@ pub struct Status {
     pub set_aside: Option<PathBuf>,
 }
 
-/// The handle; clones are the same keeper.
+/// The handle; clones are handles of the same thread.
 #[derive(Debug, Clone)]
-pub struct Keeper {
-    jobs: Sender<Job>,
+pub struct RunWriter {
+    jobs: Sender<WriterRequest>,
     asked: Arc<AtomicUsize>,
     status: Arc<Mutex<Status>>,
-    shelf: Arc<Mutex<Shelf>>,
+    shelf: Arc<Mutex<WriteQueue>>,
     queue: Arc<Mutex<Queue>>,
     busy: Arc<Mutex<Option<Instant>>>,
     stats: Arc<Stats>,
@@ -151,20 +151,20 @@ pub(crate) struct Queue {
 
 /// Ends on [`Thread::end`].
 #[derive(Debug)]
-pub struct Thread(JoinHandle<()>, Sender<Job>);
+pub struct Thread(JoinHandle<()>, Sender<WriterRequest>);
 
 impl Thread {
     /// Writes what waits, and ends; does not wait for that longer than so.
     pub fn end(self, longest: Duration) {
         let started = Instant::now();
-        let _ = self.1.send(Job::End);
+        let _ = self.1.send(WriterRequest::End);
         while !self.0.is_finished() && started.elapsed() < longest {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 }
 
-impl Keeper {
+impl RunWriter {
     /// Starts the thread. The store is opened by it; what is wrong is told in [`Status`].
     ///
     /// # Errors
@@ -173,7 +173,7 @@ impl Keeper {
         let (jobs, inbox) = channel();
         let status = Status { path: path.clone(), up: true, ..Status::default() };
         let status = Arc::new(Mutex::new(status));
-        let keeper = Keeper {
+        let keeper = RunWriter {
             jobs,
             asked: Arc::default(),
             status,
@@ -182,7 +182,7 @@ impl Keeper {
             busy: Arc::default(),
             stats: Arc::clone(&stats),
         };
-        let desk = Desk {
+        let desk = WriterThread {
             path,
             store: None,
             open: HashMap::new(),
@@ -190,7 +190,7 @@ impl Keeper {
             busy: Arc::clone(&keeper.busy),
             retry: RETRY,
             next_try: Instant::now(),
-            broken: Broken::default(),
+            broken: DamagedStore::default(),
             sweeper: Sweeper::new(retention),
             stats,
             status: Arc::clone(&keeper.status),
@@ -204,7 +204,7 @@ impl Keeper {
 
     /// What is kept from now on.
     pub(crate) fn retain(&self, retention: Retention) {
-        let _ = self.jobs.send(Job::Retain(retention));
+        let _ = self.jobs.send(WriterRequest::Retain(retention));
     }
 
     /// What runs that wait for the store may take of the memory from now on.
@@ -215,14 +215,14 @@ impl Keeper {
     /// Keeps the newest state of a run; `over`: nothing more will come, or if it has rolled, the next part. `uid` is that of
     /// its life. Never waits.
     pub(crate) fn keep(&self, uid: String, run: Run, over: bool) {
-        let new = Waiting::new(uid, run, over);
+        let new = QueuedRun::new(uid, run, over);
         let mut shelf = lock(&self.shelf);
         let lost = shelf.put(new);
         let is_told = std::mem::replace(&mut shelf.is_told, true);
         drop(shelf);
         if !is_told {
             // The thread ends only after this handle.
-            let _ = self.jobs.send(Job::Write);
+            let _ = self.jobs.send(WriterRequest::Write);
         }
         self.stats.add(Count::StoreDropped, lost);
     }
@@ -243,13 +243,13 @@ impl Keeper {
     /// Looks for what an earlier life of the daemon knew of a process that is new to this one, so that its reports have that
     /// from now on. Says it if there is something. Never waits.
     pub(crate) fn recall(&self, uid: String, key: ProcessKey, reply: UnboundedSender<Recalled>) {
-        self.ask(RECALLS, Job::Recall { uid, key, reply });
+        self.ask(RECALLS, WriterRequest::Recall { uid, key, reply });
     }
 
     /// Runs that are over, newest first: those that wait, then those in the store.
-    pub(crate) async fn find(&self, wanted: Wanted, bill: &Bill) -> Vec<Run> {
+    pub(crate) async fn find(&self, wanted: Wanted, charge: &CpuCharge) -> Vec<Run> {
         let (reply, found) = oneshot::channel();
-        self.ask(QUESTIONS, Job::Find { wanted, bill: bill.clone(), reply });
+        self.ask(QUESTIONS, WriterRequest::Find { wanted, charge: charge.clone(), reply });
         answer(found).await.unwrap_or_default()
     }
 
@@ -257,7 +257,7 @@ impl Keeper {
     pub(crate) async fn whole(&self, runs: Vec<Run>) -> Vec<Run> {
         let (reply, earlier) = oneshot::channel();
         let keys = runs.iter().map(key_of).collect();
-        self.ask(QUESTIONS, Job::Earlier { keys, reply });
+        self.ask(QUESTIONS, WriterRequest::EarlierRun { keys, reply });
         let mut earlier = answer(earlier).await.unwrap_or_default().into_iter();
         let joined = |run: Run| match earlier.next().flatten() {
             Some(earlier) => earlier.joined(&run).unwrap_or(run),
@@ -267,7 +267,7 @@ impl Keeper {
     }
 
     /// A question that is not asked is one whose answer never comes.
-    fn ask(&self, most: usize, question: Job) {
+    fn ask(&self, most: usize, question: WriterRequest) {
         if self.stuck().is_some() || self.asked.load(Ordering::Relaxed) >= most {
             return;
         }
@@ -313,24 +313,24 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The thread's own.
-struct Desk {
+struct WriterThread {
     path: PathBuf,
     store: Option<Store>,
     /// By the uid of the life.
-    open: HashMap<String, Open>,
-    shelf: Arc<Mutex<Shelf>>,
+    open: HashMap<String, OpenRun>,
+    shelf: Arc<Mutex<WriteQueue>>,
     /// Since when it has done something that may take as long as a disk takes.
     busy: Arc<Mutex<Option<Instant>>>,
     retry: Duration,
     next_try: Instant,
-    broken: Broken,
+    broken: DamagedStore,
     sweeper: Sweeper,
     stats: Arc<Stats>,
     status: Arc<Mutex<Status>>,
 }
 
-impl Desk {
-    fn run(mut self, inbox: &Receiver<Job>, asked: &AtomicUsize) {
+impl WriterThread {
+    fn run(mut self, inbox: &Receiver<WriterRequest>, asked: &AtomicUsize) {
         let mut spare = Spare::new();
         self.write_all();
         loop {
@@ -341,16 +341,21 @@ impl Desk {
             let mut job = match inbox.recv_timeout(patience) {
                 Ok(job) => Some(job),
                 Err(RecvTimeoutError::Timeout) => None,
-                Err(RecvTimeoutError::Disconnected) => Some(Job::End),
+                Err(RecvTimeoutError::Disconnected) => Some(WriterRequest::End),
             };
             let mut is_over = false;
             while let Some(next) = job {
                 *lock(&self.busy) = Some(Instant::now());
-                is_over = matches!(next, Job::End);
+                is_over = matches!(next, WriterRequest::End);
                 if is_over {
                     break;
                 }
-                if matches!(next, Job::Find { .. } | Job::Earlier { .. } | Job::Recall { .. }) {
+                if matches!(
+                    next,
+                    WriterRequest::Find { .. }
+                        | WriterRequest::EarlierRun { .. }
+                        | WriterRequest::Recall { .. }
+                ) {
                     asked.fetch_sub(1, Ordering::Relaxed);
                 }
                 self.take(next);
@@ -370,24 +375,24 @@ impl Desk {
         self.write_all();
     }
 
-    fn take(&mut self, job: Job) {
+    fn take(&mut self, job: WriterRequest) {
         match job {
-            Job::Write => lock(&self.shelf).is_told = false,
-            Job::Retain(retention) => self.sweeper.retain(retention),
+            WriterRequest::Write => lock(&self.shelf).is_told = false,
+            WriterRequest::Retain(retention) => self.sweeper.retain(retention),
             // Who asked has gone away.
-            Job::Find { reply, .. } if reply.is_closed() => {}
-            Job::Find { wanted, bill, reply } => {
-                let _ = reply.send(bill.of_thread(|| self.find(&wanted)));
+            WriterRequest::Find { reply, .. } if reply.is_closed() => {}
+            WriterRequest::Find { wanted, charge, reply } => {
+                let _ = reply.send(charge.run_in_thread(|| self.find(&wanted)));
             }
-            Job::Earlier { keys, reply } => {
+            WriterRequest::EarlierRun { keys, reply } => {
                 let _ = reply.send(keys.into_iter().map(|key| self.earlier(key)).collect());
             }
-            Job::Recall { uid, key, reply } => {
+            WriterRequest::Recall { uid, key, reply } => {
                 if let Some((events, lost, program)) = self.recall(uid) {
                     let _ = reply.send(Recalled { key, events, lost, program });
                 }
             }
-            Job::End => {}
+            WriterRequest::End => {}
         }
     }
 
@@ -403,20 +408,20 @@ impl Desk {
         if matches!(before.state, State::Closed { .. }) {
             return None;
         }
-        let heard = join_runs::heard(&before);
-        let earlier = Earlier { part: part + u32::from(is_rolled), before: Some(before) };
-        self.open.insert(uid, Open { earlier, ..Open::default() });
+        let heard = join_runs::booked_records(&before);
+        let earlier = EarlierRun { part: part + u32::from(is_rolled), before: Some(before) };
+        self.open.insert(uid, OpenRun { earlier, ..OpenRun::default() });
         Some(heard)
     }
 
-    fn earlier(&self, key: ProcessKey) -> Option<Earlier> {
+    fn earlier(&self, key: ProcessKey) -> Option<EarlierRun> {
         let is_it =
-            |earlier: &&Earlier| earlier.before.as_deref().is_some_and(|before| key_of(before) == key);
+            |earlier: &&EarlierRun| earlier.before.as_deref().is_some_and(|before| key_of(before) == key);
         self.open.values().map(|open| &open.earlier).find(is_it).cloned()
     }
 
     fn find(&self, wanted: &Wanted) -> Vec<Run> {
-        let mine: Vec<Arc<Waiting>> = lock(&self.shelf).all().rev().cloned().collect();
+        let mine: Vec<Arc<QueuedRun>> = lock(&self.shelf).all().rev().cloned().collect();
         // Of a life in parts the newest part speaks.
         let over = mine.iter().filter(|waiting| waiting.over && !waiting.is_rolled());
         let mut over = over.filter(|waiting| wanted(&waiting.run)).map(|waiting| (*waiting.run).clone());
@@ -484,7 +489,7 @@ impl Desk {
             }
             // Opened again at the next try: the file may have been replaced.
             self.close();
-            if !self.broken.is_beyond_repair(&error) {
+            if !self.broken.note_damage(&error) {
                 return Err(error);
             }
             let aside = damaged_store::set_aside(&self.path, &error)?;
@@ -510,7 +515,7 @@ impl Desk {
             match write(store, open, &first) {
                 Ok(()) => {
                     self.stats.add(Count::StoreWrites, 1);
-                    self.broken = Broken::default();
+                    self.broken = DamagedStore::default();
                 }
                 // No later try would do better.
                 Err(error @ StoreError::InvalidRun { .. }) => {

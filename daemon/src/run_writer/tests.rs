@@ -1,4 +1,4 @@
-//! The keeper with a store on disk.
+//! The run writer with a store on disk.
 
 use super::*;
 use gpumem_model::run::{Clock, Coverage, Process, ProgramData, Source};
@@ -23,7 +23,8 @@ fn of_a_process_that_is_over_nothing_is_recalled() {
     let dir = std::env::temp_dir().join(format!("gpumemd-recalled-{}", std::process::id()));
     std::fs::create_dir_all(&dir).expect("a folder");
     let (path, stats) = (dir.join("runs.sqlite"), Arc::new(Stats::default()));
-    let (keeper, thread) = Keeper::start(path, Retention::default(), Arc::clone(&stats)).expect("a thread");
+    let (keeper, thread) =
+        RunWriter::start(path, Retention::default(), Arc::clone(&stats)).expect("a thread");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let ask = |pid: u32, state: State| {
         let (uid, process) = (format!("boot:{pid}:9"), Process { pid, start_ticks: 9, ..Process::default() });
@@ -53,7 +54,7 @@ fn run_of_another_user_is_never_continued() {
     let store = || Store::open_read_only(&path).expect("a store");
     for (user, events) in [(1, 5), (2, 7), (1, 9)] {
         let (keeper, thread) =
-            Keeper::start(path.clone(), Retention::default(), Arc::default()).expect("a thread");
+            RunWriter::start(path.clone(), Retention::default(), Arc::default()).expect("a thread");
         let process = Process { pid: 7, start_ticks: 9, uid: Some(user), ..Process::default() };
         keeper.keep("boot:7:9".into(), Run { process, ..run(events) }, true);
         thread.end(Duration::from_secs(60));
@@ -80,7 +81,7 @@ fn what_is_old_is_not_written_when_there_is_something_newer() {
     std::fs::create_dir_all(&dir).expect("a folder");
     let (path, stats) = (dir.join("runs.sqlite"), Arc::new(Stats::default()));
     let (keeper, thread) =
-        Keeper::start(path.clone(), Retention::default(), Arc::clone(&stats)).expect("a thread");
+        RunWriter::start(path.clone(), Retention::default(), Arc::clone(&stats)).expect("a thread");
     (1..=STATES).for_each(|events| keeper.keep("boot:7:9".into(), run(events), false));
     thread.end(Duration::from_secs(60));
     let list = Store::open_read_only(&path).and_then(|store| store.list()).expect("a store");

@@ -17,7 +17,7 @@ pub(super) const BYTES: usize = 64 << 20;
 
 /// A run that is to be written.
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(super) struct QueuedRun {
     pub uid: String,
     pub run: Box<Run>,
     pub over: bool,
@@ -26,10 +26,10 @@ pub(super) struct Waiting {
     since: Instant,
 }
 
-impl Waiting {
+impl QueuedRun {
     pub(crate) fn new(uid: String, run: Run, over: bool) -> Self {
         let bytes = run.weight() + uid.len();
-        Waiting { uid, run: Box::new(run), over, bytes, since: Instant::now() }
+        QueuedRun { uid, run: Box::new(run), over, bytes, since: Instant::now() }
     }
 
     pub(crate) fn is_rolled(&self) -> bool {
@@ -48,22 +48,22 @@ pub(crate) struct Room {
 
 /// All that wait, oldest first.
 #[derive(Debug)]
-pub(super) struct Shelf {
-    waiting: BTreeMap<u64, Arc<Waiting>>,
+pub(super) struct WriteQueue {
+    waiting: BTreeMap<u64, Arc<QueuedRun>>,
     next: u64,
     /// The place of each life's newest state, unless that has rolled.
     places: HashMap<String, u64>,
     bytes: usize,
     /// Set while the thread writes it; its place may have a newer state by then.
-    writing: Option<(u64, Arc<Waiting>)>,
+    writing: Option<(u64, Arc<QueuedRun>)>,
     pub most: usize,
     /// The thread has been told that there is something, and has not looked yet.
     pub is_told: bool,
 }
 
-impl Default for Shelf {
+impl Default for WriteQueue {
     fn default() -> Self {
-        Shelf {
+        WriteQueue {
             waiting: BTreeMap::new(),
             next: 0,
             places: HashMap::new(),
@@ -75,7 +75,7 @@ impl Default for Shelf {
     }
 }
 
-impl Shelf {
+impl WriteQueue {
     /// How many runs, and how many bytes they take.
     pub(crate) fn load(&self) -> (usize, usize) {
         (self.waiting.len(), self.bytes)
@@ -95,19 +95,19 @@ impl Shelf {
         front.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
-    pub(crate) fn all(&self) -> impl DoubleEndedIterator<Item = &Arc<Waiting>> {
+    pub(crate) fn all(&self) -> impl DoubleEndedIterator<Item = &Arc<QueuedRun>> {
         self.waiting.values()
     }
 
     /// The next one to be written: until it is [`done`](Self::done), or the next one is asked for.
-    pub(crate) fn first(&mut self) -> Option<Arc<Waiting>> {
+    pub(crate) fn first(&mut self) -> Option<Arc<QueuedRun>> {
         self.writing = self.waiting.first_key_value().map(|(place, waiting)| (*place, Arc::clone(waiting)));
         self.writing.as_ref().map(|(_, waiting)| Arc::clone(waiting))
     }
 
     /// The newest state of a part takes the place of an older one; a part that has rolled is not the next one. Says how many runs
     /// are lost for want of room.
-    pub(crate) fn put(&mut self, mut new: Waiting) -> u64 {
+    pub(crate) fn put(&mut self, mut new: QueuedRun) -> u64 {
         self.bytes += new.bytes;
         let known = self.places.get(&new.uid).copied();
         let place = known.unwrap_or(self.next);
@@ -132,7 +132,7 @@ impl Shelf {
         lost
     }
 
-    fn is_written(&self, place: u64, waiting: &Arc<Waiting>) -> bool {
+    fn is_written(&self, place: u64, waiting: &Arc<QueuedRun>) -> bool {
         self.writing.as_ref().is_some_and(|(at, writing)| *at == place && Arc::ptr_eq(waiting, writing))
     }
 
@@ -144,11 +144,11 @@ impl Shelf {
         }
         let (user, _) = users.into_iter().max_by_key(|(_, bytes)| *bytes)?;
         let theirs = || free().filter(|(_, waiting)| waiting.run.process.uid == user);
-        let place = |found: (&u64, &Arc<Waiting>)| *found.0;
+        let place = |found: (&u64, &Arc<QueuedRun>)| *found.0;
         theirs().find(|(_, waiting)| !waiting.over).map(place).or_else(|| theirs().next().map(place))
     }
 
-    fn remove(&mut self, place: u64) -> Option<Arc<Waiting>> {
+    fn remove(&mut self, place: u64) -> Option<Arc<QueuedRun>> {
         let removed = self.waiting.remove(&place)?;
         self.bytes -= removed.bytes;
         if self.places.get(&removed.uid) == Some(&place) {
@@ -158,7 +158,7 @@ impl Shelf {
     }
 
     /// This one is written. If there is a newer state by now, it comes after the others.
-    pub(crate) fn done(&mut self, written: &Arc<Waiting>) {
+    pub(crate) fn done(&mut self, written: &Arc<QueuedRun>) {
         let Some((place, _)) = self.writing.take() else { return };
         let Some(now) = self.waiting.get(&place) else { return };
         if Arc::ptr_eq(now, written) {
@@ -181,20 +181,20 @@ mod tests {
     use super::super::tests::run;
     use super::*;
 
-    fn waiting(uid: u64, life: u64, over: bool, tag: usize) -> Waiting {
+    fn waiting(uid: u64, life: u64, over: bool, tag: usize) -> QueuedRun {
         let mut run = run(life);
         run.process.uid = Some(uid);
         run.process.facts.insert("command".into(), "x".repeat(tag));
-        Waiting::new(format!("{uid}:{life}"), run, over)
+        QueuedRun::new(format!("{uid}:{life}"), run, over)
     }
 
-    fn names(shelf: &Shelf) -> Vec<&str> {
+    fn names(shelf: &WriteQueue) -> Vec<&str> {
         shelf.all().map(|waiting| waiting.uid.as_str()).collect()
     }
 
     #[test]
     fn who_takes_most_loses_first_and_of_theirs_what_comes_again() {
-        let mut shelf = Shelf { most: 1 << 20, ..Shelf::default() };
+        let mut shelf = WriteQueue { most: 1 << 20, ..WriteQueue::default() };
         assert_eq!(shelf.put(waiting(1, 1, true, 1000)), 0);
         let mut lost = 0;
         for life in 0..100 {
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn many_small_runs_that_are_over_all_have_room() {
-        let mut shelf = Shelf::default();
+        let mut shelf = WriteQueue::default();
         let lost: u64 = (0..10_000).map(|life| shelf.put(waiting(1, life, true, 1))).sum();
         assert_eq!((lost, shelf.load().0), (0, 10_000));
         assert_eq!(shelf.room().living, 0, "those that go on wait with the ledger");
@@ -227,7 +227,7 @@ mod tests {
             part.run.state = State::Rolled { time_ns: 1 };
             part
         };
-        let mut shelf = Shelf::default();
+        let mut shelf = WriteQueue::default();
         shelf.put(waiting(1, 1, false, 1));
         let first = shelf.first().expect("it waits");
         shelf.put(rolled(1));
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn what_became_newer_while_it_was_written_comes_after_the_others() {
-        let mut shelf = Shelf::default();
+        let mut shelf = WriteQueue::default();
         shelf.put(waiting(1, 1, false, 1));
         shelf.put(waiting(1, 2, false, 1));
         let first = shelf.first().expect("it waits");

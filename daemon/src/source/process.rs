@@ -80,7 +80,7 @@ struct Table {
     users: facts::Users,
     unguarded: usize,
     /// Of whom more may become known.
-    sought: Vec<late_facts::Sought>,
+    sought: Vec<late_facts::LateFacts>,
 }
 
 impl Table {
@@ -208,7 +208,7 @@ impl Processes {
         table.commands.ask(&self.inner.proc, key);
         table.unannounced.push(key);
         table.newcomers.push(key);
-        table.sought.extend(late_facts::Sought::of(&self.inner.settings, key, &facts));
+        table.sought.extend(late_facts::LateFacts::of(&self.inner.settings, key, &facts));
         table.live.insert(key.pid, Entry { key, generation, pidfd, facts, gpus: Vec::new() });
     }
 

@@ -6,11 +6,11 @@ mod doctor;
 mod request;
 mod runs;
 
-use super::Sight;
+use super::ViewContext;
 use super::rows::rows;
 use crate::limits::ControlLimits;
 use crate::limits::connection_slots::{ConnectionSlot, ConnectionSlots, SlotsFull};
-use crate::limits::user_share::{Bill, Turn};
+use crate::limits::user_share::{AnswerSlot, CpuCharge};
 use crate::stats::Count;
 use crate::view::visibility::Viewer;
 use gpumem_model::control::{Ps, Refusal, Released};
@@ -46,13 +46,13 @@ fn take_slot(slots: &Arc<ConnectionSlots>, uid: u32, limits: ControlLimits) -> R
 }
 
 /// Serves until the future is dropped.
-pub(crate) async fn serve(listener: UnixListener, sight: Arc<Sight>) {
+pub(crate) async fn serve(listener: UnixListener, context: Arc<ViewContext>) {
     let slots = Arc::default();
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                sight.stats.add(Count::AcceptFailures, 1);
+                context.stats.add(Count::AcceptFailures, 1);
                 tracing::debug!(%error, "no connection for control");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
@@ -60,20 +60,20 @@ pub(crate) async fn serve(listener: UnixListener, sight: Arc<Sight>) {
         };
         // Full: closed, and the client says so.
         let Ok(uid) = stream.peer_cred().map(|peer| peer.uid()) else { continue };
-        let slot = match take_slot(&slots, uid, sight.shown().control) {
+        let slot = match take_slot(&slots, uid, context.shown().control) {
             Ok(slot) => slot,
             Err(full) => {
-                sight.stats.add(full, 1);
+                context.stats.add(full, 1);
                 continue;
             }
         };
-        let sight = Arc::clone(&sight);
+        let context = Arc::clone(&context);
         tokio::spawn(async move {
             let _slot = slot;
-            let Ok(viewer) = viewer(&sight, &stream).await else { return };
+            let Ok(viewer) = viewer(&context, &stream).await else { return };
             let service = service_fn(|request: Request<Incoming>| {
-                let sight = Arc::clone(&sight);
-                async move { Ok::<_, Infallible>(respond(&sight, viewer, &request).await) }
+                let context = Arc::clone(&context);
+                async move { Ok::<_, Infallible>(respond(&context, viewer, &request).await) }
             });
             let mut builder = http1::Builder::new();
             builder.timer(TokioTimer::new()).header_read_timeout(HEADER).max_buf_size(16 << 10);
@@ -85,10 +85,10 @@ pub(crate) async fn serve(listener: UnixListener, sight: Arc<Sight>) {
 }
 
 /// Finding out who it is takes a look into files, for each connection.
-async fn viewer(sight: &Sight, stream: &UnixStream) -> std::io::Result<Viewer> {
+async fn viewer(context: &ViewContext, stream: &UnixStream) -> std::io::Result<Viewer> {
     let peer = stream.peer_cred()?;
-    let turn = sight.turn(peer.uid(), is_free(peer.uid())).await;
-    Ok(turn.bill.of(|| Viewer::of(peer.uid(), peer.gid())))
+    let turn = context.turn(peer.uid(), is_free(peer.uid())).await;
+    Ok(turn.charge.run(|| Viewer::of(peer.uid(), peer.gid())))
 }
 
 /// Root, and whose daemon it is.
@@ -96,38 +96,40 @@ fn is_free(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
 
-async fn respond(sight: &Sight, viewer: Viewer, request: &Request<Incoming>) -> Response<Answer> {
-    sight.stats.add(Count::ControlRequests, 1);
-    let mut turn = sight.turn(viewer.uid, is_free(viewer.uid)).await;
+async fn respond(context: &ViewContext, viewer: Viewer, request: &Request<Incoming>) -> Response<Answer> {
+    context.stats.add(Count::ControlRequests, 1);
+    let mut turn = context.turn(viewer.uid, is_free(viewer.uid)).await;
     if request.uri().path() == "/v1/record" {
         // It waits for an agent.
-        turn.is_over();
+        turn.release();
     }
-    let bill = turn.bill.clone();
-    let (status, body) = bill.of_each(answer(sight, viewer, request, &bill)).await;
+    let charge = turn.charge.clone();
+    let (status, body) = charge.run_future(answer(context, viewer, request, &charge)).await;
     with(status, Answer::new(body, turn))
 }
 
 async fn answer(
-    sight: &Sight,
+    context: &ViewContext,
     viewer: Viewer,
     request: &Request<Incoming>,
-    bill: &Bill,
+    charge: &CpuCharge,
 ) -> (StatusCode, Vec<u8>) {
     let query = request.uri().query().unwrap_or_default();
     let get = request.method() == Method::GET;
     let answer = match (request.uri().path(), get, request.method() == Method::POST) {
-        ("/v1/ps", true, _) => Ok(json(&ps(sight, viewer))),
-        ("/v1/runs", true, _) => runs::runs(sight, viewer, query, bill).await,
-        ("/v1/hidden", true, _) => runs::hidden(sight, viewer, query, bill).await.map(|hidden| json(&hidden)),
-        ("/v1/metrics", true, _) if viewer.all => Ok(json(&super::prometheus::scrape_named(sight))),
-        ("/v1/metrics", true, _) => Ok(json(&super::prometheus::scrape(sight))),
-        ("/v1/doctor", true, _) => doctor::doctor(sight, viewer, query).map(|doctor| json(&doctor)),
-        ("/v1/nvml/release", _, true) => release(sight, viewer, query).map(|released| json(&released)),
-        ("/v1/record", _, true) => {
-            commands::record(sight, viewer, query).await.map(|recorded| json(&recorded))
+        ("/v1/ps", true, _) => Ok(json(&ps(context, viewer))),
+        ("/v1/runs", true, _) => runs::runs(context, viewer, query, charge).await,
+        ("/v1/hidden", true, _) => {
+            runs::hidden(context, viewer, query, charge).await.map(|hidden| json(&hidden))
         }
-        ("/v1/mark", _, true) => commands::mark(sight, viewer, query).await.map(|marked| json(&marked)),
+        ("/v1/metrics", true, _) if viewer.all => Ok(json(&super::prometheus::scrape_named(context))),
+        ("/v1/metrics", true, _) => Ok(json(&super::prometheus::scrape(context))),
+        ("/v1/doctor", true, _) => doctor::doctor(context, viewer, query).map(|doctor| json(&doctor)),
+        ("/v1/nvml/release", _, true) => release(context, viewer, query).map(|released| json(&released)),
+        ("/v1/record", _, true) => {
+            commands::record(context, viewer, query).await.map(|recorded| json(&recorded))
+        }
+        ("/v1/mark", _, true) => commands::mark(context, viewer, query).await.map(|marked| json(&marked)),
         ("/v1/ps" | "/v1/runs" | "/v1/hidden" | "/v1/doctor" | "/v1/metrics", ..) => {
             Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "this path wants GET"))
         }
@@ -149,9 +151,9 @@ async fn answer(
 }
 
 /// Returns what holds the devices now.
-fn ps(sight: &Sight, viewer: Viewer) -> Ps {
-    let published = sight.board.read();
-    let rows = rows(&published, &sight.sources.health(), viewer, sight.shown().tenants);
+fn ps(context: &ViewContext, viewer: Viewer) -> Ps {
+    let published = context.board.read();
+    let rows = rows(&published, &context.sources.health(), viewer, context.shown().tenants);
     Ps {
         devices: rows.devices.into_iter().map(|(row, _)| row).collect(),
         processes: rows.processes.into_iter().map(|(row, ..)| row).collect(),
@@ -159,7 +161,7 @@ fn ps(sight: &Sight, viewer: Viewer) -> Ps {
     }
 }
 
-fn release(sight: &Sight, viewer: Viewer, query: &str) -> Result<Released, Refused> {
+fn release(context: &ViewContext, viewer: Viewer, query: &str) -> Result<Released, Refused> {
     if !viewer.all {
         let text = "closing NVML is for root, for the user whom the daemon runs as and for members of the group gpumemd";
         return Err(Refused::new(StatusCode::FORBIDDEN, text));
@@ -169,7 +171,7 @@ fn release(sight: &Sight, viewer: Viewer, query: &str) -> Result<Released, Refus
         let text = format!("for_s=N is needed, in seconds from 1 to {LONGEST_RELEASE_S}");
         Refused::new(StatusCode::BAD_REQUEST, text)
     })?;
-    sight.sources.release(Duration::from_secs(for_s));
+    context.sources.release(Duration::from_secs(for_s));
     Ok(Released { for_s })
 }
 
@@ -182,11 +184,11 @@ pub fn understood(query: &str) -> (bool, bool, Option<String>) {
 /// A body in pieces. A large one is its user's answer until it has been read: who asks for many and reads none has one.
 struct Answer {
     rest: Bytes,
-    _turn: Option<Turn>,
+    _turn: Option<AnswerSlot>,
 }
 
 impl Answer {
-    fn new(body: Vec<u8>, turn: Turn) -> Self {
+    fn new(body: Vec<u8>, turn: AnswerSlot) -> Self {
         let turn = (body.len() > SMALL).then_some(turn);
         Answer { rest: body.into(), _turn: turn }
     }

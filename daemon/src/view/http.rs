@@ -1,8 +1,8 @@
 //! Metrics and the live page over HTTP: GET /metrics, GET /healthz and what [`page`] answers, no bodies. Strangers may connect: a header has
 //! a second, connections are counted, and when all slots are taken the connection that has been idle longest is closed.
 
-use super::page::{self, Desk};
-use super::{Sight, prometheus};
+use super::page::{self, ResponseCache};
+use super::{ViewContext, prometheus};
 use crate::limits::connection_slots::ConnectionSlots;
 use crate::stats::Count;
 use http_body_util::Full;
@@ -29,14 +29,14 @@ const LONGEST: Duration = Duration::from_secs(30);
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Serves until the future is dropped. `most`: connections at once.
-pub(crate) async fn serve(listener: TcpListener, sight: Arc<Sight>, most: Arc<AtomicUsize>) {
+pub(crate) async fn serve(listener: TcpListener, context: Arc<ViewContext>, most: Arc<AtomicUsize>) {
     let slots = Arc::new(ConnectionSlots::<()>::default());
-    let desk = Arc::new(Desk::default());
+    let cache = Arc::new(ResponseCache::default());
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                sight.stats.add(Count::AcceptFailures, 1);
+                context.stats.add(Count::AcceptFailures, 1);
                 tracing::debug!(%error, "no connection for metrics");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
@@ -44,17 +44,17 @@ pub(crate) async fn serve(listener: TcpListener, sight: Arc<Sight>, most: Arc<At
         };
         let (slot, evicted) = slots.take_or_evict(&most, GRACE).await;
         if evicted > 0 {
-            sight.stats.add(Count::HttpFull, evicted);
+            context.stats.add(Count::HttpFull, evicted);
         }
-        let (sight, desk) = (Arc::clone(&sight), Arc::clone(&desk));
+        let (context, cache) = (Arc::clone(&context), Arc::clone(&cache));
         tokio::spawn(async move {
             let slot = Arc::new(slot);
-            let (stats, evicted) = (Arc::clone(&sight.stats), slot.evicted());
+            let (stats, evicted) = (Arc::clone(&context.stats), slot.evicted());
             let service = service_fn(|request| {
-                let (sight, desk, slot) = (Arc::clone(&sight), Arc::clone(&desk), Arc::clone(&slot));
+                let (context, cache, slot) = (Arc::clone(&context), Arc::clone(&cache), Arc::clone(&slot));
                 async move {
                     slot.mark_active();
-                    let response = answer(&sight, &desk, &request).await;
+                    let response = answer(&context, &cache, &request).await;
                     slot.mark_idle(HEADER);
                     Ok::<_, Infallible>(response)
                 }
@@ -74,8 +74,12 @@ pub(crate) async fn serve(listener: TcpListener, sight: Arc<Sight>, most: Arc<At
     }
 }
 
-async fn answer(sight: &Arc<Sight>, desk: &Desk, request: &Request<Incoming>) -> Response<Full<Bytes>> {
-    sight.stats.add(Count::HttpRequests, 1);
+async fn answer(
+    context: &Arc<ViewContext>,
+    cache: &ResponseCache,
+    request: &Request<Incoming>,
+) -> Response<Full<Bytes>> {
+    context.stats.add(Count::HttpRequests, 1);
     if request.method() != Method::GET {
         let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered\n");
         response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
@@ -83,15 +87,15 @@ async fn answer(sight: &Arc<Sight>, desk: &Desk, request: &Request<Incoming>) ->
     }
     // Prometheus and people name the machine as the page is asked for; a probe is told nothing that a stranger may not know.
     let path = request.uri().path();
-    if path != "/healthz" && !page::is_ours(request, &sight.shown().hosts) {
+    if path != "/healthz" && !page::is_ours(request, &context.shown().hosts) {
         let text = "metrics and the page are asked for by address, as localhost, by the name of the machine, or by one of metrics.hosts in \
                     the configuration\n";
         return plain(StatusCode::MISDIRECTED_REQUEST, text);
     }
     match path {
-        "/metrics" => with(StatusCode::OK, TEXT, prometheus::scrape(sight)),
+        "/metrics" => with(StatusCode::OK, TEXT, prometheus::scrape(context)),
         "/healthz" => plain(StatusCode::OK, "ok\n"),
-        _ => match page::answer(sight, desk, request).await {
+        _ => match page::answer(context, cache, request).await {
             Some(response) => response,
             None => plain(StatusCode::NOT_FOUND, "there is /metrics, /healthz and, for people, /\n"),
         },

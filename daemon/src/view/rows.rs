@@ -11,7 +11,7 @@ use gpumem_model::who::Who;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-/// Rows with what they are made of.
+/// Rows, each with what it is made of.
 pub(super) struct Rows<'a> {
     /// In NVML's order.
     pub devices: Vec<(DeviceRow, &'a DeviceView)>,
@@ -212,7 +212,7 @@ pub(super) fn flags(process: &ProcessView, account: &AccountView) -> Vec<&'stati
 mod tests {
     use super::*;
     use crate::nvml_status::{DeviceStatus, NvmlStatus};
-    use crate::view::{Shown, page, prometheus};
+    use crate::view::{ViewSettings, page, prometheus};
     use gpumem_ledger::{Ledger, Origin, ProcessKey};
     use gpumem_wire::{Absence, Body, DeviceIdKind, MemoryKind, Reading, Record, Stamp};
     use std::time::{Duration, Instant};
@@ -295,7 +295,7 @@ mod tests {
         let nvml =
             NvmlStatus { up: true, devices: vec![DeviceStatus::new(name, 0, 0)], ..NvmlStatus::default() };
         let health = Health { nvml, ..Health::default() };
-        let shown = Shown { young: Duration::ZERO, ..Shown::default() };
+        let shown = ViewSettings { young: Duration::ZERO, ..ViewSettings::default() };
         let rows = rows(&published, &health, Viewer { uid: 1000, all: false }, Tenants::Named);
         let mib = |bytes: i64| bytes / MIB as i64;
         let ps = rows.processes.iter().map(|(row, ..)| {

@@ -51,7 +51,7 @@ fn is_member(groups: &str, users: &str, uid: u32, gid: u32) -> bool {
 
 /// What can change while the daemon runs.
 #[derive(Debug, Clone)]
-pub struct Shown {
+pub struct ViewSettings {
     /// What others see.
     pub tenants: Tenants,
     /// Series of one scrape.
@@ -70,20 +70,29 @@ pub struct Shown {
     pub control: ControlLimits,
 }
 
-impl Shown {
+impl ViewSettings {
     /// Returns what views show with these settings and rules.
     pub(crate) fn of(settings: &Settings, rules: Arc<Groupings>) -> Self {
         let &Settings { tenants, max_series, tags, young, page, control, .. } = settings;
-        Shown { tenants, max_series, tags, young, rules, page, hosts: settings.hosts.clone().into(), control }
+        ViewSettings {
+            tenants,
+            max_series,
+            tags,
+            young,
+            rules,
+            page,
+            hosts: settings.hosts.clone().into(),
+            control,
+        }
     }
 }
 
-impl Default for Shown {
+impl Default for ViewSettings {
     fn default() -> Self {
         let rules = Arc::new(Groupings::preset(None).clone());
         let young = Duration::from_secs(10);
         let page = Page::default();
-        Shown {
+        ViewSettings {
             tenants: Tenants::default(),
             max_series: 10_000,
             tags: 0,

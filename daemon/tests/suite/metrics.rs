@@ -6,7 +6,7 @@ use gpumem_ledger::Origin;
 use gpumem_ledger::ProcessKey;
 use gpumem_wire::{Absence, Body, Reading, Stamp};
 use gpumemd::stats::Count;
-use gpumemd::view::Shown;
+use gpumemd::view::ViewSettings;
 use gpumemd::view::health::nvml_numbers;
 use gpumemd::view::prometheus::{self, scrape};
 use std::io::{Read, Write};
@@ -58,7 +58,7 @@ fn samples_age_while_nothing_is_published() {
     let scratch = Scratch::new();
     let node = node(&scratch, 10_000);
     let ages = |family: &str| -> Vec<f64> {
-        let text = scrape(&node.sight);
+        let text = scrape(&node.context);
         let lines = text.lines().filter(|line| line.starts_with(family));
         lines.map(|line| line.rsplit_once(' ').expect("a value").1.parse().expect("a number")).collect()
     };
@@ -75,7 +75,7 @@ fn samples_age_while_nothing_is_published() {
 fn the_whole_text() {
     let scratch = Scratch::new();
     let node = node(&scratch, 10_000);
-    let text = facts(&scrape(&node.sight));
+    let text = facts(&scrape(&node.context));
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/metrics/node.prom");
     if std::env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1") {
         std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
@@ -89,7 +89,7 @@ fn the_whole_text() {
 fn nothing_unknown_is_zero() {
     let scratch = Scratch::new();
     let node = node(&scratch, 10_000);
-    let text = scrape(&node.sight);
+    let text = scrape(&node.context);
     let of =
         |pid: u32| text.lines().filter(|line| line.contains(&format!("pid=\"{pid}\""))).collect::<Vec<_>>();
     let unknown = of(key(0, 2).pid);
@@ -110,7 +110,7 @@ fn nothing_unknown_is_zero() {
 fn the_identity_adds_up() {
     let scratch = Scratch::new();
     let node = node(&scratch, 10_000);
-    let text = scrape(&node.sight);
+    let text = scrape(&node.context);
     let pid = format!("pid=\"{}\"", key(0, 0).pid);
     let sum = |name: &str| -> i64 {
         let lines = text.lines().filter(|line| line.starts_with(name) && line.contains(&pid));
@@ -143,9 +143,9 @@ const ADD_UP: [&str; 7] = [
 ];
 
 /// A node where every process has an agent and so many tags.
-fn full(scratch: &Scratch, devices: usize, processes: usize, tags: u64, shown: Shown) -> Node {
+fn full(scratch: &Scratch, devices: usize, processes: usize, tags: u64, shown: ViewSettings) -> Node {
     let mut node = Node::new(scratch.join("runs.sqlite"), devices, shown.max_series);
-    node.sight.show(shown);
+    node.context.show(shown);
     for device in 0..devices {
         (0..processes).for_each(|process| node.covered(device, process, tags));
         let listed: Vec<_> =
@@ -163,16 +163,16 @@ fn count(text: &str) -> usize {
 #[test]
 fn what_is_folded_adds_up() {
     let scratch = Scratch::new();
-    let shown = |max_series| Shown { max_series, tags: 3, ..Shown::default() };
+    let shown = |max_series| ViewSettings { max_series, tags: 3, ..ViewSettings::default() };
     let mut node = full(&scratch, 2, 6, 5, shown(10_000));
-    let whole = scrape(&node.sight);
+    let whole = scrape(&node.context);
     assert!(!whole.contains("pid=\"(other)\""));
     assert_eq!(metric(&whole, "gpumemd_processes_folded{reason=\"room\"}"), Some(0.0));
     // One after the other loses its place, until none has one.
     let mut rooms = Vec::new();
     for max_series in [400, 300, 200, 100] {
-        node.sight.show(shown(max_series));
-        let text = scrape(&node.sight);
+        node.context.show(shown(max_series));
+        let text = scrape(&node.context);
         for name in ADD_UP {
             assert_eq!(sum(&text, name), sum(&whole, name), "{name} with {max_series}");
         }
@@ -197,8 +197,8 @@ fn what_is_folded_adds_up() {
     node.sample(1, T + 3_000_000_000, &[(young, Ok(70 * MIB))]);
     node.core.publish(T + 4_000_000_000);
     // The others began with the machine, which may have been started a minute ago.
-    node.sight.show(Shown { young: Duration::from_secs(up / 2), ..shown(10_000) });
-    let text = scrape(&node.sight);
+    node.context.show(ViewSettings { young: Duration::from_secs(up / 2), ..shown(10_000) });
+    let text = scrape(&node.context);
     assert!(!text.contains("pid=\"77\""), "it is folded");
     let other = text
         .lines()
@@ -208,17 +208,17 @@ fn what_is_folded_adds_up() {
         "{other:?}"
     );
     assert_eq!(metric(&text, "gpumemd_processes_folded{reason=\"young\"}"), Some(1.0));
-    node.sight.show(Shown { young: Duration::ZERO, ..shown(10_000) });
-    assert!(scrape(&node.sight).contains("pid=\"77\""), "with 0 nothing is too young");
+    node.context.show(ViewSettings { young: Duration::ZERO, ..shown(10_000) });
+    assert!(scrape(&node.context).contains("pid=\"77\""), "with 0 nothing is too young");
 }
 
 #[test]
 fn tags_are_few_on_request_and_add_up() {
     let scratch = Scratch::new();
-    let node = full(&scratch, 1, 1, 8, Shown::default());
-    assert!(!scrape(&node.sight).contains("gpumem_process_tag_bytes"), "off unless asked for");
-    node.sight.show(Shown { tags: 3, ..Shown::default() });
-    let text = scrape(&node.sight);
+    let node = full(&scratch, 1, 1, 8, ViewSettings::default());
+    assert!(!scrape(&node.context).contains("gpumem_process_tag_bytes"), "off unless asked for");
+    node.context.show(ViewSettings { tags: 3, ..ViewSettings::default() });
+    let text = scrape(&node.context);
     let tags: Vec<_> = text
         .lines()
         .filter(|line| line.starts_with("gpumem_process_tag_bytes"))
@@ -243,8 +243,8 @@ fn tags_are_few_on_request_and_add_up() {
 #[test]
 fn every_series_is_of_a_family_that_is_known_and_has_its_labels() {
     let scratch = Scratch::new();
-    let node = full(&scratch, 2, 2, 2, Shown { tags: 2, ..Shown::default() });
-    let text = scrape(&node.sight);
+    let node = full(&scratch, 2, 2, 2, ViewSettings { tags: 2, ..ViewSettings::default() });
+    let text = scrape(&node.context);
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         let name = line.split(['{', ' ']).next().expect("a name");
         let Some(family) = prometheus::families().find(|family| family.name == name) else {
@@ -267,7 +267,7 @@ fn every_series_is_of_a_family_that_is_known_and_has_its_labels() {
 }
 
 /// The most series of a node, of which so many processes per device have an agent; nothing of the daemon's own.
-fn most(shown: &Shown, devices: usize, covered: usize, uncovered: usize) -> usize {
+fn most(shown: &ViewSettings, devices: usize, covered: usize, uncovered: usize) -> usize {
     // Information, used with its peak and age, one flag.
     const UNCOVERED: usize = 5;
     let of_processes = covered * prometheus::most_per_process(shown, 1) + uncovered * UNCOVERED;
@@ -282,13 +282,13 @@ fn own(text: &str) -> usize {
 #[test]
 fn a_full_node_stays_below_what_is_stated() {
     let scratch = Scratch::new();
-    let node = full(&scratch, 8, 16, 20, Shown::default());
+    let node = full(&scratch, 8, 16, 20, ViewSettings::default());
     for tags in [0, 10] {
-        let shown = Shown { tags, ..Shown::default() };
+        let shown = ViewSettings { tags, ..ViewSettings::default() };
         let stated = most(&shown, 8, 16, 0);
         assert!(stated < shown.max_series, "nothing is folded on a usual node: {stated}");
-        node.sight.show(shown);
-        let text = scrape(&node.sight);
+        node.context.show(shown);
+        let text = scrape(&node.context);
         let series = count(&facts(&text));
         println!("{tags} tags: {series} of at most {stated}, {} bytes", text.len());
         assert!(series <= stated && series > stated / 4, "{series} of {stated}");
@@ -319,18 +319,18 @@ fn reference() -> String {
 fn cardinality() -> String {
     let scratch = Scratch::new();
     // Rounded up: a new count is not worth a new table.
-    let own = own(&scrape(&node(&scratch, 10_000).sight)).next_multiple_of(100);
+    let own = own(&scrape(&node(&scratch, 10_000).context)).next_multiple_of(100);
     let mut text = String::from("| a node | series, at most | 200 such nodes |\n|---|---|---|\n");
     let mut row = |what: &str, most: usize| {
         text += &format!("| {what} | {most} | {} |\n", most * 200);
     };
-    let shown = Shown::default();
+    let shown = ViewSettings::default();
     row("8 GPUs, nobody there", own + most(&shown, 8, 0, 0));
     row("8 GPUs with 16 processes each, none with an agent", own + most(&shown, 8, 0, 16));
     row("8 GPUs with 1 process each, with an agent", own + most(&shown, 8, 1, 0));
     row("8 GPUs with 16 processes each, 3 of them with an agent", own + most(&shown, 8, 3, 13));
     row("8 GPUs with 16 processes each, all with an agent", own + most(&shown, 8, 16, 0));
-    let tags = Shown { tags: 10, ..Shown::default() };
+    let tags = ViewSettings { tags: 10, ..ViewSettings::default() };
     row("the same with `tags = 10`", own + most(&tags, 8, 16, 0));
     row("whatever it does, with `max_series = 10000`", own + shown.max_series);
     text
@@ -377,7 +377,7 @@ fn running_out_is_remembered_when_the_process_is_gone() {
     let scratch = Scratch::new();
     let mut node = node(&scratch, 10_000);
     let ooms = |node: &Node, kind: &str| {
-        let text = scrape(&node.sight);
+        let text = scrape(&node.context);
         let series = format!("kind=\"{kind}\"}}");
         let of_kind = text
             .lines()
@@ -407,7 +407,7 @@ fn running_out_is_remembered_when_the_process_is_gone() {
     node.core.tick(T + 3_300_000_000);
     node.core.publish(T + 3_300_000_000);
     assert_eq!((ooms(&node, "device"), ooms(&node, "pool")), (Some(1), Some(1)));
-    assert!(!scrape(&node.sight).contains(&format!("pid=\"{}\"", victim.pid)));
+    assert!(!scrape(&node.context).contains(&format!("pid=\"{}\"", victim.pid)));
 }
 
 #[test]
@@ -415,7 +415,7 @@ fn devices_that_nvml_does_not_have_are_one_count_of_the_process() {
     let scratch = Scratch::new();
     let mut node = Node::new(scratch.join("runs.sqlite"), 1, 10_000);
     node.core.publish(1);
-    let before = scrape(&node.sight);
+    let before = scrape(&node.context);
     // A device of this machine, and 20 that are not, the first of which says to be number 0.
     let key = key(0, 1);
     let at = Stamp { time_ns: 2, ..Stamp::default() };
@@ -438,7 +438,7 @@ fn devices_that_nvml_does_not_have_are_one_count_of_the_process() {
     }
     node.core.take(batch(Origin::Process(key), &records));
     node.core.publish(T);
-    let text = scrape(&node.sight);
+    let text = scrape(&node.context);
     let devices = |text: &str| text.lines().filter(|line| line.starts_with("gpumem_device_info{")).count();
     assert_eq!((devices(&before), devices(&text)), (1, 1), "{text}");
     let phantom = |line: &&str| line.contains("-0063-") || line.contains("invented");
@@ -465,7 +465,7 @@ fn series_vanish_with_their_process() {
     node.core.tick(T + 3_300_000_000);
     node.core.publish(T + 3_300_000_000);
     let pid = format!("pid=\"{}\"", gone.pid);
-    assert!(!scrape(&node.sight).contains(&pid));
+    assert!(!scrape(&node.context).contains(&pid));
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! `gpumemctl doctor [PID]`: what the daemon finds, and what only its client sees.
 //!
 //! ```text
-//! here        this side: sockets, the agent's library, CUPTI, this shell's variables
+//! local_checks        this side: sockets, the agent's library, CUPTI, this shell's variables
 //! driver      the kernel's driver, its files and its libraries
-//! place       where the daemon would be: systemd, namespaces, the port for metrics
+//! daemon_environment  where the daemon would be: systemd, namespaces, the port for metrics
 //! process     one process, as far as /proc lets us look
 //! elf         what kind of program or library a file is
 //! findings    what was found; text and JSON
@@ -13,11 +13,11 @@
 //! It answers without a daemon too; that is when people call it.
 
 mod bundle;
+mod daemon_environment;
 mod driver;
 mod elf;
 mod findings;
-mod here;
-mod place;
+mod local_checks;
 mod process;
 
 use crate::args::Doctor as Args;
@@ -60,10 +60,10 @@ fn look(args: &Args) -> DoctorReport {
         None => (None, Vec::new()),
     };
     let told = DoctorReport { daemon, findings: Vec::new() };
-    findings.extend(here::paths());
-    findings.push(here::library());
-    findings.extend(here::versions());
-    findings.extend(here::environment());
+    findings.extend(local_checks::paths());
+    findings.push(local_checks::library());
+    findings.extend(local_checks::versions());
+    findings.extend(local_checks::environment());
     let root = Path::new("/");
     let first = findings.len();
     let driver = driver::look(root, &mut findings);
@@ -72,9 +72,9 @@ fn look(args: &Args) -> DoctorReport {
         // It is there where the daemon is, and not where this shell is.
         findings.truncate(first);
     }
-    findings.push(here::cupti(driver.as_ref()));
+    findings.push(local_checks::cupti(driver.as_ref()));
     findings.extend(driver::mps(root));
-    place::look(&told, &mut findings);
+    daemon_environment::look(&told, &mut findings);
     if let Some(pid) = args.pid {
         let covered = its_findings.iter().any(|finding| {
             finding.id == Check::Process.id() && finding.state == State::Ok
@@ -114,7 +114,7 @@ fn ask(args: &Args, findings: &mut Vec<Finding>) -> Option<(Daemon, Doctor)> {
             return None;
         }
     };
-    findings.push(here::sockets(&daemon));
+    findings.push(local_checks::sockets(&daemon));
     let mut told = daemon.doctor(args.pid);
     if let (Some(pid), Err(error)) = (args.pid, &told)
         && error.is::<NotFound>()

@@ -8,7 +8,7 @@ use super::member::Member;
 use super::not_found;
 use crate::args::Job as Args;
 use crate::client::prometheus::{Prometheus, Sample, quoted};
-use crate::client::{Daemon, Told, Which};
+use crate::client::{Daemon, RunReply, RunSelector};
 use crate::command::report;
 use anyhow::Result;
 use gpumem_model::run::State;
@@ -18,7 +18,9 @@ use std::collections::BTreeMap;
 /// The members of a job, and where they are from.
 pub(crate) fn job_on_node(id: &str, args: &Args) -> Result<(Vec<Member>, String)> {
     let (mut told, mut from) = match Daemon::find(args.socket.as_deref()) {
-        Ok(daemon) if args.store.typed().is_empty() => (daemon.runs(Which::Job(id))?, "this node".to_owned()),
+        Ok(daemon) if args.store.typed().is_empty() => {
+            (daemon.runs(RunSelector::Job(id))?, "this node".to_owned())
+        }
         Err(unreachable) if args.socket.as_deref().is_some() => return Err(unreachable.into()),
         _ => (Vec::new(), String::new()),
     };
@@ -40,8 +42,8 @@ pub(crate) fn job_on_node(id: &str, args: &Args) -> Result<(Vec<Member>, String)
 
 /// What runs; what has ended, of the newest life of its rank. A job that is started again under its name has its former
 /// processes in the store, too: they are another job's.
-fn latest(mut told: Vec<Told>) -> Vec<Member> {
-    let is_open = |told: &Told| told.run.state == State::Open;
+fn latest(mut told: Vec<RunReply>) -> Vec<Member> {
+    let is_open = |told: &RunReply| told.run.state == State::Open;
     let newest = told.iter().max_by_key(|told| (is_open(told), told.run.process.start_ticks)).and_then(life);
     told.retain(|told| is_open(told) || life(told) == newest);
     let mut members: Vec<Member> = told.iter().flat_map(|told| Member::of_run(&told.run)).collect();
@@ -58,7 +60,7 @@ fn latest(mut told: Vec<Told>) -> Vec<Member> {
 
 /// What tells one life of a job from the next: the batch system's number, or the pod; else the id that `gpumemctl run` made up.
 /// Of two lives under a name that a prolog gave nothing does.
-fn life(told: &Told) -> Option<String> {
+fn life(told: &RunReply) -> Option<String> {
     let process = &told.run.process;
     let who = Who::of(&process.facts, &process.claims, None);
     let id = || process.claims.get("job").map(String::as_str);

@@ -3,7 +3,7 @@
 use super::found::Found;
 use super::{live, stored};
 use crate::args::Report as Args;
-use crate::client::{Daemon, Told, Which};
+use crate::client::{Daemon, RunReply, RunSelector};
 use anyhow::Result;
 use gpumem_model::run::{Clock, Run};
 use gpumem_report::text::clean;
@@ -17,7 +17,7 @@ const COMPARED: usize = 16;
 
 /// A run that may be meant.
 enum Candidate {
-    Live(Box<Told>, Daemon),
+    Live(Box<RunReply>, Daemon),
     /// With its store, and when it was stored in seconds since 1970.
     Stored(PathBuf, RunId, i64, Box<Run>),
 }
@@ -103,7 +103,7 @@ fn candidates(args: &Args) -> Result<Vec<Candidate>> {
         daemons => daemons.unwrap_or_default(),
     };
     for daemon in daemons {
-        let live = daemon.runs(Which::Live)?.into_iter();
+        let live = daemon.runs(RunSelector::Live)?.into_iter();
         let mine = live.filter(|told| told.run.process.uid.is_none_or(|uid| uid == user));
         found.extend(mine.map(|told| Candidate::Live(Box::new(told), daemon.clone())));
     }

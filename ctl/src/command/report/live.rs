@@ -3,7 +3,7 @@
 use super::found::{Found, One, What};
 use super::stored;
 use crate::args::Report as Args;
-use crate::client::{Daemon, Told, Which};
+use crate::client::{Daemon, RunReply, RunSelector};
 use crate::exit::NotFound;
 use anyhow::Result;
 use gpumem_model::run::{Run, State};
@@ -15,11 +15,11 @@ pub(crate) fn pid(pid: u32, args: &Args) -> Result<Found> {
     let mut looked_at = Vec::new();
     match &daemon {
         Ok(daemon) => {
-            let own = daemon.runs(Which::Pid(pid))?;
+            let own = daemon.runs(RunSelector::Pid(pid))?;
             if let Some(told) = own.into_iter().next() {
                 return one(told, vec![pid.to_string()], daemon, args);
             }
-            let mut tree = daemon.runs(Which::Tree(pid))?;
+            let mut tree = daemon.runs(RunSelector::Tree(pid))?;
             if tree.len() == 1 {
                 // As of `gpumemctl run` itself, or of a shell.
                 return one(tree.remove(0), vec![pid.to_string()], daemon, args);
@@ -51,7 +51,7 @@ pub(crate) fn pid(pid: u32, args: &Args) -> Result<Found> {
 pub(crate) fn job(job: &str, args: &Args) -> Result<Found> {
     let daemon = Daemon::find(args.socket.as_deref());
     let mut told = match &daemon {
-        Ok(daemon) => daemon.runs(Which::Job(job))?,
+        Ok(daemon) => daemon.runs(RunSelector::Job(job))?,
         Err(_) => Vec::new(),
     };
     if told.is_empty() {
@@ -66,7 +66,7 @@ pub(crate) fn job(job: &str, args: &Args) -> Result<Found> {
         return Err(NotFound(format!("no job {job}: asked {asked}, looked in {}", store.display())).into());
     }
     // Several jobs may have been given one name: the newest is meant.
-    let id = |told: &Told| told.run.process.claims.get("job").cloned();
+    let id = |told: &RunReply| told.run.process.claims.get("job").cloned();
     if !told.iter().any(|told| id(told).as_deref() == Some(job)) {
         let newest = told.iter().max_by_key(|told| told.run.process.start_ticks).and_then(id);
         told.retain(|told| id(told) == newest);
@@ -81,12 +81,12 @@ pub(crate) fn job(job: &str, args: &Args) -> Result<Found> {
 }
 
 /// The run of a live process.
-pub(crate) fn one(told: Told, command: Vec<String>, daemon: &Daemon, args: &Args) -> Result<Found> {
+pub(crate) fn one(told: RunReply, command: Vec<String>, daemon: &Daemon, args: &Args) -> Result<Found> {
     let job = told.run.process.claims.get("job").cloned();
-    let siblings = job.as_deref().and_then(|job| daemon.runs(Which::Job(job)).ok());
+    let siblings = job.as_deref().and_then(|job| daemon.runs(RunSelector::Job(job)).ok());
     let others = siblings.map_or(0, |runs| runs.len().saturating_sub(1)) as u64;
     let job = job.filter(|_| others > 0).map(|job| (asked_job(&job, args).join(" "), others));
-    let Told { run, id } = told;
+    let RunReply { run, id } = told;
     let one = One { run, id, others: Vec::new(), job, file: None, window: None };
     Ok(Found { what: What::One(Box::new(one)), command: with_socket(command, args) })
 }
@@ -109,7 +109,7 @@ fn with_socket(mut command: Vec<String>, args: &Args) -> Vec<String> {
 
 /// Those that live, where any does, and how many are left out: memory that was given back is in no sum with
 /// memory that is held.
-fn living(told: Vec<Told>) -> (Vec<Run>, String) {
+fn living(told: Vec<RunReply>) -> (Vec<Run>, String) {
     let mut runs: Vec<Run> = told.into_iter().map(|told| told.run).collect();
     let open = runs.iter().filter(|run| run.state == State::Open).count();
     let over = runs.len() - open;

@@ -3,7 +3,7 @@
 use super::found::What;
 use super::{found, report, stored};
 use crate::args::{Oom, Report as Args, names_device};
-use crate::client::{Daemon, Told, Which};
+use crate::client::{Daemon, RunReply, RunSelector};
 use crate::output::print;
 use anyhow::Result;
 use gpumem_model::run::{Device, Run};
@@ -52,9 +52,9 @@ fn job_of(run: &Run, args: &Args) -> Vec<Run> {
         return Vec::new();
     };
     let asked =
-        Daemon::find(args.socket.as_deref()).ok().and_then(|daemon| daemon.runs(Which::Job(job)).ok());
+        Daemon::find(args.socket.as_deref()).ok().and_then(|daemon| daemon.runs(RunSelector::Job(job)).ok());
     let told = asked.filter(|told| !told.is_empty()).or_else(|| stored::of_job(job, &args.store).ok());
-    told.unwrap_or_default().into_iter().map(|Told { run, .. }| run).collect()
+    told.unwrap_or_default().into_iter().map(|RunReply { run, .. }| run).collect()
 }
 
 /// Who ended on a device around a time: of the daemon, else of the store.
@@ -68,12 +68,12 @@ fn around(args: &Oom, at_ns: i64) -> Result<()> {
     let told = match Daemon::find(args.socket.as_deref()) {
         Ok(daemon) if args.store.typed().is_empty() => {
             hidden = daemon.hidden(around);
-            daemon.runs(Which::Around(around))?
+            daemon.runs(RunSelector::Around(around))?
         }
         Err(unreachable) if args.socket.as_deref().is_some() => return Err(unreachable.into()),
         _ => stored::around(around, &report)?,
     };
-    let seen: Vec<Seen> = told.into_iter().map(|Told { id, run }| Seen { id, run }).collect();
+    let seen: Vec<Seen> = told.into_iter().map(|RunReply { id, run }| Seen { id, run }).collect();
     let is_it = |device: &Device| {
         args.device
             .as_deref()

@@ -2,7 +2,7 @@
 
 use super::found::{Found, One, What};
 use crate::args::{Report as Args, StorePath};
-use crate::client::Told;
+use crate::client::RunReply;
 use crate::exit::{NoProcess, NotFound};
 use anyhow::Result;
 use gpumem_import::read_file;
@@ -63,7 +63,7 @@ pub(crate) fn of_pid(pid: u32, args: &Args) -> Result<Option<Found>> {
 }
 
 /// The runs of a job, as the newest runs of the store have them.
-pub(crate) fn of_job(job: &str, store: &StorePath) -> Result<Vec<Told>> {
+pub(crate) fn of_job(job: &str, store: &StorePath) -> Result<Vec<RunReply>> {
     const NEWEST: usize = 1024;
     let path = store.readable()?;
     if !path.exists() {
@@ -76,14 +76,14 @@ pub(crate) fn of_job(job: &str, store: &StorePath) -> Result<Vec<Told>> {
     for summary in store.list()?.into_iter().take(NEWEST).filter(speaks) {
         let run = store.load(summary.id)?;
         if gpumem_model::who::is_of_job(&run.process.facts, &run.process.claims, job) {
-            found.push(Told { id: Some(summary.id.to_string()), run });
+            found.push(RunReply { id: Some(summary.id.to_string()), run });
         }
     }
     Ok(found)
 }
 
 /// Those whose process ended, or ran out of memory, around a time.
-pub(crate) fn around(around: Around, args: &Args) -> Result<Vec<Told>> {
+pub(crate) fn around(around: Around, args: &Args) -> Result<Vec<RunReply>> {
     let store = Store::open_read_only(&args.store.readable()?)?;
     let mut found = Vec::new();
     for summary in store.list()? {
@@ -101,7 +101,7 @@ pub(crate) fn around(around: Around, args: &Args) -> Result<Vec<Told>> {
         }
         let run = store.load(summary.id)?;
         if around.concerns(&run) {
-            found.push(Told { id: Some(summary.id.to_string()), run });
+            found.push(RunReply { id: Some(summary.id.to_string()), run });
         }
     }
     Ok(found)

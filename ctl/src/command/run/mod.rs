@@ -13,7 +13,7 @@
 
 mod child;
 mod environment;
-mod farewell;
+mod exit_summary;
 pub(crate) mod library;
 mod private;
 
@@ -50,7 +50,7 @@ pub(crate) fn run(args: &Args) -> u8 {
         Err(failure) => return failure.told(),
     };
     if !args.quiet {
-        farewell::Farewell {
+        exit_summary::Farewell {
             listener: &listener,
             library_found: library.is_ok(),
             job: &variables.job,

@@ -1,7 +1,7 @@
 //! What happens: keys, signals, and what the daemon says, each heard by a thread of its own and told in one queue.
 
 use super::keys::{Key, keys};
-use crate::client::{Daemon, Told, Which};
+use crate::client::{Daemon, RunReply, RunSelector};
 use gpumem_model::control::Ps;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::signal::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGWINCH};
@@ -25,7 +25,7 @@ pub(crate) struct Said {
     /// Who holds what; or why that is not known.
     pub ps: Result<Ps, String>,
     /// The process that was asked for.
-    pub process: Option<(u32, Result<Option<Told>, String>)>,
+    pub process: Option<(u32, Result<Option<RunReply>, String>)>,
 }
 
 /// A lone escape is the key, unless the rest of a sequence comes in this time.
@@ -140,7 +140,7 @@ pub(crate) fn question(
     };
     let ps = found.ps().map_err(|error| format!("{error:#}"));
     let process = pid.filter(|_| ps.is_ok()).map(|pid| {
-        let runs = found.runs(Which::Pid(pid));
+        let runs = found.runs(RunSelector::Pid(pid));
         (pid, runs.map(|runs| runs.into_iter().next()).map_err(|error| format!("{error:#}")))
     });
     if ps.is_ok() {

@@ -79,28 +79,31 @@ pub(crate) struct List {
     /// The filter is being typed.
     pub typing: bool,
     chosen: Option<Name>,
-    course: HashMap<Name, VecDeque<Option<u64>>>,
+    history: HashMap<Name, VecDeque<Option<u64>>>,
 }
 
 impl List {
     /// What was answered: goes on with the course of each process, and forgets those that are gone.
-    pub(crate) fn hear(&mut self, ps: &Ps) {
-        let mut course = HashMap::new();
+    pub(crate) fn update(&mut self, ps: &Ps) {
+        let mut history = HashMap::new();
         for process in &ps.processes {
             let name = name(ps, process);
-            let mut values = self.course.remove(&name).unwrap_or_default();
+            let mut values = self.history.remove(&name).unwrap_or_default();
             if values.len() == KEPT {
                 values.pop_front();
             }
             values.push_back(process.used_bytes);
-            course.insert(name, values);
+            history.insert(name, values);
         }
-        self.course = course;
+        self.history = history;
     }
 
     /// `used` of a process at the latest looks.
-    pub(crate) fn course(&self, ps: &Ps, process: &ProcessRow) -> Vec<Option<u64>> {
-        self.course.get(&name(ps, process)).map(|values| values.iter().copied().collect()).unwrap_or_default()
+    pub(crate) fn history(&self, ps: &Ps, process: &ProcessRow) -> Vec<Option<u64>> {
+        self.history
+            .get(&name(ps, process))
+            .map(|values| values.iter().copied().collect())
+            .unwrap_or_default()
     }
 
     /// Indices of the rows that are shown, in their order.

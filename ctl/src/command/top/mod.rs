@@ -4,7 +4,7 @@
 //! events      keys, signals and the daemon's answers, in one queue
 //! state       what is looked at, and what each key does
 //! list        which processes, in which order, which of them is chosen
-//! overview    all devices and processes      process   one of them in depth     course   what it held over time
+//! overview    all devices and processes      process   one of them in depth     history  what it held over time
 //! bar         bars and lines of characters
 //! screen      a grid, and the bytes that change what a terminal shows into it
 //! keys, terminal
@@ -14,8 +14,8 @@
 //! one write, of what has changed.
 
 mod bar;
-mod course;
 mod events;
+mod history;
 mod keys;
 mod list;
 mod overview;
@@ -63,7 +63,7 @@ fn once(args: &Args, daemon: Daemon) -> Result<()> {
     if let (Err(why), _) | (_, Some((_, Err(why)))) = (&ps, &process) {
         return Err(anyhow!("{why}"));
     }
-    state.hear(Said { ps, process })?;
+    state.update(Said { ps, process })?;
     let width = crate::output::width().unwrap_or(PIPED);
     let mut screen = Screen::new((width, state.height(width)), unicode(), colors());
     state.draw(&mut screen, false);
@@ -107,7 +107,7 @@ fn live(args: &Args) -> Result<()> {
         while let Some(event) = next {
             match event {
                 Event::Key(key) => done = state.key(key),
-                Event::Said(said) => done = state.hear(*said).err().map(Done::Failed),
+                Event::Said(said) => done = state.update(*said).err().map(Done::Failed),
                 Event::Signal(SIGWINCH) => {}
                 Event::Signal(SIGTSTP) => {
                     terminal.leave();

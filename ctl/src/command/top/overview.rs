@@ -253,9 +253,11 @@ fn processes(
         };
         let mut at = put(screen, row, &line.cells, &look);
         if has_course {
-            let course = list.course(ps, process);
-            let text =
-                spark(course.get(course.len().saturating_sub(COURSE)..).unwrap_or_default(), screen.unicode);
+            let history = list.history(ps, process);
+            let text = spark(
+                history.get(history.len().saturating_sub(COURSE)..).unwrap_or_default(),
+                screen.unicode,
+            );
             screen.put(row, at, &text, Style::of(BLUE));
             at += COURSE + 1;
         }

@@ -1,10 +1,10 @@
 //! One process in depth: what it holds by category, over time, and what a report says beside.
 
 use super::bar;
-use super::course::{self, Course, Kind, Layer};
+use super::history::{self, History, Layer, LayerKind};
 use super::keys::Key;
 use super::screen::{BLUE, RED, Screen, Style, YELLOW, columns};
-use crate::client::Told;
+use crate::client::RunReply;
 use gpumem_model::run::{Clock, Run, State};
 use gpumem_model::units::Unit;
 use gpumem_report::explain::{self, explain, is_known};
@@ -46,7 +46,7 @@ pub(crate) struct Process {
     window: usize,
     panel: Panel,
     layers: Vec<Layer>,
-    course: Course,
+    history: History,
     /// The line that is chosen, and the first that is seen.
     at: usize,
     first: usize,
@@ -71,7 +71,7 @@ impl Process {
             window: 0,
             panel: Panel::default(),
             layers: Vec::new(),
-            course: Course::default(),
+            history: History::default(),
             at: 1,
             first: 0,
             width: 80,
@@ -81,9 +81,9 @@ impl Process {
     }
 
     /// What the daemon says of it.
-    pub(crate) fn hear(&mut self, told: Result<Option<Told>, String>) {
+    pub(crate) fn update(&mut self, told: Result<Option<RunReply>, String>) {
         match told {
-            Ok(Some(Told { id, run })) => {
+            Ok(Some(RunReply { id, run })) => {
                 self.why = None;
                 (self.run, self.id) = (Some(run), id);
                 self.tell();
@@ -104,7 +104,7 @@ impl Process {
         report.id.clone_from(&self.id);
         report.command = format!("gpumemctl report {}", self.pid);
         if report.by != self.told_by {
-            self.course = Course::default();
+            self.history = History::default();
         }
         self.told_by = report.by;
         self.device = self.device.min(run.devices.len().saturating_sub(1));
@@ -113,9 +113,9 @@ impl Process {
         let named = table.into_iter().flat_map(|table| &table.rows).filter(|row| row.part == Part::Category);
         // A row of many has no layer: its name is no category's.
         let is_one = |name: &String| !(name.starts_with('(') && name.ends_with(" smaller)"));
-        self.layers = course::layers(named.map(|row| row.name.clone()).filter(is_one));
+        self.layers = history::layers(named.map(|row| row.name.clone()).filter(is_one));
         if let Some(device) = run.devices.get(self.device) {
-            self.course.hear(course_of(&report, device, report.by));
+            self.history.update(course_of(&report, device, report.by));
         }
     }
 
@@ -161,7 +161,7 @@ impl Process {
             }
             Key::Char('d') => {
                 self.device = (self.device + 1) % self.panel.devices.len().max(1);
-                self.course = Course::default();
+                self.history = History::default();
                 self.tell();
             }
             Key::Char('a') => {
@@ -312,10 +312,10 @@ impl Process {
     fn draw_course(&self, screen: &mut Screen, (row, end): (usize, usize), clock: Clock) -> usize {
         let room = end.saturating_sub(row);
         let window = WINDOWS_S.get(self.window).copied().flatten();
-        let Some((from, to)) = self.course.span(window.map(|seconds| seconds * 1_000_000_000)) else {
+        let Some((from, to)) = self.history.span(window.map(|seconds| seconds * 1_000_000_000)) else {
             return row;
         };
-        let drawn = self.course.columns((from, to), screen.width);
+        let drawn = self.history.columns((from, to), screen.width);
         let most = drawn.iter().flatten().map(|held| held.total()).max().unwrap_or(0);
         let unit = Unit::for_largest(most);
         let window = window.map(|seconds| format!(" of {seconds} s")).unwrap_or_default();
@@ -334,19 +334,19 @@ impl Process {
             return row + 2;
         }
         let height = (room / 4).clamp(3, COURSE);
-        course::draw(screen, (row + 1, 0), height, &drawn, &self.layers, most);
+        history::draw(screen, (row + 1, 0), height, &drawn, &self.layers, most);
         row + 1 + height
     }
 
     /// Of each row of the table its layer, where it has one.
     fn signs(&self, screen: &Screen) -> Vec<Option<(String, Style)>> {
         let Some(table) = self.panel.devices.get(self.device) else { return Vec::new() };
-        let of = |kind: &Kind| self.layers.iter().find(|layer| layer.name == *kind);
+        let of = |kind: &LayerKind| self.layers.iter().find(|layer| layer.name == *kind);
         let layer = |row: &gpumem_report::panel::Row| match row.part {
-            Part::Category => of(&Kind::Category(row.name.clone())).or_else(|| of(&Kind::Rest)),
-            Part::Others => of(&Kind::Rest),
-            Part::PoolIdle => of(&Kind::PoolIdle),
-            Part::Opaque => of(&Kind::Opaque),
+            Part::Category => of(&LayerKind::Category(row.name.clone())).or_else(|| of(&LayerKind::Rest)),
+            Part::Others => of(&LayerKind::Rest),
+            Part::PoolIdle => of(&LayerKind::PoolIdle),
+            Part::Opaque => of(&LayerKind::Opaque),
             _ => None,
         };
         table.rows.iter().map(|row| layer(row).map(|layer| layer.sign(screen))).collect()

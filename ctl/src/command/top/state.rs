@@ -80,7 +80,7 @@ impl State {
     ///
     /// # Errors
     /// What was asked for is not there.
-    pub(crate) fn hear(&mut self, said: Said) -> anyhow::Result<()> {
+    pub(crate) fn update(&mut self, said: Said) -> anyhow::Result<()> {
         match said.ps {
             Ok(mut ps) => {
                 if let Some(device) = &self.device {
@@ -89,7 +89,7 @@ impl State {
                 self.gone = None;
                 if !self.paused {
                     self.at = Zoned::now().strftime("%H:%M:%S").to_string();
-                    self.list.hear(&ps);
+                    self.list.update(&ps);
                     self.ps = Some(ps);
                 }
             }
@@ -101,7 +101,7 @@ impl State {
         if let (Some((pid, told)), Some(process), false) = (said.process, &mut self.process, self.paused) {
             // An answer to what was asked for before may come late.
             if process.pid == pid {
-                process.hear(told);
+                process.update(told);
             }
         }
         Ok(())

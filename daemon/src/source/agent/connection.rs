@@ -5,7 +5,7 @@ use super::ask::{Question, option};
 use super::command::{Ear, Errand};
 use super::connection_order::{self, is_empty};
 use super::frames::{self, Fault, Seen, Stream};
-use super::inherited_connections::{self, Kept};
+use super::inherited_connections::{self, InheritedConnection};
 use super::memory::{self, Memory};
 use super::packet::Packet;
 use super::peer::{Caller, Peer};
@@ -27,7 +27,7 @@ use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 
 /// Its place among the connections of its process, until it is welcomed.
-type Standing = connection_order::Place;
+type Standing = connection_order::ConnectionPlace;
 
 /// Packets of one connection that are taken in one turn.
 const PACKETS_PER_TURN: usize = 8;
@@ -48,7 +48,7 @@ pub(crate) async fn serve(
 }
 
 /// Goes on with a connection that an earlier life of this daemon had welcomed.
-pub(crate) async fn resume(agents: Arc<Agents>, kept: Kept, place: Standing) {
+pub(crate) async fn resume(agents: Arc<Agents>, kept: InheritedConnection, place: Standing) {
     let (name, pid) = (kept.name.clone(), kept.key.pid);
     match inherit(&agents, kept, place).await {
         Ok((connection, stream)) => connection.run(&stream).await,
@@ -62,7 +62,7 @@ pub(crate) async fn resume(agents: Arc<Agents>, kept: Kept, place: Standing) {
 
 async fn inherit(
     agents: &Arc<Agents>,
-    kept: Kept,
+    kept: InheritedConnection,
     place: Standing,
 ) -> Result<(Box<Connection>, UnixStream), Refusal> {
     let stream = std::os::unix::net::UnixStream::from(kept.socket);
@@ -122,7 +122,7 @@ async fn welcome(
             place.speaks();
             match agents.receive(stream) {
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                    place.is_silent(stream);
+                    place.mark_idle(stream);
                 }
                 other => return other,
             }

@@ -25,7 +25,7 @@ struct Standing {
 
 /// Who stands where.
 #[derive(Debug, Default)]
-pub(crate) struct Lines {
+pub(crate) struct ConnectionOrder {
     standing: Mutex<Standing>,
     /// Somebody has left, or spoken.
     moved: watch::Sender<()>,
@@ -33,24 +33,24 @@ pub(crate) struct Lines {
 
 /// A place in the line of a process; left when dropped.
 #[derive(Debug)]
-pub(crate) struct Place {
-    lines: Arc<Lines>,
+pub(crate) struct ConnectionPlace {
+    lines: Arc<ConnectionOrder>,
     pid: u32,
     number: u64,
 }
 
-impl Lines {
+impl ConnectionOrder {
     fn standing(&self) -> MutexGuard<'_, Standing> {
         self.standing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The last place in the line of `pid`, for who comes on `silent`, or has said hello to an earlier life of this daemon.
-    pub(crate) fn join(self: &Arc<Self>, pid: u32, silent: Option<Arc<UnixStream>>) -> Place {
+    pub(crate) fn join(self: &Arc<Self>, pid: u32, silent: Option<Arc<UnixStream>>) -> ConnectionPlace {
         let mut standing = self.standing();
         standing.last += 1;
         let number = standing.last;
         standing.by_pid.entry(pid).or_default().insert(number, silent);
-        Place { lines: Arc::clone(self), pid, number }
+        ConnectionPlace { lines: Arc::clone(self), pid, number }
     }
 
     fn change(&self, pid: u32, change: impl FnOnce(&mut Line)) {
@@ -65,14 +65,14 @@ impl Lines {
     }
 }
 
-impl Place {
+impl ConnectionPlace {
     /// What is in its socket is about to be read: whoever came later waits from now on.
     pub(crate) fn speaks(&self) {
         self.lines.change(self.pid, |line| drop(line.insert(self.number, None)));
     }
 
     /// There was nothing in its socket.
-    pub(crate) fn is_silent(&self, stream: &Arc<UnixStream>) {
+    pub(crate) fn mark_idle(&self, stream: &Arc<UnixStream>) {
         let silent = Some(Arc::clone(stream));
         self.lines.change(self.pid, |line| drop(line.insert(self.number, silent)));
     }
@@ -92,7 +92,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPlace {
     fn drop(&mut self) {
         self.lines.change(self.pid, |line| drop(line.remove(&self.number)));
     }
@@ -112,7 +112,7 @@ mod tests {
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};
 
-    fn is_reached(place: &Place) -> bool {
+    fn is_reached(place: &ConnectionPlace) -> bool {
         let mut context = Context::from_waker(Waker::noop());
         pin!(place.reached()).as_mut().poll(&mut context) == Poll::Ready(())
     }
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn each_waits_for_all_that_came_before_it() {
-        let lines = Arc::new(Lines::default());
+        let lines = Arc::new(ConnectionOrder::default());
         let [one, two, three, other] = [7, 7, 7, 8].map(|pid| lines.join(pid, None));
         assert_eq!([&one, &two, &three, &other].map(is_reached), [true, false, false, true]);
         // Who gives up does not let the next one pass.
@@ -139,7 +139,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_says_nothing_is_passed() {
-        let lines = Arc::new(Lines::default());
+        let lines = Arc::new(ConnectionOrder::default());
         let ((mut theirs, silent), (other, closed)) = (pair(), pair());
         let (one, two) = (lines.join(7, Some(Arc::clone(&silent))), lines.join(7, Some(closed)));
         let three = lines.join(7, None);
@@ -151,7 +151,7 @@ mod tests {
         silent.readable().await.expect("a socket");
         assert_eq!(silent.try_read(&mut [0; 8]).ok(), Some(5));
         assert!(!is_reached(&three));
-        one.is_silent(&silent);
+        one.mark_idle(&silent);
         assert!(is_reached(&three));
         // One that has closed its socket has an end that must be read.
         drop(other);
@@ -162,7 +162,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_waits_is_told() {
-        let lines = Arc::new(Lines::default());
+        let lines = Arc::new(ConnectionOrder::default());
         let (one, two) = (lines.join(7, None), lines.join(7, None));
         let waiting = tokio::spawn(async move { two.reached().await });
         tokio::task::yield_now().await;

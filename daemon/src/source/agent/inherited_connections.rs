@@ -27,7 +27,7 @@ const PREFIX: &str = "agent-";
 
 /// A connection that was kept.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct InheritedConnection {
     /// Under which it is kept.
     pub name: String,
     /// The process that the kernel named when it was welcomed.
@@ -60,7 +60,7 @@ pub(crate) async fn keep(
 
 /// Puts together what was handed over, in the order in which it came to be, and names what is of no use. The daemon may have died
 /// between two programs of one process (exec), and what the first one left belongs before the second one's hello.
-pub(crate) fn sorted(handed: Vec<(String, OwnedFd)>) -> (Vec<Kept>, Vec<String>) {
+pub(crate) fn sorted(handed: Vec<(String, OwnedFd)>) -> (Vec<InheritedConnection>, Vec<String>) {
     let mut by_name = BTreeMap::<String, Vec<OwnedFd>>::new();
     for (name, fd) in handed {
         by_name.entry(name).or_default().push(fd);
@@ -84,7 +84,7 @@ fn said_ns(hello: &[u8]) -> u64 {
         .map_or(0, |hello| hello.stamp.time_ns)
 }
 
-fn whole(name: &str, fds: Vec<OwnedFd>) -> Option<Kept> {
+fn whole(name: &str, fds: Vec<OwnedFd>) -> Option<InheritedConnection> {
     let mut numbers = name.strip_prefix(PREFIX)?.split('-');
     let key = ProcessKey { pid: numbers.next()?.parse().ok()?, start_ticks: numbers.next()?.parse().ok()? };
     let inode: u64 = numbers.next()?.parse().ok()?;
@@ -97,7 +97,7 @@ fn whole(name: &str, fds: Vec<OwnedFd>) -> Option<Kept> {
             _ => memory = Some(fd),
         }
     }
-    Some(Kept { name: name.to_owned(), key, socket: socket?, memory: memory?, hello: hello? })
+    Some(InheritedConnection { name: name.to_owned(), key, socket: socket?, memory: memory?, hello: hello? })
 }
 
 fn read(file: &OwnedFd) -> Option<Vec<u8>> {

@@ -2,17 +2,17 @@
 //! hello, and send what happens.
 //!
 //! ```text
-//! slots       quotas; turns: fairness between users; line: order among the connections of a process
-//! connection  one agent, from hello to end
-//! reasons     why a peer is turned away, and why a connection ends
-//! peer        identity of the process that connected; pidfd: as the kernel names it
-//! packet      one packet off the socket; budget: how much of that in a second
-//! frames      what an agent may say
-//! voice       what is logged about peers
-//! memory      its memfd; rest: what it recorded and never sent
-//! kept        connections that outlive the daemon
-//! ask         a program that asks about itself
-//! command     what agents are told to do
+//! connection             one agent, from hello to end
+//! connection_order       order among the connections of a process
+//! inherited_connections  connections that outlive the daemon
+//! reasons                why a peer is refused, and why a connection ends
+//! peer                   identity of the process that connected
+//! packet                 one packet off the socket
+//! frames                 checks the frames that an agent sends
+//! memory                 an agent's memfd
+//! post_mortem            reads what a dead agent recorded and never sent
+//! ask                    answers a program that asks about itself
+//! command                commands to agents
 //! ```
 //!
 //! Peers are strangers. Nothing here trusts a length, a text, a time or an identity that a peer sends, and what
@@ -43,7 +43,7 @@ use crate::os::{DescriptorShortage, fit_connections};
 use crate::service;
 use crate::stats::{Count, Stats};
 use command::Speaker;
-use connection_order::Lines;
+use connection_order::ConnectionOrder;
 use gpumem_ledger::ProcessKey;
 use packet::Packet;
 use peer::Caller;
@@ -56,10 +56,13 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::MissedTickBehavior;
 use waiting_peers::{ArrivedPeer, WaitingPeers};
 
 /// How long the daemon's end waits for packets that were read.
 const LAST_PACKETS: Duration = Duration::from_millis(300);
+/// Interval at which it is checked whether peers that wait for a slot still run.
+const CHECK_WAITING: Duration = Duration::from_millis(100);
 /// For want of descriptors.
 const CANNOT_CONNECT: &str = "agents cannot connect";
 
@@ -74,7 +77,7 @@ pub(crate) struct Agents {
     hint: Hint,
     limits: Mutex<AgentLimits>,
     slots: AgentSlots,
-    lines: Arc<Lines>,
+    lines: Arc<ConnectionOrder>,
     epochs: AtomicU64,
     /// How often all agents were asked to say their state again.
     resyncs: watch::Sender<u64>,
@@ -215,17 +218,20 @@ impl Agents {
     /// Takes connections until the future is dropped.
     pub(crate) async fn listen(self: Arc<Self>, listener: UnixListener) {
         let mut waiting = WaitingPeers::default();
+        let mut check = tokio::time::interval(CHECK_WAITING);
+        check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
                 () = self.slots.freed(), if !waiting.is_empty() => {
-                    let limits = self.limits();
-                    for (uid, peer, slot) in waiting.take_ready(|uid, stream| self.slot(uid, stream, &limits)) {
-                        match slot {
-                            Ok(slot) => self.serve(peer, slot),
-                            Err(full) => self.refuse_for_slots(uid, full),
-                        }
+                    self.serve_ready(&mut waiting);
+                    continue;
+                }
+                _ = check.tick(), if !waiting.is_empty() => {
+                    for (uid, _) in waiting.take_impatient() {
+                        self.refuse_for_slots(uid, AgentSlotsFull::OfUid);
                     }
+                    self.serve_ready(&mut waiting);
                     continue;
                 }
             };
@@ -240,6 +246,17 @@ impl Agents {
                 }
             };
             self.arrived(stream, &mut waiting);
+        }
+    }
+
+    /// Serves the peers that waited and for which there is a slot now.
+    fn serve_ready(self: &Arc<Self>, waiting: &mut WaitingPeers) {
+        let limits = self.limits();
+        for (uid, peer, slot) in waiting.take_ready(|uid, stream| self.slot(uid, stream, &limits)) {
+            match slot {
+                Ok(slot) => self.serve(peer, slot),
+                Err(full) => self.refuse_for_slots(uid, full),
+            }
         }
     }
 

@@ -1,27 +1,48 @@
 //! Peers that wait for a connection slot of their user.
 //!
-//! Short programs may start faster than their records are read. Each has sent its records when it ends, and does not connect
-//! again: a refusal would lose its run. Its connection waits here instead, in the order of arrival.
+//! Short programs may start faster than their records are read. Each has sent its records when it ends and does not connect
+//! again, so a refusal would lose its run. The connection of an ended program waits here until it is read, in the order of
+//! arrival. A program that still runs is refused after [`PATIENCE`]: its agent connects again, and doctor names the limit.
 
-use super::connection_order::Place;
+use super::connection_order::ConnectionPlace;
 use super::peer::Caller;
 use crate::limits::agent_slots::{AgentSlot, AgentSlotsFull};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::UnixStream;
+use tokio::time::Instant;
+
+/// How long a program that still runs waits for a slot.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A connection with the identity that its process had when it was accepted.
 pub(super) struct ArrivedPeer {
     pub stream: Arc<UnixStream>,
     pub caller: Caller,
-    pub place: Place,
+    pub place: ConnectionPlace,
+}
+
+/// A peer in the queue of its user.
+struct WaitingPeer {
+    peer: ArrivedPeer,
+    since: Instant,
+    has_ended: bool,
 }
 
 /// The queue of each user.
 #[derive(Default)]
 pub(super) struct WaitingPeers {
-    users: HashMap<u32, VecDeque<ArrivedPeer>>,
+    users: HashMap<u32, VecDeque<WaitingPeer>>,
     count: usize,
+}
+
+/// Returns whether the other end of the connection is closed.
+fn is_closed(stream: &UnixStream) -> bool {
+    let mut fds = [PollFd::new(stream, PollFlags::empty())];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0) && fds[0].revents().contains(PollFlags::HUP)
 }
 
 impl WaitingPeers {
@@ -41,6 +62,7 @@ impl WaitingPeers {
     }
 
     pub(super) fn push(&mut self, uid: u32, peer: ArrivedPeer) {
+        let peer = WaitingPeer { peer, since: Instant::now(), has_ended: false };
         self.users.entry(uid).or_default().push_back(peer);
         self.count += 1;
     }
@@ -53,16 +75,36 @@ impl WaitingPeers {
     ) -> Vec<(u32, ArrivedPeer, Result<AgentSlot, AgentSlotsFull>)> {
         let mut ready = Vec::new();
         self.users.retain(|&uid, queue| {
-            while let Some(peer) = queue.front() {
-                let found = slot(uid, &peer.stream);
+            while let Some(first) = queue.front() {
+                let found = slot(uid, &first.peer.stream);
                 if matches!(found, Err(AgentSlotsFull::All | AgentSlotsFull::OfUid)) {
                     break;
                 }
-                ready.extend(queue.pop_front().map(|peer| (uid, peer, found)));
+                ready.extend(queue.pop_front().map(|first| (uid, first.peer, found)));
             }
             !queue.is_empty()
         });
         self.count -= ready.len();
         ready
+    }
+
+    /// Takes the peers that still run after [`PATIENCE`], with their users.
+    pub(super) fn take_impatient(&mut self) -> Vec<(u32, ArrivedPeer)> {
+        let mut taken = Vec::new();
+        self.users.retain(|&uid, queue| {
+            let all = std::mem::take(queue);
+            for mut waiting in all {
+                let is_patient = waiting.has_ended || waiting.since.elapsed() < PATIENCE;
+                waiting.has_ended = waiting.has_ended || (!is_patient && is_closed(&waiting.peer.stream));
+                if is_patient || waiting.has_ended {
+                    queue.push_back(waiting);
+                } else {
+                    taken.push((uid, waiting.peer));
+                }
+            }
+            !queue.is_empty()
+        });
+        self.count -= taken.len();
+        taken
     }
 }

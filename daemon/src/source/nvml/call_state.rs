@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 /// What a poller is in the middle of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Doing {
+pub(crate) enum Call {
     /// Waiting, or writing what it found.
     Nothing,
     /// Opening or closing the library.
@@ -25,26 +25,26 @@ pub(crate) enum Doing {
     Events,
 }
 
-impl Doing {
+impl Call {
     fn code(self) -> u64 {
         match self {
-            Doing::Nothing => 0,
-            Doing::Library => 1 << 16,
-            Doing::Index(index) => 2 << 16 | u64::from(index),
-            Doing::Device(slot) => 3 << 16 | u64::from(slot),
-            Doing::Lists(slot) => 4 << 16 | u64::from(slot),
-            Doing::Events => 5 << 16,
+            Call::Nothing => 0,
+            Call::Library => 1 << 16,
+            Call::Index(index) => 2 << 16 | u64::from(index),
+            Call::Device(slot) => 3 << 16 | u64::from(slot),
+            Call::Lists(slot) => 4 << 16 | u64::from(slot),
+            Call::Events => 5 << 16,
         }
     }
 
-    fn of_code(code: u64) -> Doing {
+    fn of_code(code: u64) -> Call {
         match (code >> 16, code & 0xffff) {
-            (1, _) => Doing::Library,
-            (2, index) => Doing::Index(index as u16),
-            (3, slot) => Doing::Device(slot as u8),
-            (4, slot) => Doing::Lists(slot as u8),
-            (5, _) => Doing::Events,
-            _ => Doing::Nothing,
+            (1, _) => Call::Library,
+            (2, index) => Call::Index(index as u16),
+            (3, slot) => Call::Device(slot as u8),
+            (4, slot) => Call::Lists(slot as u8),
+            (5, _) => Call::Events,
+            _ => Call::Nothing,
         }
     }
 }
@@ -54,27 +54,27 @@ const CODE_BITS: u32 = 19;
 
 /// The parent's end.
 #[derive(Debug)]
-pub(crate) struct Beacon {
+pub(crate) struct CallState {
     file: OwnedFd,
 }
 
 /// The child's end.
 #[derive(Debug)]
-pub(crate) struct Lamp {
+pub(crate) struct CallStateWriter {
     word: SharedWord,
     /// Counts what has been begun.
     count: u64,
 }
 
-impl Beacon {
+impl CallState {
     /// A beacon that nobody has lit.
     ///
     /// # Errors
     /// The system's.
-    pub(crate) fn new() -> std::io::Result<Beacon> {
+    pub(crate) fn new() -> std::io::Result<CallState> {
         let file = memfd_create("gpumemd-beacon", MemfdFlags::CLOEXEC)?;
         ftruncate(&file, size_of::<u64>() as u64)?;
-        Ok(Beacon { file })
+        Ok(CallState { file })
     }
 
     /// A descriptor that a child inherits, and its number there. To be dropped once the child is there.
@@ -89,29 +89,29 @@ impl Beacon {
     }
 
     /// What the child does, with a number that tells one call from the next.
-    pub(crate) fn get(&self) -> (u64, Doing) {
+    pub(crate) fn get(&self) -> (u64, Call) {
         let mut bytes = [0; 8];
         if !matches!(pread(&self.file, &mut bytes, 0), Ok(8)) {
-            return (0, Doing::Nothing);
+            return (0, Call::Nothing);
         }
         let word = u64::from_ne_bytes(bytes);
-        (word >> CODE_BITS, Doing::of_code(word & ((1 << CODE_BITS) - 1)))
+        (word >> CODE_BITS, Call::of_code(word & ((1 << CODE_BITS) - 1)))
     }
 }
 
-impl Lamp {
+impl CallStateWriter {
     /// The child's end, by the number that it inherited.
     ///
     /// # Errors
     /// The system's.
-    pub(crate) fn inherited(number: i32) -> std::io::Result<Lamp> {
+    pub(crate) fn inherited(number: i32) -> std::io::Result<CallStateWriter> {
         // Opened anew rather than taken over: that a descriptor with this number is ours is only hearsay.
         let file = File::options().read(true).write(true).open(format!("/proc/self/fd/{number}"))?;
-        Ok(Lamp { word: SharedWord::map(&file)?, count: 0 })
+        Ok(CallStateWriter { word: SharedWord::map(&file)?, count: 0 })
     }
 
     /// From now on that.
-    pub(crate) fn set(&mut self, doing: Doing) {
+    pub(crate) fn set(&mut self, doing: Call) {
         self.count += 1;
         self.word.set(self.count << CODE_BITS | doing.code());
     }
@@ -123,18 +123,18 @@ mod tests {
 
     #[test]
     fn the_parent_sees_what_the_child_does() {
-        let parent = Beacon::new().expect("a beacon");
-        assert_eq!(parent.get(), (0, Doing::Nothing));
+        let parent = CallState::new().expect("a beacon");
+        assert_eq!(parent.get(), (0, Call::Nothing));
         let (kept, number) = parent.to_inherit().expect("a descriptor");
-        let mut child = Lamp::inherited(number).expect("the other end");
+        let mut child = CallStateWriter::inherited(number).expect("the other end");
         drop(kept);
         for (count, doing) in [
-            Doing::Library,
-            Doing::Index(65_535),
-            Doing::Device(254),
-            Doing::Lists(254),
-            Doing::Events,
-            Doing::Nothing,
+            Call::Library,
+            Call::Index(65_535),
+            Call::Device(254),
+            Call::Lists(254),
+            Call::Events,
+            Call::Nothing,
         ]
         .into_iter()
         .enumerate()

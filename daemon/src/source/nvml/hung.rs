@@ -6,7 +6,7 @@
 
 use super::DeviceName;
 use super::answer::Code;
-use super::call_state::{Beacon, Doing};
+use super::call_state::{Call, CallState};
 use super::protocol::{Arguments, Target};
 use super::protocol::{SECOND, launch, limit};
 use super::translate::{NOT_THERE, Translator};
@@ -70,9 +70,9 @@ impl Hung {
 #[derive(Debug)]
 struct Probe {
     child: Child,
-    beacon: Beacon,
+    beacon: CallState,
     target: Target,
-    seen: (u64, Doing),
+    seen: (u64, Call),
     same: u32,
 }
 
@@ -91,7 +91,7 @@ enum Found {
 /// A call that has not returned so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pending {
-    pub doing: Doing,
+    pub doing: Call,
     pub name: Option<DeviceName>,
     /// NVML's index of the GPU.
     pub index: u16,
@@ -137,14 +137,14 @@ impl HungDevices {
     }
 
     /// The GPU that the current poller is calling for, as far as it is known.
-    pub(crate) fn target(doing: Doing, translator: &Translator, status: &NvmlStatus) -> Option<Pending> {
+    pub(crate) fn target(doing: Call, translator: &Translator, status: &NvmlStatus) -> Option<Pending> {
         let (name, index) = match doing {
-            Doing::Device(slot) | Doing::Lists(slot) => {
+            Call::Device(slot) | Call::Lists(slot) => {
                 let name = translator.device_of_poller(slot, status)?;
                 (Some(name), status.devices.iter().find(|device| device.name == name)?.index)
             }
-            Doing::Index(index) => (None, index),
-            Doing::Nothing | Doing::Library | Doing::Events => return None,
+            Call::Index(index) => (None, index),
+            Call::Nothing | Call::Library | Call::Events => return None,
         };
         Some(Pending { doing, name, index })
     }
@@ -216,7 +216,7 @@ impl HungDevices {
         if known.is_some() {
             hung.wait_longer(now);
         }
-        (hung.only_lists, hung.is_back) = (matches!(doing, Doing::Lists(_)), false);
+        (hung.only_lists, hung.is_back) = (matches!(doing, Call::Lists(_)), false);
         let slots: Vec<u8> =
             status.devices.iter().filter(|device| hung.is(device)).map(|device| device.slot).collect();
         for slot in slots {
@@ -319,7 +319,7 @@ impl HungDevices {
         arguments.skip_index = others.filter(|&other| other != index).map(|of| (of, UNTIL_TOLD)).collect();
         match launch(arguments, Stdio::null) {
             Ok((child, beacon)) => {
-                let seen = (0, Doing::Nothing);
+                let seen = (0, Call::Nothing);
                 self.probe = Some(Probe { child, beacon, target, seen, same: 0 });
             }
             Err(_) => {
@@ -346,6 +346,6 @@ impl Probe {
             return None;
         }
         let _ = self.child.start_kill();
-        Some(if let Doing::Lists(_) = now.1 { Found::Memory } else { Found::Nothing })
+        Some(if let Call::Lists(_) = now.1 { Found::Memory } else { Found::Nothing })
     }
 }

@@ -9,12 +9,12 @@
 //! translate.rs  the poller's frames -> the host's
 //! poller.rs     the child: commands in, frames out
 //! session.rs    one generation of the library, turn by turn
-//! lanes.rs      what to call next: pure, time is handed in
+//! schedule.rs   what to call next: pure, time is handed in
 //! library.rs    finding, opening and closing the library; which devices there are
 //! answer.rs     what NVML answers: numbers, codes and their words
-//! host_memory.rs  the host's memory, for GPUs that have none of their own
 //! raw.rs        the calls that nvml-wrapper lacks or does badly: unsafe code
-//! beacon.rs     what the poller is doing, where the parent can see it without its help
+//! call_state.rs  what the poller is doing, where the parent can see it without its help
+//! protocol.rs   how the poller is started, and what it and its parent exchange
 //! ```
 
 mod answer;

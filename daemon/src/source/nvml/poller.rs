@@ -22,9 +22,9 @@
 mod tests;
 
 use super::answer::List;
-use super::call_state::{Doing, Lamp};
+use super::call_state::{Call, CallStateWriter};
 use super::library::{Avoid, Gpus, Library};
-use super::protocol::{Arguments, Outlet, SECOND, Target, Totals, parse_uuid};
+use super::protocol::{Arguments, FrameWriter, SECOND, Target, Totals, parse_uuid};
 use super::session::{Next, Session};
 use crate::clock::now_ns;
 use gpumem_ledger::DeviceName;
@@ -158,7 +158,7 @@ struct Poller {
     opened_ns: u64,
     wait_ns: u64,
     state: State,
-    out: Outlet,
+    out: FrameWriter,
     totals: Totals,
     told_totals: Totals,
     told: Option<(bool, String)>,
@@ -180,7 +180,7 @@ pub fn poller_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         eprintln!("gpumemd nvml-poller: started by gpumemd itself; the arguments are not for people");
         return ExitCode::from(2);
     };
-    let beacon = arguments.beacon.and_then(|number| Lamp::inherited(number).ok());
+    let beacon = arguments.beacon.and_then(|number| CallStateWriter::inherited(number).ok());
     if let Some(target) = arguments.probe {
         return probe(&arguments, target, beacon);
     }
@@ -189,7 +189,7 @@ pub fn poller_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Library::open(settings.library.as_deref(), settings.trust_pids, avoid, enter)
             .map(|library| Box::new(library) as Box<dyn Gpus>)
     };
-    let mut poller = Poller::new(arguments, Box::new(open), Outlet::new(Box::new(Stdout), beacon));
+    let mut poller = Poller::new(arguments, Box::new(open), FrameWriter::new(Box::new(Stdout), beacon));
     poller.renew = Some(Box::new(|arguments| {
         // The descriptors that were inherited are inherited once more.
         let mut command = std::process::Command::new("/proc/self/exe");
@@ -212,17 +212,17 @@ pub fn poller_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 /// Makes the calls that did not return for one device, and says by the beacon which one it is in. Ends well if all of
 /// them return, whatever they say.
-fn probe(arguments: &Arguments, target: Target, mut lamp: Option<Lamp>) -> ExitCode {
+fn probe(arguments: &Arguments, target: Target, mut lamp: Option<CallStateWriter>) -> ExitCode {
     let mut doing = |what| {
         if let Some(lamp) = &mut lamp {
             lamp.set(what);
         }
     };
-    doing(Doing::Library);
+    doing(Call::Library);
     let indices = arguments.skip_index.iter().map(|&(index, _)| index).collect();
     let avoid = Avoid { indices, events: true };
     let settings = &arguments.settings;
-    let enter = &mut |index| doing(Doing::Index(index));
+    let enter = &mut |index| doing(Call::Index(index));
     let Ok(mut library) = Library::open(settings.library.as_deref(), settings.trust_pids, &avoid, enter)
     else {
         return ExitCode::FAILURE;
@@ -234,21 +234,21 @@ fn probe(arguments: &Arguments, target: Target, mut lamp: Option<Lamp>) -> ExitC
             Target::Index(index) => device.index == index,
         };
         if is_meant {
-            doing(Doing::Device(place as u8));
+            doing(Call::Device(place as u8));
             let _ = library.memory(place);
-            doing(Doing::Lists(place as u8));
+            doing(Call::Lists(place as u8));
             let mut charges = Vec::new();
             for list in List::ALL {
                 let _ = library.list(place, list, &mut charges);
             }
         }
     }
-    doing(Doing::Library);
+    doing(Call::Library);
     ExitCode::SUCCESS
 }
 
 impl Poller {
-    fn new(arguments: Arguments, open: Box<Open>, out: Outlet) -> Poller {
+    fn new(arguments: Arguments, open: Box<Open>, out: FrameWriter) -> Poller {
         let now = now_ns();
         let until = |seconds: u64| now.saturating_add(seconds.saturating_mul(SECOND));
         let state = match arguments.released_s {
@@ -297,7 +297,7 @@ impl Poller {
             self.out.flush()?;
             (self.flushed_ns, self.is_urgent) = (now, false);
         } else if wait > now {
-            self.out.doing(Doing::Nothing);
+            self.out.doing(Call::Nothing);
             if !self.out.frames.is_empty() {
                 wait = wait.min(self.flushed_ns + FLUSH_NS);
             }
@@ -403,9 +403,9 @@ impl Poller {
                 .collect(),
             events: self.arguments.no_events,
         };
-        self.out.doing(Doing::Library);
+        self.out.doing(Call::Library);
         let out = &mut self.out;
-        match (self.open)(&avoid, &mut |index| out.doing(Doing::Index(index))) {
+        match (self.open)(&avoid, &mut |index| out.doing(Call::Index(index))) {
             Ok(gpus) => {
                 let mut session = Session::begin(gpus, &self.arguments.settings, &self.avoid, &mut self.out);
                 if let Some(code) = session.broken() {
@@ -427,9 +427,9 @@ impl Poller {
 
     /// Shuts NVML down; the library is unloaded with it.
     fn close(&mut self) {
-        self.out.doing(Doing::Library);
+        self.out.doing(Call::Library);
         self.state = State::Closed { retry_ns: now_ns() };
-        self.out.doing(Doing::Nothing);
+        self.out.doing(Call::Nothing);
     }
 
     /// Devices that were not to be touched, and may be now: they are found by opening again.
@@ -453,7 +453,7 @@ impl Poller {
         if self.told.as_ref() != Some(&said) {
             let tag = u32::try_from(closed_s).unwrap_or(u32::MAX);
             let stamp = Stamp { time_ns: now_ns(), context: code, tag, ..Stamp::default() };
-            self.out.say(stamp, Body::Source { up, reason: &said.1 });
+            self.out.write(stamp, Body::Source { up, reason: &said.1 });
             self.told = Some(said);
             self.is_urgent = true;
         }
@@ -469,7 +469,7 @@ impl Poller {
         for (place, (value, told)) in self.totals.values().into_iter().zip(told).enumerate() {
             if value != told {
                 let stamp = Stamp { time_ns: now, tag: place as u32 + 1, ..Stamp::default() };
-                self.out.say(stamp, Body::Counter { value: value as i64 });
+                self.out.write(stamp, Body::Counter { value: value as i64 });
             }
         }
         self.told_totals = self.totals;

@@ -1,6 +1,6 @@
 //! How the NVML child is started, and what it and its parent exchange: arguments, frames, totals of calls, UUIDs as text.
 
-use super::call_state::{Beacon, Doing, Lamp};
+use super::call_state::{Call, CallState, CallStateWriter};
 use crate::clock::now_ns;
 use crate::config::NvmlSettings;
 use gpumem_ledger::DeviceName;
@@ -148,18 +148,18 @@ const LIBRARY_TIMEOUT: Duration = Duration::from_secs(60);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Returns the time after which a call counts as hung.
-pub(crate) fn limit(doing: Doing, settings: &NvmlSettings) -> Duration {
+pub(crate) fn limit(doing: Call, settings: &NvmlSettings) -> Duration {
     match doing {
-        Doing::Device(_) | Doing::Lists(_) | Doing::Events => settings.call_timeout,
-        Doing::Index(_) => settings.call_timeout * 4,
-        Doing::Library => LIBRARY_TIMEOUT,
-        Doing::Nothing => IDLE_TIMEOUT,
+        Call::Device(_) | Call::Lists(_) | Call::Events => settings.call_timeout,
+        Call::Index(_) => settings.call_timeout * 4,
+        Call::Library => LIBRARY_TIMEOUT,
+        Call::Nothing => IDLE_TIMEOUT,
     }
 }
 
 /// Starts a poller with these arguments. Returns it with the beacon that says what it does.
-pub(crate) fn launch(mut arguments: Arguments, stdio: fn() -> Stdio) -> std::io::Result<(Child, Beacon)> {
-    let beacon = Beacon::new()?;
+pub(crate) fn launch(mut arguments: Arguments, stdio: fn() -> Stdio) -> std::io::Result<(Child, CallState)> {
+    let beacon = CallState::new()?;
     let (inherited, number) = beacon.to_inherit()?;
     arguments.beacon = Some(number);
     // This very program, even if its file has been replaced by a newer one.
@@ -212,23 +212,23 @@ impl Totals {
 const SAY_SAME_NS: u64 = 50_000_000;
 
 /// Where frames go, and the beacon that says what is being done.
-pub(crate) struct Outlet {
+pub(crate) struct FrameWriter {
     /// Frames that have not been written.
     pub frames: Vec<u8>,
     sink: Box<dyn Write>,
-    beacon: Option<Lamp>,
+    beacon: Option<CallStateWriter>,
     /// What the beacon says, and since when.
-    said: (Doing, u64),
+    said: (Call, u64),
 }
 
-impl Outlet {
+impl FrameWriter {
     /// An outlet over `sink`.
-    pub(crate) fn new(sink: Box<dyn Write>, beacon: Option<Lamp>) -> Outlet {
-        Outlet { frames: Vec::with_capacity(16 * 1024), sink, beacon, said: (Doing::Nothing, 0) }
+    pub(crate) fn new(sink: Box<dyn Write>, beacon: Option<CallStateWriter>) -> FrameWriter {
+        FrameWriter { frames: Vec::with_capacity(16 * 1024), sink, beacon, said: (Call::Nothing, 0) }
     }
 
     /// Says what is done next. Calls for one device that follow each other quickly are one.
-    pub(crate) fn doing(&mut self, doing: Doing) {
+    pub(crate) fn doing(&mut self, doing: Call) {
         let Some(beacon) = &mut self.beacon else { return };
         let now = now_ns();
         if self.said.0 != doing || now.saturating_sub(self.said.1) >= SAY_SAME_NS {
@@ -238,7 +238,7 @@ impl Outlet {
     }
 
     /// Adds a record.
-    pub(crate) fn say(&mut self, stamp: Stamp, body: Body<'_>) {
+    pub(crate) fn write(&mut self, stamp: Stamp, body: Body<'_>) {
         Record { stamp, body }.append_frame(&mut self.frames);
     }
 
@@ -247,7 +247,7 @@ impl Outlet {
     /// # Errors
     /// The reader is gone.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
-        self.doing(Doing::Nothing);
+        self.doing(Call::Nothing);
         if !self.frames.is_empty() {
             self.sink.write_all(&self.frames)?;
             self.sink.flush()?;

@@ -35,8 +35,8 @@ const RETRY_MOST_NS: u64 = 60 * SECOND;
 
 /// What to do now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turn {
-    /// Read the memory of each device that [`Lanes::wants_memory`].
+pub(crate) enum NextRead {
+    /// Read the memory of each device that [`Schedule::wants_memory`].
     Memory,
     /// A reading of this device.
     List(usize),
@@ -92,7 +92,7 @@ struct Device {
 
 /// Both lanes.
 #[derive(Debug)]
-pub(crate) struct Lanes {
+pub(crate) struct Schedule {
     memory_period_ns: u64,
     list_interval_ns: u64,
     threshold_bytes: u64,
@@ -112,10 +112,10 @@ fn ns(duration: std::time::Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-impl Lanes {
+impl Schedule {
     /// Lanes without devices.
-    pub(crate) fn new(settings: &NvmlSettings, now_ns: u64) -> Lanes {
-        Lanes {
+    pub(crate) fn new(settings: &NvmlSettings, now_ns: u64) -> Schedule {
+        Schedule {
             memory_period_ns: SECOND / u64::from(settings.memory_hz.clamp(1, 100)),
             list_interval_ns: ns(settings.list_interval).max(1),
             threshold_bytes: settings.list_threshold_bytes.max(1),
@@ -166,7 +166,7 @@ impl Lanes {
 
     /// What to do at `now_ns`. A list that is due goes first: its reading ends with the memory that the other lane
     /// would have read, and there is at most one that exceeds what the bucket holds.
-    pub(crate) fn next(&mut self, now_ns: u64) -> Turn {
+    pub(crate) fn next(&mut self, now_ns: u64) -> NextRead {
         self.fill(now_ns);
         let is_tick = now_ns >= self.next_memory_ns;
         let most_early_ns = (self.memory_period_ns / 2).min(self.list_interval_ns / EARLY_SHARE);
@@ -176,7 +176,7 @@ impl Lanes {
         let all = || self.devices.iter().enumerate().map(|(index, device)| (due(device), index));
         let first = all().filter(|&(due, index)| due <= now_ns && may_list(&self.devices[index])).min();
         if let Some((_, index)) = first {
-            return Turn::List(index);
+            return NextRead::List(index);
         }
         let filled_ns = now_ns.saturating_add(((1 - self.bucket_ns) as f64 / self.budget).ceil() as u64);
         let waits = all().map(|(due, _)| if due <= now_ns { filled_ns } else { due });
@@ -191,9 +191,9 @@ impl Lanes {
             let next = self.next_memory_ns + self.memory_period_ns;
             // Ticks that were missed are not made up for.
             self.next_memory_ns = if next > now_ns { next } else { now_ns + self.memory_period_ns };
-            return Turn::Memory;
+            return NextRead::Memory;
         }
-        Turn::Wait(list_ns.min(self.next_memory_ns))
+        NextRead::Wait(list_ns.min(self.next_memory_ns))
     }
 
     /// Whether the device's memory is to be read in this turn.
@@ -277,7 +277,7 @@ mod tests {
 
     /// Runs lanes against a driver whose calls take that long.
     struct Machine {
-        lanes: Lanes,
+        lanes: Schedule,
         now: u64,
         memory_ns: u64,
         list_ns: u64,
@@ -289,7 +289,7 @@ mod tests {
 
     fn machine(devices: usize, settings: &NvmlSettings, memory_ns: u64, list_ns: u64) -> Machine {
         let now = 1_000 * SECOND;
-        let mut lanes = Lanes::new(settings, now);
+        let mut lanes = Schedule::new(settings, now);
         lanes.set_devices(devices, now);
         let listed = vec![Vec::new(); devices];
         let (used, memory_turns) = (vec![0; devices], Vec::new());
@@ -301,12 +301,12 @@ mod tests {
             let end = self.now + for_ns;
             while self.now < end {
                 match self.lanes.next(self.now) {
-                    Turn::Wait(until) => {
+                    NextRead::Wait(until) => {
                         assert!(until > self.now, "a wait has an end in the future");
                         self.now = until.min(end);
                         self.waits += 1;
                     }
-                    Turn::Memory => {
+                    NextRead::Memory => {
                         self.memory_turns.push(self.now);
                         let began = self.now;
                         for index in 0..self.used.len() {
@@ -317,7 +317,7 @@ mod tests {
                         }
                         self.lanes.memory_turn_ended(self.now, self.now - began);
                     }
-                    Turn::List(index) => {
+                    NextRead::List(index) => {
                         let began = self.now;
                         self.listed[index].push(began);
                         self.lanes.memory_read(index, self.now, Some(self.used[index]));
@@ -475,13 +475,13 @@ mod tests {
 
     #[test]
     fn failing_calls_are_tried_more_and_more_slowly_and_others_go_on() {
-        let mut lanes = Lanes::new(&NvmlSettings::default(), SECOND);
+        let mut lanes = Schedule::new(&NvmlSettings::default(), SECOND);
         lanes.set_devices(2, SECOND);
         let (mut now, mut failed, mut fine, mut lists) = (SECOND, 0, 0, 0);
         while now < 301 * SECOND {
             match lanes.next(now) {
-                Turn::Wait(until) => now = until,
-                Turn::Memory => {
+                NextRead::Wait(until) => now = until,
+                NextRead::Memory => {
                     for index in 0..2 {
                         if lanes.wants_memory(index, now) {
                             lanes.memory_read(index, now, (index == 1).then_some(5));
@@ -489,7 +489,7 @@ mod tests {
                         }
                     }
                 }
-                Turn::List(index) => {
+                NextRead::List(index) => {
                     lists += u32::from(index == 0);
                     lanes.listed(index, now, now + US, US, index == 1);
                     now += US;

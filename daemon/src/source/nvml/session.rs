@@ -2,10 +2,10 @@
 
 use self::limits::Limits;
 use super::answer::{Charge, Code, Event, List, Memory, PID_MOST};
-use super::call_state::Doing;
+use super::call_state::Call;
 use super::library::{Facts, Gpus, Pids};
-use super::protocol::{NOT_OUR_PID, Outlet, Totals};
-use super::schedule::{Lanes, Turn};
+use super::protocol::{FrameWriter, NOT_OUR_PID, Totals};
+use super::schedule::{NextRead, Schedule};
 use crate::clock::now_ns;
 use crate::config::NvmlSettings;
 use gpumem_ledger::DeviceName;
@@ -81,7 +81,7 @@ pub(crate) enum Next {
 /// One generation.
 pub(crate) struct Session {
     gpus: Box<dyn Gpus>,
-    lanes: Lanes,
+    lanes: Schedule,
     seen: Vec<Seen>,
     extra_interval_ns: u64,
     number: u64,
@@ -105,10 +105,10 @@ impl Session {
         gpus: Box<dyn Gpus>,
         settings: &NvmlSettings,
         avoid: &[(DeviceName, u64)],
-        out: &mut Outlet,
+        out: &mut FrameWriter,
     ) -> Session {
         let now = now_ns();
-        let mut lanes = Lanes::new(settings, now);
+        let mut lanes = Schedule::new(settings, now);
         // Slots are a byte, of which 255 means none.
         let count = gpus.devices().len().min(usize::from(gpumem_wire::NONE_DEVICE));
         lanes.set_devices(count, now);
@@ -135,7 +135,7 @@ impl Session {
             match avoid.iter().find(|(avoided, until)| *avoided == name && *until > now) {
                 Some(&(_, until)) => session.lanes.suspend(index, until),
                 None => {
-                    out.doing(Doing::Device(index as u8));
+                    out.doing(Call::Device(index as u8));
                     let memory = session.gpus.memory(index).and_then(possible);
                     session.seen[index].total_bytes = memory.ok().map(|memory| memory.total_bytes);
                     session.broken = session.broken.or(memory.err().filter(|code| code.is_of_library()));
@@ -151,7 +151,7 @@ impl Session {
         session
     }
 
-    fn announce(&self, index: usize, out: &mut Outlet) {
+    fn announce(&self, index: usize, out: &mut FrameWriter) {
         let device = &self.gpus.devices()[index];
         let (uuid, id) = match device.name {
             DeviceName::Mig(uuid) => (uuid, DeviceIdKind::Mig),
@@ -167,7 +167,7 @@ impl Session {
             id,
             name: &device.model,
         };
-        out.say(at(index, now_ns()), body);
+        out.write(at(index, now_ns()), body);
     }
 
     /// The whole library is out of use.
@@ -234,28 +234,28 @@ impl Session {
     ///
     /// # Errors
     /// The reader of the frames is gone.
-    pub(crate) fn turn(&mut self, totals: &mut Totals, out: &mut Outlet) -> io::Result<Next> {
+    pub(crate) fn turn(&mut self, totals: &mut Totals, out: &mut FrameWriter) -> io::Result<Next> {
         let now = now_ns();
         let stay_until_ns = self.stay_until_ns.max(self.lanes.suspended_until_ns());
         let rediscover_ns = if self.is_in_doubt { DOUBT_NS } else { REDISCOVER_NS };
         if now.saturating_sub(self.checked_ns) >= rediscover_ns && now >= stay_until_ns {
             (self.checked_ns, self.is_in_doubt) = (now, false);
-            if self.gpus.has_changed(&mut |index| out.doing(Doing::Index(index))) {
+            if self.gpus.has_changed(&mut |index| out.doing(Call::Index(index))) {
                 return Ok(Next::Reopen(None));
             }
             for index in 0..self.seen.len() {
-                out.doing(Doing::Device(index as u8));
+                out.doing(Call::Device(index as u8));
                 self.look_at_accounting(index, out);
             }
         }
         let broken = match self.lanes.next(now) {
-            Turn::Wait(until) => {
+            NextRead::Wait(until) => {
                 let is_due = now.saturating_sub(self.looked_ns) >= EVENTS_NS;
                 let happened = if is_due { self.events(now, out) } else { None };
                 return Ok(happened.unwrap_or(Next::Wait(until)));
             }
-            Turn::Memory => self.memory_turn(totals, out),
-            Turn::List(index) => self.reading(index, totals, out)?,
+            NextRead::Memory => self.memory_turn(totals, out),
+            NextRead::List(index) => self.reading(index, totals, out)?,
         };
         totals.deferred += std::mem::take(&mut self.lanes.deferred);
         if let Some(code) = broken {
@@ -269,7 +269,7 @@ impl Session {
     }
 
     /// Device memory of all devices. Returns a code that means that the whole library is out of use.
-    fn memory_turn(&mut self, totals: &mut Totals, out: &mut Outlet) -> Option<Code> {
+    fn memory_turn(&mut self, totals: &mut Totals, out: &mut FrameWriter) -> Option<Code> {
         let began = now_ns();
         let mut broken = None;
         let mut now = began;
@@ -289,8 +289,13 @@ impl Session {
         broken
     }
 
-    fn read_memory(&mut self, index: usize, totals: &mut Totals, out: &mut Outlet) -> Result<Memory, Code> {
-        out.doing(Doing::Device(index as u8));
+    fn read_memory(
+        &mut self,
+        index: usize,
+        totals: &mut Totals,
+        out: &mut FrameWriter,
+    ) -> Result<Memory, Code> {
+        out.doing(Call::Device(index as u8));
         let began = now_ns();
         let memory = self.gpus.memory(index);
         let ended = now_ns();
@@ -321,17 +326,22 @@ impl Session {
                 reserved_bytes: Reading(memory.reserved_bytes),
                 unified: memory.is_unified,
             };
-            out.say(stamp, body);
+            out.write(stamp, body);
         }
         memory
     }
 
     /// One reading: memory, lists, memory.
-    fn reading(&mut self, index: usize, totals: &mut Totals, out: &mut Outlet) -> io::Result<Option<Code>> {
+    fn reading(
+        &mut self,
+        index: usize,
+        totals: &mut Totals,
+        out: &mut FrameWriter,
+    ) -> io::Result<Option<Code>> {
         self.number += 1;
         let number = self.number;
         let began = now_ns();
-        out.say(at(index, began), Body::SampleBegin { number });
+        out.write(at(index, began), Body::SampleBegin { number });
         if self.lanes.last_cost_ns(index).is_none_or(|cost| cost >= SAY_BEGIN_NS) {
             out.flush()?;
         }
@@ -345,7 +355,7 @@ impl Session {
         let last = if first.is_ok() { self.read_memory(index, totals, out) } else { first };
         let ended = now_ns();
         let result = failed.map_or(0, |code| u16::try_from(code.0).unwrap_or(999));
-        out.say(at(index, ended), Body::SampleEnd { number, result });
+        out.write(at(index, ended), Body::SampleEnd { number, result });
         if let Ok(memory) = last {
             self.lanes.memory_read(index, ended, Some(memory.used_bytes));
         }
@@ -362,7 +372,7 @@ impl Session {
         index: usize,
         now: u64,
         totals: &mut Totals,
-        out: &mut Outlet,
+        out: &mut FrameWriter,
     ) -> (u64, Option<Code>) {
         let (mut cost, mut failed, mut refused) = (0, None, None);
         self.rows.clear();
@@ -376,7 +386,7 @@ impl Session {
                 }
             }
             self.charges.clear();
-            out.doing(Doing::Lists(index as u8));
+            out.doing(Call::Lists(index as u8));
             let began = now_ns();
             let answer = self.gpus.list(index, list, &mut self.charges);
             let took = now_ns() - began;
@@ -434,7 +444,7 @@ impl Session {
         (cost, failed)
     }
 
-    fn say_rows(&mut self, index: usize, failed: Option<Code>, out: &mut Outlet) {
+    fn say_rows(&mut self, index: usize, failed: Option<Code>, out: &mut FrameWriter) {
         let now = now_ns();
         let stamp = |pid| Stamp { thread: pid, ..at(index, now) };
         let (start_ticks, doubt) = match self.gpus.pids() {
@@ -451,9 +461,9 @@ impl Session {
             };
             let body =
                 Body::ProcessSample { start_ticks, used_bytes: Reading(bytes), absence, lists: row.lists };
-            out.say(stamp(row.pid), body);
+            out.write(stamp(row.pid), body);
             if let Some(protected_bytes) = row.protected.filter(|_| bytes.is_some()) {
-                out.say(stamp(row.pid), Body::ProtectedSample { start_ticks, protected_bytes });
+                out.write(stamp(row.pid), Body::ProtectedSample { start_ticks, protected_bytes });
             }
         }
         let Some(code) = failed else {
@@ -471,12 +481,12 @@ impl Session {
         let absence = absence_of(code);
         for &pid in pids.iter().filter(|pid| self.rows.binary_search_by_key(pid, |row| &row.pid).is_err()) {
             let body = Body::ProcessSample { start_ticks, used_bytes: Reading::ABSENT, absence, lists: 0 };
-            out.say(stamp(pid), body);
+            out.write(stamp(pid), body);
         }
     }
 
     /// Says how the device is, if that has changed.
-    fn tell(&mut self, index: usize, now: u64, out: &mut Outlet) {
+    fn tell(&mut self, index: usize, now: u64, out: &mut FrameWriter) {
         let seen = &mut self.seen[index];
         let is_lost = [seen.memory_problem, seen.list_problem].into_iter().flatten().any(Code::is_loss);
         seen.lost_since_ns = is_lost.then(|| seen.lost_since_ns.unwrap_or(now));
@@ -497,7 +507,7 @@ impl Session {
         }
         let reason = problem.as_ref().map_or("nvml: fine".to_owned(), |problem| format!("nvml: {problem}"));
         let code = seen.memory_problem.or(seen.list_problem).map_or(0, |code| code.0);
-        out.say(
+        out.write(
             Stamp { context: code, ..at(index, now) },
             Body::Source { up: problem.is_none(), reason: &reason },
         );

@@ -12,7 +12,7 @@ mod standby;
 
 use super::Command;
 use super::answer::Code;
-use super::call_state::{Beacon, Doing};
+use super::call_state::{Call, CallState};
 use super::hung::{Actions, HungDevices};
 use super::protocol::{Arguments, SECOND};
 use super::protocol::{launch, limit};
@@ -68,7 +68,7 @@ enum End {
     /// It ended by itself.
     Died,
     /// A call did not return.
-    Stuck(Doing),
+    Stuck(Call),
     /// It wrote what is no frame.
     Malformed,
 }
@@ -100,11 +100,11 @@ struct Poller {
     child: Child,
     stdin: ChildStdin,
     stdout: ChildStdout,
-    beacon: Beacon,
+    beacon: CallState,
     /// Bytes that are no whole frame so far.
     unread: Vec<u8>,
     /// The beacon as last read, and for how many ticks it has not changed.
-    seen: (u64, Doing),
+    seen: (u64, Call),
     same: u32,
 }
 
@@ -179,7 +179,7 @@ impl Watch {
             let pause = match end {
                 End::Done => return,
                 // The other devices are waiting, and this one will be left alone.
-                End::Stuck(Doing::Device(_) | Doing::Lists(_) | Doing::Index(_) | Doing::Events) => {
+                End::Stuck(Call::Device(_) | Call::Lists(_) | Call::Index(_) | Call::Events) => {
                     Duration::ZERO
                 }
                 _ => {
@@ -232,7 +232,7 @@ impl Watch {
         let (stdin, stdout) = pipes.ok_or_else(|| std::io::Error::other("no pipes"))?;
         debug!(pid = child.id(), "nvml poller started");
         let unread = Vec::with_capacity(16 * 1024);
-        Ok(Poller { child, stdin, stdout, beacon, unread, seen: (0, Doing::Nothing), same: 0 })
+        Ok(Poller { child, stdin, stdout, beacon, unread, seen: (0, Call::Nothing), same: 0 })
     }
 
     /// Notes what a command means for pollers to come, and returns the line for the present one.
@@ -332,8 +332,8 @@ impl Watch {
     }
 
     /// Notes in the status whether the current poller does anything.
-    fn note_stall(&self, stalled: Duration, doing: Doing) {
-        let most = if doing == Doing::Nothing { DOWN_IDLE } else { DOWN };
+    fn note_stall(&self, stalled: Duration, doing: Call) {
+        let most = if doing == Call::Nothing { DOWN_IDLE } else { DOWN };
         let mut status = self.lock();
         let since = now_ns().saturating_sub(stalled.as_nanos() as u64);
         status.stalled_since_ns = (stalled >= most).then(|| *status.stalled_since_ns.get_or_insert(since));
@@ -418,7 +418,7 @@ impl Watch {
     }
 
     /// Kills the poller, without waiting long for its death, and says what is not known now.
-    async fn bury(&mut self, mut poller: Poller, end: &End, doing: Doing) {
+    async fn bury(&mut self, mut poller: Poller, end: &End, doing: Call) {
         if let End::Done = end {
             // A poller that can still hear shuts NVML down.
             let _ = timeout(Duration::from_millis(100), poller.stdin.write_all(b"quit\n")).await;
@@ -435,9 +435,9 @@ impl Watch {
         }
         // What it was doing when it died by itself.
         let doing = if let End::Died = end { poller.beacon.get().1 } else { doing };
-        self.no_events |= matches!(end, End::Stuck(Doing::Events));
+        self.no_events |= matches!(end, End::Stuck(Call::Events));
         self.lock().no_events = self.no_events;
-        let is_device = matches!(doing, Doing::Device(_) | Doing::Lists(_) | Doing::Index(_));
+        let is_device = matches!(doing, Call::Device(_) | Call::Lists(_) | Call::Index(_));
         let reason = match end {
             End::Stuck(_) => "nvml: a call did not return; the poller was replaced",
             End::Malformed => "nvml: the poller wrote nonsense and was replaced",

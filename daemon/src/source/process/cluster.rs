@@ -47,7 +47,7 @@ pub(crate) fn find_pods(directory: &Path, ids: &[&str]) -> Vec<Option<PodNames>>
 /// Returns the names and the id in the name of a file.
 fn pod_of_file(name: &OsStr) -> Option<(PodNames, String)> {
     let (rest, id) = name.to_str()?.strip_suffix(".log")?.rsplit_once('-')?;
-    // PodNames in Kubernetes have no underscore.
+    // Names in Kubernetes have no underscore.
     let mut parts = rest.split('_');
     let (pod, namespace, container) = (parts.next()?, parts.next()?, parts.next()?);
     let are_names = parts.next().is_none() && [pod, namespace, container].into_iter().all(is_pod_name);

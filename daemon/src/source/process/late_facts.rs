@@ -11,11 +11,11 @@ use std::time::{Duration, Instant, SystemTime};
 /// For so long it is looked for.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-impl Sought {
+impl LateFacts {
     /// Returns what is to be looked for of a new process, if anything.
     pub(super) fn of(settings: &ProcessSettings, key: ProcessKey, facts: &Facts) -> Option<Self> {
         let container = facts.place.container.clone().filter(|_| settings.container_names.is_some());
-        container.is_some().then(|| Sought {
+        container.is_some().then(|| LateFacts {
             key,
             container,
             gpus: Vec::new(),
@@ -26,7 +26,7 @@ impl Sought {
 
 /// A process of which more may become known.
 #[derive(Debug, Clone)]
-pub(super) struct Sought {
+pub(super) struct LateFacts {
     key: ProcessKey,
     /// The id of its container, until its names are known.
     container: Option<String>,
@@ -52,13 +52,13 @@ impl Processes {
         let (gpus, until) = (entry.gpus.clone(), Instant::now() + PATIENCE);
         match table.sought.iter_mut().find(|sought| sought.key == key) {
             Some(sought) => (sought.gpus, sought.until) = (gpus, until),
-            None => table.sought.push(Sought { key, container: None, gpus, until }),
+            None => table.sought.push(LateFacts { key, container: None, gpus, until }),
         }
     }
 
     /// Looks for what is not known yet; reads files, and asks nobody.
-    pub(crate) fn seek(&self) {
-        let sought: Vec<Sought> = self.lock().sought.clone();
+    pub(crate) fn read_late_facts(&self) {
+        let sought: Vec<LateFacts> = self.lock().sought.clone();
         if sought.is_empty() {
             return;
         }
@@ -78,7 +78,7 @@ impl Processes {
         }
     }
 
-    fn found(&self, sought: &Sought, names: Option<PodNames>, job: Option<String>, now: Instant) {
+    fn found(&self, sought: &LateFacts, names: Option<PodNames>, job: Option<String>, now: Instant) {
         let mut table = self.lock();
         let table = &mut *table;
         let key = sought.key;

@@ -169,7 +169,7 @@ fn names_and_jobs_are_found_when_they_are_there() {
     let mut child = sleeper();
     let key = processes.identify(child.id()).expect("alive");
     let said = |processes: &Processes| {
-        processes.seek();
+        processes.read_late_facts();
         let mut frames = Vec::new();
         processes.take_facts(1, &mut frames);
         facts_of(&frames).pop().map(|(_, facts)| facts).unwrap_or_default()
@@ -192,7 +192,7 @@ fn names_and_jobs_are_found_when_they_are_there() {
         let entry = table.live.get_mut(&key.pid).expect("known");
         Arc::make_mut(&mut entry.facts).place.container = Some(id.clone());
         let facts = Arc::clone(&entry.facts);
-        table.sought.extend(late_facts::Sought::of(&processes.inner.settings, key, &facts));
+        table.sought.extend(late_facts::LateFacts::of(&processes.inner.settings, key, &facts));
     }
     assert_eq!(said(&processes), "");
     std::fs::write(names.join(format!("train-0_ml_worker-{id}.log")), "").expect("written");

@@ -3,9 +3,9 @@
 
 use super::request::{Refused, number, of_another, only, unescaped, value};
 use super::runs::Which;
-use crate::aggregator::Ask;
+use crate::aggregator::Query;
 use crate::view::visibility::Viewer;
-use crate::view::{Errand, Sight};
+use crate::view::{AgentCommand, ViewContext};
 use gpumem_ledger::ProcessView;
 use gpumem_model::control::{Marked, Recorded};
 use hyper::StatusCode;
@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 /// Longest name: that of a tag.
 const MAX_NAME: usize = 255;
 
-pub(super) async fn mark(sight: &Sight, viewer: Viewer, query: &str) -> Result<Marked, Refused> {
+pub(super) async fn mark(context: &ViewContext, viewer: Viewer, query: &str) -> Result<Marked, Refused> {
     only(query, &["name", "pid", "tree", "job"])?;
     let bad = |text: &str| Refused::new(StatusCode::BAD_REQUEST, text);
     let name = unescaped(value(query, "name").unwrap_or_default())?;
@@ -24,7 +24,7 @@ pub(super) async fn mark(sight: &Sight, viewer: Viewer, query: &str) -> Result<M
     let whose: Vec<&str> = query.split('&').filter(|pair| !pair.starts_with("name=")).collect();
     let which = Which::of(&whose.join("&"))?;
     let missing = match &which {
-        Which::Pid(pid) | Which::Tree(pid) => of_another(sight, viewer, *pid)
+        Which::Pid(pid) | Which::Tree(pid) => of_another(context, viewer, *pid)
             .unwrap_or_else(|| format!("pid {pid} is no process of yours that uses a GPU")),
         Which::Job(job) => format!("no process of job {job} uses a GPU"),
         Which::Live | Which::Around(_) => "no process of yours uses a GPU".to_owned(),
@@ -36,7 +36,7 @@ pub(super) async fn mark(sight: &Sight, viewer: Viewer, query: &str) -> Result<M
     };
     let ended = || Refused::new(StatusCode::SERVICE_UNAVAILABLE, "the daemon ends");
     let (reply, marked) = oneshot::channel();
-    sight.asks.send(Ask::Mark(name, Box::new(takes), reply)).await.map_err(|_| ended())?;
+    context.asks.send(Query::Mark(name, Box::new(takes), reply)).await.map_err(|_| ended())?;
     let (time_ns, pids) = marked.await.map_err(|_| ended())?;
     if pids.is_empty() {
         return Err(Refused::new(StatusCode::NOT_FOUND, missing));
@@ -47,7 +47,7 @@ pub(super) async fn mark(sight: &Sight, viewer: Viewer, query: &str) -> Result<M
 /// Longest path of a file.
 const MAX_PATH: usize = 4096;
 
-pub(super) async fn record(sight: &Sight, viewer: Viewer, query: &str) -> Result<Recorded, Refused> {
+pub(super) async fn record(context: &ViewContext, viewer: Viewer, query: &str) -> Result<Recorded, Refused> {
     only(query, &["pid", "do", "output", "steps", "for", "max_size"])?;
     let bad = |text: &str| Refused::new(StatusCode::BAD_REQUEST, text);
     let pid = number(query, "pid")?.and_then(|pid| u32::try_from(pid).ok());
@@ -60,23 +60,23 @@ pub(super) async fn record(sight: &Sight, viewer: Viewer, query: &str) -> Result
     let verb = value(query, "do").unwrap_or_default();
     let limits = limits(query)?;
     let errand = match verb {
-        "start" => Errand::Start(path + &limits),
+        "start" => AgentCommand::Start(path + &limits),
         _ if !limits.is_empty() => return Err(bad("steps=, for= and max_size= are for do=start")),
-        "dump" => Errand::Dump(path),
+        "dump" => AgentCommand::Dump(path),
         _ if !path.is_empty() => return Err(bad("output= is for do=start and do=dump")),
-        "stop" => Errand::Stop,
-        "pause" => Errand::Pause,
-        "resume" => Errand::Resume,
+        "stop" => AgentCommand::Stop,
+        "pause" => AgentCommand::Pause,
+        "resume" => AgentCommand::Resume,
         _ => return Err(bad("do= must be start, stop, pause, resume or dump")),
     };
-    let published = sight.board.read();
+    let published = context.board.read();
     let process = published
         .snapshot
         .processes
         .iter()
         .rfind(|process| process.key.pid == pid && process.ended.is_none());
     let Some(process) = process.filter(|process| viewer.sees(process.facts.uid)) else {
-        let text = of_another(sight, viewer, pid)
+        let text = of_another(context, viewer, pid)
             .unwrap_or_else(|| format!("pid {pid} is no process of yours that uses a GPU"));
         return Err(Refused::new(StatusCode::NOT_FOUND, text));
     };
@@ -85,7 +85,7 @@ pub(super) async fn record(sight: &Sight, viewer: Viewer, query: &str) -> Result
         let text = format!("pid {pid} is another user's: only they and root may make it write files");
         return Err(Refused::new(StatusCode::FORBIDDEN, text));
     }
-    let obeyed = sight.sources.errand(process.key, errand).await;
+    let obeyed = context.sources.errand(process.key, errand).await;
     let file = obeyed.map_err(|why| Refused::new(StatusCode::CONFLICT, format!("pid {pid}: {why}")))?;
     Ok(Recorded { pid, done: verb.to_owned(), file: Some(file).filter(|file| !file.is_empty()) })
 }

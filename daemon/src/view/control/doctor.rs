@@ -15,7 +15,7 @@ mod processes;
 
 use super::request::{Refused, number, of_another, only};
 use crate::clock;
-use crate::view::Sight;
+use crate::view::ViewContext;
 use crate::view::health::Health;
 use crate::view::visibility::Viewer;
 use finding::{finding, mib};
@@ -28,18 +28,18 @@ use hyper::StatusCode;
 /// The driver may take so long to be loaded, on a machine with many GPUs or without persistence mode.
 const STARTING_NS: u64 = 15_000_000_000;
 
-pub(super) fn doctor(sight: &Sight, viewer: Viewer, query: &str) -> Result<Doctor, Refused> {
+pub(super) fn doctor(context: &ViewContext, viewer: Viewer, query: &str) -> Result<Doctor, Refused> {
     only(query, &["pid"])?;
     let pid = number(query, "pid")?;
-    let published = sight.board.read();
+    let published = context.board.read();
     let snapshot = &published.snapshot;
-    let health = sight.sources.health();
+    let health = context.sources.health();
     let now_ns = clock::now_ns();
     let mut findings = Vec::new();
     if let Some(pid) = pid {
         let mut process = snapshot.processes.iter().filter(|process| u64::from(process.key.pid) == pid);
         let process = process.rfind(|process| viewer.sees(process.facts.uid)).ok_or_else(|| {
-            let other = u32::try_from(pid).ok().and_then(|pid| of_another(sight, viewer, pid));
+            let other = u32::try_from(pid).ok().and_then(|pid| of_another(context, viewer, pid));
             let text = other.unwrap_or_else(|| {
                 format!("process {pid} uses no GPU that is seen here, has said nothing, or belongs to another user")
             });
@@ -48,21 +48,21 @@ pub(super) fn doctor(sight: &Sight, viewer: Viewer, query: &str) -> Result<Docto
         of_bytes(process, snapshot, &health, &mut findings);
         findings.extend(coverage::of_process(process, now_ns));
     }
-    findings.push(of_nvml(&health, sight.stats.started_ns, now_ns));
+    findings.push(of_nvml(&health, context.stats.started_ns, now_ns));
     gpus::of_driver(&health, &mut findings);
-    let tenants = sight.shown().tenants;
+    let tenants = context.shown().tenants;
     let asked = gpus::Asked { snapshot, health: &health, viewer, tenants, sees: gpus::Sees::now() };
     health.nvml.devices.iter().for_each(|device| asked.of_device(device, &mut findings));
     findings.extend(gpus::of_accounting(&health));
     findings.extend(of_kernel(&health));
     processes::look(snapshot, viewer, tenants, now_ns, &mut findings);
-    own::look(sight, &health, &mut findings);
+    own::look(context, &health, &mut findings);
     findings.sort_by_key(|finding| finding.state);
     Ok(Doctor {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
-        uptime_s: now_ns.saturating_sub(sight.stats.started_ns) / 1_000_000_000,
-        facts: own::facts(sight, snapshot, &health, now_ns),
+        uptime_s: now_ns.saturating_sub(context.stats.started_ns) / 1_000_000_000,
+        facts: own::facts(context, snapshot, &health, now_ns),
         findings,
     })
 }

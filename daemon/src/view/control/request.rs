@@ -1,7 +1,7 @@
 //! What all requests of the control API share: reading a query, and refusing a request.
 
 use crate::config::Tenants;
-use crate::view::Sight;
+use crate::view::ViewContext;
 use crate::view::visibility::Viewer;
 use gpumem_ledger::ProcessView;
 use hyper::StatusCode;
@@ -23,11 +23,11 @@ impl Refused {
 
 /// `pid 7 belongs to alice`, where the newest process of that pid is another user's and everybody may know whose: `ps` lists it, and to say that
 /// it is no process would be wrong.
-pub(super) fn of_another(sight: &Sight, viewer: Viewer, pid: u32) -> Option<String> {
-    if sight.shown().tenants == Tenants::Anonymous {
+pub(super) fn of_another(context: &ViewContext, viewer: Viewer, pid: u32) -> Option<String> {
+    if context.shown().tenants == Tenants::Anonymous {
         return None;
     }
-    let published = sight.board.read();
+    let published = context.board.read();
     let uses = |process: &&ProcessView| process.key.pid == pid && !process.accounts.is_empty();
     let process = published.snapshot.processes.iter().rfind(uses)?;
     let facts = &process.facts;

@@ -1,10 +1,10 @@
-//! Runs: those that go on, from the ledger; those that are over, from the keeper.
+//! Runs: those that go on, from the ledger; those that are over, from the run writer.
 
 use super::request::{Refused, SMALL, json, number, only, unescaped, value};
-use crate::aggregator::Ask;
+use crate::aggregator::Query;
 use crate::config::Tenants;
-use crate::limits::user_share::Bill;
-use crate::view::Sight;
+use crate::limits::user_share::CpuCharge;
+use crate::view::ViewContext;
 use crate::view::visibility::Viewer;
 use gpumem_ledger::ProcessView;
 use gpumem_model::control::HiddenRun;
@@ -77,10 +77,10 @@ impl Which {
 
 /// As JSON.
 pub(super) async fn runs(
-    sight: &Sight,
+    context: &ViewContext,
     viewer: Viewer,
     query: &str,
-    bill: &Bill,
+    charge: &CpuCharge,
 ) -> Result<Vec<u8>, Refused> {
     let which = Which::of(query)?;
     let (reply, live) = oneshot::channel();
@@ -90,11 +90,11 @@ pub(super) async fn runs(
         let facts = &process.facts;
         viewer.sees(facts.uid) && wanted.takes(process.key.pid, &facts.seen, &facts.claims)
     };
-    if sight.asks.send(Ask::Runs(Box::new(takes), bill.clone(), reply)).await.is_err() {
+    if context.asks.send(Query::Runs(Box::new(takes), charge.clone(), reply)).await.is_err() {
         return Err(ended());
     }
     let Ok(runs) = live.await else { return Err(ended()) };
-    let mut runs = sight.keeper.whole(runs).await;
+    let mut runs = context.keeper.whole(runs).await;
     if which != Which::Live {
         runs.retain(|run| which.is_then(run));
         let of = |run: &Run| run.devices.iter().map(|device| device.last.time_ns).max();
@@ -104,7 +104,7 @@ pub(super) async fn runs(
                 && which.takes(process.pid, &process.facts, &process.claims)
                 && which.is_then(run)
         };
-        let over = sight.keeper.find(Box::new(wanted), bill).await;
+        let over = context.keeper.find(Box::new(wanted), charge).await;
         runs.sort_by_key(|run| Reverse(of(run)));
         // What goes on is in the store too, as far as it was written.
         let is_live = |run: &Run, live: &[Run]| {
@@ -114,24 +114,24 @@ pub(super) async fn runs(
         let over: Vec<_> = over.into_iter().filter(|run| !is_live(run, &runs)).collect();
         runs.extend(over);
     }
-    if !viewer.all && sight.shown().tenants == Tenants::Anonymous {
+    if !viewer.all && context.shown().tenants == Tenants::Anonymous {
         runs.iter_mut().for_each(crate::view::visibility::hide_others);
     }
     match runs.iter().map(Run::weight).sum::<usize>() {
         ..SMALL => Ok(json(&runs)),
-        _ => sight.fair.beside(bill, move || json(&runs)).await.ok_or_else(ended),
+        _ => context.shares.beside(charge, move || json(&runs)).await.ok_or_else(ended),
     }
 }
 
 /// Whose runs a question is also about, which the caller may not see. Nothing where nobody may know whose processes there are.
 pub(super) async fn hidden(
-    sight: &Sight,
+    context: &ViewContext,
     viewer: Viewer,
     query: &str,
-    bill: &Bill,
+    charge: &CpuCharge,
 ) -> Result<Vec<HiddenRun>, Refused> {
     let which = Which::of(query)?;
-    if viewer.all || sight.shown().tenants == Tenants::Anonymous {
+    if viewer.all || context.shown().tenants == Tenants::Anonymous {
         return Ok(Vec::new());
     }
     let (reply, live) = oneshot::channel();
@@ -141,7 +141,7 @@ pub(super) async fn hidden(
         let facts = &process.facts;
         !viewer.sees(facts.uid) && wanted.takes(process.key.pid, &facts.seen, &facts.claims)
     };
-    if sight.asks.send(Ask::Runs(Box::new(takes), bill.clone(), reply)).await.is_err() {
+    if context.asks.send(Query::Runs(Box::new(takes), charge.clone(), reply)).await.is_err() {
         return Err(ended());
     }
     let mut runs = live.await.map_err(|_| ended())?;
@@ -154,7 +154,7 @@ pub(super) async fn hidden(
             && which.takes(process.pid, &process.facts, &process.claims)
             && which.is_then(run)
     };
-    runs.extend(sight.keeper.find(Box::new(wanted), bill).await);
+    runs.extend(context.keeper.find(Box::new(wanted), charge).await);
     let row = |run: &Run| HiddenRun {
         pid: run.process.pid,
         user: run.process.facts.get("user").cloned().or(run.process.uid.map(|uid| format!("user {uid}"))),

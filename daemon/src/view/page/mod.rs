@@ -7,9 +7,9 @@
 //! GET /api/process/PID.START       the report of a process (docs/report-json.md)
 //! GET /api/process/PID.START/page  the same as the page draws it
 //!
-//! desk     what was made for one is given to all, and making it has a bound
-//! node     devices and processes as JSON
-//! process  one process
+//! response_cache  makes each answer once for all who ask, and limits the time for making them
+//! node            devices and processes as JSON
+//! process         one process
 //! ```
 //!
 //! Everybody on the machine can open a loopback port, so nobody is told more here than the metrics tell everybody: categories, not
@@ -19,7 +19,7 @@ mod node;
 mod process;
 mod response_cache;
 
-use super::Sight;
+use super::ViewContext;
 use super::http::{plain, with};
 use crate::config::Page;
 use gpumem_ledger::ProcessKey;
@@ -31,7 +31,7 @@ use hyper::header::{
     REFERRER_POLICY, RETRY_AFTER, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
 use hyper::{Request, Response, StatusCode, Version};
-pub(crate) use response_cache::Desk;
+pub(crate) use response_cache::ResponseCache;
 use response_cache::{Refused, What};
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
@@ -104,12 +104,12 @@ pub fn understood(path: &str, host: &str, own: &str, hosts: &[String]) -> (bool,
 
 /// The answer to a GET; `None` where the page has no such path.
 pub(super) async fn answer(
-    sight: &Arc<Sight>,
-    desk: &Desk,
+    context: &Arc<ViewContext>,
+    cache: &ResponseCache,
     request: &Request<Incoming>,
 ) -> Option<Response<Full<Bytes>>> {
     let asked = Asked::of(request.uri().path())?;
-    let mut response = if sight.shown().page == Page::Off {
+    let mut response = if context.shown().page == Page::Off {
         plain(StatusCode::NOT_FOUND, "there is no page here: metrics.page is \"off\" in the configuration\n")
     } else {
         match asked {
@@ -118,7 +118,7 @@ pub(super) async fn answer(
                 page.headers_mut().insert(CONTENT_SECURITY_POLICY, ready().policy.clone());
                 page
             }),
-            Asked::Data(what) => match desk.get(sight, what).await {
+            Asked::Data(what) => match cache.get(context, what).await {
                 Ok(made) => {
                     unless_known(request, &made.tag, || with(StatusCode::OK, JSON, made.body.clone()))
                 }
@@ -217,7 +217,7 @@ fn is_allowed(allowed: &str, name: &str) -> bool {
 pub(super) fn of_processes(
     published: &crate::aggregator::Published,
     health: &super::health::Health,
-    shown: &super::Shown,
+    shown: &super::ViewSettings,
 ) -> serde_json::Value {
     serde_json::to_value(node::node(published, health, shown, true)).expect("JSON")
 }

@@ -8,7 +8,7 @@ use crate::view::health::Health;
 use crate::view::rows::{self, ConsistentSample, Rows};
 use crate::view::text::clean;
 use crate::view::visibility::Viewer;
-use crate::view::{Shown, Sight};
+use crate::view::{ViewContext, ViewSettings};
 use gpumem_ledger::{AccountView, Class, DeviceView, ProcessView};
 use gpumem_model::control::{DeviceRow, ProcessRow};
 use gpumem_model::run::{Clock, DeviceReading};
@@ -106,24 +106,28 @@ struct Category {
     bytes: i64,
 }
 
-pub(super) async fn devices(sight: &Arc<Sight>, shown: Shown) -> Result<Text, Refused> {
-    told(sight, shown, false).await
+pub(super) async fn devices(context: &Arc<ViewContext>, shown: ViewSettings) -> Result<Text, Refused> {
+    told(context, shown, false).await
 }
 
-pub(super) async fn processes(sight: &Arc<Sight>, shown: Shown) -> Result<Text, Refused> {
-    told(sight, shown, true).await
+pub(super) async fn processes(context: &Arc<ViewContext>, shown: ViewSettings) -> Result<Text, Refused> {
+    told(context, shown, true).await
 }
 
-async fn told(sight: &Arc<Sight>, shown: Shown, with_processes: bool) -> Result<Text, Refused> {
-    let health = sight.sources.health();
-    let mut published = sight.board.read();
+async fn told(
+    context: &Arc<ViewContext>,
+    shown: ViewSettings,
+    with_processes: bool,
+) -> Result<Text, Refused> {
+    let health = context.sources.health();
+    let mut published = context.board.read();
     for _ in 1..LOOKS {
         let rows = rows(&published, &health, &shown);
         if (0..rows.devices.len()).all(|at| adds_up(&rows, at) != Some(false)) {
             break;
         }
         tokio::time::sleep(AGAIN).await;
-        published = sight.board.read();
+        published = context.board.read();
     }
     aside(move || {
         let node = node(&published, &health, &shown, with_processes);
@@ -134,7 +138,7 @@ async fn told(sight: &Arc<Sight>, shown: Shown, with_processes: bool) -> Result<
 }
 
 /// Returns the rows as visible to an anonymous viewer.
-fn rows<'a>(published: &'a Published, health: &Health, shown: &Shown) -> Rows<'a> {
+fn rows<'a>(published: &'a Published, health: &Health, shown: &ViewSettings) -> Rows<'a> {
     let all = shown.tenants == Tenants::Named;
     rows::rows(published, health, Viewer { uid: u32::MAX, all }, shown.tenants)
 }
@@ -152,7 +156,7 @@ fn adds_up(rows: &Rows<'_>, device: usize) -> Option<bool> {
 pub(super) fn node<'a>(
     published: &Published,
     health: &'a Health,
-    shown: &Shown,
+    shown: &ViewSettings,
     with_processes: bool,
 ) -> Node<'a> {
     let rows = rows(published, health, shown);
@@ -210,7 +214,12 @@ fn device(row: &DeviceRow, device: &DeviceView, adds_up: bool) -> DeviceJson {
     }
 }
 
-fn process(row: &ProcessRow, process: &ProcessView, account: &AccountView, shown: &Shown) -> ProcessJson {
+fn process(
+    row: &ProcessRow,
+    process: &ProcessView,
+    account: &AccountView,
+    shown: &ViewSettings,
+) -> ProcessJson {
     // A process that is not told of by its pid is bytes only.
     let is_named = row.pid != 0;
     let who = row.who.iter().map(|(name, value)| (name.clone(), clean(value).into_owned()));
@@ -240,7 +249,7 @@ fn process(row: &ProcessRow, process: &ProcessView, account: &AccountView, shown
 }
 
 /// Rules that somebody chose stand; `default` is what fits the process.
-fn rules<'a>(process: &ProcessView, shown: &'a Shown) -> &'a Rules {
+fn rules<'a>(process: &ProcessView, shown: &'a ViewSettings) -> &'a Rules {
     let is_torch = || process.cells.iter().any(|cell| cell.pool.as_deref() == Some(names::TORCH));
     match shown.rules.name == "default" && is_torch() {
         true => &Groupings::preset(Some(names::TORCH)).structure,

@@ -1,10 +1,10 @@
 //! One process: its report as it stands, with what the reader may know of it.
 
 use super::response_cache::{Refused, Text, aside};
-use crate::aggregator::Ask;
+use crate::aggregator::Query;
 use crate::config::{Page, Tenants};
-use crate::limits::user_share::Bill;
-use crate::view::{Shown, Sight};
+use crate::limits::user_share::CpuCharge;
+use crate::view::{ViewContext, ViewSettings};
 use gpumem_ledger::{ProcessKey, ProcessView};
 use gpumem_model::run::Run;
 use gpumem_report::redacted::RedactedRun;
@@ -20,13 +20,13 @@ const MOST_DRAWN: usize = 256 << 10;
 /// Bytes of a report: one with tens of thousands of tags has more, and is asked of the control socket.
 const MOST_REPORT: usize = 4 << 20;
 
-/// Whether there is something to ask the core for, which has better things to do than to look for what is not there.
-pub(super) fn is_there(sight: &Sight, key: ProcessKey, tenants: Tenants) -> Result<(), Refused> {
+/// Refuses a process that has no report, so that the aggregator is not asked for it.
+pub(super) fn is_there(context: &ViewContext, key: ProcessKey, tenants: Tenants) -> Result<(), Refused> {
     if tenants == Tenants::Anonymous {
         let text = "processes are anonymous here (tenants in the configuration): gpumemctl report PID tells you yours";
         return Err(Refused(StatusCode::FORBIDDEN, text.to_owned()));
     }
-    let published = sight.board.read();
+    let published = context.board.read();
     let mut processes = published.snapshot.processes.iter();
     match processes.find(|process| process.key == key) {
         Some(process) if process.ended.is_none() && !process.accounts.is_empty() => Ok(()),
@@ -42,8 +42,12 @@ fn none(key: ProcessKey) -> Refused {
     Refused(StatusCode::NOT_FOUND, text)
 }
 
-pub(super) async fn report(sight: &Arc<Sight>, shown: Shown, key: ProcessKey) -> Result<Text, Refused> {
-    let text = told(sight, shown, key, |report, _| json::json(report)).await?;
+pub(super) async fn report(
+    context: &Arc<ViewContext>,
+    shown: ViewSettings,
+    key: ProcessKey,
+) -> Result<Text, Refused> {
+    let text = told(context, shown, key, |report, _| json::json(report)).await?;
     if text.text.len() > MOST_REPORT {
         let why =
             format!("the report has more than {MOST_REPORT} bytes: gpumemctl report {} --json", key.pid);
@@ -52,13 +56,17 @@ pub(super) async fn report(sight: &Arc<Sight>, shown: Shown, key: ProcessKey) ->
     Ok(text)
 }
 
-pub(super) async fn drawn(sight: &Arc<Sight>, shown: Shown, key: ProcessKey) -> Result<Text, Refused> {
-    told(sight, shown, key, |report, tags| html::data(report, tags, MOST_DRAWN)).await
+pub(super) async fn drawn(
+    context: &Arc<ViewContext>,
+    shown: ViewSettings,
+    key: ProcessKey,
+) -> Result<Text, Refused> {
+    told(context, shown, key, |report, tags| html::data(report, tags, MOST_DRAWN)).await
 }
 
 async fn told(
-    sight: &Arc<Sight>,
-    shown: Shown,
+    context: &Arc<ViewContext>,
+    shown: ViewSettings,
     key: ProcessKey,
     form: fn(&Report<'_>, bool) -> String,
 ) -> Result<Text, Refused> {
@@ -66,16 +74,16 @@ async fn told(
     let (reply, runs) = oneshot::channel();
     let takes = move |process: &ProcessView| process.key == key;
     let began = Instant::now();
-    sight.asks.send(Ask::Runs(Box::new(takes), Bill::default(), reply)).await.map_err(|_| gone())?;
+    context.asks.send(Query::Runs(Box::new(takes), CpuCharge::default(), reply)).await.map_err(|_| gone())?;
     let runs = runs.await.map_err(|_| gone())?;
     let core: Duration = began.elapsed();
-    let run = sight.keeper.whole(runs).await.into_iter().next().ok_or_else(|| none(key))?;
+    let run = context.keeper.whole(runs).await.into_iter().next().ok_or_else(|| none(key))?;
     let mut text = aside(move || with_words(run, &shown, form)).await?;
     text.cost += core;
     Ok(text)
 }
 
-fn with_words(mut run: Run, shown: &Shown, form: fn(&Report<'_>, bool) -> String) -> String {
+fn with_words(mut run: Run, shown: &ViewSettings, form: fn(&Report<'_>, bool) -> String) -> String {
     // Rules that somebody chose stand; `default` is what fits the run.
     let rules = if shown.rules.name == "default" { Groupings::of_run(&run) } else { (*shown.rules).clone() };
     let command = format!("gpumemctl report {}", run.process.pid);

@@ -3,7 +3,7 @@
 
 use super::{node, process};
 use crate::config::{Page, Tenants};
-use crate::view::{Shown, Sight};
+use crate::view::{ViewContext, ViewSettings};
 use gpumem_ledger::ProcessKey;
 use hyper::StatusCode;
 use hyper::body::Bytes;
@@ -47,7 +47,7 @@ pub(super) struct Refused(pub StatusCode, pub String);
 
 /// An answer.
 #[derive(Debug)]
-pub(super) struct Made {
+pub(super) struct CachedResponse {
     pub body: Bytes,
     pub tag: HeaderValue,
     at: Instant,
@@ -58,7 +58,7 @@ pub(super) struct Made {
 struct Under(Page, Tenants, usize);
 
 impl Under {
-    fn of(shown: &Shown) -> Self {
+    fn of(shown: &ViewSettings) -> Self {
         Under(shown.page, shown.tenants, Arc::as_ptr(&shown.rules) as usize)
     }
 }
@@ -66,30 +66,34 @@ impl Under {
 struct Kept {
     what: What,
     under: Under,
-    made: Arc<Made>,
+    made: Arc<CachedResponse>,
     asked: Instant,
 }
 
 /// Where answers lie.
 #[derive(Default)]
-pub(crate) struct Desk {
+pub(crate) struct ResponseCache {
     kept: Mutex<Vec<Kept>>,
     /// Who has it makes something; when the next one may.
     turn: tokio::sync::Mutex<Option<Instant>>,
     number: std::sync::atomic::AtomicU64,
 }
 
-impl Desk {
-    pub(super) async fn get(&self, sight: &Arc<Sight>, what: What) -> Result<Arc<Made>, Refused> {
-        let shown = sight.shown();
+impl ResponseCache {
+    pub(super) async fn get(
+        &self,
+        context: &Arc<ViewContext>,
+        what: What,
+    ) -> Result<Arc<CachedResponse>, Refused> {
+        let shown = context.shown();
         let under = Under::of(&shown);
         if let Some(made) = self.find(what, under, what.fresh()) {
             return Ok(made);
         }
         if let What::Report(key) | What::Drawn(key) = what {
-            process::is_there(sight, key, shown.tenants)?;
+            process::is_there(context, key, shown.tenants)?;
         }
-        match tokio::time::timeout(PATIENCE, self.make(sight, what, shown, under)).await {
+        match tokio::time::timeout(PATIENCE, self.make(context, what, shown, under)).await {
             Ok(made) => made,
             // Others are looked at, or the daemon has much to do: the page says how old its numbers are.
             Err(_) => self.find(what, under, OLDEST).ok_or_else(busy),
@@ -98,11 +102,11 @@ impl Desk {
 
     async fn make(
         &self,
-        sight: &Arc<Sight>,
+        context: &Arc<ViewContext>,
         what: What,
-        shown: Shown,
+        shown: ViewSettings,
         under: Under,
-    ) -> Result<Arc<Made>, Refused> {
+    ) -> Result<Arc<CachedResponse>, Refused> {
         let mut turn = self.turn.lock().await;
         // While this one waited, another one may have made it.
         if let Some(made) = self.find(what, under, what.fresh()) {
@@ -113,23 +117,23 @@ impl Desk {
         }
         let began = Instant::now();
         let body = match what {
-            What::Devices => node::devices(sight, shown).await?,
-            What::Processes => node::processes(sight, shown).await?,
-            What::Report(key) => process::report(sight, shown, key).await?,
-            What::Drawn(key) => process::drawn(sight, shown, key).await?,
+            What::Devices => node::devices(context, shown).await?,
+            What::Processes => node::processes(context, shown).await?,
+            What::Report(key) => process::report(context, shown, key).await?,
+            What::Drawn(key) => process::drawn(context, shown, key).await?,
         };
         *turn = Some(Instant::now() + (body.cost * REST).min(LONGEST_REST));
         drop(turn);
         let number = self.number.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         // Another daemon's answers have other tags.
-        let tag = format!("\"{:x}.{number:x}\"", sight.stats.started_ns);
+        let tag = format!("\"{:x}.{number:x}\"", context.stats.started_ns);
         let tag = HeaderValue::from_str(&tag).unwrap_or(HeaderValue::from_static("\"\""));
-        let made = Arc::new(Made { body: body.text.into(), tag, at: began });
+        let made = Arc::new(CachedResponse { body: body.text.into(), tag, at: began });
         self.keep(Kept { what, under, made: Arc::clone(&made), asked: Instant::now() });
         Ok(made)
     }
 
-    fn find(&self, what: What, under: Under, newer_than: Duration) -> Option<Arc<Made>> {
+    fn find(&self, what: What, under: Under, newer_than: Duration) -> Option<Arc<CachedResponse>> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let found = kept.iter_mut().find(|kept| kept.what == what && kept.under == under)?;
         found.asked = Instant::now();

@@ -25,30 +25,30 @@ use crate::aggregator::Published;
 use crate::config::Tenants;
 #[cfg(test)]
 use crate::view::health::Health;
-use crate::view::{Shown, Sight};
+use crate::view::{ViewContext, ViewSettings};
 pub use devices::MOST_PER_DEVICE;
 use families::Families;
 pub(crate) use families::Family;
 
 /// The text of one scrape, as everybody may have it.
-pub fn scrape(sight: &Sight) -> String {
-    scrape_as(sight, sight.shown())
+pub fn scrape(context: &ViewContext) -> String {
+    scrape_as(context, context.shown())
 }
 
 /// The same for who sees all processes.
-pub(crate) fn scrape_named(sight: &Sight) -> String {
-    scrape_as(sight, Shown { tenants: Tenants::Named, ..sight.shown() })
+pub(crate) fn scrape_named(context: &ViewContext) -> String {
+    scrape_as(context, ViewSettings { tenants: Tenants::Named, ..context.shown() })
 }
 
-fn scrape_as(sight: &Sight, shown: Shown) -> String {
-    let published = sight.board.read();
-    let health = sight.sources.health();
+fn scrape_as(context: &ViewContext, shown: ViewSettings) -> String {
+    let published = context.board.read();
+    let health = context.sources.health();
     let mut families = Families::new(shown.max_series);
     devices::collect(&published, &health, &mut families);
     let folded = processes::collect(&published, &health, &shown, &mut families);
-    sight.stats.add(crate::stats::Count::SeriesFolded, families.folded());
+    context.stats.add(crate::stats::Count::SeriesFolded, families.folded());
     let mut text = families.text();
-    own::write(sight, &health, &published, folded, &mut text);
+    own::write(context, &health, &published, folded, &mut text);
     text
 }
 
@@ -59,14 +59,14 @@ pub fn families() -> impl Iterator<Item = &'static Family> {
 }
 
 /// The most series of a process that uses so many devices.
-pub fn most_per_process(shown: &Shown, devices: usize) -> usize {
+pub fn most_per_process(shown: &ViewSettings, devices: usize) -> usize {
     let of_account = processes::most_per_account(shown.rules.structure.rules.len(), shown.tags);
     processes::MOST_PER_PROCESS + devices * of_account
 }
 
 /// The series of processes alone.
 #[cfg(test)]
-pub(super) fn of_processes(published: &Published, health: &Health, shown: &Shown) -> String {
+pub(super) fn of_processes(published: &Published, health: &Health, shown: &ViewSettings) -> String {
     let mut families = Families::new(shown.max_series);
     processes::collect(published, health, shown, &mut families);
     families.text()

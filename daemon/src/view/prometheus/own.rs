@@ -5,7 +5,7 @@ use super::families::Family;
 use super::processes::Folded;
 use crate::aggregator::Published;
 use crate::stats::Count;
-use crate::view::Sight;
+use crate::view::ViewContext;
 use crate::view::health::{Health, nvml_numbers};
 use crate::view::text::Label;
 use prometheus::core::{Collector, Desc};
@@ -133,7 +133,7 @@ fn metric(counter: bool, value: f64, labels: &[(&str, &str)]) -> Metric {
 
 /// Appends the families about ourselves.
 pub(super) fn write(
-    sight: &Sight,
+    context: &ViewContext,
     health: &Health,
     published: &Published,
     folded: Folded,
@@ -146,10 +146,10 @@ pub(super) fn write(
         }
         let label = reason.map(|reason| ("reason", reason));
         if let Some(last) = families.last_mut() {
-            last.mut_metric().push(metric(true, sight.stats.get(count) as f64, label.as_slice()));
+            last.mut_metric().push(metric(true, context.stats.get(count) as f64, label.as_slice()));
         }
     }
-    let store = sight.keeper.status();
+    let store = context.keeper.status();
     let age = crate::clock::now_ns().saturating_sub(published.at_ns) as f64 / 1e9;
     let yes = |up: bool| f64::from(u8::from(up));
     for (of, value, label) in [
@@ -172,7 +172,7 @@ pub(super) fn write(
         (&HEAP, crate::memory::in_use().map(|bytes| bytes as f64), None),
         (&RESIDENT, resident_bytes(), None),
         (&OPEN_FDS, open_fds(), None),
-        (&STARTED, Some(started(sight.stats.started_ns)), None),
+        (&STARTED, Some(started(context.stats.started_ns)), None),
     ] {
         let Some(value) = value else { continue };
         let counter = of.kind == "counter";

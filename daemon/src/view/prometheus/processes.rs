@@ -10,7 +10,7 @@ use super::families::{Families, Family, Labels};
 use super::names::{BESIDE_RULES, BESIDE_TAGS, Names, REST};
 use crate::aggregator::Published;
 use crate::config::Tenants;
-use crate::view::Shown;
+use crate::view::ViewSettings;
 use crate::view::health::Health;
 use crate::view::rows::{ConsistentSample, flags};
 use gpumem_ledger::{AccountView, ProcessKey, ProcessView};
@@ -134,7 +134,12 @@ pub(super) struct Folded {
 /// A process on a device: the device's place in the snapshot.
 type OnDevice<'a> = (usize, &'a AccountView, Amounts<'a>);
 
-pub(super) fn collect(published: &Published, health: &Health, shown: &Shown, out: &mut Families) -> Folded {
+pub(super) fn collect(
+    published: &Published,
+    health: &Health,
+    shown: &ViewSettings,
+    out: &mut Families,
+) -> Folded {
     let devices = &published.snapshot.devices;
     let is_there: Vec<bool> = devices.iter().map(|device| health.nvml.may_have(device.name)).collect();
     let is_shown = |process: &&ProcessView| process.ended.is_none() && !process.accounts.is_empty();
@@ -228,7 +233,7 @@ fn claimed(process: &ProcessView, is_there: &[bool]) -> u64 {
 }
 
 /// What adds up of each account that has a device of this machine.
-fn amounts<'a>(process: &'a ProcessView, is_there: &[bool], shown: &'a Shown) -> Vec<OnDevice<'a>> {
+fn amounts<'a>(process: &'a ProcessView, is_there: &[bool], shown: &'a ViewSettings) -> Vec<OnDevice<'a>> {
     let covered = process.coverage.covered;
     let categories = Names::categories(process, &shown.rules.structure);
     let of = |account: &'a AccountView| {

@@ -2,13 +2,13 @@
 
 use gpumem_ledger::{Origin, ProcessKey};
 use gpumem_wire::{Absence, Body, DeviceIdKind, DriverEventKind, MemoryKind, Reading, Record, Stamp};
-use gpumemd::aggregator::{Board, Core, Pace};
+use gpumemd::aggregator::{Aggregator, AggregatorSettings, SnapshotReader};
 use gpumemd::nvml_status::{DeviceStatus, NvmlStatus};
-use gpumemd::run_writer::{Keeper, Thread};
+use gpumemd::run_writer::{RunWriter, Thread};
 use gpumemd::source::Batch;
 use gpumemd::stats::Stats;
 use gpumemd::view::health::Health;
-use gpumemd::view::{Fixed, Shown, Sight, Sources};
+use gpumemd::view::{Sources, StartupInfo, ViewContext, ViewSettings};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,15 +21,15 @@ impl Sources for Told {
         self.0.clone()
     }
     fn release(&self, _: Duration) {}
-    fn errand(&self, _: ProcessKey, _: gpumemd::view::Errand) -> gpumemd::view::Obeyed {
+    fn errand(&self, _: ProcessKey, _: gpumemd::view::AgentCommand) -> gpumemd::view::CommandResult {
         Box::pin(async { Err("there are no agents".to_owned()) })
     }
 }
 
 /// A core without a daemon around it, and what views see of it.
 pub struct Node {
-    pub core: Core,
-    pub sight: Sight,
+    pub core: Aggregator,
+    pub context: ViewContext,
     pub thread: Thread,
 }
 
@@ -60,9 +60,11 @@ impl Node {
     pub fn new(store: PathBuf, devices: usize, max_series: usize) -> Self {
         let stats = Arc::new(Stats::default());
         let (keeper, thread) =
-            Keeper::start(store, Default::default(), Arc::clone(&stats)).expect("a thread");
-        let pace = Pace { checkpoint: Duration::from_secs(3600), ..Pace::default() };
-        let (core, board): (Core, Board) = Core::new(Arc::clone(&stats), keeper.clone(), pace);
+            RunWriter::start(store, Default::default(), Arc::clone(&stats)).expect("a thread");
+        let pace =
+            AggregatorSettings { checkpoint: Duration::from_secs(3600), ..AggregatorSettings::default() };
+        let (core, board): (Aggregator, SnapshotReader) =
+            Aggregator::new(Arc::clone(&stats), keeper.clone(), pace);
         let known = |index: usize| {
             let name = gpumem_ledger::DeviceName::of_record(1, index as u64, 0, DeviceIdKind::Gpu);
             DeviceStatus::new(name, index as u8, index as u16)
@@ -71,20 +73,20 @@ impl Node {
         let reason = "nvml: told".into();
         let nvml = NvmlStatus { up: true, reason, devices: known, ..NvmlStatus::default() };
         let health = Health { nvml, ..Health::default() };
-        let shown = Shown { max_series, ..Shown::default() };
+        let shown = ViewSettings { max_series, ..ViewSettings::default() };
         let (asks, _) = tokio::sync::mpsc::channel(1);
         let sources = Box::new(Told(health));
-        let sight = Sight {
+        let context = ViewContext {
             board,
             stats,
             keeper,
             asks,
             sources,
             shown: shown.into(),
-            fixed: Fixed::default(),
-            fair: Default::default(),
+            fixed: StartupInfo::default(),
+            shares: Default::default(),
         };
-        let mut node = Node { core, sight, thread };
+        let mut node = Node { core, context, thread };
         for index in 0..devices {
             let stamp = Stamp { device: index as u8, time_ns: 1, ..Stamp::default() };
             node.core.take(batch(Origin::Host, &[(stamp, device(index))]));

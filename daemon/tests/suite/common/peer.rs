@@ -185,7 +185,9 @@ impl Peer {
     pub fn receive(&self) -> Option<Vec<u8>> {
         let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
         let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
-        assert_eq!(poll(&mut fds, Some(&patience)), Ok(1), "the daemon says nothing");
+        // Children of other tests in this process end meanwhile, and their SIGCHLD interrupts the call.
+        let ready = rustix::io::retry_on_intr(|| poll(&mut fds, Some(&patience)));
+        assert_eq!(ready, Ok(1), "the daemon says nothing");
         let mut buffer = vec![0; 64 << 10];
         let (len, _) = recv(&self.socket, &mut buffer[..], RecvFlags::empty()).unwrap_or((0, 0));
         buffer.truncate(len);

@@ -6,7 +6,7 @@ use gpumem_ledger::{Origin, ProcessKey};
 use gpumem_model::run::State;
 use gpumem_runs::store::{RunSummary, Store};
 use gpumem_wire::{Absence, Body, Reading, Stamp};
-use gpumemd::aggregator::Order;
+use gpumemd::aggregator::Command;
 use gpumemd::stats::Count;
 use std::path::Path;
 use std::time::Duration;
@@ -32,7 +32,7 @@ fn settle(node: &mut Node, mut now_ns: u64) -> u64 {
     wait_for("everything to be written", || {
         now_ns += SECOND / 10;
         node.core.tick(now_ns);
-        let status = node.sight.keeper.status();
+        let status = node.context.keeper.status();
         (status.waiting == 0 && status.queued == 0).then_some(())
     });
     now_ns
@@ -69,8 +69,8 @@ fn every_one_of_many_live_processes_is_checkpointed_and_has_a_run_at_its_end() {
         let over = list(&path).into_iter().filter(|run| matches!(run.state, State::Closed { .. }));
         (over.count() == PROCESSES).then_some(())
     });
-    assert_eq!(node.sight.stats.get(Count::StoreDropped), 0);
-    assert_eq!(node.sight.stats.get(Count::RunsFinished), PROCESSES as u64);
+    assert_eq!(node.context.stats.get(Count::StoreDropped), 0);
+    assert_eq!(node.context.stats.get(Count::RunsFinished), PROCESSES as u64);
     node.thread.end(Duration::from_secs(10));
 }
 
@@ -89,7 +89,7 @@ fn hello_that_is_read_after_the_run_was_closed_joins_it() {
     };
     node.sample(0, T, &[(key, Ok(10 * MIB))]);
     let now = end(&mut node, T + 1);
-    assert_eq!(node.sight.stats.get(Count::RunsFinished), 1);
+    assert_eq!(node.context.stats.get(Count::RunsFinished), 1);
     let agent = |node: &mut Node, up: bool| {
         let stamp = Stamp { thread: key.pid, time_ns: now, ..Stamp::default() };
         node.core.take(batch(Origin::Process(key), &[(stamp, Body::Source { up, reason: "agent" })]));
@@ -99,7 +99,7 @@ fn hello_that_is_read_after_the_run_was_closed_joins_it() {
     agent(&mut node, false);
     end(&mut node, now);
     let runs = list(&path);
-    assert_eq!((runs.len(), node.sight.stats.get(Count::SkippedOver)), (1, 0), "{runs:?}");
+    assert_eq!((runs.len(), node.context.stats.get(Count::SkippedOver)), (1, 0), "{runs:?}");
     let run = Store::open_read_only(&path).and_then(|store| store.load(runs[0].id)).expect("the run");
     assert_eq!(run.coverage.events, 6, "what the agent said");
     assert!(
@@ -109,7 +109,7 @@ fn hello_that_is_read_after_the_run_was_closed_joins_it() {
     );
     // Without a hello they are counted.
     node.covered(0, 0, 3);
-    assert_eq!(node.sight.stats.get(Count::SkippedOver), 6);
+    assert_eq!(node.context.stats.get(Count::SkippedOver), 6);
     node.thread.end(Duration::from_secs(10));
 }
 
@@ -119,18 +119,18 @@ fn daemon_that_ends_writes_the_news_of_every_process() {
     let path = scratch.join("runs.sqlite");
     let mut node = Node::new(path.clone(), 1, 10_000);
     sample(&mut node, T, 10 * MIB);
-    let Node { core, sight, thread } = node;
+    let Node { core, context, thread } = node;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let (_batches, inbox) = mpsc::channel(1);
         let (_asks, asked) = mpsc::channel(1);
         let (orders, ordered) = mpsc::channel(1);
-        orders.send(Order::End).await.expect("it listens");
+        orders.send(Command::End).await.expect("it listens");
         core.run(inbox, asked, ordered).await;
     });
     thread.end(Duration::from_secs(30));
     assert_eq!(list(&path).len(), PROCESSES);
-    assert_eq!(sight.stats.get(Count::StoreDropped), 0);
+    assert_eq!(context.stats.get(Count::StoreDropped), 0);
 }
 
 /// What has not been written is shown, and counted when it is written late.
@@ -145,17 +145,17 @@ fn runs_that_are_written_late_are_counted() {
     sample(&mut node, T, 10 * MIB);
     node.core.tick(T);
     node.core.tick(T + SECOND);
-    let status = node.sight.keeper.status();
+    let status = node.context.keeper.status();
     assert!(status.waiting > 0 && status.queued > 0, "{status:?}");
     assert_eq!(status.waiting + status.queued, PROCESSES);
     let later = T + 2 * 3_600 * SECOND;
     node.core.tick(later);
-    assert!(node.sight.keeper.status().is_late);
+    assert!(node.context.keeper.status().is_late);
     std::fs::remove_file(&file).expect("removed");
     std::fs::create_dir_all(&file).expect("a folder");
     settle(&mut node, later);
     assert_eq!(list(&path).len(), PROCESSES);
     let queued = status.queued as u64;
-    assert_eq!(node.sight.stats.get(Count::StoreLate), queued);
+    assert_eq!(node.context.stats.get(Count::StoreLate), queued);
     node.thread.end(Duration::from_secs(10));
 }

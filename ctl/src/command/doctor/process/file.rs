@@ -1,13 +1,13 @@
 //! Whether the library can be loaded where the process is: its mount namespace may have other files, or none.
 
-use super::seen::Seen;
+use super::proc_snapshot::ProcSnapshot;
 use crate::command::doctor::elf::Elf;
 use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
 /// What is wrong with it, and what to do; `None`: nothing.
-pub(super) fn wrong(process: &Seen, path: &str) -> Option<(String, String)> {
+pub(super) fn wrong(process: &ProcSnapshot, path: &str) -> Option<(String, String)> {
     if !path.starts_with('/') {
         let text =
             format!("{path} is no absolute path: CUDA looks for it where the loader looks for libraries");

@@ -9,7 +9,7 @@
 //! ```
 
 mod file;
-mod seen;
+mod proc_snapshot;
 mod socket;
 mod text;
 mod variable;
@@ -19,7 +19,7 @@ use super::findings::{DoctorReport, finding};
 use crate::command::run::library;
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
-use seen::Seen;
+use proc_snapshot::ProcSnapshot;
 use std::path::Path;
 use text::files;
 pub(super) use text::mapped;
@@ -44,8 +44,8 @@ const TOOLS: [(&str, &str); 8] = [
 ];
 
 /// Everything that is said of one process.
-struct Case<'a> {
-    seen: Seen,
+struct ProcessCase<'a> {
+    seen: ProcSnapshot,
     subject: String,
     /// The daemon says that its agent is heard, or why it is not.
     covered: bool,
@@ -63,12 +63,12 @@ pub(super) fn look(
     told: &DoctorReport,
     findings: &mut Vec<Finding>,
 ) {
-    let seen = Seen::look(pid);
+    let seen = ProcSnapshot::look(pid);
     let uptime_s = told.daemon.as_ref().map(|(_, doctor)| doctor.uptime_s);
-    Case { subject: format!("pid {pid}"), seen, covered, control, uptime_s, findings }.judge();
+    ProcessCase { subject: format!("pid {pid}"), seen, covered, control, uptime_s, findings }.judge();
 }
 
-impl Case<'_> {
+impl ProcessCase<'_> {
     fn say(&mut self, check: Check, state: State, text: impl Into<String>, fix: Option<&str>) {
         self.findings.push(finding(check, state, &self.subject, text, fix));
     }

@@ -1,15 +1,15 @@
 //! Whether the process sees the daemon's socket, in its own mount namespace and by its own environment.
 
 use super::file::mounts_differ;
-use super::seen::Seen;
+use super::proc_snapshot::ProcSnapshot;
 use crate::client::{AGENT, sibling};
-use crate::command::doctor::here::LONGEST_SOCKET;
+use crate::command::doctor::local_checks::LONGEST_SOCKET;
 use gpumem_model::control::State;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 
 /// Where the agent of a process looks, best first, as agent-lib's environment has it.
-fn places(process: &Seen) -> Vec<String> {
+fn places(process: &ProcSnapshot) -> Vec<String> {
     if let Some(named) = process.variable("GPUMEM_SOCKET") {
         return vec![named];
     }
@@ -19,7 +19,10 @@ fn places(process: &Seen) -> Vec<String> {
 }
 
 /// The socket that it sees; or how it is, why, and what to do.
-pub(super) fn look(process: &Seen, control: Option<&Path>) -> Result<String, (State, String, String)> {
+pub(super) fn look(
+    process: &ProcSnapshot,
+    control: Option<&Path>,
+) -> Result<String, (State, String, String)> {
     let places = places(process);
     let daemons = control.map(|control| sibling(control, AGENT));
     let identity = |path: &Path| path.metadata().ok().map(|file| (file.dev(), file.ino()));

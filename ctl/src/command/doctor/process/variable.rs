@@ -1,6 +1,6 @@
 //! Who lost the variable: the nearest ancestor that still has it stands beside the one that dropped it.
 
-use super::seen::Seen;
+use super::proc_snapshot::ProcSnapshot;
 use super::{AGENT, INJECTION};
 
 /// The variables that go together.
@@ -28,12 +28,12 @@ fn fix_for(holder: &str) -> String {
 }
 
 /// Why a process was started without it, and what to do.
-pub(super) fn lost(process: &Seen, ancestors: &[Seen]) -> (String, String) {
-    let has = |seen: &Seen| {
+pub(super) fn lost(process: &ProcSnapshot, ancestors: &[ProcSnapshot]) -> (String, String) {
+    let has = |seen: &ProcSnapshot| {
         seen.variable(INJECTION)
             .is_some_and(|path| path.rsplit('/').next().is_some_and(|file| file.starts_with(AGENT)))
     };
-    let named = |seen: &Seen| format!("{} (pid {})", seen.comm, seen.pid);
+    let named = |seen: &ProcSnapshot| format!("{} (pid {})", seen.comm, seen.pid);
     let holder = ancestors.iter().position(has);
     let Some((at, holder)) = holder.and_then(|at| Some((at, ancestors.get(at)?))) else {
         // `gpumemctl run` sets it for what it starts, and has it not itself.
@@ -65,9 +65,9 @@ pub(super) fn lost(process: &Seen, ancestors: &[Seen]) -> (String, String) {
 mod tests {
     use super::*;
 
-    fn seen(pid: u32, comm: &str, environ: Option<&str>) -> Seen {
+    fn seen(pid: u32, comm: &str, environ: Option<&str>) -> ProcSnapshot {
         let environ = environ.map(|text| text.replace(' ', "\0").into_bytes());
-        Seen { pid, comm: comm.into(), environ, ..Seen::default() }
+        ProcSnapshot { pid, comm: comm.into(), environ, ..ProcSnapshot::default() }
     }
 
     #[test]

@@ -34,7 +34,7 @@ fn poller(opens: &Rc<RefCell<Result<FakeGpus, String>>>, arguments: Arguments) -
         let opened = opens.borrow().clone();
         opened.map(|gpus| Box::new(gpus) as Box<dyn Gpus>).map_err(|reason| (reason, 9))
     };
-    (Poller::new(arguments, Box::new(open), Outlet::new(Box::new(pipe.clone()), None)), pipe)
+    (Poller::new(arguments, Box::new(open), FrameWriter::new(Box::new(pipe.clone()), None)), pipe)
 }
 
 fn wait_is_over(poller: &mut Poller) {

@@ -1,24 +1,24 @@
 //! What a session reads beside memory and lists: facts of the devices, accounting mode, events.
 
 use super::super::answer::Happened;
-use super::super::call_state::Doing;
+use super::super::call_state::Call;
 use super::super::library::Facts;
-use super::super::protocol::Outlet;
+use super::super::protocol::FrameWriter;
 use super::{Next, Session, at};
 use crate::clock::now_ns;
 use gpumem_wire::{Body, Reading, Stamp};
 
 impl Session {
     /// Of a device, or of the driver: the parent keeps them, nobody else hears of them.
-    pub(super) fn say_facts(&self, index: Option<usize>, facts: &Facts, out: &mut Outlet) {
+    pub(super) fn say_facts(&self, index: Option<usize>, facts: &Facts, out: &mut FrameWriter) {
         let lines: String = facts.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
         let stamp =
             index.map_or(Stamp { time_ns: now_ns(), ..Stamp::default() }, |index| at(index, now_ns()));
         let body = Body::ProcessFacts { start_ticks: 0, uid: Reading::ABSENT, parent_pid: 0, facts: &lines };
-        out.say(stamp, body);
+        out.write(stamp, body);
     }
 
-    pub(super) fn look_at_accounting(&mut self, index: usize, out: &mut Outlet) {
+    pub(super) fn look_at_accounting(&mut self, index: usize, out: &mut FrameWriter) {
         let is_accounting = self.gpus.is_accounting(index);
         let mut facts = self.gpus.facts(Some(index));
         if is_accounting {
@@ -33,9 +33,9 @@ impl Session {
     }
 
     /// What has happened, and what that means for the library: the devices are others now, or the driver is being unbound.
-    pub(super) fn events(&mut self, now: u64, out: &mut Outlet) -> Option<Next> {
+    pub(super) fn events(&mut self, now: u64, out: &mut FrameWriter) -> Option<Next> {
         self.looked_ns = now;
-        out.doing(Doing::Events);
+        out.doing(Call::Events);
         self.gpus.events(&mut self.happened);
         let unbinding = self.gpus.unbinding();
         let mut is_partitioned = false;
@@ -57,17 +57,17 @@ impl Session {
                         || device.instance.is_none()
                         || event.instance == device.instance);
                 if is_it {
-                    out.say(Stamp { tag, ..at(index, now) }, body);
+                    out.write(Stamp { tag, ..at(index, now) }, body);
                 }
             }
         }
-        out.doing(Doing::Nothing);
+        out.doing(Call::Nothing);
         unbinding.map(Next::Release).or_else(|| is_partitioned.then_some(Next::Reopen(None)))
     }
 
     /// What accounting mode says of each process of the list, and once more of those that the last one had: while a
     /// process lives its peak is said when it has grown.
-    pub(super) fn say_accounted(&mut self, index: usize, out: &mut Outlet) {
+    pub(super) fn say_accounted(&mut self, index: usize, out: &mut FrameWriter) {
         let now = now_ns();
         let mut peaks = std::mem::take(&mut self.seen[index].peaks);
         let (rows, seen) = (&self.rows, &self.seen[index]);
@@ -90,7 +90,7 @@ impl Session {
                 None => peaks.push((pid, peak)),
             }
             let stamp = Stamp { thread: pid, ..at(index, now) };
-            out.say(stamp, Body::AccountedPeak { start_ticks: 0, peak_bytes: peak });
+            out.write(stamp, Body::AccountedPeak { start_ticks: 0, peak_bytes: peak });
         }
         peaks.retain(|&(pid, _)| self.rows.binary_search_by_key(&pid, |row| row.pid).is_ok());
         self.seen[index].peaks = peaks;

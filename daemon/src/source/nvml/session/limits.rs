@@ -1,7 +1,7 @@
 //! Limits of GPU memory that the driver keeps for control groups, of the groups whose processes are on a device.
 
 use super::super::answer::{Code, MemoryLimit};
-use super::super::protocol::Outlet;
+use super::super::protocol::FrameWriter;
 use super::Session;
 use crate::clock::now_ns;
 use crate::source::process;
@@ -30,7 +30,7 @@ fn entry(limit: MemoryLimit, group: &str) -> String {
 
 impl Session {
     /// Asks for the limits of the groups of the last list, if it is time, and says them as a fact of the device if they have changed.
-    pub(super) fn look_at_limits(&mut self, index: usize, out: &mut Outlet) {
+    pub(super) fn look_at_limits(&mut self, index: usize, out: &mut FrameWriter) {
         let now = now_ns();
         let limits = &mut self.seen[index].limits;
         if limits.is_unknown || limits.asked_ns.is_some_and(|asked| now.saturating_sub(asked) < PERIOD_NS) {

@@ -115,11 +115,11 @@ struct Run {
     gpus: FakeGpus,
     session: Session,
     totals: Totals,
-    out: Outlet,
+    out: FrameWriter,
 }
 
 fn run(gpus: &FakeGpus) -> Run {
-    let mut out = Outlet::new(Box::new(io::sink()), None);
+    let mut out = FrameWriter::new(Box::new(io::sink()), None);
     let mut session = Session::begin(Box::new(gpus.clone()), &NvmlSettings::default(), &[], &mut out);
     session.seen.iter_mut().for_each(|seen| seen.told = Some(None));
     out.frames.clear();
@@ -322,7 +322,7 @@ fn how_a_device_is_is_said_after_its_first_reading() {
 #[test]
 fn devices_to_be_avoided_are_named_and_not_called() {
     let gpus = FakeGpus::new(2);
-    let mut out = Outlet::new(Box::new(io::sink()), None);
+    let mut out = FrameWriter::new(Box::new(io::sink()), None);
     let avoid = [(DeviceName::Gpu([0; 16]), now_ns() + 1_000_000_000_000)];
     let mut session = Session::begin(Box::new(gpus.clone()), &NvmlSettings::default(), &avoid, &mut out);
     assert_eq!(said(&std::mem::take(&mut out.frames)), ["gpu 0 model None", "gpu 1 model Some(1000)"]);

@@ -1,7 +1,7 @@
 //! Pollers beside the current one: those whose call does not return, and one that opens a GPU again.
 
 use super::super::answer::Code;
-use super::super::call_state::Doing;
+use super::super::call_state::Call;
 use super::super::hung::{HungDevices, Pending};
 use super::super::protocol::limit;
 use super::super::translate::PollerState;
@@ -34,9 +34,9 @@ impl Watch {
             let is_known = |index: u16| status.devices.iter().any(|of| of.index == index);
             match (doing, pending) {
                 // The first time that a driver opens a GPU takes seconds.
-                (Doing::Index(index), _) => is_known(index) && is_fresh(index),
+                (Call::Index(index), _) => is_known(index) && is_fresh(index),
                 (_, Some(pending)) => is_fresh(pending.index),
-                (Doing::Events, _) => true,
+                (Call::Events, _) => true,
                 _ => false,
             }
         };
@@ -110,7 +110,7 @@ impl Watch {
         let code = if has_died { Code::UNKNOWN } else { Code::TIMEOUT };
         self.hung.avoid(pending, code, &self.settings, &mut self.translator, &mut status);
         // Only its lists: its memory can be read, which takes a poller that has opened it.
-        self.needs_reopen |= matches!(pending.doing, Doing::Lists(_));
+        self.needs_reopen |= matches!(pending.doing, Call::Lists(_));
     }
 
     /// Goes back to the newest poller that was stuck.

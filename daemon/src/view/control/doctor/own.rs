@@ -3,7 +3,7 @@
 use super::finding::finding;
 use crate::run_writer::{self, Doubt};
 use crate::stats::Count;
-use crate::view::Sight;
+use crate::view::ViewContext;
 use crate::view::health::Health;
 use gpumem_ledger::Snapshot;
 use gpumem_model::checks::Check;
@@ -255,10 +255,10 @@ const TOLD: [Told; 30] = [
 ];
 
 /// All that there is to say.
-pub(super) fn look(sight: &Sight, health: &Health, findings: &mut Vec<Finding>) {
+pub(super) fn look(context: &ViewContext, health: &Health, findings: &mut Vec<Finding>) {
     of_calls(health, findings);
-    of_store(&sight.keeper.status(), findings);
-    findings.push(match sight.fixed.metrics {
+    of_store(&context.keeper.status(), findings);
+    findings.push(match context.fixed.metrics {
         Some(address) => {
             let text = format!("http://{address}/metrics");
             finding(Check::Metrics, State::Ok, "metrics", text, None)
@@ -270,9 +270,9 @@ pub(super) fn look(sight: &Sight, health: &Health, findings: &mut Vec<Finding>) 
         }
     });
     for told in &TOLD {
-        let count = sight.stats.get(told.count);
+        let count = context.stats.get(told.count);
         // A wrong configuration that was mended since is no news.
-        let is_over = told.count == Count::ReloadErrors && sight.stats.get(Count::Reloads) > 0;
+        let is_over = told.count == Count::ReloadErrors && context.stats.get(Count::Reloads) > 0;
         if count > 0 && !is_over {
             let text = format!("{count} {} since the start", told.what);
             findings.push(finding(told.check, State::Warn, told.subject, text, Some(told.fix)));
@@ -369,15 +369,15 @@ fn of_store(store: &run_writer::Status, findings: &mut Vec<Finding>) {
 
 /// Name and value, as people should read them.
 pub(super) fn facts(
-    sight: &Sight,
+    context: &ViewContext,
     snapshot: &Snapshot,
     health: &Health,
     now_ns: u64,
 ) -> Vec<(String, String)> {
     let running = snapshot.processes.iter().filter(|process| process.ended.is_none());
-    let store = sight.keeper.status();
-    let config = sight.fixed.config.display();
-    let config = match sight.fixed.config.exists() {
+    let store = context.keeper.status();
+    let config = context.fixed.config.display();
+    let config = match context.fixed.config.exists() {
         true => config.to_string(),
         false => format!("{config} (not there: defaults)"),
     };
@@ -388,7 +388,7 @@ pub(super) fn facts(
         ("store", store.path.display().to_string()),
         ("configuration", config),
     ];
-    if let Some(address) = sight.fixed.metrics {
+    if let Some(address) = context.fixed.metrics {
         facts.push(("metrics", address.to_string()));
     }
     // Who asks from elsewhere can see so.

@@ -10,7 +10,7 @@ const KEPT: usize = 512;
 /// A layer of the stack, from the bottom.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Layer {
-    pub name: Kind,
+    pub name: LayerKind,
     pub color: Color,
     /// Where there are no colours.
     pub letter: char,
@@ -18,7 +18,7 @@ pub(crate) struct Layer {
 
 /// What a layer is the sum of.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum LayerKind {
     Category(String),
     /// What has no layer of its own.
     Rest,
@@ -34,11 +34,12 @@ const OPAQUE: Color = 11;
 /// Layers of the categories in the order of a table, then the rest, then what pools hold.
 pub(crate) fn layers(names: impl Iterator<Item = String>) -> Vec<Layer> {
     let named = names.take(COLORS.len()).zip(COLORS).zip('a'..);
-    let mut layers: Vec<Layer> =
-        named.map(|((name, color), letter)| Layer { name: Kind::Category(name), color, letter }).collect();
-    layers.push(Layer { name: Kind::Rest, color: REST, letter: '+' });
-    layers.push(Layer { name: Kind::Opaque, color: OPAQUE, letter: 'O' });
-    layers.push(Layer { name: Kind::PoolIdle, color: GREY, letter: '.' });
+    let mut layers: Vec<Layer> = named
+        .map(|((name, color), letter)| Layer { name: LayerKind::Category(name), color, letter })
+        .collect();
+    layers.push(Layer { name: LayerKind::Rest, color: REST, letter: '+' });
+    layers.push(Layer { name: LayerKind::Opaque, color: OPAQUE, letter: 'O' });
+    layers.push(Layer { name: LayerKind::PoolIdle, color: GREY, letter: '.' });
     layers
 }
 
@@ -52,15 +53,15 @@ impl Layer {
 
 /// Points in time.
 #[derive(Debug, Default)]
-pub(crate) struct Course {
+pub(crate) struct History {
     points: BTreeMap<u64, Composition>,
     /// Times that were seen here, as they were.
     own: std::collections::VecDeque<u64>,
 }
 
-impl Course {
+impl History {
     /// Takes what a run tells of its past, and keeps what was the latest each time.
-    pub(crate) fn hear(&mut self, told: Vec<(u64, Composition)>) {
+    pub(crate) fn update(&mut self, told: Vec<(u64, Composition)>) {
         if let Some((latest_ns, _)) = told.last() {
             self.own.push_back(*latest_ns);
         }
@@ -108,15 +109,15 @@ impl Course {
 /// Bytes of each layer.
 fn bytes(composition: &Composition, layers: &[Layer]) -> Vec<i64> {
     let named = |layer: &Layer| match &layer.name {
-        Kind::Category(name) => composition.categories.get(name).copied().unwrap_or(0),
-        Kind::PoolIdle => composition.pool_idle,
-        Kind::Opaque => composition.opaque,
-        Kind::Rest => 0,
+        LayerKind::Category(name) => composition.categories.get(name).copied().unwrap_or(0),
+        LayerKind::PoolIdle => composition.pool_idle,
+        LayerKind::Opaque => composition.opaque,
+        LayerKind::Rest => 0,
     };
     let mut bytes: Vec<i64> = layers.iter().map(named).collect();
     let rest = composition.total() - bytes.iter().sum::<i64>();
     for (bytes, layer) in bytes.iter_mut().zip(layers) {
-        if layer.name == Kind::Rest {
+        if layer.name == LayerKind::Rest {
             *bytes = rest;
         }
     }
@@ -193,28 +194,33 @@ mod tests {
 
     #[test]
     fn columns_are_the_fullest_moments_and_what_was_held_between() {
-        let mut course = Course::default();
-        course.hear(vec![(0, held(5, 0, 0)), (10, held(9, 0, 0)), (19, held(1, 0, 0)), (79, held(4, 0, 0))]);
+        let mut history = History::default();
+        history.update(vec![
+            (0, held(5, 0, 0)),
+            (10, held(9, 0, 0)),
+            (19, held(1, 0, 0)),
+            (79, held(4, 0, 0)),
+        ]);
         let columns = |span, count| -> Vec<i64> {
-            course.columns(span, count).into_iter().map(|held| held.map_or(-1, Composition::total)).collect()
+            history.columns(span, count).into_iter().map(|held| held.map_or(-1, Composition::total)).collect()
         };
         assert_eq!(columns((0, 79), 4), [9, 1, 1, 4]);
         assert_eq!(columns((30, 79), 2), [1, 4]);
-        assert_eq!(course.span(None), Some((0, 79)));
-        assert_eq!(course.span(Some(9)), Some((70, 79)));
-        assert_eq!(Course::default().span(None), None);
+        assert_eq!(history.span(None), Some((0, 79)));
+        assert_eq!(history.span(Some(9)), Some((70, 79)));
+        assert_eq!(History::default().span(None), None);
     }
 
     #[test]
     fn what_was_seen_here_stays_when_the_run_tells_less() {
-        let mut course = Course::default();
+        let mut history = History::default();
         for round in 0..2000 {
-            course.hear(vec![
+            history.update(vec![
                 (0, held(1, 0, 0)),
                 (round * 3 + 1, held(2, 0, 0)),
                 (round * 3 + 2, held(3, 0, 0)),
             ]);
         }
-        assert!(course.points.len() <= KEPT + 3 && course.points.contains_key(&(1999 * 3 - 1)));
+        assert!(history.points.len() <= KEPT + 3 && history.points.contains_key(&(1999 * 3 - 1)));
     }
 }

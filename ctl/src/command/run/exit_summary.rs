@@ -1,7 +1,7 @@
 //! What is said when the command has ended: five lines, or one when no GPU was used.
 
 use super::{Listener, Words};
-use crate::client::{Daemon, Told, Which};
+use crate::client::{Daemon, RunReply, RunSelector};
 use gpumem_model::harmless::quoted;
 use gpumem_model::run::State;
 use gpumem_report::brief::{Ended, brief};
@@ -75,10 +75,10 @@ impl Farewell<'_> {
     }
 
     /// The job's runs, when they have ended or will not in time.
-    fn last_words(&self, daemon: &Daemon) -> anyhow::Result<Vec<Told>> {
+    fn last_words(&self, daemon: &Daemon) -> anyhow::Result<Vec<RunReply>> {
         let since = Instant::now();
         loop {
-            let mut told = daemon.runs(Which::Job(self.job))?;
+            let mut told = daemon.runs(RunSelector::Job(self.job))?;
             told.retain(|told| self.is_ours(told));
             let open = told.iter().any(|told| told.run.state == State::Open);
             let enough = match (told.is_empty(), open) {
@@ -88,7 +88,7 @@ impl Farewell<'_> {
             };
             if enough && told.is_empty() {
                 // Without an agent nobody has said the job's name; NVML may have seen it all the same.
-                told = daemon.runs(Which::Tree(self.pid))?;
+                told = daemon.runs(RunSelector::Tree(self.pid))?;
                 told.retain(|told| self.is_ours(told));
                 let open = told.iter().any(|told| told.run.state == State::Open);
                 if !open || since.elapsed() > LAST_WORDS {
@@ -102,7 +102,7 @@ impl Farewell<'_> {
     }
 
     /// A job's id may have been there before us: of its runs, those that began after we did.
-    fn is_ours(&self, told: &Told) -> bool {
+    fn is_ours(&self, told: &RunReply) -> bool {
         let ticks = told.run.process.start_ticks;
         ticks == 0 || own_start_ticks().is_none_or(|own| ticks >= own)
     }

@@ -10,7 +10,7 @@ const MOST_ANCESTORS: usize = 64;
 
 /// A process, as far as this user may look into it.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct ProcSnapshot {
     pub pid: u32,
     /// The kernel's short name.
     pub comm: String,
@@ -31,8 +31,8 @@ pub(crate) struct Seen {
     pub root: PathBuf,
 }
 
-impl Seen {
-    pub(crate) fn look(pid: u32) -> Seen {
+impl ProcSnapshot {
+    pub(crate) fn look(pid: u32) -> ProcSnapshot {
         let folder = PathBuf::from(format!("/proc/{pid}"));
         let text = |name: &str| {
             std::fs::read(folder.join(name)).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
@@ -43,7 +43,7 @@ impl Seen {
             line.map(str::trim).unwrap_or_default()
         };
         let program = folder.join("exe");
-        Seen {
+        ProcSnapshot {
             pid,
             comm: text("comm").unwrap_or_default().trim_end().to_owned(),
             uid: field("Uid").split_whitespace().next().and_then(|uid| uid.parse().ok()),
@@ -79,11 +79,11 @@ impl Seen {
     }
 
     /// Those that started it, the nearest first.
-    pub(crate) fn ancestors(&self) -> Vec<Seen> {
+    pub(crate) fn ancestors(&self) -> Vec<ProcSnapshot> {
         let mut all = Vec::new();
         let mut parent = self.parent;
         while let Some(pid) = parent.filter(|_| all.len() < MOST_ANCESTORS) {
-            let seen = Seen::look(pid);
+            let seen = ProcSnapshot::look(pid);
             parent = seen.parent;
             all.push(seen);
         }
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn this_process_is_seen() {
-        let own = Seen::look(std::process::id());
+        let own = ProcSnapshot::look(std::process::id());
         assert!(
             own.maps.is_some() && own.environ.is_some() && own.program.is_some_and(|program| program.is_ok())
         );
