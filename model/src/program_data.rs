@@ -1,10 +1,9 @@
-//! What a program says of itself beside memory: its own counters, and the times of its ranges. Names are as it said them; views make
-//! them harmless.
+//! Counters and ranges that a program reports beside its memory. Names are the program's; views escape them.
 
 use crate::fields::{Timed, Window, fields, plain};
 use serde::{Deserialize, Serialize};
 
-/// Single ranges that a run of several parts or lives has at most: the latest.
+/// Single ranges that a run of several parts or lives has at most; the latest are kept.
 pub const MAX_SPANS: usize = 16_384;
 
 /// Counters that are kept of a process; changes of more are counted.
@@ -80,21 +79,21 @@ fields! {
     pub struct Counter {
         /// Its name; absent if a loss took it.
         name: Option<String>;
-        /// What it was last.
+        /// Last value.
         value: i64;
-        /// Times that it was set or changed.
+        /// Number of times that it was set or changed.
         changes: u64;
-        /// Least of its values.
+        /// Lowest value.
         min: i64;
-        /// Greatest of them.
+        /// Highest value.
         max: i64;
         /// Value times ns, from `since_ns` to `until_ns`.
         area: i128;
-        /// When it was said first.
+        /// First report.
         since_ns: u64;
-        /// Until when that is known.
+        /// End of the time that `area` covers.
         until_ns: u64;
-        /// When it was set and to what; of many changes the last in each slot of time.
+        /// Time and value of each change; of many changes the last in each slot of time.
         points: Vec<(u64, i64)>;
     }
 }
@@ -106,17 +105,17 @@ fields! {
     pub struct Range {
         /// Path of the scope; absent if a loss took it, and of steps.
         name: Option<String>;
-        /// They are the steps that the program said, from one to the next.
+        /// The ranges are the program's steps, from one to the next.
         is_step: bool;
-        /// How many ended.
+        /// Number of ranges that ended.
         count: u64;
-        /// Their lengths together; ranges inside of them count in both.
+        /// Sum of their lengths; a nested range also counts in the ranges around it.
         total_ns: u64;
-        /// The shortest.
+        /// Shortest length.
         min_ns: u64;
-        /// The longest.
+        /// Longest length.
         max_ns: u64;
-        /// How many have not ended.
+        /// Number of ranges that have not ended.
         open: u64;
     }
 }
@@ -126,7 +125,7 @@ fields! {
 pub struct Span(pub u32, pub u32, pub u64, pub u64);
 
 impl Counter {
-    /// Weighted by time.
+    /// Returns the mean, weighted by time.
     pub fn mean(&self) -> f64 {
         match self.until_ns.saturating_sub(self.since_ns) {
             0 => self.value as f64,
@@ -136,7 +135,7 @@ impl Counter {
 
     /// Appends what a later run of the same life has.
     fn append(&mut self, later: Counter) {
-        // What it was until it was said anew is what it was last.
+        // Between the two runs it had the last value of the earlier one.
         let between_ns = later.since_ns.saturating_sub(self.until_ns);
         let between = i128::from(self.value).saturating_mul(i128::from(between_ns));
         self.area = self.area.saturating_add(between).saturating_add(later.area);
@@ -154,12 +153,12 @@ impl Counter {
 }
 
 impl Range {
-    /// Rounded down; `None` of none.
+    /// Returns the mean length, rounded down; `None` if no range ended.
     pub fn mean_ns(&self) -> Option<u64> {
         self.total_ns.checked_div(self.count)
     }
 
-    /// What it is called; steps have a name that no scope can have.
+    /// Returns the name; steps have one that no scope can have.
     pub fn title(&self) -> &str {
         match &self.name {
             _ if self.is_step => "(steps)",
@@ -185,7 +184,7 @@ impl Range {
 pub const LOST: &str = "(its name was lost)";
 
 impl ProgramData {
-    /// There is nothing to tell.
+    /// Whether the program reported nothing.
     pub fn is_empty(&self) -> bool {
         *self == ProgramData::default()
     }
@@ -209,7 +208,7 @@ impl ProgramData {
                     self.ranges[at].append(&range);
                     places.push(Some(at as u32));
                 }
-                // One more than there may be names: steps.
+                // Steps have a place beside the names.
                 None if self.ranges.len() <= MAX_RANGES => {
                     places.push(Some(self.ranges.len() as u32));
                     self.ranges.push(range);

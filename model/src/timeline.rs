@@ -25,7 +25,7 @@ fields! {
     }
 }
 
-/// The later run's points begin where its ledger began: one that is not after the earlier points tells nothing new.
+/// Appends points that are later than all earlier ones. The later run's ledger may have begun before the earlier run ended.
 fn later_points(earlier: &mut Vec<Point>, later: Vec<Point>) {
     let last_ns = earlier.last().map(|point| point.time_ns);
     earlier.extend(later.into_iter().filter(|point| Some(point.time_ns) > last_ns));

@@ -1,37 +1,36 @@
-//! What a ledger forgets and runs need: series and counts of samples per process, and the last readings of each device.
+//! Series and counts of samples per process, and the last readings of each device. Runs need them, and the ledger does not keep them.
 //!
-//! A daemon asks once per process of each reading, a hundred times a second if it is told to: one look-up by process,
-//! and the latest reading of a device first.
+//! The daemon asks once per process of each reading, up to a hundred times a second: a look-up by process is one hash, and the latest
+//! reading of a device is tried first.
 
 use gpumem_ledger::{AgreedReading, Place, ProcessKey};
 use gpumem_model::coverage::Before;
 use gpumem_model::series::Series;
 use std::collections::{HashMap, VecDeque};
 
-/// Readings of a device that are remembered: the sample of a process whose agent was silent is closed half a second
-/// after newer ones.
+/// Readings that are kept per device. The sample of a process whose agent was silent is closed half a second after newer ones.
 const READINGS: usize = 64;
 
-/// What is kept of a process.
+/// Series and counts of a process.
 #[derive(Debug, Default)]
 pub(crate) struct ProcessSeries {
     /// Samples.
     pub samples: u64,
     /// Of those, torn.
     pub torn: u64,
-    /// What was counted in the parts before, where its run has rolled.
+    /// Counts of the parts before, if its run has rolled.
     pub before: Option<Box<Before>>,
-    /// A few: one per device, and one more for each that was told of before it had its name.
+    /// One per device, and one more for each device that had samples before it had its name.
     series: Vec<(Place, Series)>,
 }
 
 impl ProcessSeries {
-    /// Nothing yet of a new part.
+    /// Begins a new part.
     pub fn of_part(before: Before) -> Self {
         ProcessSeries { before: Some(Box::new(before)), ..ProcessSeries::default() }
     }
 
-    /// The series of that account, which begins with buckets of this width.
+    /// Returns the series of an account; a new one begins with buckets of this width.
     pub fn series_mut(&mut self, place: Place, width_ns: u64) -> &mut Series {
         let at = match self.series.iter().position(|(known, _)| *known == place) {
             Some(at) => at,
@@ -43,7 +42,7 @@ impl ProcessSeries {
         &mut self.series[at].1
     }
 
-    /// The same, if there is one.
+    /// Returns the series of an account, if there is one.
     pub fn series(&self, place: Place) -> Option<&Series> {
         self.series.iter().find(|(known, _)| *known == place).map(|(_, series)| series)
     }
@@ -57,7 +56,7 @@ pub(crate) type Processes = HashMap<ProcessKey, ProcessSeries, foldhash::fast::R
 pub(crate) struct Reading {
     /// Device memory, if it was the same before and after the list.
     pub agreed: Option<AgreedReading>,
-    /// Who was listed, with how much: all, where device memory agreed.
+    /// Listed processes with their used bytes; complete where device memory agreed.
     pub listed: Vec<(Option<u64>, ProcessKey)>,
 }
 

@@ -19,17 +19,17 @@ pub struct Store {
 pub struct RunSummary {
     /// In this store.
     pub id: RunId,
-    /// What the writer calls it, the same when it comes again.
+    /// The writer's id of it; the same when the writer stores it again.
     pub uid: String,
     /// When it was first stored: seconds since 1970.
     pub stored_s: i64,
-    /// Which part of its process's life it is, from 1.
+    /// Number of the part of its process's life, from 1.
     pub part: u32,
-    /// The part before, where that is still here.
+    /// The part before, if it is still stored.
     pub continues: Option<RunId>,
-    /// The command, or where that is not known the source's origin.
+    /// The command; if unknown, the source's origin.
     pub label: String,
-    /// Pid in the daemon's namespace; 0 where it is not known.
+    /// Pid in the daemon's namespace; 0 if unknown.
     pub pid: u32,
     /// [`Source::kind`](gpumem_model::run::Source::kind).
     pub source_kind: String,
@@ -39,7 +39,7 @@ pub struct RunSummary {
     pub state: State,
     /// What the times mean.
     pub clock: Clock,
-    /// Earliest time in its series, if there is any.
+    /// Earliest time in its series; absent without a series.
     pub started_ns: Option<u64>,
     /// Latest time in it; absent without devices.
     pub last_ns: Option<u64>,
@@ -56,7 +56,7 @@ pub struct Newest {
     pub id: RunId,
     /// From 1.
     pub part: u32,
-    /// The next part has begun, or is to.
+    /// The next part has begun or will begin.
     pub is_rolled: bool,
 }
 
@@ -75,7 +75,7 @@ impl Store {
         Ok(Store { db: open::read_only(&path)?, path })
     }
 
-    /// The size in bytes above which writes fail with [`StoreError::DiskFull`], until the store is
+    /// Sets the size in bytes above which writes fail with [`StoreError::DiskFull`], until the store is
     /// reopened. Not below the present size.
     pub fn limit_size(&mut self, bytes: u64) -> Result<()> {
         let page: i64 = self.sql(|db| db.pragma_query_value(None, "page_size", |row| row.get(0)))?;
@@ -91,7 +91,7 @@ impl Store {
         self.begin_part(run, uid, 1)
     }
 
-    /// The same for a later part of the life whose first part has, or had, the uid `life`.
+    /// Stores a later part of the life whose first part has, or had, the uid `life`.
     pub fn begin_part(&mut self, run: &Run, life: &str, part: u32) -> Result<RunId> {
         let writer = Some(self.this_writer()?);
         match self.store_new(run, life, part, writer)? {
@@ -100,7 +100,7 @@ impl Store {
         }
     }
 
-    /// The newest part of the life whose first part has, or had, that uid.
+    /// Returns the newest part of the life whose first part has, or had, that uid.
     pub fn newest(&self, life: &str) -> Result<Option<Newest>> {
         let sql = "SELECT id, part, rolled_ns IS NOT NULL FROM run WHERE life = ? ORDER BY part DESC LIMIT 1";
         let newest =
@@ -108,26 +108,25 @@ impl Store {
         self.sql(|db| db.prepare_cached(sql)?.query_row([life], newest).optional())
     }
 
-    /// Replaces what is stored of the run. The run is then written by this process, whoever began it.
+    /// Replaces a stored run. This process is its writer from then on, also if another one began it.
     pub fn checkpoint(&mut self, id: RunId, run: &Run) -> Result<()> {
         let writer = Some(self.this_writer()?);
         self.replace(id, run, writer)
     }
 
-    /// The last checkpoint: nobody writes the run from now on. One whose state is still
+    /// Writes the last checkpoint: the run has no writer from then on. A run whose state is still
     /// [`State::Open`] is interrupted.
     pub fn close(&mut self, id: RunId, run: &Run) -> Result<()> {
         self.replace(id, run, None)
     }
 
-    /// Stores a run that is over, such as an import. Where the uid is known nothing changes: the known
-    /// run's id, and false.
+    /// Stores a run that is over, such as an import. If the uid is stored already, changes nothing and returns that run's id
+    /// and false.
     pub fn insert(&mut self, run: &Run, uid: &str) -> Result<(RunId, bool)> {
         self.store_new(run, uid, 1, None)
     }
 
-    /// The run as it was last stored; but one that is [`State::Open`] and whose writer does not live any
-    /// more is [`State::Interrupted`].
+    /// Returns a run as it was last stored. An open run whose writer has ended is [`State::Interrupted`].
     pub fn load(&self, id: RunId) -> Result<Run> {
         // One transaction, so that a checkpoint between two reads is seen by both or by none.
         let read = self.sql(|db| rows::read(&*db.unchecked_transaction()?, id.0))?;
@@ -136,19 +135,19 @@ impl Store {
         Ok(run)
     }
 
-    /// The same without cells and devices: for who searches.
+    /// Returns a run without cells and devices, for searches.
     pub fn load_head(&self, id: RunId) -> Result<Run> {
         let (mut run, writer) = self.sql(|db| rows::read_run(db, id.0))?.ok_or_else(|| self.unknown(id))?;
         run.state = state_now(run.state, writer.as_ref());
         Ok(run)
     }
 
-    /// All runs, the newest first.
+    /// Returns all runs, the newest first.
     pub fn list(&self) -> Result<Vec<RunSummary>> {
         self.newest_runs(usize::MAX)
     }
 
-    /// The newest so many, newest first: a store may have more than anybody wants in memory at once.
+    /// Returns the newest `most` runs, the newest first: all runs of a large store would take too much memory.
     pub fn newest_runs(&self, most: usize) -> Result<Vec<RunSummary>> {
         let sql = "SELECT id, uid, stored_s, label, pid, source_kind, started_ns, last_ns, events,
                 (SELECT max(tracked_bytes) FROM moment WHERE run = run.id AND kind = 'peak'),
@@ -206,7 +205,7 @@ impl Store {
         if known { Ok(()) } else { Err(self.unknown(id)) }
     }
 
-    /// What the tables cannot hold is refused before anything is written.
+    /// Refuses a run that the tables cannot hold, before anything is written.
     fn check_run(&self, run: &Run) -> Result<()> {
         let known = run.cells.len();
         for device in &run.devices {
@@ -241,7 +240,7 @@ impl Store {
     }
 }
 
-/// What the writer calls a part of a life.
+/// Returns the uid of a part of a life.
 fn uid_of(life: &str, part: u32) -> String {
     if part == 1 { life.to_owned() } else { format!("{life}/{part}") }
 }
