@@ -14,8 +14,8 @@ mod base {
     pub use gpumem::base::descriptor;
 }
 
-use image::{Header, Image};
 use gpumem_fuzz::number;
+use image::{Header, Image};
 use libfuzzer_sys::fuzz_target;
 use std::cell::Cell;
 use std::io;
