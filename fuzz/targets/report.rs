@@ -4,7 +4,7 @@
 use gpumem_fuzz::{harmless, import};
 use gpumem_report::rules::Groupings;
 use gpumem_report::text::{Layout, text};
-use gpumem_report::{By, Report, collapsed, csv, html, json, trace, treemap};
+use gpumem_report::{By, Report, csv, html, json, trace, tree};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -28,13 +28,13 @@ fuzz_target!(|bytes: &[u8]| {
                 serde_json::from_str::<serde_json::Value>(&trace::json(&report)).expect("a trace is JSON"),
             ),
             1 => drop(
-                serde_json::from_str::<serde_json::Value>(&treemap::json(&report))
+                serde_json::from_str::<serde_json::Value>(&tree::treemap(&report))
                     .expect("a treemap is JSON"),
             ),
             2 => table(&csv::csv(&report)),
             _ => page(&html::html(&report)),
         }
-        for line in collapsed::collapsed(&report).lines() {
+        for line in tree::collapsed(&report).lines() {
             harmless(line);
             assert!(line.rsplit_once(' ').is_some_and(|(_, bytes)| bytes.parse::<i64>().is_ok()), "{line}");
         }
