@@ -108,10 +108,6 @@ impl RowCopy {
     pub fn seq(&self) -> u64 {
         self.row[0]
     }
-    /// The slot as bytes.
-    pub fn slot(&self) -> Slot {
-        slot_of(&self.row)
-    }
 }
 
 /// Words to bytes.
@@ -138,11 +134,6 @@ pub mod kind {
 /// The kind of a row: byte 60 of its slot.
 pub fn kind_of(row: &Row) -> u8 {
     (row[7] >> 32) as u8
-}
-
-/// The flags of a row: byte 62.
-pub fn flags_of(row: &Row) -> u8 {
-    (row[7] >> 48) as u8
 }
 
 /// The device of a row: byte 61.

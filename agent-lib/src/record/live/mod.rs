@@ -334,14 +334,8 @@ impl Live {
         place.key().store(FREE, Release);
     }
 
-    /// Unbinds `key`. Its row is not looked at: it mostly lies in another core's cache, and waiting for it would be half of
-    /// what a freed block costs.
-    #[inline(always)]
-    pub fn discard(&self, key: Key) {
-        self.discard_at(self.spot_of(key.hash()));
-    }
-
-    /// As `discard`, where `spot_of` has looked.
+    /// Unbinds the key that `spot_of` has looked for. Its row is not read: it is mostly in another core's cache, and waiting
+    /// for it would be half of what a freed block costs.
     #[inline(always)]
     pub fn discard_at(&self, spot: RowSlot) {
         match spot.at_home.filter(|place| !high_water::open() && Self::seize(*place, spot.hash)) {
