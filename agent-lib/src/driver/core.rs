@@ -57,19 +57,19 @@ impl Core {
     }
 
     /// Makes this one the process's. Called by one thread.
-    pub fn install(core: Box<Core>) -> &'static Core {
+    pub(crate) fn install(core: Box<Core>) -> &'static Core {
         let core: &'static Core = Box::leak(core);
         HOT_WORDS.core.store(std::ptr::from_ref(core).cast_mut().cast(), Release);
         core
     }
 
     /// The slot of a device, introduced with its UUID the first time.
-    pub fn device(&self, ordinal: u32) -> u8 {
+    pub(crate) fn device(&self, ordinal: u32) -> u8 {
         self.devices.slot(&self.recorder, ordinal)
     }
 
     /// A fresh one; `None` without memory for it. `functions` is the address of the table of exported functions.
-    pub fn new(settings: Settings, functions: usize) -> Option<Box<Core>> {
+    pub(crate) fn new(settings: Settings, functions: usize) -> Option<Box<Core>> {
         let pid = std::process::id();
         let start_ticks = start_ticks();
         let sizes = Sizes {
@@ -113,7 +113,7 @@ pub fn report_status(state: AgentState, result: u16, detail: &str) {
 }
 
 /// Field 22 of /proc/self/stat; 0 if it cannot be read.
-pub fn start_ticks() -> u64 {
+pub(crate) fn start_ticks() -> u64 {
     ticks_of(&std::fs::read("/proc/self/stat").unwrap_or_default()).unwrap_or(0)
 }
 

@@ -6,10 +6,10 @@ use crate::threads::allocator_calls::EVENTS;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::*};
 
 /// Devices that a process can have, as in devices.rs.
-pub const DEVICES: usize = 64;
+pub(crate) const DEVICES: usize = 64;
 
 /// Blocks of a device that can wait at a time; others count as free.
-pub const MOST: usize = 1024;
+pub(crate) const MOST: usize = 1024;
 
 /// A freed block that a stream may still use, or a free place.
 #[derive(Debug, Default)]
@@ -63,12 +63,12 @@ impl Device {
     /// Our sum was wrong by so much.
     #[cold]
     #[inline(never)]
-    pub fn differs(&self, bytes: u64) {
+    pub(crate) fn differs(&self, bytes: u64) {
         self.drift.fetch_add(bytes, Relaxed);
     }
 
     /// Of the blocks that are older than we are, some are gone, or known now.
-    pub fn forget_older(&self, bytes: u64) {
+    pub(crate) fn forget_older(&self, bytes: u64) {
         let _ = self.older.fetch_update(Relaxed, Relaxed, |older| Some(older.saturating_sub(bytes)));
     }
 }
@@ -95,7 +95,7 @@ const SEARCHES: u32 = 32;
 
 impl State {
     /// Nothing so far. `None` without memory.
-    pub fn new() -> Option<Self> {
+    pub(crate) fn new() -> Option<Self> {
         let each = MOST;
         let waiting = anonymous::<Waiting>(DEVICES * each)?; // untouched until a block waits
         let device = |index: usize| Device {
@@ -126,7 +126,7 @@ impl State {
     }
 
     /// Devices that have a pool, and its number.
-    pub fn with_pools(&self) -> impl Iterator<Item = (&Device, u64)> {
+    pub(crate) fn with_pools(&self) -> impl Iterator<Item = (&Device, u64)> {
         let none = self.pools.load(Relaxed) == 0;
         let devices = if none { &[][..] } else { &self.devices[..] };
         devices.iter().map(|device| (device, device.pool.load(Relaxed))).filter(|(_, pool)| *pool != 0)
