@@ -156,17 +156,17 @@ pub struct Layers {
     /// See [`TORCH`].
     pub torch: bool,
     /// See [`FRAMES`].
-    pub frames: bool,
+    pub(crate) frames: bool,
     /// See [`AUTOGRAD`].
-    pub autograd: bool,
+    pub(crate) autograd: bool,
     /// See [`PYTHON`].
-    pub python: bool,
+    pub(crate) python: bool,
     /// See [`NVTX`].
     pub nvtx: bool,
     /// See [`SITES`].
     pub sites: bool,
     /// See [`LINES`].
-    pub lines: bool,
+    pub(crate) lines: bool,
 }
 
 impl Default for Layers {

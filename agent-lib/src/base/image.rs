@@ -44,16 +44,16 @@ const CHAIN: usize = 1 << 12;
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Header {
     /// PT_LOAD and its kin.
-    pub kind: u32,
+    pub(crate) kind: u32,
     /// Whether it is read, written, run.
-    pub flags: u32,
+    pub(crate) flags: u32,
     offset: u64,
     /// Where it lies, from the base on.
-    pub address: u64,
+    pub(crate) address: u64,
     physical: u64,
     file_bytes: u64,
     /// How much of it is mapped.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     align: u64,
 }
 const _: () = assert!(size_of::<Header>() == size_of::<libc::Elf64_Phdr>());
@@ -96,7 +96,7 @@ pub struct Slot {
     /// Address of the slot: a word of the library's own, aligned.
     pub at: usize,
     /// The loader makes its page read-only once everything is bound.
-    pub is_sealed: bool,
+    pub(crate) is_sealed: bool,
 }
 
 /// What the dynamic section leads to. Addresses are checked when they are used.

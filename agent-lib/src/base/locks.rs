@@ -54,7 +54,7 @@ impl<T> ForkMutex<T> {
 
 /// A lock that a forked child can take back: held for a few hundred instructions.
 #[derive(Debug)]
-pub struct SpinLock(AtomicBool);
+pub(crate) struct SpinLock(AtomicBool);
 
 /// Releases the lock when dropped.
 #[derive(Debug)]

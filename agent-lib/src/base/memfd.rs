@@ -36,9 +36,9 @@ pub(crate) struct Sizes {
 #[derive(Debug, Clone, Copy)]
 pub struct Shared {
     /// Read only by the sender; may have been closed by the host, see descriptor.rs.
-    pub fd: RawFd,
+    pub(crate) fd: RawFd,
     /// As it was when the memfd was made.
-    pub header: Header,
+    pub(crate) header: Header,
     base: *mut u8,
 }
 

@@ -54,19 +54,19 @@ pub(crate) fn mix(a: u64, b: u64) -> u64 {
 
 /// Data of a row that its record has no field for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct RowExtra {
+pub(crate) struct RowExtra {
     /// First tag; the row's own is the latest. Meaningful if `RETAGGED`.
-    pub first_tag: u32,
+    pub(crate) first_tag: u32,
     /// Role and phase as in `Retag`, of rows that have no place for it.
-    pub use_as: u8,
+    pub(crate) use_as: u8,
     /// See the constants.
-    pub flags: u8,
+    pub(crate) flags: u8,
     /// VMM: references of the handle. Imports: how often it was opened.
-    pub references: u32,
+    pub(crate) references: u32,
     /// VMM: live mappings of the handle.
-    pub mappings: u32,
+    pub(crate) mappings: u32,
     /// VMM mappings: seq of the handle's row.
-    pub backing: u64,
+    pub(crate) backing: u64,
 }
 
 impl RowExtra {
@@ -100,7 +100,7 @@ pub struct RowCopy {
     /// The record that made it.
     pub row: Row,
     /// The row's additional data.
-    pub beside: RowExtra,
+    pub(crate) beside: RowExtra,
 }
 
 impl RowCopy {
@@ -203,7 +203,7 @@ pub struct AllocationName {
     /// The phase; unknown if no source gives one.
     pub phase: Phase,
     /// The role; unknown if no source gives one.
-    pub role: Role,
+    pub(crate) role: Role,
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ struct Context {
 
 /// See the module's text.
 #[derive(Debug)]
-pub struct Devices {
+pub(crate) struct Devices {
     driver: OnceLock<Driver>,
     /// Slots that a resource callback has used before they were introduced, one bit each.
     awaited: AtomicU64,

@@ -39,7 +39,7 @@ impl Export {
 
 /// See the module's text.
 #[derive(Debug)]
-pub struct Exports {
+pub(crate) struct Exports {
     /// Number of places that are not free; while it is 0, the places are not searched.
     count: AtomicUsize,
     places: [Export; PLACES],

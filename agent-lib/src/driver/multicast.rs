@@ -51,7 +51,7 @@ impl Default for Few {
 
 /// Handles of multicast objects, and addresses at which they are mapped.
 #[derive(Debug, Default)]
-pub struct Multicast {
+pub(crate) struct Multicast {
     objects: Few,
     mappings: Few,
 }

@@ -33,9 +33,9 @@ pub struct StatusReport {
     /// What.
     pub state: AgentState,
     /// CUPTI's result.
-    pub result: u16,
+    pub(crate) result: u16,
     /// Who or why.
-    pub detail: String,
+    pub(crate) detail: String,
 }
 
 /// Whether to do anything.

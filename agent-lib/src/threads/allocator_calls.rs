@@ -44,12 +44,12 @@ pub(crate) struct Event {
 /// A thread's calls since its last report. Written by the thread alone.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub struct ThreadAllocatorState {
+pub(crate) struct ThreadAllocatorState {
     /// Ranges that were remembered since the last block.
     remembered: AtomicU32,
     recorded: AtomicU32,
     /// The driver has refused PyTorch memory since the last block.
-    pub refused: AtomicBool,
+    pub(crate) refused: AtomicBool,
     fresh: [NewRange; FRESH],
     events: [Event; EVENTS],
 }

@@ -31,27 +31,27 @@ pub(crate) const CALLS: usize = 4;
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
     /// CUPTI's, the same at both.
-    pub correlation: u32,
+    pub(crate) correlation: u32,
     /// At ENTER.
-    pub entered_ns: u64,
+    pub(crate) entered_ns: u64,
     /// Which call, and where its parameters lie: for resource callbacks inside of it.
-    pub id: u32,
+    pub(crate) id: u32,
     /// See `id`.
-    pub params: usize,
+    pub(crate) params: usize,
     /// Of the record made at ENTER; 0 for none.
-    pub begin_seq: u64,
+    pub(crate) begin_seq: u64,
     /// The row that ENTER took, to be given back if the call fails.
-    pub taken: Option<RowCopy>,
+    pub(crate) taken: Option<RowCopy>,
     /// Rows beyond that one which ENTER took.
-    pub more_taken: u32,
+    pub(crate) more_taken: u32,
     /// It is going to make a context.
-    pub creating: bool,
+    pub(crate) creating: bool,
     /// A graph node was made inside: the stream is being captured.
-    pub captured: bool,
+    pub(crate) captured: bool,
     /// An allocation that a call inside of it has reported already.
-    pub reported: u64,
+    pub(crate) reported: u64,
     /// The pool whose segment that row was; 0 for none.
-    pub segment_of: u64,
+    pub(crate) segment_of: u64,
 }
 
 impl Call {
@@ -101,18 +101,18 @@ pub struct Thread {
     /// Its kernel id, 0 while the place is free.
     pub id: AtomicU32,
     /// Inside of the library: the guard against re-entry.
-    pub busy: AtomicU32,
+    pub(crate) busy: AtomicU32,
     /// The record that it is making.
-    pub making: RecordInProgress,
+    pub(crate) making: RecordInProgress,
     /// Tag of the innermost open scope, 0 for none. Written by its thread alone: by `push` and `pop`, and by Python, which keeps
     /// the address (`gpumem_scope_word`) and puts back what it found there.
-    pub scope: AtomicU32,
+    pub(crate) scope: AtomicU32,
     /// Which node of PyTorch's backward pass it runs.
-    pub autograd: AutogradThread,
+    pub(crate) autograd: AutogradThread,
     /// Its calls for PyTorch's allocator.
-    pub torch: crate::threads::allocator_calls::ThreadAllocatorState,
+    pub(crate) torch: crate::threads::allocator_calls::ThreadAllocatorState,
     /// When the outermost call in flight that allocates, or trims a pool, was entered. Else 0.
-    pub moving_since_ns: AtomicU64,
+    pub(crate) moving_since_ns: AtomicU64,
     /// The context whose device was looked up last << 8 | that device's slot.
     context: AtomicU64,
     own: UnsafeCell<OwnerData>,

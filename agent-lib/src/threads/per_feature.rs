@@ -44,7 +44,7 @@ impl Default for Callers {
 /// A thread's state of the backward pass. Written by the thread alone.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub struct AutogradThread {
+pub(crate) struct AutogradThread {
     /// The scope in which the running node was begun.
     pub(crate) scope: AtomicU32,
     /// The node that it runs; 0 for none, `UNNAMED` for an unknown one.
