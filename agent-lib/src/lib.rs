@@ -60,7 +60,7 @@ macro_rules! exports {
         #[repr(C)]
         #[derive(Debug)]
         #[allow(missing_docs)]
-        pub struct Functions {
+        pub(crate) struct Functions {
             pub magic: u64,
             pub initialize: extern "C" fn() -> c_int,
             pub initialize_nvtx: extern "C" fn(Option<GetExportTable>) -> c_int,
@@ -68,7 +68,7 @@ macro_rules! exports {
         }
 
         /// Of this copy.
-        pub static FUNCTIONS: Functions = Functions {
+        pub(crate) static FUNCTIONS: Functions = Functions {
             magic: second_copy::MAGIC,
             initialize: InitializeInjection,
             initialize_nvtx: InitializeInjectionNvtx2,
@@ -76,7 +76,7 @@ macro_rules! exports {
         };
 
         /// Where they are, by their names in [`Functions`]: for code that is handed addresses.
-        pub fn addresses() -> Vec<(&'static str, usize)> {
+        pub(crate) fn addresses() -> Vec<(&'static str, usize)> {
             vec![$( (stringify!($field), $symbol as *const () as usize), )*]
         }
 

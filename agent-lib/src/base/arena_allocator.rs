@@ -84,15 +84,15 @@ mod real {
 
     unsafe extern "C" {
         #[link_name = "gpumem_real_malloc"]
-        pub fn malloc(bytes: usize) -> *mut c_void;
+        pub(crate) fn malloc(bytes: usize) -> *mut c_void;
         #[link_name = "gpumem_real_calloc"]
-        pub fn calloc(count: usize, bytes: usize) -> *mut c_void;
+        pub(crate) fn calloc(count: usize, bytes: usize) -> *mut c_void;
         #[link_name = "gpumem_real_realloc"]
-        pub fn realloc(at: *mut c_void, bytes: usize) -> *mut c_void;
+        pub(crate) fn realloc(at: *mut c_void, bytes: usize) -> *mut c_void;
         #[link_name = "gpumem_real_posix_memalign"]
-        pub fn posix_memalign(out: *mut *mut c_void, align: usize, bytes: usize) -> c_int;
+        pub(crate) fn posix_memalign(out: *mut *mut c_void, align: usize, bytes: usize) -> c_int;
         #[link_name = "gpumem_real_free"]
-        pub fn free(at: *mut c_void);
+        pub(crate) fn free(at: *mut c_void);
     }
 }
 

@@ -21,7 +21,7 @@ pub unsafe fn bytes<'a>(text: *const c_char) -> &'a [u8] {
 ///
 /// # Safety
 /// `words` is null or has `count` numbers, which outlive the result.
-pub unsafe fn words<'a>(words: *const u64, count: usize) -> &'a [u64] {
+pub(crate) unsafe fn words<'a>(words: *const u64, count: usize) -> &'a [u64] {
     if words.is_null() {
         return &[];
     }
@@ -30,7 +30,7 @@ pub unsafe fn words<'a>(words: *const u64, count: usize) -> &'a [u64] {
 }
 
 /// Returns a text of the program's; bytes that are no UTF-8 are replaced.
-pub fn text(bytes: &[u8]) -> String {
+pub(crate) fn text(bytes: &[u8]) -> String {
     std::ffi::OsStr::from_bytes(bytes).to_string_lossy().into_owned()
 }
 
@@ -38,7 +38,7 @@ pub fn text(bytes: &[u8]) -> String {
 ///
 /// # Safety
 /// `out` is null or has room for `bytes` bytes.
-pub unsafe fn fill(out: *mut c_char, bytes: u64, write: impl FnOnce(&mut [u8]) -> usize) -> u64 {
+pub(crate) unsafe fn fill(out: *mut c_char, bytes: u64, write: impl FnOnce(&mut [u8]) -> usize) -> u64 {
     let Some(most) = usize::try_from(bytes).ok().and_then(|bytes| bytes.checked_sub(1)) else { return 0 };
     if out.is_null() {
         return 0;
@@ -54,7 +54,7 @@ pub unsafe fn fill(out: *mut c_char, bytes: u64, write: impl FnOnce(&mut [u8]) -
 ///
 /// # Safety
 /// `buffer` has room for `capacity` bytes, or is null.
-pub unsafe fn copy(text: &str, buffer: *mut c_char, capacity: u64) -> u64 {
+pub(crate) unsafe fn copy(text: &str, buffer: *mut c_char, capacity: u64) -> u64 {
     let len = text.len() as u64;
     if !buffer.is_null() && len <= capacity {
         // SAFETY: it fits, says the caller.
@@ -64,14 +64,14 @@ pub unsafe fn copy(text: &str, buffer: *mut c_char, capacity: u64) -> u64 {
 }
 
 /// Returns a copy of a text that the program frees; null without memory.
-pub fn handed(text: &str) -> *mut c_char {
+pub(crate) fn handed(text: &str) -> *mut c_char {
     // The C library's own, which the program can free: not what src/base/arena_allocator.rs has. No text of ours holds a 0.
     // SAFETY: so many bytes.
     unsafe { libc::strndup(text.as_ptr().cast(), text.len()) }
 }
 
 /// Role and phase by their numbers on the wire; unknown for numbers that are none.
-pub fn use_as(role: i32, phase: i32) -> (Role, Phase) {
+pub(crate) fn use_as(role: i32, phase: i32) -> (Role, Phase) {
     let code = |number: i32| u8::try_from(number).unwrap_or(0);
     (Role::from_code(code(role)), Phase::from_code(code(phase)))
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
 
 /// Times on both sides of a watermark may differ by this much: out-of-order reads of the counter (tens of ns), and
 /// the slope's error between two measurements.
-pub const MARGIN_NS: u64 = 20_000;
+pub(crate) const MARGIN_NS: u64 = 20_000;
 /// A jump, not a drift.
 const JUMP_NS: i64 = 1_000_000;
 /// So many jumps, and the counter is not used any more.
@@ -20,7 +20,7 @@ const FIRST_NS: u64 = 20_000_000;
 const PERIOD_NS: u64 = 1_000_000_000;
 
 /// The kernel's clock.
-pub fn kernel_ns() -> u64 {
+pub(crate) fn kernel_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a clock that every kernel has, and a place for its time.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
@@ -60,7 +60,7 @@ pub struct Clock {
 
 /// What the sender keeps of its measurements.
 #[derive(Debug, Default)]
-pub struct Calibration {
+pub(crate) struct Calibration {
     start: Option<(u64, u64)>,
     last_ns: u64,
     jumps: u32,
@@ -69,7 +69,7 @@ pub struct Calibration {
 
 impl Clock {
     /// One that asks the kernel until it is calibrated.
-    pub const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Clock {
             version: AtomicU32::new(NONE),
             base_ticks: AtomicU64::new(0),
@@ -106,7 +106,7 @@ impl Clock {
     }
 
     /// Called by one thread, now and then; does nothing most of the time.
-    pub fn calibrate(&self, state: &mut Calibration) {
+    pub(crate) fn calibrate(&self, state: &mut Calibration) {
         if state.given_up {
             return;
         }

@@ -14,7 +14,7 @@ const FLOOR: RawFd = 512;
 const LOWEST: RawFd = 3;
 
 /// Gives a descriptor that was just made a high number, which closes on exec; -1 if it has none that may be kept.
-pub fn up(fd: RawFd) -> RawFd {
+pub(crate) fn up(fd: RawFd) -> RawFd {
     if fd < 0 {
         return fd;
     }
@@ -52,7 +52,7 @@ pub fn file_up(file: File) -> std::io::Result<File> {
 
 /// A descriptor that is still what we opened: hosts close descriptors that they do not know, and get the numbers for others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Identity {
+pub(crate) struct Identity {
     /// Its number.
     pub fd: RawFd,
     /// What it was.
@@ -63,7 +63,7 @@ pub struct Identity {
 
 impl Identity {
     /// As it is now; `None` if it is not open.
-    pub fn of(fd: RawFd) -> Option<Self> {
+    pub(crate) fn of(fd: RawFd) -> Option<Self> {
         let mut stat = std::mem::MaybeUninit::<libc::stat>::zeroed();
         // SAFETY: a place for the answer.
         if fd < 0 || unsafe { libc::fstat(fd, stat.as_mut_ptr()) } != 0 {
@@ -75,21 +75,21 @@ impl Identity {
     }
 
     /// Whether it is still that.
-    pub fn holds(self) -> bool {
+    pub(crate) fn holds(self) -> bool {
         Identity::of(self.fd) == Some(self)
     }
 }
 
 /// A file that is written to for long: not once its number is another's, and then it is not closed either.
 #[derive(Debug)]
-pub struct Kept {
+pub(crate) struct Kept {
     file: ManuallyDrop<File>,
     identity: Identity,
 }
 
 impl Kept {
     /// Under a high number.
-    pub fn new(file: File) -> std::io::Result<Self> {
+    pub(crate) fn new(file: File) -> std::io::Result<Self> {
         let file = file_up(file)?;
         let identity = Identity::of(file.as_raw_fd()).ok_or_else(gone)?;
         Ok(Kept { file: ManuallyDrop::new(file), identity })

@@ -13,7 +13,7 @@ fn number(bytes: &[u8], at: usize, len: usize) -> Option<u64> {
 }
 
 /// Sum of the sections with SHF_ALLOC; 0 if `image` is no 64-bit ELF.
-pub fn loadable_bytes(image: &[u8]) -> u64 {
+pub(crate) fn loadable_bytes(image: &[u8]) -> u64 {
     if !image.starts_with(b"\x7fELF\x02") {
         return 0;
     }
@@ -40,7 +40,12 @@ const HEADER: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
 ///
 /// # Safety
 /// `header` begins `bytes` bytes that can be read, and so can what lies between `start` and `end`.
-pub unsafe fn functions(header: usize, bytes: usize, start: usize, end: usize) -> Option<(usize, usize)> {
+pub(crate) unsafe fn functions(
+    header: usize,
+    bytes: usize,
+    start: usize,
+    end: usize,
+) -> Option<(usize, usize)> {
     // SAFETY: within these bounds, says the caller.
     let word = |at: usize| unsafe { (at as *const u32).read_unaligned() };
     let near = |from: usize, at: usize| from.checked_add_signed(word(at) as i32 as isize);

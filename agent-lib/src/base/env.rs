@@ -5,53 +5,53 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
 /// `1`: do nothing at all.
-pub const DISABLE: &str = "GPUMEM_DISABLE";
+pub(crate) const DISABLE: &str = "GPUMEM_DISABLE";
 /// The daemon's socket.
-pub const SOCKET: &str = "GPUMEM_SOCKET";
+pub(crate) const SOCKET: &str = "GPUMEM_SOCKET";
 /// Write a recording to this file instead of connecting; `%p` is the pid.
-pub const RECORD: &str = "GPUMEM_RECORD";
+pub(crate) const RECORD: &str = "GPUMEM_RECORD";
 /// Directories below which the daemon may have recordings and dumps created (`gpumemctl record`), with colons between. Default:
 /// the directory in which the program begins, and that for temporary files.
-pub const RECORD_DIRS: &str = "GPUMEM_RECORD_DIRS";
+pub(crate) const RECORD_DIRS: &str = "GPUMEM_RECORD_DIRS";
 /// Name of the job that this process belongs to.
-pub const JOB: &str = "GPUMEM_JOB";
+pub(crate) const JOB: &str = "GPUMEM_JOB";
 /// Slots in the ring; a power of two.
-pub const RING_SLOTS: &str = "GPUMEM_RING_SLOTS";
+pub(crate) const RING_SLOTS: &str = "GPUMEM_RING_SLOTS";
 /// Milliseconds that the end of the program waits at most for its last records to be sent; less when they are.
-pub const EXIT_WAIT: &str = "GPUMEM_EXIT_WAIT_MS";
+pub(crate) const EXIT_WAIT: &str = "GPUMEM_EXIT_WAIT_MS";
 /// Rows in the live table.
-pub const LIVE_ROWS: &str = "GPUMEM_LIVE_ROWS";
+pub(crate) const LIVE_ROWS: &str = "GPUMEM_LIVE_ROWS";
 /// Bytes for names.
-pub const NAME_BYTES: &str = "GPUMEM_NAME_BYTES";
+pub(crate) const NAME_BYTES: &str = "GPUMEM_NAME_BYTES";
 /// The libcupti to use.
-pub const CUPTI_PATH: &str = "GPUMEM_CUPTI_PATH";
+pub(crate) const CUPTI_PATH: &str = "GPUMEM_CUPTI_PATH";
 /// Another tool's injection library, to be loaded first.
-pub const NEXT_INJECTION: &str = "GPUMEM_NEXT_INJECTION64_PATH";
+pub(crate) const NEXT_INJECTION: &str = "GPUMEM_NEXT_INJECTION64_PATH";
 
 /// `0` switches a layer of names off: everything about PyTorch.
-pub const TORCH: &str = "GPUMEM_TORCH";
+pub(crate) const TORCH: &str = "GPUMEM_TORCH";
 /// `0`: no names from Python frames.
-pub const FRAMES: &str = "GPUMEM_FRAMES";
+pub(crate) const FRAMES: &str = "GPUMEM_FRAMES";
 /// `0`: no names for the backward pass.
-pub const AUTOGRAD: &str = "GPUMEM_AUTOGRAD";
+pub(crate) const AUTOGRAD: &str = "GPUMEM_AUTOGRAD";
 /// `0`: no code of ours runs in the interpreter unless the program imports `gpumem`.
-pub const PYTHON: &str = "GPUMEM_PYTHON";
+pub(crate) const PYTHON: &str = "GPUMEM_PYTHON";
 /// `0`: NVTX ranges are not scopes.
-pub const NVTX: &str = "GPUMEM_NVTX";
+pub(crate) const NVTX: &str = "GPUMEM_NVTX";
 /// `0`: what nothing names is not named after the line of the Python program, or the function, that allocated it.
-pub const SITES: &str = "GPUMEM_SITES";
+pub(crate) const SITES: &str = "GPUMEM_SITES";
 /// `1`: what modules of PyTorch's allocate has the line of the program, too: `report --by line`.
-pub const LINES: &str = "GPUMEM_LINES";
+pub(crate) const LINES: &str = "GPUMEM_LINES";
 /// NVTX domains whose ranges are scopes beside the default one, with commas between; `*` for all.
-pub const NVTX_DOMAINS: &str = "GPUMEM_NVTX_DOMAINS";
+pub(crate) const NVTX_DOMAINS: &str = "GPUMEM_NVTX_DOMAINS";
 
 /// `1`: NVTX ranges that are started and ended, which belong to the process, are the tag of threads without another one.
-pub const NVTX_RANGES: &str = "GPUMEM_NVTX_RANGES";
+pub(crate) const NVTX_RANGES: &str = "GPUMEM_NVTX_RANGES";
 /// What NVTX loads; usually this library, as the driver's variable names it.
-pub const NVTX_INJECTION: &str = "NVTX_INJECTION64_PATH";
+pub(crate) const NVTX_INJECTION: &str = "NVTX_INJECTION64_PATH";
 
 /// Kineto's: it finalizes CUPTI some time after each trace.
-pub const TEARDOWN: &str = "TEARDOWN_CUPTI";
+pub(crate) const TEARDOWN: &str = "TEARDOWN_CUPTI";
 
 /// Rank, local rank and world size, by launcher: those of the first one that says a rank count, because a launcher inside of
 /// another inherits its variables. An `mpirun` in a Slurm job, for one, has SLURM_PROCID from the task that started it.
@@ -105,7 +105,7 @@ fn program() -> String {
 }
 
 /// Where the system's daemon listens.
-pub const SYSTEM_SOCKET: &str = "/run/gpumemd/agent.sock";
+pub(crate) const SYSTEM_SOCKET: &str = "/run/gpumemd/agent.sock";
 
 /// What was read.
 #[derive(Debug, Clone, Default)]
@@ -156,17 +156,17 @@ pub struct Layers {
     /// See [`TORCH`].
     pub torch: bool,
     /// See [`FRAMES`].
-    pub frames: bool,
+    pub(crate) frames: bool,
     /// See [`AUTOGRAD`].
-    pub autograd: bool,
+    pub(crate) autograd: bool,
     /// See [`PYTHON`].
-    pub python: bool,
+    pub(crate) python: bool,
     /// See [`NVTX`].
     pub nvtx: bool,
     /// See [`SITES`].
     pub sites: bool,
     /// See [`LINES`].
-    pub lines: bool,
+    pub(crate) lines: bool,
 }
 
 impl Default for Layers {
@@ -232,7 +232,7 @@ fn with_pid(path: &OsStr, pid: u32) -> PathBuf {
 
 impl Settings {
     /// Reads the environment.
-    pub fn read(pid: u32, uid: u32) -> Self {
+    pub(crate) fn read(pid: u32, uid: u32) -> Self {
         let mut sockets = Vec::new();
         let mut doubtful_socket = None;
         match get(SOCKET) {

@@ -6,9 +6,9 @@
 mod on_purpose {
     /// Nothing.
     #[inline(always)]
-    pub fn at(_: &str) {}
+    pub(crate) fn at(_: &str) {}
     /// Nothing.
-    pub fn read() {}
+    pub(crate) fn read() {}
 }
 
 #[cfg(debug_assertions)]
@@ -20,7 +20,7 @@ mod on_purpose {
     static MET: AtomicU32 = AtomicU32::new(0);
 
     /// Reads GPUMEM_FAULT; not in a callback.
-    pub fn read() {
+    pub(crate) fn read() {
         let wanted = || {
             let value = std::env::var("GPUMEM_FAULT").ok()?;
             let (place, number) = value.split_once(':')?;
@@ -32,7 +32,7 @@ mod on_purpose {
     /// Panics if this is the place, and the time: at our caller's line.
     #[allow(clippy::panic)]
     #[track_caller]
-    pub fn at(place: &str) {
+    pub(crate) fn at(place: &str) {
         if let Some(Some((wanted, number))) = WANTED.get()
             && wanted == place
             && MET.fetch_add(1, Relaxed) + 1 == *number
@@ -43,4 +43,4 @@ mod on_purpose {
     }
 }
 
-pub use on_purpose::{at, read};
+pub(crate) use on_purpose::{at, read};

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize}
 
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub struct HotWords {
+pub(crate) struct HotWords {
     /// record/status.rs.
     pub phase: AtomicU8,
     /// record/high_water.rs.
@@ -24,7 +24,7 @@ pub struct HotWords {
 const _: () = assert!(size_of::<HotWords>() == 64);
 
 /// The process's.
-pub static HOT_WORDS: HotWords = HotWords {
+pub(crate) static HOT_WORDS: HotWords = HotWords {
     phase: AtomicU8::new(0),
     peaks_open: AtomicBool::new(false),
     core: AtomicPtr::new(std::ptr::null_mut()),

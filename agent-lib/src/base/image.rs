@@ -16,18 +16,18 @@ const READS: u32 = 4;
 
 /// Tags of the dynamic section.
 mod tag {
-    pub const PLTRELSZ: i64 = 2;
-    pub const HASH: i64 = 4;
-    pub const STRTAB: i64 = 5;
-    pub const SYMTAB: i64 = 6;
-    pub const RELA: i64 = 7;
-    pub const RELASZ: i64 = 8;
-    pub const STRSZ: i64 = 10;
-    pub const REL: i64 = 17;
-    pub const RELSZ: i64 = 18;
-    pub const PLTREL: i64 = 20;
-    pub const JMPREL: i64 = 23;
-    pub const GNU_HASH: i64 = 0x6fff_fef5;
+    pub(crate) const PLTRELSZ: i64 = 2;
+    pub(crate) const HASH: i64 = 4;
+    pub(crate) const STRTAB: i64 = 5;
+    pub(crate) const SYMTAB: i64 = 6;
+    pub(crate) const RELA: i64 = 7;
+    pub(crate) const RELASZ: i64 = 8;
+    pub(crate) const STRSZ: i64 = 10;
+    pub(crate) const REL: i64 = 17;
+    pub(crate) const RELSZ: i64 = 18;
+    pub(crate) const PLTREL: i64 = 20;
+    pub(crate) const JMPREL: i64 = 23;
+    pub(crate) const GNU_HASH: i64 = 0x6fff_fef5;
 }
 
 /// Relocations that fill a slot with the address of a function: through the PLT, and without one (`-fno-plt`, which
@@ -44,16 +44,16 @@ const CHAIN: usize = 1 << 12;
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Header {
     /// PT_LOAD and its kin.
-    pub kind: u32,
+    pub(crate) kind: u32,
     /// Whether it is read, written, run.
-    pub flags: u32,
+    pub(crate) flags: u32,
     offset: u64,
     /// Where it lies, from the base on.
-    pub address: u64,
+    pub(crate) address: u64,
     physical: u64,
     file_bytes: u64,
     /// How much of it is mapped.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     align: u64,
 }
 const _: () = assert!(size_of::<Header>() == size_of::<libc::Elf64_Phdr>());
@@ -96,7 +96,7 @@ pub struct Slot {
     /// Address of the slot: a word of the library's own, aligned.
     pub at: usize,
     /// The loader makes its page read-only once everything is bound.
-    pub is_sealed: bool,
+    pub(crate) is_sealed: bool,
 }
 
 /// What the dynamic section leads to. Addresses are checked when they are used.
@@ -139,12 +139,12 @@ impl<'a> Image<'a> {
     }
 
     /// Whether `address` lies in code of this file.
-    pub fn runs(&self, address: usize) -> bool {
+    pub(crate) fn runs(&self, address: usize) -> bool {
         self.end(address, RUNS).is_some()
     }
 
     /// Whether `value` is an address from the base on, as it stands in the file, and none of memory.
-    pub fn is_offset(&self, value: usize) -> bool {
+    pub(crate) fn is_offset(&self, value: usize) -> bool {
         let ends = self.headers.iter().filter(|header| header.kind == LOAD);
         ends.map(|load| load.address.saturating_add(load.bytes)).any(|end| (value as u64) < end)
     }
@@ -269,7 +269,7 @@ impl<'a> Image<'a> {
     }
 
     /// Where this file defines the function `name`.
-    pub fn defines(&self, name: &CStr) -> Option<usize> {
+    pub(crate) fn defines(&self, name: &CStr) -> Option<usize> {
         let tables = self.tables()?;
         let index =
             if tables.gnu_hash != 0 { self.find_gnu(&tables, name)? } else { self.find_sysv(&tables, name)? };
@@ -346,7 +346,7 @@ impl<'a> Image<'a> {
     }
 
     /// The pages that the loader makes read-only around `at`: whole ones only.
-    pub fn sealed_pages(&self, at: usize, page: usize) -> Option<(usize, usize)> {
+    pub(crate) fn sealed_pages(&self, at: usize, page: usize) -> Option<(usize, usize)> {
         let sealed = self.headers.iter().filter(|header| header.kind == RELRO);
         let pages = sealed
             .filter_map(|header| self.range(header))

@@ -67,7 +67,7 @@ fn is_page_writable(at: usize) -> Option<bool> {
 const LINE_BYTES: usize = 64;
 
 /// Whether the page of `at` is writable, by the first line that has it. `read` gives the next bytes, 0 at the end.
-pub fn is_writable(at: usize, mut read: impl FnMut(&mut [u8]) -> usize) -> Option<bool> {
+pub(crate) fn is_writable(at: usize, mut read: impl FnMut(&mut [u8]) -> usize) -> Option<bool> {
     let (mut buffer, mut line, mut filled) = ([0_u8; 4096], [0_u8; LINE_BYTES], 0);
     loop {
         let count = read(&mut buffer);

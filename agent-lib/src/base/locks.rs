@@ -6,14 +6,14 @@ use std::sync::{LockResult, Mutex, MutexGuard, TryLockResult};
 /// A mutex that a forked child which starts anew finds free: the thread that held it in the parent does not exist in the child, and what
 /// lay behind it may be half changed. Made on first use; a child leaves its parent's alone.
 #[derive(Debug)]
-pub struct ForkMutex<T: 'static> {
+pub(crate) struct ForkMutex<T: 'static> {
     at: AtomicPtr<Mutex<T>>,
     make: fn() -> T,
 }
 
 impl<T> ForkMutex<T> {
     /// `make` returns the initial value.
-    pub const fn new(make: fn() -> T) -> Self {
+    pub(crate) const fn new(make: fn() -> T) -> Self {
         ForkMutex { at: AtomicPtr::new(std::ptr::null_mut()), make }
     }
 
@@ -37,37 +37,37 @@ impl<T> ForkMutex<T> {
     }
 
     /// As that of a mutex.
-    pub fn lock(&self) -> LockResult<MutexGuard<'static, T>> {
+    pub(crate) fn lock(&self) -> LockResult<MutexGuard<'static, T>> {
         self.mutex().lock()
     }
 
     /// As that of a mutex.
-    pub fn try_lock(&self) -> TryLockResult<MutexGuard<'static, T>> {
+    pub(crate) fn try_lock(&self) -> TryLockResult<MutexGuard<'static, T>> {
         self.mutex().try_lock()
     }
 
     /// In a forked child, before it starts anew.
-    pub fn reset_after_fork(&self) {
+    pub(crate) fn reset_after_fork(&self) {
         self.at.store(std::ptr::null_mut(), Release);
     }
 }
 
 /// A lock that a forked child can take back: held for a few hundred instructions.
 #[derive(Debug)]
-pub struct SpinLock(AtomicBool);
+pub(crate) struct SpinLock(AtomicBool);
 
 /// Releases the lock when dropped.
 #[derive(Debug)]
-pub struct SpinLockGuard<'a>(&'a AtomicBool);
+pub(crate) struct SpinLockGuard<'a>(&'a AtomicBool);
 
 impl SpinLock {
     /// A free lock.
-    pub const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         SpinLock(AtomicBool::new(false))
     }
 
     /// Waits for the lock and takes it.
-    pub fn take(&self) -> SpinLockGuard<'_> {
+    pub(crate) fn take(&self) -> SpinLockGuard<'_> {
         while self.0.swap(true, Acquire) {
             std::thread::yield_now();
         }
@@ -75,7 +75,7 @@ impl SpinLock {
     }
 
     /// Releases the lock in a forked child, where its holder does not exist.
-    pub fn reset(&self) {
+    pub(crate) fn reset(&self) {
         self.0.store(false, Release);
     }
 }

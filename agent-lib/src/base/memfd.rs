@@ -7,23 +7,23 @@ use gpumem_wire::layout::{HEADER_BYTES, Header};
 use std::ffi::{CStr, CString};
 use std::os::fd::RawFd;
 /// What ring.rs and names.rs count with: tests/races puts loom's in their place.
-pub use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
+pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
 
 /// A slot or a row.
-pub type Words = [AtomicU64; SLOT_BYTES / 8];
+pub(crate) type Words = [AtomicU64; SLOT_BYTES / 8];
 const _: () = assert!(size_of::<Words>() == SLOT_BYTES);
 
 /// First part of the name of the agent's memfd.
-pub const PREFIX: &str = "gpumem-agent.";
+pub(crate) const PREFIX: &str = "gpumem-agent.";
 
 /// Returns the name of this copy's memfd. It has the pid and the address of the table of exported functions (entry/second_copy.rs).
-pub fn name_of(pid: u32, functions: usize) -> Option<CString> {
+pub(crate) fn name_of(pid: u32, functions: usize) -> Option<CString> {
     CString::new(format!("{PREFIX}{pid}.{functions:x}")).ok()
 }
 
 /// Sizes of the parts.
 #[derive(Debug, Clone, Copy)]
-pub struct Sizes {
+pub(crate) struct Sizes {
     /// Slots of the ring: a power of two.
     pub ring_slots: u64,
     /// Rows of the live table.
@@ -36,9 +36,9 @@ pub struct Sizes {
 #[derive(Debug, Clone, Copy)]
 pub struct Shared {
     /// Read only by the sender; may have been closed by the host, see descriptor.rs.
-    pub fd: RawFd,
+    pub(crate) fd: RawFd,
     /// As it was when the memfd was made.
-    pub header: Header,
+    pub(crate) header: Header,
     base: *mut u8,
 }
 
@@ -49,7 +49,7 @@ unsafe impl Sync for Shared {}
 
 /// Anonymous zeroed memory for the life of the process that costs nothing until it is touched; not from the
 /// host's allocator, which may itself call the driver.
-pub fn anonymous<T>(count: usize) -> Option<&'static [T]> {
+pub(crate) fn anonymous<T>(count: usize) -> Option<&'static [T]> {
     let bytes = count.checked_mul(size_of::<T>())?.max(1);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: a fresh mapping.
@@ -74,7 +74,7 @@ fn largest_file() -> u64 {
 
 impl Shared {
     /// Makes, seals and maps it. `name` shows in /proc/PID/fd and /proc/PID/maps.
-    pub fn create(name: &CStr, sizes: Sizes, pid: u32, start_ticks: u64) -> Option<Self> {
+    pub(crate) fn create(name: &CStr, sizes: Sizes, pid: u32, start_ticks: u64) -> Option<Self> {
         let header = Header {
             major: gpumem_wire::MAJOR,
             minor: gpumem_wire::MINOR,
@@ -131,17 +131,17 @@ impl Shared {
     }
 
     /// `Header::head_seq`.
-    pub fn head(&self) -> &'static AtomicU64 {
+    pub(crate) fn head(&self) -> &'static AtomicU64 {
         self.word(48)
     }
 
     /// `Header::lost`.
-    pub fn lost(&self) -> &'static AtomicU64 {
+    pub(crate) fn lost(&self) -> &'static AtomicU64 {
         self.word(56)
     }
 
     /// `Header::names_end`.
-    pub fn names_end(&self) -> &'static AtomicU64 {
+    pub(crate) fn names_end(&self) -> &'static AtomicU64 {
         self.word(64)
     }
 
@@ -151,17 +151,17 @@ impl Shared {
     }
 
     /// The ring's slots.
-    pub fn ring(&self) -> &'static [Words] {
+    pub(crate) fn ring(&self) -> &'static [Words] {
         self.slots(self.header.ring_offset(), self.header.ring_slots)
     }
 
     /// The rows of the live table.
-    pub fn live(&self) -> &'static [Words] {
+    pub(crate) fn live(&self) -> &'static [Words] {
         self.slots(self.header.live_offset().unwrap_or(0), self.header.live_rows)
     }
 
     /// The first byte for names; who may write where is decided in names.rs.
-    pub fn names(&self) -> *mut u8 {
+    pub(crate) fn names(&self) -> *mut u8 {
         // SAFETY: inside the mapping.
         unsafe { self.base.add(self.header.names_offset().unwrap_or(0) as usize) }
     }
@@ -169,7 +169,7 @@ impl Shared {
 
 /// Tells the processor that a line will be written soon.
 #[inline(always)]
-pub fn fetch_to_write<T>(line: &T) {
+pub(crate) fn fetch_to_write<T>(line: &T) {
     // The intrinsic becomes a fetch to read, unless all code is compiled for newer processors. Those that do not know this
     // instruction, none of them with a GPU, do nothing.
     #[cfg(target_arch = "x86_64")]
@@ -186,7 +186,7 @@ pub fn fetch_to_write<T>(line: &T) {
 
 /// Tells the processor that a line will be read soon.
 #[inline(always)]
-pub fn fetch_to_read<T>(line: &T) {
+pub(crate) fn fetch_to_read<T>(line: &T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a hint; it reads nothing.
     unsafe {

@@ -2,7 +2,7 @@
 
 pub(crate) mod arena_allocator;
 pub mod c_text;
-pub mod clock;
+pub(crate) mod clock;
 pub mod descriptor;
 pub(crate) mod elf;
 pub mod env;
@@ -12,9 +12,9 @@ pub(crate) mod hot;
 pub mod image;
 pub(crate) mod loaded_file;
 pub(crate) mod locks;
-pub mod memfd;
-pub mod own_thread;
-pub mod ring;
+pub(crate) mod memfd;
+pub(crate) mod own_thread;
+pub(crate) mod ring;
 pub mod row;
 pub(crate) mod seccomp;
 pub(crate) mod wake;

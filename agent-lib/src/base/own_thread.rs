@@ -19,42 +19,42 @@ pub(crate) static SOCKET: AtomicI32 = AtomicI32::new(-1);
 pub(crate) static TRIED: AtomicBool = AtomicBool::new(false);
 
 /// The kernel's number of the calling thread. By number: glibc has gettid since 2.30 only.
-pub fn kernel_id() -> u32 {
+pub(crate) fn kernel_id() -> u32 {
     // SAFETY: no arguments.
     unsafe { libc::syscall(libc::SYS_gettid) as u32 }
 }
 
 /// Whether the calling thread is the sender.
-pub fn is_here() -> bool {
+pub(crate) fn is_here() -> bool {
     THREAD.load(Relaxed) == kernel_id()
 }
 
 /// Sleeps 5 ms without using memory. For the sender.
-pub fn nap() {
+pub(crate) fn nap() {
     let while_ns = libc::timespec { tv_sec: 0, tv_nsec: 5_000_000 };
     // SAFETY: nothing is written.
     unsafe { libc::nanosleep(&while_ns, std::ptr::null_mut()) };
 }
 
 /// Whether the agent's thread runs in this process. Requests are answered only then.
-pub fn is_running() -> bool {
+pub(crate) fn is_running() -> bool {
     OWNER.load(Acquire) == std::process::id() && !FINISHED.load(Acquire)
 }
 
 /// Whether a connection was attempted and there is none.
-pub fn is_unheard() -> bool {
+pub(crate) fn is_unheard() -> bool {
     TRIED.load(Acquire) && !connected()
 }
 
 /// Whether there is a connection to a daemon.
-pub fn connected() -> bool {
+pub(crate) fn connected() -> bool {
     SOCKET.load(Acquire) >= 0
 }
 
 /// While it lives, a request to cancel this thread (pthread_cancel) waits: the C library would unwind our frames, which end the
 /// process then. For code that waits, reads or writes on a thread of the program's; callbacks have no cancellation point.
 #[derive(Debug)]
-pub struct Uncancelled(c_int);
+pub(crate) struct Uncancelled(c_int);
 
 unsafe extern "C" {
     fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
@@ -65,7 +65,7 @@ const DISABLE: c_int = 1;
 impl Uncancelled {
     /// Defers cancellation from now on.
     #[must_use]
-    pub fn now() -> Self {
+    pub(crate) fn now() -> Self {
         let mut old = 0;
         // SAFETY: a place for the old state.
         unsafe { pthread_setcancelstate(DISABLE, &mut old) };

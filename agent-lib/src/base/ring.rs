@@ -58,7 +58,7 @@ impl Ring {
     }
 
     /// Records that have room.
-    pub fn slots(&self) -> u64 {
+    pub(crate) fn slots(&self) -> u64 {
         self.slots.len() as u64
     }
 
@@ -70,7 +70,7 @@ impl Ring {
 
     /// The next number. What the caller stored before is seen by whoever reads this number as head.
     #[inline(always)]
-    pub fn take(&self) -> u64 {
+    pub(crate) fn take(&self) -> u64 {
         self.head.fetch_add(1, AcqRel) + 1
     }
 
@@ -97,13 +97,13 @@ impl Ring {
     /// Fetches the slot of a record that will come soon: the sender has it, and a program's next locked instruction would
     /// wait until it is here.
     #[inline(always)]
-    pub fn expect(&self, seq: u64) {
+    pub(crate) fn expect(&self, seq: u64) {
         fetch_to_write(self.slot(seq));
     }
 
     /// As `expect`, for the reader.
     #[inline(always)]
-    pub fn expect_to_read(&self, seq: u64) {
+    pub(crate) fn expect_to_read(&self, seq: u64) {
         fetch_to_read(self.slot(seq));
     }
 

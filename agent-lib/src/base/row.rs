@@ -4,7 +4,7 @@ use crate::base::ring::Row;
 use gpumem_wire::{Flags, ImportSource, MemoryKind, Phase, PoolOwner, Role, Slot};
 
 /// A key's hash is larger than this.
-pub const WRITING: u64 = 1;
+pub(crate) const WRITING: u64 = 1;
 
 /// The key of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub enum Key {
 impl Key {
     /// Returns the hash of the key; larger than [`WRITING`].
     #[inline(always)]
-    pub fn hash(self) -> u64 {
+    pub(crate) fn hash(self) -> u64 {
         let (space, a, b) = match self {
             Key::Allocation(address) => (1, address, 0),
             Key::Handle(handle) => (2, handle, 0),
@@ -46,7 +46,7 @@ impl Key {
 
 /// Both halves of a 128-bit product.
 #[inline(always)]
-pub fn mix(a: u64, b: u64) -> u64 {
+pub(crate) fn mix(a: u64, b: u64) -> u64 {
     let product = u128::from(a ^ 0x2d35_8dcc_aa6c_78a5) * u128::from(b ^ 0x8bb8_4b93_962e_acc9);
     let folded = product as u64 ^ (product >> 64) as u64;
     (folded ^ folded >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93)
@@ -54,35 +54,35 @@ pub fn mix(a: u64, b: u64) -> u64 {
 
 /// Data of a row that its record has no field for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct RowExtra {
+pub(crate) struct RowExtra {
     /// First tag; the row's own is the latest. Meaningful if `RETAGGED`.
-    pub first_tag: u32,
+    pub(crate) first_tag: u32,
     /// Role and phase as in `Retag`, of rows that have no place for it.
-    pub use_as: u8,
+    pub(crate) use_as: u8,
     /// See the constants.
-    pub flags: u8,
+    pub(crate) flags: u8,
     /// VMM: references of the handle. Imports: how often it was opened.
-    pub references: u32,
+    pub(crate) references: u32,
     /// VMM: live mappings of the handle.
-    pub mappings: u32,
+    pub(crate) mappings: u32,
     /// VMM mappings: seq of the handle's row.
-    pub backing: u64,
+    pub(crate) backing: u64,
 }
 
 impl RowExtra {
     /// It was retagged at least once.
-    pub const RETAGGED: u8 = 1;
+    pub(crate) const RETAGGED: u8 = 1;
     /// A block that its owner has freed and a stream may still use.
-    pub const PENDING: u8 = 2;
+    pub(crate) const PENDING: u8 = 2;
 
     /// Packs the data into three words.
-    pub fn words(self) -> [u64; 3] {
+    pub(crate) fn words(self) -> [u64; 3] {
         let first = u64::from(self.first_tag) | u64::from(self.use_as) << 32 | u64::from(self.flags) << 40;
         [first, u64::from(self.references) | u64::from(self.mappings) << 32, self.backing]
     }
 
     /// Unpacks the data.
-    pub fn from_words([first, counts, backing]: [u64; 3]) -> Self {
+    pub(crate) fn from_words([first, counts, backing]: [u64; 3]) -> Self {
         RowExtra {
             first_tag: first as u32,
             use_as: (first >> 32) as u8,
@@ -100,17 +100,13 @@ pub struct RowCopy {
     /// The record that made it.
     pub row: Row,
     /// The row's additional data.
-    pub beside: RowExtra,
+    pub(crate) beside: RowExtra,
 }
 
 impl RowCopy {
     /// Seq of the record that made it.
-    pub fn seq(&self) -> u64 {
+    pub(crate) fn seq(&self) -> u64 {
         self.row[0]
-    }
-    /// The slot as bytes.
-    pub fn slot(&self) -> Slot {
-        slot_of(&self.row)
     }
 }
 
@@ -125,48 +121,43 @@ pub fn slot_of(row: &Row) -> Slot {
 
 /// Numbers on the wire of the records that make rows.
 #[allow(missing_docs)]
-pub mod kind {
-    pub const ALLOC_END: u8 = 16;
-    pub const IMPORT: u8 = 20;
-    pub const POOL_CREATE: u8 = 24;
-    pub const VMM_CREATE: u8 = 32;
-    pub const VMM_MAP: u8 = 33;
-    pub const SEGMENT_ADD: u8 = 48;
-    pub const BLOCK_ALLOC: u8 = 50;
+pub(crate) mod kind {
+    pub(crate) const ALLOC_END: u8 = 16;
+    pub(crate) const IMPORT: u8 = 20;
+    pub(crate) const POOL_CREATE: u8 = 24;
+    pub(crate) const VMM_CREATE: u8 = 32;
+    pub(crate) const VMM_MAP: u8 = 33;
+    pub(crate) const SEGMENT_ADD: u8 = 48;
+    pub(crate) const BLOCK_ALLOC: u8 = 50;
 }
 
 /// The kind of a row: byte 60 of its slot.
-pub fn kind_of(row: &Row) -> u8 {
+pub(crate) fn kind_of(row: &Row) -> u8 {
     (row[7] >> 32) as u8
 }
 
-/// The flags of a row: byte 62.
-pub fn flags_of(row: &Row) -> u8 {
-    (row[7] >> 48) as u8
-}
-
 /// The device of a row: byte 61.
-pub fn device_of(row: &Row) -> u8 {
+pub(crate) fn device_of(row: &Row) -> u8 {
     (row[7] >> 40) as u8
 }
 
 /// The context of a row.
-pub fn context_of(row: &Row) -> u32 {
+pub(crate) fn context_of(row: &Row) -> u32 {
     (row[6] >> 32) as u32
 }
 
 /// The owner of a pool's row: byte 63.
-pub fn pool_owner(row: &Row) -> PoolOwner {
+pub(crate) fn pool_owner(row: &Row) -> PoolOwner {
     PoolOwner::from_code((row[7] >> 56) as u8)
 }
 
 /// The memory kind of an allocation's row: byte 63.
-pub fn memory_of(row: &Row) -> MemoryKind {
+pub(crate) fn memory_of(row: &Row) -> MemoryKind {
     MemoryKind::from_code((row[7] >> 56) as u8)
 }
 
 /// Returns the key of a row; `None` for kinds that make no row (wire/src/layout.rs).
-pub fn key_of(taken: &RowCopy) -> Option<Key> {
+pub(crate) fn key_of(taken: &RowCopy) -> Option<Key> {
     let row = &taken.row;
     let (address, aux) = (row[2], row[4]);
     match kind_of(row) {
@@ -193,7 +184,7 @@ fn handle_key(taken: &RowCopy) -> Key {
 
 /// The name that a source of names gives to the calling thread.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct FrameName {
+pub(crate) struct FrameName {
     /// Tag of the module's path; 0 for none.
     pub tag: u32,
     /// The phase of the thread.
@@ -212,7 +203,7 @@ pub struct AllocationName {
     /// The phase; unknown if no source gives one.
     pub phase: Phase,
     /// The role; unknown if no source gives one.
-    pub role: Role,
+    pub(crate) role: Role,
 }
 
 #[cfg(test)]

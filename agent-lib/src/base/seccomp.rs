@@ -8,7 +8,7 @@ use std::ffi::{c_int, c_long};
 const FILTER: c_int = 2;
 
 /// Whether the agent may do what it does, or is refused at worst.
-pub fn syscalls_allowed() -> bool {
+pub(crate) fn syscalls_allowed() -> bool {
     // SAFETY: no memory is involved.
     let mode = unsafe { libc::prctl(libc::PR_GET_SECCOMP, 0, 0, 0, 0) };
     mode != FILTER || survives()

@@ -15,7 +15,7 @@ static INODE: AtomicU64 = AtomicU64::new(0);
 static WOKEN: AtomicBool = AtomicBool::new(false);
 
 /// Makes it. A parent's stays open in a child: it is the parent's, too.
-pub fn prepare() {
+pub(crate) fn prepare() {
     let mut ends = [-1; 2];
     // SAFETY: a place for two descriptors.
     if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) } != 0 {
@@ -44,7 +44,7 @@ fn checked(end: &AtomicI32) -> Option<RawFd> {
 /// For callbacks that come seldom and cost the driver far more than this: two system calls, if the sender is not awake
 /// already. errno stays as the host had it.
 #[cold]
-pub fn wake() {
+pub(crate) fn wake() {
     if WOKEN.swap(true, AcqRel) {
         return;
     }
@@ -61,13 +61,13 @@ pub fn wake() {
 }
 
 /// What the sender waits for; -1 for nothing.
-pub fn descriptor() -> RawFd {
+pub(crate) fn descriptor() -> RawFd {
     checked(&READ).unwrap_or(-1)
 }
 
 /// Takes what was written, if there is something to read: a thread may have been stopped between `WOKEN` and its write, and
 /// what it writes later must not stay. Whatever was recorded before is seen by the round that follows.
-pub fn taken(readable: bool) {
+pub(crate) fn taken(readable: bool) {
     if readable {
         let mut bytes = [0_u8; 16];
         let fd = descriptor();

@@ -19,14 +19,14 @@ const GONE: u32 = cupti_sys::CUDA_ERROR_DEINITIALIZED;
 /// Microseconds up to the record's own time, rounded up. Of another reading of the clock, a thread that is stopped between the
 /// two would seem to have entered its call later than it did.
 #[inline(always)]
-pub fn took_us(entered_ns: Option<u64>, time_ns: u64) -> u32 {
+pub(crate) fn took_us(entered_ns: Option<u64>, time_ns: u64) -> u32 {
     let Some(entered_ns) = entered_ns else { return u32::MAX };
     u32::try_from(time_ns.saturating_sub(entered_ns).div_ceil(1000)).unwrap_or(u32::MAX)
 }
 
 /// The same, for records that have two bytes for it.
 #[inline(always)]
-pub fn took_us_short(entered_ns: Option<u64>, time_ns: u64) -> u16 {
+pub(crate) fn took_us_short(entered_ns: Option<u64>, time_ns: u64) -> u16 {
     u16::try_from(took_us(entered_ns, time_ns)).unwrap_or(u16::MAX)
 }
 
@@ -48,7 +48,7 @@ pub struct Allocation {
 impl Core {
     /// Books an allocation that succeeded; returns the number of its record.
     #[inline(always)]
-    pub fn book_allocation(&self, thread: &Thread, at: RecordContext, what: Allocation) -> u64 {
+    pub(crate) fn book_allocation(&self, thread: &Thread, at: RecordContext, what: Allocation) -> u64 {
         let Allocation { address, bytes, pool, memory, entered_ns } = what;
         let body = |time_ns: u64, _: &mut RecordContext| {
             let took_us = took_us_short(entered_ns, time_ns);
@@ -61,7 +61,7 @@ impl Core {
 
     /// Records an allocation that failed; returns the device's free bytes, if the driver has them.
     #[cold]
-    pub fn book_failed_allocation(
+    pub(crate) fn book_failed_allocation(
         &self,
         thread: &Thread,
         at: RecordContext,
@@ -83,7 +83,13 @@ impl Core {
 
     /// Books the entry of a free. `call` keeps the row until the free returns.
     #[inline(always)]
-    pub fn book_free_entered(&self, thread: &Thread, at: RecordContext, call: &mut Call, address: u64) {
+    pub(crate) fn book_free_entered(
+        &self,
+        thread: &Thread,
+        at: RecordContext,
+        call: &mut Call,
+        address: u64,
+    ) {
         let taken = &mut call.taken;
         call.begin_seq = self.recorder.record(thread, at, Body::FreeBegin { address }, |recorder, _| {
             *taken = recorder.live.remove(Key::Allocation(address));
@@ -92,7 +98,13 @@ impl Core {
 
     /// Books the return of a free, unmap or release. Returns whether it failed, so that its row stays.
     #[inline(always)]
-    pub fn book_free_returned(&self, thread: &Thread, at: RecordContext, call: &Call, result: u32) -> bool {
+    pub(crate) fn book_free_returned(
+        &self,
+        thread: &Thread,
+        at: RecordContext,
+        call: &Call,
+        result: u32,
+    ) -> bool {
         if call.begin_seq == 0 {
             return false; // NULL, or entered before we listened
         }
@@ -131,7 +143,7 @@ impl Core {
     }
 
     /// Memory of another owner was mapped. Opened again at the same address, it is only counted.
-    pub fn imported(
+    pub(crate) fn imported(
         &self,
         thread: &Thread,
         at: RecordContext,
@@ -155,7 +167,7 @@ impl Core {
     }
 
     /// Books that an import is about to be closed. Returns whether it was opened more often and so stays.
-    pub fn import_stays_open(&self, address: u64) -> bool {
+    pub(crate) fn import_stays_open(&self, address: u64) -> bool {
         let key = Key::Allocation(address);
         let stays = self.recorder.live.get(key).is_some_and(|row| row.beside.references > 1);
         if stays {
@@ -165,7 +177,7 @@ impl Core {
     }
 
     /// A context ends, or a device is reset; allocations in it have no frees of their own.
-    pub fn context_ended(&self, thread: &Thread, at: RecordContext, scope: DestroyScope) {
+    pub(crate) fn context_ended(&self, thread: &Thread, at: RecordContext, scope: DestroyScope) {
         self.recorder.record(thread, at, Body::ContextDestroy { scope }, |recorder, _| {
             recorder.live.remove_where(|taken| {
                 let row = &taken.row;
@@ -191,12 +203,12 @@ impl Core {
     }
 
     /// Returns an id that no pool of this process had so far.
-    pub fn new_pool_id(&self) -> u64 {
+    pub(crate) fn new_pool_id(&self) -> u64 {
         POOL_IDS | (self.pools_made.fetch_add(1, Relaxed) + 1)
     }
 
     /// Records a later name, role or phase, and books it in the row of `key`.
-    pub fn say_retag(&self, thread: &Thread, key: Key, body: Body<'_>, tag: u32) {
+    pub(crate) fn say_retag(&self, thread: &Thread, key: Key, body: Body<'_>, tag: u32) {
         let at = RecordContext { tag, flags: Flags(0), ..RecordContext::NOWHERE };
         self.recorder.record(thread, at, body, |recorder, row| {
             let said = (row[7] >> 56) as u8;

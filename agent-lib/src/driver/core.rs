@@ -23,28 +23,28 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 #[allow(missing_docs)]
 pub struct Core {
     pub recorder: Recorder,
-    pub settings: Settings,
-    pub pid: u32,
+    pub(crate) settings: Settings,
+    pub(crate) pid: u32,
     /// Field 22 of /proc/self/stat.
-    pub start_ticks: u64,
-    pub shared: Shared,
-    pub devices: Devices,
+    pub(crate) start_ticks: u64,
+    pub(crate) shared: Shared,
+    pub(crate) devices: Devices,
     pub driver_pools: DriverPools,
     pub torch: torch_pools::State,
-    pub exports: Exports,
-    pub multicast: Multicast,
+    pub(crate) exports: Exports,
+    pub(crate) multicast: Multicast,
     /// Tag of threads without open scopes; 0 for none.
-    pub process_tag: AtomicU32,
+    pub(crate) process_tag: AtomicU32,
     /// Framework pools made so far.
-    pub pools_made: AtomicU64,
+    pub(crate) pools_made: AtomicU64,
     /// Seq of the last record that changed references of a VMM handle; see sender/resync.rs.
     pub references_changed: AtomicU64,
     /// Number of the last record that the current resync includes, or the last resync.
-    pub said_after: AtomicU64,
+    pub(crate) said_after: AtomicU64,
     /// Rows that were restored because their free, entered before the resync, failed.
-    pub restored: AtomicU64,
+    pub(crate) restored: AtomicU64,
     /// Rows that a failed call removed and that could not be restored: a resync does not include them.
-    pub astray: AtomicU64,
+    pub(crate) astray: AtomicU64,
 }
 
 impl Core {
@@ -57,19 +57,19 @@ impl Core {
     }
 
     /// Makes this one the process's. Called by one thread.
-    pub fn install(core: Box<Core>) -> &'static Core {
+    pub(crate) fn install(core: Box<Core>) -> &'static Core {
         let core: &'static Core = Box::leak(core);
         HOT_WORDS.core.store(std::ptr::from_ref(core).cast_mut().cast(), Release);
         core
     }
 
     /// The slot of a device, introduced with its UUID the first time.
-    pub fn device(&self, ordinal: u32) -> u8 {
+    pub(crate) fn device(&self, ordinal: u32) -> u8 {
         self.devices.slot(&self.recorder, ordinal)
     }
 
     /// A fresh one; `None` without memory for it. `functions` is the address of the table of exported functions.
-    pub fn new(settings: Settings, functions: usize) -> Option<Box<Core>> {
+    pub(crate) fn new(settings: Settings, functions: usize) -> Option<Box<Core>> {
         let pid = std::process::id();
         let start_ticks = start_ticks();
         let sizes = Sizes {
@@ -113,7 +113,7 @@ pub fn report_status(state: AgentState, result: u16, detail: &str) {
 }
 
 /// Field 22 of /proc/self/stat; 0 if it cannot be read.
-pub fn start_ticks() -> u64 {
+pub(crate) fn start_ticks() -> u64 {
     ticks_of(&std::fs::read("/proc/self/stat").unwrap_or_default()).unwrap_or(0)
 }
 

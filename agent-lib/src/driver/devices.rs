@@ -25,7 +25,7 @@ struct Context {
 
 /// See the module's text.
 #[derive(Debug)]
-pub struct Devices {
+pub(crate) struct Devices {
     driver: OnceLock<Driver>,
     /// Slots that a resource callback has used before they were introduced, one bit each.
     awaited: AtomicU64,
@@ -37,7 +37,7 @@ pub struct Devices {
 
 impl Devices {
     /// None known.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Devices {
             driver: OnceLock::new(),
             awaited: AtomicU64::new(0),
@@ -48,12 +48,12 @@ impl Devices {
     }
 
     /// The driver that is loaded; set while the agent starts.
-    pub fn set_driver(&self, driver: Driver) {
+    pub(crate) fn set_driver(&self, driver: Driver) {
         let _ = self.driver.set(driver);
     }
 
     /// See `set_driver`.
-    pub fn driver(&self) -> Option<&Driver> {
+    pub(crate) fn driver(&self) -> Option<&Driver> {
         self.driver.get()
     }
 
@@ -62,14 +62,14 @@ impl Devices {
     }
 
     /// Sets the number of a context if it is still 0: cuptiGetContextId failed when it was created, and a later callback has the number.
-    pub fn learn_uid(&self, handle: usize, uid: u32) {
+    pub(crate) fn learn_uid(&self, handle: usize, uid: u32) {
         if let Some(context) = self.context(handle) {
             let _ = context.uid.compare_exchange(0, uid, Relaxed, Relaxed);
         }
     }
 
     /// Device and number of a context that was seen.
-    pub fn known(&self, handle: usize) -> Option<(u8, u32)> {
+    pub(crate) fn known(&self, handle: usize) -> Option<(u8, u32)> {
         if handle <= 1 {
             return None;
         }
@@ -78,27 +78,27 @@ impl Devices {
     }
 
     /// cuDevicePrimaryCtxRetain gave this one.
-    pub fn set_primary(&self, ordinal: u32, handle: usize) {
+    pub(crate) fn set_primary(&self, ordinal: u32, handle: usize) {
         if let Some(primary) = self.primary.get(ordinal as usize) {
             primary.store(handle, Relaxed);
         }
     }
 
     /// Sets the primary context of a device if none is set: a context that no known call created is taken for it.
-    pub fn set_primary_if_unknown(&self, ordinal: u32, handle: usize) {
+    pub(crate) fn set_primary_if_unknown(&self, ordinal: u32, handle: usize) {
         if let Some(primary) = self.primary.get(ordinal as usize) {
             let _ = primary.compare_exchange(0, handle, Relaxed, Relaxed);
         }
     }
 
     /// The primary context of a device, if the program has retained it.
-    pub fn primary(&self, ordinal: i32) -> Option<*mut std::ffi::c_void> {
+    pub(crate) fn primary(&self, ordinal: i32) -> Option<*mut std::ffi::c_void> {
         let primary = self.primary.get(usize::try_from(ordinal).ok()?)?.load(Relaxed);
         (primary != 0).then_some(primary as *mut std::ffi::c_void)
     }
 
     /// Whether the driver has such a device. Only in callbacks of calls.
-    pub fn exists(&self, ordinal: u32) -> bool {
+    pub(crate) fn exists(&self, ordinal: u32) -> bool {
         let mut count = 0;
         let get = self.driver().and_then(|driver| driver.device_get_count);
         // SAFETY: a function of the loaded driver, with a place for its answer; its callback finds this thread inside.
@@ -110,7 +110,7 @@ impl Devices {
 
     /// Whether cuDevicePrimaryCtxRetain, which was just entered, is going to make a context. Only in callbacks of
     /// calls. Without an answer of the driver's: if no context of the device is known.
-    pub fn retain_creates(&self, ordinal: u32) -> bool {
+    pub(crate) fn retain_creates(&self, ordinal: u32) -> bool {
         if self.primary.get(ordinal as usize).is_some_and(|primary| primary.load(Relaxed) != 0) {
             return false;
         }
@@ -127,7 +127,7 @@ impl Devices {
     }
 
     /// Returns the slot of a device, and records the device with its UUID the first time.
-    pub fn slot(&self, recorder: &Recorder, ordinal: u32) -> u8 {
+    pub(crate) fn slot(&self, recorder: &Recorder, ordinal: u32) -> u8 {
         let Some(introduced) = self.introduced.get(ordinal as usize) else { return NONE_DEVICE };
         if !introduced.load(Relaxed) && !introduced.swap(true, AcqRel) {
             self.introduce(recorder, ordinal);
@@ -136,7 +136,7 @@ impl Devices {
     }
 
     /// The slot of a device, in a callback that may not call the driver: the sender introduces it, before the records that name it.
-    pub fn slot_in_resource(&self, ordinal: u32) -> u8 {
+    pub(crate) fn slot_in_resource(&self, ordinal: u32) -> u8 {
         let Some(introduced) = self.introduced.get(ordinal as usize) else { return NONE_DEVICE };
         if !introduced.load(Relaxed) {
             self.awaited.fetch_or(1 << ordinal, Release);
@@ -145,7 +145,7 @@ impl Devices {
     }
 
     /// Records the devices that resource callbacks have used so far. On the sender's thread.
-    pub fn introduce_awaited(&self, recorder: &Recorder, thread: Option<&Thread>) {
+    pub(crate) fn introduce_awaited(&self, recorder: &Recorder, thread: Option<&Thread>) {
         if self.awaited.load(Relaxed) == 0 {
             return;
         }
@@ -213,7 +213,7 @@ impl Devices {
     }
 
     /// Adds a context. Returns false if it was added before; a context beyond the table's size is reported and not added.
-    pub fn remember_context(&self, handle: usize, uid: u32, device: u8) -> bool {
+    pub(crate) fn remember_context(&self, handle: usize, uid: u32, device: u8) -> bool {
         if handle <= 1 || self.context(handle).is_some() {
             return false;
         }
@@ -230,7 +230,7 @@ impl Devices {
     }
 
     /// The context is about to be destroyed. Its device and number, if it was known.
-    pub fn forget_context(&self, handle: usize) -> Option<(u8, u32)> {
+    pub(crate) fn forget_context(&self, handle: usize) -> Option<(u8, u32)> {
         let known = self.known(handle)?;
         if let Some(context) = self.context(handle) {
             context.handle.store(0, Release);
@@ -245,7 +245,7 @@ impl Devices {
     }
 
     /// Devices that were introduced.
-    pub fn seen(&self) -> impl Iterator<Item = u8> + '_ {
+    pub(crate) fn seen(&self) -> impl Iterator<Item = u8> + '_ {
         (0..DEVICES as u8).filter(|&device| self.introduced[usize::from(device)].load(Relaxed))
     }
 }

@@ -39,7 +39,7 @@ impl Export {
 
 /// See the module's text.
 #[derive(Debug)]
-pub struct Exports {
+pub(crate) struct Exports {
     /// Number of places that are not free; while it is 0, the places are not searched.
     count: AtomicUsize,
     places: [Export; PLACES],
@@ -47,7 +47,7 @@ pub struct Exports {
 
 impl Exports {
     /// None.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let free = |_| Export {
             state: AtomicUsize::new(FREE),
             descriptor: AtomicI32::new(-1),
@@ -58,7 +58,7 @@ impl Exports {
     }
 
     /// Adds an export. `map` books a mapping at an address with a size; it is not called if the table is full.
-    pub fn follow(&self, file: Identity, map: impl FnOnce(u64, u64)) {
+    pub(crate) fn follow(&self, file: Identity, map: impl FnOnce(u64, u64)) {
         let claim = |(_, export): &(usize, &Export)| {
             export.state.compare_exchange(FREE, CHANGING, AcqRel, Relaxed).is_ok()
         };
@@ -72,7 +72,7 @@ impl Exports {
     }
 
     /// Removes the exports whose descriptors were closed. `unmap` books the end of the mapping at an address with a size.
-    pub fn drop_closed(&self, unmap: impl Fn(u64, u64)) {
+    pub(crate) fn drop_closed(&self, unmap: impl Fn(u64, u64)) {
         if self.count.load(Acquire) == 0 {
             return;
         }

@@ -2,11 +2,11 @@
 
 pub mod allocations;
 pub mod core;
-pub mod devices;
-pub mod exports;
+pub(crate) mod devices;
+pub(crate) mod exports;
 pub mod guard;
-pub mod multicast;
+pub(crate) mod multicast;
 mod pool_polling;
-pub mod pools;
-pub mod torch_pools;
-pub mod vmm;
+pub(crate) mod pools;
+pub(crate) mod torch_pools;
+pub(crate) mod vmm;

@@ -15,7 +15,7 @@ const EVERY_NS: u64 = 100_000_000;
 
 impl Core {
     /// The pool that a stream-ordered allocation on `device` comes from, when the call does not name one.
-    pub fn current_pool(&self, thread: &Thread, device: u8) -> u64 {
+    pub(crate) fn current_pool(&self, thread: &Thread, device: u8) -> u64 {
         let Some(current) = self.driver_pools.current.get(usize::from(device)) else { return 0 };
         let known = current.load(Relaxed);
         if known != 0 {
@@ -33,7 +33,7 @@ impl Core {
     }
 
     /// A driver pool exists; reported the first time.
-    pub fn pool_seen(&self, thread: &Thread, id: u64, device: u8, owner: PoolOwner) {
+    pub(crate) fn pool_seen(&self, thread: &Thread, id: u64, device: u8, owner: PoolOwner) {
         if id <= 1 || self.driver_pools.find(id).is_some() {
             return;
         }
@@ -62,7 +62,7 @@ impl Core {
     }
 
     /// A pool is about to be destroyed.
-    pub fn pool_gone(&self, thread: &Thread, id: u64) {
+    pub(crate) fn pool_gone(&self, thread: &Thread, id: u64) {
         if self.driver_pools.forget_elsewhere(id) {
             return;
         }
@@ -86,21 +86,21 @@ impl Core {
     }
 
     /// The program put memory nodes into a graph.
-    pub fn graph_memory_used(&self, thread: &Thread, device: u8) -> u64 {
+    pub(crate) fn graph_memory_used(&self, thread: &Thread, device: u8) -> u64 {
         let id = graph_memory(device);
         self.pool_seen(thread, id, device, PoolOwner::Graph);
         id
     }
 
     /// Reads what a pool has reserved, unless that was done just now, and reports it if it changed.
-    pub fn poll_pool(&self, thread: &Thread, id: u64) {
+    pub(crate) fn poll_pool(&self, thread: &Thread, id: u64) {
         if let Some(pool) = self.driver_pools.find(id) {
             self.poll(thread, pool, EVERY_NS);
         }
     }
 
     /// The same, at once: it was trimmed.
-    pub fn poll_pool_now(&self, thread: &Thread, id: u64) {
+    pub(crate) fn poll_pool_now(&self, thread: &Thread, id: u64) {
         if let Some(pool) = self.driver_pools.find(id) {
             self.poll(thread, pool, 0);
         }
@@ -108,7 +108,7 @@ impl Core {
 
     /// The same after an allocation. One that may not have fit has made the pool larger, and no later call need say so:
     /// then it is read at once.
-    pub fn poll_pool_for(&self, thread: &Thread, id: u64, bytes: u64) {
+    pub(crate) fn poll_pool_for(&self, thread: &Thread, id: u64, bytes: u64) {
         let Some(pool) = self.driver_pools.find(id) else { return };
         let taken = pool.taken.fetch_add(bytes, Relaxed).saturating_add(bytes);
         let fits = pool.used.load(Relaxed).saturating_add(taken) <= pool.reserved.load(Relaxed);
@@ -116,7 +116,7 @@ impl Core {
     }
 
     /// Reads what every pool has reserved. For the sender.
-    pub fn poll_pools(&self, thread: &Thread) {
+    pub(crate) fn poll_pools(&self, thread: &Thread) {
         for pool in &self.driver_pools.pools {
             let id = pool.id.load(Acquire);
             if id <= 1 {

@@ -36,7 +36,7 @@ pub(super) struct Pool {
 }
 
 /// The pool that stands for the graph memory of a device.
-pub fn graph_memory(device: u8) -> u64 {
+pub(crate) fn graph_memory(device: u8) -> u64 {
     GRAPH | u64::from(device)
 }
 
@@ -55,7 +55,7 @@ pub struct DriverPools {
 
 impl DriverPools {
     /// None known.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         DriverPools {
             pools: std::array::from_fn(|_| Pool::default()),
             current: std::array::from_fn(|_| AtomicU64::new(0)),
@@ -70,7 +70,7 @@ impl DriverPools {
     }
 
     /// The program made a pool of such memory, which is none of a device.
-    pub fn set_memory_kind(&self, id: u64, memory: MemoryKind) {
+    pub(crate) fn set_memory_kind(&self, id: u64, memory: MemoryKind) {
         self.forget_elsewhere(id);
         match memory {
             MemoryKind::Managed => self.managed.add(id),
@@ -80,7 +80,7 @@ impl DriverPools {
 
     /// What allocations from a pool are that has no device memory.
     #[inline]
-    pub fn memory_elsewhere(&self, id: u64) -> Option<MemoryKind> {
+    pub(crate) fn memory_elsewhere(&self, id: u64) -> Option<MemoryKind> {
         if self.managed.has(id) {
             return Some(MemoryKind::Managed);
         }
@@ -109,7 +109,7 @@ impl DriverPools {
     }
 
     /// The device is about to be reset: its pools are not looked at again before they are used again.
-    pub fn forget_device(&self, device: u32) {
+    pub(crate) fn forget_device(&self, device: u32) {
         for pool in self.pools.iter().filter(|pool| pool.device.load(Relaxed) == device) {
             let id = pool.id.load(Acquire);
             if id > 1 {
@@ -123,13 +123,13 @@ impl DriverPools {
     }
 
     /// Reserved and used bytes as last polled.
-    pub fn state(&self, id: u64) -> Option<(u64, u64)> {
+    pub(crate) fn state(&self, id: u64) -> Option<(u64, u64)> {
         let pool = self.find(id)?;
         Some((pool.reserved.load(Relaxed), pool.used.load(Relaxed)))
     }
 
     /// A device was reset: what is used of its pools again is reported again.
-    pub fn forget(&self, device: u8) {
+    pub(crate) fn forget(&self, device: u8) {
         for pool in &self.pools {
             let id = pool.id.load(Acquire);
             if id > 1 && pool.device.load(Relaxed) == u32::from(device) {
@@ -142,7 +142,7 @@ impl DriverPools {
     }
 
     /// The program chose another pool for a device.
-    pub fn set_current(&self, device: u32, pool: u64) {
+    pub(crate) fn set_current(&self, device: u32, pool: u64) {
         if let Some(current) = self.current.get(device as usize) {
             current.store(pool, Relaxed);
         }

@@ -6,20 +6,20 @@ use crate::threads::allocator_calls::EVENTS;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::*};
 
 /// Devices that a process can have, as in devices.rs.
-pub const DEVICES: usize = 64;
+pub(crate) const DEVICES: usize = 64;
 
 /// Blocks of a device that can wait at a time; others count as free.
-pub const MOST: usize = 1024;
+pub(crate) const MOST: usize = 1024;
 
 /// A freed block that a stream may still use, or a free place.
 #[derive(Debug, Default)]
-pub struct Waiting {
+pub(crate) struct Waiting {
     /// Of the block; 0 while the place is free.
-    pub address: AtomicU64,
+    pub(crate) address: AtomicU64,
     /// Of the block.
-    pub bytes: AtomicU64,
+    pub(crate) bytes: AtomicU64,
     /// Events that it waits for; 0 for one that is over.
-    pub events: [AtomicU64; EVENTS],
+    pub(crate) events: [AtomicU64; EVENTS],
 }
 
 /// Of a device. All but `check_due` is written under the mutex of PyTorch's allocator for that device: one thread at a time. What each
@@ -28,47 +28,47 @@ pub struct Waiting {
 #[repr(C, align(128))]
 pub struct Device {
     /// Number of its pool; 0 until the first report.
-    pub pool: AtomicU64,
+    pub(crate) pool: AtomicU64,
     /// Bytes of blocks by our own sum, which each report's total must equal.
-    pub sum: AtomicI64,
+    pub(crate) sum: AtomicI64,
     /// Reserved bytes by the last report.
-    pub reserved: AtomicU64,
+    pub(crate) reserved: AtomicU64,
     /// Bytes of segments that were recorded: equal to `reserved`, unless some are older than the agent.
     pub segments: AtomicU64,
     /// What `reserved` had more than `segments` with the last report: in between they differ while a segment comes or goes.
-    pub unseen: AtomicI64,
+    pub(crate) unseen: AtomicI64,
     /// Bytes of blocks that are older than we are and still live.
     pub older: AtomicU64,
     /// Reports.
-    pub reports: AtomicU64,
+    pub(crate) reports: AtomicU64,
     /// Blocks in `waiting`.
-    pub pending: AtomicU32,
+    pub(crate) pending: AtomicU32,
     /// The sender wants the pool's totals with the next report.
-    pub check_due: AtomicBool,
+    pub(crate) check_due: AtomicBool,
     /// Bytes of `unseen` that were recorded as older than the agent.
-    pub baseline: AtomicI64,
+    pub(crate) baseline: AtomicI64,
     /// By how much our sum was wrong, added up.
     pub drift: AtomicU64,
     /// Looks for a block's segment among all rows that are left.
-    pub searches: AtomicU32,
+    pub(crate) searches: AtomicU32,
     /// The driver was not asked for this device's UUID so far; the sender asks.
-    pub is_unknown: AtomicBool,
+    pub(crate) is_unknown: AtomicBool,
     /// Held by the thread that makes the pool.
-    pub turn: SpinLock,
+    pub(crate) turn: SpinLock,
     /// Free while pending.
-    pub waiting: &'static [Waiting],
+    pub(crate) waiting: &'static [Waiting],
 }
 
 impl Device {
     /// Our sum was wrong by so much.
     #[cold]
     #[inline(never)]
-    pub fn differs(&self, bytes: u64) {
+    pub(crate) fn differs(&self, bytes: u64) {
         self.drift.fetch_add(bytes, Relaxed);
     }
 
     /// Of the blocks that are older than we are, some are gone, or known now.
-    pub fn forget_older(&self, bytes: u64) {
+    pub(crate) fn forget_older(&self, bytes: u64) {
         let _ = self.older.fetch_update(Relaxed, Relaxed, |older| Some(older.saturating_sub(bytes)));
     }
 }
@@ -81,11 +81,11 @@ pub struct State {
     /// The driver had a context before we came: segments that were not seen are older.
     pub is_late: AtomicBool,
     /// Pools that were made.
-    pub pools: AtomicU32,
+    pub(crate) pools: AtomicU32,
     /// Allocations that are none of a caching allocator: each tensor has its own.
-    pub single_tensors: AtomicU64,
+    pub(crate) single_tensors: AtomicU64,
     /// Stacks that were recorded.
-    pub stacks: AtomicU32,
+    pub(crate) stacks: AtomicU32,
     /// Frees that found no place among those that wait.
     pub untold_pending: AtomicU64,
 }
@@ -95,7 +95,7 @@ const SEARCHES: u32 = 32;
 
 impl State {
     /// Nothing so far. `None` without memory.
-    pub fn new() -> Option<Self> {
+    pub(crate) fn new() -> Option<Self> {
         let each = MOST;
         let waiting = anonymous::<Waiting>(DEVICES * each)?; // untouched until a block waits
         let device = |index: usize| Device {
@@ -126,7 +126,7 @@ impl State {
     }
 
     /// Devices that have a pool, and its number.
-    pub fn with_pools(&self) -> impl Iterator<Item = (&Device, u64)> {
+    pub(crate) fn with_pools(&self) -> impl Iterator<Item = (&Device, u64)> {
         let none = self.pools.load(Relaxed) == 0;
         let devices = if none { &[][..] } else { &self.devices[..] };
         devices.iter().map(|device| (device, device.pool.load(Relaxed))).filter(|(_, pool)| *pool != 0)

@@ -27,7 +27,7 @@ impl Core {
     }
 
     /// cuMemCreate succeeded.
-    pub fn handle_created(
+    pub(crate) fn handle_created(
         &self,
         thread: &Thread,
         at: RecordContext,
@@ -48,7 +48,7 @@ impl Core {
     }
 
     /// A handle came from another process. Its size is known when it is mapped.
-    pub fn handle_imported(&self, thread: &Thread, at: RecordContext, handle: u64) {
+    pub(crate) fn handle_imported(&self, thread: &Thread, at: RecordContext, handle: u64) {
         let body = Body::Import { address: handle, bytes: 0, source: ImportSource::ShareableHandle };
         self.recorder.record(thread, at, body, |recorder, row| {
             self.references_change(row[0]);
@@ -57,7 +57,7 @@ impl Core {
     }
 
     /// cuMemRetainAllocationHandle gave `handle` for the mapping at `address`.
-    pub fn handle_retained(&self, thread: &Thread, at: RecordContext, handle: u64, address: u64) {
+    pub(crate) fn handle_retained(&self, thread: &Thread, at: RecordContext, handle: u64, address: u64) {
         self.recorder.record(thread, at, Body::VmmRetain { handle, address }, |recorder, row| {
             self.references_change(row[0]);
             let Some(mapping) = self.mapping_at(address) else { return };
@@ -98,7 +98,7 @@ impl Core {
     }
 
     /// cuMemRelease was entered.
-    pub fn release_entered(&self, thread: &Thread, at: RecordContext, call: &mut Call, handle: u64) {
+    pub(crate) fn release_entered(&self, thread: &Thread, at: RecordContext, call: &mut Call, handle: u64) {
         self.look_at_exports(thread);
         let taken = &mut call.taken;
         call.begin_seq = self.recorder.record(thread, at, Body::VmmRelease { handle }, |recorder, row| {
@@ -114,7 +114,7 @@ impl Core {
     }
 
     /// The release failed.
-    pub fn reference_restored(&self, taken: &RowCopy, seq: u64) {
+    pub(crate) fn reference_restored(&self, taken: &RowCopy, seq: u64) {
         self.references_change(seq);
         let handle = taken.row[2];
         let by_number = Key::Handle(handle);
@@ -149,7 +149,7 @@ impl Core {
     }
 
     /// cuMemUnmap was entered: it may take several neighbouring mappings.
-    pub fn book_unmap_entered(
+    pub(crate) fn book_unmap_entered(
         &self,
         thread: &Thread,
         at: RecordContext,
@@ -190,7 +190,7 @@ impl Core {
     }
 
     /// The unmap failed.
-    pub fn mapping_restored(&self, taken: &RowCopy, address: u64) {
+    pub(crate) fn mapping_restored(&self, taken: &RowCopy, address: u64) {
         let counted = self.backing_of(taken).and_then(|key| self.recorder.live.count(key, 0, 1));
         if counted.is_none() {
             self.astray.fetch_add(1, AcqRel); // the mapping was all that held it: its row is gone
@@ -199,7 +199,7 @@ impl Core {
     }
 
     /// Records that cuMemExportToShareableHandle returned `descriptor` for `handle`.
-    pub fn handle_exported(&self, thread: &Thread, at: RecordContext, handle: u64, descriptor: i32) {
+    pub(crate) fn handle_exported(&self, thread: &Thread, at: RecordContext, handle: u64, descriptor: i32) {
         let is_own = |row: RowCopy| kind_of(&row.row) == kind::VMM_CREATE;
         let Some(file) = Identity::of(descriptor) else { return };
         if !self.recorder.live.get(Key::Handle(handle)).is_some_and(is_own) {
@@ -211,7 +211,7 @@ impl Core {
     }
 
     /// Drops the exports whose descriptors were closed.
-    pub fn look_at_exports(&self, thread: &Thread) {
+    pub(crate) fn look_at_exports(&self, thread: &Thread) {
         self.exports.drop_closed(|address, bytes| {
             // A reset of the device has removed it.
             if self.recorder.live.get(Key::Mapping(address)).is_some() {

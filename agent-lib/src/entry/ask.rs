@@ -27,7 +27,7 @@ impl Drop for Socket {
 }
 
 /// The daemon's report of this process; `None` where no daemon answers or it has none. `options`: `key=value` lines.
-pub fn report(core: &'static Core, what: AskKind, options: &str) -> Option<String> {
+pub(crate) fn report(core: &'static Core, what: AskKind, options: &str) -> Option<String> {
     let _uncancelled = Uncancelled::now();
     sender::start(core);
     let head = core.recorder.ring.head();

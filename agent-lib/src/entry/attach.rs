@@ -51,7 +51,7 @@ fn settings() -> Settings {
 /// Another copy of the library in this process, if it was first. The very first call of the C API may come before CUDA is
 /// initialised: then the memory is made, so that scopes and names count from the beginning, and nothing else.
 #[cold]
-pub fn elsewhere() -> Option<&'static Functions> {
+pub(crate) fn elsewhere() -> Option<&'static Functions> {
     if status::fresh() {
         crate::record::panic::shielded((), || {
             prepare(settings);
@@ -118,7 +118,7 @@ pub fn start_with(settings: Settings) -> Option<&'static Core> {
 static INJECTING: AtomicU32 = AtomicU32::new(0);
 
 /// What the driver calls while it initialises, and a program that comes late. Subscribing may make CUPTI call cuInit, and that this.
-pub fn injected() {
+pub(crate) fn injected() {
     let pid = std::process::id();
     if INJECTING.swap(pid, Acquire) != pid {
         inject();
@@ -127,7 +127,7 @@ pub fn injected() {
 }
 
 /// Called by a library with its first NVTX call. Returns 0 if the library's NVTX calls shall do nothing.
-pub fn injected_into_nvtx(get_export_table: Option<GetExportTable>) -> c_int {
+pub(crate) fn injected_into_nvtx(get_export_table: Option<GetExportTable>) -> c_int {
     let Some(get) = get_export_table else { return 0 };
     match ready() {
         Some(core) => nvtx::initialize(core, get),

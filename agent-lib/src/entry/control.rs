@@ -27,7 +27,7 @@ fn switch(value: &str) -> Option<bool> {
 }
 
 /// Sets a key; returns false for an unknown key or a value that it does not allow.
-pub fn configure(core: &'static Core, key: &str, value: &str) -> bool {
+pub(crate) fn configure(core: &'static Core, key: &str, value: &str) -> bool {
     let class = match key {
         "marks" => recorder::MARKS,
         "ranges" => recorder::RANGES,
@@ -65,20 +65,20 @@ pub fn configure(core: &'static Core, key: &str, value: &str) -> bool {
 }
 
 /// Begins a recording with the file and limits that `configure` set.
-pub fn start(core: &'static Core) -> bool {
+pub(crate) fn start(core: &'static Core) -> bool {
     let request = slot().map(|slot| RecordingRequest::Start(slot.record_file.clone(), slot.limits));
     request.is_some_and(|request| post(core, request).errno == 0)
 }
 
 /// Keeps history back from now on; calls nest.
-pub fn mute(core: &'static Core) {
+pub(crate) fn mute(core: &'static Core) {
     if MUTES.fetch_add(1, AcqRel) == 0 {
         post(core, RecordingRequest::Mute);
     }
 }
 
 /// Undoes one call of `mute`.
-pub fn unmute(core: &'static Core) {
+pub(crate) fn unmute(core: &'static Core) {
     let less = MUTES.fetch_update(AcqRel, Acquire, |mutes| mutes.checked_sub(1));
     if less == Ok(1) {
         post(core, RecordingRequest::Mute);
@@ -86,7 +86,7 @@ pub fn unmute(core: &'static Core) {
 }
 
 /// Starts the sender if necessary, and returns its reply to the request.
-pub fn post(core: &'static Core, request: RecordingRequest) -> RecordingReply {
+pub(crate) fn post(core: &'static Core, request: RecordingRequest) -> RecordingReply {
     let _uncancelled = Uncancelled::now();
     sender::start(core);
     request_with_timeout(request, PATIENCE)
@@ -94,7 +94,7 @@ pub fn post(core: &'static Core, request: RecordingRequest) -> RecordingReply {
 
 /// Tells the sender that a step begins, if a recording waits for it. Called before the step is recorded.
 #[inline(always)]
-pub fn step(core: &'static Core, number: u64) {
+pub(crate) fn step(core: &'static Core, number: u64) {
     if is_waited_for(number) {
         crossed(core, number);
     }

@@ -16,7 +16,7 @@ use std::fmt::Write;
 
 /// How it is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
+pub(crate) enum Format {
     /// A table for people.
     Text,
     /// docs/c-api.md.
@@ -26,7 +26,7 @@ pub enum Format {
 /// Order of the lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub enum Sort {
+pub(crate) enum Sort {
     Total,
     Average,
     Least,
@@ -37,7 +37,7 @@ pub enum Sort {
 
 impl Sort {
     /// As a program spells it; empty is the total.
-    pub fn named(name: &str) -> Option<Self> {
+    pub(crate) fn named(name: &str) -> Option<Self> {
         Some(match name {
             "" | "total" => Sort::Total,
             "avg" => Sort::Average,
@@ -69,7 +69,7 @@ struct Sum {
 }
 
 /// A report: the daemon's, else the agent's own.
-pub fn dumps(core: &'static Core, format: Format, sort: Sort, ascending: bool, reset: bool) -> String {
+pub(crate) fn dumps(core: &'static Core, format: Format, sort: Sort, ascending: bool, reset: bool) -> String {
     let what = if format == Format::Json { AskKind::ReportJson } else { AskKind::ReportText };
     let told = crate::entry::ask::report(core, what, "");
     let own = told.is_none().then(|| summary(core, format, sort, ascending));
@@ -80,7 +80,7 @@ pub fn dumps(core: &'static Core, format: Format, sort: Sort, ascending: bool, r
 }
 
 /// The agent's own.
-pub fn summary(core: &Core, format: Format, sort: Sort, ascending: bool) -> String {
+pub(crate) fn summary(core: &Core, format: Format, sort: Sort, ascending: bool) -> String {
     let mut lines: BTreeMap<Key, Sum> = BTreeMap::new();
     for taken in core.recorder.live.scan() {
         let Some((key, bytes)) = line_of(core, &taken) else { continue };
@@ -275,7 +275,7 @@ fn json(core: &Core, lines: &[(Key, Sum)]) -> String {
 
 /// How much of a device is free, and how large it is, as the driver says. `None`: it has no context that could be asked, neither the calling
 /// thread's own nor the primary one.
-pub fn memory_info(core: &Core, ordinal: i32) -> Option<(u64, u64)> {
+pub(crate) fn memory_info(core: &Core, ordinal: i32) -> Option<(u64, u64)> {
     let driver = core.devices.driver()?;
     let get = driver.mem_get_info?;
     let (mut free, mut total, mut device) = (0_usize, 0_usize, -1);

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 
 /// After this, children are silent. By one thread at a time.
-pub fn install() {
+pub(crate) fn install() {
     if INSTALLED.swap(true, Relaxed) {
         return;
     }
@@ -57,7 +57,7 @@ extern "C" fn at_exit() {
 }
 
 /// Releases locks in a forked child that starts anew: other threads of its parent may have held them.
-pub fn reset() {
+pub(crate) fn reset() {
     status::reset_after_fork();
     recordings::reset_after_fork();
     counters::reset_after_fork();

@@ -1,8 +1,8 @@
 //! Starting and ending, and what exported functions do that needs the sender.
 
-pub mod ask;
+pub(crate) mod ask;
 pub mod attach;
-pub mod control;
-pub mod dump;
+pub(crate) mod control;
+pub(crate) mod dump;
 pub(crate) mod fork;
 pub(crate) mod second_copy;

@@ -13,23 +13,23 @@ use cupti_sys::Library;
 use std::sync::atomic::{AtomicPtr, Ordering::*};
 
 /// First word of the table: an address is one of a table if this is there. It contains the table's size, which changes with its layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"gpumem\0\0") | (size_of::<Functions>() as u64) << 48;
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"gpumem\0\0") | (size_of::<Functions>() as u64) << 48;
 
 static FIRST: AtomicPtr<Functions> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Returns the address of this copy's table, for the name of its memfd.
-pub fn own_table() -> usize {
+pub(crate) fn own_table() -> usize {
     std::ptr::from_ref(&crate::FUNCTIONS) as usize
 }
 
 /// The functions of the copy that was first, if this one forwards.
-pub fn first() -> Option<&'static Functions> {
+pub(crate) fn first() -> Option<&'static Functions> {
     // SAFETY: null, or the static table of a library that is never unloaded.
     unsafe { FIRST.load(Acquire).as_ref() }
 }
 
 /// Looks for another copy that has started in this process.
-pub fn look(pid: u32) -> Option<&'static Functions> {
+pub(crate) fn look(pid: u32) -> Option<&'static Functions> {
     let names = std::fs::read_dir("/proc/self/fd").ok()?.flatten();
     let address = names.filter_map(|entry| {
         let link = std::fs::read_link(entry.path()).ok()?;
@@ -49,7 +49,7 @@ pub fn look(pid: u32) -> Option<&'static Functions> {
 }
 
 /// Another tool's library, which was to be injected where we are: it goes first.
-pub fn chain(path: &std::path::Path) {
+pub(crate) fn chain(path: &std::path::Path) {
     let Some(file) = c_path(path) else { return };
     let Some(library) = Library::open(&file) else { return };
     // SAFETY: an injection library exports this function with this type.

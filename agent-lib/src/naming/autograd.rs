@@ -240,7 +240,7 @@ fn next(held: &AtomicUsize) -> usize {
 
 /// What the thread's running node is called.
 #[inline(always)]
-pub fn here(thread: &Thread) -> Option<FrameName> {
+pub(crate) fn here(thread: &Thread) -> Option<FrameName> {
     let node = thread.autograd.running.load(Relaxed);
     if node == 0 {
         return None;
@@ -252,7 +252,7 @@ pub fn here(thread: &Thread) -> Option<FrameName> {
 /// The thread has allocated under `tag`: so is called what it made last, unless it has a name. 0: under none, so that it does
 /// not take the name of what was made before it.
 #[inline(always)]
-pub fn note_forward(thread: &Thread, tag: u32) {
+pub(crate) fn note_forward(thread: &Thread, tag: u32) {
     let mut id = thread.autograd.id.load(Relaxed);
     if id == 0 && tag == 0 {
         return; // maybe not one of PyTorch's
@@ -272,7 +272,7 @@ pub fn note_forward(thread: &Thread, tag: u32) {
 }
 
 /// Tags of nodes that `new_tag` has another one for; 0: none.
-pub fn rename(new_tag: impl FnMut(u32) -> u32) {
+pub(crate) fn rename(new_tag: impl FnMut(u32) -> u32) {
     if let Some(table) = table() {
         table.rename(new_tag);
     }
@@ -288,7 +288,7 @@ pub fn is_seen() -> bool {
 }
 
 /// Before PyTorch is there, or if it is left alone.
-pub fn say_absent(may: Layers) {
+pub(crate) fn say_absent(may: Layers) {
     if status::layer(Layer::Autograd).is_some() {
         return;
     }
@@ -301,7 +301,7 @@ pub fn say_absent(may: Layers) {
 }
 
 /// Looks for the engine and takes its slot, once. Not in a hook.
-pub fn attach(core: &Core) {
+pub(crate) fn attach(core: &Core) {
     let may = core.settings.layers;
     if LOOKED.load(Acquire) || !may.torch || !may.autograd {
         return;
@@ -350,7 +350,7 @@ fn take_slot(image: &Image<'_>) -> Result<Taken, &'static str> {
 }
 
 /// The number that the calling thread's next node will have; `None` without an engine.
-pub fn next_number() -> Option<u64> {
+pub(crate) fn next_number() -> Option<u64> {
     // SAFETY: reads a word of the thread's own.
     function(PEEK_AT).map(|peek| unsafe { peek() })
 }
@@ -361,7 +361,7 @@ pub fn next_number() -> Option<u64> {
 ///
 /// # Safety
 /// The objects exist.
-pub unsafe fn calibrate(objects: &[u64], first: u64) -> bool {
+pub(crate) unsafe fn calibrate(objects: &[u64], first: u64) -> bool {
     let Some(thread) = function(&THREAD_AT) else { return false };
     // SAFETY: reads, or counts up, a word.
     let thread = unsafe { thread() };

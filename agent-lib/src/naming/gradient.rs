@@ -52,10 +52,10 @@ type Offsets = [u16; 5];
 
 /// Where a leaf's gradient lies, for a node that accumulates: Python's objects of the node, of its leaf and of the leaf's gradient,
 /// and the address of the gradient's memory.
-pub type Example = [u64; 4];
+pub(crate) type Example = [u64; 4];
 
 /// Finds the offsets with a few examples, and uses them from now on. Whether they were found.
-pub fn calibrate(examples: &[Example]) -> bool {
+pub(crate) fn calibrate(examples: &[Example]) -> bool {
     let found = Careful::new().and_then(|memory| find(&memory, examples));
     let (class, path) = found.unwrap_or_default();
     let packed = path.iter().fold(0, |packed, &offset| packed << BITS | u64::from(offset));
@@ -72,7 +72,7 @@ const NESTED: u64 = 1;
 /// # Safety
 /// `node` is a node that the calling thread runs.
 #[inline(always)]
-pub unsafe fn accumulating(node: *const u64, is_nested: bool) -> u64 {
+pub(crate) unsafe fn accumulating(node: *const u64, is_nested: bool) -> u64 {
     // SAFETY: as the caller says.
     let is_one = unsafe { *node } == CLASS.load(Relaxed);
     let mark = if is_nested { NESTED } else { 0 };
@@ -165,7 +165,7 @@ fn name_of_gradient(parameter: &RowCopy, gradient: &RowCopy) -> u32 {
 impl AutogradThread {
     /// Whether the thread runs a node that accumulates a gradient.
     #[inline(always)]
-    pub fn accumulates(&self) -> bool {
+    pub(crate) fn accumulates(&self) -> bool {
         self.accumulating.load(Relaxed) != 0
     }
 }
@@ -173,7 +173,7 @@ impl AutogradThread {
 impl Core {
     /// Says that a block is a gradient, once the node that the thread runs has accumulated it.
     #[inline(never)]
-    pub fn tell_gradient(&self, thread: &Thread, accumulating: u64) {
+    pub(crate) fn tell_gradient(&self, thread: &Thread, accumulating: u64) {
         // SAFETY: the layout was proved in this process, and the node holds what is read: see the module's text.
         let memory = unsafe { Plain::new() };
         let node = accumulating & !NESTED;
@@ -211,7 +211,7 @@ impl Core {
     /// The same, in the middle of the node that the thread runs, if it is one.
     #[cold]
     #[inline(never)]
-    pub fn tell_gradient_of_running(&self, thread: &Thread) {
+    pub(crate) fn tell_gradient_of_running(&self, thread: &Thread) {
         self.tell_gradient(thread, thread.autograd.accumulating.load(Relaxed));
     }
 }

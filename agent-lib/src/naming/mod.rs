@@ -13,10 +13,10 @@
 
 pub mod autograd;
 pub mod callers;
-pub mod gradient;
-pub mod python;
-pub mod sequence;
-pub mod slot;
+pub(crate) mod gradient;
+pub(crate) mod python;
+pub(crate) mod sequence;
+pub(crate) mod slot;
 
 use crate::base::row::{AllocationName, FrameName};
 use crate::driver::core::Core;

@@ -31,18 +31,18 @@ const CHECK: u64 = !0 << TAG_BITS;
 
 /// A node: its thread << 48 | whether it adds << 47 | its number. 0 is no node: threads count from 1.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Node(pub u64);
+pub(crate) struct Node(pub u64);
 
 impl Node {
     /// Number `number` of `thread`.
     #[inline(always)]
-    pub fn new(thread: u64, number: u64) -> Self {
+    pub(crate) fn new(thread: u64, number: u64) -> Self {
         Node(thread << THREAD_SHIFT | number & (ADDS - 1))
     }
 
     /// The same, of an operation that adds.
     #[inline(always)]
-    pub fn adding(self, adds: bool) -> Self {
+    pub(crate) fn adding(self, adds: bool) -> Self {
         Node(self.0 | if adds { ADDS } else { 0 })
     }
 
@@ -62,19 +62,19 @@ impl Node {
 
 /// See the module's text.
 #[derive(Debug)]
-pub struct Table {
+pub(crate) struct Table {
     entries: &'static [AtomicU64],
 }
 
 impl Table {
     /// An empty one; `None` without memory for it.
-    pub fn new() -> Option<Self> {
+    pub(crate) fn new() -> Option<Self> {
         Some(Table { entries: anonymous(ENTRIES)? })
     }
 
     /// `node` is called `tag`, unless it has a name; 0: it is known to have none.
     #[inline(always)]
-    pub fn note(&self, node: Node, tag: u32) {
+    pub(crate) fn note(&self, node: Node, tag: u32) {
         let (place, check) = node.place();
         let entry = &self.entries[place];
         if tag >> TAG_BITS == 0 && entry.load(Relaxed) & CHECK != check {
@@ -83,7 +83,7 @@ impl Table {
     }
 
     /// Nodes get the tags that `new_tag` has for theirs; 0: it stays. A node that is named meanwhile keeps its name.
-    pub fn rename(&self, mut new_tag: impl FnMut(u32) -> u32) {
+    pub(crate) fn rename(&self, mut new_tag: impl FnMut(u32) -> u32) {
         for entry in self.entries {
             let word = entry.load(Relaxed);
             let old = (word & !CHECK) as u32;
@@ -98,7 +98,7 @@ impl Table {
     /// behind a named node is what that node's operation ends with, and so is an addition behind such a view (of a bias to a
     /// product); those further behind are what the next operation begins with, unless that is in no module.
     #[inline]
-    pub fn look_up(&self, node: Node) -> u32 {
+    pub(crate) fn look_up(&self, node: Node) -> u32 {
         let ends = if node.0 & ADDS == 0 { VIEW_BEHIND } else { ADDITION_BEHIND };
         let node = Node(node.0 & !ADDS);
         let back = |from, to| (from..=to).find_map(|back| self.before(node, back));
@@ -123,7 +123,7 @@ impl Table {
 pub(crate) static GRAD_MODE_AT: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether what the calling thread computes can have gradients; `None` without PyTorch's engine.
-pub fn has_gradients() -> Option<bool> {
+pub(crate) fn has_gradients() -> Option<bool> {
     let at = GRAD_MODE_AT.load(Acquire);
     // SAFETY: a function without arguments that reads a variable of the thread's.
     (at != 0).then(|| unsafe { std::mem::transmute::<usize, unsafe extern "C" fn() -> bool>(at)() })

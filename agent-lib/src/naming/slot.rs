@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::*};
 
 /// Result of [`take`].
 #[derive(Debug, PartialEq, Eq)]
-pub enum Taken {
+pub(crate) enum Taken {
     /// Ours is in it.
     Ours,
     /// The library calls the function directly.
@@ -41,7 +41,7 @@ unsafe extern "C" fn visit<F: FnOnce(&Image<'_>)>(
 
 /// Runs `work`, which must not allocate, with the first loaded library whose file is called so. `None` if there is none, or
 /// somebody forks.
-pub fn with<T>(is_it: fn(&[u8]) -> bool, work: impl FnOnce(&Image<'_>) -> T) -> Option<T> {
+pub(crate) fn with<T>(is_it: fn(&[u8]) -> bool, work: impl FnOnce(&Image<'_>) -> T) -> Option<T> {
     let mut done = None;
     run(is_it, |image| done = Some(work(image)));
     done
@@ -56,7 +56,7 @@ fn run<F: FnOnce(&Image<'_>)>(is_it: fn(&[u8]) -> bool, work: F) {
 
 /// Puts `ours` into the slot through which the library calls its own function `name`, which lies at `defined`; `next` is what
 /// was there, and is set first.
-pub fn take(image: &Image<'_>, name: &CStr, defined: usize, ours: usize, next: &AtomicUsize) -> Taken {
+pub(crate) fn take(image: &Image<'_>, name: &CStr, defined: usize, ours: usize, next: &AtomicUsize) -> Taken {
     let [Some(slot)] = image.slots(&[&[name]]) else { return Taken::NoSlot };
     // SAFETY: an aligned word of a mapped, readable segment; the loader writes it as one word.
     let place = unsafe { &*(slot.at as *const AtomicUsize) };

@@ -17,13 +17,13 @@ use gpumem_wire::MemoryKind;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU32, Ordering::*};
 
 /// Devices whose peaks are kept.
-pub const DEVICES: usize = 16;
+pub(crate) const DEVICES: usize = 16;
 /// Tags have numbers up to 2^17; 0 is no tag.
 const TAGS: usize = (1 << 17) + 1;
 
 /// Rows that are summed together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Family {
+pub(crate) enum Family {
     /// Driver allocations.
     Allocations,
     /// Blocks of pools.
@@ -62,14 +62,14 @@ const LOOKS: u32 = 2000;
 static CHANGING: ForkMutex<()> = ForkMutex::new(|| ());
 
 /// Releases the locks in a forked child that starts anew.
-pub fn reset_after_fork() {
+pub(crate) fn reset_after_fork() {
     CHANGING.reset_after_fork();
     MOVING.store(false, Release);
 }
 
 /// Whether a range is open.
 #[inline(always)]
-pub fn open() -> bool {
+pub(crate) fn open() -> bool {
     OPEN.load(Relaxed)
 }
 
@@ -140,17 +140,17 @@ fn move_bytes(sum: &HighWater, share: Option<&TagHighWater>, bytes: i64) {
 }
 
 /// Adds a row that was bound.
-pub fn born(row: &Row, parent: u64) {
+pub(crate) fn born(row: &Row, parent: u64) {
     add(row, parent, row[5] as u32, row[3].cast_signed());
 }
 
 /// Removes a row that was unbound.
-pub fn gone(row: &Row, parent: u64) {
+pub(crate) fn gone(row: &Row, parent: u64) {
     add(row, parent, row[5] as u32, -row[3].cast_signed());
 }
 
 /// Moves a row to another tag. No sum changes, so the high's composition is the one with the later name.
-pub fn renamed(row: &Row, parent: u64, tag: u32) {
+pub(crate) fn renamed(row: &Row, parent: u64, tag: u32) {
     let device = usize::from(device_of(row));
     let Some(family) = family(row, parent).filter(|_| device < DEVICES && row[5] as u32 != tag) else {
         return;
@@ -170,7 +170,7 @@ pub fn renamed(row: &Row, parent: u64, tag: u32) {
 
 /// Begins to count, from what is live now: `live` gives the rows, and the parents of blocks' pools. Not in a hook. False if there is no
 /// memory for it.
-pub fn begin(live: impl FnOnce() -> Vec<(Row, u64)>) -> bool {
+pub(crate) fn begin(live: impl FnOnce() -> Vec<(Row, u64)>) -> bool {
     let Ok(_changing) = CHANGING.lock() else { return false };
     if open() {
         return true;
@@ -200,7 +200,7 @@ pub fn begin(live: impl FnOnce() -> Vec<(Row, u64)>) -> bool {
 }
 
 /// Sets the peak to the bytes that are live now.
-pub fn reset() {
+pub(crate) fn reset() {
     for sum in SUMS.iter().flatten() {
         sum.turn.fetch_add(1, AcqRel);
         sum.high.store(sum.live.load(Acquire), Release);
@@ -208,18 +208,18 @@ pub fn reset() {
 }
 
 /// Ends counting.
-pub fn end() {
+pub(crate) fn end() {
     OPEN.store(false, SeqCst);
 }
 
 /// The high of a family on a device.
-pub fn high(device: usize, which: Family) -> u64 {
+pub(crate) fn high(device: usize, which: Family) -> u64 {
     let high = SUMS.get(device).map_or(0, |sums| sums[which as usize].high.load(Acquire));
     u64::try_from(high).unwrap_or(0)
 }
 
 /// Returns, for a family on a device, the bytes at the peak, the bytes live now, and the bytes of each tag at the peak.
-pub fn read(device: usize, which: Family) -> (u64, u64, Vec<(u32, u64)>) {
+pub(crate) fn read(device: usize, which: Family) -> (u64, u64, Vec<(u32, u64)>) {
     let sum = &SUMS[device][which as usize];
     let bytes = |value: i64| u64::try_from(value).unwrap_or(0);
     let turn = sum.turn.load(Acquire);

@@ -59,7 +59,7 @@ impl Names {
     }
 
     /// Takes over what a parent had before the fork: what its threads go on to do there is not ours.
-    pub fn adopt(&self, parent: &Names) {
+    pub(crate) fn adopt(&self, parent: &Names) {
         let end = parent.end().min(self.bytes);
         // SAFETY: finished frames of the parent's mapping, into ours, which nobody uses so far.
         unsafe { std::ptr::copy_nonoverlapping(parent.base, self.base, end as usize) };
@@ -106,7 +106,7 @@ impl Names {
     }
 
     /// Adds a name record; where its payload lies, or `None` if there is no room.
-    pub fn add(&self, record: &Record<'_>) -> Option<u64> {
+    pub(crate) fn add(&self, record: &Record<'_>) -> Option<u64> {
         let (slot, payload) = record.encode();
         let len = record.frame_bytes() as u64;
         if len > self.bytes || len > frame::MAX_FRAME_BYTES as u64 {

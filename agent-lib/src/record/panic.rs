@@ -14,7 +14,7 @@ static INSTALLED: AtomicBool = AtomicBool::new(false);
 static SHIELDED: AtomicU32 = AtomicU32::new(0);
 
 /// Installs the hook. The library has a copy of the standard library of its own, so panics of the program are printed as before.
-pub fn install_hook() {
+pub(crate) fn install_hook() {
     if INSTALLED.swap(true, AcqRel) {
         return;
     }
@@ -42,12 +42,12 @@ fn note(panic: &PanicHookInfo<'_>) {
 }
 
 /// Returns the location of the first panic in parentheses after a space; empty if it is unknown.
-pub fn first_panic_location() -> String {
+pub(crate) fn first_panic_location() -> String {
     WHERE.try_lock().map(|known| known.clone()).unwrap_or_default()
 }
 
 /// Runs `work` whether or not the agent is armed; a panic disarms it. For starting and stopping.
-pub fn shielded<T>(absent: T, work: impl FnOnce() -> T) -> T {
+pub(crate) fn shielded<T>(absent: T, work: impl FnOnce() -> T) -> T {
     let _uncancelled = Uncancelled::now();
     let before = SHIELDED.swap(own_thread::kernel_id(), Relaxed);
     let done = catch_unwind(AssertUnwindSafe(work));

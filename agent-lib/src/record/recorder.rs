@@ -47,7 +47,7 @@ impl Recorder {
     /// Makes an ordered record. `keep` books it in the live table, between its number and its way into the ring: once
     /// a record was sent, its effect on the table can be read.
     #[inline(always)]
-    pub fn record(
+    pub(crate) fn record(
         &self,
         thread: &Thread,
         at: RecordContext,
@@ -59,7 +59,7 @@ impl Recorder {
 
     /// As `record`, for a record with a duration: `body` gets the record's time.
     #[inline(always)]
-    pub fn record_timed<'a>(
+    pub(crate) fn record_timed<'a>(
         &self,
         thread: &Thread,
         mut at: RecordContext,
@@ -96,26 +96,26 @@ const AHEAD: u64 = 2;
 
 /// Books no row.
 #[inline(always)]
-pub fn no_row(_: &Recorder, _: &Row) {}
+pub(crate) fn no_row(_: &Recorder, _: &Row) {}
 
 /// Steps, phases, marks and counters.
-pub const MARKS: u8 = 1;
+pub(crate) const MARKS: u8 = 1;
 /// Begin and end of scopes.
-pub const RANGES: u8 = 2;
+pub(crate) const RANGES: u8 = 2;
 /// What the driver does beyond memory: modules, streams, graphs ...
-pub const API: u8 = 4;
+pub(crate) const API: u8 = 4;
 
 /// Classes whose records are made: `MARKS`, `RANGES` and `API`.
 static CLASSES: AtomicU8 = AtomicU8::new(MARKS | API);
 
 /// Whether records of a class are made.
 #[inline(always)]
-pub fn records(class: u8) -> bool {
+pub(crate) fn records(class: u8) -> bool {
     CLASSES.load(Relaxed) & class != 0
 }
 
 /// Whether records of a class are made from now on.
-pub fn set_recorded(class: u8, is_on: bool) {
+pub(crate) fn set_recorded(class: u8, is_on: bool) {
     match is_on {
         true => CLASSES.fetch_or(class, Relaxed),
         false => CLASSES.fetch_and(!class, Relaxed),

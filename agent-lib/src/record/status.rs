@@ -33,9 +33,9 @@ pub struct StatusReport {
     /// What.
     pub state: AgentState,
     /// CUPTI's result.
-    pub result: u16,
+    pub(crate) result: u16,
     /// Who or why.
-    pub detail: String,
+    pub(crate) detail: String,
 }
 
 /// Whether to do anything.
@@ -45,29 +45,29 @@ pub fn armed() -> bool {
 }
 
 /// Whether no function of the library was called so far.
-pub fn fresh() -> bool {
+pub(crate) fn fresh() -> bool {
     PHASE.load(Acquire) == FRESH
 }
 
 /// Once everything is there.
-pub fn arm() {
+pub(crate) fn arm() {
     PHASE.store(ARMED, Release);
 }
 
 /// For good, but for a forked child that initialises CUDA itself.
-pub fn disarm() {
+pub(crate) fn disarm() {
     PHASE.store(SILENT, Release);
 }
 
 /// After a panic, on whatever thread it happened: for good.
-pub fn disarm_after_panic() {
+pub(crate) fn disarm_after_panic() {
     disarm();
     PANICKED.store(true, Relaxed);
     VERSION.fetch_add(1, Release);
 }
 
 /// Reports the agent's state since `time_ns`. Not in a callback: it locks and allocates.
-pub fn report(time_ns: u64, state: AgentState, result: u16, detail: &str) {
+pub(crate) fn report(time_ns: u64, state: AgentState, result: u16, detail: &str) {
     let Ok(mut said) = REPORTS.lock() else { return };
     let last = said.last();
     if last.is_some_and(|last| last.state == state && last.result == result && last.detail == detail) {
@@ -84,13 +84,13 @@ pub fn report(time_ns: u64, state: AgentState, result: u16, detail: &str) {
 }
 
 /// Forgets the reports in a forked child that starts anew: they are its parent's.
-pub fn reset_after_fork() {
+pub(crate) fn reset_after_fork() {
     REPORTS.reset_after_fork();
     LAYERS.reset_after_fork();
 }
 
 /// Grows with each change.
-pub fn version() -> u64 {
+pub(crate) fn version() -> u64 {
     VERSION.load(Acquire)
 }
 
@@ -111,7 +111,7 @@ pub fn reports_after(after: u64, now_ns: u64) -> Vec<StatusReport> {
 }
 
 /// Whether the last report is that driver calls are not seen. Not for callbacks.
-pub fn is_blind() -> bool {
+pub(crate) fn is_blind() -> bool {
     let is_blind = |said: &StatusReport| {
         matches!(said.state, AgentState::Blocked | AgentState::Paused | AgentState::Disarmed)
     };
@@ -119,7 +119,7 @@ pub fn is_blind() -> bool {
 }
 
 /// A panic was caught.
-pub fn panicked() -> bool {
+pub(crate) fn panicked() -> bool {
     PANICKED.load(Relaxed)
 }
 
@@ -140,7 +140,7 @@ static LAYERS: ForkMutex<Vec<LayerReport>> = ForkMutex::new(Vec::new);
 static LAYERS_VERSION: AtomicU64 = AtomicU64::new(0);
 
 /// Reports the state of a layer from now on. Not in a callback: it locks and allocates.
-pub fn report_layer(layer: Layer, state: LayerState, reason: &str) {
+pub(crate) fn report_layer(layer: Layer, state: LayerState, reason: &str) {
     let Ok(mut layers) = LAYERS.lock() else { return };
     let now = LayerReport { layer, state, reason: reason.to_owned() };
     match layers.iter_mut().find(|report| report.layer == layer) {
@@ -158,7 +158,7 @@ pub fn layer(layer: Layer) -> Option<LayerState> {
 }
 
 /// Returns the number of changes of the layers' reports.
-pub fn layers_version() -> u64 {
+pub(crate) fn layers_version() -> u64 {
     LAYERS_VERSION.load(Acquire)
 }
 

@@ -41,7 +41,7 @@ impl Default for Client {
 
 impl Client {
     /// Once a second, on a thread that is not inside of the agent. True: callbacks come again after a while without.
-    pub fn look(&mut self, core: &Core, now: u64) -> bool {
+    pub(crate) fn look(&mut self, core: &Core, now: u64) -> bool {
         let before = self.subscription;
         self.look_after(core, now);
         let (held, number) = subscribe::held();

@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering::*;
 use std::time::Duration;
 
 /// Largest packet: fits a socket buffer of the kernel's default size three times.
-pub const PACKET_BYTES: usize = 60 * 1024;
+pub(crate) const PACKET_BYTES: usize = 60 * 1024;
 /// Between attempts to connect, doubling. Not longer at last: a daemon that is started in the middle of a job has all of it 5 s later,
 /// and an attempt in vain costs 4 us (socket, connect, close). Those are 12 a minute, 0.05 ms of the 73 ms for which the agent's thread
 /// runs in a minute without a daemon (debug build, tests/suite/live_faults/absent.rs; `sender::IDLE` says for what).
@@ -26,7 +26,7 @@ const RETRY_NS: std::ops::RangeInclusive<u64> = 100_000_000..=5_000_000_000;
 const PATIENCE_US: libc::suseconds_t = 250_000;
 
 /// In a forked child: the connection is the parent's.
-pub fn close_in_child() {
+pub(crate) fn close_in_child() {
     TRIED.store(false, Release);
     let fd = SOCKET.swap(-1, AcqRel);
     if fd >= 0 {
@@ -68,7 +68,7 @@ impl Beside {
 }
 
 #[derive(Debug)]
-pub struct Link {
+pub(crate) struct Link {
     to: To,
     /// A recording that was asked for while the program runs.
     beside: Option<Beside>,
@@ -87,7 +87,7 @@ pub struct Link {
 }
 
 impl Link {
-    pub fn new(core: &Core) -> Self {
+    pub(crate) fn new(core: &Core) -> Self {
         let here = &raw const SOCKET as u64; // where the loader put us
         Link {
             to: To::Nobody,
@@ -104,25 +104,25 @@ impl Link {
     }
 
     /// One that writes to a file and nowhere else.
-    pub fn to_file(core: &Core, file: File) -> std::io::Result<Self> {
+    pub(crate) fn to_file(core: &Core, file: File) -> std::io::Result<Self> {
         let mut link = Link::new(core);
         link.begin(core, file)?;
         Ok(link)
     }
 
     /// Whether there is a connection, a file, or a recording beside.
-    pub fn is_up(&self) -> bool {
+    pub(crate) fn is_up(&self) -> bool {
         self.has_main() || self.beside.is_some()
     }
 
     /// The daemon or file that the environment names.
-    pub fn has_main(&self) -> bool {
+    pub(crate) fn has_main(&self) -> bool {
         !matches!(self.to, To::Nobody)
     }
 
     /// What is sent arrives, as far as can be known. A daemon that has no room ends the connection without reading what came after
     /// the hello; until it has said that it has, records are kept where they are. At the end there is nothing to keep them for.
-    pub fn may_speak(&self) -> bool {
+    pub(crate) fn may_speak(&self) -> bool {
         match self.to {
             To::Nobody => self.beside.is_some(),
             To::Daemon(_) => self.is_welcomed || finishing(),
@@ -131,24 +131,24 @@ impl Link {
     }
 
     /// The daemon has let us in: should it go, it is looked for at once.
-    pub fn be_welcomed(&mut self) {
+    pub(crate) fn be_welcomed(&mut self) {
         self.is_welcomed = true;
         (self.next_try_ns, self.retry_ns) = (0, *RETRY_NS.start());
     }
 
     /// The file that is written.
-    pub fn recording(&self) -> Option<&Path> {
+    pub(crate) fn recording(&self) -> Option<&Path> {
         let main = self.path.as_deref().filter(|_| matches!(self.to, To::File(_)));
         self.beside.as_ref().map(|beside| beside.path.as_path()).or(main)
     }
 
     /// It is one that was asked for while the program runs.
-    pub fn is_recording_beside(&self) -> bool {
+    pub(crate) fn is_recording_beside(&self) -> bool {
         self.beside.is_some()
     }
 
     /// What is sent from now on goes there, too: `state` is a link to a file that holds the state up to here.
-    pub fn record_beside(&mut self, state: Link, path: PathBuf, bytes: u64, max_bytes: Option<u64>) {
+    pub(crate) fn record_beside(&mut self, state: Link, path: PathBuf, bytes: u64, max_bytes: Option<u64>) {
         if let To::File(file) = state.to {
             let max_bytes = max_bytes.unwrap_or(u64::MAX).saturating_sub(LAST_WORD_BYTES);
             self.beside = Some(Beside { file, path, bytes, max_bytes, is_full: false });
@@ -156,12 +156,12 @@ impl Link {
     }
 
     /// It has become as large as it may.
-    pub fn is_beside_full(&self) -> bool {
+    pub(crate) fn is_beside_full(&self) -> bool {
         self.beside.as_ref().is_some_and(|beside| beside.is_full)
     }
 
     /// Ends it with a last record.
-    pub fn end_beside(&mut self, bye: &Record<'_>) -> std::io::Result<()> {
+    pub(crate) fn end_beside(&mut self, bye: &Record<'_>) -> std::io::Result<()> {
         let Some(mut beside) = self.beside.take() else {
             return Err(std::io::Error::from_raw_os_error(libc::EIO));
         };
@@ -189,7 +189,7 @@ impl Link {
         Ok(())
     }
 
-    pub fn socket(&self) -> RawFd {
+    pub(crate) fn socket(&self) -> RawFd {
         match self.to {
             To::Daemon(socket) => socket.fd,
             _ => -1,
@@ -197,7 +197,7 @@ impl Link {
     }
 
     /// The user of the server at the other end, if it is one for whom no file may be created.
-    pub fn stranger(&self) -> Option<u32> {
+    pub(crate) fn stranger(&self) -> Option<u32> {
         let To::Daemon(socket) = &self.to else { return None };
         let uid = server_uid(socket.fd);
         // SAFETY: no arguments, never fails.
@@ -217,7 +217,7 @@ impl Link {
     }
 
     /// Tries, if it is time to; whether there is a link now.
-    pub fn connect(&mut self, core: &Core) -> bool {
+    pub(crate) fn connect(&mut self, core: &Core) -> bool {
         let now = core.recorder.clock.now();
         if now < self.next_try_ns && !finishing() {
             return false;
@@ -293,7 +293,7 @@ impl Link {
     }
 
     /// Ends the link. Records of the packet are still in the ring.
-    pub fn close(&mut self) {
+    pub(crate) fn close(&mut self) {
         self.packet.clear();
         if let To::Daemon(socket) = std::mem::replace(&mut self.to, To::Nobody) {
             SOCKET.store(-1, Release);
@@ -305,17 +305,17 @@ impl Link {
     }
 
     /// Room left in the packet.
-    pub fn room(&self) -> usize {
+    pub(crate) fn room(&self) -> usize {
         PACKET_BYTES - self.packet.len()
     }
 
     /// The packet, to be appended to within its room.
-    pub fn packet(&mut self) -> &mut Vec<u8> {
+    pub(crate) fn packet(&mut self) -> &mut Vec<u8> {
         &mut self.packet
     }
 
     /// Appends a record; sends the packet first if it is full. False if the link is gone.
-    pub fn frame(&mut self, record: &Record<'_>) -> bool {
+    pub(crate) fn frame(&mut self, record: &Record<'_>) -> bool {
         if record.frame_bytes() > self.room() && !self.flush() {
             return false;
         }
@@ -324,7 +324,7 @@ impl Link {
     }
 
     /// Appends a record without payload as it lies in the ring.
-    pub fn slot(&mut self, row: &crate::base::ring::Row) -> bool {
+    pub(crate) fn slot(&mut self, row: &crate::base::ring::Row) -> bool {
         if frame::PREFIX_BYTES + SLOT_BYTES > self.room() && !self.flush() {
             return false;
         }
@@ -337,7 +337,7 @@ impl Link {
     }
 
     /// Sends the packet, waiting for the daemon as long as it takes (at exit: not). False if the link is gone.
-    pub fn flush(&mut self) -> bool {
+    pub(crate) fn flush(&mut self) -> bool {
         if self.packet.is_empty() {
             return self.is_up();
         }
@@ -360,7 +360,7 @@ impl Link {
     }
 
     /// A packet from the daemon, if there is one. `None`: nothing now; the link may be gone.
-    pub fn receive<'a>(&mut self, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
+    pub(crate) fn receive<'a>(&mut self, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
         let To::Daemon(socket) = self.to else { return None };
         if !socket.holds() {
             self.close();
@@ -387,7 +387,7 @@ impl Link {
 
 /// Reports to the daemon that the sender has failed, and why; its unsent data is left alone. The connection stays open until the program
 /// ends: a daemon may not read data that is pending when a connection closes.
-pub fn last_words(core: &Core) {
+pub(crate) fn last_words(core: &Core) {
     let fd = SOCKET.load(Acquire);
     if fd < 0 {
         return;
@@ -498,7 +498,7 @@ fn connect(fd: RawFd, path: &Path) -> bool {
 }
 
 /// Opens another connection to the daemon, for a question; `None` without a daemon.
-pub fn connect_anew(core: &Core) -> Option<RawFd> {
+pub(crate) fn connect_anew(core: &Core) -> Option<RawFd> {
     core.settings.sockets.iter().find_map(|path| {
         if core.settings.doubtful_socket.as_ref() == Some(path) && !is_ours(path) {
             return None;

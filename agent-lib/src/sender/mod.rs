@@ -16,7 +16,7 @@ mod link;
 mod record;
 mod resync;
 
-pub use link::{close_in_child, connect_anew};
+pub(crate) use link::{close_in_child, connect_anew};
 
 use crate::base::clock::Calibration;
 use crate::base::fault_injection;
@@ -103,7 +103,7 @@ struct Sender {
 }
 
 /// Starts it, once in a process.
-pub fn start(core: &'static Core) {
+pub(crate) fn start(core: &'static Core) {
     if OWNER.swap(core.pid, AcqRel) == core.pid {
         return;
     }
@@ -188,7 +188,7 @@ fn wait(fds: &[(RawFd, i16)], time: Duration) {
 }
 
 /// Sleeps until the descriptor is readable or the timeout; returns whether it is readable.
-pub fn wait_readable(fd: RawFd, time: Duration) -> bool {
+pub(crate) fn wait_readable(fd: RawFd, time: Duration) -> bool {
     let mut polled = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let time = i32::try_from(time.as_millis()).unwrap_or(i32::MAX).max(1);
     // SAFETY: one pollfd.

@@ -2,6 +2,6 @@
 
 pub mod api;
 pub mod cupti;
-pub mod nvtx;
-pub mod python_host;
+pub(crate) mod nvtx;
+pub(crate) mod python_host;
 pub mod torch;

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering:
 const FRESH: usize = 4;
 
 /// Events that a thread can record for one free: streams that used the block.
-pub const EVENTS: usize = 8;
+pub(crate) const EVENTS: usize = 8;
 
 /// Memory that a thread got from the driver since its last block: perhaps a segment.
 #[derive(Debug, Default)]
-pub struct NewRange {
+pub(crate) struct NewRange {
     /// Where it begins. The sender reads it.
     pub start: AtomicU64,
     /// Where it ends.
@@ -21,18 +21,18 @@ pub struct NewRange {
 
 impl NewRange {
     /// The library that asked for it.
-    pub fn module(&self) -> u16 {
+    pub(crate) fn module(&self) -> u16 {
         (self.what.load(Relaxed) >> 1) as u16
     }
     /// Pieces of mapped memory; else one allocation.
-    pub fn is_mapped(&self) -> bool {
+    pub(crate) fn is_mapped(&self) -> bool {
         self.what.load(Relaxed) & 1 != 0
     }
 }
 
 /// An event that PyTorch's library recorded.
 #[derive(Debug, Default)]
-pub struct Event {
+pub(crate) struct Event {
     /// cudaEvent_t.
     pub handle: AtomicU64,
     /// Where the call returns to.
@@ -44,19 +44,19 @@ pub struct Event {
 /// A thread's calls since its last report. Written by the thread alone.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub struct ThreadAllocatorState {
+pub(crate) struct ThreadAllocatorState {
     /// Ranges that were remembered since the last block.
     remembered: AtomicU32,
     recorded: AtomicU32,
     /// The driver has refused PyTorch memory since the last block.
-    pub refused: AtomicBool,
+    pub(crate) refused: AtomicBool,
     fresh: [NewRange; FRESH],
     events: [Event; EVENTS],
 }
 
 impl ThreadAllocatorState {
     /// For a new thread in an old place.
-    pub fn reset(&self) {
+    pub(crate) fn reset(&self) {
         self.forget_fresh();
         self.forget_events();
         self.refused.store(false, Relaxed);
@@ -64,7 +64,7 @@ impl ThreadAllocatorState {
 
     /// The driver has given this thread memory.
     #[inline(always)]
-    pub fn remember(&self, start: u64, bytes: u64, module: u16, is_mapped: bool) {
+    pub(crate) fn remember(&self, start: u64, bytes: u64, module: u16, is_mapped: bool) {
         let count = self.remembered.load(Relaxed);
         let what = u64::from(module) << 1 | u64::from(is_mapped);
         let end = start.saturating_add(bytes);
@@ -86,23 +86,23 @@ impl ThreadAllocatorState {
 
     /// Whether there is anything to look through.
     #[inline(always)]
-    pub fn has_fresh(&self) -> bool {
+    pub(crate) fn has_fresh(&self) -> bool {
         self.remembered.load(Relaxed) != 0
     }
 
     /// Returns the ranges. The sender may read one that is half written.
-    pub fn fresh(&self) -> impl Iterator<Item = &NewRange> {
+    pub(crate) fn fresh(&self) -> impl Iterator<Item = &NewRange> {
         self.fresh.iter().take(self.remembered.load(Acquire) as usize)
     }
 
     /// With a block.
     #[inline(always)]
-    pub fn forget_fresh(&self) {
+    pub(crate) fn forget_fresh(&self) {
         self.remembered.store(0, Relaxed);
     }
 
     /// PyTorch's library recorded an event.
-    pub fn note_event(&self, event: u64, site: usize, stack: usize) {
+    pub(crate) fn note_event(&self, event: u64, site: usize, stack: usize) {
         let count = self.recorded.load(Relaxed);
         if let Some(place) = self.events.get(count as usize) {
             place.handle.store(event, Relaxed);
@@ -113,7 +113,7 @@ impl ThreadAllocatorState {
     }
 
     /// Removes an event that is over.
-    pub fn forget_event(&self, event: u64) {
+    pub(crate) fn forget_event(&self, event: u64) {
         let count = self.recorded.load(Relaxed) as usize;
         let events = &self.events[..count.min(EVENTS)];
         for known in events.iter().filter(|known| known.handle.load(Relaxed) == event) {
@@ -123,19 +123,19 @@ impl ThreadAllocatorState {
 
     /// How many were recorded since the last report.
     #[inline(always)]
-    pub fn recorded(&self) -> u32 {
+    pub(crate) fn recorded(&self) -> u32 {
         self.recorded.load(Relaxed)
     }
 
     /// They; not all if there are more than `EVENTS`, and without those that are over.
-    pub fn events(&self) -> impl Iterator<Item = &Event> {
+    pub(crate) fn events(&self) -> impl Iterator<Item = &Event> {
         let noted = self.events.iter().take(self.recorded.load(Relaxed) as usize);
         noted.filter(|event| event.handle.load(Relaxed) != 0)
     }
 
     /// With a report.
     #[inline(always)]
-    pub fn forget_events(&self) {
+    pub(crate) fn forget_events(&self) {
         self.recorded.store(0, Relaxed);
     }
 }

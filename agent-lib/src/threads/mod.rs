@@ -4,10 +4,10 @@
 //! callbacks can come while thread-local storage is being taken down. Places of threads that have ended are found by
 //! the sender, which asks the kernel. The table itself is in table.rs.
 
-pub mod allocator_calls;
-pub mod per_feature;
-pub mod stack;
-pub mod table;
+pub(crate) mod allocator_calls;
+pub(crate) mod per_feature;
+pub(crate) mod stack;
+pub(crate) mod table;
 
 use crate::base::memfd::anonymous;
 use crate::base::own_thread;
@@ -21,37 +21,37 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::
 /// Threads at a time; records of further threads are lost, and their number is reported.
 const MOST: usize = 4096;
 /// Scopes that a thread can nest; deeper ones count for the innermost that fits.
-pub const DEPTH: usize = 64;
+pub(crate) const DEPTH: usize = 64;
 /// Who opens scopes: the C API, NVTX's default domain, and as many named ones.
-pub const OWNERS: usize = 34;
+pub(crate) const OWNERS: usize = 34;
 /// Driver calls that can be open on a thread at a time: one, and calls inside of it.
-pub const CALLS: usize = 4;
+pub(crate) const CALLS: usize = 4;
 
 /// A driver call between ENTER and EXIT.
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
     /// CUPTI's, the same at both.
-    pub correlation: u32,
+    pub(crate) correlation: u32,
     /// At ENTER.
-    pub entered_ns: u64,
+    pub(crate) entered_ns: u64,
     /// Which call, and where its parameters lie: for resource callbacks inside of it.
-    pub id: u32,
+    pub(crate) id: u32,
     /// See `id`.
-    pub params: usize,
+    pub(crate) params: usize,
     /// Of the record made at ENTER; 0 for none.
-    pub begin_seq: u64,
+    pub(crate) begin_seq: u64,
     /// The row that ENTER took, to be given back if the call fails.
-    pub taken: Option<RowCopy>,
+    pub(crate) taken: Option<RowCopy>,
     /// Rows beyond that one which ENTER took.
-    pub more_taken: u32,
+    pub(crate) more_taken: u32,
     /// It is going to make a context.
-    pub creating: bool,
+    pub(crate) creating: bool,
     /// A graph node was made inside: the stream is being captured.
-    pub captured: bool,
+    pub(crate) captured: bool,
     /// An allocation that a call inside of it has reported already.
-    pub reported: u64,
+    pub(crate) reported: u64,
     /// The pool whose segment that row was; 0 for none.
-    pub segment_of: u64,
+    pub(crate) segment_of: u64,
 }
 
 impl Call {
@@ -75,7 +75,7 @@ impl Call {
 
 /// Data that only the thread itself uses.
 #[derive(Debug)]
-pub struct OwnerData {
+pub(crate) struct OwnerData {
     /// Open scopes; may be more than `DEPTH`.
     pub depth: usize,
     /// Per open scope, the tag that was in force outside of it.
@@ -101,18 +101,18 @@ pub struct Thread {
     /// Its kernel id, 0 while the place is free.
     pub id: AtomicU32,
     /// Inside of the library: the guard against re-entry.
-    pub busy: AtomicU32,
+    pub(crate) busy: AtomicU32,
     /// The record that it is making.
-    pub making: RecordInProgress,
+    pub(crate) making: RecordInProgress,
     /// Tag of the innermost open scope, 0 for none. Written by its thread alone: by `push` and `pop`, and by Python, which keeps
     /// the address (`gpumem_scope_word`) and puts back what it found there.
-    pub scope: AtomicU32,
+    pub(crate) scope: AtomicU32,
     /// Which node of PyTorch's backward pass it runs.
-    pub autograd: AutogradThread,
+    pub(crate) autograd: AutogradThread,
     /// Its calls for PyTorch's allocator.
-    pub torch: crate::threads::allocator_calls::ThreadAllocatorState,
+    pub(crate) torch: crate::threads::allocator_calls::ThreadAllocatorState,
     /// When the outermost call in flight that allocates, or trims a pool, was entered. Else 0.
-    pub moving_since_ns: AtomicU64,
+    pub(crate) moving_since_ns: AtomicU64,
     /// The context whose device was looked up last << 8 | that device's slot.
     context: AtomicU64,
     own: UnsafeCell<OwnerData>,
@@ -189,7 +189,7 @@ mod word {
     );
 
     #[inline(always)]
-    pub fn get() -> *const Thread {
+    pub(crate) fn get() -> *const Thread {
         let place: *const Thread;
         // SAFETY: reads the calling thread's copy of the word above.
         unsafe {
@@ -203,7 +203,7 @@ mod word {
         place
     }
 
-    pub fn set(place: *const Thread) {
+    pub(crate) fn set(place: *const Thread) {
         // SAFETY: writes the calling thread's copy of the word above.
         unsafe {
             asm!(
@@ -225,17 +225,17 @@ mod word {
         static PLACE: Cell<*const Thread> = const { Cell::new(std::ptr::null()) };
     }
 
-    pub fn get() -> *const Thread {
+    pub(crate) fn get() -> *const Thread {
         PLACE.get()
     }
 
-    pub fn set(place: *const Thread) {
+    pub(crate) fn set(place: *const Thread) {
         PLACE.set(place);
     }
 }
 
 /// Makes the table; once.
-pub fn prepare() -> bool {
+pub(crate) fn prepare() -> bool {
     if !PLACES.table.load(Acquire).is_null() {
         return true;
     }
@@ -274,7 +274,7 @@ fn claim() -> Option<&'static Thread> {
 }
 
 /// Frees the places of all threads but the calling one, in a forked child that starts anew. The calling thread has another id there.
-pub fn reset_after_fork() {
+pub(crate) fn reset_after_fork() {
     let mine = word::get();
     let id = own_thread::kernel_id();
     for thread in all() {
@@ -296,7 +296,7 @@ const AWAKE: u32 = 64;
 
 /// Waits until the sender may be done with something that takes it microseconds: the first turns let other threads run, later ones sleep
 /// 100 us, because the sender may have lost its core meanwhile.
-pub fn wait_a_turn(turn: u32) {
+pub(crate) fn wait_a_turn(turn: u32) {
     const NAP: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
     // SAFETY: nothing is written.
     unsafe { if turn < AWAKE { libc::sched_yield() } else { libc::nanosleep(&NAP, std::ptr::null_mut()) } };
@@ -305,13 +305,13 @@ pub fn wait_a_turn(turn: u32) {
 impl Thread {
     /// The device slot of `context`, if it was this thread's last one.
     #[inline(always)]
-    pub fn device_of(&self, context: usize) -> Option<u8> {
+    pub(crate) fn device_of(&self, context: usize) -> Option<u8> {
         let cached = self.context.load(Relaxed);
         (cached >> 8 == context as u64 && context != 0).then_some(cached as u8)
     }
 
     /// See `device_of`.
-    pub fn remember_context(&self, context: usize, device: u8) {
+    pub(crate) fn remember_context(&self, context: usize, device: u8) {
         self.context.store((context as u64) << 8 | u64::from(device), Relaxed);
     }
 
@@ -320,7 +320,7 @@ impl Thread {
     /// # Safety
     /// On the thread whose place it is, while no reference from `own` is in use.
     #[inline(always)]
-    pub unsafe fn forget_unheard(&self) {
+    pub(crate) unsafe fn forget_unheard(&self) {
         // SAFETY: as our caller says.
         let own = unsafe { self.own() };
         let outermost = own.calls[0].filter(|_| own.open != 0);
@@ -335,7 +335,7 @@ impl Thread {
     /// # Safety
     /// As `forget_unheard`.
     #[inline(always)]
-    pub unsafe fn entered(&self, call: Call) {
+    pub(crate) unsafe fn entered(&self, call: Call) {
         // SAFETY: as our caller says.
         let own = unsafe { self.own() };
         if own.open < CALLS {
@@ -349,7 +349,7 @@ impl Thread {
     /// # Safety
     /// As `forget_unheard`.
     #[inline(always)]
-    pub unsafe fn returned(&self, correlation: u32) -> Option<Call> {
+    pub(crate) unsafe fn returned(&self, correlation: u32) -> Option<Call> {
         // SAFETY: as our caller says.
         let own = unsafe { self.own() };
         let is_it = |call: &Option<Call>| call.is_some_and(|call| call.correlation == correlation);
@@ -359,7 +359,7 @@ impl Thread {
     }
 
     /// The context is gone, its address may come back for another device.
-    pub fn forget_context(&self, context: usize) {
+    pub(crate) fn forget_context(&self, context: usize) {
         let cached = self.context.load(Relaxed);
         if cached >> 8 == context as u64 {
             let _ = self.context.compare_exchange(cached, 0, Relaxed, Relaxed);
@@ -372,14 +372,14 @@ impl Thread {
     /// `self` must be `current()`, and no other reference from here may be in use.
     #[inline(always)]
     #[allow(clippy::mut_from_ref)]
-    pub unsafe fn own(&self) -> &mut OwnerData {
+    pub(crate) unsafe fn own(&self) -> &mut OwnerData {
         // SAFETY: the thread's own place, used by one caller at a time.
         unsafe { &mut *self.own.get() }
     }
 }
 
 /// Waits until every record up to `seq` is made or was dropped; false if that takes longer than `patience`.
-pub fn quiesce(seq: u64, patience: std::time::Duration) -> bool {
+pub(crate) fn quiesce(seq: u64, patience: std::time::Duration) -> bool {
     let start = std::time::Instant::now();
     PLACES.quiesce(seq, |turns| {
         if turns < 64 {
@@ -404,7 +404,7 @@ pub fn moving_since_ns() -> u64 {
 }
 
 /// Frees places of threads that have ended. Only worth it when many were used.
-pub fn sweep(pid: u32) {
+pub(crate) fn sweep(pid: u32) {
     if PLACES.used.load(Relaxed) < 64 {
         return;
     }

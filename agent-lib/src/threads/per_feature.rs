@@ -5,7 +5,7 @@ use super::stack::Stack;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Places of calls that a thread remembers: a power of two.
-pub const REMEMBERED: usize = 32;
+pub(crate) const REMEMBERED: usize = 32;
 
 /// A call whose caller was found: the same words at the same places mean the same one.
 #[derive(Debug, Clone, Copy)]
@@ -20,7 +20,7 @@ pub(crate) struct CachedCaller {
 
 /// A thread's cache of callers.
 #[derive(Debug)]
-pub struct Callers {
+pub(crate) struct Callers {
     pub(crate) known: [CachedCaller; REMEMBERED],
     /// Return address of the last call; 0 for none.
     pub site: usize,
@@ -29,7 +29,7 @@ pub struct Callers {
 
 impl Callers {
     /// Nothing known.
-    pub const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         let nothing = CachedCaller { start: 0, near: (0, 0), far: (0, 0), generation: 0, call: 0, module: 0 };
         Callers { known: [nothing; REMEMBERED], site: 0, stack: Stack::UNKNOWN }
     }
@@ -44,7 +44,7 @@ impl Default for Callers {
 /// A thread's state of the backward pass. Written by the thread alone.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub struct AutogradThread {
+pub(crate) struct AutogradThread {
     /// The scope in which the running node was begun.
     pub(crate) scope: AtomicU32,
     /// The node that it runs; 0 for none, `UNNAMED` for an unknown one.
@@ -59,7 +59,7 @@ pub struct AutogradThread {
 
 impl AutogradThread {
     /// For a new thread in an old place.
-    pub fn reset(&self) {
+    pub(crate) fn reset(&self) {
         for word in [&self.id, &self.running, &self.last, &self.accumulating] {
             word.store(0, Relaxed);
         }
@@ -68,7 +68,7 @@ impl AutogradThread {
 
     /// The scope that was open when the running node was begun: the node's own name stands above it.
     #[inline(always)]
-    pub fn scope(&self) -> u32 {
+    pub(crate) fn scope(&self) -> u32 {
         self.scope.load(Relaxed)
     }
 }

@@ -22,7 +22,7 @@ static MAIN: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
 
 /// What a thread knows of its stack.
 #[derive(Debug, Clone, Copy)]
-pub struct Stack {
+pub(crate) struct Stack {
     low: usize,
     top: usize,
     tries: u32,
@@ -30,23 +30,23 @@ pub struct Stack {
 
 impl Stack {
     /// Nothing.
-    pub const UNKNOWN: Stack = Stack { low: 0, top: 0, tries: 0 };
+    pub(crate) const UNKNOWN: Stack = Stack { low: 0, top: 0, tries: 0 };
 
     /// The end of what can be read from `at` on, as far as that is known.
     #[inline(always)]
-    pub fn known_end(&self, at: usize) -> usize {
+    pub(crate) fn known_end(&self, at: usize) -> usize {
         if self.holds(at) { self.top } else { (at | (PAGE - 1)) + 1 }
     }
 
     /// Whether `at` lies in it.
     #[inline(always)]
-    pub fn holds(&self, at: usize) -> bool {
+    pub(crate) fn holds(&self, at: usize) -> bool {
         self.low <= at && at < self.top
     }
 
     /// As `known_end`, with another look at where the stack is. `at` must be in use.
     #[cold]
-    pub fn find_end(&mut self, at: usize) -> usize {
+    pub(crate) fn find_end(&mut self, at: usize) -> usize {
         if !self.holds(at) && self.tries < TRIES {
             self.tries += 1;
             self.learn(at);
@@ -77,7 +77,7 @@ impl Stack {
 }
 
 /// Finds the main thread's stack.
-pub fn prepare() {
+pub(crate) fn prepare() {
     // SAFETY: numbers in, a number out.
     let name = unsafe { libc::getauxval(libc::AT_EXECFN) } as usize;
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };

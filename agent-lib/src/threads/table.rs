@@ -32,7 +32,7 @@ impl RecordInProgress {
     }
 
     /// As that of a thread that has made none.
-    pub fn reset(&self) {
+    pub(crate) fn reset(&self) {
         self.end();
         self.bound.store(1, Relaxed);
     }

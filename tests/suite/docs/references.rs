@@ -132,7 +132,8 @@ fn constants(source: &str) -> Vec<(String, String, String)> {
     for line in source.lines() {
         if let Some(text) = line.strip_prefix("/// ") {
             about.push(text.to_owned());
-        } else if let Some(rest) = line.strip_prefix("pub const ").filter(|rest| rest.contains(": &str = \""))
+        } else if let Some(rest) =
+            line.strip_prefix("pub(crate) const ").filter(|rest| rest.contains(": &str = \""))
         {
             let (name, rest) = rest.split_once(':').expect("a name");
             let value = rest.split('"').nth(1).expect("a value");

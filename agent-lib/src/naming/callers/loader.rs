@@ -4,11 +4,11 @@ use crate::base::elf;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 /// Of a path; of a longer one its end.
-pub const PATH_BYTES: usize = 1024;
+pub(crate) const PATH_BYTES: usize = 1024;
 
 /// A mapped file.
 #[derive(Debug, Clone, Copy)]
-pub struct Object {
+pub(crate) struct Object {
     /// Range of `Collection::names`.
     name: (usize, usize),
     pub start: usize,
@@ -19,7 +19,7 @@ pub struct Object {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub struct MappedSegment {
+pub(crate) struct MappedSegment {
     pub start: usize,
     pub end: usize,
     pub runs: bool,
@@ -27,7 +27,7 @@ pub struct MappedSegment {
 
 /// Filled within the room that it has.
 #[derive(Debug)]
-pub struct Collection {
+pub(crate) struct Collection {
     pub objects: Vec<Object>,
     pub segments: Vec<MappedSegment>,
     names: Vec<u8>,
@@ -38,7 +38,7 @@ pub struct Collection {
 
 impl Collection {
     /// All of it.
-    pub fn take() -> Self {
+    pub(crate) fn take() -> Self {
         let mut collection = Collection::new(256);
         for _ in 0..8 {
             // SAFETY: the function has this type; a place for what it finds.
@@ -62,7 +62,7 @@ impl Collection {
     }
 
     /// Of the object at `index`: the first one is the program.
-    pub fn path(&self, index: usize) -> String {
+    pub(crate) fn path(&self, index: usize) -> String {
         let name = self
             .objects
             .get(index)
@@ -93,7 +93,7 @@ fn shown(path: &[u8]) -> String {
 }
 
 /// How many files were mapped and unmapped so far.
-pub fn changes_now() -> (u64, u64) {
+pub(crate) fn changes_now() -> (u64, u64) {
     let mut now = (0, 0);
     // SAFETY: the function has this type; a place for its answer.
     unsafe { libc::dl_iterate_phdr(Some(count), (&raw mut now).cast()) };

@@ -23,13 +23,14 @@
 //! the driver's and CUPTI's frames first, which name nobody.
 
 mod loader;
-pub mod modules;
-pub mod sites;
+pub(crate) mod modules;
+pub(crate) mod sites;
 mod symbols;
 
-pub use crate::threads::stack::prepare;
-pub use loader::changes_now;
-pub use modules::{TABLES, after_fork, before_fork, in_child, in_loader, is_torch, look, reclaim};
+pub(crate) use crate::threads::stack::prepare;
+pub(crate) use loader::changes_now;
+pub use modules::{TABLES, look};
+pub(crate) use modules::{after_fork, before_fork, in_child, in_loader, is_torch, reclaim};
 
 use crate::driver::core::Core;
 use crate::threads::Thread;

@@ -28,7 +28,7 @@ const GRACE_NS: u64 = 1_000_000_000;
 
 /// What a call through a library says about who wanted it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
+pub(crate) enum Part {
     /// The driver, CUPTI, this library: where a call arrives.
     Driver,
     /// The CUDA runtime, the C library and its kin: whoever called them wanted it.
@@ -64,7 +64,7 @@ const BETWEEN: &[&str] = &[
 
 impl Part {
     /// Of the file at `path`.
-    pub fn of(path: &str) -> Part {
+    pub(crate) fn of(path: &str) -> Part {
         let name = path.rsplit('/').next().unwrap_or(path);
         let is = |beginnings: &[&str]| beginnings.iter().any(|beginning| name.starts_with(beginning));
         if is(DRIVER) {
@@ -79,7 +79,7 @@ impl Part {
 
 /// A file that was mapped at some time; kept for good.
 #[derive(Debug)]
-pub struct Library {
+pub(crate) struct Library {
     path: Box<str>,
     /// See `Part`.
     pub part: Part,
@@ -100,13 +100,13 @@ struct Segment {
 
 /// See the module's text.
 #[derive(Debug)]
-pub struct Table {
+pub(crate) struct Table {
     segments: Box<[Segment]>,
 }
 
 /// What an address is.
 #[derive(Debug, Clone, Copy)]
-pub enum Place {
+pub(crate) enum Place {
     /// In a function of this library.
     Code(&'static Library),
     /// In something else of a library's.
@@ -118,7 +118,7 @@ pub enum Place {
 impl Table {
     /// What lies at `address`.
     #[inline]
-    pub fn find(&self, address: usize) -> Place {
+    pub(crate) fn find(&self, address: usize) -> Place {
         let after = self.segments.partition_point(|segment| segment.start <= address);
         let Some(segment) = after.checked_sub(1).and_then(|index| self.segments.get(index)) else {
             return Place::Elsewhere;
@@ -134,7 +134,7 @@ impl Table {
 }
 
 /// For the sender: the file in which a function lies, and where it begins in memory.
-pub fn file_at(address: usize) -> Option<(&'static str, u64)> {
+pub(crate) fn file_at(address: usize) -> Option<(&'static str, u64)> {
     match table()?.find(address) {
         Place::Code(library) if library.part == Part::Caller => Some((&library.path, library.base)),
         _ => None,
@@ -148,18 +148,18 @@ static NUMBERED: AtomicU32 = AtomicU32::new(1);
 
 /// Grows with each table.
 #[inline(always)]
-pub fn generation() -> u32 {
+pub(crate) fn generation() -> u32 {
     GENERATION.load(Acquire)
 }
 
 /// What was found so far may be wrong.
-pub fn look_again() {
+pub(crate) fn look_again() {
     GENERATION.fetch_add(1, AcqRel);
 }
 
 /// The newest table, for the time that the calling thread is marked as inside of the library.
 #[inline(always)]
-pub fn table() -> Option<&'static Table> {
+pub(crate) fn table() -> Option<&'static Table> {
     // SAFETY: null, or a table that goes only after this thread was seen outside.
     unsafe { TABLE.load(Acquire).as_ref() }
 }
@@ -170,7 +170,7 @@ fn next_number() -> u16 {
 }
 
 /// The number of a library, introduced with its path the first time; 0 when there are too many. Allocates nothing.
-pub fn number(core: &Core, library: &Library) -> u16 {
+pub(crate) fn number(core: &Core, library: &Library) -> u16 {
     match library.id.load(Relaxed) {
         0 => introduce(core, library),
         id => id,
@@ -197,7 +197,7 @@ static TORCH: [AtomicU16; 2] = [const { AtomicU16::new(0) }; 2];
 
 /// Whether the library with this number is the one that PyTorch's allocator lies in.
 #[inline(always)]
-pub fn is_torch(number: u16) -> bool {
+pub(crate) fn is_torch(number: u16) -> bool {
     number != 0 && TORCH.iter().any(|torch| torch.load(Relaxed) == number)
 }
 
@@ -236,7 +236,7 @@ struct Found {
 }
 
 /// The beginning of the mapped file at `address`, as the loader has it now; `None` where it cannot be asked.
-pub fn mapped_at(address: usize) -> Option<usize> {
+pub(crate) fn mapped_at(address: usize) -> Option<usize> {
     let find = FIND_OBJECT.load(Relaxed);
     if find.is_null() {
         return None;
@@ -250,7 +250,7 @@ pub fn mapped_at(address: usize) -> Option<usize> {
 }
 
 /// A number for the file that begins at `start` and is not in the table so far; 0 if there are too many.
-pub fn number_of_new(start: usize) -> u16 {
+pub(crate) fn number_of_new(start: usize) -> u16 {
     let has = |fresh: &&Fresh| {
         let known = fresh.start.load(Acquire);
         known == start || known == 0 && fresh.start.compare_exchange(0, start, AcqRel, Acquire).is_ok()
@@ -278,7 +278,7 @@ const TURNS: u32 = 1 << 14;
 static HELD: AtomicBool = AtomicBool::new(false);
 
 /// Waits until nobody is inside of dl_iterate_phdr, and keeps it so.
-pub fn before_fork() {
+pub(crate) fn before_fork() {
     for _ in 0..TURNS {
         if !GATE.swap(true, Acquire) {
             HELD.store(true, Relaxed);
@@ -290,14 +290,14 @@ pub fn before_fork() {
 }
 
 /// In the parent.
-pub fn after_fork() {
+pub(crate) fn after_fork() {
     if HELD.swap(false, Relaxed) {
         GATE.store(false, Release);
     }
 }
 
 /// In the child, which has one thread.
-pub fn in_child() {
+pub(crate) fn in_child() {
     HELD.store(false, Relaxed);
     GATE.store(false, Release);
 }
@@ -330,7 +330,7 @@ pub fn look(core: &Core) -> bool {
 const PATIENCE: u32 = 320;
 
 /// Runs `work`, which uses dl_iterate_phdr, while nobody forks; `None` if it could not after a moment.
-pub fn in_loader<T>(work: impl FnOnce() -> T) -> Option<T> {
+pub(crate) fn in_loader<T>(work: impl FnOnce() -> T) -> Option<T> {
     for turn in 0..PATIENCE {
         if !GATE.swap(true, Acquire) {
             let result = work();
@@ -343,7 +343,7 @@ pub fn in_loader<T>(work: impl FnOnce() -> T) -> Option<T> {
 }
 
 /// Frees tables that nobody reads any more. For the sender, now and then.
-pub fn reclaim(now_ns: u64) {
+pub(crate) fn reclaim(now_ns: u64) {
     let Ok(mut registry) = REGISTRY.try_lock() else { return };
     let due = |retired: &(u64, *mut Table)| now_ns.saturating_sub(retired.0) >= GRACE_NS;
     // By now each thread sees the newer table, unless it has been inside all the time.

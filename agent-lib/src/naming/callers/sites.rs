@@ -43,7 +43,7 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// Remembers that the allocation of record `seq` has no name. Segments of PyTorch's need none: its blocks have names.
 #[cold]
 #[inline(never)]
-pub fn note(core: &Core, thread: &Thread, module: u16, address: u64, seq: u64) {
+pub(crate) fn note(core: &Core, thread: &Thread, module: u16, address: u64, seq: u64) {
     // SAFETY: the calling thread's own place; nobody else looks at it.
     let site = unsafe { thread.own().callers.site };
     if site == 0 || !core.settings.layers.sites || modules::is_torch(module) {
@@ -59,7 +59,7 @@ pub fn note(core: &Core, thread: &Thread, module: u16, address: u64, seq: u64) {
 }
 
 /// In a forked child, whose memory is another one.
-pub fn in_child() {
+pub(crate) fn in_child() {
     for place in &WAITING {
         place.state.store(FREE, Relaxed);
     }
@@ -68,7 +68,7 @@ pub fn in_child() {
 
 /// What the sender remembers of sites.
 #[derive(Debug, Default)]
-pub struct Sites {
+pub(crate) struct Sites {
     /// Tags by return address; 0 where no function is known. Of one table of libraries: others may lie there later.
     known: HashMap<usize, u32>,
     generation: u32,
@@ -76,7 +76,7 @@ pub struct Sites {
 
 impl Sites {
     /// Names what waits.
-    pub fn name(&mut self, core: &Core, thread: &Thread) {
+    pub(crate) fn name(&mut self, core: &Core, thread: &Thread) {
         // While somebody measures a range (record/high_water.rs), a name that is changed just when its row goes would be counted twice: later.
         if COUNT.load(Acquire) == 0 || high_water::open() {
             return;

@@ -22,12 +22,12 @@ const LOAD: u32 = 1;
 const FUNCTIONS: [u8; 2] = [2, 10];
 
 /// Its name, in the file that is mapped from `start` on.
-pub fn at(path: &Path, start: u64, address: u64) -> Option<CString> {
+pub(crate) fn at(path: &Path, start: u64, address: u64) -> Option<CString> {
     name(&descriptor::file_up(File::open(path).ok()?).ok()?, start, address)
 }
 
 /// The same of a file that is open.
-pub fn name(file: &impl FileExt, start: u64, address: u64) -> Option<CString> {
+pub(crate) fn name(file: &impl FileExt, start: u64, address: u64) -> Option<CString> {
     let head: [u8; 64] = read(file, 0)?;
     if !head.starts_with(b"\x7fELF\x02\x01") {
         return None;

@@ -16,13 +16,13 @@ const REACH: usize = 8;
 /// The address is below, what it is above.
 const ADDRESS: u64 = (1 << 48) - 1;
 /// Local variables that can hold the module.
-pub const SLOTS: u32 = 256;
+pub(crate) const SLOTS: u32 = 256;
 /// Added to what a code means: the variable lies in a cell.
 const IN_CELL: u64 = 0x80;
 
 /// Which local variable of a frame holds the module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Variable {
+pub(crate) struct Variable {
     /// Its number.
     pub slot: u16,
     /// It may lie in a cell, because inner functions use it. Said and not looked at: while CPython 3.11 takes a frame down, its variables
@@ -33,7 +33,7 @@ pub struct Variable {
 /// What a frame with this code means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum What {
+pub(crate) enum What {
     /// Nothing any more.
     Nothing,
     /// A module is called. It is a local variable.
@@ -71,11 +71,11 @@ pub enum What {
 }
 
 /// Codes that no walk for a name meets: they are kept in a table of their own.
-pub const RARE: u32 = 1 << What::ZeroGrad as u32 | 1 << What::CustomFunction as u32;
+pub(crate) const RARE: u32 = 1 << What::ZeroGrad as u32 | 1 << What::CustomFunction as u32;
 
 impl What {
     /// By its number in gpumem_code.
-    pub fn from_code(code: u32) -> Option<Self> {
+    pub(crate) fn from_code(code: u32) -> Option<Self> {
         use What::*;
         const ALL: [What; 17] = [
             Nothing,
@@ -101,13 +101,13 @@ impl What {
 
     /// Whether it is one of those. A match would jump through a table, which is guessed wrong where frames of all kinds follow each other.
     #[inline(always)]
-    pub fn is_of(self, those: u32) -> bool {
+    pub(crate) fn is_of(self, those: u32) -> bool {
         1 << self as u32 & those != 0
     }
 
     /// What is done there.
     #[inline(always)]
-    pub fn phase(self) -> Phase {
+    pub(crate) fn phase(self) -> Phase {
         const OF: [Phase; 17] = {
             let mut of = [Phase::Unknown; 17];
             of[What::Module as usize] = Phase::Forward;
@@ -121,7 +121,7 @@ impl What {
     }
 
     /// What it says that memory is for that the calling thread allocates.
-    pub fn role(self) -> Role {
+    pub(crate) fn role(self) -> Role {
         match self {
             What::Parameter => Role::Parameter,
             What::Gradient | What::Reduction => Role::Gradient,
@@ -136,7 +136,7 @@ impl What {
 
 /// The table: address | what << 48 | in a cell << 55 | number of the local variable << 56.
 #[derive(Debug)]
-pub struct Codes {
+pub(crate) struct Codes {
     places: [AtomicU64; PLACES],
     used: AtomicUsize,
     /// Code objects that found no room.
@@ -145,7 +145,7 @@ pub struct Codes {
 
 impl Codes {
     /// An empty one.
-    pub const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Codes {
             places: [const { AtomicU64::new(0) }; PLACES],
             used: AtomicUsize::new(0),
@@ -165,7 +165,7 @@ impl Codes {
 
     /// What a frame with this code means, and which local variable counts.
     #[inline(always)]
-    pub fn get(&self, code: u64) -> Option<(What, Variable)> {
+    pub(crate) fn get(&self, code: u64) -> Option<(What, Variable)> {
         let first = self.at(code, 0).load(Relaxed);
         if first == 0 { None } else { self.search(code, first) }
     }
@@ -188,7 +188,7 @@ impl Codes {
     }
 
     /// Says what a code object means; `Nothing` takes it back. Whether there was room.
-    pub fn say(&self, code: u64, what: What, slot: u32, in_cell: bool) -> bool {
+    pub(crate) fn say(&self, code: u64, what: What, slot: u32, in_cell: bool) -> bool {
         let known = code != 0 && code & !ADDRESS == 0 && slot < SLOTS;
         let what_byte = what as u64 | if in_cell { IN_CELL } else { 0 };
         let word = code | what_byte << 48 | u64::from(slot) << 56;

@@ -8,7 +8,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 /// What the walk needs of it. Never freed.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub struct Interpreter {
+pub(crate) struct Interpreter {
     /// PyGILState_GetThisThreadState: the calling thread's state, also without the GIL.
     pub state: unsafe extern "C" fn() -> *mut c_void,
     /// Py_IsInitialized: 0 from the moment on when it begins to take down the states of other threads.
@@ -29,12 +29,12 @@ fn symbol(name: &CStr) -> Option<*mut c_void> {
 }
 
 /// Whether there is one.
-pub fn present() -> bool {
+pub(crate) fn present() -> bool {
     symbol(c"PyGILState_GetThisThreadState").is_some()
 }
 
 /// Looks at it; else why it is not read.
-pub fn interpreter(careful: &Careful) -> Result<Interpreter, String> {
+pub(crate) fn interpreter(careful: &Careful) -> Result<Interpreter, String> {
     let need = |name: &CStr| {
         let missing = || format!("no {} in this process", name.to_string_lossy());
         symbol(name).ok_or_else(missing)

@@ -17,11 +17,11 @@
 use crate::naming::python::memory::{FAR, Memory, Pointer};
 
 /// A version, as (3, 11).
-pub type Version = (u8, u8);
+pub(crate) type Version = (u8, u8);
 
 /// How a code object says which line an instruction belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lines {
+pub(crate) enum Lines {
     /// 3.9: pairs of bytes, steps of the instruction and of the line.
     Steps,
     /// 3.10: pairs of bytes, length of a range in bytes and the step of its line; -128 for none.
@@ -32,7 +32,7 @@ pub enum Lines {
 
 /// How a frame says where it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub(crate) enum Place {
     /// A C int, in units of so many bytes.
     Index(u16, i32),
     /// A pointer into the code object, whose instructions begin at the second offset.
@@ -42,7 +42,7 @@ pub enum Place {
 /// See the module's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
-pub struct Layout {
+pub(crate) struct Layout {
     /// Of CPython.
     pub version: Version,
     /// In a thread state: its frame, or what leads to it.
@@ -78,17 +78,17 @@ pub struct Layout {
 }
 
 /// In any object: its type.
-pub const TYPE: u16 = 8;
+pub(crate) const TYPE: u16 = 8;
 /// In a tuple, bytes or str: its length.
-pub const LENGTH: u16 = 16;
+pub(crate) const LENGTH: u16 = 16;
 /// In a str: what kind it is.
-pub const TEXT_STATE: u16 = 32;
+pub(crate) const TEXT_STATE: u16 = 32;
 /// In bytes: them.
-pub const BYTES: u16 = 32;
+pub(crate) const BYTES: u16 = 32;
 /// In a cell: its object.
-pub const CELL: u16 = 16;
+pub(crate) const CELL: u16 = 16;
 /// In a type: the tuple of its bases and theirs.
-pub const BASES: u16 = 344;
+pub(crate) const BASES: u16 = 344;
 
 /// Of versions that publish nothing.
 const KNOWN: [Layout; 4] = [
@@ -167,7 +167,7 @@ const KNOWN: [Layout; 4] = [
 ];
 
 /// "3.11.7 (main, ...": the version, and whether it has a GIL.
-pub fn version(text: &str) -> Option<(Version, bool)> {
+pub(crate) fn version(text: &str) -> Option<(Version, bool)> {
     let number = text.split([' ', '+']).next()?;
     let mut parts = number.split('.');
     let version = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
@@ -175,7 +175,7 @@ pub fn version(text: &str) -> Option<(Version, bool)> {
 }
 
 /// The layout of a version. `runtime` is where _PyRuntime lies.
-pub fn of(version: Version, memory: &impl Memory, runtime: Option<Pointer>) -> Result<Layout, String> {
+pub(crate) fn of(version: Version, memory: &impl Memory, runtime: Option<Pointer>) -> Result<Layout, String> {
     let (major, minor) = version;
     let layout = match version {
         (3, 13..=15) => {
@@ -271,7 +271,7 @@ fn published(version: Version, memory: &impl Memory, runtime: Pointer) -> Result
 
 /// Why there is nothing without a GIL: another thread may change a module's table of children, its type or its reference
 /// count at any time, and nobody has proved the frames there.
-pub const NO_GIL: &str = "CPython without a GIL (free-threaded) is not read";
+pub(crate) const NO_GIL: &str = "CPython without a GIL (free-threaded) is not read";
 
 impl Layout {
     /// Words at multiples of 8, nothing far away.
@@ -300,7 +300,7 @@ impl Layout {
 
     /// Layouts of all versions, for tests: the published ones as x86-64 publishes them.
     #[cfg(test)]
-    pub fn all() -> Vec<Layout> {
+    pub(crate) fn all() -> Vec<Layout> {
         let mut all = KNOWN.to_vec();
         for version in [(3, 13), (3, 14), (3, 15)] {
             let image = tests::image(version, false);
@@ -312,14 +312,14 @@ impl Layout {
 }
 
 #[cfg(test)]
-pub mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    pub const BASE: u64 = 0x5555_0000_0000;
+    pub(crate) const BASE: u64 = 0x5555_0000_0000;
 
     /// Words that lie at `BASE`.
     #[derive(Debug)]
-    pub struct Words<'a>(pub &'a [u64]);
+    pub(crate) struct Words<'a>(pub &'a [u64]);
 
     impl Memory for Words<'_> {
         fn word(&self, at: Pointer, offset: u16) -> Option<u64> {
@@ -333,7 +333,7 @@ pub mod tests {
     }
 
     /// What 3.13.0, 3.14.10 and 3.15.2 have at the start of _PyRuntime on x86-64, of the parts that are looked at.
-    pub fn image(version: Version, free_threaded: bool) -> Vec<u64> {
+    pub(crate) fn image(version: Version, free_threaded: bool) -> Vec<u64> {
         let mut words = vec![0; 96];
         words[0] = u64::from_ne_bytes(*b"xdebugpy");
         words[1] = u64::from(version.0) << 24 | u64::from(version.1) << 16 | 0xf0;

@@ -42,7 +42,7 @@ const GENERATED: [&[u8]; 4] = [b"<frozen ", b"<gpumem", b"<eval_with_key>", b"<t
 
 /// See the module's text.
 #[derive(Debug)]
-pub struct Lines {
+pub(crate) struct Lines {
     /// `ENTRIES` of them, once `prepare` was called.
     entries: AtomicPtr<AtomicU64>,
     used: AtomicUsize,
@@ -58,7 +58,7 @@ struct Code {
 
 impl Lines {
     /// None are known.
-    pub const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Lines {
             entries: AtomicPtr::new(std::ptr::null_mut()),
             used: AtomicUsize::new(0),
@@ -67,7 +67,13 @@ impl Lines {
     }
 
     /// The tag of the line that the thread with this state is at; 0 without a frame, or without room for names.
-    pub fn tag<M: Memory>(&self, names: &Names, reader: &Reader<'_, M>, types: &Types, state: u64) -> u32 {
+    pub(crate) fn tag<M: Memory>(
+        &self,
+        names: &Names,
+        reader: &Reader<'_, M>,
+        types: &Types,
+        state: u64,
+    ) -> u32 {
         let mut innermost = None;
         for frame in reader.frames(state) {
             let Some(code) = code_of(reader, types, frame) else { continue };
@@ -154,7 +160,7 @@ impl Lines {
     }
 
     /// Makes the table. Not in a hook. Without one, a line costs its text each time.
-    pub fn prepare(&self) {
+    pub(crate) fn prepare(&self) {
         if !self.entries().is_empty() {
             return;
         }

@@ -4,7 +4,7 @@
 use std::ffi::c_void;
 
 /// Offsets from a pointer are smaller than this: see `Layout::sane`.
-pub const FAR: usize = 1 << 12;
+pub(crate) const FAR: usize = 1 << 12;
 /// Below are pages that no process maps.
 const LOWEST: u64 = 1 << 16;
 /// Bits of an address in user space, unless a program asks for more.
@@ -14,12 +14,12 @@ const HIGHEST: u64 = (1 << BITS) - (1 << 16);
 
 /// A word that may be the address of an object or a frame: aligned, and in user space with room for any offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pointer(usize);
+pub(crate) struct Pointer(usize);
 
 impl Pointer {
     /// None for what cannot be one.
     #[inline(always)]
-    pub const fn new(word: u64) -> Option<Pointer> {
+    pub(crate) const fn new(word: u64) -> Option<Pointer> {
         // One comparison for both ends, and for the lowest bits, which are the highest here.
         let is_one = word.rotate_right(3).wrapping_sub(LOWEST >> 3) < (HIGHEST - LOWEST) >> 3;
         if is_one { Some(Pointer(word as usize)) } else { None }
@@ -27,13 +27,13 @@ impl Pointer {
 
     /// As a number.
     #[inline(always)]
-    pub const fn address(self) -> u64 {
+    pub(crate) const fn address(self) -> u64 {
         self.0 as u64
     }
 }
 
 /// Memory of an interpreter.
-pub trait Memory {
+pub(crate) trait Memory {
     /// The word `offset` bytes behind `at`; `None` if it cannot be read.
     fn word(&self, at: Pointer, offset: u16) -> Option<u64>;
 
@@ -61,14 +61,14 @@ pub trait Memory {
 
 /// This process's own, read as it is.
 #[derive(Debug)]
-pub struct Plain(());
+pub(crate) struct Plain(());
 
 impl Plain {
     /// # Safety
     /// Whoever reads with it follows a layout that was proved in this process, from the calling thread's own state: its
     /// frames and what they hold stay as they are until the call returns that the thread is in.
     #[inline(always)]
-    pub const unsafe fn new() -> Self {
+    pub(crate) const unsafe fn new() -> Self {
         Plain(())
     }
 }
@@ -94,14 +94,14 @@ impl Memory for Plain {
 /// This process's own, read by the kernel on our behalf: a wrong address is an answer, not a fault. For finding out whether
 /// a layout is right. A pipe, because process_vm_readv is forbidden in many containers.
 #[derive(Debug)]
-pub struct Careful {
+pub(crate) struct Careful {
     from: i32,
     to: i32,
 }
 
 impl Careful {
     /// None without file descriptors.
-    pub fn new() -> Option<Self> {
+    pub(crate) fn new() -> Option<Self> {
         let mut ends = [0; 2];
         // SAFETY: a place for two descriptors.
         let made = unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) } == 0;

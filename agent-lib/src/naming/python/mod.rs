@@ -19,7 +19,7 @@ mod layout;
 mod lines;
 pub(crate) mod memory;
 mod modules;
-pub mod selftest;
+pub(crate) mod selftest;
 pub(crate) mod text;
 mod walk;
 
@@ -29,7 +29,7 @@ use crate::driver::core::Core;
 use crate::record::status;
 use crate::threads::Thread;
 use codes::{Codes, What};
-pub use find::Interpreter;
+pub(crate) use find::Interpreter;
 use gpumem_wire::{Layer, LayerState};
 use lines::Lines;
 use memory::{Careful, Plain};
@@ -51,7 +51,7 @@ pub(crate) static MODULES: Modules = Modules::new();
 
 /// What the calling thread's Python frames say, if it has any that are known. The tag is 0 where only the phase is known.
 #[inline(always)]
-pub fn here(core: &Core, _: &Thread) -> Option<FrameName> {
+pub(crate) fn here(core: &Core, _: &Thread) -> Option<FrameName> {
     let interpreter = ARMED.load(Acquire).cast::<Interpreter>();
     if interpreter.is_null() {
         return None;
@@ -87,7 +87,7 @@ fn state(interpreter: &Interpreter) -> Option<u64> {
 
 /// The tag of the line of the program that the calling thread is at, for what nothing else names; 0 without one.
 #[inline(never)]
-pub fn line(core: &Core, _: &Thread) -> u32 {
+pub(crate) fn line(core: &Core, _: &Thread) -> u32 {
     let interpreter = ARMED.load(Acquire).cast::<Interpreter>();
     if interpreter.is_null() || !core.settings.layers.sites {
         return 0;
@@ -103,7 +103,7 @@ pub fn line(core: &Core, _: &Thread) -> u32 {
 
 /// Whether the calling thread's frames set gradients to zero, and whether one is a function with a backward pass of its own.
 #[cold]
-pub fn rare_frames(_: &Thread) -> (bool, bool) {
+pub(crate) fn rare_frames(_: &Thread) -> (bool, bool) {
     let interpreter = ARMED.load(Acquire).cast::<Interpreter>();
     if interpreter.is_null() {
         return (false, false);
@@ -122,7 +122,7 @@ pub fn rare_frames(_: &Thread) -> (bool, bool) {
 
 /// Writes the calling thread's Python stack, a line per frame, the innermost first: `function (file:line)`. Bytes written; 0 without
 /// one.
-pub fn stack_text(_: &Thread, out: &mut [u8]) -> usize {
+pub(crate) fn stack_text(_: &Thread, out: &mut [u8]) -> usize {
     let interpreter = ARMED.load(Acquire).cast::<Interpreter>();
     if interpreter.is_null() {
         return 0;
@@ -139,7 +139,7 @@ pub fn stack_text(_: &Thread, out: &mut [u8]) -> usize {
 }
 
 /// Writes a reason.
-pub fn put(out: &mut [u8], reason: Option<&String>) -> usize {
+pub(crate) fn put(out: &mut [u8], reason: Option<&String>) -> usize {
     let mut out = text::Out::new(out);
     out.put(reason.map_or("", |reason| reason).as_bytes());
     out.used()
@@ -147,7 +147,7 @@ pub fn put(out: &mut [u8], reason: Option<&String>) -> usize {
 
 /// What a code object means; see `What::from_code` for `what & 127`. `what >> 8` is the number of the local variable that holds the
 /// module: 0 but where inner functions use it, before 3.11 (it then lies behind the others). Plus 128 where they do: it lies in a cell.
-pub fn say_code(core: &Core, code: u64, what: i32) {
+pub(crate) fn say_code(core: &Core, code: u64, what: i32) {
     let what = what as u32;
     if let Some(kind) = What::from_code(what & 127).filter(|_| core.settings.layers.frames) {
         let codes = if kind.is_of(codes::RARE) { &RARE_CODES } else { &CODES };
@@ -156,14 +156,14 @@ pub fn say_code(core: &Core, code: u64, what: i32) {
 }
 
 /// A module is there; see `Modules::say`.
-pub fn say_module(core: &Core, object: u64, kind: u64, parent: u64, name: &[u8]) {
+pub(crate) fn say_module(core: &Core, object: u64, kind: u64, parent: u64, name: &[u8]) {
     if core.settings.layers.frames {
         MODULES.say(object, kind, parent, name);
     }
 }
 
 /// What is known before Python has said anything; it may have done so before the agent connects.
-pub fn started(core: &Core) {
+pub(crate) fn started(core: &Core) {
     if status::layer(Layer::ModulePath).is_some() {
         return;
     }
@@ -179,7 +179,7 @@ const OFF: &str = "GPUMEM_FRAMES=0";
 
 /// Compares the calling thread's frames with what Python says of them, and reads them from now on if all is the same. On a thread that
 /// has the interpreter's lock, or had it until this call.
-pub fn prove(core: &Core, said: Said<'_>) -> Result<(), String> {
+pub(crate) fn prove(core: &Core, said: Said<'_>) -> Result<(), String> {
     if !core.settings.layers.frames {
         return Err(OFF.to_owned());
     }
@@ -211,7 +211,7 @@ fn compare(said: Said<'_>) -> Result<&'static Interpreter, String> {
 }
 
 /// In a forked child: only stores.
-pub fn in_child() {
+pub(crate) fn in_child() {
     ARMED.store(std::ptr::null_mut(), Relaxed);
     MODULES.in_child();
 }

@@ -19,7 +19,7 @@ use gpumem_wire::MAX_TAG_BYTES;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 /// Modules at a time.
-pub const MOST: usize = 1 << 16;
+pub(crate) const MOST: usize = 1 << 16;
 /// Places of the first table; each next one has twice as many.
 const FIRST: usize = 1 << 10;
 /// Sizes of tables.
@@ -28,7 +28,7 @@ const _: () = assert!(FIRST << (SIZES - 1) == 2 * MOST);
 /// Places a look-up tries.
 const REACH: usize = 64;
 /// Parents above a module.
-pub const DEEPEST: usize = 48;
+pub(crate) const DEEPEST: usize = 48;
 /// Bases of a type that are looked at.
 const BASES: u64 = 64;
 /// A place whose module is gone.
@@ -71,7 +71,7 @@ impl Place {
 /// See the module's text.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub struct Modules {
+pub(crate) struct Modules {
     /// Address of the table | its size as a power of `FIRST`. 0 before the first.
     table: AtomicU64,
     /// Changes when a path may have changed. Never 0.
@@ -99,7 +99,7 @@ pub struct Modules {
 
 impl Modules {
     /// An empty one.
-    pub const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Modules {
             table: AtomicU64::new(0),
             spaces: [const { AtomicPtr::new(std::ptr::null_mut()) }; 2 * SIZES],
@@ -119,7 +119,7 @@ impl Modules {
     }
 
     /// How many there are.
-    pub fn live(&self) -> usize {
+    pub(crate) fn live(&self) -> usize {
         self.live.load(Relaxed)
     }
 
@@ -159,7 +159,12 @@ impl Modules {
     /// The tag of the path of the module `object`. None for one that was generated, and for an object that is not the one that was said: the
     /// memory of a module that died is soon another object's.
     #[inline(always)]
-    pub fn tag(&self, names: &Names, reader: &Reader<'_, impl Memory>, object: Pointer) -> Option<u32> {
+    pub(crate) fn tag(
+        &self,
+        names: &Names,
+        reader: &Reader<'_, impl Memory>,
+        object: Pointer,
+    ) -> Option<u32> {
         let place = self.find(self.places(), object.address());
         let is_it = |place: &&Place| {
             let kind = reader.memory.word(object, layout::TYPE).unwrap_or(0);
@@ -180,7 +185,7 @@ impl Modules {
 
     /// The tag of a module that was generated, in case it has no caller who names it.
     #[cold]
-    pub fn generated(&self, names: &Names, object: u64) -> Option<u32> {
+    pub(crate) fn generated(&self, names: &Names, object: u64) -> Option<u32> {
         let place = self.find(self.places(), object).filter(|place| place.is_generated())?;
         Some(self.path(names, &[place.name.load(Relaxed)]))
     }
@@ -242,7 +247,7 @@ impl Modules {
     }
 
     /// Gives modules that were called before the tags of their present paths. Whoever loses its parent afterwards keeps that path.
-    pub fn settle(&self, names: &Names) {
+    pub(crate) fn settle(&self, names: &Names) {
         let epoch = self.epoch.load(Acquire);
         for place in self.places().iter().filter(|place| place.object.load(Acquire) > GONE) {
             let cached = place.cached.load(Relaxed);
@@ -253,12 +258,12 @@ impl Modules {
     }
 
     /// Records that a sweep has named all parameters after where their modules are now.
-    pub fn name_parameters(&self) {
+    pub(crate) fn name_parameters(&self) {
         self.parameters_epoch.store(self.epoch.load(Relaxed), Relaxed);
     }
 
     /// Whether parameters have the names that a sweep would give them now: no module has moved since the last one.
-    pub fn has_current_parameters(&self) -> bool {
+    pub(crate) fn has_current_parameters(&self) -> bool {
         self.parameters_epoch.load(Relaxed) == self.epoch.load(Relaxed)
     }
 
@@ -358,7 +363,7 @@ impl Modules {
 
     /// A module is there, as child `name` of `parent` (0: of none; its own: generated); the last word of a module counts. Whether there
     /// was room.
-    pub fn say(&self, object: u64, kind: u64, parent: u64, name: &[u8]) -> bool {
+    pub(crate) fn say(&self, object: u64, kind: u64, parent: u64, name: &[u8]) -> bool {
         if Pointer::new(object).is_none() {
             self.refused.fetch_add(1, Relaxed);
             return false;
@@ -470,7 +475,7 @@ impl Modules {
     }
 
     /// A module is gone. Its children keep the paths that they have.
-    pub fn gone(&self, object: u64) {
+    pub(crate) fn gone(&self, object: u64) {
         let _turn = self.turn.take();
         let places = self.places();
         let Some(place) = self.find(places, object) else { return };
@@ -494,11 +499,11 @@ impl Modules {
     }
 
     /// In a forked child: whoever held the lock is not here.
-    pub fn in_child(&self) {
+    pub(crate) fn in_child(&self) {
         self.turn.reset();
     }
 }
 
 #[cfg(test)]
 #[path = "modules_tests.rs"]
-pub mod tests;
+pub(crate) mod tests;

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 const KIND: u64 = BASE + 0x100;
 
-pub fn names() -> Names {
+pub(crate) fn names() -> Names {
     let sizes = Sizes { ring_slots: 2, live_rows: 64, name_bytes: 8 << 20 };
     Names::new(&Shared::create(c"modules-test", sizes, 1, 2).expect("memory")).expect("memory")
 }

@@ -6,13 +6,13 @@ use crate::naming::python::text::{Types, line_number};
 use crate::naming::python::walk::Reader;
 
 /// Frames that are compared.
-pub const MOST: usize = 64;
+pub(crate) const MOST: usize = 64;
 /// With fewer it proves nothing: a chain has to be followed.
 const LEAST: usize = 4;
 
 /// What Python says of the calling thread's frames, the innermost first.
 #[derive(Debug, Clone, Copy)]
-pub struct Said<'a> {
+pub(crate) struct Said<'a> {
     /// Their code objects.
     pub codes: &'a [u64],
     /// Their first local variables; 0 where they are not compared.
@@ -26,7 +26,7 @@ impl Said<'_> {
     ///
     /// # Safety
     /// Each is null or has `count` places, which outlive the result.
-    pub unsafe fn new(codes: *const u64, firsts: *const u64, lines: *const i32, count: u64) -> Self {
+    pub(crate) unsafe fn new(codes: *const u64, firsts: *const u64, lines: *const i32, count: u64) -> Self {
         // SAFETY: as our caller says.
         unsafe fn of<'a, T>(at: *const T, count: u64) -> &'a [T] {
             let count = usize::try_from(count).unwrap_or(0).min(1 << 16);
@@ -39,7 +39,7 @@ impl Said<'_> {
 }
 
 /// Whether the frames are what was said.
-pub fn check<M: Memory>(
+pub(crate) fn check<M: Memory>(
     reader: &Reader<'_, M>,
     types: &Types,
     state: u64,

@@ -6,15 +6,15 @@ use crate::naming::python::memory::{FAR, Memory, Pointer};
 use crate::naming::python::walk::Reader;
 
 /// Characters of a function's name.
-pub const NAME: usize = 120;
+pub(crate) const NAME: usize = 120;
 /// Characters of a path: its end.
-pub const FILE: usize = 160;
+pub(crate) const FILE: usize = 160;
 /// Bytes of a table of lines that are read.
 const TABLE: usize = 1 << 16;
 
 /// Types that are looked for.
 #[derive(Debug, Clone, Copy)]
-pub struct Types {
+pub(crate) struct Types {
     /// PyCode_Type.
     pub code: u64,
     /// PyUnicode_Type.
@@ -25,29 +25,29 @@ pub struct Types {
 
 /// Room, and how much of it is used.
 #[derive(Debug)]
-pub struct Out<'a> {
+pub(crate) struct Out<'a> {
     room: &'a mut [u8],
     used: usize,
 }
 
 impl<'a> Out<'a> {
     /// Empty room.
-    pub fn new(room: &'a mut [u8]) -> Self {
+    pub(crate) fn new(room: &'a mut [u8]) -> Self {
         Out { room, used: 0 }
     }
 
     /// Room whose first bytes are written already.
-    pub fn behind(room: &'a mut [u8], used: usize) -> Self {
+    pub(crate) fn behind(room: &'a mut [u8], used: usize) -> Self {
         Out { room, used }
     }
 
     /// Bytes written.
-    pub fn used(&self) -> usize {
+    pub(crate) fn used(&self) -> usize {
         self.used
     }
 
     /// Adds bytes; whether all of them had room.
-    pub fn put(&mut self, bytes: &[u8]) -> bool {
+    pub(crate) fn put(&mut self, bytes: &[u8]) -> bool {
         let rest = self.room.get_mut(self.used..).unwrap_or_default();
         let count = bytes.len().min(rest.len());
         rest[..count].copy_from_slice(&bytes[..count]);
@@ -61,7 +61,7 @@ impl<'a> Out<'a> {
     }
 
     /// Adds a number without its sign; whether it had room.
-    pub fn number(&mut self, number: i32) -> bool {
+    pub(crate) fn number(&mut self, number: i32) -> bool {
         let mut digits = [0; 10];
         let (mut rest, mut at) = (number.unsigned_abs(), digits.len());
         loop {
@@ -77,7 +77,7 @@ impl<'a> Out<'a> {
 }
 
 /// Writes `function (file:line)` per frame; a frame that has no room is left out. Whether all had.
-pub fn stack<M: Memory>(reader: &Reader<'_, M>, types: &Types, state: u64, out: &mut Out<'_>) -> bool {
+pub(crate) fn stack<M: Memory>(reader: &Reader<'_, M>, types: &Types, state: u64, out: &mut Out<'_>) -> bool {
     for frame in reader.frames(state) {
         let before = out.used;
         if !line(reader, types, frame, out) {
@@ -134,7 +134,7 @@ const TEXT_UNTIL_3_11: u16 = 48;
 
 /// Writes a str as UTF-8, at most `most` characters from its beginning or `end`; `?` for what is none or is not printable. Whether it had
 /// room.
-pub fn write_text<M: Memory>(
+pub(crate) fn write_text<M: Memory>(
     reader: &Reader<'_, M>,
     types: &Types,
     text: Pointer,
@@ -176,7 +176,7 @@ fn is_printable(character: char) -> bool {
 }
 
 /// The line that the frame is at.
-pub fn line_number<M: Memory>(
+pub(crate) fn line_number<M: Memory>(
     reader: &Reader<'_, M>,
     types: &Types,
     frame: Pointer,

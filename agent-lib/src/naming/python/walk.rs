@@ -18,7 +18,7 @@ use gpumem_wire::{Phase, Role};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Frames that are looked at.
-pub const MOST: usize = 128;
+pub(crate) const MOST: usize = 128;
 
 /// Frames that do not end the walk.
 const SAY_NO_END: u32 =
@@ -35,7 +35,7 @@ const HAVE_A_MODULE: u32 = 1 << What::Module as u32 | 1 << What::Setup as u32 | 
 
 /// Memory, and where things are in it.
 #[derive(Debug)]
-pub struct Reader<'a, M> {
+pub(crate) struct Reader<'a, M> {
     /// Read with it.
     pub memory: &'a M,
     /// By this.
@@ -44,7 +44,7 @@ pub struct Reader<'a, M> {
 
 /// Frames of a thread, the innermost first.
 #[derive(Debug)]
-pub struct Frames<'a, M> {
+pub(crate) struct Frames<'a, M> {
     reader: &'a Reader<'a, M>,
     next: Option<Pointer>,
     left: usize,
@@ -65,7 +65,7 @@ impl<M: Memory> Iterator for Frames<'_, M> {
 impl<M: Memory> Reader<'_, M> {
     /// Of the thread with this state.
     #[inline(always)]
-    pub fn frames(&self, state: u64) -> Frames<'_, M> {
+    pub(crate) fn frames(&self, state: u64) -> Frames<'_, M> {
         let first = || {
             let at = self.memory.pointer(Pointer::new(state)?, self.layout.frame)?;
             match self.layout.through {
@@ -78,18 +78,18 @@ impl<M: Memory> Reader<'_, M> {
 
     /// The frame's code object.
     #[inline(always)]
-    pub fn code(&self, frame: Pointer) -> Option<u64> {
+    pub(crate) fn code(&self, frame: Pointer) -> Option<u64> {
         Some(self.memory.word(frame, self.layout.code)? & self.layout.mask)
     }
 
     /// A local variable of the frame.
     #[inline(always)]
-    pub fn local(&self, frame: Pointer, slot: u16) -> Option<u64> {
+    pub(crate) fn local(&self, frame: Pointer, slot: u16) -> Option<u64> {
         Some(self.memory.word(frame, self.layout.locals + slot * 8)? & self.layout.mask)
     }
 
     /// Whether the interpreter made it for itself.
-    pub fn internal(&self, frame: Pointer) -> bool {
+    pub(crate) fn internal(&self, frame: Pointer) -> bool {
         let Some((at, first)) = self.layout.owner else { return false };
         self.memory.byte(frame, at).is_none_or(|owner| owner >= first)
     }
@@ -97,7 +97,7 @@ impl<M: Memory> Reader<'_, M> {
 
 /// What the walk looks for.
 #[derive(Debug)]
-pub struct Known<'a> {
+pub(crate) struct Known<'a> {
     /// What code means.
     pub codes: &'a Codes,
     /// Where modules belong.
@@ -111,7 +111,7 @@ pub struct Known<'a> {
 impl Known<'_> {
     /// What the frames of the thread with this state say.
     #[inline(always)]
-    pub fn find<M: Memory>(&self, reader: &Reader<'_, M>, state: u64) -> Option<FrameName> {
+    pub(crate) fn find<M: Memory>(&self, reader: &Reader<'_, M>, state: u64) -> Option<FrameName> {
         for frame in reader.frames(state) {
             if let Some((what, variable)) = self.codes.get(reader.code(frame)?) {
                 if let Some(known) = self.meets(reader, frame, what, variable) {

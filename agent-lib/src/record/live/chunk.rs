@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
 /// Places of a chunk.
-pub const KEYS: usize = 7;
+pub(crate) const KEYS: usize = 7;
 /// The key of a place that is free.
-pub const FREE: u64 = 0;
+pub(crate) const FREE: u64 = 0;
 
 /// See the module's text.
 #[derive(Debug)]
@@ -20,26 +20,26 @@ pub(super) struct Chunk {
 impl Chunk {
     /// Rows lie further away than here.
     #[inline(always)]
-    pub fn is_passed(&self) -> bool {
+    pub(crate) fn is_passed(&self) -> bool {
         self.passed.load(Acquire) as u32 != 0
     }
 
     /// Something lies beside the row of that place.
     #[inline(always)]
-    pub fn has_beside(&self, place: usize) -> bool {
+    pub(crate) fn has_beside(&self, place: usize) -> bool {
         self.passed.load(Acquire) & beside_bit(place) != 0
     }
 
     /// The place whose key is `hash`, or one that is free; `KEYS` where there is none. Others may write meanwhile: it is a guess, to be claimed
     /// by compare-and-swap.
     #[inline(always)]
-    pub fn place_of(&self, hash: u64) -> usize {
+    pub(crate) fn place_of(&self, hash: u64) -> usize {
         first(self.equal(hash))
     }
 
     /// A free place: this one, if it is.
     #[inline(always)]
-    pub fn free_place(&self, favourite: usize) -> usize {
+    pub(crate) fn free_place(&self, favourite: usize) -> usize {
         let free = self.equal(FREE);
         if free & 1 << (2 * favourite) != 0 { favourite } else { first(free) }
     }
@@ -48,7 +48,7 @@ impl Chunk {
     /// pays for a block is mostly the code of its own that ours takes out of the processor's cache.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
-    pub fn equal(&self, word: u64) -> u32 {
+    pub(crate) fn equal(&self, word: u64) -> u32 {
         let halves: u32;
         // SAFETY: reads the 64 bytes of this chunk, which is aligned to them; a word is read as a whole.
         unsafe {
@@ -80,7 +80,7 @@ impl Chunk {
     }
     #[cfg(not(target_arch = "x86_64"))]
     #[inline(always)]
-    pub fn equal(&self, word: u64) -> u32 {
+    pub(crate) fn equal(&self, word: u64) -> u32 {
         let bit = |(place, key): (usize, &AtomicU64)| u32::from(key.load(Acquire) == word) << (2 * place);
         self.keys.iter().enumerate().map(bit).sum()
     }

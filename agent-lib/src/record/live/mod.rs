@@ -59,7 +59,7 @@ impl RowLocation {
 
 /// The place of a key's row, or the place that the row of a new key will take if no other thread takes it first.
 #[derive(Debug, Clone, Copy)]
-pub struct RowSlot {
+pub(crate) struct RowSlot {
     hash: u64,
     /// `None`: a search is needed.
     at_home: Option<RowLocation>,
@@ -83,13 +83,13 @@ pub struct Live {
 }
 
 /// Rows in a table for at least `wanted`: whole chunks, a power of two of them.
-pub fn rows_for(wanted: u64) -> u64 {
+pub(crate) fn rows_for(wanted: u64) -> u64 {
     wanted.div_ceil(KEYS as u64).next_power_of_two() * KEYS as u64
 }
 
 impl Live {
     /// A table over `rows`, whose number comes from `rows_for`.
-    pub fn new(rows: &'static [Words]) -> Option<Self> {
+    pub(crate) fn new(rows: &'static [Words]) -> Option<Self> {
         let chunks = anonymous::<Chunk>(rows.len() / KEYS)?;
         let (near, middle) = match chunks.len() {
             8192.. => (NEAR, MIDDLE),
@@ -161,7 +161,7 @@ impl Live {
     /// Binds `key` to `row`, whose seq is in its first word. A row that is there already is replaced: its end was
     /// not seen. False if there is no place.
     #[inline(always)]
-    pub fn insert(&self, key: Key, row: &Row, beside: RowExtra) -> bool {
+    pub(crate) fn insert(&self, key: Key, row: &Row, beside: RowExtra) -> bool {
         let RowSlot { hash, at_home } = self.spot_for(key.hash());
         let is_there = at_home.is_some_and(|place| self.claim(place, hash, row, Some(beside)));
         is_there || self.insert_further(hash, *row, beside)
@@ -170,7 +170,7 @@ impl Live {
     /// Where a new key with this hash will have its row, whose line is on its way from now on: it mostly lies in no cache
     /// that is near, and the program's next locked instruction would wait until it is here.
     #[inline(always)]
-    pub fn spot_for(&self, hash: u64) -> RowSlot {
+    pub(crate) fn spot_for(&self, hash: u64) -> RowSlot {
         let (chunk, rows) = self.home(hash);
         // Nearly always: a new key, and a free place at home.
         let is_new = !chunk.is_passed() && chunk.equal(hash) == 0;
@@ -180,7 +180,7 @@ impl Live {
 
     /// Where the row of the key with this hash is, if it is at home: as `spot_for`.
     #[inline(always)]
-    pub fn spot_of(&self, hash: u64) -> RowSlot {
+    pub(crate) fn spot_of(&self, hash: u64) -> RowSlot {
         let (chunk, rows) = self.home(hash);
         Self::fetch_row(hash, chunk, chunk.place_of(hash), rows)
     }
@@ -198,7 +198,7 @@ impl Live {
 
     /// As `insert` of a row with nothing beside it, where `spot_for` has looked.
     #[inline(always)]
-    pub fn insert_at(&self, spot: RowSlot, row: &Row) -> bool {
+    pub(crate) fn insert_at(&self, spot: RowSlot, row: &Row) -> bool {
         let is_there = spot.at_home.is_some_and(|place| self.claim(place, spot.hash, row, None));
         is_there || self.insert_further(spot.hash, words_of(row), RowExtra::default())
     }
@@ -293,7 +293,7 @@ impl Live {
 
     /// Unbinds `key` and gives its row.
     #[inline]
-    pub fn remove(&self, key: Key) -> Option<RowCopy> {
+    pub(crate) fn remove(&self, key: Key) -> Option<RowCopy> {
         self.take(key.hash())
     }
 
@@ -334,16 +334,10 @@ impl Live {
         place.key().store(FREE, Release);
     }
 
-    /// Unbinds `key`. Its row is not looked at: it mostly lies in another core's cache, and waiting for it would be half of
-    /// what a freed block costs.
+    /// Unbinds the key that `spot_of` has looked for. Its row is not read: it is mostly in another core's cache, and waiting
+    /// for it would be half of what a freed block costs.
     #[inline(always)]
-    pub fn discard(&self, key: Key) {
-        self.discard_at(self.spot_of(key.hash()));
-    }
-
-    /// As `discard`, where `spot_of` has looked.
-    #[inline(always)]
-    pub fn discard_at(&self, spot: RowSlot) {
+    pub(crate) fn discard_at(&self, spot: RowSlot) {
         match spot.at_home.filter(|place| !high_water::open() && Self::seize(*place, spot.hash)) {
             Some(place) => Self::vacate(place),
             None => self.discard_further(spot.hash),
@@ -358,7 +352,7 @@ impl Live {
 
     /// `key` will be bound or unbound soon; its hash. Its chunk and, most probably, its row are on their way from now on.
     #[inline(always)]
-    pub fn expect(&self, key: Key) -> u64 {
+    pub(crate) fn expect(&self, key: Key) -> u64 {
         let hash = key.hash();
         let (chunk, rows) = self.home(hash);
         fetch_to_write(chunk);
@@ -384,7 +378,7 @@ impl Live {
     }
 
     /// The parent of the pool that a block's row is of; 0 without one, and for other rows.
-    pub fn parent_of(&self, row: &Row) -> u64 {
+    pub(crate) fn parent_of(&self, row: &Row) -> u64 {
         match kind_of(row) {
             kind::BLOCK_ALLOC => self.get(Key::Pool(row[4])).map_or(0, |pool| pool.row[4]),
             _ => 0,
@@ -399,7 +393,7 @@ impl Live {
     }
 
     /// Begins a range of the high water; false if there is no memory for it. Not in a hook.
-    pub fn begin_high_water(&self) -> bool {
+    pub(crate) fn begin_high_water(&self) -> bool {
         high_water::begin(|| self.scan().map(|taken| (taken.row, self.parent_of(&taken.row))).collect())
     }
 
@@ -415,7 +409,7 @@ impl Live {
     }
 
     /// Unbinds every row that `goes` says; for ends of contexts and pools.
-    pub fn remove_where(&self, key_of: impl Fn(&RowCopy) -> Option<Key>) {
+    pub(crate) fn remove_where(&self, key_of: impl Fn(&RowCopy) -> Option<Key>) {
         for taken in self.scan() {
             if let Some(key) = key_of(&taken) {
                 self.remove(key);
@@ -425,7 +419,7 @@ impl Live {
 
     /// Changes one word of the row of `key`, and its additional data. In a program that retags a block while
     /// another thread frees it, the next owner of the row may get the name.
-    pub fn update(
+    pub(crate) fn update(
         &self,
         key: Key,
         word: usize,
@@ -447,7 +441,7 @@ impl Live {
     }
 
     /// Adds to the counts of the row of `key`; the counts after it. `None` if it is not bound.
-    pub fn count(&self, key: Key, references: i32, mappings: i32) -> Option<RowCopy> {
+    pub(crate) fn count(&self, key: Key, references: i32, mappings: i32) -> Option<RowCopy> {
         let (_, place) = self.find(key.hash())?;
         let counts = &self.open_beside(place)[1];
         let add = |counts: u64| {

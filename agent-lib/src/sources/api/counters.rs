@@ -14,7 +14,7 @@ const MOST: usize = 4096;
 
 /// One counter.
 #[derive(Debug, Clone, Copy)]
-pub struct Counter {
+pub(crate) struct Counter {
     /// Its name.
     pub tag: u32,
     /// Now.
@@ -52,7 +52,7 @@ impl Counter {
     }
 
     /// Weighted by time.
-    pub fn mean(&self, now: u64) -> f64 {
+    pub(crate) fn mean(&self, now: u64) -> f64 {
         let lasted = now.saturating_sub(self.reset_ns);
         if lasted == 0 {
             return self.value as f64;
@@ -70,12 +70,12 @@ impl Counter {
 static COUNTERS: ForkMutex<Vec<Counter>> = ForkMutex::new(Vec::new);
 
 /// In a child that starts anew: they are its own.
-pub fn reset_after_fork() {
+pub(crate) fn reset_after_fork() {
     COUNTERS.reset_after_fork();
 }
 
 /// All of them; with `reset`, they begin anew.
-pub fn all(core: &Core, reset: bool) -> Vec<Counter> {
+pub(crate) fn all(core: &Core, reset: bool) -> Vec<Counter> {
     let Ok(mut counters) = COUNTERS.lock() else { return Vec::new() };
     let all = counters.clone();
     if reset {
@@ -87,7 +87,7 @@ pub fn all(core: &Core, reset: bool) -> Vec<Counter> {
 
 impl Core {
     /// Counter `name` is so much from now on; `change` makes it of what it was.
-    pub fn count(&self, thread: &Thread, name: &[u8], change: impl FnOnce(i64) -> i64) {
+    pub(crate) fn count(&self, thread: &Thread, name: &[u8], change: impl FnOnce(i64) -> i64) {
         let tag = self.recorder.names.intern(0, name);
         let Ok(mut counters) = COUNTERS.lock() else { return };
         fault_injection::at("counters"); // with the lock held

@@ -1,7 +1,7 @@
 //! What the program does through the functions of gpumem.h.
 
-pub mod counters;
-pub mod pools;
+pub(crate) mod counters;
+pub(crate) mod pools;
 pub mod recordings;
-pub mod scope;
-pub mod snapshot;
+pub(crate) mod scope;
+pub(crate) mod snapshot;

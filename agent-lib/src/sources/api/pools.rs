@@ -25,7 +25,7 @@ impl Core {
     }
 
     /// A new pool's id.
-    pub fn pool_create(&self, thread: &Thread, name: &[u8], ordinal: i32, parent: u64) -> u64 {
+    pub(crate) fn pool_create(&self, thread: &Thread, name: &[u8], ordinal: i32, parent: u64) -> u64 {
         let pool = self.new_pool_id();
         let device = u32::try_from(ordinal).map_or(gpumem_wire::NONE_DEVICE, |ordinal| self.device(ordinal));
         let at = RecordContext { tag: self.recorder.names.intern(0, name), device, ..RecordContext::NOWHERE };
@@ -37,7 +37,7 @@ impl Core {
     }
 
     /// It is gone with all its segments and blocks.
-    pub fn pool_destroy(&self, thread: &Thread, pool: u64) {
+    pub(crate) fn pool_destroy(&self, thread: &Thread, pool: u64) {
         let at = RecordContext { device: self.pool_device(pool), ..RecordContext::NOWHERE };
         self.recorder.record(thread, at, Body::PoolDestroy { pool }, |recorder, _| {
             recorder.live.remove(Key::Pool(pool));
@@ -49,7 +49,7 @@ impl Core {
     }
 
     /// The pool took a range to carve from.
-    pub fn segment_add(&self, thread: &Thread, pool: u64, address: u64, bytes: u64) {
+    pub(crate) fn segment_add(&self, thread: &Thread, pool: u64, address: u64, bytes: u64) {
         let body = Body::SegmentAdd { address, bytes, pool };
         self.recorder.record(thread, self.in_pool(thread, pool), body, |recorder, row| {
             recorder.live.insert(Key::Segment(pool, address), row, RowExtra::default());
@@ -57,7 +57,7 @@ impl Core {
     }
 
     /// It gave a range back: one segment, several, or a part of one.
-    pub fn segment_remove(&self, thread: &Thread, pool: u64, address: u64, bytes: u64) {
+    pub(crate) fn segment_remove(&self, thread: &Thread, pool: u64, address: u64, bytes: u64) {
         let body = Body::SegmentRemove { address, bytes, pool };
         self.recorder.record(thread, self.in_pool(thread, pool), body, |_, _| self.cut(pool, address, bytes));
     }
@@ -93,7 +93,7 @@ impl Core {
 
     /// A block was handed out.
     #[inline]
-    pub fn block_alloc(&self, thread: &Thread, pool: u64, address: u64, bytes: u64, stream: u32) {
+    pub(crate) fn block_alloc(&self, thread: &Thread, pool: u64, address: u64, bytes: u64, stream: u32) {
         // SAFETY: the caller's own place; the reference ends with the statement.
         let noted = unsafe { thread.own() }.block_pool == pool;
         if !noted {
@@ -111,7 +111,7 @@ impl Core {
 
     /// A block came back; `pending`: a stream may still use it.
     #[inline]
-    pub fn block_free(&self, thread: &Thread, pool: u64, address: u64, pending: bool) {
+    pub(crate) fn block_free(&self, thread: &Thread, pool: u64, address: u64, pending: bool) {
         let state = if pending { FreeState::Pending } else { FreeState::Done };
         let body = Body::BlockFree { address, pool, state };
         self.recorder.record(thread, RecordContext::NOWHERE, body, |recorder, _| {
@@ -128,7 +128,7 @@ impl Core {
     }
 
     /// What the pool says it has reserved and handed out.
-    pub fn pool_state(&self, thread: &Thread, pool: u64, reserved_bytes: u64, used_bytes: u64) {
+    pub(crate) fn pool_state(&self, thread: &Thread, pool: u64, reserved_bytes: u64, used_bytes: u64) {
         let at = RecordContext { device: self.pool_device(pool), ..RecordContext::NOWHERE };
         self.recorder.record(
             thread,
@@ -139,14 +139,14 @@ impl Core {
     }
 
     /// Its own total of live block bytes, to be compared.
-    pub fn pool_check(&self, thread: &Thread, pool: u64, total_bytes: u64) {
+    pub(crate) fn pool_check(&self, thread: &Thread, pool: u64, total_bytes: u64) {
         let at = RecordContext { device: self.pool_device(pool), ..RecordContext::NOWHERE };
         self.recorder.record(thread, at, Body::PoolCheck { pool, total_bytes }, no_row);
     }
 
     /// What is now known of a block, or with pool 0 of whatever lies at `address`: a block of PyTorch's, else an allocation. The
     /// first block of a segment has the address of the allocation that the segment is, so blocks come first.
-    pub fn retag(&self, thread: &Thread, pool: u64, address: u64, path: &[u8], use_as: (Role, Phase)) {
+    pub(crate) fn retag(&self, thread: &Thread, pool: u64, address: u64, path: &[u8], use_as: (Role, Phase)) {
         let tag = if path.is_empty() { 0 } else { self.recorder.names.intern(0, path) };
         let of_pool = |pool: u64| {
             let key = Key::Block(pool, address);

@@ -45,7 +45,7 @@ pub struct RecordingLimits {
 
 impl RecordingLimits {
     /// Sets one: `steps` (`100:110`), `for` (seconds), `max_size` (bytes); empty takes it away. False if there is none such.
-    pub fn set(&mut self, key: &str, value: &str) -> bool {
+    pub(crate) fn set(&mut self, key: &str, value: &str) -> bool {
         let seconds =
             |value: &str| value.parse::<f64>().ok().filter(|seconds| *seconds > 0.0 && *seconds <= 1e9);
         match (key, value.is_empty()) {
@@ -90,19 +90,19 @@ impl RecordingLimits {
 static NEXT: AtomicU64 = AtomicU64::new(u64::MAX);
 
 /// Sets the first step that the sender waits for; `u64::MAX` for none.
-pub fn wait_for(number: u64) {
+pub(crate) fn wait_for(number: u64) {
     NEXT.store(number, Release);
 }
 
 /// Whether a step concerns a recording.
 #[inline(always)]
-pub fn is_waited_for(number: u64) -> bool {
+pub(crate) fn is_waited_for(number: u64) -> bool {
     number >= NEXT.load(Relaxed)
 }
 
 /// A request to the sender.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum RecordingRequest {
+pub(crate) enum RecordingRequest {
     /// Write a recording to a file of this name, empty for a usual one.
     Start(String, RecordingLimits),
     /// A step begins that a window waits for.
@@ -122,7 +122,7 @@ pub enum RecordingRequest {
 
 /// The sender's reply to a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RecordingReply {
+pub(crate) struct RecordingReply {
     /// 0 or an errno.
     pub errno: u16,
     /// The file, or the error.
@@ -131,12 +131,12 @@ pub struct RecordingReply {
 
 impl RecordingReply {
     /// It is done; the file, where there is one.
-    pub fn done(path: &Path) -> Self {
+    pub(crate) fn done(path: &Path) -> Self {
         RecordingReply { errno: 0, told: path.to_string_lossy().into_owned() }
     }
 
     /// It could not be done.
-    pub fn failed(path: &Path, error: &std::io::Error) -> Self {
+    pub(crate) fn failed(path: &Path, error: &std::io::Error) -> Self {
         let errno = error.raw_os_error().and_then(|errno| u16::try_from(errno).ok()).unwrap_or(5);
         RecordingReply { errno, told: format!("{}: {error}", path.display()) }
     }
@@ -163,7 +163,7 @@ static SLOT: ForkMutex<RequestSlot> = ForkMutex::new(|| RequestSlot {
 static DONE: Condvar = Condvar::new();
 
 /// Releases the lock in a forked child that starts anew.
-pub fn reset_after_fork() {
+pub(crate) fn reset_after_fork() {
     SLOT.reset_after_fork();
 }
 
@@ -181,22 +181,22 @@ pub(crate) fn slot() -> Option<MutexGuard<'static, RequestSlot>> {
 }
 
 /// Whether history is kept back.
-pub fn is_muted() -> bool {
+pub(crate) fn is_muted() -> bool {
     MUTES.load(Acquire) > 0 || MEMORY_OFF.load(Acquire) > 0
 }
 
 /// Returns the period of periodic dumps; 0 for none.
-pub fn dump_period_ns() -> u64 {
+pub(crate) fn dump_period_ns() -> u64 {
     DUMP_PERIOD_NS.load(Relaxed)
 }
 
 /// Returns the file of periodic dumps.
-pub fn dump_file() -> String {
+pub(crate) fn dump_file() -> String {
     slot().map(|slot| slot.dump_file.clone()).unwrap_or_default()
 }
 
 /// Returns the sender's reply to a request, or ETIMEDOUT after `patience`. The sender must have been started.
-pub fn request_with_timeout(request: RecordingRequest, patience: Duration) -> RecordingReply {
+pub(crate) fn request_with_timeout(request: RecordingRequest, patience: Duration) -> RecordingReply {
     let _uncancelled = Uncancelled::now();
     let late =
         || RecordingReply { errno: libc::ETIMEDOUT as u16, told: "the agent's thread is busy".to_owned() };
@@ -225,13 +225,13 @@ pub fn request_with_timeout(request: RecordingRequest, patience: Duration) -> Re
 }
 
 /// Returns the next request; for the sender.
-pub fn next() -> Option<(u64, RecordingRequest)> {
+pub(crate) fn next() -> Option<(u64, RecordingRequest)> {
     let Ok(mut slot) = SLOT.try_lock() else { return None };
     (!slot.requests.is_empty()).then(|| slot.requests.remove(0))
 }
 
 /// Stores the reply to a request; for the sender.
-pub fn done(number: u64, reply: RecordingReply) {
+pub(crate) fn done(number: u64, reply: RecordingReply) {
     if let Some(mut slot) = slot() {
         // Replies of requests that timed out.
         if slot.replies.len() > 64 {
@@ -243,7 +243,7 @@ pub fn done(number: u64, reply: RecordingReply) {
 }
 
 /// Fails unless a file of this name lies below a directory in which the daemon may have files created. Links are followed first.
-pub fn permitted(core: &Core, name: &str) -> Result<(), RecordingReply> {
+pub(crate) fn permitted(core: &Core, name: &str) -> Result<(), RecordingReply> {
     let path = if name.is_empty() { PathBuf::from(".") } else { PathBuf::from(name) };
     let directory = if path.is_dir() { path.as_path() } else { path.parent().unwrap_or(Path::new("/")) };
     let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
@@ -263,7 +263,7 @@ pub fn permitted(core: &Core, name: &str) -> Result<(), RecordingReply> {
 
 /// A new file for a recording, and its absolute path. In its name, `%h` is the host, `%r` `r` and the rank and `-` (nothing without one), `%p`
 /// `p` and the pid, `%n` a number that makes it new. A folder gets a usual name. A file that is there is left alone.
-pub fn create(core: &Core, name: &str) -> Result<(File, PathBuf), RecordingReply> {
+pub(crate) fn create(core: &Core, name: &str) -> Result<(File, PathBuf), RecordingReply> {
     let asked = Path::new(name);
     let pattern = match name {
         "" => PathBuf::from(USUAL),

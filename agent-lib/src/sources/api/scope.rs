@@ -13,20 +13,20 @@ static USED: AtomicBool = AtomicBool::new(false);
 
 /// A scope is opened, not by NVTX.
 #[inline(always)]
-pub fn note() {
+pub(crate) fn note() {
     if !USED.load(Relaxed) {
         USED.store(true, Relaxed);
     }
 }
 
 /// Number of the step that is under way.
-pub static STEP: AtomicU64 = AtomicU64::new(0);
+pub(crate) static STEP: AtomicU64 = AtomicU64::new(0);
 
 /// The value of `USED` that the sender reported last: 1 false, 2 true; 0 before the first report.
 static SEEN: AtomicU8 = AtomicU8::new(0);
 
 /// Reports the layer's state if it has changed. The sender calls it each round: a short program may end before the next one.
-pub fn look() {
+pub(crate) fn look() {
     let used = USED.load(Relaxed);
     let now = 1 + u8::from(used);
     if SEEN.swap(now, Relaxed) == now {
@@ -41,7 +41,7 @@ pub fn look() {
 }
 
 /// Number of the C API among them.
-pub const OURS: u8 = 0;
+pub(crate) const OURS: u8 = 0;
 /// In the place of an owner that is not known any more: its scope was opened beyond [`DEPTH`].
 const SOMEBODY: u8 = u8::MAX;
 
@@ -100,7 +100,7 @@ impl Core {
 
     /// Opens a scope of `owner`, whose tag is what `inside` makes of the one in force (0: that one); how many of its own were open.
     #[inline(always)]
-    pub fn open_scope(&self, thread: &Thread, owner: u8, inside: impl FnOnce(u32) -> u32) -> u16 {
+    pub(crate) fn open_scope(&self, thread: &Thread, owner: u8, inside: impl FnOnce(u32) -> u32) -> u16 {
         // SAFETY: the caller's own place; the reference ends with this function, and `inside` is about names alone.
         let own = unsafe { thread.own() };
         let parent = thread.scope.load(Relaxed);
@@ -133,7 +133,7 @@ impl Core {
     }
 
     /// The edge of a scope of Python's, whose tag stands in the thread's word.
-    pub fn scope_edge(&self, thread: &Thread, begins: bool) {
+    pub(crate) fn scope_edge(&self, thread: &Thread, begins: bool) {
         if recorder::records(recorder::RANGES) {
             let edge = if begins { Edge::Begin } else { Edge::End };
             self.edge(thread, thread.scope.load(Relaxed), edge);
@@ -145,7 +145,7 @@ impl Core {
     /// Scopes that others opened inside of it keep the paths that they were opened with, and then give back what was in force
     /// outside of it.
     #[inline(always)]
-    pub fn close_scope(&self, thread: &Thread, owner: u8) -> Option<u16> {
+    pub(crate) fn close_scope(&self, thread: &Thread, owner: u8) -> Option<u16> {
         // SAFETY: as in `open_scope`.
         let own = unsafe { thread.own() };
         let open = own.open_scopes.get_mut(usize::from(owner))?;
@@ -164,7 +164,7 @@ impl Core {
     }
 
     /// The tag of threads without open scopes.
-    pub fn set_process_tag(&self, path: &[u8]) {
+    pub(crate) fn set_process_tag(&self, path: &[u8]) {
         let tag = if path.is_empty() { 0 } else { self.recorder.names.intern(0, path) };
         self.process_tag.store(tag, Relaxed);
     }
@@ -175,7 +175,7 @@ impl Core {
     }
 
     /// Step `number` begins.
-    pub fn step(&self, thread: &Thread, number: u64) {
+    pub(crate) fn step(&self, thread: &Thread, number: u64) {
         STEP.store(number, Relaxed);
         if recorder::records(recorder::MARKS) {
             self.recorder.record(thread, self.here(thread), Body::Step { number }, no_row);
@@ -183,14 +183,14 @@ impl Core {
     }
 
     /// Epoch `number` begins.
-    pub fn epoch(&self, thread: &Thread, number: u64) {
+    pub(crate) fn epoch(&self, thread: &Thread, number: u64) {
         if recorder::records(recorder::MARKS) {
             self.recorder.record(thread, RecordContext::NOWHERE, Body::Epoch { number }, no_row);
         }
     }
 
     /// The process enters a phase.
-    pub fn phase(&self, thread: &Thread, phase: i32) {
+    pub(crate) fn phase(&self, thread: &Thread, phase: i32) {
         let phase = Phase::from_code(u8::try_from(phase).unwrap_or(0));
         if recorder::records(recorder::MARKS) {
             self.recorder.record(thread, self.here(thread), Body::PhaseBegin { phase }, no_row);
@@ -198,12 +198,12 @@ impl Core {
     }
 
     /// Something worth a mark happened.
-    pub fn mark(&self, thread: &Thread, name: &[u8]) {
+    pub(crate) fn mark(&self, thread: &Thread, name: &[u8]) {
         self.mark_tag(thread, self.recorder.names.intern(0, name));
     }
 
     /// As `mark`, for a tag.
-    pub fn mark_tag(&self, thread: &Thread, tag: u32) {
+    pub(crate) fn mark_tag(&self, thread: &Thread, tag: u32) {
         if recorder::records(recorder::MARKS) {
             self.recorder.record(
                 thread,

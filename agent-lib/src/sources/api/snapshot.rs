@@ -33,7 +33,7 @@ const STATUS: i32 = 1;
 const HIGH: i32 = 2;
 
 /// The JSON text of `what`; empty for what is not known.
-pub fn text(core: &Core, what: i32) -> String {
+pub(crate) fn text(core: &Core, what: i32) -> String {
     let _uncancelled = crate::base::own_thread::Uncancelled::now();
     match what {
         LIVE => live(core),
@@ -44,7 +44,7 @@ pub fn text(core: &Core, what: i32) -> String {
 }
 
 /// For people and tests: how an allocation that this thread made now would be named, then its Python stack.
-pub fn describe_here(core: &Core, thread: &Thread, out: &mut [u8]) -> usize {
+pub(crate) fn describe_here(core: &Core, thread: &Thread, out: &mut [u8]) -> usize {
     let named = core.named(thread);
     let phase = match named.phase {
         Phase::Setup => "setup",
@@ -63,7 +63,7 @@ pub fn describe_here(core: &Core, thread: &Thread, out: &mut [u8]) -> usize {
 }
 
 /// A string as JSON has it.
-pub fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     let mut out = String::from("\"");
     for char in text.chars() {
         match char {

@@ -31,7 +31,13 @@ impl Core {
 
     /// An allocation failed.
     #[cold]
-    pub fn allocation_failed(&self, thread: &Thread, at: RecordContext, result: u32, what: Allocation) {
+    pub(crate) fn allocation_failed(
+        &self,
+        thread: &Thread,
+        at: RecordContext,
+        result: u32,
+        what: Allocation,
+    ) {
         let free = self.book_failed_allocation(thread, at, result, what);
         self.driver_refused(thread, at, what.bytes, what.memory, free);
         wake();
@@ -46,7 +52,7 @@ impl Core {
 
     /// A free, unmap or release returned.
     #[inline(always)]
-    pub fn free_returned(&self, thread: &Thread, at: RecordContext, call: &Call, result: u32) {
+    pub(crate) fn free_returned(&self, thread: &Thread, at: RecordContext, call: &Call, result: u32) {
         let failed = self.book_free_returned(thread, at, call, result);
         if failed
             && call.segment_of != 0
@@ -57,21 +63,21 @@ impl Core {
     }
 
     /// An import is about to be closed; unless it was opened more often, it goes.
-    pub fn import_closing(&self, thread: &Thread, at: RecordContext, call: &mut Call, address: u64) {
+    pub(crate) fn import_closing(&self, thread: &Thread, at: RecordContext, call: &mut Call, address: u64) {
         if !self.import_stays_open(address) {
             self.free_entered(thread, at, call, address);
         }
     }
 
     /// cuMemMap succeeded.
-    pub fn mapped(&self, thread: &Thread, at: RecordContext, address: u64, bytes: u64, handle: u64) {
+    pub(crate) fn mapped(&self, thread: &Thread, at: RecordContext, address: u64, bytes: u64, handle: u64) {
         if self.map_handle(thread, at, address, bytes, handle) {
             self.driver_mapped(thread, at.module, address, bytes);
         }
     }
 
     /// cuMemUnmap was entered: it may take several neighbouring mappings.
-    pub fn unmap_entered(
+    pub(crate) fn unmap_entered(
         &self,
         thread: &Thread,
         at: RecordContext,
@@ -86,7 +92,7 @@ impl Core {
     /// Device slot of the context that is current on this thread; asked of the driver the first time. Only in
     /// callbacks of calls, never in those of resources.
     #[inline(always)]
-    pub fn device_of_context(&self, thread: &Thread, context: usize, uid: u32) -> u8 {
+    pub(crate) fn device_of_context(&self, thread: &Thread, context: usize, uid: u32) -> u8 {
         match thread.device_of(context) {
             Some(device) => device,
             None => self.look_up_context(thread, context, uid),
@@ -149,7 +155,7 @@ impl Core {
     }
 
     /// The driver does something that takes memory outside of allocations. A sample now shows how much.
-    pub fn gap_moved(
+    pub(crate) fn gap_moved(
         &self,
         thread: &Thread,
         at: RecordContext,

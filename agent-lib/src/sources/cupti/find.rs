@@ -25,7 +25,7 @@ const SONAMES: &[(u32, &str)] = &[
 ];
 
 /// Files that may be the right one, best first.
-pub fn candidates(settings: &Settings, driver_version: Option<u32>) -> Vec<PathBuf> {
+pub(crate) fn candidates(settings: &Settings, driver_version: Option<u32>) -> Vec<PathBuf> {
     if let Some(path) = &settings.cupti {
         return vec![path.clone()];
     }
@@ -101,7 +101,7 @@ fn loaded_objects() -> Vec<PathBuf> {
 }
 
 /// For dlopen.
-pub fn c_path(path: &Path) -> Option<CString> {
+pub(crate) fn c_path(path: &Path) -> Option<CString> {
     CString::new(path.as_os_str().as_bytes()).ok()
 }
 

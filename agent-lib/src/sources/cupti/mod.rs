@@ -11,13 +11,13 @@
 //! ```
 
 pub mod coverage;
-pub mod decode;
+pub(crate) mod decode;
 mod effects;
-pub mod find;
+pub(crate) mod find;
 mod kinds;
-pub mod pulse;
+pub(crate) mod pulse;
 mod resource;
-pub mod subscribe;
+pub(crate) mod subscribe;
 pub mod table;
 
 pub use decode::callback;

@@ -10,14 +10,14 @@ use cupti_sys::ids;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
 /// The call whose callback is listened to for this alone.
-pub const CALL: u32 = ids::cuDeviceGetCount;
+pub(crate) const CALL: u32 = ids::cuDeviceGetCount;
 
 /// Callbacks of it, whoever called.
 static HEARD: AtomicU64 = AtomicU64::new(0);
 
 /// A callback of a call that means nothing else.
 #[cold]
-pub fn heard(id: u32) {
+pub(crate) fn heard(id: u32) {
     if id == CALL {
         HEARD.fetch_add(1, Relaxed);
     }
@@ -25,7 +25,7 @@ pub fn heard(id: u32) {
 
 /// What was heard of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pulse {
+pub(crate) enum Pulse {
     /// The driver did not want it: nothing follows.
     Unknown,
     /// Its callback came.
@@ -35,7 +35,7 @@ pub enum Pulse {
 }
 
 /// Makes the call. Not from a callback, and only on a thread that is not inside of the agent: it would not hear itself.
-pub fn ask(core: &Core) -> Pulse {
+pub(crate) fn ask(core: &Core) -> Pulse {
     let before = HEARD.load(Relaxed);
     if call(core) != Some(0) {
         return Pulse::Unknown; // not initialised yet, or not any more
@@ -44,7 +44,7 @@ pub fn ask(core: &Core) -> Pulse {
 }
 
 /// Whether the driver is not initialised: cuInit failed, or is not done. Makes the same call as [`ask`].
-pub fn is_uninitialised(core: &Core) -> bool {
+pub(crate) fn is_uninitialised(core: &Core) -> bool {
     const NOT_INITIALIZED: u32 = 3;
     call(core) == Some(NOT_INITIALIZED)
 }
@@ -58,6 +58,6 @@ fn call(core: &Core) -> Option<u32> {
 }
 
 /// Whether its callback has come at least once: on a driver that tells nobody of this call silence means nothing.
-pub fn was_heard() -> bool {
+pub(crate) fn was_heard() -> bool {
     HEARD.load(Relaxed) != 0
 }

@@ -46,7 +46,7 @@ fn created(core: &Core, thread: &Thread, data: &ResourceData) {
 ///
 /// # Safety
 /// `data` is of the resource callback `id`.
-pub unsafe fn resource(core: &Core, thread: &Thread, id: u32, data: &ResourceData) {
+pub(crate) unsafe fn resource(core: &Core, thread: &Thread, id: u32, data: &ResourceData) {
     fault_injection::at("cupti.resource");
     let context = data.context as usize;
     match id {

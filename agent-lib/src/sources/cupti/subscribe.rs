@@ -33,7 +33,7 @@ static SUBSCRIPTION: ForkMutex<Place> =
     ForkMutex::new(|| Place { subscription: None, lost: false, number: 0 });
 
 /// In a child that starts anew: it has none.
-pub fn reset_after_fork() {
+pub(crate) fn reset_after_fork() {
     SUBSCRIPTION.reset_after_fork();
 }
 
@@ -67,7 +67,7 @@ unsafe impl Send for Subscription {}
 
 /// What came of trying.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// Callbacks will come.
     Subscribed,
     /// Somebody else has it, or nothing fits: worth trying again. Or the program does not want it now.
@@ -76,7 +76,7 @@ pub enum Outcome {
 
 /// How it stands with the subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Held {
+pub(crate) enum Held {
     /// It is ours.
     Ours,
     /// It was ours, and is silent.
@@ -88,7 +88,7 @@ pub enum Held {
 }
 
 /// Tries every candidate, best first. Call it only with libcuda loaded and cuInit under way or done.
-pub fn attach(core: &Core) -> Outcome {
+pub(crate) fn attach(core: &Core) -> Outcome {
     let Ok(mut place) = SUBSCRIPTION.lock() else { return Outcome::Refused };
     if paused() {
         report_status(AgentState::Paused, 0, PAUSED);
@@ -220,13 +220,13 @@ fn say_covered() {
 }
 
 /// The program's cuInit has failed: there is nothing to subscribe to.
-pub fn note_no_device() {
+pub(crate) fn note_no_device() {
     let what = "the CUDA driver is not initialised: cuInit found no GPU that this program may use";
     report_status(AgentState::Blocked, NO_DEVICE, what);
 }
 
 /// There was a context before the agent: what it holds is not known.
-pub fn note_late() {
+pub(crate) fn note_late() {
     LATE.store(true, Relaxed);
 }
 
@@ -237,12 +237,12 @@ fn go_blind() {
 }
 
 /// CUPTI's number of a context.
-pub fn context_id(handle: usize) -> Option<u32> {
+pub(crate) fn context_id(handle: usize) -> Option<u32> {
     number_of(handle, &CONTEXT_ID)
 }
 
 /// The ordinal of a context's device.
-pub fn device_id(handle: usize) -> Option<u32> {
+pub(crate) fn device_id(handle: usize) -> Option<u32> {
     number_of(handle, &DEVICE_ID)
 }
 
@@ -259,7 +259,7 @@ fn number_of(handle: usize, get: &AtomicPtr<c_void>) -> Option<u32> {
 }
 
 /// A callback of the STATE domain.
-pub fn said_about_itself(id: u32) {
+pub(crate) fn said_about_itself(id: u32) {
     if id == ids::state::FATAL_ERROR {
         DEAD.store(true, Relaxed);
     }
@@ -270,7 +270,7 @@ fn paused() -> bool {
 }
 
 /// For the sender, now and then: how it stands, and the number of the subscription that this is about.
-pub fn held() -> (Held, u64) {
+pub(crate) fn held() -> (Held, u64) {
     let Ok(mut place) = SUBSCRIPTION.lock() else { return (Held::Unwanted, 0) };
     if DEAD.swap(false, Relaxed) && place.subscription.is_some() && !place.lost {
         // CUPTI has finalized itself: the handle means nothing any more.
@@ -288,7 +288,7 @@ pub fn held() -> (Held, u64) {
 }
 
 /// Its callbacks have stopped; they came until `heard_ns`.
-pub fn lost(heard_ns: u64) {
+pub(crate) fn lost(heard_ns: u64) {
     let Ok(mut place) = SUBSCRIPTION.lock() else { return };
     if place.subscription.is_some() && !paused() {
         place.lost = true;
@@ -298,7 +298,7 @@ pub fn lost(heard_ns: u64) {
 }
 
 /// They have come back by themselves.
-pub fn found(core: &Core) {
+pub(crate) fn found(core: &Core) {
     let Ok(mut place) = SUBSCRIPTION.lock() else { return };
     if place.subscription.is_some() && !paused() {
         place.lost = false;
@@ -311,7 +311,7 @@ pub fn found(core: &Core) {
 const PAUSED: &str = "paused by the program";
 
 /// The program wants the subscription for another client. On the caller's thread, so that it is free when this returns.
-pub fn pause(core: &Core, thread: &Thread) {
+pub(crate) fn pause(core: &Core, thread: &Thread) {
     let _uncancelled = Uncancelled::now();
     PAUSES.fetch_add(1, Relaxed);
     let Ok(mut place) = SUBSCRIPTION.lock() else { return };
@@ -335,7 +335,7 @@ pub fn pause(core: &Core, thread: &Thread) {
 }
 
 /// The other client is done. Calls nest: the last one counts.
-pub fn resume(core: &Core) {
+pub(crate) fn resume(core: &Core) {
     let _uncancelled = Uncancelled::now();
     let one_less = |pauses: u32| pauses.checked_sub(1);
     if PAUSES.fetch_update(Relaxed, Relaxed, one_less) == Ok(1) && core.devices.driver().is_some() {

@@ -164,7 +164,7 @@ pub const CALLS: &[(u32, Meaning)] = &[
 ];
 
 /// Resource callbacks that are listened to; what they mean is in decode.rs.
-pub const RESOURCES: &[u32] = &[
+pub(crate) const RESOURCES: &[u32] = &[
     resource::CONTEXT_CREATED,
     resource::CONTEXT_DESTROY_STARTING,
     resource::MODULE_LOADED,
@@ -173,7 +173,7 @@ pub const RESOURCES: &[u32] = &[
 ];
 
 /// CUPTI about itself.
-pub const STATES: &[u32] = &[state::FATAL_ERROR, state::ERROR];
+pub(crate) const STATES: &[u32] = &[state::FATAL_ERROR, state::ERROR];
 
 /// Larger than every id above.
 const IDS: usize = 1024;
@@ -193,13 +193,13 @@ static MEANINGS: [Option<Meaning>; IDS] = {
 
 /// What the call `id` means; `None` if it is not listened to.
 #[inline(always)]
-pub fn meaning(id: u32) -> Option<Meaning> {
+pub(crate) fn meaning(id: u32) -> Option<Meaning> {
     MEANINGS.get(id as usize).copied().flatten()
 }
 
 /// Whether the call may take device memory, or make a pool give some back: what the watermark calls in flight.
 #[inline(always)]
-pub fn moves_memory(meaning: Meaning) -> bool {
+pub(crate) fn moves_memory(meaning: Meaning) -> bool {
     matches!(
         meaning,
         Alloc

@@ -27,7 +27,7 @@ macro_rules! addresses {
 }
 
 /// Of module CORE.
-pub const CORE: &[(u32, Address)] = addresses![
+pub(crate) const CORE: &[(u32, Address)] = addresses![
     core::MARK_EX => mark_ex,
     core::MARK_A => mark_a,
     core::MARK_W => mark_w,
@@ -42,7 +42,7 @@ pub const CORE: &[(u32, Address)] = addresses![
 ];
 
 /// Of module CORE2.
-pub const CORE2: &[(u32, Address)] = addresses![
+pub(crate) const CORE2: &[(u32, Address)] = addresses![
     core2::DOMAIN_MARK_EX => domain_mark,
     core2::DOMAIN_RANGE_START_EX => domain_start,
     core2::DOMAIN_RANGE_END => domain_end,

@@ -32,7 +32,7 @@ static STRANGE: AtomicU32 = AtomicU32::new(0);
 static SAID: AtomicU64 = AtomicU64::new(0);
 
 /// Gives a library its functions; 0 if it should do without.
-pub fn initialize(core: &Core, get: GetExportTable) -> c_int {
+pub(crate) fn initialize(core: &Core, get: GetExportTable) -> c_int {
     if !core.settings.layers.nvtx {
         return 0; // every call of that library is nothing then
     }
@@ -79,7 +79,7 @@ unsafe fn fill(get: GetExportTable) -> usize {
 }
 
 /// Says how the layer is, if that has changed. For the sender: it locks and allocates.
-pub fn look(core: &Core) {
+pub(crate) fn look(core: &Core) {
     let (served, strange) = (SERVED.load(Acquire), STRANGE.load(Acquire));
     let left_out = scopes::left_out();
     let word = u64::from(served.min(1)) | u64::from(strange.min(1)) << 1 | u64::from(left_out > 0) << 2;

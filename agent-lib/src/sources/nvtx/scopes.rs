@@ -20,13 +20,13 @@ static WANTED: [AtomicU64; OWNERS] = [const { AtomicU64::new(0) }; OWNERS];
 static LEFT: AtomicU32 = AtomicU32::new(0);
 
 /// Times that a domain was made which does not count.
-pub fn left_out() -> u32 {
+pub(crate) fn left_out() -> u32 {
     LEFT.load(Relaxed)
 }
 
 /// The owner of scopes behind a handle; `None` for a domain that does not count.
 #[inline(always)]
-pub fn owner(handle: usize) -> Option<u8> {
+pub(crate) fn owner(handle: usize) -> Option<u8> {
     match handle {
         0 => Some(1),
         LEFT_OUT => None,
@@ -35,7 +35,7 @@ pub fn owner(handle: usize) -> Option<u8> {
 }
 
 /// Returns the handle of the domain `name`: the same for all callers.
-pub fn create(core: &Core, name: &[u8]) -> usize {
+pub(crate) fn create(core: &Core, name: &[u8]) -> usize {
     let wanted = core.settings.nvtx_domains.iter().any(|wanted| wanted == "*" || wanted.as_bytes() == name);
     if wanted {
         let hash = name.chunks(8).fold(mix(name.len() as u64, 0x9e37), |hash, part| {
@@ -65,7 +65,7 @@ static OPEN: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
 static OUTSIDE: AtomicU32 = AtomicU32::new(0);
 
 /// A range's id. `tag` makes its tag of the one in force.
-pub fn start_range(core: &Core, tag: impl FnOnce(u32) -> u32) -> u64 {
+pub(crate) fn start_range(core: &Core, tag: impl FnOnce(u32) -> u32) -> u64 {
     let id = LAST.fetch_add(1, Relaxed) + 1;
     if !core.settings.nvtx_ranges {
         return id;
@@ -87,7 +87,7 @@ pub fn start_range(core: &Core, tag: impl FnOnce(u32) -> u32) -> u64 {
 }
 
 /// A range ends.
-pub fn end_range(core: &Core, id: u64) {
+pub(crate) fn end_range(core: &Core, id: u64) {
     if !core.settings.nvtx_ranges {
         return;
     }

@@ -16,7 +16,7 @@ static MADE: AtomicU32 = AtomicU32::new(0);
 
 /// A message as a program gives it.
 #[derive(Debug, Clone, Copy)]
-pub enum Message<'a> {
+pub(crate) enum Message<'a> {
     /// UTF-8, hopefully.
     Bytes(&'a [u8]),
     /// wchar_t, ending with 0; not null.
@@ -27,14 +27,14 @@ pub enum Message<'a> {
 
 impl Message<'_> {
     /// Nothing.
-    pub const NONE: Message<'static> = Message::Bytes(&[]);
+    pub(crate) const NONE: Message<'static> = Message::Bytes(&[]);
 
     /// A text; null is none.
     ///
     /// # Safety
     /// Null or a text ending with 0, which outlives the result.
     #[inline(always)]
-    pub unsafe fn narrow(text: *const c_char) -> Self {
+    pub(crate) unsafe fn narrow(text: *const c_char) -> Self {
         // SAFETY: as our caller says.
         Message::Bytes(unsafe { crate::base::c_text::bytes(text) })
     }
@@ -43,7 +43,7 @@ impl Message<'_> {
     ///
     /// # Safety
     /// As `narrow`.
-    pub unsafe fn wide(text: *const u32) -> Self {
+    pub(crate) unsafe fn wide(text: *const u32) -> Self {
         if text.is_null() { Message::NONE } else { Message::Wide(text) }
     }
 
@@ -52,7 +52,7 @@ impl Message<'_> {
     /// # Safety
     /// Null, or attributes of the size that they say.
     #[inline(always)]
-    pub unsafe fn of(attributes: *const EventAttributes) -> Self {
+    pub(crate) unsafe fn of(attributes: *const EventAttributes) -> Self {
         if attributes.is_null() {
             return Message::NONE;
         }
@@ -74,7 +74,7 @@ impl Message<'_> {
 
     /// The tag `parent/message`; `parent` without a message, 0 if there is no room.
     #[inline(always)]
-    pub fn tag(self, core: &Core, parent: u32) -> u32 {
+    pub(crate) fn tag(self, core: &Core, parent: u32) -> u32 {
         match self {
             Message::Bytes([]) | Message::Registered(0) => parent,
             Message::Bytes(name) => named(core, parent, name),
@@ -134,7 +134,7 @@ fn without_numbers(name: &[u8], buffer: &mut [u8; MAX_TAG_BYTES]) -> usize {
 ///
 /// # Safety
 /// A text ending with 0.
-pub unsafe fn plain(text: *const u32) -> ([u8; MAX_TAG_BYTES], usize) {
+pub(crate) unsafe fn plain(text: *const u32) -> ([u8; MAX_TAG_BYTES], usize) {
     let mut buffer = [0; MAX_TAG_BYTES];
     // SAFETY: as our caller says.
     let len = unsafe { narrowed(text, &mut buffer) };

@@ -5,7 +5,7 @@ use crate::sources::python_host::run::Api;
 use std::ffi::{CStr, CString, c_char, c_int, c_long, c_ulonglong, c_void};
 
 /// A Python object.
-pub type Object = *mut c_void;
+pub(crate) type Object = *mut c_void;
 
 /// In the order in which they import each other.
 const SOURCES: [(&CStr, &str); 11] = [
@@ -31,13 +31,13 @@ macro_rules! functions {
         /// What is called of the interpreter's C API; in all versions since 3.8.
         #[derive(Debug, Clone, Copy)]
         #[allow(missing_docs)]
-        pub struct Functions {
+        pub(crate) struct Functions {
             $( pub $field: unsafe extern "C" fn($($argument),*) -> $result, )*
         }
 
         impl Functions {
             /// From where `symbol` finds them.
-            pub fn find(symbol: impl Fn(&CStr) -> Option<*mut c_void>) -> Option<Self> {
+            pub(crate) fn find(symbol: impl Fn(&CStr) -> Option<*mut c_void>) -> Option<Self> {
                 // SAFETY: functions of the C API, of these types.
                 Some(unsafe { Functions {
                     $( $field: std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> $result>(symbol($name)?), )*
@@ -68,18 +68,18 @@ functions! {
 
 /// The namespace in which our code lies, once it was run.
 #[derive(Debug, Clone, Copy)]
-pub struct Namespace(Object);
+pub(crate) struct Namespace(Object);
 
 impl Namespace {
     /// Its dict.
-    pub fn object(self) -> Object {
+    pub(crate) fn object(self) -> Object {
         self.0
     }
 }
 
 /// Why something did not come to its end.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Ended {
+pub(crate) enum Ended {
     /// Our code failed. The error is gone.
     Failed,
     /// The program's own: an interrupt that reached it while our code ran. The error is still there.
@@ -149,7 +149,7 @@ impl Api {
     ///
     /// # Safety
     /// With the interpreter's lock, and no error raised.
-    pub unsafe fn load(&self) -> Result<Namespace, Ended> {
+    pub(crate) unsafe fn load(&self) -> Result<Namespace, Ended> {
         let call = &self.functions;
         let Ok(loader) = CString::new(LOADER) else { return Err(Ended::Failed) };
         // SAFETY: as our caller says.
@@ -176,7 +176,7 @@ impl Api {
     ///
     /// # Safety
     /// As `load`.
-    pub unsafe fn call(&self, namespace: Namespace, name: &CStr) -> Result<i64, Ended> {
+    pub(crate) unsafe fn call(&self, namespace: Namespace, name: &CStr) -> Result<i64, Ended> {
         let call = &self.functions;
         // SAFETY: as our caller says; the function is the namespace's.
         unsafe {

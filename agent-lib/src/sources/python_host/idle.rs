@@ -28,7 +28,7 @@ static WORK: Mutex<Option<Work>> = Mutex::new(None);
 
 /// Functions of the interpreter's C API, which may unwind.
 #[derive(Debug, Clone, Copy)]
-pub struct Locked {
+pub(crate) struct Locked {
     ensure: unsafe extern "C-unwind" fn() -> c_int,
     release: unsafe extern "C-unwind" fn(c_int),
     get: unsafe extern "C-unwind" fn(Object, *const c_char) -> Object,
@@ -49,7 +49,7 @@ macro_rules! found {
 
 impl Locked {
     /// From where `symbol` finds them.
-    pub fn find(symbol: impl Fn(&CStr) -> Option<*mut c_void>) -> Option<Self> {
+    pub(crate) fn find(symbol: impl Fn(&CStr) -> Option<*mut c_void>) -> Option<Self> {
         Some(Locked {
             ensure: found!(symbol, c"PyGILState_Ensure" as fn() -> c_int),
             release: found!(symbol, c"PyGILState_Release" as fn(c_int) -> ()),
@@ -68,26 +68,26 @@ struct Work(Locked, Namespace);
 unsafe impl Send for Work {}
 
 /// A child or a new start: nothing is under way.
-pub fn restart() {
+pub(crate) fn restart() {
     RUNNING.store(false, Relaxed);
     LOOKED.store(u64::MAX, Relaxed);
 }
 
 /// The sender's, in each round.
-pub fn note(head: u64, now: u64) {
+pub(crate) fn note(head: u64, now: u64) {
     if HEAD.swap(head, Relaxed) != head {
         SINCE_NS.store(now, Relaxed);
     }
 }
 
 /// Whether nothing was recorded for a while.
-pub fn is_quiet(now: u64) -> bool {
+pub(crate) fn is_quiet(now: u64) -> bool {
     now.saturating_sub(SINCE_NS.load(Relaxed)) > QUIET_NS
 }
 
 /// The sender's, while the main thread does not take up what it was asked for: starts the thread if the program is idle and has not been
 /// looked at since.
-pub fn look(core: &Core, now: u64, api: Api, namespace: Namespace) {
+pub(crate) fn look(core: &Core, now: u64, api: Api, namespace: Namespace) {
     let head = core.recorder.ring.head();
     let Some(locked) = api.locked.filter(|_| is_quiet(now) && head != LOOKED.load(Acquire)) else { return };
     if RUNNING.load(Acquire) || now.saturating_sub(TRIED_NS.load(Relaxed)) < QUIET_NS {

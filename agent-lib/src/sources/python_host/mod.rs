@@ -1,5 +1,5 @@
 //! Our Python in the program's interpreter: which code runs there, and when.
 
-pub mod bootstrap;
-pub mod idle;
-pub mod run;
+pub(crate) mod bootstrap;
+pub(crate) mod idle;
+pub(crate) mod run;

@@ -60,7 +60,7 @@ const SILENCE_NS: u64 = 5_000_000_000;
 
 /// What is called of the interpreter.
 #[derive(Debug, Clone, Copy)]
-pub struct Api {
+pub(crate) struct Api {
     /// In all versions.
     pub functions: Functions,
     is_finalizing: Option<unsafe extern "C" fn() -> c_int>,
@@ -98,12 +98,12 @@ fn symbol(name: &CStr) -> Option<*mut c_void> {
 }
 
 /// Nothing is asked for any more in a forked child.
-pub fn in_child() {
+pub(crate) fn in_child() {
     STATE.store(FAILED, Relaxed);
 }
 
 /// A child that initialises CUDA itself begins anew. What was loaded is there.
-pub fn restart() {
+pub(crate) fn restart() {
     BEGUN.store(false, Relaxed);
     idle::restart();
     STATE.store(IDLE, Release);
@@ -111,14 +111,14 @@ pub fn restart() {
 
 /// The program calls `gpumem_step`: ours are not needed.
 #[inline]
-pub fn program_steps() {
+pub(crate) fn program_steps() {
     if !STEPS.load(Relaxed) {
         STEPS.store(true, Relaxed);
     }
 }
 
 /// Whether an optimizer's step is the program's step.
-pub fn are_steps_ours() -> bool {
+pub(crate) fn are_steps_ours() -> bool {
     !STEPS.load(Relaxed)
 }
 
@@ -127,27 +127,27 @@ static AUTO: AtomicU64 = AtomicU64::new(0);
 static BEFORE: AtomicU64 = AtomicU64::new(0);
 
 /// Number in its epoch of the step after `count` steps of an optimizer.
-pub fn auto_number(count: u64) -> u64 {
+pub(crate) fn auto_number(count: u64) -> u64 {
     AUTO.store(count, Relaxed);
     count.saturating_sub(BEFORE.load(Relaxed))
 }
 
 /// An epoch begins: what steps of optimizers number begins anew. Whether they do, and have: before the first of them it is not known
 /// who numbers, and the first forward pass begins the first step.
-pub fn begin_epoch() -> bool {
+pub(crate) fn begin_epoch() -> bool {
     let count = AUTO.load(Relaxed);
     BEFORE.store(count, Relaxed);
     are_steps_ours() && count > 0
 }
 
 /// How the layer of exact roles is, says our code.
-pub fn say_roles(state: i32, reason: &[u8]) {
+pub(crate) fn say_roles(state: i32, reason: &[u8]) {
     let state = LayerState::from_code(u8::try_from(state).unwrap_or(0));
     status::report_layer(Layer::Roles, state, &String::from_utf8_lossy(reason));
 }
 
 /// The sender's, and at injection: asks for our code, once there is somebody to run it. Cheap when there is nothing to do.
-pub fn look(core: &Core) {
+pub(crate) fn look(core: &Core) {
     let may = core.settings.layers;
     if STATE.load(Relaxed) == IDLE {
         crate::naming::autograd::say_absent(may);

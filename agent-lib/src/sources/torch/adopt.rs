@@ -22,7 +22,7 @@ const NAME: &[u8] = b"before the agent";
 static BEFORE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
 /// Of the list: the program's number of the device, which of the kinds below it is, address, and bytes.
-pub type Part = [u64; 4];
+pub(crate) type Part = [u64; 4];
 
 /// A segment that is one allocation.
 const SEGMENT: u64 = 0;
@@ -50,7 +50,7 @@ impl Core {
 
     /// The list is about to be asked for. False if there is nothing that was missed, or if nobody would hear that it is freed: who is not let
     /// in claims nothing.
-    pub fn adoption_begins(&self) -> bool {
+    pub(crate) fn adoption_begins(&self) -> bool {
         if !self.torch.is_late.load(Relaxed) || !patch::is_patched(patch::REPORT) || status::is_blind() {
             return false;
         }
@@ -61,7 +61,7 @@ impl Core {
     }
 
     /// Takes over what is in the list. False if something else has happened meanwhile: then nothing is.
-    pub fn adopt(&self, thread: &Thread, parts: &[Part]) -> bool {
+    pub(crate) fn adopt(&self, thread: &Thread, parts: &[Part]) -> bool {
         let [records, reports] = BEFORE.each_ref().map(|place| place.load(Relaxed));
         let mut booked = Booked { core: self, thread, rows: Vec::new(), count: 0 };
         for (ordinal, device) in self.torch.devices.iter().enumerate() {

@@ -14,7 +14,7 @@ type Silent = (u32, u64);
 
 /// What the sender keeps between two looks.
 #[derive(Debug, Default)]
-pub struct Health {
+pub(crate) struct Health {
     silent: Vec<Silent>,
     /// It was so at two looks in a row, with no report in between.
     is_silent: bool,
@@ -28,7 +28,7 @@ pub struct Health {
 
 impl Health {
     /// With each round: files that were mapped meanwhile.
-    pub fn look_for_torch(&mut self, core: &Core) {
+    pub(crate) fn look_for_torch(&mut self, core: &Core) {
         if core.settings.layers.torch && status::armed() {
             patch::look(patch::met() == Met::NotYet);
             let (pools, singles) = (core.torch.pools.load(Relaxed), core.torch.single_tensors.load(Relaxed));
@@ -41,7 +41,7 @@ impl Health {
     }
 
     /// Once a second.
-    pub fn look(&mut self, core: &Core, thread: Option<&Thread>) {
+    pub(crate) fn look(&mut self, core: &Core, thread: Option<&Thread>) {
         if !core.settings.layers.torch {
             let why = "switched off with GPUMEM_TORCH=0";
             status::report_layer(Layer::Blocks, LayerState::Off, why);

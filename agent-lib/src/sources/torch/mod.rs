@@ -7,11 +7,11 @@
 //! rename.rs    live memory of modules that have moved      health.rs    state of the layers: the sender's side
 //! ```
 
-pub mod adopt;
-pub mod health;
+pub(crate) mod adopt;
+pub(crate) mod health;
 pub mod oom;
 pub mod patch;
 pub mod pending;
 mod rename;
 pub mod report;
-pub mod segments;
+pub(crate) mod segments;

@@ -76,7 +76,7 @@ pub unsafe extern "C-unwind" fn reported(bytes: i64, allocated: u64, reserved: u
 impl Core {
     /// The driver has refused memory; told as `AllocFailed` already.
     #[cold]
-    pub fn driver_refused(
+    pub(crate) fn driver_refused(
         &self,
         thread: &Thread,
         at: RecordContext,

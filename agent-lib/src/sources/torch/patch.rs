@@ -30,15 +30,15 @@ use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering::*};
 
 /// Functions that PyTorch's library calls through slots.
-pub const HOOKS: usize = 5;
+pub(crate) const HOOKS: usize = 5;
 /// Its report that a block was allocated or freed.
-pub const REPORT: usize = 0;
+pub(crate) const REPORT: usize = 0;
 /// Its report that it is out of memory.
-pub const OUT_OF_MEMORY: usize = 1;
+pub(crate) const OUT_OF_MEMORY: usize = 1;
 /// Of the CUDA runtime: an event is recorded, asked, waited for.
 pub const EVENT_RECORD: usize = 2;
 /// See `EVENT_RECORD`.
-pub const EVENT_QUERY: usize = 3;
+pub(crate) const EVENT_QUERY: usize = 3;
 /// See `EVENT_RECORD`.
 pub const EVENT_SYNCHRONIZE: usize = 4;
 
@@ -102,7 +102,7 @@ pub fn is_patched(hook: usize) -> bool {
 
 /// What the slot of a hook held before; null if it has none.
 #[inline(always)]
-pub fn next(hook: usize) -> *mut c_void {
+pub(crate) fn next(hook: usize) -> *mut c_void {
     NEXT[hook].load(Acquire)
 }
 

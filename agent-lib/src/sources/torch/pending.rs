@@ -109,7 +109,7 @@ pub unsafe extern "C-unwind" fn queried(event: *mut c_void) -> c_int {
 ///
 /// # Safety
 /// Its argument.
-pub unsafe extern "C-unwind" fn synchronized(event: *mut c_void) -> c_int {
+pub(crate) unsafe extern "C-unwind" fn synchronized(event: *mut c_void) -> c_int {
     // SAFETY: as our caller says.
     unsafe { asked(EVENT_SYNCHRONIZE, event) }
 }

@@ -60,7 +60,7 @@ fn slashes(path: &[u8]) -> impl DoubleEndedIterator<Item = usize> {
 
 impl Core {
     /// See the module's text, and `Paths::new`. Returns the number of the next record.
-    pub fn rename(&self, thread: &Thread, text: &[u8]) -> u64 {
+    pub(crate) fn rename(&self, thread: &Thread, text: &[u8]) -> u64 {
         if text.is_empty() {
             return self.recorder.ring.head();
         }

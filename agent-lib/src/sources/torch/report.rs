@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering::*;
 
 /// The arguments of a report.
 #[derive(Debug, Clone, Copy)]
-pub struct Report {
+pub(crate) struct Report {
     /// Of the block.
     pub address: u64,
     /// After rounding; negative when it is freed.
@@ -80,7 +80,7 @@ unsafe extern "C-unwind" fn reported_at(
 
 /// The program's number of a device from c10::Device: CUDA, or HIP; none for others.
 #[inline(always)]
-pub fn ordinal(device: u16) -> Option<usize> {
+pub(crate) fn ordinal(device: u16) -> Option<usize> {
     let (kind, index) = (device & 255, usize::from(device >> 8));
     (matches!(kind, 1 | 6) && index < crate::driver::torch_pools::DEVICES).then_some(index)
 }
@@ -88,7 +88,7 @@ pub fn ordinal(device: u16) -> Option<usize> {
 impl Core {
     /// A block was allocated or freed.
     #[inline(always)]
-    pub fn reported(&self, thread: &Thread, report: Report) {
+    pub(crate) fn reported(&self, thread: &Thread, report: Report) {
         let Some(index) = ordinal(report.device) else { return };
         let device = &self.torch.devices[index];
         let mut pool = device.pool.load(Relaxed);
@@ -178,7 +178,7 @@ impl Core {
     }
 
     /// A block is free for the next request.
-    pub fn block_gone(&self, thread: &Thread, pool: u64, address: u64) {
+    pub(crate) fn block_gone(&self, thread: &Thread, pool: u64, address: u64) {
         let hash = self.recorder.live.expect(Key::Block(pool, address));
         self.block_gone_at(thread, pool, address, self.recorder.live.spot_of(hash));
     }

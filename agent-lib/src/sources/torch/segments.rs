@@ -33,7 +33,14 @@ fn is_no_segment(module: u16, bytes: u64, memory: MemoryKind) -> bool {
 impl Core {
     /// The driver has made an allocation.
     #[inline(always)]
-    pub fn driver_gave(&self, thread: &Thread, module: u16, address: u64, bytes: u64, memory: MemoryKind) {
+    pub(crate) fn driver_gave(
+        &self,
+        thread: &Thread,
+        module: u16,
+        address: u64,
+        bytes: u64,
+        memory: MemoryKind,
+    ) {
         if !matches!(memory, MemoryKind::Device | MemoryKind::Managed | MemoryKind::StreamOrdered) {
             return;
         }
@@ -48,14 +55,14 @@ impl Core {
 
     /// Whether an allocation is a tensor of PyTorch's: where it caches nothing, or the driver does that.
     #[inline(always)]
-    pub fn is_single_tensor(&self, module: u16, bytes: u64, memory: MemoryKind) -> bool {
+    pub(crate) fn is_single_tensor(&self, module: u16, bytes: u64, memory: MemoryKind) -> bool {
         is_no_segment(module, bytes, memory)
             || self.torch.single_tensors.load(Relaxed) != 0 && callers::is_torch(module)
     }
 
     /// The driver has mapped a handle.
     #[inline(always)]
-    pub fn driver_mapped(&self, thread: &Thread, module: u16, address: u64, bytes: u64) {
+    pub(crate) fn driver_mapped(&self, thread: &Thread, module: u16, address: u64, bytes: u64) {
         thread.torch.remember(address, bytes, module, true);
         if self.settings.layers.torch {
             crate::sources::torch::patch::look_if_changed();
@@ -146,7 +153,7 @@ impl Core {
     /// A free or unmap of [address, address+bytes) was entered (0: of what begins there): what of it was a segment
     /// is none any more.
     #[inline(always)]
-    pub fn driver_takes(&self, thread: &Thread, call: &mut Call, address: u64, bytes: u64) {
+    pub(crate) fn driver_takes(&self, thread: &Thread, call: &mut Call, address: u64, bytes: u64) {
         if self.torch.pools.load(Relaxed) != 0 {
             self.drop_segments(thread, call, address, bytes);
         }
@@ -185,7 +192,7 @@ impl Core {
 
     /// The free or unmap failed: its row is there again, and so is the segment.
     #[cold]
-    pub fn segment_back(&self, thread: &Thread, pool: u64, address: u64, bytes: u64) {
+    pub(crate) fn segment_back(&self, thread: &Thread, pool: u64, address: u64, bytes: u64) {
         let found =
             self.torch.devices.iter().enumerate().find(|(_, device)| device.pool.load(Relaxed) == pool);
         if let Some((slot, device)) = found {
