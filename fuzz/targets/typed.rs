@@ -6,7 +6,7 @@
 #[path = "../../ctl/src/args/typed.rs"]
 mod typed;
 
-use gpumem::window::Limits;
+use gpumem::sources::api::recordings::RecordingLimits;
 use gpumem_fuzz::harmless;
 use gpumem_report::diff::gate::Limit;
 use gpumem_report::text::clean;
@@ -42,8 +42,8 @@ fn told<T>(read: Result<T, String>) -> Option<T> {
 }
 
 /// Limits that the agent receives from gpumemctl and the daemon.
-fn agents(limit: &str) -> Option<Limits> {
-    Some(Limits::of_command(&format!("/file\0{limit}"))?.1)
+fn agents(limit: &str) -> Option<RecordingLimits> {
+    Some(RecordingLimits::of_command(&format!("/file\0{limit}"))?.1)
 }
 
 fuzz_target!(|bytes: &[u8]| {
