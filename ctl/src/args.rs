@@ -1,10 +1,12 @@
-//! What can be typed.
+//! Command line arguments.
 
 mod compare;
+mod help;
 mod picture;
 mod typed;
 
 pub(crate) use compare::{Diff, Explain, Export, Runs};
+pub(crate) use help::command;
 pub(crate) use picture::{Picture, Plot, Traced, Window};
 pub(crate) use typed::{Pid, names_device};
 
@@ -19,7 +21,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Where did my GPU memory go?
+/// Show where the memory of NVIDIA GPUs goes
 #[derive(Debug, Parser)]
 #[command(name = "gpumemctl", version, max_term_width = 100, after_help = crate::exit::HELP)]
 pub(crate) struct Cli {
@@ -29,54 +31,54 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run a command and tell afterwards where its GPU memory went
+    /// Run a command and print where its GPU memory went
     Run(Run),
-    /// List what holds the GPUs now
+    /// List the processes that use GPU memory
     Ps(Ps),
-    /// Watch what holds the GPUs, and one process in depth
+    /// Watch devices and processes in the terminal
     Top(Top),
-    /// Tell where the memory of a process or run went
+    /// Show the memory of a process or run by name and cause
     Report(Box<Report>),
-    /// Tell why memory ran out: the request, who had the device, what would have helped
+    /// Explain an out-of-memory error: the request, the holders, a remedy
     Oom(Oom),
-    /// Sum the processes of a job, on this node or with a Prometheus on all; without ID: list the jobs
+    /// Sum the processes of a job on this node or, through Prometheus, on all nodes
     Job(Job),
-    /// Say what a word of a report means, with the numbers of a run
+    /// Explain a word of a report, with the numbers of a run
     Explain(Explain),
-    /// Tell what one run holds more than another, and why; a gate for tests
+    /// Compare two runs; usable as a CI gate
     Diff(Diff),
-    /// Look for what does not work, and say what to do
+    /// Check the installation and a process, and suggest fixes
     Doctor(Doctor),
-    /// List the runs in the store
+    /// List the stored runs
     Runs(Runs),
-    /// Read a file of another tool, a recording or an exported run into the run store
+    /// Import recordings, exported runs and other tools' files into the run store
     Import(Import),
-    /// Write a run into a file, to be imported or reported on another machine
+    /// Export a run to a file, for another machine
     Export(Export),
-    /// Make a running process write recordings, or keep its history back
+    /// Start, stop or pause the recording of a running process
     Record(Record),
-    /// Give this moment a name, in the runs of live processes
+    /// Mark this moment with a name in the runs of live processes
     Mark(Mark),
-    /// Let go of the driver for a while
+    /// Control the daemon's use of NVML
     Nvml(Nvml),
-    /// Starts the program in a session of its own
+    /// Start a program in a new session
     #[command(hide = true)]
     Detach(Detach),
-    /// Write manual pages and completions into a folder
+    /// Write manual pages and shell completions to a folder
     #[command(hide = true)]
     Generate(Generate),
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = crate::exit::RUN_HELP, override_usage = "gpumemctl run [OPTIONS] -- CMD...")]
+#[command(after_help = help::after("run", crate::exit::RUN_HELP), override_usage = "gpumemctl run [OPTIONS] -- CMD...")]
 pub(crate) struct Run {
-    /// Say nothing at the end
+    /// Print no summary at the end
     #[arg(short, long)]
     pub quiet: bool,
-    /// A name for the job, to find its runs by
+    /// Name of the job, to find its runs
     #[arg(long, value_parser = typed::job_name)]
     pub name: Option<String>,
-    /// Write a recording (%p: the pid) instead of reporting to a daemon
+    /// Write a recording to FILE (%p: pid) instead of reporting to a daemon
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
     #[command(flatten)]
@@ -87,12 +89,12 @@ pub(crate) struct Run {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = crate::exit::HELP)]
+#[command(after_help = help::after("ps", crate::exit::HELP))]
 pub(crate) struct Ps {
-    /// One JSON document
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Only this device: NVML's index, or the beginning of its UUID
+    /// Select a device by NVML index or UUID prefix
     #[arg(long, value_name = "N|UUID")]
     pub device: Option<String>,
     #[command(flatten)]
@@ -100,14 +102,14 @@ pub(crate) struct Ps {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = crate::exit::HELP)]
+#[command(after_help = help::after("job", crate::exit::HELP))]
 pub(crate) struct Job {
-    /// Name or id of the job, Slurm's, or the pod's name or uid; all jobs if left out
+    /// Job: its name or id, a Slurm job id, or a pod's name or uid [default: list all jobs]
     pub id: Option<String>,
-    /// One JSON document (docs/who.md)
+    /// Print JSON (docs/who.md)
     #[arg(long)]
     pub json: bool,
-    /// Ask this Prometheus, which scrapes the daemons of all nodes, instead of this node
+    /// Query this Prometheus, which scrapes the daemons of all nodes, instead of this node
     #[arg(long, value_name = "URL", conflicts_with_all = ["given", "socket"])]
     pub prometheus: Option<String>,
     #[command(flatten)]
@@ -117,18 +119,18 @@ pub(crate) struct Job {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = crate::exit::DOCTOR_HELP)]
+#[command(after_help = help::after("doctor", crate::exit::DOCTOR_HELP))]
 pub(crate) struct Doctor {
-    /// Look at this process as well
+    /// Also check this process
     pub pid: Option<u32>,
-    /// One JSON document
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Write an archive for somebody who is to help, without command lines, environments, tags and users' names [default file:
+    /// Write a support archive without command lines, environments, tags and user names [default file:
     /// gpumem-doctor-TIME.tar.gz]
-    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "", conflicts_with = "json")]
-    pub bundle: Option<PathBuf>,
-    /// Users are named as they are
+    #[arg(long, value_name = "FILE", num_args = 0..=1, conflicts_with = "json")]
+    pub bundle: Option<Option<PathBuf>>,
+    /// Keep user names unredacted
     #[arg(long, requires = "bundle")]
     pub keep_names: bool,
     #[command(flatten)]
@@ -136,23 +138,22 @@ pub(crate) struct Doctor {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = crate::exit::HELP)]
+#[command(after_help = help::after("record", crate::exit::HELP))]
 pub(crate) struct Record {
-    /// The process, one of your own
+    /// One of your processes
     pub pid: u32,
-    /// What it is to do
+    /// Action
     pub verb: Verb,
-    /// The new file, or the folder for it, as the process sees it [default: gpumem-HOST-rRANK-pPID-N.gpumem where the process
-    /// runs]
+    /// New file, or folder, in the process's view [default: gpumem-HOST-rRANK-pPID-N.gpumem in its working directory]
     #[arg(long, short, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// start: only these steps of the program, first and last
+    /// start: record only these training steps, first to last
     #[arg(long, value_name = "A:B", value_parser = typed::steps)]
     pub steps: Option<(u64, u64)>,
-    /// start: for so long
+    /// start: stop after this time
     #[arg(long = "for", value_name = "TIME", value_parser = typed::seconds)]
     pub for_s: Option<u64>,
-    /// start: until the file is so large
+    /// start: stop at this file size
     #[arg(long, value_name = "SIZE", value_parser = typed::size)]
     pub max_size: Option<u64>,
     #[command(flatten)]
@@ -161,20 +162,20 @@ pub(crate) struct Record {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Verb {
-    /// Begin a recording, beside what it tells the daemon
+    /// Start a recording, in addition to reporting to the daemon
     Start,
-    /// End it
+    /// Stop the recording
     Stop,
-    /// Keep its history back; its sums are told again at resume
+    /// Stop sending events; the state is sent again at resume
     Pause,
-    /// Tell it again, and the state
+    /// Send the state, and events again
     Resume,
-    /// Write what it holds now
+    /// Write the current state to a file
     Dump,
 }
 
 impl Verb {
-    /// As it is typed.
+    /// Returns the word for the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Verb::Start => "start",
@@ -187,14 +188,14 @@ impl Verb {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = crate::exit::HELP)]
+#[command(after_help = help::after("mark", crate::exit::HELP))]
 pub(crate) struct Mark {
-    /// The name: reports take it as a time
+    /// Name of the mark; reports accept it as a time
     pub name: String,
-    /// A process by its pid, or what a launcher started; all that you may see if left out
+    /// A pid, also of a launcher; default: all processes that you may see
     #[arg(value_name = "PID|all")]
     pub pid: Option<Pid>,
-    /// The processes of this job
+    /// Select the processes of this job
     #[arg(long, value_name = "ID", conflicts_with = "pid")]
     pub job: Option<String>,
     #[command(flatten)]
@@ -209,14 +210,14 @@ pub(crate) struct Nvml {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum NvmlCommand {
-    /// Close NVML, so that a GPU can be reset or its MIG mode changed
+    /// Close NVML for a while, so that a GPU can be reset or its MIG mode changed
     Release(Release),
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = crate::exit::HELP)]
+#[command(after_help = help::after("nvml release", crate::exit::HELP))]
 pub(crate) struct Release {
-    /// For how long
+    /// Duration
     #[arg(long = "for", value_name = "TIME", default_value = "60s", value_parser = typed::seconds)]
     pub seconds: u64,
     #[command(flatten)]
@@ -225,7 +226,7 @@ pub(crate) struct Release {
 
 #[derive(Debug, Args)]
 pub(crate) struct Detach {
-    /// Where its words go
+    /// Log file
     #[arg(long)]
     pub log: PathBuf,
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
@@ -234,15 +235,15 @@ pub(crate) struct Detach {
 
 #[derive(Debug, Args)]
 pub(crate) struct Generate {
-    /// A `share` folder: man/, bash-completion/, zsh/ and fish/ are made in it
+    /// A `share` folder; man/, bash-completion/, zsh/ and fish/ are created in it
     pub dir: PathBuf,
 }
 
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct SocketPath {
-    /// The daemon's control socket, or its directory [default: $GPUMEM_CONTROL, then the user's and the
+    /// Control socket of the daemon, or its directory [default: $GPUMEM_CONTROL, then the user's and the
     /// system's runtime directory]
-    #[arg(long = "socket", value_name = "DIR|FILE")]
+    #[arg(long = "socket", value_name = "DIR|FILE", help_heading = "Data source")]
     socket: Option<PathBuf>,
 }
 
@@ -262,13 +263,13 @@ impl SocketPath {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = crate::exit::HELP)]
+#[command(after_help = help::after("import", crate::exit::HELP))]
 pub(crate) struct Import {
-    /// Files to read; their format is guessed from what is in them. A format's name before them forces it,
-    /// like --format
+    /// Files; the format is detected from the content. A format name before the files forces it, like
+    /// --format
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// Read the files as this format instead of guessing
+    /// Format of the files, instead of detection
     #[arg(long, value_parser = formats())]
     pub format: Option<&'static Format>,
     #[command(flatten)]
@@ -276,110 +277,109 @@ pub(crate) struct Import {
 }
 
 #[derive(Debug, Clone, Default, Args)]
-#[command(after_help = crate::exit::HELP)]
+#[command(after_help = help::after("report", crate::exit::HELP))]
 pub(crate) struct Report {
     /// Where none is named, one in which memory ran out is meant.
     #[arg(skip)]
     pub with_oom: bool,
-    /// A process by its pid, or what a launcher started; a run of the store (r7); a recording or log
-    /// (./FILE); the latest run if left out
+    /// A pid, also of a launcher; a stored run (r7); a recording or log (./FILE) [default: your latest run]
     #[arg(value_name = "PID|RUN|FILE")]
     pub run: Option<String>,
-    /// More of them: each in turn, or as a picture side by side
+    /// More of them, reported in turn or drawn side by side
     #[arg(value_name = "MORE", conflicts_with = "job")]
     pub more: Vec<String>,
-    /// One JSON document (docs/report-json.md)
-    #[arg(long, group = "form")]
-    pub json: bool,
-    /// One line per name and moment, in bytes
-    #[arg(long, group = "form")]
-    pub csv: bool,
-    /// A page for a browser, in one file that asks for nothing else (docs/report-html.md)
-    #[arg(long, group = "form", conflicts_with_all = ["all", "steps", "growth", "iterations"])]
-    pub html: bool,
-    /// Rows of the table; lines of modules are known where the program ran with GPUMEM_LINES=1 [default: the first that names
-    /// something]
-    #[arg(long, value_name = "ROWS", conflicts_with_all = ["json", "csv"])]
-    pub by: Option<ReportRows>,
-    /// Rows are tags, and every tag has one: --by tag --all
-    #[arg(long, conflicts_with_all = ["json", "csv", "by"])]
-    pub tags: bool,
-    /// Rules that name categories: default, mxnet, tbd, torch, or a file [default: what fits the run]
-    #[arg(long, value_name = "PRESET|FILE")]
-    pub rules: Option<String>,
-    /// Name every category, however small
-    #[arg(long, conflicts_with_all = ["json", "csv"])]
-    pub all: bool,
-    /// How the gap came to be what it is: its steps, with their causes
-    #[arg(long, conflicts_with_all = ["json", "csv", "by", "all"])]
-    pub steps: bool,
-    /// What grows instead: each name, per step or per minute, with a verdict
-    #[arg(long, conflicts_with_all = ["json", "csv", "steps"])]
-    pub growth: bool,
-    /// What each training step held instead: a row each (with --csv or --json too)
-    #[arg(long, conflicts_with_all = ["steps", "growth", "by", "tags"])]
-    pub iterations: bool,
-    /// With --iterations: each parameter and its gradient, too, as its last iteration had them (with --csv a column each)
-    #[arg(long, requires = "iterations")]
-    pub columns: bool,
-    /// With --iterations: only those whose number is a multiple of N
-    #[arg(long, value_name = "N", requires = "iterations", value_parser = clap::value_parser!(u64).range(1..))]
-    pub every: Option<u64>,
-    /// The program's own counters, and how often and how long it was in each of its ranges (with --json too)
-    #[arg(long, conflicts_with_all = ["csv", "html", "steps", "growth", "iterations", "by", "tags", "all"])]
-    pub counters: bool,
+    /// Select the processes of this job
+    #[arg(long, value_name = "ID", conflicts_with = "run", help_heading = "Data source")]
+    pub job: Option<String>,
+    /// Select a process of a recording with several
+    #[arg(long, value_name = "PID", help_heading = "Data source")]
+    pub pid: Option<u32>,
+    /// Format of a file, instead of detection
+    #[arg(long, value_parser = formats(), help_heading = "Data source")]
+    pub format: Option<&'static Format>,
+    #[command(flatten)]
+    pub store: StorePath,
+    #[command(flatten)]
+    pub socket: SocketPath,
     #[command(flatten)]
     pub window: Window,
-    /// Only this device: NVML's index, or the beginning of its UUID
-    #[arg(long, value_name = "N|UUID")]
+    /// Select a device by NVML index or UUID prefix
+    #[arg(long, value_name = "N|UUID", help_heading = "Filter")]
     pub device: Option<String>,
-    /// The processes of this job
-    #[arg(long, value_name = "ID", conflicts_with = "run")]
-    pub job: Option<String>,
-    /// Only this process of a recording with several
-    #[arg(long, value_name = "PID")]
-    pub pid: Option<u32>,
-    /// Read a file as this format instead of guessing
-    #[arg(long, value_parser = formats())]
-    pub format: Option<&'static Format>,
+    /// Rows of the table; source lines of modules need GPUMEM_LINES=1 in the program [default: the first that is
+    /// not empty]
+    #[arg(long, value_name = "ROWS", conflicts_with_all = ["json", "csv"], help_heading = "Content")]
+    pub by: Option<ReportRows>,
+    /// One row for each tag: --by tag --all
+    #[arg(long, conflicts_with_all = ["json", "csv", "by"], help_heading = "Content")]
+    pub tags: bool,
+    /// Show every category, also small ones
+    #[arg(long, conflicts_with_all = ["json", "csv"], help_heading = "Content")]
+    pub all: bool,
+    /// Rules for categories: default, mxnet, tbd, torch, or a file [default: chosen by the run]
+    #[arg(long, value_name = "PRESET|FILE", help_heading = "Content")]
+    pub rules: Option<String>,
+    /// Show each change of Untrackable with its cause
+    #[arg(long, conflicts_with_all = ["json", "csv", "by", "all"], help_heading = "Content")]
+    pub steps: bool,
+    /// Show growth for each name, per step or minute, with a verdict
+    #[arg(long, conflicts_with_all = ["json", "csv", "steps"], help_heading = "Content")]
+    pub growth: bool,
+    /// Show one row for each training step (also with --csv or --json)
+    #[arg(long, conflicts_with_all = ["steps", "growth", "by", "tags"], help_heading = "Content")]
+    pub iterations: bool,
+    /// With --iterations: also each parameter and gradient of the last iteration (with --csv one column each)
+    #[arg(long, requires = "iterations", help_heading = "Content")]
+    pub columns: bool,
+    /// With --iterations: show every Nth iteration
+    #[arg(long, value_name = "N", requires = "iterations", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Content")]
+    pub every: Option<u64>,
+    /// Show the program's counters, and count and duration of its ranges (also with --json)
+    #[arg(long, conflicts_with_all = ["csv", "html", "steps", "growth", "iterations", "by", "tags", "all"], help_heading = "Content")]
+    pub counters: bool,
+    /// Print JSON (docs/report-json.md)
+    #[arg(long, group = "form", help_heading = "Format")]
+    pub json: bool,
+    /// Print CSV: one line for each name and moment, in bytes
+    #[arg(long, group = "form", help_heading = "Format")]
+    pub csv: bool,
+    /// Write a self-contained web page (docs/report-html.md)
+    #[arg(long, group = "form", conflicts_with_all = ["all", "steps", "growth", "iterations"], help_heading = "Format")]
+    pub html: bool,
     #[command(flatten)]
     pub picture: Picture,
     #[command(flatten)]
     pub traced: Traced,
     #[command(flatten)]
     pub output: Output,
-    #[command(flatten)]
-    pub store: StorePath,
-    #[command(flatten)]
-    pub socket: SocketPath,
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = crate::exit::HELP)]
+#[command(after_help = help::after("oom", crate::exit::HELP))]
 pub(crate) struct Oom {
-    /// A process by its pid, or what a launcher started; a run of the store (r7); a recording
-    /// (./FILE); the latest run if left out
+    /// A pid, also of a launcher; a stored run (r7); a recording (./FILE) [default: your newest
+    /// out-of-memory error]
     #[arg(value_name = "PID|RUN|FILE")]
     pub run: Option<String>,
-    /// One JSON document (docs/oom.md)
+    /// Print JSON (docs/oom.md)
     #[arg(long)]
     pub json: bool,
-    /// All of them in full, and refusals that were survived
+    /// Show all in full, including failures that the program handled
     #[arg(long, conflicts_with_all = ["json", "at"])]
     pub all: bool,
-    /// Instead of a process: who ended, or ran out of memory, around this time
+    /// List the processes that ended or ran out of memory around this time
     #[arg(long, value_name = "TIME", conflicts_with_all = ["run", "job", "pid"], value_parser = crate::when::typed_moment)]
     pub at: Option<i64>,
-    /// With --at: so long before and after it
+    /// With --at: time before and after it
     #[arg(long = "for", value_name = "TIME", default_value = "60s", requires = "at", value_parser = typed::seconds)]
     pub within_s: u64,
-    /// Only this device: NVML's index, or the beginning of its UUID
+    /// Select a device by NVML index or UUID prefix
     #[arg(long, visible_alias = "gpu", value_name = "N|UUID")]
     pub device: Option<String>,
-    /// The processes of this job
+    /// Select the processes of this job
     #[arg(long, value_name = "ID", conflicts_with = "run")]
     pub job: Option<String>,
-    /// Only this process of a recording with several
+    /// Select a process of a recording with several
     #[arg(long, value_name = "PID")]
     pub pid: Option<u32>,
     #[command(flatten)]
@@ -408,8 +408,8 @@ impl Oom {
 
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct StorePath {
-    /// Run store [default: $GPUMEM_STORE, $XDG_STATE_HOME/gpumem/runs.sqlite, ~/.local/state/gpumem/runs.sqlite]
-    #[arg(long = "store", value_name = "FILE")]
+    /// Path of the run store [default: $GPUMEM_STORE, $XDG_STATE_HOME/gpumem/runs.sqlite, ~/.local/state/gpumem/runs.sqlite]
+    #[arg(long = "store", value_name = "FILE", help_heading = "Data source")]
     given: Option<PathBuf>,
 }
 
@@ -517,17 +517,17 @@ fn formats() -> impl TypedValueParser<Value = &'static Format> {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = crate::exit::HELP)]
+#[command(after_help = help::after("top", crate::exit::HELP))]
 pub(crate) struct Top {
-    /// Begin with this process in depth
+    /// Start with the details of this process
     pub pid: Option<u32>,
-    /// Look so often: 0.1 to 3600 seconds
+    /// Refresh interval: 0.1 to 3600 seconds
     #[arg(short, long, value_name = "SECONDS", default_value = "2", value_parser = interval)]
     pub interval: Duration,
-    /// Only this device: NVML's index, or the beginning of its UUID
+    /// Select a device by NVML index or UUID prefix
     #[arg(long, value_name = "N|UUID")]
     pub device: Option<String>,
-    /// Print one frame; so does a pipe
+    /// Print one frame and exit, as into a pipe
     #[arg(long)]
     pub once: bool,
     #[command(flatten)]

@@ -39,20 +39,19 @@ pub(crate) const RUN_NOT_FOUND: u8 = 127;
 /// Of `run`: the command was ended by a signal; its number is added.
 pub(crate) const RUN_SIGNAL: u8 = 128;
 
-/// Shown by --help.
+/// Exit codes in --help.
 pub(crate) const HELP: &str = "Exit codes: 0 done, 1 failure, 2 wrong command line, 3 no such file, run or process, \
-4 input is not what it should be, 5 run store cannot be read or written, 6 no daemon answers, \
-7 the daemon refuses";
-/// Shown by `doctor --help`.
-pub(crate) const DOCTOR_HELP: &str = "Exit codes: 0 nothing is bad, 10 something is (it is said, with what to do); 1 failure, 2 wrong command line, \
-3 no such process. What each line means: docs/troubleshooting.md";
-/// Shown by `diff --help`.
+4 invalid input, 5 run store cannot be read or written, 6 no daemon answers, 7 the daemon refuses";
+/// Exit codes in `doctor --help`.
+pub(crate) const DOCTOR_HELP: &str = "Exit codes: 0 no problem, 10 problems were found; 1 failure, 2 wrong command line, 3 no such process. \
+Meaning of each line: docs/troubleshooting.md";
+/// Exit codes in `diff --help`.
 pub(crate) const DIFF_HELP: &str = "Exit codes: 0 done, and within the limit; 8 B exceeds A by more than --fail-above allows, \
-9 what is known does not tell; 1 failure, 2 wrong command line, 3 no such file, run, process or category, 4 input is not \
-what it should be, 5 run store cannot be read, 6 no daemon answers, 7 the daemon refuses";
-/// Shown by `run --help`.
-pub(crate) const RUN_HELP: &str = "Exit codes: that of the command, 128+N when signal N ended it; 125 gpumemctl's own \
-failure, 126 the command cannot be executed, 127 it was not found";
+9 undecided for lack of data; 1 failure, 2 wrong command line, 3 no such file, run, process or category, 4 invalid \
+input, 5 run store cannot be read, 6 no daemon answers, 7 the daemon refuses";
+/// Exit codes in `run --help`.
+pub(crate) const RUN_HELP: &str = "Exit codes: that of the command, 128+N if signal N ended it; 125 failure of \
+gpumemctl, 126 the command cannot be executed, 127 the command was not found";
 
 /// Nobody said where runs are kept.
 #[derive(Debug)]

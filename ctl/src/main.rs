@@ -19,11 +19,10 @@ mod output;
 mod reference;
 mod when;
 
-use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    ExitCode::from(match args::Cli::try_parse() {
+    ExitCode::from(match args::Cli::from_process() {
         Ok(cli) => run(cli.command),
         Err(help_or_error) => {
             output::explain(&help_or_error);

@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 /// Where a report goes.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Output {
-    /// Write it to this file (-: standard output)
-    #[arg(long = "output", short = 'o', value_name = "FILE")]
+    /// Write to this file (-: standard output)
+    #[arg(long = "output", short = 'o', value_name = "FILE", help_heading = "Output")]
     file: Option<PathBuf>,
-    /// Replace the file if there is one
-    #[arg(long, requires = "file")]
+    /// Replace an existing file
+    #[arg(long, requires = "file", help_heading = "Output")]
     pub force: bool,
 }
 

@@ -90,8 +90,10 @@ fn section(command: &Command, name: &str, out: &mut String) {
         let (options, words): (Vec<&Arg>, Vec<&Arg>) =
             command.get_arguments().filter(shown).partition(|arg| arg.get_long().is_some());
         words.into_iter().chain(options).for_each(|arg| row(command, arg, out));
-        if let Some(help) = command.get_after_help() {
-            write!(out, "\n{help}.\n").expect("a String");
+        if let Some(help) = command.get_after_help().map(ToString::to_string) {
+            let (examples, codes) = help.split_once("\n\n").expect("examples, then exit codes");
+            let examples = examples.trim_start_matches("Examples:\n").replace("\n  ", "\n");
+            write!(out, "\n```sh\n{}\n```\n\n{codes}.\n", examples.trim()).expect("a String");
         }
     }
     for command in commands {
@@ -101,7 +103,7 @@ fn section(command: &Command, name: &str, out: &mut String) {
 
 #[test]
 fn the_page_is_what_the_parser_has() {
-    let mut cli = Cli::command().disable_help_subcommand(true);
+    let mut cli = crate::args::command();
     cli.build();
     let mut fresh = HEAD.to_owned();
     section(&cli, "gpumemctl", &mut fresh);

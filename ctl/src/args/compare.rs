@@ -9,57 +9,57 @@ use gpumem_report::diff::gate::Limit;
 use gpumem_runs::store::{STATES, Sort};
 
 #[derive(Debug, Args)]
-#[command(after_help = crate::exit::DIFF_HELP)]
+#[command(after_help = super::help::after("diff", crate::exit::DIFF_HELP))]
 pub(crate) struct Diff {
-    /// What is compared with: a process by its pid, a run of the store (r7), or a file (./FILE)
+    /// Baseline: a pid, a stored run (r7), or a file (./FILE)
     #[arg(value_name = "A")]
     pub a: String,
-    /// What is compared: what it has more is positive
+    /// Compared with the baseline; more memory than A is positive
     #[arg(value_name = "B")]
     pub b: String,
-    /// A and B are jobs, by id or name, or files with several processes: all of them together, and rank by rank
+    /// A and B are jobs (id or name), or files with several processes: compare the sums, and rank by rank
     #[arg(long)]
     pub job: bool,
-    /// Compare the last moments instead of the peaks
+    /// Compare the latest samples instead of the peaks
     #[arg(long)]
     pub now: bool,
-    /// Rows of the table [default: those that name the difference best]
+    /// Rows of the table [default: the most telling]
     #[arg(long, value_name = "ROWS", conflicts_with_all = ["json", "csv"])]
     pub by: Option<Rows>,
-    /// Rows are tags, and every tag has one
+    /// One row for each tag
     #[arg(long, conflicts_with_all = ["json", "csv", "by"])]
     pub tags: bool,
-    /// Every category, tag and device
+    /// Show every category, tag and device
     #[arg(long, conflicts_with_all = ["json", "csv"])]
     pub all: bool,
-    /// Only this device: NVML's index, or the beginning of its UUID; A's, else B's
+    /// Select a device by NVML index or UUID prefix, of A or else of B
     #[arg(long, value_name = "N|UUID")]
     pub device: Option<String>,
-    /// One JSON document (docs/compare.md)
+    /// Print JSON (docs/compare.md)
     #[arg(long, group = "form")]
     pub json: bool,
-    /// One line per device, grouping and name, in bytes
+    /// Print CSV: one line for each device, grouping and name, in bytes
     #[arg(long, group = "form")]
     pub csv: bool,
-    /// A picture: A's bar beside B's, the same colours for the same categories
+    /// Draw both runs side by side as SVG
     #[arg(long, group = "form")]
     pub svg: bool,
-    /// The picture as PDF
+    /// Draw both runs side by side as PDF
     #[arg(long, group = "form")]
     pub pdf: bool,
-    /// The picture as PNG
+    /// Draw both runs side by side as PNG
     #[arg(long, group = "form")]
     pub png: bool,
-    /// Fail (exit code 8) where B exceeds A by more than a size (500MiB) or a share of A (2%)
+    /// Exit with code 8 if B exceeds A by more than a size (500MiB) or a share of A (2%)
     #[arg(long, value_name = "SIZE|PCT")]
     pub fail_above: Option<Limit>,
-    /// What --fail-above judges: used, tracked, gap, idle, a category or a tag [default: used, where it is not known tracked]
+    /// Figure for --fail-above: used, tracked, gap (Untrackable), idle, a category or a tag [default: used, or tracked if unknown]
     #[arg(long, value_name = "WHAT", requires = "fail_above")]
     pub of: Option<String>,
-    /// Rules that name categories: default, mxnet, tbd, torch, or a file [default: what fits the runs]
+    /// Rules for categories: default, mxnet, tbd, torch, or a file [default: chosen by the runs]
     #[arg(long, value_name = "PRESET|FILE")]
     pub rules: Option<String>,
-    /// Read files as this format instead of guessing
+    /// Format of files, instead of detection
     #[arg(long, value_parser = formats())]
     pub format: Option<&'static Format>,
     #[command(flatten)]
@@ -87,12 +87,12 @@ impl Diff {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = crate::exit::HELP)]
+#[command(after_help = super::help::after("export", crate::exit::HELP))]
 pub(crate) struct Export {
-    /// A run of the store (r7), a process by its pid, or a recording or log (./FILE)
+    /// A stored run (r7), a pid, or a recording or log (./FILE)
     #[arg(value_name = "RUN|PID|FILE")]
     pub run: String,
-    /// Only this process of a recording with several
+    /// Select a process of a recording with several
     #[arg(long, value_name = "PID")]
     pub pid: Option<u32>,
     #[command(flatten)]
@@ -117,39 +117,39 @@ impl Export {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = crate::exit::HELP)]
+#[command(after_help = super::help::after("runs", crate::exit::HELP))]
 pub(crate) struct Runs {
-    /// One JSON array
+    /// Print a JSON array
     #[arg(long)]
     pub json: bool,
-    /// Only those of this user: name or uid
+    /// Runs of this user: name or uid
     #[arg(long, value_name = "USER")]
     pub user: Option<String>,
-    /// Only those of this job: its id, or the name that `run --name` gave it
+    /// Runs of this job: its id, or the name given with `run --name`
     #[arg(long, value_name = "ID")]
     pub job: Option<String>,
-    /// Only those with memory on this device: NVML's index, or the beginning of its UUID
+    /// Runs with memory on this device: NVML index or UUID prefix
     #[arg(long, value_name = "N|UUID")]
     pub device: Option<String>,
-    /// Only those that had not ended before: 2h (ago), 10:30, 2026-11-20T10:30, @seconds
+    /// Runs that ended after this time: 2h (ago), 10:30, 2026-11-20T10:30, @seconds
     #[arg(long, value_name = "TIME")]
     pub since: Option<When>,
-    /// Only those that had begun by then
+    /// Runs that began before this time
     #[arg(long, value_name = "TIME")]
     pub until: Option<When>,
-    /// Only those that are so
+    /// Runs in this state
     #[arg(long, value_parser = STATES)]
     pub state: Option<String>,
-    /// Only those in which memory ran out, or is suspected to have
+    /// Runs with an out-of-memory error, or a suspected one
     #[arg(long)]
     pub oom: bool,
-    /// Only those with this in their command, file or job; with * and ? all of one of them
+    /// Runs whose command, file or job contains this text, or matches it with * and ?
     #[arg(long, value_name = "TEXT")]
     pub label: Option<String>,
-    /// Order: the newest or largest first
+    /// Order, newest or largest first
     #[arg(long, value_name = "BY", default_value = "stored")]
     pub sort: Order,
-    /// Not more than so many
+    /// Maximum number of runs
     #[arg(long, value_name = "N")]
     pub limit: Option<usize>,
     #[command(flatten)]
@@ -178,11 +178,11 @@ impl From<Order> for Sort {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = crate::exit::HELP)]
+#[command(after_help = super::help::after("explain", crate::exit::HELP))]
 pub(crate) struct Explain {
-    /// As a report, a table or JSON prints it: Untrackable, pool idle, used_bytes, a category, a tag; all words if left out
+    /// A word from a report, table or JSON: Untrackable, pool idle, used_bytes, a category, a tag [default: list all words]
     pub word: Option<String>,
-    /// Whose numbers are shown [default: the live process with most memory, else the latest run]
+    /// Source of the numbers [default: the live process with the most memory, else your latest run]
     #[arg(value_name = "PID|RUN|FILE")]
     pub run: Option<String>,
     /// Rules that name categories: default, mxnet, tbd, torch, or a file [default: what fits the run]

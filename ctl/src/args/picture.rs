@@ -1,4 +1,4 @@
-//! What a report may be of and as: a part of a life, a picture, a trace.
+//! Arguments for a part of a run's life, pictures and traces.
 
 use crate::when::When;
 use clap::{Args, ValueEnum};
@@ -6,37 +6,37 @@ use clap::{Args, ValueEnum};
 /// A part of the run's life.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Window {
-    /// Only the time since then: 90s, 1h30m or 2d ago, 10:30, a date and time, a mark
-    #[arg(long, value_name = "TIME", group = "window", conflicts_with = "job")]
+    /// From this time on: 90s, 1h30m or 2d ago, 10:30, a date and time, or a mark
+    #[arg(long, value_name = "TIME", group = "window", conflicts_with = "job", help_heading = "Filter")]
     pub since: Option<When>,
-    /// What was held at that time, beside what is held now
-    #[arg(long, value_name = "TIME", group = "window", conflicts_with = "job")]
+    /// Composition at this time, beside the latest
+    #[arg(long, value_name = "TIME", group = "window", conflicts_with = "job", help_heading = "Filter")]
     pub at: Option<When>,
-    /// Only from one time to another
-    #[arg(long, value_name = "A,B", group = "window", conflicts_with = "job", value_parser = crate::when::two)]
+    /// From one time to another
+    #[arg(long, value_name = "A,B", group = "window", conflicts_with = "job", value_parser = crate::when::two, help_heading = "Filter")]
     pub between: Option<(When, When)>,
 }
 
 /// A picture instead (docs/pictures.md).
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Picture {
-    /// A picture for pages
-    #[arg(long, groups = ["form", "drawn"], conflicts_with_all = ["steps", "growth", "iterations", "counters"])]
+    /// Draw a picture as SVG
+    #[arg(long, groups = ["form", "drawn"], conflicts_with_all = ["steps", "growth", "iterations", "counters"], help_heading = "Format")]
     pub svg: bool,
-    /// The same for print
-    #[arg(long, groups = ["form", "drawn"], conflicts_with_all = ["steps", "growth", "iterations", "counters"])]
+    /// Draw a picture as PDF
+    #[arg(long, groups = ["form", "drawn"], conflicts_with_all = ["steps", "growth", "iterations", "counters"], help_heading = "Format")]
     pub pdf: bool,
-    /// The same as pixels
-    #[arg(long, groups = ["form", "drawn"], conflicts_with_all = ["steps", "growth", "iterations", "counters"])]
+    /// Draw a picture as PNG
+    #[arg(long, groups = ["form", "drawn"], conflicts_with_all = ["steps", "growth", "iterations", "counters"], help_heading = "Format")]
     pub png: bool,
-    /// What it shows [default: peak; of several runs compare]
-    #[arg(long, value_name = "WHAT", requires = "drawn")]
+    /// Kind of picture [default: peak; for several runs compare]
+    #[arg(long, value_name = "WHAT", requires = "drawn", help_heading = "Format")]
     pub plot: Option<Plot>,
-    /// What stands above it
-    #[arg(long, value_name = "TEXT", requires = "drawn")]
+    /// Title of the picture
+    #[arg(long, value_name = "TEXT", requires = "drawn", help_heading = "Format")]
     pub title: Option<String>,
-    /// Categories of at most this share are one part of it, named below it
-    #[arg(long, value_name = "PERCENT", requires = "drawn", value_parser = super::typed::percent)]
+    /// Merge categories of at most this share
+    #[arg(long, value_name = "PERCENT", requires = "drawn", value_parser = super::typed::percent, help_heading = "Format")]
     pub hide_below: Option<f64>,
 }
 
@@ -51,9 +51,9 @@ impl Picture {
 pub(crate) enum Plot {
     /// Layers and data structures at the peak, as two stacked bars
     Peak,
-    /// A bar per category at the peak
+    /// One bar for each category at the peak
     Categories,
-    /// What was held over time
+    /// Memory over time
     Timeline,
     /// The peaks of several runs side by side
     Compare,
@@ -73,14 +73,14 @@ impl From<Plot> for gpumem_report::plot::Picture {
 /// For other tools (docs/pictures.md).
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Traced {
-    /// A trace for Perfetto and chrome://tracing
-    #[arg(long, group = "form", conflicts_with_all = ["steps", "growth", "iterations", "counters"])]
+    /// Write a trace for Perfetto and chrome://tracing
+    #[arg(long, group = "form", conflicts_with_all = ["steps", "growth", "iterations", "counters"], help_heading = "Format")]
     pub chrome_trace: bool,
-    /// Stacks at the peak for flame graphs: frames;of;a;path bytes
-    #[arg(long, group = "form", conflicts_with_all = ["steps", "growth", "iterations", "counters"])]
+    /// Write the peak as collapsed stacks for flame graphs: frames;of;a;path bytes
+    #[arg(long, group = "form", conflicts_with_all = ["steps", "growth", "iterations", "counters"], help_heading = "Format")]
     pub collapsed: bool,
-    /// Nested JSON of the peak for treemaps: {name, children} or {name, value}
-    #[arg(long, group = "form", conflicts_with_all = ["steps", "growth", "iterations", "counters"])]
+    /// Write the peak as nested JSON for treemaps: {name, children} or {name, value}
+    #[arg(long, group = "form", conflicts_with_all = ["steps", "growth", "iterations", "counters"], help_heading = "Format")]
     pub treemap: bool,
 }
 

@@ -8,9 +8,9 @@
 //! DIR/fish/vendor_completions.d/gpumemctl.fish
 //! ```
 
-use crate::args::{Cli, Generate};
+use crate::args::Generate;
 use anyhow::{Context, Result};
-use clap::{Command, CommandFactory};
+use clap::Command;
 use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, bold, roman};
@@ -42,7 +42,7 @@ const FILES: &[(&str, &str)] = &[
 
 /// Writes them, in place of what is there.
 pub(crate) fn run(args: &Generate) -> Result<()> {
-    let mut cli = Cli::command().disable_help_subcommand(true);
+    let mut cli = crate::args::command();
     for (shell, folder, file) in COMPLETIONS {
         // The generator sees hidden commands too, and offers them.
         let mut shown = shown(&cli);

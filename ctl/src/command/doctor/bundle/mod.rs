@@ -36,7 +36,7 @@ const LOG_LINES: usize = 200;
 pub(super) fn write(args: &Args, told: &DoctorReport) -> Result<()> {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let path = match &args.bundle {
-        Some(path) if !path.as_os_str().is_empty() => path.clone(),
+        Some(Some(path)) => path.clone(),
         _ => PathBuf::from(format!("gpumem-doctor-{since}.tar.gz")),
     };
     if path.symlink_metadata().is_ok() {
