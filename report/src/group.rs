@@ -64,7 +64,7 @@ pub struct Line {
 }
 
 /// Names of the columns with amounts; `predates` only where it is not nothing, `peak` where it is asked for.
-pub(crate) const COLUMNS: [&str; 6] = ["used", "predates", "tracked", "idle", "gap", "peak"];
+pub(crate) const COLUMNS: [&str; 6] = ["used", "predates", "tracked", "idle", "Untrackable", "peak"];
 const PREDATES: usize = 1;
 const PEAK: usize = 5;
 /// Its index of `tracked`.
@@ -265,10 +265,10 @@ mod tests {
         assert_eq!(
             printed,
             [
-                "device   used  tracked  idle  gap  (bytes)",
-                "a         600      100     0  500",
-                "b\\u{1b}    50        -     -    -",
-                "sum       650      100     0  500  of what is known",
+                "device   used  tracked  idle  Untrackable  (bytes)",
+                "a         600      100     0          500",
+                "b\\u{1b}    50        -     -            -",
+                "sum       650      100     0          500  of what is known",
             ]
         );
         assert_eq!(table(&[""], &[known]).len(), 2, "one row needs no sum");

@@ -195,7 +195,7 @@ pub fn line(report: &Report<'_>, device: &Device) -> Option<String> {
     parts.extend(told.pool_slack.and_then(|slack| Some(format!("pool slack {}", moving(&slack, told.per)?))));
     match told.gap {
         Some(gap) if is_judged(&gap) || !parts.is_empty() => {
-            parts.push(format!("gap {}", said(&gap, told.per, "")));
+            parts.push(format!("Untrackable {}", said(&gap, told.per, "")));
         }
         _ => {}
     }
@@ -276,7 +276,7 @@ fn of_device(report: &Report<'_>, told: &GrowthReport, growth: &Growth, all: boo
         }
     }
     rows.extend(told.pool_slack.as_ref().map(|slack| ("pool slack".to_owned(), Some(slack))));
-    rows.extend(told.gap.as_ref().map(|gap| ("gap".to_owned(), Some(gap))));
+    rows.extend(told.gap.as_ref().map(|gap| ("Untrackable".to_owned(), Some(gap))));
     let rates = rows.iter().filter_map(|(_, judgement)| (*judgement)?.bytes_per_unit);
     let unit = unit(rates.map(f64::abs).fold(0.0, f64::max));
     let mut table =

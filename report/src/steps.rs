@@ -34,7 +34,7 @@ pub fn text(report: &Report<'_>) -> String {
         lines.push("no GPU memory was seen".to_owned());
     }
     if run.clock == Clock::Lines {
-        lines.push("a log has no events of the driver: what changed the gap is not known".to_owned());
+        lines.push("a log has no driver events: causes of changes of Untrackable are unknown".to_owned());
     }
     let marks = &run.coverage.marks;
     for mark in marks.iter().skip(marks.len().saturating_sub(MOST_MARKS)) {
@@ -49,7 +49,7 @@ fn list(device: &Device, times: Times, title: &str, lines: &mut Vec<String>) {
     let steps = grouped(&device.details.steps);
     lines.push(title.to_owned());
     if steps.is_empty() {
-        lines.push("the gap did not change, or nobody saw it change".to_owned());
+        lines.push("no change of Untrackable was observed".to_owned());
         return;
     }
     let mut order: Vec<&Step> = steps.iter().collect();
@@ -77,7 +77,7 @@ fn list(device: &Device, times: Times, title: &str, lines: &mut Vec<String>) {
     if order.len() > 1 {
         table.row(["sum".to_owned(), unit.print_signed(total)]);
     }
-    lines.push(format!("steps of its gap, without rounding, in {}", unit.name));
+    lines.push(format!("changes of Untrackable, not rounded, in {}", unit.name));
     lines.extend(table.lines());
 }
 

@@ -350,7 +350,7 @@ fn oom(entry: &Oom, thread: u32) -> Event<'_> {
 fn gap(step: &Step, thread: u32) -> Event<'_> {
     let unit = Unit::for_largest(step.bytes);
     let sign = if step.bytes < 0 { "" } else { "+" };
-    let name = format!("gap {sign}{} {}: {}", unit.amount(step.bytes), unit.name, step.cause);
+    let name = format!("Untrackable {sign}{} {}: {}", unit.amount(step.bytes), unit.name, step.cause);
     let args = || {
         let mut args = Map::from_iter([
             ("bytes".to_owned(), step.bytes.into()),

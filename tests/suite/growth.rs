@@ -85,7 +85,7 @@ fn leaking_tag_is_reported_with_its_rate() {
     let structures = json["structures"].as_array().expect("structures");
     assert_eq!(structures.iter().filter(|name| name["verdict"] == "growing").count(), 1, "{structures:?}");
     assert!(line.starts_with("growth: tracked +4.0 MiB per step over 2"), "{line}");
-    assert!(line.ends_with("% sure): history +4.0; gap flat"), "{line}");
+    assert!(line.ends_with("% sure): history +4.0; Untrackable flat"), "{line}");
     let row = table.lines().find(|line| line.trim_start().starts_with("history ")).expect("a row");
     assert!(row.contains(" +4.0  growing "), "{row}");
 }
@@ -96,7 +96,7 @@ fn gap_drift_is_distinguished_from_tracked_growth() {
     grows(&json["gap"], 4.0 * MIB);
     assert_eq!(json["tracked"]["verdict"], "flat", "{}", json["tracked"]);
     assert!(line.starts_with("growth: tracked flat over 2"), "{line}");
-    assert!(line.contains(" steps; gap +4.0 MiB per step ("), "{line}");
+    assert!(line.contains(" steps; Untrackable +4.0 MiB per step ("), "{line}");
 }
 
 #[test]
@@ -107,5 +107,8 @@ fn large_temporary_activations_are_not_growth() {
     }
     assert_eq!(json["tracked"]["verdict"], "flat", "{json}");
     assert!(json["tags"].as_array().expect("tags").iter().all(|tag| tag["verdict"] == "flat"), "{json}");
-    assert!(line.starts_with("growth: tracked flat over 2") && line.ends_with("; gap flat"), "{line}");
+    assert!(
+        line.starts_with("growth: tracked flat over 2") && line.ends_with("; Untrackable flat"),
+        "{line}"
+    );
 }

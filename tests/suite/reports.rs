@@ -393,7 +393,7 @@ fn columns_that_span_days_show_dates() {
     run.devices[0].peak.gap_distance_ns = -40_300_000;
     let text = text_of(&run, By::Layer, Some(80));
     assert!(text.contains(" 2026-11-21 01:46:40Z  2026-11-20 01:46:40Z\n"), "{text}");
-    assert!(text.contains("\n~ the gap was measured 40.3 ms before the peak\n"), "{text}");
+    assert!(text.contains("\n~ Untrackable was measured 40.3 ms before the peak\n"), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
 }
 

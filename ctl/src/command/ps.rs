@@ -47,7 +47,7 @@ pub(super) fn only(ps: &mut Ps, name: &str) -> Result<()> {
 }
 
 /// Right-aligned columns.
-pub(super) const HEADS: [&str; 8] = ["GPU", "PID", "USER", "STATE", "USED", "TRACKED", "IDLE", "GAP"];
+pub(super) const HEADS: [&str; 8] = ["GPU", "PID", "USER", "STATE", "USED", "TRACKED", "IDLE", "UNTRACK"];
 /// Those that are left-aligned.
 pub(super) const LEFT: [bool; 8] = [true, false, true, true, false, false, false, false];
 
@@ -309,18 +309,18 @@ mod tests {
         assert_eq!(
             table(&machine(), None),
             "\
-GPU   PID USER    STATE       USED TRACKED  IDLE   GAP COMMAND
-0   60021 svc-llm covered   70,112  68,790     0 1,322 vllm
-                  free      10,824                     (system 623)
-3   41873 alice   covered   71,204  69,918 8,648 1,286 python train.py rank 3
-3   52110 bob     uncovered  3,310       -     -     - - (why: doctor 52110)
-                  free       6,358                     (system 623, unaccounted 64)
+GPU   PID USER    STATE       USED TRACKED  IDLE UNTRACK COMMAND
+0   60021 svc-llm covered   70,112  68,790     0   1,322 vllm
+                  free      10,824                       (system 623)
+3   41873 alice   covered   71,204  69,918 8,648   1,286 python train.py rank 3
+3   52110 bob     uncovered  3,310       -     -       - - (why: doctor 52110)
+                  free       6,358                       (system 623, unaccounted 64)
 MiB; next: gpumemctl report PID
 "
         );
         let narrow = table(&machine(), Some(60));
         assert!(narrow.lines().all(|line| line.chars().count() <= 60), "{narrow}");
-        assert!(table(&machine(), Some(10)).contains("8,648 1,286\n"), "numbers are not cut");
+        assert!(table(&machine(), Some(10)).contains("8,648   1,286\n"), "numbers are not cut");
     }
 
     #[test]
@@ -339,10 +339,11 @@ MiB; next: gpumemctl report PID
         (ps.devices[1].unified, ps.devices[1].system_bytes) = (true, None);
         ps.devices[1].unaccounted_bytes = Some(687 * MIB as i64);
         let text = table(&ps, None);
-        let line = "                  available  6,358                     (unified, rest of the host 687)\n";
+        let line =
+            "                  available  6,358                       (unified, rest of the host 687)\n";
         assert!(text.contains(line), "{text}");
         assert!(
-            text.contains("                  free      10,824                     (system 623)\n"),
+            text.contains("                  free      10,824                       (system 623)\n"),
             "{text}"
         );
     }
@@ -360,14 +361,14 @@ MiB; next: gpumemctl report PID
         assert!(text.contains(" late,stale 71,204 "), "{text}");
         assert!(text.contains("rank 3 (4.2 s old, why: doctor 41873)"), "{text}");
         assert!(
-            text.contains(" uncovered       -       -     -     - - (no permission\\u{1b}, why: "),
+            text.contains(" uncovered       -       -     -       - - (no permission\\u{1b}, why: "),
             "{text}"
         );
         assert!(text.contains(" NOT FRESH: timeout, read 12.3 s ago\n"), "{text}");
         (ps.processes[2].pid, ps.processes[2].user) = (0, None);
         let text = table(&ps, None);
         assert!(
-            text.contains("3       - -       uncovered       -       -     -     - - (no permission"),
+            text.contains("3       - -       uncovered       -       -     -       - - (no permission"),
             "{text}"
         );
         assert!(!text.contains("doctor 0"), "{text}");

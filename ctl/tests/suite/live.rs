@@ -44,7 +44,7 @@ fn ps_shows_what_holds_the_devices() {
     daemon.says("GET /v1/ps", 200, machine());
     let text = stdout(&folder.run(&["ps"]));
     assert!(
-        text.contains("\n3   41873 alice covered 71,204  69,918 8,648 1,286 python train.py\n"),
+        text.contains("\n3   41873 alice covered 71,204  69,918 8,648   1,286 python train.py\n"),
         "{text}"
     );
     assert!(text.contains(" free    10,355\n"), "{text}");
@@ -199,7 +199,7 @@ fn a_launcher_is_the_table_of_its_children() {
     assert!(rows[0].starts_with("rank  pid  device "), "{text}");
     let starts: Vec<&str> = rows[1..].iter().map(|row| &row[..9]).collect();
     assert_eq!(starts, ["0     100", "1     101", "-     102", "sum      "], "{text}");
-    assert!(rows[3].contains("5.0        -     -    -  train.py (uncovered)"), "{text}");
+    assert!(rows[3].contains("5.0        -     -            -  train.py (uncovered)"), "{text}");
     assert!(rows[4].ends_with("of what is known"), "{text}");
     assert_eq!(
         text.replace(&format!("started by pid {launcher}"), "").lines().nth(3),

@@ -540,7 +540,7 @@ fn a_pipe_gets_one_frame() {
     let mut command = site.folder.command(&["top"]);
     let text = stdout(&command.env("LC_ALL", "C.UTF-8").output().expect("gpumemctl"));
     assert!(text.lines().count() == 8 && !text.contains('\x1b'), "{text}");
-    assert!(text.contains(" 71,204  69,918 8,648 1,286 python train.py rank 3  job night\n"), "{text}");
+    assert!(text.contains(" 71,204  69,918 8,648   1,286 python train.py rank 3  job night\n"), "{text}");
     let run = run_of(41873, "night", None);
     site.daemon.runs("?pid=41873", &[&run]);
     let mut command = site.folder.command(&["top", "41873", "--once"]);

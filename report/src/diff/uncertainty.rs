@@ -98,7 +98,10 @@ fn of_device(
         None => {}
     }
     if moment.stale {
-        say("stale", "its sample was closed without the agent's word: the gap is not certain".into());
+        say(
+            "stale",
+            "its sample was closed before the agent's records arrived: Untrackable is uncertain".into(),
+        );
     }
     match (&moment.used_absence, moment.used_bytes()) {
         (_, None) => {
@@ -107,14 +110,14 @@ fn of_device(
                 .used_absence
                 .as_ref()
                 .map_or("NVML was not read".to_owned(), |why| format!("NVML says {why}"));
-            say("no_sample", format!("used and the gap are not known: {why}"));
+            say("no_sample", format!("used and Untrackable are unknown: {why}"));
         }
         (Some(why), Some(_)) => say(
             "old_sample",
             format!("NVML's newest reading has no number ({why}): an older one is compared"),
         ),
         (None, Some(_)) if moment.gap_distance_ns != 0 => {
-            say("carried", "its gap was measured at another moment than its peak (~)".into());
+            say("carried", "Untrackable was measured at another time than the peak (~)".into());
         }
         _ => {}
     }

@@ -236,7 +236,15 @@ fn nearest(word: &str, known: &[String]) -> Vec<String> {
         .collect();
     near.sort();
     near.dedup_by(|a, b| a.1 == b.1);
-    near.into_iter().take(OFFERED).map(|(_, name)| name.clone()).collect()
+    // "untrackabel" means Untrackable, not its abbreviation UNTRACK.
+    let is_whole = |name: &str, part: &str| {
+        name.len() > part.len() && name.starts_with(part) && {
+            distance(&word, &name.chars().collect::<Vec<_>>()) <= 1 + word.len() / 3
+        }
+    };
+    let is_abbreviation = |part: &str| near.iter().any(|(_, name)| is_whole(&plain(name), part));
+    let offered = near.iter().filter(|(_, name)| !is_abbreviation(&plain(name)));
+    offered.take(OFFERED).map(|(_, name)| (*name).clone()).collect()
 }
 
 /// Letters that must be changed, added or left out.

@@ -3,7 +3,7 @@
 function draw(all, width) {
   const { process, device, course, positions, events, end } = all;
   const bands = stacked(all.bands, positions.length);
-  const lanes = [["gap", "gap"], ["mark", "marks"], ["oom", "OOM"], ["suspected", "suspect"], ["refused", "refused"]].filter(([kind]) => events.some((event) => event.kind === kind));
+  const lanes = [["gap", "changes"], ["mark", "marks"], ["oom", "OOM"], ["suspected", "suspect"], ["refused", "refused"]].filter(([kind]) => events.some((event) => event.kind === kind));
   const height = HEIGHT + lanes.length * LANE;
   const plotted = { left: MARGIN.left, right: width - MARGIN.right, top: MARGIN.top, bottom: HEIGHT - MARGIN.bottom };
   const times = [...positions.map((at) => at.t), ...course.buckets.map((bucket) => bucket[0]), ...events.map((event) => event.t), end, device.peak_t];

@@ -61,8 +61,8 @@ function gapSteps(process, device) {
     h("td", { class: "barcell", "aria-hidden": "true" }, sized(h("span", { class: "bar " + (step.bytes < 0 ? "smaller" : "untrackable") }), { width: `${(100 * Math.abs(step.bytes)) / most}%` })),
     h("td", {}, h("bdi", {}, step.what), step.note ? h("span", { class: "soft" }, " · ", h("bdi", {}, step.note)) : null)));
   if (restCount) body.push(h("tr", {}, h("th", { scope: "row" }), plus(shown[shown.length - 1], restBytes), h("td"), h("td", {}, `(${thousands(restCount)} more)`)));
-  return section("gap", "Gap", "How the gap came to be what it is",
-    h("div", { class: "scroll tall", tabindex: "0", role: "group", "aria-label": "steps of the gap" }, h("table", {}, h("caption", {}, `steps of used - tracked, without rounding, in ${unit().name}`),
+  return section("gap", "Untrackable", "Changes of Untrackable with their causes",
+    h("div", { class: "scroll tall", tabindex: "0", role: "group", "aria-label": "changes of Untrackable" }, h("table", {}, h("caption", {}, `changes of used - tracked, not rounded, in ${unit().name}`),
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "time"), h("th", { class: "n", scope: "col" }, unit().name), h("th", { class: "barcell", "aria-hidden": "true" }), h("th", { scope: "col" }, "cause, and where"))),
       h("tbody", {}, body), h("tfoot", {}, h("tr", {}, h("th", { scope: "row" }, "sum"), plus(round(total), total), h("td"), h("td"))))));
 }

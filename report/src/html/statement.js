@@ -103,6 +103,6 @@ function statement(process, device) {
     });
   };
   move(null);
-  const note = h("p", { class: "soft", id: "statement-note" }, "Every column adds up as printed.", isCarried ? " ~ rests on a gap that was measured at another time." : "");
+  const note = h("p", { class: "soft", id: "statement-note" }, "Every column adds up as printed.", isCarried ? " ~ contains Untrackable measured at another time." : "");
   return { table: h("div", {}, h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "summary" }, table), note), move };
 }

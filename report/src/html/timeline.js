@@ -87,7 +87,7 @@ function courseOf(process, device) {
     { code: "untrackable", bytes: positions.map((at) => (course.t.length ? at.gap ?? 0 : 0)), name: "Untrackable" },
   ]).filter((band) => band.bytes.some((bytes) => bytes !== 0));
   const events = [
-    ...detail.steps.map((step) => ({ kind: "gap", t: step.t, text: `gap ${signed(step.bytes)} ${unit().name}: ${step.what}`, up: step.bytes >= 0 })),
+    ...detail.steps.map((step) => ({ kind: "gap", t: step.t, text: `Untrackable ${signed(step.bytes)} ${unit().name}: ${step.what}`, up: step.bytes >= 0 })),
     ...(detail.marks || []).map((mark) => ({ kind: "mark", t: mark.t, text: "mark: " + mark.name, name: mark.name })),
     ...detail.ooms.map((oom) => ({ kind: oom.kind, t: oom.t, text: oom.lines[0] ?? "out of memory" })),
   ].sort((a, b) => a.t - b.t);

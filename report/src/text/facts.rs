@@ -29,14 +29,14 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
                 let most = device.last.gap_distance_ns.unsigned_abs().max(gap_ns.unsigned_abs());
                 let distance = report.run.clock.distance(most);
                 out.prose(&format!(
-                    "~ the gap is that of the nearest reading that was kept, less than {distance} away"
+                    "~ Untrackable is from the nearest stored sample, less than {distance} away"
                 ));
             }
             Some(window) => {
                 let of = if window.part == WindowKind::At { "that time" } else { "the highest moment" };
-                out.prose(&format!("~ the gap was measured {distance} {side} {of}"));
+                out.prose(&format!("~ Untrackable was measured {distance} {side} {of}"));
             }
-            None => out.prose(&format!("~ the gap was measured {distance} {side} the peak")),
+            None => out.prose(&format!("~ Untrackable was measured {distance} {side} the peak")),
         }
     }
     // A log has no events of the driver: that nothing is known to have happened says nothing there.

@@ -156,7 +156,7 @@ fn a_leak_is_told_per_step_with_its_name_and_nothing_else() {
     assert_eq!(told.tags.len(), 1, "what stands still is not judged: {:?}", told.tags);
     assert_eq!(
         sentence(&run),
-        "growth: tracked +3.0 MiB per step over 360 steps (99.9 % sure): model/cache +3.0; gap flat"
+        "growth: tracked +3.0 MiB per step over 360 steps (99.9 % sure): model/cache +3.0; Untrackable flat"
     );
     assert_eq!(told.gap.map(|gap| gap.verdict), Some(Verdict::Flat));
     let text = table(&report(&run), false);
@@ -169,7 +169,7 @@ fn a_flat_sawtooth_is_flat_and_a_gap_that_drifts_is_not() {
     let mut said = Said::new();
     said.take("model/weights", 4096 * MIB);
     train(&mut said, 100, 0);
-    assert_eq!(sentence(&said.run()), "growth: tracked flat over 90 steps; gap flat");
+    assert_eq!(sentence(&said.run()), "growth: tracked flat over 90 steps; Untrackable flat");
     for _ in 0..100 {
         said.gap += 2 * MIB;
         train(&mut said, 1, 0);
@@ -180,7 +180,7 @@ fn a_flat_sawtooth_is_flat_and_a_gap_that_drifts_is_not() {
     let rate = gap.bytes_per_unit.expect("a rate") / (2 * MIB) as f64;
     assert!((0.95..1.05).contains(&rate), "{gap:?}");
     assert!(sentence(&run).starts_with("growth: tracked flat over "), "{}", sentence(&run));
-    assert!(sentence(&run).contains("; gap +2.0 MiB per step (99.9 % sure)"), "{}", sentence(&run));
+    assert!(sentence(&run).contains("; Untrackable +2.0 MiB per step (99.9 % sure)"), "{}", sentence(&run));
 }
 
 #[test]

@@ -310,7 +310,7 @@ const KEYS: [(&str, &str); 17] = [
     ("d", "of a process on several devices: the next one"),
     ("w", "of a process: a shorter time"),
     ("a", "of a process: every name, however small"),
-    ("o g x i", "of a process: when memory ran out, what grows, steps of the gap, iterations"),
+    ("o g x i", "of a process: when memory ran out, growth, changes of Untrackable, iterations"),
     ("e", "all words that are explained"),
     ("p", "pause: the screen stays as it is"),
     ("Ctrl-L", "draw everything again"),

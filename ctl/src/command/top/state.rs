@@ -219,7 +219,7 @@ impl State {
                 ("a", "all"),
                 ("o", "oom"),
                 ("g", "growth"),
-                ("x", "gap steps"),
+                ("x", "Untrackable"),
             ],
             View::List => &[
                 ("?", "keys"),
