@@ -113,6 +113,7 @@ pub enum Outcome {
 /// A judgement with its numbers.
 #[derive(Debug, Clone, Serialize)]
 pub struct Verdict {
+    /// Result of the judgement.
     pub outcome: Outcome,
     /// Name of the judged number: `used`, `tracked`, a category.
     pub of: String,
