@@ -6,9 +6,9 @@
 //! C  GPU 0 tracked                    {"bytes"}  at exact moments, the peak among them
 //! C  GPU 0 untrackable                {"bytes"}
 //! C  GPU 0 by layer                   {category: bytes, ...}  the same moments; sums to tracked
-//! X  step 17                          an iteration, with what it held
+//! X  step 17                          an iteration, with its memory
 //! C  counter batch                    {"value"}  of the program's own
-//! X  load/decode                      a range of the program's own, in a row of its thread; the latest of them
+//! X  load/decode                      a range of the program's own, in a row of its thread; only the latest ones
 //! i  OOM, gap +12.0 MiB: ...          when memory ran out; when the gap changed
 //! ```
 //!

@@ -6,7 +6,7 @@
 //!       -> Untrackable -> context
 //! ```
 //!
-//! The bytes of a tree add up to `used` at the peak, or to what of it is known.
+//! The bytes of a tree add up to `used` at the peak, or to the known part of it.
 
 use super::Report;
 use super::names::{is_line, library};
