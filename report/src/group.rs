@@ -57,7 +57,7 @@ impl Identity {
 pub struct Line {
     /// Cells left of the amounts.
     pub names: Vec<String>,
-    /// Identity.
+    /// Amounts of the row.
     pub amounts: Identity,
     /// Text right of the amounts.
     pub note: String,

@@ -255,7 +255,7 @@ impl<'r> Report<'r> {
         }
     }
 
-    /// Category of a cell; `None` for `Others`, and for idle and opaque bytes.
+    /// Returns the category of a cell; `None` for `Others`, and for idle and opaque bytes.
     pub fn category(&self, cell: u32, by: By) -> Option<&str> {
         self.categories[by as usize].get(cell as usize)?.as_deref()
     }

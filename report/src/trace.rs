@@ -1,7 +1,7 @@
 //! A run as a trace for Perfetto and chrome://tracing (Trace Event Format): one process, a thread per device.
 //!
 //! ```text
-//! M  process_name, thread_name        who; what a thread's rows are
+//! M  process_name, thread_name        the process; the meaning of a thread's rows
 //! C  GPU 0 used                       {"bytes"}  as NVML read it
 //! C  GPU 0 tracked                    {"bytes"}  at exact moments, the peak among them
 //! C  GPU 0 untrackable                {"bytes"}
@@ -9,7 +9,7 @@
 //! X  step 17                          an iteration, with its memory
 //! C  counter batch                    {"value"}  of the program's own
 //! X  load/decode                      a range of the program's own, in a row of its thread; only the latest ones
-//! i  OOM, gap +12.0 MiB: ...          when memory ran out; when the gap changed
+//! i  OOM, gap +12.0 MiB: ...          an OOM; a change of the gap
 //! ```
 //!
 //! Times are microseconds since the first event of the trace; `otherData` gives that event's time on the run's own clock. Log

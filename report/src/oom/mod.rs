@@ -8,7 +8,6 @@
 //! at           a device around a time: processes that ended then
 //! json         the same as JSON
 //! ```
-//! ```
 
 pub mod at;
 mod holders;
