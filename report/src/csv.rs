@@ -105,7 +105,7 @@ fn is_formula(cell: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// Such a run may come from a daemon of another version, or from a damaged source.
+    /// Such a run may come from a daemon of another version, or from a source that is no daemon.
     #[test]
     fn an_amount_of_a_cell_that_is_not_there_stays_in_the_sum() {
         let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");

@@ -63,7 +63,7 @@ pub struct Line {
     pub note: String,
 }
 
-/// Headings of the amount columns. `predates` is shown only if it is not zero anywhere, `peak` only if set.
+/// Headings of the amount columns. `predates` is shown only if it is not zero in some row, `peak` only if it is set.
 pub(crate) const COLUMNS: [&str; 6] = ["used", "predates", "tracked", "idle", "gap", "peak"];
 const PREDATES: usize = 1;
 const PEAK: usize = 5;

@@ -158,7 +158,8 @@ fn of_device<'r>(
     let buckets = &device.series.buckets;
     let is_point = |time_ns: u64| device.peak_used.is_some_and(|(_, peak_ns)| peak_ns == time_ns);
     for bucket in buckets {
-        // Within a bucket only the last reading's order is known. The peak has its own time and is added below.
+        // Only the last reading of a bucket is drawn, because the times of the others are unknown. The peak has its own time and
+        // is added below.
         if let Some(used) = bucket.used.filter(|_| !is_point(bucket.time_ns)) {
             events.push(counters.bytes(bucket.time_ns, "used", used.last));
         }
