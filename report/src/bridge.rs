@@ -136,8 +136,8 @@ fn part(cell: &gpumem_model::run::Cell, source: Source) -> Part {
     }
 }
 
-/// Returns the framework's total of live blocks and ours, if they differed at the last comparison. They also differ if the framework
-/// had blocks before the agent was loaded.
+/// Returns the framework's total of live blocks and ours, if they differed at the last comparison. They also differ if the
+/// framework had blocks before the agent was loaded.
 pub(super) fn disagreement(device: &Device) -> Option<(u64, u64)> {
     let pool = device.details.pools.iter().find(|pool| pool.name.as_deref() == Some(TORCH))?;
     pool.check.filter(|(own, ours)| own != ours)

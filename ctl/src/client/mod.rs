@@ -152,7 +152,7 @@ impl Daemon {
         list.into_iter().map(|told| self.told(told)).collect()
     }
 
-    /// Returns other users' runs that match a query by time, without their contents; empty if the daemon does not support this.
+    /// Returns pid, user and devices of other users' runs that match a query by time; empty if the daemon does not support this.
     pub(crate) fn hidden(&self, around: Around) -> Vec<HiddenRun> {
         let Around { at_ns, for_ns } = around;
         self.get(&format!("/v1/hidden?around={at_ns}&within={for_ns}"), RUNS).unwrap_or_default()
