@@ -248,12 +248,12 @@ pub(crate) struct SocketPath {
 }
 
 impl SocketPath {
-    /// What was typed.
+    /// Returns the path that was typed.
     pub(crate) fn as_deref(&self) -> Option<&Path> {
         self.socket.as_deref()
     }
 
-    /// As it must be typed again, with a blank before it; empty if it was not typed.
+    /// Returns the option as text for a suggested command, with a leading blank; empty if it was not given.
     pub(crate) fn typed(&self) -> String {
         self.socket
             .as_ref()
@@ -279,7 +279,7 @@ pub(crate) struct Import {
 #[derive(Debug, Clone, Default, Args)]
 #[command(after_help = help::after("report", crate::exit::HELP))]
 pub(crate) struct Report {
-    /// Where none is named, one in which memory ran out is meant.
+    /// Without a name, selects a run in which memory ran out.
     #[arg(skip)]
     pub with_oom: bool,
     /// A pid, also of a launcher; a stored run (r7); a recording or log (./FILE) [default: your latest run]
@@ -389,7 +389,7 @@ pub(crate) struct Oom {
 }
 
 impl Oom {
-    /// The report that it is a part of.
+    /// Returns the arguments of the report that finds the same run.
     pub(crate) fn report(&self) -> Report {
         Report {
             run: self.run.clone(),
@@ -413,11 +413,11 @@ pub(crate) struct StorePath {
     given: Option<PathBuf>,
 }
 
-/// The run store of the system's daemon.
+/// Path of the system daemon's run store.
 const SYSTEM_STORE: &str = "/var/lib/gpumemd/runs.sqlite";
 
 impl StorePath {
-    /// As it must be typed again, with a blank before it; empty if it was not typed.
+    /// Returns the option as text for a suggested command, with a leading blank; empty if it was not given.
     pub(crate) fn typed(&self) -> String {
         self.given
             .as_ref()
@@ -425,11 +425,10 @@ impl StorePath {
             .unwrap_or_default()
     }
 
-    /// Where there is something to read: as [`path`](Self::path), but the system daemon's where the user has
-    /// none.
+    /// Returns the store to read: like [`path`](Self::path), but the system daemon's store if the user has none.
     ///
     /// # Errors
-    /// No home directory is known.
+    /// If no home directory is known.
     pub(crate) fn readable(&self) -> anyhow::Result<PathBuf> {
         let usual = self.path();
         let named =
@@ -442,10 +441,10 @@ impl StorePath {
         }
     }
 
-    /// All stores that are there: the user's and the system daemon's, unless one is named.
+    /// Returns all existing stores: the user's and the system daemon's, or only the one that is named.
     ///
     /// # Errors
-    /// No home directory is known.
+    /// If no home directory is known.
     pub(crate) fn all_readable(&self) -> anyhow::Result<Vec<PathBuf>> {
         let first = self.readable()?;
         let named =
@@ -458,10 +457,10 @@ impl StorePath {
         Ok(all)
     }
 
-    /// The store's path, given or usual.
+    /// Returns the store's path, given or default.
     ///
     /// # Errors
-    /// No home directory is known.
+    /// If no home directory is known.
     pub(crate) fn path(&self) -> anyhow::Result<PathBuf> {
         let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         if let Some(path) = self.given.clone().or_else(|| set("GPUMEM_STORE")) {
@@ -492,7 +491,7 @@ pub(crate) enum ReportRows {
 impl From<ReportRows> for By {
     fn from(rows: ReportRows) -> By {
         match rows {
-            // `Report::by_line` puts lines in the place of layers.
+            // `Report::by_line` puts lines in place of layers.
             ReportRows::Layer | ReportRows::Line => By::Layer,
             ReportRows::Structure => By::Structure,
             ReportRows::Tag => By::Tag,
@@ -510,7 +509,7 @@ impl From<Rows> for By {
     }
 }
 
-/// The formats, as --help and errors list them.
+/// Returns the parser for names of formats, with their descriptions for --help and errors.
 fn formats() -> impl TypedValueParser<Value = &'static Format> {
     let known = FORMATS.iter().map(|format| PossibleValue::new(format.name).help(format.about));
     PossibleValuesParser::new(known).try_map(|name| gpumem_import::format(&name).ok_or("no such format"))

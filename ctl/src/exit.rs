@@ -1,42 +1,42 @@
-//! Exit codes, and which error is which.
+//! Exit codes, and the mapping of errors to them.
 
 use gpumem_report::rules;
 use gpumem_runs::input;
 use gpumem_runs::store::StoreError;
 
-/// Done.
+/// Success.
 pub(crate) const OK: u8 = 0;
-/// Anything without a number of its own.
+/// Failure without its own code.
 pub(crate) const FAILURE: u8 = 1;
-/// The command line is wrong.
+/// Wrong command line.
 pub(crate) const USAGE: u8 = 2;
-/// There is no such file, run or process.
+/// File, run or process not found.
 pub(crate) const NOT_FOUND: u8 = 3;
-/// The file is there, and is not what it should be.
+/// The input has the wrong format or is damaged.
 pub(crate) const BAD_INPUT: u8 = 4;
 /// The run store cannot be read or written.
 pub(crate) const STORE: u8 = 5;
 
-/// No daemon answers, or one of another version.
+/// No daemon answers, or its version differs.
 pub(crate) const DAEMON: u8 = 6;
-/// The daemon does not allow it.
+/// The daemon refused the request.
 pub(crate) const REFUSED: u8 = 7;
 
-/// Of `diff --fail-above`: B exceeds A by more than it may.
+/// `diff --fail-above`: B exceeds A by more than the limit.
 pub(crate) const ABOVE: u8 = 8;
-/// Of `diff --fail-above`: what is known does not tell.
+/// `diff --fail-above`: the known values do not suffice for a decision.
 pub(crate) const UNJUDGED: u8 = 9;
 
-/// Of `doctor`: something is bad.
+/// `doctor`: at least one check failed.
 pub(crate) const SICK: u8 = 10;
 
-/// Of `run`: what it should do for the command it could not do. As env(1), timeout(1) and nohup(1) have it.
+/// `run`: gpumemctl itself failed. The codes of `run` are those of env(1), timeout(1) and nohup(1).
 pub(crate) const RUN_OWN: u8 = 125;
-/// Of `run`: the command is there and cannot be executed.
+/// `run`: the command exists but cannot be executed.
 pub(crate) const RUN_CANNOT_EXECUTE: u8 = 126;
-/// Of `run`: there is no such command.
+/// `run`: the command was not found.
 pub(crate) const RUN_NOT_FOUND: u8 = 127;
-/// Of `run`: the command was ended by a signal; its number is added.
+/// `run`: added to the number of the signal that ended the command.
 pub(crate) const RUN_SIGNAL: u8 = 128;
 
 /// Exit codes in --help.
@@ -53,7 +53,7 @@ input, 5 run store cannot be read, 6 no daemon answers, 7 the daemon refuses";
 pub(crate) const RUN_HELP: &str = "Exit codes: that of the command, 128+N if signal N ended it; 125 failure of \
 gpumemctl, 126 the command cannot be executed, 127 the command was not found";
 
-/// Nobody said where runs are kept.
+/// No path of the run store is known.
 #[derive(Debug)]
 pub(crate) struct NoStore;
 
@@ -65,7 +65,7 @@ impl std::fmt::Display for NoStore {
 
 impl std::error::Error for NoStore {}
 
-/// A file of the right kind in which no process speaks.
+/// A file of the right format that contains no process.
 #[derive(Debug)]
 pub(crate) struct NoProcess(pub std::path::PathBuf);
 
@@ -81,7 +81,7 @@ impl std::fmt::Display for NoProcess {
 
 impl std::error::Error for NoProcess {}
 
-/// Something that does not exist.
+/// Something that was requested does not exist.
 #[derive(Debug)]
 pub(crate) struct NotFound(pub String);
 
@@ -93,7 +93,7 @@ impl std::fmt::Display for NotFound {
 
 impl std::error::Error for NotFound {}
 
-/// Words that mean nothing together.
+/// Arguments that contradict each other.
 #[derive(Debug)]
 pub(crate) struct Usage(pub String);
 
@@ -105,10 +105,10 @@ impl std::fmt::Display for Usage {
 
 impl std::error::Error for Usage {}
 
-/// No daemon could be asked.
+/// No daemon could be reached.
 #[derive(Debug)]
 pub(crate) struct Unreachable {
-    /// Sockets, in the order in which they were looked at, and what was there.
+    /// The sockets that were tried, in order, each with the reason of failure.
     pub tried: Vec<(std::path::PathBuf, String)>,
 }
 
@@ -127,7 +127,7 @@ impl std::fmt::Display for Unreachable {
 
 impl std::error::Error for Unreachable {}
 
-/// A daemon that was found and says nothing.
+/// A daemon was found but does not answer.
 #[derive(Debug)]
 pub(crate) struct NoAnswer(pub String);
 
@@ -139,7 +139,7 @@ impl std::fmt::Display for NoAnswer {
 
 impl std::error::Error for NoAnswer {}
 
-/// A daemon of another version.
+/// The daemon has another version.
 #[derive(Debug)]
 pub(crate) struct TooOld(pub String);
 
@@ -151,7 +151,7 @@ impl std::fmt::Display for TooOld {
 
 impl std::error::Error for TooOld {}
 
-/// What the daemon does not allow.
+/// The daemon refused a request.
 #[derive(Debug)]
 pub(crate) struct Refused(pub String);
 
@@ -163,12 +163,12 @@ impl std::fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// A limit of `diff --fail-above` that does not hold, or of which nobody knows whether it does.
+/// `diff --fail-above` failed: the limit is exceeded, or the comparison is undecided.
 #[derive(Debug)]
 pub(crate) struct Gate {
-    /// It does not hold.
+    /// The limit is exceeded.
     pub is_above: bool,
-    /// What, and by how much.
+    /// The judgement as a sentence.
     pub text: String,
 }
 
@@ -180,7 +180,7 @@ impl std::fmt::Display for Gate {
 
 impl std::error::Error for Gate {}
 
-/// The code of an error: that of the first cause that has one.
+/// Returns the exit code of an error: that of the first cause that has one.
 pub(crate) fn code(error: &anyhow::Error) -> u8 {
     error.chain().find_map(known).unwrap_or(FAILURE)
 }

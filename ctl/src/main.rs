@@ -1,12 +1,12 @@
-//! gpumemctl: arguments, one file, one stored run or one question to the daemon, one text, table or JSON.
+//! gpumemctl: one command, which uses a file, a stored run or a daemon's reply, and prints text, a table or JSON.
 //!
 //! ```text
-//! args       what can be typed
-//! exit       exit codes, and which error is which
-//! client     asking the daemon
-//! command    one file or folder per command
-//! output     standard output: a terminal or a pipe
-//! when       times as people type them
+//! args      command line arguments
+//! exit      exit codes, and the mapping of errors to them
+//! client    requests to the daemon
+//! command   one file or folder for each command
+//! output    standard output: a terminal or a pipe
+//! when      times as users type them
 //! ```
 #![forbid(unsafe_code)]
 
@@ -26,7 +26,7 @@ fn main() -> ExitCode {
         Ok(cli) => run(cli.command),
         Err(help_or_error) => {
             output::explain(&help_or_error);
-            // Of `run`, a code below 125 is always the command's own.
+            // For `run`, codes below 125 always come from the command itself.
             let wrong = if std::env::args_os().nth(1).is_some_and(|word| word == "run") {
                 exit::RUN_OWN
             } else {
@@ -62,7 +62,7 @@ fn run(command: args::Command) -> u8 {
     };
     match done {
         Ok(()) => exit::OK,
-        Err(error) if output::is_broken_pipe(&error) => exit::OK, // the reader has seen enough
+        Err(error) if output::is_broken_pipe(&error) => exit::OK, // the reader closed the pipe early
         Err(error) => output::complain(&error),
     }
 }

@@ -1,4 +1,4 @@
-//! Where answers go: standard output, fitted to a terminal and plain in a pipe, or a file.
+//! Output of documents: to standard output, formatted for a terminal or a pipe, or to a file.
 
 use crate::exit;
 use anyhow::{Context, Result, bail};
@@ -21,13 +21,13 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// The file, unless it is standard output.
+    /// Returns the file's path; `None` for standard output.
     pub(crate) fn path(&self) -> Option<&Path> {
         self.file.as_deref().filter(|path| *path != Path::new("-"))
     }
 }
 
-/// Columns of the terminal; `None` when output is piped.
+/// Returns the width of the terminal in columns; `None` if the output is not a terminal.
 pub(crate) fn width() -> Option<usize> {
     let stdout = io::stdout();
     if !stdout.is_terminal() {
@@ -36,7 +36,7 @@ pub(crate) fn width() -> Option<usize> {
     terminal_size::terminal_size_of(&stdout).map(|(width, _)| usize::from(width.0))
 }
 
-/// Whether the user's locale has more characters than those of ASCII.
+/// Returns whether the user's locale uses UTF-8.
 pub(crate) fn unicode() -> bool {
     let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let locale = set("LC_ALL").or_else(|| set("LC_CTYPE")).or_else(|| set("LANG")).unwrap_or_default();
@@ -44,10 +44,10 @@ pub(crate) fn unicode() -> bool {
     locale.contains("utf-8") || locale.contains("utf8")
 }
 
-/// Writes everything, now.
+/// Writes to standard output and flushes it.
 ///
 /// # Errors
-/// What the system says, a closed pipe among it.
+/// Returns errors of the system, such as a closed pipe.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
@@ -55,11 +55,11 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes a document where it was asked for: into a file, which is there whole or not at all, or to standard output. What
-/// is no text goes to no terminal.
+/// Writes a document to a file or to standard output. A file is written atomically. Binary documents are not written to a
+/// terminal.
 ///
 /// # Errors
-/// The file is there already and was not meant, it cannot be written, or what the system says of standard output.
+/// If the file exists and may not be replaced, or cannot be written, or if standard output fails.
 pub(crate) fn deliver(bytes: &[u8], output: &Output) -> Result<()> {
     let Some(path) = output.path() else {
         let is_text = std::str::from_utf8(bytes).is_ok() && !bytes.starts_with(b"%PDF");
@@ -74,10 +74,10 @@ pub(crate) fn deliver(bytes: &[u8], output: &Output) -> Result<()> {
     write_file(path, bytes, output.force).with_context(|| path.display().to_string())
 }
 
-/// The same of a text that is not made before it is written.
+/// Like [`deliver`], for a document that is produced while it is written.
 ///
 /// # Errors
-/// As [`deliver`].
+/// As for [`deliver`].
 pub(crate) fn deliver_by(write: &dyn Fn(&mut dyn Write) -> io::Result<()>, output: &Output) -> Result<()> {
     let Some(path) = output.path() else {
         let mut out = BufWriter::new(io::stdout().lock());
@@ -98,7 +98,7 @@ fn fill_file(path: &Path, write: &dyn Fn(&mut dyn Write) -> io::Result<()>, forc
         write(&mut out)?;
         out.flush().map_err(Into::into)
     };
-    // A link is followed; a pipe or a device cannot be replaced, and takes what is written.
+    // A link is followed. A pipe or device cannot be replaced and is written directly.
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let there = fs::metadata(&target).ok();
     match &there {
@@ -122,7 +122,7 @@ fn fill_file(path: &Path, write: &dyn Fn(&mut dyn Write) -> io::Result<()>, forc
     match renameat_with(CWD, &beside.0, CWD, &target, RenameFlags::NOREPLACE) {
         Ok(()) => Ok(()),
         Err(rustix::io::Errno::EXIST) => Err(exists()),
-        // A file system that cannot refuse: it was looked at above.
+        // The file system does not support this flag. The file did not exist at the check above.
         Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
             fs::rename(&beside.0, &target).map_err(Into::into)
         }
@@ -134,13 +134,13 @@ fn exists() -> anyhow::Error {
     anyhow::anyhow!("is there already: give another name, or --force to replace it")
 }
 
-/// A file beside the one that is meant, gone when it has not become that one.
+/// A temporary file next to the target. It is deleted unless it was renamed to the target.
 struct Beside(PathBuf);
 
 impl Beside {
     fn of(target: &Path) -> Result<Self> {
         let name = target.file_name().context("names no file")?;
-        // A name may be as long as a file system allows.
+        // The target's name may have the maximum length of the file system already.
         let kept: String = name.to_string_lossy().chars().take(32).collect();
         Ok(Beside(target.with_file_name(format!(".{kept}.{}.part", std::process::id()))))
     }
@@ -148,12 +148,12 @@ impl Beside {
 
 impl Drop for Beside {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0); // after a rename there is none
+        let _ = fs::remove_file(&self.0); // does not exist after the rename
     }
 }
 
-/// Says on standard error what went wrong, with causes that are not said already, and returns the exit
-/// code. Names in it may come from strangers.
+/// Prints an error on standard error, with causes that its text does not contain yet, and returns the exit code. The text is
+/// cleaned, because names in it may be untrusted.
 pub(crate) fn complain(error: &anyhow::Error) -> u8 {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -162,13 +162,13 @@ pub(crate) fn complain(error: &anyhow::Error) -> u8 {
         }
     }
     let lines: Vec<String> = text.lines().map(clean).collect();
-    // Standard error may be full or closed: the exit code still tells.
+    // Standard error may be closed or full; the exit code still reports the failure.
     let _ = writeln!(io::stderr(), "gpumemctl: {}", lines.join("\n"));
     exit::code(error)
 }
 
-/// Says what is wrong with the arguments, or what was asked of them. A file's name may have come among them by a pattern of the shell,
-/// from whoever named the file.
+/// Prints an argument error or help. Errors are cleaned, because a file name among the arguments may come from a shell pattern
+/// and thus from another user.
 pub(crate) fn explain(help_or_error: &clap::Error) {
     let is_harmless =
         |argument: std::ffi::OsString| argument.to_str().is_some_and(|text| clean(text) == *text);
@@ -181,7 +181,7 @@ pub(crate) fn explain(help_or_error: &clap::Error) {
     let _ = writeln!(io::stderr(), "{}", lines.join("\n"));
 }
 
-/// Whether the reader of our output has gone.
+/// Returns whether the reader of the output has closed the pipe.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let broken = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
     error.downcast_ref::<io::Error>().is_some_and(broken)

@@ -1,4 +1,5 @@
-//! docs/reference-cli.md, as the argument parser has it; and every `gpumemctl` in the documents, taken by that parser.
+//! Tests that docs/reference-cli.md matches the argument parser, and that the parser accepts every `gpumemctl` command in the
+//! documents.
 
 #[path = "../../tests/src/markdown.rs"]
 mod markdown;
@@ -22,7 +23,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_owned()
 }
 
-/// As it is typed.
+/// Returns an argument as the user types it.
 fn typed(arg: &Arg) -> String {
     let values: String =
         arg.get_value_names().unwrap_or_default().iter().map(|name| name.to_string()).collect();
@@ -119,7 +120,7 @@ fn the_page_is_what_the_parser_has() {
     );
 }
 
-/// A word of a document, as somebody would type it.
+/// Replaces a placeholder in a document by a value.
 fn meant(word: &str) -> String {
     let stands_for = [
         ("PID", "4711"),
@@ -136,7 +137,7 @@ fn meant(word: &str) -> String {
     stands_for.iter().find(|(name, _)| *name == word).map_or(word, |(_, typed)| typed).to_owned()
 }
 
-/// What is written in the line: `[X]` may be left out, `A|B` is either, `X...` several.
+/// Expands usage notation: `[X]` is optional, `A|B` is either, `X...` is repeated.
 fn usages(code: &str) -> Vec<String> {
     let code = code.replace(" ...", "").replace("...", "");
     let (Some(open), Some(close)) = (code.find(" ["), code.find(']')) else {
@@ -172,7 +173,7 @@ fn lacks_a_value(error: &clap::Error) -> bool {
     }
 }
 
-/// Whether the command has every option that is named.
+/// Returns whether the command has every named option.
 fn options_exist(arguments: &[String]) -> bool {
     let cli = Cli::command();
     let words = arguments.iter().take_while(|word| !word.starts_with('-'));
@@ -200,13 +201,13 @@ fn documents() -> Vec<PathBuf> {
 #[test]
 fn every_command_line_of_the_documents_is_taken() {
     let (mut taken, mut wrong) = (0, Vec::new());
-    // What stands in a sentence may be the name of an option and no whole command.
+    // Inline code may be the name of an option instead of a whole command.
     let mut parse = |path: &Path, line: usize, code: &str, is_whole: bool| {
         for words in markdown::simple(code) {
             let Some(arguments) = markdown::called(&words, "gpumemctl") else { continue };
             if arguments.is_empty() || arguments.iter().any(|word| word == "COMMAND" && arguments.len() == 2)
             {
-                continue; // the program by its name; `gpumemctl COMMAND --help`
+                continue; // only the program's name, or `gpumemctl COMMAND --help`
             }
             let typed =
                 std::iter::once("gpumemctl".to_owned()).chain(arguments.iter().map(|word| meant(word)));

@@ -1,13 +1,13 @@
-//! Times as people type them.
+//! Times as users type them.
 //!
-//! | typed | means |
+//! | typed | meaning |
 //! |---|---|
-//! | `90s`, `10m`, `1h30m`, `2d` | so long ago: before now, or before the end of a run that is over |
-//! | `10:30`, `10:30:15` | the latest such moment, in the user's time zone; in UTC with a `Z` |
-//! | `2026-11-20`, `2026-11-20T10:30[:15]`, with `Z`, `+01:00` or without a zone | that moment; without a zone in the user's |
+//! | `90s`, `10m`, `1h30m`, `2d` | time before now, or before the end of a finished run |
+//! | `10:30`, `10:30:15` | the latest such time of day, in the user's time zone; in UTC with a `Z` |
+//! | `2026-11-20`, `2026-11-20T10:30[:15]`, with `Z`, `+01:00` or without a zone | that moment; without a zone, in the user's |
 //! | `@1795170600` | seconds since 1970 |
-//! | `+12.5s` | as reports print times where no wall clock is known |
-//! | `1234` | a line, where times are lines of a log |
+//! | `+12.5s` | the form in which reports print times without a wall clock |
+//! | `1234` | a line number, if times are lines of a log |
 //! | `warm-up`, `mark:10:30` | a mark of that name |
 
 use gpumem_model::run::{Clock, Run};
@@ -15,7 +15,7 @@ use jiff::Timestamp;
 use jiff::civil::{Date, DateTime, Time};
 use jiff::tz::TimeZone;
 
-/// What can be typed, for errors.
+/// Accepted forms, for error messages.
 pub(crate) const FORMS: &str =
     "90s, 10m, 1h30m or 2d ago, 10:30, 2026-11-20T10:30, @1795170600, or the name of a mark";
 
@@ -23,34 +23,34 @@ const LINES: &str = "times of this run are lines of its log: type the number of 
 const SECOND_NS: i128 = 1_000_000_000;
 const DAY_NS: i128 = 86_400 * SECOND_NS;
 
-/// A time as it was typed.
+/// A time as typed.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum When {
-    /// Nanoseconds ago.
+    /// Nanoseconds before now or before the run's end.
     Ago(u64),
     /// The latest such time of day.
     OfDay(Time, Zone),
-    /// A moment: nanoseconds since 1970.
+    /// Nanoseconds since 1970.
     At(i64),
-    /// Nanoseconds of a clock without a wall clock.
+    /// Nanoseconds on a clock without a wall-clock offset.
     Record(u64),
-    /// A line of a log.
+    /// A line number of a log.
     Line(u64),
-    /// A mark.
+    /// The name of a mark.
     Mark(String),
 }
 
-/// Whose time of day.
+/// Time zone of a time of day.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Zone {
-    /// The user's.
+    /// The user's time zone.
     Local,
     /// UTC.
     Utc,
 }
 
 impl std::fmt::Display for When {
-    /// So that it can be typed again, and means the same as long as nothing new happens.
+    /// Formats the time so that it can be typed again. It means the same unless a newer time of day or mark occurs.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let decimal = |f: &mut std::fmt::Formatter<'_>, ns: u64, unit: &str| match ns % 1_000_000_000 {
             0 => write!(f, "{}{unit}", ns / 1_000_000_000),
@@ -109,7 +109,7 @@ impl std::str::FromStr for When {
     }
 }
 
-/// `1h30m` in nanoseconds.
+/// Parses a duration such as `1h30m` to nanoseconds.
 fn length_ns(text: &str) -> Option<u64> {
     let mut sum = 0_i128;
     let mut rest = text.trim();
@@ -135,7 +135,7 @@ fn length_ns(text: &str) -> Option<u64> {
     u64::try_from(sum).ok()
 }
 
-/// `12.5` of a unit in nanoseconds.
+/// Parses a decimal number of a unit to nanoseconds.
 fn decimal_ns(text: &str, unit_ns: i128) -> Option<i128> {
     let (whole, part) = text.split_once('.').unwrap_or((text, ""));
     let is_digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
@@ -163,7 +163,7 @@ fn moment(text: &str) -> Option<When> {
     if let Ok(timestamp) = text.parse::<Timestamp>() {
         return at(timestamp);
     }
-    // A zone that is not UTC's offset, or none.
+    // A time with a named zone, or without a zone.
     let civil = match text.parse::<DateTime>() {
         Ok(civil) if !text.contains('[') => civil,
         _ => text.parse::<Date>().ok()?.at(0, 0, 0, 0),
@@ -174,10 +174,10 @@ fn moment(text: &str) -> Option<When> {
 }
 
 impl When {
-    /// Nanoseconds since 1970; `now_ns` is what `ago` and times of the day refer to.
+    /// Returns nanoseconds since 1970. `now_ns` is the reference for relative times and times of day.
     ///
     /// # Errors
-    /// Lines, marks and times without a wall clock are of a run.
+    /// If it is a line, a mark or a time without a wall clock, because these exist only within a run.
     pub(crate) fn unix_ns(&self, now_ns: i64) -> Result<i64, String> {
         match self {
             When::Ago(ago_ns) => Ok(now_ns.saturating_sub_unsigned(*ago_ns)),
@@ -191,14 +191,14 @@ impl When {
         }
     }
 
-    /// The time on the clock of a run; `end_ns` (of that clock) is what `ago` and times of the day refer to, `marks` are its
-    /// names with their times.
+    /// Returns the time on a run's clock. `end_ns`, on that clock, is the reference for relative times and times of day. `marks`
+    /// are names with times.
     ///
     /// # Errors
-    /// It has no such time; says what it has.
+    /// If the run has no such time. The message says which forms it accepts.
     pub(crate) fn in_run(&self, run: &Run, end_ns: u64, marks: &[(String, u64)]) -> Result<u64, String> {
         if let When::Mark(name) = self {
-            // Of several with one name the latest.
+            // If several marks have the name, the latest is used.
             let mark = marks.iter().rev().find(|(known, _)| known == name);
             let lines = run.clock == Clock::Lines && marks.is_empty();
             let wrong = || if lines { LINES.to_owned() } else { no_mark(name, marks) };
@@ -237,7 +237,7 @@ fn no_mark(name: &str, marks: &[(String, u64)]) -> String {
     }
 }
 
-/// The latest moment at that time of day.
+/// Returns the latest moment with that time of day, in ns since 1970.
 fn latest(time: Time, zone: Zone, now_ns: i64) -> Result<i64, String> {
     let zone = match zone {
         Zone::Local => TimeZone::system(),
@@ -255,17 +255,17 @@ fn latest(time: Time, zone: Zone, now_ns: i64) -> Result<i64, String> {
     }
 }
 
-/// `A,B` as two times.
+/// Parses `A,B` as two times.
 ///
 /// # Errors
-/// One of them is none.
+/// If either is no valid time.
 pub(crate) fn two(text: &str) -> Result<(When, When), String> {
     let wrong = || format!("`{text}`: two times with a comma between them, as 10:30,10:45 or 2h,1h");
     let (from, to) = text.split_once(',').ok_or_else(wrong)?;
     Ok((from.parse()?, to.parse()?))
 }
 
-/// Returns a time as people type it, in ns since 1970.
+/// Parses a time as users type it, and returns ns since 1970.
 pub(crate) fn typed_moment(text: &str) -> Result<i64, String> {
     let now = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)

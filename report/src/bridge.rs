@@ -1,57 +1,57 @@
-//! From a framework's own numbers to what nvidia-smi says, at one moment:
+//! Reconciles a framework's own numbers with those of nvidia-smi, at one moment:
 //!
 //! ```text
 //! memory_allocated + idle = memory_reserved
 //!                         + outside + predates + Untrackable = used
 //! ```
 //!
-//! `idle` has what waits for a stream: its owner has let go of it, and nobody else can have it. Everything is a sum of
-//! the moment's own amounts, so it adds up whatever the moment is.
+//! `idle` includes blocks that wait for a stream: their owner has freed them, but they cannot be reused yet. All values are sums
+//! of the moment's amounts, so they always add up.
 
 use super::names::{TORCH, library};
 use gpumem_model::run::{Class, Device, Moment, Run};
 use serde::Serialize;
 
-/// Where its bytes come from.
+/// Source of the framework's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
     /// PyTorch's own pool.
     Pool,
-    /// The driver, for each tensor: no pool of its own was seen (`cudaMallocAsync`, no caching).
+    /// The driver, one allocation for each tensor: no pool of PyTorch was seen (`cudaMallocAsync`, or caching disabled).
     Driver,
 }
 
-/// The bytes of a moment on their way from the framework to the driver.
+/// The bytes of a moment, from the framework's numbers to the driver's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Bridge {
-    /// Where they come from.
+    /// Source of the framework's memory.
     pub source: Source,
-    /// What the framework calls allocated; of [`Source::Driver`] live allocations by its allocator's library.
+    /// Bytes that the framework calls allocated. For [`Source::Driver`], live allocations by its allocator's library.
     pub memory_allocated_bytes: i64,
-    /// What it holds beyond that; of [`Source::Driver`] idle bytes of the driver's pools.
+    /// Bytes that it holds in addition. For [`Source::Driver`], idle bytes of the driver's pools.
     pub idle_bytes: i64,
-    /// Of `idle_bytes`, blocks that wait for a stream.
+    /// The part of `idle_bytes` in blocks that wait for a stream.
     pub pending_bytes: i64,
-    /// Sum of allocated and idle.
+    /// Sum of allocated and idle bytes.
     pub memory_reserved_bytes: i64,
-    /// The rest of tracked.
+    /// The rest of `tracked`.
     pub outside_bytes: i64,
-    /// Older than the agent.
+    /// Memory older than the agent.
     pub predates_bytes: Option<i64>,
-    /// See the report.
+    /// Untrackable memory, as in the report.
     pub untrackable_bytes: Option<i64>,
-    /// Sum of reserved, outside, predates and untrackable, where all are known.
+    /// Sum of reserved, outside, predates and untrackable, if all are known.
     pub used_bytes: Option<i64>,
 }
 
-/// The allocator's library, which calls the driver.
+/// Returns whether it is the library of PyTorch's allocator, which calls the driver.
 fn is_torch_library(path: &str) -> bool {
     matches!(library(path), "libc10_cuda" | "libc10_hip")
 }
 
 impl Bridge {
-    /// That of a moment; `None` for a process in which PyTorch has nothing.
+    /// Returns the numbers of a moment; `None` for a process without memory of PyTorch.
     pub fn of(run: &Run, moment: &Moment) -> Option<Self> {
         moment.tracked_bytes?;
         let source = if super::names::has_torch(run) {
@@ -87,7 +87,7 @@ impl Bridge {
         })
     }
 
-    /// The amounts of a moment that are not the framework's.
+    /// Returns the amounts of a moment that are not the framework's.
     pub(super) fn outside(run: &Run, moment: &Moment, source: Source) -> Moment {
         let is_outside = |&&(index, _): &&(u32, i64)| {
             run.cells.get(index as usize).is_none_or(|cell| matches!(part(cell, source), Part::Outside))
@@ -96,7 +96,7 @@ impl Bridge {
         Moment { amounts, ..Moment::default() }
     }
 
-    /// Sum of two; what is not known of one is not known of both.
+    /// Returns the sum of two; a value that is unknown in either is unknown.
     pub(super) fn plus(self, other: Bridge) -> Bridge {
         let both = |a: Option<i64>, b: Option<i64>| Some(a?.saturating_add(b?));
         Bridge {
@@ -123,7 +123,7 @@ fn part(cell: &gpumem_model::run::Cell, source: Source) -> Part {
     let is_own = match source {
         Source::Pool => cell.pool.as_deref() == Some(TORCH),
         Source::Driver => match cell.class {
-            // The driver's pools: nobody else is known to hold any.
+            // The driver's pools: no other user of them is known.
             Class::PoolIdle => cell.pool.is_none(),
             _ => cell.library.as_deref().is_some_and(is_torch_library),
         },
@@ -136,14 +136,14 @@ fn part(cell: &gpumem_model::run::Cell, source: Source) -> Part {
     }
 }
 
-/// Where the framework's own totals are not ours, in words: of its own total of live blocks when it last compared, or of
-/// what it had before the agent came.
+/// Returns the framework's total of live blocks and ours, if they differed at the last comparison. They also differ if the
+/// framework had blocks before the agent was loaded.
 pub(super) fn disagreement(device: &Device) -> Option<(u64, u64)> {
     let pool = device.details.pools.iter().find(|pool| pool.name.as_deref() == Some(TORCH))?;
     pool.check.filter(|(own, ours)| own != ours)
 }
 
-/// What the framework itself said last: reserved and allocated. Nothing if it has compared, and ours was the same.
+/// Returns the framework's last reported (reserved, allocated) bytes; `None` if a comparison found them equal to ours.
 pub(super) fn own_word(device: &Device) -> Option<(u64, u64)> {
     let pool = device.details.pools.iter().find(|pool| pool.name.as_deref() == Some(TORCH))?;
     pool.own.filter(|_| pool.check.is_none_or(|(own, ours)| own != ours))

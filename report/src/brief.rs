@@ -1,4 +1,4 @@
-//! The end of a job in at most five lines, for the terminal that it ran in.
+//! Summary of a job that ended, in at most five lines, for the terminal in which it ran.
 
 use super::{Report, folded_parts, ranked_parts};
 use crate::labels::{device_title, label};
@@ -11,18 +11,19 @@ use gpumem_model::units::{Unit, plural, thousands};
 /// A run of the job.
 #[derive(Debug, Clone, Copy)]
 pub struct Ended<'r> {
-    /// Its name in the store that it is in.
+    /// Its id in the store.
     pub id: Option<&'r str>,
     /// The run.
     pub run: &'r Run,
 }
 
-/// Categories named for one device, and for each of several.
+/// Number of categories shown: for a single device, and for each of several.
 const NAMED: (usize, usize) = (3, 2);
-/// Devices named where there are several.
+/// Most devices shown.
 const DEVICES: usize = 3;
 
-/// At most five lines; the last names the next command. `job`: what names the job to `gpumemctl report`.
+/// Returns at most five lines; the last one suggests the next command. `job` is the argument that names the job to `gpumemctl
+/// report`.
 pub fn brief(ended: &[Ended<'_>], job: &str) -> Vec<String> {
     let reports: Vec<(Ended<'_>, Report<'_>)> = ended
         .iter()
@@ -107,7 +108,7 @@ fn alone(report: &Report<'_>, device: &Device) -> Vec<String> {
     vec![head, format!("peak of tracked {} at {at}: {parts}", unit.amount_with_name(tracked)), idle, gap]
 }
 
-/// Why nothing is tracked.
+/// Returns why nothing is tracked.
 fn unseen(run: &Run) -> &'static str {
     match run.coverage.blocked_by {
         Some(_) => "its agent was never let in",
@@ -151,7 +152,8 @@ fn several(processes: usize, devices: &[(&Report<'_>, &Device)]) -> Vec<String> 
     lines
 }
 
-/// The largest categories, the rest, and what is idle, adding up to `tracked` as printed; and the idle bytes.
+/// Returns the largest categories, the sum of the rest, and idle memory, which add up to `tracked` as printed. Also returns the
+/// idle bytes.
 fn composition(report: &Report<'_>, moment: &Moment, unit: Unit, named: usize) -> (String, i64) {
     let composition = report.composition(moment, report.by);
     let more = [(report.by.name_of_rest(), composition.others), ("opaque pools", composition.opaque)];
@@ -188,7 +190,7 @@ fn end(run: &Run) -> String {
     }
 }
 
-/// Why the numbers are less than the truth.
+/// Returns flags for reasons why the numbers are too low.
 fn doubt(run: &Run) -> String {
     let coverage = &run.coverage;
     let flags = [
@@ -217,7 +219,7 @@ mod tests {
         brief(&ended, "--job j1")
     }
 
-    /// The sum on the left of a list of parts, and the parts.
+    /// Checks that the parts in a line add up to the sum before them.
     fn adds_up(line: &str, total: &str) {
         let parts = line.split(": ").nth(1).expect("parts").split(';').next().expect("parts");
         let tenths = |word: &str| word.replace(['.', ','], "").parse::<i64>().ok();

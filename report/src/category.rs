@@ -1,39 +1,37 @@
-//! Categories: ordered rules that say what a cell is called. First match wins, so every byte is counted
-//! once; what no rule takes is `Others`. Rules are read by views, after the sums: no total depends on
-//! them.
+//! Categories: ordered rules that name cells. The first match wins, so every byte is counted once. Memory that no rule matches is
+//! `Others`. Rules are applied in views, after the sums: no total depends on them.
 //!
-//! Two **groupings** of the same bytes exist side by side, by layer and by data structure; each is a
-//! [`Rules`] of its own.
+//! Two **groupings** of the same bytes exist, by layer and by data structure. Each is a [`Rules`] of its own.
 
 use gpumem_ledger::{CellView, is_sum, without_sum};
 use gpumem_model::run::Class;
 use gpumem_wire::{Phase, Role};
 use regex_lite::Regex;
 
-/// What cells that no rule takes are called.
+/// Name of memory that no rule matches.
 pub const OTHERS: &str = "Others";
 
-/// Compiled size of an expression: its cost on each tag grows with it. Far above what names need.
+/// Limit for the compiled size of an expression, because its cost on each tag grows with it. Far above what names need.
 const MAX_PATTERN_BYTES: usize = 1 << 15;
 
-/// A pattern that a whole text must match.
+/// A pattern that must match a whole text.
 #[derive(Debug, Clone)]
 pub struct Pattern(Matcher);
 
 #[derive(Debug, Clone)]
 enum Matcher {
-    /// Most rules by far, tried on every tag: worth more than a general engine.
-    /// The pieces between its stars.
+    /// Most patterns are globs and are tried on every tag, so they have their own fast implementation. Holds the pieces between
+    /// the stars.
     Glob(Box<[Box<str>]>),
     Expression(Regex),
 }
 
-/// A pattern that cannot be used, and why.
+/// A pattern that cannot be used, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PatternError {
-    /// As it was written.
+    /// The pattern as written.
     pub pattern: String,
-    /// What is wrong with it.
+    /// The reason.
     pub reason: String,
 }
 
@@ -48,16 +46,16 @@ impl std::fmt::Display for PatternError {
 impl std::error::Error for PatternError {}
 
 impl Pattern {
-    /// `re:EXPRESSION` is a regular expression, anchored at both ends. Anything else is a glob: `*` is
-    /// any run of characters (`/` too), `?` is one character, the rest stands for itself.
+    /// Parses a pattern. `re:EXPRESSION` is a regular expression, anchored at both ends. Anything else is a glob: `*` matches any
+    /// sequence of characters (including `/`), `?` matches one character, and all others match themselves.
     ///
     /// # Errors
-    /// An expression that does not parse, or that would be too large.
+    /// If the expression does not parse, or is too large.
     pub fn new(text: &str) -> Result<Self, PatternError> {
         let Some(expression) = text.strip_prefix("re:") else {
             return Ok(Pattern(Matcher::Glob(text.split('*').map(Into::into).collect())));
         };
-        // By itself first: `a)|(b` would be an expression only between the anchors' brackets.
+        // The expression is compiled without anchors first, because `a)|(b` is valid only between the anchors' parentheses.
         let build = |expression: &str| {
             regex_lite::RegexBuilder::new(expression)
                 .dot_matches_new_line(true)
@@ -71,7 +69,7 @@ impl Pattern {
         }
     }
 
-    /// Whether the whole of `text` matches.
+    /// Returns whether the whole of `text` matches.
     pub fn matches(&self, text: &str) -> bool {
         match &self.0 {
             Matcher::Glob(glob) => glob_matches(glob, text),
@@ -80,8 +78,8 @@ impl Pattern {
     }
 }
 
-/// Piece by piece between the stars, each at its first place: for globs the first place is as good as any
-/// later one, so there is no backtracking.
+/// Matches the pieces between stars one by one, each at its first occurrence. For globs the first occurrence is as good as any
+/// later one, so no backtracking is needed.
 fn glob_matches(pieces: &[Box<str>], text: &str) -> bool {
     let (first, pieces) = pieces.split_first().map_or(("", pieces), |(first, pieces)| (&**first, pieces));
     let Some(mut rest) = piece_at_start(first, text) else { return false };
@@ -106,7 +104,7 @@ fn glob_matches(pieces: &[Box<str>], text: &str) -> bool {
     }
 }
 
-/// What follows a piece (in which `?` is any character) at the start of a text.
+/// Returns the text after a piece at its start; `?` in the piece matches any character.
 fn piece_at_start<'t>(piece: &str, text: &'t str) -> Option<&'t str> {
     if !piece.contains('?') {
         return text.strip_prefix(piece);
@@ -128,18 +126,18 @@ fn find_piece<'t>(piece: &str, text: &'t str) -> Option<&'t str> {
     text.char_indices().find_map(|(at, _)| piece_at_start(piece, &text[at..]))
 }
 
-/// One rule: a cell matches if every list that is not empty has something that matches.
+/// A rule. A cell matches if every non-empty list has a matching element.
 #[derive(Debug, Clone, Default)]
 pub struct Rule {
-    /// Name of the category. Rules may share one.
+    /// Name of the category; several rules may have the same.
     pub name: String,
-    /// On the tag path.
+    /// Patterns for the tag path.
     pub tags: Vec<Pattern>,
-    /// On the role.
+    /// Roles.
     pub roles: Vec<Role>,
-    /// On the phase.
+    /// Phases.
     pub phases: Vec<Phase>,
-    /// On the calling library's path.
+    /// Patterns for the path of the calling library.
     pub libraries: Vec<Pattern>,
 }
 
@@ -163,11 +161,11 @@ impl Rule {
 /// One grouping.
 #[derive(Debug, Clone, Default)]
 pub struct Rules {
-    /// In order.
+    /// Rules in order of precedence.
     pub rules: Vec<Rule>,
 }
 
-/// A cell that rules of different categories match: the first has it.
+/// A cell that rules of different categories match; the first one wins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conflict {
     /// Index of the cell.
@@ -179,8 +177,7 @@ pub struct Conflict {
 }
 
 impl Rules {
-    /// Category of a cell of class direct or block; `None` for `Others` and for the classes that rules do
-    /// not name.
+    /// Returns the category of a direct or block cell; `None` for `Others` and for classes that rules do not name.
     pub fn category(&self, cell: &CellView) -> Option<&str> {
         if !is_named_by_rules(cell) {
             return None;
@@ -188,8 +185,8 @@ impl Rules {
         self.rules.iter().find(|rule| rule.matches(cell)).map(|rule| rule.name.as_str())
     }
 
-    /// Cells that more than one category wants by its name, for the user to judge the order by: words catch more than
-    /// was meant. A later rule on role or phase alone is there for what is left, and wants nothing.
+    /// Returns cells that rules of several categories match by tag or library, so that the user can check the order of the rules.
+    /// A later rule on role or phase alone is meant for the remaining memory, and is no conflict.
     pub fn conflicts(&self, cells: &[CellView]) -> Vec<Conflict> {
         let mut conflicts = Vec::new();
         let is_one = |cell: &CellView| is_named_by_rules(cell) && !cell.tag.as_deref().is_some_and(is_sum);
@@ -208,7 +205,7 @@ impl Rules {
     }
 }
 
-/// Idle and opaque bytes have no tag: the identity names them.
+/// Returns whether rules apply to the cell. Idle and opaque bytes have no tag and get their own rows.
 pub fn is_named_by_rules(cell: &CellView) -> bool {
     matches!(cell.class, Class::Direct | Class::Block)
 }

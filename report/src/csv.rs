@@ -1,8 +1,8 @@
-//! The report as a table for other programs: one line per cell and moment. The bytes of a device and
-//! moment add up to what NVML charges (or to `tracked` without a sample).
+//! The report as CSV, with one line for each cell and moment. The bytes of a device at a moment add up to what NVML charges, or
+//! to `tracked` without a sample.
 //!
-//! `device,moment,time_ns,part,layer,structure,tag,origin,role,phase,library,bytes`; part is one of
-//! `direct`, `block`, `pool_idle`, `opaque`, `predates`, `uncovered`, and of what is untrackable `context`, `modules`,
+//! The columns are `device,moment,time_ns,part,layer,structure,tag,origin,role,phase,library,bytes`. `part` is one of `direct`,
+//! `block`, `pool_idle`, `opaque`, `predates`, `uncovered`, or a part of untrackable memory: `context`, `modules`,
 //! `local_memory`, `heaps`, `rounding`, `unexplained`.
 
 use super::{By, Report};
@@ -11,10 +11,10 @@ use gpumem_model::harmless::distinct;
 use gpumem_model::run::{Class, Device, Moment};
 use std::fmt::Write;
 
-/// First line.
+/// First line of the CSV.
 pub const HEADER: &str = "device,moment,time_ns,part,layer,structure,tag,origin,role,phase,library,bytes";
 
-/// The report.
+/// Returns the report as CSV.
 pub fn csv(report: &Report<'_>) -> String {
     let mut out = String::from(HEADER);
     out.push('\n');
@@ -35,7 +35,7 @@ fn moment_rows(report: &Report<'_>, device: &Device, name: &str, moment: &Moment
         let _ = writeln!(out, ",{bytes}");
     };
     for &(index, bytes) in &moment.amounts {
-        // Of a run from elsewhere that names a cell which it has not: its bytes stay in the sum.
+        // A run from another source may refer to a missing cell; its bytes stay in the sum.
         let Some(cell) = report.run.cells.get(index as usize) else {
             row("direct", [OTHERS, OTHERS, "", "", "", "", ""], bytes);
             continue;
@@ -73,11 +73,11 @@ fn moment_rows(report: &Report<'_>, device: &Device, name: &str, moment: &Moment
     }
 }
 
-/// A text as one field: different texts are different fields, and no spreadsheet runs one.
+/// Encodes a text as one CSV field. Different texts give different fields, and no spreadsheet evaluates one as a formula.
 ///
-/// Programs get the text back by one rule: of apostrophes before `=`, `+`, `-` or `@` (blanks, quotes and more apostrophes may be
-/// between) where a cell may begin, the first is ours. Spreadsheets take semicolons and bars for separators too, some in the
-/// midst of quotes, so a cell may begin behind any of these.
+/// An apostrophe is inserted before `=`, `+`, `-` or `@` where a cell may begin; blanks, quotes and further apostrophes may be
+/// between. To decode, remove the first such apostrophe. Some spreadsheets also treat semicolons and bars as separators, even
+/// inside quotes, so a cell may begin after any of these.
 pub(crate) fn field(text: &str) -> String {
     const SEPARATORS: [char; 3] = [',', ';', '|'];
     let text = distinct(text);
@@ -94,7 +94,7 @@ pub(crate) fn field(text: &str) -> String {
     out
 }
 
-/// Whether a spreadsheet would calculate it, or would without the apostrophes before it.
+/// Returns whether a spreadsheet would evaluate the cell as a formula, if leading apostrophes, quotes and blanks are removed.
 fn is_formula(cell: &str) -> bool {
     let first = cell
         .trim_start_matches(|character: char| character.is_whitespace() || matches!(character, '\'' | '"'));
@@ -105,7 +105,7 @@ fn is_formula(cell: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// A daemon of another version, or none at all, may have told of it.
+    /// Such a run may come from a daemon of another version, or from a source that is no daemon.
     #[test]
     fn an_amount_of_a_cell_that_is_not_there_stays_in_the_sum() {
         let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");

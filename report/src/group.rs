@@ -1,5 +1,5 @@
-//! Several processes, or one on several devices, as a table with a row each, and their sums. It adds up as
-//! printed, downwards and across: used = predates + tracked + gap.
+//! A table of several processes, or of one process on several devices, with their sums. It adds up as printed in both directions:
+//! downwards, and across as used = predates + tracked + gap.
 
 use super::table::Table;
 use crate::labels::{device_name, label};
@@ -9,31 +9,31 @@ use gpumem_model::units::Unit;
 use serde::Serialize;
 use std::fmt::Write;
 
-/// Identity of one row: a process on a device, or a sum of such rows. used = predates + tracked + gap.
+/// Amounts of one row: a process on a device, or a sum of such rows. used = predates + tracked + gap.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Identity {
-    /// What NVML charges.
+    /// Bytes that NVML charges.
     #[serde(rename = "used")]
     pub used_bytes: Option<i64>,
-    /// Older than the agent.
+    /// Bytes allocated before the agent was loaded.
     #[serde(rename = "predates")]
     pub predates_bytes: Option<i64>,
-    /// Live driver allocations.
+    /// Bytes of live driver allocations.
     #[serde(rename = "tracked")]
     pub tracked_bytes: Option<i64>,
-    /// Of these, what pools hold and no block uses.
+    /// The part of `tracked` that is idle in pools.
     #[serde(rename = "idle")]
     pub idle_bytes: Option<i64>,
     /// used - predates - tracked.
     #[serde(rename = "gap")]
     pub gap_bytes: Option<i64>,
-    /// Highest `used`, where a table is to show it: peaks of several moments have no sum.
+    /// Highest `used`, for tables that show it. It has no sum, because the peaks are of different times.
     #[serde(skip)]
     pub peak_bytes: Option<i64>,
 }
 
 impl Identity {
-    /// The latest moment of a device.
+    /// Returns the amounts at the latest moment of a device.
     pub fn of(run: &Run, device: &Device) -> Self {
         let moment = &device.last;
         let is_idle = |&&(cell, _): &&(u32, i64)| {
@@ -52,25 +52,25 @@ impl Identity {
     }
 }
 
-/// A row: what it is, and its amounts.
+/// A row with its names, amounts and a note.
 #[derive(Debug, Clone)]
 pub struct Line {
     /// Cells left of the amounts.
     pub names: Vec<String>,
-    /// Identity.
+    /// Amounts of the row.
     pub amounts: Identity,
-    /// Right of them.
+    /// Text right of the amounts.
     pub note: String,
 }
 
-/// Names of the columns with amounts; `predates` only where it is not nothing, `peak` where it is asked for.
+/// Headings of the amount columns. `predates` is shown only if it is not zero in some row, `peak` only if it is set.
 pub(crate) const COLUMNS: [&str; 6] = ["used", "predates", "tracked", "idle", "Untrackable", "peak"];
 const PREDATES: usize = 1;
 const PEAK: usize = 5;
-/// Its index of `tracked`.
+/// Index of `tracked` among the columns.
 const TRACKED: usize = 2;
 
-/// The table: heads, a row each, the sums of what is known.
+/// Returns the table's lines: headings, rows, and the sums of the known amounts.
 pub fn table(heads: &[&str], lines: &[Line]) -> Vec<String> {
     let unit = unit(lines);
     let steps = steps(lines, unit);
@@ -113,15 +113,15 @@ fn unit(lines: &[Line]) -> Unit {
     Unit::for_largest(lines.iter().flat_map(amounts).map(i64::saturating_abs).max().unwrap_or(0))
 }
 
-/// The sum under `tracked` as the table prints it, in steps of its unit: what stands below must add up to that. Absent
-/// where not every line has an amount.
+/// Returns the sum of the `tracked` column as printed, in steps of its unit, so that a breakdown below it can add up to it.
+/// `None` if a row has no amount.
 pub fn tracked(lines: &[Line]) -> Option<(Unit, i64)> {
     let unit = unit(lines);
     let tracked: Option<Vec<i64>> = steps(lines, unit).iter().map(|row| row[TRACKED]).collect();
     Some((unit, tracked?.iter().fold(0_i64, |sum, steps| sum.saturating_add(*steps))))
 }
 
-/// Identity in steps of the unit: `used` apportioned from its sum, each row's parts from its `used`.
+/// Returns the amounts in steps of the unit. `used` is apportioned from its sum, each row's parts from its `used`.
 fn steps(lines: &[Line], unit: Unit) -> Vec<[Option<i64>; 6]> {
     let known: Vec<i64> = lines.iter().filter_map(|line| line.amounts.used_bytes).collect();
     let total = unit.round(known.iter().fold(0_i64, |sum, bytes| sum.saturating_add(*bytes)));
@@ -142,7 +142,7 @@ fn steps(lines: &[Line], unit: Unit) -> Vec<[Option<i64>; 6]> {
     lines.iter().map(row).collect()
 }
 
-/// Processes of a launcher or a job, by rank, else by pid.
+/// Returns a table of the processes of a launcher or job, sorted by rank, else by pid.
 pub fn text(title: &str, runs: &[&Run], command: &str) -> String {
     let mut runs = runs.to_vec();
     let rank = |run: &Run| run.process.claims.get("rank").and_then(|rank| rank.parse::<u64>().ok());
@@ -171,7 +171,7 @@ pub fn text(title: &str, runs: &[&Run], command: &str) -> String {
     out.join("\n") + "\n"
 }
 
-/// One line per process and device, in bytes.
+/// Returns CSV with a line for each process and device, in bytes.
 pub fn csv(runs: &[&Run]) -> String {
     let mut out = String::from(
         "rank,pid,device,used_bytes,predates_bytes,tracked_bytes,idle_bytes,untrackable_bytes,peak_tracked_bytes\n",

@@ -1,4 +1,4 @@
-//! What of a run grows, in a sentence, as a table, and as JSON.
+//! Growth of a run, as a sentence, as a table, and as JSON.
 
 use super::table::{Align, Table, shorten};
 use super::{By, Report};
@@ -11,59 +11,59 @@ use gpumem_model::units::{plural, thousands};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Names in the sentence.
+/// Most names in the sentence.
 const NAMED: usize = 3;
-/// Names of a kind in the table.
+/// Most names of a grouping in the table.
 const ROWS: usize = 16;
-/// A `flat` that is less sure says so.
+/// A `flat` verdict with lower confidence is shown with its bounds.
 const SURE: f64 = 0.95;
-/// What cells without points of their own do.
+/// Name for the cells without their own points.
 const REST: &str = "(all other names)";
 
-/// A category or a tag that changed, with its verdict.
+/// A category or a tag, with its verdict.
 #[derive(Debug, Clone, Serialize)]
 pub struct Named {
     /// Its name.
     pub name: String,
-    /// What became of it.
+    /// Its verdict.
     #[serde(flatten)]
     pub judgement: Judgement,
 }
 
-/// Everything that is judged of a device. What is absent cannot be known.
+/// All verdicts of a device. `None` means that the amount is unknown.
 #[derive(Debug, Clone, Serialize)]
 pub struct GrowthReport {
-    /// What rates are per.
+    /// Unit of time of the rates.
     pub per: Axis,
-    /// How long a period takes, where rates are per period.
+    /// Length of a period in ns, if rates are per period.
     pub period_ns: Option<u64>,
     /// Live allocations without the slack of pools.
     pub tracked: Option<Judgement>,
-    /// What pools hold in reserve.
+    /// Idle memory of pools.
     pub pool_slack: Option<Judgement>,
-    /// The untrackable.
+    /// Untrackable memory.
     pub gap: Option<Judgement>,
-    /// Of a process without an agent.
+    /// Used memory of a process without an agent.
     pub used: Option<Judgement>,
-    /// Names that changed, by layer.
+    /// Verdicts by layer.
     pub layers: Vec<Named>,
-    /// By structure.
+    /// Verdicts by structure.
     pub structures: Vec<Named>,
-    /// By tag.
+    /// Verdicts by tag.
     pub tags: Vec<Named>,
 }
 
-/// Judges a device; `None` where there is nothing to judge.
+/// Judges a device; `None` if there is nothing to judge.
 pub fn growth_report(report: &Report<'_>, device: &Device) -> Option<GrowthReport> {
     growth_report_by(report, device, &[By::Layer, By::Structure, By::Tag])
 }
 
-/// The same with these kinds of names alone.
+/// Judges a device, with names of these groupings only.
 fn growth_report_by(report: &Report<'_>, device: &Device, kinds: &[By]) -> Option<GrowthReport> {
     let growth = &device.details.growth;
     let used = [&device.last, &device.peak].map(|moment| moment.used_bytes().or(moment.tracked_bytes));
     let used = used.into_iter().flatten().max().unwrap_or(0);
-    // Steps in which nobody could see an allocation say nothing about them.
+    // Steps during which no allocation could be seen are no evidence.
     let is_seen =
         device.peak.tracked_bytes.is_some_and(|bytes| bytes != 0) || report.run.coverage.blind_count == 0;
     let has_points = is_seen && !growth.points.is_empty();
@@ -85,7 +85,7 @@ fn growth_report_by(report: &Report<'_>, device: &Device, kinds: &[By]) -> Optio
     (told.tracked.is_some() || told.gap.is_some() || told.used.is_some()).then_some(told)
 }
 
-/// Names that changed, those that changed most first.
+/// Returns the names with their verdicts, the fastest changes first.
 fn names(report: &Report<'_>, growth: &Growth, by: By, used: i64) -> Vec<Named> {
     let mut sums: BTreeMap<&str, Vec<i64>> = BTreeMap::new();
     let others = by.name_of_rest();
@@ -112,7 +112,7 @@ fn names(report: &Report<'_>, growth: &Growth, by: By, used: i64) -> Vec<Named> 
     names
 }
 
-/// The unit of a rate: its name and its bytes.
+/// Returns the unit of a rate as name and bytes.
 fn unit(rate: f64) -> (&'static str, f64) {
     match rate.abs() {
         rate if rate >= 1_048_576.0 => ("MiB", 1_048_576.0),
@@ -136,7 +136,7 @@ fn percent(confidence: f64) -> String {
     if floor > 99.0 { format!("{floor:.1} %") } else { format!("{floor:.0} %") }
 }
 
-/// ` (within 3.0 MiB per step)` where noise hides whether it changes by something worth a word.
+/// Returns ` (within 3.0 MiB per step)` if noise could hide a relevant change, else nothing.
 fn doubt(judgement: &Judgement, per: Axis) -> String {
     let unsure = judgement.low_high.filter(|_| judgement.confidence.is_some_and(|sure| sure < SURE));
     let within = unsure.map(|(low, high)| low.abs().max(high.abs()));
@@ -158,7 +158,7 @@ fn moving(judgement: &Judgement, per: Axis) -> Option<String> {
     Some(format!("{} {} per {}", signed(rate, unit), unit.0, per.name()))
 }
 
-/// What became of one amount, with `over` how long where that is wanted.
+/// Returns the verdict on one amount as text. `over` is the text for its duration, or empty.
 fn said(judgement: &Judgement, per: Axis, over: &str) -> String {
     let sure = judgement.confidence.map(percent).unwrap_or_default();
     match judgement.verdict {
@@ -175,9 +175,9 @@ fn said(judgement: &Judgement, per: Axis, over: &str) -> String {
     }
 }
 
-/// One sentence: `growth: tracked flat over 400 steps; gap flat`. `None` where nothing can be said yet.
+/// Returns a sentence such as `growth: tracked flat over 400 steps; gap flat`; `None` if there is no verdict yet.
 pub fn line(report: &Report<'_>, device: &Device) -> Option<String> {
-    // Where tags are not told, categories are.
+    // Without permission to see tags, categories are shown.
     let by = if report.veiled { By::Structure } else { By::Tag };
     let mut told = growth_report_by(report, device, &[by])?;
     told.tags.append(&mut told.structures);
@@ -206,7 +206,7 @@ pub fn line(report: &Report<'_>, device: &Device) -> Option<String> {
     Some(format!("growth: {}{}", parts.join("; "), period.unwrap_or_default()))
 }
 
-/// The tags that move, in the unit of the whole if that moves.
+/// Returns the tags that change, in the unit of the total's rate if the total changes too.
 fn movers(told: &GrowthReport, whole: Option<f64>) -> String {
     let movers: Vec<&Named> = told.tags.iter().filter(|named| named.judgement.verdict.moves()).collect();
     if movers.is_empty() {
@@ -227,14 +227,14 @@ fn movers(told: &GrowthReport, whole: Option<f64>) -> String {
     format!("{}{}{more}", if whole.is_some() { ": " } else { ", but " }, named.join(", "))
 }
 
-/// Whether a device has something that moves.
+/// Returns whether any amount of the device changes.
 pub fn moves(told: &GrowthReport) -> bool {
     let amounts = [&told.tracked, &told.pool_slack, &told.gap, &told.used];
     let all = amounts.into_iter().flatten().chain(told.tags.iter().map(|named| &named.judgement));
     all.into_iter().any(|judgement| judgement.verdict.moves())
 }
 
-/// Every verdict of every device as a table; `all` names every name.
+/// Returns all verdicts of all devices as a table; `all` lists all names.
 pub fn table(report: &Report<'_>, all: bool) -> String {
     let mut out = format!("{}\n", whose(report.run));
     for device in &report.run.devices {
@@ -260,7 +260,7 @@ fn of_device(report: &Report<'_>, told: &GrowthReport, growth: &Growth, all: boo
         By::Tag => &[("by tag", &told.tags)],
     };
     for (kind, names) in kinds {
-        // Rows that say nothing would hide those that do.
+        // Names without enough data are left out.
         let judged = names.iter().filter(|named| named.judgement.verdict != Verdict::NotEnoughData).count();
         let shown = if all { names.len() } else { judged.min(ROWS) };
         if !names.is_empty() {

@@ -1,5 +1,5 @@
-//! `gpumemctl report --iterations`: what each training step held, a row each. The table of the tbd suite's
-//! pytorch_mem_profiler, with bytes instead of rounded megabytes in JSON.
+//! `gpumemctl report --iterations`: memory of each training step, in a row each. It has the columns of the tbd suite's
+//! pytorch_mem_profiler; the JSON has bytes instead of rounded megabytes.
 
 mod columns;
 
@@ -13,13 +13,13 @@ use gpumem_model::units::{Unit, thousands};
 use serde::Serialize;
 use std::fmt::Write;
 
-/// Rows of a table for people; more become one per group of neighbours.
+/// Most rows of a text table; adjacent rows are merged if there are more.
 pub(super) const MOST_ROWS: usize = 40;
 
-/// A column: its name for people, and its amount.
+/// A column with its heading and amount.
 pub(crate) type Column = (&'static str, fn(&Iteration) -> i64);
 
-/// Peaks of what comes and goes, last values of what stays.
+/// Transient memory is shown by its peak, lasting memory by its last value.
 pub(crate) const COLUMNS: [Column; 12] = [
     ("peak", |row| row.tracked.peak_bytes),
     ("cached", |row| row.pool_reserved.last_bytes),
@@ -35,17 +35,17 @@ pub(crate) const COLUMNS: [Column; 12] = [
     ("copies", |row| row.parameter_copies.last_bytes),
 ];
 
-/// What of them is told.
+/// Selection of iterations and columns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Choice {
-    /// Iterations whose number is a multiple of it.
+    /// Only iterations whose number is a multiple of this.
     pub every: u64,
-    /// Each parameter and each gradient, too.
+    /// Also shows each parameter and each gradient.
     pub columns: bool,
 }
 
 impl Default for Choice {
-    /// All, without.
+    /// All iterations, without individual parameters.
     fn default() -> Self {
         Choice { every: 1, columns: false }
     }
@@ -63,7 +63,7 @@ impl Choice {
     }
 }
 
-/// A table for each device.
+/// Returns a table for each device.
 pub fn text(report: &Report<'_>, choice: Choice) -> String {
     let run = report.run;
     let mut out = String::new();
@@ -88,7 +88,7 @@ fn rows(table: &Iterations) -> String {
     let shown: Vec<Iteration> = all.chunks(width).map(merged).collect();
     let largest = shown.iter().flat_map(|row| COLUMNS.iter().map(move |(_, of)| of(row))).max();
     let unit = Unit::for_largest(largest.unwrap_or(0));
-    // A column that is nothing everywhere says nothing.
+    // Empty columns are left out.
     let columns: Vec<&Column> =
         COLUMNS.iter().filter(|(_, of)| shown.iter().any(|row| of(row) != 0)).collect();
     let mut printed = Table::of_numbers(0, 1 + columns.len());
@@ -112,7 +112,7 @@ pub(super) fn number(row: &Iteration) -> String {
     }
 }
 
-/// Neighbours as one: the highest peaks, the last values.
+/// Merges adjacent rows: the highest peaks and the last values.
 pub(super) fn merged(rows: &[Iteration]) -> Iteration {
     let mut rows = rows.iter().copied();
     let Some(mut sum) = rows.next() else { return Iteration::default() };
@@ -140,17 +140,17 @@ pub(super) fn merged(rows: &[Iteration]) -> Iteration {
     sum
 }
 
-/// First line of the CSV: the columns of pytorch_mem_profiler that there is something for, with its names; whose they are
-/// before them, and the exact bytes of each behind them.
+/// First line of the CSV: the owner of the row, the columns of pytorch_mem_profiler that have an equivalent here, under its
+/// names, and then the exact bytes of each.
 pub const HEADER: &str = "pid,device,epoch,iteration,peak_cached,current_cached,total_feature_map_usage,\
 total_weight_usage,total_layer_weight_gradient_usage,intermediate_gradients,count,partial,peak_tracked_bytes,\
 peak_cached_bytes,current_cached_bytes,feature_map_bytes,weight_bytes,weight_gradient_bytes,\
 intermediate_gradient_bytes,optimizer_state_bytes,temporary_bytes,input_bytes,workspace_bytes,buffer_bytes,\
 kv_cache_bytes,parameter_copy_bytes";
 
-/// One line per device and iteration that is over. `epoch` is empty where the program says none. The columns with
-/// pytorch_mem_profiler's names are whole decimal megabytes, as there; each parameter and gradient has exact bytes, and nothing where
-/// they are not known.
+/// Returns CSV with one line for each device and finished iteration. `epoch` is empty if the program reports none. The columns
+/// with names of pytorch_mem_profiler are whole decimal megabytes, as there. Each parameter and gradient has exact bytes, or an
+/// empty field if unknown.
 pub fn csv(report: &Report<'_>, choice: Choice) -> String {
     let names = if choice.columns { columns::names(report.run) } else { Vec::new() };
     let heads: String = names.iter().map(|name| format!(",{}", field(&columns::title(name)))).collect();
@@ -214,12 +214,12 @@ struct Document<'a> {
 struct OfDevice<'a> {
     name: &'a str,
     iterations: Iterations,
-    /// Only where they are asked for.
+    /// Present only on request.
     #[serde(skip_serializing_if = "Option::is_none")]
     parameters: Option<columns::ParametersJson<'a>>,
 }
 
-/// The rows as they are kept, in bytes.
+/// Returns the rows as JSON, in bytes.
 pub fn json(report: &Report<'_>, choice: Choice) -> String {
     let devices = report.run.devices.iter();
     let document = Document {
@@ -278,7 +278,7 @@ iteration   peak  cached  params  grads  activations
         assert!(text.lines().count() <= MOST_ROWS + 2, "{text}");
         assert!(text.contains("\n      0-5  705.0 "), "{text}");
         assert!(rows(&Iterations::default()).starts_with("no iteration was seen"));
-        // Numbers of epochs, and every so many.
+        // Numbers of epochs, and every n-th iteration.
         table = Iterations { rows: (0..6).map(iteration).collect(), open: None };
         table.rows[4..]
             .iter_mut()

@@ -1,6 +1,5 @@
-//! The report for programs, documented in docs/report-json.md. All amounts are bytes as integers, all
-//! times are ns of the run's clock; what is not known is null, never 0. Fields are added, never changed;
-//! otherwise `version` grows.
+//! The report as JSON, documented in docs/report-json.md. All amounts are bytes as integers, and all times are ns of the run's
+//! clock. Unknown values are null, never 0. New fields may be added at any time; any other change increments `version`.
 
 use super::bridge::Bridge;
 use super::growth::{GrowthReport, growth_report};
@@ -19,9 +18,9 @@ use gpumem_model::who::Who;
 use gpumem_model::window::Window;
 use serde::Serialize;
 
-/// What `schema` says.
+/// Value of `schema`.
 pub const SCHEMA: &str = "gpumem.report";
-/// What `version` says.
+/// Value of `version`.
 pub const VERSION: u32 = 1;
 
 #[derive(Serialize)]
@@ -33,15 +32,15 @@ struct Document<'a> {
     source: &'a Source,
     clock: &'a Clock,
     process: &'a Process,
-    /// Whose it is, as far as facts and claims of `process` tell.
+    /// Owner of the process, from the facts and claims in `process`.
     who: Who<'a>,
     state: &'a State,
     coverage: &'a Coverage,
-    /// Of which part of the run's life it is; null: of all.
+    /// The reported part of the run's life; null for all of it.
     window: Option<Window>,
-    /// How memory got its names; null where the agent did not say.
+    /// How memory was named; null if the agent did not report it.
     names: Option<&'static str>,
-    /// What the program says of itself beside memory.
+    /// The program's counters and ranges.
     #[serde(flatten)]
     own: OwnJson<'a>,
     caveats: &'a [Caveat],
@@ -60,15 +59,15 @@ struct DeviceJson<'a> {
     other_tenants: OtherTenants,
     peak_used_bytes: Option<u64>,
     peak_used_time_ns: Option<u64>,
-    /// Absent where accounting mode is off.
+    /// Null if accounting mode is off.
     driver_accounting: Option<Accounting>,
     beside: &'a Beside,
     last: MomentJson<'a>,
     peak: MomentJson<'a>,
-    /// Why the gap changed.
+    /// Steps of the gap, with their causes.
     steps: Vec<StepJson<'a>>,
     series: &'a Series,
-    /// What was held over time.
+    /// Memory over time by category.
     timeline: TimelineJson,
     growth: Option<GrowthReport>,
     pools: &'a [Pool],
@@ -107,10 +106,10 @@ struct MomentJson<'a> {
     partial: bool,
     layers: Vec<Category>,
     structures: Vec<Category>,
-    /// Of direct and block bytes, those with a tag or a role, and all.
+    /// Direct and block bytes that have a tag; `nameable_bytes` has all of them.
     named_bytes: i64,
     nameable_bytes: i64,
-    /// From the framework's own numbers to used; null where PyTorch has nothing.
+    /// From the framework's own numbers to `used`; null if PyTorch has no memory.
     bridge: Option<Bridge>,
     cells: Vec<CellJson<'a>>,
 }
@@ -151,7 +150,7 @@ struct CellJson<'a> {
     bytes: i64,
 }
 
-/// The report as one JSON document.
+/// Returns the report as one JSON document.
 pub fn json(report: &Report<'_>) -> String {
     let run = report.run;
     let devices = run.devices.iter().map(|device| DeviceJson {
@@ -247,13 +246,13 @@ fn step_json(step: &Step) -> StepJson<'_> {
     }
 }
 
-/// The parts that there are; `unexplained` always.
+/// Returns the parts that are not zero, and always `unexplained`.
 fn causes(parts: Parts) -> Vec<Cause> {
     let each = parts.each().into_iter().map(|(cause, kind, bytes)| Cause { cause, kind, bytes });
     each.filter(|part| part.bytes != 0 || part.cause == "unexplained").collect()
 }
 
-/// Largest first, `Others` last; together with idle and opaque bytes they are `tracked`.
+/// Returns the categories, the largest first and `Others` last. With idle and opaque bytes they add up to `tracked`.
 fn categories(composition: Composition) -> Vec<Category> {
     let mut list: Vec<Category> =
         composition.categories.into_iter().map(|(name, bytes)| Category { name, bytes }).collect();

@@ -1,13 +1,13 @@
-//! Names of runs and devices as reports print them, and exit statuses in words.
+//! Names of runs and devices as printed, and texts for exit statuses.
 
 use gpumem_model::harmless::clean;
 use gpumem_model::run::{Device, Run};
 
-/// How the names of devices of a sum of ranks begin: names of drivers and logs do not.
+/// Prefix of the names of devices in a sum of ranks; names from drivers and logs never have it.
 pub(crate) const RANK: &str = "rank ";
 
-/// Returns the command without the directories of its program and script, else the program's name, else where the run came
-/// from; of a daemon's run that would be the machine, which is no command.
+/// Returns the command without the directories of its program and script, else the program's name, else the run's origin. For
+/// runs of a daemon the origin is the machine, so `(unknown)` is used instead.
 pub fn label(run: &Run) -> String {
     let facts = &run.process.facts;
     match facts.get("command") {
@@ -25,7 +25,7 @@ pub(crate) fn whose(run: &Run) -> String {
     }
 }
 
-/// The first word of a command line, and the rest. Words with spaces are in single quotes.
+/// Splits a command line into its first word and the rest. Words with spaces are in single quotes.
 fn first_word(line: &str) -> Option<(&str, &str)> {
     let line = line.trim_start_matches(' ');
     let quoted = line.strip_prefix('\'').and_then(|rest| rest.split_once('\''));
@@ -33,7 +33,7 @@ fn first_word(line: &str) -> Option<(&str, &str)> {
     (!word.0.is_empty()).then_some(word)
 }
 
-/// A command as people call it: program and script without their directories and arguments.
+/// Returns the short form of a command: program and script, without directories and arguments.
 pub fn short_command(command: &str) -> String {
     let mut rest = command;
     let mut words = std::iter::from_fn(|| {
@@ -66,7 +66,7 @@ fn titled(device: &Device, model: &str) -> String {
     if device.name.starts_with("unnamed-") {
         return format!("GPU {}", device.name);
     }
-    // As much of the UUID as nvidia-smi needs.
+    // The part of the UUID that nvidia-smi needs for identification.
     let name = match device.name.get(..12) {
         Some(name) if !device.name.starts_with("ordinal-") => format!(" ({name})"),
         _ => String::new(),
@@ -74,7 +74,7 @@ fn titled(device: &Device, model: &str) -> String {
     format!("GPU {}{model}{name}", device.ordinal)
 }
 
-/// Returns a status of waitpid in words.
+/// Returns the text for a status of waitpid.
 pub(crate) fn exit(status: u64) -> String {
     match status & 0x7f {
         0 => format!("exit {}", status >> 8 & 0xff),
@@ -82,12 +82,12 @@ pub(crate) fn exit(status: u64) -> String {
     }
 }
 
-/// Name of the memory of a device that is in no process's row.
+/// Returns the name of device memory that belongs to no process.
 pub(crate) fn rest_name(is_unified: bool) -> &'static str {
     if is_unified { "rest of the host" } else { "unaccounted" }
 }
 
-/// Name of what is left of device memory, or of the host's memory where the device has none of its own.
+/// Returns the name of free device memory, or of available host memory if the device has no memory of its own.
 pub(crate) fn free_name(is_unified: bool) -> &'static str {
     if is_unified { "available" } else { "free" }
 }

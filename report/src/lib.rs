@@ -1,8 +1,9 @@
-//! A run and rules -> one statement -> text, JSON, CSV, HTML, pictures. Every form is made from the same [`Statement`], so
-//! they cannot disagree, and every total in it is the sum of its parts.
+//! A run and rules -> one statement -> text, JSON, CSV, HTML, pictures. Every form is made from the same [`Statement`], so they
+//! cannot disagree, and every total in it is the sum of its parts.
 //!
-//! A report is made from a [`gpumem_model::run::Run`] alone, so that a live process, a stored run, a recording and an import are told in the
-//! same words. `diff` compares runs, `plot` draws, `judge` decides whether an amount grows, `rules` name categories.
+//! A report is made from a [`gpumem_model::run::Run`] alone. So a live process, a stored run, a recording and an import are
+//! reported in the same way. `diff` compares runs, `plot` draws, `judge` decides whether an amount grows, `rules` name
+//! categories.
 #![forbid(unsafe_code)]
 
 pub mod bridge;
@@ -41,7 +42,7 @@ use gpumem_model::time::Times;
 use gpumem_model::window::Window;
 use std::collections::BTreeMap;
 
-/// What the rows under `tracked` are.
+/// What the rows under `tracked` are grouped by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum By {
     /// Categories of the layer rules.
@@ -53,83 +54,83 @@ pub enum By {
 }
 
 impl By {
-    /// Name of the row for tracked bytes that no other row names.
+    /// Returns the name of the row for tracked bytes in no other row.
     pub fn name_of_rest(self) -> &'static str {
         if self == By::Tag { NO_TAG } else { OTHERS }
     }
 }
 
-/// A run, ready to be told.
+/// A run with what is needed to report on it.
 #[derive(Debug)]
 pub struct Report<'r> {
     /// The run.
     pub run: &'r Run,
-    /// How the store calls it, if it is stored.
+    /// Its id in the run store, if it is stored.
     pub id: Option<String>,
-    /// Rules.
+    /// Rules that name layers and structures.
     pub groupings: Groupings,
-    /// Rows.
+    /// Grouping of the rows.
     pub by: By,
     /// Pids of other processes in the same file.
     pub others: Vec<u32>,
-    /// What tells of its job's other processes (`--job ID`), and how many there are.
+    /// The command that shows its job's other processes (`--job ID`), and their number.
     pub job: Option<(String, u64)>,
-    /// It is of a part of the run's life.
+    /// The part of the run's life that is reported; `None` for the whole.
     pub window: Option<Window>,
-    /// What was typed to get it, without what chooses rows and form: the next command begins with it.
+    /// The command that the user typed, without the options for rows and form. Suggested next commands begin with it.
     pub command: String,
-    /// It has no tags, because its reader may not know them.
+    /// Tags are hidden because the reader is not permitted to see them.
     veiled: bool,
     cells: Vec<CellView>,
     /// Category of each cell by layer, by structure, and by tag.
     categories: [Vec<Option<String>>; 3],
 }
 
-/// What a line of a statement is.
+/// Kind of a statement's row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// What NVML charges; sum of the next three.
+    /// Bytes that NVML charges to the process; the sum of `Predates`, `Tracked` and `Untrackable`.
     Used,
-    /// Older than the agent.
+    /// Memory allocated before the agent was loaded.
     Predates,
-    /// Sum of everything below it up to `Untrackable`.
+    /// Memory that the agent tracks; the sum of all rows between this one and `Untrackable`.
     Tracked,
     /// A category, or a tag.
     Category,
-    /// What no rule takes.
+    /// Tracked bytes that no rule matches.
     Others,
-    /// Segments that no block covers.
+    /// Pool segments that no block covers.
     PoolIdle,
     /// Pools that report no blocks.
     Opaque,
     /// used - predates - tracked.
     Untrackable,
-    /// What creating contexts cost.
+    /// Cost of creating contexts.
     Context,
     /// Code and globals of modules.
     Modules,
-    /// Stacks of kernels.
+    /// Local memory of kernels (their stacks).
     LocalMemory,
-    /// Heaps on the device, and what the driver adds to sizes.
+    /// Heaps on the device, and the driver's rounding of sizes.
     Heaps,
-    /// What of it has no cause.
+    /// The part without a known cause.
     Unexplained,
 }
 
-/// A line of a statement: one amount per column.
+/// A row of a statement, with one amount for each column.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
-    /// What it is.
+    /// Its kind.
     pub part: Part,
     /// Its name.
     pub name: String,
     /// Index of the row it is a part of.
     pub parent: Option<usize>,
-    /// Bytes per column; absent where not known.
+    /// Bytes by column; `None` where unknown.
     pub bytes: Vec<Option<i64>>,
 }
 
-/// The identity of one device at several moments.
+/// The memory of one device at several moments; the parts of each row add up to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Statement {
     /// Rows, parents before their parts.
@@ -137,7 +138,7 @@ pub struct Statement {
 }
 
 impl Statement {
-    /// Whether each row that has parts is exactly their sum, in every column in which it is known.
+    /// Returns whether each row with parts is exactly their sum, in every column where it is known.
     pub fn adds_up(&self) -> bool {
         self.rows.iter().enumerate().all(|(index, row)| {
             let parts: Vec<&Row> = self.rows.iter().filter(|part| part.parent == Some(index)).collect();
@@ -158,11 +159,11 @@ impl Statement {
 /// Bytes of a moment by category.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Composition {
-    /// Categories without `Others`.
+    /// Categories, without `Others`.
     pub categories: BTreeMap<String, i64>,
-    /// What no rule takes.
+    /// Bytes that no rule matches.
     pub others: i64,
-    /// Segments that no block covers.
+    /// Pool segments that no block covers.
     pub pool_idle: i64,
     /// Pools that report no blocks.
     pub opaque: i64,
@@ -174,20 +175,19 @@ impl Composition {
         self.categories.values().sum::<i64>() + self.others + self.pool_idle + self.opaque
     }
 
-    /// Categories by amount, the largest first; without those that hold nothing.
+    /// Returns the categories by amount, the largest first, without empty ones.
     pub fn ranked(self) -> Vec<(String, i64)> {
         ranked_parts(self.categories)
     }
 }
 
 impl<'r> Report<'r> {
-    /// How times are printed: with the day where they are of several days.
+    /// Returns the format of times: with the date if they span several days.
     pub(crate) fn times(&self) -> Times {
         Times::within(self.run, self.window.map(|window| [window.from_ns, window.to_ns]))
     }
 
-    /// A report with these rules. Rows are layers where the rules name any, else structures, else tags:
-    /// whatever names something.
+    /// Makes a report with these rules. Without `by`, rows are layers if any cell has one, else structures, else tags.
     pub fn new(run: &'r Run, groupings: Groupings, by: Option<By>) -> Self {
         let cells: Vec<CellView> = run.cells.iter().map(cell_view).collect();
         let by_rules = |rules: &Rules| -> Vec<Option<String>> {
@@ -198,7 +198,7 @@ impl<'r> Report<'r> {
             [by_rules(&groupings.layer), by_rules(&groupings.structure), by_tag];
         let names = |by: &By| categories[*by as usize].iter().any(Option::is_some);
         let by = by.or_else(|| [By::Layer, By::Structure, By::Tag].into_iter().find(names));
-        // What rules do not name has a name of its own where there is one; that chooses no rows.
+        // Cells that no rule names get a derived name if there is one. Derived names do not influence the choice of rows above.
         if groupings.layer.rules.is_empty() {
             categories[By::Layer as usize] = names::rolled_up(run, &cells);
         }
@@ -206,7 +206,7 @@ impl<'r> Report<'r> {
         for (of, names) in categories.iter_mut().enumerate() {
             let is_last_resort = |cell: &CellView| of == By::Structure as usize || cell.tag.is_none();
             for (name, cell) in names.iter_mut().zip(&cells) {
-                // NCCL's scratch is large, and no allocator of PyTorch's knows it: a row of its own.
+                // NCCL's scratch memory is large and unknown to PyTorch's allocator: it gets a row of its own.
                 let is_apart = has_torch && of == By::Structure as usize && names::is_apart(cell);
                 let is_left = name.is_none() && (has_torch || of != By::Structure as usize);
                 if is_apart || is_left && is_last_resort(cell) {
@@ -223,7 +223,7 @@ impl<'r> Report<'r> {
         Report::with(run, groupings, by.unwrap_or(By::Structure), cells, categories)
     }
 
-    /// Rows are lines of the program, in the place of layers: of what has none, `Others`.
+    /// Makes rows from source lines of the program, in place of layers. Memory without a line is in `Others`.
     #[must_use]
     pub fn by_line(mut self) -> Self {
         let lines = self.cells.iter().map(|cell| names::line_of(cell).map(str::to_owned));
@@ -232,7 +232,7 @@ impl<'r> Report<'r> {
         self
     }
 
-    /// The same with categories that are known.
+    /// Makes a report whose categories are known already.
     fn with(
         run: &'r Run,
         groupings: Groupings,
@@ -255,7 +255,7 @@ impl<'r> Report<'r> {
         }
     }
 
-    /// Category of a cell; `None` for `Others`, and for idle and opaque bytes.
+    /// Returns the category of a cell; `None` for `Others`, and for idle and opaque bytes.
     pub fn category(&self, cell: u32, by: By) -> Option<&str> {
         self.categories[by as usize].get(cell as usize)?.as_deref()
     }
@@ -268,7 +268,7 @@ impl<'r> Report<'r> {
         }
     }
 
-    /// A moment by category.
+    /// Groups the bytes of a moment by category.
     pub fn composition(&self, moment: &Moment, by: By) -> Composition {
         let mut composition = Composition::default();
         for &(index, bytes) in &moment.amounts {
@@ -284,7 +284,7 @@ impl<'r> Report<'r> {
         composition
     }
 
-    /// The tags in `Others` of a moment, largest first; an empty name is memory without a tag.
+    /// Returns the tags in `Others` at a moment, the largest first. An empty name means memory without a tag.
     pub fn others(&self, moment: &Moment, by: By) -> Vec<(String, i64)> {
         let mut tags: BTreeMap<String, i64> = BTreeMap::new();
         for &(index, bytes) in &moment.amounts {
@@ -299,7 +299,7 @@ impl<'r> Report<'r> {
         tags
     }
 
-    /// Tags that more than one category wants: (tag, winner, loser).
+    /// Returns tags that several categories match, as (tag, winner, loser).
     pub fn conflicts(&self) -> Vec<(String, String, String)> {
         let conflicts = self.rules(self.by).map(|rules| rules.conflicts(&self.cells)).unwrap_or_default();
         let named = conflicts.into_iter().map(|conflict| {
@@ -309,13 +309,13 @@ impl<'r> Report<'r> {
         named.collect()
     }
 
-    /// The identity of a device: the last moment, and the peak. At most `limit` categories are named, and
-    /// none that is smaller than `smallest` bytes at both; the rest is one row.
+    /// Returns the statement of a device with two columns: the last moment and the peak. At most `limit` categories have a row,
+    /// and none that is smaller than `smallest` bytes at both moments. The others are summed in one row.
     pub fn statement(&self, device: &Device, limit: usize, smallest: i64) -> Statement {
         self.statement_by(self.by, device, limit, smallest)
     }
 
-    /// The same with these rows.
+    /// Returns that statement with rows grouped by `by`.
     pub fn statement_by(&self, by: By, device: &Device, limit: usize, smallest: i64) -> Statement {
         let moments = [&device.last, &device.peak];
         let compositions = moments.map(|moment| self.composition(moment, by));
@@ -358,7 +358,7 @@ impl<'r> Report<'r> {
             let parts = moments.map(Moment::gap_parts);
             for (part, name, of) in GAP {
                 let bytes = parts.map(|parts| parts.map(|parts| of(&parts))).to_vec();
-                // What is zero wherever it is known says nothing, unless there is nothing else to say.
+                // A row of zeros is left out, unless it would be the only row.
                 let is_bare = part == Part::Unexplained && statement.rows.len() == row + 1;
                 if is_bare || bytes.iter().flatten().any(|&bytes| bytes != 0) {
                     statement.push(part, name, Some(row), bytes);
@@ -369,7 +369,8 @@ impl<'r> Report<'r> {
     }
 }
 
-/// Bytes of a moment that have a name (a tag: a role is derived for bytes that nobody named too), and all that could have one: idle and opaque bytes have none.
+/// Returns the bytes of a moment that have a tag, and all bytes that could have one. Idle and opaque bytes cannot. Roles do not
+/// count as names, because they are derived for untagged bytes too.
 pub fn named(run: &Run, moment: &Moment) -> (i64, i64) {
     let mut sums = (0_i64, 0_i64);
     for &(index, bytes) in &moment.amounts {
@@ -385,7 +386,7 @@ pub fn named(run: &Run, moment: &Moment) -> (i64, i64) {
     sums
 }
 
-/// Of those with a name, the bytes that only have the line of the program that allocated them.
+/// Returns the tagged bytes whose tag is only the source line that allocated them.
 pub fn named_by_line(run: &Run, moment: &Moment) -> i64 {
     let is_line = |index: u32| {
         let cell =
@@ -407,14 +408,14 @@ const GAP: [GapRow; 5] = [
     (Part::Unexplained, "unexplained", |parts| parts.unexplained_bytes),
 ];
 
-/// Parts by amount, the largest first, whatever its sign; without those that are nothing.
+/// Sorts parts by absolute amount, the largest first, and drops empty ones.
 pub(crate) fn ranked_parts(parts: impl IntoIterator<Item = (String, i64)>) -> Vec<(String, i64)> {
     let mut parts: Vec<(String, i64)> = parts.into_iter().filter(|(_, bytes)| *bytes != 0).collect();
     parts.sort_by(|a, b| b.1.saturating_abs().cmp(&a.1.saturating_abs()).then_with(|| a.0.cmp(&b.0)));
     parts
 }
 
-/// Parts of which at most `limit` are named, and one, made by `name` from their number, for the smaller ones.
+/// Keeps the first `limit` parts and sums the others in one part. `name` makes its name from their number.
 pub(crate) fn folded_parts(
     mut parts: Vec<(String, i64)>,
     limit: usize,
@@ -428,7 +429,7 @@ pub(crate) fn folded_parts(
     parts
 }
 
-/// Categories by their largest amount; those beyond `limit` or below `smallest` folded into one row.
+/// Ranks categories by their largest amount. Sums those beyond `limit` or below `smallest` in one row.
 fn ranked(compositions: &[Composition; 2], limit: usize, smallest: i64) -> Vec<(String, Vec<Option<i64>>)> {
     let mut all: BTreeMap<&str, [i64; 2]> = BTreeMap::new();
     for (column, composition) in compositions.iter().enumerate() {

@@ -1,20 +1,20 @@
-//! Lines on their way to a terminal: harmless, and no wider than it where words allow.
+//! Lines for a terminal: without control characters, and wrapped at its width.
 
 use crate::table::width as width_of;
 use gpumem_model::harmless::clean;
 
-/// Sentences are not broken into less than this.
+/// Least width for wrapped sentences.
 const NARROWEST: usize = 20;
 
-/// A sentence, clean, as lines of a terminal.
+/// Cleans and wraps a sentence.
 pub fn wrapped(text: &str, width: Option<usize>) -> Vec<String> {
     let mut lines = Lines::new(width);
     lines.prose(text);
     lines.lines
 }
 
-/// A name from strangers: clean, and with blanks at its ends told by their numbers, as they would forge indentation and hide what
-/// two names differ in.
+/// Cleans a name from an untrusted source. Blanks at its ends are shown as escapes, because they could imitate indentation or
+/// hide the difference between two names.
 pub(crate) fn clean_name(name: &str) -> String {
     let trimmed = name.trim();
     if name.is_empty() || trimmed.len() == name.len() {
@@ -27,10 +27,10 @@ pub(crate) fn clean_name(name: &str) -> String {
     numbers(start) + &clean(trimmed) + &numbers(end)
 }
 
-/// Lines of a report. Whatever goes in comes out clean.
+/// Lines of a report; all text is cleaned.
 pub(crate) struct Lines {
     pub(crate) lines: Vec<String>,
-    /// Columns of the terminal, if there is one.
+    /// Columns of the terminal; `None` without one.
     pub(crate) width: Option<usize>,
 }
 
@@ -39,12 +39,12 @@ impl Lines {
         Lines { lines: Vec::new(), width }
     }
 
-    /// A line as it is.
+    /// Adds a line without wrapping.
     pub(crate) fn line(&mut self, line: &str) {
         self.lines.push(clean(line).trim_end().to_owned());
     }
 
-    /// A sentence: it goes on in the next line, indented, where the terminal ends.
+    /// Adds a sentence, wrapped at the terminal's width, with indented continuation lines.
     pub(crate) fn prose(&mut self, text: &str) {
         let width = self.width.map_or(usize::MAX, |width| width.max(NARROWEST));
         wrap(text, width).iter().for_each(|line| self.line(line));
@@ -52,7 +52,7 @@ impl Lines {
 }
 
 impl Lines {
-    /// A sentence that belongs to the line above it.
+    /// Adds an indented sentence that belongs to the line above.
     pub(crate) fn inset(&mut self, text: &str) {
         const INSET: &str = "  ";
         let width = self.width.map_or(usize::MAX, |width| width.max(NARROWEST) - INSET.len());
@@ -60,7 +60,7 @@ impl Lines {
     }
 }
 
-/// Breaks between words; a word that is wider than a line stays whole.
+/// Wraps between words; a word longer than a line is not split.
 fn wrap(text: &str, width: usize) -> Vec<String> {
     const INDENT: &str = "  ";
     let mut lines = Vec::new();
@@ -74,7 +74,7 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
             (columns, empty) = (INDENT.len(), true);
         }
         if empty && word.is_empty() {
-            continue; // a wide gap where the line was broken
+            continue; // drop a wide gap where the line was wrapped
         }
         if !empty {
             line.push(' ');

@@ -1,4 +1,4 @@
-//! Names that no rule gives: the library that asked for bytes, and paths of tags rolled up.
+//! Derived names for memory that no rule names: the library that allocated it, and tag paths rolled up.
 
 use gpumem_ledger::{CellView, without_sum};
 pub use gpumem_model::cell::TORCH;
@@ -6,33 +6,33 @@ use gpumem_model::run::{Class, Run};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What the agent calls lines beyond those that it names one by one.
+/// The agent's tag for lines beyond those that it names individually.
 const OTHER_LINES: &str = "(other lines)";
-/// Groups of paths that are worth a table.
+/// Most groups of paths in a table.
 const MOST_GROUPS: usize = 16;
-/// Fewer than these tell less than the kinds of modules do.
+/// Fewer groups than this are less informative than the types of modules.
 const FEW_GROUPS: usize = 4;
 
-/// Whether PyTorch's allocator was seen in a run.
+/// Returns whether PyTorch's allocator was seen in a run.
 pub fn has_torch(run: &Run) -> bool {
     run.cells.iter().any(|cell| cell.pool.as_deref() == Some(TORCH))
 }
 
-/// A library's file as people call it: `/usr/lib/libnccl.so.2` is `libnccl`.
+/// Returns the short name of a library's file: `/usr/lib/libnccl.so.2` is `libnccl`.
 pub fn library(path: &str) -> &str {
     let file = path.rsplit('/').next().unwrap_or(path);
     file.split_once(".so").map_or(file, |(name, _)| name)
 }
 
-/// Direct bytes that nothing else names are called after the library that asked for them.
+/// Returns the name for direct bytes without another name: the library that allocated them.
 pub(super) fn by_library(cell: &CellView, has_torch: bool) -> Option<String> {
     let path = cell.library.as_deref().filter(|_| cell.class == gpumem_ledger::Class::Direct)?;
     let name = library(path);
     Some(if has_torch { format!("{name} (outside torch)") } else { format!("{name} (no tag)") })
 }
 
-/// Whether a tag is the line of the program that allocated, `train.py:212 make_buffer`, or stands for further ones. The agent
-/// names so what nothing else names.
+/// Returns whether a tag is the source line that allocated, such as `train.py:212 make_buffer`, or stands for further lines. The
+/// agent uses such tags for memory without another name.
 pub fn is_line(tag: &str) -> bool {
     let is_place = |(at, _): (usize, &str)| {
         let (file, rest) = (&tag[..at], &tag[at + 1..]);
@@ -45,7 +45,8 @@ pub fn is_line(tag: &str) -> bool {
     tag == OTHER_LINES || !tag.contains('/') && tag.match_indices(':').any(is_place)
 }
 
-/// The line in a tag, alone or behind a module's path (`GPUMEM_LINES=1`); of one that replaced another, that of the first.
+/// Returns the line in a tag, alone or after a module's path (`GPUMEM_LINES=1`). If the tag replaced another, the line may come
+/// from that.
 pub(super) fn line_of(cell: &CellView) -> Option<&str> {
     [&cell.tag, &cell.origin].into_iter().find_map(|tag| {
         let last = tag.as_deref()?.rsplit('/').next()?;
@@ -53,11 +54,11 @@ pub(super) fn line_of(cell: &CellView) -> Option<&str> {
     })
 }
 
-/// Lines that hold at least this part of what is tracked, now or at the peak, have rows of their own.
+/// Lines get a row if they hold at least 1 / 100 of tracked memory, now or at the peak.
 const LARGE_LINE: i64 = 100;
 const MOST_LINES: usize = 16;
 
-/// The lines that are worth a row, of all devices, now, at the peak, or when memory ran out.
+/// Returns the lines of all devices that get a row, because they are large now, at the peak, or at an OOM.
 pub(super) fn large_lines(run: &Run, cells: &[CellView]) -> BTreeSet<String> {
     let mut found: BTreeMap<&str, i64> = BTreeMap::new();
     let moments = run.devices.iter().flat_map(|device| [&device.last.amounts, &device.peak.amounts]);
@@ -83,13 +84,13 @@ pub(super) fn large_lines(run: &Run, cells: &[CellView]) -> BTreeSet<String> {
     found.into_iter().take(MOST_LINES).map(|(line, _)| line.to_owned()).collect()
 }
 
-/// NCCL's own buffers, whatever they are for.
+/// Returns whether the bytes are NCCL's own buffers.
 pub(super) fn is_apart(cell: &CellView) -> bool {
     cell.class == gpumem_ledger::Class::Direct
         && cell.library.as_deref().is_some_and(|path| library(path) == "libnccl")
 }
 
-/// The first components of a path; with `starred` numbers are alike, as in `GPT/h.*/attn`.
+/// Returns the first components of a path. With `starred`, numbers are replaced by `*`, as in `GPT/h.*/attn`.
 fn group(path: &str, depth: usize, starred: bool) -> String {
     let all_digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let component = |component: &str| match component.rsplit_once('.') {
@@ -100,8 +101,8 @@ fn group(path: &str, depth: usize, starred: bool) -> String {
     path.split('/').take(depth).map(component).collect::<Vec<_>>().join("/")
 }
 
-/// A group for each tag: paths as deep as fit into a table; where that says too little, deeper ones in which numbers are
-/// alike.
+/// Returns a group for each tag: the deepest paths that fit into a table. If those are too few, deeper ones with numbers
+/// replaced.
 pub(super) fn rolled_up(run: &Run, cells: &[CellView]) -> Vec<Option<String>> {
     let moments = run.devices.iter().flat_map(|device| [&device.last, &device.peak]);
     let held = moments.flat_map(|moment| moment.amounts.iter());
@@ -118,7 +119,7 @@ pub(super) fn rolled_up(run: &Run, cells: &[CellView]) -> Vec<Option<String>> {
     cells.iter().map(path).collect()
 }
 
-/// How many components of paths make a table, and whether numbers are alike in it.
+/// Returns the depth of paths for a table, and whether numbers are replaced by `*`.
 fn level(paths: &BTreeSet<&str>) -> (usize, bool) {
     let deepest = paths.iter().map(|path| path.split('/').count()).max().unwrap_or(1);
     let groups = |depth: usize, starred: bool| {

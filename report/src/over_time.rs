@@ -1,4 +1,4 @@
-//! What was held over time by category, for programs: names once, and columns of amounts.
+//! Memory over time by category, for JSON: names once, and columns of amounts.
 
 use super::{By, Composition, Report};
 use crate::category::OTHERS;
@@ -13,12 +13,13 @@ pub(super) struct TimelineJson {
     width_ns: u64,
     /// Names of the columns of `layers`, `Others` last.
     layers: Vec<String>,
-    /// The same of `structures`.
+    /// Names of the columns of `structures`, `Others` last.
     structures: Vec<String>,
     points: Vec<PointJson>,
 }
 
-/// `tracked_bytes` is the sum of `layers`, idle and opaque bytes, and of `structures` and those.
+/// A point of the timeline. `tracked_bytes` is the sum of `layers`, idle and opaque bytes, and also of `structures`, idle and
+/// opaque bytes.
 #[derive(Debug, Serialize)]
 struct PointJson {
     time_ns: u64,
@@ -50,7 +51,7 @@ impl TimelineJson {
     }
 }
 
-/// A point by category; what it does not name is no category's.
+/// Returns a point's bytes by category; bytes that the point does not name go to `Others`.
 pub(super) fn composition(report: &Report<'_>, point: &Point, by: By) -> Composition {
     let moment = Moment { amounts: point.amounts.clone(), ..Moment::default() };
     let mut composition = report.composition(&moment, by);

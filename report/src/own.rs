@@ -1,4 +1,4 @@
-//! `gpumemctl report --counters`: the program's own counters, and how often and how long it was in each of its ranges.
+//! `gpumemctl report --counters`: the program's own counters and ranges, with the number and duration of the ranges.
 
 use super::Report;
 use super::table::{Table, shorten};
@@ -10,15 +10,15 @@ use gpumem_model::run::{Clock, Run};
 use gpumem_model::units::{plural, thousands};
 use serde::Serialize;
 
-/// Columns of a name in a table; of a longer path the end.
+/// Most columns of a name in a table; longer paths keep their end.
 const WIDTH: usize = 60;
-/// The same, and how many, in the line of the report.
+/// Most columns of a name in the report's line; `NAMED` is the most names there.
 const SHORT: usize = 24;
 const NAMED: usize = 4;
 const NOTHING: &str = "the program has said no counter, step or range: gpumem_counter_set and gpumem_step; \
                        gpumem_configure(\"ranges\", \"on\") for the times of scopes";
 
-/// Both as tables.
+/// Returns both as tables.
 pub fn text(report: &Report<'_>) -> String {
     let (run, own) = (report.run, &report.run.own);
     let mut out = format!("{}\n", clean(&whose(run)));
@@ -39,7 +39,7 @@ pub fn text(report: &Report<'_>) -> String {
     out
 }
 
-/// What there was no room for, and what was lost.
+/// Returns remarks about entries that were dropped or lost.
 pub(super) fn remarks(own: &ProgramData) -> Vec<String> {
     let of = |count: u64, what: &str, why: &str| (count > 0).then(|| plural(count, what) + why);
     let lines = [
@@ -51,7 +51,7 @@ pub(super) fn remarks(own: &ProgramData) -> Vec<String> {
     lines.into_iter().flatten().collect()
 }
 
-/// The one that took most first.
+/// Returns the ranges, those with the longest total first.
 pub(super) fn by_total(own: &ProgramData) -> Vec<&Range> {
     let mut ranges: Vec<&Range> = own.ranges.iter().collect();
     ranges.sort_by(|a, b| b.total_ns.cmp(&a.total_ns).then_with(|| a.title().cmp(b.title())));
@@ -66,7 +66,7 @@ pub(super) fn title_of(range: &Range) -> String {
     if range.is_step { range.title().to_owned() } else { clean_name(range.title()) }
 }
 
-/// One digit behind the point.
+/// Returns the mean with one decimal digit.
 pub(super) fn mean(counter: &Counter) -> String {
     let tenths = (counter.mean() * 10.0).round() as i64;
     let sign = if tenths < 0 { "-" } else { "" };
@@ -104,7 +104,8 @@ fn table(head: &[&str], rows: Vec<Vec<String>>) -> String {
     table.text()
 }
 
-/// One sentence of the report, where there is something to say: `counters: batch 32, scale 65,536, 3 more; ranges: 12 names`.
+/// Returns a line for the report such as `counters: batch 32, scale 65,536, 3 more; ranges: 12 names`, or `None` if there are
+/// neither.
 pub(super) fn line(run: &Run) -> Option<String> {
     let own = &run.own;
     let named = own.counters.iter().take(NAMED);
@@ -201,7 +202,7 @@ struct Document<'a> {
     own: OwnJson<'a>,
 }
 
-/// Both alone, as the report has them.
+/// Returns counters and ranges as JSON, in the form that the report has.
 pub fn json(report: &Report<'_>) -> String {
     let document = Document {
         schema: "gpumem.counters",

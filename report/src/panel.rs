@@ -1,4 +1,4 @@
-//! A report in pieces, for a screen that lays them out itself: the words and the amounts are those of the text.
+//! A report in parts, for a screen with its own layout. Texts and amounts are those of the text form.
 
 use super::over_time::composition;
 use super::{By, Composition, Part, Report};
@@ -6,54 +6,54 @@ use crate::labels::device_title;
 use crate::text::{Shown, columns, words};
 use gpumem_model::run::Device;
 
-/// A report.
+/// A report in parts.
 #[derive(Debug, Clone, Default)]
 pub struct Panel {
-    /// Whose memory it is.
+    /// Name and owner of the process.
     pub heading: String,
-    /// Why the sums are less than the truth.
+    /// Reasons why the sums are too low.
     pub warnings: Vec<String>,
-    /// Where it comes from, and how much of the truth it is.
+    /// Source of the run, and how complete its numbers are.
     pub coverage: Vec<String>,
-    /// A table each.
+    /// One table for each device.
     pub devices: Vec<Table>,
-    /// Caveats, and what to type next.
+    /// Caveats, and suggestions for next commands.
     pub tail: Vec<String>,
 }
 
-/// The statement of a device, and what is known beside it.
+/// The statement of a device, with facts about the device.
 #[derive(Debug, Clone, Default)]
 pub struct Table {
-    /// Its name.
+    /// The device's name.
     pub title: String,
-    /// Of all amounts.
+    /// Unit of all amounts.
     pub unit: &'static str,
-    /// What both columns are, and when.
+    /// Headings and times of both columns.
     pub heads: [[String; 2]; 2],
-    /// Parents before their parts; each column adds up as printed.
+    /// Rows, parents before their parts; each column adds up as printed.
     pub rows: Vec<Row>,
-    /// Sentences.
+    /// Facts, as sentences.
     pub facts: Vec<String>,
 }
 
-/// A row.
+/// A row of a table.
 #[derive(Debug, Clone)]
 pub struct Row {
-    /// What it is.
+    /// Its kind.
     pub part: Part,
-    /// Rows that it is a part of.
+    /// Nesting depth.
     pub depth: usize,
-    /// Clean.
+    /// Name, without control characters.
     pub name: String,
-    /// As printed.
+    /// Amounts as printed.
     pub cells: [String; 2],
-    /// Bytes now and at the peak; absent where not known.
+    /// Bytes at the last moment and at the peak; `None` where unknown.
     pub bytes: [Option<i64>; 2],
-    /// How sure the amounts are.
+    /// Reliability of the amounts.
     pub note: String,
 }
 
-/// In so many rows of categories per device; `usize::MAX` is all of them, however small.
+/// Returns the panel of a report. `categories` limits the rows for categories of each device; `usize::MAX` shows all.
 pub fn panel(report: &Report<'_>, categories: usize) -> Panel {
     let times = report.times();
     let words = words(report);
@@ -89,8 +89,8 @@ pub fn panel(report: &Report<'_>, categories: usize) -> Panel {
     }
 }
 
-/// What was held over time: each point is exact, and what it held was held until the next one where nothing happened between
-/// them. The latest moment is the last.
+/// Returns memory over time as exact points, with the latest moment at the end. Each point is valid until the next one, unless
+/// something happened between them.
 pub fn course(report: &Report<'_>, device: &Device, by: By) -> Vec<(u64, Composition)> {
     let points = device.details.timeline.points.iter();
     let mut course: Vec<(u64, Composition)> =

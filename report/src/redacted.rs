@@ -1,5 +1,5 @@
-//! A run without names, for readers who may see amounts, categories, roles and phases, but not what the process calls things: the page
-//! on a port that everybody on the machine can open.
+//! A run without names, for readers who may see amounts, categories, roles and phases, but not the process's own names. Used for
+//! the page on a port that everyone on the machine can open.
 
 use super::{By, Report};
 use crate::rules::Groupings;
@@ -15,17 +15,17 @@ pub struct RedactedRun {
     categories: [Vec<Option<String>>; 3],
 }
 
-/// Cells that are the same without their names.
+/// Cells after redaction; those that became equal are merged.
 #[derive(Default)]
 struct Merged {
-    /// Of each cell of the run, its index in `cells`.
+    /// For each cell of the run, its index in `cells`.
     indices: Vec<u32>,
     cells: Vec<Cell>,
     categories: [Vec<Option<String>>; 3],
 }
 
 impl RedactedRun {
-    /// Redacts a run. Cells keep their category under these rules; those that are the same without their names become one.
+    /// Redacts a run. Cells keep their category under these rules; cells that become equal without their names are merged.
     pub fn of(run: &Run, groupings: Groupings) -> Self {
         let report = Report::new(run, groupings, None);
         let merged = Merged::of(&report);
@@ -49,7 +49,7 @@ impl Merged {
     fn of(report: &Report<'_>) -> Self {
         let of_rules = [&report.groupings.layer, &report.groupings.structure]
             .map(|rules| rules.rules.iter().map(|rule| rule.name.as_str()).collect::<BTreeSet<_>>());
-        // A library's name may be of the user's; NCCL's is the same on every machine.
+        // A library's name may be private to the user; NCCL's is the same on every machine.
         let is_shown = |by: By, name: &str| {
             name.starts_with("libnccl ")
                 || of_rules.get(by as usize).is_some_and(|names| names.contains(name))

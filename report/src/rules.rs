@@ -1,4 +1,4 @@
-//! Rules files: what people write about categories, and the presets that come with the program.
+//! Rules files: the categories that users define, and the presets of the program.
 //!
 //! ```toml
 //! [[layer]]                      # one grouping; [[structure]] is the other, of the same bytes
@@ -9,7 +9,7 @@
 //! library = ["*libnccl*"]        # and any of these on the calling library
 //! ```
 //!
-//! Rules are tried from the top, the first that matches has the bytes; what none takes is `Others`.
+//! Rules are tried in order, and the first that matches gets the bytes. Bytes that no rule matches are `Others`.
 
 use crate::category::{OTHERS, Pattern, Rule, Rules};
 use gpumem_ledger::CellView;
@@ -24,7 +24,7 @@ use std::sync::LazyLock;
 /// The two groupings.
 #[derive(Debug, Clone, Default)]
 pub struct Groupings {
-    /// What they are called: a preset's name or a file's path.
+    /// Name of the rules: a preset's name or a file's path.
     pub name: String,
     /// By layer.
     pub layer: Rules,
@@ -40,11 +40,11 @@ pub const PRESETS: [(&str, &str); 4] = [
     ("torch", include_str!("../../config/rules/torch.toml")),
 ];
 
-/// Largest rules file that is read.
+/// Largest rules file, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Name of tracked bytes without a tag.
 pub const NO_TAG: &str = "(no tag)";
-/// Names of rows that reports make themselves.
+/// Names of rows that reports create themselves.
 pub(crate) const RESERVED: [&str; 8] = [
     OTHERS,
     "tracked",
@@ -59,34 +59,34 @@ pub(crate) const RESERVED: [&str; 8] = [
 /// Why a rules file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Neither a preset nor a file.
+    /// The name is neither a preset nor a readable file.
     #[error("rules \"{name}\": {source}; give a file, or one of the presets {presets}")]
     Open {
-        /// As given.
+        /// The name as given.
         name: String,
-        /// From the system.
+        /// Error from the system.
         source: std::io::Error,
-        /// What there is.
+        /// Names of the presets.
         presets: String,
     },
-    /// Not TOML, or keys that do not exist. The message has the line.
+    /// The text is not TOML, or has unknown keys. The message contains the line.
     #[error("{path}: {message}")]
     Toml {
         /// File or preset.
         path: String,
-        /// With line and column.
+        /// Error message with line and column.
         message: String,
     },
-    /// A rule that says nothing or something wrong.
+    /// A rule is empty or wrong.
     #[error("{path}: [[{grouping}]] \"{rule}\": {message}")]
     Rule {
         /// File or preset.
         path: String,
         /// `layer` or `structure`.
         grouping: &'static str,
-        /// Its name.
+        /// Name of the rule.
         rule: String,
-        /// What is wrong, and what would be right.
+        /// The error, and how to correct it.
         message: String,
     },
 }
@@ -115,7 +115,7 @@ struct Entry {
 }
 
 impl Groupings {
-    /// A preset, or a file if no preset has that name.
+    /// Loads a preset, or a file if no preset has that name.
     ///
     /// # Errors
     /// See [`Error`].
@@ -131,7 +131,7 @@ impl Groupings {
         Groupings::parse(&text, name)
     }
 
-    /// The preset of a stored run; `default` if this program has none of that name.
+    /// Returns the preset of a stored run; `default` if this program has none of that name.
     pub fn preset(name: Option<&str>) -> &'static Self {
         static PARSED: LazyLock<[Groupings; PRESETS.len()]> =
             LazyLock::new(|| PRESETS.map(|(name, text)| Groupings::parse(text, name).unwrap_or_default()));
@@ -139,13 +139,13 @@ impl Groupings {
         name.and_then(find).unwrap_or(&PARSED[0]) // a test parses every preset
     }
 
-    /// Those that fit a run: its own preset, else `torch` where PyTorch's allocator was seen, else `default`.
+    /// Returns the rules that fit a run: its own preset, else `torch` if PyTorch's allocator was seen, else `default`.
     pub fn of_run(run: &Run) -> Self {
         let torch = crate::names::has_torch(run).then_some(crate::names::TORCH);
         Groupings::preset(run.source.preset.as_deref().or(torch)).clone()
     }
 
-    /// Rules from text; `path` is for messages.
+    /// Parses rules; `path` is used in messages.
     ///
     /// # Errors
     /// [`Error::Toml`] and [`Error::Rule`].
@@ -162,7 +162,7 @@ impl Groupings {
     }
 }
 
-/// A file of bounded size; devices and pipes have none.
+/// Reads a file up to [`MAX_FILE_BYTES`]. Rejects devices and pipes, because their size is unknown.
 fn read(path: &Path) -> std::io::Result<String> {
     let wrong = |text: &str| std::io::Error::new(std::io::ErrorKind::InvalidInput, text);
     let found = std::fs::metadata(path)?;
@@ -224,7 +224,7 @@ fn rule(entry: Entry) -> Result<Rule, String> {
     })
 }
 
-/// A stored cell as rules see it.
+/// Converts a stored cell to the form that rules match.
 pub fn cell_view(cell: &Cell) -> CellView {
     CellView {
         class: cell.class,

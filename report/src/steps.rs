@@ -1,4 +1,4 @@
-//! The steps of the gap as people read them: when it changed, by how much, and because of what.
+//! The steps of the gap as text: when it changed, by how much, and why.
 
 use super::Report;
 use super::table::Table;
@@ -8,18 +8,18 @@ use gpumem_model::run::{Clock, Device, Parts, Step};
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, thousands};
 
-/// Marks below the lists: the newest.
+/// Marks below the lists: the newest ones.
 const MOST_MARKS: usize = 16;
-/// Lines of a list, with its heading and its sum.
+/// Most lines of a list, with its heading and its sum.
 const MOST_LINES: usize = 30;
-/// Of those, what is no step: two lines above, the smaller ones, the sum.
+/// Lines of a list that are no steps: two headings, the sum of smaller steps, and the total.
 const OTHER_LINES: usize = 4;
-/// A step that deserves a line in the report of its run: at least this, or ..
+/// A step is mentioned in the report of its run if it is at least this large, or ...
 const NOTABLE_BYTES: i64 = 64 << 20;
-/// .. one part in so many of used.
+/// ... at least this fraction of used memory (1 / 20).
 const NOTABLE_PART: i64 = 20;
 
-/// A list for each device: the largest steps in the order of their times, the newest last; the rest is one line.
+/// Returns a list for each device: the largest steps in the order of time, and one line for the rest.
 pub fn text(report: &Report<'_>) -> String {
     let run = report.run;
     let times = report.times();
@@ -81,7 +81,7 @@ fn list(device: &Device, times: Times, title: &str, lines: &mut Vec<String>) {
     lines.extend(table.lines());
 }
 
-/// Neighbours of the same cause at the same place are one, with the time of the first and how many they are.
+/// Merges consecutive steps with the same cause and place. The result has the time of the first, and their number in its cause.
 pub(super) fn grouped(steps: &[Step]) -> Vec<Step> {
     let mut groups: Vec<(Step, u64)> = Vec::new();
     for step in steps {
@@ -111,7 +111,7 @@ fn is_like(a: &Step, b: &Step) -> bool {
         && (&a.cause, &a.kind, &a.tag, &a.library, &a.also, &a.note)
             == (&b.cause, &b.kind, &b.tag, &b.library, &b.also, &b.note)
         && a.expected_bytes.is_some() == b.expected_bytes.is_some()
-        // What grew and what shrank are two stories.
+        // Growth and shrinkage are not merged.
         && (a.bytes >= 0) == (b.bytes >= 0)
 }
 
@@ -119,7 +119,7 @@ pub(super) fn weight(step: &Step) -> u64 {
     step.parts.each().iter().map(|(_, _, bytes)| bytes.unsigned_abs()).max().unwrap_or(0)
 }
 
-/// What is said of a step behind its time and its bytes.
+/// Returns the text of a step after its time and bytes.
 pub(super) fn what(step: &Step, unit: Unit) -> String {
     let mut words = vec![step.cause.clone()];
     if step.cause == "smaller steps" {
@@ -150,7 +150,7 @@ fn parts(parts: &Parts) -> Vec<(String, i64)> {
     each.map(|(name, _, bytes)| (name.replace('_', " "), bytes)).collect()
 }
 
-/// Where it happened, as far as anybody can tell.
+/// Returns where it happened, as far as known.
 fn place(step: &Step) -> Vec<String> {
     let near = if step.cause.ends_with("between events") { "near tag" } else { "tag" };
     let tag = step.tag.as_ref().map(|tag| format!("{near} {tag}"));
@@ -158,7 +158,7 @@ fn place(step: &Step) -> Vec<String> {
     tag.into_iter().chain(library).collect()
 }
 
-/// The largest growth that nothing explains, in a sentence, if it is worth one.
+/// Returns a sentence on the largest unexplained growth, if it is large enough.
 pub(super) fn largest(device: &Device, times: Times) -> Option<String> {
     let steps = device.details.steps.iter().filter(|step| step.cause != "smaller steps");
     let step = steps.max_by_key(|step| step.parts.unexplained_bytes)?;

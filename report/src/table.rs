@@ -1,18 +1,18 @@
-//! Tables of text whose columns are aligned by their width on a screen: a Chinese or Japanese letter takes two columns of a terminal, a
+//! Text tables whose columns are aligned by display width: a Chinese or Japanese character takes two columns of a terminal, a
 //! combining accent none.
 
 use unicode_width::UnicodeWidthChar;
 
-/// Where the text of a column stands.
+/// Alignment of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Align {
-    /// At the left, as names do.
+    /// Left-aligned, for names.
     Left,
-    /// At the right, as numbers do.
+    /// Right-aligned, for numbers.
     Right,
 }
 
-/// Rows of cells, and a note behind each, which has no column.
+/// Rows of cells, each with an optional note after the last column.
 #[derive(Debug, Clone)]
 pub struct Table {
     aligns: Vec<Align>,
@@ -21,18 +21,18 @@ pub struct Table {
 }
 
 impl Table {
-    /// An empty table with these columns, two blanks apart.
+    /// Makes an empty table with these columns, two blanks apart.
     pub fn new(aligns: impl Into<Vec<Align>>) -> Self {
         Table { aligns: aligns.into(), gap: 2, rows: Vec::new() }
     }
 
-    /// An empty table with names in the first columns and numbers in the others.
+    /// Makes an empty table with names in the first columns and numbers in the others.
     pub fn of_numbers(names: usize, columns: usize) -> Self {
         let align = |column| if column < names { Align::Left } else { Align::Right };
         Table::new((0..columns).map(align).collect::<Vec<_>>())
     }
 
-    /// Sets the blanks between two columns.
+    /// Sets the number of blanks between two columns.
     pub fn with_gap(mut self, gap: usize) -> Self {
         self.gap = gap;
         self
@@ -43,17 +43,17 @@ impl Table {
         self.row_with_note(cells, "");
     }
 
-    /// Adds a row with a note behind it.
+    /// Adds a row with a note.
     pub fn row_with_note<T: Into<String>>(&mut self, cells: impl IntoIterator<Item = T>, note: &str) {
         self.rows.push((cells.into_iter().map(Into::into).collect(), note.to_owned()));
     }
 
-    /// The columns of a terminal that the cells take, with the gap behind the last one and without notes.
+    /// Returns the width of the cells on a terminal, with the gap after the last one and without notes.
     pub fn width(&self) -> usize {
         self.widths().iter().map(|width| width + self.gap).sum()
     }
 
-    /// The rows as text, without blanks at their ends.
+    /// Returns the rows as text, without trailing blanks.
     pub fn lines(&self) -> Vec<String> {
         let widths = self.widths();
         let gap = " ".repeat(self.gap);
@@ -68,7 +68,7 @@ impl Table {
         self.rows.iter().map(line).collect()
     }
 
-    /// The rows as text, each with a line end.
+    /// Returns the rows as text, each with a line end.
     pub fn text(&self) -> String {
         self.lines().iter().map(|line| format!("{line}\n")).collect()
     }
@@ -82,7 +82,7 @@ impl Table {
     }
 }
 
-/// The columns of a terminal that a text takes.
+/// Returns the width of a text on a terminal.
 pub fn width(text: &str) -> usize {
     text.chars().map(width_of).sum()
 }
@@ -91,7 +91,7 @@ fn width_of(letter: char) -> usize {
     letter.width().unwrap_or(1)
 }
 
-/// A text with blanks before or behind it, so that it takes `columns` of a terminal; a wider text stays as it is.
+/// Pads a text with blanks to `columns` of a terminal; a wider text is unchanged.
 pub fn pad(text: &str, columns: usize, align: Align) -> String {
     let blanks = " ".repeat(columns.saturating_sub(width(text)));
     match align {
@@ -100,7 +100,7 @@ pub fn pad(text: &str, columns: usize, align: Align) -> String {
     }
 }
 
-/// The beginning of a text that fits into `columns` of a terminal, without blanks at its end.
+/// Returns the longest prefix of a text that fits into `columns` of a terminal, without trailing blanks.
 pub fn cut(text: &str, columns: usize) -> &str {
     let mut taken = 0;
     let beyond = text.char_indices().find(|(_, letter)| {
@@ -110,7 +110,8 @@ pub fn cut(text: &str, columns: usize) -> &str {
     text.get(..beyond.map_or(text.len(), |(at, _)| at)).unwrap_or(text).trim_end()
 }
 
-/// A name in `columns` of a terminal, with `~` for what is left out: of a path its end, which identifies it, of other names the beginning.
+/// Shortens a name to `columns` of a terminal, with `~` for the omitted part. With `end`, the end is kept, which identifies a
+/// path; else the beginning.
 pub fn shorten(name: &str, columns: usize, end: bool) -> String {
     if width(name) <= columns {
         return name.to_owned();

@@ -1,22 +1,22 @@
 //! A run as a trace for Perfetto and chrome://tracing (Trace Event Format): one process, a thread per device.
 //!
 //! ```text
-//! M  process_name, thread_name        who; what a thread's rows are
+//! M  process_name, thread_name        the process; the meaning of a thread's rows
 //! C  GPU 0 used                       {"bytes"}  as NVML read it
 //! C  GPU 0 tracked                    {"bytes"}  at exact moments, the peak among them
 //! C  GPU 0 untrackable                {"bytes"}
 //! C  GPU 0 by layer                   {category: bytes, ...}  the same moments; sums to tracked
-//! X  step 17                          an iteration, with what it held
+//! X  step 17                          an iteration, with its memory
 //! C  counter batch                    {"value"}  of the program's own
-//! X  load/decode                      a range of the program's own, in a row of its thread; the latest of them
-//! i  OOM, gap +12.0 MiB: ...          when memory ran out; when the gap changed
+//! X  load/decode                      a range of the program's own, in a row of its thread; only the latest ones
+//! i  OOM, gap +12.0 MiB: ...          an OOM; a change of the gap
 //! ```
 //!
-//! Times are microseconds since the first thing in the trace; `otherData` says what that is on the run's own clock. Lines of
-//! a log, which have no time, are a microsecond each. Events are in the order of their times.
+//! Times are microseconds since the first event of the trace; `otherData` gives that event's time on the run's own clock. Log
+//! lines have no time, so each line counts as a microsecond. Events are in the order of time.
 //!
-//! A trace is written as it is made: an event has its arguments only while it is written. A run has a bounded number of events,
-//! however many records it was made from.
+//! Events are written one by one: the arguments of an event exist only while it is written. The number of events of a run is
+//! bounded, regardless of the number of its records.
 
 use super::{By, Report};
 use crate::labels::{device_name, label};
@@ -30,15 +30,15 @@ use serde_json::{Map, Value, json};
 use std::cmp::Reverse;
 use std::io::{self, Write};
 
-/// Categories of a counter at most, the largest; the rest is one.
+/// Most categories of a counter: the largest ones. The others are summed in one.
 const CATEGORIES: usize = 60;
 
 type Args = Map<String, Value>;
 
-/// An event before its time is known relative to the first.
+/// An event with its absolute time; times become relative to the first event when it is written.
 struct Event<'r> {
     time_ns: u64,
-    /// Length, of a piece of time.
+    /// Length of an interval.
     length_ns: Option<u64>,
     phase: &'static str,
     name: String,
@@ -46,18 +46,18 @@ struct Event<'r> {
     args: Box<dyn Fn() -> Args + 'r>,
 }
 
-/// The document, as a text.
+/// Returns the document as a string.
 pub fn json(report: &Report<'_>) -> String {
     let mut out = Vec::new();
-    // Into memory everything can be written, and what JSON writes is UTF-8.
+    // Writes to memory cannot fail, and JSON is UTF-8.
     let _ = write(report, &mut out);
     String::from_utf8(out).unwrap_or_default()
 }
 
-/// The document, piece by piece.
+/// Writes the document piece by piece.
 ///
 /// # Errors
-/// What the writer says.
+/// Returns the writer's error.
 pub fn write(report: &Report<'_>, out: &mut dyn Write) -> io::Result<()> {
     let run = report.run;
     let pid = if run.process.pid == 0 { 1 } else { run.process.pid };
@@ -85,7 +85,7 @@ pub fn write(report: &Report<'_>, out: &mut dyn Write) -> io::Result<()> {
     if run.devices.is_empty() {
         events.extend(run.coverage.marks.iter().map(|named| mark(named, 0)));
     }
-    // Stable: what is at the same time stays in the order in which it was said.
+    // The sort is stable: events of the same time keep their order.
     events.sort_by_key(|event| event.time_ns);
     let first_ns = events.first().map_or(0, |event| event.time_ns);
     let other = json!({
@@ -130,7 +130,7 @@ impl Event<'_> {
     }
 }
 
-/// The counters of a device.
+/// Name and thread of a device's counters.
 struct Counters {
     name: String,
     thread: u32,
@@ -158,7 +158,8 @@ fn of_device<'r>(
     let buckets = &device.series.buckets;
     let is_point = |time_ns: u64| device.peak_used.is_some_and(|(_, peak_ns)| peak_ns == time_ns);
     for bucket in buckets {
-        // Of several readings in a bucket the last is known to be the last; the highest has its own time below.
+        // Only the last reading of a bucket is drawn, because the times of the others are unknown. The peak has its own time and
+        // is added below.
         if let Some(used) = bucket.used.filter(|_| !is_point(bucket.time_ns)) {
             events.push(counters.bytes(bucket.time_ns, "used", used.last));
         }
@@ -174,17 +175,17 @@ fn of_device<'r>(
     events.extend(rows.map(|row| iteration(row, thread)));
     events.extend(device.details.ooms.iter().map(|entry| oom(entry, thread)));
     events.extend(device.details.steps.iter().filter(|step| step.time_ns != 0).map(|step| gap(step, thread)));
-    // Marks are of the process: once, in the first row.
+    // Marks belong to the process: they are shown once, in the row of the first device.
     if report.run.devices.first().is_some_and(|first| std::ptr::eq(first, device)) {
         events.extend(report.run.coverage.marks.iter().map(|named| mark(named, thread)));
     }
 }
 
-/// The program's counters, each as it was set.
+/// Adds an event for each change of the program's counters.
 fn counted<'r>(own: &'r ProgramData, events: &mut Vec<Event<'r>>) {
     for counter in &own.counters {
         let name = format!("counter {}", counter.name.as_deref().unwrap_or(LOST));
-        // What it was last it still is.
+        // The last value is repeated at the end of the counter's life, so that the line extends to there.
         let last = (counter.until_ns, counter.value);
         let is_new = counter.points.last().is_none_or(|(time_ns, _)| *time_ns < last.0);
         events.extend(counter.points.iter().copied().chain(is_new.then_some(last)).map(
@@ -200,13 +201,13 @@ fn counted<'r>(own: &'r ProgramData, events: &mut Vec<Event<'r>>) {
     }
 }
 
-/// The program's ranges; their rows, numbered from `first` on. What overlaps another one of its thread without lying in it, as ranges of
-/// NVTX may, has a row beside.
+/// Adds the program's ranges. Returns the rows' ids, starting at `first`, with their names. A range that overlaps another of its
+/// thread without being nested, as NVTX permits, goes to an additional row.
 fn ranges<'r>(own: &'r ProgramData, first: u32, events: &mut Vec<Event<'r>>) -> Vec<(u32, String)> {
     let mut spans: Vec<&Span> = own.spans.iter().collect();
-    // A range before those inside of it.
+    // Outer ranges come before those nested in them.
     spans.sort_by_key(|Span(_, thread, from_ns, to_ns)| (*thread, *from_ns, Reverse(*to_ns)));
-    // Of each row its thread, and the ends of what is open there.
+    // For each row its thread, and the ends of its open ranges.
     let mut rows: Vec<(u32, Vec<u64>)> = Vec::new();
     for &&Span(range, thread, from_ns, to_ns) in &spans {
         let fits = |(of, ends): &mut (u32, Vec<u64>)| {
@@ -239,11 +240,11 @@ fn mark(mark: &Mark, thread: u32) -> Event<'_> {
     Event { time_ns: mark.time_ns, length_ns: None, phase: "i", name, thread, args: Box::new(args) }
 }
 
-/// `tracked`, whole and by category, at the moments at which it is exact.
+/// `tracked` in total and by category, at moments at which it is exact.
 struct Held {
     moments: Vec<Moment>,
     names: Vec<String>,
-    /// Of each moment, by name.
+    /// For each moment, bytes by name.
     amounts: Vec<Vec<i64>>,
 }
 
@@ -269,12 +270,12 @@ impl Held {
         };
         for (moment, amounts) in self.moments.iter().zip(&self.amounts) {
             events.push(counters.bytes(moment.time_ns, "tracked", moment.tracked_bytes.unwrap_or(0)));
-            // A counter keeps what it is not told: every name each time.
+            // A counter keeps the last value of a series that is missing in an event, so each event has all names.
             let parts = || self.names.iter().cloned().zip(amounts.iter().map(|bytes| (*bytes).into()));
             events.push(counters.event(moment.time_ns, what, move || parts().collect()));
         }
         if self.moments.is_empty() {
-            // A run of an older version: buckets, whose highest has no exact time.
+            // Runs of older versions have only buckets, where the time of the highest value is not exact.
             let tracked = device.series.buckets.iter().filter_map(|bucket| Some((bucket, bucket.tracked?)));
             events.extend(
                 tracked.map(|(bucket, tracked)| counters.bytes(bucket.time_ns, "tracked", tracked.last)),
@@ -283,12 +284,12 @@ impl Held {
     }
 }
 
-/// What was held over time, the peak, and the end; without what is not `tracked`.
+/// Returns the points of the timeline, the peak and the end, with `tracked` only.
 fn moments(device: &Device) -> Vec<Moment> {
     let of = |time_ns: u64, amounts: &[(u32, i64)], rest: i64| Moment {
         time_ns,
         tracked_bytes: Some(amounts.iter().map(|(_, bytes)| *bytes).fold(rest, i64::saturating_add)),
-        // What no cell of the point has is of no cell: `Others`.
+        // Bytes of the point that no cell has go to `Others`: no cell has this index.
         amounts: amounts.iter().copied().chain((rest != 0).then_some((u32::MAX, rest))).collect(),
         ..Moment::default()
     };
@@ -363,7 +364,7 @@ fn gap(step: &Step, thread: u32) -> Event<'_> {
     Event { time_ns: step.time_ns, length_ns: None, phase: "i", name, thread, args: Box::new(args) }
 }
 
-/// Those that there are.
+/// Returns arguments for the texts that exist.
 fn texts(of: [(&str, &Option<String>); 2]) -> impl Iterator<Item = (String, Value)> {
     of.map(|(name, text)| text.clone().map(|text| (name.to_owned(), text.into()))).into_iter().flatten()
 }

@@ -6,7 +6,7 @@
 //!       -> Untrackable -> context
 //! ```
 //!
-//! The bytes of a tree add up to `used` at the peak, or to what of it is known.
+//! The bytes of a tree add up to `used` at the peak, or to the known part of it.
 
 use super::Report;
 use super::names::{is_line, library};
@@ -19,20 +19,20 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Steps of a path at most; what is deeper stays one name. Readers of nested JSON stop at 128 levels, and a node has two.
+/// Most components of a path; deeper ones stay one name. Readers of nested JSON are limited to 128 levels, and a node uses two.
 const DEEPEST: usize = 40;
 
-/// A part of a whole.
+/// A node of the tree.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Node {
-    /// What is below it, by name.
+    /// Children by name.
     pub children: BTreeMap<String, Node>,
-    /// Its own bytes, without those below it.
+    /// The node's own bytes, without its children.
     pub own_bytes: i64,
 }
 
 impl Node {
-    /// A tree per device that has anything, by the device's name.
+    /// Returns a tree for each device with memory, by the device's name.
     pub fn of(report: &Report<'_>) -> Node {
         let mut root = Node::default();
         for device in &report.run.devices {
@@ -46,7 +46,7 @@ impl Node {
         root
     }
 
-    /// With all below it.
+    /// Returns the bytes of the node and all nodes below it.
     pub fn bytes(&self) -> i64 {
         self.children.values().map(Node::bytes).fold(self.own_bytes, i64::saturating_add)
     }
@@ -60,7 +60,7 @@ impl Node {
     }
 }
 
-/// A name on a path: what differs in it stays apart.
+/// Returns the name of a path component; different names stay different.
 fn part(name: &str) -> String {
     match distinct(name) {
         name if name.is_empty() => "(blank)".to_owned(),
@@ -85,7 +85,7 @@ fn fill(report: &Report<'_>, device: &Device, node: &mut Node) {
         node.add(["predates the agent"], predates);
     }
     let Some(parts) = moment.gap_parts() else { return };
-    // Parts of which one is negative cannot be drawn beside each other; their sum may be.
+    // Negative parts cannot be drawn; their sum usually can.
     if parts.each().iter().any(|(_, _, bytes)| *bytes < 0) {
         node.add(["Untrackable"], parts.sum());
         return;
@@ -95,7 +95,7 @@ fn fill(report: &Report<'_>, device: &Device, node: &mut Node) {
     }
 }
 
-/// Where the bytes of a cell are: along its tag, and at its end what they are for.
+/// Returns the path of a cell: along its tag, with its role at the end.
 fn path(cell: &Cell) -> Vec<&str> {
     let pool = cell.pool.as_deref();
     match cell.class {
@@ -108,7 +108,7 @@ fn path(cell: &Cell) -> Vec<&str> {
             let mut path: Vec<&str> = match (&cell.tag, &cell.library) {
                 (Some(tag), _) if is_line(tag) => vec![&**tag],
                 (Some(tag), _) => {
-                    // MXNet's scopes have colons between them.
+                    // MXNet separates scopes with colons.
                     let separator = if tag.contains('/') { '/' } else { ':' };
                     tag.splitn(DEEPEST, separator).collect()
                 }
@@ -121,10 +121,11 @@ fn path(cell: &Cell) -> Vec<&str> {
     }
 }
 
-/// Returns the tree as collapsed stacks, for flame graph tools: a line per path, `frame;frame;frame bytes`. Lines are sorted and no path is
-/// there twice.
+/// Returns the tree as collapsed stacks for flame graph tools: a line for each path, `frame;frame;frame bytes`. Lines are sorted
+/// and paths are unique.
 ///
-/// A count cannot be negative: paths that are (a report that contradicts itself) are left out here; `--treemap` and `--csv` have them.
+/// Counts cannot be negative, so paths with negative bytes (in a report that contradicts itself) are left out here; `--treemap`
+/// and `--csv` contain them.
 pub fn collapsed(report: &Report<'_>) -> String {
     let mut out = String::new();
     lines(&Node::of(report), &mut String::new(), &mut out);
@@ -140,15 +141,16 @@ fn lines(node: &Node, path: &mut String, out: &mut String) {
         if !path.is_empty() {
             path.push(';');
         }
-        // Its separator has no escape of its own.
+        // The format has no escape for its separator.
         path.push_str(&name.replace(';', "\\u{3b}"));
         lines(child, path, out);
         path.truncate(length);
     }
 }
 
-/// Returns the tree as nested JSON, for treemaps and sunbursts: `{name, children}` or `{name, value}`, bytes, the largest first. The root is
-/// the run, below it one tree per device; a node with bytes of its own beside its children has them in a child `(itself)`.
+/// Returns the tree as nested JSON for treemaps and sunbursts: `{name, children}` or `{name, value}`, in bytes, the largest
+/// first. The root is the run, with one tree below it for each device. A node with bytes of its own and children has them in a
+/// child `(itself)`.
 pub fn treemap(report: &Report<'_>) -> String {
     let root = value(&label(report.run), &Node::of(report));
     gpumem_model::harmless::json(&root)
@@ -163,7 +165,7 @@ fn value(name: &str, node: &Node) -> Value {
     if node.own_bytes != 0 {
         children.push((node.own_bytes, json!({ "name": "(itself)", "value": node.own_bytes })));
     }
-    // Equal ones stay in the order of their names.
+    // The sort is stable: equal ones stay in the order of their names.
     children.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
     let children: Vec<Value> = children.into_iter().map(|(_, child)| child).collect();
     json!({ "name": name, "children": children })

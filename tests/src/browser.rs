@@ -14,13 +14,13 @@ use std::time::Duration;
 
 /// Possible names of the program.
 const NAMES: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
-/// A message takes milliseconds; a machine may be busy.
+/// Timeout of a message, which usually takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Where it is; `None`, with a word why, where there is none (Debian's package is `chromium`).
+/// Returns the path of Chromium; `None` with a message if there is none (Debian's package is `chromium`).
 ///
 /// # Panics
-/// With GPUMEM_TOOLS_REQUIRED set, when there is none: CI must not skip.
+/// If there is none and GPUMEM_TOOLS_REQUIRED is set, because CI must not skip.
 pub fn chromium() -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     let dirs: Vec<PathBuf> = std::env::split_paths(&path).collect();
@@ -32,7 +32,7 @@ pub fn chromium() -> Option<PathBuf> {
     found
 }
 
-/// One that runs, with one page.
+/// A running browser with one page.
 #[derive(Debug)]
 pub struct Browser {
     child: Child,
@@ -42,17 +42,17 @@ pub struct Browser {
     session: Option<String>,
     last_id: u64,
     is_loaded: bool,
-    /// URLs that the page asked for since it was last opened.
+    /// URLs requested by the page since it was opened.
     pub requests: Vec<String>,
     /// Log lines and errors of its scripts.
     pub logged: Vec<String>,
 }
 
 impl Browser {
-    /// Starts one; its files are in `dir`, which goes with it.
+    /// Starts a browser; its files are in `dir`, which is deleted with it.
     ///
     /// # Panics
-    /// When it does not start.
+    /// If it does not start.
     pub fn start(program: &Path, dir: PathBuf) -> Self {
         std::fs::create_dir_all(&dir).expect("a folder");
         // It reads from descriptor 3 and writes to 4.
@@ -115,10 +115,10 @@ impl Browser {
         browser
     }
 
-    /// One command of the protocol.
+    /// Sends a command of the protocol and returns its result.
     ///
     /// # Panics
-    /// When it is refused or not answered.
+    /// If it is refused or not answered.
     pub fn call(&mut self, method: &str, params: Value) -> Value {
         self.last_id += 1;
         let mut message = json!({"id": self.last_id, "method": method, "params": params});
@@ -156,15 +156,15 @@ impl Browser {
     /// Opens a file, and waits until it is loaded.
     ///
     /// # Panics
-    /// When it is not.
+    /// If it does not load.
     pub fn open(&mut self, file: &Path) {
         self.visit(&format!("file://{}", file.display()));
     }
 
-    /// The same of an address.
+    /// Opens an address, and waits until it is loaded.
     ///
     /// # Panics
-    /// When it does not load.
+    /// If it does not load.
     pub fn visit(&mut self, url: &str) {
         self.requests.clear();
         self.logged.clear();
@@ -175,10 +175,10 @@ impl Browser {
         }
     }
 
-    /// The value of an expression in the page.
+    /// Returns the value of an expression in the page.
     ///
     /// # Panics
-    /// When it throws.
+    /// If it throws.
     pub fn eval(&mut self, expression: &str) -> Value {
         let asked = json!({"expression": expression, "returnByValue": true, "awaitPromise": true});
         let said = self.call("Runtime.evaluate", asked);
@@ -186,7 +186,7 @@ impl Browser {
         said["result"]["value"].clone()
     }
 
-    /// How large the window is, and whether the system's theme is dark.
+    /// Sets the size of the window, and whether the system's theme is dark.
     pub fn show(&mut self, width: u32, height: u32, dark: bool) {
         let size = json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
         self.call("Emulation.setDeviceMetricsOverride", size);
@@ -201,7 +201,7 @@ impl Browser {
         self.eval("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))");
     }
 
-    /// Presses a key, as `Tab`, `ArrowRight` or `p`.
+    /// Presses a key such as `Tab`, `ArrowRight` or `p`.
     pub fn key(&mut self, key: &str) {
         let code = match key {
             "Tab" => 9,
@@ -230,10 +230,10 @@ impl Browser {
         }
     }
 
-    /// A PNG of the window, or of the whole page.
+    /// Returns a PNG of the window, or of the whole page.
     ///
     /// # Panics
-    /// When it makes none.
+    /// If none is made.
     pub fn screenshot(&mut self, whole: bool) -> Vec<u8> {
         let mut asked = json!({"format": "png"});
         if whole {
@@ -247,7 +247,7 @@ impl Browser {
     }
 }
 
-/// Bytes of base64, as the protocol writes them.
+/// Decodes base64, as the protocol encodes it.
 fn base64(text: &str) -> Vec<u8> {
     const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3);

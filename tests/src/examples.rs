@@ -1,21 +1,21 @@
-//! One record of every kind, each field non-trivial and unlike its neighbours, so that a field that
-//! moved, was dropped or swapped cannot go unseen.
+//! One record of every kind. Each field differs from zero and from its neighbours, so that a moved, dropped or swapped field is
+//! detected.
 
 use gpumem_wire::layout::Header;
 use gpumem_wire::*;
 
-// Eight different bytes each, and different from one another: a swap of places or of byte order shows.
+// Eight different bytes in each, so that swapped fields or a changed byte order are visible.
 const A: u64 = 0xa1a2_a3a4_a5a6_a7a8;
 const B: u64 = 0xb1b2_b3b4_b5b6_b7b8;
 const C: u64 = 0xc1c2_c3c4_c5c6_c7c8;
 const R: u16 = 0xd1d2;
 
-/// An example of every kind in [`Body::KINDS`], in that order.
+/// Returns an example of every kind in [`Body::KINDS`], in that order.
 pub fn records() -> Vec<Record<'static>> {
     Body::KINDS.iter().map(|&(_, kind)| Record { stamp: stamp(kind), body: body(kind) }).collect()
 }
 
-/// A header whose fields all differ, and whose parts fit a file of the size that goes with it.
+/// Returns a header whose fields all differ, and whose parts fit a file of the corresponding size.
 pub fn memfd_header() -> Header {
     Header {
         major: MAJOR,
@@ -46,7 +46,7 @@ fn stamp(kind: u8) -> Stamp {
 }
 
 /// # Panics
-/// When the wire format has a kind without an example here.
+/// If the wire format has a kind without an example.
 fn body(kind: u8) -> Body<'static> {
     match kind {
         1 => Body::Hello {

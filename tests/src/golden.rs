@@ -2,17 +2,17 @@
 
 use std::path::PathBuf;
 
-/// A file under tests/golden.
+/// Returns the path of a file under tests/golden.
 pub fn path(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden").join(name)
 }
 
-/// Whether this run may write golden files: `UPDATE_GOLDEN=1`.
+/// Returns whether this run may write golden files: `UPDATE_GOLDEN=1`.
 pub fn update() -> bool {
     std::env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1")
 }
 
-/// Lower-case hex, two digits a byte.
+/// Returns lower-case hex, two digits for each byte.
 pub fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     bytes.iter().fold(String::new(), |mut text, byte| {
@@ -21,7 +21,7 @@ pub fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// The bytes of [`hex`]; `None` if the text is not hex.
+/// Decodes [`hex`]; `None` if the text is not hex.
 pub fn unhex(text: &str) -> Option<Vec<u8>> {
     let digits: Option<Vec<u8>> = text.chars().map(|c| c.to_digit(16).map(|digit| digit as u8)).collect();
     let digits = digits.filter(|digits| digits.len() % 2 == 0)?;
@@ -31,7 +31,7 @@ pub fn unhex(text: &str) -> Option<Vec<u8>> {
 /// Compares a text with a golden file; with `UPDATE_GOLDEN=1` writes it.
 ///
 /// # Panics
-/// When they differ, with both.
+/// If they differ; prints both.
 pub fn check(name: &str, text: &str) {
     let path = path(name);
     if update() {

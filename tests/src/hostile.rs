@@ -8,7 +8,8 @@ use gpumem_model::run::Run;
 use gpumem_runs::export::{self, From};
 use serde_json::Value;
 
-/// For browsers, terminals, shells, spreadsheets, scrapers, logs, paths and templates; and names that only look like another.
+/// Harmful in browsers, terminals, shells, spreadsheets, scrapers, logs, paths and templates; and names that only look like
+/// another.
 pub const WORDS: &[&str] = &[
     // Pages and pictures.
     "</script><script>window.harm = 1</script>",
@@ -62,7 +63,7 @@ pub const WORDS: &[&str] = &[
     "../../../../tmp/harm",
     "..",
     "/",
-    // Similar to another name, or to one of our keywords.
+    // Names that resemble another name, or one of our keywords.
     "ab",
     "a\u{200b}b",
     "a\u{200c}b",
@@ -85,7 +86,7 @@ pub const WORDS: &[&str] = &[
     "NaN",
 ];
 
-/// Bytes that are no text, for where those can be put: program names, arguments, file names, tags.
+/// Bytes that are not UTF-8, for program names, arguments, file names and tags.
 pub const BYTES: &[&[u8]] =
     &[b"caf\xe9", b"caf\xe8", b"\xff\xfe\x9b31m", b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80 \x1b[2J"];
 
@@ -126,11 +127,10 @@ pub fn lines<'t>(what: &str, text: &'t [u8]) -> Vec<&'t str> {
     text.lines().collect()
 }
 
-/// Fields of comma-separated values (RFC 4180).
+/// Returns the fields of comma-separated values (RFC 4180).
 ///
 /// # Panics
-/// When rows differ in length, quotes do not match, or a spreadsheet, whatever it takes for separators, would calculate a cell
-/// that is no number.
+/// If rows differ in length, quotes do not match, or a spreadsheet with any separator would evaluate a cell that is no number.
 pub fn csv(what: &str, text: &[u8]) -> Vec<Vec<String>> {
     let rows: Vec<Vec<String>> =
         lines(what, text).iter().filter(|line| !line.is_empty()).map(|line| row(what, line)).collect();

@@ -1,16 +1,16 @@
-//! What a document shows as code: its blocks, what stands in the line, and the commands in both. Needs nothing but std: the
-//! tests of gpumemctl, which have its parser, take this file as it is.
+//! Code in a document: its blocks, inline code, and the commands in both. Uses only std, because the tests of gpumemctl, which
+//! have its parser, include this file.
 
 /// A block of code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Block {
-    /// Of its first line of code, from 1.
+    /// Number of its first line of code, from 1.
     pub line: usize,
-    /// What stands behind the fence; `indented` where there is none.
+    /// Language after the fence; `indented` for a block without a fence.
     pub language: String,
     /// The code.
     pub text: String,
-    /// Comments that stand directly before it: `<!-- not run: why -->` is `not run: why`.
+    /// Comments directly before it: `<!-- not run: why -->` is `not run: why`.
     pub marks: Vec<String>,
 }
 
@@ -22,7 +22,7 @@ impl Block {
     }
 }
 
-/// The blocks of a document.
+/// Returns the blocks of a document.
 pub fn blocks(text: &str) -> Vec<Block> {
     let (mut found, mut marks) = (Vec::<Block>::new(), Vec::new());
     let mut lines = text.lines().enumerate().peekable();
@@ -64,7 +64,7 @@ pub fn blocks(text: &str) -> Vec<Block> {
     found
 }
 
-/// Code in the lines of a document, with the number of its line; the bars of tables are bars there.
+/// Returns inline code of a document with its line number. Escaped bars in tables are unescaped.
 pub fn inline(text: &str) -> Vec<(usize, String)> {
     let (mut found, mut fenced) = (Vec::new(), false);
     for (at, line) in text.lines().enumerate() {
@@ -89,7 +89,8 @@ pub struct Shown {
     pub output: Vec<String>,
 }
 
-/// The command lines of a block: all of a shell's, of `console` those behind `$ `. What ends in a backslash goes on.
+/// Returns the command lines of a block: all lines of a shell's block, or those after `$ ` in a `console` block. A backslash at
+/// the end continues a line.
 pub fn commands(block: &Block) -> Vec<Shown> {
     let is_console = block.language == "console" || block.text.starts_with("$ ");
     let mut found = Vec::<Shown>::new();
@@ -114,8 +115,8 @@ pub fn commands(block: &Block) -> Vec<Shown> {
     found
 }
 
-/// The simple commands of a command line, as words: split at what joins commands, without redirections, comments and
-/// assignments before a command. Quotes are taken off; `$(...)` stays as it is.
+/// Splits a command line into simple commands, as words. Redirections, comments, and assignments before a command are dropped.
+/// Quotes are removed; `$(...)` is kept.
 pub fn simple(line: &str) -> Vec<Vec<String>> {
     let (mut commands, mut words, mut word) = (Vec::new(), Vec::new(), None::<String>);
     let mut letters = line.chars().peekable();

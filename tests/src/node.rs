@@ -1,4 +1,4 @@
-//! A small node as a daemon records it: one GPU, a process with an agent, one without, one reading.
+//! The recording of a small node: one GPU, a process with an agent, one without, and one reading.
 
 use gpumem_ledger::{Origin, ProcessKey};
 use gpumem_wire::{
@@ -7,16 +7,16 @@ use gpumem_wire::{
 
 /// The process with an agent.
 pub const A: ProcessKey = ProcessKey { pid: 41, start_ticks: 7 };
-/// The one without.
+/// The process without an agent.
 pub const B: ProcessKey = ProcessKey { pid: 52, start_ticks: 9 };
 
-/// The one GPU, as both origins name it.
+/// Returns the record of the only GPU, as both origins report it.
 pub fn device() -> Body<'static> {
     let total_bytes = Reading::of(80 << 30);
     Body::Device { uuid_high: 1, uuid_low: 2, total_bytes, ordinal: 3, id: DeviceIdKind::Gpu, name: "H100" }
 }
 
-/// A daemon's recording: two processes, the second without an agent, one reading.
+/// Returns a daemon's recording of two processes, the second without an agent, and one reading.
 pub fn said() -> Vec<(Origin, Record<'static>)> {
     // Times are in tenths of a second.
     let at = |tenths: u64| Stamp { time_ns: tenths * 100_000_000, device: 0, context: 1, ..Stamp::default() };

@@ -1,4 +1,4 @@
-//! Runs as a page has to show them, made up and consistent: every moment is the sum of its parts.
+//! Generated runs for tests of the page. They are consistent: every moment is the sum of its parts.
 
 use gpumem_model::gap::{Parts, Step};
 use gpumem_model::iterations::{Iteration, Iterations, Level};
@@ -17,20 +17,20 @@ const S: u64 = 1_000_000_000;
 /// A day in November, in the afternoon.
 const WALL_NS: i64 = 1_795_190_400_000_000_000;
 
-/// What a training run is like.
+/// Parameters of a training run.
 #[derive(Debug, Clone, Copy)]
 pub struct Training {
-    /// Layers of its model: 34 cells each.
+    /// Number of layers of the model; each has 34 cells.
     pub layers: u32,
-    /// Devices that it uses.
+    /// Number of devices.
     pub devices: u16,
     /// Points of timelines.
     pub points: usize,
     /// Buckets of series.
     pub buckets: usize,
-    /// How long it ran.
+    /// Duration in seconds.
     pub seconds: u64,
-    /// It ended with one.
+    /// The run ended with an OOM.
     pub has_oom: bool,
 }
 
@@ -41,7 +41,7 @@ impl Training {
     /// The largest supported run.
     pub const HUGE: Training =
         Training { layers: 400, devices: 1, points: 256, buckets: 1024, seconds: 400_000, has_oom: true };
-    /// One process on eight.
+    /// One process on eight GPUs.
     pub const EIGHT: Training =
         Training { layers: 32, devices: 8, points: 256, buckets: 1024, seconds: 7200, has_oom: true };
 }
@@ -49,7 +49,7 @@ impl Training {
 /// Names of the modules of a layer, and their share in MiB.
 const MODULES: [(&str, i64); 5] =
     [("attn/qkv_proj", 12), ("attn/out_proj", 4), ("mlp/up_proj", 16), ("mlp/down_proj", 16), ("norm", 1)];
-/// What a module holds: role, phase, factor, whether it comes and goes in each step.
+/// Memory of a module: role, phase, factor, and whether it is freed in each step.
 const ROLES: [(&str, &str, i64, bool); 4] = [
     ("parameter", "setup", 1, false),
     ("gradient", "backward", 1, true),
@@ -138,7 +138,7 @@ fn own(until_ns: u64) -> ProgramData {
     }
 }
 
-/// A training run with PyTorch.
+/// Returns a training run with PyTorch.
 pub fn training(of: Training) -> Run {
     let cells = cells(of.layers);
     let devices = (0..of.devices).map(|ordinal| device(of, ordinal, &cells)).collect();
@@ -203,7 +203,7 @@ fn device(of: Training, ordinal: u16, cells: &[(Cell, i64, bool)]) -> Device {
     let point = |part: u64| {
         let mut amounts = amounts(cells, eighths(part, of.points));
         amounts.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-        // Small ones are summed by role.
+        // Small amounts are summed by role.
         let most = amounts.len().min(40);
         for (cell, bytes) in amounts.split_off(most) {
             let sum = fold_of(cell);

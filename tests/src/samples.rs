@@ -1,11 +1,11 @@
-//! Recordings of other tools, kept outside the project: tests read them through GPUMEM_SAMPLES.
+//! Recordings of other tools, which are not part of the project; GPUMEM_SAMPLES names their folder.
 
 use std::path::PathBuf;
 
-/// A file among the samples; `None`, with a word why, where they are not.
+/// Returns the path of a sample; `None` with a message if it is not available.
 ///
 /// # Panics
-/// With GPUMEM_TOOLS_REQUIRED set, when the file is not there.
+/// If it is missing and GPUMEM_TOOLS_REQUIRED is set.
 pub fn sample(name: &str) -> Option<PathBuf> {
     let folder = std::env::var_os("GPUMEM_SAMPLES").filter(|folder| !folder.is_empty());
     let path = folder.map(|folder| PathBuf::from(folder).join(name)).filter(|path| path.exists());

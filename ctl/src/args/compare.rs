@@ -1,4 +1,4 @@
-//! Arguments of the commands that compare runs, explain words, list runs and move them.
+//! Arguments of the commands that compare runs, explain words, and list, import or export runs.
 
 use super::{Rows, SocketPath, StorePath, formats};
 use crate::output::Output;
@@ -71,9 +71,9 @@ pub(crate) struct Diff {
 }
 
 impl Diff {
-    /// How one of the two is found: as a report would.
+    /// Returns the arguments of the report that finds one side.
     pub(crate) fn side(&self, name: &str) -> super::Report {
-        // A path is a file.
+        // A name with a slash is a file, never a job.
         let is_job = self.job && !name.contains('/');
         super::Report {
             run: Some(name.to_owned()).filter(|_| !is_job),
@@ -104,7 +104,7 @@ pub(crate) struct Export {
 }
 
 impl Export {
-    /// How the run is found: as a report would.
+    /// Returns the arguments of the report that finds the run.
     pub(crate) fn report(&self) -> super::Report {
         super::Report {
             run: Some(self.run.clone()),
@@ -195,7 +195,7 @@ pub(crate) struct Explain {
 }
 
 impl Explain {
-    /// How the run is found: as a report would.
+    /// Returns the arguments of the report that finds the run.
     pub(crate) fn report(&self) -> super::Report {
         super::Report {
             run: self.run.clone(),

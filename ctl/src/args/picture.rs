@@ -41,7 +41,7 @@ pub(crate) struct Picture {
 }
 
 impl Picture {
-    /// Whether one is asked for.
+    /// Returns whether a picture was requested.
     pub(crate) fn is_asked(&self) -> bool {
         self.svg || self.pdf || self.png
     }
@@ -85,7 +85,7 @@ pub(crate) struct Traced {
 }
 
 impl Traced {
-    /// Whether one is asked for.
+    /// Returns whether such a format was requested.
     pub(crate) fn is_asked(&self) -> bool {
         self.chrome_trace || self.collapsed || self.treemap
     }

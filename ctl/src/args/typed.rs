@@ -1,6 +1,6 @@
-//! Sizes, times, steps, shares and names as people type them, each with a sentence of what would be right.
+//! Parsers for sizes, times, steps, shares and names. Each error says what would be valid.
 
-/// `100:110`.
+/// Parses a range such as `100:110`.
 pub(crate) fn steps(text: &str) -> Result<(u64, u64), String> {
     let steps = text.split_once(':').and_then(|(first, last)| Some((number(first)?, number(last)?)));
     steps
@@ -8,7 +8,7 @@ pub(crate) fn steps(text: &str) -> Result<(u64, u64), String> {
         .ok_or_else(|| "steps are the first and the last, as 100:110".into())
 }
 
-/// `500M` in bytes.
+/// Parses a size such as `500M` to bytes.
 pub(crate) fn size(text: &str) -> Result<u64, String> {
     let (digits, unit) = text.split_at(text.bytes().take_while(u8::is_ascii_digit).count());
     let shift = match unit {
@@ -23,7 +23,7 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
     bytes.filter(|bytes| *bytes > 0).ok_or_else(|| "a size is 500M or 2G (KiB, MiB, GiB)".into())
 }
 
-/// `60`, `60s`, `5m` or `1h` in seconds.
+/// Parses `60`, `60s`, `5m` or `1h` to seconds.
 pub(crate) fn seconds(text: &str) -> Result<u64, String> {
     let (digits, unit) = text.split_at(text.bytes().take_while(u8::is_ascii_digit).count());
     let scale = match unit {
@@ -36,7 +36,7 @@ pub(crate) fn seconds(text: &str) -> Result<u64, String> {
     seconds.filter(|seconds| *seconds > 0).ok_or_else(|| "a time is 60s, 5m or 1h".into())
 }
 
-/// `2`, `0.5`, `2%`.
+/// Parses `2`, `0.5` or `2%` as percent.
 pub(crate) fn percent(text: &str) -> Result<f64, String> {
     let number: Option<f64> = text.strip_suffix('%').unwrap_or(text).trim_end().parse().ok();
     number
@@ -44,7 +44,7 @@ pub(crate) fn percent(text: &str) -> Result<f64, String> {
         .ok_or_else(|| "a share is 0 to 100 percent".to_owned())
 }
 
-/// A name that can stand in a table and a file name.
+/// Checks that a name is usable in a table and a file name.
 pub(crate) fn job_name(name: &str) -> Result<String, String> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-+@:".contains(&byte);
     if name.is_empty() || name.len() > 64 || !name.bytes().all(plain) {
@@ -53,17 +53,17 @@ pub(crate) fn job_name(name: &str) -> Result<String, String> {
     Ok(name.to_owned())
 }
 
-/// Digits and nothing else: a sign is no part of any of these.
+/// Parses digits only, because `parse` would accept a plus sign.
 fn number(text: &str) -> Option<u64> {
     text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Whose run.
+/// The processes of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pid {
-    /// That of this process, or of what it started.
+    /// This process, or the processes that it started.
     One(u32),
-    /// Those of all live processes that the caller may see.
+    /// All live processes that the caller may see.
     All,
 }
 
@@ -78,7 +78,7 @@ impl std::str::FromStr for Pid {
     }
 }
 
-/// Whether a device is meant by what was typed: its index, its UUID or the beginning of it.
+/// Returns whether the typed text names a device: by index, UUID, or the beginning of its UUID.
 pub(crate) fn names_device(typed: &str, index: Option<u32>, uuid: &str) -> bool {
     match typed.parse::<u32>() {
         Ok(number) => index == Some(number),
@@ -101,7 +101,7 @@ mod tests {
             ["1", "2K", "500M", "2GiB"].map(|text| size(text).ok()),
             [Some(1), Some(2048), Some(500 << 20), Some(2 << 30)]
         );
-        // The last number is the agent's word for no end.
+        // The agent uses the largest number to mean no end.
         for bad in ["", "110:100", "1", "a:b", "1:2:3", "+1:2", "0:18446744073709551615"] {
             assert!(steps(bad).is_err(), "{bad}");
         }

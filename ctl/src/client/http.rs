@@ -1,4 +1,4 @@
-//! One request and its answer, within a time and a size.
+//! A single HTTP request and its reply, with limits for time and size.
 
 use super::search::Candidate;
 use http_body_util::{BodyExt, Empty, Limited};
@@ -10,19 +10,19 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 
-/// The answer of a daemon with a hundred runs of ten thousand tags is a fifth of this.
+/// Largest reply in bytes; about five times that of a daemon with a hundred runs of ten thousand tags each.
 const LARGEST: usize = 256 << 20;
-/// A listening socket takes a connection at once, also that of a process that is stopped.
+/// Timeout for connecting to a local socket. The kernel accepts connections at once, even for a stopped process.
 const CONNECT: Duration = Duration::from_secs(1);
-/// A server on a network takes longer, or is not there.
+/// Timeout for connecting to a server on the network.
 const REACH: Duration = Duration::from_secs(5);
 
-/// Whether somebody listens.
+/// Checks that a process listens on the socket.
 pub(crate) fn reach(socket: &Candidate) -> Result<(), String> {
     block_on(async { connect(socket).await.map(drop) })
 }
 
-/// Sends a request without a body.
+/// Sends a request without a body. Returns the status and the body.
 pub(crate) fn request(
     socket: &Candidate,
     method: Method,
@@ -59,11 +59,11 @@ pub(crate) fn ask(authority: &str, path: &str, within: Duration) -> Result<(Stat
     })
 }
 
-/// Why the process that listens may not answer, as far as /proc tells.
+/// Returns why the listening process may not answer, according to /proc.
 fn why_silent(pid: Option<i32>) -> String {
     let Some(pid) = pid.filter(|pid| *pid > 0) else { return "is its process stopped?".into() };
     let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
-    // The command's name before the state is in parentheses and may hold any character.
+    // The command's name before the state is in parentheses and may contain any character.
     if read("stat").rsplit(") ").next().is_some_and(|rest| rest.starts_with(['T', 't'])) {
         return format!("process {pid} is stopped; kill -CONT {pid} lets it go on");
     }
@@ -103,7 +103,7 @@ async fn connect(socket: &Candidate) -> Result<UnixStream, String> {
     }
 }
 
-/// `what` it should be, if it does not speak HTTP.
+/// Sends the request on a connection. `what` describes the expected server, for the error if it does not use HTTP.
 async fn exchange(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     method: Method,
@@ -121,7 +121,7 @@ async fn exchange(
         }
     };
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(no_http)?;
-    // Ends with the runtime; what goes wrong in it, the request hears too.
+    // The task ends with the runtime. Its errors are also returned to the request.
     tokio::spawn(connection);
     let request = Request::builder()
         .method(method)

@@ -1,10 +1,10 @@
-//! Asking the daemon: HTTP/1.1 and JSON over its control socket (`gpumem_model::control`).
+//! Requests to the daemon: HTTP/1.1 and JSON over its control socket (`gpumem_model::control`).
 //!
 //! ```text
-//! search      where the socket may be, and who may own it
-//! http        one request, one answer, within a time and a size
-//! prometheus  instant queries to a Prometheus, which is asked about many nodes
-//! samples     their text, and that of its answers
+//! search        places of the socket, and their permitted owners
+//! http          one request and its reply, with limits for time and size
+//! prometheus    instant queries to a Prometheus, for data of many nodes
+//! samples       the text of such queries and replies
 //! ```
 
 mod http;
@@ -24,53 +24,53 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A daemon takes its answers from what it has prepared: milliseconds. One that is stopped or swapped out
-/// should not hold up a terminal.
+/// Timeout for most replies. A daemon replies from prepared data within milliseconds; a stopped or swapped-out one must not block
+/// a terminal.
 const ANSWER: Duration = Duration::from_secs(5);
-/// An agent that is busy sending answers late.
+/// Timeout for requests that wait for an agent, which may be busy.
 const RECORD: Duration = Duration::from_secs(15);
-/// Runs hold series and, at their largest, tens of thousands of tags.
+/// Timeout for runs, which contain series and up to tens of thousands of tags.
 const RUNS: Duration = Duration::from_secs(30);
 
-/// A daemon whose control socket takes connections.
+/// A daemon whose control socket accepts connections.
 #[derive(Debug, Clone)]
 pub(crate) struct Daemon {
     /// Its control socket.
     pub control: PathBuf,
     candidate: search::Candidate,
-    /// No answer is waited for longer.
+    /// Upper limit for all timeouts of this client.
     patience: Duration,
 }
 
-/// Runs that are asked for.
+/// Selects runs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum RunSelector<'a> {
-    /// All that are live.
+    /// All live runs.
     Live,
-    /// Those of a process.
+    /// Runs of a process.
     Pid(u32),
-    /// Those of a process and its descendants.
+    /// Runs of a process and its descendants.
     Tree(u32),
-    /// Those of a job.
+    /// Runs of a job.
     Job(&'a str),
-    /// Those whose process ended, or ran out of memory, around a time.
+    /// Runs whose process ended or ran out of memory around a time.
     Around(Around),
 }
 
-/// A run as the daemon tells it.
+/// A run in a reply of the daemon.
 #[derive(Debug)]
 pub(crate) struct RunReply {
-    /// Its name in the daemon's store, where it has one.
+    /// Its id in the daemon's store, if it is stored.
     pub id: Option<String>,
     /// The run.
     pub run: Run,
 }
 
 impl Daemon {
-    /// The first that answers, of those that are named and of the usual ones.
+    /// Returns the first daemon that answers, at the given or the default sockets.
     ///
     /// # Errors
-    /// [`Unreachable`]: where it was looked for, and what was there.
+    /// [`Unreachable`] lists the sockets that were tried, with reasons.
     pub(crate) fn find(given: Option<&Path>) -> Result<Daemon, Unreachable> {
         let mut tried = Vec::new();
         for candidate in search::candidates(given) {
@@ -88,10 +88,10 @@ impl Daemon {
         Err(Unreachable { tried })
     }
 
-    /// All that answer, of those that are named and of the usual ones: the system's and the user's own.
+    /// Returns all daemons that answer, at the given or the default sockets: the system's and the user's.
     ///
     /// # Errors
-    /// [`Unreachable`]: none does.
+    /// [`Unreachable`] if none answers.
     pub(crate) fn all(given: Option<&Path>) -> Result<Vec<Daemon>, Unreachable> {
         let (mut found, mut tried) = (Vec::new(), Vec::new());
         for candidate in search::candidates(given) {
@@ -106,40 +106,40 @@ impl Daemon {
         if found.is_empty() { Err(Unreachable { tried }) } else { Ok(found) }
     }
 
-    /// The same, for a caller who has something else to do.
+    /// Returns the same daemon with a shorter timeout.
     pub(crate) fn hurried(&self, patience: Duration) -> Daemon {
         Daemon { patience, ..self.clone() }
     }
 
-    /// What holds the devices.
+    /// Returns the processes and memory of all devices.
     ///
     /// # Errors
-    /// No answer, or a refusal.
+    /// If the daemon does not answer or refuses.
     pub(crate) fn ps(&self) -> Result<Ps> {
         self.get("/v1/ps", ANSWER)
     }
 
-    /// How the daemon is, and what it says of a process.
+    /// Returns the daemon's health, and its facts about a process.
     ///
     /// # Errors
-    /// No answer, or a refusal.
+    /// If the daemon does not answer or refuses.
     pub(crate) fn doctor(&self, pid: Option<u32>) -> Result<Doctor> {
         let of = pid.map(|pid| format!("?pid={pid}")).unwrap_or_default();
         self.get(&format!("/v1/doctor{of}"), ANSWER)
     }
 
-    /// What a scrape would be told.
+    /// Returns the metrics of a Prometheus scrape.
     ///
     /// # Errors
-    /// No answer, or a refusal.
+    /// If the daemon does not answer or refuses.
     pub(crate) fn metrics(&self) -> Result<String> {
         self.get("/v1/metrics", ANSWER)
     }
 
-    /// Runs, the newest first.
+    /// Returns the selected runs, the newest first.
     ///
     /// # Errors
-    /// No answer, or a refusal.
+    /// If the daemon does not answer or refuses.
     pub(crate) fn runs(&self, which: RunSelector<'_>) -> Result<Vec<RunReply>> {
         let query = match which {
             RunSelector::Live => String::new(),
@@ -152,24 +152,25 @@ impl Daemon {
         list.into_iter().map(|told| self.told(told)).collect()
     }
 
-    /// Runs that a question about a time is also about, which are other users'. None of a daemon that does not tell.
+    /// Returns pid, user and devices of other users' runs that match a query by time; empty if the daemon does not support this.
     pub(crate) fn hidden(&self, around: Around) -> Vec<HiddenRun> {
         let Around { at_ns, for_ns } = around;
         self.get(&format!("/v1/hidden?around={at_ns}&within={for_ns}"), RUNS).unwrap_or_default()
     }
 
-    /// Closes NVML for a while.
+    /// Closes NVML for `for_s` seconds.
     ///
     /// # Errors
-    /// No answer, or a refusal.
+    /// If the daemon does not answer or refuses.
     pub(crate) fn release(&self, for_s: u64) -> Result<Released> {
         self.ask(Method::POST, &format!("/v1/nvml/release?for_s={for_s}"), ANSWER)
     }
 
-    /// Has the agent of a process do something. `limits`: of a recording, as a query has them (`&steps=1:2`).
+    /// Makes the agent of a process start or stop a recording, pause, resume or dump. `limits` are query parameters such as
+    /// `&steps=1:2`.
     ///
     /// # Errors
-    /// No answer, or a refusal.
+    /// If the daemon does not answer or refuses.
     pub(crate) fn record(
         &self,
         pid: u32,
@@ -182,10 +183,10 @@ impl Daemon {
         self.ask(Method::POST, &path, RECORD)
     }
 
-    /// Gives this moment a name.
+    /// Sets a mark with this name at the present moment.
     ///
     /// # Errors
-    /// No answer, a refusal, or no such process.
+    /// If the daemon does not answer or refuses, or there is no such process.
     pub(crate) fn mark(&self, name: &str, which: RunSelector<'_>) -> Result<Marked> {
         let whose = match which {
             RunSelector::Live | RunSelector::Around(_) => String::new(),
@@ -197,7 +198,7 @@ impl Daemon {
     }
 
     fn told(&self, told: Value) -> Result<RunReply> {
-        // Beside the fields of the run itself, the name under which it is stored.
+        // The JSON has the run's fields, and in addition its id in the store.
         let id = told.get("id").and_then(Value::as_str).map(str::to_owned);
         let run = serde_json::from_value(told).map_err(|error| self.not_understood("a run", &error))?;
         Ok(RunReply { id, run })
@@ -251,8 +252,8 @@ fn versions() -> &'static str {
     )
 }
 
-/// A word as the value in a query. What a query may hold as it is stays as it is, so that a server need
-/// not unescape the names that people give.
+/// Encodes a word as a query value. Characters that are valid in a query are not escaped, so that servers need not decode common
+/// names.
 fn percent(word: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~!$'()*+,;:@/".contains(&byte);
     word.bytes()

@@ -1,6 +1,6 @@
-//! Asking a Prometheus, or what speaks its HTTP API (Thanos, Mimir, VictoriaMetrics): instant queries.
+//! Instant queries to a Prometheus, or to a server with the same HTTP API (Thanos, Mimir, VictoriaMetrics).
 //!
-//! There is no TLS in gpumemctl, and no password is ever sent: a server behind either is reached through a tunnel.
+//! gpumemctl has no TLS and never sends a password, so a server that needs either must be reached through a tunnel.
 
 use super::http;
 use super::samples::{self, Wrong, encoded};
@@ -12,25 +12,25 @@ use std::time::Duration;
 
 pub(crate) use super::samples::{Sample, quoted};
 
-/// Servers give up on a query after two minutes; people sooner.
+/// Timeout for queries. Servers abort a query after two minutes, but users do not want to wait that long.
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// A server that was typed.
+/// A server, as named by the user.
 #[derive(Debug, Clone)]
 pub(crate) struct Prometheus {
-    /// As it was typed.
+    /// The address as typed.
     url: String,
     /// `host:port`.
     authority: String,
-    /// What stands before `/api`.
+    /// Path before `/api`.
     prefix: String,
 }
 
 impl Prometheus {
-    /// What an address means.
+    /// Parses an address.
     ///
     /// # Errors
-    /// [`Usage`]: it is none, or one that cannot be reached from here.
+    /// [`Usage`] if it is no address, or needs TLS or a password.
     pub(crate) fn of(url: &str) -> Result<Self, Usage> {
         let wrong = |why: &str| Usage(format!("--prometheus {}: {why}", clean(url)));
         let rest = match url.split_once("://") {
@@ -60,10 +60,10 @@ impl Prometheus {
         Ok(Prometheus { url: url.to_owned(), authority: format!("{host}:{port}"), prefix })
     }
 
-    /// The samples of an instant query, at a time or now.
+    /// Returns the samples of an instant query, at a time in s since 1970, or now.
     ///
     /// # Errors
-    /// Nobody answers, or not as Prometheus does, or the query is refused.
+    /// If the server does not answer, is no Prometheus, or refuses the query.
     pub(crate) fn query(&self, query: &str, time: Option<f64>) -> Result<Vec<Sample>> {
         let time = time.map(|time| format!("&time={time:.3}")).unwrap_or_default();
         let path = format!("{}/api/v1/query?query={}{time}", self.prefix, encoded(query));

@@ -1,24 +1,24 @@
-//! What a Prometheus is asked and answers, as text.
+//! Text of queries to a Prometheus and of its replies.
 
 use gpumem_report::text::clean;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
-/// One sample of an answer.
+/// A sample of a reply.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct Sample {
-    /// Labels, the metric's name among them.
+    /// Labels, including the metric's name.
     pub metric: BTreeMap<String, String>,
     value: (f64, String),
 }
 
 impl Sample {
-    /// A label.
+    /// Returns a label; `None` if it is absent or empty.
     pub(crate) fn label(&self, name: &str) -> Option<&str> {
         self.metric.get(name).map(String::as_str).filter(|value| !value.is_empty())
     }
 
-    /// The value as a whole number: what has none is none.
+    /// Returns the value as an integer; `None` if it is not finite or too large.
     pub(crate) fn number(&self) -> Option<i64> {
         self.value.1.parse::<i64>().ok().or_else(|| {
             let value = self.value.1.parse::<f64>().ok()?;
@@ -26,7 +26,7 @@ impl Sample {
         })
     }
 
-    /// The time for which the server answered: s since 1970.
+    /// Returns the time of the sample, in s since 1970.
     pub(crate) fn time(&self) -> f64 {
         self.value.0
     }
@@ -46,18 +46,18 @@ struct Data {
     result: Vec<Sample>,
 }
 
-/// Why an answer has no samples. Texts in it are harmless.
+/// Reasons why a reply has no samples. Texts are cleaned.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Wrong {
-    /// Prometheus' own words.
+    /// Prometheus' error message.
     Refused(String),
-    /// Another kind of value than a vector.
+    /// The reply has a value of another type than vector.
     Kind(String),
-    /// No Prometheus speaks so.
+    /// The reply is not from a Prometheus.
     Foreign,
 }
 
-/// The samples of an answer to an instant query; `is_ok`: its status is 200.
+/// Returns the samples of a reply to an instant query. `is_ok`: the HTTP status is 200.
 pub(crate) fn read(body: &[u8], is_ok: bool) -> Result<Vec<Sample>, Wrong> {
     let answer: Answer = serde_json::from_slice(body).map_err(|_| Wrong::Foreign)?;
     if let Some(error) = answer.error {
@@ -72,7 +72,7 @@ pub(crate) fn read(body: &[u8], is_ok: bool) -> Result<Vec<Sample>, Wrong> {
     }
 }
 
-/// A text as a string of PromQL.
+/// Returns a text as a string literal of PromQL.
 pub(crate) fn quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for c in text.chars() {
@@ -86,7 +86,7 @@ pub(crate) fn quoted(text: &str) -> String {
     quoted + "\""
 }
 
-/// A blank is a plus for some servers, so everything that could be read in two ways is encoded.
+/// Percent-encodes all bytes that servers may treat differently, such as plus signs and blanks.
 pub(crate) fn encoded(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     let encode = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };

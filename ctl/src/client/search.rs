@@ -1,29 +1,29 @@
-//! Where a daemon's control socket may be, and whether it may be trusted.
+//! Finds a daemon's control socket, and checks whether it can be trusted.
 //!
-//! What is typed or set is taken alone: falling back from it to another daemon would answer a question that
-//! was not asked. Reports come from the socket and `run` sends agents to its directory, so a socket in a
-//! place where others could have put it (such as a name in /tmp that was free) is not spoken to.
+//! A socket that is given as an argument or in the environment is the only one tried: a fallback to another daemon would answer a
+//! different question. Reports come from the socket, and `run` sends agents to its directory. So a socket in a place where other
+//! users could have created it, such as a free name in /tmp, is not used.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// Name of the control socket in a runtime directory.
 const CONTROL: &str = "control.sock";
-/// And of the agents'.
+/// Name of the agents' socket.
 pub(crate) const AGENT: &str = "agent.sock";
-/// Where systemd and a daemon that runs as root put theirs; only root can make it.
+/// Directory of sockets of systemd units and daemons that run as root; only root can create it.
 const SYSTEM: &str = "/run/gpumemd";
 
-/// A place to look at.
+/// A place that may have a socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Candidate {
-    /// The socket.
+    /// Path of the socket.
     pub path: PathBuf,
-    /// It was typed: whoever typed it knows whose it is.
+    /// The path was typed, so its owner is not checked.
     typed: bool,
 }
 
-/// The places, best first.
+/// Returns the places to try, the best first.
 pub(crate) fn candidates(given: Option<&Path>) -> Vec<Candidate> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(given) = given {
@@ -33,7 +33,7 @@ pub(crate) fn candidates(given: Option<&Path>) -> Vec<Candidate> {
         return vec![Candidate { path: control(&named), typed: false }];
     }
     let mut paths = Vec::new();
-    // The daemon that this process tree reports to, as `gpumemctl run` sets it.
+    // `gpumemctl run` sets this for its process tree.
     if let Some(agent) = set("GPUMEM_SOCKET") {
         paths.push(agent.with_file_name(CONTROL));
     }
@@ -51,26 +51,26 @@ pub(crate) fn candidates(given: Option<&Path>) -> Vec<Candidate> {
     unique.into_iter().map(|path| Candidate { path, typed: false }).collect()
 }
 
-/// What was named to be asked, and nothing else.
+/// Returns the socket that was named by the user, if any.
 pub(crate) fn named(given: Option<&Path>) -> Option<PathBuf> {
     let set = || std::env::var_os("GPUMEM_CONTROL").filter(|value| !value.is_empty()).map(PathBuf::from);
     given.map(Path::to_owned).or_else(set)
 }
 
-/// The user's runtime directory: one that is not there, or that is another user's (after `su`), is none.
+/// Returns the user's runtime directory; `None` if it does not exist or belongs to another user (after `su`).
 pub(crate) fn runtime() -> Option<PathBuf> {
     let path = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute())?;
     let place = std::fs::metadata(&path).ok()?;
     (place.is_dir() && place.uid() == user()).then_some(path)
 }
 
-/// Where a private daemon puts its sockets.
+/// Returns the directory for sockets of a private daemon.
 pub(crate) fn private_directory() -> PathBuf {
     runtime().map_or_else(in_tmp, |runtime| runtime.join("gpumem"))
 }
 
-/// A daemon's agent socket that takes reports, where its control socket is out of reach: in a container, which
-/// is given the one and never the other.
+/// Returns a daemon's agent socket that accepts connections. Used if its control socket is unreachable, as in a container that
+/// gets only the agent socket.
 pub(crate) fn agent_alone() -> Option<PathBuf> {
     let agents = candidates(None)
         .into_iter()
@@ -79,7 +79,7 @@ pub(crate) fn agent_alone() -> Option<PathBuf> {
     there.next().map(|agent| agent.path)
 }
 
-/// Whether a socket of packets takes a connection at once.
+/// Returns whether a SEQPACKET socket accepts a connection at once.
 fn listens(path: &Path) -> bool {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -89,7 +89,7 @@ fn listens(path: &Path) -> bool {
     SocketAddrUnix::new(path).is_ok_and(|address| connect(&socket, &address).is_ok())
 }
 
-/// The socket of that name beside a control socket.
+/// Returns the path of another socket in the directory of a control socket.
 pub(crate) fn sibling(control: &Path, name: &str) -> PathBuf {
     control.with_file_name(name)
 }
@@ -108,7 +108,7 @@ fn control(path: &Path) -> PathBuf {
 }
 
 impl Candidate {
-    /// Whether this is a socket that only root or the caller can have put there; if not, why.
+    /// Checks that this is a socket that only root or the caller can have created. Returns the reason if not.
     pub(crate) fn check(&self) -> Result<(), String> {
         let socket = std::fs::metadata(&self.path).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => "is not there".to_owned(),
@@ -122,13 +122,13 @@ impl Candidate {
             return Ok(());
         }
         trusted(&self.path, socket.uid())?;
-        // The agents' socket is a link to one in a directory of its own: there, too.
+        // The agents' socket is a link to one in another directory, which must be trusted too.
         let real = std::fs::canonicalize(&self.path).map_err(|error| error.to_string())?;
         trusted(&real, socket.uid())
     }
 
-    /// Whether whoever made the socket that was reached may be believed: between the look at a path and the connection
-    /// something else can have come there.
+    /// Checks the owner of the process at the other end. This is needed in addition, because the socket may have been replaced
+    /// between the check of its path and the connection.
     pub(crate) fn believes(&self, server: u32) -> Result<(), String> {
         if self.typed || is_systems(&self.path) || server == 0 || server == user() {
             return Ok(());
@@ -137,7 +137,8 @@ impl Candidate {
     }
 }
 
-/// Whether a path lies in the system's directory: only root can make that, and it holds the sockets of the daemon's own user.
+/// Returns whether a path is in the system's directory. Only root can create that directory, and it contains the sockets of the
+/// daemon's own user.
 fn is_systems(path: &Path) -> bool {
     path.starts_with(SYSTEM)
 }
@@ -149,7 +150,7 @@ fn trusted(path: &Path, owner: u32) -> Result<(), String> {
     may_hold(is_systems(path), owner, (place.uid(), place.mode(), groups), user())
 }
 
-/// `directory`: its owner, its mode, and whether its group is ours or root's.
+/// Checks the permissions. `directory` is its owner, its mode, and whether its group is ours or root's.
 fn may_hold(is_systems: bool, owner: u32, directory: (u32, u32, bool), user: u32) -> Result<(), String> {
     let (holder, mode, is_our_group) = directory;
     if mode & 0o002 != 0 || mode & 0o020 != 0 && !is_our_group {
@@ -158,7 +159,7 @@ fn may_hold(is_systems: bool, owner: u32, directory: (u32, u32, bool), user: u32
     if owner != 0 && owner != user && !is_systems {
         return Err(not_ours(owner));
     }
-    // Who owns the directory can put another socket into it, or a link to one.
+    // The directory's owner can replace the socket, also by a link.
     if holder != 0 && holder != user && !is_systems {
         return Err(format!(
             "not used: its directory belongs to user {holder} (--socket takes it all the same)"
@@ -193,7 +194,7 @@ mod tests {
             (false, 1000, 1000, 0o777, true),
             (false, 1000, 1000, 0o775, false),
             (true, 0, 0, 0o777, false),
-            // A link to root's socket, in a directory where its owner can put another one any time.
+            // A link to root's socket, in a directory whose owner can replace the link at any time.
             (false, 0, 1001, 0o755, false),
         ] {
             assert!(!ok(systems, owner, holder, mode, group), "{owner} in {holder}'s {mode:o}");

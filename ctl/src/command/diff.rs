@@ -1,4 +1,4 @@
-//! `gpumemctl diff A B`: what B holds more than A, and whether it may.
+//! `gpumemctl diff A B`: what B holds in addition to A, and whether that is within a limit.
 
 use crate::args::Diff as Args;
 use crate::args::names_device;
@@ -12,7 +12,7 @@ use gpumem_report::diff::{At, Diff, Side, data, plot};
 use gpumem_report::rules::Groupings;
 use gpumem_report::text::clean;
 
-/// Compares, tells, and judges at last: what was asked for is printed in any case.
+/// Compares two runs. The output is printed in any case; a failed limit is reported as an error afterwards.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let side = |name: &str| report::summed(&args.side(name), args.job);
     let [mut a, b] = [side(&args.a)?, side(&args.b)?];

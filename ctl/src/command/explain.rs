@@ -1,4 +1,4 @@
-//! `gpumemctl explain WORD [PID|RUN|FILE]`: what a word of a report means, with the numbers of a run.
+//! `gpumemctl explain WORD [PID|RUN|FILE]`: explains a word of a report, with the numbers of a run.
 
 use crate::args::Explain as Args;
 use crate::client::{Daemon, RunReply, RunSelector};
@@ -13,7 +13,7 @@ use gpumem_report::rules::Groupings;
 use gpumem_report::text::clean;
 use gpumem_runs::store::Store;
 
-/// Explains a word, or lists them.
+/// Explains a word, or lists all words.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let Some(word) = &args.word else { return print(&list(width())) };
     let found = match &args.run {
@@ -48,7 +48,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// The live process with most memory, else the latest stored run. A word is explained without either, too.
+/// Returns the live process with most memory, else the latest stored run. Words can be explained without either.
 fn largest(args: &Args) -> Option<(Run, Option<String>)> {
     let live =
         Daemon::find(args.socket.as_deref()).ok().and_then(|daemon| daemon.runs(RunSelector::Live).ok());
@@ -81,7 +81,7 @@ mod tests {
         let rows =
             ["devices", "processes", "claims"].map(|list| value[list][0].as_object().expect("a row").clone());
         let keys = rows.iter().flat_map(|row| row.keys().cloned());
-        // As the documentation of `ProcessRow::flags` has them.
+        // The flags in the documentation of `ProcessRow::flags`.
         let flags = [
             "covered",
             "uncovered",

@@ -1,4 +1,4 @@
-//! `gpumemctl export RUN -o FILE`: a run as a file, for another machine.
+//! `gpumemctl export RUN -o FILE`: writes a run to a file, for another machine.
 
 use super::import::{digest, uid};
 use crate::args::Export as Args;
@@ -16,7 +16,7 @@ use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Writes the run, and says on standard error what to do with it.
+/// Writes the run, and prints on standard error how to import it.
 pub(crate) fn run(args: &Args) -> Result<()> {
     if args.output.path().is_none() && std::io::stdout().is_terminal() {
         return Err(Usage("an exported run is no text for a terminal: give a file (-o FILE)".into()).into());
@@ -34,7 +34,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     deliver(&file, &args.output)?;
     if let Some(path) = args.output.path() {
         let path = clean(&quoted(&path.display().to_string()));
-        // Standard error may be full or closed: the file is there.
+        // Standard error may be closed or full; the file is written anyway.
         let _ = writeln!(
             std::io::stderr(),
             "{path}: {} ({} bytes); there: gpumemctl import {path}, or gpumemctl report {path}",
@@ -45,14 +45,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// What the run is called in every store.
+/// Returns the run's uid, which is the same in every store.
 fn name(run: &Run, id: Option<&str>, args: &Args) -> Result<String> {
     let file = Path::new(&args.run);
     let is_number = args.run.parse::<u32>().is_ok();
     if id.is_none() && !is_number && file.exists() {
         return Ok(uid(run, digest(file)?));
     }
-    // A store may be another daemon's: the run there must be of this process.
+    // The store may belong to another daemon, so the stored run must have the same pid.
     let number: Option<RunId> = id.and_then(|id| id.parse().ok());
     if let (Some(number), Ok(store)) = (number, Store::open_read_only(args.store.readable()?)) {
         let is_it =
@@ -61,7 +61,7 @@ fn name(run: &Run, id: Option<&str>, args: &Args) -> Result<String> {
             return Ok(stored.uid.clone());
         }
     }
-    // As the daemon calls it.
+    // Has the same form as the daemon's uid.
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     Ok(format!("{}:{}:{}", boot.trim_end(), run.process.pid, run.process.start_ticks))
 }

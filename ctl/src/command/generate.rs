@@ -1,5 +1,5 @@
-//! `gpumemctl generate DIR`: what packages ship beside the program and the argument parser knows. Hidden: for who builds
-//! a package, and for who has the program alone and misses the rest.
+//! `gpumemctl generate DIR`: writes manual pages and completions from the argument parser. A hidden command, for builders of
+//! packages and for users who have only the program.
 //!
 //! ```text
 //! DIR/man/man1/gpumemctl.1, gpumemctl-COMMAND.1, ...
@@ -19,7 +19,7 @@ use std::path::Path;
 
 const NAME: &str = "gpumemctl";
 
-/// Where each shell looks, below DIR, which is a `share`.
+/// Place of each shell's completions below DIR, which is a `share` folder.
 const COMPLETIONS: &[(Shell, &str, &str)] = &[
     (Shell::Bash, "bash-completion/completions", "gpumemctl"),
     (Shell::Zsh, "zsh/site-functions", "_gpumemctl"),
@@ -40,11 +40,11 @@ const FILES: &[(&str, &str)] = &[
     ("/var/lib/gpumemd/runs.sqlite", "The run store of the system's daemon."),
 ];
 
-/// Writes them, in place of what is there.
+/// Writes all files, and replaces existing ones.
 pub(crate) fn run(args: &Generate) -> Result<()> {
     let mut cli = crate::args::command();
     for (shell, folder, file) in COMPLETIONS {
-        // The generator sees hidden commands too, and offers them.
+        // The generator would also offer hidden commands.
         let mut shown = shown(&cli);
         let mut script = Vec::new();
         clap_complete::generate(*shell, &mut shown, NAME, &mut script);
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &Generate) -> Result<()> {
     pages(&cli, None, &args.dir.join("man/man1"))
 }
 
-/// The command without what is hidden.
+/// Returns the command without hidden subcommands.
 fn shown(command: &Command) -> Command {
     let mut shown = Command::new(NAME).version(env!("CARGO_PKG_VERSION")).disable_help_subcommand(true);
     if let Some(about) = command.get_about() {
@@ -63,11 +63,11 @@ fn shown(command: &Command) -> Command {
     shown.subcommands(command.get_subcommands().filter(|command| !command.is_hide_set()).cloned())
 }
 
-/// The page of a command, and those of its own commands.
+/// Writes the page of a command and those of its subcommands.
 fn pages(command: &Command, parent: Option<&str>, folder: &Path) -> Result<()> {
     let name = command.get_display_name().unwrap_or_else(|| command.get_name()).to_owned();
     let commands = || command.get_subcommands().filter(|command| !command.is_hide_set());
-    // The version says which program the page is of; a date would say when it was packed.
+    // The page has the program's version in place of a date, which would be that of the build.
     let man = Man::new(command.clone())
         .title(name.to_uppercase())
         .source(format!("gpumemd {}", env!("CARGO_PKG_VERSION")))

@@ -1,4 +1,4 @@
-//! `gpumemctl import FILE...`, and `gpumemctl import FORMAT FILE...` as it was.
+//! `gpumemctl import FILE...`, and the older form `gpumemctl import FORMAT FILE...`.
 
 use crate::args::Import;
 use crate::exit::NoProcess;
@@ -15,8 +15,8 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// Reads each file and stores its runs; reading the same file again changes nothing. A file that cannot be
-/// read does not stop the others, and neither does a reader of our output that goes.
+/// Imports each file's runs into the store. Importing the same file again changes nothing. A file that cannot be read does not
+/// stop the others, and neither does a closed output pipe.
 pub(crate) fn run(args: &Import) -> Result<()> {
     let path = args.store.path()?;
     let (format, files) = meant(args);
@@ -39,7 +39,7 @@ pub(crate) fn run(args: &Import) -> Result<()> {
     first_error.map_or(Ok(()), Err)
 }
 
-/// The first word is a format, where it is called like one, files follow, and there is no such file.
+/// Returns the format and the files. The first word is a format if it has the name of one, files follow, and no such file exists.
 fn meant(args: &Import) -> (Option<&'static Format>, &[PathBuf]) {
     match args.files.split_first() {
         Some((name, files)) if args.format.is_none() && !files.is_empty() && !name.exists() => {
@@ -67,7 +67,7 @@ fn import(args: &Import, format: Option<&'static Format>, store_path: &Path, fil
     Ok(text)
 }
 
-/// The runs of a file, each with what it is called in any store: an exported one brings that along.
+/// Returns the runs of a file, each with its uid. An exported run contains its uid.
 fn read(file: &Path, format: Option<&'static Format>) -> Result<Vec<(Run, String)>> {
     let is_exported = |input: &Input| export::looks_like(input.head());
     if format.is_none_or(|format| format.name == export::FORMAT) {
@@ -86,7 +86,7 @@ fn read(file: &Path, format: Option<&'static Format>) -> Result<Vec<(Run, String
     Ok(runs.into_iter().map(named).collect())
 }
 
-/// What a run of a file is called: the same for the same content.
+/// Returns the uid of a run from a file: the same content gives the same uid.
 pub(crate) fn uid(run: &Run, content: u64) -> String {
     format!("{}:{content:016x}:{}:{}", run.source.kind, run.process.pid, run.process.start_ticks)
 }
@@ -111,8 +111,8 @@ fn summary(run: &Run, id: &str, new: bool) -> String {
     text
 }
 
-/// What makes two files the same: their bytes, eight at a time (a variant of FNV-1a that will not change),
-/// and their length.
+/// Returns a hash of a file's content and length: a variant of FNV-1a that takes eight bytes at a time. It must never change,
+/// because uids depend on it.
 pub(crate) fn digest(path: &Path) -> Result<u64> {
     const PRIME: u64 = 0x0100_0000_01b3;
     let mut file = File::open(path)?;

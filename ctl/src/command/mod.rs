@@ -1,4 +1,4 @@
-//! One file or folder per command.
+//! One file or folder for each command.
 
 pub(crate) mod diff;
 pub(crate) mod doctor;

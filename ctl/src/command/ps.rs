@@ -1,7 +1,7 @@
-//! `gpumemctl ps`: what holds the devices now.
+//! `gpumemctl ps`: current memory of all devices.
 //!
-//! Every device adds up as printed: its processes, what nobody owns, the driver's share and what is free are
-//! its size. A row adds up too: used = tracked + gap, idle is a part of tracked.
+//! Every device adds up as printed: its processes, unowned memory, the driver's share and free memory are its size. A row adds up
+//! too: used = tracked + gap, and idle is a part of tracked.
 
 use crate::args::{Ps as Args, names_device};
 use crate::client::Daemon;
@@ -13,10 +13,10 @@ use gpumem_model::units::{Unit, signed};
 use gpumem_report::table::{Align, Table, cut};
 use gpumem_report::text::{clean, short_command};
 
-/// Older than this, a reading's age is told: twice the slowest lane's usual second, and some.
+/// The age of older readings is shown: twice the interval of the slowest sampler (1 s), with a margin.
 pub(super) const FRESH_MS: u64 = 3_000;
 
-/// Asks and prints.
+/// Asks the daemon and prints the table.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let daemon = Daemon::find(args.socket.as_deref())?;
     let mut ps = daemon.ps()?;
@@ -26,7 +26,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     print(&if args.json { gpumem_model::harmless::json(&ps) } else { table(&ps, width()) })
 }
 
-/// Leaves one device.
+/// Removes all devices but one.
 pub(super) fn only(ps: &mut Ps, name: &str) -> Result<()> {
     let there = |device: &DeviceRow| names_device(name, Some(device.index), &device.uuid);
     let found: Vec<usize> = (0..ps.devices.len()).filter(|&index| there(&ps.devices[index])).collect();
@@ -46,12 +46,12 @@ pub(super) fn only(ps: &mut Ps, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Right-aligned columns.
+/// Column headings.
 pub(super) const HEADS: [&str; 8] = ["GPU", "PID", "USER", "STATE", "USED", "TRACKED", "IDLE", "UNTRACK"];
-/// Those that are left-aligned.
+/// Columns that are left-aligned.
 pub(super) const LEFT: [bool; 8] = [true, false, true, true, false, false, false, false];
 
-/// A row, as it is printed.
+/// A printed row.
 pub(super) struct Line {
     pub(super) cells: [String; 8],
     pub(super) note: String,
@@ -71,21 +71,21 @@ fn table(ps: &Ps, terminal: Option<usize>) -> String {
     let mut table = Table::new(LEFT.map(align)).with_gap(1);
     table.row_with_note(HEADS, "COMMAND");
     lines.into_iter().for_each(|line| table.row_with_note(line.cells, &line.note));
-    // Only notes are cut, never a number.
+    // Only notes are truncated, never numbers.
     let columns = terminal.map_or(usize::MAX, |terminal| table.width().max(terminal));
     let mut out: String = table.lines().iter().map(|line| cut(line, columns).to_owned() + "\n").collect();
     out += &format!("{}; next: gpumemctl report PID\n", unit.name);
     out
 }
 
-/// The unit of all amounts.
+/// Returns the unit of all amounts.
 pub(super) fn unit(ps: &Ps) -> Unit {
     let sizes = ps.devices.iter().filter_map(|device| device.total_bytes.or(device.used_bytes));
     let held = ps.processes.iter().filter_map(|process| process.used_bytes);
     Unit::for_largest(sizes.chain(held).map(signed).max().unwrap_or(0))
 }
 
-/// The processes of a device, then what no process has.
+/// Adds the rows of a device's processes, and the row of its free memory.
 fn device_lines(ps: &Ps, index: usize, device: &DeviceRow, unit: Unit, lines: &mut Vec<Line>) {
     let processes: Vec<&ProcessRow> = ps.processes.iter().filter(|process| process.device == index).collect();
     let shown = Shown::of(device, &processes, unit);
@@ -144,7 +144,7 @@ pub(super) fn process_line(device: &DeviceRow, process: &ProcessRow, used: Optio
     }
     let cells = [
         device.index.to_string(),
-        // A daemon that hides other tenants hides their pids too.
+        // A daemon that hides other users' processes reports pid 0.
         if process.pid == 0 { "-".to_owned() } else { process.pid.to_string() },
         user.unwrap_or_else(|| "-".into()),
         state,
@@ -156,7 +156,7 @@ pub(super) fn process_line(device: &DeviceRow, process: &ProcessRow, used: Optio
     Line { cells, note }
 }
 
-/// One line for all devices that only the process names.
+/// Returns a single row for all devices that only the process reports.
 fn claim_line(claim: &ClaimRow, unit: Unit) -> Line {
     let user = claim.user.as_deref().map(clean).or_else(|| claim.uid.map(|uid| uid.to_string()));
     let tracked = claim.tracked_bytes.map_or("-".to_owned(), |bytes| unit.print(unit.round(bytes)));
@@ -170,9 +170,9 @@ fn claim_line(claim: &ClaimRow, unit: Unit) -> Line {
     Line { cells, note }
 }
 
-/// The flags as one word or a few, and whether they need no explanation.
+/// Returns the flags as text, and whether they need no explanation.
 fn state(flags: &[String]) -> (String, bool) {
-    // That gpumemd was restarted concerns peaks, and there are none here.
+    // A restart of gpumemd affects only peaks, which are not shown here.
     let plain = |flag: &&String| *flag == "covered" || *flag == "restarted";
     let more: Vec<String> = flags.iter().filter(|flag| !plain(flag)).map(|flag| clean(flag)).collect();
     match (flags.iter().any(|flag| flag == "covered"), more.is_empty()) {
@@ -182,7 +182,7 @@ fn state(flags: &[String]) -> (String, bool) {
     }
 }
 
-/// A command as people call it; what follows the script (such as a rank) is kept.
+/// Returns the short command, with the rank at its end if there is one.
 fn command(command: &str) -> String {
     let is_rank = |rank: &str| !rank.is_empty() && rank.bytes().all(|byte| byte.is_ascii_digit());
     match command.rsplit_once(" rank ").filter(|(_, rank)| is_rank(rank)) {
@@ -195,7 +195,7 @@ pub(super) fn seconds(ms: u64) -> String {
     format!("{}.{} s", ms / 1000, ms / 100 % 10)
 }
 
-/// Amounts of a device in steps of the unit, apportioned from its size where all of it is known.
+/// Amounts of a device in steps of the unit. They are apportioned from its size if all of them are known.
 pub(super) struct Shown {
     pub(super) processes: Vec<Option<i64>>,
     pub(super) unaccounted: Option<i64>,

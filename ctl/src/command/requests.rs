@@ -1,4 +1,4 @@
-//! `gpumemctl mark NAME [PID|all]`, `gpumemctl record PID VERB` and `gpumemctl nvml release`: what the daemon is asked to do.
+//! `gpumemctl mark NAME [PID|all]`, `gpumemctl record PID VERB` and `gpumemctl nvml release`: requests to the daemon.
 
 use crate::args::{Mark, Nvml, NvmlCommand, Pid, Record, Verb};
 use crate::client::{Daemon, RunSelector};
@@ -9,14 +9,14 @@ use anyhow::Result;
 use gpumem_model::harmless::{clean as harmless, quoted};
 use gpumem_report::text::clean;
 
-/// Gives this moment a name in the runs of live processes.
+/// Sets a mark at the present moment in the runs of live processes.
 pub(crate) fn mark(args: &Mark) -> Result<()> {
     let daemon = Daemon::find(args.socket.as_deref())?;
     let marked = match (&args.job, args.pid) {
         (Some(job), _) => daemon.mark(&args.name, RunSelector::Job(job)),
         (None, Some(Pid::All) | None) => daemon.mark(&args.name, RunSelector::Live),
         (None, Some(Pid::One(pid))) => match daemon.mark(&args.name, RunSelector::Pid(pid)) {
-            // A launcher: what it started is meant.
+            // If the process is a launcher, the processes that it started are marked.
             Err(error) if error.is::<NotFound>() => {
                 daemon.mark(&args.name, RunSelector::Tree(pid)).map_err(|_| error)
             }
@@ -37,7 +37,7 @@ pub(crate) fn mark(args: &Mark) -> Result<()> {
     print(&format!("marked {name} in the run of {whose}: gpumemctl report {of} --since {since}\n"))
 }
 
-/// Has the daemon tell the agent of a process.
+/// Sends a recording command to the agent of a process, through the daemon.
 pub(crate) fn record(args: &Record) -> Result<()> {
     let daemon = Daemon::find(args.socket.as_deref())?;
     let output = args.output.as_deref().map(std::path::absolute).transpose()?;

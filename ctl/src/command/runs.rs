@@ -1,4 +1,4 @@
-//! `gpumemctl runs`: what the store holds, or those of it that are asked for.
+//! `gpumemctl runs`: lists the runs of the store, optionally filtered.
 
 use crate::args::Runs;
 use crate::exit::Usage;
@@ -12,7 +12,6 @@ use gpumem_report::text::{clean, short_command};
 use gpumem_runs::store::{Filter, Listed, STATES, Store, state_name};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Lists runs.
 pub(crate) fn run(args: &Runs) -> Result<()> {
     let store = Store::open_read_only(args.store.readable()?)?;
     let runs = store.select(&filter(args)?)?;
@@ -88,7 +87,7 @@ fn table(runs: &[Listed], store_bytes: u64, terminal: Option<usize>) -> String {
     )
 }
 
-/// The command, the file it came from, rank and job.
+/// Returns the command, the file of origin, rank and job.
 fn label(listed: &Listed) -> String {
     let run = &listed.run;
     let (label, origin) = (short_command(&run.label), clean(&run.source_origin));

@@ -1,11 +1,11 @@
-//! gpumemctl as people run it: what it prints, what it says of bad input, how it exits.
+//! Runs gpumemctl as a user would, and checks its output, its errors on bad input, and its exit codes.
 use crate::common::quoted;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// A folder of this test's own, gone with it.
+/// A temporary folder, deleted on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -35,7 +35,7 @@ impl Drop for Folder {
 
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gpumemctl"));
-    // Whatever daemon may run here is not asked.
+    // No daemon on this machine may be queried.
     command.args(args).env("GPUMEM_CONTROL", "/nonexistent/control.sock").stdin(Stdio::null());
     command
 }
@@ -50,7 +50,7 @@ fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).expect("UTF-8")
 }
 
-/// Exit code and message of a command that must fail, with nothing on standard output and no panic.
+/// Returns exit code and message of a command that must fail, with nothing on standard output and no panic.
 fn failure(output: &Output) -> (i32, String) {
     let message = String::from_utf8(output.stderr.clone()).expect("UTF-8");
     assert!(output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stdout));
@@ -94,7 +94,7 @@ fn imports_once_and_reports_by_name() {
     assert_eq!(listed.as_array().map(Vec::len), Some(1));
 }
 
-/// Sums of a JSON report, for each device and moment.
+/// Checks the sums of a JSON report, for each device and moment.
 fn assert_json_adds_up(text: &str) {
     let report: serde_json::Value = serde_json::from_str(text).expect("JSON");
     assert_eq!((&report["schema"], &report["version"]), (&"gpumem.report".into(), &1.into()));
@@ -142,7 +142,7 @@ fn every_printed_column_adds_up_as_it_is_shown() {
     }
 }
 
-/// In the table each line's indentation says what it is a part of.
+/// The indentation of each line shows which row it is a part of.
 fn assert_columns_add_up(text: &str) {
     let table: Vec<(usize, [i64; 2])> = text
         .lines()
@@ -289,7 +289,7 @@ fn ten_gigabytes_of_nothing_cost_neither_time_nor_memory() {
         path
     };
     let limited = |args: &[&str]| {
-        // 300 MB of address space: the program, and nothing that grows with the file.
+        // 300 MB of address space: enough for the program, but not for memory that grows with the file.
         let quoted: Vec<String> = args.iter().map(|arg| format!("'{arg}'")).collect();
         let line =
             format!("ulimit -v 300000; exec '{}' {}", env!("CARGO_BIN_EXE_gpumemctl"), quoted.join(" "));
@@ -446,7 +446,7 @@ fn a_page_is_written_whole_and_replaces_nothing_unasked() {
     assert!(written.status.success() && written.stdout.is_empty(), "{written:?}");
     let html = fs::read_to_string(&page).expect("a page");
     assert!(html.starts_with("<!DOCTYPE html>") && html.ends_with("</html>\n"));
-    // What the text says is in it, for those who run no script.
+    // The page contains the text, for browsers without scripts.
     let text = String::from_utf8(folder.run(&["report", log]).stdout).expect("UTF-8");
     let first = text.lines().nth(1).expect("a line");
     assert!(html.contains(first), "{first}");

@@ -1,4 +1,4 @@
-//! diff, explain, export and runs as people run them.
+//! Runs diff, explain, export and runs as a user would.
 
 use crate::common::{FakeDaemon, Folder, failure, quoted, run_of, shipped, stderr, stdout};
 use gpumem_model::run::State;
@@ -10,7 +10,7 @@ fn log() -> String {
     shipped().to_string_lossy().into_owned()
 }
 
-/// The shipped log with one more allocation of that size.
+/// Returns the shipped log with one more allocation of this size.
 fn larger(folder: &Folder, bytes: u64) -> String {
     let text = fs::read_to_string(shipped()).expect("a log");
     let more = format!("[mem] Allocate {bytes} bytes GPU memory (in_arg:new_weight).\n");
@@ -74,7 +74,7 @@ fn the_gate_has_exit_codes_of_its_own() {
         assert_eq!((code, message.contains("500MiB")), (2, true), "{message}");
     }
 
-    // A process that nobody tracked.
+    // A process without an agent.
     let mut bare = run_of(7, "j", None);
     bare.coverage.covered = false;
     let device = &mut bare.devices[0];

@@ -1,4 +1,5 @@
-//! gpumemctl on files that want to cost time or memory: each reader of a format, with 300 MB of address space, ends soon and says why.
+//! gpumemctl on files that could cost much time or memory. Each reader, with 300 MB of address space, must end soon and give a
+//! reason.
 #[path = "../../../import/tests/suite/import_hostile/examples.rs"]
 mod examples;
 
@@ -10,9 +11,9 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// The program, and nothing that grows with a file.
+/// Enough for the program, but not for memory that grows with a file.
 const ADDRESS_SPACE_KB: u32 = 300_000;
-/// On a machine that has much else to do.
+/// Timeout for a busy machine.
 const SOON: Duration = Duration::from_secs(120);
 
 struct Folder(PathBuf);
@@ -24,7 +25,7 @@ impl Folder {
         Folder(path)
     }
 
-    /// A file with this beginning, and nothing but a hole up to so many bytes.
+    /// Creates a sparse file of this size that begins with `head`.
     fn hole(&self, head: &[u8], bytes: u64) -> String {
         let path = self.0.join("file");
         let mut file = fs::File::create(&path).expect("a file");
@@ -40,7 +41,7 @@ impl Drop for Folder {
     }
 }
 
-/// What it says of a file that it reads as `format`: a report, or why there is none.
+/// Returns the report on a file read as `format`, or else the error message.
 fn told(format: &str, file: &str) -> Result<String, String> {
     let line = format!(
         "ulimit -v {ADDRESS_SPACE_KB}; exec '{}' report --format {format} '{file}'",
@@ -71,7 +72,7 @@ fn ten_gigabytes_of_nothing_behind_any_format_cost_little() {
         let whole = example(format.name);
         for head in [&whole[..], &whole[..whole.len() / 2], b""] {
             let file = folder.hole(head, 10 << 30);
-            // Bytes behind a whole file may be passed over; that is said.
+            // Bytes after a complete file may be skipped, but the report must mention them.
             if let Ok(text) = told(format.name, &file) {
                 assert!(!head.is_empty() && text.contains("note: "), "{}: {text}", format.name);
             }
@@ -85,14 +86,14 @@ fn pickles_that_want_all_memory_are_refused() {
     let head = b"\x80\x04}X\x08\x00\x00\x00segments";
     let nested = |unit: &[u8], times: usize| [&head[..], &unit.repeat(times)].concat();
     let bombs = [
-        // Values that take more memory than their bytes: lists, lists of one, tuples of the same, places of the memo.
+        // Values that need more memory than their bytes: lists, nested lists and tuples, memo entries.
         nested(b"]", 20_000_000),
         nested(b"]Na", 8_000_000),
         nested(b")\x94", 10_000_000),
         nested(b"(", 20_000_000),
         nested(b"N\x94", 10_000_000),
         nested(b"K\x00\x85", 8_000_000),
-        // A string that the file does not have.
+        // A string that is longer than the file.
         nested(b"\x8d\xff\xff\x0f\x00\x00\x00\x00\x00", 40),
         nested(b"X\xff\xff\xff\xff", 1),
     ];
@@ -100,7 +101,7 @@ fn pickles_that_want_all_memory_are_refused() {
         let message = told("torch-snapshot", &folder.hole(bomb, 0)).expect_err("refused");
         assert!(message.contains(": at byte "), "{which}: {message}");
     }
-    // Ten of a few bytes each, that say the same again and again.
+    // Ten values of a few bytes each, which refer to the same value repeatedly.
     let text = |text: &str| [&b"X"[..], &(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat();
     let long = "x".repeat(1 << 20);
     let names = [
@@ -123,7 +124,7 @@ fn a_snapshot_whose_numbers_are_huge_is_read() {
     let folder = Folder::new("huge");
     let text = |text: &str| [&b"X"[..], &(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat();
     let number = |number: u64| [&b"\x8a\x08"[..], &number.to_le_bytes()].concat();
-    // 20,000 expandable segments of a terabyte, and a history that maps and unmaps as much.
+    // 20,000 expandable segments of a terabyte each, and a history that maps and unmaps as much.
     let mut pickle = b"\x80\x04}(".to_vec();
     pickle.extend([text("segments"), b"](".to_vec()].concat());
     for segment in 0..20_000_u64 {

@@ -1,4 +1,4 @@
-//! Files of other tools, as people hand them to gpumemctl: no format is named, and none is trusted.
+//! Files of other tools, as users pass them to gpumemctl: without a format's name, and untrusted.
 use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ const ALL: [(&str, &str); 7] = [
     ("mxnet1-csv", TAGS),
 ];
 
-/// A folder of this test's own, gone with it.
+/// A temporary folder, deleted on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -68,7 +68,7 @@ fn report_and_import_guess_the_format() {
         assert!(direct.contains(&format!("from {format} plain")), "{direct}");
         let guessed = stdout(&folder.run(&["import", &file]));
         let id = guessed.split(' ').next().expect("a run").to_owned();
-        // The same file in the old spelling and with the option is the same run.
+        // The same file with the old syntax and with the option gives the same run.
         for args in [&["import", format, &file][..], &["import", "--format", format, &file]] {
             let again = stdout(&folder.run(args));
             assert!(again.starts_with(&format!("{id} (was there)")), "{again}");
@@ -87,7 +87,7 @@ fn several_files_of_several_formats_are_imported_at_once() {
     let mut args = vec!["import"];
     args.extend(files.iter().map(String::as_str));
     assert_eq!(stdout(&folder.run(&args)).matches("next: gpumemctl report r").count(), ALL.len());
-    // A file that is called like a format is a file.
+    // A file whose name is that of a format is still a file.
     let run = |args: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gpumemctl"));
         command.args(args).current_dir(&folder.0).env("GPUMEM_STORE", folder.0.join("other.sqlite"));
@@ -105,7 +105,7 @@ fn ten_gigabytes_of_nothing_behind_each_format() {
         let mut file = fs::File::create(&path).expect("a file");
         file.write_all(content.as_bytes()).expect("a head");
         file.set_len(10 << 30).expect("a hole");
-        // 300 MB of address space: the program, and nothing that grows with the file.
+        // 300 MB of address space: enough for the program, but not for memory that grows with the file.
         let line = format!(
             "ulimit -v 300000; exec '{}' report --format {format} '{}'",
             env!("CARGO_BIN_EXE_gpumemctl"),

@@ -1,4 +1,4 @@
-//! `gpumemctl job` and what it is told.
+//! `gpumemctl job` with replies of a daemon and of a Prometheus.
 
 use crate::common::{FakeDaemon, Folder, failure, run_of, stdout};
 use gpumem_model::control::{DeviceRow, ProcessRow, Ps};
@@ -52,7 +52,7 @@ fn a_job_that_is_over_is_told_from_the_store() {
     let mut former = rank(90, 0, ENDED);
     former.process.claims.insert("job".into(), "bert.18a2b3c4d5e0000-1f3".into());
     former.process.start_ticks -= 1000;
-    // Rank 1 was started again, and got another device.
+    // Rank 1 was restarted, on another device.
     let mut again = rank(103, 1, ENDED);
     again.process.start_ticks += 50;
     again.devices[0].name = "GPU-3".into();
@@ -101,7 +101,7 @@ fn jobs_are_listed_and_strangers_have_none() {
     assert!(row("sum").contains("180.0"), "{text}");
 }
 
-/// A server that says one thing to everybody; its address.
+/// Starts a server that gives the same reply to every request, and returns its address.
 fn server(answer: &'static str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("an address"));

@@ -1,4 +1,4 @@
-//! gpumemctl and a daemon: what it asks, and what it makes of the answers.
+//! gpumemctl and a daemon: its requests, and its output for the replies.
 
 use crate::common::{FakeDaemon, Folder, failure, run_of, shipped, stderr, stdout};
 use gpumem_model::control::{self, DeviceRow, Doctor, Finding, ProcessRow, Ps};
@@ -287,7 +287,7 @@ fn without_a_name_oom_is_of_my_newest_run_that_was_out_of_memory() {
     let output = folder.run(&["report"]);
     assert!(stdout(&output).contains("pid 14"), "{output:?}");
     assert!(stderr(&output).starts_with("your newest run: r4, pid 14"), "{output:?}");
-    // One that lives and runs out of memory later, known to a daemon.
+    // A live process, known to the daemon, that runs out of memory later.
     let daemon = daemon(&folder);
     let mut live = oom(15, 70);
     live.state = State::Open;
@@ -316,7 +316,7 @@ fn a_pid_that_nobody_knows_is_answered_with_what_was_looked_at() {
     assert!(stored.contains("  run r1  pid 20417 "), "ended, but kept: {stored}");
 }
 
-/// What doctor says, whatever its exit code, which is 10 exactly when something is bad.
+/// Returns the output of doctor, and checks that the exit code is 10 exactly if a check failed.
 fn doctor(folder: &Folder, args: &[&str]) -> String {
     let output = folder.run(&[&["doctor"], args].concat());
     let text = String::from_utf8(output.stdout.clone()).expect("UTF-8");
@@ -325,7 +325,7 @@ fn doctor(folder: &Folder, args: &[&str]) -> String {
     text
 }
 
-/// Its line about a check, without the state and with one blank between words.
+/// Returns the line about a check, without the state and with single blanks between words.
 fn line(text: &str, state: &str, id: &str) -> String {
     let mut words = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let found = words.find(|words| words.starts_with(&[state, id]));

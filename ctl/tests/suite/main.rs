@@ -1,4 +1,4 @@
-//! gpumemctl as people type it.
+//! Tests of gpumemctl's command line.
 #![allow(missing_docs)]
 
 mod cli;

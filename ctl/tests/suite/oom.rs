@@ -5,7 +5,7 @@ use gpumem_wire::*;
 
 const MIB: u64 = 1 << 20;
 
-/// A process whose pool gives up twice: once the driver has refused, once it did not ask.
+/// A process whose pool fails twice: once after the driver refused memory, and once without asking the driver.
 fn recording(folder: &Folder) -> String {
     let mut out = frame::header().to_vec();
     let mut seq = 0;

@@ -1,4 +1,4 @@
-//! Pictures, traces, stacks and treemaps as people ask for them.
+//! Pictures, traces, stacks and treemaps, from the command line.
 
 use crate::common::Folder;
 use std::fs;

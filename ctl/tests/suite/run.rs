@@ -1,4 +1,4 @@
-//! `gpumemctl run`: the command must not notice, nor must whoever waits for it.
+//! `gpumemctl run`: neither the command nor the process that waits for it must notice a difference.
 
 use crate::common::site::{Site, is_ignored, program};
 use crate::common::{FakeDaemon, run_of, stderr, until};
@@ -14,7 +14,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 impl Started {
-    /// Starts a script and waits until it says `ready`.
+    /// Starts a script and waits until it prints `ready`.
     fn new(site: &Site, script: &str) -> Started {
         let mut command = site.command(&["--quiet", "--", "sh", "-c", script]);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("gpumemctl");
@@ -29,7 +29,7 @@ impl Started {
 
 struct Started {
     child: Child,
-    /// The command's pid, where it said so.
+    /// The command's pid, if it printed it.
     command: u32,
     output: BufReader<std::process::ChildStdout>,
 }
@@ -43,7 +43,7 @@ impl Started {
         self.output.read_line(&mut line).expect("a line");
         line.trim().to_owned()
     }
-    /// What it said to its end, and how that was.
+    /// Returns the output up to its end, and the exit status.
     fn end(mut self) -> (String, std::process::ExitStatus) {
         let mut text = String::new();
         self.output.read_to_string(&mut text).expect("text");
@@ -93,7 +93,7 @@ fn a_command_that_a_signal_ends_ends_us_by_the_same() {
         let output = site.sh(&format!("ulimit -c 0; kill -{} $$", signal.as_raw()));
         assert_eq!(output.status.signal(), Some(signal.as_raw()), "{output:?}");
     }
-    // As a shell tells it, and where there is no signal of that name to end by.
+    // The status that a shell reports, and the code for a signal without a name.
     let gpumemctl = site.folder.text("bin/gpumemctl");
     let script = format!("'{gpumemctl}' run --quiet -- sh -c 'kill -9 $$' 2>/dev/null; echo $?");
     let mut shell = Command::new("sh");
@@ -132,7 +132,7 @@ fn signals_that_are_sent_to_us_reach_the_command_once() {
 #[test]
 fn what_the_command_sends_to_its_group_does_not_come_back_to_it() {
     let site = Site::new("group");
-    // The script gets its own signal once; what else it started is not ours to send to.
+    // The script gets its own signal once; it must not be forwarded to the script's children.
     let output = site.sh("trap 'echo got' TERM; kill -TERM 0; sleep 0.3; echo done");
     assert_eq!(String::from_utf8_lossy(&output.stdout), "got\ndone\n");
     assert_eq!(output.status.code(), Some(0));
@@ -155,7 +155,7 @@ fn what_was_ignored_stays_ignored() {
 fn a_stop_stops_both_and_both_go_on() {
     let site = Site::new("stop");
     for whole_group in [true, false] {
-        // It starts nothing meanwhile: a process that waits for one between vfork and exec does not stop.
+        // The script starts no process meanwhile: a parent between vfork and exec does not stop.
         let started = Started::new(
             &site,
             "sleep 60 & trap 'kill $!; exit 6' USR1; echo ready $$; while :; do wait; done",
@@ -331,7 +331,7 @@ fn one_line_says_why_there_is_nothing_to_tell() {
     assert!(lines[0].starts_with("libgpumem.so was not found (not in "), "{lines:#?}");
 }
 
-/// A daemon's program that says that it was started; the test itself then listens in its place.
+/// Creates a daemon program that reports its start; the test itself then listens in its place.
 fn stub(site: &Site, script: &str) {
     let path = site.folder.path("bin/gpumemd");
     program(&path, &format!("#!/bin/sh\n{script}\n"));
@@ -374,7 +374,7 @@ fn a_private_daemon_is_started_when_none_answers() {
     assert_eq!(directory.permissions().mode() & 0o777, 0o700);
     assert_eq!(fs::read_to_string(site.folder.path("gpumem/gpumemd.log")).expect("a log"), "its words\n");
     assert!(PathBuf::from(format!("/proc/{pid}")).exists(), "it stays when the command has ended");
-    // Read from /proc on both sides: where ours began outside this PID namespace it is 0, which is no pid.
+    // Both values are from /proc, where a session that began outside this PID namespace is 0, which is no valid pid.
     let session = |stat: &str| stat.split(' ').nth(3).map(str::to_owned).expect("a session");
     let own = fs::read_to_string("/proc/self/stat").expect("our own line");
     let own = own.rsplit_once(") ").expect("a name in parentheses").1;
@@ -431,7 +431,7 @@ fn in_a_container_the_agents_socket_is_enough() {
 #[test]
 fn a_daemon_that_is_stopped_holds_nobody_up() {
     let site = Site::without_daemon("stopped");
-    // The kernel takes connections for it as long as its queue has room.
+    // The kernel accepts connections for it until its queue is full.
     let path = site.folder.path("gpumem/control.sock");
     fs::create_dir(path.parent().expect("a folder")).expect("a folder");
     let _stopped = UnixListener::bind(path).expect("a socket");

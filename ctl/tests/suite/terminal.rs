@@ -1,4 +1,4 @@
-//! `gpumemctl run` on a terminal: signals of its keys, job control of its shell.
+//! `gpumemctl run` on a terminal: signals from keys, and job control of the shell.
 
 use crate::common::site::{Site, is_ignored};
 use rustix::process::Signal;
@@ -52,7 +52,7 @@ fn the_terminal_is_the_commands_own() {
     assert_eq!(child.wait().expect("an end").code(), Some(5));
 }
 
-/// A shell with job control on a terminal of its own.
+/// A shell with job control on its own terminal.
 struct Terminal {
     child: Child,
     stdin: std::process::ChildStdin,
@@ -82,7 +82,7 @@ impl Terminal {
         Some(Terminal { child, stdin, said })
     }
 
-    /// Waits until the shell asks for a command: what is typed before that may be lost.
+    /// Waits for the shell's prompt, because earlier input may be lost.
     fn prompts(&self) {
         let began = Instant::now();
         while !self.said.lock().expect("text").ends_with("> ") {
@@ -92,7 +92,7 @@ impl Terminal {
         }
     }
 
-    /// Types something and waits for an answer that comes after it.
+    /// Types keys and waits for output that follows.
     fn types(&mut self, keys: &str, answer: &str) {
         let before = self.said.lock().expect("text").len();
         self.stdin.write_all(keys.as_bytes()).expect("typed");

@@ -1,4 +1,4 @@
-//! `gpumemctl top` on a terminal of its own: what is seen is read back from what it wrote, as a terminal would.
+//! `gpumemctl top` on its own terminal. The tests read the screen from its output, as a terminal would.
 
 use crate::common::{FakeDaemon, Folder, failure, run_of, stdout, until};
 use gpumem_model::control::{DeviceRow, ProcessRow, Ps};
@@ -68,7 +68,7 @@ fn machine() -> Ps {
     ps
 }
 
-/// As many as a node has.
+/// As many processes as a node may have.
 fn node(round: u64) -> Ps {
     let devices = (0..8).map(|index| device(index, 16 * 4_000, 0)).collect();
     let row = |at: usize| {
@@ -107,7 +107,7 @@ impl Site {
     }
 }
 
-/// A terminal of its own, in which a program is the leader of a session.
+/// A terminal with a program as session leader.
 struct Terminal {
     master: File,
     slave: File,
@@ -190,12 +190,12 @@ impl Terminal {
         self.lines().join("\n")
     }
 
-    /// Waits until the shell asks for a command: what is typed before that may be lost.
+    /// Waits for the shell's prompt, because earlier input may be lost.
     fn prompts(&self) {
         self.until("the shell's prompt", |text| text.trim_end().ends_with('>'));
     }
 
-    /// Waits until something is seen.
+    /// Waits until the screen contains these words.
     fn shows(&self, words: &str) -> String {
         self.until(words, |text| text.contains(words))
     }
@@ -216,7 +216,7 @@ impl Terminal {
         self.written.lock().expect("bytes").len()
     }
 
-    /// Whether the terminal is as a shell wants it.
+    /// Returns whether the terminal's modes are restored.
     fn is_given_back(&self) -> bool {
         let modes = tcgetattr(&self.slave).expect("modes").local_modes;
         let parser = self.parser.lock().expect("a screen");
@@ -226,12 +226,12 @@ impl Terminal {
             && !screen.hide_cursor()
     }
 
-    /// How often something was written.
+    /// Returns how often these words were written.
     fn written(&self, words: &str) -> usize {
         String::from_utf8_lossy(&self.written.lock().expect("bytes")).matches(words).count()
     }
 
-    /// setsid(1) has become the program.
+    /// Signals the program, which has replaced setsid(1).
     fn signal(&self, signal: Signal) {
         let pid = rustix::process::Pid::from_raw(self.child.id() as i32).expect("a pid");
         rustix::process::kill_process(pid, signal).expect("sent");
@@ -339,7 +339,7 @@ fn a_process_is_seen_in_depth() {
     let mut top = site.top((80, 24), &["41873"]);
     let text = top.shows("more lines");
     golden("process-80x24", &text);
-    // The words and the amounts are those of the report.
+    // Texts and amounts must equal those of the report.
     let report = stdout(&site.folder.run(&["report", "41873"]));
     for line in text.lines().filter(|line| line.contains("Untrackable") || line.contains("tracked  ")) {
         let amounts: Vec<&str> = line.split_whitespace().take(3).collect();
@@ -365,7 +365,7 @@ fn a_process_is_seen_in_depth() {
     });
     top.types("\x1b");
     top.shows("COMMAND");
-    // Of another user's process nothing is told, and of one that is gone neither.
+    // There is no view of another user's process, nor of one that has ended.
     top.types("j\r");
     top.resize(80, 24);
     top.until("whose it is", |text| text.contains("by structure") || text.contains("by layer"));
@@ -378,7 +378,7 @@ fn a_process_is_seen_in_depth() {
 #[test]
 fn a_daemon_that_is_gone_is_said_and_one_that_is_back_is_heard() {
     let site = Site::new("top-gone");
-    // Wide: a message names the socket, whose path may be long.
+    // A wide terminal, because the message contains the socket's path, which may be long.
     let mut top = site.top((200, 24), &[]);
     top.shows("python train.py rank 3");
     let aside = site.folder.path("gpumem/aside");
@@ -413,7 +413,7 @@ fn signals_end_it_and_the_terminal_is_given_back() {
     until("another whole frame", || (top.written("\x1b[2J") >= 2).then_some(()));
     top.types("\x0c");
     until("a third", || (top.written("\x1b[2J") >= 3).then_some(()));
-    // The terminal goes away: its processes are told, or read an end.
+    // The terminal is closed: its processes get a signal, or read end of file.
     let Terminal { child, .. } = &mut top;
     let mut child = std::mem::replace(child, Command::new("true").spawn().expect("true"));
     drop(top);
@@ -516,10 +516,10 @@ fn a_refresh_costs_few_bytes() {
         let asked = site.daemon.was_asked().len();
         until("answers", || (site.daemon.was_asked().len() > asked + count).then_some(()));
     };
-    answers(3); // all of the first frame is read
+    answers(3); // the first frame is complete
     let whole = top.bytes();
     assert!(whole < 6_000, "{whole} bytes for the first frame");
-    // Nothing but the clock changes.
+    // Only the clock changes.
     answers(10);
     let idle = top.bytes() - whole;
     assert!(idle < 10 * 30, "{idle} bytes for ten answers in which nothing changed");
@@ -557,7 +557,7 @@ fn a_pipe_gets_one_frame() {
     assert!(code == 6 && message.contains("no daemon answers"), "{message}");
 }
 
-/// What is seen, but for the time of day. UPDATE_GOLDEN=1 writes it anew.
+/// Compares the screen with a golden file, except for the time of day. UPDATE_GOLDEN=1 writes the file.
 fn golden(name: &str, text: &str) {
     let is_time = |word: &str| word.len() == 8 && word.bytes().filter(|byte| *byte == b':').count() == 2;
     let words = text.split_inclusive([' ', '\n']);

@@ -6,7 +6,8 @@ use gpumem_wire::*;
 const MIB: u64 = 1 << 20;
 const S: u64 = 1_000_000_000;
 
-/// A minute from 10:30:00Z on: 100 MiB from its 10th second, 300 more from the 20th to the 30th, a mark at the 25th.
+/// A recording of one minute from 10:30:00Z: 100 MiB from its 10th second, 300 more from the 20th to the 30th, a mark at the
+/// 25th.
 fn recording(folder: &Folder) -> String {
     let mut out = frame::header().to_vec();
     let mut seq = 0;
@@ -40,7 +41,7 @@ fn recording(folder: &Folder) -> String {
     path.to_string_lossy().into_owned()
 }
 
-/// Tracked of both columns, and their heads.
+/// Returns the headings and the tracked amounts of both columns.
 fn columns(text: &str) -> (Vec<&str>, Vec<&str>) {
     let row = |start: &str| {
         text.lines()

@@ -1,12 +1,13 @@
-//! The comparison for programs, as JSON and CSV.
+//! The comparison as JSON and CSV.
 //!
-//! The JSON is documented in docs/compare.md. All amounts are bytes as integers; an unknown amount is null, never 0. Fields are added,
-//! never changed; otherwise `version` grows.
+//! The JSON is documented in docs/compare.md. All amounts are bytes as integers; an unknown amount is null, never 0. New fields
+//! may be added at any time; any other change increments `version`.
 //!
-//! The CSV has for each pair of devices and each grouping one line per name. The lines of a grouping add up to what NVML charges (or to
-//! `tracked` without a sample), in all three columns of bytes: `device_a,device_b,grouping,part,name,a_bytes,b_bytes,difference_bytes,only_in`.
-//! `grouping` is `layer`, `structure` or `tag`; `part` is `category`, `others`, `pool_idle`, `opaque`, `predates`, `uncovered`, or one
-//! of the gap as in the report's CSV; an unknown amount is empty.
+//! The CSV has one line for each name, for each pair of devices and each grouping. The lines of a grouping add up to the bytes
+//! that NVML charges (or to `tracked` without a sample), in all three columns of bytes:
+//! `device_a,device_b,grouping,part,name,a_bytes,b_bytes,difference_bytes,only_in`. `grouping` is `layer`, `structure` or `tag`.
+//! `part` is `category`, `others`, `pool_idle`, `opaque`, `predates`, `uncovered`, or a part of the gap as in the report's CSV.
+//! An unknown amount is empty.
 
 use super::gate::Verdict;
 use super::text::Shown;
@@ -17,9 +18,9 @@ use gpumem_model::run::{Caveat, Clock, Coverage, Device, Parts, Process, Source,
 use serde::Serialize;
 use std::fmt::Write;
 
-/// What `schema` says.
+/// Value of `schema` in the JSON.
 pub const SCHEMA: &str = "gpumem.diff";
-/// What `version` says.
+/// Value of `version` in the JSON.
 pub const VERSION: u32 = 1;
 
 #[derive(Serialize)]
@@ -28,12 +29,12 @@ struct Document<'a> {
     version: u32,
     at: &'static str,
     rules: &'a str,
-    /// The first sentence of the text.
+    /// The first sentence of the text form.
     sentence: String,
     a: SideJson<'a>,
     b: SideJson<'a>,
     pairs: Vec<PairJson<'a>>,
-    /// All pairs together; null where there is only one.
+    /// The sum of all pairs; null if there is only one.
     total: Option<PairJson<'a>>,
     /// Null without `--fail-above`.
     gate: Option<&'a Verdict>,
@@ -54,7 +55,7 @@ struct SideJson<'a> {
 struct PairJson<'a> {
     a: Option<DeviceJson<'a>>,
     b: Option<DeviceJson<'a>>,
-    /// `uuid`, `number`, `order`, `alone`; null for the sum of all.
+    /// `uuid`, `number`, `rank`, `order` or `alone`; null for the sum of all pairs.
     paired: Option<&'static str>,
     used: Amounts,
     predates: Amounts,
@@ -63,7 +64,7 @@ struct PairJson<'a> {
     opaque: Amounts,
     untrackable: Amounts,
     untrackable_parts: Vec<Entry>,
-    /// With idle and opaque bytes they are `tracked`.
+    /// Layers plus idle and opaque bytes add up to `tracked`.
     layers: Vec<Entry>,
     structures: Vec<Entry>,
     tags: Vec<Entry>,
@@ -97,11 +98,11 @@ struct Entry {
     name: String,
     #[serde(flatten)]
     amounts: Amounts,
-    /// `a` or `b`: the other has no record of that name.
+    /// `a` or `b` if the other side has no record of that name.
     only_in: Option<&'static str>,
 }
 
-/// The comparison as one JSON document.
+/// Returns the comparison as one JSON document.
 pub fn json(diff: &Diff<'_>, gate: Option<&Verdict>) -> String {
     let [a, b] = &diff.sides;
     let sentence = diff
@@ -140,7 +141,7 @@ fn pair_json<'a>(diff: &'a Diff<'_>, pair: &'a Pair) -> PairJson<'a> {
     let table = pair.table(By::Structure);
     let of = |part: Part| Amounts::of(table.bytes(part));
     let tracked = table.bytes(Part::Tracked);
-    // Rows that are nothing on both sides are left out of tables.
+    // Tables leave out rows that are zero on both sides.
     let or_nothing = |part: Part, sum: [Option<i64>; 2]| match table.row(part) {
         Some(_) => Amounts::of(table.bytes(part)),
         None => Amounts::of(sum.map(|sum| sum.map(|_| 0))),
@@ -188,7 +189,7 @@ fn pair_json<'a>(diff: &'a Diff<'_>, pair: &'a Pair) -> PairJson<'a> {
     }
 }
 
-/// A row that nothing is a part of.
+/// A row without parts.
 pub(super) struct Leaf {
     pub(super) part: &'static str,
     pub(super) name: String,
@@ -204,7 +205,7 @@ impl Leaf {
     }
 }
 
-/// What `used` is made of, in a grouping: each byte in one row.
+/// Returns the rows of a grouping that `used` consists of: each byte is in exactly one.
 pub(super) fn leaves(pair: &Pair, by: By) -> Vec<Leaf> {
     let table = pair.table(by);
     let mut leaves = Vec::new();

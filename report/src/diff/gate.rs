@@ -1,7 +1,6 @@
-//! Whether B exceeds A by more than it may: a gate for tests of memory.
+//! Decides whether B exceeds A by more than a limit: a gate for memory tests.
 //!
-//! Numbers that are only bounds are taken for what they are: where the answer hangs on what is not known, the answer is
-//! that nobody knows.
+//! Some numbers are only bounds. If the decision depends on an unknown value, the outcome is unknown.
 
 use super::uncertainty::{Bounds, Kind, bounds};
 use super::{Diff, Pair, SIDES};
@@ -12,16 +11,16 @@ use gpumem_model::units::Unit;
 use serde::Serialize;
 use std::str::FromStr;
 
-/// By how much B may exceed A.
+/// The amount by which B may exceed A.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Limit {
-    /// Bytes.
+    /// An absolute number of bytes.
     Bytes(i64),
-    /// Parts in a million of A.
+    /// A share of A's amount, in millionths.
     Millionths(i64),
 }
 
-/// A limit that is none.
+/// Error for text that is no valid limit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no limit: give a size with its unit (500MiB, 1.5GiB, 200MB, 4096B) or a share of A (2%)")]
 pub struct ParseLimitError(String);
@@ -59,7 +58,7 @@ impl FromStr for Limit {
     }
 }
 
-/// A decimal number in units of `one`.
+/// Parses a decimal number, as a multiple of 1 / `one`.
 fn decimal(text: &str, one: i64) -> Option<i64> {
     let (whole, part) = text.split_once('.').unwrap_or((text, ""));
     let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
@@ -71,18 +70,18 @@ fn decimal(text: &str, one: i64) -> Option<i64> {
     i64::try_from(number.checked_mul(i128::from(one))? / scale).ok()
 }
 
-/// Which number is judged.
+/// The number that is judged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Of {
-    /// `used` where both sides know it, else `tracked`.
+    /// `used` if known for both sides, else `tracked`.
     Peak,
-    /// A part of the identity.
+    /// A row of the statement that is no category.
     Part(Part, &'static str),
-    /// A category of either grouping, or a tag.
+    /// A category of a grouping, or a tag.
     Named(By, String),
 }
 
-/// Words for parts, as they are typed.
+/// Parts by the word that the user types.
 const PARTS: [(&str, Part); 13] = [
     ("used", Part::Used),
     ("tracked", Part::Tracked),
@@ -99,37 +98,37 @@ const PARTS: [(&str, Part); 13] = [
     ("unexplained", Part::Unexplained),
 ];
 
-/// How it came out.
+/// Result of a judgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// B may be what it is.
+    /// B exceeds A by no more than the limit.
     Within,
-    /// B is more than it may be.
+    /// B exceeds A by more than the limit.
     Above,
-    /// What is known does not tell.
+    /// The known values do not suffice for a decision.
     Unknown,
 }
 
-/// The judgement.
+/// A judgement with its numbers.
 #[derive(Debug, Clone, Serialize)]
 pub struct Verdict {
-    /// How it came out.
+    /// Result of the judgement.
     pub outcome: Outcome,
-    /// What was judged: `used`, `tracked`, a category.
+    /// Name of the judged number: `used`, `tracked`, a category.
     pub of: String,
-    /// By how many bytes B may exceed A; absent for a share of an A that is not known.
+    /// Bytes by which B may exceed A; `None` if the limit is a share of an unknown amount.
     pub limit_bytes: Option<i64>,
     /// A's number.
     pub a_bytes: Option<i64>,
     /// B's number.
     pub b_bytes: Option<i64>,
-    /// One sentence.
+    /// The judgement as one sentence.
     pub text: String,
 }
 
 impl Of {
-    /// What a word means in a comparison: a part, a category of either grouping, a tag. `None`: nothing there is called so.
+    /// Finds the part, category or tag that a word names in a comparison. `None` if nothing has that name.
     pub fn find(word: &str, diff: &Diff<'_>) -> Option<Of> {
         let is_word = |name: &str| name.eq_ignore_ascii_case(word);
         if let Some((name, part)) = PARTS.iter().find(|(name, _)| is_word(name)) {
@@ -145,7 +144,7 @@ impl Of {
         exactly.or_else(|| groupings.iter().find_map(|by| named(*by, &is_word)))
     }
 
-    /// What can be typed for a comparison.
+    /// Returns the words that name something in a comparison.
     pub fn words(diff: &Diff<'_>) -> Vec<String> {
         let categories = [By::Structure, By::Layer].into_iter().flat_map(|by| {
             let rows = diff.whole().map(|pair| pair.table(by).statement.rows.clone()).unwrap_or_default();
@@ -154,7 +153,7 @@ impl Of {
         PARTS.iter().map(|(name, _)| (*name).to_owned()).chain(categories).collect()
     }
 
-    /// Name, kind, and the numbers of A and B.
+    /// Returns the name, the kind, and the numbers of A and B.
     fn of(&self, pair: &Pair) -> (String, Kind, [Option<i64>; 2]) {
         let table = pair.table(By::Structure);
         let used = table.bytes(Part::Used);
@@ -182,7 +181,7 @@ impl Of {
     }
 }
 
-/// A row that is left out because it is nothing on both sides is nothing wherever its sum is known.
+/// Returns the amounts of a row; 0 for a row that was left out because it is zero on both sides, if its sum is known.
 fn nothing_where_known(bytes: [Option<i64>; 2], kind: Kind, table: &super::Table) -> [Option<i64>; 2] {
     if bytes != [None, None] {
         return bytes;
@@ -191,7 +190,7 @@ fn nothing_where_known(bytes: [Option<i64>; 2], kind: Kind, table: &super::Table
     table.bytes(sum).map(|sum| sum.map(|_| 0))
 }
 
-/// Judges each pair of devices; the worst is told.
+/// Judges each pair of devices, and returns the worst verdict.
 pub fn judge(diff: &Diff<'_>, of: &Of, limit: Limit) -> Verdict {
     let verdicts = diff.pairs.iter().map(|pair| one(diff, pair, of, limit));
     let rank = |verdict: &Verdict| match verdict.outcome {
@@ -199,7 +198,7 @@ pub fn judge(diff: &Diff<'_>, of: &Of, limit: Limit) -> Verdict {
         Outcome::Unknown => 1,
         Outcome::Within => 0,
     };
-    // The first of the worst.
+    // The first of the worst verdicts: `max_by_key` returns the last one.
     verdicts.rev().max_by_key(rank).unwrap_or_else(|| Verdict {
         outcome: Outcome::Unknown,
         of: "used".to_owned(),
@@ -228,7 +227,7 @@ fn one(diff: &Diff<'_>, pair: &Pair, of: &Of, limit: Limit) -> Verdict {
             i64::try_from(bytes).unwrap_or(i64::MAX)
         }
     };
-    // The least and the most that B can be beyond what it may be.
+    // The range of B's upper limit, given the bounds of A.
     let most_allowed = a.high.map(|a| a.saturating_add(allowed(a)));
     let least_allowed = a.low.map(|a| a.saturating_add(allowed(a)));
     let is_above = b.low.zip(most_allowed).is_some_and(|(b, most)| b > most);

@@ -1,16 +1,15 @@
-//! Two runs beside each other: what one holds more than the other, by category, by tag, idle and in the gap.
+//! Comparison of two runs: how their memory differs by category, by tag, in idle memory and in the gap.
 //!
 //! ```text
-//! job       several processes as one side
-//! joint     both runs as one, so that rules and names are the same for both
-//! doubt     what makes a number less than exact, and between what it lies
-//! gate      whether B exceeds A by more than it may
-//! words     the first sentence, and what stands around the tables
-//! text, json, csv, plot     forms
+//! paired_run              both runs as one, so that rules and names are the same for both
+//! uncertainty             reasons why a number is not exact, and its bounds
+//! gate                    whether B exceeds A by more than a limit
+//! summary                 the first sentence, and the text around the tables
+//! text, data, plot        output forms
 //! ```
 //!
-//! In every row A + difference = B; in every table the rows add up to its totals, in all three columns. A row is not
-//! known where either side is not: unknown is never zero.
+//! In every row A + difference = B. In every table the rows add up to its totals, in all three columns. A row is unknown if
+//! either side is unknown: unknown is never zero.
 
 pub mod data;
 
@@ -30,88 +29,88 @@ use gpumem_model::run::{Class, Device, Moment, Run};
 use paired_run::PairedRun;
 use std::collections::BTreeSet;
 
-/// What the sides are called, in their order.
+/// Names of the sides, in their order.
 pub const SIDES: [&str; 2] = ["A", "B"];
 
-/// What is compared.
+/// The moments that are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum At {
-    /// The peaks of `tracked`; of a process without an agent, of what NVML charged.
+    /// The peaks of `tracked`. For a process without an agent, the peak of the bytes that NVML charged.
     Peak,
     /// The last complete moments.
     Now,
 }
 
-/// One of the two.
+/// A side of the comparison.
 #[derive(Debug, Clone)]
 pub struct Side<'r> {
     /// The run.
     pub run: &'r Run,
-    /// How the store calls it, if it is stored.
+    /// Its id in the store, if it is stored.
     pub id: Option<String>,
-    /// What was typed to get it.
+    /// The argument that the user typed for it.
     pub typed: String,
 }
 
-/// How two devices came to be compared.
+/// How two devices were matched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Paired {
-    /// The same UUID.
+    /// Both have the same UUID.
     Uuid,
-    /// The same number, where there are no UUIDs (imports).
+    /// Both have the same number, and no UUIDs (imports).
     Number,
-    /// The same rank of two jobs.
+    /// Both are the same rank of two jobs.
     Rank,
-    /// None of these: in their order.
+    /// Matched by their order, because nothing else matched.
     Order,
-    /// Only one side has it.
+    /// The device exists on one side only.
     Alone,
 }
 
 /// Rows of one grouping; columns are A and B.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Table {
-    /// As in a report; categories by how much they differ.
+    /// Rows as in a report, but with categories sorted by difference, the largest first.
     pub statement: Statement,
-    /// By row: the only side that has anything of that name, at whatever time.
+    /// For each row, the only side that ever had memory of that name; `None` if both had.
     pub only: Vec<Option<usize>>,
 }
 
-/// Two devices, or all of them together.
+/// A pair of compared devices, or the sum of all pairs.
 #[derive(Debug, Clone)]
 pub struct Pair {
-    /// Indices of the devices in the runs of A and B; both absent for the sum of all.
+    /// Indices of the devices in the runs of A and B; both `None` for the sum.
     pub devices: [Option<usize>; 2],
-    /// Why these two.
+    /// How the two were matched.
     pub paired: Paired,
-    /// What is compared, by cells of both runs.
+    /// The compared moments; amounts are by cells of both runs.
     pub moments: [Moment; 2],
-    /// By layer, by structure, by tag.
+    /// Tables by layer, by structure and by tag.
     pub tables: [Table; 3],
-    /// What a reader must know of the numbers.
+    /// Reasons why the numbers are not exact.
     pub doubts: Vec<Uncertainty>,
 }
 
-/// Two runs beside each other.
+/// A comparison of two runs.
 #[derive(Debug)]
 pub struct Diff<'r> {
     /// A and B.
     pub sides: [Side<'r>; 2],
-    /// What is compared.
+    /// The moments that are compared.
     pub at: At,
     /// Name of the rules.
     pub rules: String,
-    /// Which rows name the difference best, or were asked for.
+    /// The grouping that was requested, or else the one that explains most of the difference.
     pub by: By,
-    /// Devices, A's order first.
+    /// Pairs of devices, in A's order first.
     pub pairs: Vec<Pair>,
-    /// All of them together, where there are several.
+    /// The sum of all pairs; `None` if there is only one.
     pub total: Option<Pair>,
-    /// The rows that were asked for.
+    /// The requested grouping.
     asked: Option<By>,
 }
 
-/// B less A, if both are known.
+/// Returns B - A, or `None` if either is unknown.
 pub fn difference(bytes: &[Option<i64>]) -> Option<i64> {
     match bytes {
         [Some(a), Some(b)] => Some(b.saturating_sub(*a)),
@@ -120,12 +119,12 @@ pub fn difference(bytes: &[Option<i64>]) -> Option<i64> {
 }
 
 impl Table {
-    /// Index of the row of a part, if there is one.
+    /// Returns the index of a part's row.
     pub fn row(&self, part: Part) -> Option<usize> {
         self.statement.rows.iter().position(|row| row.part == part)
     }
 
-    /// Amounts of a part: `[A, B]`.
+    /// Returns the amounts of a part as `[A, B]`; `None` where unknown.
     pub fn bytes(&self, part: Part) -> [Option<i64>; 2] {
         let row = self.row(part).and_then(|row| self.statement.rows.get(row));
         match row.map(|row| row.bytes.as_slice()) {
@@ -136,7 +135,7 @@ impl Table {
 }
 
 impl Pair {
-    /// The table of a grouping.
+    /// Returns the table of a grouping.
     pub fn table(&self, by: By) -> &Table {
         let [layer, structure, tag] = &self.tables;
         match by {
@@ -148,8 +147,8 @@ impl Pair {
 }
 
 impl<'r> Diff<'r> {
-    /// Compares B with A. Without `groupings` those that fit A, or B where those of A are only the default. Rows are
-    /// `by`, or the grouping whose largest categories say most.
+    /// Compares B with A. Without `groupings`, the rules that fit A are used, or those of B if A only has the default. Without
+    /// `by`, the grouping is used whose largest categories explain most of the difference.
     pub fn new(sides: [Side<'r>; 2], at: At, groupings: Option<Groupings>, by: Option<By>) -> Self {
         let groupings = groupings.unwrap_or_else(|| {
             let [a, b] = [&sides[0], &sides[1]].map(|side| Groupings::of_run(side.run));
@@ -188,13 +187,13 @@ impl<'r> Diff<'r> {
         diff
     }
 
-    /// All devices together, or the only one; `None` where neither side has any.
+    /// Returns the sum of all pairs, or the only pair; `None` if neither side has a device.
     pub fn whole(&self) -> Option<&Pair> {
         self.total.as_ref().or(self.pairs.first())
     }
 
-    /// Leaves one pair of devices: that of A's device which is meant, else of B's. False, and nothing is left out, where
-    /// none or more than one is meant.
+    /// Keeps only one pair of devices, selected by A's device or else by B's. Returns false and keeps all if `is_meant` selects
+    /// none or several.
     pub fn only(&mut self, is_meant: impl Fn(&Device) -> bool) -> bool {
         let of_side = |side: usize| -> Vec<usize> {
             let device = |pair: &Pair| {
@@ -213,7 +212,7 @@ impl<'r> Diff<'r> {
         true
     }
 
-    /// The grouping whose largest categories have the largest share of what differs.
+    /// Returns the grouping whose largest categories have the largest share of the difference.
     fn clearest_rows(&self) -> By {
         const NAMED: usize = 3;
         let Some(pair) = self.whole() else { return By::Structure };
@@ -232,14 +231,14 @@ impl<'r> Diff<'r> {
         let best = [By::Structure, By::Layer].into_iter().rev().max_by_key(|by| share(*by));
         match best {
             Some(by) if share(by) > 0 => by,
-            // No rule takes anything that differs.
+            // No rule matches any memory that differs.
             _ if share(By::Tag) > 0 => By::Tag,
             _ => By::Structure,
         }
     }
 }
 
-/// Names of categories that each side has cells of.
+/// Returns the names of categories for which each side has cells.
 fn known_names(report: &Report<'_>, joint: &PairedRun, by: By) -> [BTreeSet<String>; 2] {
     let mut known = [BTreeSet::new(), BTreeSet::new()];
     for (index, cell) in joint.run.cells.iter().enumerate() {
@@ -254,19 +253,19 @@ fn known_names(report: &Report<'_>, joint: &PairedRun, by: By) -> [BTreeSet<Stri
     known
 }
 
-/// The statement of a joint device: its two moments are A's and B's.
+/// Returns the statement of a joint device, whose two moments are those of A and B.
 fn table(report: &Report<'_>, device: &Device, by: By, known: &[BTreeSet<String>; 2]) -> Table {
     let mut statement = report.statement_by(by, device, usize::MAX, 0);
     let moments = [&device.last, &device.peak];
     for row in &mut statement.rows {
         for (bytes, moment) in row.bytes.iter_mut().zip(moments) {
-            // What nobody tracked is in no category, which is not the same as nothing.
+            // Untracked memory is in no category: such an amount is unknown, not zero.
             if moment.tracked_bytes.is_none() && row.part != Part::Used {
                 *bytes = None;
             }
         }
     }
-    // A row of nothing says nothing; what one knows of itself the other need not say of itself.
+    // Removes the row of memory older than the agent if it is zero on each side that has an agent.
     let is_nothing = |row: &Row| {
         let of_side =
             |(bytes, moment): (&Option<i64>, &&Moment)| *bytes == Some(0) || moment.tracked_bytes.is_none();
@@ -299,7 +298,7 @@ fn table(report: &Report<'_>, device: &Device, by: By, known: &[BTreeSet<String>
     Table { statement, only }
 }
 
-/// What a row without a name is called in a grouping.
+/// Returns the name of the row for unnamed memory.
 pub(crate) fn nameless(by: By) -> &'static str {
     by.name_of_rest()
 }

@@ -1,7 +1,7 @@
-//! Several runs as one.
+//! Several runs combined into one.
 //!
-//! The sides of a comparison: B's cells follow A's, and each device has A's moment as its last and B's as its peak. So one report
-//! names both sides by the same rules, with paths rolled up equally deep. The ranks of a job: their sum.
+//! For a comparison, B's cells are appended to A's, and each device has A's moment as its last and B's as its peak. So one report
+//! names both sides by the same rules, with tag paths rolled up to the same depth. For a job, its ranks are summed.
 
 use super::{At, Paired};
 use crate::labels::RANK;
@@ -11,12 +11,12 @@ use gpumem_model::run::{
 };
 use std::collections::BTreeMap;
 
-/// Both runs.
+/// Both runs of a comparison as one.
 pub(super) struct PairedRun {
     pub(super) run: Run,
-    /// How many of its cells are A's.
+    /// Number of cells of A; those of B follow.
     pub(super) cells_of_a: usize,
-    /// By device of the joint run: the devices of A and B that it is, and why.
+    /// For each device of the joint run, the devices of A and B, and how they were matched.
     pub(super) paired: Vec<([Option<usize>; 2], Paired)>,
 }
 
@@ -57,7 +57,7 @@ impl PairedRun {
         PairedRun { run, cells_of_a, paired }
     }
 
-    /// All devices as one.
+    /// Returns the sum of all devices.
     pub(super) fn total(&self) -> Device {
         let sum = |of: fn(&Device) -> &Moment| {
             self.run.devices.iter().map(of).cloned().reduce(plus).unwrap_or_default()
@@ -66,7 +66,7 @@ impl PairedRun {
     }
 }
 
-/// What is compared of a device.
+/// Returns the moment of a device that is compared.
 pub(super) fn compared(device: &Device, at: At) -> &Moment {
     match at {
         At::Peak => &device.peak,
@@ -84,7 +84,7 @@ fn shifted(moment: &Moment, offset: u32) -> Moment {
     shifted
 }
 
-/// On a device that a run does not have it held nothing.
+/// Returns the moment of a run for a device that it does not use: zero bytes.
 fn nothing(run: &Run) -> Moment {
     if !run.coverage.covered {
         return Moment { uncovered_used_bytes: Some(0), ..Moment::default() };
@@ -98,7 +98,7 @@ fn nothing(run: &Run) -> Moment {
     }
 }
 
-/// The sum of two moments of one process; what either does not know is not known.
+/// Returns the sum of two moments of one process. A value that either does not know is unknown.
 fn plus(a: Moment, b: Moment) -> Moment {
     let sum = |a: Option<i64>, b: Option<i64>| Some(a?.saturating_add(b?));
     let mut amounts: BTreeMap<u32, i64> = a.amounts.iter().copied().collect();
@@ -125,7 +125,7 @@ fn plus(a: Moment, b: Moment) -> Moment {
     }
 }
 
-/// Devices of A beside those of B: by UUID or number, then what is left in its order.
+/// Pairs devices of A with those of B: by UUID, rank or number, and the remaining ones in their order.
 fn pairs(a: &[Device], b: &[Device]) -> Vec<([Option<usize>; 2], Paired)> {
     let mut left: Vec<usize> = (0..b.len()).collect();
     let mut same = |device: &Device| {
@@ -156,8 +156,8 @@ fn pairs(a: &[Device], b: &[Device]) -> Vec<([Option<usize>; 2], Paired)> {
     of_a.chain(left.map(|index| ([None, Some(index)], Paired::Alone))).collect()
 }
 
-/// Returns the sum of several processes as one run: the ranks of a job, or what a launcher started. What each has on a device is a device of
-/// the sum, named after its rank, so that ranks stand beside each other and all of them add up. `title` says what they are:
+/// Returns the sum of several processes as one run: the ranks of a job, or the processes of a launcher. Each device of a process
+/// becomes a device of the sum, named after its rank, so that ranks can be compared and add up. `title` describes them, such as
 /// `8 processes of job bert`. Each process counts at its own peak.
 pub fn sum_of_ranks(title: &str, mut runs: Vec<Run>) -> Run {
     let rank = |run: &Run| run.process.claims.get("rank").and_then(|rank| rank.parse::<u64>().ok());
@@ -220,7 +220,7 @@ mod tests {
         let z = || device("GPU-z", 0);
         let pair = |a, b| [Some(a), Some(b)];
         assert_eq!(pairs(&[x(), y()], &[y(), x()]), [(pair(0, 1), Paired::Uuid), (pair(1, 0), Paired::Uuid)]);
-        // On another machine the first is compared with the first, by number.
+        // On another machine the first device is compared with the first, by order.
         assert_eq!(
             pairs(&[x(), y()], &[z()]),
             [([Some(0), None], Paired::Alone), (pair(1, 0), Paired::Order)]

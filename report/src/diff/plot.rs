@@ -1,4 +1,4 @@
-//! The comparison as a picture: A's bar beside B's on one scale, the same colour for the same category.
+//! The comparison as a picture: the bars of A and B on one scale, with the same colour for the same category.
 
 use super::text::Shown;
 use super::{Diff, Pair, SIDES, nameless, summary};
@@ -7,7 +7,7 @@ use crate::plot::{Bar, Drawing, Frame, Kind, Segment, bars};
 use crate::{By, Part};
 use gpumem_model::harmless::clean;
 
-/// Two bars that each add up to `used`, or to what of it is known. `None` where neither run has memory on a GPU.
+/// Returns the picture. Each bar adds up to `used`, or to the known part of it. `None` if neither run has memory on a GPU.
 pub fn picture(diff: &Diff<'_>) -> Option<Drawing> {
     let pair = diff.whole()?;
     let shown = Shown::of(pair.table(diff.by), usize::MAX);
@@ -34,7 +34,7 @@ pub fn picture(diff: &Diff<'_>) -> Option<Drawing> {
     Some(frame.around(vec![bars(&both)], 1))
 }
 
-/// What one side held.
+/// Returns the bar of one side.
 fn bar(pair: &Pair, by: By, side: usize, title: String) -> Bar {
     let mut segments = Vec::new();
     let mut push = |name: String, bytes: i64, kind: Kind| {

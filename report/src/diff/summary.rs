@@ -1,4 +1,4 @@
-//! The comparison in words: by how much, because of what, and how the devices were paired.
+//! Sentences of a comparison: how large the difference is, what causes it, and how the devices were matched.
 
 use super::text::Shown;
 use super::{At, Diff, Pair, Paired, SIDES, difference};
@@ -9,10 +9,10 @@ use gpumem_model::harmless::clean;
 use gpumem_model::time::Times;
 use gpumem_model::units::plural;
 
-/// Causes that the first sentence names.
+/// Most causes in the first sentence.
 const NAMED: usize = 4;
 
-/// The first sentence: by how much B is more, and what makes the most of it. Its parts add up to it as printed.
+/// Returns the first sentence: the difference and its largest causes. The causes add up to the difference as printed.
 pub(super) fn sentence(diff: &Diff<'_>, pair: &Pair, shown: &Shown) -> String {
     let (subject, object) = match diff.at {
         At::Peak => ("B's peak", "A's"),
@@ -42,7 +42,7 @@ pub(super) fn sentence(diff: &Diff<'_>, pair: &Pair, shown: &Shown) -> String {
             format!("{subject} is {amount} {} {than}{than_a} ({what}{share})", shown.unit.name)
         }
     };
-    // Leaves that sum to it; the gap is one.
+    // The leaves that add up to it; the gap counts as one leaf.
     let is_leaf = |row: &Row| match row.part {
         Part::Category | Part::Others | Part::PoolIdle | Part::Opaque => true,
         Part::Predates | Part::Untrackable => used.is_some(),
@@ -74,13 +74,13 @@ pub(super) fn sentence(diff: &Diff<'_>, pair: &Pair, shown: &Shown) -> String {
     }
 }
 
-/// Bytes that one side has by name and the other in its gap.
+/// Returns a sentence if one side may have bytes by name that the other side has in its gap.
 pub(super) fn shift(shown: &Shown) -> Option<String> {
     let rows = &shown.statement.rows;
     let of = |part: Part| shown.difference(rows.iter().position(|row| row.part == part)?);
     let (tracked, gap) = (of(Part::Tracked)?, of(Part::Untrackable)?);
     let both = tracked.unsigned_abs().min(gap.unsigned_abs());
-    // As large a part of each: not what two runs differ by anyway.
+    // The two differences must be of similar size. A small one may be ordinary variation between two runs.
     if tracked.signum() * gap.signum() != -1
         || both.saturating_mul(2) < tracked.unsigned_abs().max(gap.unsigned_abs())
     {
@@ -94,7 +94,7 @@ pub(super) fn shift(shown: &Shown) -> Option<String> {
     ))
 }
 
-/// Whose bytes have names.
+/// Returns a sentence about whose memory has names.
 fn known_of(pair: &Pair) -> String {
     match pair.moments.each_ref().map(|moment| moment.tracked_bytes.is_some()) {
         [true, false] => "what it is made of is known of A only".to_owned(),
@@ -109,7 +109,7 @@ fn unknown(pair: &Pair) -> String {
     if why.is_empty() { "neither used nor tracked is known of both".to_owned() } else { why.join("; ") }
 }
 
-/// What is compared, when, and on which devices.
+/// Returns what is compared, at which moments, and on which devices.
 pub(super) fn basis(diff: &Diff<'_>) -> String {
     let what = match (diff.at, diff.sides.iter().all(|side| side.run.coverage.covered)) {
         (At::Peak, true) => "each at its peak of tracked",
@@ -139,7 +139,7 @@ pub(super) fn basis(diff: &Diff<'_>) -> String {
     words.join("; ")
 }
 
-/// The devices of a pair, and why these two.
+/// Returns the devices of a pair, and how they were matched.
 pub(super) fn paired(diff: &Diff<'_>, pair: &Pair) -> Option<String> {
     let device = |side: usize| {
         let run = diff.sides.get(side)?.run;
@@ -158,7 +158,7 @@ pub(super) fn paired(diff: &Diff<'_>, pair: &Pair) -> Option<String> {
     })
 }
 
-/// When the sides were what is compared.
+/// Returns the times of the compared moments.
 pub(super) fn times(diff: &Diff<'_>, pair: &Pair) -> [String; 2] {
     let time = |side: usize| match (diff.sides.get(side), pair.moments.get(side)) {
         (Some(told), Some(moment)) if pair.devices.get(side).is_some_and(Option::is_some) => {
@@ -169,7 +169,7 @@ pub(super) fn times(diff: &Diff<'_>, pair: &Pair) -> [String; 2] {
     [time(0), time(1)]
 }
 
-/// Doubts, those that are the same for both sides once.
+/// Returns the doubts as lines; a doubt about both sides is one line.
 pub(super) fn doubts(pair: &Pair) -> Vec<String> {
     let mut said: Vec<(String, Vec<&str>)> = Vec::new();
     for doubt in &pair.doubts {
@@ -186,7 +186,7 @@ pub(super) fn doubts(pair: &Pair) -> Vec<String> {
     said.iter().map(|(text, sides)| format!("{}: {}", whose(sides), clean(text))).collect()
 }
 
-/// `, +1.2 %` of what it was; nothing where that says nothing.
+/// Returns the relative difference, such as `, +1.2 %`; empty if it rounds to 0 or has no positive base.
 fn percent(bytes: i64, base: i64) -> String {
     if base <= 0 {
         return String::new();

@@ -1,5 +1,5 @@
-//! The comparison as people read it in a terminal: a sentence, a table that adds up in rows and columns as printed, the
-//! other grouping, the tags that differ most.
+//! The comparison as text for a terminal: a sentence, a table that adds up in rows and columns as printed, the other grouping,
+//! and the tags that differ most.
 
 use super::{Diff, Pair, Paired, SIDES, Table, difference, nameless, summary};
 use crate::labels::{device_name, label};
@@ -10,24 +10,24 @@ use gpumem_model::harmless::clean;
 use gpumem_model::run::Moment;
 use gpumem_model::units::{Unit, thousands};
 
-/// How much is printed, and where.
+/// Size of the text.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Layout {
-    /// Columns of the terminal; `None` when piped.
+    /// Columns of the terminal; `None` if the output is not a terminal.
     pub width: Option<usize>,
-    /// Every category, tag and device.
+    /// Shows every category, tag and device.
     pub all: bool,
-    /// Every tag instead of categories.
+    /// Shows every tag instead of categories.
     pub tags: bool,
 }
 
-/// Lines of a comparison, if fewer rows can bring it there.
+/// Target for the number of lines; rows are reduced down to their minimum to reach it.
 const MOST_LINES: usize = 35;
-/// Rows of categories: of the first table, of the other grouping, and tags; each at least the second number.
+/// Most rows of categories in the first table, in the other grouping, and of tags; each with the minimum for shortening.
 const ROWS: [(usize, usize); 3] = [(9, 4), (5, 3), (6, 3)];
 
-/// A table as it is printed: folded, in one unit, each column apportioned from the top. A difference is that of the
-/// printed numbers, so rows add up across as well.
+/// A table as printed: folded, in one unit, each column apportioned from the top. Differences are those of the printed numbers,
+/// so rows add up across as well.
 pub(super) struct Shown {
     pub(super) statement: Statement,
     pub(super) unit: Unit,
@@ -36,14 +36,14 @@ pub(super) struct Shown {
 }
 
 impl Shown {
-    /// At most `limit` categories, the unchanged ones as one row, the smaller differences as another.
+    /// Folds a table: at most `limit` categories, one row for the unchanged ones, and one for smaller differences.
     pub(super) fn of(table: &Table, limit: usize) -> Self {
         let unit = unit(&table.statement);
         let (statement, only) = folded(table, limit, unit.smallest());
         Shown::from(statement, unit, only, None)
     }
 
-    /// With the steps of the first row where another table has them.
+    /// Makes a table. `head` has the steps of the first row if another table shows the same amounts.
     fn from(
         statement: Statement,
         unit: Unit,
@@ -58,14 +58,14 @@ impl Shown {
         *self.steps.get(row)?.get(column)?
     }
 
-    /// B less A in steps of the unit, as printed.
+    /// Returns B - A in steps of the unit, as printed.
     pub(super) fn difference(&self, row: usize) -> Option<i64> {
         Some(self.cell(row, 1)? - self.cell(row, 0)?)
     }
 }
 
-/// Amounts in steps of the unit. Column A is apportioned from the top, and so are the differences, B is their sum: all
-/// three columns add up, and what is unchanged reads so.
+/// Returns the amounts in steps of the unit. Column A and the differences are apportioned from the top, and B is their sum. So
+/// all three columns add up, and unchanged rows show a difference of 0.
 fn steps(statement: &Statement, unit: Unit, head: Option<[Option<i64>; 2]>) -> Vec<[Option<i64>; 2]> {
     let bytes = |row: &Row| [0, 1].map(|column| row.bytes.get(column).copied().flatten());
     let bytes: Vec<[Option<i64>; 2]> = statement.rows.iter().map(bytes).collect();
@@ -103,7 +103,7 @@ fn steps(statement: &Statement, unit: Unit, head: Option<[Option<i64>; 2]>) -> V
     steps
 }
 
-/// Parts of a total as they are printed: they add up to it, whatever it is.
+/// Apportions a total to its parts as printed, so that they always add up to it.
 fn spread(unit: Unit, total: Option<i64>, parts: &[i64]) -> Vec<i64> {
     let Some(total) = total else { return Vec::new() };
     let mut steps = unit.apportion(total, parts);
@@ -121,7 +121,7 @@ fn unit(statement: &Statement) -> Unit {
     Unit::for_largest(largest.unwrap_or(0))
 }
 
-/// The statement with fewer categories, and `only` of its rows.
+/// Returns the statement with fewer categories, and `only` for its rows.
 fn folded(table: &Table, limit: usize, smallest: i64) -> (Statement, Vec<Option<usize>>) {
     let rows = &table.statement.rows;
     let first = rows.iter().position(|row| row.part == Part::Category);
@@ -131,7 +131,7 @@ fn folded(table: &Table, limit: usize, smallest: i64) -> (Statement, Vec<Option<
     let count = rows.iter().filter(|row| row.part == Part::Category).count();
     let (before, rest) = rows.split_at(first);
     let (categories, after) = rest.split_at(count.min(rest.len()));
-    // One side alone has nothing to be the same as.
+    // A row that is known for one side only cannot be unchanged.
     let (same, differ): (Vec<&Row>, Vec<&Row>) =
         categories.iter().partition(|row| difference(&row.bytes) == Some(0));
     let is_large =
@@ -149,7 +149,7 @@ fn folded(table: &Table, limit: usize, smallest: i64) -> (Statement, Vec<Option<
             statement.rows.push(row);
         }
     }
-    // Rows behind the categories are parts of rows before them, or of each other.
+    // Rows after the categories are parts of rows before them, or of each other.
     let moved = (statement.rows.len() as isize) - (first + count) as isize;
     let parent = |parent: usize| if parent < first { parent } else { parent.saturating_add_signed(moved) };
     let after = after.iter().map(|row| Row { parent: row.parent.map(parent), ..row.clone() });
@@ -162,7 +162,7 @@ fn folded(table: &Table, limit: usize, smallest: i64) -> (Statement, Vec<Option<
     (statement, only)
 }
 
-/// Several rows as one.
+/// Returns the sum of several rows as one row.
 fn sum(rows: &[&Row], what: &str) -> Option<Row> {
     let (first, rest) = rows.split_first()?;
     let add = |bytes: Vec<Option<i64>>, row: &&Row| -> Vec<Option<i64>> {
@@ -174,7 +174,7 @@ fn sum(rows: &[&Row], what: &str) -> Option<Row> {
     Some(Row { name, bytes, ..(*first).clone() })
 }
 
-/// The comparison.
+/// Returns the comparison as text.
 pub fn text(diff: &Diff<'_>, layout: Layout) -> String {
     let told = |saved: usize| {
         let rows = ROWS
@@ -254,7 +254,7 @@ fn has_names(table: &Table) -> bool {
     table.statement.rows.iter().any(|row| row.part == Part::Category)
 }
 
-/// A row per pair of devices, and their sums.
+/// Adds a row for each pair of devices, and their sum.
 fn devices(diff: &Diff<'_>, page: &mut Page) {
     let part = match diff.whole().map(|pair| pair.table(diff.by).bytes(Part::Used)) {
         Some([Some(_), Some(_)]) => Part::Used,
@@ -291,7 +291,7 @@ fn devices(diff: &Diff<'_>, page: &mut Page) {
     page.take(&Shown::from(statement, unit, only, None), By::Structure, &[]);
 }
 
-/// The identity of both sides.
+/// Adds the table of a pair.
 fn table(diff: &Diff<'_>, pair: &Pair, shown: &Shown, by: By, page: &mut Page) {
     let head = |name: &str, [a, b]: [&str; 2], differs: &str| {
         let cells = [a.to_owned(), b.to_owned(), differs.to_owned()];
@@ -305,7 +305,7 @@ fn table(diff: &Diff<'_>, pair: &Pair, shown: &Shown, by: By, page: &mut Page) {
     page.take(shown, by, &pair.moments.each_ref());
 }
 
-/// What a table says of direct and block bytes together.
+/// Returns the sum of direct and block bytes as the table prints it.
 fn apart(shown: &Shown) -> [Option<i64>; 2] {
     let of = |part: Part, column: usize| {
         let row = shown.statement.rows.iter().position(|row| row.part == part);
@@ -318,7 +318,7 @@ fn apart(shown: &Shown) -> [Option<i64>; 2] {
     })
 }
 
-/// Direct and block bytes by another grouping, by how much they differ.
+/// Adds direct and block bytes by another grouping, sorted by difference.
 fn composition(pair: &Pair, above: &Shown, by: By, limit: usize, layout: Layout, page: &mut Page) {
     let table = pair.table(by);
     let is_named = |row: &&Row| matches!(row.part, Part::Category | Part::Others);
@@ -340,7 +340,7 @@ fn composition(pair: &Pair, above: &Shown, by: By, limit: usize, layout: Layout,
     let unit = unit(&table.statement);
     let (statement, only) = folded(&Table { statement: Statement { rows }, only }, limit, unit.smallest());
     let mut shown = Shown::from(statement, unit, only, Some(apart(above)));
-    // A row of nothing says nothing.
+    // An empty row of others is left out.
     let is_nothing = |row: &Row| row.part == Part::Others && row.bytes.iter().all(|bytes| *bytes == Some(0));
     if let Some(index) = shown.statement.rows.iter().position(is_nothing) {
         shown.statement.rows.remove(index);
@@ -350,18 +350,18 @@ fn composition(pair: &Pair, above: &Shown, by: By, limit: usize, layout: Layout,
     page.take(&shown, by, &[]);
 }
 
-/// A row on its way to the terminal: name, A, B and the difference, and what is to be said of it.
+/// A row before it is printed: name, A, B and the difference, and a note.
 #[derive(Default)]
 struct Line {
     depth: usize,
     name: String,
-    /// Of a long path the end tells more.
+    /// The name is a path: it is shortened at its beginning, because its end is more specific.
     is_path: bool,
     cells: [String; 3],
     note: &'static str,
 }
 
-/// Rows of all tables, so that their columns stand under each other; `None` is an empty line.
+/// Rows of all tables, so that their columns are aligned; `None` is an empty line.
 #[derive(Default)]
 struct Page {
     rows: Vec<Option<Line>>,

@@ -1,22 +1,22 @@
-//! What makes a number of a run less than exact, in words, and between which two numbers the truth lies.
+//! Reasons why a number of a run is not exact, as sentences, and the bounds of its true value.
 
 use super::paired_run::compared;
 use super::{At, SIDES, Side};
 use gpumem_model::run::{Coverage, Device, Moment};
 use serde::Serialize;
 
-/// Something that a reader of a comparison must know.
+/// A reason why the numbers of one side are not exact.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Uncertainty {
     /// `A` or `B`.
     pub side: &'static str,
-    /// Stable word for programs: a flag, or what the gap rests on.
+    /// Stable identifier for programs: a flag, or the kind of sample.
     pub code: &'static str,
-    /// One sentence.
+    /// The reason as one sentence.
     pub text: String,
 }
 
-/// Between what a number lies; absent where there is no such bound.
+/// Bounds of a number; `None` where there is no such bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Bounds {
     pub(super) low: Option<i64>,
@@ -31,20 +31,20 @@ impl Bounds {
     }
 }
 
-/// What kind of number it is, which says what a flag does to it.
+/// Kind of a number, which determines the effect of flags on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// What NVML charges.
+    /// Bytes that NVML charges.
     Used,
     /// All driver allocations.
     Tracked,
-    /// A part of them.
+    /// A part of `Tracked`.
     PartOfTracked,
-    /// What is left.
+    /// Memory that is untrackable, or a part of it.
     Gap,
 }
 
-/// Doubts of what is compared of two devices.
+/// Returns the doubts about the compared moments of two devices.
 pub(super) fn of_devices(sides: &[Side<'_>; 2], devices: [Option<usize>; 2], at: At) -> Vec<Uncertainty> {
     let mut doubts = Vec::new();
     for ((side, name), device) in sides.iter().zip(SIDES).zip(devices) {
@@ -123,12 +123,12 @@ fn of_device(
     }
 }
 
-/// Between what a number of a moment lies. A gap that was measured near the peak counts as measured there.
+/// Returns the bounds of a number at a moment. A gap that was measured near the peak counts as measured at the peak.
 pub(super) fn bounds(bytes: Option<i64>, kind: Kind, coverage: &Coverage, moment: &Moment, at: At) -> Bounds {
     let Some(bytes) = bytes else { return Bounds::UNKNOWN };
     let is_lower = at == At::Peak && (coverage.partial_history || coverage.partial_state);
     let is_vague = coverage.blind_doubt || moment.partial || (at == At::Now && coverage.partial_state);
-    // NVML's own word, at the moment at which it was read.
+    // NVML's own value, at the moment of its reading.
     if kind == Kind::Used && (!coverage.covered || at == At::Now) {
         return Bounds::exact(bytes);
     }
@@ -145,7 +145,7 @@ pub(super) fn bounds(bytes: Option<i64>, kind: Kind, coverage: &Coverage, moment
     if let (Some((low, high)), Kind::Tracked | Kind::PartOfTracked | Kind::Gap) = (moment.torn, kind) {
         let width = high.saturating_sub(low);
         let (less, more) = match (kind, width) {
-            // Of a call that was under way nobody knew the bytes.
+            // The size of a call in progress was unknown.
             (Kind::Gap, 0) => return Bounds { low: None, high: Some(bytes) },
             (_, 0) => return Bounds { low: Some(bytes), high: None },
             (Kind::Tracked, _) => (bytes.saturating_sub(low), high.saturating_sub(bytes)),
@@ -157,7 +157,7 @@ pub(super) fn bounds(bytes: Option<i64>, kind: Kind, coverage: &Coverage, moment
         };
     }
     if coverage.late && matches!(kind, Kind::Tracked | Kind::PartOfTracked) {
-        // What is older than the agent may be of any name.
+        // Memory older than the agent may belong to any name.
         bounds.high =
             bounds.high.zip(moment.predates_bytes).map(|(high, older)| high.saturating_add(older.max(0)));
     }

@@ -1,11 +1,11 @@
-//! The numbers of a run, for one word each.
+//! The numbers of a run that explain a word.
 
 use crate::labels::{device_name, label};
 use crate::{By, Part, Report, Statement};
 use gpumem_model::run::{Coverage, Device, Oom, Run};
 use gpumem_model::units::{Unit, plural, thousands};
 
-/// The device of a run with most memory.
+/// A run with its device that has the most memory.
 pub(super) struct Here<'r> {
     pub(super) report: &'r Report<'r>,
     pub(super) run: &'r Run,
@@ -26,7 +26,7 @@ impl<'r> Here<'r> {
         Some(Here { report, run: report.run, device, statement, unit })
     }
 
-    /// Whose numbers they are.
+    /// Returns a label for the source of the numbers.
     pub(super) fn whose(&self) -> String {
         let pid = self.run.process.pid;
         let pid = if pid == 0 { String::new() } else { format!(" pid {pid}") };
@@ -38,12 +38,12 @@ impl<'r> Here<'r> {
         &self.run.coverage
     }
 
-    /// Bytes with their unit.
+    /// Formats bytes with their unit.
     pub(super) fn amount(&self, bytes: i64) -> String {
         self.unit.amount_with_name(bytes)
     }
 
-    /// Of the last moment and the peak.
+    /// Formats the amounts of the last moment and the peak.
     pub(super) fn two(&self, [last, peak]: [Option<i64>; 2]) -> Option<String> {
         let word = if self.run.state == gpumem_model::run::State::Open { "now" } else { "last" };
         match (last, peak) {
@@ -56,7 +56,7 @@ impl<'r> Here<'r> {
         }
     }
 
-    /// A row of the statement; one that is left out because it is nothing is nothing.
+    /// Formats a row of the statement. A row that was left out because it is zero is `none`.
     pub(super) fn row(&self, part: Part) -> Option<String> {
         let row = self.statement.rows.iter().find(|row| row.part == part);
         match row.map(|row| row.bytes.as_slice()) {
@@ -66,7 +66,7 @@ impl<'r> Here<'r> {
         }
     }
 
-    /// A part of the gap.
+    /// Formats a part of the gap.
     pub(super) fn part(&self, name: &str) -> Option<String> {
         let of = |moment: &gpumem_model::run::Moment| {
             let parts = moment.gap_parts()?.each();
@@ -75,7 +75,7 @@ impl<'r> Here<'r> {
         self.two([of(&self.device.last), of(&self.device.peak)])
     }
 
-    /// Cells with something in common, at both moments.
+    /// Formats the sum of matching cells, at both moments.
     pub(super) fn cells(&self, fits: impl Fn(&gpumem_model::run::Cell) -> bool) -> Option<String> {
         let sum = |moment: &gpumem_model::run::Moment| {
             moment.tracked_bytes?;
@@ -102,30 +102,29 @@ impl<'r> Here<'r> {
         self.cells(|cell| cell.phase.as_deref() == Some(name))
     }
 
-    /// A number of things.
+    /// Formats a count.
     pub(super) fn count(&self, number: u64, what: &str) -> Option<String> {
         Some(plural(number, what))
     }
 
-    /// Whether a flag is up.
     pub(super) fn flag(&self, is: bool) -> Option<String> {
         Some(if is { "yes" } else { "no" }.to_owned())
     }
 
-    /// Unsigned bytes that may not be known.
+    /// Formats bytes that may be unknown.
     pub(super) fn unsigned(&self, bytes: Option<u64>) -> Option<String> {
         let amount = |bytes: u64| self.amount(i64::try_from(bytes).unwrap_or(i64::MAX));
         Some(bytes.map_or("not known".to_owned(), amount))
     }
 
-    /// How a way of naming is.
+    /// Formats the state of a naming layer.
     pub(super) fn layer(&self, name: &str) -> Option<String> {
         let said = self.coverage().layers.iter().find(|said| said.layer == name)?;
         let why = if said.reason.is_empty() { String::new() } else { format!(": {}", said.reason) };
         Some(format!("{}{why}", said.state))
     }
 
-    /// Steps of the gap with that cause.
+    /// Formats the steps of the gap with that cause; `None` if there are none.
     pub(super) fn steps(&self, cause: &str) -> Option<String> {
         let steps = self.device.details.steps.iter().filter(|step| step.cause == cause);
         let (count, bytes) =
@@ -133,7 +132,7 @@ impl<'r> Here<'r> {
         (count > 0).then(|| format!("{} of {}", plural(count, "step"), self.amount(bytes)))
     }
 
-    /// Entries of the times at which memory ran out.
+    /// Formats the number of matching OOMs.
     pub(super) fn ooms(&self, fits: impl Fn(&Oom) -> bool) -> Option<String> {
         let all = self.run.devices.iter().flat_map(|device| &device.details.ooms);
         let counts = all.filter(|oom| fits(oom)).map(|oom| oom.count.max(1));
@@ -141,7 +140,7 @@ impl<'r> Here<'r> {
         Some(if count == 0 { "none".to_owned() } else { format!("{} times", thousands(count)) })
     }
 
-    /// A category that fits, of the grouping of the report first: name, grouping, numbers.
+    /// Returns a matching category as (name, grouping, numbers), preferably of the report's grouping.
     pub(super) fn category(&self, fits: &dyn Fn(&str) -> bool) -> Option<(String, By, String)> {
         [self.report.by, By::Structure, By::Layer].into_iter().filter(|by| *by != By::Tag).find_map(|by| {
             let of = [&self.device.last, &self.device.peak].map(|moment| self.report.composition(moment, by));
@@ -155,7 +154,7 @@ impl<'r> Here<'r> {
         })
     }
 
-    /// A tag of the run.
+    /// Returns a tag of the run with its numbers.
     pub(super) fn tag(&self, word: &str) -> Option<(String, String)> {
         let is_there = self.run.cells.iter().any(|cell| cell.tag.as_deref() == Some(word));
         let numbers = is_there.then(|| self.cells(|cell| cell.tag.as_deref() == Some(word))).flatten()?;

@@ -1,12 +1,12 @@
-//! What each word of a report means, with the numbers of a run, and what to do about it.
+//! Explains the words of a report, with the numbers of a run, and suggests what to do.
 //!
 //! ```text
-//! words.toml   the words by subject, with what they mean
-//! numbers      numbers of a run, by the names that words.toml has for them
-//! here         where such numbers are taken from
+//! words.toml      the words by subject, with their explanations
+//! numbers         numbers of a run, by the names that words.toml uses for them
+//! here            the run and device from which such numbers are taken
 //! ```
 //!
-//! A word is what any form prints: a row, a column, a flag, a key of JSON. Categories and tags are explained from the
+//! A word is anything that a form prints: a row, a column, a flag, a key of JSON. Categories and tags are explained from the
 //! rules and the run themselves.
 
 mod here;
@@ -21,14 +21,14 @@ use here::Here;
 use serde::Deserialize;
 use std::sync::LazyLock;
 
-/// The file of words.
+/// The contents of words.toml.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
     subject: Vec<Subject>,
 }
 
-/// Words of one subject, in the order in which they should be read.
+/// Words of one subject, in reading order.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Subject {
@@ -36,23 +36,23 @@ struct Subject {
     word: Vec<Word>,
 }
 
-/// A word, or several for one thing.
+/// An entry for one word and its synonyms.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Word {
     /// All spellings; the first one is the title.
     names: Vec<String>,
-    /// What it means.
+    /// The explanation.
     means: String,
-    /// Name of its number in [`numbers::NUMBERS`], with an argument behind a space; empty where it has none.
+    /// Name of its number in [`numbers::NUMBERS`], optionally with an argument after a space; empty if it has none.
     #[serde(default)]
     here: String,
-    /// What the reader can do; empty where there is nothing.
+    /// Advice for the reader; may be empty.
     #[serde(default, rename = "do")]
     todo: String,
 }
 
-/// All words with the title of their subject, in the order in which they should be read.
+/// Returns all words with the title of their subject, in reading order.
 fn words() -> impl Iterator<Item = (&'static str, &'static Word)> {
     // A test parses the file.
     static FILE: LazyLock<File> =
@@ -60,7 +60,7 @@ fn words() -> impl Iterator<Item = (&'static str, &'static Word)> {
     FILE.subject.iter().flat_map(|subject| subject.word.iter().map(|word| (subject.title.as_str(), word)))
 }
 
-/// A word as it is looked for: the units of keys and how words are joined make no difference.
+/// Returns the normalized form of a word for look-ups, without suffixes for units and with single spaces as separators.
 fn plain(whole: &str) -> String {
     let mut word = whole.trim().trim_end_matches([':', '*']).trim_start_matches('~').to_lowercase();
     for suffix in ["_bytes", "_ns", "_s", "_ms"] {
@@ -70,7 +70,7 @@ fn plain(whole: &str) -> String {
         }
     }
     let joined = word.split(['_', '-', ' ']).filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ");
-    // Signs are words too: `~`, `-`.
+    // Signs such as `~` and `-` are words too.
     if joined.is_empty() { whole.trim().to_owned() } else { joined }
 }
 
@@ -79,12 +79,13 @@ fn find(word: &str) -> Option<&'static Word> {
     words().map(|(_, entry)| entry).find(|entry| entry.names.iter().any(|name| plain(name) == word))
 }
 
-/// Whether a word is explained without a run.
+/// Returns whether a word has an explanation that needs no run.
 pub fn is_known(word: &str) -> bool {
     find(word).is_some() || preset_category(word).is_some()
 }
 
-/// A word, or `Err` with those that are nearest. `report`: the run whose numbers are shown, if there is one.
+/// Explains a word. `report` is the run whose numbers are shown, if any. An unknown word returns `Err` with the nearest known
+/// ones.
 pub fn explain(word: &str, report: Option<&Report<'_>>, width: Option<usize>) -> Result<String, Vec<String>> {
     let here = report.and_then(Here::of);
     let mut out = Lines::new(width);
@@ -112,7 +113,7 @@ pub fn explain(word: &str, report: Option<&Report<'_>>, width: Option<usize>) ->
     Ok(out.lines.join("\n") + "\n")
 }
 
-/// All words by subject.
+/// Returns all words by subject.
 pub fn list(width: Option<usize>) -> String {
     let mut out = Lines::new(width);
     out.prose(
@@ -135,7 +136,7 @@ pub fn list(width: Option<usize>) -> String {
     out.lines.join("\n") + "\n"
 }
 
-/// Names of categories of the presets and of the run.
+/// Returns the names of categories of the presets and of the run.
 fn categories(report: Option<&Report<'_>>) -> Vec<String> {
     let of = |groupings: &Groupings| -> Vec<String> {
         let rules = groupings.layer.rules.iter().chain(&groupings.structure.rules);
@@ -149,7 +150,7 @@ fn categories(report: Option<&Report<'_>>) -> Vec<String> {
     all
 }
 
-/// Which presets have a category of that name, and in which grouping.
+/// Returns the presets that have a category of that name, each with the grouping.
 fn preset_category(word: &str) -> Option<Vec<String>> {
     let has = |rules: &Rules| rules.rules.iter().any(|rule| plain(&rule.name) == plain(word));
     let mut found = Vec::new();
@@ -164,7 +165,7 @@ fn preset_category(word: &str) -> Option<Vec<String>> {
     (!found.is_empty()).then_some(found)
 }
 
-/// A category of the presets, of the run's rules, or one that a report made of a path or a library.
+/// Explains a category of the presets or the run's rules, or one that the report derived from a path or library.
 fn category(word: &str, report: Option<&Report<'_>>, here: Option<&Here<'_>>) -> Option<Vec<String>> {
     let presets = preset_category(word);
     let of_run = here.and_then(|here| here.category(&|name: &str| plain(name) == plain(word)));
@@ -200,7 +201,7 @@ fn is_ruled(report: &Report<'_>, name: &str) -> bool {
     rules.into_iter().any(|rule| rule.name == name)
 }
 
-/// A tag of the run.
+/// Explains a tag of the run.
 fn tag(word: &str, here: Option<&Here<'_>>) -> Option<Vec<String>> {
     let here = here?;
     let (name, numbers) = here.tag(word)?;
@@ -213,12 +214,12 @@ fn tag(word: &str, here: Option<&Here<'_>>) -> Option<Vec<String>> {
     ])
 }
 
-/// Names that are offered.
+/// Most suggestions for an unknown word.
 const OFFERED: usize = 4;
-/// Longest word that is compared.
+/// Longest word that is compared, in characters.
 const LONGEST: usize = 64;
 
-/// The nearest of `known`, the best first; one that is a part of the other counts as near.
+/// Returns the nearest of `known`, the best first. A word that contains the other counts as near.
 fn nearest(word: &str, known: &[String]) -> Vec<String> {
     let word: Vec<char> = plain(word).chars().take(LONGEST).collect();
     let text: String = word.iter().collect();
@@ -247,7 +248,7 @@ fn nearest(word: &str, known: &[String]) -> Vec<String> {
     offered.take(OFFERED).map(|(_, name)| (*name).clone()).collect()
 }
 
-/// Letters that must be changed, added or left out.
+/// Returns the Levenshtein distance.
 fn distance(a: &[char], b: &[char]) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, left) in a.iter().enumerate() {

@@ -1,11 +1,11 @@
-//! The numbers of a run that words.toml asks for by name: `here = "NAME ARGUMENT"`.
+//! The numbers of a run that words.toml refers to: `here = "NAME ARGUMENT"`.
 
 use super::here::Here;
 use crate::Part;
 use gpumem_model::layers;
 use gpumem_model::run::{Class, OomKind};
 
-/// A number as text; `None` where the run has none. The second argument is what follows the name in words.toml.
+/// Returns a number as text; `None` if the run has none. The second parameter is the argument in words.toml.
 type Number = fn(&Here<'_>, &str) -> Option<String>;
 
 /// The numbers by name.
@@ -76,14 +76,14 @@ pub(super) const NUMBERS: &[(&str, Number)] = &[
     ("uncovered", |here, _| here.flag(!here.coverage().covered)),
 ];
 
-/// The number that a `here` of words.toml names.
+/// Returns the number that a `here` of words.toml names.
 pub(super) fn number(here: &Here<'_>, named: &str) -> Option<String> {
     let (name, argument) = named.split_once(' ').unwrap_or((named, ""));
     let (_, number) = NUMBERS.iter().find(|(other, _)| *other == name)?;
     number(here, argument)
 }
 
-/// The row of a statement that an argument names.
+/// Returns the row of a statement that an argument names.
 pub(super) fn row(name: &str) -> Option<Part> {
     Some(match name {
         "opaque" => Part::Opaque,
@@ -117,7 +117,7 @@ fn ooms(here: &Here<'_>, which: &str) -> Option<String> {
     })
 }
 
-/// Bytes of all kinds of memory beside the sum.
+/// Returns the bytes of all kinds of memory outside the sum.
 fn beside(here: &Here<'_>) -> i64 {
     let beside = &here.device.beside;
     let kinds = [

@@ -175,7 +175,7 @@ fn what_the_code_can_print_is_explained() {
         let rules = groupings.layer.rules.iter().chain(&groupings.structure.rules);
         assert_known(name, rules.map(|rule| rule.name.as_str()));
     }
-    // Rows of statements, with everything in them.
+    // Rows of a statement that contains every kind of row.
     let mut run = run();
     let device = &mut run.devices[0];
     for class in [run::Class::PoolIdle, run::Class::Opaque] {
@@ -200,7 +200,7 @@ fn what_the_code_can_print_is_explained() {
     }
 }
 
-/// Keys of a JSON document, but for maps whose keys are data.
+/// Collects the keys of a JSON document, except in maps whose keys are data.
 fn keys(value: &serde_json::Value, found: &mut Vec<String>) {
     match value {
         serde_json::Value::Object(fields) => {

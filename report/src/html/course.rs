@@ -1,5 +1,4 @@
-//! What was held over time: points of the timeline by category, and the series of samples, both with as many points as
-//! there is room for.
+//! Memory over time: points of the timeline by category, and the series of samples. Both are thinned to the page's limits.
 
 use super::data::{GROUPINGS, Limits, Ranks, Since};
 use crate::Report;
@@ -12,14 +11,14 @@ use std::collections::BTreeMap;
 
 #[derive(Debug, Serialize)]
 pub(super) struct Course {
-    /// Times of the points. At each, the rows of a stack with `idle` and `opaque` are `tracked`.
+    /// Times of the points. At each point, the rows of a stack plus `idle` and `opaque` add up to `tracked`.
     t: Vec<i64>,
     tracked: Vec<i64>,
     idle: Vec<i64>,
     opaque: Vec<i64>,
-    /// By grouping.
+    /// One for each grouping.
     stacks: Vec<Stack>,
-    /// Width of the buckets.
+    /// Width of the buckets, in ns.
     width: i64,
     buckets: Vec<BucketJson>,
 }
@@ -29,16 +28,16 @@ struct Stack {
     /// Codes of the categories, and their bytes at each point.
     rows: Vec<(i32, Vec<i64>)>,
     others: Vec<i64>,
-    /// Categories without a row, and what the timeline does not name.
+    /// Categories without a row, and bytes that the timeline does not name.
     smaller: Vec<i64>,
 }
 
-/// Time, then used, tracked and untrackable: lowest, highest and last in the bucket.
+/// Time, then used, tracked and untrackable, each as lowest, highest and last value in the bucket.
 #[derive(Debug, Serialize)]
 struct BucketJson(i64, Option<[i64; 3]>, Option<[i64; 3]>, Option<[i64; 3]>);
 
 impl Course {
-    /// `named`: raw names of the categories that have a row, by grouping.
+    /// Builds the course of a device. `named` has the raw names of the categories with a row, by grouping.
     pub fn of(
         report: &Report<'_>,
         device: &Device,
@@ -99,7 +98,7 @@ impl Course {
     }
 }
 
-/// Every so many, and always the highest and the last.
+/// Keeps every n-th point, and always the highest and the last.
 fn thinned(points: &[Point], limit: usize) -> Vec<&Point> {
     let every = points.len().div_ceil(limit.max(1)).max(1);
     let highest = (0..points.len()).max_by_key(|&at| points[at].tracked_bytes());
@@ -107,7 +106,7 @@ fn thinned(points: &[Point], limit: usize) -> Vec<&Point> {
     points.iter().enumerate().filter(|(at, _)| is_kept(*at)).map(|(_, point)| point).collect()
 }
 
-/// Neighbours as one.
+/// Merges adjacent buckets.
 fn bucket(buckets: &[Bucket], since: Since) -> BucketJson {
     let merged = |of: fn(&Bucket) -> Option<Extremes>| {
         let all = buckets.iter().filter_map(of);

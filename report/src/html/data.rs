@@ -1,8 +1,8 @@
-//! A report as the page's script reads it. Identity are bytes as integers, times are ns since the process's `base_ns`; what
-//! is not known is null. Strings that come from processes are clean.
+//! The report as data for the page's script. Amounts are bytes as integers. Times are ns since the process's `base_ns`. Unknown
+//! values are null. Strings from processes are cleaned of control characters.
 //!
-//! A category is a number: its rank among all of its grouping on the page, largest first, which is its colour too. `-1` is
-//! `Others`, `-2` what is too small for a name of its own here.
+//! A category is a number: its rank among all categories of its grouping on the page, the largest first. The rank also selects
+//! the colour. `-1` is `Others`, `-2` means too small to be named.
 
 use super::course::Course;
 use super::holdings::{Holding, holdings};
@@ -24,21 +24,21 @@ use gpumem_model::units::Unit;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Groupings of the page.
+/// Groupings of the page, in the order of `By`.
 pub(super) const GROUPINGS: [By; 3] = [By::Layer, By::Structure, By::Tag];
-/// Code of what no rule takes.
+/// Code of bytes that no rule matches.
 pub(super) const OTHERS: i32 = -1;
-/// Code of what has no name of its own here.
+/// Code of categories that are too small to be named.
 pub(super) const SMALLER: i32 = -2;
-/// Categories of a grouping that have a name.
+/// Most categories of a grouping with a name.
 const MOST_NAMES: usize = 64;
-/// Categories in a statement with their own row, and in its stack: one for each colour.
+/// Most categories with a row in a statement and its stack: one for each colour.
 const ROWS: usize = 13;
 
-/// How much of it there is room for.
+/// Largest sizes of the parts of a page.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
-    /// Names with what they hold, per device.
+    /// Named holdings of each device.
     pub holdings: usize,
     /// Points of a timeline.
     pub points: usize,
@@ -46,11 +46,11 @@ pub(super) struct Limits {
     pub buckets: usize,
     /// Steps of the gap.
     pub steps: usize,
-    /// Entries of the OOM list.
+    /// OOM entries of each device.
     pub ooms: usize,
-    /// Devices that are more than a row.
+    /// Devices with details; others have only a row.
     pub devices: usize,
-    /// Tags, or no word of them.
+    /// Whether tags are shown.
     pub tags: bool,
 }
 
@@ -61,7 +61,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Half of everything, but of nothing so little that it shows nothing; `None` where that is reached.
+    /// Halves the limits, down to a minimum that still shows something; `None` if they are at the minimum.
     pub fn halved(self) -> Option<Self> {
         (self.holdings > 8 || self.devices > 8).then(|| Limits {
             holdings: (self.holdings / 2).max(8),
@@ -82,11 +82,11 @@ pub(super) struct Page {
     title: String,
     unit: UnitJson,
     groupings: Vec<Grouping>,
-    /// Index of the grouping that is shown first.
+    /// Index of the initially selected grouping.
     by: usize,
-    /// Something was left out, or drawn with fewer points, because a page has only so much room.
+    /// Something was left out or thinned, because of the size limit.
     thinned: bool,
-    /// Tags are told; else everything that is made of them has no place in the page.
+    /// Tags are shown; otherwise nothing derived from them is in the page.
     tags: bool,
     processes: Vec<Process>,
 }
@@ -94,7 +94,7 @@ pub(super) struct Page {
 #[derive(Debug, Serialize)]
 struct UnitJson {
     name: &'static str,
-    /// Bytes of a step of the last printed digit, as numerator and denominator.
+    /// Bytes of one step of the last printed digit, as numerator and denominator.
     step: (i64, i64),
 }
 
@@ -102,7 +102,7 @@ struct UnitJson {
 struct Grouping {
     name: &'static str,
     rules: String,
-    /// By rank.
+    /// Names by rank.
     names: Vec<String>,
 }
 
@@ -119,9 +119,9 @@ struct Process {
     tail: Vec<String>,
     clock: ClockJson,
     ooms_dropped: u64,
-    /// What the program says of itself; null where that is nothing.
+    /// The program's counters and ranges; null if there are none.
     own: Option<OwnJson>,
-    /// What ended it, where that is known and was not its own doing.
+    /// External cause of the process's end, if known.
     ending: Option<String>,
     devices: Vec<DeviceJson>,
 }
@@ -130,11 +130,11 @@ struct Process {
 struct ClockJson {
     /// `wall`, `seconds` or `lines`.
     kind: &'static str,
-    /// What the times are since: seconds since 1970 or since the clock's zero, or a line.
+    /// Time zero of the page: seconds since 1970 or since the clock's zero, or a line number.
     base: i64,
-    /// And ns.
+    /// Nanoseconds to add to `base`.
     base_ns: i64,
-    /// Times are of several days.
+    /// Times span several days.
     dated: bool,
 }
 
@@ -147,7 +147,7 @@ struct DeviceJson {
     last_t: i64,
     peak_t: i64,
     peak_tracked: Option<i64>,
-    /// Highest used that was read, and when.
+    /// Highest used value that was read, and its time.
     peak_used: Option<(u64, i64)>,
     #[serde(skip_serializing_if = "Option::is_none")]
     detail: Option<Detail>,
@@ -156,9 +156,9 @@ struct DeviceJson {
 #[derive(Debug, Serialize)]
 struct Detail {
     facts: Vec<String>,
-    /// Who has the device's memory.
+    /// Device memory by holder.
     device: Option<Vec<(String, i64)>>,
-    /// By grouping: at the end, and at the peak.
+    /// For each grouping, rows with the amounts at the end and at the peak.
     statements: Vec<Vec<RowJson>>,
     course: Course,
     tags: Vec<String>,
@@ -167,16 +167,16 @@ struct Detail {
     /// At the end, and at the peak.
     bridges: Vec<Option<Bridge>>,
     steps: Vec<StepJson>,
-    /// Bytes and number of those that are not in the list.
+    /// Bytes and number of the steps that are not in the list.
     other_steps: (i64, usize),
     iterations: Option<IterationsJson>,
     ooms: Vec<OomJson>,
-    /// How many more there were before.
+    /// Number of earlier OOMs that are not in the list.
     earlier_ooms: usize,
     marks: Vec<MarkJson>,
 }
 
-/// A moment that somebody named.
+/// A moment that the user or the program named.
 #[derive(Debug, Serialize)]
 struct MarkJson {
     t: i64,
@@ -189,12 +189,12 @@ struct RowJson {
     part: &'static str,
     parent: Option<usize>,
     bytes: Vec<Option<i64>>,
-    /// Of a category.
+    /// Its category's code, for rows of categories.
     #[serde(skip_serializing_if = "Option::is_none")]
     code: Option<i32>,
     #[serde(skip_serializing_if = "String::is_empty")]
     note: String,
-    /// By column: it rests on a gap of another time.
+    /// By column: whether the amount uses a gap value of another time.
     carried: [bool; 2],
 }
 
@@ -210,27 +210,27 @@ struct StepJson {
 #[derive(Debug, Serialize)]
 struct IterationsJson {
     columns: Vec<&'static str>,
-    /// Number, amounts, whether records were lost in it.
+    /// Number, amounts, and whether records were lost during the iteration.
     rows: Vec<(String, Vec<i64>, bool)>,
-    /// The last row is under way.
+    /// The last row is still running.
     open: bool,
 }
 
 #[derive(Debug, Serialize)]
 struct OomJson {
     t: i64,
-    /// `oom`, `suspected`, or `refused` where that was pressure only.
+    /// `oom`, `suspected`, or `refused` for mere memory pressure.
     kind: &'static str,
     lines: Vec<String>,
-    /// By name.
+    /// Bytes of the process, by name.
     held: Vec<(String, i64)>,
-    /// Who, bytes, growth in the time before: together the device.
+    /// Holder, bytes, and recent growth; together they are the device's memory.
     holders: Vec<(String, i64, Option<i64>)>,
 }
 
-/// Names of a grouping on all devices, by weight.
+/// Categories of a grouping on all devices, ranked by size.
 pub(super) struct Ranks {
-    /// By raw name.
+    /// Ranks by raw name.
     codes: BTreeMap<String, i32>,
     names: Vec<String>,
 }
@@ -259,7 +259,7 @@ impl Ranks {
         Ranks { codes: ranked.map(|((name, _), rank)| (name, rank)).collect(), names }
     }
 
-    /// Of a category by its raw name, if it has one.
+    /// Returns the code of a category by its raw name.
     pub fn code(&self, name: Option<&str>) -> i32 {
         name.map_or(OTHERS, |name| self.codes.get(name).copied().unwrap_or(SMALLER))
     }
@@ -296,14 +296,14 @@ impl Page {
     }
 }
 
-/// The largest amount of a device.
+/// Returns the largest amount of a device.
 fn weight_of(device: &Device) -> i64 {
     let moments = [&device.last, &device.peak];
     let amounts = moments.iter().flat_map(|moment| [moment.used_bytes(), moment.tracked_bytes]);
     amounts.flatten().map(i64::saturating_abs).max().unwrap_or(0)
 }
 
-/// Where a process's times begin, and how they are told.
+/// Start of a process's times, and how they are shown.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Since(u64);
 
@@ -319,7 +319,7 @@ impl Since {
         Since(report.run.devices.iter().filter_map(first).min().unwrap_or(0))
     }
 
-    /// ns since then; negative for what was before.
+    /// Returns ns since the start, negative for earlier times.
     pub fn t(self, time_ns: u64) -> i64 {
         let distance = i128::from(time_ns) - i128::from(self.0);
         distance.clamp(i64::MIN.into(), i64::MAX.into()) as i64
@@ -425,7 +425,7 @@ fn marks(report: &Report<'_>, since: Since) -> Vec<MarkJson> {
     marks.map(|mark| MarkJson { t: since.t(mark.time_ns), name: name(mark.name.as_deref()) }).collect()
 }
 
-/// A statement, and the raw names of the categories that have a row in it.
+/// Returns a statement's rows, and the raw names of the categories that have one.
 fn rows(
     report: &Report<'_>,
     device: &Device,
@@ -480,7 +480,7 @@ fn part_name(part: Part) -> &'static str {
     }
 }
 
-/// The largest steps of the gap in the order of their times, and the sum and number of the others.
+/// Returns the largest steps of the gap in the order of time, and the sum and number of the others.
 fn steps(device: &Device, unit: Unit, limit: usize, since: Since) -> (Vec<StepJson>, (i64, usize)) {
     let mut steps = grouped(&device.details.steps);
     steps.sort_by_key(|step| std::cmp::Reverse(weight(step)));
@@ -527,7 +527,7 @@ fn oom(report: &Report<'_>, oom: &Oom, lines: Vec<String>, since: Since) -> OomJ
     }
 }
 
-/// Who had the device: processes, what nobody owns, the driver's share, and what was free.
+/// Returns the holders of the device: processes, unowned memory, the driver's share, and free memory.
 fn holders(oom: &Oom, device: &OomDevice) -> Vec<(String, i64, Option<i64>)> {
     let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
     let holders = device.holders.iter().map(|holder| {
@@ -535,7 +535,7 @@ fn holders(oom: &Oom, device: &OomDevice) -> Vec<(String, i64, Option<i64>)> {
         let who = if holder.pid == 0 { user } else { format!("{user} {}", holder.pid) };
         (who, holder.used_bytes, holder.growth_bytes)
     });
-    // The driver's own word of what was free is newer than the reading: others have moved since.
+    // The driver's value for free memory is newer than the reading: other processes have allocated or freed since.
     let free = oom.device_free_bytes.map_or(device.free_bytes, signed);
     let (more, more_bytes) = device.others;
     let beside = [

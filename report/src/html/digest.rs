@@ -1,5 +1,5 @@
-//! SHA-256 (FIPS 180-4) in base64, as a content security policy names the one script and the one style of a page. Of a
-//! page's own parts alone, which are known when the program is built: nothing secret hangs on it.
+//! SHA-256 (FIPS 180-4) in base64, as a content security policy names the page's only script and style. It hashes only constant
+//! parts of pages, so it has no security requirements beyond being correct.
 
 const ROUND: [u32; 64] = [
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
@@ -14,7 +14,7 @@ const ROUND: [u32; 64] = [
 const START: [u32; 8] =
     [0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19];
 
-/// As a policy writes it: `sha256-...`.
+/// Returns the hash as a policy's source: `sha256-...`.
 pub(super) fn source(text: &str) -> String {
     format!("sha256-{}", base64(&sha256(text.as_bytes())))
 }
@@ -86,7 +86,7 @@ mod tests {
             ["", "f", "fo", "foo", "foob"].map(|text| base64(text.as_bytes())),
             ["", "Zg==", "Zm8=", "Zm9v", "Zm9vYg=="]
         );
-        // The length no longer fits into the last block from 56 bytes on.
+        // From 56 bytes on, the length does not fit into the last block.
         assert_eq!(hex(&"a".repeat(55)), "9f4390f8d30c2dd92ec9f095b65e2b9ae9b0a925a5258e241c9f1e910f734318");
         assert_eq!(hex(&"a".repeat(56)), "b35439a4ac6f0948b6d6f9e3c6af0f5f590ce20f1bde7090ef7970686ec6738a");
     }

@@ -1,4 +1,4 @@
-//! Who holds what at the end and at the peak: the rows from which the page makes its groupings, its icicle and its lists.
+//! Who holds what at the end and at the peak: the rows for the page's groupings, icicle and lists.
 
 use super::data::{Ranks, SMALLER};
 use crate::lines::clean_name;
@@ -9,15 +9,15 @@ use std::collections::BTreeMap;
 
 /// Bytes with one name: tag, layer, structure, class, library, bytes at the end, bytes at the peak.
 ///
-/// Tag and library are indices of the device's lists, -1 where there is none; a tag of -2 is many small ones. Class is 0
-/// for what has a name or could have one, 1 for idle bytes of pools, 2 for opaque pools.
+/// Tag and library are indices into the device's lists, or -1 for none. Tag -2 stands for many small ones. Class is 0 for bytes
+/// that are named or could be, 1 for idle pool bytes, 2 for opaque pools.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Holding(i32, i32, i32, u8, i32, i64, i64);
 
-/// Without its bytes.
+/// A holding without its bytes.
 type Key = (i32, i32, i32, u8, i32);
 
-/// Strings, each once.
+/// Interned strings: each is stored once.
 #[derive(Default)]
 struct Strings {
     codes: BTreeMap<String, i32>,
@@ -36,8 +36,8 @@ impl Strings {
     }
 }
 
-/// Tags, libraries and rows, the largest first; beyond `limit` they are one for each pair of categories. Their sums are
-/// those of the moments.
+/// Returns tags, libraries and holdings, the largest first. Holdings beyond `limit` are merged by layer and structure. The sums
+/// of all holdings are those of the moments.
 pub(super) fn holdings(
     report: &Report<'_>,
     device: &Device,

@@ -1,18 +1,18 @@
-//! The report as one page for a browser: a file that asks for nothing else, and does nothing but show itself.
+//! The report as one self-contained HTML page that makes no network requests.
 //!
 //! ```text
-//! data      a report as the page's script reads it
-//! course    what was held over time: timeline, series of samples, what happened
-//! holdings  who holds what at the end and at the peak
-//! own       counters and ranges of the program's own
-//! digest    which script and which style a browser may run
-//! page.*    the style, and the script in parts
+//! data          the report as data for the page's script
+//! course        memory over time: timeline, series of samples
+//! holdings      who holds what at the end and at the peak
+//! own           the program's counters and ranges
+//! digest        hashes of the script and the style that a browser may use
+//! page.*        the style, and the script in parts
 //! ```
 //!
-//! The page has the report as text too, which a browser shows that runs no script. Everything else is drawn by the
-//! script from one JSON document in the page. That a process's strings are harmless holds twice: nothing in the document
-//! can end it (see [`inert`]), and the script sets text and never markup; a policy in the page's head forbids every
-//! request and every script but this one.
+//! The page also contains the report as text, for browsers that run no scripts. The script draws everything else from one JSON
+//! document in the page. Strings from processes are harmless for two reasons: no string can end the JSON document (see
+//! [`inert`]), and the script sets text, never markup. In addition, the content security policy forbids all requests and all
+//! other scripts.
 
 mod course;
 mod data;
@@ -43,17 +43,17 @@ const SCRIPT: &str = concat!(
 );
 const FILE: &str = include_str!("file.js");
 
-/// Bytes of a page at most, while its processes fit in at all.
+/// Maximum size of a page in bytes. Exceeded only if the processes do not fit even with the smallest limits.
 pub const MAX_BYTES: usize = 5_000_000;
-/// Processes of a group whose own text is in the page.
+/// Processes of a group whose text form is in the page.
 const MOST_TEXTS: usize = 16;
 
-/// The page of one process.
+/// Returns the page of one process.
 pub fn html(report: &Report<'_>) -> String {
     page(None, std::slice::from_ref(report), &text::text(report, Layout::default()))
 }
 
-/// The page of several processes under a title. `command`: what was typed to get them.
+/// Returns the page of several processes under a title. `command` is the command that the user typed.
 pub fn group(title: &str, reports: &[Report<'_>], command: &str) -> String {
     let runs: Vec<&gpumem_model::run::Run> = reports.iter().map(|report| report.run).collect();
     let mut words = table::text(title, &runs, command);
@@ -79,13 +79,13 @@ fn page(title: Option<&str>, reports: &[Report<'_>], words: &str) -> String {
     let script = script(FILE);
     within(Limits::default(), MAX_BYTES, |limits| {
         let data = Page::of(&title, reports, limits);
-        // Keys are strings and numbers are finite: serialisation cannot fail.
+        // Keys are strings and numbers are finite, so serialisation cannot fail.
         let data = inert(&serde_json::to_string(&data).unwrap_or_default());
         assembled(&title, &style(""), &body(&data), &script, "").page
     })
 }
 
-/// The largest that is not larger than that, with less and less in it.
+/// Halves the limits until the result has at most `most_bytes`, or until the limits are at their minimum.
 fn within(limits: Limits, most_bytes: usize, made: impl Fn(Limits) -> String) -> String {
     let mut limits = limits;
     loop {
@@ -97,11 +97,11 @@ fn within(limits: Limits, most_bytes: usize, made: impl Fn(Limits) -> String) ->
     }
 }
 
-/// A report as the script reads it, for a page that asks for it again and again: as small as it can be where it has more than
-/// `most_bytes`. `tags`: whether it has any.
+/// Returns a report as data for the script of a page that polls it. Halves the limits until it has at most `most_bytes`, if
+/// possible. `tags`: whether it contains tags.
 pub fn data(report: &Report<'_>, tags: bool, most_bytes: usize) -> String {
     let title = text::words(report).heading;
-    // What is drawn anew every other second has fewer points than what is kept.
+    // The page redraws it every 2 seconds, so it has fewer points than a saved report.
     let limits = Limits { points: 128, buckets: 256, steps: 64, ooms: 16, devices: 16, holdings: 2048, tags };
     within(limits, most_bytes, |limits| {
         inert(
@@ -111,16 +111,17 @@ pub fn data(report: &Report<'_>, tags: bool, most_bytes: usize) -> String {
     })
 }
 
-/// A page, and what a browser may do with it.
+/// A page and its content security policy.
 #[derive(Debug, Clone)]
 pub struct Shell {
-    /// HTML.
+    /// The HTML text.
     pub page: String,
-    /// Its content security policy: the same that stands in the page.
+    /// The content security policy, which is also in the page.
     pub policy: String,
 }
 
-/// A page without a report, whose own script gets one from where the page came from: the parts that draw, and that script.
+/// Returns a page without a report. It contains the drawing scripts and `own_script`, which fetches a report from the page's
+/// origin.
 pub fn shell(title: &str, own_style: &str, own_script: &str, words: &str) -> Shell {
     let body = format!(
         "<a class=\"skip\" href=\"#main\">to the numbers</a>\n<main id=\"main\" tabindex=\"-1\"><noscript>{}</noscript></main>\n",
@@ -156,14 +157,14 @@ fn assembled(title: &str, style: &str, body: &str, script: &str, more_policy: &s
     Shell { page, policy }
 }
 
-/// JSON that an HTML parser cannot take for anything else, and that no editor or terminal acts on: `<`, `>` and `&` could
-/// end it or begin a comment, line and paragraph separators end lines of scripts, others turn the reading direction.
-/// They can only be in its strings.
+/// Escapes JSON so that it is inert inside HTML, editors and terminals. `<`, `>` and `&` could end the document or begin a
+/// comment. Line and paragraph separators end lines of scripts; other characters change the reading direction. All of them occur
+/// only in strings.
 fn inert(json: &str) -> String {
     in_json(json, |character| matches!(character, '<' | '>' | '&'))
 }
 
-/// Text between tags or in quotes.
+/// Escapes text for use between tags or in quotes.
 fn escaped(text: &str) -> String {
     text.chars().fold(String::with_capacity(text.len()), |mut out, character| {
         match character {
@@ -178,10 +179,11 @@ fn escaped(text: &str) -> String {
     })
 }
 
-/// A name, and what it looks like.
+/// A class name with its pattern.
 type Hatched = (&'static str, fn(Theme) -> Pattern);
 
-/// Returns the palette as rules of a style sheet: variables for light and dark, and a class for each colour. Browsers that know no `light-dark` are light.
+/// Returns the palette as CSS rules: variables for light and dark themes, and a class for each colour. Browsers without
+/// `light-dark` get the light theme.
 fn color_style() -> String {
     let mut names: Vec<(String, [Color; 2])> = Vec::new();
     let mut classes = String::new();
@@ -201,7 +203,7 @@ fn color_style() -> String {
     for (name, of) in hatched {
         names.push((name.to_owned(), both(&|theme| of(theme).ground)));
         names.push((format!("{name}-ink"), both(&|theme| of(theme).ink.unwrap_or(of(theme).ground))));
-        // CSS turns clockwise, and a line runs across its gradient.
+        // CSS angles are clockwise, and stripes are perpendicular to their gradient.
         let (degrees, spacing) = (-of(Theme::Light).degrees, of(Theme::Light).spacing * 4.0 / 3.0);
         let _ = writeln!(
             classes,

@@ -1,4 +1,4 @@
-//! Counters and ranges of the program's own, as the page's script reads them.
+//! The program's counters and ranges as data for the page's script.
 
 use super::data::Limits;
 use crate::own::{by_total, mean, name_of, remarks, title_of};
@@ -10,7 +10,7 @@ use serde::Serialize;
 #[derive(Debug, Serialize)]
 pub(super) struct OwnJson {
     counters: Vec<CounterJson>,
-    /// Name, how many, and as they are printed total, least, greatest and mean; how many are open.
+    /// Name, count, printed lengths (total, least, greatest, mean), and the number of open ranges.
     ranges: Vec<(String, u64, [Option<String>; 4], u64)>,
     remarks: Vec<String>,
 }
@@ -18,19 +18,19 @@ pub(super) struct OwnJson {
 #[derive(Debug, Serialize)]
 struct CounterJson {
     name: String,
-    /// As they are printed: now, changes, least, greatest, mean.
+    /// Printed values: current, number of changes, least, greatest, mean.
     told: [String; 5],
-    /// Its course above its least, for a line.
+    /// Values over time above the least one, for a sparkline.
     course: Vec<u64>,
 }
 
-/// `None` where the program said nothing.
+/// Returns `None` if the program reported none.
 pub(super) fn own_of(run: &Run, limits: Limits) -> Option<OwnJson> {
     let own = &run.own;
     let points = (limits.points / 4).max(1);
     let counter = |counter: &Counter| {
         let course = counter.points.iter().step_by(counter.points.len().div_ceil(points).max(1));
-        // A line has no room for what no number of a script has room for.
+        // Values are limited to 2^52, because a script cannot represent larger integers exactly.
         let course = course.map(|&(_, value)| value.abs_diff(counter.min).min(1 << 52)).collect();
         let told = [
             thousands(counter.value),

@@ -1,4 +1,4 @@
-//! Columns of iterations for each parameter and each gradient.
+//! Columns of iterations for individual parameters and gradients.
 
 use super::number;
 use crate::lines::clean_name;
@@ -12,22 +12,22 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-/// Columns of a name in a table for people.
+/// Most columns of a name in a text table.
 const WIDTH: usize = 60;
 
-/// Of all devices: parameters by name, then gradients.
+/// Returns the names of all devices: parameters first, then gradients, each by name.
 pub(super) fn names(run: &Run) -> Vec<Column> {
     let all = run.devices.iter().flat_map(|device| &device.details.parameters.columns);
     let all: BTreeSet<(bool, &Column)> = all.map(|column| (column.is_gradient(), column)).collect();
     all.into_iter().map(|(_, column)| column.clone()).collect()
 }
 
-/// `parameter model/fc/weight`: different names stay different.
+/// Returns a title such as `parameter model/fc/weight`; different names stay different.
 pub(super) fn title(column: &Column) -> String {
     format!("{} {}", column.role, column.tag.as_deref().map_or_else(|| NO_TAG.to_owned(), distinct))
 }
 
-/// What each row has of each name; nothing where that is not known.
+/// Amounts by row and name; `None` where unknown.
 pub(super) struct Amounts;
 
 impl Amounts {
@@ -36,7 +36,7 @@ impl Amounts {
         let places: BTreeMap<&Column, usize> =
             parameters.columns.iter().enumerate().map(|(at, column)| (column, at)).collect();
         let of_row = |held: Option<Vec<i64>>| {
-            // A name of another device is nothing here.
+            // A name that only another device has counts as 0 here.
             let amount = |name: &Column| {
                 held.as_ref().map(|held| places.get(name).and_then(|&at| held.get(at)).copied().unwrap_or(0))
             };
@@ -46,7 +46,7 @@ impl Amounts {
     }
 }
 
-/// Of the last iteration that is over, a row for each name, the largest first.
+/// Returns a table of the last finished iteration, with a row for each name, the largest first.
 pub(super) fn text(device: &Device, table: &Iterations) -> String {
     let parameters = &device.details.parameters;
     let last = parameters.of_rows(&table.rows).pop().flatten();
@@ -77,12 +77,12 @@ pub(super) fn text(device: &Device, table: &Iterations) -> String {
     out
 }
 
-/// In the order of the rows, which are those that are over.
+/// Amounts in the order of the rows, which are finished iterations.
 #[derive(Serialize)]
 pub(super) struct ParametersJson<'a> {
     columns: &'a [Column],
     is_cut: bool,
-    /// By row, bytes by column; null where they are not known.
+    /// For each row, bytes by column; null where unknown.
     amounts: Vec<Option<Vec<i64>>>,
 }
 

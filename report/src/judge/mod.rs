@@ -1,23 +1,23 @@
-//! Verdicts on the growth of a run: the points that the ledger kept are judged when somebody asks.
+//! Verdicts on the growth of a run: the points that the ledger recorded are judged when a report is made.
 //!
-//! `tracked` is judged without the slack of pools: what a pool holds in reserve comes and goes with fragmentation, and is
-//! judged by itself. Where a program reported steps, everything is per step; where it has a stable period, per period; else
-//! per minute.
+//! `tracked` is judged without the slack of pools, because idle memory in pools comes and goes with fragmentation; it is judged
+//! separately. Rates are per step if the program reported steps, per period if it has a stable period, and else per minute.
 
 pub mod trend_test;
 
 pub use gpumem_model::growth::{Axis, Growth};
 use trend_test::{ALPHA, Judgement, Verdict, judge};
 
-/// What has been watched for less is not judged by time: it is still starting.
+/// Minutes that must be observed before a verdict by time, because a shorter run is still starting.
 const LEAST_MINUTES: f64 = 10.0;
 const MINUTE_NS: f64 = 60e9;
-/// Least change that is worth a word.
+/// Smallest change in bytes that counts as growth.
 const LEAST_CHANGE: f64 = 1_048_576.0;
-/// The same, as a share of what the process uses.
+/// Smallest change that counts, as a share of the process's used memory. The larger of both applies.
 const LEAST_SHARE: f64 = 0.001;
 
-/// Judges amounts at the points, one of `among` that are judged at once. `used`: what the process uses in all.
+/// Judges the amounts at the points; they are one of `among` series judged together. `used` is the process's used memory in
+/// bytes.
 pub fn judge_amounts(growth: &Growth, amounts: &[i64], used: i64, among: usize) -> Judgement {
     let place = |&(index, time_ns): &(u64, u64)| match growth.axis {
         Axis::Step | Axis::Period => index as f64,
@@ -27,7 +27,7 @@ pub fn judge_amounts(growth: &Growth, amounts: &[i64], used: i64, among: usize) 
     verdict(growth, &points.collect::<Vec<_>>(), used, among)
 }
 
-/// Judges amounts of samples.
+/// Judges the amounts of samples, given as (time in ns, bytes).
 pub fn judge_samples(growth: &Growth, samples: &[(u64, i64)], used: i64) -> Judgement {
     let place = |time_ns: u64| match growth.axis {
         Axis::Step | Axis::Period => step_at(growth, time_ns),
@@ -46,7 +46,7 @@ fn verdict(growth: &Growth, points: &[(f64, f64)], used: i64, among: usize) -> J
     judge(points, material, ALPHA / among.max(1) as f64)
 }
 
-/// The step in which the process was, with its share that was over; `None` before the first and after the last.
+/// Returns the step at a time, with the elapsed share of it as fraction; `None` before the first step and after the last.
 fn step_at(growth: &Growth, time_ns: u64) -> Option<f64> {
     let at = growth.points.partition_point(|(_, begin)| *begin <= time_ns);
     let before = growth.points.get(at.checked_sub(1)?)?;
@@ -58,7 +58,7 @@ fn step_at(growth: &Growth, time_ns: u64) -> Option<f64> {
     Some(before.0 as f64 + share * after.0.saturating_sub(before.0) as f64)
 }
 
-/// Steps or minutes over which something was judged, in whole ones.
+/// Returns the number of steps, periods or minutes that a judgement covers, rounded.
 pub fn units(growth: &Growth, judgement: &Judgement) -> u64 {
     let stride = match growth.axis {
         Axis::Step | Axis::Period => growth.stride as f64,
@@ -68,7 +68,7 @@ pub fn units(growth: &Growth, judgement: &Judgement) -> u64 {
 }
 
 impl Verdict {
-    /// It goes on changing.
+    /// Returns whether the amount still changes.
     pub fn moves(self) -> bool {
         matches!(self, Verdict::Growing | Verdict::Shrinking)
     }

@@ -1,54 +1,54 @@
-//! Whether an amount grows: a verdict on a few dozen points, with its rate and how sure it is.
+//! Decides whether an amount grows: a verdict on a few dozen points, with its rate and confidence.
 //!
 //! 1. **Warm-up** is dropped: the first tenth of the points, and at least two.
-//! 2. **What is over is over.** The points are cut in two where two lines fit them much better than one, and the later part is
-//!    judged: a ramp that has ended, or memory that was taken once and for all, is no growth.
-//!    A part is cut again as long as that helps.
-//! 3. **Rate**: the median of the slopes between all pairs of points (Theil-Sen), which a few wild points do not move, with
-//!    the bounds between which it lies at 95 % (Sen's, from the ranks of those slopes).
-//! 4. **Trend**: the Mann-Kendall test counts how many pairs rise more than fall. Points that resemble their neighbours are
-//!    worth fewer: the variance grows with the autocorrelation of what the line leaves.
-//! 5. **Material**: what changed over the part in all must be worth a word.
+//! 2. **Finished changes do not count.** The points are split in two where two lines fit them much better than one, and only
+//!    the later part is judged. So a ramp that has ended, or a single allocation, is no growth. The later part is split again
+//!    as long as that helps.
+//! 3. **Rate**: the median of the slopes between all pairs of points (Theil-Sen), which is robust against outliers. Its bounds at
+//!    95 % are Sen's, from the ranks of those slopes.
+//! 4. **Trend**: the Mann-Kendall test counts how many more pairs rise than fall. Correlated points are weaker evidence, so the
+//!    variance grows with the autocorrelation of the residuals.
+//! 5. **Material**: the total change over the part must reach a minimum.
 //!
-//! No point is trusted to be normal, and nothing here is random: the same points give the same verdict.
+//! Points need not be normally distributed. The test has no random element: the same points give the same verdict.
 
 use serde::{Deserialize, Serialize};
 
-/// Fewer points after warm-up are no evidence.
+/// Fewer points after warm-up give no verdict.
 pub use gpumem_model::growth::LEAST_POINTS;
-/// Chance of a verdict where there is nothing but noise, for one amount.
+/// Probability of a false verdict on pure noise, for one amount.
 pub const ALPHA: f64 = 0.001;
-/// Two lines must leave at most this share of what one leaves.
+/// A split is made if two lines leave at most this share of the squared residuals of one line.
 const CUT: f64 = 0.35;
-/// A part that a line can be laid through.
+/// Least points of a part.
 const LEAST_PART: usize = 4;
-/// What leaves less than this part of what it rises is a line, whatever pattern the rest has.
+/// Points whose residuals are below this share of their rise count as a line, whatever pattern the residuals have.
 const LINE: f64 = 0.02;
-/// What rises this many times as far as its points are spread about the line is no chance, however alike neighbours are.
+/// A rise of this many times the spread around the line is a trend, however correlated neighbours are.
 const CLEAR: f64 = 6.0;
-/// Confidence is never said to be more.
+/// Upper limit of the reported confidence.
 const MOST_CONFIDENCE: f64 = 0.999;
-/// Standard deviations on either side of bounds at 95 %.
+/// Half-width of 95 % bounds, in standard deviations.
 const BOUNDS: f64 = 1.96;
 
-/// What became of an amount.
+/// Verdict on an amount over time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// It neither grows nor shrinks by anything worth a word.
+    /// It changes by less than the minimum.
     Flat,
     /// It grows, and has not stopped.
     Growing,
     /// It shrinks, and has not stopped.
     Shrinking,
-    /// It changed once, and is flat since.
+    /// It changed once, and has been flat since.
     OneJump,
-    /// Too few points.
+    /// There are too few points.
     NotEnoughData,
 }
 
 impl Verdict {
-    /// In words.
+    /// Returns the name as printed.
     pub fn name(self) -> &'static str {
         match self {
             Verdict::Flat => "flat",
@@ -60,27 +60,27 @@ impl Verdict {
     }
 }
 
-/// A verdict with its numbers. Rates are bytes per step or per minute, whichever the points are.
+/// A verdict with its numbers. Rates are bytes per step, period or minute, depending on the axis of the points.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Judgement {
-    /// What became of it.
+    /// The verdict.
     pub verdict: Verdict,
-    /// Rate; absent where there is not enough data.
+    /// Rate; `None` without enough data.
     pub bytes_per_unit: Option<f64>,
     /// Bounds of the rate at 95 %.
     pub low_high: Option<(f64, f64)>,
-    /// How sure the verdict is: of 1. Of `flat`: that it changes by less than what is worth a word.
+    /// Confidence in the verdict, 0 to 1. For `Flat`: confidence that the change is below the minimum.
     pub confidence: Option<f64>,
-    /// Points that were judged.
+    /// Number of judged points.
     pub points: usize,
-    /// First and last step or minute of those.
+    /// First and last step, period or minute of the judged points.
     pub span: Option<(f64, f64)>,
-    /// Of [`Verdict::OneJump`]: how much.
+    /// Size of the jump, for [`Verdict::OneJump`].
     pub jump_bytes: Option<i64>,
 }
 
 impl Judgement {
-    /// Not enough data.
+    /// Returns the verdict for too few points.
     pub fn none(points: usize) -> Self {
         Judgement {
             verdict: Verdict::NotEnoughData,
@@ -93,14 +93,14 @@ impl Judgement {
         }
     }
 
-    /// Steps or minutes that were judged.
+    /// Returns the distance from the first to the last judged point.
     pub fn units(&self) -> f64 {
         self.span.map_or(0.0, |(first, last)| last - first)
     }
 }
 
-/// Judges points (step or minute, bytes), which are in order. A change of less than `material` bytes over all that is
-/// judged is none; `alpha` is the chance of a wrong word on noise.
+/// Judges points (step or minute, bytes), which are sorted. A total change below `material` bytes does not count. `alpha` is the
+/// accepted probability of a false verdict on noise.
 pub fn judge(points: &[(f64, f64)], material: f64, alpha: f64) -> Judgement {
     let warm_up = points.len().div_ceil(10).max(2).min(points.len());
     let points = &points[warm_up..];
@@ -114,7 +114,7 @@ pub fn judge(points: &[(f64, f64)], material: f64, alpha: f64) -> Judgement {
         let (before, after) = part.split_at(at);
         let step = level(after) - level(before);
         if after.len() < LEAST_POINTS {
-            // Too soon to say what it does since; what it did before is known.
+            // Too few points since the step for a verdict on them; the part before it can be judged.
             if step.abs() >= material && is_step(before, after) && before.len() >= LEAST_POINTS {
                 let until = judge_part(before, material, alpha);
                 let verdict = if until.verdict == Verdict::Flat { Verdict::OneJump } else { until.verdict };
@@ -127,7 +127,7 @@ pub fn judge(points: &[(f64, f64)], material: f64, alpha: f64) -> Judgement {
             jump = Some(step as i64);
         }
         part = after;
-        alpha /= 4.0; // the part was chosen: it must be the clearer
+        alpha /= 4.0; // the part was selected, so it needs stronger evidence
     }
     let found = judge_part(part, material, alpha);
     match (found.verdict, jump) {
@@ -148,7 +148,7 @@ fn judge_part(points: &[(f64, f64)], material: f64, alpha: f64) -> Judgement {
     let rate = median(&slopes);
     let (score, deviation) = mann_kendall(points, rate);
     let z = if deviation > 0.0 { (score.abs() - 1.0).max(0.0) / deviation } else { 0.0 };
-    // Of both directions together.
+    // Two-sided probability.
     let chance = 2.0 * (1.0 - normal(z));
     let reach = BOUNDS * deviation;
     let middle = slopes.len() as f64 / 2.0;
@@ -181,7 +181,7 @@ fn judge_part(points: &[(f64, f64)], material: f64, alpha: f64) -> Judgement {
     }
 }
 
-/// Where two lines fit much better than one.
+/// Returns the index at which two lines fit much better than one.
 fn cut(points: &[(f64, f64)]) -> Option<usize> {
     if points.len() < LEAST_POINTS + LEAST_PART {
         return None;
@@ -190,7 +190,7 @@ fn cut(points: &[(f64, f64)]) -> Option<usize> {
     let spread = points.iter().map(|(_, y)| y.abs()).fold(0.0, f64::max);
     let rise = slope * (points[points.len() - 1].0 - points[0].0);
     if one <= (spread * 1e-9).max(rise.abs() * LINE).powi(2) * points.len() as f64 {
-        return None; // a line it is
+        return None; // one line fits
     }
     let left = |at: usize| line(&points[..at]).2 + line(&points[at..]).2;
     let places = LEAST_PART..=points.len() - LEAST_PART;
@@ -198,7 +198,7 @@ fn cut(points: &[(f64, f64)]) -> Option<usize> {
     (best.0 <= CUT * one).then_some(best.1)
 }
 
-/// Whether what lies between two parts is a step, and not the end of a ramp: most of what changed happened between them.
+/// Returns whether the change between two parts is a step, not the end of a ramp: most of the change lies between them.
 fn is_step(before: &[(f64, f64)], after: &[(f64, f64)]) -> bool {
     let (Some(&(x, _)), Some(&(y, _))) = (before.last(), after.first()) else { return false };
     let at = |part: &[(f64, f64)], x: f64| {
@@ -212,14 +212,14 @@ fn is_step(before: &[(f64, f64)], after: &[(f64, f64)]) -> bool {
     step.abs() > ramp.abs() && step.abs() > 0.0
 }
 
-/// The middle of a part.
+/// Returns the median amount of a part.
 fn level(part: &[(f64, f64)]) -> f64 {
     let mut bytes: Vec<f64> = part.iter().map(|(_, y)| *y).collect();
     bytes.sort_by(f64::total_cmp);
     median(&bytes)
 }
 
-/// Slope, intercept and squared residuals of the line of least squares.
+/// Returns slope, intercept and sum of squared residuals of the least-squares line.
 fn line(points: &[(f64, f64)]) -> (f64, f64, f64) {
     let count = points.len().max(1) as f64;
     let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / count;
@@ -231,7 +231,7 @@ fn line(points: &[(f64, f64)]) -> (f64, f64, f64) {
     (slope, y0 - slope * x0, left)
 }
 
-/// Slopes between all pairs, sorted.
+/// Returns the slopes between all pairs, sorted.
 fn slopes(points: &[(f64, f64)]) -> Vec<f64> {
     let mut slopes = Vec::with_capacity(points.len() * points.len() / 2);
     for (at, (x, y)) in points.iter().enumerate() {
@@ -250,7 +250,7 @@ fn median(sorted: &[f64]) -> f64 {
     }
 }
 
-/// Pairs that rise minus pairs that fall, and its standard deviation where there is no trend.
+/// Returns the number of rising minus falling pairs, and its standard deviation without a trend.
 fn mann_kendall(points: &[(f64, f64)], rate: f64) -> (f64, f64) {
     let mut score = 0_i64;
     for (at, (_, y)) in points.iter().enumerate() {
@@ -267,8 +267,8 @@ fn mann_kendall(points: &[(f64, f64)], rate: f64) -> (f64, f64) {
     (score as f64, (variance * (1.0 + like) / (1.0 - like)).sqrt())
 }
 
-/// How much what the line leaves resembles what it leaves of the point before; 0 of a line that is beyond doubt: stairs leave
-/// a pattern too.
+/// Returns the autocorrelation of the residuals with those of the preceding point. Returns 0 for a clear line, because steps
+/// leave a pattern too.
 fn autocorrelation(points: &[(f64, f64)], rate: f64) -> f64 {
     let left: Vec<f64> = points.iter().map(|(x, y)| y - rate * x).collect();
     let mut sorted = left.clone();
@@ -285,11 +285,11 @@ fn autocorrelation(points: &[(f64, f64)], rate: f64) -> f64 {
         return 0.0;
     }
     let like = left.windows(2).map(|pair| (pair[0] - mean) * (pair[1] - mean)).sum::<f64>() / all;
-    // Of few points it comes out too small, by about that much (Kendall 1954).
+    // With few points the estimate is too small by about this amount (Kendall 1954).
     if like > 0.0 { like + (1.0 + 4.0 * like) / left.len() as f64 } else { like }
 }
 
-/// The normal distribution up to z (Abramowitz and Stegun 26.2.17, off by at most 7.5e-8).
+/// Returns the cumulative normal distribution at z (Abramowitz and Stegun 26.2.17, error at most 7.5e-8).
 fn normal(z: f64) -> f64 {
     let t = 1.0 / (1.0 + 0.231_641_9 * z.abs());
     let series = [1.330_274_429, -1.821_255_978, 1.781_477_937, -0.356_563_782, 0.319_381_530];

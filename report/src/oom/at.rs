@@ -1,4 +1,5 @@
-//! `gpumemctl oom --at TIME --gpu N`: a device around a moment. Who ended then, who ran out of memory, who may have, and who grew.
+//! `gpumemctl oom --at TIME --gpu N`: processes of a device around a time. Shows which processes ended, ran out of memory or may
+//! have, and which grew.
 
 use super::{Entry, Form, entries, one};
 use crate::Report;
@@ -13,35 +14,35 @@ use gpumem_model::units::signed;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// A time on the wall, and how far around it is looked, in ns.
+/// A wall-clock time, and the distance around it that is searched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Around {
     /// Nanoseconds since 1970.
     pub at_ns: i64,
-    /// As much before and after it.
+    /// Distance before and after `at_ns`, in nanoseconds.
     pub for_ns: i64,
 }
 
-/// A run with its name in the store.
+/// A run with its id in the store.
 #[derive(Debug, Clone)]
 pub struct Seen {
-    /// `r7`.
+    /// Id in the store, such as `r7`.
     pub id: Option<String>,
     /// The run.
     pub run: Run,
 }
 
-/// A process that ended then, or that ran out of memory then.
+/// A process that ended or ran out of memory within the searched time.
 struct Found<'r> {
     seen: &'r Seen,
     device: &'r Device,
-    /// On the wall.
+    /// Wall-clock time in ns since 1970.
     time_ns: i64,
     entries: Vec<Entry<'r>>,
 }
 
 impl Around {
-    /// Whether a run's process ended then, or ran out of memory.
+    /// Returns whether the run's process ended or ran out of memory within the searched time.
     pub fn concerns(self, run: &Run) -> bool {
         let ooms = run.devices.iter().flat_map(|device| &device.details.ooms);
         let times = ooms.map(|oom| on_the_wall(run, oom.last_ns));
@@ -69,7 +70,7 @@ fn ended(run: &Run) -> Option<i64> {
     }
 }
 
-/// Those that matter, in the order of time; `is_it`: whether a device is the one that is meant.
+/// Returns matching processes in the order of time. `is_it` selects the device.
 fn found<'r>(seen: &'r [Seen], is_it: &dyn Fn(&Device) -> bool, around: Around) -> Vec<Found<'r>> {
     let mut found = Vec::new();
     for seen in seen {
@@ -90,7 +91,7 @@ fn found<'r>(seen: &'r [Seen], is_it: &dyn Fn(&Device) -> bool, around: Around) 
     found
 }
 
-/// As text. `hidden`: how many more are of users whose runs may not be seen.
+/// Returns the text form. `hidden` counts the processes of other users whose runs the viewer may not see.
 pub fn text(
     seen: &[Seen],
     is_it: &dyn Fn(&Device) -> bool,
@@ -151,7 +152,7 @@ pub fn text(
     lines.iter().map(|line| clean(line).trim_end().to_owned() + "\n").collect()
 }
 
-/// A process that nothing is suspected of.
+/// Returns the line for a process that ended without a sign of an OOM.
 fn plain(found: &Found<'_>) -> String {
     let (run, device) = (&found.seen.run, found.device);
     let total = device.total_bytes.map_or(0, signed);
@@ -177,7 +178,7 @@ struct Document<'a> {
     at_ns: i64,
     for_ns: i64,
     processes: Vec<ProcessJson<'a>>,
-    /// By user, how many more there are whose runs may not be seen.
+    /// Number of processes whose runs the viewer may not see, by user.
     hidden: &'a BTreeMap<String, usize>,
 }
 
@@ -187,7 +188,7 @@ struct ProcessJson<'a> {
     pid: u32,
     user: Option<&'a str>,
     device: &'a str,
-    /// On the wall, ns since 1970.
+    /// Wall-clock time in ns since 1970.
     ended_ns: Option<i64>,
     status: Option<u64>,
     last_used_bytes: Option<i64>,
@@ -196,7 +197,7 @@ struct ProcessJson<'a> {
     ooms: Vec<super::OomJson<'a>>,
 }
 
-/// As one JSON document (docs/oom.md).
+/// Returns one JSON document (docs/oom.md).
 pub fn json(
     seen: &[Seen],
     is_it: &dyn Fn(&Device) -> bool,

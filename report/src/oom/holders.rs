@@ -1,5 +1,5 @@
-//! Who had the device: holders, what nobody owns, the driver's share and what is free are its size, as printed. And what the process itself
-//! held.
+//! Who had the device when memory ran out. Holders, unowned memory, the driver's share and free memory add up to the device's
+//! size as printed. Also the composition of the process's own memory.
 
 use crate::labels::{free_name, rest_name};
 use crate::table::{Align, Table, pad, width};
@@ -9,9 +9,9 @@ use gpumem_model::run::{Holder, Moment, Oom, OomDevice};
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, signed, thousands};
 
-/// Holders that have a line each.
+/// Holders with a row of their own.
 const MOST_HOLDERS: usize = 6;
-/// Names of what the process held.
+/// Names listed in the process's own memory.
 const NAMED: usize = 8;
 
 pub(super) fn holders(
@@ -27,13 +27,13 @@ pub(super) fn holders(
     for holder in named.split_off(named.len().min(MOST_HOLDERS)) {
         folded = (folded.0.saturating_add(1), folded.1.saturating_add(holder.used_bytes));
     }
-    // The driver's own word of what was free is newer than the reading: others have moved since.
+    // The driver's value for free memory is newer than the reading: other processes have allocated or freed since.
     let free = oom.device_free_bytes.map_or(device.free_bytes, signed);
     let moved = device.free_bytes.saturating_sub(free);
     let mut parts: Vec<i64> = named.iter().map(|holder| holder.used_bytes).collect();
     parts.extend([folded.1, moved, device.unaccounted_bytes, signed(device.system_bytes.unwrap_or(0)), free]);
     let mut steps = unit.apportion(total, &parts);
-    // The process itself reads as it is told below.
+    // The process itself shows the same rounded total as its own line below.
     if let (Some(own), [first, .., last]) = (own.filter(|own| !own.is_tracked_only), steps.as_mut_slice()) {
         let told = unit.round(own.total);
         if parts.first() == Some(&own.total) {
@@ -41,7 +41,7 @@ pub(super) fn holders(
             *first = told;
         }
     }
-    // Amounts of the sentence below count for the width of the column.
+    // Amounts in the line below count for the width of the column too.
     let column = steps.iter().map(|steps| width(&unit.print(*steps))).max().unwrap_or(0);
     let mut table = Table::of_numbers(1, 2);
     for (holder, steps) in named.iter().zip(&steps) {
@@ -78,7 +78,7 @@ pub(super) fn growth(holder: &Holder, unit: Unit) -> Option<String> {
     Some(format!("{plus}{} in {} s", unit.amount(bytes), in_ns.div_ceil(1_000_000_000)))
 }
 
-/// `alice 41873`; where others are not shown, `another process`.
+/// Returns `alice 41873`, or `another process` if others are hidden.
 pub(super) fn name(holder: &Holder) -> String {
     let user = holder.user.as_deref().map(clean);
     match (user, holder.pid) {
@@ -89,11 +89,11 @@ pub(super) fn name(holder: &Holder) -> String {
     }
 }
 
-/// What the process held, named.
+/// Memory of the process itself, by name.
 pub(super) struct Own {
     pub parts: Vec<(String, i64)>,
     pub total: i64,
-    /// Something of `used` is missing in it.
+    /// `total` covers only tracked memory, because another part of `used` is unknown.
     pub is_tracked_only: bool,
 }
 
@@ -102,7 +102,7 @@ impl Own {
         let bytes: Vec<i64> = self.parts.iter().map(|(_, bytes)| *bytes).collect();
         let total = unit.round(self.total);
         let shown = unit.apportion(total, &bytes).into_iter().zip(&self.parts);
-        // What prints as nothing says nothing.
+        // Parts that round to zero are left out.
         let shown = shown.filter(|(steps, _)| *steps != 0);
         let mut shown: Vec<String> =
             shown.map(|(steps, (name, _))| format!("{name} {}", unit.print(steps))).collect();

@@ -15,9 +15,9 @@ struct Document<'a> {
     run: Option<&'a str>,
     pid: u32,
     clock: &'a Clock,
-    /// Without an agent nobody says when memory runs out: an empty list is no answer then.
+    /// Whether the process had an agent. Without one no OOM is reported, so an empty list means nothing.
     covered: bool,
-    /// What else ended the process; null where nothing tells of it, or it has not ended.
+    /// What else ended the process; null if unknown, or if it has not ended.
     ending: Option<Ending>,
     dropped: u64,
     ooms: Vec<OomJson<'a>>,
@@ -25,17 +25,17 @@ struct Document<'a> {
 
 #[derive(Serialize)]
 pub(crate) struct OomJson<'a> {
-    /// Its UUID; `device` is who had it.
+    /// UUID of the GPU.
     gpu: &'a str,
     /// `oom`, `suspected` or `pressure`.
     what: &'static str,
     verdict: String,
-    /// Without amounts: `held` has them by name.
+    /// Without amounts; `held` has them by name.
     #[serde(flatten)]
     oom: Oom,
-    /// What the process held, by name; empty without an agent.
+    /// Bytes that the process held, by name; empty without an agent.
     held: Vec<Held>,
-    /// Their sum.
+    /// Sum of `held`.
     held_bytes: Option<i64>,
 }
 
@@ -45,7 +45,7 @@ struct Held {
     bytes: i64,
 }
 
-/// An entry for programs: as it is kept, with what the process held by name.
+/// Returns an entry of the JSON document: the stored OOM record, with the process's memory by name.
 pub(crate) fn entry<'a>(report: &Report<'_>, device: &'a Device, oom: &'a Oom) -> OomJson<'a> {
     let bytes = Unit::for_largest(0);
     let own = (!oom.is_suspected()).then(|| composition(report, oom));
@@ -66,7 +66,7 @@ pub(crate) fn entry<'a>(report: &Report<'_>, device: &'a Device, oom: &'a Oom) -
     }
 }
 
-/// All entries as one JSON document.
+/// Returns all entries as one JSON document.
 pub fn json(report: &Report<'_>) -> String {
     let run = report.run;
     let entries = run

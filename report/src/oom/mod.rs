@@ -1,12 +1,12 @@
-//! `gpumemctl oom`: what was asked for when memory ran out, who had it, what the process itself held, and what would
-//! have helped. Every sum adds up as it is printed.
+//! `gpumemctl oom`: the failed request, the holders of the device's memory, the process's own memory, and what would have helped.
+//! Every sum adds up as printed.
 //!
 //! ```text
-//! holders   who had the device; what the process itself held
-//! ranks     the other ranks of its job
-//! verdict   why, and what would have helped; what else ended the process
-//! at        a device around a moment: who ended then
-//! json      the same for programs
+//! holders      holders of the device's memory; the process's own memory
+//! ranks        other ranks of the job
+//! verdict      the cause, and what would have helped; what else ended the process
+//! at           a device around a time: processes that ended then
+//! json         the same as JSON
 //! ```
 
 pub mod at;
@@ -30,21 +30,21 @@ use gpumem_model::units::{Unit, plural, signed, thousands};
 use holders::composition;
 use std::collections::BTreeMap;
 
-/// Entries that are told in full; older ones are counted.
+/// OOMs that are shown in full; older ones are only counted.
 const MOST: usize = 5;
-/// Places at which it was caught that are named.
+/// Code places that are named for survived OOMs.
 const PLACES: usize = 4;
 
-/// How it is told.
+/// What the text shows.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Form<'a> {
-    /// Every entry in full.
+    /// Shows every entry in full.
     pub all: bool,
     /// Runs of the same job.
     pub job: &'a [Run],
 }
 
-/// One entry with its device, and its number among those of its kind.
+/// An OOM with its device, and its number among entries of its kind.
 #[derive(Debug, Clone, Copy)]
 struct Entry<'r> {
     device: &'r Device,
@@ -53,7 +53,7 @@ struct Entry<'r> {
 }
 
 impl Entry<'_> {
-    /// It was a true one, and the process went on.
+    /// Returns whether it was a real OOM that the process survived.
     fn is_caught(&self) -> bool {
         self.oom.is_true() && self.oom.fate == Fate::Survived
     }
@@ -63,7 +63,7 @@ impl Entry<'_> {
     }
 }
 
-/// In the order of time.
+/// Returns the entries in the order of time.
 fn entries<'r>(run: &'r Run) -> Vec<Entry<'r>> {
     let all = run.devices.iter();
     let all = all.flat_map(|device| device.details.ooms.iter().map(move |oom| (device, oom)));
@@ -78,7 +78,8 @@ fn entries<'r>(run: &'r Run) -> Vec<Entry<'r>> {
     entries
 }
 
-/// What was the end, and what may have been; those that were survived are counted, or the latest of them is told.
+/// Returns the text form. Fatal and possibly fatal OOMs are shown in full; survived ones are counted, and the latest is shown if
+/// there is no other.
 pub fn text(report: &Report<'_>, form: Form<'_>) -> String {
     let run = report.run;
     let times = Times::of(run);
@@ -87,7 +88,8 @@ pub fn text(report: &Report<'_>, form: Form<'_>) -> String {
     let mut pressure: Vec<Entry<'_>> = Vec::new();
     if !form.all {
         pressure = told.extract_if(.., |entry| entry.is_pressure()).collect();
-        // A few are told like the others; of many (programs that look for their batch size) the latest, if that.
+        // A few survived OOMs are shown like the others. If there are many (programs that search for their batch size), they are
+        // only counted.
         if told.len() > MOST {
             caught = told.extract_if(.., |entry| entry.is_caught()).collect();
             told.extend(caught.last().filter(|_| told.is_empty()).copied());
@@ -134,7 +136,7 @@ pub fn text(report: &Report<'_>, form: Form<'_>) -> String {
     lines.iter().map(|line| clean(line).trim_end().to_owned() + "\n").collect()
 }
 
-/// Entries of a device as they are told in full, in the order of time.
+/// Returns the entries of a device with their full text, in the order of time.
 pub(super) fn told<'r>(report: &Report<'r>, device: &Device) -> Vec<(&'r Oom, Vec<String>)> {
     let (times, ending) = (Times::of(report.run), Ending::of(report.run));
     let of_device = entries(report.run).into_iter().filter(|entry| std::ptr::eq(entry.device, device));
@@ -146,12 +148,12 @@ pub(super) fn told<'r>(report: &Report<'r>, device: &Device) -> Vec<(&'r Oom, Ve
     of_device.map(lines).collect()
 }
 
-/// What the process held then, the largest first.
+/// Returns what the process held at the OOM, the largest first; empty for a suspected OOM.
 pub(super) fn held(report: &Report<'_>, oom: &Oom) -> Vec<(String, i64)> {
     if oom.is_suspected() { Vec::new() } else { composition(report, oom).parts }
 }
 
-/// Without an entry: what that means.
+/// Returns what it means that a run has no entry.
 fn nothing(run: &Run) -> &'static str {
     match (run.coverage.covered, run.state) {
         _ if run.hears_of_ooms() => "GPU memory has not run out",
@@ -163,7 +165,7 @@ fn nothing(run: &Run) -> &'static str {
     }
 }
 
-/// Those that were survived, by where they happened.
+/// Returns lines about survived OOMs, by the place where they happened.
 fn caught_lines(caught: &[Entry<'_>], times: Times) -> Vec<String> {
     let mut places: BTreeMap<&str, Vec<&Oom>> = BTreeMap::new();
     for entry in caught {
@@ -268,7 +270,7 @@ fn fate(oom: &Oom) -> String {
     }
 }
 
-/// What was asked, of whom, and what was there.
+/// Returns the line about the request: its size, the allocator, and the free memory.
 fn request(oom: &Oom, unit: Unit) -> String {
     let amount = |bytes: u64| unit.amount(signed(bytes));
     if oom.is_suspected() {
@@ -294,7 +296,7 @@ fn request(oom: &Oom, unit: Unit) -> String {
         refusals => format!(", the driver refused {refusals} times"),
     };
     let free = match oom.free_bytes() {
-        // As printed: what is short is what is missing between the two numbers beside it.
+        // The difference is computed from the rounded values, so that it matches the two printed numbers.
         Some(free) if free < signed(need) => {
             let (needed, free) = (unit.round(signed(need)), unit.round(free));
             format!(", free {}: {} short", unit.print(free), unit.print(needed - free))
@@ -318,7 +320,7 @@ fn place(oom: &Oom) -> Vec<String> {
     place
 }
 
-/// The innermost frame of the program's own: `train.py:212`.
+/// Returns the innermost frame of the program's own code, such as `train.py:212`.
 fn frame(stack: &str) -> Option<String> {
     let frames: Vec<Vec<&str>> = stack.lines().map(|line| line.split('\t').collect()).collect();
     let is_own = |frame: &&Vec<&str>| {

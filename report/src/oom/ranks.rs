@@ -1,23 +1,24 @@
-//! The other ranks of the job when memory ran out in one, in a line.
+//! One line about the other ranks of the job when one ran out of memory.
 
 use gpumem_model::run::{OPEN_FATE_NS, Run, State};
 use gpumem_model::units::{Unit, signed};
 
-/// Ranks that are named one by one.
+/// Ranks that are named individually.
 const NAMED: usize = 6;
 
-/// How another process of the job was at that time.
+/// State of another process of the job at that time.
 struct Rank {
     name: String,
-    /// Of a number: for order.
+    /// The rank as a number, for sorting; `u64::MAX` if it is none.
     number: u64,
     used: Option<i64>,
-    /// Ended before (negative) or within some seconds after.
+    /// Nanoseconds from the OOM to the end of this process: negative if it ended before. `None` if it ended much later or not at
+    /// all.
     ended: Option<i64>,
     ran_out: bool,
 }
 
-/// `None`: there is no other that is known here.
+/// Returns the line; `None` if no other rank is known here.
 pub(super) fn ranks(run: &Run, others: &[&Run], time_ns: u64, unit: Unit) -> Option<String> {
     let mut ranks: Vec<Rank> = others
         .iter()
@@ -85,7 +86,7 @@ fn rank(run: &Run, time_ns: u64) -> Rank {
     }
 }
 
-/// `0-2, 4, 6-7`.
+/// Returns ranges such as `0-2, 4, 6-7`.
 fn names(ranks: &[&Rank]) -> String {
     let mut spans: Vec<(u64, u64, &str)> = Vec::new();
     for rank in ranks {
@@ -111,7 +112,7 @@ fn names(ranks: &[&Rank]) -> String {
     words.join(", ")
 }
 
-/// ` (used 68,120 to 70,112)`.
+/// Returns the range of used memory, such as ` (used 68,120 to 70,112)`.
 fn held(ranks: &[&Rank], unit: Unit) -> String {
     let used = || ranks.iter().filter_map(|rank| rank.used);
     match (used().min(), used().max()) {

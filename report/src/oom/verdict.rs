@@ -1,4 +1,4 @@
-//! What would have helped, the surest first; or that it was something else.
+//! Why memory ran out and what would have helped, the most certain remedy first; or which other cause ended the process.
 
 use super::holders::{growth, name};
 use crate::Report;
@@ -7,7 +7,8 @@ use gpumem_model::harmless::clean;
 use gpumem_model::run::{Holder, Oom, OomKind};
 use gpumem_model::units::{Unit, plural, signed, thousands};
 
-/// Idle memory, how it lies, and how that compares with the request. Absent where no pool reports its blocks.
+/// Returns idle memory, its fragmentation, and how its largest block compares with the request. `None` if no pool reports its
+/// blocks.
 pub(super) fn idle(oom: &Oom, unit: Unit) -> Option<String> {
     let (idle, largest) = oom.idle_bytes.zip(oom.largest_idle_bytes)?;
     let asked = oom.asked_bytes;
@@ -21,7 +22,7 @@ pub(super) fn idle(oom: &Oom, unit: Unit) -> Option<String> {
     ))
 }
 
-/// Why it was, in one line.
+/// Returns the cause in one line.
 pub(super) fn verdict(report: &Report<'_>, oom: &Oom, ending: Option<&Ending>, unit: Unit) -> String {
     if oom.is_suspected() {
         return suspicion(oom, ending, unit);
@@ -71,7 +72,7 @@ pub(super) fn verdict(report: &Report<'_>, oom: &Oom, ending: Option<&Ending>, u
     words.join("; ")
 }
 
-/// What is idle would do, if it were in one piece or given back.
+/// Returns the sentence for fragmentation: the idle memory would suffice if it were contiguous or returned to the driver.
 fn fragmented(report: &Report<'_>, oom: &Oom, free: i64, need: i64, unit: Unit) -> Option<String> {
     let (idle, largest) = oom.idle_bytes.zip(oom.largest_idle_bytes)?;
     let asked = signed(oom.asked_bytes);
@@ -116,7 +117,7 @@ fn most_grown(holders: &[Holder]) -> Option<(&Holder, i64)> {
     grown.max_by_key(|(_, bytes)| *bytes)
 }
 
-/// As people speak of it: the user, where that tells it from the process itself.
+/// Returns the user's name if it differs from the process's own user, else user and pid.
 fn who(holder: &Holder, own: Option<&Holder>) -> String {
     match &holder.user {
         Some(user) if own.is_none_or(|own| own.user.as_ref() != Some(user)) => clean(user),
@@ -124,7 +125,7 @@ fn who(holder: &Holder, own: Option<&Holder>) -> String {
     }
 }
 
-/// What ended a process, where that was not its GPU memory.
+/// Returns a sentence about what ended a process, if that was not GPU memory.
 pub fn sentence(ending: &Ending) -> String {
     let host = "killed by the kernel for HOST memory, not GPU memory";
     match (&ending.cause, ending.is_named) {
@@ -151,7 +152,7 @@ pub fn sentence(ending: &Ending) -> String {
     }
 }
 
-/// A limit as people set it.
+/// Returns a limit in the unit in which people set limits.
 fn limit(bytes: u64) -> String {
     match bytes {
         0x4000_0000.. => format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30)),

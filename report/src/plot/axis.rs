@@ -1,41 +1,41 @@
-//! A scale of bytes beside a picture: round steps, the unit printed.
+//! A scale of bytes beside a picture, with round steps and its unit.
 
 use super::drawing::{Anchor, Drawing, Rect, Text};
 use super::palette::{BLACK, Color};
 use gpumem_model::harmless::clean;
 use gpumem_model::units::{Unit, thousands};
 
-/// Letters of scales and lists.
+/// Font size of scales and lists, in points.
 pub(super) const SMALL: f64 = 9.0;
-/// Letters of headings.
+/// Font size of headings.
 pub(super) const LARGE: f64 = 12.0;
-/// Lines that only guide the eye.
+/// Colour of grid lines.
 pub(super) const GRID: Color = Color(0xd9, 0xd9, 0xd9);
-/// Outlines, and words of less weight.
+/// Colour of outlines and secondary text.
 pub(super) const GREY: Color = Color(0x55, 0x55, 0x55);
 
-/// Words as pictures have them: harmless.
+/// Returns a text item with cleaned characters.
 pub(super) fn words(text: &str, x: f64, y: f64, size: f64) -> Text {
     let text = clean(text);
     Text { text, x, y, size, anchor: Anchor::Start, bold: false, turned: 0.0, color: BLACK }
 }
 
-/// From the lowest to the highest amount, both on a step.
+/// A scale from the lowest to the highest amount; both are multiples of the step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Axis {
-    /// What it is printed in.
+    /// Unit of the printed numbers.
     pub(super) unit: Unit,
     low: f64,
     high: f64,
     step: f64,
-    /// Digits behind the point that a step needs.
+    /// Digits after the decimal point that a step needs.
     decimals: usize,
 }
 
 impl Axis {
-    /// One that has 0 and all amounts between these.
+    /// Makes a scale that contains 0 and all amounts between these.
     pub(super) fn new(low: i64, high: i64) -> Self {
-        /// Steps at most.
+        /// Most steps.
         const STEPS: f64 = 6.0;
         let unit = Unit::for_axis(low.saturating_abs().max(high));
         let one = unit.bytes() as f64;
@@ -44,7 +44,7 @@ impl Axis {
         let power = 10_f64.powf((span / STEPS).log10().floor());
         let round = [1.0, 2.0, 5.0, 10.0].into_iter().map(|times| times * power);
         let step = round.clone().find(|step| span / step <= STEPS).unwrap_or(10.0 * power);
-        // Less than a byte is nothing.
+        // Steps are at least one byte.
         let step = if unit.bytes() == 1 { step.max(1.0) } else { step };
         let decimals = (-step.log10()).ceil().max(0.0) as usize;
         let low = (low / step).floor() * step;
@@ -52,12 +52,12 @@ impl Axis {
         Axis { unit, low: low * one, high: high * one, step: step * one, decimals }
     }
 
-    /// Where an amount is in a picture of this place.
+    /// Returns the y coordinate of an amount in a plot at this place.
     pub(super) fn y(&self, plot: Rect, bytes: f64) -> f64 {
         plot.y + plot.height * (self.high - bytes) / (self.high - self.low)
     }
 
-    /// Amounts on steps, and how they are printed.
+    /// Returns the amounts at the steps, with their labels.
     pub(super) fn steps(&self) -> Vec<(f64, String)> {
         let one = self.unit.bytes() as f64;
         let steps = ((self.high - self.low) / self.step).round() as i64;
@@ -73,7 +73,7 @@ impl Axis {
         amounts.map(|bytes| (bytes, label(bytes))).collect()
     }
 
-    /// Lines across at each step.
+    /// Draws a horizontal line at each step.
     pub(super) fn grid(&self, plot: Rect, out: &mut Drawing) {
         for (bytes, _) in self.steps() {
             let y = self.y(plot, bytes);
@@ -81,7 +81,7 @@ impl Axis {
         }
     }
 
-    /// The numbers to the left, with their unit above them.
+    /// Draws the numbers left of the plot, with their unit above.
     pub(super) fn scale(&self, plot: Rect, out: &mut Drawing) {
         for (bytes, label) in self.steps() {
             let y = self.y(plot, bytes) + SMALL * 0.36;
@@ -91,29 +91,29 @@ impl Axis {
         out.text(Text { anchor: Anchor::End, color: GREY, ..unit });
     }
 
-    /// Drawn over the shapes: where nothing is.
+    /// Draws the line at zero; to be called after the shapes are drawn.
     pub(super) fn zero(&self, plot: Rect, out: &mut Drawing) {
         let y = self.y(plot, 0.0);
         out.line(vec![(plot.x, y), (plot.x + plot.width, y)], BLACK, 0.9);
     }
 
-    /// How far from the left an amount is, of this width.
+    /// Returns the distance of an amount from the left, on a horizontal scale of this width.
     pub(super) fn along(&self, width: f64, bytes: f64) -> f64 {
         width * (bytes - self.low) / (self.high - self.low)
     }
 }
 
-/// An amount as printed in a list; what is there and too small for it is not nothing.
+/// Formats an amount of a list. An amount that is above zero but rounds to it is printed as less than one step.
 pub(super) fn amount(unit: Unit, steps: i64, bytes: i64) -> String {
     if steps == 0 && bytes > 0 { format!("<{}", unit.print(1)) } else { unit.print(steps) }
 }
 
-/// Percent with one digit behind the point that add up to 100 as printed; `None` where there is nothing to be a part of.
+/// Formats percentages with one decimal digit that add up to 100 as printed; `None` if the total is not positive.
 pub(super) fn percents(total: i64, parts: &[i64]) -> Option<Vec<String>> {
     if total <= 0 {
         return None;
     }
-    // Largest remainders, in thousandths of the total.
+    // Largest remainder method, in thousandths of the total.
     let scaled = parts.iter().map(|&bytes| i128::from(bytes) * 1000);
     let mut steps: Vec<(i128, i128)> =
         scaled.map(|bytes| (bytes.div_euclid(total.into()), bytes.rem_euclid(total.into()))).collect();

@@ -1,14 +1,14 @@
-//! What a picture of sums is made of: bars with parts, which categories have colours, and what is folded into one part.
+//! The contents of pictures of sums: bars with parts, the colours of categories, and the folding of small parts.
 
 use super::drawing::Fill;
 use super::palette::{self, RANKS, Theme};
 use gpumem_model::units::thousands;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A bar: its parts add up to its total.
+/// A bar, whose parts add up to its total.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bar {
-    /// What stands above it.
+    /// Heading above the bar.
     pub title: String,
     /// Sum of its parts.
     pub total_bytes: i64,
@@ -19,35 +19,35 @@ pub struct Bar {
 /// A part of a bar.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
-    /// The same name has the same colour in all bars of a picture.
+    /// Name of the part; the same name has the same colour in all bars of a picture.
     pub name: String,
-    /// May be negative: it is drawn below zero.
+    /// Bytes; a negative part is drawn below zero.
     pub bytes: i64,
-    /// What it is.
+    /// Kind of memory.
     pub kind: Kind,
 }
 
-/// What a part of a bar is, from below.
+/// Kind of a part, in the order of stacking from below.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// A colour of its own, the largest lowest.
+    /// A category with its own colour; the largest is lowest.
     Category,
-    /// Several categories in one, plain grey.
+    /// Several small categories; plain grey.
     Smaller,
-    /// What no rule takes, white.
+    /// Bytes that no rule matches; white.
     Others,
-    /// What pools hold and nobody uses, hatched lightly.
+    /// Idle memory of pools; light hatch.
     Idle,
-    /// Pools that report no blocks.
+    /// Pools that report no blocks; horizontal lines.
     Opaque,
-    /// Older than the agent.
+    /// Memory older than the agent; vertical lines.
     Predates,
-    /// What nothing tracks, hatched.
+    /// Untrackable memory; strong hatch.
     Untrackable,
 }
 
 impl Kind {
-    /// How it is drawn; `rank` is that of a category.
+    /// Returns how the part is drawn; `rank` is the rank of its category.
     pub(super) fn fill(self, rank: Option<usize>) -> Fill {
         let theme = Theme::Light;
         match (self, rank) {
@@ -62,13 +62,13 @@ impl Kind {
     }
 }
 
-/// The part's rank, where it has a colour of its own.
+/// Returns the part's rank, if it has its own colour.
 pub(super) fn rank(part: &Segment, ranks: &[String]) -> Option<usize> {
     (part.kind == Kind::Category).then(|| ranks.iter().position(|name| *name == part.name)).flatten()
 }
 
-/// Of each bar the categories that have colours of their own, the largest first: where bars share names, those of all
-/// together, so that a name has one colour and one place in all of them.
+/// Returns for each bar the categories with their own colours, the largest first. If bars share names, all bars get the same
+/// list, so that a name has the same colour and place in all of them.
 pub(super) fn ranks(bars: &[Bar]) -> Vec<Vec<String>> {
     let mut seen = BTreeSet::new();
     let is_shared = bars.iter().any(|bar| {
@@ -87,12 +87,12 @@ pub(super) fn categories(bar: &Bar) -> impl Iterator<Item = &Segment> {
     bar.segments.iter().filter(|part| part.kind == Kind::Category)
 }
 
-/// The categories of all these bars that have colours of their own, the largest first.
+/// Returns the categories of all these bars that get their own colours, the largest first.
 pub(super) fn largest(bars: &[Bar]) -> Vec<String> {
     most(bars, RANKS)
 }
 
-/// The largest categories of all these bars, so many at most with a part for the rest.
+/// Returns the largest categories of all these bars: at most `limit`, including one for the rest.
 pub(super) fn most(bars: &[Bar], limit: usize) -> Vec<String> {
     let mut all: BTreeMap<&str, i64> = BTreeMap::new();
     for part in bars.iter().flat_map(categories) {
@@ -101,17 +101,17 @@ pub(super) fn most(bars: &[Bar], limit: usize) -> Vec<String> {
     }
     let mut all: Vec<(&str, i64)> = all.into_iter().collect();
     all.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(b.0)));
-    // What is folded needs a place too.
+    // The folded rest counts as one.
     let named = if all.len() > limit { limit.saturating_sub(1) } else { all.len() };
     all.into_iter().take(named).map(|(name, _)| name.to_owned()).collect()
 }
 
-/// The bar with all categories that have no rank in one part.
+/// Returns the bar with all categories without a rank folded into one part.
 pub(super) fn folded(bar: &Bar, ranks: &[String]) -> Bar {
     fold_into(bar, |name| ranks.iter().any(|rank| rank == name), SMALLER)
 }
 
-/// What a part is called that is several categories.
+/// Name of a part that is a sum of categories.
 const SMALLER: &str = "smaller";
 
 fn fold_into(bar: &Bar, is_kept: impl Fn(&str) -> bool, what: &str) -> Bar {
@@ -120,7 +120,7 @@ fn fold_into(bar: &Bar, is_kept: impl Fn(&str) -> bool, what: &str) -> Bar {
         bar.segments.iter().cloned().partition(is_small);
     if !small.is_empty() {
         let bytes = small.iter().map(|part| part.bytes).fold(0, i64::saturating_add);
-        // One alone keeps its name, if not its colour.
+        // A single small category keeps its name, without a colour.
         let name = match small.as_slice() {
             [one] if what == SMALLER => one.name.clone(),
             _ => format!("({} {what})", thousands(small.len() as u64)),
@@ -131,13 +131,13 @@ fn fold_into(bar: &Bar, is_kept: impl Fn(&str) -> bool, what: &str) -> Bar {
 }
 
 impl Bar {
-    /// A bar that is the sum of these.
+    /// Makes a bar whose total is the sum of these parts.
     pub fn of(title: impl Into<String>, segments: Vec<Segment>) -> Self {
         let total_bytes = segments.iter().map(|part| part.bytes).fold(0, i64::saturating_add);
         Bar { title: title.into(), total_bytes, segments }
     }
 
-    /// Lowest and highest of what is stacked: negative parts are below zero.
+    /// Returns the lower and upper end of the stack: negative parts are below zero.
     pub(super) fn span(&self) -> (i64, i64) {
         let sum = |is: fn(&i64) -> bool| {
             let bytes = self.segments.iter().map(|part| part.bytes);
@@ -146,15 +146,15 @@ impl Bar {
         (sum(|bytes| *bytes < 0), sum(|bytes| *bytes > 0))
     }
 
-    /// Lowest and highest part, or zero.
+    /// Returns the lowest and the highest part, at most and at least 0.
     pub(super) fn parts_span(&self) -> (i64, i64) {
         let bytes = || self.segments.iter().map(|part| part.bytes);
         (bytes().min().unwrap_or(0).min(0), bytes().max().unwrap_or(0).max(0))
     }
 }
 
-/// The bars with the categories that are at most this share of each bar, in percent, as one part; and what these are, with
-/// their largest amounts, the largest first.
+/// Folds the categories that are at most this percentage of every bar into one part. Returns the bars and the folded categories
+/// with their largest amounts, the largest first.
 pub(super) fn hide(bars: &[Bar], percent: f64) -> (Vec<Bar>, Vec<(String, i64)>) {
     let is_small = |bar: &Bar, part: &Segment| {
         let share = part.bytes.saturating_abs() as f64 * 100.0 / bar.total_bytes.max(1) as f64;
@@ -179,7 +179,7 @@ pub(super) fn hide(bars: &[Bar], percent: f64) -> (Vec<Bar>, Vec<(String, i64)>)
     (bars, hidden)
 }
 
-/// All small parts of a bar as one, whatever is in it.
+/// Merges all small parts of a bar into one.
 pub(super) fn merged(bar: Bar) -> Bar {
     let (small, mut segments): (Vec<Segment>, Vec<Segment>) =
         bar.segments.into_iter().partition(|part| part.kind == Kind::Smaller);
@@ -190,7 +190,7 @@ pub(super) fn merged(bar: Bar) -> Bar {
     Bar { segments, ..bar }
 }
 
-/// The bars with so many names at most, and these names, the largest first.
+/// Folds the bars to at most `limit` names. Returns these names, the largest first, and the bars.
 pub fn folded_to(bars: &[Bar], limit: usize) -> (Vec<String>, Vec<Bar>) {
     let kept = most(bars, limit);
     let bars: Vec<Bar> = bars.iter().map(|bar| merged(folded(bar, &kept))).collect();

@@ -1,5 +1,5 @@
-//! Stacked bars side by side on one scale, each with a list of its parts: layers beside data structures, before beside
-//! after.
+//! Stacked bars side by side on one scale, each with a list of its parts. Used for layers beside data structures, and for two
+//! runs.
 
 use super::axis::{Axis, GREY, LARGE, SMALL, amount, percents, words};
 use super::bar::{Bar, Segment, folded, rank, ranks};
@@ -9,23 +9,23 @@ use super::palette::BLACK;
 use gpumem_model::units::{Unit, thousands};
 
 pub(super) const MARGIN: f64 = 16.0;
-/// For the numbers of the scale.
+/// Width of the scale's numbers.
 const SCALE: f64 = 44.0;
 const BAR: f64 = 84.0;
-/// Beside a bar, for the shares of thin parts.
+/// Width beside a bar for the shares of thin parts.
 const SIDE: f64 = 44.0;
 pub(super) const LIST: f64 = 236.0;
 const HEIGHT: f64 = 330.0;
-/// A line of a list.
+/// Height of a line in a list.
 pub(super) const ROW: f64 = 15.0;
-/// An amount in a list.
+/// Width of an amount in a list.
 const AMOUNT: f64 = 44.0;
-/// Parts below this share have no label, and below [`THIN`] one beside them.
+/// Parts below this share have no label.
 const LABELLED: f64 = 0.05;
-/// Parts below this share have their label beside them, on either side in turn.
+/// Parts below this share have their label beside them, alternately right and left.
 const THIN: f64 = 0.10;
 
-/// Bars on one scale.
+/// Returns a picture of bars on one scale.
 pub fn bars(bars: &[Bar]) -> Drawing {
     let ranks = ranks(bars);
     let bars: Vec<Bar> = bars.iter().zip(&ranks).map(|(bar, ranks)| folded(bar, ranks)).collect();
@@ -50,14 +50,14 @@ pub fn bars(bars: &[Bar]) -> Drawing {
     out
 }
 
-/// One bar with its title, labels and list.
+/// Draws one bar with its title, labels and list.
 fn one(bar: &Bar, ranks: &[String], axis: &Axis, plot: Rect, out: &mut Drawing) {
     let parts = bar.segments.iter().filter(|part| part.bytes != 0);
     let mut parts: Vec<(&Segment, Fill)> =
         parts.map(|part| (part, part.kind.fill(rank(part, ranks)))).collect();
     parts.sort_by_key(|(part, _)| (part.kind, rank(part, ranks)));
     let x = plot.x + SIDE;
-    // No line behind the list.
+    // Grid lines end before the list.
     let lined = Rect { width: SIDE + BAR + SIDE - 8.0, ..plot };
     axis.grid(lined, out);
     let amounts: Vec<i64> = parts.iter().map(|(part, _)| part.bytes).collect();
@@ -74,7 +74,7 @@ fn one(bar: &Bar, ranks: &[String], axis: &Axis, plot: Rect, out: &mut Drawing) 
         out.rect(at, *fill, Some((BLACK, 0.5)), Some(data));
         let share = part.bytes as f64 / bar.total_bytes.max(1) as f64;
         let Some(label) = shares.as_ref().and_then(|shares| shares.get(index)) else { continue };
-        // Beside a far larger bar there may be no room for it.
+        // A small bar beside a far larger one may have no room for the label.
         if share.abs() < LABELLED || at.height < SMALL * 0.6 {
             continue;
         }
@@ -87,7 +87,7 @@ fn one(bar: &Bar, ranks: &[String], axis: &Axis, plot: Rect, out: &mut Drawing) 
             };
             let label = Text { anchor: Anchor::Middle, color, ..label };
             if let Fill::Hatched(pattern) = fill {
-                // Words on lines are hard to read: a piece of plain ground behind them.
+                // Text on hatching is hard to read, so it gets a plain background.
                 let width = label.width() + 6.0;
                 let behind = Rect { x: label.x - width / 2.0, y: y - SMALL, width, height: SMALL * 1.35 };
                 out.rect(behind, Fill::Solid(pattern.ground), None, None);
@@ -110,13 +110,13 @@ fn one(bar: &Bar, ranks: &[String], axis: &Axis, plot: Rect, out: &mut Drawing) 
     let total = format!("{} {}", axis.unit.amount(bar.total_bytes), axis.unit.name);
     let total = match parts.iter().map(|(part, _)| part.bytes).fold(0, i64::saturating_add) {
         sum if sum == bar.total_bytes => format!("{total} ({} bytes)", thousands(bar.total_bytes)),
-        // Nobody should be able to make such a bar. Who does is told.
+        // Parts of a bar should always add up. If they do not, the picture says so.
         sum => format!("{total}; its parts are {} bytes off", thousands(sum.saturating_sub(bar.total_bytes))),
     };
     out.text(Text { color: GREY, ..words(&total, x, plot.y - 17.0, SMALL) });
 }
 
-/// What the parts are, in the order in which they are stacked, and that they add up.
+/// Draws the list of parts in the order in which they are stacked, and their sum.
 pub(super) fn list(bar: &Bar, parts: &[(&Segment, Fill)], unit: Unit, at: Rect, out: &mut Drawing) {
     let amounts: Vec<i64> = parts.iter().map(|(part, _)| part.bytes).collect();
     let shares = percents(bar.total_bytes, &amounts);
@@ -126,7 +126,7 @@ pub(super) fn list(bar: &Bar, parts: &[(&Segment, Fill)], unit: Unit, at: Rect, 
     let room = (amounts_at - at.x - 16.0 - AMOUNT) / WIDER;
     let names: Vec<&str> = parts.iter().map(|(part, _)| part.name.as_str()).collect();
     let names = told_apart(&names, SMALL, room);
-    // Beside the middle of the bar, not above its top.
+    // The list is centred vertically beside the bar.
     let height = ROW * (parts.len() as f64 + 1.0);
     let mut y = at.y + ((at.height - height) / 2.0).max(0.0) + SMALL;
     let right = |text: &str, x: f64, y: f64| Text { anchor: Anchor::End, ..words(text, x, y, SMALL) };

@@ -1,5 +1,5 @@
-//! A picture before it has a format: shapes and words at their places, in points, y downwards. What writes a format
-//! decides nothing about the picture, so that all three show the same.
+//! A picture before it is written in a format: shapes and texts at their positions, in points, with y downwards. Writers of
+//! formats make no layout decisions, so all three formats show the same.
 
 use super::helvetica;
 use super::palette::{Color, Pattern};
@@ -7,86 +7,86 @@ use super::palette::{Color, Pattern};
 /// A finished picture.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Drawing {
-    /// What it shows, for those who cannot see it.
+    /// Description for screen readers, and the document's title.
     pub title: String,
-    /// Points.
+    /// Width in points.
     pub width: f64,
-    /// Points.
+    /// Height in points.
     pub height: f64,
-    /// In the order in which they are painted.
+    /// Items in the order in which they are painted.
     pub items: Vec<Item>,
 }
 
-/// A thing in a picture.
+/// An item of a picture.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Item {
-    /// A closed outline.
+    /// A closed polygon.
     Shape {
         /// Its corners.
         points: Vec<(f64, f64)>,
-        /// What is inside.
+        /// Its interior.
         fill: Fill,
         /// Colour and width of the outline.
         stroke: Option<(Color, f64)>,
-        /// What it stands for.
+        /// The bytes that it represents.
         data: Option<Data>,
     },
     /// A line through points.
     Line {
-        /// At least two.
+        /// Points of the line, at least two.
         points: Vec<(f64, f64)>,
-        /// Its ink.
+        /// Colour of the line.
         color: Color,
-        /// Points.
+        /// Width in points.
         width: f64,
-        /// Broken, not solid.
+        /// The line is dashed.
         dashed: bool,
-        /// What it stands for.
+        /// The bytes that it represents.
         data: Option<Data>,
     },
-    /// One line of words.
+    /// A single line of text.
     Text(Text),
 }
 
-/// Words at a place.
+/// A text at a position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Text {
-    /// Harmless to print; as it was said otherwise.
+    /// The text, without control characters.
     pub text: String,
-    /// Of the anchor.
+    /// x coordinate of the anchor.
     pub x: f64,
-    /// Of the line that letters stand on.
+    /// y coordinate of the baseline.
     pub y: f64,
-    /// Height of the letters' body, in points.
+    /// Font size, in points.
     pub size: f64,
-    /// What of the text is at `x`.
+    /// The part of the text that is at `x`.
     pub anchor: Anchor,
-    /// Heavier.
+    /// Bold font.
     pub bold: bool,
-    /// Turned against the clock, in degrees, around its anchor.
+    /// Rotation around its anchor, counterclockwise, in degrees.
     pub turned: f64,
-    /// Its ink.
+    /// Colour.
     pub color: Color,
 }
 
-/// What of a text is at its place.
+/// The part of a text that is at its position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Anchor {
-    /// Where it begins.
+    /// Its start.
     Start,
     /// Its middle.
     Middle,
-    /// Where it ends.
+    /// Its end.
     End,
 }
 
 impl Text {
-    /// How wide it is, in points.
+    /// Returns its width in points.
     pub fn width(&self) -> f64 {
         helvetica::width(&self.text, self.size, self.bold)
     }
 
-    /// How far its beginning is before `x`.
+    /// Returns the distance from its start to `x`.
     pub(super) fn before(&self) -> f64 {
         match self.anchor {
             Anchor::Start => 0.0,
@@ -96,14 +96,14 @@ impl Text {
     }
 }
 
-/// What is inside a shape.
+/// Interior of a shape.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Fill {
-    /// What is behind it.
+    /// Transparent.
     None,
-    /// A colour.
+    /// A solid colour.
     Solid(Color),
-    /// A ground with lines.
+    /// A background with lines.
     Hatched(Pattern),
 }
 
@@ -113,41 +113,41 @@ impl From<Pattern> for Fill {
     }
 }
 
-/// What a shape stands for: a name and its bytes, for programs that read the picture.
+/// The bytes that a shape represents, for programs that read the picture.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Data {
-    /// Of which bar, panel or series.
+    /// Name of the bar, panel or series.
     pub of: String,
-    /// Of the part.
+    /// Name of the part.
     pub name: String,
     /// Its bytes.
     pub bytes: i64,
 }
 
 impl Drawing {
-    /// An empty picture.
+    /// Makes an empty picture.
     pub fn new(title: impl Into<String>, width: f64, height: f64) -> Self {
         Drawing { title: title.into(), width, height, items: Vec::new() }
     }
 
-    /// A rectangle; `x`, `y` is its upper left corner.
+    /// Adds a rectangle; `x`, `y` is its upper left corner.
     pub fn rect(&mut self, at: Rect, fill: Fill, stroke: Option<(Color, f64)>, data: Option<Data>) {
         let Rect { x, y, width, height } = at;
         let points = vec![(x, y), (x + width, y), (x + width, y + height), (x, y + height)];
         self.items.push(Item::Shape { points, fill, stroke, data });
     }
 
-    /// A solid line.
+    /// Adds a solid line.
     pub fn line(&mut self, points: Vec<(f64, f64)>, color: Color, width: f64) {
         self.items.push(Item::Line { points, color, width, dashed: false, data: None });
     }
 
-    /// Words.
+    /// Adds a text.
     pub fn text(&mut self, text: Text) {
         self.items.push(Item::Text(text));
     }
 
-    /// All of another picture, moved.
+    /// Adds all items of another picture, moved by `x`, `y`.
     pub fn place(&mut self, other: Drawing, x: f64, y: f64) {
         let moved = |points: Vec<(f64, f64)>| points.into_iter().map(|(px, py)| (px + x, py + y)).collect();
         self.items.extend(other.items.into_iter().map(|item| match item {
@@ -162,30 +162,30 @@ impl Drawing {
     }
 }
 
-/// A place with a size.
+/// A rectangle, in points.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rect {
-    /// Left.
+    /// Left edge.
     pub x: f64,
-    /// Top.
+    /// Top edge.
     pub y: f64,
-    /// Points.
+    /// Width in points.
     pub width: f64,
-    /// Points.
+    /// Height in points.
     pub height: f64,
 }
 
 /// A stroke from one point to another.
 pub(super) type Stroke = ((f64, f64), (f64, f64));
 
-/// The lines of a pattern inside an outline (even-odd). They lie on one grid for the whole picture, so that neighbours
-/// with the same pattern meet, and no format needs to know clipping.
+/// Returns the lines of a pattern inside a polygon (even-odd rule). They lie on one grid for the whole picture, so lines of
+/// adjacent shapes meet, and formats need no clipping.
 pub(super) fn hatch(points: &[(f64, f64)], pattern: &Pattern) -> Vec<Stroke> {
-    /// More than any picture needs: a page full at the closest spacing.
+    /// More lines than any picture needs: a full page at the closest spacing.
     const MAX_LINES: f64 = 4096.0;
     let angle = pattern.degrees.to_radians();
     let (sin, cos) = angle.sin_cos();
-    // Turned so that the lines are level.
+    // Rotation that makes the pattern's lines horizontal.
     let level = |(x, y): (f64, f64)| (x * cos - y * sin, x * sin + y * cos);
     let back = |(x, y): (f64, f64)| (x * cos + y * sin, y * cos - x * sin);
     let turned: Vec<(f64, f64)> = points.iter().map(|&point| level(point)).collect();

@@ -1,4 +1,4 @@
-//! A page around pictures: what they show above them, what a reader must know below them.
+//! A page with pictures, a title and lines above them, and notes below.
 
 use super::axis::{GREY, SMALL, words};
 use super::bars::MARGIN;
@@ -8,21 +8,21 @@ use super::helvetica::{fitted, width};
 const TITLE: f64 = 15.0;
 const LINE: f64 = 13.0;
 
-/// What stands around pictures.
+/// Text around pictures.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Frame {
-    /// In large letters.
+    /// Title, in large letters.
     pub(crate) title: String,
-    /// Below the title.
+    /// Lines below the title.
     pub(crate) lines: Vec<String>,
-    /// Below the pictures.
+    /// Notes below the pictures.
     pub(crate) notes: Vec<String>,
 }
 
 impl Frame {
-    /// Pictures in a grid of so many columns, with their words.
+    /// Arranges pictures in a grid with this number of columns, and adds the text.
     pub(crate) fn around(self, pictures: Vec<Drawing>, columns: usize) -> Drawing {
-        /// For the words, where the pictures are narrow.
+        /// Least width of a page, so that the text has room.
         const NARROWEST: f64 = 420.0;
         let columns = columns.max(1);
         let cell = pictures.iter().map(|picture| picture.width).fold(0.0, f64::max);
@@ -56,7 +56,7 @@ impl Frame {
     }
 }
 
-/// A sentence as lines of this width.
+/// Splits a sentence into lines of this width.
 fn wrapped(text: &str, room: f64) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = String::new();

@@ -1,5 +1,5 @@
-//! How wide Helvetica's letters are (Adobe's metrics, in thousandths of the size). Every PDF reader has this font and most
-//! machines have one with the same widths (Arial, Liberation Sans), so all formats are laid out by it.
+//! Widths of Helvetica's characters (Adobe's metrics, in thousandths of the font size). All formats use it for layout: every PDF
+//! reader has this font, and most machines have one with the same widths (Arial, Liberation Sans).
 
 /// Widths of U+0020 to U+007E.
 const ASCII: [u16; 95] = [
@@ -10,7 +10,7 @@ const ASCII: [u16; 95] = [
     278, 556, 500, 722, 500, 500, 500, 334, 260, 334, 584,
 ];
 
-/// The same of Helvetica-Bold.
+/// Widths of U+0020 to U+007E in Helvetica-Bold.
 const ASCII_BOLD: [u16; 95] = [
     278, 333, 474, 556, 556, 889, 722, 238, 333, 333, 389, 584, 278, 333, 278, 278, 556, 556, 556, 556, 556,
     556, 556, 556, 556, 556, 333, 333, 584, 584, 584, 611, 975, 722, 722, 722, 722, 667, 611, 778, 722, 278,
@@ -19,7 +19,7 @@ const ASCII_BOLD: [u16; 95] = [
     333, 611, 556, 778, 556, 556, 500, 389, 280, 389, 584,
 ];
 
-/// Widths of U+00A0 to U+00FF, the same letters with accents being as wide as those without.
+/// Widths of U+00A0 to U+00FF. Letters with accents are as wide as those without.
 const LATIN_1: [u16; 96] = [
     278, 333, 556, 556, 556, 556, 260, 556, 333, 737, 370, 556, 584, 333, 737, 333, 400, 584, 333, 333, 333,
     556, 537, 278, 333, 333, 365, 556, 834, 834, 834, 611, 667, 667, 667, 667, 667, 667, 1000, 722, 667, 667,
@@ -28,10 +28,10 @@ const LATIN_1: [u16; 96] = [
     556, 556, 556, 584, 611, 556, 556, 556, 556, 500, 556, 500,
 ];
 
-/// What stands where a font has no letter: it is seen, and it is not taken for one.
+/// Character shown in place of one that the font lacks: visible, and not mistaken for the original.
 pub const REPLACEMENT: char = '\u{bf}';
 
-/// A character as the base fonts have it, or [`REPLACEMENT`].
+/// Returns the character as the base fonts show it, or [`REPLACEMENT`].
 pub fn shown(character: char) -> char {
     match character {
         ' '..='~' | '\u{a0}'..='\u{ff}' => character,
@@ -42,7 +42,7 @@ pub fn shown(character: char) -> char {
     }
 }
 
-/// Width of one character in thousandths of the size. Those of other scripts are taken for as wide as they come.
+/// Returns the width of a character in thousandths of the font size. Characters of other scripts count as the widest possible.
 pub fn advance(character: char, bold: bool) -> u16 {
     let code = u32::from(character) as usize;
     let of = |table: &[u16], first: usize| table.get(code.wrapping_sub(first)).copied();
@@ -50,20 +50,20 @@ pub fn advance(character: char, bold: bool) -> u16 {
     of(ascii, 0x20).or_else(|| of(&LATIN_1, 0xa0)).unwrap_or(1000)
 }
 
-/// Width of a text in points.
+/// Returns the width of a text in points.
 pub fn width(text: &str, size: f64, bold: bool) -> f64 {
     let thousandths: f64 = text.chars().map(|character| f64::from(advance(character, bold))).sum();
     thousandths * size / 1000.0
 }
 
-/// The text, or as much of it as fits with two dots. Paths differ at their end, other names at their beginning: what goes is
-/// the middle.
+/// Shortens a text to a width, with two dots in place of its middle. Paths differ at their end and other names at their
+/// beginning, so both ends are kept.
 pub fn fitted(text: &str, size: f64, bold: bool, room: f64) -> String {
     if width(text, size, bold) <= room {
         return text.to_owned();
     }
     let letters: Vec<char> = text.chars().collect();
-    // Half of the room for each end; the first that does not fit ends it.
+    // Each end gets half of the width, and stops at the first character that does not fit.
     let dots = width("..", size, bold);
     let fits = |letters: &mut dyn Iterator<Item = &char>| {
         let mut left = (room - dots).max(0.0) / 2.0;
@@ -79,10 +79,10 @@ pub fn fitted(text: &str, size: f64, bold: bool, room: f64) -> String {
     head.chain(&['.', '.']).chain(tail).collect()
 }
 
-/// Room for fonts that come instead of Helvetica and are wider, where a reader does not squeeze them.
+/// Factor for substitute fonts that are wider than Helvetica, in readers that do not compress text.
 pub const WIDER: f64 = 1.14;
 
-/// Names of a list, each as [`fitted`]; those that would look the same show where they differ instead.
+/// Shortens the names of a list like [`fitted`]. Names that would look the same show the part in which they differ.
 pub fn told_apart(names: &[&str], size: f64, room: f64) -> Vec<String> {
     let short: Vec<String> = names.iter().map(|name| fitted(name, size, false, room)).collect();
     let alike = |index: usize| -> Vec<&str> {
@@ -97,7 +97,7 @@ pub fn told_apart(names: &[&str], size: f64, room: f64) -> Vec<String> {
         });
         let is_told = alike.iter().all(|other| other == name);
         match name.get(..same).filter(|_| !is_told) {
-            // From the component in which they differ, as far as there is room.
+            // Starts at the path component in which they differ.
             Some(common) => {
                 let from =
                     common.rfind('/').map_or(same.saturating_sub(common.len().min(8)), |slash| slash + 1);
@@ -109,7 +109,7 @@ pub fn told_apart(names: &[&str], size: f64, room: f64) -> Vec<String> {
     names.iter().enumerate().map(tell).collect()
 }
 
-/// The beginning of a text, with two dots where it goes on.
+/// Shortens a text to a width, with two dots in place of its end.
 fn beginning(text: &str, size: f64, room: f64) -> String {
     if width(text, size, false) <= room {
         return text.to_owned();

@@ -1,15 +1,15 @@
-//! Pictures. What is to be seen -> a [`Drawing`]: shapes and words at their places -> SVG, PDF, PNG.
+//! Pictures. Report -> a [`Drawing`]: shapes and texts at their positions -> SVG, PDF, PNG.
 //!
 //! ```text
-//! of_report                which picture of which runs
-//! bars, rows, timeline     stacked bars; a bar per category; what was held over time
-//! bar, frame               sums as parts with ranks; what stands around pictures
-//! axis, palette            scales of bytes; colours, which pages share
-//! drawing, helvetica       what a picture is made of, and how wide words are
-//! svg, pdf, png            formats; strokes: letters of the last
+//! of_report               selects the picture for given runs
+//! bars, rows, timeline    stacked bars; one bar for each category; memory over time
+//! bar, frame              sums as ranked parts; text around pictures
+//! axis, palette           scales of bytes; colours, which pages share
+//! drawing, helvetica      contents of a picture; widths of texts
+//! svg, pdf, png           formats; strokes: letters for PNG
 //! ```
 //!
-//! Every shape that stands for bytes carries them, and those of a bar or panel add up to its total.
+//! Every shape that represents bytes carries their number, and those of a bar or panel add up to its total.
 
 mod axis;
 mod bar;

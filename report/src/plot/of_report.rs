@@ -1,4 +1,4 @@
-//! Which picture of which runs.
+//! Selects and draws the picture for given runs.
 
 use super::axis::Axis;
 use super::bar::{self, Bar, Kind, Segment};
@@ -13,40 +13,40 @@ use gpumem_model::harmless::clean;
 use gpumem_model::run::{Device, Moment};
 use gpumem_model::units::{Unit, plural};
 
-/// Categories that a picture names at most: a page.
+/// Most categories that a picture names, so that it fits on a page.
 const MOST_ROWS: usize = 60;
 
-/// What a picture shows.
+/// Contents of a picture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Picture {
     /// The peak of each device, by layer and by data structure, as two stacked bars.
     Peak,
-    /// The same as a bar per category.
+    /// The peak of each device, with one bar for each category.
     Categories,
-    /// What was held over time.
+    /// Memory over time.
     Timeline,
     /// The peaks of several runs side by side.
     Compare,
 }
 
-/// How it is wanted.
+/// Options of a picture.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// What stands above it, instead of the command.
+    /// Title in place of the command.
     pub title: Option<String>,
-    /// Categories of at most this share of the total are one part, in percent.
+    /// Categories up to this percentage of the total are folded into one part.
     pub hide_below: Option<f64>,
 }
 
-/// There is nothing that this picture could show.
+/// Error: there is nothing to draw; the text gives the reason.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Nothing(String);
 
-/// A picture of these runs; only [`Picture::Compare`] takes more than one.
+/// Draws a picture of these runs; only [`Picture::Compare`] accepts more than one.
 ///
 /// # Errors
-/// They have nothing to show, or are too many.
+/// If the runs have nothing to show, or are too many.
 pub fn draw(reports: &[Report<'_>], picture: Picture, options: &Options) -> Result<Drawing, Nothing> {
     let Some(report) = reports.first() else { return Err(Nothing("no run to draw".into())) };
     if reports.iter().all(|report| report.run.devices.is_empty()) {
@@ -64,7 +64,7 @@ pub fn draw(reports: &[Report<'_>], picture: Picture, options: &Options) -> Resu
     }
 }
 
-/// What a process held on a device at a moment: its parts add up to `used`, or to what of it is known.
+/// Returns the bar of a process on a device at a moment. Its parts add up to `used`, or to the known part of it.
 pub fn bar(report: &Report<'_>, moment: &Moment, by: By, title: &str) -> Bar {
     let mut segments = Vec::new();
     let mut push = |name: &str, bytes: i64, kind: Kind| {
@@ -88,7 +88,7 @@ pub fn bar(report: &Report<'_>, moment: &Moment, by: By, title: &str) -> Bar {
     Bar::of(title, segments)
 }
 
-/// What a bar of a device is called where there are several.
+/// Returns the title of a device's bar, with the device's number if there are several.
 fn titled(report: &Report<'_>, device: &Device, what: &str) -> String {
     if report.run.devices.len() > 1 { format!("GPU {}: {what}", device.ordinal) } else { what.to_owned() }
 }
@@ -98,7 +98,7 @@ fn peak(report: &Report<'_>, options: &Options) -> Drawing {
     let mut hidden = Hidden::default();
     let pictures = report.run.devices.iter().map(|device| {
         let mut by = vec![(By::Layer, "by layer"), (By::Structure, "by data structure")];
-        // Where no rule and no path names anything there is nothing to tell apart.
+        // A grouping without any names is not shown.
         let names = |by: By| !report.composition(&device.peak, by).categories.is_empty();
         by.retain(|(by, _)| names(*by));
         if by.is_empty() {
@@ -145,7 +145,7 @@ fn over_time(report: &Report<'_>, options: &Options) -> Result<Drawing, Nothing>
     let mut frame = frame(report, options);
     let mut hidden = Hidden::default();
     let mut pictures = Vec::new();
-    // One scale of time for all devices.
+    // All devices share one time axis.
     let spans = report.run.devices.iter().filter_map(timeline::span);
     let span = spans.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))).unwrap_or_default();
     for device in &report.run.devices {
@@ -164,7 +164,7 @@ fn over_time(report: &Report<'_>, options: &Options) -> Result<Drawing, Nothing>
 }
 
 fn compare(reports: &[Report<'_>], options: &Options) -> Result<Drawing, Nothing> {
-    /// Panels of a picture: eight by eight.
+    /// Most panels of a picture: eight by eight.
     const MOST: usize = 64;
     let by = reports.first().map_or(By::Layer, |report| report.by);
     let mut all: Vec<Bar> = Vec::new();
@@ -192,7 +192,7 @@ fn compare(reports: &[Report<'_>], options: &Options) -> Result<Drawing, Nothing
         )],
         notes: hidden.note(options).into_iter().collect(),
     };
-    // What holds for all of them is said once.
+    // A note that holds for all runs is shown once.
     let said: Vec<(String, Vec<String>)> =
         reports.iter().map(|report| (called(report), notes(report))).collect();
     for (name, own) in &said {
@@ -222,7 +222,7 @@ fn compare(reports: &[Report<'_>], options: &Options) -> Result<Drawing, Nothing
     Ok(frame.around(all.iter().map(|bar| rows.panel(bar)).collect(), columns))
 }
 
-/// What a run is called among others: by its file or number, for commands are often the same.
+/// Returns the name of a run among others: by its file or id, because commands are often the same.
 fn called(report: &Report<'_>) -> String {
     let run = report.run;
     match &report.id {
@@ -232,7 +232,7 @@ fn called(report: &Report<'_>) -> String {
     }
 }
 
-/// Categories that are not shown by themselves.
+/// Categories that are folded because they are small.
 #[derive(Default)]
 struct Hidden {
     names: Vec<(String, i64)>,
@@ -247,7 +247,7 @@ impl Hidden {
     }
 
     fn note(&self, options: &Options) -> Option<String> {
-        /// Names that are said.
+        /// Most names in the note.
         const NAMED: usize = 20;
         let percent = options.hide_below.filter(|_| !self.names.is_empty())?;
         let named = self.names.iter().take(NAMED).map(|(name, bytes)| {
@@ -297,9 +297,9 @@ fn frame(report: &Report<'_>, options: &Options) -> Frame {
     Frame { title: options.title.clone().unwrap_or(label), lines, notes: notes(report) }
 }
 
-/// What a reader must know beside the picture.
+/// Returns what a reader must know about the picture's numbers.
 fn notes(report: &Report<'_>) -> Vec<String> {
-    /// Of the run's own.
+    /// Most caveats of the run.
     const CAVEATS: usize = 3;
     let run = report.run;
     let mut notes = Vec::new();

@@ -1,20 +1,21 @@
-//! Colours of categories, by rank: the largest has the first. They stay apart for the colour-blind (hues of Okabe and
-//! Ito, neighbours far apart in lightness too, so that they differ on a grey printer), and pictures and pages share them.
+//! Colours of categories by rank: the largest category has the first. The colours are distinguishable for colour-blind readers.
+//! They are the hues of Okabe and Ito, and adjacent ones also differ in lightness, so that they differ on a grey printer.
+//! Pictures and pages share them.
 //!
-//! Meaning never hangs on colour alone: every form names its parts in the order in which they are stacked, and what is no
-//! category has a pattern or no colour at all.
+//! Colour is never the only carrier of meaning: every form names its parts in the order in which they are stacked, and parts that
+//! are no category have a pattern or no colour.
 
-/// Red, green, blue.
+/// A colour as red, green and blue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Color(pub u8, pub u8, pub u8);
 
 impl Color {
-    /// As CSS and SVG write it: `#0072b2`.
+    /// Returns the colour as CSS and SVG write it: `#0072b2`.
     pub fn hex(self) -> String {
         format!("#{:02x}{:02x}{:02x}", self.0, self.1, self.2)
     }
 
-    /// How light it is, 0 to 1, as the eye weighs the three (WCAG's relative luminance).
+    /// Returns WCAG's relative luminance, 0 to 1.
     pub fn luminance(self) -> f64 {
         let linear = |part: u8| {
             let part = f64::from(part) / 255.0;
@@ -23,30 +24,30 @@ impl Color {
         0.2126 * linear(self.0) + 0.7152 * linear(self.1) + 0.0722 * linear(self.2)
     }
 
-    /// Black or white, whichever is read better on it.
+    /// Returns black or white, whichever is more readable on this colour.
     pub fn text(self) -> Color {
         if self.luminance() > 0.179 { BLACK } else { WHITE }
     }
 }
 
-/// What is drawn on.
+/// Theme of the background.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Theme {
-    /// Paper.
+    /// White paper, or a light page.
     Light,
     /// A dark page.
     Dark,
 }
 
-/// Ink on paper.
+/// Text colour on paper.
 pub const BLACK: Color = Color(0, 0, 0);
-/// Paper, and the ground of `Others` on it.
+/// Colour of paper, and of `Others` on it.
 pub const WHITE: Color = Color(255, 255, 255);
 
-/// Categories that have a colour of their own; what is smaller than these belongs in one row `(N smaller)`.
+/// Categories with their own colour; smaller ones belong in one row `(N smaller)`.
 pub const RANKS: usize = 12;
 
-/// On paper: each is lighter or darker than the next by half at least.
+/// Colours on paper. Adjacent ones differ in lightness by at least half.
 const LIGHT: [Color; RANKS] = [
     Color(0x00, 0x72, 0xb2), // blue
     Color(0xf0, 0xb4, 0x40), // orange
@@ -62,7 +63,7 @@ const LIGHT: [Color; RANKS] = [
     Color(0x6a, 0x9a, 0xe8), // periwinkle
 ];
 
-/// On a dark page: the same hues, the dark ones lifted off the ground.
+/// Colours on a dark page: the same hues, with dark ones lightened to contrast with the background.
 const DARK: [Color; RANKS] = [
     Color(0x2f, 0x8f, 0xd0),
     Color(0xf0, 0xb4, 0x40),
@@ -78,7 +79,7 @@ const DARK: [Color; RANKS] = [
     Color(0xd2, 0xfa, 0xa2),
 ];
 
-/// The colour of a category by its rank, 0 the largest. Beyond [`RANKS`] they come again.
+/// Returns the colour of a category by its rank, 0 for the largest. Ranks beyond [`RANKS`] repeat the colours.
 pub fn category(rank: usize, theme: Theme) -> Color {
     let colors = match theme {
         Theme::Light => &LIGHT,
@@ -87,20 +88,20 @@ pub fn category(rank: usize, theme: Theme) -> Color {
     colors.get(rank % RANKS).copied().unwrap_or(BLACK)
 }
 
-/// How what is no category is drawn: a ground and, where it has a pattern, the ink of its lines.
+/// How a part that is no category is drawn: a background and, if it has a pattern, the colour of its lines.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pattern {
-    /// Behind the lines.
+    /// Background colour.
     pub ground: Color,
-    /// Of the lines; `None` for a plain ground.
+    /// Colour of the lines; `None` for a plain background.
     pub ink: Option<Color>,
-    /// How the lines run, in degrees from the horizontal, against the clock.
+    /// Direction of the lines, in degrees from the horizontal, counterclockwise.
     pub degrees: f64,
-    /// From line to line, in points (pixels at 96 to the inch, times 0.75).
+    /// Distance between lines, in points (96-dpi pixels times 0.75).
     pub spacing: f64,
 }
 
-/// What no rule takes: white on paper, grey on a dark page.
+/// Returns the pattern of bytes that no rule matches: white on paper, grey on a dark page.
 pub fn others(theme: Theme) -> Pattern {
     let ground = match theme {
         Theme::Light => WHITE,
@@ -109,7 +110,7 @@ pub fn others(theme: Theme) -> Pattern {
     Pattern { ground, ink: None, degrees: 0.0, spacing: 0.0 }
 }
 
-/// The sum of categories too small for a row: plain grey.
+/// Returns the pattern of the sum of small categories: plain grey.
 pub fn smaller(theme: Theme) -> Pattern {
     let ground = match theme {
         Theme::Light => Color(0xd6, 0xd6, 0xd6),
@@ -118,7 +119,7 @@ pub fn smaller(theme: Theme) -> Pattern {
     Pattern { ground, ink: None, degrees: 0.0, spacing: 0.0 }
 }
 
-/// What pools hold and no block uses: a light hatch, falling.
+/// Returns the pattern of idle pool memory: a light, falling hatch.
 pub fn idle(theme: Theme) -> Pattern {
     let (ground, ink) = match theme {
         Theme::Light => (Color(0xf4, 0xf4, 0xf4), Color(0xa8, 0xa8, 0xa8)),
@@ -127,17 +128,17 @@ pub fn idle(theme: Theme) -> Pattern {
     Pattern { ground, ink: Some(ink), degrees: -45.0, spacing: 6.0 }
 }
 
-/// What pools hold whose owner reports no blocks: lines across.
+/// Returns the pattern of pools that report no blocks: horizontal lines.
 pub fn opaque(theme: Theme) -> Pattern {
     Pattern { degrees: 0.0, spacing: 4.0, ..idle(theme) }
 }
 
-/// What is older than the agent: upright lines.
+/// Returns the pattern of memory older than the agent: vertical lines.
 pub fn predates(theme: Theme) -> Pattern {
     Pattern { degrees: 90.0, spacing: 4.0, ..idle(theme) }
 }
 
-/// What nothing tracks: a strong hatch, rising.
+/// Returns the pattern of untrackable memory: a strong, rising hatch.
 pub fn untrackable(theme: Theme) -> Pattern {
     let (ground, ink) = match theme {
         Theme::Light => (WHITE, Color(0x3c, 0x3c, 0x3c)),
@@ -150,7 +151,7 @@ pub fn untrackable(theme: Theme) -> Pattern {
 mod tests {
     use super::*;
 
-    /// What an eye without one kind of cone sees (Viénot, Brettel and Mollon 1999, in linear light).
+    /// Returns a colour as seen without one kind of cone (Viénot, Brettel and Mollon 1999, in linear light).
     fn seen_by(kind: &str, color: Color) -> [f64; 3] {
         let linear = |part: u8| (f64::from(part) / 255.0).powf(2.2);
         let (r, g, b) = (linear(color.0), linear(color.1), linear(color.2));

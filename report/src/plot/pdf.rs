@@ -1,8 +1,8 @@
-//! A picture as PDF 1.4: one page, its own size, vectors, text that can be searched and copied. The fonts are two of the
-//! fourteen that every reader has, so none is embedded, and they have the letters of Latin-1; what is none of these is
-//! shown as [`REPLACEMENT`](super::helvetica::REPLACEMENT).
+//! A picture as PDF 1.4: one page of its own size, with vectors and text that can be searched and copied. It uses two of the
+//! fourteen fonts that every reader has, so none is embedded. They have the characters of Latin-1; others are shown as
+//! [`REPLACEMENT`](super::helvetica::REPLACEMENT).
 //!
-//! The same picture makes the same bytes: there is no date in it.
+//! The same picture gives the same bytes: the file contains no date.
 
 use super::drawing::{Drawing, Fill, Item, Text, hatch};
 use super::helvetica::shown;
@@ -10,11 +10,11 @@ use super::palette::Color;
 use super::svg::number;
 use std::fmt::Write;
 
-/// Characters of the title that are kept.
+/// Most characters of the title.
 const TITLE: usize = 200;
 
 impl Drawing {
-    /// As PDF.
+    /// Returns the picture as PDF.
     pub fn pdf(&self) -> Vec<u8> {
         let content = self.content();
         let title: String = self.title.chars().take(TITLE).collect();
@@ -54,9 +54,9 @@ impl Drawing {
         out
     }
 
-    /// The page's operators. All of it is ASCII: letters beyond are octal.
+    /// Returns the page's operators, in ASCII; other characters are octal escapes.
     fn content(&self) -> String {
-        // Pictures have y downwards, pages upwards.
+        // PDF pages have y upwards.
         let up = |y: f64| self.height - y;
         let point = |&(x, y): &(f64, f64)| format!("{} {}", number(x), number(up(y)));
         let path = |points: &[(f64, f64)]| {
@@ -104,7 +104,7 @@ impl Drawing {
 
     fn words(&self, text: &Text, out: &mut String) {
         let (sin, cos) = text.turned.to_radians().sin_cos();
-        // The text begins before its anchor, in its own direction.
+        // The text starts before its anchor, along its own direction.
         let shown: Text = Text { text: text.text.chars().map(shown).collect(), ..text.clone() };
         let before = shown.before();
         let (x, y) = (text.x - before * cos, self.height - text.y - before * sin);
@@ -134,7 +134,7 @@ fn color(Color(red, green, blue): Color) -> String {
     [red, green, blue].map(|part| format!("{:.3}", f64::from(part) / 255.0)).join(" ")
 }
 
-/// A string of any characters.
+/// Returns a PDF string of arbitrary characters, as UTF-16 in hexadecimal.
 fn utf16(text: &str) -> String {
     let mut out = String::from("<FEFF");
     for unit in text.encode_utf16() {

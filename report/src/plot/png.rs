@@ -1,35 +1,35 @@
-//! A picture as pixels. Shapes here are few and plain, so they are painted by two rules: how much of a pixel an outline
-//! covers, and how far a pixel is from a stroke. Letters are strokes too (strokes.rs): no font is asked for.
+//! A picture as pixels. There are few kinds of shapes, so two rules suffice: the share of a pixel that a polygon covers, and the
+//! distance of a pixel from a stroke. Letters are strokes too (strokes.rs), so no font is needed.
 
 use super::drawing::{Drawing, Fill, Item, hatch};
 use super::palette::{Color, WHITE};
 use super::strokes;
 use miniz_oxide::deflate::compress_to_vec_zlib;
 
-/// Pixels per point: 144 to the inch, sharp on today's screens.
+/// Pixels per point: 144 dpi, sharp on current screens.
 const SCALE: f64 = 2.0;
-/// More pixels than any picture of ours has; each costs three bytes while it is made.
+/// Most pixels of a picture, more than any of our pictures has. Each takes three bytes of memory.
 const MAX_PIXELS: usize = 32 << 20;
-/// Lines of samples in a pixel.
+/// Scan lines sampled in a pixel.
 const SAMPLES: u32 = 4;
 
-/// The picture is too large for pixels.
+/// Error: the picture has too many pixels for PNG.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a picture of {width} x {height} pixels is too large for PNG; show fewer panels, or take --svg or --pdf"
 )]
 pub struct TooLarge {
-    /// Pixels.
+    /// Width in pixels.
     pub width: usize,
-    /// Pixels.
+    /// Height in pixels.
     pub height: usize,
 }
 
 impl Drawing {
-    /// As PNG: 8 bits of red, green and blue, two pixels per point.
+    /// Returns the picture as PNG, with 8 bits each of red, green and blue, and two pixels per point.
     ///
     /// # Errors
-    /// It would have too many pixels.
+    /// If it would have too many pixels.
     pub fn png(&self) -> Result<Vec<u8>, TooLarge> {
         let size = |points: f64| (points * SCALE).ceil().max(1.0) as usize;
         let (width, height) = (size(self.width), size(self.height));
@@ -89,7 +89,7 @@ impl Canvas {
         }
     }
 
-    /// Paints the inside of an outline (even-odd).
+    /// Paints the inside of a polygon (even-odd rule).
     fn fill(&mut self, points: &[(f64, f64)], color: Color) {
         let points: Vec<(f64, f64)> = points.iter().map(|(x, y)| (x * SCALE, y * SCALE)).collect();
         let Some((rows, columns)) = self.covered(points.iter().copied(), 0.0) else { return };
@@ -122,7 +122,7 @@ impl Canvas {
         }
     }
 
-    /// Paints lines with a round pen. A pixel is as dark as the nearest of them makes it: where they meet, ink does not add up.
+    /// Paints lines with a round pen. A pixel gets the coverage of the nearest line, so crossing lines do not add up.
     fn strokes(&mut self, lines: &[Vec<(f64, f64)>], width: f64, color: Color) {
         let radius = width * SCALE / 2.0;
         let lines = lines
@@ -144,7 +144,7 @@ impl Canvas {
                     for column in own_columns.clone() {
                         let pixel = (column as f64 + 0.5, row as f64 + 0.5);
                         let share = (radius + 0.5 - distance(pixel, *from, *to)).clamp(0.0, 1.0);
-                        // A line thinner than a pixel covers no more of it than it is wide.
+                        // A line thinner than a pixel covers at most its own width of the pixel.
                         let share = share.min(2.0 * radius);
                         let at = (row - rows.start) * columns.len() + (column - columns.start);
                         if let Some(cover) = cover.get_mut(at) {
@@ -160,7 +160,7 @@ impl Canvas {
         }
     }
 
-    /// The pixels around points, as rows and columns.
+    /// Returns the rows and columns of pixels around points.
     fn covered(
         &self,
         points: impl Iterator<Item = (f64, f64)>,
@@ -201,12 +201,12 @@ impl Canvas {
         let mut head = Vec::new();
         head.extend_from_slice(&(self.width as u32).to_be_bytes());
         head.extend_from_slice(&(self.height as u32).to_be_bytes());
-        // 8 bits, red green blue, deflate, filters per line, not interlaced.
+        // 8 bits, RGB, deflate, filter per line, not interlaced.
         head.extend_from_slice(&[8, 2, 0, 0, 0]);
         chunk(b"IHDR", &head);
         let per_metre = ((SCALE * 72.0 / 0.0254).round() as u32).to_be_bytes();
         chunk(b"pHYs", &[per_metre.as_slice(), &per_metre, &[1]].concat());
-        // Each line as its difference from the one above: most lines are the same.
+        // Each line is stored as its difference from the one above, because most lines are equal.
         let mut lines = Vec::with_capacity(self.pixels.len() + self.height);
         let mut above = vec![0_u8; self.width * 3];
         for line in self.pixels.chunks_exact(self.width * 3) {
@@ -220,7 +220,7 @@ impl Canvas {
     }
 }
 
-/// From a point to a line between two.
+/// Returns the distance from a point to a line segment.
 fn distance(point: (f64, f64), from: (f64, f64), to: (f64, f64)) -> f64 {
     let (dx, dy) = (to.0 - from.0, to.1 - from.1);
     let (px, py) = (point.0 - from.0, point.1 - from.1);
@@ -229,10 +229,10 @@ fn distance(point: (f64, f64), from: (f64, f64), to: (f64, f64)) -> f64 {
     (px - along * dx).hypot(py - along * dy)
 }
 
-/// A line in pieces.
+/// Splits a line into dashes.
 fn dashes(points: &[(f64, f64)], on: f64, off: f64) -> Vec<Vec<(f64, f64)>> {
     let mut pieces = Vec::new();
-    // How far along the pattern the next end begins.
+    // Position within the dash pattern.
     let mut phase = 0.0_f64;
     for (from, to) in points.iter().zip(points.iter().skip(1)) {
         let length = (to.0 - from.0).hypot(to.1 - from.1);
@@ -254,7 +254,7 @@ fn dashes(points: &[(f64, f64)], on: f64, off: f64) -> Vec<Vec<(f64, f64)>> {
     pieces
 }
 
-/// The checksum of PNG's chunks.
+/// Returns the checksum of a PNG chunk.
 fn crc<'b>(bytes: impl Iterator<Item = &'b u8>) -> u32 {
     !bytes.fold(!0_u32, |sum, byte| {
         let sum = sum ^ u32::from(*byte);
@@ -269,7 +269,7 @@ mod tests {
     use super::*;
 
     fn pixel(png: &[u8], width: usize, x: usize, y: usize) -> [u8; 3] {
-        // What follows IDAT's name, up to its checksum.
+        // The data between the name of IDAT and its checksum.
         let at = png.windows(4).position(|name| name == b"IDAT").expect("pixels") + 4;
         let lines = miniz_oxide::inflate::decompress_to_vec_zlib(&png[at..png.len() - 16]).expect("deflate");
         let stride = width * 3 + 1;

@@ -1,4 +1,4 @@
-//! Categories as bars that lie, one a row, with their names: any number of them, however long.
+//! Categories as horizontal bars, one in a row with its name: for any number and length of names.
 
 use super::axis::{Axis, GREY, GRID, LARGE, SMALL, amount, percents, words};
 use super::bar::{Bar, Segment, rank};
@@ -7,26 +7,26 @@ use super::drawing::{Anchor, Data, Drawing, Fill, Rect, Text};
 use super::helvetica::{WIDER, fitted, told_apart, width};
 use super::palette::{BLACK, WHITE};
 
-/// A row.
+/// Height of a row.
 const ROW: f64 = 17.0;
-/// For an amount and its share.
+/// Width for an amount and its share.
 const AMOUNT: f64 = 104.0;
 
-/// What the panels of a picture share.
+/// What all panels of a picture have in common.
 pub(super) struct Rows<'p> {
-    /// Rows from above, by name; what of them a panel lacks is a dash there.
+    /// Rows from the top, by name; a panel without one of them shows a dash.
     pub(super) names: &'p [Segment],
-    /// Names that have colours.
+    /// Names with their own colours.
     pub(super) ranks: &'p [String],
     pub(super) axis: Axis,
-    /// For the longest bar.
+    /// Width of the longest bar.
     pub(super) width: f64,
-    /// For names at most.
+    /// Largest width of names.
     pub(super) longest: f64,
 }
 
 impl Rows<'_> {
-    /// One panel.
+    /// Draws a panel.
     pub(super) fn panel(&self, bar: &Bar) -> Drawing {
         let widths = self.names.iter().map(|part| width(&part.name, SMALL, false));
         let names = (widths.fold(60.0, f64::max) * WIDER).min(self.longest) + 8.0;
@@ -106,7 +106,7 @@ impl Rows<'_> {
                 shares.as_ref().and_then(|shares| shares.get(index)).map(String::as_str).unwrap_or("");
             let label = format!("{amount}  {share}");
             let label = words(label.trim_end(), at.x + at.width + 5.0, y, SMALL);
-            // No line of the grid through it.
+            // A background hides the grid line behind the label.
             let behind =
                 Rect { x: label.x - 2.0, y: y - SMALL, width: label.width() + 4.0, height: SMALL * 1.3 };
             out.rect(behind, Fill::Solid(WHITE), None, None);
@@ -115,7 +115,7 @@ impl Rows<'_> {
     }
 }
 
-/// Rows for these bars: categories by their largest amount, then what is none.
+/// Returns the rows for these bars: categories by their largest amount, then other parts.
 pub(super) fn rows_of(bars: &[Bar]) -> Vec<Segment> {
     let mut rows: Vec<Segment> = Vec::new();
     for part in bars.iter().flat_map(|bar| &bar.segments) {

@@ -1,24 +1,24 @@
-//! Letters as a plotter draws them: strokes of a round pen, made for Helvetica's widths, so that a picture of pixels is laid
-//! out like the others and no machine needs a font. In thousandths of the size; y upwards from the line that letters stand on.
+//! Letters as strokes of a round pen, made for Helvetica's widths. So PNG pictures have the same layout as the others, and no
+//! machine needs a font. Coordinates are in thousandths of the font size, with y upwards from the baseline.
 
 use super::helvetica::{REPLACEMENT, advance};
 
 /// A stroke of the pen.
 #[derive(Debug, Clone, Copy)]
 enum Mark {
-    /// From point to point; one point is a dot.
+    /// A line through points; a single point is a dot.
     Path(&'static [(i16, i16)]),
-    /// Of an ellipse: its middle, its half axes, from one angle to another, in degrees against the clock.
+    /// An arc of an ellipse: centre, half axes, and the angles from and to, in degrees counterclockwise.
     Arc((i16, i16), (i16, i16), (i16, i16)),
 }
 use Mark::{Arc, Path};
 
-/// Width of the pen.
+/// Returns the width of the pen, as a share of the font size.
 pub(super) fn pen(bold: bool) -> f64 {
     if bold { 0.122 } else { 0.08 }
 }
 
-/// U+0020 to U+007E.
+/// Strokes of U+0020 to U+007E.
 #[rustfmt::skip]
 const ASCII: [&[Mark]; 95] = [
     &[],
@@ -132,7 +132,7 @@ const DOTS: [Mark; 2] = [Path(&[(-95, 60)]), Path(&[(95, 60)])];
 const RING: Mark = Arc((0, 75), (65, 65), (0, 360));
 const CEDILLA: Mark = Path(&[(0, -30), (40, -110), (-40, -160)]);
 
-/// The letter under an accent, and the accent around its place. Other signs of Latin-1 that have strokes are themselves.
+/// Returns the base letter and the accent's strokes, relative to their place. `None` for characters without an accent.
 fn accented(letter: char) -> Option<(char, &'static [Mark])> {
     const TABLE: [(&str, &str, &[Mark]); 7] = [
         ("ÀÈÌÒÙàèìòù", "AEIOUaeıou", &[GRAVE]),
@@ -149,7 +149,8 @@ fn accented(letter: char) -> Option<(char, &'static [Mark])> {
     })
 }
 
-/// A text's strokes, each a line through points, in sizes of the letters from where the text begins; y upwards.
+/// Returns a text's strokes, each a line through points. Coordinates are in font sizes from the start of the text, with y
+/// upwards.
 pub(super) fn strokes(text: &str, bold: bool) -> Vec<Vec<(f64, f64)>> {
     let mut out = Vec::new();
     let mut x = 0.0;
@@ -161,7 +162,7 @@ pub(super) fn strokes(text: &str, bold: bool) -> Vec<Vec<(f64, f64)>> {
     out
 }
 
-/// The text as these strokes show it.
+/// Returns the text as these strokes show it.
 pub(super) fn shown(text: &str) -> String {
     let shown = |letter: char| {
         let letter = super::helvetica::shown(letter);
@@ -178,7 +179,7 @@ fn letter_strokes(letter: char, x: f64, bold: bool, out: &mut Vec<Vec<(f64, f64)
     let marks_of = |letter: char| -> &'static [Mark] {
         ASCII.get((u32::from(letter) as usize).wrapping_sub(0x20)).copied().unwrap_or_default()
     };
-    // Heavier letters are wider: their strokes are moved to the middle of the room.
+    // Bold letters are wider, so their strokes are centred in the width.
     let slack =
         |letter: char| (f64::from(advance(letter, bold)) - f64::from(advance(letter, false))) / 2000.0;
     let mut draw = |marks: &[Mark], dx: f64, dy: f64, flip: f64| {
@@ -206,7 +207,7 @@ fn letter_strokes(letter: char, x: f64, bold: bool, out: &mut Vec<Vec<(f64, f64)
     }
     let x = x + slack(letter);
     match letter {
-        // The question mark, turned.
+        // An inverted question mark.
         REPLACEMENT => draw(marks_of('?'), x + 0.58, 0.52, -1.0),
         '·' => draw(&[Path(&[(139, 270)])], x, 0.0, 1.0),
         '°' => draw(&[Arc((200, 570), (105, 105), (0, 360))], x, 0.0, 1.0),
@@ -220,7 +221,7 @@ fn points(mark: Mark) -> Vec<(f64, f64)> {
     match mark {
         Path(points) => points.iter().map(|&(x, y)| (f64::from(x), f64::from(y))).collect(),
         Arc((x, y), (rx, ry), (from, to)) => {
-            /// Degrees from point to point.
+            /// Degrees between points.
             const STEP: f64 = 10.0;
             let (from, to) = (f64::from(from), f64::from(to));
             let steps = ((to - from).abs() / STEP).ceil().max(1.0);

@@ -1,13 +1,13 @@
-//! A picture as SVG: one file, no script, no style sheet, nothing from elsewhere.
+//! A picture as SVG: one file without scripts, style sheets or external references.
 
 use super::drawing::{Anchor, Data, Drawing, Fill, Item, Text, hatch};
 use std::fmt::Write;
 
-/// Fonts as wide as those that the picture is laid out by; whatever comes instead is squeezed into their width.
+/// Fonts with the widths that the layout uses; the text of substitute fonts is compressed to that width.
 const FONTS: &str = "Helvetica, Arial, 'Liberation Sans', Arimo, sans-serif";
 
 impl Drawing {
-    /// As SVG. What stands for bytes says so: `data-of`, `data-name`, `data-bytes`.
+    /// Returns the picture as SVG. Shapes that represent bytes have the attributes `data-of`, `data-name` and `data-bytes`.
     pub fn svg(&self) -> String {
         let (width, height) = (number(self.width), number(self.height));
         let title = escaped(&self.title);
@@ -35,7 +35,7 @@ impl Drawing {
                     };
                     match lines {
                         Some((ink, lines)) => {
-                            // The lines over the ground, the outline over the lines.
+                            // The lines are painted over the background, the outline over the lines.
                             closed(&mut out, data.as_ref());
                             let lines =
                                 lines.iter().map(|(from, to)| path(&[*from, *to])).collect::<String>();
@@ -71,7 +71,7 @@ impl Drawing {
     }
 }
 
-/// Ends an element: what it stands for is an attribute, and what a mouse over it shows.
+/// Ends an element, with the bytes that it represents as attributes and tooltip.
 fn closed(out: &mut String, data: Option<&Data>) {
     let Some(Data { of, name, bytes }) = data else {
         out.push_str("/>\n");
@@ -115,14 +115,15 @@ fn path(points: &[(f64, f64)]) -> String {
     out
 }
 
-/// Hundredths of a point, without what says nothing.
+/// Formats a number with at most two decimal digits, without trailing zeros.
 pub(super) fn number(value: f64) -> String {
     let text = format!("{value:.2}");
     let text = text.trim_end_matches('0').trim_end_matches('.');
     if text == "-0" { "0".to_owned() } else { text.to_owned() }
 }
 
-/// For content and attributes of XML. Control characters and noncharacters have no place in XML, not even escaped: they are no more.
+/// Escapes text for content and attributes of XML. Control characters and noncharacters are removed, because XML does not permit
+/// them even escaped.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in gpumem_model::harmless::clean(text).chars() {

@@ -1,4 +1,4 @@
-//! What was held over time: areas stacked by category, what nothing tracks on top, and what NVML said as a line.
+//! Memory over time: areas stacked by category, untrackable memory on top, and NVML's values as a line.
 
 use super::axis::{Axis, GREY, LARGE, SMALL, words};
 use super::bar::{Bar, Kind, Segment, folded, largest, merged, rank};
@@ -16,16 +16,16 @@ use gpumem_model::units::{Unit, thousands};
 
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 300.0;
-/// For the numbers of the scale.
+/// Width of the scale's numbers.
 const SCALE: f64 = 44.0;
 
-/// What was held at a time.
+/// The stack at a time.
 struct At {
     time_ns: u64,
     bar: Bar,
 }
 
-/// From the first to the last that is known of a device over time.
+/// Returns the first and last time for which a device has data over time.
 pub(super) fn span(device: &Device) -> Option<(u64, u64)> {
     let points = &device.details.timeline.points;
     let peak = (!points.is_empty() && device.peak.tracked_bytes.is_some()).then_some(device.peak.time_ns);
@@ -34,13 +34,13 @@ pub(super) fn span(device: &Device) -> Option<(u64, u64)> {
         let points = points.iter().map(|point| point.time_ns).chain(peak);
         points.chain(readings.iter().map(|reading| reading.0))
     };
-    // A point is what was held for a while.
+    // A point covers its slot of the timeline.
     let width_ns = device.details.timeline.width_ns.max(1);
     let held = points.last().map_or(0, |point| point.time_ns.saturating_add(width_ns));
     Some((seen().min()?, seen().max()?.max(held)))
 }
 
-/// One device; `None` where nothing was kept over time. `hidden` are categories that are not shown by themselves.
+/// Draws one device; `None` if it has no data over time. `hidden` are categories that are folded.
 pub(super) fn timeline(
     report: &Report<'_>,
     device: &Device,
@@ -81,7 +81,7 @@ pub(super) fn timeline(
     for piece in pieces(device, &readings) {
         let points: Vec<(f64, f64)> =
             piece.iter().map(|(time, bytes)| (x(*time), axis.y(plot, *bytes as f64))).collect();
-        // On any ground: ink with paper around it.
+        // The line is black with a white border, so that it is visible on any background.
         for (color, width) in [(WHITE, 3.4), (BLACK, 1.5)] {
             out.items.push(Item::Line { points: points.clone(), color, width, dashed: false, data: None });
         }
@@ -102,7 +102,7 @@ pub(super) fn timeline(
     Some(out)
 }
 
-/// The timeline's points. The peak is one of them, but in runs of older versions, where it is put in.
+/// Returns the timeline's points. Runs of older versions lack a point for the peak, so it is inserted.
 fn points(report: &Report<'_>, device: &Device, by: By) -> Vec<At> {
     let kept = &device.details.timeline.points;
     let peak = &device.peak;
@@ -138,13 +138,13 @@ fn points(report: &Report<'_>, device: &Device, by: By) -> Vec<At> {
     points
 }
 
-/// Whether a cell is a sum of those that a point does not name, and has no category as such.
+/// Returns whether a cell is a sum of cells that the point does not name, without a category of its own.
 fn is_sum(report: &Report<'_>, cell: u32, by: By) -> bool {
     let tag = report.run.cells.get(cell as usize).and_then(|cell| cell.tag.as_deref());
     tag.is_some_and(gpumem_ledger::is_sum) && report.category(cell, by).is_none_or(|name| name == SUM)
 }
 
-/// As the sample at or before a time has it.
+/// Returns the untrackable bytes of the last sample at or before a time.
 fn untrackable_at(device: &Device, time_ns: u64) -> Option<i64> {
     let buckets = &device.series.buckets;
     let until = buckets.partition_point(|bucket| bucket.time_ns <= time_ns);
@@ -152,25 +152,25 @@ fn untrackable_at(device: &Device, time_ns: u64) -> Option<i64> {
     known.map(|extremes| extremes.last)
 }
 
-/// What is stacked, from below.
+/// Returns the layers in the order of stacking, from below.
 fn layers(points: &[At], ranks: &[String]) -> Vec<Segment> {
     let mut layers = super::rows::rows_of(&points.iter().map(|at| at.bar.clone()).collect::<Vec<_>>());
     layers.sort_by_key(|part| (part.kind, rank(part, ranks)));
     layers
 }
 
-/// Where times and amounts are.
+/// Position of times and amounts in the plot.
 struct Place<'p> {
-    /// Of the device.
+    /// Title of the device.
     name: &'p str,
     axis: &'p Axis,
     plot: Rect,
     x: &'p dyn Fn(u64) -> f64,
-    /// Until when the last point holds.
+    /// Time until which the last point is valid.
     last: u64,
 }
 
-/// An area per layer, in steps: what was held stays until the next point.
+/// Draws an area for each layer, as steps: an amount is valid until the next point.
 fn areas(
     points: &[At],
     layers: &[Segment],
@@ -207,7 +207,7 @@ fn areas(
         let bytes = amounts.get(peak).copied().unwrap_or(0);
         let data = Data { of: place.name.into(), name: layer.name.clone(), bytes };
         let fill = layer.kind.fill(rank(layer, ranks));
-        // What has no colour needs an edge.
+        // White areas need a visible outline.
         let edge = if layer.kind == Kind::Others { (GREY, 0.4) } else { (WHITE, 0.25) };
         out.items.push(Item::Shape { points: outline, fill, stroke: Some(edge), data: Some(data) });
         floor = top;
@@ -221,7 +221,7 @@ fn areas(
     out.line(thinned(edge), GREY, 0.5);
 }
 
-/// Without points in the middle of a level.
+/// Drops points in the middle of a horizontal line.
 fn thinned(points: impl Iterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
     let mut out: Vec<(f64, f64)> = Vec::new();
     for point in points {
@@ -237,13 +237,13 @@ fn thinned(points: impl Iterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
     out
 }
 
-/// Time, lowest, highest and last `used` of each bucket in which it was read.
+/// Returns time, lowest, highest and last `used` value of each bucket with readings.
 fn readings(device: &Device) -> Vec<(u64, i64, i64, i64)> {
     let read = device.series.buckets.iter().filter_map(|bucket| Some((bucket.time_ns, bucket.used?)));
     read.map(|(time_ns, used)| (time_ns, used.min, used.max, used.last)).collect()
 }
 
-/// The line of NVML, in pieces: where it was not read for long there is none.
+/// Returns the line of NVML's values in pieces, with gaps where it was not read for long.
 fn pieces(device: &Device, readings: &[(u64, i64, i64, i64)]) -> Vec<Vec<(u64, i64)>> {
     let mut distances: Vec<u64> =
         readings.iter().zip(readings.iter().skip(1)).map(|(a, b)| b.0.saturating_sub(a.0)).collect();
@@ -257,7 +257,7 @@ fn pieces(device: &Device, readings: &[(u64, i64, i64, i64)]) -> Vec<Vec<(u64, i
         }
         before = Some(time);
         if let Some(piece) = pieces.last_mut() {
-            // What moved within a bucket is an upright stroke.
+            // A change within a bucket is a vertical stroke.
             let moved = [(time, max), (time, min)];
             piece.extend(moved.into_iter().filter(|_| min != max));
             piece.push((time, last));
@@ -266,9 +266,9 @@ fn pieces(device: &Device, readings: &[(u64, i64, i64, i64)]) -> Vec<Vec<(u64, i
     pieces
 }
 
-/// Round steps of a clock, below the plot.
+/// Draws the time axis with round steps below the plot.
 fn times(report: &Report<'_>, (first, last): (u64, u64), plot: Rect, out: &mut Drawing) {
-    /// Steps at most.
+    /// Most steps.
     const STEPS: f64 = 8.0;
     let span = last.saturating_sub(first) as f64;
     let (unit, name, rounds): (f64, &str, &[f64]) = match report.run.clock {
@@ -286,7 +286,7 @@ fn times(report: &Report<'_>, (first, last): (u64, u64), plot: Rect, out: &mut D
     let powers = [power, power * 10.0];
     let mut steps = powers.iter().flat_map(|power| rounds.iter().map(move |round| round * power));
     let step = steps.find(|step| span / step <= STEPS).unwrap_or(span.max(1.0));
-    // Lines have numbers of their own; time begins with the run.
+    // Lines of a log have absolute numbers; times start at 0 with the run.
     let origin = if report.run.clock == Clock::Lines { first as f64 } else { 0.0 };
     let mut mark = (origin / step).ceil() * step;
     let decimals = (-step.log10()).ceil().max(0.0) as usize;
@@ -307,7 +307,7 @@ fn times(report: &Report<'_>, (first, last): (u64, u64), plot: Rect, out: &mut D
     out.text(Text { anchor: Anchor::Middle, color: GREY, ..name });
 }
 
-/// What the areas are, with what they were at the peak, below a heading.
+/// Draws the legend below a heading: the areas with their amounts at the peak.
 fn key(at: &At, heading: &str, ranks: &[String], unit: Unit, beside: Rect, out: &mut Drawing) {
     let Rect { x, y, .. } = beside;
     out.text(Text { color: GREY, ..words(heading, x, y + SMALL, SMALL) });
@@ -322,11 +322,11 @@ fn key(at: &At, heading: &str, ranks: &[String], unit: Unit, beside: Rect, out: 
     list(&at.bar, &parts, unit, Rect { y: y + ROW, height: beside.height - ROW, ..beside }, out);
 }
 
-/// Times at which memory ran out.
+/// Colour of OOMs.
 const ALARM: Color = Color(0xb8, 0x1f, 0x1f);
-/// A name has no more room than that.
+/// Largest width of a name.
 const LONGEST: f64 = 90.0;
-/// Between two names.
+/// Distance between two names.
 const GAP: f64 = 4.0;
 
 struct Event {
@@ -335,7 +335,7 @@ struct Event {
     is_alarm: bool,
 }
 
-/// Draws a line through the plot for each OOM record and mark, with its name above where that has room.
+/// Draws a line through the plot for each OOM record and mark, with its name above it if there is room.
 fn draw_events(
     report: &Report<'_>,
     device: &Device,
@@ -353,7 +353,7 @@ fn draw_events(
         Event { x: x(mark.time_ns), name: fitted(&name, SMALL, false, LONGEST), is_alarm: false }
     });
     let moments: Vec<Event> = ooms.chain(marks).collect();
-    // Names of alarms come first: where two want one place, those are read.
+    // OOMs come first, so that their names have priority over those of marks.
     let mut taken: Vec<(f64, f64)> = Vec::new();
     for moment in &moments {
         let (color, stroke) = if moment.is_alarm { (ALARM, 1.2) } else { (GREY, 0.8) };

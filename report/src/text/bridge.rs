@@ -1,5 +1,5 @@
-//! Why nvidia-smi says more than the framework: two lines that add up as they are printed, in the numbers of the table
-//! above them.
+//! Explains why nvidia-smi shows more memory than the framework, in two lines. They add up as printed, and their numbers are
+//! those of the table above them.
 
 use super::table::Shown;
 use crate::bridge::{Bridge, Source, disagreement, own_word};
@@ -8,17 +8,17 @@ use crate::{Part, Report};
 use gpumem_model::run::Device;
 use gpumem_model::units::Unit;
 
-/// A bridge in steps of a unit.
+/// The parts of a bridge, in steps of the unit.
 struct Steps {
     allocated: i64,
     idle: i64,
     outside: i64,
-    /// Both are part of used.
+    /// Both are part of `used`.
     predates: Option<i64>,
     untrackable: Option<i64>,
 }
 
-/// Below the table of a device.
+/// Prints the lines below the table of a device.
 pub(super) fn bridge(report: &Report<'_>, device: &Device, shown: &Shown, out: &mut Lines) {
     let Some(bridge) = Bridge::of(report.run, &device.last) else { return };
     let steps = steps(report, device, shown, &bridge);
@@ -41,7 +41,7 @@ pub(super) fn bridge(report: &Report<'_>, device: &Device, shown: &Shown, out: &
     }
 }
 
-/// Of several devices together.
+/// Prints the lines for several devices together.
 pub(super) fn of_all(report: &Report<'_>, out: &mut Lines) {
     let bridges = report.run.devices.iter().filter_map(|device| Bridge::of(report.run, &device.last));
     let Some(sum) = bridges.reduce(Bridge::plus) else { return };
@@ -105,7 +105,8 @@ fn told(bridge: &Bridge, unit: Unit, steps: Steps, out: &mut Lines) {
     out.inset(&words);
 }
 
-/// In the steps of the table's rows: what is idle and what is outside is split off each row, so that both say the same.
+/// Computes the steps from those of the table's rows. Each row is split into idle, outside and other bytes, so that both add up
+/// to the same numbers.
 fn steps(report: &Report<'_>, device: &Device, shown: &Shown, bridge: &Bridge) -> Steps {
     let moment = &device.last;
     let outside = report.composition(&Bridge::outside(report.run, moment, bridge.source), report.by);

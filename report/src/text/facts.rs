@@ -1,5 +1,5 @@
-//! What is known of a device beside its statement: when the gap was measured, what `Others` is, who else
-//! has memory there.
+//! Facts about a device besides its statement: when the gap was measured, what `Others` contains, and which other processes have
+//! memory there.
 
 use crate::labels::{free_name, rest_name};
 use crate::lines::{Lines, clean_name};
@@ -39,7 +39,7 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
             None => out.prose(&format!("~ Untrackable was measured {distance} {side} the peak")),
         }
     }
-    // A log has no events of the driver: that nothing is known to have happened says nothing there.
+    // A log has no driver events, so the absence of steps means nothing there.
     if report.run.clock != Clock::Lines {
         largest(device, times).iter().for_each(|line| out.prose(line));
     }
@@ -67,7 +67,7 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
         out.prose(&format!("Others ({}): {}{more}", unit.name, named.collect::<Vec<_>>().join(", ")));
     }
     inherited(report, device, out);
-    // Who else was there at a time that has passed is not kept.
+    // Other processes at a past time are not recorded.
     if report.window.is_none_or(|window| window.part != WindowKind::Between) {
         out.prose(&device_line(device, times));
     }
@@ -83,7 +83,7 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
     }
 }
 
-/// What has no name of its own but the process's, the largest first.
+/// Prints memory that has only the process's tag, the largest first.
 fn inherited(report: &Report<'_>, device: &Device, out: &mut Lines) {
     let mut named: BTreeMap<&str, i64> = BTreeMap::new();
     for (index, bytes) in &device.last.amounts {
@@ -126,14 +126,15 @@ fn device_line(device: &Device, times: Times) -> String {
     format!("device ({}): {}{unified}", unit.name, sum(unit, &parts))
 }
 
-/// Who has the memory of the device: the process, others, nobody. Absent where that was not read together.
+/// Returns the device's memory by holder: the process, other processes, and unowned memory. `None` if these were not read
+/// together.
 pub(crate) fn device_parts(device: &Device) -> Option<Vec<(String, i64)>> {
     let reading = device.reading?;
     let (unaccounted, used) = (device.unaccounted_bytes?, device.last.used_bytes()?);
     let mut parts = vec![("this process".to_owned(), used)];
     match device.tenants.as_slice() {
         [] => {}
-        // One that the daemon hides has no pid.
+        // A process that the daemon hides has pid 0.
         [(pid, used)] => {
             let who = if *pid == 0 { "another process".to_owned() } else { format!("pid {pid}") };
             parts.push((who, used.map_or(0, signed)));
@@ -151,7 +152,7 @@ pub(crate) fn device_parts(device: &Device) -> Option<Vec<(String, i64)>> {
         parts.push(("system".to_owned(), signed(system)));
     }
     parts.push((free_name(reading.unified).to_owned(), signed(reading.free_bytes)));
-    // The host's numbers leave out what the kernel keeps for itself.
+    // The host's numbers do not include the kernel's own memory.
     if let Some(total) = device.total_bytes.filter(|_| !reading.unified) {
         let missing = signed(total).saturating_sub(saturating_sum(parts.iter().map(|(_, bytes)| *bytes)));
         if missing != 0 {
@@ -165,7 +166,7 @@ fn saturating_sum(amounts: impl Iterator<Item = i64>) -> i64 {
     amounts.fold(0, i64::saturating_add)
 }
 
-/// `1 this + 2 that = 3`, which adds up as it is printed.
+/// Returns a sum such as `1 this + 2 that = 3`, which adds up as printed.
 fn sum(unit: Unit, parts: &[(String, i64)]) -> String {
     let amounts: Vec<i64> = parts.iter().map(|(_, bytes)| *bytes).collect();
     let total = unit.round(saturating_sum(amounts.iter().copied()));

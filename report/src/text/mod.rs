@@ -1,13 +1,13 @@
-//! The report as people read it in a terminal: every column adds up as it is printed, the unit is named
-//! once, the next step is named last.
+//! The report as text for a terminal. Every column adds up as printed, the unit is named once, and the last line suggests the
+//! next command.
 //!
 //! ```text
-//! prose     what stands above and below the tables
+//! prose     text above and below the tables
 //! table     the statement of a device
-//! overview  several devices, a row each
-//! bridge    from a framework's own numbers to nvidia-smi's
+//! overview  several devices, with a row each
+//! bridge    from a framework's own numbers to those of nvidia-smi
 //! spark     used or tracked over time, as a line
-//! facts     what is known of a device beside its statement
+//! facts     facts about a device besides its statement
 //! ```
 
 mod bridge;
@@ -30,7 +30,7 @@ use gpumem_model::run::{Device, State};
 use gpumem_model::time::Times;
 use gpumem_model::window::WindowKind;
 
-/// What the two columns of amounts are.
+/// Returns the headings of the two columns of amounts.
 pub(super) fn columns(report: &Report<'_>) -> (&'static str, &'static str) {
     let last = if report.run.state == State::Open { "now" } else { "last" };
     match report.window.map(|window| window.part) {
@@ -41,15 +41,15 @@ pub(super) fn columns(report: &Report<'_>) -> (&'static str, &'static str) {
     }
 }
 
-/// How much is printed, and where.
+/// Size and form of the text.
 #[derive(Debug, Clone, Copy)]
 pub struct Layout {
-    /// Columns of the terminal; `None` when piped: no sentence is broken.
+    /// Columns of the terminal; `None` if the output is piped, so that sentences are not wrapped.
     pub width: Option<usize>,
-    /// Categories named per device, the rest is one row: at most this many, fewer where the report would
-    /// have more than 35 lines. `usize::MAX` is all, and the tables of all devices where there are several.
+    /// Most categories shown for each device; the rest is one row. Fewer are shown if the report would have more than 35 lines.
+    /// `usize::MAX` shows all, and the tables of all devices if there are several.
     pub categories: usize,
-    /// The terminal has more characters than those of ASCII.
+    /// The terminal can show non-ASCII characters.
     pub unicode: bool,
 }
 
@@ -59,13 +59,13 @@ impl Default for Layout {
     }
 }
 
-/// Lines of a report, if fewer categories can bring it there.
+/// Target for the number of lines of a report; categories are folded to reach it.
 const MOST_LINES: usize = 35;
-/// Rows of categories that are never saved.
+/// Categories that are never folded for this.
 const LEAST_CATEGORIES: usize = 6;
 
-/// The report. A process on several devices is told with a row for each of them; their tables are `--all`,
-/// or a run with the one device that is asked for.
+/// Returns the report as text. A process on several devices has a row for each; `--all`, or a report on one device, shows the
+/// full tables.
 pub fn text(report: &Report<'_>, layout: Layout) -> String {
     let all = layout.categories == usize::MAX;
     let several = report.run.devices.len() > 1;
@@ -120,17 +120,17 @@ pub fn text(report: &Report<'_>, layout: Layout) -> String {
     lines.join("\n") + "\n"
 }
 
-/// What a report says beside its tables, for forms that are not lines.
+/// Text of a report outside its tables, for other output forms.
 pub(super) struct Words {
-    /// Whose memory it is.
+    /// Name and owner of the process.
     pub heading: String,
-    /// Why the sums are less than the truth.
+    /// Reasons why the sums are too low.
     pub warnings: Vec<String>,
-    /// Where it comes from and how it ended, and how much of the truth it is.
+    /// Source and end of the run, and how complete its numbers are.
     pub coverage: Vec<String>,
-    /// Of each device.
+    /// Facts by device.
     pub facts: Vec<Vec<String>>,
-    /// Caveats, and what to type next.
+    /// Caveats, and suggestions for next commands.
     pub tail: Vec<String>,
 }
 
@@ -143,7 +143,7 @@ pub(super) fn words(report: &Report<'_>) -> Words {
     };
     let heading = clean(&prose::heading(report));
     let warnings: Vec<String> = prose::warnings(report.run).iter().map(|line| clean(line)).collect();
-    // The head begins with both, a line each.
+    // The head begins with the heading and the warnings, on one line each.
     let coverage = part(&|out| prose::head(report, times, out)).split_off(1 + warnings.len());
     let devices = report.run.devices.iter();
     let facts = devices.map(|device| part(&|out| facts::facts(report, device, times, out))).collect();

@@ -1,4 +1,4 @@
-//! Several devices of one process, a row each.
+//! A table of several devices of a process, with a row each.
 
 use crate::group::{self, Identity, Line};
 use crate::labels::device_title;
@@ -9,7 +9,7 @@ use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, thousands};
 use std::collections::BTreeMap;
 
-/// Categories that are named under the rows.
+/// Most categories named below the rows.
 const NAMED: usize = 8;
 
 pub(super) fn overview(report: &Report<'_>, times: Times, out: &mut Lines) {
@@ -36,7 +36,7 @@ pub(super) fn overview(report: &Report<'_>, times: Times, out: &mut Lines) {
     }
 }
 
-/// Where the amounts are less than certain.
+/// Returns the peak of tracked, and flags for amounts that are not certain.
 fn note(device: &Device, times: Times) -> String {
     let last = &device.last;
     let peak = match device.peak.tracked_bytes {
@@ -59,7 +59,7 @@ fn note(device: &Device, times: Times) -> String {
     words.join(", ")
 }
 
-/// What holds most on all devices together.
+/// Prints the largest categories of all devices together.
 fn largest(report: &Report<'_>, lines: &[Line], out: &mut Lines) {
     let mut sums: BTreeMap<String, i64> = BTreeMap::new();
     for device in &report.run.devices {
@@ -88,7 +88,7 @@ fn largest(report: &Report<'_>, lines: &[Line], out: &mut Lines) {
     }
     let bytes: Vec<i64> = sums.iter().map(|(_, bytes)| *bytes).collect();
     let total = bytes.iter().fold(0_i64, |sum, bytes| sum.saturating_add(*bytes));
-    // The same number as under the rows above, which rounds once per row.
+    // Uses the sum that is printed above, which is rounded by row.
     let above = group::tracked(lines).filter(|_| {
         let known = lines.iter().filter_map(|line| line.amounts.tracked_bytes);
         known.fold(0_i64, i64::saturating_add) == total

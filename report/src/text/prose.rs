@@ -1,5 +1,5 @@
-//! What stands above and below the tables: whose memory it is, how much of the truth it is, what to type
-//! next.
+//! Text above and below the tables: name and owner of the process, how complete the numbers are, and suggestions for next
+//! commands.
 
 use crate::labels::{device_title, exit, label};
 use crate::lines::Lines;
@@ -54,7 +54,7 @@ pub(super) fn tail(report: &Report<'_>, out: &mut Lines) {
     out.prose(&(next(report) + &ooms(report)));
 }
 
-/// Whether memory ran out, where that is known.
+/// Returns whether memory ran out, if that is known.
 fn ooms(report: &Report<'_>) -> String {
     let run = report.run;
     let asked = report.command.replacen("gpumemctl report", "gpumemctl oom", 1);
@@ -94,7 +94,7 @@ pub(super) fn heading(report: &Report<'_>) -> String {
     parts.join("  ")
 }
 
-/// Why the sums are less than the truth: each on a line of its own, above everything else.
+/// Returns the reasons why the sums are too low; each gets a line at the top.
 pub(super) fn warnings(run: &Run) -> Vec<String> {
     let coverage = &run.coverage;
     let mut lines = Vec::new();
@@ -127,7 +127,7 @@ pub(super) fn warnings(run: &Run) -> Vec<String> {
     lines
 }
 
-/// Of which part of its life it tells.
+/// Returns the line on the reported part of the process's life.
 fn window_line(window: Window, times: Times) -> String {
     let (from, to) = (times.time(window.from_ns), times.time(window.to_ns));
     let length = times.clock().distance(window.to_ns - window.from_ns.min(window.to_ns));
@@ -163,7 +163,7 @@ fn provenance(run: &Run, times: Times) -> String {
     format!("{origin}; {state}")
 }
 
-/// How long the agent saw nothing, and when it was longest.
+/// Returns the total time for which the agent saw nothing, and the longest such interval.
 fn blind(run: &Run, times: Times) -> Option<String> {
     let coverage = &run.coverage;
     let end_ns = match run.state {
@@ -228,7 +228,7 @@ fn coverage(run: &Run, times: Times) -> String {
     parts.join(", ")
 }
 
-/// How memory got its names, how much of it has one, and what does not work as it could.
+/// Returns how memory was named, which share of it has a name, and which naming layers do not work fully.
 fn names(run: &Run) -> Option<String> {
     let layers = &run.coverage.layers;
     let level = layers::level(layers)?;
@@ -251,12 +251,12 @@ fn names(run: &Run) -> Option<String> {
     Some(format!("names: {level}{share}{}", clean(&lacking)))
 }
 
-/// Rounded down: what is not all is not 100 %.
+/// Returns a percentage rounded down, so that only the whole is 100 %.
 fn share(part: i64, whole: i64) -> f64 {
     (1000.0 * part as f64 / whole as f64).floor() / 10.0
 }
 
-/// Whose reports the same file has as well.
+/// Prints the pids of other processes in the same file.
 fn others(pids: &[u32], out: &mut Lines) {
     const NAMED: usize = 8;
     if pids.is_empty() {

@@ -4,25 +4,25 @@ use gpumem_model::series::{Bucket, Extremes, Series};
 use gpumem_model::time::Times;
 use gpumem_model::units::Unit;
 
-/// Of a bucket, what is drawn.
+/// Selects the value of a bucket that is drawn.
 type Of = fn(&Bucket) -> Option<Extremes>;
 
-/// Columns where the terminal does not say how many there are.
+/// Columns if the terminal's width is unknown.
 const COLUMNS: usize = 60;
 const HEAD: &str = "over time ";
-/// Fewer show nothing.
+/// Fewer columns are not drawn.
 const LEAST: usize = 8;
 const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-/// The same for terminals that have no other characters.
+/// Characters for terminals without Unicode.
 const PLAIN: [char; 8] = ['_', '.', '-', ':', '=', '+', '*', '#'];
 
-/// `over time ▁▂▅█ used, 0 to 71,204 MiB, 10:30:00Z-10:45:12Z`: what NVML charged, or what was tracked where it was read for a smaller part of the time.
-/// `None` where there is nothing to draw.
+/// Returns a line such as `over time ▁▂▅█ used, 0 to 71,204 MiB, 10:30:00Z-10:45:12Z`. It shows what NVML charged, or what was
+/// tracked if NVML was read for a smaller part of the time. `None` if there is nothing to draw.
 pub(super) fn line(series: &Series, times: Times, width: Option<usize>, unicode: bool) -> Option<String> {
     let span = |of: Of| {
         let first = series.buckets.iter().find(|bucket| of(bucket).is_some())?.time_ns;
         let last = series.buckets.iter().rfind(|bucket| of(bucket).is_some())?.time_ns;
-        Some((first, last.max(first))) // whoever wrote the run may have had another order
+        Some((first, last.max(first))) // the run's writer may have used another order
     };
     let is_read = series.buckets.iter().filter(|bucket| bucket.used.is_some()).count() >= LEAST;
     let length = |span: Option<(u64, u64)>| span.map_or(0, |(first, last)| last - first);
@@ -51,7 +51,7 @@ pub(super) fn line(series: &Series, times: Times, width: Option<usize>, unicode:
     Some(format!("{HEAD}{}{scale}", columns.into_iter().map(glyph).collect::<String>()))
 }
 
-/// The highest in each of `count` equal stretches of time; where nothing happened, what was held.
+/// Returns the highest value in each of `count` equal intervals. An interval without buckets has the last known value.
 fn columns(
     series: &Series,
     of: fn(&Bucket) -> Option<Extremes>,

@@ -1,5 +1,5 @@
-//! The statement of a device as a table, at two moments. Its numbers are never cut: where the terminal is
-//! too narrow for them, the table is wider than the terminal.
+//! The statement of a device as a table, at two moments. Numbers are never truncated: if the terminal is too narrow, the table is
+//! wider than the terminal.
 
 use crate::lines::{Lines, clean_name};
 use crate::table::{Align, pad, shorten, width};
@@ -8,15 +8,15 @@ use gpumem_model::run::Device;
 use gpumem_model::time::Times;
 use gpumem_model::units::Unit;
 
-/// Between two columns.
+/// Gap between two columns.
 const GAP: &str = "  ";
-/// What stands behind the columns in most reports.
+/// The most frequent note after the columns.
 const NOTE: &str = "upper bound";
-/// Columns of names, for which the words behind the columns go into a line of their own: with fewer even
-/// `  unexplained` would be cut.
+/// If names would get fewer columns than this, notes are printed on lines of their own, because even `  unexplained` would be
+/// truncated.
 const WORTH_A_LINE: usize = 13;
 
-/// Amounts as they are printed: each column apportioned from the top, so that it adds up as shown.
+/// Apportions each column from the top, so that it adds up as printed.
 fn printed(statement: &Statement, unit: Unit) -> Vec<Vec<Option<i64>>> {
     let mut steps: Vec<Vec<Option<i64>>> = statement
         .rows
@@ -38,7 +38,7 @@ fn printed(statement: &Statement, unit: Unit) -> Vec<Vec<Option<i64>>> {
     steps
 }
 
-/// A statement with its amounts as they are printed.
+/// A statement with its amounts as printed.
 pub(crate) struct Shown {
     pub(crate) statement: Statement,
     pub(crate) unit: Unit,
@@ -58,9 +58,9 @@ impl Shown {
     }
 }
 
-/// A row of the table, as it is printed.
+/// A printed row of the table.
 pub(crate) struct Printed {
-    /// Rows that it is a part of.
+    /// Nesting depth.
     pub(crate) depth: usize,
     pub(crate) name: String,
     pub(crate) cells: [String; 2],
@@ -68,7 +68,7 @@ pub(crate) struct Printed {
 }
 
 impl Shown {
-    /// Every row.
+    /// Returns all rows as printed.
     pub(crate) fn print(&self, device: &Device) -> Vec<Printed> {
         let Shown { statement, unit, steps } = self;
         let cell = |row: usize, column: usize| match (
@@ -138,7 +138,7 @@ pub(super) fn table(report: &Report<'_>, device: &Device, times: Times, shown: &
     }
 }
 
-/// What stands behind a row.
+/// Returns the note after a row.
 pub(crate) fn note(row: &Row, device: &Device) -> String {
     let is_negative = |bytes: &Option<i64>| bytes.is_some_and(|bytes| bytes < 0);
     let negative = row.bytes.iter().any(is_negative);
@@ -161,7 +161,7 @@ pub(crate) fn note(row: &Row, device: &Device) -> String {
     }
 }
 
-/// Whether an amount rests on a gap that was measured at another time.
+/// Returns whether an amount uses a gap that was measured at another time.
 pub(crate) fn is_carried(device: &Device, row: &Row, column: usize) -> bool {
     let moment = [&device.last, &device.peak][column];
     let rests_on_gap = matches!(

@@ -1,4 +1,4 @@
-//! Comparisons of any two runs: every row adds up across, every table downwards, in every form.
+//! Comparisons of arbitrary runs: rows add up across, and tables add up downwards, in every form.
 use gpumem_import::read_file;
 use gpumem_model::run::{Caveat, Cell, Class, Moment, Oom, Parts, Run};
 use gpumem_report::diff::gate::{self, Limit, Of, Outcome};
@@ -13,7 +13,7 @@ fn shipped() -> Run {
     read_file(&log, None).expect("a log").remove(0)
 }
 
-/// A run with these cells and devices; amounts are bytes of cells.
+/// Makes a run with these cells and devices; amounts are bytes of cells.
 fn run(tags: &[&str], devices: &[(&str, Vec<i64>, Option<i64>)]) -> Run {
     let mut run = shipped();
     run.caveats = Vec::<Caveat>::new();
@@ -67,7 +67,7 @@ fn diff<'r>(a: &'r Run, b: &'r Run, at: At) -> Diff<'r> {
     Diff::new([side(a, "a.log"), side(b, "b.log")], at, None, None)
 }
 
-/// Rows of numbers in a text: depth, and A, B and the difference without their decimal points.
+/// Returns the rows of numbers in a text: depth, and A, B and the difference without decimal points.
 fn rows(text: &str) -> Vec<(usize, String, [Option<i64>; 3])> {
     let number = |word: &str| word.replace([',', '.', '~', '+'], "").parse::<i64>().ok();
     let is_amount = |word: &&str| *word == "-" || number(word).is_some();
@@ -164,7 +164,7 @@ fn assert_csv_adds_up(text: &str, diff: &Diff<'_>) {
             };
             let head = format!("{},{},{grouping},", name(0), name(1));
             let lines: Vec<&str> = text.lines().filter(|line| line.starts_with(&head)).collect();
-            // What is empty is not known: NVML's word of one side stands beside the categories of the other.
+            // Empty cells are unknown: NVML's total of one side is next to the categories of the other.
             let column = |from_end: usize| -> i64 {
                 let cells = lines.iter().filter_map(|line| line.rsplit(',').nth(from_end));
                 cells.filter_map(|cell| cell.parse::<i64>().ok()).sum()
@@ -326,7 +326,7 @@ fn the_gate_knows_what_is_not_known() {
     assert_eq!(judged(&a, &b, "in_arg/w", "600MiB").0, Outcome::Within, "a tag");
     assert!(Of::find("wieghts", &diff(&a, &b, At::Peak)).is_none());
 
-    // A lower bound is enough to be above, and not enough to be within.
+    // A lower bound suffices for `Above`, but not for `Within`.
     let mut lossy = b.clone();
     lossy.coverage.partial_history = true;
     assert_eq!(judged(&a, &lossy, "used", "1GiB").0, Outcome::Above);
@@ -338,10 +338,10 @@ fn the_gate_knows_what_is_not_known() {
         Outcome::Within,
         "A may be more, B is less than what is known"
     );
-    // Nor is a part of a peak that was not seen.
+    // A part of an incomplete peak cannot be judged.
     assert_eq!(judged(&a, &lossy, "Weights", "1MiB").0, Outcome::Unknown);
 
-    // What is not there at all.
+    // An absent value.
     let mut unread = b;
     unread.devices[0].peak.untrackable_bytes = None;
     let (outcome, text) = judged(&a, &unread, "used", "1GiB");

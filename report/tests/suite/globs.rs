@@ -1,8 +1,8 @@
-//! The glob matcher against the plainest definition of a glob.
+//! Compares the glob matcher with a direct implementation of the definition.
 use gpumem_report::category::Pattern;
 use proptest::prelude::*;
 
-/// By trying everything: exponential, and obviously right.
+/// Tries everything: exponential, but obviously correct.
 fn matches(glob: &[char], text: &[char]) -> bool {
     match (glob.split_first(), text.split_first()) {
         (None, None) => true,

@@ -1,4 +1,4 @@
-//! Growth of runs made from observations: what is judged, per what, and in which words.
+//! Growth of runs made from observations: verdicts, time units and sentences.
 use gpumem_ledger::{Origin, ProcessKey};
 use gpumem_model::growth::Axis;
 use gpumem_model::run::{Run, Source};
@@ -16,7 +16,7 @@ const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
 const TAGS: [&str; 4] = ["model/weights", "model/cache", "model/activation", "loader"];
 
-/// One process on one device that says what it does.
+/// A process on a device, controlled by the test.
 struct Said {
     builder: RunBuilder,
     seq: u64,
@@ -126,7 +126,7 @@ fn sentence(run: &Run) -> String {
     line(&report(run), &run.devices[0]).expect("something to say")
 }
 
-/// Steps of 300 ms: activations come and go, the cache keeps `leak` each time.
+/// Runs steps of 300 ms: activations are allocated and freed, and the cache keeps `leak` bytes for each step.
 fn train(said: &mut Said, steps: u64, leak: u64) {
     for step in 0..steps {
         said.say("", Body::Step { number: step });
@@ -208,7 +208,7 @@ fn categories_grow_by_the_sum_of_their_cells() {
     assert_eq!(document["devices"][0]["growth"]["tags"][0]["bytes_per_unit"], (2 * MIB) as f64);
 }
 
-/// A server: requests of every size at any time; `leak` bytes stay each second.
+/// Runs a server with requests of random sizes at random times; `leak` bytes remain each second.
 fn serve(said: &mut Said, seconds: u64, leak: u64) {
     let mut random = 88_172_645_463_325_252_u64;
     for _ in 0..seconds {

@@ -1,10 +1,10 @@
-//! Verdicts on made-up points whose truth is known.
+//! Verdicts on generated points with a known truth.
 use gpumem_report::judge::trend_test::{ALPHA, Judgement, Verdict, judge};
 
 const MIB: f64 = 1_048_576.0;
 const GIB: f64 = 1024.0 * MIB;
 
-/// A generator of its own: the same numbers everywhere.
+/// A deterministic generator, with the same numbers on every machine.
 struct Random(u64);
 
 impl Random {
@@ -16,13 +16,13 @@ impl Random {
         ((x ^ x >> 31) >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Standard normal, nearly.
+    /// Returns an approximately normal number (mean 0, deviation 1).
     fn normal(&mut self) -> f64 {
         (0..12).map(|_| self.next()).sum::<f64>() - 6.0
     }
 }
 
-/// Points of steps 0.. .
+/// Returns points for steps from 0.
 fn points(count: usize, of: impl FnMut(f64) -> f64) -> Vec<(f64, f64)> {
     let mut of = of;
     (0..count).map(|step| (step as f64, of(step as f64))).collect()
@@ -67,7 +67,7 @@ fn what_stands_still_is_flat() {
     assert_eq!((found.bytes_per_unit, found.low_high), (Some(0.0), Some((0.0, 0.0))));
     assert!(found.confidence.is_some_and(|sure| sure > 0.99));
     is(&points(64, |_| 0.0), Verdict::Flat);
-    // It grows, by less than what is worth a word.
+    // It grows by less than the minimum that counts.
     is(&points(64, |step| GIB + step * 100.0), Verdict::Flat);
 }
 
@@ -75,7 +75,7 @@ fn what_stands_still_is_flat() {
 fn leaks_are_found_with_their_rate() {
     grows(&points(64, |step| 2.0 * GIB + step * 3.2 * MIB), 3.2 * MIB);
     grows(&points(64, |step| 2.0 * GIB - step * 3.2 * MIB), -3.2 * MIB);
-    // Decimated: a point each 512 steps.
+    // Decimated: a point for each 512 steps.
     let far: Vec<(f64, f64)> = (0..40).map(|at| (f64::from(at) * 512.0, GIB + f64::from(at) * MIB)).collect();
     grows(&far, MIB / 512.0);
 }
@@ -86,7 +86,7 @@ fn a_tenth_of_a_percent_per_step_is_found_within_a_hundred_steps() {
     let leak = 2.0 * GIB / 1000.0;
     let all: Vec<(f64, f64)> = points(100, |step| 2.0 * GIB + step * leak + 3.0 * MIB * random.normal());
     grows(&all[..60], leak);
-    // As the ledger keeps a hundred steps: by pairs.
+    // The ledger keeps a hundred steps in pairs.
     let pairs: Vec<(f64, f64)> = all.chunks(2).map(|pair| (pair[0].0, pair[0].1.min(pair[1].1))).collect();
     grows(&pairs, leak);
 }
@@ -95,7 +95,7 @@ fn a_tenth_of_a_percent_per_step_is_found_within_a_hundred_steps() {
 fn a_slow_leak_is_found_under_a_large_sawtooth() {
     let mut random = Random(11);
     let sawtooth = |random: &mut Random| 4.0 * GIB * random.next();
-    // 64 points, each the lowest of eight looks at a sawtooth of 4 GiB; 20 MiB leak from point to point.
+    // 64 points, each the lowest of eight samples of a sawtooth of 4 GiB; 20 MiB leak from point to point.
     let all = points(64, |at| {
         let lowest = (0..8).map(|_| sawtooth(&mut random)).fold(f64::MAX, f64::min);
         8.0 * GIB + at * 20.0 * MIB + lowest
@@ -106,7 +106,7 @@ fn a_slow_leak_is_found_under_a_large_sawtooth() {
     // Without the leak it is flat.
     let all = points(64, |_| 8.0 * GIB + (0..8).map(|_| sawtooth(&mut random)).fold(f64::MAX, f64::min));
     is(&all, Verdict::Flat);
-    // Seen whole, and in phase.
+    // The complete sawtooth, in phase.
     is(&points(64, |at| GIB + (at % 7.0) * 500.0 * MIB), Verdict::Flat);
 }
 
@@ -116,7 +116,7 @@ fn warm_up_that_ends_is_no_growth() {
         let found = is(&points(64, |step| 4.0 * GIB + step.min(end) * 200.0 * MIB), Verdict::Flat);
         assert!(found.span.is_some_and(|(first, _)| first >= end - 2.0), "{found:?}");
     }
-    // Ever slower, with noise.
+    // Growth that slows down, with noise.
     let mut random = Random(3);
     is(&points(64, |step| 4.0 * GIB * (1.0 - (-step / 4.0).exp()) + MIB * random.normal()), Verdict::Flat);
 }
@@ -131,12 +131,12 @@ fn memory_taken_once_and_for_all_is_one_jump() {
             points(64, |step| 4.0 * GIB + if step >= at { GIB } else { 0.0 } + 8.0 * MIB * random.normal());
         is(&noisy, Verdict::OneJump);
     }
-    // Twice, and then no more.
+    // Two jumps.
     let twice = points(64, |step| {
         4.0 * GIB + if step >= 15.0 { GIB } else { 0.0 } + if step >= 35.0 { 2.0 * GIB } else { 0.0 }
     });
     is(&twice, Verdict::OneJump);
-    // Given back.
+    // Freed memory.
     let found = is(&points(64, |step| 4.0 * GIB - if step >= 30.0 { GIB } else { 0.0 }), Verdict::OneJump);
     assert_eq!(found.jump_bytes, Some(-(GIB as i64)));
 }
@@ -153,7 +153,7 @@ fn a_leak_that_starts_late_or_after_a_jump_is_found_with_its_own_rate() {
 
 #[test]
 fn stairs_are_growth() {
-    // 4 MiB more with each eighth step.
+    // 4 MiB more at each eighth step.
     let found = is(&points(64, |step| GIB + (step / 8.0).floor() * 4.0 * MIB), Verdict::Growing);
     let rate = found.bytes_per_unit.expect("a rate");
     assert!((0.4 * MIB..0.6 * MIB).contains(&rate), "{found:?}");
@@ -161,7 +161,7 @@ fn stairs_are_growth() {
 
 #[test]
 fn a_pattern_on_a_clear_line_is_no_doubt() {
-    // A minute's points of a leak each second: each 16th has a second less.
+    // Points at intervals of about a minute, with a leak each second: each 16th interval is a second shorter.
     let all: Vec<(f64, f64)> = (0..37)
         .map(|at| (f64::from(at) * 1.067, GIB + (f64::from(at) * 64.0 - f64::from(at / 16)) * MIB / 4.0))
         .collect();
@@ -204,7 +204,7 @@ fn noise_is_hardly_ever_taken_for_growth() {
             state = 0.7 * state + random.normal();
             4.0 * GIB + loud * state
         });
-        // The lowest of many looks, mostly the floor.
+        // The lowest of many samples, mostly the floor.
         let floor = points(count, |_| GIB + loud * (random.next() - 0.8).max(0.0));
         let spikes =
             points(count, |_| GIB + if random.next() < 0.1 { loud * 10.0 * random.next() } else { 0.0 });

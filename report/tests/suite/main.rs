@@ -1,4 +1,4 @@
-//! Reports from outside: verdicts on growth, comparisons, pictures of runs in words.
+//! Tests of reports: verdicts on growth, comparisons, text reports.
 #![allow(missing_docs)]
 
 mod diff;

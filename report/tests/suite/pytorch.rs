@@ -1,4 +1,4 @@
-//! PyTorch's memory from wire records to what people read: the bridge to nvidia-smi, rows, running out.
+//! PyTorch's memory from wire records to the printed report: the bridge to nvidia-smi, rows, OOMs.
 mod machine;
 
 use gpumem_model::run::{Cell, Class, Moment, OomKind, Run, State};
@@ -27,14 +27,14 @@ fn line<'t>(text: &'t str, start: &str) -> &'t str {
         .unwrap_or_else(|| panic!("no {start}\n{text}"))
 }
 
-/// Numbers of a line, without their commas and points.
+/// Returns the numbers of a line, without commas and points.
 fn numbers(line: &str) -> Vec<i64> {
     let number =
         |word: &str| word.trim_matches(['(', ')', ';', ':']).replace([',', '.'], "").parse::<i64>().ok();
     line.split_whitespace().filter_map(number).collect()
 }
 
-/// Letter by letter, as tests/golden has it.
+/// Compares with a golden file in tests/golden.
 fn golden(name: &str, text: &str) {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/reports").join(name);
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
@@ -92,7 +92,7 @@ fn layers_roll_up_by_depth_and_equal_paths_are_one() {
     let layers = rows(By::Layer);
     assert!(layers.categories.contains_key("GPT/h.0/mlp"), "as deep as it fits: {layers:?}");
     let tags = rows(By::Tag);
-    // Two ids of the agent have this path: parameters and gradients.
+    // Two of the agent's ids have this path: parameters and gradients.
     assert_eq!(tags.categories["GPT/h.1/attn"], (2 * 13_476) << 20);
     assert_eq!(tags.categories["libnccl (outside torch)"], 1_264 << 20);
     for composition in [rows(By::Layer), rows(By::Structure), tags] {
@@ -278,7 +278,7 @@ fn cell() -> impl Strategy<Value = Cell> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(256) })]
 
-    /// Whatever a moment is, the bridge is the identity, in bytes and as printed, in the numbers of the table.
+    /// For any moment, the bridge adds up, in bytes and as printed, with the numbers of the table.
     #[test]
     fn the_bridge_adds_up(
         cells in prop::collection::vec((cell(), -(1_i64 << 20)..(1 << 36)), 1..40),

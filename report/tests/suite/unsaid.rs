@@ -1,4 +1,4 @@
-//! Files of other tools do not say everything: what is not said is not told as nothing.
+//! Files of other tools are incomplete: missing values must be reported as unknown, not as zero.
 use gpumem_import::read_file;
 use gpumem_model::run::Clock;
 use gpumem_report::rules::Groupings;

@@ -1,8 +1,8 @@
-//! What the agent adds to a driver call, and what a scope costs. The agent runs as in a program, with its sender draining
-//! into a recording (to /dev/null); nothing may be lost meanwhile.
+//! Cost that the agent adds to a driver call, and cost of a scope. The agent runs as in a program: its sender writes a recording
+//! to /dev/null, and no record may be lost.
 //!
-//! The floor of a record is a bare ring write: a number, the same clock, 64 bytes. The floor of a scope is two calls that
-//! move a depth in the thread's own memory. kinds.rs has the calls of each kind.
+//! The floor of a record is a bare ring write: a number, the same clock, 64 bytes. The floor of a scope is two calls that change
+//! a depth in the thread's own memory. kinds.rs measures the calls of each kind.
 
 use super::rounds::{Contestant, Per, print_table};
 use gpumem::base::env::Settings;
@@ -19,12 +19,12 @@ use std::time::{Duration, Instant};
 
 const EVENTS: u64 = 20_000;
 const ROUNDS: usize = 40;
-/// Live rows at a time.
+/// Number of live rows.
 const LIVE: u64 = 1_000;
 const RING: usize = 1 << 16;
 const BASE: u64 = 0x7f00_0000_0000;
 
-/// A number, the time, 64 bytes.
+/// A ring with a number, the time and 64 bytes in each slot.
 struct BareRing {
     head: AtomicU64,
     slots: Vec<[AtomicU64; 8]>,
@@ -48,7 +48,7 @@ impl BareRing {
     }
 }
 
-/// The same with the library that made the call, for parameters on this stack.
+/// Like `alloc`, with the library that made the call; the parameters are on this stack.
 #[inline(never)]
 fn alloc_called(address: u64, bytes: u64, params: &[u64; 2]) {
     let params = black_box(params).as_ptr() as usize;
@@ -61,7 +61,7 @@ fn alloc_called(address: u64, bytes: u64, params: &[u64; 2]) {
     });
 }
 
-/// The agent's records, as its callbacks make them.
+/// Makes the record of an allocation as the agent's callbacks do.
 #[inline(never)]
 fn alloc(address: u64, bytes: u64) {
     gpumem::driver::guard::guard((), |core, thread| {
@@ -87,7 +87,7 @@ fn free(address: u64) {
     });
 }
 
-/// A whole call through CUPTI's callback: ENTER and EXIT.
+/// Makes a whole call through CUPTI's callback: ENTER and EXIT.
 fn call(id: u32, params: &[u64], out: Option<(&Cell<u64>, u64)>) {
     let result = 0_u32;
     let mut data = [0_u64; 9];
@@ -132,7 +132,7 @@ fn shallower() {
     DEPTH.set(DEPTH.get() - 1);
 }
 
-/// Until the sender has everything: rounds shall not find the ring full.
+/// Waits until the sender has everything, so that a round never finds the ring full.
 fn drained(core: &Core) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while core.recorder.ring.sent() < core.recorder.ring.head() {
@@ -230,7 +230,7 @@ pub fn run() {
     assert_eq!(core.named(gpumem::threads::current().expect("a place")).flags, Flags(0));
 }
 
-/// Two threads, as long as the slower one takes.
+/// Runs two threads; the round takes as long as the slower one.
 fn together(contestant: &mut Contestant, work: impl Fn(u64, u64) + Sync) {
     let barrier = std::sync::Barrier::new(2);
     let times: Vec<Duration> = std::thread::scope(|scope| {

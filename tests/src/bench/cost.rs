@@ -1,12 +1,12 @@
-//! What a process has cost: CPU time and resident memory, as the kernel accounts them.
+//! Cost of a process, CPU time and resident memory, as the kernel accounts them.
 
 use std::fs;
 use std::time::Duration;
 
-/// CPU time of all threads of a process, to the nanosecond.
+/// Returns the CPU time of all threads of a process, in ns.
 ///
 /// # Panics
-/// When it is gone.
+/// If the process is gone.
 pub fn cpu(pid: u32) -> Duration {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("a process");
     let of_task = |task: fs::DirEntry| -> Option<u64> {
@@ -15,29 +15,29 @@ pub fn cpu(pid: u32) -> Duration {
     Duration::from_nanos(tasks.flatten().filter_map(of_task).sum())
 }
 
-/// CPU time of this thread.
+/// Returns the CPU time of this thread.
 pub fn cpu_of_thread() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// CLOCK_MONOTONIC, as records have it.
+/// Returns CLOCK_MONOTONIC in ns, as in records.
 pub fn now_ns() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Resident memory in MiB.
+/// Returns the resident memory in MiB.
 ///
 /// # Panics
-/// When the process is gone.
+/// If the process is gone.
 pub fn resident_mib(pid: u32) -> f64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("a process");
     let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
     rss.trim().trim_end_matches(" kB").parse::<f64>().expect("kB") / 1024.0
 }
 
-/// Children of a process.
+/// Returns the children of a process.
 pub fn children(pid: u32) -> Vec<u32> {
     let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     text.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect()

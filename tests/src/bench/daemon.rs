@@ -1,5 +1,5 @@
-//! What gpumemd costs while it watches: 8 GPUs with 16 processes each, on the simulated machine. The floor is a bare
-//! loop in C over the same NVML, one memory call and one list per GPU (nvml_floor.c).
+//! Cost of gpumemd while it watches 8 GPUs with 16 processes each, on the simulated machine. The floor is a bare loop in C over
+//! the same NVML, with one memory call and one list for each GPU (nvml_floor.c).
 
 use super::cost::{cpu, cpu_of_thread, resident_mib};
 use super::node::{Node, machine, processes};
@@ -9,11 +9,11 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// GPUs.
+/// Number of GPUs.
 pub const GPUS: u32 = 8;
-/// Processes on each.
+/// Processes on each GPU.
 pub const PROCESSES: u32 = 16;
-/// Full samples a second where they are compared, the seconds of a round, and rounds.
+/// Compared rates: full samples per second, seconds of a round, and rounds.
 const RATES: [(u32, u64, usize); 3] = [(1, 4, 3), (10, 2, 5), (100, 2, 3)];
 const STARTS: usize = 9;
 
@@ -25,7 +25,7 @@ fn compiled_floor() -> PathBuf {
     path
 }
 
-/// CPU time of the bare loop per full sample.
+/// Returns the CPU time of the bare loop for each full sample.
 fn bare(machine: &Machine, floor: &PathBuf, hz: u32, seconds: u64) -> Duration {
     let mut command = machine.command(floor);
     let output = command.args([seconds.to_string(), hz.to_string()]).output().expect("the bare loop");
@@ -34,7 +34,7 @@ fn bare(machine: &Machine, floor: &PathBuf, hz: u32, seconds: u64) -> Duration {
     Duration::from_secs_f64(us / 1e6)
 }
 
-/// Process lists that NVML has made so far.
+/// Returns the number of process lists that NVML has made.
 fn lists(machine: &Machine) -> u64 {
     let shown = machine.tool("show", &[]);
     let count = shown.lines().find_map(|line| line.strip_prefix("lists=")).expect("a count");
@@ -107,7 +107,7 @@ fn full_samples(machine: &Machine, (hz, seconds, rounds): (u32, u64, usize)) {
         );
     }
     for _ in 0..rounds {
-        // Who looks has the state published ten times a second for the next ten seconds.
+        // After a scrape the daemon publishes its state ten times a second, for ten seconds.
         node.scrape();
         window(&mut watched, None);
     }

@@ -1,6 +1,6 @@
-//! What a block event of PyTorch costs in instructions, and in lines of the processor's caches: counted by callgrind, in its simulated
-//! caches, so that a small change of the agent's hooks shows on a busy machine, too. The step of `bench torch`, which waits for
-//! little else than code that is not in the first cache: what our code pushes out of there PyTorch fetches again.
+//! Cost of a block event of PyTorch in instructions and cache misses. callgrind counts them in simulated caches, so that a small
+//! change of the agent's hooks is visible on a busy machine too. It measures the step of `bench torch`, which mostly waits for
+//! code that is not in the first cache: PyTorch must fetch again what our code evicts.
 
 use crate::live::torch::{Wheel, machine, versions, wheel};
 use crate::live::{Daemon, until};
@@ -10,12 +10,12 @@ use std::ops::{AddAssign, Sub};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Steps that are counted, and as many before them.
+/// Steps that are counted; as many run before them.
 const STEPS: usize = 8;
-/// First caches, and the second as the last one that is simulated: those of a server's core.
+/// First-level caches, and the second level as the last simulated one, with the sizes of a server's core.
 const CACHES: [&str; 3] = ["--I1=32768,8,64", "--D1=49152,12,64", "--LL=2097152,16,64"];
 
-/// Instructions, and misses of the first cache: of code and of data.
+/// Instructions, and first-level misses of code and of data.
 #[derive(Debug, Clone, Copy, Default)]
 struct Cost([f64; 3]);
 
@@ -32,19 +32,20 @@ impl Sub for Cost {
     }
 }
 
-/// Whose code it is.
+/// Owner of code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Whose {
     /// The agent's, on threads of the program.
     Ours,
-    /// PyTorch's.
+    /// PyTorch's code.
     Torch,
-    /// The interpreter's, the C library's, and the agent's thread. callgrind is fifty times slower than the processor,
-    /// so it sees fifty times as many clock-driven events.
+    /// The interpreter's, the C library's, and the agent's thread. callgrind is fifty times slower than the processor, so events
+    /// driven by the clock are fifty times as frequent.
     Others,
 }
 
-/// What callgrind wrote: a line of costs belongs to the function and the object named last, but behind a line that begins with `calls`.
+/// Parses callgrind's output. A line of costs belongs to the function and object named last, except after a line that begins with
+/// `calls`.
 fn costs(written: &str) -> HashMap<Whose, Cost> {
     let (mut objects, mut functions) = (HashMap::new(), HashMap::new());
     let (mut object, mut function, mut is_call) = (String::new(), String::new(), false);
@@ -71,7 +72,7 @@ fn costs(written: &str) -> HashMap<Whose, Cost> {
             if std::mem::take(&mut is_call) {
                 continue;
             }
-            // The line of the source; Ir Dr Dw I1mr D1mr D1mw, and none at the end that is 0.
+            // Line of the source, then Ir Dr Dw I1mr D1mr D1mw; trailing zeros are omitted.
             let numbers: Vec<f64> = line.split(' ').skip(1).filter_map(|word| word.parse().ok()).collect();
             let of = |at: usize| numbers.get(at).copied().unwrap_or(0.0);
             let whose = match () {
@@ -85,7 +86,7 @@ fn costs(written: &str) -> HashMap<Whose, Cost> {
     sums
 }
 
-/// The program under callgrind, and what its steps cost; and the events of a step.
+/// Runs the program under callgrind. Returns the cost of its steps, and the events of a step.
 fn counted(command: &Command, dir: &Path) -> (HashMap<Whose, Cost>, f64) {
     std::fs::create_dir_all(dir).expect("a folder");
     let out = dir.join("out");
@@ -99,7 +100,7 @@ fn counted(command: &Command, dir: &Path) -> (HashMap<Whose, Cost>, f64) {
             None => valgrind.env_remove(name),
         };
     }
-    // It warns of the caches that this machine has and that are not simulated.
+    // valgrind warns about caches of this machine that are not simulated.
     valgrind.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = valgrind.spawn().expect("valgrind");
     let mut stdin = child.stdin.take().expect("piped");

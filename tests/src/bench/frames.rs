@@ -1,5 +1,6 @@
-//! What the module path costs a framework's block: alloc and free from C below so many Python frames, with the frames read and with
-//! GPUMEM_FRAMES=0, in two processes in turns. Only the alloc is named. The agent drains into a recording (to /dev/null).
+//! Cost of the module path for a framework's block: alloc and free from C below a number of Python frames. Two processes
+//! alternate, one that reads the frames and one with GPUMEM_FRAMES=0. Only the alloc is named. The agent writes a recording to
+//! /dev/null.
 
 use super::rounds::{Contestant, Per, print_table};
 use crate::live::programs::programs;
@@ -11,7 +12,7 @@ use std::time::Duration;
 const EVENTS: u64 = 10_000;
 const ROUNDS: usize = 60;
 
-/// Pairs with 1,000 live blocks in between, and how long they took.
+/// Runs pairs with 1,000 live blocks in between, and prints their time.
 const LOOP: &str = "
 #include <stdint.h>
 #include <time.h>

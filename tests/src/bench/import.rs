@@ -1,5 +1,5 @@
-//! Import of the largest log that is here: gpumem-runs in this process, gpumemctl as a program, and a
-//! plain Python reader of the same file, which only sums.
+//! Import of the largest available log: gpumem-runs in this process, gpumemctl as a program, and a plain Python reader that only
+//! sums.
 
 use super::programs::{gpumemctl, run_quietly};
 use super::rounds::{Contestant, Per, print_table};

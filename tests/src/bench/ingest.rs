@@ -42,7 +42,7 @@ impl Bare {
         Bare { socket: pair.0, done, expect, thread }
     }
 
-    /// Has it take these, and returns its CPU time.
+    /// Sends these events and returns its CPU time.
     fn feed(&self, events: usize, packets: &[Vec<u8>]) -> Duration {
         self.expect.send(events).expect("a thread");
         for packet in packets {
@@ -76,7 +76,7 @@ struct Real {
 }
 
 impl Real {
-    /// Has it take these, and returns the time by the clock and its CPU time.
+    /// Sends these events and returns the elapsed time and the CPU time.
     fn feed(&self, events: usize, packets: &[Vec<u8>]) -> (Duration, Duration) {
         // Host records count too: a few dozen in a round of hundreds of thousands.
         let target = self.node.number(RECORDS) + events as u64;
@@ -103,7 +103,7 @@ fn live(run: &Run) -> (Vec<i64>, i64) {
     (sums, idle)
 }
 
-/// The run's sums are the floor's, and nothing was lost or odd on the way.
+/// Checks that the run's sums are the floor's, and that no record was lost or odd.
 fn is_right(run: &Run, floor: &Floor, events: u64, segment: Option<u64>) -> Result<(), String> {
     let (sums, idle) = live(run);
     let expected: i64 = floor.sums.iter().sum();
@@ -141,7 +141,7 @@ fn measure(stream: Stream, title: &str) {
     let [mut clock, mut clock_floor] = names.map(Contestant::new);
     let [mut used, mut used_floor] = ["gpumemd, CPU time", "floor, CPU time"].map(Contestant::new);
     for round in 0..ROUNDS {
-        // Later than the records before, never later than now when they are sent.
+        // Times increase, and are never in the future when they are sent.
         traffic.time_ns = traffic.time_ns.max(now_ns());
         let events = traffic.round(PAIRS_PER_ROUND);
         let packets = packed(&events);
@@ -186,7 +186,7 @@ fn measure(stream: Stream, title: &str) {
     );
 }
 
-/// Both streams.
+/// Runs both streams.
 pub fn run() {
     measure(Stream::Driver, "driver allocations: FreeBegin, FreeEnd, AllocEnd");
     measure(Stream::Blocks, "framework blocks: BlockFree, BlockAlloc in one pool with one segment");

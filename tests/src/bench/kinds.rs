@@ -14,7 +14,7 @@ const ROUNDS: usize = 24;
 const CALLS: usize = 200;
 const MIB: usize = 1 << 20;
 
-/// Where the simulated libcupti is.
+/// Returns the path of the simulated libcupti.
 pub fn cupti() -> PathBuf {
     fake().join("lib/libcupti.so.12")
 }
@@ -63,7 +63,7 @@ fn ok(result: u32) {
     assert_eq!(result, 0, "a call of the simulated driver failed");
 }
 
-/// A kind: its name, and one life of an allocation (at the reserved address, where it has one).
+/// A kind: its name, and a function that makes and frees one allocation (at the reserved address, if it needs one).
 type Kind = (&'static str, fn(&Driver, u64));
 
 // SAFETY for all: each call passes the parameters of its function, with room for the results.
@@ -110,7 +110,7 @@ const KINDS: &[Kind] = &[
     }),
 ];
 
-/// All kinds. `core` is the process's agent, which has met no driver so far; `drained` waits for its sender.
+/// Measures all kinds. `core` is the process's agent, which has seen no driver so far; `drained` waits for its sender.
 pub fn run(core: &Core, drained: fn(&Core)) {
     let machine = Machine::new(&["devices=1"]);
     // SAFETY: the agent's thread reads no environment.

@@ -1,9 +1,9 @@
-//! How fast the ledger takes events in steady state: 1 million live rows, 1,000 tags, and pairs of a
-//! free of a random row and an allocation. Working sets are far beyond the caches (a map of 1 million
-//! rows is 84 MB), so both the ledger and its floor mostly wait for memory.
+//! Speed of the ledger in steady state: 1 million live rows, 1,000 tags, and pairs of a free of a random row and an allocation.
+//! The working sets are far larger than the caches (a map of 1 million rows is 84 MB), so both the ledger and its floor mostly
+//! wait for memory.
 //!
-//! The floor is the least that keeps sums per tag: one map from address to bytes and tag, with the
-//! ledger's hasher, and one sum per tag, fed with the same decoded events.
+//! The floor is the minimum that keeps sums by tag: a map from address to bytes and tag, with the ledger's hasher, and one sum
+//! for each tag, with the same decoded events.
 
 use super::rounds::{Contestant, Per, print_table};
 use super::traffic::{Floor, ROWS, Stream, TAGS, Traffic, packets, tag_name};
@@ -36,7 +36,7 @@ fn observe_packets(ledger: &mut Ledger, packets: &[u8]) {
     }
 }
 
-/// The ledger's sums are the floor's, per tag and in total, and nothing was odd.
+/// Checks that the ledger's sums are the floor's, by tag and in total, and that no event was odd.
 fn check(ledger: &Ledger, floor: &Floor, segment: Option<u64>) {
     let snapshot = ledger.snapshot();
     let process = &snapshot.processes[0];
@@ -49,7 +49,7 @@ fn check(ledger: &Ledger, floor: &Floor, segment: Option<u64>) {
     for (cell, amount) in process.cells.iter().zip(&account.amounts) {
         match (&cell.tag, cell.class) {
             (_, Class::PoolIdle) => idle += amount,
-            // Names that no tag has, and bytes without one, have to be 0.
+            // Unknown names, and bytes without a name, must be 0.
             (tag, _) => sums[tag.as_deref().and_then(|tag| ids.get(tag).copied()).unwrap_or(0)] += amount,
         }
     }
@@ -82,7 +82,7 @@ fn measure(stream: Stream, title: &str) {
         let events = traffic.round(PAIRS_PER_ROUND);
         let bytes = packets(&events);
         for turn in 0..times.len() {
-            let turn = (turn + round) % times.len(); // who goes first finds the events cold
+            let turn = (turn + round) % times.len(); // the first one finds the events in no cache
             times[turn].round(events.len(), || match turn {
                 0 => observe(&mut decoded, black_box(&events)),
                 1 => observe_packets(&mut packed, black_box(&bytes)),
@@ -97,7 +97,7 @@ fn measure(stream: Stream, title: &str) {
     for ledger in [&decoded, &packed] {
         check(ledger, &floor, segment);
     }
-    // The rows are the same ones: freeing what the floor holds leaves nothing, and finds everything.
+    // The rows must be the same: freeing the floor's rows must find all of them and leave none.
     assert_eq!(floor.rows.len() as u64, ROWS);
     let mut events = Vec::new();
     let live: Vec<u64> = floor.rows.keys().copied().collect();
@@ -111,7 +111,7 @@ fn measure(stream: Stream, title: &str) {
     assert!(floor.sums.iter().all(|&sum| sum == 0));
 }
 
-/// Both streams.
+/// Runs both streams.
 pub fn run() {
     measure(Stream::Driver, "driver allocations: FreeBegin, FreeEnd, AllocEnd");
     measure(Stream::Blocks, "framework blocks: BlockFree, BlockAlloc in one pool with one segment");

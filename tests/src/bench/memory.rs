@@ -1,4 +1,4 @@
-//! The most memory that a program had, as the kernel keeps it.
+//! Peak memory of a program, as the kernel reports it.
 
 use super::programs::silenced;
 use std::process::Command;
@@ -7,7 +7,7 @@ use std::time::Duration;
 /// Polling interval: the kernel drops the figure when the program ends.
 const EVERY: Duration = Duration::from_micros(500);
 
-/// Runs a program to its good end; the highest resident bytes that were seen.
+/// Runs a program that must succeed. Returns the highest resident bytes that were read.
 pub fn peak_bytes(command: &mut Command) -> u64 {
     let mut child = silenced(command).spawn().expect("a program");
     let path = format!("/proc/{}/status", child.id());

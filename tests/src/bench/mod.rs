@@ -1,6 +1,6 @@
-//! Measurements. Each stands beside its floor, the least that any program would have to do, taken in
-//! the same run and in turns with it: machines differ, ratios last. A bench panics when the end state
-//! is wrong: a fast wrong answer is none.
+//! Measurements. Each is compared with its floor, the minimum that any program would have to do. Both are measured alternately in
+//! the same run, because absolute times differ between machines and ratios do not. A benchmark panics if the final state is
+//! wrong.
 
 mod agent;
 mod cost;
@@ -27,12 +27,12 @@ mod timeline;
 mod torch;
 mod traffic;
 
-/// A measurement with a name.
+/// A named measurement.
 #[derive(Debug)]
 pub struct Bench {
-    /// As typed.
+    /// Name as typed.
     pub name: &'static str,
-    /// In one line.
+    /// Description in one line.
     pub about: &'static str,
     /// Measures and prints a table.
     pub run: fn(),

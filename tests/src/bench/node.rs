@@ -1,4 +1,4 @@
-//! A daemon as a user runs it, on a simulated machine: its sockets, its replies, its cost.
+//! A daemon on a simulated machine, as a user would run it: its sockets, its replies, its cost.
 
 use super::cost;
 use crate::live::{Job, Machine, programs::programs, until};
@@ -10,14 +10,14 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// A machine whose NVML writes no journal.
+/// Creates a machine whose NVML writes no journal.
 pub fn machine(devices: u32) -> Machine {
     let machine = Machine::new(&[&format!("devices={devices}")]);
     machine.set(&["truth="]);
     machine
 }
 
-/// UUID of each device of a machine.
+/// Returns the UUID of each device of a machine.
 pub fn uuids(machine: &Machine) -> Vec<String> {
     let shown = machine.tool("show", &[]);
     shown.lines().filter_map(|line| line.split_once(".uuid=")).map(|(_, uuid)| uuid.to_owned()).collect()
@@ -40,23 +40,23 @@ pub fn processes(
     (0..devices * each).map(start).collect()
 }
 
-/// A daemon that runs; killed when dropped.
+/// A running daemon; killed on drop.
 #[derive(Debug)]
 pub struct Node {
     job: Job,
-    /// Where its sockets are.
+    /// Directory of its sockets.
     pub runtime: PathBuf,
-    /// Where metrics are.
+    /// Address of its metrics.
     pub http: SocketAddr,
-    /// From its start until it answered.
+    /// Time from its start to its first reply.
     pub ready: Duration,
 }
 
 impl Node {
-    /// Starts one; `config` is appended to its configuration. Runs are stored at its end only.
+    /// Starts a daemon; `config` is appended to its configuration. Runs are stored only at its end.
     ///
     /// # Panics
-    /// When it does not answer.
+    /// If it does not answer.
     pub fn start(machine: &Machine, config: &str) -> Self {
         let http = crate::live::prometheus::free_address();
         let runtime = machine.dir.join("run");
@@ -81,7 +81,7 @@ impl Node {
         Node { job, runtime, http, ready }
     }
 
-    /// The daemon's pid.
+    /// Returns the daemon's pid.
     pub fn pid(&self) -> u32 {
         self.job.pid()
     }
@@ -89,28 +89,28 @@ impl Node {
     /// Returns the pid of the child that calls NVML.
     ///
     /// # Panics
-    /// When there is none.
+    /// If there is none.
     pub fn poller(&self) -> u32 {
         until(10, "a poller", || cost::children(self.pid()).first().copied())
     }
 
-    /// CPU time of the daemon and its poller.
+    /// Returns the CPU times of the daemon and its poller.
     pub fn cpu(&self) -> [Duration; 2] {
         [cost::cpu(self.pid()), cost::cpu(self.poller())]
     }
 
-    /// Ends it and waits for its end.
+    /// Stops it and waits for its end.
     pub fn stop(mut self) {
         self.job.signal("TERM");
         self.job.finish();
     }
 
-    /// The metrics.
+    /// Returns the metrics.
     pub fn scrape(&self) -> String {
         get(self.http, "/metrics")
     }
 
-    /// One of the daemon's own numbers, all its labels together.
+    /// Returns the sum of a metric of the daemon over all its labels.
     pub fn number(&self, name: &str) -> u64 {
         let text = self.scrape();
         let of_name = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{']));
@@ -118,10 +118,10 @@ impl Node {
         values.filter_map(|(_, value)| value.parse::<f64>().ok()).sum::<f64>() as u64
     }
 
-    /// Runs of one process, over the control socket.
+    /// Returns the runs of a process, over the control socket.
     ///
     /// # Panics
-    /// When the daemon does not answer.
+    /// If the daemon does not answer.
     pub fn runs(&self, pid: u32) -> Vec<Run> {
         let mut stream = UnixStream::connect(self.runtime.join("control.sock")).expect("a daemon");
         write!(stream, "GET /v1/runs?pid={pid} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")

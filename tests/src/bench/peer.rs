@@ -1,5 +1,5 @@
-//! An agent's part of the conversation with a daemon, played by this process: hello with its memory, the answer to
-//! the request for its state, packets that were prepared. Nothing that an agent computes is in it.
+//! The agent's side of a connection to a daemon, played by this process: hello with its memory, the reply to the request for its
+//! state, prepared packets. It contains none of the agent's own computation.
 
 use super::cost::now_ns;
 use super::traffic::tag_name;
@@ -15,7 +15,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-/// Packets stay below this, as those of agents do.
+/// Upper limit of packets, as in agents.
 const PACKET_BYTES: usize = 60 << 10;
 
 /// A connection to a daemon.
@@ -24,7 +24,7 @@ pub struct Peer {
     socket: OwnedFd,
 }
 
-/// Events in packets as an agent sends them.
+/// Packs events into packets as an agent does.
 pub fn packed(events: &[Record<'_>]) -> Vec<Vec<u8>> {
     let mut packets = vec![Vec::with_capacity(PACKET_BYTES)];
     for event in events {
@@ -64,7 +64,7 @@ fn memory() -> OwnedFd {
     fd
 }
 
-/// UUID as NVML writes it, in the two words of a record.
+/// Returns a UUID in NVML's form as the two words of a record.
 fn words(uuid: &str) -> (u64, u64) {
     let hex: String = uuid.trim_start_matches("GPU-").chars().filter(|&c| c != '-').collect();
     let word = |text: &str| u64::from_str_radix(text, 16).expect("a UUID");
@@ -72,10 +72,10 @@ fn words(uuid: &str) -> (u64, u64) {
 }
 
 impl Peer {
-    /// Connects and sends its hello; waits while the daemon's queue is full, and not for an answer.
+    /// Connects and sends its hello. Waits while the daemon's queue is full, but not for a reply.
     ///
     /// # Panics
-    /// When no daemon listens.
+    /// If no daemon listens.
     pub fn introduce(path: &Path) -> Self {
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a socket");
@@ -106,7 +106,7 @@ impl Peer {
     /// Sends the device with this UUID and `tags` names.
     ///
     /// # Panics
-    /// When the daemon is gone.
+    /// If the daemon is gone.
     pub fn describe(&self, uuid: &str, tags: u32) {
         let (uuid_high, uuid_low) = words(uuid);
         let total_bytes = Reading::of(80 << 30);
@@ -130,7 +130,7 @@ impl Peer {
     /// Sends the record of an allocation with the name 1 on device slot 0, as number `seq`.
     ///
     /// # Panics
-    /// When the daemon is gone.
+    /// If the daemon is gone.
     pub fn allocate(&self, seq: u64, bytes: u64) {
         let stamp = Stamp { seq, tag: 1, device: 0, time_ns: now_ns(), ..Stamp::default() };
         let memory = MemoryKind::Device;
@@ -140,7 +140,7 @@ impl Peer {
     /// Sends a packet; waits while the socket is full.
     ///
     /// # Panics
-    /// When the daemon is gone.
+    /// If the daemon is gone.
     pub fn send(&self, packet: &[u8]) {
         let sent = send(&self.socket, packet, SendFlags::NOSIGNAL).expect("a daemon that listens");
         assert_eq!(sent, packet.len());

@@ -10,10 +10,10 @@ use std::time::Duration;
 /// First argument of such a process.
 pub const NAME: &str = "play-an-agent";
 
-/// Starts nothing yet: a process with so many live blocks of so many tags.
+/// Returns the command of a process with `rows` live blocks of `tags` tags, without starting it.
 ///
 /// # Panics
-/// When this program cannot be found.
+/// If this program cannot be found.
 pub fn command(socket: &Path, uuid: &str, rows: u64, tags: u32) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command.arg(NAME).arg(socket).args([uuid, &rows.to_string(), &tags.to_string()]);

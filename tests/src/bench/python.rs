@@ -1,4 +1,4 @@
-//! What a scope costs from Python, with the agent and without, beside a context manager that does nothing.
+//! Cost of a scope from Python, with and without the agent, compared with a context manager that does nothing.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! The report of a run with 10 million events: from its recording, which is booked again from the first
-//! record on, and from the run store. The floor reads the same recording and decodes nothing.
+//! Cost of the report of a run with 10 million events, from its recording, which is replayed, and from the run store. The floor
+//! reads the same recording without decoding it.
 
 use super::memory::peak_bytes;
 use super::programs::gpumemctl;
@@ -85,7 +85,7 @@ fn file_kb(path: &Path) -> u64 {
     std::fs::metadata(path).map_or(0, |file| file.len() / 1000)
 }
 
-/// A training run in small: one pool, blocks by tag and role, a sample every 100,000 events.
+/// Writes a small training run: one pool, blocks by tag and role, a sample every 100,000 events.
 fn write(path: &Path) {
     let mut writer = Writer::new(File::create(path).expect("a file")).expect("a header");
     let process = ProcessKey { pid: 4242, start_ticks: 99 };
@@ -118,7 +118,7 @@ fn write(path: &Path) {
     say(ours, next(0), Body::AllocEnd { address: 1 << 40, bytes: pool_bytes, pool, took_us: 0, memory });
     let mut sample = 0;
     for event in 1..EVENTS {
-        // First every slot is filled, then each in turn is freed and taken again.
+        // Every slot is filled first; then each in turn is freed and allocated again.
         let (slot, frees) = match event.checked_sub(LIVE_BLOCKS + 1) {
             None => (event - 1, false),
             Some(step) => (step / 2 % LIVE_BLOCKS, step % 2 == 0),

@@ -1,4 +1,4 @@
-//! Contestants measured in turns, and the table of what came out.
+//! Contestants measured alternately, and the table of their results.
 
 use std::time::{Duration, Instant};
 
@@ -11,12 +11,12 @@ pub struct Contestant {
 }
 
 impl Contestant {
-    /// One without rounds.
+    /// Makes a contestant without rounds.
     pub fn new(name: &'static str) -> Self {
         Contestant { name, events: 0, rounds: Vec::new() }
     }
 
-    /// Adds a round: `work` takes `events` events.
+    /// Measures a round of `events` events.
     pub fn round(&mut self, events: usize, work: impl FnOnce()) {
         let start = Instant::now();
         work();
@@ -30,7 +30,7 @@ impl Contestant {
         self.events = events as u64;
     }
 
-    /// The first round found cold caches and growing tables.
+    /// Drops the first round, which had cold caches and growing tables.
     pub fn forget_warm_up(&mut self) {
         self.rounds.remove(0);
     }
@@ -40,18 +40,18 @@ impl Contestant {
     }
 }
 
-/// The one in the middle.
+/// Returns the median.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
 
-/// Unit that a time is divided by.
+/// Unit of printed times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Per {
-    /// An event, in ns.
+    /// Time of an event, in ns.
     Event,
-    /// A whole round, in ms.
+    /// Time of a whole round, in ms.
     Round,
 }
 

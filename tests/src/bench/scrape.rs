@@ -1,4 +1,4 @@
-//! What a scrape takes, over TCP and HTTP, connection included. The floor is a bare server that sends the same bytes.
+//! Time of a scrape over TCP and HTTP, including the connection. The floor is a bare server that sends the same bytes.
 
 use super::cost::resident_mib;
 use super::daemon::{GPUS, PROCESSES};
@@ -33,7 +33,7 @@ fn bare(body: &str) -> SocketAddr {
     address
 }
 
-/// Times of scrapes in ms, in order; those of both servers in turns.
+/// Returns sorted times of scrapes in ms, from both servers alternately.
 fn times(real: SocketAddr, floor: SocketAddr, count: usize) -> [Vec<f64>; 2] {
     let mut times = [Vec::new(), Vec::new()];
     for _ in 0..count {
@@ -96,7 +96,7 @@ fn full_node() {
     print("bare server, the same bytes", &least);
     let hangs = || node.number("gpumemd_nvml_hangs_total");
     machine.set(&["gpu3.fault=hang"]);
-    // From the call that does not return, over its time out, into the time after it.
+    // Covers the hanging call, its timeout, and the time after it.
     let mut stuck = times(node.http, floor, SCRAPES)[0].clone();
     until(20, "a hang that is noticed", || {
         stuck.extend(&times(node.http, floor, 10)[0]);

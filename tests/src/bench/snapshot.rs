@@ -1,5 +1,5 @@
-//! Import of PyTorch's snapshots: gpumem-runs in this process, gpumemctl as a program, and Python's own reader of the same file, which
-//! only builds its lists and dicts. The sample is small; the large one is made here, as a training of some hours leaves it.
+//! Import of PyTorch's snapshots: gpumem-runs in this process, gpumemctl as a program, and Python's own reader, which only builds
+//! its lists and dicts. The sample is small; the large file is generated, and resembles that of a training of some hours.
 
 use super::memory::peak_bytes;
 use super::programs::{gpumemctl, run_quietly};
@@ -83,7 +83,7 @@ fn made() -> Vec<u8> {
     let mut out = Pickle { bytes: b"\x80\x04}(".to_vec(), memo: 0 };
     let names = ["action", "addr", "size", "stream", "time_us", "frames", "name", "filename", "line"];
     let keys: Vec<u32> = names.iter().map(|name| out.text(name)).collect();
-    out.bytes.extend(b"1("); // away from the stack again; they stay in the memo
+    out.bytes.extend(b"1("); // pop from the stack; they stay in the memo
     let actions: Vec<u32> = ["alloc", "free_requested", "free_completed"].map(|name| out.text(name)).to_vec();
     let frames: Vec<u32> = (0..FRAMES)
         .map(|frame| {
@@ -139,7 +139,7 @@ struct Pickle {
 }
 
 impl Pickle {
-    /// A string, which is put into the memo.
+    /// Writes a string and puts it into the memo.
     fn text(&mut self, text: &str) -> u32 {
         self.bytes.push(b'X');
         self.bytes.extend((text.len() as u32).to_le_bytes());

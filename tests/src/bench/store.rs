@@ -14,7 +14,7 @@ const KEY: ProcessKey = ProcessKey { pid: 4242, start_ticks: 99 };
 const TAGS: u64 = 1000;
 const SECOND_NS: u64 = 1_000_000_000;
 const HOUR_S: u64 = 3600;
-/// As the daemon's default.
+/// The daemon's default.
 const CHECKPOINT_S: u64 = 5;
 const ROUNDS: usize = 30;
 
@@ -81,7 +81,7 @@ impl Training {
         self.say(Origin::Process(KEY), 0, tag, retag);
     }
 
-    /// A second of the run.
+    /// Runs one second.
     fn step(&mut self) {
         let ours = Origin::Process(KEY);
         self.second += 1;
@@ -89,7 +89,7 @@ impl Training {
         let address = |slot: u64| (TAGS + 1 + slot) << 32;
         for slot in 0..40 {
             let tag = (self.second * 7 + slot * 13) % TAGS + 1;
-            // Batches differ, as they do.
+            // Batches differ in size, as in real training.
             let bytes = (8 << 20) + (((self.second * 31 + slot * 17) % 97) << 16);
             self.alloc(address(slot), bytes, tag, Role::Activation);
         }
@@ -112,7 +112,7 @@ impl Training {
     }
 }
 
-/// Bytes this process gave to write calls so far.
+/// Returns the bytes that this process has passed to write calls.
 fn written() -> u64 {
     let io = std::fs::read_to_string("/proc/self/io").unwrap_or_default();
     let line = io.lines().find_map(|line| line.strip_prefix("wchar: "));

@@ -1,5 +1,5 @@
-//! What timelines cost a daemon: 64 processes with 2,000 tags each, once with all points taken and once with none, because every
-//! event is of one moment. A process that does nothing costs nothing either way: points are made by events.
+//! Cost of timelines for a daemon: 64 processes with 2,000 tags each, once with full timelines, and once with a single point
+//! because all events have the same time. An idle process costs nothing either way, because points are made by events.
 
 use super::rounds::{Contestant, Per, print_table};
 use gpumem_ledger::{Ledger, MAX_POINTS, Origin, ProcessKey};
@@ -11,11 +11,11 @@ const ROUNDS: usize = 5;
 /// Events of each process in a round.
 const EVENTS: u64 = 4_000;
 
-/// Processes that hold something under each of their tags.
+/// Processes with memory under each of their tags.
 struct Node {
     ledger: Ledger,
     seq: u64,
-    /// From an event to the next.
+    /// Time between two events.
     step_ns: u64,
 }
 
@@ -65,7 +65,7 @@ impl Node {
         );
     }
 
-    /// Slot after slot is freed and taken again.
+    /// Frees and reallocates one slot after another.
     fn round(&mut self) {
         let seq = self.seq;
         for pid in 1..=PROCESSES {
@@ -94,7 +94,7 @@ fn resident_bytes() -> u64 {
 
 pub fn run() {
     let mut sizes = Vec::new();
-    // All events of one moment are one point; 20 ms apart they are as many points as there is room for.
+    // All events of one moment give one point; 20 ms apart they fill the timelines.
     let mut made = [("one moment each", 0), ("full timelines", 20_000_000)].map(|(name, step_ns)| {
         let before = resident_bytes();
         let mut node = Node::new(step_ns);

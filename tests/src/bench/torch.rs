@@ -14,12 +14,12 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// Without --release only to see that it runs.
+/// Without --release the benchmark only checks that it works.
 const QUICK: bool = cfg!(debug_assertions);
 const TRIOS: usize = if QUICK { 1 } else { 4 };
 const TURNS: usize = if QUICK { 4 } else { 60 };
 const STEPS: usize = 5;
-/// Turns of history and profiler per trio.
+/// Rounds of history and profiler in each trio.
 const OTHERS: usize = if QUICK { 2 } else { 12 };
 
 struct Worker {
@@ -56,7 +56,7 @@ impl Worker {
         self.hear().as_f64()
     }
 
-    /// Steps: their median time, and CPU time, in ns.
+    /// Runs steps. Returns their median elapsed and CPU time, in ns.
     fn steps(&mut self, what: &str) -> [f64; 2] {
         self.stdin.write_all(format!("{what} {STEPS}\n").as_bytes()).expect("written");
         let answer = self.hear();
@@ -71,7 +71,7 @@ impl Drop for Worker {
     }
 }
 
-/// Percent above the floor, turn by turn: of time, and of CPU time, which other programs disturb less.
+/// Percent above the floor in each round, for elapsed time and for CPU time, which other programs disturb less.
 #[derive(Default)]
 struct Row {
     over: [Vec<f64>; 2],
@@ -104,7 +104,7 @@ impl Row {
     }
 }
 
-/// Without, with, without, and one for torch's own history and profiler, which may leave something behind.
+/// Starts four processes: without, with, without, and one for torch's own history and profiler, which may leave state behind.
 fn workers(wheel: &Wheel, machine: &Machine, runtime: &Path) -> [Worker; 4] {
     let package =
         Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").join("agent-lib/python");
@@ -131,7 +131,7 @@ fn of_version(version: &str) {
             on.add(ours, first, last);
             control.add(last, first, first);
             if turn < OTHERS {
-                // In one process, between two turns without.
+                // In one process, between two rounds without them.
                 let mut first = other.steps("step");
                 for (row, what) in [(&mut none, "none"), (&mut python, "python"), (&mut profile, "profile")] {
                     let times = other.steps(what);

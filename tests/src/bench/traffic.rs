@@ -1,15 +1,15 @@
-//! Allocations and frees in steady state, for who takes them, and the least that keeps their sums.
+//! Generates allocations and frees in steady state, and keeps the minimal sums for comparison.
 
 use gpumem_wire::{Body, FreeState, MemoryKind, Phase, PoolOwner, Record, Role, Stamp};
 use std::collections::{HashMap, VecDeque};
 
 /// Live rows in steady state.
 pub const ROWS: u64 = 1_000_000;
-/// Tags, from 1.
+/// Number of tags, from 1.
 pub const TAGS: u32 = 1_000;
 const POOL: u64 = 0xb10c;
 const BASE: u64 = 0x7f00_0000_0000;
-/// Between addresses: no allocation below is larger.
+/// Distance between addresses; no allocation is larger.
 const STRIDE: u64 = 2 << 20;
 
 /// Kind of allocations.
@@ -21,7 +21,7 @@ pub enum Stream {
     Blocks,
 }
 
-/// Makes events; never while the clock runs.
+/// Generates events; not called while times are measured.
 #[derive(Debug)]
 pub struct Traffic {
     stream: Stream,
@@ -29,7 +29,7 @@ pub struct Traffic {
     tags: u32,
     live: Vec<u64>,
     free: VecDeque<u64>,
-    /// Of the last record.
+    /// Number of the last record.
     pub seq: u64,
     /// Time of the last record; each is 100 ns after the one before.
     pub time_ns: u64,
@@ -37,14 +37,14 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Events that keep so many rows live, of so many tags. There are twice as many addresses: one comes back after so
-    /// many frees.
+    /// Makes a generator that keeps this many rows live, with this many tags. There are twice as many addresses, so an address
+    /// returns after `rows` frees.
     pub fn new(stream: Stream, rows: u64, tags: u32) -> Self {
         let free = (0..2 * rows).map(|index| BASE + index * STRIDE).collect();
         Traffic { stream, rows, tags, live: Vec::new(), free, seq: 0, time_ns: 0, random: 1 }
     }
 
-    /// splitmix64.
+    /// Returns a number below `below`, from splitmix64.
     fn random(&mut self, below: u64) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.random ^ self.random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -69,7 +69,7 @@ impl Traffic {
 
     fn alloc(&mut self) -> (u64, Record<'static>) {
         let address = self.free.pop_front().expect("there are spare addresses");
-        // 512 B to 512 KiB, and every 64th one large enough to be a segment.
+        // 512 B to 512 KiB; every 64th is large enough to be a segment.
         let bytes = if self.random(64) == 0 { STRIDE } else { 512 << self.random(11) };
         let tag = 1 + self.random(u64::from(self.tags)) as u32;
         let body = match self.stream {
@@ -83,7 +83,7 @@ impl Traffic {
         (address, self.record(tag, body))
     }
 
-    /// Frees that row.
+    /// Adds the events that free a row.
     pub fn free(&mut self, address: u64, events: &mut Vec<Record<'static>>) {
         self.free.push_back(address);
         match self.stream {
@@ -99,12 +99,12 @@ impl Traffic {
         }
     }
 
-    /// The one segment of [`Stream::Blocks`].
+    /// Returns the size of the only segment of [`Stream::Blocks`].
     pub fn segment_bytes(&self) -> u64 {
         2 * self.rows * STRIDE
     }
 
-    /// A segment if one is needed, and all the rows.
+    /// Returns the events for all rows, and for the segment if one is needed.
     pub fn fill(&mut self) -> Vec<Record<'static>> {
         let mut events = Vec::new();
         if self.stream == Stream::Blocks {
@@ -128,7 +128,7 @@ impl Traffic {
         events
     }
 
-    /// Frees of random rows, each followed by an allocation.
+    /// Returns frees of random rows, each followed by an allocation.
     pub fn round(&mut self, pairs: usize) -> Vec<Record<'static>> {
         let mut events = Vec::new();
         for _ in 0..pairs {
@@ -142,7 +142,7 @@ impl Traffic {
     }
 }
 
-/// The least that any ledger has to do.
+/// The minimum that any ledger has to do.
 #[derive(Debug)]
 pub struct Floor {
     /// Bytes and tag, by address.
@@ -152,12 +152,12 @@ pub struct Floor {
 }
 
 impl Floor {
-    /// One that holds nothing.
+    /// Makes an empty one.
     pub fn new() -> Self {
         Floor { rows: HashMap::default(), sums: vec![0; TAGS as usize + 1] }
     }
 
-    /// Takes one event.
+    /// Applies an event.
     #[inline]
     pub fn apply(&mut self, record: &Record<'_>) {
         match record.body {
@@ -176,14 +176,14 @@ impl Floor {
     }
 }
 
-/// Frames, one after another.
+/// Returns the events as consecutive frames.
 pub fn packets(events: &[Record<'_>]) -> Vec<u8> {
     let mut bytes = Vec::new();
     events.iter().for_each(|event| event.append_frame(&mut bytes));
     bytes
 }
 
-/// Path of a tag.
+/// Returns the path of a tag.
 pub fn tag_name(tag: u32) -> String {
     format!("model/layer.{tag}")
 }

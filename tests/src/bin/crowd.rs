@@ -1,4 +1,4 @@
-//! Programs by the thousand, for tests/suite/soak/crowd.rs.
+//! Starts thousands of programs, for tests/suite/soak/crowd.rs.
 //!
 //! ```text
 //! crowd run COUNT RATE COMMAND [ARG...]  starts COMMAND COUNT times, RATE a second, and waits for all
@@ -69,7 +69,7 @@ fn run(count: u32, rate: f64, command: &[&str]) {
         let due = Duration::from_secs_f64(f64::from(number) / rate);
         std::thread::sleep(due.saturating_sub(began.elapsed()));
         running.push(Command::new(command[0]).args(&command[1..]).spawn().expect("a process"));
-        // A program that was waited for has no pid any more; thousands that live are not asked at each start.
+        // Ended programs are reaped to free their pids, but thousands of living ones are not polled at each start.
         if running.len() < 64 || reaped.elapsed() > Duration::from_secs(1) {
             reap(&mut running);
             reaped = Instant::now();

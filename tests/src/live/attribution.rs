@@ -10,51 +10,51 @@ use gpumem_wire::{Body, Flags, Phase, Record, Role};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-/// Where the program does not know whose memory is.
+/// Name for memory whose owner the program does not know.
 const NOBODYS: &str = "?";
 
 /// A live block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Block {
-    /// As torch rounded it.
+    /// Size as rounded by torch.
     pub bytes: u64,
     /// Scope, module path or both; empty for none.
     pub tag: String,
     /// Role that the agent reported, at the allocation or later.
     pub role: Role,
-    /// Likewise.
+    /// Phase that the agent reported, at the allocation or later.
     pub phase: Phase,
 }
 
-/// Bytes of allocations, and what became of their names.
+/// Bytes of allocations, and how correct their names are.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Share {
     /// Total bytes.
     pub bytes: u64,
     /// Bytes attributed to the module that the program reports.
     pub right: u64,
-    /// Under that module, the one that it is in, or one that is in it.
+    /// Bytes attributed to that module, its parent, or a module in it.
     pub near: u64,
-    /// Under any name.
+    /// Bytes with any name.
     pub named: u64,
     /// Bytes by expected and found name.
     pub wrong: BTreeMap<(String, String), u64>,
-    /// How many allocations.
+    /// Number of allocations.
     pub count: u64,
 }
 
 impl Share {
-    /// Right bytes in a hundred.
+    /// Returns the percentage of right bytes.
     pub fn percent(&self) -> f64 {
         100.0 * self.right as f64 / self.bytes.max(1) as f64
     }
 
-    /// Right bytes, or nearly, in a hundred.
+    /// Returns the percentage of right or nearly right bytes.
     pub fn percent_near(&self) -> f64 {
         100.0 * self.near as f64 / self.bytes.max(1) as f64
     }
 
-    /// Named bytes in a hundred.
+    /// Returns the percentage of named bytes.
     pub fn percent_named(&self) -> f64 {
         100.0 * self.named as f64 / self.bytes.max(1) as f64
     }
@@ -94,7 +94,7 @@ pub struct Attribution {
 struct Reader {
     pid: u32,
     names: HashMap<u32, String>,
-    /// By thread: modules that were entered.
+    /// By thread, the modules that were entered.
     inside: HashMap<u32, Vec<String>>,
     phase: String,
     model: String,
@@ -184,17 +184,17 @@ impl Sink for Reader {
 /// Tensors of the kind `what` that a program reports (tests/torch/said.py).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Owned {
-    /// How many.
+    /// Number of tensors.
     pub count: usize,
-    /// In a live block under their own module's name, or their own.
+    /// Tensors in a live block whose name is that of their module or their own.
     pub named: usize,
-    /// In a live block with that role.
+    /// Tensors in a live block with that role.
     pub known: usize,
     /// Examples of tensors with a wrong attribution.
     pub others: Vec<String>,
 }
 
-/// Compares them with a recording.
+/// Compares the tensors with a recording.
 pub fn owned(live: &HashMap<u64, Block>, said: &serde_json::Value, what: &str, role: Role) -> Owned {
     let mut found = Owned::default();
     for row in said["addresses"].as_array().into_iter().flatten().filter(|row| row[1] == what) {
@@ -214,10 +214,10 @@ pub fn owned(live: &HashMap<u64, Block>, said: &serde_json::Value, what: &str, r
     found
 }
 
-/// Reads what a daemon recorded of a process.
+/// Reads a daemon's recording of a process.
 ///
 /// # Panics
-/// When it cannot be read.
+/// If it cannot be read.
 pub fn attribution(path: &Path, pid: u32) -> Attribution {
     let mut reader = Reader {
         pid,

@@ -9,36 +9,37 @@ use gpumem_wire::{Body, Flags, Record, Stamp};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// The agent reads the processor's counter, which may be this far from the kernel's clock (agent-lib/src/base/clock.rs).
+/// Largest difference between the agent's clock, which is the processor's counter, and the kernel's clock
+/// (agent-lib/src/base/clock.rs).
 const CLOCK_NS: u64 = 50_000;
 
-/// How long after a sample a call that belongs into it may be recorded without the sample's knowing.
+/// Longest time after a sample at which a call that belongs to it may be recorded without the sample waiting for it.
 const STOP_NS: u64 = 200_000_000;
-/// How long a context may take to end.
+/// Longest duration of a context's end.
 const END_NS: u64 = 500_000_000;
-/// A sample waits no longer than about this for a call that was in flight (ledger/src/process/samples.rs).
+/// Longest time that a sample waits for a call in flight (ledger/src/process/samples.rs).
 const PATIENCE_NS: u64 = 200_000_000;
-/// How long before or after its record a call may change what NVML charges (ledger/src/untrackable/event.rs).
+/// Longest time between a call's record and its effect on NVML's figures (ledger/src/untrackable/event.rs).
 const CALL_NS: u64 = 20_000_000;
 
-/// What the machine charges at once.
+/// Granularity of the machine's charges in bytes.
 const GRANULE: i64 = 2 << 20;
 
 /// Every closed sample of a recording, and the ledger's state at its end.
 pub struct Replay {
     /// Process, device in the snapshot, sample.
     pub samples: Vec<(ProcessKey, usize, ClosedSample)>,
-    /// At the end.
+    /// The ledger's state at the end.
     pub snapshot: Snapshot,
     /// Records that could not be read.
     pub rejected: u64,
-    /// When something happened in each process: from the entry of a call to its record.
+    /// Activity of each process, as intervals from the entry of a call to its record.
     moves: BTreeMap<ProcessKey, Vec<(u64, u64)>>,
     /// Ends of allocations that took longer than a record can express.
     long: BTreeMap<ProcessKey, Vec<u64>>,
-    /// When contexts began to end.
+    /// Times at which contexts began to end.
     ends: BTreeMap<ProcessKey, Vec<u64>>,
-    /// When memory was given, and how much.
+    /// Times and sizes of allocations.
     given: BTreeMap<ProcessKey, Vec<(u64, i64)>>,
 }
 
@@ -48,7 +49,7 @@ struct Collector {
     long: BTreeMap<ProcessKey, Vec<u64>>,
     ends: BTreeMap<ProcessKey, Vec<u64>>,
     given: BTreeMap<ProcessKey, Vec<(u64, i64)>>,
-    /// Frees that were entered: by process and seq.
+    /// Entry times of frees, by process and seq.
     entered: BTreeMap<(ProcessKey, u64), u64>,
     samples: Vec<(ProcessKey, usize, ClosedSample)>,
     rejected: u64,
@@ -103,15 +104,15 @@ impl Sink for Collector {
 /// Replays a daemon's recording.
 ///
 /// # Panics
-/// When it cannot be read.
+/// If it cannot be read.
 pub fn replay(path: &Path) -> Replay {
     try_replay(path).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The same of a daemon that may not have recorded anything yet.
+/// Replays a recording that may still be empty.
 ///
 /// # Errors
-/// It cannot be read.
+/// If it cannot be read.
 pub fn try_replay(path: &Path) -> Result<Replay, input::Error> {
     let mut sink = Collector {
         ledger: Ledger::new(),
@@ -135,15 +136,15 @@ pub fn try_replay(path: &Path) -> Result<Replay, input::Error> {
     })
 }
 
-/// How many samples were held against the truth, and how.
+/// Numbers of samples that were compared with the truth, by kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Compared {
-    /// Memory stood still: every number must be the machine's own.
+    /// Memory did not change: every number must equal the machine's.
     pub exact: u64,
     /// Exact samples without any event between the start of the reading and the machine's list: here names must match
     /// too. (Blocks are allocated and freed without changing `tracked`, so these tear no sample.)
     pub named: u64,
-    /// Memory moved while NVML was read: the truth must lie within the sample's bounds.
+    /// Memory changed while NVML was read: the truth must lie within the sample's bounds.
     pub torn: u64,
     /// The truth is larger: an allocation was in flight whose bytes were unknown, or a context was being destroyed,
     /// whose memory counts as freed when that begins.
@@ -159,16 +160,16 @@ pub struct Compared {
 }
 
 impl Replay {
-    /// What the ledger has of a process at the end.
+    /// Returns the ledger's state of a process at the end.
     ///
     /// # Panics
-    /// When it has nothing.
+    /// If it has none.
     pub fn process(&self, pid: u32) -> &ProcessView {
         let found = self.snapshot.processes.iter().find(|process| process.key.pid == pid);
         found.unwrap_or_else(|| panic!("the recording has no process {pid}"))
     }
 
-    /// Tags and idle bytes of a sample.
+    /// Returns bytes by tag and idle bytes of a sample.
     pub fn composition(&self, key: ProcessKey, sample: &ClosedSample) -> (BTreeMap<String, i64>, i64) {
         let process = self.snapshot.processes.iter().find(|process| process.key == key);
         let cells = &process.expect("a sample's process").cells;
@@ -182,7 +183,7 @@ impl Replay {
         (tags, idle)
     }
 
-    /// What of a sample is in opaque pools: their names, and how much.
+    /// Returns the names of opaque pools in a sample, and their bytes.
     fn opaque(&self, key: ProcessKey, sample: &ClosedSample) -> (BTreeSet<String>, i64) {
         let cells = self.process(key.pid).cells.iter().zip(sample.amounts.iter());
         let opaque = cells.filter(|(cell, bytes)| cell.class == Class::Opaque && **bytes != 0);
@@ -196,7 +197,7 @@ impl Replay {
     /// Compares every sample of `pid` (or of all processes) with the machine's truth.
     ///
     /// # Panics
-    /// At the first sample that differs.
+    /// If a sample differs.
     pub fn compare(&self, truths: &[Truth], pid: Option<u32>) -> Compared {
         self.compare_where(truths, pid, |_| true)
     }
@@ -204,7 +205,7 @@ impl Replay {
     /// Compares the selected samples.
     ///
     /// # Panics
-    /// At the first sample that differs.
+    /// If a sample differs.
     pub fn compare_where(
         &self,
         truths: &[Truth],
@@ -283,7 +284,7 @@ impl Replay {
     /// Compares the sums of the selected samples of `pid` with the machine's truth, without names.
     ///
     /// # Panics
-    /// At the first sample that differs.
+    /// If a sample differs.
     pub fn compare_sums(
         &self,
         truths: &[Truth],
@@ -336,11 +337,11 @@ impl Replay {
         compared
     }
 
-    /// Holds the parts of every certain sample of `pid` against the machine's truth, where nothing that has a cost was
-    /// done so shortly before or after that it may not be booked yet. How many that were.
+    /// Compares the parts of every certain sample of `pid` with the machine's truth, unless an event with a cost happened so
+    /// close to the sample that it may not be booked yet. Returns the number of compared samples.
     ///
     /// # Panics
-    /// At the first sample whose parts are not the machine's.
+    /// If a sample's parts differ.
     pub fn compare_parts(&self, truths: &[Truth], pid: u32) -> u64 {
         let mut compared = 0;
         for (key, _, sample) in self.samples.iter().filter(|(key, ..)| key.pid == pid) {
@@ -369,7 +370,7 @@ impl Replay {
         compared
     }
 
-    /// What differs, short enough to be read.
+    /// Returns a readable description of the difference.
     fn describe(&self, what: &str, key: ProcessKey, sample: &ClosedSample, truth: &Truth) -> String {
         let (tags, idle) = self.composition(key, sample);
         let names: BTreeSet<&String> = tags.keys().chain(truth.tags.keys()).collect();
@@ -402,7 +403,7 @@ impl Replay {
         )
     }
 
-    /// Whether a call may have been running then, for so long that the sample could not wait for it.
+    /// Returns whether a call may have run at that time for longer than the sample could wait.
     fn outlived(&self, key: ProcessKey, time_ns: u64) -> bool {
         let moves = self.moves.get(&key).map_or(&[][..], Vec::as_slice);
         let long = self.long.get(&key).map_or(&[][..], Vec::as_slice);
@@ -410,7 +411,8 @@ impl Replay {
             || long.iter().any(|&ended| ended > time_ns)
     }
 
-    /// Whether the bytes lie in the range without an allocation that was recorded a little later, or two.
+    /// Returns whether the difference lies within the range if one or two allocations that were recorded a little later are
+    /// excluded.
     fn was_recorded_later(&self, key: ProcessKey, time_ns: u64, bytes: i64, (low, high): (i64, i64)) -> bool {
         let given = self.given.get(&key).map_or(&[][..], Vec::as_slice);
         let from = given.partition_point(|&(at, _)| at < time_ns);
@@ -420,13 +422,13 @@ impl Replay {
         fits(bytes) || sizes.iter().any(|one| fits(bytes - one))
     }
 
-    /// Whether a context may have been ending then.
+    /// Returns whether a context may have been ending at that time.
     fn was_ending(&self, key: ProcessKey, time_ns: u64) -> bool {
         let ends = self.ends.get(&key).map_or(&[][..], Vec::as_slice);
         ends.iter().any(|&began| (began..began + END_NS).contains(&time_ns))
     }
 
-    /// Whether the process reported anything in [from, to], as far as its clock can be trusted.
+    /// Returns whether the process reported anything in [from, to], within the accuracy of its clock.
     fn moved(&self, key: ProcessKey, from_ns: u64, to_ns: u64) -> bool {
         let (from_ns, to_ns) = (from_ns.saturating_sub(CLOCK_NS), to_ns + CLOCK_NS);
         let moves = self.moves.get(&key).map_or(&[][..], Vec::as_slice);

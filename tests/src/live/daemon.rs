@@ -1,4 +1,4 @@
-//! A daemon on a simulated machine, with a folder for its sockets and a recording of all that it sees.
+//! A daemon on a simulated machine, with a folder for its sockets and a recording of everything that it receives.
 
 use super::machine::{Job, Machine};
 use super::programs::programs;
@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// A daemon that runs; killed when the test is over.
+/// A running daemon; killed on drop.
 #[derive(Debug)]
 pub struct Daemon {
     /// Its process.
     pub job: Job,
-    /// Where its sockets are.
+    /// Directory of its sockets.
     pub runtime: PathBuf,
     /// Path of its recording.
     pub recording: PathBuf,
@@ -43,10 +43,10 @@ impl Daemon {
         Some(Daemon::start_as(machine, name, config, command))
     }
 
-    /// The same, started by another program that is given its command line: `ip netns exec NAME`.
+    /// Starts it by another program that gets its command line as arguments, such as `ip netns exec NAME`.
     ///
     /// # Panics
-    /// When it does not answer.
+    /// If it does not answer.
     pub fn start_by(machine: &Machine, by: &[&str], config: &str) -> Self {
         let (program, arguments) = by.split_first().expect("a program");
         let mut command = machine.command(program);
@@ -84,7 +84,7 @@ impl Daemon {
         Daemon { job, runtime, recording }
     }
 
-    /// gpumemctl, asking this daemon.
+    /// Returns a gpumemctl command that queries this daemon.
     pub fn ctl(&self, machine: &Machine, arguments: &[&str]) -> Command {
         let mut command = machine.command(programs().ours.join("gpumemctl"));
         command.args(arguments).env("GPUMEM_CONTROL", self.runtime.join("control.sock"));
@@ -116,7 +116,7 @@ impl Daemon {
         });
     }
 
-    /// Ends it as systemd would, so that its recording is whole.
+    /// Stops it as systemd would, so that its recording is complete.
     pub fn stop(&mut self) {
         self.job.signal("TERM");
         self.job.finish();

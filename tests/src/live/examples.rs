@@ -5,15 +5,15 @@ use super::programs::programs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The folder of the examples.
+/// Returns the folder of the examples.
 pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").join("examples")
 }
 
-/// Builds `source` with `compiler` and these arguments; the program.
+/// Builds `source` with `compiler` and these arguments; returns the program.
 ///
 /// # Panics
-/// When it does not build, or with a warning.
+/// If it does not build without warnings.
 pub fn build(machine: &Machine, compiler: &str, arguments: &[&str], source: &str) -> PathBuf {
     let program = machine.dir.join(source.replace('.', "-"));
     let mut command = Command::new(compiler);

@@ -23,42 +23,42 @@ use std::sync::OnceLock;
 
 pub use super::mixer::now_ns;
 
-/// Who has nothing here.
+/// A user without any permissions here.
 pub const NOBODY: u32 = 65_534;
-/// How many descriptors one message may carry.
+/// Most descriptors in a message.
 pub const MOST_FDS: usize = 253;
-/// What an agent's memory is sealed against.
+/// Seals of an agent's memory.
 pub const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// One frame.
+/// Returns a frame.
 pub fn record(stamp: Stamp, body: Body<'_>) -> Vec<u8> {
     let mut out = Vec::new();
     Record { stamp, body }.append_frame(&mut out);
     out
 }
 
-/// A moment, and no place in any order.
+/// Returns a stamp with the present time and no position in any order.
 pub fn unordered() -> Stamp {
     Stamp { time_ns: now_ns(), device: 0, ..Stamp::default() }
 }
 
-/// A place in the order, now.
+/// Returns a stamp with the present time and a position in the order.
 pub fn ordered(seq: u64) -> Stamp {
     Stamp { seq, ..unordered() }
 }
 
-/// Field 22 of a process's stat.
+/// Returns field 22 of a process's stat.
 ///
 /// # Panics
-/// When there is no such process.
+/// If there is no such process.
 pub fn start_ticks(pid: u32) -> u64 {
     ticks(&pid.to_string())
 }
 
-/// Of this one, in whatever namespace it is.
+/// Returns the start time of this process, in any PID namespace.
 ///
 /// # Panics
-/// Without /proc.
+/// If /proc is missing.
 pub fn own_start_ticks() -> u64 {
     ticks("self")
 }
@@ -76,7 +76,7 @@ pub fn hello(start_ticks: u64) -> Vec<u8> {
     record(unordered(), Body::Hello { start_ticks, versions, capabilities: 0, instance: 1, claims })
 }
 
-/// Memory as an agent hands it over.
+/// Memory as an agent shares it.
 #[derive(Debug)]
 pub struct Shared {
     /// The descriptor.
@@ -86,10 +86,10 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// With so many slots and rows, sealed so.
+    /// Creates memory with this number of slots and rows, and these seals.
     ///
     /// # Panics
-    /// When it cannot be made.
+    /// If it cannot be created.
     pub fn new(ring_slots: u64, live_rows: u64, seals: SealFlags) -> Self {
         let pid = std::process::id();
         let header = Header {
@@ -112,7 +112,7 @@ impl Shared {
         shared
     }
 
-    /// A small one, as it should be.
+    /// Creates a small valid one.
     pub fn small() -> Self {
         Shared::new(16, 8, SEALS)
     }
@@ -122,21 +122,21 @@ impl Shared {
         self.write(&self.header.encode(), 0);
     }
 
-    /// Writes anything anywhere.
+    /// Writes bytes at any offset.
     ///
     /// # Panics
-    /// When it does not fit.
+    /// If they do not fit.
     pub fn write(&self, bytes: &[u8], offset: u64) {
         assert_eq!(pwrite(&self.fd, bytes, offset), Ok(bytes.len()));
     }
 
-    /// The bytes of an ordered record as they lie in a ring or a table.
+    /// Returns the bytes of an ordered record as stored in a ring or table.
     pub fn slot(stamp: Stamp, body: Body<'_>) -> Slot {
         Record { stamp, body }.encode().0
     }
 }
 
-/// A connection.
+/// A connection to a daemon.
 #[derive(Debug)]
 pub struct Peer(OwnedFd);
 
@@ -157,12 +157,12 @@ impl Peer {
         Some(peer)
     }
 
-    /// Sends a packet, waiting as long as it takes; false when the daemon has closed.
+    /// Sends a packet, and waits as long as necessary; false if the daemon has closed the connection.
     pub fn send(&self, packet: &[u8]) -> bool {
         rustix::net::send(&self.0, packet, SendFlags::NOSIGNAL) == Ok(packet.len())
     }
 
-    /// The same with descriptors.
+    /// Sends a packet with descriptors.
     pub fn send_with(&self, packet: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
         let mut beside = SendAncillaryBuffer::new(&mut space);
@@ -181,7 +181,7 @@ impl Peer {
         Some(buffer)
     }
 
-    /// The daemon has closed it, or does so within a time.
+    /// Returns whether the daemon has closed the connection, or does so within a time.
     pub fn is_closed(&self, seconds: i64) -> bool {
         let deadline = now_ns() + seconds as u64 * 1_000_000_000;
         while now_ns() < deadline {

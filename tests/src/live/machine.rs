@@ -1,4 +1,4 @@
-//! One simulated machine: a folder with its file, its truth journal and whatever runs on it.
+//! A simulated machine: a folder with its file, its truth journal, and the programs that run on it.
 
 use super::programs::{fake, programs};
 use super::truth::{self, Truth};
@@ -18,10 +18,10 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A machine with these keys (`devices=2`, `gpu0.fault=lost`: tests/fake-gpu/README.md).
+    /// Creates a machine with these keys (`devices=2`, `gpu0.fault=lost`: tests/fake-gpu/README.md).
     ///
     /// # Panics
-    /// When it cannot be made.
+    /// If it cannot be created.
     pub fn new(keys: &[&str]) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -54,7 +54,7 @@ impl Machine {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Changes keys while everything runs.
+    /// Changes keys at run time.
     pub fn set(&self, keys: &[&str]) {
         self.tool("set", keys);
     }
@@ -86,7 +86,7 @@ impl Machine {
         journal.and_then(|journal| journal.set_len(0)).expect("emptied");
     }
 
-    /// A program that sees this machine's driver. Nothing of gpumem is in its environment.
+    /// Returns a program that sees this machine's driver. Its environment contains nothing of gpumem.
     pub fn command(&self, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new(program.as_ref());
         for name in [
@@ -100,26 +100,26 @@ impl Machine {
         }
         command.env("GPUMEM_SIM", self.sim()).env("LD_LIBRARY_PATH", programs().fake.join("lib"));
         command.env("GPUMEM_STORE", self.dir.join("runs.sqlite")).env("HOME", &self.dir);
-        // What a test expects without a name has none; sites.rs asks for them.
+        // Memory without a tag has no name in most tests; only sites.rs enables names.
         command.env("GPUMEM_SITES", "0");
-        // On a busy machine the last records may need longer than a program should wait.
+        // On a busy machine the final records may take longer than the product's default waits.
         command.env("GPUMEM_EXIT_WAIT_MS", "2000");
         command
     }
 
-    /// A trainer without an agent.
+    /// Returns a trainer without an agent.
     pub fn bare_trainer(&self, arguments: &[&str]) -> Command {
         let mut command = self.command(programs().fake.join("bin/trainer"));
         command.args(arguments);
         command
     }
 
-    /// A trainer that reports to the daemon in `runtime`.
+    /// Returns a trainer that reports to the daemon in `runtime`.
     pub fn trainer(&self, runtime: &Path, arguments: &[&str]) -> Command {
         self.covered(runtime, self.bare_trainer(arguments))
     }
 
-    /// What does everything that moves the gap (tests/gap), reporting to the daemon in `runtime`.
+    /// Returns a program that does everything that changes the gap (tests/gap), reporting to the daemon in `runtime`.
     pub fn gap(&self, runtime: &Path) -> Command {
         self.covered(runtime, self.command(programs().fake.join("bin/gap")))
     }
@@ -142,7 +142,7 @@ impl Drop for Machine {
     }
 }
 
-/// A program that runs; killed when the test is over.
+/// A running program; killed on drop.
 #[derive(Debug)]
 pub struct Job {
     child: Child,
@@ -152,10 +152,10 @@ pub struct Job {
 }
 
 impl Job {
-    /// Starts it; its standard output is read.
+    /// Starts it and reads its standard output.
     ///
     /// # Panics
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn start(command: &mut Command) -> Self {
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("started");
         let out = BufReader::new(child.stdout.take().expect("piped"));
@@ -170,15 +170,15 @@ impl Job {
         Job { child, lines, said: Vec::new() }
     }
 
-    /// Its pid.
+    /// Returns its pid.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Waits for a line that holds `what`, and returns it.
+    /// Waits for a line that contains `what`, and returns it.
     ///
     /// # Panics
-    /// When it does not come.
+    /// If it does not appear.
     pub fn wait_for(&mut self, what: &str) -> String {
         if let Some(line) = self.said.iter().find(|line| line.contains(what)) {
             return line.clone();
@@ -201,17 +201,17 @@ impl Job {
         lines
     }
 
-    /// Sends a signal by its number.
+    /// Sends a signal by its name.
     ///
     /// # Panics
-    /// When the process is gone.
+    /// If the process is gone.
     pub fn signal(&self, signal: &str) {
         let pid = self.pid().to_string();
         let status = Command::new("kill").args(["-s", signal, &pid]).status().expect("kill runs");
         assert!(status.success(), "kill -s {signal} {pid}");
     }
 
-    /// Whether it still runs.
+    /// Returns whether it is still running.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
@@ -235,10 +235,10 @@ impl Job {
         self.finish();
     }
 
-    /// Waits for a good end.
+    /// Waits for a successful end.
     ///
     /// # Panics
-    /// When it ends otherwise.
+    /// If it ends otherwise.
     pub fn finish(&mut self) {
         let status = self.end();
         assert!(status.success(), "{status} (signal {:?}): {:#?}", status.signal(), self.said);

@@ -16,25 +16,25 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// The agent's clock and the kernel's may be that far apart (agent-lib/src/base/clock.rs).
+/// Largest difference between the agent's clock and the kernel's (agent-lib/src/base/clock.rs).
 const CLOCK_NS: u64 = 50_000;
 
 /// Reply of the program to a command.
 #[derive(Debug, Clone, Default)]
 pub struct Answer {
-    /// The driver's.
+    /// Result code of the driver.
     pub result: i32,
-    /// When the call began.
+    /// Time at which the call began.
     pub began_ns: u64,
-    /// When it was over.
+    /// Time at which the call ended.
     pub ended_ns: u64,
     /// A number, for commands that return one.
     pub number: u64,
-    /// A text, likewise.
+    /// A text, for commands that return one.
     pub text: String,
 }
 
-/// A moment at which nothing moved.
+/// A checkpoint at which memory did not change.
 #[derive(Debug, Clone)]
 struct Check {
     what: String,
@@ -52,7 +52,7 @@ pub struct Mixer {
     stdin: Option<ChildStdin>,
     stdout: BufReader<ChildStdout>,
     checks: Vec<Check>,
-    /// Calls that end a context: it counts as ended when it begins to, and the driver gives its memory back later.
+    /// Calls that end a context. It counts as ended when the call begins; the driver frees its memory later.
     ends: Vec<(u64, u64)>,
     /// Expected memory outside the sum from now on.
     pub beside: Beside,
@@ -61,12 +61,12 @@ pub struct Mixer {
 }
 
 impl Mixer {
-    /// A program with the agent in it, which reports to `daemon`.
+    /// Starts a program with the agent, which reports to `daemon`.
     pub fn start(machine: &Machine, daemon: &Daemon) -> Self {
         Self::run(&mut Self::command(machine, daemon))
     }
 
-    /// The command of one, for a test that adds to it.
+    /// Returns the command, for a test that adds to it.
     pub fn command(machine: &Machine, daemon: &Daemon) -> Command {
         let mut command = machine.command(programs().fake.join("bin/mixer"));
         command.env("CUDA_INJECTION64_PATH", programs().ours.join("libgpumem.so"));
@@ -90,15 +90,15 @@ impl Mixer {
         mixer
     }
 
-    /// Its pid.
+    /// Returns its pid.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Its next line.
+    /// Returns its next line.
     ///
     /// # Panics
-    /// When it ends instead.
+    /// If it ends instead.
     pub fn hear(&mut self) -> String {
         let mut line = String::new();
         let count = self.stdout.read_line(&mut line).expect("read");
@@ -109,7 +109,7 @@ impl Mixer {
     /// Sends it a line.
     ///
     /// # Panics
-    /// When it does not listen.
+    /// If it does not accept it.
     pub fn send(&mut self, line: &str) {
         let stdin = self.stdin.as_mut().expect("not ended");
         stdin.write_all(format!("{line}\n").as_bytes()).expect("written");
@@ -140,10 +140,10 @@ impl Mixer {
         }
     }
 
-    /// Commands that the driver must carry out, separated by semicolons; the last one's answer.
+    /// Sends commands that the driver must execute, separated by semicolons. Returns the last reply.
     ///
     /// # Panics
-    /// When it refuses one.
+    /// If the driver refuses one.
     pub fn ok(&mut self, commands: &str) -> Answer {
         let mut last = Answer::default();
         for command in commands.split(';').map(str::trim) {
@@ -153,10 +153,10 @@ impl Mixer {
         last
     }
 
-    /// A command that the driver must refuse.
+    /// Sends a command that the driver must refuse.
     ///
     /// # Panics
-    /// When it does not.
+    /// If it does not.
     pub fn refused(&mut self, command: &str) {
         assert_ne!(self.say(command).result, 0, "{command}");
     }
@@ -169,11 +169,11 @@ impl Mixer {
         }
     }
 
-    /// Waits until the daemon has looked at it as it is now. It should hold this on its devices, by CUDA ordinal;
-    /// `verify` compares.
+    /// Waits until the daemon has sampled the program's present memory, which should be `tracked` on its devices, by CUDA
+    /// ordinal. `verify` compares the values.
     ///
     /// # Panics
-    /// When the daemon does not look.
+    /// If the daemon takes no sample.
     pub fn holds(&mut self, machine: &Machine, daemon: &Daemon, what: &str, tracked: &[i64]) {
         self.moves();
         let after_ns = self.looked_at(machine, daemon, tracked.len());
@@ -216,11 +216,10 @@ impl Mixer {
         until(60, &format!("the figures of the pools of {}", self.pid()), is_settled);
     }
 
-    /// Waits until the daemon knows all that has happened up to now, which is returned, and has looked at so many devices
-    /// since.
+    /// Waits until the daemon knows everything up to the present time, which is returned, and has then sampled `devices` devices.
     ///
     /// # Panics
-    /// When it does not.
+    /// If it does not.
     pub fn looked_at(&self, machine: &Machine, daemon: &Daemon, devices: usize) -> u64 {
         until(60, &format!("a known state of {}", self.pid()), || {
             let runs = daemon.asked(&format!("/v1/runs?pid={}", self.pid()))?;
@@ -256,10 +255,10 @@ impl Mixer {
         after_ns
     }
 
-    /// Lets it end well.
+    /// Ends it successfully.
     ///
     /// # Panics
-    /// When it does not.
+    /// If it does not end.
     pub fn end(&mut self) {
         self.moves();
         drop(self.stdin.take());
@@ -270,7 +269,7 @@ impl Mixer {
     /// Ends it by SIGKILL.
     ///
     /// # Panics
-    /// When that cannot be.
+    /// If that fails.
     pub fn kill(&mut self) {
         self.moves();
         self.child.kill().expect("killed");
@@ -325,11 +324,11 @@ impl Mixer {
     }
 }
 
-/// While nothing moves, from `after_ns` to `before_ns`: every sample that claims to be exact has what the machine has, in
-/// sum, by name and idle, and there is one. What the machine has.
+/// Compares samples in an interval without changes, from `after_ns` to `before_ns`. Every sample that claims to be exact must
+/// equal the machine's figures, in sum, by name and idle, and there must be at least one. Returns the machine's figures.
 ///
 /// # Panics
-/// When they differ.
+/// If they differ.
 pub fn compare_still(
     seen: &Replay,
     truths: &[Truth],
@@ -388,21 +387,21 @@ impl Drop for Mixer {
     }
 }
 
-/// Of a simulated device.
+/// Returns the UUID of a simulated device.
 pub fn uuid(ordinal: usize) -> String {
     format!("GPU-51006d75-1a7e-4d00-8000-4750550000{ordinal:02x}")
 }
 
-/// CLOCK_MONOTONIC, as everybody here has it.
+/// Returns CLOCK_MONOTONIC in ns, which all programs here use.
 pub fn now_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Time and bytes of every allocation that a process reported.
+/// Returns time and bytes of every allocation that a process reported.
 ///
 /// # Panics
-/// When the recording cannot be read.
+/// If the recording cannot be read.
 pub fn allocations(recording: &Path, pid: u32) -> Vec<(u64, u64)> {
     struct Finder(u32, Vec<(u64, u64)>);
     impl Sink for Finder {

@@ -41,20 +41,20 @@ pub use mixer::Mixer;
 use gpumem_test_support::DEADLINE;
 use std::time::{Duration, Instant};
 
-/// What the programs under test call the user who runs the tests: the name, or else the number.
+/// Returns the name of the user who runs the tests as the tested programs show it, or else the number.
 ///
 /// # Panics
-/// Without id(1).
+/// If id(1) is missing.
 pub fn own_user() -> String {
     let output = std::process::Command::new("id").arg("-un").output().expect("id runs");
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
-/// Waits until `done` returns something, and returns that. `seconds` is how long it may take on an idle machine; on a busy one it may
-/// take far longer, so nothing fails before [`DEADLINE`].
+/// Waits until `done` returns a value, and returns that. `seconds` is the longest time on an idle machine. A busy one may take
+/// far longer, so the wait fails only after [`DEADLINE`].
 ///
 /// # Panics
-/// After that time without it.
+/// After that time without a value.
 #[track_caller]
 pub fn until<T>(seconds: u64, what: &str, mut done: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();

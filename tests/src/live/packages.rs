@@ -5,11 +5,11 @@ use gpumem_test_support::skip;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Where `wanted` are unpacked, with what of theirs this machine lacks: target/tools/NAME. `None`, with a word why, where they cannot be
-/// had or laid over anything.
+/// Returns the folder in which `wanted` and missing dependencies are unpacked: target/tools/NAME. `None` with a message if they
+/// are not available or cannot be mounted.
 ///
 /// # Panics
-/// With GPUMEM_TOOLS_REQUIRED set, when they cannot be had: CI must not skip.
+/// If they are not available and GPUMEM_TOOLS_REQUIRED is set, because CI must not skip.
 pub fn unpacked(name: &str, wanted: &[&str]) -> Option<PathBuf> {
     if !quiet(Command::new("unshare").args(["--mount", "--net", "--uts", "--pid", "--fork", "true"])) {
         skip("mount, network and PID namespaces cannot be made here", "sudo make test-all LANES=fleet");
@@ -38,8 +38,8 @@ fn unpack(name: &str, wanted: &[&str]) -> Option<PathBuf> {
         quiet(Command::new("apt-get").arg("update"));
         download(&place, wanted).then_some(())?;
     }
-    // Some packages have a lib/ of their own, which would hide the machine's link to usr/lib. Several test programs may be here at
-    // once: the first to be done is the one.
+    // Some packages have their own lib/, which would hide the machine's link to usr/lib. Several test programs may do this at
+    // once; the first to finish wins.
     let script = "set -e; new=new.$$; mkdir $new; for deb in debs/*.deb; do [ ! -e $deb ] || dpkg-deb -x $deb $new; done; \
                   if [ -d $new/lib ]; then cp -a $new/lib/. $new/usr/lib/; rm -r $new/lib; fi; \
                   mv -T $new root || test -d root";
@@ -54,7 +54,7 @@ fn download(place: &Path, wanted: &[&str]) -> bool {
     let names: Vec<_> =
         said.lines().filter_map(|line| line.strip_prefix("Inst ")?.split(' ').next()).collect();
     let mut get = Command::new("apt-get");
-    // None is missing: nothing is to be laid over.
+    // If no package is missing, nothing is mounted.
     output.status.success()
         && (names.is_empty() || quiet(get.arg("download").args(names).current_dir(place.join("debs"))))
 }

@@ -1,14 +1,14 @@
-//! What must be built before anything runs: once per test program, by the tools that a user has.
+//! Programs that must be built before a test, once for each test program, with the tools that a user has.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Where copies of the programs are that every user may execute, as `ours/` and `fake-gpu/`; set by tests/tools/lanes.py where other users
-/// cannot enter the folder target.
+/// Variable with the folder of copies that every user may execute, as `ours/` and `fake-gpu/`. Set by tests/tools/lanes.py if
+/// other users cannot enter the folder target.
 const COPIES: &str = "GPUMEM_TEST_PROGRAMS";
 
-/// Where the built programs are.
+/// Folders of the built programs.
 #[derive(Debug)]
 pub struct Programs {
     /// gpumemd, gpumemctl, libgpumem.so.
@@ -17,10 +17,10 @@ pub struct Programs {
     pub fake: PathBuf,
 }
 
-/// The programs, built if they are not up to date.
+/// Returns the programs, and builds them if they are not up to date.
 ///
 /// # Panics
-/// When one cannot be built.
+/// If one cannot be built.
 pub fn programs() -> &'static Programs {
     static PROGRAMS: OnceLock<Programs> = OnceLock::new();
     PROGRAMS.get_or_init(|| {
@@ -44,10 +44,10 @@ pub fn programs() -> &'static Programs {
     })
 }
 
-/// The fake driver and what belongs to it alone, built if they are not up to date.
+/// Returns the folder of the fake driver, and builds it if it is not up to date.
 ///
 /// # Panics
-/// When they cannot be built.
+/// If the build fails.
 pub fn fake() -> &'static Path {
     static COPY: OnceLock<Option<PathBuf>> = OnceLock::new();
     let copy = COPY.get_or_init(|| Some(PathBuf::from(std::env::var_os(COPIES)?).join("fake-gpu")));
@@ -63,24 +63,24 @@ pub fn copy_program(from: impl AsRef<Path>, to: impl AsRef<Path>) {
     run(Command::new("install").args(["-m", "755"]).arg(from.as_ref()).arg(to.as_ref()));
 }
 
-/// A script for the shell, as ready.
+/// Writes an executable shell script.
 ///
 /// # Panics
-/// When it cannot be written.
+/// If it cannot be written.
 pub fn write_script(to: impl AsRef<Path>, text: &str) {
     let words = "printf '#!/bin/sh\\n%s\\n' \"$0\" > \"$1\" && chmod 755 \"$1\"";
     run(Command::new("sh").args(["-c", words, text]).arg(to.as_ref()));
 }
 
-/// The folder that everything is built into: target.
+/// Returns the folder of all build results: target.
 ///
 /// # Panics
-/// When this program does not lie in it.
+/// If this program is not in it.
 pub fn target() -> PathBuf {
     ours().parent().expect("target").to_owned()
 }
 
-/// tests/tools/lanes.py has built everything before it starts the tests.
+/// Returns whether tests/tools/lanes.py has built everything before the tests.
 fn is_built() -> bool {
     std::env::var_os("GPUMEM_TEST_BUILT").is_some()
 }
@@ -89,7 +89,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace")
 }
 
-/// target/PROFILE of this program: target/PROFILE/deps/this-test, or target/PROFILE/bench.
+/// Returns target/PROFILE of this program, which is target/PROFILE/deps/this-test or target/PROFILE/bench.
 fn ours() -> PathBuf {
     let this = std::env::current_exe().expect("this program's path");
     let folder = this.parent().expect("a folder");

@@ -1,4 +1,4 @@
-//! A real Prometheus, and its promtool: those of the machine, or else Debian's package, unpacked and not installed.
+//! A real Prometheus and its promtool: installed ones, or else those of Debian's package, unpacked without installation.
 
 use super::machine::Job;
 use super::until;
@@ -10,10 +10,10 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// The program `name`; `None`, with a word why, where it cannot be had.
+/// Returns the path of the program `name`; `None` with a message if it is not available.
 ///
 /// # Panics
-/// With GPUMEM_TOOLS_REQUIRED set, when it cannot be had: CI must not skip.
+/// If it is not available and GPUMEM_TOOLS_REQUIRED is set, because CI must not skip.
 pub fn tool(name: &str) -> Option<PathBuf> {
     let found = search(name).or_else(|| Some(debian()?.join("usr/bin").join(name)));
     let found = found.filter(|path| path.exists());
@@ -30,7 +30,7 @@ fn search(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&std::env::var_os("PATH")?).map(|dir| dir.join(name)).find(|path| path.exists())
 }
 
-/// Where Debian's package is unpacked.
+/// Returns the folder in which Debian's package is unpacked.
 fn debian() -> Option<&'static Path> {
     static DIR: OnceLock<Option<PathBuf>> = OnceLock::new();
     DIR.get_or_init(|| {
@@ -108,18 +108,18 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts one with its data in `dir`.
+    /// Starts a server with its data in `dir`.
     ///
     /// # Panics
-    /// When it does not answer.
+    /// If it does not answer.
     pub fn start(program: &Path, dir: &Path, target: SocketAddr) -> Self {
         Server::of_fleet(program, dir, &[target])
     }
 
-    /// The same with several targets.
+    /// Starts a server with several targets.
     ///
     /// # Panics
-    /// When it does not answer.
+    /// If it does not answer.
     pub fn of_fleet(program: &Path, dir: &Path, targets: &[SocketAddr]) -> Self {
         let targets: Vec<String> = targets.iter().map(|target| format!("'{target}'")).collect();
         let targets = targets.join(", ");
@@ -129,10 +129,10 @@ impl Server {
         Server::with_config(program, dir, &config)
     }
 
-    /// The same with a configuration of the caller's.
+    /// Starts a server with this configuration.
     ///
     /// # Panics
-    /// When it does not answer.
+    /// If it does not answer.
     pub fn with_config(program: &Path, dir: &Path, config: &str) -> Self {
         let address = free_address();
         let file = dir.join("prometheus.yml");
@@ -147,20 +147,20 @@ impl Server {
         Server { _job: job, address }
     }
 
-    /// What its API answers.
+    /// Returns the reply of its API.
     pub fn ask(&self, path: &str) -> Option<serde_json::Value> {
         serde_json::from_str(&get(self.address, path)?).ok()
     }
 
-    /// Where it answers.
+    /// Returns its address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The samples of an instant query: labels and value.
+    /// Returns the samples of an instant query, as labels and value.
     ///
     /// # Panics
-    /// When the query is refused.
+    /// If the query is refused.
     pub fn query(&self, query: &str) -> Vec<(serde_json::Value, f64)> {
         let encode = |byte: u8| match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' => char::from(byte).to_string(),

@@ -16,57 +16,57 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// A machine of 16 GiB with these keys, and a daemon on it.
+    /// Creates a machine of 16 GiB with these keys, and a daemon on it.
     pub fn new(keys: &[&str]) -> Self {
         let machine = Machine::new(&[&["memory=16G"], keys].concat());
         let daemon = Daemon::start(&machine, "daemon", FAST);
         Scene { machine, daemon }
     }
 
-    /// A program on its first device.
+    /// Starts a program on the first device.
     pub fn mixer(&self) -> Mixer {
         let mut mixer = Mixer::start(&self.machine, &self.daemon);
         mixer.ok("device 0");
         mixer
     }
 
-    /// One that uses pools of the driver.
+    /// Starts a program that uses pools of the driver.
     pub fn pooled(&self) -> Mixer {
         let mut mixer = self.mixer();
         mixer.is_polled = true;
         mixer
     }
 
-    /// Looks now: so much is held on device 0.
+    /// Makes a checkpoint at which `tracked` bytes are expected on device 0.
     ///
     /// # Panics
-    /// When the daemon does not look.
+    /// If the daemon takes no sample.
     pub fn look(&self, mixer: &mut Mixer, what: &str, tracked: i64) {
         mixer.holds(&self.machine, &self.daemon, what, &[tracked]);
     }
 
-    /// Looks when the daemon has what the machine has: see [`Mixer::settles`].
+    /// Makes a checkpoint after the daemon agrees with the machine: see [`Mixer::settles`].
     ///
     /// # Panics
-    /// When the daemon does not look.
+    /// If the daemon takes no sample.
     pub fn look_settled(&self, mixer: &mut Mixer, what: &str, tracked: i64) {
         mixer.settles(&self.machine, &self.daemon);
         self.look(mixer, what, tracked);
     }
 
-    /// Ends everything and compares.
+    /// Ends the programs and compares.
     ///
     /// # Panics
-    /// At the first difference.
+    /// If a value differs.
     pub fn end(&mut self, mixers: &mut [&mut Mixer]) -> Replay {
         mixers.iter_mut().for_each(|mixer| mixer.end());
         self.compare(mixers)
     }
 
-    /// Compares when the programs have ended.
+    /// Compares after the programs have ended.
     ///
     /// # Panics
-    /// At the first difference.
+    /// If a value differs.
     pub fn compare(&mut self, mixers: &mut [&mut Mixer]) -> Replay {
         until(20, "closed runs", || {
             let known = self.daemon.pids(&self.machine);
@@ -82,17 +82,17 @@ impl Scene {
     }
 }
 
-/// Samples that lie within a call.
+/// Returns the samples during a call.
 pub fn between<'a>(seen: &'a Replay, mixer: &Mixer, call: &Answer) -> impl Iterator<Item = &'a ClosedSample> {
     let (pid, began_ns, ended_ns) = (mixer.pid(), call.began_ns, call.ended_ns);
     let of_it = seen.samples.iter().filter(move |(key, ..)| key.pid == pid).map(|(_, _, sample)| sample);
     of_it.filter(move |sample| sample.t0_ns > began_ns && sample.t1_ns < ended_ns)
 }
 
-/// The same.
+/// Returns the samples during a call.
 ///
 /// # Panics
-/// When there are fewer than two.
+/// If there are fewer than two.
 pub fn inside<'a>(seen: &'a Replay, mixer: &Mixer, call: &Answer) -> Vec<&'a ClosedSample> {
     let inside: Vec<_> = between(seen, mixer, call).collect();
     assert!(inside.len() >= 2, "samples while it ran: {}", inside.len());

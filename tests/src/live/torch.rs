@@ -15,33 +15,33 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
-/// Two that lie far apart, as they are pinned. "newest" is whatever the registry has.
+/// Two distant pinned versions. "newest" is the registry's latest.
 pub const VERSIONS: [&str; 2] = ["2.4.1", "2.15.0"];
 
-/// Those, or the ones that $GPUMEM_TORCH_VERSIONS names: as `2.15.0`, or `2.15.0@3.14` for another CPython.
+/// Returns these versions, or those in $GPUMEM_TORCH_VERSIONS: `2.15.0`, or `2.15.0@3.14` for another CPython.
 pub fn versions() -> Vec<String> {
     let named = std::env::var("GPUMEM_TORCH_VERSIONS").unwrap_or_else(|_| VERSIONS.join(" "));
     named.split_whitespace().map(str::to_owned).collect()
 }
 
-/// Whether names come from frames: not where a version is for a CPython without a GIL.
+/// Returns whether names come from frames, which is not the case for a CPython without a GIL.
 pub fn reads_frames(version: &str) -> bool {
     version.split_once('@').is_none_or(|(_, python)| !python.ends_with('t'))
 }
 
-/// One version, installed.
+/// An installed version.
 #[derive(Debug, Clone)]
 pub struct Wheel {
-    /// As the registry calls it.
+    /// Version as in the registry.
     pub version: String,
-    /// target/torch-VERSION: `venv/`, `lib/`, and `libraries/` where [`libraries`] has installed them.
+    /// target/torch-VERSION: `venv/`, `lib/`, and `libraries/` if [`libraries`] has installed them.
     pub dir: PathBuf,
 }
 
-/// That version, installed if it is not; `None`, with a word why, where it cannot be had.
+/// Returns the version, and installs it if it is missing; `None` with a message if it is not available.
 ///
 /// # Panics
-/// With GPUMEM_TOOLS_REQUIRED set, when it cannot be had: CI must not skip.
+/// If it is not available and GPUMEM_TOOLS_REQUIRED is set, because CI must not skip.
 pub fn wheel(version: &str) -> Option<Wheel> {
     static KNOWN: Mutex<Option<HashMap<String, Option<Wheel>>>> = Mutex::new(None);
     let mut known = KNOWN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -57,10 +57,11 @@ pub fn wheel(version: &str) -> Option<Wheel> {
     found.ok()
 }
 
-/// Third-party libraries of tests/torch/libraries.txt for that version, as a folder for PYTHONPATH; `None` where they cannot be had.
+/// Returns the folder for PYTHONPATH with the third-party libraries of tests/torch/libraries.txt; `None` if they are not
+/// available.
 ///
 /// # Panics
-/// With GPUMEM_TOOLS_REQUIRED set, when they cannot be had.
+/// If they are not available and GPUMEM_TOOLS_REQUIRED is set.
 pub fn libraries(version: &str) -> Option<PathBuf> {
     let found = install("libraries", version).map(|wheel| wheel.dir.join("libraries"));
     let why = |why: String| {
@@ -70,11 +71,11 @@ pub fn libraries(version: &str) -> Option<PathBuf> {
     found.map_err(why).ok()
 }
 
-/// Makes a target of tests/torch/Makefile: `what-version`.
+/// Makes the target `what-version` of tests/torch/Makefile.
 fn install(what: &str, version: &str) -> Result<Wheel, String> {
     let (fake, target) = (programs::fake(), programs::target());
     let makefile = Path::new(env!("CARGO_MANIFEST_DIR")).join("torch");
-    // Several test programs may want it at once.
+    // Several test programs may do this at once.
     let mut make = Command::new("flock");
     make.arg(target.join("torch.lock")).args(["make", "-s", "-C"]).arg(makefile);
     make.arg(format!("TARGET={}", target.display())).arg(format!("FAKE={}", fake.display()));
@@ -90,14 +91,15 @@ fn install(what: &str, version: &str) -> Result<Wheel, String> {
 }
 
 impl Wheel {
-    /// Whether it is that release or a later one.
+    /// Returns whether it is that release or a later one.
     pub fn is_from(&self, major: u32, minor: u32) -> bool {
         let number = |part: Option<&str>| part.and_then(|part| part.parse().ok()).unwrap_or(0_u32);
         let mut parts = self.version.split('.');
         (number(parts.next()), number(parts.next())) >= (major, minor)
     }
 
-    /// Python with this wheel, on that machine, running a program of tests/torch. Nothing of gpumem is in its environment.
+    /// Returns a Python command with this wheel on that machine, for a program of tests/torch. Its environment contains nothing
+    /// of gpumem.
     pub fn bare(&self, machine: &Machine, program: &str, arguments: &[&str]) -> Command {
         let fake = &programs().fake;
         let mut command = machine.command(self.dir.join("venv/bin/python"));
@@ -113,7 +115,7 @@ impl Wheel {
         command
     }
 
-    /// The same, reporting to the daemon in `runtime`.
+    /// Returns such a command that reports to the daemon in `runtime`.
     pub fn covered(&self, machine: &Machine, runtime: &Path, program: &str, arguments: &[&str]) -> Command {
         let mut command = self.bare(machine, program, arguments);
         command.env("CUDA_INJECTION64_PATH", programs().ours.join("libgpumem.so"));
@@ -122,7 +124,7 @@ impl Wheel {
     }
 }
 
-/// A machine that such wheels run on: two devices, and a driver as new as the newest CUDA needs.
+/// Creates a machine for such wheels: two devices, and a driver that the newest CUDA accepts.
 pub fn machine(keys: &[&str]) -> Machine {
     Machine::new(&[&["devices=2", "memory=16G", "cuda.version=13990"], keys].concat())
 }
@@ -139,31 +141,31 @@ pub fn finished(job: &mut Job) -> Vec<Value> {
     said
 }
 
-/// What a process held on a device at a moment.
+/// Memory of a process on a device at a moment, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Held {
     /// Total tracked bytes.
     pub tracked: i64,
-    /// What no pool carves.
+    /// Driver allocations that are no pool segments.
     pub direct: i64,
     /// Blocks of pools.
     pub blocks: i64,
-    /// Of pools, under no block.
+    /// Pool segments without blocks.
     pub idle: i64,
     /// Pools that report no blocks.
     pub opaque: i64,
-    /// Blocks outside of any segment.
+    /// Blocks outside any segment.
     pub unbooked: i64,
     /// Freed by the program, still in use by a stream.
     pub pending: i64,
-    /// Blocks by the number of their role, without those.
+    /// Blocks by the number of their role, without pending ones.
     pub roles: [i64; ROLES],
 }
 
 /// A moment that a program marked.
 #[derive(Debug, Clone)]
 pub struct Moment {
-    /// What followed `check `.
+    /// Text after `check `.
     pub name: String,
     /// By ordinal of the machine.
     pub devices: Vec<Held>,
@@ -211,18 +213,18 @@ fn read(path: &Path, pid: u32) -> Reader {
     reader
 }
 
-/// Every marked moment of a process, out of a daemon's recording.
+/// Returns every marked moment of a process in a daemon's recording.
 ///
 /// # Panics
-/// When it cannot be read.
+/// If it cannot be read.
 pub fn moments(path: &Path, pid: u32) -> Vec<Moment> {
     read(path, pid).found
 }
 
-/// The iterations of a process on the first device that it had.
+/// Returns the iterations of a process on its first device.
 ///
 /// # Panics
-/// When the recording cannot be read, or there is no such process.
+/// If the recording cannot be read, or there is no such process.
 pub fn iterations(path: &Path, pid: u32) -> Vec<Iteration> {
     let ledger = read(path, pid).ledger;
     let key = ledger.snapshot().processes.iter().map(|process| process.key).find(|key| key.pid == pid);

@@ -7,22 +7,22 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
-/// One process on one device, at the moment of one list.
+/// A process on a device, at the time of a list.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Truth {
     /// CLOCK_MONOTONIC ns.
     pub t: u64,
     /// Number of the list.
     pub list: u64,
-    /// `compute`, `graphics`, `mps`; `end` for what a process held when it ended, its pid as it saw it itself.
+    /// `compute`, `graphics` or `mps`; `end` for a process's memory at its end, with its pid in its own namespace.
     pub call: String,
     /// UUID of the device.
     pub device: String,
-    /// Pid in the namespace of who asked.
+    /// Pid in the namespace of the caller.
     pub pid: u32,
-    /// What NVML answered.
+    /// NVML's value.
     pub used: u64,
-    /// Of that, what contexts cost.
+    /// Cost of contexts, a part of `used`.
     pub context: i64,
     /// Loaded code and globals.
     pub modules: i64,
@@ -31,15 +31,15 @@ pub struct Truth {
     /// FIFO of printf and heap of malloc above their defaults.
     #[serde(default)]
     pub heaps: i64,
-    /// What the driver keeps for itself, and growth that no call explains.
+    /// Memory that the driver reserves for itself, and growth that no call explains.
     pub other: i64,
-    /// What the driver added to sizes.
+    /// The driver's rounding of sizes.
     pub rounding: i64,
-    /// Live driver allocations, reserved bytes for pools.
+    /// Live driver allocations, and reserved bytes of pools.
     pub tracked: i64,
-    /// Pool bytes that nothing covers.
+    /// Pool bytes without blocks.
     pub idle: i64,
-    /// By tag, "" for none; `tags` and `idle` make `tracked`.
+    /// Bytes by tag, "" for none; `tags` plus `idle` is `tracked`.
     pub tags: BTreeMap<String, i64>,
     /// Memory outside the sum: managed, pinned, imported.
     #[serde(default)]
@@ -52,7 +52,7 @@ impl Truth {
         [self.context, self.modules, self.local, self.heaps, self.other, self.rounding].iter().sum()
     }
 
-    /// What a process held at its end.
+    /// Returns whether the entry is a process's memory at its end.
     pub fn is_end(&self) -> bool {
         self.call == "end"
     }
@@ -66,7 +66,8 @@ pub fn read(path: &Path) -> Vec<Truth> {
     parse(&std::fs::read_to_string(path).unwrap_or_default())
 }
 
-/// What processes held when they ended. One that was killed in the middle of a call leaves sums that do not add up: it is left out.
+/// Returns the memory of processes at their ends. Processes killed in the middle of a call are left out, because their sums do
+/// not add up.
 pub fn ends(path: &Path) -> Vec<Truth> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let of_ends = text.lines().filter(|line| line.contains("\"call\":\"end\""));
@@ -74,7 +75,7 @@ pub fn ends(path: &Path) -> Vec<Truth> {
     of_ends.filter_map(|line| serde_json::from_str(line).ok()).filter(adds_up).collect()
 }
 
-/// Its last lines, at least a few dozen.
+/// Returns the last lines, at least a few dozen.
 ///
 /// # Panics
 /// As [`read`] does.

@@ -11,7 +11,7 @@ use std::path::Path;
 pub const LONG_FUNCTION: usize = 100;
 /// A file with fewer lines than this is small, unless it is `mod.rs` or a crate's root.
 pub const SMALL_FILE: usize = 60;
-/// Crates whose public items are counted, with the name that other crates call each by: nothing outside of the project uses them.
+/// Crates whose public items are counted, with the names by which other crates use them. No external project uses these crates.
 const INNER: [(&str, &str); 3] = [("agent-lib", "gpumem"), ("daemon", "gpumemd"), ("ctl", "gpumemctl")];
 
 /// The figures of a crate.
@@ -24,7 +24,7 @@ pub struct Figures {
     pub cycles: Vec<Vec<String>>,
     /// Imports against the layers; `None` for a crate without layers.
     pub against_layers: Option<Vec<String>>,
-    /// Files that no layer has.
+    /// Files without a layer.
     pub without_layer: Vec<String>,
     /// Functions above [`LONG_FUNCTION`], as `file function`, and their lines.
     pub long_functions: Vec<(String, usize)>,
@@ -74,7 +74,8 @@ impl Figures {
     }
 }
 
-/// Words of all tests, benchmarks and fuzz targets that name the library of a crate. An item whose name is not among them is used by none.
+/// Returns the words of all tests, benchmarks and fuzz targets that use the library of a crate. An item whose name is not among
+/// them is unused.
 fn words_of_tests(krate: &str, library: &str) -> BTreeSet<String> {
     let root = super::root();
     let mut files = Vec::new();
@@ -87,7 +88,8 @@ fn words_of_tests(krate: &str, library: &str) -> BTreeSet<String> {
     texts.flat_map(|text| text.split(|c| !is_letter(c)).map(str::to_owned).collect::<Vec<_>>()).collect()
 }
 
-/// The table: a row for each crate and one for all. With `details`, the cycles, imports, functions and files behind the numbers.
+/// Returns the table, with a row for each crate and one for all. With `details` it lists the cycles, imports, functions and
+/// files.
 pub fn table(all: &[Figures], details: bool) -> String {
     let headings = [
         "crate",

@@ -1,5 +1,6 @@
-//! Which file of a crate imports from which, from `use` declarations, inline paths and calls of methods that one type has in many files.
-//! Names are followed through re-exports to the file that defines them. Crate roots, and `use` of a bare module, make no edge.
+//! Imports between the files of a crate, from `use` declarations, inline paths, and calls of methods that a type has in many
+//! files. Names are followed through re-exports to the file that defines them. Crate roots, and `use` of a bare module, make no
+//! edge.
 
 use super::source::Sources;
 use proc_macro2::{TokenStream, TokenTree};
@@ -7,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use syn::visit::{self, Visit};
 use syn::{Item, UseTree};
 
-/// The longest chain of re-exports that is followed.
+/// Longest chain of re-exports that is followed.
 const MOST_HOPS: usize = 16;
 
 /// Imports between the files of a crate.
@@ -19,8 +20,8 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// The graph of a crate. Calls of methods of `spread`, a type whose `impl` blocks lie in several files, are edges to the file of the
-    /// method.
+    /// Returns the graph of a crate. `spread` is a type whose `impl` blocks lie in several files; calls of its methods are edges
+    /// to the file of the method.
     pub fn new(sources: &Sources, spread: Option<&str>) -> Graph {
         let modules = Modules::new(sources);
         let mut edges = BTreeSet::new();
@@ -113,7 +114,7 @@ impl Tarjan {
     }
 }
 
-/// What a module defines and imports.
+/// Definitions and imports of a module.
 #[derive(Default)]
 struct Module {
     file: usize,
@@ -153,7 +154,7 @@ impl Modules {
                     _ => None,
                 }));
             }
-            // A `use` inside of a function is taken for one of its module.
+            // A `use` inside a function counts for its module.
             let mut uses = Uses { found: Vec::new() };
             if !matches!(item, Item::Mod(_)) {
                 uses.visit_item(item);
@@ -176,7 +177,7 @@ impl Modules {
         }
     }
 
-    /// The path from the crate's root of a path as it is written in a module; `None` for one that leads out of the crate.
+    /// Returns the absolute path for a path as written in a module; `None` if it leads out of the crate.
     fn absolute(&self, scope: &[String], path: &[String]) -> Option<Vec<String>> {
         self.absolute_within(scope, path, MOST_HOPS)
     }
@@ -201,7 +202,7 @@ impl Modules {
                     return Some([&child, rest].concat());
                 }
                 let imported = self.by_path.get(scope)?.imports.get(name)?;
-                // `use wire::x as wire`: the name leads to itself.
+                // In `use wire::x as wire` the name refers to itself.
                 let is_new = imported.first() != Some(first) && hops > 0;
                 let imported = is_new.then(|| self.absolute_within(scope, imported, hops - 1))??;
                 Some([&imported, rest].concat())
@@ -209,12 +210,12 @@ impl Modules {
         }
     }
 
-    /// The file of a module.
+    /// Returns the file of a module.
     fn file_of(&self, path: &[String]) -> Option<usize> {
         self.by_path.get(path).map(|module| module.file)
     }
 
-    /// The file that defines what a path from the root names; `None` for a module itself.
+    /// Returns the file that defines the item of an absolute path; `None` for a module itself.
     fn definition(&self, path: &[String], hops: usize) -> Option<usize> {
         let depth = (0..=path.len()).rev().find(|&depth| self.by_path.contains_key(&path[..depth]))?;
         let (scope, module) = (&path[..depth], &self.by_path[&path[..depth]]);
@@ -232,12 +233,12 @@ impl Modules {
             let target = self.absolute(scope, glob)?;
             self.by_path.get(&target).filter(|module| module.items.contains(name)).map(|module| module.file)
         });
-        // What a macro defines is in no list: it belongs to the file that calls the macro.
+        // Items that a macro defines are unknown; they belong to the file that calls the macro.
         through_glob.or(Some(module.file))
     }
 }
 
-/// The name that an item defines in its module.
+/// Returns the name that an item defines in its module.
 fn defined(item: &Item) -> Option<String> {
     let name = match item {
         Item::Const(item) => &item.ident,
@@ -295,7 +296,7 @@ fn flatten(tree: &UseTree, mut path: Vec<String>, found: &mut Vec<Imported>) {
     }
 }
 
-/// A path as it is written in a module.
+/// A path as written in a module.
 struct Path {
     scope: Vec<String>,
     segments: Vec<String>,
@@ -348,7 +349,7 @@ impl<'ast> Visit<'ast> for Paths {
     }
 }
 
-/// Paths in what no parser reads, the tokens of a macro.
+/// Finds paths in the tokens of a macro, which syn does not parse.
 fn paths_of_tokens(tokens: TokenStream, add: &mut impl FnMut(Vec<String>)) {
     let mut path = Vec::new();
     let mut colons = 0;
@@ -473,8 +474,8 @@ impl<'ast> Visit<'ast> for Methods {
     }
 }
 
-/// Edges from calls of methods of a type to the files of the methods. A call counts where the method's name is of this type alone, or
-/// where the receiver is named after the type, or is `self` in one of its `impl` blocks.
+/// Returns edges from calls of a type's methods to the files of the methods. A call counts if only this type has a method of that
+/// name, or if the receiver is named after the type, or is `self` in one of its `impl` blocks.
 fn edges_of_methods(sources: &Sources, spread: &str) -> BTreeSet<(usize, usize)> {
     let (mut own, mut others) = (BTreeMap::new(), BTreeSet::new());
     for (at, file) in sources.files.iter().enumerate() {

@@ -1,11 +1,11 @@
 //! The layers of each crate. A file may import from its own layer and from layers below it.
 //!
-//! The tables map files to the layers that they belong to, wherever the files lie today: a file that moves into the folder of its layer
-//! leaves its row for the folder's.
+//! The tables map files to their layers, wherever the files are at present. A file that moves into the folder of its layer loses
+//! its own entry.
 
 use super::graph::Graph;
 
-/// Files of a crate that belong together.
+/// Files of a crate that form a layer.
 pub struct Layer {
     /// Name of the layer.
     pub name: &'static str,
@@ -118,7 +118,8 @@ impl Layers {
         matching.max_by_key(|(_, _, entry)| entry.len()).map(|(rank, name, _)| (rank, name))
     }
 
-    /// Imports against the layers, as `layer file -> layer file`: from a layer to one above it, or to another one of the same rank.
+    /// Returns imports that violate the layers, as `layer file -> layer file`: from a layer to a higher one, or to another one of
+    /// the same rank.
     pub fn violations(&self, graph: &Graph) -> Vec<String> {
         let is_against = |(from, to): &(&str, &str)| {
             let (Some(from), Some(to)) = (self.layer_of(from), self.layer_of(to)) else { return false };

@@ -1,4 +1,4 @@
-//! The structure of the project's own source: parsed files, import graph, layers, figures. tests/suite/tidy holds the figures against
+//! The structure of the project's source: parsed files, import graph, layers, figures. tests/suite/tidy compares the figures with
 //! their limits; the program `figures` (`make figures`) prints them.
 //!
 //! ```text

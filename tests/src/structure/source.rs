@@ -126,7 +126,7 @@ impl Parser<'_> {
             syn::parse_file(text).unwrap_or_else(|error| panic!("{}/src/{path}: {error}", self.krate));
         let mut tests = RemoveTests::default();
         tests.visit_file_mut(&mut syntax);
-        // The modules of a root or `mod.rs` are in the same folder, those of any other file in a folder of its name.
+        // Modules of a root or `mod.rs` are in the same folder, those of other files in a folder of the same name.
         let (parent, name) = path.rsplit_once('/').map_or(("", path), |(parent, name)| (parent, name));
         let has_modules_beside = module.is_empty() || name == "mod.rs";
         let folder = if has_modules_beside { parent } else { path.trim_end_matches(".rs") };
@@ -146,7 +146,7 @@ impl Parser<'_> {
         self.files.insert(path.to_owned(), SourceFile { path: path.to_owned(), module, syntax, lines });
     }
 
-    /// The file of `mod name;` with these attributes.
+    /// Returns the file of `mod name;` with these attributes.
     fn module_file(&self, parent: &str, folder: &str, attributes: &[Attribute], name: &str) -> String {
         let path = attributes.iter().find_map(|attribute| match &attribute.meta {
             Meta::NameValue(pair) if pair.path.is_ident("path") => match &pair.value {
@@ -168,7 +168,7 @@ impl Parser<'_> {
     }
 }
 
-/// Every file of Rust below a folder.
+/// Collects every Rust file below a folder.
 pub fn list(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -180,7 +180,7 @@ pub fn list(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Whether an attribute is a `cfg` that needs `test`: `cfg(test)`, `cfg(all(test, ...))`.
+/// Returns whether an attribute is a `cfg` that needs `test`: `cfg(test)`, `cfg(all(test, ...))`.
 fn is_for_tests(attribute: &Attribute) -> bool {
     let Meta::List(list) = &attribute.meta else { return false };
     let text = list.tokens.to_string().replace(' ', "");
@@ -197,7 +197,7 @@ struct RemoveTests {
 }
 
 impl RemoveTests {
-    /// Whether an item stays; records the lines of one that does not.
+    /// Returns whether an item stays; records the lines of removed ones.
     fn keep(&mut self, attributes: &[Attribute], item: &impl Spanned) -> bool {
         let is_test = attributes.iter().any(is_for_tests);
         if is_test {

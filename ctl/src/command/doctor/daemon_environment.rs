@@ -1,4 +1,4 @@
-//! Where the daemon is, or would be: systemd's word, namespaces, the port for metrics.
+//! Checks of the daemon's environment: systemd units, namespaces, the port for metrics.
 
 use super::findings::{DoctorReport, finding};
 use gpumem_model::checks::Check;
@@ -10,13 +10,13 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The kernel numbers the host's own PID namespace so.
+/// Name of the host's initial PID namespace, which is fixed in the kernel.
 const HOSTS: &str = "pid:[4026531836]";
-/// The usual address for metrics.
+/// Default address for metrics.
 const PORT: ([u8; 4], u16) = ([127, 0, 0, 1], 9837);
-/// systemctl answers in milliseconds, or hangs with its bus.
+/// Timeout for systemctl, which answers within milliseconds unless its bus hangs.
 const SYSTEMCTL: Duration = Duration::from_secs(3);
-/// A question and its answer take less; another time namespace is away by seconds at least.
+/// Difference in ns from which clocks count as different. A request takes less time, and other time namespaces differ by seconds.
 const CLOCKS_APART: u64 = 2_000_000_000;
 
 pub(super) fn look(told: &DoctorReport, findings: &mut Vec<Finding>) {
@@ -37,7 +37,7 @@ pub(super) fn look(told: &DoctorReport, findings: &mut Vec<Finding>) {
     }
 }
 
-/// What systemd says of our units, as `key=value` lines, a unit at a time.
+/// Returns systemd's properties of our units, as `key=value` lines, with a blank line between units.
 fn systemctl() -> Option<String> {
     const UNITS: [&str; 4] =
         ["gpumemd.service", "gpumemd-agent.socket", "gpumemd-control.socket", "gpumemd-http.socket"];
@@ -71,7 +71,7 @@ fn units(text: &str, answers: bool) -> Vec<Finding> {
         let is_service = id.ends_with(".service");
         match (value("LoadState"), state) {
             ("", _) => {}
-            // Not installed, as on a machine where everybody has a private daemon.
+            // Not installed, as on a machine where every user has a private daemon.
             ("not-found", _) if is_service && !answers => {
                 say(State::Ok, "is not installed here".into(), None)
             }
@@ -91,7 +91,7 @@ fn units(text: &str, answers: bool) -> Vec<Finding> {
                 let fix = format!("journalctl -u {id} -n 50 says why; then systemctl restart {id}");
                 say(State::Bad, text, Some(fix));
             }
-            // The service sleeps until a socket wakes it; a socket that sleeps wakes nobody.
+            // A service may be inactive until its socket activates it, but an inactive socket activates nothing.
             (_, other) if !is_service || !answers => {
                 say(State::Warn, format!("is {other}"), Some(format!("systemctl enable --now {id}")));
             }
@@ -101,7 +101,7 @@ fn units(text: &str, answers: bool) -> Vec<Finding> {
     findings
 }
 
-/// `of`: the daemon's namespace; `own`: ours.
+/// Compares PID namespaces. `of` is the daemon's, `own` is ours.
 fn pids(of: Option<&str>, own: Option<&str>) -> Option<Finding> {
     let (of, own) = (of?, own?);
     let say = |state, text: &str, fix| finding(Check::NamespacePid, state, "pids", text, fix);
@@ -144,7 +144,7 @@ fn clocks(of: Option<&str>, own: u64) -> Option<Finding> {
     })
 }
 
-/// Who has the port for metrics, where no daemon can be asked.
+/// Returns which program uses the port for metrics, if no daemon can be asked.
 fn port(address: SocketAddr) -> Option<Finding> {
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_millis(300)).ok()?;
     let _ = stream.set_read_timeout(Some(Duration::from_secs(1)));

@@ -1,5 +1,5 @@
-//! The kernel's driver as files show it: module, libraries, device files. The daemon asks NVML; this is what is known
-//! when NVML says nothing.
+//! The kernel's driver as seen in files: module, libraries, device files. Used in addition to the daemon's NVML, which may not
+//! answer.
 
 use super::findings::finding;
 use gpumem_model::checks::Check;
@@ -9,9 +9,9 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Before this there is no libcupti that the agent can use (CUDA 11).
+/// Oldest driver branch with a libcupti that the agent can use (CUDA 11).
 const OLDEST: u32 = 450;
-/// Where the driver's libraries are installed, beside what the loader is told.
+/// Folders with the driver's libraries, in addition to those of LD_LIBRARY_PATH.
 const FOLDERS: [&str; 7] = [
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
@@ -22,20 +22,20 @@ const FOLDERS: [&str; 7] = [
     "usr/lib/wsl/lib",
 ];
 
-/// What is known of the driver.
+/// Facts about the driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Driver {
-    /// Of the kernel's module.
+    /// Version of the kernel module.
     pub version: String,
 }
 
 impl Driver {
-    /// The first number of its version.
+    /// Returns the first number of its version.
     pub(crate) fn branch(&self) -> Option<u32> {
         self.version.split('.').next()?.parse().ok()
     }
 
-    /// The major version of CUDA that it serves.
+    /// Returns the major CUDA version that it supports.
     pub(crate) fn cuda(&self) -> Option<u32> {
         Some(match self.branch()? {
             580.. => 13,
@@ -46,7 +46,7 @@ impl Driver {
     }
 }
 
-/// Looks below `root`.
+/// Checks the driver's files below `root`.
 pub(super) fn look(root: &Path, findings: &mut Vec<Finding>) -> Option<Driver> {
     let driver = of_module(root, findings);
     if let Some(driver) = &driver {
@@ -93,7 +93,7 @@ fn of_module(root: &Path, findings: &mut Vec<Finding>) -> Option<Driver> {
     Some(driver)
 }
 
-/// The version in the text of /proc/driver/nvidia/version.
+/// Returns the version in the text of /proc/driver/nvidia/version.
 fn version(text: &str) -> Option<String> {
     let line = text.lines().find(|line| line.contains("NVRM version"))?;
     let is_version = |word: &&str| {
@@ -117,7 +117,7 @@ fn of_libraries(root: &Path, driver: &Driver, findings: &mut Vec<Finding>) {
             let file_name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
             match file_name.strip_prefix(name).and_then(|rest| rest.strip_prefix('.')) {
                 Some(version) if version == driver.version => same += 1,
-                // A plain `.so.1` says nothing of its version.
+                // A name that ends in `.so.1` does not contain the version.
                 Some(version) if version.contains('.') && !others.contains(&file) => others.push(file),
                 _ => {}
             }
@@ -128,7 +128,7 @@ fn of_libraries(root: &Path, driver: &Driver, findings: &mut Vec<Finding>) {
     };
     if let Some(other) = others.first() {
         let text = format!("the kernel module is {}, the library is {}", driver.version, other.display());
-        // One of each kind fits: an old one beside it harms only who finds it first.
+        // If a fitting library exists too, an old one affects only programs that find it first.
         let state = if same == 0 { State::Bad } else { State::Warn };
         let fix = match same {
             0 => "the driver was updated and is not loaded yet: reload the nvidia modules, or reboot",
@@ -177,7 +177,8 @@ fn of_files(root: &Path, findings: &mut Vec<Finding>) {
     }
 }
 
-/// The control daemon of MPS, which starts servers with its own environment (the kernel cuts both names at 15).
+/// Checks for the control daemon of MPS, which starts servers with its own environment. The kernel truncates both names to 15
+/// characters.
 pub(super) fn mps(root: &Path) -> Option<Finding> {
     let processes = fs::read_dir(root.join("proc")).ok()?.flatten();
     let is_control = |folder: &PathBuf| {
@@ -212,7 +213,7 @@ fn contains(text: &[u8], word: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// A root of a machine, gone with the test.
+    /// A temporary root directory, deleted on drop.
     struct Root(PathBuf);
 
     impl Root {

@@ -1,33 +1,33 @@
-//! What kind of program or library a file is: its head says for which machine it was made, and which loader it wants.
+//! Reads the header of a program or library: its machine, and the loader that it requests.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Program headers that are looked at.
+/// Most program headers that are read.
 const MOST_HEADERS: u16 = 64;
 const INTERPRETER: u32 = 3;
 const DYNAMIC: u32 = 2;
 
-/// The head of an ELF file.
+/// Facts from the header of an ELF file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Elf {
     /// 32 or 64.
     pub bits: u8,
-    /// EM_*: 62 x86-64, 183 aarch64.
+    /// EM_* value: 62 is x86-64, 183 is aarch64.
     pub machine: u16,
-    /// The loader that a program asks for.
+    /// Path of the loader that a program requests.
     pub interpreter: Option<String>,
-    /// It has something to link at run time.
+    /// The file is dynamically linked.
     pub is_dynamic: bool,
 }
 
 impl Elf {
-    /// Reads the head of a file.
+    /// Reads the header of a file.
     ///
     /// # Errors
-    /// It cannot be read, or is no such file (`InvalidData`).
+    /// If the file cannot be read, or is no ELF file (`InvalidData`).
     pub(crate) fn read(path: &Path) -> io::Result<Elf> {
         let file = File::open(path)?;
         let no_elf = || io::Error::new(io::ErrorKind::InvalidData, "is no ELF file");
@@ -40,7 +40,7 @@ impl Elf {
         let half = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
         let mut elf = Elf { bits, machine: half(18), ..Elf::default() };
         if bits == 32 {
-            return Ok(elf); // nothing of it can load us, whatever it says
+            return Ok(elf); // a 32-bit program can never load the agent
         }
         let table = u64::from_le_bytes(head[32..40].try_into().unwrap_or_default());
         let (size, count) = (half(54), half(56).min(MOST_HEADERS));
@@ -64,7 +64,7 @@ impl Elf {
         Ok(elf)
     }
 
-    /// The machine's name.
+    /// Returns the machine's name.
     pub(crate) fn machine_name(&self) -> String {
         match (self.machine, self.bits) {
             (62, 64) => "x86-64".into(),

@@ -1,4 +1,4 @@
-//! What `doctor` found, and its forms for people and for programs.
+//! The findings of `doctor`, as text and JSON.
 
 use anyhow::Result;
 use gpumem_model::checks::Check;
@@ -7,17 +7,17 @@ use gpumem_report::table::{Align, Table, pad, width};
 use gpumem_report::text::{clean, wrapped};
 use std::path::PathBuf;
 
-/// All that was found.
+/// All findings.
 #[derive(Debug)]
 pub(crate) struct DoctorReport {
-    /// Its control socket, and what it says of itself.
+    /// The daemon's control socket, and its own report.
     pub daemon: Option<(PathBuf, Doctor)>,
-    /// The worst first.
+    /// Findings, the worst first.
     pub findings: Vec<Finding>,
 }
 
 impl DoctorReport {
-    /// A fact that the daemon told.
+    /// Returns a fact from the daemon's report.
     pub(super) fn fact(&self, name: &str) -> Option<&str> {
         let (_, doctor) = self.daemon.as_ref()?;
         doctor.facts.iter().find(|(of, _)| of == name).map(|(_, value)| value.as_str())
@@ -36,7 +36,7 @@ pub(super) fn finding(
     Finding { id, state, subject: subject.into(), text: text.into(), fix: fix.map(str::to_owned) }
 }
 
-/// Returns the text for a terminal of this width; `None`: for a pipe.
+/// Returns the text for a terminal of this width; `None` for a pipe.
 pub(super) fn text(told: &DoctorReport, terminal: Option<usize>) -> String {
     let mut lines = Vec::new();
     if let Some((control, doctor)) = &told.daemon {
@@ -47,7 +47,7 @@ pub(super) fn text(told: &DoctorReport, terminal: Option<usize>) -> String {
             duration(doctor.uptime_s),
             control.display()
         ));
-        // What only programs need is in the JSON.
+        // The omitted facts are meant for programs, and are in the JSON.
         let facts = doctor.facts.iter();
         let facts = facts.filter(|(name, _)| name != "clock" && !name.ends_with("namespace"));
         let mut table = Table::of_numbers(1, 1);
@@ -70,11 +70,11 @@ pub(super) fn text(told: &DoctorReport, terminal: Option<usize>) -> String {
     lines.join("\n") + "\n"
 }
 
-/// State, id, and the sentence with what to do below it.
+/// Returns lines with state, id and sentence, and the advice below.
 fn findings(findings: &[Finding], terminal: Option<usize>) -> Vec<String> {
     let widest = findings.iter().map(|finding| width(&clean(&finding.id))).max().unwrap_or(0);
     let indent = " ".repeat(9 + widest + 2);
-    // On a narrow terminal the sentence has a line of its own.
+    // On a narrow terminal the sentence starts on its own line.
     let is_narrow = terminal.is_some_and(|width| width < indent.len() + 40);
     let indent = if is_narrow { " ".repeat(9) } else { indent };
     let mut lines = Vec::new();
@@ -85,7 +85,7 @@ fn findings(findings: &[Finding], terminal: Option<usize>) -> Vec<String> {
             State::Unknown => "unknown  ",
             State::Ok => "ok       ",
         };
-        // Where the id says it already, the subject is no news.
+        // The subject is omitted if the id contains it.
         let subject = match finding.id.starts_with(finding.subject.as_str()) {
             true => String::new(),
             false => format!("{}: ", finding.subject),
@@ -107,7 +107,7 @@ fn findings(findings: &[Finding], terminal: Option<usize>) -> Vec<String> {
     lines
 }
 
-/// Returns the document for programs.
+/// Returns the JSON document.
 pub(super) fn json(told: &DoctorReport) -> Result<String> {
     let count = |state: State| told.findings.iter().filter(|finding| finding.state == state).count();
     let document = serde_json::json!({

@@ -1,4 +1,4 @@
-//! What is to be seen from this side: sockets, the agent's library, CUPTI, this shell's variables.
+//! Checks on the client's side: sockets, the agent's library, CUPTI, the shell's variables.
 
 use super::driver::Driver;
 use super::elf::Elf;
@@ -12,14 +12,14 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// A socket's path without its final zero.
+/// Longest path of a socket in bytes, without the final zero.
 pub(super) const LONGEST_SOCKET: usize = 107;
-/// The name of a control socket.
+/// Name of a control socket.
 const CONTROL: &str = "control.sock";
-/// Processes whose libraries are looked at.
+/// Most processes whose libraries are checked.
 const MOST_PROCESSES: usize = 20_000;
 
-/// The sockets of the daemon that was found, as this user sees them.
+/// Checks the sockets of the daemon that was found, as seen by this user.
 pub(super) fn sockets(daemon: &Daemon) -> Finding {
     let agent = sibling(&daemon.control, AGENT);
     let control = told(&daemon.control);
@@ -33,7 +33,7 @@ pub(super) fn sockets(daemon: &Daemon) -> Finding {
     say(State::Bad, text, Some(fix))
 }
 
-/// A socket with its owner and mode.
+/// Returns a socket's path with its owner and mode.
 fn told(path: &Path) -> String {
     match path.metadata() {
         Ok(socket) => format!(
@@ -46,7 +46,7 @@ fn told(path: &Path) -> String {
     }
 }
 
-/// The agent that `gpumemctl run` would use.
+/// Checks the agent that `gpumemctl run` would use.
 pub(super) fn library() -> Finding {
     let say = |state, text: String, fix| finding(Check::AgentLibrary, state, "libgpumem.so", text, fix);
     let path = match library::find() {
@@ -71,7 +71,7 @@ pub(super) fn library() -> Finding {
     }
 }
 
-/// Which libraries are loaded: after an update, old ones live on in the processes that have them.
+/// Checks which agent libraries are loaded: after an update, running processes keep old ones.
 pub(super) fn versions() -> Option<Finding> {
     let mut files: BTreeMap<String, Vec<u32>> = BTreeMap::new();
     let processes = std::fs::read_dir("/proc").ok()?.flatten();
@@ -108,7 +108,7 @@ pub(super) fn versions() -> Option<Finding> {
     })
 }
 
-/// Socket paths that are set, which the kernel takes up to a length only.
+/// Checks the lengths of configured socket paths, which the kernel limits.
 pub(super) fn paths() -> Vec<Finding> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let runtime = set("XDG_RUNTIME_DIR").map(|path| path.join("gpumem").join(CONTROL));
@@ -126,7 +126,7 @@ pub(super) fn paths() -> Vec<Finding> {
     .collect()
 }
 
-/// What this shell hands on to programs.
+/// Checks the variables that this shell passes to programs.
 pub(super) fn environment() -> Vec<Finding> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let say = |state, name: &str, text: String, fix| finding(Check::AgentEnvironment, state, name, text, fix);
@@ -158,7 +158,7 @@ pub(super) fn environment() -> Vec<Finding> {
     findings
 }
 
-/// Whether there is a libcupti, and one that the driver serves.
+/// Checks whether there is a libcupti, and whether the driver supports its version.
 pub(super) fn cupti(driver: Option<&Driver>) -> Finding {
     let say = |state, text: String, fix| finding(Check::AgentCupti, state, "libcupti", text, fix);
     let Some(path) = find_cupti() else {
@@ -168,7 +168,7 @@ pub(super) fn cupti(driver: Option<&Driver>) -> Finding {
         return say(State::Warn, text.into(), Some(fix));
     };
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    // libcupti.so.12; a year, as in libcupti.so.2024.3.2, says nothing here.
+    // The name may have a year, as in libcupti.so.2024.3.2, which is no CUDA version.
     let major =
         name.strip_prefix("libcupti.so.").and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
     let major = major.filter(|major| *major < 100);
@@ -186,7 +186,7 @@ pub(super) fn cupti(driver: Option<&Driver>) -> Finding {
     }
 }
 
-/// libcupti where the agent too would look for it once a program has not loaded its own.
+/// Returns libcupti from the folders in which the agent also searches, if the program has not loaded its own.
 fn find_cupti() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     let mut folders: Vec<PathBuf> = set("LD_LIBRARY_PATH").iter().flat_map(std::env::split_paths).collect();
@@ -210,7 +210,7 @@ fn find_cupti() -> Option<PathBuf> {
     folders.iter().find_map(|folder| matching(folder, "libcupti.so").into_iter().next())
 }
 
-/// Entries of a folder whose names begin so, the highest first.
+/// Returns entries of a folder whose names begin with `start`, in descending order.
 fn matching(folder: &Path, start: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let named = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(start));

@@ -1,16 +1,16 @@
-//! `gpumemctl doctor [PID]`: what the daemon finds, and what only its client sees.
+//! `gpumemctl doctor [PID]`: findings of the daemon, and those that only its client can make.
 //!
 //! ```text
-//! local_checks        this side: sockets, the agent's library, CUPTI, this shell's variables
-//! driver      the kernel's driver, its files and its libraries
-//! daemon_environment  where the daemon would be: systemd, namespaces, the port for metrics
-//! process     one process, as far as /proc lets us look
-//! elf         what kind of program or library a file is
-//! findings    what was found; text and JSON
-//! bundle      an archive for somebody who is to help
+//! local_checks            client side: sockets, the agent's library, CUPTI, the shell's variables
+//! driver                  the kernel's driver, its files and its libraries
+//! daemon_environment      the daemon's surroundings: systemd, namespaces, the port for metrics
+//! process                 a process, as far as /proc permits
+//! elf                     headers of programs and libraries
+//! findings                the findings, as text and JSON
+//! bundle                  an archive for support
 //! ```
 //!
-//! It answers without a daemon too; that is when people call it.
+//! It works without a daemon too, because that is when users need it.
 
 mod bundle;
 mod daemon_environment;
@@ -30,10 +30,10 @@ use gpumem_model::checks::Check;
 use gpumem_model::control::{Doctor, Finding, State};
 use std::path::Path;
 
-/// Looks and prints; the exit code.
+/// Runs the checks and prints the findings. Returns the exit code.
 ///
 /// # Errors
-/// No such process, or standard output is gone.
+/// If there is no such process, or standard output fails.
 pub(crate) fn run(args: &Args) -> Result<u8> {
     if let Some(pid) = args.pid.filter(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
         return Err(NotFound(format!("pid {pid}: no such process in this pid namespace")).into());
@@ -69,7 +69,7 @@ fn look(args: &Args) -> DoctorReport {
     let driver = driver::look(root, &mut findings);
     let nvml_answers = its_findings.iter().any(|of| of.id == Check::Nvml.id() && of.state == State::Ok);
     if driver.is_none() && nvml_answers {
-        // It is there where the daemon is, and not where this shell is.
+        // The driver exists where the daemon runs, but is not visible in this shell's container.
         findings.truncate(first);
     }
     findings.push(local_checks::cupti(driver.as_ref()));
@@ -97,7 +97,7 @@ fn ask(args: &Args, findings: &mut Vec<Finding>) -> Option<(Daemon, Doctor)> {
                 unreachable.tried.iter().map(|(path, why)| format!("{} {why}", path.display())).collect();
             let tried = tried.join("; ");
             findings.push(match agent_alone() {
-                // As in a container, which is given the one socket and never the other.
+                // This happens in a container that gets only the agent socket.
                 Some(agent) => {
                     let text = format!(
                         "processes can report at {}, but nobody can be asked here: {tried}",
@@ -119,7 +119,7 @@ fn ask(args: &Args, findings: &mut Vec<Finding>) -> Option<(Daemon, Doctor)> {
     if let (Some(pid), Err(error)) = (args.pid, &told)
         && error.is::<NotFound>()
     {
-        // It has something to say of itself all the same.
+        // The daemon's report on itself is still useful.
         let subject = format!("pid {pid}");
         findings.push(finding(Check::Process, State::Unknown, &subject, error.to_string(), None));
         told = daemon.doctor(None);

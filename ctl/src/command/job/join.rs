@@ -1,16 +1,16 @@
-//! Samples of a Prometheus -> members of a job: whose a process is and its numbers, by target, pid and start.
+//! Joins samples of a Prometheus to members of a job: each process's owner and its numbers, by target, pid and start time.
 
 use super::member::{Member, rank};
 use crate::client::prometheus::Sample;
 use gpumem_model::who::{CLAIMED, NAMES};
 use std::collections::BTreeMap;
 
-/// Which process of which node.
+/// Identifies a process: node, pid and start time in clock ticks.
 type Key = (String, u32, u64);
 
-/// Numbers of a process that `infos` do not name are left out.
+/// Joins the samples. Numbers of processes that `infos` do not contain are dropped.
 pub(crate) fn join(infos: &[Sample], numbers: &[Sample]) -> Vec<Member> {
-    // A target that two jobs of Prometheus scrape is there twice, and is one.
+    // If two Prometheus jobs scrape the same target, its samples occur twice and count once.
     let whose: BTreeMap<Key, &Sample> =
         infos.iter().filter_map(|sample| Some((key(sample)?, sample))).collect();
     let mut members: BTreeMap<(Key, String), Member> = BTreeMap::new();
@@ -46,7 +46,7 @@ pub(crate) fn join(infos: &[Sample], numbers: &[Sample]) -> Vec<Member> {
     }
     for ((key, _), member) in &mut members {
         member.failed_allocations = failed.get(key).copied().flatten();
-        // Of a covered process a category without bytes has no series.
+        // A category of a covered process without bytes has no series, so it is 0.
         member.idle_bytes = member.idle_bytes.or(member.tracked_bytes.map(|_| 0));
     }
     members.into_values().collect()
@@ -61,7 +61,7 @@ fn key(sample: &Sample) -> Option<Key> {
 fn member(key: &Key, info: &Sample, sample: &Sample) -> Member {
     let said = |name: &'static str| {
         let label = if name == "job" { "job_name" } else { name };
-        // A scrape that adds labels of its own renames ours.
+        // A scrape that adds its own labels renames ours with the prefix `exported_`.
         let value =
             info.label(label).or_else(|| info.label(&format!("exported_{label}")).filter(|_| name != "job"));
         value.map(|value| (name.to_owned(), value.to_owned()))

@@ -1,4 +1,4 @@
-//! One process on one device, whoever told of it.
+//! A process on a device, from any source.
 
 use gpumem_model::control::{DeviceRow, ProcessRow};
 use gpumem_model::run::{Device, Run, State};
@@ -8,46 +8,46 @@ use gpumem_runs::store::state_name;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// One process on one device. What is not known is null.
+/// A process on a device. Unknown values are null.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(crate) struct Member {
-    /// As the process claims.
+    /// Rank, as claimed by the process.
     pub rank: Option<u32>,
-    /// As Prometheus calls the target; null on this node.
+    /// Prometheus' name of the target; null on this node.
     pub node: Option<String>,
-    /// On that node.
+    /// Pid on that node.
     pub pid: u32,
-    /// Its start time there.
+    /// Its start time on that node, in clock ticks since boot.
     pub start_ticks: u64,
     /// NVML's index of the device.
     pub gpu: Option<String>,
-    /// Its UUID.
+    /// UUID of the device.
     pub uuid: Option<String>,
     /// `running`, `ended`, ...
     pub state: &'static str,
-    /// With which status it ended, as waitpid gives it.
+    /// Exit status, as from waitpid.
     pub status: Option<u64>,
-    /// As in `ps`.
+    /// Flags, as in `ps`.
     pub flags: Vec<String>,
-    /// used = predates + tracked + untrackable.
+    /// Bytes charged by NVML; used = predates + tracked + untrackable.
     pub used_bytes: Option<i64>,
     pub predates_bytes: Option<i64>,
     pub tracked_bytes: Option<i64>,
-    /// A part of tracked.
+    /// The part of `tracked_bytes` that is idle in pools.
     pub idle_bytes: Option<i64>,
     pub untrackable_bytes: Option<i64>,
-    /// Highest used.
+    /// Highest used value.
     pub peak_used_bytes: Option<i64>,
-    /// Driver allocations that failed.
+    /// Number of failed driver allocations.
     pub failed_allocations: Option<u64>,
-    /// Times at which memory ran out.
+    /// Number of times that memory ran out.
     pub ooms: Option<u64>,
-    /// Whose it is.
+    /// Owner of the process, by kind of name.
     pub who: BTreeMap<String, String>,
 }
 
 impl Member {
-    /// Of a run; one without a device has no memory to speak of.
+    /// Returns a member for each device of a run; none if it has no devices.
     pub(crate) fn of_run(run: &Run) -> Vec<Member> {
         let (process, coverage) = (&run.process, &run.coverage);
         let who = Who::of(&process.facts, &process.claims, process.uid).map();
@@ -90,7 +90,7 @@ impl Member {
         run.devices.iter().map(of).collect()
     }
 
-    /// Of a row of `ps`.
+    /// Returns the member for a row of `ps`.
     pub(crate) fn of_row(row: &ProcessRow, device: &DeviceRow) -> Member {
         let used = row.used_bytes.and_then(|bytes| i64::try_from(bytes).ok());
         let parts = used.zip(row.tracked_bytes).zip(row.untrackable_bytes);
@@ -113,12 +113,12 @@ impl Member {
         }
     }
 
-    /// It goes on.
+    /// Returns whether the process is running.
     pub(crate) fn is_running(&self) -> bool {
         self.state == "running"
     }
 
-    /// As amounts of a table.
+    /// Returns its amounts for a table.
     pub(crate) fn amounts(&self) -> Identity {
         Identity {
             used_bytes: self.used_bytes,
@@ -130,23 +130,23 @@ impl Member {
         }
     }
 
-    /// How many ranks its job has, as it claims.
+    /// Returns the number of ranks of its job, as claimed by the process.
     pub(crate) fn world_size(&self) -> Option<u32> {
         self.who.get("world_size").and_then(|size| size.parse().ok())
     }
 
-    /// Which process it is, of all nodes.
+    /// Identifies the process across all nodes: node, pid and start time.
     pub(crate) fn process(&self) -> (Option<&str>, u32, u64) {
         (self.node.as_deref(), self.pid, self.start_ticks)
     }
 }
 
-/// The rank in the names of a process.
+/// Returns the rank claimed by a process.
 pub(crate) fn rank(who: &BTreeMap<String, String>) -> Option<u32> {
     who.get("rank").and_then(|rank| rank.parse().ok())
 }
 
-/// By rank, those without one last.
+/// Sorts by rank; members without a rank are last.
 pub(crate) fn order(members: &mut [Member]) {
     let key = |member: &Member| {
         let gpu = member.gpu.as_deref().and_then(|gpu| gpu.parse::<u32>().ok());

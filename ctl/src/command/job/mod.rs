@@ -1,10 +1,11 @@
-//! `gpumemctl job [ID]`: the processes of a job, summed; on this node, or with a Prometheus over all nodes that it scrapes.
+//! `gpumemctl job [ID]`: the sum of a job's processes, on this node or, with a Prometheus, on all nodes that it scrapes.
 //!
 //! ```text
-//! member     one process on one device, whoever told of it
-//! sources    where members are from: this node, or a fleet
-//! sum        sums, the worst rank, the imbalance, who is missing
-//! text       all of it for people
+//! member     a process on a device, from any source
+//! sources    reads members from this node or from a fleet
+//! join       joins samples of a Prometheus to members
+//! sum        sums, the largest rank, the imbalance, missing ranks
+//! text       the text output
 //! ```
 
 mod join;
@@ -23,7 +24,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use sum::Sum;
 
-/// A job, as one document.
+/// A job as a JSON document.
 #[derive(Serialize)]
 struct Document<'a> {
     job: &'a str,
@@ -32,7 +33,7 @@ struct Document<'a> {
     members: &'a [Member],
 }
 
-/// Asks and prints.
+/// Collects the members and prints the result.
 pub(crate) fn run(args: &Args) -> Result<()> {
     print(&match &args.id {
         Some(id) => one(id, args)?,
@@ -63,7 +64,7 @@ fn all(args: &Args) -> Result<String> {
     for member in members {
         jobs.entry(member.who.get("job").cloned()).or_default().push(member);
     }
-    // Those without a job come last.
+    // Processes without a job come last.
     let mut jobs: Vec<(Option<String>, Vec<Member>)> = jobs.into_iter().collect();
     jobs.sort_by_key(|(job, _)| job.is_none());
     let jobs: Vec<_> = jobs.into_iter().map(|(job, members)| (job, Sum::of(&members), members)).collect();
@@ -79,7 +80,7 @@ fn all(args: &Args) -> Result<String> {
     Ok(text::all(&jobs, args.prometheus.as_deref()))
 }
 
-/// There is no such job; `looked` says where it was looked for, `known` what there is.
+/// Returns the error for an unknown job. `looked` says where it was searched, `known` lists the existing ones.
 fn not_found(id: &str, looked: &str, known: impl Iterator<Item = String>) -> anyhow::Error {
     const SHOWN: usize = 8;
     let mut known: Vec<String> = known.map(|job| clean(&job)).collect();

@@ -1,7 +1,8 @@
-//! Where the members of a job are from: this node (its daemon, else its store), or all nodes that a Prometheus scrapes.
+//! Reads the members of a job from this node (its daemon, else its store), or from all nodes that a Prometheus scrapes.
 //!
-//! Of a fleet, one query asks whose processes are, by the wide labels of `gpumem_process_info`, a second one for their numbers, at the
-//! same moment. They are joined here (join.rs), as PromQL would: `... * on (instance, pid, start) group_left(...)`.
+//! For a fleet, one query returns the owners of processes, from the labels of `gpumem_process_info`. A second query returns their
+//! numbers at the same time. They are joined here (join.rs), as PromQL would with `... * on (instance, pid, start)
+//! group_left(...)`.
 
 use super::join::join;
 use super::member::Member;
@@ -15,7 +16,7 @@ use gpumem_model::run::State;
 use gpumem_model::who::Who;
 use std::collections::BTreeMap;
 
-/// The members of a job, and where they are from.
+/// Returns the members of a job and the name of their source.
 pub(crate) fn job_on_node(id: &str, args: &Args) -> Result<(Vec<Member>, String)> {
     let (mut told, mut from) = match Daemon::find(args.socket.as_deref()) {
         Ok(daemon) if args.store.typed().is_empty() => {
@@ -40,15 +41,15 @@ pub(crate) fn job_on_node(id: &str, args: &Args) -> Result<(Vec<Member>, String)
     Ok((members, from))
 }
 
-/// What runs; what has ended, of the newest life of its rank. A job that is started again under its name has its former
-/// processes in the store, too: they are another job's.
+/// Returns the running members, and ended ones of the newest instance of the job. If a job was restarted under the same name,
+/// processes of earlier instances in the store do not belong to it.
 fn latest(mut told: Vec<RunReply>) -> Vec<Member> {
     let is_open = |told: &RunReply| told.run.state == State::Open;
     let newest = told.iter().max_by_key(|told| (is_open(told), told.run.process.start_ticks)).and_then(life);
     told.retain(|told| is_open(told) || life(told) == newest);
     let mut members: Vec<Member> = told.iter().flat_map(|told| Member::of_run(&told.run)).collect();
     members.sort_by_key(|member| (!member.is_running(), std::cmp::Reverse(member.start_ticks)));
-    // Of a rank that was started again, its newest process, whichever device the former one had.
+    // If a rank was restarted, only its newest process counts, whichever device the earlier one used.
     let mut newest = BTreeMap::new();
     members.retain(|member| {
         let Some(rank) = member.rank else { return true };
@@ -58,8 +59,8 @@ fn latest(mut told: Vec<RunReply>) -> Vec<Member> {
     members
 }
 
-/// What tells one life of a job from the next: the batch system's number, or the pod; else the id that `gpumemctl run` made up.
-/// Of two lives under a name that a prolog gave nothing does.
+/// Returns what distinguishes instances of a job: the batch system's number, or the pod, else the id that `gpumemctl run`
+/// generated. Instances under a name set by a prolog cannot be distinguished.
 fn life(told: &RunReply) -> Option<String> {
     let process = &told.run.process;
     let who = Who::of(&process.facts, &process.claims, None);
@@ -67,7 +68,7 @@ fn life(told: &RunReply) -> Option<String> {
     who.get("slurm_job").or_else(|| who.get("pod_uid")).or_else(id).map(str::to_owned)
 }
 
-/// All that hold memory on this node.
+/// Returns all processes that use GPU memory on this node.
 pub(crate) fn all_on_node(args: &Args) -> Result<Vec<Member>> {
     let ps = Daemon::find(args.socket.as_deref())?.ps()?;
     let member = |row| {
@@ -78,13 +79,13 @@ pub(crate) fn all_on_node(args: &Args) -> Result<Vec<Member>> {
 }
 
 const INFO: &str = "gpumem_process_info";
-/// By which of its labels a job is called.
+/// Labels that may contain the job's name.
 const CALLED: [&str; 4] = ["job_name", "slurm_job", "pod_uid", "pod"];
-/// Numbers of a process: on a device, or of the whole process.
+/// Metrics of a process, by device or for the whole process.
 const NUMBERS: &str = "gpumem_process_(used|predates|tracked|untrackable|used_peak)_bytes|gpumem_process_flag|\
                        gpumem_process_allocation_failures_total";
 
-/// The members of a job, and where they are from.
+/// Returns the members of a job and the name of their source.
 pub(crate) fn job_in_fleet(url: &str, id: &str) -> Result<(Vec<Member>, String)> {
     let server = Prometheus::of(url)?;
     let called: Vec<String> =
@@ -102,12 +103,12 @@ pub(crate) fn job_in_fleet(url: &str, id: &str) -> Result<(Vec<Member>, String)>
     Ok((members, url.to_owned()))
 }
 
-/// All that hold memory.
+/// Returns all processes that use GPU memory.
 pub(crate) fn all_in_fleet(url: &str) -> Result<Vec<Member>> {
     ask(&Prometheus::of(url)?, INFO)
 }
 
-/// The members of what `select` selects.
+/// Returns the members that a selector matches.
 fn ask(server: &Prometheus, select: &str) -> Result<Vec<Member>> {
     let infos = server.query(select, None)?;
     let Some(time) = infos.first().map(Sample::time) else { return Ok(Vec::new()) };

@@ -1,59 +1,59 @@
-//! What the members of a job come to.
+//! Sums of a job's members.
 
 use super::member::Member;
 use serde::Serialize;
 use std::collections::BTreeSet;
 
-/// Ranks beyond this are not looked for one by one: a claim may be anything.
+/// Ranks beyond this are not checked individually, because claimed sizes may be arbitrarily large.
 const RANKS: u32 = 1 << 20;
-/// Missing ranks that are told.
+/// Most missing ranks in the result.
 const MISSING: usize = 1024;
 
-/// Sums of the members that run, or of all where none does any more.
+/// Sums of the running members, or of all if none is running.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(crate) struct Sum {
-    /// Processes.
+    /// Number of processes.
     pub processes: usize,
-    /// Nodes; 0 on this one.
+    /// Number of nodes; 0 for this node.
     pub nodes: usize,
-    /// Devices.
+    /// Number of devices.
     pub devices: usize,
-    /// Every process has ended: amounts are the last ones of each.
+    /// All processes have ended; amounts are the last ones of each.
     pub is_over: bool,
-    /// The largest that a process claims.
+    /// Largest world size claimed by a process.
     pub world_size: Option<u32>,
-    /// Of these ranks nothing is known here.
+    /// Ranks of which no process is known.
     pub missing_ranks: Vec<u32>,
-    /// Sum of what is known.
+    /// Sum of the known values.
     pub used_bytes: Option<i64>,
-    /// Members of which it is not known.
+    /// Number of members whose `used` is unknown.
     pub used_unknown: usize,
-    /// Sums over the members that have an agent.
+    /// Sum over the members with an agent.
     pub tracked_bytes: Option<i64>,
     pub untrackable_bytes: Option<i64>,
-    /// Members without an agent.
+    /// Number of members without an agent.
     pub uncovered: usize,
-    /// used / members.
+    /// Used memory divided by the number of members.
     pub mean_used_bytes: Option<f64>,
-    /// Highest used over the mean; 1 is balanced.
+    /// Highest used value divided by the mean; 1 is balanced.
     pub imbalance: Option<f64>,
-    /// Place in `members` of the one with the highest used.
+    /// Index in `members` of the one with the highest used value.
     pub worst: Option<usize>,
-    /// Of the one with the highest peak.
+    /// Index of the one with the highest peak.
     pub highest_peak: Option<usize>,
-    /// Times at which memory ran out, as far as told.
+    /// Number of times that memory ran out, as far as known.
     pub ooms: Option<u64>,
 }
 
 impl Sum {
-    /// Of the members, in their order.
+    /// Computes the sums; `members` must be sorted.
     pub(crate) fn of(members: &[Member]) -> Self {
         let is_over = !members.iter().any(Member::is_running);
         let counted = || members.iter().enumerate().filter(move |(_, member)| is_over || member.is_running());
         let all = |of: fn(&Member) -> Option<i64>| total(counted().filter_map(|(_, member)| of(member)));
         let highest = |of: fn(&Member) -> Option<i64>| {
             let known = counted().filter_map(|(place, member)| Some((of(member)?, place)));
-            // The first of several, which is the lowest rank.
+            // Of several equal members the first is chosen, which has the lowest rank.
             known.max_by_key(|(bytes, place)| (*bytes, std::cmp::Reverse(*place))).map(|(_, place)| place)
         };
         let used = |member: &Member| member.used_bytes;
@@ -90,12 +90,12 @@ impl Sum {
     }
 }
 
-/// `None` of nothing: unknown is never zero.
+/// Returns the sum, or `None` of no amounts: unknown is never zero.
 fn total(amounts: impl Iterator<Item = i64>) -> Option<i64> {
     amounts.fold(None, |sum: Option<i64>, amount| Some(sum.unwrap_or(0).saturating_add(amount)))
 }
 
-/// `0-3, 5, 9-11`.
+/// Formats numbers as ranges such as `0-3, 5, 9-11`.
 pub(crate) fn ranges(numbers: &[u32]) -> String {
     let mut parts: Vec<(u32, u32)> = Vec::new();
     for &number in numbers {

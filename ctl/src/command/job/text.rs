@@ -1,4 +1,4 @@
-//! Jobs for people. Columns add up as printed.
+//! Text of jobs. Columns add up as printed.
 
 use super::member::Member;
 use super::sum::{Sum, ranges};
@@ -9,12 +9,12 @@ use gpumem_report::text::{clean, wrapped};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-/// Members that are printed one by one; of more, the largest.
+/// Most members with their own row: the largest ones.
 const ROWS: usize = 64;
-/// Ended members that are named.
+/// Most ended members that are named.
 const ENDED: usize = 8;
 
-/// One job.
+/// Returns the text of one job.
 pub(crate) fn one(id: &str, members: &[Member], sum: &Sum, from: &str) -> String {
     let counted = |member: &&Member| sum.is_over || member.is_running();
     let rows: Vec<&Member> = members.iter().filter(counted).collect();
@@ -83,7 +83,7 @@ pub(crate) fn one(id: &str, members: &[Member], sum: &Sum, from: &str) -> String
     out
 }
 
-/// `job bert (slurm 8812; alice): 12 processes on 3 nodes, 12 of 12 ranks`
+/// Returns a title such as `job bert (slurm 8812; alice): 12 processes on 3 nodes, 12 of 12 ranks`.
 fn title(id: &str, members: &[Member], sum: &Sum) -> String {
     let mut about = Vec::new();
     let of = |name: &str| -> BTreeSet<&str> {
@@ -91,7 +91,7 @@ fn title(id: &str, members: &[Member], sum: &Sum) -> String {
     };
     for (key, word) in [("job", "job "), ("slurm_job", "slurm "), ("user", "")] {
         let values = of(key);
-        // Whoever claims a job's name is summed with it: that there are several users must be seen.
+        // Every process that claims the job's name is included, so it must be visible that there are several users.
         if let Some(value) = values.first().filter(|value| **value != id) {
             let more =
                 if values.len() > 1 { format!(" and {} more", values.len() - 1) } else { String::new() };
@@ -146,7 +146,7 @@ fn table_of(rows: &[&Member], sum: &Sum) -> Vec<String> {
         let lines: Vec<Line> = rows.iter().map(line).collect();
         return table(&heads, &lines);
     }
-    // The largest one by one, the rest as one row: the sum is that of all.
+    // The largest members have their own rows, the others are summed in one row. The total covers all.
     let mut order: Vec<&&Member> = rows.iter().collect();
     order.sort_by_key(|member| std::cmp::Reverse(member.used_bytes));
     let (shown, rest) = order.split_at(ROWS);
@@ -174,7 +174,7 @@ fn table_of(rows: &[&Member], sum: &Sum) -> Vec<String> {
     table(&heads, &lines)
 }
 
-/// What a reader must know of who is summed.
+/// Returns warnings about the members.
 fn doubts(rows: &[&Member]) -> Vec<String> {
     let mut doubts = Vec::new();
     let users: BTreeSet<&String> = rows.iter().filter_map(|member| member.who.get("user")).collect();
@@ -194,7 +194,7 @@ fn doubts(rows: &[&Member]) -> Vec<String> {
     doubts
 }
 
-/// `rank 7 (n2, GPU 3)`, or by pid.
+/// Returns `rank 7 (n2, GPU 3)`, or the pid instead of the rank.
 fn name(member: &Member) -> String {
     let rank = member.rank.map_or(format!("pid {}", member.pid), |rank| format!("rank {rank}"));
     let node = member.node.as_deref().map(|node| format!("{}, ", clean(node))).unwrap_or_default();
@@ -209,7 +209,7 @@ fn end(member: &Member) -> String {
     }
 }
 
-/// All jobs.
+/// Returns the text of all jobs.
 pub(crate) fn all(jobs: &[(Option<String>, Sum, Vec<Member>)], prometheus: Option<&str>) -> String {
     if jobs.is_empty() {
         return match prometheus {
@@ -263,7 +263,7 @@ pub(crate) fn all(jobs: &[(Option<String>, Sum, Vec<Member>)], prometheus: Optio
         amounts.predates_bytes = add(|member| member.predates_bytes);
         amounts.idle_bytes = add(|member| member.idle_bytes);
         if sum.uncovered > 0 {
-            // Then the parts are those of some, and used is that of all.
+            // The parts would cover only some members, but `used` covers all.
             (amounts.predates_bytes, amounts.tracked_bytes, amounts.idle_bytes, amounts.gap_bytes) =
                 (None, None, None, None);
         }

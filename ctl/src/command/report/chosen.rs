@@ -1,4 +1,4 @@
-//! The run that is meant when none is named: the caller's newest, of all daemons that answer and all stores that can be read.
+//! Selects the run if none is named: the caller's newest, from all daemons that answer and all readable stores.
 
 use super::found::Found;
 use super::{live, stored};
@@ -10,23 +10,23 @@ use gpumem_report::text::clean;
 use gpumem_runs::store::{Filter, Listed, RunId, Store};
 use std::path::{Path, PathBuf};
 
-/// Newest stored runs that are looked through for one of the caller's.
+/// Most stored runs that are searched for one of the caller's.
 const NEWEST: usize = 256;
-/// Of runs in which memory ran out, so many of the caller's are compared by when it last did.
+/// Most OOM runs of the caller that are compared by the time of their last OOM.
 const COMPARED: usize = 16;
 
-/// A run that may be meant.
+/// A run that may be selected.
 enum Candidate {
     Live(Box<RunReply>, Daemon),
-    /// With its store, and when it was stored in seconds since 1970.
+    /// A stored run: the store's path, its id, the time of storing in s since 1970, and the run.
     Stored(PathBuf, RunId, i64, Box<Run>),
 }
 
-/// The caller's newest run; for `gpumemctl oom`, the newest in which memory ran out, if there is one. Prints which it is to standard
-/// error. `None`: the caller has no run.
+/// Returns the caller's newest run; for `gpumemctl oom`, the newest in which memory ran out, if there is one. Prints on standard
+/// error which run it is. `None` if the caller has no run.
 ///
 /// # Errors
-/// A daemon or store that was named does not answer, or cannot be read.
+/// If a named daemon does not answer, or a named store cannot be read.
 pub(crate) fn newest(args: &Args) -> Result<Option<Found>> {
     let candidates = candidates(args)?;
     let when = |candidate: &Candidate| -> Option<i128> {
@@ -40,7 +40,7 @@ pub(crate) fn newest(args: &Args) -> Result<Option<Found>> {
         if !args.with_oom {
             return Ok(None);
         }
-        // It is told of the newest run that there was no such time.
+        // The report on the newest run says that memory has not run out.
         return newest(&Args { with_oom: false, ..args.clone() });
     };
     let run = candidate.run();
@@ -68,7 +68,7 @@ impl Candidate {
         }
     }
 
-    /// When the process began, in ns since 1970; of an import, when it was stored, which is last.
+    /// Returns when the process began, in ns since 1970. For imports this is unknown, so the time of storing is used.
     fn began_ns(&self) -> i128 {
         let run = self.run();
         let tick_ns = 1_000_000_000 / i128::from(rustix::param::clock_ticks_per_second().max(1));
@@ -84,7 +84,7 @@ impl Candidate {
     }
 }
 
-/// When memory last ran out in it, in ns since 1970.
+/// Returns when memory last ran out in a run, in ns since 1970.
 fn last_oom_ns(run: &Run) -> Option<i128> {
     let ooms = run.devices.iter().flat_map(|device| &device.details.ooms);
     let last = ooms.filter(|oom| oom.is_true()).map(|oom| i128::from(oom.time_ns)).max()?;
@@ -98,7 +98,7 @@ fn candidates(args: &Args) -> Result<Vec<Candidate>> {
     let user = u64::from(rustix::process::getuid().as_raw());
     let mut found = Vec::new();
     let daemons = match Daemon::all(args.socket.as_deref()) {
-        // One that was named must answer.
+        // A named daemon must answer.
         Err(unreachable) if args.socket.as_deref().is_some() => return Err(unreachable.into()),
         daemons => daemons.unwrap_or_default(),
     };
@@ -116,7 +116,7 @@ fn candidates(args: &Args) -> Result<Vec<Candidate>> {
 fn of_store(path: &Path, with_oom: bool, user: u64) -> Result<Vec<Candidate>> {
     let store = Store::open_read_only(path)?;
     let filter = Filter { oom: with_oom, limit: Some(NEWEST), ..Filter::default() };
-    // What has no user was imported: by whose store it is.
+    // A run without a user was imported, so it belongs to the owner of the store.
     let mine = |listed: &Listed| listed.uid.is_none_or(|uid| uid == user);
     let newest = store.select(&filter)?.into_iter().filter(mine).take(if with_oom { COMPARED } else { 1 });
     newest

@@ -1,10 +1,10 @@
-//! What a command found for what was typed.
+//! Result of resolving a command's arguments.
 
 use gpumem_model::run::Run;
 use gpumem_model::window::Window;
 use std::path::PathBuf;
 
-/// What is asked for, and how to ask for it again.
+/// The runs that were requested, and the arguments to request them again.
 pub(super) struct Found {
     pub what: What,
     pub command: Vec<String>,
@@ -12,21 +12,21 @@ pub(super) struct Found {
 
 pub(super) enum What {
     One(Box<One>),
-    /// Several processes under a title.
+    /// Several processes with a title.
     Group(String, Vec<Run>),
 }
 
-/// One process.
+/// A single process.
 pub(super) struct One {
     pub run: Run,
     pub id: Option<String>,
     /// Pids of the other processes in the same file.
     pub others: Vec<u32>,
-    /// What tells of its job's other processes, and how many there are.
+    /// The arguments that select its job's other processes, and their number.
     pub job: Option<(String, u64)>,
-    /// The file that it was read from.
+    /// The file that contained it.
     pub file: Option<PathBuf>,
-    /// It is of a part of the run's life.
+    /// The part of the run's life that is reported.
     pub window: Option<Window>,
 }
 

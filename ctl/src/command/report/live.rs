@@ -1,4 +1,4 @@
-//! Processes that the daemon knows: those that live, and those that ended not long ago.
+//! Processes that the daemon knows: live ones, and ones that ended recently.
 
 use super::found::{Found, One, What};
 use super::stored;
@@ -9,7 +9,7 @@ use anyhow::Result;
 use gpumem_model::run::{Run, State};
 use gpumem_report::text::clean;
 
-/// A process by its pid: its own run, else the table of what it started, else its latest stored run.
+/// Finds a process by its pid: its own run, else those of the processes that it started, else its latest stored run.
 pub(crate) fn pid(pid: u32, args: &Args) -> Result<Found> {
     let daemon = Daemon::find(args.socket.as_deref());
     let mut looked_at = Vec::new();
@@ -21,7 +21,7 @@ pub(crate) fn pid(pid: u32, args: &Args) -> Result<Found> {
             }
             let mut tree = daemon.runs(RunSelector::Tree(pid))?;
             if tree.len() == 1 {
-                // As of `gpumemctl run` itself, or of a shell.
+                // This is the case for `gpumemctl run` itself, or for a shell.
                 return one(tree.remove(0), vec![pid.to_string()], daemon, args);
             }
             let (runs, over) = living(tree);
@@ -47,7 +47,7 @@ pub(crate) fn pid(pid: u32, args: &Args) -> Result<Found> {
     Err(NotFound(format!("pid {pid}: {}; {is}", looked_at.join("; "))).into())
 }
 
-/// The processes of a job, from the daemon, else from the store.
+/// Finds the processes of a job, in the daemon or else in the store.
 pub(crate) fn job(job: &str, args: &Args) -> Result<Found> {
     let daemon = Daemon::find(args.socket.as_deref());
     let mut told = match &daemon {
@@ -65,7 +65,7 @@ pub(crate) fn job(job: &str, args: &Args) -> Result<Found> {
         let store = args.store.readable()?;
         return Err(NotFound(format!("no job {job}: asked {asked}, looked in {}", store.display())).into());
     }
-    // Several jobs may have been given one name: the newest is meant.
+    // Several jobs may have the same name; the newest is selected.
     let id = |told: &RunReply| told.run.process.claims.get("job").cloned();
     if !told.iter().any(|told| id(told).as_deref() == Some(job)) {
         let newest = told.iter().max_by_key(|told| told.run.process.start_ticks).and_then(id);
@@ -80,7 +80,7 @@ pub(crate) fn job(job: &str, args: &Args) -> Result<Found> {
     Ok(Found { what: What::Group(title, runs), command: asked_job(job, args) })
 }
 
-/// The run of a live process.
+/// Returns the run of a live process, with its job.
 pub(crate) fn one(told: RunReply, command: Vec<String>, daemon: &Daemon, args: &Args) -> Result<Found> {
     let job = told.run.process.claims.get("job").cloned();
     let siblings = job.as_deref().and_then(|job| daemon.runs(RunSelector::Job(job)).ok());
@@ -107,8 +107,8 @@ fn with_socket(mut command: Vec<String>, args: &Args) -> Vec<String> {
     command
 }
 
-/// Those that live, where any does, and how many are left out: memory that was given back is in no sum with
-/// memory that is held.
+/// Returns the running processes, or all if none is running, and a text on those left out. Memory that was freed must not be
+/// summed with memory that is in use.
 fn living(told: Vec<RunReply>) -> (Vec<Run>, String) {
     let mut runs: Vec<Run> = told.into_iter().map(|told| told.run).collect();
     let open = runs.iter().filter(|run| run.state == State::Open).count();
@@ -130,7 +130,7 @@ fn count(runs: &[Run]) -> String {
     }
 }
 
-/// ` (torchrun)`; empty if there is no such process.
+/// Returns a process's name such as ` (torchrun)`; empty if it does not exist.
 fn name(pid: u32) -> String {
     let comm = std::fs::read(format!("/proc/{pid}/comm"));
     comm.map(|comm| format!(" ({})", clean(String::from_utf8_lossy(&comm).trim()))).unwrap_or_default()

@@ -1,14 +1,14 @@
-//! `gpumemctl report [PID|RUN|FILE]`, and `gpumemctl oom` of the same.
+//! `gpumemctl report [PID|RUN|FILE]`, and `gpumemctl oom` with the same arguments.
 //!
 //! ```text
 //! stored    runs of the store, recordings and logs
 //! live      processes that the daemon knows
-//! chosen    which run is meant when none is named
+//! chosen    selects the run if none is named
 //! past      a part of a run's life
-//! oom       when memory ran out, of any of them
+//! oom       OOMs of any of these
 //! ```
 //!
-//! Either way a report is made from a run alone, by the same code.
+//! In all cases the report is made from a run alone, by the same code.
 
 mod chosen;
 mod found;
@@ -37,7 +37,7 @@ use gpumem_report::{By, Report, csv, group, growth, html, iterations, json, own,
 use gpumem_report::{trace, tree};
 use std::path::Path;
 
-/// What is asked for, with the one device, and in the part of its life, that may have been asked for.
+/// Finds the requested run, and limits it to the requested device and time.
 fn found(args: &Args) -> Result<Found> {
     let Found { mut what, mut command } = find(args)?;
     if let Some(device) = &args.device {
@@ -50,7 +50,7 @@ fn found(args: &Args) -> Result<Found> {
     past::window(Found { what, command }, args)
 }
 
-/// One process, for commands that tell of it in their own way: the run, its name in the store, and what is typed to get it.
+/// Returns a single process for other commands: the run, its id in the store, and the arguments that select it.
 pub(crate) fn single(args: &Args) -> Result<(Run, Option<String>, String)> {
     let Found { what, command } = found(args)?;
     let typed: Vec<String> = command.iter().map(|word| quoted(word)).collect();
@@ -65,8 +65,7 @@ pub(crate) fn single(args: &Args) -> Result<(Run, Option<String>, String)> {
     }
 }
 
-/// One process as [`single`] has it, or the sum of several: of a launcher's, and, where that is asked for, of a job's or of all in a
-/// file.
+/// Returns a process like [`single`], or the sum of several: those of a launcher, of a job, or with `all` of a file.
 pub(crate) fn summed(args: &Args, all: bool) -> Result<(Run, Option<String>, String)> {
     if let Some(name) = args.run.as_deref().filter(|_| all) {
         let runs = read_file(Path::new(name), args.format)?;
@@ -90,8 +89,7 @@ fn processes(count: usize) -> String {
     if count == 1 { "1 process".to_owned() } else { format!("{count} processes") }
 }
 
-/// Prints the report of a live process, of a stored run, or of a file that is read on the spot; of several each in turn, or
-/// all as one picture.
+/// Prints the report of a live process, a stored run or a file. Several are printed one after another, or as one picture.
 pub(crate) fn run(args: &Args) -> Result<()> {
     if args.traced.chrome_trace && args.more.is_empty() {
         return trace_of_one(args);
@@ -104,7 +102,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     deliver(&told, &args.output)
 }
 
-/// Writes the trace of one process, which is never whole in memory.
+/// Writes the trace of one process, without holding the whole trace in memory.
 fn trace_of_one(args: &Args) -> Result<()> {
     let Found { what, .. } = found(args)?;
     match &what {
@@ -120,7 +118,7 @@ fn of_one(runs: &[Run]) -> String {
     format!("this form is of one process; these are {}: give the pid of one", runs.len())
 }
 
-/// The report of what is asked for.
+/// Returns the report on the requested run or group.
 fn one(args: &Args) -> Result<String> {
     let Found { what, mut command } = found(args)?;
     if let Some(rules) = &args.rules {
@@ -142,7 +140,7 @@ fn one(args: &Args) -> Result<String> {
     })
 }
 
-/// A pid is a number; a file may be called like a run or a number, and is then `./7`.
+/// Finds the run. Numbers are pids; a file whose name is a number or run id is given as `./7`.
 fn find(args: &Args) -> Result<Found> {
     let pid = args.run.as_deref().and_then(|name| name.parse::<u32>().ok());
     match (pid, &args.job) {
@@ -200,7 +198,7 @@ fn tell(report: &Report<'_>, args: &Args) -> String {
     }
 }
 
-/// A table of processes; with rows or everything asked for, each one's report below it.
+/// Returns a table of processes. If rows or all details were requested, the reports of all processes follow.
 fn tell_group(title: &str, runs: &[Run], args: &Args, command: &str) -> Result<String> {
     if args.traced.is_asked() {
         bail!(of_one(runs));
@@ -223,7 +221,7 @@ fn tell_group(title: &str, runs: &[Run], args: &Args, command: &str) -> Result<S
     if args.csv {
         let tables: Result<Vec<String>> =
             runs.iter().map(|run| Ok(iterations::csv(&report(run, args)?, chosen(args)))).collect();
-        // One table: the heads of all but the first go.
+        // The tables are merged into one, so only the first keeps its heading.
         let rows = tables?.into_iter().enumerate().map(|(number, table)| match table.split_once('\n') {
             Some((_, rows)) if number > 0 => rows.to_owned(),
             _ => table,
@@ -242,16 +240,16 @@ fn tell_group(title: &str, runs: &[Run], args: &Args, command: &str) -> Result<S
     Ok(out)
 }
 
-/// The arguments for each alone.
+/// Returns the arguments for each named run alone.
 fn alone(args: &Args) -> Vec<Args> {
     let names = args.run.iter().chain(&args.more);
     let alone: Vec<Args> =
         names.map(|name| Args { run: Some(name.clone()), more: Vec::new(), ..args.clone() }).collect();
-    // None was named: it is the latest run.
+    // If no run is named, it is the latest one.
     if alone.is_empty() { vec![args.clone()] } else { alone }
 }
 
-/// All reports in their order: texts below each other, documents as one array.
+/// Returns all reports in order: texts one after another, JSON documents as an array.
 fn each(args: &Args) -> Result<String> {
     if args.csv || args.html || args.traced.is_asked() {
         bail!("this form is of one run: name one, or take text, --json or a picture");
@@ -265,7 +263,7 @@ fn each(args: &Args) -> Result<String> {
     })
 }
 
-/// The picture's file.
+/// Returns the content of the picture's file.
 fn picture(args: &Args) -> Result<Vec<u8>> {
     let mut runs: Vec<(Option<String>, Run, Option<Window>)> = Vec::new();
     for alone in alone(args) {
@@ -293,7 +291,7 @@ fn picture(args: &Args) -> Result<Vec<u8>> {
     })
 }
 
-/// Leaves one device.
+/// Removes all devices but one.
 fn only(runs: &mut [Run], name: &str) -> Result<()> {
     let mut known: Vec<String> = Vec::new();
     for run in runs.iter_mut() {

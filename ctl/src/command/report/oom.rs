@@ -12,7 +12,7 @@ use gpumem_report::oom::at::{self, Around, Seen};
 use gpumem_report::oom::{self, Form};
 use std::collections::BTreeMap;
 
-/// Prints when memory ran out in a process, or in each of several; or on a device around a time.
+/// Prints the OOMs of one or several processes, or of a device around a time.
 pub(crate) fn oom(args: &Oom) -> Result<()> {
     if let Some(at) = args.at {
         return around(args, at);
@@ -45,7 +45,7 @@ fn has_entries(run: &Run) -> bool {
     run.devices.iter().any(|device| !device.details.ooms.is_empty())
 }
 
-/// The runs of its job, as far as somebody tells: without them a line is missing.
+/// Returns the runs of the process's job. If neither daemon nor store has them, the line about other ranks is omitted.
 fn job_of(run: &Run, args: &Args) -> Vec<Run> {
     let who = Who::of(&run.process.facts, &run.process.claims, None);
     let Some(job) = run.process.claims.get("job").map(String::as_str).or_else(|| who.get("slurm_job")) else {
@@ -57,7 +57,7 @@ fn job_of(run: &Run, args: &Args) -> Vec<Run> {
     told.unwrap_or_default().into_iter().map(|RunReply { run, .. }| run).collect()
 }
 
-/// Who ended on a device around a time: of the daemon, else of the store.
+/// Prints the processes that ended on a device around a time, from the daemon or else from the store.
 fn around(args: &Oom, at_ns: i64) -> Result<()> {
     let around = Around {
         at_ns,

@@ -1,4 +1,4 @@
-//! `--since`, `--at`, `--between`: a part of a run's life.
+//! `--since`, `--at`, `--between`: reports on a part of a run's life.
 
 use super::found::{Found, One, What};
 use crate::args::Report as Args;
@@ -11,10 +11,10 @@ use gpumem_model::window::{self, Window, WindowKind};
 use gpumem_runs::store::{RunSummary, Store};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Parts of one life that are looked at, the newest ones: two months of a server.
+/// Most parts of a run that are read, the newest ones: two months of a server.
 const MOST_PARTS: usize = 64;
 
-/// What was found, as it was in the window that is asked for; else as it is.
+/// Limits the run to the requested window; unchanged if none was requested.
 pub(crate) fn window(found: Found, args: &Args) -> Result<Found> {
     let (flag, part, from, to) = match (&args.window.since, &args.window.at, &args.window.between) {
         (Some(since), ..) => ("--since", WindowKind::Since, since, None),
@@ -84,7 +84,7 @@ pub(crate) fn window(found: Found, args: &Args) -> Result<Found> {
     Ok(Found { what: What::One(one), command })
 }
 
-/// Makes one run of all parts of its life; says their names and times, where there are several.
+/// Joins all parts of the process's life to one run. Returns the parts' names and times; empty if there is only one.
 fn whole(one: &mut One, args: &Args) -> Result<Vec<(String, u64, u64)>> {
     let run = &one.run;
     let Ok(path) = args.store.readable() else { return Ok(Vec::new()) };
@@ -102,7 +102,7 @@ fn whole(one: &mut One, args: &Args) -> Result<Vec<(String, u64, u64)>> {
     for summary in summaries {
         let part = store.load(summary.id)?;
         let is_same = part.process.start_ticks == run.process.start_ticks && part.clock == run.clock;
-        // The one at hand is newer than what is stored of it.
+        // The run at hand is newer than its stored copy.
         if is_same && number(&part) != number(run) {
             parts.push((summary.id.to_string(), part));
         }
@@ -119,7 +119,7 @@ fn whole(one: &mut One, args: &Args) -> Result<Vec<(String, u64, u64)>> {
     Ok(spans)
 }
 
-/// Which parts a window is of.
+/// Returns a note on the parts that the window covers.
 fn span_note(parts: &[(String, u64, u64)], window: &Window) -> Option<String> {
     let touched = parts.iter().filter(|(_, from, to)| *from <= window.to_ns && *to >= window.from_ns);
     let names: Vec<&str> = touched.map(|(name, ..)| name.as_str()).collect();
@@ -134,7 +134,7 @@ fn span_note(parts: &[(String, u64, u64)], window: &Window) -> Option<String> {
     }
 }
 
-/// Now, on the clock of a run.
+/// Returns the present time on the clock of a run.
 fn now_ns(run: &Run) -> Option<u64> {
     let Clock::Monotonic { wall_offset_ns: Some(offset) } = run.clock else { return None };
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_nanos();

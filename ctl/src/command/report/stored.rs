@@ -1,4 +1,4 @@
-//! Runs of the store, and files that are read on the spot.
+//! Runs of the store, and files that are read directly.
 
 use super::found::{Found, One, What};
 use crate::args::{Report as Args, StorePath};
@@ -11,10 +11,10 @@ use gpumem_report::oom::at::Around;
 use gpumem_runs::store::{RunId, RunSummary, Store};
 use std::path::Path;
 
-/// A run by its name, a file, or the latest run.
+/// Finds a run by its id, a file, or the latest run.
 pub(crate) fn find(args: &Args) -> Result<Found> {
     let name = args.run.as_deref();
-    // A file may be called like a run; a run is never called like a path.
+    // A file may have the name of a run id, but no run id contains a slash.
     let id: Option<RunId> = name.and_then(|name| name.parse().ok());
     match (name, id) {
         (Some(name), None) if !name.contains('/') && !Path::new(name).exists() => {
@@ -41,7 +41,7 @@ pub(crate) fn find(args: &Args) -> Result<Found> {
     Ok(One::found(run, Some(id.to_string()), command(id, args, &path)))
 }
 
-/// A run of this store.
+/// Returns the result for a run of this store.
 pub(crate) fn of_store(run: Run, id: RunId, args: &Args, path: &Path) -> Found {
     let mut command = command(id, args, path);
     if args.store.typed().is_empty() && args.store.readable().is_ok_and(|usual| usual != path) {
@@ -50,7 +50,7 @@ pub(crate) fn of_store(run: Run, id: RunId, args: &Args, path: &Path) -> Found {
     One::found(run, Some(id.to_string()), command)
 }
 
-/// The latest run of a process; `None` where the store has none, or is none.
+/// Returns the latest run of a process; `None` if the store has none or does not exist.
 pub(crate) fn of_pid(pid: u32, args: &Args) -> Result<Option<Found>> {
     let path = args.store.readable()?;
     if !path.exists() {
@@ -62,7 +62,7 @@ pub(crate) fn of_pid(pid: u32, args: &Args) -> Result<Option<Found>> {
     Ok(Some(One::found(run, Some(summary.id.to_string()), command(summary.id, args, &path))))
 }
 
-/// The runs of a job, as the newest runs of the store have them.
+/// Returns the runs of a job, from the newest runs of the store.
 pub(crate) fn of_job(job: &str, store: &StorePath) -> Result<Vec<RunReply>> {
     const NEWEST: usize = 1024;
     let path = store.readable()?;
@@ -71,7 +71,7 @@ pub(crate) fn of_job(job: &str, store: &StorePath) -> Result<Vec<RunReply>> {
     }
     let store = Store::open_read_only(&path)?;
     let mut found = Vec::new();
-    // Of a life in parts the newest part speaks.
+    // If the life of a process is stored in parts, only the newest part counts.
     let speaks = |run: &RunSummary| run.source_kind == "daemon" && !matches!(run.state, State::Rolled { .. });
     for summary in store.list()?.into_iter().take(NEWEST).filter(speaks) {
         let run = store.load(summary.id)?;
@@ -82,7 +82,7 @@ pub(crate) fn of_job(job: &str, store: &StorePath) -> Result<Vec<RunReply>> {
     Ok(found)
 }
 
-/// Those whose process ended, or ran out of memory, around a time.
+/// Returns runs whose process ended or ran out of memory around a time.
 pub(crate) fn around(around: Around, args: &Args) -> Result<Vec<RunReply>> {
     let store = Store::open_read_only(&args.store.readable()?)?;
     let mut found = Vec::new();
@@ -91,7 +91,7 @@ pub(crate) fn around(around: Around, args: &Args) -> Result<Vec<RunReply>> {
             Clock::Monotonic { wall_offset_ns } => i64::try_from(time_ns?).ok()?.checked_add(wall_offset_ns?),
             Clock::Lines => None,
         };
-        // A run that cannot have been there need not be read.
+        // Runs that do not overlap the time are not loaded.
         let (Some(first), Some(last)) = (wall_ns(summary.started_ns), wall_ns(summary.last_ns)) else {
             continue;
         };
@@ -115,7 +115,7 @@ fn command(id: RunId, args: &Args, path: &Path) -> Vec<String> {
     command
 }
 
-/// The process with most memory, unless one is asked for.
+/// Returns the process with most memory, or the requested one.
 fn from_file(name: &str, args: &Args) -> Result<Found> {
     let path = Path::new(name);
     let runs = read_file(path, args.format)?;

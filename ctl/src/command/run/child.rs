@@ -1,13 +1,12 @@
-//! The command as a child in our own process group.
+//! Runs the command as a child in our own process group.
 //!
-//! In the same group it stays in the terminal's foreground: Ctrl-C, Ctrl-Z and a hangup reach it from the
-//! kernel, as they would without us, and its shell's job control goes on working. So what the kernel sends
-//! is not forwarded; it would arrive twice. What a process sends to us is, unless the command or something
-//! that it started sent it (`kill 0` in a script). A signal that somebody sends to the whole group at once
-//! (`timeout`) does arrive twice: that it was sent to the group cannot be seen, and one too many is better
-//! than none.
+//! In the same group it stays in the terminal's foreground. So Ctrl-C, Ctrl-Z and a hangup reach it from the kernel, and its
+//! shell's job control works. Therefore signals from the kernel are not forwarded, because they would arrive twice. Signals that
+//! a process sends to us are forwarded, unless the sender is the command or a process that it started (`kill 0` in a script). A
+//! signal that is sent to the whole group (by `timeout`) arrives twice: the receiver cannot see that it went to the group, and a
+//! duplicate is better than a lost signal.
 //!
-//! What was ignored when we started (nohup, a background job of a script) stays ignored, for it too.
+//! Signals that were ignored at our start (nohup, a background job of a script) stay ignored, also for the command.
 
 use crate::exit;
 use gpumem_report::text::clean;
@@ -26,35 +25,35 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
-/// What people and schedulers send to a training run.
+/// Signals that users and schedulers send to a training run.
 const PASSED_ON: [i32; 9] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT, SIGTSTP];
 
-/// How the command ended.
+/// The end of the command.
 #[derive(Debug)]
 pub(crate) struct End {
-    /// Its pid.
+    /// The command's pid.
     pub pid: u32,
     status: ExitStatus,
 }
 
-/// Why it was not run.
+/// The reason why the command was not run.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    /// To exit with.
+    /// The exit code to use.
     pub code: u8,
-    /// What to say.
+    /// The message.
     pub text: String,
 }
 
 impl Failure {
-    /// Says it, whatever else is not to be said.
+    /// Prints the message even with `--quiet`, and returns the exit code.
     pub(crate) fn told(&self) -> u8 {
         let _ = writeln!(io::stderr(), "gpumemctl: {}", clean(&self.text));
         self.code
     }
 }
 
-/// Why the command cannot be there, without trying it.
+/// Returns the failure if the command cannot be found, without running it.
 pub(crate) fn not_found(command: &[OsString]) -> Option<Failure> {
     let program = command.first()?;
     let there = super::library::in_path(Path::new(program)).is_some_and(|path| path.exists());
@@ -78,7 +77,7 @@ pub(crate) fn run(command: &[OsString], variables: &[(&'static str, OsString)]) 
         let status = child.try_wait().map_err(own)?;
         Ok(status.map(|status| End { pid, status }))
     };
-    // It may have ended before anybody listened.
+    // It may have ended before the signal handlers saw it.
     if let Some(end) = ended(&mut child)? {
         return Ok(end);
     }
@@ -104,7 +103,7 @@ fn spawn(command: &[OsString], variables: &[(&'static str, OsString)]) -> Result
         Command::new(program).args(before).args(arguments).envs(variables).spawn()
     };
     let mut child = start(&program, &[]);
-    // A script without #! is the shell's, as execvp(3) has it.
+    // A script without #! is run by the shell, as execvp(3) does.
     if child.as_ref().is_err_and(|error| error.raw_os_error() == Some(NO_EXEC_FORMAT))
         && let Some(script) = super::library::in_path(Path::new(&program))
     {
@@ -122,8 +121,8 @@ fn spawn(command: &[OsString], variables: &[(&'static str, OsString)]) -> Result
     })
 }
 
-/// Signals that were ignored when we started, bit 0 for signal 1. Rust has SIGPIPE ignored and gives it
-/// back to children.
+/// Returns the signals that were ignored at our start, as a mask with bit 0 for signal 1. Rust ignores SIGPIPE, and restores it
+/// for children.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -138,7 +137,7 @@ fn pass_on(origin: &Origin, child: u32) {
         }
         _ => false,
     };
-    // On a hangup the kernel tells the session's leader alone, and the others when that one ends.
+    // On a hangup the kernel signals only the session's leader at first, and the others when the leader ends.
     let own = std::process::id();
     let leader_alone =
         by_kernel && origin.signal == SIGHUP && stat(own).is_some_and(|stat| stat.session == own);
@@ -146,7 +145,7 @@ fn pass_on(origin: &Origin, child: u32) {
         send(child, origin.signal);
     }
     if origin.signal == SIGTSTP && stops(child) {
-        // The shell sees us stop, as it would see the command. Goes on when SIGCONT arrives.
+        // The shell sees us stop as it would see the command stop. Execution continues with SIGCONT.
         let _ = signal_hook::low_level::raise(signal_hook::consts::SIGSTOP);
     }
 }
@@ -154,13 +153,13 @@ fn pass_on(origin: &Origin, child: u32) {
 fn send(child: u32, signal: i32) {
     let pid = i32::try_from(child).ok().and_then(Pid::from_raw);
     if let (Some(pid), Some(signal)) = (pid, Signal::from_named_raw(signal)) {
-        // It has not been waited for: the number is its own, if only as a zombie's.
+        // The child has not been waited for, so its pid cannot have been reused.
         let _ = kill_process(pid, signal);
     }
 }
 
-/// Whether the command stops, now that it was told to; it may catch the signal, or ignore it, and then we
-/// stay with it. A handler that puts the terminal in order first needs a moment.
+/// Returns whether the command stops after SIGTSTP. It may catch or ignore the signal; then we keep running too. A handler that
+/// restores the terminal first needs a moment.
 fn stops(child: u32) -> bool {
     const MOMENT: Duration = Duration::from_millis(200);
     let since = Instant::now();
@@ -175,7 +174,7 @@ fn stops(child: u32) -> bool {
     }
 }
 
-/// Whether a process is another or was started by it, by way of processes that live.
+/// Returns whether a process is `from` or was started by it, through processes that are still alive.
 fn descends(pid: u32, from: u32) -> bool {
     const DEEPEST: usize = 64;
     let mut pid = pid;
@@ -191,17 +190,17 @@ fn descends(pid: u32, from: u32) -> bool {
     false
 }
 
-/// What of /proc/PID/stat is needed here.
+/// The needed fields of /proc/PID/stat.
 struct Stat {
     state: char,
     parent: u32,
-    /// 0: it began outside this PID namespace.
+    /// 0 if it began outside this PID namespace.
     session: u32,
 }
 
 fn stat(pid: u32) -> Option<Stat> {
     let text = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-    // The name between the brackets may hold anything, brackets too.
+    // The name in parentheses may contain any character, including parentheses.
     let text = String::from_utf8_lossy(&text);
     let mut fields = text.rsplit_once(") ")?.1.split(' ');
     let state = fields.next()?.chars().next()?;
@@ -210,17 +209,16 @@ fn stat(pid: u32) -> Option<Stat> {
 }
 
 impl End {
-    /// Ends this process as the command ended: with its code, or by the same signal, so that whoever waits
-    /// for us sees what they would have seen.
+    /// Ends this process like the command: with its exit code, or by the same signal. So a waiting process sees the same result.
     pub(crate) fn finish(&self) -> u8 {
         if let Some(code) = self.status.code() {
             return u8::try_from(code & 0xff).unwrap_or(exit::RUN_OWN);
         }
         let signal = self.status.signal().unwrap_or(0);
-        // Process 1 of a container cannot be ended by a signal of its own.
+        // Process 1 of a container cannot end itself by a signal.
         if !getpid().is_init() {
             let no_core = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
-            // The command has dumped its core, if it was to.
+            // The command has already dumped its core, if enabled.
             let _ = rustix::process::setrlimit(rustix::process::Resource::Core, no_core);
             let _ = signal_hook::low_level::emulate_default_handler(signal);
         }

@@ -1,33 +1,33 @@
-//! What the command and everything that it starts inherit.
+//! Variables that the command and its descendants inherit.
 
 use std::ffi::OsString;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What is there to report with.
+/// The available means of reporting.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ways<'a> {
-    /// libgpumem.so.
+    /// Path of libgpumem.so.
     pub library: Option<&'a Path>,
-    /// The agent socket of the daemon that answers.
+    /// Agent socket of the daemon that answers.
     pub agent: Option<&'a Path>,
-    /// The recording to write instead.
+    /// Recording to write in place of reporting.
     pub record: Option<&'a Path>,
-    /// A name for the job.
+    /// Name of the job.
     pub name: Option<&'a str>,
 }
 
-/// Variables to set.
+/// The variables to set.
 #[derive(Debug)]
 pub(crate) struct Variables {
-    /// Name and value.
+    /// Names and values.
     pub set: Vec<(&'static str, OsString)>,
-    /// The job's id.
+    /// Id of the job.
     pub job: String,
 }
 
-/// The variables. A job that is there already is kept, so that a `run` inside another, or a prolog that
-/// names the job, stays one job.
+/// Returns the variables. An existing job id is kept, so that a `run` inside another, or a prolog that sets the id, stays one
+/// job.
 pub(crate) fn variables(ways: &Ways<'_>) -> Variables {
     let there = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     let mut set = Vec::new();
@@ -36,13 +36,13 @@ pub(crate) fn variables(ways: &Ways<'_>) -> Variables {
     let job = inherited.unwrap_or_else(|| new_job(ways.name));
     set.push(("GPUMEM_JOB", OsString::from(&job)));
     if let Some(library) = ways.library {
-        // libcuda loads one library only: the agent hands over to the one that was to be loaded.
+        // libcuda loads only one library, so the agent loads the one that was configured before.
         if let Some(next) = there("CUDA_INJECTION64_PATH").filter(|next| !is_agent(Path::new(next), library))
         {
             set.push(("GPUMEM_NEXT_INJECTION64_PATH", next));
         }
         set.push(("CUDA_INJECTION64_PATH", library.into()));
-        // Another tool's place for ranges is left to it: NVTX has one, and hands over to nobody.
+        // NVTX has only one library and the other tool would not load ours, so it is left to that tool.
         if there("NVTX_INJECTION64_PATH").is_none_or(|other| is_agent(Path::new(&other), library)) {
             set.push(("NVTX_INJECTION64_PATH", library.into()));
         }
@@ -55,12 +55,12 @@ pub(crate) fn variables(ways: &Ways<'_>) -> Variables {
     Variables { set, job }
 }
 
-/// The agent itself, or another copy of it: loading it after itself would name everything twice.
+/// Returns whether a path is the agent or another copy of it. Loading it after itself would name everything twice.
 fn is_agent(path: &Path, library: &Path) -> bool {
     path == library || path.file_name() == library.file_name()
 }
 
-/// Unique on this machine and, for all that matters, beyond it: when, and who.
+/// Returns a unique job id, made from the time and our pid. It is unique on this machine, and in practice beyond.
 fn new_job(name: Option<&str>) -> String {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
     let unique = format!("{:x}-{:x}", since & 0x0fff_ffff_ffff_ffff, std::process::id());

@@ -1,4 +1,4 @@
-//! What is said when the command has ended: five lines, or one when no GPU was used.
+//! The summary after the command has ended: five lines, or one if no GPU was used.
 
 use super::{Listener, Words};
 use crate::client::{Daemon, RunReply, RunSelector};
@@ -8,37 +8,37 @@ use gpumem_report::brief::{Ended, brief};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-/// An agent's last words are in its socket when its process ends, and the daemon reads them at once; the
-/// next sample of NVML can take a second, and nobody waits for that.
+/// Longest wait for the final records. They are in the agent's socket when the process ends, and the daemon reads them at once.
+/// The next NVML sample can take a second.
 const LAST_WORDS: Duration = Duration::from_millis(1500);
-/// That no agent spoke is believed after this.
+/// Wait before concluding that no agent reported.
 const SILENCE: Duration = Duration::from_millis(250);
-/// A daemon that is stopped does not keep the caller's shell.
+/// Timeout for each request, so that a stopped daemon does not block the caller's shell.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Asked so often.
+/// Interval of polling.
 const PAUSE: Duration = Duration::from_millis(25);
 
-/// What is known when the command has ended.
+/// Data for the summary.
 #[derive(Debug)]
 pub(crate) struct Farewell<'a> {
-    /// Who was told.
+    /// The receiver of the reports.
     pub listener: &'a Listener,
-    /// The agent was there to be loaded.
+    /// The agent's library was found.
     pub library_found: bool,
-    /// The job's id.
+    /// Id of the job.
     pub job: &'a str,
-    /// Where the recording should be.
+    /// Path pattern of the recording.
     pub record: Option<&'a Path>,
-    /// `--socket` as it was typed.
+    /// The `--socket` option as typed.
     pub socket: String,
     /// The command's pid.
     pub pid: u32,
-    /// When it was started.
+    /// Start time of the command.
     pub started: Instant,
 }
 
 impl Farewell<'_> {
-    /// Says it.
+    /// Prints the summary.
     pub(crate) fn say(&self, words: &mut Words) {
         if let Some(record) = self.record {
             return self.say_recordings(&super::absolute(record), words);
@@ -74,7 +74,7 @@ impl Farewell<'_> {
         }
     }
 
-    /// The job's runs, when they have ended or will not in time.
+    /// Waits until the job's runs have ended, or for a limited time, and returns them.
     fn last_words(&self, daemon: &Daemon) -> anyhow::Result<Vec<RunReply>> {
         let since = Instant::now();
         loop {
@@ -87,7 +87,7 @@ impl Farewell<'_> {
                 (true, _) => since.elapsed() > SILENCE,
             };
             if enough && told.is_empty() {
-                // Without an agent nobody has said the job's name; NVML may have seen it all the same.
+                // Without an agent the daemon does not know the job's id, but NVML may have seen the processes.
                 told = daemon.runs(RunSelector::Tree(self.pid))?;
                 told.retain(|told| self.is_ours(told));
                 let open = told.iter().any(|told| told.run.state == State::Open);
@@ -101,7 +101,7 @@ impl Farewell<'_> {
         }
     }
 
-    /// A job's id may have been there before us: of its runs, those that began after we did.
+    /// Returns whether a run belongs to this command. The job's id may be older, so only processes that began after us count.
     fn is_ours(&self, told: &RunReply) -> bool {
         let ticks = told.run.process.start_ticks;
         ticks == 0 || own_start_ticks().is_none_or(|own| ticks >= own)
@@ -135,7 +135,7 @@ impl Farewell<'_> {
     }
 }
 
-/// Files that a pattern with `%p` stands for and that were written since.
+/// Returns the files that match a pattern with `%p` and were written since a time.
 fn recordings(pattern: &Path, since: Instant) -> Vec<PathBuf> {
     let name = pattern.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let folder = pattern.parent().unwrap_or(Path::new("/"));
@@ -159,7 +159,7 @@ fn recordings(pattern: &Path, since: Instant) -> Vec<PathBuf> {
     found
 }
 
-/// `run-2.gpumem` of `run.gpumem`, which was there already.
+/// Returns whether a file is a numbered variant, such as `run-2.gpumem` of `run.gpumem`, which was used because the name existed.
 fn is_numbered(file: &str, name: &str) -> bool {
     let (stem, extension) = match name.rsplit_once('.') {
         Some((stem, extension)) if !stem.is_empty() => (stem, format!(".{extension}")),

@@ -1,17 +1,17 @@
-//! Where the other parts of an installation are, seen from this program: beside it (a build folder, a wheel,
-//! an unpacked archive) or where packages put them.
+//! Finds the other parts of the installation: next to this program (a build folder, a wheel, an unpacked archive), or where
+//! packages install them.
 
 use std::path::{Path, PathBuf};
 
-/// The agent.
+/// File name of the agent.
 pub(crate) const LIBRARY: &str = "libgpumem.so";
-/// Its folder's name, where several versions are installed.
+/// Name of the agent's folder, if several versions are installed.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Where the agent is; if nowhere, what was looked at.
+/// Returns the path of the agent.
 ///
 /// # Errors
-/// The places, in words.
+/// If it is not found; lists the places that were searched.
 pub(crate) fn find() -> Result<PathBuf, String> {
     if let Some(named) = std::env::var_os("GPUMEM_LIBRARY").filter(|value| !value.is_empty()) {
         let named = super::absolute(Path::new(&named));
@@ -26,22 +26,23 @@ pub(crate) fn find() -> Result<PathBuf, String> {
         .ok_or_else(|| format!("not in {0} nor in {0}/../lib/gpumem/{VERSION}", folder.display()))
 }
 
-/// Beside the program, else in the folder of its own version, else in that of the version in use. What processes
-/// are told is never `current`: a job keeps the version that it began with, and installations keep it for the job.
+/// Searches next to the program, in the folder of its own version, and in that of the version in use. Links are resolved, so
+/// processes never get a path through `current`. So a job keeps the version with which it began, and installations preserve that
+/// version for it.
 fn found_from(folder: &Path) -> Option<PathBuf> {
     let versions = folder.join("../lib/gpumem");
     let places = [folder.to_owned(), versions.join(VERSION), versions.join("current")];
     places.iter().find_map(|place| place.join(LIBRARY).canonicalize().ok())
 }
 
-/// The daemon's program: beside this one, else as a shell finds it.
+/// Returns the daemon's program: next to this one, else from PATH.
 pub(crate) fn daemon() -> Option<PathBuf> {
     const PROGRAM: &str = "gpumemd";
     let beside = own_folder().map(|folder| folder.join(PROGRAM)).filter(|path| is_program(path));
     beside.or_else(|| in_path(Path::new(PROGRAM)))
 }
 
-/// A program as execvp(3) finds it.
+/// Returns a program as execvp(3) finds it.
 pub(crate) fn in_path(name: &Path) -> Option<PathBuf> {
     if name.components().count() > 1 || name.is_absolute() {
         return Some(name.to_owned());

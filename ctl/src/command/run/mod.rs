@@ -1,15 +1,15 @@
-//! `gpumemctl run -- CMD`: the command as if nobody watched, and five lines when it has ended.
+//! `gpumemctl run -- CMD`: runs the command unchanged, and prints five lines when it has ended.
 //!
 //! ```text
-//! library       where libgpumem.so and gpumemd are
-//! private       a daemon of the user's own, when none answers
-//! environment   what the command and all it starts inherit
-//! child         start, signals, the end
-//! farewell      what is said at the end
+//! library         paths of libgpumem.so and gpumemd
+//! private         starts a private daemon if none answers
+//! environment     variables that the command and its descendants inherit
+//! child           start, signals and end of the command
+//! exit_summary    the summary at the end
 //! ```
 //!
-//! The command comes first: whatever of ours fails, it runs, with one line on standard error that says what
-//! is missing. Standard input and output are never touched.
+//! The command has priority: it runs even if a part of ours fails. Then one line on standard error says what is missing. Standard
+//! input and output are never used.
 
 mod child;
 mod environment;
@@ -26,10 +26,10 @@ use std::time::Instant;
 
 pub(crate) use private::detach;
 
-/// Runs the command; the code is for the process to end with.
+/// Runs the command. Returns the exit code.
 pub(crate) fn run(args: &Args) -> u8 {
     let mut words = Words { quiet: args.quiet };
-    // A word that is mistyped starts no daemon.
+    // A mistyped command must not start a daemon.
     if let Some(failure) = child::not_found(&args.command) {
         return failure.told();
     }
@@ -64,14 +64,14 @@ pub(crate) fn run(args: &Args) -> u8 {
     end.finish()
 }
 
-/// Whom the command's processes report to.
+/// The receiver of the processes' reports.
 #[derive(Debug)]
 pub(crate) enum Listener {
-    /// A daemon that can be asked afterwards.
+    /// A daemon that can be queried afterwards.
     Daemon(Daemon),
-    /// An agent socket, and no more.
+    /// Only an agent socket is reachable.
     AgentAlone(PathBuf),
-    /// Nobody, unless one comes up meanwhile. Why has been said.
+    /// None, unless a daemon starts meanwhile. The reason has been printed.
     Nobody,
 }
 
@@ -85,7 +85,7 @@ impl Listener {
     }
 }
 
-/// The daemon that answers, or one of our own.
+/// Returns the daemon that answers, or starts a private one.
 fn listener(args: &Args, words: &mut Words) -> Listener {
     if args.record.is_some() {
         return Listener::Nobody;
@@ -114,14 +114,14 @@ fn listener(args: &Args, words: &mut Words) -> Listener {
     }
 }
 
-/// What is said on standard error beside what the command says.
+/// Messages on standard error in addition to the command's output.
 #[derive(Debug)]
 pub(crate) struct Words {
     quiet: bool,
 }
 
 impl Words {
-    /// One line, harmless. Standard error may be full or closed: that is nobody's concern.
+    /// Prints a cleaned line. Errors are ignored, because standard error may be closed or full.
     pub(crate) fn say(&mut self, line: &str) {
         if !self.quiet {
             let _ = writeln!(std::io::stderr(), "gpumemctl: {}", clean(line));
@@ -129,7 +129,7 @@ impl Words {
     }
 }
 
-/// A path as others may use it from another working directory.
+/// Returns an absolute path, which is valid in other working directories.
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }

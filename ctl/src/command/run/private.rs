@@ -1,5 +1,5 @@
-//! A daemon of the user's own: no root, no systemd. It stays when the command has ended, for the report, and
-//! goes when nobody has used it for a while.
+//! Starts a private daemon of the user, without root and systemd. It continues after the command has ended, for reports, and ends
+//! when it was idle for some time.
 
 use super::library;
 use crate::args::Detach;
@@ -11,19 +11,19 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A daemon is ready in 50 ms; on a machine that swaps it may take longer, but no training waits longer
-/// than this for being watched.
+/// Timeout for the daemon to become ready. It usually takes 50 ms, but longer on a machine that swaps. A training run must not
+/// wait longer than this.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// Looked at so often. A try is one failed connect.
+/// Interval of polling. An attempt costs one failed connect.
 const PAUSE: Duration = Duration::from_millis(10);
-/// One that takes connections has this long for its first answer, until it is tried again.
+/// Timeout for its first reply after it accepts connections, before the next attempt.
 const TRY: Duration = Duration::from_millis(1000);
 
-/// A lock that a script holds on a descriptor, or a pipe that somebody reads to its end, must not stay open
-/// with the daemon. Descriptors cannot be closed by number in safe code; a shell's have one digit.
+/// The daemon must not inherit open descriptors, such as a lock of a script or a pipe whose reader waits for its end. Safe code
+/// cannot close descriptors by number, so a shell does it, for single-digit numbers.
 const CLOSE_AND_START: &str = "exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-; exec \"$@\"";
 
-/// Starts one and waits until it answers.
+/// Starts a daemon and waits until it answers.
 pub(crate) fn start() -> Result<Daemon, String> {
     let program = library::daemon().ok_or("gpumemd is neither beside gpumemctl nor in PATH")?;
     let directory = private_directory();
@@ -32,7 +32,7 @@ pub(crate) fn start() -> Result<Daemon, String> {
     let this = std::env::current_exe().map_err(|error| error.to_string())?;
     let mut detach = Command::new(this);
     if runtime().is_none() {
-        detach.env_remove("XDG_RUNTIME_DIR"); // it would look there
+        detach.env_remove("XDG_RUNTIME_DIR"); // the daemon would use it
     }
     let detached = detach
         .arg("detach")
@@ -56,7 +56,7 @@ pub(crate) fn start() -> Result<Daemon, String> {
     loop {
         let over = since.elapsed() > DEADLINE;
         let gone = pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists());
-        // Asked after looking whether it lives: another that was started at the same time may have won.
+        // The check for its process comes first, because another daemon that was started at the same time may have won.
         if let Ok(daemon) = Daemon::find(None)
             && daemon.hurried(TRY).doctor(None).is_ok()
         {
@@ -71,9 +71,9 @@ pub(crate) fn start() -> Result<Daemon, String> {
     }
 }
 
-/// Starts a program in a session of its own and tells its pid: no signal of the terminal reaches it, and
-/// whoever waits for our children does not wait for it. A program of its own, because what has to be done
-/// between fork and exec cannot be done safely in this one.
+/// Starts a program in its own session and prints its pid. Terminal signals do not reach it, and a process that waits for our
+/// children does not wait for it. This is a separate process, because the steps between fork and exec are not possible in safe
+/// code.
 pub(crate) fn detach(args: &Detach) -> u8 {
     match try_detach(args) {
         Ok(pid) => crate::output::print(&format!("{pid}\n")).map_or(exit::FAILURE, |()| exit::OK),
@@ -86,7 +86,7 @@ fn try_detach(args: &Detach) -> anyhow::Result<u32> {
     rustix::process::setsid().context("setsid")?;
     let log = open_log(&args.log).with_context(|| args.log.display().to_string())?;
     let mut command = Command::new("/bin/sh");
-    // What a service manager gave is for us and not for it.
+    // A service manager's variables are meant for this process only.
     for name in
         ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"]
     {
@@ -103,14 +103,14 @@ fn try_detach(args: &Detach) -> anyhow::Result<u32> {
     Ok(child.id())
 }
 
-/// Appended to, and begun anew when it has grown.
+/// Opens the log to append, or truncates it if it is larger than 1 MiB.
 fn open_log(path: &Path) -> std::io::Result<File> {
     const LARGEST: u64 = 1 << 20;
     let grown = std::fs::symlink_metadata(path).is_ok_and(|log| log.len() > LARGEST);
     OpenOptions::new().create(true).append(!grown).write(true).truncate(grown).mode(0o600).open(path)
 }
 
-/// A directory that nobody else can write in, made if it is missing.
+/// Creates a directory if it is missing, and checks that only the user can write to it.
 fn own_directory(path: &Path) -> Result<(), String> {
     let made = DirBuilder::new().mode(0o700).create(path);
     match made {

@@ -1,23 +1,23 @@
-//! Bars and courses, of characters.
+//! Bars and sparklines made of characters.
 
 use super::screen::{Screen, Style};
 
-/// What is held over time, low to high.
+/// Glyphs of a sparkline, from low to high.
 const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-/// The same for terminals that have no other characters.
+/// Glyphs for terminals without Unicode.
 const PLAIN: [char; 8] = ['_', '.', '-', ':', '=', '+', '*', '#'];
 
 /// A part of a bar.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Part {
     pub bytes: i64,
-    /// With and without characters beyond ASCII: a bar is read without colours, too.
+    /// Glyphs with and without Unicode. They differ between parts, so that a bar is readable without colours.
     pub glyphs: (char, char),
     pub style: Style,
 }
 
-/// Parts of `whole` bytes, from the left; what is left of it stays empty. A part that is there at all is seen where there is
-/// room.
+/// Draws a bar of `whole` bytes from its parts, from the left; the rest stays empty. A part with any bytes gets at least one
+/// column if there is room.
 pub(crate) fn bar(screen: &mut Screen, row: usize, (from, to): (usize, usize), whole: i64, parts: &[Part]) {
     let width = to.saturating_sub(from);
     let share = |bytes: i64| (bytes.max(0) as f64 / whole.max(1) as f64).min(1.0);
@@ -35,7 +35,7 @@ pub(crate) fn bar(screen: &mut Screen, row: usize, (from, to): (usize, usize), w
 
 const EIGHTHS: [char; 7] = ['▏', '▎', '▍', '▌', '▋', '▊', '▉'];
 
-/// A single amount of `whole`, to an eighth of a column.
+/// Returns a bar for a single amount of `whole`, with a resolution of an eighth of a column.
 pub(crate) fn amount(bytes: i64, whole: i64, width: usize, unicode: bool) -> String {
     let length = (bytes.max(0) as f64 / whole.max(1) as f64).min(1.0) * width as f64;
     if !unicode {
@@ -46,7 +46,7 @@ pub(crate) fn amount(bytes: i64, whole: i64, width: usize, unicode: bool) -> Str
     "█".repeat(eighths / 8) + &end.map(char::to_string).unwrap_or_default()
 }
 
-/// A line of values: where none is known there is none.
+/// Returns a sparkline; unknown values are blanks.
 pub(crate) fn spark(values: &[Option<u64>], unicode: bool) -> String {
     let glyphs = if unicode { BLOCKS } else { PLAIN };
     let most = values.iter().flatten().max().copied().unwrap_or(0).max(1);

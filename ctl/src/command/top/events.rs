@@ -1,4 +1,4 @@
-//! What happens: keys, signals, and what the daemon says, each heard by a thread of its own and told in one queue.
+//! Events of the main loop: keys, signals and replies of the daemon. A thread for each kind sends them to one queue.
 
 use super::keys::{Key, keys};
 use crate::client::{Daemon, RunReply, RunSelector};
@@ -11,7 +11,6 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-/// Something that happened.
 pub(crate) enum Event {
     Key(Key),
     Signal(i32),
@@ -20,32 +19,32 @@ pub(crate) enum Event {
     Over,
 }
 
-/// What the daemon said to one question.
+/// The reply of the daemon to one poll.
 pub(crate) struct Said {
-    /// Who holds what; or why that is not known.
+    /// Processes and devices, or the reason why they are unknown.
     pub ps: Result<Ps, String>,
-    /// The process that was asked for.
+    /// Run of the process that was requested, by pid.
     pub process: Option<(u32, Result<Option<RunReply>, String>)>,
 }
 
-/// A lone escape is the key, unless the rest of a sequence comes in this time.
+/// Time to wait for the rest of an escape sequence; without it, the escape key was pressed.
 const REST_OF_A_KEY: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
-/// A key is a few bytes; what is longer is none.
+/// Longest sequence of a key in bytes; longer input is dropped.
 const LONGEST_KEY: usize = 64;
 
-/// Says that a thread has ended, however it did.
+/// Reports on drop that a thread has ended, for any reason.
 struct Farewell(Sender<Event>);
 
 impl Drop for Farewell {
     fn drop(&mut self) {
-        let _ = self.0.send(Event::Over); // nobody listens where all is over
+        let _ = self.0.send(Event::Over); // fails only if the main loop has ended
     }
 }
 
-/// Hears signals from now on.
+/// Starts the thread that receives signals.
 ///
 /// # Errors
-/// What the system says.
+/// Returns the system's error.
 pub(crate) fn signals(events: Sender<Event>) -> io::Result<()> {
     let all = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCONT, SIGWINCH];
     let mut signals = signal_hook::iterator::Signals::new(all)?;
@@ -60,7 +59,7 @@ pub(crate) fn signals(events: Sender<Event>) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads keys from now on.
+/// Starts the thread that reads keys.
 pub(crate) fn typed(mut input: File, events: Sender<Event>) {
     std::thread::spawn(move || {
         let events = Farewell(events);
@@ -94,7 +93,7 @@ fn more_comes(input: &File) -> bool {
     poll(&mut [PollFd::new(input, PollFlags::IN)], Some(&REST_OF_A_KEY)).is_ok_and(|ready| ready > 0)
 }
 
-/// Asks the daemon from now on: every `interval`, and at once when told what to look at.
+/// Starts the thread that polls the daemon: every `interval`, and at once when the wanted process changes.
 pub(crate) fn ask(
     socket: Option<PathBuf>,
     interval: Duration,
@@ -110,7 +109,7 @@ pub(crate) fn ask(
             if events.0.send(Event::Said(Box::new(said))).is_err() {
                 break;
             }
-            // A daemon that needs long for an answer is not asked all the time.
+            // A slow daemon is polled less often: the pause is four times the duration of the reply, at least.
             let pause = interval.max(since.elapsed() * 4);
             match wanted.recv_timeout(pause.saturating_sub(since.elapsed())) {
                 Ok(next) => pid = next,
@@ -124,7 +123,7 @@ pub(crate) fn ask(
     });
 }
 
-/// Asks once. The daemon is looked for anew after it did not answer: it may be another one.
+/// Polls once. After a failure the daemon is searched again, because another one may have started.
 pub(crate) fn question(
     daemon: &mut Option<Daemon>,
     socket: Option<&std::path::Path>,

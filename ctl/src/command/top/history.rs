@@ -1,10 +1,10 @@
-//! What a process held over time, by category: a stack of layers, a column for each stretch of time.
+//! Memory of a process over time, by category: a stack of layers, with a column for each interval of time.
 
 use super::screen::{Color, GREY, Screen, Style};
 use gpumem_report::Composition;
 use std::collections::BTreeMap;
 
-/// Points that are kept beside those of the run, which are few where it is long.
+/// Number of points kept in addition to those of the run, which are few if the run is long.
 const KEPT: usize = 512;
 
 /// A layer of the stack, from the bottom.
@@ -12,26 +12,26 @@ const KEPT: usize = 512;
 pub(crate) struct Layer {
     pub name: LayerKind,
     pub color: Color,
-    /// Where there are no colours.
+    /// Character shown without colours.
     pub letter: char,
 }
 
-/// What a layer is the sum of.
+/// The memory that a layer represents.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum LayerKind {
     Category(String),
-    /// What has no layer of its own.
+    /// Memory without a layer of its own.
     Rest,
     PoolIdle,
     Opaque,
 }
 
-/// Colours that are told apart on light and on dark.
+/// Colours that are distinguishable on light and dark backgrounds.
 const COLORS: [Color; 10] = [4, 2, 5, 6, 1, 12, 10, 13, 14, 9];
 const REST: Color = 3;
 const OPAQUE: Color = 11;
 
-/// Layers of the categories in the order of a table, then the rest, then what pools hold.
+/// Returns layers for the categories in the table's order, then for the rest, opaque pools and idle memory.
 pub(crate) fn layers(names: impl Iterator<Item = String>) -> Vec<Layer> {
     let named = names.take(COLORS.len()).zip(COLORS).zip('a'..);
     let mut layers: Vec<Layer> = named
@@ -44,23 +44,23 @@ pub(crate) fn layers(names: impl Iterator<Item = String>) -> Vec<Layer> {
 }
 
 impl Layer {
-    /// The sign of a layer beside its row in the table.
+    /// Returns the sign of a layer next to its row in the table.
     pub(crate) fn sign(&self, screen: &Screen) -> (String, Style) {
         let letter = if screen.colors && screen.unicode { '█' } else { self.letter };
         (letter.to_string(), Style::of(self.color))
     }
 }
 
-/// Points in time.
+/// Memory at points in time.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     points: BTreeMap<u64, Composition>,
-    /// Times that were seen here, as they were.
+    /// Times of the moments that were the latest at a poll; their points are kept.
     own: std::collections::VecDeque<u64>,
 }
 
 impl History {
-    /// Takes what a run tells of its past, and keeps what was the latest each time.
+    /// Replaces the points with those of a run, and keeps points that were the latest at a poll.
     pub(crate) fn update(&mut self, told: Vec<(u64, Composition)>) {
         if let Some((latest_ns, _)) = told.last() {
             self.own.push_back(*latest_ns);
@@ -73,14 +73,14 @@ impl History {
         self.points.extend(told);
     }
 
-    /// From the first to the last point, but no more than the last `window_ns`.
+    /// Returns the times of the first and the last point, limited to the last `window_ns`.
     pub(crate) fn span(&self, window_ns: Option<u64>) -> Option<(u64, u64)> {
         let (first, last) = (*self.points.keys().next()?, *self.points.keys().next_back()?);
         let from = window_ns.map_or(first, |window_ns| last.saturating_sub(window_ns).max(first));
         (from < last).then_some((from, last))
     }
 
-    /// The fullest moment of each of `count` equal stretches; where there was none, what was held before.
+    /// Returns the fullest moment of each of `count` equal intervals. An interval without points has the preceding state.
     pub(crate) fn columns(&self, (from, to): (u64, u64), count: usize) -> Vec<Option<&Composition>> {
         let span = u128::from(to - from) + 1;
         let mut columns: Vec<Option<&Composition>> = vec![None; count];
@@ -94,7 +94,7 @@ impl History {
         let mut held = self.points.range(..from).next_back().map(|(_, composition)| composition);
         for (at, column) in columns.iter_mut().enumerate() {
             if column.is_some() {
-                // What went on was the latest of its stretch, not the fullest.
+                // The state after an interval is its last point, not its fullest.
                 let end =
                     from + u64::try_from(span * (at as u128 + 1) / count.max(1) as u128).unwrap_or(u64::MAX);
                 held = self.points.range(..end.max(from)).next_back().map(|(_, composition)| composition);
@@ -106,7 +106,7 @@ impl History {
     }
 }
 
-/// Bytes of each layer.
+/// Returns the bytes of each layer.
 fn bytes(composition: &Composition, layers: &[Layer]) -> Vec<i64> {
     let named = |layer: &Layer| match &layer.name {
         LayerKind::Category(name) => composition.categories.get(name).copied().unwrap_or(0),
@@ -126,7 +126,7 @@ fn bytes(composition: &Composition, layers: &[Layer]) -> Vec<i64> {
 
 const EIGHTHS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// Draws columns into rows, from a place on; `most` bytes fill all of them.
+/// Draws columns from a position on; `most` bytes fill the whole height.
 pub(crate) fn draw(
     screen: &mut Screen,
     (top, left): (usize, usize),
@@ -139,7 +139,7 @@ pub(crate) fn draw(
     for (column, composition) in columns.iter().enumerate() {
         let Some(composition) = composition else { continue };
         let mut sum = 0_i64;
-        // In eighths of a row: where each layer ends.
+        // Ends of the layers, in eighths of a row.
         let ends: Vec<usize> = bytes(composition, layers)
             .into_iter()
             .map(|bytes| {
@@ -161,7 +161,7 @@ pub(crate) fn draw(
             let end = ends.get(lower).copied().unwrap_or(to).min(to);
             let glyph = EIGHTHS.get((end - from).saturating_sub(1)).copied().unwrap_or('█');
             let color = |at: usize| layers.get(at).map(|layer| layer.color);
-            // Of several layers above it in this place, the one in its middle.
+            // If several layers end in this cell, the upper part shows the one in its middle.
             let upper = if end < to { layer_at((end + to) / 2).or(layer_at(end)) } else { None };
             let style = Style { color: color(lower), ground: upper.and_then(color), ..Style::PLAIN };
             screen.put(place.0, place.1, &glyph.to_string(), style);

@@ -1,4 +1,4 @@
-//! Bytes of a terminal -> keys.
+//! Decodes keys from the bytes of a terminal.
 
 /// A key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub(crate) enum Key {
     Redraw,
 }
 
-/// Keys of what was read, and how many of its bytes they were: the rest may be the beginning of one.
+/// Decodes the keys, and returns them with the number of bytes that they used; the rest may be the beginning of a key.
 pub(crate) fn keys(bytes: &[u8]) -> (Vec<Key>, usize) {
     let (mut found, mut at) = (Vec::new(), 0);
     while let Some((key, length)) = bytes.get(at..).and_then(key) {
@@ -30,7 +30,7 @@ pub(crate) fn keys(bytes: &[u8]) -> (Vec<Key>, usize) {
     (found, at)
 }
 
-/// The first key (none for one that has no name here) and its length; `None`: not all of it is there.
+/// Decodes the first key and its length; the key is `None` if it is unknown. Returns `None` if the sequence is incomplete.
 fn key(bytes: &[u8]) -> Option<(Option<Key>, usize)> {
     match bytes {
         [] | [0x1b] => None,
@@ -66,7 +66,7 @@ fn key(bytes: &[u8]) -> Option<(Option<Key>, usize)> {
 }
 
 fn sequence(parameters: &[u8], last: u8) -> Option<Key> {
-    // What follows a semicolon is Shift and the like.
+    // Parameters after a semicolon are modifiers such as Shift.
     let number = parameters.split(|byte| *byte == b';').next().unwrap_or_default();
     Some(match (number, last) {
         (_, b'A') => Key::Up,

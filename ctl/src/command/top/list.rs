@@ -1,4 +1,4 @@
-//! The processes of all devices: which are shown, in which order, and which is chosen.
+//! The list of processes of all devices: filter, order and selection.
 
 use super::keys::Key;
 use gpumem_model::control::{ProcessRow, Ps};
@@ -7,10 +7,10 @@ use gpumem_report::text::clean;
 use std::cmp::Ordering;
 use std::collections::{HashMap, VecDeque};
 
-/// What the rows are ordered by.
+/// Sort order of the rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Order {
-    /// Of a device, the largest first: as the daemon tells them.
+    /// By device, the largest first: the order of the daemon.
     #[default]
     Device,
     Used,
@@ -25,7 +25,7 @@ impl Order {
     const ALL: [Order; 7] =
         [Order::Device, Order::Used, Order::Tracked, Order::Idle, Order::Gap, Order::User, Order::Pid];
 
-    /// Its column, of [`ps::HEADS`].
+    /// Returns its column in [`ps::HEADS`].
     pub(crate) fn column(self) -> usize {
         match self {
             Order::Device => 0,
@@ -43,7 +43,7 @@ impl Order {
         Order::ALL.get(at + 1).copied().unwrap_or_default()
     }
 
-    /// Of amounts the largest first; what is not known comes last.
+    /// Compares two rows. Larger amounts come first, unknown ones last.
     fn compare(self, one: &ProcessRow, other: &ProcessRow) -> Ordering {
         let amount = |process: &ProcessRow| match self {
             Order::Used => process.used_bytes.map(signed),
@@ -63,27 +63,27 @@ impl Order {
     }
 }
 
-/// A process on a device, from one answer to the next.
+/// Identifies a process on a device across replies: pid and the device's UUID.
 pub(crate) type Name = (u32, String);
 
-/// What `used` was, at the latest looks.
+/// Number of `used` values kept for each process.
 const KEPT: usize = 64;
 
-/// What of the list is shown.
+/// State of the list.
 #[derive(Debug, Default)]
 pub(crate) struct List {
     pub order: Order,
     pub reversed: bool,
-    /// Only rows with these words.
+    /// Only rows that contain these words are shown.
     pub filter: String,
-    /// The filter is being typed.
+    /// The user is typing the filter.
     pub typing: bool,
     chosen: Option<Name>,
     history: HashMap<Name, VecDeque<Option<u64>>>,
 }
 
 impl List {
-    /// What was answered: goes on with the course of each process, and forgets those that are gone.
+    /// Adds the values of a reply to the history of each process, and drops processes that are gone.
     pub(crate) fn update(&mut self, ps: &Ps) {
         let mut history = HashMap::new();
         for process in &ps.processes {
@@ -98,7 +98,7 @@ impl List {
         self.history = history;
     }
 
-    /// `used` of a process at the latest looks.
+    /// Returns the latest `used` values of a process.
     pub(crate) fn history(&self, ps: &Ps, process: &ProcessRow) -> Vec<Option<u64>> {
         self.history
             .get(&name(ps, process))
@@ -106,7 +106,7 @@ impl List {
             .unwrap_or_default()
     }
 
-    /// Indices of the rows that are shown, in their order.
+    /// Returns the indices of the shown rows, in their order.
     pub(crate) fn rows(&self, ps: &Ps) -> Vec<usize> {
         let mut rows: Vec<usize> = (0..ps.processes.len())
             .filter(|row| ps.processes.get(*row).is_some_and(|process| self.is_shown(ps, process)))
@@ -136,7 +136,7 @@ impl List {
         self.filter.to_lowercase().split_whitespace().all(|word| text.contains(word))
     }
 
-    /// Where the chosen row is; the first one where it is gone.
+    /// Returns the position of the selected row, or the first one if it is gone.
     pub(crate) fn chosen(&self, ps: &Ps, rows: &[usize]) -> usize {
         let is_it = |row: &usize| {
             ps.processes.get(*row).is_some_and(|process| Some(&name(ps, process)) == self.chosen.as_ref())
@@ -144,13 +144,13 @@ impl List {
         rows.iter().position(is_it).unwrap_or(0)
     }
 
-    /// The chosen process.
+    /// Returns the selected process.
     pub(crate) fn process<'p>(&self, ps: &'p Ps) -> Option<&'p ProcessRow> {
         let rows = self.rows(ps);
         rows.get(self.chosen(ps, &rows)).and_then(|row| ps.processes.get(*row))
     }
 
-    /// A key of the list; whether it was one.
+    /// Handles a key of the list. Returns whether it was one.
     pub(crate) fn key(&mut self, key: Key, ps: Option<&Ps>, page: usize) -> bool {
         if self.typing {
             match key {

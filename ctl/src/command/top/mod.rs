@@ -1,17 +1,18 @@
-//! `gpumemctl top`: who holds what, and one process in depth, as it changes.
+//! `gpumemctl top`: a live view of all devices and processes, and of one process in detail.
 //!
 //! ```text
-//! events      keys, signals and the daemon's answers, in one queue
-//! state       what is looked at, and what each key does
-//! list        which processes, in which order, which of them is chosen
-//! overview    all devices and processes      process   one of them in depth     history  what it held over time
-//! bar         bars and lines of characters
-//! screen      a grid, and the bytes that change what a terminal shows into it
-//! keys, terminal
+//! events              keys, signals and the daemon's replies, in one queue
+//! state               the current view, and the actions of keys
+//! list                the list of processes: filter, order, selection
+//! overview            view of all devices and processes
+//! process, history    view of one process; its memory over time
+//! bar                 bars and sparklines
+//! screen              a grid, and the bytes that update a terminal to show it
+//! keys, terminal      decoding of keys; setup of the terminal
 //! ```
 //!
-//! Nothing is asked of a terminal but what all have had for decades: a second screen, sixteen colours, places. One frame is
-//! one write, of what has changed.
+//! It needs only basic features of a terminal: the alternate screen, sixteen colours and cursor positions. A frame is written
+//! with a single write, which contains only the changes.
 
 mod bar;
 mod events;
@@ -37,10 +38,10 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::mpsc::channel;
 use terminal::Terminal;
 
-/// Columns of a frame that goes to no terminal.
+/// Width of a frame that is not written to a terminal, in columns.
 const PIPED: usize = 100;
 
-/// Shows it until it is left, or once.
+/// Runs until the user quits, or prints a single frame.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let daemon = Daemon::find(args.socket.as_deref())?;
     let has_screen = std::env::var_os("TERM").is_none_or(|kind| kind != "dumb");
@@ -51,12 +52,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     live(args)
 }
 
-/// Colours, unless somebody does not want any (no-color.org).
+/// Returns whether to use colours: on a terminal, unless NO_COLOR is set (no-color.org).
 fn colors() -> bool {
     io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// One frame, as long as it has to be.
+/// Prints one frame with all rows.
 fn once(args: &Args, daemon: Daemon) -> Result<()> {
     let mut state = State::new(args);
     let Said { ps, process } = events::question(&mut Some(daemon), args.socket.as_deref(), args.pid);
@@ -90,7 +91,7 @@ fn live(args: &Args) -> Result<()> {
     let terminal = Terminal::take(&input, terminal::output()?)?;
     events::typed(input, events.clone());
     events::ask(args.socket.as_deref().map(Into::into), args.interval, wanted, events);
-    let _ = want.send(args.pid); // whoever does not listen is heard of as an end
+    let _ = want.send(args.pid); // if that thread has ended, it has sent `Over`
     let mut shown: Option<Screen> = None;
     let ended = loop {
         let mut screen = Screen::new(terminal::size(), unicode(), colors());
@@ -101,7 +102,7 @@ fn live(args: &Args) -> Result<()> {
             break Ok(Done::Left); // the terminal is gone
         }
         shown = Some(screen);
-        // What has come meanwhile is shown together.
+        // Handles all queued events before the next frame.
         let mut next = happened.recv().ok();
         let mut done = None;
         while let Some(event) = next {
@@ -140,7 +141,7 @@ fn live(args: &Args) -> Result<()> {
     drop(terminal);
     match ended? {
         Done::Signal(signal @ (SIGTERM | SIGHUP | SIGQUIT)) => {
-            // As whoever sent it expects.
+            // End by the signal, as its sender expects.
             io::stdout().flush()?;
             emulate_default_handler(signal).map_err(Into::into)
         }

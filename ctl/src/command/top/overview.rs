@@ -1,4 +1,4 @@
-//! All devices and all processes.
+//! View of all devices and all processes.
 
 use super::bar::{Part, bar, spark};
 use super::list::List;
@@ -8,26 +8,26 @@ use gpumem_model::control::{DeviceRow, ProcessRow, Ps};
 use gpumem_model::units::{Unit, plural, signed};
 use gpumem_report::text::clean;
 
-/// Rows of devices, their heads and those of the processes, where all of them have room.
+/// Returns the number of rows for all devices and processes, with the two rows of headings.
 pub(crate) fn height(ps: &Ps) -> usize {
     ps.devices.len() + ps.processes.len() + 2
 }
 
-/// Which columns a narrow terminal goes without, first to last.
+/// Columns that a narrow terminal omits, in this order.
 const LEAST_MISSED: [usize; 4] = [6, 2, 3, 7];
-/// What a command should have room for.
+/// Least width of the command column.
 const COMMAND: usize = 16;
-/// Flags may be many.
+/// Most columns for the flags.
 const STATE: usize = 14;
-/// Where the course of each process has room, too.
+/// Least width of a terminal at which each process has a sparkline.
 const WIDE: usize = 110;
 const COURSE: usize = 24;
 
 const GLYPHS: [(char, char); 5] = [('█', '#'), ('▓', '='), ('▒', '?'), ('░', ':'), ('.', '.')];
-/// What the parts of a device's bar are.
+/// Meaning of the parts of a device's bar.
 pub(crate) const LEGEND: [&str; 5] = ["chosen process", "other processes", "unaccounted", "system", "free"];
 
-/// The characters of [`LEGEND`].
+/// Returns the characters of a [`LEGEND`] entry.
 pub(crate) fn legend(screen: &Screen, part: usize) -> (String, Style) {
     let (with, without) = GLYPHS.get(part).copied().unwrap_or((' ', ' '));
     let glyph = if screen.unicode { with } else { without };
@@ -44,7 +44,7 @@ fn style(part: usize) -> Style {
     }
 }
 
-/// Draws from `row` to before `end`; how many processes there was room for.
+/// Draws the view from `row` to before `end`. Returns the number of processes for which there is room.
 pub(crate) fn draw(
     screen: &mut Screen,
     ps: &Ps,
@@ -64,7 +64,7 @@ pub(crate) fn draw(
     let unit = ps::unit(ps);
     let chosen = list.process(ps).filter(|_| is_live);
     let room = end.saturating_sub(row);
-    // At least the heads and half of the rows are the processes'.
+    // The processes get half of the rows, at least, and their heading.
     let most = room.saturating_sub(2).saturating_sub(ps.processes.len().min(room / 2)).max(1);
     let shown = ps.devices.len().min(most);
     let at = chosen.map_or(0, |process| process.device);
@@ -73,7 +73,7 @@ pub(crate) fn draw(
     processes(screen, ps, list, unit, (row, end), is_live)
 }
 
-/// Rows of devices; where they end.
+/// Draws the rows of devices. Returns the next row.
 fn devices(
     screen: &mut Screen,
     ps: &Ps,
@@ -141,8 +141,8 @@ fn processes_of<'p>(ps: &'p Ps, device: &DeviceRow) -> Vec<&'p ProcessRow> {
     ps.processes.iter().filter(is_on).collect()
 }
 
-/// Of a device's bar. What processes hold is what NVML charges to them; where that is not known of one, it is in what
-/// nobody accounts for.
+/// Returns the parts of a device's bar. The processes' parts are what NVML charges to them. Memory of a process whose amount is
+/// unknown is in the unaccounted part.
 fn parts(ps: &Ps, index: usize, device: &DeviceRow, chosen: Option<&ProcessRow>) -> Vec<Part> {
     let processes = ps.processes.iter().filter(|process| process.device == index);
     let sum = |own: bool| {
@@ -154,7 +154,7 @@ fn parts(ps: &Ps, index: usize, device: &DeviceRow, chosen: Option<&ProcessRow>)
     let (own, others) = (sum(true), sum(false));
     let left = device.used_bytes.map_or(0, signed).saturating_sub(own).saturating_sub(others);
     let left = device.unaccounted_bytes.unwrap_or(left);
-    // What the rest of the host uses of unified memory is the system's.
+    // Unified memory that the rest of the host uses counts as the system's.
     let (unaccounted, rest_of_host) = if device.unified { (0, left) } else { (left, 0) };
     let bytes = [
         own,
@@ -167,7 +167,7 @@ fn parts(ps: &Ps, index: usize, device: &DeviceRow, chosen: Option<&ProcessRow>)
     bytes.into_iter().enumerate().map(part).collect()
 }
 
-/// Why a reading is not to be taken for one of now.
+/// Returns a warning if the reading is outdated.
 fn doubt(device: &DeviceRow) -> Option<String> {
     let old =
         device.age_ms.filter(|age| *age > ps::FRESH_MS).map(|age| format!("read {} ago", ps::seconds(age)));
@@ -175,7 +175,7 @@ fn doubt(device: &DeviceRow) -> Option<String> {
     (!why.is_empty()).then(|| format!(" NOT FRESH: {} ", why.join(", ")))
 }
 
-/// Rows of processes; how many had room.
+/// Draws the rows of processes. Returns the number for which there is room.
 fn processes(
     screen: &mut Screen,
     ps: &Ps,
@@ -273,7 +273,7 @@ fn processes(
     page
 }
 
-/// Its pod or its job, as far as that is known.
+/// Returns the pod or job of a process, if known.
 fn whose(process: &ProcessRow) -> Option<String> {
     let of = |name: &str| process.who.get(name).map(|value| clean(value));
     if let Some(pod) = of("pod") {
@@ -284,7 +284,7 @@ fn whose(process: &ProcessRow) -> Option<String> {
     of("slurm_job").map(|job| format!("slurm {job}")).or_else(|| of("job").map(|job| format!("job {job}")))
 }
 
-/// Rows in the order of the answer, with amounts that add up by device.
+/// Returns the rows in the order of the reply, with amounts that add up by device.
 fn lines(ps: &Ps, unit: Unit) -> Vec<Option<ps::Line>> {
     let mut lines: Vec<Option<ps::Line>> = ps.processes.iter().map(|_| None).collect();
     for (index, device) in ps.devices.iter().enumerate() {
@@ -299,7 +299,7 @@ fn lines(ps: &Ps, unit: Unit) -> Vec<Option<ps::Line>> {
     lines
 }
 
-/// Keys, and what they do.
+/// Keys with their meaning.
 const KEYS: [(&str, &str); 17] = [
     ("up down, j k", "choose a row; PgUp PgDn Home End"),
     ("Enter", "a process: in depth; a line of it: what its word means"),
@@ -320,7 +320,7 @@ const KEYS: [(&str, &str); 17] = [
     ("", ""),
 ];
 
-/// Draws the help: keys, signs, and the bytes that they cost.
+/// Draws the help: keys, signs, and the number of bytes written.
 pub(crate) fn draw_help(screen: &mut Screen, (mut row, end): (usize, usize), cost: &Cost) {
     for (key, what) in KEYS {
         if row < end {

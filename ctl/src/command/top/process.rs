@@ -1,4 +1,4 @@
-//! One process in depth: what it holds by category, over time, and what a report says beside.
+//! View of one process: its memory by category and over time, and the facts of its report.
 
 use super::bar;
 use super::history::{self, History, Layer, LayerKind};
@@ -13,33 +13,33 @@ use gpumem_report::rules::Groupings;
 use gpumem_report::text::{clean, wrapped};
 use gpumem_report::{By, Part, Report, growth, iterations, oom, steps};
 
-/// Shorter and shorter times.
+/// Lengths of the time window in seconds, which a key cycles through; `None` is everything.
 const WINDOWS_S: [Option<u64>; 5] = [None, Some(3600), Some(600), Some(120), Some(30)];
 const GROUPINGS: [By; 3] = [By::Layer, By::Structure, By::Tag];
-/// Categories that are named unless all are asked for.
+/// Categories that are named unless all are requested.
 const CATEGORIES: usize = 12;
 
-/// A line below the course.
+/// A line below the memory chart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Line {
     Blank,
     Head,
     /// A row of the table.
     Row(usize),
-    /// Of a sentence, and the word that explains it.
+    /// A line of a sentence, with the word that explains it.
     Words(String, Style, Option<String>),
 }
 
-/// The process.
+/// State of the view of a process.
 pub(crate) struct Process {
     pub pid: u32,
     run: Option<Run>,
     id: Option<String>,
-    /// Why there is nothing, or nothing new.
+    /// Error of the latest poll.
     why: Option<String>,
-    /// `None`: what the report chooses.
+    /// Selected grouping; `None` for the report's default.
     by: Option<By>,
-    /// As it was told last.
+    /// Grouping of the latest report.
     told_by: By,
     device: usize,
     all: bool,
@@ -47,13 +47,13 @@ pub(crate) struct Process {
     panel: Panel,
     layers: Vec<Layer>,
     history: History,
-    /// The line that is chosen, and the first that is seen.
+    /// The selected line and the first visible line.
     at: usize,
     first: usize,
-    /// Columns and rows that it had.
+    /// Width and height of the latest frame.
     width: usize,
     page: usize,
-    /// A text instead of all this, and its first line that is seen.
+    /// A text shown in place of the view, and its first visible line.
     text: Option<(String, usize)>,
 }
 
@@ -80,7 +80,7 @@ impl Process {
         }
     }
 
-    /// What the daemon says of it.
+    /// Updates the view from the daemon's reply.
     pub(crate) fn update(&mut self, told: Result<Option<RunReply>, String>) {
         match told {
             Ok(Some(RunReply { id, run })) => {
@@ -111,7 +111,7 @@ impl Process {
         self.panel = panel(&report, if self.all { usize::MAX } else { CATEGORIES });
         let table = self.panel.devices.get(self.device);
         let named = table.into_iter().flat_map(|table| &table.rows).filter(|row| row.part == Part::Category);
-        // A row of many has no layer: its name is no category's.
+        // The row for several smaller categories has no layer.
         let is_one = |name: &String| !(name.starts_with('(') && name.ends_with(" smaller)"));
         self.layers = history::layers(named.map(|row| row.name.clone()).filter(is_one));
         if let Some(device) = run.devices.get(self.device) {
@@ -119,7 +119,7 @@ impl Process {
         }
     }
 
-    /// A key; whether it was one of these.
+    /// Handles a key of this view. Returns whether it was one.
     pub(crate) fn key(&mut self, key: Key) -> bool {
         if let Some((text, first)) = &mut self.text {
             let last = text.lines().count().saturating_sub(self.page);
@@ -183,7 +183,7 @@ impl Process {
         true
     }
 
-    /// What explains the chosen line.
+    /// Returns the word that explains the selected line.
     fn word(&self) -> Option<String> {
         match self.lines(self.width).get(self.at)? {
             Line::Row(number) => {
@@ -205,7 +205,7 @@ impl Process {
         self.text = (!text.is_empty()).then_some((text, 0));
     }
 
-    /// Rows that everything takes.
+    /// Returns the number of rows for the complete view.
     pub(crate) fn height(&self, width: usize) -> usize {
         3 + COURSE + self.panel.warnings.len() * 2 + self.lines(width).len()
     }
@@ -230,7 +230,7 @@ impl Process {
         lines
     }
 
-    /// Draws from `row` to before `end`.
+    /// Draws the view from `row` to before `end`.
     pub(crate) fn draw(&mut self, screen: &mut Screen, (mut row, end): (usize, usize), is_live: bool) {
         if let Some((text, first)) = &self.text {
             self.page = end.saturating_sub(row).max(1);
@@ -308,7 +308,7 @@ impl Process {
         (self.page, self.first, self.width, self.at) = (page.max(1), first, screen.width, at);
     }
 
-    /// The course, as high as there is room for; where it ends.
+    /// Draws the memory chart as high as there is room for. Returns the next row.
     fn draw_course(&self, screen: &mut Screen, (row, end): (usize, usize), clock: Clock) -> usize {
         let room = end.saturating_sub(row);
         let window = WINDOWS_S.get(self.window).copied().flatten();
@@ -338,7 +338,7 @@ impl Process {
         row + 1 + height
     }
 
-    /// Of each row of the table its layer, where it has one.
+    /// Returns for each row of the table the sign of its layer, if it has one.
     fn signs(&self, screen: &Screen) -> Vec<Option<(String, Style)>> {
         let Some(table) = self.panel.devices.get(self.device) else { return Vec::new() };
         let of = |kind: &LayerKind| self.layers.iter().find(|layer| layer.name == *kind);
@@ -352,7 +352,7 @@ impl Process {
         table.rows.iter().map(|row| layer(row).map(|layer| layer.sign(screen))).collect()
     }
 
-    /// A row of the table, or its heads.
+    /// Draws a row of the table, or its headings.
     fn draw_row(
         &self,
         screen: &mut Screen,
@@ -397,7 +397,7 @@ impl Process {
         let room = names.saturating_sub(from);
         let name = match columns(&row.name) <= room || !row.name.contains('/') {
             true => row.name.clone(),
-            // The end of a path tells more.
+            // The end of a path is more specific.
             false => {
                 let skipped = row.name.chars().count().saturating_sub(room.saturating_sub(1));
                 "~".to_owned() + &row.name.chars().skip(skipped).collect::<String>()
@@ -415,7 +415,7 @@ impl Process {
     }
 }
 
-/// A line of a text in as many as it needs; one of a table is cut.
+/// Wraps a line of text; a line of a table is not wrapped, and is cut by the screen.
 fn fitted(line: &str, width: usize) -> Vec<String> {
     let words = line.trim_start();
     let inset = &line[..line.len() - words.len()];
@@ -426,7 +426,7 @@ fn fitted(line: &str, width: usize) -> Vec<String> {
     lines.into_iter().map(|line| format!("{inset}{line}")).collect()
 }
 
-/// Rows of the course at most.
+/// Most rows of the memory chart.
 const COURSE: usize = 10;
-/// With fewer rows for everything, it is a line.
+/// With fewer rows for the whole view, the chart is a sparkline.
 const LEAST: usize = 16;

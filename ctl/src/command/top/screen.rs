@@ -1,10 +1,10 @@
-//! A grid of characters, and the bytes that make a terminal show it: only what has changed since the last time is written,
-//! because a terminal may be at the end of a slow line.
+//! A grid of characters, and the bytes that make a terminal show it. Only changes since the last frame are written, because a
+//! terminal may be on a slow connection.
 
 pub(crate) use gpumem_report::table::width as columns;
 use unicode_width::UnicodeWidthChar;
 
-/// Bytes that were written.
+/// Number of bytes written.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Cost {
     pub last: usize,
@@ -20,7 +20,7 @@ impl Cost {
     }
 }
 
-/// A colour of the terminal's own sixteen, which fit its background as its user likes.
+/// One of the terminal's sixteen colours, which suit the user's background.
 pub(crate) type Color = u8;
 pub(crate) const RED: Color = 1;
 pub(crate) const YELLOW: Color = 3;
@@ -28,7 +28,7 @@ pub(crate) const BLUE: Color = 4;
 pub(crate) const CYAN: Color = 6;
 pub(crate) const GREY: Color = 8;
 
-/// How a character looks.
+/// Appearance of a character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Style {
     pub color: Option<Color>,
@@ -67,7 +67,7 @@ impl Style {
     }
 }
 
-/// One place. The right half of a wide character has none of its own.
+/// A cell of the grid. The right half of a wide character has no character of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Cell {
     character: Option<char>,
@@ -75,17 +75,17 @@ struct Cell {
 }
 
 const BLANK: Cell = Cell { character: Some(' '), style: Style::PLAIN };
-/// To write so many unchanged characters again is no longer than to jump over them.
+/// Rewriting fewer unchanged characters than this is not longer than moving the cursor.
 const WORTH_A_JUMP: usize = 5;
 
-/// What is to be shown.
+/// The contents of a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Screen {
     pub width: usize,
     pub height: usize,
-    /// Characters beyond ASCII are drawn.
+    /// Non-ASCII characters may be used.
     pub unicode: bool,
-    /// Colours are.
+    /// Colours may be used.
     pub colors: bool,
     cells: Vec<Cell>,
 }
@@ -95,13 +95,13 @@ impl Screen {
         Screen { width, height, unicode, colors, cells: vec![BLANK; width * height] }
     }
 
-    /// Writes from a place on, as far as the row goes; where it ended. What a terminal would act on was taken out before
-    /// (`clean`), and is taken out here too.
+    /// Writes text from a position to the end of the row, and returns the next column. Control characters are removed here again,
+    /// although callers clean the text already.
     pub(crate) fn put(&mut self, row: usize, column: usize, text: &str, style: Style) -> usize {
         self.put_within(row, column, self.width, text, style)
     }
 
-    /// The same, no further than `end`.
+    /// Like [`put`](Self::put), but ends before column `end`.
     pub(crate) fn put_within(
         &mut self,
         row: usize,
@@ -115,7 +115,7 @@ impl Screen {
         let mut at = column;
         for character in text.chars() {
             let (character, wide) = match character.width() {
-                Some(0) => continue, // joins the one before, or shows nothing
+                Some(0) => continue, // a combining or invisible character
                 None => ('?', 1),
                 Some(_) if !self.unicode && !character.is_ascii() => ('?', 1),
                 Some(wide) => (character, wide),
@@ -138,7 +138,7 @@ impl Screen {
         }
     }
 
-    /// Gives a row one look, as that which is chosen; its bars stay what they are.
+    /// Highlights a row as selected; its bars keep their style.
     pub(crate) fn mark(&mut self, row: usize) {
         let is_bar = |cell: &Cell| cell.character.is_some_and(is_block);
         let cells = self.cells.iter_mut().skip(row * self.width).take(self.width);
@@ -147,7 +147,7 @@ impl Screen {
         }
     }
 
-    /// The rows as text.
+    /// Returns the rows as text.
     pub(crate) fn text(&self) -> Vec<String> {
         let row = |cells: &[Cell]| {
             cells.iter().filter_map(|cell| cell.character).collect::<String>().trim_end().to_owned()
@@ -155,7 +155,7 @@ impl Screen {
         self.cells.chunks(self.width.max(1)).map(row).collect()
     }
 
-    /// A row as a terminal shows it, for lines that stay.
+    /// Returns a row with its styles, for output that stays on the terminal.
     pub(crate) fn printed(&self, row: usize) -> Vec<u8> {
         let mut pen = Pen { out: Vec::new(), at: Some((row, 0)), style: Style::PLAIN };
         let cells = self.row(row);
@@ -169,7 +169,8 @@ impl Screen {
         self.cells.get(row * self.width..(row + 1) * self.width).unwrap_or_default()
     }
 
-    /// Bytes that turn what `shown` shows into this; all of it where its size is another or there was none.
+    /// Returns the bytes that change the terminal's contents from `shown` to this. Everything is redrawn if the size differs or
+    /// `shown` is `None`.
     pub(crate) fn changes(&self, shown: Option<&Screen>) -> Vec<u8> {
         let mut pen = Pen { out: Vec::new(), at: None, style: Style::PLAIN };
         let same_size = |shown: &&Screen| (shown.width, shown.height) == (self.width, self.height);
@@ -190,10 +191,10 @@ impl Screen {
     }
 }
 
-/// Where the terminal writes next, and how.
+/// Position and style of the terminal's cursor.
 struct Pen {
     out: Vec<u8>,
-    /// Absent where it is not certain.
+    /// `None` if unknown.
     at: Option<(usize, usize)>,
     style: Style,
 }
@@ -202,7 +203,7 @@ impl Pen {
     fn row(&mut self, row: usize, before: &[Cell], now: &[Cell]) {
         let differs = |column: &usize| before.get(*column) != now.get(*column);
         let Some(last) = (0..now.len()).rev().find(differs) else { return };
-        // What is blank to the end is erased in one go.
+        // Blanks at the end of a row are erased with one sequence.
         let blank = now.iter().rposition(|cell| *cell != BLANK).map_or(0, |last| last + 1);
         let (mut column, end) = (0, blank.min(last + 1));
         while let Some(next) = (column..end).find(differs) {
@@ -226,7 +227,7 @@ impl Pen {
         self.styled(cell.style);
         let mut bytes = [0; 4];
         self.out.extend_from_slice(character.encode_utf8(&mut bytes).as_bytes());
-        // Terminals disagree about how wide some characters are.
+        // Terminals differ in the width of some characters.
         let sure = character.is_ascii() || is_block(character);
         self.at = sure.then_some((row, column + 1));
     }
@@ -246,7 +247,7 @@ impl Pen {
     }
 }
 
-/// Bars are made of these.
+/// Returns whether it is a block element, as used in bars.
 fn is_block(character: char) -> bool {
     ('\u{2580}'..='\u{259f}').contains(&character)
 }

@@ -1,4 +1,4 @@
-//! What is looked at, what was heard, and what each key does.
+//! State of the program: the current view, the latest reply, and the actions of keys.
 
 use super::events::Said;
 use super::keys::Key;
@@ -14,16 +14,15 @@ use gpumem_report::text::{clean, wrapped};
 use jiff::Zoned;
 use std::time::{Duration, Instant};
 
-/// Why it ends, or what else the loop is to do.
+/// An action for the main loop.
 pub(crate) enum Done {
     Left,
     Signal(i32),
     Failed(anyhow::Error),
-    /// Draw everything again.
     Redraw,
 }
 
-/// What the screen shows.
+/// The current view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum View {
     List,
@@ -35,19 +34,19 @@ pub(crate) struct State {
     device: Option<String>,
     interval: Duration,
     ps: Option<Ps>,
-    /// The time of the latest answer, as people say it.
+    /// Local time of the latest reply.
     at: String,
-    /// Since when nobody answers, and why.
+    /// Start of the current outage, and its reason.
     gone: Option<(Instant, String)>,
     list: List,
     process: Option<Process>,
     view: View,
-    /// Where help was asked for.
+    /// The view from which help was opened.
     before: View,
     paused: bool,
-    /// Rows that had room.
+    /// Rows of the list that fit on the screen.
     page: usize,
-    /// What the daemon is to be asked, if that is something else now.
+    /// The next process to request, if it has changed; the inner `None` requests none.
     want: Option<Option<u32>>,
     pub cost: Cost,
 }
@@ -71,15 +70,15 @@ impl State {
         }
     }
 
-    /// What the daemon is to be asked from now on, if that has changed.
+    /// Takes the process that is to be requested from now on, if it has changed.
     pub(crate) fn wanted(&mut self) -> Option<Option<u32>> {
         self.want.take()
     }
 
-    /// An answer.
+    /// Updates the state from a reply.
     ///
     /// # Errors
-    /// What was asked for is not there.
+    /// If the requested device does not exist.
     pub(crate) fn update(&mut self, said: Said) -> anyhow::Result<()> {
         match said.ps {
             Ok(mut ps) => {
@@ -99,7 +98,7 @@ impl State {
             }
         }
         if let (Some((pid, told)), Some(process), false) = (said.process, &mut self.process, self.paused) {
-            // An answer to what was asked for before may come late.
+            // A reply to an earlier request may arrive late.
             if process.pid == pid {
                 process.update(told);
             }
@@ -133,17 +132,17 @@ impl State {
         None
     }
 
-    /// The chosen process in depth.
+    /// Opens the view of the selected process.
     fn look_into(&mut self) {
         let chosen = self.ps.as_ref().and_then(|ps| self.list.process(ps));
-        // One that the daemon hides has no pid.
+        // A process that the daemon hides has pid 0.
         if let Some(process) = chosen.filter(|process| process.pid != 0) {
             self.process = Some(Process::new(process.pid));
             (self.view, self.want) = (View::Process, Some(Some(process.pid)));
         }
     }
 
-    /// Rows that a frame with everything has.
+    /// Returns the number of rows of a complete frame.
     pub(crate) fn height(&self, width: usize) -> usize {
         match &self.process {
             Some(process) => 1 + process.height(width),
@@ -151,7 +150,7 @@ impl State {
         }
     }
 
-    /// Draws what is to be seen.
+    /// Draws the current view.
     pub(crate) fn draw(&mut self, screen: &mut Screen, is_live: bool) {
         self.title(screen);
         let mut row = 1;

@@ -1,4 +1,4 @@
-//! The terminal while it is ours: another screen, keys as they are typed, and all as it was afterwards, however that comes.
+//! The terminal in raw mode on its alternate screen. Its state is restored afterwards, also after a panic.
 
 use anyhow::{Context, Result};
 use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcsetattr};
@@ -7,11 +7,11 @@ use std::io::{self, IsTerminal, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Another screen, no cursor, no going on in the next row.
+/// Alternate screen, no cursor, no automatic line wrap.
 const ENTER: &[u8] = b"\x1b[?1049h\x1b[?25l\x1b[?7l";
 const LEAVE: &[u8] = b"\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l";
 
-/// What the terminal was before, while it is ours. A panic puts it back too, which may come in any thread.
+/// State to restore; `None` while the terminal is not ours. A global, because a panic in any thread must restore it too.
 static BEFORE: Mutex<Option<Before>> = Mutex::new(None);
 
 struct Before {
@@ -24,7 +24,7 @@ fn before() -> MutexGuard<'static, Option<Before>> {
     BEFORE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keys come from here: standard input, or the terminal itself where that is something else.
+/// Opens the source of keys: standard input, or the terminal itself if standard input is redirected.
 pub(crate) fn input() -> Result<File> {
     let stdin = io::stdin();
     if stdin.is_terminal() {
@@ -33,7 +33,7 @@ pub(crate) fn input() -> Result<File> {
     File::open("/dev/tty").context("no terminal to type at (/dev/tty); --once prints one frame")
 }
 
-/// Columns and rows; 80 x 24 where the terminal does not say.
+/// Returns columns and rows; 80 x 24 if the terminal does not report them.
 pub(crate) fn size() -> (usize, usize) {
     match terminal_size::terminal_size_of(io::stdout()) {
         Some((width, height)) if width.0 > 0 && height.0 > 0 => (width.0.into(), height.0.into()),
@@ -41,15 +41,15 @@ pub(crate) fn size() -> (usize, usize) {
     }
 }
 
-/// Where it is shown.
+/// Opens the terminal for output.
 ///
 /// # Errors
-/// What the system says.
+/// Returns the system's error.
 pub(crate) fn output() -> Result<File> {
     Ok(File::from(io::stdout().as_fd().try_clone_to_owned()?))
 }
 
-/// Ours from now on.
+/// The terminal while it is in raw mode; dropping it restores the terminal.
 pub(crate) struct Terminal {
     input: OwnedFd,
     output: File,
@@ -67,14 +67,15 @@ impl Terminal {
         Ok(terminal)
     }
 
-    /// Keys at once and unseen. Those that make signals go on to make them: they are everybody's in the foreground.
+    /// Enables raw mode: keys arrive at once and without echo. Keys that send signals keep doing so, for all foreground
+    /// processes.
     pub(crate) fn enter(&self) -> Result<()> {
         let modes = tcgetattr(&self.input).context("the terminal's modes")?;
         let mut ours = modes.clone();
         ours.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
         ours.special_codes[SpecialCodeIndex::VMIN] = 1;
         ours.special_codes[SpecialCodeIndex::VTIME] = 0;
-        // Where it was never put back, as in a program that was stopped from outside, it is to be as it was the first time.
+        // If the state was never restored, as after a stop from outside, the first saved state remains the one to restore.
         if before().is_none() {
             let (input, output) = (self.input.try_clone()?, self.output.try_clone()?);
             *before() = Some(Before { input, output, modes });
@@ -89,7 +90,7 @@ impl Terminal {
     }
 
     /// # Errors
-    /// The terminal is gone.
+    /// If the terminal is gone.
     pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<()> {
         (&self.output).write_all(bytes)
     }
@@ -103,7 +104,7 @@ impl Drop for Terminal {
 
 fn restore() {
     if let Some(Before { input, mut output, modes }) = before().take() {
-        // Where it cannot be put back it is gone.
+        // If restoring fails, the terminal is gone.
         let _ = output.write_all(LEAVE);
         let _ = tcsetattr(&input, OptionalActions::Drain, &modes);
     }

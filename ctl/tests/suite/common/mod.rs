@@ -1,4 +1,4 @@
-//! What the tests of gpumemctl share.
+//! Shared parts of the tests of gpumemctl.
 #![allow(dead_code)] // each test program uses its part
 
 pub mod site;
@@ -14,7 +14,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// A folder of this test's own, gone with it. Sockets want short paths.
+/// A temporary folder, deleted on drop. Its path is short, because sockets need short paths.
 pub struct Folder(pub PathBuf);
 
 impl Folder {
@@ -29,7 +29,7 @@ impl Folder {
     pub fn text(&self, name: &str) -> String {
         self.path(name).to_string_lossy().into_owned()
     }
-    /// gpumemctl, with a store and a runtime directory in here.
+    /// Returns a gpumemctl command whose store and runtime directory are in this folder.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gpumemctl"));
         self.settle(&mut command);
@@ -67,14 +67,14 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).expect("UTF-8")
 }
 
-/// Exit code and message of a command that must fail, with nothing on standard output and no panic.
+/// Returns exit code and message of a command that must fail, with nothing on standard output and no panic.
 pub fn failure(output: &Output) -> (i32, String) {
     let message = stderr(output);
     assert!(output.stdout.is_empty() && !message.contains("panicked"), "{output:?}");
     (output.status.code().expect("an exit, not a signal"), message)
 }
 
-/// Waits until something is so.
+/// Waits until `look` returns a value.
 pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let since = Instant::now();
     loop {
@@ -90,7 +90,7 @@ pub fn shipped() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log")
 }
 
-/// A run to be told by a daemon.
+/// Returns a run for a daemon's reply.
 pub fn run_of(pid: u32, job: &str, rank: Option<u32>) -> Run {
     let mut run = read_file(&shipped(), None).expect("a log").remove(0);
     run.source.kind = "daemon".into();
@@ -105,17 +105,17 @@ pub fn run_of(pid: u32, job: &str, rank: Option<u32>) -> Run {
     run
 }
 
-/// What a daemon answers.
+/// Replies of the fake daemon by request.
 pub type Answers = HashMap<String, (u16, String)>;
 
-/// A daemon that answers what it was told to, and remembers what it was asked.
+/// A daemon that gives prepared replies, and records the requests.
 pub struct FakeDaemon {
     pub asked: Arc<Mutex<Vec<String>>>,
     pub answers: Arc<Mutex<Answers>>,
 }
 
 impl FakeDaemon {
-    /// Listens at a path; its directory is made.
+    /// Listens at a path; creates its directory.
     pub fn at(socket: &Path) -> Self {
         fs::create_dir_all(socket.parent().expect("a directory")).expect("a directory");
         let listener = UnixListener::bind(socket).expect("a socket");
@@ -150,7 +150,7 @@ fn answer(mut stream: UnixStream, asked: &Mutex<Vec<String>>, answers: &Mutex<An
     let request = first.trim_end_matches(" HTTP/1.1").to_owned();
     let known = answers.lock().expect("answers");
     let exact = known.get(&request).cloned();
-    // `?*` stands for any query.
+    // `?*` matches any query.
     let any = || known.get(&format!("{}?*", request.split('?').next().unwrap_or(""))).cloned();
     let empty = request.starts_with("GET /v1/runs").then(|| (200, "[]".to_owned()));
     let (status, body) =
@@ -166,7 +166,7 @@ fn answer(mut stream: UnixStream, asked: &Mutex<Vec<String>>, answers: &Mutex<An
     let _ = stream.write_all(text.as_bytes());
 }
 
-/// A path as a shell takes it: the clone may lie in a folder with a space.
+/// Quotes a path for a shell, because the repository may be in a folder whose name has a space.
 pub fn quoted(path: &str) -> String {
     if path.contains(' ') { format!("'{path}'") } else { path.to_owned() }
 }

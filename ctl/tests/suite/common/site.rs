@@ -1,4 +1,4 @@
-//! An installation of gpumemctl's own, to run commands with.
+//! An installation of gpumemctl, to run commands with.
 
 use super::{FakeDaemon, Folder};
 use rustix::process::Signal;
@@ -8,8 +8,8 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-/// A folder with an installation of its own: the program, an agent that is only a name, and a daemon that
-/// listens where it is looked for.
+/// A folder with an installation: the program, an agent that is only a file name, and a daemon that listens at the default
+/// socket.
 pub struct Site {
     pub folder: Folder,
     pub daemon: Option<FakeDaemon>,
@@ -49,7 +49,7 @@ impl Site {
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(self.folder.path("bin/gpumemctl"));
         self.folder.settle(&mut command);
-        // In a group of its own, so that what is sent to the group does not end the test.
+        // A separate process group, so that signals to the group do not end the test.
         command.arg("run").args(args).process_group(0);
         command
     }
@@ -63,8 +63,8 @@ impl Site {
     }
 }
 
-/// Whether a signal is ignored here, as under nohup or in a background job of a script. A shell cannot trap it
-/// then, nor can anything that it starts be ended by it.
+/// Returns whether a signal is ignored here, as under nohup or in a background job of a script. A shell cannot trap an ignored
+/// signal, and its children are not ended by it.
 pub fn is_ignored(signal: Signal) -> bool {
     let status = fs::read_to_string("/proc/self/status").expect("status");
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("a mask");
@@ -79,8 +79,8 @@ pub fn is_ignored(signal: Signal) -> bool {
     ignored
 }
 
-/// Written by another process: a descriptor that is open for writing here would be inherited by what other
-/// tests start meanwhile, and the file could not be executed ("text file busy").
+/// Writes a program by another process. A descriptor open for writing in this process would be inherited by children of other
+/// tests, and the file could not be executed ("text file busy").
 pub fn program(path: &Path, text: &str) {
     let mut writer = Command::new("sh");
     writer.args(["-c", "rm -f \"$0\"; cat > \"$0\"; chmod 755 \"$0\""]).arg(path).stdin(Stdio::piped());

@@ -1,4 +1,4 @@
-//! The machine of EXAMPLES: a training process on an H100, and another user's process beside it.
+//! The machine of EXAMPLES: a training process on an H100, and a process of another user.
 
 use gpumem_ledger::{Origin, ProcessKey};
 use gpumem_model::run::{Run, Source};
@@ -19,7 +19,7 @@ pub struct Machine {
     pub time_ns: u64,
     pub stamp: Stamp,
     address: u64,
-    /// Where the pool's next block lies.
+    /// Address of the pool's next block.
     block: u64,
     bob: u64,
 }
@@ -88,7 +88,7 @@ impl Machine {
         self.stamp.tag = 0;
     }
 
-    /// Of the next ordered record.
+    /// Sets the tag of the next ordered record.
     pub fn tag(&mut self, tag: u32) {
         self.stamp.tag = tag;
     }
@@ -113,7 +113,7 @@ impl Machine {
         self.say(Body::PoolCreate { pool: POOL, parent: 0, reports_blocks: 1, owner: PoolOwner::Framework });
     }
 
-    /// A segment of PyTorch's pool; its blocks come one behind the other.
+    /// Allocates a segment of PyTorch's pool; its blocks are contiguous.
     pub fn segment(&mut self, bytes: u64) {
         self.block = self.alloc(bytes, POOL);
     }
@@ -148,7 +148,7 @@ impl Machine {
         self.control(Body::Watermark { last_seq: self.seq, in_flight_since_ns: 0 });
     }
 
-    /// What EXAMPLES has: 60,006 MiB of blocks in 68,654 of segments, NCCL beside them, 71,204 used.
+    /// The state of EXAMPLES: 60,006 MiB of blocks in 68,654 of segments, NCCL's memory, and 71,204 used.
     pub fn train(&mut self) {
         self.layer(Layer::Blocks, LayerState::Active, "");
         self.layer(Layer::ModulePath, LayerState::Active, "");
@@ -190,8 +190,8 @@ impl Machine {
         });
     }
 
-    /// A minute after [`Machine::train`], the other has grown, and so has this one; the driver refuses twice, PyTorch gives
-    /// up, and the process ends.
+    /// A minute after [`Machine::train`], both processes have grown. The driver refuses memory twice, PyTorch gives up, and the
+    /// process ends.
     pub fn run_out(&mut self) {
         self.time_ns = 141 * SECOND;
         self.sample(71_204 * MIB);

@@ -1,4 +1,4 @@
-//! A program that acts at random: mostly tests/mixer, which gets one command at a time and waits in between.
+//! A program with random actions: mostly tests/mixer, which gets one command at a time and waits in between.
 
 use super::Random;
 use crate::live::Machine;
@@ -11,29 +11,29 @@ use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-/// A call may take that long on a busy machine; none waits for the daemon.
+/// Timeout of a call on a busy machine; no call waits for the daemon.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Things that one holds at most.
+/// Most objects that an actor holds.
 const PLACES: usize = 10;
-/// Blocks of a segment, each of this size.
+/// Number of blocks in a segment; each has the size `BLOCK`.
 const BLOCKS: usize = 4;
 const BLOCK: u64 = 3 << 20;
 
-/// What kind of program.
+/// Kind of program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// With the agent.
+    /// Has the agent.
     Covered,
-    /// With the agent, whose ring holds so little that much is lost.
+    /// Has the agent, with a small ring that loses many records.
     Narrow,
-    /// Without one.
+    /// Has no agent.
     Bare,
     /// tests/trainer, which runs its loop and then waits.
     Trainer,
 }
 
 impl Kind {
-    /// The agent is in it.
+    /// Returns whether the program has the agent.
     pub fn is_covered(self) -> bool {
         self != Kind::Bare
     }
@@ -47,37 +47,37 @@ enum Held {
     Managed,
     Pinned,
     Registered,
-    /// Handle, address and mapping of so many bytes.
+    /// A mapping of this many bytes, with its handle and address.
     Mapped(u64),
     Segment([bool; BLOCKS]),
     Module,
 }
 
-/// How one is made to go.
+/// How an actor is ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// By its own exit, with this status.
+    /// By exit with this status.
     Quit(u64),
-    /// The same without exit handlers.
+    /// By exit with this status, without exit handlers.
     Leave(u64),
-    /// By its own crash.
+    /// By a crash.
     Crash(u64),
-    /// From outside.
+    /// By SIGKILL.
     Kill,
-    /// The same, in the middle of a call.
+    /// By SIGKILL in the middle of a call.
     KillAtWork,
 }
 
-/// One program.
+/// A running program.
 #[derive(Debug)]
 pub struct Actor {
     /// Kind of program.
     pub kind: Kind,
-    /// Who it is.
+    /// Its process.
     pub key: ProcessKey,
     /// Devices that it uses.
     pub devices: Vec<usize>,
-    /// By SIGSTOP.
+    /// It is stopped by SIGSTOP.
     pub is_stopped: bool,
     /// Number of programs that it executed in place of itself.
     pub images: u32,
@@ -87,17 +87,17 @@ pub struct Actor {
     stdin: Option<ChildStdin>,
     lines: Receiver<String>,
     held: [(Held, usize); PLACES],
-    /// In use.
+    /// The current device.
     device: Option<usize>,
     /// Whether it works without commands until it is joined.
     is_busy: bool,
 }
 
 impl Actor {
-    /// Starts one; [`Actor::is_ready`] must be waited for.
+    /// Starts an actor; the caller must then wait with [`Actor::is_ready`].
     ///
     /// # Panics
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn start(machine: &Machine, socket: &Path, kind: Kind, random: &mut Random, devices: usize) -> Self {
         let mut of_it: Vec<usize> = (0..devices).collect();
         random.shuffle(&mut of_it);
@@ -172,7 +172,7 @@ impl Actor {
         stdin.write_all(format!("{command}\n").as_bytes()).expect("it reads");
     }
 
-    /// The driver's result and the number.
+    /// Sends a command, and returns the driver's result and the number.
     fn say(&mut self, command: &str) -> (i64, u64) {
         self.tell(command);
         self.answer()
@@ -290,7 +290,7 @@ impl Actor {
         self.held[at] = (Held::Nothing, 0);
     }
 
-    /// Another name for something.
+    /// Renames an allocation.
     fn retag(&mut self, random: &mut Random) {
         let of: Vec<usize> = (0..PLACES).filter(|&at| self.held[at].0 == Held::Direct).collect();
         if !of.is_empty() {
@@ -299,7 +299,7 @@ impl Actor {
         }
     }
 
-    /// A block more or less.
+    /// Allocates or frees a block.
     fn carve(&mut self, random: &mut Random) {
         let of: Vec<usize> = (0..PLACES).filter(|&at| matches!(self.held[at].0, Held::Segment(_))).collect();
         if of.is_empty() {
@@ -346,7 +346,7 @@ impl Actor {
         u32::try_from(pid).ok().map(|pid| (pid, false))
     }
 
-    /// The same process, another program.
+    /// Executes another program in the same process.
     fn again(&mut self) {
         self.tell("again");
         self.held = [(Held::Nothing, 0); PLACES];
@@ -375,10 +375,11 @@ impl Actor {
         }
     }
 
-    /// By SIGSTOP and SIGCONT; only while it does nothing, since a process that is stopped within a call holds up the machine.
+    /// Stops or continues it by a signal. Only possible while it is idle, because a process stopped within a call blocks the
+    /// machine.
     ///
     /// # Panics
-    /// When it is gone.
+    /// If it is gone.
     pub fn stop(&mut self, stop: bool) {
         self.rest();
         let signal = if stop { Signal::STOP } else { Signal::CONT };
@@ -386,10 +387,10 @@ impl Actor {
         self.is_stopped = stop;
     }
 
-    /// Lets or makes it go; how it went.
+    /// Ends it, and returns its status.
     ///
     /// # Panics
-    /// When it goes otherwise.
+    /// If it ends in another way.
     pub fn end(&mut self, way: Way) -> ExitStatus {
         let way = if self.kind == Kind::Trainer || self.is_stopped { Way::Kill } else { way };
         match way {
@@ -435,7 +436,7 @@ fn spawn(command: &mut Command) -> (Child, Option<ChildStdin>, Receiver<String>)
     (child, stdin, lines)
 }
 
-/// Field 22 of its stat.
+/// Returns field 22 of its stat.
 pub fn start_ticks(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, rest) = stat.rsplit_once(')')?;

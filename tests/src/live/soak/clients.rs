@@ -23,7 +23,7 @@ struct Shared {
     runtime: PathBuf,
     http: SocketAddr,
     pids: Mutex<Vec<u32>>,
-    /// Odd while a request may fail.
+    /// Odd while requests may fail.
     doubt: AtomicU64,
     over: AtomicBool,
     asked: AtomicU64,
@@ -36,7 +36,7 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Threads that ask.
+/// Threads that send requests.
 #[derive(Debug)]
 pub struct Clients {
     shared: Arc<Shared>,
@@ -72,12 +72,12 @@ impl Clients {
         Clients { shared, threads }
     }
 
-    /// Processes that may be asked about.
+    /// Sets the processes that clients may query.
     pub fn know(&self, pids: Vec<u32>) {
         *lock(&self.shared.pids) = pids;
     }
 
-    /// From here on, or from here on no longer, an answer cannot be expected.
+    /// Begins or ends an interval in which requests may fail.
     pub fn doubt(&self, doubt: bool) {
         let old = self.shared.doubt.fetch_add(1, Ordering::AcqRel);
         assert_eq!(old.is_multiple_of(2), doubt);
@@ -88,7 +88,7 @@ impl Clients {
         lock(&self.shared.wrong).clone()
     }
 
-    /// How many were answered, how many went away before, and the longest that a scrape took.
+    /// Returns the number of replies, the number of disconnected requests, and the longest scrape.
     pub fn counts(&self) -> (u64, u64, Duration) {
         let shared = &self.shared;
         let longest = Duration::from_micros(shared.longest_us.load(Ordering::Acquire));
@@ -140,7 +140,7 @@ impl Shared {
         }
     }
 
-    /// Asks; that there is no answer is wrong unless it could not be expected.
+    /// Sends a request. A missing reply is an error, unless requests may fail.
     fn ask(&self, what: &str, ask: impl Fn() -> Option<()>) {
         let before = self.doubt.load(Ordering::Acquire);
         let since = Instant::now();
@@ -198,7 +198,7 @@ impl Shared {
         let _ = std::fs::remove_file(&file);
     }
 
-    /// Asks half of something, or does not wait for the answer.
+    /// Sends half a request, or disconnects before the reply.
     fn vanish(&self, random: &mut Random) {
         let words = [
             "GET /v1/ps HTTP/1.1\r\nhost: g\r\n\r\n",
@@ -238,7 +238,7 @@ impl Shared {
         self.vanished.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Starts a command and does not wait for its answer.
+    /// Starts a command and kills it before its output.
     fn leave_a_command(&self, random: &mut Random, pid: &str) {
         let commands: [&[&str]; 4] = [&["ps"], &["report", pid], &["runs"], &["doctor"]];
         let arguments = random.one_of(&commands);

@@ -11,17 +11,17 @@ use gpumem_runs::store::Store;
 use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
 
-/// A process that ended so shortly before the daemon did, may have been in its memory only.
+/// Time before the daemon's end in ns: a process that ended within it may not be in the store.
 const FRESH_NS: u64 = 3_000_000_000;
 /// Maximum time from a process's end until its parent notices.
 const AT_END_NS: u64 = 500_000_000;
 /// A killed daemon has written the runs that it has known for this long.
 const WRITTEN_NS: u64 = 1_000_000_000;
-/// One that lived less long may have ended before its agent, or the daemon, got its turn on a busy machine.
+/// A process that lived for less than this may have ended before its agent or the daemon ran, on a busy machine.
 const BRIEF_NS: u64 = 2_000_000_000;
 
 /// # Panics
-/// When the daemon still knows one after a minute.
+/// If the daemon still knows a process after a minute.
 pub fn wait_until_nobody_is_known(manager: &Manager) {
     until(60, "a daemon without processes", || {
         let ps = manager.daemon().asked("/v1/ps")?;
@@ -75,7 +75,7 @@ fn files(dir: &std::path::Path, prefix: &str) -> Vec<String> {
     found
 }
 
-/// Every process has its run, and every run can be read.
+/// Checks that every process has its run, and that every run can be read.
 fn stored(manager: &Manager, troupe: &Troupe, ends: &[Truth]) {
     let store = Store::open_read_only(manager.store()).expect("a store");
     store.check().expect("whole");
@@ -124,14 +124,14 @@ fn stored(manager: &Manager, troupe: &Troupe, ends: &[Truth]) {
     assert!(runs.is_empty(), "runs without a process: {:?}", runs.keys());
 }
 
-/// Memory at its end by its run and by the machine, for each device; nothing where they are not comparable.
+/// Returns the memory at the process's end by its run and by the machine, for each device; empty if they are not comparable.
 fn held(life: &Life, run: &Run, manager: &Manager, ends: &[Truth]) -> Vec<(String, Option<i64>, i64)> {
     let is_whole = life.is_covered && run.coverage.covered && !run.coverage.partial_state;
     let Some((ended_ns, _)) = life.end.filter(|_| life.is_still && is_whole && !is_near_a_gap(life, manager))
     else {
         return Vec::new();
     };
-    // A process that executes another program ends in the eyes of the machine, too.
+    // For the machine, a process that executes another program ends too.
     let at_end = ended_ns - AT_END_NS..ended_ns + FRESH_NS;
     let of_it = ends.iter().filter(|end| end.pid == life.pid && at_end.contains(&end.t));
     let last = |end: &Truth| {
@@ -141,7 +141,8 @@ fn held(life: &Life, run: &Run, manager: &Manager, ends: &[Truth]) -> Vec<(Strin
     of_it.map(|end| (end.device.clone(), last(end), end.tracked)).collect()
 }
 
-/// It must have one: it was seen by a daemon that had time to write that, or lived for a while in which there was one that went on.
+/// Returns whether the process must have a run. It must if a daemon saw it and had time to write the run, or if it lived long
+/// enough while a daemon was running that continued.
 fn is_wanted(life: &Life, manager: &Manager) -> bool {
     let Some((ended_ns, Some(_))) = life.end else { return life.was_seen };
     let was_forgotten = manager.gaps.iter().any(|gap| {
@@ -151,7 +152,7 @@ fn is_wanted(life: &Life, manager: &Manager) -> bool {
         || life.is_covered && heard_ns(life, ended_ns, manager) > BRIEF_NS && !is_near_a_gap(life, manager)
 }
 
-/// How long a daemon was listening from its start until then.
+/// Returns the time for which a daemon was listening, from the process's start to `until_ns`.
 fn heard_ns(life: &Life, until_ns: u64, manager: &Manager) -> u64 {
     let unheard = manager
         .silences()
@@ -159,8 +160,8 @@ fn heard_ns(life: &Life, until_ns: u64, manager: &Manager) -> u64 {
     until_ns.saturating_sub(life.from_ns).saturating_sub(unheard.sum())
 }
 
-/// Whether there was no daemon around its end, or one that lost unwritten data; nothing is kept of a process without an
-/// agent.
+/// Returns whether no daemon was running around the process's end, or one that lost unwritten data. For a process without an
+/// agent nothing is kept.
 fn is_near_a_gap(life: &Life, manager: &Manager) -> bool {
     let (from_ns, to_ns) = (life.from_ns, life.end.map_or(u64::MAX, |(at_ns, _)| at_ns));
     // Not the daemon's last end, when no process was left.

@@ -7,22 +7,22 @@ use crate::live::prometheus::get;
 use crate::live::until;
 use std::net::SocketAddr;
 
-/// One fault.
+/// A fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
     /// The daemon is asked to end, and its successor gets all descriptors.
     ToldKept,
-    /// It is killed, and the next one has everything that was kept.
+    /// The daemon is killed, and its successor gets all descriptors.
     KilledKept,
     /// The daemon is asked to end, and nothing is kept.
     ToldBare,
-    /// It is killed, and nothing is kept.
+    /// The daemon is killed, and nothing is kept.
     KilledBare,
-    /// It is stopped for a while.
+    /// The daemon is stopped for a while.
     Stopped,
-    /// It reads a good configuration again.
+    /// The daemon reloads a valid configuration.
     Reload,
-    /// It reads a bad one.
+    /// The daemon reloads an invalid configuration.
     BadReload,
     /// Its disk is full for a while.
     DiskFull,
@@ -30,20 +30,20 @@ pub enum Fault {
     Hung,
     /// A GPU falls off the bus and comes back.
     Lost,
-    /// NVML is let go of for a while.
+    /// NVML is closed for a while.
     Released,
     /// The process that reads NVML is killed.
     PollerKilled,
-    /// Many programs are killed at once, and as many come.
+    /// Many programs are killed at once and replaced.
     Massacre,
     /// Some programs are stopped for a while.
     Frozen,
 }
 
 impl Fault {
-    /// Those that end the daemon.
+    /// Faults that end the daemon.
     pub const ENDS: [Fault; 4] = [Fault::ToldKept, Fault::KilledKept, Fault::ToldBare, Fault::KilledBare];
-    /// The others.
+    /// All other faults.
     pub const REST: [Fault; 10] = [
         Fault::Stopped,
         Fault::Reload,
@@ -68,7 +68,7 @@ impl Fault {
     }
 }
 
-/// Mixes them in.
+/// Injects faults.
 #[derive(Debug)]
 pub struct Injector {
     pack: Vec<Fault>,
@@ -80,10 +80,10 @@ pub struct Injector {
 }
 
 impl Injector {
-    /// Of a daemon with this configuration.
+    /// Makes an injector for a daemon with this configuration.
     ///
     /// # Panics
-    /// When that cannot be read.
+    /// If the configuration cannot be read.
     pub fn new(manager: &Manager, http: SocketAddr) -> Self {
         let good = std::fs::read_to_string(manager.config()).expect("read");
         // To examine single faults: SOAK_FAULTS=KilledKept,Stopped.
@@ -94,18 +94,18 @@ impl Injector {
         Injector { pack, cards: Vec::new(), injected: Vec::new(), good, http }
     }
 
-    /// From here on none that ends the daemon.
+    /// Excludes faults that end the daemon, from now on.
     pub fn spare_the_daemon(&mut self) {
         self.pack.retain(|fault| !Fault::ENDS.contains(fault));
         self.cards.clear();
     }
 
-    /// How many there are.
+    /// Returns the number of different faults.
     pub fn pack(&self) -> usize {
         self.pack.len()
     }
 
-    /// The next one.
+    /// Draws the next fault.
     pub fn draw(&mut self, random: &mut Random) -> Fault {
         if self.cards.is_empty() {
             self.cards = self.pack.clone();
@@ -114,10 +114,10 @@ impl Injector {
         self.cards.pop().unwrap_or(Fault::Stopped)
     }
 
-    /// Begins it.
+    /// Begins a fault.
     ///
     /// # Panics
-    /// When it cannot be made.
+    /// If it cannot be injected.
     pub fn begin(
         &mut self,
         fault: Fault,
@@ -168,10 +168,10 @@ impl Injector {
         }
     }
 
-    /// Ends it.
+    /// Ends a fault.
     ///
     /// # Panics
-    /// When the daemon does not come to itself again.
+    /// If the daemon does not recover.
     pub fn end(&mut self, fault: Fault, machine: &Machine, manager: &mut Manager, clients: &Clients) {
         match fault {
             Fault::ToldKept | Fault::KilledKept => {
@@ -223,7 +223,7 @@ impl Injector {
     }
 }
 
-/// The value of a series as it is written.
+/// Returns the value of a series in an exposition.
 pub fn value(text: &str, series: &str) -> Option<f64> {
     let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '))?;
     line.parse().ok()

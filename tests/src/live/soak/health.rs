@@ -8,20 +8,20 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The daemon at one moment.
+/// A reading of the daemon's resources.
 #[derive(Debug, Clone, Default)]
 pub struct Reading {
-    /// Since the soak began.
+    /// Seconds since the soak began.
     pub at_s: f64,
     /// Life of the daemon.
     pub life: u64,
-    /// Of the daemon, and of the process that reads NVML.
+    /// Resident memory of the daemon, and of the process that reads NVML.
     pub rss_kib: [u64; 2],
-    /// What the daemon uses of its heap, if it answered.
+    /// Heap that the daemon uses, if it answered.
     pub heap_kib: Option<u64>,
-    /// As `rss_kib`.
+    /// Numbers of descriptors, for the same processes.
     pub fds: [usize; 2],
-    /// Of the daemon.
+    /// Threads of the daemon.
     pub threads: usize,
 }
 
@@ -29,9 +29,9 @@ pub struct Reading {
 #[derive(Debug)]
 pub struct Health {
     began: Instant,
-    /// In their order.
+    /// All readings in order.
     pub readings: Vec<Reading>,
-    /// Those while it knew no process.
+    /// Readings while the daemon knew no process.
     pub alone: Vec<Reading>,
 }
 
@@ -42,7 +42,7 @@ impl Default for Health {
 }
 
 impl Health {
-    /// Takes one.
+    /// Takes a reading.
     pub fn read(&mut self, manager: &Manager, http: SocketAddr) -> Reading {
         let pid = manager.daemon().job.pid();
         let poller = children(pid).first().map_or(0, |child| child.0);
@@ -95,7 +95,7 @@ impl Health {
     }
 }
 
-/// Of a process, 0 when it is gone.
+/// Returns the resident memory of a process; 0 if it is gone.
 pub fn rss_kib(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -135,7 +135,7 @@ pub fn children(pid: u32) -> Vec<(u32, bool)> {
 const BY_CLIENTS: [&str; 2] =
     ["a peer on the agent socket was refused", "much is to be said of this user's peers"];
 
-/// Lines at warning or error that no fault of that life explains.
+/// Returns log lines at warning or error that no fault of that life explains.
 pub fn unexplained(manager: &Manager, injected: &[(u64, Fault)]) -> Vec<String> {
     let mut found = Vec::new();
     for life in 1..=manager.lives {

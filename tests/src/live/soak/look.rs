@@ -12,43 +12,43 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// The agent's clock and the kernel's may be that far apart (agent-lib/src/base/clock.rs).
+/// Largest difference between the agent's clock and the kernel's (agent-lib/src/base/clock.rs).
 const CLOCK_NS: u64 = 50_000;
-/// The daemon has that long to know how things are.
+/// Timeout for the daemon to reach the final state.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Totals of the comparisons so far.
 #[derive(Debug, Default)]
 pub struct Looked {
-    /// Moments of rest.
+    /// Number of moments of rest.
     pub times: u64,
-    /// Processes on devices.
+    /// Number of compared processes on devices.
     pub rows: u64,
-    /// Processes whose records were counted one by one.
+    /// Number of processes whose records were counted individually.
     pub counted: u64,
-    /// Records that agents had lost, of processes that lived at the last moment.
+    /// Records that agents lost, of processes that were alive at the last moment.
     pub lost: u64,
-    /// The longest that the daemon took to know everything.
+    /// Longest time until the daemon knew everything.
     pub longest: Duration,
     /// Memory of processes at their end, from the machine.
     pub ends: Vec<Truth>,
 }
 
 impl Looked {
-    /// Takes them from the machine's journal, which is empty then: in an hour it would have millions of lines.
+    /// Takes the ends from the machine's journal and empties it, because it would have millions of lines after an hour.
     pub fn hear_of_ends(&mut self, machine: &Machine) {
         self.ends.extend(machine.ends());
         machine.forget_truth();
     }
 }
 
-/// Why there is nothing to compare yet.
+/// Reason why there is nothing to compare yet.
 type Why = String;
 
-/// Brings everything to rest and compares.
+/// Stops all activity and compares.
 ///
 /// # Panics
-/// At the first difference, or when the daemon does not come to know how things are.
+/// If a value differs, or the daemon does not reach the final state.
 pub fn look(
     machine: &Machine,
     manager: &Manager,
@@ -69,7 +69,7 @@ pub fn look(
         let runs = manager.daemon().asked("/v1/runs").expect("an answer");
         let runs: Vec<Run> = serde_json::from_value(runs).expect("runs");
         let truths = machine.latest_truth();
-        // As nothing moves, one after the other may come to be known.
+        // Nothing changes, so processes may become ready one after another.
         let mut why = String::new();
         left.retain(|&(actor, device)| match ready(actor, device, (&runs, &truths), after_ns) {
             Ok((run, truth)) => {
@@ -131,7 +131,7 @@ fn ready<'a>(
     }
     let moment = moment(run, device).ok_or_else(|| format!("{:?} is not on {device}", actor.key))?;
     let is_whole = moment.used_absence.is_none() && moment.used_bytes().is_some();
-    // What a new agent recorded may be on its way when the process was sampled first.
+    // Records of a new agent may still be on their way if the process was sampled first.
     let is_heard = moment.tracked_bytes.is_some() || !actor.kind.is_covered();
     let is_fresh = moment.time_ns > after_ns && is_whole && is_heard;
     if !is_fresh || moment.stale || moment.torn.is_some() || moment.partial {
@@ -183,7 +183,7 @@ fn compare(actor: &Actor, device: usize, run: &Run, truth: &Truth) {
     assert_eq!(ours, theirs, "{}", say("managed and pinned, outside the sum"));
 }
 
-/// Every record that the agent made was booked, or counted as lost. How many were.
+/// Checks that every record of the agent was booked or counted as lost. Returns the number of lost ones.
 fn count(
     actor: &Actor,
     run: &Run,
@@ -197,7 +197,7 @@ fn count(
     if actor.images > 0 {
         return None; // the numbers of the programs before are gone with them
     }
-    // The agent itself may have asked a pool how it is, meanwhile.
+    // The agent may have polled a pool meanwhile.
     let numbers = *heads.get(&actor.key.pid)?..=header.head_seq;
     assert!(numbers.contains(&(coverage.events + coverage.lost)), "not in {numbers:?}: {}", say());
     // A daemon's end loses data that it had read but not written, and unread data if its sockets were not kept.

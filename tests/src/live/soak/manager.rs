@@ -1,4 +1,4 @@
-//! Who starts and ends the daemon: with its sockets and connections kept, as systemd does it, or left to itself.
+//! Starts and ends the daemon: with its sockets and connections kept, as by systemd, or without.
 
 use crate::live::daemon::Daemon;
 use crate::live::machine::{Job, Machine};
@@ -24,13 +24,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// How a life of the daemon begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// It is handed its sockets, and the connections that an earlier life had kept.
+    /// With its sockets, and the connections that an earlier life had kept.
     Kept,
     /// It creates its sockets; connected clients must reconnect.
     Bare,
 }
 
-/// How one ends.
+/// How a life of the daemon ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// SIGTERM.
@@ -41,7 +41,7 @@ pub enum End {
 
 #[derive(Debug, Default)]
 struct Kept {
-    /// Is kept at all.
+    /// Connections are kept at all.
     open: AtomicBool,
     ready: AtomicU64,
     fds: Mutex<Vec<(String, OwnedFd)>>,
@@ -52,7 +52,7 @@ impl Kept {
         self.fds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes one message.
+    /// Handles a notification message.
     fn hear(&self, text: &str, fds: Vec<OwnedFd>) {
         let name = text.lines().find_map(|line| line.strip_prefix("FDNAME=")).unwrap_or_default();
         for word in text.lines() {
@@ -73,13 +73,13 @@ impl Kept {
 pub struct Gap {
     /// Time of the signal.
     pub from_ns: u64,
-    /// When the next one was ready.
+    /// Time at which the next one was ready.
     pub to_ns: u64,
-    /// How the one before went.
+    /// How the previous life ended.
     pub end: End,
-    /// How the one before had come.
+    /// How the previous life began.
     pub was: Start,
-    /// How the next one came.
+    /// How the next life began.
     pub start: Start,
 }
 
@@ -99,15 +99,15 @@ pub struct Manager {
     listeners: Vec<(String, OwnedFd)>,
     /// A library that makes the daemon's disk fail, and the file that controls it.
     faults: PathBuf,
-    /// The daemon that lives.
+    /// The running daemon.
     pub daemon: Option<Daemon>,
-    /// How it came.
+    /// How it was started.
     how: Start,
-    /// Lives so far.
+    /// Number of lives so far.
     pub lives: u64,
-    /// Times without one.
+    /// Intervals without a daemon.
     pub gaps: Vec<Gap>,
-    /// Times in which it was stopped.
+    /// Intervals in which the daemon was stopped.
     pub stops: Vec<(u64, u64)>,
 }
 
@@ -152,35 +152,35 @@ impl Manager {
         manager
     }
 
-    /// Its configuration.
+    /// Returns the path of its configuration.
     pub fn config(&self) -> PathBuf {
         self.dir.join("gpumemd.toml")
     }
 
-    /// Its store.
+    /// Returns the path of its store.
     pub fn store(&self) -> PathBuf {
         self.dir.join("runs.sqlite")
     }
 
-    /// Its runtime directory.
+    /// Returns its runtime directory.
     pub fn runtime(&self) -> PathBuf {
         self.dir.join("run")
     }
 
-    /// What agents connect to.
+    /// Returns the agent socket.
     pub fn socket(&self) -> PathBuf {
         self.runtime().join("agent/agent.sock")
     }
 
-    /// The log of a life, from 1.
+    /// Returns the path of a life's log; lives count from 1.
     pub fn log(&self, life: u64) -> PathBuf {
         self.dir.join(format!("gpumemd-{life}.log"))
     }
 
-    /// The daemon that lives.
+    /// Returns the running daemon.
     ///
     /// # Panics
-    /// When none does.
+    /// If none is running.
     pub fn daemon(&self) -> &Daemon {
         self.daemon.as_ref().expect("a daemon")
     }
@@ -190,7 +190,7 @@ impl Manager {
     /// # Panics
     /// If the file cannot be written.
     pub fn disk(&self, fault: Option<&str>) {
-        // The file is there at once and whole, or not.
+        // The file is replaced atomically.
         let (control, new) = (self.dir.join("fault"), self.dir.join("fault.new"));
         match fault {
             Some(fault) => {
@@ -201,10 +201,10 @@ impl Manager {
         }
     }
 
-    /// Starts one, and waits until it is ready.
+    /// Starts a daemon, and waits until it is ready.
     ///
     /// # Panics
-    /// When it does not become ready.
+    /// If it does not become ready.
     pub fn start(&mut self, machine: &Machine, how: Start) {
         match how {
             Start::Kept if self.listeners.is_empty() => {
@@ -238,10 +238,10 @@ impl Manager {
         self.daemon = Some(Daemon { job, runtime: self.runtime(), recording: self.dir.join("none") });
     }
 
-    /// The daemon's command, with the descriptors that it is handed from number 3 on.
+    /// Returns the daemon's command, with the passed descriptors from number 3 on.
     fn command(&self, machine: &Machine) -> Command {
         let kept = self.kept.lock();
-        // Far from the numbers that they will have.
+        // Duplicates the descriptors to high numbers, away from their final ones.
         let passed: Vec<(&str, OwnedFd)> = self
             .listeners
             .iter()
@@ -263,7 +263,7 @@ impl Manager {
         command.arg("--config").arg(self.config());
         command.env("NOTIFY_SOCKET", self.dir.join("notify")).env("FAULTS", &self.faults);
         command.env("GPUMEM_TEST_FAULT", self.dir.join("fault"));
-        // What other threads start meanwhile must not be handed them, too.
+        // The descriptors are close-on-exec until exec, so that children of other threads do not inherit them.
         let fds: Vec<OwnedFd> = passed.into_iter().map(|(_, fd)| fd).collect();
         // SAFETY: fcntl() is async-signal-safe, and nothing is allocated.
         unsafe {
@@ -272,10 +272,10 @@ impl Manager {
         command
     }
 
-    /// Ends the one that lives.
+    /// Ends the running daemon.
     ///
     /// # Panics
-    /// When it does not end well.
+    /// If it does not end successfully.
     pub fn end(&mut self, how: End) {
         let mut daemon = self.daemon.take().expect("a daemon");
         let from_ns = now_ns();
@@ -289,7 +289,7 @@ impl Manager {
         self.gaps.push(Gap { from_ns, to_ns: u64::MAX, end: how, was: self.how, start: Start::Bare });
     }
 
-    /// The next one.
+    /// Starts the next daemon.
     pub fn follow(&mut self, machine: &Machine, start: Start) {
         self.start(machine, start);
         if let Some(gap) = self.gaps.last_mut() {
@@ -297,12 +297,12 @@ impl Manager {
         }
     }
 
-    /// Intervals without a listening daemon.
+    /// Returns intervals without a listening daemon.
     pub fn silences(&self) -> impl Iterator<Item = (u64, u64)> {
         self.gaps.iter().map(|gap| (gap.from_ns, gap.to_ns)).chain(self.stops.iter().copied())
     }
 
-    /// Stops it, or lets it go on.
+    /// Stops or continues the daemon.
     pub fn stop(&mut self, stop: bool) {
         self.daemon().job.signal(if stop { "STOP" } else { "CONT" });
         match stop {
@@ -311,7 +311,7 @@ impl Manager {
         }
     }
 
-    /// Connections that are kept: three descriptors each.
+    /// Returns the number of kept descriptors: three for each connection.
     pub fn kept(&self) -> usize {
         self.kept.lock().len()
     }

@@ -1,16 +1,16 @@
-//! Decisions that come out of a seed.
+//! Random decisions from a seed.
 
 /// SplitMix64.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
 impl Random {
-    /// The same seed, the same numbers.
+    /// Makes a generator; the same seed gives the same numbers.
     pub fn new(seed: u64) -> Self {
         Random(seed)
     }
 
-    /// Below `limit`, which is not 0.
+    /// Returns a number below `limit`, which must not be 0.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -26,7 +26,7 @@ impl Random {
         choices[self.below(choices.len() as u64) as usize]
     }
 
-    /// In another order.
+    /// Shuffles a slice.
     pub fn shuffle<T>(&mut self, cards: &mut [T]) {
         for at in (1..cards.len()).rev() {
             cards.swap(at, self.below(at as u64 + 1) as usize);

@@ -1,4 +1,4 @@
-//! All actors at once, and what became of every process that ever was.
+//! All actors, and the fate of every process.
 
 use super::actor::{Actor, Kind, Way};
 use super::{Clients, Random};
@@ -9,16 +9,16 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::ExitStatus;
 
-/// A process that was.
+/// A process of the test.
 #[derive(Debug, Clone)]
 pub struct Life {
     /// Process id.
     pub pid: u32,
     /// Start time in ticks; unknown for processes that the test did not start itself.
     pub start_ticks: Option<u64>,
-    /// The agent was in it.
+    /// The process had the agent.
     pub is_covered: bool,
-    /// When it was known to live.
+    /// Time at which it was known to be alive.
     pub from_ns: u64,
     /// Time of its end, and the exit status if known.
     pub end: Option<(u64, Option<ExitStatus>)>,
@@ -33,19 +33,19 @@ pub struct Life {
 #[derive(Debug)]
 pub struct Troupe {
     places: Vec<Option<(Actor, usize)>>,
-    /// Of all that ever were.
+    /// All processes so far.
     pub lives: Vec<Life>,
     socket: PathBuf,
     devices: usize,
 }
 
 impl Troupe {
-    /// Empty places.
+    /// Makes a troupe with empty places.
     pub fn new(places: usize, devices: usize, socket: PathBuf) -> Self {
         Troupe { places: (0..places).map(|_| None).collect(), lives: Vec::new(), socket, devices }
     }
 
-    /// Those that live.
+    /// Returns the running actors.
     pub fn living(&self) -> impl Iterator<Item = &Actor> {
         self.places.iter().flatten().map(|(actor, _)| actor)
     }
@@ -127,7 +127,7 @@ impl Troupe {
         }
     }
 
-    /// Someone at `at` goes.
+    /// Ends the actor at `at`.
     pub fn end(&mut self, at: usize, way: Way) {
         if let Some((mut actor, life)) = self.places[at].take() {
             let status = actor.end(way);
@@ -139,7 +139,7 @@ impl Troupe {
         }
     }
 
-    /// So many are killed at once.
+    /// Kills `count` actors at once.
     pub fn kill(&mut self, count: usize, random: &mut Random) {
         let mut places: Vec<usize> = (0..self.places.len()).collect();
         random.shuffle(&mut places);
@@ -147,7 +147,7 @@ impl Troupe {
         places.into_iter().for_each(|at| self.end(at, Way::Kill));
     }
 
-    /// So many are stopped, or all go on.
+    /// Stops `count` actors, or continues all.
     pub fn freeze(&mut self, count: Option<usize>) {
         match count {
             Some(count) => self.living_mut().take(count).for_each(|actor| actor.stop(true)),
@@ -155,7 +155,7 @@ impl Troupe {
         }
     }
 
-    /// Everything stands still from the return on.
+    /// Stops all activity: nothing changes after the return.
     pub fn rest(&mut self) {
         self.freeze(None);
         self.living_mut().for_each(Actor::rest);
@@ -164,7 +164,7 @@ impl Troupe {
         self.living_mut().for_each(Actor::settle);
     }
 
-    /// Those that live were seen by the daemon as they should be.
+    /// Marks the running actors as seen by the daemon.
     pub fn were_seen(&mut self) {
         let lives: Vec<usize> = self.places.iter().flatten().map(|(_, life)| *life).collect();
         lives.into_iter().for_each(|life| self.lives[life].was_seen = true);
@@ -175,7 +175,7 @@ impl Troupe {
         for at in 0..self.places.len() {
             let way = random.one_of(&[Way::Quit(0), Way::Leave(0), Way::Kill, Way::Crash(6)]);
             if let Some((actor, life)) = &self.places[at] {
-                // A training goes on, and exit handlers give things back.
+                // A trainer continues to run, and exit handlers free memory.
                 self.lives[*life].is_still = actor.kind != Kind::Trainer && !matches!(way, Way::Quit(_));
             }
             self.end(at, way);

@@ -1,10 +1,10 @@
-//! `gpumemctl doctor --bundle`: one archive for somebody who is to help, from which strangers learn nothing.
+//! `gpumemctl doctor --bundle`: an archive for support, without personal data.
 //!
 //! ```text
-//! redact     what is replaced, cut out or not taken at all
+//! redact    replaces or removes sensitive text
 //! ```
 //!
-//! Command lines, environments, tags, categories and jobs are never read for it; who runs what is told by pid and bytes.
+//! Command lines, environments, tags, categories and jobs are never put into it. Processes are identified by pid and bytes.
 
 mod redact;
 
@@ -25,14 +25,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Of a log, this much of its end.
+/// Largest part of a log that is included: its last bytes.
 const LOG_BYTES: u64 = 64 << 10;
 const LOG_LINES: usize = 200;
 
-/// Tells what it will hold, and writes it.
+/// Prints the list of contents, and writes the archive.
 ///
 /// # Errors
-/// The file is there, or cannot be written.
+/// If the file exists or cannot be written.
 pub(super) fn write(args: &Args, told: &DoctorReport) -> Result<()> {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let path = match &args.bundle {
@@ -94,10 +94,10 @@ pub(super) fn write(args: &Args, told: &DoctorReport) -> Result<()> {
     print(&format!("written: {} bytes, readable by you alone\n", packed.len()))
 }
 
-/// One file of the archive.
+/// A file of the archive.
 struct Part {
     name: String,
-    /// For people.
+    /// Description for the list of contents.
     what: String,
     text: String,
 }
@@ -106,14 +106,14 @@ fn part(name: &str, what: &str, text: String) -> Part {
     Part { name: name.to_owned(), what: what.to_owned(), text }
 }
 
-/// Names that may stand somewhere.
+/// Returns user names that may occur in the texts.
 fn users(ps: &Ps) -> Vec<String> {
     let mut users: Vec<String> = ps.processes.iter().filter_map(|row| row.user.clone()).collect();
     users.extend(["USER", "LOGNAME"].into_iter().filter_map(|name| std::env::var(name).ok()));
-    // One name in an old encoding must not keep all the others from being redacted.
+    // Invalid UTF-8 in one name must not prevent the redaction of the others.
     let accounts = fs::read("/etc/passwd").unwrap_or_default();
     let accounts = String::from_utf8_lossy(&accounts);
-    // People's accounts; those of the system say nothing of anybody.
+    // Accounts of people only; system accounts are not personal.
     let people = accounts.lines().filter_map(|line| {
         let mut fields = line.split(':');
         let (name, id) = (fields.next()?, fields.nth(1)?.parse::<u32>().ok()?);
@@ -196,7 +196,7 @@ fn processes(ps: &Ps) -> String {
     text
 }
 
-/// The end of the log: a private daemon's beside its sockets, the system's in the journal.
+/// Returns the end of the log: next to the sockets of a private daemon, or from the system's journal.
 fn log(told: &DoctorReport) -> Option<String> {
     let beside = told.daemon.as_ref().map(|(control, _)| control.with_file_name("gpumemd.log"));
     if let Some(text) = beside.and_then(|path| end_of(&path).ok()) {
@@ -228,12 +228,12 @@ fn end_of(path: &Path) -> std::io::Result<String> {
     Ok(last.join("\n") + "\n")
 }
 
-/// Size of a block of a tar.
+/// Size of a tar block.
 const BLOCK: usize = 512;
-/// The best of miniz_oxide; these are kilobytes.
+/// Highest level of miniz_oxide, because the files are small.
 const DEFLATE_LEVEL: u8 = 9;
 
-/// Packs files into a .tar.gz: ustar headers, deflated in one piece (RFC 1952). Names are short and plain.
+/// Packs files into a .tar.gz: ustar headers, deflated in one member (RFC 1952). Names must be short ASCII.
 fn pack(files: &[(String, Vec<u8>)], time_s: u64) -> Vec<u8> {
     let mut tar = Vec::new();
     for (name, content) in files {
@@ -242,7 +242,7 @@ fn pack(files: &[(String, Vec<u8>)], time_s: u64) -> Vec<u8> {
         tar.resize(tar.len().next_multiple_of(BLOCK), 0);
     }
     tar.resize(tar.len() + 2 * BLOCK, 0);
-    // Deflated, no name, no time, made by Unix.
+    // Header: deflate, no name, no time, highest compression, Unix.
     let mut packed = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 2, 3];
     packed.extend(compress_to_vec(&tar, DEFLATE_LEVEL));
     packed.extend(crc32(&tar).to_le_bytes());
@@ -259,13 +259,13 @@ fn tar_header(name: &str, bytes: usize, time_s: u64) -> [u8; BLOCK] {
     };
     put(0, name.as_bytes());
     put(100, b"0000644\0");
-    put(108, b"0000000\0"); // whose files they are is nobody's business
+    put(108, b"0000000\0"); // owner 0: the real owner is not included
     put(116, b"0000000\0");
     put(124, format!("{bytes:011o}\0").as_bytes());
     put(136, format!("{time_s:011o}\0").as_bytes());
     put(148, b"        0");
     put(257, b"ustar\x0000");
-    // The sum counts its own place as blanks.
+    // The checksum field counts as blanks.
     let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
     for (place, byte) in header.iter_mut().skip(148).zip(format!("{sum:06o}\0 ").bytes()) {
         *place = byte;

@@ -1,17 +1,17 @@
-//! What leaves the machine: names of users are replaced, values that look like secrets are cut out, and of settings and
-//! metrics only what is known by name is taken at all.
+//! Redaction: user names are replaced and values that look like secrets are removed. Settings and metrics are included only if
+//! their names are known.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 
-/// Every key that there is, with its section.
+/// Contains all known keys, with their sections.
 const KNOWN: &str = include_str!("../../../../../config/gpumemd.toml");
-/// Labels of metrics whose values are no words of people.
+/// Labels of metrics whose values are no text from users or programs.
 const LABELS: [&str; 16] = [
     "gpu", "uuid", "pid", "start", "part", "flag", "reason", "source", "version", "kind", "lane", "state",
     "xid", "cause", "result", "model",
 ];
-/// What names a secret, in front of `=` or `:`.
+/// Names of secrets before `=` or `:`.
 const SECRETS: [&str; 9] = [
     "password",
     "passwd",
@@ -25,17 +25,17 @@ const SECRETS: [&str; 9] = [
 ];
 const CUT: &str = "[secret]";
 
-/// Replaces what is nobody's business.
+/// Replaces sensitive words.
 #[derive(Debug, Default)]
 pub(super) struct Redactor {
-    /// What, and by what; the longest first.
+    /// Words with their replacements, the longest first.
     words: Vec<(String, String)>,
 }
 
 impl Redactor {
-    /// `users`: names that are replaced, each by one name for the whole bundle; none: they are kept.
+    /// Makes a redactor. Each name in `users` gets the same replacement in the whole bundle; names are kept if `users` is empty.
     pub(crate) fn new(users: &[String], environment: impl Iterator<Item = (String, String)>) -> Redactor {
-        // Nobody can look a name up in a list: the key is gone with this program.
+        // The hash key is random and never stored, so names cannot be recovered with a list of candidates.
         let key = RandomState::new();
         let mut words: BTreeMap<String, String> = BTreeMap::new();
         for user in users.iter().filter(|user| user.len() > 1 && *user != "root") {
@@ -57,7 +57,7 @@ impl Redactor {
         Redactor { words }
     }
 
-    /// The text without them.
+    /// Returns the redacted text.
     pub(crate) fn text(&self, text: &str) -> String {
         let mut out = text.to_owned();
         for (word, by) in &self.words {
@@ -67,7 +67,7 @@ impl Redactor {
     }
 }
 
-/// Where it stands as a word of its own.
+/// Replaces a word, but not inside longer words.
 fn replaced(text: &str, word: &str, by: &str) -> String {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     let (mut out, mut rest) = (String::with_capacity(text.len()), text);
@@ -84,7 +84,7 @@ fn replaced(text: &str, word: &str, by: &str) -> String {
     out + rest
 }
 
-/// What follows `token=` and the like.
+/// Removes values after `token=` and similar names.
 fn without_secrets(line: &str) -> String {
     let lower = line.to_ascii_lowercase();
     let mut cuts: Vec<(usize, usize)> = Vec::new();
@@ -98,7 +98,7 @@ fn without_secrets(line: &str) -> String {
                 continue;
             };
             let value = value.trim_start_matches([' ', '"', '\'']);
-            // `Authorization: Bearer x` has two words.
+            // `Authorization: Bearer x` has a second word.
             let value = value.strip_prefix("bearer ").or(value.strip_prefix("basic ")).unwrap_or(value);
             let from = line.len() - value.len();
             let length = value.find([' ', '"', '\'', ',', ';', '&']).unwrap_or(value.len());
@@ -117,7 +117,7 @@ fn without_secrets(line: &str) -> String {
     out + line.get(done..).unwrap_or_default()
 }
 
-/// `scheme://user:password@host`.
+/// Removes the credentials in `scheme://user:password@host`.
 fn without_passwords(line: &str) -> String {
     let (mut out, mut rest) = (String::new(), line);
     while let Some((before, after)) = rest.split_once("://") {
@@ -135,7 +135,7 @@ fn without_passwords(line: &str) -> String {
     out + rest
 }
 
-/// `section` and `key` of a line, with its value; lines that set nothing are none.
+/// Returns the key and the value of a line; `None` if it sets nothing.
 fn setting(line: &str) -> Option<(&str, &str)> {
     let (key, value) = line.split_once('=')?;
     let key = key.trim();
@@ -153,7 +153,7 @@ fn section(line: &str) -> Option<&str> {
     line.trim().strip_prefix('[')?.strip_suffix(']')
 }
 
-/// Settings that the daemon knows, without comments; and how many lines were left out that set something else.
+/// Returns the settings that the daemon knows, without comments, and the number of other settings that were left out.
 pub(super) fn settings(text: &str) -> (String, usize) {
     let mut known: Vec<(String, String)> = Vec::new();
     let mut at = String::new();
@@ -161,7 +161,7 @@ pub(super) fn settings(text: &str) -> (String, usize) {
         if let Some(section) = section(line) {
             section.clone_into(&mut at);
         }
-        // Keys without a default are there as comments.
+        // Keys without a default are commented out in the file.
         if let Some((key, _)) = setting(line.trim_start_matches("# ")) {
             known.push((at.clone(), key.to_owned()));
         }
@@ -185,7 +185,7 @@ pub(super) fn settings(text: &str) -> (String, usize) {
     (out, left_out)
 }
 
-/// Series whose labels are no words of people; and how many were left out.
+/// Returns the series whose labels contain no text from users or programs, and the number of those left out.
 pub(super) fn metrics(text: &str) -> (String, usize) {
     let (mut out, mut left_out) = (String::new(), 0);
     for line in text.lines() {

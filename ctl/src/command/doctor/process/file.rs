@@ -1,4 +1,4 @@
-//! Whether the library can be loaded where the process is: its mount namespace may have other files, or none.
+//! Checks whether the process can load the library. Its mount namespace may have other files, or none.
 
 use super::proc_snapshot::ProcSnapshot;
 use crate::command::doctor::elf::Elf;
@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
-/// What is wrong with it, and what to do; `None`: nothing.
+/// Returns the problem and its remedy; `None` if there is none.
 pub(super) fn wrong(process: &ProcSnapshot, path: &str) -> Option<(String, String)> {
     if !path.starts_with('/') {
         let text =
@@ -42,7 +42,7 @@ pub(super) fn wrong(process: &ProcSnapshot, path: &str) -> Option<(String, Strin
             return Some((format!("{path} is not there {place}"), fix));
         }
     }
-    // Root's eyes see more than the process's.
+    // root can read more files than the process.
     let mode = file.metadata().ok()?;
     let readable = match process.uid? {
         0 => true,
@@ -60,7 +60,7 @@ fn parent(path: &str) -> String {
     Path::new(path).parent().unwrap_or(Path::new("/")).display().to_string()
 }
 
-/// Whether the process has mounts of its own.
+/// Returns whether the process has another mount namespace than ours.
 pub(super) fn mounts_differ(pid: u32) -> bool {
     let of = |who: &str| std::fs::read_link(format!("/proc/{who}/ns/mnt")).ok();
     let (its, ours) = (of(&pid.to_string()), of("self"));

@@ -1,11 +1,11 @@
-//! One process, as far as /proc lets this user look: why it has no agent, or why its agent is not heard.
+//! Checks of one process, as far as /proc permits: why it has no agent, or why the daemon does not receive its agent's reports.
 //!
 //! ```text
-//! seen      what /proc shows
-//! text      what its files say
-//! variable  who lost CUDA_INJECTION64_PATH
-//! file      whether the library can be loaded where the process is
-//! socket    whether the process sees the daemon
+//! proc_snapshot    data of the process in /proc
+//! text             parsers of its files
+//! variable         finds the process that dropped CUDA_INJECTION64_PATH
+//! file             whether the process can load the library
+//! socket           whether the process can reach the daemon
 //! ```
 
 mod file;
@@ -26,12 +26,12 @@ pub(super) use text::mapped;
 
 const INJECTION: &str = "CUDA_INJECTION64_PATH";
 const AGENT: &str = "libgpumem.so";
-/// Memory of the agent: `/memfd:gpumem-agent.PID.ADDRESS`, by the pid of who started it.
+/// Name of the agent's memory, `/memfd:gpumem-agent.PID.ADDRESS`, with the pid of the process that started the agent.
 const MEMORY: &str = "memfd:gpumem-agent.";
-/// An agent looks for a daemon at least that often.
+/// Longest interval between an agent's connection attempts, in seconds, with a margin.
 const SOON_S: u64 = 6;
 
-/// What else loads itself into programs that use CUDA, by the name of its library.
+/// Other tools that load themselves into CUDA programs, by the name of their library.
 const TOOLS: [(&str, &str); 8] = [
     ("libToolsInjection", "Nsight Systems"),
     ("libInterceptorInjectionTarget", "Nsight Compute"),
@@ -43,19 +43,19 @@ const TOOLS: [(&str, &str); 8] = [
     ("libkineto", "Kineto (torch.profiler)"),
 ];
 
-/// Everything that is said of one process.
+/// The checks of one process.
 struct ProcessCase<'a> {
     seen: ProcSnapshot,
     subject: String,
-    /// The daemon says that its agent is heard, or why it is not.
+    /// The daemon receives the agent's reports, or has explained why it does not.
     covered: bool,
-    /// Its control socket.
+    /// The daemon's control socket.
     control: Option<&'a Path>,
     uptime_s: Option<u64>,
     findings: &'a mut Vec<Finding>,
 }
 
-/// Looks at a process.
+/// Checks a process.
 pub(super) fn look(
     pid: u32,
     control: Option<&Path>,
@@ -106,7 +106,7 @@ impl ProcessCase<'_> {
         self.say(Check::ProcessMps, State::Ok, text, None);
     }
 
-    /// Whether any library could be loaded into it.
+    /// Checks whether the program can load libraries at all.
     fn program(&mut self) -> bool {
         let Some(Ok(elf)) = &self.seen.program else { return true };
         let elf = elf.clone();
@@ -159,7 +159,7 @@ impl ProcessCase<'_> {
     }
 
     fn not_loaded(&mut self, uses_cuda: bool) {
-        // What would keep the agent out is worth a word before CUDA is used, and no more than that.
+        // A problem that would prevent the agent is only informational as long as CUDA is not used.
         let state = if uses_cuda { State::Warn } else { State::Ok };
         if self.seen.variable("GPUMEM_DISABLE").is_some_and(|value| value != "0") {
             let text = "GPUMEM_DISABLE is set: it has no agent";
@@ -210,7 +210,7 @@ impl ProcessCase<'_> {
         if self.covered {
             return self.cupti();
         }
-        // The name of its memory says which process started the agent.
+        // The name of its memory contains the pid of the process that started the agent.
         let starter = self.seen.mapped(MEMORY).and_then(|file| {
             let name = Path::new(&file).file_name()?.to_str()?.strip_prefix(MEMORY)?.to_owned();
             name.split('.').next()?.parse::<u32>().ok()
@@ -286,7 +286,7 @@ impl ProcessCase<'_> {
         }
     }
 
-    /// Sees the daemon, and is not heard.
+    /// The process can reach the daemon, but its reports do not arrive.
     fn age(&mut self) {
         let (Some(age_s), Some(up_s)) = (self.seen.age_s, self.uptime_s) else { return };
         let (text, fix) = if up_s < SOON_S {
@@ -319,7 +319,7 @@ impl ProcessCase<'_> {
         }
     }
 
-    /// Others that want what the agent wants.
+    /// Checks for other tools that use CUPTI.
     fn tools(&mut self) {
         let maps = self.seen.maps.clone().unwrap_or_default();
         let name = |file: &str| Path::new(file).file_name().map(|name| name.to_string_lossy().into_owned());

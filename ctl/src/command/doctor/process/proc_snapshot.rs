@@ -1,33 +1,33 @@
-//! What /proc shows of one process.
+//! Data of a process in /proc.
 
 use super::text::{age, mapped, variable};
 use crate::command::doctor::elf::Elf;
 use std::io;
 use std::path::PathBuf;
 
-/// Ancestors that are looked at.
+/// Most ancestors that are read.
 const MOST_ANCESTORS: usize = 64;
 
-/// A process, as far as this user may look into it.
+/// A process, as far as this user may read its data.
 #[derive(Debug, Default)]
 pub(crate) struct ProcSnapshot {
     pub pid: u32,
-    /// The kernel's short name.
+    /// The kernel's short name of the process.
     pub comm: String,
     pub uid: Option<u32>,
     pub parent: Option<u32>,
-    /// In the innermost of its PID namespaces.
+    /// Its pid in its innermost PID namespace.
     pub own_pid: u32,
-    /// 2: it has a filter of system calls.
+    /// Seccomp mode; 2 means that a filter of system calls is active.
     pub seccomp: u32,
-    /// It has ended, and its parent has not looked.
+    /// It has ended, and its parent has not waited for it.
     pub is_zombie: bool,
-    /// Seconds since it began.
+    /// Age in seconds.
     pub age_s: Option<u64>,
     pub maps: Option<String>,
     pub environ: Option<Vec<u8>>,
     pub program: Option<io::Result<Elf>>,
-    /// Its root folder, as seen from here.
+    /// Its root folder, as a path in our namespace.
     pub root: PathBuf,
 }
 
@@ -57,28 +57,28 @@ impl ProcSnapshot {
             ),
             maps: text("maps").filter(|maps| !maps.is_empty()),
             environ: std::fs::read(folder.join("environ")).ok(),
-            // A link that may not be followed says nothing of the program.
+            // If the link cannot be followed, nothing is known about the program.
             program: std::fs::read_link(&program).is_ok().then(|| Elf::read(&program)),
             root: folder.join("root"),
         }
     }
 
-    /// A variable that is set to something.
+    /// Returns a non-empty environment variable.
     pub(crate) fn variable(&self, name: &str) -> Option<String> {
         variable(self.environ.as_deref()?, name)
     }
 
-    /// A file of this name, or one that begins so, that it has mapped.
+    /// Returns the path of a mapped file whose name begins with `name`.
     pub(crate) fn mapped(&self, name: &str) -> Option<String> {
         mapped(self.maps.as_deref()?, name)
     }
 
-    /// A path of its own, as seen from here.
+    /// Converts a path in the process's namespace to one in ours.
     pub(crate) fn within(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    /// Those that started it, the nearest first.
+    /// Returns its ancestors, the nearest first.
     pub(crate) fn ancestors(&self) -> Vec<ProcSnapshot> {
         let mut all = Vec::new();
         let mut parent = self.parent;

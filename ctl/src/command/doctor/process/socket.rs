@@ -1,4 +1,4 @@
-//! Whether the process sees the daemon's socket, in its own mount namespace and by its own environment.
+//! Checks whether the process can reach the daemon's socket, in its mount namespace and with its environment.
 
 use super::file::mounts_differ;
 use super::proc_snapshot::ProcSnapshot;
@@ -8,7 +8,7 @@ use gpumem_model::control::State;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 
-/// Where the agent of a process looks, best first, as agent-lib's environment has it.
+/// Returns the paths that the process's agent tries, the best first, like the code in agent-lib.
 fn places(process: &ProcSnapshot) -> Vec<String> {
     if let Some(named) = process.variable("GPUMEM_SOCKET") {
         return vec![named];
@@ -18,7 +18,7 @@ fn places(process: &ProcSnapshot) -> Vec<String> {
     runtime.into_iter().chain([format!("/run/gpumemd/{AGENT}")]).chain(own).collect()
 }
 
-/// The socket that it sees; or how it is, why, and what to do.
+/// Returns the socket that it can reach, or else the state, the problem and the remedy.
 pub(super) fn look(
     process: &ProcSnapshot,
     control: Option<&Path>,
@@ -70,7 +70,7 @@ pub(super) fn look(
     let looked = places.join(", ");
     let fix = match (mounts_differ(process.pid), &daemons) {
         (true, Some(daemons)) => {
-            // What lies beside the control socket is a link into a folder that has nothing else.
+            // The file next to the control socket is a link to a folder that contains only the agent socket.
             let socket = daemons.canonicalize().unwrap_or_else(|_| daemons.clone());
             let folder = socket.parent().unwrap_or(Path::new("/run/gpumemd/agent")).display();
             format!(

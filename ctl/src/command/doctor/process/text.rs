@@ -1,24 +1,24 @@
-//! Text of /proc/PID/maps, environ and stat -> what is asked of it.
+//! Parsers for /proc/PID/maps, environ and stat.
 
 use std::path::Path;
 
-/// A variable that is set to something; the first one counts.
+/// Returns a non-empty environment variable; the first entry counts.
 pub(crate) fn variable(environ: &[u8], name: &str) -> Option<String> {
     let mut entries = environ.split(|byte| *byte == 0);
     let value = entries.find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
     Some(String::from_utf8_lossy(value).into_owned()).filter(|value| !value.is_empty())
 }
 
-/// Paths that are mapped; those of removed files end in ` (deleted)`.
+/// Returns the paths of mapped files; those of removed files end in ` (deleted)`.
 pub(crate) fn files(maps: &str) -> impl Iterator<Item = &str> {
     maps.lines().filter_map(|line| {
-        // Five fields, blanks, and a path that may have blanks too. What has no file is named in brackets, by whoever mapped it.
+        // A line has five fields, then blanks and a path that may contain blanks. Mappings without a file have names in brackets.
         let path = (0..5).try_fold(line, |rest, _| Some(rest.trim_start().split_once(' ')?.1))?.trim_start();
         path.starts_with('/').then_some(path)
     })
 }
 
-/// The first file whose name begins so.
+/// Returns the first mapped file whose name begins with `name`.
 pub(crate) fn mapped(maps: &str, name: &str) -> Option<String> {
     let is_it = |file: &&str| {
         Path::new(file).file_name().is_some_and(|file| file.to_string_lossy().starts_with(name))
@@ -26,9 +26,9 @@ pub(crate) fn mapped(maps: &str, name: &str) -> Option<String> {
     files(maps).find(is_it).map(str::to_owned)
 }
 
-/// Seconds since it began; clock ticks are hundredths.
+/// Returns the age in seconds; clock ticks are hundredths of a second.
 pub(crate) fn age(stat: &str, uptime: &str) -> Option<u64> {
-    // The name is in brackets and may hold anything.
+    // The name in parentheses may contain any character.
     let started = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse::<u64>().ok()?;
     let up = uptime.split('.').next()?.parse::<u64>().ok()?;
     Some(up.saturating_sub(started / 100))

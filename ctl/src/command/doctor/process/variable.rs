@@ -1,12 +1,12 @@
-//! Who lost the variable: the nearest ancestor that still has it stands beside the one that dropped it.
+//! Finds the process that dropped the variable: the child of the nearest ancestor that still has it.
 
 use super::proc_snapshot::ProcSnapshot;
 use super::{AGENT, INJECTION};
 
-/// The variables that go together.
+/// The variables that must be passed together.
 const ALL: &str = "CUDA_INJECTION64_PATH,NVTX_INJECTION64_PATH,GPUMEM_SOCKET,GPUMEM_JOB";
 
-/// Programs that start others with an environment of their own, and how to have ours in it.
+/// Returns advice for programs that start others with a new environment.
 fn fix_for(holder: &str) -> String {
     match holder {
         "sudo" => format!("sudo --preserve-env={ALL} COMMAND, or sudo gpumemctl run -- COMMAND"),
@@ -27,7 +27,7 @@ fn fix_for(holder: &str) -> String {
     }
 }
 
-/// Why a process was started without it, and what to do.
+/// Returns why a process was started without the variable, and the remedy.
 pub(super) fn lost(process: &ProcSnapshot, ancestors: &[ProcSnapshot]) -> (String, String) {
     let has = |seen: &ProcSnapshot| {
         seen.variable(INJECTION)
@@ -36,7 +36,7 @@ pub(super) fn lost(process: &ProcSnapshot, ancestors: &[ProcSnapshot]) -> (Strin
     let named = |seen: &ProcSnapshot| format!("{} (pid {})", seen.comm, seen.pid);
     let holder = ancestors.iter().position(has);
     let Some((at, holder)) = holder.and_then(|at| Some((at, ancestors.get(at)?))) else {
-        // `gpumemctl run` sets it for what it starts, and has it not itself.
+        // `gpumemctl run` sets the variable for its children, but does not have it itself.
         let runs = ancestors.iter().position(|seen| seen.comm == "gpumemctl");
         let text = match (runs, ancestors.iter().find(|seen| seen.environ.is_none())) {
             (Some(at), _) => {
