@@ -1,9 +1,9 @@
-//! What importers have in common: the records that they make, and the care for files that may hold anything.
+//! Shared code of the importers: builds records, and limits what arbitrary files may cause.
 //!
 //! ```text
-//! Feed      the host: devices, readings of NVML, what could not be read
-//! Speaker   one process: its names, its allocations
-//! lines     the lines of a text file, bad ones counted
+//! Feed      records of the host: devices, NVML readings; counts unreadable input
+//! Speaker   records of one process: names, allocations
+//! lines     lines of a text file; unreadable ones are counted
 //! ```
 
 use gpumem_ledger::{Origin, ProcessKey};
@@ -16,19 +16,19 @@ use gpumem_wire::{
 use std::collections::{BTreeMap, HashMap};
 
 pub(super) const MIB: u64 = 1 << 20;
-/// No GPU has more (256 TiB): what says so is no allocation.
+/// Maximum size of an allocation (256 TiB, more than any GPU has); larger values are invalid.
 pub(super) const MAX_BYTES: u64 = 1 << 48;
-/// Where made-up addresses begin: files of other tools have none, or none that is worth keeping.
+/// First generated address. Files of other tools contain no usable addresses.
 const FIRST_ADDRESS: u64 = 1 << 40;
-/// Bad places that are named; all are counted.
+/// Number of unreadable places that a message lists; all of them are counted.
 const NAMED: usize = 5;
-/// Names that a process may have. More are summed under [`MORE_NAMES`]: memory is bounded, sums are exact.
+/// Maximum number of names of a process. Further names share [`MORE_NAMES`], so memory is bounded and sums stay exact.
 const MAX_NAMES: usize = 1 << 16;
 const MORE_NAMES: &str = "(more names)";
-/// Live allocations of a process that are told one by one; of more, one for each name.
+/// Maximum number of allocations of a process that get rows of their own; further ones are summed by name.
 const MAX_ROWS: u64 = 1 << 18;
 
-/// Places in a file that could not be read.
+/// Unreadable places of a file.
 #[derive(Debug, Default)]
 pub(super) struct Rejects {
     pub count: u64,
@@ -43,7 +43,7 @@ impl Rejects {
         }
     }
 
-    /// `3 rows cannot be read (line 4, 7, 9); right is: EXAMPLE`.
+    /// Returns a sentence such as `3 rows cannot be read (line 4, 7, 9); right is: EXAMPLE`.
     fn sentence(&self, what: &str, place: &str, example: &str) -> String {
         let named: Vec<String> = self.named.iter().map(u64::to_string).collect();
         let more = if self.count > named.len() as u64 { ", ..." } else { "" };
@@ -52,32 +52,33 @@ impl Rejects {
     }
 }
 
-/// What is said of the host, and of the file itself.
+/// Emits records of the host, and notes about the file.
 pub(super) struct Feed<'s> {
     pub sink: &'s mut dyn Sink,
-    /// Time of what is said next: a line's number, where there is no clock.
+    /// Time of the next record; a line number if the file has no clock.
     pub time_ns: u64,
     pub rejects: Rejects,
-    /// By slot.
+    /// Whether a device record was emitted, by slot.
     is_named: [bool; 256],
-    /// Of the last reading.
+    /// Number of the last NVML reading.
     sample: u64,
 }
 
 impl<'s> Feed<'s> {
-    /// Times are positions in the file.
+    /// Returns a feed whose times are positions in the file.
     pub fn of_lines(sink: &'s mut dyn Sink) -> Self {
         let mut feed = Feed::silent(sink);
         feed.anchor(ClockKind::Ordinal, 0);
         feed
     }
 
-    /// What times mean is not said yet; if it never is, they are nanoseconds since the first one.
+    /// Returns a feed whose clock is not defined yet. Without a later [`Feed::anchor`], times are nanoseconds since the first
+    /// one.
     pub fn silent(sink: &'s mut dyn Sink) -> Self {
         Feed { sink, time_ns: 0, rejects: Rejects::default(), is_named: [false; 256], sample: 0 }
     }
 
-    /// What times mean: with [`ClockKind::Wall`] time 0 is so many nanoseconds after 1970.
+    /// Defines the clock: with [`ClockKind::Wall`], time 0 is `realtime_ns` nanoseconds after 1970.
     pub fn anchor(&mut self, clock: ClockKind, realtime_ns: u64) {
         self.host(Stamp::default(), Body::ClockAnchor { realtime_ns, boottime_ns: 0, clock });
     }
@@ -91,7 +92,7 @@ impl<'s> Feed<'s> {
         self.say(Origin::Host, stamp, body);
     }
 
-    /// Names a device by its number alone.
+    /// Emits a device that is known only by its number.
     pub fn device(&mut self, slot: u8, total_bytes: Option<u64>) {
         let is_named = std::mem::replace(&mut self.is_named[usize::from(slot)], true);
         if !is_named || total_bytes.is_some() {
@@ -99,7 +100,7 @@ impl<'s> Feed<'s> {
         }
     }
 
-    /// Names a device by its UUID.
+    /// Emits a device with its UUID.
     pub fn gpu(&mut self, slot: u8, uuid: u128, model: &str) {
         let body = Body::Device {
             uuid_high: (uuid >> 64) as u64,
@@ -113,7 +114,7 @@ impl<'s> Feed<'s> {
         self.is_named[usize::from(slot)] = true;
     }
 
-    /// What NVML charged to processes on a device, all read at once.
+    /// Emits one NVML reading: the bytes charged to processes on a device.
     pub fn reading(&mut self, slot: u8, charged: &[(ProcessKey, Result<u64, Absence>)]) {
         self.sample += 1;
         let (stamp, number) = (Stamp { device: slot, ..Stamp::default() }, self.sample);
@@ -127,7 +128,7 @@ impl<'s> Feed<'s> {
         self.host(stamp, Body::SampleEnd { number, result: 0 });
     }
 
-    /// Memory of a device as a whole.
+    /// Emits total and free memory of a device.
     pub fn device_memory(&mut self, slot: u8, total_bytes: u64, free_bytes: u64) {
         let used_bytes = total_bytes.saturating_sub(free_bytes);
         let body =
@@ -135,7 +136,7 @@ impl<'s> Feed<'s> {
         self.host(Stamp { device: slot, ..Stamp::default() }, body);
     }
 
-    /// `key=value` of a process, without line ends in it.
+    /// Emits the fact `key=value` of a process; control characters are removed from the value.
     pub fn fact(&mut self, of: ProcessKey, key: &str, value: &str) {
         let facts: String = value.chars().filter(|character| !character.is_control()).take(4096).collect();
         let facts = format!("{key}={facts}");
@@ -147,25 +148,25 @@ impl<'s> Feed<'s> {
         );
     }
 
-    /// A process has ended.
+    /// Emits the end of a process.
     pub fn gone(&mut self, ProcessKey { pid, start_ticks }: ProcessKey) {
         let body = Body::ProcessGone { start_ticks, status: Reading::ABSENT };
         self.host(Stamp { thread: pid, ..Stamp::default() }, body);
     }
 
-    /// Something at this place cannot be read.
+    /// Counts unreadable input at a place.
     pub fn reject(&mut self, place: u64) {
         self.rejects.add(place);
         self.sink.reject(1);
     }
 
-    /// As many more, whose places nobody kept.
+    /// Counts further unreadable input whose places are unknown.
     pub fn rejected_more(&mut self, count: u64) {
         self.rejects.count += count;
         self.sink.reject(count);
     }
 
-    /// Tells what was rejected, if anything was. `what` is one of those, `place` what their numbers count.
+    /// Adds a caveat if input was rejected. `what` names one item, `place` is the unit of the numbers.
     pub fn tell_rejects(&mut self, what: &str, place: &str, example: &str) {
         if self.rejects.count > 0 {
             let text = self.rejects.sentence(what, place, example);
@@ -189,16 +190,16 @@ fn by_number(slot: u8, total_bytes: Option<u64>) -> Body<'static> {
     }
 }
 
-/// One piece of memory, as a file tells it.
+/// One piece of memory from a file.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Piece {
     pub slot: u8,
     pub bytes: u64,
-    /// From [`Speaker::tag`]; 0 for none.
+    /// Id returned by [`Speaker::tag`]; 0 for none.
     pub tag: u32,
     pub memory: MemoryKind,
     pub role: Role,
-    /// The bytes are rounded.
+    /// The file states a rounded size.
     pub estimated: bool,
 }
 
@@ -208,7 +209,7 @@ impl Piece {
     }
 }
 
-/// A process that speaks through a file.
+/// Emits the records of one process of a file.
 pub(super) struct Speaker {
     pub key: ProcessKey,
     seq: u64,
@@ -216,16 +217,16 @@ pub(super) struct Speaker {
     tags: HashMap<String, u32>,
     is_named: [bool; 256],
     rows: u64,
-    /// What is told at once, by [`Speaker::settle`].
+    /// Pieces that [`Speaker::settle`] emits together.
     held: Vec<Piece>,
-    /// What came after [`MAX_ROWS`] rows, in one piece for each name: how many, and their bytes.
+    /// Pieces beyond [`MAX_ROWS`], summed by name: count and bytes.
     summed: BTreeMap<(u8, u32, u8, u8), (u64, u64)>,
     cut_tags: u64,
     has_pool: [bool; 256],
 }
 
 impl Speaker {
-    /// The `number`th process of the file; its pid is not known.
+    /// Returns the `number`th process of the file; its pid is unknown.
     pub fn new(number: u64) -> Self {
         Speaker {
             key: ProcessKey { pid: 0, start_ticks: number },
@@ -250,7 +251,7 @@ impl Speaker {
         Stamp { seq: self.seq, ..Stamp::default() }
     }
 
-    /// Has an account on a device, if only an empty one.
+    /// Gives the process an account on a device, which may stay empty.
     pub fn device(&mut self, feed: &mut Feed<'_>, slot: u8) {
         feed.device(slot, None);
         if !std::mem::replace(&mut self.is_named[usize::from(slot)], true) {
@@ -258,7 +259,7 @@ impl Speaker {
         }
     }
 
-    /// The id of a tag: a path.
+    /// Returns the id of a tag path.
     pub fn tag(&mut self, feed: &mut Feed<'_>, path: &str) -> u32 {
         let mut end = path.len().min(MAX_TAG_BYTES);
         while !path.is_char_boundary(end) {
@@ -281,7 +282,7 @@ impl Speaker {
         id
     }
 
-    /// Memory that stays until the end.
+    /// Emits an allocation that lives until the end.
     pub fn allocate(&mut self, feed: &mut Feed<'_>, piece: Piece) {
         self.device(feed, piece.slot);
         if self.is_room(piece) {
@@ -289,14 +290,14 @@ impl Speaker {
         }
     }
 
-    /// The same, of a file that tells a state: all of it is there when the file ends, nothing before anything else.
+    /// Adds an allocation for files that describe a state: all allocations are emitted together at the end of the file.
     pub fn hold(&mut self, piece: Piece) {
         if self.is_room(piece) {
             self.held.push(piece);
         }
     }
 
-    /// Whether it may have a row of its own; else it is summed.
+    /// Whether the piece may have its own row; if not, adds it to the sums.
     fn is_room(&mut self, piece: Piece) -> bool {
         self.rows += 1;
         if self.rows > MAX_ROWS {
@@ -324,7 +325,7 @@ impl Speaker {
         address
     }
 
-    /// What a driver's pool on the device may hold; see level.rs.
+    /// Returns the id of the driver pool on a device, creating it if needed; see level.rs.
     pub fn pool(&mut self, feed: &mut Feed<'_>, slot: u8) -> u64 {
         self.device(feed, slot);
         let pool = 1 + u64::from(slot);
@@ -336,13 +337,13 @@ impl Speaker {
         pool
     }
 
-    /// A piece in the device's pool; its address.
+    /// Allocates a piece from the device's pool and returns its address.
     pub fn take(&mut self, feed: &mut Feed<'_>, piece: Piece) -> u64 {
         let pool = self.pool(feed, piece.slot);
         self.row(feed, Piece { memory: MemoryKind::StreamOrdered, ..piece }, pool)
     }
 
-    /// A piece goes back to the device's pool.
+    /// Frees a piece to the device's pool.
     pub fn give(&mut self, feed: &mut Feed<'_>, slot: u8, address: u64) {
         let begin = Stamp { device: slot, ..self.ordered() };
         self.say(feed, begin, Body::FreeBegin { address });
@@ -350,20 +351,20 @@ impl Speaker {
         self.say(feed, end, Body::FreeEnd { begin_seq: begin.seq, result: 0 });
     }
 
-    /// The device's pool keeps no more than this.
+    /// Sets the bytes that the device's pool reserves.
     pub fn keep(&mut self, feed: &mut Feed<'_>, slot: u8, bytes: u64) {
         let pool = self.pool(feed, slot);
         let stamp = Stamp { device: slot, ..self.ordered() };
         self.say(feed, stamp, Body::PoolState { pool, reserved_bytes: bytes, used_bytes: bytes, took_us: 0 });
     }
 
-    /// A step begins.
+    /// Emits the begin of a step.
     pub fn step(&mut self, feed: &mut Feed<'_>, number: u64) {
         let stamp = self.ordered();
         self.say(feed, stamp, Body::Step { number });
     }
 
-    /// Tells what is held and what was summed. Comes before a reading that is of the whole.
+    /// Emits the held pieces and the sums. Must precede a reading that covers the whole process.
     fn settle(&mut self, feed: &mut Feed<'_>) {
         for piece in std::mem::take(&mut self.held) {
             self.device(feed, piece.slot);
@@ -377,7 +378,7 @@ impl Speaker {
         for ((slot, tag, memory, role), (_, bytes)) in summed {
             let memory = MemoryKind::from_code(memory);
             let role = Role::from_code(role);
-            // A sum may be more than one allocation can have.
+            // A sum may exceed the maximum of one allocation.
             let mut rest = bytes;
             while rest > 0 {
                 let bytes = rest.min(MAX_BYTES);
@@ -393,14 +394,14 @@ impl Speaker {
         feed.caveat("summed_rows", text);
     }
 
-    /// All of it has been said up to now: a reading may be compared with it.
+    /// Emits a watermark: all records up to now are complete, so a reading may be compared with them.
     pub fn watermark(&mut self, feed: &mut Feed<'_>) {
         self.settle(feed);
         let body = Body::Watermark { last_seq: self.seq, in_flight_since_ns: 0 };
         self.say(feed, Stamp::default(), body);
     }
 
-    /// The file is over.
+    /// Emits what remains at the end of the file.
     pub fn end(&mut self, feed: &mut Feed<'_>) {
         self.settle(feed);
         if self.cut_tags > 0 {

@@ -1,26 +1,26 @@
-//! Amounts instead of allocations: what a device holds in all, told again and again.
+//! For files that report amounts instead of allocations: the bytes that a device holds, at many times.
 //!
-//! What comes and goes does so inside a driver's pool, which keeps what it has until it is polled: `tracked`
-//! goes from one amount to the next without a value that never was.
+//! Changes are booked in a driver pool, which keeps its reserved bytes until it is polled. Therefore `tracked` goes from one
+//! amount directly to the next, without intermediate values.
 
 use super::feed::{Feed, Piece, Speaker};
 use gpumem_wire::Role;
 use std::collections::BTreeMap;
 
-/// Rows that a total has at most.
+/// Maximum number of rows of a total.
 const MAX_ROWS: usize = 1 << 16;
 
-/// A total, as a counter tells it. Each rise is taken for an allocation, each fall for the end of one.
+/// A total as a counter reports it. Each rise is booked as an allocation, each fall as a free.
 #[derive(Debug, Default)]
 pub(super) struct Total {
     bytes: u64,
     live: usize,
-    /// Addresses of live rows by their size.
+    /// Addresses of live rows, by their size.
     rows: BTreeMap<u64, Vec<u64>>,
 }
 
 impl Total {
-    /// The device holds this much now.
+    /// Sets the bytes that the device holds now.
     pub fn set(&mut self, speaker: &mut Speaker, feed: &mut Feed<'_>, slot: u8, bytes: u64) {
         if bytes < self.bytes {
             self.fall(speaker, feed, slot, self.bytes - bytes);
@@ -32,7 +32,7 @@ impl Total {
     }
 
     fn rise(&mut self, speaker: &mut Speaker, feed: &mut Feed<'_>, slot: u8, mut bytes: u64) {
-        // Of too many rows the smallest becomes part of the new one.
+        // At the maximum number of rows, the smallest row is merged into the new one.
         if self.live == MAX_ROWS
             && let Some((size, address)) = self.smallest()
         {
@@ -51,7 +51,7 @@ impl Total {
         Some((size, self.take(size)?))
     }
 
-    /// The address of a row of that size, which is none of ours any more.
+    /// Removes a row of this size and returns its address.
     fn take(&mut self, size: u64) -> Option<u64> {
         let rows = self.rows.get_mut(&size)?;
         let address = rows.pop()?;
@@ -62,7 +62,7 @@ impl Total {
         Some(address)
     }
 
-    /// Rows of that size if there is one, else the largest until it is enough; what was too much comes back.
+    /// Frees `bytes`: each time the largest row that fits, else the smallest. Any excess is allocated again.
     fn fall(&mut self, speaker: &mut Speaker, feed: &mut Feed<'_>, slot: u8, bytes: u64) {
         let mut left = bytes;
         while left > 0 {
@@ -85,7 +85,7 @@ pub(super) struct Composition {
 }
 
 impl Composition {
-    /// The device holds these pieces now, each in the place where it was before.
+    /// Replaces the held pieces; each keeps its position from call to call.
     pub fn set(&mut self, speaker: &mut Speaker, feed: &mut Feed<'_>, slot: u8, pieces: &[Piece]) {
         self.held.resize(self.held.len().max(pieces.len()), (0, 0, Role::Unknown, 0));
         let wanted = pieces.iter().map(|piece| (piece.bytes, piece.tag, piece.role));

@@ -1,4 +1,4 @@
-//! Files of other tools -> observations. One table of formats; each format is one file.
+//! Imports files of other tools as observations. The formats are listed in one table; each has its own module.
 #![forbid(unsafe_code)]
 
 mod feed;
@@ -26,14 +26,14 @@ use std::path::Path;
 
 /// A format that can be read.
 pub struct Format {
-    /// What it is called on the command line.
+    /// Name on the command line.
     pub name: &'static str,
-    /// One line for people.
+    /// One-line description.
     pub about: &'static str,
-    /// Whether the beginning of a file looks like it.
+    /// Whether a file begins like this format.
     looks_like: fn(&[u8]) -> bool,
     read: fn(Input, &mut dyn Sink) -> Result<(), Error>,
-    /// Preset of rules that goes with it.
+    /// Preset of rules for the format.
     preset: Option<&'static str>,
 }
 
@@ -43,7 +43,7 @@ impl std::fmt::Debug for Format {
     }
 }
 
-/// All formats, the surest first.
+/// All formats, the most reliably recognised first.
 pub const FORMATS: &[Format] = &[
     Format {
         name: "recording",
@@ -124,23 +124,23 @@ pub const FORMATS: &[Format] = &[
     },
 ];
 
-/// The format of that name.
+/// Returns the format with a name.
 pub fn format(name: &str) -> Option<&'static Format> {
     FORMATS.iter().find(|format| format.name == name)
 }
 
-/// Reads a file as `forced`, or as what it looks like, into runs.
+/// Reads a file into runs, in the format `forced` or else in the format that it looks like.
 ///
 /// # Errors
-/// See [`Error`]: each says what, where, and what would be right.
+/// See [`Error`]: each names the problem, its place, and what would be valid.
 pub fn read_file(path: &Path, forced: Option<&'static Format>) -> Result<Vec<Run>, Error> {
     read(Input::open(path)?, forced)
 }
 
-/// The same of what was opened already.
+/// Like [`read_file`], for input that is already open.
 ///
 /// # Errors
-/// As [`read_file`].
+/// Same as [`read_file`].
 pub fn read(input: Input, forced: Option<&'static Format>) -> Result<Vec<Run>, Error> {
     let format = format_of(&input, forced)?;
     if format.name == export::FORMAT {
@@ -155,16 +155,16 @@ pub fn read(input: Input, forced: Option<&'static Format>) -> Result<Vec<Run>, E
     Ok(builder.runs(false))
 }
 
-/// Reads a file, one observation after another.
+/// Reads a file and passes its observations to `sink`.
 ///
 /// # Errors
-/// As [`read_file`].
+/// Same as [`read_file`].
 pub fn observe_file(path: &Path, forced: Option<&'static Format>, sink: &mut dyn Sink) -> Result<(), Error> {
     let input = Input::open(path)?;
     (format_of(&input, forced)?.read)(input, sink)
 }
 
-/// An exported run is what others are made into.
+/// Rejects an exported run: it is already a run and contains no records.
 fn no_records(input: Input, _: &mut dyn Sink) -> Result<(), Error> {
     let what = "is a run already, and has no records to play: report or import it".to_owned();
     Err(Error::Damaged { path: input.path, offset: 0, what })

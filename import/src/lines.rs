@@ -1,11 +1,11 @@
-//! Lines of text files, and the comma-separated values of a line.
+//! Reads lines of text files, and the comma-separated values of a line.
 
 use super::feed::Feed;
 use gpumem_model::units::plural;
 use gpumem_runs::input::{Error, Input, Line, Lines};
 use std::borrow::Cow;
 
-/// Calls `each` for the lines of a file with their numbers, from 1; returns how many there were.
+/// Calls `each` for the lines of a file with their numbers, from 1; returns the number of lines.
 pub(super) fn lines(
     input: Input,
     feed: &mut Feed<'_>,
@@ -47,8 +47,8 @@ pub(super) fn lines(
     Ok(number - 1)
 }
 
-/// The fields of a line, without quotes and the blanks around them; `None` where a quote is not closed, or
-/// something follows one that is.
+/// Returns the fields of a line without quotes and surrounding blanks; `None` if a quote is not closed, or if text follows a
+/// closing quote.
 pub(super) fn fields(line: &str) -> Option<Vec<Cow<'_, str>>> {
     let mut fields = Vec::new();
     let mut rest = line.trim();
@@ -76,7 +76,7 @@ pub(super) fn fields(line: &str) -> Option<Vec<Cow<'_, str>>> {
     }
 }
 
-/// What stands before the closing quote (two of them are one that closes nothing), and what after.
+/// Splits at the closing quote; a doubled quote stands for a single one and does not close.
 fn unquote(text: &str) -> Option<(Cow<'_, str>, &str)> {
     let mut from = 0;
     loop {
@@ -92,7 +92,7 @@ fn unquote(text: &str) -> Option<(Cow<'_, str>, &str)> {
     }
 }
 
-/// The first line of a file's beginning that says something; `None` if it is not text.
+/// Returns the first line of a file's beginning that is not blank; `None` if it is not text.
 pub(super) fn first_line(head: &[u8]) -> Option<&str> {
     let start = head.iter().position(|byte| !byte.is_ascii_whitespace())?;
     let line = head.get(start..)?;

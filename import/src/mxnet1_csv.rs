@@ -4,8 +4,8 @@
 //! TAG,MIB          one allocation; no header, no quotes, no time; a tag may have commas
 //! ```
 //!
-//! The tag's prefix tells the data structure (`in_arg:`, `data_entry:`, `workspace:FILE+LINE:...`). Frees are not
-//! recorded. The log beside it, with stacks of what has no tag, is not read.
+//! The tag's prefix gives the kind of data (`in_arg:`, `data_entry:`, `workspace:FILE+LINE:...`). Frees are not recorded. The
+//! accompanying log, with stacks of untagged allocations, is not read.
 
 use super::feed::{Feed, MAX_BYTES, MIB, Piece, Speaker};
 use super::lines::{first_line, lines};
@@ -15,7 +15,7 @@ use gpumem_wire::Role;
 
 const FORMAT: &str = "mxnet1-csv";
 const EXAMPLE: &str = "in_arg:fc_weight,3.814697";
-/// Lines that are looked at.
+/// Number of lines that are checked.
 const LOOKED_AT: usize = 8;
 
 const PREFIXES: [(&str, Role); 9] = [
@@ -30,7 +30,7 @@ const PREFIXES: [(&str, Role); 9] = [
     ("unknown_", Role::Unknown),
 ];
 
-/// Whether most of the first lines are tags with amounts, one of them with a prefix that is known.
+/// Whether most of the first lines are tags with amounts, and at least one tag has a known prefix.
 pub(super) fn looks_like(head: &[u8]) -> bool {
     if first_line(head).is_none() {
         return false;
@@ -38,7 +38,7 @@ pub(super) fn looks_like(head: &[u8]) -> bool {
     let is_whole = head.len() < gpumem_runs::input::HEAD_BYTES;
     let mut lines: Vec<&[u8]> = head.split(|&byte| byte == b'\n').take(LOOKED_AT + 1).collect();
     if lines.len() > LOOKED_AT || !is_whole {
-        lines.pop(); // the last one may be cut
+        lines.pop(); // the last line may be cut
     }
     let lines: Vec<&[u8]> = lines.into_iter().filter(|line| !line.trim_ascii().is_empty()).collect();
     let rows = lines.iter().filter_map(|line| row(std::str::from_utf8(line).ok()?));
@@ -51,7 +51,7 @@ pub(super) fn looks_like(head: &[u8]) -> bool {
     known && count * 2 > lines.len()
 }
 
-/// Tag and bytes of a line.
+/// Returns tag and bytes of a line.
 fn row(line: &str) -> Option<(&str, u64)> {
     let (tag, mib) = line.trim().rsplit_once(',')?;
     let mib: f64 = mib.trim().parse().ok()?;
@@ -68,7 +68,7 @@ fn role(tag: &str) -> Role {
     }
 }
 
-/// Reads such a file.
+/// Reads a file of this format.
 pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let path = input.path.clone();
     let mut feed = Feed::of_lines(sink);

@@ -1,4 +1,4 @@
-//! Aggregate statistics of MXNet 1.x's profiler (`profiler.dumps()`): its memory rows.
+//! Aggregate statistics of MXNet 1.x's profiler (`profiler.dumps()`): the memory rows.
 //!
 //! ```text
 //! Profile Statistics.                                     1.2 to 1.4: kB under headings of time; `Time` is the last value
@@ -12,8 +12,8 @@
 //! {"Time": {...}, "Memory": {"Device Storage": {"Memory: gpu/0": {"Count", "Min", "Max", "Avg"}}}, "Unit": {...}}
 //! ```
 //!
-//! A kB is 1000 bytes, through a 32-bit float. There is no time: the run holds each device's maximum. `Avg` is
-//! (max-min)/2 and no mean; `Min` begins at 2^31-1. A file may have several tables, as of several programs.
+//! A kB is 1000 bytes; values pass through a 32-bit float. The file has no times: the run holds each device's maximum. `Avg` is
+//! (max-min)/2, not a mean; `Min` starts at 2^31-1. A file may contain several tables, for example of several programs.
 
 use super::feed::{Feed, MAX_BYTES, Piece, Speaker};
 use super::lines::lines;
@@ -27,15 +27,15 @@ use std::io::Read;
 
 const FORMAT: &str = "mxnet1-table";
 const EXAMPLE: &str = "Memory: gpu/0   147   200.7040   25221.8926   12510.5938";
-/// What is read of the JSON form, which is one value.
+/// Maximum size of the JSON form, which is a single value.
 const MAX_JSON_BYTES: u64 = 8 << 20;
-/// Tables that are read, and rows of memory in each.
+/// Maximum number of tables, and of memory rows in each.
 const MAX_TABLES: usize = 256;
 const MAX_ROWS: usize = 128;
-/// Where a minimum begins that no reading was below: nothing under 2 GiB was seen.
+/// Initial value of a minimum: a minimum at or above it means that all readings were above 2 GiB.
 const CAPPED_MIN: u64 = 2_147_483_000;
 
-/// Whether there is a table, or the JSON form of one.
+/// Whether a file contains a table or its JSON form.
 pub(super) fn looks_like(head: &[u8]) -> bool {
     let has = |needle: &[u8]| head.windows(needle.len()).any(|window| window == needle);
     let is_text = has(b"Profile Statistics") && has(b"Total Count");
@@ -57,7 +57,7 @@ struct Row {
 }
 
 impl Row {
-    /// A row of text: the name may have blanks, so numbers are counted from the right; five of them are 1.2's.
+    /// Parses a text row. The name may contain blanks, so numbers are counted from the right; rows of 1.2 have five.
     fn of(line: &str) -> Option<Row> {
         let mut words: Vec<&str> = line.split_ascii_whitespace().collect();
         let is_number = |word: &&&str| word.parse::<f64>().is_ok();
@@ -98,7 +98,7 @@ impl Row {
     }
 }
 
-/// kB with decimals, as bytes.
+/// Converts kB with decimals to bytes.
 fn bytes(text: &str) -> Option<u64> {
     of_kb(text.parse().ok()?)
 }
@@ -111,10 +111,10 @@ fn of_kb(kb: f64) -> Option<u64> {
 /// The rows of one table.
 #[derive(Debug, Default)]
 struct Table {
-    /// Where it begins.
+    /// Line where the table begins.
     line: u64,
     rows: Vec<Row>,
-    /// Of pools, which are part of what devices hold.
+    /// Rows of pools, whose bytes are included in those of devices.
     pools: Vec<Row>,
 }
 

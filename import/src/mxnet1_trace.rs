@@ -1,12 +1,12 @@
-//! Chrome trace of MXNet 1.x's profiler: its memory counters.
+//! Memory counters in the Chrome trace of MXNet 1.x's profiler.
 //!
 //! ```text
 //! {"traceEvents": [ ..., {"name": "Memory: gpu/0", "cat": "Device Storage", "ph": "C", "ts": MICROSECONDS,
 //!   "args": {"Memory: gpu/0": BYTES}, "pid": HASH, "tid": HASH}, ... ], "displayTimeUnit": "ms"}
 //! ```
 //!
-//! One reading after each allocation and free of a device: the bytes that the program holds, without a name. Not sorted
-//! by time; a file that is written while the program runs has no end. MXNet 0.12 wrote no such counters.
+//! The trace has one counter value after each allocation and free on a device: the bytes that the program holds, without names.
+//! Values are not sorted by time. A file that is written while the program runs has no end. MXNet 0.12 wrote no such counters.
 
 use super::feed::{Feed, MAX_BYTES, Piece, Speaker};
 use super::level::Total;
@@ -22,21 +22,21 @@ use std::collections::BTreeMap;
 
 const EXAMPLE: &str =
     r#"{"name": "Memory: gpu/0", "ph": "C", "ts": 1559670489349250, "args": {"Memory: gpu/0": 201320}}"#;
-/// Readings that are put in order before the first of them are told.
+/// Number of readings that are buffered and sorted before the earliest are emitted.
 const WINDOW: usize = 1 << 20;
-/// Microseconds since 1970 in 2001: what is before is no such time.
+/// A time in 2001, in microseconds since 1970; smaller values are not wall-clock times.
 const FIRST_WALL_US: u64 = 1_000_000_000_000_000;
-/// Pools that are told apart.
+/// Maximum number of pools that are counted separately.
 const MAX_POOLS: usize = 64;
 
-/// Whether the beginning is that of a trace with MXNet's rows.
+/// Whether a file begins like a trace with MXNet's memory counters.
 pub(super) fn looks_like(head: &[u8]) -> bool {
     let has = |needle: &[u8]| head.windows(needle.len()).any(|window| window == needle);
     let is_trace = is_array(head) || has(b"\"traceEvents\"");
     is_trace && (has(b"\"Memory: gpu/") || has(b"\"Device Storage\"") || has(b"\"cpu pinned/\""))
 }
 
-/// A second dump to the same file begins with the comma behind what it has overwritten.
+/// Whether a file begins inside an array. A second dump to the same file begins with a comma.
 fn is_array(head: &[u8]) -> bool {
     matches!(head.iter().find(|byte| !byte.is_ascii_whitespace()), Some(b'[' | b','))
 }
@@ -50,7 +50,7 @@ struct Event<'a> {
     args: BTreeMap<String, Number>,
 }
 
-/// A count, as whole as it should be.
+/// A count; MXNet may write it as a float.
 #[derive(Deserialize, Clone, Copy)]
 #[serde(untagged)]
 enum Number {
@@ -68,7 +68,7 @@ impl Number {
     }
 }
 
-/// Memory that a counter tells of.
+/// Memory that a counter measures.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Place {
     Gpu(u8),
@@ -95,7 +95,7 @@ impl Place {
     }
 }
 
-/// What one counter said.
+/// Statistics of one counter.
 #[derive(Debug, Default)]
 struct Counter {
     readings: u64,
@@ -103,7 +103,7 @@ struct Counter {
     last: u64,
     first_us: u64,
     last_us: u64,
-    /// Bytes times microseconds.
+    /// Integral of the value: bytes times microseconds.
     integral: u128,
     total: Total,
 }
@@ -119,7 +119,7 @@ impl Counter {
         (self.last, self.last_us) = (bytes, time_us.max(self.last_us));
     }
 
-    /// Of what was held between its first reading and its last one.
+    /// Returns the mean value between the first and the last reading.
     fn mean(&self) -> u64 {
         let width = u128::from(self.last_us - self.first_us);
         self.integral.checked_div(width).map_or(self.last, |mean| u64::try_from(mean).unwrap_or(u64::MAX))
@@ -146,7 +146,7 @@ struct Reading {
 }
 
 struct Trace<'s> {
-    /// Made with the first reading that is told: its clock begins there.
+    /// Becomes `feed` with the first reading that is emitted, because its clock begins there.
     sink: Option<&'s mut dyn Sink>,
     feed: Option<Feed<'s>>,
     speaker: Speaker,
@@ -154,7 +154,7 @@ struct Trace<'s> {
     counters: Vec<Counter>,
     window: Vec<Reading>,
     first_us: u64,
-    /// Time of the last reading that was told.
+    /// Time of the last emitted reading.
     told_us: u64,
     late: u64,
 }
@@ -185,9 +185,9 @@ impl<'s> Trace<'s> {
         Some(())
     }
 
-    /// Tells the earliest readings that wait.
+    /// Emits the earliest `count` buffered readings.
     fn tell(&mut self, count: usize) {
-        self.window.sort_by_key(|reading| reading.time_us); // stable: those of one microsecond stay in their order
+        self.window.sort_by_key(|reading| reading.time_us); // stable: readings of the same microsecond keep their order
         let later = self.window.split_off(count.min(self.window.len()));
         let now = std::mem::replace(&mut self.window, later);
         if let (Some(sink), Some(first)) = (self.sink.take(), now.first()) {
@@ -238,7 +238,7 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
         let offset = objects.offset;
         let next = objects.next().map_err(|source| Error::Read { path: path.clone(), offset, source })?;
         let is_read = match next {
-            // Only events of memory are parsed: a trace has thousands of others for each of them.
+            // Parses only memory events: a trace has thousands of other events for each of them.
             Next::Object => !contains(&objects.bytes, b"\"Memory: ") || trace.add(&objects.bytes).is_some(),
             Next::Bad => false,
             end => break end,
@@ -271,7 +271,7 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     Ok(())
 }
 
-/// What a reader of the run must know: `end` is how the trace ends at byte `offset`, after so many events.
+/// Returns the caveats of the run; `end` is how the trace ended, at byte `offset`.
 fn caveats(
     places: &[Place],
     counters: &[Counter],
@@ -306,7 +306,7 @@ fn caveats(
     all.into_iter().filter(|(_, is_true, _)| *is_true).map(|(code, _, text)| (code, text)).collect()
 }
 
-/// Books the last amount of page-locked memory beside the device.
+/// Books the last amount of page-locked memory as host memory beside the device.
 fn pinned(places: &[Place], counters: &[Counter], speaker: &mut Speaker, feed: &mut Feed<'_>) {
     let gpu =
         places.iter().filter_map(|place| if let Place::Gpu(slot) = place { Some(*slot) } else { None }).min();

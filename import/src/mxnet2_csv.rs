@@ -1,4 +1,4 @@
-//! GPU memory profile of MXNet 2.0 (`gpu_memory_profile-pid_PID.csv`): what was live when it was written.
+//! GPU memory profile of MXNet 2.0 (`gpu_memory_profile-pid_PID.csv`): allocations that were live when it was written.
 //!
 //! ```text
 //! "Attribute Name","Requested Size","Device","Actual Size","Reuse?"     quoted or not
@@ -6,9 +6,10 @@
 //! "nvml_amend","BYTES","DEVICE","BYTES","0"                             NVML's number minus all actual sizes
 //! ```
 //!
-//! `Actual` is what the pool took; its sum with the amendment is what NVML charged. Rows of `image_io` are
-//! page-locked host memory, counted as the device's by the writer: they are taken out of the device's sum and stay in
-//! what NVML charged. The amendment is an unsigned subtraction there, and wraps where more was tracked.
+//! `Actual Size` is the size that the pool allocated; the sum of all actual sizes and the amendment is what NVML charged. Rows of
+//! `image_io` are page-locked host memory that the writer counted as device memory. They are removed from the device's
+//! sum but stay in the NVML charge. The writer computes the amendment by unsigned subtraction, so it wraps if more was tracked
+//! than charged.
 
 use super::feed::{Feed, MAX_BYTES, Piece, Speaker};
 use super::lines::{fields, first_line, lines};
@@ -24,7 +25,7 @@ use std::collections::{BTreeMap, HashMap};
 
 pub(super) const PRESET: &str = "mxnet";
 const EXAMPLE: &str = "\"in_arg:fc_weight\",\"1000\",\"0\",\"4096\",\"0\"";
-/// Scopes whose memory is the host's.
+/// Scopes whose memory is host memory.
 const HOST_SCOPES: [&str; 1] = ["image_io"];
 
 /// Whether the first line is the header.
@@ -37,13 +38,13 @@ fn is_header<S: AsRef<str>>(fields: &[S]) -> bool {
     has("Attribute Name") && has("Requested Size") && has("Actual Size")
 }
 
-/// One row; its name may have commas where nothing is quoted.
+/// One row. Without quotes, its name may contain commas.
 #[derive(Debug, PartialEq, Eq)]
 struct Row {
     name: String,
     requested: u64,
     device: u8,
-    /// Of an amendment it may be negative.
+    /// May be negative for the amendment.
     actual: i64,
     reused: bool,
 }
@@ -70,7 +71,7 @@ impl Row {
     }
 }
 
-/// Without the prefix that a machine made: 8_4_4_4_12 hex digits.
+/// Removes a generated prefix of 8_4_4_4_12 hex digits from a name.
 fn named(name: &str) -> &str {
     const GROUPS: [usize; 5] = [8, 4, 4, 4, 12];
     let mut rest = name;
@@ -84,17 +85,17 @@ fn named(name: &str) -> &str {
     if rest.is_empty() { name } else { rest }
 }
 
-/// A tag path: scopes and name, in one spelling.
+/// Returns the tag path of a name: its scopes in a uniform spelling.
 fn path(name: &str) -> String {
     let segments = name.split(':').map(named);
     let segments = segments.enumerate().map(|(index, segment)| match segment {
-        "updated" if index == 0 => "updater", // as files of 2020 have it
+        "updated" if index == 0 => "updater", // spelling in files of 2020
         segment => segment,
     });
     segments.collect::<Vec<_>>().join("/")
 }
 
-/// What its class or its place among the scopes tells.
+/// Derives the role from a path's scopes.
 fn role(path: &str) -> Role {
     let segments: Vec<&str> = path.split('/').collect();
     let has = |name: &str| segments.contains(&name);
@@ -114,7 +115,7 @@ fn role(path: &str) -> Role {
     ];
     match classes.iter().find(|(class, _)| has(class)) {
         Some((_, role)) => *role,
-        // What a block's node computes is named after the block; so is what flows back through it.
+        // The output of a block's node is named after the block, and so is its gradient.
         None if last.starts_with(first) => Role::Activation,
         None if ["_fwd", "_backward", "_head_grad"].iter().any(|end| last.ends_with(end)) => Role::Activation,
         None => Role::Unknown,
@@ -124,13 +125,13 @@ fn role(path: &str) -> Role {
 /// Sums of a device.
 #[derive(Debug, Default)]
 struct Device {
-    /// Of all rows, the host's among them: the writer's own sum.
+    /// Sum of all rows, host memory included, as the writer computes it.
     actual: i64,
     host: i64,
     amendment: Option<i64>,
 }
 
-/// What was asked for and what it took, of one name.
+/// Requested and actual bytes of one name.
 #[derive(Debug, Default)]
 struct Rounding {
     requested: u64,
@@ -147,7 +148,7 @@ struct Profile {
     rounding: HashMap<String, Rounding>,
 }
 
-/// Names whose rounding is kept apart.
+/// Maximum number of names whose rounding is kept separately.
 const MAX_ROUNDED_NAMES: usize = 1 << 16;
 
 impl Profile {
@@ -179,7 +180,7 @@ impl Profile {
         rounding.actual = rounding.actual.saturating_add(bytes);
     }
 
-    /// What NVML charged, as the writer's sum and its amendment tell.
+    /// Emits the bytes that NVML charged, from the writer's sum and its amendment.
     fn readings(&self, speaker: &mut Speaker, feed: &mut Feed<'_>) {
         speaker.watermark(feed);
         for (&slot, device) in &self.devices {
@@ -234,7 +235,7 @@ impl Profile {
         }
     }
 
-    /// How much more was taken than asked for, by category.
+    /// Reports by category how much more was allocated than requested.
     fn rounding(&self, feed: &mut Feed<'_>) {
         let groupings = Groupings::preset(Some(PRESET));
         let mut by_category: BTreeMap<String, u64> = BTreeMap::new();
@@ -275,7 +276,7 @@ fn amount(bytes: i64) -> String {
     format!("{} bytes", thousands(bytes))
 }
 
-/// The pid in the name that MXNet gives such a file.
+/// Returns the pid in the file name that MXNet uses.
 fn pid(input: &Input) -> Option<u32> {
     let name = input.path.file_name()?.to_string_lossy().into_owned();
     let (_, pid) = name.rsplit_once("-pid_")?;

@@ -1,4 +1,4 @@
-//! What nvidia-smi said of processes, as CSV: `used` and nothing else.
+//! CSV output of nvidia-smi about processes: `used` bytes only.
 //!
 //! ```text
 //! Wall time,Step,Value                             a scalar as TensorBoard exports it: seconds since 1970, MiB
@@ -8,7 +8,7 @@
 //! 2018/11/26 05:28:41.251, GPU-..., 12898, python3, 4031 MiB           with any of its columns, once or with -l
 //! ```
 //!
-//! Rows of one time are one reading; without times a reading ends where a process comes again.
+//! Rows with the same time are one reading. Without times, a reading ends where a process appears again.
 
 use super::feed::{Feed, MAX_BYTES, MIB};
 use super::lines::{fields, first_line, lines};
@@ -23,7 +23,7 @@ const FORMAT: &str = "nvidia-smi-csv";
 const EXAMPLE: &str = "1543210121.25,50,4031.0 below \"Wall time,Step,Value\", or 12898, 4031 MiB below \"pid, used_gpu_memory [MiB]\"";
 const MAX_PROCESSES: usize = 1024;
 const MAX_GPUS: usize = 255;
-/// A process that is missing in so many readings, one after another, has ended; its pid is another process's then.
+/// A process that is missing in this many consecutive readings has ended; its pid then belongs to another process.
 const MOST_MISSED: u32 = 8;
 
 /// Whether the first line is one of the headers.
@@ -31,22 +31,22 @@ pub(super) fn looks_like(head: &[u8]) -> bool {
     first_line(head).and_then(fields).is_some_and(|names| Columns::of(&names).is_some())
 }
 
-/// Where in a row is what.
+/// Meaning of the columns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Columns {
-    /// Wall time, value.
+    /// Wall time, step, value.
     Scalar,
     Processes {
         count: usize,
         time: Option<usize>,
-        /// What tells GPUs apart, the best there is.
+        /// Column that identifies the GPU best.
         gpu: Option<usize>,
         model: Option<usize>,
         pid: usize,
         name: Option<usize>,
         used: usize,
     },
-    /// Whole devices.
+    /// Rows of whole devices, without processes.
     Devices,
 }
 
@@ -74,7 +74,7 @@ impl Columns {
     }
 }
 
-/// Amount in MiB, with or without the unit; or why there is none.
+/// Parses an amount in MiB, with or without its unit, or the reason why there is none.
 fn mib(text: &str) -> Option<Result<u64, Absence>> {
     let text = text.trim();
     match text {
@@ -87,7 +87,7 @@ fn mib(text: &str) -> Option<Result<u64, Absence>> {
     (0.0..=MAX_BYTES as f64).contains(&bytes).then_some(Ok(bytes as u64))
 }
 
-/// `2018/11/26 05:28:41.251` in nanoseconds since 1970, as if it were UTC.
+/// Parses `2018/11/26 05:28:41.251` as UTC, in nanoseconds since 1970. The file does not state a time zone.
 fn timestamp(text: &str) -> Option<u64> {
     let (date, time) = text.trim().split_once(' ')?;
     let mut date = date.split(['/', '-']).map(|part| part.parse::<u64>().ok());
@@ -100,39 +100,39 @@ fn timestamp(text: &str) -> Option<u64> {
         return None;
     }
     let nanos = fraction.parse::<u64>().ok()? * 10_u64.pow(9 - fraction.len() as u32);
-    // Years begin in March, so that the leap day is the last of its year.
+    // Years are counted from March, so that a leap day is the last day of its year.
     let (year, month) = if month < 3 { (year - 1, month + 9) } else { (year, month - 3) };
     let days = (365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1)
         .checked_sub(719_468)?;
     Some((((days * 24 + hour) * 60 + minute) * 60 + second) * 1_000_000_000 + nanos)
 }
 
-/// 32 hex digits behind `GPU-`.
+/// Parses the 32 hexadecimal digits after `GPU-`.
 fn uuid(text: &str) -> Option<u128> {
     let digits: String = text.strip_prefix("GPU-")?.chars().filter(|&character| character != '-').collect();
     (digits.len() == 32).then(|| u128::from_str_radix(&digits, 16).ok()).flatten()
 }
 
-/// The processes of one reading, by GPU.
+/// Processes of one reading, by GPU.
 type Group = BTreeMap<u8, Vec<(ProcessKey, Result<u64, Absence>)>>;
 
 #[derive(Default)]
 struct Log {
     columns: Option<Columns>,
     gpus: Vec<String>,
-    /// Those that have not ended, by pid: their key, and the readings since they were listed.
+    /// Live processes by pid: key, and number of readings since the process was last listed.
     live: BTreeMap<u32, (ProcessKey, u32)>,
     processes: usize,
     group: Group,
-    /// GPUs with a process in the last reading.
+    /// GPUs that had a process in the last reading.
     busy: BTreeSet<u8>,
-    /// When the reading was taken, in the file's time.
+    /// Time of the current reading, in the file's time.
     group_time: Option<u64>,
     group_line: u64,
     first: Option<u64>,
     readings: u64,
     backwards: u64,
-    /// Rows without a column that tells GPUs apart.
+    /// Some rows have no column that identifies the GPU.
     nameless: bool,
 }
 
@@ -142,7 +142,7 @@ impl Log {
         if line.trim().is_empty() {
             return;
         }
-        // With -l some versions say the header again.
+        // With -l, some versions repeat the header.
         if let Some(columns) = Columns::of(&fields) {
             self.columns.get_or_insert(columns);
             return;
@@ -246,7 +246,7 @@ impl Log {
         self.group.entry(slot).or_default().push((key, used));
     }
 
-    /// Tells the reading that is over. A GPU without a row in it has no process any more.
+    /// Emits the completed reading. A GPU without rows in it no longer has processes.
     fn flush(&mut self, feed: &mut Feed<'_>) {
         let group = std::mem::take(&mut self.group);
         if group.is_empty() {
@@ -320,7 +320,7 @@ impl Log {
     }
 }
 
-/// Reads such a file.
+/// Reads a file of this format.
 pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let path = input.path.clone();
     let mut feed = Feed::silent(sink);

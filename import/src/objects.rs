@@ -1,41 +1,41 @@
-//! The objects of a JSON array, one after another, from a file that need not be JSON as a whole: a trace that is still
-//! being written has no end, one that was begun twice has two beginnings, one that was cut ends inside an object.
+//! Iterates over the objects of a JSON array in a file that may not be valid JSON as a whole. A trace that is still being
+//! written has no end, one that was started twice has two beginnings, and a truncated one ends inside an object.
 
 use std::io::{self, BufRead};
 
-/// Longest object that is read.
+/// Maximum size of an object.
 const MAX_OBJECT_BYTES: usize = 1 << 20;
-/// Bytes in a row that belong to no object; more is a hole, and what is behind it not worth the time.
+/// Maximum number of consecutive bytes outside objects. More is a hole, and reading on would take too long.
 const MAX_BETWEEN_BYTES: u64 = 16 << 20;
 
-/// What comes next.
+/// Result of [`Objects::next`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// The bytes of an object, in [`Objects::bytes`].
+    /// An object; its bytes are in [`Objects::bytes`].
     Object,
-    /// Something that began like an object and is none.
+    /// Text that begins like an object but is not one.
     Bad,
-    /// The file ends, in an object or before the array does.
+    /// The file ends inside an object or before the end of the array.
     Cut,
-    /// Nothing but bytes outside objects for very long.
+    /// More than [`MAX_BETWEEN_BYTES`] outside objects.
     Hole,
-    /// The file ends behind the array.
+    /// The file ends after the array.
     End,
 }
 
-/// Walks through a file.
+/// Reads the objects of a file.
 pub(super) struct Objects<R> {
     reader: R,
-    /// Before the array of this name there is nothing to read.
+    /// Name of the array; everything before it is skipped.
     key: &'static [u8],
-    /// How much of `key` the last bytes are; none of it inside the array.
+    /// Number of bytes of `key` that the last bytes match; `None` inside the array.
     matched: Option<usize>,
     pub bytes: Vec<u8>,
-    /// Bytes consumed.
+    /// Number of bytes consumed.
     pub offset: u64,
 }
 
-/// Where in an object we are.
+/// Position within an object.
 #[derive(Clone, Copy)]
 struct Inside {
     depth: u32,
@@ -44,13 +44,13 @@ struct Inside {
 }
 
 impl<R: BufRead> Objects<R> {
-    /// Objects of the array `key` (with its quotes); of the file itself, if it is an array.
+    /// Reads the array `key` (with its quotes); the file itself if it is an array.
     pub fn new(reader: R, key: &'static [u8], is_array: bool) -> Self {
         let matched = if is_array { None } else { Some(0) };
         Objects { reader, key, matched, bytes: Vec::new(), offset: 0 }
     }
 
-    /// What comes next.
+    /// Reads up to the next object.
     pub fn next(&mut self) -> io::Result<Next> {
         self.bytes.clear();
         let mut inside: Option<Inside> = None;
@@ -105,7 +105,7 @@ impl<R: BufRead> Objects<R> {
     }
 }
 
-/// One byte of an object; says when it is over.
+/// Processes one byte of an object; returns a result when the object ends.
 fn step(state: &mut Inside, byte: u8) -> Option<Next> {
     let is_control = byte < b' ' && (state.text || !matches!(byte, b'\t' | b'\n' | b'\r'));
     match byte {
@@ -126,7 +126,7 @@ fn step(state: &mut Inside, byte: u8) -> Option<Next> {
     None
 }
 
-/// One byte while the key, a colon and a bracket are looked for; says when they are found.
+/// Processes one byte while searching for the key, a colon and a bracket; returns true once all are found.
 fn seek(key: &[u8], matched: &mut usize, byte: u8) -> bool {
     let blank = byte.is_ascii_whitespace();
     match (*matched).checked_sub(key.len()) {

@@ -1,4 +1,4 @@
-//! A window of a file's run, by reading the file again: up to its begin, then up to its end. Every sum is exact then.
+//! Cuts a run to a window by reading its file again, up to the window's begin and then up to its end. All sums are exact then.
 
 use crate::{Format, observe_file};
 use gpumem_ledger::{Origin, ProcessKey, ProcessView};
@@ -10,13 +10,13 @@ use gpumem_runs::input::Error;
 use gpumem_wire::{Body, Record};
 use std::path::Path;
 
-/// What lies in a window goes through; a part begins where it begins.
+/// Passes on the records up to the window's end; starts a new part at its begin.
 struct Upto<'b> {
     builder: &'b mut RunBuilder,
     from_ns: Option<u64>,
     to_ns: u64,
-    /// Who has said something later. Times of several threads are not quite in the order of their records: a record that is left
-    /// out in between would look lost.
+    /// Processes that already had a record after the window. Times of several threads are not exactly in record order. Skipping
+    /// single records in between would make them look lost, so all later records of the process are skipped.
     over: Vec<Origin>,
 }
 
@@ -34,7 +34,7 @@ impl Upto<'_> {
 impl Sink for Upto<'_> {
     fn observe(&mut self, origin: Origin, record: &Record<'_>) {
         let time_ns = record.stamp.time_ns;
-        // Names are true whenever they are said.
+        // Names apply regardless of the time of their record.
         let is_name = matches!(
             record.body,
             Body::Tag { .. }
@@ -69,10 +69,10 @@ impl Sink for Upto<'_> {
     }
 }
 
-/// The window of a run that was read from this file; `None` if the file has the process no more.
+/// Returns the window of a run that was read from this file; `None` if the file no longer contains the process.
 ///
 /// # Errors
-/// As reading it the first time.
+/// Same as reading the file the first time.
 pub fn reread(
     path: &Path,
     format: Option<&'static Format>,
@@ -125,14 +125,14 @@ pub fn reread(
         WindowKind::At => run.clone(),
         WindowKind::Since | WindowKind::Between => then.clone(),
     };
-    // It is no part of a life: only the window began there.
+    // The run is not a part of a life: only the window began there.
     told.caveats.retain(|caveat| caveat.code != "part");
     told.coverage.part = None;
     told.state = run.state;
     for device in &mut told.devices {
         let Some(then) = then.devices.iter().find(|then| then.name == device.name) else { continue };
         match window.part {
-            // The cells of what was read then are the first of all.
+            // Cells are only appended, so the indices of the earlier moment are still valid.
             WindowKind::At => device.peak = held(then),
             WindowKind::Between => device.last = held(then),
             WindowKind::Since => {}

@@ -1,11 +1,11 @@
-//! What the TBD suite's memory_analysis.py makes of a log (`..._ANALYSIS`): sums of categories.
+//! Output of the TBD suite's memory_analysis.py for a log (`..._ANALYSIS`): sums of categories.
 //!
 //! ```text
-//! {"WORD": [BYTES, ["(TAG).\n", ...]], ...}        all tags in which WORD was found, and the sum of their bytes
+//! {"WORD": [BYTES, ["(TAG).\n", ...]], ...}        all tags that contain WORD, and the sum of their bytes
 //! ```
 //!
-//! The size of a single allocation is lost: a category is one piece of memory here, and the other tags of it are
-//! allocations of 0 bytes, so that their number is right too. What matched no word is not in the file.
+//! Sizes of single allocations are lost. A category becomes one allocation with all bytes; its other tags become allocations of
+//! 0 bytes, so that the number of allocations is right. Tags that match no word are not in the file.
 
 use super::feed::{Feed, MAX_BYTES, Piece, Speaker};
 use super::tbd_log;
@@ -21,18 +21,18 @@ use std::rc::Rc;
 
 const FORMAT: &str = "tbd-analysis";
 const EXAMPLE: &str = r#""in_arg": [1024.0, ["(in_arg:fc_weight).\n"]]"#;
-/// Longest word or tag.
+/// Maximum length of a word or tag.
 const MAX_TEXT_BYTES: usize = 1 << 20;
-/// Categories in a file: the suite has some fifty words.
+/// Maximum number of categories; the suite has some fifty words.
 const MAX_CATEGORIES: u64 = 4096;
 
-/// Whether the beginning has tags as the suite leaves them, in an object.
+/// Whether a file begins with an object that contains tags as the suite writes them.
 pub(super) fn looks_like(head: &[u8]) -> bool {
     let is_object = head.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
     is_object && head.windows(5).any(|window| window == b").\\n\"")
 }
 
-/// Gives out no more than so many bytes between two words: a text without end is not kept.
+/// Limits the bytes read between two words, so that an endless text does not fill the memory.
 struct Meter<R> {
     inner: R,
     left: Rc<Cell<usize>>,
@@ -52,13 +52,13 @@ impl<R: BufRead> Read for Meter<R> {
     }
 }
 
-/// The tags of one category.
+/// Tags of one category.
 #[derive(Debug, Default)]
 struct Tags {
     count: u64,
-    /// What all of them begin with; None once two differ.
+    /// Common prefix of all tags; `None` once two differ.
     prefix: Option<String>,
-    /// What all of them are for.
+    /// Common role of all tags; unknown once two differ.
     role: Role,
 }
 
@@ -81,7 +81,7 @@ impl Tags {
         }
     }
 
-    /// Under what its bytes are booked: the word, below what its tags have in common.
+    /// Returns the path under which the category's bytes are booked: the word, below the common prefix of its tags.
     fn path(&self, word: &str) -> String {
         let plain = word.strip_prefix('(').and_then(|word| word.strip_suffix(')')).unwrap_or(word);
         match &self.prefix {
@@ -122,7 +122,7 @@ impl Analysis<'_, '_> {
     }
 }
 
-/// Reads the object.
+/// Reads the top-level object.
 impl<'de> Visitor<'de> for &mut Analysis<'_, '_> {
     type Value = ();
 
@@ -145,7 +145,7 @@ impl<'de> Visitor<'de> for &mut Analysis<'_, '_> {
     }
 }
 
-/// `[BYTES, [TAGS]]`.
+/// Reads `[BYTES, [TAGS]]`.
 struct Category<'a>(&'a Cell<usize>);
 
 impl<'de> DeserializeSeed<'de> for Category<'_> {
@@ -172,7 +172,7 @@ impl<'de> Visitor<'de> for Category<'_> {
     }
 }
 
-/// `[TAGS]`.
+/// Reads `[TAGS]`.
 struct List<'a>(&'a Cell<usize>);
 
 impl<'de> DeserializeSeed<'de> for List<'_> {
@@ -249,7 +249,7 @@ mod tests {
     use gpumem_model::run;
     use gpumem_report::rules::{Groupings, cell_view};
 
-    /// The preset's patterns are the suite's words with stars around them.
+    /// The preset's patterns are the suite's words enclosed in stars.
     #[test]
     fn each_word_of_the_suite_has_its_category() {
         let text = include_str!("../../config/rules/tbd.toml");
@@ -263,13 +263,13 @@ mod tests {
             let Some(pattern) = line.strip_prefix("tag = [\"") else { continue };
             let word = pattern.trim_end_matches("\"]").trim_matches('*').replace('/', ":");
             if word == "_equal_scalar" {
-                continue; // the suite finds its word _sc first, too
+                continue; // the suite matches its word _sc first, too
             }
             let mut tags = Tags::default();
             tags.add("(forward_features:x).\n");
             for tags in [tags, Tags::default()] {
                 let cell = run::Cell { tag: Some(tags.path(&word)), ..run::Cell::default() };
-                // As many words of inputs stand alone.
+                // Many words for inputs occur without a prefix.
                 let is_exact = !pattern.starts_with('*') && tags.prefix.is_some();
                 let found = tbd.layer.category(&cell_view(&cell));
                 assert!(is_exact || found == Some(name), "{word}: {found:?}, not {name}");

@@ -1,14 +1,14 @@
-//! CSV of the TBD suite's pytorch_mem_profiler: what it claims of an iteration.
+//! CSV of the TBD suite's pytorch_mem_profiler: claimed memory use for each iteration.
 //!
 //! ```text
 //! epoch,iteration,peak_cached,current_cached,total_feature_map_usage,total_weight_usage,PARAMETER...,
 //!   total_layer_weight_gradient_usage,PARAMETER_grad...,intermediate_gradients      whole MB of 1,000,000 bytes
 //! ```
 //!
-//! What the allocator cached is read from PyTorch and is `tracked`. The rest are claims: the profiler adds up every
-//! pointer that it has not met before, freed or not, so feature maps may be many times the card. Claims that fit into what
-//! was cached have their names here; of a row whose claims do not, nothing has.
-//! Processes may share a file: of two rows for one iteration the second is of another process.
+//! The cached bytes come from PyTorch's allocator and become `tracked`. All other columns are claims of the profiler. It adds up
+//! every pointer that it has not seen before, freed or not, so feature maps may exceed the memory of the GPU many times.
+//! If a row's claims fit into its cached bytes, those bytes get the claimed names; otherwise they get none.
+//! Several processes may write to one file: a second row for the same iteration belongs to another process.
 
 use super::feed::{Feed, MAX_BYTES, Piece, Speaker};
 use super::level::Composition;
@@ -21,7 +21,7 @@ use gpumem_wire::Role;
 const FORMAT: &str = "tbd-mem-csv";
 const EXAMPLE: &str = "0,10,8259,7000,1200,178,...";
 const MB: f64 = 1e6;
-/// Processes that a file may be of.
+/// Maximum number of processes in a file.
 const MAX_PROCESSES: usize = 64;
 const TOTALS: [(&str, &str, Role); 4] = [
     ("total_feature_map_usage", "feature maps", Role::Activation),
@@ -35,14 +35,14 @@ pub(super) fn looks_like(head: &[u8]) -> bool {
     first_line(head).and_then(fields).is_some_and(|names| Columns::of(&names).is_some())
 }
 
-/// Where in a row is what.
+/// Positions of the columns.
 #[derive(Debug)]
 struct Columns {
     count: usize,
     /// Epoch, iteration, peak_cached, current_cached.
     keys: [usize; 4],
     totals: [Option<usize>; 4],
-    /// Of single parameters and their gradients: column, index in `totals`, name.
+    /// Columns of single parameters and their gradients: column, index in `totals`, name.
     parts: Vec<(usize, usize, String)>,
 }
 
@@ -54,7 +54,7 @@ impl Columns {
         totals[0]?;
         let mut parts = Vec::new();
         for total in [1, 2] {
-            // They stand behind their total, up to the next one.
+            // These columns follow their total, up to the next total.
             let Some(from) = totals[total] else { continue };
             let later = totals.iter().flatten().chain(&keys).filter(|&&at| at > from);
             let to = later.min().copied().unwrap_or(names.len());
@@ -146,7 +146,7 @@ impl Rank {
         }
     }
 
-    /// The highest, and then what is there now.
+    /// Books the row's peak, and then its current bytes.
     fn take(&mut self, feed: &mut Feed<'_>, columns: &Columns, row: &Row) {
         self.step = row.step;
         self.speaker.device(feed, self.slot);
@@ -162,7 +162,7 @@ impl Rank {
         }
     }
 
-    /// What the row has names for; their sum is what it claims.
+    /// Returns the named pieces of a row; their sum is the row's claim.
     fn named(&mut self, feed: &mut Feed<'_>, columns: &Columns, row: &Row) -> Vec<Piece> {
         let mut pieces = Vec::new();
         if row.is_impossible() {
@@ -171,7 +171,7 @@ impl Rank {
         for (index, ((_, name, role), claim)) in TOTALS.into_iter().zip(row.claims).enumerate() {
             let of_total = columns.parts.iter().zip(&row.parts).filter(|((_, total, _), _)| *total == index);
             let sum = of_total.clone().fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
-            // Each is rounded by itself: together they may be more than their total.
+            // Parts are rounded individually, so their sum may exceed the total.
             let parts_fit = sum <= claim;
             let rest = if parts_fit { claim - sum } else { claim };
             let tag = self.speaker.tag(feed, name);
@@ -191,9 +191,9 @@ struct Profile {
     ranks: Vec<Rank>,
     rows: u64,
     impossible: u64,
-    /// The worst, and its line.
+    /// The row with the highest impossible claim, and its line.
     worst: Option<(u64, Row)>,
-    /// Highest claims of possible rows.
+    /// Number of possible rows whose claims exceed the bytes cached at the end of the iteration.
     unfit: u64,
 }
 

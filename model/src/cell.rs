@@ -17,19 +17,19 @@ fields! {
         tag: Option<String>     => redact hide_tag;
         /// First tag, if a later one replaced it.
         origin: Option<String>  => redact clear;
-        /// What the bytes are for; absent if unknown.
+        /// Use of the bytes; absent if unknown.
         role: Option<String>    => redact hide_unknown_role;
         /// Phase of the step that allocated them; absent if unknown.
         phase: Option<String>   => redact hide_unknown_phase;
         /// Library that made the request.
         library: Option<String> => redact clear;
-        /// Name of the framework's pool that the bytes are of.
+        /// Name of the framework pool that contains the bytes.
         #[serde(default)]
         pool: Option<String>    => redact hide_unknown_pool;
-        /// Blocks that their owner has freed and that a stream may still use: of class `pool_idle`.
+        /// Blocks that their owner has freed but that a stream may still use; their class is `pool_idle`.
         #[serde(default)]
         pending: bool           => redact keep;
-        /// The tag is that of the process: the thread that allocated had none.
+        /// The tag is that of the process, because the allocating thread had none.
         #[serde(default)]
         inherited: bool         => redact keep;
     }
@@ -40,11 +40,11 @@ fields! {
 #[serde(rename_all = "snake_case")]
 pub enum Class {
     #[default]
-    /// Driver allocations that no pool carves.
+    /// Driver allocations that are not pool segments.
     Direct,
     /// Blocks of pools.
     Block,
-    /// Bytes of segments that no block covers.
+    /// Bytes of segments not covered by a block.
     PoolIdle,
     /// Segments of pools that report no blocks.
     Opaque,
@@ -61,11 +61,11 @@ impl Named for Class {
     ];
 }
 
-/// Tag of the sum of cells that have no point of their own.
+/// Tag of a sum of small cells in a timeline point.
 pub const SUM: &str = "(smaller ones)";
 /// Name of PyTorch's pools.
 pub const TORCH: &str = "torch";
-/// Stands in a redacted run for a tag.
+/// Replaces tags in a redacted run.
 pub const HIDDEN_TAG: &str = "(not shown)";
 
 fn hide_tag(tag: &mut Option<String>) {
@@ -74,7 +74,7 @@ fn hide_tag(tag: &mut Option<String>) {
     }
 }
 
-/// A role or phase that is no word of ours may be a name.
+/// Removes a role that gpumemd does not define: it may be a name.
 fn hide_unknown_role(role: &mut Option<String>) {
     role.take_if(|role| Role::from_name(role).is_none());
 }
@@ -87,13 +87,13 @@ pub(crate) fn hide_unknown_pool(pool: &mut Option<String>) {
     pool.take_if(|pool| pool != TORCH);
 }
 
-/// Bytes by cell: (index in [`Run::cells`](crate::run::Run::cells), bytes), by index, without zeros.
+/// Bytes by cell: (index in [`Run::cells`](crate::run::Run::cells), bytes), sorted by index, without zeros.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Amounts(Vec<(u32, i64)>);
 
 impl Amounts {
-    /// Whether there are none; for serde, which takes no method of the list.
+    /// Whether the list is empty. serde's `skip_serializing_if` cannot name the method of the inner list.
     pub(crate) fn is_none(&self) -> bool {
         self.0.is_empty()
     }

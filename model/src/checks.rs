@@ -1,23 +1,23 @@
-//! What `doctor` looks at. Each check has an id that programs and documents may name: ids are added, never reused.
-//! docs/troubleshooting.md shows this table; a test holds them together.
+//! The checks of `gpumemctl doctor`. Programs and documents may refer to a check by its id: ids are added, never reused.
+//! docs/troubleshooting.md contains the same table; a test compares the two.
 
 macro_rules! checks {
     ($( $check:ident = $id:literal, $about:literal; )*) => {
-        /// One thing that is looked at.
+        /// One check of `gpumemctl doctor`.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        #[allow(missing_docs)] // the table says what each is
+        #[allow(missing_docs)] // the table describes each check
         pub enum Check { $( $check, )* }
 
         impl Check {
-            /// All of them, in the order in which documents show them.
+            /// All checks, in the order in which documents list them.
             pub const ALL: &'static [Check] = &[ $( Check::$check, )* ];
 
-            /// Its id.
+            /// Returns the check's id.
             pub const fn id(self) -> &'static str {
                 match self { $( Check::$check => $id, )* }
             }
 
-            /// What it looks at, for people.
+            /// Returns a description of what the check examines, for people.
             pub const fn about(self) -> &'static str {
                 match self { $( Check::$check => $about, )* }
             }

@@ -1,42 +1,44 @@
-//! What gpumemctl asks a daemon and what it is told: HTTP/1.1 and JSON over a Unix socket.
+//! Requests and replies of the daemon's control API, which gpumemctl uses: HTTP/1.1 and JSON over a Unix socket.
 //!
 //! ```text
 //! GET  /v1/ps                  Ps
-//! GET  /v1/runs?...            array of runs (gpumem-runs' Run as JSON), newest first; pid=N: of that process;
-//!                              tree=N: of that process and its descendants; job=ID: of that job;
-//!                              around=NS&within=NS: that ended, or ran out of memory, within that of a time since 1970;
-//!                              none: all that are live
+//! GET  /v1/runs?...            array of runs (gpumem-runs' Run as JSON), newest first. Filters:
+//!                              pid=N: runs of that process
+//!                              tree=N: runs of that process and its descendants
+//!                              job=ID: runs of that job
+//!                              around=NS&within=NS: runs that ended or ran out of memory at most `within` from `around`,
+//!                              which is a time since 1970
+//!                              no filter: all live runs
 //! GET  /v1/doctor[?pid=N]      Doctor
-//! GET  /v1/metrics             string: what a scrape would be told, also where nothing listens for one
-//! POST /v1/nvml/release?for_s=N   Released: NVML is closed until then, so that a GPU can be reset
+//! GET  /v1/metrics             string: the text of a metrics scrape, also where no metrics port is open
+//! POST /v1/nvml/release?for_s=N   Released: NVML stays closed for that time, so that a GPU can be reset
 //! POST /v1/record?pid=N&do=start|stop|pause|resume|dump[&output=FILE]   Recorded: the process's agent has done so; FILE is
-//!                              absolute and as the process sees it, %-escaped; only for its own user and root. start takes
-//!                              steps=FIRST:LAST, for=SECONDS and max_size=BYTES, too
-//! POST /v1/mark?name=NAME[&pid=N|&tree=N|&job=ID]   Marked: the runs of those processes (see /v1/runs), or all that are live have a mark of
-//!                              that name now; NAME is %-escaped
+//!                              an absolute path in the process's mount namespace, %-escaped; only for the process's own
+//!                              user and root. start also takes steps=FIRST:LAST, for=SECONDS and max_size=BYTES
+//! POST /v1/mark?name=NAME[&pid=N|&tree=N|&job=ID]   Marked: adds a mark of that name, at the present time, to the runs of
+//!                              those processes (see /v1/runs) or to all live runs; NAME is %-escaped
 //! anything else                status 4xx or 5xx with Refusal
 //! ```
 //!
-//! A caller sees the processes of their own user; root and the group `gpumemd` see all. Of others' processes
-//! `Ps` tells user, pid and bytes only. Absent is `null`, never 0. Bytes are bytes, times are
-//! CLOCK_MONOTONIC ns, ages are ms.
+//! A caller sees the processes of their own user; root and the group `gpumemd` see all. Of other users' processes `Ps` shows
+//! only user, pid and bytes. Absent values are `null`, never 0. Times are CLOCK_MONOTONIC ns, ages are ms.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What holds the devices now.
+/// The processes that hold device memory now.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ps {
     /// In NVML's order.
     pub devices: Vec<DeviceRow>,
-    /// By device, the largest first.
+    /// Grouped by device; within a device, those with the most memory first.
     pub processes: Vec<ProcessRow>,
-    /// Processes that say to hold memory on devices that NVML does not have, while it answers.
+    /// Processes that report memory on devices that NVML does not list, although NVML answers.
     #[serde(default)]
     pub claims: Vec<ClaimRow>,
 }
 
-/// What a process says to hold on devices that the machine does not have.
+/// Memory that a process reports on devices that the machine does not have.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ClaimRow {
     /// In the daemon's PID namespace; 0 where it is hidden.
@@ -45,48 +47,48 @@ pub struct ClaimRow {
     pub uid: Option<u64>,
     /// User's name.
     pub user: Option<String>,
-    /// How many such devices it names.
+    /// Number of such devices.
     pub devices: usize,
-    /// Sum of what it says to hold there; absent for other users' processes.
+    /// Sum of the bytes that it reports there; absent for other users' processes.
     pub tracked_bytes: Option<i64>,
     /// Command; absent for other users' processes.
     pub command: Option<String>,
 }
 
-/// A run that a question is about and the caller may not see.
+/// A run that matches a request but that the caller may not see.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HiddenRun {
     /// In the daemon's PID namespace.
     pub pid: u32,
-    /// User's name, or their number.
+    /// User's name; the user id if it has no name.
     pub user: Option<String>,
-    /// Index and UUID of each device that it was on.
+    /// Index and UUID of each of its devices.
     pub devices: Vec<(u32, String)>,
 }
 
 /// One device.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeviceRow {
-    /// NVML's index.
+    /// NVML index.
     pub index: u32,
-    /// NVML's spelling.
+    /// UUID as NVML writes it.
     pub uuid: String,
     /// Product name.
     pub model: String,
-    /// Size.
+    /// Size of the device memory.
     pub total_bytes: Option<u64>,
-    /// The device uses the host's memory and has none of its own: total, used and free (available) are the host's.
+    /// The device has no memory separate from the host's: total, used and free bytes are the host's.
     #[serde(default)]
     pub unified: bool,
-    /// Used, without the driver's share where that is known.
+    /// Used bytes, without the driver's share where NVML reports that share.
     pub used_bytes: Option<u64>,
-    /// Free.
+    /// Free bytes.
     pub free_bytes: Option<u64>,
-    /// The driver's share.
+    /// Bytes that the driver reserves for itself.
     pub system_bytes: Option<u64>,
-    /// used minus the sum over its processes; of unified memory what the rest of the host uses.
+    /// `used_bytes` minus the sum over its processes; for unified memory, the memory that the rest of the host uses.
     pub unaccounted_bytes: Option<i64>,
-    /// Age of the reading.
+    /// Age of the reading in ms.
     pub age_ms: Option<u64>,
     /// Why there is no fresh reading.
     pub why: Option<String>,
@@ -105,61 +107,61 @@ pub struct ProcessRow {
     pub user: Option<String>,
     /// covered, uncovered; then, where they apply: late, blocked, partial, stale, paused, restarted.
     pub flags: Vec<String>,
-    /// What NVML charges to it.
+    /// Bytes that NVML charges to it.
     pub used_bytes: Option<u64>,
-    /// Part of it that confidential computing protects; absent without it.
+    /// The part of `used_bytes` that confidential computing protects; absent without confidential computing.
     #[serde(default)]
     pub protected_bytes: Option<u64>,
-    /// Live driver allocations.
+    /// Bytes of live driver allocations.
     pub tracked_bytes: Option<i64>,
-    /// Pool bytes that no block covers.
+    /// Pool bytes not covered by a block.
     pub idle_bytes: Option<i64>,
-    /// used minus tracked minus what predates the agent.
+    /// `used_bytes` minus `tracked_bytes` minus the bytes allocated before the agent started.
     pub untrackable_bytes: Option<i64>,
-    /// Age of the sample.
+    /// Age of the sample in ms.
     pub age_ms: Option<u64>,
     /// Why `used_bytes` is absent.
     pub why: Option<String>,
-    /// Command, and rank where the process claims one; absent for other users' processes.
+    /// Command, followed by the rank if the process reports one; absent for other users' processes.
     pub command: Option<String>,
-    /// Whose it is, as far as that is known: user, comm, job, rank, world_size, container, pod, namespace, pod_uid,
-    /// container_name, slurm_job, slurm_step; `claimed` names those that the process says of itself. Of other users' processes
-    /// the user.
+    /// Known names of its owner: user, comm, job, rank, world_size, container, pod, namespace, pod_uid, container_name,
+    /// slurm_job, slurm_step. `claimed` lists those that the process reports about itself. For other users' processes, only the
+    /// user.
     #[serde(default)]
     pub who: BTreeMap<String, String>,
 }
 
-/// How the daemon is.
+/// Health of the daemon.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Doctor {
     /// Version of the daemon.
     pub version: String,
     /// Its pid.
     pub pid: u32,
-    /// For how long it runs.
+    /// Time since the daemon started, in seconds.
     pub uptime_s: u64,
-    /// Facts, in the order in which they should be read: name and value.
+    /// Facts as name and value, in reading order.
     pub facts: Vec<(String, String)>,
-    /// What was looked at, worst first.
+    /// Results of the checks, worst first.
     pub findings: Vec<Finding>,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    /// Which check it is: an id of [`crate::checks::Check`], or of a later version.
+    /// Id of the check: of a [`crate::checks::Check`], or unknown if a later version sent it.
     pub id: String,
-    /// How it is.
+    /// Severity.
     pub state: State,
-    /// What was looked at: `nvml`, `GPU 0 (GPU-51..)`, `process 4711`, `store`.
+    /// The object that was checked: `nvml`, `GPU 0 (GPU-51..)`, `process 4711`, `store`.
     pub subject: String,
-    /// What is the case.
+    /// What the check found.
     pub text: String,
-    /// What to do, where something is to be done.
+    /// What to do about it; absent if nothing needs to be done.
     pub fix: Option<String>,
 }
 
-/// How a [`Finding`] is, the worst first.
+/// Severity of a [`Finding`], worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
@@ -167,42 +169,42 @@ pub enum State {
     Bad,
     /// Something works less well than it could.
     Warn,
-    /// It could not be looked at.
+    /// The check could not be made.
     Unknown,
-    /// As it should be.
+    /// As expected.
     Ok,
 }
 
-/// NVML is closed.
+/// Reply to a release request: NVML is closed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Released {
-    /// For how long.
+    /// Time until NVML is opened again, in seconds.
     pub for_s: u64,
 }
 
-/// An agent has done what it was told.
+/// Reply to a record request: the agent has carried out the request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recorded {
-    /// Of the process.
+    /// Pid of the process.
     pub pid: u32,
-    /// What it has done.
+    /// What the agent has done.
     pub done: String,
-    /// The file that it writes, or wrote.
+    /// The file that the agent writes or has written.
     pub file: Option<String>,
 }
 
-/// A moment has a name.
+/// Reply to a mark request: the mark was added.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Marked {
-    /// Of these processes.
+    /// Pids of the processes whose runs have the mark.
     pub pids: Vec<u32>,
-    /// When: CLOCK_MONOTONIC.
+    /// Time of the mark: CLOCK_MONOTONIC ns.
     pub time_ns: u64,
 }
 
 /// Why a request was refused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
-    /// What, and what would be right.
+    /// What is wrong with the request, and what would be valid.
     pub error: String,
 }

@@ -1,4 +1,4 @@
-//! One device of a run: moments, series and what explains the numbers.
+//! One device of a run: moments, series, and details that explain the numbers.
 
 use crate::cell::hide_unknown_pool;
 use crate::fields::{fields, plain};
@@ -12,7 +12,7 @@ use crate::series::Series;
 use crate::timeline::Timeline;
 use serde::{Deserialize, Serialize};
 
-/// Other processes that a device names.
+/// Maximum number of other processes listed for a device.
 pub const MAX_TENANTS: usize = 16;
 
 fields! {
@@ -21,79 +21,81 @@ fields! {
     pub struct Device {
         /// UUID as NVML writes it, `ordinal-N`, or `unnamed-N` where the agent has not named its slot.
         name: String                       => join last,           redact keep;
-        /// NVML's index, or the import's number.
+        /// NVML index; for an import, the import's number.
         ordinal: u16                       => join last,           redact keep;
         /// Product name; empty if unknown.
         model: String                      => join last,           redact keep;
-        /// Size.
+        /// Size of the device memory.
         total_bytes: Option<u64>           => join last,           redact keep;
-        /// The latest moment at which everything that can be known was known.
+        /// The latest moment with complete data.
         last: Moment                       => join last,           redact keep;
         /// The moment with the highest `tracked`.
         peak: Moment                       => join Moment::higher, redact keep;
-        /// Highest `used` that was read, and when.
+        /// Highest `used` that was read, and its time.
         peak_used: Option<(u64, u64)>      => join max,            redact keep;
-        /// Host and foreign memory, and blocks outside the book: never in a sum.
+        /// Host and foreign memory, and blocks in memory that is not tracked: in no sum.
         beside: Beside                     => join last,           redact keep;
-        /// Device memory: together with the last sample where `unaccounted_bytes` is known, else as last read.
+        /// Reading of the device memory: the one of the last sample where `unaccounted_bytes` is known, else the latest.
         reading: Option<DeviceReading>     => join last,           redact keep;
-        /// Device used minus all its processes, where device memory agreed before and after their list.
+        /// Device used bytes minus those of all its processes; known only if device memory was the same before and after their
+        /// list.
         unaccounted_bytes: Option<i64>     => join last,           redact keep;
-        /// Other processes in the same list: pid and used bytes, the largest first, at most [`MAX_TENANTS`].
+        /// Other processes in the same list: pid and used bytes, largest first, at most [`MAX_TENANTS`].
         tenants: Vec<(u32, Option<u64>)>   => join last,           redact keep;
-        /// Number of further ones, and their used bytes.
+        /// Number of further processes, and their used bytes.
         #[serde(default)]
         other_tenants: (u32, u64)          => join last,           redact keep;
         /// used, tracked and gap over time.
         series: Series                     => join Series::append, redact keep;
-        /// What explains the numbers.
+        /// Data that explains the numbers.
         #[serde(default)]
         details: Details                   => join Details::join,  redact Details::redact;
     }
 }
 
 fields! {
-    /// What explains a device's numbers. Kept as JSON in the store: a field that a stored run does not have gets its default.
+    /// Data that explains a device's numbers. Stored as JSON; a field missing in a stored run gets its default.
     #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct Details {
-        /// Peak that the driver's own accounting charged to the process, where it is on.
+        /// Peak that the driver's accounting mode charged to the process; absent where that mode is off.
         accounted_peak_bytes: Option<u64> => join last,               clip clear,            redact keep;
-        /// Changes of the gap by time; the smallest of many are one and come first. Of the whole life: they explain what is held now.
+        /// Changes of the gap over the whole life, by time. If there are many, the smallest are merged into one, which comes
+        /// first.
         steps: Vec<Step>                  => join last,               clip within,           redact each(Step::redact);
-        /// Points by which growth is judged, of the whole life.
+        /// Points for judging growth, over the whole life.
         growth: Growth                    => join last,               clip Growth::clip,     redact keep;
-        /// What was held over time, by cell; empty in runs of older versions.
+        /// Memory held over time, by cell; empty in runs of older versions.
         timeline: Timeline                => join Timeline::join,     clip Timeline::clip,   redact keep;
-        /// What each training step held.
+        /// Memory held in each training step.
         iterations: Iterations            => join Iterations::join,   clip Iterations::clip, redact keep;
-        /// Parameters and gradients one by one.
+        /// Individual parameters and gradients.
         parameters: Parameters            => join Parameters::append, clip keep,             redact clear;
-        /// Pools that lived at the last record.
+        /// Pools that existed at the last record.
         pools: Vec<Pool>                  => join last,               clip keep,             redact each(Pool::redact);
         /// OOM records by time.
         ooms: Vec<Oom>                    => join append,             clip within,           redact each(Oom::redact);
-        /// Device faults that the driver reported shortly before the end of the process: when, and which (Xid).
+        /// Driver faults of the device shortly before the end of the process: time and Xid.
         faults: Vec<(u64, u64)>           => join last,               clip keep,             redact keep;
     }
 }
 
 plain!(Beside, DeviceReading);
 
-/// What the driver's own accounting and we say of the highest `used`.
+/// Highest `used` according to the driver's accounting mode and to our own readings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Accounting {
-    /// The driver's, which sees every allocation of video memory.
+    /// Value of the driver, which counts every allocation of video memory.
     pub driver_bytes: u64,
-    /// Ours: the highest that was read, or the peak of `tracked` with its gap.
+    /// Our value: the highest reading, or the peak of `tracked` plus its gap.
     pub our_bytes: Option<u64>,
 }
 
 impl Accounting {
-    /// What the driver allocates at once: less is no disagreement.
+    /// Allocation granule of the driver: a smaller difference is no disagreement.
     pub const GRANULE_BYTES: u64 = 2 << 20;
 
-    /// How much the driver's exceeds ours, if that is more than a granule, in either direction.
+    /// Returns the driver's value minus ours, if they differ by more than a granule.
     pub fn disagreement(&self) -> Option<i64> {
         let ours = self.our_bytes?;
         (self.driver_bytes.abs_diff(ours) > Self::GRANULE_BYTES).then(|| {
@@ -103,7 +105,7 @@ impl Accounting {
 }
 
 impl Device {
-    /// The driver's word and ours, where accounting mode is on.
+    /// Compares the driver's accounting with our readings; `None` if accounting mode is off.
     pub fn accounting(&self) -> Option<Accounting> {
         let driver_bytes = self.details.accounted_peak_bytes?;
         let read = self.peak_used.map(|(bytes, _)| bytes);
@@ -112,7 +114,7 @@ impl Device {
     }
 }
 
-/// Memory outside the sum.
+/// Memory outside the sum of tracked bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[allow(missing_docs)]
@@ -122,9 +124,9 @@ pub struct Beside {
     pub registered_bytes: i64,
     pub imported_bytes: i64,
     pub host_vmm_bytes: i64,
-    /// Live blocks in memory that is not booked.
+    /// Live blocks in memory that is not tracked.
     pub unbooked_block_bytes: i64,
-    /// Blocks that wait for a stream; inside the sum as blocks.
+    /// Freed blocks that wait for a stream; they also count as blocks inside the sum.
     pub pending_block_bytes: i64,
 }
 
@@ -141,47 +143,47 @@ pub struct DeviceReading {
 }
 
 fields! {
-    /// One pool, at the time of the run's last record (a moment's idle bytes are those of its sample).
+    /// One pool as of the run's last record. (Idle bytes of a moment are those of its sample.)
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct Pool {
-        /// The owner's number for it.
+        /// The owner's id of the pool.
         id: u64                   => redact keep;
-        /// The owner's name for it.
+        /// The owner's name of the pool.
         name: Option<String>      => redact hide_unknown_pool;
         /// `driver`, `graph` or `framework`.
         owner: Option<String>     => redact keep;
-        /// Pool whose blocks its segments lie in.
+        /// Id of the pool whose blocks contain this pool's segments.
         parent: Option<u64>       => redact keep;
-        /// It reports no blocks: `block_bytes` is then what its owner last reported as in use, 0 if it never did.
+        /// The pool reports no blocks: `block_bytes` is the amount in use that its owner last reported, or 0.
         opaque: bool              => redact keep;
-        /// Bytes of its segments (a framework's), or reserved (the driver's).
+        /// Bytes of its segments (framework pools) or reserved bytes (driver pools).
         segment_bytes: u64        => redact keep;
-        /// Of those, bytes that are booked; less where segments predate the agent, or records were lost.
+        /// Segment bytes that are tracked; fewer if segments are older than the agent or records were lost.
         booked_bytes: u64         => redact keep;
         /// Bytes of live blocks, pending ones included.
         block_bytes: u64          => redact keep;
-        /// Of those, freed bytes that wait for a stream: PyTorch counts them as active, not as allocated.
+        /// Block bytes that were freed and wait for a stream: PyTorch counts them as active, not as allocated.
         pending_bytes: u64        => redact keep;
-        /// Reserved and handed-out bytes as its owner last reported them (a framework's; the driver's are not read).
+        /// Reserved and allocated bytes as last reported by the owner (framework pools only).
         own: Option<(u64, u64)>   => redact keep;
-        /// The owner's total of live blocks and ours, when it last compared.
+        /// Live block bytes according to the owner and to us, when the owner last compared.
         check: Option<(u64, u64)> => redact keep;
     }
 }
 
 impl Pool {
-    /// Segment bytes that no live block covers. Negative where blocks lie in segments that nobody told of.
+    /// Returns segment bytes not covered by a live block. Negative if blocks lie in segments that were not reported.
     pub fn idle_bytes(&self) -> i64 {
         self.segment_bytes.wrapping_sub(self.block_bytes) as i64
     }
 
-    /// What the owner calls allocated: live blocks without those that wait for a stream.
+    /// Returns the bytes that the owner counts as allocated: live blocks without those that wait for a stream.
     pub fn allocated_bytes(&self) -> u64 {
         self.block_bytes.saturating_sub(self.pending_bytes)
     }
 
-    /// The owner's total minus ours when it last compared; `None` if it never did, or if both are the same.
+    /// Returns the owner's total minus ours at the last comparison; `None` without a comparison or a difference.
     pub fn disagreement(&self) -> Option<i64> {
         let (own, ours) = self.check?;
         (own != ours).then_some(own.wrapping_sub(ours) as i64)

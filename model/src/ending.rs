@@ -1,16 +1,17 @@
-//! What ended a process that did not run out of GPU memory: the kernel, for host memory, or a fault of the driver's.
+//! Causes other than GPU memory that ended a process: the kernel killed it for host memory, or the driver reported a fault.
 //!
-//! The daemon writes what it found into the process's facts (`daemon/src/source/kernel`), so that a recording says it, too:
+//! The daemon stores them as facts of the process (`daemon/src/source/kernel`), so recordings contain them too:
 //!
 //! ```text
 //! host_oom            host: the kernel's log names the process, the machine was out of memory
-//!                     cgroup: the same, a limit of a control group was reached
-//!                     count: the log cannot be read; its group counted one more process killed while it ran
-//! host_oom_ns         when that was heard of
-//! host_oom_line       the kernel's line
-//! host_oom_cgroup     the group whose limit it was
+//!                     cgroup: the same, but a control group had reached its limit
+//!                     count: the log cannot be read; the group's counter of killed processes rose while the process ran
+//! host_oom_ns         when the daemon learnt of it
+//! host_oom_line       line of the kernel's log
+//! host_oom_cgroup     control group whose limit was reached
 //! host_oom_limit      that limit, in bytes
-//! xid xid_ns xid_line the fault in whose line the process stands
+//! xid xid_ns xid_line fault whose log line names the process
+//! ```
 //! ```
 
 use crate::run::{Run, State};
@@ -18,12 +19,12 @@ use crate::who::cgroup::Place;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// A fault so long before the end of its process may have ended it: programs notice at their next synchronisation.
+/// A fault at most this long before the end of its process may have ended it: programs notice it at their next synchronisation.
 const FAULT_NS: u64 = 60_000_000_000;
-/// SIGKILL, as a status of waitpid.
+/// SIGKILL, as a waitpid status.
 const KILLED: u64 = 9;
 
-/// What it was.
+/// What ended the process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "cause")]
 pub enum Cause {
@@ -31,44 +32,44 @@ pub enum Cause {
     HostMemory,
     /// A control group had reached its limit of host memory.
     CgroupMemory {
-        /// Its path, where it is known.
+        /// Path of the group, if known.
         cgroup: Option<String>,
-        /// Whose it is: `Slurm job 8812`.
+        /// Owner of the group, such as `Slurm job 8812`.
         owner: Option<String>,
-        /// The limit.
+        /// The group's limit.
         limit_bytes: Option<u64>,
     },
-    /// The driver told of a fault.
+    /// The driver reported a fault.
     Xid {
-        /// NVIDIA's number.
+        /// NVIDIA's Xid number.
         xid: u64,
-        /// What people call it.
+        /// Description of the number, if known.
         words: Option<&'static str>,
     },
 }
 
-/// Why a process ended, beside its GPU memory.
+/// Why a process ended, other than for GPU memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Ending {
-    /// What.
+    /// The cause.
     #[serde(flatten)]
     pub cause: Cause,
-    /// When it was heard of.
+    /// When the daemon learnt of it.
     pub time_ns: u64,
-    /// The source names the process; else only its group or its device.
+    /// The source names the process itself, not only its group or device.
     pub is_named: bool,
-    /// What the kernel wrote.
+    /// Line of the kernel's log.
     pub line: Option<String>,
 }
 
 impl Ending {
-    /// Of a process that has ended: what is known of it.
+    /// Returns the cause of the end of a process; `None` if it still runs or no cause is known.
     pub fn of(run: &Run) -> Option<Ending> {
         let State::Closed { time_ns, status } = run.state else { return None };
         let named = Ending::of_facts(&run.process.facts, time_ns, status);
         let heard = run.devices.iter().flat_map(|device| &device.details.faults);
         let near = heard.filter(|(fault_ns, _)| status != Some(0) && is_near(*fault_ns, time_ns));
-        // 43 and 45 follow from others.
+        // Xids 43 and 45 are consequences of other faults.
         let fault = near.min_by_key(|(fault_ns, xid)| (matches!(xid, 43 | 45), *fault_ns));
         named.or_else(|| {
             let &(time_ns, xid) = fault?;
@@ -77,7 +78,7 @@ impl Ending {
         })
     }
 
-    /// From what the daemon wrote.
+    /// Returns the cause from the daemon's facts; `None` after exit status 0.
     pub fn of_facts(facts: &BTreeMap<String, String>, ended_ns: u64, status: Option<u64>) -> Option<Ending> {
         if status == Some(0) {
             return None;
@@ -92,7 +93,7 @@ impl Ending {
                 _ => Cause::CgroupMemory { cgroup, owner, limit_bytes: number("host_oom_limit") },
             };
             let is_named = how != "count";
-            // Somebody of its group was killed; who says with which status it ended says whether it was this one.
+            // Some process of the group was killed. Its exit status, if available, shows whether it was this one.
             let is_its = is_named || status.is_none_or(|status| status & 0x7f == KILLED);
             let time_ns = number("host_oom_ns").unwrap_or(ended_ns);
             is_its.then(|| Ending { cause, time_ns, is_named, line: text("host_oom_line") })
@@ -107,11 +108,11 @@ impl Ending {
 }
 
 fn is_near(fault_ns: u64, ended_ns: u64) -> bool {
-    // It may be heard of a little late.
+    // A fault may be reported up to a second after the end.
     fault_ns <= ended_ns.saturating_add(1_000_000_000) && ended_ns.saturating_sub(fault_ns) <= FAULT_NS
 }
 
-/// Whose a control group is, by the names that batch systems and container runtimes give.
+/// Returns the owner of a control group, from the names that batch systems, container runtimes and systemd give.
 fn owner(cgroup: &str) -> Option<String> {
     let place = Place::of_path(cgroup);
     if let Some(job) = &place.slurm_job {
@@ -130,7 +131,7 @@ fn owner(cgroup: &str) -> Option<String> {
     cgroup.rsplit('/').find(unit).map(|unit| format!("unit {unit}"))
 }
 
-/// NVIDIA's numbers that people meet.
+/// Returns a description of a common Xid number.
 pub fn xid_words(xid: u64) -> Option<&'static str> {
     Some(match xid {
         13 => "a program's kernel failed",

@@ -1,17 +1,18 @@
-//! One table for each record of a run. A row names a field, its type and one rule for each operation of the record; the macro makes the
-//! struct and the operations. A row without a rule does not compile, so a new field is decided where it is declared.
+//! Declares each record of a run as a table. A row names a field, its type, and one rule for each operation of the record. The
+//! macro generates the struct and the operations. A row without a rule does not compile, so every new field gets its rules where
+//! it is declared.
 //!
-//! | operation | method | question | rules |
+//! | operation | method | when | rules |
 //! |---|---|---|---|
-//! | `part` | `begin_part` | A long life goes on in a new run: with what does the field begin? | [`part`] |
-//! | `join` | `join` | Two runs are of one life, one after the other: what is the field of both? | [`join`] |
-//! | `add` | `add` | Two runs are of different processes: what is the field of their sum? | [`add`] |
-//! | `clip` | `clip` | Only a window of time is wanted: what is left of the field? | [`clip`] |
-//! | `redact` | `redact` | The reader may not see names: what is left of the field? | [`redact`] |
+//! | `part` | `begin_part` | a long life continues in a new run | [`part`] |
+//! | `join` | `join` | two runs of one life, in order of time, become one | [`join`] |
+//! | `add` | `add` | runs of different processes are summed | [`add`] |
+//! | `clip` | `clip` | a run is cut to a window of time | [`clip`] |
+//! | `redact` | `redact` | the reader may not see names | [`redact`] |
 //!
-//! Rules are functions; a field with a rule of its own names a function beside its struct. A record has the operations that it needs, and
-//! each of its rows has a rule for each of them, in the same order. Renumbering of cells and weight are no decisions: [`Field`] follows
-//! from the types. Decisions over two fields stand after the call of the operation.
+//! Rules are functions. A field with a special rule names a function beside its struct. A record has only the operations that it
+//! needs, and all its rows list their rules in the same order. Renumbering of cells and memory use need no rules: [`Field`]
+//! derives them from the types. Rules that involve two fields are written after the call of the operation.
 
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -43,7 +44,7 @@ macro_rules! fields {
     (@operations $name:ident $( { $field:ident (part $rule:expr) $($rest:tt)* } )*) => {
         #[allow(unused_imports)]
         impl $name {
-            /// Makes counts of a life those of the part that began when they were `at_start`.
+            /// Reduces counts of a whole life to those of a part; `at_start` holds the counts when the part began.
             pub fn begin_part(&mut self, at_start: &Self) {
                 use $crate::fields::part::*;
                 $( ($rule)(&mut self.$field, &at_start.$field); )*
@@ -54,7 +55,7 @@ macro_rules! fields {
     (@operations $name:ident $( { $field:ident (join $rule:expr) $($rest:tt)* } )*) => {
         #[allow(unused_imports)]
         impl $name {
-            /// Appends what a later run of the same life has.
+            /// Appends the data of a later run of the same life.
             pub fn join(&mut self, later: Self) {
                 use $crate::fields::join::*;
                 $( ($rule)(&mut self.$field, later.$field); )*
@@ -65,7 +66,7 @@ macro_rules! fields {
     (@operations $name:ident $( { $field:ident (add $rule:expr) $($rest:tt)* } )*) => {
         #[allow(unused_imports)]
         impl $name {
-            /// Adds what another process has.
+            /// Adds the data of another process.
             pub fn add(&mut self, other: &Self) {
                 use $crate::fields::add::*;
                 $( ($rule)(&mut self.$field, &other.$field); )*
@@ -76,7 +77,7 @@ macro_rules! fields {
     (@operations $name:ident $( { $field:ident (clip $rule:expr) $($rest:tt)* } )*) => {
         #[allow(unused_imports)]
         impl $name {
-            /// Leaves what belongs to a window of time.
+            /// Removes everything outside a window of time.
             pub fn clip(&mut self, window: &$crate::fields::Window) {
                 use $crate::fields::clip::*;
                 $( ($rule)(&mut self.$field, window); )*
@@ -87,7 +88,7 @@ macro_rules! fields {
     (@operations $name:ident $( { $field:ident (redact $rule:expr) $($rest:tt)* } )*) => {
         #[allow(unused_imports)]
         impl $name {
-            /// Removes what the process calls things.
+            /// Removes names that the process chose.
             pub fn redact(&mut self) {
                 use $crate::fields::redact::*;
                 $( ($rule)(&mut self.$field); )*
@@ -100,17 +101,17 @@ pub(crate) use fields;
 
 /// A value in a run.
 pub trait Field {
-    /// Gives cells the indices that `to` returns. Amounts of cells that become one are summed; those of a cell that has no new
-    /// index are left out.
+    /// Renumbers cells: `to` returns the new index of a cell. Amounts of cells that get the same index are summed; those of a
+    /// cell without a new index are dropped.
     fn remap(&mut self, _to: &dyn Fn(u32) -> Option<u32>) {}
 
-    /// Bytes that the value has on the heap.
+    /// Returns the bytes that the value occupies on the heap.
     fn heap_bytes(&self) -> usize {
         0
     }
 }
 
-/// Types that name no cell and have nothing on the heap.
+/// Implements [`Field`] for types that refer to no cell and use no heap memory.
 macro_rules! plain {
     ($($type:ty),+ $(,)?) => { $( impl $crate::fields::Field for $type {} )+ };
 }
@@ -163,43 +164,43 @@ impl Field for BTreeMap<String, String> {
 
 /// Rules for the begin of a part.
 pub mod part {
-    /// Goes on as it is.
+    /// Keeps the value of the whole life.
     pub fn carry<T>(_: &mut T, _: &T) {}
 
-    /// Counts from the beginning of the part.
+    /// Subtracts the count at the begin of the part.
     pub fn since(now: &mut u64, at_start: &u64) {
         *now = now.saturating_sub(*at_start);
     }
 }
 
-/// Rules for two runs of one life, one after the other. Sums saturate, because a stored run may be damaged.
+/// Rules for two runs of one life, in order of time. Sums saturate, because a stored run may be damaged.
 pub mod join {
-    /// Counts of both.
+    /// Adds both counts.
     pub fn sum(earlier: &mut u64, later: u64) {
         *earlier = earlier.saturating_add(later);
     }
 
-    /// True if it is of either.
+    /// True if either is true.
     pub fn or(earlier: &mut bool, later: bool) {
         *earlier |= later;
     }
 
-    /// The greater one.
+    /// Keeps the greater value.
     pub fn max<T: Ord>(earlier: &mut T, later: T) {
         if later > *earlier {
             *earlier = later;
         }
     }
 
-    /// As it was.
+    /// Keeps the earlier value.
     pub fn first<T>(_: &mut T, _: T) {}
 
-    /// As it is now.
+    /// Takes the later value.
     pub fn last<T>(earlier: &mut T, later: T) {
         *earlier = later;
     }
 
-    /// One list after the other.
+    /// Appends the later list.
     pub fn append<T>(earlier: &mut Vec<T>, later: Vec<T>) {
         earlier.extend(later);
     }
@@ -207,24 +208,24 @@ pub mod join {
 
 /// Rules for the sum of several processes.
 pub mod add {
-    /// Counts of both.
+    /// Adds both counts.
     pub fn sum(sum: &mut u64, other: &u64) {
         *sum = sum.saturating_add(*other);
     }
 
-    /// True if it is of any.
+    /// True if either is true.
     pub fn or(sum: &mut bool, other: &bool) {
         *sum |= *other;
     }
 
-    /// The first that is there.
+    /// Keeps the first value that is present.
     pub fn any<T: Clone>(sum: &mut Option<T>, other: &Option<T>) {
         if sum.is_none() {
             sum.clone_from(other);
         }
     }
 
-    /// True of one process and of no sum.
+    /// Leaves the field alone: a sum of processes has no such value.
     pub fn skip<T>(_: &mut T, _: &T) {}
 }
 
@@ -232,15 +233,15 @@ pub mod add {
 pub mod clip {
     use super::{Timed, Window};
 
-    /// Stays as it is.
+    /// Keeps the value.
     pub fn keep<T>(_: &mut T, _: &Window) {}
 
-    /// Not known of a window.
+    /// Clears the field: its value for a window is unknown.
     pub fn clear<T: Default>(field: &mut T, _: &Window) {
         *field = T::default();
     }
 
-    /// Items that lie in the window at least in part.
+    /// Keeps items that overlap the window.
     pub fn within<T: Timed>(items: &mut Vec<T>, window: &Window) {
         items.retain(|item| {
             let (from_ns, to_ns) = item.time_ns();
@@ -251,47 +252,47 @@ pub mod clip {
 
 /// Rules for readers who may not see names.
 pub mod redact {
-    /// Not a name.
+    /// Keeps the field: it contains no name.
     pub fn keep<T>(_: &mut T) {}
 
-    /// All of it are names.
+    /// Clears the field: all of it is names.
     pub fn clear<T: Default>(field: &mut T) {
         *field = T::default();
     }
 
-    /// Hides names in each item.
+    /// Hides the names in each item.
     pub fn each<T>(hide: impl Fn(&mut T)) -> impl Fn(&mut Vec<T>) {
         move |items| items.iter_mut().for_each(&hide)
     }
 }
 
-/// Which part of a life is wanted, in times of the run's clock.
+/// A window of a run's life, in times of the run's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Window {
-    /// Which columns of a report it cuts.
+    /// Which columns of a report the window affects.
     pub part: WindowKind,
-    /// Its begin; of a moment, the moment.
+    /// Begin of the window; for [`WindowKind::At`], the moment.
     pub from_ns: u64,
-    /// Its end.
+    /// End of the window.
     pub to_ns: u64,
-    /// The run was read again for it: every sum is that of its own time, and the highest moment is exact.
+    /// The recording was read again for this window: every sum belongs to its own time, and the highest moment is exact.
     pub exact: bool,
 }
 
-/// Which columns of a report a window cuts.
+/// Which columns of a report a window affects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WindowKind {
-    /// A moment: the second column is what was held then, the first is the last one, as always.
+    /// One moment: the second column shows the amounts held then; the first still shows the last moment.
     At,
-    /// Up to the end, or to now: the second column is the highest moment in it.
+    /// From a time to the end of the run, or to now: the second column shows the highest moment in the window.
     Since,
-    /// Up to a time before that: so is the second one, and the first is its end.
+    /// Between two times: the second column shows the highest moment in the window, the first its end.
     Between,
 }
 
 impl Window {
-    /// Whether a time lies in it.
+    /// Whether the window contains a time.
     pub fn has(&self, time_ns: u64) -> bool {
         (self.from_ns..=self.to_ns).contains(&time_ns)
     }
@@ -299,6 +300,6 @@ impl Window {
 
 /// An item with a place in time.
 pub trait Timed {
-    /// When it began and when it was over.
+    /// Returns its begin and end.
     fn time_ns(&self) -> (u64, u64);
 }

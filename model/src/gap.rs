@@ -1,28 +1,28 @@
-//! Why the gap of a run is what it is: parts of it, and the steps in which they came.
+//! Parts of a run's gap (untrackable memory), and the steps in which it changed.
 
 use crate::fields::{Timed, fields, plain};
 use serde::{Deserialize, Serialize};
 
-/// Parts of an untrackable, in bytes: they sum to it, because `unexplained` is what the others leave.
+/// Parts of the untrackable bytes; `unexplained` is the remainder, so they sum to the whole.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Parts {
-    /// What creating contexts cost: measured.
+    /// Cost of creating contexts; measured.
     #[serde(skip_serializing_if = "is_zero")]
     pub context_bytes: i64,
-    /// Code and globals of modules: at most their loadable sections.
+    /// Code and globals of modules; upper bound: the size of their loadable sections.
     #[serde(skip_serializing_if = "is_zero")]
     pub modules_bytes: i64,
-    /// Stacks of kernels: a model, or the measured step where there is one.
+    /// Stacks of kernels; from a model, or measured if there was a step for it.
     #[serde(skip_serializing_if = "is_zero")]
     pub local_memory_bytes: i64,
-    /// The FIFO of printf and the heap of malloc on the device: a model.
+    /// Device-side printf FIFO and malloc heap; from a model.
     #[serde(skip_serializing_if = "is_zero")]
     pub heaps_bytes: i64,
-    /// What the driver adds to the sizes that were asked for: a model.
+    /// Bytes that the driver adds by rounding up allocation sizes; from a model.
     #[serde(skip_serializing_if = "is_zero")]
     pub rounding_bytes: i64,
-    /// The rest.
+    /// The remainder.
     #[serde(skip_serializing_if = "is_zero")]
     pub unexplained_bytes: i64,
 }
@@ -32,12 +32,12 @@ fn is_zero(bytes: &i64) -> bool {
 }
 
 impl Parts {
-    /// What they are the parts of.
+    /// Returns the sum of all parts.
     pub fn sum(&self) -> i64 {
         self.each().iter().fold(0, |sum, (_, _, bytes)| sum.wrapping_add(*bytes))
     }
 
-    /// Name, kind and bytes of each, as programs read them.
+    /// Returns name, kind and bytes of each part, as in JSON.
     pub fn each(&self) -> [(&'static str, &'static str, i64); 6] {
         [
             ("context", "measured", self.context_bytes),
@@ -49,7 +49,7 @@ impl Parts {
         ]
     }
 
-    /// Both.
+    /// Adds two sets of parts.
     pub fn plus(self, other: Parts) -> Self {
         Parts {
             context_bytes: self.context_bytes.saturating_add(other.context_bytes),
@@ -61,44 +61,44 @@ impl Parts {
         }
     }
 
-    /// Parts of `untrackable_bytes` of which nothing is known.
+    /// Returns parts in which all of `untrackable_bytes` is unexplained.
     pub fn unknown(untrackable_bytes: i64) -> Self {
         Parts { unexplained_bytes: untrackable_bytes, ..Parts::default() }
     }
 }
 
 fields! {
-    /// A change of the gap between two samples. Absent values are left out of the store: a run may have hundreds of changes.
+    /// A change of the gap between two samples. Absent values are not stored, because a run may have hundreds of changes.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct Step {
-        /// When the sample before it was taken; 0 for the beginning of the process.
+        /// Time of the sample before the change; 0 for the start of the process.
         from_ns: u64                => redact keep;
-        /// When its event happened; without one in its time, when the sample was taken that shows it.
+        /// Time of the event that caused it; without an event, the time of the sample that shows it.
         time_ns: u64                => redact keep;
-        /// The change without rounding: the sum of `parts`.
+        /// Size of the change without rounding: the sum of `parts`.
         bytes: i64                  => redact keep;
-        /// The parts that it was booked to.
+        /// Parts that the change was booked to.
         parts: Parts                => redact keep;
-        /// What got most of it, in words: `context created`, `between events`, ...
+        /// Cause of the largest part, in words: `context created`, `between events`, ...
         cause: String               => redact keep;
-        /// Other causes in its time.
+        /// Other causes between the two samples.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         also: Vec<String>           => redact keep;
-        /// Number of events; of `smaller steps`, of steps.
+        /// Number of events; for `smaller steps`, number of merged steps.
         events: u64                 => redact keep;
-        /// `measured`, `model`, `upper_bound`; `none` without a cause.
+        /// `measured`, `model` or `upper_bound`; `none` without a cause.
         kind: String                => redact keep;
-        /// Tag in force at the event; without one, that of the last record before the sample.
+        /// Tag in force at the event; without an event, the tag of the last record before the sample.
         #[serde(skip_serializing_if = "Option::is_none")]
         tag: Option<String>         => redact clear;
         /// File name of the library that made the call.
         #[serde(skip_serializing_if = "Option::is_none")]
         library: Option<String>     => redact clear;
-        /// Bytes that the model or the bound gives for the cause.
+        /// Bytes expected for the cause by the model or the upper bound.
         #[serde(skip_serializing_if = "Option::is_none")]
         expected_bytes: Option<i64> => redact keep;
-        /// What a reader must know of it.
+        /// Note for the reader.
         #[serde(skip_serializing_if = "Option::is_none")]
         note: Option<String>        => redact keep;
     }

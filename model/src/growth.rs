@@ -1,23 +1,22 @@
-//! Points by which the growth of a run is judged, as the ledger kept them; stored with the run.
+//! Points from which the growth of a run is judged; collected by the ledger and stored with the run.
 //!
-//! `tracked` is judged without the slack of pools: what a pool holds in reserve comes and goes with fragmentation, and is
-//! judged by itself. Where a program said steps, everything is per step; where it has a stable period, per period; else
-//! per minute.
+//! `tracked` is judged without the slack of pools. A pool's reserve varies with fragmentation, so it is judged separately. Growth
+//! is expressed per step if the program reports steps, else per period if the program has a stable period, else per minute.
 
 use crate::fields::{Field, Window};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Fewer points after warm-up are no evidence of growth.
+/// Minimum number of points after warm-up; fewer are no evidence of growth.
 pub const LEAST_POINTS: usize = 10;
 
-/// What points are counted in.
+/// Unit in which points are counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Axis {
-    /// Steps that the program said.
+    /// Steps that the program reports.
     Step,
-    /// Times that what is live has risen and fallen, where that takes the same time again and again.
+    /// Periods: the live bytes rise and fall with a constant duration.
     Period,
     /// Record time.
     #[default]
@@ -25,7 +24,7 @@ pub enum Axis {
 }
 
 impl Axis {
-    /// What a rate is per.
+    /// Returns the unit's name, for rates.
     pub fn name(self) -> &'static str {
         match self {
             Axis::Step => "step",
@@ -35,36 +34,36 @@ impl Axis {
     }
 }
 
-/// Points of one device of a run. Kept as JSON, so it is bounded: 64 points of 64 cells.
+/// Points of one device of a run. Stored as JSON, therefore bounded: 64 points of 64 cells.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Growth {
-    /// What points are counted in.
+    /// Unit in which points are counted.
     pub axis: Axis,
-    /// How long a period takes.
+    /// Length of a period in ns.
     pub period_ns: Option<u64>,
-    /// Steps, periods or seconds from a point to the next.
+    /// Steps, periods or seconds between two points.
     pub stride: u64,
-    /// Step since the first, or second, and time of each point.
+    /// Step or second of each point, counted from the first, and its time.
     pub points: Vec<(u64, u64)>,
     /// The latest step or second, and its time.
     pub latest: (u64, u64),
-    /// Direct and block bytes at the points.
+    /// Bytes of direct allocations and blocks at each point.
     pub named: Vec<i64>,
-    /// What pools held in reserve, opaque ones included.
+    /// Bytes that pools held in reserve at each point, opaque pools included.
     pub slack: Vec<i64>,
-    /// Cells that changed, by index of `Run::cells`.
+    /// Bytes of cells that changed, by index in `Run::cells`.
     pub cells: Vec<(u32, Vec<i64>)>,
-    /// What all other cells changed since the first point.
+    /// Change of all other cells since the first point.
     pub rest: Vec<i64>,
-    /// Time and untrackable of samples.
+    /// Time and untrackable bytes of samples.
     pub gap: Vec<(u64, i64)>,
-    /// Time and `used`, of a process without an agent.
+    /// Time and `used` bytes of samples, for a process without an agent.
     pub used: Vec<(u64, i64)>,
 }
 
 impl Growth {
-    /// Leaves the points of a window.
+    /// Removes points outside a window.
     pub(crate) fn clip(&mut self, window: &Window) {
         let kept: Vec<bool> = self.points.iter().map(|(_, time_ns)| window.has(*time_ns)).collect();
         let columns = self.cells.iter_mut().map(|(_, column)| column);

@@ -1,14 +1,15 @@
-//! Words of strangers on their way to people: the one place that knows which characters are obeyed instead of shown.
+//! Escapes text from untrusted sources before it is shown. Only this module knows which characters are unsafe.
 //!
-//! Processes name themselves, their memory and their files as they like, and every view shows it. A terminal obeys escapes, text can be
-//! made to run backwards, and what is invisible makes two names look the same. Such a character is shown by its number, `\u{1b}`,
-//! so what differs still looks different; what a view's own syntax needs comes on top of that, in the view.
+//! Processes choose the names of themselves, their memory and their files, and every view shows these names. Terminals execute
+//! escape sequences, direction controls reverse text, and invisible characters make two names look the same. Each such
+//! character is shown by its number, `\u{1b}`, so that different names still look different. A view's own syntax
+//! may need further escapes, which the view adds.
 
 use serde::Serialize;
 use std::fmt::Write;
 
-/// Whether somebody who shows that character obeys it, or shows nothing: controls, what ends lines, what turns the direction of
-/// text, what is ignored where it is not understood (Unicode's Default_Ignorable_Code_Point), and what no text may have.
+/// Whether a program that displays the character would execute it or show nothing. That applies to controls, line ends, direction
+/// controls, characters ignored where unsupported (Unicode's Default_Ignorable_Code_Point), and noncharacters.
 pub fn acts(character: char) -> bool {
     match character {
         ' '..='~' => false,
@@ -22,13 +23,13 @@ pub fn acts(character: char) -> bool {
     }
 }
 
-/// Text on one line that nobody obeys. What is clean stays as it is, so it does not matter who does it first.
+/// Returns text as one line without unsafe characters. Text that is already clean is unchanged, so a second call is harmless.
 pub fn clean(text: &str) -> String {
     shown(text, |_| false)
 }
 
-/// The same where a name is a key (a label, a line that a program reads): different texts stay different, even one that has a character
-/// and one that only writes it as it would be shown. To be done once.
+/// Like [`clean`], for names used as keys (labels, lines that programs read). Different texts stay different, because an existing
+/// `\u{` is escaped too. Must be applied exactly once.
 pub fn distinct(text: &str) -> String {
     shown(text, |rest| rest.starts_with("\\u{"))
 }
@@ -37,7 +38,7 @@ fn shown(text: &str, escapes_too: impl Fn(&str) -> bool) -> String {
     let mut out = String::with_capacity(text.len());
     for (at, character) in text.char_indices() {
         if acts(character) || text.get(at..).is_some_and(&escapes_too) {
-            // A String takes everything.
+            // Writing to a String cannot fail.
             let _ = write!(out, "\\u{{{:x}}}", character as u32);
         } else {
             out.push(character);
@@ -46,7 +47,7 @@ fn shown(text: &str, escapes_too: impl Fn(&str) -> bool) -> String {
     out
 }
 
-/// A word as a shell takes it, for commands that people copy.
+/// Returns a word quoted for a shell, for commands that people copy.
 pub fn quoted(word: &str) -> String {
     let plain = |character: char| character.is_ascii_alphanumeric() || "._/+:@%=,-".contains(character);
     if !word.is_empty() && word.chars().all(plain) {
@@ -55,14 +56,14 @@ pub fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// JSON for people and programs: a document over several lines in which strings are as they were said, and no byte is obeyed.
+/// Returns a document as indented JSON with a line end. Its strings keep their values, but unsafe characters are escaped.
 pub fn json(document: &impl Serialize) -> String {
     // Keys are strings and numbers are finite: serialisation cannot fail.
     in_json(&serde_json::to_string_pretty(document).unwrap_or_default(), |_| false) + "\n"
 }
 
-/// A JSON text with escapes for what is obeyed, and for what else is to be escaped. Line ends between its parts stay; other such
-/// characters can only be in its strings.
+/// Returns a JSON text with escapes for unsafe characters and for those that `also` selects. Line ends between tokens stay;
+/// all other such characters can only occur in strings.
 pub fn in_json(json: &str, also: impl Fn(char) -> bool) -> String {
     let mut out = String::with_capacity(json.len());
     for character in json.chars() {

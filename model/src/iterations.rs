@@ -1,12 +1,11 @@
-//! What each iteration of a training run held, by what the bytes are for: a bounded table, for
-//! `gpumemctl report --iterations`.
+//! Memory in each iteration of a training run, by role: a bounded table, for `gpumemctl report --iterations`.
 //!
-//! An iteration begins with the program's `Step` record; of a program that says none, with the first forward pass
-//! after an optimizer's step. Rows are in the order of time, without gaps. When there are [`MAX_ROWS`], neighbours
-//! become one: peaks are the higher of the two, last values those of the later. The iteration that is under way is
-//! apart and never in `rows`.
+//! An iteration begins with the program's `Step` record. If the program reports no steps, it begins with the first forward pass
+//! after an optimizer step. Rows are in order of time, without gaps. When there are [`MAX_ROWS`] rows, neighbours
+//! are merged: the merged row has the higher peak of the two and the last value of the later. The iteration in progress is
+//! kept separately and is never in `rows`.
 //!
-//! In JSON (`details.iterations` of a device) a level is `[peak, last]`, and levels that are nothing are left out:
+//! In JSON (`details.iterations` of a device) a level is `[peak, last]`, and levels of zero are omitted:
 //!
 //! ```text
 //! {"rows": [{"first": 0, "last": 0, "count": 1, "start_ns": 1000, "end_ns": 2000,
@@ -17,23 +16,23 @@
 use crate::fields::{Timed, Window, WindowKind, fields, plain};
 use serde::{Deserialize, Serialize};
 
-/// Rows that a table has at most; a row is about 0.4 KB of JSON.
+/// Maximum number of rows; a row takes about 0.4 KB of JSON.
 pub const MAX_ROWS: usize = 256;
 
 fields! {
-    /// The iterations of one device of a run.
+    /// Iterations on one device of a run.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct Iterations {
-        /// Those that are over.
+        /// Completed iterations.
         rows: Vec<Iteration>    => join append, clip within;
-        /// The one that is under way, as far as it got.
+        /// The iteration in progress, with its amounts so far.
         #[serde(skip_serializing_if = "Option::is_none")]
         open: Option<Iteration> => join last,   clip open_at_end;
     }
 }
 
-/// The iteration that is under way lies in a window that ends now.
+/// Keeps the iteration in progress only in a window that reaches to the present.
 fn open_at_end(open: &mut Option<Iteration>, window: &Window) {
     open.take_if(|row| row.start_ns > window.to_ns || window.part != WindowKind::Since);
 }
@@ -50,26 +49,26 @@ impl Timed for Iteration {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Iteration {
-    /// The program's number of the epoch that the first one is of; 0 where it says none.
+    /// Epoch of the first iteration, as the program numbers it; 0 if the program reports none.
     #[serde(skip_serializing_if = "is_zero")]
     pub epoch: u64,
-    /// Number of the first one: the program's own number of its step, or counted from 0.
+    /// Number of the first iteration: the program's step number, or counted from 0.
     pub first: u64,
-    /// Number of the last one: `first` unless there are several.
+    /// Number of the last iteration; equals `first` for a single one.
     pub last: u64,
-    /// How many there are in this row. Not `last - first + 1` where the program's numbers jump or begin anew.
+    /// Number of iterations in this row. Differs from `last - first + 1` if the program's numbers jump or restart.
     pub count: u64,
-    /// When the first began.
+    /// Begin of the first iteration.
     pub start_ns: u64,
-    /// When the last was over.
+    /// End of the last iteration.
     pub end_ns: u64,
-    /// Records were lost in it: amounts are what is known.
+    /// Records were lost during the row: amounts may be incomplete.
     #[serde(skip_serializing_if = "is_false")]
     pub partial: bool,
-    /// Live driver allocations.
+    /// Bytes of live driver allocations.
     #[serde(skip_serializing_if = "Level::is_nothing")]
     pub tracked: Level,
-    /// What pools hold in segments, or reserve: `cached` in PyTorch's words.
+    /// Bytes of pool segments, or reserved by pools; PyTorch calls them reserved (formerly `cached`).
     #[serde(skip_serializing_if = "Level::is_nothing")]
     pub pool_reserved: Level,
     /// Weights.
@@ -78,28 +77,28 @@ pub struct Iteration {
     /// Gradients of weights.
     #[serde(skip_serializing_if = "Level::is_nothing")]
     pub gradients: Level,
-    /// What optimizers keep.
+    /// State kept by optimizers.
     #[serde(skip_serializing_if = "Level::is_nothing")]
     pub optimizer_state: Level,
-    /// What forward kept for backward (feature maps), once backward has begun and it is known.
+    /// Activations (feature maps) kept by forward for backward; known once backward has begun.
     #[serde(skip_serializing_if = "Level::is_nothing")]
     pub activations: Level,
-    /// What backward made and freed again, where it was most. `last` is 0.
+    /// Bytes allocated and freed again within backward, at their maximum; `last` is 0.
     #[serde(skip_serializing_if = "Level::is_nothing")]
     pub intermediate_gradients: Level,
-    /// The same of forward and of the optimizer. `last` is 0.
+    /// Bytes allocated and freed again within forward or the optimizer, at their maximum; `last` is 0.
     #[serde(skip_serializing_if = "Level::is_nothing")]
     pub temporaries: Level,
     /// Data handed to the model.
     #[serde(skip_serializing_if = "Level::is_nothing")]
     pub inputs: Level,
-    /// Scratch of libraries.
+    /// Scratch memory of libraries.
     #[serde(skip_serializing_if = "Level::is_nothing")]
     pub workspace: Level,
-    /// State that is not trained.
+    /// Model state that is not trained.
     #[serde(skip_serializing_if = "Level::is_nothing")]
     pub buffers: Level,
-    /// Keys and values of earlier tokens.
+    /// Cached keys and values of earlier tokens.
     #[serde(skip_serializing_if = "Level::is_nothing")]
     pub kv_caches: Level,
     /// Parameters of untrained copies of a trained module.
@@ -107,13 +106,13 @@ pub struct Iteration {
     pub parameter_copies: Level,
 }
 
-/// An amount in an iteration.
+/// Highest and last value of an amount in an iteration.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "(i64, i64)", into = "(i64, i64)")]
 pub struct Level {
-    /// Highest that was seen; of roles at edges of phases, where they are known.
+    /// Highest value; for amounts by role, the highest at phase boundaries where phases are known.
     pub peak_bytes: i64,
-    /// At the end.
+    /// Value at the end.
     pub last_bytes: i64,
 }
 
@@ -122,23 +121,23 @@ impl Level {
         *self == Level::default()
     }
 
-    /// It is this much now.
+    /// Sets the present value.
     pub fn set(&mut self, bytes: i64) {
         self.peak_bytes = self.peak_bytes.max(bytes);
         self.last_bytes = bytes;
     }
 
-    /// It was this much for a while.
+    /// Raises the peak to a value that was reached temporarily.
     pub fn reach(&mut self, bytes: i64) {
         self.peak_bytes = self.peak_bytes.max(bytes);
     }
 
-    /// So many bytes were counted by mistake; it is this much now.
+    /// Corrects the level: `mistaken` bytes were counted in error, and `bytes` is the present value.
     pub fn correct(&mut self, mistaken: i64, bytes: i64) {
         *self = Level { peak_bytes: (self.peak_bytes - mistaken).max(bytes), last_bytes: bytes };
     }
 
-    /// That of two iterations, one after the other.
+    /// Joins with the level of a later iteration.
     pub fn join(&mut self, later: Level) {
         *self = Level { peak_bytes: self.peak_bytes.max(later.peak_bytes), last_bytes: later.last_bytes };
     }

@@ -1,18 +1,18 @@
-//! How memory got its names: what the agent says of each layer, and the best of them.
+//! Naming layers: the ways in which memory gets its names, their states as the agent reports them, and the best one in use.
 
 use crate::fields::fields;
 use serde::{Deserialize, Serialize};
 
 fields! {
-    /// State of one way of naming memory.
+    /// State of one naming layer.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct LayerSaid {
         /// `blocks`, `out_of_memory`, `scopes`, `nvtx`, `module_path`, `autograd`, `roles` or `stacks`.
         layer: String;
-        /// `active`, `degraded`, `absent` (nothing to do for it), `off` or `failed`.
+        /// `active`, `degraded`, `absent` (not needed by the program), `off` or `failed`.
         state: String;
-        /// Why it is in that state; empty if there is no reason to give.
+        /// Reason for the state; may be empty.
         reason: String;
     }
 }
@@ -22,18 +22,18 @@ impl LayerSaid {
         self.reason.clear();
     }
 
-    /// It names something.
+    /// Whether the layer names memory.
     pub fn works(&self) -> bool {
         matches!(self.state.as_str(), "active" | "degraded")
     }
 
-    /// People should know of its state: it does not do what it could.
+    /// Whether users should be informed: the layer does less than it could.
     pub fn is_lacking(&self) -> bool {
         matches!(self.state.as_str(), "degraded" | "off" | "failed")
     }
 }
 
-/// The best way of naming that works, in words; `None` where the agent said nothing of layers.
+/// Returns the best working layer, in words; `None` if the agent reported no layers.
 pub fn level(layers: &[LayerSaid]) -> Option<&'static str> {
     if layers.is_empty() {
         return None;
@@ -49,7 +49,7 @@ pub fn level(layers: &[LayerSaid]) -> Option<&'static str> {
     Some(best.unwrap_or("calling library"))
 }
 
-/// What does not work as it could, each with at most so many characters of its reason.
+/// Describes the layers that do less than they could; each reason is cut to `longest` characters.
 pub fn lacking(layers: &[LayerSaid], longest: usize) -> Vec<String> {
     let words = |said: &LayerSaid| {
         let name = match said.layer.as_str() {

@@ -1,21 +1,21 @@
-//! What a run is: plain data with serde, and pure functions of it. No I/O, no clock of the machine.
+//! Defines what a run is: plain data with serde, and pure functions on it. No I/O, and no access to the machine's clock.
 //!
 //! ```text
 //! run            the life of one process: source, clock, identity, state; coverage: how complete its numbers are
-//! device         one GPU of a run; moment: what was held at one time; cell: names of amounts
-//! gap            parts of the untrackable memory, and the changes of it
-//! oom            memory that ran out, or nearly did
-//! iterations     what each training step held; parameters: parameters and gradients one by one
-//! timeline       what was held over time, by cell; series: extremes of the sums over time
-//! growth         points by which growth is judged
+//! device         one GPU of a run; moment: memory held at one time; cell: names of amounts
+//! gap            parts of the untrackable memory, and its changes
+//! oom            times at which memory ran out or nearly did
+//! iterations     memory held in each training step; parameters: individual parameters and gradients
+//! timeline       memory held over time, by cell; series: extremes of the sums over time
+//! growth         points from which growth is judged
 //! names          names of enums in stored runs, JSON, metrics and rules
-//! layers         state of each way of naming memory
-//! program_data   counters and ranges of the program
-//! ending         what else ended a process: host memory, a fault of the driver
+//! layers         state of each naming layer
+//! program_data   counters and ranges that the program reports
+//! ending         other causes that ended a process: host memory, a driver fault
 //! who            user, job, pod and container of a process
-//! window         a run as it was in a part of its life
-//! fields         the table that a record of a run is declared with, and the rules of its rows
-//! time, units    times and amounts as text; harmless: text of strangers without characters that terminals obey
+//! window         cuts a run to a part of its life
+//! fields         table macro that declares the records of a run, and the rules of its rows
+//! time, units    times and amounts as text; harmless: escapes unsafe characters in text from untrusted sources
 //! control        requests and replies of the control API; checks: ids of doctor's checks
 //! ```
 //!

@@ -1,4 +1,4 @@
-//! What a process held on a device at one time. `used` is `predates + tracked + untrackable` wherever all of them are known.
+//! Memory that a process held on a device at one time. `used` is `predates + tracked + untrackable` if all three are known.
 
 use crate::cell::Amounts;
 use crate::fields::fields;
@@ -6,41 +6,42 @@ use crate::gap::Parts;
 use serde::{Deserialize, Serialize};
 
 fields! {
-    /// What was held, and what NVML charged for it.
+    /// The amounts held, and the bytes that NVML charged for them.
     #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
     pub struct Moment {
-        /// When.
+        /// Time of the moment.
         time_ns: u64;
         /// Sum of `amounts`; absent for a process without an agent.
         tracked_bytes: Option<i64>;
         /// Tracked bytes by cell.
         amounts: Amounts;
-        /// Bytes older than the agent; absent where it came late and nothing has told them yet.
+        /// Bytes allocated before the agent started; absent if the agent attached late and no data shows the amount yet.
         predates_bytes: Option<i64>;
-        /// What NVML charges beyond that; absent without a sample.
+        /// Bytes that NVML charges beyond tracked and predating bytes; absent without a sample.
         untrackable_bytes: Option<i64>;
-        /// Why `untrackable_bytes` is what it is; absent where nothing tells.
+        /// Parts of `untrackable_bytes`; absent if they are unknown.
         #[serde(default)]
         parts: Option<Parts>;
-        /// Why the newest sample had no `used`, see [`absence_name`]: the moment is then an older sample's.
+        /// Why the newest sample had no `used`, see [`absence_name`]: the moment then comes from an older sample.
         #[serde(default)]
         used_absence: Option<String>;
-        /// For processes without an agent: what NVML charges.
+        /// Bytes that NVML charges to a process without an agent.
         uncovered_used_bytes: Option<u64>;
-        /// The gap was taken from a sample this far away; 0: it was measured at this moment.
+        /// Distance in ns to the sample that the gap comes from; 0 if the gap was measured at this moment.
         gap_distance_ns: i64;
-        /// Memory moved while NVML was read: lowest and highest `tracked`. Equal ones are a lower bound: a call was under way whose
-        /// bytes nobody knew.
+        /// Lowest and highest `tracked` if memory changed while NVML was read. If both are equal, they are a lower bound: a call
+        /// of unknown size was in progress.
         torn: Option<(i64, i64)>;
-        /// The sample was closed without the agent's word.
+        /// The sample was closed without the agent's records up to its time.
         stale: bool;
-        /// Records had been lost and no resync had ended.
+        /// Records had been lost and no resync had completed since.
         partial: bool;
     }
 }
 
 impl Moment {
-    /// Keeps the higher moment of two runs of one life. A run without an agent has `used` alone, which is no height beside `tracked`.
+    /// Keeps the higher moment of two runs of one life. A run without an agent knows only `used`, which ranks below any
+    /// `tracked`.
     pub(crate) fn higher(earlier: &mut Moment, later: Moment) {
         let height = |moment: &Moment| {
             (moment.tracked_bytes, moment.uncovered_used_bytes.filter(|_| moment.tracked_bytes.is_none()))
@@ -50,13 +51,13 @@ impl Moment {
         }
     }
 
-    /// The parts of the gap; all of it is unexplained where nothing told them (runs of older versions).
+    /// Returns the parts of the gap. If they are unknown (runs of older versions), all of the gap is unexplained.
     pub fn gap_parts(&self) -> Option<Parts> {
         let untrackable = self.untrackable_bytes?;
         Some(self.parts.filter(|parts| parts.sum() == untrackable).unwrap_or(Parts::unknown(untrackable)))
     }
 
-    /// What NVML charges (or, with a gap from elsewhere, would have charged).
+    /// Returns the bytes that NVML charges. If the gap comes from another time, the value is an estimate.
     pub fn used_bytes(&self) -> Option<i64> {
         match self.tracked_bytes {
             Some(tracked) => Some(self.predates_bytes? + tracked + self.untrackable_bytes?),

@@ -1,4 +1,4 @@
-//! Names of enums: what they are called in stored runs, JSON, metrics and rules.
+//! Names of enum values in stored runs, JSON, metrics and rules.
 
 use gpumem_wire::{Absence, Layer, LayerState, Phase, Role};
 
@@ -49,7 +49,7 @@ impl Named for Phase {
     ];
 }
 
-/// Returns the names of phases that a block may have. `between` is only what a process was doing: no rule matches it.
+/// Returns the names of phases that a block may have. `between` is excluded: it only describes what a process was doing.
 pub fn phases_of_blocks() -> impl Iterator<Item = &'static str> {
     Phase::NAMES.iter().filter(|(_, phase)| *phase != Phase::Between).map(|(name, _)| *name)
 }

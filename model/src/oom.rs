@@ -1,42 +1,42 @@
-//! Memory that ran out, or nearly did, as a run keeps it.
+//! OOM records of a run: times at which memory ran out or nearly did.
 
 use crate::cell::{Amounts, hide_unknown_phase};
 use crate::fields::{Timed, fields, plain};
 use serde::{Deserialize, Serialize};
 
-/// A process that ends so soon after memory ran out has ended of it; one that goes on for longer has survived.
+/// A process that ends with a failure within this time of an OOM counts as ended by it; one that runs longer has survived it.
 pub const OPEN_FATE_NS: u64 = 10_000_000_000;
 
-/// What ran out.
+/// What ran out of memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OomKind {
-    /// The driver refused, and nobody said that this was the end: a framework makes room and tries again.
+    /// The driver refused a request, but no framework reported an error: frameworks often free memory and retry.
     #[default]
     Pressure,
-    /// A framework's pool gave up without asking the driver: a limit of its own.
+    /// A framework's pool failed without a call of the driver, because of a limit of its own.
     Pool,
-    /// It gave up after the driver had refused.
+    /// A framework's pool failed after the driver had refused.
     Device,
-    /// Nobody said anything: a process without an agent ended while its device was nearly full.
+    /// No report: a process without an agent ended while its device was nearly full.
     Suspected,
 }
 
-/// What followed.
+/// What happened to the process afterwards.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "fate")]
 pub enum Fate {
-    /// Not known (yet).
+    /// Unknown, or not decided yet.
     #[default]
     Open,
     /// The process ended with a failure soon after.
     Fatal {
-        /// How soon.
+        /// Time from the OOM to the end.
         after_ns: u64,
-        /// Status as waitpid gives it, where it could be known.
+        /// Exit status as waitpid returns it; absent if unknown.
         status: Option<u64>,
     },
-    /// It went on.
+    /// The process continued.
     Survived,
 }
 
@@ -47,28 +47,28 @@ fields! {
     pub struct Oom {
         /// What ran out.
         kind: OomKind                    => redact keep;
-        /// What followed.
+        /// What happened to the process afterwards.
         fate: Fate                       => redact keep;
-        /// First report.
+        /// Time of the first report.
         time_ns: u64                     => redact keep;
-        /// Last report.
+        /// Time of the last report.
         last_ns: u64                     => redact keep;
-        /// Number of reports: the same request at the same place within some seconds is one record.
+        /// Number of reports: repeated failures of the same request at the same place within some seconds share one record.
         count: u64                       => redact keep;
         /// Failed driver calls.
         refusals: u64                    => redact keep;
-        /// Bytes requested of the pool where it gave up, else of the driver; absent in JSON, and 0 here, where unknown (`suspected`).
+        /// Bytes requested of the pool where it failed, else of the driver. Unknown for `suspected`: 0 here, absent in JSON.
         #[serde(skip_serializing_if = "is_unknown")]
         asked_bytes: u64                 => redact keep;
-        /// Bytes requested of the driver, where it refused.
+        /// Bytes requested of the driver, if the driver refused.
         driver_asked_bytes: Option<u64>  => redact keep;
-        /// Free on the device right after the driver had refused; of `suspected`, the least between its last reading and its end.
+        /// Free device bytes right after the driver refused; for `suspected`, the least between its last reading and its end.
         device_free_bytes: Option<u64>   => redact keep;
         /// Bytes that the pool had handed out, as it reported.
         pool_used_bytes: Option<u64>     => redact keep;
         /// Bytes that the pool held, as it reported.
         pool_reserved_bytes: Option<u64> => redact keep;
-        /// `fatal` or `survived`, where the reporter said so of its request.
+        /// `fatal` or `survived`, if the reporter stated the outcome of its request.
         said: Option<String>             => redact hide_unknown_fate;
         /// The driver's result code.
         result: u16                      => redact keep;
@@ -84,24 +84,24 @@ fields! {
         step: Option<u64>                => redact keep;
         /// Sum of `amounts`.
         tracked_bytes: i64               => redact keep;
-        /// What the process held.
+        /// Bytes that the process held, by cell.
         #[serde(skip_serializing_if = "Amounts::is_none")]
         amounts: Amounts                 => redact keep;
-        /// Bytes older than the agent, as at the last sample.
+        /// Bytes allocated before the agent started, as of the last sample.
         predates_bytes: Option<i64>      => redact keep;
-        /// As at the last sample.
+        /// Untrackable bytes as of the last sample.
         untrackable_bytes: Option<i64>   => redact keep;
         /// Idle bytes of framework pools.
         idle_bytes: Option<u64>          => redact keep;
-        /// Pieces that they are in.
+        /// Number of pieces that the idle bytes are split into.
         idle_pieces: Option<u64>         => redact keep;
-        /// Bytes of the largest piece.
+        /// Size of the largest idle piece.
         largest_idle_bytes: Option<u64>  => redact keep;
         /// A segment of those pools grows by mapping: PyTorch's expandable segments are on.
         is_expandable: bool              => redact keep;
         /// The device at that time; absent where NVML was not read.
         device: Option<OomDevice>        => redact keep;
-        /// No framework of the process announced that it reports when it gives up.
+        /// No framework of the process had announced that it reports its failures.
         is_unheard: bool                 => redact keep;
     }
 }
@@ -118,57 +118,57 @@ impl Timed for Oom {
     }
 }
 
-/// How often memory ran out in all of these; the sum saturates, because a stored run may be damaged.
+/// Returns the total number of OOM reports; the sum saturates, because a stored run may be damaged.
 pub fn times<'o>(ooms: impl IntoIterator<Item = &'o Oom>) -> u64 {
     ooms.into_iter().fold(0, |sum, oom| sum.saturating_add(oom.count))
 }
 
 fields! {
-    /// The device then: holders, others, what nobody owns, the driver's share and what is free are its size.
+    /// The device at the time of an OOM. Holders, others, unaccounted, system and free bytes sum to its size.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct OomDevice {
-        /// When NVML was read.
+        /// Time of the NVML reading.
         read_ns: u64;
-        /// Size.
+        /// Size of the device memory.
         total_bytes: u64;
-        /// Without what the process has allocated since.
+        /// Free bytes, less the bytes that the process has allocated since the reading.
         free_bytes: i64;
-        /// The driver's share, where NVML tells it apart.
+        /// Bytes that the driver reserves for itself; absent where NVML does not report them.
         system_bytes: Option<u64>;
         /// Device used minus the sum over its processes.
         unaccounted_bytes: i64;
-        /// Its memory is the host's: what is unaccounted is the rest of the host's.
+        /// The device uses the host's memory: unaccounted bytes are those of the rest of the host.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         unified: bool;
-        /// The process itself, then others, the largest first.
+        /// The process itself first, then others, largest first.
         holders: Vec<Holder>;
-        /// How many more there are, and their used bytes.
+        /// Number of further processes, and the sum of their used bytes.
         others: (u32, i64);
     }
 }
 
 fields! {
-    /// Who had memory of the device.
+    /// A process that held memory of the device.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct Holder {
         /// Pid in the daemon's namespace; 0 where it is hidden.
         pid: u32;
-        /// Its user.
+        /// User that owns it.
         user: Option<String>;
-        /// What NVML charged; of the process itself with what it has allocated since.
+        /// Bytes that NVML charged; for the process itself, plus the bytes that it has allocated since.
         used_bytes: i64;
-        /// What it grew by in the time before.
+        /// Growth of `used_bytes` over the time `growth_ns` before.
         growth_bytes: Option<i64>;
-        /// How long that was: a minute, or as long as it is known.
+        /// Length of the time that `growth_bytes` covers: a minute, or less for a younger process.
         growth_ns: Option<u64>;
     }
 }
 
 impl Oom {
-    /// Whether it is one, and not only pressure: a refusal that nobody would have spoken of was one if the process ended
-    /// with it.
+    /// Whether memory ran out, as opposed to pressure that the process survived. A driver refusal counts if no framework would
+    /// have reported the failure and the process ended soon after it.
     pub fn is_true(&self) -> bool {
         match self.kind {
             OomKind::Pool | OomKind::Device => true,
@@ -177,12 +177,12 @@ impl Oom {
         }
     }
 
-    /// Whether it is no more than a suspicion.
+    /// Whether the OOM is only suspected.
     pub fn is_suspected(&self) -> bool {
         self.kind == OomKind::Suspected
     }
 
-    /// Free bytes at the time: the driver's own word, else what NVML said before.
+    /// Returns the free device bytes at that time: from the driver's refusal, else from the NVML reading before it.
     pub fn free_bytes(&self) -> Option<i64> {
         let said = self.device_free_bytes.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
         said.or(self.device.as_ref().map(|device| device.free_bytes))

@@ -1,4 +1,4 @@
-//! Parameters and their gradients one by one, for tables of iterations with a column for each.
+//! Individual parameters and gradients, for tables of iterations with a column for each.
 
 use crate::fields::fields;
 use crate::iterations::Iteration;
@@ -8,47 +8,47 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
 fields! {
-    /// Parameters and gradients of one device. From one iteration to the next hardly anything changes: only differences are kept.
+    /// Parameters and gradients of one device. Only differences between iterations are stored, because hardly anything changes.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct Parameters {
-        /// By index.
+        /// Columns; changes refer to them by index.
         columns: Vec<Column>;
-        /// There were more than are kept.
+        /// Some columns are missing, because there were too many.
         is_cut: bool;
-        /// When an iteration began that was not as the one before, and what differs: column and bytes. Before the first change
-        /// nothing is known.
+        /// Start time of each iteration that differs from the one before, and its differences: column and bytes. Values before
+        /// the first change are unknown.
         changes: Vec<(u64, Vec<(u32, i64)>)>;
     }
 }
 
 fields! {
-    /// A parameter, or its gradient.
+    /// Column of a parameter or its gradient.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
     #[serde(default)]
     pub struct Column {
         /// `parameter` or `gradient`.
         role: String;
-        /// Tag path; absent where nothing names it.
+        /// Tag path; absent if the parameter has no name.
         tag: Option<String>;
     }
 }
 
 impl Column {
-    /// It is a gradient.
+    /// Whether the column is a gradient.
     pub fn is_gradient(&self) -> bool {
         Role::Gradient.name() == Some(self.role.as_str())
     }
 }
 
 impl Parameters {
-    /// By column, what each of these rows has, which are in the order of time: of neighbours in one row the last. `None` where that is
-    /// not known.
+    /// Returns the values of all columns for each row; rows must be in order of time. A row of several iterations gets the
+    /// values of the last one. `None` if the values are unknown.
     pub fn of_rows(&self, rows: &[Iteration]) -> Vec<Option<Vec<i64>>> {
         let mut changes = self.changes.iter().peekable();
         let mut held: Option<Vec<i64>> = None;
         let of_row = |row: &Iteration| {
-            // One that began when a row ended is of the next row.
+            // An iteration that began when a row ended belongs to the next row.
             while let Some((_, differs)) =
                 changes.next_if(|(time_ns, _)| *time_ns < row.end_ns || *time_ns <= row.start_ns)
             {
@@ -62,7 +62,7 @@ impl Parameters {
         rows.iter().map(of_row).collect()
     }
 
-    /// Appends what a later run of the same life has.
+    /// Appends the data of a later run of the same life.
     pub fn append(&mut self, later: Parameters) {
         let Some((began_ns, _)) = later.changes.first() else { return };
         let began_ns = *began_ns;
@@ -76,7 +76,7 @@ impl Parameters {
             }));
         }
         self.is_cut |= later.is_cut;
-        // It begins with all that is not nothing.
+        // The later run starts with a full list of nonzero values, so all columns are reset to 0 first.
         self.changes.retain(|(time_ns, _)| *time_ns < began_ns);
         self.changes.push((began_ns, (0..self.columns.len() as u32).map(|column| (column, 0)).collect()));
         let moved = |differs: Vec<(u32, i64)>| {

@@ -1,99 +1,99 @@
-//! Counters and ranges that a program reports beside its memory. Names are the program's; views escape them.
+//! Counters and ranges that a program reports. Their names are not escaped here; views escape them.
 
 use crate::fields::{Timed, Window, fields, plain};
 use serde::{Deserialize, Serialize};
 
-/// Single ranges that a run of several parts or lives has at most; the latest are kept.
+/// Maximum number of single ranges in a run that was joined from several; the latest are kept.
 pub const MAX_SPANS: usize = 16_384;
 
-/// Counters that are kept of a process; changes of more are counted.
+/// Maximum number of counters of a process; changes of others are only counted.
 pub const MAX_COUNTERS: usize = 128;
-/// Points of a counter that are kept.
+/// Maximum number of points of a counter.
 pub const MAX_COUNTER_POINTS: usize = 128;
-/// Names of ranges that are kept of a process; ranges of more are counted.
+/// Maximum number of range names of a process; ranges of other names are only counted.
 pub const MAX_RANGES: usize = 256;
 
 fields! {
-    /// Counters and ranges. Kept as JSON in the store: a field that a stored run does not have gets its default.
+    /// Counters and ranges of a program. Stored as JSON; a field missing in a stored run gets its default.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct ProgramData {
-        /// The counters that were set first.
+        /// Counters; if there are too many, those that were set first.
         counters: Vec<Counter>             => clip clip_counters;
-        /// Changes of counters that are not kept.
+        /// Changes of counters that were dropped.
         counters_dropped: u64              => clip keep;
-        /// By name, those that ended first.
+        /// Ranges by name; if there are too many names, those that ended first.
         ranges: Vec<Range>                 => clip keep;
-        /// Ranges of names that are not kept.
+        /// Ranges whose names were dropped.
         ranges_dropped: u64                => clip keep;
         /// Ranges whose begin or end was lost.
         ranges_broken: u64                 => clip keep;
-        /// Single ranges, the latest, in the order of their ends.
+        /// Single ranges in the order of their ends; only the latest if there are many.
         spans: Vec<Span>                   => clip within;
-        /// Single ranges that are not kept.
+        /// Single ranges that were dropped.
         spans_dropped: u64                 => clip keep;
-        /// The allocator's figures in a PyTorch snapshot.
+        /// The allocator's totals in a PyTorch snapshot.
         snapshot: Option<SnapshotFigures>  => clip keep;
     }
 }
 
 fn clip_counters(counters: &mut Vec<Counter>, window: &Window) {
     for counter in counters {
-        // The value at the begin of the window was set before it.
+        // The last change before the window is kept: it sets the value at the window's begin.
         let before = counter.points.iter().rposition(|(time_ns, _)| *time_ns <= window.from_ns).unwrap_or(0);
         counter.points.drain(..before);
         counter.points.retain(|(time_ns, _)| *time_ns <= window.to_ns);
     }
 }
 
-/// A PyTorch memory snapshot's own figures of device memory, over all its devices.
+/// Device memory totals that a PyTorch memory snapshot states, over all its devices.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SnapshotFigures {
-    /// Bytes of its segments (`memory_reserved`).
+    /// Bytes of segments (`memory_reserved`).
     pub reserved_bytes: u64,
-    /// Segments.
+    /// Number of segments.
     pub segments: u64,
-    /// Bytes of blocks in use (`memory_allocated`), those that wait for a stream included.
+    /// Bytes of blocks in use (`memory_allocated`), including those that wait for a stream.
     pub allocated_bytes: u64,
-    /// Blocks in use.
+    /// Number of blocks in use.
     pub blocks: u64,
-    /// Of these, blocks that were freed and wait for a stream.
+    /// Number of these blocks that were freed and wait for a stream.
     pub pending_blocks: u64,
-    /// Bytes that the program asked for, of the blocks in use.
+    /// Bytes that the program requested for the blocks in use.
     pub requested_bytes: u64,
-    /// Blocks that are free.
+    /// Number of free blocks.
     pub idle_blocks: u64,
-    /// Entries of the history.
+    /// Number of entries of the allocation history.
     pub trace_entries: u64,
-    /// Most bytes that were requested at one time of the history.
+    /// Highest sum of requested bytes in the history.
     pub peak_requested_bytes: u64,
-    /// Most bytes that were allocated at one time of the history.
+    /// Highest sum of allocated bytes in the history.
     pub peak_allocated_bytes: u64,
 }
 
 fields! {
-    /// A counter of the program's own.
+    /// A counter that the program reports.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct Counter {
-        /// Its name; absent if a loss took it.
+        /// Name of the counter; absent if its record was lost.
         name: Option<String>;
         /// Last value.
         value: i64;
-        /// Number of times that it was set or changed.
+        /// Number of reports that set or changed it.
         changes: u64;
         /// Lowest value.
         min: i64;
         /// Highest value.
         max: i64;
-        /// Value times ns, from `since_ns` to `until_ns`.
+        /// Integral of the value over time (value times ns), from `since_ns` to `until_ns`.
         area: i128;
-        /// First report.
+        /// Time of the first report.
         since_ns: u64;
         /// End of the time that `area` covers.
         until_ns: u64;
-        /// Time and value of each change; of many changes the last in each slot of time.
+        /// Time and value of each change; if there are many, the last one in each slot of time.
         points: Vec<(u64, i64)>;
     }
 }
@@ -103,9 +103,9 @@ fields! {
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct Range {
-        /// Path of the scope; absent if a loss took it, and of steps.
+        /// Path of the scope; absent for steps, and if its record was lost.
         name: Option<String>;
-        /// The ranges are the program's steps, from one to the next.
+        /// The ranges are the program's steps; each lasts until the next.
         is_step: bool;
         /// Number of ranges that ended.
         count: u64;
@@ -115,7 +115,7 @@ fields! {
         min_ns: u64;
         /// Longest length.
         max_ns: u64;
-        /// Number of ranges that have not ended.
+        /// Number of ranges that are still open.
         open: u64;
     }
 }
@@ -133,9 +133,9 @@ impl Counter {
         }
     }
 
-    /// Appends what a later run of the same life has.
+    /// Appends the data of a later run of the same life.
     fn append(&mut self, later: Counter) {
-        // Between the two runs it had the last value of the earlier one.
+        // Between the two runs the counter kept the last value of the earlier one.
         let between_ns = later.since_ns.saturating_sub(self.until_ns);
         let between = i128::from(self.value).saturating_mul(i128::from(between_ns));
         self.area = self.area.saturating_add(between).saturating_add(later.area);
@@ -144,7 +144,7 @@ impl Counter {
         (self.value, self.until_ns) = (later.value, later.until_ns.max(self.until_ns));
         self.points.extend(later.points);
         if self.points.len() > MAX_COUNTER_POINTS {
-            // Every other one, and the last.
+            // Keep every other point, counted from the last.
             let last = self.points.len() - 1;
             let mut at = 0..;
             self.points.retain(|_| at.next().is_some_and(|at| (last - at).is_multiple_of(2)));
@@ -158,7 +158,7 @@ impl Range {
         self.total_ns.checked_div(self.count)
     }
 
-    /// Returns the name; steps have one that no scope can have.
+    /// Returns the name. Steps get one that no scope can have.
     pub fn title(&self) -> &str {
         match &self.name {
             _ if self.is_step => "(steps)",
@@ -180,7 +180,7 @@ impl Range {
     }
 }
 
-/// Stands for a name that a loss took.
+/// Shown instead of a name whose record was lost.
 pub const LOST: &str = "(its name was lost)";
 
 impl ProgramData {
@@ -189,7 +189,7 @@ impl ProgramData {
         *self == ProgramData::default()
     }
 
-    /// Appends what a later run of the same life has.
+    /// Appends the data of a later run of the same life.
     pub fn append(&mut self, later: ProgramData) {
         for counter in later.counters {
             let has_room = self.counters.len() < MAX_COUNTERS;
@@ -208,7 +208,7 @@ impl ProgramData {
                     self.ranges[at].append(&range);
                     places.push(Some(at as u32));
                 }
-                // Steps have a place beside the names.
+                // Steps need one entry beyond the names.
                 None if self.ranges.len() <= MAX_RANGES => {
                     places.push(Some(self.ranges.len() as u32));
                     self.ranges.push(range);
@@ -294,7 +294,7 @@ mod tests {
         });
         let a = &own.counters[0];
         assert_eq!((a.value, a.changes, a.min, a.max), (8, 4, 3, 8));
-        // 4 from 0 to 20, 8 from there to 30.
+        // 4 from 0 to 20, 8 from 20 to 30.
         assert!((a.mean() - 160.0 / 30.0).abs() < 1e-9, "{}", a.mean());
         assert_eq!((a.points.len(), a.points.last()), (100, Some(&(29, 8))));
         assert_eq!(own.counters[1].name.as_deref(), Some("b"));

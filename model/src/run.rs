@@ -28,17 +28,17 @@ fields! {
     pub struct Run {
         /// Where the run came from.
         source: Source       => redact keep;
-        /// What its times mean.
+        /// Meaning of the run's times.
         clock: Clock         => redact keep;
         /// The process.
         process: Process     => redact Process::redact;
-        /// How it ended, or that it has not.
+        /// How the run ended, if it has.
         state: State         => redact keep;
-        /// How complete its numbers are.
+        /// How complete the numbers are.
         coverage: Coverage   => redact hide_coverage;
-        /// What a reader must know beside the numbers, in words, most important first.
+        /// Notes that a reader needs beside the numbers, most important first.
         caveats: Vec<Caveat> => redact hide_caveats;
-        /// Names of cells; amounts are by index here.
+        /// Names of cells; amounts refer to them by index.
         cells: Vec<Cell>     => redact each(Cell::redact);
         /// One per GPU or MIG instance.
         devices: Vec<Device> => redact each(Device::redact);
@@ -48,7 +48,7 @@ fields! {
     }
 }
 
-/// A refusal has a reason that does not name another client.
+/// Redacts coverage. The reason of a refusal may name another client and is replaced by a hint.
 fn hide_coverage(coverage: &mut Coverage) {
     let code = coverage.blocked_code;
     coverage.redact();
@@ -59,30 +59,30 @@ fn hide_coverage(coverage: &mut Coverage) {
     }
 }
 
-/// Leaves caveats that the daemon words itself, with numbers.
+/// Keeps only caveats whose text the daemon builds itself, from numbers.
 fn hide_caveats(caveats: &mut Vec<Caveat>) {
     let codes = ["part", "unnamed_device", "devices_beyond", "accounting_disagrees"];
     caveats.retain(|caveat| codes.contains(&caveat.code.as_str()));
 }
 
-/// Leaves what labels of the metrics show: no command line, no directory.
+/// Keeps only names that metric labels show; removes the command line and directories.
 fn hide_identity(of: &mut BTreeMap<String, String>) {
     let sources = [who::MAPPED_JOB, "slurm_job_id", "slurm_step_id"];
     of.retain(|name, _| who::NAMES.contains(&name.as_str()) || sources.contains(&name.as_str()));
 }
 
 impl Run {
-    /// Bytes that it takes in memory, about; in a store it takes less, by no more than users differ in.
+    /// Returns the approximate bytes of the run in memory. Stored runs are smaller, by a similar factor for all users.
     pub fn weight(&self) -> usize {
         size_of::<Run>() + self.heap_bytes()
     }
 
-    /// Whether the run would have an OOM record if memory had run out: files of other tools need not have a word for it.
+    /// Whether the run would contain an OOM record had memory run out. Files of other tools may lack such records.
     pub fn hears_of_ooms(&self) -> bool {
         self.coverage.covered && self.source.is_own()
     }
 
-    /// Adds cells that the run does not have; returns the index of each in the run.
+    /// Adds the cells that the run lacks; returns the run's index of each given cell.
     pub fn merge_cells(&mut self, cells: &[Cell]) -> Vec<u32> {
         let mut known: HashMap<Cell, u32> =
             (0..).zip(&self.cells).map(|(index, cell)| (cell.clone(), index)).collect();
@@ -98,7 +98,7 @@ impl Run {
 
 plain!(Clock, State);
 
-/// [`Source::kind`] of a run that was exported on another machine.
+/// [`Source::kind`] of a run exported on another machine.
 pub const EXPORT_FORMAT: &str = "gpumem-run";
 
 fields! {
@@ -115,27 +115,27 @@ fields! {
 }
 
 impl Source {
-    /// A daemon watched the process, here or on another machine: `origin` is the machine.
+    /// Whether a daemon recorded the process, here or on the machine `origin`.
     pub fn is_watched(&self) -> bool {
         self.kind == "daemon" || self.kind == EXPORT_FORMAT
     }
 
-    /// Agents and daemons of ours told it, and not a file of another tool.
+    /// Whether gpumemd's own agents and daemons reported the run, as opposed to a file of another tool.
     pub fn is_own(&self) -> bool {
         self.is_watched() || self.kind == "recording"
     }
 }
 
-/// What record times mean.
+/// Meaning of record times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Clock {
-    /// Nanoseconds of the host's monotonic clock; wall clock of its zero, where an anchor was seen.
+    /// Nanoseconds of the host's monotonic clock.
     Monotonic {
-        /// Nanoseconds since 1970 at time 0.
+        /// Wall-clock time of the clock's zero, in ns since 1970; absent if no anchor was recorded.
         wall_offset_ns: Option<i64>,
     },
-    /// Lines of a log: only the order means anything.
+    /// Line numbers of a log: only their order has a meaning.
     Lines,
 }
 
@@ -151,39 +151,38 @@ fields! {
         uid: Option<u64>                  => redact keep;
         /// Command, comm, user and cgroup, from /proc.
         facts: BTreeMap<String, String>   => redact hide_identity;
-        /// Rank and job, from the agent's environment.
+        /// Rank and job, from the process's environment as its agent reports it.
         claims: BTreeMap<String, String>  => redact hide_identity;
     }
 }
 
-/// How a run ended.
+/// Whether and how a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "state")]
 pub enum State {
-    /// It goes on: these are the numbers so far.
+    /// The process runs: the numbers are those so far.
     Open,
     /// The process ended.
     Closed {
-        /// When.
+        /// Time of the end.
         time_ns: u64,
-        /// Status as waitpid gives it, where it could be known.
+        /// Exit status as waitpid returns it; absent if unknown.
         status: Option<u64>,
     },
-    /// Nobody watches any more: the daemon died, or the recording stops. The numbers are those of the
-    /// last checkpoint or record.
+    /// Observation stopped: the daemon died, or the recording ends. The numbers are those of the last checkpoint or record.
     Interrupted,
-    /// The process went on: a run that lasts for days is kept in parts, and the next part begins here.
+    /// The process continues in the next part: a run of several days is stored in parts.
     Rolled {
-        /// When.
+        /// End of this part and start of the next.
         time_ns: u64,
     },
 }
 
 fields! {
-    /// Something a reader must know.
+    /// A note that a reader needs beside the numbers.
     #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
     pub struct Caveat {
-        /// Stable word for programs: `no_frees`, `rejected_lines`, ...
+        /// Stable identifier for programs: `no_frees`, `rejected_lines`, ...
         code: String;
         /// One sentence.
         text: String;

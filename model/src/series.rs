@@ -1,25 +1,25 @@
-//! used, tracked and gap over time, in a bounded number of buckets: when they are full, neighbours are
-//! merged and buckets become twice as wide. Lowest and highest survive every merge.
+//! used, tracked and gap over time, in a bounded number of buckets. When all buckets are in use, neighbours are merged and the
+//! width of a bucket doubles. Minimum and maximum survive every merge.
 
 use crate::fields::{Window, fields, plain};
 use serde::{Deserialize, Serialize};
 
-/// Buckets a series holds at most.
+/// Maximum number of buckets.
 pub const MAX_BUCKETS: usize = 1024;
 
-/// Lowest, highest and last of an amount in a bucket.
+/// Minimum, maximum and last value of an amount in a bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extremes {
-    /// Lowest.
+    /// Minimum.
     pub min: i64,
-    /// Highest.
+    /// Maximum.
     pub max: i64,
-    /// Last.
+    /// Last value.
     pub last: i64,
 }
 
 impl Extremes {
-    /// Of one value.
+    /// Returns the extremes of a single value.
     pub fn at(value: i64) -> Self {
         Extremes { min: value, max: value, last: value }
     }
@@ -37,25 +37,25 @@ impl Extremes {
     }
 }
 
-/// What happened in [time_ns, time_ns + width). What was not seen is absent, not zero.
+/// Amounts in [time_ns, time_ns + width). Unobserved amounts are absent, not zero.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bucket {
     /// Start, a multiple of the series' width.
     pub time_ns: u64,
-    /// Charged by NVML.
+    /// Bytes charged by NVML.
     pub used: Option<Extremes>,
-    /// Tracked.
+    /// Tracked bytes.
     pub tracked: Option<Extremes>,
-    /// Untrackable.
+    /// Untrackable bytes.
     pub untrackable: Option<Extremes>,
-    /// Samples of NVML.
+    /// Number of NVML samples.
     pub samples: u32,
-    /// Of those, torn or stale.
+    /// Number of these samples that are torn or stale.
     pub doubtful: u32,
 }
 
 impl Bucket {
-    /// Whether a bucket of this width lies in a window at least in part.
+    /// Whether a bucket of this width overlaps a window.
     pub(crate) fn is_in(&self, width_ns: u64, window: &Window) -> bool {
         self.time_ns.saturating_add(width_ns) > window.from_ns && self.time_ns <= window.to_ns
     }
@@ -64,19 +64,19 @@ impl Bucket {
         Extremes::merge(&mut self.used, later.used);
         Extremes::merge(&mut self.tracked, later.tracked);
         Extremes::merge(&mut self.untrackable, later.untrackable);
-        // Of a damaged store, they may be anything.
+        // The counts of a damaged store may have any value, so the sums saturate.
         self.samples = self.samples.saturating_add(later.samples);
         self.doubtful = self.doubtful.saturating_add(later.doubtful);
     }
 }
 
 fields! {
-    /// A bounded series.
+    /// A series of buckets, at most [`MAX_BUCKETS`].
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     pub struct Series {
         /// Width of a bucket in record time.
         width_ns: u64;
-        /// By time; only those in which something happened.
+        /// Buckets in order of time; those without data are omitted.
         buckets: Vec<Bucket>;
     }
 }
@@ -84,19 +84,20 @@ fields! {
 plain!(Bucket);
 
 impl Series {
-    /// An empty series whose buckets begin at this width.
+    /// Returns an empty series with this initial bucket width.
     pub fn new(width_ns: u64) -> Self {
         Series { width_ns: width_ns.max(1), buckets: Vec::new() }
     }
 
-    /// Of a damaged store, the width may be 0, which divides nothing.
+    /// Makes a width of 0, possible in a damaged store, a valid divisor.
     fn repair(&mut self) {
         self.width_ns = self.width_ns.max(1);
     }
 
-    /// The bucket of that time. Samples and windows end in another order than they begin.
+    /// Returns the bucket of a time, which may be earlier than the last one: samples and windows do not end in the order in which
+    /// they begin.
     fn bucket(&mut self, time_ns: u64) -> &mut Bucket {
-        // Almost always it is the last one; that takes no division.
+        // Fast path without a division: the time is almost always in the last bucket.
         let last = self.buckets.last().map(|last| time_ns.wrapping_sub(last.time_ns));
         if last.is_some_and(|since_ns| since_ns < self.width_ns) {
             let at = self.buckets.len() - 1;
@@ -135,8 +136,8 @@ impl Series {
         }
     }
 
-    /// A sample of NVML at `time_ns`. `tracked` counts only if memory did not move during the sample and the agent confirmed it
-    /// (`doubtful` is false).
+    /// Adds an NVML sample taken at `time_ns`. `tracked` counts only if `doubtful` is false: memory did not change during the
+    /// sample, and the agent confirmed it.
     pub fn add_sample(
         &mut self,
         time_ns: u64,
@@ -151,12 +152,12 @@ impl Series {
         bucket.samples = bucket.samples.saturating_add(1);
         bucket.doubtful = bucket.doubtful.saturating_add(doubtful.into());
         if let (false, Some(tracked)) = (doubtful, tracked) {
-            // The window of this time, where there is one, has it among its values.
+            // If the bucket already has a window's extremes, they include this value.
             bucket.tracked.get_or_insert(Extremes::at(tracked));
         }
     }
 
-    /// Extremes of `tracked` in the window of time that begins at `start_ns`.
+    /// Adds the extremes of `tracked` in the window that begins at `start_ns`.
     pub fn add_tracked(&mut self, start_ns: u64, extremes: Extremes) {
         Extremes::merge(&mut self.bucket(start_ns).tracked, Some(extremes));
     }
@@ -165,13 +166,13 @@ impl Series {
         self.absorb(&later);
     }
 
-    /// Leaves the buckets that lie in a window at least in part.
+    /// Removes buckets that do not overlap a window.
     pub(crate) fn clip(&mut self, window: &Window) {
         let width_ns = self.width_ns;
         self.buckets.retain(|bucket| bucket.is_in(width_ns, window));
     }
 
-    /// Takes over what was kept elsewhere of the same account.
+    /// Merges another series of the same account.
     pub fn absorb(&mut self, other: &Series) {
         self.repair();
         while self.width_ns < other.width_ns {

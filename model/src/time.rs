@@ -1,4 +1,4 @@
-//! Times and distances of a run's clock, for people.
+//! Formats times and distances of a run's clock for people.
 
 use crate::run::{Clock, Run, State};
 use crate::units::{plural, thousands};
@@ -6,7 +6,7 @@ use crate::units::{plural, thousands};
 const DAY_S: i128 = 86_400;
 
 impl Clock {
-    /// A time of this clock: of the day, where wall clock is known.
+    /// Formats a time: as time of day if the wall clock is known.
     pub fn time(&self, time_ns: u64) -> String {
         match self {
             Clock::Lines => format!("line {}", thousands(time_ns)),
@@ -18,7 +18,7 @@ impl Clock {
         }
     }
 
-    /// Days since 1970, where wall clock is known.
+    /// Returns the days since 1970, if the wall clock is known.
     fn day(&self, time_ns: u64) -> Option<i128> {
         match self {
             Clock::Monotonic { wall_offset_ns: Some(offset) } => {
@@ -28,7 +28,7 @@ impl Clock {
         }
     }
 
-    /// A distance of this clock.
+    /// Formats a distance between two times.
     pub fn distance(&self, distance_ns: u64) -> String {
         match (self, distance_ns as f64) {
             (Clock::Lines, _) => plural(distance_ns, "line"),
@@ -39,13 +39,13 @@ impl Clock {
     }
 }
 
-/// `12.0 s before`: where a time is, seen from another one.
+/// Formats the position of `time_ns` relative to `from_ns`: `12.0 s before`.
 pub fn apart(clock: Clock, time_ns: u64, from_ns: u64) -> String {
     let side = if time_ns < from_ns { "before" } else { "after" };
     format!("{} {side}", clock.distance(time_ns.abs_diff(from_ns)))
 }
 
-/// Seconds since 1970 as day and minute, in UTC.
+/// Formats seconds since 1970 as day and minute, in UTC.
 pub fn date_minute(seconds: i64) -> String {
     let seconds = i128::from(seconds);
     let (year, month, day) = civil(seconds.div_euclid(DAY_S));
@@ -57,8 +57,8 @@ fn wall_seconds(time_ns: u64, offset_ns: i64) -> i128 {
     (i128::from(time_ns) + i128::from(offset_ns)).div_euclid(1_000_000_000)
 }
 
-/// Year, month and day of a day since 1970, in the Gregorian calendar: eras of 400 years that begin on
-/// 1 March, so that the leap day is the last of its year.
+/// Returns year, month and day of a day since 1970 in the Gregorian calendar. Computes in eras of 400 years that begin on
+/// 1 March, so that a leap day is the last day of its year.
 fn civil(day: i128) -> (i128, i128, i128) {
     let day = day + 719_468;
     let (era, of_era) = (day.div_euclid(146_097), day.rem_euclid(146_097));
@@ -70,12 +70,12 @@ fn civil(day: i128) -> (i128, i128, i128) {
     (year + era * 400 + next, month, of_month)
 }
 
-/// A time of a run with its day, where wall clock is known.
+/// Formats a time of a run, with its day if the wall clock is known.
 pub fn with_day(run: &Run, time_ns: u64) -> String {
     Times { clock: run.clock, dated: true }.time(time_ns)
 }
 
-/// The times of one report: with the day, where they are of several days.
+/// Formats the times of one report; includes the day if they span several days.
 #[derive(Debug, Clone, Copy)]
 pub struct Times {
     clock: Clock,
@@ -83,7 +83,7 @@ pub struct Times {
 }
 
 impl Times {
-    /// Those of a run: with the day where its moments are of several days.
+    /// Returns the format for a run's times: includes the day if its moments span several days.
     pub fn of(run: &Run) -> Self {
         let end = match run.state {
             State::Closed { time_ns, .. } | State::Rolled { time_ns } => Some(time_ns),
@@ -100,7 +100,8 @@ impl Times {
         Times { clock: run.clock, dated: days.any(|day| Some(day) != first) }
     }
 
-    /// Those of a run and a window of it, from and to: with the day where the window lies on another day than the run's last moment.
+    /// Like [`Times::of`], for a run and a window `[from, to]`: also includes the day if the window lies on another day than the
+    /// last moment.
     pub fn within(run: &Run, window: Option<[u64; 2]>) -> Self {
         let times = Times::of(run);
         let days = window.into_iter().flatten().map(|time_ns| times.clock.day(time_ns));
@@ -109,22 +110,22 @@ impl Times {
         Times { dated: times.dated || is_another, ..times }
     }
 
-    /// Those of one day.
+    /// Returns a format without days.
     pub fn of_clock(clock: Clock) -> Self {
         Times { clock, dated: false }
     }
 
-    /// Its clock.
+    /// Returns the clock of the times.
     pub fn clock(self) -> Clock {
         self.clock
     }
 
-    /// Whether they are of several days.
+    /// Whether times include the day.
     pub fn is_dated(self) -> bool {
         self.dated
     }
 
-    /// A time as text.
+    /// Formats a time.
     pub fn time(self, time_ns: u64) -> String {
         match self.clock.day(time_ns).filter(|_| self.dated).map(civil) {
             Some((year, month, day)) => format!("{year:04}-{month:02}-{day:02} {}", self.clock.time(time_ns)),

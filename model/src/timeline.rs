@@ -1,46 +1,47 @@
-//! What a process held on a device over time, by cell: a bounded number of points, from which pictures are drawn and past
-//! moments are told.
+//! Memory that a process held on a device over time, by cell. A bounded number of points serves charts and questions about past
+//! moments.
 
 use crate::cell::Amounts;
 use crate::fields::{Timed, fields};
 use serde::{Deserialize, Serialize};
 
-/// Cells a point names at most, sums of smaller ones included; what the others held is one sum.
+/// Maximum number of cells of a point, sums of smaller cells included; all others share `rest_bytes`.
 pub const MAX_CELLS: usize = 64;
-/// Points a timeline holds at most; when it is full, its width doubles and of two points the fuller one stays.
+/// Maximum number of points. When a timeline is full, its slot width doubles and each slot keeps its fullest point.
 pub const MAX_POINTS: usize = 256;
 
 fields! {
-    /// What was held on a device over time.
+    /// Memory held on a device over time.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct Timeline {
-        /// Width in record time of the slots of which each point is the fullest moment: that with most tracked bytes, and among
-        /// those with the least idle ones. What was held when a silence of more than a width began is a point too. 0
-        /// where there are none.
+        /// Width of a slot in record time; 0 without slots. Each point is the fullest moment of its slot: the one with most
+        /// tracked bytes, and among equals the one with the fewest idle bytes. If nothing happens for more than a width, the
+        /// amounts at the start of that silence are a point too.
         width_ns: u64      => join max,          clip keep;
-        /// By time. Where at least one whole slot lies between two of them, nothing happened in it: what the first one held was held
-        /// until the slot of the second. Other points are true of their own moment alone.
+        /// Points in order of time. If at least one whole slot lies between two points, nothing happened there: the amounts of
+        /// the first point were held until the slot of the second. Other points are exact only at their own time.
         points: Vec<Point> => join later_points, clip within;
     }
 }
 
-/// Appends points that are later than all earlier ones. The later run's ledger may have begun before the earlier run ended.
+/// Appends the points later than all earlier ones. The two may overlap: the later run's ledger may begin before the earlier run
+/// ends.
 fn later_points(earlier: &mut Vec<Point>, later: Vec<Point>) {
     let last_ns = earlier.last().map(|point| point.time_ns);
     earlier.extend(later.into_iter().filter(|point| Some(point.time_ns) > last_ns));
 }
 
 fields! {
-    /// What was held at a moment: the sum of `amounts` and `rest_bytes` is `tracked`.
+    /// Memory held at one moment: `amounts` and `rest_bytes` sum to the tracked bytes.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct Point {
-        /// When, in record time.
+        /// Record time.
         time_ns: u64;
-        /// Bytes by cell, at most [`MAX_CELLS`]. Where there are more, the smaller ones are summed: those whose tags differ in numbers
-        /// in a cell `a/b.*/c (smaller ones)`, those below a path in `a/(smaller ones)`, what is left of a class, role and phase
-        /// in `(smaller ones)`; each has what no nearer one has.
+        /// Bytes by cell, at most [`MAX_CELLS`] cells. If there are more, the smaller cells are summed. Cells whose tags differ
+        /// only in numbers become `a/b.*/c (smaller ones)`, those below a path `a/(smaller ones)`, and the rest of a class, role
+        /// and phase `(smaller ones)`. Each cell counts in the most specific sum that has it.
         amounts: Amounts;
         /// Bytes of all other cells.
         rest_bytes: i64;
@@ -54,16 +55,16 @@ impl Timed for Point {
 }
 
 impl Point {
-    /// Tracked bytes of that moment.
+    /// Returns the tracked bytes at that moment.
     pub fn tracked_bytes(&self) -> i64 {
-        // Of a damaged store, they may be anything.
+        // The amounts of a damaged store may have any value, so the sum saturates.
         self.amounts.iter().fold(self.rest_bytes, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
 }
 
 impl Timeline {
-    /// Reduces the points to as many as a timeline has at most: the fullest of each slot, and what was held where nothing
-    /// happened for a whole slot.
+    /// Reduces the points to at most [`MAX_POINTS`]: the fullest of each slot, and the amounts held where nothing happened for a
+    /// whole slot.
     pub fn thin(&mut self) {
         self.width_ns = self.width_ns.max(1);
         while self.points.len() > MAX_POINTS {
@@ -85,17 +86,17 @@ impl Timeline {
     }
 }
 
-/// A point that tells of a time.
+/// Answer to a question about a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Told<'t> {
-    /// The point.
+    /// The point with the amounts.
     pub point: &'t Point,
-    /// It is what was held at that very time; else it is the nearest one.
+    /// The amounts were held at exactly the requested time; otherwise the point is the nearest one.
     pub is_exact: bool,
 }
 
 impl Timeline {
-    /// What was held at a time; `None` without points.
+    /// Returns the point that applies to a time, or the nearest one; `None` without points.
     pub fn at(&self, time_ns: u64) -> Option<Told<'_>> {
         let slot = |time_ns: u64| time_ns / self.width_ns.max(1);
         let after = self.points.partition_point(|point| point.time_ns <= time_ns);
@@ -103,7 +104,7 @@ impl Timeline {
         let Some(before) = after.checked_sub(1).and_then(|before| self.points.get(before)) else {
             return next.map(|point| Told { point, is_exact: false });
         };
-        // In a slot without a point nothing happened.
+        // Nothing happened in a slot without a point.
         let is_exact = before.time_ns == time_ns
             || match next {
                 Some(next) => {

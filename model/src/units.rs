@@ -1,16 +1,16 @@
-//! Bytes for people: one unit per table, and rounded amounts that still add up.
+//! Formats bytes for people: one unit for each table, and rounded amounts that still add up.
 
-/// A unit that a whole table is printed in.
+/// The unit in which all amounts of a table are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unit {
-    /// Printed once.
+    /// Name, printed once for the table.
     pub name: &'static str,
     bytes: i64,
     decimals: u32,
 }
 
 impl Unit {
-    /// The unit in which the largest amount has three to six digits.
+    /// Returns the unit in which the largest amount has three to six digits.
     pub fn for_largest(bytes: i64) -> Self {
         const KIB: i64 = 1 << 10;
         const MIB: i64 = 1 << 20;
@@ -22,7 +22,7 @@ impl Unit {
         }
     }
 
-    /// The unit of a picture's scale: the largest that the amount is four of.
+    /// Returns the unit for a chart's axis: the largest of which the amount contains at least four.
     pub fn for_axis(bytes: i64) -> Self {
         const UNITS: [(&str, u32, u32); 4] =
             [("GiB", 30, 2), ("MiB", 20, 1), ("KiB", 10, 1), ("bytes", 0, 0)];
@@ -31,17 +31,17 @@ impl Unit {
         Unit { name, bytes: 1 << power, decimals }
     }
 
-    /// Bytes of one.
+    /// Returns the bytes of one unit.
     pub fn bytes(self) -> i64 {
         self.bytes
     }
 
-    /// Bytes per last printed digit, as numerator and denominator: 0.1 MiB is no whole number of bytes.
+    /// Returns the bytes of one step of the last printed digit as a fraction, because 0.1 MiB is not a whole number of bytes.
     pub fn step(self) -> (i64, i64) {
         (self.bytes, 10_i64.pow(self.decimals))
     }
 
-    /// Bytes in steps of the last printed digit, to the nearest.
+    /// Rounds bytes to the nearest step of the last printed digit.
     pub fn round(self, bytes: i64) -> i64 {
         let (unit, parts) = self.step();
         let scaled = i128::from(bytes) * i128::from(parts);
@@ -49,8 +49,8 @@ impl Unit {
         (scaled + unit / 2).div_euclid(unit) as i64
     }
 
-    /// Parts of `total` steps that add up to it exactly, each within one step of the truth: all are
-    /// rounded down, then those that lost most get one more.
+    /// Rounds `parts` to steps so that they sum to exactly `total` steps, each off by less than one step. All parts are rounded
+    /// down first; then those with the largest remainders get one step more.
     pub fn apportion(self, total: i64, parts: &[i64]) -> Vec<i64> {
         let (unit, scale) = self.step();
         let (unit, scale) = (i128::from(unit), i128::from(scale));
@@ -70,7 +70,7 @@ impl Unit {
         steps.into_iter().map(|(steps, _)| steps).collect()
     }
 
-    /// Steps as they are printed.
+    /// Formats an amount given in steps.
     pub fn print(self, steps: i64) -> String {
         let scale = 10_i64.pow(self.decimals);
         let whole = thousands((steps / scale).unsigned_abs());
@@ -81,35 +81,35 @@ impl Unit {
         }
     }
 
-    /// The smallest amount that does not print as zero.
+    /// Returns the smallest amount that does not print as zero.
     pub fn smallest(self) -> i64 {
         let (unit, scale) = self.step();
         (unit + 2 * scale - 1) / (2 * scale)
     }
 
-    /// A single amount.
+    /// Formats a single amount without its unit.
     pub fn amount(self, bytes: i64) -> String {
         self.print(self.round(bytes))
     }
 
-    /// A single amount with the name of the unit: `1.5 MiB`.
+    /// Formats a single amount with its unit: `1.5 MiB`.
     pub fn amount_with_name(self, bytes: i64) -> String {
         format!("{} {}", self.amount(bytes), self.name)
     }
 
-    /// Steps with their sign, `+` included; zero has none.
+    /// Formats an amount given in steps with its sign, `+` included; zero gets no sign.
     pub fn print_signed(self, steps: i64) -> String {
         let plus = if steps > 0 { "+" } else { "" };
         plus.to_owned() + &self.print(steps)
     }
 }
 
-/// Bytes as a signed number; those beyond its range become its largest value.
+/// Converts bytes to a signed number; saturates at the largest value.
 pub fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
-/// A number with a comma every three digits.
+/// Formats a number with a comma every three digits.
 pub fn thousands(number: impl Into<i128>) -> String {
     let number = number.into();
     let digits = number.unsigned_abs().to_string();
@@ -123,7 +123,7 @@ pub fn thousands(number: impl Into<i128>) -> String {
     if number < 0 { format!("-{text}") } else { text }
 }
 
-/// A number of things: `1 line`, `2,000 lines`.
+/// Formats a count with its noun: `1 line`, `2,000 lines`.
 pub fn plural(number: u64, what: &str) -> String {
     thousands(number) + " " + what + if number == 1 { "" } else { "s" }
 }

@@ -1,8 +1,8 @@
-//! Whose process it is: user, job, container, pod, batch job. One answer for metrics, `ps`, reports and `gpumemctl job`.
+//! Owner of a process: user, job, container, pod, batch job. Metrics, `ps`, reports and `gpumemctl job` all use this module.
 //!
-//! What the kernel or the machine's own files say is a fact (`Process::facts`), what the process says of itself a claim
-//! (`Process::claims`). A fact wins; a claim that contradicts a fact takes the claims with it that came from the same mouth.
-//! What nobody says is absent.
+//! A fact (`Process::facts`) comes from the kernel or from files of the machine. A claim (`Process::claims`) comes from the
+//! process itself. A fact takes precedence over a claim. If a claim contradicts a fact, the claims that belong to it are
+//! dropped too: a claimed Slurm step with its job, a pod's names with its uid. Names without a source are absent.
 //!
 //! ```text
 //! who.rs       facts and claims -> names
@@ -15,7 +15,7 @@ use serde::{Serialize, Serializer};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-/// Names by which something is known, as they are called in JSON; see [`Said::label`].
+/// Names of a process's owner and place, as in JSON; see [`Said::label`] for metrics.
 pub const NAMES: [&str; 12] = [
     "user",
     "comm",
@@ -30,31 +30,31 @@ pub const NAMES: [&str; 12] = [
     "slurm_job",
     "slurm_step",
 ];
-/// Beside the names: which of them are claims, with a blank between.
+/// Key in JSON, beside the names: lists the names that are claims, separated by blanks.
 pub const CLAIMED: &str = "claimed";
-/// The job that a mapping file gave the device to (`[who] job_mapping`), among a process's facts.
+/// Fact: the job to which a mapping file assigned the device (`[who] job_mapping`).
 pub const MAPPED_JOB: &str = "mapped_job";
-/// How agents called a job of Slurm before they agreed with everybody else.
+/// Claims by which older agents reported a Slurm job and step.
 const OLD_SLURM_JOB: &str = "slurm_job_id";
 const OLD_SLURM_STEP: &str = "slurm_step_id";
 
-/// What is known of a process, in the order of [`NAMES`].
+/// Known names of a process, in the order of [`NAMES`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Who<'a>(Vec<Said<'a>>);
 
-/// One name.
+/// One name with its value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Said<'a> {
     /// One of [`NAMES`].
     pub name: &'static str,
-    /// As it was said: not yet harmless to print.
+    /// The value as reported: must be escaped before printing.
     pub value: Cow<'a, str>,
-    /// The process says so itself.
+    /// The process itself reported it.
     pub is_claim: bool,
 }
 
 impl Said<'_> {
-    /// The name as a label of a metric: Prometheus has a label `job` for itself.
+    /// Returns the metric label for the name. It differs for `job`, because Prometheus uses the label `job` itself.
     pub fn label(&self) -> &'static str {
         if self.name == "job" { "job_name" } else { self.name }
     }
@@ -64,7 +64,7 @@ type Lines = BTreeMap<String, String>;
 type Word<'a> = Option<(Cow<'a, str>, bool)>;
 
 impl<'a> Who<'a> {
-    /// What facts and claims of a process come to.
+    /// Combines the facts and claims of a process.
     pub fn of(facts: &'a Lines, claims: &'a Lines, uid: Option<u64>) -> Self {
         let fact = |name: &str| said(facts, name).map(|value| (Cow::Borrowed(value), false));
         let claim = |name: &str| said(claims, name).map(|value| (Cow::Borrowed(value), true));
@@ -104,23 +104,23 @@ impl<'a> Who<'a> {
             .collect())
     }
 
-    /// One of [`NAMES`].
+    /// Returns the value of one of [`NAMES`].
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.iter().find(|said| said.name == name).map(|said| &*said.value)
     }
 
-    /// All that is known.
+    /// Iterates over all known names.
     pub fn iter(&self) -> impl Iterator<Item = &Said<'a>> {
         self.0.iter()
     }
 
-    /// Names of the claims among them, with a blank between; absent where there is none.
+    /// Returns the names that are claims, separated by blanks; `None` if there are none.
     pub fn claimed(&self) -> Option<String> {
         let names: Vec<&str> = self.iter().filter(|said| said.is_claim).map(|said| said.name).collect();
         (!names.is_empty()).then(|| names.join(" "))
     }
 
-    /// For the head of a report, in the order of reading: `alice`, `slurm 8812.0`, `pod ml/train-0`, `job bert`, `rank 3/8`.
+    /// Returns texts for the head of a report, in reading order: `alice`, `slurm 8812.0`, `pod ml/train-0`, `job x`, `rank 3/8`.
     pub fn words(&self) -> Vec<String> {
         let is_claim = |name: &str| self.iter().any(|said| said.name == name && said.is_claim);
         let claimed = |name| if is_claim(name) { " (claimed)" } else { "" };
@@ -149,7 +149,7 @@ impl<'a> Who<'a> {
         words
     }
 
-    /// As in JSON: the names and what they are, [`CLAIMED`] beside them.
+    /// Returns the names and their values as in JSON, including [`CLAIMED`].
     pub fn map(&self) -> BTreeMap<String, String> {
         let named = self.iter().map(|said| (said.name.to_owned(), said.value.clone().into_owned()));
         named.chain(self.claimed().map(|claimed| (CLAIMED.to_owned(), claimed))).collect()
@@ -167,12 +167,12 @@ fn said<'a>(lines: &'a Lines, name: &str) -> Option<&'a str> {
     lines.get(name).map(|value| value.trim()).filter(|value| !value.is_empty())
 }
 
-/// Both are known, and they are not the same.
+/// Whether both values are known and differ.
 fn differ(one: &Word<'_>, other: &Word<'_>) -> bool {
     matches!((one, other), (Some((one, _)), Some((other, _))) if one != other)
 }
 
-/// The name that was given to the job; else the batch system's or the pod; else what `gpumemctl run` made up.
+/// Returns the job's name: a claimed one, else the Slurm job or the pod's uid, else the id that `gpumemctl run` generated.
 fn job<'a>(claim: Word<'a>, slurm_job: &Word<'a>, pod_uid: &Word<'a>) -> Word<'a> {
     let known = || slurm_job.clone().or_else(|| pod_uid.clone());
     match claim {
@@ -182,7 +182,7 @@ fn job<'a>(claim: Word<'a>, slurm_job: &Word<'a>, pod_uid: &Word<'a>) -> Word<'a
     }
 }
 
-/// Whether an id is one that `gpumemctl run` makes: time and pid, in hexadecimal digits.
+/// Whether an id was generated by `gpumemctl run`: time and pid in hexadecimal digits.
 fn is_made_up(id: &str) -> bool {
     let is_hex = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
     id.split_once('-').is_some_and(|(time, pid)| {
@@ -190,19 +190,19 @@ fn is_made_up(id: &str) -> bool {
     })
 }
 
-/// The name in front of what `gpumemctl run --name` puts behind it.
+/// Returns a job's name without the id that `gpumemctl run --name` appends.
 fn name_of(job: &str) -> &str {
     job.rsplit_once('.').filter(|(name, id)| !name.is_empty() && is_made_up(id)).map_or(job, |(name, _)| name)
 }
 
-/// Whether a process is of the job that somebody means by `job`: its id or name, the batch system's, the pod's.
+/// Whether a process belongs to a job, given by its id or name, the batch system's job id, or the pod's uid.
 pub fn is_of_job(facts: &Lines, claims: &Lines, job: &str) -> bool {
     let is_whole = said(claims, "job").is_some_and(|claim| is_job(claim, job));
     let who = Who::of(facts, claims, None);
     is_whole || ["job", "slurm_job", "pod_uid", "pod"].iter().any(|name| who.get(name) == Some(job))
 }
 
-/// Whether a job that claims this id is meant by `job`: the id, or the name that `gpumemctl run --name` put in front of it.
+/// Whether a claimed job id matches `job`: the whole id, or the name that `gpumemctl run --name` prepended.
 pub fn is_job(claim: &str, job: &str) -> bool {
     claim == job || claim.rsplit_once('.').is_some_and(|(name, _)| name == job)
 }
@@ -216,7 +216,7 @@ mod tests {
         pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
     }
 
-    /// The names as `name=value`, claims with a `?` in front.
+    /// Returns the names as `name=value`, claims with a leading `?`.
     fn who(facts: &str, claims: &str) -> String {
         let (facts, claims) = (lines(facts), lines(claims));
         let who = Who::of(&facts, &claims, None);
@@ -230,7 +230,7 @@ mod tests {
         let cases = [
             ("", "", ""),
             ("slurm_job=7 slurm_step=0", "slurm_job=8 slurm_step=1", "job=7 slurm_job=7 slurm_step=0"),
-            // The step that it names is of another job than its own.
+            // The claimed step belongs to another job than the known one.
             ("slurm_job=7", "slurm_job=8 slurm_step=1", "job=7 slurm_job=7"),
             ("slurm_job=7", "slurm_job=7 slurm_step=1", "job=7 slurm_job=7 ?slurm_step=1"),
             ("mapped_job=9", "slurm_job=8", "job=9 slurm_job=9"),
@@ -239,7 +239,7 @@ mod tests {
             ("pod_uid=a", "pod_uid=a pod=p", "job=a ?pod=p pod_uid=a"),
             ("pod_uid=a", "pod_uid=b pod=p namespace=n container_name=c", "job=a pod_uid=a"),
             ("pod_uid=a pod=q", "pod_uid=b pod=p", "job=a pod=q pod_uid=a"),
-            // Nobody can claim to be another user or another program, or to be in another container.
+            // A process cannot claim another user, another program or another container.
             ("", "user=root comm=sshd container=c", ""),
             ("", "rank=3 world_size=eight", "?rank=3"),
             ("", "rank=-1 world_size=99999999999", ""),

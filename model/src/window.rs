@@ -1,8 +1,8 @@
-//! A run as it was in a part of its life: at a time, since a time, between two.
+//! Cuts a run down to a part of its life: one time, since a time, or between two times.
 //!
-//! The run that comes out is told like any other. Its moments are points of the timeline: `tracked` and its parts are exact at
-//! the point's own time, which may not be the one that was asked for; the gap is that of the nearest reading that the series
-//! has. Whatever is coarser than what was asked for is said in a caveat.
+//! The result is reported like any other run. Its moments are points of the timeline. `tracked` and its parts are exact at
+//! the point's own time, which may differ from the requested one. The gap comes from the nearest reading in the series.
+//! A caveat names everything that is coarser than requested.
 
 pub use crate::fields::{Window, WindowKind};
 
@@ -15,7 +15,7 @@ use crate::timeline::{Point, Told};
 use crate::units::Unit;
 use std::cmp::Reverse;
 
-/// The first and the last time of which a run tells; `None` if it tells of none.
+/// Returns the first and last time that a run covers; `None` if it covers none.
 pub fn span(run: &Run) -> Option<(u64, u64)> {
     let (mut first, mut last) = (Vec::new(), Vec::new());
     for device in &run.devices {
@@ -32,7 +32,7 @@ pub fn span(run: &Run) -> Option<(u64, u64)> {
     Some((first.into_iter().min()?, last.into_iter().max()?))
 }
 
-/// The run in that window, which must lie in its [`span`].
+/// Returns the run cut to a window, which must lie in the run's [`span`].
 pub fn of(run: &Run, window: &Window) -> Run {
     let mut run = run.clone();
     let times = Times::of(&run);
@@ -87,7 +87,7 @@ pub fn of(run: &Run, window: &Window) -> Run {
     run
 }
 
-/// Leaves what belongs to the window.
+/// Removes everything outside the window.
 fn clip(device: &mut Device, window: &Window) {
     device.series.clip(window);
     let highest = device.series.buckets.iter().filter_map(|bucket| Some((bucket.used?.max, bucket.time_ns)));
@@ -96,7 +96,7 @@ fn clip(device: &mut Device, window: &Window) {
     device.details.clip(window);
 }
 
-/// Returns parts of a life, in the order of time, as one run, for a window that may lie in several of them; `None` of none.
+/// Joins the parts of a life, in order of time, into one run, for a window that spans several of them; `None` without parts.
 pub fn join_parts(parts: Vec<Run>) -> Option<Run> {
     let mut parts = parts.into_iter();
     let mut whole = parts.next()?;
@@ -117,10 +117,10 @@ fn join(whole: &mut Run, mut part: Run) {
         }
     }
     whole.own.append(part.own);
-    // The peak may be of any part: what was lost in one of them makes it a lower bound.
+    // The peak may lie in any part: a loss in one of them makes it a lower bound.
     whole.coverage.partial_history |= whole.coverage.partial_state;
     whole.coverage.join(part.coverage);
-    // That a part has parts before it is true of the first of these alone; the driver's accounting is of the whole life.
+    // Only the first of these parts keeps the caveat of earlier parts; the driver's accounting covers the whole life.
     part.caveats.retain(|caveat| caveat.code != "part");
     let mut earlier = std::mem::replace(&mut whole.caveats, part.caveats);
     earlier.retain(|caveat| {
@@ -130,17 +130,17 @@ fn join(whole: &mut Run, mut part: Run) {
     (whole.state, whole.process, whole.clock) = (part.state, part.process, part.clock);
 }
 
-/// Makes moments of points.
+/// Converts timeline points to moments.
 struct Maker<'d> {
     device: &'d Device,
     covered: bool,
     partial: bool,
-    /// The cell of what has no cell.
+    /// Index of the cell for bytes that have no cell of their own.
     rest: u32,
 }
 
 impl Maker<'_> {
-    /// What was held at a time.
+    /// Returns the memory held at a time.
     fn at(&self, time_ns: u64, times: Times, say: &mut dyn FnMut(String)) -> Moment {
         let asked = times.time(time_ns);
         if !self.covered {
@@ -185,7 +185,7 @@ impl Maker<'_> {
         }
     }
 
-    /// The highest moment in the window.
+    /// Returns the highest moment in the window.
     fn highest(
         &self,
         window: &Window,
@@ -204,7 +204,7 @@ impl Maker<'_> {
         let is_peak_inside = window.has(device.peak.time_ns) && device.peak.tracked_bytes.is_some();
         let timeline = &device.details.timeline;
         let inside = timeline.points.iter().filter(|point| window.has(point.time_ns));
-        // What was held when it began was in it too.
+        // The amounts held when the window began count too.
         let first = timeline.at(window.from_ns).filter(|told| told.is_exact).map(|told| told.point);
         let order = |point: &&Point| (point.tracked_bytes(), Reverse(idle(point)), Reverse(point.time_ns));
         let highest = match inside.chain(first).max_by_key(order) {
@@ -215,7 +215,7 @@ impl Maker<'_> {
         if is_peak_inside {
             return highest;
         }
-        // A bucket that lies in the window in part may have its highest outside.
+        // The maximum of a bucket that is only partly in the window may lie outside.
         let known =
             self.inside(window).filter_map(|bucket| Some((bucket.tracked?.max, bucket.time_ns))).max();
         if let (Some((most, time_ns)), Some(tracked)) = (known, highest.tracked_bytes)
@@ -232,7 +232,7 @@ impl Maker<'_> {
         highest
     }
 
-    /// Buckets that lie in the window at least in part.
+    /// Returns the buckets that overlap the window.
     fn inside<'w>(&'w self, window: &'w Window) -> impl Iterator<Item = &'w Bucket> {
         let Series { width_ns, buckets } = &self.device.series;
         buckets.iter().filter(|bucket| bucket.is_in(*width_ns, window))
@@ -243,7 +243,7 @@ impl Maker<'_> {
         there.min_by_key(|bucket| self.distance(bucket, time_ns).unsigned_abs())
     }
 
-    /// From a time to a bucket; negative: it was before. 0: the time is in it.
+    /// Returns the distance from a time to a bucket: negative if the bucket is earlier, 0 if it contains the time.
     fn distance(&self, bucket: &Bucket, time_ns: u64) -> i64 {
         let end_ns = bucket.time_ns.saturating_add(self.device.series.width_ns.saturating_sub(1));
         let to = |at: u64| i64::try_from(i128::from(at) - i128::from(time_ns)).unwrap_or(i64::MAX);
@@ -264,7 +264,7 @@ impl Maker<'_> {
         }
     }
 
-    /// A point as a moment, with the gap of the nearest reading.
+    /// Converts a point to a moment, with the gap of the nearest reading.
     fn moment(&self, point: &Point, time_ns: u64) -> Moment {
         let last = &self.device.last;
         let mut amounts = point.amounts.clone();
@@ -281,7 +281,7 @@ impl Maker<'_> {
             predates_bytes: last.predates_bytes,
             untrackable_bytes: gap.map(|(bytes, _)| bytes),
             parts: gap.and_then(|(bytes, _)| last.parts.filter(|parts| parts.sum() == bytes)),
-            // A reading is anywhere in its bucket.
+            // A reading may be anywhere in its bucket, so the distance is its upper bound.
             gap_distance_ns: gap.map_or(0, |(_, distance)| match distance < 0 {
                 true => distance.saturating_sub(width_ns),
                 false => distance.saturating_add(width_ns),

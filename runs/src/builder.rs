@@ -1,5 +1,4 @@
-//! Observations -> ledger -> runs. The one place where a stream becomes runs, for recordings, imports and
-//! the daemon alike.
+//! Builds runs from observations: observations -> ledger -> runs. Recordings, imports and the daemon all use this builder.
 
 use crate::readings::{ProcessSeries, Processes, Reading, RecentReadings};
 use gpumem_ledger::{
@@ -15,19 +14,19 @@ use gpumem_wire::{Absence, ByeReason, ClockKind, Record};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};
 
-/// What a reader of files hands its observations to.
+/// Receives the observations that a file reader produces.
 pub trait Sink {
     /// Takes one record.
     fn observe(&mut self, origin: Origin, record: &Record<'_>);
-    /// Something that readers of the runs must know: a stable code, and a sentence.
+    /// Takes a note that readers of the runs need: a stable code, and a sentence.
     fn caveat(&mut self, code: &str, text: String);
-    /// Lines or records that could not be read.
+    /// Counts lines or records that could not be read.
     fn reject(&mut self, count: u64);
-    /// A PyTorch snapshot's own figures.
+    /// Takes the totals that a PyTorch snapshot states.
     fn figures(&mut self, _figures: SnapshotFigures) {}
 }
 
-/// Feeds a ledger and keeps what a ledger forgets: the series.
+/// Feeds a ledger and keeps the series, which the ledger does not keep.
 #[derive(Debug)]
 pub struct RunBuilder {
     ledger: Ledger,
@@ -37,12 +36,12 @@ pub struct RunBuilder {
     snapshot: Option<SnapshotFigures>,
     processes: Processes,
     readings: RecentReadings,
-    /// Width of the first buckets of series: that of the ledger's windows.
+    /// Initial bucket width of series in ns; equals the width of the ledger's windows.
     width_ns: u64,
 }
 
 impl RunBuilder {
-    /// A builder for runs of this source.
+    /// Returns a builder for runs of a source.
     pub fn new(source: Source) -> Self {
         RunBuilder {
             ledger: Ledger::new(),
@@ -86,7 +85,7 @@ impl Sink for RunBuilder {
 }
 
 impl RunBuilder {
-    /// Remembers the reading that has ended.
+    /// Keeps the device reading with this number, which has just ended.
     fn note_reading(&mut self, number: u64) {
         let agreed = |device: &DeviceView| device.agreed.filter(|agreed| agreed.number == number);
         let mut devices = self.ledger.devices().iter().enumerate();
@@ -97,14 +96,14 @@ impl RunBuilder {
         let listed = self.ledger.listed(device, number);
         if let Some(reading) = self.readings.entry(device, number) {
             reading.agreed = Some(agreed);
-            // Samples of this reading may still be open, each until its agent has reached that time: NVML's own list is whole.
+            // Samples of this reading may still be open until their agents reach its time. NVML's own list is already complete.
             if let Some(listed) = listed {
                 reading.listed = listed.iter().map(|&(key, used)| (Some(used), key)).collect();
             }
         }
     }
 
-    /// Moves samples and windows from the ledger into the series.
+    /// Moves finished samples and windows from the ledger into the series.
     fn take(&mut self) {
         let width_ns = self.width_ns;
         for (key, place, window) in self.ledger.take_windows() {
@@ -135,23 +134,24 @@ impl RunBuilder {
         }
     }
 
-    /// The ledger, for views of the state of now.
+    /// Returns the ledger, for views of the current state.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// See [`Ledger::limit`].
+    /// Sets limits; see [`Ledger::limit`].
     pub fn limit(&mut self, limits: Limits) {
         self.ledger.limit(limits);
     }
 
-    /// Drops a process whose run is kept elsewhere.
+    /// Drops a process whose run is stored elsewhere.
     pub fn forget(&mut self, key: ProcessKey) {
         self.ledger.forget(key);
         self.processes.remove(&key);
     }
 
-    /// The runs of some processes as they stand, for who keeps them while they go on; in the order in which the processes began.
+    /// Returns the present runs of some processes, for checkpoints, sorted by the start of the process. `goes_on`: more
+    /// observations may come.
     pub fn runs_of(&mut self, keys: &[ProcessKey], goes_on: bool) -> Vec<(ProcessKey, Run)> {
         self.ledger.end_windows();
         self.take();
@@ -165,7 +165,7 @@ impl RunBuilder {
         runs
     }
 
-    /// Ends the parts of some processes: their runs up to now, which go on in new ones.
+    /// Ends the current parts of some processes. Returns the runs up to now; the processes continue in new parts.
     pub fn roll(&mut self, keys: &[ProcessKey], now_ns: u64) -> Vec<(ProcessKey, Run)> {
         let mut runs = self.runs_of(keys, true);
         for (key, run) in &mut runs {
@@ -176,7 +176,7 @@ impl RunBuilder {
             self.ledger.begin_part(*key, now_ns);
         }
         let keys: HashSet<ProcessKey> = keys.iter().copied().collect();
-        // A series begins with what is held, whether or not it changes soon.
+        // The new series starts with the amounts held now, even if they do not change soon.
         for process in self.ledger.snapshot().processes.iter().filter(|process| keys.contains(&process.key)) {
             let Some(kept) = self.processes.get_mut(&process.key).filter(|_| process.coverage.covered) else {
                 continue;
@@ -190,7 +190,7 @@ impl RunBuilder {
         runs
     }
 
-    /// The runs as they stand; `goes_on` says whether more observations may come.
+    /// Returns all runs as of now; `goes_on`: more observations may come.
     pub fn runs(&mut self, goes_on: bool) -> Vec<Run> {
         self.ledger.end_windows();
         self.take();
@@ -222,7 +222,7 @@ impl RunBuilder {
             clock: Clock::from(snapshot),
             process: run::Process {
                 pid: match process.key.pid {
-                    // Logs tell the pid only with their first reading.
+                    // In logs, the pid is known only from the first reading on.
                     0 => process.facts.seen.get("pid").and_then(|pid| pid.parse().ok()).unwrap_or(0),
                     pid => pid,
                 },
@@ -296,12 +296,12 @@ impl RunBuilder {
         run
     }
 
-    /// The source is a recording or a snapshot: one that is whole ends on purpose.
+    /// Whether the source is a recording or a snapshot: if complete, such a file ends on purpose.
     fn is_file(&self) -> bool {
         self.source.kind == "recording" || self.snapshot.is_some()
     }
 
-    /// Ordered records before a recording that began while the process ran: they are no losses.
+    /// Returns the number of ordered records before the start of a recording that began while the process ran. They are not lost.
     fn before_recording(&self, coverage: &gpumem_ledger::Coverage) -> u64 {
         if self.source.kind == "recording" && coverage.held_before.is_some() { coverage.before } else { 0 }
     }
@@ -317,8 +317,8 @@ impl RunBuilder {
         let covered = process.coverage.covered;
         let last = complete(covered, account);
         let mut last_moment = last_moment(covered, account, snapshot.now_ns);
-        // The driver lets go of a process before its end is seen: that a reading in between does not list it is
-        // no doubt about the one before.
+        // The driver releases a process before we see its end. A reading in between does not list the process; that does not
+        // invalidate the sample before it.
         let is_listed = |sample: &ClosedSample| sample.used_bytes != Err(Absence::NotListed);
         if process.ended.is_some() && last.is_some() && !account.latest.as_ref().is_none_or(is_listed) {
             last_moment.used_absence = None;
@@ -350,10 +350,10 @@ impl RunBuilder {
             },
         };
         let kept = self.processes.get(&process.key);
-        // The driver's word is of the whole life: beside the peak of a part it would seem to disagree.
+        // The driver's value covers the whole life and would seem to disagree with the peak of a part.
         let is_whole = kept.is_none_or(|kept| kept.before.is_none());
         of_run.details.accounted_peak_bytes = account.accounted_peak_bytes.filter(|_| is_whole);
-        // What was told before the device had its name.
+        // Includes the series from before the device had its name.
         let places = [Place::Unnamed(index)].into_iter().chain(account.device.map(Place::Device));
         for series in places.filter_map(|place| kept?.series(place)) {
             of_run.series.absorb(series);
@@ -361,7 +361,7 @@ impl RunBuilder {
         let Some(index) = account.device else { return has_bytes(account).then_some(of_run) };
         let device = &snapshot.devices[index];
         of_run.details.faults = faults_of(process, device);
-        // Others count where NVML listed them together with this process.
+        // Other processes count only if NVML listed them in the same reading as this process.
         let number = last.map(|sample| sample.number);
         let remembered = number.and_then(|number| self.readings.get(index, number)?.agreed);
         let agreed = remembered.or(device.agreed.filter(|agreed| Some(agreed.number) == number));
@@ -380,7 +380,7 @@ impl RunBuilder {
     }
 }
 
-/// What a reader of a recording must know that began while the process ran.
+/// Returns a caveat for a recording that began while the process ran; `None` if it began before.
 fn late_recording(records: u64, coverage: &gpumem_ledger::Coverage) -> Option<Caveat> {
     let bytes = coverage.held_before.filter(|_| records > 0)?;
     let bytes = thousands(u64::try_from(bytes).unwrap_or(0));
@@ -389,20 +389,20 @@ fn late_recording(records: u64, coverage: &gpumem_ledger::Coverage) -> Option<Ca
     Some(Caveat { code: "late".into(), text })
 }
 
-/// When memory ran out on one of its devices.
+/// Returns the OOM records of a process on one device.
 fn ooms_of(process: &ProcessView, account: usize, now_ns: u64) -> Vec<run::Oom> {
     let here = process.ooms.iter().filter(|(of, _)| *of == account).map(|(_, oom)| oom);
     let ending =
         |(time_ns, status)| gpumem_model::ending::Ending::of_facts(&process.facts.seen, time_ns, status);
     if process.ended.and_then(ending).is_some_and(|ending| ending.is_named) {
-        // It ended of something else, so it has survived each of them; and nothing is suspected.
+        // Another cause ended the process: it survived each OOM, and suspicions do not apply.
         let here = here.filter(|oom| oom.kind != gpumem_ledger::OomKind::Suspected);
         return here.map(|oom| oom.to_model(None, u64::MAX)).collect();
     }
     here.map(|oom| oom.to_model(process.ended, now_ns.max(process.heard_ns))).collect()
 }
 
-/// Faults of a device in the last minute of a process.
+/// Returns the faults of a device within the last [`gpumem_ledger::RECENT_NS`] before the end of a process.
 fn faults_of(process: &ProcessView, device: &DeviceView) -> Vec<(u64, u64)> {
     let Some((ended_ns, _)) = process.ended else { return Vec::new() };
     let near = device.faults.latest().iter().filter(|fault| {
@@ -412,12 +412,12 @@ fn faults_of(process: &ProcessView, device: &DeviceView) -> Vec<(u64, u64)> {
     near.map(|fault| (fault.time_ns, fault.xid)).collect()
 }
 
-/// The processes of each reading of a device.
+/// Processes listed in each reading, by device and number of the reading.
 struct Tenants(BTreeMap<(usize, u64), Listed>);
 
 #[derive(Default)]
 struct Listed {
-    /// The largest first.
+    /// Sorted by used bytes, largest first.
     processes: Vec<(Option<u64>, ProcessKey)>,
     sum: u128,
 }
@@ -448,7 +448,7 @@ impl Tenants {
         Tenants(tenants)
     }
 
-    /// Tells a device of a run who else is there: the largest, and how many and how much the rest is.
+    /// Fills in the other processes on a device: the largest ones, and count and sum of the rest.
     fn beside(&self, device: usize, number: u64, process: &ProcessView, of_run: &mut run::Device) {
         let Some(listed) = self.0.get(&(device, number)) else { return };
         let (mut count, mut rest) = (listed.processes.len(), listed.sum);
@@ -467,14 +467,14 @@ impl Tenants {
     }
 }
 
-/// Whether an account without a device has anything to tell.
+/// Whether an account without a device has bytes to report.
 fn has_bytes(account: &AccountView) -> bool {
     account.tracked_bytes != 0
         || account.peak.tracked_bytes != 0
         || account.beside != gpumem_ledger::Beside::default()
 }
 
-/// What a reader must know of this process alone.
+/// Returns the caveats that concern only this process.
 fn caveats_of(process: &ProcessView) -> Vec<Caveat> {
     let mut caveats = Vec::new();
     for (index, account) in process.accounts.iter().enumerate() {
@@ -498,7 +498,7 @@ fn caveats_of(process: &ProcessView) -> Vec<Caveat> {
     caveats
 }
 
-/// The driver's accounting does not say what we say.
+/// Returns a caveat if the driver's accounting disagrees with our peak.
 fn disagreement(device: &run::Device) -> Option<Caveat> {
     let accounting = device.accounting()?;
     let bytes = accounting.disagreement()?;
@@ -523,13 +523,12 @@ fn disagreement(device: &run::Device) -> Option<Caveat> {
     Some(Caveat { code: "accounting_disagrees".into(), text })
 }
 
-/// The last sample in which everything was known.
+/// Returns the last sample with complete data.
 fn complete(covered: bool, account: &AccountView) -> Option<&ClosedSample> {
     account.complete.as_ref().filter(|sample| sample.tracked_bytes.is_some() || !covered)
 }
 
-/// The identity at the last sample where everything was known at one time; without one, what is tracked
-/// now.
+/// Returns the moment of the last complete sample; without one, the bytes tracked now.
 fn last_moment(covered: bool, account: &AccountView, now_ns: u64) -> Moment {
     let moment = match complete(covered, account) {
         Some(sample) => at_sample(sample),
@@ -564,8 +563,8 @@ fn at_sample(sample: &ClosedSample) -> Moment {
     }
 }
 
-/// The highest `tracked`; of a process whose memory nobody tracked the last moment, or of one without an agent the
-/// highest `used`.
+/// Returns the moment with the highest `tracked`. If nothing was ever tracked, returns the last moment. Without an agent,
+/// returns the moment with the highest `used`.
 fn peak_moment(covered: bool, account: &AccountView, now_ns: u64) -> Moment {
     if !covered {
         let (used, time_ns) = account.peak_used.unzip();
@@ -573,7 +572,7 @@ fn peak_moment(covered: bool, account: &AccountView, now_ns: u64) -> Moment {
     }
     let peak = &account.peak;
     if peak.time_ns == 0 && peak.tracked_bytes == 0 {
-        // Nothing was ever tracked: there is no time at which that was most, and time 0 is when the host started.
+        // Nothing was ever tracked, so no time has a maximum; time 0 would be the start of the host.
         return Moment { used_absence: None, ..last_moment(covered, account, now_ns) };
     }
     Moment {

@@ -1,13 +1,13 @@
-//! A run as a file of its own, to be carried to another machine and read there without loss.
+//! Exports a run as a file, to be read on another machine without loss.
 //!
 //! ```text
 //! {"format":"gpumem-run","version":1,"bytes":N,"checks":["16 hex digits", ...]}      one line
 //! {"uid":...,"from":{"host":...,"id":...,"time_s":...,"program":...},"run":{...}}     N bytes, the line end not counted
 //! ```
 //!
-//! The second line is the run as JSON, as a daemon tells it; a check is the FNV-1a sum (64 bits) of each 64 KiB of it, so
-//! that damage is named by its place. A reader takes versions up to its own; fields that it does not know it leaves out.
-//! What is read is bounded in bytes and in objects before anything is made of it, and must add up.
+//! The second line is the run as the JSON that a daemon returns. Each check is the 64-bit FNV-1a hash of 64 KiB of that line, so
+//! that an error message can name the damaged place. A reader accepts versions up to its own and ignores unknown fields. The size
+//! in bytes and the number of objects are limited before parsing, and the sums of the run must agree.
 
 use crate::input::{Error, Input};
 use gpumem_model::harmless::{clean, in_json};
@@ -16,35 +16,35 @@ use serde::{Deserialize, Serialize};
 use std::io::{BufRead, Read};
 use std::path::Path;
 
-/// What the format is called.
+/// Name of the format.
 pub use gpumem_model::run::EXPORT_FORMAT as FORMAT;
-/// Version that is written, and the newest that is read.
+/// Version that is written; also the newest that is read.
 pub const VERSION: u64 = 1;
-/// Code of the caveat that says where a run came from.
+/// Code of the caveat that names the origin of a run.
 pub const MOVED: &str = "moved";
-/// Largest file: a run of 65,536 names on eight devices has a third of it.
+/// Maximum file size. A run of 65,536 names on eight devices needs a third of it.
 pub const MAX_BYTES: usize = 64 << 20;
-/// Objects in a file: an empty one of three bytes may become some 500 in memory; lists and texts become at most eight
-/// times as large.
+/// Maximum number of JSON objects. An empty object of three bytes may take some 500 bytes in memory; lists and texts grow at
+/// most eightfold.
 const MAX_OBJECTS: usize = 400_000;
-/// Longest first line.
+/// Maximum length of the first line.
 const MAX_HEAD_BYTES: u64 = 64 << 10;
-/// Bytes that have a check of their own.
+/// Number of bytes that each check covers.
 const PIECE_BYTES: usize = 64 << 10;
-/// No sum of a run is larger: so sums of a few of them stay sums.
+/// Maximum absolute value of an amount, so that sums of a few amounts cannot overflow.
 const MAX_AMOUNT: i64 = 1 << 56;
 
-/// Where an exported run came from.
+/// Origin of an exported run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct From {
-    /// The machine that exported it.
+    /// Machine that exported it.
     pub host: String,
-    /// How its store called the run.
+    /// Id of the run in that machine's store.
     pub id: Option<String>,
-    /// When: seconds since 1970.
+    /// Time of the export in seconds since 1970.
     pub time_s: i64,
-    /// Program and version.
+    /// Name and version of the exporting program.
     pub program: String,
 }
 
@@ -53,13 +53,13 @@ pub struct From {
 pub struct Exported {
     /// The run.
     pub run: Run,
-    /// What its writer calls it: the same in every store.
+    /// The writer's id of the run, the same in every store.
     pub uid: String,
-    /// Where it came from.
+    /// Origin of the run.
     pub from: From,
 }
 
-/// What cannot be exported, because nothing would read it.
+/// The run exceeds the limits of a reader and is not exported.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the run is too large for an exported file ({what}; at most {MAX_BYTES} bytes and {MAX_OBJECTS} objects are read)"
@@ -91,16 +91,17 @@ struct Body {
     run: Run,
 }
 
-/// The file of a run. One that goes on is exported as it is now, under a uid of its own, so that the whole of it can follow.
+/// Returns the file of a run. A run that is still open is exported as of now, under a uid of its own, so that the complete run
+/// can be exported later.
 ///
 /// # Errors
-/// It is larger than what is read.
+/// [`TooLarge`] if the file would exceed the limits of [`read`].
 pub fn write(run: &Run, uid: &str, from: &From) -> Result<Vec<u8>, TooLarge> {
     let latest = run.devices.iter().map(|device| device.last.time_ns).max().unwrap_or(0);
     let uid = if run.state == State::Open { format!("{uid}@{latest}") } else { uid.to_owned() };
     // Keys are strings and numbers are integers: serialisation cannot fail.
     let body = serde_json::to_string(&Told { uid: &uid, from, run }).unwrap_or_default();
-    // It may be shown by a terminal (`-o - | head`): what that would obey is escaped, and read as it was.
+    // The file may be printed to a terminal (`-o - | head`). Unsafe characters are escaped; a reader gets the original text.
     let body = in_json(&body, |_| false).into_bytes();
     let objects = objects(&body);
     if body.len() > MAX_BYTES || objects > MAX_OBJECTS {
@@ -114,16 +115,16 @@ pub fn write(run: &Run, uid: &str, from: &From) -> Result<Vec<u8>, TooLarge> {
     Ok(file)
 }
 
-/// Whether the beginning of a file is that of an exported run.
+/// Whether a file begins like an exported run.
 pub fn looks_like(head: &[u8]) -> bool {
     const BEGIN: &[u8] = b"{\"format\":\"gpumem-run\"";
     head.starts_with(BEGIN)
 }
 
-/// Reads an exported run; one that went on is interrupted: nobody watches the copy.
+/// Reads an exported run. An open run becomes interrupted, because its copy is not updated.
 ///
 /// # Errors
-/// See [`Error`]: damage and what does not add up with its place, and files of a newer program.
+/// See [`Error`]: damage and contradictory sums with their place, and files of a newer program.
 pub fn read(input: Input) -> Result<Exported, Error> {
     let path = input.path.clone();
     let mut reader = input.into_reader();
@@ -136,7 +137,7 @@ pub fn read(input: Input) -> Result<Exported, Error> {
     let at = head.len();
     let head = first_line(&head, &path)?;
     let mut body = Vec::new();
-    // What follows is the line end at most.
+    // At most the line end may follow.
     reader.by_ref().take(head.bytes as u64 + 2).read_to_end(&mut body).map_err(failed(at))?;
     let damaged = |offset: usize, what: String| Error::Damaged {
         path: path.clone(),
@@ -167,7 +168,7 @@ pub fn read(input: Input) -> Result<Exported, Error> {
         return Err(damaged(0, format!("{objects} objects, where a run has at most {MAX_OBJECTS}")));
     }
     let parsed: serde_json::Result<Body> = serde_json::from_slice(&body);
-    // It is one line: the column is the place.
+    // The body is one line, so the column is the offset.
     let Body { uid, from, mut run } =
         parsed.map_err(|error| damaged(error.column(), format!("no run: {error}")))?;
     sound(&run).map_err(|what| damaged(0, what))?;
@@ -175,7 +176,7 @@ pub fn read(input: Input) -> Result<Exported, Error> {
         run.state = State::Interrupted;
     }
     if run.source.kind == "daemon" {
-        // It is no run of the daemon here: what that may delete, or whose pids are of this machine.
+        // The run must not count as one of the local daemon: such runs may be deleted, and their pids are of this machine.
         run.source.kind = FORMAT.to_owned();
     }
     if !run.caveats.iter().any(|caveat| caveat.code == MOVED) {
@@ -211,7 +212,7 @@ fn first_line(line: &[u8], path: &Path) -> Result<Head, Error> {
     Ok(head)
 }
 
-/// Where a run came from, in words.
+/// Describes the origin of a run for people.
 fn origin(from: &From) -> String {
     let time = gpumem_model::time::date_minute(from.time_s);
     let host = if from.host.is_empty() { "another machine" } else { &from.host };
@@ -219,7 +220,7 @@ fn origin(from: &From) -> String {
     format!("the run was exported on {host}{id}, at {time}")
 }
 
-/// FNV-1a of each piece: any changed byte changes it.
+/// Returns the FNV-1a hash of each piece.
 fn checks(bytes: &[u8]) -> Vec<String> {
     let sum = |piece: &[u8]| {
         piece.iter().fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| {
@@ -229,7 +230,7 @@ fn checks(bytes: &[u8]) -> Vec<String> {
     bytes.chunks(PIECE_BYTES).map(|piece| format!("{:016x}", sum(piece))).collect()
 }
 
-/// Objects in a JSON text, without reading it.
+/// Counts the objects in a JSON text without parsing it.
 fn objects(bytes: &[u8]) -> usize {
     let (mut count, mut in_string, mut is_escaped) = (0, false, false);
     for byte in bytes {
@@ -244,7 +245,7 @@ fn objects(bytes: &[u8]) -> usize {
     count
 }
 
-/// What every report relies on: amounts are of cells that there are, and add up.
+/// Checks what every report relies on: amounts refer to existing cells, and sums agree.
 fn sound(run: &Run) -> Result<(), String> {
     let cells = run.cells.len();
     for device in &run.devices {

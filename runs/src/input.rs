@@ -1,16 +1,15 @@
-//! Files as strangers hand them over: opened carefully, looked at first, read in bounded pieces.
+//! Input files from untrusted sources: checked before they are read, and read in bounded pieces.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-/// Bytes looked at to guess a format. The first record of a real training log lies some 100 KB behind its
-/// banner.
+/// Number of bytes from which the format is guessed. In a real training log the first record follows a banner of some 100 KB.
 pub const HEAD_BYTES: usize = 1 << 20;
-/// Longest line that is read; the rest of a longer one is skipped and counted.
+/// Maximum length of a line; the rest of a longer line is skipped and counted.
 pub const MAX_LINE_BYTES: usize = 1 << 20;
 
-/// Longest line whose end is looked for.
+/// Maximum length of a line whose rest is skipped; after a longer one, reading stops.
 pub const MAX_SKIP_BYTES: u64 = 256 << 20;
 
 /// Why a file cannot be read as a run.
@@ -19,130 +18,130 @@ pub enum Error {
     /// The file cannot be opened.
     #[error("{path}: {source}")]
     Open {
-        /// As given.
+        /// Path as given.
         path: PathBuf,
-        /// From the system.
+        /// Error of the system.
         source: io::Error,
     },
-    /// A directory or the like.
+    /// The path is a directory or another special file.
     #[error("{path}: is a {what}, not a file; give the recording or log itself")]
     NotAFile {
-        /// As given.
+        /// Path as given.
         path: PathBuf,
-        /// What it is.
+        /// Kind of file.
         what: &'static str,
     },
-    /// Nothing in it.
+    /// The file is empty.
     #[error("{path}: is empty; a recording begins with the letters GPUMEMR, a log has lines")]
     Empty {
-        /// As given.
+        /// Path as given.
         path: PathBuf,
     },
-    /// No format fits.
+    /// No known format matches the file.
     #[error("{path}: {what}; known are: {known}")]
     Unrecognised {
-        /// As given.
+        /// Path as given.
         path: PathBuf,
-        /// What it seems to be.
+        /// What kind of file it seems to be.
         what: String,
-        /// Names of formats.
+        /// Names of the known formats.
         known: String,
     },
-    /// The format was given or guessed, and the file has nothing of it.
+    /// The file contains no record of the format that was given or guessed.
     #[error("{path}: no {format} record in {lines} lines; one looks like: {example}")]
     NothingFound {
-        /// As given.
+        /// Path as given.
         path: PathBuf,
-        /// Format.
+        /// The format.
         format: &'static str,
-        /// Lines read.
+        /// Number of lines read.
         lines: u64,
-        /// A line as it should be.
+        /// Example of a valid line.
         example: &'static str,
     },
-    /// A file of a format that is known, without what a run is made of.
+    /// The format is known, but the file lacks the data that a run needs.
     #[error("{path}: {what}")]
     NoMemory {
-        /// As given.
+        /// Path as given.
         path: PathBuf,
-        /// What is missing, and what would be right.
+        /// What is missing, and what would be valid.
         what: String,
     },
-    /// The text is not UTF-8 but something that can be converted.
+    /// The text is not UTF-8, but can be converted.
     #[error("{path}: is {encoding} text, UTF-8 is read; convert it: iconv -f {encoding} -t UTF-8")]
     Encoding {
-        /// As given.
+        /// Path as given.
         path: PathBuf,
-        /// Its encoding.
+        /// The file's encoding.
         encoding: &'static str,
     },
-    /// A binary format is broken somewhere.
+    /// A binary format is invalid at some place.
     #[error("{path}: at byte {offset}: {what}")]
     Malformed {
-        /// As given.
+        /// Path as given.
         path: PathBuf,
-        /// Where.
+        /// Offset of the error.
         offset: u64,
-        /// What is wrong, and what would be right.
+        /// What is wrong, and what would be valid.
         what: String,
     },
-    /// It can be read, and is not what it should be.
+    /// The file can be read, but its content is unsuitable.
     #[error("{path}: {what}")]
     Unfit {
-        /// As given.
+        /// Path as given.
         path: PathBuf,
-        /// What it is, and what would be right.
+        /// What the content is, and what would be valid.
         what: String,
     },
-    /// A recording of another major version.
+    /// The recording has another major version.
     #[error(
         "{path}: recording of format {found}, this program reads {supported}; use a gpumemctl of that version"
     )]
     Version {
-        /// As given.
+        /// Path as given.
         path: PathBuf,
         /// Major version in the file.
         found: u16,
-        /// Ours.
+        /// Major version of this program.
         supported: u16,
     },
-    /// An exported run that is not whole.
+    /// An exported run is damaged or incomplete.
     #[error("{path}: damaged at byte {offset}: {what}")]
     Damaged {
-        /// As given.
+        /// Path as given.
         path: PathBuf,
-        /// Where.
+        /// Offset of the damage.
         offset: u64,
         /// What is wrong.
         what: String,
     },
-    /// An exported run of a newer program.
+    /// The run was exported by a newer program.
     #[error(
         "{path}: run of format {found}, this program reads up to {supported}; use a gpumemctl that is as new"
     )]
     Newer {
-        /// As given.
+        /// Path as given.
         path: PathBuf,
         /// Version in the file.
         found: u64,
-        /// Ours.
+        /// Newest version that this program reads.
         supported: u64,
     },
-    /// Reading failed half-way.
+    /// Reading failed before the end.
     #[error("{path}: at byte {offset}: {source}")]
     Read {
-        /// As given.
+        /// Path as given.
         path: PathBuf,
-        /// Bytes read before.
+        /// Number of bytes read before.
         offset: u64,
-        /// From the system.
+        /// Error of the system.
         source: io::Error,
     },
 }
 
-/// An opened file whose beginning has been looked at.
+/// An open file whose beginning has been read and checked.
 pub struct Input {
-    /// As given.
+    /// Path as given.
     pub path: PathBuf,
     head: Vec<u8>,
     rest: Box<dyn BufRead>,
@@ -169,16 +168,16 @@ impl Input {
         Input::new(path, BufReader::with_capacity(1 << 18, file))
     }
 
-    /// What a reader gives, under this name.
+    /// Takes the content from a reader; `path` is used in messages.
     ///
     /// # Errors
-    /// As [`Input::open`].
+    /// Same as [`Input::open`].
     pub fn new(path: &Path, reader: impl BufRead + 'static) -> Result<Self, Error> {
         let mut rest: Box<dyn BufRead> = Box::new(reader);
         let mut head = Vec::new();
         let read = rest.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut head);
         read.map_err(|source| Error::Read { path: path.into(), offset: 0, source })?;
-        // Editors of Windows begin UTF-8 with a mark; no format has it.
+        // Windows editors may put a byte order mark before UTF-8; no format has one.
         if head.starts_with(b"\xef\xbb\xbf") {
             head.drain(..3);
         }
@@ -191,12 +190,12 @@ impl Input {
         Ok(Input { path: path.into(), head, rest })
     }
 
-    /// The first bytes, up to [`HEAD_BYTES`].
+    /// Returns the first bytes, at most [`HEAD_BYTES`].
     pub fn head(&self) -> &[u8] {
         &self.head
     }
 
-    /// What the file seems to be, for a person whose file no format fits.
+    /// Describes what the file seems to be, for messages about files that match no format.
     pub fn describe(&self) -> String {
         let known: [(&[u8], &str); 9] = [
             (b"\x7fELF", "a program or library (ELF)"),
@@ -221,13 +220,13 @@ impl Input {
         }
     }
 
-    /// Everything, from the first byte on.
+    /// Returns a reader of the whole content, from the first byte.
     pub fn into_reader(self) -> impl BufRead {
         io::Cursor::new(self.head).chain(self.rest)
     }
 }
 
-/// UTF-16 by its mark, or by the zero bytes that it has in plain letters.
+/// Recognises UTF-16 by its byte order mark, or by the zero bytes between ASCII letters.
 fn wide(head: &[u8]) -> Option<&'static str> {
     if head.starts_with(&[0xFF, 0xFE]) || head.starts_with(&[0xFE, 0xFF]) {
         return Some("UTF-16");
@@ -239,14 +238,15 @@ fn wide(head: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// A line as it was found.
+/// A line of a file.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Line<'a> {
-    /// The line without its end. Bytes that are not UTF-8 are written as `\xE9`: names stay distinct.
+    /// The line without its end. Bytes that are not UTF-8 are escaped as `\xE9`, so that different names stay different.
     Text(std::borrow::Cow<'a, str>),
-    /// It was longer than [`MAX_LINE_BYTES`] and was skipped; what follows its end is read.
+    /// The line exceeded [`MAX_LINE_BYTES`] and was skipped; reading continues after its end.
     TooLong,
-    /// It was longer than [`MAX_SKIP_BYTES`] (a hole in a sparse file): nothing after it is worth the time.
+    /// The line exceeded [`MAX_SKIP_BYTES`] (for example a hole in a sparse file); reading stops here, because it would take too
+    /// long.
     Endless,
 }
 
@@ -265,27 +265,27 @@ fn text(line: &[u8]) -> std::borrow::Cow<'_, str> {
     escaped.into()
 }
 
-/// Lines of a file that may hold anything, in bounded memory.
+/// Reads lines of an arbitrary file in bounded memory.
 #[derive(Debug)]
 pub struct Lines<R> {
     reader: R,
     buffer: Vec<u8>,
-    /// Number of the line that was last given out, from 1.
+    /// Number of the last line returned, from 1.
     pub number: u64,
-    /// Bytes consumed.
+    /// Number of bytes consumed.
     pub offset: u64,
 }
 
 impl<R: BufRead> Lines<R> {
-    /// Lines of `reader`.
+    /// Returns a line reader.
     pub fn new(reader: R) -> Self {
         Lines { reader, buffer: Vec::new(), number: 0, offset: 0 }
     }
 
-    /// The next line, or `None` at the end.
+    /// Returns the next line, or `None` at the end.
     ///
     /// # Errors
-    /// What the reader says.
+    /// Errors of the reader.
     pub fn next_line(&mut self) -> io::Result<Option<Line<'_>>> {
         self.buffer.clear();
         let read = self.reader.by_ref().take(MAX_LINE_BYTES as u64).read_until(b'\n', &mut self.buffer)?;

@@ -1,10 +1,10 @@
-//! Runs: made from records, stored, recorded, exported. What a run is, `gpumem-model` says; nothing here prints.
+//! Builds, stores, records and exports runs. `gpumem-model` defines what a run is; this crate does not print.
 //!
 //! ```text
-//! input, recording   a file -> records
-//! builder            records -> ledger -> runs with their series; kept: series and readings of each process
+//! input, recording   file -> records
+//! builder            records -> ledger -> runs; keeps series and recent readings, see readings
 //! export             a run as a file, for another machine
-//! store              runs in an SQLite file, checkpointed while they go on
+//! store              runs in an SQLite file, checkpointed while they are open
 //! ```
 #![forbid(unsafe_code)]
 

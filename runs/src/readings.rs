@@ -1,36 +1,36 @@
-//! Series and counts of samples per process, and the last readings of each device. Runs need them, and the ledger does not keep them.
+//! Series and sample counts of each process, and the last readings of each device. Runs need them; the ledger does not keep them.
 //!
-//! The daemon asks once per process of each reading, up to a hundred times a second: a look-up by process is one hash, and the latest
-//! reading of a device is tried first.
+//! The daemon looks up each process of every reading, up to a hundred times a second. Therefore a lookup by process is one hash
+//! lookup, and a lookup by reading starts at the latest one.
 
 use gpumem_ledger::{AgreedReading, Place, ProcessKey};
 use gpumem_model::coverage::Before;
 use gpumem_model::series::Series;
 use std::collections::{HashMap, VecDeque};
 
-/// Readings that are kept per device. The sample of a process whose agent was silent is closed half a second after newer ones.
+/// Number of readings kept for each device. A sample whose agent is silent is closed only half a second after newer readings.
 const READINGS: usize = 64;
 
 /// Series and counts of a process.
 #[derive(Debug, Default)]
 pub(crate) struct ProcessSeries {
-    /// Samples.
+    /// Number of samples.
     pub samples: u64,
-    /// Of those, torn.
+    /// Number of torn samples.
     pub torn: u64,
-    /// Counts of the parts before, if its run has rolled.
+    /// Counts of earlier parts, if the run has been rolled.
     pub before: Option<Box<Before>>,
-    /// One per device, and one more for each device that had samples before it had its name.
+    /// Series of each device. A device that had samples before its name was known has a second one.
     series: Vec<(Place, Series)>,
 }
 
 impl ProcessSeries {
-    /// Begins a new part.
+    /// Returns the empty state of a new part.
     pub fn of_part(before: Before) -> Self {
         ProcessSeries { before: Some(Box::new(before)), ..ProcessSeries::default() }
     }
 
-    /// Returns the series of an account; a new one begins with buckets of this width.
+    /// Returns the series of an account; creates it with this bucket width if needed.
     pub fn series_mut(&mut self, place: Place, width_ns: u64) -> &mut Series {
         let at = match self.series.iter().position(|(known, _)| *known == place) {
             Some(at) => at,
@@ -48,34 +48,34 @@ impl ProcessSeries {
     }
 }
 
-/// By process.
+/// State of each process.
 pub(crate) type Processes = HashMap<ProcessKey, ProcessSeries, foldhash::fast::RandomState>;
 
 /// One reading of a device.
 #[derive(Debug, Default)]
 pub(crate) struct Reading {
-    /// Device memory, if it was the same before and after the list.
+    /// Device memory, if it was the same before and after the process list was read.
     pub agreed: Option<AgreedReading>,
     /// Listed processes with their used bytes; complete where device memory agreed.
     pub listed: Vec<(Option<u64>, ProcessKey)>,
 }
 
-/// The last readings of each device, for what a run says of its device and of others there: they may have ended, or have
-/// newer samples, when it is made.
+/// The last readings of each device. A run needs the reading of its last sample: when the run is made, other processes of that
+/// reading may have ended or may have newer samples.
 #[derive(Debug, Default)]
 pub(crate) struct RecentReadings {
-    /// By index of the device, and in the order of their numbers.
+    /// Readings by index of the device, sorted by number.
     devices: Vec<VecDeque<(u64, Reading)>>,
 }
 
 impl RecentReadings {
-    /// That reading, which may be new; none if it is older than all that are remembered.
+    /// Returns the reading with a number and creates it if needed; `None` if it is older than all kept readings.
     pub fn entry(&mut self, device: usize, number: u64) -> Option<&mut Reading> {
         if self.devices.len() <= device {
             self.devices.resize_with(device + 1, VecDeque::new);
         }
         let readings = self.devices.get_mut(device)?;
-        // Almost always the latest, or one after it.
+        // Almost always the latest reading, or the one after it.
         let after = readings.iter().rev().take_while(|(known, _)| *known > number).count();
         let mut at = readings.len() - after;
         let is_there = at > 0 && readings[at - 1].0 == number;
@@ -94,13 +94,13 @@ impl RecentReadings {
         readings.get_mut(at).map(|(_, reading)| reading)
     }
 
-    /// That reading, if it is remembered.
+    /// Returns the reading with a number, if it is kept.
     pub fn get(&self, device: usize, number: u64) -> Option<&Reading> {
         let mut latest_first = self.devices.get(device)?.iter().rev();
         latest_first.find(|(known, _)| *known == number).map(|(_, reading)| reading)
     }
 
-    /// Device, number and reading of all.
+    /// Iterates over device, number and reading of all kept readings.
     pub fn iter(&self) -> impl Iterator<Item = (usize, u64, &Reading)> {
         let devices = self.devices.iter().enumerate();
         devices.flat_map(|(device, readings)| readings.iter().map(move |(number, it)| (device, *number, it)))

@@ -1,5 +1,5 @@
-//! gpumemd's own recordings: a header and frames (see `gpumem_wire::frame`), written by an agent or by the
-//! daemon, read back into the same observations.
+//! Reads and writes gpumemd's own recordings: a header and frames (see `gpumem_wire::frame`). An agent or the daemon writes them;
+//! reading one yields the same observations.
 
 use crate::builder::Sink;
 use crate::input::{Error, Input};
@@ -7,7 +7,7 @@ use gpumem_ledger::{Origin, ProcessKey};
 use gpumem_wire::{Body, CodecError, MAJOR, Record, Stamp, frame};
 use std::io::{self, Read, Write};
 
-/// Bytes read at a time: many frames, and at least the longest one. Fuzzers have small files and many of them.
+/// Number of bytes read at a time: at least the longest frame. Smaller for fuzzing, which reads many small files.
 const CHUNK_BYTES: usize = if cfg!(fuzzing) { 66 << 10 } else { 1 << 20 };
 const _: () = assert!(CHUNK_BYTES > frame::PREFIX_BYTES + frame::MAX_FRAME_BYTES);
 
@@ -16,7 +16,7 @@ pub fn looks_like(head: &[u8]) -> bool {
     head.starts_with(&frame::MAGIC)
 }
 
-/// Writes a recording. Records of several origins may be mixed: each change of origin is written.
+/// Writes a recording. Records of several origins may alternate: an `Origin` record is written at each change.
 #[derive(Debug)]
 pub struct Writer<W: Write> {
     out: W,
@@ -25,10 +25,10 @@ pub struct Writer<W: Write> {
 }
 
 impl<W: Write> Writer<W> {
-    /// Begins a recording.
+    /// Starts a recording.
     ///
     /// # Errors
-    /// What `out` says.
+    /// Errors of `out`.
     pub fn new(mut out: W) -> io::Result<Self> {
         out.write_all(&frame::header())?;
         Ok(Writer { out, buffer: Vec::new(), origin: None })
@@ -37,7 +37,7 @@ impl<W: Write> Writer<W> {
     /// Appends one record.
     ///
     /// # Errors
-    /// What `out` says.
+    /// Errors of `out`.
     pub fn write(&mut self, origin: Origin, record: &Record<'_>) -> io::Result<()> {
         if self.origin != Some(origin) {
             self.origin = Some(origin);
@@ -55,10 +55,10 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Hands everything to the system.
+    /// Writes all buffered records and flushes `out`.
     ///
     /// # Errors
-    /// What `out` says.
+    /// Errors of `out`.
     pub fn flush(&mut self) -> io::Result<()> {
         self.out.write_all(&self.buffer)?;
         self.buffer.clear();
@@ -66,16 +66,16 @@ impl<W: Write> Writer<W> {
     }
 }
 
-/// Follows the origin of records.
+/// Tracks the origin of records.
 struct Origins {
-    /// None: nobody has said whose records follow.
+    /// Origin of the next records; `None` if no record has named one yet.
     now: Option<Origin>,
-    /// An `Origin` record was seen: a Hello does not change the origin any more.
+    /// An `Origin` record was seen: from then on, a Hello no longer changes the origin.
     told: bool,
 }
 
 impl Origins {
-    /// None for a record that says an origin, and for one that nobody says.
+    /// Returns the origin of a record; `None` for an `Origin` record, and for a record whose origin is unknown.
     fn of(&mut self, record: &Record<'_>) -> Option<Origin> {
         let thread = record.stamp.thread;
         match record.body {
@@ -90,7 +90,7 @@ impl Origins {
             Body::Hello { start_ticks, .. } if !self.told => {
                 self.now = Some(Origin::Process(ProcessKey { pid: thread, start_ticks }));
             }
-            // What is true whoever says it.
+            // These records are true for any origin, so the host serves as default.
             Body::ClockAnchor { .. } | Body::Device { .. } => return self.now.or(Some(Origin::Host)),
             _ => {}
         }
@@ -98,7 +98,7 @@ impl Origins {
     }
 }
 
-/// Reads a recording up to its end, or up to where it is cut or damaged; that is told as a caveat.
+/// Reads a recording up to its end, or up to the first damage, which is reported as a caveat.
 ///
 /// # Errors
 /// [`Error::Version`] for another major version, [`Error::Read`] when reading fails.
@@ -113,7 +113,7 @@ pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     }
     let mut reader = input.into_reader();
     let mut buffer = vec![0; CHUNK_BYTES];
-    // `buffer[start..end]` is read and not yet decoded; `offset` is where `buffer[0]` lies in the file.
+    // `buffer[start..end]` has been read but not decoded; `offset` is the file offset of `buffer[0]`.
     let (mut start, mut end, mut offset) = (0, 0, 0_u64);
     let mut skip = frame::HEADER_BYTES;
     let mut origins = Origins { now: None, told: false };

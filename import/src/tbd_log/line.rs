@@ -1,8 +1,8 @@
-//! One line of a log: what it says, without what it means for a run.
+//! Parses one line of a log, without interpreting it.
 
 use crate::feed::{MAX_BYTES, MIB};
 
-/// One line that says something.
+/// An annotation in a line.
 #[derive(Debug, PartialEq)]
 pub(super) enum Annotation<'a> {
     Allocation {
@@ -15,11 +15,11 @@ pub(super) enum Annotation<'a> {
         total_mib: u64,
     },
     Release,
-    /// Speaks of an allocation but cannot be read.
+    /// Mentions an allocation but cannot be parsed.
     Unreadable,
 }
 
-/// All annotations of a line: output of other threads may have joined two.
+/// Returns all annotations of a line; output of several threads may be joined in one line.
 pub(super) fn annotations(line: &str) -> Vec<Annotation<'_>> {
     let mut found = Vec::new();
     let mut rest = line;
@@ -30,7 +30,7 @@ pub(super) fn annotations(line: &str) -> Vec<Annotation<'_>> {
         let (this, next) = after.split_at(end);
         match allocation(this) {
             Some(annotation) => found.push(annotation),
-            // The word alone is no annotation: logs speak of many things.
+            // The word alone is no annotation, because logs contain it in other contexts.
             None if before.ends_with("[mem] ") || this.contains("GPU memory (") => {
                 found.push(Annotation::Unreadable);
             }
@@ -56,7 +56,7 @@ fn allocation(text: &str) -> Option<Annotation<'_>> {
         "MB" => (number.checked_mul(MIB)?, true),
         _ => return None,
     };
-    // The end as it is written; tags may have brackets of their own, and text may follow.
+    // Searches for the end as it is written: tags may contain brackets, and text may follow.
     let tag = &rest[..rest.find(").").or_else(|| rest.rfind(')'))?];
     (bytes <= MAX_BYTES).then_some(Annotation::Allocation { bytes, tag, estimated })
 }
@@ -68,8 +68,8 @@ fn device(line: &str) -> Option<Annotation<'_>> {
     (free_mib <= total_mib && total_mib < 1 << 40).then_some(Annotation::Device { free_mib, total_mib })
 }
 
-/// nvidia-smi's word on one process; no MiB where it cannot be read, or where it stands more than once
-/// (several GPUs, and the line does not say which).
+/// nvidia-smi's reading for one process. MiB are absent if they cannot be parsed, or if the process appears more than once: it
+/// uses several GPUs, and the line does not name them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ProcessReading<'a> {
     pub name: &'a str,
@@ -77,7 +77,7 @@ pub(super) struct ProcessReading<'a> {
     pub mib: Option<u64>,
 }
 
-/// `NAME-pid_PID=MIB` readings in a line, and how many of them cannot be read.
+/// Returns the `NAME-pid_PID=MIB` readings of a line, and the number of unreadable ones.
 pub(super) fn readings(line: &str) -> (Vec<ProcessReading<'_>>, u64) {
     let mut found: Vec<ProcessReading<'_>> = Vec::new();
     let mut unreadable = 0;

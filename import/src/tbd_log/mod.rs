@@ -1,4 +1,4 @@
-//! Training logs with the annotations of the TBD suite's MXNet memory profiler, inside ordinary output.
+//! Training logs that contain annotations of the TBD suite's MXNet memory profiler among other output.
 //!
 //! ```text
 //! [mem] Allocate N bytes GPU memory (TAG).            one device allocation; N in bytes
@@ -9,10 +9,9 @@
 //! [mem] Release GPU memory.                           a free, without size or address
 //! ```
 //!
-//! There is no clock: time is the number of the line. Progress bars end lines with a carriage return, which
-//! ends them here too. A tag `in_arg:encoder_weight` becomes the path
-//! `in_arg/encoder_weight`, and its prefix gives the role. The allocator that writes these lines keeps
-//! what it frees, so allocations are what the process holds from the driver.
+//! The file has no clock: a time is a line number. Progress bars end lines with a carriage return, which counts as a line end. A
+//! tag `in_arg:encoder_weight` becomes the path `in_arg/encoder_weight`, and its prefix gives the role. The allocator that writes
+//! these lines keeps freed memory, so the allocations are the bytes that the process holds from the driver.
 
 mod line;
 
@@ -26,17 +25,17 @@ use line::{Annotation, ProcessReading, annotations, batch, readings};
 use std::collections::BTreeSet;
 
 const FORMAT: &str = "tbd-log";
-/// Processes that readings may name; each costs something at every reading.
+/// Maximum number of processes in readings; each adds a cost to every reading.
 const MAX_PIDS: usize = 256;
 const EXAMPLE: &str = "[mem] Allocate 1024 bytes GPU memory (in_arg:fc_weight).";
 
-/// Whether the beginning of a file has a line of this format.
+/// Whether a file begins with lines of this format.
 pub fn looks_like(head: &[u8]) -> bool {
     let has = |needle: &[u8]| head.windows(needle.len()).any(|window| window == needle);
     has(b"[mem] Allocate ") || has(b" bytes GPU memory (") || has(b" MB GPU global memory free, total ")
 }
 
-/// Role that a tag's prefix tells.
+/// Returns the role for a tag's prefix.
 pub(super) fn role(tag: &str) -> Role {
     let prefixes = [
         ("in_arg:", Role::Parameter),
@@ -57,7 +56,7 @@ pub(super) fn role(tag: &str) -> Role {
     }
 }
 
-/// Turns annotations into records.
+/// Converts annotations to records.
 struct Reader {
     /// The process that wrote the log; its pid is known only from the first reading on.
     own: Speaker,
@@ -66,9 +65,9 @@ struct Reader {
     allocations: u64,
     readings: u64,
     estimated: u64,
-    /// Readings that name other processes too.
+    /// Readings also name other processes.
     neighbours: bool,
-    /// Readings of a process that have no one number.
+    /// Number of readings without a unique value for a process.
     ambiguous: u64,
     releases: u64,
 }
@@ -85,7 +84,7 @@ impl Reader {
     fn reading(&mut self, feed: &mut Feed<'_>, number: u64, readings: &[ProcessReading<'_>]) {
         self.own.device(feed, 0);
         if self.pid.is_none() {
-            // The log does not say which process wrote it; it is the one that holds what is allocated.
+            // The log does not name the process that wrote it. It is taken to be the one with the most memory.
             let largest = readings.iter().max_by_key(|reading| reading.mib);
             if let Some(ProcessReading { name, pid, .. }) = largest {
                 self.pid = Some(*pid);

@@ -1,34 +1,34 @@
-//! Values of a pickle in flat memory: a value is a number, containers share what is equal.
+//! Values of a pickle in flat memory: a value is an index, and equal lists share their items.
 //!
-//! A list of frames is some 60 references, most often the same as another list's: lists that are filled at once and equal one
-//! that was filled before share its items. So a long history takes less memory than its file has bytes; the worst that a file can do
-//! is about 24 bytes of memory for each of its own, see [`Arena::bytes`].
+//! A list of frames has some 60 references and usually equals another one. A list that is filled at once and equals an earlier
+//! one shares that list's items. Therefore a long history takes less memory than its file has bytes. In the worst case, a file
+//! takes about 24 bytes of memory for each of its bytes, see [`Arena::bytes`].
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::hash::BuildHasher;
 
-/// A value: its place among the nodes.
+/// A value: index of its node.
 pub(super) type Ref = u32;
-/// `None`, and the values that follow it in every arena.
+/// `None` and the other values that every arena contains at the beginning.
 pub(super) const NONE: Ref = 0;
 const TRUE: Ref = 1;
 const FALSE: Ref = 2;
 const SMALL_INTS: Ref = 3;
-/// No extent.
+/// Stands for no extent.
 const NIL: u32 = u32::MAX;
-/// Of a string that is given out: names in C++ have some hundreds.
+/// Maximum length of a returned string; names in C++ have some hundreds of bytes.
 const MAX_TEXT_BYTES: usize = 2048;
-/// Shorter lists are not looked up.
+/// Minimum length of lists that are shared.
 const SHARED_FROM: usize = 4;
 
-/// What a value is.
+/// Content of a value.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Node {
     None,
     Bool(bool),
     Int(i64),
-    /// An integer beyond 64 bits: nothing that a snapshot counts is so large.
+    /// An integer beyond 64 bits; a snapshot contains none that matter.
     Wide,
     Float(f64),
     Text {
@@ -42,7 +42,7 @@ enum Node {
     Tuple {
         last: u32,
     },
-    /// Keys and values in turn.
+    /// Keys and values alternate.
     Dict {
         last: u32,
     },
@@ -51,7 +51,7 @@ enum Node {
     },
 }
 
-/// A run of items. Containers are chains of them, the last first: what is shared never changes.
+/// A run of items. A container is a chain of extents, the last first. Shared extents never change.
 #[derive(Debug, Clone, Copy)]
 struct Extent {
     start: u32,
@@ -59,7 +59,7 @@ struct Extent {
     before: u32,
 }
 
-/// Kinds of containers that can be made.
+/// Kinds of containers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     List,
@@ -75,19 +75,19 @@ pub(super) struct Arena {
     items: Vec<Ref>,
     extents: Vec<Extent>,
     text: Vec<u8>,
-    /// Hash of a list's items -> the extent that has them.
+    /// Hash of a list's items -> extent with these items.
     seen: HashMap<u64, u32>,
-    /// The extent that still may grow in place.
+    /// Extent that may still grow in place.
     growing: u32,
-    /// Items that were put into containers, shared ones as often as they were.
+    /// Number of items put into containers; shared items count each time.
     pub filled: u64,
 }
 
-/// The file has more values than can be numbered, or than there is memory for.
+/// There are more values than can be numbered, or memory is exhausted.
 #[derive(Debug)]
 pub(super) struct Full;
 
-/// Makes room: without memory a file is refused, and the program goes on.
+/// Reserves memory. If there is none, the file is rejected and the program continues.
 #[inline]
 pub(super) fn reserve<T>(items: &mut Vec<T>, more: usize) -> Result<(), Full> {
     if items.capacity() - items.len() >= more {
@@ -111,7 +111,7 @@ impl Arena {
         }
     }
 
-    /// Memory that the values take.
+    /// Returns the memory that the values occupy.
     pub fn bytes(&self) -> u64 {
         let lengths = [
             (self.nodes.len(), size_of::<Node>()),
@@ -134,7 +134,7 @@ impl Arena {
         if value { TRUE } else { FALSE }
     }
 
-    /// `None` for one beyond 64 bits.
+    /// Creates an integer; `None` stands for one beyond 64 bits.
     pub fn new_int(&mut self, value: Option<i64>) -> Result<Ref, Full> {
         match value {
             Some(small @ 0..256) => Ok(SMALL_INTS + small as u32),
@@ -155,7 +155,7 @@ impl Arena {
         self.push(Node::Text { start, len })
     }
 
-    /// Bytes are kept as nothing but bytes: a snapshot has none.
+    /// Creates a bytes value. Its content is not kept, because snapshots contain none.
     pub fn new_bytes(&mut self) -> Result<Ref, Full> {
         self.push(Node::Bytes)
     }
@@ -170,7 +170,7 @@ impl Arena {
         })
     }
 
-    /// What kind of container a value is.
+    /// Returns the kind of a container; `None` for other values.
     pub fn kind(&self, value: Ref) -> Option<Kind> {
         match self.nodes.get(value as usize)? {
             Node::List { .. } => Some(Kind::List),
@@ -190,7 +190,8 @@ impl Arena {
         }
     }
 
-    /// The last extent of a container, which tells equal lists by their number. `None` for what is none, or empty.
+    /// Returns the last extent of a container; equal for lists that share their items. `None` for an empty container or another
+    /// value.
     pub fn extent(&self, value: Ref) -> Option<u32> {
         match *self.nodes.get(value as usize)? {
             Node::List { last } | Node::Tuple { last } | Node::Dict { last } | Node::Set { last } => {
@@ -200,7 +201,7 @@ impl Arena {
         }
     }
 
-    /// Puts `items` behind what a container has.
+    /// Appends `items` to a container.
     pub fn fill(&mut self, container: Ref, items: &[Ref]) -> Result<(), Full> {
         if items.is_empty() {
             return Ok(());
@@ -212,7 +213,7 @@ impl Arena {
         reserve(&mut self.items, items.len())?;
         reserve(&mut self.extents, 1)?;
         if before != NIL && before == self.growing {
-            // One by one (protocols 0 and 1): nothing came in between.
+            // Items are appended one by one (protocols 0 and 1), and nothing was added in between.
             if let Some(extent) = self.extents.get_mut(before as usize)
                 && extent.start.checked_add(extent.len) == Some(start)
             {
@@ -252,7 +253,7 @@ impl Arena {
         range.and_then(|range| self.items.get(range)).unwrap_or_default()
     }
 
-    /// The runs of items that a container is made of, in order; of a dict keys and values in turn.
+    /// Returns the runs of items of a container in order; keys and values of a dict alternate.
     pub fn runs(&self, container: Ref) -> impl Iterator<Item = &[Ref]> {
         let mut chain = Vec::new();
         let mut at = self.extent(container);
@@ -283,13 +284,13 @@ impl Arena {
         }
     }
 
-    /// The beginning of a string: the same long one may be asked for very often.
+    /// Returns the beginning of a string. Limited, because a long one may be requested very often.
     pub fn text(&self, value: Ref) -> Option<Cow<'_, str>> {
         let bytes = self.bytes_of(value)?;
         Some(String::from_utf8_lossy(bytes.get(..MAX_TEXT_BYTES).unwrap_or(bytes)))
     }
 
-    /// What a value is, for people.
+    /// Describes a value for people.
     pub fn describe(&self, value: Ref) -> &'static str {
         match self.nodes.get(value as usize) {
             None | Some(Node::None) => "None",

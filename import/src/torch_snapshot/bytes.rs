@@ -1,28 +1,28 @@
-//! A file as its reader of opcodes wants it: byte by byte, with the position known, and no length believed.
+//! Reads a file byte by byte for the pickle machine: knows the position, and does not rely on claimed lengths.
 
 use std::io::{self, Read};
 
-/// Longest string, number or line that is read: a snapshot's longest names have some kilobytes.
+/// Maximum length of a string, number or line; the longest names of a snapshot have some kilobytes.
 pub(super) const MAX_PIECE_BYTES: u64 = 1 << 20;
-/// Fuzzers have small files, and look for what happens where a buffer ends.
+/// Small for fuzzing, to test the ends of buffers with small files.
 const BUFFER_BYTES: usize = if cfg!(fuzzing) { 64 } else { 1 << 18 };
 
 /// Why reading stopped.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// The file is not what it should be: where, and what is wrong.
+    /// The file is invalid: offset and reason.
     Bad { offset: u64, what: String },
-    /// The system refused.
+    /// The system returned an error.
     Io { offset: u64, source: io::Error },
 }
 
-/// Bytes of a file, from the first one on.
+/// Reads the bytes of a file from its beginning.
 #[derive(Debug)]
 pub(super) struct Bytes<R> {
     reader: R,
     buffer: Vec<u8>,
     at: usize,
-    /// Where the buffer begins.
+    /// File offset of the buffer's beginning.
     base: u64,
 }
 
@@ -31,17 +31,17 @@ impl<R: Read> Bytes<R> {
         Bytes { reader, buffer: Vec::new(), at: 0, base: 0 }
     }
 
-    /// Bytes that were read.
+    /// Returns the number of bytes read.
     pub fn offset(&self) -> u64 {
         self.base + self.at as u64
     }
 
-    /// Of this, at the place that was read last.
+    /// Returns a fault at the current position.
     pub fn bad(&self, what: impl Into<String>) -> Fault {
         Fault::Bad { offset: self.offset(), what: what.into() }
     }
 
-    /// Whether there is more; then some of it is in the buffer.
+    /// Whether there is more input; if so, the buffer contains some of it.
     pub fn has_more(&mut self) -> Result<bool, Fault> {
         if self.at < self.buffer.len() {
             return Ok(true);
@@ -64,7 +64,7 @@ impl<R: Read> Bytes<R> {
         }
     }
 
-    /// The next byte, or `None` at the end.
+    /// Returns the next byte, or `None` at the end.
     #[inline]
     pub fn next(&mut self) -> Result<Option<u8>, Fault> {
         if self.at >= self.buffer.len() && !self.has_more()? {
@@ -84,7 +84,7 @@ impl<R: Read> Bytes<R> {
         self.next()?.ok_or_else(|| self.ends())
     }
 
-    /// So many bytes of a number.
+    /// Reads a fixed number of bytes.
     #[inline]
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Fault> {
         if let Some(found) = self.buffer.get(self.at..).and_then(|rest| rest.first_chunk::<N>()) {
@@ -98,7 +98,7 @@ impl<R: Read> Bytes<R> {
         Ok(array)
     }
 
-    /// `len` bytes into `piece`, which takes no more memory than there are bytes.
+    /// Reads `len` bytes into `piece`. Allocates only as bytes arrive.
     pub fn piece(&mut self, len: u64, piece: &mut Vec<u8>) -> Result<(), Fault> {
         if len > MAX_PIECE_BYTES {
             let what = format!("a value of {len} bytes: at most {MAX_PIECE_BYTES} are read");
@@ -119,7 +119,7 @@ impl<R: Read> Bytes<R> {
         Ok(())
     }
 
-    /// The rest of a line, without its end.
+    /// Reads the rest of a line, without its end.
     pub fn line(&mut self, piece: &mut Vec<u8>) -> Result<(), Fault> {
         piece.clear();
         loop {

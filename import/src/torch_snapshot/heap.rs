@@ -1,15 +1,15 @@
-//! What a device's allocator has: pieces of memory from the driver, and blocks in them. The same for going back from the snapshot to
-//! the beginning of its history, and forward again.
+//! State of a device's allocator: pieces of memory from the driver, and the blocks in them. Used both for undoing the history
+//! from the snapshot to its start and for replaying it.
 //!
-//! The history is a ring: it begins in the middle of the run. So the beginning is the end with every entry undone, the last
-//! first; what an entry says that cannot have been is counted and left out.
+//! The history is a ring buffer that begins in the middle of the run. Its start state is computed by undoing every entry from the
+//! end, last first. Impossible entries are skipped and counted.
 
 use super::arena::{NONE, Ref};
 use super::model::{Action, Event};
 use super::rounding::Settings;
 use std::collections::BTreeMap;
 
-/// Memory from the driver. An expandable segment is many pieces, for parts of it come and go.
+/// Memory from the driver. An expandable segment consists of many pieces, because parts of it are mapped and unmapped.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Piece {
     pub bytes: u64,
@@ -19,7 +19,7 @@ pub(super) struct Piece {
 /// A block in use.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Live {
-    /// 0 where that is not known yet.
+    /// Size; 0 if it is not known yet.
     pub bytes: u64,
     pub requested: u64,
     pub is_pending: bool,
@@ -28,14 +28,14 @@ pub(super) struct Live {
     pub seq: u64,
 }
 
-/// Pieces and blocks by address. Pieces do not overlap, nor do blocks; each block lies in pieces.
+/// Pieces and blocks by address. Pieces do not overlap, blocks do not overlap, and each block lies in pieces.
 #[derive(Debug, Clone)]
 pub(super) struct Heap {
     pub pieces: BTreeMap<u64, Piece>,
     pub blocks: BTreeMap<u64, Live>,
-    /// What is left of [`MOST_STEPS`].
+    /// Remaining steps of [`MOST_STEPS`].
     steps: u64,
-    /// What is left of [`MOST_PARTS`].
+    /// Remaining parts of [`MOST_PARTS`].
     parts: u64,
 }
 
@@ -45,30 +45,30 @@ impl Default for Heap {
     }
 }
 
-/// How expandable segments of small blocks grow, and those of large ones.
+/// Sizes by which expandable segments grow, for small and for large blocks.
 const SMALL_PART: u64 = 2 << 20;
 const LARGE_PART: u64 = 20 << 20;
-/// Pieces beyond the first that ranges are cut into, all in all: 320 GiB of large parts, sixteen times.
+/// Maximum number of additional pieces in total that ranges are split into: enough for 320 GiB of large parts, sixteen times.
 const MOST_PARTS: u64 = 1 << 18;
-/// And of one range.
+/// Maximum number of additional pieces for one range.
 const MOST_PARTS_AT_ONCE: u64 = 1 << 14;
-/// Pieces that are walked along, all in all: a real history walks along a few for each entry.
+/// Maximum number of pieces visited in total. A real history visits a few for each entry.
 const MOST_STEPS: u64 = 1 << 28;
 
 impl Heap {
-    /// The piece at an address: where it begins.
+    /// Returns the piece that contains an address, and its start.
     fn piece_at(&self, address: u64) -> Option<(u64, Piece)> {
         let (&start, &piece) = self.pieces.range(..=address).next_back()?;
         (address - start < piece.bytes).then_some((start, piece))
     }
 
-    /// Whether no piece is in a range.
+    /// Whether a range contains no piece.
     pub fn has_room(&self, address: u64, bytes: u64) -> bool {
         let end = address.saturating_add(bytes);
         self.piece_at(address).is_none() && self.pieces.range(address..end).next().is_none()
     }
 
-    /// Starts of the pieces that lie in a range, if they do so wholly and fill it.
+    /// Returns the starts of the pieces that exactly fill a range; `None` if there is a hole or a piece crosses its ends.
     pub fn pieces_in(&mut self, address: u64, bytes: u64) -> Option<Vec<u64>> {
         let end = address.checked_add(bytes).filter(|_| bytes > 0)?;
         let (mut at, mut found) = (address, Vec::new());
@@ -81,7 +81,7 @@ impl Heap {
         (at == end).then_some(found)
     }
 
-    /// Whether pieces fill a range without a hole, wherever they are cut.
+    /// Whether pieces cover a range without a hole, however it is split.
     pub fn covers(&mut self, address: u64, bytes: u64) -> bool {
         let end = address.saturating_add(bytes);
         let Some((start, piece)) = self.piece_at(address) else { return false };
@@ -94,15 +94,15 @@ impl Heap {
         true
     }
 
-    /// Whether a block is in a range.
+    /// Whether a block overlaps a range.
     pub fn is_used(&self, address: u64, bytes: u64) -> bool {
         let before = self.blocks.range(..address).next_back();
         let reaches = before.is_some_and(|(start, live)| start + live.bytes.max(live.requested) > address);
         reaches || self.blocks.range(address..address.saturating_add(bytes)).next().is_some()
     }
 
-    /// Free bytes from an address on, in one segment, and whether it is expandable; of that kind not many more than are
-    /// `wanted`. `None` where there are none.
+    /// Returns the free bytes in one segment from an address on, and whether the segment is expandable. For an expandable segment
+    /// the search stops soon after `wanted` bytes. `None` if the address is not free.
     pub fn room(&mut self, address: u64, wanted: u64) -> Option<(u64, bool)> {
         let (start, piece) = self.piece_at(address)?;
         if let Some((before, live)) = self.blocks.range(..=address).next_back()
@@ -112,7 +112,7 @@ impl Heap {
         }
         let next = self.blocks.range(address..).next().map_or(u64::MAX, |(&start, _)| start);
         let mut end = start + piece.bytes;
-        // Neighbours are one segment where it is expandable.
+        // Adjacent pieces of an expandable segment count as one.
         while piece.is_expandable
             && end < next
             && end - address <= wanted.saturating_add(SMALL_PART)
@@ -124,7 +124,7 @@ impl Heap {
         Some((end.min(next) - address, piece.is_expandable))
     }
 
-    /// The piece of an expandable segment that an address is in the middle of, and what is to become of it.
+    /// Splits the piece of an expandable segment that contains an address; returns both parts. `None` if nothing is to be split.
     pub fn cut_at(&self, address: u64) -> Option<[(u64, Piece); 2]> {
         let (start, piece) = self.piece_at(address)?;
         let left = address - start;
@@ -138,7 +138,7 @@ impl Heap {
         }
     }
 
-    /// The pieces that a new range is kept as: parts of an expandable segment come and go.
+    /// Returns the pieces for a new range. An expandable segment is split, because its parts are mapped and unmapped separately.
     pub fn cuts(&mut self, address: u64, bytes: u64, is_expandable: bool, is_small: bool) -> Vec<(u64, u64)> {
         let part = if is_small || !bytes.is_multiple_of(LARGE_PART) { SMALL_PART } else { LARGE_PART };
         let more = bytes.div_ceil(part).saturating_sub(1);
@@ -155,8 +155,8 @@ impl Heap {
         }
     }
 
-    /// Takes the entries of a history back, the last first. Gives for each the size of its block, where the end tells it.
-    /// What cannot have been is passed over; it is counted when it comes again on the way forward.
+    /// Undoes the entries of a history, last first. Returns the block size for each entry, if the end state has it.
+    /// Impossible entries are skipped; the later replay counts them.
     pub fn rewind(&mut self, events: &[Event], settings: &Settings) -> Vec<u64> {
         let mut sizes = vec![0; events.len()];
         for (event, size) in events.iter().zip(&mut sizes).rev() {
@@ -166,7 +166,7 @@ impl Heap {
         sizes
     }
 
-    /// False where it cannot have been.
+    /// Undoes one entry; returns false if it is impossible.
     fn undo(&mut self, event: &Event, size: &mut u64) -> bool {
         let &Event { action, address, bytes, .. } = event;
         match action {
@@ -215,7 +215,7 @@ impl Heap {
         true
     }
 
-    /// Sizes of blocks that were there at the beginning and are no more.
+    /// Estimates the sizes of blocks that existed at the start but not at the end.
     fn estimate(&mut self, settings: &Settings) {
         let unknown: Vec<u64> =
             self.blocks.iter().filter(|(_, live)| live.bytes == 0).map(|(&address, _)| address).collect();

@@ -1,15 +1,15 @@
-//! Memory snapshots of PyTorch: `torch.cuda.memory._dump_snapshot()`, `_snapshot()` pickled, and what its observers write.
+//! PyTorch memory snapshots: from `torch.cuda.memory._dump_snapshot()`, pickled `_snapshot()`, and files of its observers.
 //!
-//! A pickle is read by a machine that cannot name or call anything (opcode.rs, pickle.rs), its values become segments, blocks and
-//! history (model.rs), and the history is gone through back and forth (heap.rs, replay.rs):
+//! The pickle is executed by a machine that cannot name or call code (opcode.rs, pickle.rs). Its values are converted to
+//! segments, blocks and history (model.rs). The history is undone back to its start and then replayed (heap.rs, replay.rs):
 //!
 //! ```text
 //! bytes -> opcode, pickle -> arena -> model -> heap (back), replay (forward) -> records
-//!                                     stack: frames -> tags      rounding: bytes asked for -> bytes of a block
+//!                                     stack: frames -> tags      rounding: requested bytes -> bytes of a block
 //! ```
 //!
-//! What the file cannot know is said: NVML's used bytes and so the gap, and everything that does not go through
-//! PyTorch's allocator (CUDA contexts, NCCL, cuBLAS's own).
+//! Caveats name what the file does not contain: NVML's used bytes and thus the gap, and all memory outside PyTorch's
+//! allocator (CUDA contexts, NCCL, cuBLAS's own).
 
 mod arena;
 mod bytes;
@@ -30,9 +30,9 @@ use model::{Snapshot, Unfit};
 use pickle::{MAX_MEMORY_BYTES, Unpickled, unpickle};
 use replay::Told;
 
-/// Whether the beginning of a file is a pickle with a snapshot's names in it.
+/// Whether a file begins with a pickle that contains a snapshot's names.
 pub fn looks_like(head: &[u8]) -> bool {
-    // Protocols 2 to 5 say so; 0 and 1 begin with an empty dict or list.
+    // Protocols 2 to 5 have a header; 0 and 1 begin with an empty dict or list.
     let is_pickle = matches!(
         head,
         [0x80, 0..=5, ..] | [b'}' | b']', b'q' | b'(' | b'.', ..] | [b'(', b'd' | b'l', b'p', ..]
@@ -44,8 +44,8 @@ pub fn looks_like(head: &[u8]) -> bool {
 /// Reads a snapshot.
 ///
 /// # Errors
-/// [`Error::Malformed`] for what is no pickle of plain containers, with the place; [`Error::Unfit`] for one of something
-/// else; [`Error::Read`] if reading fails.
+/// [`Error::Malformed`] with the place if the file is not a pickle of plain containers; [`Error::Unfit`] if it is a pickle of
+/// something else; [`Error::Read`] if reading fails.
 pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let path = input.path.clone();
     let unpickled = unpickle(input.into_reader(), MAX_MEMORY_BYTES).map_err(|fault| match fault {
@@ -80,7 +80,7 @@ impl Snapshot {
     }
 }
 
-/// What a reader of the run must know.
+/// Returns the caveats of the run.
 fn caveats(
     unpickled: &Unpickled,
     snapshot: &Snapshot,
@@ -180,7 +180,7 @@ fn sums(bytes: impl Iterator<Item = u64>) -> (u64, u64) {
     bytes.fold((0, 0_u64), |(count, sum), bytes| (count + 1, sum.saturating_add(bytes)))
 }
 
-/// The snapshot's own numbers.
+/// Returns the snapshot's own totals.
 fn figures(snapshot: &Snapshot, told: &Told) -> SnapshotFigures {
     let (segments, reserved_bytes) =
         sums(snapshot.segments.iter().filter(|segment| !segment.is_host).map(|segment| segment.bytes));
@@ -202,7 +202,7 @@ fn figures(snapshot: &Snapshot, told: &Told) -> SnapshotFigures {
     }
 }
 
-/// The same, to the byte, for people.
+/// Describes the totals for people, exact to the byte.
 fn in_words(figures: &SnapshotFigures) -> String {
     let waiting = match figures.pending_blocks {
         0 => String::new(),

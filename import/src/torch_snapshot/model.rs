@@ -1,5 +1,5 @@
-//! Values of the pickle -> what the allocator had and did. Keys that are not known are passed over, rows that cannot be are
-//! counted and named by their place.
+//! Converts the values of the pickle to the state and history of the allocator. Unknown keys are ignored; impossible rows are
+//! counted and reported with their place.
 //!
 //! ```text
 //! {segments: [{device, address, total_size, allocated_size, requested_size, stream, segment_type, segment_pool_id,
@@ -9,41 +9,41 @@
 //!  host_segments: [...], host_traces: [...]}
 //! ```
 //!
-//! Older ones are a bare list of segments, have no `address` in blocks, and `history` where `frames` is.
+//! Older snapshots are a bare list of segments, have no `address` in blocks, and have `history` instead of `frames`.
 //!
-//! Through its memo a small file can say the same million blocks a million times. So each look at a value costs one of as many
-//! looks as the file has items, some times over, and when they are spent it is refused.
+//! Through the pickle's memo, a small file can refer to the same million blocks a million times. Therefore reading a value costs
+//! one unit of a budget that is a multiple of the file's number of items; when the budget is used up, the file is rejected.
 
 use super::arena::{Arena, Kind, NONE, Ref};
 use super::rounding::Settings;
 use super::stack::part;
 use std::cell::Cell;
 
-/// Devices are numbered below this.
+/// Limit of device numbers (exclusive).
 const MAX_DEVICES: i64 = 64;
-/// Addresses and their ends: no GPU has more bits.
+/// Limit of addresses and their ends; no GPU has more bits.
 const MAX_ADDRESS: i64 = 1 << 56;
-/// The largest segment or block (as in the ledger).
+/// Maximum size of a segment or block (as in the ledger).
 const MAX_BYTES: i64 = 1 << 48;
-/// Rows that are named; all are counted.
+/// Number of rejected rows that a message lists; all of them are counted.
 const NAMED: usize = 5;
-/// Fields of a record that are looked at: a dict with more is no record.
+/// Maximum number of fields that are read from a record's dict.
 const MAX_FIELDS: usize = 256;
 
-/// A segment as it was when the snapshot was taken.
+/// A segment at the time of the snapshot.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Segment {
     pub device: u8,
     pub address: u64,
     pub bytes: u64,
-    /// Its own word of what is handed out.
+    /// Allocated bytes according to the segment itself.
     pub allocated: Option<u64>,
     pub is_expandable: bool,
-    /// For small blocks.
+    /// The segment is for small blocks.
     pub is_small: bool,
-    /// Of a pool of its own (a graph's, a `MemPool`'s).
+    /// The segment belongs to a private pool (of a CUDA graph or a `MemPool`).
     pub is_private: bool,
-    /// In page-locked host memory.
+    /// The segment is page-locked host memory.
     pub is_host: bool,
 }
 
@@ -55,13 +55,13 @@ pub(super) struct Block {
     pub bytes: u64,
     pub requested: u64,
     pub stream: u32,
-    /// Let go, and waiting for a stream.
+    /// Freed, but a stream may still use it.
     pub is_pending: bool,
     pub frames: Ref,
     pub is_host: bool,
 }
 
-/// What the allocator did.
+/// Action of an entry in the allocator's history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
     Alloc,
@@ -69,7 +69,7 @@ pub(super) enum Action {
     FreeCompleted,
     SegmentAlloc,
     SegmentFree,
-    /// Of expandable segments: a part of them.
+    /// Maps a part of an expandable segment.
     SegmentMap,
     SegmentUnmap,
     Oom,
@@ -81,18 +81,18 @@ pub(super) enum Action {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Event {
     pub action: Action,
-    /// Of an `Oom` what the device had free, if that was said.
+    /// Address; for `Oom`, the free bytes of the device if known.
     pub address: u64,
-    /// Asked for, not rounded.
+    /// Requested bytes, not rounded.
     pub bytes: u64,
     pub time_us: u64,
     pub stream: u32,
     pub frames: Ref,
-    /// The program's own word.
+    /// Metadata that the program set.
     pub metadata: Ref,
 }
 
-/// A range of the profiler begins or ends.
+/// Begin or end of a profiler range.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Annotation {
     pub begins: bool,
@@ -101,7 +101,7 @@ pub(super) struct Annotation {
     pub time_us: u64,
 }
 
-/// What cannot be used: how many, and where the first are.
+/// Rejected rows: their number, and the places of the first ones.
 #[derive(Debug, Default)]
 pub(super) struct Rejects {
     pub count: u64,
@@ -117,27 +117,27 @@ impl Rejects {
     }
 }
 
-/// All of a snapshot.
+/// Content of a snapshot.
 #[derive(Debug, Default)]
 pub(super) struct Snapshot {
     pub segments: Vec<Segment>,
     pub blocks: Vec<Block>,
     pub idle_blocks: u64,
-    /// By device, oldest first.
+    /// Traces by device, oldest entry first.
     pub traces: Vec<Vec<Event>>,
     pub annotations: Vec<Annotation>,
     pub settings: Settings,
     pub rejects: Rejects,
-    /// Entries whose action is not known: how many, and one of the actions.
+    /// Number of entries with an unknown action, and one of these actions.
     pub unknown_actions: (u64, String),
-    /// Blocks in a state that is not known, taken as in use, and one of the states.
+    /// Number of blocks in an unknown state, counted as in use, and one of these states.
     pub unknown_states: (u64, String),
-    /// Entries of host memory's own history, which are not replayed.
+    /// Number of entries in the history of host memory, which is not replayed.
     pub host_entries: u64,
     pub streams: Streams,
 }
 
-/// Streams are addresses: here they have small numbers, 0 for the default stream.
+/// Maps stream addresses to small numbers; 0 is the default stream.
 #[derive(Debug, Default)]
 pub(super) struct Streams(std::collections::HashMap<i64, u32>);
 
@@ -151,14 +151,14 @@ impl Streams {
     }
 }
 
-/// Why a pickle is no snapshot.
+/// Why a pickle is not a snapshot.
 #[derive(Debug)]
 pub(super) struct Unfit(pub String);
 
-/// Fields of a dict by the names that are asked for.
+/// Values of a dict, in the order of the requested names.
 type Fields<const N: usize> = [Ref; N];
 
-/// The way through the values, so many steps long.
+/// Access to the values with a limited number of steps.
 struct Walk<'a> {
     arena: &'a Arena,
     left: Cell<u64>,
@@ -173,7 +173,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Values under these names, [`NONE`] where there are none; `None` for what is no dict.
+    /// Returns the values under these names, [`NONE`] for missing ones; `None` if the value is not a dict.
     fn fields<const N: usize>(&self, dict: Ref, names: [&[u8]; N]) -> Result<Option<Fields<N>>, Unfit> {
         if self.arena.kind(dict) != Some(Kind::Dict) {
             return Ok(None);
@@ -195,7 +195,7 @@ impl<'a> Walk<'a> {
         Ok(Some(found))
     }
 
-    /// What a list or tuple has; nothing for what is none.
+    /// Calls `visit` for the items of a list or tuple; does nothing for other values.
     fn each(&self, list: Ref, mut visit: impl FnMut(usize, Ref) -> Result<(), Unfit>) -> Result<(), Unfit> {
         if !matches!(self.arena.kind(list), Some(Kind::List | Kind::Tuple)) {
             return Ok(());
@@ -227,7 +227,7 @@ impl<'a> Walk<'a> {
     }
 
     fn time(&self, value: Ref) -> u64 {
-        // In nanoseconds it must fit too.
+        // The time in nanoseconds must fit into 63 bits, too.
         self.arena.int(value).filter(|us| (0..i64::MAX / 2000).contains(us)).map_or(0, |us| us as u64)
     }
 
@@ -236,7 +236,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Reads the snapshot that is `root`.
+/// Reads the snapshot whose top value is `root`.
 pub(super) fn read(arena: &Arena, root: Ref) -> Result<Snapshot, Unfit> {
     let walk = Walk { arena, left: Cell::new(arena.filled.saturating_mul(8).saturating_add(10_000)) };
     let mut snapshot = Snapshot::default();
@@ -260,7 +260,7 @@ pub(super) fn read(arena: &Arena, root: Ref) -> Result<Snapshot, Unfit> {
             walk.each(host_segments, |index, segment| snapshot.segment(&walk, index, segment, true))?;
             walk.each(traces, |device, trace| snapshot.trace(&walk, device, trace))?;
             walk.each(host_traces, |_, entry| {
-                // A list of entries, or of such lists.
+                // An entry, or a list of entries.
                 let mut count = u64::from(arena.kind(entry) == Some(Kind::Dict));
                 walk.each(entry, |_, _| {
                     count += 1;
@@ -372,7 +372,7 @@ impl Snapshot {
         })
     }
 
-    /// `here`: where it lies if it does not say so. Gives its end, or `None` for what cannot be.
+    /// Reads a block; `here` is its place if the block does not state one. Returns its end, or `None` for an impossible block.
     fn block(&mut self, walk: &Walk<'_>, block: Ref, here: Block, limit: u64) -> Result<Option<u64>, Unfit> {
         let names = [b"address".as_slice(), b"size", b"requested_size", b"state", b"frames", b"history"];
         let Some([address, size, requested, state, frames, history]) = walk.fields(block, names)? else {
@@ -382,7 +382,7 @@ impl Snapshot {
         let (Some(address), Some(bytes)) = (address, walk.size(size)) else { return Ok(None) };
         let end = address.saturating_add(bytes);
         if end > limit || address < here.address || bytes == 0 {
-            return Ok(None); // blocks lie in their segment, by address
+            return Ok(None); // blocks must lie in their segment, sorted by address
         }
         let is_pending = walk.is(state, "active_pending_free") || walk.is(state, "active_awaiting_free");
         if walk.is(state, "inactive") {

@@ -1,10 +1,9 @@
-//! Opcodes of pickles, protocols 0 to 5: those of plain containers, and those that are refused because they run or name code.
+//! Pickle opcodes of protocols 0 to 5: those of plain containers, and those that are rejected because they name or run code.
 //!
-//! A pickle is a program for a machine with a stack. What makes it dangerous are six or so of its opcodes, which import names and
-//! call them. This machine has none of them: no file can make it do anything but build lists, dicts, strings and
-//! numbers.
+//! A pickle is a program for a stack machine. It is dangerous because of a few opcodes that import names and call them. This
+//! machine implements none of them: a file can only build lists, dicts, strings and numbers.
 
-/// Numbers of the opcodes that are run.
+/// Codes of the supported opcodes.
 pub(super) mod op {
     #![allow(missing_docs)]
     pub const MARK: u8 = b'(';
@@ -62,7 +61,7 @@ pub(super) mod op {
     pub const BYTEARRAY8: u8 = 0x96;
 }
 
-/// What is refused: byte, name, and what it would do.
+/// Rejected opcodes: byte, name, and effect.
 const REFUSED: [(u8, &str, &str); 15] = [
     (b'c', "GLOBAL", NAMES),
     (0x93, "STACK_GLOBAL", NAMES),
@@ -82,12 +81,12 @@ const REFUSED: [(u8, &str, &str); 15] = [
 ];
 const NAMES: &str = "names Python code";
 
-/// Whether this opcode, GLOBAL or INST, has the name of what it wants behind it as two lines.
+/// Whether this opcode (GLOBAL or INST) is followed by the name of an object, as two lines.
 pub(super) fn has_name(opcode: u8) -> bool {
     matches!(opcode, b'c' | b'i')
 }
 
-/// Why an opcode is not run. `name`: of what it wants, where the file tells it.
+/// Explains why an opcode is rejected; `name` is the object that it refers to, if the file names it.
 pub(super) fn refusal(opcode: u8, name: &str) -> String {
     match REFUSED.iter().find(|(byte, ..)| *byte == opcode) {
         Some((_, title, what)) => {

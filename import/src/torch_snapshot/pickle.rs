@@ -1,7 +1,7 @@
-//! The machine that runs a pickle: a stack, marks and a memo, and nothing that names or calls code (opcode.rs).
+//! Executes a pickle on a stack machine with marks and a memo, without opcodes that name or call code (opcode.rs).
 //!
-//! Nothing is recursive, so depth costs nothing but its bytes. Memory is at most some 24 bytes for each byte of the file, and
-//! never more than [`MAX_MEMORY_BYTES`]; a length that the file claims is believed when its bytes have come.
+//! Nothing is recursive, so nesting costs only its bytes. Memory is at most some 24 bytes for each byte of the file, and never
+//! more than [`MAX_MEMORY_BYTES`]. Memory for a claimed length is allocated only as its bytes are read.
 
 use super::arena::{Arena, Full, Kind, NONE, Ref, reserve};
 use super::bytes::{Bytes, Fault};
@@ -9,23 +9,23 @@ use super::opcode::{has_name, op, refusal};
 use gpumem_model::harmless::clean;
 use std::io::Read;
 
-/// Values, stack and memo of one file together.
+/// Maximum memory for values, stack and memo of one file together.
 pub(super) const MAX_MEMORY_BYTES: u64 = 4 << 30;
-/// Newest protocol.
+/// Newest supported protocol.
 const MAX_PROTOCOL: u8 = 5;
-/// How often memory is looked at, in opcodes. Between two looks comes at most this times a piece's length, which the
-/// opcodes with text add by themselves.
+/// Number of opcodes between two checks of the memory limit. In between, memory grows at most by this number times the maximum
+/// length of a piece. Opcodes with text also check it themselves.
 const LOOK_EVERY: u32 = 1024;
 const UNUSED: Ref = Ref::MAX;
 
-/// What a pickle left: its values, and the one on top at the end.
+/// Result of a pickle: its values, and the top of the stack at the end.
 #[derive(Debug)]
 pub(super) struct Unpickled {
     pub arena: Arena,
     pub root: Ref,
     /// Length of the pickle.
     pub bytes: u64,
-    /// There is more behind it.
+    /// The file continues after the pickle.
     pub has_more: bool,
 }
 
@@ -66,16 +66,16 @@ struct Machine<R> {
     bytes: Bytes<R>,
     arena: Arena,
     stack: Vec<Ref>,
-    /// Heights of the stack.
+    /// Stack heights at the marks.
     marks: Vec<u32>,
     memo: Vec<Ref>,
-    /// The string or number that is being read.
+    /// The string or number being read.
     piece: Vec<u8>,
     max_memory_bytes: u64,
 }
 
 impl<R: Read> Machine<R> {
-    /// Whether this may go on.
+    /// Checks the memory limit.
     fn look(&self) -> Result<(), Fault> {
         let beside = (self.stack.len() + self.marks.len() + self.memo.len()) as u64 * size_of::<Ref>() as u64;
         if self.arena.bytes() + beside > self.max_memory_bytes {
@@ -101,7 +101,7 @@ impl<R: Read> Machine<R> {
         Ok(())
     }
 
-    /// Height of the stack below which only what is above the last mark may be taken.
+    /// Returns the stack height at the last mark: items below it may not be taken.
     fn floor(&self) -> usize {
         self.marks.last().map_or(0, |&mark| mark as usize)
     }
@@ -116,13 +116,13 @@ impl<R: Read> Machine<R> {
         found.ok_or_else(|| self.bytes.bad("an opcode needs a value, and there is none"))
     }
 
-    /// Where the items above the last mark begin; the mark is gone.
+    /// Removes the last mark and returns where its items begin.
     fn unmark(&mut self) -> Result<usize, Fault> {
         let mark = self.marks.pop().map(|mark| mark as usize).filter(|&mark| mark <= self.stack.len());
         mark.ok_or_else(|| self.bytes.bad("an opcode needs a mark, and there is none"))
     }
 
-    /// Puts what is above `from` into `container`.
+    /// Moves the items from `from` on into `container`.
     fn fill(&mut self, container: Ref, from: usize) -> Result<(), Fault> {
         let items = self.stack.get(from..).unwrap_or_default();
         if matches!(self.arena.kind(container), Some(Kind::Dict)) && items.len() % 2 != 0 {
@@ -133,7 +133,7 @@ impl<R: Read> Machine<R> {
         filled.map_err(|Full| self.full())
     }
 
-    /// A new container of what is above `from`.
+    /// Creates a container with the items from `from` on.
     fn gather(&mut self, kind: Kind, from: usize) -> Result<(), Fault> {
         let container = self.arena.new_container(kind).map_err(|Full| self.full())?;
         self.fill(container, from)?;
@@ -147,7 +147,7 @@ impl<R: Read> Machine<R> {
         }
     }
 
-    /// What is above `from` goes into the container below it.
+    /// Adds the items from `from` on to the container below them.
     fn add(&mut self, from: usize, kind: Kind) -> Result<(), Fault> {
         let below = from.checked_sub(1).filter(|&below| below >= self.floor());
         let container = below.and_then(|below| self.stack.get(below)).copied();
@@ -163,7 +163,7 @@ impl<R: Read> Machine<R> {
 
     fn put(&mut self, place: u64) -> Result<(), Fault> {
         let value = self.top()?;
-        // Writers count: no file has more places than bytes.
+        // Writers number memo entries consecutively, so a valid file has no entry number beyond its length.
         if place > self.bytes.offset() {
             return Err(self.bytes.bad(format!("memo place {place} is further than the file is long")));
         }
@@ -187,7 +187,7 @@ impl<R: Read> Machine<R> {
         }
     }
 
-    /// The line as a number.
+    /// Reads a line as a number.
     fn line_number(&mut self) -> Result<u64, Fault> {
         self.bytes.line(&mut self.piece)?;
         let number = std::str::from_utf8(&self.piece).ok().and_then(|text| text.trim().parse().ok());
@@ -212,7 +212,7 @@ impl<R: Read> Machine<R> {
         self.made(value)
     }
 
-    /// A number of `len` bytes, two's complement.
+    /// Reads a two's complement number of `len` bytes.
     fn long(&mut self, len: u64) -> Result<(), Fault> {
         self.bytes.piece(len, &mut self.piece)?;
         let sign = if self.piece.last().is_some_and(|byte| byte & 0x80 != 0) { 0xff } else { 0 };
@@ -224,7 +224,7 @@ impl<R: Read> Machine<R> {
         self.made(value)
     }
 
-    /// A number as text: INT and LONG.
+    /// Reads a decimal number (INT and LONG).
     fn decimal(&mut self) -> Result<(), Fault> {
         self.bytes.line(&mut self.piece)?;
         let text = String::from_utf8_lossy(&self.piece);
@@ -253,7 +253,8 @@ impl<R: Read> Machine<R> {
         self.made(value)
     }
 
-    /// Text of protocol 0: Python 2's quoted literal, whose escapes are kept (names have none), or Latin-1 with `\u` escapes.
+    /// Reads text of protocol 0: Python 2's quoted literal, whose escapes are kept (names have none), or Latin-1 with `\u`
+    /// escapes.
     fn text_line(&mut self, is_quoted: bool) -> Result<(), Fault> {
         self.bytes.line(&mut self.piece)?;
         let text = if is_quoted {
@@ -388,7 +389,7 @@ impl<R: Read> Machine<R> {
                 self.no_text(len)?;
             }
             op::POP => match self.marks.last() {
-                // Python's own reader takes a mark too.
+                // Python's unpickler also removes a mark here.
                 Some(&mark) if mark as usize == self.stack.len() => drop(self.marks.pop()),
                 _ => drop(self.pop()?),
             },
@@ -429,7 +430,7 @@ impl<R: Read> Machine<R> {
     }
 }
 
-/// Latin-1 with `\uXXXX` and `\UXXXXXXXX` for letters that it has not.
+/// Decodes Latin-1 with `\uXXXX` and `\UXXXXXXXX` for other letters.
 fn unescaped(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     let mut rest = bytes;

@@ -1,5 +1,5 @@
-//! A snapshot and its history -> records, as an agent would have told them: the state at the beginning of the history,
-//! every entry, and where the history does not lead to the snapshot what is missing.
+//! Converts a snapshot and its history to the records that an agent would have sent: the state at the start of the history, then
+//! every entry. Where the history does not lead to the snapshot's state, corrections follow.
 
 mod settle;
 
@@ -17,44 +17,44 @@ use gpumem_wire::{
 };
 use std::collections::HashMap;
 
-/// The process is not named in the file.
+/// Key of the process, which the file does not name.
 const SELF: ProcessKey = ProcessKey { pid: 0, start_ticks: 0 };
-/// When the history begins, in record time: the first entry's own time is told apart.
+/// Record time at which the history begins; the first entry's time is reported separately.
 const START_NS: u64 = 1_000_000_000;
-/// Ranges of the profiler that a tag is in at most.
+/// Maximum number of profiler ranges in a tag.
 const MAX_SCOPES: usize = 16;
-/// The profiler's name of a step, with its number behind it.
+/// Prefix of the profiler's step ranges; the step's number follows.
 const STEP: &str = "ProfilerStep#";
-/// The driver's word for what ran out.
+/// The driver's result code for out of memory.
 const OUT_OF_MEMORY: u16 = 2;
 
-/// What came of it.
+/// Statistics of a replay.
 #[derive(Debug, Default)]
 pub(super) struct Told {
-    /// Entries that cannot have been.
+    /// Number of impossible entries.
     pub contradictions: u64,
-    /// Blocks that the history does not lead to, or that it leaves over.
+    /// Number of blocks that had to be added or removed at the end.
     pub corrected: u64,
-    /// Sizes of blocks that the snapshot knows and the rule does not give.
+    /// Number of blocks whose actual size differs from the size computed by the rounding rule.
     pub misjudged: u64,
-    /// Most that was asked for at a time, over all devices, and that of blocks.
+    /// Highest sums of requested bytes and of block bytes over all devices.
     pub peak_requested: u64,
     pub peak_allocated: u64,
-    /// Bytes at the beginning of the history, and how long that is.
+    /// Bytes at the start of the history, and its length.
     pub start_bytes: u64,
     pub history_ns: u64,
-    /// Allocated bytes without a stack, of those that live at the end.
+    /// Number and bytes of blocks without a stack among those live at the end.
     pub unnamed: (u64, u64),
 }
 
-/// One device's allocator on its way.
+/// Replay state of one device's allocator.
 #[derive(Debug, Default)]
 struct Device {
     heap: Heap,
     end: Heap,
     sizes: Vec<u64>,
     scopes: Vec<Ref>,
-    /// Of its blocks and of its pieces.
+    /// Sums of its blocks and of its pieces.
     used_bytes: u64,
     reserved_bytes: u64,
     next_event: usize,
@@ -78,7 +78,7 @@ pub(super) struct Replay<'a> {
     told: Told,
 }
 
-/// Says all of a snapshot.
+/// Emits the records of a snapshot.
 pub(super) fn replay(sink: &mut dyn Sink, arena: &Arena, snapshot: &Snapshot) -> Told {
     let mut replay = Replay {
         sink,
@@ -109,7 +109,7 @@ impl Replay<'_> {
         &self.snapshot.settings
     }
 
-    /// The beginning, from the end.
+    /// Computes the state at the start of the history from the state at its end.
     fn rewind(&mut self) {
         let snapshot = self.snapshot;
         let of_segments = snapshot.segments.iter().filter(|segment| !segment.is_host);
@@ -123,7 +123,7 @@ impl Replay<'_> {
             if device.end.has_room(segment.address, segment.bytes) {
                 device.end.add(segment.address, segment.bytes, segment.is_expandable, segment.is_small);
             } else {
-                self.told.contradictions += 1; // two segments at one place
+                self.told.contradictions += 1; // two segments at the same address
             }
         }
         for block in snapshot.blocks.iter().filter(|block| !block.is_host) {
@@ -190,7 +190,7 @@ impl Replay<'_> {
         device as u64 + 1
     }
 
-    /// Names, clock and devices, and what was there when the history begins.
+    /// Emits names, clock, devices, and the state at the start of the history.
     fn begin(&mut self) {
         let times = self.snapshot.traces.iter().flatten().map(|event| event.time_us);
         self.base_us = times
@@ -269,7 +269,7 @@ impl Replay<'_> {
         }
     }
 
-    /// The path of a block's tag: the program's own word, the profiler's ranges, the stack.
+    /// Returns tag path, phase and role of a block, from the program's metadata, profiler ranges and the stack.
     fn path(&mut self, device: usize, frames: Ref, metadata: Ref, in_scopes: bool) -> (String, Phase, Role) {
         let arena = self.arena;
         let mut path = String::new();
@@ -302,17 +302,17 @@ impl Replay<'_> {
         } else if let Some((at, _)) =
             said.path.match_indices('/').find(|(at, _)| said.path.len() - at <= room)
         {
-            // The innermost frames say most.
+            // The innermost frames are the most informative.
             path.push_str(said.path.get(at..).unwrap_or_default());
         }
         (path, said.phase, said.role)
     }
 
-    /// `is_new`: in the history, and not something that was there before.
+    /// Emits a new block. `is_new`: it was allocated in the history, as opposed to before.
     fn add_block(&mut self, device: usize, address: u64, live: Live, metadata: Ref, is_new: bool) {
         let (path, phase, role) = self.path(device, live.frames, metadata, is_new);
         let tag = self.tag(&path);
-        // What was there before came in an order that nobody knows: its phases would begin and end others.
+        // The order of earlier blocks is unknown, so their phases would wrongly begin and end others.
         let phase = if is_new { phase } else { Phase::Unknown };
         let stamp = Stamp { tag, context: live.stream, ..self.ordered(device) };
         let pool = Self::pool(device);
@@ -343,7 +343,7 @@ impl Replay<'_> {
         }
     }
 
-    /// All devices' entries in the order of their times; those of one device in theirs.
+    /// Replays the entries of all devices in order of time; entries of one device keep their order.
     fn run(&mut self) {
         while let Some(index) = self.next_device() {
             let Some(device) = self.devices.get_mut(index) else { break };
@@ -363,7 +363,7 @@ impl Replay<'_> {
         self.told.history_ns = self.now_ns.saturating_sub(START_NS);
     }
 
-    /// The device whose next entry is the oldest.
+    /// Returns the device whose next entry is the oldest.
     fn next_device(&self) -> Option<usize> {
         let next = |index: usize| self.trace(index).get(self.devices.get(index)?.next_event);
         (0..self.devices.len())
@@ -372,7 +372,7 @@ impl Replay<'_> {
             .map(|(_, index)| index)
     }
 
-    /// Time goes on; never back.
+    /// Advances the time, never backwards.
     fn go_to(&mut self, time_us: u64) {
         let now_ns = match self.base_us {
             Some(base_us) => time_us.saturating_sub(base_us).saturating_mul(1000).saturating_add(START_NS),
@@ -381,7 +381,7 @@ impl Replay<'_> {
         self.now_ns = self.now_ns.max(now_ns);
     }
 
-    /// Ranges of the profiler that have begun or ended by then.
+    /// Applies profiler ranges that begin or end up to a time.
     fn scopes_until(&mut self, index: usize, time_us: u64) {
         let (arena, snapshot) = (self.arena, self.snapshot);
         let Some(device) = self.devices.get_mut(index) else { return };
@@ -409,7 +409,7 @@ impl Replay<'_> {
                 device.scopes.push(annotation.name);
             }
         }
-        // Each device tells of the same steps.
+        // Every device's trace contains the same steps.
         if let Some(number) = step.filter(|number| self.step.is_none_or(|last| *number > last)) {
             self.step = Some(number);
             let stamp = self.ordered(index);
@@ -421,7 +421,7 @@ impl Replay<'_> {
         self.devices.get_mut(device).map(|device| &mut device.heap)
     }
 
-    /// Makes a piece begin at `address`, where an expandable segment has one around it.
+    /// Splits a piece of an expandable segment so that one begins at `address`.
     fn cut(&mut self, device: usize, address: u64) {
         let Some([left, right]) = self.heap(device).and_then(|heap| heap.cut_at(address)) else { return };
         self.take_piece(device, left.0);
@@ -429,7 +429,7 @@ impl Replay<'_> {
         self.add_piece(device, right.0, right.1);
     }
 
-    /// One entry. `known`: the size of its block, where the snapshot has it. False for what cannot have been.
+    /// Applies one entry. `known`: size of its block, if the snapshot has it. Returns false for an impossible entry.
     fn apply(&mut self, device: usize, event: &Event, known: u64) -> bool {
         let &Event { action, address, bytes, .. } = event;
         let Some(heap) = self.heap(device) else { return false };
@@ -452,7 +452,7 @@ impl Replay<'_> {
                     None => return false,
                 }
                 if self.is_completed_next(device, address) {
-                    return true; // nothing waits: what follows at once frees it
+                    return true; // nothing waits: the next entry frees the block at once
                 }
                 let stamp = self.ordered(device);
                 let pool = Self::pool(device);
@@ -508,7 +508,7 @@ impl Replay<'_> {
         true
     }
 
-    /// Whether a device's next entry ends the free of this block.
+    /// Whether a device's next entry completes the free of this block.
     fn is_completed_next(&self, device: usize, address: u64) -> bool {
         let next = self.devices.get(device).and_then(|of| self.trace(device).get(of.next_event));
         next.is_some_and(|next| next.action == Action::FreeCompleted && next.address == address)
@@ -524,7 +524,7 @@ impl Replay<'_> {
         self.tell(Stamp { stack, ..Stamp::default() }, Body::Stack { format, frames: text.as_bytes() });
         let asked = self.settings().segment(event.bytes);
         let free = (event.address != u64::MAX).then_some(event.address);
-        // With room on the device it was a limit of the allocator's own.
+        // If the device had enough free memory, the allocator hit a limit of its own.
         let result = if free.is_some_and(|free| free < asked) { OUT_OF_MEMORY } else { 0 };
         if result != 0 {
             let stamp = Stamp { tag, stack, ..self.ordered(device) };

@@ -1,27 +1,27 @@
-//! How large a block is that was asked for with so many bytes. The history has only what was asked for; what lives at the end has
-//! both, and is what this is measured against.
+//! Computes the size of a block from the requested bytes. The history has only requested bytes. Blocks live at the end have both
+//! sizes; the replay checks this computation against them.
 
-/// Blocks are multiples of this.
+/// Block sizes are multiples of this.
 const BLOCK_BYTES: u64 = 512;
-/// Requests up to this come from segments of small blocks.
+/// Maximum request that is served from segments of small blocks.
 const SMALL_BYTES: u64 = 1 << 20;
-/// Segments of small blocks.
+/// Size of segments for small blocks.
 const SMALL_SEGMENT: u64 = 2 << 20;
-/// Requests below this come from segments of [`LARGE_SEGMENT`], larger ones from segments of whole [`SMALL_SEGMENT`].
+/// Smaller requests are served from segments of [`LARGE_SEGMENT`], others from segments of multiples of [`SMALL_SEGMENT`].
 const LARGE_FROM: u64 = 10 << 20;
 const LARGE_SEGMENT: u64 = 20 << 20;
 
-/// What of the allocator's settings decides on sizes.
+/// Allocator settings that affect sizes.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Settings {
-    /// Parts that powers of two are divided in, by the request's size from 1 MiB on; 0 and 1 for none.
+    /// Number of divisions between powers of two, by request size from 1 MiB on; 0 and 1 for none.
     pub divisions: [u32; 16],
-    /// Larger blocks are never split.
+    /// Maximum size of blocks that may be split.
     pub max_split_bytes: Option<u64>,
 }
 
 impl Settings {
-    /// The least block for a request.
+    /// Returns the minimum block size for a request.
     pub fn rounded(&self, requested: u64) -> u64 {
         if requested <= BLOCK_BYTES {
             return BLOCK_BYTES;
@@ -36,7 +36,7 @@ impl Settings {
         requested.next_multiple_of(BLOCK_BYTES)
     }
 
-    /// The block that a request gets of `room` free bytes. What is left over is split off if it is worth it.
+    /// Returns the block size for a request in `room` free bytes. The remainder is split off if it is large enough.
     pub fn block(&self, requested: u64, room: u64, is_expandable: bool) -> u64 {
         let rounded = self.rounded(requested);
         let Some(rest) = room.checked_sub(rounded) else { return rounded };
@@ -48,7 +48,7 @@ impl Settings {
         if is_split { rounded } else { room }
     }
 
-    /// What the driver is asked for.
+    /// Returns the size that is requested from the driver.
     pub fn segment(&self, requested: u64) -> u64 {
         match self.rounded(requested) {
             small if small <= SMALL_BYTES => SMALL_SEGMENT,

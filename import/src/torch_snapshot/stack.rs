@@ -1,27 +1,27 @@
-//! Frames -> a tag that people know their program by, and what the frames say of phase and role.
+//! Converts the frames of a stack to a tag that users recognise, and to a phase and role.
 //!
-//! A stack of PyTorch has some 60 frames, innermost first, C++ and Python mixed; the tag is the path of its useful ones, outermost first:
-//! Python outside of PyTorch and the standard library, each `file.py:line(function)`. Where there are none (the threads
-//! of autograd have no Python frames) it is `backward/NODE`, else PyTorch's own innermost Python frame, else its operator.
+//! A PyTorch stack has some 60 frames, innermost first, of C++ and Python. The tag is the path of its useful frames, outermost
+//! first: Python code outside PyTorch and the standard library, each as `file.py:line(function)`. If there are none, as in the
+//! threads of autograd, the tag is `backward/NODE`, else PyTorch's own innermost Python frame, else its operator.
 
 use super::arena::{Arena, Kind, NONE, Ref};
 use gpumem_wire::{MAX_TAG_BYTES, Phase, Role};
 use std::collections::HashMap;
 
-/// Frames that a tag has at most, the innermost ones.
+/// Maximum number of frames in a tag; the innermost ones are kept.
 const MAX_PARTS: usize = 12;
-/// Of one frame in a tag.
+/// Maximum length of one frame in a tag.
 const MAX_PART_BYTES: usize = 80;
-/// Functions that allocate scratch for cuBLAS.
+/// Functions that allocate workspaces of cuBLAS.
 const WORKSPACES: [&str; 3] =
     ["at::cuda::getNewWorkspace", "at::cuda::getCurrentCUDABlasHandle", "at::cuda::getCUDABlasLtWorkspace"];
-/// Text of a stack that is kept whole (for running out of memory).
+/// Maximum length of a whole stack as text (for OOM records).
 const MAX_TEXT_BYTES: usize = 2048;
 
-/// What one frame is.
+/// Classification of one frame.
 #[derive(Debug, Clone, Default)]
 struct Frame {
-    /// What it adds to a tag, and how good that is.
+    /// Text for a tag; `worth` ranks it.
     part: String,
     worth: Worth,
     hint: Hint,
@@ -29,51 +29,51 @@ struct Frame {
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Worth {
-    /// Glue of the interpreter and of the allocator.
+    /// Code of the interpreter or the allocator: never in a tag.
     #[default]
     Nothing,
-    /// An operator in C++.
+    /// A C++ operator.
     Operator,
-    /// PyTorch's own Python.
+    /// Python code of PyTorch.
     Torch,
     /// A node of the backward graph.
     Node,
-    /// The program's, or a library's.
+    /// Python code of the program or a library.
     Program,
-    /// The same, where a file is run: said only where nothing else is.
+    /// Module-level code of the program or a library: used only if there is no function.
     Module,
 }
 
-/// What a frame says beyond its name.
+/// Phase or role that a frame indicates.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Hint {
     #[default]
     Nothing,
     /// A module is called.
     Forward,
-    /// The engine of autograd is at work.
+    /// The autograd engine runs.
     Backward,
-    /// It stores a gradient.
+    /// Autograd stores a gradient.
     Gradient,
     Optimizer,
-    /// An optimizer makes its state.
+    /// An optimizer creates its state.
     OptimizerState,
-    /// A module is made, or brought to the device.
+    /// A module is created or moved to the device.
     Parameter,
-    /// A library of kernels gets its scratch.
+    /// A kernel library allocates a workspace.
     Workspace,
 }
 
-/// What a stack says.
+/// Tag path, phase and role of a stack.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Said {
-    /// Empty where it says nothing.
+    /// Empty if no frame is useful.
     pub path: String,
     pub phase: Phase,
     pub role: Role,
 }
 
-/// Stacks by their numbers: each is looked at once.
+/// Cache of frames and stacks, so that each is classified once.
 #[derive(Debug, Default)]
 pub(super) struct Stacks {
     frames: HashMap<Ref, Frame>,
@@ -81,7 +81,7 @@ pub(super) struct Stacks {
 }
 
 impl Stacks {
-    /// What the frames of a list say; `None` where there are none.
+    /// Returns path, phase and role for a list of frames; `None` if it has no frames.
     pub fn said(&mut self, arena: &Arena, frames: Ref) -> Option<&Said> {
         if arena.kind(frames) != Some(Kind::List) {
             return None;
@@ -109,7 +109,7 @@ impl Stacks {
                     in_backward = true;
                     role = if role == Role::Unknown { Role::Gradient } else { role };
                 }
-                // The innermost one says what is going on.
+                // The innermost frame determines the phase.
                 _ if phase != Phase::Unknown => {}
                 Hint::Forward => phase = Phase::Forward,
                 Hint::Optimizer => phase = Phase::Optimizer,
@@ -124,7 +124,7 @@ impl Stacks {
                 continue;
             }
             let adds = match (frame.worth, worth) {
-                // Of what is no program's the innermost one is enough.
+                // Only program frames form a path; of other kinds the innermost frame is enough.
                 (Worth::Program, Worth::Program) => parts.len() < MAX_PARTS,
                 (Worth::Module, Worth::Program) => false,
                 (new, old) => new != old,
@@ -137,7 +137,7 @@ impl Stacks {
                 parts.push(frame.part.clone());
             }
         }
-        // A recomputation in backward is part of it.
+        // Recomputation during backward belongs to backward.
         if in_backward {
             phase = Phase::Backward;
         }
@@ -152,7 +152,7 @@ impl Stacks {
         Said { path, phase, role }
     }
 
-    /// A stack's Python frames as text, innermost first: `function<TAB>file<TAB>line`.
+    /// Returns a stack's Python frames as text, innermost first: `function<TAB>file<TAB>line`.
     pub fn text(arena: &Arena, frames: Ref) -> String {
         let mut text = String::new();
         if arena.kind(frames) != Some(Kind::List) {
@@ -174,7 +174,7 @@ impl Stacks {
     }
 }
 
-/// Of a frame's dict.
+/// Fields of a frame's dict.
 struct Fields<'a> {
     name: std::borrow::Cow<'a, str>,
     file: std::borrow::Cow<'a, str>,
@@ -187,7 +187,7 @@ impl<'a> Fields<'a> {
             return None;
         }
         let (mut name, mut file, mut line) = (NONE, NONE, NONE);
-        // A frame with more fields than this is none.
+        // Reads only this many fields: a frame has fewer.
         for pair in arena.runs(frame).flat_map(|run| run.chunks_exact(2)).take(32) {
             let &[key, value] = pair else { continue };
             match arena.bytes_of(key) {
@@ -206,7 +206,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// A piece of a path: no separators and nothing that a terminal would act on.
+/// Returns text as one path component: without separators and without characters that a terminal would execute.
 pub(super) fn part(text: &str) -> String {
     let clean = text.chars().map(|letter| if letter == '/' || letter.is_control() { '.' } else { letter });
     let mut part = String::new();
@@ -257,17 +257,17 @@ fn python(fields: &Fields<'_>) -> Frame {
     let mut short = file.rsplit('/');
     let last = short.next().unwrap_or(file);
     let short = match (last, short.next()) {
-        // All packages have one of that name.
+        // All packages have a file of this name, so the package is added.
         ("__init__.py", Some(package)) => format!("{package}.{last}"),
         _ => last.to_owned(),
     };
     Frame { part: told(&short), worth, hint: Hint::Nothing }
 }
 
-/// The place of a file in PyTorch's package.
+/// Returns a file's path within PyTorch's package.
 fn in_torch(file: &str) -> Option<&str> {
     let (_, inside) = file.rsplit_once("-packages/torch/").or_else(|| {
-        // A checkout: `torch/` alone is many things.
+        // A source checkout: many other directories are called `torch/`, so the next component must match too.
         let (before, inside) = file.rsplit_once("/torch/")?;
         let parts = ["nn/", "optim/", "autograd/", "utils/", "_", "cuda/", "distributed/", "functional.py"];
         parts.iter().any(|part| inside.starts_with(part)).then_some((before, inside))
@@ -275,7 +275,7 @@ fn in_torch(file: &str) -> Option<&str> {
     Some(inside)
 }
 
-/// A function in C++, as it is demangled.
+/// Classifies a demangled C++ function.
 fn native(name: &str) -> Frame {
     if name.contains("torch::autograd::AccumulateGrad::") {
         return Frame { part: "backward/AccumulateGrad".into(), worth: Worth::Node, hint: Hint::Gradient };

@@ -1,7 +1,7 @@
-//! Paths of control groups: which container, pod and batch job a process belongs to.
+//! Derives container, pod and batch job of a process from the paths of its control groups.
 //!
-//! Runtimes name groups in ways of their own, and the path that is seen begins where the reader's namespace does
-//! (`/../../kubepods...`), so components are matched, never a prefix:
+//! Runtimes name groups differently, and a path begins at the root of the reader's cgroup namespace (`/../../kubepods...`).
+//! Therefore single components are matched, never a prefix:
 //!
 //! ```text
 //! /docker/ID   /kubepods/burstable/podUID/ID   /libpod_parent/libpod-ID        driver cgroupfs
@@ -10,28 +10,28 @@
 //! slurm[_NODE]/uid_U/job_J/step_S   [NODE_]slurmstepd.scope/job_J/step_S/user  Slurm, v1 and v2
 //! ```
 //!
-//! The innermost wins: a pod of a cluster in a container is in the pod's container. What lies below `user@N.service` was made
-//! by that user, who can name groups at will: only a container's id is read there, since rootless runtimes have no other place.
-//! Names are taken if they are made of nothing but what such names are made of.
+//! The innermost match wins: a process in a pod of a cluster that runs in a container belongs to the pod's container. Groups
+//! below `user@N.service` belong to that user, who can choose any names. There only container ids are read, because rootless
+//! runtimes create their groups nowhere else. Names are accepted only if all their characters are valid for their kind.
 
-/// Letters of a container's id that people are shown.
+/// Number of characters of a container id that people are shown.
 const SHORT: usize = 12;
 
-/// What a process's groups say. Absent: nothing.
+/// Container, pod and batch job of a process; absent where its groups name none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Place {
-    /// The container's whole id, 64 hexadecimal digits.
+    /// Full container id, 64 hexadecimal digits.
     pub container: Option<String>,
-    /// With hyphens, however the path spells it.
+    /// Pod uid with hyphens, even where the path has underscores.
     pub pod_uid: Option<String>,
-    /// Slurm's job.
+    /// Slurm job id.
     pub slurm_job: Option<String>,
-    /// And step: a number, `batch`, `extern` or `interactive`.
+    /// Slurm step: a number, `batch`, `extern` or `interactive`.
     pub slurm_step: Option<String>,
 }
 
 impl Place {
-    /// Of the text of /proc/PID/cgroup. Every line is looked at, the unified hierarchy's first: Slurm has its own in some
+    /// Reads the text of /proc/PID/cgroup. All lines count, the unified hierarchy's first: Slurm has groups of its own in some
     /// hierarchies only.
     pub fn of_file(text: &str) -> Self {
         let lines = text.lines().filter_map(|line| {
@@ -42,7 +42,7 @@ impl Place {
         let (unified, others): (Vec<_>, Vec<_>) = lines.partition(|(is_unified, _)| *is_unified);
         let paths = unified.into_iter().chain(others).map(|(_, path)| Place::of_path(path));
         paths.fold(Place::default(), |all, more| {
-            // A step belongs to the job that it was named with.
+            // The step must come from the same line as the job.
             let slurm = if all.slurm_job.is_some() {
                 (all.slurm_job, all.slurm_step)
             } else {
@@ -57,7 +57,7 @@ impl Place {
         })
     }
 
-    /// Of one path.
+    /// Reads one path.
     pub fn of_path(path: &str) -> Self {
         let mut place = Place::default();
         let path = path.strip_suffix(" (deleted)").unwrap_or(path);
@@ -74,7 +74,7 @@ impl Place {
                 continue;
             }
             if let Some(uid) = pod(part) {
-                // What held the pod is no container of the pod.
+                // A container that contains the pod is not a container of the pod.
                 (place.pod_uid, place.container) = (Some(uid), container(part).map(str::to_owned));
             }
             is_slurm = is_slurm
@@ -90,20 +90,21 @@ impl Place {
         place
     }
 
-    /// The container's id as people are shown it.
+    /// Returns the shortened container id for people.
     pub fn short_container(&self) -> Option<&str> {
         self.container.as_deref().and_then(|id| id.get(..SHORT))
     }
 }
 
-/// `ID`, `docker-ID.scope`, `libpod-ID`, `...slice:cri-containerd:ID`; not what watches over a container (`libpod-conmon-ID`).
+/// Matches `ID`, `docker-ID.scope`, `libpod-ID`, `...slice:cri-containerd:ID`, but not a container's monitor
+/// (`libpod-conmon-ID`).
 fn container(part: &str) -> Option<&str> {
     let part = part.strip_suffix(".scope").unwrap_or(part);
     let (runtime, id) = part.rsplit_once(['-', ':']).unwrap_or(("", part));
     (id.len() == 64 && is_hex(id) && !runtime.ends_with("conmon")).then_some(id)
 }
 
-/// `podUID`, `kubepods-besteffort-podUID.slice`, and the same before a colon. A static pod's uid is a hash without hyphens.
+/// Matches `podUID` and `kubepods-besteffort-podUID.slice`, also before a colon. A static pod's uid is a hash without hyphens.
 fn pod(part: &str) -> Option<String> {
     let part = part.split(':').next()?;
     let part = part.strip_suffix(".slice").unwrap_or(part);
@@ -124,7 +125,7 @@ fn is_number(text: &str) -> bool {
 }
 
 fn is_step(text: &str) -> bool {
-    // `0+1`: a part of a heterogeneous step.
+    // `0+1` is a component of a heterogeneous step.
     let is_plain = |byte: u8| byte.is_ascii_digit() || byte.is_ascii_lowercase() || byte == b'+';
     (1..=24).contains(&text.len()) && text.bytes().all(is_plain)
 }

@@ -1,4 +1,4 @@
-//! Values of columns that are not SQLite's own: u64, JSON, words, and lists that must have no holes.
+//! Column values that SQLite has no type for: u64, JSON, enum names, and lists without gaps.
 
 use gpumem_model::run::{Clock, State};
 use rusqlite::types::Type;
@@ -6,17 +6,17 @@ use rusqlite::{Connection, Error, Params, Result, Row};
 use serde::{Serialize, de::DeserializeOwned};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Runs one statement, prepared once per connection; rows changed.
+/// Runs a statement, prepared once for each connection; returns the number of changed rows.
 pub(super) fn execute(db: &Connection, sql: &str, params: impl Params) -> Result<usize> {
     db.prepare_cached(sql)?.execute(params)
 }
 
-/// An error of the kind that [`StoreError`](super::StoreError) calls damage.
+/// Returns an error that [`StoreError`](super::StoreError) maps to damage.
 pub(super) fn damaged(what: String) -> Error {
     Error::FromSqlConversionFailure(0, Type::Null, what.into())
 }
 
-/// A u64 as SQLite can hold it: the same 64 bits.
+/// Converts a u64 to SQLite's integer with the same 64 bits.
 pub(super) fn bits(value: u64) -> i64 {
     value.cast_signed()
 }
@@ -38,7 +38,7 @@ pub(super) fn from_json<T: DeserializeOwned>(row: &Row<'_>, at: usize) -> Result
     serde_json::from_str(text).map_err(|error| Error::FromSqlConversionFailure(at, Type::Text, error.into()))
 }
 
-/// Rows of (index, value), by index, as a list: the indexes must be 0, 1, 2, ...
+/// Collects rows of (index, value), sorted by index, into a list; the indexes must be 0, 1, 2, ...
 pub(super) fn dense<T>(what: &str, rows: impl Iterator<Item = Result<(i64, T)>>) -> Result<Vec<T>> {
     let checked = rows.zip(0..).map(|(row, expected)| match row? {
         (idx, value) if idx == expected => Ok(value),
@@ -47,7 +47,7 @@ pub(super) fn dense<T>(what: &str, rows: impl Iterator<Item = Result<(i64, T)>>)
     checked.collect()
 }
 
-/// Clock from the columns clock, wall_offset_ns.
+/// Reads the clock from the columns clock, wall_offset_ns.
 pub(super) fn clock(row: &Row<'_>, at: usize) -> Result<Clock> {
     match row.get_ref(at)?.as_str()? {
         "monotonic" => Ok(Clock::Monotonic { wall_offset_ns: row.get(at + 1)? }),
@@ -56,12 +56,12 @@ pub(super) fn clock(row: &Row<'_>, at: usize) -> Result<Clock> {
     }
 }
 
-/// Seconds since 1970.
+/// Returns the time in seconds since 1970.
 pub(super) fn now_s() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs().cast_signed())
 }
 
-/// State from the columns state, closed_ns, closed_status, rolled_ns.
+/// Reads the state from the columns state, closed_ns, closed_status, rolled_ns.
 pub(super) fn state(row: &Row<'_>, at: usize) -> Result<State> {
     if let Some(time_ns) = maybe_unsigned(row, at + 3)? {
         return Ok(State::Rolled { time_ns });

@@ -1,4 +1,4 @@
-//! What explains a device, and what a program says of itself, in rows of which a checkpoint writes those that differ.
+//! Stores device details and program data in rows; a checkpoint writes only the rows that differ.
 //!
 //! ```text
 //! detail, name       seq                 body
@@ -18,7 +18,7 @@
 //! spans       0, 1, ...           256 each, JSON
 //! ```
 //!
-//! A list is as long as its rows say; one that is empty has none. Runs of schemas 2 and 3 have everything in `rest`.
+//! The rows of a list give its length; an empty list has no rows. Runs of schemas 2 and 3 have everything in `rest`.
 
 use super::columns::{damaged, execute, json};
 use super::packed;
@@ -31,9 +31,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 
-/// Elements of a row: what grows at its end dirties one row, and the first of a packed row costs most.
+/// Number of elements in a row. A list that grows at its end changes one row; the first element of a packed row takes most space.
 const CHUNK: usize = 16;
-/// The same of single ranges, all of which move when there is no more room.
+/// Number of single ranges in a row. All of them shift once the list is full.
 const SPANS: usize = 256;
 
 const NAMES: [&str; 11] = [
@@ -50,7 +50,7 @@ const NAMES: [&str; 11] = [
     "spans",
 ];
 
-/// Whose rows they are.
+/// Owner of the rows: a device or a run's program data.
 #[derive(Debug, Clone, Copy)]
 enum Of {
     Device(i64, i64),
@@ -58,7 +58,7 @@ enum Of {
 }
 
 impl Of {
-    /// Table and condition; the condition's values are 1 and 2.
+    /// Inserts table and condition into a statement; the condition uses parameters 1 and 2.
     fn sql(self, sql: &str) -> String {
         match self {
             Of::Device(..) => sql.replace("TABLE", "detail").replace("PLACE", "run = ?1 AND device = ?2"),
@@ -150,7 +150,7 @@ fn write_rows(db: &Connection, of: Of, mut rows: BTreeMap<(&'static str, i64), B
     Ok(())
 }
 
-/// All rows, by name and seq.
+/// Returns all rows of a device's details, by name and seq.
 fn rows(details: &Details) -> Result<BTreeMap<(&'static str, i64), Body>> {
     let mut rows = BTreeMap::new();
     let mut rest = details.clone();
@@ -199,7 +199,7 @@ pub(super) fn read(db: &Connection, id: i64, device: usize) -> Result<Details> {
     if let Some(parameters) = stored.text("parameters")? {
         details.parameters = parameters;
     }
-    // What an earlier schema kept in `rest` stays where it is.
+    // Lists that an earlier schema stored in `rest` are kept.
     details.growth.cells.extend(stored.packed("columns", packed::unpack_columns)?);
     details.timeline.points.extend(stored.packed("timeline", packed::unpack_points)?);
     details.iterations.rows.extend(stored.list::<Iteration>("iterations")?);
@@ -217,7 +217,7 @@ pub(super) fn read_own(db: &Connection, id: i64) -> Result<ProgramData> {
     Ok(own)
 }
 
-/// The rows of one place, by name, and for messages what they are of.
+/// Rows of one owner by name, and a description of the owner for messages.
 struct Stored {
     rows: BTreeMap<String, Vec<Body>>,
     of: String,

@@ -1,20 +1,20 @@
-//! What can go wrong with a store, each with the file it happened to; and what messages name: ids of runs and of the file's kind.
+//! Errors of a store, each with its file, and the ids that messages name: of runs and of the file format.
 
 use rusqlite::ErrorCode;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// `gpmd`: SQLite's field for which program a file belongs to.
+/// `gpmd`: SQLite's application id, which identifies the program that a file belongs to.
 pub(super) const APPLICATION_ID: i64 = 0x6770_6d64;
 
 pub(super) type Result<T, E = StoreError> = std::result::Result<T, E>;
 
-/// Names a run of one store. Never used again for another, even when the run is deleted.
+/// Identifies a run of one store. Never reused, even after the run is deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RunId(pub i64);
 
-/// A text that names no run.
+/// The text is not a run id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a run: runs are named r1, r2, ...")]
 pub struct ParseRunIdError(String);
@@ -35,60 +35,60 @@ impl FromStr for RunId {
     }
 }
 
-/// Why the store did not do what was asked. A write that failed has changed nothing.
+/// Reasons why a request to the store failed. A failed write has changed nothing.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the fields are what the messages name
 pub enum StoreError {
-    /// There is no file, and opening for reading never makes one.
+    /// The file does not exist; opening for reading does not create it.
     #[error("{}: there is no run store yet: gpumemctl run -- COMMAND makes one, and so do the daemon and gpumemctl import", path.display())]
     NotFound { path: PathBuf },
-    /// The file is something else; it was not touched.
+    /// The file is not a run store; it was not changed.
     #[error(
         "{}: not a run store: found {found}, expected an SQLite file with application id {APPLICATION_ID:#x}",
         path.display()
     )]
     NotAStore { path: PathBuf, found: String },
-    /// A later version of the program wrote it; it was not touched.
+    /// The store was written by a newer version of the program; it was not changed.
     #[error(
         "{}: the store has schema version {found}, this program knows up to {supported}: use the newer program",
         path.display()
     )]
     NewerVersion { path: PathBuf, found: i64, supported: i64 },
-    /// The file has an older schema, and only a writer changes that.
+    /// The store has an older schema; only a writer migrates it.
     #[error(
         "{}: schema version {found}, this program reads {supported}: gpumemd brings it up to date when it starts",
         path.display()
     )]
     OlderVersion { path: PathBuf, found: i64, supported: i64 },
-    /// Its write-ahead log holds checkpoints that cannot be read from here.
+    /// The write-ahead log holds checkpoints that cannot be read without write access to the directory.
     #[error(
         "{}: its -wal file holds data that cannot be read without write access to the directory: \
          ask the daemon, or copy the store together with its -wal file elsewhere",
         path.display()
     )]
     UnmergedLog { path: PathBuf },
-    /// No run has that id.
+    /// There is no run with this id.
     #[error("{}: there is no run {id}", path.display())]
     UnknownRun { path: PathBuf, id: RunId },
-    /// [`Store::begin`](super::Store::begin) of a uid that is stored already.
+    /// [`Store::begin`](super::Store::begin) was called with a uid that is already stored.
     #[error("{}: a run with uid {uid:?} is stored already, as {id}", path.display())]
     KnownUid { path: PathBuf, uid: String, id: RunId },
-    /// The run breaks its own rules; nothing of it was stored.
+    /// The run is inconsistent; nothing of it was stored.
     #[error("{}: this run cannot be stored: {what}", path.display())]
     InvalidRun { path: PathBuf, what: String },
-    /// The file's content contradicts itself.
+    /// The content of the file is inconsistent.
     #[error("{}: the store is damaged: {what}; move it away and a new one is made", path.display())]
     Damaged { path: PathBuf, what: String },
-    /// The file system failed below SQLite. It may be a hiccup, or the file.
+    /// The file system reported an I/O error. It may be temporary, or the file is unreadable.
     #[error("{}: the file system failed: {source}", path.display())]
     Unreadable { path: PathBuf, source: rusqlite::Error },
-    /// No room. The store works again as soon as there is room; it need not be reopened.
+    /// The disk is full or the size limit is reached. The store works again once there is space, without being reopened.
     #[error("{}: no room for the run: the disk is full or the store's size limit is reached", path.display())]
     DiskFull { path: PathBuf },
-    /// The file system said no.
+    /// The file system returned an error.
     #[error("{}: {source}", path.display())]
     Io { path: PathBuf, source: std::io::Error },
-    /// Anything else that SQLite reports.
+    /// Any other error of SQLite.
     #[error("{}: {source}", path.display())]
     Sqlite { path: PathBuf, source: rusqlite::Error },
 }
@@ -102,7 +102,7 @@ impl StoreError {
         StoreError::NotAStore { path: path.to_owned(), found: found.into() }
     }
 
-    /// SQLite's error by what it means for a store.
+    /// Maps an SQLite error to its meaning for a store.
     pub(super) fn sqlite(path: &Path, source: rusqlite::Error) -> Self {
         use rusqlite::Error as E;
         let path = path.to_owned();
@@ -119,7 +119,7 @@ impl StoreError {
                 ErrorCode::SystemIoFailure => StoreError::Unreadable { path, source },
                 _ => StoreError::Sqlite { path, source },
             },
-            // Rows that this program did not write like that.
+            // Values that this program never writes.
             E::FromSqlConversionFailure(..)
             | E::IntegralValueOutOfRange(..)
             | E::InvalidColumnType(..)

@@ -1,4 +1,4 @@
-//! One store file: writing, loading and listing its runs.
+//! A store file: writes, loads and lists its runs.
 
 use super::error::{Result, RunId, StoreError};
 use super::writer::{self, Writer, set_writer, state_now};
@@ -7,27 +7,27 @@ use gpumem_model::run::{Clock, Run, State};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 use std::path::{Path, PathBuf};
 
-/// A store file, open.
+/// An open store file.
 #[derive(Debug)]
 pub struct Store {
     pub(super) db: Connection,
     pub(super) path: PathBuf,
 }
 
-/// A line of the list of runs.
+/// An entry of the list of runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunSummary {
-    /// In this store.
+    /// Id in this store.
     pub id: RunId,
-    /// The writer's id of it; the same when the writer stores it again.
+    /// The writer's id of the run; the same when the writer stores it again.
     pub uid: String,
-    /// When it was first stored: seconds since 1970.
+    /// Time of the first write, in seconds since 1970.
     pub stored_s: i64,
     /// Number of the part of its process's life, from 1.
     pub part: u32,
-    /// The part before, if it is still stored.
+    /// Id of the preceding part, if it is still stored.
     pub continues: Option<RunId>,
-    /// The command; if unknown, the source's origin.
+    /// The command; the source's origin if the command is unknown.
     pub label: String,
     /// Pid in the daemon's namespace; 0 if unknown.
     pub pid: u32,
@@ -35,63 +35,63 @@ pub struct RunSummary {
     pub source_kind: String,
     /// [`Source::origin`](gpumem_model::run::Source::origin).
     pub source_origin: String,
-    /// As [`Store::load`] returns it.
+    /// State as [`Store::load`] returns it.
     pub state: State,
-    /// What the times mean.
+    /// Meaning of the times.
     pub clock: Clock,
-    /// Earliest time in its series; absent without a series.
+    /// Earliest time in the run's series; absent without a series.
     pub started_ns: Option<u64>,
-    /// Latest time in it; absent without devices.
+    /// Latest time in the run; absent without devices.
     pub last_ns: Option<u64>,
-    /// Highest `tracked` on any one of its devices.
+    /// Highest `tracked` on any of its devices.
     pub peak_tracked_bytes: Option<i64>,
     /// Ordered records applied.
     pub events: u64,
 }
 
-/// The newest part of a life.
+/// The newest stored part of a life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Newest {
-    /// In this store.
+    /// Id in this store.
     pub id: RunId,
-    /// From 1.
+    /// Number of the part, from 1.
     pub part: u32,
-    /// The next part has begun or will begin.
+    /// The next part has begun or is about to begin.
     pub is_rolled: bool,
 }
 
 impl Store {
-    /// Opens for reading and writing. Makes the file (0600, it holds command lines) and its directory
-    /// (0700) where they are missing; never changes a file that is not a store.
+    /// Opens a store for reading and writing. Creates a missing file (mode 0600, because it holds command lines) and a missing
+    /// directory (mode 0700). Never changes a file that is not a store.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref().to_owned();
         Ok(Store { db: open::writable(&path)?, path })
     }
 
-    /// Opens for reading. Never makes a file. Works without write access to the directory, but a store
-    /// that was closed cleanly is then read as it was at this moment: open again to see what came later.
+    /// Opens a store for reading. Never creates a file. Works without write access to the directory. In that case, a store that
+    /// was closed cleanly is read as of now: reopen it to see later changes.
     pub fn open_read_only(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref().to_owned();
         Ok(Store { db: open::read_only(&path)?, path })
     }
 
-    /// Sets the size in bytes above which writes fail with [`StoreError::DiskFull`], until the store is
-    /// reopened. Not below the present size.
+    /// Sets the size in bytes above which writes fail with [`StoreError::DiskFull`], until the store is reopened. A limit below
+    /// the present size is raised to it.
     pub fn limit_size(&mut self, bytes: u64) -> Result<()> {
         let page: i64 = self.sql(|db| db.pragma_query_value(None, "page_size", |row| row.get(0)))?;
         let pages = i64::try_from(bytes).unwrap_or(i64::MAX) / page.max(1);
-        // An answer of SQLite, hence the query: the limit it took.
+        // The pragma returns the limit that it set, so it must run as a query.
         let limit = format!("PRAGMA max_page_count = {}", pages.clamp(1, i64::from(u32::MAX - 1)));
         self.sql(|db| db.query_row(&limit, [], |_| Ok(())))
     }
 
-    /// Stores a new run that this process goes on to checkpoint. `uid` names it for good: the same for the
-    /// same life of the same process, also from a restarted daemon.
+    /// Stores a new run, which this process will checkpoint. `uid` identifies it permanently: it is the same for the same life of
+    /// a process, also after a restart of the daemon.
     pub fn begin(&mut self, run: &Run, uid: &str) -> Result<RunId> {
         self.begin_part(run, uid, 1)
     }
 
-    /// Stores a later part of the life whose first part has, or had, the uid `life`.
+    /// Stores a later part of a life; `life` is the uid of its first part, which may have been deleted.
     pub fn begin_part(&mut self, run: &Run, life: &str, part: u32) -> Result<RunId> {
         let writer = Some(self.this_writer()?);
         match self.store_new(run, life, part, writer)? {
@@ -100,7 +100,7 @@ impl Store {
         }
     }
 
-    /// Returns the newest part of the life whose first part has, or had, that uid.
+    /// Returns the newest part of a life; `life` is the uid of its first part, which may have been deleted.
     pub fn newest(&self, life: &str) -> Result<Option<Newest>> {
         let sql = "SELECT id, part, rolled_ns IS NOT NULL FROM run WHERE life = ? ORDER BY part DESC LIMIT 1";
         let newest =
@@ -108,27 +108,27 @@ impl Store {
         self.sql(|db| db.prepare_cached(sql)?.query_row([life], newest).optional())
     }
 
-    /// Replaces a stored run. This process is its writer from then on, also if another one began it.
+    /// Replaces a stored run. This process becomes its writer, even if another one began it.
     pub fn checkpoint(&mut self, id: RunId, run: &Run) -> Result<()> {
         let writer = Some(self.this_writer()?);
         self.replace(id, run, writer)
     }
 
-    /// Writes the last checkpoint: the run has no writer from then on. A run whose state is still
-    /// [`State::Open`] is interrupted.
+    /// Writes the last checkpoint; the run has no writer from then on. A run whose state is still [`State::Open`] becomes
+    /// interrupted.
     pub fn close(&mut self, id: RunId, run: &Run) -> Result<()> {
         self.replace(id, run, None)
     }
 
-    /// Stores a run that is over, such as an import. If the uid is stored already, changes nothing and returns that run's id
-    /// and false.
+    /// Stores a completed run, such as an import. If the uid is already stored, changes nothing and returns that run's id and
+    /// false.
     pub fn insert(&mut self, run: &Run, uid: &str) -> Result<(RunId, bool)> {
         self.store_new(run, uid, 1, None)
     }
 
-    /// Returns a run as it was last stored. An open run whose writer has ended is [`State::Interrupted`].
+    /// Returns a run as it was last stored. An open run whose writer has ended becomes [`State::Interrupted`].
     pub fn load(&self, id: RunId) -> Result<Run> {
-        // One transaction, so that a checkpoint between two reads is seen by both or by none.
+        // One transaction, so that a concurrent checkpoint is seen completely or not at all.
         let read = self.sql(|db| rows::read(&*db.unchecked_transaction()?, id.0))?;
         let (mut run, writer) = read.ok_or_else(|| self.unknown(id))?;
         run.state = state_now(run.state, writer.as_ref());
@@ -147,7 +147,7 @@ impl Store {
         self.newest_runs(usize::MAX)
     }
 
-    /// Returns the newest `most` runs, the newest first: all runs of a large store would take too much memory.
+    /// Returns the newest `most` runs, newest first. Loading all runs of a large store would take too much memory.
     pub fn newest_runs(&self, most: usize) -> Result<Vec<RunSummary>> {
         let sql = "SELECT id, uid, stored_s, label, pid, source_kind, started_ns, last_ns, events,
                 (SELECT max(tracked_bytes) FROM moment WHERE run = run.id AND kind = 'peak'),
@@ -159,7 +159,7 @@ impl Store {
         self.sql(|db| db.prepare_cached(sql)?.query_map([most], summary)?.collect())
     }
 
-    /// The newest run.
+    /// Returns the id of the newest run; `None` if the store is empty.
     pub fn latest(&self) -> Result<Option<RunId>> {
         let id: Option<i64> = self.sql(|db| db.query_row("SELECT max(id) FROM run", [], |row| row.get(0)))?;
         Ok(id.map(RunId))
@@ -205,7 +205,7 @@ impl Store {
         if known { Ok(()) } else { Err(self.unknown(id)) }
     }
 
-    /// Refuses a run that the tables cannot hold, before anything is written.
+    /// Rejects a run that the tables cannot represent, before anything is written.
     fn check_run(&self, run: &Run) -> Result<()> {
         let known = run.cells.len();
         for device in &run.devices {

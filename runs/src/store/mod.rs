@@ -1,22 +1,21 @@
-//! The run store: runs in one SQLite file, written by the daemon while they go on and read by anyone who
-//! may read the file.
+//! The run store: runs in one SQLite file. The daemon writes it while runs are open; anyone with read permission may read it.
 //!
 //! ```text
-//! file                one store file: writing, loading and listing its runs
-//! schema              tables, versions, what makes a file a store
+//! file                a store file: writes, loads and lists its runs
+//! schema              tables and versions, and how a store file is recognised
 //! rows, moments       Run <-> rows
-//! details, packed     what explains a device, in rows of which those that differ are written
-//! room                deleting what is old, and giving the space back
-//! select              runs that are asked for
+//! details, packed     device details and program data in rows, of which only changed ones are written
+//! room                deletes old runs and returns free space to the file system
+//! select              runs that match a filter
 //! tables              the columns of each table and the fields that they hold
 //! columns             values that SQLite has no type for
-//! writer              who writes a run, and whether that process lives
+//! writer              the process that writes a run, and whether it is alive
 //! error               StoreError, and ids of runs
 //! ```
 //!
-//! One process writes; any number read, also while it writes. A write is one transaction: after SIGKILL
-//! at any moment the file holds the last acknowledged checkpoint or the one under way. After a power cut
-//! the last few may be gone (`synchronous=NORMAL`), but no run is torn.
+//! One process writes; any number of processes read at the same time. Each write is one transaction: after SIGKILL at any
+//! moment the file holds the last acknowledged checkpoint or the one in progress. After a power failure the last few
+//! checkpoints may be missing (`synchronous=NORMAL`), but every run is consistent.
 
 mod columns;
 mod details;

@@ -52,8 +52,8 @@ fn read_amounts(db: &Connection, id: i64, device: usize, kind: &str) -> Result<V
     db.prepare_cached(sql)?.query_map(params![id, device as i64, kind], amount)?.collect()
 }
 
-/// Rewrites from the first bucket that differs: as a series grows that is the last one stored, after it
-/// widened it is the first. Comparing costs a read, and holds also for series that grew otherwise.
+/// Rewrites buckets from the first one that differs. That is the last stored one while a series grows, and the first after it was
+/// widened. Comparing costs a read, but is correct for any change.
 pub(super) fn write_buckets(db: &Connection, id: i64, device: usize, buckets: &[Bucket]) -> Result<()> {
     let stored = tables::read_list::<Bucket>(db, &[&id, &(device as i64)])?;
     let same = stored.iter().zip(buckets).take_while(|(stored, bucket)| stored == bucket).count();

@@ -1,4 +1,4 @@
-//! Opening a store file, for the one that writes and for those that only read.
+//! Opens a store file, for the writer and for readers.
 
 use super::error::{Result, StoreError};
 use super::schema::{self, Found};
@@ -12,23 +12,22 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long a statement waits for another process's lock. Readers never hold one that stops a writer;
-/// a second writer, or a backup tool, may.
+/// How long a statement waits for another process's lock. Readers never block a writer, but a second writer or a backup tool may.
 const BUSY: Duration = Duration::from_secs(5);
 
-/// The write-ahead log is cut to this after it was merged, or it keeps its largest size for ever.
+/// Size to which the write-ahead log is truncated after a merge; otherwise it would keep its largest size.
 const LOG_BYTES: i64 = 4 << 20;
 
-/// More than the statements of this module, so that none is prepared twice.
+/// Capacity of the statement cache: more than all statements of this module, so that none is prepared twice.
 const STATEMENTS: usize = 48;
 
 pub(super) fn writable(path: &Path) -> Result<Connection> {
     make(path)?;
     let db = connect(path, &absolute(path)?, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
     let error = |error| StoreError::sqlite(path, error);
-    // Before anything is set: a file of somebody else must stay as it is.
+    // Before any setting is changed: a file of another program must stay unchanged.
     if recognise(&db, path)? == Found::Fresh {
-        // Has an effect only before the first page is written, which changing to WAL does.
+        // Only effective before the first page is written, which the switch to WAL does.
         db.pragma_update(None, "auto_vacuum", "INCREMENTAL").map_err(error)?;
     }
     use_log(&db).map_err(error)?;
@@ -38,13 +37,13 @@ pub(super) fn writable(path: &Path) -> Result<Connection> {
     Ok(db)
 }
 
-/// Changes a new file to WAL; one that has it already stays. A file system without shared memory
-/// refuses it and the file stays as it was: slower, and right.
+/// Switches a new file to WAL; no effect if it already uses WAL. A file system without shared memory refuses WAL; the journal
+/// mode then stays as it was, which is slower but correct.
 fn use_log(db: &Connection) -> rusqlite::Result<()> {
     let started = Instant::now();
     loop {
-        // The change wants the file for itself, and SQLite does not wait for that: with another opener
-        // of a new file it answers at once that the file is busy.
+        // The switch needs exclusive access, and SQLite's busy timeout does not apply to it: if another process opens the same
+        // new file, it fails at once.
         match db.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(())) {
             Err(error)
                 if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) && started.elapsed() < BUSY =>
@@ -56,8 +55,7 @@ fn use_log(db: &Connection) -> rusqlite::Result<()> {
     }
 }
 
-/// Makes directory and file with the rights they are to have. SQLite gives its side files the rights of
-/// the main one.
+/// Creates directory and file with restricted permissions. SQLite gives its side files the permissions of the main file.
 fn make(path: &Path) -> Result<()> {
     planted(path)?;
     if let Ok(found) = path.metadata() {
@@ -67,16 +65,16 @@ fn make(path: &Path) -> Result<()> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(parent);
         made.map_err(|error| StoreError::io(parent, error))?;
     }
-    // Only ever a new file: closing a descriptor of one that is open elsewhere in this process would drop
-    // that one's locks.
+    // Opens only a new file. Closing a descriptor of a file that this process has open elsewhere would release that
+    // descriptor's locks.
     match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(StoreError::io(path, error)),
         _ => Ok(()),
     }
 }
 
-/// Where others may put files, one that is a link, somebody else's or has another name was put there to have us write to what they
-/// chose. SQLite follows links to its side files, too.
+/// Rejects planted files. In a directory that others may write to, a link, another user's file or a file with several names may
+/// be an attempt to redirect our writes. The side files are checked too, because SQLite follows links to them.
 fn planted(path: &Path) -> Result<()> {
     let place = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !place.metadata().is_ok_and(|place| place.mode() & 0o002 != 0) {
@@ -86,7 +84,7 @@ fn planted(path: &Path) -> Result<()> {
     for suffix in ["", "-wal", "-shm", "-journal"] {
         let file = side_file(path, suffix);
         let Ok(found) = file.symlink_metadata() else { continue };
-        // What else there is under its own name is refused for what it is.
+        // Other kinds of file at the main path are rejected later, with a message of their own.
         if suffix.is_empty() && !found.is_file() && !found.is_symlink() {
             continue;
         }
@@ -98,7 +96,7 @@ fn planted(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A directory gets its name in the message; a pipe would have SQLite wait for ever.
+/// Rejects directories and special files. A directory gets a clear message; a pipe would block SQLite forever.
 fn regular(path: &Path, found: &Metadata) -> Result<()> {
     match found.file_type() {
         kind if kind.is_file() => Ok(()),
@@ -124,8 +122,8 @@ pub(super) fn read_only(path: &Path) -> Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY;
     let opened = connect(path, &name, flags).and_then(|db| recognised(db, path));
     match opened {
-        // A WAL file is read through side files. After a clean close there are none, and who may not
-        // make them is refused - although then all there is to read is in the main file.
+        // A WAL file is read through side files. After a clean close there are none, and a reader who may not create them is
+        // refused, although the main file then holds all data.
         Err(StoreError::Sqlite { source, .. }) if wants_to_write(&source) => {
             let log = side_file(path, "-wal");
             if log.metadata().is_ok_and(|log| log.is_file() && log.len() > 0) {
@@ -144,7 +142,7 @@ fn recognised(db: Connection, path: &Path) -> Result<Connection> {
         Found::Version(found) => {
             Err(StoreError::OlderVersion { path: path.to_owned(), found, supported: schema::VERSION })
         }
-        // A writer died while it made the file; the next one goes on.
+        // A writer died while it created the file; the next writer completes it.
         Found::Fresh => Err(StoreError::NotFound { path: path.to_owned() }),
     }
 }
@@ -159,7 +157,7 @@ fn wants_to_write(error: &rusqlite::Error) -> bool {
     matches!(code, Some(ErrorCode::ReadOnly | ErrorCode::CannotOpen | ErrorCode::PermissionDenied))
 }
 
-/// Opens `name`, which leads to `path`.
+/// Opens `name`, which refers to `path`.
 fn connect(path: &Path, name: &Path, flags: OpenFlags) -> Result<Connection> {
     let open = || {
         let db = Connection::open_with_flags(name, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
@@ -171,12 +169,12 @@ fn connect(path: &Path, name: &Path, flags: OpenFlags) -> Result<Connection> {
     open().map_err(|error| StoreError::sqlite(path, error))
 }
 
-/// SQLite is built to take every name that begins with `file:` for a URI; an absolute one does not.
+/// Returns the absolute path. SQLite is built to treat names that begin with `file:` as URIs, which an absolute path does not.
 fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).map_err(|error| StoreError::io(path, error))
 }
 
-/// The URI that promises SQLite that nobody writes the file.
+/// Returns a URI that tells SQLite that no process writes the file.
 fn immutable(path: &Path) -> String {
     let mut uri = String::from("file://");
     for &byte in path.as_os_str().as_bytes() {

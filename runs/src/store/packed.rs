@@ -1,28 +1,31 @@
-//! Lists of numbers in few bytes, for what is written again and again: timelines and columns of growth.
+//! Compact encoding for lists of numbers that are rewritten often: timelines and columns of growth.
 //!
-//! A number is a LEB128 varint of 64 bits, a signed one zigzag-coded (0, -1, 1, -2, ... are 0, 1, 2, 3, ...). All
-//! differences wrap, so that every value comes back whatever it is.
+//! A number is a LEB128 varint of 64 bits; signed numbers are zigzag-coded first (0, -1, 1, -2, ... become 0, 1, 2, 3, ...). All
+//! differences wrap, so that every value can be restored.
 //!
 //! ```text
 //! timeline chunk   points
-//!   point          time_ns (less that of the point before), signed rest_bytes (less that before), form, n, n * amount
-//!   form 0         all amounts: cell (less the cell before, as 32 bits), signed bytes
-//!   form 1         what differs from the point before: cell (less the cell before), signed difference of bytes; a cell
-//!                  that is not there has 0. Only where both points are by cell and without zeros
-//! columns          cell (less the cell before, as 32 bits), n, n * signed value (less the value before)
+//!   point          time_ns (minus that of the previous point), signed rest_bytes (minus the previous), form, n, n * amount
+//!   form 0         all amounts: cell (minus the previous cell, as 32 bits), signed bytes
+//!   form 1         differences from the previous point: cell (minus the previous cell), signed difference of bytes; a missing
+//!                  cell counts as 0. Used only if both points are sorted by cell and without zeros
+//! columns          cell (minus the previous cell, as 32 bits), n, n * signed value (minus the previous value)
 //! ```
 //!
-//! The first point of a chunk, cell and value are less 0; it has form 0. Measured: a timeline of 256 points of 64 cells, of
-//! which a quarter changes from point to point, is 286 KB of JSON and 27 KB like this; 64 columns of 64 points are 8 KB.
+//! For the first point of a chunk, cell and value the previous ones are 0; the first point has form 0. Measured: a timeline of
+//! 256 points of 64 cells, of which a quarter changes between points, takes 286 KB as JSON and 27 KB packed. 64 columns of 64
+//! points take 8 KB. which a quarter changes from point to point, is 286 KB of JSON and 27 KB like this; 64 columns of 64 points
+//! are 8 KB.
 
 use gpumem_model::timeline::Point;
 
-/// Cells of a point and points of a chunk that are believed: far more than are ever written (64 and 16). A point that differs in nothing
-/// takes five bytes and is as large as the one before, so a small chunk of a damaged or hostile store could fill the memory.
+/// Limits for unpacking: cells of a point and points of a chunk, far more than are ever written (64 and 16). A point without
+/// differences takes five bytes but as much memory as the previous one, so a small chunk of a damaged or malicious store could
+/// exhaust the memory.
 const MAX_CELLS: usize = 4096;
 const MAX_POINTS: usize = 1024;
 
-/// Points as a chunk.
+/// Packs points into a chunk.
 pub(super) fn pack_points(points: &[Point]) -> Vec<u8> {
     let mut out = Vec::new();
     let mut before: Option<&Point> = None;
@@ -45,7 +48,7 @@ pub(super) fn pack_points(points: &[Point]) -> Vec<u8> {
     out
 }
 
-/// A chunk as points; `None` where it is none.
+/// Unpacks a chunk; `None` if it is invalid.
 pub(super) fn unpack_points(mut chunk: &[u8]) -> Option<Vec<Point>> {
     let mut points: Vec<Point> = Vec::new();
     while !chunk.is_empty() {
@@ -73,7 +76,7 @@ pub(super) fn unpack_points(mut chunk: &[u8]) -> Option<Vec<Point>> {
     Some(points)
 }
 
-/// Columns of cells.
+/// Packs columns of cells.
 pub(super) fn pack_columns(columns: &[(u32, Vec<i64>)]) -> Vec<u8> {
     let mut out = Vec::new();
     let mut last = 0;
@@ -90,7 +93,7 @@ pub(super) fn pack_columns(columns: &[(u32, Vec<i64>)]) -> Vec<u8> {
     out
 }
 
-/// The columns again; `None` where it is none.
+/// Unpacks columns; `None` if the bytes are invalid.
 pub(super) fn unpack_columns(mut packed: &[u8]) -> Option<Vec<(u32, Vec<i64>)>> {
     let mut columns = Vec::new();
     let mut cell = 0_u32;
@@ -106,7 +109,7 @@ pub(super) fn unpack_columns(mut packed: &[u8]) -> Option<Vec<(u32, Vec<i64>)>> 
     Some(columns)
 }
 
-/// What leads from `before` to `now`; `None` where it would not lead back.
+/// Returns the differences from `before` to `now`; `None` if `now` could not be restored from them.
 fn differences(before: &[(u32, i64)], now: &[(u32, i64)]) -> Option<Vec<(u32, i64)>> {
     let is_plain = |amounts: &[(u32, i64)]| {
         amounts.is_sorted_by(|(earlier, _), (later, _)| earlier < later)
@@ -115,7 +118,7 @@ fn differences(before: &[(u32, i64)], now: &[(u32, i64)]) -> Option<Vec<(u32, i6
     (is_plain(before) && is_plain(now)).then(|| merged(now, before, i64::wrapping_sub))
 }
 
-/// Two lists by cell, joined by `with`, without zeros.
+/// Merges two lists by cell: combines their values with `with` and drops zeros.
 fn merged(a: &[(u32, i64)], b: &[(u32, i64)], with: impl Fn(i64, i64) -> i64) -> Vec<(u32, i64)> {
     let mut out = Vec::with_capacity(a.len().max(b.len()));
     let (mut a, mut b) = (a.iter().copied().peekable(), b.iter().copied().peekable());
@@ -172,7 +175,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Numbers as hostile as they can be, and near ones.
+    /// Generates extreme numbers, and small ones.
     fn number() -> impl Strategy<Value = i64> {
         prop_oneof![-3..4_i64, any::<i64>(), Just(i64::MIN), Just(i64::MAX)]
     }
@@ -201,7 +204,7 @@ mod tests {
             let (chunk, packed) = (pack_points(&points), pack_columns(&columns));
             prop_assert_eq!(unpack_points(&chunk), Some(points));
             prop_assert_eq!(unpack_columns(&packed), Some(columns));
-            // A cut one is refused or is a shorter one; noise is survived.
+            // A truncated chunk is rejected or shorter; random bytes must not panic.
             for cut in 0..chunk.len() {
                 let _ = unpack_points(&chunk[..cut]);
             }
@@ -218,7 +221,7 @@ mod tests {
         assert!(pack_points(&many).len() <= one + 15 * 8, "{} bytes", pack_points(&many).len());
     }
 
-    /// A chunk of a few kilobytes cannot become gigabytes.
+    /// A chunk of a few kilobytes must not expand to gigabytes.
     #[test]
     fn a_small_chunk_is_no_large_list() {
         let amounts: Vec<(u32, i64)> = (0..MAX_CELLS as u32).map(|cell| (cell, 1)).collect();
@@ -234,7 +237,7 @@ mod tests {
         assert_eq!(unpack_points(&pack_points(&points(1, &more))), None);
     }
 
-    /// A length that no chunk has must not make room for it.
+    /// An impossible length must not cause a large allocation.
     #[test]
     fn a_length_is_not_believed() {
         let mut chunk = vec![0, 0, 0];

@@ -1,5 +1,5 @@
-//! Room for new runs: what may be deleted, deleting it, and giving the space back to the file system. Each call is a
-//! bounded piece of work; who keeps the store decides when and how often.
+//! Makes space for new runs: finds deletable runs, deletes them, and returns free space to the file system. Each call does a
+//! bounded amount of work; the caller decides when and how often.
 
 use super::columns::{execute, maybe_unsigned, unsigned};
 use super::error::{Result, RunId, StoreError};
@@ -7,17 +7,17 @@ use super::file::Store;
 use super::writer::{Writer, writer};
 use rusqlite::{OptionalExtension, Row};
 
-/// How large a store is.
+/// Size of a store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Room {
-    /// Of the file, without its log.
+    /// Size of the file in bytes, without its log.
     pub file_bytes: u64,
-    /// Of those, what [`Store::shrink`] can give back.
+    /// Bytes of the file that [`Store::shrink`] can return.
     pub free_bytes: u64,
 }
 
 impl Room {
-    /// What runs take.
+    /// Returns the bytes that runs occupy.
     pub fn used_bytes(&self) -> u64 {
         self.file_bytes.saturating_sub(self.free_bytes)
     }
@@ -26,19 +26,21 @@ impl Room {
 /// A run that may be deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Over {
-    /// Which.
+    /// Id of the run.
     pub id: RunId,
-    /// When it was last written: seconds since 1970.
+    /// Time of its last write, in seconds since 1970.
     pub written_s: i64,
-    /// Whose process it was; none where nobody could tell.
+    /// User id of its process; absent if unknown.
     pub uid: Option<u64>,
-    /// About what it takes; none where an earlier version wrote it.
+    /// Its approximate size in bytes; absent if an earlier version wrote it.
     pub bytes: Option<u64>,
 }
 
 impl Store {
-    /// Reads all of it and compares what must agree: [`StoreError::Damaged`] names the first thing that does not. Takes as
-    /// long as reading the file.
+    /// Reads the whole file and checks its integrity and foreign keys. Takes as long as reading the file.
+    ///
+    /// # Errors
+    /// [`StoreError::Damaged`] names the first inconsistency.
     pub fn check(&self) -> Result<()> {
         let text = |sql: &str| self.sql(|db| db.query_row(sql, [], |row| row.get::<_, String>(0)).optional());
         let integrity = text("PRAGMA integrity_check(1)")?.filter(|said| said != "ok");
@@ -50,7 +52,7 @@ impl Store {
         }
     }
 
-    /// How large it is.
+    /// Returns the size of the store.
     pub fn room(&self) -> Result<Room> {
         self.sql(|db| {
             let pragma = |name| db.pragma_query_value(None, name, |row| unsigned(row, 0));
@@ -60,8 +62,8 @@ impl Store {
         })
     }
 
-    /// What the daemon kept and may be deleted, the one that was written last at the end. A run whose process lives, or that
-    /// somebody writes, is not among them, nor what people imported.
+    /// Returns the daemon's runs that may be deleted, oldest write first. Excludes imports, runs whose writer is alive, and runs
+    /// of live processes.
     pub fn over(&self) -> Result<Vec<Over>> {
         let sql =
             "SELECT id, written_s, writer_pid, writer_start, writer_boot, pid, start_ticks, life, rolled_ns, owner_uid, weight
@@ -75,7 +77,7 @@ impl Store {
         Ok(over)
     }
 
-    /// Deletes a run of [`Store::over`]; false, and nothing, if it is none of them any more.
+    /// Deletes a run of [`Store::over`]. Returns false and deletes nothing if the run has changed or may no longer be deleted.
     pub fn delete(&mut self, over: Over) -> Result<bool> {
         let sql =
             "SELECT id, written_s, writer_pid, writer_start, writer_boot, pid, start_ticks, life, rolled_ns, owner_uid, weight
@@ -93,10 +95,10 @@ impl Store {
         })
     }
 
-    /// Gives at most so many pages of what is free back to the file system, which has them when the log is next merged: at
-    /// the latest [`Store::merge`].
+    /// Frees at most `pages` unused pages. The file system gets them back when the log is next merged, at the latest by
+    /// [`Store::merge`].
     pub fn shrink(&mut self, pages: u32) -> Result<()> {
-        // It works while it is asked for rows, and has none.
+        // The pragma frees pages only while it is stepped; it returns no rows.
         let sql = format!("PRAGMA incremental_vacuum({pages})");
         self.sql(|db| {
             let mut statement = db.prepare(&sql)?;
@@ -106,7 +108,7 @@ impl Store {
         })
     }
 
-    /// Merges the log into the file, as far as readers allow; waits for nobody.
+    /// Merges the log into the file as far as readers allow, without waiting.
     pub fn merge(&mut self) -> Result<()> {
         self.sql(|db| db.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())))
     }
@@ -121,7 +123,7 @@ fn over(row: &Row<'_>) -> rusqlite::Result<Over> {
     })
 }
 
-/// Whether somebody writes the run, or it is the newest part of a process that lives.
+/// Whether the run's writer is alive, or the run is the newest part of a live process.
 fn lives(row: &Row<'_>) -> rusqlite::Result<bool> {
     if writer(row, 2)?.is_some_and(|writer| writer.lives()) {
         return Ok(true);
@@ -129,7 +131,7 @@ fn lives(row: &Row<'_>) -> rusqlite::Result<bool> {
     let (pid, start_ticks) = (row.get(5)?, unsigned(row, 6)?);
     let life: String = row.get(7)?;
     let is_rolled = row.get::<_, Option<i64>>(8)?.is_some();
-    // The daemon names a life by boot, pid and start.
+    // The daemon's uid of a life is boot, pid and start time.
     let boot_id = life.split(':').next().unwrap_or_default().to_owned();
     Ok(!is_rolled && start_ticks != 0 && Writer { pid, start_ticks, boot_id }.lives())
 }

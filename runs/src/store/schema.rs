@@ -1,9 +1,9 @@
-//! The schema of the run store, and how an SQLite file is recognised as one.
+//! The schema of the run store, and how an SQLite file is recognised as a store.
 //!
 //! ```text
-//! run      one per run; what list() and filters need is a column, the rest is JSON
+//! run      one for each run; fields that lists and filters need are columns, the rest is JSON
 //! cell     (run, idx)                        Run::cells
-//! device   (run, idx)                        Run::devices: identity, and what is read of it
+//! device   (run, idx)                        Run::devices: identity and readings
 //! moment   (run, device, kind)               Device::last and Device::peak: the scalars
 //! amount   (run, device, moment, cell)       Moment::amounts: the bytes
 //! bucket   (run, device, seq)                Series::buckets
@@ -11,36 +11,35 @@
 //! own      (run, name, seq)                  Run::own: see `details`
 //! ```
 //!
-//! - All sizes are bytes; columns ending in `_ns` are record time, which is wall clock only together with
-//!   `wall_offset_ns`; `stored_s` and `written_s`, its first and last write, are seconds since 1970.
-//! - A u64 is stored as the same 64 bits: what is above i64::MAX (a damaged recording, a hostile peer)
-//!   survives, and looks negative to other readers of the file. Nothing is ordered or summed by such a
-//!   column here: buckets are ordered by `seq`.
-//! - `run.label`, `started_ns`, `last_ns` and `events` repeat what is said elsewhere, so that a list of
-//!   runs reads this table and the scalars of moments only.
-//! - `life` is the uid of the first part of a process's life, `part` counts from 1; `rolled_ns` is when the next part
-//!   began, and goes before `state`.
-//! - `weight` is about what the run takes, by which room is shared out among users; null in runs of earlier versions.
-//! - `writer_*` name the process that checkpoints the run; null as soon as nobody does.
-//! - Deleting a run deletes all of it. `amount.cell` is an index into `cell` without a foreign key: it
-//!   would need an index of its own, or deleting a run of n cells would scan its amounts n times.
-//! - `detail` has rowids: bodies of 1 to 5 KB would each take overflow pages of their own without them.
-//! - `run.id` is AUTOINCREMENT: people quote `r7`, so it must never become another run.
+//! - All sizes are bytes. Columns ending in `_ns` are record time; together with `wall_offset_ns` they give the wall clock.
+//!   `stored_s` and `written_s`, the first and last write, are seconds since 1970.
+//! - A u64 is stored as the same 64 bits. Values above i64::MAX (from a damaged recording or a malicious peer) are preserved,
+//!   but look negative to other readers of the file. No query sorts or sums by such a column: buckets are
+//!   sorted by `seq`.
+//! - `run.label`, `started_ns`, `last_ns` and `events` duplicate other data, so that listing runs reads only this table and the
+//!   scalars of moments.
+//! - `life` is the uid of the first part of a process's life; `part` counts from 1. `rolled_ns` is the time when the next part
+//!   began and takes precedence over `state`.
+//! - `weight` is the approximate size of the run in bytes, used to share space among users; null in runs of earlier versions.
+//! - `writer_*` identify the process that checkpoints the run; null once the run has no writer.
+//! - Deleting a run deletes all its rows. `amount.cell` is an index into `cell` without a foreign key. A foreign key would need
+//!   an index of its own, or deleting a run of n cells would scan its amounts n times.
+//! - `detail` has rowids: without them, bodies of 1 to 5 KB would each take separate overflow pages.
+//! - `run.id` is AUTOINCREMENT: users refer to `r7`, so the id must never be reused.
 //!
-//! A change of the schema appends a step to [`STEPS`] and never edits one: files in the field hold the
-//! result of the old text.
+//! A schema change appends a step to [`STEPS`] and never edits one, because existing files were made by the old steps.
 
 use super::error::{APPLICATION_ID, StoreError};
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior};
 use std::path::Path;
 
-/// The schema version this program reads and writes: the number of steps.
+/// Schema version that this program reads and writes: the number of steps.
 pub const VERSION: i64 = STEPS.len() as i64;
 
-/// All of them, of any version.
+/// Tables of all versions.
 const TABLES: [&str; 8] = ["run", "cell", "device", "moment", "amount", "bucket", "detail", "own"];
 
-/// `STEPS[n]` makes version n+1 of version n.
+/// `STEPS[n]` upgrades version n to version n+1.
 const STEPS: [&str; 7] = [
     "
 CREATE TABLE run (
@@ -195,19 +194,18 @@ ALTER TABLE cell ADD COLUMN inherited INTEGER NOT NULL DEFAULT 0;
 ",
 ];
 
-/// What an SQLite file says it is.
+/// What kind of SQLite file was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Found {
-    /// No tables and no owner: just made, or made by a process that died at once.
+    /// No tables and no application id: just created, or created by a process that died at once.
     Fresh,
     /// A store of this schema version, 1..=[`VERSION`].
     Version(i64),
 }
 
-/// Recognises the file without changing it. Also the first read, which is where SQLite reports most of
-/// what is wrong with a file.
+/// Recognises the file without changing it. As the first read of the file, it also reports most kinds of damage.
 ///
-/// Takes a transaction: what another process is making must be seen whole or not at all.
+/// Takes a transaction, so that a store that another process is creating is seen completely or not at all.
 pub(super) fn recognise(connection: &Transaction<'_>, path: &Path) -> Result<Found, StoreError> {
     let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
     let read = || -> rusqlite::Result<_> {
@@ -236,8 +234,8 @@ pub(super) fn recognise(connection: &Transaction<'_>, path: &Path) -> Result<Fou
     }
 }
 
-/// What stands where a table of ours belongs and is code of whoever made the file: a view or a generated column may make up rows without
-/// an end, a trigger writes what it likes. Views and tables of other names are nobody's business.
+/// Finds schema objects that could run code of whoever made the file. A view or generated column in place of one of our tables
+/// may return endless rows, and a trigger may write anything. Views and tables with other names are ignored.
 fn made_up(db: &Connection) -> rusqlite::Result<Option<String>> {
     let sql = "
         SELECT 'a ' || iif(type = 'table', 'virtual table', type) || ' ' || quote(name) FROM sqlite_schema
@@ -250,12 +248,12 @@ fn made_up(db: &Connection) -> rusqlite::Result<Option<String>> {
     db.query_row(sql, [tables], |row| row.get(0)).optional()
 }
 
-/// Makes the file of whatever version, or a fresh one, a store of [`VERSION`], in one transaction.
+/// Upgrades a fresh file or any older version to [`VERSION`], in one transaction.
 pub(super) fn migrate(connection: &Connection, path: &Path) -> Result<(), StoreError> {
     let error = |error| StoreError::sqlite(path, error);
     let transaction =
         Transaction::new_unchecked(connection, TransactionBehavior::Immediate).map_err(error)?;
-    // Once more, under the lock: another process may have done it meanwhile.
+    // Checked again under the lock: another process may have upgraded the file in the meantime.
     let from = match recognise(&transaction, path)? {
         Found::Fresh => 0,
         Found::Version(found) => found,

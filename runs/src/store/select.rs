@@ -1,76 +1,76 @@
-//! Runs that are asked for, by what the tables have columns of.
+//! Selects runs by filters on the columns of the tables.
 
 use super::error::Result;
 use super::file::{RunSummary, Store, summary};
 use gpumem_model::run::State;
 use rusqlite::types::ToSql;
 
-/// Which runs, and in what order. Nothing is asked for by default: all of them, the newest first.
+/// Conditions, order and limit of a selection. The default selects all runs, newest first.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// Name of the user, or the uid.
+    /// User name or uid.
     pub user: Option<String>,
-    /// The job's id, or the name that was put in front of it.
+    /// Job id, or the name that was prepended to it.
     pub job: Option<String>,
-    /// Number of a device, or the beginning of its UUID.
+    /// Device number, or the beginning of a UUID.
     pub device: Option<String>,
-    /// They had not ended before: nanoseconds since 1970.
+    /// Runs that had not ended before this time, in ns since 1970.
     pub since_ns: Option<i64>,
-    /// They had begun until then.
+    /// Runs that had begun by this time, in ns since 1970.
     pub until_ns: Option<i64>,
-    /// How they are: see [`state_name`].
+    /// State: see [`state_name`].
     pub state: Option<&'static str>,
-    /// Memory ran out, or is suspected to have.
+    /// Only runs in which memory ran out or is suspected to have run out.
     pub oom: bool,
-    /// In the command, the source's origin or the name of the job: a part of it, or with `*` and `?` all of one.
+    /// Text in the command, the source's origin or the job's name: a substring, or with `*` and `?` a pattern for the whole.
     pub label: Option<String>,
-    /// Order.
+    /// Sort order.
     pub sort: Sort,
-    /// Not more than so many.
+    /// Maximum number of runs.
     pub limit: Option<usize>,
 }
 
-/// What runs are ordered by; the largest or newest first, names from the first letter.
+/// Sort key; largest or newest first, names in ascending order.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Sort {
-    /// When they were stored.
+    /// Time of storing.
     #[default]
     Stored,
-    /// When they began.
+    /// Start time.
     Started,
-    /// The highest `tracked`, of a process without an agent the highest `used`.
+    /// Highest `tracked`; for a process without an agent, highest `used`.
     Peak,
-    /// Ordered records.
+    /// Number of ordered records.
     Events,
     /// The command.
     Label,
 }
 
-/// A run that was asked for.
+/// A selected run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
-    /// As in the list of all.
+    /// Summary as in the full list.
     pub run: RunSummary,
-    /// Its user's name.
+    /// User name.
     pub user: Option<String>,
-    /// Its user's id.
+    /// User id.
     pub uid: Option<u64>,
-    /// Id of its job.
+    /// Job id.
     pub job: Option<String>,
-    /// Its rank.
+    /// Rank.
     pub rank: Option<String>,
-    /// Names of its devices.
+    /// Names of the run's devices.
     pub devices: Vec<String>,
-    /// Highest `used` that was read on any one of its devices.
+    /// Highest `used` that was read on any of its devices.
     pub peak_used_bytes: Option<i64>,
-    /// Times at which memory ran out, or is suspected to have.
+    /// Number of actual or suspected OOMs.
     pub ooms: u64,
 }
 
-/// Names of states, as they are asked for.
+/// Names of states, as used in filters.
 pub const STATES: [&str; 4] = ["running", "ended", "interrupted", "rolled"];
 
-/// How a state is called.
+/// Returns the name of a state.
 pub fn state_name(state: State) -> &'static str {
     let [running, ended, interrupted, rolled] = STATES;
     match state {
@@ -81,7 +81,7 @@ pub fn state_name(state: State) -> &'static str {
     }
 }
 
-/// `Oom::is_true` and suspicions, of a row of `detail`; runs of older schemas have all of them in one.
+/// SQL equivalent of `Oom::is_true` and suspicions, over rows of `detail`. Older schemas store all OOMs in one row.
 const OOMS: &str = "(SELECT count(*) FROM detail, json_each(CASE
         WHEN name NOT IN ('ooms', 'rest') OR NOT json_valid(body) THEN '[]'
         WHEN name = 'ooms' THEN body
@@ -94,7 +94,7 @@ const PEAK_USED: &str = "(SELECT max(peak_used_bytes) FROM device WHERE run = ru
 const PEAK: &str = "(SELECT max(tracked_bytes) FROM moment WHERE run = run.id AND kind = 'peak')";
 
 impl Store {
-    /// Runs that are asked for.
+    /// Returns the runs that match a filter.
     pub fn select(&self, filter: &Filter) -> Result<Vec<Listed>> {
         let mut conditions: Vec<String> = Vec::new();
         let mut values: Vec<Box<dyn ToSql>> = Vec::new();
@@ -107,7 +107,7 @@ impl Store {
             ask(condition, Box::new(user.clone()));
         }
         if let Some(job) = &filter.job {
-            // As `who::is_of_job`: NAME.ID is meant by both, and no name has a full stop behind it but that one.
+            // Same as `who::is_of_job`: the filter matches a whole id NAME.ID, or NAME, which ends at the last full stop.
             let condition =
                 "(claims ->> '$.job' = ? OR (substr(claims ->> '$.job', 1, length(?) + 1) = ? || '.'
                 AND instr(substr(claims ->> '$.job', length(?) + 2), '.') = 0)
@@ -179,7 +179,7 @@ impl Store {
                     ooms: super::columns::unsigned(row, 28)?,
                 })
             })?;
-            // Whether a run's writer lives is no column.
+            // The state depends on whether the writer is alive, which no column holds.
             let is_meant =
                 |listed: &Listed| filter.state.is_none_or(|state| state_name(listed.run.state) == state);
             rows.filter(|row| row.as_ref().map_or(true, is_meant)).take(limit).collect()

@@ -1,4 +1,4 @@
-//! Values as rows of tables: one list of columns for each table, which writes and reads it.
+//! Maps values to table rows: one list of columns for each table serves both writing and reading.
 
 use super::columns::{bits, damaged, dense, from_json, json, maybe_unsigned, unsigned};
 use gpumem_model::names::Named;
@@ -7,11 +7,11 @@ use gpumem_model::series::{Bucket, Extremes};
 use rusqlite::types::{ToSql, ToSqlOutput, Value};
 use rusqlite::{CachedStatement, Connection, OptionalExtension, Result, Row, params_from_iter};
 
-/// A value in one column, or in several beside each other.
+/// A value in one or several adjacent columns.
 pub(super) trait Column: Sized {
-    /// Appends what the columns hold.
+    /// Appends the values of its columns.
     fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()>;
-    /// Reads the columns from number `at` on.
+    /// Reads the columns, starting at column number `at`.
     fn take(row: &Row<'_>, at: usize) -> Result<Self>;
 }
 
@@ -19,18 +19,18 @@ pub(super) trait Column: Sized {
 pub(super) trait Table: Default {
     /// Name of the table.
     const NAME: &'static str;
-    /// Columns of its primary key. In a list the last one counts from 0.
+    /// Columns of its primary key. In a list, the last one counts from 0.
     const KEY: &'static [&'static str];
     /// All other columns.
     const COLUMNS: &'static [&'static str];
-    /// Appends what the columns hold.
+    /// Appends the values of the columns.
     fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()>;
-    /// Reads a row that begins with the columns.
+    /// Reads a row that starts with the columns.
     fn take(row: &Row<'_>) -> Result<Self>;
 }
 
-/// Declares the columns of a table and the fields that they hold. A field that no row names is not stored; the round-trip test of the store
-/// finds it.
+/// Declares the columns of a table and the fields that they hold. A field that no row names is not stored; the store's round-trip
+/// test detects that.
 macro_rules! columns {
     ($value:ty: $table:literal ($($key:literal),+) { $( $($column:literal),+ => $($field:ident).+; )* }) => {
         impl Table for $value {
@@ -69,7 +69,7 @@ columns!(Cell: "cell" ("run", "idx") {
     "inherited" => inherited;
 });
 
-// What a device has beside these is in tables of its own: moments, buckets and details.
+// The device's moments, buckets and details have tables of their own.
 columns!(Device: "device" ("run", "idx") {
     "name"                            => name;
     "ordinal"                         => ordinal;
@@ -84,7 +84,7 @@ columns!(Device: "device" ("run", "idx") {
     "other_tenants"                   => other_tenants;
 });
 
-// The amounts are in a table of their own.
+// The amounts have a table of their own.
 columns!(Moment: "moment" ("run", "device", "kind") {
     "time_ns"                          => time_ns;
     "tracked_bytes"                    => tracked_bytes;
@@ -108,12 +108,13 @@ columns!(Bucket: "bucket" ("run", "device", "seq") {
     "doubtful"                                                  => doubtful;
 });
 
-/// A statement that inserts a row.
+/// Returns a statement that inserts a row.
 pub(super) fn insert<T: Table>(db: &Connection) -> Result<CachedStatement<'_>> {
     db.prepare_cached(&insert_sql::<T>())
 }
 
-/// A statement that inserts a row or changes its columns. REPLACE would delete the row first, and with it all that refers to it.
+/// Returns a statement that inserts a row or updates its columns. REPLACE would first delete the row and everything that refers
+/// to it.
 pub(super) fn upsert<T: Table>(db: &Connection) -> Result<CachedStatement<'_>> {
     let changed: Vec<String> = T::COLUMNS.iter().map(|name| format!("{name} = excluded.{name}")).collect();
     db.prepare_cached(&format!("{} ON CONFLICT DO UPDATE SET {}", insert_sql::<T>(), changed.join(", ")))
@@ -137,7 +138,7 @@ pub(super) fn write<T: Table>(
     Ok(())
 }
 
-/// Reads the rows whose key begins with `key`, by the rest of the key.
+/// Reads the rows whose key begins with `key`, sorted by the rest of the key.
 pub(super) fn read_list<T: Table>(db: &Connection, key: &[&dyn ToSql]) -> Result<Vec<T>> {
     let (columns, keys) = (T::COLUMNS.join(", "), T::KEY.join(", "));
     let [.., index] = T::KEY else { return Err(damaged(format!("{} has no key", T::NAME))) };
@@ -147,7 +148,7 @@ pub(super) fn read_list<T: Table>(db: &Connection, key: &[&dyn ToSql]) -> Result
     dense(T::NAME, db.prepare_cached(&sql)?.query_map(key, row)?)
 }
 
-/// Reads the row of a key.
+/// Reads the row with a key.
 pub(super) fn read_one<T: Table>(db: &Connection, key: &[&dyn ToSql]) -> Result<Option<T>> {
     let sql = format!("SELECT {} FROM {} WHERE {}", T::COLUMNS.join(", "), T::NAME, is::<T>(key.len()));
     db.prepare_cached(&sql)?.query_row(key, T::take).optional()
@@ -161,7 +162,7 @@ fn owned<'a>(value: impl Into<Value>) -> ToSqlOutput<'a> {
     ToSqlOutput::Owned(value.into())
 }
 
-/// Types that SQLite has.
+/// Implements [`Column`] for types that SQLite supports.
 macro_rules! native {
     ($($type:ty),+) => { $( impl Column for $type {
         fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
@@ -176,7 +177,7 @@ macro_rules! native {
 }
 native!(bool, u16, u32, i64, String, Option<String>, Option<i64>);
 
-/// Types that are JSON in a column.
+/// Implements [`Column`] for types stored as JSON.
 macro_rules! as_json {
     ($($type:ty),+) => { $( impl Column for $type {
         fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {
@@ -191,7 +192,7 @@ macro_rules! as_json {
 }
 as_json!(Beside, Vec<(u32, Option<u64>)>, (u32, u64));
 
-/// Types that are JSON in a column, or NULL.
+/// Implements [`Column`] for types stored as JSON or NULL.
 macro_rules! maybe_json {
     ($($type:ty),+) => { $( impl Column for Option<$type> {
         fn put<'a>(&'a self, out: &mut Vec<ToSqlOutput<'a>>) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Who writes a run, so that a reader can tell a run that goes on from one whose watcher died.
+//! The process that writes a run. A reader uses it to distinguish an open run from one whose writer died.
 
 use super::columns::{bits, execute, unsigned};
 use gpumem_model::run::State;
@@ -6,7 +6,7 @@ use rusqlite::{Connection, Row, params};
 use std::io;
 use std::sync::OnceLock;
 
-/// One process of one boot. A pid alone is reused; with its start time it is not.
+/// A process of one boot. A pid may be reused; pid and start time together are unique.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Writer {
     pub(super) pid: u32,
@@ -19,7 +19,7 @@ const SELF_STAT: &str = "/proc/self/stat";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 impl Writer {
-    /// This process.
+    /// Returns the identity of this process.
     pub(super) fn this() -> io::Result<Self> {
         let Some((_, start_ticks)) = parse_stat(&std::fs::read(SELF_STAT)?) else {
             let what = format!("{SELF_STAT}: no start time in it");
@@ -28,19 +28,19 @@ impl Writer {
         Ok(Writer { pid: std::process::id(), start_ticks, boot_id: boot_id()? })
     }
 
-    /// Whether it still runs. What cannot be read counts as dead: a run that is called interrupted is
-    /// corrected by the next look, one that is called open misleads for ever.
+    /// Whether the process still runs. If that cannot be determined, it counts as dead: a run wrongly called interrupted is
+    /// corrected by the next check, but one wrongly called open would mislead permanently.
     pub(super) fn lives(&self) -> bool {
         let stat = || std::fs::read(format!("/proc/{}/stat", self.pid)).ok();
         boot_id().is_ok_and(|boot| boot == self.boot_id)
             && stat().and_then(|stat| parse_stat(&stat)).is_some_and(|(state, start_ticks)| {
-                // A zombie has ended; only its parent has not asked.
+                // A zombie has ended; its parent has not collected its status yet.
                 !matches!(state, b'Z' | b'X' | b'x') && start_ticks == self.start_ticks
             })
     }
 }
 
-/// Read once: asked for each run of a store, and the same for as long as we live.
+/// Returns the boot id. Read once, because every run of a store needs it and it never changes while this process runs.
 fn boot_id() -> io::Result<String> {
     static KNOWN: OnceLock<String> = OnceLock::new();
     if let Some(known) = KNOWN.get() {
@@ -50,8 +50,8 @@ fn boot_id() -> io::Result<String> {
     Ok(KNOWN.get_or_init(|| read).clone())
 }
 
-/// State and start time. The name, field 2, is in parentheses and may itself hold any byte, spaces and
-/// parentheses too: fields are counted from the last `)`.
+/// Parses state and start time. The name, field 2, is in parentheses and may contain any byte, including spaces and parentheses.
+/// Therefore fields are counted from the last `)`.
 fn parse_stat(stat: &[u8]) -> Option<(u8, u64)> {
     let name_end = stat.iter().rposition(|&byte| byte == b')')?;
     let mut fields = std::str::from_utf8(&stat[name_end + 1..]).ok()?.split_ascii_whitespace();
@@ -59,7 +59,7 @@ fn parse_stat(stat: &[u8]) -> Option<(u8, u64)> {
     Some((state, fields.nth(18)?.parse().ok()?))
 }
 
-/// Writer from the columns writer_pid, writer_start, writer_boot.
+/// Reads the writer from the columns writer_pid, writer_start, writer_boot.
 pub(super) fn writer(row: &Row<'_>, at: usize) -> rusqlite::Result<Option<Writer>> {
     let Some(pid) = row.get(at)? else { return Ok(None) };
     Ok(Some(Writer { pid, start_ticks: unsigned(row, at + 1)?, boot_id: row.get(at + 2)? }))
@@ -89,7 +89,7 @@ mod tests {
         let stat = b"7 (a) S 1 (\xff) Z 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 20\n";
         assert_eq!(parse_stat(stat), Some((b'Z', 4242)));
         for cut in 0..stat.len() {
-            // Of a cut line nothing is required, but that it is survived.
+            // A truncated line may give any result but must not panic.
             let _ = parse_stat(&stat[..cut]);
         }
     }

@@ -1,4 +1,4 @@
-//! Real shapes of paths. ID, OTHER and UID stand for what is in them on a machine.
+//! Paths as they occur in practice. ID, OTHER and UID stand for actual ids.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn text(pattern: &str) -> String {
     pattern.replace("OTHER", OTHER).replace("U_I_D", &folded).replace("UID", UID).replace("ID", ID)
 }
 
-/// `container pod job step`, `-` for what is absent.
+/// Returns `container pod job step`, with `-` for absent values.
 fn said(place: &Place) -> String {
     let container = place.container.as_deref().map(|id| if id == ID { "ID" } else { "OTHER" });
     let pod = place.pod_uid.as_deref().map(|uid| if uid == UID { "UID" } else { uid });
@@ -22,7 +22,7 @@ fn said(place: &Place) -> String {
 #[test]
 fn runtimes_and_batch_systems_name_groups_as_they_do() {
     let files = [
-        // systemd alone: a login, a user's manager, a service, nothing.
+        // systemd alone: a login, a user's manager, a service, the root.
         ("0::/user.slice/user-1000.slice/session-2.scope", "- - - -"),
         (
             "0::/user.slice/user-1000.slice/user@1000.service/app.slice/app-org.gnome.Terminal.slice/vte-spawn-0f5c1a2b-1111-4222-8333-4444aaaabbbb.scope",
@@ -31,7 +31,7 @@ fn runtimes_and_batch_systems_name_groups_as_they_do() {
         ("0::/system.slice/gpumemd.service", "- - - -"),
         ("0::/", "- - - -"),
         ("", "- - - -"),
-        // Docker: systemd and cgroupfs, v2 and v1; from a container with a namespace of its own.
+        // Docker: systemd and cgroupfs, v2 and v1; seen from a container with its own namespace.
         ("0::/system.slice/docker-ID.scope", "ID - - -"),
         ("0::/docker/ID", "ID - - -"),
         ("0::/../docker-ID.scope", "ID - - -"),
@@ -42,9 +42,9 @@ fn runtimes_and_batch_systems_name_groups_as_they_do() {
             "ID - - -",
         ),
         ("0::/ecs/5d1c0f0e6a2b4c3d8e9f00112233aabb/ID", "ID - - -"),
-        // Docker in Docker: the inner one.
+        // Docker in Docker: the inner container counts.
         ("0::/system.slice/docker-OTHER.scope/docker/ID", "ID - - -"),
-        // Podman as root, of a user, in a pod, by Quadlet, without systemd; what watches over it is not in it.
+        // Podman: as root, rootless, in a pod, by Quadlet, without systemd. The monitor (conmon) is not in the container.
         ("0::/machine.slice/libpod-ID.scope/container", "ID - - -"),
         ("0::/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-ID.scope/container", "ID - - -"),
         ("0::/machine.slice/machine-libpod_pod_OTHER.slice/libpod-ID.scope", "ID - - -"),
@@ -52,7 +52,7 @@ fn runtimes_and_batch_systems_name_groups_as_they_do() {
         ("0::/libpod_parent/libpod-ID", "ID - - -"),
         ("0::/machine.slice/libpod-conmon-ID.scope", "- - - -"),
         ("0::/system.slice/crio-conmon-ID.scope", "- - - -"),
-        // nerdctl and containerd by itself.
+        // nerdctl, and containerd without Docker or Kubernetes.
         ("0::/system.slice/nerdctl-ID.scope", "ID - - -"),
         ("0::/default/ID", "ID - - -"),
         // Kubernetes, driver systemd: the three classes, containerd and CRI-O.
@@ -74,7 +74,7 @@ fn runtimes_and_batch_systems_name_groups_as_they_do() {
         ("0::/kubepods/burstable/podUID/ID", "ID UID - -"),
         ("5:memory:/kubepods/besteffort/podUID/ID\n0::/", "ID UID - -"),
         ("0::/kubepods/besteffort/podUID/crio-ID", "ID UID - -"),
-        // containerd under systemd although the kubelet was told cgroupfs.
+        // containerd under systemd although the kubelet is configured for cgroupfs.
         (
             "9:cpu:/system.slice/containerd.service/kubepods-burstable-podU_I_D.slice:cri-containerd:ID\n0::/",
             "ID UID - -",
@@ -84,7 +84,7 @@ fn runtimes_and_batch_systems_name_groups_as_they_do() {
             "0::/kubepods/burstable/pod5d1c0f0e6a2b4c3d8e9f00112233aabb/ID",
             "ID 5d1c0f0e6a2b4c3d8e9f00112233aabb - -",
         ),
-        // As another pod sees it.
+        // As seen from another pod.
         (
             "0::/../../../kubepods-burstable.slice/kubepods-burstable-podU_I_D.slice/cri-containerd-ID.scope",
             "ID UID - -",
@@ -97,9 +97,9 @@ fn runtimes_and_batch_systems_name_groups_as_they_do() {
             "ID UID - -",
         ),
         ("0::/docker/OTHER/kubelet/kubepods/besteffort/podUID/ID", "ID UID - -"),
-        // The pod's own pause between them is not there: then the node's container is not the pod's.
+        // The path has no container below the pod: the node's container must not count as the pod's.
         ("0::/docker/OTHER/kubelet/kubepods/besteffort/podUID", "- UID - -"),
-        // Slurm, v1: in some hierarchies only; v2; several slurmd on a machine; batch, extern, a heterogeneous step.
+        // Slurm: v1 in some hierarchies only; v2; several slurmd on a machine; batch, extern and heterogeneous steps.
         (
             "8:freezer:/slurm_n1/uid_1500/job_1/step_0\n5:devices:/slurm_n1/uid_1500/job_1/step_0/task_0\n4:memory:/system.slice/slurmd.service\n0::/system.slice/slurmd.service",
             "- - 1 0",
@@ -153,7 +153,7 @@ fn what_only_looks_like_a_name_is_none() {
     ] {
         assert_eq!(Place::of_path(&text(path)), Place::default(), "{path}");
     }
-    // A job whose step is nonsense is still the job.
+    // A job with an invalid step is still recognised.
     assert_eq!(said(&Place::of_path("/slurm/job_1/step_\u{1b}[2J/x")), "- - 1 -");
     for text in ["no colon", "0:", "0::", ":::\n::\n\n", "0::\u{0}//////", "x:y:/docker\n\u{fffd}"] {
         assert_eq!(Place::of_file(text), Place::default(), "{text:?}");
