@@ -184,7 +184,7 @@ struct Tables {
     lines: Lines,
 }
 
-/// `call` calls a module, `CODES[3]` is an optimizer; the modules are children of each other, the outermost last.
+/// `call` calls a module and `CODES[3]` is an optimizer. Each module is a child of the next one.
 fn tables() -> Tables {
     let tables = Tables { codes: Codes::new(), modules: Modules::new(), names: names(), lines: Lines::new() };
     tables.lines.prepare();
