@@ -121,7 +121,7 @@ impl Sender {
             }
         }
         let refused = self.core.recorder.live.refused.load(Relaxed) + threads::refused();
-        let is_full = self.core.recorder.names.refused.load(Relaxed) > 0; // a flag, because the number would grow with each allocation
+        let is_full = self.core.recorder.names.refused.load(Relaxed) > 0; // a flag: a count would grow all the time
         let told = (self.core.astray.load(Relaxed), refused, is_full);
         let version = status::version();
         if self.state_version == Some(version) && self.told == told {
