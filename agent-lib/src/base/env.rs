@@ -53,8 +53,8 @@ pub(crate) const NVTX_INJECTION: &str = "NVTX_INJECTION64_PATH";
 /// Kineto's: it finalizes CUPTI some time after each trace.
 pub(crate) const TEARDOWN: &str = "TEARDOWN_CUPTI";
 
-/// Rank, local rank and world size, by launcher: those of the first one that says a rank count, because a launcher inside of
-/// another inherits its variables. An `mpirun` in a Slurm job, for one, has SLURM_PROCID from the task that started it.
+/// Rank, local rank and world size, by launcher. The first launcher that sets a rank counts, because a launcher inside of
+/// another inherits its variables. For example, an `mpirun` in a Slurm job has SLURM_PROCID from the task that started it.
 const RANKS: &[[&str; 3]] = &[
     ["RANK", "LOCAL_RANK", "WORLD_SIZE"],
     ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"],
@@ -81,7 +81,7 @@ const CLAIMS: &[(&str, &str)] = &[
     ("pod_uid", "POD_UID"),
 ];
 
-/// `key=value` lines for a Hello, of what `get` says of each variable.
+/// Returns `key=value` lines for a Hello; `get` returns the value of a variable.
 fn claims(get: impl Fn(&str) -> Option<OsString>) -> String {
     let mut lines = String::new();
     let mut claim = |name: &str, variable: &str| {

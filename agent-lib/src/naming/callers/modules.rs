@@ -32,7 +32,7 @@ const GRACE_NS: u64 = 1_000_000_000;
 pub(crate) enum Part {
     /// The driver, CUPTI, or this library: where a call arrives.
     Driver,
-    /// The CUDA runtime, the C library and similar ones: the caller is whoever called them.
+    /// The CUDA runtime, the C library and similar ones: their own caller counts.
     Between,
     /// Any other library: the caller.
     Caller,

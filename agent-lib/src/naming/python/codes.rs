@@ -1,7 +1,8 @@
 //! Table of the code objects with a known meaning, by address.
 //!
 //! Each walk looks up every frame here. Most lookups find nothing, so that case reads a single word that is 0. The code object
-//! itself is never read, so a wrong address in a frame only finds nothing. Whoever registers a code object keeps it alive.
+//! itself is never read, so a wrong address in a frame only finds nothing. The code that registers a code object keeps it
+//! alive.
 
 use crate::naming::sequence;
 use gpumem_wire::{Phase, Role};

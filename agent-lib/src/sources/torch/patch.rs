@@ -17,11 +17,11 @@
 //! fork() must not happen meanwhile, because before glibc 2.31 the child would find the lock taken. `callers::in_loader`
 //! prevents that. If another thread is inside, it gives up after a moment, and the next allocation searches.
 //!
-//! **What is kept.** A slot that is not bound yet holds the address of the library's own stub, whose first call would overwrite
-//! the slot. Then `next` is the function itself, looked up in the file that defines it. A slot with a small value is not
-//! relocated yet (the loader lists a file before that) and is left alone until it is. In a file linked with `-z now`, the
-//! loader makes the slot's memory read-only after it has relocated the whole file. Only then is it made writable for a moment;
-//! nothing else writes it at that time.
+//! **Which original value is kept.** A slot that is not bound yet holds the address of the library's own stub, whose first call
+//! would overwrite the slot. Then `next` is the function itself, looked up in the file that defines it. A slot with a small
+//! value is not relocated yet (the loader lists a file before that) and is left alone until it is. In a file linked with `-z
+//! now`, the loader makes the slot's memory read-only after it has relocated the whole file. Only then is it made writable for
+//! a moment; nothing else writes it at that time.
 
 use crate::base::image::{Image, Slot};
 use crate::base::loaded_file::{image, write_sealed};
