@@ -66,7 +66,8 @@ pub(crate) unsafe fn copy(text: &str, buffer: *mut c_char, capacity: u64) -> u64
 /// Returns a copy of a text that the program frees; null without memory.
 pub(crate) fn handed(text: &str) -> *mut c_char {
     // Allocated by the C library, so that the program can free it, and not by base/arena_allocator.rs. The agent's texts
-    // contain no 0. SAFETY: copies at most as many bytes as the text has.
+    // contain no 0.
+    // SAFETY: copies at most as many bytes as the text has.
     unsafe { libc::strndup(text.as_ptr().cast(), text.len()) }
 }
 

@@ -93,7 +93,8 @@ impl Shared {
             return None; // the kernel would not only refuse: it would end the program with SIGXFSZ
         }
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-        // By number: glibc has the function only since 2.27. SAFETY: passes a C string and flags.
+        // By number: glibc has the function only since 2.27.
+        // SAFETY: passes a C string and flags.
         let fd = unsafe { libc::syscall(libc::SYS_memfd_create, name.as_ptr(), flags) } as RawFd;
         let fd = crate::base::descriptor::up(fd);
         if fd < 0 {

@@ -155,7 +155,7 @@ fn inject() {
         core.devices.set_driver(driver);
         for ordinal in active_devices(&driver) {
             subscribe::note_late();
-            core.device(ordinal); // records the device, so that its late state can be reported
+            core.device(ordinal); // records the device, to which its earlier memory is attributed
             core.torch.is_late.store(true, Relaxed);
         }
         subscribe::attach(core);

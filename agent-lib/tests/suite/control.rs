@@ -228,7 +228,8 @@ fn what_a_program_wants_is_done() {
         assert_eq!((of(&peer, "Step"), of(&peer, "Marker"), of(&peer, "Scope")), (0, 0, 2));
         assert_eq!((set("marks", "on"), set("ranges", "off")), (1, 1));
 
-        // Counters. SAFETY: C strings.
+        // Counters.
+        // SAFETY: C strings.
         unsafe {
             gpumem::gpumem_counter_set(c"cache/hits".as_ptr(), 5);
             gpumem::gpumem_counter_add(c"cache/hits".as_ptr(), -7);

@@ -18,8 +18,8 @@ fn children_that_initialise_cuda_themselves_are_agents_with_their_parents_scopes
             name_bytes: 1 << 16,
             ..Default::default()
         };
-        // The parent's memory is made by its first scope; nothing is sent. SAFETY: C strings; the child calls what a driver's
-        // start calls, and runs until it is killed.
+        // The parent's memory is made by its first scope; nothing is sent.
+        // SAFETY: C strings; the child calls what a driver's start calls, and runs until it is killed.
         let child = unsafe {
             std::env::set_var("GPUMEM_SOCKET", &socket);
             gpumem::gpumem_push(c"outer".as_ptr());

@@ -122,7 +122,8 @@ fn ranges_are_scopes() {
         expect("step/forward");
         assert_eq!(old.nvtxRangePop(), 1);
         expect("step");
-        // With the C API. SAFETY: a C string.
+        // With the C API.
+        // SAFETY: a C string.
         unsafe { gpumem::gpumem_push(c"scope".as_ptr()) };
         assert_eq!(new.push(c"inner"), 1);
         expect("step/scope/inner");

@@ -294,7 +294,8 @@ fn ledger(folder: &Path) {
     let held = [("lib", 64 * MIB), ("model", 512 + 5 * MIB), ("", MIB), ("(idle)", 14 * MIB - 512)];
     assert_eq!(peer.tags(), sums(&held));
 
-    // A retag without a pool applies to the block, even if the segment has its address. SAFETY: C strings.
+    // A retag without a pool applies to the block, even if the segment has its address.
+    // SAFETY: C strings.
     unsafe { gpumem::gpumem_retag(0, A, c"weight".as_ptr(), 1, 0) };
     // SAFETY: as above.
     unsafe { gpumem::gpumem_retag(0, B, c"library".as_ptr(), 0, 0) };
@@ -559,7 +560,8 @@ fn adopted(folder: &Path) {
     assert_eq!(adopt(), 1, "a second time nothing is new");
     check(&mut peer, &pool, 0);
 
-    // From now on they are like any other blocks. SAFETY: a C string.
+    // From now on they are like any other blocks.
+    // SAFETY: a C string.
     unsafe { gpumem::gpumem_retag(0, A, c"weight".as_ptr(), 1, 0) };
     pool.free(A + 10 * MIB, 5 * MIB);
     taking(MEM_UNMAP, 0, &[B, 20 * MIB]);
@@ -687,7 +689,7 @@ fn drift(folder: &Path) {
     pool.alloc(A + 8192, 512);
     assert_eq!(core.torch.devices[0].drift.load(Relaxed), 1000, "once");
     until_layer(Layer::Blocks, LayerState::Degraded, "1000 bytes");
-    // A library that was never hooked is treated differently: reserved bytes without segments.
+    // Reserved bytes without segments are reported separately from missed reports.
     pool.reserved += 2 * MIB;
     pool.alloc(B, 512);
     until_layer(Layer::Blocks, LayerState::Degraded, "of 4194304 bytes of segments, 2097152 were not seen");

@@ -61,8 +61,8 @@ impl Daemon {
     pub fn listen_as(path: &Path, uid: u32) -> Self {
         let keep = u32::MAX; // -1: unchanged
         let daemon = Daemon::listen(path);
-        // The kernel stores the effective user of the thread that listens. A raw call changes only this thread's user. SAFETY:
-        // no memory is involved.
+        // The kernel stores the effective user of the thread that listens. A raw call changes only this thread's user.
+        // SAFETY: no memory is involved.
         unsafe {
             assert_eq!(libc::syscall(libc::SYS_setresuid, keep, uid, keep), 0);
             assert_eq!(libc::listen(daemon.0, 8), 0);
