@@ -1,24 +1,24 @@
-//! `libgpumem.so`: the agent of gpumemd inside a process that uses a GPU. A guest: it never blocks, never allocates on a
-//! callback, never unwinds into the host, and never survives a fork armed.
+//! `libgpumem.so`: the agent of gpumemd inside of a process that uses a GPU. It never blocks and never allocates in a callback,
+//! never unwinds into the host, and is disarmed in forked children.
 //!
 //! ```text
 //! lib.rs    every exported symbol                        include/gpumem.h: the C API
-//! entry/    starting, children, exit; the daemon's report and the program's own
-//! sender/   the one thread: ring -> socket or file; resync
-//! sources/  CUPTI's callbacks, NVTX, PyTorch's allocator, code of ours in the interpreter, functions of the C API
-//! naming/   what an allocation is called: scopes, modules, nodes of the backward pass, callers
-//! driver/   what calls of the driver change: allocations, handles and mappings, pools, devices
-//! record/   how a record is made, the live table, names, the agent's status
+//! entry/    start, forked children, exit; the daemon's report and the agent's own
+//! sender/   the agent's thread: ring -> socket or file; resync
+//! sources/  CUPTI's callbacks, NVTX, PyTorch's allocator, Python code in the interpreter, functions of the C API
+//! naming/   names of allocations: scopes, modules, nodes of the backward pass, callers
+//! driver/   state that driver calls change: allocations, handles and mappings, pools, devices
+//! record/   making of records, the live table, names, the agent's status
 //! threads/  data of each thread, and the table of threads
 //! base/     memory, descriptors, locks, clocks, settings, ELF images
 //! ```
 //!
-//! A folder imports from folders below it only.
+//! A folder imports only from folders below it in this list.
 //!
-//! The symbols here are the whole interface: the driver calls `InitializeInjection`, programs call the rest through
-//! gpumem.h. Strings are UTF-8 ending with 0, or null; bytes that are not are shown as `\xE9`.
+//! The symbols here are the whole interface: the driver calls `InitializeInjection`, programs call the rest through gpumem.h.
+//! Strings are null, or UTF-8 ending with 0; other bytes are shown as `\xE9`.
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
-#![allow(clippy::unused_unit)] // the table of exports below gives every result
+#![allow(clippy::unused_unit)] // the exports table states every result
 
 pub mod base;
 pub mod driver;
@@ -45,18 +45,18 @@ use std::ffi::{c_char, c_int};
 
 macro_rules! text {
     ($text:ident) => {
-        // SAFETY: null or a C string, says the caller of each function that has one.
+        // SAFETY: null or a C string, as the caller of each function with a text guarantees.
         unsafe { c_text::bytes($text) }
     };
 }
 
-/// Each line is an exported function: its symbol, its name in [`Functions`], its result while nothing is recorded, and its work. A copy of
-/// the library that came second forwards the call to the first.
+/// Declares the exported functions: each has a symbol, a name in [`Functions`], a result while nothing is recorded, and its
+/// work. A copy of the library that came second forwards the call to the first.
 macro_rules! exports {
     ($( $(#[$doc:meta])* $symbol:ident as $field:ident ( $($arg:ident : $type:ty),* ) -> $result:ty {
         $absent:expr; |$core:pat_param, $thread:pat_param| $work:expr
     } )*) => {
-        /// The interface as a table: for a second copy of the library in the process.
+        /// The interface as a table, for a second copy of the library in the process.
         #[repr(C)]
         #[derive(Debug)]
         #[allow(missing_docs)]
@@ -67,7 +67,7 @@ macro_rules! exports {
             $( pub $field: unsafe extern "C" fn($($type),*) -> $result, )*
         }
 
-        /// Of this copy.
+        /// The table of this copy.
         pub(crate) static FUNCTIONS: Functions = Functions {
             magic: second_copy::MAGIC,
             initialize: InitializeInjection,
@@ -75,7 +75,7 @@ macro_rules! exports {
             $( $field: $symbol, )*
         };
 
-        /// Where they are, by their names in [`Functions`]: for code that is handed addresses.
+        /// Returns the functions' addresses by their names in [`Functions`], for Python code, which gets addresses.
         pub(crate) fn addresses() -> Vec<(&'static str, usize)> {
             vec![$( (stringify!($field), $symbol as *const () as usize), )*]
         }
@@ -89,7 +89,7 @@ macro_rules! exports {
             pub unsafe extern "C" fn $symbol($($arg: $type),*) -> $result {
                 if !status::armed() {
                     match attach::elsewhere() {
-                        // SAFETY: as our caller says.
+                        // SAFETY: the caller guarantees the arguments.
                         Some(first) => return unsafe { (first.$field)($($arg),*) },
                         None if !status::armed() => return $absent,
                         None => {}
@@ -104,14 +104,15 @@ macro_rules! exports {
     };
 }
 
-/// Called by the driver inside of cuInit. Always 1: with 0 the driver would unload the library and load it again.
+/// Called by the driver inside of cuInit. Always returns 1: after 0 the driver would unload the library and load it again.
 #[unsafe(no_mangle)]
 pub extern "C" fn InitializeInjection() -> c_int {
     shielded((), attach::injected);
     1
 }
 
-/// Called by each library with NVTX in it, on its first NVTX call and under a lock of its own. 0: all its calls are nothing.
+/// Called by each library that contains NVTX, on its first NVTX call and under its own lock. After a result of 0 all its NVTX
+/// calls do nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn InitializeInjectionNvtx2(get_export_table: Option<GetExportTable>) -> c_int {
     shielded(0, || attach::injected_into_nvtx(get_export_table))
@@ -194,7 +195,7 @@ exports! {
     /// Paths of modules have changed, `bytes` of text: see sources/torch/rename.rs. The number of the next record.
     gpumem_rename as rename(paths: *const c_char, bytes: u64) -> u64 {
         0; |core, thread| {
-            // SAFETY: so many bytes, says the caller.
+            // SAFETY: the caller guarantees this number of bytes.
             let paths = unsafe { std::slice::from_raw_parts(paths.cast::<u8>(), bytes as usize) };
             core.rename(thread, paths)
         }
@@ -212,7 +213,7 @@ exports! {
     /// Takes over what is in the list: of each part the device, its kind (sources/torch/adopt.rs), its address and its bytes. 0 if it is to be asked for again.
     gpumem_adopt as adopt(parts: *const u64, count: u64) -> c_int {
         1; |core, thread| {
-            // SAFETY: so many parts of four numbers, says the caller.
+            // SAFETY: the caller guarantees this number of parts with four numbers each.
             let parts = unsafe { c_text::words(parts, count as usize * 4) };
             c_int::from(core.adopt(thread, parts.as_chunks().0))
         }
@@ -227,14 +228,14 @@ exports! {
     /// Finds out where nodes have their numbers: see `autograd::calibrate`. 1 if it is known now.
     gpumem_autograd_calibrate as autograd_calibrate(objects: *const u64, count: u32, first: u64) -> c_int {
         0; |_, _| {
-            // SAFETY: so many numbers, says the caller, of objects that exist.
+            // SAFETY: the caller guarantees this number of addresses of existing objects.
             c_int::from(unsafe { autograd::calibrate(c_text::words(objects, count as usize), first) })
         }
     }
     /// Says where `count` leaves have their gradients, four numbers each: see `gradient::Example`. 1 if that is known now.
     gpumem_autograd_gradients as autograd_gradients(examples: *const u64, count: u32) -> c_int {
         0; |_, _| {
-            // SAFETY: so many numbers, says the caller, of objects that exist.
+            // SAFETY: the caller guarantees this number of addresses of existing objects.
             let numbers = unsafe { c_text::words(examples, 4 * count as usize) };
             c_int::from(gradient::calibrate(numbers.as_chunks().0))
         }
@@ -253,7 +254,7 @@ exports! {
         codes: *const u64, firsts: *const u64, lines: *const i32, count: u64, reason: *mut c_char, reason_bytes: u64
     ) -> c_int {
         0; |core, _| {
-            // SAFETY: places of that size, says the caller.
+            // SAFETY: the caller guarantees arrays of this size.
             let said = unsafe { python::selftest::Said::new(codes, firsts, lines, count) };
             let proved = python::prove(core, said);
             // SAFETY: as above.
@@ -268,7 +269,7 @@ exports! {
     /// How an allocation that this thread made now would be named, and its Python stack, as text. Its length.
     gpumem_here as here(out: *mut c_char, bytes: u64) -> u64 {
         0; |core, thread| {
-            // SAFETY: room of that size, says the caller.
+            // SAFETY: the caller guarantees a buffer of this size.
             unsafe { c_text::fill(out, bytes, |out| snapshot::describe_here(core, thread, out)) }
         }
     }
@@ -284,7 +285,7 @@ exports! {
     }
     /// JSON: 0 live memory, 1 the agent's status, 2 the peak of the open range. Written if it fits; returns its length.
     gpumem_snapshot as snapshot(what: c_int, buffer: *mut c_char, capacity: u64) -> u64 {
-        // SAFETY: a buffer of this capacity, or null, says the caller.
+        // SAFETY: the caller guarantees null or a buffer of this capacity.
         0; |core, _| unsafe { c_text::copy(&snapshot::text(core, what), buffer, capacity) }
     }
     /// A range whose peak is kept: 1 begins it, 2 restarts it, 0 ends it. Returns 0 if there is no memory for it.
@@ -301,7 +302,7 @@ exports! {
             let device = usize::try_from(cuda_ordinal).ok().filter(|&device| device < high_water::DEVICES && high_water::open());
             let Some(device) = device else { return 0 };
             for (place, family) in [(bytes, high_water::Family::Allocations), (block_bytes, high_water::Family::Blocks)] {
-                // SAFETY: null, or a place, says the caller.
+                // SAFETY: the caller guarantees null or a valid pointer.
                 if let Some(place) = unsafe { place.as_mut() } {
                     *place = high_water::high(device, family);
                 }
@@ -372,7 +373,7 @@ exports! {
     gpumem_memory_info as memory_info(cuda_ordinal: c_int, free_bytes: *mut u64, total_bytes: *mut u64) -> c_int {
         0; |core, _| {
             let Some((free, total)) = dump::memory_info(core, cuda_ordinal) else { return 0 };
-            // SAFETY: null, or places for them, says the caller.
+            // SAFETY: the caller guarantees null or valid pointers.
             unsafe {
                 if let Some(place) = free_bytes.as_mut() {
                     *place = free;

@@ -1,9 +1,9 @@
-//! Memory for the agent when the program has used up all that there is (RLIMIT_AS, or a system that overcommits nothing): the
-//! standard library ends the process when an allocation fails, and a program may well be prepared for that moment.
+//! Reserve memory for the agent when the program has used up all memory (RLIMIT_AS, or a system without overcommit). The
+//! standard library ends the process when an allocation fails, but the program may be prepared for that moment.
 //!
-//! The linker turns the standard library's calls of the allocator into these (build.rs). They ask the C library as before; where that
-//! has nothing, a small arena in static storage, which costs nothing until it is touched, gives; and when that is empty the
-//! sender waits, as it waits for the daemon.
+//! The linker redirects the standard library's calls of the allocator to the functions here (build.rs). They ask the C library
+//! first. If it has no memory, they use a small arena in static storage, which costs nothing until it is touched. When that is
+//! empty the sender waits, as it waits for the daemon.
 #![cfg(all(target_os = "linux", target_env = "gnu", any(target_arch = "x86_64", target_arch = "aarch64")))]
 
 use crate::base::own_thread;
@@ -11,21 +11,21 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
-/// A report of a large program fits.
+/// Size of the arena: a report of a large program fits.
 const ARENA_BYTES: usize = 2 << 20;
-/// Of everything that it gives: before each lies its size.
+/// Alignment of all pieces. The word before a piece holds its size.
 const ALIGN: usize = 16;
 
 #[repr(align(4096))]
 struct Arena(UnsafeCell<[u8; ARENA_BYTES]>);
-// SAFETY: handed out in pieces that do not overlap (`take`).
+// SAFETY: `take` hands out pieces that do not overlap.
 unsafe impl Sync for Arena {}
 
 static ARENA: Arena = Arena(UnsafeCell::new([0; ARENA_BYTES]));
-/// Pieces that are in use << 32 | bytes up to the end of the last one. It begins anew when none is.
+/// Number of pieces in use << 32 | bytes up to the end of the last one. The arena starts again when no piece is in use.
 static USED: AtomicU64 = AtomicU64::new(0);
 
-/// A piece; null if there is no room.
+/// Returns a piece; null if there is no room.
 fn take(bytes: usize, align: usize) -> *mut c_void {
     let align = align.max(ALIGN);
     let base = ARENA.0.get() as usize;
@@ -39,7 +39,7 @@ fn take(bytes: usize, align: usize) -> *mut c_void {
     if taken.is_err() {
         return std::ptr::null_mut();
     }
-    // SAFETY: inside the arena, and this piece's: before what it gives, there is room for a word.
+    // SAFETY: inside the arena and of this piece: there is room for a word before the returned address.
     unsafe { ((place - size_of::<usize>()) as *mut usize).write_unaligned(bytes) };
     place as *mut c_void
 }
@@ -48,12 +48,12 @@ fn is_ours(at: *mut c_void) -> bool {
     (at as usize).checked_sub(ARENA.0.get() as usize).is_some_and(|offset| offset < ARENA_BYTES)
 }
 
-/// How large a piece is.
+/// Returns the size of a piece.
 ///
 /// # Safety
-/// It is one of the arena's.
+/// `at` must be a piece of the arena.
 unsafe fn bytes_of(at: *mut c_void) -> usize {
-    // SAFETY: `take` put it there.
+    // SAFETY: `take` wrote the size there.
     unsafe { at.cast::<usize>().sub(1).read_unaligned() }
 }
 
@@ -62,7 +62,7 @@ fn give_back() {
         USED.fetch_update(AcqRel, Acquire, |used| Some(if used >> 32 <= 1 { 0 } else { used - (1 << 32) }));
 }
 
-/// What the C library has not got.
+/// Allocates when the C library has no memory. The sender waits and retries; other threads get null if the arena is full.
 fn in_need(bytes: usize, align: usize, again: impl Fn() -> *mut c_void) -> *mut c_void {
     let mut at = take(bytes, align);
     while at.is_null() && own_thread::is_here() {
@@ -72,7 +72,7 @@ fn in_need(bytes: usize, align: usize, again: impl Fn() -> *mut c_void) -> *mut 
     at
 }
 
-/// The C library's own, under versions that every one has: see glibc.rs.
+/// The C library's own functions, under versions that every glibc has: see glibc.rs.
 mod real {
     use std::ffi::{c_int, c_void};
 
@@ -118,7 +118,7 @@ unsafe extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
 
 unsafe extern "C" fn realloc(old: *mut c_void, bytes: usize) -> *mut c_void {
     if !is_ours(old) {
-        // SAFETY: as realloc(); where it fails, what was there stays.
+        // SAFETY: as realloc(); if it fails, the old memory stays valid.
         unsafe {
             let at = real::realloc(old, bytes);
             if !at.is_null() {
@@ -146,7 +146,7 @@ unsafe extern "C" fn realloc(old: *mut c_void, bytes: usize) -> *mut c_void {
 unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, bytes: usize) -> c_int {
     let ask = || {
         let mut at = std::ptr::null_mut();
-        // SAFETY: a place for the answer.
+        // SAFETY: `at` has room for the answer.
         unsafe { real::posix_memalign(&mut at, align, bytes) };
         at
     };
@@ -155,7 +155,7 @@ unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, bytes: 
     if at.is_null() {
         return libc::ENOMEM;
     }
-    // SAFETY: the caller's place.
+    // SAFETY: the caller provides room for the result.
     unsafe { out.write(at) };
     0
 }

@@ -4,7 +4,7 @@ use gpumem_wire::{Phase, Role};
 use std::ffi::c_char;
 use std::os::unix::ffi::OsStrExt;
 
-/// Returns the bytes of a C string; none for null.
+/// Returns the bytes of a C string; empty for null.
 ///
 /// # Safety
 /// `text` is null or a C string that outlives the result.
@@ -13,11 +13,11 @@ pub unsafe fn bytes<'a>(text: *const c_char) -> &'a [u8] {
     if text.is_null() {
         return &[];
     }
-    // SAFETY: a C string, says the caller.
+    // SAFETY: the caller guarantees a C string.
     unsafe { std::slice::from_raw_parts(text.cast(), libc::strlen(text)) }
 }
 
-/// Returns the caller's numbers; none for null.
+/// Returns the caller's numbers; empty for null.
 ///
 /// # Safety
 /// `words` is null or has `count` numbers, which outlive the result.
@@ -25,11 +25,11 @@ pub(crate) unsafe fn words<'a>(words: *const u64, count: usize) -> &'a [u64] {
     if words.is_null() {
         return &[];
     }
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees the array.
     unsafe { std::slice::from_raw_parts(words, count) }
 }
 
-/// Returns a text of the program's; bytes that are no UTF-8 are replaced.
+/// Returns a text from the program; replaces bytes that are not UTF-8.
 pub(crate) fn text(bytes: &[u8]) -> String {
     std::ffi::OsStr::from_bytes(bytes).to_string_lossy().into_owned()
 }
@@ -43,7 +43,7 @@ pub(crate) unsafe fn fill(out: *mut c_char, bytes: u64, write: impl FnOnce(&mut 
     if out.is_null() {
         return 0;
     }
-    // SAFETY: as our caller says.
+    // SAFETY: the caller guarantees the buffer.
     let room = unsafe { std::slice::from_raw_parts_mut(out.cast::<u8>(), most + 1) };
     let used = write(&mut room[..most]).min(most);
     room[used] = 0;
@@ -57,7 +57,7 @@ pub(crate) unsafe fn fill(out: *mut c_char, bytes: u64, write: impl FnOnce(&mut 
 pub(crate) unsafe fn copy(text: &str, buffer: *mut c_char, capacity: u64) -> u64 {
     let len = text.len() as u64;
     if !buffer.is_null() && len <= capacity {
-        // SAFETY: it fits, says the caller.
+        // SAFETY: the text fits, and the caller guarantees the capacity.
         unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast(), text.len()) };
     }
     len
@@ -65,12 +65,13 @@ pub(crate) unsafe fn copy(text: &str, buffer: *mut c_char, capacity: u64) -> u64
 
 /// Returns a copy of a text that the program frees; null without memory.
 pub(crate) fn handed(text: &str) -> *mut c_char {
-    // The C library's own, which the program can free: not what src/base/arena_allocator.rs has. No text of ours holds a 0.
-    // SAFETY: so many bytes.
+    // Allocated by the C library, so that the program can free it, and not by base/arena_allocator.rs. The agent's texts
+    // contain no 0.
+    // SAFETY: copies at most as many bytes as the text has.
     unsafe { libc::strndup(text.as_ptr().cast(), text.len()) }
 }
 
-/// Role and phase by their numbers on the wire; unknown for numbers that are none.
+/// Converts role and phase from their numbers on the wire; unknown for invalid numbers.
 pub(crate) fn use_as(role: i32, phase: i32) -> (Role, Phase) {
     let code = |number: i32| u8::try_from(number).unwrap_or(0);
     (Role::from_code(code(role)), Phase::from_code(code(phase)))

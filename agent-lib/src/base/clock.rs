@@ -1,28 +1,29 @@
-//! CLOCK_MONOTONIC in nanoseconds, from the processor's time stamp counter where that can be trusted.
+//! CLOCK_MONOTONIC in nanoseconds, computed from the processor's time stamp counter where that is reliable.
 //!
-//! A vDSO call costs 20 to 40 ns, as much as the rest of a record; the counter and one multiplication cost 10. The
-//! counter is used when the kernel itself uses it as clock source. The sender measures both, first often, then about once a
-//! second, and moves the line so that it is continuous and meets the kernel's clock one period later; a clock that jumped (a
-//! virtual machine was moved, the machine slept) is followed at once, and one that will not be followed is given up.
+//! A vDSO call costs 20 to 40 ns, as much as the rest of a record. The counter and one multiplication cost 10 ns. The counter
+//! is used if the kernel itself uses it as clock source. The sender measures both clocks, first often, then about once a
+//! second. It adjusts the line so that it stays continuous and meets the kernel's clock one period later. After a jump (a
+//! virtual machine was moved, the machine slept) the line follows at once. After too many jumps the counter is given up.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
 
-/// Times on both sides of a watermark may differ by this much: out-of-order reads of the counter (tens of ns), and
-/// the slope's error between two measurements.
+/// Largest difference of times on both sides of a watermark, in ns. It covers out-of-order reads of the counter (tens of ns),
+/// and the slope's error between two measurements.
 pub(crate) const MARGIN_NS: u64 = 20_000;
-/// A jump, not a drift.
+/// A larger difference is a jump, not a drift.
 const JUMP_NS: i64 = 1_000_000;
-/// So many jumps, and the counter is not used any more.
+/// After more jumps the counter is not used any more.
 const JUMPS_ALLOWED: u32 = 8;
-/// First slope: after so long.
+/// Time until the first slope is computed.
 const FIRST_NS: u64 = 20_000_000;
-/// And then after as long as the slope was measured over, so that its error moves no line by more than the measurement's; at last each.
+/// Longest time between measurements. Until then, the time is as long as the slope was measured over, so that the slope's error
+/// moves the line by no more than the measurement's error.
 const PERIOD_NS: u64 = 1_000_000_000;
 
-/// The kernel's clock.
+/// Returns the kernel's clock.
 pub(crate) fn kernel_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a clock that every kernel has, and a place for its time.
+    // SAFETY: every kernel has this clock, and `time` has room for the result.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
@@ -36,7 +37,8 @@ fn asked() -> u64 {
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn ticks() -> u64 {
-    // SAFETY: every x86-64 has it; a kernel that forbids it to programs does not use it as its clock source.
+    // SAFETY: every x86-64 has this instruction. A kernel that forbids it to programs does not use the counter as its clock
+    // source.
     unsafe { std::arch::x86_64::_rdtsc() }
 }
 #[cfg(not(target_arch = "x86_64"))]
@@ -44,21 +46,21 @@ fn ticks() -> u64 {
     0
 }
 
-/// No line: everybody asks the kernel.
+/// Value of `version` without a line: every call asks the kernel.
 const NONE: u32 = u32::MAX;
 
-/// `time = base_ns + (ticks - base_ticks) * slope / 2^32`.
+/// The line: `time = base_ns + (ticks - base_ticks) * slope / 2^32`.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Clock {
-    /// Odd while the line is being moved, and before there is one.
+    /// Odd while the line is being adjusted, and before there is one.
     version: AtomicU32,
     base_ticks: AtomicU64,
     base_ns: AtomicU64,
     slope: AtomicU64,
 }
 
-/// What the sender keeps of its measurements.
+/// The sender's measurements.
 #[derive(Debug, Default)]
 pub(crate) struct Calibration {
     start: Option<(u64, u64)>,
@@ -68,7 +70,7 @@ pub(crate) struct Calibration {
 }
 
 impl Clock {
-    /// One that asks the kernel until it is calibrated.
+    /// Creates a clock that asks the kernel until it is calibrated.
     pub(crate) const fn new() -> Self {
         Clock {
             version: AtomicU32::new(NONE),
@@ -78,7 +80,7 @@ impl Clock {
         }
     }
 
-    /// Now.
+    /// Returns the current time.
     #[inline(always)]
     pub fn now(&self) -> u64 {
         let version = self.version.load(Acquire);
@@ -105,7 +107,7 @@ impl Clock {
         self.version.store((version | 1).wrapping_add(1), Release);
     }
 
-    /// Called by one thread, now and then; does nothing most of the time.
+    /// Adjusts the line if a measurement is due. One thread calls it regularly; most calls do nothing.
     pub(crate) fn calibrate(&self, state: &mut Calibration) {
         if state.given_up {
             return;
@@ -131,7 +133,7 @@ impl Clock {
         if ticked == 0 {
             return self.give_up(state);
         }
-        // Over the whole life: its error shrinks as time passes.
+        // The slope over the whole lifetime: its error shrinks as time passes.
         let slope = ((u128::from(passed) << 32) / u128::from(ticked)) as u64;
         state.last_ns = ns;
         if is_first {
@@ -148,7 +150,7 @@ impl Clock {
             }
             return self.set(ticks, ns, slope);
         }
-        // Continuous here, right one period from now.
+        // Continuous now, and right one period from now.
         let correction = -i128::from(ahead) * i128::from(slope) / i128::from(period(ns, start_ns));
         let slope = (i128::from(slope) + correction).max(1) as u64;
         self.set(ticks, told, slope);
@@ -166,20 +168,21 @@ impl Default for Clock {
     }
 }
 
-/// Until the next measurement after one at `last_ns`.
+/// Returns the time until the next measurement after one at `last_ns`.
 fn period(last_ns: u64, start_ns: u64) -> u64 {
     last_ns.saturating_sub(start_ns).clamp(FIRST_NS, PERIOD_NS)
 }
 
 #[inline(always)]
 fn line(base_ticks: u64, base_ns: u64, slope: u64, ticks: u64) -> u64 {
-    // A thread may have read the counter before the line was moved: then it is a little before the base, which is near enough.
+    // A thread may have read the counter before the line was adjusted. Then it is a little before the base, which is precise
+    // enough.
     let since = ticks.wrapping_sub(base_ticks);
     let since = if since as i64 > 0 { since } else { 0 };
     base_ns.wrapping_add(((u128::from(since) * u128::from(slope)) >> 32) as u64)
 }
 
-/// Both clocks at one time: the tightest of a few tries.
+/// Reads both clocks at one time: the tightest of a few tries.
 fn measure() -> (u64, u64) {
     let tries = (0..5).map(|_| {
         let before = ticks();
@@ -190,7 +193,7 @@ fn measure() -> (u64, u64) {
     tries.min_by_key(|(width, ..)| *width).map_or((0, 0), |(_, ticks, ns)| (ticks, ns))
 }
 
-/// Not on other processors, and not where the kernel has found it unreliable.
+/// Whether the kernel uses the counter. Not on other processors, and not if it has found the counter unreliable.
 fn kernel_uses_the_counter() -> bool {
     let source = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
     cfg!(target_arch = "x86_64") && std::fs::read_to_string(source).is_ok_and(|source| source.trim() == "tsc")

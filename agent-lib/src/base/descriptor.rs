@@ -1,29 +1,31 @@
-//! The agent's descriptors: where they do not hurt, and known again.
+//! The agent's file descriptors: they get high numbers, and are verified before use.
 //!
-//! The program's own numbers stay what they would be without us. A program that runs without standard output, for one, would
-//! write its lines into whatever had the number 1; and one that closes all and opens its own gets low numbers first.
+//! The program's own descriptors get the same numbers as without the agent. A program that runs without standard output would
+//! otherwise write its lines into whatever has the number 1. And a program that closes all descriptors and opens its own
+//! expects low numbers.
 
 use std::fs::File;
 use std::io::Write;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, RawFd};
 
-/// Where there is room: above what a program that counts its descriptors meets, below what `select()` and usual limits end at.
+/// Lowest number if the limit allows it. It is above the numbers that usual programs reach, and below the limit of `select()`
+/// and usual limits.
 const FLOOR: RawFd = 512;
-/// Standard input, output and error are never ours.
+/// The agent never uses the numbers of standard input, output and error.
 const LOWEST: RawFd = 3;
 
-/// Gives a descriptor that was just made a high number, which closes on exec; -1 if it has none that may be kept.
+/// Moves a new descriptor to a high number with close-on-exec; returns -1 if no usable number is free.
 pub(crate) fn up(fd: RawFd) -> RawFd {
     if fd < 0 {
         return fd;
     }
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: a place for the answer.
+    // SAFETY: `limit` has room for the answer.
     unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
     let half = RawFd::try_from(limit.rlim_cur / 2).unwrap_or(FLOOR);
     for floor in [FLOOR.min(half).max(LOWEST), LOWEST] {
-        // SAFETY: no memory is involved; the old number is ours alone.
+        // SAFETY: no memory is involved; only the agent uses the old number.
         unsafe {
             let high = libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor);
             if high >= 0 {
@@ -33,54 +35,58 @@ pub(crate) fn up(fd: RawFd) -> RawFd {
         }
     }
     if fd < LOWEST {
-        // SAFETY: ours.
+        // SAFETY: the agent's own descriptor.
         unsafe { libc::close(fd) };
         return -1;
     }
     fd
 }
 
-/// The same for a file: its low number is in use for as long as this takes, not for as long as it is read.
+/// The same for a file. Its low number is in use only during this call, not while the file is read.
+///
+/// # Errors
+/// Fails with EMFILE if no usable number is free.
 pub fn file_up(file: File) -> std::io::Result<File> {
     let fd = up(file.into_raw_fd());
     if fd < 0 {
         return Err(std::io::Error::from_raw_os_error(libc::EMFILE));
     }
-    // SAFETY: it was the file's, and is nobody else's.
+    // SAFETY: the descriptor was the file's, and nothing else uses it.
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
-/// A descriptor that is still what we opened: hosts close descriptors that they do not know, and get the numbers for others.
+/// A descriptor with its file. Hosts close descriptors that they do not know and reuse the numbers, so it is verified before
+/// use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Identity {
-    /// Its number.
+    /// Number of the descriptor.
     pub fd: RawFd,
-    /// What it was.
+    /// Device of the file.
     pub device: u64,
-    /// See `device`.
+    /// Inode of the file.
     pub inode: u64,
 }
 
 impl Identity {
-    /// As it is now; `None` if it is not open.
+    /// Returns the current identity of a descriptor; `None` if it is not open.
     pub(crate) fn of(fd: RawFd) -> Option<Self> {
         let mut stat = std::mem::MaybeUninit::<libc::stat>::zeroed();
-        // SAFETY: a place for the answer.
+        // SAFETY: `stat` has room for the answer.
         if fd < 0 || unsafe { libc::fstat(fd, stat.as_mut_ptr()) } != 0 {
             return None;
         }
-        // SAFETY: filled.
+        // SAFETY: fstat has filled it.
         let stat = unsafe { stat.assume_init() };
         Some(Identity { fd, device: stat.st_dev, inode: stat.st_ino })
     }
 
-    /// Whether it is still that.
+    /// Whether the descriptor still refers to that file.
     pub(crate) fn holds(self) -> bool {
         Identity::of(self.fd) == Some(self)
     }
 }
 
-/// A file that is written to for long: not once its number is another's, and then it is not closed either.
+/// A file that is written for a long time. If its descriptor's number was reused, it is neither written nor closed.
 #[derive(Debug)]
 pub(crate) struct Kept {
     file: ManuallyDrop<File>,
@@ -88,7 +94,7 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// Under a high number.
+    /// Moves the file to a high number.
     pub(crate) fn new(file: File) -> std::io::Result<Self> {
         let file = file_up(file)?;
         let identity = Identity::of(file.as_raw_fd()).ok_or_else(gone)?;
@@ -113,7 +119,7 @@ impl Write for Kept {
 impl Drop for Kept {
     fn drop(&mut self) {
         if self.identity.holds() {
-            // SAFETY: once, and not used again.
+            // SAFETY: dropped once, and not used again.
             unsafe { ManuallyDrop::drop(&mut self.file) };
         }
     }
@@ -130,7 +136,7 @@ mod tests {
         let mut kept = Kept::new(File::create(path("ours")).expect("a file")).expect("kept");
         kept.write_all(b"ours").expect("written");
         let other = File::create(path("other")).expect("a file");
-        // SAFETY: as a program that closes what it does not know, and uses the number.
+        // SAFETY: acts as a program that closes unknown descriptors and reuses the number.
         assert!(unsafe { libc::dup2(other.as_raw_fd(), kept.identity.fd) } >= 0);
         assert!(kept.write_all(b"ours").is_err());
         let number = kept.identity.fd;
@@ -142,7 +148,7 @@ mod tests {
         for name in ["ours", "other"] {
             std::fs::remove_file(path(name)).expect("removed");
         }
-        // SAFETY: this test's.
+        // SAFETY: the test's own descriptor.
         unsafe { libc::close(number) };
     }
 }

@@ -1,8 +1,8 @@
-//! What an ELF image says: how much of a cubin is loaded (the sections that occupy memory, without symbols and debug data), and where the
-//! functions of a mapped file lie.
+//! Data from ELF images: the loaded size of a cubin (sections that occupy memory, without symbols and debug data), and the
+//! address range of the functions of a mapped file.
 //!
-//! Functions are those that the unwinder knows: the segment that can be executed often holds constants, too, and a pointer to a string is
-//! no return address.
+//! Functions are those that the unwinder knows. The executable segment often holds constants, too, and a pointer to a string is
+//! not a return address.
 
 const SECTION_BYTES: usize = 64;
 const ALLOCATED: u64 = 2;
@@ -12,7 +12,7 @@ fn number(bytes: &[u8], at: usize, len: usize) -> Option<u64> {
     Some(field.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte)))
 }
 
-/// Sum of the sections with SHF_ALLOC; 0 if `image` is no 64-bit ELF.
+/// Returns the sum of the sections with SHF_ALLOC; 0 if `image` is not a 64-bit ELF.
 pub(crate) fn loadable_bytes(image: &[u8]) -> u64 {
     if !image.starts_with(b"\x7fELF\x02") {
         return 0;
@@ -32,21 +32,21 @@ pub(crate) fn loadable_bytes(image: &[u8]) -> u64 {
     (0..count).filter_map(loaded).fold(0, u64::saturating_add)
 }
 
-/// .eh_frame_hdr as every linker writes it: version 1; a pointer relative to itself; a count; a table of pairs, function
-/// and description, relative to the header.
+/// .eh_frame_hdr as every linker writes it: version 1; a pointer relative to itself; a count; a table of pairs of function and
+/// description, relative to the header.
 const HEADER: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
 
-/// From the first function to the end of the last one.
+/// Returns the range from the first function to the end of the last one; `None` if the table has another format.
 ///
 /// # Safety
-/// `header` begins `bytes` bytes that can be read, and so can what lies between `start` and `end`.
+/// `bytes` bytes from `header` on must be readable, and so must everything between `start` and `end`.
 pub(crate) unsafe fn functions(
     header: usize,
     bytes: usize,
     start: usize,
     end: usize,
 ) -> Option<(usize, usize)> {
-    // SAFETY: within these bounds, says the caller.
+    // SAFETY: reads within these bounds, which the caller guarantees.
     let word = |at: usize| unsafe { (at as *const u32).read_unaligned() };
     let near = |from: usize, at: usize| from.checked_add_signed(word(at) as i32 as isize);
     if bytes < 20 || word(header).to_le_bytes() != HEADER {
@@ -59,7 +59,7 @@ pub(crate) unsafe fn functions(
     let last = header + 12 + (count - 1) * 8;
     let (first, last, description) =
         (near(header, header + 12)?, near(header, last)?, near(header, last + 4)?);
-    // Length, offset of the common part, function (relative to this place), its bytes.
+    // Fields: length, offset of the common part, function (relative to this place), its bytes.
     let described = start <= description && description.checked_add(16)? <= end;
     let known = described && near(description + 8, description + 8) == Some(last);
     let to = if known { last + word(description + 12) as usize } else { end };
@@ -126,7 +126,7 @@ mod tests {
         let mut many = image(&[(8, 4)], HEADER);
         many[18] = 1 << 30;
         assert_eq!(found(&many), None);
-        // A function outside, one without an end that makes sense.
+        // A function outside of the file, and one with an impossible length.
         assert_eq!(found(&image(&[(-8, 4)], HEADER)), None);
         assert_eq!(found(&image(&[(8, 1 << 20)], HEADER)), None);
     }

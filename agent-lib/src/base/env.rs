@@ -1,5 +1,5 @@
-//! Every environment variable that the agent reads. They are read once, while it starts, on the thread that starts it:
-//! later the program may be changing them.
+//! Every environment variable that the agent reads. They are read once, while it starts, on the thread that starts it. Later
+//! the program may be changing them.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -53,8 +53,8 @@ pub(crate) const NVTX_INJECTION: &str = "NVTX_INJECTION64_PATH";
 /// Kineto's: it finalizes CUPTI some time after each trace.
 pub(crate) const TEARDOWN: &str = "TEARDOWN_CUPTI";
 
-/// Rank, local rank and world size, by launcher: those of the first one that says a rank count, because a launcher inside of
-/// another inherits its variables. An `mpirun` in a Slurm job, for one, has SLURM_PROCID from the task that started it.
+/// Rank, local rank and world size, by launcher. The first launcher that sets a rank counts, because a launcher inside of
+/// another inherits its variables. For example, an `mpirun` in a Slurm job has SLURM_PROCID from the task that started it.
 const RANKS: &[[&str; 3]] = &[
     ["RANK", "LOCAL_RANK", "WORLD_SIZE"],
     ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"],
@@ -63,14 +63,14 @@ const RANKS: &[[&str; 3]] = &[
     ["SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"],
 ];
 
-/// What a Hello calls them.
+/// Names of the claims in a Hello.
 const RANK_CLAIMS: [&str; 3] = ["rank", "local_rank", "world_size"];
 
-/// A task of Slurm has this; in a batch script, which is no task, SLURM_PROCID is 0 all the same.
+/// Set in tasks of Slurm. In a batch script, which is not a task, SLURM_PROCID is 0 all the same.
 const SLURM_STEP: &str = "SLURM_STEP_ID";
 
-/// What else launchers, and Kubernetes' downward API by custom, leave in the environment, and what a Hello calls it. The downward
-/// API has no name of the container, and CONTAINER_NAME means other things elsewhere.
+/// Further variables of launchers, and of Kubernetes' downward API by convention, with their names in a Hello. The downward API
+/// has no name of the container, and CONTAINER_NAME has other meanings elsewhere.
 const CLAIMS: &[(&str, &str)] = &[
     ("job", JOB),
     ("slurm_job", "SLURM_JOB_ID"),
@@ -81,7 +81,7 @@ const CLAIMS: &[(&str, &str)] = &[
     ("pod_uid", "POD_UID"),
 ];
 
-/// `key=value` lines for a Hello, of what `get` says of each variable.
+/// Returns `key=value` lines for a Hello; `get` returns the value of a variable.
 fn claims(get: impl Fn(&str) -> Option<OsString>) -> String {
     let mut lines = String::new();
     let mut claim = |name: &str, variable: &str| {
@@ -98,7 +98,7 @@ fn claims(get: impl Fn(&str) -> Option<OsString>) -> String {
     lines
 }
 
-/// The name of this program as a claim: a daemon that finds the process ended has no other source of it.
+/// Returns the name of this program as a claim. A daemon that finds the process ended has no other source of it.
 fn program() -> String {
     let comm = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
     comm.lines().next().map_or_else(String::new, |comm| format!("comm={comm}\n"))
@@ -107,14 +107,14 @@ fn program() -> String {
 /// Where the system's daemon listens.
 pub(crate) const SYSTEM_SOCKET: &str = "/run/gpumemd/agent.sock";
 
-/// What was read.
+/// The agent's settings, as read from the environment.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
     /// See [`DISABLE`].
     pub disabled: bool,
-    /// Where the daemon may listen, best first.
+    /// Sockets on which the daemon may listen, best first.
     pub sockets: Vec<PathBuf>,
-    /// The last of `sockets` lies in a directory that anybody could have made: its owner is looked at first.
+    /// The last of `sockets`, if its directory could have been made by any user: its owner is checked first.
     pub doubtful_socket: Option<PathBuf>,
     /// See [`RECORD`].
     pub record: Option<PathBuf>,
@@ -130,7 +130,7 @@ pub struct Settings {
     pub name_bytes: u64,
     /// See [`CUPTI_PATH`].
     pub cupti: Option<PathBuf>,
-    /// Places where toolkits and environments keep a libcupti.
+    /// Directories in which toolkits and environments may keep a libcupti.
     pub cuda_homes: Vec<PathBuf>,
     /// $CONDA_PREFIX.
     pub conda: Option<PathBuf>,
@@ -138,7 +138,7 @@ pub struct Settings {
     pub next_injection: Option<PathBuf>,
     /// See [`TEARDOWN`].
     pub teardown: bool,
-    /// Which layers of names may work.
+    /// Switches of the layers of names.
     pub layers: Layers,
     /// See [`NVTX_DOMAINS`].
     pub nvtx_domains: Vec<String>,
@@ -150,7 +150,7 @@ pub struct Settings {
     pub claims: String,
 }
 
-/// Kill switches; all but `lines` are on unless the environment says `0`.
+/// Switches of the layers of names. All but `lines` are on unless the environment sets `0`.
 #[derive(Debug, Clone, Copy)]
 pub struct Layers {
     /// See [`TORCH`].
@@ -195,12 +195,15 @@ fn get(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
-/// An MPS server makes contexts for other users' programs: the kernel gives their memory to them, and whoever listens inside it
-/// listens to all of them. It inherits the variables from the shell or job that started its control daemon. By its file: a
-/// kernel's name of 15 letters is also that of the control daemon, which never calls the driver, and can be changed.
+/// Whether this program is an MPS server. It makes contexts for other users' programs, and the kernel charges the memory to
+/// them. An agent inside of it would observe all of them. It inherits the variables from the shell or job that started its
+/// control daemon.
+///
+/// It is recognized by its file. The kernel's name of 15 letters can be changed, and the control daemon, which never calls the
+/// driver, has the same one.
 fn serves_others() -> bool {
     let program = std::fs::read_link("/proc/self/exe").ok();
-    // What was replaced by an update while it runs ends in " (deleted)".
+    // A file that an update replaces while it runs ends in " (deleted)".
     let name = program.as_ref().and_then(|program| program.file_name()?.to_str());
     name.is_some_and(|name| name.split(' ').next() == Some("nvidia-cuda-mps-server"))
 }
@@ -210,7 +213,7 @@ fn number(name: &str, default: u64, low: u64, high: u64) -> u64 {
     value.map_or(default, |value| value.clamp(low, high))
 }
 
-/// The directories of [`RECORD_DIRS`] that exist.
+/// Returns the directories of [`RECORD_DIRS`] that exist.
 fn record_dirs() -> Vec<PathBuf> {
     let dirs: Vec<PathBuf> = match get(RECORD_DIRS) {
         Some(dirs) => std::env::split_paths(&dirs).filter(|dir| dir.is_absolute()).collect(),
@@ -222,7 +225,7 @@ fn record_dirs() -> Vec<PathBuf> {
     dirs.iter().filter_map(|dir| std::fs::canonicalize(dir).ok()).collect()
 }
 
-/// `%p` in the file's name is the pid.
+/// Replaces `%p` in a file's name by the pid.
 fn with_pid(path: &OsStr, pid: u32) -> PathBuf {
     match path.to_str() {
         Some(text) => text.replace("%p", &pid.to_string()).into(),

@@ -1,13 +1,13 @@
-//! Panics on purpose, in builds that are no releases: `GPUMEM_FAULT=guard:7` is one in the seventh callback, `GPUMEM_FAULT=torch.report:7`
-//! one in the seventh report of PyTorch's allocator. Each injection point has a name. In a release the points
-//! are empty.
+//! Deliberate panics for tests, only in debug builds. `GPUMEM_FAULT=guard:7` panics in the seventh callback,
+//! `GPUMEM_FAULT=torch.report:7` in the seventh report of PyTorch's allocator. Each injection point has a name. In a release
+//! build the points are empty.
 
 #[cfg(not(debug_assertions))]
 mod on_purpose {
-    /// Nothing.
+    /// Does nothing.
     #[inline(always)]
     pub(crate) fn at(_: &str) {}
-    /// Nothing.
+    /// Does nothing.
     pub(crate) fn read() {}
 }
 
@@ -19,7 +19,7 @@ mod on_purpose {
     static WANTED: OnceLock<Option<(String, u32)>> = OnceLock::new();
     static MET: AtomicU32 = AtomicU32::new(0);
 
-    /// Reads GPUMEM_FAULT; not in a callback.
+    /// Reads GPUMEM_FAULT. Must not be called in a callback.
     pub(crate) fn read() {
         let wanted = || {
             let value = std::env::var("GPUMEM_FAULT").ok()?;
@@ -29,7 +29,7 @@ mod on_purpose {
         let _ = WANTED.set(wanted());
     }
 
-    /// Panics if this is the place, and the time: at our caller's line.
+    /// Panics if this point and its count are the requested ones, at the caller's line.
     #[allow(clippy::panic)]
     #[track_caller]
     pub(crate) fn at(place: &str) {

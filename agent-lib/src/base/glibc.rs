@@ -1,6 +1,6 @@
-//! The library runs with glibc 2.17, wherever it was built. The linker turns each call of these functions, the standard
-//! library's too, into `__wrap_` and its name (build.rs); what stands here under that name calls the version that every
-//! glibc has.
+//! Compatibility with glibc 2.17, wherever the library was built. The linker redirects each call of these functions, also those
+//! of the standard library, to the name with the prefix `__wrap_` (build.rs). The functions here have those names and call the
+//! version that every glibc has.
 #![cfg(all(target_os = "linux", target_env = "gnu", any(target_arch = "x86_64", target_arch = "aarch64")))]
 
 use std::ffi::{c_char, c_int, c_long, c_void};
@@ -29,7 +29,7 @@ macro_rules! procedure {
         concat!("gpumem_old_", $name)
     };
 }
-/// The version of functions that were there from the beginning.
+/// Version of the functions that glibc has had from the beginning.
 #[cfg(target_arch = "x86_64")]
 macro_rules! first {
     () => {
@@ -43,7 +43,7 @@ macro_rules! first {
     };
 }
 
-/// `name` under its old version, as a function called `prefix` and that name.
+/// Defines a function named `prefix` and `name` that jumps to the old version of `name`.
 macro_rules! old {
     ($prefix:literal, $( $name:literal @ $version:expr ),* $(,)?) => { $(
         std::arch::global_asm!(
@@ -82,7 +82,7 @@ old!("__wrap_", "pthread_setname_np" @ "GLIBC_2.12");
 #[cfg(target_arch = "aarch64")]
 old!("__wrap_", "pthread_setname_np" @ first!());
 
-/// `name` as a function of ours: what older systems have under no version at all.
+/// Defines `name` as one of the functions below: older systems do not have it under any version.
 macro_rules! own {
     ($( $name:literal = $function:path ),* $(,)?) => { $(
         std::arch::global_asm!(
@@ -102,7 +102,7 @@ pub(crate) use {first, jump, old, own, procedure};
 
 own!("fstat" = fstat, "fstat64" = fstat, "stat64" = stat, "lstat64" = lstat, "gettid" = gettid);
 
-// The kernel's struct is glibc's on both processors; syscall() sets errno.
+// The kernel's struct equals glibc's on both processors; syscall() sets errno.
 
 unsafe extern "C" fn fstat(fd: c_int, to: *mut c_void) -> c_int {
     // SAFETY: as fstat().
@@ -121,6 +121,6 @@ unsafe extern "C" fn lstat(path: *const c_char, to: *mut c_void) -> c_int {
 }
 
 unsafe extern "C" fn gettid() -> c_int {
-    // SAFETY: no arguments.
+    // SAFETY: takes no arguments.
     unsafe { libc::syscall(libc::SYS_gettid) as c_int }
 }

@@ -1,5 +1,5 @@
-//! Words of the process that each report of PyTorch's allocator reads, on one cache line. Apart from each other, each would take a cache line,
-//! and its address another: lines that the training needs itself. Each word belongs to the file that its comment names.
+//! Words of the process that each report of PyTorch's allocator reads, in one cache line. Separately, each would take a cache
+//! line, and its address another: lines that the training needs itself. Each word belongs to the file that its comment names.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize};
 
@@ -14,7 +14,7 @@ pub(crate) struct HotWords {
     pub core: AtomicPtr<()>,
     /// naming/python/mod.rs: the interpreter whose frames are read; null while none are.
     pub interpreter: AtomicPtr<()>,
-    /// naming/autograd.rs, as the rest.
+    /// naming/autograd.rs, like the following.
     pub nodes: AtomicPtr<()>,
     pub next_number: AtomicUsize,
     pub offsets: AtomicU64,
@@ -23,7 +23,6 @@ pub(crate) struct HotWords {
 }
 const _: () = assert!(size_of::<HotWords>() == 64);
 
-/// The process's.
 pub(crate) static HOT_WORDS: HotWords = HotWords {
     phase: AtomicU8::new(0),
     peaks_open: AtomicBool::new(false),

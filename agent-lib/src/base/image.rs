@@ -1,8 +1,8 @@
-//! Where a mapped library keeps the addresses of functions that it imports, and where another one defines them: read from the
-//! program headers and what they lead to, in memory, while the loader holds its lock. Nothing is allocated.
+//! Finds where a mapped library stores the addresses of imported functions, and where a library defines them. Reads the program
+//! headers and the tables that they point to, in memory, while the loader holds its lock. Allocates nothing.
 //!
-//! A file may be stripped, damaged or hostile. Each read is checked against the segments that the program headers promise as
-//! readable, which the loader has mapped: what does not fit is not there.
+//! A file may be stripped, damaged or hostile. Each read is checked against the readable segments of the program headers, which
+//! the loader has mapped. Anything outside is treated as absent.
 
 use std::ffi::CStr;
 
@@ -34,25 +34,25 @@ mod tag {
 /// conda-forge's compilers use).
 const FILLED: [u32; 2] = if cfg!(target_arch = "aarch64") { [1026, 1025] } else { [7, 6] };
 
-/// Relocations of a table that are looked at: libtorch_cpu has 1.5 million, libc10_cuda 600.
+/// Most relocations of a table to search: libtorch_cpu has 1.5 million, libc10_cuda 600.
 const MOST: usize = 1 << 22;
-/// Symbols with one hash that are looked at.
+/// Most symbols with one hash to check.
 const CHAIN: usize = 1 << 12;
 
-/// One program header, as Elf64_Phdr.
+/// A program header, as Elf64_Phdr.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Header {
-    /// PT_LOAD and its kin.
+    /// PT_LOAD and the like.
     pub(crate) kind: u32,
-    /// Whether it is read, written, run.
+    /// Readable, writable, executable.
     pub(crate) flags: u32,
     offset: u64,
-    /// Where it lies, from the base on.
+    /// Address relative to the base.
     pub(crate) address: u64,
     physical: u64,
     file_bytes: u64,
-    /// How much of it is mapped.
+    /// Mapped size in bytes.
     pub(crate) bytes: u64,
     align: u64,
 }
@@ -90,16 +90,16 @@ pub struct Image<'a> {
     headers: &'a [Header],
 }
 
-/// Where an imported function's address lies.
+/// The slot that holds an imported function's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slot {
-    /// Address of the slot: a word of the library's own, aligned.
+    /// Address of the slot: an aligned word of the library.
     pub at: usize,
     /// The loader makes its page read-only once everything is bound.
     pub(crate) is_sealed: bool,
 }
 
-/// What the dynamic section leads to. Addresses are checked when they are used.
+/// Tables of the dynamic section. Addresses are checked when they are used.
 #[derive(Debug, Clone, Copy, Default)]
 struct Tables {
     symbols: usize,
@@ -107,7 +107,7 @@ struct Tables {
     name_bytes: usize,
     plt: usize,
     plt_bytes: usize,
-    /// Entries of the table of the PLT have an addend.
+    /// Entries of the PLT's table have an addend.
     plt_has_addends: bool,
     rela: (usize, usize),
     rel: (usize, usize),
@@ -116,10 +116,10 @@ struct Tables {
 }
 
 impl<'a> Image<'a> {
-    /// Of the file that is mapped at `base`.
+    /// Describes the file that is mapped at `base`.
     ///
     /// # Safety
-    /// Memory of segments that are said to be readable is mapped and readable for `'a`.
+    /// Segments that `headers` declares as readable must be mapped and readable for `'a`.
     pub unsafe fn new(base: usize, headers: &'a [Header]) -> Self {
         Image { base, headers }
     }
@@ -129,7 +129,7 @@ impl<'a> Image<'a> {
         Some((start, start.checked_add(usize::try_from(header.bytes).ok()?)?))
     }
 
-    /// Where the segment ends that `at` lies in, if it has these flags.
+    /// Returns the end of the segment that contains `at`, if it has these flags.
     fn end(&self, at: usize, flags: u32) -> Option<usize> {
         let loads = self.headers.iter().filter(|header| header.kind == LOAD && header.flags & flags == flags);
         loads
@@ -143,20 +143,21 @@ impl<'a> Image<'a> {
         self.end(address, RUNS).is_some()
     }
 
-    /// Whether `value` is an address from the base on, as it stands in the file, and none of memory.
+    /// Whether `value` is an offset from the base, as the file contains it, and not an address in memory.
     pub(crate) fn is_offset(&self, value: usize) -> bool {
         let ends = self.headers.iter().filter(|header| header.kind == LOAD);
         ends.map(|load| load.address.saturating_add(load.bytes)).any(|end| (value as u64) < end)
     }
 
-    /// The value at `at`, wherever it is aligned.
+    /// Reads the value at `at`, which need not be aligned.
     fn read<T: Copy>(&self, at: usize) -> Option<T> {
         let end = self.end(at, READS)?;
         // SAFETY: inside of a readable segment; all `T` here are plain numbers.
         (end - at >= size_of::<T>()).then(|| unsafe { (at as *const T).read_unaligned() })
     }
 
-    /// An address in the dynamic section: the loader of glibc has added the base where it could write, that of musl has not.
+    /// Resolves an address of the dynamic section. The loader of glibc adds the base if the section is writable; that of musl
+    /// does not.
     fn resolve(&self, value: u64) -> usize {
         let value = value as usize;
         match self.end(value, READS) {
@@ -196,7 +197,7 @@ impl<'a> Image<'a> {
         self.read(tables.symbols.checked_add(index.checked_mul(size_of::<Symbol>())?)?)
     }
 
-    /// Whether the name at `offset` of the table of names is `name`.
+    /// Whether the name at `offset` in the string table is `name`.
     fn is_named(&self, tables: &Tables, offset: u32, name: &CStr) -> bool {
         let name = name.to_bytes_with_nul();
         let is = || {
@@ -214,7 +215,7 @@ impl<'a> Image<'a> {
         is().unwrap_or(false)
     }
 
-    /// Where the functions `wanted` are called through: each by any of its names.
+    /// Returns the slots through which the functions `wanted` are called; each function may have several names.
     pub fn slots<const N: usize>(&self, wanted: &[&[&CStr]; N]) -> [Option<Slot>; N] {
         let mut found = [None; N];
         let Some(tables) = self.tables() else { return found };
@@ -242,7 +243,7 @@ impl<'a> Image<'a> {
         let count = (bytes.min(end - start) / each).min(MOST);
         for index in 0..count {
             let at = start + index * each;
-            // SAFETY: inside of a readable segment, by `count`.
+            // SAFETY: `count` limits it to a readable segment.
             let relocation = unsafe { (at as *const Relocation).read_unaligned() };
             if !FILLED.contains(&(relocation.info as u32)) {
                 continue;
@@ -268,14 +269,15 @@ impl<'a> Image<'a> {
         Some(Slot { at, is_sealed })
     }
 
-    /// Where this file defines the function `name`.
+    /// Returns the address at which this file defines the function `name`.
     pub(crate) fn defines(&self, name: &CStr) -> Option<usize> {
         let tables = self.tables()?;
         let index =
             if tables.gnu_hash != 0 { self.find_gnu(&tables, name)? } else { self.find_sysv(&tables, name)? };
         let symbol = self.symbol(&tables, index)?;
         let (kind, binding) = (symbol.info & 15, symbol.info >> 4);
-        // A function or untyped, global or weak, and defined. An indirect one would have to be called to be known.
+        // It must be a function or untyped, global or weak, and defined. An indirect function is excluded, as it would have to
+        // be called.
         if symbol.section == 0 || !matches!(kind, 0 | 2) || !matches!(binding, 1 | 2) {
             return None;
         }
@@ -345,7 +347,7 @@ impl<'a> Image<'a> {
         None
     }
 
-    /// The pages that the loader makes read-only around `at`: whole ones only.
+    /// Returns the range of whole pages around `at` that the loader makes read-only.
     pub(crate) fn sealed_pages(&self, at: usize, page: usize) -> Option<(usize, usize)> {
         let sealed = self.headers.iter().filter(|header| header.kind == RELRO);
         let pages = sealed
@@ -436,7 +438,7 @@ mod tests {
             let [slot] = self.image().slots(&[&[NAME]]);
             slot.map(|slot| (slot.at - self.words.as_ptr() as usize) as u64)
         }
-        /// With a table of hashes of the older kind.
+        /// Adds a hash table of the older kind.
         fn with_sysv(mut self) -> Self {
             self.set_dynamic(6, tag::HASH, AT_HASH);
             self.half(AT_HASH, 1);
@@ -445,7 +447,7 @@ mod tests {
             self.half(AT_HASH + 12 + 4, 2);
             self
         }
-        /// With a table of hashes of the newer kind: two symbols, in order.
+        /// Adds a hash table of the newer kind: two symbols, in order.
         fn with_gnu(mut self) -> Self {
             let hash =
                 |name: &[u8]| name.iter().fold(5381_u32, |h, &b| h.wrapping_mul(33).wrapping_add(b.into()));
@@ -464,7 +466,7 @@ mod tests {
     #[test]
     fn slots_are_found_by_name_in_any_table() {
         assert_eq!(File::new().found(), Some(AT_SLOT));
-        let mut file = File::new(); // as musl leaves it, and as glibc does
+        let mut file = File::new(); // first as musl leaves it, then as glibc does
         let base = file.words.as_ptr() as u64;
         for (index, tag, value) in [(0, tag::SYMTAB, AT_SYMBOLS), (1, tag::STRTAB, AT_NAMES)] {
             file.set_dynamic(index, tag, base + value);
@@ -503,7 +505,7 @@ mod tests {
         assert_eq!(File::new().image().defines(NAME), None, "no hashes");
     }
 
-    /// Every word of the file is replaced by values that break things: nothing is read outside of it, and nothing hangs.
+    /// Replaces every word of the file by harmful values: nothing is read outside of the file, and every search ends.
     #[test]
     fn damaged_files_are_no_trouble() {
         let evil =

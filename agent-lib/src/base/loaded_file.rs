@@ -1,13 +1,14 @@
-//! A file as the loader has mapped it: its headers and name, and a word in a page that the loader makes read-only when it is done.
+//! A file as the loader has mapped it: its headers and name, and writing a word in a page that the loader makes read-only after
+//! relocation.
 //!
-//! Whether such a page can be written now is in /proc/self/maps, which is read in pieces into memory that is there.
+//! /proc/self/maps shows whether such a page is writable now. It is read in pieces into a fixed buffer.
 
 use super::image::{Header, Image};
 use std::ffi::{CStr, c_char, c_void};
 
-/// A mapped file, while the loader's lock is held.
+/// Returns the name and image of a mapped file, while the loader's lock is held.
 pub(crate) unsafe fn image<'a>(info: *mut libc::dl_phdr_info) -> (&'a [u8], Image<'a>) {
-    // SAFETY: what dl_iterate_phdr hands over: headers of a mapped file, and its name.
+    // SAFETY: dl_iterate_phdr passes the headers of a mapped file and its name.
     unsafe {
         let known = &*info;
         let headers = std::slice::from_raw_parts(known.dlpi_phdr.cast::<Header>(), known.dlpi_phnum.into());
@@ -17,17 +18,17 @@ pub(crate) unsafe fn image<'a>(info: *mut libc::dl_phdr_info) -> (&'a [u8], Imag
     }
 }
 
-/// Writes a slot that the loader makes read-only. False if it could not be made writable.
+/// Writes a slot in a page that the loader makes read-only. Returns false if the page could not be made writable.
 #[cold]
 pub(crate) fn write_sealed(image: &Image<'_>, at: usize, write: impl FnOnce()) -> bool {
-    // SAFETY: no pointers.
+    // SAFETY: passes no pointers.
     let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096).max(4096);
     let Some(_) = image.sealed_pages(at, page) else {
-        write(); // on the last page, which is sealed in no part
+        write(); // on the last page, which is sealed only in whole pages
         return true;
     };
     match is_page_writable(at) {
-        // The loader is not done with this file and seals it afterwards.
+        // The loader has not finished with this file and seals the page afterwards.
         Some(true) => {
             write();
             true
@@ -48,14 +49,14 @@ pub(crate) fn write_sealed(image: &Image<'_>, at: usize, write: impl FnOnce()) -
     }
 }
 
-/// Whether the page of `at` is writable now, from /proc/self/maps, read with system calls alone.
+/// Whether the page of `at` is writable now, according to /proc/self/maps, read with system calls only.
 fn is_page_writable(at: usize) -> Option<bool> {
-    // SAFETY: a C string.
+    // SAFETY: the path is a C string.
     let fd = unsafe { libc::open(c"/proc/self/maps".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
     if fd < 0 {
         return None;
     }
-    // SAFETY: a buffer of this length.
+    // SAFETY: the buffer has this length.
     let read = |buffer: &mut [u8]| unsafe { libc::read(fd, buffer.as_mut_ptr().cast(), buffer.len()) };
     let found = is_writable(at, |buffer| usize::try_from(read(buffer)).unwrap_or(0));
     // SAFETY: opened above.
@@ -63,10 +64,11 @@ fn is_page_writable(at: usize) -> Option<bool> {
     found
 }
 
-/// Of a line, so much: `start-end rwxp` is at its beginning, names of files are behind this.
+/// Bytes of a line to keep: `start-end rwxp` at its beginning. File names come after that.
 const LINE_BYTES: usize = 64;
 
-/// Whether the page of `at` is writable, by the first line that has it. `read` gives the next bytes, 0 at the end.
+/// Whether the page of `at` is writable, according to the first line that contains it. `read` returns the number of next bytes,
+/// 0 at the end.
 pub(crate) fn is_writable(at: usize, mut read: impl FnMut(&mut [u8]) -> usize) -> Option<bool> {
     let (mut buffer, mut line, mut filled) = ([0_u8; 4096], [0_u8; LINE_BYTES], 0);
     loop {
@@ -88,9 +90,9 @@ pub(crate) fn is_writable(at: usize, mut read: impl FnMut(&mut [u8]) -> usize) -
     }
 }
 
-/// Of a line `start-end rwxp ...`, if `at` lies there.
+/// Parses a line `start-end rwxp ...`; `None` if it does not contain `at`.
 fn of_line(line: &[u8], at: usize) -> Option<bool> {
-    // Bytes of a name that were cut, or are no text at all, are behind what is read.
+    // Cut or non-ASCII bytes belong to a file name, behind the part that is parsed.
     let end = line.iter().position(|byte| !byte.is_ascii()).unwrap_or(line.len());
     let line = std::str::from_utf8(line.get(..end)?).ok()?;
     let (range, rest) = line.split_once(' ')?;

@@ -1,10 +1,10 @@
-//! Locks that do not outlive a fork: the thread that holds one may not exist in the child.
+//! Locks that can be reset after a fork: the thread that holds one does not exist in the child.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
 use std::sync::{LockResult, Mutex, MutexGuard, TryLockResult};
 
-/// A mutex that a forked child which starts anew finds free: the thread that held it in the parent does not exist in the child, and what
-/// lay behind it may be half changed. Made on first use; a child leaves its parent's alone.
+/// A mutex that is free in a forked child which starts anew. The thread that held it does not exist there, and the value may be
+/// half changed. So the child makes a new one on first use and leaks its parent's.
 #[derive(Debug)]
 pub(crate) struct ForkMutex<T: 'static> {
     at: AtomicPtr<Mutex<T>>,
@@ -12,7 +12,7 @@ pub(crate) struct ForkMutex<T: 'static> {
 }
 
 impl<T> ForkMutex<T> {
-    /// `make` returns the initial value.
+    /// Creates the mutex; `make` returns the initial value.
     pub(crate) const fn new(make: fn() -> T) -> Self {
         ForkMutex { at: AtomicPtr::new(std::ptr::null_mut()), make }
     }
@@ -36,23 +36,23 @@ impl<T> ForkMutex<T> {
         unsafe { &*at }
     }
 
-    /// As that of a mutex.
+    /// Locks the mutex.
     pub(crate) fn lock(&self) -> LockResult<MutexGuard<'static, T>> {
         self.mutex().lock()
     }
 
-    /// As that of a mutex.
+    /// Tries to lock the mutex.
     pub(crate) fn try_lock(&self) -> TryLockResult<MutexGuard<'static, T>> {
         self.mutex().try_lock()
     }
 
-    /// In a forked child, before it starts anew.
+    /// Replaces the mutex in a forked child, before it starts anew.
     pub(crate) fn reset_after_fork(&self) {
         self.at.store(std::ptr::null_mut(), Release);
     }
 }
 
-/// A lock that a forked child can take back: held for a few hundred instructions.
+/// A spin lock that a forked child can reset: held for a few hundred instructions.
 #[derive(Debug)]
 pub(crate) struct SpinLock(AtomicBool);
 
@@ -61,7 +61,7 @@ pub(crate) struct SpinLock(AtomicBool);
 pub(crate) struct SpinLockGuard<'a>(&'a AtomicBool);
 
 impl SpinLock {
-    /// A free lock.
+    /// Creates a free lock.
     pub(crate) const fn new() -> Self {
         SpinLock(AtomicBool::new(false))
     }
@@ -95,7 +95,7 @@ mod tests {
         static WORDS: ForkMutex<Vec<u32>> = ForkMutex::new(Vec::new);
         let mut held = WORDS.lock().expect("free");
         held.push(1);
-        // SAFETY: the child does what is tested, and ends.
+        // SAFETY: the child runs the tested code and ends.
         let status = unsafe {
             match libc::fork() {
                 0 => {

@@ -1,12 +1,12 @@
-//! The memory that the daemon is handed: a memfd laid out as wire's layout.rs says, mapped here as words.
+//! The memory that is passed to the daemon: a memfd with the layout of wire's layout.rs, mapped here as words.
 //!
-//! It is sealed against growing and shrinking before anybody else sees it, so neither side can make the other one fault.
+//! It is sealed against growing and shrinking before any other process has it, so neither side can cause a fault in the other.
 
 use gpumem_wire::SLOT_BYTES;
 use gpumem_wire::layout::{HEADER_BYTES, Header};
 use std::ffi::{CStr, CString};
 use std::os::fd::RawFd;
-/// What ring.rs and names.rs count with: tests/races puts loom's in their place.
+/// Atomics of ring.rs and names.rs: tests/races replaces them by loom's.
 pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
 
 /// A slot or a row.
@@ -16,7 +16,8 @@ const _: () = assert!(size_of::<Words>() == SLOT_BYTES);
 /// First part of the name of the agent's memfd.
 pub(crate) const PREFIX: &str = "gpumem-agent.";
 
-/// Returns the name of this copy's memfd. It has the pid and the address of the table of exported functions (entry/second_copy.rs).
+/// Returns the name of this copy's memfd. It contains the pid and the address of the table of exported functions
+/// (entry/second_copy.rs).
 pub(crate) fn name_of(pid: u32, functions: usize) -> Option<CString> {
     CString::new(format!("{PREFIX}{pid}.{functions:x}")).ok()
 }
@@ -32,40 +33,40 @@ pub(crate) struct Sizes {
     pub name_bytes: u64,
 }
 
-/// The mapping. It lives as long as the process: callbacks may be on their way at any time.
+/// The mapping. It lives as long as the process, since callbacks may arrive at any time.
 #[derive(Debug, Clone, Copy)]
 pub struct Shared {
-    /// Read only by the sender; may have been closed by the host, see descriptor.rs.
+    /// Used only by the sender. The host may have closed it, see descriptor.rs.
     pub(crate) fd: RawFd,
-    /// As it was when the memfd was made.
+    /// The header as of the memfd's creation.
     pub(crate) header: Header,
     base: *mut u8,
 }
 
-// SAFETY: a mapping for the life of the process, accessed through atomics (names: see names.rs).
+// SAFETY: the mapping lives as long as the process and is accessed through atomics (names: see names.rs).
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
 
-/// Anonymous zeroed memory for the life of the process that costs nothing until it is touched; not from the
-/// host's allocator, which may itself call the driver.
+/// Returns anonymous zeroed memory for the life of the process; `None` if there is none. It costs nothing until it is touched.
+/// It does not come from the host's allocator, which may itself call the driver.
 pub(crate) fn anonymous<T>(count: usize) -> Option<&'static [T]> {
     let bytes = count.checked_mul(size_of::<T>())?.max(1);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a fresh mapping.
+    // SAFETY: a new mapping.
     let base =
         unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
     if base == libc::MAP_FAILED {
         return None;
     }
-    // SAFETY: page-aligned, zeroed, never unmapped; users hold atomics in it, for which zero is a value.
+    // SAFETY: page-aligned, zeroed, never unmapped; users store atomics in it, for which zero is a valid value.
     Some(unsafe { std::slice::from_raw_parts(base.cast(), count) })
 }
 
-/// How large this process may make a file.
+/// Returns the largest file size that this process may create, in bytes.
 fn largest_file() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: a place for the answer.
+    // SAFETY: `limit` has room for the answer.
     match unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) } {
         0 => limit.rlim_cur,
         _ => u64::MAX,
@@ -73,7 +74,7 @@ fn largest_file() -> u64 {
 }
 
 impl Shared {
-    /// Makes, seals and maps it. `name` shows in /proc/PID/fd and /proc/PID/maps.
+    /// Creates, seals and maps the memfd. `name` is visible in /proc/PID/fd and /proc/PID/maps.
     pub(crate) fn create(name: &CStr, sizes: Sizes, pid: u32, start_ticks: u64) -> Option<Self> {
         let header = Header {
             major: gpumem_wire::MAJOR,
@@ -92,15 +93,15 @@ impl Shared {
             return None; // the kernel would not only refuse: it would end the program with SIGXFSZ
         }
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-        // By number: glibc has the function since 2.27 only.
-        // SAFETY: a C string and flags.
+        // By number: glibc has the function only since 2.27.
+        // SAFETY: passes a C string and flags.
         let fd = unsafe { libc::syscall(libc::SYS_memfd_create, name.as_ptr(), flags) } as RawFd;
         let fd = crate::base::descriptor::up(fd);
         if fd < 0 {
             return None;
         }
         let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-        // SAFETY: our own file descriptor; mapped whole, at an address that the kernel chooses.
+        // SAFETY: the agent's own file descriptor, mapped completely at an address that the kernel chooses.
         let base = unsafe {
             let sized = libc::ftruncate(fd, bytes as libc::off_t) == 0
                 && libc::fcntl(fd, libc::F_ADD_SEALS, seals) == 0;
@@ -111,7 +112,7 @@ impl Shared {
             }
         };
         if base == libc::MAP_FAILED {
-            // SAFETY: ours, and nobody else has it.
+            // SAFETY: the agent's own descriptor, which nothing else uses.
             unsafe { libc::close(fd) };
             return None;
         }
@@ -123,24 +124,24 @@ impl Shared {
         Some(shared)
     }
 
-    /// The word at a multiple of 8 within the header.
+    /// Returns the word at a multiple of 8 within the header.
     fn word(&self, offset: usize) -> &'static AtomicU64 {
         debug_assert!(offset.is_multiple_of(8) && offset < HEADER_BYTES);
-        // SAFETY: inside the mapping, aligned, and only ever accessed as atomic.
+        // SAFETY: inside the mapping, aligned, and only accessed as atomic.
         unsafe { &*self.base.add(offset).cast() }
     }
 
-    /// `Header::head_seq`.
+    /// Returns `Header::head_seq`.
     pub(crate) fn head(&self) -> &'static AtomicU64 {
         self.word(48)
     }
 
-    /// `Header::lost`.
+    /// Returns `Header::lost`.
     pub(crate) fn lost(&self) -> &'static AtomicU64 {
         self.word(56)
     }
 
-    /// `Header::names_end`.
+    /// Returns `Header::names_end`.
     pub(crate) fn names_end(&self) -> &'static AtomicU64 {
         self.word(64)
     }
@@ -150,28 +151,28 @@ impl Shared {
         unsafe { std::slice::from_raw_parts(self.base.add(offset as usize).cast(), count as usize) }
     }
 
-    /// The ring's slots.
+    /// Returns the ring's slots.
     pub(crate) fn ring(&self) -> &'static [Words] {
         self.slots(self.header.ring_offset(), self.header.ring_slots)
     }
 
-    /// The rows of the live table.
+    /// Returns the rows of the live table.
     pub(crate) fn live(&self) -> &'static [Words] {
         self.slots(self.header.live_offset().unwrap_or(0), self.header.live_rows)
     }
 
-    /// The first byte for names; who may write where is decided in names.rs.
+    /// Returns the first byte for names; names.rs decides which thread writes where.
     pub(crate) fn names(&self) -> *mut u8 {
         // SAFETY: inside the mapping.
         unsafe { self.base.add(self.header.names_offset().unwrap_or(0) as usize) }
     }
 }
 
-/// Tells the processor that a line will be written soon.
+/// Prefetches a cache line that will be written soon.
 #[inline(always)]
 pub(crate) fn fetch_to_write<T>(line: &T) {
-    // The intrinsic becomes a fetch to read, unless all code is compiled for newer processors. Those that do not know this
-    // instruction, none of them with a GPU, do nothing.
+    // The intrinsic becomes a prefetch for reading, unless all code is compiled for newer processors. Processors that do not
+    // know this instruction ignore it; none of them is used with a GPU.
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a hint; it reads nothing.
     unsafe {
@@ -184,7 +185,7 @@ pub(crate) fn fetch_to_write<T>(line: &T) {
     }
 }
 
-/// Tells the processor that a line will be read soon.
+/// Prefetches a cache line that will be read soon.
 #[inline(always)]
 pub(crate) fn fetch_to_read<T>(line: &T) {
     #[cfg(target_arch = "x86_64")]

@@ -1,4 +1,4 @@
-//! What needs nothing else of the agent: memory that it shares, descriptors, locks, clocks, settings, and files as they lie in memory.
+//! Parts that need nothing else of the agent: shared memory, descriptors, locks, clocks, settings, and mapped ELF files.
 
 pub(crate) mod arena_allocator;
 pub mod c_text;

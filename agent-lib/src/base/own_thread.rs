@@ -1,4 +1,5 @@
-//! The agent's own thread: whether it runs, whether it is the calling one, its connection; and protection against pthread_cancel.
+//! The agent's own thread: whether it runs, whether it is the calling one, its connection; and protection against
+//! pthread_cancel.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::*};
@@ -9,7 +10,7 @@ pub(crate) static FINISHED: AtomicBool = AtomicBool::new(false);
 /// The kernel id of the agent's thread.
 pub(crate) static THREAD: AtomicU32 = AtomicU32::new(0);
 
-/// The process whose thread it is: children have none.
+/// The process that the agent's thread belongs to: forked children have none.
 pub(crate) static OWNER: AtomicU32 = AtomicU32::new(0);
 
 /// The connection to the daemon; -1 for none. The fork handler closes it in the child.
@@ -18,9 +19,9 @@ pub(crate) static SOCKET: AtomicI32 = AtomicI32::new(-1);
 /// A connection to a daemon was attempted since this process began.
 pub(crate) static TRIED: AtomicBool = AtomicBool::new(false);
 
-/// The kernel's number of the calling thread. By number: glibc has gettid since 2.30 only.
+/// Returns the kernel id of the calling thread. By number: glibc has gettid only since 2.30.
 pub(crate) fn kernel_id() -> u32 {
-    // SAFETY: no arguments.
+    // SAFETY: takes no arguments.
     unsafe { libc::syscall(libc::SYS_gettid) as u32 }
 }
 
@@ -51,8 +52,9 @@ pub(crate) fn connected() -> bool {
     SOCKET.load(Acquire) >= 0
 }
 
-/// While it lives, a request to cancel this thread (pthread_cancel) waits: the C library would unwind our frames, which end the
-/// process then. For code that waits, reads or writes on a thread of the program's; callbacks have no cancellation point.
+/// Defers cancellation of this thread (pthread_cancel) while the value lives. Otherwise the C library would unwind the agent's
+/// frames, which ends the process. For code that waits, reads or writes on a thread of the program; callbacks have no
+/// cancellation point.
 #[derive(Debug)]
 pub(crate) struct Uncancelled(c_int);
 
@@ -67,7 +69,7 @@ impl Uncancelled {
     #[must_use]
     pub(crate) fn now() -> Self {
         let mut old = 0;
-        // SAFETY: a place for the old state.
+        // SAFETY: `old` has room for the old state.
         unsafe { pthread_setcancelstate(DISABLE, &mut old) };
         Uncancelled(old)
     }
@@ -75,7 +77,7 @@ impl Uncancelled {
 
 impl Drop for Uncancelled {
     fn drop(&mut self) {
-        // SAFETY: the state as it was.
+        // SAFETY: restores the previous state.
         unsafe { pthread_setcancelstate(self.0, std::ptr::null_mut()) };
     }
 }

@@ -1,9 +1,10 @@
-//! History: a bounded ring of fixed records whose slot index is the total order.
+//! The ring of records: bounded, with fixed-size slots. A record's number gives its slot and the total order.
 //!
-//! A writer takes its number first, so a record that is dropped leaves a hole in the numbers, and the reader sees the
-//! loss. Drop-newest: a slot that holds an unsent record is left alone. A slot has one writer at a time without any
-//! claim: number n may write only when n - slots was sent, and the sender passes a number only when its writer is done
-//! (threads.rs tells).
+//! A writer takes its number first. So a dropped record leaves a gap in the numbers, and the reader notices the loss. When the
+//! ring is full, the newest record is dropped: a slot with an unsent record is not overwritten.
+//!
+//! A slot has one writer at a time without any lock. Number n may be written only when n - slots was sent, and the sender
+//! passes a number only when its writer has finished (threads/table.rs).
 
 use crate::base::memfd::{AtomicU64, Shared, Words, fetch_to_read, fetch_to_write};
 use std::sync::atomic::Ordering::*;
@@ -11,7 +12,7 @@ use std::sync::atomic::Ordering::*;
 /// A slot as words; word 0 is `seq`.
 pub type Row = [u64; 8];
 
-/// See the module's text.
+/// The ring; see the module's docs.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Ring {
@@ -22,24 +23,24 @@ pub struct Ring {
     sent: Sent,
 }
 
-/// What has become of a number.
+/// State of a number.
 #[derive(Debug)]
 pub enum Made {
-    /// This.
+    /// Its record.
     Record(Row),
-    /// It found no room, or its writer died.
+    /// It found no room, or its writer ended.
     Lost,
-    /// Not known yet.
+    /// It is not known yet.
     Unfinished,
 }
 
-/// On a cache line of its own: written by the sender, read by every record.
+/// Last number sent. In a separate cache line: the sender writes it, and every record reads it.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Sent(AtomicU64);
 
 impl Ring {
-    /// The ring in `shared`.
+    /// Opens the ring in `shared`.
     pub fn new(shared: &Shared) -> Self {
         let slots = shared.ring();
         Ring {
@@ -53,22 +54,22 @@ impl Ring {
 
     #[inline(always)]
     fn slot(&self, seq: u64) -> &'static Words {
-        // SAFETY: their number is a power of two (`Shared::create`), and the mask one less.
+        // SAFETY: the number of slots is a power of two (`Shared::create`), and the mask is one less.
         unsafe { self.slots.get_unchecked((seq.wrapping_sub(1) & self.mask) as usize) }
     }
 
-    /// Records that have room.
+    /// Returns the number of slots.
     pub(crate) fn slots(&self) -> u64 {
         self.slots.len() as u64
     }
 
-    /// Last number that was taken.
+    /// Returns the last number that was taken.
     #[inline(always)]
     pub fn head(&self) -> u64 {
         self.head.load(Acquire)
     }
 
-    /// The next number. What the caller stored before is seen by whoever reads this number as head.
+    /// Takes the next number. A thread that reads this number as head also sees the caller's earlier stores.
     #[inline(always)]
     pub(crate) fn take(&self) -> u64 {
         self.head.fetch_add(1, AcqRel) + 1
@@ -94,8 +95,8 @@ impl Ring {
         self.lost.fetch_add(1, Relaxed);
     }
 
-    /// Fetches the slot of a record that will come soon: the sender has it, and a program's next locked instruction would
-    /// wait until it is here.
+    /// Prefetches the slot of a record that will be written soon. The sender's core has the line, and the program's next locked
+    /// instruction would wait for it.
     #[inline(always)]
     pub(crate) fn expect(&self, seq: u64) {
         fetch_to_write(self.slot(seq));
@@ -107,15 +108,15 @@ impl Ring {
         fetch_to_read(self.slot(seq));
     }
 
-    /// Record `seq`, if it is there.
+    /// Returns record `seq`, if it is there.
     pub fn get(&self, seq: u64) -> Option<Row> {
         let slot = self.slot(seq);
         (u64::from_le(slot[0].load(Acquire)) == seq)
             .then(|| std::array::from_fn(|index| u64::from_le(slot[index].load(Relaxed))))
     }
 
-    /// What has become of `seq`. Without a record it is still being made, or lost: once no thread is at a number up to `until`, which
-    /// `quiesce` waits for, that is known. Up to `quiet` it is so already.
+    /// Returns the state of `seq`. A number without a record is still being written, or lost. `quiesce` waits until no thread
+    /// is writing a number up to `until`, which decides that. Up to `quiet` it is decided already.
     #[inline(always)]
     pub fn made(&self, seq: u64, until: u64, quiet: &mut u64, quiesce: impl FnOnce(u64) -> bool) -> Made {
         let mut row = self.get(seq);
@@ -129,17 +130,17 @@ impl Ring {
         row.map_or(Made::Lost, Made::Record)
     }
 
-    /// All numbers up to this one were sent, or will never come.
+    /// Returns the number up to which all records were sent, or will never come.
     pub fn sent(&self) -> u64 {
         self.sent.0.load(Relaxed)
     }
 
-    /// Gives the slots up to `seq` back to writers.
+    /// Releases the slots up to `seq` to writers.
     pub fn set_sent(&self, seq: u64) {
         self.sent.0.store(seq, Release);
     }
 
-    /// Records that found the ring full.
+    /// Returns the number of records that found the ring full.
     pub fn lost(&self) -> u64 {
         self.lost.load(Relaxed)
     }

@@ -13,8 +13,7 @@ pub enum Key {
     Allocation(u64),
     /// A VMM handle that has references, by its number.
     Handle(u64),
-    /// A VMM handle without references that still has mappings, by the seq that made it: its number may be given out
-    /// again.
+    /// A VMM handle without references that still has mappings, by the seq that made it: its number may be reused.
     Backing(u64),
     /// A VMM mapping, by address.
     Mapping(u64),
@@ -44,7 +43,7 @@ impl Key {
     }
 }
 
-/// Both halves of a 128-bit product.
+/// Mixes two words: folds both halves of a 128-bit product.
 #[inline(always)]
 pub(crate) fn mix(a: u64, b: u64) -> u64 {
     let product = u128::from(a ^ 0x2d35_8dcc_aa6c_78a5) * u128::from(b ^ 0x8bb8_4b93_962e_acc9);
@@ -59,9 +58,9 @@ pub(crate) struct RowExtra {
     pub(crate) first_tag: u32,
     /// Role and phase as in `Retag`, of rows that have no place for it.
     pub(crate) use_as: u8,
-    /// See the constants.
+    /// `RETAGGED`, `PENDING`.
     pub(crate) flags: u8,
-    /// VMM: references of the handle. Imports: how often it was opened.
+    /// VMM: references of the handle. Imports: number of times that it was opened.
     pub(crate) references: u32,
     /// VMM: live mappings of the handle.
     pub(crate) mappings: u32,
@@ -70,7 +69,7 @@ pub(crate) struct RowExtra {
 }
 
 impl RowExtra {
-    /// It was retagged at least once.
+    /// The row was retagged at least once.
     pub(crate) const RETAGGED: u8 = 1;
     /// A block that its owner has freed and a stream may still use.
     pub(crate) const PENDING: u8 = 2;
@@ -110,7 +109,7 @@ impl RowCopy {
     }
 }
 
-/// Words to bytes.
+/// Converts words to bytes.
 pub fn slot_of(row: &Row) -> Slot {
     let mut slot = [0; 64];
     for (place, word) in slot.chunks_exact_mut(8).zip(row) {
@@ -131,27 +130,27 @@ pub(crate) mod kind {
     pub(crate) const BLOCK_ALLOC: u8 = 50;
 }
 
-/// The kind of a row: byte 60 of its slot.
+/// Returns the kind of a row: byte 60 of its slot.
 pub(crate) fn kind_of(row: &Row) -> u8 {
     (row[7] >> 32) as u8
 }
 
-/// The device of a row: byte 61.
+/// Returns the device of a row: byte 61.
 pub(crate) fn device_of(row: &Row) -> u8 {
     (row[7] >> 40) as u8
 }
 
-/// The context of a row.
+/// Returns the context of a row.
 pub(crate) fn context_of(row: &Row) -> u32 {
     (row[6] >> 32) as u32
 }
 
-/// The owner of a pool's row: byte 63.
+/// Returns the owner of a pool's row: byte 63.
 pub(crate) fn pool_owner(row: &Row) -> PoolOwner {
     PoolOwner::from_code((row[7] >> 56) as u8)
 }
 
-/// The memory kind of an allocation's row: byte 63.
+/// Returns the memory kind of an allocation's row: byte 63.
 pub(crate) fn memory_of(row: &Row) -> MemoryKind {
     MemoryKind::from_code((row[7] >> 56) as u8)
 }
@@ -193,7 +192,7 @@ pub(crate) struct FrameName {
     pub role: Role,
 }
 
-/// The name of an allocation that is made now.
+/// The name of a new allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AllocationName {
     /// The tag; 0 for none.

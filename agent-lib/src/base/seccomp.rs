@@ -1,29 +1,29 @@
-//! What a filter of system calls (seccomp) would do to the agent: one that ends whoever makes a call that is not on its list would
-//! end the program. So where there is a filter at all, as in most containers, a child tries the calls that the agent makes and CUDA
-//! does not; it has the same filter, and its end harms nobody.
+//! Tests whether a filter of system calls (seccomp) allows those of the agent. Some filters end a process that makes a call
+//! that is not on their list. So if there is a filter at all, as in most containers, a child tries the calls that the agent
+//! makes and CUDA does not. The child has the same filter, and its end harms nothing.
 
 use std::ffi::{c_int, c_long};
 
-/// PR_GET_SECCOMP's answer: a filter of the program's, or of whoever started it.
+/// Result of PR_GET_SECCOMP: a filter is installed, by the program or a parent.
 const FILTER: c_int = 2;
 
-/// Whether the agent may do what it does, or is refused at worst.
+/// Whether the agent's system calls are allowed, or at worst fail.
 pub(crate) fn syscalls_allowed() -> bool {
     // SAFETY: no memory is involved.
     let mode = unsafe { libc::prctl(libc::PR_GET_SECCOMP, 0, 0, 0, 0) };
     mode != FILTER || survives()
 }
 
-/// Whether a child comes through all of them.
+/// Whether a child survives all of the calls.
 fn survives() -> bool {
-    // SAFETY: sets of signals on this stack, errno of this thread, and a child that shares nothing with us and makes system calls
-    // only. Its end is told to nobody but this thread: a program that waits for its children does not get it.
+    // SAFETY: signal sets on this stack, errno of this thread, and a child that shares nothing and only makes system calls.
+    // Only this thread is notified of its end, so a program that waits for its children does not see it.
     unsafe {
         let mut all = std::mem::MaybeUninit::uninit();
         let mut old = std::mem::MaybeUninit::uninit();
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
-        // Not fork(): handlers of the program's would run, for a child that is none of its.
+        // Not fork(): it would run the program's fork handlers for a child that does not belong to the program.
         let child = libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0);
         if child == 0 {
             try_all();
@@ -37,15 +37,15 @@ fn survives() -> bool {
             }
         }
         libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut());
-        // No child may be had: a filter that refuses, as those do which refuse the rest.
+        // If no child can be made, the filter refuses calls without ending the process, and will do the same with the others.
         child < 0 || (got >= 0 && status == 0)
     }
 }
 
-/// In the child. No memory is written but this stack, and nothing waits.
+/// Makes the calls in the child. Writes no memory but this stack, and never waits.
 ///
 /// # Safety
-/// In a process of its own.
+/// Must run in a separate process.
 unsafe fn try_all() -> ! {
     let path = c"/proc/self/fd".as_ptr() as usize;
     let mut room = [0_u64; 64];
@@ -55,7 +55,7 @@ unsafe fn try_all() -> ! {
     let cloexec = libc::MFD_CLOEXEC as usize;
     let no_fd = usize::MAX; // -1: refused by the kernel itself, after the filter
     let calls: &[(c_long, [usize; 6])] = &[
-        // Its end leaves no core file, which would be the program's memory.
+        // If the child is ended, it writes no core file, which would contain the program's memory.
         (libc::SYS_prctl, [libc::PR_SET_DUMPABLE as usize, 0, 0, 0, 0, 0]),
         (libc::SYS_memfd_create, [path, cloexec, 0, 0, 0, 0]),
         (libc::SYS_ftruncate, [no_fd, 0, 0, 0, 0, 0]),
@@ -90,10 +90,10 @@ unsafe fn try_all() -> ! {
         (libc::SYS_uname, [buffer, 0, 0, 0, 0, 0]),
     ];
     for (call, [a, b, c, d, e, f]) in calls {
-        // SAFETY: descriptors that are none, and buffers of this stack that are large enough.
+        // SAFETY: invalid descriptors, and buffers of this stack that are large enough.
         unsafe { libc::syscall(*call, *a, *b, *c, *d, *e, *f) };
     }
-    // SAFETY: ends this process, past everything that the program wants done at its exit.
+    // SAFETY: ends this process without running the program's exit handlers.
     unsafe {
         libc::syscall(libc::SYS_exit_group, 0);
         libc::abort()

@@ -1,23 +1,23 @@
-//! Waking the sender: a pipe, told apart from whatever else may have its number by now. Hosts close descriptors that they
-//! do not know, and a write to a stranger would be worse than a late sample.
+//! Wakes the sender through a pipe. The pipe's identity is checked before each use: hosts close descriptors that they do not
+//! know, and a write to another file would be worse than a late sample.
 
 use crate::base::descriptor::{self, Identity};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::*};
 
-/// Its ends; -1 before it was made and when it is lost.
+/// The pipe's ends; -1 before it is made and when it is lost.
 static READ: AtomicI32 = AtomicI32::new(-1);
 static WRITE: AtomicI32 = AtomicI32::new(-1);
-/// Both ends have the same.
+/// Identity of the pipe, the same for both ends.
 static DEVICE: AtomicU64 = AtomicU64::new(0);
 static INODE: AtomicU64 = AtomicU64::new(0);
-/// It was written to and not read since: once is enough.
+/// The pipe was written to and not read since; a second write is not needed.
 static WOKEN: AtomicBool = AtomicBool::new(false);
 
-/// Makes it. A parent's stays open in a child: it is the parent's, too.
+/// Makes the pipe. In a forked child the parent's pipe stays open, because the parent uses it.
 pub(crate) fn prepare() {
     let mut ends = [-1; 2];
-    // SAFETY: a place for two descriptors.
+    // SAFETY: `ends` has room for two descriptors.
     if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) } != 0 {
         return;
     }
@@ -30,7 +30,7 @@ pub(crate) fn prepare() {
     WRITE.store(ends[1], Release);
 }
 
-/// The end, if it is still ours.
+/// Returns the descriptor of an end, if it still belongs to the pipe.
 fn checked(end: &AtomicI32) -> Option<RawFd> {
     let fd = end.load(Acquire);
     let pipe = Identity { fd, device: DEVICE.load(Relaxed), inode: INODE.load(Relaxed) };
@@ -41,40 +41,40 @@ fn checked(end: &AtomicI32) -> Option<RawFd> {
     (fd >= 0).then_some(fd)
 }
 
-/// For callbacks that come seldom and cost the driver far more than this: two system calls, if the sender is not awake
-/// already. errno stays as the host had it.
+/// Wakes the sender: two system calls, unless it is awake already. For rare callbacks of calls that cost the driver far more.
+/// Preserves the host's errno.
 #[cold]
 pub(crate) fn wake() {
     if WOKEN.swap(true, AcqRel) {
         return;
     }
-    // SAFETY: errno of this thread; a byte from this stack to our pipe.
+    // SAFETY: errno of this thread; writes a byte from this stack to the agent's pipe.
     unsafe {
         let errno = libc::__errno_location();
         let before = *errno;
         if let Some(fd) = checked(&WRITE) {
-            // Not write(): a thread that was cancelled would end there, with our frames on its stack.
+            // Not write(): a cancelled thread would end there, with the agent's frames on its stack.
             libc::syscall(libc::SYS_write, fd, [1_u8].as_ptr(), 1_usize);
         }
         *errno = before;
     }
 }
 
-/// What the sender waits for; -1 for nothing.
+/// Returns the descriptor for the sender to poll; -1 for none.
 pub(crate) fn descriptor() -> RawFd {
     checked(&READ).unwrap_or(-1)
 }
 
-/// Takes what was written, if there is something to read: a thread may have been stopped between `WOKEN` and its write, and
-/// what it writes later must not stay. Whatever was recorded before is seen by the round that follows.
+/// Empties the pipe if it is `readable`. A thread may have been stopped between setting `WOKEN` and writing, and its late byte
+/// must not stay. Everything recorded before is handled by the round that follows.
 pub(crate) fn taken(readable: bool) {
     if readable {
         let mut bytes = [0_u8; 16];
         let fd = descriptor();
-        // SAFETY: a buffer of this length; without waiting.
+        // SAFETY: the buffer has this length; the read does not block.
         let read = unsafe { libc::read(fd, bytes.as_mut_ptr().cast(), bytes.len()) };
         if read == 0 {
-            READ.store(-1, Release); // the host has closed the other end: it would be readable for ever
+            READ.store(-1, Release); // the host has closed the other end, and this one would stay readable
         }
     }
     WOKEN.store(false, Release);
@@ -86,7 +86,7 @@ mod tests {
 
     fn is_readable(fd: RawFd) -> bool {
         let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        // SAFETY: one pollfd.
+        // SAFETY: passes one pollfd.
         unsafe { libc::poll(&mut poll, 1, 0) > 0 }
     }
 
@@ -103,10 +103,10 @@ mod tests {
         wake();
         assert!(is_readable(fd));
         taken(true);
-        // A thread is stopped before it writes, and the sender looks meanwhile.
+        // A thread is stopped before it writes, and the sender polls meanwhile.
         WOKEN.store(true, Relaxed);
         taken(false);
-        // SAFETY: a byte to our pipe.
+        // SAFETY: writes a byte to the agent's pipe.
         unsafe { libc::write(WRITE.load(Relaxed), [1_u8].as_ptr().cast(), 1) };
         taken(is_readable(fd));
         assert!(!is_readable(fd), "it would be awake for ever");

@@ -1,8 +1,8 @@
-//! Books allocations, frees, imports and ends of contexts in the live table, and records them; and books later names of rows. Callbacks call
-//! sources/cupti/effects.rs, which calls this and then the features that follow driver calls.
+//! Records allocations, frees, imports and ends of contexts, and updates their rows in the live table; also later names of
+//! rows. Callbacks call sources/cupti/effects.rs, which calls this and then the features that follow driver calls.
 //!
-//! A free takes its row at ENTER, before the driver can give the address to another thread, and gives it back at EXIT if
-//! the call failed. An allocation makes its row at EXIT. vmm.rs has the handles.
+//! A free removes its row at ENTER, before the driver can give the address to another thread. If the call failed, the row is
+//! restored at EXIT. An allocation adds its row at EXIT. Handles are in vmm.rs.
 
 use crate::base::row::{Key, RowCopy, RowExtra};
 use crate::base::row::{context_of, device_of, key_of, kind, kind_of, memory_of, pool_owner};
@@ -13,24 +13,25 @@ use gpumem_wire::Flags;
 use gpumem_wire::{Body, DestroyScope, ImportSource, MemoryKind, PoolOwner, Reading};
 use std::sync::atomic::Ordering::*;
 
-/// CUDA_ERROR_DEINITIALIZED: the driver is gone with all memory; not a free that failed.
+/// CUDA_ERROR_DEINITIALIZED: the driver has shut down and freed all memory, so the free did not fail.
 const GONE: u32 = cupti_sys::CUDA_ERROR_DEINITIALIZED;
 
-/// Microseconds up to the record's own time, rounded up. Of another reading of the clock, a thread that is stopped between the
-/// two would seem to have entered its call later than it did.
+/// Returns the duration of a call in microseconds, up to the record's own time, rounded up; the maximum if its begin was not
+/// observed. A second reading of the clock would be wrong: if the thread is stopped between the two, it would seem to have
+/// entered its call later.
 #[inline(always)]
 pub(crate) fn took_us(entered_ns: Option<u64>, time_ns: u64) -> u32 {
     let Some(entered_ns) = entered_ns else { return u32::MAX };
     u32::try_from(time_ns.saturating_sub(entered_ns).div_ceil(1000)).unwrap_or(u32::MAX)
 }
 
-/// The same, for records that have two bytes for it.
+/// The same, for records with two bytes for the duration.
 #[inline(always)]
 pub(crate) fn took_us_short(entered_ns: Option<u64>, time_ns: u64) -> u16 {
     u16::try_from(took_us(entered_ns, time_ns)).unwrap_or(u16::MAX)
 }
 
-/// Ids of framework pools: "gp" and a number; no handle of a driver pool is an address like that.
+/// Ids of framework pools: "gp" and a number. No handle of a driver pool is such an address.
 const POOL_IDS: u64 = 0x6770 << 48;
 
 /// An allocation: the request and its result.
@@ -41,12 +42,12 @@ pub struct Allocation {
     pub bytes: u64,
     pub pool: u64,
     pub memory: MemoryKind,
-    /// `None`: before we listened.
+    /// Time of ENTER; `None` if it was not observed.
     pub entered_ns: Option<u64>,
 }
 
 impl Core {
-    /// Books an allocation that succeeded; returns the number of its record.
+    /// Records an allocation that succeeded and adds its row; returns the number of its record.
     #[inline(always)]
     pub(crate) fn book_allocation(&self, thread: &Thread, at: RecordContext, what: Allocation) -> u64 {
         let Allocation { address, bytes, pool, memory, entered_ns } = what;
@@ -59,7 +60,7 @@ impl Core {
         })
     }
 
-    /// Records an allocation that failed; returns the device's free bytes, if the driver has them.
+    /// Records an allocation that failed; returns the device's free bytes, if the driver returns them.
     #[cold]
     pub(crate) fn book_failed_allocation(
         &self,
@@ -70,8 +71,8 @@ impl Core {
     ) -> Reading {
         let (mut free, mut total) = (0_usize, 0_usize);
         let get = self.devices.driver().and_then(|driver| driver.mem_get_info);
-        // SAFETY: a function of the loaded driver with places for its answers; the context is current, since a call in it
-        // has just returned.
+        // SAFETY: a function of the loaded driver, with room for its answers. The context is current, since a call in it has
+        // just returned.
         let known = get.is_some_and(|get| unsafe { get(&mut free, &mut total) } == 0);
         let device_free_bytes = if known { Reading::of(free as u64) } else { Reading::ABSENT };
         let result = u16::try_from(result).unwrap_or(u16::MAX);
@@ -81,7 +82,7 @@ impl Core {
         device_free_bytes
     }
 
-    /// Books the entry of a free. `call` keeps the row until the free returns.
+    /// Records the begin of a free and removes its row. `call` keeps the row until the free returns.
     #[inline(always)]
     pub(crate) fn book_free_entered(
         &self,
@@ -96,7 +97,7 @@ impl Core {
         });
     }
 
-    /// Books the return of a free, unmap or release. Returns whether it failed, so that its row stays.
+    /// Records the return of a free, unmap or release. Returns whether it failed, in which case its row is restored.
     #[inline(always)]
     pub(crate) fn book_free_returned(
         &self,
@@ -106,7 +107,7 @@ impl Core {
         result: u32,
     ) -> bool {
         if call.begin_seq == 0 {
-            return false; // NULL, or entered before we listened
+            return false; // NULL, or its begin was not observed
         }
         let failed = result != 0 && result != GONE;
         let body =
@@ -125,7 +126,7 @@ impl Core {
         self.astray.fetch_add(call.more_taken.into(), Relaxed);
         if let Some(taken) = call.taken {
             if call.begin_seq <= self.said_after.load(Acquire) {
-                self.restored.fetch_add(1, AcqRel); // the free's begin is in no record that will come
+                self.restored.fetch_add(1, AcqRel); // no later record contains the free's begin
             }
             self.restore(&taken, seq);
         }
@@ -142,7 +143,7 @@ impl Core {
         }
     }
 
-    /// Memory of another owner was mapped. Opened again at the same address, it is only counted.
+    /// Records that memory of another owner was mapped. If it is opened again at the same address, only its count increases.
     pub(crate) fn imported(
         &self,
         thread: &Thread,
@@ -166,7 +167,7 @@ impl Core {
         });
     }
 
-    /// Books that an import is about to be closed. Returns whether it was opened more often and so stays.
+    /// Counts the close of an import. Returns whether it was opened more than once, so that it stays.
     pub(crate) fn import_stays_open(&self, address: u64) -> bool {
         let key = Key::Allocation(address);
         let stays = self.recorder.live.get(key).is_some_and(|row| row.beside.references > 1);
@@ -176,7 +177,7 @@ impl Core {
         stays
     }
 
-    /// A context ends, or a device is reset; allocations in it have no frees of their own.
+    /// Records the end of a context or the reset of a device, and removes its allocations, which have no frees of their own.
     pub(crate) fn context_ended(&self, thread: &Thread, at: RecordContext, scope: DestroyScope) {
         self.recorder.record(thread, at, Body::ContextDestroy { scope }, |recorder, _| {
             recorder.live.remove_where(|taken| {
@@ -202,17 +203,17 @@ impl Core {
         }
     }
 
-    /// Returns an id that no pool of this process had so far.
+    /// Returns a new pool id, unique in this process.
     pub(crate) fn new_pool_id(&self) -> u64 {
         POOL_IDS | (self.pools_made.fetch_add(1, Relaxed) + 1)
     }
 
-    /// Records a later name, role or phase, and books it in the row of `key`.
+    /// Records a later name, role or phase, and updates the row of `key`.
     pub(crate) fn say_retag(&self, thread: &Thread, key: Key, body: Body<'_>, tag: u32) {
         let at = RecordContext { tag, flags: Flags(0), ..RecordContext::NOWHERE };
         self.recorder.record(thread, at, body, |recorder, row| {
             let said = (row[7] >> 56) as u8;
-            // The word of tag and stack: tag is its low half.
+            // The word of tag and stack: the tag is its low half.
             recorder.live.update(key, 5, |word, beside| {
                 if beside.flags & RowExtra::RETAGGED == 0 {
                     beside.first_tag = word as u32;

@@ -17,7 +17,7 @@ use crate::record::status;
 use gpumem_wire::AgentState;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
-/// Made once per process and never freed. The recorder comes first: each record uses it.
+/// Made once for each process and never freed. The recorder comes first, because each record uses it.
 #[derive(Debug)]
 #[repr(C)]
 #[allow(missing_docs)]
@@ -25,7 +25,7 @@ pub struct Core {
     pub recorder: Recorder,
     pub(crate) settings: Settings,
     pub(crate) pid: u32,
-    /// Field 22 of /proc/self/stat.
+    /// Start time of the process: field 22 of /proc/self/stat.
     pub(crate) start_ticks: u64,
     pub(crate) shared: Shared,
     pub(crate) devices: Devices,
@@ -48,7 +48,7 @@ pub struct Core {
 }
 
 impl Core {
-    /// Returns the process's, once it is made.
+    /// Returns the process's core, once it is installed.
     #[inline(always)]
     pub fn get() -> Option<&'static Core> {
         let core = HOT_WORDS.core.load(Acquire).cast::<Core>();
@@ -56,19 +56,19 @@ impl Core {
         unsafe { core.as_ref() }
     }
 
-    /// Makes this one the process's. Called by one thread.
+    /// Installs this core as the process's. Called by one thread.
     pub(crate) fn install(core: Box<Core>) -> &'static Core {
         let core: &'static Core = Box::leak(core);
         HOT_WORDS.core.store(std::ptr::from_ref(core).cast_mut().cast(), Release);
         core
     }
 
-    /// The slot of a device, introduced with its UUID the first time.
+    /// Returns the slot of a device, and records the device with its UUID the first time.
     pub(crate) fn device(&self, ordinal: u32) -> u8 {
         self.devices.slot(&self.recorder, ordinal)
     }
 
-    /// A fresh one; `None` without memory for it. `functions` is the address of the table of exported functions.
+    /// Makes a new core; `None` without memory for it. `functions` is the address of the table of exported functions.
     pub(crate) fn new(settings: Settings, functions: usize) -> Option<Box<Core>> {
         let pid = std::process::id();
         let start_ticks = start_ticks();
@@ -106,18 +106,19 @@ impl Core {
     }
 }
 
-/// Reports what the agent is from now on; see record/status.rs. Not in a callback: it locks and allocates.
+/// Reports the agent's state from now on; see record/status.rs. Not in a callback: it locks and allocates.
 pub fn report_status(state: AgentState, result: u16, detail: &str) {
     let now = Core::get().map_or(0, |core| core.recorder.clock.now());
     status::report(now, state, result, detail);
 }
 
-/// Field 22 of /proc/self/stat; 0 if it cannot be read.
+/// Returns field 22 of /proc/self/stat; 0 if it cannot be read.
 pub(crate) fn start_ticks() -> u64 {
     ticks_of(&std::fs::read("/proc/self/stat").unwrap_or_default()).unwrap_or(0)
 }
 
-/// The command, field 2, is in parentheses and may hold anything, also bytes that are no text: the kernel cuts a name at 15 of them.
+/// Parses the field. The command, field 2, is in parentheses and may contain any bytes: the kernel cuts a name after 15 bytes,
+/// perhaps in the middle of a character.
 fn ticks_of(stat: &[u8]) -> Option<u64> {
     let end = stat.iter().rposition(|&byte| byte == b')')?;
     std::str::from_utf8(stat.get(end + 1..)?).ok()?.split_ascii_whitespace().nth(19)?.parse().ok()

@@ -1,4 +1,5 @@
-//! Devices and contexts. A device's slot is its CUDA ordinal; the daemon identifies it by its UUID. Each context belongs to a device.
+//! Devices and contexts. A device's slot is its CUDA ordinal; the daemon identifies it by its UUID. Each context belongs to a
+//! device.
 
 use crate::record::recorder::Recorder;
 use crate::threads::Thread;
@@ -18,16 +19,16 @@ const CONTEXTS: usize = 256;
 struct Context {
     /// CUcontext; 0 while the place is free, 1 while it is being written.
     handle: AtomicUsize,
-    /// CUPTI's number.
+    /// CUPTI's number of the context.
     uid: AtomicU32,
     device: AtomicU32,
 }
 
-/// See the module's text.
+/// Devices and contexts of the process.
 #[derive(Debug)]
 pub(crate) struct Devices {
     driver: OnceLock<Driver>,
-    /// Slots that a resource callback has used before they were introduced, one bit each.
+    /// Slots that a resource callback has used before their device was recorded, one bit each.
     awaited: AtomicU64,
     introduced: [AtomicBool; DEVICES],
     contexts: [Context; CONTEXTS],
@@ -36,7 +37,6 @@ pub(crate) struct Devices {
 }
 
 impl Devices {
-    /// None known.
     pub(crate) fn new() -> Self {
         Devices {
             driver: OnceLock::new(),
@@ -47,12 +47,12 @@ impl Devices {
         }
     }
 
-    /// The driver that is loaded; set while the agent starts.
+    /// Sets the loaded driver, while the agent starts.
     pub(crate) fn set_driver(&self, driver: Driver) {
         let _ = self.driver.set(driver);
     }
 
-    /// See `set_driver`.
+    /// Returns the loaded driver, if it was set.
     pub(crate) fn driver(&self) -> Option<&Driver> {
         self.driver.get()
     }
@@ -61,14 +61,15 @@ impl Devices {
         self.contexts.iter().find(|context| context.handle.load(Acquire) == handle)
     }
 
-    /// Sets the number of a context if it is still 0: cuptiGetContextId failed when it was created, and a later callback has the number.
+    /// Sets the number of a context if it is still 0: cuptiGetContextId failed when it was created, and a later callback has
+    /// the number.
     pub(crate) fn learn_uid(&self, handle: usize, uid: u32) {
         if let Some(context) = self.context(handle) {
             let _ = context.uid.compare_exchange(0, uid, Relaxed, Relaxed);
         }
     }
 
-    /// Device and number of a context that was seen.
+    /// Returns device and number of a known context.
     pub(crate) fn known(&self, handle: usize) -> Option<(u8, u32)> {
         if handle <= 1 {
             return None;
@@ -77,46 +78,48 @@ impl Devices {
         Some((context.device.load(Relaxed) as u8, context.uid.load(Relaxed)))
     }
 
-    /// cuDevicePrimaryCtxRetain gave this one.
+    /// Sets the primary context that cuDevicePrimaryCtxRetain returned.
     pub(crate) fn set_primary(&self, ordinal: u32, handle: usize) {
         if let Some(primary) = self.primary.get(ordinal as usize) {
             primary.store(handle, Relaxed);
         }
     }
 
-    /// Sets the primary context of a device if none is set: a context that no known call created is taken for it.
+    /// Sets the primary context of a device if none is set: a context that no known call created is assumed to be the primary
+    /// one.
     pub(crate) fn set_primary_if_unknown(&self, ordinal: u32, handle: usize) {
         if let Some(primary) = self.primary.get(ordinal as usize) {
             let _ = primary.compare_exchange(0, handle, Relaxed, Relaxed);
         }
     }
 
-    /// The primary context of a device, if the program has retained it.
+    /// Returns the primary context of a device, if the program has retained it.
     pub(crate) fn primary(&self, ordinal: i32) -> Option<*mut std::ffi::c_void> {
         let primary = self.primary.get(usize::try_from(ordinal).ok()?)?.load(Relaxed);
         (primary != 0).then_some(primary as *mut std::ffi::c_void)
     }
 
-    /// Whether the driver has such a device. Only in callbacks of calls.
+    /// Whether the driver has such a device; true if the driver does not answer. Only for callbacks of calls.
     pub(crate) fn exists(&self, ordinal: u32) -> bool {
         let mut count = 0;
         let get = self.driver().and_then(|driver| driver.device_get_count);
-        // SAFETY: a function of the loaded driver, with a place for its answer; its callback finds this thread inside.
+        // SAFETY: a function of the loaded driver, with room for its answer. Its callback is ignored, because this thread is
+        // inside of the agent.
         match get.map(|get| unsafe { get(&mut count) }) {
             Some(0) => i64::from(ordinal) < i64::from(count),
             _ => true,
         }
     }
 
-    /// Whether cuDevicePrimaryCtxRetain, which was just entered, is going to make a context. Only in callbacks of
-    /// calls. Without an answer of the driver's: if no context of the device is known.
+    /// Whether cuDevicePrimaryCtxRetain, which was just entered, will create a context. If the driver does not answer: whether
+    /// no context of the device is known. Only for callbacks of calls.
     pub(crate) fn retain_creates(&self, ordinal: u32) -> bool {
         if self.primary.get(ordinal as usize).is_some_and(|primary| primary.load(Relaxed) != 0) {
             return false;
         }
         let (mut flags, mut active) = (0, 0);
         let get = self.driver().and_then(|driver| driver.primary_ctx_get_state);
-        // SAFETY: a function of the loaded driver, with places for its answers; no callback of ours is enabled for it.
+        // SAFETY: a function of the loaded driver, with room for its answers. The agent has no callback enabled for it.
         match get.map(|get| unsafe { get(ordinal as i32, &mut flags, &mut active) }) {
             Some(0) => active == 0,
             _ => !self
@@ -135,7 +138,8 @@ impl Devices {
         ordinal as u8
     }
 
-    /// The slot of a device, in a callback that may not call the driver: the sender introduces it, before the records that name it.
+    /// Returns the slot of a device, for a callback that must not call the driver. The sender records the device before the
+    /// records that refer to it.
     pub(crate) fn slot_in_resource(&self, ordinal: u32) -> u8 {
         let Some(introduced) = self.introduced.get(ordinal as usize) else { return NONE_DEVICE };
         if !introduced.load(Relaxed) {
@@ -150,7 +154,7 @@ impl Devices {
             return;
         }
         let awaited = self.awaited.swap(0, Acquire);
-        // A driver call of ours must not come back to us.
+        // Callbacks of the agent's own driver calls must be ignored.
         let busy = thread.map(|thread| thread.busy.swap(1, Relaxed));
         (0..DEVICES as u32).filter(|ordinal| awaited >> ordinal & 1 == 1).for_each(|ordinal| {
             self.slot(recorder, ordinal);
@@ -170,8 +174,8 @@ impl Devices {
         let (mut multiprocessors, mut threads) = (0, 0);
         if let Some(driver) = self.driver() {
             let device = ordinal as i32;
-            // SAFETY: functions of the loaded driver, each with a place for its answer; the name's buffer is told one
-            // byte short, so it ends with 0.
+            // SAFETY: functions of the loaded driver, each with room for its answer. The name's buffer is passed as one byte
+            // shorter, so it ends with 0.
             unsafe {
                 if driver.device_get_uuid.is_some_and(|get| get(&mut uuid, device) == 0) {
                     id = DeviceIdKind::Gpu;
@@ -193,7 +197,7 @@ impl Devices {
         let end = name.iter().position(|&byte| byte == 0).unwrap_or(0);
         let name = std::str::from_utf8(&name[..end]).unwrap_or("");
         if id == DeviceIdKind::Gpu && name.contains(" MIG ") {
-            id = DeviceIdKind::Mig; // the driver gives the instance's own UUID then
+            id = DeviceIdKind::Mig; // the driver returns the instance's own UUID then
         }
         let (high, low) = uuid.split_at(8);
         let half = |half: &[u8]| half.first_chunk().copied().map_or(0, u64::from_be_bytes);
@@ -205,7 +209,7 @@ impl Devices {
             id,
             name,
         };
-        // What a thread's stack costs: as many as can run at a time.
+        // The number of threads that can run at a time determines the cost of their stacks.
         let (many, each) = (u16::try_from(multiprocessors), u16::try_from(threads));
         let context = u32::from(many.unwrap_or(0)) << 16 | u32::from(each.unwrap_or(0));
         let stamp = Stamp { device: ordinal as u8, context, ..Stamp::default() };
@@ -229,7 +233,7 @@ impl Devices {
         true
     }
 
-    /// The context is about to be destroyed. Its device and number, if it was known.
+    /// Removes a context that is about to be destroyed. Returns its device and number, if it was known.
     pub(crate) fn forget_context(&self, handle: usize) -> Option<(u8, u32)> {
         let known = self.known(handle)?;
         if let Some(context) = self.context(handle) {
@@ -244,7 +248,7 @@ impl Devices {
         Some(known)
     }
 
-    /// Devices that were introduced.
+    /// Returns the devices that were recorded.
     pub(crate) fn seen(&self) -> impl Iterator<Item = u8> + '_ {
         (0..DEVICES as u8).filter(|&device| self.introduced[usize::from(device)].load(Relaxed))
     }

@@ -1,24 +1,24 @@
-//! Memory handles that were exported to a file descriptor. The driver keeps the memory until the descriptor is closed, even after the last
-//! release and unmap. There is no callback for a close.
+//! Memory handles that were exported to a file descriptor. The driver keeps the memory until the descriptor is closed, even
+//! after the last release and unmap. There is no callback for a close.
 //!
-//! Each export is recorded as a mapping of the handle at an address that the driver never uses. The mapping is removed when the descriptor
-//! is closed, which is checked at each release of a handle and once a second. Duplicated descriptors and descriptors in other processes are
-//! not followed: after the first close, the figure is a lower bound.
+//! Each export is recorded as a mapping of the handle at an address that the driver never uses. The mapping is removed when the
+//! descriptor is closed, which is checked at each release of a handle and once a second. Duplicated descriptors and descriptors
+//! in other processes are not followed: after the first close, the figure is a lower bound.
 
 use crate::base::descriptor::Identity;
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering::*};
 
 /// Exports that can be followed at a time. For further exports, the memory is counted until the handle's last release.
 const PLACES: usize = 256;
-/// Addresses of exports: "ex" and the place; no mapping of the driver's lies there.
+/// Addresses of exports: "ex" and the place. The driver maps nothing there.
 const ADDRESSES: u64 = 0x6578 << 48;
-/// From one export's address to the next: mappings start at multiples of this.
+/// Distance between two exports' addresses: mappings start at multiples of this.
 const STEP: u64 = 2 << 20;
 
 /// A descriptor that was open at the last check, or a free place.
 #[derive(Debug)]
 struct Export {
-    /// 1 while it is being written, 2 when it is there; 0 while the place is free.
+    /// `FREE`, `CHANGING` while it is being written, or `OPEN`.
     state: AtomicUsize,
     descriptor: AtomicI32,
     /// Device and inode of the open file: another file may get the same descriptor later.
@@ -37,7 +37,7 @@ impl Export {
     }
 }
 
-/// See the module's text.
+/// The exports that are followed.
 #[derive(Debug)]
 pub(crate) struct Exports {
     /// Number of places that are not free; while it is 0, the places are not searched.
@@ -46,7 +46,6 @@ pub(crate) struct Exports {
 }
 
 impl Exports {
-    /// None.
     pub(crate) fn new() -> Self {
         let free = |_| Export {
             state: AtomicUsize::new(FREE),
@@ -57,7 +56,7 @@ impl Exports {
         Exports { count: AtomicUsize::new(0), places: std::array::from_fn(free) }
     }
 
-    /// Adds an export. `map` books a mapping at an address with a size; it is not called if the table is full.
+    /// Adds an export. `map` records a mapping at an address with a size; it is not called if the table is full.
     pub(crate) fn follow(&self, file: Identity, map: impl FnOnce(u64, u64)) {
         let claim = |(_, export): &(usize, &Export)| {
             export.state.compare_exchange(FREE, CHANGING, AcqRel, Relaxed).is_ok()
@@ -71,7 +70,7 @@ impl Exports {
         export.state.store(OPEN, Release);
     }
 
-    /// Removes the exports whose descriptors were closed. `unmap` books the end of the mapping at an address with a size.
+    /// Removes the exports whose descriptors were closed. `unmap` records the end of the mapping at an address with a size.
     pub(crate) fn drop_closed(&self, unmap: impl Fn(u64, u64)) {
         if self.count.load(Acquire) == 0 {
             return;

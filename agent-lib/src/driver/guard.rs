@@ -1,4 +1,4 @@
-//! The one way in: whatever the host calls goes through [`guard`].
+//! The only entry from the host: every function that the host calls goes through [`guard`].
 
 use crate::base::fault_injection;
 use crate::driver::core::Core;
@@ -7,8 +7,8 @@ use crate::threads::{self, Thread};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-/// Runs `work` unless the agent is disarmed, the thread is inside already (a signal handler, a driver call of our own),
-/// or it has no place; then `absent`. A panic ends here, and the agent with it.
+/// Runs `work`. Returns `absent` instead if the agent is disarmed, if the thread has no place in the table, or if it is inside
+/// of the agent already (a signal handler, a driver call of the agent). A panic is caught here and disarms the agent.
 #[inline(always)]
 pub fn guard<T>(absent: T, work: impl FnOnce(&'static Core, &'static Thread) -> T) -> T {
     if !status::armed() {
@@ -25,7 +25,7 @@ pub fn guard<T>(absent: T, work: impl FnOnce(&'static Core, &'static Thread) -> 
     };
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(value) => {
-            thread.busy.store(0, Release); // with all that it has done
+            thread.busy.store(0, Release); // with everything that it has done
             value
         }
         Err(panic) => {

@@ -1,4 +1,4 @@
-//! The state of the driver as its calls change it: allocations, handles, mappings, pools, devices.
+//! State of the driver as its calls change it: allocations, handles, mappings, pools, devices.
 
 pub mod allocations;
 pub mod core;

@@ -1,11 +1,11 @@
-//! Multicast objects look like memory handles and are none: cuMemMap and cuMemRelease of them are left out.
+//! Multicast objects have handles like memory but no memory of their own, so cuMemMap and cuMemRelease of them are ignored.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
 /// Size of a set.
 const PLACES: usize = 256;
 
-/// A small set of numbers; a lookup in an empty one is one load.
+/// A small set of numbers; a lookup in an empty one costs one load.
 #[derive(Debug)]
 pub(crate) struct Few {
     count: AtomicUsize,
@@ -13,12 +13,11 @@ pub(crate) struct Few {
 }
 
 impl Few {
-    /// None.
     pub(crate) fn new() -> Self {
         Few { count: AtomicUsize::new(0), numbers: std::array::from_fn(|_| AtomicU64::new(0)) }
     }
 
-    /// Adds one; none if the set is full.
+    /// Adds a number; ignores it if the set is full.
     pub(crate) fn add(&self, number: u64) {
         let free = |place: &&AtomicU64| place.compare_exchange(0, number, AcqRel, Relaxed).is_ok();
         if number != 0 && self.numbers.iter().any(|place| free(&place)) {
@@ -26,13 +25,13 @@ impl Few {
         }
     }
 
-    /// Whether the set has it.
+    /// Whether the set contains a number.
     #[inline(always)]
     pub(crate) fn has(&self, number: u64) -> bool {
         self.count.load(Acquire) > 0 && self.numbers.iter().any(|place| place.load(Acquire) == number)
     }
 
-    /// Takes one out; whether it was there.
+    /// Removes a number; returns whether it was there.
     pub(crate) fn remove(&self, number: u64) -> bool {
         let found = self.has(number)
             && self.numbers.iter().any(|place| place.compare_exchange(number, 0, AcqRel, Relaxed).is_ok());
@@ -57,8 +56,8 @@ pub(crate) struct Multicast {
 }
 
 impl Multicast {
-    /// cuMulticastCreate gave this handle. It stays known after its release: only a new cuMemCreate with the same
-    /// number makes it memory.
+    /// Adds a handle that cuMulticastCreate returned. It stays in the set after its release, until a new cuMemCreate returns
+    /// the same number.
     pub(crate) fn remember(&self, handle: u64) {
         if !self.objects.has(handle) {
             self.objects.add(handle);
@@ -71,17 +70,17 @@ impl Multicast {
         self.objects.has(handle)
     }
 
-    /// The number is memory's now.
+    /// Removes a handle: the number now belongs to memory.
     pub(crate) fn forget(&self, handle: u64) {
         self.objects.remove(handle);
     }
 
-    /// A multicast object was mapped here.
+    /// Adds an address at which a multicast object was mapped.
     pub(crate) fn remember_mapping(&self, address: u64) {
         self.mappings.add(address);
     }
 
-    /// It is unmapped; false if it was no such mapping.
+    /// Removes an address; returns false if it was not such a mapping.
     pub(crate) fn forget_mapping(&self, address: u64) -> bool {
         self.mappings.remove(address)
     }

@@ -1,4 +1,4 @@
-//! Reads the sizes of the driver's pools and records them when they change; pools.rs has the times.
+//! Reads the sizes of the driver's pools and records them when they change; pools.rs describes when.
 
 use super::pools::{GRAPH, Pool, graph_memory};
 use crate::base::row::{Key, RowExtra};
@@ -10,11 +10,11 @@ use cupti_sys::pool_attribute::*;
 use gpumem_wire::{Body, PoolOwner};
 use std::sync::atomic::Ordering::*;
 
-/// Between two polls at EXITs.
+/// Least interval between two polls of a pool at the EXIT of calls.
 const EVERY_NS: u64 = 100_000_000;
 
 impl Core {
-    /// The pool that a stream-ordered allocation on `device` comes from, when the call does not name one.
+    /// Returns the pool that a stream-ordered allocation on `device` uses if the call does not name one; 0 if it is unknown.
     pub(crate) fn current_pool(&self, thread: &Thread, device: u8) -> u64 {
         let Some(current) = self.driver_pools.current.get(usize::from(device)) else { return 0 };
         let known = current.load(Relaxed);
@@ -23,7 +23,7 @@ impl Core {
         }
         let mut pool = 0;
         let get = self.devices.driver().and_then(|driver| driver.device_get_mem_pool);
-        // SAFETY: a function of the loaded driver, with a place for its answer; no callback of ours is enabled for it.
+        // SAFETY: a function of the loaded driver, with room for its answer. The agent has no callback enabled for it.
         if get.is_none_or(|get| unsafe { get(&mut pool, i32::from(device)) } != 0) {
             return 0;
         }
@@ -32,12 +32,12 @@ impl Core {
         pool
     }
 
-    /// A driver pool exists; reported the first time.
+    /// Adds and records a driver pool, the first time that it is seen.
     pub(crate) fn pool_seen(&self, thread: &Thread, id: u64, device: u8, owner: PoolOwner) {
         if id <= 1 || self.driver_pools.find(id).is_some() {
             return;
         }
-        self.driver_pools.forget_elsewhere(id); // the number is another pool's now
+        self.driver_pools.forget_elsewhere(id); // the number now belongs to another pool
         let claim = |pool: &&Pool| {
             pool.id.load(Relaxed) == 0 && pool.id.compare_exchange(0, 1, AcqRel, Relaxed).is_ok()
         };
@@ -61,7 +61,7 @@ impl Core {
         );
     }
 
-    /// A pool is about to be destroyed.
+    /// Removes and records a pool that is about to be destroyed.
     pub(crate) fn pool_gone(&self, thread: &Thread, id: u64) {
         if self.driver_pools.forget_elsewhere(id) {
             return;
@@ -85,29 +85,29 @@ impl Core {
         );
     }
 
-    /// The program put memory nodes into a graph.
+    /// Returns the pool of a device's graph memory, added when the program first puts memory nodes into a graph.
     pub(crate) fn graph_memory_used(&self, thread: &Thread, device: u8) -> u64 {
         let id = graph_memory(device);
         self.pool_seen(thread, id, device, PoolOwner::Graph);
         id
     }
 
-    /// Reads what a pool has reserved, unless that was done just now, and reports it if it changed.
+    /// Polls the reserved bytes of a pool, unless that was done just now, and records them if they changed.
     pub(crate) fn poll_pool(&self, thread: &Thread, id: u64) {
         if let Some(pool) = self.driver_pools.find(id) {
             self.poll(thread, pool, EVERY_NS);
         }
     }
 
-    /// The same, at once: it was trimmed.
+    /// The same at once, for a pool that was trimmed.
     pub(crate) fn poll_pool_now(&self, thread: &Thread, id: u64) {
         if let Some(pool) = self.driver_pools.find(id) {
             self.poll(thread, pool, 0);
         }
     }
 
-    /// The same after an allocation. One that may not have fit has made the pool larger, and no later call need say so:
-    /// then it is read at once.
+    /// The same after an allocation of `bytes`. If it may not have fit, it may have enlarged the pool. No later call need show
+    /// that, so the pool is then polled at once.
     pub(crate) fn poll_pool_for(&self, thread: &Thread, id: u64, bytes: u64) {
         let Some(pool) = self.driver_pools.find(id) else { return };
         let taken = pool.taken.fetch_add(bytes, Relaxed).saturating_add(bytes);
@@ -115,14 +115,14 @@ impl Core {
         self.poll(thread, pool, if fits { EVERY_NS } else { 0 });
     }
 
-    /// Reads what every pool has reserved. For the sender.
+    /// Polls every pool. For the sender.
     pub(crate) fn poll_pools(&self, thread: &Thread) {
         for pool in &self.driver_pools.pools {
             let id = pool.id.load(Acquire);
             if id <= 1 {
                 continue;
             }
-            // Either the thread that destroys it sees that we ask, or we see that it is gone.
+            // Either the thread that destroys the pool sees `asking`, or this thread sees that the pool is gone.
             self.driver_pools.asking.store(id, SeqCst);
             if pool.id.load(SeqCst) == id {
                 self.poll(thread, pool, EVERY_NS);
@@ -134,7 +134,7 @@ impl Core {
     fn poll(&self, thread: &Thread, pool: &Pool, every_ns: u64) {
         let entered_ns = thread.moving_since_ns.load(Relaxed);
         if every_ns == 0 && entered_ns != 0 {
-            pool.entered_ns.fetch_min(entered_ns, AcqRel); // for the thread that polls it now, if that is another one
+            pool.entered_ns.fetch_min(entered_ns, AcqRel); // for the thread that polls the pool now, if it is another one
         }
         let now = self.recorder.clock.now();
         if now.saturating_sub(pool.polled_ns.load(Relaxed)) < every_ns || pool.asked.fetch_add(1, AcqRel) != 0
@@ -152,7 +152,7 @@ impl Core {
 
     fn poll_once(&self, thread: &Thread, pool: &Pool) {
         let now = self.recorder.clock.now();
-        // In this order: a call that has changed the pool by now is under way still, or has left its time.
+        // The order matters: a call that has changed the pool by now is either still in flight or has stored its time.
         let under_way = Some(threads::moving_since_ns()).filter(|&since| since != 0);
         let left = pool.entered_ns.swap(u64::MAX, AcqRel);
         let entered_ns = under_way.unwrap_or(now).min(left).min(now);
@@ -181,8 +181,8 @@ impl Core {
     fn read_pool(&self, id: u64, device: u8) -> Option<(u64, u64)> {
         let driver = self.devices.driver()?;
         let (mut reserved, mut used) = (0, 0);
-        // SAFETY: functions of the loaded driver, with places for 64-bit answers; the pool is alive: it was named by the
-        // call that has just returned, or cannot be destroyed.
+        // SAFETY: functions of the loaded driver, with room for 64-bit answers. The pool is alive: the call that has just
+        // returned named it, or it cannot be destroyed.
         let done = unsafe {
             if id >> 48 == GRAPH >> 48 {
                 let get = driver.graph_mem_get_attribute?;

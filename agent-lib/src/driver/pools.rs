@@ -1,21 +1,27 @@
-//! Pools of the driver. Their reserved bytes are polled, because they shrink at synchronisations, for which there is no callback.
+//! Pools of the driver. Their reserved bytes are polled, because they shrink at synchronisations, for which there is no
+//! callback.
 //!
-//! At the EXIT of calls that may change it, at most ten times a second each unless it may have grown or was trimmed; and once a
-//! second by the sender, so that no figure is older than that while callbacks come. A pool that the program made could be destroyed while
-//! the sender asks about it: cuMemPoolDestroy waits in its callback until the sender has its answer, which takes microseconds. With what
-//! is found it is said since when it may be so: a reading of NVML may have fallen between the change and its report.
+//! A pool is polled at the EXIT of calls that may change it: at once if it may have grown or was trimmed, else at most ten
+//! times a second. The sender polls it once a second, so no figure is older than that while callbacks arrive.
+//!
+//! The program could destroy its own pool while the sender polls it. So cuMemPoolDestroy waits in its callback until the sender
+//! has its answer, which takes microseconds.
+//!
+//! Each polled value is recorded with the earliest time from which it may have held: NVML may have been read between the change
+//! and the record.
 
 use crate::driver::multicast::Few;
 use crate::threads::{self};
 use gpumem_wire::MemoryKind;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
-/// Pools at a time that are polled; more are booked by their allocations alone.
+/// Pools at a time that are polled. For further pools, only their allocations are recorded.
 const POOLS: usize = 128;
 const DEVICES: usize = 64;
-/// Turns that a thread which destroys a pool waits for the sender: half a second in all, should a debugger have stopped the sender.
+/// Turns that a thread that destroys a pool waits for the sender: half a second in all, in case a debugger has stopped the
+/// sender.
 const PATIENCE: u32 = 5_064;
-/// Ids of graph memory, a pool per device: "gm" and the device; no address looks like that.
+/// Ids of graph memory, one pool for each device: "gm" and the device. No address has this form.
 pub(super) const GRAPH: u64 = 0x676d << 48;
 
 /// A pool that is alive, or a free place.
@@ -24,37 +30,36 @@ pub(super) struct Pool {
     /// 0 while the place is free, 1 while it is being written.
     pub(super) id: AtomicU64,
     pub(super) device: AtomicU32,
-    /// Number of threads that asked for a poll. The first one polls until no other has asked meanwhile.
+    /// Number of threads that requested a poll. The first one polls until no other has requested one meanwhile.
     pub(super) asked: AtomicU32,
-    /// When the oldest call was entered that may have changed it and has returned; `u64::MAX` for none.
+    /// ENTER time of the oldest call that may have changed the pool and has returned; `u64::MAX` for none.
     pub(super) entered_ns: AtomicU64,
     pub(super) polled_ns: AtomicU64,
     pub(super) reserved: AtomicU64,
     pub(super) used: AtomicU64,
-    /// Taken from it since it was polled; what went back is not taken off.
+    /// Bytes allocated from it since the last poll; frees are not subtracted.
     pub(super) taken: AtomicU64,
 }
 
-/// The pool that stands for the graph memory of a device.
+/// Returns the id of the pool that stands for the graph memory of a device.
 pub(crate) fn graph_memory(device: u8) -> u64 {
     GRAPH | u64::from(device)
 }
 
-/// See the module's text.
+/// The driver's pools and their last polled sizes.
 #[derive(Debug)]
 pub struct DriverPools {
     pub(super) pools: [Pool; POOLS],
-    /// The pool that stream-ordered allocations of a device come from; 0 until asked.
+    /// The pool that stream-ordered allocations of a device use; 0 while it is unknown.
     pub(super) current: [AtomicU64; DEVICES],
-    /// The pool that the sender asks the driver about; 0 for none.
+    /// The pool that the sender is polling; 0 for none.
     pub(super) asking: AtomicU64,
-    /// Pools without device memory: of managed and of host memory. They are neither reported nor polled.
+    /// Pools without device memory: of managed and of host memory. They are neither recorded nor polled.
     pub(super) managed: Few,
     pub(super) host: Few,
 }
 
 impl DriverPools {
-    /// None known.
     pub(crate) fn new() -> Self {
         DriverPools {
             pools: std::array::from_fn(|_| Pool::default()),
@@ -69,7 +74,7 @@ impl DriverPools {
         if id <= 1 { None } else { self.pools.iter().find(|pool| pool.id.load(Acquire) == id) }
     }
 
-    /// The program made a pool of such memory, which is none of a device.
+    /// Adds a pool of managed or host memory.
     pub(crate) fn set_memory_kind(&self, id: u64, memory: MemoryKind) {
         self.forget_elsewhere(id);
         match memory {
@@ -78,7 +83,7 @@ impl DriverPools {
         }
     }
 
-    /// What allocations from a pool are that has no device memory.
+    /// Returns the kind of memory of a pool without device memory.
     #[inline]
     pub(crate) fn memory_elsewhere(&self, id: u64) -> Option<MemoryKind> {
         if self.managed.has(id) {
@@ -92,7 +97,7 @@ impl DriverPools {
         managed || host
     }
 
-    /// Waits until the sender has the answer that it waits for now, which may be about a pool that was just taken out.
+    /// Waits until the sender has finished its current poll, which may be of a pool that was just removed.
     pub(super) fn wait_for_sender(&self) {
         let asking = self.asking.load(SeqCst);
         for turn in 0..PATIENCE {
@@ -108,7 +113,7 @@ impl DriverPools {
         self.find(id).map(|pool| pool.device.load(Relaxed) as u8)
     }
 
-    /// The device is about to be reset: its pools are not looked at again before they are used again.
+    /// Removes the pools of a device that is about to be reset; they are added when they are used again.
     pub(crate) fn forget_device(&self, device: u32) {
         for pool in self.pools.iter().filter(|pool| pool.device.load(Relaxed) == device) {
             let id = pool.id.load(Acquire);
@@ -122,13 +127,13 @@ impl DriverPools {
         }
     }
 
-    /// Reserved and used bytes as last polled.
+    /// Returns reserved and used bytes as last polled.
     pub(crate) fn state(&self, id: u64) -> Option<(u64, u64)> {
         let pool = self.find(id)?;
         Some((pool.reserved.load(Relaxed), pool.used.load(Relaxed)))
     }
 
-    /// A device was reset: what is used of its pools again is reported again.
+    /// Removes the pools of a device after a reset, so that those used again are recorded again.
     pub(crate) fn forget(&self, device: u8) {
         for pool in &self.pools {
             let id = pool.id.load(Acquire);
@@ -141,7 +146,7 @@ impl DriverPools {
         }
     }
 
-    /// The program chose another pool for a device.
+    /// Sets the pool that the program chose for a device.
     pub(crate) fn set_current(&self, device: u32, pool: u64) {
         if let Some(current) = self.current.get(device as usize) {
             current.store(pool, Relaxed);

@@ -1,8 +1,8 @@
-//! Handles of physical memory and their mappings. A handle's memory is gone when its references and its mappings are both
-//! zero, whichever came last, so its row counts both.
+//! Handles of physical memory and their mappings. A handle's memory is freed when both its references and its mappings are
+//! zero, whichever comes last. So its row counts both.
 //!
-//! The number of a handle may be given out again as soon as its last release was entered: from then on the row is bound by
-//! the seq that made it, and its mappings find it by that.
+//! The driver may reuse the number of a handle as soon as its last release was entered. From then on the row is found by the
+//! seq of the record that made it, which its mappings contain.
 
 use crate::base::descriptor::Identity;
 use crate::base::row::kind;
@@ -17,16 +17,16 @@ use std::sync::atomic::Ordering::AcqRel;
 
 /// Mappings start at multiples of this.
 const GRANULE: u64 = 2 << 20;
-/// Mappings that one call may take.
+/// Most mappings that one call may remove.
 const MOST_MAPPINGS: u64 = 1 << 16;
 
 impl Core {
-    /// Sets the number before counts change: a resync that reads them meanwhile reads them again.
+    /// Stores the record's number before counts change, so that a resync that reads them meanwhile reads them again.
     pub(crate) fn references_change(&self, seq: u64) {
         self.references_changed.fetch_max(seq, AcqRel);
     }
 
-    /// cuMemCreate succeeded.
+    /// Records a successful cuMemCreate and adds its row.
     pub(crate) fn handle_created(
         &self,
         thread: &Thread,
@@ -47,7 +47,7 @@ impl Core {
         });
     }
 
-    /// A handle came from another process. Its size is known when it is mapped.
+    /// Records a handle imported from another process. Its size is known when it is mapped.
     pub(crate) fn handle_imported(&self, thread: &Thread, at: RecordContext, handle: u64) {
         let body = Body::Import { address: handle, bytes: 0, source: ImportSource::ShareableHandle };
         self.recorder.record(thread, at, body, |recorder, row| {
@@ -56,7 +56,7 @@ impl Core {
         });
     }
 
-    /// cuMemRetainAllocationHandle gave `handle` for the mapping at `address`.
+    /// Records that cuMemRetainAllocationHandle returned `handle` for the mapping at `address`.
     pub(crate) fn handle_retained(&self, thread: &Thread, at: RecordContext, handle: u64, address: u64) {
         self.recorder.record(thread, at, Body::VmmRetain { handle, address }, |recorder, row| {
             self.references_change(row[0]);
@@ -67,7 +67,8 @@ impl Core {
                         backing.beside.references = 1;
                         backing.row[2] = handle;
                         recorder.live.insert(Key::Handle(handle), &backing.row, backing.beside);
-                        // Its old number may not be this one, and nobody knows that of a page that was taken over (sources/torch/adopt.rs).
+                        // The new number may differ from the old one. For an adopted page the old one is unknown
+                        // (sources/torch/adopt.rs).
                         recorder.live.update(Key::Mapping(mapping.row[2]), 4, |_, _| handle);
                     }
                 }
@@ -77,7 +78,7 @@ impl Core {
         });
     }
 
-    /// The mapping that `address` lies in: usually its first byte, else the nearest one that begins before it.
+    /// Returns the mapping that contains `address`: usually it begins there, else it is the nearest one that begins before.
     fn mapping_at(&self, address: u64) -> Option<RowCopy> {
         let first = address & !(GRANULE - 1);
         let before = (0..MOST_MAPPINGS).map_while(|back| first.checked_sub(back * GRANULE));
@@ -86,7 +87,7 @@ impl Core {
         (address - nearest.row[2] < nearest.row[3]).then_some(nearest)
     }
 
-    /// By what the handle behind a mapping is bound now.
+    /// Returns the current key of the handle behind a mapping.
     fn backing_of(&self, mapping: &RowCopy) -> Option<Key> {
         let seq = mapping.beside.backing;
         if seq == 0 {
@@ -97,7 +98,7 @@ impl Core {
         Some(if is_it { by_number } else { Key::Backing(seq) })
     }
 
-    /// cuMemRelease was entered.
+    /// Records the begin of cuMemRelease.
     pub(crate) fn release_entered(&self, thread: &Thread, at: RecordContext, call: &mut Call, handle: u64) {
         self.look_at_exports(thread);
         let taken = &mut call.taken;
@@ -113,7 +114,7 @@ impl Core {
         });
     }
 
-    /// The release failed.
+    /// Restores a reference after a release failed.
     pub(crate) fn reference_restored(&self, taken: &RowCopy, seq: u64) {
         self.references_change(seq);
         let handle = taken.row[2];
@@ -127,7 +128,7 @@ impl Core {
         self.recorder.live.insert(by_number, &back.row, back.beside);
     }
 
-    /// Books a mapping of a handle. Whether its memory is this process's own.
+    /// Records a mapping of a handle. Returns whether its memory belongs to this process.
     pub(crate) fn map_handle(
         &self,
         thread: &Thread,
@@ -148,7 +149,7 @@ impl Core {
         is_own
     }
 
-    /// cuMemUnmap was entered: it may take several neighbouring mappings.
+    /// Records the begin of cuMemUnmap, which may remove several neighbouring mappings.
     pub(crate) fn book_unmap_entered(
         &self,
         thread: &Thread,
@@ -189,11 +190,11 @@ impl Core {
         }
     }
 
-    /// The unmap failed.
+    /// Restores a mapping after an unmap failed.
     pub(crate) fn mapping_restored(&self, taken: &RowCopy, address: u64) {
         let counted = self.backing_of(taken).and_then(|key| self.recorder.live.count(key, 0, 1));
         if counted.is_none() {
-            self.astray.fetch_add(1, AcqRel); // the mapping was all that held it: its row is gone
+            self.astray.fetch_add(1, AcqRel); // the mapping was the last one, so the handle's row is gone
         }
         self.recorder.live.insert(Key::Mapping(address), &taken.row, taken.beside);
     }
@@ -213,7 +214,7 @@ impl Core {
     /// Drops the exports whose descriptors were closed.
     pub(crate) fn look_at_exports(&self, thread: &Thread) {
         self.exports.drop_closed(|address, bytes| {
-            // A reset of the device has removed it.
+            // Unless a reset of the device has removed it.
             if self.recorder.live.get(Key::Mapping(address)).is_some() {
                 let mut call = Call::new(0, self.recorder.clock.now());
                 self.book_unmap_entered(thread, RecordContext::NOWHERE, &mut call, address, bytes);

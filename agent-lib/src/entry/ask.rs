@@ -1,4 +1,4 @@
-//! Asking the daemon about oneself: the report that others would get of this process. Not for hooks: it waits for an answer.
+//! Queries the daemon for its report of this process, as other viewers get it. Not for hooks: it waits for an answer.
 
 use crate::base::own_thread;
 use crate::base::own_thread::Uncancelled;
@@ -9,24 +9,24 @@ use gpumem_wire::{AskKind, Body, Record, Stamp, frame};
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
-/// Timeout until earlier records were sent.
+/// Timeout for sending earlier records.
 const CATCH_UP: Duration = Duration::from_millis(300);
 /// Timeout of the answer.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Longer reports are none.
+/// Longest report accepted, in bytes.
 const LONGEST: usize = 64 << 20;
 
-/// A descriptor that goes with its value.
+/// A descriptor that is closed when the value is dropped.
 struct Socket(RawFd);
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        // SAFETY: ours.
+        // SAFETY: the agent's own descriptor.
         unsafe { libc::close(self.0) };
     }
 }
 
-/// The daemon's report of this process; `None` where no daemon answers or it has none. `options`: `key=value` lines.
+/// Returns the daemon's report of this process; `None` if no daemon answers or it has none. `options`: `key=value` lines.
 pub(crate) fn report(core: &'static Core, what: AskKind, options: &str) -> Option<String> {
     let _uncancelled = Uncancelled::now();
     sender::start(core);
@@ -41,7 +41,7 @@ pub(crate) fn report(core: &'static Core, what: AskKind, options: &str) -> Optio
         std::thread::sleep(Duration::from_micros(500));
     }
     if !syscalls_allowed() {
-        return None; // this thread has a filter that the agent's own has not
+        return None; // this thread has a filter that the sender does not have
     }
     let options = format!("start_ticks={}\nseq={head}\n{options}", core.start_ticks);
     let stamp = Stamp { time_ns: core.recorder.clock.now(), thread: core.pid, ..Stamp::default() };
@@ -49,7 +49,7 @@ pub(crate) fn report(core: &'static Core, what: AskKind, options: &str) -> Optio
     Record { stamp, body: Body::Ask { what, options: &options } }.append_frame(&mut question);
     let socket = Socket(sender::connect_anew(core)?);
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-    // SAFETY: a buffer of this length.
+    // SAFETY: the buffer has this length.
     let sent = unsafe { libc::send(socket.0, question.as_ptr().cast(), question.len(), flags) };
     (sent == question.len() as isize).then(|| read(&socket))?
 }
@@ -63,7 +63,7 @@ fn read(socket: &Socket) -> Option<String> {
         if !wait_readable(socket.0, left) {
             continue;
         }
-        // SAFETY: a buffer of this length.
+        // SAFETY: the buffer has this length.
         let got =
             unsafe { libc::recv(socket.0, buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT) };
         let packet = buffer.get(..usize::try_from(got).ok()?).filter(|packet| !packet.is_empty())?;

@@ -1,4 +1,4 @@
-//! Starting: what happens inside `InitializeInjection`, on the thread that called cuInit, in a few milliseconds.
+//! Starts the agent inside of `InitializeInjection`, on the thread that called cuInit. It takes a few milliseconds.
 
 use crate::Functions;
 use crate::base::env::Settings;
@@ -20,7 +20,8 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 use std::time::Duration;
 
-/// The process that is starting, 0 for none: one start at a time. Not a mutex: a child that is forked meanwhile would wait for ever.
+/// The process that is starting the agent, 0 for none: one start at a time. Not a mutex: a child that is forked meanwhile would
+/// wait forever.
 static STARTING: AtomicU32 = AtomicU32::new(0);
 
 struct Starting;
@@ -29,7 +30,7 @@ impl Starting {
     fn take(pid: u32) -> Self {
         while let Err(holder) = STARTING.compare_exchange(0, pid, Acquire, Relaxed) {
             if holder != pid && STARTING.compare_exchange(holder, pid, Acquire, Relaxed).is_ok() {
-                break; // our parent's: its thread is not here
+                break; // left by the parent: its thread does not exist here
             }
             std::thread::sleep(Duration::from_micros(50));
         }
@@ -44,12 +45,12 @@ impl Drop for Starting {
 }
 
 fn settings() -> Settings {
-    // SAFETY: no arguments, never fails.
+    // SAFETY: takes no arguments, never fails.
     Settings::read(std::process::id(), unsafe { libc::getuid() })
 }
 
-/// Another copy of the library in this process, if it was first. The very first call of the C API may come before CUDA is
-/// initialised: then the memory is made, so that scopes and names count from the beginning, and nothing else.
+/// Returns the functions of another copy of the library in this process, if it was first. The very first call of the C API may
+/// come before CUDA is initialised. Then only the memory is made, so that scopes and names count from the beginning.
 #[cold]
 pub(crate) fn elsewhere() -> Option<&'static Functions> {
     if status::fresh() {
@@ -60,21 +61,22 @@ pub(crate) fn elsewhere() -> Option<&'static Functions> {
     second_copy::first()
 }
 
-/// Returns the process's agent, made on first use; `None` if it is disabled or another copy has it.
+/// Returns the process's agent, made on first use; `None` if it is disabled or another copy runs.
 #[cold]
 fn ready() -> Option<&'static Core> {
     if status::fresh() {
         elsewhere();
     }
-    // A forked child is silent until it initialises CUDA itself; NVTX functions that it gets now work then.
+    // A forked child is silent until it initialises CUDA itself. NVTX functions that it gets now work from then on.
     Core::get().filter(|core| status::armed() || core.pid != std::process::id())
 }
 
-/// Memory and handlers; also for programs that never call the driver. `None` if disabled, or if another copy has it.
+/// Makes the memory and installs the handlers, also for programs that never call the driver. `None` if disabled, or if another
+/// copy runs.
 fn prepare(settings: impl FnOnce() -> Settings) -> Option<&'static Core> {
     let pid = std::process::id();
     let _starting = Starting::take(pid);
-    // The C library makes this thread's thread-locals of ours now: without memory, later, it would end the process.
+    // Initialises the thread-locals of this thread now. Doing so later without memory would end the process.
     std::hint::black_box(std::thread::current().id());
     let old = Core::get();
     if let Some(core) = old.filter(|core| core.pid == pid) {
@@ -94,7 +96,7 @@ fn prepare(settings: impl FnOnce() -> Settings) -> Option<&'static Core> {
         return None;
     };
     if let Some(parent) = old {
-        // Forked before CUDA was initialised: scopes that are open keep their names, everything else begins anew.
+        // Forked before CUDA was initialised: open scopes keep their names, everything else begins anew.
         fork::reset();
         core.recorder.names.adopt(&parent.recorder.names);
         threads::reset_after_fork();
@@ -106,18 +108,19 @@ fn prepare(settings: impl FnOnce() -> Settings) -> Option<&'static Core> {
     Some(core)
 }
 
-/// Everything but CUPTI.
+/// Starts everything but CUPTI; `None` if the agent is disabled or its thread cannot be started.
 pub fn start_with(settings: Settings) -> Option<&'static Core> {
     let core = prepare(|| settings)?;
     crate::naming::python::started(core);
     sender::start(core);
-    status::armed().then_some(core) // without a thread of ours there is no agent
+    status::armed().then_some(core) // without the sender there is no agent
 }
 
 /// The process of which a thread is inside of `injected`; 0 for none.
 static INJECTING: AtomicU32 = AtomicU32::new(0);
 
-/// What the driver calls while it initialises, and a program that comes late. Subscribing may make CUPTI call cuInit, and that this.
+/// Starts the agent. Called by the driver while it initialises, and by a program that attaches late. Not recursive: subscribing
+/// may make CUPTI call cuInit, which calls this function again.
 pub(crate) fn injected() {
     let pid = std::process::id();
     if INJECTING.swap(pid, Acquire) != pid {
@@ -152,7 +155,7 @@ fn inject() {
         core.devices.set_driver(driver);
         for ordinal in active_devices(&driver) {
             subscribe::note_late();
-            core.device(ordinal); // what it holds is known by this name
+            core.device(ordinal); // records the device, to which its earlier memory is attributed
             core.torch.is_late.store(true, Relaxed);
         }
         subscribe::attach(core);
@@ -160,15 +163,16 @@ fn inject() {
     if core.settings.layers.torch {
         torch::patch::look(true);
     }
-    // Not left to the sender, which may come late on a busy machine: our code is to run before the program's next statement.
+    // Not left to the sender, which may be late on a busy machine: the Python code should run before the program's next
+    // statement.
     crate::sources::python_host::run::look(core);
 }
 
-/// Returns the devices that have a context already: allocations before the agent's start were not seen. Inside cuInit the driver answers that it is
-/// not initialised.
+/// Returns the devices that have a context already: their allocations before the agent's start were not observed. Inside of
+/// cuInit the driver returns that it is not initialised, so the list is empty.
 fn active_devices(driver: &Driver) -> Vec<u32> {
     let mut count = 0;
-    // SAFETY: functions of the loaded driver, each with places for its answers.
+    // SAFETY: functions of the loaded driver, each with room for its answers.
     unsafe {
         if driver.device_get_count.is_none_or(|get| get(&mut count) != 0) {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! What exported functions do that needs the sender: they start it, and then ask it.
+//! Exported functions that need the sender: they start it, and then send it a request.
 
 use crate::base::own_thread::Uncancelled;
 use crate::driver::core::Core;
@@ -13,9 +13,9 @@ use std::time::Duration;
 
 /// Shortest period of periodic dumps, in seconds.
 const LEAST_PERIOD_S: f64 = 0.1;
-/// Time that a request waits for its answer.
+/// Timeout of a request.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Time that a step waits for the sender; the next one tries again.
+/// Timeout of a step's request to the sender; the next step retries.
 const STEP_PATIENCE: Duration = Duration::from_secs(1);
 
 fn switch(value: &str) -> Option<bool> {
@@ -26,7 +26,7 @@ fn switch(value: &str) -> Option<bool> {
     }
 }
 
-/// Sets a key; returns false for an unknown key or a value that it does not allow.
+/// Sets a key; returns false for an unknown key or an invalid value.
 pub(crate) fn configure(core: &'static Core, key: &str, value: &str) -> bool {
     let class = match key {
         "marks" => recorder::MARKS,
@@ -64,20 +64,20 @@ pub(crate) fn configure(core: &'static Core, key: &str, value: &str) -> bool {
     is_on.is_some()
 }
 
-/// Begins a recording with the file and limits that `configure` set.
+/// Begins a recording with the file and limits that `configure` set. Returns whether it was begun.
 pub(crate) fn start(core: &'static Core) -> bool {
     let request = slot().map(|slot| RecordingRequest::Start(slot.record_file.clone(), slot.limits));
     request.is_some_and(|request| post(core, request).errno == 0)
 }
 
-/// Keeps history back from now on; calls nest.
+/// Withholds history from now on; calls nest.
 pub(crate) fn mute(core: &'static Core) {
     if MUTES.fetch_add(1, AcqRel) == 0 {
         post(core, RecordingRequest::Mute);
     }
 }
 
-/// Undoes one call of `mute`.
+/// Reverses one call of `mute`.
 pub(crate) fn unmute(core: &'static Core) {
     let less = MUTES.fetch_update(AcqRel, Acquire, |mutes| mutes.checked_sub(1));
     if less == Ok(1) {

@@ -1,7 +1,7 @@
-//! What this process holds, told by the agent itself from its live table: where no daemon answers. It knows no NVML, so no gap, and no past.
-//! Not for hooks: it allocates.
+//! The agent's own report of this process's live memory, used where no daemon answers. It contains no NVML data, so no memory
+//! outside of known allocations, and no history. Not for hooks: it allocates.
 //!
-//! A line is what has the same device, class, kind, tag and role. Classes are never added up with each other: blocks lie in
+//! A line sums rows with the same device, class, kind, tag and role. Classes are never added to each other: blocks lie in
 //! segments, and segments in allocations.
 
 use crate::base::row;
@@ -14,12 +14,12 @@ use gpumem_wire::{AskKind, MemoryKind, NONE_DEVICE, PoolOwner, Role};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// How it is told.
+/// Format of the report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
     /// A table for people.
     Text,
-    /// docs/c-api.md.
+    /// JSON as described in docs/c-api.md.
     Json,
 }
 
@@ -36,7 +36,7 @@ pub(crate) enum Sort {
 }
 
 impl Sort {
-    /// As a program spells it; empty is the total.
+    /// Parses the name of an order; empty means the total. `None` if it is unknown.
     pub(crate) fn named(name: &str) -> Option<Self> {
         Some(match name {
             "" | "total" => Sort::Total,
@@ -50,7 +50,7 @@ impl Sort {
     }
 }
 
-/// What is in a line.
+/// Key of a line.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     device: u8,
@@ -68,7 +68,7 @@ struct Sum {
     greatest: u64,
 }
 
-/// A report: the daemon's, else the agent's own.
+/// Returns the daemon's report, or else the agent's own.
 pub(crate) fn dumps(core: &'static Core, format: Format, sort: Sort, ascending: bool, reset: bool) -> String {
     let what = if format == Format::Json { AskKind::ReportJson } else { AskKind::ReportText };
     let told = crate::entry::ask::report(core, what, "");
@@ -79,7 +79,7 @@ pub(crate) fn dumps(core: &'static Core, format: Format, sort: Sort, ascending: 
     told.or(own).unwrap_or_default()
 }
 
-/// The agent's own.
+/// Returns the agent's own report.
 pub(crate) fn summary(core: &Core, format: Format, sort: Sort, ascending: bool) -> String {
     let mut lines: BTreeMap<Key, Sum> = BTreeMap::new();
     for taken in core.recorder.live.scan() {
@@ -273,14 +273,14 @@ fn json(core: &Core, lines: &[(Key, Sum)]) -> String {
     out
 }
 
-/// How much of a device is free, and how large it is, as the driver says. `None`: it has no context that could be asked, neither the calling
-/// thread's own nor the primary one.
+/// Returns free and total bytes of a device, as the driver reports them. `None` if there is no context to ask: neither the
+/// calling thread's own nor the primary one.
 pub(crate) fn memory_info(core: &Core, ordinal: i32) -> Option<(u64, u64)> {
     let driver = core.devices.driver()?;
     let get = driver.mem_get_info?;
     let (mut free, mut total, mut device) = (0_usize, 0_usize, -1);
-    // SAFETY: functions of the loaded driver with places for their answers, not inside of a callback; a context that is pushed is the
-    // primary one of its device, which lives as long as the program keeps it, and is popped again.
+    // SAFETY: functions of the loaded driver with room for their answers, not inside of a callback. A pushed context is the
+    // primary one of its device, which lives as long as the program keeps it, and it is popped again.
     unsafe {
         if driver.ctx_get_device.is_some_and(|get| get(&mut device) == 0) && device == ordinal {
             return (get(&mut free, &mut total) == 0).then_some((free as u64, total as u64));

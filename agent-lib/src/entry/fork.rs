@@ -1,4 +1,5 @@
-//! Forks and exit. A forked child must not send records as its parent: it disarms before anything else runs in it.
+//! Handles forks and exit. A forked child must not send records as its parent, so it is disarmed before anything else runs in
+//! it.
 
 use crate::base::fault_injection;
 use crate::naming::callers;
@@ -13,19 +14,19 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 
-/// After this, children are silent. By one thread at a time.
+/// Installs the handlers that disarm children. Called by one thread at a time.
 pub(crate) fn install() {
     if INSTALLED.swap(true, Relaxed) {
         return;
     }
-    // SAFETY: handlers that live as long as the process (-z nodelete).
+    // SAFETY: the handlers live as long as the process (-z nodelete).
     unsafe {
         libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child));
         libc::atexit(at_exit);
     }
 }
 
-/// The loader's lock that the sender holds now and then must be free in the child.
+/// Waits until the sender has released the loader's lock, which must be free in the child.
 extern "C" fn before() {
     crate::record::panic::shielded((), || {
         fault_injection::at("fork");
@@ -37,7 +38,7 @@ extern "C" fn in_parent() {
     callers::after_fork();
 }
 
-/// Only stores and close(): nothing else is allowed here. The socket must not stay open in the child, or the daemon would
+/// Disarms the child. Only stores and close() are allowed here. The socket must not stay open in the child, or the daemon would
 /// never see the parent's end.
 extern "C" fn in_child() {
     status::disarm();
@@ -48,7 +49,7 @@ extern "C" fn in_child() {
     sender::close_in_child();
 }
 
-/// Waits a moment until the sender has sent the last records; not in forked children.
+/// Waits, with a timeout, until the sender has sent the last records; not in forked children.
 extern "C" fn at_exit() {
     crate::record::panic::shielded((), || {
         fault_injection::at("exit");

@@ -1,4 +1,4 @@
-//! Starting and ending, and what exported functions do that needs the sender.
+//! Start and end of the agent, and exported functions that need the sender.
 
 pub(crate) mod ask;
 pub mod attach;

@@ -1,10 +1,11 @@
-//! Other libraries in the process: a second copy of ours, and another tool's that was to be injected where we are.
+//! Other libraries in the process: a second copy of the agent, and another tool's injection library.
 //!
-//! Two copies of the library in one process (the injected file and a wheel's): the second forwards to the first.
+//! If there are two copies of the agent in one process (the injected file and a wheel's), the second forwards to the first.
 //!
-//! The first one's memfd tells: its name, visible in /proc/self/fd, carries the pid and the address of its table of functions.
-//! No environment variable is needed, which a program may clear and children would inherit; no file name either, which
-//! differs between the copies. In a forked child the name carries the parent's pid, and exec() closes it.
+//! The second copy finds the first by the name of its memfd, which is visible in /proc/self/fd. The name contains the pid and
+//! the address of the table of functions. An environment variable would not work: a program may clear it, and children would
+//! inherit it. Nor would a file name, which differs between the copies. In a forked child the name contains the parent's pid,
+//! and exec() closes the memfd.
 
 use crate::Functions;
 use crate::base::memfd::PREFIX;
@@ -12,7 +13,7 @@ use crate::sources::cupti::find::c_path;
 use cupti_sys::Library;
 use std::sync::atomic::{AtomicPtr, Ordering::*};
 
-/// First word of the table: an address is one of a table if this is there. It contains the table's size, which changes with its layout.
+/// First word of the table: identifies it as one. It contains the table's size, which changes with its layout.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"gpumem\0\0") | (size_of::<Functions>() as u64) << 48;
 
 static FIRST: AtomicPtr<Functions> = AtomicPtr::new(std::ptr::null_mut());
@@ -22,13 +23,13 @@ pub(crate) fn own_table() -> usize {
     std::ptr::from_ref(&crate::FUNCTIONS) as usize
 }
 
-/// The functions of the copy that was first, if this one forwards.
+/// Returns the functions of the first copy, if this one forwards.
 pub(crate) fn first() -> Option<&'static Functions> {
     // SAFETY: null, or the static table of a library that is never unloaded.
     unsafe { FIRST.load(Acquire).as_ref() }
 }
 
-/// Looks for another copy that has started in this process.
+/// Searches for another copy that has started in this process.
 pub(crate) fn look(pid: u32) -> Option<&'static Functions> {
     let names = std::fs::read_dir("/proc/self/fd").ok()?.flatten();
     let address = names.filter_map(|entry| {
@@ -48,7 +49,7 @@ pub(crate) fn look(pid: u32) -> Option<&'static Functions> {
     Some(functions)
 }
 
-/// Another tool's library, which was to be injected where we are: it goes first.
+/// Loads another tool's injection library, which this one replaced, and initialises it first.
 pub(crate) fn chain(path: &std::path::Path) {
     let Some(file) = c_path(path) else { return };
     let Some(library) = Library::open(&file) else { return };

@@ -1,16 +1,19 @@
-//! The backward pass: what its nodes are called.
+//! Names for the nodes of the backward pass.
 //!
-//! PyTorch's engine calls `Engine::evaluate_function` for each node, through a slot of its own library. Ours stands there,
-//! notes which node runs on this thread, and calls the original; exceptions of nodes pass through it. The node carries the
-//! thread that made it and its number there (sequence.rs), at offsets that differ between releases: they are found
-//! with a few nodes that the bootstrap makes, whose numbers are known. No graph is run for it: a process in which a
-//! backward pass has run cannot fork children that run one.
+//! PyTorch's engine calls `Engine::evaluate_function` for each node, through a slot (GOT entry) of its own library. The agent
+//! replaces the slot with its own function. That function notes which node runs on the calling thread and calls the original;
+//! exceptions of nodes pass through it.
 //!
-//! An operation that changes a tensor in place may allocate nothing, so that no allocation names its node. PyTorch calls `rebase_history`
-//! with the node of each; ours stands in the slot of that too, and names the node after where the thread is.
+//! A node carries the thread that made it and its sequence number there (sequence.rs), at offsets that differ between releases.
+//! They are found with a few nodes that the bootstrap makes, whose numbers are known. Calibration runs no graph: a process in
+//! which a backward pass has run cannot fork children that run one.
 //!
-//! Nodes that accumulate gradients have no number. The engine runs them as soon as they can be, so they belong to the node
-//! that ran before them on the thread.
+//! An operation that changes a tensor in place may allocate nothing, so no allocation names its node. PyTorch calls
+//! `rebase_history` with the node of each such operation. The agent replaces that slot, too, and names the node after the
+//! thread's current names.
+//!
+//! Nodes that accumulate gradients have no number. The engine runs them as soon as they are ready, so they get the name of the
+//! node that ran before them on the thread.
 
 use crate::base::env::Layers;
 use crate::base::fault_injection;
@@ -32,63 +35,64 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering::*};
 
 const EVALUATE: &CStr = c"_ZN5torch8autograd6Engine17evaluate_functionERSt10shared_ptrINS0_9GraphTaskEEPNS0_4NodeERNS0_11InputBufferERKS2_INS0_10ReadyQueueEE";
-/// `rebase_history(const Variable&, Edge)`: the edge, which begins with the address of a node, is handed over by its own address. Releases
-/// differ in what it returns.
+/// `rebase_history(const Variable&, Edge)`. The edge begins with the address of a node and is passed by reference. The return
+/// type differs between releases.
 const REBASE: &CStr = c"_ZN5torch8autograd4impl14rebase_historyERKN2at6TensorENS0_4EdgeE";
 const PEEK: &CStr = c"_ZN2at15sequence_number4peekEv";
 const GRAD_MODE: &CStr = c"_ZN3c108GradMode10is_enabledEv";
 const THREAD: &CStr = c"_ZN2at14RecordFunction15currentThreadIdEv";
 
-/// Numbers from here on are none: nodes that accumulate have the largest.
+/// Sequence numbers are below this; nodes that accumulate gradients have the largest possible number.
 const NO_NUMBER: u64 = 1 << 62;
-/// Words of a node in which its number is looked for.
+/// Words of a node that are searched for its number.
 const WORDS: usize = 12;
-/// Words between a node's number and its thread, in releases known so far.
+/// Words from a node's number to its thread, in the releases known so far.
 const THREAD_BEHIND: usize = 3;
 
-/// `Engine::evaluate_function`, five words.
+/// `Engine::evaluate_function`: takes five words.
 type Evaluate = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, *mut c_void, *mut c_void, *mut c_void);
 type Count = unsafe extern "C" fn() -> u64;
 
-/// The engine was found, for better or worse.
+/// The search for the engine has finished, with or without success.
 static LOOKED: AtomicBool = AtomicBool::new(false);
-/// What the slot held.
+/// The original value of the slot of `Engine::evaluate_function`.
 const NEXT: &AtomicUsize = &HOT_WORDS.next_evaluate;
-/// What that of `rebase_history` held.
+/// The original value of the slot of `rebase_history`.
 static NEXT_REBASE: AtomicUsize = AtomicUsize::new(0);
-/// Of its arguments in registers, which one leads to the node; and while that is not known, what the candidates led to in the last call.
+/// Which register argument of `rebase_history` points to the edge. While this is unknown, `LAST_EDGE` keeps the candidate node
+/// of the last call.
 static EDGE: AtomicU8 = AtomicU8::new(UNKNOWN);
 static LAST_EDGE: AtomicU64 = AtomicU64::new(0);
 const UNKNOWN: u8 = 0;
-/// Nothing is returned, or not through memory.
+/// The function returns nothing, or not through memory, so the edge is the second argument.
 const SECOND: u8 = 1;
-/// The first one is where the result is to be put.
+/// The first argument is where the result is to be written, so the edge is the third.
 const THIRD: u8 = 2;
 /// Bytes of stack above a call in which its caller keeps an edge.
 const FRAME: usize = 64 << 10;
 const PEEK_AT: &AtomicUsize = &HOT_WORDS.next_number;
 static THREAD_AT: AtomicUsize = AtomicUsize::new(0);
 const TABLE: &AtomicPtr<()> = &HOT_WORDS.nodes;
-/// Where a node has its number and its thread, in bytes: number << 8 | thread. 0 while that is not known.
+/// Byte offsets of the number and the thread within a node: number << 8 | thread. 0 while they are unknown.
 const OFFSETS: &AtomicU64 = &HOT_WORDS.offsets;
-/// What nodes of additions begin with, their class; 0 while that is not known.
+/// The first word (vtable pointer) of nodes of additions; 0 while it is unknown.
 const ADDITION: &AtomicU64 = &HOT_WORDS.addition;
 
-/// No thread has that many nodes.
+/// A node runs whose name is unknown. No real node has this value.
 const UNNAMED: u64 = u64::MAX;
 
 fn function(at: &AtomicUsize) -> Option<Count> {
     let address = at.load(Acquire);
-    // SAFETY: 0, or a function without arguments that returns a count (`attach`).
+    // SAFETY: the address is 0 or that of a function without arguments that returns a count (`take_slot`).
     (address != 0).then(|| unsafe { std::mem::transmute::<usize, Count>(address) })
 }
 
 fn table() -> Option<&'static Table> {
-    // SAFETY: null, or leaked by `attach`.
+    // SAFETY: the pointer is null or was leaked by `attach`.
     unsafe { TABLE.load(Acquire).cast::<Table>().as_ref() }
 }
 
-/// A node is running; when it ends, in whatever way, the thread goes on with the one outside of it.
+/// Guard for a running node. When the node ends, normally or by an exception, it restores the enclosing node of the thread.
 struct Running {
     thread: &'static Thread,
     node: u64,
@@ -106,7 +110,7 @@ impl Drop for Running {
         let accumulated = mine.accumulating.load(Relaxed);
         mine.accumulating.store(self.outer_accumulating, Relaxed);
         if accumulated != 0 {
-            // The engine holds the node until its call has returned, or was left by an exception.
+            // The engine holds the node until its call has returned or was left by an exception.
             guard::guard((), |core, thread| core.tell_gradient(thread, accumulated));
         }
     }
@@ -120,13 +124,13 @@ fn enter(thread: &'static Thread, node: *const c_void) -> Running {
     let name = if offsets == 0 {
         UNNAMED
     } else {
-        // SAFETY: offsets within every node, as nodes of this process were looked at.
+        // SAFETY: the offsets lie within every node; they were found in nodes of this process.
         let word = |offset: u64| unsafe { *node.byte_add((offset & 255) as usize).cast::<u64>() };
         let number = word(offsets >> 8);
         if number < NO_NUMBER {
             Node::new(word(offsets), number).adding(word(0) == ADDITION.load(Relaxed)).0
         } else {
-            // SAFETY: the node that this thread is about to run.
+            // SAFETY: this thread is about to run this node.
             accumulating = unsafe { gradient::accumulating(node.cast(), mine.running.load(Relaxed) != 0) };
             mine.last.load(Relaxed).max(1)
         }
@@ -144,7 +148,7 @@ fn enter(thread: &'static Thread, node: *const c_void) -> Running {
     running
 }
 
-/// Stands in the slot.
+/// Replacement for `Engine::evaluate_function` in its slot.
 unsafe extern "C-unwind" fn evaluate(
     engine: *mut c_void,
     task: *mut c_void,
@@ -156,17 +160,17 @@ unsafe extern "C-unwind" fn evaluate(
         fault_injection::at("torch.evaluate");
         Some(enter(thread, node))
     });
-    // SAFETY: what the slot held; the same arguments.
+    // SAFETY: calls the slot's original function with the same arguments.
     unsafe {
         let next: Evaluate = std::mem::transmute(next(NEXT));
         next(engine, task, node, inputs, queue);
     }
 }
 
-/// Stands in the slot of `rebase_history`: lets `rebased` look at the arguments and goes on to the function, as if that had been called.
+/// Replacement for `rebase_history` in its slot. Passes the arguments to `rebased` and then jumps to the original function.
 ///
 /// # Safety
-/// PyTorch's arguments.
+/// Must be called with PyTorch's arguments.
 #[unsafe(naked)]
 unsafe extern "C-unwind" fn rebase() {
     #[cfg(target_arch = "x86_64")]
@@ -178,7 +182,7 @@ unsafe extern "C-unwind" fn rebase() {
         "jmp rax",
         look = sym rebased
     );
-    // Where the result is to be put is in x8 and no argument.
+    // On aarch64 the address for the result is in x8 and is not an argument.
     #[cfg(target_arch = "aarch64")]
     naked_asm!(
         "stp x29, x30, [sp, #-64]!", "stp x0, x1, [sp, #16]", "stp x2, x3, [sp, #32]", "str x8, [sp, #48]",
@@ -190,13 +194,14 @@ unsafe extern "C-unwind" fn rebase() {
     );
 }
 
-/// The second and third argument of a call, and the stack above it. Returns what to go on with.
+/// Names the node of an in-place operation. Gets the second and third argument of the call and the stack above it; returns the
+/// address of the original function.
 unsafe extern "C" fn rebased(second: usize, third: usize, stack: usize) -> usize {
     guard::guard((), |core, thread| {
         fault_injection::at("torch.rebase");
-        let named = core.named(thread); // which names the thread's last node
+        let named = core.named(thread); // also names the thread's last node
         let tag = if named.flags.0 == 0 { named.tag } else { 0 };
-        // SAFETY: as our caller says.
+        // SAFETY: the arguments are those of `rebase_history`, as the caller guarantees.
         if let (Some(node), Some(table)) = (unsafe { node_of(second, third, stack) }, table()) {
             table.note(node, tag);
         }
@@ -204,7 +209,8 @@ unsafe extern "C" fn rebased(second: usize, third: usize, stack: usize) -> usize
     next(&NEXT_REBASE)
 }
 
-/// The node of the edge that is the second or third argument; `None` while it is not known which, or if it has no number.
+/// Returns the node of the edge, which is the second or third argument. `None` while it is unknown which, or if the node has no
+/// number.
 unsafe fn node_of(second: usize, third: usize, stack: usize) -> Option<Node> {
     let edge = match EDGE.load(Relaxed) {
         THIRD => third,
@@ -213,20 +219,20 @@ unsafe fn node_of(second: usize, third: usize, stack: usize) -> Option<Node> {
     if !edge.is_multiple_of(8) || (EDGE.load(Relaxed) != UNKNOWN && !(stack..stack + FRAME).contains(&edge)) {
         return None;
     }
-    // SAFETY: a tensor, whose first word is its address, or an edge; or on the stack above.
+    // SAFETY: a reference to a tensor or to an edge, both of which begin with an address; or it lies on the stack above.
     let node = unsafe { *(edge as *const u64) };
     let offsets = OFFSETS.load(Relaxed);
     if EDGE.load(Relaxed) == UNKNOWN || offsets == 0 || node == 0 {
         LAST_EDGE.store(node, Relaxed);
         return None;
     }
-    // SAFETY: a node, as this one was found to be an edge; offsets within every node.
+    // SAFETY: calibration showed that this argument is an edge, so this is a node; the offsets lie within every node.
     let word = |offset: u64| unsafe { *((node + (offset & 255)) as *const u64) };
     let number = word(offsets >> 8);
     (number < NO_NUMBER).then(|| Node::new(word(offsets), number))
 }
 
-/// What a slot held: written before the slot was, but read on another processor, perhaps a moment too early.
+/// Returns a slot's original value. It is written before the slot, but another processor may read it a moment too early.
 #[inline(always)]
 fn next(held: &AtomicUsize) -> usize {
     loop {
@@ -238,7 +244,7 @@ fn next(held: &AtomicUsize) -> usize {
     }
 }
 
-/// What the thread's running node is called.
+/// Returns the name of the thread's running node.
 #[inline(always)]
 pub(crate) fn here(thread: &Thread) -> Option<FrameName> {
     let node = thread.autograd.running.load(Relaxed);
@@ -249,29 +255,29 @@ pub(crate) fn here(thread: &Thread) -> Option<FrameName> {
     Some(FrameName { tag, phase: Phase::Backward, ..FrameName::default() })
 }
 
-/// The thread has allocated under `tag`: so is called what it made last, unless it has a name. 0: under none, so that it does
-/// not take the name of what was made before it.
+/// Names the node that the thread made last after an allocation under `tag`, unless it has a name. A tag of 0 marks the node as
+/// nameless, so that it does not take the name of an earlier node.
 #[inline(always)]
 pub(crate) fn note_forward(thread: &Thread, tag: u32) {
     let mut id = thread.autograd.id.load(Relaxed);
     if id == 0 && tag == 0 {
-        return; // maybe not one of PyTorch's
+        return; // possibly not a thread of PyTorch
     }
     let (Some(peek), Some(table)) = (function(PEEK_AT), table()) else { return };
-    // SAFETY: reads a word of the thread's own.
+    // SAFETY: the function reads a thread-local word.
     let next = unsafe { peek() };
     if next == 0 {
         return;
     }
     if id == 0 {
-        // SAFETY: reads, or counts up, a word.
+        // SAFETY: the function reads or increments a word.
         id = function(&THREAD_AT).map_or(0, |ask| unsafe { ask() });
         thread.autograd.id.store(id, Relaxed);
     }
     table.note(Node::new(id, next - 1), tag);
 }
 
-/// Tags of nodes that `new_tag` has another one for; 0: none.
+/// Replaces the tags of nodes by those that `new_tag` returns; 0 keeps a tag.
 pub(crate) fn rename(new_tag: impl FnMut(u32) -> u32) {
     if let Some(table) = table() {
         table.rename(new_tag);
@@ -287,7 +293,7 @@ pub fn is_seen() -> bool {
     NEXT.load(Acquire) != 0 || slot::with(is_library, |_| ()).is_some()
 }
 
-/// Before PyTorch is there, or if it is left alone.
+/// Reports the layer's state before PyTorch is loaded, or when the layer is switched off.
 pub(crate) fn say_absent(may: Layers) {
     if status::layer(Layer::Autograd).is_some() {
         return;
@@ -300,7 +306,7 @@ pub(crate) fn say_absent(may: Layers) {
     status::report_layer(Layer::Autograd, state, reason);
 }
 
-/// Looks for the engine and takes its slot, once. Not in a hook.
+/// Finds the engine and replaces its slot, once. Must not be called in a hook: it allocates.
 pub(crate) fn attach(core: &Core) {
     let may = core.settings.layers;
     if LOOKED.load(Acquire) || !may.torch || !may.autograd {
@@ -341,7 +347,7 @@ fn take_slot(image: &Image<'_>) -> Result<Taken, &'static str> {
     if taken == Taken::Ours {
         THREAD_AT.store(thread, Release);
         PEEK_AT.store(peek, Release);
-        // Without it, nodes of in-place operations have the name of their neighbour.
+        // Without this function, nodes of in-place operations have the name of their neighbour.
         if let Some(rebases) = image.defines(REBASE) {
             slot::take(image, REBASE, rebases, rebase as *const () as usize, &NEXT_REBASE);
         }
@@ -349,21 +355,22 @@ fn take_slot(image: &Image<'_>) -> Result<Taken, &'static str> {
     Ok(taken)
 }
 
-/// The number that the calling thread's next node will have; `None` without an engine.
+/// Returns the number that the calling thread's next node will have; `None` without an engine.
 pub(crate) fn next_number() -> Option<u64> {
-    // SAFETY: reads a word of the thread's own.
+    // SAFETY: the function reads a thread-local word.
     function(PEEK_AT).map(|peek| unsafe { peek() })
 }
 
-/// Finds out where nodes have their numbers. `objects`: Python's objects of nodes that the calling thread has made,
-/// numbered from `first` on, the last of them by an addition, the others by something else; and behind them one that
-/// accumulates gradients. Whether it is known now.
+/// Finds the offsets of a node's number and thread. Returns whether they are known now.
+///
+/// `objects` are Python objects of nodes that the calling thread has made, numbered from `first`. The last numbered one is an
+/// addition, the others are not. Behind them stands a node that accumulates gradients.
 ///
 /// # Safety
-/// The objects exist.
+/// The objects must exist.
 pub(crate) unsafe fn calibrate(objects: &[u64], first: u64) -> bool {
     let Some(thread) = function(&THREAD_AT) else { return false };
-    // SAFETY: reads, or counts up, a word.
+    // SAFETY: the function reads or increments a word.
     let thread = unsafe { thread() };
     let found = find_offsets(objects, first, thread);
     match found {
@@ -381,7 +388,7 @@ pub(crate) unsafe fn calibrate(objects: &[u64], first: u64) -> bool {
     found.is_some()
 }
 
-/// Which argument of `rebase_history` is the edge. Its last call on this thread was for the last numbered of these nodes.
+/// Finds which argument of `rebase_history` is the edge. Its last call on this thread was for the last numbered of these nodes.
 fn which_edge(objects: &[u64]) -> u8 {
     let last = LAST_EDGE.load(Relaxed);
     let is_node = |header: &u64| {
@@ -390,24 +397,24 @@ fn which_edge(objects: &[u64]) -> u8 {
         Some(node == last)
     };
     match (last, cfg!(target_arch = "x86_64")) {
-        (0, _) => UNKNOWN, // it was not called
+        (0, _) => UNKNOWN, // `rebase_history` was not called
         _ if HEADERS.iter().any(|header| is_node(header) == Some(true)) => SECOND,
         (_, true) => THIRD,
         (_, false) => UNKNOWN,
     }
 }
 
-/// Bytes of an object before what is its own: with a GIL the count of references and the type, without one more.
+/// Bytes of a Python object's header: reference count and type in builds with a GIL, more in free-threaded builds.
 const HEADERS: [u64; 2] = [16, 32];
 
-/// Which words of the nodes are the number and the thread, and what an addition begins with: 0 if its class is not told by that.
+/// Returns the word indexes of number and thread, and the first word of additions: 0 if that does not identify them.
 fn find_offsets(objects: &[u64], first: u64, thread: u64) -> Option<(usize, usize, u64)> {
     HEADERS.into_iter().find_map(|header| find_behind(header, objects, first, thread))
 }
 
 fn find_behind(header: u64, objects: &[u64], first: u64, thread: u64) -> Option<(usize, usize, u64)> {
     let (accumulates, numbered) = objects.split_last()?;
-    // Fewer could have such words by chance; a read that fails ends it.
+    // Fewer nodes could match by chance. A failed read ends the search.
     if numbered.len() < 3 || thread == 0 {
         return None;
     }
@@ -453,14 +460,14 @@ mod tests {
     const THREAD: u64 = 1;
     const ADDS: u64 = 0x7f00_0000_2000;
 
-    /// A node as PyTorch has them: `lead` words, number, depth, whether it has a parent, thread.
+    /// A node with PyTorch's layout: `lead` words, number, depth, whether it has a parent, thread.
     fn node(lead: usize, number: u64, depth: u64) -> Vec<u64> {
         let mut words = vec![if depth == 4 { ADDS } else { 0x7f00_0000_1000 }; lead];
         words.extend([number, depth, u64::from(depth != 4), THREAD, 0, 0, 0, 0, 0, 0, 0, 0]);
         words
     }
 
-    /// In objects with a header of so many words.
+    /// Finds the offsets in objects with a header of `header` words.
     fn offsets_behind(header: usize, lead: usize, first: u64) -> Option<(usize, usize, u64)> {
         let mut nodes: Vec<Vec<u64>> = (0..4).map(|at| node(lead, first + at, at + 1)).collect();
         nodes.push(node(lead, u64::MAX, 0));
@@ -478,9 +485,9 @@ mod tests {
     fn the_number_and_the_thread_are_found_wherever_they_are() {
         for lead in 1..6 {
             assert_eq!(offsets(lead, 1000), Some((lead, lead + 3, ADDS)));
-            // The first numbers of a process: the depth of a node counts as they do.
+            // With the first numbers of a process, a node's depth increases as its number does.
             assert_eq!(offsets(lead, 1), Some((lead, lead + 3, ADDS)));
-            // Without a GIL.
+            // A free-threaded build.
             assert_eq!(offsets_behind(4, lead, 1000), Some((lead, lead + 3, ADDS)));
         }
     }

@@ -1,24 +1,25 @@
-//! Gradients, as soon as autograd has accumulated them.
+//! Identifies gradients as soon as autograd has accumulated them.
 //!
-//! A node that accumulates the gradient of a leaf holds the leaf, which leads to its gradient and that to the block it lies in:
+//! A node that accumulates the gradient of a leaf holds the leaf. The leaf leads to its gradient, and that to the block it lies
+//! in:
 //!
 //! ```text
 //! AccumulateGrad -> TensorImpl of the leaf -> AutogradMeta -> TensorImpl of the gradient -> StorageImpl -> address
 //! ```
 //!
 //! The offsets differ between releases. They are found with a few leaves on the CPU that the bootstrap makes, by reading
-//! through a pipe; a layout that is not found leaves this switched off, and gradients are told apart at the next phase
-//! (ledger/src/rules/derive.rs). At run time the words are read on the thread that runs the node, which holds the leaf; PyTorch itself
-//! does not allow another thread to change the leaf's gradient meanwhile.
+//! through a pipe. If the layout is not found, this stays switched off, and gradients are identified at the next phase
+//! (ledger/src/rules/derive.rs). At run time the words are read on the thread that runs the node, which holds the leaf. PyTorch
+//! itself does not allow another thread to change the leaf's gradient meanwhile.
 //!
-//! In a backward pass inside of a node, as a reentrant checkpoint runs it, the segment's input is a leaf as well. Its gradient is passed on
-//! and kept by nobody, so a leaf that was made in a forward or backward pass has none there.
+//! In a backward pass inside of a node, as a reentrant checkpoint runs it, the segment's input is a leaf as well. Its gradient
+//! is passed on and not kept. So a leaf made in a forward or backward pass has no gradient there.
 //!
-//! A gradient has the name of its parameter, once a sweep has named that: the parameter of another module may be used in a call
-//! (`F.linear(x, self.proj.weight)`), and tied parameters are used by several.
+//! A gradient gets the name of its parameter, once a sweep has named that one. The current module is not reliable: a call may
+//! use another module's parameter (`F.linear(x, self.proj.weight)`), and several modules may share tied parameters.
 //!
-//! The gradient is looked up when the node ends, and before that when the node allocates or runs out of memory: hooks of the
-//! leaf run inside of the node, behind the accumulation.
+//! The gradient is looked up when the node ends. It is also looked up when the node allocates or runs out of memory, because
+//! hooks of the leaf run inside of the node, after the accumulation.
 
 use crate::base::row::{Key, RowCopy, RowExtra};
 use crate::driver::core::Core;
@@ -29,32 +30,32 @@ use crate::threads::per_feature::AutogradThread;
 use gpumem_wire::{Body, Phase, Role};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
-/// Offsets of the five words, in words of 8 bytes, `BITS` each; 0 while they are not known.
+/// The five offsets in words of 8 bytes, `BITS` each; 0 while they are unknown.
 static PATH: AtomicU64 = AtomicU64::new(0);
-/// The class of nodes that accumulate: their first word.
+/// The first word (vtable pointer) of nodes that accumulate gradients.
 static CLASS: AtomicU64 = AtomicU64::new(0);
 
 const BITS: u32 = 12;
-/// Words of a node in which the leaf is looked for: its inputs' shapes lie before it.
+/// Words of a node that are searched for the leaf, which lies behind the shapes of its inputs.
 const NODE: u16 = 192;
-/// Words of other objects.
+/// Words of other objects to search.
 const OBJECT: u16 = 20;
-/// Bytes of a Python object before what is its own: with a GIL the count of references and the type, without one more.
+/// Bytes of a Python object's header: reference count and type in builds with a GIL, more in free-threaded builds.
 const HEADERS: [u16; 2] = [16, 32];
-/// Words of a tensor's Python object, behind those, in which its TensorImpl is looked for.
+/// Words of a tensor's Python object, after the header, that are searched for its TensorImpl.
 const TENSOR: u16 = 4;
 
-/// PyTorch's allocator splits the rest of a large block off if the rest is larger than this, in bytes.
+/// PyTorch's allocator splits off the rest of a large block if it is larger than this, in bytes.
 const SPLIT_ABOVE: u64 = 1 << 20;
 
-/// Offsets in words, in the order of the module's picture.
+/// Offsets in words, in the order of the diagram in the module's docs.
 type Offsets = [u16; 5];
 
-/// Where a leaf's gradient lies, for a node that accumulates: Python's objects of the node, of its leaf and of the leaf's gradient,
-/// and the address of the gradient's memory.
+/// An example for calibration: the Python objects of a node that accumulates, of its leaf and of the leaf's gradient, and the
+/// address of the gradient's memory.
 pub(crate) type Example = [u64; 4];
 
-/// Finds the offsets with a few examples, and uses them from now on. Whether they were found.
+/// Finds the offsets with a few examples and uses them from now on. Returns whether they were found.
 pub(crate) fn calibrate(examples: &[Example]) -> bool {
     let found = Careful::new().and_then(|memory| find(&memory, examples));
     let (class, path) = found.unwrap_or_default();
@@ -64,16 +65,16 @@ pub(crate) fn calibrate(examples: &[Example]) -> bool {
     found.is_some()
 }
 
-/// Added to a node's address: it runs inside of another one.
+/// Flag in a node's address: the node runs inside of another one.
 const NESTED: u64 = 1;
 
-/// `node` if it is one that accumulates and whose gradient can be looked up, with a mark if it `is_nested`; else 0.
+/// Returns `node`, with a flag if it `is_nested`, if it accumulates gradients and the layout is known; else 0.
 ///
 /// # Safety
-/// `node` is a node that the calling thread runs.
+/// `node` must be a node that the calling thread runs.
 #[inline(always)]
 pub(crate) unsafe fn accumulating(node: *const u64, is_nested: bool) -> u64 {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees a running node.
     let is_one = unsafe { *node } == CLASS.load(Relaxed);
     let mark = if is_nested { NESTED } else { 0 };
     if is_one { node as u64 | mark } else { 0 }
@@ -83,18 +84,18 @@ fn word(memory: &impl Memory, at: u64, index: u16) -> Option<u64> {
     memory.word(Pointer::new(at)?, index * 8).filter(|&word| word != 0)
 }
 
-/// What a tensor's Python object may name as its TensorImpl.
+/// Whether a tensor's Python object contains the address of the TensorImpl `tensor`.
 fn holds(memory: &impl Memory, object: u64, header: u16, tensor: u64) -> bool {
     (header / 8..header / 8 + TENSOR).any(|index| word(memory, object, index) == Some(tensor))
 }
 
-/// The class of nodes that accumulate, and the offsets: the first that are right for all examples.
+/// Finds the first word of nodes that accumulate, and the first offsets that fit all examples.
 fn find(memory: &impl Memory, examples: &[Example]) -> Option<(u64, Offsets)> {
     HEADERS.into_iter().find_map(|header| find_behind(memory, header, examples))
 }
 
 fn find_behind(memory: &impl Memory, header: u16, examples: &[Example]) -> Option<(u64, Offsets)> {
-    // One alone could have such words by chance.
+    // A single example could match by chance.
     if examples.len() < 2 {
         return None;
     }
@@ -122,37 +123,37 @@ fn find_behind(memory: &impl Memory, header: u16, examples: &[Example]) -> Optio
     Some((class, [leaf, meta, gradient, storage, data]))
 }
 
-/// Follows the offsets of these numbers, in the order of the module's picture.
+/// Follows the given steps of the diagram in the module's docs.
 fn follow<const COUNT: usize>(memory: &impl Memory, node: u64, steps: [u32; COUNT]) -> Option<u64> {
     let path = PATH.load(Relaxed);
     let offset = |step: u32| (path >> ((4 - step) * BITS) & ((1 << BITS) - 1)) as u16;
     steps.into_iter().try_fold(node, |at, step| word(memory, at, offset(step)))
 }
 
-/// Where the gradient's memory begins that a node has accumulated; `None` while there is none.
+/// Returns the start of the memory of the gradient that a node has accumulated; `None` while there is none.
 fn address(memory: &impl Memory, node: u64) -> Option<u64> {
     follow(memory, node, [0, 1, 2, 3, 4])
 }
 
-/// Where the memory begins of the leaf itself.
+/// Returns the start of the leaf's own memory.
 fn address_of_leaf(memory: &impl Memory, node: u64) -> Option<u64> {
     follow(memory, node, [0, 3, 4])
 }
 
-/// The role of a row, as it is known so far.
+/// Returns the role of a row, as far as it is known.
 fn role_of(row: &RowCopy, is_block: bool) -> Role {
     let told = if row.beside.flags & RowExtra::RETAGGED != 0 { row.beside.use_as & 15 } else { 0 };
     let born = if is_block { (row.row[7] >> 56) as u8 & 15 } else { 0 };
     Role::from_code(if told != 0 { told } else { born })
 }
 
-/// The phase in which a block was made.
+/// Returns the phase in which a block was allocated.
 fn phase_at_birth(row: &RowCopy, is_block: bool) -> Phase {
     Phase::from_code(if is_block { (row.row[7] >> 60) as u8 } else { 0 })
 }
 
-/// The tag of a parameter that a sweep has named, for its gradient's row; 0 if there is none, or if the gradient's memory is larger than
-/// the parameter's: it may hold gradients of other parameters.
+/// Returns the tag of a parameter that a sweep has named, for its gradient's row. 0 if it has none, or if the gradient's memory
+/// is larger than the parameter's: it may hold gradients of other parameters.
 fn name_of_gradient(parameter: &RowCopy, gradient: &RowCopy) -> u32 {
     let beside = parameter.beside;
     let is_named = beside.flags & RowExtra::RETAGGED != 0 && beside.use_as & 15 == Role::Parameter.to_code();
@@ -171,10 +172,11 @@ impl AutogradThread {
 }
 
 impl Core {
-    /// Says that a block is a gradient, once the node that the thread runs has accumulated it.
+    /// Reports that a block is a gradient, once the node that the thread runs has accumulated it.
     #[inline(never)]
     pub(crate) fn tell_gradient(&self, thread: &Thread, accumulating: u64) {
-        // SAFETY: the layout was proved in this process, and the node holds what is read: see the module's text.
+        // SAFETY: calibration proved the layout in this process, and the node holds the objects that are read (see the module's
+        // docs).
         let memory = unsafe { Plain::new() };
         let node = accumulating & !NESTED;
         let Some(address) = address(&memory, node) else { return };
@@ -187,7 +189,7 @@ impl Core {
         if accumulating & NESTED != 0 && matches!(born, Phase::Forward | Phase::Backward) {
             return;
         }
-        // Of a parameter whose module has moved the name is the old one: the module's own is new.
+        // If a module was moved, the parameter's row has an outdated name; the current module's name is newer.
         let leaf = leaf.filter(|_| python::MODULES.has_current_parameters());
         let tag = leaf.map_or(0, |(_, _, leaf)| name_of_gradient(&leaf, &row));
         let use_as = (Role::Gradient, Phase::Unknown);
@@ -195,12 +197,12 @@ impl Core {
         self.say_retag(thread, key, body, tag);
     }
 
-    /// The row of the block, or the allocation, that begins at an address: its pool, or 0, and its key.
+    /// Returns pool (or 0), key and row of the block or allocation that begins at an address.
     fn row_of_tensor(&self, address: u64) -> Option<(u64, Key, RowCopy)> {
         let mut keys = self.torch.with_pools().map(|(_, pool)| (pool, Key::Block(pool, address)));
         let block = keys.find_map(|(pool, key)| Some((pool, key, self.recorder.live.get(key)?)));
         block.or_else(|| {
-            // Where tensors are allocations of their own.
+            // Where each tensor is an allocation of its own.
             let key = Key::Allocation(address);
             let row =
                 if self.torch.single_tensors.load(Relaxed) == 0 { None } else { self.recorder.live.get(key) };
@@ -208,7 +210,7 @@ impl Core {
         })
     }
 
-    /// The same, in the middle of the node that the thread runs, if it is one.
+    /// The same while the thread's node is still running, if it accumulates a gradient.
     #[cold]
     #[inline(never)]
     pub(crate) fn tell_gradient_of_running(&self, thread: &Thread) {
@@ -223,7 +225,7 @@ mod tests {
 
     const CLASS: u64 = 0x7f00_0000_1000;
 
-    /// Objects as PyTorch has them, at some offsets. What they point to is kept with them.
+    /// Objects with PyTorch's layout at some offsets, together with the objects that they point to.
     struct Image {
         example: Example,
         node: u64,
@@ -271,7 +273,7 @@ mod tests {
                 for (image, at) in images.iter().zip([0x10_0000, 0x20_0000]) {
                     assert_eq!(address(&memory, image.node), Some(at));
                     assert_eq!(address_of_leaf(&memory, image.node), Some(at + 1));
-                    // SAFETY: of the image.
+                    // SAFETY: the word belongs to the image.
                     unsafe { *image.leaf_meta.add(offsets[2]) = 0 };
                     assert_eq!(address(&memory, image.node), None, "no gradient so far");
                 }

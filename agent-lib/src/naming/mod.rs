@@ -1,15 +1,19 @@
-//! What an allocation is called: the one place where the sources of names come together.
+//! Determines the name of an allocation from all sources of names.
 //!
 //! ```text
-//! scope    the innermost open scope of the thread: C API, Python, NVTX         (sources/api/scope.rs, sources/nvtx)
-//! module   the module in whose Python frame the thread is                      (python/)
-//! node     what the forward pass called the node of the backward pass that the thread runs    (autograd.rs)
+//! scope    the innermost open scope of the thread: C API, Python, NVTX              (sources/api/scope.rs, sources/nvtx)
+//! module   the module whose Python frame the thread is in                           (python/)
+//! node     the name that the forward pass gave the backward node that the thread runs    (autograd.rs)
 //! process  the tag of the process, for threads that have none of these: `INHERITED`
 //! ```
 //!
-//! Behind a module's path may stand the line of the program (`GPUMEM_LINES=1`). A scope and a module together give `scope/module`. A node's name has the scope of the forward pass in it already: of scopes
-//! that are open meanwhile, those count that were opened inside of the node, by a hook. In a node with a module's frame (a checkpoint that computes its forward pass again, on a thread of the backward pass) the
-//! module is the name and the phase is the backward pass.
+//! With `GPUMEM_LINES=1` the program's line follows a module's path. A scope and a module together give `scope/module`.
+//!
+//! A node's name already contains the scope of the forward pass. Of the scopes open on the thread, only those are added that a
+//! hook opened inside of the node.
+//!
+//! A node may run a module's frame: a checkpoint computes its forward pass again, on a thread of the backward pass. Then the
+//! module gives the name, and the phase is the backward pass.
 
 pub mod autograd;
 pub mod callers;
@@ -25,7 +29,7 @@ use gpumem_wire::{Flags, Phase};
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Core {
-    /// The names in force on the calling thread. In PyTorch they are from now on those of the node that it made last.
+    /// Returns the names in force on the calling thread. Also gives them to the autograd node that the thread made last.
     #[inline(always)]
     pub fn named(&self, thread: &Thread) -> AllocationName {
         let mut frames = python::here(self, thread).unwrap_or_default();
@@ -33,7 +37,7 @@ impl Core {
             frames.tag = self.with_line(thread, frames.tag);
         }
         let node = autograd::here(thread);
-        // Nearly always one of these two; the rest is the general case.
+        // Nearly always one of these two cases applies; `named_by_all` handles the rest.
         let (tag, phase) = match node {
             None => (frames.tag, frames.phase),
             Some(node) if frames == FrameName::default() => (node.tag, node.phase),
@@ -46,7 +50,7 @@ impl Core {
         AllocationName { tag, flags: Flags(0), phase, role: frames.role }
     }
 
-    /// A module's tag, and behind it the line of the program that allocates in it.
+    /// Appends the program's line that allocates in a module to the module's tag.
     #[cold]
     #[inline(never)]
     fn with_line(&self, thread: &Thread, tag: u32) -> u32 {
@@ -79,7 +83,7 @@ impl Core {
     }
 }
 
-/// An optimizer's step, or a module being moved, may be under way inside of a node: hooks of gradients do that.
+/// Returns the phase. A hook of a gradient may run an optimizer's step or move a module inside of a node; that phase wins.
 #[inline(always)]
 fn phase_of(frames: Phase, node: Option<FrameName>) -> Phase {
     match (frames, node) {

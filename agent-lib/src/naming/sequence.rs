@@ -1,46 +1,46 @@
-//! What the nodes of autograd's graph are called: a table from a node's number to the tag of the forward pass that made it.
+//! Names of autograd's nodes: a table from a node's number to the tag of the forward pass that made it.
 //!
-//! Each thread counts the nodes that it makes, from 0; so a node is known by its thread, in PyTorch's own count of
-//! threads, and its number. An allocation in the forward pass belongs to the node that was made last, as PyTorch makes an
-//! operation's node before it runs the operation. The first allocation decides: what follows, up to the next node, may be
-//! another module's that makes no node.
+//! Each thread numbers its nodes from 0. So PyTorch's thread id and the number identify a node. PyTorch makes an operation's
+//! node before it runs the operation, so an allocation in the forward pass belongs to the node made last. The first allocation
+//! decides. Later ones, up to the next node, may belong to another module that makes no node.
 //!
-//! One word per number, and no lock: a forward pass writes, threads of the backward pass read. Numbers that are
-//! `ENTRIES` apart share a word; the later one has it.
+//! Each number has one word and there is no lock: a forward pass writes, threads of the backward pass read. Numbers that are
+//! `ENTRIES` apart share a word, and the later one replaces the earlier.
 
 use crate::base::memfd::anonymous;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
-/// Nodes between the forward pass that makes one and its backward pass: more lose their names. 1 MiB of words.
+/// Most nodes between a node's forward and its backward pass; with more, early nodes lose their names. The table takes 1 MiB.
 const ENTRIES: usize = 1 << 17;
-/// How many numbers away a name may lie: nodes that allocate nothing (views) have none of their own.
+/// Largest distance, in numbers, at which a neighbour's name is used: nodes that allocate nothing (views) have no name of their
+/// own.
 const NEAR: u64 = 16;
-/// An operation may end with a node behind the one that allocates: a view of its product. (One that changes something in place is named
-/// when it is made: autograd.rs.)
+/// An operation may end with one node after the one that allocates: a view of its result. (In-place operations are named when
+/// their node is made: autograd.rs.)
 const VIEW_BEHIND: u64 = 1;
-/// Behind that view a bias may be added, in place.
+/// After that view a bias may be added in place.
 const ADDITION_BEHIND: u64 = 2;
-/// Where the thread begins.
+/// Position of the thread id.
 const THREAD_SHIFT: u32 = 48;
-/// Whether it adds; the number is below.
+/// Flag: the operation is an addition. The number is below this bit.
 const ADDS: u64 = 1 << 47;
-/// Tags have fewer.
+/// Bits of a tag.
 const TAG_BITS: u32 = 20;
-/// Entries are told apart by these bits of a hash of thread and number.
+/// Bits of the hash of thread and number that identify an entry.
 const CHECK: u64 = !0 << TAG_BITS;
 
-/// A node: its thread << 48 | whether it adds << 47 | its number. 0 is no node: threads count from 1.
+/// Identity of a node: thread << 48 | whether it adds << 47 | number. 0 is no node: threads count from 1.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Node(pub u64);
 
 impl Node {
-    /// Number `number` of `thread`.
+    /// Creates the identity of node `number` of `thread`.
     #[inline(always)]
     pub(crate) fn new(thread: u64, number: u64) -> Self {
         Node(thread << THREAD_SHIFT | number & (ADDS - 1))
     }
 
-    /// The same, of an operation that adds.
+    /// Sets whether the node's operation is an addition.
     #[inline(always)]
     pub(crate) fn adding(self, adds: bool) -> Self {
         Node(self.0 | if adds { ADDS } else { 0 })
@@ -50,29 +50,29 @@ impl Node {
         self.0 & (ADDS - 1)
     }
 
-    /// Where it lies, and its entry without the tag.
+    /// Returns the index of the node's entry, and the entry without its tag.
     #[inline(always)]
     fn place(self) -> (usize, u64) {
-        // Neighbours lie side by side: the threads are spread, the numbers are not.
+        // Neighbours have adjacent entries: only the thread id is hashed, not the number.
         let thread = (self.0 >> THREAD_SHIFT).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let place = (self.0 as usize).wrapping_add((thread >> 40) as usize) & (ENTRIES - 1);
         (place, self.0.wrapping_mul(0xd6e8_feb8_6659_fd93) & CHECK)
     }
 }
 
-/// See the module's text.
+/// Tags by node; see the module's docs.
 #[derive(Debug)]
 pub(crate) struct Table {
     entries: &'static [AtomicU64],
 }
 
 impl Table {
-    /// An empty one; `None` without memory for it.
+    /// Creates an empty table; `None` without memory for it.
     pub(crate) fn new() -> Option<Self> {
         Some(Table { entries: anonymous(ENTRIES)? })
     }
 
-    /// `node` is called `tag`, unless it has a name; 0: it is known to have none.
+    /// Names `node` with `tag`, unless it has an entry. 0 records that it has no name.
     #[inline(always)]
     pub(crate) fn note(&self, node: Node, tag: u32) {
         let (place, check) = node.place();
@@ -82,7 +82,8 @@ impl Table {
         }
     }
 
-    /// Nodes get the tags that `new_tag` has for theirs; 0: it stays. A node that is named meanwhile keeps its name.
+    /// Replaces the tags of nodes by those that `new_tag` returns; 0 keeps a tag. A node that is named concurrently keeps its
+    /// name.
     pub(crate) fn rename(&self, mut new_tag: impl FnMut(u32) -> u32) {
         for entry in self.entries {
             let word = entry.load(Relaxed);
@@ -94,9 +95,11 @@ impl Table {
         }
     }
 
-    /// What `node` is called; 0 for nothing. One that has no name of its own is a view. That just
-    /// behind a named node is what that node's operation ends with, and so is an addition behind such a view (of a bias to a
-    /// product); those further behind are what the next operation begins with, unless that is in no module.
+    /// Returns the tag of `node`; 0 for none.
+    ///
+    /// A node without an entry is a view. Directly after a named node it is the end of that node's operation. So is an addition
+    /// directly after such a view (of a bias to a product). Nodes further away belong to the beginning of the next operation,
+    /// unless that one is in no module.
     #[inline]
     pub(crate) fn look_up(&self, node: Node) -> u32 {
         let ends = if node.0 & ADDS == 0 { VIEW_BEHIND } else { ADDITION_BEHIND };
@@ -119,13 +122,13 @@ impl Table {
     }
 }
 
-/// Whether the calling thread records operations for a backward pass.
+/// Address of the function that tells whether the calling thread records operations for a backward pass; 0 while it is unknown.
 pub(crate) static GRAD_MODE_AT: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether what the calling thread computes can have gradients; `None` without PyTorch's engine.
+/// Whether results computed on the calling thread can have gradients; `None` without PyTorch's engine.
 pub(crate) fn has_gradients() -> Option<bool> {
     let at = GRAD_MODE_AT.load(Acquire);
-    // SAFETY: a function without arguments that reads a variable of the thread's.
+    // SAFETY: a function without arguments that reads a thread-local variable.
     (at != 0).then(|| unsafe { std::mem::transmute::<usize, unsafe extern "C" fn() -> bool>(at)() })
 }
 
@@ -141,23 +144,23 @@ mod tests {
         table.note(Node::new(1, 43), 9);
         let of = |thread, number| table.look_up(Node::new(thread, number));
         assert_eq!((of(1, 40), of(1, 41), of(1, 42), of(1, 43), of(1, 59), of(1, 60)), (7, 7, 9, 9, 9, 0));
-        // A bias is added behind the view of a product, a split there is the next operation's.
+        // A bias is added after the view of a product; a split at that place belongs to the next operation.
         let adding = |number| table.look_up(Node::new(1, number).adding(true));
         assert_eq!((adding(40), adding(41), adding(42), adding(43), adding(59)), (7, 7, 7, 9, 9));
-        // Further behind, and before everything: what comes next.
+        // Further away, and before all named nodes: the next operation's name.
         assert_eq!((of(1, 23), of(1, 24), of(1, 39)), (0, 7, 7));
         table.note(Node::new(1, 46), 10);
         assert_eq!((of(1, 44), of(1, 45), of(1, 46)), (9, 10, 10));
         table.note(Node::new(1, 37), 6);
         assert_eq!((of(1, 38), of(1, 39)), (6, 7));
-        // Numbers are a thread's own.
+        // Each thread has its own numbers.
         assert_eq!(of(2, 40), 0);
         table.note(Node::new(2, 40), 11);
         assert_eq!((of(1, 40), of(2, 40)), (7, 11));
         assert_eq!(of(1, 0), 0);
         table.note(Node::new(1, 0), 3);
         assert_eq!((of(1, 0), of(1, 1), of(1, 16), of(1, 17)), (3, 3, 3, 0));
-        // One that is known to have no name ends the search.
+        // A node recorded as nameless ends the search.
         table.note(Node::new(1, 50), 0);
         assert_eq!((of(1, 44), of(1, 50), of(1, 51)), (9, 0, 0));
     }
@@ -172,7 +175,7 @@ mod tests {
         assert_eq!((table.look_up(early), table.look_up(late)), (0, 2));
     }
 
-    /// Whatever was noted last under a place is what is found there, for numbers of many threads.
+    /// A lookup returns only what was noted last for an entry, with numbers of many threads.
     #[test]
     fn numbers_of_many_threads_are_told_apart() {
         let table = Table::new().expect("memory");

@@ -1,12 +1,12 @@
-//! The peak of live bytes in a range of time and its composition, for programs that ask for it (`gpumem_peak`).
+//! The peak of live bytes in a range of time and its composition, for programs that request it (`gpumem_peak`).
 //!
-//! Nothing is counted unless a range is open: one load and a branch per row then. While one is, each row that is born or goes
-//! adds to its device's sum and to its tag's, and the composition at the highest point is kept as it changes: a tag
-//! keeps its bytes at the peak when it changes for the first time afterwards.
+//! While no range is open nothing is counted, and each row costs one load and a branch. While one is open, each row added or
+//! removed changes its device's sum and its tag's sum. The composition at the peak is kept as it changes: a tag saves its bytes
+//! at the peak when it changes for the first time afterwards.
 //!
-//! Two families with a peak each: driver allocations (of a driver pool, the memory handed out of it), and blocks
-//! of pools without a parent. Exact unless other threads allocate while the range is being opened: what they do in those
-//! microseconds may count twice or not at all.
+//! There are two families with a peak each: driver allocations (for a driver pool, the memory handed out of it), and blocks of
+//! pools without a parent. The figures are exact unless other threads allocate while the range is being opened. Those
+//! allocations may count twice or not at all.
 
 use crate::base::hot::HOT_WORDS;
 use crate::base::locks::ForkMutex;
@@ -34,7 +34,7 @@ pub(crate) enum Family {
 #[derive(Debug)]
 struct TagHighWater {
     live: AtomicI64,
-    /// At the high, if `turn` is the high's.
+    /// Bytes at the peak, if `turn` is the peak's.
     then: AtomicI64,
     turn: AtomicU32,
 }
@@ -43,7 +43,7 @@ struct TagHighWater {
 struct HighWater {
     live: AtomicI64,
     high: AtomicI64,
-    /// Which high this is: grows with each.
+    /// Number of the current peak; increases with each new one.
     turn: AtomicU32,
 }
 
@@ -53,10 +53,11 @@ static SUMS: [[HighWater; 2]; DEVICES] = [const {
 }; DEVICES];
 /// `DEVICES` * 2 * `TAGS` entries, made when the first range is opened.
 static SHARES: AtomicPtr<TagHighWater> = AtomicPtr::new(std::ptr::null_mut());
-/// Held while bytes are added to a tag and to its sum: a peak between the two would have a composition that is not its sum.
+/// Lock held while bytes are added to a tag and to its sum. A peak between the two would have a composition that differs from
+/// its sum.
 static MOVING: AtomicBool = AtomicBool::new(false);
-/// Attempts to take `MOVING` while a range is open. A thread that holds it for longer has lost its core. Other threads then go on without
-/// it, and the peak may be wrong by the bytes of that thread.
+/// Attempts to take `MOVING` while a range is open. A thread that holds it for longer has lost its core. Other threads then
+/// continue without it, and the peak may be wrong by the bytes of that thread.
 const LOOKS: u32 = 2000;
 /// One thread at a time opens and closes.
 static CHANGING: ForkMutex<()> = ForkMutex::new(|| ());
@@ -78,7 +79,7 @@ fn shares() -> &'static [TagHighWater] {
     if shares.is_null() {
         return &[];
     }
-    // SAFETY: made by `begin` with this many, zeroed, never unmapped.
+    // SAFETY: `begin` made this many entries, zeroed and never unmapped.
     unsafe { std::slice::from_raw_parts(shares, DEVICES * 2 * TAGS) }
 }
 
@@ -139,17 +140,17 @@ fn move_bytes(sum: &HighWater, share: Option<&TagHighWater>, bytes: i64) {
     }
 }
 
-/// Adds a row that was bound.
+/// Counts a row that was added to the table.
 pub(crate) fn born(row: &Row, parent: u64) {
     add(row, parent, row[5] as u32, row[3].cast_signed());
 }
 
-/// Removes a row that was unbound.
+/// Counts a row that was removed from the table.
 pub(crate) fn gone(row: &Row, parent: u64) {
     add(row, parent, row[5] as u32, -row[3].cast_signed());
 }
 
-/// Moves a row to another tag. No sum changes, so the high's composition is the one with the later name.
+/// Moves a row to another tag. No sum changes, so the peak's composition gets the later name.
 pub(crate) fn renamed(row: &Row, parent: u64, tag: u32) {
     let device = usize::from(device_of(row));
     let Some(family) = family(row, parent).filter(|_| device < DEVICES && row[5] as u32 != tag) else {
@@ -168,8 +169,8 @@ pub(crate) fn renamed(row: &Row, parent: u64, tag: u32) {
     });
 }
 
-/// Begins to count, from what is live now: `live` gives the rows, and the parents of blocks' pools. Not in a hook. False if there is no
-/// memory for it.
+/// Begins to count, starting from the live rows. `live` returns the rows with the parents of blocks' pools. Must not be called
+/// in a hook. Returns false if there is no memory for it.
 pub(crate) fn begin(live: impl FnOnce() -> Vec<(Row, u64)>) -> bool {
     let Ok(_changing) = CHANGING.lock() else { return false };
     if open() {
@@ -180,7 +181,7 @@ pub(crate) fn begin(live: impl FnOnce() -> Vec<(Row, u64)>) -> bool {
         SHARES.store(shares.as_ptr().cast_mut(), Release);
     } else {
         let bytes = DEVICES * 2 * TAGS * size_of::<TagHighWater>();
-        // SAFETY: our own private mapping; its pages read as zeros afterwards, which is a TagHighWater.
+        // SAFETY: the agent's own private mapping. Its pages read as zeros afterwards, which is a valid TagHighWater.
         unsafe { libc::madvise(SHARES.load(Acquire).cast(), bytes, libc::MADV_DONTNEED) };
     }
     MOVING.store(false, Relaxed); // in a forked child
@@ -189,7 +190,7 @@ pub(crate) fn begin(live: impl FnOnce() -> Vec<(Row, u64)>) -> bool {
         sum.high.store(0, Relaxed);
         sum.turn.store(1, Relaxed);
     }
-    // Between the two, other threads' rows may count twice or not at all: see the module's text.
+    // Between these two lines, other threads' rows may count twice or not at all: see the module's docs.
     let live = live();
     OPEN.store(true, SeqCst);
     for (row, parent) in &live {
@@ -212,7 +213,7 @@ pub(crate) fn end() {
     OPEN.store(false, SeqCst);
 }
 
-/// The high of a family on a device.
+/// Returns the peak of a family on a device, in bytes.
 pub(crate) fn high(device: usize, which: Family) -> u64 {
     let high = SUMS.get(device).map_or(0, |sums| sums[which as usize].high.load(Acquire));
     u64::try_from(high).unwrap_or(0)

@@ -1,4 +1,4 @@
-//! How records are made and kept: names, the table of live rows, its high water, and what the agent reports about itself.
+//! Making and keeping records: names, the table of live rows, its high-water mark, and the agent's reports about itself.
 
 pub(crate) mod high_water;
 pub(crate) mod live;

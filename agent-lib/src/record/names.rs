@@ -1,49 +1,49 @@
 //! Names: frames of Device, Tag, Module and Stack records in the memfd, and the table that turns scope names into tags.
 //!
-//! A writer reserves its range, fills it, marks it as done, and then moves `names_end` over everything that is done: the
-//! end never stands behind an unfinished frame, and nobody waits for anybody.
+//! A writer reserves its range, fills it, and marks it as done. Then it moves `names_end` over everything that is done. So the
+//! end is never behind an unfinished frame, and no thread waits for another.
 //!
-//! A tag's number is its place in the table plus one: a thread that meets a name which another thread is just
-//! introducing has its number at once. Names are found by a 64-bit hash of (parent, name) alone: with 100,000 names the
-//! chance that any two are taken for one is 3 in 10^10.
+//! A tag's number is its index in the table plus one. So a thread gets the number of a name at once, even while another thread
+//! is adding that name. Names are identified by a 64-bit hash of (parent, name) alone. With 100,000 names the probability of
+//! any collision is 3 in 10^10.
 
 use crate::base::memfd::{AtomicU32, AtomicU64, Shared, anonymous, fence};
 use crate::base::row::mix;
 use gpumem_wire::{Body, MAX_TAG_BYTES, Record, Stamp, frame};
 use std::sync::atomic::Ordering::*;
 
-/// Tags at a time: half of what the table holds, so that a look-up stays short.
+/// Size of the table of tags, a power of two.
 const PLACES: usize = if cfg!(loom) { 8 } else { 1 << 17 };
-/// Places a look-up tries.
+/// Places that a lookup tries.
 const REACH: usize = if cfg!(loom) { 8 } else { 64 };
-/// No two frames begin in the same cell of this size.
+/// No two frames begin in the same cell of this size, in bytes.
 const CELL: u64 = 64;
 const _: () = assert!(CELL <= (frame::PREFIX_BYTES + gpumem_wire::SLOT_BYTES) as u64);
 
-/// See the module's text.
+/// The name frames and the table of tags; see the module's docs.
 #[derive(Debug)]
 pub struct Names {
     base: *mut u8,
     bytes: u64,
     end: &'static AtomicU64,
     reserved: AtomicU64,
-    /// Per cell: length of the frame that begins in it, once it is done.
+    /// For each cell, the length of the frame that begins in it, once it is done.
     done: &'static [AtomicU32],
     /// Hash of (parent, name), 0 while free.
     keys: &'static [AtomicU64],
-    /// Where the tag's path lies: offset << 16 | length; 0 until it does.
+    /// Position of the tag's path: offset << 16 | length; 0 until it is written.
     paths: &'static [AtomicU64],
     /// Names that found no room.
     pub refused: AtomicU64,
 }
 
-// SAFETY: ranges behind `base` are written by the one that reserved them and read when they are done.
+// SAFETY: a range behind `base` is written only by the thread that reserved it, and read only when it is done.
 unsafe impl Send for Names {}
 // SAFETY: as above.
 unsafe impl Sync for Names {}
 
 impl Names {
-    /// Empty names in `shared`.
+    /// Creates an empty table in `shared`; `None` without memory.
     pub fn new(shared: &Shared) -> Option<Self> {
         let bytes = shared.header.name_bytes;
         Some(Names {
@@ -58,10 +58,10 @@ impl Names {
         })
     }
 
-    /// Takes over what a parent had before the fork: what its threads go on to do there is not ours.
+    /// Copies the names of the parent after a fork. What the parent's threads add later is not included.
     pub(crate) fn adopt(&self, parent: &Names) {
         let end = parent.end().min(self.bytes);
-        // SAFETY: finished frames of the parent's mapping, into ours, which nobody uses so far.
+        // SAFETY: copies finished frames of the parent's mapping to this one, which no other thread uses yet.
         unsafe { std::ptr::copy_nonoverlapping(parent.base, self.base, end as usize) };
         let cells = (end / CELL) as usize + 1;
         for (to, from) in self.done.iter().zip(parent.done).take(cells) {
@@ -81,12 +81,12 @@ impl Names {
         self.end.store(end, Release);
     }
 
-    /// End of the frames that can be read.
+    /// Returns the end of the readable frames.
     pub fn end(&self) -> u64 {
         self.end.load(Acquire)
     }
 
-    /// Copies finished frames from `from` on to `out`, as many as fit into its capacity; where the next one begins.
+    /// Copies finished frames from `from` on to `out`, as many as fit into its capacity; returns where the next one begins.
     pub fn copy(&self, from: u64, to: u64, out: &mut Vec<u8>) -> u64 {
         let mut at = from;
         while at < to {
@@ -101,11 +101,11 @@ impl Names {
     }
 
     fn read(&self, offset: u64, len: u64) -> &[u8] {
-        // SAFETY: callers pass a range inside of a finished frame, which nobody writes any more.
+        // SAFETY: callers pass a range inside of a finished frame, which is never written again.
         unsafe { std::slice::from_raw_parts(self.base.add(offset as usize), len as usize) }
     }
 
-    /// Adds a name record; where its payload lies, or `None` if there is no room.
+    /// Adds a name record; returns the position of its payload, or `None` if there is no room.
     pub(crate) fn add(&self, record: &Record<'_>) -> Option<u64> {
         let (slot, payload) = record.encode();
         let len = record.frame_bytes() as u64;
@@ -122,15 +122,15 @@ impl Names {
         let prefix = (len as u32 - frame::PREFIX_BYTES as u32).to_le_bytes();
         let mut at = start;
         for part in [&prefix[..], &slot[..], payload] {
-            // SAFETY: the range was reserved for us alone and lies inside the mapping.
+            // SAFETY: only this thread uses the reserved range, which lies inside the mapping.
             unsafe {
                 std::ptr::copy_nonoverlapping(part.as_ptr(), self.base.add(at as usize), part.len());
             }
             at += part.len() as u64;
         }
         self.done[(start / CELL) as usize].store(len as u32, Release);
-        // Of two threads that are done at a time one must see the other's: else both leave the later frame behind the end, until the
-        // next name comes.
+        // If two threads finish at once, one must see the other's frame. Otherwise both leave the later frame behind the end
+        // until the next name.
         fence(SeqCst);
         self.advance();
         Some(at - payload.len() as u64)
@@ -148,7 +148,7 @@ impl Names {
         }
     }
 
-    /// The tag `parent/name`; 0 if there is no room for it.
+    /// Returns the tag of `parent/name`, adding it if it is new; 0 if there is no room for it.
     #[inline]
     pub fn intern(&self, parent: u32, name: &[u8]) -> u32 {
         let Some(place) = self.place(hash(parent, name)) else { return 0 };
@@ -158,7 +158,7 @@ impl Names {
         place as u32 + 1
     }
 
-    /// The tag `parent/name`, if it is known.
+    /// Returns the tag of `parent/name`, if it is known.
     #[inline]
     pub fn known(&self, parent: u32, name: &[u8]) -> Option<u32> {
         let key = hash(parent, name);
@@ -175,7 +175,7 @@ impl Names {
         None
     }
 
-    /// The place of a key, taken for it if it is new; `None` if there is no room.
+    /// Returns the place of a key, claiming one if the key is new; `None` if there is no room.
     #[inline]
     fn place(&self, key: u64) -> Option<usize> {
         for probe in 0..REACH {
@@ -194,10 +194,10 @@ impl Names {
         None
     }
 
-    /// The tag `outer/inner` of two tags; `outer` if there is no room for it.
+    /// Returns the tag `outer/inner` of two tags; `outer` if there is no room for it.
     #[inline]
     pub fn join(&self, outer: u32, inner: u32) -> u32 {
-        // A name of its own kind, so that it is found by the two numbers alone. No text has these bytes.
+        // The key is a special name, so that the tag is found by the two numbers alone. No text contains these bytes.
         let mut key = [0xff; 6];
         key[..4].copy_from_slice(&inner.to_le_bytes());
         let Some(place) = self.place(hash(outer, &key)) else { return outer };
@@ -210,8 +210,8 @@ impl Names {
         place as u32 + 1
     }
 
-    /// Writes the name of a new tag; 0 if there is no room for it, since a number without a name would tell nobody anything. Two
-    /// threads may do so for one tag: saying a name twice does no harm.
+    /// Writes the name of a new tag; returns 0 if there is no room for it, since a number without a name is useless. Two
+    /// threads may do so for one tag: a repeated name does no harm.
     #[cold]
     #[inline(never)]
     fn introduce(&self, place: usize, parent: u32, name: &[u8]) -> u32 {
@@ -250,14 +250,15 @@ impl Names {
         }
     }
 
-    /// The path of a tag.
+    /// Returns the path of a tag.
     pub fn path(&self, tag: u32) -> Option<&[u8]> {
         let at = self.paths.get((tag as usize).checked_sub(1)?)?.load(Acquire);
         (at != 0).then(|| self.read(at >> 16, at & 0xffff))
     }
 }
 
-/// Bytes that are no text, as `\xE9`: two names stay two. There are three of them at most, and zeros behind them.
+/// Escapes bytes that are not UTF-8 as `\xE9`, so that different names stay different. There are at most three of them; zeros
+/// follow.
 fn escapes(bytes: &[u8]) -> [u8; 12] {
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
     let mut out = [0; 12];
@@ -267,7 +268,7 @@ fn escapes(bytes: &[u8]) -> [u8; 12] {
     out
 }
 
-/// 64 bits of (parent, name); never 0.
+/// Returns a 64-bit hash of (parent, name); never 0.
 #[inline(always)]
 fn hash(parent: u32, name: &[u8]) -> u64 {
     let mut hash = mix(u64::from(parent) ^ 0x9e37_79b9_7f4a_7c15, name.len() as u64);

@@ -10,10 +10,11 @@ use std::sync::{Mutex, TryLockError};
 /// Location of the first panic.
 static WHERE: Mutex<String> = Mutex::new(String::new());
 static INSTALLED: AtomicBool = AtomicBool::new(false);
-/// Kernel id of a thread of the program's that starts or ends the agent; 0 for none.
+/// Kernel id of a host thread that starts or ends the agent; 0 for none.
 static SHIELDED: AtomicU32 = AtomicU32::new(0);
 
-/// Installs the hook. The library has a copy of the standard library of its own, so panics of the program are printed as before.
+/// Installs the hook. The library contains its own copy of the standard library, so panics of the program are printed as
+/// before.
 pub(crate) fn install_hook() {
     if INSTALLED.swap(true, AcqRel) {
         return;

@@ -1,4 +1,4 @@
-//! Makes records: takes a number and a time, books the row in the live table, and puts the record into the ring.
+//! Makes records: takes a number and a time, updates the live table, and puts the record into the ring.
 
 use crate::base::clock::Clock;
 use crate::base::fault_injection;
@@ -9,7 +9,7 @@ use crate::threads::Thread;
 use gpumem_wire::{Body, Flags, NONE_DEVICE, Record, Stamp};
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-/// The parts that every maker of records needs. The parts that each record uses come first, so that they share few cache lines.
+/// The parts that are needed to make records. The most used parts come first, so that they share few cache lines.
 #[derive(Debug)]
 #[repr(C)]
 #[allow(missing_docs)]
@@ -29,7 +29,7 @@ pub struct RecordContext {
     pub flags: Flags,
     /// Stack; 0 for none.
     pub stack: u32,
-    /// contextUid, or the meaning that the kind of record gives it.
+    /// CUPTI's contextUid, or the meaning that the kind of record gives it.
     pub context: u32,
     /// Library that made the call; 0 for unknown.
     pub module: u16,
@@ -44,8 +44,8 @@ impl RecordContext {
 }
 
 impl Recorder {
-    /// Makes an ordered record. `keep` books it in the live table, between its number and its way into the ring: once
-    /// a record was sent, its effect on the table can be read.
+    /// Makes a numbered record and returns its number. `keep` updates the live table after the number is taken and before the
+    /// record enters the ring. So once a record was sent, its effect on the table can be read.
     #[inline(always)]
     pub(crate) fn record(
         &self,
@@ -81,9 +81,9 @@ impl Recorder {
             flags: at.flags,
         };
         let row = Record { stamp, body }.words().0;
-        fault_injection::at("record"); // a number is taken, and nothing is under it
+        fault_injection::at("record"); // a number is taken, and it has no record
         keep(self, &row);
-        fault_injection::at("kept"); // in the table, and not in the ring
+        fault_injection::at("kept"); // in the table, but not in the ring
         self.ring.put(&row);
         thread.making.end();
         self.ring.expect(seq + AHEAD);
@@ -94,7 +94,7 @@ impl Recorder {
 /// Number of slots ahead of the record that are fetched into the cache.
 const AHEAD: u64 = 2;
 
-/// Books no row.
+/// Changes no row of the live table.
 #[inline(always)]
 pub(crate) fn no_row(_: &Recorder, _: &Row) {}
 
@@ -102,7 +102,7 @@ pub(crate) fn no_row(_: &Recorder, _: &Row) {}
 pub(crate) const MARKS: u8 = 1;
 /// Begin and end of scopes.
 pub(crate) const RANGES: u8 = 2;
-/// What the driver does beyond memory: modules, streams, graphs ...
+/// Driver events beyond memory: modules, streams, graphs ...
 pub(crate) const API: u8 = 4;
 
 /// Classes whose records are made: `MARKS`, `RANGES` and `API`.
@@ -114,7 +114,7 @@ pub(crate) fn records(class: u8) -> bool {
     CLASSES.load(Relaxed) & class != 0
 }
 
-/// Whether records of a class are made from now on.
+/// Sets whether records of a class are made.
 pub(crate) fn set_recorded(class: u8, is_on: bool) {
     match is_on {
         true => CLASSES.fetch_or(class, Relaxed),

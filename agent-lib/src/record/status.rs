@@ -6,60 +6,60 @@ use crate::record::panic;
 use gpumem_wire::{AgentState, Layer, LayerState};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::*};
 
-/// Whether callbacks and the C API do something.
+/// Whether callbacks and the C API do something: one of the following.
 const PHASE: &AtomicU8 = &HOT_WORDS.phase;
-/// No function of the library was called so far.
+/// No function of the library was called yet.
 const FRESH: u8 = 0;
-/// They do.
+/// Armed: they do.
 const ARMED: u8 = 1;
-/// They do not: disabled, another copy does it, or stopped by a fork (in the child), a panic or the exit.
+/// They do not: disabled, replaced by another copy, or stopped by a fork (in the child), a panic or the exit.
 const SILENT: u8 = 2;
 /// A panic was caught. The sender reports it.
 static PANICKED: AtomicBool = AtomicBool::new(false);
 /// Counts changes of the reports. The sender compares it with the last one that it sent.
 static VERSION: AtomicU64 = AtomicU64::new(0);
-/// Not for callbacks: set while starting, by the sender, and by pause and resume.
+/// Not for callbacks: locked while starting, by the sender, and by pause and resume.
 static REPORTS: ForkMutex<Vec<StatusReport>> = ForkMutex::new(Vec::new);
-/// So many are kept for daemons that come later: they want to know when the agent was blind.
+/// Most reports to keep for daemons that connect later: they need the times in which the agent was blind.
 const KEPT: usize = 65;
 
 /// A report of the agent's state, and its time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StatusReport {
-    /// From 1 on.
+    /// Number, from 1 on.
     pub number: u64,
-    /// Since when.
+    /// Time from which the state holds.
     pub time_ns: u64,
-    /// What.
+    /// The state.
     pub state: AgentState,
     /// CUPTI's result.
     pub(crate) result: u16,
-    /// Who or why.
+    /// The holder of the subscription, or the reason.
     pub(crate) detail: String,
 }
 
-/// Whether to do anything.
+/// Whether the agent is active.
 #[inline(always)]
 pub fn armed() -> bool {
     PHASE.load(Relaxed) == ARMED
 }
 
-/// Whether no function of the library was called so far.
+/// Whether no function of the library was called yet.
 pub(crate) fn fresh() -> bool {
     PHASE.load(Acquire) == FRESH
 }
 
-/// Once everything is there.
+/// Arms the agent, once all its parts exist.
 pub(crate) fn arm() {
     PHASE.store(ARMED, Release);
 }
 
-/// For good, but for a forked child that initialises CUDA itself.
+/// Disarms the agent for good, except in a forked child that initialises CUDA itself.
 pub(crate) fn disarm() {
     PHASE.store(SILENT, Release);
 }
 
-/// After a panic, on whatever thread it happened: for good.
+/// Disarms the agent for good after a panic, on any thread.
 pub(crate) fn disarm_after_panic() {
     disarm();
     PANICKED.store(true, Relaxed);
@@ -77,7 +77,7 @@ pub(crate) fn report(time_ns: u64, state: AgentState, result: u16, detail: &str)
     let time_ns = last.map_or(time_ns, |last| time_ns.max(last.time_ns));
     let number = last.map_or(1, |last| last.number + 1);
     if said.len() >= KEPT {
-        said.drain(1..3); // a pause and its end; how it began stays
+        said.drain(1..3); // drops a pause and its end; the first report stays
     }
     said.push(StatusReport { number, time_ns, state, result, detail: detail.to_owned() });
     VERSION.fetch_add(1, Release);
@@ -89,13 +89,13 @@ pub(crate) fn reset_after_fork() {
     LAYERS.reset_after_fork();
 }
 
-/// Grows with each change.
+/// Returns the number of changes of the reports.
 pub(crate) fn version() -> u64 {
     VERSION.load(Acquire)
 }
 
-/// What was said after the number `after`, oldest first; the last one also if it is not new. Empty: CUPTI was not looked
-/// for so far.
+/// Returns the reports after the number `after`, oldest first, and always the last one. Empty if CUPTI was not searched for
+/// yet.
 pub fn reports_after(after: u64, now_ns: u64) -> Vec<StatusReport> {
     let mut said = REPORTS.lock().map(|said| said.clone()).unwrap_or_default();
     let number = said.last().map_or(0, |last| last.number);
@@ -110,7 +110,7 @@ pub fn reports_after(after: u64, now_ns: u64) -> Vec<StatusReport> {
     said
 }
 
-/// Whether the last report is that driver calls are not seen. Not for callbacks.
+/// Whether, according to the last report, driver calls are not observed. Not for callbacks.
 pub(crate) fn is_blind() -> bool {
     let is_blind = |said: &StatusReport| {
         matches!(said.state, AgentState::Blocked | AgentState::Paused | AgentState::Disarmed)
@@ -118,7 +118,7 @@ pub(crate) fn is_blind() -> bool {
     REPORTS.lock().is_ok_and(|said| said.last().is_some_and(is_blind))
 }
 
-/// A panic was caught.
+/// Whether a panic was caught.
 pub(crate) fn panicked() -> bool {
     PANICKED.load(Relaxed)
 }
@@ -126,9 +126,9 @@ pub(crate) fn panicked() -> bool {
 /// State of a layer of names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerReport {
-    /// Which.
+    /// The layer.
     pub layer: Layer,
-    /// How it is.
+    /// Its state.
     pub state: LayerState,
     /// The reason, as text for the user; may be empty.
     pub reason: String,

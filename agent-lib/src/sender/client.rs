@@ -1,18 +1,18 @@
-//! The agent among other clients of CUPTI: whether its subscription is alive, and when to ask for a new one.
+//! Keeps the CUPTI subscription among other clients: checks that it works, and decides when to request a new one.
 //!
-//! CUPTI has no lock that several clients could share, so the risk is to call into it while another one finalizes it.
-//! What can be done is to keep away: nothing is called while a subscription is alive; after a silence there are at
-//! least two seconds before the first attempt (finalizing takes milliseconds); a refusal doubles the time to the next one.
+//! CUPTI has no lock that several clients could share. So there is a risk of calling into it while another client finalizes it.
+//! To avoid that, nothing is called while a subscription works. After its callbacks have stopped, at least two seconds pass
+//! before the first attempt (finalizing takes milliseconds). Each refusal doubles the delay.
 
 use crate::driver::core::Core;
 use crate::sources::cupti::pulse::{self, Pulse};
 use crate::sources::cupti::subscribe::{self, Held, Outcome};
 use std::ops::RangeInclusive;
 
-/// Between attempts to subscribe.
+/// Delay between attempts to subscribe: first and longest.
 const RETRY_NS: RangeInclusive<u64> = 1_000_000_000..=60_000_000_000;
-/// Silent looks, in quick succession, until a new subscription was heard for the first time: before that a loss is not noticed,
-/// and a driver that tells nobody of this call is never heard.
+/// Most checks in quick succession until a callback of a new subscription has arrived. Until then a loss cannot be noticed. On
+/// a driver that never reports this call, no callback arrives.
 const EAGER: u32 = 50;
 /// Checks in a row without a callback after which the subscription counts as lost.
 const SILENCES: u32 = 2;
@@ -20,15 +20,15 @@ const SILENCES: u32 = 2;
 /// The sender's state of the subscription.
 #[derive(Debug)]
 pub(super) struct Client {
-    /// 0: none is due.
+    /// 0: no attempt is due.
     next_attempt_ns: u64,
     wait_ns: u64,
-    /// Silence means something only after this very subscription was heard once.
+    /// Time of the last callback. While there is none for this very subscription, missing callbacks mean nothing.
     heard_ns: Option<u64>,
     silences: u32,
-    /// The next look should come soon.
+    /// The next check should come with the next round.
     pub is_eager: bool,
-    /// Number of the subscription that this is about.
+    /// Number of the subscription that this state is about.
     subscription: u64,
 }
 
@@ -40,7 +40,8 @@ impl Default for Client {
 }
 
 impl Client {
-    /// Once a second, on a thread that is not inside of the agent. True: callbacks come again after a while without.
+    /// Checks the subscription, once a second, on a thread that is not inside of the agent. Returns true if callbacks arrive
+    /// again after an interruption.
     pub(crate) fn look(&mut self, core: &Core, now: u64) -> bool {
         let before = self.subscription;
         self.look_after(core, now);
@@ -56,7 +57,7 @@ impl Client {
         }
         match held {
             Held::Ours => self.listen(core, now),
-            // It was not lost after all: nothing is called on it, and its callbacks come.
+            // It was not lost after all: its callbacks arrive without any call on it.
             Held::Lost if pulse::ask(core) == Pulse::Heard => subscribe::found(core),
             Held::Lost | Held::Nothing => self.retry(core, now),
             Held::Unwanted => *self = Client { subscription: number, ..Client::default() },
@@ -80,7 +81,7 @@ impl Client {
 
     fn retry(&mut self, core: &Core, now: u64) {
         if self.next_attempt_ns == 0 {
-            self.next_attempt_ns = now + self.wait_ns; // the first attempt was the injection's, or resume's
+            self.next_attempt_ns = now + self.wait_ns; // injection or resume has made the first attempt
         }
         if now < self.next_attempt_ns {
             return;

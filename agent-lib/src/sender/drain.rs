@@ -12,11 +12,11 @@ use gpumem_wire::{Body, ByeReason, Flags, Record, Stamp, frame};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// How long a thread may take to finish a record before the rest is sent without it, later.
+/// Longest wait for a thread to finish a record; after it, the round ends and a later one continues.
 pub(super) const PATIENCE: Duration = Duration::from_millis(20);
-/// How far ahead of the reader slots are fetched: they lie in the caches of other cores.
+/// How many slots ahead of the reader are prefetched: they lie in the caches of other cores.
 const AHEAD: u64 = 8;
-/// Records in a round, so that a busy program does not keep the watermark waiting.
+/// Most records in a round, so that a busy program does not delay the watermark.
 const ROUND: u64 = 16 * 1024;
 
 impl Sender {
@@ -25,11 +25,11 @@ impl Sender {
         self.link.frame(&Record { stamp, body })
     }
 
-    /// Names, records, state and watermark; whether there was anything but a heartbeat.
+    /// Sends names, records, state and watermark. Returns whether there was anything but a heartbeat.
     pub(super) fn send_new(&mut self) -> bool {
         let mut busy = false;
         while self.link.is_up() {
-            // In this order: what was in flight at `now` either is so still or has its number up to `head`.
+            // The order matters: a call in flight at `now` is either still in flight or has its number up to `head`.
             let now = self.core.recorder.clock.now() - MARGIN_NS;
             let in_flight_since_ns = threads::moving_since_ns();
             let head = self.core.recorder.ring.head();
@@ -52,7 +52,7 @@ impl Sender {
         busy
     }
 
-    /// Sends the packet and gives its slots back.
+    /// Sends the packet and releases its slots in the ring.
     pub(super) fn flush(&mut self) -> bool {
         let sent = self.link.flush();
         if sent && !self.dumping {
@@ -61,7 +61,7 @@ impl Sender {
         sent
     }
 
-    /// Names that were not sent on this connection.
+    /// Sends the names that were not sent on this connection.
     pub(super) fn send_names(&mut self, flags: Flags) -> bool {
         let end = self.core.recorder.names.end();
         while self.names_sent < end {
@@ -69,7 +69,7 @@ impl Sender {
             let next = self.core.recorder.names.copy(self.names_sent, end, self.link.packet());
             mark(&mut self.link.packet()[start..], flags);
             if next == self.names_sent && start == 0 {
-                return true; // not finished by the thread that writes it; a later round has it
+                return true; // its thread has not finished writing it; a later round sends it
             }
             self.names_sent = next;
             if self.names_sent < end && !self.flush() {
@@ -79,11 +79,11 @@ impl Sender {
         true
     }
 
-    /// Records up to `until`, as far as they are finished; a number that has none is a loss. False if it could not
-    /// be all.
+    /// Sends records up to `until`, as far as they are finished. A number without a record counts as a loss. Returns false if
+    /// not all could be sent.
     pub(super) fn send_records(&mut self, until: u64) -> bool {
         if self.muted_since.is_some() {
-            // Kept back, once their writers are done with their places.
+            // Muted: skips the records once their writers have finished.
             let is_quiet = self.taken >= until || threads::quiesce(until, PATIENCE);
             self.taken = if is_quiet { self.taken.max(until) } else { self.taken };
             return is_quiet;
@@ -112,7 +112,7 @@ impl Sender {
         true
     }
 
-    /// The agent about itself, if that has changed.
+    /// Sends the agent's status, if it has changed.
     pub(super) fn send_state(&mut self) {
         if self.layers_version != Some(status::layers_version()) {
             self.layers_version = Some(status::layers_version());
@@ -121,7 +121,7 @@ impl Sender {
             }
         }
         let refused = self.core.recorder.live.refused.load(Relaxed) + threads::refused();
-        let is_full = self.core.recorder.names.refused.load(Relaxed) > 0; // their number would grow with each allocation
+        let is_full = self.core.recorder.names.refused.load(Relaxed) > 0; // a flag: a count would grow all the time
         let told = (self.core.astray.load(Relaxed), refused, is_full);
         let version = status::version();
         if self.state_version == Some(version) && self.told == told {
@@ -168,7 +168,7 @@ impl Sender {
         self.command(body.kind(), wish, muted);
     }
 
-    /// The last words.
+    /// Sends the final records of the connection.
     pub(super) fn say_bye(&mut self, reason: ByeReason) {
         self.forget_window();
         if self.link.is_up() {
@@ -179,8 +179,8 @@ impl Sender {
         }
     }
 
-    /// A second welcome on a connection is that of another daemon, which has inherited it: what was said to the first one, and is
-    /// no part of the state, is said again.
+    /// Handles a welcome. A second one on a connection comes from another daemon that has inherited it. Reports that are not
+    /// part of the state are then sent again.
     fn be_welcomed(&mut self, epoch: u64) {
         self.link.be_welcomed();
         if std::mem::replace(&mut self.epoch, epoch) != 0 {
@@ -206,7 +206,7 @@ impl Sender {
     }
 }
 
-/// Sets flags on every frame of a run.
+/// Sets flags on every frame in a sequence.
 fn mark(frames: &mut [u8], flags: Flags) {
     let mut at = 0;
     while flags != Flags(0)

@@ -16,21 +16,22 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::*;
 use std::time::Duration;
 
-/// Largest packet: fits a socket buffer of the kernel's default size three times.
+/// Largest packet: three of them fit into a socket buffer of the kernel's default size.
 pub(crate) const PACKET_BYTES: usize = 60 * 1024;
-/// Between attempts to connect, doubling. Not longer at last: a daemon that is started in the middle of a job has all of it 5 s later,
-/// and an attempt in vain costs 4 us (socket, connect, close). Those are 12 a minute, 0.05 ms of the 73 ms for which the agent's thread
-/// runs in a minute without a daemon (debug build, tests/suite/live_faults/absent.rs; `sender::IDLE` says for what).
+/// Delay between attempts to connect, doubling. The longest is short, so that a daemon started in the middle of a job has the
+/// whole job 5 s later. A failed attempt costs 4 us (socket, connect, close). That is 12 a minute, 0.05 ms of the 73 ms for
+/// which the agent's thread runs in a minute without a daemon (debug build, tests/suite/live_faults/absent.rs; `sender::IDLE`
+/// says what for).
 const RETRY_NS: std::ops::RangeInclusive<u64> = 100_000_000..=5_000_000_000;
-/// In the line before a daemon that many want: it takes thousands in that time.
+/// Timeout while queued for a busy daemon, which accepts thousands in that time.
 const PATIENCE_US: libc::suseconds_t = 250_000;
 
-/// In a forked child: the connection is the parent's.
+/// Closes the connection in a forked child: it belongs to the parent.
 pub(crate) fn close_in_child() {
     TRIED.store(false, Release);
     let fd = SOCKET.swap(-1, AcqRel);
     if fd >= 0 {
-        // SAFETY: async-signal-safe; the child's copy only.
+        // SAFETY: close is async-signal-safe and closes only the child's copy.
         unsafe { libc::close(fd) };
     }
 }
@@ -42,24 +43,24 @@ enum To {
     File(Kept),
 }
 
-/// A recording beside the connection: everything that is sent is also written to it.
+/// A recording in addition to the connection: everything that is sent is also written to it.
 #[derive(Debug)]
 struct Beside {
     file: Kept,
     path: PathBuf,
     bytes: u64,
-    /// It may become so large; what would be more is not written, and it ends.
+    /// Largest size in bytes. A packet that would exceed it is not written, and the recording ends.
     max_bytes: u64,
     is_full: bool,
 }
 
-/// Bytes kept free for the last record of a recording.
+/// Bytes reserved for the last record of a recording.
 const LAST_WORD_BYTES: u64 = 128;
-/// Names that are tried for a recording whose file is there already.
+/// Names to try for a recording whose file exists already.
 const NAMES: u32 = 100;
 
 impl Beside {
-    /// Whether so much more may be written, which it will be then.
+    /// Returns whether so many bytes may still be written, and counts them if so.
     fn has_room(&mut self, bytes: usize) -> bool {
         self.is_full |= self.bytes.saturating_add(bytes as u64) > self.max_bytes;
         self.bytes += if self.is_full { 0 } else { bytes as u64 };
@@ -70,25 +71,25 @@ impl Beside {
 #[derive(Debug)]
 pub(crate) struct Link {
     to: To,
-    /// A recording that was asked for while the program runs.
+    /// A recording that was requested while the program runs.
     beside: Option<Beside>,
-    /// The file that `to` is, if it is one.
+    /// The path, if `to` is a file.
     path: Option<PathBuf>,
     memory: Option<Identity>,
     packet: Vec<u8>,
     next_try_ns: u64,
     retry_ns: u64,
-    /// The daemon at the other end has taken us in: what it is sent is not for nothing.
+    /// The daemon has accepted this process and keeps what it is sent.
     is_welcomed: bool,
-    /// Differs between the programs that a process becomes by exec().
+    /// Distinguishes the programs that a process becomes by exec().
     instance: u16,
-    /// It goes to the socket of the system's daemon.
+    /// The connection is to the socket of the system's daemon.
     is_system: bool,
 }
 
 impl Link {
     pub(crate) fn new(core: &Core) -> Self {
-        let here = &raw const SOCKET as u64; // where the loader put us
+        let here = &raw const SOCKET as u64; // the address at which the loader placed this library
         Link {
             to: To::Nobody,
             beside: None,
@@ -103,25 +104,26 @@ impl Link {
         }
     }
 
-    /// One that writes to a file and nowhere else.
+    /// Opens a link that writes only to a file.
     pub(crate) fn to_file(core: &Core, file: File) -> std::io::Result<Self> {
         let mut link = Link::new(core);
         link.begin(core, file)?;
         Ok(link)
     }
 
-    /// Whether there is a connection, a file, or a recording beside.
+    /// Whether there is a connection, a file, or an additional recording.
     pub(crate) fn is_up(&self) -> bool {
         self.has_main() || self.beside.is_some()
     }
 
-    /// The daemon or file that the environment names.
+    /// Whether there is the daemon or file that the environment names.
     pub(crate) fn has_main(&self) -> bool {
         !matches!(self.to, To::Nobody)
     }
 
-    /// What is sent arrives, as far as can be known. A daemon that has no room ends the connection without reading what came after
-    /// the hello; until it has said that it has, records are kept where they are. At the end there is nothing to keep them for.
+    /// Whether sent data will be kept, as far as is known. A daemon without room closes the connection and reads nothing after
+    /// the hello. So records stay in the ring until it has sent its welcome. At the program's end there is no reason to keep
+    /// them.
     pub(crate) fn may_speak(&self) -> bool {
         match self.to {
             To::Nobody => self.beside.is_some(),
@@ -130,24 +132,24 @@ impl Link {
         }
     }
 
-    /// The daemon has let us in: should it go, it is looked for at once.
+    /// Notes that the daemon has accepted this process. If the connection ends, the next attempt is made at once.
     pub(crate) fn be_welcomed(&mut self) {
         self.is_welcomed = true;
         (self.next_try_ns, self.retry_ns) = (0, *RETRY_NS.start());
     }
 
-    /// The file that is written.
+    /// Returns the path of the file that is written.
     pub(crate) fn recording(&self) -> Option<&Path> {
         let main = self.path.as_deref().filter(|_| matches!(self.to, To::File(_)));
         self.beside.as_ref().map(|beside| beside.path.as_path()).or(main)
     }
 
-    /// It is one that was asked for while the program runs.
+    /// Whether a recording was requested while the program runs.
     pub(crate) fn is_recording_beside(&self) -> bool {
         self.beside.is_some()
     }
 
-    /// What is sent from now on goes there, too: `state` is a link to a file that holds the state up to here.
+    /// Also writes all further data to a recording. `state` is a link to a file that contains the state up to here.
     pub(crate) fn record_beside(&mut self, state: Link, path: PathBuf, bytes: u64, max_bytes: Option<u64>) {
         if let To::File(file) = state.to {
             let max_bytes = max_bytes.unwrap_or(u64::MAX).saturating_sub(LAST_WORD_BYTES);
@@ -155,12 +157,12 @@ impl Link {
         }
     }
 
-    /// It has become as large as it may.
+    /// Whether the additional recording has reached its largest size.
     pub(crate) fn is_beside_full(&self) -> bool {
         self.beside.as_ref().is_some_and(|beside| beside.is_full)
     }
 
-    /// Ends it with a last record.
+    /// Ends the additional recording with a last record.
     pub(crate) fn end_beside(&mut self, bye: &Record<'_>) -> std::io::Result<()> {
         let Some(mut beside) = self.beside.take() else {
             return Err(std::io::Error::from_raw_os_error(libc::EIO));
@@ -170,7 +172,7 @@ impl Link {
         beside.file.write_all(&frame)
     }
 
-    /// First bytes of a recording.
+    /// Returns the first bytes of a recording.
     fn head(&self, core: &Core) -> Vec<u8> {
         let mut head = frame::header().to_vec();
         let anchor = Stamp { time_ns: kernel_ns(), ..Stamp::default() };
@@ -196,11 +198,11 @@ impl Link {
         }
     }
 
-    /// The user of the server at the other end, if it is one for whom no file may be created.
+    /// Returns the user of the server at the other end, if no file may be created on that user's request.
     pub(crate) fn stranger(&self) -> Option<u32> {
         let To::Daemon(socket) = &self.to else { return None };
         let uid = server_uid(socket.fd);
-        // SAFETY: no arguments, never fails.
+        // SAFETY: takes no arguments, never fails.
         let own = unsafe { libc::geteuid() };
         (uid != Some(0) && uid != Some(own) && !(self.is_system && uid.is_some() && uid == owner_of_system()))
             .then_some(uid.unwrap_or(u32::MAX))
@@ -216,7 +218,7 @@ impl Link {
         }
     }
 
-    /// Tries, if it is time to; whether there is a link now.
+    /// Tries to connect if an attempt is due; returns whether there is a link now.
     pub(crate) fn connect(&mut self, core: &Core) -> bool {
         let now = core.recorder.clock.now();
         if now < self.next_try_ns && !finishing() {
@@ -228,8 +230,8 @@ impl Link {
             None => self.memory.is_some_and(Identity::holds) && self.open_socket(core),
         };
         self.is_welcomed = false;
-        // A quarter more or less, so that a node's processes do not come back at once. A connection alone is no success: a
-        // daemon that has no place for us takes it, and closes it.
+        // The delay varies by a quarter, so that a node's processes do not all return at once. A connection alone is no
+        // success: a daemon without room accepts it and closes it.
         let jitter =
             crate::base::row::mix(now, core.pid.into()) % (self.retry_ns / 2) + self.retry_ns * 3 / 4;
         self.next_try_ns = now + jitter;
@@ -242,7 +244,7 @@ impl Link {
         let Some((file, path)) = fresh(path) else { return false };
         let is_begun = self.begin(core, file).is_ok();
         if !is_begun {
-            // An empty file of ours. A full disk must not fill up with file names.
+            // The agent's own empty file. A full disk must not fill up with file names.
             let _ = std::fs::remove_file(&path);
         }
         self.path = std::path::absolute(path).ok();
@@ -258,7 +260,7 @@ impl Link {
             // SAFETY: no memory is involved.
             let fd = descriptor::up(unsafe { libc::socket(libc::AF_UNIX, kind, 0) });
             let Some(socket) = Identity::of(fd) else { return false };
-            SOCKET.store(fd, Release); // before it is connected: a child that is forked now closes it
+            SOCKET.store(fd, Release); // before connecting: a child that is forked now closes it
             self.to = To::Daemon(socket);
             if (connect(fd, path) || stand_in_line(fd, path)) && self.send_hello(core, fd) {
                 self.is_system = path == Path::new(env::SYSTEM_SOCKET);
@@ -269,14 +271,14 @@ impl Link {
         false
     }
 
-    /// The first packet: Hello, with the memfd.
+    /// Sends the first packet: Hello, with the memfd.
     fn send_hello(&self, core: &Core, socket: RawFd) -> bool {
         let mut packet = Vec::new();
         self.hello(core).append_frame(&mut packet);
         let mut part = libc::iovec { iov_base: packet.as_mut_ptr().cast(), iov_len: packet.len() };
         let mut control = [0_u64; 4]; // aligned for a cmsghdr with one descriptor (24 bytes)
         let fd = core.shared.fd;
-        // SAFETY: a message header over this stack's buffers; the control buffer is large enough for one descriptor.
+        // SAFETY: a message header over this stack's buffers; the control buffer has room for one descriptor.
         let sent = unsafe {
             let mut message: libc::msghdr = std::mem::zeroed();
             (message.msg_iov, message.msg_iovlen) = (&mut part, 1);
@@ -298,23 +300,23 @@ impl Link {
         if let To::Daemon(socket) = std::mem::replace(&mut self.to, To::Nobody) {
             SOCKET.store(-1, Release);
             if socket.holds() {
-                // SAFETY: ours, and not used again.
+                // SAFETY: the agent's own socket, not used again.
                 unsafe { libc::close(socket.fd) };
             }
         }
     }
 
-    /// Room left in the packet.
+    /// Returns the room left in the packet, in bytes.
     pub(crate) fn room(&self) -> usize {
         PACKET_BYTES - self.packet.len()
     }
 
-    /// The packet, to be appended to within its room.
+    /// Returns the packet, to append to within its room.
     pub(crate) fn packet(&mut self) -> &mut Vec<u8> {
         &mut self.packet
     }
 
-    /// Appends a record; sends the packet first if it is full. False if the link is gone.
+    /// Appends a record; sends the packet first if it is full. Returns false if the link has ended.
     pub(crate) fn frame(&mut self, record: &Record<'_>) -> bool {
         if record.frame_bytes() > self.room() && !self.flush() {
             return false;
@@ -323,7 +325,7 @@ impl Link {
         true
     }
 
-    /// Appends a record without payload as it lies in the ring.
+    /// Appends a record without payload in the ring's format.
     pub(crate) fn slot(&mut self, row: &crate::base::ring::Row) -> bool {
         if frame::PREFIX_BYTES + SLOT_BYTES > self.room() && !self.flush() {
             return false;
@@ -336,7 +338,7 @@ impl Link {
         true
     }
 
-    /// Sends the packet, waiting for the daemon as long as it takes (at exit: not). False if the link is gone.
+    /// Sends the packet, waiting for the daemon without limit (with a timeout at exit). Returns false if the link has ended.
     pub(crate) fn flush(&mut self) -> bool {
         if self.packet.is_empty() {
             return self.is_up();
@@ -345,7 +347,7 @@ impl Link {
             && beside.has_room(self.packet.len())
             && beside.file.write_all(&self.packet).is_err()
         {
-            self.beside = None; // a frame may be half written: nothing after it could be read
+            self.beside = None; // a frame may be half written, and nothing after it could be read
         }
         let sent = match &mut self.to {
             To::Nobody => self.beside.is_some(),
@@ -359,14 +361,14 @@ impl Link {
         sent
     }
 
-    /// A packet from the daemon, if there is one. `None`: nothing now; the link may be gone.
+    /// Returns a packet from the daemon. `None` if there is none now; the link may have ended.
     pub(crate) fn receive<'a>(&mut self, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
         let To::Daemon(socket) = self.to else { return None };
         if !socket.holds() {
             self.close();
             return None;
         }
-        // SAFETY: a buffer of this length.
+        // SAFETY: the buffer has this length.
         let got =
             unsafe { libc::recv(socket.fd, buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT) };
         match got {
@@ -385,8 +387,8 @@ impl Link {
     }
 }
 
-/// Reports to the daemon that the sender has failed, and why; its unsent data is left alone. The connection stays open until the program
-/// ends: a daemon may not read data that is pending when a connection closes.
+/// Reports to the daemon that the sender has failed, and why; its unsent data is left alone. The connection stays open until
+/// the program ends: a daemon may not read data that is pending when a connection closes.
 pub(crate) fn last_words(core: &Core) {
     let fd = SOCKET.load(Acquire);
     if fd < 0 {
@@ -400,12 +402,12 @@ pub(crate) fn last_words(core: &Core) {
     }
     Record { stamp, body: Body::Bye { reason: ByeReason::Disarmed } }.append_frame(&mut packet);
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-    // SAFETY: a buffer of this length.
+    // SAFETY: the buffer has this length.
     unsafe { libc::send(fd, packet.as_ptr().cast(), packet.len(), flags) };
 }
 
-/// The file, or where there is one already, the first `NAME-2.EXT`, `NAME-3.EXT`, ... that is new. What is no file (/dev/null) is
-/// written to as it is.
+/// Creates the file. If it exists, uses the first of `NAME-2.EXT`, `NAME-3.EXT`, ... that does not. Anything that is not a
+/// regular file (/dev/null) is opened as it is.
 fn fresh(path: &Path) -> Option<(File, PathBuf)> {
     let new = |path: &Path| OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     if std::fs::metadata(path).is_ok_and(|about| !about.is_file()) {
@@ -435,7 +437,7 @@ fn try_again() -> bool {
     matches!(error, Some(libc::EAGAIN | libc::EINTR | libc::ENOBUFS))
 }
 
-/// How long a packet may wait for room once the program ends: a little less than the program waits for us.
+/// Returns how long a packet may wait for room once the program ends: a little less than the program waits for the sender.
 fn farewell_time() -> Duration {
     Duration::from_millis(Core::get().map_or(0, |core| core.settings.exit_wait_ms) * 4 / 5)
 }
@@ -447,7 +449,7 @@ fn send(socket: Identity, packet: &[u8]) -> bool {
             return false;
         }
         let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-        // SAFETY: a buffer of this length.
+        // SAFETY: the buffer has this length.
         let sent = unsafe { libc::send(socket.fd, packet.as_ptr().cast(), packet.len(), flags) };
         if sent >= 0 {
             return true;
@@ -455,14 +457,15 @@ fn send(socket: Identity, packet: &[u8]) -> bool {
         if !try_again() || finishing() && farewell.elapsed() > farewell_time() {
             return false;
         }
-        // The daemon may also have closed its end: POLLHUP wakes us, and send() says EPIPE.
+        // The daemon may also have closed its end: POLLHUP then ends the wait, and send() returns EPIPE.
         let patience = if finishing() { 5 } else { 100 };
         wait(&[(socket.fd, libc::POLLOUT)], Duration::from_millis(patience));
     }
 }
 
-/// Where the daemon's queue is full, the kernel lets in who waits, one after the other: who only looks in now and then may find it
-/// full for ever, as others keep it so. Only the sender's thread may wait, and nothing waits for it meanwhile.
+/// Waits in the kernel's queue of a daemon whose backlog is full. The kernel admits waiting clients in order. A client that
+/// only polls may find the backlog full every time, as others keep filling it. Only the sender's thread may wait, and nothing
+/// waits for it meanwhile.
 fn stand_in_line(fd: RawFd, path: &Path) -> bool {
     if !try_again() || !crate::base::own_thread::is_here() || finishing() {
         return false;
@@ -471,10 +474,10 @@ fn stand_in_line(fd: RawFd, path: &Path) -> bool {
     let len = size_of::<libc::timeval>() as libc::socklen_t;
     let wait = |is_wanted: bool| {
         let flags = if is_wanted { 0 } else { libc::O_NONBLOCK };
-        // SAFETY: a socket of ours; it has no other flags.
+        // SAFETY: the agent's own socket, which has no other flags.
         unsafe { libc::fcntl(fd, libc::F_SETFL, flags) == 0 }
     };
-    // SAFETY: a time, of this length.
+    // SAFETY: passes a timeval with its length.
     let is_bounded = unsafe {
         libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO, (&raw const patience).cast(), len) == 0
     };
@@ -482,7 +485,7 @@ fn stand_in_line(fd: RawFd, path: &Path) -> bool {
 }
 
 fn connect(fd: RawFd, path: &Path) -> bool {
-    // SAFETY: zero is a value of it.
+    // SAFETY: all zeros are a valid value.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
     let bytes = path.as_os_str().as_bytes();
@@ -493,11 +496,11 @@ fn connect(fd: RawFd, path: &Path) -> bool {
         *place = byte as libc::c_char;
     }
     let len = size_of::<libc::sockaddr_un>() as libc::socklen_t;
-    // SAFETY: an address of this length. A socket that waits has a limit to that.
+    // SAFETY: the address has this length. A blocking socket has a timeout.
     unsafe { libc::connect(fd, (&raw const address).cast(), len) == 0 }
 }
 
-/// Opens another connection to the daemon, for a question; `None` without a daemon.
+/// Opens another connection to the daemon, for a query; `None` without a daemon.
 pub(crate) fn connect_anew(core: &Core) -> Option<RawFd> {
     core.settings.sockets.iter().find_map(|path| {
         if core.settings.doubtful_socket.as_ref() == Some(path) && !is_ours(path) {
@@ -509,17 +512,17 @@ pub(crate) fn connect_anew(core: &Core) -> Option<RawFd> {
         if fd < 0 || connect(fd, path) {
             return (fd >= 0).then_some(fd);
         }
-        // SAFETY: ours.
+        // SAFETY: the agent's own socket.
         unsafe { libc::close(fd) };
         None
     })
 }
 
-/// The user of the process that listens at the other end, as of its listen(2).
+/// Returns the user of the process that listens at the other end, as of its listen(2).
 fn server_uid(socket: RawFd) -> Option<u32> {
     let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes to `peer`, and how many to `len`; both live until the call returns.
+    // SAFETY: the kernel writes at most `len` bytes to `peer`, and their number to `len`; both live until the call returns.
     let result = unsafe {
         let place = (&raw mut peer).cast();
         libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, place, &raw mut len)
@@ -538,7 +541,7 @@ fn owner_of_system() -> Option<u32> {
 /// Whether a socket in /tmp can be trusted: its directory belongs to the user, and only the user can write to it.
 fn is_ours(path: &Path) -> bool {
     let directory = path.parent().and_then(|directory| std::fs::symlink_metadata(directory).ok());
-    // SAFETY: no arguments, never fails.
+    // SAFETY: takes no arguments, never fails.
     let uid = unsafe { libc::geteuid() };
     directory.is_some_and(|directory| {
         directory.is_dir() && directory.uid() == uid && directory.mode() & 0o022 == 0
@@ -547,7 +550,7 @@ fn is_ours(path: &Path) -> bool {
 
 fn clock_ns(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a place for the time.
+    // SAFETY: `time` has room for the result.
     unsafe { libc::clock_gettime(clock, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

@@ -1,13 +1,14 @@
-//! The agent's one thread. It sends ring and names to a socket or file, sends the state on request, and makes periodic checks. It may
-//! wait for the daemon without limit; only the program's exit waits for it, for a moment (GPUMEM_EXIT_WAIT_MS).
+//! The agent's one thread, the sender. It sends records and names to a socket or file, sends the state on request, and makes
+//! periodic checks. It may wait for the daemon without limit. Only the program's exit waits for the sender, up to
+//! GPUMEM_EXIT_WAIT_MS.
 //!
 //! ```text
 //! mod.rs      the thread, its rounds and its end
 //! link.rs     a connection or a file, and the packet being filled
 //! drain.rs    new names and records, watermark
-//! resync.rs   the state sent again
-//! record.rs   recordings and dumps that are asked for, and keeping history back
-//! client.rs   the subscription among other clients of CUPTI
+//! resync.rs   sends the state again
+//! record.rs   requested recordings and dumps; withholding history while muted
+//! client.rs   the CUPTI subscription among other clients
 //! ```
 
 mod client;
@@ -40,16 +41,17 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::Duration;
 
-/// While there is something to send, at first: in this time a program that does nothing but allocate fills an eighth of the ring.
+/// Shortest pause between rounds, used first when there is something to send. A program that only allocates fills an eighth of
+/// the ring in that time.
 const BUSY: Duration = Duration::from_millis(10);
-/// And at last, of a ring of `USUAL_SLOTS` and unless more than a quarter of it comes in that time. Each round costs the program's
-/// processors 50 us, whatever it sends: a timer, wake-ups of this thread and of the daemon, system calls. In longer ones busy
-/// programs fill the socket's buffer, and wait for the daemon in between.
+/// Longest pause while there is something to send, for a ring of `USUAL_SLOTS`, unless more than a quarter of the ring fills in
+/// that time. Each round costs the program's processors 50 us, whatever it sends: a timer, wake-ups of this thread and of the
+/// daemon, system calls. With longer pauses busy programs fill the socket's buffer and then wait for the daemon.
 const STEADY: Duration = Duration::from_millis(20);
-/// See `STEADY`: in a smaller ring the same program needs less time.
+/// Ring size for `STEADY`; a smaller ring fills sooner, so its pauses are shorter.
 const USUAL_SLOTS: u64 = 1 << 16;
-/// Else: the heartbeat. Without a daemon, too: what happens in a program is looked at from here, and libraries that come (PyTorch, those
-/// with NVTX in them, modules that allocate) must be met before they have done much, or their first blocks have no name.
+/// Longest pause otherwise: the heartbeat, also without a daemon. The sender checks for new libraries (PyTorch, libraries with
+/// NVTX, modules that allocate). They must be found before they have done much, or their first blocks have no name.
 const IDLE: Duration = Duration::from_millis(100);
 /// Interval of the checks of pools and threads, in nanoseconds.
 const LOOK_NS: u64 = 1_000_000_000;
@@ -83,15 +85,15 @@ struct Sender {
     next_look_ns: u64,
     /// All threads of the host have ended.
     alone: bool,
-    /// Records from this one on are kept back.
+    /// Records from this one on are withheld.
     muted_since: Option<u64>,
-    /// The daemon has asked for muting.
+    /// The daemon has requested muting.
     muted_by_daemon: bool,
     /// The link is a file for a dump: records written there do not count as sent.
     dumping: bool,
     /// 0: none is due.
     next_dump_ns: u64,
-    /// Time at which the recording beside ends; 0 for no limit.
+    /// Time at which the additional recording ends; 0 for no limit.
     record_until_ns: u64,
     /// A recording that waits for its first step.
     window: Option<record::Window>,
@@ -102,7 +104,7 @@ struct Sender {
     sites: Sites,
 }
 
-/// Starts it, once in a process.
+/// Starts the sender, once in a process.
 pub(crate) fn start(core: &'static Core) {
     if OWNER.swap(core.pid, AcqRel) == core.pid {
         return;
@@ -113,7 +115,7 @@ pub(crate) fn start(core: &'static Core) {
     callers::look(core);
     wake::prepare();
     let mut old = std::mem::MaybeUninit::uninit();
-    // SAFETY: sets of signals on this stack. The new thread inherits the mask, and so never gets a signal of the host's.
+    // SAFETY: the signal sets are on this stack. The new thread inherits the mask, so it never gets a signal of the host.
     unsafe {
         let mut all = std::mem::MaybeUninit::uninit();
         libc::sigfillset(all.as_mut_ptr());
@@ -127,7 +129,7 @@ pub(crate) fn start(core: &'static Core) {
         FINISHED.store(true, Release);
     };
     let started = std::thread::Builder::new().name("gpumem".to_owned()).stack_size(256 << 10).spawn(run);
-    // SAFETY: the mask as it was.
+    // SAFETY: restores the previous mask.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut()) };
     if let Err(error) = started {
         FINISHED.store(true, Release);
@@ -135,12 +137,12 @@ pub(crate) fn start(core: &'static Core) {
     }
 }
 
-/// Disarms the agent when its thread cannot be started (RLIMIT_NPROC, the cgroup's pids.max): records would never be sent. The daemon gets
-/// the reason from the calling thread. Nothing here waits: the connection is new, and its buffer empty.
+/// Disarms the agent when its thread cannot be started (RLIMIT_NPROC, the cgroup's pids.max): records would never be sent. The
+/// daemon gets the reason from the calling thread. Nothing here waits: the connection is new, and its buffer empty.
 #[cold]
 fn give_up(core: &Core, error: &std::io::Error) {
     status::disarm();
-    FINISHING.store(true, Release); // what may wait waits for a moment only
+    FINISHING.store(true, Release); // limits any wait
     let result = error.raw_os_error().and_then(|number| u16::try_from(number).ok()).unwrap_or(0);
     let detail = format!(
         "its thread could not be started: {error} (RLIMIT_NPROC or the cgroup's pids.max is reached)"
@@ -156,7 +158,7 @@ fn give_up(core: &Core, error: &std::io::Error) {
     }
 }
 
-/// At exit: no new records; those that are there get a moment.
+/// Stops recording at exit, and waits up to GPUMEM_EXIT_WAIT_MS until the sender has sent what is left.
 pub fn finish() {
     if OWNER.load(Acquire) != std::process::id() || FINISHED.load(Acquire) {
         return;
@@ -182,7 +184,7 @@ fn wait(fds: &[(RawFd, i16)], time: Duration) {
     for (place, (fd, events)) in polled.iter_mut().zip([wake].into_iter().chain(fds.iter().copied())) {
         (place.fd, place.events) = (fd, events);
     }
-    // SAFETY: an array of this length; negative descriptors are ignored.
+    // SAFETY: the array has this length; negative descriptors are ignored.
     unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, time.as_millis() as i32) };
     wake::taken(polled[0].revents != 0);
 }
@@ -191,27 +193,28 @@ fn wait(fds: &[(RawFd, i16)], time: Duration) {
 pub(crate) fn wait_readable(fd: RawFd, time: Duration) -> bool {
     let mut polled = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let time = i32::try_from(time.as_millis()).unwrap_or(i32::MAX).max(1);
-    // SAFETY: one pollfd.
+    // SAFETY: passes one pollfd.
     unsafe { libc::poll(&mut polled, 1, time) > 0 }
 }
 
-/// Whether this thread is the last one. A program whose `main` leaves with `pthread_exit` ends with its last thread: that
-/// must not be ours, which takes no signal and would be there for ever. When it returns, the C library ends the process as
-/// it would have without us. Absent /proc, the answer is no.
+/// Whether the sender is the last thread. A program whose `main` leaves with `pthread_exit` ends with its last thread. That
+/// must not be the sender, which takes no signal and would run forever. When the sender returns, the C library ends the process
+/// as it would without the agent. Returns false without /proc.
 fn is_alone() -> bool {
     let Ok(stat) = std::fs::read("/proc/self/stat") else { return false };
     let Some(name_end) = stat.iter().rposition(|&byte| byte == b')') else { return false };
     let mut fields = stat[name_end + 1..].split(u8::is_ascii_whitespace).filter(|field| !field.is_empty());
-    // Fields 3 and 20: the state of the first thread, and how many there are with it.
+    // Fields 3 and 20: the state of the first thread, and the number of threads including it.
     fields.next() == Some(b"Z") && fields.nth(16) == Some(b"2")
 }
 
-/// Until the next round, after one that came `last` after its own last one and took `taken` records out of a ring of `slots`.
+/// Returns the pause before the next round. `last` is the previous pause; this round took `taken` records out of a ring of
+/// `slots`.
 fn pause_of(last: Duration, taken: u64, slots: u64) -> Duration {
     let longest = (STEADY * slots.min(USUAL_SLOTS) as u32 / USUAL_SLOTS as u32).max(BUSY);
     let pause = match taken {
         0 => BUSY,                   // busy with something else
-        _ if last > longest => BUSY, // it begins
+        _ if last > longest => BUSY, // activity begins
         _ if taken > slots / 4 => last / 2,
         _ if taken <= slots / 8 => last * 2,
         _ => last,
@@ -250,7 +253,7 @@ impl Sender {
         }
     }
 
-    /// True: to its end.
+    /// Runs the rounds until the end; returns true.
     fn run(&mut self) -> bool {
         let mut pause = BUSY;
         loop {
@@ -277,7 +280,7 @@ impl Sender {
         }
     }
 
-    /// Does what there is to do; whether there was much.
+    /// Runs one round; returns whether there was much to do.
     fn round(&mut self) -> bool {
         self.core.recorder.clock.calibrate(&mut self.calibration);
         callers::look(self.core); // every time: a library may allocate as soon as it is loaded
@@ -316,7 +319,7 @@ impl Sender {
         busy
     }
 
-    /// A new connection starts from the beginning, but for the records that the old one took.
+    /// Connects. A new connection starts from the beginning, except for the records that the old one has sent.
     fn connect(&mut self) -> bool {
         if !self.link.connect(self.core) {
             return false;
@@ -332,7 +335,7 @@ impl Sender {
         true
     }
 
-    /// Subscription, pools and threads: now and then.
+    /// Checks subscription, pools and threads once a second.
     fn look_around(&mut self) {
         let now = self.core.recorder.clock.now();
         if finishing() || now < self.next_look_ns {
@@ -341,7 +344,7 @@ impl Sender {
         self.next_look_ns = now + LOOK_NS;
         self.alone = is_alone();
         if let Some(thread) = self.thread.filter(|_| status::armed()) {
-            // A driver call of ours must not come back to us.
+            // Callbacks of the agent's own driver calls must be ignored.
             thread.busy.store(1, Relaxed);
             self.core.poll_pools(thread);
             self.core.look_at_exports(thread);
@@ -351,7 +354,7 @@ impl Sender {
         self.torch.look(self.core, self.thread);
         callers::reclaim(now);
         if self.core.devices.driver().is_some() && status::armed() {
-            // Calls that were in flight have returned unseen. A resync omits their rows.
+            // Calls that were in flight have returned without a callback. A resync omits their rows.
             if self.client.look(self.core, now) && self.link.is_up() {
                 self.resync = Some(self.epoch);
             }
@@ -371,7 +374,7 @@ mod tests {
         let of = |last_ms, taken, slots| pause_of(Duration::from_millis(last_ms), taken, slots).as_millis();
         let usual = USUAL_SLOTS;
         assert_eq!([of(100, 1, usual), of(10, 1, usual), of(20, 1, usual)], [10, 20, 20]);
-        // A training step of 225,000 events a second; one that does nothing but allocate; what is at its limit.
+        // A training step with 225,000 events a second; a program that only allocates; values at the limits.
         assert_eq!([of(10, 2_250, usual), of(20, 4_500, usual)], [20, 20]);
         assert_eq!([of(10, 8_193, usual), of(20, 16_385, usual), of(10, 60_000, usual)], [10, 10, 10]);
         assert_eq!([of(20, 0, usual), of(10, 0, usual)], [10, 10], "a resync, a command");

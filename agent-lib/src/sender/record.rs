@@ -1,4 +1,4 @@
-//! Requests of the program and the daemon: recordings beside the link, dumps, and keeping history back.
+//! Requests of the program and the daemon: additional recordings, dumps, and withholding history while muted.
 
 use super::Sender;
 use super::link::Link;
@@ -9,13 +9,13 @@ use gpumem_wire::{Body, ByeReason, Record, Stamp, WITHHELD};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Attempts to send a consistent state while the program goes on.
+/// Attempts to send a consistent state while the program continues.
 const TRIES: usize = 50;
 
 /// A recording that waits for its first step.
 #[derive(Debug)]
 pub(super) struct Window {
-    /// To its file, which has a head so far.
+    /// Link to its file, which contains only the head so far.
     link: Link,
     path: PathBuf,
     steps: (u64, u64),
@@ -26,13 +26,13 @@ fn busy(path: &Path, why: &str) -> RecordingReply {
     RecordingReply { errno: libc::EBUSY as u16, told: format!("{}: {why}", path.display()) }
 }
 
-/// Another link, with the state in it.
+/// A link to which the state was written.
 struct State {
     link: Link,
     is_whole: bool,
     /// Records up to this one are in it.
     taken: u64,
-    /// Names up to here.
+    /// End of the names in it.
     names_sent: u64,
 }
 
@@ -50,7 +50,7 @@ impl Sender {
         any
     }
 
-    /// Executes a command of the daemon's, and sends the reply.
+    /// Executes a command of the daemon and sends the reply.
     pub(super) fn command(&mut self, command: u8, wish: Option<RecordingRequest>, muted: Option<bool>) {
         let outcome = match (wish, muted) {
             (Some(RecordingRequest::Start(path, _) | RecordingRequest::Dump { path, .. }), _)
@@ -98,8 +98,11 @@ impl Sender {
         }
     }
 
-    /// Fails if the server must not have this file created: it is neither root, nor this program's user, nor the system's daemon, or
-    /// the file would be somewhere else than the program's environment permits.
+    /// Checks that the server may have this file created.
+    ///
+    /// # Errors
+    /// Fails if the server is neither root, nor this program's user, nor the system's daemon. Fails, too, if the program's
+    /// environment does not permit that directory.
     fn may_create(&self, name: &str) -> Result<(), RecordingReply> {
         if let Some(uid) = self.link.stranger() {
             let told = format!(
@@ -110,7 +113,7 @@ impl Sender {
         recordings::permitted(self.core, name)
     }
 
-    /// Replies that a command, of a newer daemon, is unknown.
+    /// Replies that a command of a newer daemon is unknown.
     pub(super) fn refuse(&mut self, command: u8) {
         let told = "this agent does not know such a limit";
         self.say(Body::Done { result: libc::EINVAL as u16, command, told });
@@ -146,7 +149,7 @@ impl Sender {
         outcome
     }
 
-    /// The state, and all that comes: `link` is to a new file with its head.
+    /// Starts a recording with the state and everything that follows. `link` leads to a new file with its head.
     fn begin_recording(&mut self, link: Link, path: PathBuf, limits: RecordingLimits) -> RecordingReply {
         self.send_new();
         self.flush();
@@ -156,12 +159,12 @@ impl Sender {
         }
         let bytes = std::fs::metadata(&path).map_or(0, |about| about.len());
         if limits.max_bytes.is_some_and(|most| bytes > most) {
-            // Ours, and nobody has been told of it.
+            // The agent's own file, which was not announced yet.
             let _ = std::fs::remove_file(&path);
             let told = format!("{}: the state alone has {bytes} bytes", path.display());
             return RecordingReply { errno: libc::EFBIG as u16, told };
         }
-        // Names that came meanwhile are said twice to one of them, which does no harm.
+        // Names that arrived meanwhile are sent twice on one of the links, which does no harm.
         self.names_sent = self.names_sent.min(state.names_sent);
         self.link.record_beside(state.link, path.clone(), bytes, limits.max_bytes);
         self.record_until_ns =
@@ -169,12 +172,12 @@ impl Sender {
         RecordingReply::done(&path)
     }
 
-    /// A step begins: the first of a window, or the one after its last.
+    /// Handles a step: the first of a window, or the one after its last.
     fn step(&mut self, number: u64) -> RecordingReply {
         if let Some(window) = self.window.take_if(|window| number >= window.steps.0) {
             let (_, last) = window.steps;
             if number > last {
-                // None of them came.
+                // The window's steps were all skipped.
                 self.window = Some(window);
                 self.forget_window();
                 return RecordingReply::done(Path::new(""));
@@ -186,11 +189,11 @@ impl Sender {
         self.stop_recording()
     }
 
-    /// A window whose first step has not come; whether there was one.
+    /// Cancels a window whose first step has not come; returns whether there was one.
     pub(super) fn forget_window(&mut self) -> bool {
         let Some(window) = self.window.take() else { return false };
         recordings::wait_for(u64::MAX);
-        // Ours, and nothing was recorded.
+        // The agent's own file, in which nothing was recorded.
         let _ = std::fs::remove_file(&window.path);
         true
     }
@@ -204,7 +207,7 @@ impl Sender {
         }
     }
 
-    /// The link, too, has everything up to `seq`, and nothing more; without one there is nobody who wants it.
+    /// Sends everything up to `seq` on the main link, too, and nothing more. Without a link those records are dropped.
     fn catch_up(&mut self, seq: u64) -> bool {
         for _ in 0..TRIES {
             if self.taken >= seq {
@@ -231,7 +234,7 @@ impl Sender {
         let Some(path) =
             self.link.recording().filter(|_| self.link.is_recording_beside()).map(Path::to_owned)
         else {
-            // A second request gets the recording that has reached its limit.
+            // A later stop request returns the recording that has reached its limit.
             return RecordingReply::done(&self.ended.take().unwrap_or_default());
         };
         let outcome = self.write_out(&path);
@@ -243,7 +246,7 @@ impl Sender {
         }
     }
 
-    /// Everything that was recorded by now is in the recording.
+    /// Writes everything that was recorded so far to the recording.
     fn write_out(&mut self, path: &Path) -> RecordingReply {
         let head = self.core.recorder.ring.head();
         for _ in 0..TRIES {
@@ -259,7 +262,7 @@ impl Sender {
         }
     }
 
-    /// Writes the current state to a separate file. The link goes on where it was.
+    /// Writes the current state to a separate file. The main link continues unchanged.
     fn dump(&mut self, name: &str) -> RecordingReply {
         let (file, path) = match recordings::create(self.core, name) {
             Ok(created) => created,
@@ -286,7 +289,7 @@ impl Sender {
         }
     }
 
-    /// Says names, state, and what was recorded after `taken` to another link. The own one goes on where it was.
+    /// Writes names, state, and the records after `taken` to another link. The main link continues unchanged.
     fn say_state_to(&mut self, other: Link, taken: u64) -> State {
         let link = std::mem::replace(&mut self.link, other);
         let kept = (self.names_sent, self.taken, self.losses, self.resync, self.state_said);
@@ -320,12 +323,12 @@ impl Sender {
         }
         if now >= self.next_dump_ns {
             self.next_dump_ns = now + period_ns;
-            // Where it cannot be written, the next one may be.
+            // If it cannot be written, the next one may be.
             let _ = self.dump(&recordings::dump_file());
         }
     }
 
-    /// Keeps history back from here on, or sends it again.
+    /// Starts to withhold history, or sends it again.
     pub(super) fn follow_mute(&mut self) {
         let muted = recordings::is_muted() || self.muted_by_daemon;
         match (self.muted_since, muted) {
@@ -345,7 +348,7 @@ impl Sender {
         }
     }
 
-    /// Records how much was kept back. The state after it follows.
+    /// Records how much was withheld. The state follows.
     pub(super) fn say_skipped(&mut self) {
         let Some(first_seq) = self.muted_since else { return };
         let count = (self.taken + 1).saturating_sub(first_seq);

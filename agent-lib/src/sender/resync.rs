@@ -1,9 +1,9 @@
-//! Resync: sends the state again, while the program goes on.
+//! Resync: sends the state again while the program continues.
 //!
-//! Every record up to `after_seq` was sent before, and is in the table: a record is kept in the table before it goes into
-//! the ring. Rows that are born later are left to the ring; rows that are freed later may be missing, and the ring says so
-//! too. Only counts of references have no such excuse, so they are read again until none of them changed meanwhile. A state
-//! in which they did, or in which the row of a failed free came back, is said without an end, and the next one takes its place.
+//! Every record up to `after_seq` was sent before and is in the table, because a record enters the table before the ring. Rows
+//! that are added later follow in the ring. Rows that are removed later may be missing, and the ring contains their removal.
+//! Only reference counts are not covered that way. So they are read again until none changed meanwhile. If one did, or if the
+//! row of a failed free was restored, the state is sent without an end, and the next one replaces it.
 
 use super::Sender;
 use super::drain::PATIENCE;
@@ -16,19 +16,20 @@ use gpumem_wire::{Body, Flags, FreeState, Phase, PoolOwner, Record, Role, Stamp}
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-/// Times that handles are read again before they are said as they are, and everything once more a round later.
+/// Times that handles are read again in one round. After that they are sent as they are, and everything is sent again a round
+/// later.
 const TRIES: usize = 16;
 
-/// Rows whose order matters.
+/// Rows that must be sent in a certain order.
 #[derive(Default)]
 struct Ordered {
     pools: Vec<RowCopy>,
     handles: Vec<RowCopy>,
     /// By the seq of their handle.
     mappings: HashMap<u64, Vec<RowCopy>>,
-    /// They are those of this moment.
+    /// Last record that the rows include.
     after_seq: u64,
-    /// That is so: no count changed while they were read.
+    /// No count changed while the rows were read.
     are_settled: bool,
 }
 
@@ -38,7 +39,7 @@ impl Sender {
         fault_injection::at("resync");
         let restored = self.core.restored.load(Acquire);
         let Some(ordered) = self.read_settled() else {
-            self.resync = self.link.is_up().then_some(epoch); // a thread is in the middle of something: next round
+            self.resync = self.link.is_up().then_some(epoch); // a thread is in the middle of a record: retried in the next round
             return;
         };
         let Ordered { after_seq, are_settled, .. } = ordered;
@@ -70,7 +71,7 @@ impl Sender {
             }
         }
         self.say_state(0);
-        // A row may have come back where we had looked already.
+        // A row may have been restored at a place that was scanned already.
         if are_settled && self.core.restored.load(Acquire) == restored {
             let head_seq = self.core.recorder.ring.head();
             self.say(Body::ResyncEnd { epoch, head_seq, rows });
@@ -80,11 +81,12 @@ impl Sender {
         self.flush();
     }
 
-    /// Pools, handles and mappings as they were at one moment, up to which everything has been sent; `None` if that could not be.
+    /// Reads pools, handles and mappings as of one moment, up to which everything has been sent; `None` if that is not
+    /// possible.
     fn read_settled(&mut self) -> Option<Ordered> {
         let mut ordered = Ordered::default();
         for _ in 0..TRIES {
-            // The daemon may be slow: most is sent before the moment begins in which counts have to rest.
+            // The daemon may be slow, so most data is sent before the time in which counts must not change.
             if !self.send_names(Flags(0)) || !self.send_records(self.core.recorder.ring.head()) {
                 return None;
             }
@@ -146,7 +148,7 @@ impl Sender {
         self.restate(row)
     }
 
-    /// An allocation, segment or block, with what is known of it by now.
+    /// Sends an allocation, segment or block with its current name and state.
     fn say_row(&mut self, taken: &RowCopy) -> u64 {
         let mut row = taken.row;
         let latest = row[5] as u32;
@@ -175,7 +177,7 @@ impl Sender {
     }
 }
 
-/// Who, when and where of a row, restated.
+/// Returns the stamp of a row, marked as restated.
 fn stamp_of(row: &Row) -> Stamp {
     match Record::decode(&crate::base::row::slot_of(row), &[]) {
         Ok(record) => Stamp { flags: record.stamp.flags.with(Flags::RESTATED), ..record.stamp },
@@ -183,13 +185,13 @@ fn stamp_of(row: &Row) -> Stamp {
     }
 }
 
-/// Pools, handles and mappings: handles are allocations and imports that follow the rules of handles.
+/// Whether the row is a pool, handle or mapping. Handles include allocations and imports that follow the rules of handles.
 fn has_order(taken: &RowCopy) -> bool {
     use crate::base::row::Key::{Backing, Handle, Mapping, Pool};
     matches!(crate::base::row::key_of(taken), Some(Pool(_) | Handle(_) | Backing(_) | Mapping(_)))
 }
 
-/// Each pool behind its parent.
+/// Sorts pools so that each follows its parent.
 fn outer_first(mut pools: Vec<RowCopy>) -> Vec<RowCopy> {
     let mut said: Vec<RowCopy> = Vec::with_capacity(pools.len());
     while !pools.is_empty() {
@@ -200,7 +202,7 @@ fn outer_first(mut pools: Vec<RowCopy>) -> Vec<RowCopy> {
         said.extend(now);
         pools = later;
         if pools.len() == left {
-            said.append(&mut pools); // parents in a circle: whoever reported that gets it back
+            said.append(&mut pools); // parents form a cycle, as reported by the program
         }
     }
     said

@@ -1,4 +1,4 @@
-//! Where records come from: the driver's callbacks, NVTX, PyTorch, the interpreter, and the C API.
+//! Sources of records: the driver's callbacks, NVTX, PyTorch, the Python interpreter, and the C API.
 
 pub mod api;
 pub mod cupti;

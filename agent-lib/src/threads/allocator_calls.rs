@@ -1,30 +1,31 @@
-//! A thread's calls for PyTorch's allocator since its last report: memory that it got from the driver, and events that it recorded.
+//! A thread's calls for PyTorch's allocator since its last report: memory that it got from the driver, and events that it
+//! recorded.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
-/// Ranges that a thread remembers: its last ones.
+/// Ranges that a thread remembers: the last ones.
 const FRESH: usize = 4;
 
-/// Events that a thread can record for one free: streams that used the block.
+/// Most events that a thread can record for one free: one for each stream that used the block.
 pub(crate) const EVENTS: usize = 8;
 
 /// Memory that a thread got from the driver since its last block: perhaps a segment.
 #[derive(Debug, Default)]
 pub(crate) struct NewRange {
-    /// Where it begins. The sender reads it.
+    /// Start address. The sender reads it, too.
     pub start: AtomicU64,
-    /// Where it ends.
+    /// End address.
     pub end: AtomicU64,
-    /// The library that asked for it << 1 | whether it is mapped memory: pieces side by side.
+    /// Number of the calling library << 1 | whether it is mapped memory (pieces side by side).
     what: AtomicU64,
 }
 
 impl NewRange {
-    /// The library that asked for it.
+    /// Returns the number of the calling library.
     pub(crate) fn module(&self) -> u16 {
         (self.what.load(Relaxed) >> 1) as u16
     }
-    /// Pieces of mapped memory; else one allocation.
+    /// Whether it consists of pieces of mapped memory; otherwise it is one allocation.
     pub(crate) fn is_mapped(&self) -> bool {
         self.what.load(Relaxed) & 1 != 0
     }
@@ -35,17 +36,17 @@ impl NewRange {
 pub(crate) struct Event {
     /// cudaEvent_t.
     pub handle: AtomicU64,
-    /// Where the call returns to.
+    /// Return address of the call.
     pub site: AtomicUsize,
-    /// The stack pointer at the call.
+    /// Stack pointer at the call.
     pub stack: AtomicUsize,
 }
 
-/// A thread's calls since its last report. Written by the thread alone.
+/// A thread's calls since its last report. Written only by the thread.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct ThreadAllocatorState {
-    /// Ranges that were remembered since the last block.
+    /// Number of ranges since the last block.
     remembered: AtomicU32,
     recorded: AtomicU32,
     /// The driver has refused PyTorch memory since the last block.
@@ -55,14 +56,14 @@ pub(crate) struct ThreadAllocatorState {
 }
 
 impl ThreadAllocatorState {
-    /// For a new thread in an old place.
+    /// Resets the state for a new thread in a reused place.
     pub(crate) fn reset(&self) {
         self.forget_fresh();
         self.forget_events();
         self.refused.store(false, Relaxed);
     }
 
-    /// The driver has given this thread memory.
+    /// Adds memory that the driver gave this thread.
     #[inline(always)]
     pub(crate) fn remember(&self, start: u64, bytes: u64, module: u16, is_mapped: bool) {
         let count = self.remembered.load(Relaxed);
@@ -79,12 +80,12 @@ impl ThreadAllocatorState {
         place.start.store(start, Relaxed);
         place.end.store(end, Relaxed);
         place.what.store(what, Relaxed);
-        // Beyond the array it only has to stay in step with it.
+        // Beyond the array, the count only has to stay congruent to the index.
         let next = if count as usize >= 2 * FRESH { count + 1 - FRESH as u32 } else { count + 1 };
         self.remembered.store(next, Release);
     }
 
-    /// Whether there is anything to look through.
+    /// Whether there are any ranges.
     #[inline(always)]
     pub(crate) fn has_fresh(&self) -> bool {
         self.remembered.load(Relaxed) != 0
@@ -95,13 +96,13 @@ impl ThreadAllocatorState {
         self.fresh.iter().take(self.remembered.load(Acquire) as usize)
     }
 
-    /// With a block.
+    /// Clears the ranges, after a block.
     #[inline(always)]
     pub(crate) fn forget_fresh(&self) {
         self.remembered.store(0, Relaxed);
     }
 
-    /// PyTorch's library recorded an event.
+    /// Adds an event that PyTorch's library recorded.
     pub(crate) fn note_event(&self, event: u64, site: usize, stack: usize) {
         let count = self.recorded.load(Relaxed);
         if let Some(place) = self.events.get(count as usize) {
@@ -121,19 +122,19 @@ impl ThreadAllocatorState {
         }
     }
 
-    /// How many were recorded since the last report.
+    /// Returns how many events were recorded since the last report.
     #[inline(always)]
     pub(crate) fn recorded(&self) -> u32 {
         self.recorded.load(Relaxed)
     }
 
-    /// They; not all if there are more than `EVENTS`, and without those that are over.
+    /// Returns the events; at most `EVENTS`, and without those that are over.
     pub(crate) fn events(&self) -> impl Iterator<Item = &Event> {
         let noted = self.events.iter().take(self.recorded.load(Relaxed) as usize);
         noted.filter(|event| event.handle.load(Relaxed) != 0)
     }
 
-    /// With a report.
+    /// Clears the events, after a report.
     #[inline(always)]
     pub(crate) fn forget_events(&self) {
         self.recorded.store(0, Relaxed);
@@ -155,8 +156,8 @@ mod tests {
             mine.remember(1000 + piece * 10, 10, 7, true);
         }
         assert_eq!(ranges(&mine), [(1000, 2000)]);
-        mine.remember(2000, 10, 8, true); // another's
-        mine.remember(2010, 10, 8, false); // allocations stay apart
+        mine.remember(2000, 10, 8, true); // from another library
+        mine.remember(2010, 10, 8, false); // allocations are not merged
         assert_eq!(ranges(&mine).len(), 3);
         for n in 0..1000 {
             mine.remember(n, 1, 7, false);

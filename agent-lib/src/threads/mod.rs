@@ -1,8 +1,8 @@
-//! Data of each thread: its tag stack, the driver calls that it is in, and whether it is writing a record.
+//! Data of each thread: its tag stack, its open driver calls, and whether it is making a record.
 //!
-//! Threads claim a place in one table on first use. A thread-local word leads to it: without a destructor, because
-//! callbacks can come while thread-local storage is being taken down. Places of threads that have ended are found by
-//! the sender, which asks the kernel. The table itself is in table.rs.
+//! Threads claim a place in one table on first use. A thread-local word points to it. It has no destructor, because callbacks
+//! can arrive while thread-local storage is being destroyed. The sender finds places of threads that have ended by asking the
+//! kernel. The table itself is in table.rs.
 
 pub(crate) mod allocator_calls;
 pub(crate) mod per_feature;
@@ -22,40 +22,40 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::
 const MOST: usize = 4096;
 /// Scopes that a thread can nest; deeper ones count for the innermost that fits.
 pub(crate) const DEPTH: usize = 64;
-/// Who opens scopes: the C API, NVTX's default domain, and as many named ones.
+/// Owners of scopes: the C API, NVTX's default domain, and 32 named domains.
 pub(crate) const OWNERS: usize = 34;
-/// Driver calls that can be open on a thread at a time: one, and calls inside of it.
+/// Driver calls that can be open on a thread at a time: one, and nested calls.
 pub(crate) const CALLS: usize = 4;
 
 /// A driver call between ENTER and EXIT.
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
-    /// CUPTI's, the same at both.
+    /// CUPTI's correlation id, the same at ENTER and EXIT.
     pub(crate) correlation: u32,
-    /// At ENTER.
+    /// Time of ENTER.
     pub(crate) entered_ns: u64,
-    /// Which call, and where its parameters lie: for resource callbacks inside of it.
+    /// Id of the call, for resource callbacks inside of it.
     pub(crate) id: u32,
-    /// See `id`.
+    /// Address of its parameters, for resource callbacks inside of it.
     pub(crate) params: usize,
-    /// Of the record made at ENTER; 0 for none.
+    /// Number of the record made at ENTER; 0 for none.
     pub(crate) begin_seq: u64,
-    /// The row that ENTER took, to be given back if the call fails.
+    /// The row that ENTER removed, to be restored if the call fails.
     pub(crate) taken: Option<RowCopy>,
-    /// Rows beyond that one which ENTER took.
+    /// Number of further rows that ENTER removed.
     pub(crate) more_taken: u32,
-    /// It is going to make a context.
+    /// The call will create a context.
     pub(crate) creating: bool,
     /// A graph node was made inside: the stream is being captured.
     pub(crate) captured: bool,
-    /// An allocation that a call inside of it has reported already.
+    /// Address of an allocation that a nested call has recorded already.
     pub(crate) reported: u64,
     /// The pool whose segment that row was; 0 for none.
     pub(crate) segment_of: u64,
 }
 
 impl Call {
-    /// Entered now.
+    /// Creates a call that was entered at this time.
     pub const fn new(correlation: u32, entered_ns: u64) -> Self {
         Call {
             correlation,
@@ -76,49 +76,50 @@ impl Call {
 /// Data that only the thread itself uses.
 #[derive(Debug)]
 pub(crate) struct OwnerData {
-    /// Open scopes; may be more than `DEPTH`.
+    /// Number of open scopes; may be more than `DEPTH`.
     pub depth: usize,
-    /// Per open scope, the tag that was in force outside of it.
+    /// For each open scope, the tag that was in force outside of it.
     pub outer: [u32; DEPTH],
-    /// Per open scope, who opened it: see [`OWNERS`].
+    /// For each open scope, its owner: see [`OWNERS`].
     pub owner: [u8; DEPTH],
-    /// Per owner, how many it has open.
+    /// For each owner, the number of its open scopes.
     pub open_scopes: [u16; OWNERS],
     /// Open driver calls.
     pub calls: [Option<Call>; CALLS],
-    /// How many of them are used.
+    /// Number of open driver calls.
     pub open: usize,
     /// A pool whose first block was noted.
     pub block_pool: u64,
-    /// Who called the driver from where.
+    /// Cache of the driver's callers.
     pub callers: Callers,
 }
 
-/// A thread's place. Fields that a report of PyTorch's allocator reads come first: one cache line and the beginning of the next.
+/// A thread's place. Fields that a report of PyTorch's allocator reads come first: one cache line and the beginning of the
+/// next.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub struct Thread {
     /// Its kernel id, 0 while the place is free.
     pub id: AtomicU32,
-    /// Inside of the library: the guard against re-entry.
+    /// Not 0 while the thread is inside of the library: the guard against re-entry.
     pub(crate) busy: AtomicU32,
     /// The record that it is making.
     pub(crate) making: RecordInProgress,
-    /// Tag of the innermost open scope, 0 for none. Written by its thread alone: by `push` and `pop`, and by Python, which keeps
-    /// the address (`gpumem_scope_word`) and puts back what it found there.
+    /// Tag of the innermost open scope, 0 for none. Only its thread writes it: `push` and `pop`, and Python. Python keeps the
+    /// address (`gpumem_scope_word`) and restores the value that it found there.
     pub(crate) scope: AtomicU32,
-    /// Which node of PyTorch's backward pass it runs.
+    /// State of PyTorch's backward pass on the thread.
     pub(crate) autograd: AutogradThread,
     /// Its calls for PyTorch's allocator.
     pub(crate) torch: crate::threads::allocator_calls::ThreadAllocatorState,
-    /// When the outermost call in flight that allocates, or trims a pool, was entered. Else 0.
+    /// ENTER time of the outermost open call that allocates or trims a pool; 0 for none.
     pub(crate) moving_since_ns: AtomicU64,
     /// The context whose device was looked up last << 8 | that device's slot.
     context: AtomicU64,
     own: UnsafeCell<OwnerData>,
 }
 
-// SAFETY: `own` is touched by the thread whose place it is only (see `Thread::own`); the rest is atomic.
+// SAFETY: only the thread that has the place uses `own` (see `Thread::own`); the rest is atomic.
 unsafe impl Sync for Thread {}
 
 static PLACES: SlotTable<Thread, MOST> = SlotTable {
@@ -144,7 +145,7 @@ impl TableSlot for Thread {
         self.scope.store(0, Relaxed);
         self.autograd.reset();
         self.torch.reset();
-        // SAFETY: ours since its `id` is ours; nobody else touches it.
+        // SAFETY: the place belongs to this thread since its `id` was set; no other thread uses `own`.
         unsafe {
             (*self.own.get()) = OwnerData {
                 depth: 0,
@@ -160,17 +161,18 @@ impl TableSlot for Thread {
     }
 
     fn end(&self) {
-        // All that the thread has done is there: the kernel orders it, but tools that look for races do not know that.
+        // Everything that the thread has done is visible: the kernel orders it. Race detectors do not know that and need this
+        // load.
         let _ = self.busy.load(Acquire);
         self.moving_since_ns.store(0, Release);
     }
 }
 
-/// The word that leads to a thread's place.
+/// The thread-local word that points to a thread's place.
 ///
-/// Not `thread_local!`: in a library that is loaded late, its first use on a thread allocates, and a host's allocator may
-/// call the driver. A word in static storage (8 bytes of what the loader keeps for such libraries) needs neither an
-/// allocation nor a call.
+/// Not `thread_local!`: in a library that is loaded late, its first use on a thread allocates, and a host's allocator may call
+/// the driver. A word in static TLS (8 bytes of the loader's reserve for such libraries) needs neither an allocation nor a
+/// call.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod word {
     use super::Thread;
@@ -234,7 +236,7 @@ mod word {
     }
 }
 
-/// Makes the table; once.
+/// Allocates the table, once; returns false without memory.
 pub(crate) fn prepare() -> bool {
     if !PLACES.table.load(Acquire).is_null() {
         return true;
@@ -244,17 +246,17 @@ pub(crate) fn prepare() -> bool {
     true
 }
 
-/// All places that were ever used.
+/// Returns all places that were ever used.
 pub fn all() -> &'static [Thread] {
     PLACES.all()
 }
 
-/// Threads that found no place.
+/// Returns the number of threads that found no place.
 pub fn refused() -> u64 {
     PLACES.refused.load(Relaxed)
 }
 
-/// The calling thread's place; `None` before `prepare`, and for the 4097th thread.
+/// Returns the calling thread's place; `None` before `prepare`, and for the 4097th thread.
 #[inline(always)]
 pub fn current() -> Option<&'static Thread> {
     let place = word::get();
@@ -273,7 +275,8 @@ fn claim() -> Option<&'static Thread> {
     Some(place)
 }
 
-/// Frees the places of all threads but the calling one, in a forked child that starts anew. The calling thread has another id there.
+/// Frees the places of all threads but the calling one, in a forked child that starts anew. The calling thread has another id
+/// there.
 pub(crate) fn reset_after_fork() {
     let mine = word::get();
     let id = own_thread::kernel_id();
@@ -294,8 +297,8 @@ pub(crate) fn reset_after_fork() {
 /// Turns of [`wait_a_turn`] in which the thread only lets others run.
 const AWAKE: u32 = 64;
 
-/// Waits until the sender may be done with something that takes it microseconds: the first turns let other threads run, later ones sleep
-/// 100 us, because the sender may have lost its core meanwhile.
+/// Waits until the sender may have finished a task of some microseconds: the first turns let other threads run, later ones
+/// sleep 100 us, because the sender may have lost its core meanwhile.
 pub(crate) fn wait_a_turn(turn: u32) {
     const NAP: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
     // SAFETY: nothing is written.
@@ -303,25 +306,25 @@ pub(crate) fn wait_a_turn(turn: u32) {
 }
 
 impl Thread {
-    /// The device slot of `context`, if it was this thread's last one.
+    /// Returns the device slot of `context`, if it was this thread's last one.
     #[inline(always)]
     pub(crate) fn device_of(&self, context: usize) -> Option<u8> {
         let cached = self.context.load(Relaxed);
         (cached >> 8 == context as u64 && context != 0).then_some(cached as u8)
     }
 
-    /// See `device_of`.
+    /// Caches a context's device; see `device_of`.
     pub(crate) fn remember_context(&self, context: usize, device: u8) {
         self.context.store((context as u64) << 8 | u64::from(device), Relaxed);
     }
 
-    /// Forgets calls whose return fell into a time without callbacks.
+    /// Removes open calls whose return was missed because callbacks were interrupted.
     ///
     /// # Safety
-    /// On the thread whose place it is, while no reference from `own` is in use.
+    /// Must be called on the thread whose place it is, while no reference from `own` is in use.
     #[inline(always)]
     pub(crate) unsafe fn forget_unheard(&self) {
-        // SAFETY: as our caller says.
+        // SAFETY: the caller guarantees the thread.
         let own = unsafe { self.own() };
         let outermost = own.calls[0].filter(|_| own.open != 0);
         if outermost.is_some_and(|call| call.entered_ns < HEARING_SINCE_NS.load(Relaxed)) {
@@ -330,13 +333,13 @@ impl Thread {
         }
     }
 
-    /// A call is under way: the innermost one.
+    /// Adds a call as the innermost open one.
     ///
     /// # Safety
     /// As `forget_unheard`.
     #[inline(always)]
     pub(crate) unsafe fn entered(&self, call: Call) {
-        // SAFETY: as our caller says.
+        // SAFETY: the caller guarantees the thread.
         let own = unsafe { self.own() };
         if own.open < CALLS {
             own.calls[own.open] = Some(call);
@@ -344,13 +347,13 @@ impl Thread {
         }
     }
 
-    /// The call that returns now, as ENTER left it; calls inside of it that never returned are forgotten.
+    /// Removes and returns the call that returns now. Calls inside of it that never returned are removed, too.
     ///
     /// # Safety
     /// As `forget_unheard`.
     #[inline(always)]
     pub(crate) unsafe fn returned(&self, correlation: u32) -> Option<Call> {
-        // SAFETY: as our caller says.
+        // SAFETY: the caller guarantees the thread.
         let own = unsafe { self.own() };
         let is_it = |call: &Option<Call>| call.is_some_and(|call| call.correlation == correlation);
         let place = own.calls[..own.open].iter().rposition(is_it)?;
@@ -358,7 +361,7 @@ impl Thread {
         own.calls[place].take()
     }
 
-    /// The context is gone, its address may come back for another device.
+    /// Forgets a context that ends: its address may be reused for another device.
     pub(crate) fn forget_context(&self, context: usize) {
         let cached = self.context.load(Relaxed);
         if cached >> 8 == context as u64 {
@@ -393,21 +396,21 @@ pub(crate) fn quiesce(seq: u64, patience: std::time::Duration) -> bool {
     })
 }
 
-/// Calls that were entered before this time return unseen: callbacks come since then. `u64::MAX` while none come.
+/// Callbacks arrive since this time; `u64::MAX` while none arrive. The return of a call entered before it may have been missed.
 pub static HEARING_SINCE_NS: AtomicU64 = AtomicU64::new(0);
 
-/// When the oldest such call in flight was entered; 0 for none.
+/// Returns the ENTER time of the oldest open call that allocates or trims a pool; 0 for none.
 pub fn moving_since_ns() -> u64 {
     let hearing_since_ns = HEARING_SINCE_NS.load(Acquire);
     let entered = all().iter().map(|thread| thread.moving_since_ns.load(Acquire));
     entered.filter(|&ns| ns != 0 && ns >= hearing_since_ns).min().unwrap_or(0)
 }
 
-/// Frees places of threads that have ended. Only worth it when many were used.
+/// Frees places of threads that have ended. Only worthwhile when many were used.
 pub(crate) fn sweep(pid: u32) {
     if PLACES.used.load(Relaxed) < 64 {
         return;
     }
-    // SAFETY: signal 0 is never delivered; it asks whether the thread exists.
+    // SAFETY: signal 0 is never delivered; the call checks whether the thread exists.
     PLACES.sweep(|id| unsafe { libc::syscall(libc::SYS_tgkill, pid, id, 0) } != 0);
 }

@@ -1,26 +1,26 @@
-//! How far up the calling thread's stack can be read without a fault.
+//! Determines how far up the calling thread's stack can be read without a fault.
 //!
-//! The page of an address that is in use can always be read to its end. Beyond that it must be the thread's own stack: the
-//! main thread's lies below the program's arguments, with no other mapping nearer than its limit; another thread's ends at
-//! its control block, wherever its memory came from. The pages up to there are tried once, by a system call that
-//! says of an address whether it can be read, and not again: a stack does not shrink. On a stack that the
-//! program switched to by itself (coroutines, signal stacks) one page is all that is looked at.
+//! The page of an address in use can always be read to its end. Beyond it, only the thread's own stack is read. The main
+//! thread's stack ends at the program's arguments, and no other mapping is nearer than its size limit. Another thread's stack
+//! ends at its control block, wherever its memory came from. The pages up to there are tested once, with a system call that
+//! reports whether an address can be read. A stack does not shrink, so they are not tested again. If the program switched to
+//! another stack itself (coroutines, signal stacks), only one page is read.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// As small as pages are anywhere; larger ones begin and end at multiples of it, too.
+/// The smallest page size of any platform; larger pages begin and end at multiples of it, too.
 const PAGE: usize = 4096;
-/// Of a thread's stack, from its end: what lies deeper is looked at a page at a time.
+/// Most bytes of a thread's stack, from its end; deeper parts are read only one page at a time.
 const MOST: usize = 4 << 20;
-/// Tried below an address that is in use, so that deeper calls need not be tried again.
+/// Bytes tested below an address in use, so that deeper calls need no further test.
 const BEYOND: usize = 16 * PAGE;
-/// Times that a thread tries; each is a few system calls.
+/// Most tests of a thread; each is a few system calls.
 const TRIES: u32 = 64;
 
-/// Where the main thread's stack is: from .. to. 0 before it is known.
+/// The main thread's stack: start and end. 0 before it is known.
 static MAIN: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
 
-/// What a thread knows of its stack.
+/// The known part of a thread's stack.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stack {
     low: usize,
@@ -29,22 +29,22 @@ pub(crate) struct Stack {
 }
 
 impl Stack {
-    /// Nothing.
+    /// No part is known.
     pub(crate) const UNKNOWN: Stack = Stack { low: 0, top: 0, tries: 0 };
 
-    /// The end of what can be read from `at` on, as far as that is known.
+    /// Returns the end of the readable memory from `at` on, as far as it is known.
     #[inline(always)]
     pub(crate) fn known_end(&self, at: usize) -> usize {
         if self.holds(at) { self.top } else { (at | (PAGE - 1)) + 1 }
     }
 
-    /// Whether `at` lies in it.
+    /// Whether `at` lies in the known part.
     #[inline(always)]
     pub(crate) fn holds(&self, at: usize) -> bool {
         self.low <= at && at < self.top
     }
 
-    /// As `known_end`, with another look at where the stack is. `at` must be in use.
+    /// As `known_end`, after extending the known part. `at` must be in use.
     #[cold]
     pub(crate) fn find_end(&mut self, at: usize) -> usize {
         if !self.holds(at) && self.tries < TRIES {
@@ -65,7 +65,7 @@ impl Stack {
             return;
         }
         let page = at & !(PAGE - 1);
-        // Pages that were tried before are those from `low` on.
+        // Pages from `low` on were tested before.
         let tried = if self.top == block && page < self.low { self.low } else { block };
         if !(page..tried).step_by(PAGE).all(readable) {
             return;
@@ -78,24 +78,24 @@ impl Stack {
 
 /// Finds the main thread's stack.
 pub(crate) fn prepare() {
-    // SAFETY: numbers in, a number out.
+    // SAFETY: takes and returns a number.
     let name = unsafe { libc::getauxval(libc::AT_EXECFN) } as usize;
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: a place for the answer.
+    // SAFETY: `limit` has room for the answer.
     if name == 0 || unsafe { libc::getrlimit(libc::RLIMIT_STACK, &mut limit) } != 0 {
         return;
     }
-    // The kernel keeps other mappings away by the limit as it was at exec(): a program that raised it is not believed.
+    // The kernel keeps other mappings away by the limit as of exec(). A program may have raised it since, so at most 8 MiB
+    // count.
     let bytes = usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX).min(8 << 20);
     MAIN[0].store(name.saturating_sub(bytes), Relaxed);
     MAIN[1].store(name & !(size_of::<usize>() - 1), Relaxed);
 }
 
-/// Whether the page at a multiple of 8 can be read. The kernel copies the set of signals before it refuses what is to be
-/// done with it.
+/// Whether the page at a multiple of 8 can be read. The kernel copies the signal set before it rejects the invalid operation.
 fn readable(at: usize) -> bool {
     const NOTHING: libc::c_long = -1;
-    // SAFETY: nothing is changed, whatever the address; errno is the host's.
+    // SAFETY: nothing is changed, whatever the address; the host's errno is restored.
     unsafe {
         let errno = libc::__errno_location();
         let before = *errno;
@@ -107,7 +107,7 @@ fn readable(at: usize) -> bool {
     }
 }
 
-/// The C library's block about the calling thread: at the end of the stack that it gave it.
+/// Returns the address of the C library's thread control block, at the end of the stack that it allocated for the thread.
 #[cfg(target_arch = "x86_64")]
 fn control_block() -> usize {
     let block: usize;
@@ -136,10 +136,10 @@ mod tests {
     use super::*;
     use std::hint::black_box;
 
-    /// Anonymous pages, of which those whose bit is set can be read.
+    /// Maps anonymous pages and makes only the given ones readable.
     fn pages(readable: &[bool]) -> usize {
         let bytes = readable.len() * PAGE;
-        // SAFETY: a fresh mapping, changed page by page.
+        // SAFETY: a new mapping, changed page by page.
         unsafe {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             let base = libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ, flags, -1, 0);
@@ -160,9 +160,9 @@ mod tests {
         assert!(!readable(8));
         // SAFETY: as above.
         assert_eq!(unsafe { *libc::__errno_location() }, 17);
-        // The signal mask is as it was.
+        // The signal mask is unchanged.
         let mut mask = std::mem::MaybeUninit::<libc::sigset_t>::zeroed();
-        // SAFETY: a place for the mask, and a signal's number.
+        // SAFETY: `mask` has room for the signal mask; a valid signal number.
         unsafe {
             libc::pthread_sigmask(libc::SIG_SETMASK, std::ptr::null(), mask.as_mut_ptr());
             assert_eq!(libc::sigismember(mask.as_ptr(), libc::SIGUSR1), 0);
@@ -182,11 +182,11 @@ mod tests {
             assert_eq!(end, control_block());
             // Every word up to there can be read.
             let words = (at..end).step_by(8).map(|at| {
-                // SAFETY: what this test is about.
+                // SAFETY: reads only memory that `find_end` reported as readable.
                 unsafe { (at as *const u64).read_volatile() }
             });
             black_box(words.fold(0, u64::wrapping_add));
-            // Deeper, it is known already or found; memory elsewhere has one page.
+            // A deeper call's stack is known already or found. Other memory has one page.
             assert_eq!(deeper(&mut stack, 4), end);
             let elsewhere = pages(&[true, true]);
             assert_eq!(stack.find_end(elsewhere + 8), elsewhere + PAGE);
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn a_hole_below_the_control_block_ends_the_search() {
-        // As a coroutine's stack below a thread's: one page can be read, then a guard.
+        // Like a coroutine's stack below a thread's: one readable page, then a guard.
         let mut stack = Stack::UNKNOWN;
         let base = pages(&[true, false, true, true]);
         for _ in 0..2 * TRIES {

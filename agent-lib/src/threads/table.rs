@@ -1,5 +1,5 @@
 //! The table of threads' places. Each thread claims a place, the sender frees the places of threads that have ended, and other
-//! threads reuse them. tests/races has this file under loom.
+//! threads reuse them. tests/races runs this file under loom.
 
 use crate::base::memfd::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
 use crate::base::ring::Ring;
@@ -10,34 +10,35 @@ use std::sync::atomic::Ordering::*;
 pub struct RecordInProgress {
     /// While a record is being made: a lower bound of its number. Else 0.
     at: AtomicU64,
-    /// The number of its last record plus one: such a bound, without a read of words that other threads write.
+    /// The number of its last record plus one: a lower bound that needs no read of words that other threads write.
     bound: AtomicU64,
 }
 
 impl RecordInProgress {
-    /// The number of a record that the calling thread makes from now on.
+    /// Returns the number for a record that the calling thread now begins.
     #[inline(always)]
     pub fn begin(&self, ring: &Ring) -> u64 {
-        // Seen with the number that follows; and who sees this instead of the last record's 0 sees that record, too.
+        // The bound is visible whenever the following number is. A thread that sees the bound instead of the last record's 0
+        // also sees that record.
         self.at.store(self.bound.load(Relaxed), Release);
         let seq = ring.take();
         self.bound.store(seq + 1, Relaxed);
         seq
     }
 
-    /// It is in the ring, or will never be.
+    /// Marks the record as finished: it is in the ring, or will never be.
     #[inline(always)]
     pub fn end(&self) {
         self.at.store(0, Release);
     }
 
-    /// As that of a thread that has made none.
+    /// Resets to the state of a thread that has made no record.
     pub(crate) fn reset(&self) {
         self.end();
         self.bound.store(1, Relaxed);
     }
 
-    /// Nothing with a number up to `seq` is being made.
+    /// Whether no record with a number up to `seq` is being made.
     fn is_past(&self, seq: u64) -> bool {
         !(1..=seq).contains(&self.at.load(Acquire))
     }
@@ -45,24 +46,24 @@ impl RecordInProgress {
 
 /// A place of the table. All zeros is a place without a thread.
 pub trait TableSlot: Sync + 'static {
-    /// Its thread's kernel id, 0 while the place is free.
+    /// Returns its thread's kernel id, 0 while the place is free.
     fn id(&self) -> &AtomicU32;
-    /// See there.
+    /// Returns the record that its thread is making.
     fn making(&self) -> &RecordInProgress;
-    /// The calling thread's from now on: nothing is left of the last one's.
+    /// Prepares the place for the calling thread, removing all data of the last one.
     fn begin(&self);
-    /// Its thread has ended, in the middle of whatever.
+    /// Cleans up after its thread has ended, perhaps in the middle of an operation.
     fn end(&self);
 }
 
-/// See the module's text.
+/// A table of places.
 #[derive(Debug)]
 pub struct SlotTable<T: 'static, const MOST: usize> {
-    /// As many places; null until there are any.
+    /// Array of `MOST` places; null until it is made.
     pub table: AtomicPtr<T>,
     /// Places used so far; the rest was never touched.
     pub used: AtomicUsize,
-    /// Where a free place is likely: behind the last one that was taken, or the first after a sweep.
+    /// Index where a free place is likely: after the last one taken, or the first after a sweep.
     pub next: AtomicUsize,
     /// Threads that found no place.
     pub refused: AtomicU64,
@@ -74,17 +75,18 @@ impl<T: TableSlot, const MOST: usize> SlotTable<T, MOST> {
         if table.is_null() {
             return &[];
         }
-        // SAFETY: who stored it has made it with MOST places, and never gives it back.
+        // SAFETY: the array was made with MOST places and is never freed.
         unsafe { std::slice::from_raw_parts(table, MOST) }
     }
 
-    /// All places that were ever used.
+    /// Returns all places that were ever used.
     pub fn all(&self) -> &'static [T] {
         let table = self.table();
         &table[..self.used.load(Acquire).min(table.len())]
     }
 
-    /// One for the calling thread, whose kernel id that is; none before there are any, and when all are taken.
+    /// Claims a place for the calling thread with this kernel id; `None` before the table is made, and when all places are
+    /// taken.
     pub fn claim(&self, id: u32) -> Option<&'static T> {
         let table = self.table();
         if table.is_empty() {
@@ -106,8 +108,8 @@ impl<T: TableSlot, const MOST: usize> SlotTable<T, MOST> {
         Some(&table[index])
     }
 
-    /// Frees places of threads that have ended. One thread does. Threads that come in the middle of it take what is free already: the
-    /// table would become longer else.
+    /// Frees places of threads that have ended; called by one thread. Threads that start meanwhile use the places freed so far,
+    /// so that the table does not grow.
     pub fn sweep(&self, is_gone: impl Fn(u32) -> bool) {
         for (index, place) in self.all().iter().enumerate() {
             let id = place.id().load(Relaxed);
@@ -121,8 +123,8 @@ impl<T: TableSlot, const MOST: usize> SlotTable<T, MOST> {
         self.next.store(0, Relaxed);
     }
 
-    /// Waits until every record up to `seq` is made or was dropped; false if `wait` does not want to any more, which is told how
-    /// often it has waited for the same thread.
+    /// Waits until every record up to `seq` is made or was dropped. Returns false if `wait` returns false; it gets the number
+    /// of waits for the same thread.
     pub fn quiesce(&self, seq: u64, mut wait: impl FnMut(u32) -> bool) -> bool {
         self.all().iter().all(|place| {
             let mut turns = 0;

@@ -1,4 +1,4 @@
-//! Names for the backward pass, with a library that has of PyTorch what the agent looks at.
+//! Names for the backward pass, with a library that has the parts of PyTorch that the agent uses.
 
 use crate::common::daemon::{Folder, agent};
 use gpumem::base::row::AllocationName;
@@ -43,7 +43,7 @@ fn build(folder: &Folder) -> Option<CString> {
 }
 
 fn load(path: &CStr) -> Torch {
-    // SAFETY: a library of ours, and functions of these types.
+    // SAFETY: the test's own library, whose functions have these types.
     unsafe {
         let library = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
         assert!(!library.is_null());
@@ -62,7 +62,7 @@ fn now() -> AllocationName {
     core.named(threads::current().expect("a place"))
 }
 
-/// What an allocation is called now, and its phase.
+/// Returns the name and phase that an allocation would get now.
 fn name() -> (String, Phase) {
     let named = now();
     let core = gpumem::driver::core::Core::get().expect("an agent");
@@ -72,7 +72,7 @@ fn name() -> (String, Phase) {
     )
 }
 
-/// In a scope, as a module's call would be.
+/// Runs `work` in a scope, like a module's call.
 fn within<T>(scope: &str, work: impl FnOnce() -> T) -> T {
     let core = gpumem::driver::core::Core::get().expect("an agent");
     let thread = threads::current().expect("a place");
@@ -88,20 +88,20 @@ fn seen() -> MutexGuard<'static, Vec<(String, Phase)>> {
     SEEN.lock().expect("nobody has panicked")
 }
 
-/// A node allocates.
+/// Node that allocates.
 extern "C" fn allocate(_: *mut c_void) -> c_int {
     let name = name();
     seen().push(name);
     0
 }
 
-/// And throws.
+/// Node that allocates and throws.
 extern "C" fn throw(_: *mut c_void) -> c_int {
     allocate(std::ptr::null_mut());
     1
 }
 
-/// Runs the node that it was given, between two allocations of its own: a checkpoint does that.
+/// Node that runs the given node between two allocations of its own, as a checkpoint does.
 extern "C" fn run_inner(inner: *mut c_void) -> c_int {
     // SAFETY: a function and a node, both kept by the test.
     let (run, node) = unsafe { *inner.cast::<(Run, u64)>() };
@@ -130,7 +130,7 @@ fn nodes_are_called_as_their_forward_pass_was() {
         soon("its nodes are counted", || gpumem_autograd_number_now() == 0);
         assert_eq!(status::layer(Layer::Autograd), Some(LayerState::Degraded));
 
-        // Before it is known where nodes have their numbers: the phase alone.
+        // Before the offsets of nodes are known, only the phase is.
         let early = within("early", || {
             // SAFETY: a function of the library.
             let node = unsafe { (torch.make)(Some(allocate), NOTHING) };
@@ -153,13 +153,13 @@ fn nodes_are_called_as_their_forward_pass_was() {
         behind_a_product(torch);
         through_exceptions(torch);
         by_thread(torch);
-        // A thread that has run nodes goes on as it was.
+        // A thread that has run nodes returns to its earlier state.
         assert_eq!(name(), (String::new(), Phase::Unknown));
         assert_eq!(core.recorder.names.refused.load(std::sync::atomic::Ordering::Relaxed), 0);
     });
 }
 
-/// Who looks while the sender does, and loses its core, looks again: as the bootstrap does.
+/// Waits for a condition. A search while the sender searches may time out and is repeated, as the bootstrap does.
 fn soon(what: &str, is_so: impl Fn() -> bool) {
     let start = Instant::now();
     while !is_so() {
@@ -169,11 +169,11 @@ fn soon(what: &str, is_so: impl Fn() -> bool) {
 }
 
 fn gpumem_autograd_number_now() -> u64 {
-    // SAFETY: no arguments.
+    // SAFETY: takes no arguments.
     unsafe { gpumem_autograd_number() }
 }
 
-/// As the bootstrap does it: nodes in Python's objects.
+/// Calibrates like the bootstrap: nodes in Python objects.
 fn calibrate(torch: Torch) {
     let first = gpumem_autograd_number_now();
     // SAFETY: functions of the library.
@@ -183,14 +183,14 @@ fn calibrate(torch: Torch) {
     };
     let objects: Vec<[u64; 3]> = nodes.iter().map(|&node| [1, 2, node]).collect();
     let objects: Vec<u64> = objects.iter().map(|object| object.as_ptr() as u64).collect();
-    // SAFETY: objects that exist.
+    // SAFETY: the objects exist.
     let known = |first| unsafe { gpumem_autograd_calibrate(objects.as_ptr(), objects.len() as u32, first) };
     assert_eq!(known(first + 1), 0, "other numbers");
     assert_eq!(status::layer(Layer::Autograd), Some(LayerState::Degraded));
     assert_eq!(known(first), 1);
 }
 
-/// The forward pass here, the backward pass on a thread of the engine's; what accumulates follows what fed it.
+/// Forward pass here, backward pass on a thread of the engine. A node that accumulates gets the name of the node before it.
 fn on_another_thread(torch: Torch) {
     let nodes: Vec<u64> = ["net/one", "net/two"]
         .into_iter()
@@ -221,13 +221,13 @@ fn on_another_thread(torch: Torch) {
     assert_eq!(std::mem::take(&mut *seen()), expected);
 }
 
-/// A checkpoint on the engine's thread: forward and backward passes inside of a node. The inner nodes have that thread's numbers,
-/// which are those of the outer ones.
+/// A checkpoint on the engine's thread: forward and backward passes inside of a node. The inner nodes have numbers of that
+/// thread, which equal those of the outer ones.
 fn inside_of_each_other(torch: Torch) {
     let mut inner = (torch.run, 0);
     let place = (&raw mut inner).cast::<c_void>();
     let outer = within("net/outer", || {
-        // SAFETY: as above; the place stays until the node has run.
+        // SAFETY: as above; `inner` lives until the node has run.
         let node = unsafe { (torch.make)(Some(run_inner), place) };
         now();
         node
@@ -240,7 +240,7 @@ fn inside_of_each_other(torch: Torch) {
             now();
             node
         });
-        // SAFETY: nobody else uses it now.
+        // SAFETY: no other reference is in use now.
         unsafe { (*(place as *mut (Run, u64))).1 = node };
         // SAFETY: as above.
         unsafe {
@@ -254,7 +254,7 @@ fn inside_of_each_other(torch: Torch) {
     assert_eq!(std::mem::take(&mut *seen()), [outer.clone(), inner, outer.clone(), outer]);
 }
 
-/// A hook inside of a node opens a scope; one that was open outside of it is that of the caller.
+/// Node with a hook that opens a scope. A scope opened outside of the node belongs to the caller.
 extern "C" fn allocate_in_a_scope(_: *mut c_void) -> c_int {
     within("hook", || allocate(NOTHING));
     allocate(NOTHING)
@@ -273,7 +273,7 @@ fn in_scopes(torch: Torch) {
     assert_eq!(std::mem::take(&mut *seen()), expected);
 }
 
-/// What was made outside of every module is not called after the last one.
+/// A node made outside of every module does not get the name of the last module.
 fn between_names(torch: Torch) {
     // SAFETY: as above.
     let make = || unsafe { (torch.make)(Some(allocate), NOTHING) };
@@ -293,7 +293,7 @@ fn between_names(torch: Torch) {
     assert_eq!(std::mem::take(&mut *seen()), expected);
 }
 
-/// A bias that is added to the view of a product is the product's; what splits that view is whose that is who goes on.
+/// A bias added to the view of a product belongs to the product. A node that splits that view belongs to the next operation.
 fn behind_a_product(torch: Torch) {
     for (second, expected) in [(torch.add, "net/attention/linear"), (torch.make, "net/attention")] {
         let node = |make: Make| {
@@ -321,7 +321,7 @@ fn behind_a_product(torch: Torch) {
     }
 }
 
-/// A C++ exception passes through the hook, and the thread is in no node afterwards.
+/// A C++ exception passes through the hook, and afterwards the thread is in no node.
 fn through_exceptions(torch: Torch) {
     let nodes = within("net/bad", || {
         // SAFETY: as above.
@@ -349,7 +349,7 @@ fn through_exceptions(torch: Torch) {
     assert_eq!(std::mem::take(&mut *seen()), expected);
 }
 
-/// Two threads make nodes of the same numbers under other names.
+/// Two threads make nodes with the same numbers under different names.
 fn by_thread(torch: Torch) {
     let make = move |scope: &'static str| {
         std::thread::spawn(move || {

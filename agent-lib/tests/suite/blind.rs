@@ -1,4 +1,4 @@
-//! Times without callbacks: every daemon hears of them once, and what was under way when they began is forgotten.
+//! Times without callbacks: every daemon is informed of them once, and calls open at their begin are dropped.
 
 use crate::common::cupti::*;
 use crate::common::daemon::{Daemon, Folder, Peer, agent};
@@ -25,7 +25,7 @@ fn states_are_said_once_and_to_everybody() {
         alloc(0x7000_0000, 100);
         first.catch_up();
 
-        // A call that is entered, and returns when nobody listens.
+        // A call that is entered, and returns while no callbacks arrive.
         let under_way = Call::new(ALLOC, CONTEXT, &[0, 8]).enter();
         assert_ne!(moving_since_ns(), 0);
         HEARING_SINCE_NS.store(u64::MAX, Relaxed);
@@ -49,7 +49,7 @@ fn states_are_said_once_and_to_everybody() {
         first.resync(2);
         assert_eq!(windows(&first), told);
 
-        // A daemon that comes later hears the same, with the same times.
+        // A daemon that connects later gets the same reports, with the same times.
         drop(first);
         let mut second = daemon.accept();
         second.resync(3);
@@ -57,7 +57,7 @@ fn states_are_said_once_and_to_everybody() {
         let blind = second.view().coverage.blind;
         assert_eq!((blind.count, blind.ended_ns), (count, ended_ns));
 
-        // Of very many the latest are kept, and how it began.
+        // Of very many reports the first and the latest are kept.
         for _ in 0..100 {
             gpumem::driver::core::report_status(AgentState::Paused, 0, "");
             gpumem::driver::core::report_status(AgentState::Late, 0, "");

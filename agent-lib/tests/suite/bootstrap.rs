@@ -1,5 +1,5 @@
-//! Our code in the program's interpreter, on every CPython that is here, with a stand-in for PyTorch (tests/bootstrap/torch and
-//! tests/libtorch_cpu.cpp): names, an interrupt while it runs, and the interpreter's end.
+//! The agent's Python code in the program's interpreter, on every CPython found, with a stand-in for PyTorch
+//! (tests/bootstrap/torch and tests/libtorch_cpu.cpp): names, an interrupt while it runs, and the interpreter's end.
 
 use crate::common::daemon::Folder;
 use crate::common::pythons::{free_threaded, library, own, pythons};
@@ -34,7 +34,7 @@ fn program(python: &Path, folder: &Folder, engine: &Path, what: &[&str]) -> Outp
     command.output().expect("it runs")
 }
 
-/// It came to its end, and nothing was printed that is not its own.
+/// Checks that the program finished and printed only its own output; returns that output.
 fn is_done(version: &str, output: &Output) -> String {
     let [out, errors] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
     assert!(
@@ -97,7 +97,7 @@ mod python {
         modules_and_optimizers_are_found_on(pythons());
     }
 
-    /// Names of modules are all that is missing, and the program ends as ever.
+    /// Only the names of modules are missing, and the program ends normally.
     #[test]
     fn without_a_gil_the_rest_is_found_too() {
         let folder = Folder::new("bootstrap-no-gil");

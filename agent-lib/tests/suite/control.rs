@@ -1,4 +1,4 @@
-//! What a program may want of its agent: recordings beside the daemon, dumps, muting, counters, reports.
+//! Controls of the agent for the program: recordings beside the daemon, dumps, muting, counters, reports.
 
 use crate::common::cupti::*;
 use crate::common::daemon::{Daemon, Folder, Peer, agent};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 const MIB: u64 = 1 << 20;
 
-/// A recording as a ledger takes it, and its kinds in order.
+/// Reads a recording into a ledger; returns it with the kinds of records in order.
 fn read(path: &Path) -> (Ledger, Vec<String>) {
     let bytes = std::fs::read(path).expect("a recording");
     assert!(frame::read_header(&bytes).is_some());
@@ -48,7 +48,7 @@ fn dump(path: Option<&Path>, finished: i32) -> i32 {
 macro_rules! calls {
     ($($name:ident = $call:ident -> $result:ty;)*) => {
         $(fn $name() -> $result {
-            // SAFETY: no arguments.
+            // SAFETY: takes no arguments.
             unsafe { gpumem::$call() }
         })*
     };
@@ -61,7 +61,7 @@ calls! {
 }
 
 fn dumps(format: &CStr, sort: &CStr, ascending: i32, reset: i32) -> Option<String> {
-    // SAFETY: C strings; what comes is one that is ours.
+    // SAFETY: C strings; the result is null or a text of the agent.
     unsafe {
         let text = gpumem::gpumem_dumps(format.as_ptr(), sort.as_ptr(), ascending, reset);
         let told = (!text.is_null()).then(|| CStr::from_ptr(text).to_str().expect("UTF-8").to_owned());
@@ -87,7 +87,7 @@ fn told(peer: &mut Peer, command: Body<'_>) -> (u16, String) {
     (result, told)
 }
 
-/// One agent in a process, so one test.
+/// A process has one agent, so this is one test.
 #[test]
 fn what_a_program_wants_is_done() {
     alone(|| {
@@ -100,7 +100,7 @@ fn what_a_program_wants_is_done() {
         context(CONTEXT, 0);
         alloc(0x7000_0000, MIB);
 
-        // A recording beside, which begins with the state.
+        // An additional recording, which begins with the state.
         let first = folder.0.join("first.gpumem");
         assert_eq!(set("record_file", first.to_str().expect("UTF-8")), 1);
         assert_eq!(start(), 1);
@@ -115,7 +115,7 @@ fn what_a_program_wants_is_done() {
         let (ledger, kinds) = read(&first);
         assert_eq!((tracked(&ledger), kinds.last().map(String::as_str)), (2 * MIB as i64, Some("Bye")));
         let process = ledger.snapshot().processes[0].clone();
-        // What was before it is not in it: sums are exact, peaks are lower bounds.
+        // It contains nothing from before its start: sums are exact, peaks are lower bounds.
         let coverage = process.coverage;
         assert!(coverage.lost == 4 && coverage.partial.is_some_and(|partial| !partial.state), "{coverage:?}");
         assert_eq!(process.odd, Default::default());
@@ -125,7 +125,7 @@ fn what_a_program_wants_is_done() {
         );
         assert_eq!(mode & 0o777, 0o600);
 
-        // Into a folder: a name with host, rank and pid; another one each time.
+        // Into a folder: the name has host, rank and pid, and differs each time.
         assert_eq!(set("record_file", folder.0.to_str().expect("UTF-8")), 1);
         for _ in 0..2 {
             assert_eq!(start(), 1);
@@ -153,7 +153,8 @@ fn what_a_program_wants_is_done() {
         assert_eq!(set("dump_period", "0"), 1);
         assert_eq!(tracked(&read(&recordings(&live)[0]).0), 2 * MIB as i64);
 
-        // Muted: the daemon hears nothing, and then how much it was, and the state. Calls nest; the daemon and `memory` mute, too.
+        // Muted: the daemon gets nothing; afterwards it gets the withheld amount and the state. Calls nest. The daemon and
+        // `memory` mute, too.
         let heard = |peer: &Peer| peer.account().tracked_bytes;
         peer.catch_up();
         assert_eq!(heard(&peer), 2 * MIB as i64);
@@ -195,7 +196,7 @@ fn what_a_program_wants_is_done() {
         peer.catch_up();
         assert_eq!(heard(&peer), 118 * MIB as i64);
 
-        // Recordings in the daemon's words.
+        // Recordings requested by the daemon.
         let path = folder.0.join("told.gpumem");
         let text = path.to_str().expect("UTF-8").to_owned();
         assert_eq!(told(&mut peer, Body::RecordControl { on: true, path: &text }), (0, text.clone()));
@@ -241,14 +242,14 @@ fn what_a_program_wants_is_done() {
             |at: usize| (own.counters[at].name.as_deref(), own.counters[at].value, own.counters[at].changes);
         assert_eq!((told(0), told(1)), ((Some("cache/hits"), -2, 2), (Some("cache/misses"), 3, 1)));
 
-        // The highest inside a range.
+        // The peak inside of a range.
         let high = |ordinal: i32| {
             let (mut bytes, mut blocks) = (7_u64, 7_u64);
-            // SAFETY: two places.
+            // SAFETY: two valid pointers.
             let known = unsafe { gpumem::gpumem_peak_bytes(ordinal, &mut bytes, &mut blocks) };
             (known, bytes, blocks)
         };
-        // SAFETY: a number.
+        // SAFETY: takes a number.
         let peak = |verb: i32| unsafe { gpumem::gpumem_peak(verb) };
         assert_eq!(high(0), (0, 7, 7), "none is open");
         assert_eq!(peak(1), 1);
@@ -258,7 +259,7 @@ fn what_a_program_wants_is_done() {
         assert_eq!((peak(2), high(0)), (1, (1, 54 * MIB, 0)));
         assert_eq!((peak(0), high(0).0), (1, 0));
 
-        // Without a daemon that answers (this one never does), the agent's own words.
+        // Without a daemon that answers (this one never does), the agent's own report.
         drop(peer);
         drop(daemon);
         std::fs::remove_file(&socket).expect("the socket");

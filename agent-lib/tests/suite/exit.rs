@@ -1,16 +1,16 @@
-//! What is left at the exit is sent; a child that was forked meanwhile does not keep the connection open.
+//! Remaining records are sent at exit; a child forked before does not keep the connection open.
 
 use crate::common::cupti::*;
 use crate::common::daemon::{Daemon, Folder, agent};
 use gpumem_test_support::alone;
 use std::time::Duration;
 
-/// Killed when the test ends, however that is: it has the output of the test open.
+/// A child that is killed when the test ends in any way: it holds the test's output open.
 struct Child(libc::pid_t);
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // SAFETY: our child, which nobody else waits for.
+        // SAFETY: the test's own child, which nothing else waits for.
         unsafe {
             libc::kill(self.0, libc::SIGKILL);
             libc::waitpid(self.0, std::ptr::null_mut(), 0);

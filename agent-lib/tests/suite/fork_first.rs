@@ -1,5 +1,5 @@
-//! A program that opens scopes, forks, and initialises CUDA in its children: each child is an agent of its own, with the
-//! scopes that were open.
+//! A program that opens scopes, forks, and initialises CUDA in its children: each child has its own agent, with the scopes that
+//! were open.
 
 use crate::common::cupti::*;
 use crate::common::daemon::{Daemon, Folder};
@@ -19,7 +19,7 @@ fn children_that_initialise_cuda_themselves_are_agents_with_their_parents_scopes
             ..Default::default()
         };
         // The parent's memory is made by its first scope; nothing is sent.
-        // SAFETY: C strings; the child calls what a driver's start calls, and stays until it is killed.
+        // SAFETY: C strings; the child calls what a driver's start calls, and runs until it is killed.
         let child = unsafe {
             std::env::set_var("GPUMEM_SOCKET", &socket);
             gpumem::gpumem_push(c"outer".as_ptr());
@@ -52,12 +52,12 @@ fn children_that_initialise_cuda_themselves_are_agents_with_their_parents_scopes
         });
         let tags: Vec<_> = peer.tags().into_iter().collect();
         assert_eq!(tags, [("outer".to_owned(), 24), ("outer/inner".to_owned(), 1000)]);
-        // SAFETY: our child.
+        // SAFETY: the test's own child.
         unsafe {
             libc::kill(child, libc::SIGKILL);
             libc::waitpid(child, std::ptr::null_mut(), 0);
         }
-        // What the daemon was not told is in the memory that it was handed.
+        // Records that were not sent to the daemon are in the memory that it got.
         let header = peer.header();
         assert_eq!((header.pid, header.lost), (child as u32, 0));
         assert_eq!(header.head_seq, 5, "three of the context, two allocations");

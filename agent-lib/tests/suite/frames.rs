@@ -1,6 +1,6 @@
-//! The module path from Python frames, on every CPython that is here: tests/frames/program.py has the checks. `python3.X` is looked for on
-//! the PATH and in pyenv's folder; GPUMEM_TEST_PYTHONS may name more, with colons between. What no stable release has,
-//! tests/tools/python.sh brings.
+//! Module paths from Python frames, on every CPython found: tests/frames/program.py contains the checks. `python3.X` is
+//! searched on the PATH and in pyenv's folder; GPUMEM_TEST_PYTHONS may name more, separated by colons. tests/tools/python.sh
+//! fetches versions without a stable release.
 
 use crate::common::daemon::Folder;
 use crate::common::pythons::{free_threaded, library, own, pyenv, pythons, version};
@@ -12,7 +12,7 @@ fn here(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// The C part of the program.
+/// Builds the C part of the program.
 fn helper(folder: &Folder) -> Option<PathBuf> {
     let file = folder.0.join("program.so");
     let compiled = Command::new("cc")
@@ -46,7 +46,7 @@ fn what_the_frames_say_is_so_on(pythons: &[(String, PathBuf)]) {
         let output = program(python, &folder, &helper).output().expect("it runs");
         let said = said(&output);
         assert!(output.status.success(), "CPython {version}: {said}");
-        // It came to its end, past the last check, and through the end of the interpreter.
+        // It passed the last check and the end of the interpreter.
         assert!(
             said.contains("\nends\nsilent\n") && said.contains("\nreason \n"),
             "CPython {version}: {said}"
@@ -60,7 +60,7 @@ fn what_the_frames_say_is_so() {
     what_the_frames_say_is_so_on(&[own()]);
 }
 
-/// The end of the interpreter, while a thread without its lock goes on: as often as it takes to meet the moment.
+/// Ends the interpreter while a thread without its lock continues, repeatedly, to hit the critical moment.
 fn the_interpreter_can_end_at_any_moment_on(pythons: &[(String, PathBuf)]) {
     let folder = Folder::new("frames-end");
     let Some(helper) = helper(&folder) else { return };
@@ -91,7 +91,7 @@ fn switched_off_nothing_is_read() {
     assert!(said(&output).contains("\nreason GPUMEM_FRAMES=0\n"), "{}", said(&output));
 }
 
-/// What the agent recorded of a program that runs this in that interpreter.
+/// Returns the agent's recording of a program that runs this script in that interpreter.
 fn recorded(python: &Path, folder: &Folder, script: &str, frames: &str) -> Vec<u8> {
     let recording = folder.0.join("recording.gpumem");
     let _ = std::fs::remove_file(&recording);
@@ -110,7 +110,7 @@ fn recorded(python: &Path, folder: &Folder, script: &str, frames: &str) -> Vec<u
     std::fs::read(&recording).expect("a recording")
 }
 
-/// What was told of the layer.
+/// Returns the reports of the layer.
 fn told(recording: &[u8]) -> Vec<(LayerState, String)> {
     let records = frame::records(&recording[frame::HEADER_BYTES..]).map(|record| record.expect("a frame"));
     let told = records.filter_map(|record| match record.expect("a record").body {
@@ -130,13 +130,13 @@ fn the_layer_says_how_it_is() {
     let absent = "Python has not said what to look for";
     assert_eq!(layers(&folder, started, "1").pop(), Some((LayerState::Absent, absent.to_owned())));
     assert_eq!(layers(&folder, started, "0").pop(), Some((LayerState::Off, "GPUMEM_FRAMES=0".to_owned())));
-    // Whoever comes first.
+    // In either order.
     let proved = "assert _frames.prove(agent) == ''\n";
     for script in [format!("{started}{proved}"), format!("{proved}{started}")] {
         let (state, reason) = layers(&folder, &script, "1").pop().expect("said");
         assert!(state == LayerState::Active && reason.starts_with("CPython 3."), "{state:?} {reason}");
     }
-    // What Python says is not what is found: a frame less.
+    // Python's list differs from the frames found: one frame less.
     let wrong = "chain = _frames._chain\n_frames._chain = lambda frame: list(chain(frame))[1:]\n\
                  assert 'another code object' in _frames.prove(agent)\n";
     let (state, reason) = layers(&folder, &format!("{started}{wrong}"), "1").pop().expect("said");
@@ -175,7 +175,8 @@ mod python {
         assert!(said(&output).contains("\nreason CPython 3.8 is not known\n"), "{}", said(&output));
     }
 
-    /// Without a GIL nothing is read, and it is said why. What programs report from threads that run at once is all there.
+    /// Without a GIL no frames are read, and the reason is reported. Data that programs report from concurrent threads is
+    /// complete.
     #[test]
     fn without_a_gil_only_the_names_are_missing() {
         let Some(python) = free_threaded() else { return };

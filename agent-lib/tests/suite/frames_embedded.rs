@@ -1,4 +1,5 @@
-//! An interpreter inside of this process: naming an allocation after its module allocates nothing, nor does the stack as text.
+//! An interpreter inside of this process: naming an allocation after its module allocates nothing, and neither does the stack
+//! as text.
 
 use crate::common::counting::counted;
 use crate::common::daemon::{Folder, agent};
@@ -7,7 +8,7 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use std::process::Command;
 use std::sync::Mutex;
 
-/// What the program saw: how often the allocator was asked, and what an allocation was called.
+/// Results in the program: number of allocations, and name of an allocation.
 static SEEN: Mutex<Vec<(u64, String)>> = Mutex::new(Vec::new());
 
 /// Called by Python, inside of modules.
@@ -53,7 +54,7 @@ outer(lambda: inner(lambda: deep(30)))
 deep(30)
 "#;
 
-/// The shared library of `python3`, and where its modules are.
+/// Returns the shared library of `python3`, and its prefix.
 fn interpreter() -> Option<(String, String)> {
     let script = "import sys, sysconfig; get = sysconfig.get_config_var; \
                   print(get('LIBDIR') + '/' + get('INSTSONAME')); print(sys.base_prefix)";
@@ -66,7 +67,7 @@ fn interpreter() -> Option<(String, String)> {
 
 fn function(library: *mut c_void, name: &str) -> *mut c_void {
     let name = CString::new(name).expect("no 0");
-    // SAFETY: a library that stays, and a C string.
+    // SAFETY: a library that stays loaded, and a C string.
     let found = unsafe { libc::dlsym(library, name.as_ptr()) };
     assert!(!found.is_null(), "{name:?}");
     found
@@ -86,7 +87,7 @@ mod python {
             let folder = Folder::new("frames-embedded");
             agent(&folder.0.join("nobody.sock"), |settings| settings.ring_slots = 1 << 12);
             let [path, prefix] = [path, prefix].map(|text| CString::new(text).expect("no 0"));
-            // SAFETY: nobody else reads the environment now; an interpreter is made once, and its functions have these types.
+            // SAFETY: no other thread reads the environment now; one interpreter is made, and its functions have these types.
             let failed = unsafe {
                 libc::setenv(c"PYTHONHOME".as_ptr(), prefix.as_ptr(), 1);
                 libc::setenv(c"PYTHONDONTWRITEBYTECODE".as_ptr(), c"1".as_ptr(), 1);

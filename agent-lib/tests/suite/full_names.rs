@@ -1,4 +1,4 @@
-//! A program that makes names without end: the daemon hears that the table is full.
+//! A program that keeps making names: the daemon is informed that the table is full.
 
 use crate::common::daemon::{Daemon, Folder, agent};
 use gpumem_test_support::alone;

@@ -1,5 +1,5 @@
-//! A daemon that does not read: history is lost and counted, the program does not wait, and the state is whole again after
-//! the resync that the agent makes by itself.
+//! A daemon that does not read: history is lost and counted, the program does not wait, and the state is complete again after
+//! the agent's own resync.
 
 use crate::common::cupti::*;
 use crate::common::daemon::{Daemon, Folder, agent, patience};
@@ -7,12 +7,12 @@ use gpumem_test_support::alone;
 use std::time::{Duration, Instant};
 
 const RING: u64 = 256;
-/// More than a socket's buffer and the ring take together.
+/// More than a socket's buffer and the ring hold together.
 const CALLS: u64 = 50_000;
 
-/// How often this thread gave its processor away by itself: on a machine that is busy, time says nothing.
+/// Returns how often this thread gave up its processor voluntarily; on a busy machine, elapsed time is not meaningful.
 fn waits() -> i64 {
-    // SAFETY: zero is a value of it, and a place for the answer.
+    // SAFETY: all zeros are a valid value, and `usage` has room for the answer.
     unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         assert_eq!(libc::getrusage(libc::RUSAGE_THREAD, &mut usage), 0);
@@ -48,7 +48,7 @@ fn a_full_ring_loses_history_and_never_state() {
             core.recorder.ring.sent(),
             core.recorder.ring.head()
         );
-        // Live rows beyond the table are refused and told; these all fit or are counted.
+        // Live rows beyond the table are refused and reported; these all fit or are counted.
         let refused = core.recorder.live.refused.load(std::sync::atomic::Ordering::Relaxed);
         let before = peer.resyncs;
         peer.until("a resync of its own", |peer| peer.resyncs > before);

@@ -1,5 +1,5 @@
-//! A guest's manners: a forked child is silent and does not hold the connection, a panic ends the agent and not the program,
-//! the exit takes what is left along.
+//! The agent does not disturb its host: a forked child is silent and does not hold the connection, a panic ends the agent and
+//! not the program, and remaining records are sent at exit.
 
 use crate::common::cupti::*;
 use crate::common::daemon::{Daemon, Folder, agent};
@@ -8,13 +8,13 @@ use gpumem_wire::AgentState;
 use std::time::{Duration, Instant};
 
 fn available() -> i32 {
-    // SAFETY: no arguments.
+    // SAFETY: takes no arguments.
     unsafe { gpumem::gpumem_available() }
 }
 
-/// Runs `work` in a forked child; its exit status.
+/// Runs `work` in a forked child; returns its exit status.
 fn forked(work: impl FnOnce() -> i32) -> i32 {
-    // SAFETY: the child calls nothing but what is tested, and _exit.
+    // SAFETY: the child calls only the tested functions and _exit.
     unsafe {
         match libc::fork() {
             0 => libc::_exit(work()),
@@ -41,7 +41,7 @@ fn children_panics_and_the_end() {
         alloc(0x1000, 100);
         peer.catch_up();
 
-        // A child: nothing that it does counts, and its exit is not ours.
+        // A child: nothing that it does is recorded, and its exit does not affect the parent.
         let head = core.recorder.ring.head();
         let status = forked(|| {
             if available() != 0 {
@@ -62,12 +62,12 @@ fn children_panics_and_the_end() {
         peer.catch_up();
         assert_eq!(peer.account().tracked_bytes, 111);
 
-        // A call of ours inside of the library does not come back to us.
+        // A driver call made inside of the library is ignored.
         let head = core.recorder.ring.head();
         gpumem::driver::guard::guard((), |_, _| alloc(0x4000, 1));
         assert_eq!(core.recorder.ring.head(), head);
 
-        // A panic: said, and then silence.
+        // A panic is reported, and then nothing more is recorded.
         let quiet = std::panic::take_hook();
         std::panic::set_hook(Box::new(|_| {}));
         assert_eq!(gpumem::driver::guard::guard(7, |_, _| if head > 0 { panic!("inside") } else { 8 }), 7);
@@ -78,7 +78,7 @@ fn children_panics_and_the_end() {
         peer.until("good-bye", |peer| peer.bye);
         assert_eq!(peer.state.as_ref().map(|(state, _)| *state), Some(AgentState::Disarmed));
 
-        // The exit waits for nobody.
+        // The exit does not wait.
         let start = Instant::now();
         gpumem::sender::finish();
         gpumem_test_support::bar("an exit", start.elapsed(), Duration::from_millis(500));

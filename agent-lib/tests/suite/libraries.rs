@@ -1,4 +1,4 @@
-//! Libraries that come and go while calls are made and processes fork: callers are named all the same, and nobody waits.
+//! Libraries are loaded and unloaded while calls are made and processes fork: callers are still named, and nothing blocks.
 
 use crate::common::cupti::{CONTEXT, context};
 use crate::common::daemon::{Folder, agent};
@@ -11,7 +11,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// A driver's function with its parameters on the stack and a callback before and behind; and one of a library that calls it.
+/// A driver function with its parameters on the stack and a callback before and after, and a library's function that calls it.
 const SOURCE: &str = "
 typedef unsigned long word;
 typedef void callback(void *, unsigned, unsigned, const void *);
@@ -37,22 +37,22 @@ void through(driver *drive, callback *call, word address) {
 }
 ";
 
-/// Where libraries allocate that come and go; one of them a byte higher, and two bytes higher after a look.
+/// Where the temporary libraries allocate; one of them a byte higher, and two bytes higher after the table was updated.
 const PASSING: u64 = 0x6000_0000_0000;
 
 type Callback = unsafe extern "C" fn(*mut c_void, u32, u32, *const c_void);
 type Through = unsafe extern "C" fn(*mut c_void, Callback, u64);
 
-/// The library is loaded while this lives.
+/// The library is loaded while this value lives.
 struct Loaded(*mut c_void);
 
-// SAFETY: the loader locks for itself.
+// SAFETY: the loader does its own locking.
 unsafe impl Sync for Loaded {}
 
 impl Loaded {
     fn new(path: &str) -> Self {
         let path = CString::new(path).expect("no 0");
-        // SAFETY: a C string.
+        // SAFETY: the path is a C string.
         let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
         assert!(!library.is_null(), "{path:?}");
         Loaded(library)
@@ -67,7 +67,7 @@ impl Loaded {
 
     /// Allocates and frees at `address`.
     fn through(&self, driver: &Loaded, address: u64) {
-        // SAFETY: functions of these libraries, of these types.
+        // SAFETY: functions of these libraries with these types.
         unsafe {
             let through = std::mem::transmute::<*mut c_void, Through>(self.symbol(c"through"));
             through(driver.symbol(c"drive"), gpumem::sources::cupti::callback, address);
@@ -98,7 +98,7 @@ fn build(folder: &Folder, name: &str) -> Option<String> {
     }
 }
 
-/// Who allocated at which address, in order, and the paths by number.
+/// Returns the caller's number of each allocation, in order, and the paths by number.
 fn told(recording: &[u8]) -> (Vec<(u64, u16)>, BTreeMap<u16, String>) {
     let (mut calls, mut paths) = (Vec::new(), BTreeMap::new());
     for record in frame::records(&recording[frame::HEADER_BYTES..]) {
@@ -115,8 +115,8 @@ fn told(recording: &[u8]) -> (Vec<(u64, u16)>, BTreeMap<u16, String>) {
     (calls, paths)
 }
 
-/// Forks while the loader's list is read all the time: each child reads it, too. (From glibc 2.31 on the C library sees to
-/// that by itself.)
+/// Forks while the loader's list is read all the time: each child reads it, too. (From glibc 2.31 on the C library makes that
+/// safe itself.)
 fn forks(core: &'static gpumem::driver::core::Core) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -127,7 +127,7 @@ fn forks(core: &'static gpumem::driver::core::Core) {
             }
         });
         for _ in 0..100 {
-            // SAFETY: the child asks the loader, once, and ends; an alarm ends it if it waits.
+            // SAFETY: the child asks the loader once and ends; an alarm ends it if it hangs.
             unsafe {
                 let child = libc::fork();
                 if child == 0 {
@@ -160,7 +160,7 @@ fn libraries_that_come_and_go_keep_their_numbers() {
         context(CONTEXT, 0);
         forks(core);
 
-        // Longer than tables are kept; with a thread that calls all the time, through a library that stays.
+        // Longer than old tables are kept; with a thread that calls all the time through a library that stays loaded.
         let driver = Loaded::new(&build(&folder, "libcuda.so.9").expect("a compiler"));
         let stays = Loaded::new(&build(&folder, "libblue.so").expect("a compiler"));
         let stop = AtomicBool::new(false);
@@ -178,7 +178,7 @@ fn libraries_that_come_and_go_keep_their_numbers() {
             let mut turn = 0_u64;
             while Instant::now() < end {
                 let library = Loaded::new(if turn.is_multiple_of(2) { &red } else { &green });
-                // Before the next look it may be taken for the other one, in whose place it lies.
+                // Until the next check it may be taken for the other library at the same address.
                 let looked = turn & 2 != 0;
                 while looked && !callers::look(core) {}
                 library.through(&driver, PASSING + turn % 4);

@@ -1,11 +1,11 @@
-//! The shared library as a file: what it exports, what it needs, and what two copies of it do in one process.
+//! The shared library as a file: its exports, its dependencies, and two copies of it in one process.
 
 use crate::common::daemon::{Daemon, Folder};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// The library that was built with this test.
+/// Returns the path of the library that was built with this test.
 fn library() -> PathBuf {
     let here = std::env::current_exe().expect("a path");
     let folders = here.ancestors().skip(1).take(2);
@@ -22,7 +22,7 @@ fn text(bytes: &[u8], at: usize) -> &str {
     std::str::from_utf8(&bytes[at..at + end]).expect("ASCII")
 }
 
-/// Sections of a 64-bit ELF file: type, offset, size, link, info.
+/// Returns the sections of a 64-bit ELF file: type, offset, size, link, info.
 fn sections(elf: &[u8]) -> Vec<(usize, usize, usize, usize, usize)> {
     let (start, size, count) = (word(elf, 40, 8), word(elf, 58, 2), word(elf, 60, 2));
     let section = |index: usize| {
@@ -63,11 +63,11 @@ fn it_runs_with_glibc_2_17() {
     }
 }
 
-/// What the driver, NVTX and our own Python code call, and no header declares.
+/// Functions for the driver, NVTX and the agent's Python code, which no header declares.
 const UNDECLARED: &[&str] = &[
     "InitializeInjection",
     "InitializeInjectionNvtx2",
-    // What our Python code calls, and no C program.
+    // For the agent's Python code, not for C programs.
     "gpumem_adopt",
     "gpumem_adoption_begins",
     "gpumem_auto_step",
@@ -123,7 +123,7 @@ fn it_exports_its_interface_alone_and_stays() {
     assert!(flags & 8 != 0, "not linked with -z nodelete");
 }
 
-/// A C program that uses the header; with `second`, it loads that copy, too, and calls it.
+/// A C program that uses the header; with `second`, it also loads that copy and calls it.
 const PROGRAM: &str = r#"
 #include "gpumem.h"
 #include <stdio.h>

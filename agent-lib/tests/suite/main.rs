@@ -1,4 +1,4 @@
-//! The agent as a program meets it. Most tests need a process of their own: `common::alone`.
+//! The agent as a program uses it. Most tests need a separate process: `common::alone`.
 #![allow(missing_docs)]
 
 mod autograd;
@@ -29,6 +29,6 @@ mod torch_blocks;
 mod unsettled;
 mod waking;
 
-/// Counts per thread, and only while [`common::counting::counted`] runs.
+/// Counts for each thread, and only while [`common::counting::counted`] runs.
 #[global_allocator]
 static COUNTING: common::counting::Counting = common::counting::Counting;

@@ -1,4 +1,4 @@
-//! The hot path asks the allocator for nothing: it may be the host's own, and may itself call the driver.
+//! The hot path never calls the allocator: it may be the host's own, and may itself call the driver.
 
 use crate::common::counting;
 use crate::common::cupti::*;
@@ -6,7 +6,7 @@ use crate::common::daemon::{Folder, agent};
 use gpumem_test_support::alone;
 use std::ffi::c_char;
 
-/// Allocations and deallocations of this thread during `work`.
+/// Returns the allocations and deallocations of this thread during `work`.
 fn counted(work: impl FnOnce()) -> u64 {
     counting::counted(work).0
 }
@@ -31,7 +31,7 @@ fn callbacks_and_scopes_allocate_nothing() {
                     n,
                 ));
             }
-            // Parameters are dropped behind the counting, too.
+            // Parameters are dropped after the counting, too.
             let mut spent = Vec::with_capacity(2 * calls.len());
             let names: Vec<String> = (0..100).map(|n| format!("layer.{n}.{round}\0")).collect();
             let count = counted(|| {
@@ -42,7 +42,7 @@ fn callbacks_and_scopes_allocate_nothing() {
                     let allocate = allocate.enter();
                     *out = 0x1000 + n * 512;
                     spent.push(allocate.leave(0));
-                    // SAFETY: no arguments.
+                    // SAFETY: takes no arguments.
                     unsafe { gpumem::gpumem_pop() };
                     spent.push(free.enter().leave(u32::from(n % 9 == 0)));
                 }
@@ -50,13 +50,13 @@ fn callbacks_and_scopes_allocate_nothing() {
             assert_eq!(count, 0, "round {round}");
         }
 
-        // Nor does the search for whoever called, on this thread's stack and on others, known or not.
+        // The search for the caller does not allocate, on this thread's stack and on others, cached or not.
         let search = || (0..1000).for_each(|turn| deeper(turn % 50));
         assert_eq!(counted(search), 0);
         let other = std::thread::spawn(move || counted(search));
         assert_eq!(other.join().expect("no panic"), 0);
 
-        // Nor does the first call of a thread, nor a framework's blocks.
+        // Neither does the first call of a thread, nor a framework's blocks.
         let other = std::thread::spawn(|| {
             counted(|| {
                 // SAFETY: C strings.
@@ -79,7 +79,7 @@ fn callbacks_and_scopes_allocate_nothing() {
         });
         assert_eq!(other.join().expect("no panic"), 0);
 
-        // Nor do a program's ranges: known and new names, wide ones, marks, on a thread of their own.
+        // Neither do a program's ranges: known and new names, wide ones, marks, on a separate thread.
         let calls = nvtx();
         let other = std::thread::spawn(move || counted(|| ranges(calls)));
         assert_eq!(other.join().expect("no panic"), 0);
@@ -98,7 +98,7 @@ fn nvtx() -> Nvtx {
         if module != MODULE_CORE {
             return 0;
         }
-        // SAFETY: the caller's places.
+        // SAFETY: the caller's pointers are valid.
         unsafe {
             *table = TABLE.as_ptr().cast_mut().cast();
             *count = 16;
@@ -136,7 +136,7 @@ fn ranges([push, push_wide, pop, mark]: Nvtx) {
     }
 }
 
-/// What PyTorch says of its blocks, segments and events; the slots hold nothing behind us.
+/// Makes PyTorch's reports of blocks, segments and events; the slots have no original functions.
 unsafe fn torch_reports(count: u64) {
     let device = 1;
     alloc_now(1 << 44, 1 << 30);
@@ -153,14 +153,14 @@ unsafe fn torch_reports(count: u64) {
     }
 }
 
-/// A driver allocation whose parameters lie on this stack.
+/// Makes a driver allocation whose parameters lie on this stack.
 fn alloc_now(address: u64, bytes: u64) {
     let mut out = 0_u64;
     let place = &raw mut out as u64;
     on_stack(ALLOC, &[place, bytes], Some((&mut out, address)));
 }
 
-/// Calls from frames at many places.
+/// Makes calls from frames at many addresses.
 #[inline(never)]
 fn deeper(times: u64) {
     let room = std::hint::black_box([times; 37]);

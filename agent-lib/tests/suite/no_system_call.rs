@@ -1,4 +1,4 @@
-//! The hot path asks the kernel for nothing: a thread that may make no system call at all goes through it.
+//! The hot path makes no system call: a thread that must not make any runs it.
 
 use crate::common::cupti::{CONTEXT, allocate_and_free, context};
 use crate::common::daemon::{Folder, agent};
@@ -9,18 +9,18 @@ use std::time::{Duration, Instant};
 
 static CALLS: AtomicU32 = AtomicU32::new(0);
 static LAST: AtomicU64 = AtomicU64::new(u64::MAX);
-/// 0 under way, 1 done, 2 the filter is not allowed here.
+/// 0 running, 1 done, 2 the filter is not allowed here.
 static STATE: AtomicU32 = AtomicU32::new(0);
 static COUNTED: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn trapped(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     CALLS.fetch_add(1, SeqCst);
-    // SAFETY: SIGSYS has the number of the call at this place: behind three words of which the second is an address.
+    // SAFETY: SIGSYS has the number of the call at this offset: after three words of which the second is an address.
     LAST.store(unsafe { info.cast::<u32>().add(6).read().into() }, SeqCst);
 }
 
-/// From here on each system call of this thread is counted and not made, but for those of the clock (where the kernel has
-/// no faster way), of returning from the count, and of waiting for the end.
+/// From here on each system call of this thread is counted and not made. Exceptions are the clock (where the kernel has no
+/// faster way), the return from the handler, and waiting for the end.
 fn no_more_system_calls() -> bool {
     let free = [libc::SYS_clock_gettime, libc::SYS_rt_sigreturn, libc::SYS_ppoll, libc::SYS_exit_group];
     let statement =
@@ -34,7 +34,8 @@ fn no_more_system_calls() -> bool {
     program.push(statement(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW));
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
     let ok = |result: i32| result == 0;
-    // SAFETY: a handler that is safe in a signal; a program of that length. The vector is never dropped: that could make a call.
+    // SAFETY: a handler that is signal-safe, and a program of that length. The vector is never dropped, as that could make a
+    // call.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = trapped as *const () as usize;
@@ -47,7 +48,7 @@ fn no_more_system_calls() -> bool {
     }
 }
 
-/// Frames at many places: callers that are not remembered are looked for again.
+/// Frames at many addresses: callers that are not cached are searched again.
 #[inline(never)]
 fn deeper(times: u64) {
     let room = black_box([times; 37]);
@@ -70,22 +71,22 @@ fn work() {
             deeper(200);
             for n in 0..100_u64 {
                 let address = ((1 << 44) + n * 512) as *mut std::ffi::c_void;
-                // SAFETY: PyTorch's arguments; the slots hold nothing behind us.
+                // SAFETY: PyTorch's arguments; the slots have no original functions.
                 unsafe {
                     gpumem::sources::torch::report::reported(address, 512, 512, 1 << 31, 1);
                     gpumem::sources::torch::report::reported(address, -512, 0, 1 << 31, 1);
                 }
             }
-            // SAFETY: no arguments.
+            // SAFETY: takes no arguments.
             unsafe { gpumem::gpumem_pop() };
         }
     }
     COUNTED.store(CALLS.load(SeqCst), SeqCst);
-    // SAFETY: no arguments.
+    // SAFETY: takes no arguments.
     unsafe { libc::syscall(libc::SYS_getppid) };
     STATE.store(1, SeqCst);
     loop {
-        // SAFETY: waits for nothing, for ever: the end of a thread makes calls.
+        // SAFETY: waits forever: the end of a thread makes system calls.
         unsafe { libc::syscall(libc::SYS_ppoll, 0, 0, 0, 0, 0) };
     }
 }

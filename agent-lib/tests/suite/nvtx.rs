@@ -1,5 +1,5 @@
-//! NVTX: programs that annotate themselves, in the agent's eyes. Two libraries with an NVTX of their own (a new and an old one)
-//! load the shared library as NVTX would; it is the second copy in this process, so that it hands over to the first.
+//! NVTX ranges of programs, as the agent records them. Two libraries that contain NVTX (a new and an old one) load the shared
+//! library as NVTX would. It is the second copy in this process, so it forwards to the first.
 
 use crate::common::cupti::*;
 use crate::common::daemon::{Daemon, Folder, agent};
@@ -12,7 +12,7 @@ use std::process::Command;
 const MIB: u64 = 1 << 20;
 type Handle = *mut c_void;
 
-/// A library with an NVTX in it.
+/// A library that contains NVTX.
 struct Client(Handle);
 
 macro_rules! calls {
@@ -60,7 +60,7 @@ impl Client {
         };
         assert!(status.success(), "the client does not compile");
         let path = CString::new(library.to_str().expect("a path")).expect("no 0");
-        // SAFETY: a library of ours, without initialisers.
+        // SAFETY: the test's own library, without initialisers.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
         assert!(!handle.is_null());
         Some(Client(handle))
@@ -88,7 +88,7 @@ fn ranges_are_scopes() {
         let folder = Folder::new("nvtx");
         let socket = folder.0.join("agent.sock");
         let daemon = Daemon::listen(&socket);
-        // SAFETY: no other thread runs so far.
+        // SAFETY: no other thread runs yet.
         unsafe { std::env::set_var("NVTX_INJECTION64_PATH", library()) };
         let core = agent(&socket, |settings| {
             settings.nvtx_domains = vec!["ours".to_owned(), "wide\u{e9}".to_owned()];
@@ -116,7 +116,7 @@ fn ranges_are_scopes() {
             *expected.entry(tag.to_owned()).or_insert(0) += MIB as i64;
         };
 
-        // Depths, as NVTX says them: of the range that begins, and of the one that ends. Two libraries have one stack.
+        // Depths as NVTX defines them: of the range that begins, and of the one that ends. Two libraries share one stack.
         assert_eq!(new.push(c"step"), 0);
         assert_eq!(old.push(c"forward"), 1);
         expect("step/forward");
@@ -128,13 +128,13 @@ fn ranges_are_scopes() {
         assert_eq!(new.push(c"inner"), 1);
         expect("step/scope/inner");
         assert_eq!(new.nvtxRangePop(), 1);
-        // SAFETY: no arguments.
+        // SAFETY: takes no arguments.
         unsafe { gpumem::gpumem_pop() };
         assert_eq!(new.nvtxRangePop(), 0);
         assert_eq!(new.nvtxRangePop(), -1, "nothing is open");
         expect("");
 
-        // Domains: the same name is the same domain, whoever makes it; each pop takes the last of its own.
+        // Domains: the same name is the same domain in every library; each pop closes the last range of its own domain.
         let ours = new.nvtxDomainCreateA(c"ours".as_ptr());
         assert_eq!(ours, old.nvtxDomainCreateA(c"ours".as_ptr()));
         let wide: Vec<u32> = "wide\u{e9}\0".chars().map(u32::from).collect();
@@ -149,12 +149,12 @@ fn ranges_are_scopes() {
         assert_eq!(new.push_in(ours, c"a"), 0);
         assert_eq!(new.push(c"b"), 0);
         assert_eq!(new.nvtxDomainRangePop(ours), 0, "beneath another one");
-        expect("a/b"); // what it was opened with
+        expect("a/b"); // it keeps its original path
         assert_eq!(new.nvtxRangePop(), 0);
         expect("");
         assert_eq!(ranges(c"off"), 1);
 
-        // Registered strings, in a second library too; wide texts; attributes that end before the message; nothing.
+        // Registered strings, also in a second library; wide texts; attributes that end before the message; no message.
         let text = new.nvtxDomainRegisterStringA(ours, c"registered".as_ptr());
         old.push_in(ours, c"outer");
         old.push_event(ours, 48, 3, text);
@@ -169,7 +169,7 @@ fn ranges_are_scopes() {
         expect("h\u{f6}he");
         (0..4).for_each(|level| assert_eq!(new.nvtxRangePop(), 3 - level));
 
-        // More than the stack holds: the innermost that fit count, and the balance stays right.
+        // More than the stack holds: the innermost that fit count, and the depth stays right.
         for level in 0..70 {
             assert_eq!(if level % 2 == 0 { new.push(c"d") } else { new.push_in(ours, c"o") }, level / 2);
         }
@@ -181,7 +181,7 @@ fn ranges_are_scopes() {
         }
         expect("");
 
-        // Ranges of the process: for threads that have no name of their own, marked as inherited.
+        // Ranges of the process: for threads without any other name, marked as inherited.
         let first = new.nvtxRangeStartA(c"epoch".as_ptr());
         let second = old.nvtxRangeStartA(c"batch".as_ptr());
         assert!(first != 0 && second != first);
@@ -193,7 +193,7 @@ fn ranges_are_scopes() {
         expect("");
         new.nvtxMarkA(c"here".as_ptr());
 
-        // Names with numbers: as they are at first, then without.
+        // Names with numbers: unchanged at first, then without the numbers.
         for number in 0..6000 {
             let name = CString::new(format!("iteration {number}")).expect("no 0");
             new.push(&name);
@@ -208,11 +208,11 @@ fn ranges_are_scopes() {
 
         peer.catch_up();
         assert_eq!(peer.tags(), expected);
-        // Only what a thread without a name of its own allocated has the process's.
+        // Only allocations of a thread without its own name have the process's name.
         let cells = peer.view().cells;
         let inherited = cells.iter().filter(|cell| cell.inherited).filter_map(|cell| cell.tag.as_deref());
         assert_eq!(inherited.collect::<Vec<_>>(), ["epoch/batch", "epoch"]);
-        // Each range has its own end, in whatever order they end.
+        // Each range has its own end, in any order.
         let own = peer.ledger.own(peer.key);
         let told = own.ranges.iter().map(|range| (range.name.as_deref(), range.count, range.open));
         assert_eq!(told.collect::<Vec<_>>(), [(Some("a"), 1, 0), (Some("a/b"), 1, 0)]);

@@ -1,5 +1,5 @@
-//! Threads that give addresses to each other as fast as a driver can: a free is entered, the address is another thread's
-//! before the free has returned.
+//! Threads pass addresses to each other as fast as a driver can: another thread has the address between the begin and the
+//! return of the free.
 
 use crate::common::cupti::*;
 use crate::common::daemon::{Daemon, Folder, agent};
@@ -11,7 +11,7 @@ const THREADS: u64 = 4;
 const LOOPS: u64 = 20_000;
 const BASE: u64 = 0x4000_0000;
 
-/// A driver with few addresses: the last one that came back is the next one to go.
+/// A driver with few addresses: the last one freed is the next one allocated.
 struct Driver(Mutex<Vec<u64>>);
 
 impl Driver {
@@ -60,7 +60,7 @@ fn addresses_that_change_hands_are_never_mixed_up() {
                             call.exit(0);
                             let call = Call::new(FREE, CONTEXT, &[address]).enter();
                             if turn % 5 == 0 {
-                                call.exit(1); // in vain: it stays ours
+                                call.exit(1); // it fails: the address stays allocated
                                 taking_with(driver, address);
                             } else {
                                 driver.give(address);
@@ -87,7 +87,7 @@ fn addresses_that_change_hands_are_never_mixed_up() {
     });
 }
 
-/// Frees it at last.
+/// Frees the address.
 fn taking_with(driver: &Driver, address: u64) {
     let call = Call::new(FREE, CONTEXT, &[address]).enter();
     driver.give(address);

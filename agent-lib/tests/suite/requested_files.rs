@@ -1,4 +1,4 @@
-//! Files that the server of an agent may have created: below the directories that the program's environment permits, and only by a
+//! Files that the server may have an agent create: below the directories that the program's environment permits, and only for a
 //! server of root or of the program's user.
 
 use crate::common::daemon::{Daemon, Folder, Peer, agent};

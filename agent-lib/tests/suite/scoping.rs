@@ -1,4 +1,4 @@
-//! Threads that come and go with scopes open: their places are claimed, swept and taken again while others work and the table is read.
+//! Threads start and end with open scopes: their places are claimed, swept and reused while others work and the table is read.
 
 use crate::common::cupti::*;
 use crate::common::daemon::{Daemon, Folder, agent, patience};
@@ -9,7 +9,7 @@ use std::ffi::CString;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Each has one thread after the other.
+/// Number of families; each runs one thread after the other.
 const FAMILIES: u64 = 4;
 const EACH: u64 = 300;
 const BASE: u64 = 0x5000_0000;
@@ -21,7 +21,7 @@ fn places_taken() -> usize {
     threads::all().iter().filter(|place| place.id.load(Relaxed) != 0).count()
 }
 
-/// What a thread with that number does, and under which name its memory stays.
+/// Runs a thread with that number; returns the name of the memory that stays.
 fn live(number: u64) -> Option<String> {
     let address = BASE + number * BYTES;
     let [outer, inner] = [format!("outer {}", number % 3), format!("inner {}", number % 5)];
@@ -37,7 +37,7 @@ fn live(number: u64) -> Option<String> {
         unsafe { gpumem::gpumem_retag(0, address, moved.as_ptr(), -1, -1) };
     }
     if number % 7 != 3 {
-        // SAFETY: no arguments.
+        // SAFETY: takes no arguments.
         unsafe { gpumem::gpumem_pop() };
         // SAFETY: as above.
         unsafe { gpumem::gpumem_pop() };

@@ -1,5 +1,5 @@
-//! A whole session: what driver calls and the C API say arrives in a ledger with the right sums, in a first daemon and, by
-//! resync, in a second one.
+//! A whole session: driver calls and the C API give the right sums in a ledger, with a first daemon and, by resync, with a
+//! second one.
 
 use crate::common::cupti::*;
 use crate::common::daemon::{Daemon, Folder, Peer, agent};
@@ -18,7 +18,7 @@ fn scoped(path: &str, work: impl FnOnce()) {
     }
     work();
     for _ in &names {
-        // SAFETY: no arguments.
+        // SAFETY: takes no arguments.
         unsafe { gpumem::gpumem_pop() };
     }
 }
@@ -27,7 +27,7 @@ fn sums(expected: &[(&str, u64)]) -> BTreeMap<String, i64> {
     expected.iter().map(|(tag, bytes)| ((*tag).to_owned(), *bytes as i64)).collect()
 }
 
-/// Everything that a program can do, a little of each.
+/// A program that uses every feature a little.
 fn program() {
     context(CONTEXT, 0);
     scoped("model layer.0", || {
@@ -35,7 +35,7 @@ fn program() {
         scoped("weight", || alloc(0x7100_0000, MIB + 1));
     });
     alloc(0x7200_0000, 7);
-    // Freed; freed in vain; failed.
+    // Freed; a free that failed; an allocation that failed.
     scoped("gone", || alloc(0x7300_0000, 5 * MIB));
     free(0x7300_0000);
     scoped("kept", || alloc(0x7400_0000, 3 * MIB));
@@ -54,14 +54,14 @@ fn program() {
     scoped("vmm", || mem_create(0xa1, 2 * MIB));
     mem_map(0x10_0000_0000, 2 * MIB, 0xa1);
     taking(MEM_RELEASE, 0, &[0xa1]);
-    scoped("vmm2", || mem_create(0xa1, 4 * MIB)); // the number is given out again
+    scoped("vmm2", || mem_create(0xa1, 4 * MIB)); // the number is reused
     mem_map(0x10_0020_0000, 4 * MIB, 0xa1);
     giving(MEM_RETAIN, 0xa1, 0, &[0x10_0020_0000]);
     taking(MEM_RELEASE, 0, &[0xa1]);
     taking(MEM_UNMAP, 0, &[0x10_0020_0000, 4 * MIB]);
     scoped("vmm3", || mem_create(0xa3, 6 * MIB));
-    taking(MEM_RELEASE, 1, &[0xa3]); // in vain
-    // Multicast objects are no memory.
+    taking(MEM_RELEASE, 1, &[0xa3]); // it fails
+    // Multicast objects are not memory.
     giving(MULTICAST_CREATE, 0xcc, 0, &[0]);
     mem_map(0x20_0000_0000, 2 * MIB, 0xcc);
     taking(MEM_UNMAP, 0, &[0x20_0000_0000, 2 * MIB]);
@@ -70,7 +70,7 @@ fn program() {
     giving(IPC_OPEN, 0x7700_0000, 0, &[0; 9]);
     giving(IPC_OPEN, 0x7700_0000, 0, &[0; 9]);
     taking(IPC_CLOSE, 0, &[0x7700_0000]);
-    // A pool of the driver's.
+    // A pool of the driver.
     let properties = [halves(1, 0), halves(1, 0), 0, 0, 0, 0, 0, 0, 0, 0, 0];
     giving(POOL_CREATE, 0x9000_0000, 0, &[properties.as_ptr() as u64]);
     scoped("async", || giving(ALLOC_FROM_POOL, 0x7800_0000, 0, &[3 * MIB, 0x9000_0000, 0]));
@@ -121,10 +121,10 @@ fn check_memory(peer: &Peer, core: &gpumem::driver::core::Core) {
     let header: Header = peer.header();
     assert_eq!((header.pid, header.start_ticks), (std::process::id(), peer.key.start_ticks));
     assert_eq!(header.head_seq, core.recorder.ring.head());
-    // SAFETY: asks for seals.
+    // SAFETY: only reads the seals.
     let seals = unsafe { libc::fcntl(peer.memory, libc::F_GET_SEALS) };
     assert_eq!(seals & 7, libc::F_SEAL_SEAL | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW);
-    // Names can be followed to their end.
+    // Names can be read to their end.
     let names = peer.read(header.names_offset().expect("fits"), header.names_end as usize);
     let mut told = 0;
     for record in gpumem_wire::frame::records(&names) {
@@ -135,7 +135,7 @@ fn check_memory(peer: &Peer, core: &gpumem::driver::core::Core) {
     // The last record lies where layout.rs says.
     let slot = peer.read(header.slot_offset(header.head_seq), 64);
     assert_eq!(slot[..8], header.head_seq.to_le_bytes());
-    // Live rows are there too.
+    // The live rows are there, too.
     let rows = peer.read(header.live_offset().expect("fits"), header.live_rows as usize * 64);
     assert!(rows.chunks(64).filter(|row| row[..8] != [0; 8]).count() >= 15);
 }
@@ -163,7 +163,7 @@ fn sums_arrive_and_a_second_daemon_gets_them_too() {
         check_memory(&first, core);
         let told = view;
 
-        // The daemon goes away; life goes on; another one comes, and then one that has room.
+        // The daemon goes away and the program continues. Another daemon without room comes, and then one that has room.
         let heard = first.watermark;
         drop(first);
         alloc(0xb000_0000, 11 * MIB);
@@ -179,7 +179,7 @@ fn sums_arrive_and_a_second_daemon_gets_them_too() {
         );
         let mut later = expected();
         later.insert("later".to_owned(), 12 * MIB as i64);
-        // What the driver's pool keeps is polled, and there is no driver here.
+        // The bytes that the driver's pool keeps are polled, but there is no driver here.
         later.insert("(idle)".to_owned(), 7 * MIB as i64);
         assert_eq!(second.tags(), later);
         let view = second.view();
@@ -190,7 +190,7 @@ fn sums_arrive_and_a_second_daemon_gets_them_too() {
         assert_eq!(beside(&view).managed_bytes, 9 * MIB as i64);
         assert_eq!(beside(&view).pending_block_bytes, MIB as i64);
 
-        // From here both ways must agree: everything goes.
+        // From here both ways must agree: everything is removed.
         let end = || {
             for address in
                 [0x7000_0000, 0x7100_0000, 0x7200_0000, 0x7400_0000, 0x7500_0000, 0x7600_0000, 0xb000_0000]
@@ -204,7 +204,7 @@ fn sums_arrive_and_a_second_daemon_gets_them_too() {
             taking(IPC_CLOSE, 0, &[0x7700_0000]);
             taking(FREE_ASYNC, 0, &[0x7800_0000, 0]);
             taking(POOL_DESTROY, 0, &[0x9000_0000]);
-            // SAFETY: no strings.
+            // SAFETY: passes no strings.
             unsafe {
                 gpumem::gpumem_segment_remove(pool, 0x8000_0000, 20 * MIB);
                 gpumem::gpumem_pool_destroy(pool);
@@ -218,7 +218,7 @@ fn sums_arrive_and_a_second_daemon_gets_them_too() {
         assert_eq!(second.view().odd, Default::default());
         assert_eq!(core.recorder.live.scan().count(), 0, "the agent's own table is empty too");
 
-        // A context takes its allocations with it.
+        // The end of a context removes its allocations.
         alloc(0xc000_0000, MIB);
         resource(2, CONTEXT, std::ptr::null());
         second.catch_up();

@@ -1,5 +1,5 @@
-//! PyTorch's blocks, from libraries that have its names and make its calls: found and patched however they are linked, and
-//! in a ledger with the right sums. Each case is a process of its own, since slots are patched once.
+//! PyTorch's blocks, from libraries that have its names and make its calls: found and patched however they are linked, with the
+//! right sums in a ledger. Each case runs in a separate process, because slots are patched once.
 
 use crate::common;
 use crate::common::cupti::*;
@@ -28,7 +28,7 @@ const REPORT: &[&CStr] = &[
     c"_ZN3c1027reportMemoryUsageToProfilerEPvlllNS_6DeviceE",
 ];
 
-/// Runs `case` of `children` in a process of its own, with the libraries.
+/// Runs `case` of `children` in a separate process, with the libraries.
 fn run(case: &str, make: &Make) {
     let folder = Folder::new(&format!("torch-{case}-{}", make.name));
     if build(&folder, make).is_none() {
@@ -46,7 +46,7 @@ fn run(case: &str, make: &Make) {
     assert!(told.contains("child is done"), "{case} {}: {told}", make.name);
 }
 
-/// In such a process.
+/// Runs the case in such a process.
 #[test]
 fn children() {
     let Ok(case) = std::env::var(CASE) else { return };
@@ -119,10 +119,10 @@ fn missed_reports_are_told() {
     run("drift", &MAKES[0]);
 }
 
-/// The slot of the report in libc10_cuda.so: its place and what it holds.
+/// Returns the slot of the report in libc10_cuda.so: its address and value.
 fn slot() -> (usize, usize) {
     unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, found: *mut c_void) -> c_int {
-        // SAFETY: what dl_iterate_phdr hands over.
+        // SAFETY: dl_iterate_phdr passes valid data.
         unsafe {
             let info = &*info;
             let name = CStr::from_ptr(info.dlpi_name).to_bytes();
@@ -152,7 +152,7 @@ fn is_writable(at: usize) -> bool {
     line.expect("mapped").split(' ').nth(1).expect("rights").starts_with("rw")
 }
 
-/// Kinds of records since `from` but for totals, which come now and then; and where the ring is now.
+/// Returns the kinds of records since `from`, without totals, which arrive at any time, and the ring's new head.
 fn told(core: &Core, from: u64) -> (Vec<u8>, u64) {
     let head = core.recorder.ring.head();
     let kind = |seq| core.recorder.ring.get(seq).map_or(0, |row| (row[7] >> 32) as u8);
@@ -169,7 +169,7 @@ fn scoped(path: &str, work: impl FnOnce()) {
     }
 }
 
-/// As the sender may: until it meets the library, which is hardly ever relocated then.
+/// Searches as the sender may, until it finds the library, which is then usually not relocated yet.
 fn amid(folder: &Path) {
     agent(&folder.join("nobody.sock"), |_| {});
     let looking = std::thread::spawn(|| {
@@ -214,13 +214,13 @@ fn patch_and_forward(folder: &Path, make: &str) {
     pool.alloc(0x2000, 1024);
     let (kinds, from) = told(core, from);
     assert_eq!(kinds, [24, 50], "a pool and a block");
-    // Exceptions of whoever is behind us pass; the event was recorded before.
+    // Exceptions of the original function pass through; the event was recorded before.
     assert_eq!(torch.report(0x9000, 777, pool.allocated + 777, pool.reserved, 1), 42);
     assert_eq!(torch.report(0x9000, -777, pool.allocated, pool.reserved, 1), 0);
     pool.free(0x2000, 1024);
     let (kinds, from) = told(core, from);
     assert_eq!(kinds, [50, 51, 51]);
-    // Host memory is none of ours.
+    // Host memory is not recorded.
     torch.report(0x3000, 64, 64, 64, 0xff00);
     assert!(told(core, from).0.is_empty());
     torch.out_of_memory(1 << 40, 512, 2 << 20);
@@ -229,7 +229,7 @@ fn patch_and_forward(folder: &Path, make: &str) {
     assert_eq!(torch.event("query", 7), 0);
     assert!(patch::is_patched(patch::EVENT_RECORD) && patch::is_patched(patch::EVENT_SYNCHRONIZE));
 
-    // A child is silent, and hands on all the same.
+    // A child is silent, but still calls the original function.
     let head = core.recorder.ring.head();
     // SAFETY: the child makes calls that are allowed there, and ends.
     unsafe {
@@ -251,7 +251,7 @@ fn sums(expected: &[(&str, u64)]) -> BTreeMap<String, i64> {
     expected.iter().map(|(tag, bytes)| ((*tag).to_owned(), *bytes as i64)).collect()
 }
 
-/// The pool of the first device: reserved, live and pending bytes.
+/// Returns the pool of the first device: reserved, live and pending bytes.
 fn pool_of(peer: &Peer) -> (u64, u64, u64) {
     let view = peer.view();
     let pool = view.accounts[0].pools.iter().find(|pool| pool.name.as_deref() == Some("torch"));
@@ -280,7 +280,8 @@ fn ledger(folder: &Path) {
     let mut pool = Allocator::new(&torch, 0);
     context(CONTEXT, 0);
 
-    // The very first segment finds PyTorch, so that the first block is there. What it does not overlap is no segment.
+    // The very first segment finds PyTorch, so the first block is recorded. Memory that the block does not overlap is no
+    // segment.
     scoped("lib", || alloc(B, 64 * MIB));
     scoped("model", || alloc(A, 20 * MIB));
     pool.reserved = 20 * MIB;
@@ -293,7 +294,7 @@ fn ledger(folder: &Path) {
     let held = [("lib", 64 * MIB), ("model", 512 + 5 * MIB), ("", MIB), ("(idle)", 14 * MIB - 512)];
     assert_eq!(peer.tags(), sums(&held));
 
-    // A retag without a pool means the block, also where the segment has its address.
+    // A retag without a pool applies to the block, even if the segment has its address.
     // SAFETY: C strings.
     unsafe { gpumem::gpumem_retag(0, A, c"weight".as_ptr(), 1, 0) };
     // SAFETY: as above.
@@ -303,7 +304,7 @@ fn ledger(folder: &Path) {
         [("library", 64 * MIB), ("weight", 512), ("model", 5 * MIB), ("", MIB), ("(idle)", 14 * MIB - 512)];
     assert_eq!(peer.tags(), sums(&held));
 
-    // Pieces mapped side by side under one block; another block takes a further one, and the rest of the last.
+    // Pieces mapped side by side under one block; another block uses a further piece, and the rest of the last.
     for piece in 0..3 {
         mem_create(0xa0 + piece, 2 * MIB);
     }
@@ -330,10 +331,10 @@ fn ledger(folder: &Path) {
     pool.free_behind(A + 10 * MIB, MIB, &[0xe1, 0xe2]);
     check(&mut peer, &pool, MIB);
     assert_eq!(torch.event("query", 0xe1), 600);
-    pool.alloc(A + 12 * MIB, 1024); // a report in between: its events are not those of the next free
+    pool.alloc(A + 12 * MIB, 1024); // a report in between: its events do not belong to the next free
     pool.free(A + 12 * MIB, 1024);
     check(&mut peer, &pool, MIB);
-    // What is said again says that it waits.
+    // The state sent again contains that the block is pending.
     peer.resync(2);
     check(&mut peer, &pool, MIB);
     torch.set_busy(false);
@@ -341,19 +342,19 @@ fn ledger(folder: &Path) {
     check(&mut peer, &pool, MIB);
     torch.event("synchronize", 0xe2);
     check(&mut peer, &pool, 0);
-    // Memory that is handed out again does not wait, whatever we thought.
+    // Memory that is handed out again is not pending, whatever the agent assumed.
     pool.alloc(A + 10 * MIB, MIB);
     pool.free_behind(A + 10 * MIB, MIB, &[0xe3]);
     check(&mut peer, &pool, MIB);
     pool.alloc(A + 10 * MIB + 512, 2048);
     check(&mut peer, &pool, 0);
     pool.free(A + 10 * MIB + 512, 2048);
-    // Events of others are recorded by another place of the library, somewhere else on the stack.
+    // Unrelated events are recorded by another place of the library, elsewhere on the stack.
     pool.alloc(A + 10 * MIB, MIB);
     deep_record(&torch, 0xe4);
     pool.free(A + 10 * MIB, MIB);
     check(&mut peer, &pool, 0);
-    // More than can be remembered count as free, and that is told.
+    // Blocks beyond the limit count as free, and that is reported.
     for block in 0..1030 {
         pool.alloc(A + 10 * MIB + block * 512, 512);
     }
@@ -367,7 +368,7 @@ fn ledger(folder: &Path) {
     }
     check(&mut peer, &pool, 0);
 
-    // A segment that another thread got for it is found all the same.
+    // A segment that another thread allocated for it is still found.
     std::thread::scope(|scope| {
         scope.spawn(|| alloc(B + 1024 * MIB, 2 * MIB)).join().expect("no panic");
     });
@@ -375,7 +376,7 @@ fn ledger(folder: &Path) {
     pool.alloc(B + 1025 * MIB, 512);
     check(&mut peer, &pool, 0);
     pool.free(B + 1025 * MIB, 512);
-    // Segments that cannot be freed stay; those that can go.
+    // Segments whose free fails stay; others go.
     taking(FREE, 1, &[B + 1024 * MIB]);
     check(&mut peer, &pool, 0);
     free(B + 1024 * MIB);
@@ -386,7 +387,7 @@ fn ledger(folder: &Path) {
     peer.resync(3);
     check(&mut peer, &pool, 0);
 
-    // A second device has a pool of its own.
+    // A second device has its own pool.
     let other = Context { handle: 0x55_5500_2000, uid: 2 };
     context(other, 1);
     giving_in(other, ALLOC, B + 4096 * MIB, 0, &[2 * MIB]);
@@ -398,7 +399,7 @@ fn ledger(folder: &Path) {
     let pools = view.accounts.iter().flat_map(|account| &account.pools);
     assert_eq!(pools.filter(|pool| pool.name.as_deref() == Some("torch")).count(), 2);
 
-    // Its totals come with a report, once a second.
+    // Its totals arrive with a report, once a second.
     let start = Instant::now();
     let checked = |peer: &Peer| peer.view().accounts[0].pools[0].check;
     while checked(&peer).is_none() {
@@ -410,7 +411,7 @@ fn ledger(folder: &Path) {
     let (theirs, ours) = checked(&peer).expect("just seen");
     assert_eq!(theirs, ours);
 
-    // A failed driver call of PyTorch's is pressure; with its word that it gives up, an OOM.
+    // A failed driver call of PyTorch is pressure; with PyTorch's report that it gives up, an OOM.
     torch.driver(ALLOC, 40 * MIB, C + 512 * MIB, 0); // so that the library has a number
     let start = Instant::now();
     while peer.seen.iter().all(|kind| kind != "Pressure") {
@@ -424,11 +425,11 @@ fn ledger(folder: &Path) {
     let results: Vec<u16> = (from + 1..=from + 2).map(|seq| oom_result(core, seq)).collect();
     assert_eq!(results, [2, 0], "the driver refused the first; the second is a limit of the pool's own");
     until_layer(Layer::OutOfMemory, LayerState::Active, "");
-    // 1,030 at a time were more than it remembers; and the last allocation was never a segment.
+    // 1,030 at a time exceeded the limit; and the last allocation was never a segment.
     until_layer(Layer::Blocks, LayerState::Degraded, "6 frees");
 }
 
-/// An event that is none of a free's: from far down the stack.
+/// Records an event that belongs to no free: from far down the stack.
 #[inline(never)]
 fn deep_record(torch: &Torch, event: u64) {
     let room = std::hint::black_box([0_u8; 8192]);
@@ -504,13 +505,13 @@ fn adopted(folder: &Path) {
         // SAFETY: parts of four numbers.
         unsafe { gpumem::gpumem_adopt(list.as_ptr().cast(), list.len() as u64) }
     };
-    // SAFETY: no arguments.
+    // SAFETY: takes no arguments.
     let begins = || unsafe { gpumem::gpumem_adoption_begins() };
     assert_eq!(begins(), 0, "nothing is older");
     patch::look(true);
     core.torch.is_late.store(true, Relaxed);
 
-    // Something happens after the list was asked for: nothing is taken over.
+    // A record after the list was requested: nothing is adopted.
     assert_eq!(begins(), 1);
     pool.alloc(A + 16 * MIB, 1024);
     assert_eq!(adopt(), 0);
@@ -521,7 +522,7 @@ fn adopted(folder: &Path) {
     assert_eq!(peer.view().accounts[0].tracked_bytes, 0);
     assert_eq!(core.torch.devices[0].older.load(Relaxed), 15 * MIB + SMALL * 64);
 
-    // And while it is taken over: what was booked by then is taken back.
+    // A record while it is adopted: everything recorded so far is reversed.
     assert_eq!(begins(), 1);
     let (booked, told) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -530,7 +531,7 @@ fn adopted(folder: &Path) {
                 let is_booked = core.recorder.live.get(Key::Allocation(A)).is_some();
                 if is_booked {
                     scoped("meanwhile", || told.store(true, Relaxed));
-                    // SAFETY: no arguments that matter.
+                    // SAFETY: takes a number.
                     unsafe { gpumem::gpumem_step(1) };
                 }
                 booked.store(is_booked, Relaxed);
@@ -548,7 +549,7 @@ fn adopted(folder: &Path) {
     assert_eq!(core.torch.devices[0].older.load(Relaxed), 15 * MIB);
     assert_eq!(core.torch.devices[0].segments.load(Relaxed), 0);
 
-    // In a quiet moment all of it is.
+    // Without other records, all of it is adopted.
     assert_eq!(begins(), 1);
     assert_eq!(adopt(), 1);
     check(&mut peer, &pool, 0);
@@ -559,12 +560,12 @@ fn adopted(folder: &Path) {
     assert_eq!(adopt(), 1, "a second time nothing is new");
     check(&mut peer, &pool, 0);
 
-    // From now on they are as any others.
+    // From now on they are like any other blocks.
     // SAFETY: a C string.
     unsafe { gpumem::gpumem_retag(0, A, c"weight".as_ptr(), 1, 0) };
     pool.free(A + 10 * MIB, 5 * MIB);
     taking(MEM_UNMAP, 0, &[B, 20 * MIB]);
-    taking(MEM_RELEASE, 0, &[4711]); // its handle, which nobody has told
+    taking(MEM_RELEASE, 0, &[4711]); // its handle, which was never reported
     pool.reserved -= 20 * MIB;
     check(&mut peer, &pool, 0);
     assert_eq!(peer.tags(), sums(&[("weight", 10 * MIB), ("(idle)", 10 * MIB)]));
@@ -573,7 +574,7 @@ fn adopted(folder: &Path) {
     assert_eq!(peer.view().odd, Default::default(), "nothing odd");
 }
 
-/// Takes over 20 MiB that are mapped at B.
+/// Adopts 20 MiB that are mapped at B.
 fn take_over_a_page() {
     let list = [[0, 2, B, 20 * MIB], [0, 1, B, MIB]];
     // SAFETY: no arguments; parts of four numbers.
@@ -583,7 +584,7 @@ fn take_over_a_page() {
     }
 }
 
-/// Its handle gets a number with the first one who asks for it, and is gone with the last reference, as any other.
+/// Its handle gets a number when it is first retained, and ends with the last reference, as any other.
 fn retained(folder: &Path) {
     let socket = folder.join("agent.sock");
     let daemon = Daemon::listen(&socket);
@@ -608,7 +609,7 @@ fn retained(folder: &Path) {
     assert!(!rows.contains(&32) && !rows.contains(&33), "its row is left in the table: {rows:?}");
 }
 
-/// Another client has CUPTI: nobody would hear that what was taken over is freed.
+/// Another client holds CUPTI: the agent would not notice that adopted memory is freed.
 fn blocked(folder: &Path) {
     let socket = folder.join("agent.sock");
     let daemon = Daemon::listen(&socket);
@@ -620,7 +621,7 @@ fn blocked(folder: &Path) {
     core.torch.is_late.store(true, Relaxed);
     for state in [AgentState::Blocked, AgentState::Paused] {
         gpumem::driver::core::report_status(state, 39, "another CUPTI client");
-        // SAFETY: no arguments.
+        // SAFETY: takes no arguments.
         assert_eq!(unsafe { gpumem::gpumem_adoption_begins() }, 0, "{state:?}");
     }
     gpumem::driver::core::report_status(AgentState::Late, 0, "");
@@ -683,12 +684,12 @@ fn drift(folder: &Path) {
     pool.reserved = 2 * MIB;
     pool.alloc(A, 512);
     until_layer(Layer::Blocks, LayerState::Active, "");
-    pool.allocated += 1000; // nobody told us
+    pool.allocated += 1000; // without a report
     pool.alloc(A + 4096, 512);
     pool.alloc(A + 8192, 512);
     assert_eq!(core.torch.devices[0].drift.load(Relaxed), 1000, "once");
     until_layer(Layer::Blocks, LayerState::Degraded, "1000 bytes");
-    // A library that was never hooked is not taken for it: reserved bytes without segments.
+    // Reserved bytes without segments are reported separately from missed reports.
     pool.reserved += 2 * MIB;
     pool.alloc(B, 512);
     until_layer(Layer::Blocks, LayerState::Degraded, "of 4194304 bytes of segments, 2097152 were not seen");

@@ -1,4 +1,4 @@
-//! What the agent says of its state while handles change under it.
+//! The agent's report of its state while handles change during a resync.
 
 use crate::common;
 use crate::common::cupti::*;

@@ -1,11 +1,11 @@
-//! What moves the gap is told at once, also by a sender that has been idle: a reading is worth most right then.
+//! Changes of memory outside of allocations are reported at once, also by an idle sender: a reading is worth most right then.
 
 use crate::common::cupti::*;
 use crate::common::daemon::{Daemon, Folder, Peer, agent};
 use gpumem_test_support::alone;
 use std::time::{Duration, Instant};
 
-/// An idle sender looks every 100 ms: told by that alone, half of the events would be later than this.
+/// An idle sender checks every 100 ms: without a wake-up, half of the events would be later than this.
 const SOON: Duration = Duration::from_millis(25);
 const EVENTS: usize = 9;
 
@@ -13,7 +13,7 @@ fn events(peer: &Peer) -> usize {
     peer.seen.iter().filter(|kind| *kind == "DriverEvent" || *kind == "AllocFailed").count()
 }
 
-/// How long it takes until the event has arrived that `make` makes.
+/// Returns how long the event that `make` makes takes to arrive.
 fn told_after(peer: &mut Peer, make: impl FnOnce()) -> Duration {
     // Idle: nothing but heartbeats for a while.
     let rest = Instant::now() + Duration::from_millis(280);

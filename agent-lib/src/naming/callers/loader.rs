@@ -1,12 +1,11 @@
-//! What the loader says is mapped, read while it holds its lock: nothing is allocated then.
+//! The files that the dynamic loader has mapped, read while it holds its lock. Nothing is allocated under that lock.
 
 use crate::base::elf;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-/// Of a path; of a longer one its end.
+/// Longest path in bytes; a longer one is reduced to its end.
 pub(crate) const PATH_BYTES: usize = 1024;
 
-/// A mapped file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Object {
     /// Range of `Collection::names`.
@@ -25,23 +24,23 @@ pub(crate) struct MappedSegment {
     pub runs: bool,
 }
 
-/// Filled within the room that it has.
+/// All mapped files, filled up to the capacity of its vectors.
 #[derive(Debug)]
 pub(crate) struct Collection {
     pub objects: Vec<Object>,
     pub segments: Vec<MappedSegment>,
     names: Vec<u8>,
     full: bool,
-    /// See `changes_now`.
+    /// Files mapped and unmapped so far, see `changes_now`.
     pub changes: (u64, u64),
 }
 
 impl Collection {
-    /// All of it.
+    /// Collects all mapped files; starts again with more room if there was too little.
     pub(crate) fn take() -> Self {
         let mut collection = Collection::new(256);
         for _ in 0..8 {
-            // SAFETY: the function has this type; a place for what it finds.
+            // SAFETY: the function has this type, and the collection outlives the call.
             unsafe { libc::dl_iterate_phdr(Some(collect), (&raw mut collection).cast()) };
             if !collection.full {
                 break;
@@ -61,7 +60,7 @@ impl Collection {
         }
     }
 
-    /// Of the object at `index`: the first one is the program.
+    /// Returns the path of the object at `index`; the first object is the program.
     pub(crate) fn path(&self, index: usize) -> String {
         let name = self
             .objects
@@ -75,14 +74,14 @@ impl Collection {
     }
 }
 
-/// The running program's file.
+/// Returns the path of the running program.
 fn program() -> String {
     use std::os::unix::ffi::OsStrExt;
     let path = std::fs::read_link("/proc/self/exe");
     path.map_or_else(|_| "(program)".to_owned(), |path| shown(path.as_os_str().as_bytes()))
 }
 
-/// As text, of a long path its end.
+/// Converts a path to text, keeping the end of a long one.
 fn shown(path: &[u8]) -> String {
     let text = String::from_utf8_lossy(path);
     let mut from = text.len().saturating_sub(PATH_BYTES);
@@ -92,35 +91,34 @@ fn shown(path: &[u8]) -> String {
     text.get(from..).unwrap_or_default().to_owned()
 }
 
-/// How many files were mapped and unmapped so far.
+/// Returns how many files were mapped and unmapped so far.
 pub(crate) fn changes_now() -> (u64, u64) {
     let mut now = (0, 0);
-    // SAFETY: the function has this type; a place for its answer.
+    // SAFETY: the function has this type, and `now` outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(count), (&raw mut now).cast()) };
     now
 }
 
 unsafe extern "C" fn count(info: *mut libc::dl_phdr_info, bytes: usize, data: *mut c_void) -> c_int {
-    // SAFETY: what dl_iterate_phdr hands over, and `changes_now`'s place.
+    // SAFETY: dl_iterate_phdr passes valid data and the pointer to the result of `changes_now`.
     unsafe { *data.cast() = changes(info, bytes) };
     1
 }
 
-/// How many files were mapped and unmapped so far.
 unsafe fn changes(info: *const libc::dl_phdr_info, bytes: usize) -> (u64, u64) {
     if bytes < size_of::<libc::dl_phdr_info>() {
         return (0, 0);
     }
-    // SAFETY: all fields are there.
+    // SAFETY: the size says that all fields are there.
     unsafe { ((*info).dlpi_adds, (*info).dlpi_subs) }
 }
 
 unsafe extern "C" fn collect(info: *mut libc::dl_phdr_info, bytes: usize, data: *mut c_void) -> c_int {
-    // SAFETY: what dl_iterate_phdr hands over, and `take`'s collection.
+    // SAFETY: dl_iterate_phdr passes valid data and the pointer to the collection of `take`.
     let (collection, known) = unsafe { (&mut *data.cast::<Collection>(), &*info) };
     // SAFETY: as above.
     collection.changes = unsafe { changes(info, bytes) };
-    // SAFETY: the headers of a mapped file; its name is a C string.
+    // SAFETY: these are the headers of a mapped file, and its name is a C string.
     let (headers, name) = unsafe {
         let headers = std::slice::from_raw_parts(known.dlpi_phdr, known.dlpi_phnum.into());
         (headers, name_of(known.dlpi_name))
@@ -153,7 +151,7 @@ unsafe extern "C" fn collect(info: *mut libc::dl_phdr_info, bytes: usize, data: 
     let functions = table.and_then(|header| {
         let at = base.wrapping_add(header.p_vaddr as usize);
         let inside = start <= at && at.checked_add(header.p_memsz as usize)? <= end;
-        // SAFETY: mapped for as long as the loader's lock is held; the unwinder reads it in the same way.
+        // SAFETY: the table stays mapped while the loader's lock is held; the unwinder reads it in the same way.
         inside.then(|| unsafe { elf::functions(at, header.p_memsz as usize, start, end) }).flatten()
     });
     collection.names.extend_from_slice(name);
@@ -166,7 +164,7 @@ unsafe fn name_of<'a>(name: *const c_char) -> &'a [u8] {
     if name.is_null() {
         return &[];
     }
-    // SAFETY: a C string, says the caller.
+    // SAFETY: the caller guarantees a C string.
     unsafe { CStr::from_ptr(name) }.to_bytes()
 }
 

@@ -1,26 +1,28 @@
-//! Which library made a driver call: found from the return addresses on the calling thread's stack, in the callback itself,
-//! without a lock, an allocation or a system call.
+//! Finds the library that made a driver call from the return addresses on the calling thread's stack. This happens in the
+//! callback itself, without a lock, an allocation or a system call.
 //!
 //! ```text
-//! mod.rs      the search, and what a thread remembers of it
-//! modules.rs  what is mapped where: the table, and its upkeep by the sender
-//! loader.rs   what the loader says is mapped
-//! sites.rs    allocations that nothing names: what asked for them, by the sender
-//! symbols.rs  the functions that a file on disk names
+//! mod.rs      the search, and its cache for each thread
+//! modules.rs  the table of mapped files, updated by the sender
+//! loader.rs   the files that the dynamic loader has mapped
+//! sites.rs    names for untagged allocations: the calling function, looked up by the sender
+//! symbols.rs  the function symbols of a file on disk
 //! ```
 //!
-//! CUPTI hands over the address of the call's parameters. They lie in the frame of the driver's entry function, so what
-//! is above them belongs to that function and to those that called it, and not to CUPTI or to us. Its return address is
-//! where the call came from. If that is in the CUDA runtime or the C library, the search goes on from there, to whoever
-//! called those.
+//! CUPTI passes the address of the call's parameters. They lie in the frame of the driver's entry function. The stack above
+//! them belongs to that function and to its callers, not to CUPTI or to the agent. The return address of the entry function is
+//! where the call came from. If it lies in the CUDA runtime or the C library, the search continues with the caller of that
+//! library.
 //!
-//! Which word is the return address? One that points into a function outside of the driver; but a frame also holds
-//! pointers to functions, and leftovers of earlier calls. Two things tell. The place of a return address is the same
-//! whenever the same function calls the same way, so of the places where it may be only those stay which had such a word
-//! each time so far (`ReturnSlot`). And functions begin at multiples of 16, where a return address seldom points.
+//! A return address points into a function outside of the driver. But a frame also holds pointers to functions and leftovers of
+//! earlier calls. Two properties distinguish the return address:
 //!
-//! Not proved on hardware: that the parameters lie there. Where they do not, the search begins at our own frame, and meets
-//! the driver's and CUPTI's frames first, which name nobody.
+//! - Its position is the same whenever the same function calls in the same way. So only those positions remain candidates that
+//!   held such a word in every call so far (`ReturnSlot`).
+//! - Functions begin at multiples of 16, and a return address seldom does.
+//!
+//! It is not proved on hardware that the parameters lie there. Where they do not, the search begins at the agent's own frame.
+//! It then meets frames of the driver and of CUPTI first, which are skipped.
 
 mod loader;
 pub(crate) mod modules;
@@ -40,27 +42,27 @@ use modules::{Library, Part, Place, Table};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 const WORD: usize = size_of::<usize>();
-/// Words that are looked at.
+/// Words of the stack to search.
 const MOST: usize = 512;
-/// Words in which the next return address is looked for.
+/// Words to search for the next return address.
 const NEAR: usize = 64;
-/// Functions between the driver and whoever wanted the call.
+/// Most intermediate functions between the driver and the caller.
 const HOPS: usize = 24;
-/// Compilers for aarch64 put it below the function's own variables, so the search begins that many words lower.
+/// Compilers for aarch64 put the return address below the function's own variables, so the search begins this many words lower.
 const BELOW: usize = if cfg!(target_arch = "aarch64") { 32 } else { 0 };
-/// Parameters that lie further from our own frame are not on its stack.
+/// Parameters further than this from the agent's own frame, in bytes, are not on its stack.
 const FAR: usize = 1 << 20;
-/// Ids of calls, as in sources/cupti/table.rs.
+/// Upper bound of the ids of calls, as in sources/cupti/table.rs.
 const IDS: usize = 1024;
 
-/// Where a return address is, in words from where the search begins: a bit for each of the next 64.
+/// Candidate positions of a return address: one bit for each of the 64 words from the start of the search.
 #[derive(Debug)]
 struct ReturnSlot {
-    /// The return address above which it is looked for; 0 while nobody uses this one.
+    /// The return address above which the search starts; 0 while the entry is unused.
     from: AtomicUsize,
-    /// Places that had a pointer into a function each time.
+    /// Positions that held a pointer into a function in every call.
     always: AtomicU64,
-    /// Those of them that had one at some time which is not the beginning of a function.
+    /// Those of them that at least once held an address other than the beginning of a function.
     within: AtomicU64,
 }
 
@@ -69,7 +71,7 @@ impl ReturnSlot {
         ReturnSlot { from: AtomicUsize::new(0), always: AtomicU64::new(0), within: AtomicU64::new(0) }
     }
 
-    /// The place, with what the words say this time. None if there is no such word.
+    /// Returns the most likely position, given the candidates of this call. `None` if there are none.
     fn place(&self, now: CandidateWords) -> Option<usize> {
         let before = CandidateWords { any: self.always.load(Relaxed), within: self.within.load(Relaxed) };
         let both = match before.any & now.any {
@@ -77,11 +79,11 @@ impl ReturnSlot {
             any => CandidateWords { any, within: (before.within | now.within) & any },
         };
         if both != before && now.any != 0 {
-            // Of two threads that do this at a time either may win: the next call tells.
+            // If two threads do this at once either may win; the next call corrects it.
             self.always.store(both.any, Relaxed);
             self.within.store(both.within, Relaxed);
             if before.any != 0 && before.best() != both.best() {
-                modules::look_again(); // what was found so far may have been wrong
+                modules::look_again(); // cached results may have been wrong
             }
         }
         if now.any == 0 { None } else { both.best() }
@@ -92,21 +94,21 @@ impl ReturnSlot {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct CandidateWords {
     any: u64,
-    /// And not to the beginning of one.
+    /// Those of them that do not point to the beginning of a function.
     within: u64,
 }
 
 impl CandidateWords {
-    /// The likeliest return address: the first one.
+    /// Returns the most likely return address: the first one.
     fn best(self) -> Option<usize> {
         let likely = if self.within != 0 { self.within } else { self.any };
         (likely != 0).then_some(likely.trailing_zeros() as usize)
     }
 }
 
-/// Per call of the driver.
+/// Indexed by the driver call's id.
 static ENTRIES: [ReturnSlot; IDS] = [const { ReturnSlot::new() }; IDS];
-/// Per return address in a library that passes calls on; a few of them.
+/// Hashed by return address in a library that passes calls on.
 static BETWEEN: [ReturnSlot; 256] = [const { ReturnSlot::new() }; 256];
 
 fn hop_from(address: usize) -> Option<&'static ReturnSlot> {
@@ -117,20 +119,20 @@ fn hop_from(address: usize) -> Option<&'static ReturnSlot> {
     ours.then_some(hop)
 }
 
-/// The word at an address of the calling thread's stack; on aarch64 without what signs return addresses.
+/// Returns the word at an address of the calling thread's stack; on aarch64 without the bits that sign return addresses.
 ///
 /// # Safety
-/// It must be mapped.
+/// The address must be mapped.
 #[inline(always)]
 unsafe fn word(at: usize) -> usize {
-    // SAFETY: says the caller. Volatile: it is not ours, and whoever's it is may write it later.
+    // SAFETY: the caller guarantees that it is mapped. The read is volatile because the owner of the word may write it later.
     let word = unsafe { (at as *const usize).read_volatile() };
     if cfg!(target_arch = "aarch64") { word & 0xffff_ffff_ffff } else { word }
 }
 
 impl Core {
-    /// The number of the library that called the driver's function `call`, whose parameters lie at `params`; 0 if it
-    /// cannot be told. `frame` is an address in the callback's own frame.
+    /// Returns the number of the library that called the driver's function `call`, whose parameters lie at `params`; 0 if it is
+    /// unknown. `frame` is an address in the callback's own frame.
     #[inline(always)]
     pub fn caller(&self, thread: &Thread, call: u32, params: usize, frame: usize) -> u16 {
         let on_stack = params > frame && params - frame < FAR;
@@ -138,13 +140,13 @@ impl Core {
             true => (params & !(WORD - 1)).saturating_sub(BELOW * WORD).max(frame & !(WORD - 1)),
             false => frame & !(WORD - 1),
         };
-        // SAFETY: the caller's own place; the reference ends with this function.
+        // SAFETY: only the calling thread uses its own data; the reference ends with this function.
         let callers = unsafe { &mut thread.own().callers };
         let known = &callers.known[place_of(start, call)];
         if known.start == start && known.generation == modules::generation() && u32::from(known.call) == call
         {
             let end = callers.stack.known_end(start);
-            // SAFETY: `start` is in use, so what follows up to `end` is mapped.
+            // SAFETY: `start` is in use, so the stack from there to `end` is mapped.
             let same = known.far.0 + WORD <= end
                 && unsafe { word(known.near.0) == known.near.1 && word(known.far.0) == known.far.1 };
             if same {
@@ -167,7 +169,7 @@ impl Core {
         let Some((near, far, module)) = search.run(entry) else { return 0 };
         let at = |index: usize| {
             let at = start + index * WORD;
-            // SAFETY: below `end`.
+            // SAFETY: the address is below `end`.
             (at, unsafe { word(at) })
         };
         let (near, far) = (at(near), at(far));
@@ -183,34 +185,34 @@ fn place_of(start: usize, call: u32) -> usize {
     (start >> 4 ^ start >> 9 ^ call as usize) & (REMEMBERED - 1)
 }
 
-/// One look through a stack.
+/// One search of a stack.
 struct Search<'a> {
     core: &'a Core,
     table: &'a Table,
     stack: &'a Stack,
     start: usize,
-    /// That can be read.
+    /// Words that can be read.
     words: usize,
 }
 
-/// What a word of the stack says.
+/// Meaning of a word on the stack.
 #[derive(Clone, Copy)]
 enum SearchStep {
-    /// Nothing: a number, a pointer to data, an address in the driver.
+    /// Not a return address of interest: a number, a pointer to data, an address in the driver.
     Nothing,
-    /// A function of the runtime or the C library: who called it?
+    /// A function of the CUDA runtime or the C library; the search continues with its caller.
     Between,
     /// A function of this library.
     Caller(&'static Library),
-    /// Something in the file that begins here and is not in the table so far.
+    /// An address in a file that begins here and is not in the table yet.
     New(usize),
 }
 
 impl Search<'_> {
     fn says(&self, index: usize) -> SearchStep {
-        // SAFETY: callers stay below `words`.
+        // SAFETY: callers pass an index below `words`.
         let address = unsafe { word(self.start + index * WORD) };
-        // A call may be the last instruction of a function: the one before the return address is meant.
+        // A call may be the last instruction of a function, so the byte before the return address is looked up.
         match self.table.find(address.wrapping_sub(1)) {
             Place::Code(library) => match library.part {
                 Part::Driver => SearchStep::Nothing,
@@ -233,7 +235,7 @@ impl Search<'_> {
         for index in from..self.words.min(from + NEAR) {
             if !matches!(self.says(index), SearchStep::Nothing) {
                 words.any |= 1 << (index - from);
-                // SAFETY: below `words`.
+                // SAFETY: the index is below `words`.
                 let address = unsafe { word(self.start + index * WORD) };
                 words.within |= u64::from(address & 15 != 0) << (index - from);
             }
@@ -241,11 +243,12 @@ impl Search<'_> {
         words
     }
 
-    /// Words from the start: of the entry function's return address, and of the one that names the caller; and its number.
+    /// Returns the word index of the entry function's return address, that of the return address that identifies the caller,
+    /// and the caller's number.
     fn run(&self, entry: Option<&ReturnSlot>) -> Option<(usize, usize, u16)> {
         let (mut hop, mut from, mut near) = (entry, 0, None);
         for _ in 0..HOPS {
-            // Without an entry, frames of the driver's come first.
+            // Without an entry, the driver's frames come first.
             let window = self.words(from);
             let place = match hop {
                 Some(hop) => hop.place(window),
@@ -265,8 +268,8 @@ impl Search<'_> {
                     return Some((near, index, modules::number(self.core, library)));
                 }
                 SearchStep::New(start) => return Some((near, index, modules::number_of_new(start))),
-                SearchStep::Nothing => {} // not now, though it was each time before
-                // SAFETY: below `words`.
+                SearchStep::Nothing => {} // not in this call, though in each one before
+                // SAFETY: the index is below `words`.
                 SearchStep::Between => hop = hop_from(unsafe { word(self.start + index * WORD) }),
             }
             from = index + 1;
@@ -279,7 +282,8 @@ impl Search<'_> {
 mod tests {
     use super::*;
 
-    /// Places of a hop, call by call: words that point into functions, and those of them that are not beginnings.
+    /// Positions that a slot returns, call by call. Each call has the words that point into functions, and those that are not
+    /// beginnings.
     fn places(calls: &[(u64, u64)]) -> Vec<Option<usize>> {
         let hop = ReturnSlot::new();
         calls.iter().map(|&(any, within)| hop.place(CandidateWords { any, within })).collect()
@@ -288,7 +292,7 @@ mod tests {
     #[test]
     fn places_that_are_not_always_there_are_forgotten() {
         let calls = [(0b1010_0100, !0), (0b1010_0000, !0), (0b1010_0100, !0), (0b1000_0100, !0), (0b10, !0)];
-        // The first call has nothing but the order; then the lowest one was a leftover, and stays one.
+        // The first call has only the order to go by. Later calls show that the lowest word was a leftover.
         let calls = calls.map(|(any, within)| (any, any & within));
         assert_eq!(
             places(&calls),
@@ -302,7 +306,7 @@ mod tests {
     fn pointers_to_functions_are_no_return_addresses_if_there_is_a_better_one() {
         assert_eq!(places(&[(0b1010, 0b1000)]), [Some(3)]);
         assert_eq!(places(&[(0b1010, 0)]), [Some(1)]);
-        // A return address that happens to lie at a multiple of 16, until another call tells.
+        // A return address that happens to be a multiple of 16, until another call decides.
         assert_eq!(places(&[(0b1010, 0b1000), (0b1010, 0b1010), (0b1010, 0b1000)]), [3, 1, 1].map(Some));
     }
 }

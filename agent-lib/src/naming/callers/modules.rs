@@ -1,14 +1,15 @@
-//! What is mapped where: a sorted table of segments for callbacks, and the look-out for files that come and go.
+//! The table of mapped files: segments sorted by address for callbacks, and detection of files that are mapped or unmapped.
 //!
-//! The table is made by the sender (the first one while the agent starts) from dl_iterate_phdr, and published through a
-//! pointer. An old table goes when a second has passed and every thread was seen outside of the library since.
-//! Libraries are kept for good, one per path, so that the number of a library stays the same when it is mapped again.
+//! The sender builds the table from dl_iterate_phdr and publishes it through a pointer; the first one is built while the agent
+//! starts. An old table is freed when a second has passed and every thread was seen outside of the library since. Libraries are
+//! never freed, one for each path, so a library keeps its number when it is mapped again.
 //!
-//! Until the next look (5 ms while there is something to send, else 100), a library that was loaded where another one was
-//! before is taken for that one; where no other was, it gets a number at once and its name then.
+//! Changes are found with the sender's next check: every 5 ms while there is something to send, else every 100 ms. Until then,
+//! a library that was loaded at the address of an earlier one is taken for that one. One at a new address gets a number at once
+//! and its path later.
 //!
-//! dl_iterate_phdr takes a lock of the loader's that a forked child would find taken for ever, before glibc 2.31: fork()
-//! waits until we are out of it (see `before_fork`).
+//! Before glibc 2.31, dl_iterate_phdr takes a lock of the loader's that a forked child would find locked forever. So fork()
+//! waits until the agent has left it (see `before_fork`).
 
 use super::loader::{self, Collection, Object};
 use crate::driver::core::Core;
@@ -19,25 +20,25 @@ use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
-/// Numbers of libraries that a process can name: the ledger keeps twelve bits for them.
+/// Numbers of libraries in a process: the ledger keeps twelve bits for them.
 const NUMBERS: u32 = 1 << 12;
-/// Libraries at a time that were met before the table had them.
+/// Libraries at a time that callbacks met before the table had them.
 const NEW: usize = 32;
-/// Before an old table may go.
+/// Least age at which an old table may be freed.
 const GRACE_NS: u64 = 1_000_000_000;
 
-/// What a call through a library says about who wanted it.
+/// A library's part in a call: whether it can be the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// The driver, CUPTI, this library: where a call arrives.
+    /// The driver, CUPTI, or this library: where a call arrives.
     Driver,
-    /// The CUDA runtime, the C library and its kin: whoever called them wanted it.
+    /// The CUDA runtime, the C library and similar ones: their own caller counts.
     Between,
-    /// Anybody else.
+    /// Any other library: the caller.
     Caller,
 }
 
-/// Beginnings of the names of the driver's files, and of those that pass calls on.
+/// Prefixes of the file names of the driver's libraries, and of those that pass calls on.
 const DRIVER: &[&str] =
     &["libgpumem", "libcuda.so", "libcupti", "libnvidia-", "libnvperf", "linux-vdso", "linux-gate"];
 const BETWEEN: &[&str] = &[
@@ -63,7 +64,7 @@ const BETWEEN: &[&str] = &[
 ];
 
 impl Part {
-    /// Of the file at `path`.
+    /// Returns the part of the file at `path`.
     pub(crate) fn of(path: &str) -> Part {
         let name = path.rsplit('/').next().unwrap_or(path);
         let is = |beginnings: &[&str]| beginnings.iter().any(|beginning| name.starts_with(beginning));
@@ -77,15 +78,14 @@ impl Part {
     }
 }
 
-/// A file that was mapped at some time; kept for good.
+/// A file that was mapped at some time; never freed.
 #[derive(Debug)]
 pub(crate) struct Library {
     path: Box<str>,
-    /// See `Part`.
     pub part: Part,
     base: u64,
     bytes: u64,
-    /// 0 until a callback needs one.
+    /// 0 until a callback needs a number.
     id: AtomicU16,
 }
 
@@ -98,25 +98,25 @@ struct Segment {
     library: &'static Library,
 }
 
-/// See the module's text.
+/// Mapped segments, sorted by address.
 #[derive(Debug)]
 pub(crate) struct Table {
     segments: Box<[Segment]>,
 }
 
-/// What an address is.
+/// What lies at an address.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Place {
-    /// In a function of this library.
+    /// A function of this library.
     Code(&'static Library),
-    /// In something else of a library's.
+    /// Other contents of a library.
     Data,
-    /// In no library that the table has.
+    /// No library of the table.
     Elsewhere,
 }
 
 impl Table {
-    /// What lies at `address`.
+    /// Returns what lies at `address`.
     #[inline]
     pub(crate) fn find(&self, address: usize) -> Place {
         let after = self.segments.partition_point(|segment| segment.start <= address);
@@ -133,7 +133,7 @@ impl Table {
     }
 }
 
-/// For the sender: the file in which a function lies, and where it begins in memory.
+/// Returns the path of the file in which a function lies, and its start address in memory. For the sender.
 pub(crate) fn file_at(address: usize) -> Option<(&'static str, u64)> {
     match table()?.find(address) {
         Place::Code(library) if library.part == Part::Caller => Some((&library.path, library.base)),
@@ -142,25 +142,25 @@ pub(crate) fn file_at(address: usize) -> Option<(&'static str, u64)> {
 }
 
 static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
-/// Grows with each table: what was found in an older one is looked for again.
+/// Increases with each table and with `look_again`; results found with an older value are not reused.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 static NUMBERED: AtomicU32 = AtomicU32::new(1);
 
-/// Grows with each table.
+/// Returns the current generation.
 #[inline(always)]
 pub(crate) fn generation() -> u32 {
     GENERATION.load(Acquire)
 }
 
-/// What was found so far may be wrong.
+/// Invalidates results found so far: they may be wrong.
 pub(crate) fn look_again() {
     GENERATION.fetch_add(1, AcqRel);
 }
 
-/// The newest table, for the time that the calling thread is marked as inside of the library.
+/// Returns the newest table. It is valid while the calling thread is marked as inside of the library.
 #[inline(always)]
 pub(crate) fn table() -> Option<&'static Table> {
-    // SAFETY: null, or a table that goes only after this thread was seen outside.
+    // SAFETY: null, or a table that is freed only after this thread was seen outside.
     unsafe { TABLE.load(Acquire).as_ref() }
 }
 
@@ -169,7 +169,7 @@ fn next_number() -> u16 {
     taken.map_or(0, |number| number as u16)
 }
 
-/// The number of a library, introduced with its path the first time; 0 when there are too many. Allocates nothing.
+/// Returns the number of a library, and reports its path the first time; 0 when there are too many. Does not allocate.
 pub(crate) fn number(core: &Core, library: &Library) -> u16 {
     match library.id.load(Relaxed) {
         0 => introduce(core, library),
@@ -188,14 +188,14 @@ fn introduce(core: &Core, library: &Library) -> u16 {
             say(core, id, library);
             id
         }
-        Err(first) => first, // another thread's; ours is used by nobody
+        Err(first) => first, // another thread was first; this number stays unused
     }
 }
 
-/// Numbers of PyTorch's allocator's library; 0 where there is none.
+/// Numbers of the library of PyTorch's allocator; 0 where there is none.
 static TORCH: [AtomicU16; 2] = [const { AtomicU16::new(0) }; 2];
 
-/// Whether the library with this number is the one that PyTorch's allocator lies in.
+/// Whether the library with this number contains PyTorch's allocator.
 #[inline(always)]
 pub(crate) fn is_torch(number: u16) -> bool {
     number != 0 && TORCH.iter().any(|torch| torch.load(Relaxed) == number)
@@ -213,7 +213,7 @@ fn say(core: &Core, id: u16, library: &Library) {
     core.recorder.names.add(&Record { stamp, body });
 }
 
-/// A library that a callback has met before the table had it: its number is used, its path follows.
+/// A library that a callback met before the table had it. Its number is in use; its path is reported later.
 struct Fresh {
     start: AtomicUsize,
     id: AtomicU16,
@@ -221,11 +221,11 @@ struct Fresh {
 
 static FRESH: [Fresh; NEW] = [const { Fresh { start: AtomicUsize::new(0), id: AtomicU16::new(0) } }; NEW];
 
-/// `_dl_find_object`, from glibc 2.35 on: finds a mapped file without a lock.
+/// `_dl_find_object`, in glibc 2.35 and later: finds a mapped file without a lock.
 type FindObject = unsafe extern "C" fn(*const c_void, *mut Found) -> c_int;
 static FIND_OBJECT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// `struct dl_find_object`, and room for what later versions add.
+/// `struct dl_find_object`, with room for fields of later versions.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 struct Found {
@@ -235,21 +235,22 @@ struct Found {
     rest: [u64; 29],
 }
 
-/// The beginning of the mapped file at `address`, as the loader has it now; `None` where it cannot be asked.
+/// Returns the start of the mapped file at `address`, as the loader knows it now; `None` if there is none or no
+/// `_dl_find_object`.
 pub(crate) fn mapped_at(address: usize) -> Option<usize> {
     let find = FIND_OBJECT.load(Relaxed);
     if find.is_null() {
         return None;
     }
-    // SAFETY: the C library's function of this name and type, which takes no lock and allocates nothing.
+    // SAFETY: the C library's function of this name and type; it takes no lock and allocates nothing.
     let find: FindObject = unsafe { std::mem::transmute(find) };
     let mut found = Found { flags: 0, start: 0, end: 0, rest: [0; 29] };
-    // SAFETY: any address may be asked for; a place for the answer.
+    // SAFETY: any address may be looked up, and `found` has room for the answer.
     let is = unsafe { find(address as *const c_void, &mut found) } == 0;
     (is && found.start <= address && address < found.end).then_some(found.start)
 }
 
-/// A number for the file that begins at `start` and is not in the table so far; 0 if there are too many.
+/// Returns a number for the file that begins at `start` and is not in the table yet; 0 if there are too many.
 pub(crate) fn number_of_new(start: usize) -> u16 {
     let has = |fresh: &&Fresh| {
         let known = fresh.start.load(Acquire);
@@ -268,42 +269,43 @@ pub(crate) fn number_of_new(start: usize) -> u16 {
     }
 }
 
-// From here on: the sender's side.
+// From here on: used by the sender.
 
-/// Somebody is inside of dl_iterate_phdr, or forks.
+/// Lock: a thread is inside of dl_iterate_phdr, or forks.
 static GATE: AtomicBool = AtomicBool::new(false);
-/// Turns that fork() waits: a signal handler that forks on the very thread that we are on must not wait for ever.
+/// Retries of fork() before it goes on without the lock. A signal handler may fork on the thread that holds it and must not
+/// wait forever.
 const TURNS: u32 = 1 << 14;
-/// The forking thread holds the gate.
+/// The forking thread holds the lock.
 static HELD: AtomicBool = AtomicBool::new(false);
 
-/// Waits until nobody is inside of dl_iterate_phdr, and keeps it so.
+/// Waits until no thread is inside of dl_iterate_phdr, and keeps others out.
 pub(crate) fn before_fork() {
     for _ in 0..TURNS {
         if !GATE.swap(true, Acquire) {
             HELD.store(true, Relaxed);
             return;
         }
-        // SAFETY: no arguments.
+        // SAFETY: takes no arguments.
         unsafe { libc::sched_yield() };
     }
 }
 
-/// In the parent.
+/// Releases the lock in the parent.
 pub(crate) fn after_fork() {
     if HELD.swap(false, Relaxed) {
         GATE.store(false, Release);
     }
 }
 
-/// In the child, which has one thread.
+/// Releases the lock in the child, which has one thread.
 pub(crate) fn in_child() {
     HELD.store(false, Relaxed);
     GATE.store(false, Release);
 }
 
 static REGISTRY: Mutex<Registry> = Mutex::new(Registry::NEW);
-/// For tests: how often a table was made.
+/// For tests: number of tables built.
 pub static TABLES: AtomicU64 = AtomicU64::new(0);
 
 struct Registry {
@@ -312,11 +314,11 @@ struct Registry {
     retired: Vec<(u64, *mut Table)>,
 }
 
-// SAFETY: the tables are nobody else's to free.
+// SAFETY: only the registry frees the tables.
 unsafe impl Send for Registry {}
 
-/// Looks whether files were mapped or unmapped, and makes a new table if so. For the sender and the start. False if it
-/// could not look: somebody forks.
+/// Checks whether files were mapped or unmapped, and builds a new table if so. For the sender and the start. Returns false if
+/// it could not check because a thread forks.
 pub fn look(core: &Core) -> bool {
     if GATE.swap(true, Acquire) {
         return false;
@@ -326,10 +328,10 @@ pub fn look(core: &Core) -> bool {
     looked
 }
 
-/// How often a thread of the host's asks for its place in `in_loader`.
+/// Retries of a thread of the host in `in_loader`.
 const PATIENCE: u32 = 320;
 
-/// Runs `work`, which uses dl_iterate_phdr, while nobody forks; `None` if it could not after a moment.
+/// Runs `work`, which uses dl_iterate_phdr, while no thread forks; `None` if it could not get the lock in time.
 pub(crate) fn in_loader<T>(work: impl FnOnce() -> T) -> Option<T> {
     for turn in 0..PATIENCE {
         if !GATE.swap(true, Acquire) {
@@ -342,7 +344,7 @@ pub(crate) fn in_loader<T>(work: impl FnOnce() -> T) -> Option<T> {
     None
 }
 
-/// Frees tables that nobody reads any more. For the sender, now and then.
+/// Frees tables that no thread reads any more. The sender calls it regularly.
 pub(crate) fn reclaim(now_ns: u64) {
     let Ok(mut registry) = REGISTRY.try_lock() else { return };
     let due = |retired: &(u64, *mut Table)| now_ns.saturating_sub(retired.0) >= GRACE_NS;
@@ -351,7 +353,7 @@ pub(crate) fn reclaim(now_ns: u64) {
     {
         registry.retired.retain(|retired| {
             if due(retired) {
-                // SAFETY: made by `publish`; nobody has it any more.
+                // SAFETY: `publish` made it, and no thread uses it any more.
                 drop(unsafe { Box::from_raw(retired.1) });
             }
             !due(retired)
@@ -369,7 +371,7 @@ impl Registry {
             return;
         }
         if self.seen.is_none() {
-            // SAFETY: a C string.
+            // SAFETY: the name is a C string.
             let find = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_dl_find_object".as_ptr()) };
             FIND_OBJECT.store(find, Relaxed);
         }
@@ -408,7 +410,7 @@ impl Registry {
         if let Some(library) = self.libraries.get(path) {
             return library;
         }
-        // We are no caller, whatever our file is called; but where we are linked into the program, the program is one.
+        // The agent is never the caller, whatever its file is called. Where it is linked into the program, the program is one.
         let here = look as *const () as usize;
         let is_ours = index != 0 && object.start <= here && here < object.end;
         let library: &'static Library = Box::leak(Box::new(Library {
@@ -423,7 +425,7 @@ impl Registry {
     }
 }
 
-/// Says the paths of libraries that callbacks have met first.
+/// Reports the paths of libraries that callbacks met before the table had them.
 fn name_new(core: &Core, starts: &[(usize, &'static Library)]) {
     for fresh in &FRESH {
         let (start, id) = (fresh.start.load(Acquire), fresh.id.load(Acquire));

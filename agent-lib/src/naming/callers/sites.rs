@@ -1,7 +1,7 @@
-//! Allocations that nothing names: they are called after the file and the function that asked for them, `train/load_weights`.
+//! Names for untagged allocations: the file and the function that asked for them, e.g. `train/load_weights`.
 //!
-//! A callback knows no more than a return address, and may not look further. It leaves that here; the sender finds the function in
-//! the symbols of the file, and says it as a tag, if the allocation is still there and has none.
+//! A callback knows only a return address and must not search further. It leaves that here. The sender finds the function in
+//! the file's symbols and sends it as a tag, if the allocation still exists and has none.
 
 use super::{modules, symbols};
 use crate::base::row::Key;
@@ -13,9 +13,9 @@ use std::collections::HashMap;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
-/// Allocations that wait: of more between two rounds of the sender the rest stay without a name.
+/// Allocations that can wait between two rounds of the sender; further ones stay unnamed.
 const PLACES: usize = 128;
-/// Functions that are remembered; a program asks for memory in a few places.
+/// Most functions to remember; a program asks for memory in a few places.
 const KNOWN: usize = 4096;
 
 const FREE: u32 = 0;
@@ -37,14 +37,14 @@ static WAITING: [Waiting; PLACES] = [const {
         site: AtomicUsize::new(0),
     }
 }; PLACES];
-/// How many there are, about: what the sender looks at when there is nothing.
+/// Approximate number of waiting allocations; lets the sender return early when there are none.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Remembers that the allocation of record `seq` has no name. Segments of PyTorch's need none: its blocks have names.
+/// Notes that the allocation of record `seq` has no name. Skips segments of PyTorch: the blocks in them have names.
 #[cold]
 #[inline(never)]
 pub(crate) fn note(core: &Core, thread: &Thread, module: u16, address: u64, seq: u64) {
-    // SAFETY: the calling thread's own place; nobody else looks at it.
+    // SAFETY: only the calling thread uses its own data.
     let site = unsafe { thread.own().callers.site };
     if site == 0 || !core.settings.layers.sites || modules::is_torch(module) {
         return;
@@ -58,7 +58,7 @@ pub(crate) fn note(core: &Core, thread: &Thread, module: u16, address: u64, seq:
     COUNT.fetch_add(1, Release);
 }
 
-/// In a forked child, whose memory is another one.
+/// Clears the table in a forked child, whose memory is separate.
 pub(crate) fn in_child() {
     for place in &WAITING {
         place.state.store(FREE, Relaxed);
@@ -66,18 +66,20 @@ pub(crate) fn in_child() {
     COUNT.store(0, Relaxed);
 }
 
-/// What the sender remembers of sites.
+/// The sender's cache of functions.
 #[derive(Debug, Default)]
 pub(crate) struct Sites {
-    /// Tags by return address; 0 where no function is known. Of one table of libraries: others may lie there later.
+    /// Tags by return address; 0 where no function is known. Cleared with each new table of libraries, as addresses may be
+    /// reused.
     known: HashMap<usize, u32>,
     generation: u32,
 }
 
 impl Sites {
-    /// Names what waits.
+    /// Names the waiting allocations.
     pub(crate) fn name(&mut self, core: &Core, thread: &Thread) {
-        // While somebody measures a range (record/high_water.rs), a name that is changed just when its row goes would be counted twice: later.
+        // Not while a range's high-water mark is measured (record/high_water.rs): a name that changes as its row is removed
+        // would be counted twice.
         if COUNT.load(Acquire) == 0 || high_water::open() {
             return;
         }
@@ -108,7 +110,7 @@ impl Sites {
     }
 }
 
-/// Of the allocation of record `seq`, if it is still there and nobody has named it meanwhile.
+/// Names the allocation of record `seq`, if it still exists and is still unnamed.
 fn name_one(core: &Core, thread: &Thread, address: u64, seq: u64, tag: u32) {
     let key = Key::Allocation(address);
     let is_nameless =
@@ -117,15 +119,15 @@ fn name_one(core: &Core, thread: &Thread, address: u64, seq: u64, tag: u32) {
         return;
     }
     let use_as = (Role::Unknown, Phase::Unknown);
-    // No record of the sender's own may come back to it.
+    // The sender's own record must not wake the sender.
     thread.busy.store(1, Relaxed);
     core.say_retag(thread, key, Body::Retag { address, block_seq: seq, pool: 0, use_as }, tag);
     thread.busy.store(0, Relaxed);
 }
 
-/// `file/function` of a return address; `None` if the file does not say it.
+/// Returns `file/function` of a return address; `None` if the file has no symbol for it.
 fn path_of(site: usize) -> Option<String> {
-    // A call may be the last instruction of a function: the one before the return address is meant.
+    // A call may be the last instruction of a function, so the byte before the return address is looked up.
     let address = site.checked_sub(1)?;
     let (path, start) = modules::file_at(address)?;
     let symbol = symbols::at(path.as_ref(), start, address as u64)?;
@@ -138,8 +140,8 @@ fn path_of(site: usize) -> Option<String> {
     is_one.then_some(path)
 }
 
-/// As people write it. Of a mangled name what says where the function is: names of namespaces, classes and the function, without
-/// types. Calling the C++ library's own demangler would need it to be there.
+/// Demangles a symbol to the names of namespaces, classes and the function, without types. Calling the C++ library's own
+/// demangler would require that library to be loaded.
 fn readable(symbol: &CStr) -> Option<String> {
     let symbol = symbol.to_str().ok()?;
     let symbol = symbol.split_once('.').map_or(symbol, |(name, _)| name); // f.cold, f.isra.0: parts and copies of f
@@ -159,7 +161,7 @@ fn readable(symbol: &CStr) -> Option<String> {
         let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
         let Some(length) = rest.get(..digits).and_then(|digits| digits.parse::<usize>().ok()) else { break };
         let Some(part) = rest.get(digits..).and_then(|rest| rest.get(..length)) else { break };
-        // Rust's older names end with a hash.
+        // Rust's older mangled names end with a hash.
         let is_hash = part.len() == 17
             && part.starts_with('h')
             && part[1..].bytes().all(|byte| byte.is_ascii_hexdigit());

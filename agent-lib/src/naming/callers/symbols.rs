@@ -1,5 +1,5 @@
-//! The function at an address, as the file on disk says: from its symbols, or, where they were stripped, from those that it exports.
-//! For the sender. Files may be damaged or replaced: what does not fit is not there.
+//! Finds the function at an address in the file on disk: from its symbol table or, in stripped files, from its exported
+//! symbols. For the sender. Files may be damaged or replaced; inconsistent data is treated as absent.
 
 use crate::base::descriptor;
 use std::ffi::CString;
@@ -7,26 +7,26 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Bytes of a table of symbols that are read: 700,000 of them.
+/// Largest symbol table that is read, in bytes: 700,000 symbols.
 const MOST: u64 = 16 << 20;
-/// Bytes of a name.
+/// Longest name, in bytes.
 const NAME: usize = 1024;
 const SECTIONS: u16 = 8192;
-/// Programs and libraries have a dozen.
+/// Most segments to read; programs and libraries have a dozen.
 const SEGMENTS: u16 = 256;
 
 const SYMBOLS: u32 = 2;
 const EXPORTED: u32 = 11;
 const LOAD: u32 = 1;
-/// A function, and one that is chosen when it is loaded.
+/// Symbol types: function, and function chosen when it is loaded (IFUNC).
 const FUNCTIONS: [u8; 2] = [2, 10];
 
-/// Its name, in the file that is mapped from `start` on.
+/// Returns the name of the function at `address`, in the file that is mapped from `start` on.
 pub(crate) fn at(path: &Path, start: u64, address: u64) -> Option<CString> {
     name(&descriptor::file_up(File::open(path).ok()?).ok()?, start, address)
 }
 
-/// The same of a file that is open.
+/// The same for an open file.
 pub(crate) fn name(file: &impl FileExt, start: u64, address: u64) -> Option<CString> {
     let head: [u8; 64] = read(file, 0)?;
     if !head.starts_with(b"\x7fELF\x02\x01") {
@@ -37,7 +37,7 @@ pub(crate) fn name(file: &impl FileExt, start: u64, address: u64) -> Option<CStr
     let (sections, bytes, count) = (u64_at(&head, 40)?, u64::from(u16_at(&head, 58)?), u16_at(&head, 60)?);
     let section =
         |number: u64| -> Option<[u8; 64]> { read(file, sections.checked_add(number.checked_mul(bytes)?)?) };
-    // A file that ends before its headers do has no more of them.
+    // If the file ends before its headers do, the remaining ones are ignored.
     let headers = || (0..u64::from(count.min(SECTIONS))).map_while(section);
     let of_kind = |kind: u32| headers().find(|header| u32_at(header, 4) == Some(kind));
     if bytes < 64 {
@@ -54,7 +54,8 @@ pub(crate) fn name(file: &impl FileExt, start: u64, address: u64) -> Option<CStr
     CString::new(text).ok().filter(|name| !name.is_empty())
 }
 
-/// Where the first segment wants to lie, in whole pages: the difference to where it lies is the same for all addresses.
+/// Returns the preferred address of the first segment, rounded down to a page. Its distance from the actual address is the same
+/// for all addresses.
 fn first_segment(file: &impl FileExt, head: &[u8; 64]) -> Option<u64> {
     let (offset, bytes, count) = (u64_at(head, 32)?, u64::from(u16_at(head, 54)?), u16_at(head, 56)?);
     if bytes < 56 {
@@ -67,7 +68,7 @@ fn first_segment(file: &impl FileExt, head: &[u8; 64]) -> Option<u64> {
     Some(u64_at(&first, 16)? & !0xfff)
 }
 
-/// The offset of the name of the function that `address` is in.
+/// Returns the offset of the name of the function that contains `address`.
 fn function(file: &impl FileExt, table: &[u8; 64], address: u64) -> Option<u32> {
     let (offset, bytes) = (u64_at(table, 24)?, u64_at(table, 32)?);
     if bytes > MOST {
@@ -143,7 +144,7 @@ mod tests {
         for at_byte in (0..64).chain(200..260) {
             let [byte] = read::<1>(&file, at_byte).expect("within");
             file.write_all_at(&[byte ^ 0xff], at_byte).expect("written");
-            at(&path, start, function); // an answer or none, and no panic
+            at(&path, start, function); // returns an answer or none, and does not panic
             file.write_all_at(&[byte], at_byte).expect("written");
         }
         assert!(at(&path, start, function).is_some());
@@ -155,7 +156,7 @@ mod tests {
         std::fs::remove_file(&path).expect("removed");
     }
 
-    /// Bytes as a file that counts how often it is read.
+    /// A file in memory that counts its reads.
     struct Counted(Vec<u8>, std::cell::Cell<u32>);
 
     impl FileExt for Counted {
@@ -176,7 +177,7 @@ mod tests {
         let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
         put(32, &64_u64.to_le_bytes());
         put(40, &128_u64.to_le_bytes());
-        // As many of each as there can be: the first one is there.
+        // The most headers of each kind that are possible; the first one is there.
         put(54, &[56, 0, 255, 255]);
         put(58, &[64, 0, 255, 255]);
         for (kind, most) in [(0_u32, 3), (LOAD, 5)] {
@@ -185,7 +186,7 @@ mod tests {
             assert_eq!(name(&counted, 0, 1), None);
             assert!(counted.1.get() <= 2 * most, "{} reads", counted.1.get());
         }
-        // Headers of no length would be the same one for ever.
+        // Headers of length 0 would repeat the same one forever.
         (file[54], file[58]) = (0, 0);
         let counted = Counted(file, 0.into());
         assert_eq!((name(&counted, 0, 1), counted.1.get()), (None, 1));

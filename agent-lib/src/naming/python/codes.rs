@@ -1,80 +1,81 @@
-//! The code objects that mean something to us, by address.
+//! Table of the code objects with a known meaning, by address.
 //!
-//! Looked up once per frame of each walk, nearly always in vain: one word that is 0. Nothing is read of the code object itself, so a
-//! wrong address of a frame's code finds nothing. Whoever says one keeps it alive.
+//! Each walk looks up every frame here. Most lookups find nothing, so that case reads a single word that is 0. The code object
+//! itself is never read, so a wrong address in a frame only finds nothing. The code that registers a code object keeps it
+//! alive.
 
 use crate::naming::sequence;
 use gpumem_wire::{Phase, Role};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
-/// Words; a power of two.
+/// Words of the table; a power of two.
 const PLACES: usize = 1024;
-/// At most a fourth of them is used.
+/// Most entries in use: a fourth of the table.
 const MOST: usize = PLACES / 4;
-/// Places a code object may lie away from where it belongs.
+/// Longest distance of an entry from its home position.
 const REACH: usize = 8;
-/// The address is below, what it is above.
+/// Address in the lower bits of a word; the meaning is above.
 const ADDRESS: u64 = (1 << 48) - 1;
 /// Local variables that can hold the module.
 pub(crate) const SLOTS: u32 = 256;
-/// Added to what a code means: the variable lies in a cell.
+/// Flag in the meaning: the variable lies in a cell.
 const IN_CELL: u64 = 0x80;
 
 /// Which local variable of a frame holds the module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Variable {
-    /// Its number.
+    /// Its index among the local variables.
     pub slot: u16,
-    /// It may lie in a cell, because inner functions use it. Said and not looked at: while CPython 3.11 takes a frame down, its variables
-    /// lead to objects that may be gone, and only those that are known as modules are not.
+    /// It may lie in a cell, because inner functions use it. The registration says so, and the object is not inspected: while
+    /// CPython 3.11 takes a frame down, its variables may point to freed objects. Only objects known as modules are safe then.
     pub in_cell: bool,
 }
 
-/// What a frame with this code means.
+/// Meaning of a frame with this code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum What {
-    /// Nothing any more.
+    /// No meaning any more.
     Nothing,
-    /// A module is called. It is a local variable.
+    /// A call of a module, which is a local variable.
     Module,
     /// An optimizer's step.
     Optimizer,
-    /// Where a backward pass is begun.
+    /// The start of a backward pass.
     Backward,
     /// Parameters are made, moved or loaded. A local variable may be the module.
     Setup,
     /// What happens inside belongs to no module.
     Boundary,
-    /// An optimizer's step, and the optimizer is a local variable: it is said as modules are.
+    /// An optimizer's step with the optimizer as a local variable, registered like a module.
     Step,
-    /// What is allocated in it, or in what it calls, is a parameter: whose and when its callers say.
+    /// Allocations in this function and its callees are parameters. Its callers give the name and the phase.
     Parameter,
-    /// What it allocates itself is a gradient. Not what other Python functions do that it calls.
+    /// Allocations in this function itself are gradients, but not those of Python functions that it calls.
     Gradient,
-    /// Gradients are set to zero or let go. Only asked for when memory runs out.
+    /// Gradients are set to zero or freed. Looked up only when memory runs out.
     ZeroGrad,
-    /// A function that has a backward pass of its own: its forward pass runs without gradients. Only asked for when memory runs out.
+    /// A function with its own backward pass: its forward pass runs without gradients. Looked up only when memory runs out.
     CustomFunction,
-    /// What is allocated in it, or in what it calls, is a gradient: whose and when its callers say.
+    /// Allocations in this function and its callees are gradients. Its callers give the name and the phase.
     Reduction,
-    /// What is allocated in it, or in what it calls, holds keys and values of earlier tokens.
+    /// Allocations in this function and its callees hold keys and values of earlier tokens.
     KvCache,
-    /// What is allocated in it, or in what it calls, is a copy of parameters.
+    /// Allocations in this function and its callees are copies of parameters.
     ParameterCopy,
-    /// Parameters are copied, maybe with their modules, which no hook of PyTorch's shows.
+    /// Parameters are copied, perhaps with their modules. No hook of PyTorch reports this.
     Copying,
-    /// As `KvCache`, unless gradients are computed: then it is kept for the backward pass, whoever else holds it.
+    /// As `KvCache`, unless gradients are computed: then the memory is kept for the backward pass, whatever else holds it.
     CacheUpdate,
     /// Allocations in this function and its callees are optimizer state. Its callers give the name and the phase.
     OptimizerState,
 }
 
-/// Codes that no walk for a name meets: they are kept in a table of their own.
+/// Codes that no walk for a name looks up: they are kept in a table of their own.
 pub(crate) const RARE: u32 = 1 << What::ZeroGrad as u32 | 1 << What::CustomFunction as u32;
 
 impl What {
-    /// By its number in gpumem_code.
+    /// Converts the number used in gpumem_code.
     pub(crate) fn from_code(code: u32) -> Option<Self> {
         use What::*;
         const ALL: [What; 17] = [
@@ -99,13 +100,14 @@ impl What {
         ALL.get(code as usize).copied()
     }
 
-    /// Whether it is one of those. A match would jump through a table, which is guessed wrong where frames of all kinds follow each other.
+    /// Whether it is in a set of bits. A match would use a jump table, which is often mispredicted where frames of all kinds
+    /// alternate.
     #[inline(always)]
     pub(crate) fn is_of(self, those: u32) -> bool {
         1 << self as u32 & those != 0
     }
 
-    /// What is done there.
+    /// Returns the phase that the frame implies.
     #[inline(always)]
     pub(crate) fn phase(self) -> Phase {
         const OF: [Phase; 17] = {
@@ -120,7 +122,7 @@ impl What {
         OF[self as usize]
     }
 
-    /// What it says that memory is for that the calling thread allocates.
+    /// Returns the role that the frame implies for allocations of the calling thread.
     pub(crate) fn role(self) -> Role {
         match self {
             What::Parameter => Role::Parameter,
@@ -134,7 +136,7 @@ impl What {
     }
 }
 
-/// The table: address | what << 48 | in a cell << 55 | number of the local variable << 56.
+/// The table. A word is address | meaning << 48 | in a cell << 55 | number of the local variable << 56.
 #[derive(Debug)]
 pub(crate) struct Codes {
     places: [AtomicU64; PLACES],
@@ -144,7 +146,7 @@ pub(crate) struct Codes {
 }
 
 impl Codes {
-    /// An empty one.
+    /// Creates an empty table.
     pub(crate) const fn new() -> Self {
         Codes {
             places: [const { AtomicU64::new(0) }; PLACES],
@@ -163,7 +165,7 @@ impl Codes {
         &self.places[(Self::home(code) + probe) % PLACES]
     }
 
-    /// What a frame with this code means, and which local variable counts.
+    /// Returns the meaning of a frame with this code, and which local variable it concerns.
     #[inline(always)]
     pub(crate) fn get(&self, code: u64) -> Option<(What, Variable)> {
         let first = self.at(code, 0).load(Relaxed);
@@ -187,7 +189,7 @@ impl Codes {
         None
     }
 
-    /// Says what a code object means; `Nothing` takes it back. Whether there was room.
+    /// Registers the meaning of a code object; `Nothing` withdraws it. Returns whether there was room.
     pub(crate) fn say(&self, code: u64, what: What, slot: u32, in_cell: bool) -> bool {
         let known = code != 0 && code & !ADDRESS == 0 && slot < SLOTS;
         let what_byte = what as u64 | if in_cell { IN_CELL } else { 0 };
@@ -210,7 +212,7 @@ impl Codes {
                     Err(other) => found = other,
                 }
             }
-            // Its own place; or one that means nothing any more, whose code object may be gone.
+            // Its own entry; or one without a meaning, whose code object may be gone.
             let free = found >> 48 & 0x7f == 0 && what != What::Nothing;
             if (found & ADDRESS == code || free)
                 && place.compare_exchange(found, word, AcqRel, Relaxed).is_ok()
@@ -245,7 +247,7 @@ mod tests {
             assert!(!codes.say(code, What::Module, slot, false), "{code:x} {slot}");
         }
         assert_eq!(codes.refused.load(Relaxed), 3);
-        // A frame whose code is null, or any garbage, is unknown.
+        // A frame whose code is null or garbage has no meaning.
         for code in [0, 1, u64::MAX, 1 << 48, 0x5555_0000_1000 | 1 << 48] {
             assert_eq!(codes.get(code), None, "{code:x}");
         }

@@ -1,39 +1,44 @@
-//! The interpreter in this process: its functions, types and version. Found by name, so that nothing of Python is linked.
+//! Finds the Python interpreter in this process by symbol name: its functions, types and version. The agent does not link to
+//! Python.
 
 use crate::naming::python::layout::{self, Layout, NO_GIL};
 use crate::naming::python::memory::{Careful, Pointer};
 use crate::naming::python::text::Types;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-/// What the walk needs of it. Never freed.
+/// The parts of the interpreter that the walk uses. Never freed.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Interpreter {
-    /// PyGILState_GetThisThreadState: the calling thread's state, also without the GIL.
+    /// PyGILState_GetThisThreadState: returns the calling thread's state, also without the GIL.
     pub state: unsafe extern "C" fn() -> *mut c_void,
-    /// Py_IsInitialized: 0 from the moment on when it begins to take down the states of other threads.
+    /// Py_IsInitialized: 0 as soon as the interpreter begins to destroy the states of other threads.
     pub running: unsafe extern "C" fn() -> c_int,
-    /// PyCell_Type.
+    /// Address of PyCell_Type.
     pub cell: u64,
-    /// Where things are.
+    /// Offsets of the interpreter's structures.
     pub layout: Layout,
-    /// For texts.
+    /// Types used to read texts.
     pub types: Types,
 }
 
-/// An address by name, of what the program and its libraries offer to everybody: extension modules find the interpreter that way, too.
+/// Returns the address of a global symbol of the program and its libraries. Extension modules find the interpreter in the same
+/// way.
 fn symbol(name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: a C string.
+    // SAFETY: the name is a C string.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     (!found.is_null()).then_some(found)
 }
 
-/// Whether there is one.
+/// Whether this process has a Python interpreter.
 pub(crate) fn present() -> bool {
     symbol(c"PyGILState_GetThisThreadState").is_some()
 }
 
-/// Looks at it; else why it is not read.
+/// Finds the interpreter.
+///
+/// # Errors
+/// Returns the reason why its frames are not read.
 pub(crate) fn interpreter(careful: &Careful) -> Result<Interpreter, String> {
     let need = |name: &CStr| {
         let missing = || format!("no {} in this process", name.to_string_lossy());

@@ -1,5 +1,6 @@
-//! The reader of frames on images of memory: right ones, damaged ones, and noise. It ends, it reads only whole words at pointers that it has
-//! checked, within the room that it may, and it never panics. GPUMEM_FUZZ says how many images of each kind; 400 without it.
+//! Fuzz tests of the frame reader on memory images: valid ones, damaged ones, and noise. The reader must end, must not panic,
+//! and must read only whole words at checked pointers within its limits. GPUMEM_FUZZ sets the number of images of each kind
+//! (400 by default).
 
 use crate::base::row::FrameName;
 use crate::naming::python::codes::{Codes, What};
@@ -19,7 +20,7 @@ const TYPES: Types = Types { code: BASE + 0x100, text: BASE + 0x180, bytes: BASE
 const CELL: u64 = BASE + 0x280;
 const MODULE: u64 = BASE + 0x300;
 
-/// Memory that answers everywhere: with the image, else with noise or not at all. It checks how it is read.
+/// Memory in which every address answers: with the image, else with noise or not at all. It checks each read.
 struct Image {
     words: Vec<u64>,
     elsewhere: bool,
@@ -87,7 +88,7 @@ impl Dice {
         (self.next() % end as u64) as usize
     }
 
-    /// A word as memory has them: pointers into the image, small numbers, noise.
+    /// Returns a typical word of memory: pointers into the image, small numbers, noise.
     fn word(&mut self) -> u64 {
         let near = BASE + self.below(WORDS) as u64 * 8;
         match self.below(16) {
@@ -112,7 +113,7 @@ const FRAMES: u64 = BASE + 0x1400;
 const FRAME_BYTES: u64 = 0x200;
 const COUNT: usize = 8;
 
-/// A thread with eight frames: `work` (unknown), `call` on each module from the innermost on, `main`s.
+/// Builds a thread with eight frames: `work` (no meaning), `call` on each module from the innermost on, and several `main`.
 fn image(layout: &Layout) -> Image {
     let mut image = Image { words: vec![0; WORDS], elsewhere: false, reads: Cell::new(0) };
     let tagged = |word: u64| if layout.mask == u64::MAX { word } else { word | 1 };
@@ -128,7 +129,8 @@ fn image(layout: &Layout) -> Image {
         text_object(&mut image, layout, file, TYPES.text, "file.py");
         image.put(lines + 8, TYPES.bytes);
         image.put(lines + 16, 2);
-        // One range of instructions, a line further than the first; for 3.11 on: without columns, by 1.
+        // One range of instructions, a line further than the first. For 3.11 and later: without columns, advances the line by
+        // 1.
         let table: &[u8] = match layout.lines {
             layout::Lines::Steps | layout::Lines::Ranges => &[0, 1, 100, 0],
             layout::Lines::Locations => &[0x80 | 13 << 3 | 7, 2],
@@ -182,7 +184,7 @@ struct Tables {
     lines: Lines,
 }
 
-/// `call` calls a module, `CODES[3]` is an optimizer; the modules are children of each other, the outermost last.
+/// `call` calls a module and `CODES[3]` is an optimizer. Each module is a child of the next one.
 fn tables() -> Tables {
     let tables = Tables { codes: Codes::new(), modules: Modules::new(), names: names(), lines: Lines::new() };
     tables.lines.prepare();
@@ -202,7 +204,7 @@ impl Tables {
         let known = Known { codes: &self.codes, modules: &self.modules, names: &self.names, cell: CELL };
         image.reads.set(0);
         let found = known.find(&Reader { memory: image, layout }, STATE);
-        // Two words a frame; of one that means something the variable, its type, a cell, and the bases of its type.
+        // Two words for each frame. For one with a meaning also the variable, its type, a cell, and the bases of its type.
         assert!(image.reads.get() <= 2 * MOST * (8 + 64), "{} reads", image.reads.get());
         found
     }
@@ -210,7 +212,7 @@ impl Tables {
     fn line(&self, image: &Image, layout: &Layout) -> String {
         image.reads.set(0);
         let tag = self.lines.tag(&self.names, &Reader { memory: image, layout }, &TYPES, STATE);
-        // Of each frame its code, of that its type, file and first line; the text of each file once, and that of one line.
+        // For each frame its code, the code's type, file and first line. Each file's text once, and the text of one line.
         assert!(image.reads.get() <= MOST * 1000 + (1 << 16), "{} reads", image.reads.get());
         String::from_utf8_lossy(self.names.path(tag).unwrap_or_default()).into_owned()
     }
@@ -257,7 +259,7 @@ fn a_thread_is_read_as_it_is_in_every_layout() {
             let whole = expected[..most].rfind('\n').map_or(0, |end| end + 1);
             assert_eq!(used, whole, "only whole lines");
         }
-        // The variable in a cell; then none.
+        // First the variable in a cell, then no variable.
         let local = FRAMES + FRAME_BYTES + u64::from(layout.locals);
         image.put(BASE + 0x10c8, CELL);
         image.put(BASE + 0x10d0, OBJECTS[0]);
@@ -266,7 +268,7 @@ fn a_thread_is_read_as_it_is_in_every_layout() {
         assert!(prove(&image, &layout).is_err());
         image.put(local, 0);
         assert_eq!(path(&image), Some(("Root.3".to_owned(), Phase::Forward)));
-        // A chain that leads back to itself ends.
+        // A chain of frames with a cycle ends.
         let root = FRAMES + 3 * FRAME_BYTES;
         image.put(root + u64::from(layout.previous), FRAMES);
         for index in 0..3 {
@@ -297,7 +299,7 @@ fn a_frame_says_what_memory_is_for_and_its_callers_whose_it_is() {
     ];
     for (what, role) in pairs {
         assert_eq!(says(&[(work, what)]), Some((inner.clone(), Phase::Forward, role)));
-        // What a module does that is called by it is the module's.
+        // A frame outside of the module's call gives no role.
         assert_eq!(says(&[(main, what)]), Some((inner.clone(), Phase::Forward, Role::Unknown)));
         let backward = [(work, what), (call, What::Nothing), (main, What::Backward)];
         assert_eq!(says(&backward), Some((String::new(), Phase::Backward, role)));
@@ -308,7 +310,7 @@ fn a_frame_says_what_memory_is_for_and_its_callers_whose_it_is() {
             Some((String::new(), Phase::Unknown, role))
         );
     }
-    // By way of a function of which nothing is known.
+    // Through a function without a meaning.
     let called = |what| says(&[(call, What::Nothing), (main, what)]);
     assert_eq!(called(What::Parameter), Some((String::new(), Phase::Unknown, Role::Parameter)));
     assert_eq!(called(What::Gradient), None);
@@ -321,10 +323,10 @@ fn line_is_that_of_the_innermost_frame_of_the_program() {
         let tables = tables();
         let mut image = image(&layout);
         assert_eq!(tables.line(&image, &layout), "file.py:71 work", "{layout:?}");
-        // A line that nobody remembers takes more than twice as many.
+        // A line that is not cached takes more than twice as many reads.
         assert_eq!(tables.line(&image, &layout), "file.py:71 work");
         assert!(image.reads.get() <= 16, "it is remembered: {}", image.reads.get());
-        // Another code object at its address, of the standard library.
+        // Another code object, of the standard library, at the same address.
         let [work, call, main, _] = CODES;
         let library = BASE + 0x3e00;
         text_object(&mut image, &layout, library, TYPES.text, "/usr/lib/python3.11/copy.py");
@@ -332,7 +334,7 @@ fn line_is_that_of_the_innermost_frame_of_the_program() {
         assert_eq!(tables.line(&image, &layout), "file.py:71 call", "{layout:?}");
         image.put_int(call + u64::from(layout.code_first_line), 80);
         assert_eq!(tables.line(&image, &layout), "file.py:81 call", "{layout:?}");
-        // Nothing but the library: the innermost line.
+        // Only library frames: the innermost line counts.
         image.put(call + u64::from(layout.code_file), library);
         image.put(main + u64::from(layout.code_file), library);
         assert_eq!(tables.line(&image, &layout), "copy.py:71 work", "{layout:?}");
@@ -346,7 +348,7 @@ fn no_layout_passes_for_another() {
     for right in Layout::all() {
         let image = image(&right);
         for wrong in Layout::all() {
-            // 3.15 differs from 3.14 in where it says so only.
+            // The layouts of 3.14 and 3.15 differ only in where the interpreter publishes them.
             let same = Layout { version: right.version, mask: right.mask, ..wrong } == right;
             assert_eq!(prove(&image, &wrong).is_ok(), same, "{:?} as {:?}", right.version, wrong.version);
         }
@@ -357,7 +359,7 @@ fn images() -> usize {
     std::env::var("GPUMEM_FUZZ").ok().and_then(|count| count.parse().ok()).unwrap_or(400)
 }
 
-/// Everything that reads, on this image.
+/// Runs every reader on this image.
 fn read_all(tables: &Tables, image: &Image, layout: &Layout, room: &mut [u8]) {
     tables.find(image, layout);
     tables.line(image, layout);
@@ -374,7 +376,7 @@ fn damaged_threads_and_noise_are_survived() {
         let whole = image(&layout);
         let mut alike = 0;
         for turn in 0..images() {
-            // Damaged: some words are others, or have a bit wrong.
+            // Damaged: some words are replaced or have a flipped bit.
             let mut damaged =
                 Image { words: whole.words.clone(), elsewhere: turn % 2 == 0, reads: Cell::new(0) };
             for _ in 0..=dice.below(6) {
@@ -389,7 +391,7 @@ fn damaged_threads_and_noise_are_survived() {
             }
             alike += usize::from(prove(&damaged, &layout).is_ok());
             read_all(&tables, &damaged, &layout, &mut room);
-            // Noise all over, but for where it begins and for some that looks right.
+            // Noise, except for the start and some words that are valid.
             let words = (0..WORDS).map(|_| dice.word()).collect();
             let mut noise = Image { words, elsewhere: turn % 2 == 0, reads: Cell::new(0) };
             for place in 0..WORDS {

@@ -1,4 +1,4 @@
-//! Where CPython keeps what the walk needs, per version, in bytes.
+//! Offsets of CPython's structures that the walk reads, in bytes, for each version.
 //!
 //! ```text
 //!          thread state -> frame     previous  code  first local
@@ -9,69 +9,70 @@
 //! 3.13 on  as published at the start of _PyRuntime
 //! ```
 //!
-//! Measured with the compilers' `offsetof` for x86-64, and proved by agent-lib/tests/suite/frames.rs on every interpreter that it
-//! finds: 3.9.18, 3.10.13, 3.11.7, 3.12.1, 3.13.0, 3.14.10 and 3.15.2 so far. Builds without a GIL are told apart and left alone,
-//! proved on 3.14.9. For aarch64 the structs are the same (LP64, no bit fields among these), but nobody has run it there. Nothing is
-//! taken on trust: selftest.rs compares with what Python says before anything is read without care.
+//! The offsets were measured with the compilers' `offsetof` for x86-64. agent-lib/tests/suite/frames.rs verifies them on every
+//! interpreter that it finds: 3.9.18, 3.10.13, 3.11.7, 3.12.1, 3.13.0, 3.14.10 and 3.15.2 so far. Free-threaded builds are
+//! detected and not read, as verified on 3.14.9. On aarch64 the structs are the same (LP64, no bit fields among these), but
+//! this is untested. The offsets are not trusted: selftest.rs compares the frames with Python's own list before anything is
+//! read directly.
 
 use crate::naming::python::memory::{FAR, Memory, Pointer};
 
-/// A version, as (3, 11).
+/// CPython's version: major and minor, e.g. (3, 11).
 pub(crate) type Version = (u8, u8);
 
-/// How a code object says which line an instruction belongs to.
+/// Format of a code object's table of lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lines {
-    /// 3.9: pairs of bytes, steps of the instruction and of the line.
+    /// 3.9: pairs of bytes: instruction step and line step.
     Steps,
-    /// 3.10: pairs of bytes, length of a range in bytes and the step of its line; -128 for none.
+    /// 3.10: pairs of bytes: length of a range in bytes and its line step; -128 means no line.
     Ranges,
-    /// 3.11 on: entries of variable length.
+    /// 3.11 and later: entries of variable length.
     Locations,
 }
 
-/// How a frame says where it is.
+/// How a frame stores its current instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// A C int, in units of so many bytes.
+    /// Offset of a C int, and the bytes for each unit of it.
     Index(u16, i32),
-    /// A pointer into the code object, whose instructions begin at the second offset.
+    /// Offset of a pointer into the code object, and the offset of the code object's first instruction.
     Instruction(u16, u16),
 }
 
-/// See the module's text.
+/// Offsets in bytes; see the module's docs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Layout {
-    /// Of CPython.
+    /// CPython's version.
     pub version: Version,
-    /// In a thread state: its frame, or what leads to it.
+    /// In a thread state: its frame, or a struct that leads to it.
     pub frame: u16,
-    /// In what the thread state points to: its frame.
+    /// In the struct that the thread state points to: its frame. `None` if the thread state points to the frame.
     pub through: Option<u16>,
-    /// Bits of a reference that are its address: 3.14 and later keep notes in the lowest two.
+    /// Address bits of a reference: 3.14 and later keep flags in the lowest two bits.
     pub mask: u64,
-    /// In a frame: the frame that called it.
+    /// In a frame: the calling frame.
     pub previous: u16,
     /// In a frame: its code object.
     pub code: u16,
     /// In a frame: its first local variable. The others follow.
     pub locals: u16,
-    /// In a frame: where it is.
+    /// In a frame: the current instruction.
     pub place: Place,
-    /// In a frame: whose it is, and the first value that says that it belongs to the interpreter and runs no code of Python's.
+    /// In a frame: its owner, and the first value that means an internal frame of the interpreter, without Python code.
     pub owner: Option<(u16, u8)>,
-    /// In a code object.
+    /// In a code object: its name.
     pub code_name: u16,
-    /// In a code object.
+    /// In a code object: its file.
     pub code_file: u16,
-    /// In a code object: a C int.
+    /// In a code object: its first line, a C int.
     pub code_first_line: u16,
-    /// In a code object.
+    /// In a code object: its table of lines.
     pub code_lines: u16,
-    /// Which kind of them.
+    /// Format of the table of lines.
     pub lines: Lines,
-    /// In a str of ASCII: its characters.
+    /// In an ASCII str: its characters.
     pub text: u16,
     /// In a tuple: its items.
     pub items: u16,
@@ -81,16 +82,16 @@ pub(crate) struct Layout {
 pub(crate) const TYPE: u16 = 8;
 /// In a tuple, bytes or str: its length.
 pub(crate) const LENGTH: u16 = 16;
-/// In a str: what kind it is.
+/// In a str: how its characters are stored.
 pub(crate) const TEXT_STATE: u16 = 32;
-/// In bytes: them.
+/// In bytes: the data.
 pub(crate) const BYTES: u16 = 32;
 /// In a cell: its object.
 pub(crate) const CELL: u16 = 16;
-/// In a type: the tuple of its bases and theirs.
+/// In a type: the tuple of its bases in method resolution order (`tp_mro`).
 pub(crate) const BASES: u16 = 344;
 
-/// Of versions that publish nothing.
+/// Layouts of versions that publish no offsets.
 const KNOWN: [Layout; 4] = [
     Layout {
         version: (3, 9),
@@ -166,7 +167,7 @@ const KNOWN: [Layout; 4] = [
     },
 ];
 
-/// "3.11.7 (main, ...": the version, and whether it has a GIL.
+/// Parses "3.11.7 (main, ...": the version, and whether it has a GIL.
 pub(crate) fn version(text: &str) -> Option<(Version, bool)> {
     let number = text.split([' ', '+']).next()?;
     let mut parts = number.split('.');
@@ -174,7 +175,10 @@ pub(crate) fn version(text: &str) -> Option<(Version, bool)> {
     Some((version, !text.contains("free-threading")))
 }
 
-/// The layout of a version. `runtime` is where _PyRuntime lies.
+/// Returns the layout of a version. `runtime` is the address of _PyRuntime.
+///
+/// # Errors
+/// Returns a reason if the version is unknown or its offsets are inconsistent.
 pub(crate) fn of(version: Version, memory: &impl Memory, runtime: Option<Pointer>) -> Result<Layout, String> {
     let (major, minor) = version;
     let layout = match version {
@@ -205,8 +209,8 @@ const IN_3_13: Parts = Parts { state: 19, frame: 28, code: 34, object: 44, tuple
 const IN_3_14: Parts = Parts { state: 22, frame: 31, code: 39, object: 50, tuple: 56, bytes: 74, text: 77 };
 const IN_3_15: Parts = Parts { state: 22, frame: 39, code: 47, object: 58, tuple: 68, bytes: 86, text: 89 };
 
-/// What the interpreter says of itself. A table of words: the cookie, the version, whether there is no GIL, and parts, each with the
-/// size of the struct that it is of.
+/// Reads the offsets that the interpreter publishes. The table consists of words: a cookie, the version, whether there is no
+/// GIL, and parts. Each part begins with the size of its struct.
 fn published(version: Version, memory: &impl Memory, runtime: Pointer) -> Result<Layout, String> {
     let word =
         |index: u16| memory.word(runtime, index * 8).ok_or_else(|| "_PyRuntime cannot be read".to_owned());
@@ -225,13 +229,13 @@ fn published(version: Version, memory: &impl Memory, runtime: Pointer) -> Result
         14 => (IN_3_14, !3),
         _ => (IN_3_15, !3),
     };
-    // The offset at `index` of the part, of a field with `bytes` bytes inside of the struct.
+    // Returns the offset at `index` of a part, if a field of `bytes` bytes there is aligned and lies inside of the struct.
     let field = |part: u16, index: u16, bytes: u64| -> Result<u16, String> {
         let (size, offset) = (word(part)?, word(part + index)?);
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= size) && offset % bytes == 0;
         u16::try_from(offset).ok().filter(|_| inside).ok_or_else(|| "offsets that make no sense".to_owned())
     };
-    // That what is fixed here is where they say.
+    // Checks that the offsets that are constants here are the published ones.
     let fixed = [
         (parts.object, 1, TYPE),
         (parts.tuple, 2, LENGTH),
@@ -243,7 +247,7 @@ fn published(version: Version, memory: &impl Memory, runtime: Pointer) -> Result
             return Err("objects are not laid out as ever".to_owned());
         }
     }
-    // Behind the struct, or its last bytes: `field` would not take them.
+    // These lie behind the struct or in its last bytes, so `field` would refuse them.
     let text = u16::try_from(word(parts.text + 3)?).unwrap_or(u16::MAX);
     if field(parts.text, 1, 4)? != TEXT_STATE || word(parts.bytes + 2)? != u64::from(BYTES) {
         return Err("str and bytes are not laid out as ever".to_owned());
@@ -269,12 +273,12 @@ fn published(version: Version, memory: &impl Memory, runtime: Pointer) -> Result
     })
 }
 
-/// Why there is nothing without a GIL: another thread may change a module's table of children, its type or its reference
-/// count at any time, and nobody has proved the frames there.
+/// Reason why free-threaded builds are not read. Another thread may change a module's table of children, its type or its
+/// reference count at any time, and reading frames is untested there.
 pub(crate) const NO_GIL: &str = "CPython without a GIL (free-threaded) is not read";
 
 impl Layout {
-    /// Words at multiples of 8, nothing far away.
+    /// Whether all offsets of words are multiples of 8 and within range.
     fn sane(&self) -> bool {
         let place = match self.place {
             Place::Index(at, _) => [at & !7, 0],
@@ -298,7 +302,7 @@ impl Layout {
         near && words.iter().all(|&word| word % 8 == 0 && usize::from(word) < FAR / 2)
     }
 
-    /// Layouts of all versions, for tests: the published ones as x86-64 publishes them.
+    /// Returns the layouts of all versions, for tests: the published ones as x86-64 publishes them.
     #[cfg(test)]
     pub(crate) fn all() -> Vec<Layout> {
         let mut all = KNOWN.to_vec();
@@ -317,7 +321,7 @@ pub(crate) mod tests {
 
     pub(crate) const BASE: u64 = 0x5555_0000_0000;
 
-    /// Words that lie at `BASE`.
+    /// Words at `BASE`.
     #[derive(Debug)]
     pub(crate) struct Words<'a>(pub &'a [u64]);
 
@@ -332,7 +336,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// What 3.13.0, 3.14.10 and 3.15.2 have at the start of _PyRuntime on x86-64, of the parts that are looked at.
+    /// The start of _PyRuntime in 3.13.0, 3.14.10 and 3.15.2 on x86-64, as far as it is read.
     pub(crate) fn image(version: Version, free_threaded: bool) -> Vec<u64> {
         let mut words = vec![0; 96];
         words[0] = u64::from_ne_bytes(*b"xdebugpy");
@@ -398,7 +402,7 @@ pub(crate) mod tests {
         assert!(read((3, 13), &image((3, 13), false)[..60]).is_err());
     }
 
-    /// Whatever a word of it is: no panic, and no offset that the reader would not take.
+    /// With any corrupt word there is no panic and no offset that the reader would refuse.
     #[test]
     fn a_corrupt_table_gives_no_layout_or_a_sane_one() {
         for version in [(3, 13), (3, 14), (3, 15)] {

@@ -1,12 +1,11 @@
-//! Blocks that nothing names: they are named after the line of the program that allocates them, `train.py:212 make_buffer`.
+//! Names for untagged blocks: the program's line that allocates them, e.g. `train.py:212 make_buffer`.
 //!
-//! The line is that of the innermost frame whose file is neither PyTorch's nor the standard library's: a copy that PyTorch or
-//! `copy.deepcopy` makes belongs to its caller. Where all frames are theirs it is the innermost one.
+//! It is the line of the innermost frame whose file belongs neither to PyTorch nor to the standard library. So a copy that
+//! PyTorch or `copy.deepcopy` makes belongs to its caller. If all frames are in libraries, the innermost one counts.
 //!
-//! What a frame means is remembered, as the text of a line takes some microseconds to make: a table from a hash of the code object and
-//! the instruction to the line's tag, without a lock. A code object may be freed and its address be another's soon, so that its
-//! file and first line are part of the hash. A program has a bounded number of lines with tags; of more the blocks have a name
-//! in common.
+//! Lines are cached, as formatting one takes some microseconds. The lock-free cache maps a hash of the code object and the
+//! instruction to the line's tag. A code object may be freed and its address reused, so its file and first line are part of the
+//! hash. The number of lines with their own tag is bounded; the blocks of further lines share a name.
 
 use crate::base::memfd::anonymous;
 use crate::base::row::mix;
@@ -19,37 +18,37 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
 
 /// Entries of the table: a power of two.
 const ENTRIES: usize = 1 << 15;
-/// Entries that are used.
+/// Most entries in use.
 const MOST_ENTRIES: usize = ENTRIES / 2;
-/// Lines with tags of their own.
+/// Most lines with their own tag.
 const MOST_LINES: usize = 4096;
-/// Entries that a look-up tries.
+/// Entries that a lookup tries.
 const REACH: usize = 16;
-/// Tags have fewer bits.
+/// Bits of a tag.
 const TAG_BITS: u32 = 20;
-/// Bits by which entries are told apart.
+/// Bits of the hash that identify an entry.
 const CHECK: u64 = !0 << TAG_BITS;
-/// The tag of a code object whose file is the program's, and of one whose file is not.
+/// Cached instead of a tag, under a code object's hash: its file belongs to the program, or to a library.
 const OWN: u32 = 1;
 const LIBRARY: u32 = 2;
 /// The name that further lines share.
 const REST: &[u8] = b"(other lines)";
 
-/// Packages that allocate for their callers, by the directory in which they are installed.
+/// Packages that allocate for their callers, by install directory.
 const PACKAGES: [&[u8]; 5] = [b"torch/", b"functorch/", b"torchgen/", b"triton/", b"gpumem/"];
-/// Code that was generated: its name says nothing.
+/// Prefixes of the file names of generated code; such names are meaningless to users.
 const GENERATED: [&[u8]; 4] = [b"<frozen ", b"<gpumem", b"<eval_with_key>", b"<torch_package"];
 
-/// See the module's text.
+/// The cache of lines; see the module's docs.
 #[derive(Debug)]
 pub(crate) struct Lines {
-    /// `ENTRIES` of them, once `prepare` was called.
+    /// `ENTRIES` words, once `prepare` was called.
     entries: AtomicPtr<AtomicU64>,
     used: AtomicUsize,
     lines: AtomicUsize,
 }
 
-/// A frame's code object, and what its entries are found by.
+/// A frame's code object and its hash.
 #[derive(Debug, Clone, Copy)]
 struct Code {
     at: Pointer,
@@ -57,7 +56,7 @@ struct Code {
 }
 
 impl Lines {
-    /// None are known.
+    /// Creates an empty cache without a table.
     pub(crate) const fn new() -> Self {
         Lines {
             entries: AtomicPtr::new(std::ptr::null_mut()),
@@ -66,7 +65,7 @@ impl Lines {
         }
     }
 
-    /// The tag of the line that the thread with this state is at; 0 without a frame, or without room for names.
+    /// Returns the tag of the current line of the thread with this state; 0 without a frame or without room for names.
     pub(crate) fn tag<M: Memory>(
         &self,
         names: &Names,
@@ -125,7 +124,7 @@ impl Lines {
         tag
     }
 
-    /// Several instructions are of one line: only a new text counts.
+    /// Several instructions may share a line, so only a new text counts towards the limit.
     #[cold]
     fn tag_of(&self, names: &Names, text: &[u8]) -> u32 {
         if let Some(tag) = names.known(0, text) {
@@ -143,7 +142,7 @@ impl Lines {
         if entries.is_null() {
             return &[];
         }
-        // SAFETY: `prepare` put there a mapping of that size, zeroed, which stays.
+        // SAFETY: `prepare` stored a zeroed mapping of that size, which is never unmapped.
         unsafe { std::slice::from_raw_parts(entries, ENTRIES) }
     }
 
@@ -159,7 +158,7 @@ impl Lines {
         None
     }
 
-    /// Makes the table. Not in a hook. Without one, a line costs its text each time.
+    /// Allocates the table. Must not be called in a hook. Without a table, each lookup formats its line again.
     pub(crate) fn prepare(&self) {
         if !self.entries().is_empty() {
             return;
@@ -167,12 +166,12 @@ impl Lines {
         let Some(fresh) = anonymous::<AtomicU64>(ENTRIES) else { return };
         let fresh = fresh.as_ptr().cast_mut();
         if self.entries.compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire).is_err() {
-            // SAFETY: the mapping that was made above and that nobody knows.
+            // SAFETY: unmaps the mapping made above, which no other thread has seen.
             unsafe { libc::munmap(fresh.cast(), ENTRIES * size_of::<AtomicU64>()) };
         }
     }
 
-    /// Remembers it, if there is room.
+    /// Caches a tag, if there is room.
     #[cold]
     fn keep(&self, hash: u64, tag: u32) {
         if self.entries().is_empty() {
@@ -196,7 +195,7 @@ impl Lines {
     }
 }
 
-/// The frame's code object; `None` for frames of the interpreter's own.
+/// Returns the frame's code object; `None` for internal frames of the interpreter.
 fn code_of<M: Memory>(reader: &Reader<'_, M>, types: &Types, frame: Pointer) -> Option<Code> {
     let (memory, layout) = (reader.memory, reader.layout);
     let at = reader.code(frame).and_then(Pointer::new)?;
@@ -207,7 +206,7 @@ fn code_of<M: Memory>(reader: &Reader<'_, M>, types: &Types, frame: Pointer) -> 
     Some(Code { at, hash: mix(mix(at.address(), file), first as u64) })
 }
 
-/// Writes `file:line function`, without the file's directories.
+/// Writes `file:line function`, without the file's directories, and returns the bytes written.
 fn write<M: Memory>(
     reader: &Reader<'_, M>,
     types: &Types,
@@ -237,7 +236,7 @@ fn write<M: Memory>(
         out.put(b"?");
     }
     let used = out.used();
-    // Names of tags are paths.
+    // A slash would separate the components of a tag's path.
     room[..used].iter_mut().filter(|byte| **byte == b'/').for_each(|byte| *byte = b'|');
     used
 }
@@ -246,7 +245,7 @@ fn find(text: &[u8], part: &[u8]) -> Option<usize> {
     text.windows(part.len()).rposition(|window| window == part)
 }
 
-/// Whether a file, by the end of its path, is PyTorch's or the standard library's.
+/// Whether a file belongs to PyTorch or to the standard library, judged by the end of its path.
 fn is_library(file: &[u8]) -> bool {
     if GENERATED.iter().any(|name| file.starts_with(name)) || find(file, b"/torchinductor_").is_some() {
         return true;
@@ -257,7 +256,7 @@ fn is_library(file: &[u8]) -> bool {
         let package = &file[at + PACKAGES_END.len()..];
         return PACKAGES.iter().any(|name| package.starts_with(name));
     }
-    // lib/python3.12/copy.py
+    // e.g. lib/python3.12/copy.py
     let Some(at) = find(file, VERSION) else { return false };
     let is_lib = file[..at].ends_with(b"/lib") || file[..at].ends_with(b"/lib64");
     let version = file[at + VERSION.len()..].split(|&byte| byte == b'/').next().unwrap_or_default();

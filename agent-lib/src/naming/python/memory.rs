@@ -1,15 +1,15 @@
-//! How the interpreter's memory is read: only at pointers that look like pointers, and through this trait, so that the walk
-//! can be proved on images that are anything but an interpreter (walk.rs, tests).
+//! Access to the interpreter's memory. Only plausible pointers are followed, and only through this trait. So the walk can be
+//! tested on images of damaged memory (fuzz.rs).
 
 use std::ffi::c_void;
 
 /// Offsets from a pointer are smaller than this: see `Layout::sane`.
 pub(crate) const FAR: usize = 1 << 12;
-/// Below are pages that no process maps.
+/// Lower addresses are never mapped.
 const LOWEST: u64 = 1 << 16;
 /// Bits of an address in user space, unless a program asks for more.
 const BITS: u32 = if cfg!(target_arch = "x86_64") { 47 } else { 48 };
-/// User space ends here, less room for any offset.
+/// End of user space, less room for any offset.
 const HIGHEST: u64 = (1 << BITS) - (1 << 16);
 
 /// A word that may be the address of an object or a frame: aligned, and in user space with room for any offset.
@@ -17,56 +17,55 @@ const HIGHEST: u64 = (1 << BITS) - (1 << 16);
 pub(crate) struct Pointer(usize);
 
 impl Pointer {
-    /// None for what cannot be one.
+    /// Returns `None` if the word cannot be a pointer.
     #[inline(always)]
     pub(crate) const fn new(word: u64) -> Option<Pointer> {
-        // One comparison for both ends, and for the lowest bits, which are the highest here.
+        // The rotation moves the lowest bits to the top, so a single comparison checks alignment and both bounds.
         let is_one = word.rotate_right(3).wrapping_sub(LOWEST >> 3) < (HIGHEST - LOWEST) >> 3;
         if is_one { Some(Pointer(word as usize)) } else { None }
     }
 
-    /// As a number.
     #[inline(always)]
     pub(crate) const fn address(self) -> u64 {
         self.0 as u64
     }
 }
 
-/// Memory of an interpreter.
+/// Readable memory of an interpreter.
 pub(crate) trait Memory {
-    /// The word `offset` bytes behind `at`; `None` if it cannot be read.
+    /// Reads the word `offset` bytes behind `at`; `None` if it cannot be read.
     fn word(&self, at: Pointer, offset: u16) -> Option<u64>;
 
-    /// Bytes `offset` behind `at`; whether they can be read. At most `FAR`, offset included.
+    /// Reads the bytes `offset` behind `at`; returns whether they could be read. Offset and length together are at most `FAR`.
     fn bytes(&self, at: Pointer, offset: u16, out: &mut [u8]) -> bool;
 
-    /// A pointer there.
+    /// Reads a pointer.
     #[inline(always)]
     fn pointer(&self, at: Pointer, offset: u16) -> Option<Pointer> {
         Pointer::new(self.word(at, offset)?)
     }
 
-    /// A C int there.
+    /// Reads a C int.
     fn int(&self, at: Pointer, offset: u16) -> Option<i32> {
         let mut bytes = [0; 4];
         self.bytes(at, offset, &mut bytes).then(|| i32::from_ne_bytes(bytes))
     }
 
-    /// A byte there.
+    /// Reads a byte.
     fn byte(&self, at: Pointer, offset: u16) -> Option<u8> {
         let mut byte = [0];
         self.bytes(at, offset, &mut byte).then(|| byte[0])
     }
 }
 
-/// This process's own, read as it is.
+/// This process's memory, read directly.
 #[derive(Debug)]
 pub(crate) struct Plain(());
 
 impl Plain {
     /// # Safety
-    /// Whoever reads with it follows a layout that was proved in this process, from the calling thread's own state: its
-    /// frames and what they hold stay as they are until the call returns that the thread is in.
+    /// Readers must follow a layout that was proved in this process, starting from the calling thread's own state. The thread's
+    /// frames and the objects that they hold stay unchanged until the call returns that the thread is in.
     #[inline(always)]
     pub(crate) const unsafe fn new() -> Self {
         Plain(())
@@ -76,7 +75,7 @@ impl Plain {
 impl Memory for Plain {
     #[inline(always)]
     fn word(&self, at: Pointer, offset: u16) -> Option<u64> {
-        // SAFETY: as `new` says; aligned, since pointers and the offsets of words are multiples of 8.
+        // SAFETY: `new` requires valid memory; pointers and the offsets of words are multiples of 8, so the read is aligned.
         Some(unsafe { ((at.0 + usize::from(offset)) as *const u64).read() })
     }
 
@@ -85,14 +84,14 @@ impl Memory for Plain {
             return false;
         }
         let from = (at.0 + usize::from(offset)) as *const u8;
-        // SAFETY: as `new` says.
+        // SAFETY: `new` requires valid memory.
         unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
         true
     }
 }
 
-/// This process's own, read by the kernel on our behalf: a wrong address is an answer, not a fault. For finding out whether
-/// a layout is right. A pipe, because process_vm_readv is forbidden in many containers.
+/// This process's memory, read by the kernel: a wrong address gives an error, not a fault. Used to find out whether a layout is
+/// right. It uses a pipe, because process_vm_readv is forbidden in many containers.
 #[derive(Debug)]
 pub(crate) struct Careful {
     from: i32,
@@ -100,10 +99,10 @@ pub(crate) struct Careful {
 }
 
 impl Careful {
-    /// None without file descriptors.
+    /// Returns `None` without file descriptors.
     pub(crate) fn new() -> Option<Self> {
         let mut ends = [0; 2];
-        // SAFETY: a place for two descriptors.
+        // SAFETY: `ends` has room for two descriptors.
         let made = unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) } == 0;
         let [from, to] = if made { ends.map(crate::base::descriptor::up) } else { [-1; 2] };
         let careful = Careful { from, to };
@@ -113,7 +112,7 @@ impl Careful {
 
 impl Drop for Careful {
     fn drop(&mut self) {
-        // SAFETY: ours.
+        // SAFETY: the descriptors belong to this value.
         unsafe {
             libc::close(self.from);
             libc::close(self.to);
@@ -132,10 +131,11 @@ impl Memory for Careful {
             return false;
         }
         let from = (at.0 + usize::from(offset)) as *const c_void;
-        // SAFETY: the kernel reads, and says EFAULT of what it cannot; the pipe is empty and takes a page without waiting.
+        // SAFETY: the kernel reads, and returns EFAULT for unmapped memory. The pipe is empty and takes a page without
+        // blocking.
         let put = unsafe { libc::write(self.to, from, out.len()) };
         let Ok(put) = usize::try_from(put) else { return false };
-        // SAFETY: as many bytes as lie in the pipe, and never more than `out` has room for.
+        // SAFETY: reads the bytes that are in the pipe, and never more than `out` has room for.
         let got = unsafe { libc::read(self.from, out.as_mut_ptr().cast(), put) };
         usize::try_from(got) == Ok(out.len())
     }
@@ -167,9 +167,9 @@ mod tests {
             assert_eq!(careful.word(at, 8), Some(8));
             assert_eq!(careful.word(nowhere, 0), None);
         }
-        // A range that ends in nothing is none, and leaves nothing in the pipe.
+        // A range that ends in unmapped memory cannot be read and leaves nothing in the pipe.
         let page = crate::base::memfd::anonymous::<u64>(1024).expect("two pages");
-        // SAFETY: the second of two pages of our own.
+        // SAFETY: unmaps the second of this test's own two pages.
         unsafe { libc::munmap(page.as_ptr().add(512).cast_mut().cast(), 4096) };
         let last = Pointer::new(page.as_ptr() as u64 + 4088).expect("aligned");
         assert!(!careful.bytes(last, 0, &mut [0; 16]));

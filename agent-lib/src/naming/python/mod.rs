@@ -1,15 +1,15 @@
-//! CPython: the frames of the calling thread, and what the interpreter knows.
+//! CPython: reads the frames of the calling thread, and what Python code has registered.
 //!
 //! ```text
-//! find.rs      the interpreter in this process      layout.rs   where its versions keep things
-//! memory.rs    how they are read                    selftest.rs the proof that the layout is right
-//! walk.rs      frames -> module and phase           text.rs     frames -> text
-//! codes.rs     which code means what                modules.rs  which object is which module
+//! find.rs      finds the interpreter          layout.rs    offsets of its structures for each version
+//! memory.rs    reads its memory               selftest.rs  proves that the layout is right
+//! walk.rs      frames -> module and phase     text.rs      frames -> text
+//! codes.rs     meaning of code objects        modules.rs   module objects and their paths
 //! lines.rs     frames -> the line that allocates
 //! ```
 //!
-//! Nothing is read before Python itself has called [`prove`] with its own list of the calling thread's frames. sources/python_host has our
-//! code that runs in the interpreter.
+//! Nothing is read before Python code has called [`prove`] with its own list of the calling thread's frames. The agent's Python
+//! code is in sources/python_host.
 
 mod codes;
 mod find;
@@ -40,16 +40,17 @@ use walk::{Known, Reader};
 
 /// The interpreter whose frames are read; null while none are.
 const ARMED: &AtomicPtr<()> = &HOT_WORDS.interpreter;
-/// Said by Python: gpumem_code.
+/// Meanings of code objects, registered by Python with gpumem_code.
 pub(crate) static CODES: Codes = Codes::new();
-/// The same, of code that is looked for only when memory runs out.
+/// The same, for code that is looked up only when memory runs out.
 static RARE_CODES: Codes = Codes::new();
-/// Lines of the program that allocate what nothing else names.
+/// Lines of the program that allocate untagged memory.
 static LINES: Lines = Lines::new();
-/// Said by Python: gpumem_module.
+/// Module objects, registered by Python with gpumem_module.
 pub(crate) static MODULES: Modules = Modules::new();
 
-/// What the calling thread's Python frames say, if it has any that are known. The tag is 0 where only the phase is known.
+/// Returns the name that the calling thread's Python frames give, if any has a meaning. The tag is 0 where only the phase is
+/// known.
 #[inline(always)]
 pub(crate) fn here(core: &Core, _: &Thread) -> Option<FrameName> {
     let interpreter = ARMED.load(Acquire).cast::<Interpreter>();
@@ -71,8 +72,8 @@ fn look(core: &Core, interpreter: &Interpreter) -> Option<FrameName> {
     known.find(&reader, state)
 }
 
-/// The calling thread's, if it has one. When the interpreter ends it frees the states of threads that still run: from then on nothing is
-/// read, and if another one is made in its place, it proves itself anew.
+/// Returns the calling thread's Python state, if it has one. At its end the interpreter frees the states of threads that still
+/// run, so from then on nothing is read. An interpreter that replaces it has to prove its layout again.
 #[inline(always)]
 fn state(interpreter: &Interpreter) -> Option<u64> {
     // SAFETY: a function of the C API that may be called at any time.
@@ -85,7 +86,7 @@ fn state(interpreter: &Interpreter) -> Option<u64> {
     (state != 0).then_some(state)
 }
 
-/// The tag of the line of the program that the calling thread is at, for what nothing else names; 0 without one.
+/// Returns the tag of the program's line that the calling thread is at, for untagged memory; 0 without one.
 #[inline(never)]
 pub(crate) fn line(core: &Core, _: &Thread) -> u32 {
     let interpreter = ARMED.load(Acquire).cast::<Interpreter>();
@@ -101,7 +102,7 @@ pub(crate) fn line(core: &Core, _: &Thread) -> u32 {
     LINES.tag(&core.recorder.names, &reader, &interpreter.types, state)
 }
 
-/// Whether the calling thread's frames set gradients to zero, and whether one is a function with a backward pass of its own.
+/// Whether the calling thread's frames set gradients to zero, and whether one is a function with its own backward pass.
 #[cold]
 pub(crate) fn rare_frames(_: &Thread) -> (bool, bool) {
     let interpreter = ARMED.load(Acquire).cast::<Interpreter>();
@@ -120,8 +121,8 @@ pub(crate) fn rare_frames(_: &Thread) -> (bool, bool) {
     })
 }
 
-/// Writes the calling thread's Python stack, a line per frame, the innermost first: `function (file:line)`. Bytes written; 0 without
-/// one.
+/// Writes the calling thread's Python stack as `function (file:line)`, one frame on each line, the innermost first. Returns the
+/// bytes written; 0 without frames.
 pub(crate) fn stack_text(_: &Thread, out: &mut [u8]) -> usize {
     let interpreter = ARMED.load(Acquire).cast::<Interpreter>();
     if interpreter.is_null() {
@@ -138,15 +139,16 @@ pub(crate) fn stack_text(_: &Thread, out: &mut [u8]) -> usize {
     out.used()
 }
 
-/// Writes a reason.
+/// Writes a reason; returns the bytes written.
 pub(crate) fn put(out: &mut [u8], reason: Option<&String>) -> usize {
     let mut out = text::Out::new(out);
     out.put(reason.map_or("", |reason| reason).as_bytes());
     out.used()
 }
 
-/// What a code object means; see `What::from_code` for `what & 127`. `what >> 8` is the number of the local variable that holds the
-/// module: 0 but where inner functions use it, before 3.11 (it then lies behind the others). Plus 128 where they do: it lies in a cell.
+/// Registers the meaning of a code object. `what & 127` is the meaning (see `What::from_code`); bit 7 says that the variable
+/// lies in a cell. `what >> 8` is the number of the local variable that holds the module. It is 0, except before 3.11 where
+/// inner functions use the variable: it then lies behind the others.
 pub(crate) fn say_code(core: &Core, code: u64, what: i32) {
     let what = what as u32;
     if let Some(kind) = What::from_code(what & 127).filter(|_| core.settings.layers.frames) {
@@ -155,14 +157,14 @@ pub(crate) fn say_code(core: &Core, code: u64, what: i32) {
     }
 }
 
-/// A module is there; see `Modules::say`.
+/// Registers a module; see `Modules::say`.
 pub(crate) fn say_module(core: &Core, object: u64, kind: u64, parent: u64, name: &[u8]) {
     if core.settings.layers.frames {
         MODULES.say(object, kind, parent, name);
     }
 }
 
-/// What is known before Python has said anything; it may have done so before the agent connects.
+/// Reports the layer's initial state. Python may have reported its own before the agent connects.
 pub(crate) fn started(core: &Core) {
     if status::layer(Layer::ModulePath).is_some() {
         return;
@@ -177,8 +179,11 @@ pub(crate) fn started(core: &Core) {
 
 const OFF: &str = "GPUMEM_FRAMES=0";
 
-/// Compares the calling thread's frames with what Python says of them, and reads them from now on if all is the same. On a thread that
-/// has the interpreter's lock, or had it until this call.
+/// Compares the calling thread's frames with Python's own list, and reads frames from now on if they are equal. Must run on a
+/// thread that holds the interpreter's lock, or held it until this call.
+///
+/// # Errors
+/// Returns why frames are not read.
 pub(crate) fn prove(core: &Core, said: Said<'_>) -> Result<(), String> {
     if !core.settings.layers.frames {
         return Err(OFF.to_owned());
@@ -207,7 +212,7 @@ fn compare(said: Said<'_>) -> Result<&'static Interpreter, String> {
     let state = state(&interpreter).ok_or_else(|| "no Python on this thread".to_owned())?;
     let reader = Reader { memory: &careful, layout: &interpreter.layout };
     selftest::check(&reader, &interpreter.types, state, said)?;
-    Ok(Box::leak(Box::new(interpreter))) // one per interpreter, some hundred bytes
+    Ok(Box::leak(Box::new(interpreter))) // one for each interpreter, some hundred bytes
 }
 
 /// In a forked child: only stores.

@@ -1,13 +1,13 @@
-//! The module objects of the program, by address: whose child each is, under which name, and the tag of its path once that
-//! was asked for.
+//! Table of the program's module objects by address: parent, name, and the cached tag of the path.
 //!
-//! Read without a lock, on the thread that allocates, while the object is a local variable of a frame that runs: so it lives, and its
-//! place does not change under the reader unless Python says something new of it. Written under a lock, by whoever says it.
+//! It is read without a lock on the thread that allocates. The object is then a local variable of a running frame, so it is
+//! alive, and its entry does not change unless Python registers it again. Writers hold a lock.
 //!
-//! A module that was made by a compiler names nothing of the program's: what happens in it is its caller's. It is said as its own parent.
+//! A module that a compiler generated has no name in the program; what happens in it belongs to its caller. It is registered as
+//! its own parent.
 //!
-//! The table doubles. Where it stood before stays mapped, so that a late reader finds old words and no hole; one table is written over
-//! again only when the next but one is made.
+//! The table doubles when it is full. The old table stays mapped, so a late reader finds old words instead of unmapped memory.
+//! A table is reused only when the table after the next one is made.
 
 use crate::base::locks::SpinLock;
 use crate::base::memfd::anonymous;
@@ -18,45 +18,45 @@ use crate::record::names::Names;
 use gpumem_wire::MAX_TAG_BYTES;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
-/// Modules at a time.
+/// Most modules at a time.
 pub(crate) const MOST: usize = 1 << 16;
-/// Places of the first table; each next one has twice as many.
+/// Entries of the first table; each next one has twice as many.
 const FIRST: usize = 1 << 10;
-/// Sizes of tables.
+/// Number of table sizes.
 const SIZES: usize = 8;
 const _: () = assert!(FIRST << (SIZES - 1) == 2 * MOST);
-/// Places a look-up tries.
+/// Entries that a lookup tries.
 const REACH: usize = 64;
-/// Parents above a module.
+/// Most modules in a path, from a module up through its parents.
 pub(crate) const DEEPEST: usize = 48;
-/// Bases of a type that are looked at.
+/// Most bases of a type to check.
 const BASES: u64 = 64;
-/// A place whose module is gone.
+/// Marks an entry whose module is gone.
 const GONE: u64 = 1;
-/// For names.
+/// Bytes for the texts of all names.
 const TEXT_BYTES: usize = 4 << 20;
-/// Of one name.
+/// Longest name in bytes.
 const NAME_BYTES: usize = 120;
-/// Names that are found again: a program that makes modules without end gives them the same names again and again.
+/// Size of the index of names: a program that keeps making modules uses the same names again.
 const NAMES: usize = 1 << 16;
-/// Places a name is looked for at.
+/// Index entries that a lookup of a name tries.
 const NEAR: usize = 8;
 
-/// A module's place. Written under the lock but for `also` and `cached`.
+/// Entry of a module. All fields but `also` and `cached` are written under the lock.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 struct Place {
-    /// Its address; 0 where nobody ever was.
+    /// Address of the module; 0 if the entry was never used.
     object: AtomicU64,
-    /// Its type, as it was said.
+    /// Its type when it was registered.
     kind: AtomicU64,
-    /// A type derived from that one which it had when it was met: torch gives sharded and parametrized modules another class.
+    /// A type derived from `kind` that it had when it was used: torch gives sharded and parametrized modules another class.
     also: AtomicU64,
-    /// Address of the module that it is a child of; 0 for none; its own for one that was generated.
+    /// Address of the parent module; 0 for none; its own address if it was generated.
     parent: AtomicU64,
-    /// Where its name lies: offset << 16 | length.
+    /// Position of its name: offset << 16 | length.
     name: AtomicU64,
-    /// Its own number << 32 | its parent's; 0 for a parent that was not known when this was said.
+    /// Its own number << 32 | the parent's number, which is 0 if the parent was unknown at registration.
     numbers: AtomicU64,
     /// Epoch << 32 | tag.
     cached: AtomicU64,
@@ -68,37 +68,37 @@ impl Place {
     }
 }
 
-/// See the module's text.
+/// The table of modules; see the module's docs.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Modules {
-    /// Address of the table | its size as a power of `FIRST`. 0 before the first.
+    /// Address of the table | log2 of its size divided by `FIRST`. 0 before the first table.
     table: AtomicU64,
     /// Changes when a path may have changed. Never 0.
     epoch: AtomicU32,
-    /// The epoch at the end of the last sweep: parameters have the names of that one. 0 before the first.
+    /// The epoch at the end of the last sweep, from which the parameters have their names. 0 before the first sweep.
     parameters_epoch: AtomicU32,
-    /// Two for each size.
+    /// Two mappings for each size.
     spaces: [AtomicPtr<Place>; 2 * SIZES],
     text: AtomicPtr<u8>,
     text_used: AtomicUsize,
-    /// `NAMES` words: where names lie that were said before, by their hash.
+    /// `NAMES` words: positions of known names, by their hash.
     said: AtomicPtr<AtomicU64>,
     turn: SpinLock,
     number: AtomicU32,
-    /// Living ones, and places of the table that are not 0.
+    /// Registered modules, and entries of the table that are not 0.
     live: AtomicUsize,
     used: AtomicUsize,
-    /// Paths that ended at a parent which nobody had said.
+    /// Paths that ended at an unregistered parent.
     dangling: AtomicUsize,
     /// Modules that found no room.
     pub refused: AtomicU64,
-    /// Times that a module was called which nobody had said, or that another object has taken the place of.
+    /// Calls of modules that were not registered, or whose address now belongs to another object.
     pub unknown: AtomicU64,
 }
 
 impl Modules {
-    /// An empty one.
+    /// Creates an empty table.
     pub(crate) const fn new() -> Self {
         Modules {
             table: AtomicU64::new(0),
@@ -118,7 +118,7 @@ impl Modules {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of registered modules.
     pub(crate) fn live(&self) -> usize {
         self.live.load(Relaxed)
     }
@@ -130,7 +130,7 @@ impl Modules {
         if table == 0 {
             return &[];
         }
-        // SAFETY: `grow` put there a table of that size, zeroed, which stays mapped.
+        // SAFETY: `grow` stored a zeroed table of that size, which stays mapped.
         unsafe { std::slice::from_raw_parts((table & !63) as *const Place, FIRST << size) }
     }
 
@@ -156,8 +156,8 @@ impl Modules {
         None
     }
 
-    /// The tag of the path of the module `object`. None for one that was generated, and for an object that is not the one that was said: the
-    /// memory of a module that died is soon another object's.
+    /// Returns the tag of the path of the module `object`. `None` for a generated module, and for an object that is not the
+    /// registered one: the memory of a module that died is soon reused.
     #[inline(always)]
     pub(crate) fn tag(
         &self,
@@ -183,14 +183,14 @@ impl Modules {
         if place.is_generated() { None } else { Some(self.resolve(names, place, epoch)) }
     }
 
-    /// The tag of a module that was generated, in case it has no caller who names it.
+    /// Returns the tag of a generated module, used if none of its callers has a name.
     #[cold]
     pub(crate) fn generated(&self, names: &Names, object: u64) -> Option<u32> {
         let place = self.find(self.places(), object).filter(|place| place.is_generated())?;
         Some(self.path(names, &[place.name.load(Relaxed)]))
     }
 
-    /// Whether the type is derived from the one that was said; then it is remembered.
+    /// Whether the type is derived from the registered one; if so, caches it.
     #[cold]
     #[inline(never)]
     fn derived(&self, place: &Place, reader: &Reader<'_, impl Memory>, kind: u64) -> bool {
@@ -208,14 +208,14 @@ impl Modules {
         derived
     }
 
-    /// The path from the parents' names as they are now.
+    /// Builds the path from the parents' current names and caches its tag.
     #[cold]
     #[inline(never)]
     fn resolve(&self, names: &Names, place: &Place, epoch: u32) -> u32 {
         let places = self.places();
         let mut chain = [0_u64; DEEPEST];
         let (mut at, mut count) = (place, 0);
-        // Whether the path is all that can be said; the parent may come to be said.
+        // `whole`: the path is complete. `lost`: a parent is gone; otherwise a missing parent may still be registered.
         let (mut whole, mut lost) = (true, false);
         while count < DEEPEST {
             chain[count] = at.name.load(Relaxed);
@@ -246,7 +246,7 @@ impl Modules {
         tag
     }
 
-    /// Gives modules that were called before the tags of their present paths. Whoever loses its parent afterwards keeps that path.
+    /// Updates the cached tags of modules that were called before. A module that loses its parent afterwards keeps that path.
     pub(crate) fn settle(&self, names: &Names) {
         let epoch = self.epoch.load(Acquire);
         for place in self.places().iter().filter(|place| place.object.load(Acquire) > GONE) {
@@ -257,7 +257,7 @@ impl Modules {
         }
     }
 
-    /// Records that a sweep has named all parameters after where their modules are now.
+    /// Records that a sweep has named all parameters after the current paths of their modules.
     pub(crate) fn name_parameters(&self) {
         self.parameters_epoch.store(self.epoch.load(Relaxed), Relaxed);
     }
@@ -267,7 +267,8 @@ impl Modules {
         self.parameters_epoch.load(Relaxed) == self.epoch.load(Relaxed)
     }
 
-    /// The tag of names, the outermost last; of those only that have room. A number belongs to what it counts: `h.3`.
+    /// Returns the tag of a chain of names, the outermost last; shortened if there is no room for all. A number is joined to
+    /// the name that it counts: `h.3`.
     fn path(&self, names: &Names, chain: &[u64]) -> u32 {
         let (mut tag, mut component, mut len) = (0, [0; MAX_TAG_BYTES], 0);
         for &name in chain.iter().rev() {
@@ -300,17 +301,17 @@ impl Modules {
         if text.is_null() || at == 0 {
             return b"?";
         }
-        // SAFETY: `keep` wrote that range before it gave it out, and nobody writes it again.
+        // SAFETY: `keep` wrote that range before it returned its position, and it is never written again.
         unsafe { std::slice::from_raw_parts(text.add((at >> 16) as usize), (at & 0xffff) as usize) }
     }
 
-    /// Under the lock: where a name lies; 0 (for `?`) if there is no room.
+    /// Under the lock: returns the position of a name; 0 (shown as `?`) if there is no room.
     fn keep(&self, name: &[u8]) -> u64 {
         let name = &name[..name.len().min(NAME_BYTES)];
         if name.is_empty() || !self.has_text() {
             return 0;
         }
-        // SAFETY: `has_text` put there so many, which stay mapped.
+        // SAFETY: `has_text` stored a mapping of `NAMES` words, which stays mapped.
         let said = unsafe { std::slice::from_raw_parts(self.said.load(Relaxed).cast_const(), NAMES) };
         let hash =
             name.iter().fold(0_u64, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
@@ -332,7 +333,7 @@ impl Modules {
             return 0;
         }
         self.text_used.store(start + name.len(), Relaxed);
-        // SAFETY: inside of the mapping, and under the lock nobody else's.
+        // SAFETY: the range lies inside of the mapping, and the lock keeps other writers out.
         unsafe {
             let to = self.text.load(Relaxed).add(start);
             std::ptr::copy_nonoverlapping(name.as_ptr(), to, name.len());
@@ -342,7 +343,7 @@ impl Modules {
         at
     }
 
-    /// Under the lock: whether there is room for names at all.
+    /// Under the lock: whether there is memory for names; allocates it the first time.
     fn has_text(&self) -> bool {
         if self.said.load(Relaxed).is_null() {
             let Some(said) = anonymous::<AtomicU64>(NAMES) else { return false };
@@ -355,14 +356,14 @@ impl Modules {
         true
     }
 
-    /// Paths are asked for anew.
+    /// Invalidates all cached paths.
     fn changed(&self) {
         let next = self.epoch.load(Relaxed).wrapping_add(1).max(1);
         self.epoch.store(next, Release);
     }
 
-    /// A module is there, as child `name` of `parent` (0: of none; its own: generated); the last word of a module counts. Whether there
-    /// was room.
+    /// Registers a module as child `name` of `parent` (0: none; its own address: generated). A later registration replaces an
+    /// earlier one. Returns whether there was room.
     pub(crate) fn say(&self, object: u64, kind: u64, parent: u64, name: &[u8]) -> bool {
         if Pointer::new(object).is_none() {
             self.refused.fetch_add(1, Relaxed);
@@ -401,7 +402,7 @@ impl Modules {
         }
         self.live.fetch_add(1, Relaxed);
         if self.dangling.swap(0, Relaxed) != 0 {
-            self.changed(); // perhaps a parent that was missing
+            self.changed(); // perhaps this is a missing parent
         }
         true
     }
@@ -427,7 +428,7 @@ impl Modules {
         false
     }
 
-    /// Under the lock: makes a table where one more finds room near its home.
+    /// Under the lock: grows the table, if needed, so that one more entry finds room near its home position.
     fn room(&self) -> bool {
         let places = self.places().len();
         let size = (self.table.load(Relaxed) & 63) as usize;
@@ -438,7 +439,7 @@ impl Modules {
         let size = match places {
             0 => 0,
             _ if self.live() >= places / 4 && size + 1 < SIZES => size + 1,
-            _ => size, // full of what is gone
+            _ => size, // mostly entries of modules that are gone
         };
         self.grow(size)
     }
@@ -455,7 +456,7 @@ impl Modules {
             let Some(fresh) = anonymous::<Place>(FIRST << size) else { return false };
             space.store(fresh.as_ptr().cast_mut(), Relaxed);
         }
-        // SAFETY: made above, or when this space was used last: of this size, and never unmapped.
+        // SAFETY: the mapping was made above or in an earlier call; it has this size and is never unmapped.
         let places = unsafe { std::slice::from_raw_parts(space.load(Relaxed).cast_const(), FIRST << size) };
         places.iter().for_each(|place| place.object.store(0, Relaxed));
         self.used.store(0, Relaxed);
@@ -474,14 +475,14 @@ impl Modules {
         true
     }
 
-    /// A module is gone. Its children keep the paths that they have.
+    /// Removes a module. Its children keep their paths.
     pub(crate) fn gone(&self, object: u64) {
         let _turn = self.turn.take();
         let places = self.places();
         let Some(place) = self.find(places, object) else { return };
         self.live.fetch_sub(1, Relaxed);
         place.object.store(GONE, Release);
-        // With nothing behind them, places of the gone are free again.
+        // If the next entry is free, this entry and the removed ones before it become free.
         let mask = places.len() - 1;
         let home = Self::home(object, places.len());
         let mut at = (0..REACH)
@@ -498,7 +499,7 @@ impl Modules {
         }
     }
 
-    /// In a forked child: whoever held the lock is not here.
+    /// Resets the lock in a forked child: the thread that held it does not exist there.
     pub(crate) fn in_child(&self) {
         self.turn.reset();
     }

@@ -1,4 +1,4 @@
-//! The table of modules.
+//! Tests of the table of modules.
 
 use super::*;
 use crate::base::memfd::{Shared, Sizes};
@@ -13,7 +13,7 @@ pub(crate) fn names() -> Names {
     Names::new(&Shared::create(c"modules-test", sizes, 1, 2).expect("memory")).expect("memory")
 }
 
-/// Memory in which every type has the bases that are said, and every module the type that is set.
+/// Memory in which each type has the given bases, and every module has the type that was set.
 struct Bases(BTreeMap<u64, Vec<u64>>, Cell<u64>);
 
 impl Memory for Bases {
@@ -126,7 +126,7 @@ fn what_is_said_again_counts_for_everything_below() {
     bench.say(at(1), at(5), "module");
     bench.say(at(5), 0, "DDP");
     assert_eq!(bench.path(at(3)), some("DDP/module/b/c"));
-    // Shared by two: the last word counts.
+    // Shared by two parents: the last registration counts.
     bench.say(at(3), at(9), "tied");
     assert_eq!(bench.path(at(3)), some("DDP/module/more/tied"));
 }
@@ -162,7 +162,7 @@ fn an_address_that_comes_again_is_another_module() {
     bench.say(at(4), at(1), "other");
     assert_eq!(bench.path(at(2)), some("Old/child"), "it keeps the name that it had");
     assert_eq!(bench.path(at(4)), some("New/other"));
-    // Not said to be gone; another type tells.
+    // The old module was not reported as gone; the type shows that this is another object.
     assert_eq!(bench.path_as(at(1), 0x7e00_1234_0000), None);
     assert_eq!(bench.path(at(1)), some("New"));
 }
@@ -219,7 +219,7 @@ fn it_grows_to_its_capacity_and_says_what_it_refused() {
     assert_eq!(bench.modules.live(), 0);
 }
 
-/// Coming and going for a long time: what is there is found, what is gone is not, and look-ups stay short.
+/// After many additions and removals, live modules are found, removed ones are not, and lookups stay short.
 #[test]
 fn it_lasts() {
     let bench = Bench::new();
@@ -252,7 +252,7 @@ fn readers_go_on_while_it_changes() {
     }
     let stop = std::sync::atomic::AtomicBool::new(false);
     struct Shared<'a>(&'a Bench);
-    // SAFETY: shared by these threads only; the tables are made for it, and the rest is not written.
+    // SAFETY: only these threads share it; the table allows concurrent readers, and the rest is not written.
     unsafe impl Sync for Shared<'_> {}
     let shared = Shared(&bench);
     std::thread::scope(|scope| {
@@ -278,7 +278,7 @@ fn readers_go_on_while_it_changes() {
     });
 }
 
-/// Roots have numbers, and numbers come back: names must not take room each time that they are said.
+/// Roots have numbers, and numbers recur: a repeated name must not take room again.
 #[test]
 fn names_that_are_said_again_take_no_more_room() {
     let bench = Bench::new();

@@ -1,16 +1,16 @@
-//! The proof, in each process, that the layout is right: what the walk finds beside what Python says of the same thread. Read with care,
-//! so that a wrong layout is found out and not followed into nothing.
+//! Proves, in each process, that the layout is right: compares the frames that the walk finds with Python's list for the same
+//! thread. Memory is read through the kernel, so a wrong layout causes an error and not a fault.
 
 use crate::naming::python::memory::{Memory, Pointer};
 use crate::naming::python::text::{Types, line_number};
 use crate::naming::python::walk::Reader;
 
-/// Frames that are compared.
+/// Most frames to compare.
 pub(crate) const MOST: usize = 64;
-/// With fewer it proves nothing: a chain has to be followed.
+/// Fewer frames prove nothing: the walk has to follow a chain.
 const LEAST: usize = 4;
 
-/// What Python says of the calling thread's frames, the innermost first.
+/// The calling thread's frames according to Python, the innermost first.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Said<'a> {
     /// Their code objects.
@@ -22,23 +22,26 @@ pub(crate) struct Said<'a> {
 }
 
 impl Said<'_> {
-    /// As the C API has it.
+    /// Converts the C API's arguments.
     ///
     /// # Safety
-    /// Each is null or has `count` places, which outlive the result.
+    /// Each pointer must be null or have `count` elements, which outlive the result.
     pub(crate) unsafe fn new(codes: *const u64, firsts: *const u64, lines: *const i32, count: u64) -> Self {
-        // SAFETY: as our caller says.
+        // SAFETY: the caller guarantees the pointers.
         unsafe fn of<'a, T>(at: *const T, count: u64) -> &'a [T] {
             let count = usize::try_from(count).unwrap_or(0).min(1 << 16);
-            // SAFETY: as our caller says.
+            // SAFETY: the caller guarantees the pointers.
             if at.is_null() { &[] } else { unsafe { std::slice::from_raw_parts(at, count) } }
         }
-        // SAFETY: as our caller says.
+        // SAFETY: the caller guarantees the pointers.
         unsafe { Said { codes: of(codes, count), firsts: of(firsts, count), lines: of(lines, count) } }
     }
 }
 
-/// Whether the frames are what was said.
+/// Compares the frames with Python's list.
+///
+/// # Errors
+/// Returns the first difference.
 pub(crate) fn check<M: Memory>(
     reader: &Reader<'_, M>,
     types: &Types,

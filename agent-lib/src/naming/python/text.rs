@@ -1,18 +1,18 @@
-//! The thread's Python stack as text, for records that want it: a line per frame, the innermost first. Nothing is allocated and nothing
-//! of the interpreter called.
+//! Writes the thread's Python stack as text: one frame on each line, the innermost first. Allocates nothing and calls nothing
+//! of the interpreter.
 
 use crate::naming::python::layout::{self, Layout, Lines, Place};
 use crate::naming::python::memory::{FAR, Memory, Pointer};
 use crate::naming::python::walk::Reader;
 
-/// Characters of a function's name.
+/// Longest function name, in characters.
 pub(crate) const NAME: usize = 120;
-/// Characters of a path: its end.
+/// Longest path, in characters; a longer one is reduced to its end.
 pub(crate) const FILE: usize = 160;
-/// Bytes of a table of lines that are read.
+/// Most bytes of a table of lines to read.
 const TABLE: usize = 1 << 16;
 
-/// Types that are looked for.
+/// Addresses of the types that are recognized.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Types {
     /// PyCode_Type.
@@ -23,7 +23,7 @@ pub(crate) struct Types {
     pub bytes: u64,
 }
 
-/// Room, and how much of it is used.
+/// A buffer that is being written.
 #[derive(Debug)]
 pub(crate) struct Out<'a> {
     room: &'a mut [u8],
@@ -31,22 +31,22 @@ pub(crate) struct Out<'a> {
 }
 
 impl<'a> Out<'a> {
-    /// Empty room.
+    /// Starts an empty buffer.
     pub(crate) fn new(room: &'a mut [u8]) -> Self {
         Out { room, used: 0 }
     }
 
-    /// Room whose first bytes are written already.
+    /// Continues a buffer whose first `used` bytes are written already.
     pub(crate) fn behind(room: &'a mut [u8], used: usize) -> Self {
         Out { room, used }
     }
 
-    /// Bytes written.
+    /// Returns the bytes written.
     pub(crate) fn used(&self) -> usize {
         self.used
     }
 
-    /// Adds bytes; whether all of them had room.
+    /// Appends bytes as far as there is room; returns whether all fitted.
     pub(crate) fn put(&mut self, bytes: &[u8]) -> bool {
         let rest = self.room.get_mut(self.used..).unwrap_or_default();
         let count = bytes.len().min(rest.len());
@@ -55,12 +55,12 @@ impl<'a> Out<'a> {
         count == bytes.len()
     }
 
-    /// Adds bytes if all of them have room; whether they had.
+    /// Appends bytes if all of them fit; returns whether they did.
     fn put_whole(&mut self, bytes: &[u8]) -> bool {
         self.used + bytes.len() <= self.room.len() && self.put(bytes)
     }
 
-    /// Adds a number without its sign; whether it had room.
+    /// Appends a number without its sign; returns whether it fitted.
     pub(crate) fn number(&mut self, number: i32) -> bool {
         let mut digits = [0; 10];
         let (mut rest, mut at) = (number.unsigned_abs(), digits.len());
@@ -76,7 +76,7 @@ impl<'a> Out<'a> {
     }
 }
 
-/// Writes `function (file:line)` per frame; a frame that has no room is left out. Whether all had.
+/// Writes `function (file:line)` for each frame, leaving out frames that do not fit. Returns whether all fitted.
 pub(crate) fn stack<M: Memory>(reader: &Reader<'_, M>, types: &Types, state: u64, out: &mut Out<'_>) -> bool {
     for frame in reader.frames(state) {
         let before = out.used;
@@ -113,15 +113,15 @@ fn is(memory: &impl Memory, object: Pointer, kind: u64) -> bool {
     memory.word(object, layout::TYPE) == Some(kind)
 }
 
-/// How a str keeps its characters: bytes of each, and where the first is.
+/// Returns how a str stores its characters: bytes for each, and the offset of the first.
 fn characters<M: Memory>(reader: &Reader<'_, M>, text: Pointer) -> Option<(usize, u16)> {
-    // Behind how it is interned: the width (3 bits), compact, ASCII.
+    // Behind the interning state: width (3 bits), compact, ASCII.
     let state = reader.memory.int(text, layout::TEXT_STATE)?;
     let (width, is_compact, is_ascii) = (state >> 2 & 7, state & 0x20 != 0, state & 0x40 != 0);
     let first = reader.layout.text;
     match (width, is_compact, is_ascii) {
         (1, true, true) => Some((1, first)),
-        // Behind what ASCII needs: its length as UTF-8, and the text as that; up to 3.11 another length.
+        // The characters follow the ASCII header, the UTF-8 length and the UTF-8 pointer; up to 3.11 also another length.
         (1 | 2 | 4, true, false) => {
             Some((width as usize, first + if first == TEXT_UNTIL_3_11 { 24 } else { 16 }))
         }
@@ -132,8 +132,8 @@ fn characters<M: Memory>(reader: &Reader<'_, M>, text: Pointer) -> Option<(usize
 /// `Layout::text` of CPython up to 3.11.
 const TEXT_UNTIL_3_11: u16 = 48;
 
-/// Writes a str as UTF-8, at most `most` characters from its beginning or `end`; `?` for what is none or is not printable. Whether it had
-/// room.
+/// Writes a str as UTF-8: at most `most` characters from its beginning, or from its end if `end`. Writes `?` for unprintable
+/// characters and for an invalid str. Returns whether it fitted.
 pub(crate) fn write_text<M: Memory>(
     reader: &Reader<'_, M>,
     types: &Types,
@@ -170,12 +170,12 @@ pub(crate) fn write_text<M: Memory>(
         && (end || shown == len || out.put(b"..."))
 }
 
-/// Views show by number what acts or hides; here only what no name has.
+/// Excludes only control characters, which no name contains. The views escape characters that could be misleading.
 fn is_printable(character: char) -> bool {
     !character.is_control()
 }
 
-/// The line that the frame is at.
+/// Returns the frame's current line.
 pub(crate) fn line_number<M: Memory>(
     reader: &Reader<'_, M>,
     types: &Types,
@@ -222,7 +222,7 @@ pub(crate) fn line_number<M: Memory>(
             loop {
                 let form = head >> 3 & 15;
                 end += (i32::from(head & 7) + 1) * 2;
-                let mut rest = 0; // of the entry: the first number in it
+                let mut rest = 0; // the entry's first number
                 let mut shift = 0;
                 let mut open = matches!(form, 13 | 14);
                 let next = loop {
@@ -253,7 +253,7 @@ pub(crate) fn line_number<M: Memory>(
     }
 }
 
-/// Bytes one after the other.
+/// Iterates over bytes.
 struct Bytes<'a, M> {
     memory: &'a M,
     at: u64,
@@ -266,7 +266,7 @@ impl<M: Memory> Bytes<'_, M> {
         self.left = self.left.checked_sub(1)?;
         let within = (self.at & 7) as usize;
         if within == 0 || self.window.is_none() {
-            // Words: the bytes begin at a multiple of 8, and what follows them in their word is the object's own.
+            // Reads whole words: the bytes begin at a multiple of 8, and the rest of the last word still belongs to the object.
             let word = self.memory.word(Pointer::new(self.at & !7)?, 0)?;
             self.window = Some(word.to_ne_bytes());
         }

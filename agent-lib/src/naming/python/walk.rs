@@ -1,12 +1,16 @@
-//! The walk: from the thread's state through its frames to the first one that means something.
+//! The walk: from the thread's state through its frames to the first one with a meaning.
 //!
-//! While a thread is inside of a call, its own frames stay as they are, whoever has the GIL: so nothing is locked and no reference
-//! counted. Of each frame two words are read, its code and who called it; of a frame that means something one local variable, and of the
-//! module that it is the type. A chain that is damaged ends the walk: it is bounded, and follows only what may be a pointer.
+//! While a thread is inside of a call, its own frames do not change, whichever thread holds the GIL. So the walk needs no lock
+//! and no reference counts. It reads two words of each frame: code and caller. For a frame with a meaning it also reads a local
+//! variable, and the type of the module in it. The walk is bounded and follows only plausible pointers, so a damaged chain ends
+//! it.
 //!
-//! What runs where: a generator's or coroutine's frame is linked to whoever resumed it, as long as it runs. Greenlets have a chain each, which
-//! becomes the thread's when they are switched to: what is found is the module that the running one is in. A sub-interpreter has a
-//! state of its own; before 3.12 PyGILState knows only the first one that the thread had, so what is found is where that one called from.
+//! Special cases:
+//!
+//! - Generators and coroutines: while one runs, its frame is linked to the frame that resumed it.
+//! - Greenlets: each has its own chain, which becomes the thread's when it runs. The walk finds the running greenlet's module.
+//! - Sub-interpreters: each has its own thread state. Before 3.12, PyGILState knows only the first state that the thread had,
+//!   so the walk finds the frame that called the sub-interpreter.
 
 use crate::base::row::FrameName;
 use crate::naming::python::codes::{Codes, Variable, What};
@@ -17,32 +21,30 @@ use crate::record::names::Names;
 use gpumem_wire::{Phase, Role};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Frames that are looked at.
+/// Most frames to walk.
 pub(crate) const MOST: usize = 128;
 
-/// Frames that do not end the walk.
+/// Frames at which the walk continues.
 const SAY_NO_END: u32 =
     1 << What::Nothing as u32 | 1 << What::Copying as u32 | 1 << What::Gradient as u32 | SAY_A_ROLE;
-/// Frames that say what all memory is for that is allocated inside of them.
+/// Frames that give the role of all memory allocated inside of them.
 const SAY_A_ROLE: u32 = 1 << What::Parameter as u32
     | 1 << What::Reduction as u32
     | 1 << What::KvCache as u32
     | 1 << What::CacheUpdate as u32
     | 1 << What::ParameterCopy as u32
     | 1 << What::OptimizerState as u32;
-/// Frames in which a module, or an optimizer, is a local variable.
+/// Frames with a module or an optimizer as a local variable.
 const HAVE_A_MODULE: u32 = 1 << What::Module as u32 | 1 << What::Setup as u32 | 1 << What::Step as u32;
 
-/// Memory, and where things are in it.
+/// Memory and the layout of the structures in it.
 #[derive(Debug)]
 pub(crate) struct Reader<'a, M> {
-    /// Read with it.
     pub memory: &'a M,
-    /// By this.
     pub layout: &'a Layout,
 }
 
-/// Frames of a thread, the innermost first.
+/// Iterates over the frames of a thread, the innermost first.
 #[derive(Debug)]
 pub(crate) struct Frames<'a, M> {
     reader: &'a Reader<'a, M>,
@@ -63,7 +65,7 @@ impl<M: Memory> Iterator for Frames<'_, M> {
 }
 
 impl<M: Memory> Reader<'_, M> {
-    /// Of the thread with this state.
+    /// Returns the frames of the thread with this state.
     #[inline(always)]
     pub(crate) fn frames(&self, state: u64) -> Frames<'_, M> {
         let first = || {
@@ -76,40 +78,40 @@ impl<M: Memory> Reader<'_, M> {
         Frames { reader: self, next: first(), left: MOST }
     }
 
-    /// The frame's code object.
+    /// Returns the frame's code object.
     #[inline(always)]
     pub(crate) fn code(&self, frame: Pointer) -> Option<u64> {
         Some(self.memory.word(frame, self.layout.code)? & self.layout.mask)
     }
 
-    /// A local variable of the frame.
+    /// Returns a local variable of the frame.
     #[inline(always)]
     pub(crate) fn local(&self, frame: Pointer, slot: u16) -> Option<u64> {
         Some(self.memory.word(frame, self.layout.locals + slot * 8)? & self.layout.mask)
     }
 
-    /// Whether the interpreter made it for itself.
+    /// Whether it is an internal frame of the interpreter.
     pub(crate) fn internal(&self, frame: Pointer) -> bool {
         let Some((at, first)) = self.layout.owner else { return false };
         self.memory.byte(frame, at).is_none_or(|owner| owner >= first)
     }
 }
 
-/// What the walk looks for.
+/// The tables that the walk uses.
 #[derive(Debug)]
 pub(crate) struct Known<'a> {
-    /// What code means.
+    /// Meanings of code objects.
     pub codes: &'a Codes,
-    /// Where modules belong.
+    /// Module objects.
     pub modules: &'a Modules,
-    /// Where tags come from.
+    /// The table of tags.
     pub names: &'a Names,
-    /// The type of cells: a variable that an inner function uses lies in one.
+    /// Address of the cell type: a variable that an inner function uses lies in a cell.
     pub cell: u64,
 }
 
 impl Known<'_> {
-    /// What the frames of the thread with this state say.
+    /// Returns the name that the frames of the thread with this state give.
     #[inline(always)]
     pub(crate) fn find<M: Memory>(&self, reader: &Reader<'_, M>, state: u64) -> Option<FrameName> {
         for frame in reader.frames(state) {
@@ -123,7 +125,7 @@ impl Known<'_> {
         None
     }
 
-    /// Whether a frame that means something ends the walk, and with what.
+    /// Returns the result if this frame ends the walk, else `None`.
     #[inline(always)]
     fn meets<M: Memory>(
         &self,
@@ -143,8 +145,11 @@ impl Known<'_> {
         Some(Some(FrameName { tag, phase: what.phase(), role: Role::Unknown }))
     }
 
-    /// From a frame on that means something and names nothing. A module that nobody has said: what happens in it is its caller's, and
-    /// the phase is known. One that a compiler made: the phase is its caller's, too. Or one that says what memory is for, and no more.
+    /// Continues from a frame that has a meaning but gives no module. There are three cases:
+    ///
+    /// - An unregistered module: what happens in it belongs to its caller, but its phase counts.
+    /// - A module that a compiler generated: the phase is its caller's, too.
+    /// - A frame that gives only a role.
     #[cold]
     #[inline(never)]
     fn beyond<M: Memory>(
@@ -183,13 +188,13 @@ impl Known<'_> {
                 None => phase = phase.or(said(what)),
             }
         }
-        // Called by nobody who has a name: its own is better than none.
+        // No caller has a name, so the generated module's own name is used.
         let tag = generated.unwrap_or(0);
         let phase = phase.or(generated.map(|_| What::Module.phase())).unwrap_or_default();
         (phase != Phase::Unknown || role != Role::Unknown).then_some(FrameName { tag, phase, role })
     }
 
-    /// The tag of a module that a compiler made, if the frame is one's.
+    /// Returns the tag of a generated module, if the frame belongs to one.
     fn generated<M: Memory>(
         &self,
         reader: &Reader<'_, M>,
@@ -201,7 +206,8 @@ impl Known<'_> {
         self.modules.generated(self.names, object.address())
     }
 
-    /// The tag of the module that a local variable holds. The object is read only once its address is known as a module's.
+    /// Returns the tag of the module that a local variable holds. The object is read only if its address is registered as a
+    /// module.
     #[inline(always)]
     fn module<M: Memory>(&self, reader: &Reader<'_, M>, frame: Pointer, variable: Variable) -> Option<u32> {
         let object = self.object(reader, frame, variable)?;

@@ -1,56 +1,57 @@
-//! Seven keys on one line of the processor's cache.
+//! A chunk of the live table: seven keys in one cache line.
 
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
-/// Places of a chunk.
+/// Places in a chunk.
 pub(crate) const KEYS: usize = 7;
-/// The key of a place that is free.
+/// Key of a free place.
 pub(crate) const FREE: u64 = 0;
 
-/// See the module's text.
+/// The keys of a chunk and its bookkeeping.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Chunk {
-    /// Hashes; `FREE`, or being written.
+    /// Hashes; or `FREE`, or marked as being written.
     pub keys: [AtomicU64; KEYS],
-    /// Low half: rows that probed past. Above: a bit per key, set while something lies beside its row.
+    /// Low half: number of rows that were placed further away. Above: one bit for each key, set while its row has additional
+    /// data.
     pub passed: AtomicU64,
 }
 
 impl Chunk {
-    /// Rows lie further away than here.
+    /// Whether rows that tried this chunk lie further away.
     #[inline(always)]
     pub(crate) fn is_passed(&self) -> bool {
         self.passed.load(Acquire) as u32 != 0
     }
 
-    /// Something lies beside the row of that place.
+    /// Whether the row of that place has additional data.
     #[inline(always)]
     pub(crate) fn has_beside(&self, place: usize) -> bool {
         self.passed.load(Acquire) & beside_bit(place) != 0
     }
 
-    /// The place whose key is `hash`, or one that is free; `KEYS` where there is none. Others may write meanwhile: it is a guess, to be claimed
-    /// by compare-and-swap.
+    /// Returns the place whose key is `hash`; `KEYS` where there is none. Other threads may write meanwhile, so the result has
+    /// to be confirmed by compare-and-swap.
     #[inline(always)]
     pub(crate) fn place_of(&self, hash: u64) -> usize {
         first(self.equal(hash))
     }
 
-    /// A free place: this one, if it is.
+    /// Returns a free place: `favourite`, if it is free.
     #[inline(always)]
     pub(crate) fn free_place(&self, favourite: usize) -> usize {
         let free = self.equal(FREE);
         if free & 1 << (2 * favourite) != 0 { favourite } else { first(free) }
     }
 
-    /// A bit for each key that is `word`: bit 2 n for key n. One key after the other takes three times as much code, and what a training
-    /// pays for a block is mostly the code of its own that ours takes out of the processor's cache.
+    /// Returns a bit for each key that equals `word`: bit 2 n for key n. A loop over the keys takes three times as much code.
+    /// What a training pays for a block is mostly its own code that the agent's code displaces from the processor's cache.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(crate) fn equal(&self, word: u64) -> u32 {
         let halves: u32;
-        // SAFETY: reads the 64 bytes of this chunk, which is aligned to them; a word is read as a whole.
+        // SAFETY: reads the 64 bytes of this chunk, which is aligned to them; each word is read as a whole.
         unsafe {
             std::arch::asm!(
                 "movq {word}, {hash}",
@@ -86,19 +87,20 @@ impl Chunk {
     }
 }
 
-/// The first place of those bits; `KEYS` for none.
+/// Returns the first place in those bits; `KEYS` for none.
 #[inline(always)]
 fn first(equal: u32) -> usize {
     ((equal | 1 << (2 * KEYS)).trailing_zeros() / 2) as usize
 }
 
-/// In `passed`.
+/// Returns the bit in `passed` for additional data.
 #[inline(always)]
 pub(super) fn beside_bit(place: usize) -> u64 {
     1 << (32 + place)
 }
 
-/// The place of its chunk that a row takes if it is free: where it will be is known before the chunk is here.
+/// Returns the place that a row takes in its chunk if it is free. So the row's address is known before the chunk is in the
+/// cache.
 #[inline(always)]
 pub(super) fn favourite(hash: u64) -> usize {
     ((hash >> 48) as usize * KEYS) >> 16

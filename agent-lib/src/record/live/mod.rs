@@ -1,20 +1,21 @@
-//! The live table: rows of live memory, kept by the callbacks themselves, so that a full ring loses history but never a sum.
+//! The live table: rows of live memory, updated by the callbacks themselves. So a full ring loses history, but no sum becomes
+//! wrong.
 //!
-//! A bounded hash table without locks. The rows lie in the memfd, as layout.rs says (each the slot of the record that
-//! made it, seq 0 while empty or being written); beside them, in memory of our own:
+//! It is a bounded hash table without locks. The rows lie in the memfd, as layout.rs describes (each is the slot of the record
+//! that made it; seq is 0 while it is empty or being written). Beside them, in private memory:
 //!
 //! ```text
-//! chunk   7 keys (hashes; 0 free, 1 being written); how many rows probed past this chunk, and which of its rows have
-//!         something beside them: one cache line
-//! beside  per row what the record has no place for: retags, VMM counts. Most have nothing, and it is not touched then
+//! chunk   7 keys (hashes; 0 free, 1 being written); number of rows that probed past this chunk, and which of its rows
+//!         have additional data: one cache line
+//! beside  for each row the data that the record has no room for: retags, VMM counts. Unused by most rows, and then not touched
 //! ```
 //!
-//! A row lies in the first chunk with a free place, from its home on (`chunk_at`). Each chunk that it passed counts it, so a look-up
-//! ends at a chunk that nobody passed, and removal leaves no tombstones.
+//! A row lies in the first chunk with a free place, starting at its home (`chunk_at`). Each chunk that it passed counts it. So
+//! a lookup ends at a chunk that no row passed, and removal leaves no tombstones.
 //!
-//! What makes this simple is the order of events: an address is unbound when its free is *entered*, before the driver
-//! can give it out again, and bound when the allocation has *returned*. So operations on one key never race, unless the
-//! program itself races; operations on different keys meet only at free places, which are claimed by compare-and-swap.
+//! The order of events keeps this simple. A key is removed when the free of its address is *entered*, before the driver can
+//! reuse the address. It is added when the allocation has *returned*. So operations on one key never race, unless the program
+//! itself races. Operations on different keys meet only at free places, which are claimed by compare-and-swap.
 
 mod chunk;
 
@@ -25,20 +26,20 @@ use crate::record::high_water;
 use chunk::{Chunk, FREE, KEYS, beside_bit, favourite};
 use std::sync::atomic::{AtomicU64, Ordering::*, fence};
 
-/// Chunks that a row may lie from its home. At 80 % load one in a million rows is further than 8.
+/// Largest distance of a row from its home, in chunks. At 80 % load one in a million rows is further than 8.
 const REACH: usize = 64;
 
-/// 3,584 rows in 229 kB, 14,336 more in 917 kB.
+/// Chunks of the first and second level: 3,584 rows in 229 kB, and 14,336 more in 917 kB.
 const NEAR: usize = 512;
 const MIDDLE: usize = 2048;
 
-/// A copy, word by word: of one that is made as a whole the compiler takes the original's address, which then is no more in registers.
+/// Copies a row word by word. For a copy as a whole the compiler takes the original's address, which keeps it out of registers.
 #[inline(always)]
 fn words_of(row: &Row) -> Row {
     std::array::from_fn(|word| row[word])
 }
 
-/// One of the places of a chunk.
+/// A place in a chunk.
 #[derive(Debug, Clone, Copy)]
 struct RowLocation {
     chunk: &'static Chunk,
@@ -65,30 +66,30 @@ pub(crate) struct RowSlot {
     at_home: Option<RowLocation>,
 }
 
-/// See the module's text.
+/// The table; see the module's docs.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Live {
     rows: &'static [Words],
     chunks: &'static [Chunk],
-    /// Chunks that are tried first: a power of two.
+    /// Chunks of the first level: a power of two.
     near: usize,
-    /// Chunks that are tried next: a power of two, or none.
+    /// Chunks of the second level: a power of two, or none.
     middle: usize,
-    /// Chunks that are tried in all.
+    /// Most chunks that a lookup tries.
     reach: usize,
-    /// Rows that found no place: from the first one on, the state is not whole.
+    /// Rows that found no place. If this is not 0, the state is incomplete.
     pub refused: AtomicU64,
     beside: &'static [[AtomicU64; 3]],
 }
 
-/// Rows in a table for at least `wanted`: whole chunks, a power of two of them.
+/// Returns the rows of a table for at least `wanted`: whole chunks, whose number is a power of two.
 pub(crate) fn rows_for(wanted: u64) -> u64 {
     wanted.div_ceil(KEYS as u64).next_power_of_two() * KEYS as u64
 }
 
 impl Live {
-    /// A table over `rows`, whose number comes from `rows_for`.
+    /// Creates a table over `rows`, whose number comes from `rows_for`; `None` without memory.
     pub(crate) fn new(rows: &'static [Words]) -> Option<Self> {
         let chunks = anonymous::<Chunk>(rows.len() / KEYS)?;
         let (near, middle) = match chunks.len() {
@@ -108,8 +109,8 @@ impl Live {
         })
     }
 
-    /// The chunk that is tried at `distance`: first one of few, then one of more, then neighbours in the rest. A program with
-    /// few rows stays within few pages; one row in a table of 20 MB costs two cache misses and two of the TLB.
+    /// Returns the chunk to try at `distance`: first one of few, then one of more, then neighbours in the rest. So a program
+    /// with few rows uses few pages. A row in a table of 20 MB costs two cache misses and two TLB misses.
     #[inline(always)]
     fn chunk_at(&self, hash: u64, distance: usize) -> usize {
         match distance {
@@ -133,7 +134,7 @@ impl Live {
         RowLocation { chunk: &self.chunks[at], number, row: &self.rows[at * KEYS + number] }
     }
 
-    /// The chunk that is tried first, and the row of its first key.
+    /// Returns the chunk to try first, and the row of its first key.
     #[inline(always)]
     fn home(&self, hash: u64) -> (&'static Chunk, *const Words) {
         let at = hash as usize & (self.near - 1);
@@ -141,7 +142,7 @@ impl Live {
         unsafe { (self.chunks.get_unchecked(at), self.rows.as_ptr().add(at * KEYS)) }
     }
 
-    /// Where the row of `hash` is: distance from home, and place.
+    /// Finds the row of `hash`: distance from home, and place.
     #[inline(always)]
     fn find(&self, hash: u64) -> Option<(usize, RowLocation)> {
         for (distance, at) in self.walk(hash) {
@@ -158,8 +159,8 @@ impl Live {
         None
     }
 
-    /// Binds `key` to `row`, whose seq is in its first word. A row that is there already is replaced: its end was
-    /// not seen. False if there is no place.
+    /// Adds `row` under `key`; its seq is in its first word. Replaces a row under the same key, whose end was missed. Returns
+    /// false if there is no place.
     #[inline(always)]
     pub(crate) fn insert(&self, key: Key, row: &Row, beside: RowExtra) -> bool {
         let RowSlot { hash, at_home } = self.spot_for(key.hash());
@@ -167,8 +168,8 @@ impl Live {
         is_there || self.insert_further(hash, *row, beside)
     }
 
-    /// Where a new key with this hash will have its row, whose line is on its way from now on: it mostly lies in no cache
-    /// that is near, and the program's next locked instruction would wait until it is here.
+    /// Returns the place for the row of a new key with this hash, and prefetches its cache line. That line is rarely in a near
+    /// cache, and the program's next locked instruction would wait for it.
     #[inline(always)]
     pub(crate) fn spot_for(&self, hash: u64) -> RowSlot {
         let (chunk, rows) = self.home(hash);
@@ -178,7 +179,7 @@ impl Live {
         Self::fetch_row(hash, chunk, number, rows)
     }
 
-    /// Where the row of the key with this hash is, if it is at home: as `spot_for`.
+    /// Returns the place of the row with this hash, if it is at home. Prefetches it as `spot_for` does.
     #[inline(always)]
     pub(crate) fn spot_of(&self, hash: u64) -> RowSlot {
         let (chunk, rows) = self.home(hash);
@@ -190,13 +191,13 @@ impl Live {
         if number >= KEYS {
             return RowSlot { hash, at_home: None };
         }
-        // SAFETY: the chunk has `KEYS` rows (`home`), in memory that stays.
+        // SAFETY: the chunk has `KEYS` rows (see `home`), in memory that stays mapped.
         let row = unsafe { &*rows.add(number) };
         fetch_to_write(row);
         RowSlot { hash, at_home: Some(RowLocation { chunk, number, row }) }
     }
 
-    /// As `insert` of a row with nothing beside it, where `spot_for` has looked.
+    /// Adds a row without additional data at a place that `spot_for` has returned.
     #[inline(always)]
     pub(crate) fn insert_at(&self, spot: RowSlot, row: &Row) -> bool {
         let is_there = spot.at_home.is_some_and(|place| self.claim(place, spot.hash, row, None));
@@ -246,7 +247,7 @@ impl Live {
 
     #[inline(always)]
     fn write(&self, place: RowLocation, row: &Row, beside: Option<RowExtra>) {
-        fence(Release); // a reader that sees what follows sees the 0 that removal left
+        fence(Release); // a reader that sees the following stores also sees the 0 that removal left
         if let Some(beside) = beside.filter(|beside| *beside != RowExtra::default()) {
             self.write_beside(place, beside);
         }
@@ -283,7 +284,7 @@ impl Live {
         RowExtra::from_words(std::array::from_fn(|word| words[word].load(Relaxed)))
     }
 
-    /// Makes the words beside a row meaningful, to be changed one by one.
+    /// Marks the additional data of a row as valid, so that its words can be changed one by one.
     fn open_beside(&self, place: RowLocation) -> &'static [AtomicU64; 3] {
         if !place.has_beside() {
             self.write_beside(place, RowExtra::default());
@@ -291,7 +292,7 @@ impl Live {
         self.beside(place)
     }
 
-    /// Unbinds `key` and gives its row.
+    /// Removes `key` and returns its row.
     #[inline]
     pub(crate) fn remove(&self, key: Key) -> Option<RowCopy> {
         self.take(key.hash())
@@ -312,7 +313,7 @@ impl Live {
         Some(RowCopy { row, beside })
     }
 
-    /// The row of `hash` is the caller's alone: of two frees of one address one gets it.
+    /// Takes the row of `hash` exclusively: of two frees of one address only one gets it.
     #[inline(always)]
     fn seize(place: RowLocation, hash: u64) -> bool {
         place.key().compare_exchange(hash, WRITING, AcqRel, Relaxed).is_ok()
@@ -324,7 +325,7 @@ impl Live {
         place.chunk.passed.fetch_and(!beside_bit(place.number), AcqRel);
     }
 
-    /// The place of a row that was seized is free.
+    /// Releases the place of a row that was seized.
     #[inline(always)]
     fn vacate(place: RowLocation) {
         if place.has_beside() {
@@ -334,8 +335,8 @@ impl Live {
         place.key().store(FREE, Release);
     }
 
-    /// Unbinds the key that `spot_of` has looked for. Its row is not read: it is mostly in another core's cache, and waiting
-    /// for it would be half of what a freed block costs.
+    /// Removes the row that `spot_of` has found, without reading it. The row is mostly in another core's cache, and waiting for
+    /// it would be half the cost of a freed block.
     #[inline(always)]
     pub(crate) fn discard_at(&self, spot: RowSlot) {
         match spot.at_home.filter(|place| !high_water::open() && Self::seize(*place, spot.hash)) {
@@ -350,7 +351,7 @@ impl Live {
         self.take(hash);
     }
 
-    /// `key` will be bound or unbound soon; its hash. Its chunk and, most probably, its row are on their way from now on.
+    /// Prefetches the chunk of `key` and, most probably, its row, which will soon be added or removed. Returns the key's hash.
     #[inline(always)]
     pub(crate) fn expect(&self, key: Key) -> u64 {
         let hash = key.hash();
@@ -361,13 +362,13 @@ impl Live {
         hash
     }
 
-    /// The row of `key`, if it is bound.
+    /// Returns the row of `key`, if there is one.
     pub fn get(&self, key: Key) -> Option<RowCopy> {
         let (_, place) = self.find(key.hash())?;
         self.read(place)
     }
 
-    /// The row there, if there is one: a consistent copy, whatever other threads do.
+    /// Reads the row at a place, if there is one. The copy is consistent, whatever other threads do.
     fn read(&self, place: RowLocation) -> Option<RowCopy> {
         let words = place.row;
         let seq = u64::from_le(words[0].load(Acquire));
@@ -377,7 +378,7 @@ impl Live {
         (seq != 0 && u64::from_le(words[0].load(Relaxed)) == seq).then_some(RowCopy { row, beside })
     }
 
-    /// The parent of the pool that a block's row is of; 0 without one, and for other rows.
+    /// Returns the parent of the pool that a block's row belongs to; 0 without one, and for other rows.
     pub(crate) fn parent_of(&self, row: &Row) -> u64 {
         match kind_of(row) {
             kind::BLOCK_ALLOC => self.get(Key::Pool(row[4])).map_or(0, |pool| pool.row[4]),
@@ -385,19 +386,19 @@ impl Live {
         }
     }
 
-    /// A row was bound while a range is open.
+    /// Counts a row that was added while a range is open.
     #[cold]
     #[inline(never)]
     fn count_new(&self, row: Row) {
         high_water::born(&row, self.parent_of(&row));
     }
 
-    /// Begins a range of the high water; false if there is no memory for it. Not in a hook.
+    /// Begins a range of the high-water mark; false if there is no memory for it. Must not be called in a hook.
     pub(crate) fn begin_high_water(&self) -> bool {
         high_water::begin(|| self.scan().map(|taken| (taken.row, self.parent_of(&taken.row))).collect())
     }
 
-    /// Every row, in no order.
+    /// Iterates over all rows, in no order.
     pub fn scan(&self) -> impl Iterator<Item = RowCopy> + '_ {
         let used = self.chunks.iter().enumerate().flat_map(|(at, chunk)| {
             let taken = move |(number, key): (usize, &AtomicU64)| {
@@ -408,7 +409,7 @@ impl Live {
         used.filter_map(|(at, number)| self.read(self.place(at, number)))
     }
 
-    /// Unbinds every row that `goes` says; for ends of contexts and pools.
+    /// Removes every row for which `key_of` returns a key. For ends of contexts and pools.
     pub(crate) fn remove_where(&self, key_of: impl Fn(&RowCopy) -> Option<Key>) {
         for taken in self.scan() {
             if let Some(key) = key_of(&taken) {
@@ -417,8 +418,8 @@ impl Live {
         }
     }
 
-    /// Changes one word of the row of `key`, and its additional data. In a program that retags a block while
-    /// another thread frees it, the next owner of the row may get the name.
+    /// Changes one word of the row of `key`, and its additional data. If a program retags a block while another thread frees
+    /// it, the next owner of the row may get the name.
     pub(crate) fn update(
         &self,
         key: Key,
@@ -440,7 +441,7 @@ impl Live {
         Some(before)
     }
 
-    /// Adds to the counts of the row of `key`; the counts after it. `None` if it is not bound.
+    /// Adds to the counts of the row of `key` and returns the row with the new counts. `None` if there is no such row.
     pub(crate) fn count(&self, key: Key, references: i32, mappings: i32) -> Option<RowCopy> {
         let (_, place) = self.find(key.hash())?;
         let counts = &self.open_beside(place)[1];

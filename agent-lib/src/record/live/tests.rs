@@ -132,7 +132,7 @@ fn threads_with_keys_of_their_own_do_not_disturb_each_other() {
 fn what_is_discarded_is_gone_wherever_it_lay() {
     let live = table(4096);
     let key = |number: u64| Key::Block(7, number << 9);
-    let count = 4000; // far more than the chunks that are tried first hold
+    let count = 4000; // far more than fit into the first chunks
     for number in 1..=count {
         live.expect(key(number));
         let beside = if number % 3 == 0 {
@@ -153,7 +153,7 @@ fn what_is_discarded_is_gone_wherever_it_lay() {
     assert!(live.chunks.iter().all(|chunk| chunk.passed.load(Relaxed) == 0), "nothing is left behind");
 }
 
-/// Between the look and the record another thread may have taken the place, or have bound what lay at home further away.
+/// After a place was looked up, another thread may have taken it, or may have added the key at home again further away.
 #[test]
 fn a_place_that_was_looked_for_may_be_gone() {
     let live = table(7 * 16);
@@ -167,12 +167,12 @@ fn a_place_that_was_looked_for_may_be_gone() {
     for number in 1..=60 {
         let spot = live.spot_of(key(number).hash());
         live.discard_at(spot);
-        live.discard_at(spot); // two frees of one address: one of them has it
+        live.discard_at(spot); // two frees of one address: only one removes it
         assert!(live.get(key(number)).is_none(), "{number}");
     }
     assert_eq!(live.scan().count(), 0);
     assert!(live.chunks.iter().all(|chunk| chunk.passed.load(Relaxed) == 0));
-    // It was bound anew meanwhile, and others have its place.
+    // The key was added again meanwhile, and another row has its old place.
     let bind = |number: u64| live.insert(key(number), &row(number, number << 9), RowExtra::default());
     assert!(bind(1));
     let spot = live.spot_of(key(1).hash());
@@ -185,7 +185,8 @@ fn a_place_that_was_looked_for_may_be_gone() {
     assert_eq!(live.scan().count(), 79);
 }
 
-/// Eight words are compared at once, by halves: what has one half of the word is not it, and neither is the eighth, which is no key.
+/// Eight words are compared at once, by halves. A word with only one equal half must not match, and neither must the eighth,
+/// which is no key.
 #[test]
 fn a_key_is_found_by_all_of_its_bits() {
     let chunk: Chunk = Chunk { keys: [const { AtomicU64::new(0) }; KEYS], passed: AtomicU64::new(0) };

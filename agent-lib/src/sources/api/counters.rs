@@ -1,5 +1,5 @@
-//! Counters of the program's own, and what each has been since it was last asked for: how often set, least, greatest, and the mean over
-//! time. Not for hooks: they lock.
+//! The program's counters. Each keeps statistics since its last reset: number of changes, least, greatest, and time-weighted
+//! mean. Must not be used in hooks: it locks.
 
 use crate::base::fault_injection;
 use crate::base::locks::ForkMutex;
@@ -9,23 +9,23 @@ use crate::record::recorder::{RecordContext, no_row};
 use crate::threads::Thread;
 use gpumem_wire::Body;
 
-/// Counters that a program can have.
+/// Most counters of a program.
 const MOST: usize = 4096;
 
-/// One counter.
+/// A counter and its statistics since the last reset.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Counter {
-    /// Its name.
+    /// Tag of its name.
     pub tag: u32,
-    /// Now.
+    /// Current value.
     pub value: i64,
     /// Times that it was set or changed since the reset.
     pub changes: u64,
-    /// Since the reset.
+    /// Least value since the reset.
     pub least: i64,
-    /// Since the reset.
+    /// Greatest value since the reset.
     pub greatest: i64,
-    /// Value times ns since the reset, up to `changed_ns`.
+    /// Sum of value × ns since the reset, up to `changed_ns`.
     area: i128,
     reset_ns: u64,
     changed_ns: u64,
@@ -38,7 +38,7 @@ impl Counter {
 
     fn set(&mut self, value: i64, now: u64) {
         if self.changes == 0 && self.changed_ns == self.reset_ns && self.area == 0 {
-            // Before its first value there was none.
+            // The statistics begin with the first value.
             if self.least == 0 && self.greatest == 0 && self.value == 0 {
                 (self.least, self.greatest, self.reset_ns) = (value, value, now);
             }
@@ -51,7 +51,7 @@ impl Counter {
         self.greatest = self.greatest.max(value);
     }
 
-    /// Weighted by time.
+    /// Returns the mean since the reset, weighted by time.
     pub(crate) fn mean(&self, now: u64) -> f64 {
         let lasted = now.saturating_sub(self.reset_ns);
         if lasted == 0 {
@@ -69,12 +69,12 @@ impl Counter {
 
 static COUNTERS: ForkMutex<Vec<Counter>> = ForkMutex::new(Vec::new);
 
-/// In a child that starts anew: they are its own.
+/// Clears the counters in a forked child that starts anew.
 pub(crate) fn reset_after_fork() {
     COUNTERS.reset_after_fork();
 }
 
-/// All of them; with `reset`, they begin anew.
+/// Returns all counters; with `reset`, their statistics begin anew.
 pub(crate) fn all(core: &Core, reset: bool) -> Vec<Counter> {
     let Ok(mut counters) = COUNTERS.lock() else { return Vec::new() };
     let all = counters.clone();
@@ -86,7 +86,7 @@ pub(crate) fn all(core: &Core, reset: bool) -> Vec<Counter> {
 }
 
 impl Core {
-    /// Counter `name` is so much from now on; `change` makes it of what it was.
+    /// Sets counter `name` to what `change` returns for its current value.
     pub(crate) fn count(&self, thread: &Thread, name: &[u8], change: impl FnOnce(i64) -> i64) {
         let tag = self.recorder.names.intern(0, name);
         let Ok(mut counters) = COUNTERS.lock() else { return };
@@ -107,7 +107,7 @@ impl Core {
         let value = change(counter.value);
         counter.set(value, now);
         if recorder::records(recorder::MARKS) {
-            // Inside of the lock, so that the values come in their order.
+            // Recorded under the lock, so that the values keep their order.
             self.recorder.record(
                 thread,
                 RecordContext { tag, ..RecordContext::NOWHERE },

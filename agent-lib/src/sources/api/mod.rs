@@ -1,4 +1,4 @@
-//! What the program does through the functions of gpumem.h.
+//! The functions of gpumem.h: data that the program reports itself.
 
 pub(crate) mod counters;
 pub(crate) mod pools;

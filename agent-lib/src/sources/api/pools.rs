@@ -1,4 +1,4 @@
-//! Pools of frameworks, as their owners report them: segments, and the blocks carved from them.
+//! Pools of frameworks, as reported by the program: segments, and the blocks carved from them.
 
 use crate::base::row::AllocationName;
 use crate::base::row::{Key, RowExtra};
@@ -8,7 +8,7 @@ use crate::record::recorder::{RecordContext, no_row};
 use crate::threads::Thread;
 use gpumem_wire::{Body, FreeState, Phase, PoolOwner, Role};
 
-/// A part of a segment that stays when its middle goes.
+/// Start and length of a part of a segment that remains when its middle is removed.
 type Piece = (u64, u64);
 
 impl Core {
@@ -24,7 +24,7 @@ impl Core {
         RecordContext { tag, flags, device: self.pool_device(pool), ..RecordContext::NOWHERE }
     }
 
-    /// A new pool's id.
+    /// Records a new pool and returns its id.
     pub(crate) fn pool_create(&self, thread: &Thread, name: &[u8], ordinal: i32, parent: u64) -> u64 {
         let pool = self.new_pool_id();
         let device = u32::try_from(ordinal).map_or(gpumem_wire::NONE_DEVICE, |ordinal| self.device(ordinal));
@@ -36,7 +36,7 @@ impl Core {
         pool
     }
 
-    /// It is gone with all its segments and blocks.
+    /// Records the end of a pool and removes all its segments and blocks.
     pub(crate) fn pool_destroy(&self, thread: &Thread, pool: u64) {
         let at = RecordContext { device: self.pool_device(pool), ..RecordContext::NOWHERE };
         self.recorder.record(thread, at, Body::PoolDestroy { pool }, |recorder, _| {
@@ -48,7 +48,7 @@ impl Core {
         });
     }
 
-    /// The pool took a range to carve from.
+    /// Records a range that the pool carves blocks from.
     pub(crate) fn segment_add(&self, thread: &Thread, pool: u64, address: u64, bytes: u64) {
         let body = Body::SegmentAdd { address, bytes, pool };
         self.recorder.record(thread, self.in_pool(thread, pool), body, |recorder, row| {
@@ -56,7 +56,7 @@ impl Core {
         });
     }
 
-    /// It gave a range back: one segment, several, or a part of one.
+    /// Records a range that the pool gave back: one segment, several, or a part of one.
     pub(crate) fn segment_remove(&self, thread: &Thread, pool: u64, address: u64, bytes: u64) {
         let body = Body::SegmentRemove { address, bytes, pool };
         self.recorder.record(thread, self.in_pool(thread, pool), body, |_, _| self.cut(pool, address, bytes));
@@ -69,7 +69,7 @@ impl Core {
             self.recorder.live.remove(key);
             return;
         }
-        // A part, or several: every segment of the pool is looked at.
+        // A part, or several: checks every segment of the pool.
         let end = address.saturating_add(bytes);
         let touched = self.recorder.live.scan().filter(|taken| {
             let (start, len) = (taken.row[2], taken.row[3]);
@@ -91,13 +91,13 @@ impl Core {
         }
     }
 
-    /// A block was handed out.
+    /// Records a new block.
     #[inline]
     pub(crate) fn block_alloc(&self, thread: &Thread, pool: u64, address: u64, bytes: u64, stream: u32) {
-        // SAFETY: the caller's own place; the reference ends with the statement.
+        // SAFETY: only the calling thread uses its own data; the reference ends with the statement.
         let noted = unsafe { thread.own() }.block_pool == pool;
         if !noted {
-            // Restated from now on as a pool that reports blocks: byte 58 of its slot is `reports_blocks`.
+            // Marks the pool as one that reports blocks: byte 58 of its slot is `reports_blocks`.
             self.recorder.live.update(Key::Pool(pool), 7, |word, _| word | 1 << 16);
             // SAFETY: as above.
             unsafe { thread.own() }.block_pool = pool;
@@ -109,7 +109,7 @@ impl Core {
         });
     }
 
-    /// A block came back; `pending`: a stream may still use it.
+    /// Records the free of a block. `pending`: a stream may still use it.
     #[inline]
     pub(crate) fn block_free(&self, thread: &Thread, pool: u64, address: u64, pending: bool) {
         let state = if pending { FreeState::Pending } else { FreeState::Done };
@@ -127,7 +127,7 @@ impl Core {
         });
     }
 
-    /// What the pool says it has reserved and handed out.
+    /// Records the pool's own figures of reserved and used bytes.
     pub(crate) fn pool_state(&self, thread: &Thread, pool: u64, reserved_bytes: u64, used_bytes: u64) {
         let at = RecordContext { device: self.pool_device(pool), ..RecordContext::NOWHERE };
         self.recorder.record(
@@ -138,14 +138,14 @@ impl Core {
         );
     }
 
-    /// Its own total of live block bytes, to be compared.
+    /// Records the pool's own total of live block bytes, for comparison.
     pub(crate) fn pool_check(&self, thread: &Thread, pool: u64, total_bytes: u64) {
         let at = RecordContext { device: self.pool_device(pool), ..RecordContext::NOWHERE };
         self.recorder.record(thread, at, Body::PoolCheck { pool, total_bytes }, no_row);
     }
 
-    /// What is now known of a block, or with pool 0 of whatever lies at `address`: a block of PyTorch's, else an allocation. The
-    /// first block of a segment has the address of the allocation that the segment is, so blocks come first.
+    /// Changes the tag, role or phase of a block. With pool 0 it is whatever lies at `address`: a block of PyTorch, else an
+    /// allocation. Blocks are tried first, because the first block of a segment has the address of the segment's allocation.
     pub(crate) fn retag(&self, thread: &Thread, pool: u64, address: u64, path: &[u8], use_as: (Role, Phase)) {
         let tag = if path.is_empty() { 0 } else { self.recorder.names.intern(0, path) };
         let of_pool = |pool: u64| {

@@ -1,11 +1,13 @@
-//! Recordings, dumps and muting: what the program, or the daemon in a user's name, asks for, and within which limits. The sender does it; the
-//! thread that asked waits a moment for its answer. Nothing here is for hooks: it locks and allocates.
+//! Recordings, dumps and muting, as requested by the program or by the daemon for a user, and their limits. The sender carries
+//! out the request; the requesting thread waits for its answer with a timeout. Nothing here is for hooks: it locks and
+//! allocates.
 //!
-//! **Muting** is not pausing. While the agent is muted it goes on watching and keeps its balances, but sends nothing; afterwards
-//! it sends how much was kept back, and its state again. While it is paused (sources/cupti/subscribe.rs) it sees nothing.
+//! **Muting** differs from pausing. A muted agent keeps observing and updates its balances, but sends nothing. Afterwards it
+//! sends how much was withheld, and its state again. A paused agent (sources/cupti/subscribe.rs) observes nothing.
 //!
-//! **A window of steps** is opened and closed by the thread that calls `gpumem_step`: it waits until the sender has recorded the state (one
-//! second at most), so that the recording begins and ends exactly there. While no window is wanted, a step costs one load more.
+//! **A window of steps** is opened and closed by the thread that calls `gpumem_step`. It waits until the sender has recorded
+//! the state (one second at most), so the recording begins and ends exactly there. Without a window, a step costs only one more
+//! load.
 
 use crate::base::locks::ForkMutex;
 use crate::base::own_thread;
@@ -18,18 +20,18 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use std::sync::{Condvar, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-/// Name of a recording without a name of the user's.
+/// Name of a recording if the user gives none.
 const USUAL: &str = "gpumem-%h-%r%p-%n.gpumem";
 /// Timeout of the lock. If it is held for longer, this is a forked child, and the thread that held it does not exist.
 const LOCKED: Duration = Duration::from_millis(500);
-/// Names that are tried before a recording gives up.
+/// Names to try before a recording gives up.
 const NAMES: u32 = 10_000;
 
-/// How often `mute` was called without `unmute`.
+/// Calls of `mute` without a matching `unmute`.
 pub(crate) static MUTES: AtomicU32 = AtomicU32::new(0);
-/// Memory events are switched off by `configure`.
+/// Not 0 while `configure` has switched memory events off.
 pub(crate) static MEMORY_OFF: AtomicU32 = AtomicU32::new(0);
-/// Period of periodic dumps; 0 for none.
+/// Period of periodic dumps in ns; 0 for none.
 pub(crate) static DUMP_PERIOD_NS: AtomicU64 = AtomicU64::new(0);
 
 /// Limits of a recording.
@@ -37,14 +39,15 @@ pub(crate) static DUMP_PERIOD_NS: AtomicU64 = AtomicU64::new(0);
 pub struct RecordingLimits {
     /// First and last step.
     pub steps: Option<(u64, u64)>,
-    /// Duration.
+    /// Longest duration in ns.
     pub for_ns: Option<u64>,
-    /// Largest size of the file.
+    /// Largest size of the file in bytes.
     pub max_bytes: Option<u64>,
 }
 
 impl RecordingLimits {
-    /// Sets one: `steps` (`100:110`), `for` (seconds), `max_size` (bytes); empty takes it away. False if there is none such.
+    /// Sets a limit: `steps` (`100:110`), `for` (seconds) or `max_size` (bytes); an empty value removes it. Returns false for
+    /// an unknown key or a bad value.
     pub(crate) fn set(&mut self, key: &str, value: &str) -> bool {
         let seconds =
             |value: &str| value.parse::<f64>().ok().filter(|seconds| *seconds > 0.0 && *seconds <= 1e9);
@@ -86,7 +89,7 @@ impl RecordingLimits {
     }
 }
 
-/// The number from which on a step concerns a recording.
+/// First step that concerns a recording.
 static NEXT: AtomicU64 = AtomicU64::new(u64::MAX);
 
 /// Sets the first step that the sender waits for; `u64::MAX` for none.
@@ -103,19 +106,19 @@ pub(crate) fn is_waited_for(number: u64) -> bool {
 /// A request to the sender.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RecordingRequest {
-    /// Write a recording to a file of this name, empty for a usual one.
+    /// Start a recording in a file of this name; empty: the default name.
     Start(String, RecordingLimits),
     /// A step begins that a window waits for.
     Step(u64),
-    /// No longer.
+    /// Stop the recording.
     Stop,
-    /// See [`is_muted`] and act.
+    /// Apply a change of [`is_muted`].
     Mute,
-    /// Write the state to a file of this name; empty: to the recording that goes on, or to one of a usual name.
+    /// Write the state to a file of this name; empty: to the current recording, or else to a file with the default name.
     Dump {
-        /// The name.
+        /// Name of the file.
         path: String,
-        /// End the recording that goes on with it.
+        /// Also end the current recording.
         finished: bool,
     },
 }
@@ -125,17 +128,17 @@ pub(crate) enum RecordingRequest {
 pub(crate) struct RecordingReply {
     /// 0 or an errno.
     pub errno: u16,
-    /// The file, or the error.
+    /// The file's path, or the error message.
     pub told: String,
 }
 
 impl RecordingReply {
-    /// It is done; the file, where there is one.
+    /// Success, with the file's path if there is one.
     pub(crate) fn done(path: &Path) -> Self {
         RecordingReply { errno: 0, told: path.to_string_lossy().into_owned() }
     }
 
-    /// It could not be done.
+    /// Failure; the errno is EIO (5) if the error has none.
     pub(crate) fn failed(path: &Path, error: &std::io::Error) -> Self {
         let errno = error.raw_os_error().and_then(|errno| u16::try_from(errno).ok()).unwrap_or(5);
         RecordingReply { errno, told: format!("{}: {error}", path.display()) }
@@ -180,7 +183,7 @@ pub(crate) fn slot() -> Option<MutexGuard<'static, RequestSlot>> {
     }
 }
 
-/// Whether history is kept back.
+/// Whether events are withheld.
 pub(crate) fn is_muted() -> bool {
     MUTES.load(Acquire) > 0 || MEMORY_OFF.load(Acquire) > 0
 }
@@ -261,8 +264,14 @@ pub(crate) fn permitted(core: &Core, name: &str) -> Result<(), RecordingReply> {
     Err(RecordingReply { errno: libc::EACCES as u16, told })
 }
 
-/// A new file for a recording, and its absolute path. In its name, `%h` is the host, `%r` `r` and the rank and `-` (nothing without one), `%p`
-/// `p` and the pid, `%n` a number that makes it new. A folder gets a usual name. A file that is there is left alone.
+/// Creates a file for a recording and returns it with its absolute path.
+///
+/// In the name, `%h` is replaced by the host, `%p` by `p` and the pid, and `%n` by the first number that gives a new name. `%r`
+/// is replaced by `r`, the rank and `-`, or by nothing without a rank. In a folder, the file gets the default name. Existing
+/// files are never overwritten.
+///
+/// # Errors
+/// Returns a reply with the errno if the file cannot be created.
 pub(crate) fn create(core: &Core, name: &str) -> Result<(File, PathBuf), RecordingReply> {
     let asked = Path::new(name);
     let pattern = match name {
@@ -292,10 +301,10 @@ pub(crate) fn create(core: &Core, name: &str) -> Result<(File, PathBuf), Recordi
     Err(RecordingReply::failed(&pattern, &std::io::Error::from_raw_os_error(libc::EEXIST)))
 }
 
-/// As far as it can stand in a file's name.
+/// Returns the host's name, with `_` for characters that file names should not have.
 fn host() -> String {
     let mut name = [0_u8; 65];
-    // SAFETY: a buffer of this length; the last byte stays 0.
+    // SAFETY: the buffer has this length; its last byte stays 0.
     unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) };
     let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
     let plain = |character: char| {

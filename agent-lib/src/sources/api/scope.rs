@@ -1,4 +1,4 @@
-//! Scopes of the C API, and marks, steps, phases and epochs.
+//! Scopes, marks, steps, phases and epochs of the C API.
 
 use crate::base::row::AllocationName;
 use crate::driver::core::Core;
@@ -8,10 +8,10 @@ use crate::threads::{DEPTH, OwnerData, Thread};
 use gpumem_wire::{Body, Edge, Layer, LayerState, Phase};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 
-/// The program has opened a scope, not by NVTX.
+/// The program has opened a scope other than by NVTX.
 static USED: AtomicBool = AtomicBool::new(false);
 
-/// A scope is opened, not by NVTX.
+/// Notes that a scope is opened other than by NVTX.
 #[inline(always)]
 pub(crate) fn note() {
     if !USED.load(Relaxed) {
@@ -19,7 +19,7 @@ pub(crate) fn note() {
     }
 }
 
-/// Number of the step that is under way.
+/// Number of the current step.
 pub(crate) static STEP: AtomicU64 = AtomicU64::new(0);
 
 /// The value of `USED` that the sender reported last: 1 false, 2 true; 0 before the first report.
@@ -40,23 +40,23 @@ pub(crate) fn look() {
     );
 }
 
-/// Number of the C API among them.
+/// Owner number of the C API.
 pub(crate) const OURS: u8 = 0;
-/// In the place of an owner that is not known any more: its scope was opened beyond [`DEPTH`].
+/// Owner of a scope opened beyond [`DEPTH`], whose real owner was not stored.
 const SOMEBODY: u8 = u8::MAX;
 
-/// Tag of the last scope that `owner` opened: others may have opened theirs inside of it.
+/// Returns the tag of the last scope that `owner` opened. Other owners may have opened scopes inside of it.
 #[cold]
 #[inline(never)]
 fn last_of(own: &OwnerData, thread: &Thread, owner: u8) -> u32 {
     let kept = DEPTH.min(own.depth);
     let last = own.owner.get(..kept).and_then(|owners| owners.iter().rposition(|&other| other == owner));
-    // What was in force when the next one was opened.
+    // The tag that was in force when the next scope was opened.
     let next = last.map(|last| last + 1).filter(|&next| next < kept);
     next.map_or_else(|| thread.scope.load(Relaxed), |next| own.outer[next])
 }
 
-/// The scope to be closed is not the last one. `left` of the owner's stay open, `own.depth` in all.
+/// Closes a scope of `owner` that is not the innermost one. `left` scopes of the owner stay open, and `own.depth` in all.
 #[cold]
 #[inline(never)]
 fn close_beneath(own: &mut OwnerData, thread: &Thread, owner: u8, left: u16) {
@@ -64,7 +64,7 @@ fn close_beneath(own: &mut OwnerData, thread: &Thread, owner: u8, left: u16) {
     let places = own.owner.get(..kept).unwrap_or_default();
     let known = places.iter().filter(|&&other| other == owner).count();
     if own.depth >= DEPTH && known <= usize::from(left) {
-        return; // one of those that found no place
+        return; // the scope to close was not stored, for lack of room
     }
     let last = |owner: u8| places.iter().rposition(|&other| other == owner);
     let Some(place) = last(owner).or_else(|| last(SOMEBODY)) else { return };
@@ -77,13 +77,13 @@ fn close_beneath(own: &mut OwnerData, thread: &Thread, owner: u8, left: u16) {
         thread.scope.store(outside, Relaxed);
     }
     if own.depth >= DEPTH {
-        // What lay beyond moves in: it never had a tag of its own.
+        // A scope beyond the limit moves into the array; it never had a tag of its own.
         (own.owner[DEPTH - 1], own.outer[DEPTH - 1]) = (SOMEBODY, thread.scope.load(Relaxed));
     }
 }
 
 impl Core {
-    /// Opens the scope `name` inside of those that are open.
+    /// Opens the scope `name` inside of the open ones.
     #[inline(always)]
     pub fn push_scope(&self, thread: &Thread, name: &[u8]) {
         let inside =
@@ -98,10 +98,12 @@ impl Core {
         self.close_scope(thread, OURS);
     }
 
-    /// Opens a scope of `owner`, whose tag is what `inside` makes of the one in force (0: that one); how many of its own were open.
+    /// Opens a scope of `owner`. Its tag is `inside` of the current tag, or the current tag if that returns 0. Returns how many
+    /// scopes the owner had open before.
     #[inline(always)]
     pub(crate) fn open_scope(&self, thread: &Thread, owner: u8, inside: impl FnOnce(u32) -> u32) -> u16 {
-        // SAFETY: the caller's own place; the reference ends with this function, and `inside` is about names alone.
+        // SAFETY: only the calling thread uses its own data. The reference ends with this function, and `inside` only handles
+        // names.
         let own = unsafe { thread.own() };
         let parent = thread.scope.load(Relaxed);
         if own.depth < DEPTH {
@@ -120,7 +122,7 @@ impl Core {
         level
     }
 
-    /// The scope `tag` begins, or is about to end.
+    /// Records the begin or the coming end of the scope `tag`.
     #[cold]
     #[inline(never)]
     fn edge(&self, thread: &Thread, tag: u32, edge: Edge) {
@@ -132,7 +134,7 @@ impl Core {
         );
     }
 
-    /// The edge of a scope of Python's, whose tag stands in the thread's word.
+    /// Records the edge of a scope opened in Python, whose tag is in the thread's word.
     pub(crate) fn scope_edge(&self, thread: &Thread, begins: bool) {
         if recorder::records(recorder::RANGES) {
             let edge = if begins { Edge::Begin } else { Edge::End };
@@ -140,10 +142,11 @@ impl Core {
         }
     }
 
-    /// Closes the last scope that `owner` opened on this thread; how many of its own stay open. `None`: it had none.
+    /// Closes the last scope that `owner` opened on this thread. Returns how many of its scopes stay open, or `None` if it had
+    /// none.
     ///
-    /// Scopes that others opened inside of it keep the paths that they were opened with, and then give back what was in force
-    /// outside of it.
+    /// Scopes that others opened inside of it keep their paths. When they are closed, they restore the tag in force outside of
+    /// it.
     #[inline(always)]
     pub(crate) fn close_scope(&self, thread: &Thread, owner: u8) -> Option<u16> {
         // SAFETY: as in `open_scope`.
@@ -163,7 +166,7 @@ impl Core {
         Some(level)
     }
 
-    /// The tag of threads without open scopes.
+    /// Sets the tag of threads without open scopes.
     pub(crate) fn set_process_tag(&self, path: &[u8]) {
         let tag = if path.is_empty() { 0 } else { self.recorder.names.intern(0, path) };
         self.process_tag.store(tag, Relaxed);
@@ -174,7 +177,7 @@ impl Core {
         RecordContext { tag, flags, ..RecordContext::NOWHERE }
     }
 
-    /// Step `number` begins.
+    /// Records that step `number` begins.
     pub(crate) fn step(&self, thread: &Thread, number: u64) {
         STEP.store(number, Relaxed);
         if recorder::records(recorder::MARKS) {
@@ -182,14 +185,14 @@ impl Core {
         }
     }
 
-    /// Epoch `number` begins.
+    /// Records that epoch `number` begins.
     pub(crate) fn epoch(&self, thread: &Thread, number: u64) {
         if recorder::records(recorder::MARKS) {
             self.recorder.record(thread, RecordContext::NOWHERE, Body::Epoch { number }, no_row);
         }
     }
 
-    /// The process enters a phase.
+    /// Records that the process enters a phase.
     pub(crate) fn phase(&self, thread: &Thread, phase: i32) {
         let phase = Phase::from_code(u8::try_from(phase).unwrap_or(0));
         if recorder::records(recorder::MARKS) {
@@ -197,12 +200,12 @@ impl Core {
         }
     }
 
-    /// Something worth a mark happened.
+    /// Records a mark.
     pub(crate) fn mark(&self, thread: &Thread, name: &[u8]) {
         self.mark_tag(thread, self.recorder.names.intern(0, name));
     }
 
-    /// As `mark`, for a tag.
+    /// Records a mark with a tag instead of a name.
     pub(crate) fn mark_tag(&self, thread: &Thread, tag: u32) {
         if recorder::records(recorder::MARKS) {
             self.recorder.record(

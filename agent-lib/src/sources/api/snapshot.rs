@@ -1,14 +1,14 @@
-//! What the process holds now, how the agent is, and the high of an open range: as JSON, for the program itself
-//! (`gpumem_snapshot`). Not in a hook: this allocates. Amounts are bytes. It reads the live table while other threads go on, so it is exact
-//! where nothing is allocated or freed meanwhile.
+//! The process's live memory, the agent's status, and the high-water mark of an open range, as JSON for the program itself
+//! (`gpumem_snapshot`). Must not be called in a hook: it allocates. Amounts are bytes. It reads the live table while other
+//! threads continue, so it is exact only if nothing is allocated or freed meanwhile.
 //!
 //! ```text
-//! tracked + unseen = direct + blocks + pool_idle + opaque        per device, exactly
-//!   tracked   live driver allocations; of driver pools what they have reserved
-//!   unseen    bytes of segments that no allocation that we saw lies under
-//!   direct    of allocations, what no pool of a framework carves
-//!   blocks    of the innermost pools; pending ones too
-//!   pool_idle of segments, what no block covers; of driver pools, what is not handed out
+//! tracked + unseen = direct + blocks + pool_idle + opaque        for each device, exactly
+//!   tracked   live driver allocations; for driver pools the reserved bytes
+//!   unseen    bytes of segments without a known allocation below them
+//!   direct    bytes of allocations that are not segments of a framework's pool
+//!   blocks    blocks of the innermost pools, including pending ones
+//!   pool_idle bytes of segments without a block; for driver pools, reserved but unused bytes
 //!   opaque    segments of pools that report no blocks
 //! ```
 
@@ -25,14 +25,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::{Debug, Write};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// What is live.
+/// Live memory.
 const LIVE: i32 = 0;
-/// How the agent is.
+/// The agent's status.
 const STATUS: i32 = 1;
-/// The high of the range that is open.
+/// The high-water mark of the open range.
 const HIGH: i32 = 2;
 
-/// The JSON text of `what`; empty for what is not known.
+/// Returns the JSON text of `what`; empty if that is unknown.
 pub(crate) fn text(core: &Core, what: i32) -> String {
     let _uncancelled = crate::base::own_thread::Uncancelled::now();
     match what {
@@ -43,7 +43,7 @@ pub(crate) fn text(core: &Core, what: i32) -> String {
     }
 }
 
-/// For people and tests: how an allocation that this thread made now would be named, then its Python stack.
+/// Writes the name that an allocation of this thread would get now, then its Python stack. For diagnosis and tests.
 pub(crate) fn describe_here(core: &Core, thread: &Thread, out: &mut [u8]) -> usize {
     let named = core.named(thread);
     let phase = match named.phase {
@@ -62,7 +62,7 @@ pub(crate) fn describe_here(core: &Core, thread: &Thread, out: &mut [u8]) -> usi
     used + python::stack_text(thread, &mut out[used..])
 }
 
-/// A string as JSON has it.
+/// Returns a string as a JSON literal.
 pub(crate) fn quoted(text: &str) -> String {
     let mut out = String::from("\"");
     for char in text.chars() {
@@ -76,7 +76,7 @@ pub(crate) fn quoted(text: &str) -> String {
     out
 }
 
-/// `OptimizerState` as `optimizer_state`.
+/// Converts `OptimizerState` to `optimizer_state`.
 fn word(value: impl Debug) -> String {
     let mut out = String::new();
     for char in format!("{value:?}").chars() {
@@ -155,11 +155,11 @@ fn high(core: &Core) -> String {
     format!("{{\"devices\":{}}}", list(core.devices.seen().filter_map(device)))
 }
 
-/// A device as NVML and the daemon's report name it; null where the driver does not say.
+/// Returns the device's UUID in the format of NVML and the daemon's report; null if the driver does not return it.
 fn uuid(core: &Core, ordinal: u8) -> String {
     let mut uuid = [0_u8; 16];
     let get = core.devices.driver().and_then(|driver| driver.device_get_uuid);
-    // SAFETY: a function of the loaded driver, with a place for its answer.
+    // SAFETY: a function of the loaded driver; `uuid` has room for its answer.
     if get.is_none_or(|get| unsafe { get(&mut uuid, ordinal.into()) } != 0) {
         return "null".to_owned();
     }
@@ -174,7 +174,7 @@ fn uuid(core: &Core, ordinal: u8) -> String {
     out
 }
 
-/// Ranges in order; what of another range they cover.
+/// Sorted, merged address ranges.
 #[derive(Default)]
 struct Ranges(Vec<(u64, u64)>);
 
@@ -203,7 +203,7 @@ fn range(row: &RowCopy) -> (u64, u64) {
     (row.row[2], row.row[2].saturating_add(row.row[3]))
 }
 
-/// Bytes and how many.
+/// Sum and number of memory pieces.
 #[derive(Default, Clone, Copy)]
 struct Heap {
     bytes: u64,
@@ -217,7 +217,7 @@ impl Heap {
     }
 }
 
-/// What a row is called: tag, role, phase.
+/// Tag, role and phase of a row.
 type Name = (u32, u8, u8);
 
 fn name_of(taken: &RowCopy) -> Name {
@@ -245,7 +245,7 @@ impl Pool {
     }
 }
 
-/// Of one device.
+/// Totals of a device.
 #[derive(Default)]
 struct Device {
     tracked: u64,

@@ -1,4 +1,5 @@
-//! Callback -> booking. Parameters are read where CUPTI says they are, for the ids of table.rs only.
+//! Decodes CUPTI callbacks into records. Parameters are read at the address that CUPTI passes, and only for the ids of
+//! table.rs.
 
 use super::kinds::freed_by;
 use super::resource::resource;
@@ -17,16 +18,16 @@ use gpumem_wire::{Body, DestroyScope, DriverEventKind, Flags, MemoryKind, NONE_D
 use std::ffi::c_void;
 use std::sync::atomic::Ordering::*;
 
-/// What CUPTI calls.
+/// Entry point that CUPTI calls.
 ///
 /// # Safety
-/// `data` must be what CUPTI hands over for this domain and id.
+/// `data` must be what CUPTI passes for this domain and id.
 pub unsafe extern "C" fn callback(_: *mut c_void, domain: u32, id: u32, data: *const c_void) {
     guard((), |core, thread| {
         if data.is_null() {
             return;
         }
-        // SAFETY: by domain, the data is a struct of that type; it lives during this call.
+        // SAFETY: CUPTI passes a struct of this type for the domain; it lives during this call.
         unsafe {
             match domain {
                 domain::DRIVER_API => driver_call(core, thread, id, &*data.cast()),
@@ -47,16 +48,16 @@ unsafe fn driver_call(core: &Core, thread: &Thread, id: u32, data: &CallbackData
     let here = Here { core, thread, data, id };
     if data.site == ENTER {
         fault_injection::at("cupti.enter");
-        // SAFETY: parameters of call `id`.
+        // SAFETY: these are the parameters of call `id`.
         unsafe { here.enter(meaning) };
     } else {
         fault_injection::at("cupti.exit");
-        // SAFETY: the same, at EXIT: the result and the out-parameters are there.
+        // SAFETY: as above; at EXIT the result and the out-parameters are valid.
         unsafe { here.exit(meaning) };
     }
 }
 
-/// One callback of a driver call.
+/// A callback of a driver call, at its begin or end.
 pub(super) struct Here<'a> {
     pub core: &'a Core,
     pub thread: &'a Thread,
@@ -65,13 +66,13 @@ pub(super) struct Here<'a> {
 }
 
 impl Here<'_> {
-    /// The call's parameters.
+    /// Returns the call's parameters.
     ///
     /// # Safety
-    /// `P` must be the shape of the call.
+    /// `P` must be the layout of the call's parameters.
     #[inline(always)]
     pub(super) unsafe fn params<P: Copy>(&self) -> P {
-        // SAFETY: not null, and of this shape.
+        // SAFETY: the pointer is not null, and the caller guarantees the layout.
         unsafe { self.data.params.cast::<P>().read_unaligned() }
     }
 
@@ -86,14 +87,14 @@ impl Here<'_> {
         RecordContext { tag, flags, context: self.data.context_uid, device, ..RecordContext::NOWHERE }
     }
 
-    /// As `at`, on the device that the parameters name.
+    /// As `at`, for the device that the parameters name.
     pub(super) fn at_device(&self, ordinal: u32) -> RecordContext {
         let AllocationName { tag, flags, .. } = self.core.named(self.thread);
         let device = self.core.device(ordinal);
         RecordContext { tag, flags, context: self.data.context_uid, device, ..RecordContext::NOWHERE }
     }
 
-    /// With the library that made this call.
+    /// Adds the library that made this call.
     #[inline(always)]
     pub(super) fn called(&self, at: RecordContext) -> RecordContext {
         let (params, frame) = (self.data.params as usize, std::ptr::from_ref(self) as usize);
@@ -106,9 +107,9 @@ impl Here<'_> {
         let now = self.core.recorder.clock.now();
         let mut call = Call::new(self.data.correlation_id, now);
         (call.id, call.params) = (self.id, self.data.params as usize);
-        // SAFETY: the callback's own thread, and no other reference is in use.
+        // SAFETY: this is the callback's own thread, and no other reference is in use.
         unsafe { self.thread.forget_unheard() };
-        // SAFETY: each shape is that of the calls with this meaning.
+        // SAFETY: each layout is that of the calls with this meaning.
         unsafe {
             match meaning {
                 Free => self.free(&mut call, self.params::<params::Handle>().handle),
@@ -167,14 +168,15 @@ impl Here<'_> {
                 _ => {}
             }
         }
-        // SAFETY: the callback's own thread, and no other reference is in use.
+        // SAFETY: this is the callback's own thread, and no other reference is in use.
         unsafe { self.thread.entered(call) };
     }
 
-    /// A context is going to be made, which takes the driver a tenth of a second: what is charged now is charged without it.
+    /// Requests a sample before a context is created, which takes the driver about 0.1 s. It shows what is charged without the
+    /// context.
     fn creating(&self, call: &mut Call, ordinal: u32) {
         if !self.core.devices.exists(ordinal) {
-            return; // the call is going to say so
+            return; // the call will fail
         }
         call.creating = true;
         let at = self.called(self.at_device(ordinal));
@@ -198,7 +200,7 @@ impl Here<'_> {
             // SAFETY: at EXIT it points to the result.
             place => unsafe { *place },
         };
-        // SAFETY: each shape is that of the calls with this meaning; out-parameters are read after success only.
+        // SAFETY: each layout is that of the calls with this meaning; out-parameters are read only after success.
         unsafe {
             match meaning {
                 Alloc => {
@@ -230,7 +232,7 @@ impl Here<'_> {
         bytes: u64,
         memory: MemoryKind,
     ) {
-        // SAFETY: the caller's out-parameter.
+        // SAFETY: `out` is the call's out-parameter.
         let address = unsafe { read(out, result) };
         self.booked(call, result, self.at(), address, bytes, 0, memory);
     }
@@ -253,7 +255,7 @@ impl Here<'_> {
             return self.core.allocation_failed(self.thread, self.called(at), result, what);
         }
         if address == 0 || call.is_some_and(|call| call.reported == address) {
-            return; // nothing was allocated, or a call inside of this one has said so already
+            return; // nothing was allocated, or a nested call has recorded it already
         }
         self.core.allocated(self.thread, self.called(at), what);
         // SAFETY: as in `enter`.
@@ -265,7 +267,7 @@ impl Here<'_> {
 
     unsafe fn alloc_async(&self, meaning: Meaning, call: Option<&Call>, result: u32) {
         let mut at = self.at();
-        // SAFETY: shapes by meaning; out-parameters after success.
+        // SAFETY: layouts match the meaning; out-parameters are read only after success.
         let (out, bytes, pool) = unsafe {
             match meaning {
                 Meaning::AllocFromPool => {
@@ -283,7 +285,7 @@ impl Here<'_> {
             let address = unsafe { read(out, result) };
             return self.booked(call, result, at, address, bytes, 0, memory);
         }
-        // A pool can be used from another device's context.
+        // A pool can be used from a context of another device.
         at.device = self.core.driver_pools.device_of(pool).unwrap_or(at.device);
         self.core.pool_seen(self.thread, pool, at.device, PoolOwner::Driver);
         if call.is_some_and(|call| call.captured) {
@@ -312,7 +314,7 @@ impl Here<'_> {
     unsafe fn other(&self, meaning: Meaning, call: Option<&Call>, result: u32) {
         use Meaning::*;
         let (core, thread) = (self.core, self.thread);
-        // SAFETY: shapes by meaning; out-parameters are read after success only.
+        // SAFETY: layouts match the meaning; out-parameters are read only after success.
         unsafe {
             match meaning {
                 AllocV1 => {
@@ -386,7 +388,7 @@ impl Here<'_> {
                         None => core.driver_pools.set_memory_kind(pool, MemoryKind::Pinned),
                     }
                 }
-                PoolImport => {} // the exporter pays
+                PoolImport => {} // counted in the exporting process
                 PoolTouched => core.poll_pool_now(thread, self.params::<params::PoolTrim>().pool),
                 DeviceSetPool => {
                     let p: params::DeviceSetPool = self.params();
@@ -395,7 +397,7 @@ impl Here<'_> {
                 LocationSetPool => {
                     let p: params::LocationSetPool = self.params();
                     let ordinal = p.location.as_ref().and_then(|location| location.ordinal());
-                    // The one for managed memory is none that cuMemAllocAsync takes from.
+                    // cuMemAllocAsync does not use the pool for managed memory.
                     if let Some(ordinal) = ordinal.filter(|_| p.kind == params::PINNED) {
                         core.driver_pools.set_current(ordinal, p.pool);
                     }
@@ -471,14 +473,14 @@ impl Here<'_> {
     }
 }
 
-/// What a call wrote through an out-parameter; 0 if it failed or had none.
+/// Reads an out-parameter; 0 if the call failed or had none.
 #[inline(always)]
 pub(super) unsafe fn read(out: params::Out, result: u32) -> u64 {
-    // SAFETY: the caller's out-parameter, filled by a call that succeeded.
+    // SAFETY: the call's out-parameter, which a successful call has filled.
     if result == 0 && !out.is_null() { unsafe { out.read_unaligned() } } else { 0 }
 }
 
-/// As `read`, of 32 bits.
+/// As `read`, for 32 bits.
 unsafe fn read_u32(out: *const u32, result: u32) -> u64 {
     // SAFETY: as in `read`.
     if result == 0 && !out.is_null() { unsafe { out.read_unaligned() }.into() } else { 0 }

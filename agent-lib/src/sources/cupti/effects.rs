@@ -1,6 +1,6 @@
-//! Effects of driver calls on the whole agent. Each method calls the driver's state first (driver/) and then the features that follow driver
-//! calls: segments of PyTorch's pool, names of unnamed allocations, the request for a sample. A free calls the features first: a segment ends
-//! before the memory that it lies in.
+//! Effects of driver calls on the whole agent. Each method first calls the driver's state (driver/). Then it calls the features
+//! that follow driver calls: segments of PyTorch's pool, names of unnamed allocations, the request for a sample. A free calls
+//! the features first, because a segment ends before the memory that it lies in.
 
 use crate::base::row::AllocationName;
 use crate::base::wake::wake;
@@ -12,7 +12,7 @@ use crate::threads::{Call, Thread};
 use gpumem_wire::{Body, DriverEventKind, NONE_DEVICE};
 
 impl Core {
-    /// An allocation succeeded.
+    /// Handles a successful allocation.
     #[inline(always)]
     pub fn allocated(&self, thread: &Thread, at: RecordContext, what: Allocation) {
         let Allocation { address, bytes, memory, .. } = what;
@@ -29,7 +29,7 @@ impl Core {
         self.driver_gave(thread, at.module, address, bytes, memory);
     }
 
-    /// An allocation failed.
+    /// Handles a failed allocation.
     #[cold]
     pub(crate) fn allocation_failed(
         &self,
@@ -43,14 +43,14 @@ impl Core {
         wake();
     }
 
-    /// A free was entered. `call` keeps the row until the free returns.
+    /// Handles the begin of a free. `call` keeps the row until the free returns.
     #[inline(always)]
     pub fn free_entered(&self, thread: &Thread, at: RecordContext, call: &mut Call, address: u64) {
         self.driver_takes(thread, call, address, 0);
         self.book_free_entered(thread, at, call, address);
     }
 
-    /// A free, unmap or release returned.
+    /// Handles the return of a free, unmap or release.
     #[inline(always)]
     pub(crate) fn free_returned(&self, thread: &Thread, at: RecordContext, call: &Call, result: u32) {
         let failed = self.book_free_returned(thread, at, call, result);
@@ -62,21 +62,21 @@ impl Core {
         }
     }
 
-    /// An import is about to be closed; unless it was opened more often, it goes.
+    /// Handles the coming close of an import. It ends unless it was opened more than once.
     pub(crate) fn import_closing(&self, thread: &Thread, at: RecordContext, call: &mut Call, address: u64) {
         if !self.import_stays_open(address) {
             self.free_entered(thread, at, call, address);
         }
     }
 
-    /// cuMemMap succeeded.
+    /// Handles a successful cuMemMap.
     pub(crate) fn mapped(&self, thread: &Thread, at: RecordContext, address: u64, bytes: u64, handle: u64) {
         if self.map_handle(thread, at, address, bytes, handle) {
             self.driver_mapped(thread, at.module, address, bytes);
         }
     }
 
-    /// cuMemUnmap was entered: it may take several neighbouring mappings.
+    /// Handles the begin of cuMemUnmap, which may remove several neighbouring mappings.
     pub(crate) fn unmap_entered(
         &self,
         thread: &Thread,
@@ -89,8 +89,8 @@ impl Core {
         self.book_unmap_entered(thread, at, call, address, bytes);
     }
 
-    /// Device slot of the context that is current on this thread; asked of the driver the first time. Only in
-    /// callbacks of calls, never in those of resources.
+    /// Returns the device slot of the context that is current on this thread; asks the driver the first time. Only for
+    /// callbacks of calls, not of resources.
     #[inline(always)]
     pub(crate) fn device_of_context(&self, thread: &Thread, context: usize, uid: u32) -> u8 {
         match thread.device_of(context) {
@@ -114,7 +114,7 @@ impl Core {
             None => {
                 let mut ordinal = -1;
                 let get = self.devices.driver().and_then(|driver| driver.ctx_get_device);
-                // SAFETY: a function of the loaded driver, with a place for its answer; no callback of ours is enabled for it.
+                // SAFETY: a function of the loaded driver, with room for its answer. The agent has no callback enabled for it.
                 let result = get.map(|get| unsafe { get(&mut ordinal) });
                 match (result, u32::try_from(ordinal)) {
                     (Some(0), Ok(ordinal)) => {
@@ -130,8 +130,9 @@ impl Core {
         device
     }
 
-    /// Reports a context on the device with the slot `device`, the first time. `created` is where it was made, if that was just now: a
-    /// context that is met otherwise is older, or a green one, which is a part of the primary one and costs nothing of its own.
+    /// Records a context on the device with the slot `device`, the first time that it is seen. `created` is set if it was
+    /// created just now. Any other context is older, or a green one, which is a part of the primary context and costs nothing
+    /// itself.
     pub fn context_seen(
         &self,
         thread: &Thread,
@@ -154,7 +155,7 @@ impl Core {
         }
     }
 
-    /// The driver does something that takes memory outside of allocations. A sample now shows how much.
+    /// Records that the driver takes memory outside of allocations, and requests a sample that shows how much.
     pub(crate) fn gap_moved(
         &self,
         thread: &Thread,

@@ -1,15 +1,15 @@
-//! Which libcupti to use. Never looked for before the program initialises CUDA: whichever `libcupti.so.12` is loaded first
-//! owns that name, and an older one would make a later `import torch` fail.
+//! Finds the libcupti to use. It never searches before the program initialises CUDA: the first `libcupti.so.12` loaded owns
+//! that name, and an older one would make a later `import torch` fail.
 //!
-//! In order: the one that was asked for; one that is loaded already; neighbours of the program's own CUDA libraries;
-//! toolkits and environments; the loader's path. Majors beyond the driver's are left out.
+//! Candidates in order: the configured file; one that is loaded already; neighbours of the program's own CUDA libraries;
+//! toolkits and environments; the loader's path. Major versions newer than the driver's are left out.
 
 use crate::base::env::Settings;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Sonames, newest first: from 12 on by major, before by minor.
+/// Sonames, newest first. From 12 on they contain the major version only, before also the minor one.
 const SONAMES: &[(u32, &str)] = &[
     (13, "libcupti.so.13"),
     (12, "libcupti.so.12"),
@@ -24,7 +24,7 @@ const SONAMES: &[(u32, &str)] = &[
     (11, "libcupti.so.11.0"),
 ];
 
-/// Files that may be the right one, best first.
+/// Returns files that may be the right one, best first.
 pub(crate) fn candidates(settings: &Settings, driver_version: Option<u32>) -> Vec<PathBuf> {
     if let Some(path) = &settings.cupti {
         return vec![path.clone()];
@@ -33,12 +33,12 @@ pub(crate) fn candidates(settings: &Settings, driver_version: Option<u32>) -> Ve
     let mut found: Vec<PathBuf> =
         objects.iter().filter(|path| name_of(path).starts_with("libcupti.so")).cloned().collect();
     let newest = driver_version.map_or(u32::MAX, |version| version / 1000);
-    // The program's own major before others.
+    // Prefers the major version of the program's own CUDA runtime.
     let own = objects
         .iter()
         .find_map(|path| name_of(path).strip_prefix("libcudart.so.")?.split('.').next()?.parse().ok());
     let mut sonames: Vec<_> = SONAMES.iter().filter(|(major, _)| *major <= newest).collect();
-    sonames.sort_by_key(|(major, _)| own != Some(*major)); // stable: else newest first
+    sonames.sort_by_key(|(major, _)| own != Some(*major)); // stable sort: otherwise newest first
     for directory in directories(settings, &objects) {
         found.extend(sonames.iter().map(|(_, name)| directory.join(name)).filter(|path| path.exists()));
     }
@@ -52,7 +52,7 @@ fn name_of(path: &Path) -> &str {
     path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
 }
 
-/// Where a libcupti may lie that belongs to the program's CUDA libraries or to an installation.
+/// Returns directories that may contain a libcupti of the program's CUDA libraries or of an installation.
 fn directories(settings: &Settings, objects: &[PathBuf]) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let cuda =
@@ -60,7 +60,7 @@ fn directories(settings: &Settings, objects: &[PathBuf]) -> Vec<PathBuf> {
     for object in objects.iter().filter(|path| cuda.iter().any(|name| name_of(path).starts_with(name))) {
         let Some(directory) = object.parent() else { continue };
         found.push(directory.to_owned());
-        // pip: site-packages/nvidia/<part>/lib/libX beside site-packages/nvidia/cuda_cupti/lib, and
+        // Layouts of pip: site-packages/nvidia/<part>/lib/libX beside site-packages/nvidia/cuda_cupti/lib, and
         // site-packages/torch/lib/libtorch_cuda.so beside site-packages/nvidia.
         for up in directory.ancestors().take(4) {
             let nvidia = if up.ends_with("nvidia") { up.to_owned() } else { up.join("nvidia") };
@@ -81,10 +81,10 @@ fn directories(settings: &Settings, objects: &[PathBuf]) -> Vec<PathBuf> {
     found
 }
 
-/// Paths of everything that is loaded.
+/// Returns the paths of all loaded files.
 fn loaded_objects() -> Vec<PathBuf> {
     unsafe extern "C" fn note(info: *mut libc::dl_phdr_info, _: usize, found: *mut c_void) -> c_int {
-        // SAFETY: `found` is the Vec below; the name is a C string while the loader calls us, or null.
+        // SAFETY: `found` is the Vec below; the name is null or a C string that is valid during the callback.
         unsafe {
             let name = (*info).dlpi_name;
             if !name.is_null() && *name != 0 {
@@ -95,12 +95,12 @@ fn loaded_objects() -> Vec<PathBuf> {
         0
     }
     let mut found: Vec<PathBuf> = Vec::new();
-    // SAFETY: `note` is called before this returns only, with the Vec that it expects.
+    // SAFETY: `note` is called only before this returns, with the Vec that it expects.
     unsafe { libc::dl_iterate_phdr(Some(note), (&raw mut found).cast()) };
     found
 }
 
-/// For dlopen.
+/// Converts a path for dlopen.
 pub(crate) fn c_path(path: &Path) -> Option<CString> {
     CString::new(path.as_os_str().as_bytes()).ok()
 }

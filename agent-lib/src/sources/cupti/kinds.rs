@@ -1,4 +1,4 @@
-//! What the seldom calls mean: handles, imports, arrays, graphs, contexts. decode.rs hands them over.
+//! Decodes the less frequent calls for decode.rs: handles, imports, arrays, graphs, contexts.
 
 use super::decode::{Here, read};
 use super::table::Meaning;
@@ -9,12 +9,12 @@ use cupti_sys::{GraphData, params};
 use gpumem_wire::{Flags, ImportSource, MemoryKind};
 
 impl Here<'_> {
-    /// A call failed that takes no row when it succeeds; a failed cuMemCreate is an allocation that failed.
+    /// Handles failed calls. Only a failed cuMemCreate counts as a failed allocation here.
     pub(super) unsafe fn failed(&self, meaning: Meaning, result: u32) {
         if meaning != Meaning::MemCreate {
             return;
         }
-        // SAFETY: cuMemCreate's.
+        // SAFETY: this is the layout of cuMemCreate.
         let p: params::MemCreate = unsafe { self.params() };
         // SAFETY: the caller's properties, or null.
         let ordinal = unsafe { p.properties.as_ref() }.and_then(|properties| properties.location.ordinal());
@@ -26,7 +26,7 @@ impl Here<'_> {
 
     pub(super) unsafe fn handle(&self, meaning: Meaning, call: Option<&Call>) {
         let (core, thread) = (self.core, self.thread);
-        // SAFETY: shapes by meaning; the call succeeded.
+        // SAFETY: layouts match the meaning; the call succeeded.
         unsafe {
             match meaning {
                 Meaning::MemCreate => {
@@ -73,17 +73,17 @@ impl Here<'_> {
         }
     }
 
-    /// Size of the allocation at an address, in bytes; 0 where the driver does not say.
+    /// Returns the size of the allocation at an address, in bytes; 0 if the driver does not return it.
     fn bytes_at(&self, address: u64) -> u64 {
         let (mut base, mut bytes) = (0, 0);
         let get = self.core.devices.driver().and_then(|driver| driver.mem_get_address_range);
-        // SAFETY: a function of the loaded driver, with places for its answers; no callback of ours is enabled for it.
+        // SAFETY: a function of the loaded driver, with room for its answers. The agent has no callback enabled for it.
         let found = get.is_some_and(|get| unsafe { get(&mut base, &mut bytes, address) } == 0);
         if found { bytes as u64 } else { 0 }
     }
 
     pub(super) unsafe fn import(&self, meaning: Meaning) {
-        // SAFETY: shapes by meaning; the call succeeded.
+        // SAFETY: layouts match the meaning; the call succeeded.
         let (address, bytes, source) = unsafe {
             match meaning {
                 Meaning::IpcOpen => {
@@ -114,7 +114,7 @@ impl Here<'_> {
     }
 
     pub(super) unsafe fn array(&self, meaning: Meaning, call: Option<&Call>, result: u32) {
-        // SAFETY: shapes by meaning; descriptors are the caller's, or null.
+        // SAFETY: layouts match the meaning; descriptors are the caller's, or null.
         let (out, bytes) = unsafe {
             if meaning == Meaning::Mipmap {
                 let p: params::MipmapCreate = self.params();
@@ -135,14 +135,14 @@ impl Here<'_> {
         };
         let mut at = self.at();
         at.flags = at.flags.with(Flags::ESTIMATED);
-        // SAFETY: the caller's out-parameter.
+        // SAFETY: `out` is the call's out-parameter.
         let address = unsafe { read(out, result) };
         self.booked(call, result, at, address, bytes, 0, MemoryKind::Array);
     }
 
-    /// What the call adds to a graph.
+    /// Returns the node that the call adds to a graph.
     pub(super) unsafe fn graph_node(&self, meaning: Meaning) -> Option<*const params::GraphNode> {
-        // SAFETY: shapes by meaning.
+        // SAFETY: layouts match the meaning.
         let node = unsafe {
             match meaning {
                 Meaning::GraphAddNode => self.params::<params::GraphAddNode>().parameters,
@@ -179,14 +179,14 @@ impl Here<'_> {
                 true => self.data.context_uid,
                 false => 0,
             });
-        // A retain that was entered before we listened may have found the context there.
+        // If the begin of a cuDevicePrimaryCtxRetain was not observed, the context may have existed already.
         let created = call.map_or(self.id != cupti_sys::ids::cuDevicePrimaryCtxRetain, |call| call.creating);
         let at = created.then(|| self.called(self.at_device(ordinal)));
         self.core.context_seen(self.thread, handle, uid, self.core.device(ordinal), at);
     }
 }
 
-/// The address that a graph node frees.
+/// Returns the address that a graph node frees.
 pub(super) fn freed_by(node: *const params::GraphNode) -> Option<u64> {
     // SAFETY: the caller's parameters, not null.
     let node = unsafe { &*node };
@@ -194,10 +194,10 @@ pub(super) fn freed_by(node: *const params::GraphNode) -> Option<u64> {
     (node.kind == GraphData::MEM_FREE).then_some(address)
 }
 
-// What arrays cost, as far as their descriptions tell: the driver tiles and pads them, so these are estimates. An array of a format that is
-// not known has 0 bytes: what NVML charges for it stays in Untrackable.
+// Sizes of arrays are estimated from their descriptions, because the driver tiles and pads them. An array with an unknown
+// format counts 0 bytes: what NVML charges for it stays in Untrackable.
 
-/// Pixels or blocks on each side: at least one.
+/// Returns the number of pixels or blocks; each side counts as at least 1.
 fn pixels(sides: [usize; 3]) -> u64 {
     sides.iter().map(|&side| side.max(1) as u64).fold(1, u64::saturating_mul)
 }
@@ -215,7 +215,7 @@ fn array_bytes([width, height, depth]: [usize; 3], format: u32, channels: u32) -
     }
 }
 
-/// Bytes of an array with `count` levels, each half of the one before; 0 without memory of its own.
+/// Returns the bytes of an array with `count` levels, each half of the one before; 0 without memory of its own.
 fn levels_bytes(array: &Array3d, count: u32) -> u64 {
     if array.flags & Array3d::UNBACKED != 0 {
         return 0;
@@ -227,7 +227,7 @@ fn levels_bytes(array: &Array3d, count: u32) -> u64 {
     (0..count.clamp(1, 32)).map(level).fold(0, u64::saturating_add)
 }
 
-/// Bytes of a flat array.
+/// Returns the bytes of a two-dimensional array.
 fn flat_bytes(array: &Array2d) -> u64 {
     array_bytes([array.width, array.height, 0], array.format, array.channels)
 }
@@ -255,7 +255,7 @@ mod tests {
         for (format, channels, bytes) in formats {
             assert_eq!(of(format, channels), (64.0 * 64.0 * bytes) as u64, "{format:#x}");
         }
-        // BC1 and BC7: 4 x 4 pixels.
+        // BC1 and BC7: blocks of 4 x 4 pixels.
         assert_eq!((of(0x91, 4), of(0x9d, 4)), (16 * 16 * 8, 16 * 16 * 16));
         let small = Array3d { width: 2, height: 5, format: 0x9d, ..SQUARE };
         assert_eq!(levels_bytes(&small, 1), 2 * 16, "blocks are whole");

@@ -1,13 +1,13 @@
-//! CUPTI's callbacks: the source of driver calls. No type of CUPTI leaves this folder.
+//! CUPTI's callbacks: the source of driver calls. Types of CUPTI are used only in this folder.
 //!
 //! ```text
-//! table.rs      which calls are listened to, and what each means: adding one is a line
-//! decode.rs     callback of a call -> booking        kinds.rs     the same for seldom calls, and sizes of arrays
-//! effects.rs    booking: the state of the driver, then the features that follow driver calls
+//! table.rs      the subscribed calls and the meaning of each: adding a call takes one line
+//! decode.rs     decodes callbacks of calls             kinds.rs     the same for less frequent calls, and sizes of arrays
+//! effects.rs    updates the driver's state, then the features that follow driver calls
 //! coverage.rs   how each kind of call is counted: docs/driver.md
 //! resource.rs   contexts, modules, graph nodes
-//! find.rs       which libcupti to use
-//! subscribe.rs  subscription and its refusals          pulse.rs     whether it is alive
+//! find.rs       finds the libcupti to use
+//! subscribe.rs  subscribes, and reports why it cannot   pulse.rs     checks that callbacks still arrive
 //! ```
 
 pub mod coverage;

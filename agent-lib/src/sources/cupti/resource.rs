@@ -10,26 +10,26 @@ use crate::threads::Thread;
 use cupti_sys::{GraphData, ModuleResourceData, ResourceData, ids};
 use gpumem_wire::{DestroyScope, DriverEventKind, NONE_DEVICE};
 
-/// The library that made the call in which this callback comes; 0 for unknown, outside of a call that is listened to: then frames of the
-/// driver lie between, and what is found above them may be left over from earlier calls.
+/// Returns the library that made the call in which this callback arrives. 0 (unknown) outside of a subscribed call: frames of
+/// the driver then lie in between, and words above them may be left over from earlier calls.
 fn caller(core: &Core, thread: &Thread, data: &ResourceData) -> u16 {
     let call = {
-        // SAFETY: the callback's own thread, and no other reference is in use.
+        // SAFETY: this is the callback's own thread, and no other reference is in use.
         let own = unsafe { thread.own() };
         own.open.checked_sub(1).and_then(|open| own.calls.get(open).copied().flatten())
     };
     call.map_or(0, |call| core.caller(thread, call.id, call.params, (&raw const data) as usize))
 }
 
-/// Whether a call is under way that books the context it makes when it returns, or whose contexts cost nothing of their own.
+/// Whether an open call records its context itself when it returns, or creates contexts that cost nothing themselves.
 fn is_booked_by_call(thread: &Thread) -> bool {
-    // SAFETY: the callback's own thread, and no other reference is in use.
+    // SAFETY: this is the callback's own thread, and no other reference is in use.
     let own = unsafe { thread.own() };
     let open = own.calls.get(..own.open).unwrap_or_default();
     open.iter().flatten().any(|call| call.creating || table::meaning(call.id) == Some(Meaning::GreenCreate))
 }
 
-/// A context that no known call made: of the calls that are listened to only a program's own use of a private table makes none.
+/// Records a context that no subscribed call creates: a program's own use of a private driver table.
 #[cold]
 fn created(core: &Core, thread: &Thread, data: &ResourceData) {
     let handle = data.context as usize;
@@ -41,11 +41,11 @@ fn created(core: &Core, thread: &Thread, data: &ResourceData) {
     core.devices.set_primary_if_unknown(ordinal, handle);
 }
 
-/// Resource callbacks can come while the driver holds its locks: nothing of the driver is called here. CUPTI may be asked about the
-/// context that it has just told of.
+/// Handles a resource callback. It may arrive while the driver holds its locks, so no function of the driver is called here.
+/// CUPTI may be asked about the context that the callback is about.
 ///
 /// # Safety
-/// `data` is of the resource callback `id`.
+/// `data` must be that of the resource callback `id`.
 pub(crate) unsafe fn resource(core: &Core, thread: &Thread, id: u32, data: &ResourceData) {
     fault_injection::at("cupti.resource");
     let context = data.context as usize;
@@ -60,7 +60,7 @@ pub(crate) unsafe fn resource(core: &Core, thread: &Thread, id: u32, data: &Reso
             }
         }
         ids::resource::MODULE_LOADED | ids::resource::MODULE_UNLOAD_STARTING => {
-            // SAFETY: what these ids come with, valid during the callback.
+            // SAFETY: these ids come with this descriptor, which is valid during the callback.
             let Some(module) = (unsafe { data.descriptor.cast::<ModuleResourceData>().as_ref() }) else {
                 return;
             };
@@ -68,7 +68,7 @@ pub(crate) unsafe fn resource(core: &Core, thread: &Thread, id: u32, data: &Reso
             let event = if loaded { DriverEventKind::ModuleLoaded } else { DriverEventKind::ModuleUnloaded };
             let bytes = match module.cubin.is_null() {
                 true => 0,
-                // SAFETY: CUPTI's image of this size.
+                // SAFETY: CUPTI passes an image of this size.
                 false => crate::base::elf::loadable_bytes(unsafe {
                     std::slice::from_raw_parts(module.cubin, module.cubin_bytes)
                 }),
@@ -89,7 +89,7 @@ pub(crate) unsafe fn resource(core: &Core, thread: &Thread, id: u32, data: &Reso
             // SAFETY: as above.
             let Some(node) = (unsafe { data.descriptor.cast::<GraphData>().as_ref() }) else { return };
             if matches!(node.node_type, GraphData::MEM_ALLOC | GraphData::MEM_FREE) {
-                // SAFETY: the callback's own thread, and no other reference is in use.
+                // SAFETY: this is the callback's own thread, and no other reference is in use.
                 let own = unsafe { thread.own() };
                 if let Some(Some(call)) = own.open.checked_sub(1).map(|open| &mut own.calls[open]) {
                     call.captured = true;

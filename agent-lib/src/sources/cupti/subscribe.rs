@@ -1,4 +1,4 @@
-//! The subscription: one per process, taken by whoever comes first. Refusals are a state that is told, and tried again.
+//! The CUPTI subscription. A process has one, and the first client gets it. A refusal is reported as a state and retried.
 
 use super::find::{c_path, candidates};
 use super::pulse;
@@ -19,40 +19,41 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
 const TAKEN: CuptiResult = 39;
 /// CUPTI_ERROR_UNKNOWN.
 const UNKNOWN: CuptiResult = 999;
-/// CUDA_ERROR_NO_DEVICE: no result of CUPTI's, but of the program's cuInit.
+/// CUDA_ERROR_NO_DEVICE: a result of the program's cuInit, not of CUPTI.
 const NO_DEVICE: u16 = 100;
-/// From this version on the parameters of a subscription have a word for several clients.
+/// From this CUPTI version on, the parameters of a subscription have a word for several clients.
 const LARGER_PARAMETERS: u32 = 130_200;
-/// Several clients at a time are asked for from here on: before, that mode was a trial, and it crashed.
+/// From this CUPTI version on, several clients at a time are requested. Before, that mode was experimental and crashed.
 const MULTIPLE: u32 = 130_301;
-/// Without these two nothing can be said about memory.
+/// Without these two callbacks memory cannot be tracked.
 const VITAL: [u32; 2] = [ids::cuMemAlloc_v2, ids::cuMemFree_v2];
 
-/// What is subscribed; enabling callbacks must be done by one thread at a time.
+/// The current subscription. CUPTI requires that only one thread at a time enables callbacks.
 static SUBSCRIPTION: ForkMutex<Place> =
     ForkMutex::new(|| Place { subscription: None, lost: false, number: 0 });
 
-/// In a child that starts anew: it has none.
+/// Clears the subscription in a forked child that starts anew: it has none.
 pub(crate) fn reset_after_fork() {
     SUBSCRIPTION.reset_after_fork();
 }
 
-/// A context existed before we came, or calls were missed.
+/// A context existed before the agent, or calls were missed.
 static LATE: AtomicBool = AtomicBool::new(false);
-/// CUPTI said that it has given up.
+/// CUPTI has reported a fatal error.
 static DEAD: AtomicBool = AtomicBool::new(false);
-/// How often the program has asked for a pause that has not ended.
+/// Pauses that the program has requested and not ended.
 static PAUSES: AtomicU32 = AtomicU32::new(0);
-/// cuptiGetContextId and cuptiGetDeviceId of the library in use, for callbacks: they must not wait for the mutex.
+/// cuptiGetContextId and cuptiGetDeviceId of the library in use. Callbacks use these copies, because they must not wait for the
+/// mutex.
 static CONTEXT_ID: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static DEVICE_ID: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 #[derive(Debug)]
 struct Place {
     subscription: Option<Subscription>,
-    /// Its callbacks have stopped: nothing is ever called with its handle again.
+    /// Its callbacks have stopped; its handle is never used again.
     lost: bool,
-    /// Of the subscriptions of this process, which one.
+    /// Number of this subscription in the process.
     number: u64,
 }
 
@@ -62,32 +63,32 @@ struct Subscription {
     handle: SubscriberHandle,
 }
 
-// SAFETY: an opaque pointer that CUPTI takes from any thread.
+// SAFETY: an opaque pointer that CUPTI accepts from any thread.
 unsafe impl Send for Subscription {}
 
-/// What came of trying.
+/// Result of an attempt to subscribe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// Callbacks will come.
+    /// Subscribed: callbacks will arrive.
     Subscribed,
-    /// Somebody else has it, or nothing fits: worth trying again. Or the program does not want it now.
+    /// Another client has the subscription, no library fits, or the program has paused it. Worth a retry.
     Refused,
 }
 
-/// How it stands with the subscription.
+/// State of the subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Held {
-    /// It is ours.
+    /// The agent holds it.
     Ours,
-    /// It was ours, and is silent.
+    /// The agent held it, and its callbacks have stopped.
     Lost,
-    /// We have none.
+    /// The agent has none.
     Nothing,
-    /// We have none, and the program does not want one now.
+    /// The agent has none, and the program has paused it.
     Unwanted,
 }
 
-/// Tries every candidate, best first. Call it only with libcuda loaded and cuInit under way or done.
+/// Tries every candidate, best first. Requires that libcuda is loaded and cuInit has been called.
 pub(crate) fn attach(core: &Core) -> Outcome {
     let Ok(mut place) = SUBSCRIPTION.lock() else { return Outcome::Refused };
     if paused() {
@@ -106,7 +107,7 @@ pub(crate) fn attach(core: &Core) -> Outcome {
         match subscribe(&api) {
             Ok(handle) => {
                 HEARING_SINCE_NS.store(since_ns, Release);
-                // libcupti was loaded just now: its frames are not the caller's.
+                // libcupti was loaded just now: its frames must be known, so that they do not count as callers.
                 callers::look(core);
                 let pointer =
                     |get: Option<GetNumber>| get.map_or(std::ptr::null_mut(), |get| get as *mut c_void);
@@ -128,7 +129,7 @@ pub(crate) fn attach(core: &Core) -> Outcome {
             }
             // The library stays loaded, as `Library` explains.
             Err((result, what)) => {
-                // The best candidate's: it is the one that should have worked.
+                // Keeps the error of the best candidate, which should have worked.
                 refusal.get_or_insert_with(|| {
                     (result, format!("{}{what} ({})", friendly(result), path.display()))
                 });
@@ -142,11 +143,14 @@ pub(crate) fn attach(core: &Core) -> Outcome {
     Outcome::Refused
 }
 
-/// A subscription that listens, or why not: the result, and who holds it where CUPTI says.
+/// Subscribes and enables the callbacks.
+///
+/// # Errors
+/// Returns CUPTI's result, and the current holder where CUPTI names it.
 fn subscribe(api: &Api) -> Result<SubscriberHandle, (CuptiResult, String)> {
     let handle = claim(api)?;
     enable(api, handle).map_err(|result| {
-        // SAFETY: our own handle, not used again.
+        // SAFETY: the agent's own handle, which is not used again.
         unsafe { (api.unsubscribe)(handle) };
         (result, format!(", code {result}: it delivers no allocations"))
     })?;
@@ -173,8 +177,8 @@ fn claim(api: &Api) -> Result<SubscriberHandle, (CuptiResult, String)> {
                 holder_bytes: holder.len() - 1,
                 allow_multiple,
             };
-            // SAFETY: a function of this library; the struct has the size that this version expects, its buffer is told one
-            // byte short and ends with 0.
+            // SAFETY: a function of this library. The struct has the size that this version expects. Its buffer is passed as
+            // one byte shorter and ends with 0.
             result = unsafe { subscribe(&mut handle, super::callback, std::ptr::null_mut(), &mut params) };
             if result == 0 {
                 return Ok(handle);
@@ -196,14 +200,14 @@ fn text(buffer: &[u8]) -> String {
     CStr::from_bytes_until_nul(buffer).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// Ids that a library does not know are refused by it and left out, but for those that everything hangs on.
+/// Enables all callbacks. A library refuses ids that it does not know. They are skipped, except those in `VITAL`.
 fn enable(api: &Api, handle: SubscriberHandle) -> Result<(), CuptiResult> {
     let calls = CALLS.iter().map(|(id, _)| (domain::DRIVER_API, *id));
     let resources = RESOURCES.iter().map(|id| (domain::RESOURCE, *id));
     let states = STATES.iter().map(|id| (domain::STATE, *id));
     let pulse = (domain::DRIVER_API, pulse::CALL);
     for (domain, id) in calls.chain(resources).chain(states).chain([pulse]) {
-        // SAFETY: a live subscription; one thread at a time, says the mutex.
+        // SAFETY: a live subscription; the mutex allows one thread at a time.
         let result = unsafe { (api.enable_callback)(1, handle, domain, id) };
         if result != 0 && domain == domain::DRIVER_API && VITAL.contains(&id) {
             return Err(result);
@@ -219,29 +223,29 @@ fn say_covered() {
     }
 }
 
-/// The program's cuInit has failed: there is nothing to subscribe to.
+/// Reports that the program's cuInit has failed, so there is nothing to subscribe to.
 pub(crate) fn note_no_device() {
     let what = "the CUDA driver is not initialised: cuInit found no GPU that this program may use";
     report_status(AgentState::Blocked, NO_DEVICE, what);
 }
 
-/// There was a context before the agent: what it holds is not known.
+/// Notes that a context existed before the agent, whose memory is unknown.
 pub(crate) fn note_late() {
     LATE.store(true, Relaxed);
 }
 
-/// No callbacks come any more.
+/// Notes that callbacks no longer arrive.
 fn go_blind() {
     note_late();
     HEARING_SINCE_NS.store(u64::MAX, Release);
 }
 
-/// CUPTI's number of a context.
+/// Returns CUPTI's number of a context.
 pub(crate) fn context_id(handle: usize) -> Option<u32> {
     number_of(handle, &CONTEXT_ID)
 }
 
-/// The ordinal of a context's device.
+/// Returns the ordinal of a context's device.
 pub(crate) fn device_id(handle: usize) -> Option<u32> {
     number_of(handle, &DEVICE_ID)
 }
@@ -252,13 +256,13 @@ fn number_of(handle: usize, get: &AtomicPtr<c_void>) -> Option<u32> {
         return None;
     }
     let mut number = 0;
-    // SAFETY: `attach` puts nothing but a function of this type there; the library stays loaded.
+    // SAFETY: `attach` stores only a function of this type; the library stays loaded.
     let get = unsafe { std::mem::transmute::<*mut c_void, GetNumber>(get) };
-    // SAFETY: a function of the library in use, with a place for its answer.
+    // SAFETY: a function of the library in use, with room for its answer.
     (unsafe { get(handle as *const c_void, &mut number) } == 0).then_some(number)
 }
 
-/// A callback of the STATE domain.
+/// Handles a callback of the STATE domain.
 pub(crate) fn said_about_itself(id: u32) {
     if id == ids::state::FATAL_ERROR {
         DEAD.store(true, Relaxed);
@@ -269,11 +273,11 @@ fn paused() -> bool {
     PAUSES.load(Relaxed) != 0
 }
 
-/// For the sender, now and then: how it stands, and the number of the subscription that this is about.
+/// Returns the state of the subscription, and its number. The sender calls it regularly.
 pub(crate) fn held() -> (Held, u64) {
     let Ok(mut place) = SUBSCRIPTION.lock() else { return (Held::Unwanted, 0) };
     if DEAD.swap(false, Relaxed) && place.subscription.is_some() && !place.lost {
-        // CUPTI has finalized itself: the handle means nothing any more.
+        // CUPTI has finalized itself, so the handle is invalid.
         *place = Place { subscription: None, lost: false, number: place.number + 1 };
         go_blind();
         report_status(AgentState::Blocked, UNKNOWN as u16, "CUPTI stopped after a fatal error of its own");
@@ -287,7 +291,7 @@ pub(crate) fn held() -> (Held, u64) {
     (held, place.number)
 }
 
-/// Its callbacks have stopped; they came until `heard_ns`.
+/// Marks the subscription as lost: its callbacks have stopped. They arrived until `heard_ns`.
 pub(crate) fn lost(heard_ns: u64) {
     let Ok(mut place) = SUBSCRIPTION.lock() else { return };
     if place.subscription.is_some() && !paused() {
@@ -297,7 +301,7 @@ pub(crate) fn lost(heard_ns: u64) {
     }
 }
 
-/// They have come back by themselves.
+/// Marks the subscription as working again: its callbacks arrive again.
 pub(crate) fn found(core: &Core) {
     let Ok(mut place) = SUBSCRIPTION.lock() else { return };
     if place.subscription.is_some() && !paused() {
@@ -310,20 +314,21 @@ pub(crate) fn found(core: &Core) {
 
 const PAUSED: &str = "paused by the program";
 
-/// The program wants the subscription for another client. On the caller's thread, so that it is free when this returns.
+/// Ends the subscription because the program needs it for another client. Runs on the caller's thread, so that it is free on
+/// return.
 pub(crate) fn pause(core: &Core, thread: &Thread) {
     let _uncancelled = Uncancelled::now();
     PAUSES.fetch_add(1, Relaxed);
     let Ok(mut place) = SUBSCRIPTION.lock() else { return };
     let lost = std::mem::replace(&mut place.lost, false);
     if let Some(Subscription { api, handle }) = place.subscription.take() {
-        // A handle from before somebody finalized CUPTI must not be used: what it points to is gone.
+        // A handle from before another client finalized CUPTI must not be used: it points to freed memory.
         thread.busy.store(0, Relaxed);
         let pulse = pulse::ask(core);
         thread.busy.store(1, Relaxed);
         let alive = pulse != pulse::Pulse::Silent || !pulse::was_heard();
         if alive && !lost && !DEAD.load(Relaxed) {
-            // SAFETY: our own handle, not used again. Callbacks under way end in code that stays mapped.
+            // SAFETY: the agent's own handle, which is not used again. Callbacks in progress end in code that stays mapped.
             unsafe { (api.unsubscribe)(handle) };
         }
         place.number += 1;
@@ -334,7 +339,7 @@ pub(crate) fn pause(core: &Core, thread: &Thread) {
     }
 }
 
-/// The other client is done. Calls nest: the last one counts.
+/// Ends a pause. Pauses nest: the last one subscribes again.
 pub(crate) fn resume(core: &Core) {
     let _uncancelled = Uncancelled::now();
     let one_less = |pauses: u32| pauses.checked_sub(1);
@@ -342,6 +347,6 @@ pub(crate) fn resume(core: &Core) {
         note_late(); // it may have been paused since before cuInit
         if !core.settings.teardown {
             attach(core);
-        } // else the sender does, when the other client has finalized CUPTI
+        } // otherwise the sender does, once the other client has finalized CUPTI
     }
 }

@@ -1,16 +1,16 @@
-//! Which driver calls are listened to, and what each means. Adding one is a line here (and its id and parameters in
-//! cupti-sys). None of these is on the path of a kernel launch.
+//! The subscribed driver calls and the meaning of each. Adding a call takes one line here (and its id and parameters in
+//! cupti-sys). None of them is on the path of a kernel launch.
 //!
-//! coverage.rs says how each kind of call is counted, and why other calls are not subscribed. The table in ledger/src/lib.rs says how each
-//! record is applied.
+//! coverage.rs says how each kind of call is counted, and why other calls are not subscribed. The table in ledger/src/lib.rs
+//! says how each record is applied.
 
 use cupti_sys::ids::*;
 
-/// What a call means. The parameters' shapes are those that cupti-sys gives the call.
+/// Meaning of a call. Its parameters have the layout that cupti-sys gives the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)] // each is the call of its name
 pub enum Meaning {
-    // Allocations, booked at EXIT.
+    // Allocations, recorded at EXIT.
     Alloc,
     AllocV1,
     AllocPitch,
@@ -44,7 +44,7 @@ pub enum Meaning {
     MemImport,
     MemExport,
     MulticastCreate,
-    // Memory of others.
+    // Memory of other processes or APIs.
     IpcOpen,
     IpcClose,
     ExternalImport,
@@ -59,7 +59,7 @@ pub enum Meaning {
     DeviceSetPool,
     LocationSetPool,
     GraphMemoryTrim,
-    // Contexts and what moves the gap.
+    // Contexts, and calls that change memory outside of allocations.
     CtxCreate,
     CtxCreateV3,
     CtxCreateV4,
@@ -69,7 +69,7 @@ pub enum Meaning {
     PeerAccess,
     GreenCreate,
     LibraryLoad,
-    /// Nothing by itself: modules that are told inside of it are known to come from its caller.
+    /// No effect itself: modules reported inside of it get its caller.
     ModuleCall,
     GraphInstantiate,
     GraphUpload,
@@ -77,7 +77,7 @@ pub enum Meaning {
 }
 use Meaning::*;
 
-/// Every call that is listened to.
+/// Every subscribed call.
 pub const CALLS: &[(u32, Meaning)] = &[
     (cuMemAlloc_v2, Alloc),
     (cuMemAlloc, AllocV1),
@@ -163,7 +163,7 @@ pub const CALLS: &[(u32, Meaning)] = &[
     (cuModuleUnload, ModuleCall),
 ];
 
-/// Resource callbacks that are listened to; what they mean is in decode.rs.
+/// Subscribed resource callbacks; resource.rs handles them.
 pub(crate) const RESOURCES: &[u32] = &[
     resource::CONTEXT_CREATED,
     resource::CONTEXT_DESTROY_STARTING,
@@ -172,13 +172,13 @@ pub(crate) const RESOURCES: &[u32] = &[
     resource::GRAPHNODE_CREATED,
 ];
 
-/// CUPTI about itself.
+/// Callbacks about CUPTI's own state.
 pub(crate) const STATES: &[u32] = &[state::FATAL_ERROR, state::ERROR];
 
 /// Larger than every id above.
 const IDS: usize = 1024;
 
-/// By id.
+/// Meanings by id.
 static MEANINGS: [Option<Meaning>; IDS] = {
     let mut meanings = [None; IDS];
     let mut index = 0;
@@ -191,13 +191,13 @@ static MEANINGS: [Option<Meaning>; IDS] = {
     meanings
 };
 
-/// What the call `id` means; `None` if it is not listened to.
+/// Returns the meaning of the call `id`; `None` if it is not subscribed.
 #[inline(always)]
 pub(crate) fn meaning(id: u32) -> Option<Meaning> {
     MEANINGS.get(id as usize).copied().flatten()
 }
 
-/// Whether the call may take device memory, or make a pool give some back: what the watermark calls in flight.
+/// Whether the call may take device memory or make a pool release some. The watermark counts such calls as in flight.
 #[inline(always)]
 pub(crate) fn moves_memory(meaning: Meaning) -> bool {
     matches!(

@@ -1,4 +1,4 @@
-//! The functions that NVTX calls instead of doing nothing.
+//! The agent's implementations of NVTX functions, which do nothing by default.
 
 use super::scopes;
 use super::text::Message;
@@ -12,12 +12,12 @@ use std::ffi::{c_char, c_int, c_void};
 
 /// The default domain.
 const DEFAULT: usize = 0;
-/// A pop that has no push.
+/// Result of a pop without a push.
 const NOTHING_OPEN: c_int = -1;
 
 type Attributes = *const EventAttributes;
 
-/// A function's address, when the table is filled.
+/// Returns a function's address; called when the table is filled.
 type Address = fn() -> usize;
 
 macro_rules! addresses {
@@ -26,7 +26,7 @@ macro_rules! addresses {
     };
 }
 
-/// Of module CORE.
+/// Functions of module CORE.
 pub(crate) const CORE: &[(u32, Address)] = addresses![
     core::MARK_EX => mark_ex,
     core::MARK_A => mark_a,
@@ -41,7 +41,7 @@ pub(crate) const CORE: &[(u32, Address)] = addresses![
     core::RANGE_POP => pop,
 ];
 
-/// Of module CORE2.
+/// Functions of module CORE2.
 pub(crate) const CORE2: &[(u32, Address)] = addresses![
     core2::DOMAIN_MARK_EX => domain_mark,
     core2::DOMAIN_RANGE_START_EX => domain_start,
@@ -55,7 +55,7 @@ pub(crate) const CORE2: &[(u32, Address)] = addresses![
     core2::DOMAIN_DESTROY => destroy,
 ];
 
-/// Runs `work` for a domain that counts.
+/// Runs `work` for a domain whose ranges count.
 #[inline(always)]
 fn within<T: Copy>(
     place: &str,
@@ -104,7 +104,7 @@ fn register(domain: usize, message: Message<'_>) -> *mut c_void {
 }
 
 fn create(name: &[u8]) -> *mut c_void {
-    // Of an agent that is disarmed: a domain that does not count.
+    // With a disarmed agent, returns a domain whose ranges do not count.
     const _: () = assert!(OWNERS > 2);
     guard(1, |core, _| {
         fault_injection::at("nvtx.create");
@@ -112,7 +112,8 @@ fn create(name: &[u8]) -> *mut c_void {
     }) as *mut c_void
 }
 
-// SAFETY of the functions below: NVTX's contract is the program's: texts end with 0, attributes have the size that they say.
+// SAFETY of the functions below: the program follows NVTX's contract: texts end with 0, attributes have the size that they
+// state.
 
 unsafe extern "C" fn mark_ex(attributes: Attributes) {
     // SAFETY: NVTX's contract.

@@ -1,16 +1,16 @@
-//! NVTX: ranges of programs that annotate themselves, as scopes.
+//! NVTX: ranges with which programs annotate themselves, as scopes.
 //!
 //! ```text
-//! mod.rs      functions for a program's NVTX, and the state of the layer
+//! mod.rs      installs the functions in a program's NVTX; state of the layer
 //! calls.rs    push, pop, start, end and mark
 //! scopes.rs   domains whose ranges count, and ranges of the process
 //! text.rs     messages: UTF-8, wide, registered
 //! ```
 //!
-//! Each library with NVTX in it asks once, on its first NVTX call and under a spin lock of its own, and gets the same functions:
-//! domains and strings are numbers that mean the same to all of them. Push and pop are scopes on the stack that the C API has, in the order
-//! in which they came, and a pop takes the last of its own domain. Ranges that are started and ended belong to the process; they count
-//! only if that was asked for (`GPUMEM_NVTX_RANGES=1`), as the tag of threads without any other name.
+//! Each library that contains NVTX requests the functions on its first NVTX call, under a spin lock of its own. All get the
+//! same functions, so domains and strings are numbers that mean the same to all of them. Push and pop are scopes on the stack
+//! of the C API, in order of arrival. A pop closes the last scope of its own domain. Ranges that are started and ended belong
+//! to the process. They count only with `GPUMEM_NVTX_RANGES=1`, as the tag of threads without any other name.
 
 mod calls;
 mod scopes;
@@ -24,30 +24,30 @@ use std::ffi::c_int;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
-/// Libraries that asked and were given functions.
+/// Libraries that requested and got functions.
 static SERVED: AtomicU32 = AtomicU32::new(0);
-/// Libraries that asked and had no place for functions that we know.
+/// Libraries that requested functions and had no slot for a known one.
 static STRANGE: AtomicU32 = AtomicU32::new(0);
-/// What was last said about the layer: `state_word` plus one.
+/// The layer's last reported state, as the word that `look` computes; 0 before the first report.
 static SAID: AtomicU64 = AtomicU64::new(0);
 
-/// Gives a library its functions; 0 if it should do without.
+/// Gives a library its functions; returns 0 if it should go without.
 pub(crate) fn initialize(core: &Core, get: GetExportTable) -> c_int {
     if !core.settings.layers.nvtx {
-        return 0; // every call of that library is nothing then
+        return 0; // every NVTX call of that library then does nothing
     }
-    // SAFETY: NVTX's own function, called while it initialises, with numbers that it knows or answers with null.
+    // SAFETY: NVTX's own function, called while it initialises. It returns null for unknown numbers.
     let filled = unsafe { fill(get) };
     if filled == 0 { &STRANGE } else { &SERVED }.fetch_add(1, AcqRel);
     c_int::from(filled > 0)
 }
 
-/// Sets all functions that have a place; how many.
+/// Sets all functions that have a slot and returns their number.
 ///
 /// # Safety
-/// `get` is NVTX's.
+/// `get` must be NVTX's function.
 unsafe fn fill(get: GetExportTable) -> usize {
-    // SAFETY: as our caller says; tables are structures that live as long as the library, or null.
+    // SAFETY: the caller guarantees `get`; tables are null or structures that live as long as the library.
     unsafe {
         let version = get(nvtx::ETID_VERSION_INFO).cast::<VersionInfo>().as_ref();
         if let Some(version) = version.filter(|version| version.struct_size >= size_of::<VersionInfo>())
@@ -78,7 +78,7 @@ unsafe fn fill(get: GetExportTable) -> usize {
     }
 }
 
-/// Says how the layer is, if that has changed. For the sender: it locks and allocates.
+/// Reports the layer's state if it has changed. For the sender: it locks and allocates.
 pub(crate) fn look(core: &Core) {
     let (served, strange) = (SERVED.load(Acquire), STRANGE.load(Acquire));
     let left_out = scopes::left_out();
@@ -100,7 +100,7 @@ pub(crate) fn look(core: &Core) {
     status::report_layer(Layer::Nvtx, state, &reason);
 }
 
-/// Why nobody has asked.
+/// Returns the reason why no library has requested functions.
 fn absence(injection: Option<&Path>) -> String {
     let file = injection.and_then(Path::file_name).map(|file| file.to_string_lossy().into_owned());
     match file {
@@ -110,7 +110,7 @@ fn absence(injection: Option<&Path>) -> String {
     }
 }
 
-/// Whose ranges count.
+/// Describes the domains whose ranges count.
 fn counted(core: &Core, left_out: u32) -> String {
     let named = core.settings.nvtx_domains.join(", ");
     let named = if named.is_empty() { String::new() } else { format!(" and {named}") };

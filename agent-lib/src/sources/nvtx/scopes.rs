@@ -1,13 +1,13 @@
 //! NVTX ranges that become scopes of threads or of the process.
 //!
-//! **Ranges of threads** count in the default domain, and those that `GPUMEM_NVTX_DOMAINS` names. Libraries annotate each of their calls in
-//! domains of their own (NCCL, CUB), which would bury the program's names.
+//! **Ranges of threads** count in the default domain, and in those that `GPUMEM_NVTX_DOMAINS` names. Libraries such as NCCL and
+//! CUB annotate each of their calls in domains of their own, which would hide the program's names.
 //!
-//! A domain's handle is a number: 0 the default one (NVTX's null), 1 one that is left out, and from 2 on the place among the wanted ones,
-//! which is also its number among the owners of scopes but for the default domain, whose number there is 1.
+//! A domain's handle is a number: 0 is the default domain (NVTX's null) and 1 any domain that does not count. From 2 on it is
+//! the position among the wanted domains, which is also the owner number of its scopes. The default domain's owner number is 1.
 //!
-//! **Ranges of the process** are started on one thread and may be ended on another. Where that was asked for (`GPUMEM_NVTX_RANGES`), the
-//! newest one that is open is the tag of threads that have no other name.
+//! **Ranges of the process** are started on one thread and may be ended on another. With `GPUMEM_NVTX_RANGES` the newest open
+//! range is the tag of threads that have no other name.
 
 use crate::base::row::mix;
 use crate::driver::core::Core;
@@ -19,12 +19,12 @@ const LEFT_OUT: usize = 1;
 static WANTED: [AtomicU64; OWNERS] = [const { AtomicU64::new(0) }; OWNERS];
 static LEFT: AtomicU32 = AtomicU32::new(0);
 
-/// Times that a domain was made which does not count.
+/// Returns how many domains were created that do not count.
 pub(crate) fn left_out() -> u32 {
     LEFT.load(Relaxed)
 }
 
-/// The owner of scopes behind a handle; `None` for a domain that does not count.
+/// Returns the owner of the scopes of a domain; `None` for a domain that does not count.
 #[inline(always)]
 pub(crate) fn owner(handle: usize) -> Option<u8> {
     match handle {
@@ -54,17 +54,17 @@ pub(crate) fn create(core: &Core, name: &[u8]) -> usize {
     LEFT_OUT
 }
 
-/// Ranges at a time that count.
+/// Most open ranges at a time.
 const PLACES: usize = 64;
 
-/// Ids are never 0, which NVTX takes for none.
+/// The last id. Ids are never 0, which NVTX treats as no range.
 static LAST: AtomicU64 = AtomicU64::new(0);
 /// Id << 32 | tag of each open range; 0 while free.
 static OPEN: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
 /// The process's tag when no range was open.
 static OUTSIDE: AtomicU32 = AtomicU32::new(0);
 
-/// A range's id. `tag` makes its tag of the one in force.
+/// Starts a range and returns its id. `tag` returns its tag, given the current one.
 pub(crate) fn start_range(core: &Core, tag: impl FnOnce(u32) -> u32) -> u64 {
     let id = LAST.fetch_add(1, Relaxed) + 1;
     if !core.settings.nvtx_ranges {
@@ -86,7 +86,7 @@ pub(crate) fn start_range(core: &Core, tag: impl FnOnce(u32) -> u32) -> u64 {
     id
 }
 
-/// A range ends.
+/// Ends a range.
 pub(crate) fn end_range(core: &Core, id: u64) {
     if !core.settings.nvtx_ranges {
         return;
@@ -96,6 +96,6 @@ pub(crate) fn end_range(core: &Core, id: u64) {
     let ended = place.swap(0, AcqRel) as u32;
     let newest = OPEN.iter().map(|place| place.load(Relaxed)).max().filter(|&word| word != 0);
     let tag = newest.map_or(OUTSIDE.load(Relaxed), |word| word as u32);
-    // Unless the program has set another one meanwhile.
+    // Keeps a tag that the program has set meanwhile.
     let _ = core.process_tag.compare_exchange(ended, tag, Relaxed, Relaxed);
 }

@@ -1,7 +1,7 @@
-//! Messages of NVTX as tags. Nothing here allocates.
+//! Converts NVTX messages to tags. Nothing here allocates.
 //!
-//! Programs put numbers into messages (`iteration 17`). The first [`BUDGET`] names are taken as they are; after that a name
-//! that is new has its numbers replaced by `#`, so that a long run does not fill the table of names.
+//! Programs put numbers into messages (`iteration 17`). The first [`BUDGET`] names are kept unchanged. In later new names each
+//! number is replaced by `#`, so that a long run does not fill the table of names.
 
 use crate::driver::core::Core;
 use cupti_sys::nvtx::{EventAttributes, MESSAGE_ASCII, MESSAGE_REGISTERED, MESSAGE_UNICODE};
@@ -10,36 +10,36 @@ use std::ffi::c_char;
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
-/// Names that are taken as they are.
+/// Number of names that are kept unchanged.
 const BUDGET: u32 = 4096;
 static MADE: AtomicU32 = AtomicU32::new(0);
 
-/// A message as a program gives it.
+/// A message as the program passes it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Message<'a> {
-    /// UTF-8, hopefully.
+    /// A text that should be UTF-8.
     Bytes(&'a [u8]),
-    /// wchar_t, ending with 0; not null.
+    /// A text of wchar_t, ending with 0; not null.
     Wide(*const u32),
-    /// A tag, from `register`.
+    /// A tag returned by `register`.
     Registered(u32),
 }
 
 impl Message<'_> {
-    /// Nothing.
+    /// The empty message.
     pub(crate) const NONE: Message<'static> = Message::Bytes(&[]);
 
-    /// A text; null is none.
+    /// Wraps a text; null means no message.
     ///
     /// # Safety
-    /// Null or a text ending with 0, which outlives the result.
+    /// `text` must be null or end with 0, and must outlive the result.
     #[inline(always)]
     pub(crate) unsafe fn narrow(text: *const c_char) -> Self {
-        // SAFETY: as our caller says.
+        // SAFETY: the caller guarantees the text.
         Message::Bytes(unsafe { crate::base::c_text::bytes(text) })
     }
 
-    /// A wide text; null is none.
+    /// Wraps a wide text; null means no message.
     ///
     /// # Safety
     /// As `narrow`.
@@ -47,16 +47,16 @@ impl Message<'_> {
         if text.is_null() { Message::NONE } else { Message::Wide(text) }
     }
 
-    /// The message of an event. What lies beyond the size that the event says is not read.
+    /// Returns the message of an event. Reads nothing beyond the size that the event states.
     ///
     /// # Safety
-    /// Null, or attributes of the size that they say.
+    /// `attributes` must be null, or have the size that they state.
     #[inline(always)]
     pub(crate) unsafe fn of(attributes: *const EventAttributes) -> Self {
         if attributes.is_null() {
             return Message::NONE;
         }
-        // SAFETY: the first eight bytes are there in every version; the message only if the size says so.
+        // SAFETY: the first eight bytes exist in every version; the message is read only if the size includes it.
         unsafe {
             let size = usize::from((&raw const (*attributes).size).read_unaligned());
             if size < offset_of!(EventAttributes, message) + size_of::<usize>() {
@@ -72,7 +72,7 @@ impl Message<'_> {
         }
     }
 
-    /// The tag `parent/message`; `parent` without a message, 0 if there is no room.
+    /// Returns the tag `parent/message`; `parent` without a message, 0 if there is no room.
     #[inline(always)]
     pub(crate) fn tag(self, core: &Core, parent: u32) -> u32 {
         match self {
@@ -95,7 +95,7 @@ fn named(core: &Core, parent: u32, name: &[u8]) -> u32 {
 
 #[inline(never)]
 fn wide(core: &Core, parent: u32, text: *const u32) -> u32 {
-    // SAFETY: not null, and a text ending with 0: see `Message::wide`.
+    // SAFETY: not null, and ends with 0: see `Message::wide`.
     let (buffer, len) = unsafe { plain(text) };
     let name = buffer.get(..len).unwrap_or_default();
     if name.is_empty() { parent } else { named(core, parent, name) }
@@ -113,7 +113,7 @@ fn new(core: &Core, parent: u32, name: &[u8]) -> u32 {
     core.recorder.names.intern(parent, buffer.get(..len).unwrap_or_default())
 }
 
-/// Each run of digits becomes one `#`; how long it is then.
+/// Copies `name` with each run of digits replaced by one `#`; returns the new length.
 fn without_numbers(name: &[u8], buffer: &mut [u8; MAX_TAG_BYTES]) -> usize {
     let mut len = 0;
     let mut before = 0;
@@ -130,25 +130,25 @@ fn without_numbers(name: &[u8], buffer: &mut [u8; MAX_TAG_BYTES]) -> usize {
     len
 }
 
-/// A wide text as UTF-8, and how long that is.
+/// Converts a wide text to UTF-8; returns it with its length.
 ///
 /// # Safety
-/// A text ending with 0.
+/// The text must end with 0.
 pub(crate) unsafe fn plain(text: *const u32) -> ([u8; MAX_TAG_BYTES], usize) {
     let mut buffer = [0; MAX_TAG_BYTES];
-    // SAFETY: as our caller says.
+    // SAFETY: the caller guarantees the text.
     let len = unsafe { narrowed(text, &mut buffer) };
     (buffer, len)
 }
 
-/// UTF-8 of a wide text, as much as fits; `?` for what is no character.
+/// Writes a wide text as UTF-8, as much as fits, with `?` for invalid characters. Returns the length.
 ///
 /// # Safety
-/// A text ending with 0.
+/// The text must end with 0.
 unsafe fn narrowed(text: *const u32, buffer: &mut [u8; MAX_TAG_BYTES]) -> usize {
     let mut len = 0;
     for at in 0..MAX_TAG_BYTES {
-        // SAFETY: up to its end.
+        // SAFETY: reads no further than the terminating 0.
         let code = unsafe { text.add(at).read_unaligned() };
         if code == 0 {
             break;
@@ -182,7 +182,7 @@ mod tests {
         let mut buffer = [0; MAX_TAG_BYTES];
         let wide: Vec<u32> =
             "a\u{e9}\u{1f600}".chars().map(u32::from).chain([0xd800, 0x11_0000, 0]).collect();
-        // SAFETY: it ends with 0.
+        // SAFETY: the text ends with 0.
         let len = unsafe { narrowed(wide.as_ptr(), &mut buffer) };
         assert_eq!(std::str::from_utf8(&buffer[..len]), Ok("a\u{e9}\u{1f600}??"));
         let long: Vec<u32> = std::iter::repeat_n(0x1f600, 100).chain([0]).collect();

@@ -1,5 +1,5 @@
-//! The Python that runs in the program's interpreter: the files of the package `gpumem.torch`, as they are, made into a module
-//! of a private name. The program needs no package, and has none more than before.
+//! Loads the agent's Python code into the program's interpreter: the unchanged files of the package `gpumem.torch`, as a module
+//! with a private name. The program needs no package for it, and its own packages do not change.
 
 use crate::sources::python_host::run::Api;
 use std::ffi::{CStr, CString, c_char, c_int, c_long, c_ulonglong, c_void};
@@ -25,10 +25,10 @@ const LOADER: &str = include_str!("../../../python/gpumem/torch/_load.py");
 /// Py_file_input.
 const FILE: c_int = 257;
 
-/// A function of the interpreter's C API: its name, and its type.
+/// Declares functions of the interpreter's C API: name and type.
 macro_rules! functions {
     ($( $field:ident = $name:literal : fn($($argument:ty),*) -> $result:ty ),* $(,)?) => {
-        /// What is called of the interpreter's C API; in all versions since 3.8.
+        /// The functions of the interpreter's C API that are called; all exist in every version since 3.8.
         #[derive(Debug, Clone, Copy)]
         #[allow(missing_docs)]
         pub(crate) struct Functions {
@@ -36,9 +36,9 @@ macro_rules! functions {
         }
 
         impl Functions {
-            /// From where `symbol` finds them.
+            /// Resolves the functions with `symbol`.
             pub(crate) fn find(symbol: impl Fn(&CStr) -> Option<*mut c_void>) -> Option<Self> {
-                // SAFETY: functions of the C API, of these types.
+                // SAFETY: the functions of the C API have these types.
                 Some(unsafe { Functions {
                     $( $field: std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> $result>(symbol($name)?), )*
                 } })
@@ -66,31 +66,32 @@ functions! {
     clear = c"PyErr_Clear": fn() -> (),
 }
 
-/// The namespace in which our code lies, once it was run.
+/// The namespace of the agent's Python code, after it was loaded.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Namespace(Object);
 
 impl Namespace {
-    /// Its dict.
+    /// Returns its dict.
     pub(crate) fn object(self) -> Object {
         self.0
     }
 }
 
-/// Why something did not come to its end.
+/// Reason why Python code did not finish.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// Our code failed. The error is gone.
+    /// The agent's code raised an error, which was cleared.
     Failed,
-    /// The program's own: an interrupt that reached it while our code ran. The error is still there.
+    /// The program was interrupted (e.g. KeyboardInterrupt) while the agent's code ran. The error is still raised.
     Interrupted,
 }
 
 impl Api {
-    /// What became of the error that is raised now.
+    /// Classifies the raised error, and clears it if it comes from the agent's code.
     unsafe fn ended(&self) -> Ended {
         let call = &self.functions;
-        // SAFETY: with the interpreter's lock, says our caller; a class that lives as long as the interpreter. `get` keeps what is raised.
+        // SAFETY: the caller holds the interpreter's lock. The class lives as long as the interpreter, and `get` keeps the
+        // raised error.
         unsafe {
             if (call.is_raised)().is_null() {
                 return Ended::Failed;
@@ -106,9 +107,9 @@ impl Api {
         Ended::Failed
     }
 
-    /// Puts a new object into a dict; `None` if there is none.
+    /// Puts a new object into a dict; `None` if there is no object or it fails.
     unsafe fn put(&self, dict: Object, name: &CStr, value: Object) -> Option<()> {
-        // SAFETY: with the interpreter's lock; the dict takes its own reference.
+        // SAFETY: called with the interpreter's lock; the dict takes its own reference.
         unsafe {
             let done = !value.is_null() && (self.functions.set)(dict, name.as_ptr(), value) == 0;
             (self.functions.drop)(value);
@@ -117,14 +118,14 @@ impl Api {
     }
 
     unsafe fn text(&self, text: &str) -> Object {
-        // SAFETY: with the interpreter's lock; a C string.
+        // SAFETY: called with the interpreter's lock; the text is a C string.
         CString::new(text)
             .map_or(std::ptr::null_mut(), |text| unsafe { (self.functions.text)(text.as_ptr()) })
     }
 
     unsafe fn filled(&self, namespace: Object) -> Option<()> {
         let call = &self.functions;
-        // SAFETY: with the interpreter's lock.
+        // SAFETY: called with the interpreter's lock.
         unsafe {
             let builtins = (call.builtins)();
             if builtins.is_null() || (call.set)(namespace, c"__builtins__".as_ptr(), builtins) != 0 {
@@ -145,14 +146,14 @@ impl Api {
         }
     }
 
-    /// Runs our code for the first time.
+    /// Loads and runs the agent's Python code for the first time.
     ///
     /// # Safety
-    /// With the interpreter's lock, and no error raised.
+    /// The caller must hold the interpreter's lock, and no error may be raised.
     pub(crate) unsafe fn load(&self) -> Result<Namespace, Ended> {
         let call = &self.functions;
         let Ok(loader) = CString::new(LOADER) else { return Err(Ended::Failed) };
-        // SAFETY: as our caller says.
+        // SAFETY: the caller holds the interpreter's lock.
         unsafe {
             let namespace = (call.dict)();
             if namespace.is_null() || self.filled(namespace).is_none() {
@@ -172,13 +173,13 @@ impl Api {
         }
     }
 
-    /// Calls one of our functions; the number that it returns.
+    /// Calls one of the agent's Python functions and returns its number.
     ///
     /// # Safety
     /// As `load`.
     pub(crate) unsafe fn call(&self, namespace: Namespace, name: &CStr) -> Result<i64, Ended> {
         let call = &self.functions;
-        // SAFETY: as our caller says; the function is the namespace's.
+        // SAFETY: the caller holds the interpreter's lock; the function belongs to the namespace.
         unsafe {
             let function = (call.get)(namespace.0, name.as_ptr());
             let answer = if function.is_null() {

@@ -1,9 +1,11 @@
-//! A look at an idle program. The interpreter runs our code on the main thread, between two statements (`run`); a main thread that waits in a
-//! call, as a server does for its next request, runs none. Once nothing was recorded for a while, a thread of ours takes the interpreter's lock,
-//! runs `idle` (`_core.py`) and ends. The sender itself never waits for that lock.
+//! Runs the agent's Python code in an idle program. Normally the interpreter runs it on the main thread between two statements
+//! (run.rs). A main thread that waits in a call, as a server does for its next request, runs none. Once nothing was recorded
+//! for a while, a thread of the agent takes the interpreter's lock, runs `idle` (`_core.py`) and ends. The sender itself never
+//! waits for that lock.
 //!
-//! A thread that asks for the lock while the interpreter ends is ended by it (`pthread_exit`) or stopped for ever. So the thread is no
-//! `std::thread`, its functions may be unwound (`C-unwind`), and nothing on its stack has a destructor.
+//! If a thread requests the lock while the interpreter ends, the interpreter ends the thread (`pthread_exit`) or blocks it
+//! forever. So this thread is no `std::thread`, its functions may be unwound (`C-unwind`), and nothing on its stack has a
+//! destructor.
 
 use crate::driver::core::Core;
 use crate::sources::python_host::bootstrap::{Namespace, Object};
@@ -15,7 +17,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 /// Time without a record after which a program is idle.
 const QUIET_NS: u64 = 200_000_000;
 
-/// Records at the last round of the sender, when they became so many, and how many there were behind the last complete look.
+/// `HEAD`: records at the sender's last round. `SINCE_NS`: when that number was reached. `LOOKED`: records after the last
+/// complete run.
 static HEAD: AtomicU64 = AtomicU64::new(0);
 static SINCE_NS: AtomicU64 = AtomicU64::new(0);
 static LOOKED: AtomicU64 = AtomicU64::new(u64::MAX);
@@ -23,10 +26,10 @@ static LOOKED: AtomicU64 = AtomicU64::new(u64::MAX);
 static TRIED_NS: AtomicU64 = AtomicU64::new(0);
 /// The thread exists.
 static RUNNING: AtomicBool = AtomicBool::new(false);
-/// What the thread calls; set before it is started.
+/// Functions and namespace for the thread; set before it is started.
 static WORK: Mutex<Option<Work>> = Mutex::new(None);
 
-/// Functions of the interpreter's C API, which may unwind.
+/// Functions of the interpreter's C API that may unwind.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Locked {
     ensure: unsafe extern "C-unwind" fn() -> c_int,
@@ -40,7 +43,7 @@ pub(crate) struct Locked {
 
 macro_rules! found {
     ($symbol:ident, $name:literal as fn($($argument:ty),*) -> $result:ty) => {
-        // SAFETY: a function of the C API, of this type in all versions since 3.8.
+        // SAFETY: a function of the C API, with this type in all versions since 3.8.
         unsafe {
             std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($argument),*) -> $result>($symbol($name)?)
         }
@@ -48,7 +51,7 @@ macro_rules! found {
 }
 
 impl Locked {
-    /// From where `symbol` finds them.
+    /// Resolves the functions with `symbol`.
     pub(crate) fn find(symbol: impl Fn(&CStr) -> Option<*mut c_void>) -> Option<Self> {
         Some(Locked {
             ensure: found!(symbol, c"PyGILState_Ensure" as fn() -> c_int),
@@ -64,16 +67,16 @@ impl Locked {
 
 #[derive(Debug, Clone, Copy)]
 struct Work(Locked, Namespace);
-// SAFETY: addresses of functions, and a Python object that is used with the interpreter's lock only.
+// SAFETY: addresses of functions, and a Python object that is used only with the interpreter's lock.
 unsafe impl Send for Work {}
 
-/// A child or a new start: nothing is under way.
+/// Resets the state in a child or at a new start: no thread is running.
 pub(crate) fn restart() {
     RUNNING.store(false, Relaxed);
     LOOKED.store(u64::MAX, Relaxed);
 }
 
-/// The sender's, in each round.
+/// Notes the number of records; the sender calls it each round.
 pub(crate) fn note(head: u64, now: u64) {
     if HEAD.swap(head, Relaxed) != head {
         SINCE_NS.store(now, Relaxed);
@@ -85,8 +88,8 @@ pub(crate) fn is_quiet(now: u64) -> bool {
     now.saturating_sub(SINCE_NS.load(Relaxed)) > QUIET_NS
 }
 
-/// The sender's, while the main thread does not take up what it was asked for: starts the thread if the program is idle and has not been
-/// looked at since.
+/// Starts the thread if the program is idle and has recorded something since the last complete run. The sender calls it while
+/// the main thread does not respond to a request.
 pub(crate) fn look(core: &Core, now: u64, api: Api, namespace: Namespace) {
     let head = core.recorder.ring.head();
     let Some(locked) = api.locked.filter(|_| is_quiet(now) && head != LOOKED.load(Acquire)) else { return };
@@ -100,7 +103,8 @@ pub(crate) fn look(core: &Core, now: u64, api: Api, namespace: Namespace) {
     TRIED_NS.store(now, Relaxed);
     SINCE_NS.store(now, Relaxed);
     let entry: extern "C-unwind" fn(*mut c_void) -> *mut c_void = thread;
-    // SAFETY: a function of this type but for the way in which it may end; a place for its number. It has our signals' mask: none comes.
+    // SAFETY: the function has this type except that it may unwind, and there is room for the thread's id. The thread inherits
+    // the sender's signal mask, so no signal reaches it.
     unsafe {
         let entry = std::mem::transmute::<
             extern "C-unwind" fn(*mut c_void) -> *mut c_void,
@@ -115,7 +119,7 @@ pub(crate) fn look(core: &Core, now: u64, api: Api, namespace: Namespace) {
     }
 }
 
-/// See the module's text. What is unwound here has no destructor.
+/// Body of the thread; see the module's docs. Nothing that may be unwound here has a destructor.
 extern "C-unwind" fn thread(_: *mut c_void) -> *mut c_void {
     if let Some(Work(locked, namespace)) = work() {
         // SAFETY: functions of the C API; the lock is held between the first and the last.
@@ -144,7 +148,8 @@ fn work() -> Option<Work> {
     WORK.try_lock().ok().and_then(|work| *work)
 }
 
-/// Nothing is left to look at until something is recorded. What was told just now is part of what was looked at.
+/// Notes a complete run: nothing is left to do until something new is recorded. Records that the run itself made do not count
+/// as new.
 fn done(is_complete: bool) {
     if let Some(core) = Core::get().filter(|_| is_complete) {
         LOOKED.store(core.recorder.ring.head(), Release);

@@ -1,14 +1,14 @@
-//! When our code runs in the program's interpreter: as soon as PyTorch is there, on the main thread, between two of its
-//! statements. The sender asks for it (`Py_AddPendingCall`, which needs no lock of the interpreter's) and never waits.
+//! Decides when the agent's Python code runs: as soon as PyTorch is loaded, on the main thread, between two statements of the
+//! program. The sender requests it with `Py_AddPendingCall`, which needs no lock of the interpreter, and never waits.
 //!
 //! ```text
-//! IDLE -> ASKED -> DONE             PyTorch was seen; the interpreter has taken it up; it has run
-//!           |  `-> LATER -> ASKED   PyTorch is being imported, or the program traces what it computes
-//!           |  `-> AGAIN -> ASKED   something was left for when the program is quiet
+//! IDLE -> ASKED -> DONE             PyTorch was found; the run was requested; it has finished
+//!           |  `-> LATER -> ASKED   PyTorch is still being imported, or the program is tracing its computation
+//!           |  `-> AGAIN -> ASKED   some work was left for when the program is quiet
 //!           `----> FAILED
 //! ```
 //!
-//! Afterwards, when memory was allocated, it is asked now and then to look at what is new (`tick`).
+//! After that, when memory was allocated, the code is requested regularly to process what is new (`tick`).
 
 use crate::base::env::Layers;
 use crate::driver::core::Core;
@@ -29,66 +29,66 @@ const LATER: u8 = 3;
 const FAILED: u8 = 4;
 const AGAIN: u8 = 5;
 
-/// See the module's text.
+/// Current state; see the module's docs.
 static STATE: AtomicU8 = AtomicU8::new(IDLE);
-/// Our code has run at least once to its end.
+/// The agent's code has finished at least once.
 static BEGUN: AtomicBool = AtomicBool::new(false);
-/// When it was asked for, or may be asked for again.
+/// Time of the last request, or time from which the next delay counts.
 static SINCE_NS: AtomicU64 = AtomicU64::new(0);
 /// Records at the last tick.
 static RECORDS: AtomicU64 = AtomicU64::new(0);
-/// The last tick has found no optimizer: nothing but ticks shows what is new.
+/// The last tick found no optimizer: only ticks find new objects then.
 static TRAINS_NOTHING: AtomicBool = AtomicBool::new(false);
-/// The program itself says where its steps begin.
+/// The program reports its steps itself.
 static STEPS: AtomicBool = AtomicBool::new(false);
-/// Used with the interpreter's lock: by the main thread alone.
+/// Used only with the interpreter's lock, by the main thread.
 static NAMESPACE: Mutex<Option<Held>> = Mutex::new(None);
 
 #[derive(Debug, Clone, Copy)]
 struct Held(Api, Option<Namespace>);
-// SAFETY: addresses of functions, and a Python object that is used with the interpreter's lock only.
+// SAFETY: addresses of functions, and a Python object that is used only with the interpreter's lock.
 unsafe impl Send for Held {}
 
-/// Between two questions that were answered with "later".
+/// Delay before the next request after the answer "later".
 const PATIENCE_NS: u64 = 50_000_000;
-/// Until the tick that takes up what another one has left.
+/// Delay before the tick that continues the work that another one has left.
 const AGAIN_NS: u64 = 200_000_000;
-/// Between two ticks.
+/// Interval between two ticks.
 const TICK_NS: u64 = 500_000_000;
-/// After that time without a statement of the main thread it is said so.
+/// If the main thread runs no statement for this long, the layer is reported as degraded.
 const SILENCE_NS: u64 = 5_000_000_000;
 
-/// What is called of the interpreter.
+/// Functions of the interpreter.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Api {
-    /// In all versions.
+    /// Functions that exist in all versions.
     pub functions: Functions,
     is_finalizing: Option<unsafe extern "C" fn() -> c_int>,
-    /// For a thread that has no lock.
+    /// Functions for a thread that does not hold the interpreter's lock.
     pub locked: Option<idle::Locked>,
 }
 
 impl Api {
-    /// Of the interpreter in this process.
+    /// Finds the interpreter in this process.
     fn find() -> Option<Self> {
         let functions = Functions::find(symbol)?;
         let is_finalizing = symbol(c"Py_IsFinalizing").or_else(|| symbol(c"_Py_IsFinalizing"));
-        // SAFETY: both have this type.
+        // SAFETY: both functions have this type.
         let is_finalizing = is_finalizing
             .map(|at| unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(at) });
         Some(Api { functions, is_finalizing, locked: idle::Locked::find(symbol) })
     }
 
-    /// Whether code can run in it.
+    /// Whether the interpreter can run code.
     fn runs(&self) -> bool {
         // SAFETY: both may be called at any time, without the interpreter's lock.
         unsafe { (self.functions.is_initialized)() != 0 && self.is_finalizing.is_none_or(|ask| ask() == 0) }
     }
 }
 
-/// By name: of what the program and its libraries offer, else of a libpython that was loaded for one of them only.
+/// Finds a symbol by name: a global symbol of the program and its libraries, or one of a libpython that was loaded privately.
 fn symbol(name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: a C string; the first library that has it.
+    // SAFETY: the name is a C string; dlsym returns the first library's symbol.
     let found = callers::in_loader(|| unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) })?;
     if !found.is_null() {
         return Some(found);
@@ -97,19 +97,19 @@ fn symbol(name: &CStr) -> Option<*mut c_void> {
     crate::naming::slot::with(is_python, |image| image.defines(name)).flatten().map(|at| at as *mut c_void)
 }
 
-/// Nothing is asked for any more in a forked child.
+/// Stops all requests in a forked child.
 pub(crate) fn in_child() {
     STATE.store(FAILED, Relaxed);
 }
 
-/// A child that initialises CUDA itself begins anew. What was loaded is there.
+/// Starts anew in a child that initialises CUDA itself. Python code loaded before the fork is kept.
 pub(crate) fn restart() {
     BEGUN.store(false, Relaxed);
     idle::restart();
     STATE.store(IDLE, Release);
 }
 
-/// The program calls `gpumem_step`: ours are not needed.
+/// Notes that the program calls `gpumem_step`, so steps of optimizers are not counted as steps.
 #[inline]
 pub(crate) fn program_steps() {
     if !STEPS.load(Relaxed) {
@@ -117,36 +117,37 @@ pub(crate) fn program_steps() {
     }
 }
 
-/// Whether an optimizer's step is the program's step.
+/// Whether an optimizer's step counts as the program's step.
 pub(crate) fn are_steps_ours() -> bool {
     !STEPS.load(Relaxed)
 }
 
-/// Steps of optimizers, while they are the program's steps; and how many there were when the epoch began.
+/// Steps of optimizers while they count as the program's steps, and their number when the epoch began.
 static AUTO: AtomicU64 = AtomicU64::new(0);
 static BEFORE: AtomicU64 = AtomicU64::new(0);
 
-/// Number in its epoch of the step after `count` steps of an optimizer.
+/// Returns the number in its epoch of the step after `count` steps of an optimizer.
 pub(crate) fn auto_number(count: u64) -> u64 {
     AUTO.store(count, Relaxed);
     count.saturating_sub(BEFORE.load(Relaxed))
 }
 
-/// An epoch begins: what steps of optimizers number begins anew. Whether they do, and have: before the first of them it is not known
-/// who numbers, and the first forward pass begins the first step.
+/// Begins an epoch, in which step numbers start anew. Returns whether optimizers number the steps and have done so already.
+/// Before the first optimizer step it is unknown what numbers them, and the first forward pass begins the first step.
 pub(crate) fn begin_epoch() -> bool {
     let count = AUTO.load(Relaxed);
     BEFORE.store(count, Relaxed);
     are_steps_ours() && count > 0
 }
 
-/// How the layer of exact roles is, says our code.
+/// Reports the state of the layer of exact roles, as determined by the agent's Python code.
 pub(crate) fn say_roles(state: i32, reason: &[u8]) {
     let state = LayerState::from_code(u8::try_from(state).unwrap_or(0));
     status::report_layer(Layer::Roles, state, &String::from_utf8_lossy(reason));
 }
 
-/// The sender's, and at injection: asks for our code, once there is somebody to run it. Cheap when there is nothing to do.
+/// Requests the agent's Python code once there is an interpreter to run it. Called by the sender and at injection; cheap if
+/// there is nothing to do.
 pub(crate) fn look(core: &Core) {
     let may = core.settings.layers;
     if STATE.load(Relaxed) == IDLE {
@@ -181,7 +182,7 @@ pub(crate) fn look(core: &Core) {
     }
 }
 
-/// The main thread has been asked and runs no statement.
+/// The main thread was asked and runs no statement: tries the idle thread.
 fn look_when_idle(core: &Core, now: u64) {
     let held = NAMESPACE.try_lock().map_or(None, |held| *held);
     if let Some(Held(api, Some(namespace))) = held.filter(|Held(api, _)| api.runs()) {
@@ -189,7 +190,7 @@ fn look_when_idle(core: &Core, now: u64) {
     }
 }
 
-/// Before PyTorch is there, or if it is left alone.
+/// Reports the layer's state before PyTorch is loaded, or when the layer is switched off.
 fn say_absent(may: Layers) {
     if status::layer(Layer::Roles).is_some() {
         return;
@@ -223,11 +224,11 @@ fn ask(core: &Core, now: u64) {
     let before = STATE.swap(ASKED, AcqRel);
     // SAFETY: may be called on any thread; the function lives as long as the process.
     if unsafe { (api.functions.add_pending)(run, std::ptr::null_mut()) } != 0 {
-        STATE.store(before, Release); // its queue is full
+        STATE.store(before, Release); // the interpreter's queue is full
     }
 }
 
-/// What the interpreter calls. -1 hands on an error that is raised.
+/// Called by the interpreter. Returns -1 to pass on a raised error.
 extern "C" fn run(_: *mut c_void) -> c_int {
     panic::shielded(0, || {
         if !status::armed() || STATE.load(Acquire) != ASKED {
@@ -263,7 +264,7 @@ extern "C" fn run(_: *mut c_void) -> c_int {
 }
 
 fn run_ours() -> Result<i64, Ended> {
-    // Our code may be interrupted by a signal's handler, but not by another call of this function: there is one at a time.
+    // A signal handler may interrupt the agent's code, but this function is never called recursively.
     let Some(Held(api, namespace)) = NAMESPACE.try_lock().map_or(None, |held| *held) else { return Ok(1) };
     if !api.runs() {
         return Ok(1);
@@ -271,7 +272,7 @@ fn run_ours() -> Result<i64, Ended> {
     if let Some(core) = Core::get() {
         crate::naming::autograd::attach(core);
     }
-    // SAFETY: the interpreter calls with its lock, and no error raised.
+    // SAFETY: the interpreter calls with its lock held and no error raised.
     unsafe {
         let namespace = match namespace {
             Some(namespace) => namespace,

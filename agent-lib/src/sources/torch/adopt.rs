@@ -1,9 +1,10 @@
-//! A late agent takes over what PyTorch has already: its allocator lists its segments and blocks for whoever asks
-//! (torch.cuda.memory_snapshot), and our Python asks.
+//! Adopts the memory that PyTorch had before a late agent. Its allocator can list its segments and blocks
+//! (torch.cuda.memory_snapshot), and the agent's Python code requests the list.
 //!
-//! The list is right as of when the allocator wrote it. So it counts only if nothing has happened from before it was asked for until all of
-//! it is booked: no record of anybody's, no report of PyTorch's. Else all is taken back, and the list is asked for again. That leaves one
-//! race, of some hundred ns: another thread frees a block that is about to be booked, and gets it again.
+//! The list is valid for the moment when the allocator wrote it. So it counts only if nothing happens from before the request
+//! until all of it is recorded: no other record, no report of PyTorch. Otherwise everything is reversed, and the list is
+//! requested again. That leaves one race of some hundred ns: another thread frees a block that is about to be recorded, and
+//! gets it again.
 
 use crate::base::row::{Key, RowExtra};
 use crate::driver::core::Core;
@@ -18,10 +19,10 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 /// Tag of adopted memory, until a retag.
 const NAME: &[u8] = b"before the agent";
 
-/// Records and reports when the list was asked for.
+/// Records and reports when the list was requested.
 static BEFORE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
-/// Of the list: the program's number of the device, which of the kinds below it is, address, and bytes.
+/// An entry of the list: the program's number of the device, one of the kinds below, address, and bytes.
 pub(crate) type Part = [u64; 4];
 
 /// A segment that is one allocation.
@@ -30,13 +31,13 @@ const BLOCK: u64 = 1;
 /// A piece of a segment that grows by mapping.
 const PAGE: u64 = 2;
 
-/// What was booked so far.
+/// What was recorded so far.
 struct Booked<'a> {
     core: &'a Core,
     thread: &'a Thread,
     /// Rows, and the records that made them.
     rows: Vec<(Key, u64)>,
-    /// Records.
+    /// Number of records.
     count: u64,
 }
 
@@ -48,8 +49,8 @@ impl Core {
         ]
     }
 
-    /// The list is about to be asked for. False if there is nothing that was missed, or if nobody would hear that it is freed: who is not let
-    /// in claims nothing.
+    /// Prepares a request of the list. Returns false if nothing was missed, or if frees would not be noticed because callbacks
+    /// are blocked.
     pub(crate) fn adoption_begins(&self) -> bool {
         if !self.torch.is_late.load(Relaxed) || !patch::is_patched(patch::REPORT) || status::is_blind() {
             return false;
@@ -60,7 +61,7 @@ impl Core {
         true
     }
 
-    /// Takes over what is in the list. False if something else has happened meanwhile: then nothing is.
+    /// Adopts the entries of the list. Returns false, and adopts nothing, if something else happened meanwhile.
     pub(crate) fn adopt(&self, thread: &Thread, parts: &[Part]) -> bool {
         let [records, reports] = BEFORE.each_ref().map(|place| place.load(Relaxed));
         let mut booked = Booked { core: self, thread, rows: Vec::new(), count: 0 };
@@ -123,8 +124,8 @@ impl Booked<'_> {
         }
     }
 
-    /// What is mapped there. Its handle nobody knows any more, so it has the number of its place, which is no handle's, and no reference: it
-    /// goes with its mapping. (PyTorch releases the handle right behind.)
+    /// Records memory mapped at an address. Its handle is unknown, so the address serves as a number, which no real handle has.
+    /// It has no reference, so it ends with its mapping. (PyTorch releases a handle right after mapping it.)
     fn book_page(&mut self, at: RecordContext, address: u64, bytes: u64) {
         let (core, thread, handle) = (self.core, self.thread, address);
         if core.recorder.live.get(Key::Mapping(address)).is_some() {
@@ -144,7 +145,7 @@ impl Booked<'_> {
         self.rows.push((Key::Mapping(address), mapping));
     }
 
-    /// Whether it was new.
+    /// Records an entry; returns whether it was new.
     fn book(&mut self, at: RecordContext, key: Key, body: Body<'_>) -> bool {
         if self.core.recorder.live.get(key).is_some() {
             return false;
@@ -157,7 +158,7 @@ impl Booked<'_> {
         true
     }
 
-    /// What is still as it was booked.
+    /// Reverses all rows that are still unchanged.
     fn take_back(self) {
         let (core, thread) = (self.core, self.thread);
         for (key, seq) in self.rows.into_iter().rev() {

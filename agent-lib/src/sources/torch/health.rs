@@ -1,4 +1,4 @@
-//! How the layers of blocks and of out-of-memory reports are: found out by the sender, now and then.
+//! State of the layers of blocks and of out-of-memory reports, determined by the sender regularly.
 
 use crate::driver::core::Core;
 use crate::driver::torch_pools::Device;
@@ -9,25 +9,26 @@ use crate::threads::{self, Thread};
 use gpumem_wire::{Layer, LayerState};
 use std::sync::atomic::Ordering::*;
 
-/// A segment that was seen without blocks: thread and address.
+/// A segment without blocks: thread and address.
 type Silent = (u32, u64);
 
-/// What the sender keeps between two looks.
+/// State that the sender keeps between two checks.
 #[derive(Debug, Default)]
 pub(crate) struct Health {
     silent: Vec<Silent>,
-    /// It was so at two looks in a row, with no report in between.
+    /// The same segment had no block at two checks in a row, with no report in between.
     is_silent: bool,
-    /// Reports of all devices by then.
+    /// Reports of all devices at that time.
     reports: u64,
-    /// What the layers' states hung on when they were said last: a program may run out of memory in its first second.
+    /// What the reported states depended on. A change is reported at once, as a program may run out of memory in its first
+    /// second.
     said: Option<(Met, u32, bool)>,
-    /// Reports per device when totals were asked for last.
+    /// Reports of each device when totals were last requested.
     asked_at: Vec<u64>,
 }
 
 impl Health {
-    /// With each round: files that were mapped meanwhile.
+    /// Searches newly mapped files for PyTorch. Called each round.
     pub(crate) fn look_for_torch(&mut self, core: &Core) {
         if core.settings.layers.torch && status::armed() {
             patch::look(patch::met() == Met::NotYet);
@@ -40,7 +41,7 @@ impl Health {
         }
     }
 
-    /// Once a second.
+    /// Updates the layers' states. Called once a second.
     pub(crate) fn look(&mut self, core: &Core, thread: Option<&Thread>) {
         if !core.settings.layers.torch {
             let why = "switched off with GPUMEM_TORCH=0";
@@ -71,14 +72,14 @@ impl Health {
             if device.is_unknown.swap(false, AcqRel)
                 && let Some(thread) = thread
             {
-                thread.busy.store(1, Relaxed); // a driver call of ours must not come back to us
+                thread.busy.store(1, Relaxed); // callbacks of the agent's own driver call must be ignored
                 core.device(ordinal as u32);
                 thread.busy.store(0, Relaxed);
             }
         }
     }
 
-    /// A segment of PyTorch's with no block after it, twice: the hook is not called.
+    /// Detects that the hook is not called: a segment of PyTorch that has no block at two checks.
     fn look_at_segments(&mut self, core: &Core) {
         let mut silent = Vec::new();
         for thread in threads::all() {

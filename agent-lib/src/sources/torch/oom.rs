@@ -1,18 +1,18 @@
-//! Out of memory, in the allocator's own words.
+//! Out of memory, as PyTorch's allocator reports it.
 //!
-//! Three things look alike from outside (frameworks.md 7):
+//! Three cases look alike from outside (frameworks.md 7):
 //!
-//! | what happens | records, of one thread and in this order |
+//! | case | records, of one thread and in this order |
 //! |---|---|
-//! | a limit of the pool's own (`set_per_process_memory_fraction`): the driver is not asked | `Oom` with result 0 |
-//! | the driver refuses, PyTorch flushes its cache and then gets memory | `AllocFailed`, `Pressure`; no `Oom` |
-//! | the driver refuses each time | `AllocFailed`, `Pressure`, perhaps again, then `Oom` with the driver's result |
+//! | a limit of the pool itself (`set_per_process_memory_fraction`): the driver is not asked | `Oom` with result 0 |
+//! | the driver refuses; PyTorch flushes its cache and then gets memory | `AllocFailed`, `Pressure`; no `Oom` |
+//! | the driver refuses each time | `AllocFailed`, `Pressure`, perhaps again; `Oom` with the driver's result |
 //!
-//! `Oom` says `Fatal`: the request has failed. Whether the program catches that and goes on shows only later. Its stack is
-//! the thread's Python frames, as text.
+//! `Oom` has the outcome `Fatal`: the request has failed. Whether the program catches the error and continues shows only later.
+//! Its stack is the text of the thread's Python frames.
 //!
-//! The cudaMallocAsync backend has no word for it, and neither has a PyTorch that caches nothing: there the driver's
-//! refusals are all there is, and the layer says that. (2.4.1 gives up at the first one, 2.15.0 tries again behind a flush.)
+//! The cudaMallocAsync backend does not report this, and neither does a PyTorch without caching. There, only the driver's
+//! refusals are known, and the layer's state says so. (2.4.1 gives up at the first refusal; 2.15.0 retries after a flush.)
 
 use crate::base::fault_injection;
 use crate::base::row::AllocationName;
@@ -30,18 +30,18 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// CUDA_ERROR_OUT_OF_MEMORY.
 const REFUSED: u16 = 2;
-/// Of a stack, the innermost frames.
+/// Longest text of a stack: the innermost frames.
 const STACK_BYTES: usize = 4096;
-/// Stacks in a process's life: a program may run out of memory in a loop, on purpose.
+/// Most stacks of a process: a program may run out of memory in a loop, on purpose.
 const STACKS: u32 = 256;
 
 type Next = unsafe extern "C-unwind" fn(i64, u64, u64, u16);
 
-/// Stands in the slot of reportOutOfMemoryToProfiler: called once per failed request, under the allocator's mutex, after its
-/// retries and before PyTorch's own observers.
+/// Replacement for reportOutOfMemoryToProfiler in its slot. PyTorch calls it once for each failed request, under the
+/// allocator's mutex, after its retries and before its own observers.
 ///
 /// # Safety
-/// PyTorch's arguments.
+/// Must be called with PyTorch's arguments.
 pub unsafe extern "C-unwind" fn reported(bytes: i64, allocated: u64, reserved: u64, device: u16) {
     guard((), |core, thread| {
         fault_injection::at("torch.oom");
@@ -68,13 +68,13 @@ pub unsafe extern "C-unwind" fn reported(bytes: i64, allocated: u64, reserved: u
     });
     let next = patch::next(OUT_OF_MEMORY);
     if !next.is_null() {
-        // SAFETY: what the slot held: a function of this type. Its exceptions pass.
+        // SAFETY: the slot held a function of this type. Its exceptions pass through.
         unsafe { std::mem::transmute::<*mut c_void, Next>(next)(bytes, allocated, reserved, device) };
     }
 }
 
 impl Core {
-    /// The driver has refused memory; told as `AllocFailed` already.
+    /// Handles a refusal of the driver, which is recorded as `AllocFailed` already.
     #[cold]
     pub(crate) fn driver_refused(
         &self,
@@ -91,9 +91,9 @@ impl Core {
         }
     }
 
-    /// What the thread is doing that asks for memory, as `Pressure` and `Oom` say it. A forward pass without gradients is an evaluation,
-    /// except inside of a function with a backward pass of its own, such as a checkpoint, which always runs so. Gradients are
-    /// the optimizer's to clear.
+    /// Returns the phase of the thread's request, as `Pressure` and `Oom` carry it. A forward pass without gradients is an
+    /// evaluation. The exception is a function with its own backward pass, such as a checkpoint, which always runs without
+    /// gradients. Clearing gradients counts as the optimizer's phase.
     #[cold]
     fn phase_of_request(&self, thread: &Thread) -> u32 {
         let named = self.named(thread).phase;
@@ -106,7 +106,7 @@ impl Core {
         PHASE_SAID | u32::from(phase.to_code())
     }
 
-    /// The number of the thread's Python stack; 0 without one, and after many.
+    /// Records the thread's Python stack and returns its number; 0 without a stack, or after too many.
     #[cold]
     fn python_stack(&self, thread: &Thread) -> u32 {
         let mut room = [0_u8; STACK_BYTES];
@@ -123,7 +123,7 @@ impl Core {
     }
 }
 
-/// Lines `function (file:line)` as `function<TAB>file<TAB>line`, in place.
+/// Converts lines `function (file:line)` to `function<TAB>file<TAB>line`, in place.
 fn as_columns(text: &mut [u8]) -> &[u8] {
     let (mut from, mut to) = (0, 0);
     while from < text.len() {

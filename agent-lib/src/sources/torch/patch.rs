@@ -1,24 +1,27 @@
-//! Puts our functions into the slots through which PyTorch's allocator calls: found among the mapped files, kept as `next`,
-//! replaced by one store each.
+//! Replaces the slots (GOT entries) through which PyTorch's allocator calls certain functions. The slots are found in the
+//! mapped files. The original value is kept as `next`, and each slot is replaced with a single store.
 //!
-//! **When.** At injection, if PyTorch is loaded already; in the callback of a driver allocation, when the loader has mapped
-//! files since the last look; and by the sender, for processes whose driver calls nobody hears. The segment comes before
-//! the first tensor in it, and on the same thread, so the look in the callback has to be made there and then.
+//! **When.** At injection, if PyTorch is loaded already. In the callback of a driver allocation, if the loader has mapped files
+//! since the last search. And by the sender, for processes whose driver calls are not observed. A segment is allocated before
+//! the first tensor in it and on the same thread, so the search in the callback must happen at once.
 //!
-//! **Why that cannot deadlock.** A look takes one lock of the loader's, the one of dl_iterate_phdr. The loader holds it for
-//! moments, to change its lists, never while it runs constructors or somebody's code (that is another lock, which
-//! dlopen and dlsym take: we call neither, but look symbols up by ourselves). Others hold it in callbacks of their own
-//! dl_iterate_phdr: unwinders and profilers, which call neither the driver nor PyTorch there; should one do so, it
-//! is on its own thread, and the lock is recursive. Whoever waits for it therefore waits for nobody who may wait for us,
-//! whatever locks the program holds around its driver call (PyTorch holds its allocator's). fork() must not happen
-//! meanwhile, because before glibc 2.31 the child would find the lock taken: `callers::in_loader` sees to it, and gives up
-//! after a moment when somebody else is inside; then the next allocation looks.
+//! **Why this cannot deadlock.** A search takes one lock of the loader, that of dl_iterate_phdr.
 //!
-//! **What is kept.** A slot that was not bound so far holds the address of the library's own stub, whose first call would
-//! write the slot again: then `next` is the function itself, looked up in the file that defines it. A slot that holds
-//! something small was not relocated so far (the file is in the loader's list before that): it is left alone until
-//! it is. In a file linked with `-z now` the slot lies in memory that the loader makes read-only when it has relocated the
-//! whole file. Only if that has happened is it made writable for the moment (and nobody else is writing it then).
+//! - The loader holds it only briefly to change its lists, never while it runs constructors or other code. (That is a different
+//!   lock, which dlopen and dlsym take. The agent calls neither here and resolves symbols itself.)
+//! - Other code holds it in callbacks of dl_iterate_phdr: unwinders and profilers, which call neither the driver nor PyTorch
+//!   there. Should one do so, it is on the same thread, and the lock is recursive.
+//! - So the holder of that lock never waits for a lock that the program may hold around its driver call (PyTorch holds its
+//!   allocator's).
+//!
+//! fork() must not happen meanwhile, because before glibc 2.31 the child would find the lock taken. `callers::in_loader`
+//! prevents that. If another thread is inside, it gives up after a moment, and the next allocation searches.
+//!
+//! **Which original value is kept.** A slot that is not bound yet holds the address of the library's own stub, whose first call
+//! would overwrite the slot. Then `next` is the function itself, looked up in the file that defines it. A slot with a small
+//! value is not relocated yet (the loader lists a file before that) and is left alone until it is. In a file linked with `-z
+//! now`, the loader makes the slot's memory read-only after it has relocated the whole file. Only then is it made writable for
+//! a moment; nothing else writes it at that time.
 
 use crate::base::image::{Image, Slot};
 use crate::base::loaded_file::{image, write_sealed};
@@ -31,18 +34,18 @@ use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering::*
 
 /// Functions that PyTorch's library calls through slots.
 pub(crate) const HOOKS: usize = 5;
-/// Its report that a block was allocated or freed.
+/// PyTorch's report that a block was allocated or freed.
 pub(crate) const REPORT: usize = 0;
-/// Its report that it is out of memory.
+/// PyTorch's report that it is out of memory.
 pub(crate) const OUT_OF_MEMORY: usize = 1;
-/// Of the CUDA runtime: an event is recorded, asked, waited for.
+/// CUDA runtime: an event is recorded.
 pub const EVENT_RECORD: usize = 2;
-/// See `EVENT_RECORD`.
+/// CUDA runtime: an event is queried.
 pub(crate) const EVENT_QUERY: usize = 3;
-/// See `EVENT_RECORD`.
+/// CUDA runtime: an event is waited for.
 pub const EVENT_SYNCHRONIZE: usize = 4;
 
-/// Their names. The first two changed from signed to unsigned numbers after 1.13: in registers that is the same.
+/// Symbol names of the hooks. The first two changed from signed to unsigned numbers after 1.13; in registers that is the same.
 const NAMES: [&[&CStr]; HOOKS] = [
     &[
         c"_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE",
@@ -57,18 +60,18 @@ const NAMES: [&[&CStr]; HOOKS] = [
     &[c"cudaEventSynchronize", c"hipEventSynchronize"],
 ];
 
-/// Beginnings of the names of the libraries whose slots are meant.
+/// Prefixes of the file names of the libraries whose slots are replaced.
 const LIBRARIES: [&[u8]; 2] = [b"libc10_cuda", b"libc10_hip"];
 
-/// What the slots held before.
+/// The slots' original values.
 static NEXT: [AtomicPtr<c_void>; HOOKS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; HOOKS];
-/// Bits of hooks that were put in.
+/// Bits of the hooks that are installed.
 static PATCHED: AtomicU8 = AtomicU8::new(0);
-/// See `Met`.
+/// Result of the last search, see `Met`.
 static MET: AtomicU8 = AtomicU8::new(0);
-/// Files that had been mapped at the last look.
+/// Files that had been mapped at the last search.
 static LOOKED_AT: AtomicU64 = AtomicU64::new(u64::MAX);
-/// Looks, for tests.
+/// Number of searches, for tests.
 pub static LOOKS: AtomicUsize = AtomicUsize::new(0);
 
 /// Result of a search.
@@ -77,15 +80,15 @@ pub static LOOKS: AtomicUsize = AtomicUsize::new(0);
 pub enum Met {
     /// No such library is loaded.
     Nothing = 0,
-    /// One whose slots cannot be found: stripped of its dynamic table, or of another make.
+    /// The library's slots cannot be found: it has no dynamic table, or another layout.
     NoSlot = 1,
-    /// It has slots that the loader has not bound so far, or whose page could not be made writable: looked at again.
+    /// A slot is not bound yet, or its page could not be made writable; the search is repeated.
     NotYet = 2,
-    /// Our functions are in place.
+    /// The agent's functions are installed.
     Patched = 3,
 }
 
-/// What the last look met.
+/// Returns the result of the last search.
 pub fn met() -> Met {
     match MET.load(Acquire) {
         1 => Met::NoSlot,
@@ -95,12 +98,12 @@ pub fn met() -> Met {
     }
 }
 
-/// Whether a hook is in place.
+/// Whether a hook is installed.
 pub fn is_patched(hook: usize) -> bool {
     PATCHED.load(Acquire) & 1 << hook != 0
 }
 
-/// What the slot of a hook held before; null if it has none.
+/// Returns the original value of a hook's slot; null if it has none.
 #[inline(always)]
 pub(crate) fn next(hook: usize) -> *mut c_void {
     NEXT[hook].load(Acquire)
@@ -116,9 +119,9 @@ fn function(hook: usize) -> usize {
     }
 }
 
-/// In the callback of a driver allocation: looks if the loader has mapped files since the last look (about 25 ns if not), or was
-/// not done with them then: whoever looks in the middle of a dlopen meets files that are not relocated.
-/// Once our functions are in place, a second PyTorch is left to the sender.
+/// Searches, in the callback of a driver allocation, if the loader has mapped files since the last search (about 25 ns if not).
+/// Also repeats a search that found files not relocated yet, as happens in the middle of a dlopen. Once the functions are
+/// installed, a second PyTorch is left to the sender.
 #[inline]
 pub fn look_if_changed() {
     match met() {
@@ -129,7 +132,7 @@ pub fn look_if_changed() {
     }
 }
 
-/// Looks; `again` also if nothing was mapped since. False if somebody else was at it.
+/// Searches; with `again` even if nothing was mapped since. Returns false if another thread was inside of the loader.
 #[cold]
 #[inline(never)]
 pub fn look(again: bool) -> bool {
@@ -154,7 +157,7 @@ pub fn look(again: bool) -> bool {
 
 struct Look {
     met: Met,
-    /// Bits of hooks whose functions have to be looked up.
+    /// Bits of hooks whose functions have to be resolved.
     wanted: u8,
     defined: [usize; HOOKS],
 }
@@ -163,7 +166,7 @@ type Visit = unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -
 
 impl Look {
     fn run(&mut self, visit: Visit) {
-        // SAFETY: a function of this type, which gets `self`.
+        // SAFETY: the function has this type and gets `self`.
         unsafe { libc::dl_iterate_phdr(Some(visit), std::ptr::from_mut(self).cast()) };
     }
 
@@ -178,7 +181,7 @@ impl Look {
                 met = Met::NotYet;
             }
         }
-        // A process may have more than one: what one of them does counts.
+        // A process may have more than one such library; the best result counts.
         if met as u8 > self.met as u8 {
             self.met = met;
         }
@@ -203,7 +206,7 @@ impl Look {
             }
             defined
         } else if image.is_offset(held) {
-            return false; // not relocated so far
+            return false; // not relocated yet
         } else {
             held
         };
@@ -222,7 +225,7 @@ impl Look {
 }
 
 unsafe extern "C" fn at_importer(info: *mut libc::dl_phdr_info, _: usize, look: *mut c_void) -> c_int {
-    // SAFETY: what dl_iterate_phdr hands over, and `Look::run`'s.
+    // SAFETY: dl_iterate_phdr passes valid data and the pointer from `Look::run`.
     let (look, (name, image)) = unsafe { (&mut *look.cast::<Look>(), image(info)) };
     let file = name.rsplit(|&byte| byte == b'/').next().unwrap_or(name);
     if LIBRARIES.iter().any(|library| file.starts_with(library)) {
@@ -231,7 +234,8 @@ unsafe extern "C" fn at_importer(info: *mut libc::dl_phdr_info, _: usize, look: 
     0
 }
 
-/// The first file in the loader's order that has it: the one it would take, unless scopes differ.
+/// Resolves a function in the first file in the loader's order that defines it. The loader would choose the same, unless scopes
+/// differ.
 unsafe extern "C" fn at_definition(info: *mut libc::dl_phdr_info, _: usize, look: *mut c_void) -> c_int {
     // SAFETY: as above.
     let (look, (_, image)) = unsafe { (&mut *look.cast::<Look>(), image(info)) };

@@ -1,34 +1,34 @@
-//! Blocks that were freed while a stream may still use them (`record_stream`): apart from those that are free.
+//! Blocks that were freed while a stream may still use them (`record_stream`), as distinct from free blocks.
 //!
-//! What PyTorch does, read from the wheels' code (2.15.0 `free_locked`, 2.4.1 `free`), per freed block:
+//! PyTorch does the following for each freed block, according to the code of its wheels (2.15.0 `free_locked`, 2.4.1 `free`):
 //!
 //! ```text
-//! its size is taken from the totals
+//! its size is subtracted from the totals
 //! no other stream used it       -> free_block: it can be handed out again
-//! other streams used it         -> insert_events: per stream cudaEventRecord, into a queue
-//!     while a graph is captured -> into a list; events follow with the first malloc behind the capture
-//! reportMemoryUsageToProfiler   -> us, in all three cases, with the same arguments
+//! other streams used it         -> insert_events: cudaEventRecord for each stream, into a queue
+//!     while a graph is captured -> into a list; events follow with the first malloc after the capture
+//! reportMemoryUsageToProfiler   -> the agent, in all three cases, with the same arguments
 //! ```
 //!
-//! Each malloc begins with process_events: cudaEventQuery of the oldest event of each stream's queue, and free_block when the
-//! last event of a block is over. Flushing the cache waits with cudaEventSynchronize instead
-//! (`synchronize_and_free_events`; 2.4.1 has it inside release_cached_blocks). All of it under the device's mutex.
+//! Each malloc begins with process_events. It calls cudaEventQuery for the oldest event of each stream's queue, and free_block
+//! when the last event of a block is over. Flushing the cache waits with cudaEventSynchronize instead
+//! (`synchronize_and_free_events`; in 2.4.1 inside release_cached_blocks). All of this happens under the device's mutex.
 //!
-//! So the report does not say it, but the calls before it do: an event that PyTorch's library recorded on this thread
-//! since its last report may mean that the block waits for it. Three slots of libc10_cuda tell of the events.
+//! So the report does not show whether a block is pending, but the calls before it do. An event that PyTorch's library recorded
+//! on this thread since its last report may mean that the block waits for it. Three slots of libc10_cuda show the events.
 //!
-//! **Whose event.** c10's own events (`CUDAGuardImpl::record`, for users of c10::Event: autograd between streams, for one)
-//! are recorded through the same slot, and a thread's next report may be a free that has nothing to do with them. The
-//! stack tells. insert_events and the report are called by one function, so the stack pointer at cudaEventRecord is lower
-//! than at the report by the frame of insert_events, or the same if that was inlined: SPAN bytes at most. Elsewhere it
-//! is anywhere. It may lie there by chance, so a call that was elsewhere once is not believed again: its place in the
-//! code is that of other events. What is taken for pending in spite of it ends when its event is asked for, and at
-//! the latest when the block's memory is handed out again.
+//! **Which events belong to the free.** c10's own events (`CUDAGuardImpl::record`, for users of c10::Event, e.g. autograd
+//! between streams) are recorded through the same slot. A thread's next report may be an unrelated free. The stack
+//! distinguishes them. One function calls both insert_events and the report. So at cudaEventRecord the stack pointer is lower
+//! than at the report by the frame of insert_events (or equal, if that was inlined): at most SPAN bytes. For other events it
+//! may be anywhere, including in that range by chance. So a call site that was once outside of the range is ignored from then
+//! on. A block wrongly taken for pending stops being so when its event is queried, and at the latest when its memory is handed
+//! out again.
 //!
-//! **Not told apart:** a free during a capture, whose events come later and belong to no block that we could name
-//! (2.15.0: `deferred_blocks`, a hash table; they are recorded under a malloc, whose report forgets them). It counts as
-//! done, so pending is too small by it while the capture lasts. None of this moves a total: a freed block is none
-//! of PyTorch's, pending or not.
+//! **Not distinguished:** a free during a capture. Its events come later and cannot be assigned to a block (2.15.0:
+//! `deferred_blocks`, a hash table; they are recorded in a malloc, whose report discards them). It counts as done, so the
+//! pending bytes are too low by it while the capture lasts. No total is affected: PyTorch does not count a freed block, pending
+//! or not.
 
 use crate::base::fault_injection;
 use crate::base::row::{Key, RowExtra};
@@ -45,23 +45,23 @@ use std::arch::naked_asm;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 
-/// By how much the stack pointer at a record of insert_events can be lower than at the report: 224 bytes in 2.15.0, 208 in 2.4.1
-/// (840 and 836 frees, always the same); by their code about as many in 2.0.1 and 2.8.0. 1.13.1 has the CUDA runtime
-/// linked in, and so no such slots.
+/// Largest distance between the stack pointer at a record in insert_events and at the report. It is 224 bytes in 2.15.0 and 208
+/// in 2.4.1 (840 and 836 frees, always the same), and about as much in 2.0.1 and 2.8.0 according to their code. 1.13.1 has the
+/// CUDA runtime linked in, and so no such slots.
 const SPAN: usize = 1024;
-/// Places in PyTorch's code that record other events.
+/// Call sites in PyTorch's code that record other events.
 static ELSEWHERE: [AtomicUsize; 8] = [const { AtomicUsize::new(0) }; 8];
-/// cudaErrorUnknown: a slot that held nothing is never patched.
+/// cudaErrorUnknown: returned if the slot held nothing; such a slot is never patched.
 const UNKNOWN: c_int = 999;
 
 type OnStream = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void) -> c_int;
 type OfEvent = unsafe extern "C-unwind" fn(*mut c_void) -> c_int;
 
-/// cudaEventRecord, as PyTorch's library calls it: two arguments more, where the call returns to and the stack pointer, and
-/// on to the function below as if it had been called.
+/// Replacement for cudaEventRecord in its slot. Adds two arguments, the return address and the stack pointer, and jumps to the
+/// function below.
 ///
 /// # Safety
-/// Its arguments.
+/// Must be called with cudaEventRecord's arguments.
 #[unsafe(naked)]
 pub unsafe extern "C-unwind" fn recorded(event: *mut c_void, stream: *mut c_void) -> c_int {
     #[cfg(target_arch = "x86_64")]
@@ -80,7 +80,7 @@ unsafe extern "C-unwind" fn recorded_at(
     if next.is_null() {
         return UNKNOWN;
     }
-    // SAFETY: what the slot held.
+    // SAFETY: the slot held a function of this type.
     let result = unsafe { std::mem::transmute::<*mut c_void, OnStream>(next)(event, stream) };
     if result == 0 && !ELSEWHERE.iter().any(|other| other.load(Relaxed) == site) {
         guard((), |_, thread| {
@@ -91,26 +91,26 @@ unsafe extern "C-unwind" fn recorded_at(
     result
 }
 
-/// What a slot held: written before the slot was, but read on another processor, perhaps a moment too early.
+/// Returns a slot's original value. It is written before the slot, but another processor may read it a moment too early.
 fn next(hook: usize) -> *mut c_void {
     (0..1000).map(|_| patch::next(hook)).find(|next| !next.is_null()).unwrap_or_default()
 }
 
-/// cudaEventQuery, as PyTorch's library calls it.
+/// Replacement for cudaEventQuery in its slot.
 ///
 /// # Safety
-/// Its argument.
+/// Must be called with cudaEventQuery's argument.
 pub unsafe extern "C-unwind" fn queried(event: *mut c_void) -> c_int {
-    // SAFETY: as our caller says.
+    // SAFETY: the caller guarantees the argument.
     unsafe { asked(EVENT_QUERY, event) }
 }
 
-/// cudaEventSynchronize, as PyTorch's library calls it.
+/// Replacement for cudaEventSynchronize in its slot.
 ///
 /// # Safety
-/// Its argument.
+/// Must be called with cudaEventSynchronize's argument.
 pub(crate) unsafe extern "C-unwind" fn synchronized(event: *mut c_void) -> c_int {
-    // SAFETY: as our caller says.
+    // SAFETY: the caller guarantees the argument.
     unsafe { asked(EVENT_SYNCHRONIZE, event) }
 }
 
@@ -120,7 +120,7 @@ unsafe fn asked(hook: usize, event: *mut c_void) -> c_int {
     if next.is_null() {
         return UNKNOWN;
     }
-    // SAFETY: what the slot held.
+    // SAFETY: the slot held a function of this type.
     let result = unsafe { std::mem::transmute::<*mut c_void, OfEvent>(next)(event) };
     if result == 0 {
         guard((), |core, thread| {
@@ -131,7 +131,7 @@ unsafe fn asked(hook: usize, event: *mut c_void) -> c_int {
     result
 }
 
-/// Whether insert_events can have recorded it for a report at this stack pointer.
+/// Whether insert_events may have recorded the event for a report at this stack pointer.
 fn is_near(event: &Event, stack: usize) -> bool {
     let is = stack.checked_sub(event.stack.load(Relaxed)).is_some_and(|span| span <= SPAN);
     let site = event.site.load(Relaxed);
@@ -143,7 +143,7 @@ fn is_near(event: &Event, stack: usize) -> bool {
 }
 
 impl Device {
-    /// Those that wait.
+    /// Returns the pending blocks.
     fn waiting(&self) -> impl Iterator<Item = &Waiting> {
         let waits = |place: &&Waiting| place.address.load(Acquire) != 0;
         self.waiting.iter().filter(waits).take(self.pending.load(Relaxed) as usize)
@@ -151,7 +151,8 @@ impl Device {
 }
 
 impl Core {
-    /// A block was freed behind events: it waits for them. False if they are others', or if there is no place to remember it.
+    /// Records that a freed block waits for events. Returns false if the events are unrelated, or if there is no room to
+    /// remember the block.
     #[cold]
     #[inline(never)]
     pub(crate) fn wait(
@@ -188,7 +189,7 @@ impl Core {
         true
     }
 
-    /// An event is over, and so may be what waits for it.
+    /// Handles the end of an event, and frees the blocks that waited only for it.
     fn event_over(&self, thread: &Thread, event: u64) {
         thread.torch.forget_event(event);
         for (device, pool) in self.torch.with_pools() {
@@ -215,7 +216,7 @@ impl Core {
         }
     }
 
-    /// A block lies where others seemed to wait: they do not.
+    /// Frees pending blocks that overlap a new block: they were not pending in fact.
     #[cold]
     #[inline(never)]
     pub(crate) fn reused(&self, thread: &Thread, device: &Device, pool: u64, address: u64, bytes: u64) {

@@ -1,7 +1,8 @@
-//! Modules have moved: what lives under their old paths gets the new ones. Rows are found by the text of their tag, which is a module's path,
-//! or that and a parameter's name behind it; a scope may stand in front. Nodes of the backward pass are renamed likewise.
+//! Renames live memory after modules have moved. Rows are found by the text of their tag: a module's path, perhaps with a
+//! parameter's name behind it and a scope before it. Nodes of the backward pass are renamed likewise.
 //!
-//! Not in a hook: this allocates. It takes about 10 ns for each live row, and some microseconds for each name that they have.
+//! Must not be called in a hook: it allocates. It takes about 10 ns for each live row, and some microseconds for each of their
+//! names.
 
 use crate::base::row::{key_of, kind, kind_of};
 use crate::driver::core::Core;
@@ -10,14 +11,15 @@ use crate::threads::Thread;
 use gpumem_wire::{Body, Phase, Role};
 use std::collections::HashMap;
 
-/// What an old path became: the new one, and the numbers of the first record that it is for and of the one behind the last.
+/// The new path, the first record number that it applies to, and the one after the last.
 type New<'a> = (&'a [u8], u64, u64);
 
-/// What old paths became. A path that stays is there too: what lies below it stays.
+/// New paths by old path. A path that stays is listed, too, so that paths below it stay.
 struct Paths<'a>(HashMap<&'a [u8], Vec<New<'a>>>);
 
 impl<'a> Paths<'a> {
-    /// From old path, new path, and two numbers in decimal, each with a zero behind it. Of records that two lines are for the first counts.
+    /// Parses lines of old path, new path, and two decimal numbers, each followed by a zero byte. If two lines apply to a
+    /// record the first counts.
     fn new(text: &'a [u8]) -> Self {
         let words: Vec<&[u8]> = text.split(|&byte| byte == 0).collect();
         let number = |word: &[u8]| str::from_utf8(word).ok().and_then(|word| word.parse().ok()).unwrap_or(0);
@@ -28,7 +30,7 @@ impl<'a> Paths<'a> {
         Paths(paths)
     }
 
-    /// What `path` in record `seq` is called now; `None` if it stays.
+    /// Returns the new name of `path` in record `seq`; `None` if it stays.
     fn renamed(&self, path: &[u8], seq: u64) -> Option<Vec<u8>> {
         let mut starts = std::iter::once(0).chain(slashes(path).map(|at| at + 1));
         let (start, end, new) = starts.find_map(|start| {
@@ -43,7 +45,7 @@ impl<'a> Paths<'a> {
         (&path[start..end] != new).then(|| [&path[..start], new, &path[end..]].concat())
     }
 
-    /// The numbers at which any name changes its meaning.
+    /// Returns the record numbers at which any name changes its meaning.
     fn turns(&self) -> Vec<u64> {
         let mut turns: Vec<u64> =
             self.0.values().flatten().flat_map(|(_, from, until)| [*from, *until]).collect();
@@ -53,13 +55,13 @@ impl<'a> Paths<'a> {
     }
 }
 
-/// Where it has a slash.
+/// Returns the positions of slashes.
 fn slashes(path: &[u8]) -> impl DoubleEndedIterator<Item = usize> {
     path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at)
 }
 
 impl Core {
-    /// See the module's text, and `Paths::new`. Returns the number of the next record.
+    /// Renames rows and nodes; see the module's docs, and `Paths::new` for the format. Returns the number of the next record.
     pub(crate) fn rename(&self, thread: &Thread, text: &[u8]) -> u64 {
         if text.is_empty() {
             return self.recorder.ring.head();
@@ -88,7 +90,7 @@ impl Core {
                 self.say_retag(thread, key, body, new);
             }
         }
-        // Nodes have no number of a record: most are of the last pass.
+        // Nodes have no record number. Most belong to the last pass, so the current number is used.
         let head = self.recorder.ring.head();
         autograd::rename(|tag| renamed(tag, head));
         self.recorder.ring.head()
@@ -132,7 +134,7 @@ mod tests {
             ("Net", None),
             ("Other/head", None),
             ("", None),
-            // Behind scopes.
+            // With scopes in front.
             ("step/Net/head", Some("step/Net/head.1")),
             ("a/b/Net/h.1/bias", Some("a/b/Net/h.0/bias")),
             ("Net/x/Net/head", None),

@@ -1,9 +1,9 @@
-//! PyTorch's report that a block was allocated or freed, to its own profiler: our function stands in the slot through which
-//! its allocator makes that call, and hands it on.
+//! PyTorch's report to its own profiler that a block was allocated or freed. The agent replaces the slot through which the
+//! allocator makes that call, and passes the call on.
 //!
-//! It comes at exactly two places, unconditionally, for each block of the native caching allocator, whatever the pool and
-//! mode (frameworks.md 2), under the allocator's mutex for the device. So nothing here takes the GIL, calls CUDA, waits
-//! or allocates. The call carries PyTorch's own totals behind the event: a sum of our own must equal them after each one.
+//! PyTorch makes the call at exactly two places, unconditionally, for each block of the native caching allocator, in every pool
+//! and mode (frameworks.md 2). It holds the allocator's mutex for the device. So nothing here takes the GIL, calls CUDA, waits
+//! or allocates. The call carries PyTorch's own totals after the event; the agent's own sum must equal them each time.
 
 use crate::base::fault_injection;
 use crate::base::row::AllocationName;
@@ -23,13 +23,13 @@ use std::sync::atomic::Ordering::*;
 /// The arguments of a report.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Report {
-    /// Of the block.
+    /// Address of the block.
     pub address: u64,
-    /// After rounding; negative when it is freed.
+    /// Bytes after rounding; negative for a free.
     pub bytes: i64,
-    /// PyTorch's total of live blocks on the device, with this one.
+    /// PyTorch's total of live blocks on the device, including this one.
     pub allocated: u64,
-    /// Its total of segments.
+    /// PyTorch's total of segments.
     pub reserved: u64,
     /// c10::Device: the type, and the program's number << 8.
     pub device: u16,
@@ -39,10 +39,11 @@ pub(crate) struct Report {
 
 type Next = unsafe extern "C-unwind" fn(*mut c_void, i64, u64, u64, u16);
 
-/// Stands in the slot: one argument more, the stack pointer, and on to the function below as if it had been called.
+/// Replacement for reportMemoryUsageToProfiler in its slot. Adds an argument, the stack pointer, and jumps to the function
+/// below.
 ///
 /// # Safety
-/// PyTorch's arguments.
+/// Must be called with PyTorch's arguments.
 #[unsafe(naked)]
 pub unsafe extern "C-unwind" fn reported(
     address: *mut c_void,
@@ -71,14 +72,14 @@ unsafe extern "C-unwind" fn reported_at(
     });
     let next = patch::next(REPORT);
     if !next.is_null() {
-        // SAFETY: what the slot held: a function of this type. Its exceptions pass.
+        // SAFETY: the slot held a function of this type. Its exceptions pass through.
         unsafe {
             std::mem::transmute::<*mut c_void, Next>(next)(address, bytes, allocated, reserved, device)
         };
     }
 }
 
-/// The program's number of a device from c10::Device: CUDA, or HIP; none for others.
+/// Returns the program's number of a device from c10::Device; `None` unless it is CUDA or HIP.
 #[inline(always)]
 pub(crate) fn ordinal(device: u16) -> Option<usize> {
     let (kind, index) = (device & 255, usize::from(device >> 8));
@@ -86,7 +87,7 @@ pub(crate) fn ordinal(device: u16) -> Option<usize> {
 }
 
 impl Core {
-    /// A block was allocated or freed.
+    /// Handles a report of an allocation or a free.
     #[inline(always)]
     pub(crate) fn reported(&self, thread: &Thread, report: Report) {
         let Some(index) = ordinal(report.device) else { return };
@@ -166,7 +167,7 @@ impl Core {
         self.block_gone_at(thread, pool, address, self.recorder.live.spot_of(hash));
     }
 
-    /// Whether the block that is freed is older than we are.
+    /// Whether the freed block is older than the agent.
     #[cold]
     #[inline(never)]
     fn is_older(&self, device: &Device, block: Key, bytes: u64) -> bool {
@@ -177,7 +178,7 @@ impl Core {
         is_older
     }
 
-    /// A block is free for the next request.
+    /// Records that a block is free for the next request.
     pub(crate) fn block_gone(&self, thread: &Thread, pool: u64, address: u64) {
         let hash = self.recorder.live.expect(Key::Block(pool, address));
         self.block_gone_at(thread, pool, address, self.recorder.live.spot_of(hash));
@@ -190,7 +191,7 @@ impl Core {
             .record(thread, RecordContext::NOWHERE, body, |recorder, _| recorder.live.discard_at(spot));
     }
 
-    /// The device's pool, made if there is none. What PyTorch had before is not ours: only its bytes are known.
+    /// Returns the device's pool, creating it if there is none. Of memory from before the agent only the total bytes are known.
     #[cold]
     #[inline(never)]
     pub(super) fn make_pool(&self, thread: &Thread, device: &Device, slot: u8, before: u64) -> u64 {
@@ -201,7 +202,7 @@ impl Core {
         }
         device.sum.store(before as i64, Relaxed);
         device.older.store(before, Relaxed);
-        // The driver may not be asked here who the device is. It nearly always was, for the segment.
+        // The driver must not be asked here for the device's identity. It nearly always was, for the segment.
         device.is_unknown.store(true, Relaxed);
         let pool = self.new_pool_id();
         let at = RecordContext {
@@ -219,7 +220,7 @@ impl Core {
         pool
     }
 
-    /// PyTorch's totals as of now, in the order of the blocks: the ledger compares them with its own.
+    /// Records PyTorch's current totals, in order with the blocks: the ledger compares them with its own.
     #[cold]
     #[inline(never)]
     fn tell_totals(&self, thread: &Thread, device: &Device, pool: u64, slot: u8) {

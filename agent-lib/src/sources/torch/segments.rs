@@ -1,12 +1,12 @@
-//! Which of the driver's allocations PyTorch's pool carves blocks from.
+//! Finds the driver allocations from which PyTorch's pool carves blocks.
 //!
-//! The pool asks for a segment when a block does not fit into those it has, and hands that block out at once: on the same
-//! thread, before any other block there (2.4.1 and 2.15.0; where `release_lock_on_cudamalloc` opens its mutex
-//! meanwhile, other threads report, this one does not). So a thread remembers what the driver gave it since its last
-//! block, and what the next block overlaps is a segment: whoever asked the driver for it (a pluggable
-//! allocator in a MemPool, NCCL's), and however (one allocation, or pieces of 2 or 20 MiB mapped side by side). The rest is memory
-//! of its own, like that of cuBLAS. PyTorch's total of reserved bytes tells whether all of them were found; if not, a
-//! block's segment is searched among all rows, a few times.
+//! The pool requests a segment when a block does not fit into the existing ones, and hands out that block at once. It does so
+//! on the same thread, before any other block there (2.4.1 and 2.15.0; with `release_lock_on_cudamalloc` other threads may
+//! report meanwhile, but not this one). So each thread remembers what the driver allocated for it since its last block.
+//! Whatever the next block overlaps is a segment. That holds whatever asked the driver for it (a pluggable allocator in a
+//! MemPool, NCCL's), and for one allocation as for pieces of 2 or 20 MiB mapped side by side. The rest is memory outside of the
+//! pool, like that of cuBLAS. PyTorch's total of reserved bytes shows whether all segments were found. If not, a block's
+//! segment is searched among all rows, a limited number of times.
 
 use crate::base::row::AllocationName;
 use crate::base::row::{Key, RowExtra};
@@ -24,14 +24,14 @@ const SEGMENT_UNIT: u64 = 2 << 20;
 /// A smaller allocation is no segment; the loaded files are not checked then.
 const SMALLEST: u64 = 1 << 20;
 
-/// An allocation of PyTorch's that its native allocator would not have made.
+/// Whether it is an allocation by PyTorch that its native caching allocator would not make.
 #[inline(always)]
 fn is_no_segment(module: u16, bytes: u64, memory: MemoryKind) -> bool {
     callers::is_torch(module) && (memory == MemoryKind::StreamOrdered || !bytes.is_multiple_of(SEGMENT_UNIT))
 }
 
 impl Core {
-    /// The driver has made an allocation.
+    /// Handles an allocation by the driver.
     #[inline(always)]
     pub(crate) fn driver_gave(
         &self,
@@ -53,14 +53,14 @@ impl Core {
         }
     }
 
-    /// Whether an allocation is a tensor of PyTorch's: where it caches nothing, or the driver does that.
+    /// Whether an allocation is a single tensor of PyTorch: without caching, or with caching by the driver.
     #[inline(always)]
     pub(crate) fn is_single_tensor(&self, module: u16, bytes: u64, memory: MemoryKind) -> bool {
         is_no_segment(module, bytes, memory)
             || self.torch.single_tensors.load(Relaxed) != 0 && callers::is_torch(module)
     }
 
-    /// The driver has mapped a handle.
+    /// Handles a mapping of a handle by the driver.
     #[inline(always)]
     pub(crate) fn driver_mapped(&self, thread: &Thread, module: u16, address: u64, bytes: u64) {
         thread.torch.remember(address, bytes, module, true);
@@ -69,7 +69,7 @@ impl Core {
         }
     }
 
-    /// A block was handed out, the first one after the driver gave this thread something.
+    /// Handles the first block after the driver allocated memory for this thread: finds its segment.
     #[cold]
     #[inline(never)]
     pub(super) fn claim(
@@ -101,7 +101,7 @@ impl Core {
         thread.torch.forget_fresh();
     }
 
-    /// The row of `key` is a segment of the pool; its bytes, if there is such a row.
+    /// Adds the row of `key` as a segment of the pool; returns its bytes, if there is such a row.
     fn take_segment(&self, thread: &Thread, device: &Device, pool: u64, slot: u8, key: Key) -> Option<u64> {
         let row = self.recorder.live.get(key)?.row;
         let (address, bytes) = (row[2], row[3].max(1));
@@ -120,8 +120,8 @@ impl Core {
         });
     }
 
-    /// PyTorch has reserved more than we know of: perhaps the block lies in what another thread got, or what came before
-    /// our functions were in place.
+    /// Handles that PyTorch has reserved more than is known. The block's segment may have been allocated on another thread, or
+    /// before the hooks were installed.
     #[cold]
     #[inline(never)]
     pub(super) fn search_segment(&self, thread: &Thread, device: &Device, pool: u64, slot: u8, address: u64) {
@@ -150,8 +150,8 @@ impl Core {
         }
     }
 
-    /// A free or unmap of [address, address+bytes) was entered (0: of what begins there): what of it was a segment
-    /// is none any more.
+    /// Handles the begin of a free or unmap of [address, address+bytes), with 0 bytes of what begins there: removes the
+    /// segments in it.
     #[inline(always)]
     pub(crate) fn driver_takes(&self, thread: &Thread, call: &mut Call, address: u64, bytes: u64) {
         if self.torch.pools.load(Relaxed) != 0 {
@@ -190,7 +190,7 @@ impl Core {
         }
     }
 
-    /// The free or unmap failed: its row is there again, and so is the segment.
+    /// Restores the segment after a free or unmap failed; its row is restored already.
     #[cold]
     pub(crate) fn segment_back(&self, thread: &Thread, pool: u64, address: u64, bytes: u64) {
         let found =

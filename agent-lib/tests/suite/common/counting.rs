@@ -6,7 +6,7 @@ use std::cell::Cell;
 pub struct Counting;
 
 thread_local! {
-    /// Allocations and deallocations, while they are counted.
+    /// Allocations and deallocations; `None` while they are not counted.
     static ASKED: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
@@ -14,21 +14,21 @@ fn count() {
     let _ = ASKED.try_with(|asked| asked.set(asked.get().map(|asked| asked + 1)));
 }
 
-// SAFETY: hands everything to the system's allocator.
+// SAFETY: passes everything to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: as our caller says.
+        // SAFETY: the caller guarantees the arguments.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         count();
-        // SAFETY: as our caller says.
+        // SAFETY: the caller guarantees the arguments.
         unsafe { System.dealloc(at, layout) };
     }
 }
 
-/// Allocations and deallocations of this thread during `work`, and what it gave.
+/// Returns the allocations and deallocations of this thread during `work`, and its result.
 pub fn counted<T>(work: impl FnOnce() -> T) -> (u64, T) {
     ASKED.set(Some(0));
     let given = work();

@@ -1,4 +1,5 @@
-//! Callbacks as CUPTI makes them, written byte by byte from the reference's offsets: no struct of the product is used.
+//! Callbacks as CUPTI makes them, written byte by byte with the offsets of NVIDIA's reference: no struct of the product is
+//! used.
 
 use std::ffi::c_void;
 use std::hint::black_box;
@@ -49,13 +50,13 @@ pub struct Call {
     result: u32,
 }
 
-/// A word of parameters: two halves.
+/// Packs two halves into a word of parameters.
 pub fn halves(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
 
 impl Call {
-    /// A call with these parameters, 8 bytes each.
+    /// Creates a call with these parameters, 8 bytes each.
     pub fn new(id: u32, context: Context, params: &[u64]) -> Self {
         let correlation = CALLS.fetch_add(1, Relaxed) + 1;
         Call { id, correlation, context, params: params.to_vec(), result: 0 }
@@ -84,7 +85,7 @@ impl Call {
         self.leave(result);
     }
 
-    /// As `exit`, and gives the call's memory back to whoever counts.
+    /// As `exit`, but returns the call, so that its memory is not freed while allocations are counted.
     pub fn leave(mut self, result: u32) -> Self {
         self.result = result;
         self.tell(1);
@@ -92,7 +93,7 @@ impl Call {
     }
 }
 
-/// A call that writes `value` to the place of its first parameter.
+/// Makes a call that writes `value` through its first parameter.
 pub fn giving(id: u32, value: u64, result: u32, rest: &[u64]) {
     giving_in(CONTEXT, id, value, result, rest);
 }
@@ -114,7 +115,7 @@ pub fn free(address: u64) {
     taking(FREE, 0, &[address]);
 }
 
-/// A call whose parameters are all given.
+/// Makes a call without an out-parameter.
 pub fn taking(id: u32, result: u32, params: &[u64]) {
     Call::new(id, CONTEXT, params).enter().exit(result);
 }
@@ -124,7 +125,7 @@ pub fn context(context: Context, device: u32) {
     giving_in(context, CTX_CREATE_V2, context.handle, 0, &[halves(0, device)]);
 }
 
-/// A call with its parameters on the stack, as the driver has them: who called is looked for above them.
+/// Makes a call with its parameters on the stack, as the driver has them. The agent searches for the caller above them.
 #[inline(never)]
 pub fn on_stack(id: u32, params: &[u64; 2], out: Option<(&mut u64, u64)>) {
     let params = black_box(*params);
@@ -146,7 +147,7 @@ pub fn on_stack(id: u32, params: &[u64; 2], out: Option<(&mut u64, u64)>) {
     black_box(&params);
 }
 
-/// Whoever calls this allocates, in the agent's eyes, and frees.
+/// Allocates and frees. The caller of this function counts as the caller of the driver.
 #[inline(never)]
 pub fn allocate_and_free(address: u64, bytes: u64) {
     let mut out = 0_u64;
@@ -155,7 +156,7 @@ pub fn allocate_and_free(address: u64, bytes: u64) {
     on_stack(FREE, &[address, 0], None);
 }
 
-/// cuMemCreate of `bytes` on device 0.
+/// Makes a cuMemCreate of `bytes` on device 0.
 pub fn mem_create(handle: u64, bytes: u64) {
     let properties = [halves(1, 0), halves(1, 0), 0, 0];
     giving(MEM_CREATE, handle, 0, &[bytes, properties.as_ptr() as u64, 0]);
@@ -165,7 +166,7 @@ pub fn mem_map(address: u64, bytes: u64, handle: u64) {
     taking(MEM_MAP, 0, &[address, bytes, 0, handle, 0]);
 }
 
-/// A callback of the RESOURCE domain; `descriptor` is what its third word points to.
+/// Makes a callback of the RESOURCE domain; its third word points to `descriptor`.
 pub fn resource(id: u32, context: Context, descriptor: *const c_void) {
     let data = [context.handle, 0, descriptor as u64];
     // SAFETY: 24 bytes laid out as CUpti_ResourceData.

@@ -8,12 +8,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long a test waits for a condition.
+/// Returns the timeout of conditions in tests.
 pub fn patience() -> Duration {
     gpumem_test_support::DEADLINE
 }
 
-/// A folder that goes away.
+/// A folder that is removed when the value is dropped.
 #[derive(Debug)]
 pub struct Folder(pub PathBuf);
 
@@ -32,7 +32,7 @@ impl Drop for Folder {
 }
 
 fn address(path: &Path) -> (libc::sockaddr_un, libc::socklen_t) {
-    // SAFETY: zero is a value of it.
+    // SAFETY: all zeros are a valid value.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
     for (place, &byte) in address.sun_path.iter_mut().zip(path.as_os_str().as_bytes()) {
@@ -41,14 +41,14 @@ fn address(path: &Path) -> (libc::sockaddr_un, libc::socklen_t) {
     (address, size_of::<libc::sockaddr_un>() as libc::socklen_t)
 }
 
-/// Listens where the agent looks.
+/// Listens on the agent's socket path.
 #[derive(Debug)]
 pub struct Daemon(RawFd);
 
 impl Daemon {
     pub fn listen(path: &Path) -> Self {
         let (address, len) = address(path);
-        // SAFETY: an address of that length.
+        // SAFETY: the address has that length.
         let fd = unsafe {
             let fd = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0);
             assert!(libc::bind(fd, (&raw const address).cast(), len) == 0 && libc::listen(fd, 8) == 0);
@@ -57,11 +57,11 @@ impl Daemon {
         Daemon(fd)
     }
 
-    /// The same as a server of another user, which takes root.
+    /// The same as a server of another user, which requires root.
     pub fn listen_as(path: &Path, uid: u32) -> Self {
-        let keep = u32::MAX; // -1: as it is
+        let keep = u32::MAX; // -1: unchanged
         let daemon = Daemon::listen(path);
-        // The kernel notes the effective user of the thread that listens. A raw call changes this thread's alone.
+        // The kernel stores the effective user of the thread that listens. A raw call changes only this thread's user.
         // SAFETY: no memory is involved.
         unsafe {
             assert_eq!(libc::syscall(libc::SYS_setresuid, keep, uid, keep), 0);
@@ -71,7 +71,7 @@ impl Daemon {
         daemon
     }
 
-    /// Whether somebody connects within `time`.
+    /// Whether a client connects within `time`.
     pub fn is_called(&self, time: Duration) -> bool {
         readable(self.0, time)
     }
@@ -80,7 +80,7 @@ impl Daemon {
         self.accept_from(std::process::id())
     }
 
-    /// The agent of another process.
+    /// Accepts the agent of another process.
     pub fn accept_from(&self, pid: u32) -> Peer {
         assert!(self.is_called(patience()), "no agent connects");
         // SAFETY: a listening socket.
@@ -102,7 +102,8 @@ impl Daemon {
         while peer.key.start_ticks == 0 {
             assert!(peer.take(patience()), "no Hello");
         }
-        // An agent keeps its records until it is welcomed; the epoch 0 is that of no resync. One that is gone needs no welcome.
+        // An agent keeps its records until it gets a welcome. Epoch 0 belongs to no resync. An agent that has gone needs no
+        // welcome.
         let mut packet = Vec::new();
         let body = Body::Welcome { epoch: 0, versions: 1 << 16, capabilities: 0 };
         Record { stamp: Stamp::default(), body }.append_frame(&mut packet);
@@ -111,14 +112,14 @@ impl Daemon {
         peer
     }
 
-    /// So many who connect, say nothing and connect again, for ever; the queue is full when this returns.
+    /// Starts `count` clients that connect, send nothing and connect again, forever. The queue is full when this returns.
     pub fn crowd(&self, path: &Path, count: usize) {
         let full = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
         for _ in 0..count {
             let (full, path) = (std::sync::Arc::clone(&full), path.to_owned());
             std::thread::spawn(move || {
                 let (address, len) = address(&path);
-                // SAFETY: an address of that length; the socket is this thread's.
+                // SAFETY: the address has that length; only this thread uses the socket.
                 while unsafe {
                     let fd = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0);
                     full.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -137,7 +138,7 @@ impl Daemon {
         }
     }
 
-    /// Takes one from the queue and shuts it out again; whether it had said hello.
+    /// Accepts one client from the queue and disconnects it; returns whether it had sent its hello.
     pub fn let_one_in(&self) -> bool {
         assert!(self.is_called(patience()), "nobody connects");
         // SAFETY: a listening socket.
@@ -152,7 +153,7 @@ impl Daemon {
         }
     }
 
-    /// Has no room for the agent that connects: ends the connection after its hello, whatever comes behind that.
+    /// Refuses the next agent for lack of room: closes the connection after its hello without reading more.
     pub fn refuse(&self) {
         assert!(self.is_called(patience()), "no agent connects");
         let mut buffer = [0_u8; 4096];
@@ -169,7 +170,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // SAFETY: ours.
+        // SAFETY: the value's own socket.
         unsafe { libc::close(self.0) };
     }
 }
@@ -180,32 +181,32 @@ fn readable(fd: RawFd, time: Duration) -> bool {
     unsafe { libc::poll(&mut poll, 1, time.as_millis() as i32) > 0 }
 }
 
-/// One connection.
+/// A connection.
 pub struct Peer {
     socket: RawFd,
     pub memory: RawFd,
     pub ledger: Ledger,
     pub key: ProcessKey,
-    /// Kinds in the order they came.
+    /// Kinds of the received records, in order.
     pub seen: Vec<String>,
     pub watermark: u64,
     pub resyncs: u64,
     pub state: Option<(AgentState, String)>,
     pub bye: bool,
-    /// What became of commands: kind, errno, words.
+    /// Results of commands: kind, errno, text.
     pub done: Vec<(u8, u16, String)>,
     pub ended: bool,
 }
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // SAFETY: ours.
+        // SAFETY: the value's own socket.
         unsafe { libc::close(self.socket) };
     }
 }
 
 impl Peer {
-    /// Takes a packet within `time`.
+    /// Receives a packet within `time`; returns whether there was one.
     pub fn take(&mut self, time: Duration) -> bool {
         if self.ended || !readable(self.socket, time) {
             return false;
@@ -254,7 +255,7 @@ impl Peer {
         self.ledger.observe(Origin::Process(self.key), record);
     }
 
-    /// Takes packets until `done` says so.
+    /// Receives packets until `done` returns true.
     pub fn until(&mut self, what: &str, done: impl Fn(&Peer) -> bool) {
         let start = Instant::now();
         while !done(self) {
@@ -264,7 +265,7 @@ impl Peer {
         }
     }
 
-    /// Takes packets until everything that was recorded by now is here.
+    /// Receives packets until everything recorded so far has arrived.
     pub fn catch_up(&mut self) {
         let head = gpumem::driver::core::Core::get().expect("a core").recorder.ring.head();
         self.until("watermark", |peer| peer.watermark >= head);
@@ -278,13 +279,13 @@ impl Peer {
         assert_eq!(sent, packet.len() as isize);
     }
 
-    /// Asks for the state and waits until it is here, and everything that was recorded by now.
+    /// Requests the state and waits until it has arrived, with everything recorded so far.
     pub fn resync(&mut self, epoch: u64) {
         self.resync_from(epoch);
         self.catch_up();
     }
 
-    /// Asks for the state and waits until it is here; also of another process.
+    /// Requests the state and waits until it has arrived; also from another process.
     pub fn resync_from(&mut self, epoch: u64) {
         let before = self.resyncs;
         self.send(Body::Welcome { epoch, versions: 1 << 16, capabilities: 0 });
@@ -296,12 +297,12 @@ impl Peer {
         self.ledger.snapshot().processes.first().expect("a process").clone()
     }
 
-    /// Its first device.
+    /// Returns the account of its first device.
     pub fn account(&self) -> AccountView {
         self.view().accounts.first().expect("an account").clone()
     }
 
-    /// Bytes per tag of one device, those without a tag as "", idle pool bytes as "(idle)".
+    /// Returns the bytes of each tag of a device; untagged bytes as "", idle pool bytes as "(idle)".
     pub fn tags(&self) -> std::collections::BTreeMap<String, i64> {
         let view = self.view();
         let mut tags = std::collections::BTreeMap::new();
@@ -317,10 +318,10 @@ impl Peer {
         tags
     }
 
-    /// The header of the memory that came with the Hello.
+    /// Returns the header of the memory that came with the Hello.
     pub fn header(&self) -> Header {
         let mut bytes = [0_u8; 72];
-        // SAFETY: a buffer of this length; a stat to be filled.
+        // SAFETY: the buffer has this length, and the stat is filled by the call.
         unsafe {
             assert_eq!(libc::pread(self.memory, bytes.as_mut_ptr().cast(), 72, 0), 72);
             let mut stat: libc::stat = std::mem::zeroed();
@@ -329,7 +330,7 @@ impl Peer {
         }
     }
 
-    /// Bytes of that memory.
+    /// Reads bytes of that memory.
     pub fn read(&self, offset: u64, bytes: usize) -> Vec<u8> {
         let mut buffer = vec![0_u8; bytes];
         // SAFETY: a buffer of this length.
@@ -339,7 +340,7 @@ impl Peer {
     }
 }
 
-/// The agent in this process, as for a program whose driver has just called it, without CUPTI.
+/// Starts the agent in this process, as if the driver had just called it, without CUPTI.
 pub fn agent(
     socket: &Path,
     change: impl FnOnce(&mut gpumem::base::env::Settings),
@@ -350,11 +351,11 @@ pub fn agent(
         live_rows: 1 << 14,
         name_bytes: 1 << 20,
         claims: "rank=3\nworld_size=8\n".to_owned(),
-        exit_wait_ms: 20_000, // it does not wait when all is sent
+        exit_wait_ms: 20_000, // it does not wait once all is sent
         record_dirs: std::env::temp_dir().canonicalize().into_iter().collect(),
         ..Default::default()
     };
-    settings.layers.sites = false; // what a test does not name has no name
+    settings.layers.sites = false; // memory that a test does not tag stays untagged
     change(&mut settings);
     let core = gpumem::entry::attach::start_with(settings).expect("an agent");
     gpumem::driver::core::report_status(AgentState::Covered, 0, "");

@@ -1,4 +1,4 @@
-//! What the tests share: CUPTI's side and the daemon's side of the agent.
+//! Shared parts of the tests: CUPTI's side and the daemon's side of the agent.
 #![allow(dead_code, missing_docs)]
 
 pub mod counting;

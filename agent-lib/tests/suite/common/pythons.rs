@@ -1,4 +1,4 @@
-//! CPythons on this machine, and the library for them.
+//! CPython interpreters on this machine, and the library to load into them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,10 +6,10 @@ use std::sync::OnceLock;
 
 const VERSIONS: [&str; 7] = ["3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15"];
 
-/// Those that tests/tools/python.sh has.
+/// Versions that tests/tools/python.sh can fetch.
 const BROUGHT: [&str; 2] = ["3.14", "3.15"];
 
-/// The library that was built with this test.
+/// Returns the path of the library that was built with this test.
 pub fn library() -> PathBuf {
     let here = std::env::current_exe().expect("a path");
     let folders = here.ancestors().skip(1).take(2);
@@ -17,7 +17,7 @@ pub fn library() -> PathBuf {
     file.expect("the library lies beside the test")
 }
 
-/// What an interpreter says that it is, with a `t` if it has no GIL; none for what does not run.
+/// Returns an interpreter's version, with a `t` if it has no GIL; `None` if it does not run.
 pub fn version(python: &Path) -> Option<String> {
     let script =
         "import sys; print('%d.%d' % sys.version_info[:2] + 't' * ('free-threading' in sys.version))";
@@ -25,7 +25,7 @@ pub fn version(python: &Path) -> Option<String> {
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Those in pyenv's folder.
+/// Returns the interpreters in pyenv's folder.
 pub fn pyenv() -> Vec<PathBuf> {
     let home = PathBuf::from(std::env::var_os("HOME").unwrap_or_default());
     let pyenv = std::env::var_os("PYENV_ROOT").map_or_else(|| home.join(".pyenv"), PathBuf::from);
@@ -33,17 +33,17 @@ pub fn pyenv() -> Vec<PathBuf> {
     installed.map(|entry| entry.path().join("bin/python3")).collect()
 }
 
-/// This machine's own `python3`.
+/// Returns this machine's own `python3`.
 ///
 /// # Panics
-/// Without one.
+/// If there is none.
 pub fn own() -> (String, PathBuf) {
     let python = PathBuf::from("python3");
     (version(&python).expect("python3 is needed"), python)
 }
 
-/// One of each version: `python3.X` on the PATH and in pyenv's folder; GPUMEM_TEST_PYTHONS may name more, with colons between. Of
-/// those that are in no stable release so far, else what tests/tools/python.sh brings.
+/// Returns one interpreter of each version: `python3.X` on the PATH and in pyenv's folder. GPUMEM_TEST_PYTHONS may name more,
+/// separated by colons. Versions without a stable release are otherwise fetched with tests/tools/python.sh.
 pub fn pythons() -> &'static [(String, PathBuf)] {
     static FOUND: OnceLock<Vec<(String, PathBuf)>> = OnceLock::new();
     FOUND.get_or_init(find_pythons)
@@ -81,7 +81,7 @@ fn candidates() -> Vec<PathBuf> {
     candidates
 }
 
-/// One without a GIL, found in the same ways.
+/// Returns one without a GIL, found in the same ways.
 pub fn free_threaded() -> Option<PathBuf> {
     const VERSION: &str = "3.14t";
     let mut candidates = candidates();
@@ -91,10 +91,10 @@ pub fn free_threaded() -> Option<PathBuf> {
     found.or_else(|| bring(VERSION))
 }
 
-/// By tests/tools/python.sh; `None`, with a word why, where it cannot be had.
+/// Fetches an interpreter with tests/tools/python.sh; `None`, with a message, if it is not available.
 ///
 /// # Panics
-/// With GPUMEM_TOOLS_REQUIRED set, when it cannot be had though the archive may have it: CI must not skip.
+/// With GPUMEM_TOOLS_REQUIRED set, if it could not be fetched although the archive may have it: CI must not skip.
 fn bring(version: &str) -> Option<PathBuf> {
     let target = std::env::current_exe().ok()?.ancestors().nth(3)?.to_owned();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tools/python.sh");

@@ -92,7 +92,7 @@ void torch_driver(void (*enter)(callback *, unsigned, word, word, word *, word, 
 }
 "#;
 
-/// Stands for the driver's file.
+/// Source of a stand-in for the driver's library.
 const DRIVER: &str = r#"
 typedef unsigned long word;
 typedef void callback(void *, unsigned, unsigned, const void *);
@@ -107,13 +107,13 @@ extern "C" void drive(callback *call, unsigned id, word first, word second, word
 }
 "#;
 
-/// How libc10_cuda.so is made.
+/// How libc10_cuda.so is built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Make {
     pub name: &'static str,
     flags: &'static [&'static str],
     c10_flags: &'static [&'static str],
-    /// Stripped of what is not needed to run.
+    /// Strip everything that is not needed to run.
     strip: bool,
 }
 
@@ -134,11 +134,11 @@ pub const MAKES: &[Make] = &[
     Make { name: "stripped", flags: LAZY, c10_flags: &[], strip: true },
 ];
 
-/// The loader takes a tenth of a second for it.
+/// A library that the loader needs 0.1 s to load.
 pub const SLOW: Make =
     Make { name: "slow", flags: &["-DSLOW", "-Wl,-z,lazy,-z,relro"], c10_flags: &[], strip: false };
 
-/// Its reports go nowhere through a slot.
+/// A library whose reports go through no slot.
 pub const STATIC: Make = Make { name: "static", flags: &["-DWITHOUT"], c10_flags: &[], strip: false };
 
 fn compile(folder: &Path, name: &str, source: &str, flags: &[&str], libraries: &[&str]) -> Option<()> {
@@ -163,7 +163,7 @@ fn compile(folder: &Path, name: &str, source: &str, flags: &[&str], libraries: &
     }
 }
 
-/// Builds the libraries; none without a compiler.
+/// Builds the libraries; `None` without a compiler.
 pub fn build(folder: &Folder, make: &Make) -> Option<()> {
     let folder = &folder.0;
     compile(folder, "c10", C10, make.c10_flags, &[])?;
@@ -178,7 +178,7 @@ pub fn build(folder: &Folder, make: &Make) -> Option<()> {
     Some(())
 }
 
-/// The libraries, loaded for good.
+/// The libraries, never unloaded.
 pub struct Torch {
     c10: *mut c_void,
     cudart: *mut c_void,
@@ -188,7 +188,7 @@ pub struct Torch {
 
 fn open(path: &Path) -> *mut c_void {
     let path = CString::new(path.to_str().expect("UTF-8")).expect("no 0");
-    // SAFETY: a C string.
+    // SAFETY: the path is a C string.
     let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
     assert!(!library.is_null(), "{path:?}");
     library
@@ -219,9 +219,9 @@ impl Torch {
         }
     }
 
-    /// What was thrown through the report, 0 for nothing.
+    /// Reports a block; returns the value of an exception that passed through the report, 0 for none.
     pub fn report(&self, address: u64, bytes: i64, allocated: u64, reserved: u64, device: u16) -> i32 {
-        // SAFETY: a function of the library, of this type.
+        // SAFETY: the library's function has this type.
         unsafe {
             let report = std::mem::transmute::<*mut c_void, Report>(symbol(self.c10_cuda, "torch_report"));
             report(address, bytes, allocated, reserved, device)
@@ -236,7 +236,7 @@ impl Torch {
         }
     }
 
-    /// `record`, `query` or `synchronize` of an event.
+    /// Calls `record`, `query` or `synchronize` for an event.
     pub fn event(&self, what: &str, event: u64) -> i32 {
         // SAFETY: as above.
         unsafe {
@@ -245,7 +245,7 @@ impl Torch {
         }
     }
 
-    /// A driver call of the library's.
+    /// Makes a driver call from the library.
     pub fn driver(&self, call: u32, bytes: u64, address: u64, result: u32) {
         // SAFETY: as above.
         unsafe {
@@ -261,13 +261,13 @@ impl Torch {
         }
     }
 
-    /// Whether events are over when they are asked for.
+    /// Sets whether queried events are still pending.
     pub fn set_busy(&self, busy: bool) {
         // SAFETY: a number of the library.
         unsafe { symbol(self.cudart, "cudart_busy").cast::<c_int>().write_volatile(busy.into()) };
     }
 
-    /// Reports and failures that arrived behind us.
+    /// Returns the reports and failures that the original functions received.
     pub fn arrived(&self) -> (i32, i32) {
         // SAFETY: numbers of the library.
         let read = |name| unsafe { symbol(self.c10, name).cast::<c_int>().read_volatile() };
@@ -275,7 +275,7 @@ impl Torch {
     }
 }
 
-/// A caching allocator of one device, which counts as PyTorch's does.
+/// A caching allocator of one device, with PyTorch's totals.
 pub struct Allocator<'a> {
     torch: &'a Torch,
     pub allocated: u64,
@@ -295,11 +295,11 @@ impl<'a> Allocator<'a> {
         self.allocated -= bytes;
         self.torch.report(address, -(bytes as i64), self.allocated, self.reserved, self.device);
     }
-    /// A free of a block that other streams have used: with an event for each.
+    /// Frees a block that other streams have used, with an event for each.
     pub fn free_behind(&mut self, address: u64, bytes: u64, events: &[u64]) {
         self.allocated -= bytes;
         let (allocated, reserved) = (self.allocated, self.reserved);
-        // SAFETY: a function of the library, of this type.
+        // SAFETY: the library's function has this type.
         unsafe {
             let free = std::mem::transmute::<*mut c_void, Free>(symbol(self.torch.c10_cuda, "torch_free"));
             let count = events.len() as c_int;
