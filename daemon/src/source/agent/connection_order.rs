@@ -6,7 +6,6 @@
 //!
 //! Connections with an empty socket delay no others: an earlier program's records were in its socket before the next program
 //! connected.
-//! Nobody waits for those who say nothing: what an earlier program had to say was in its socket before the next one came.
 
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
