@@ -30,7 +30,7 @@ impl Batch {
 
 /// Processor time after which a batch is split. Debug builds get more because they are several times slower.
 pub(super) const LONG: Duration = Duration::from_millis(if cfg!(debug_assertions) { 20 } else { 4 });
-/// Frames between two readings of the clock.
+/// Records between two checks of the time that a batch has taken.
 pub(super) const FRAMES: u64 = 4;
 /// The rest of a batch waits for this multiple of the time that the batch took.
 const PAUSE_FACTOR: u64 = 16;

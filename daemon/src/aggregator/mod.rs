@@ -56,7 +56,7 @@ pub(crate) struct Published {
     pub at_ns: u64,
     /// The same moment, from which [`Published::now_ns`] measures the time since.
     pub made: Instant,
-    /// The ledger.
+    /// Snapshot of the ledger.
     pub snapshot: Snapshot,
     /// Counters since the daemon started.
     pub totals: Totals,

@@ -74,7 +74,7 @@ impl Aggregator {
         }
     }
 
-    /// See [`ProcessTable::make_due`](super::process_table::Tracks::make_due).
+    /// See [`ProcessTable::make_due`](super::process_table::ProcessTable::make_due).
     pub(super) fn make_due(&mut self, only_new: bool, now_ns: u64) {
         let ledger = self.builder.ledger();
         self.tracks.make_due(only_new, now_ns, |key| ledger.is_on_a_device(key));

@@ -197,7 +197,7 @@ impl Settings {
     }
 }
 
-/// Zero means never.
+/// Returns `None` for 0, which means never.
 fn not_zero(value: f64) -> Option<f64> {
     (value > 0.0).then_some(value)
 }

@@ -39,7 +39,7 @@ impl RateLimit {
     }
 }
 
-/// Log lines about the peers of one user in each [`LOG_WINDOW`].
+/// Most log lines about the peers of one user in each [`LOG_WINDOW`].
 const LOG_LINES: u32 = 50;
 const LOG_WINDOW: Duration = Duration::from_secs(10);
 

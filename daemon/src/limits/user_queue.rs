@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 
-/// Batches of one user in the inbox: enough to keep the ledger busy; each adds to the time that other users wait.
+/// Most batches of one user in the inbox. They keep the ledger busy; more would add to the time that other users wait.
 const SLOTS: usize = 4;
 /// Duration from which a read is followed by a pause. Most take milliseconds; a full ring of a million records with as many rows
 /// takes a quarter of a second.
@@ -45,7 +45,7 @@ impl UserQueue {
         Some(QueueSlot { permit: Arc::new(permit), is_costly: false })
     }
 
-    /// Does work that is done for one connection of a user at a time.
+    /// Does work for one connection; a user's other connections wait. If it takes long, the user is paused afterwards.
     pub(crate) async fn alone<T>(&self, work: impl Future<Output = T>) -> T {
         let _turn = self.recovering.lock().await;
         let (mut work, mut took) = (pin!(work), Duration::ZERO);

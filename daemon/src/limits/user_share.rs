@@ -18,7 +18,7 @@ use tokio::time::Instant;
 const AT_ONCE: Duration = Duration::from_millis(100);
 /// Least charge of a request: reading it and sending the answer.
 const LEAST: Duration = Duration::from_micros(50);
-/// Large answers that are serialized at a time.
+/// Most large answers that are serialized at one time.
 const BESIDE: usize = 2;
 
 /// What a user owes, and the lock of the answer that is being made.

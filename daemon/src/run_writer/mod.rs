@@ -149,7 +149,7 @@ pub(crate) struct Queue {
     pub checkpoint: Duration,
 }
 
-/// Ends on [`Thread::end`].
+/// The writing thread; ended by [`Thread::end`].
 #[derive(Debug)]
 pub struct Thread(JoinHandle<()>, Sender<WriterRequest>);
 

@@ -91,7 +91,7 @@ async fn viewer(context: &ViewContext, stream: &UnixStream) -> std::io::Result<V
     Ok(turn.charge.run(|| Viewer::of(peer.uid(), peer.gid())))
 }
 
-/// Returns whether a user has no rate limit: root and the user whom the daemon runs as.
+/// Returns whether a user has no rate limit: root and the user who runs the daemon.
 fn is_free(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }

@@ -25,7 +25,7 @@ pub(crate) enum Fault {
     /// A time in the future.
     #[error("a record of kind {kind} is {ahead_ms} ms ahead of the clock")]
     Time {
-        /// Its kind.
+        /// Kind of the record.
         kind: u8,
         /// How far it is ahead, in ms.
         ahead_ms: u64,

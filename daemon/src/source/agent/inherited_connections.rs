@@ -38,7 +38,7 @@ pub(crate) struct InheritedConnection {
     pub hello: Vec<u8>,
 }
 
-/// Has the service manager keep a connection. Returns its name, or `None` if no service manager was told.
+/// Has the service manager keep a connection. Returns its name, or `None` if the service manager was not reached.
 ///
 /// # Errors
 /// The file for the hello cannot be made.

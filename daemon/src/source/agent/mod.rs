@@ -7,11 +7,11 @@
 //! inherited_connections  connections that outlive the daemon
 //! reasons                why a peer is refused, and why a connection ends
 //! peer                   identity of the process that connected
-//! packet                 one packet off the socket
+//! packet                 reads one packet from the socket
 //! frames                 checks the frames that an agent sends
 //! memory                 an agent's memfd
-//! post_mortem            reads what a dead agent recorded and never sent
-//! ask                    answers a program that asks about itself
+//! post_mortem            reads records that an ended agent did not send
+//! ask                    sends a program the report about itself
 //! command                commands to agents
 //! ```
 //!

@@ -123,7 +123,7 @@ impl Rest {
                         self.dropped += rows.len().saturating_sub(self.max_rows) as u64;
                         rows.truncate(self.max_rows);
                         self.step = Step::Rows(first + PIECE, rows);
-                        return Ok(Some(Vec::new())); // a turn of its own
+                        return Ok(Some(Vec::new())); // other connections are served between these steps
                     }
                     self.step = Step::Unordered(rows);
                     return Ok(Some(Vec::new()));

@@ -1,4 +1,4 @@
-//! Why a peer is not welcomed, and why an agent's connection ends.
+//! Reasons for refusing a peer, and for ending an agent's connection.
 
 use super::frames::Fault;
 use super::memory;

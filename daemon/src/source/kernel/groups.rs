@@ -58,7 +58,7 @@ impl Groups {
         (!groups.is_empty()).then_some(Counted(groups))
     }
 
-    /// Returns the innermost group that still exists, if its count has increased since.
+    /// Checks the innermost group that still exists. If its count has increased since `before`, returns the nearest group with a limit.
     pub(crate) fn risen(&self, before: &Counted) -> Option<Risen> {
         let there = before.0.iter().enumerate().find_map(|(at, group)| Some((at, kills(&group.directory)?)));
         let (at, now) = there?;

@@ -83,7 +83,7 @@ impl Nvml {
         let _ = self.commands.send(Command::Release(time));
     }
 
-    /// Ends a release early.
+    /// Opens NVML again before the time of a release is over.
     pub fn resume(&self) {
         let _ = self.commands.send(Command::Resume);
     }

@@ -75,7 +75,7 @@ impl Translator {
         (self.before, self.poller) = (before, state);
     }
 
-    /// Whether the current poller has opened this device.
+    /// Returns whether the current poller has opened this device.
     pub(crate) fn has_opened(&self, slot: u8) -> bool {
         self.poller.slots.contains(&slot)
     }

@@ -7,7 +7,7 @@ pub(crate) struct Stat {
     pub comm: Vec<u8>,
     /// State of the first thread; `Z` when it has ended.
     pub state: u8,
-    /// Pid of the parent.
+    /// Field 4: pid of the parent.
     pub parent_pid: u32,
     /// Field 20: number of threads, including a first one that has ended.
     pub threads: u64,

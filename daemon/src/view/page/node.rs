@@ -137,7 +137,7 @@ async fn told(
     .await
 }
 
-/// Returns the rows as visible to an anonymous viewer.
+/// Returns the rows that are visible to an anonymous viewer.
 fn rows<'a>(published: &'a Published, health: &Health, shown: &ViewSettings) -> Rows<'a> {
     let all = shown.tenants == Tenants::Named;
     rows::rows(published, health, Viewer { uid: u32::MAX, all }, shown.tenants)

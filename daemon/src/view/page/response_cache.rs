@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// Limit of cached bytes.
 const MOST_KEPT: usize = 8 << 20;
-/// After making an answer, the next one is made after this multiple of its duration: 4 % of the time.
+/// Pause after making an answer, as a multiple of the time that it took, so that answers take 4 % of the time.
 const REST: u32 = 25;
 /// Limit of that pause, so that pages are updated on slow machines too.
 const LONGEST_REST: Duration = Duration::from_secs(5);
