@@ -538,7 +538,7 @@ pub enum Command {
 }
 
 /// Removes `ProcessGone` records from a batch before it is recorded. The ledger gets its own such record when the run is closed,
-/// not when the end was seen, and a recording must have it at the same position.
+/// not when the end was seen. A recording must have it at the same position.
 fn without_ends(batch: Batch) -> Batch {
     const PROCESS_GONE: u8 = 101;
     let mut frames = Vec::new();

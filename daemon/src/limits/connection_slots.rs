@@ -1,7 +1,7 @@
 //! Connection slots: limits of connections at one time, in total and for each user.
 //!
-//! A slot may be marked idle. When all are taken, a newcomer can evict the connection that has been idle longest, so that
-//! clients that connect and send nothing cannot lock out the others.
+//! A slot may be marked idle. When all are taken, a newcomer can evict the connection that has been idle longest. So clients that
+//! connect and send nothing cannot lock out others.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};

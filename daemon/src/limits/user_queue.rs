@@ -1,9 +1,8 @@
 //! A user's share of the aggregator's inbox, and of the time for reading the memory of ended agents.
 //!
 //! The ledger takes batches in order of arrival. A connection reads its socket when its user has a free slot. The slot is free
-//! again when the ledger has taken the batch. The memory of a user's ended agents is read one agent at a time, and a user whose
-//! read is slow is paused for a multiple of its duration.
-//! a user whose read is slow is paused for a multiple of its duration.
+//! again when the ledger has taken the batch. The memory of a user's ended agents is read one agent at a time. A user whose read
+//! is slow is paused for a multiple of its duration. a user whose read is slow is paused for a multiple of its duration.
 
 use crate::clock;
 use std::future::poll_fn;

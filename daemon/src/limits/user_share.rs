@@ -1,8 +1,8 @@
 //! Processor time for answers: the answers to one user may take a share of one processor.
 //!
-//! The daemon's event loop serves all users. The time that a user's answers take there is charged to the user, and so is the time
-//! of the aggregator, the run writer and helper threads. A charge is paid off at the rate of the user's share. A user who owes
-//! more than [`AT_ONCE`] waits before the next answer. Answers to one user are made one at a time, which also bounds their
+//! The daemon's event loop serves all users. The time that a user's answers take there is charged to the user. The time of the
+//! aggregator, the run writer and helper threads is charged too. A charge is paid off at the rate of the user's share. A user who
+//! owes more than [`AT_ONCE`] waits before the next answer. Answers to one user are made one at a time, which also bounds their
 //! memory.
 
 use crate::clock;

@@ -266,8 +266,8 @@ impl Retention {
     }
 }
 
-/// Runs that may be deleted. If the store is too large, the user with the most bytes loses their oldest runs, so that a user who
-/// fills the store only loses their own.
+/// Runs that may be deleted. If the store is too large, the user with the most bytes loses their oldest runs. So a user who fills
+/// the store only loses their own.
 #[derive(Debug, Default)]
 struct Plan {
     users: BTreeMap<Option<u64>, OfUser>,

@@ -1,7 +1,7 @@
 //! Queue of runs to be written to the store: the newest state of each run, in bounded memory.
 //!
 //! Callers never wait for the writing thread, so a blocked disk must not make the daemon grow. Without room, the user whose runs
-//! take the most bytes loses runs first, and of these first those of live processes, because they will be handed over again.
+//! take the most bytes loses runs: first those of live processes, which will be handed over again.
 
 use gpumem_model::run::{Run, State};
 use std::collections::{BTreeMap, HashMap};

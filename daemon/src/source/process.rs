@@ -1,9 +1,9 @@
 //! Table of processes: which process a pid means while it lives.
 //!
-//! Each process that a source names is identified once. A pidfd is opened, `/proc/PID/stat` is read, and the pidfd is checked for
-//! whether the process still lives, so that pid and start time belong together. Afterwards identifying the pid is a table access,
-//! until the pidfd reports the end of the process. Facts (user, command, cgroup) are read once and leave as `ProcessFacts` frames
-//! through [`Processes::take_facts`].
+//! Each process that a source names is identified once. A pidfd is opened, and `/proc/PID/stat` is read. Then the pidfd is
+//! checked for whether the process still lives, so that pid and start time belong together. Afterwards identifying the pid is a
+//! table access, until the pidfd reports the end of the process. Facts (user, command, cgroup) are read once and leave as
+//! `ProcessFacts` frames through [`Processes::take_facts`].
 //!
 //! ```text
 //! process.rs     the table, and the stream of ended processes

@@ -1,5 +1,5 @@
 //! Metrics and the live page over HTTP: GET /metrics, GET /healthz and the paths of [`page`], without bodies. Clients are
-//! untrusted: the head of a request must arrive within a second, connections are limited, and when all slots are taken the
+//! untrusted: the head of a request must arrive within a second, and connections are limited. When all slots are taken, the
 //! connection that has been idle longest is closed.
 
 use super::page::{self, ResponseCache};

@@ -1,6 +1,6 @@
 //! The poller's current call, readable by its parent without the poller's help, because a poller stuck in the kernel cannot
 //! report anything. It is one word in an unnamed file that both have open. The child maps it, so that a call costs one store and
-//! no system call (a `pwrite` for each call was a tenth of a full sample's cost). The parent reads it periodically.
+//! no system call. A `pwrite` for each call was a tenth of a full sample's cost. The parent reads it periodically.
 
 use super::raw::SharedWord;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};

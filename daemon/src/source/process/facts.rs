@@ -1,7 +1,8 @@
 //! Facts of one process in /proc, read once.
 //!
-//! A command line is read from the process's own memory, for which the kernel takes a lock that a process stuck in a driver may
-//! hold for ever (`ps` hangs there). So it is read on a thread that may be abandoned. Nothing else here can block on the process.
+//! A command line is read from the process's own memory, for which the kernel takes a lock. A process stuck in a driver may hold
+//! that lock for ever (`ps` hangs there). So it is read on a thread that may be abandoned. Nothing else here can block on the
+//! process.
 
 use super::cluster::PodNames;
 use super::parse;

@@ -98,7 +98,8 @@ fn of_nvml(health: &Health, started_ns: u64, now_ns: u64) -> Finding {
     }
 }
 
-/// Returns whether ends caused by the kernel or the driver can be distinguished from ends for lack of GPU memory.
+/// Returns a finding on whether the kernel's log can be read. Without it, ends caused by the kernel or the driver cannot be
+/// distinguished from ends for lack of GPU memory.
 fn of_kernel(health: &Health) -> Option<Finding> {
     let log = health.kernel_log.as_ref()?.display();
     let say = |state, text, fix| finding(Check::KernelLog, state, "kernel log", text, fix);
