@@ -2,7 +2,7 @@
 //!
 //! The ledger takes batches in order of arrival. A connection reads its socket when its user has a free slot. The slot is free
 //! again when the ledger has taken the batch. The memory of a user's ended agents is read one agent at a time. A user whose read
-//! is slow is paused for a multiple of its duration. a user whose read is slow is paused for a multiple of its duration.
+//! is slow is paused for a multiple of its duration.
 
 use crate::clock;
 use std::future::poll_fn;
@@ -18,9 +18,9 @@ const SLOTS: usize = 4;
 const LONG: Duration = Duration::from_millis(250);
 /// Length of the pause as a multiple of the read's duration: it leaves four fifths of the time to other users.
 const PAUSE_FACTOR: u32 = 4;
-/// A costly batch keeps its slot for this multiple of its processing time,
+/// A costly batch keeps its slot for this multiple of its processing time.
 const COSTLY_PAUSE_FACTOR: u32 = 16;
-/// if it took at least this long.
+/// Least processing time of a costly batch that keeps its slot for longer.
 const COSTLY: Duration = Duration::from_millis(1);
 
 /// State shared by a user's connections.

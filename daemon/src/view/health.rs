@@ -27,6 +27,7 @@ pub struct Number {
     pub help: &'static str,
     /// Whether it only increases.
     pub counter: bool,
+    /// Current value.
     pub value: f64,
 }
 
