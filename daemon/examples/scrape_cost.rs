@@ -1,8 +1,7 @@
-//! What a scrape of a full node costs, and what publishing it does:
-//! `cargo run --release -p gpumemd --example scrape_cost`.
+//! Measures the cost of a scrape of a full node, and of publishing: `cargo run --release -p gpumemd --example scrape_cost`.
 //!
-//! 8 GPUs with 16 covered processes each, 20 tags a process. Beside each figure its floor: the bytes of the answer
-//! copied once.
+//! The node has 8 GPUs with 16 covered processes each, and 20 tags for each process. Each figure is shown with a lower bound: one
+//! copy of the answer's bytes.
 
 #[path = "../tests/suite/common/node.rs"]
 mod node;
@@ -42,7 +41,7 @@ fn main() {
     quantiles("floor: copy of the answer", || drop(black_box(text.clone())));
     quantiles("scrape", || drop(black_box(gpumemd::view::prometheus::scrape(&node.context))));
     quantiles("publish", || node.core.publish(1_000_000_000));
-    // Everything is written at each tick now.
+    // From now on each tick writes all runs.
     node.core.set_pace(gpumemd::aggregator::AggregatorSettings {
         checkpoint: std::time::Duration::ZERO,
         ..Default::default()

@@ -1,4 +1,4 @@
-//! Puts the daemon together: the only file that names sources and views.
+//! Assembles the daemon: the only file that names sources and views.
 
 use crate::aggregator::recorder::Recorder;
 use crate::aggregator::{Aggregator, Command, SnapshotReader};
@@ -33,39 +33,40 @@ use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Notify, mpsc};
 
-/// Batches between sources and aggregator: at 60 KiB each, 4 MiB at most; then sources wait.
+/// Length of the queue between sources and aggregator, in batches: 4 MiB at most, as each has up to 60 KiB. Sources wait when it
+/// is full.
 const INBOX: usize = 64;
-/// Facts about processes that nobody asks for are looked for that often.
+/// Interval for refreshing process facts in the background.
 const FACTS: Duration = Duration::from_millis(500);
-/// The status of a process that has ended is asked for again after these.
+/// Retry delays for the exit status of an ended process.
 const STATUS: [Duration; 3] = [Duration::from_millis(1), Duration::from_millis(9), Duration::from_millis(40)];
-/// The store may take that long at the end: it writes each run once more. systemd waits for 5 s (systemd/gpumemd.service).
+/// Time limit for the store at shutdown, when it writes each run once more. systemd waits for 5 s (systemd/gpumemd.service).
 const LAST_WRITE: Duration = Duration::from_secs(3);
 
-/// When the daemon ends, and when it reads its configuration again.
+/// Signals that end the daemon or reload its configuration.
 #[derive(Debug)]
 pub struct Signals {
-    /// To end.
+    /// Ends the daemon.
     pub end: Pulse,
-    /// To read the configuration again.
+    /// Reloads the configuration.
     pub reload: Pulse,
 }
 
-/// Where the configuration comes from, so that it can be read again.
+/// Source of the configuration, for reloads.
 #[derive(Debug, Clone)]
 pub struct Setup {
-    /// The file; without one the usual file.
+    /// Path of the file; `None`: the usual one.
     pub file: Option<PathBuf>,
-    /// For one user, ending by itself.
+    /// Whether the daemon serves one user and ends when idle.
     pub private: bool,
-    /// Who runs the daemon.
+    /// Paths and ids of the user who runs the daemon.
     pub home: Home,
-    /// Sockets that systemd handed over are taken, and it is told how we are.
+    /// Whether to take sockets from systemd and send notifications to it.
     pub service: bool,
 }
 
 impl Setup {
-    /// The configuration as it is typed now.
+    /// Reads the configuration.
     ///
     /// # Errors
     /// See [`config::Error`].
@@ -73,7 +74,7 @@ impl Setup {
         Config::load(self.file.as_deref())
     }
 
-    /// The settings as they are meant now.
+    /// Reads the configuration and returns its settings.
     ///
     /// # Errors
     /// See [`config::Error`].
@@ -82,10 +83,10 @@ impl Setup {
     }
 }
 
-/// Runs the daemon until it is told to end, or is private and idle.
+/// Runs the daemon until a signal ends it, or it is private and idle.
 ///
 /// # Errors
-/// What keeps it from starting: a configuration, a socket. Nothing later does.
+/// Errors of the start, in the configuration or a socket. Later errors do not end the daemon.
 pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyhow::Result<()> {
     let stats = Arc::new(Stats::default());
     let keys = Keys::of(&setup.config()?);
@@ -185,7 +186,7 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     Ok(())
 }
 
-/// Programs that ask about themselves get the report that others would get of them.
+/// Sets the renderer of reports that programs request about themselves: the same reports that other users' tools show.
 fn answer(agents: &Agents, context: &Arc<ViewContext>) {
     let context = Arc::clone(context);
     agents.answer_with(Box::new(move |key, uid, what, options| {
@@ -227,9 +228,9 @@ struct Listeners {
     agent: UnixListener,
     control: UnixListener,
     http: Option<TcpListener>,
-    /// What an earlier life had kept, where somebody keeps things.
+    /// Descriptors that an earlier daemon left with the service manager; `None`: there is none to keep them.
     kept: Option<Vec<(String, OwnedFd)>>,
-    /// Held for as long as the daemon lives.
+    /// Held while the daemon runs.
     _lock: Option<std::fs::File>,
 }
 
@@ -242,7 +243,7 @@ impl Listeners {
             sockets::runtime_dir(&settings.runtime_dir, mode)?;
             lock = Some(sockets::lock(&settings.runtime_dir)?);
         }
-        // Who passes the agents' socket is the one to keep their connections.
+        // Only a service manager that passes the agents' socket keeps their connections.
         let kept = handed.agent.is_some().then_some(handed.kept);
         let agent = match handed.agent {
             Some(fd) => sockets::handed("agent", fd, AddressFamily::UNIX, SocketType::SEQPACKET)?,
@@ -256,7 +257,7 @@ impl Listeners {
             (None, Some(address)) => Some(sockets::tcp(address)?),
             (None, None) => None,
         };
-        // The last one: whoever can reach this one can reach all.
+        // Opened last: a client that can connect here can connect to all sockets.
         let control = match handed.control {
             Some(fd) => sockets::handed("control", fd, AddressFamily::UNIX, SocketType::STREAM)?,
             None => sockets::listen(&settings.runtime_dir.join("control.sock"), SocketType::STREAM, 0o666)?,
@@ -271,11 +272,11 @@ impl Listeners {
     }
 }
 
-/// What can change while the daemon runs.
+/// State for reloading the configuration.
 struct Reloader {
     setup: Setup,
     settings: Settings,
-    /// As they are in force.
+    /// Keys in effect.
     keys: Keys,
     stats: Arc<Stats>,
     agents: Arc<Agents>,
@@ -286,7 +287,7 @@ struct Reloader {
 }
 
 impl Reloader {
-    /// Reads the configuration again. One that is wrong changes nothing.
+    /// Reloads the configuration. An invalid one changes nothing.
     async fn reload(&mut self) {
         if self.setup.service {
             match NotifyState::monotonic_usec_now() {
@@ -337,7 +338,7 @@ impl Reloader {
                 tracing::warn!(key, old, new, "the configuration was read again: this needs a restart");
             }
         }
-        // What needs a restart stays as it is running.
+        // Settings that need a restart keep their running values.
         self.settings = Settings {
             runtime_dir: self.settings.runtime_dir.clone(),
             store: self.settings.store.clone(),
@@ -351,11 +352,11 @@ impl Reloader {
     }
 }
 
-/// Resolves when nobody has been connected and nobody has looked for that long; never without a limit.
+/// Resolves when there has been no agent and no read for the time limit; never without a limit.
 async fn until_idle(limit: Option<Duration>, agents: &Agents, board: &SnapshotReader) {
     let Some(limit) = limit else { return std::future::pending().await };
     let mut busy_ns = clock::now_ns();
-    // Between two looks an agent can go: that much too early the end may come.
+    // An agent may leave between two checks, so the daemon may end early by up to one interval.
     let longest = (limit / 10).clamp(Duration::from_millis(10), Duration::from_millis(250));
     loop {
         if agents.connections().0 > 0 {
@@ -367,7 +368,7 @@ async fn until_idle(limit: Option<Duration>, agents: &Agents, board: &SnapshotRe
     }
 }
 
-/// Hands on which processes have ended, and what the kernel says of that.
+/// Hands over the ends of processes, with the kernel's reports about them.
 async fn forward_exits(
     processes: Processes,
     agents: Arc<Agents>,
@@ -379,7 +380,7 @@ async fn forward_exits(
         let time_ns = clock::now_ns();
         agents.ended(gone.key);
         match gone.status() {
-            // Its parent has not waited for it, or there is no way to know.
+            // Its parent has not waited for it, or the status cannot be read.
             None => drop(tokio::spawn(late_end(gone, time_ns, kernel.clone(), inbox.clone()))),
             status if inbox.send(end(&gone, time_ns, status, &kernel)).await.is_err() => return,
             _ => {}
@@ -387,7 +388,7 @@ async fn forward_exits(
     }
 }
 
-/// The same, once its status is known, or has been waited for.
+/// Hands over an end when its status is known or the retries are used up.
 async fn late_end(gone: Gone, time_ns: u64, kernel: Kernel, inbox: mpsc::Sender<Batch>) {
     let mut status = None;
     for wait in STATUS {
@@ -416,7 +417,7 @@ fn end(gone: &Gone, time_ns: u64, status: Option<u64>, kernel: &Kernel) -> Batch
     Batch::of_host(frames)
 }
 
-/// Hands on facts that became known late, such as a command line, and hears what the kernel says meanwhile.
+/// Hands over late facts, such as a command line, and reads the kernel's log in the same interval.
 async fn forward_facts(processes: Processes, kernel: Kernel, inbox: mpsc::Sender<Batch>) {
     loop {
         tokio::time::sleep(FACTS).await;
@@ -432,13 +433,13 @@ async fn forward_facts(processes: Processes, kernel: Kernel, inbox: mpsc::Sender
     }
 }
 
-/// How things are, in a line of `systemctl status`.
+/// Returns a short status for `systemctl status`.
 fn status(health: &Health) -> String {
     let nvml = health.nvml.problem().map_or_else(|| "up".to_owned(), |problem| format!("down: {problem}"));
     format!("{} agents, nvml {nvml}", health.agents)
 }
 
-/// The sources, as views see them.
+/// The sources as views use them.
 struct LiveSources {
     nvml: Nvml,
     agents: Arc<Agents>,

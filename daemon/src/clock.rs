@@ -1,4 +1,4 @@
-//! The clocks. Records carry CLOCK_MONOTONIC of the host; everything else is for anchors.
+//! Clocks. Records have the host's CLOCK_MONOTONIC; the other clocks are for anchors.
 
 use gpumem_wire::{Body, ClockKind, Record, Stamp};
 use rustix::time::{ClockId, clock_gettime};
@@ -9,7 +9,7 @@ fn read(clock: ClockId) -> u64 {
     (now.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec as u64)
 }
 
-/// What this thread has had of a processor.
+/// Returns the processor time of this thread.
 pub(crate) fn cpu() -> std::time::Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     let (seconds, nanos) =
@@ -17,35 +17,36 @@ pub(crate) fn cpu() -> std::time::Duration {
     std::time::Duration::from_secs(seconds) + std::time::Duration::from_nanos(nanos)
 }
 
-/// CLOCK_MONOTONIC in ns.
+/// Returns CLOCK_MONOTONIC in ns.
 pub fn now_ns() -> u64 {
     read(ClockId::Monotonic)
 }
 
-/// The wall clock, by the library's call and not by the kernel's own page: so that a test can set it.
+/// Returns the wall clock in ns since 1970. Uses the C library's function instead of the vDSO directly, so that a test can
+/// replace it.
 fn wall_ns() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// The wall clock: time since 1970.
+/// Returns the wall clock: time since 1970.
 pub(crate) fn wall() -> Duration {
     Duration::from_nanos(wall_ns())
 }
 
-/// How far the wall clock is ahead of CLOCK_MONOTONIC, in ns.
+/// Returns how far the wall clock is ahead of CLOCK_MONOTONIC, in ns.
 pub(crate) fn wall_offset_ns() -> i128 {
     i128::from(wall_ns()) - i128::from(now_ns())
 }
 
-/// What ties record times to the wall clock from now on.
+/// Returns a record that ties the times of later records to the wall clock.
 pub(crate) fn anchor() -> Record<'static> {
     let stamp = Stamp { time_ns: now_ns(), ..Stamp::default() };
     let (realtime_ns, boottime_ns) = (wall_ns(), read(ClockId::Boottime));
     Record { stamp, body: Body::ClockAnchor { realtime_ns, boottime_ns, clock: ClockKind::Monotonic } }
 }
 
-/// Time since the machine was started, suspended times included: what start times of processes count from.
+/// Returns the time since boot, including suspended time, from which start times of processes count.
 pub(crate) fn since_boot() -> Duration {
     Duration::from_nanos(read(ClockId::Boottime))
 }

@@ -1,7 +1,7 @@
-//! Descriptors that the safe crates do not have: pidfds, and those that the service manager passed.
+//! Descriptors for which the safe crates have no functions: pidfds, and those passed by the service manager.
 //!
-//! A passed descriptor could be copied through the kernel (pidfd_getfd on this process) without unsafe code. That leaves the passed
-//! number open for ever: a connection would never be closed, and the memory of an ended agent never be given back.
+//! A passed descriptor could be copied through the kernel (pidfd_getfd on this process) without unsafe code. But that leaves the
+//! passed number open for ever: a connection would never be closed, and the memory of an ended agent never be freed.
 
 use rustix::fd::AsRawFd;
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Returns a pidfd of the process that called connect(2), whatever process has its pid now. Needs Linux 6.5.
+/// Returns a pidfd of the process that called connect(2), even if another process has its pid now. Needs Linux 6.5.
 ///
 /// # Errors
 /// `ENOPROTOOPT` on older kernels; `EINVAL`, `ESRCH` or `ENODATA` when the process has ended and was waited for.
@@ -33,7 +33,7 @@ pub(crate) fn pidfd_of_peer(socket: &impl AsFd) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::ErrorKind::NotFound.into());
     }
-    // SAFETY: the call has just opened this descriptor (close-on-exec) for its caller, and nothing else knows its number.
+    // SAFETY: the call has just opened this descriptor (close-on-exec), and nothing else knows its number.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -47,7 +47,7 @@ pub(crate) fn pidfd_of_pid(pid: u32) -> io::Result<OwnedFd> {
     Ok(rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?)
 }
 
-/// What `PIDFD_GET_INFO` tells (linux/pidfd.h, its first 64 bytes).
+/// Result of `PIDFD_GET_INFO` (linux/pidfd.h, its first 64 bytes).
 #[repr(C)]
 #[derive(Debug, Default)]
 struct PidfdInfo {
@@ -58,26 +58,26 @@ struct PidfdInfo {
 }
 
 const GET_INFO: Opcode = opcode::read_write::<PidfdInfo>(0xff, 11);
-/// The exit code is wanted, and is there.
+/// The exit code is requested, or present.
 const EXIT: u64 = 1 << 3;
 
-/// Returns the status with which a process ended, as waitpid gives it. `None`: not known, or not yet.
+/// Returns the exit status of a process, as waitpid encodes it. `None`: unknown, or not ended.
 ///
-/// Until its parent has waited for it, /proc has the status for those who may read it; afterwards the pidfd has it, since Linux 6.15,
-/// for everybody who holds one.
+/// Until its parent has waited for it, /proc has the status for readers with permission. Afterwards, since Linux 6.15, the pidfd
+/// has it for every holder.
 pub(crate) fn exit_status(pidfd: &OwnedFd) -> Option<u64> {
     let mut info = PidfdInfo { mask: EXIT, ..PidfdInfo::default() };
-    // SAFETY: the kernel writes at most the 64 bytes of `PidfdInfo` that the opcode names; whatever it writes is a value of these
-    // integers, and a kernel that does not know the call refuses it.
+    // SAFETY: the kernel writes at most the 64 bytes of `PidfdInfo` that the opcode names. All values are valid for these
+    // integers, and a kernel without the call refuses it.
     unsafe { ioctl(pidfd, Updater::<GET_INFO, PidfdInfo>::new(&mut info)) }.ok()?;
     (info.mask & EXIT != 0).then_some(u64::from(info.exit_code as u32 & 0xffff))
 }
 
-/// Returns the descriptors that were passed, by name; later calls return none. They are marked close-on-exec, so that the child that reads NVML
+/// Returns the passed descriptors by name; later calls return none. Marks them close-on-exec, so that the child that reads NVML
 /// does not inherit them.
 ///
 /// # Errors
-/// `LISTEN_FDS` and what belongs to it make no sense, or name what is not open.
+/// `LISTEN_FDS` and its companions are invalid, or name a descriptor that is not open.
 pub(crate) fn passed() -> io::Result<Vec<(String, OwnedFd)>> {
     static TAKEN: AtomicBool = AtomicBool::new(false);
     if TAKEN.swap(true, Ordering::Relaxed) {
@@ -85,8 +85,8 @@ pub(crate) fn passed() -> io::Result<Vec<(String, OwnedFd)>> {
     }
     let passed = sd_notify::listen_fds_with_names()?;
     let own = |(number, name)| {
-        // SAFETY: it is open (it was just marked), and its owner is whoever takes it first: `LISTEN_PID` says that these
-        // numbers were passed to this process, nothing of it knows them otherwise, and `TAKEN` lets them be taken once.
+        // SAFETY: the descriptor is open, because it was just marked. `LISTEN_PID` confirms that these numbers were passed to
+        // this process, no other code uses them, and `TAKEN` lets them be taken only once.
         (name, unsafe { OwnedFd::from_raw_fd(number) })
     };
     Ok(passed.map(own).collect())

@@ -1,6 +1,6 @@
-//! Errors as people read them.
+//! Texts of errors for users.
 
-/// The error and its causes, but for those whose text it holds already.
+/// Returns the texts of the error and its causes, without causes whose text is already included.
 pub fn error_chain(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {

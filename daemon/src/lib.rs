@@ -1,18 +1,18 @@
 //! The daemon: sources -> ledger -> views.
 //!
 //! ```text
-//! source      the world -> records: agent (processes that carry our library), nvml, process (/proc), kernel (its log)
-//! aggregator  the one owner of the ledger: takes records, makes runs, publishes what views read; writes the recording
+//! source      the system -> records: agent (processes that carry our library), nvml, process (/proc), kernel (its log)
+//! aggregator  owner of the ledger: takes records, builds runs, publishes what views read, writes the recording
 //! run_writer  the thread that writes runs to the store
-//! view        published state -> the world: prometheus, page and control over http
-//! limits      what one user may take from the others: connections, bytes, log lines, time
-//! config      the file as typed -> settings as meant
+//! view        published state -> clients: prometheus, page and control over http
+//! limits      shares of one user: connections, bytes, log lines, time
+//! config      configuration file -> settings
 //! app         puts them together: the only file that names sources and views
 //! service     systemd: notifications, and connections that outlive the daemon
 //! ```
 //!
-//! One thread runs everything but the store and the recording, which wait for disks. NVML lives in a child
-//! process (see source/nvml).
+//! One thread runs everything except the store and the recording, which have their own threads because they wait for disks. NVML
+//! runs in a child process (see source/nvml).
 #![warn(missing_docs)]
 
 pub mod aggregator;

@@ -1,4 +1,4 @@
-//! gpumemd: watches the GPUs of this machine, and says where their memory goes.
+//! gpumemd: monitors the GPUs of this machine and reports what uses their memory.
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
@@ -44,12 +44,12 @@ struct Run {
 }
 
 fn main() -> ExitCode {
-    // The child that alone opens NVML is started with these words, and is not for people.
+    // Arguments of the child that reads NVML. It is started by the daemon only.
     let mut args = std::env::args_os().skip(1);
     if args.next().is_some_and(|word| word == "nvml-poller") {
         return gpumemd::source::nvml::poller_main(args);
     }
-    // First of all: a signal that comes before its handler would kill us halfway.
+    // Must be first: a signal before its handler is installed would kill the daemon during its start.
     let signals = Signals::install();
     let cli = Cli::parse();
     let run = match cli.command {
@@ -80,12 +80,12 @@ fn start(run: Run, signals: Signals) -> anyhow::Result<()> {
         let (end, reload) = signals.listen()?;
         app::run(setup, settings, app::Signals { end, reload }).await
     });
-    // A thread that waits for a disk must not hold up the end.
+    // Do not wait for a thread that waits for a disk.
     runtime.shutdown_background();
     result
 }
 
-/// To standard error, one line each; the journal adds its own times.
+/// Logs to standard error, one line for each event; the journal adds its own times.
 fn log(directives: &str) -> anyhow::Result<()> {
     let filter = tracing_subscriber::EnvFilter::builder().parse(directives);
     let filter =

@@ -1,12 +1,12 @@
-//! Memory that is free goes back to the system. The C library keeps what lies below something that is used, for as long as that is: a
-//! daemon that has once had to do with sixty processes at a time would seem to grow with each of their successors.
+//! Returns free memory to the system. The C library keeps free memory below the last used block. After once serving sixty
+//! processes at one time, the daemon would seem to grow with each later process.
 
 use std::time::{Duration, Instant};
 
-/// It takes some milliseconds.
+/// Interval; returning memory takes some milliseconds.
 const EVERY: Duration = Duration::from_secs(60);
 
-/// When it was given back last.
+/// When memory was last returned.
 #[derive(Debug)]
 pub(crate) struct Spare(Instant);
 
@@ -17,12 +17,11 @@ impl Default for Spare {
 }
 
 impl Spare {
-    /// From now on.
     pub(crate) fn new() -> Self {
         Spare(Instant::now())
     }
 
-    /// Gives it back, once a minute.
+    /// Returns free memory if the interval has passed.
     pub(crate) fn give_back(&mut self) {
         if self.0.elapsed() >= EVERY {
             trim();
@@ -31,30 +30,31 @@ impl Spare {
     }
 }
 
-/// Gives back what is free now.
+/// Returns free memory to the system now.
 #[cfg(target_env = "gnu")]
 pub fn trim() {
-    // SAFETY: no pointers; it takes the locks that malloc takes.
+    // SAFETY: the call takes no pointers, and it takes malloc's locks.
     #[allow(unsafe_code)]
     unsafe {
         libc::malloc_trim(0);
     }
 }
 
-/// Bytes that are used of what malloc has, of a daemon below 4 GiB. Not mallinfo2, which glibc has only since 2.33.
+/// Returns the bytes in use of malloc's memory, for a daemon below 4 GiB. Does not use mallinfo2, which glibc has only since
+/// 2.33.
 #[cfg(target_env = "gnu")]
 pub fn in_use() -> Option<u64> {
-    // SAFETY: no pointers; it takes the locks that malloc takes.
+    // SAFETY: the call takes no pointers, and it takes malloc's locks.
     #[allow(unsafe_code)]
     let info = unsafe { libc::mallinfo() };
     Some(u64::from(info.uordblks.cast_unsigned()) + u64::from(info.hblkhd.cast_unsigned()))
 }
 
-/// Nothing here.
+/// Does nothing without glibc.
 #[cfg(not(target_env = "gnu"))]
 pub fn trim() {}
 
-/// Not known here.
+/// Unknown without glibc.
 #[cfg(not(target_env = "gnu"))]
 pub fn in_use() -> Option<u64> {
     None

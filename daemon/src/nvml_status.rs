@@ -8,28 +8,28 @@ use std::collections::BTreeMap;
 pub struct NvmlStatus {
     /// Whether NVML answers.
     pub up: bool,
-    /// Why not, or which library and driver; begins with `nvml: `.
+    /// Library and driver, or the problem; begins with `nvml: `.
     pub reason: String,
-    /// What a person can do about it.
+    /// Remedy for the problem.
     pub remedy: Option<&'static str>,
-    /// What does not change while a library is open: `library`, `driver`, `pids` (Trusted, ForeignBytes, Foreign), and
-    /// where it is so `confidential`, `protected`, `wsl`, `long_records`.
+    /// Constant facts while a library is open: `library`, `driver`, `pids` (Trusted, ForeignBytes, Foreign), and if they apply
+    /// `confidential`, `protected`, `wsl`, `long_records`.
     pub facts: BTreeMap<String, String>,
-    /// GPUs that are there and cannot be named: NVML's index, why, and what can be done.
+    /// GPUs that exist but cannot be identified: NVML's index, reason and remedy.
     pub unnamed: Vec<(u16, String, Option<&'static str>)>,
-    /// Events are not asked for any more: a call for them did not return.
+    /// Whether events are no longer read, because such a call did not return.
     pub no_events: bool,
-    /// Since when it is so.
+    /// When `up` or `reason` last changed.
     pub since_ns: u64,
-    /// Since when the poller has done nothing, if that is longer than it should be: no GPU is read.
+    /// Since when the poller has been stalled, if that is too long; no GPU is read then.
     pub stalled_since_ns: Option<u64>,
-    /// Closed until then: on request, or because the driver is being unbound from a GPU.
+    /// Time until which NVML is closed, on request or because the driver is being unbound from a GPU.
     pub released_until_ns: Option<u64>,
-    /// What has been called, and what it cost.
+    /// Totals of calls and their costs.
     pub counters: NvmlCounters,
     /// Pid of the process that holds NVML open.
     pub poller_pid: Option<u32>,
-    /// In NVML's order.
+    /// All devices, in NVML's order.
     pub devices: Vec<DeviceStatus>,
 }
 
@@ -46,22 +46,22 @@ pub struct DeviceStatus {
     pub model: String,
     /// Size.
     pub total_bytes: Option<u64>,
-    /// Why there are no fresh readings, if there are none.
+    /// Reason why there are no fresh readings, if so.
     pub problem: Option<String>,
-    /// NVML's code for it, where it is NVML's.
+    /// NVML's code of the problem, if it has one.
     pub code: Option<u32>,
-    /// What a person can do about it.
+    /// Remedy for the problem.
     pub remedy: Option<&'static str>,
-    /// Where it is so: `accounting`, `display`, `instance`, `hidden_instances`, `windows`; `addressing` (hmm, ats) and
-    /// `numa_node`; `memory_limits`: by tabs, used, soft and hard bytes and path of each control group.
+    /// Facts that apply: `accounting`, `display`, `instance`, `hidden_instances`, `windows`; `addressing` (hmm, ats) and
+    /// `numa_node`; `memory_limits` (separated by tabs: used, soft and hard bytes and path of each control group).
     pub facts: BTreeMap<String, String>,
-    /// Pids of the last list that succeeded that draw, and that are clients or servers of MPS.
+    /// Pids in the graphics list of the last successful reading.
     pub drawing: Vec<u32>,
-    /// See there.
+    /// Pids of MPS clients and servers in that reading.
     pub mps: Vec<u32>,
-    /// Events of its health since the daemon's start, in the order of NVML's event types.
+    /// Health events since the daemon's start, in the order of NVML's event types.
     pub health_events: Vec<HealthEvent>,
-    /// Since when it is so.
+    /// When `problem` last changed.
     pub since_ns: u64,
     /// When device memory was last read.
     pub memory_read_ns: Option<u64>,
@@ -69,7 +69,7 @@ pub struct DeviceStatus {
     pub list_read_ns: Option<u64>,
 }
 
-/// The reason before NVML has answered for the first time.
+/// Reason until NVML has answered for the first time.
 pub(crate) const STARTING: &str = "nvml: starting";
 
 impl DeviceStatus {
@@ -96,7 +96,7 @@ impl DeviceStatus {
 }
 
 impl NvmlStatus {
-    /// Returns why not, or which library and driver, without the prefix.
+    /// Returns the reason without its prefix.
     pub(crate) fn reason(&self) -> &str {
         self.reason.trim_start_matches("nvml: ")
     }
@@ -106,7 +106,7 @@ impl NvmlStatus {
         self.reason == STARTING
     }
 
-    /// Returns why no device can be read now, if that is so.
+    /// Returns the problem if no device can be read now.
     pub(crate) fn problem(&self) -> Option<&str> {
         if self.up {
             self.stalled_since_ns.map(|_| "a call has not returned so far")
@@ -120,8 +120,9 @@ impl NvmlStatus {
         self.devices.iter().find(|device| device.name == name)
     }
 
-    /// Returns whether a device may be one of this machine. While NVML answers, its devices are the only ones: any user's process can name
-    /// others. Not where NVML says itself that it does not show all: a GPU without a name, MIG instances that this daemon may not see.
+    /// Returns whether a device may belong to this machine. While NVML answers, only its devices do, because any user's process
+    /// can report others. Exceptions: NVML reports a GPU that cannot be identified, or MIG instances that are not visible to this
+    /// daemon.
     pub(crate) fn may_have(&self, name: DeviceName) -> bool {
         !self.up
             || !self.unnamed.is_empty()
@@ -132,42 +133,42 @@ impl NvmlStatus {
     }
 }
 
-/// A kind of event that NVML sent about the health of a device.
+/// A kind of health event of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthEvent {
-    /// Label in metrics.
+    /// Name for labels of metrics.
     pub name: &'static str,
-    /// What happened, for people.
+    /// Text for the user.
     pub text: &'static str,
-    /// The device or its memory cannot be relied on until it is reset.
+    /// Whether the device or its memory is unreliable until it is reset.
     pub is_grave: bool,
     /// Number since the daemon's start.
     pub count: u64,
 }
 
-/// Running totals since the start, over all pollers.
+/// Totals since the start, over all pollers.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct NvmlCounters {
     /// Device memory calls.
     pub memory_calls: u64,
-    /// Seconds inside them.
+    /// Seconds in device memory calls.
     pub memory_seconds: f64,
     /// Process list calls.
     pub list_calls: u64,
-    /// Seconds inside them: time in which the driver was stopped.
+    /// Seconds in process list calls, during which the driver was locked.
     pub list_seconds: f64,
     /// Calls that failed.
     pub failed_calls: u64,
-    /// Readings put off because the lock-time budget was spent.
+    /// Lists deferred because the lock-time budget was used up.
     pub lists_deferred: u64,
-    /// Values that were refused, because no device of that size can have them.
+    /// Values refused as impossible for the device's size.
     pub refused: u64,
-    /// Share of wall time in list calls, over the last seconds.
+    /// Share of wall time in list calls over the last seconds, 0 to 1.
     pub list_share: f64,
-    /// Pollers that were started after the first one.
+    /// Pollers started after the first one.
     pub restarts: u64,
     /// Pollers abandoned because a call did not return.
     pub hangs: u64,
-    /// Bytes from a poller that were no frames.
+    /// Pollers that wrote data that is not a frame.
     pub malformed: u64,
 }

@@ -1,7 +1,6 @@
-//! What the system gives this process: file descriptors, and a PID namespace.
+//! Resources of this process: file descriptors and a PID namespace.
 //!
-//! The number of descriptors is limited, and agents take most of them. Some are kept for what the daemon itself reads, stores and
-//! serves.
+//! The number of descriptors is limited, and agents use most of them. Some are reserved for the daemon's own files and sockets.
 
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -11,8 +10,8 @@ use std::time::{Duration, Instant};
 
 /// Descriptors of an agent: its connection, its memory, its pidfd.
 const PER_AGENT: usize = 3;
-/// What is not theirs: about 30 are the daemon's, with store and poller, a dozen more while it starts a process; 64 connections each
-/// for metrics and control; the rest is for pidfds of processes without an agent.
+/// Reserved descriptors: about 30 of the daemon with store and poller, a dozen more while it starts a process; 64 connections
+/// each for metrics and control; the rest for pidfds of processes without an agent.
 const OWN: usize = 224;
 /// A shortage is logged at most once in this time.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
@@ -26,7 +25,7 @@ pub fn raise_descriptor_limit() {
     }
 }
 
-/// Returns the number of agents' connections, lowered so that descriptors are left for everything else.
+/// Returns the limit of agents' connections, lowered so that enough descriptors are left for other uses.
 pub(crate) fn fit_connections(connections: usize) -> usize {
     let files = getrlimit(Resource::Nofile).current.map_or(usize::MAX, |files| files as usize);
     connections.min(agents(files))
@@ -36,18 +35,18 @@ fn agents(files: usize) -> usize {
     (files.saturating_sub(OWN) / PER_AGENT).max(1)
 }
 
-/// Returns whether an error only means that no descriptor was free: it says nothing of the file or process.
+/// Returns whether an error means that no descriptor was free. It says nothing about the file or process.
 pub(crate) fn is_out_of_descriptors(error: &std::io::Error) -> bool {
     let lacks = [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error);
     error.raw_os_error().is_some_and(|error| lacks.contains(&error))
 }
 
-/// Logs a shortage of descriptors, at most once in [`LOG_INTERVAL`].
+/// Logs a shortage of descriptors at most once in [`LOG_INTERVAL`].
 #[derive(Debug, Default)]
 pub(crate) struct DescriptorShortage(Mutex<Option<Instant>>);
 
 impl DescriptorShortage {
-    /// Notes that there was none for `what`.
+    /// Notes a shortage; `what` is its effect.
     pub(crate) fn note(&self, what: &str, error: &dyn std::fmt::Display) {
         let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if logged.is_none_or(|logged| logged.elapsed() >= LOG_INTERVAL) {
@@ -57,8 +56,8 @@ impl DescriptorShortage {
     }
 }
 
-/// Returns whether this process is in the host's PID namespace, in which the pids of the driver have a meaning. The kernel gives the
-/// first namespace this number (`PROC_PID_INIT_INO`).
+/// Returns whether this process is in the host's PID namespace, to which the driver's pids belong. The kernel gives the first
+/// namespace this number (`PROC_PID_INIT_INO`).
 pub(crate) fn is_in_host_pid_namespace() -> bool {
     std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() == "pid:[4026531836]")
 }

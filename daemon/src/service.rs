@@ -1,5 +1,5 @@
-//! The service manager (systemd), where there is one: it is told how the daemon is, and keeps connections for the
-//! daemon's next life.
+//! The service manager (systemd), if there is one. It gets notifications of the daemon's state, and keeps connections for the
+//! next daemon.
 
 use crate::aggregator::SnapshotReader;
 use crate::clock;
@@ -15,9 +15,9 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-/// Descriptors that are kept under one name.
+/// Descriptors stored under one name.
 pub(crate) const KEPT: usize = 3;
-/// systemd's socket holds few messages that it has not read; then it is asked again, this much later.
+/// Retry delays: systemd's socket holds few unread messages.
 const PATIENCE: [Duration; 6] = [
     Duration::ZERO,
     Duration::from_millis(2),
@@ -27,19 +27,19 @@ const PATIENCE: [Duration; 6] = [
     Duration::from_millis(800),
 ];
 
-/// Tells it something. That it does not hear is nothing to end for.
+/// Sends a notification. A failure is only logged.
 pub(crate) fn tell(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         tracing::debug!(%error, "systemd was not told");
     }
 }
 
-/// Tells it that the ledger takes its turns, and in short how things are. What the sources and the disk do is no reason to be
-/// replaced; a ledger that stands still is, though everything else may go on.
+/// Sends the watchdog notification while the ledger ticks, and a short status. Problems of the sources or the disk do not trigger
+/// a restart; a stalled ledger does, even if everything else works.
 pub(crate) async fn watchdog(board: SnapshotReader, status: impl Fn() -> String) {
     let patience = sd_notify::watchdog_enabled().unwrap_or(Duration::from_secs(30));
     loop {
-        // One line: what a library says of itself could hold more of them, and each would be a message.
+        // One line only: a library's text could contain line breaks, and each line would be a message.
         let status = status().replace(char::is_control, " ");
         let still = Duration::from_nanos(clock::now_ns().saturating_sub(board.turned_ns()));
         if still < patience / 2 {
@@ -51,13 +51,13 @@ pub(crate) async fn watchdog(board: SnapshotReader, status: impl Fn() -> String)
     }
 }
 
-/// Asks it to keep these while no daemon runs, and to hand them to the next one; whether that was said. They are kept
-/// also when their other end is closed: what was sent before that is still to be read.
+/// Asks systemd to store these descriptors while no daemon runs, and to pass them to the next one. Returns whether the request
+/// was sent. They are also kept when their other end is closed, because unread data must still be read.
 pub(crate) async fn keep(name: &str, fds: &[BorrowedFd<'_>; KEPT]) -> bool {
     say(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}\n"), fds).await
 }
 
-/// Takes that back.
+/// Asks systemd to remove stored descriptors.
 pub(crate) async fn forget(name: &str) {
     say(&format!("FDSTOREREMOVE=1\nFDNAME={name}\n"), &[]).await;
 }
@@ -79,7 +79,7 @@ async fn say(words: &str, fds: &[BorrowedFd<'_>]) -> bool {
     said.is_ok()
 }
 
-/// One message, without waiting; sd_notify has none with descriptors that does not bring another crate along.
+/// Sends one message without waiting. sd_notify sends descriptors only with a further dependency.
 fn send(words: &str, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let path = std::env::var_os("NOTIFY_SOCKET").ok_or(Errno::NOTCONN)?;
     let address = match path.as_bytes().strip_prefix(b"@") {

@@ -1,4 +1,4 @@
-//! Signals, as bytes in a socket: a handler may do nothing else, and the loop reads sockets anyway.
+//! Signals, turned into bytes on a socket: a handler may do little else, and the event loop reads sockets anyway.
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
@@ -6,8 +6,8 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use tokio::io::AsyncReadExt;
 
-/// The sockets that the handlers write to. Made before anything else: a SIGTERM that comes earlier than its
-/// handler would kill the daemon in the middle of its start.
+/// Sockets to which the handlers write. Must be created first: a SIGTERM before its handler is installed would kill the daemon
+/// during its start.
 #[derive(Debug)]
 pub struct Signals {
     end: UnixStream,
@@ -18,7 +18,7 @@ impl Signals {
     /// Installs the handlers.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of creating sockets or handlers.
     pub fn install() -> io::Result<Self> {
         let (end, ended) = UnixStream::pair()?;
         let (reload, reloaded) = UnixStream::pair()?;
@@ -30,34 +30,34 @@ impl Signals {
         Ok(Signals { end, reload })
     }
 
-    /// Two streams of what was asked: to end, and to read the configuration again.
+    /// Returns two streams of requests: to end, and to reload the configuration.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of registering the sockets.
     pub fn listen(self) -> io::Result<(Pulse, Pulse)> {
         let pulse = |stream| tokio::net::UnixStream::from_std(stream).map(Pulse);
         Ok((pulse(self.end)?, pulse(self.reload)?))
     }
 }
 
-/// Something that happens again and again.
+/// Stream of repeated events without data.
 #[derive(Debug)]
 pub struct Pulse(tokio::net::UnixStream);
 
 impl Pulse {
-    /// Waits for the next time; several that came meanwhile are one.
+    /// Waits for the next event; several events since the last call count as one.
     pub(crate) async fn next(&mut self) {
         let mut bytes = [0; 16];
         if !matches!(self.0.read(&mut bytes).await, Ok(read) if read > 0) {
-            // The handler holds the other end for as long as the process lives.
+            // The handler keeps the other end open while the process lives.
             std::future::pending::<()>().await;
         }
     }
 
-    /// One that happens when `sender` is written to: for tests.
+    /// Returns a stream with a sender, for tests.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of creating the sockets.
     pub fn pair() -> io::Result<(UnixStream, Pulse)> {
         let (sender, receiver) = UnixStream::pair()?;
         receiver.set_nonblocking(true)?;

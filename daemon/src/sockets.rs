@@ -1,7 +1,7 @@
-//! The three sockets: handed over by systemd, or made here.
+//! The three sockets: passed by systemd, or created here.
 //!
-//! A directory that others may write to could hold somebody else's socket or a link, so the runtime directory
-//! must be ours and only ours to write; a socket file is replaced only when nobody listens behind it.
+//! A directory that others may write to could contain another user's socket or a link. So the runtime directory must belong to
+//! the daemon's user and be writable by no other user. A socket file is replaced only if no process listens on it.
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -15,51 +15,51 @@ use std::path::{Path, PathBuf};
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
 
-/// Why there is no socket.
+/// Reason why there is no socket.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the fields are what the messages name
 pub(crate) enum Error {
-    /// Another daemon is there.
+    /// Another daemon is running.
     #[error("{}: another gpumemd listens here; stop it, or give this one another runtime_dir", .0.display())]
     Taken(PathBuf),
-    /// Something else lies there.
+    /// The path is not a socket.
     #[error("{}: is there and is no socket; move it away", .0.display())]
     NoSocket(PathBuf),
-    /// The directory is somebody else's, or others may write to it.
+    /// The directory belongs to another user, or others may write to it.
     #[error("{}: must be a directory that belongs to user {uid} and that nobody else can write to, {what}", path.display())]
     Directory { path: PathBuf, uid: u32, what: String },
-    /// Metrics cannot be served there.
+    /// The address for metrics cannot be used.
     #[error("metrics.listen = \"{address}\": {source}; give another address, or \"off\"")]
     Address { address: SocketAddr, source: io::Error },
     /// The path is too long for a socket.
     #[error("{}: longer than the path of a socket may be (107 bytes); give a shorter runtime_dir", .0.display())]
     TooLong(PathBuf),
-    /// systemd handed over something unusable.
+    /// systemd passed an unusable descriptor.
     #[error("the socket {name:?} that was handed over: {what}")]
     Handed { name: String, what: String },
-    /// The system said no.
+    /// A system call failed.
     #[error("{}: {source}", path.display())]
     System { path: PathBuf, source: io::Error },
 }
 
-/// What systemd handed over, by FileDescriptorName.
+/// Descriptors passed by systemd, by FileDescriptorName.
 #[derive(Debug, Default)]
 pub(crate) struct Handed {
-    /// `agent`.
+    /// Socket `agent`.
     pub agent: Option<OwnedFd>,
-    /// `control`.
+    /// Socket `control`.
     pub control: Option<OwnedFd>,
-    /// `http`.
+    /// Socket `http`.
     pub http: Option<OwnedFd>,
-    /// Everything else, with its name: what an earlier life of the daemon asked to be kept.
+    /// All others with their names: descriptors that an earlier daemon stored.
     pub kept: Vec<(String, OwnedFd)>,
 }
 
 impl Handed {
-    /// Takes what is there. The order of descriptors is not fixed, names decide.
+    /// Takes the passed descriptors. Their order is not fixed, so names identify them.
     ///
     /// # Errors
-    /// [`Error::Handed`]: they are not what the environment says.
+    /// [`Error::Handed`]: they do not match the environment.
     pub(crate) fn take() -> Result<Self, Error> {
         let passed = crate::descriptors::passed();
         let passed =
@@ -77,14 +77,14 @@ impl Handed {
     }
 }
 
-/// Makes the runtime directory, or checks the one that is there.
+/// Creates the runtime directory, or checks the existing one.
 ///
 /// # Errors
-/// [`Error::Directory`] when somebody else could put something into it.
+/// [`Error::Directory`] if another user could write to it.
 pub(crate) fn runtime_dir(path: &Path, mode: u32) -> Result<(), Error> {
     let system = |source| Error::System { path: path.to_owned(), source };
     match DirBuilder::new().mode(mode).create(path) {
-        // Not what the umask made of it.
+        // Set again, because the umask may have reduced the mode.
         Ok(()) => std::fs::set_permissions(path, Permissions::from_mode(mode)).map_err(system)?,
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -95,7 +95,7 @@ pub(crate) fn runtime_dir(path: &Path, mode: u32) -> Result<(), Error> {
     }
     let uid = rustix::process::geteuid().as_raw();
     let wrong = |what: String| Error::Directory { path: path.to_owned(), uid, what };
-    // Of the path itself: a link is not followed.
+    // Of the path itself, without following a link.
     let found = path.symlink_metadata().map_err(system)?;
     if !found.is_dir() {
         return Err(wrong("it is none".into()));
@@ -109,11 +109,11 @@ pub(crate) fn runtime_dir(path: &Path, mode: u32) -> Result<(), Error> {
     Ok(())
 }
 
-/// The agents' socket in `dir`. It lies in a directory of its own, which is what containers are given: beside the
-/// control socket, where their root would look like root, it is only a link.
+/// Listens on the agents' socket in `dir`. It is in its own directory, which containers get. Next to the control socket, to which
+/// a container's root would look like the host's root, there is only a link.
 ///
 /// # Errors
-/// [`Error`]: [`Error::Taken`] when somebody answers there.
+/// [`Error`]: [`Error::Taken`] if a process listens there.
 pub(crate) fn listen_to_agents(dir: &Path, mode: u32) -> Result<OwnedFd, Error> {
     let place = dir.join("agent");
     runtime_dir(&place, mode)?;
@@ -128,10 +128,10 @@ pub(crate) fn listen_to_agents(dir: &Path, mode: u32) -> Result<OwnedFd, Error> 
     Ok(socket)
 }
 
-/// A listening socket at `path`.
+/// Returns a listening socket at `path`.
 ///
 /// # Errors
-/// [`Error`]: [`Error::Taken`] when somebody answers there.
+/// [`Error`]: [`Error::Taken`] if a process listens there.
 pub(crate) fn listen(path: &Path, kind: SocketType, mode: u32) -> Result<OwnedFd, Error> {
     let system = |source: io::Error| Error::System { path: path.to_owned(), source };
     vacate(path, kind)?;
@@ -146,7 +146,7 @@ pub(crate) fn listen(path: &Path, kind: SocketType, mode: u32) -> Result<OwnedFd
     Ok(socket)
 }
 
-/// Removes what a daemon left there that did not live to do so itself.
+/// Removes the socket of a daemon that was killed.
 fn vacate(path: &Path, kind: SocketType) -> Result<(), Error> {
     let system = |source: io::Error| Error::System { path: path.to_owned(), source };
     let address = SocketAddrUnix::new(path).map_err(|_| Error::TooLong(path.to_owned()))?;
@@ -155,11 +155,11 @@ fn vacate(path: &Path, kind: SocketType) -> Result<(), Error> {
         Ok(_) => {
             let probe = new(kind).map_err(system)?;
             match rustix::net::connect(&probe, &address) {
-                // Nobody is behind it.
+                // No process listens on it.
                 Err(Errno::CONNREFUSED) => std::fs::remove_file(path).map_err(system)?,
                 Err(Errno::NOENT) => {}
                 Err(Errno::ACCESS) | Err(Errno::PERM) => return Err(system(Errno::ACCESS.into())),
-                // Answered, or too busy to answer, or of another kind: in use.
+                // It is in use: it answered, is too busy to answer, or has another type.
                 _ => return Err(Error::Taken(path.to_owned())),
             }
         }
@@ -174,7 +174,7 @@ fn new(kind: SocketType) -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?)
 }
 
-/// A handed over listener, made non-blocking, checked to be of the right kind.
+/// Checks the type of a passed listener, and makes it non-blocking.
 ///
 /// # Errors
 /// [`Error::Handed`].
@@ -197,7 +197,7 @@ pub(crate) fn handed(
     Ok(fd)
 }
 
-/// Makes this daemon the only one of its runtime directory, until the file is dropped.
+/// Locks the runtime directory for this daemon until the file is dropped.
 ///
 /// # Errors
 /// [`Error::Taken`].
@@ -214,15 +214,15 @@ pub(crate) fn lock(dir: &Path) -> Result<std::fs::File, Error> {
     }
 }
 
-/// A listener for metrics.
+/// Returns a listener for metrics.
 ///
 /// # Errors
 /// [`Error::Address`].
 pub(crate) fn tcp(address: SocketAddr) -> Result<tokio::net::TcpListener, Error> {
     let listen = || {
-        let listener = std::net::TcpListener::bind(address)?; // reuses addresses that wait to be forgotten
+        let listener = std::net::TcpListener::bind(address)?; // allows addresses in TIME_WAIT
         listener.set_nonblocking(true)?;
-        // Who finds the queue full is not heard for a second.
+        // A client that finds the queue full retries only after a second.
         rustix::net::listen(&listener, BACKLOG)?;
         tokio::net::TcpListener::from_std(listener)
     };

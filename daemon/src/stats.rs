@@ -1,17 +1,16 @@
-//! What the daemon counts about itself. One table names every count, so that a view shows them all and a
-//! source cannot count under a name that nobody reads.
+//! Counters of the daemon. One table names all counters, so that views show all of them and sources cannot use unknown names.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! counts {
     ($( $family:literal, $help:literal { $( $(#[$doc:meta])* $count:ident $(= $reason:literal)? ),* $(,)? } )*) => {
-        /// Something that is counted.
+        /// A counter.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[allow(missing_docs)]
         pub enum Count { $( $( $(#[$doc])* $count, )* )* }
 
         impl Count {
-            /// Every count with the metric that it is part of, that metric's help, and its `reason` label.
+            /// Every counter with its metric, the metric's help, and its `reason` label.
             pub const ALL: &'static [(Count, &'static str, &'static str, Option<&'static str>)] = &[
                 $( $( (Count::$count, $family, $help, counts!(@reason $($reason)?)), )* )*
             ];
@@ -91,11 +90,11 @@ counts! {
     "gpumemd_reload_errors_total", "Times that it was refused and the old one kept." { ReloadErrors }
 }
 
-/// All counts since the start. Written by whoever sees something, read by views.
+/// All counters since the start. Sources write them, views read them.
 #[derive(Debug)]
 pub struct Stats {
     counts: Vec<AtomicU64>,
-    /// CLOCK_MONOTONIC when the daemon started.
+    /// CLOCK_MONOTONIC at the daemon's start, in ns.
     pub started_ns: u64,
 }
 
@@ -107,12 +106,12 @@ impl Default for Stats {
 }
 
 impl Stats {
-    /// Counts `more`.
+    /// Adds `more` to a counter.
     pub(crate) fn add(&self, count: Count, more: u64) {
         self.counts[count as usize].fetch_add(more, Relaxed);
     }
 
-    /// How many so far.
+    /// Returns the value of a counter.
     pub fn get(&self, count: Count) -> u64 {
         self.counts[count as usize].load(Relaxed)
     }

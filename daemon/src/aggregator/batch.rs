@@ -1,9 +1,9 @@
-//! What a source hands to the aggregator, and batches that are deferred because they take long.
+//! Batches that sources hand to the aggregator, and batches that are deferred because they take long.
 //!
-//! The ledger takes most records in less than a microsecond. A few make it search much of what their process holds (an allocation
-//! below which segments wait for memory), and a process may send thousands of them in one batch. A batch that has taken long is
-//! cut: its rest waits for a multiple of the time that it took, and later batches of the process wait behind it. Each of them
-//! keeps its slot in the inbox, so its user sends no more meanwhile.
+//! The ledger takes most records in less than a microsecond. A few make it search most of the data of their process, for example
+//! an allocation below which segments wait for memory. A process may send thousands of them in one batch. A batch that takes long
+//! is split: its rest waits for a multiple of the time that it took, and later batches of the process queue behind it. Each of
+//! them keeps its slot in the inbox, so its user cannot send more meanwhile.
 
 use crate::limits::user_queue::QueueSlot;
 use gpumem_ledger::{Origin, ProcessKey};
@@ -28,9 +28,9 @@ impl Batch {
     }
 }
 
-/// Processor time that a batch may take at a time; without optimization everything takes a multiple.
+/// Processor time after which a batch is split. Debug builds get more because they are several times slower.
 pub(super) const LONG: Duration = Duration::from_millis(if cfg!(debug_assertions) { 20 } else { 4 });
-/// Frames between two readings of the clock.
+/// Records between two checks of the time that a batch has taken.
 pub(super) const FRAMES: u64 = 4;
 /// The rest of a batch waits for this multiple of the time that the batch took.
 const PAUSE_FACTOR: u64 = 16;
@@ -58,14 +58,14 @@ impl DeferredBatches {
         }
     }
 
-    /// Defers the rest of a batch that took so long.
+    /// Defers the rest of a batch that used `took` of processor time.
     pub(super) fn defer(&mut self, key: ProcessKey, batch: Batch, took: Duration, now_ns: u64) {
         let waiting = self.0.entry(key).or_default();
         waiting.batches.push_front(batch);
         waiting.at_ns = now_ns.saturating_add((took.as_nanos() as u64).saturating_mul(PAUSE_FACTOR));
     }
 
-    /// Returns when the next process is due.
+    /// Returns when the next process is due, CLOCK_MONOTONIC; `None` if no batch is deferred.
     pub(super) fn next_ns(&self) -> Option<u64> {
         self.0.values().map(|waiting| waiting.at_ns).min()
     }

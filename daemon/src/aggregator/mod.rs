@@ -1,5 +1,5 @@
-//! The one owner of the ledger. Batches come in by one channel, are decoded, observed, recorded; what views read
-//! goes out as one shared snapshot. It waits for nobody: the store and the recording have threads of their own.
+//! Owner of the ledger. Batches arrive on one channel, are decoded, applied to the ledger and recorded. Views read one shared
+//! snapshot. The aggregator never blocks: the store and the recording have their own threads.
 
 pub(crate) mod batch;
 mod node_counters;
@@ -31,47 +31,47 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::{oneshot, watch};
 use writing::worth_keeping;
 
-/// Time passes for the ledger about that often, with what a source says: waking up for it is most of what it costs.
+/// Interval between ticks while batches arrive. A tick costs little beyond the wake-up, which the batch has already caused.
 const TICK: Duration = Duration::from_millis(75);
-/// The same where no source says anything: what makes silence `stale`.
+/// Interval between ticks while no batches arrive, so that views still mark old data as `stale`.
 const QUIET_TICK: Duration = Duration::from_millis(250);
-/// Views that nobody looks at are made that often.
+/// Interval between snapshots while no view reads them.
 const IDLE_PUBLISH_NS: u64 = 1_000_000_000;
-/// For so long after somebody looked, they are made at every tick.
+/// Period after a read during which every tick publishes a snapshot.
 const WATCHED_NS: u64 = 10_000_000_000;
-/// A process that is new is written sooner: a daemon that is killed must not take its run along.
+/// Interval for the first checkpoint of new processes. It is short so that the run of a young process survives a killed daemon.
 const FIRST_CHECKPOINT_NS: u64 = 500_000_000;
-/// The wall clock is looked at that often, and anchored anew when it was set by more than [`JUMP_NS`].
+/// Interval for comparing the wall clock. A new anchor is written when the clock was set by more than [`JUMP_NS`].
 const ANCHOR_NS: u64 = 1_000_000_000;
 const JUMP_NS: i128 = 500_000_000;
-/// Batches taken before others get a turn.
+/// Batches taken before the task yields.
 const BATCHES: usize = 32;
-/// At the daemon's end, what rests has so long.
+/// Time limit for applying deferred batches at shutdown.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
-/// What views read.
+/// State that views read.
 #[derive(Debug)]
 pub(crate) struct Published {
-    /// When it was made, CLOCK_MONOTONIC.
+    /// When it was published, CLOCK_MONOTONIC.
     pub at_ns: u64,
-    /// The same moment, by the clock that [`Published::now_ns`] reads.
+    /// The same moment, from which [`Published::now_ns`] measures the time since.
     pub made: Instant,
-    /// The ledger.
+    /// Snapshot of the ledger.
     pub snapshot: Snapshot,
-    /// What has happened since the daemon started.
+    /// Counters since the daemon started.
     pub totals: Totals,
-    /// Bytes, about, that the ledger remembers of what processes said.
+    /// Estimated bytes of the ledger's data about processes.
     pub remembered_bytes: usize,
 }
 
 impl Published {
-    /// Now, CLOCK_MONOTONIC. Ages are differences to this: a sample ages while nothing is published, too.
+    /// Returns the current CLOCK_MONOTONIC time. Ages are relative to it, so samples age even while nothing is published.
     pub(crate) fn now_ns(&self) -> u64 {
         self.at_ns.saturating_add(u64::try_from(self.made.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 }
 
-/// Where views read. Reading never waits.
+/// Handle with which views read the published state. Reading never blocks.
 #[derive(Debug, Clone)]
 pub struct SnapshotReader {
     published: watch::Receiver<Arc<Published>>,
@@ -80,44 +80,44 @@ pub struct SnapshotReader {
 }
 
 impl SnapshotReader {
-    /// The state as it was last published: at most a second old, and a tenth of one for who looks often.
+    /// Returns the latest published state: at most 1 s old, and about 0.1 s old for frequent readers.
     pub(crate) fn read(&self) -> Arc<Published> {
         self.read_ns.store(clock::now_ns(), Ordering::Relaxed);
         self.published.borrow().clone()
     }
 
-    /// When somebody last looked.
+    /// Returns when a view last read, CLOCK_MONOTONIC.
     pub(crate) fn read_ns(&self) -> u64 {
         self.read_ns.load(Ordering::Relaxed)
     }
 
-    /// When the aggregator last ticked: several times a second.
+    /// Returns when the aggregator last ticked, CLOCK_MONOTONIC. It ticks several times a second.
     pub(crate) fn turned_ns(&self) -> u64 {
         self.turned_ns.load(Ordering::Relaxed)
     }
 }
 
-/// What views ask the aggregator for.
+/// Requests of views to the aggregator.
 pub enum Query {
-    /// Runs of the processes that are wanted, as they stand.
+    /// Returns the current runs of processes that match the filter. The work is charged to the user who asks.
     Runs(Box<dyn Fn(&ProcessView) -> bool + Send>, CpuCharge, oneshot::Sender<Vec<Run>>),
-    /// A mark of this name for live processes that are wanted; says when, and whose.
+    /// Adds a mark with this name to live processes that match the filter. Returns its time (CLOCK_MONOTONIC) and their pids.
     Mark(String, Box<dyn Fn(&ProcessView) -> bool + Send>, oneshot::Sender<(u64, Vec<u32>)>),
 }
 
-/// What peers can make the ledger remember, unless the configuration says otherwise: with what the daemon has beside it, less than
+/// Default limits of the data that peers can cause the ledger to keep. Together with the daemon's other memory they stay below
 /// the unit's `MemoryMax`.
 pub(crate) const LIMITS: Limits =
     Limits { rows_per_process: 4_000_000, bytes_per_user: 224 << 20, bytes: 320 << 20 };
 
-/// How often runs are written and rolled, and what the ledger may remember.
+/// Intervals for writing and rolling runs, and limits of the ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AggregatorSettings {
-    /// Runs that go on are written that often.
+    /// Interval for writing the runs of live processes.
     pub checkpoint: Duration,
-    /// What peers can make the ledger remember.
+    /// Limits of the data that peers can cause the ledger to keep.
     pub limits: Limits,
-    /// Processes that live longer have a run per such time; `None`: one, however long.
+    /// A process that lives longer gets one run for each such period; `None`: one run for its whole life.
     pub roll: Option<Duration>,
 }
 
@@ -127,7 +127,7 @@ impl Default for AggregatorSettings {
     }
 }
 
-/// The owner of the ledger.
+/// Owner of the ledger.
 pub struct Aggregator {
     builder: RunBuilder,
     tracks: ProcessTable,
@@ -142,25 +142,25 @@ pub struct Aggregator {
     changed: bool,
     wall_offset_ns: i128,
     anchored_ns: u64,
-    /// When all runs with news were last made due, and when those that are new were.
+    /// When all changed runs were last made due, and when new runs were, CLOCK_MONOTONIC.
     checkpoint_ns: u64,
     first_ns: u64,
     roll: Roll,
-    /// Processes whose part has ended, and whose run waits for that room.
+    /// Processes whose part has ended and whose run waits for room in the store's queue.
     rolling: VecDeque<ProcessKey>,
-    /// Ended processes whose runs wait for room in front of the store.
+    /// Ended processes whose runs wait for room in the store's queue.
     closing: VecDeque<ProcessKey>,
     deferred: DeferredBatches,
     boot_id: String,
     tally: NodeCounters,
-    /// What the store says of processes that are new to this life.
+    /// What the store has recorded about processes that this daemon sees for the first time.
     recalls: (UnboundedSender<Recalled>, UnboundedReceiver<Recalled>),
-    /// Records that the ledger's limits had refused when views were last told.
+    /// Records refused by the ledger's limits, as of the last snapshot.
     refused: RefusedRecords,
 }
 
 impl Aggregator {
-    /// Makes an aggregator with an empty ledger, and what views read it with.
+    /// Returns an aggregator with an empty ledger, and the handle with which views read it.
     pub fn new(stats: Arc<Stats>, keeper: RunWriter, pace: AggregatorSettings) -> (Self, SnapshotReader) {
         let now_ns = clock::now_ns();
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -211,21 +211,22 @@ impl Aggregator {
         (core, board)
     }
 
-    /// Records from now on, or no longer.
+    /// Starts a recording, or ends the current one with `None`.
     pub(crate) fn record(&mut self, recorder: Option<Recorder>) {
         self.recorder = recorder;
-        // A recording begins with what ties its times to the wall clock.
+        // A recording must begin with an anchor that ties its times to the wall clock.
         self.anchored_ns = 0;
     }
 
-    /// How often runs are written.
+    /// Applies new settings.
     pub fn set_pace(&mut self, pace: AggregatorSettings) {
         self.pace = pace;
         self.roll.set(pace.roll, self.wall_ns(clock::now_ns()));
         self.builder.limit(pace.limits);
     }
 
-    /// Takes what comes until `work` says that it is over; then closes what is open.
+    /// Applies batches and answers queries until a [`Command::End`] arrives or the command channel closes. Then closes all open
+    /// runs.
     pub async fn run(
         mut self,
         mut inbox: mpsc::Receiver<Batch>,
@@ -267,14 +268,14 @@ impl Aggregator {
                     } else {
                         self.finish(now_ns);
                     }
-                    // An inbox that was emptied gives others their turn by itself; a turn costs a system call.
+                    // Emptying the inbox already lets other tasks run. Yielding as well would cost a system call.
                     if taken == BATCHES {
                         tokio::task::yield_now().await;
                     }
                 }
             }
         }
-        // What sources had handed over before they were told to end.
+        // Apply the batches that sources had handed over before shutdown.
         while let Ok(batch) = inbox.try_recv() {
             self.take(batch);
         }
@@ -283,7 +284,7 @@ impl Aggregator {
         self.close().await;
     }
 
-    /// Observes a batch; one of a process that rests goes behind what that process has said before.
+    /// Applies a batch. If earlier batches of its process are deferred, it queues behind them.
     pub fn take(&mut self, batch: Batch) {
         let passed = match batch.origin {
             Origin::Process(key) => self.deferred.pass(key, batch),
@@ -294,7 +295,7 @@ impl Aggregator {
         }
     }
 
-    /// A process that has rested goes on; whether there was one.
+    /// Applies the deferred batches of a process that is due. Returns whether there was one.
     fn go_on(&mut self, now_ns: u64) -> bool {
         let batches = self.deferred.take_due(now_ns);
         let is_one = batches.is_some();
@@ -312,7 +313,8 @@ impl Aggregator {
             && !self.tracks.register(key)
             && !(begins_agent(&batch.frames) && self.tracks.reopen(key))
         {
-            // What ends a connection is of no consequence then; what has a number is missing from the run.
+            // The end of a connection does not matter for a process whose run is closed. Records with a sequence number are
+            // missing from the run, so they are counted.
             let events = std::iter::from_fn(|| {
                 let (slot, payload, after) = frame::split_frame(rest).ok().flatten()?;
                 rest = after;
@@ -323,14 +325,14 @@ impl Aggregator {
             self.stats.add(Count::SkippedOver, events);
             return;
         }
-        // Framing was checked by the source; what is cut ends the batch.
+        // The source has checked the framing; a truncated frame ends the batch.
         while let Ok(Some((slot, payload, after))) = frame::split_frame(rest) {
             if let Ok(record) = Record::decode(slot, payload) {
                 self.observe(batch.origin, &record);
                 records += 1;
             }
             rest = after;
-            // What others' work takes meanwhile, on a busy machine, is not this one's.
+            // Processor time decides: on a busy machine the elapsed time includes other work.
             is_long = records % batch::FRAMES == 0 && began.elapsed() >= batch::LONG && took() >= batch::LONG;
             if is_long {
                 break;
@@ -356,7 +358,7 @@ impl Aggregator {
         }
     }
 
-    /// An earlier life of the daemon knew this process.
+    /// Tells the ledger how far an earlier daemon had recorded a process that is new to this one.
     fn hear_of_earlier(&mut self, recalled: &Recalled) {
         let Recalled { key, events, lost, program } = *recalled;
         if self.tracks.has(key) {
@@ -408,7 +410,7 @@ impl Aggregator {
         }
     }
 
-    /// Time has passed.
+    /// Does the periodic work: anchors the clock, closes ended processes, writes and rolls runs, publishes.
     pub fn tick(&mut self, now_ns: u64) {
         self.host(&Record { stamp: Stamp { time_ns: now_ns, ..Stamp::default() }, body: Body::Tick {} });
         if now_ns.saturating_sub(self.anchored_ns) >= ANCHOR_NS {
@@ -429,13 +431,13 @@ impl Aggregator {
         self.roll(now_ns);
         self.turned_ns.store(now_ns, Ordering::Relaxed);
         let watched = now_ns.saturating_sub(self.read_ns.load(Ordering::Relaxed)) < WATCHED_NS;
-        // What is published says what is `stale`, which changes when nothing else does.
+        // Publish also without changes, because a snapshot marks data as `stale` by its age.
         if self.changed && watched || now_ns.saturating_sub(self.published_ns) >= IDLE_PUBLISH_NS {
             self.publish(now_ns);
         }
     }
 
-    /// Shows views the state of now.
+    /// Publishes the current state for views.
     pub fn publish(&mut self, now_ns: u64) {
         (self.published_ns, self.changed) = (now_ns, false);
         let snapshot = self.builder.ledger().snapshot();
@@ -455,7 +457,7 @@ impl Aggregator {
         }));
     }
 
-    /// Something that the daemon itself says.
+    /// Applies a record of the daemon itself, and records it.
     fn host(&mut self, record: &Record<'_>) {
         self.builder.observe(Origin::Host, record);
         if let Some(recorder) = &self.recorder {
@@ -480,7 +482,7 @@ impl Aggregator {
 
     fn answer(&mut self, ask: Query) {
         match ask {
-            // Who asked has gone away.
+            // The client has disconnected.
             Query::Runs(_, _, reply) if reply.is_closed() => {}
             Query::Runs(wanted, charge, reply) => {
                 let runs = charge.run(|| {
@@ -510,13 +512,13 @@ impl Aggregator {
     }
 }
 
-/// Whether these frames begin with the record by which a connection says that an agent is there.
+/// Returns whether the first record announces that an agent is connected.
 fn begins_agent(frames: &[u8]) -> bool {
     let Ok(Some((slot, payload, _))) = frame::split_frame(frames) else { return false };
     matches!(Record::decode(slot, payload), Ok(Record { body: Body::Source { up: true, .. }, .. }))
 }
 
-/// Waits for a moment; where there is none, for ever.
+/// Waits until a moment (CLOCK_MONOTONIC); without one, for ever.
 async fn at(moment_ns: Option<u64>) {
     match moment_ns.map(|moment_ns| moment_ns.saturating_sub(clock::now_ns())) {
         Some(wait_ns) => tokio::time::sleep(Duration::from_nanos(wait_ns)).await,
@@ -527,16 +529,16 @@ async fn at(moment_ns: Option<u64>) {
 /// Commands of the app.
 #[derive(Debug)]
 pub enum Command {
-    /// Record there from now on, or no longer.
+    /// Start this recording, or end the current one with `None`.
     Record(Option<Recorder>),
-    /// Write runs so often.
+    /// Apply these settings.
     AggregatorSettings(AggregatorSettings),
-    /// Close everything.
+    /// Close all runs and end.
     End,
 }
 
-/// The ledger is told of the end of a process when its run is closed, not when it was seen: a recording must say
-/// it in the same place.
+/// Removes `ProcessGone` records from a batch before it is recorded. The ledger gets its own such record when the run is closed,
+/// not when the end was seen. A recording must have it at the same position.
 fn without_ends(batch: Batch) -> Batch {
     const PROCESS_GONE: u8 = 101;
     let mut frames = Vec::new();

@@ -1,57 +1,57 @@
-//! What has happened on this node since the daemon started, and is still known when the process is gone: a metric of a
-//! process that ran out of memory ends with it, mostly before anybody scrapes.
+//! Counters of this node since the daemon started. They keep events of processes that are gone: a metric of a process that ran
+//! out of memory disappears with the process, mostly before it is scraped.
 
 use gpumem_ledger::{DeviceName, OomKind, ProcessKey, Snapshot};
 use std::collections::BTreeMap;
 
-/// Since the daemon started.
+/// Counts since the daemon started.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Totals {
     ooms: BTreeMap<(DeviceName, OomKind), u64>,
     lost: u64,
 }
 
-/// Who counts.
+/// Derives the counts from successive snapshots.
 #[derive(Debug, Default)]
 pub(super) struct NodeCounters {
-    /// So far.
+    /// Counts until the last update.
     pub totals: Totals,
-    /// What has been counted of processes that live.
+    /// Events of live processes that are already in the totals.
     seen: BTreeMap<ProcessKey, Seen>,
 }
 
 #[derive(Debug, Clone, Default)]
 struct Seen {
     lost: u64,
-    /// Times of each entry, by account and the moment of the first.
+    /// Count of each out-of-memory entry, by account and time of its first event.
     ooms: BTreeMap<(usize, u64), u64>,
 }
 
 impl Totals {
-    /// Times that memory ran out on a device.
+    /// Returns how many times memory ran out on a device.
     pub(crate) fn ooms(&self, device: DeviceName, kind: OomKind) -> u64 {
         self.ooms.get(&(device, kind)).copied().unwrap_or(0)
     }
 
-    /// Ordered records that were lost.
+    /// Returns how many ordered records were lost.
     pub(crate) fn lost(&self) -> u64 {
         self.lost
     }
 }
 
 impl NodeCounters {
-    /// Counts what is new. Those that are gone from the ledger are forgotten.
+    /// Adds the events that are new in this snapshot. Drops the state of processes that have left the ledger.
     pub(crate) fn update(&mut self, snapshot: &Snapshot) {
         let mut before = std::mem::take(&mut self.seen);
         for process in &snapshot.processes {
             let mut seen = before.remove(&process.key).unwrap_or_default();
-            // A process of which a new part begins may count anew.
+            // The count may start again at 0 when a new part of a process begins.
             let lost = process.coverage.lost_in_all();
             let more = lost.checked_sub(seen.lost).unwrap_or(lost);
             self.totals.lost = self.totals.lost.saturating_add(more);
             seen.lost = lost;
             let known = std::mem::take(&mut seen.ooms);
-            // A refusal that nobody gave up for is not the end of anything; it may become one.
+            // A refusal after which the program went on (`Pressure`) is not counted; it may become another kind later.
             for (account, oom) in process.ooms.iter().filter(|(_, oom)| oom.kind != OomKind::Pressure) {
                 let device = process.accounts.get(*account).and_then(|account| account.device);
                 let Some(device) = device.and_then(|device| snapshot.devices.get(device)) else { continue };

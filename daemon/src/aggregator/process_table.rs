@@ -1,55 +1,55 @@
-//! Which processes there are, how many agents speak for each, and when one of them is over.
+//! Processes that are not closed, the number of connected agents of each, and when a run can be closed.
 //!
-//! That a process has ended is seen at once (its pidfd), but what its agent had recorded is still being read: the
-//! run is closed when the last agent's last word is here.
+//! The end of a process is seen at once through its pidfd, but the records of its agent may still be in the socket. The run is
+//! closed when the last agent's connection has been read to its end.
 
 use gpumem_ledger::ProcessKey;
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 
-/// Processes whose run was closed that are remembered, so that a straggling sample does not begin them anew.
+/// Number of closed processes that are remembered, so that a late sample does not start a new run.
 const REMEMBERED: usize = 16_384;
 
 #[derive(Debug, Default)]
 struct Track {
-    /// Connections that speak for it.
+    /// Connected agents.
     agents: u32,
-    /// One of them did.
+    /// Whether an agent was ever connected.
     spoke: bool,
-    /// The driver's accounting speaks of it, and will once more after its end.
+    /// Whether the driver's accounting has reported it; it reports once more after the process's end.
     is_accounted: bool,
-    /// When it ended, and its status.
+    /// Time of its end (CLOCK_MONOTONIC) and exit status.
     gone: Option<(u64, Option<u64>)>,
-    /// Something was said since it was last written.
+    /// Whether records arrived since its run was last written.
     changed: bool,
-    /// It was never written.
+    /// Whether its run was never written.
     is_new: bool,
-    /// Its run waits to be written.
+    /// Whether its run is in the queue to be written.
     is_due: bool,
 }
 
-/// All processes that are not over.
+/// All processes that are not closed.
 #[derive(Debug, Default)]
 pub(crate) struct ProcessTable {
     tracks: BTreeMap<ProcessKey, Track>,
-    /// Those of them that have ended.
+    /// Those of `tracks` that have ended.
     ending: BTreeSet<ProcessKey>,
-    /// Runs that wait to be written, longest first, and since when, CLOCK_MONOTONIC.
+    /// Runs to be written, the longest waiting first, with the time since when they wait, CLOCK_MONOTONIC.
     due: VecDeque<(ProcessKey, u64)>,
-    /// Those that are over, oldest first.
+    /// Closed processes, oldest first.
     over: VecDeque<ProcessKey>,
     is_over: HashSet<ProcessKey>,
-    /// Those whose end was told before anything else, with its time and status, oldest first. What was said of
-    /// them is still on its way: an agent's hello, or a sample that named them while they lived.
+    /// Processes whose end was reported before anything else, with its time and status, oldest first. Their records may still be
+    /// on their way: an agent's hello, or a sample that listed them while they lived.
     early: VecDeque<(ProcessKey, u64, Option<u64>)>,
-    /// Processes without a start time (they ended before /proc was asked, or are in a namespace that is not seen from
-    /// here) by the devices that list them, and whether the list that is being read did. No pidfd tells their end.
+    /// Processes without a start time, by the device that lists them, and whether the list being read has named them. They ended
+    /// before /proc was read, or are in a namespace that is not visible here. No pidfd reports their end.
     unseen: BTreeMap<(u8, ProcessKey), bool>,
-    /// New since they were last asked for.
+    /// Processes that are new since the last [`ProcessTable::take_newcomers`].
     newcomers: Vec<ProcessKey>,
 }
 
 impl ProcessTable {
-    /// Something is said about a process. False: it is over.
+    /// Notes that a record about a process has arrived. Returns false if its run is closed.
     pub(crate) fn register(&mut self, key: ProcessKey) -> bool {
         if let Some(track) = self.tracks.get_mut(&key) {
             track.changed = true;
@@ -69,37 +69,37 @@ impl ProcessTable {
         true
     }
 
-    /// Begins another run of a process that is over: its agent's hello was read late. The store joins that run with the first one.
-    /// Whether the process may have records now.
+    /// Begins another run of a closed process, because its agent's hello was read late. The store joins that run with the first
+    /// one. Returns whether the process may have records now.
     pub(crate) fn reopen(&mut self, key: ProcessKey) -> bool {
         self.is_over.remove(&key);
         self.over.retain(|over| *over != key);
         self.register(key)
     }
 
-    /// Processes that are new since this was last asked.
+    /// Returns the processes that are new since the last call.
     pub(crate) fn take_newcomers(&mut self) -> Vec<ProcessKey> {
         std::mem::take(&mut self.newcomers)
     }
 
-    /// Whether it is there and not over.
+    /// Returns whether the process is in the table and not closed.
     pub(crate) fn has(&self, key: ProcessKey) -> bool {
         self.tracks.contains_key(&key)
     }
 
-    /// A list of a device begins.
+    /// Begins the process list of a device.
     pub(crate) fn list_begins(&mut self, device: u8) {
         self.unseen.iter_mut().filter(|((on, _), _)| *on == device).for_each(|(_, named)| *named = false);
     }
 
-    /// It names a process.
+    /// Notes that a device's list names a process.
     pub(crate) fn list_names(&mut self, device: u8, key: ProcessKey) {
         if key.start_ticks == 0 {
             self.unseen.insert((device, key), true);
         }
     }
 
-    /// It is complete: processes of which nothing else is known than that no list names them any more have ended.
+    /// Ends the process list of a device. Processes without a start time that no list names any more have ended.
     pub(crate) fn list_ends(&mut self, device: u8, time_ns: u64) {
         let left = self.unseen.iter().filter(|((on, _), named)| *on == device && !**named);
         let left: Vec<ProcessKey> = left.map(|(&(_, key), _)| key).collect();
@@ -111,7 +111,7 @@ impl ProcessTable {
         }
     }
 
-    /// An agent speaks for it from now on, or no longer.
+    /// Notes that an agent of the process connected (`up`) or disconnected.
     pub(crate) fn agent(&mut self, key: ProcessKey, up: bool) {
         if let Some(track) = self.tracks.get_mut(&key) {
             track.spoke = true;
@@ -119,14 +119,14 @@ impl ProcessTable {
         }
     }
 
-    /// The driver's accounting speaks of it.
+    /// Notes that the driver's accounting has reported the process.
     pub(crate) fn accounted(&mut self, key: ProcessKey) {
         if let Some(track) = self.tracks.get_mut(&key) {
             track.is_accounted = true;
         }
     }
 
-    /// It has ended. Who says so first is believed.
+    /// Notes the end of a process. The first report of the time counts, and the first status that is known.
     pub(crate) fn gone(&mut self, key: ProcessKey, time_ns: u64, status: Option<u64>) {
         if let Some(track) = self.tracks.get_mut(&key) {
             let (time_ns, known) = *track.gone.get_or_insert((time_ns, status));
@@ -140,10 +140,12 @@ impl ProcessTable {
         }
     }
 
-    /// Those that are over now, and are forgotten here. An agent whose connection has not ended ten times `last_word_ns` after the
-    /// end is not waited for: thousands may end at once, and what each had sent is read before its connection ends. One that has
-    /// not said hello is waited for a tenth of `last_word_ns`: a program of milliseconds may be named by a list and end while its
-    /// hello waits to be read.
+    /// Removes and returns the processes whose runs can be closed. The grace period after the end of a process depends on its
+    /// agents:
+    /// - Connected: up to ten times `last_word_ns`. Thousands may end at once, and the records that each had sent are read before
+    ///   its connection ends.
+    /// - Connected before, or no start time: none.
+    /// - Never connected: a tenth of `last_word_ns`. A list may name a short program that ends while its hello waits to be read.
     pub(crate) fn take_over(
         &mut self,
         now_ns: u64,
@@ -155,7 +157,7 @@ impl ProcessTable {
                 0 => last_word_ns / 10,
                 _ => last_word_ns * 10,
             };
-            // Its last peak comes with the next list of its devices.
+            // Its final peak comes with the next list of its devices.
             let wait_ns = if track.is_accounted { wait_ns.max(last_word_ns / 2) } else { wait_ns };
             track.gone.filter(|(time_ns, _)| now_ns.saturating_sub(*time_ns) >= wait_ns)
         };
@@ -170,7 +172,7 @@ impl ProcessTable {
         for (key, ..) in &over {
             self.tracks.remove(key);
             self.ending.remove(key);
-            // A later process of that pid would have the same key where there is no start time.
+            // Without a start time, a later process with the same pid would have the same key.
             if key.start_ticks != 0 {
                 self.over.push_back(*key);
                 self.is_over.insert(*key);
@@ -184,9 +186,9 @@ impl ProcessTable {
         over
     }
 
-    /// The runs of all processes of which something was said since they were last written are due; those that never were
-    /// go first, in the order in which the processes began: their numbers in the store are in that order. With `only_new`, only these.
-    /// One that `has_run` is false of stays new.
+    /// Queues the runs of all processes with records since they were last written. Runs that were never written go first, in the
+    /// order in which their processes began, because the store numbers them in that order. `only_new` queues only these. A new
+    /// process for which `has_run` is false stays new.
     pub(crate) fn make_due(&mut self, only_new: bool, now_ns: u64, has_run: impl Fn(ProcessKey) -> bool) {
         let mut new = Vec::new();
         for (&key, track) in self.tracks.iter_mut().filter(|(_, track)| track.changed && !track.is_due) {
@@ -205,13 +207,13 @@ impl ProcessTable {
         new.into_iter().for_each(|key| self.due.push_front((key, now_ns)));
     }
 
-    /// The next runs to be written, at most so many, and since when they wait.
+    /// Removes and returns at most `most` runs of the queue, and since when they wait (CLOCK_MONOTONIC).
     pub(crate) fn take_due(&mut self, most: usize) -> Vec<(ProcessKey, u64)> {
         let mut taken = Vec::new();
         while taken.len() < most
             && let Some((key, since_ns)) = self.due.pop_front()
         {
-            // A run that is over is written as such.
+            // Closed processes are skipped: their final run is written instead.
             if let Some(track) = self.tracks.get_mut(&key).filter(|track| track.is_due) {
                 (track.is_due, track.changed) = (false, false);
                 taken.push((key, since_ns));
@@ -220,29 +222,28 @@ impl ProcessTable {
         taken
     }
 
-    /// How many runs are due, and since when the oldest of them is.
+    /// Returns the length of the queue and since when its oldest run waits.
     pub(crate) fn due(&self) -> (usize, Option<u64>) {
         (self.due.len(), self.due.iter().map(|(_, since_ns)| *since_ns).min())
     }
 
-    /// Whether there is one that was never written.
+    /// Returns whether a process was never written.
     pub(crate) fn has_new(&self) -> bool {
         self.tracks.values().any(|track| track.is_new)
     }
 
-    /// Those that have not ended.
+    /// Returns the processes that have not ended.
     pub(crate) fn living(&self) -> Vec<ProcessKey> {
         self.tracks.iter().filter(|(_, track)| track.gone.is_none()).map(|(&key, _)| key).collect()
     }
 
-    /// A new part of its life is to be written.
+    /// Marks a process as changed and never written, because a new part of it begins.
     pub(crate) fn begins_part(&mut self, key: ProcessKey) {
         if let Some(track) = self.tracks.get_mut(&key) {
             (track.changed, track.is_new) = (true, true);
         }
     }
 
-    /// All.
     pub(crate) fn keys(&self) -> Vec<ProcessKey> {
         self.tracks.keys().copied().collect()
     }

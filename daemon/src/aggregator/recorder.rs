@@ -1,6 +1,6 @@
-//! Recording of what the daemon sees, on a thread of its own: a slow disk must not slow the ledger. What it
-//! cannot keep up with is counted and missing, and the reader sees that by the holes in `seq`. A disk that is full or fails
-//! leaves whole frames in the file; when it works again the recording goes on, and agents are asked for their state.
+//! Recording of all records that the daemon sees. It has its own thread, because a slow disk must not slow the ledger. Records
+//! that do not fit in the queue are dropped and counted; readers see the gaps in `seq`. A full or failing disk leaves only whole
+//! frames in the file. When the disk works again, the recording continues and agents are asked to resend their state.
 
 use crate::aggregator::batch::Batch;
 use crate::stats::{Count, Stats};
@@ -16,14 +16,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// Batches that may wait for the disk: at 60 KiB each, 15 MiB at most.
+/// Length of the queue in batches: 15 MiB at most, as each has up to 60 KiB.
 const WAITING: usize = 256;
-/// What was recorded is handed to the system that often: what a crash of the daemon can cost.
+/// Interval for flushing to the kernel. A crash of the daemon loses at most this much.
 const FLUSH: Duration = Duration::from_millis(100);
-/// A disk that does not take it is tried again after this.
+/// Retry interval after a write error.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// A recording that goes on; dropping it ends it.
+/// An open recording; dropping it ends it.
 #[derive(Debug)]
 pub struct Recorder {
     batches: Option<SyncSender<Batch>>,
@@ -32,11 +32,11 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Begins a recording. The file must not be there yet: a restart must not overwrite what the last life
-    /// recorded. `%t` in the path becomes the seconds since 1970. `again` is told when it goes on after something is missing.
+    /// Starts a recording. The file must not exist, because a restart must not overwrite an earlier recording. `%t` in the path
+    /// is replaced by the seconds since 1970. `again` is notified when the recording continues after a gap.
     ///
     /// # Errors
-    /// What the system says about the file.
+    /// Errors of creating and writing the file.
     pub(crate) fn start(path: &Path, stats: Arc<Stats>, again: Arc<Notify>) -> io::Result<Self> {
         let path = expand(path);
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
@@ -48,7 +48,7 @@ impl Recorder {
         Ok(Recorder { batches: Some(batches), thread: Some(thread), stats })
     }
 
-    /// Takes a batch; never waits.
+    /// Queues a batch. Never blocks; counts the records as lost if the queue is full.
     pub(crate) fn take(&self, batch: Batch) {
         if let Some(batches) = &self.batches
             && let Err(error) = batches.try_send(batch)
@@ -64,13 +64,13 @@ impl Drop for Recorder {
     fn drop(&mut self) {
         self.batches = None;
         if let Some(thread) = self.thread.take() {
-            // It has counted what went wrong.
+            // The thread has already counted its errors.
             let _ = thread.join();
         }
     }
 }
 
-/// A file that takes all of what is written at a time or nothing: nothing could be read behind half a frame.
+/// A file that takes each write completely or not at all: a reader could not read past a partial frame.
 #[derive(Debug)]
 struct Whole {
     file: File,
@@ -80,7 +80,7 @@ struct Whole {
 impl Write for Whole {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if let Err(error) = self.file.write_all_at(bytes, self.bytes) {
-            // What is left of it is written over by the next.
+            // Remove the partial write; the next write starts at the same offset.
             let _ = self.file.set_len(self.bytes);
             return Err(error);
         }
@@ -105,7 +105,7 @@ fn record(mut writer: Writer<Whole>, inbox: &Receiver<Batch>, path: &Path, stats
         let mut result = Ok(());
         if let Some(batch) = batch {
             for record in frame::records(&batch.frames).filter_map(|record| record.ok()?.ok()) {
-                // What was refused waits in the writer, and no more than that.
+                // The refused record stays in the writer's buffer. Later ones are dropped, so that the buffer does not grow.
                 let is_lost = broken || result.is_err();
                 if !is_lost {
                     result = writer.write(batch.origin, &record);

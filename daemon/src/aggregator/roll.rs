@@ -1,29 +1,29 @@
-//! When a life goes on in a new part.
+//! When the run of a long-lived process is continued in a new part.
 //!
-//! Parts end at multiples of the period since 1970: with a day, at midnight UTC, as all times of reports are told. A
-//! process rolls when it has lived for a whole period, so that a job of an hour is not cut in two because midnight came.
+//! Parts end at multiples of the period since 1970. With a period of a day that is midnight UTC, the time zone of all reports. A
+//! process rolls only after it has lived for a whole period, so that midnight does not split a job of one hour.
 
 use gpumem_ledger::ProcessKey;
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
-/// Processes that roll at one tick: making a run takes up to some milliseconds, and the ledger waits.
+/// Processes that roll in one tick. Building a run takes up to some milliseconds, during which the ledger waits.
 const AT_ONCE: usize = 8;
-/// Ticks of `start_ticks` in a second, on every architecture that this is built for.
+/// Units of `start_ticks` in a second, on every supported architecture.
 const USER_HZ: u64 = 100;
 
-/// What is to roll.
+/// State of rolling.
 #[derive(Debug, Default)]
 pub(super) struct Roll {
     period: Option<Duration>,
-    /// Periods since 1970 that are over.
+    /// Complete periods since 1970.
     passed: i128,
-    /// Those whose turn has not come yet.
+    /// Processes that are still to roll for the last period.
     waiting: Vec<ProcessKey>,
 }
 
 impl Roll {
-    /// The period from now on.
+    /// Sets the period; a changed one counts from now on.
     pub(crate) fn set(&mut self, period: Option<Duration>, wall_ns: i128) {
         if period == self.period {
             return;
@@ -38,14 +38,14 @@ impl Roll {
         Some(wall_ns.div_euclid(period_ns))
     }
 
-    /// Those that roll now, of the processes that live.
+    /// Returns the processes that roll now, at most [`AT_ONCE`] of those that `living` returns.
     pub(crate) fn take(
         &mut self,
         wall_ns: i128,
         living: impl FnOnce() -> Vec<ProcessKey>,
     ) -> Vec<ProcessKey> {
         let Some((period, passed)) = self.period.zip(self.periods(wall_ns)) else { return Vec::new() };
-        // A clock that was set back does not roll again.
+        // Setting the clock back does not cause another roll.
         if passed > self.passed {
             self.passed = passed;
             let up = since_boot();
@@ -61,8 +61,8 @@ fn since_boot() -> Duration {
     Duration::new(now.tv_sec.try_into().unwrap_or(0), now.tv_nsec.try_into().unwrap_or(0))
 }
 
-/// How long a process has lived. One whose start is not known is as old as the machine: it is there when a period ends, and
-/// a cut is better than a run without end.
+/// Returns the age of a process. A process with unknown start time counts as old as the machine: a needless split is better than
+/// a run that never ends.
 fn age(key: ProcessKey, up: Duration) -> Duration {
     up.saturating_sub(Duration::from_millis(key.start_ticks.saturating_mul(1000 / USER_HZ)))
 }

@@ -1,4 +1,5 @@
-//! Runs to the store: while processes live, when they have ended, and at the daemon's end. As many are made as the store has room for.
+//! Hands runs to the store: while processes live, when they have ended, and at shutdown. Builds only as many runs as the store
+//! has room for.
 
 use super::Aggregator;
 use crate::run_writer::Queue;
@@ -9,17 +10,17 @@ use gpumem_wire::{Body, Record, Stamp};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-/// A process that has ended waits so long for the last word of its agent.
+/// Grace period for the final records of an ended process's agent.
 const LAST_WORD_NS: u64 = 2_000_000_000;
-/// Runs that are made at once: others wait for the ledger meanwhile.
+/// Runs built in one go; the ledger takes no batches meanwhile.
 const RUNS_AT_ONCE: usize = 512;
-/// Ended processes that may wait until the store has room for their runs.
+/// Ended processes that may wait for room in the store's queue.
 const MOST_CLOSING: usize = 16_384;
-/// At the daemon's end, all runs are handed to the store within this.
+/// At shutdown, time limit for handing all runs to the store.
 const LAST_RUNS: Duration = Duration::from_secs(2);
 
 impl Aggregator {
-    /// Closes the runs of processes that have ended and whose agents have said their last word.
+    /// Closes the runs of processes that have ended and whose agents have disconnected or used up their grace period.
     pub(super) fn finish(&mut self, now_ns: u64) {
         let over = self.tracks.take_over(now_ns, LAST_WORD_NS);
         for &(key, time_ns, status) in &over {
@@ -28,7 +29,7 @@ impl Aggregator {
             self.host(&Record { stamp, body: Body::ProcessGone { start_ticks: key.start_ticks, status } });
             self.closing.push_back(key);
         }
-        // Without a start time, the next process of that pid would be taken for this one.
+        // Without a start time, the next process with that pid would be taken for this one, so close all at once.
         let most = if over.iter().any(|(key, ..)| key.start_ticks == 0) || self.closing.len() > MOST_CLOSING {
             usize::MAX
         } else {
@@ -37,7 +38,7 @@ impl Aggregator {
         self.close_ended(most);
     }
 
-    /// Hands the runs of ended processes to the store, at most so many, and forgets these processes.
+    /// Hands the runs of at most `most` ended processes to the store, and removes these processes from the ledger.
     pub(super) fn close_ended(&mut self, most: usize) {
         let keys: Vec<ProcessKey> = self.closing.drain(..most.min(self.closing.len())).collect();
         if keys.is_empty() {
@@ -54,14 +55,14 @@ impl Aggregator {
         self.changed = true;
     }
 
-    /// Ends the parts of processes that have lived for so long, and begins their next ones.
+    /// Ends the parts of processes that have lived for a whole period, and begins their next parts.
     pub(super) fn roll(&mut self, now_ns: u64) {
         let wall_ns = self.wall_ns(now_ns);
         self.rolling.extend(self.roll.take(wall_ns, || self.tracks.living()));
         let room = self.keeper.room().over.min(RUNS_AT_ONCE).min(self.rolling.len());
         let keys: Vec<_> = self.rolling.drain(..room).filter(|key| self.tracks.has(*key)).collect();
         if keys.is_empty() {
-            return; // almost always, and a look at everything is not for nothing
+            return; // the usual case; updating the counters walks the whole snapshot
         }
         self.tally.update(&self.builder.ledger().snapshot());
         for (key, run) in self.builder.roll(&keys, now_ns) {
@@ -73,13 +74,13 @@ impl Aggregator {
         }
     }
 
-    /// See [`ProcessTable::make_due`](super::process_table::Tracks::make_due).
+    /// See [`ProcessTable::make_due`](super::process_table::ProcessTable::make_due).
     pub(super) fn make_due(&mut self, only_new: bool, now_ns: u64) {
         let ledger = self.builder.ledger();
         self.tracks.make_due(only_new, now_ns, |key| ledger.is_on_a_device(key));
     }
 
-    /// Hands runs that are due to the store, as many as it has room for: the others are made when it has, and not before.
+    /// Hands due runs to the store, as many as it has room for. The others are not built before there is room.
     pub(super) fn checkpoint(&mut self, now_ns: u64) {
         let due = self.tracks.take_due(self.keeper.room().living.min(RUNS_AT_ONCE));
         let checkpoint_ns = self.pace.checkpoint.as_nanos() as u64;
@@ -104,7 +105,7 @@ impl Aggregator {
         }
     }
 
-    /// The daemon ends: what goes on is written as far as it got, runs with news first.
+    /// Closes everything at shutdown. Runs of live processes are written in their current state, runs with changes first.
     pub(super) async fn close(&mut self) {
         let began = Instant::now();
         self.finish(u64::MAX);
@@ -127,13 +128,13 @@ impl Aggregator {
         self.recorder = None;
     }
 
-    /// The same for the same life of the same process, also from the daemon's next life.
+    /// Returns the id of a process's run. Later daemons return the same id for the same process.
     pub(super) fn uid(&self, key: ProcessKey) -> String {
         format!("{}:{}:{}", self.boot_id, key.pid, key.start_ticks)
     }
 }
 
-/// A process that never touched a device has no run.
+/// Returns whether a run is stored. Processes that never used a device have none.
 pub(super) fn worth_keeping(run: &Run) -> bool {
     !run.devices.is_empty()
 }

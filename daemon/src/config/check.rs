@@ -1,4 +1,4 @@
-//! Values that make sense. What is refused here gets file, line and key from the reader of the file.
+//! Checks of values. The reader of the file adds file, line and key to an error.
 
 use serde::de::{Deserialize, Deserializer, Error};
 use std::net::SocketAddr;
@@ -56,7 +56,7 @@ pub(super) fn days<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> 
     within(from, 0.0, 36_500.0, "days")
 }
 
-/// Seconds between two rolls; 0 is never.
+/// Reads the seconds between two rolls; 0: never.
 pub(super) fn roll<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     let value = f64::deserialize(from)?;
     if value == 0.0 || (1.0..=2_678_400.0).contains(&value) {
@@ -67,7 +67,7 @@ pub(super) fn roll<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> 
     )))
 }
 
-/// Names of machines and services, or `*.` and the end of one: what a browser may say that it asks for.
+/// Reads names of machines and services, or `*.` and a suffix: accepted values of `Host` in requests.
 pub(super) fn hosts<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
     let hosts = Vec::<String>::deserialize(from)?;
     for host in &hosts {
@@ -102,7 +102,7 @@ pub(super) fn address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Socke
     })
 }
 
-/// The daemon's own folder is `/`, and not where somebody typed the path.
+/// Reads an absolute path or `off`. A relative path would be relative to `/`, the daemon's working directory.
 pub(super) fn folder<'de, D: Deserializer<'de>>(from: D) -> Result<Option<PathBuf>, D::Error> {
     let text = String::deserialize(from)?;
     match Path::new(&text) {

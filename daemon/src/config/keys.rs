@@ -1,6 +1,6 @@
 //! The table of keys: name, type, default, whether a reload applies the key, and the check of its value.
 //!
-//! config/gpumemd.toml has every key with its default and what it means.
+//! config/gpumemd.toml lists every key with its default and meaning.
 
 use super::check;
 use crate::aggregator::LIMITS;
@@ -136,42 +136,42 @@ pub enum Tenants {
     Anonymous,
 }
 
-/// What the live page shows.
+/// Level of detail of the live page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Page {
-    /// There is no page.
+    /// No page.
     Off,
-    /// Categories, and what metrics show.
+    /// Categories, and the values of the metrics.
     #[default]
     Categories,
     /// Also tags.
     Tags,
 }
 
-/// The configuration file that is read when none is named.
+/// Configuration file if none is named.
 pub(crate) const USUAL_PATH: &str = "/etc/gpumemd/gpumemd.toml";
 
-/// Why there is no configuration.
+/// Reason for an invalid configuration.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum Error {
     /// The file cannot be read.
     #[error("{}: {source}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
-    /// It does not say what a configuration says.
+    /// The file is not a valid configuration.
     #[error("{}: {source}", path.display())]
     Parse { path: PathBuf, source: Box<toml::de::Error> },
-    /// Nothing says where files are to be kept.
+    /// No directory for files is configured, and the environment has none.
     #[error("no home directory is known: set HOME, or {0} in the configuration")]
     NoHome(&'static str),
 }
 
 impl Config {
-    /// The file at `path`; without one the usual file, if it is there.
+    /// Loads the file at `path`; without one, the usual file if it exists.
     ///
     /// # Errors
-    /// [`Error`]; that the usual file is missing is none.
+    /// [`Error`]; a missing usual file is not an error.
     pub fn load(path: Option<&Path>) -> Result<Self, Error> {
         let named = path.unwrap_or(Path::new(USUAL_PATH));
         match std::fs::read_to_string(named) {
@@ -183,7 +183,7 @@ impl Config {
         }
     }
 
-    /// The configuration in a text.
+    /// Parses a configuration.
     ///
     /// # Errors
     /// [`Error::Parse`], with line and key.
@@ -192,35 +192,36 @@ impl Config {
     }
 }
 
-/// Every key with its value as it would be typed; one that was left open is not there.
+/// All keys with their values in the file's syntax; unset keys are absent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Keys(BTreeMap<String, String>);
 
-/// A key that differs.
+/// A changed key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// With its section.
+    /// Key with its section.
     pub key: String,
-    /// As it would be typed; `unset` where it was left open.
+    /// Value in the file's syntax; `unset` if not set.
     pub old: String,
-    /// The same.
+    /// Value in the file's syntax; `unset` if not set.
     pub new: String,
-    /// It takes effect now.
+    /// Whether it takes effect without a restart.
     pub at_once: bool,
 }
 
 impl Keys {
-    /// Of a configuration.
+    /// Returns the keys of a configuration.
     pub fn of(config: &Config) -> Self {
         let mut keys = BTreeMap::new();
-        // Fails only for a path that is no text, and then a file could not have said it.
+        // Fails only for a path that is not UTF-8, which a file cannot contain.
         if let Ok(value) = serde_json::to_value(config) {
             flatten("", &value, &mut keys);
         }
         Keys(keys)
     }
 
-    /// What `new` changes. What needs a restart goes on as it is here, so the next time it is told again.
+    /// Applies `new` and returns the changes. Keys that need a restart keep their running value here, so that the next reload
+    /// reports them again.
     pub fn take(&mut self, new: &Keys) -> Vec<Change> {
         let all: BTreeSet<String> = self.0.keys().chain(new.0.keys()).cloned().collect();
         let mut changes = Vec::new();
@@ -274,7 +275,7 @@ fn flatten(section: &str, value: &Value, keys: &mut BTreeMap<String, String>) {
     }
 }
 
-/// An address as the file has it.
+/// Writes an address in the file's syntax.
 fn address<S: Serializer>(address: &Option<SocketAddr>, to: S) -> Result<S::Ok, S::Error> {
     match address {
         Some(address) => to.collect_str(address),

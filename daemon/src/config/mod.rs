@@ -1,8 +1,7 @@
-//! The configuration: the file as typed ([`Config`]), and the settings as meant ([`Settings`]), with what the
-//! file leaves open decided by who runs the daemon.
+//! The configuration: the file ([`Config`]), and the settings derived from it ([`Settings`]). Values that the file leaves open
+//! depend on the user who runs the daemon.
 //!
-//! A key that does not exist, or a value that makes no sense, is refused with file, line, key and what is
-//! allowed.
+//! An unknown key or an invalid value is refused with file, line, key and the allowed values.
 
 mod check;
 mod keys;

@@ -1,4 +1,4 @@
-//! The settings as meant: what a configuration means for the user who runs the daemon.
+//! Settings: the values of a configuration for the user who runs the daemon.
 
 use super::keys::{Config, Error, Page, Tenants};
 use crate::aggregator::AggregatorSettings;
@@ -28,7 +28,7 @@ pub struct Home {
 }
 
 impl Home {
-    /// Reads them from this process.
+    /// Reads the values of this process.
     pub fn of_process() -> Self {
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let absolute = |name| set(name).filter(|path| path.is_absolute());
@@ -73,43 +73,43 @@ impl Home {
 pub struct Settings {
     /// Holds `control.sock`, `agent/agent.sock` and a link to that.
     pub runtime_dir: PathBuf,
-    /// The daemon is of one user, and ends when it is idle.
+    /// Whether the daemon serves one user, and ends when it is idle.
     pub private: bool,
     /// The run store.
     pub store: PathBuf,
-    /// How often runs are written, and when they roll.
+    /// Intervals for writing and rolling runs, and limits of the ledger.
     pub pace: AggregatorSettings,
-    /// Which runs are deleted.
+    /// Rules for deleting runs.
     pub retention: Retention,
-    /// Bytes that runs waiting for the store may take.
+    /// Limit of the memory of runs that wait for the store, in bytes.
     pub waiting_bytes: usize,
     /// File of the recording.
     pub record: Option<PathBuf>,
-    /// How much of other users' processes is shown.
+    /// How much of other users' processes is visible.
     pub tenants: Tenants,
     /// Limits of agents.
     pub limits: AgentLimits,
-    /// How NVML is read.
+    /// Settings for reading NVML.
     pub nvml: NvmlSettings,
     /// The kernel log and control groups.
     pub kernel: KernelSettings,
     /// Sources of facts about processes.
     pub who: ProcessSettings,
-    /// Where metrics are served.
+    /// Address of the metrics listener.
     pub listen: Option<SocketAddr>,
-    /// Connections for metrics at once.
+    /// Limit of connections for metrics at one time.
     pub http_connections: usize,
-    /// Series of one scrape.
+    /// Limit of series in one scrape.
     pub max_series: usize,
-    /// Tags of a process that are series.
+    /// Most tags of a process that are series.
     pub tags: usize,
-    /// Processes younger than this have no series of their own.
+    /// Processes younger than this are folded into one.
     pub young: Duration,
     /// Rules that name categories.
     pub rules: String,
-    /// What the live page shows.
+    /// Level of detail of the live page.
     pub page: Page,
-    /// Host names that requests may have.
+    /// Host names accepted in requests, besides those of this machine.
     pub hosts: Vec<String>,
     /// Limits of the control socket.
     pub control: ControlLimits,
@@ -154,7 +154,7 @@ impl Settings {
                 hello: seconds(agent.hello_timeout_s),
                 bytes_per_s: agent.mib_per_s << 20,
                 shared_bytes: agent.shared_mib << 20,
-                // A quarter of what the ledger may remember of them.
+                // A quarter of the memory that the ledger may use for this user's processes.
                 rows: agent
                     .rows_per_process
                     .min((agent.memory_mib_per_uid << 20) / 4 / gpumem_wire::SLOT_BYTES),
@@ -197,12 +197,12 @@ impl Settings {
     }
 }
 
-/// Zero means never.
+/// Returns `None` for 0, which means never.
 fn not_zero(value: f64) -> Option<f64> {
     (value > 0.0).then_some(value)
 }
 
-/// How NVML is read.
+/// Settings for reading NVML.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 pub struct NvmlSettings {
     /// The library to open; `None`: it is searched for.
@@ -211,7 +211,7 @@ pub struct NvmlSettings {
     pub memory_hz: u32,
     /// Longest interval between lists of a device, as far as the budget allows.
     pub list_interval: Duration,
-    /// Share of wall time that list calls may take: each of them stops the driver for every GPU.
+    /// Share of wall time for list calls: each call locks the driver for all GPUs.
     pub list_budget: f64,
     /// A device is listed sooner when its `used` has moved by at least this much.
     pub list_threshold_bytes: u64,
@@ -221,9 +221,9 @@ pub struct NvmlSettings {
     pub call_timeout: Duration,
     /// A device whose call hung is retried after this, doubled each time.
     pub hang_retry: Duration,
-    /// Bytes per process are believed even where pids look like another namespace's.
+    /// Trusts the bytes of processes even if pids seem to be those of another namespace.
     pub trust_pids: bool,
-    /// The program that has `nvml-poller`; this one if not given.
+    /// Program with the subcommand `nvml-poller`; `None`: this one.
     #[serde(skip)]
     pub program: Option<PathBuf>,
 }
@@ -245,7 +245,7 @@ impl Default for NvmlSettings {
     }
 }
 
-/// Where the kernel reports ends of processes.
+/// Sources of the kernel's reports on ends of processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelSettings {
     /// The kernel log; `None`: it is not read.
@@ -254,11 +254,11 @@ pub struct KernelSettings {
     pub groups: PathBuf,
 }
 
-/// Sources of facts about processes beside /proc.
+/// Sources of facts about processes besides /proc.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ProcessSettings {
     /// Folder in which the kubelet names containers.
     pub container_names: Option<PathBuf>,
-    /// Folder in which a batch system's prolog gives GPUs to jobs.
+    /// Folder with a batch system's files that assign GPUs to jobs.
     pub job_mapping: Option<PathBuf>,
 }

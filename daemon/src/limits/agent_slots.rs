@@ -1,53 +1,53 @@
-//! Slots of agents' connections: in all, of one user, and of peers that have not said hello.
+//! Slots of agents' connections: limits in total, for each user, and for peers without a hello.
 
 use super::connection_slots::{ConnectionSlot, ConnectionSlots};
 use super::user_queue::UserQueue;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What peers on the agent socket may do.
+/// Limits of peers on the agent socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AgentLimits {
-    /// Connections at once.
+    /// Connections at one time.
     pub connections: usize,
-    /// Connections of one user at once.
+    /// Connections of one user at one time.
     pub connections_per_uid: usize,
-    /// Connections whose hello has not come.
+    /// Connections without a hello.
     pub waiting: usize,
     /// Timeout of the hello.
     pub hello: Duration,
-    /// Bytes that one connection may send in a second; more waits. 0: no limit.
+    /// Bytes that one connection may send in a second; its further packets wait. 0: no limit.
     pub bytes_per_s: u64,
-    /// Largest memory that an agent may hand over.
+    /// Largest shared memory of an agent, in bytes.
     pub shared_bytes: u64,
-    /// Rows of it that are read when the agent ends and records of it are missing.
+    /// Most live rows that are read when the agent ends and records are missing.
     pub rows: usize,
 }
 
-/// Why there is no slot.
+/// Reason why there is no slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AgentSlotsFull {
-    /// All are taken.
+    /// All slots are taken.
     All,
-    /// All of this user are taken.
+    /// All slots of this user are taken.
     OfUid,
-    /// All for peers without a hello are taken.
+    /// All slots for peers without a hello are taken.
     Waiting,
 }
 
 /// How long a peer may wait to say hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Patience {
-    /// [`AgentLimits::hello`].
+    /// The whole timeout, [`AgentLimits::hello`].
     Whole,
-    /// [`BRIEF`]: the slots of peers that may wait for longer are taken. A program may be interrupted between connect(2) and its
-    /// hello, and if it lives for milliseconds it does not connect again.
+    /// The short timeout, [`BRIEF`], because the slots with the whole timeout are taken. A program may be interrupted between
+    /// connect(2) and its hello, and a very short program does not connect again.
     Brief,
 }
 
 /// Timeout of the hello of a peer with [`Patience::Brief`].
 pub(crate) const BRIEF: Duration = Duration::from_millis(500);
-/// Peers with [`Patience::Brief`], as a multiple of [`AgentLimits::waiting`].
+/// Limit of peers with [`Patience::Brief`], as a multiple of [`AgentLimits::waiting`].
 const BRIEF_SHARE: usize = 4;
 
 /// The slots of the agent socket.
@@ -58,7 +58,7 @@ pub(crate) struct AgentSlots {
     brief: Arc<ConnectionSlots>,
 }
 
-/// A slot of an agent; given back when dropped.
+/// Slot of an agent; given back when dropped.
 #[derive(Debug)]
 pub(crate) struct AgentSlot {
     connection: ConnectionSlot<UserQueue>,
@@ -67,12 +67,12 @@ pub(crate) struct AgentSlot {
 }
 
 impl AgentSlots {
-    /// Returns the numbers of connections and of those without a hello. Peers with [`Patience::Brief`] are in neither.
+    /// Returns the number of connections, and of those without a hello. Both exclude peers with [`Patience::Brief`].
     pub(crate) fn count(&self) -> (usize, usize) {
         (self.connections.count() - self.brief.count(), self.waiting.count())
     }
 
-    /// Returns the number of connections that have said hello.
+    /// Returns the number of connections with a hello.
     pub(crate) fn welcomed(&self) -> usize {
         self.connections.count() - self.waiting.count() - self.brief.count()
     }
@@ -82,13 +82,13 @@ impl AgentSlots {
         self.connections.freed().await;
     }
 
-    /// Takes a slot for a peer whose hello has not come.
+    /// Takes a slot for a peer without a hello.
     ///
     /// # Errors
     /// [`AgentSlotsFull`]
     pub(crate) fn take(&self, uid: u32, limits: &AgentLimits) -> Result<AgentSlot, AgentSlotsFull> {
         let mut slot = self.take_for_hello(uid, limits)?;
-        // A quarter of the slots for one user: their silent peers leave three quarters to the others.
+        // One user may have a quarter of these slots, so that silent peers leave the rest to others.
         let waits = |slots: &Arc<ConnectionSlots>, most: usize| slots.take(uid, most, (most / 4).max(1));
         let waiting = waits(&self.waiting, limits.waiting).map(|slot| (Patience::Whole, slot));
         let waiting = waiting.or_else(|_| {
@@ -99,7 +99,7 @@ impl AgentSlots {
         Ok(slot)
     }
 
-    /// Takes a slot for a peer whose hello has come: it does not count as waiting.
+    /// Takes a slot for a peer whose hello has arrived; it does not count as waiting.
     ///
     /// # Errors
     /// [`AgentSlotsFull`]
@@ -112,12 +112,12 @@ impl AgentSlots {
 }
 
 impl AgentSlot {
-    /// Notes that the peer has said hello.
+    /// Notes that the hello has arrived.
     pub(crate) fn welcomed(&mut self) {
         self.waits = None;
     }
 
-    /// Returns how long the peer may wait to say hello.
+    /// Returns the timeout of the hello.
     pub(crate) fn patience(&self) -> Patience {
         self.waits.as_ref().map_or(Patience::Whole, |(patience, _)| *patience)
     }

@@ -1,7 +1,7 @@
-//! Connection slots: how many connections there may be at once, in all and of one user.
+//! Connection slots: limits of connections at one time, in total and for each user.
 //!
-//! A slot may be marked idle. When all are taken, a newcomer can evict the connection that has been idle longest, so that
-//! clients that connect and send nothing cannot lock out the others.
+//! A slot may be marked idle. When all are taken, a newcomer can evict the connection that has been idle longest. So clients that
+//! connect and send nothing cannot lock out others.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,20 +10,20 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-/// Which limits are reached; at least one is.
+/// Limits that are reached; at least one is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SlotsFull {
-    /// That of all connections.
+    /// The limit of all connections.
     pub all: bool,
-    /// That of the user's.
+    /// The limit of the user's connections.
     pub user: bool,
 }
 
-/// The slots of one socket. `T` is what the connections of a user share; it lives as long as one of them.
+/// Slots of one socket. `T` is the state shared by a user's connections; it lives as long as one of them.
 #[derive(Debug)]
 pub(crate) struct ConnectionSlots<T = ()> {
     taken: Mutex<Taken<T>>,
-    /// A slot was given back.
+    /// Notifies when a slot is given back.
     freed: Notify,
 }
 
@@ -49,9 +49,9 @@ pub(crate) struct ConnectionSlot<T = ()> {
     uid: u32,
     number: u64,
     evicted: Arc<Notify>,
-    /// Its key among the idle connections.
+    /// Time under which it is listed as idle.
     evictable_at: Mutex<Option<Instant>>,
-    /// What it shares with the other connections of its user.
+    /// State shared with the user's other connections.
     pub shared: Arc<T>,
 }
 
@@ -77,7 +77,7 @@ impl<T: Default> ConnectionSlots<T> {
         self.freed.notified().await;
     }
 
-    /// Takes a slot for a connection of `uid`, at most `most` in all and `most_of_user` of this user.
+    /// Takes a slot for a connection of `uid`. Limits: `most` in total, `most_of_user` for this user.
     ///
     /// # Errors
     /// [`SlotsFull`]
@@ -152,7 +152,7 @@ impl<T> ConnectionSlot<T> {
         *self.evictable_at() = Some(due);
     }
 
-    /// Marks the connection as active: a request has come.
+    /// Marks the connection as active, because a request has arrived.
     pub(crate) fn mark_active(&self) {
         if let Some(due) = self.evictable_at().take() {
             let mut taken = self.slots.taken.lock().unwrap_or_else(PoisonError::into_inner);
@@ -160,7 +160,7 @@ impl<T> ConnectionSlot<T> {
         }
     }
 
-    /// Returns what is notified when the connection is evicted.
+    /// Returns the notification for the eviction of the connection.
     pub(crate) fn evicted(&self) -> Arc<Notify> {
         Arc::clone(&self.evicted)
     }

@@ -1,8 +1,8 @@
-//! What one user may take from the others: connections, bytes in a second, log lines, time for answers.
+//! Limits that keep one user from blocking others: connections, bytes in a second, log lines, time for answers.
 //!
 //! ```text
-//! connection_slots  connections at once, in all and of one user, with eviction of idle ones
-//! agent_slots       the same for the agent socket, where peers that have not said hello are limited further
+//! connection_slots  limits of connections, in total and for each user, with eviction of idle ones
+//! agent_slots       slots of the agent socket, with a further limit for peers without a hello
 //! rate_limit        bytes in a second; log lines about a user's peers
 //! user_queue        slots in the aggregator's inbox
 //! user_share        processor time for answers
@@ -17,9 +17,9 @@ pub mod user_share;
 /// Limits of the control socket.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ControlLimits {
-    /// Connections at once.
+    /// Connections at one time.
     pub connections: usize,
-    /// Connections of one user at once, so that no user can lock out the others.
+    /// Connections of one user at one time, so that no user can lock out others.
     pub connections_per_uid: usize,
     /// Share of a processor that the answers to one user may take.
     pub share_per_uid: f64,

@@ -1,10 +1,11 @@
-//! Rates: bytes that a connection may send in a second, and log lines about the peers of one user.
+//! Rate limits: bytes that a connection may send in a second, and log lines about the peers of one user.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Bytes in a second. A connection that is over its limit waits, its socket fills, and the agent's ring takes what comes.
+/// Limit of bytes in a second. A connection over its limit is not read: its socket fills, and the agent keeps further records in
+/// its ring.
 #[derive(Debug)]
 pub(crate) struct RateLimit {
     bytes_per_s: u64,
@@ -13,7 +14,7 @@ pub(crate) struct RateLimit {
 }
 
 impl RateLimit {
-    /// `bytes_per_s` 0: no limit.
+    /// Returns a limit; `bytes_per_s` 0: none.
     pub(crate) fn new(bytes_per_s: u64) -> Self {
         RateLimit { bytes_per_s, since: Instant::now(), used: 0 }
     }
@@ -24,7 +25,7 @@ impl RateLimit {
             return false;
         }
         self.used += bytes as u64;
-        // Checked once in a tenth of a second's worth: bursts of that size are free.
+        // Checked each time a tenth of a second's bytes has arrived, so bursts of that size do not wait.
         if self.used < self.bytes_per_s / 10 {
             return false;
         }
@@ -38,7 +39,7 @@ impl RateLimit {
     }
 }
 
-/// Log lines about the peers of one user in each [`LOG_WINDOW`].
+/// Most log lines about the peers of one user in each [`LOG_WINDOW`].
 const LOG_LINES: u32 = 50;
 const LOG_WINDOW: Duration = Duration::from_secs(10);
 
@@ -48,8 +49,8 @@ struct LogWindow {
     by_uid: HashMap<u32, u32>,
 }
 
-/// Limits the log lines about each user's peers, so that a user whose programs come and go cannot push the lines about others
-/// out of the log.
+/// Limits the log lines about each user's peers, so that a user with many short programs cannot push the lines about others out
+/// of the log.
 #[derive(Debug)]
 pub(crate) struct LogRateLimit(Mutex<LogWindow>);
 
@@ -60,7 +61,8 @@ impl Default for LogRateLimit {
 }
 
 impl LogRateLimit {
-    /// Returns whether one more line about a peer of this user may be logged. The last one tells that the rest is counted only.
+    /// Returns whether one more line about a peer of this user may be logged. The last allowed line says that further events are
+    /// only counted.
     pub(crate) fn allows(&self, uid: u32) -> bool {
         let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if window.since.elapsed() >= LOG_WINDOW {

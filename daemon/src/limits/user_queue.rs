@@ -1,8 +1,8 @@
-//! A user's share of the aggregator's inbox, and of the time for reading what ended agents left.
+//! A user's share of the aggregator's inbox, and of the time for reading the memory of ended agents.
 //!
-//! The ledger takes batches in the order in which they come. A connection reads its socket when its user has a free slot, and
-//! the slot is free again when the ledger has taken the batch. What ended agents left is read one agent of a user at a time, and
-//! a user whose read is slow is paused for a multiple of its duration.
+//! The ledger takes batches in order of arrival. A connection reads its socket when its user has a free slot. The slot is free
+//! again when the ledger has taken the batch. The memory of a user's ended agents is read one agent at a time. A user whose read
+//! is slow is paused for a multiple of its duration.
 
 use crate::clock;
 use std::future::poll_fn;
@@ -11,19 +11,19 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 
-/// Batches of one user in the inbox: enough to keep the ledger busy; each adds to the time that other users wait.
+/// Most batches of one user in the inbox. They keep the ledger busy; more would add to the time that other users wait.
 const SLOTS: usize = 4;
-/// Reads that take longer are followed by a pause. Most take milliseconds; a full ring of a million records and as many rows
+/// Duration from which a read is followed by a pause. Most take milliseconds; a full ring of a million records with as many rows
 /// takes a quarter of a second.
 const LONG: Duration = Duration::from_millis(250);
-/// The pause as a multiple of the read's duration: it leaves four fifths of the time to other users.
+/// Length of the pause as a multiple of the read's duration: it leaves four fifths of the time to other users.
 const PAUSE_FACTOR: u32 = 4;
-/// A costly batch keeps its slot for this multiple of the time that it took,
+/// A costly batch keeps its slot for this multiple of its processing time.
 const COSTLY_PAUSE_FACTOR: u32 = 16;
-/// if it took at least this long.
+/// Least processing time of a costly batch that keeps its slot for longer.
 const COSTLY: Duration = Duration::from_millis(1);
 
-/// What the connections of one user share.
+/// State shared by a user's connections.
 #[derive(Debug)]
 pub(crate) struct UserQueue {
     slots: Arc<Semaphore>,
@@ -44,11 +44,11 @@ impl UserQueue {
         Some(QueueSlot { permit: Arc::new(permit), is_costly: false })
     }
 
-    /// Does work that is done for one connection of a user at a time.
+    /// Does work for one connection; a user's other connections wait. If it takes long, the user is paused afterwards.
     pub(crate) async fn alone<T>(&self, work: impl Future<Output = T>) -> T {
         let _turn = self.recovering.lock().await;
         let (mut work, mut took) = (pin!(work), Duration::ZERO);
-        // Only processor time counts: on a busy machine the work waits for others, which must not pause the user.
+        // Only processor time counts: on a busy machine the work is interrupted, which must not pause the user.
         let done = poll_fn(|context| {
             let started = clock::cpu();
             let polled = work.as_mut().poll(context);

@@ -1,8 +1,9 @@
 //! Processor time for answers: the answers to one user may take a share of one processor.
 //!
-//! The daemon's loop serves all users. The time for which a user's answers hold it is charged to the user, and so is that of the
-//! aggregator, the run writer and the threads beside them. A charge is paid off at the rate of the user's share. A user who owes more
-//! than [`AT_ONCE`] waits before the next answer. Answers to one user are made one at a time, which bounds their memory too.
+//! The daemon's event loop serves all users. The time that a user's answers take there is charged to the user. The time of the
+//! aggregator, the run writer and helper threads is charged too. A charge is paid off at the rate of the user's share. A user who
+//! owes more than [`AT_ONCE`] waits before the next answer. Answers to one user are made one at a time, which also bounds their
+//! memory.
 
 use crate::clock;
 use std::collections::BTreeMap;
@@ -13,11 +14,11 @@ use std::time::Duration;
 use tokio::sync::{Mutex as Line, OwnedMutexGuard, Semaphore};
 use tokio::time::Instant;
 
-/// A user who owes less is answered at once. Most answers cost milliseconds, a large report some tens.
+/// Users who owe less are answered at once. Most answers cost milliseconds, a large report some tens.
 const AT_ONCE: Duration = Duration::from_millis(100);
 /// Least charge of a request: reading it and sending the answer.
 const LEAST: Duration = Duration::from_micros(50);
-/// Large answers that are serialized at a time.
+/// Most large answers that are serialized at one time.
 const BESIDE: usize = 2;
 
 /// What a user owes, and the lock of the answer that is being made.
@@ -52,7 +53,7 @@ impl User {
     }
 }
 
-/// Where the time for an answer is charged; clones charge the same user.
+/// Account to which the time for an answer is charged; clones charge the same user.
 #[derive(Debug, Clone)]
 pub struct CpuCharge(Arc<User>);
 
@@ -69,7 +70,7 @@ impl CpuCharge {
         owed.time = owed.time.saturating_add(time);
     }
 
-    /// Does work of the loop, for which all users wait. Charges the elapsed time, not the processor time.
+    /// Does work on the event loop, for which all users wait. Charges the elapsed time, not the processor time.
     pub(crate) fn run<T>(&self, work: impl FnOnce() -> T) -> T {
         let began = std::time::Instant::now();
         let done = work();
@@ -77,7 +78,7 @@ impl CpuCharge {
         done
     }
 
-    /// Does work of another thread. Charges the processor time, so that waiting for disks is free.
+    /// Does work on another thread. Charges the processor time, so that waiting for disks is free.
     pub(crate) fn run_in_thread<T>(&self, work: impl FnOnce() -> T) -> T {
         let began = clock::cpu();
         let done = work();
@@ -85,7 +86,7 @@ impl CpuCharge {
         done
     }
 
-    /// Does work of the loop that waits in between. Charges each poll.
+    /// Does asynchronous work on the event loop. Charges each poll.
     pub(crate) async fn run_future<T>(&self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         poll_fn(|context| self.run(|| work.as_mut().poll(context))).await
@@ -95,21 +96,21 @@ impl CpuCharge {
 /// Permission to make one answer for a user.
 #[derive(Debug)]
 pub(crate) struct AnswerSlot {
-    /// Charges its cost.
+    /// Account for its cost.
     pub charge: CpuCharge,
-    /// The user had to wait for it.
+    /// Whether the user had to wait for it.
     pub waited: bool,
     line: Option<OwnedMutexGuard<()>>,
 }
 
 impl AnswerSlot {
-    /// Lets the user's next answer begin: this one waits for others than the daemon.
+    /// Lets the user's next answer begin, because this one waits for something other than the daemon.
     pub(crate) fn release(&mut self) {
         self.line = None;
     }
 }
 
-/// The shares of all users.
+/// Shares of all users.
 #[derive(Debug)]
 pub struct UserShares {
     users: Mutex<BTreeMap<u32, Arc<User>>>,
@@ -123,7 +124,7 @@ impl Default for UserShares {
 }
 
 impl UserShares {
-    /// Waits until the user may have another answer made. `share`: of a processor; `None`: no limit.
+    /// Waits until the user may have another answer made. `share`: part of one processor; `None`: no limit.
     pub(crate) async fn answer_slot(&self, uid: u32, share: Option<f64>) -> AnswerSlot {
         let Some(share) = share else {
             return AnswerSlot { charge: CpuCharge::default(), waited: false, line: None };
@@ -131,7 +132,7 @@ impl UserShares {
         let user = self.user(uid, share);
         let line = Arc::clone(&user.line).lock_owned().await;
         let mut waited = false;
-        // What was begun before may be charged meanwhile.
+        // Answers that began earlier may be charged meanwhile.
         while let Some(beyond) = user.owes(share).checked_sub(AT_ONCE).filter(|beyond| !beyond.is_zero()) {
             waited = true;
             tokio::time::sleep(beyond.div_f64(share)).await;
@@ -141,7 +142,7 @@ impl UserShares {
         AnswerSlot { charge, waited, line: Some(line) }
     }
 
-    /// Does large work on another thread. `None`: the daemon ends.
+    /// Does large work on another thread. Returns `None` if the daemon ends.
     pub(crate) async fn beside<T: Send + 'static>(
         &self,
         charge: &CpuCharge,
@@ -152,7 +153,7 @@ impl UserShares {
         tokio::task::spawn_blocking(move || charge.run_in_thread(work)).await.ok()
     }
 
-    /// Returns the user, and forgets those who owe nothing.
+    /// Returns the user, and removes other users without a debt.
     fn user(&self, uid: u32, share: f64) -> Arc<User> {
         let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
         users.retain(|of, user| *of == uid || Arc::strong_count(user) > 1 || !user.owes(share).is_zero());
@@ -166,13 +167,13 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Answers of 20 ms that a user gets in ten seconds.
+    /// Returns how many answers of 20 ms a user gets in ten seconds.
     async fn answers(shares: &UserShares, uid: u32, share: Option<f64>) -> usize {
         let end = Instant::now() + Duration::from_secs(10);
         let mut count = 0;
         while Instant::now() < end {
             let turn = shares.answer_slot(uid, share).await;
-            // Time stands still while a test works: the answer takes it.
+            // Time is paused while a test works, so the answer must advance it.
             tokio::time::sleep(20 * MS).await;
             turn.charge.add(20 * MS);
             count += 1;
@@ -183,17 +184,17 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_asks_all_the_time_gets_their_share_and_who_asks_now_and_then_is_not_kept() {
         let shares = UserShares::default();
-        // On one connection or on many, a fifth of ten seconds: 100 answers of 20 ms, and what one has at once.
+        // On one connection or several: a fifth of ten seconds, which is 100 answers of 20 ms, plus answers below `AT_ONCE`.
         let ask = || answers(&shares, 7, Some(0.2));
         let all = tokio::join!(ask(), ask(), ask(), ask(), ask(), ask(), ask(), ask());
         let sum = all.0 + all.1 + all.2 + all.3 + all.4 + all.5 + all.6 + all.7;
         assert!((95..=115).contains(&sum), "{sum}");
-        // They owe still; another one does not.
+        // This user still has a debt; another one does not.
         let began = Instant::now();
         assert!(!shares.answer_slot(8, Some(0.2)).await.waited);
         assert_eq!(began.elapsed(), Duration::ZERO);
         assert!(answers(&shares, 0, None).await >= 499, "without a limit");
-        // Those who have paid are forgotten.
+        // Users without a debt are removed.
         tokio::time::sleep(Duration::from_secs(60)).await;
         let again = shares.answer_slot(9, Some(0.2)).await;
         assert_eq!(shares.users.lock().unwrap().len(), 1);

@@ -1,26 +1,26 @@
-//! A store that is beyond repair: it is renamed, never deleted, and a new one is begun.
+//! Handles a store that cannot be repaired: renames it, never deletes it, and starts a new one.
 
 use gpumem_runs::store::StoreError;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// Errors of the file system in a row after which the file itself is taken to be at fault: a hiccup of a network file system
-/// is over by the third try, a bad block is not.
+/// File system errors in a row after which the file itself counts as damaged. A transient error of a network file system is over
+/// by the third try, a bad block is not.
 const TRIES: u32 = 3;
-/// Names to try for the file.
+/// Most names to try for the renamed file.
 const NAMES: u32 = 100;
 
-/// Whether it is; begun anew by each write that works.
+/// Decides whether the store is damaged; reset by each successful write.
 #[derive(Debug, Default)]
 pub(super) struct DamagedStore {
-    /// Failures in a row.
+    /// Errors in a row.
     failures: u32,
-    /// The store was set aside, and the new one has not worked yet: it is not the file that is at fault.
+    /// The store was replaced and the new one has not worked yet, so the file is not the cause.
     is_new: bool,
 }
 
 impl DamagedStore {
-    /// After this error.
+    /// Notes an error. Returns whether the store is damaged.
     pub(super) fn note_damage(&mut self, error: &StoreError) -> bool {
         let tries = match error {
             StoreError::Damaged { .. } => 1,
@@ -34,7 +34,7 @@ impl DamagedStore {
     }
 }
 
-/// Renames the store and its side files; where it is now.
+/// Renames the store and its side files. Returns the new path.
 pub(super) fn set_aside(path: &Path, why: &StoreError) -> Result<PathBuf, StoreError> {
     let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let named = |end: &str| {
@@ -50,19 +50,19 @@ pub(super) fn set_aside(path: &Path, why: &StoreError) -> Result<PathBuf, StoreE
     let aside = named(&free);
     std::fs::rename(path, &aside).map_err(|source| StoreError::Io { path: path.to_owned(), source })?;
     for side in ["-wal", "-shm"] {
-        // They need not be there; the log goes with the file, or it would be taken for the new one's.
+        // They may not exist. The log must go with its file, or the new store would use it.
         let _ = std::fs::rename(named(side), named(&format!("{free}{side}")));
     }
     tracing::error!(error = %why, aside = %aside.display(), "the damaged store is set aside, and a new one begun");
     Ok(aside)
 }
 
-/// Room, descriptors, a directory: such things come back at any time, and a try costs nothing.
+/// Returns whether an error may disappear without help: lack of space or descriptors, a missing directory. A retry costs nothing.
 pub(super) fn may_pass(error: &StoreError) -> bool {
     matches!(error, StoreError::DiskFull { .. } | StoreError::Io { .. } | StoreError::Sqlite { .. })
 }
 
-/// What a person can do.
+/// Returns the remedy.
 pub(super) fn remedy(error: &StoreError) -> &'static str {
     match error {
         StoreError::DiskFull { .. } => "make room on its file system; it is tried again by itself",

@@ -1,4 +1,4 @@
-//! A run's place in the store: begun by this life of the daemon, or by an earlier one.
+//! Position of a run in the store. An earlier daemon may have started the run.
 
 use super::join_runs;
 use super::write_queue::QueuedRun;
@@ -9,21 +9,21 @@ use std::sync::Arc;
 /// A run that is being written.
 #[derive(Default)]
 pub(super) struct OpenRun {
-    /// Its place in the store; none while that is closed.
+    /// Id in the store; `None` while the store is closed.
     pub id: Option<RunId>,
-    /// This life has written to it.
+    /// Whether this daemon has written to it.
     pub is_ours: bool,
-    /// The uid of its life in the store, where that is another one than the ledger's: see [`is_of_another`].
+    /// The uid of the run in the store if it differs from the ledger's, see [`is_of_another`].
     pub life: Option<String>,
     pub earlier: EarlierRun,
 }
 
-/// What the store knew of a run when this life of the daemon began it.
+/// Stored state of a run when this daemon started writing it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct EarlierRun {
-    /// Which part of its life it is.
+    /// Number of the part.
     pub part: u32,
-    /// What an earlier life of the daemon had written: of this part, or if it has rolled, of the one before.
+    /// Run stored by an earlier daemon: of this part, or of the previous one if that has rolled.
     pub before: Option<Arc<Run>>,
 }
 
@@ -39,7 +39,7 @@ pub(super) fn write(store: &mut Store, open: &mut OpenRun, of: &QueuedRun) -> Re
     let run = joined.as_ref().unwrap_or(&of.run);
     let write = if of.over { Store::close } else { Store::checkpoint };
     match write(store, id, run) {
-        // Somebody deleted it.
+        // The run was deleted meanwhile.
         Err(StoreError::UnknownRun { .. }) => {
             open.id = None;
             let id = begin(store, open, of)?;
@@ -49,8 +49,8 @@ pub(super) fn write(store: &mut Store, open: &mut OpenRun, of: &QueuedRun) -> Re
     }
 }
 
-/// Whether the stored run is another user's. The start time of a process that had ended before it connected is its own claim:
-/// it must not write to a run of somebody else.
+/// Returns whether the stored run is another user's. The start time of a process that had ended before it connected is its own
+/// claim, so it must not write to another user's run.
 fn is_of_another(stored: &Run, run: &Run) -> bool {
     matches!((stored.process.uid, run.process.uid), (Some(stored), Some(user)) if stored != user)
 }
@@ -59,8 +59,8 @@ fn life_of_user(of: &QueuedRun) -> String {
     format!("{}:{}", of.uid, of.run.process.uid.unwrap_or_default())
 }
 
-/// The run's place in the store. A life that is there already was begun by an earlier life of the daemon, or by this one
-/// before the store broke or the run rolled.
+/// Returns the run's id in the store. If it exists already, it was started by an earlier daemon, or by this one before the store
+/// failed or the run rolled.
 fn begin(store: &mut Store, open: &mut OpenRun, of: &QueuedRun) -> Result<RunId, StoreError> {
     let mut life = open.life.clone().unwrap_or_else(|| of.uid.clone());
     if !open.is_ours
@@ -102,7 +102,7 @@ fn begin(store: &mut Store, open: &mut OpenRun, of: &QueuedRun) -> Result<RunId,
 }
 
 impl EarlierRun {
-    /// The run with what an earlier life of the daemon saw, and its number as the store counts; none if it is that already.
+    /// Returns the run joined with the data of an earlier daemon and numbered as in the store; `None` if it needs no change.
     pub(crate) fn joined(&self, run: &Run) -> Option<Run> {
         let mut joined = self.before.as_ref().map(|before| join_runs::join_runs(before, run));
         let is_counted = |run: &Run| run.coverage.part.is_none_or(|part| part.number == self.part);

@@ -1,18 +1,17 @@
-//! A run that an earlier life of the daemon began: what that life saw is kept, what this one sees goes on from it.
+//! Joins a run that an earlier daemon stored with this daemon's run of the same process.
 //!
-//! This life's ledger starts from a resync, so it counts everything before as lost; what the earlier life had
-//! booked of that was not.
+//! This daemon's ledger starts from a resync, so it counts all earlier records as lost. Those that the earlier daemon booked are
+//! not lost.
 
 use gpumem_ledger::MAX_MARKS;
 use gpumem_model::fields::Field;
 use gpumem_model::iterations::MAX_ROWS;
 use gpumem_model::run::{BlindWindow, Coverage, Device, Part, Program, Run, State};
 
-/// Times at which memory ran out that a run of several lives has at most: the first and the latest.
+/// Most out-of-memory events of a joined run: the first one and the latest ones.
 const MAX_OOMS: usize = 32;
 
-/// The whole run: what was stored, and what has been seen since. Where the stored one has rolled, what has been seen is its
-/// next part.
+/// Returns the whole run: the stored one and the data since. If the stored one has rolled, the new data is its next part.
 pub(super) fn join_runs(before: &Run, now: &Run) -> Run {
     match before.state {
         State::Rolled { time_ns } => next_part(before, time_ns, now),
@@ -20,12 +19,12 @@ pub(super) fn join_runs(before: &Run, now: &Run) -> Run {
     }
 }
 
-/// Records that a run and its parts before have booked, those that were lost, and of whom.
+/// Returns the number of records booked in a run and its earlier parts, the number lost, and the last program.
 pub(super) fn booked_records(run: &Run) -> (u64, u64, Option<Program>) {
     (seen(run).saturating_sub(run.coverage.lost), run.coverage.lost, run.coverage.programs.last().copied())
 }
 
-/// Of what this life missed at the beginning, how much the one before had heard: of the program that this life met.
+/// Returns how many of the records that this daemon missed at the beginning the earlier one had received, from the same program.
 fn records_known_before(before: &Run, now: &Run) -> u64 {
     match (before.coverage.programs.last(), now.coverage.programs.first()) {
         (Some(then), Some(now)) if then.instance != now.instance => 0,
@@ -34,14 +33,14 @@ fn records_known_before(before: &Run, now: &Run) -> u64 {
     }
 }
 
-/// Records that a run and its parts before have seen.
+/// Returns the number of records in a run and its earlier parts.
 fn seen(run: &Run) -> u64 {
     let coverage = &run.coverage;
     let before = coverage.part.map_or(0, |part| part.events_before);
     before.saturating_add(coverage.events).saturating_add(coverage.lost)
 }
 
-/// The daemon died after the part before had ended, and before the next one was stored.
+/// Joins in the case that the daemon ended after the earlier part had ended and before the next one was stored.
 fn next_part(before: &Run, rolled_ns: u64, now: &Run) -> Run {
     let mut run = now.clone();
     let (coverage, events_before) = (&mut run.coverage, seen(before));
@@ -75,11 +74,11 @@ fn same_part(before: &Run, now: &Run) -> Run {
     run
 }
 
-/// Joins the coverage of both lives; `known` of the records that this life missed had been booked by the one before.
+/// Joins the coverage of both runs. `known`: records missed by this daemon that the earlier one had booked.
 fn joined_coverage(mut then: Coverage, mut now: Coverage, known: u64) -> Coverage {
     now.lost = now.lost.saturating_sub(known);
     now.partial_history = now.partial_state || now.lost > 0;
-    // An agent tells each daemon since when it sees nothing.
+    // An agent reports its open blind window to each daemon.
     let is_in_both = |window: &&BlindWindow| now.blind.iter().any(|other| other.from_ns == window.from_ns);
     let again = then.blind.iter().filter(is_in_both).count() as u64;
     let programs = now.programs.clone();
@@ -92,7 +91,7 @@ fn joined_coverage(mut then: Coverage, mut now: Coverage, known: u64) -> Coverag
     then
 }
 
-/// Joins what both lives have of a device, in as much room as a run has; returns how many reports of OOM had none.
+/// Joins both runs' data of a device within the limits of a run. Returns the number of OOM reports for which there was no room.
 fn join_device(mut old: Device, device: &mut Device) -> u64 {
     let accounted_peaks = [old.details.accounted_peak_bytes, device.details.accounted_peak_bytes];
     old.join(std::mem::take(device));
@@ -260,7 +259,7 @@ mod tests {
         let coverage = &whole.coverage;
         assert_eq!((coverage.events, coverage.samples, coverage.ooms_dropped), (most, most, most));
         assert_eq!(whole.devices[0].series.buckets[0].samples, u32::MAX);
-        // The next part of a damaged one.
+        // The next part of a damaged run.
         let mut rolled = damaged();
         rolled.state = State::Rolled { time_ns: most };
         let next = join_runs(&rolled, &damaged());

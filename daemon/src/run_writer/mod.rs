@@ -1,12 +1,12 @@
-//! The thread that writes runs to the store. A disk may be slow, full or gone: the newest state of every run
-//! waits here in memory, is written when the store works again, and can be asked for meanwhile.
+//! The thread that writes runs to the store. A disk may be slow, full or missing. The newest state of each run waits in memory,
+//! can be read there, and is written when the store works again.
 //!
 //! ```text
 //! write_queue    runs that wait to be written
-//! earlier_run    a run's place in the store, which an earlier life of the daemon may have begun
-//! join_runs      joins what two lives of the daemon saw of one process
-//! damaged_store  tells a damaged store from a disk in trouble, and sets it aside
-//! retention      deletes old runs, a little at a time
+//! earlier_run    position of a run in the store, which an earlier daemon may have started
+//! join_runs      joins the data of two daemons about one process
+//! damaged_store  distinguishes a damaged store from a disk problem, and replaces it
+//! retention      deletes old runs, a few at a time
 //! ```
 
 mod damaged_store;
@@ -38,29 +38,29 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 use write_queue::{QueuedRun, WriteQueue};
 
-/// Questions that wait for the thread; who asks beyond that does without an answer.
+/// Most requests that wait for the thread; further ones are dropped without an answer.
 const QUESTIONS: usize = 64;
-/// New processes of which the store is asked; it is asked again when they are first written.
+/// Most new processes for which the store is searched at a time; the others are searched when they are first written.
 const RECALLS: usize = 4096;
-/// A store that is out of order is tried again after this, doubled up to [`LONGEST`] where it is not for want of something.
+/// First retry interval of a failing store. It is doubled up to [`LONGEST`], unless a resource is missing.
 const RETRY: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
-/// Stored runs that a search looks into, newest first.
+/// Stored runs that a search reads at most, newest first.
 const SEARCHED: usize = 4096;
-/// Runs that a search returns, and what they take.
+/// Limits of a search's result: runs, and bytes.
 const FOUND: usize = 256;
 const FOUND_BYTES: usize = 32 << 20;
 
-/// A question to a thread that waits for a disk is given up after this,
+/// Timeout of a request to the thread, which may wait for a disk.
 const ANSWER: Duration = Duration::from_secs(2);
-/// and when it has waited for longer, nobody asks, and `doctor` says so.
+/// Time after which the thread counts as stuck: it gets no more requests, and `doctor` reports it.
 const STUCK: Duration = Duration::from_secs(5);
 
-/// Which runs are wanted.
+/// Filter for runs.
 pub(crate) type Wanted = Box<dyn Fn(&Run) -> bool + Send>;
 
 enum WriterRequest {
-    /// Something is on the shelf.
+    /// The queue has runs to write.
     Write,
     Retain(Retention),
     Find {
@@ -80,53 +80,53 @@ enum WriterRequest {
     End,
 }
 
-/// What an earlier life of the daemon had heard of a process.
+/// Data that an earlier daemon stored about a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Recalled {
-    /// Which.
+    /// The process.
     pub key: ProcessKey,
-    /// Ordered records that were booked then.
+    /// Ordered records that it booked.
     pub events: u64,
-    /// And lost.
+    /// Ordered records that it counted as lost.
     pub lost: u64,
-    /// The program that spoke last.
+    /// Last program of the process.
     pub program: Option<Program>,
 }
 
-/// How the store is.
+/// State of the store.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Status {
-    /// Where it is.
+    /// Path of the store.
     pub path: PathBuf,
-    /// The last write worked, or there was none.
+    /// Whether the last write succeeded, or there was none.
     pub up: bool,
-    /// Why not.
+    /// Error of the last write.
     pub reason: Option<String>,
-    /// What to do about it.
+    /// Remedy for the error.
     pub remedy: Option<&'static str>,
     /// Runs that wait to be written.
     pub waiting: usize,
-    /// Bytes that they take in memory, about.
+    /// Estimated bytes of memory that they take.
     pub waiting_bytes: usize,
-    /// Runs with news that wait with the ledger, because too many wait here.
+    /// Changed runs that wait in the ledger, because too many wait here.
     pub queued: usize,
-    /// Age of the oldest news of a run that is not in the store: what a kill would cost.
+    /// Age of the oldest change that is not in the store; a kill loses changes up to this age.
     pub oldest: Duration,
-    /// It is more than twice as old as it should get.
+    /// Whether `oldest` is more than twice the checkpoint interval.
     pub is_late: bool,
-    /// So long a disk has not answered, where that is longer than it should be.
+    /// How long the disk has not answered, if that is too long.
     pub stuck: Option<Duration>,
-    /// Size of the file, as it was last looked at.
+    /// Size of the file in bytes, as last read.
     pub bytes: u64,
-    /// It is larger than it may be, and nothing in it may be deleted.
+    /// Whether it is larger than its limit, and no run in it may be deleted.
     pub is_too_large: bool,
-    /// Why no run is deleted for its age, though some are old by the clock.
+    /// Why no run is deleted for its age, though some are too old by the clock.
     pub age_doubt: Option<Doubt>,
-    /// Where the last damaged store is now.
+    /// New path of the last damaged store.
     pub set_aside: Option<PathBuf>,
 }
 
-/// The handle; clones are handles of the same thread.
+/// Handle; clones are handles of the same thread.
 #[derive(Debug, Clone)]
 pub struct RunWriter {
     jobs: Sender<WriterRequest>,
@@ -138,23 +138,23 @@ pub struct RunWriter {
     stats: Arc<Stats>,
 }
 
-/// Runs with news that the owner of the ledger has not handed over yet.
+/// Changed runs that the ledger's owner has not handed over yet.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Queue {
-    /// How many.
+    /// Their number.
     pub runs: usize,
-    /// Since when the oldest of them waits.
+    /// Since when the oldest one waits.
     pub since: Option<Instant>,
-    /// How often runs are to be written.
+    /// Interval for writing runs.
     pub checkpoint: Duration,
 }
 
-/// Ends on [`Thread::end`].
+/// The writing thread; ended by [`Thread::end`].
 #[derive(Debug)]
 pub struct Thread(JoinHandle<()>, Sender<WriterRequest>);
 
 impl Thread {
-    /// Writes what waits, and ends; does not wait for that longer than so.
+    /// Has the waiting runs written, and ends the thread. Waits for that at most `longest`.
     pub fn end(self, longest: Duration) {
         let started = Instant::now();
         let _ = self.1.send(WriterRequest::End);
@@ -165,10 +165,10 @@ impl Thread {
 }
 
 impl RunWriter {
-    /// Starts the thread. The store is opened by it; what is wrong is told in [`Status`].
+    /// Starts the thread, which opens the store. Errors of the store appear in [`Status`].
     ///
     /// # Errors
-    /// No thread can be started.
+    /// The thread cannot be started.
     pub fn start(path: PathBuf, retention: Retention, stats: Arc<Stats>) -> std::io::Result<(Self, Thread)> {
         let (jobs, inbox) = channel();
         let status = Status { path: path.clone(), up: true, ..Status::default() };
@@ -202,18 +202,18 @@ impl RunWriter {
         Ok((keeper, Thread(thread, end)))
     }
 
-    /// What is kept from now on.
+    /// Sets the rules for deleting runs.
     pub(crate) fn retain(&self, retention: Retention) {
         let _ = self.jobs.send(WriterRequest::Retain(retention));
     }
 
-    /// What runs that wait for the store may take of the memory from now on.
+    /// Sets the limit of memory for waiting runs, in bytes.
     pub(crate) fn limit_waiting(&self, bytes: usize) {
         lock(&self.shelf).most = bytes;
     }
 
-    /// Keeps the newest state of a run; `over`: nothing more will come, or if it has rolled, the next part. `uid` is that of
-    /// its life. Never waits.
+    /// Queues the newest state of a run. `over`: the state is final; after a rolled part, the next part follows. `uid` identifies
+    /// the process's whole life. Never blocks.
     pub(crate) fn keep(&self, uid: String, run: Run, over: bool) {
         let new = QueuedRun::new(uid, run, over);
         let mut shelf = lock(&self.shelf);
@@ -227,33 +227,33 @@ impl RunWriter {
         self.stats.add(Count::StoreDropped, lost);
     }
 
-    /// How many runs can be handed over now. More are dropped, and counted if they are over. A store that is out of order
-    /// takes any number that is over: its owner must not keep them.
+    /// Returns how many runs can be handed over now. Further ones are dropped, and counted if they are over. While the store
+    /// fails, any number of ended runs can be handed over, because the caller cannot keep them.
     pub(crate) fn room(&self) -> Room {
         let room = lock(&self.shelf).room();
         let is_out_of_order = self.stuck().is_some() || !lock(&self.status).up;
         if is_out_of_order { Room { over: usize::MAX, ..room } } else { room }
     }
 
-    /// Notes what waits with the owner of the ledger.
+    /// Notes the runs that wait in the ledger.
     pub(crate) fn note_queue(&self, queue: Queue) {
         *lock(&self.queue) = queue;
     }
 
-    /// Looks for what an earlier life of the daemon knew of a process that is new to this one, so that its reports have that
-    /// from now on. Says it if there is something. Never waits.
+    /// Searches the data of an earlier daemon about a process that is new to this one, so that reports include it from the start.
+    /// Sends a reply only if there is some. Never blocks.
     pub(crate) fn recall(&self, uid: String, key: ProcessKey, reply: UnboundedSender<Recalled>) {
         self.ask(RECALLS, WriterRequest::Recall { uid, key, reply });
     }
 
-    /// Runs that are over, newest first: those that wait, then those in the store.
+    /// Returns ended runs, newest first: waiting ones, then those in the store.
     pub(crate) async fn find(&self, wanted: Wanted, charge: &CpuCharge) -> Vec<Run> {
         let (reply, found) = oneshot::channel();
         self.ask(QUESTIONS, WriterRequest::Find { wanted, charge: charge.clone(), reply });
         answer(found).await.unwrap_or_default()
     }
 
-    /// Runs that go on, with what an earlier life of the daemon saw of them.
+    /// Returns the runs of live processes joined with the data of an earlier daemon.
     pub(crate) async fn whole(&self, runs: Vec<Run>) -> Vec<Run> {
         let (reply, earlier) = oneshot::channel();
         let keys = runs.iter().map(key_of).collect();
@@ -266,7 +266,7 @@ impl RunWriter {
         runs.into_iter().map(joined).collect()
     }
 
-    /// A question that is not asked is one whose answer never comes.
+    /// Sends a request to the thread. A dropped request never gets an answer.
     fn ask(&self, most: usize, question: WriterRequest) {
         if self.stuck().is_some() || self.asked.load(Ordering::Relaxed) >= most {
             return;
@@ -280,7 +280,7 @@ impl RunWriter {
         Some(since.elapsed()).filter(|time| *time >= STUCK)
     }
 
-    /// How the store is.
+    /// Returns the state of the store.
     pub fn status(&self) -> Status {
         let shelf = lock(&self.shelf);
         let ((waiting, waiting_bytes), oldest) = (shelf.load(), shelf.oldest());
@@ -303,7 +303,7 @@ fn key_of(run: &Run) -> ProcessKey {
     ProcessKey { pid: run.process.pid, start_ticks: run.process.start_ticks }
 }
 
-/// What the thread says, unless a disk holds it up: then views do without.
+/// Returns the thread's answer; `None` if a disk delays it too long.
 async fn answer<T>(reply: oneshot::Receiver<T>) -> Option<T> {
     tokio::time::timeout(ANSWER, reply).await.ok()?.ok()
 }
@@ -312,14 +312,14 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The thread's own.
+/// State of the thread.
 struct WriterThread {
     path: PathBuf,
     store: Option<Store>,
-    /// By the uid of the life.
+    /// Runs by the uid of their life.
     open: HashMap<String, OpenRun>,
     shelf: Arc<Mutex<WriteQueue>>,
-    /// Since when it has done something that may take as long as a disk takes.
+    /// When it started an operation that waits for the disk.
     busy: Arc<Mutex<Option<Instant>>>,
     retry: Duration,
     next_try: Instant,
@@ -379,7 +379,7 @@ impl WriterThread {
         match job {
             WriterRequest::Write => lock(&self.shelf).is_told = false,
             WriterRequest::Retain(retention) => self.sweeper.retain(retention),
-            // Who asked has gone away.
+            // The client has disconnected.
             WriterRequest::Find { reply, .. } if reply.is_closed() => {}
             WriterRequest::Find { wanted, charge, reply } => {
                 let _ = reply.send(charge.run_in_thread(|| self.find(&wanted)));
@@ -396,7 +396,7 @@ impl WriterThread {
         }
     }
 
-    /// What is stored of the life that goes on. A store that cannot say it now is asked again by the first write.
+    /// Returns the stored data of a live process. If the store fails, the first write tries again.
     fn recall(&mut self, uid: String) -> Option<(u64, u64, Option<Program>)> {
         let store = self.store.as_ref()?;
         if self.open.contains_key(&uid) {
@@ -404,7 +404,7 @@ impl WriterThread {
         }
         let Newest { id, part, is_rolled } = store.newest(&uid).ok()??;
         let before = Arc::new(store.load(id).ok()?);
-        // It lived so briefly that its run was written, and over, before this question came: nothing more will.
+        // The process was so short that its final run was written before this request. There will be no more of it.
         if matches!(before.state, State::Closed { .. }) {
             return None;
         }
@@ -422,7 +422,7 @@ impl WriterThread {
 
     fn find(&self, wanted: &Wanted) -> Vec<Run> {
         let mine: Vec<Arc<QueuedRun>> = lock(&self.shelf).all().rev().cloned().collect();
-        // Of a life in parts the newest part speaks.
+        // Of a life in parts, the newest part is returned.
         let over = mine.iter().filter(|waiting| waiting.over && !waiting.is_rolled());
         let mut over = over.filter(|waiting| wanted(&waiting.run)).map(|waiting| (*waiting.run).clone());
         let (mut found, mut bytes) = (Vec::new(), 0);
@@ -451,7 +451,7 @@ impl WriterThread {
         found
     }
 
-    /// Writes what waits, until something goes wrong.
+    /// Writes the waiting runs, until an error occurs.
     fn write_all(&mut self) {
         let result = self.try_write_all();
         let mut status = lock(&self.status);
@@ -487,7 +487,7 @@ impl WriterThread {
             if matches!(error, StoreError::DiskFull { .. }) {
                 return Err(error);
             }
-            // Opened again at the next try: the file may have been replaced.
+            // The next attempt opens it again, because the file may have been replaced.
             self.close();
             if !self.broken.note_damage(&error) {
                 return Err(error);
@@ -508,7 +508,7 @@ impl WriterThread {
             self.store = Some(Store::open(&self.path)?);
         }
         loop {
-            // What is newer takes the place of what is older while that waits: who is slow must not fall behind.
+            // A newer state replaces an older waiting one, so that a slow disk does not fall behind.
             let Some(first) = lock(&self.shelf).first() else { return Ok(()) };
             let Some(store) = &mut self.store else { return Ok(()) };
             let open = self.open.entry(first.uid.clone()).or_default();
@@ -517,7 +517,7 @@ impl WriterThread {
                     self.stats.add(Count::StoreWrites, 1);
                     self.broken = DamagedStore::default();
                 }
-                // No later try would do better.
+                // A retry would fail the same way.
                 Err(error @ StoreError::InvalidRun { .. }) => {
                     tracing::error!(%error, "a run is left out");
                     self.stats.add(Count::StoreDropped, 1);
@@ -532,7 +532,7 @@ impl WriterThread {
         }
     }
 
-    /// A turn of what retention has to do, if it is due.
+    /// Does a turn of retention if it is due.
     fn sweep(&mut self) {
         if Instant::now() < self.sweeper.next {
             return;
@@ -544,7 +544,7 @@ impl WriterThread {
                 (status.bytes, status.is_too_large) = (swept.file_bytes, swept.is_too_large);
                 status.age_doubt = swept.doubt;
             }
-            // Writes will tell of it, and set the store aside if it is damaged.
+            // The next write reports the error too, and replaces the store if it is damaged.
             Err(error) => tracing::warn!(%error, "old runs could not be deleted"),
         }
     }

@@ -1,4 +1,4 @@
-//! What is deleted from the store, a little at a time: checkpoints wait for nothing longer than one run's deletion.
+//! Deletes old runs from the store, a few at a time. Checkpoints wait at most for the deletion of one run.
 
 use crate::clock;
 use crate::stats::{Count, Stats};
@@ -6,27 +6,27 @@ use gpumem_runs::store::{Over, Store, StoreError};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-/// What may stay.
+/// Rules for keeping runs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Retention {
-    /// For so long after its last write; `None`: for ever.
+    /// Time for which a run is kept after its last write; `None`: no limit.
     pub age: Option<Duration>,
     /// Time without a jump of the wall clock before runs are deleted by age.
     pub steady: Duration,
-    /// In a store of that size; `None`: of any.
+    /// Limit of the store's size in bytes; `None`: none.
     pub bytes: Option<u64>,
 }
 
-/// The size is looked at that often.
+/// Interval for checking the size.
 const LOOK: Duration = Duration::from_secs(30);
-/// And ages.
+/// Interval for checking ages.
 const PLAN: Duration = Duration::from_secs(600);
-/// A turn takes that long, or one run; the next one comes after [`PAUSE`].
+/// A turn lasts this long, or as long as deleting one run. The next one follows after [`PAUSE`].
 const TURN: Duration = Duration::from_millis(20);
 const PAUSE: Duration = Duration::from_millis(100);
-/// Pages that are given back in a turn.
+/// Pages released to the file system in a turn.
 const PAGES: u32 = 256;
-/// Free pages that stay for the runs to come, as a part of the file; a file grows and shrinks by less than this in peace.
+/// Free pages kept for future runs, as a fraction of the file. Smaller changes of the size cause no shrinking.
 const SLACK: u64 = 16;
 const LEAST_SLACK: u64 = 1 << 20;
 
@@ -64,9 +64,9 @@ impl std::fmt::Display for Doubt {
 /// Detects jumps of the wall clock by comparing it with the boot clock.
 #[derive(Debug)]
 struct Watch {
-    /// Wall clock minus time since the machine's start.
+    /// Wall clock minus time since boot, in s.
     offset_s: i64,
-    /// Time since the machine's start.
+    /// Time since boot at which the current steady period of the wall clock began.
     steady_since: Duration,
     has_jumped: bool,
 }
@@ -89,13 +89,13 @@ impl Watch {
         jumps
     }
 
-    /// Why ages by this clock are not believed; `written` are the times of writes, in any order, in s since 1970.
+    /// Returns why ages by this clock are not trusted. `written`: times of writes in any order, in s since 1970.
     fn doubt(&self, wall_s: i64, up: Duration, least: Duration, written: &[i64]) -> Option<Doubt> {
         let steady = up.saturating_sub(self.steady_since);
         if steady < least {
             return Some(if self.has_jumped { Doubt::Jumped } else { Doubt::Begun });
         }
-        // Back from what this daemon has seen itself, from write to write, to the first gap.
+        // Walk back from this daemon's own steady period, from write to write, to the first gap.
         let gap_s = GAP.as_secs().cast_signed();
         let mut since_s = wall_s.saturating_sub(steady.as_secs().cast_signed());
         let mut written: Vec<i64> = written.iter().copied().filter(|at| *at < since_s).collect();
@@ -120,7 +120,7 @@ fn offset_s(wall_s: i64, up: Duration) -> i64 {
     wall_s.saturating_sub(up.as_secs().cast_signed())
 }
 
-/// What a turn found.
+/// Result of a turn.
 #[derive(Debug, Default)]
 pub(super) struct Swept {
     pub(super) file_bytes: u64,
@@ -128,20 +128,20 @@ pub(super) struct Swept {
     pub(super) doubt: Option<Doubt>,
 }
 
-/// What is to be deleted, and when the next turn is.
+/// Plan of deletions, and the time of the next turn.
 #[derive(Debug)]
 pub(super) struct Sweeper {
     retention: Retention,
     pub(super) next: Instant,
     next_plan: Instant,
     plan: Plan,
-    /// Deletes until this is reached, once the store was too large.
+    /// Once the store was too large: the size down to which runs are deleted, in bytes.
     down_to: Option<u64>,
-    /// Since the last word of it in the log: runs by age and by size.
+    /// Runs deleted for their age and for the size since the last log line.
     deleted: [u64; 2],
     is_too_large: bool,
     watch: Watch,
-    /// Why runs that are old by the clock stay.
+    /// Reason for keeping runs that are too old by the clock.
     doubt: Option<Doubt>,
 }
 
@@ -183,24 +183,24 @@ impl Sweeper {
         self.doubt = doubt;
     }
 
-    /// There is no store to look at.
+    /// Postpones the next turn, because there is no store.
     pub(super) fn put_off(&mut self) {
         self.next = self.next.max(Instant::now() + LOOK);
     }
 
-    /// Deletes what is too old or too much, for a moment.
+    /// Deletes runs that are too old or exceed the limit, for the length of a turn.
     pub(super) fn turn(&mut self, store: &mut Store, stats: &Stats) -> Result<Swept, StoreError> {
-        // Whatever goes wrong, not at once again.
+        // After any error, wait for the normal interval.
         let started = Instant::now();
         self.next = started + LOOK;
         let mut room = store.room()?;
         if let Some(most) = self.retention.bytes.filter(|most| room.used_bytes() > *most) {
-            // Well below, so that it does not begin again with the next run.
+            // Well below the limit, so that the next run does not trigger it again.
             self.down_to = Some(most - most / 10);
         }
         let (wall, up) = (clock::wall(), clock::since_boot());
         if self.watch.look(seconds(wall), up) {
-            // The plan was made before the jump.
+            // The plan was made before the clock jumped.
             self.next_plan = started;
         }
         if started >= self.next_plan
@@ -235,7 +235,7 @@ impl Sweeper {
         if !self.is_too_large {
             self.down_to = None;
         }
-        // Nothing is left of the plan but what may stay.
+        // The remaining runs of the plan may stay.
         self.plan = Plan::default();
         if room.free_bytes > (room.file_bytes / SLACK).max(LEAST_SLACK) {
             store.shrink(PAGES)?;
@@ -266,24 +266,24 @@ impl Retention {
     }
 }
 
-/// Runs that may be deleted. Where there is too much, the user whose runs take most loses their oldest: whoever fills the store
-/// pushes out their own.
+/// Runs that may be deleted. If the store is too large, the user with the most bytes loses their oldest runs. So a user who fills
+/// the store only loses their own.
 #[derive(Debug, Default)]
 struct Plan {
     users: BTreeMap<Option<u64>, OfUser>,
-    /// What a run takes of which nobody wrote it down.
+    /// Assumed size of a run without a recorded size, in bytes.
     usual: u64,
 }
 
 #[derive(Debug, Default)]
 struct OfUser {
-    /// The oldest first.
+    /// Oldest first.
     runs: VecDeque<Over>,
     bytes: u64,
 }
 
 impl Plan {
-    /// Of these, the oldest first.
+    /// Makes a plan of runs, which are ordered by age, oldest first.
     fn of(all: Vec<Over>) -> Self {
         let known: Vec<u64> = all.iter().filter_map(|over| over.bytes).collect();
         let usual = known.iter().sum::<u64>().checked_div(known.len() as u64).unwrap_or(1);
@@ -333,7 +333,7 @@ mod tests {
 
     #[test]
     fn who_takes_most_loses_their_oldest_until_all_take_the_same() {
-        // One has little and was there first; another fills the store with large ones, a third with many small ones.
+        // One user has few bytes and was first; another fills the store with large runs, a third with many small ones.
         let mut all = vec![over(1, Some(1), Some(100)), over(2, None, None)];
         all.extend((3..13).map(|id| over(id, Some(2), Some(1000))));
         all.extend((13..63).map(|id| over(id, Some(3), Some(10))));
@@ -351,7 +351,7 @@ mod tests {
     const DAY: i64 = 86_400;
     const HOUR: Duration = Duration::from_secs(3600);
 
-    /// What is doubted of a clock at `wall_s`, after so long with it, beside runs that were written so many days before `NOW`.
+    /// Returns the doubt about a clock at `wall_s` that was steady for `steady`, with runs written this many days before `NOW`.
     fn doubt(wall_s: i64, steady: Duration, days_before: &[i64]) -> Option<Doubt> {
         let up = Duration::from_secs(1000);
         let begun_s = wall_s - steady.as_secs().cast_signed();
@@ -368,13 +368,13 @@ mod tests {
         let daily: Vec<i64> = (0..144).collect();
         assert_eq!(doubt(NOW, HOUR, &daily), None);
         assert_eq!(doubt(NOW, HOUR / 2, &daily), Some(Doubt::Begun));
-        // A year ahead at start, and what the daemon writes by that clock itself.
+        // A year ahead at the start, and with runs that the daemon wrote by that clock.
         let year = NOW + 365 * DAY;
         assert_eq!(doubt(year, HOUR / 2, &daily), Some(Doubt::Begun));
         assert_eq!(doubt(year, HOUR, &daily), Some(Doubt::Gap { days: 364 }));
         let written = [&daily[..], &[-365]].concat();
         assert_eq!(doubt(year + DAY, HOUR, &written), Some(Doubt::Gap { days: 365 }));
-        // Long enough to be believed; a daemon that was there all the time needs no writes.
+        // Steady for long enough to be trusted. A daemon that ran all the time needs no writes.
         assert_eq!(doubt(year, Duration::from_secs(8 * 86_400), &daily), None);
         assert_eq!(doubt(NOW + 30 * DAY, Duration::from_secs(30 * 86_400), &daily), None);
         assert_eq!(doubt(NOW, HOUR, &[]), None);
@@ -396,7 +396,7 @@ mod tests {
         let (wall_s, later) = at(6, 365 * DAY);
         watch.look(wall_s, later);
         assert_eq!(watch.doubt(wall_s, later, HOUR, &[NOW]), Some(Doubt::Gap { days: 365 }));
-        // Set right again.
+        // Corrected again.
         let (wall_s, later) = at(7, 0);
         watch.look(wall_s, later);
         assert_eq!(watch.doubt(wall_s, later, HOUR, &[NOW]), Some(Doubt::Jumped));

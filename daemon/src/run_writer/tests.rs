@@ -17,7 +17,7 @@ pub(super) fn run(events: u64) -> Run {
     }
 }
 
-/// Who lives for a few milliseconds is over before the store is asked what it knows: nothing of that may stay in memory.
+/// A process that lives for a few milliseconds has ended before the store is searched for it. The result must not stay in memory.
 #[test]
 fn of_a_process_that_is_over_nothing_is_recalled() {
     let dir = std::env::temp_dir().join(format!("gpumemd-recalled-{}", std::process::id()));
@@ -72,8 +72,7 @@ fn run_of_another_user_is_never_continued() {
     std::fs::remove_dir_all(&dir).expect("removed");
 }
 
-/// A disk that is slow gets the newest state, and not one after another that nobody wants any more: otherwise the end would
-/// come before the last of them.
+/// A slow disk gets the newest state, not a series of outdated ones; otherwise the daemon would end before writing the last one.
 #[test]
 fn what_is_old_is_not_written_when_there_is_something_newer() {
     const STATES: u64 = 200;

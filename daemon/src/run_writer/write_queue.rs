@@ -1,28 +1,29 @@
-//! What waits for the store: the newest state of each run, in a bounded part of memory.
+//! Queue of runs to be written to the store: the newest state of each run, in bounded memory.
 //!
-//! Who keeps a run puts it here and goes on, whatever the thread that writes does: a disk that stands still must not make the daemon
-//! grow. When there is no room, the user whose runs take most loses first, and of theirs those that go on: these come again.
+//! Callers never wait for the writing thread, so a blocked disk must not make the daemon grow. Without room, the user whose runs
+//! take the most bytes loses runs: first those of live processes, which will be handed over again.
 
 use gpumem_model::run::{Run, State};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Runs that may wait, however small they are.
+/// Limit of waiting runs, whatever their size.
 const WAITING: usize = 16_384;
-/// Of these, runs that go on: more stay with the ledger until there is room, because they change until they are written.
+/// Limit of waiting runs of live processes. Further ones stay in the ledger until there is room, because they change until they
+/// are written.
 const LIVING: usize = 512;
-/// Bytes of all, unless the configuration says otherwise.
+/// Default limit of the bytes of all waiting runs.
 pub(super) const BYTES: usize = 64 << 20;
 
-/// A run that is to be written.
+/// A run to be written.
 #[derive(Debug)]
 pub(super) struct QueuedRun {
     pub uid: String,
     pub run: Box<Run>,
     pub over: bool,
     bytes: usize,
-    /// Since when something of it is not in the store.
+    /// Time of its oldest change that is not in the store.
     since: Instant,
 }
 
@@ -37,27 +38,27 @@ impl QueuedRun {
     }
 }
 
-/// Runs that still fit, without any being dropped.
+/// Room for runs without dropping any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Room {
-    /// Runs that go on.
+    /// Runs of live processes.
     pub living: usize,
-    /// Runs that are over.
+    /// Ended runs.
     pub over: usize,
 }
 
-/// All that wait, oldest first.
+/// Waiting runs, oldest first.
 #[derive(Debug)]
 pub(super) struct WriteQueue {
     waiting: BTreeMap<u64, Arc<QueuedRun>>,
     next: u64,
-    /// The place of each life's newest state, unless that has rolled.
+    /// Position of each life's newest state, unless that has rolled.
     places: HashMap<String, u64>,
     bytes: usize,
-    /// Set while the thread writes it; its place may have a newer state by then.
+    /// The run that the thread is writing; a newer state may be at its position.
     writing: Option<(u64, Arc<QueuedRun>)>,
     pub most: usize,
-    /// The thread has been told that there is something, and has not looked yet.
+    /// Whether the thread was notified and has not read the queue since.
     pub is_told: bool,
 }
 
@@ -76,12 +77,12 @@ impl Default for WriteQueue {
 }
 
 impl WriteQueue {
-    /// How many runs, and how many bytes they take.
+    /// Returns the number of waiting runs and their bytes.
     pub(crate) fn load(&self) -> (usize, usize) {
         (self.waiting.len(), self.bytes)
     }
 
-    /// How many more fit. Half of the bytes is kept for runs that are over.
+    /// Returns the room. Half of the bytes is reserved for ended runs.
     pub(crate) fn room(&self) -> Room {
         let count = self.waiting.len();
         let if_below =
@@ -89,7 +90,7 @@ impl WriteQueue {
         Room { living: if_below(self.most / 2, LIVING), over: if_below(self.most / 4 * 3, WAITING) }
     }
 
-    /// For how long the oldest news of a run has waited.
+    /// Returns the age of the oldest change.
     pub(crate) fn oldest(&self) -> Duration {
         let front = self.waiting.first_key_value().map(|(_, waiting)| waiting.since);
         front.map_or(Duration::ZERO, |since| since.elapsed())
@@ -99,14 +100,14 @@ impl WriteQueue {
         self.waiting.values()
     }
 
-    /// The next one to be written: until it is [`done`](Self::done), or the next one is asked for.
+    /// Returns the next run to write, and notes it as being written until [`done`](Self::done) or the next call.
     pub(crate) fn first(&mut self) -> Option<Arc<QueuedRun>> {
         self.writing = self.waiting.first_key_value().map(|(place, waiting)| (*place, Arc::clone(waiting)));
         self.writing.as_ref().map(|(_, waiting)| Arc::clone(waiting))
     }
 
-    /// The newest state of a part takes the place of an older one; a part that has rolled is not the next one. Says how many runs
-    /// are lost for want of room.
+    /// Adds a run. It replaces an older state of the same part, but not a rolled part, after which it is the next one. Returns
+    /// the number of runs lost for lack of room.
     pub(crate) fn put(&mut self, mut new: QueuedRun) -> u64 {
         self.bytes += new.bytes;
         let known = self.places.get(&new.uid).copied();
@@ -157,7 +158,7 @@ impl WriteQueue {
         Some(removed)
     }
 
-    /// This one is written. If there is a newer state by now, it comes after the others.
+    /// Removes a written run. If a newer state has arrived, it is moved to the end.
     pub(crate) fn done(&mut self, written: &Arc<QueuedRun>) {
         let Some((place, _)) = self.writing.take() else { return };
         let Some(now) = self.waiting.get(&place) else { return };
@@ -165,7 +166,7 @@ impl WriteQueue {
             self.remove(place);
             return;
         }
-        // Parts of one life are written in their order.
+        // Parts of one life must be written in order.
         if !now.is_rolled()
             && let Some(newer) = self.waiting.remove(&place)
         {
@@ -200,13 +201,13 @@ mod tests {
         for life in 0..100 {
             lost += shelf.put(waiting(2, life, life % 2 == 0, 100_000));
         }
-        // Ten or fewer have room: those that are over, the newest of them.
+        // There is room for at most ten: ended runs, the newest ones.
         let (count, bytes) = shelf.load();
         assert!(count >= 9 && bytes <= 1 << 20, "{count} of {bytes} bytes");
         assert_eq!(names(&shelf)[0], "1:1");
         assert!(shelf.all().all(|waiting| waiting.over));
         assert_eq!(lost + count as u64 - 1, 50, "each that is over waits or is counted");
-        // One that has no room at all is lost, and everything else stays.
+        // A run that exceeds the limit alone is lost, and all others stay.
         assert_eq!(shelf.put(waiting(3, 1, true, 2 << 20)), 1);
         assert_eq!(shelf.load(), (count, bytes));
     }

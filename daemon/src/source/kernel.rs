@@ -1,13 +1,13 @@
-//! What the kernel tells of an end: who was killed for host memory, and whose a fault of the driver's (Xid) was.
+//! The kernel's reports on ends of processes: kills for lack of host memory, and faults of the GPU driver (Xid).
 //!
-//! Two witnesses, neither of which may be there. The kernel's log names pids; control groups only count how many of their
-//! processes were killed, and are readable by everybody. What is found becomes facts of the process that ended
-//! (`gpumem_model::ending` has the keys), so a recording has them, too.
+//! There are two sources, and either may be missing. The kernel's log names pids. Control groups only count how many of their
+//! processes were killed, and are readable by every user. The results become facts of the ended process (`gpumem_model::ending`
+//! has the keys), so a recording has them too.
 //!
 //! ```text
-//! log      a device, file or pipe that is read without waiting, line by line
-//! parse    a line -> what it tells
-//! groups   control groups of memory: kills and limits
+//! log      reads a device, file or pipe line by line, without blocking
+//! parse    parses a line
+//! groups   memory control groups: kills and limits
 //! ```
 
 mod groups;
@@ -24,21 +24,21 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What was heard of processes that have not ended: the oldest go.
+/// Most notes about processes that have not ended; the oldest are dropped.
 const NOTES: usize = 256;
-/// What was heard so long ago did not end a process.
+/// Age at which a note no longer explains an end.
 const LATELY_NS: u64 = 120_000_000_000;
 
-/// How the log is read.
+/// State of the log.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Status {
-    /// Where it is; absent where it was switched off.
+    /// Path of the log; `None` if disabled.
     pub log: Option<PathBuf>,
-    /// Why it cannot be read.
+    /// Reason why it cannot be read.
     pub problem: Option<String>,
 }
 
-/// The handle; clones are the same. Nothing in it waits.
+/// Handle; clones share the state. No call blocks.
 #[derive(Debug, Clone)]
 pub(crate) struct Kernel(Arc<Mutex<Desk>>);
 
@@ -47,17 +47,17 @@ struct Desk {
     log: Option<Log>,
     groups: Groups,
     notes: VecDeque<Note>,
-    /// Limits that lines before a kill named: older kernels say it without a pid.
+    /// Group whose limit the preceding line named: older kernels do it without a pid.
     group: Option<String>,
     counted: BTreeMap<ProcessKey, Counted>,
 }
 
-/// What was heard of one pid.
+/// What the log reported about one pid.
 #[derive(Debug, Default)]
 struct Note {
     pid: u32,
     heard_ns: u64,
-    /// `host`, or `cgroup`; absent before the kill itself is told.
+    /// `host` or `cgroup`; `None` before the kill itself is reported.
     killed: Option<&'static str>,
     group: Option<String>,
     limit_bytes: Option<u64>,
@@ -66,7 +66,7 @@ struct Note {
 }
 
 impl Kernel {
-    /// Listens from now on.
+    /// Starts reading the log, at its end.
     pub(crate) fn new(settings: &KernelSettings) -> Self {
         let desk = Desk {
             log: settings.log.as_deref().map(Log::open),
@@ -78,12 +78,12 @@ impl Kernel {
         Kernel(Arc::new(Mutex::new(desk)))
     }
 
-    /// Reads what the log has now.
+    /// Reads the new lines of the log.
     pub(crate) fn look(&self, now_ns: u64) {
         self.lock().look(now_ns);
     }
 
-    /// A process that is new: what its group has counted so far.
+    /// Notes the kill counts of a new process's control groups.
     pub(crate) fn meet(&self, key: ProcessKey) {
         let mut desk = self.lock();
         if let Some(counted) = desk.groups.count(key.pid) {
@@ -91,7 +91,7 @@ impl Kernel {
         }
     }
 
-    /// A process has ended: `key=value` lines of what is known of that; empty if nothing is.
+    /// Returns the reason for a process's end as `key=value` lines; empty if there is none.
     pub(crate) fn part(&self, key: ProcessKey, now_ns: u64) -> String {
         let mut desk = self.lock();
         desk.look(now_ns);
@@ -115,7 +115,7 @@ impl Kernel {
         lines
     }
 
-    /// How the log is read.
+    /// Returns the state of the log.
     pub(crate) fn status(&self) -> Status {
         let desk = self.lock();
         let log = desk.log.as_ref();
@@ -156,19 +156,19 @@ impl Desk {
             }
             Told::Xid { pid: Some(pid), xid } => {
                 let mut note = self.take(pid, now_ns);
-                // 43 and 45 follow from others.
+                // Xid 43 and 45 are consequences of other faults.
                 if note.xid.is_none_or(|known| matches!(known, 43 | 45)) {
                     (note.xid, note.heard_ns) = (Some(xid), now_ns);
                     note.line = parse::harmless(line);
                 }
                 self.notes.push_back(note);
             }
-            // NVML tells of it, too, with its device.
+            // NVML reports it as well, with its device.
             Told::Xid { pid: None, .. } => {}
         }
     }
 
-    /// The note of a pid, to be put back; a new one if there is none of late.
+    /// Removes and returns the note of a pid, or a new one without a recent note. The caller puts it back.
     fn take(&mut self, pid: u32, now_ns: u64) -> Note {
         let known = self.notes.iter().position(|note| note.pid == pid).and_then(|at| self.notes.remove(at));
         if self.notes.len() >= NOTES {

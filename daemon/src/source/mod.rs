@@ -1,5 +1,5 @@
-//! The world -> observations. A source hands over frames of `wire`, as they would lie in a recording; it knows
-//! neither the ledger nor the views.
+//! Sources: they observe the system and hand frames of `wire` to the aggregator, in the format of a recording. A source depends
+//! neither on the ledger nor on the views.
 
 pub(crate) mod agent;
 pub(crate) mod kernel;

@@ -1,16 +1,16 @@
-//! The table of processes: who a pid is, for as long as it lives.
+//! Table of processes: which process a pid means while it lives.
 //!
-//! Every process that a source names is looked up once: a pidfd is opened, `/proc/PID/stat` read, and the pidfd
-//! asked whether the process still lives, so that pid and start time belong together. From then on the pid is a
-//! look-up, until the pidfd says that the process has ended. Facts (user, command, cgroup) are read once, and
-//! come as `ProcessFacts` frames from [`Processes::take_facts`].
+//! Each process that a source names is identified once. A pidfd is opened, and `/proc/PID/stat` is read. Then the pidfd is
+//! checked for whether the process still lives, so that pid and start time belong together. Afterwards identifying the pid is a
+//! table access, until the pidfd reports the end of the process. Facts (user, command, cgroup) are read once and leave as
+//! `ProcessFacts` frames through [`Processes::take_facts`].
 //!
 //! ```text
-//! process.rs   the table, and the stream of processes that ended
-//! facts.rs     what /proc tells of one process; the command line is read on a thread of its own
-//! parse.rs     text of /proc -> values
-//! cluster.rs   what Kubernetes calls a container, and which job a GPU was given to
-//! late_facts.rs  looks for these two until they are there
+//! process.rs     the table, and the stream of ended processes
+//! facts.rs       facts of one process in /proc; the command line is read on its own thread
+//! parse.rs       text of /proc -> values
+//! cluster.rs     names of containers in Kubernetes, and jobs of GPUs
+//! late_facts.rs  retries these two until they appear
 //! ```
 
 mod cluster;
@@ -35,16 +35,16 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, OnceCell};
 
-/// Ended processes whose key is still given to readings that began before; more are forgotten, oldest first.
+/// Ended processes that readings begun before their end may still name; the oldest are dropped.
 const ENDED_KEPT: usize = 1024;
-/// How often processes without a pidfd are looked at.
+/// Interval for checking processes without a pidfd.
 const UNGUARDED_INTERVAL: Duration = Duration::from_secs(1);
 
-/// There was no descriptor to look at a process with.
+/// The process could not be checked for lack of descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Blind;
 
-/// The one table of the daemon. Clones are the same table.
+/// The daemon's process table. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Processes {
     inner: Arc<Inner>,
@@ -54,7 +54,7 @@ pub struct Processes {
 struct Inner {
     proc: PathBuf,
     settings: ProcessSettings,
-    /// Holds every pidfd; readable when one of the processes has ended. Absent where it cannot be made.
+    /// Holds all pidfds; readable when one of the processes has ended. `None` if it cannot be created.
     epoll: Option<OwnedFd>,
     ready: OnceCell<Option<AsyncFd<OwnedFd>>>,
     ended: Notify,
@@ -64,22 +64,22 @@ struct Inner {
 #[derive(Debug, Default)]
 struct Table {
     live: HashMap<u32, Entry>,
-    /// Ended and not yet told by [`Processes::gone`].
+    /// Ended processes that [`Processes::gone`] has not returned yet.
     untold: VecDeque<Gone>,
-    /// New since the last [`Processes::newcomers`].
+    /// Processes added since the last [`Processes::newcomers`].
     newcomers: Vec<ProcessKey>,
-    /// Ended lately with their users, oldest first: a reading may name them once more.
+    /// Recently ended processes with their users, oldest first: a reading may name them once more.
     lately: VecDeque<(ProcessKey, Option<u64>)>,
-    /// Grows with each entry; in an epoll event it tells an entry from a later one of the same pid.
+    /// Incremented with each entry. In an epoll event it distinguishes an entry from a later one with the same pid.
     generation: u32,
-    /// Whose `ProcessFacts` have not been taken.
+    /// Processes whose `ProcessFacts` have not been taken.
     unannounced: Vec<ProcessKey>,
-    /// Those of them that have ended since.
+    /// Processes of `unannounced` that have ended since, with their facts.
     parted: Vec<(ProcessKey, Arc<Facts>)>,
     commands: Commands,
     users: facts::Users,
     unguarded: usize,
-    /// Of whom more may become known.
+    /// Processes of which further facts may appear.
     sought: Vec<late_facts::LateFacts>,
 }
 
@@ -96,32 +96,32 @@ impl Table {
 struct Entry {
     key: ProcessKey,
     generation: u32,
-    /// Absent where the kernel has none (before 5.3) or descriptors ran out: then /proc is read each time.
+    /// `None` if the kernel has no pidfds (before 5.3) or descriptors ran out; then /proc is read each time.
     pidfd: Option<OwnedFd>,
     facts: Arc<Facts>,
-    /// Those that it was seen on, where files may say whose job they are.
+    /// GPUs that the process used, if files may assign GPUs to jobs.
     gpus: Vec<Gpu>,
 }
 
 /// A process that has ended.
 #[derive(Debug)]
 pub struct Gone {
-    /// Which.
+    /// The process.
     pub key: ProcessKey,
-    /// What is known of it.
+    /// Its facts.
     pub facts: Arc<Facts>,
     proc: PathBuf,
     pidfd: Option<OwnedFd>,
 }
 
 impl Gone {
-    /// The status with which it ended, as waitpid gives it, as far as somebody tells now.
+    /// Returns its exit status as waitpid encodes it, if the pidfd or /proc has it by now.
     pub(crate) fn status(&self) -> Option<u64> {
         let told = self.pidfd.as_ref().and_then(crate::descriptors::exit_status);
         told.or_else(|| {
             let stat = facts::read_stat(&self.proc, self.key.pid)?;
             let is_it = stat.start_ticks == self.key.start_ticks && stat.has_ended();
-            // Who may not look reads a zero; the same user may.
+            // A reader without permission gets zero; the same user has permission.
             let may_look = self.facts.uid == Some(u64::from(rustix::process::geteuid().as_raw()));
             stat.status.filter(|status| is_it && (*status != 0 || may_look))
         })
@@ -135,12 +135,12 @@ impl Default for Processes {
 }
 
 impl Processes {
-    /// An empty table over /proc.
+    /// Returns an empty table over /proc.
     pub fn new() -> Self {
         Processes::with(ProcessSettings::default())
     }
 
-    /// The same, that looks for more in these places.
+    /// Returns an empty table that also reads the files of these settings.
     pub(crate) fn with(settings: ProcessSettings) -> Self {
         Processes::over(Path::new("/proc"), settings)
     }
@@ -157,13 +157,13 @@ impl Processes {
         Processes { inner: Arc::new(inner) }
     }
 
-    /// Who `pid` is now. `None`: there is no such process, or it is not visible from here. Costs a look-up for
-    /// known processes, a handful of reads for new ones.
+    /// Returns the process that has `pid` now; `None` if there is none, or it is not visible from here. Costs a look-up for known
+    /// processes and a few reads for new ones.
     pub fn identify(&self, pid: u32) -> Option<ProcessKey> {
         self.try_identify(pid).ok().flatten()
     }
 
-    /// The same, where "there is no such process" and "nobody could look" are not alike.
+    /// Like [`Processes::identify`], with a separate result for a lack of descriptors.
     pub(crate) fn try_identify(&self, pid: u32) -> Result<Option<ProcessKey>, Blind> {
         let mut table = self.lock();
         if let Some(entry) = table.live.get(&pid) {
@@ -188,7 +188,7 @@ impl Processes {
         let key = ProcessKey { pid, start_ticks: stat.start_ticks };
         let has_ended = stat.has_ended() || pidfd.as_ref().is_some_and(is_readable);
         if has_ended {
-            // What was read may belong to a later process of that pid, unless it is the one that we knew.
+            // The values may belong to a later process with that pid, unless it is the one in `lately`.
             return Ok(lately.filter(|&lately| lately == key));
         }
         self.add(&mut table, key, pidfd, &stat);
@@ -218,7 +218,7 @@ impl Processes {
         if table.unannounced.contains(&key) {
             table.parted.push((key, Arc::clone(&entry.facts)));
         }
-        // Else it would be told again and again: it stays open until its status is known.
+        // Otherwise epoll would report it again and again: the pidfd stays open until the status is known.
         if let (Some(epoll), Some(pidfd)) = (&self.inner.epoll, &entry.pidfd) {
             let _ = epoll::delete(epoll, pidfd);
         }
@@ -228,8 +228,8 @@ impl Processes {
         self.inner.ended.notify_one();
     }
 
-    /// Notices which processes have ended; one system call. A source does this before it identifies the pids of
-    /// one reading.
+    /// Removes ended processes from the table; one system call if there are none. Sources call this before they identify the pids
+    /// of a reading.
     pub(crate) fn sweep(&self) {
         let mut table = self.lock();
         self.sweep_into(&mut table);
@@ -268,8 +268,8 @@ impl Processes {
         }
     }
 
-    /// The next process that has ended; each is told once. Dropping the future loses nothing. Whoever listens
-    /// decides when its `ProcessGone` is due: the agent's last words may still be on their way.
+    /// Returns the next ended process, each once. Dropping the future loses nothing. The receiver decides when its `ProcessGone`
+    /// is due, because records of its agent may still be on their way.
     pub async fn gone(&self) -> Gone {
         let make = async || {
             let epoll = self.inner.epoll.as_ref()?.try_clone().ok()?;
@@ -304,9 +304,8 @@ impl Processes {
         }
     }
 
-    /// Appends the `ProcessFacts` frames that are due: once per process, a second time with its command line when
-    /// that has been read (which may take a while where the process is stuck). Whoever sends a batch about a process
-    /// puts these in front of it.
+    /// Appends the `ProcessFacts` frames that are due: once for each process, and again with its command line when that has been
+    /// read, which may take long for a stuck process. Callers put these frames in front of a batch about the processes.
     pub(crate) fn take_facts(&self, time_ns: u64, frames: &mut Vec<u8>) {
         let mut table = self.lock();
         let table = &mut *table;
@@ -327,7 +326,7 @@ impl Processes {
         }
     }
 
-    /// Appends what /proc still tells of a process that may have ended: until it is waited for, its name and user.
+    /// Appends the facts that /proc still has of a process that may have ended: name and user, until it is waited for.
     pub(crate) fn last_facts(&self, key: ProcessKey, time_ns: u64, frames: &mut Vec<u8>) {
         let stat = facts::read_stat(&self.inner.proc, key.pid);
         let Some(stat) = stat.filter(|stat| stat.start_ticks == key.start_ticks) else { return };
@@ -335,7 +334,7 @@ impl Processes {
         facts.append_frame(key, time_ns, frames);
     }
 
-    /// Facts of a process that had ended before anything was read of it: its user, and what it called itself.
+    /// Appends facts of a process that had ended before /proc was read: its user, and the program name that it claims.
     pub(crate) fn claimed_facts(
         &self,
         key: ProcessKey,
@@ -347,11 +346,11 @@ impl Processes {
         let mut table = self.lock();
         let facts = Facts::claimed(uid.into(), program, &mut table.users);
         facts.append_frame(key, time_ns, frames);
-        // Readings that named it while it lived may be translated after this.
+        // Later readings may still name it, because they were taken while it lived.
         table.note_ended(key, Some(uid.into()));
     }
 
-    /// User of a process that lives, or ended lately.
+    /// Returns the user of a process that lives or ended recently.
     pub(crate) fn owner(&self, key: ProcessKey) -> Option<u64> {
         let table = self.lock();
         let living = table.live.get(&key.pid).filter(|entry| entry.key == key);
@@ -359,7 +358,7 @@ impl Processes {
         living.map_or_else(lately, |entry| entry.facts.uid)
     }
 
-    /// Processes that are new since the last call, and live.
+    /// Returns the processes that are new since the last call and still live.
     pub(crate) fn newcomers(&self) -> Vec<ProcessKey> {
         let mut table = self.lock();
         let new = std::mem::take(&mut table.newcomers);
@@ -368,19 +367,19 @@ impl Processes {
             .collect()
     }
 
-    /// What is known of a living process.
+    /// Returns the facts of a living process.
     pub(crate) fn facts(&self, key: ProcessKey) -> Option<Arc<Facts>> {
         let table = self.lock();
         table.live.get(&key.pid).filter(|entry| entry.key == key).map(|entry| Arc::clone(&entry.facts))
     }
 
-    /// Living processes in the table.
+    /// Returns the number of living processes.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.lock().live.len()
     }
 
-    /// Whether no living process is in the table.
+    /// Returns whether no living process is in the table.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0

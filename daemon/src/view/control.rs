@@ -1,5 +1,5 @@
-//! The control API: what `gpumem_model::control` says, as HTTP and JSON over a Unix socket. The kernel says who
-//! asks; a caller sees the processes of their own user, root and the group `gpumemd` see all.
+//! Control API: the requests of `gpumem_model::control`, as HTTP and JSON over a Unix socket. The kernel names the caller's user.
+//! A caller sees the processes of their own user; root and the group `gpumemd` see all.
 
 mod commands;
 mod doctor;
@@ -28,14 +28,14 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 
-/// Time for the head of a request.
+/// Time limit for the head of a request.
 const HEADER: Duration = Duration::from_secs(1);
-/// Longest life of a connection.
+/// Time limit for a connection.
 const LONGEST: Duration = Duration::from_secs(60);
-/// NVML is not closed for longer than this at a time.
+/// Longest time for which NVML is closed by one request, in seconds.
 const LONGEST_RELEASE_S: u64 = 3600;
 
-/// Takes a connection slot. Root always gets one: it must be able to look for the cause of a problem.
+/// Takes a connection slot. Root always gets one, because it must be able to find the cause of a problem.
 fn take_slot(slots: &Arc<ConnectionSlots>, uid: u32, limits: ControlLimits) -> Result<ConnectionSlot, Count> {
     let (most, most_of_user) = match uid {
         0 => (usize::MAX, usize::MAX),
@@ -45,7 +45,7 @@ fn take_slot(slots: &Arc<ConnectionSlots>, uid: u32, limits: ControlLimits) -> R
     slots.take(uid, most, most_of_user).map_err(full)
 }
 
-/// Serves until the future is dropped.
+/// Serves connections until the future is dropped.
 pub(crate) async fn serve(listener: UnixListener, context: Arc<ViewContext>) {
     let slots = Arc::default();
     loop {
@@ -58,7 +58,7 @@ pub(crate) async fn serve(listener: UnixListener, context: Arc<ViewContext>) {
                 continue;
             }
         };
-        // Full: closed, and the client says so.
+        // All slots are taken: the connection is closed, and the client reports it.
         let Ok(uid) = stream.peer_cred().map(|peer| peer.uid()) else { continue };
         let slot = match take_slot(&slots, uid, context.shown().control) {
             Ok(slot) => slot,
@@ -78,20 +78,20 @@ pub(crate) async fn serve(listener: UnixListener, context: Arc<ViewContext>) {
             let mut builder = http1::Builder::new();
             builder.timer(TokioTimer::new()).header_read_timeout(HEADER).max_buf_size(16 << 10);
             let connection = builder.serve_connection(TokioIo::new(stream), service);
-            // A client that goes away harms nobody.
+            // An error of the connection, for example a client that goes away, needs no handling.
             let _ = tokio::time::timeout(LONGEST, connection).await;
         });
     }
 }
 
-/// Finding out who it is takes a look into files, for each connection.
+/// Returns the viewer of a connection. Waits for the user's turn, because finding their groups reads files.
 async fn viewer(context: &ViewContext, stream: &UnixStream) -> std::io::Result<Viewer> {
     let peer = stream.peer_cred()?;
     let turn = context.turn(peer.uid(), is_free(peer.uid())).await;
     Ok(turn.charge.run(|| Viewer::of(peer.uid(), peer.gid())))
 }
 
-/// Root, and whose daemon it is.
+/// Returns whether a user has no rate limit: root and the user who runs the daemon.
 fn is_free(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
@@ -100,7 +100,7 @@ async fn respond(context: &ViewContext, viewer: Viewer, request: &Request<Incomi
     context.stats.add(Count::ControlRequests, 1);
     let mut turn = context.turn(viewer.uid, is_free(viewer.uid)).await;
     if request.uri().path() == "/v1/record" {
-        // It waits for an agent.
+        // The request waits for an agent; the user may make other requests meanwhile.
         turn.release();
     }
     let charge = turn.charge.clone();
@@ -150,7 +150,7 @@ async fn answer(
     }
 }
 
-/// Returns what holds the devices now.
+/// Returns the devices and processes now.
 fn ps(context: &ViewContext, viewer: Viewer) -> Ps {
     let published = context.board.read();
     let rows = rows(&published, &context.sources.health(), viewer, context.shown().tenants);
@@ -175,13 +175,14 @@ fn release(context: &ViewContext, viewer: Viewer, query: &str) -> Result<Release
     Ok(Released { for_s })
 }
 
-/// For fuzz/: whether each reader of queries takes this one, before anybody is asked; and a value without its escapes.
+/// For fuzz/: returns whether each parser of queries accepts this one, and the value with its escapes decoded.
 #[doc(hidden)]
 pub fn understood(query: &str) -> (bool, bool, Option<String>) {
     (runs::Which::of(query).is_ok(), commands::limits(query).is_ok(), request::unescaped(query).ok())
 }
 
-/// A body in pieces. A large one is its user's answer until it has been read: who asks for many and reads none has one.
+/// A body sent in pieces. A large answer keeps its user's answer slot until it has been read, so a user has at most one unread
+/// large answer.
 struct Answer {
     rest: Bytes,
     _turn: Option<AnswerSlot>,

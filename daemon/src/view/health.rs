@@ -1,37 +1,37 @@
-//! The health of the sources, as views show it, and the metrics of the NVML source.
+//! Health of the sources as views show it, and metrics of the NVML source.
 
 use crate::nvml_status::{NvmlCounters, NvmlStatus};
 use std::path::PathBuf;
 
-/// The health of all sources.
+/// Health of all sources.
 #[derive(Debug, Clone, Default)]
 pub struct Health {
-    /// NVML and its devices.
+    /// State of NVML and its devices.
     pub nvml: NvmlStatus,
-    /// The kernel's log; absent where it was switched off.
+    /// Path of the kernel's log; `None` if disabled.
     pub kernel_log: Option<PathBuf>,
-    /// Why it cannot be read.
+    /// Reason why it cannot be read.
     pub kernel_problem: Option<String>,
-    /// Agents that are connected.
+    /// Connected agents.
     pub agents: usize,
-    /// Peers that have not said hello.
+    /// Connections without a hello so far.
     pub agents_waiting: usize,
 }
 
 /// A metric of a source.
 #[derive(Debug, Clone)]
 pub struct Number {
-    /// Its whole name.
+    /// Full name.
     pub name: &'static str,
-    /// Its HELP text.
+    /// HELP text.
     pub help: &'static str,
-    /// It only grows.
+    /// Whether it only increases.
     pub counter: bool,
-    /// Its value.
+    /// Current value.
     pub value: f64,
 }
 
-/// Returns the metrics of what NVML calls cost.
+/// Returns metrics about the cost of NVML calls.
 pub fn nvml_numbers(counters: &NvmlCounters) -> Vec<Number> {
     let number = |name, help, counter, value| Number { name, help, counter, value };
     vec![

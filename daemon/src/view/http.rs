@@ -1,5 +1,6 @@
-//! Metrics and the live page over HTTP: GET /metrics, GET /healthz and what [`page`] answers, no bodies. Strangers may connect: a header has
-//! a second, connections are counted, and when all slots are taken the connection that has been idle longest is closed.
+//! Metrics and the live page over HTTP: GET /metrics, GET /healthz and the paths of [`page`], without bodies. Clients are
+//! untrusted: the head of a request must arrive within a second, and connections are limited. When all slots are taken, the
+//! connection that has been idle longest is closed.
 
 use super::page::{self, ResponseCache};
 use super::{ViewContext, prometheus};
@@ -18,17 +19,17 @@ use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 use tokio::net::TcpListener;
 
-/// Time for the head of a request, and for the next one on the same connection.
+/// Time limit for the head of a request, and for the next request on the connection.
 const HEADER: Duration = Duration::from_secs(1);
-/// Whoever has connected has that long to say what for, however crowded it is.
+/// Time that each connection has for its request before it may be closed for a new one.
 const GRACE: Duration = Duration::from_millis(25);
-/// Longest life of a connection: a reader that takes its answer a byte at a time.
+/// Time limit for a connection, for clients that read very slowly.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// The text format of Prometheus.
+/// Content type of Prometheus' text format.
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Serves until the future is dropped. `most`: connections at once.
+/// Serves connections until the future is dropped. `most`: limit of connections at one time.
 pub(crate) async fn serve(listener: TcpListener, context: Arc<ViewContext>, most: Arc<AtomicUsize>) {
     let slots = Arc::new(ConnectionSlots::<()>::default());
     let cache = Arc::new(ResponseCache::default());
@@ -85,7 +86,7 @@ async fn answer(
         response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
         return response;
     }
-    // Prometheus and people name the machine as the page is asked for; a probe is told nothing that a stranger may not know.
+    // Prometheus and users address the machine as for the page; a health probe returns nothing confidential.
     let path = request.uri().path();
     if path != "/healthz" && !page::is_ours(request, &context.shown().hosts) {
         let text = "metrics and the page are asked for by address, as localhost, by the name of the machine, or by one of metrics.hosts in \

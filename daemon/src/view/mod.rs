@@ -1,5 +1,5 @@
-//! Published state -> the world. A view reads the [`SnapshotReader`] and what the app tells it of the sources; it names no
-//! source, and waits for none.
+//! Views: published state -> clients. A view reads the [`SnapshotReader`] and the app's [`Sources`]. It depends on no source and
+//! waits for none.
 
 pub mod control;
 pub mod health;
@@ -26,71 +26,70 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 pub use visibility::ViewSettings;
 
-/// What the agent of a process is to do.
+/// Command to the agent of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AgentCommand {
-    /// Write a recording to this file; empty for a name of its own.
+    /// Write a recording to this file; if empty, the agent chooses the name.
     Start(String),
-    /// No longer.
+    /// Stop the recording.
     Stop,
-    /// Keep its history to itself.
+    /// Stop sending records of events.
     Pause,
-    /// Tell it again.
+    /// Send records of events again.
     Resume,
-    /// Write its state to this file; empty for a name of its own.
+    /// Write its state to this file; if empty, the agent chooses the name.
     Dump(String),
 }
 
-/// The file that was written, where there is one; or why not.
+/// The path of the file that was written, if any; or why the command failed.
 pub type CommandResult = Pin<Box<dyn Future<Output = Result<String, String>> + Send>>;
 
-/// What views may ask of the sources.
+/// Requests of views to the sources.
 pub trait Sources: Send + Sync {
-    /// How they are. Never waits.
+    /// Returns the health of the sources. Never waits.
     fn health(&self) -> Health;
-    /// Closes NVML for a while.
+    /// Closes NVML for this time.
     fn release(&self, time: Duration);
-    /// Tells the agent of a process what to do.
+    /// Sends a command to the agent of a process.
     fn errand(&self, key: ProcessKey, errand: AgentCommand) -> CommandResult;
 }
 
-/// What does not change while the daemon runs.
+/// Facts that are constant while the daemon runs.
 #[derive(Debug, Clone, Default)]
 pub struct StartupInfo {
-    /// The configuration file that was read, or would be if it were there.
+    /// Path of the configuration file, whether or not it exists.
     pub config: PathBuf,
-    /// Where metrics are served.
+    /// Address of the metrics listener; `None`: there is none.
     pub metrics: Option<SocketAddr>,
 }
 
-/// What every view has.
+/// State that all views share.
 pub struct ViewContext {
-    /// What does not change.
+    /// Facts that are constant while the daemon runs.
     pub fixed: StartupInfo,
-    /// The state.
+    /// Reader of the published state.
     pub board: SnapshotReader,
-    /// What is counted.
+    /// Counters.
     pub stats: Arc<Stats>,
-    /// Runs that are over.
+    /// Store of ended runs.
     pub keeper: RunWriter,
-    /// Runs that go on.
+    /// Requests to the aggregator, for runs of live processes.
     pub asks: mpsc::Sender<Query>,
     /// The sources.
     pub sources: Box<dyn Sources>,
-    /// What can change.
+    /// Settings that can change.
     pub shown: Mutex<ViewSettings>,
-    /// Who asks.
+    /// Processing time shares of users.
     pub shares: UserShares,
 }
 
 impl ViewContext {
-    /// What is shown now.
+    /// Returns the current settings.
     pub(crate) fn shown(&self) -> ViewSettings {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits until a user may have another answer made. `is_free`: whoever they are, they may stop this daemon, or are its own user;
-    /// a limit would protect nobody from them.
+    /// Waits until a user may have another answer made. `is_free`: no limit, for users who could stop this daemon anyway.
     pub(crate) async fn turn(&self, uid: u32, is_free: bool) -> AnswerSlot {
         let share = (!is_free).then(|| self.shown().control.share_per_uid);
         let turn = self.shares.answer_slot(uid, share).await;
@@ -98,7 +97,7 @@ impl ViewContext {
         turn
     }
 
-    /// Shows something else from now on.
+    /// Changes the settings.
     pub fn show(&self, shown: ViewSettings) {
         *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = shown;
     }

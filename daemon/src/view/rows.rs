@@ -1,4 +1,4 @@
-//! What holds the devices now, as the rows that `ps` and the page show.
+//! Rows of devices and their processes, as `ps` and the page show them.
 
 use super::health::Health;
 use super::visibility::Viewer;
@@ -11,13 +11,13 @@ use gpumem_model::who::Who;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-/// Rows, each with what it is made of.
+/// Rows with the data from which they are made.
 pub(super) struct Rows<'a> {
     /// In NVML's order.
     pub devices: Vec<(DeviceRow, &'a DeviceView)>,
     /// By device, the largest first.
     pub processes: Vec<(ProcessRow, &'a ProcessView, &'a AccountView)>,
-    /// What processes say to hold on devices that this machine does not have, one for each process.
+    /// Memory that processes report on devices that this machine does not have, one row for each process.
     pub claims: Vec<ClaimRow>,
 }
 
@@ -28,9 +28,10 @@ pub(super) fn rows<'a>(
     tenants: Tenants,
 ) -> Rows<'a> {
     let snapshot = &published.snapshot;
-    // In NVML's order; devices that only agents have named come last.
+    // In NVML's order; devices that only agents have reported come last.
     let place = |device: &DeviceView| health.nvml.devices.iter().position(|of| of.name == device.name);
-    // What is only said to be there is shown while somebody says to hold something on it: a liar names devices without end.
+    // A device that only agents report is shown while a process reports memory on it: a false agent could report any number of
+    // devices.
     let living = || snapshot.processes.iter().filter(|process| process.ended.is_none());
     let held = living().flat_map(|process| &process.accounts).filter(|account| holds(account));
     let held: BTreeSet<usize> = held.filter_map(|account| account.device).collect();
@@ -59,7 +60,7 @@ pub(super) fn rows<'a>(
     Rows { devices, processes, claims }
 }
 
-/// What a process says to hold on devices that this machine does not have; `None` if it says nothing of the kind.
+/// Returns the memory that a process reports on devices that this machine does not have; `None` if it reports none.
 fn claim(
     published: &Published,
     process: &ProcessView,
@@ -108,7 +109,7 @@ fn device(published: &Published, health: &Health, device: &DeviceView) -> Device
     }
 }
 
-/// None for a process that holds nothing there any more.
+/// Returns the row of a process on a device; `None` if it holds nothing there any more.
 fn process(
     published: &Published,
     process: &ProcessView,
@@ -156,13 +157,13 @@ fn process(
     })
 }
 
-/// The numbers of a process on a device that belong to one moment.
+/// Numbers of a process on a device that belong to one moment.
 pub(super) struct ConsistentSample<'a> {
     /// The sample; `None` if the newest reading failed, or there was none.
     pub sample: Option<&'a ClosedSample>,
     /// Why there is no sample.
     pub absence: Option<&'static str>,
-    /// Tracked bytes and their cells: at the sample if they are known then, else now.
+    /// Tracked bytes and their cells: at the sample if known then, else now.
     pub tracked: (i64, &'a [i64]),
 }
 
@@ -172,7 +173,7 @@ impl<'a> ConsistentSample<'a> {
         let newest = account.latest.as_ref();
         let failed =
             newest.and_then(|sample| Some(absence_name(sample.used_bytes.err()?, sample.list_failed)));
-        // An older sample would show a `used` that is not known now.
+        // An older sample would show a `used` that is unknown now.
         let sample = account.complete.as_ref().filter(|_| failed.is_none());
         let at_sample = sample.and_then(|sample| Some((sample.tracked_bytes?, &*sample.amounts)));
         ConsistentSample {
@@ -182,7 +183,7 @@ impl<'a> ConsistentSample<'a> {
         }
     }
 
-    /// Returns what NVML charges.
+    /// Returns the bytes that NVML charges.
     pub(super) fn used_bytes(&self) -> Option<u64> {
         self.sample?.used_bytes.ok()
     }
@@ -220,7 +221,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const KEY: ProcessKey = ProcessKey { pid: 7, start_ticks: 9 };
 
-    /// A process that tracked 3 MiB when 10 MiB were used of the device, and tracks 4 MiB since.
+    /// A process that tracked 3 MiB when 10 MiB of the device were used, and tracks 4 MiB now.
     fn ledger() -> Ledger {
         let mut ledger = Ledger::new();
         let device = Body::Device {
@@ -270,8 +271,7 @@ mod tests {
         ledger
     }
 
-    /// What `ps`, page and metrics show of a process, where its newest sample failed or is stale, an agent speaks for it, and it is
-    /// in the process list.
+    /// Returns the values of a process in `ps`, page and metrics, depending on its newest sample, its agent and the process list.
     fn shown(failed: bool, stale: bool, covered: bool, listed: bool) -> [String; 3] {
         let mut snapshot = ledger().snapshot();
         let process = &mut snapshot.processes[0];

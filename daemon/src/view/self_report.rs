@@ -1,4 +1,4 @@
-//! What a program is told about itself: the report of its own run, as it stands.
+//! Report that a program requests about itself: its own current run.
 
 use super::{ViewContext, ViewSettings};
 use crate::aggregator::Query;
@@ -12,31 +12,31 @@ use gpumem_report::{By, Report, csv, json};
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-/// How a report is told.
+/// Format of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReportFormat {
-    /// For people.
+    /// Text for the terminal.
     Text,
-    /// docs/report-json.md.
+    /// JSON, see docs/report-json.md.
     Json,
-    /// One line per name and moment.
+    /// One line for each name and moment.
     Csv,
 }
 
-/// What a report shows.
+/// Content of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SelfReportRequest {
-    /// How.
+    /// Format.
     pub form: ReportFormat,
-    /// Rows of the table.
+    /// Grouping of the table's rows.
     pub by: Option<By>,
-    /// Every category, however small.
+    /// Shows small categories too.
     pub all: bool,
 }
 
-/// The report of a process; `None`: there is no run of it.
+/// Returns the report of a process; `None` if it has no run.
 ///
-/// Root in a container asks here too: whatever user it is, their answers have a share.
+/// Root in a container uses this too, so all users have a share of the processing time here.
 pub(crate) async fn report(
     context: Arc<ViewContext>,
     key: ProcessKey,
@@ -53,12 +53,12 @@ pub(crate) async fn report(
     if tenants == Tenants::Anonymous {
         super::visibility::hide_others(&mut run);
     }
-    // Beside the loop: a report of a large run takes milliseconds.
+    // On another thread: a report of a large run takes milliseconds.
     context.shares.beside(charge, move || told(&run, &rules, wish)).await
 }
 
 fn told(run: &Run, rules: &Groupings, wish: SelfReportRequest) -> String {
-    // Rules that somebody chose stand; `default` is what fits the run.
+    // Configured rules are used as they are; `default` is replaced by the rules that fit the run.
     let rules = if rules.name == "default" { Groupings::of_run(run) } else { rules.clone() };
     let mut report = Report::new(run, rules, wish.by);
     report.command = format!("gpumemctl report {}", run.process.pid);

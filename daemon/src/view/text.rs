@@ -1,15 +1,15 @@
-//! Texts of strangers on their way to terminals, dashboards and scrapers.
+//! Makes untrusted texts safe for terminals, dashboards and scrapers.
 
 use gpumem_model::harmless::{acts, clean as shown, distinct};
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// Longest label value in bytes: a scrape stays small whatever processes call themselves.
+/// Longest label value in bytes, so that a scrape stays small whatever names processes have.
 pub(crate) const LABEL_BYTES: usize = 128;
-/// What a cut text ends with: `~` and 8 digits of a sum over the whole.
+/// Bytes at the end of a cut text: `~` and 8 digits of a hash of the whole.
 const SUM_BYTES: usize = 9;
 
-/// A text without what is obeyed instead of shown, cut to [`LABEL_BYTES`].
+/// Replaces control characters in a text, and cuts it to [`LABEL_BYTES`].
 pub(crate) fn clean(text: &str) -> Cow<'_, str> {
     if is_plain(text) { text.into() } else { cut(text, shown(text)).into() }
 }
@@ -18,8 +18,8 @@ fn is_plain(text: &str) -> bool {
     text.len() <= LABEL_BYTES && !text.chars().any(acts)
 }
 
-/// A label's value. Two texts have two values, also those that differ only in what nobody sees or behind the longest label: the same
-/// series twice would lose one of them.
+/// A label's value. Different texts have different values, even if they differ only in invisible characters or beyond the longest
+/// label, because a duplicate series would be lost.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Label<'a>(Cow<'a, str>);
 
@@ -37,12 +37,12 @@ impl<'a> From<&'a Label<'_>> for Label<'a> {
 }
 
 impl Label<'_> {
-    /// As it is shown.
+    /// Returns the escaped text.
     pub(crate) fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Appends it as the exposition format wants it.
+    /// Appends it in the exposition format.
     pub(crate) fn push(&self, out: &mut String) {
         if !self.0.contains(['\\', '"']) {
             out.push_str(&self.0);
@@ -57,28 +57,28 @@ impl Label<'_> {
     }
 }
 
-/// What is shown of a text, no longer than a label may be.
+/// Cuts a text to the longest label.
 fn cut(text: &str, mut shown: String) -> String {
     if shown.len() > LABEL_BYTES {
-        // FNV-1a. Who makes two of their own names collide has their sum in one series.
+        // FNV-1a. A process that makes two of its own names collide only merges its own series.
         let sum =
             text.bytes().fold(0x811c_9dc5_u32, |sum, byte| (sum ^ u32::from(byte)).wrapping_mul(0x0100_0193));
         let most = (0..=LABEL_BYTES - SUM_BYTES).rev().find(|&at| shown.is_char_boundary(at));
         shown.truncate(most.unwrap_or(0));
-        // A String takes everything.
+        // Writing to a String cannot fail.
         let _ = write!(shown, "~{sum:08x}");
     }
     shown
 }
 
-/// A number that a series can have.
+/// A number that can be a series' value.
 pub(crate) trait Number {
     /// Appends it.
     fn push(self, out: &mut String);
 }
 
 impl Number for u64 {
-    /// Without the machinery of formatting, which costs more than the digits: a scrape has thousands.
+    /// Formats the digits directly, because `format!` is slower and a scrape has thousands of numbers.
     fn push(mut self, out: &mut String) {
         let mut digits = [0; 20];
         let mut at = digits.len();
@@ -105,7 +105,7 @@ impl Number for i64 {
 
 impl Number for f64 {
     fn push(self, out: &mut String) {
-        // A String takes everything.
+        // Writing to a String cannot fail.
         let _ = write!(out, "{self}");
     }
 }

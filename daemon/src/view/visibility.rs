@@ -1,4 +1,4 @@
-//! Who may see what. The kernel names the peer of a socket; its groups come from /etc/group.
+//! Visibility of processes. The kernel names the peer of a socket; its groups come from /etc/group.
 
 use crate::config::{Page, Settings, Tenants};
 use crate::limits::ControlLimits;
@@ -7,21 +7,21 @@ use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The group whose members see every process.
+/// Group whose members see every process.
 pub(crate) const GROUP: &str = "gpumemd";
 
-/// Somebody who asks.
+/// User who makes a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Viewer {
-    /// Their user id.
+    /// User id.
     pub uid: u32,
-    /// They see the processes of all users.
+    /// Whether they see the processes of all users.
     pub all: bool,
 }
 
 impl Viewer {
-    /// The viewer with these credentials. Root, the daemon's own user and members of the group [`GROUP`] see everything: a daemon that
-    /// somebody runs for themselves obeys them.
+    /// Returns the viewer with these credentials. Root, members of [`GROUP`] and the daemon's own user see all processes; the
+    /// latter because a daemon started by a user serves that user.
     pub(crate) fn of(uid: u32, gid: u32) -> Self {
         let all = uid == 0 || uid == rustix::process::geteuid().as_raw() || {
             let groups = fs::read_to_string("/etc/group").unwrap_or_default();
@@ -31,7 +31,7 @@ impl Viewer {
         Viewer { uid, all }
     }
 
-    /// Whether a process of this user is theirs to see. One whose user is not known is not.
+    /// Returns whether the viewer may see a process of this user. An unknown user's process is hidden.
     pub(crate) fn sees(&self, uid: Option<u64>) -> bool {
         self.all || uid == Some(self.uid.into())
     }
@@ -49,29 +49,29 @@ fn is_member(groups: &str, users: &str, uid: u32, gid: u32) -> bool {
         && fields(group, 3).is_some_and(|members| members.split(',').any(|member| member == name))
 }
 
-/// What can change while the daemon runs.
+/// Settings of views that can change while the daemon runs.
 #[derive(Debug, Clone)]
 pub struct ViewSettings {
-    /// What others see.
+    /// What other users see of a process.
     pub tenants: Tenants,
-    /// Series of one scrape.
+    /// Limit of series in one scrape.
     pub max_series: usize,
-    /// Tags of a process on a device that are series, largest first.
+    /// Most tags of a process on a device that are series, largest first.
     pub tags: usize,
     /// Processes younger than this are folded into one.
     pub young: Duration,
-    /// Names of categories.
+    /// Rules for categories.
     pub rules: Arc<Groupings>,
-    /// What the live page tells.
+    /// Level of detail of the live page.
     pub page: Page,
-    /// Names by which metrics and page may be asked for, beside those of this machine.
+    /// Host names accepted for metrics and page, besides those of this machine.
     pub hosts: Arc<[String]>,
-    /// Who may be connected to the control socket.
+    /// Limits of the control socket.
     pub control: ControlLimits,
 }
 
 impl ViewSettings {
-    /// Returns what views show with these settings and rules.
+    /// Returns the settings of views for these settings and rules.
     pub(crate) fn of(settings: &Settings, rules: Arc<Groupings>) -> Self {
         let &Settings { tenants, max_series, tags, young, page, control, .. } = settings;
         ViewSettings {
@@ -105,7 +105,7 @@ impl Default for ViewSettings {
     }
 }
 
-/// Removes pid and user of processes that are not the run's.
+/// Removes pids and users of other processes from a run.
 pub(crate) fn hide_others(run: &mut gpumem_model::run::Run) {
     for device in &mut run.devices {
         device.tenants.iter_mut().for_each(|(pid, _)| *pid = 0);

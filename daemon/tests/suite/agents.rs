@@ -1,4 +1,4 @@
-//! Agents and strangers on the agent socket.
+//! Agents and untrusted peers on the agent socket.
 
 use crate::common;
 use crate::common::peer::{
@@ -12,7 +12,7 @@ use rustix::fs::SealFlags;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::process::{Child, Command, Stdio};
 
-/// The own process's row in `ps`.
+/// Returns this process's row in `ps`.
 fn row(daemon: &Daemon) -> Option<serde_json::Value> {
     let (status, ps) = daemon.get("/v1/ps");
     assert_eq!(status, 200);
@@ -134,7 +134,7 @@ fn descriptors_of_strangers_are_closed() {
     peer.send_with(&watermark(0), &flood);
     peer.is_closed();
     dropped(&daemon, "descriptors");
-    // Other tests of this process open and close files of their own, but not sixteen hundred.
+    // Other tests of this process open and close files too, but far fewer than 1,600.
     wait_for("the descriptors to be closed", || (open() < before + 100).then_some(()));
 }
 
@@ -212,7 +212,7 @@ fn one_user_cannot_take_all_connections() {
     drop(two);
 }
 
-/// A process of its own that is an agent: this test's program, started again. What it does is in `role`.
+/// Another process that is an agent: this test program, started again. `role` selects its behaviour.
 struct OtherProcess(Child);
 
 impl OtherProcess {
@@ -254,7 +254,7 @@ fn as_another_process() {
     let (peer, epoch) = Peer::welcomed(socket.as_ref(), &memory);
     assert!(peer.send(&[device(), resync(epoch, 0, &[])].concat()));
     match role.as_str() {
-        // Two records are sent, three more only lie in the ring.
+        // Two records are sent; three more are only in the ring.
         "unsent" => {
             for seq in 1..=5 {
                 memory.ring(allocation(seq, seq << 20, 1));
@@ -268,7 +268,7 @@ fn as_another_process() {
                 .collect();
             assert!(peer.send(&[sent, watermark(2)].concat()));
         }
-        // The ring was full: records 2 to 4 are lost, the live table knows what is there.
+        // The ring was full: records 2 to 4 are lost, but the live table has their rows.
         "holes" => {
             memory.ring(allocation(1, 1 << 20, 1));
             memory.ring(allocation(5, 5 << 20, 1));
@@ -276,7 +276,7 @@ fn as_another_process() {
                 memory.live(seq, allocation(seq, seq << 20, 1));
             }
         }
-        // The socket stays open in a child of this one when it is killed.
+        // A child process keeps the socket open when this process is killed.
         "forked" => {
             let (stamp, body) = allocation(1, 1 << 20, 1);
             assert!(peer.send(&[record(stamp, body), watermark(1)].concat()));
@@ -284,7 +284,7 @@ fn as_another_process() {
             rustix::io::fcntl_setfd(&inherited, rustix::io::FdFlags::empty()).expect("inherited");
             let mut child = Command::new("sleep");
             let child = child.arg("30").stdin(Stdio::from(inherited)).stdout(Stdio::null()).spawn();
-            // Its parent is killed before it ends; whoever adopts it waits for it.
+            // This process is killed before the child ends; the child's new parent waits for it.
             std::mem::forget(child.expect("sleep"));
         }
         other => panic!("{other}"),
@@ -297,7 +297,7 @@ fn as_another_process() {
     std::thread::sleep(common::PATIENCE * 2);
 }
 
-/// The closed run of a killed process.
+/// Returns the closed run of a killed process.
 fn run_of_killed(daemon: &Daemon, role: &str) -> gpumem_model::run::Run {
     let mut other = OtherProcess::start(daemon, role);
     let pid = other.pid();
@@ -328,7 +328,7 @@ fn what_a_killed_process_never_sent_is_in_its_run() {
         ps["processes"].as_array().is_some_and(Vec::is_empty).then_some(())
     });
     assert!(!daemon.scrape().contains("gpumem_process_"), "its series vanish with it");
-    // In the store it is closed, and stays so.
+    // The stored run is closed too.
     let store = Store::open_read_only(daemon.store()).expect("a store");
     let stored = wait_for("the store", || store.list().expect("a list").into_iter().next());
     assert!(matches!(stored.state, State::Closed { .. }));

@@ -1,4 +1,4 @@
-//! A program that asks about itself, and agents that are told to record.
+//! Programs that request a report about themselves, and commands to agents.
 
 use crate::common::peer::{
     Memory, Peer, allocation, device, now, own_start_ticks, record, resync, tag, watermark,
@@ -11,7 +11,7 @@ fn question(what: AskKind, options: &str) -> Vec<u8> {
     record(Stamp { time_ns: now(), ..Stamp::default() }, Body::Ask { what, options: &options })
 }
 
-/// All pieces: the result and the text.
+/// Receives all pieces of an answer: the result and the text.
 fn answer(peer: &Peer) -> (u16, String) {
     let mut text = String::new();
     loop {
@@ -57,7 +57,7 @@ fn a_program_gets_its_own_report() {
 
     let memory = Memory::new();
     let _peer = agent(&daemon, &memory);
-    // With what it has just recorded.
+    // The report includes the latest records.
     let (result, json) = ask(&daemon, AskKind::ReportJson, "seq=900\n");
     assert_eq!(result, 0, "{json}");
     let report: serde_json::Value = serde_json::from_str(&json).expect("JSON");
@@ -66,7 +66,7 @@ fn a_program_gets_its_own_report() {
     assert!(result == 0 && text.contains("model/layer.900"), "{text}");
     let (result, csv) = ask(&daemon, AskKind::ReportText, "format=csv\nby=tag\nall=1\n");
     assert!(result == 0 && csv.len() > 50_000 && csv.ends_with('\n'), "in pieces: {}", csv.len());
-    // As a program asks that does not know when it started.
+    // A program may not know its start time.
     let peer = Peer::connect(&daemon.agent_socket());
     let body = Body::Ask { what: AskKind::ReportJson, options: "" };
     assert!(peer.send(&record(Stamp::default(), body)));
@@ -109,7 +109,7 @@ fn who_does_not_read_an_answer_keeps_nobody_waiting() {
     let daemon = start("");
     let memory = Memory::new();
     let _peer = agent(&daemon, &memory);
-    // Answers larger than a socket holds, and questions about what never comes.
+    // Clients that do not read large answers, and requests that wait for records that never come.
     let idle: Vec<Peer> = (0..4).map(|_| Peer::connect(&daemon.agent_socket())).collect();
     for (number, peer) in idle.iter().enumerate() {
         let options =
@@ -162,7 +162,7 @@ fn agents_are_told_to_record() {
         let asked = std::thread::scope(|scope| {
             let asked = scope.spawn(|| daemon.ask("POST", &path(verb)));
             assert_eq!(told(&peer), (kind, wanted.map(str::to_owned)));
-            // The word about another command is not for who waits.
+            // The result of another command must not be returned for this one.
             let other = Body::Done { result: 5, command: 1, told: "" };
             assert!(peer.send(&[record(Stamp::default(), other), record(Stamp::default(), done)].concat()));
             asked.join().expect("an answer")

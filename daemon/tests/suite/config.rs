@@ -1,4 +1,4 @@
-//! The configuration: what is shipped, and what is refused.
+//! The configuration: the shipped file, and refused values.
 mod reference;
 
 use crate::common::parse;
@@ -18,7 +18,7 @@ fn the_shipped_file_is_the_default() {
 
 #[test]
 fn the_shipped_file_has_every_key() {
-    // What is commented out is a key too, and is taken.
+    // Commented-out keys are checked too.
     let all: String = shipped()
         .lines()
         .map(|line| match line.strip_prefix("# ") {
@@ -30,7 +30,7 @@ fn the_shipped_file_has_every_key() {
     let config = parse(&all).expect("it is right");
     assert!(config.runtime_dir.is_some() && config.record.is_some());
     assert!(config.nvml.library.is_some() && config.runs.store.is_some());
-    // Each key has a comment before it, or shares the one of the key before it.
+    // Each key has a comment before it, or shares that of the previous key.
     let debug = format!("{:?}", Config::default());
     let keys =
         debug.split([' ', '{']).filter_map(|word| word.strip_suffix(':')).filter(|key| !key.is_empty());

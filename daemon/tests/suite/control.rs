@@ -112,9 +112,9 @@ fn refusals_say_what_would_be_right() {
     assert_eq!(daemon.ask("POST", "/v1/nvml/release?for_s=2"), (200, serde_json::json!({"for_s": 2})));
 }
 
-/// What another user is told: the request is made by this test's program, run as nobody.
+/// Returns the answer to another user: this test program, run as nobody, sends the request.
 fn as_nobody(daemon: &Daemon, path: &str) -> String {
-    // The directory of the test is root's; the sockets are for everybody.
+    // The directory of the test is root's; the sockets are accessible to all users.
     let program = SharedCopy::of_this_program();
     let output = Command::new(program.path())
         .args(["--exact", "control::as_another_user", "--nocapture", "--test-threads=1"])
@@ -142,7 +142,7 @@ fn as_another_user() {
     println!("<<<{}>>>", answer.split_once("\r\n\r\n").expect("a body").1);
 }
 
-/// Lane `privileged`.
+/// Tests of the lane `privileged`.
 mod privileged {
     use super::*;
 
@@ -165,7 +165,7 @@ mod privileged {
         assert_eq!(row.command, None);
         assert_eq!(as_nobody(&daemon, &format!("GET /v1/runs?pid={}", row.pid)), "[]");
         let refusal = as_nobody(&daemon, &format!("GET /v1/doctor?pid={}", row.pid));
-        // What ps lists is a process: it is said whose.
+        // `ps` lists the process, so the refusal names its user.
         let pid = row.pid;
         let belongs = format!("pid {pid} belongs to root");
         assert!(refusal.contains(&belongs), "{refusal}");

@@ -1,4 +1,4 @@
-//! Connections that are kept by the service manager while one daemon follows another.
+//! Connections that the service manager keeps between two daemons.
 
 use crate::common::peer::{
     Memory, Peer, VERSIONS, allocation, device, own_start_ticks, record, resync, tag, watermark,
@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::process::{Child, Command, Stdio};
 
-/// A service manager as small as it can be.
+/// A minimal service manager.
 struct Manager {
     scratch: Scratch,
     notify: UnixDatagram,
@@ -48,7 +48,7 @@ impl Manager {
         Manager::with(0.1)
     }
 
-    /// Its daemons write runs that often.
+    /// Starts daemons that write runs at this interval.
     fn with(checkpoint_s: f64) -> Self {
         let scratch = Scratch::new();
         let notify = UnixDatagram::bind(scratch.join("notify")).expect("a socket");
@@ -71,7 +71,7 @@ impl Manager {
         Manager { scratch, notify, passed }
     }
 
-    /// A daemon that is handed everything, from descriptor 3 on, in an order of its own.
+    /// Starts a daemon with all kept descriptors, from descriptor 3 on, in another order, and waits until it is ready.
     fn start(&self) -> Life {
         let life = self.start_unheard();
         self.hear("READY=1");
@@ -97,7 +97,7 @@ impl Manager {
         Life(command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().expect("started"))
     }
 
-    /// Waits for a message with this word; it and its descriptors.
+    /// Waits for a message with this text. Returns it with its descriptors.
     fn hear(&self, word: &str) -> (String, Vec<OwnedFd>) {
         loop {
             let mut bytes = [0; 1024];
@@ -120,7 +120,7 @@ impl Manager {
         }
     }
 
-    /// Keeps what it is asked to keep; the name.
+    /// Stores the descriptors of the next request. Returns their name.
     fn keep(&mut self) -> String {
         let (text, fds) = self.hear("FDSTORE=1");
         assert!(text.contains("FDPOLL=0\n"), "{text}");
@@ -135,14 +135,14 @@ impl Manager {
         http(stream, "GET", path).1
     }
 
-    /// Bytes that it says are tracked by agents.
+    /// Returns the bytes that the daemon shows as tracked by agents.
     fn tracked(&self) -> Option<i64> {
         let rows: serde_json::Value = serde_json::from_str(&self.ask("/v1/runs")).ok()?;
         rows[0]["devices"][0]["last"]["tracked_bytes"].as_i64()
     }
 }
 
-/// The hello of this process as another program.
+/// Returns the hello of another program in this process.
 fn hello_of(instance: u16) -> Vec<u8> {
     let body = Body::Hello {
         start_ticks: own_start_ticks(),
@@ -154,7 +154,7 @@ fn hello_of(instance: u16) -> Vec<u8> {
     record(gpumem_wire::Stamp { thread: std::process::id(), ..Default::default() }, body)
 }
 
-/// What the peer is told by a daemon that it meets, or that has inherited it.
+/// Reads the welcome of a daemon that accepts or inherits the connection. Returns the epoch.
 fn welcome(peer: &Peer) -> u64 {
     let reply = peer.receive().expect("a welcome");
     let bodies: Vec<_> = frame::records(&reply).map(|record| record.unwrap().unwrap().body).collect();
@@ -172,7 +172,7 @@ fn the_next_daemon_goes_on_with_the_connections_of_the_last_one() {
     let (peer, epoch) = Peer::welcomed(&manager.scratch.join("agent.sock"), &memory);
     let name = manager.keep();
     assert!(name.starts_with(&format!("agent-{}-{}-", std::process::id(), own_start_ticks())), "{name}");
-    // As an agent has them: names lie in its memory, too.
+    // An agent has the names in its memory too.
     memory.name(&device());
     memory.name(&tag(1, "model"));
     let one = allocation(1, 100, 1);
@@ -181,7 +181,7 @@ fn the_next_daemon_goes_on_with_the_connections_of_the_last_one() {
     assert!(peer.send(&said.concat()));
     wait_for("the first word", || (manager.tracked() == Some(100)).then_some(()));
 
-    // Killed: what is said meanwhile waits in the socket.
+    // The daemon is killed: packets sent meanwhile wait in the socket.
     first.signal(Signal::KILL);
     first.end();
     let two = allocation(2, 10, 1);
@@ -189,7 +189,7 @@ fn the_next_daemon_goes_on_with_the_connections_of_the_last_one() {
     assert!(peer.send(&[record(two.0, two.1), watermark(2)].concat()), "nobody has closed it");
     let second = manager.start();
     let epoch = welcome(&peer);
-    // Before the agent has said anything anew, its devices have their names.
+    // The devices have their names before the agent sends anything again.
     wait_for("what waited in the socket", || (manager.tracked() == Some(10)).then_some(()));
     let devices = manager.ask("/v1/runs");
     assert!(!devices.contains("unnamed"), "{devices}");
@@ -197,7 +197,7 @@ fn the_next_daemon_goes_on_with_the_connections_of_the_last_one() {
     assert!(peer.send(&said.concat()));
     wait_for("the state after a kill", || (manager.tracked() == Some(110)).then_some(()));
 
-    // Told to end: it stops reading first, so nothing at all is lost, and the same run goes on.
+    // The daemon is told to end: it stops reading first, so nothing is lost, and the same run continues.
     let three = allocation(3, 1, 1);
     memory.ring(three);
     assert!(peer.send(&[record(three.0, three.1), watermark(3)].concat()));
@@ -209,13 +209,13 @@ fn the_next_daemon_goes_on_with_the_connections_of_the_last_one() {
     wait_for("the state after an end", || (manager.tracked() == Some(111)).then_some(()));
     let runs: serde_json::Value = serde_json::from_str(&manager.ask("/v1/runs")).expect("runs");
     assert_eq!(runs.as_array().map(Vec::len), Some(1), "one run, not one for each daemon");
-    // Nothing but what the killed daemon had not written: the one that was told to end lost nothing.
+    // Only records that the killed daemon had not written are missing; the other daemon lost none.
     wait_for("the history of all three", || {
         let runs: serde_json::Value = serde_json::from_str(&manager.ask("/v1/runs")).ok()?;
         (runs[0]["coverage"]["lost"].as_u64()? <= 1).then_some(())
     });
 
-    // A connection that closes is forgotten, and closed by this daemon, too, however many hold it.
+    // A closed connection is removed from the service manager, and closed by the daemon, although others hold it open.
     assert_eq!(rustix::net::shutdown(&peer.socket, rustix::net::Shutdown::Write), Ok(()));
     let (text, _) = manager.hear("FDSTOREREMOVE=1");
     assert!(text.contains(&format!("FDNAME={name}\n")), "{text}");
@@ -224,8 +224,8 @@ fn the_next_daemon_goes_on_with_the_connections_of_the_last_one() {
     third.end();
 }
 
-/// exec(): the old program's connection closes, the new one's comes. What the old one had not sent is read from its memory, and
-/// belongs to it.
+/// exec(): the old program's connection closes, and the new program connects. Unsent records of the old program are read from its
+/// memory and belong to it.
 #[test]
 fn what_a_program_left_is_not_taken_for_that_of_the_one_it_became() {
     let mut manager = Manager::new();
@@ -238,7 +238,7 @@ fn what_a_program_left_is_not_taken_for_that_of_the_one_it_became() {
     assert!(peer.send(&[device(), resync(epoch, 0, &[]), record(one.0, one.1), watermark(1)].concat()));
     wait_for("the first word", || (manager.tracked() == Some(100)).then_some(()));
 
-    // Whatever the daemon finds first when it goes on: the end of the one, or the hello of the other.
+    // The daemon may find the end of the old connection first, or the new hello.
     life.signal(Signal::STOP);
     (2..=8).for_each(|seq| memory.ring(allocation(seq, 10, 0)));
     assert_eq!(rustix::net::shutdown(&peer.socket, rustix::net::Shutdown::Both), Ok(()));
@@ -260,7 +260,7 @@ fn what_a_program_left_is_not_taken_for_that_of_the_one_it_became() {
     life.end();
 }
 
-/// Twice another program before the daemon looks: what the one between had said comes before the last one's.
+/// Two exec() before the daemon reads: the records of the program in between precede those of the last one.
 #[test]
 fn programs_of_one_process_come_in_their_order() {
     let manager = Manager::new();
@@ -280,7 +280,7 @@ fn programs_of_one_process_come_in_their_order() {
         last.send_with(&hello_of(11 + 2 * round), &[Memory::new().fd.as_fd()]);
         life.signal(Signal::CONT);
         let epoch = welcome(&last);
-        // Nobody keeps them, but what is said to the manager has to be read.
+        // Nothing is kept here, but the messages to the manager must be read.
         (0..2).for_each(|_| drop(manager.hear("FDSTORE=1")));
         let one = allocation(1, 1000, 0);
         assert!(last.send(&[device(), resync(epoch, 0, &[]), record(one.0, one.1), watermark(1)].concat()));
@@ -316,7 +316,7 @@ fn after_a_restart_nothing_is_partial_and_reports_have_the_life_before() {
 
     let _second = manager.start();
     let epoch = welcome(&peer);
-    // What it holds now is less: the peak was before.
+    // It holds less memory now; the peak was before.
     assert!(peer.send(&[device(), resync(epoch, 2, &[one])].concat()));
     wait_for("the state of now", || (manager.tracked() == Some(100)).then_some(()));
     let runs: serde_json::Value = serde_json::from_str(&manager.ask("/v1/runs")).expect("runs");
@@ -326,7 +326,7 @@ fn after_a_restart_nothing_is_partial_and_reports_have_the_life_before() {
     assert_eq!(device["peak"]["tracked_bytes"], 110, "though nothing was written in this life");
     let ps = wait_for("flags", || {
         let ps: serde_json::Value = serde_json::from_str(&manager.ask("/v1/ps")).ok()?;
-        // What is published may be of the moment before.
+        // The published state may be older.
         ps["processes"][0]["flags"].as_array().filter(|flags| flags.contains(&"restarted".into())).cloned()
     });
     assert!(!ps.contains(&"partial".into()), "{ps:?}");

@@ -1,4 +1,4 @@
-//! Starting, changing, ending; what is in the way.
+//! Start, reload and end of the daemon, and obstacles to them.
 
 use crate::common;
 use crate::common::peer::{
@@ -15,7 +15,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// An agent with one allocation of 4 KiB.
+/// Returns an agent with one allocation of 4 KiB.
 fn agent(daemon: &Daemon) -> Peer {
     let (peer, epoch) = Peer::welcomed(&daemon.agent_socket(), &Memory::new());
     let (stamp, body) = allocation(1, 4096, 0);
@@ -130,7 +130,7 @@ fn a_recording_replays_to_the_same_run() {
     assert_eq!(replayed.coverage, live.coverage);
     assert_eq!(replayed.devices[0].peak, live.devices[0].peak);
     assert_eq!(replayed.caveats, []);
-    // A second life must not write over it.
+    // A second daemon must not overwrite the recording.
     let scratch = Scratch(std::mem::take(&mut daemon.scratch.0));
     let error = start_in(scratch, "record = \"$DIR/recording\"\n").result().expect_err("it is there");
     assert!(format!("{error:#}").contains("record ="), "{error:#}");
@@ -198,7 +198,7 @@ fn the_directory_that_containers_are_given_holds_the_agents_socket_alone() {
         "also right where the directory is mounted elsewhere"
     );
     Peer::welcomed(&daemon.scratch.join("run/agent/agent.sock"), &Memory::new());
-    // A daemon that was killed leaves all of it.
+    // A killed daemon leaves its directory and the link.
     let scratch = Scratch::new();
     std::fs::create_dir(scratch.join("run")).expect("a directory");
     symlink("agent/agent.sock", scratch.join("run/agent.sock")).expect("a link");
@@ -268,7 +268,7 @@ fn nothing_is_written_through_links_that_somebody_planted() {
         let reason = plant(name, "", false);
         assert!(reason.contains(name), "{name}: {reason}");
     }
-    // It is a link, always: it leads to the agents' socket again.
+    // An existing link is replaced by one to the agents' socket.
     plant("run/agent.sock", "", false);
     let reason = plant("open/new.gpumem", "record = \"$DIR/open/new.gpumem\"\n", false);
     assert!(reason.contains("a new file cannot be made"), "{reason}");
@@ -280,7 +280,7 @@ fn nothing_is_written_through_links_that_somebody_planted() {
     }
 }
 
-/// The program itself, killed when a test fails.
+/// The daemon as a program; killed when a test fails.
 struct Program(Child);
 
 impl Drop for Program {
@@ -321,7 +321,7 @@ fn sigterm_ends_the_program_well_at_any_time() {
         if wait {
             wait_for("a daemon", || UnixStream::connect(scratch.join("gpumem/control.sock")).ok());
         } else {
-            // Its handlers are there when the kernel says that it catches the signal.
+            // The handlers are installed when /proc shows the signal as caught.
             let status = format!("/proc/{}/status", program.0.id());
             wait_for("the handlers", || {
                 let text = std::fs::read_to_string(&status).ok()?;
@@ -372,7 +372,7 @@ fn systemd_is_told_and_its_sockets_are_taken() {
         return;
     };
     let program = Program(child);
-    // The first connection starts the daemon, and is served by it.
+    // The first connection starts the daemon, which then serves it.
     wait_for("the socket", || agent.exists().then_some(()));
     let _peer = Peer::welcomed(&agent, &Memory::new());
     let mut seen = String::new();
@@ -399,7 +399,7 @@ fn systemd_is_told_and_its_sockets_are_taken() {
     assert_eq!(code, Some(0), "{said}");
 }
 
-/// `prlimit --as`: what a batch system may set for everything that it starts.
+/// `prlimit --as`, as a batch system may set it for all its programs.
 #[test]
 fn a_gibibyte_of_addresses_is_enough() {
     let scratch = Scratch::new();
@@ -423,7 +423,7 @@ fn a_gibibyte_of_addresses_is_enough() {
     wait_for("the daemon", || UnixStream::connect(scratch.join("run/control.sock")).ok());
     let (peer, epoch) = Peer::welcomed(&socket, &Memory::new());
     assert!(peer.send(&[device(), resync(epoch, 0, &[])].concat()));
-    // More than a small answer: it is put into words by a thread of its own.
+    // More than a small answer, so that another thread serializes it.
     for seq in 1..=2000 {
         let (stamp, body) = allocation(seq, 4096, seq as u32);
         assert!(peer.send(
@@ -445,14 +445,14 @@ fn a_gibibyte_of_addresses_is_enough() {
     ends_well(program);
 }
 
-/// Resident memory of a process in MiB: `VmRSS` now, `VmHWM` at most.
+/// Returns the resident memory of a process in MiB: `VmRSS` (now) or `VmHWM` (peak).
 fn resident_mib(pid: u32, which: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
     let line = status.lines().find_map(|line| line.strip_prefix(which)?.strip_prefix(':')).expect("a line");
     line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") >> 10
 }
 
-/// The program with these `[agent]` keys and nothing else to do; this process may have as many descriptors as there are.
+/// Starts the program with these `[agent]` keys and no NVML. Raises this process's limit of descriptors.
 fn program_for_many(agent: &str) -> (Scratch, Program, std::path::PathBuf) {
     let scratch = Scratch::new();
     let dir = scratch.0.display();
@@ -465,7 +465,7 @@ fn program_for_many(agent: &str) -> (Scratch, Program, std::path::PathBuf) {
         Program::start(&scratch, &["--config", &scratch.join("gpumemd.toml").display().to_string()]);
     let socket = scratch.join("run/agent.sock");
     wait_for("the daemon", || UnixStream::connect(scratch.join("run/control.sock")).ok());
-    // Whoever counts its descriptors counts those, too, that it opens by itself: of the store, and to who reads NVML.
+    // The daemon itself opens descriptors for the store and for the NVML poller; wait for them before counting.
     wait_for("a daemon that has all that it needs", || {
         let is_stored = scratch.join("runs.sqlite-shm").exists();
         (is_stored && asked(&scratch, "/v1/doctor").contains("/nonexistent")).then_some(())
@@ -487,7 +487,7 @@ fn ends_well(program: Program) {
     assert_eq!(program.end().0, Some(0));
 }
 
-/// The kernel reports that a peer closed without reading its welcome, and only then the packets that came before.
+/// The kernel reports that a peer closed without reading its welcome before it returns the peer's earlier packets.
 #[test]
 fn packets_of_a_peer_that_never_read_its_welcome_are_read() {
     const EVENTS: u64 = 20;
@@ -500,7 +500,7 @@ fn packets_of_a_peer_that_never_read_its_welcome_are_read() {
         let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
         rustix::net::recv(&peer.socket, &mut [0; 1][..], flags).ok()
     });
-    // All of it is in the daemon's queue when the end of the connection is.
+    // The daemon is stopped, so that all packets and the end of the connection are in its queue.
     rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("sent");
     wait_for("a stopped daemon", || {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", program.0.id())).ok()?;
@@ -526,7 +526,7 @@ fn a_thousand_agents_cost_less_than_64_mib() {
     let pid = program.0.id();
     let before = resident_mib(pid, "VmRSS");
     let memory = Memory::new();
-    // Names as long as they may be, rows at addresses that are everybody's, rubbish behind it all.
+    // Names of maximum length, rows at the same addresses for all agents, and invalid bytes at the end.
     let said = |agent: usize, epoch| {
         let mut said = vec![device()];
         said.extend(
@@ -552,7 +552,7 @@ fn a_thousand_agents_cost_less_than_64_mib() {
         let text = ask("/v1/metrics");
         text.contains(&format!("gpumemd_agent_connections_total {AGENTS}")).then_some(())
     });
-    // What does not fit costs its own connection.
+    // Invalid data ends only its own connection.
     for peer in peers.iter().take(AGENTS / 2) {
         peer.send(&[0xff; 60_000]);
     }
@@ -570,7 +570,7 @@ fn a_thousand_agents_cost_less_than_64_mib() {
 #[test]
 fn a_thousand_hostile_clients_cost_less_than_64_mib_and_give_everything_back() {
     const CLIENTS: usize = 1000;
-    // All of one user; what they may make the daemon remember is what it has been given for that.
+    // All peers belong to one user, so the user's memory limit bounds the ledger.
     let limits = "connections_without_hello = 4400\nhello_timeout_s = 600.0\nmemory_mib = 24\nmemory_mib_per_uid = 24\n";
     let (scratch, program, socket) = program_for_many(limits);
     let pid = program.0.id();
@@ -586,11 +586,11 @@ fn a_thousand_hostile_clients_cost_less_than_64_mib_and_give_everything_back() {
         .map(|client| {
             let number = client as u32;
             match client % 8 {
-                // Says nothing, half a frame, a length and nothing else; and stays.
+                // Sends nothing, half a frame, or only a length, and stays connected.
                 0 => Peer::connect(&socket),
                 1 => {
                     let peer = Peer::connect(&socket);
-                    // What has no hello in its first packet is closed; that of nothing at all as well.
+                    // The connection is closed if the first packet has no hello, even if it is empty.
                     peer.send(&largest(number)[..100]);
                     peer
                 }
@@ -599,7 +599,7 @@ fn a_thousand_hostile_clients_cost_less_than_64_mib_and_give_everything_back() {
                     peer.send(&[0xff; 64 << 10]);
                     peer
                 }
-                // Is welcomed, and sends the largest packets, without reading what it is told; names without end; half frames.
+                // Completes the hello and sends the largest packets without reading anything: endless names, half frames.
                 3 | 4 => {
                     let (peer, _) = Peer::welcomed(&socket, &memory);
                     for at in 0..20 {
@@ -626,7 +626,7 @@ fn a_thousand_hostile_clients_cost_less_than_64_mib_and_give_everything_back() {
             }
         })
         .collect();
-    // They have been heard: another one is, and nothing that they sent is left to be read.
+    // All have been served: another agent is accepted, and no packet of theirs is left unread.
     let (last, epoch) = Peer::welcomed(&socket, &memory);
     let (stamp, body) = allocation(1, 4096, 0);
     assert!(last.send(&[device(), resync(epoch, 0, &[]), record(stamp, body), watermark(1)].concat()));
@@ -650,8 +650,8 @@ fn a_thousand_hostile_clients_cost_less_than_64_mib_and_give_everything_back() {
     let text = asked(&scratch, "/v1/doctor");
     assert!(text.contains("agent.memory"), "who was refused is told: {text}");
     drop((peers, last));
-    // The ends of one user's agents are looked at one after the other, and who made that long rests: seconds, or minutes where
-    // others want the processors.
+    // The memory of one user's ended agents is read one after the other, and a user whose read is slow is paused. That takes
+    // seconds, or minutes on a busy machine.
     let dropped = Instant::now();
     while fds() > fds_before + 2 {
         assert!(dropped.elapsed() < Duration::from_secs(300), "{} descriptors are held", fds());

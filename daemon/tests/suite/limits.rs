@@ -1,5 +1,5 @@
-//! Each limit of the configuration that one peer can meet: `gpumemctl doctor` names the key. Those of the control socket are not
-//! root's, whom these tests may be: tests/suite/peers.rs.
+//! Each limit of the configuration that one peer can reach: `gpumemctl doctor` names the key. Limits of the control socket do not
+//! apply to root, who may run these tests; see tests/suite/peers.rs.
 
 use crate::common;
 use crate::common::peer::{Memory, Peer, allocation, device, resync, tag};
@@ -7,10 +7,10 @@ use crate::common::{Daemon, start, wait_for};
 use gpumem_model::control::Doctor;
 use std::net::TcpStream;
 
-/// Whoever must stay while doctor is asked.
+/// Values that must stay alive while doctor runs.
 type Held = Vec<Box<dyn std::any::Any>>;
 
-/// A key, where it is made small, and what meets it.
+/// A key with a small limit, and a function that reaches it.
 struct Case {
     key: &'static str,
     config: &'static str,
@@ -21,7 +21,7 @@ fn held<T: 'static>(things: impl IntoIterator<Item = T>) -> Held {
     things.into_iter().map(|thing| Box::new(thing) as Box<dyn std::any::Any>).collect()
 }
 
-/// Agents that are welcomed, and one more peer that cannot be.
+/// Connects agents up to the limit, and one more peer, which is refused.
 fn one_too_many(daemon: &Daemon) -> Held {
     let memory = Memory::new();
     let (first, _) = Peer::welcomed(&daemon.agent_socket(), &memory);
@@ -49,7 +49,7 @@ fn hand_over_memory(daemon: &Daemon) -> Held {
     Held::new()
 }
 
-/// Three times what may be sent in a tenth of a second.
+/// Sends three times the bytes that are allowed in a tenth of a second.
 fn send_much(daemon: &Daemon) -> Held {
     let memory = Memory::new();
     let (peer, _) = Peer::welcomed(&daemon.agent_socket(), &memory);
@@ -59,7 +59,7 @@ fn send_much(daemon: &Daemon) -> Held {
     held([peer])
 }
 
-/// More live allocations than are remembered.
+/// Makes more live allocations than the limit allows.
 fn allocate_much(daemon: &Daemon) -> Held {
     let memory = Memory::new();
     let (peer, epoch) = Peer::welcomed(&daemon.agent_socket(), &memory);

@@ -1,4 +1,4 @@
-//! The daemon in this process, on sockets of its own.
+//! The daemon in this process, on its own sockets.
 #![allow(missing_docs)]
 
 mod agents;

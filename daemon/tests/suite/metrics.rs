@@ -1,4 +1,4 @@
-//! `/metrics`: what is there, what is not, and what a scraper says to it.
+//! `/metrics`: which series exist, which do not, and how requests are checked.
 
 use crate::common::node::{MIB, Node, batch, key};
 use crate::common::{Scratch, http, metric, start, wait_for};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 const T: u64 = 500_000_000;
 
-/// One GPU with a covered process, an uncovered one, one whose bytes NVML does not tell, and an idle GPU.
+/// Returns a node with an idle GPU, and a GPU with three processes: covered, uncovered, and one whose bytes NVML does not report.
 fn node(scratch: &Scratch, max_series: usize) -> Node {
     let mut node = Node::new(scratch.join("runs.sqlite"), 2, max_series);
     node.covered(0, 0, 3);
@@ -33,7 +33,7 @@ fn node(scratch: &Scratch, max_series: usize) -> Node {
     node
 }
 
-/// A line with an age is as of the scrape: its fraction changes with each run.
+/// Removes the fraction of an age, which changes with each run.
 fn whole_seconds(line: &str) -> &str {
     if !line.starts_with('#') && line.contains("_age_seconds{") {
         line.rsplit_once('.').map_or(line, |(whole, _)| whole)
@@ -42,7 +42,7 @@ fn whole_seconds(line: &str) -> &str {
     }
 }
 
-/// The families about GPUs; those about the daemon itself change with each run.
+/// Returns the families about GPUs; those about the daemon change with each run.
 fn facts(text: &str) -> String {
     let own = ["gpumemd_", "process_"];
     let is_own = |line: &str| {
@@ -126,7 +126,7 @@ fn the_identity_adds_up() {
     assert_eq!(tracked, sum("gpumem_process_category_bytes{"));
 }
 
-/// The sum of a family, and of the families that add up to it.
+/// Returns the sum of a family's series.
 fn sum(text: &str, name: &str) -> i64 {
     let lines = text.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')));
     lines.map(|line| line.rsplit(' ').next().unwrap().parse::<i64>().unwrap()).sum()
@@ -142,7 +142,7 @@ const ADD_UP: [&str; 7] = [
     "gpumem_process_tag_bytes",
 ];
 
-/// A node where every process has an agent and so many tags.
+/// Returns a node where every process has an agent and this number of tags.
 fn full(scratch: &Scratch, devices: usize, processes: usize, tags: u64, shown: ViewSettings) -> Node {
     let mut node = Node::new(scratch.join("runs.sqlite"), devices, shown.max_series);
     node.context.show(shown);
@@ -168,7 +168,7 @@ fn what_is_folded_adds_up() {
     let whole = scrape(&node.context);
     assert!(!whole.contains("pid=\"(other)\""));
     assert_eq!(metric(&whole, "gpumemd_processes_folded{reason=\"room\"}"), Some(0.0));
-    // One after the other loses its place, until none has one.
+    // Processes are folded one after the other, until all are.
     let mut rooms = Vec::new();
     for max_series in [400, 300, 200, 100] {
         node.context.show(shown(max_series));
@@ -190,13 +190,13 @@ fn what_is_folded_adds_up() {
         rooms.push(folded as u64);
     }
     assert!(rooms.windows(2).all(|pair| pair[0] < pair[1]) && rooms[3] == 12, "{rooms:?}");
-    // A process that has just begun: its start is now.
+    // A young process: it starts now.
     let up = std::fs::read_to_string("/proc/uptime").expect("uptime");
     let up = up.split('.').next().and_then(|seconds| seconds.parse::<u64>().ok()).expect("seconds");
     let young = ProcessKey { pid: 77, start_ticks: up * 100 };
     node.sample(1, T + 3_000_000_000, &[(young, Ok(70 * MIB))]);
     node.core.publish(T + 4_000_000_000);
-    // The others began with the machine, which may have been started a minute ago.
+    // The other processes began with the machine, which may have booted a minute ago.
     node.context.show(ViewSettings { young: Duration::from_secs(up / 2), ..shown(10_000) });
     let text = scrape(&node.context);
     assert!(!text.contains("pid=\"77\""), "it is folded");
@@ -266,7 +266,7 @@ fn every_series_is_of_a_family_that_is_known_and_has_its_labels() {
     }
 }
 
-/// The most series of a node, of which so many processes per device have an agent; nothing of the daemon's own.
+/// Returns the most series of a node with these covered and uncovered processes on each device, without the daemon's own.
 fn most(shown: &ViewSettings, devices: usize, covered: usize, uncovered: usize) -> usize {
     // Information, used with its peak and age, one flag.
     const UNCOVERED: usize = 5;
@@ -274,7 +274,7 @@ fn most(shown: &ViewSettings, devices: usize, covered: usize, uncovered: usize) 
     devices * (prometheus::MOST_PER_DEVICE + of_processes)
 }
 
-/// Series about the daemon itself.
+/// Returns the number of series about the daemon itself.
 fn own(text: &str) -> usize {
     count(text) - count(&facts(text))
 }
@@ -296,7 +296,7 @@ fn a_full_node_stays_below_what_is_stated() {
     }
 }
 
-/// Tables of docs/metrics.md that the source knows best.
+/// Returns the tables of docs/metrics.md that are generated from the source.
 fn reference() -> String {
     let mut text = String::from("| metric | type | labels | |\n|---|---|---|---|\n");
     let mut row = |name: &str, kind: &str, labels: &str, help: &str| {
@@ -318,7 +318,7 @@ fn reference() -> String {
 
 fn cardinality() -> String {
     let scratch = Scratch::new();
-    // Rounded up: a new count is not worth a new table.
+    // Rounded up, so that a new counter does not change the table.
     let own = own(&scrape(&node(&scratch, 10_000).context)).next_multiple_of(100);
     let mut text = String::from("| a node | series, at most | 200 such nodes |\n|---|---|---|\n");
     let mut row = |what: &str, most: usize| {
@@ -357,7 +357,7 @@ fn the_reference_is_what_the_source_says() {
             "UPDATE_GOLDEN=1 writes docs/metrics.md anew; the first difference: {stale:#?}"
         );
     }
-    // What the prose and the examples name is there.
+    // Metrics named in the text and the examples must exist.
     let names: Vec<_> = prometheus::families().map(|family| family.name).collect();
     let is_known = |word: &str| {
         names.contains(&word)
@@ -399,7 +399,7 @@ fn running_out_is_remembered_when_the_process_is_gone() {
     assert_eq!((ooms(&node, "device"), ooms(&node, "pool")), (Some(1), Some(0)));
     node.core.publish(T + 2_300_000_000);
     assert_eq!(ooms(&node, "device"), Some(1), "counted once");
-    // The next one is its last word: nobody looks before it is gone.
+    // The next event is its last record: nothing reads the state before the process is gone.
     node.core.take(batch(Origin::Process(victim), &[(at(T + 2_400_000_000), gave_up(0))]));
     let stamp = Stamp { thread: victim.pid, time_ns: T + 3_000_000_000, ..Stamp::default() };
     let body = Body::ProcessGone { start_ticks: 7, status: Reading::of(9) };
@@ -416,7 +416,7 @@ fn devices_that_nvml_does_not_have_are_one_count_of_the_process() {
     let mut node = Node::new(scratch.join("runs.sqlite"), 1, 10_000);
     node.core.publish(1);
     let before = scrape(&node.context);
-    // A device of this machine, and 20 that are not, the first of which says to be number 0.
+    // A device of this machine, and 20 that do not exist, the first of which claims number 0.
     let key = key(0, 1);
     let at = Stamp { time_ns: 2, ..Stamp::default() };
     let hello = Body::Hello { start_ticks: 7, versions: 1 << 16, capabilities: 0, instance: 1, claims: "" };
@@ -461,7 +461,7 @@ fn series_vanish_with_their_process() {
     let stamp = Stamp { thread: gone.pid, time_ns: T + 3_000_000_000, ..Stamp::default() };
     let body = Body::ProcessGone { start_ticks: 7, status: Reading::ABSENT };
     node.core.take(batch(Origin::Host, &[(stamp, body)]));
-    // No agent spoke for it: a hello that is still on its way is waited for.
+    // Without an agent, the daemon waits for a hello that may still arrive.
     node.core.tick(T + 3_300_000_000);
     node.core.publish(T + 3_300_000_000);
     let pid = format!("pid=\"{}\"", gone.pid);
@@ -494,7 +494,7 @@ fn only_requests_that_name_this_machine_are_answered() {
     for path in ["/metrics", "/", "/api/processes"] {
         assert_eq!(ask(path, "1.1", &["127.0.0.1:9837"]), 200, "{path}");
         assert_eq!(ask(path, "1.0", &[]), 200, "{path}: HTTP/1.0 has no Host");
-        // A page from elsewhere whose name has our address, and what no browser sends.
+        // A website whose name resolves to this address, and requests that no browser sends.
         for (target, version, hosts) in [
             (path, "1.1", &["rebound.example"][..]),
             (path, "1.0", &["rebound.example"]),
@@ -513,7 +513,7 @@ fn only_requests_that_name_this_machine_are_answered() {
 #[test]
 fn clients_that_do_nothing_do_not_stop_a_scrape() {
     let daemon = start("[metrics]\nconnections = 8\n");
-    // Half a head each, on every place and beyond.
+    // Half a request head on each slot and beyond.
     let mut slow: Vec<_> = (0..24).filter_map(|_| TcpStream::connect(daemon.metrics).ok()).collect();
     for stream in &mut slow {
         let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nHos");

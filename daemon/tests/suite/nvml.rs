@@ -1,5 +1,5 @@
-//! The NVML source against the simulated GPU machine (tests/fake-gpu): the real poller, a real library, real
-//! processes, and every fault that the machine knows.
+//! The NVML source with the simulated GPU machine (tests/fake-gpu): the real poller, a real library, real processes, and every
+//! fault that the simulation has.
 mod faults;
 mod machine;
 mod watcher;
@@ -167,7 +167,7 @@ async fn where_only_lists_hang_memory_goes_on() {
     assert!(problem.starts_with("process list: a call did not return; left alone for "), "{problem}");
     watcher.stays_fresh(1).await;
 
-    // Then all of it, then lists alone again: the probe tells which.
+    // Then all calls hang, then only lists: the probe distinguishes them.
     machine.set("gpu0.fault=hang");
     watcher
         .until("memory hangs too", |_| {
@@ -469,7 +469,7 @@ async fn lists_keep_to_their_budget_while_memory_is_fast() {
     watcher.until("all are read", |seen| (0..4).all(|slot| seen.readings(slot) >= 1)).await;
     let (before, began) = (watcher.nvml.status().counters, watcher.seen.memory_reads(0));
     let start = std::time::Instant::now();
-    // What this machine lets somebody do who wants to wake up as often.
+    // Number of wake-ups that this machine allows a thread with the same interval.
     let floor = std::thread::spawn(move || {
         let mut turns = 0;
         while start.elapsed() < Duration::from_secs(4) {
@@ -483,7 +483,7 @@ async fn lists_keep_to_their_budget_while_memory_is_fast() {
     let counters = watcher.nvml.status().counters;
     let seconds = start.elapsed().as_secs_f64();
     let share = (counters.list_seconds - before.list_seconds) / seconds;
-    // Totals are told each second: a second more may be in them than was measured.
+    // Totals are written each second, so they may include one second more than was measured.
     assert!(share > 0.008 && share < 0.0275, "{share}: {counters:?}");
     assert!(counters.lists_deferred > before.lists_deferred);
     let rate = (watcher.seen.memory_reads(0) - began) as f64 / seconds;

@@ -1,4 +1,4 @@
-//! What the daemon does with its run store: parts of long lives, room, faults below it, and kill -9.
+//! The daemon's run store: parts of long lives, limits, disk faults, and kill -9.
 mod faults;
 mod kept;
 mod kills;

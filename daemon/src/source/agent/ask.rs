@@ -1,6 +1,6 @@
-//! A program that asks about itself: a connection whose first record is `Ask` instead of `Hello`. It gets the report of the process that the
-//! kernel names, in pieces, and the connection ends. It counts among those that have not said hello, so one user's questions leave
-//! three quarters of these to the others; and each user has turns.
+//! Programs that request a report about themselves: connections whose first record is `Ask` instead of `Hello`. The daemon sends
+//! the report of the process that the kernel names, in pieces, and closes the connection. It counts as a connection without a
+//! hello, so one user's requests leave three quarters of these to others. Each user's requests are also rate-limited.
 
 use super::{Agents, Refusal};
 use crate::clock;
@@ -13,26 +13,26 @@ use tokio::net::UnixStream;
 
 /// Bytes of an answer in one packet.
 const PIECE: usize = 48 << 10;
-/// What the asker has recorded is waited for that long at most: its words and its question come by two ways.
+/// Time limit for the ledger to catch up with the requesting process. Its records and its request arrive on two connections.
 const CATCH_UP: Duration = Duration::from_millis(500);
-/// Time to render, and to read the answer.
+/// Time limit for rendering the answer and for the client to read it.
 const LONGEST: Duration = Duration::from_secs(20);
 
-/// Why there is no answer: an errno, and words.
+/// Reason for refusing an answer: an errno and a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Unanswered {
-    /// ENOENT, EINVAL ...
+    /// Errno, for example ENOENT or EINVAL.
     pub errno: u16,
-    /// For people.
+    /// Message for the user.
     pub text: String,
 }
 
-/// A view's answer to a process.
+/// Future of a view's answer to a process.
 pub(crate) type Answer = Pin<Box<dyn Future<Output = Result<String, Unanswered>> + Send>>;
-/// Renders what a process of a user asks about itself, when it is their turn; the text has options, `key=value` lines.
+/// Renders the report about a process for its user when the user's rate limit allows. The text has options as `key=value` lines.
 pub(crate) type Answerer = Box<dyn Fn(ProcessKey, u32, AskKind, String) -> Answer + Send + Sync>;
 
-/// The value of an option.
+/// Returns the value of an option.
 pub(crate) fn option<'a>(options: &'a str, key: &str) -> Option<&'a str> {
     options
         .lines()
@@ -41,7 +41,7 @@ pub(crate) fn option<'a>(options: &'a str, key: &str) -> Option<&'a str> {
         .map(|(_, value)| value)
 }
 
-/// Who asks what.
+/// Request of a process about itself.
 #[derive(Debug)]
 pub(super) struct Question {
     pub key: ProcessKey,
@@ -51,7 +51,7 @@ pub(super) struct Question {
 }
 
 impl Agents {
-    /// Answers, and closes.
+    /// Sends the answer; the caller closes the connection.
     pub(super) async fn answer(&self, stream: &UnixStream, question: Question) -> Result<(), Refusal> {
         let answering = async {
             let seq = option(&question.options, "seq").and_then(|seq| seq.parse().ok());
@@ -74,10 +74,10 @@ impl Agents {
         }
     }
 
-    /// Resolves when the ledger has what the process recorded up to `seq`.
+    /// Resolves when the ledger has the process's records up to `seq`.
     async fn heard_up_to(&self, key: ProcessKey, seq: u64) {
         let mut pause = Duration::from_millis(1);
-        // An agent that never said hello has said nothing that could come.
+        // An agent that is not connected has no records to wait for.
         while self.heard(key).is_some_and(|heard| heard < seq)
             || self.inbox.capacity() < self.inbox.max_capacity()
         {

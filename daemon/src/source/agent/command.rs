@@ -1,4 +1,4 @@
-//! Commands to agents: record, stop recording, pause, resume, dump. One at a time for an agent; it says what became of it.
+//! Commands to agents: record, stop recording, pause, resume, dump. An agent executes one at a time and reports the result.
 
 use super::Agents;
 use gpumem_ledger::ProcessKey;
@@ -9,21 +9,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
-/// An agent that does not answer: it is busy sending, or of an older version.
+/// Time limit for the agent's answer. An agent that is busy sending, or is of an older version, does not answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What an agent is to do.
+/// Command to an agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Command {
-    /// Write a recording to this file; empty for a name of its own.
+    /// Write a recording to this file; if empty, the agent chooses the name.
     Start(String),
-    /// No longer.
+    /// Stop the recording.
     Stop,
-    /// Keep the history to itself.
+    /// Stop sending records of events.
     Pause,
-    /// Tell it again.
+    /// Send records of events again.
     Resume,
-    /// Write its state to this file; empty for a name of its own.
+    /// Write its state to this file; if empty, the agent chooses the name.
     Dump(String),
 }
 
@@ -39,33 +39,33 @@ impl Command {
     }
 }
 
-/// Why a command was not obeyed.
+/// Reason why a command failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Disobeyed {
     /// No agent of that process is connected.
     #[error("it has no agent that is connected")]
     NoAgent,
-    /// It did not answer.
+    /// The agent did not answer in time.
     #[error("its agent did not answer in {PATIENCE:?}: it is busy, or of an older version")]
     Silent,
-    /// It could not.
+    /// The agent reported an error.
     #[error("{0}")]
     Failed(String),
 }
 
-/// The file that was written, where there is one; or why not.
+/// The path of the file that was written, if any; or why the command failed.
 pub(crate) type Obeyed = Result<String, Disobeyed>;
 
-/// A command on its way, and who waits for what becomes of it.
+/// A command and the channel for its result.
 pub(super) type Errand = (Command, oneshot::Sender<Obeyed>);
 
-/// An agent that is connected.
+/// Daemon-side handle of a connected agent.
 #[derive(Debug)]
 pub(super) struct Speaker {
     errands: mpsc::Sender<Errand>,
-    /// Newer connections of the process, each of which waits for this one: until it is over, or has nothing left to be read.
+    /// Newer connections of the process. Each waits until this one has ended or its socket is empty.
     successors: mpsc::Sender<oneshot::Sender<()>>,
-    /// Last record that was handed to the ledger.
+    /// Sequence number of the last record handed to the ledger.
     heard: Arc<AtomicU64>,
 }
 
@@ -75,12 +75,12 @@ pub(super) struct Ear {
     pub errands: mpsc::Receiver<Errand>,
     pub successors: mpsc::Receiver<oneshot::Sender<()>>,
     pub heard: Arc<AtomicU64>,
-    /// The command that was sent last, until the agent says what became of it.
+    /// Kind of the last command sent and the channel for its result, until the agent reports it.
     pub waiting: Option<(u8, oneshot::Sender<Obeyed>)>,
 }
 
 impl Ear {
-    /// Looks for the word that somebody waits for.
+    /// Searches the frames for the result of the pending command.
     pub(crate) fn listen(&mut self, frames: &[u8]) {
         if self.waiting.is_none() {
             return;
@@ -98,13 +98,13 @@ impl Ear {
             _ if told.is_empty() => Err(Disobeyed::Failed(format!("error {result}"))),
             _ => Err(Disobeyed::Failed(told.to_owned())),
         };
-        // Who asked may have gone away.
+        // The requester may have gone away.
         let _ = tell.send(told);
     }
 }
 
 impl Agents {
-    /// Tells an agent what to do, and waits until it says what became of it.
+    /// Sends a command to an agent, and waits for the result.
     ///
     /// # Errors
     /// [`Disobeyed`].
@@ -120,12 +120,12 @@ impl Agents {
         }
     }
 
-    /// The last record of an agent that was handed on; `None` if it is not connected.
+    /// Returns the sequence number of the agent's last record that was handed to the ledger; `None` if it is not connected.
     pub(super) fn heard(&self, key: ProcessKey) -> Option<u64> {
         self.speakers().get(&key).map(|speaker| speaker.heard.load(Ordering::Relaxed))
     }
 
-    /// An agent is there.
+    /// Registers a connected agent.
     pub(super) fn introduce(&self, key: ProcessKey) -> Ear {
         let (errands, inbox) = mpsc::channel(4);
         let (successors, queue) = mpsc::channel(1);
@@ -135,20 +135,20 @@ impl Agents {
         Ear { errands: inbox, successors: queue, heard, waiting: None }
     }
 
-    /// Waits until everything that came on an earlier connection of the process has been handed on. A process that became another
-    /// program (exec) has closed that one, and what it left must not be taken for the new program's.
+    /// Waits until all packets of an earlier connection of the process have been handed over. A process that executed another
+    /// program (exec) has closed that connection; its records must not be counted for the new program.
     pub(super) async fn succeed(&self, key: ProcessKey) {
         let earlier = self.speakers().get(&key).map(|speaker| speaker.successors.clone());
         let (tell, told) = oneshot::channel();
         if let Some(earlier) = earlier
             && earlier.send(tell).await.is_ok()
         {
-            // An error says that it is over; a word, that it is open and empty.
+            // An error means that the earlier connection has ended; a message, that it is open and empty.
             let _ = told.await;
         }
     }
 
-    /// It is gone, unless another connection of its process came meanwhile.
+    /// Removes the agent, unless a newer connection of its process has replaced it.
     pub(super) fn forget(&self, key: ProcessKey, heard: &Arc<AtomicU64>) {
         let mut speakers = self.speakers();
         if speakers.get(&key).is_some_and(|speaker| Arc::ptr_eq(&speaker.heard, heard)) {

@@ -1,4 +1,4 @@
-//! One agent, from its hello to its end.
+//! Connection of one agent, from its hello to its end.
 
 use super::Agents;
 use super::ask::{Question, option};
@@ -26,10 +26,10 @@ use std::sync::atomic::Ordering;
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 
-/// Its place among the connections of its process, until it is welcomed.
+/// Place among the connections of a process, until the connection is accepted.
 type Standing = connection_order::ConnectionPlace;
 
-/// Packets of one connection that are taken in one turn.
+/// Packets that are read from one connection before others are served.
 const PACKETS_PER_TURN: usize = 8;
 
 /// Serves one connection to its end.
@@ -47,7 +47,7 @@ pub(crate) async fn serve(
     }
 }
 
-/// Goes on with a connection that an earlier life of this daemon had welcomed.
+/// Resumes a connection that an earlier daemon had accepted.
 pub(crate) async fn resume(agents: Arc<Agents>, kept: InheritedConnection, place: Standing) {
     let (name, pid) = (kept.name.clone(), kept.key.pid);
     match inherit(&agents, kept, place).await {
@@ -85,14 +85,14 @@ async fn inherit(
     Ok((Box::new(connection), stream))
 }
 
-/// Who came.
+/// Result of a new connection.
 enum Guest {
     Agent(Box<Connection>),
-    /// A program that asked about itself.
+    /// A program that requested a report about itself.
     Answered,
 }
 
-/// A welcomed agent.
+/// Connection of an accepted agent.
 struct Connection {
     agents: Arc<Agents>,
     peer: Peer,
@@ -100,12 +100,12 @@ struct Connection {
     stream: Stream,
     epoch: u64,
     rate_limit: RateLimit,
-    /// The table of processes knows it.
+    /// Whether the process table knows the process and will report its end.
     watched: bool,
     ear: Ear,
-    /// What the service manager keeps it under.
+    /// Name under which the service manager keeps the connection.
     kept: Option<String>,
-    /// Held until the end.
+    /// Held until the connection ends.
     slot: AgentSlot,
 }
 
@@ -147,8 +147,8 @@ async fn welcome(
     if let Body::Ask { what, options } = hello.body {
         let peer = caller.peer(option(options, "start_ticks").map(|ticks| ticks.parse().unwrap_or(0)))?;
         let question = Question { key: peer.key, uid: peer.uid, what, options: options.to_owned() };
-        drop(place); // nobody need wait for the answer
-        // It keeps the slot of one that has not said hello.
+        drop(place); // later connections need not wait for the answer
+        // It keeps its slot of a connection without a hello.
         return agents.answer(stream, question).await.map(|()| Guest::Answered);
     }
     let Body::Hello { start_ticks, versions, capabilities, instance, claims } = hello.body else {
@@ -168,7 +168,7 @@ async fn welcome(
     if peer.had_ended {
         agents.check_ended(&peer)?;
     }
-    // In the words of our own clock, for whoever reads it later.
+    // The start time by the daemon's clock, for readers of the recording.
     let start_ticks = peer.key.start_ticks;
     let hello =
         Record { body: Body::Hello { start_ticks, versions, capabilities, instance, claims }, ..hello };
@@ -179,7 +179,7 @@ async fn welcome(
         let taken = connection.take(after).await;
         if let Err(end) = taken {
             connection.end(stream, end).await;
-            return Err(Refusal::Over); // told already
+            return Err(Refusal::Over); // already logged
         }
     }
     connection.greet(stream);
@@ -187,7 +187,7 @@ async fn welcome(
     Ok(Guest::Agent(Box::new(connection)))
 }
 
-/// What there is to do.
+/// Next thing to do for a connection.
 enum Ready {
     Over,
     Socket,
@@ -198,7 +198,7 @@ enum Ready {
 }
 
 impl Connection {
-    /// One that has a hello, said now or to an earlier life of this daemon.
+    /// Creates a connection from a hello, which was sent now or to an earlier daemon.
     async fn begin(
         agents: &Arc<Agents>,
         peer: Peer,
@@ -230,7 +230,7 @@ impl Connection {
             }
             other => other,
         };
-        // What the packet says is taken as said by the process that the kernel names.
+        // Attribute the records to the process that the kernel names.
         let stamp = Stamp { thread: connection.peer.key.pid, time_ns: clock::now_ns(), ..hello.stamp };
         let up = Body::Source { up: true, reason: "agent" };
         let frames = |body| {
@@ -238,9 +238,11 @@ impl Connection {
             Record { stamp: Stamp { seq: 0, ..stamp }, body }.append_frame(&mut frames);
             frames
         };
-        // Before the facts, which are not taken of a process that is over: a list may have named it, and its hello is read late.
+        // Goes before the facts: facts of a closed process are refused. A list may have named the process, and its hello is read
+        // late.
         connection.hand(frames(up)).await.map_err(|()| Refusal::Over)?;
-        // From now on the table says when the process ends; of one that has ended already, this connection does.
+        // From now on the process table reports the end of the process. If the process has ended already, this connection reports
+        // it.
         let key = connection.peer.key;
         let is_known = agents.processes.identify(key.pid) == Some(key);
         connection.watched = is_known && agents.processes.facts(key).is_some();
@@ -270,7 +272,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Hands on what the agent had named to an earlier life of this daemon, before the first record that means it.
+    /// Hands over the names that the agent had sent to an earlier daemon, before the first record that uses them.
     async fn read_names(&mut self) -> Result<(), Refusal> {
         let Some(memory) = self.memory.take() else { return Ok(()) };
         let (header, mut read) = (memory.header()?, 0);
@@ -280,7 +282,7 @@ impl Connection {
             if frames.is_empty() {
                 break;
             }
-            // Rubbish there ends the names; of the records themselves nothing is known yet.
+            // Invalid bytes end the names; the records themselves may still be valid.
             let Ok(frames) = self.check(frames) else { break };
             self.hand(frames).await.map_err(|()| Refusal::Over)?;
         }
@@ -288,7 +290,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Has it outlive this daemon, where there is somebody to keep it.
+    /// Asks the service manager, if there is one, to keep the connection while no daemon runs.
     async fn have_kept(&mut self, stream: &UnixStream, hello: &Record<'_>) {
         let Some(memory) = self.memory.as_ref().filter(|_| self.agents.are_kept()) else { return };
         let mut frame = Vec::new();
@@ -299,7 +301,7 @@ impl Connection {
         }
     }
 
-    /// Welcomes the agent and asks for its state.
+    /// Sends the welcome and asks for the agent's state.
     fn greet(&self, stream: &UnixStream) {
         let epoch = self.epoch;
         let stamp = Stamp { time_ns: clock::now_ns(), ..Stamp::default() };
@@ -308,8 +310,8 @@ impl Connection {
         for body in [Body::Welcome { epoch, versions, capabilities: 0 }, Body::ResyncRequest { epoch }] {
             Record { stamp, body }.append_frame(&mut reply);
         }
-        // The first bytes in an empty socket always fit; a peer that is gone is noticed by the next read. (Tokio has not yet heard
-        // that a connection that was inherited can be written to.)
+        // The first bytes in an empty socket always fit; the next read notices a closed peer. Sends directly, because tokio does
+        // not know yet that an inherited connection is writable.
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let _ = rustix::net::send(stream, &reply, flags);
     }
@@ -335,7 +337,7 @@ impl Connection {
                 Some(tell) = self.ear.successors.recv() => Ok(Ready::Successor(tell)),
             };
             match ready {
-                // What is in the socket is for the daemon's next life.
+                // Unread packets stay in the socket for the next daemon.
                 Ok(Ready::Over) => break End::Over,
                 Ok(Ready::Socket) => {
                     if let Err(end) = self.turn(stream, PACKETS_PER_TURN).await {
@@ -346,7 +348,8 @@ impl Connection {
                 Ok(Ready::Resync) => self.ask_again(stream),
                 Ok(Ready::Errand(errand)) => self.command(stream, errand),
                 Ok(Ready::Successor(tell)) => successors.push(tell),
-                // Its children may hold the socket open, so there may be no end of it; what was sent is here.
+                // Children may hold the socket open, so it may never report its end. All packets of the process are in it
+                // already.
                 Ok(Ready::Gone) => {
                     break match self.turn(stream, usize::MAX).await {
                         Err(end) => end,
@@ -357,20 +360,20 @@ impl Connection {
             }
         };
         self.end(stream, end).await;
-        // Whoever waits for that hears it now: `successors` are dropped.
+        // Later connections stop waiting now, because `successors` are dropped.
     }
 
-    /// Asks for the whole state once more.
+    /// Asks the agent to resend its whole state.
     fn ask_again(&mut self, stream: &UnixStream) {
         self.epoch = self.agents.next_epoch();
         let stamp = Stamp { time_ns: clock::now_ns(), ..Stamp::default() };
         let mut frames = Vec::new();
         Record { stamp, body: Body::ResyncRequest { epoch: self.epoch } }.append_frame(&mut frames);
-        // A peer that does not read its socket is not waited for.
+        // Does not wait for a peer that does not read its socket.
         let _ = stream.try_write(&frames);
     }
 
-    /// Tells the agent what to do. Who waits for an earlier command hears no more of it.
+    /// Sends a command to the agent. The requester of an earlier command without a result gets none.
     fn command(&mut self, stream: &UnixStream, (command, tell): Errand) {
         let body = command.body();
         let stamp = Stamp { time_ns: clock::now_ns(), ..Stamp::default() };
@@ -378,19 +381,19 @@ impl Connection {
         Record { stamp, body }.append_frame(&mut frames);
         self.ear.waiting = Some((body.kind(), tell));
         if stream.try_write(&frames).is_err() {
-            self.ear.waiting = None; // a peer that does not read its socket
+            self.ear.waiting = None; // the peer does not read its socket
         }
     }
 
-    /// Takes what is there, up to so many packets.
+    /// Reads the packets in the socket, at most `packets`.
     async fn turn(&mut self, stream: &UnixStream, packets: usize) -> Result<(), End> {
         for _ in 0..packets {
             let slot = self.slot.queue().slot().await;
             let (packet, bytes) = match self.agents.receive(stream) {
                 Ok(received) => received,
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
-                // The peer closed without reading all that it was told. The kernel reports that once, before packets that are still
-                // in the queue; the end of the connection comes after them.
+                // The peer closed without reading all that was sent to it. The kernel reports that once, before the packets that
+                // are still in the queue; the end of the connection comes after them.
                 Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => continue,
                 Err(error) => return Err(End::System(error)),
             };
@@ -410,7 +413,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Hands on what a packet says.
+    /// Checks a packet and hands its records over.
     async fn take(&mut self, packet: Vec<u8>) -> Result<(), End> {
         let slot = self.slot.queue().slot().await;
         self.take_in(packet, slot).await
@@ -431,7 +434,7 @@ impl Connection {
         self.check_all(packet).map(|(frames, _)| frames)
     }
 
-    /// The frames that may go on, and how many costly words there are among them.
+    /// Returns the frames that the ledger may have, and how many of them are costly.
     fn check_all(&mut self, packet: Vec<u8>) -> Result<(Vec<u8>, u64), Fault> {
         let (frames, seen) = self.stream.check(packet, clock::now_ns())?;
         let Seen { unknown, forbidden, devices, costly, .. } = seen;
@@ -456,7 +459,7 @@ impl Connection {
         self.hand_in(frames, slot).await
     }
 
-    /// Words that are costly go in pieces, so that others get their turn between them.
+    /// Hands over frames. Costly ones go in several batches, so that other processes are served between them.
     async fn hand_pieces(&self, frames: Vec<u8>, costly: u64, mut slot: Option<QueueSlot>) -> Result<(), ()> {
         if costly == 0 {
             return self.hand_in(frames, slot).await;
@@ -475,8 +478,8 @@ impl Connection {
         self.agents.hand(Batch { origin: Origin::Process(self.peer.key), frames, slot }).await
     }
 
-    /// Reads what was not sent, and tells that the agent is gone; when its process is, that too. Until then a newer connection of the
-    /// process waits.
+    /// Reads what the agent had recorded and not sent, and reports that the agent is gone; also the end of its process if that
+    /// has ended. A newer connection of the process waits until then.
     async fn end(self, stream: &UnixStream, end: End) {
         let (agents, key, heard) = (Arc::clone(&self.agents), self.peer.key, Arc::clone(&self.ear.heard));
         self.leave(stream, end).await;
@@ -484,7 +487,7 @@ impl Connection {
     }
 
     async fn leave(mut self, stream: &UnixStream, end: End) {
-        // What its memory holds is the state up to here: a process that goes on after this may be another program.
+        // Taken now, because the agent's memory holds the state up to here: a process that runs on may execute another program.
         let (pid, uid, ended_ns) = (self.peer.key.pid, self.peer.uid, clock::now_ns());
         if matches!(end, End::Over) {
             return;
@@ -501,11 +504,11 @@ impl Connection {
             None => {}
         }
         if let Some(name) = self.kept.take() {
-            // Whoever keeps it holds it open until it has heard that it need not.
+            // The service manager holds the connection open until it has processed the removal.
             let _ = shutdown(stream, Shutdown::Both);
             service::forget(&name).await;
         }
-        // Of a peer that sends rubbish, nothing more is believed.
+        // Nothing else is read from a peer that sent invalid data.
         if let Some(memory) = self.memory.take().filter(|_| end.count().is_none())
             && let Err(error) = Arc::clone(self.slot.queue()).alone(self.recover(memory, ended_ns)).await
             && speaks
@@ -529,7 +532,7 @@ impl Connection {
         }
     }
 
-    /// Hands on what the memory holds beyond what was received.
+    /// Hands over the records in the agent's memory that were not received.
     async fn recover(&mut self, memory: Memory, ended_ns: u64) -> Result<(), memory::Refusal> {
         let heard = (self.stream.last_seq, self.stream.holes);
         let agents = Arc::clone(&self.agents);
@@ -543,7 +546,7 @@ impl Connection {
             tokio::task::yield_now().await;
             if rest.is_long() {
                 let thread = tokio::task::spawn_blocking(|| rest.put_in_order());
-                // None where the daemon ends.
+                // The thread returns no result when the daemon ends.
                 let Ok(ordered) = thread.await else { return Ok(()) };
                 rest = ordered;
             }

@@ -1,10 +1,11 @@
-//! The connections of a process, in the order in which they came.
+//! Order of the connections of a process.
 //!
-//! A process that becomes another program (exec) leaves a connection behind and comes with the next one, and may do so again
-//! before the first was read to its end. Each is served by a task of its own, so each stands in a line until those before it
-//! are known: a program that was welcomed after the one that followed it would be taken for the one that runs.
+//! A process that executes another program (exec) leaves a connection behind and makes another one. It may do so again before the
+//! first connection was read to its end. Each connection is served by its own task, so each waits until the earlier ones are
+//! accepted. Otherwise an earlier program that is accepted late would be taken for the one that runs.
 //!
-//! Nobody waits for those who say nothing: what an earlier program had to say was in its socket before the next one came.
+//! Connections with an empty socket delay no others: an earlier program's records were in its socket before the next program
+//! connected.
 
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
@@ -14,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 
-/// By number, the socket of each that has said nothing so far; none of those that have.
+/// Connections by number: the socket of a connection that has sent nothing so far, or `None` for one whose data is being read.
 type Line = BTreeMap<u64, Option<Arc<UnixStream>>>;
 
 #[derive(Debug, Default)]
@@ -23,15 +24,15 @@ struct Standing {
     by_pid: HashMap<u32, Line>,
 }
 
-/// Who stands where.
+/// Connections that are not accepted yet, by process.
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionOrder {
     standing: Mutex<Standing>,
-    /// Somebody has left, or spoken.
+    /// Notifies when a connection leaves or its data is read.
     moved: watch::Sender<()>,
 }
 
-/// A place in the line of a process; left when dropped.
+/// Place of a connection in the order of its process; given up when dropped.
 #[derive(Debug)]
 pub(crate) struct ConnectionPlace {
     lines: Arc<ConnectionOrder>,
@@ -44,7 +45,8 @@ impl ConnectionOrder {
         self.standing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The last place in the line of `pid`, for who comes on `silent`, or has said hello to an earlier life of this daemon.
+    /// Returns the last place in the order of `pid`. `silent` is the socket of a new connection, or `None` for one inherited from
+    /// an earlier daemon.
     pub(crate) fn join(self: &Arc<Self>, pid: u32, silent: Option<Arc<UnixStream>>) -> ConnectionPlace {
         let mut standing = self.standing();
         standing.last += 1;
@@ -66,18 +68,18 @@ impl ConnectionOrder {
 }
 
 impl ConnectionPlace {
-    /// What is in its socket is about to be read: whoever came later waits from now on.
+    /// Marks that data of the connection is about to be read; later connections wait from now on.
     pub(crate) fn speaks(&self) {
         self.lines.change(self.pid, |line| drop(line.insert(self.number, None)));
     }
 
-    /// There was nothing in its socket.
+    /// Marks that the socket turned out to be empty.
     pub(crate) fn mark_idle(&self, stream: &Arc<UnixStream>) {
         let silent = Some(Arc::clone(stream));
         self.lines.change(self.pid, |line| drop(line.insert(self.number, silent)));
     }
 
-    /// Waits until nobody stands before it who has something to say.
+    /// Waits until no earlier connection of the process has data.
     pub(crate) async fn reached(&self) {
         let may_pass = |silent: &Option<Arc<UnixStream>>| silent.as_ref().is_some_and(is_empty);
         let is_reached = || {
@@ -87,7 +89,7 @@ impl ConnectionPlace {
                 .get(&self.pid)
                 .is_none_or(|line| line.range(..self.number).all(|(_, one)| may_pass(one)))
         };
-        // An error would say that the lines are gone, and nobody stands there any more.
+        // An error would mean that the order is gone, so no connection is in front of this one.
         let _ = self.lines.moved.subscribe().wait_for(|()| is_reached()).await;
     }
 }
@@ -98,7 +100,7 @@ impl Drop for ConnectionPlace {
     }
 }
 
-/// Whether the socket is open and everything in it has been read. The kernel is asked: what tokio knows may be older.
+/// Returns whether the socket is open and completely read. Asks the kernel, because tokio's state may be older.
 pub(crate) fn is_empty(socket: &impl AsFd) -> bool {
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     rustix::net::recv(socket, &mut [0; 1][..], flags).is_err_and(|error| error == Errno::WOULDBLOCK)
@@ -128,7 +130,7 @@ mod tests {
         let lines = Arc::new(ConnectionOrder::default());
         let [one, two, three, other] = [7, 7, 7, 8].map(|pid| lines.join(pid, None));
         assert_eq!([&one, &two, &three, &other].map(is_reached), [true, false, false, true]);
-        // Who gives up does not let the next one pass.
+        // A connection that gives up its place does not let the next one pass.
         drop(two);
         assert!(!is_reached(&three));
         drop(one);
@@ -144,7 +146,7 @@ mod tests {
         let (one, two) = (lines.join(7, Some(Arc::clone(&silent))), lines.join(7, Some(closed)));
         let three = lines.join(7, None);
         assert!(is_reached(&three));
-        // Said, and not read so far; being read; read, and it was nothing.
+        // Sent and not read; being read; found empty.
         theirs.write_all(b"hello").expect("room");
         assert!(!is_reached(&three));
         one.speaks();
@@ -153,7 +155,7 @@ mod tests {
         assert!(!is_reached(&three));
         one.mark_idle(&silent);
         assert!(is_reached(&three));
-        // One that has closed its socket has an end that must be read.
+        // A closed socket has an end that must be read.
         drop(other);
         assert!(!is_reached(&three));
         drop(two);

@@ -1,56 +1,57 @@
-//! What an agent may say. A packet is checked here once, before it reaches anybody: framing, kinds, text and
-//! times. Everything else is the ledger's business, which cannot fail.
+//! Checks of an agent's frames. Each packet is checked here once, before anything else uses it: framing, kinds, text and times.
+//! All other rules belong to the ledger, which cannot fail.
 
 use gpumem_wire::{Body, CodecError, Flags, MAX_TAG_BYTES, NONE_DEVICE, Record, SLOT_BYTES, Slot, frame};
 
-/// A record may not be later than this after the packet that brought it: a peer that stamps the far future
-/// would have everything after it look old.
+/// Limit of a record's time, ahead of the arrival of its packet. A peer that stamps the far future would make all later records
+/// look old.
 const AHEAD_NS: u64 = 2_000_000_000;
 
-/// Allocated bytes on a device after which NVML is worth asking again.
+/// Allocated bytes on a device after which NVML should be queried again.
 const GROWTH_BYTES: u64 = 64 << 20;
 
-/// Device slots that an agent may name: more than a machine has, far fewer than a liar would like.
+/// Device slots that an agent may name: more than a machine has, and few enough to bound the memory.
 const MAX_DEVICES: usize = 64;
 
-/// Why a connection ends.
+/// Reason for ending a connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Fault {
     /// The bytes are not frames.
     #[error("{0}")]
     Framing(frame::Error),
-    /// A text that is none, or a tag longer than tags are.
+    /// A text that is not valid, or a tag that is too long.
     #[error("record kind {0} has a payload that it cannot have")]
     Payload(u8),
-    /// A time that has not come.
+    /// A time in the future.
     #[error("a record of kind {kind} is {ahead_ms} ms ahead of the clock")]
     Time {
-        /// Its kind.
+        /// Kind of the record.
         kind: u8,
-        /// How far.
+        /// How far it is ahead, in ms.
         ahead_ms: u64,
     },
 }
 
-/// The claims of a hello without the name of the program, and that name: it counts only where /proc cannot tell it.
+/// Splits the claims of a hello into those without the program's name, and that name. The name is used only if /proc does not
+/// have it.
 pub(crate) fn split_program(claims: &str) -> (String, Option<&str>) {
     let program = claims.lines().find_map(|line| line.strip_prefix("comm="));
     let others = claims.split_inclusive('\n').filter(|line| !line.starts_with("comm="));
     (others.collect(), program)
 }
 
-/// What was seen in a packet beside its records.
+/// Counts of a packet.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
-    /// Records handed on.
+    /// Records handed over.
     pub records: u64,
-    /// Of kinds that this version does not know.
+    /// Records of kinds unknown to this version.
     pub unknown: u64,
-    /// Of kinds that are not for agents.
+    /// Records of kinds that agents may not send.
     pub forbidden: u64,
-    /// Devices beyond those that an agent may name.
+    /// Records of devices beyond those that an agent may name.
     pub devices: u64,
-    /// Words for which the ledger looks at all that the process holds.
+    /// Records for which the ledger walks all data of the process.
     pub costly: u64,
 }
 
@@ -61,7 +62,7 @@ enum May {
     Unknown,
 }
 
-/// By kind. What only the host may say would let a peer speak for others; `Hello` comes once, checked
+/// Returns which kinds agents may send. Kinds of the host would let a peer report about others. `Hello` comes once and is checked
 /// elsewhere.
 const fn allowed() -> [May; 256] {
     let mut table = [May::Unknown; 256];
@@ -89,21 +90,21 @@ const DRIVER_EVENT: u8 = 64;
 const RESYNC_BEGIN: u8 = 82;
 const RESYNC_END: u8 = 83;
 
-/// What is kept of one agent's stream.
+/// State of one agent's stream.
 #[derive(Debug)]
 pub(crate) struct Stream {
-    /// Highest seq received.
+    /// Highest sequence number received.
     pub last_seq: u64,
-    /// A seq was skipped and no resync has ended since, or one is under way: the live table says more than the
-    /// records did.
+    /// Whether a sequence number was skipped without a later complete resync, or a resync is under way. Then the live table has
+    /// more than the records.
     pub holes: bool,
-    /// Added to every time: the peer lives in another time namespace.
+    /// Added to every time in ns, because the peer may live in another time namespace.
     rebase_ns: i64,
-    /// UUID of each device slot that the agent named.
+    /// UUIDs of the device slots that the agent named.
     devices: [Option<[u8; 16]>; MAX_DEVICES],
-    /// Bytes allocated per slot since NVML was last hinted at.
+    /// Bytes allocated in each slot since the last hint for NVML.
     grown: [u64; MAX_DEVICES],
-    /// Slots whose device is worth a look, since the last [`Stream::take_hints`].
+    /// Bit set of slots whose device NVML should query, since the last [`Stream::take_hints`].
     hints: u64,
 }
 
@@ -115,19 +116,19 @@ impl Default for Stream {
 }
 
 impl Stream {
-    /// A stream whose times are to be moved by that much.
+    /// Returns a stream whose times are shifted by `rebase_ns`.
     pub(crate) fn rebased(rebase_ns: i64) -> Self {
         Stream { rebase_ns, ..Stream::default() }
     }
 
-    /// The frames of a packet that may go on to the ledger.
+    /// Checks a packet. Returns the frames that the ledger may have.
     ///
     /// # Errors
-    /// [`Fault`]: nothing of the packet is to be used.
+    /// [`Fault`]: nothing of the packet may be used.
     pub(crate) fn check(&mut self, packet: Vec<u8>, now_ns: u64) -> Result<(Vec<u8>, Seen), Fault> {
         let mut seen = Seen::default();
         let latest_ns = now_ns.saturating_add(AHEAD_NS);
-        // Almost every packet goes on as it is: it is copied only if something must be left out or changed.
+        // Almost every packet is passed on unchanged. It is copied only if something must be removed or changed.
         let mut out: Option<Vec<u8>> = (self.rebase_ns != 0).then(|| Vec::with_capacity(packet.len()));
         let mut rest = packet.as_slice();
         while let Some((slot, payload, after)) = frame::split_frame(rest).map_err(Fault::Framing)? {
@@ -190,7 +191,7 @@ impl Stream {
         Ok(true)
     }
 
-    /// Whether the agent may name that slot so: each slot once.
+    /// Returns whether the agent may give the slot this UUID; a slot keeps its first one.
     fn name_device(&mut self, slot: &Slot) -> bool {
         let mut uuid = [0; 16];
         uuid[..8].copy_from_slice(&word(slot, 16).to_be_bytes());
@@ -201,7 +202,7 @@ impl Stream {
         }
     }
 
-    /// Notices what makes NVML's word about a device old.
+    /// Notes events that make NVML's last reading of a device outdated.
     fn notice(&mut self, kind: u8, slot: &Slot) {
         let device = slot[61];
         if device == NONE_DEVICE || usize::from(device) >= MAX_DEVICES {
@@ -222,7 +223,7 @@ impl Stream {
         }
     }
 
-    /// Devices (by UUID) that NVML should look at sooner, since the last call.
+    /// Returns the devices (UUIDs) that NVML should query sooner, since the last call.
     pub(crate) fn take_hints(&mut self) -> impl Iterator<Item = [u8; 16]> + '_ {
         let hints = std::mem::take(&mut self.hints);
         let devices = self.devices.iter().enumerate();
@@ -236,16 +237,17 @@ impl Stream {
     }
 }
 
-/// Costly words in one batch.
+/// Most costly records in one batch.
 const COSTLY_PER_BATCH: u64 = 4;
 
-/// Steps look at every cell; ends of contexts, states that are said again and pools that go, at every row. Refusals look at what is held.
+/// Returns whether a kind is costly for the ledger. Steps walk all cells. Ends of contexts, resyncs and ends of pools walk all
+/// rows. Refused allocations walk what the process holds.
 fn is_costly(kind: u8) -> bool {
     const KINDS: [u8; 9] = [26, 41, 49, 53, 57, 58, 72, RESYNC_BEGIN, RESYNC_END];
     KINDS.contains(&kind) || kind == ALLOC_FAILED
 }
 
-/// The same frames, in pieces that have few costly words each.
+/// Splits frames into pieces with few costly records each.
 pub(crate) fn split(frames: &[u8]) -> Vec<Vec<u8>> {
     let mut pieces = vec![Vec::new()];
     let (mut rest, mut costly) = (frames, 0);
@@ -263,7 +265,7 @@ pub(crate) fn split(frames: &[u8]) -> Vec<Vec<u8>> {
     pieces
 }
 
-/// The little-endian word at that place of a slot.
+/// Returns the little-endian word at an offset of a slot.
 pub(super) fn word(slot: &Slot, at: usize) -> u64 {
     let mut bytes = [0; 8];
     bytes.copy_from_slice(&slot[at.min(SLOT_BYTES - 8)..][..8]);

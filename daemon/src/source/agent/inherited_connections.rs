@@ -1,15 +1,15 @@
-//! Connections that outlive the daemon. The service manager keeps three descriptors for each agent that was welcomed, and
-//! hands them to the daemon's next life, so that no agent sees a restart:
+//! Connections that outlive the daemon. The service manager keeps three descriptors of each accepted agent and hands them to the
+//! next daemon, so that no agent notices a restart:
 //!
 //! ```text
-//! agent-PID-START-NUMBER   the name of all three: the process, its start in ticks, the inode of the third
-//!   the connection         with everything in it that was not read
+//! agent-PID-START-NUMBER   name of all three: the process, its start in ticks, the inode of the third
+//!   the connection         with all unread packets
 //!   the agent's memory     as it came with the hello
-//!   the hello itself       a sealed file of our own: one frame, as the ledger was told it
+//!   the hello              a sealed file of the daemon: one frame, as it was handed to the ledger
 //! ```
 //!
-//! Only this daemon can have anything kept (`NotifyAccess=main`), but what is handed over is checked like what a peer
-//! sends: the kernel's word on the connection, the start time in /proc, the memory's seals.
+//! Only this daemon can store descriptors (`NotifyAccess=main`). They are checked like a peer's data all the same: the kernel's
+//! credentials of the connection, the start time in /proc, the memory's seals.
 
 use super::memory;
 use super::packet::MAX_PACKET_BYTES;
@@ -22,26 +22,26 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// How every name begins.
+/// Prefix of all names.
 const PREFIX: &str = "agent-";
 
-/// A connection that was kept.
+/// A connection that the service manager kept.
 #[derive(Debug)]
 pub(crate) struct InheritedConnection {
-    /// Under which it is kept.
+    /// Name under which it is kept.
     pub name: String,
-    /// The process that the kernel named when it was welcomed.
+    /// The process that the kernel named when the connection was accepted.
     pub key: ProcessKey,
     pub socket: OwnedFd,
     pub memory: OwnedFd,
-    /// The frame of the hello.
+    /// Frame of the hello.
     pub hello: Vec<u8>,
 }
 
-/// Has a connection kept; its name, if the service manager was told.
+/// Has the service manager keep a connection. Returns its name, or `None` if the service manager was not reached.
 ///
 /// # Errors
-/// A file for the hello cannot be made.
+/// The file for the hello cannot be made.
 pub(crate) async fn keep(
     socket: impl AsFd,
     memory: &memory::Memory,
@@ -58,8 +58,9 @@ pub(crate) async fn keep(
     Ok(service::keep(&name, &fds).await.then_some(name))
 }
 
-/// Puts together what was handed over, in the order in which it came to be, and names what is of no use. The daemon may have died
-/// between two programs of one process (exec), and what the first one left belongs before the second one's hello.
+/// Groups the descriptors into connections, in the order of their hellos. Also returns the names of unusable descriptors. The
+/// order matters: the daemon may have ended between two programs of one process (exec), and records of the first must precede the
+/// second one's hello.
 pub(crate) fn sorted(handed: Vec<(String, OwnedFd)>) -> (Vec<InheritedConnection>, Vec<String>) {
     let mut by_name = BTreeMap::<String, Vec<OwnedFd>>::new();
     for (name, fd) in handed {
@@ -76,7 +77,7 @@ pub(crate) fn sorted(handed: Vec<(String, OwnedFd)>) -> (Vec<InheritedConnection
     (kept, useless)
 }
 
-/// When a hello was said; one that is none comes first, and is of no use.
+/// Returns the time of a hello; 0 if it is invalid, which sorts it first.
 fn said_ns(hello: &[u8]) -> u64 {
     let parts = frame::split_frame(hello).ok().flatten();
     parts
@@ -128,7 +129,7 @@ mod tests {
         let mut hellos = [open(), open()];
         hellos.sort_by_key(name);
         let mut handed = Vec::new();
-        // By name the younger one would be first.
+        // Sorted by name the younger one would be first.
         for (hello, time_ns) in hellos.into_iter().zip([2000, 1000]) {
             let versions = u64::from(MAJOR) << 16 | u64::from(MINOR);
             let body = Body::Hello { start_ticks: 99, versions, capabilities: 0, instance: 1, claims: "" };

@@ -1,5 +1,4 @@
-//! An agent's memfd. It belongs to a stranger: its seals and size are checked, it is read with pread in bounded
-//! pieces and never mapped.
+//! An agent's memfd. It is untrusted: its seals and size are checked, and it is read with pread in bounded pieces, never mapped.
 
 use super::frames::word;
 use gpumem_wire::layout::{self, Header};
@@ -8,30 +7,30 @@ use rustix::fs::{SealFlags, SeekFrom, fcntl_get_seals, fstat, seek};
 use rustix::io::{Errno, pread};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// What a handed over descriptor must be sealed against.
+/// Seals that the descriptor must have.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// Why a descriptor is not taken.
+/// Reason for refusing a descriptor.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     /// Not a memfd, or its size can still change.
     #[error("the memory is not sealed against change of its size")]
     Seals,
-    /// More than is read.
+    /// Larger than the limit.
     #[error("the memory has {0} bytes, at most {1} are taken (agent.shared_mib)")]
     TooLarge(u64, u64),
-    /// Its header is wrong.
+    /// Its header is invalid.
     #[error("the memory's header: {0}")]
     Header(#[from] layout::Error),
-    /// The parts moved after the first look.
+    /// The layout changed after it was first checked.
     #[error("the memory's header changed")]
     Changed,
-    /// The system said no.
+    /// A system call failed.
     #[error("reading the memory: {0}")]
     Read(#[from] Errno),
 }
 
-/// An agent's memory.
+/// An agent's shared memory.
 #[derive(Debug)]
 pub(crate) struct Memory {
     fd: OwnedFd,
@@ -40,8 +39,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Looks whether the descriptor is what it should be, and no larger than `max_bytes`: that bounds what the end of one agent
-    /// can cost.
+    /// Checks a descriptor's seals, size and header. `max_bytes` bounds the cost of reading it when the agent ends.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -58,7 +56,7 @@ impl Memory {
         Ok(Memory { fd, header, file_bytes })
     }
 
-    /// The header as it is now. What may not change must not have.
+    /// Reads the header again. Fails if constant fields have changed.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -71,22 +69,21 @@ impl Memory {
     /// Fills `buffer` from the names, beginning at `offset` in them.
     ///
     /// # Errors
-    /// What reading says.
+    /// Errors of reading.
     pub(crate) fn names(&self, offset: u64, buffer: &mut [u8]) -> Result<(), Refusal> {
         let start = self.header.names_offset().ok_or(layout::Error::Size)?;
         read_exact(&self.fd, buffer, start + offset)
     }
 
-    /// Appends to `slots` what the ring holds of the records `first..=last`, in order; what is not there is
-    /// left out.
+    /// Appends the ring's records `first..=last` to `slots`, in order. Overwritten records are left out.
     ///
     /// # Errors
-    /// What reading says.
+    /// Errors of reading.
     pub(crate) fn ring(&self, first: u64, last: u64, slots: &mut Vec<Slot>) -> Result<(), Refusal> {
         let mut bytes = Vec::new();
         let mut seq = first;
         while seq <= last {
-            // In one piece up to where the ring begins again.
+            // Reads one piece up to the end of the ring.
             let to_end = self.header.ring_slots - ((seq - 1) & (self.header.ring_slots - 1));
             let count = (last - seq + 1).min(to_end);
             bytes.resize(count as usize * SLOT_BYTES, 0);
@@ -101,11 +98,11 @@ impl Memory {
         Ok(())
     }
 
-    /// Appends to `rows` the live rows among those at `first..first + count`. Pages that nobody ever wrote to are skipped: most of
-    /// the table of most programs.
+    /// Appends the live rows among `first..first + count` to `rows`. Skips pages that were never written: most of the table of
+    /// most programs.
     ///
     /// # Errors
-    /// What reading says.
+    /// Errors of reading.
     pub(crate) fn live(&self, first: u64, count: u64, rows: &mut Vec<Slot>) -> Result<(), Refusal> {
         let end = first.saturating_add(count).min(self.header.live_rows);
         let (mut at, mut bytes) = (first, Vec::new());
@@ -120,10 +117,10 @@ impl Memory {
         Ok(())
     }
 
-    /// The first row from `first` on that may be live; none if there is none.
+    /// Returns the first row from `first` on that may be live, or `None`.
     ///
     /// # Errors
-    /// What seeking says.
+    /// Errors of seeking.
     pub(crate) fn next_live(&self, first: u64) -> Result<Option<u64>, Refusal> {
         let start = self.row_offset(first)?;
         match seek(&self.fd, SeekFrom::Data(start)) {
@@ -154,7 +151,7 @@ fn read_header(fd: &OwnedFd, file_bytes: u64) -> Result<Header, Refusal> {
     Ok(Header::decode(&bytes, file_bytes)?)
 }
 
-/// The size was checked and cannot shrink: too few bytes are a lie.
+/// Fills `buffer`. The size was checked and cannot shrink, so a short read is an error.
 fn read_exact(fd: &OwnedFd, mut buffer: &mut [u8], mut offset: u64) -> Result<(), Refusal> {
     while !buffer.is_empty() {
         match pread(fd, &mut *buffer, offset) {
@@ -176,7 +173,7 @@ pub(super) mod by_hand {
     use gpumem_wire::{MAJOR, MINOR};
     use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
 
-    /// What an agent hands over, not sealed yet: a header that says this, and nothing else.
+    /// What an agent hands over, not sealed yet: a header with these fields, and nothing else.
     pub(crate) fn unsealed(ring_slots: u64, live_rows: u64, head_seq: u64) -> (OwnedFd, Header) {
         let (major, minor, pid, start_ticks) = (MAJOR, MINOR, 1, 1);
         let (name_bytes, lost, names_end) = (64, 0, 0);
@@ -198,7 +195,7 @@ pub(super) mod by_hand {
         (fd, header)
     }
 
-    /// Sealed, and taken.
+    /// Seals the memory and accepts it.
     pub(crate) fn accepted(fd: OwnedFd) -> Memory {
         fcntl_add_seals(&fd, SEALS).expect("sealed");
         Memory::accept(fd, 1 << 30).expect("as it should be")

@@ -1,5 +1,5 @@
-//! Processes that carry our library. They connect to a SOCK_SEQPACKET socket, hand over their memory with a
-//! hello, and send what happens.
+//! Processes that carry our library. They connect to a SOCK_SEQPACKET socket, hand over their shared memory with a hello, and
+//! send records of events.
 //!
 //! ```text
 //! connection             one agent, from hello to end
@@ -7,16 +7,16 @@
 //! inherited_connections  connections that outlive the daemon
 //! reasons                why a peer is refused, and why a connection ends
 //! peer                   identity of the process that connected
-//! packet                 one packet off the socket
+//! packet                 reads one packet from the socket
 //! frames                 checks the frames that an agent sends
 //! memory                 an agent's memfd
-//! post_mortem            reads what a dead agent recorded and never sent
-//! ask                    answers a program that asks about itself
+//! post_mortem            reads records that an ended agent did not send
+//! ask                    sends a program the report about itself
 //! command                commands to agents
 //! ```
 //!
-//! Peers are strangers. Nothing here trusts a length, a text, a time or an identity that a peer sends, and what
-//! one of them sends costs the others nothing but their turn.
+//! Peers are untrusted. Nothing here trusts a length, a text, a time or an identity that a peer sends. A peer's packets delay
+//! others by at most its share of processing time.
 
 mod ask;
 mod command;
@@ -59,17 +59,17 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::MissedTickBehavior;
 use waiting_peers::{ArrivedPeer, WaitingPeers};
 
-/// How long the daemon's end waits for packets that were read.
+/// At shutdown, time limit for handing over packets that were already read.
 const LAST_PACKETS: Duration = Duration::from_millis(300);
-/// Interval at which it is checked whether peers that wait for a slot still run.
+/// Interval for checking whether peers that wait for a slot still run.
 const CHECK_WAITING: Duration = Duration::from_millis(100);
-/// For want of descriptors.
+/// Effect of running out of descriptors, for the log.
 const CANNOT_CONNECT: &str = "agents cannot connect";
 
-/// Called with the UUID of a device about which NVML is worth asking.
+/// Callback with the UUID of a device that NVML should query soon.
 pub(crate) type Hint = Box<dyn Fn([u8; 16]) + Send + Sync>;
 
-/// The source.
+/// Source of records of agents.
 pub(crate) struct Agents {
     inbox: mpsc::Sender<Batch>,
     stats: Arc<Stats>,
@@ -79,28 +79,29 @@ pub(crate) struct Agents {
     slots: AgentSlots,
     lines: Arc<ConnectionOrder>,
     epochs: AtomicU64,
-    /// How often all agents were asked to say their state again.
+    /// Number of resyncs requested of all agents; connections watch it.
     resyncs: watch::Sender<u64>,
-    /// The daemon ends: nothing more is read.
+    /// Set at shutdown: connections stop reading.
     over: watch::Sender<bool>,
-    /// Connections are kept by the service manager while no daemon runs.
+    /// Whether the service manager keeps connections while no daemon runs.
     are_kept: AtomicBool,
-    /// Connections to be told when their process has ended.
+    /// Connections to notify when their process ends.
     ends: Mutex<HashMap<ProcessKey, Vec<oneshot::Sender<()>>>>,
-    /// Where packets land before they are checked: one for all, since nothing waits while it is held.
+    /// Buffer into which packets are read before they are checked. One is enough for all, because no task awaits while it is
+    /// locked.
     scratch: Mutex<Box<[u8]>>,
-    /// Agents that are connected.
+    /// Connected agents.
     speakers: Mutex<HashMap<ProcessKey, Speaker>>,
-    /// Who renders what programs ask about themselves.
+    /// Renders the reports that programs request about themselves.
     answerer: OnceLock<Answerer>,
     log_rate_limit: LogRateLimit,
-    /// One table of live rows is in memory at a time.
+    /// Held while a table of live rows is in memory, so that there is one at a time.
     rows: tokio::sync::Mutex<()>,
     shortage: DescriptorShortage,
 }
 
 impl Agents {
-    /// A source that hands its batches to `inbox`.
+    /// Returns a source that hands its batches to `inbox`.
     pub(crate) fn new(
         limits: AgentLimits,
         processes: Processes,
@@ -131,7 +132,7 @@ impl Agents {
         })
     }
 
-    /// Goes on with the connections among what an earlier life of the daemon had kept, and has new ones kept, too.
+    /// Resumes the connections that an earlier daemon left with the service manager, and has new connections kept as well.
     pub(crate) async fn inherit(self: &Arc<Self>, handed: Vec<(String, OwnedFd)>) {
         self.are_kept.store(true, Ordering::Relaxed);
         let (kept, useless) = inherited_connections::sorted(handed);
@@ -145,8 +146,8 @@ impl Agents {
         }
     }
 
-    /// Stops reading, and waits until what was read has been handed on, though not for ever: what is read later would be
-    /// lost, what is not read is there for the daemon's next life.
+    /// Stops reading and waits, at most [`LAST_PACKETS`], until packets already read have been handed over. A packet read later
+    /// would be lost; an unread one remains for the next daemon.
     pub(crate) async fn finish(&self) {
         self.over.send_replace(true);
         let patience = tokio::time::Instant::now() + LAST_PACKETS;
@@ -155,7 +156,7 @@ impl Agents {
         }
     }
 
-    /// Fails when a process of another user is known by the identity that a process claims which had ended before it connected.
+    /// Fails if a process that had ended before it connected claims the identity of a process known to belong to another user.
     fn check_ended(&self, peer: &peer::Peer) -> Result<(), Refusal> {
         match self.processes.owner(peer.key) {
             Some(owner) if owner != u64::from(peer.uid) => {
@@ -170,42 +171,42 @@ impl Agents {
         self.are_kept.load(Ordering::Relaxed)
     }
 
-    /// New limits, for connections to come.
+    /// Sets limits for future connections.
     pub(crate) fn set_limits(&self, limits: AgentLimits) {
         *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = limits;
     }
 
-    /// Who renders what programs ask about themselves; once.
+    /// Sets the renderer of reports that programs request about themselves. Only the first call counts.
     pub(crate) fn answer_with(&self, answerer: Answerer) {
-        // A second one would be a mistake of the app's; the first stays.
+        // A second call would be an error of the app; the first renderer stays.
         let _ = self.answerer.set(answerer);
     }
 
-    /// Connections now, and how many of them have not said hello.
+    /// Returns the number of connections, and how many of them have not sent a hello.
     pub(crate) fn connections(&self) -> (usize, usize) {
         self.slots.count()
     }
 
-    /// Asks every agent to say its state again: a recording that begins now must know what is there.
+    /// Asks every agent to resend its state, because a recording that begins now must contain it.
     pub(crate) fn resync(&self) {
         self.resyncs.send_modify(|count| *count += 1);
     }
 
-    /// A process has ended. Its children may hold its socket open: there may be no other sign of it.
+    /// Notifies connections that their process has ended. The socket may show no sign of that, because children may hold it open.
     pub(crate) fn ended(&self, key: ProcessKey) {
         let waiting = self.ends.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
         for waiting in waiting.into_iter().flatten() {
-            // A connection that is closed already needs no telling.
+            // The connection may already be closed.
             let _ = waiting.send(());
         }
     }
 
-    /// Resolves when the process has ended; at once if nobody watches it, because it had ended before.
+    /// Returns a receiver that resolves when the process has ended; at once if it is not watched, because it had ended before.
     fn expect_end(&self, key: ProcessKey, watched: bool) -> oneshot::Receiver<()> {
         let (tell, told) = oneshot::channel();
         if watched {
             let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
-            // Connections that closed while their process lives on are not kept.
+            // Drop the entries of connections that closed while their process runs on.
             ends.retain(|_, waiting| {
                 waiting.retain(|waiting| !waiting.is_closed());
                 !waiting.is_empty()
@@ -215,7 +216,7 @@ impl Agents {
         told
     }
 
-    /// Takes connections until the future is dropped.
+    /// Accepts connections until the future is dropped.
     pub(crate) async fn listen(self: Arc<Self>, listener: UnixListener) {
         let mut waiting = WaitingPeers::default();
         let mut check = tokio::time::interval(CHECK_WAITING);
@@ -240,7 +241,7 @@ impl Agents {
                 Err(error) => {
                     self.stats.add(Count::AcceptFailures, 1);
                     self.shortage.note(CANNOT_CONNECT, &error);
-                    // Out of descriptors: the connection stays in the queue, asking again at once would spin.
+                    // Out of descriptors: the connection stays in the kernel's queue, and retrying at once would spin.
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
                 }
@@ -249,7 +250,7 @@ impl Agents {
         }
     }
 
-    /// Serves the peers that waited and for which there is a slot now.
+    /// Serves waiting peers for which there is a slot now.
     fn serve_ready(self: &Arc<Self>, waiting: &mut WaitingPeers) {
         let limits = self.limits();
         for (uid, peer, slot) in waiting.take_ready(|uid, stream| self.slot(uid, stream, &limits)) {
@@ -260,7 +261,7 @@ impl Agents {
         }
     }
 
-    /// Serves a new connection, or has it wait for a slot of its user.
+    /// Serves a new connection, or queues it for a slot of its user.
     fn arrived(self: &Arc<Self>, stream: UnixStream, waiting: &mut WaitingPeers) {
         // A peer without credentials counts for uid -1, which no user has.
         let uid = stream.peer_cred().map_or(u32::MAX, |peer| peer.uid());
@@ -290,7 +291,7 @@ impl Agents {
         }
     }
 
-    /// Takes a slot for a peer. One whose hello has come does not count as waiting for it.
+    /// Takes a slot for a peer. A peer whose hello is already in the socket does not count among those without a hello.
     fn slot(&self, uid: u32, stream: &UnixStream, limits: &AgentLimits) -> Result<AgentSlot, AgentSlotsFull> {
         match connection_order::is_empty(stream) {
             true => self.slots.take(uid, limits),
@@ -313,7 +314,7 @@ impl Agents {
         tracing::debug!(uid, ?full, "no slot for a peer on the agent socket");
     }
 
-    /// Counts and logs why a peer is not welcomed; its connection is closed when the stream is dropped.
+    /// Counts and logs the refusal of a peer; its connection is closed when the stream is dropped.
     fn refuse(&self, stream: &UnixStream, uid: u32, refusal: &Refusal) {
         if let Some(count) = refusal.count() {
             self.stats.add(count, 1);
@@ -326,7 +327,7 @@ impl Agents {
         }
     }
 
-    /// As many as the descriptors of now allow.
+    /// Returns the limits, with connections limited to those for which there are descriptors.
     fn limits(&self) -> AgentLimits {
         let limits = *self.limits.lock().unwrap_or_else(PoisonError::into_inner);
         AgentLimits { connections: fit_connections(limits.connections), ..limits }
@@ -336,7 +337,7 @@ impl Agents {
         self.epochs.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// One packet and its bytes.
+    /// Reads one packet. Returns it with its bytes.
     fn receive(&self, stream: &UnixStream) -> io::Result<(Packet, Vec<u8>)> {
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
         let packet = packet::receive(stream, &mut scratch)?;
@@ -344,7 +345,7 @@ impl Agents {
         Ok((packet, bytes))
     }
 
-    /// Fails when the daemon ends.
+    /// Hands a batch to the aggregator. Fails when the daemon ends.
     async fn hand(&self, batch: Batch) -> Result<(), ()> {
         self.inbox.send(batch).await.map_err(|_| ())
     }

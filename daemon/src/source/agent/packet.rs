@@ -1,4 +1,4 @@
-//! One packet off the socket, with what came beside it.
+//! Reads one packet with its descriptors from the socket.
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 use std::io::{self, IoSliceMut};
@@ -7,31 +7,31 @@ use std::os::fd::OwnedFd;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
-/// Longest packet that is taken: senders stay below 60 KiB.
+/// Longest accepted packet; agents send less than 60 KiB.
 pub(crate) const MAX_PACKET_BYTES: usize = 64 << 10;
 
-/// Descriptors for which there is room; the kernel closes those beyond.
+/// Room for descriptors; the kernel closes further ones.
 const MAX_FDS: usize = 2;
 
-/// What came.
+/// A received packet.
 #[derive(Debug, Default)]
 pub(crate) struct Packet {
-    /// Length of the bytes; 0: the peer has closed.
+    /// Length of the data; 0: the peer has closed.
     pub len: usize,
-    /// It was longer than the buffer.
+    /// Whether it was longer than the buffer.
     pub cut: bool,
-    /// Descriptors, close-on-exec. Whoever does not want them drops them, which closes them.
+    /// Descriptors, close-on-exec. Dropping them closes them.
     pub fds: Vec<OwnedFd>,
-    /// There were more of them than there was room.
+    /// Whether it had more than [`MAX_FDS`] descriptors.
     pub more_fds: bool,
-    /// This process has no descriptors left for what came.
+    /// Whether this process had no free descriptors for them.
     pub no_fds: bool,
 }
 
-/// Takes one packet, if there is one.
+/// Reads one packet.
 ///
 /// # Errors
-/// `WouldBlock`, and what the system says.
+/// `WouldBlock` without a packet, and other errors of recvmsg.
 pub(crate) fn receive(stream: &UnixStream, buffer: &mut [u8]) -> io::Result<Packet> {
     stream.try_io(Interest::READABLE, || {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];

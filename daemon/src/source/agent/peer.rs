@@ -1,17 +1,17 @@
 //! Identity of the process at the other end of a connection.
 //!
 //! The identity is fixed when the connection is accepted: the process that called connect(2), its start time, its user. A hello
-//! can confirm it and cannot change it. Otherwise a user could take over a process of another one: a process connects, hands its
-//! socket to another process and ends; the victim gets the same pid; and the hello names the victim's start time, which everybody
-//! can read in /proc.
+//! can confirm it and cannot change it. Otherwise a user could take over another user's process: a process connects, hands its
+//! socket to another process and ends; the victim gets the same pid; the hello then names the victim's start time, which is
+//! public in /proc.
 //!
 //! The kernel names the process by a pidfd (`SO_PEERPIDFD`, Linux 6.5). Older kernels name a pid, which may be another process's
-//! by the time the connection is accepted; there, only a process that runs as the user who connected is believed. A start time is
-//! counted in ticks of 10 ms, and within one tick a pid can be given out again: so the pidfd is held until the hello.
+//! when the connection is accepted. There, the process must run as the user who connected. Start times have ticks of 10 ms, and a
+//! pid can be reused within one tick, so the pidfd is held until the hello.
 //!
-//! A process may have ended, and been waited for, before its connection is accepted: programs of milliseconds, or a daemon that did not
-//! run for a while. What it left in the socket and in its memory is read all the same. Its user is the kernel's word, its start time is
-//! what its hello says, as far as no other process can be meant: none that lives, and none of another user.
+//! A process may have ended, and been waited for, before its connection is accepted: very short programs, or any program while no
+//! daemon ran. Its socket and memory are read all the same. Its user comes from the kernel. Its start time comes from its hello,
+//! if that cannot mean another process: a running one, or one of another user.
 
 use crate::descriptors::{pidfd_of_peer, pidfd_of_pid};
 use crate::os::is_out_of_descriptors;
@@ -20,23 +20,23 @@ use rustix::io::Errno;
 use std::os::fd::{AsRawFd, OwnedFd};
 use tokio::net::UnixStream;
 
-/// Why a peer is not known.
+/// Reason why a peer's identity is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unknown {
-    /// The kernel does not say, or says 0: the peer is in no namespace that this daemon sees.
+    /// The kernel names no process, or pid 0: the peer is in no namespace that is visible to this daemon.
     #[error("the peer has no pid here: its PID namespace is not below the daemon's")]
     NoPid,
-    /// It is gone.
+    /// The process is gone.
     #[error("process {0} is gone")]
     Gone(u32),
-    /// Its hello claims another start time than that of the process that connected.
+    /// The hello claims a start time other than that of the process that connected.
     #[error("process {pid} started at {found} ticks, and says {claimed}")]
     StartTime {
         /// Its pid.
         pid: u32,
-        /// What /proc says.
+        /// Start time in /proc, in ticks.
         found: u64,
-        /// What it says.
+        /// Start time in the hello, in ticks.
         claimed: u64,
     },
     /// The process with this pid runs as another user than the one who connected.
@@ -49,12 +49,12 @@ pub(crate) enum Unknown {
         /// Real user of the process with this pid.
         owner: u32,
     },
-    /// The system said no.
+    /// A system call failed.
     #[error("looking at the peer: {0}")]
     System(#[from] std::io::Error),
 }
 
-/// The process that made a connection, as it was found when the connection was accepted.
+/// The process that made a connection, as found when the connection was accepted.
 #[derive(Debug)]
 pub(crate) struct Caller {
     pid: u32,
@@ -65,34 +65,34 @@ pub(crate) struct Caller {
 
 #[derive(Debug)]
 enum State {
-    /// It lived, or had not been waited for.
+    /// It ran, or had not been waited for.
     Found {
         start_ticks: u64,
-        /// Absent where the kernel has none (before Linux 5.3).
+        /// Absent where the kernel has no pidfds (before Linux 5.3).
         pidfd: Option<OwnedFd>,
     },
     /// It had ended and had been waited for.
     Ended,
 }
 
-/// A process at the other end.
+/// Identity of a connected process.
 #[derive(Debug)]
 pub(crate) struct Peer {
-    /// Which.
+    /// The process.
     pub key: ProcessKey,
-    /// Whose.
+    /// Its user.
     pub uid: u32,
-    /// To be added to its times to get ours.
+    /// Added to its times to convert them to the daemon's clock, in ns.
     pub rebase_ns: i64,
-    /// It had ended before it connected, so /proc has nothing of it: its start time is its own word.
+    /// It had ended before it connected. /proc has no data about it, so its start time is its own claim.
     pub had_ended: bool,
 }
 
 impl Caller {
-    /// Returns who made this connection. To be called when it has just been accepted.
+    /// Returns the process that made this connection. Call it directly after accept.
     ///
     /// # Errors
-    /// [`Unknown`]: among others [`Unknown::Gone`], also when another process has its pid by now.
+    /// [`Unknown`]: for example [`Unknown::Gone`] if another process has its pid by now.
     pub(crate) fn of(stream: &UnixStream) -> Result<Self, Unknown> {
         let (pid, uid) = credentials(stream)?;
         let ended = Ok(Caller { pid, uid, state: State::Ended });
@@ -107,7 +107,7 @@ impl Caller {
             Err(error) if is_out_of_descriptors(&error) => return Err(Unknown::System(error)),
             Err(_) => return ended,
         };
-        // Newer kernels (Linux 6.16) have a pidfd of a process that was waited for, too.
+        // Newer kernels (Linux 6.16) also return a pidfd of a process that was waited for.
         if let Some(pidfd) = &pidfd
             && !has_pid(pidfd, pid)?
         {
@@ -119,7 +119,7 @@ impl Caller {
         }
     }
 
-    /// Its pid.
+    /// Pid of the process that connected.
     pub(crate) fn pid(&self) -> u32 {
         self.pid
     }
@@ -129,11 +129,11 @@ impl Caller {
         self.uid
     }
 
-    /// The process with this pid; with `pidfd`, only if that is its.
+    /// Returns the process with this pid; with `pidfd`, only if the pidfd belongs to it.
     fn named(pid: u32, uid: u32, pidfd: Option<OwnedFd>) -> Result<Self, Unknown> {
         let start_ticks = start_ticks(pid)?;
         check_user(pid, uid)?;
-        // While the pidfd still has this pid, no other process can have it: the values just read belong to the process that connected.
+        // While the pidfd has this pid, no other process can have it: the values just read belong to the process that connected.
         let is_it = match &pidfd {
             Some(pidfd) => has_pid(pidfd, pid)?,
             None => self::start_ticks(pid)? == start_ticks,
@@ -142,16 +142,16 @@ impl Caller {
         if is_it { Ok(Caller { pid, uid, state }) } else { Err(Unknown::Gone(pid)) }
     }
 
-    /// Returns the peer. `claimed_ticks` is its start time by its own clock, if its hello has one.
+    /// Returns the peer. `claimed_ticks` is the start time in its hello, by its own clock, if there is one.
     ///
     /// # Errors
-    /// [`Unknown::StartTime`]; [`Unknown::User`]: it has become a program of another user since it connected; [`Unknown::Gone`]:
-    /// another process has its pid, and began within the same tick.
+    /// [`Unknown::StartTime`]; [`Unknown::User`]: it has executed a program as another user since it connected;
+    /// [`Unknown::Gone`]: another process that began in the same tick has its pid.
     pub(crate) fn peer(self, claimed_ticks: Option<u64>) -> Result<Peer, Unknown> {
         self.checked_peer(claimed_ticks, check_user)
     }
 
-    /// See [`Caller::peer`]; `check_user` looks at the user of a process that lives.
+    /// See [`Caller::peer`]; `check_user` checks the user of a running process.
     fn checked_peer(
         self,
         claimed_ticks: Option<u64>,
@@ -170,7 +170,7 @@ impl Caller {
         };
         let mut lives = is_alive()?;
         if lives && let Err(error) = check_user(pid, uid) {
-            // A program of milliseconds may end between the two looks.
+            // A short program may end between the two checks.
             lives = is_alive()?;
             if lives {
                 return Err(error);
@@ -190,8 +190,8 @@ impl Caller {
 }
 
 impl Peer {
-    /// The peer of a connection that was welcomed in an earlier life of this daemon as `key`. It may have ended since: what
-    /// it had sent and kept is still its own.
+    /// Returns the peer of a connection that an earlier daemon accepted as `key`. If it has ended since, its unread packets and
+    /// its memory still count.
     ///
     /// # Errors
     /// [`Unknown`]: the kernel names another process.
@@ -205,8 +205,8 @@ impl Peer {
     }
 }
 
-/// The start time of a process that had ended before it connected, by its hello: before now, and before that of the process that has
-/// its pid now.
+/// Returns the start time that the hello of an ended process claims. It must be in the past, and before that of a process that
+/// has the pid now.
 fn ended_start(pid: u32, claimed_ticks: Option<u64>) -> Result<u64, Unknown> {
     let claimed = claimed_ticks.filter(|&ticks| ticks != 0).ok_or(Unknown::Gone(pid))?;
     let tick_ns = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
@@ -220,14 +220,14 @@ fn ended_start(pid: u32, claimed_ticks: Option<u64>) -> Result<u64, Unknown> {
     if claimed <= latest { Ok(claimed) } else { Err(Unknown::StartTime { pid, found: latest, claimed }) }
 }
 
-/// Pid and effective user of the process that connected, when it did.
+/// Returns pid and effective user of the process that connected, at that time.
 fn credentials(stream: &UnixStream) -> Result<(u32, u32), Unknown> {
     let credentials = stream.peer_cred()?;
     let pid = credentials.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|&pid| pid != 0);
     Ok((pid.ok_or(Unknown::NoPid)?, credentials.uid()))
 }
 
-/// Whether this process, and no other, has its pid.
+/// Returns whether this process still has its pid.
 fn is_there(key: ProcessKey) -> Result<bool, Unknown> {
     match start_ticks(key.pid) {
         Ok(ticks) => Ok(ticks == key.start_ticks),
@@ -236,7 +236,7 @@ fn is_there(key: ProcessKey) -> Result<bool, Unknown> {
     }
 }
 
-/// Whether the process of the pidfd has this pid here, and has not been waited for: then its pidfd has -1.
+/// Returns whether the pidfd's process has this pid and has not been waited for. Afterwards its pid is -1.
 fn has_pid(pidfd: &OwnedFd, pid: u32) -> Result<bool, Unknown> {
     let path = format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd());
     let info = std::fs::read_to_string(path)?;
@@ -244,8 +244,8 @@ fn has_pid(pidfd: &OwnedFd, pid: u32) -> Result<bool, Unknown> {
     Ok(said.and_then(|said| said.trim().parse().ok()) == Some(pid))
 }
 
-/// Fails when neither the real nor the effective user of the process is `uid`: the real one is whose process it is, the effective one is
-/// who connects. Not the owner of /proc/PID: that is root where the process may not be dumped.
+/// Fails if neither the real nor the effective user of the process is `uid`. The real one owns the process, the effective one
+/// connects. The owner of /proc/PID does not count: that is root for processes that may not be dumped.
 fn check_user(pid: u32, uid: u32) -> Result<(), Unknown> {
     let status = std::fs::read(format!("/proc/{pid}/status")).map_err(|error| unread(pid, error))?;
     let line = status.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(b"Uid:"));
@@ -256,19 +256,19 @@ fn check_user(pid: u32, uid: u32) -> Result<(), Unknown> {
     if owner == uid || effective == Some(uid) { Ok(()) } else { Err(Unknown::User { pid, uid, owner }) }
 }
 
-/// Whether both are the same start: /proc says it by the clock of the time namespace from which it is read.
+/// Returns whether two start times are the same. /proc shows them in the time namespace of the reader.
 fn is_same_start(found: u64, claimed: u64, ahead_ns: i64) -> bool {
     if ahead_ns == 0 {
         return found == claimed;
     }
     let tick_ns = 1_000_000_000 / i128::from(rustix::param::clock_ticks_per_second().max(1));
     let theirs_ns = i128::from(found) * tick_ns - i128::from(ahead_ns);
-    // Rounded to ticks on both sides.
+    // Both were rounded to ticks.
     (i128::from(claimed) * tick_ns - theirs_ns).abs() <= tick_ns
 }
 
-/// How far our clock of that name is ahead of that of a process in another time namespace; 0 in the same one, and where it
-/// cannot be known.
+/// Returns how far the daemon's clock of that name is ahead of the process's, in ns. 0 in the same time namespace, and if
+/// unknown.
 fn time_offset_ns(pid: u32, clock: &str) -> i64 {
     let offset = |of: &str| {
         let text = std::fs::read_to_string(format!("/proc/{of}/timens_offsets")).ok()?;
@@ -283,8 +283,8 @@ fn time_offset_ns(pid: u32, clock: &str) -> i64 {
     }
 }
 
-/// Field 22 of /proc/PID/stat; a process that was killed and not waited for still has it. The name before it
-/// may hold anything, so fields are counted from the last `)`.
+/// Reads field 22 of /proc/PID/stat, which a zombie still has. Counts fields from the last `)`, because the program name before
+/// it may contain anything.
 fn start_ticks(pid: u32) -> Result<u64, Unknown> {
     let stat = std::fs::read(format!("/proc/{pid}/stat")).map_err(|error| unread(pid, error))?;
     let ticks = || {
@@ -298,7 +298,7 @@ fn is(error: &std::io::Error, errno: Errno) -> bool {
     error.raw_os_error() == Some(errno.raw_os_error())
 }
 
-/// What could not be read of it: who has no descriptor left knows nothing of the process.
+/// Returns the reason for a failed read. Running out of descriptors does not mean that the process is gone.
 fn unread(pid: u32, error: std::io::Error) -> Unknown {
     if is_out_of_descriptors(&error) { Unknown::System(error) } else { Unknown::Gone(pid) }
 }
@@ -370,7 +370,7 @@ mod tests {
         let mut child = std::process::Command::new("true").spawn().expect("a process");
         let pidfd = pidfd_of_pid(child.id()).ok();
         child.wait().expect("its end");
-        // As if that child had connected, with the pid and the tick that are this process's now.
+        // As if that child had connected, with this process's pid and start tick.
         let key = ProcessKey { pid, start_ticks: start_ticks(pid).expect("a start") };
         let caller = Caller { pid, uid, state: State::Found { start_ticks: key.start_ticks, pidfd } };
         let peer = caller.peer(Some(key.start_ticks));
@@ -384,7 +384,7 @@ mod tests {
         let mut child = std::process::Command::new("true").spawn().expect("a process");
         let pid = child.id();
         let ticks = start_ticks(pid).expect("a start");
-        // While a process has the pid, only one that began before can be meant.
+        // While a process has the pid, only an older one can be meant.
         assert!(matches!(ended(pid).peer(Some(ticks)), Err(Unknown::StartTime { .. })));
         assert!(matches!(ended(pid).peer(Some(ticks + 1)), Err(Unknown::StartTime { .. })));
         assert_eq!(ended(pid).peer(Some(ticks - 1)).expect("an older one").key.start_ticks, ticks - 1);
@@ -400,7 +400,7 @@ mod tests {
     fn a_start_is_told_by_each_ones_clock() {
         let tick_ns = 1_000_000_000 / i64::try_from(rustix::param::clock_ticks_per_second()).unwrap();
         assert!(is_same_start(5000, 5000, 0) && !is_same_start(5000, 5001, 0));
-        // Their clock is a thousand ticks ahead, or behind, and a little.
+        // Their clock is a thousand ticks ahead, or behind, plus a fraction of a tick.
         for (ahead, claimed) in [(-1000, 6000), (1000, 4000)] {
             assert!(is_same_start(5000, claimed, ahead * tick_ns));
             assert!(is_same_start(5000, claimed, ahead * tick_ns + tick_ns / 3));

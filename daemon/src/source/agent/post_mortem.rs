@@ -1,8 +1,7 @@
-//! What an agent recorded and did not send before its connection ended: names, the ring behind the last record
-//! that came, and, if records are missing in between, the live table as a resync of our own making.
+//! Reads records that an agent had not sent when its connection ended: names, the ring after the last received record, and, if
+//! records between them are missing, the live table as a synthetic resync.
 //!
-//! Each step returns one piece of bounded size, so that a dead process with a million rows does not stop the
-//! living ones.
+//! Each step returns one piece of bounded size, so that a dead process with a million rows does not delay others.
 
 use super::frames::word;
 use super::memory::{Memory, Refusal};
@@ -11,23 +10,23 @@ use gpumem_wire::{Body, Flags, Record, Slot, Stamp, frame};
 
 /// Ring slots or live rows read at a time: 256 KiB.
 const PIECE: u64 = 4096;
-/// Bytes of names read at a time: as many as a packet has.
+/// Bytes of names read at a time: as much as a packet has.
 const NAMES: usize = 60 << 10;
-/// The head of a ring is not taken to be further than that: a piece beyond it is still a number.
+/// Highest accepted head of a ring: adding a piece to it must not overflow.
 const MAX_SEQ: u64 = u64::MAX - PIECE;
 
-/// Reads what is left, piece by piece.
+/// Reads the remaining records, piece by piece.
 #[derive(Debug)]
 pub(crate) struct Rest {
     memory: Memory,
     header: Header,
-    /// Next record of the ring that is wanted.
+    /// Sequence number of the next record to read from the ring.
     next: u64,
     names: u64,
     holes: bool,
     epoch: u64,
     step: Step,
-    /// Live rows that may be in memory, and those that were not taken.
+    /// Most live rows held in memory, and the number of rows beyond it.
     max_rows: usize,
     dropped: u64,
 }
@@ -36,22 +35,22 @@ pub(crate) struct Rest {
 enum Step {
     Names,
     Ring,
-    /// Reading the live table, from this row.
+    /// Reading the live table; the next row, and the rows so far.
     Rows(u64, Vec<Slot>),
-    /// As they lay in the table, all of them.
+    /// All rows in the order of the table.
     Unordered(Vec<Slot>),
     Ordered(Vec<Slot>),
-    /// Saying it again, from this one.
+    /// Writing the resync; the next row, and all rows.
     Restate(usize, Vec<Slot>),
     Done,
 }
 
 impl Rest {
-    /// Of an agent that was heard up to `last_seq`, and with holes not all of it. Of more than `max_rows` live rows the first are
-    /// said, and that there are more.
+    /// Starts reading the memory of an agent. `last_seq` is its last received record; `holes`: earlier ones are missing. Of more
+    /// than `max_rows` live rows only the first are reported, and the number of the others.
     ///
     /// # Errors
-    /// [`Refusal`]: the memory is not what it was.
+    /// [`Refusal`]: the memory's header has changed.
     pub(crate) fn new(
         memory: Memory,
         (last_seq, holes): (u64, bool),
@@ -67,17 +66,18 @@ impl Rest {
         Ok(Rest { memory, header, next, names: 0, holes, epoch, step: Step::Names, max_rows, dropped: 0 })
     }
 
-    /// The rows are next: as many as the table has are held at once.
+    /// Returns whether the live rows are read next. They are all held in memory at once.
     pub(crate) fn is_at_rows(&self) -> bool {
         matches!(self.step, Step::Rows(0, _))
     }
 
-    /// The next step puts so many rows in order that it holds whoever waits for it: a thread had better do [`Rest::put_in_order`].
+    /// Returns whether the next step sorts so many rows that it would block the caller. Then call [`Rest::put_in_order`] on
+    /// another thread.
     pub(crate) fn is_long(&self) -> bool {
         matches!(&self.step, Step::Unordered(rows) if rows.len() as u64 > PIECE)
     }
 
-    /// The rows as they are said, where they were not.
+    /// Sorts the rows if they are complete.
     pub(crate) fn put_in_order(mut self) -> Self {
         self.step = match self.step {
             Step::Unordered(rows) => Step::Ordered(ordered(rows)),
@@ -86,7 +86,7 @@ impl Rest {
         self
     }
 
-    /// The next frames; none at the end. They are as unchecked as those of a packet.
+    /// Returns the next frames; `None` at the end. They are as untrusted as those of a packet.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -123,7 +123,7 @@ impl Rest {
                         self.dropped += rows.len().saturating_sub(self.max_rows) as u64;
                         rows.truncate(self.max_rows);
                         self.step = Step::Rows(first + PIECE, rows);
-                        return Ok(Some(Vec::new())); // a turn of its own
+                        return Ok(Some(Vec::new())); // other connections are served between these steps
                     }
                     self.step = Step::Unordered(rows);
                     return Ok(Some(Vec::new()));
@@ -152,7 +152,7 @@ impl Rest {
     }
 }
 
-/// Whole frames of names, from an offset among them on; none at the end.
+/// Returns whole frames of names from an offset on; nothing at the end.
 ///
 /// # Errors
 /// [`Refusal`].
@@ -183,8 +183,8 @@ fn frames_of(slots: &[Slot]) -> Vec<u8> {
     frames
 }
 
-/// Pools first, the outer ones before the inner; each VMM handle directly before its mappings; the rest as it
-/// came. A mapping belongs to the youngest handle of its number that is older than it.
+/// Sorts rows: outer pools before inner ones and before all else; each VMM handle directly before its mappings; the rest by
+/// sequence number. A mapping belongs to the newest handle with its number that is older than the mapping.
 fn ordered(mut rows: Vec<Slot>) -> Vec<Slot> {
     const POOL: u8 = 24;
     const CREATE: u8 = 32;
@@ -214,7 +214,7 @@ mod tests {
     use crate::source::agent::memory::by_hand;
     use gpumem_wire::MemoryKind;
 
-    /// A header may say anything: a head at the end of all numbers once made reading begin again at 0, for ever.
+    /// A header may have any content: a head near the maximum once made reading start again at 0, without end.
     #[test]
     fn reading_ends_whatever_the_head_is_said_to_be() {
         for head in [0, 1, 1 << 40, u64::MAX - PIECE, u64::MAX - 1, u64::MAX] {

@@ -1,4 +1,4 @@
-//! Why a peer is not welcomed, and why an agent's connection ends.
+//! Reasons for refusing a peer, and for ending an agent's connection.
 
 use super::frames::Fault;
 use super::memory;
@@ -9,7 +9,7 @@ use crate::stats::Count;
 use gpumem_wire::MAJOR;
 use std::time::Duration;
 
-/// Why a peer is not welcomed.
+/// Reason for refusing a peer.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Refusal {
     #[error("it said nothing in {0:?}")]
@@ -58,7 +58,7 @@ impl Refusal {
         })
     }
 
-    /// The daemon's own want, and nothing that the peer did.
+    /// Returns whether the daemon lacked descriptors; then the peer is not at fault.
     pub(super) fn is_lack(&self) -> bool {
         match self {
             Refusal::NoDescriptor => true,
@@ -70,7 +70,7 @@ impl Refusal {
     }
 }
 
-/// Why a welcomed agent's connection ended.
+/// Reason why an accepted agent's connection ended.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum End {
     #[error("it closed the connection")]
@@ -90,7 +90,7 @@ pub(super) enum End {
 }
 
 impl End {
-    /// Set for what only a broken or hostile peer does.
+    /// Returns the counter of an end that only a broken or hostile peer causes.
     pub(super) fn count(&self) -> Option<Count> {
         match self {
             End::Fault(Fault::Framing(_)) => Some(Count::DroppedFraming),

@@ -1,8 +1,8 @@
 //! Peers that wait for a connection slot of their user.
 //!
-//! Short programs may start faster than their records are read. Each has sent its records when it ends and does not connect
-//! again, so a refusal would lose its run. The connection of an ended program waits here until it is read, in the order of
-//! arrival. A program that still runs is refused after [`PATIENCE`]: its agent connects again, and doctor names the limit.
+//! Short programs may start faster than their records are read. Such a program has sent its records when it ends and does not
+//! connect again, so a refusal would lose its run. Its connection waits here until it is read, in order of arrival. A program
+//! that still runs is refused after [`PATIENCE`]: its agent retries, and doctor names the limit.
 
 use super::connection_order::ConnectionPlace;
 use super::peer::Caller;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::time::Instant;
 
-/// How long a program that still runs waits for a slot.
+/// How long a running program waits for a slot.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A connection with the identity that its process had when it was accepted.
@@ -67,8 +67,8 @@ impl WaitingPeers {
         self.count += 1;
     }
 
-    /// Takes the peers for which `slot` finds a slot, each user's in their order, and those that it refuses for another
-    /// reason than a lack of slots.
+    /// Takes the peers for which `slot` finds a slot, in each user's order, and those that it refuses for other reasons than a
+    /// lack of slots.
     pub(super) fn take_ready(
         &mut self,
         slot: impl Fn(u32, &UnixStream) -> Result<AgentSlot, AgentSlotsFull>,

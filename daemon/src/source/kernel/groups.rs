@@ -1,49 +1,49 @@
-//! Control groups of memory: how many of their processes were killed, and how much they may have.
+//! Memory control groups: how many of their processes were killed, and their limits.
 
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// Groups above a process that are looked at.
+/// Most groups read for a process: its own and those above.
 const DEPTH: usize = 16;
-/// A limit that is none: version 1 says so by a huge number.
+/// Limits from here on mean none: version 1 writes a huge number.
 const UNLIMITED: u64 = 1 << 60;
 
-/// The mounted hierarchies.
+/// Paths of the mounted hierarchies and of /proc.
 #[derive(Debug)]
 pub(crate) struct Groups {
     root: PathBuf,
     proc: PathBuf,
 }
 
-/// A group and those above it, innermost first, with what they had counted.
+/// A group and those above it, innermost first, with their counts of kills.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Counted(Vec<Group>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Group {
-    /// As the kernel writes it.
+    /// Path as the kernel writes it.
     path: String,
     directory: PathBuf,
     kills: u64,
 }
 
-/// A group in which somebody was killed.
+/// A group in which a process was killed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Risen {
-    /// The one whose limit is nearest, or itself.
+    /// The nearest group with a limit, or the group itself.
     pub group: String,
-    /// That limit.
+    /// Its limit in bytes.
     pub limit_bytes: Option<u64>,
 }
 
 impl Groups {
-    /// Those below `root`, of processes that `proc` knows.
+    /// Returns the groups below `root`, of processes in `proc`.
     pub(crate) fn new(root: &Path, proc: &Path) -> Self {
         Groups { root: root.to_owned(), proc: proc.to_owned() }
     }
 
-    /// What the groups of a process have counted so far.
+    /// Returns the current counts of a process's groups.
     pub(crate) fn count(&self, pid: u32) -> Option<Counted> {
         let (root, path) = self.of_process(&read(&self.proc.join(pid.to_string()).join("cgroup"))?)?;
         let mut groups = Vec::new();
@@ -58,7 +58,7 @@ impl Groups {
         (!groups.is_empty()).then_some(Counted(groups))
     }
 
-    /// Whether the innermost group that is still there has counted more since.
+    /// Checks the innermost group that still exists. If its count has increased since `before`, returns the nearest group with a limit.
     pub(crate) fn risen(&self, before: &Counted) -> Option<Risen> {
         let there = before.0.iter().enumerate().find_map(|(at, group)| Some((at, kills(&group.directory)?)));
         let (at, now) = there?;
@@ -70,10 +70,10 @@ impl Groups {
         })
     }
 
-    /// The limit of a group that the log names.
+    /// Returns the limit of a group that the log names.
     pub(crate) fn limit(&self, path: &str) -> Option<u64> {
         let inner = path.trim_start_matches('/');
-        // A name from a log leads nowhere else.
+        // A path from the log must not lead outside.
         if inner.split('/').any(|part| part == "..") {
             return None;
         }
@@ -82,7 +82,8 @@ impl Groups {
             .find_map(|root| limit(&root.join(inner)))
     }
 
-    /// Where its memory is counted: by version 1 if that has the controller, else by version 2.
+    /// Returns hierarchy and path where the process's memory is counted: of version 1 if that has the controller, else of version
+    /// 2.
     fn of_process(&self, text: &str) -> Option<(PathBuf, String)> {
         let lines = || text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
         let old = lines().find(|(controllers, _)| controllers.split(',').any(|name| name == "memory"));
@@ -90,13 +91,13 @@ impl Groups {
             return Some((self.root.join("memory"), path.to_owned()));
         }
         let (_, path) = lines().find(|(controllers, _)| controllers.is_empty())?;
-        // From a namespace of its own the kernel writes ways out of it, which lead nowhere here.
+        // In another namespace the kernel writes paths with `..`, which are meaningless here.
         let is_inside = !path.split('/').any(|part| part == "..");
         is_inside.then(|| (self.root.clone(), path.to_owned()))
     }
 }
 
-/// Of both versions.
+/// Reads the count of kills, of either version.
 fn kills(directory: &Path) -> Option<u64> {
     let text =
         read(&directory.join("memory.events")).or_else(|| read(&directory.join("memory.oom_control")))?;

@@ -1,4 +1,4 @@
-//! The log: /dev/kmsg, a file that grows, or a pipe. Read without waiting, in bounded pieces.
+//! The kernel's log: /dev/kmsg, a growing file, or a pipe. Read without blocking, in bounded pieces.
 
 use super::parse;
 use rustix::fs::OFlags;
@@ -7,16 +7,16 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Read at a time: more than the longest record of /dev/kmsg.
+/// Bytes read at a time; more than the longest record of /dev/kmsg.
 const PIECE: usize = 16 * 1024;
-/// Pieces (of /dev/kmsg: records) in one look; the rest waits for the next one.
+/// Most pieces (of /dev/kmsg: records) in one pass; the rest is read in the next one.
 const PIECES: usize = 512;
-/// A line that is longer is no line of the kernel's.
+/// Lines longer than this are not the kernel's.
 const LINE: usize = 8 * 1024;
-/// One that cannot be read is tried again after this.
+/// Retry interval after an error.
 const RETRY_NS: u64 = 30_000_000_000;
 
-/// The log, as far as it was read.
+/// The log and the position up to which it was read.
 #[derive(Debug)]
 pub(crate) struct Log {
     path: PathBuf,
@@ -27,32 +27,32 @@ pub(crate) struct Log {
 #[derive(Debug)]
 struct Open {
     file: File,
-    /// One record with each read: /dev/kmsg.
+    /// Whether each read returns one record, as /dev/kmsg does.
     has_records: bool,
     inode: u64,
     is_regular: bool,
     at: u64,
-    /// A line whose end is not there yet.
+    /// Start of an incomplete line.
     rest: Vec<u8>,
 }
 
 impl Log {
-    /// From its end on: what was told before concerns nobody here.
+    /// Opens the log at its end, because earlier lines are about processes that ended before.
     pub(crate) fn open(path: &Path) -> Self {
         Log { path: path.to_owned(), open: Open::at(path, true), next_try_ns: 0 }
     }
 
-    /// Where it is.
+    /// Path of the log.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Why it cannot be read.
+    /// Returns why it cannot be read.
     pub(crate) fn problem(&self) -> Option<String> {
         self.open.as_ref().err().cloned()
     }
 
-    /// The lines that are new, as the kernel meant them.
+    /// Returns the messages of the new lines.
     pub(crate) fn read(&mut self, now_ns: u64) -> Vec<String> {
         if self.open.is_err() && now_ns >= self.next_try_ns {
             self.next_try_ns = now_ns.saturating_add(RETRY_NS);
@@ -61,7 +61,7 @@ impl Log {
         let mut lines = Vec::new();
         let Ok(open) = &mut self.open else { return lines };
         match open.read(&mut lines) {
-            // Put aside, and begun anew.
+            // The file was rotated: start with the new one.
             Ok(()) if open.was_replaced(&self.path) => self.open = Open::at(&self.path, false),
             Ok(()) => {}
             Err(error) => self.open = Err(error.to_string()),
@@ -103,7 +103,7 @@ impl Open {
                 Ok(count) => piece.get(..count).unwrap_or_default(),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                // Records were overwritten before they were read: the next ones are there.
+                // The kernel overwrote records before they were read; continue with the next ones.
                 Err(error) if self.has_records && error.kind() == ErrorKind::BrokenPipe => continue,
                 Err(error) => return Err(error),
             };

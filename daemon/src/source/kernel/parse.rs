@@ -1,24 +1,24 @@
-//! Lines of the kernel's log -> what they tell. Names of programs in them may hold anything, at most 15 bytes: pids are
-//! read from places that a name cannot reach.
+//! Parser of the kernel's log lines. Program names in them may be any 15 bytes, so pids are read from positions that a name
+//! cannot reach.
 
-/// Longest text that is kept of a line.
+/// Longest text kept of a line, in characters.
 const KEPT: usize = 300;
 
-/// What a line tells.
+/// Content of a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Told {
-    /// A process was killed for host memory; whether for a group's limit, where the line says so.
+    /// A process was killed for lack of host memory. `in_group`: because of a control group's limit, if the line has it.
     Killed { pid: u32, in_group: Option<bool> },
-    /// Which group's limit it is that somebody will be killed for; none: the machine's memory.
+    /// The control group because of whose limit a process is about to be killed; `None`: the machine's memory is full.
     Constraint { pid: u32, group: Option<String> },
-    /// The same from older kernels, before the line that kills.
+    /// The group of a kill, in a separate line before it, from older kernels.
     Limit { group: String },
-    /// The driver's fault; its process, where it is named.
+    /// A fault of the GPU driver, with its process if the line names one.
     Xid { pid: Option<u32>, xid: u64 },
 }
 
-/// The message in a record of /dev/kmsg (`priority,number,time,flags;text`) or in a line of a file. None: it is not the
-/// kernel's own; programs with the right to may write there, too.
+/// Returns the message in a record of /dev/kmsg (`priority,number,time,flags;text`) or in a line of a file. `None` if it is not
+/// the kernel's own: privileged programs may write there too.
 pub(crate) fn message(record: &str) -> Option<&str> {
     let line = record.lines().next().unwrap_or_default();
     let Some((head, text)) = line.split_once(';') else { return Some(line) };
@@ -32,11 +32,10 @@ pub(crate) fn message(record: &str) -> Option<&str> {
     (priority >> 3 == 0).then_some(text)
 }
 
-/// How lines begin that tell something, but for what a log puts before them.
+/// Beginnings of relevant lines, after the prefix of the log.
 const BEGIN: [&str; 4] = ["oom-kill:constraint=", "Task in ", "Killed process ", "NVRM: Xid ("];
 
-/// What a line tells, if it is one of those. Names of programs and groups come behind its first words and may be such words
-/// themselves: the first ones count.
+/// Parses a line. Names of programs and groups follow the beginning and may contain another beginning, so the first one counts.
 pub(crate) fn told(line: &str) -> Option<Told> {
     let found = BEGIN.into_iter().filter_map(|begin| Some((line.find(begin)?, begin)));
     let (at, begin) = found.min()?;
@@ -71,13 +70,13 @@ pub(crate) fn told(line: &str) -> Option<Told> {
     }
 }
 
-/// The digits at the beginning.
+/// Parses the digits at the beginning.
 fn number<T: std::str::FromStr>(text: &str) -> Option<T> {
     let end = text.bytes().take_while(u8::is_ascii_digit).count();
     text.get(..end)?.parse().ok()
 }
 
-/// As it can stand in a `key=value` line and on a terminal.
+/// Returns the line in a form that is safe in a `key=value` line and on a terminal.
 pub(crate) fn harmless(line: &str) -> String {
     let kept = line.trim().chars().take(KEPT);
     kept.map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
@@ -130,7 +129,7 @@ mod tests {
         assert_eq!(told("NVRM: GPU at PCI:0000:3b:00: GPU-1"), None);
     }
 
-    /// A program may call itself what another line begins with.
+    /// A program may have a name like the beginning of another line.
     #[test]
     fn names_are_no_lines() {
         for name in

@@ -98,7 +98,7 @@ fn a_log_that_is_not_there_is_said_and_one_that_is_replaced_is_followed() {
     kernel.look(62 * SECOND);
     assert!(kernel.part(key(7), 63 * SECOND).starts_with("host_oom=host"));
     assert!(kernel.part(key(8), 63 * SECOND).starts_with("host_oom=host"));
-    // A flood, and lines without an end, cost what they may.
+    // Many lines, and lines without an end, use bounded memory.
     place.say(&"x".repeat(1 << 20));
     place.say(&"Out of memory: Killed process 9 (b)\n".repeat(1000));
     (0..4).for_each(|_| kernel.look(64 * SECOND));
@@ -135,7 +135,7 @@ fn groups_count_of_both_versions() {
     place.put(&format!("{step}/memory.oom_control"), "oom_kill 2\n");
     let told = "host_oom=count\nhost_oom_ns=1000000000\nhost_oom_cgroup=/slurm/uid_0/job_5\nhost_oom_limit=4294967296\n";
     assert_eq!(kernel.part(key(42), SECOND), told);
-    // The step's group goes with it: the job's tells.
+    // The step's group is removed with it, so the job's group counts.
     kernel.meet(key(42));
     std::fs::remove_dir_all(place.dir.join(step)).expect("removed");
     assert_eq!(kernel.part(key(42), SECOND), "");

@@ -1,8 +1,8 @@
-//! What NVML answers: numbers, or a code, its words, and what a person can do about it.
+//! Answers of NVML: numbers, or an error code with its text and remedy.
 
 use nvml_wrapper::error::NvmlError;
 
-/// A return code of NVML; 0 is success and never in one of these.
+/// An error code of NVML, never 0 (success).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Code(pub u32);
 
@@ -23,27 +23,27 @@ impl Code {
     pub(crate) const ARGUMENT_VERSION_MISMATCH: Code = Code(25);
     pub(crate) const GPU_NOT_FOUND: Code = Code(28);
     pub(crate) const UNKNOWN: Code = Code(999);
-    /// None of NVML's: the call succeeded with a value that cannot be right.
+    /// Not a code of NVML: the call succeeded with an impossible value.
     pub(crate) const IMPOSSIBLE: Code = Code(1_000_000);
 }
 
 impl Code {
-    /// Nothing can be had of any device until the library is opened again.
+    /// Returns whether no device can be read until the library is opened again.
     pub(crate) fn is_of_library(self) -> bool {
         matches!(self, Code::UNINITIALIZED | Code::DRIVER_NOT_LOADED | Code::LIB_RM_VERSION_MISMATCH)
     }
 
-    /// The device that the call named may not be there any more: others may.
+    /// Returns whether the device of the call may be gone, while others may still exist.
     pub(crate) fn doubts_the_device(self) -> bool {
         matches!(self, Code::INVALID_ARGUMENT | Code::NOT_FOUND | Code::GPU_NOT_FOUND)
     }
 
-    /// The GPU is out of use until somebody resets it.
+    /// Returns whether the GPU is unusable until it is reset.
     pub(crate) fn is_loss(self) -> bool {
         matches!(self, Code::GPU_IS_LOST | Code::RESET_REQUIRED | Code::GPU_NOT_FOUND | Code::UNKNOWN)
     }
 
-    /// What a person can do about it. Each of these is tried again by itself.
+    /// Returns what the user can do about it. All failed calls are retried automatically.
     pub(crate) fn remedy(self) -> Option<&'static str> {
         Some(match self.0 {
             1 => "nothing: the library is opened again by itself",
@@ -135,20 +135,20 @@ impl From<NvmlError> for Code {
 /// Device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Memory {
-    /// Size.
+    /// Size of the device's memory.
     pub total_bytes: u64,
-    /// Neither used nor the driver's.
+    /// Neither used nor reserved.
     pub free_bytes: u64,
-    /// Used; without the driver's share where that is told apart.
+    /// Used; without the driver's share if `reserved_bytes` has it.
     pub used_bytes: u64,
-    /// The driver's share.
+    /// The driver's share, if the driver reports it separately.
     pub reserved_bytes: Option<u64>,
-    /// The device has no memory of its own: the numbers are the host's.
+    /// The device has no memory of its own; the numbers are the host's.
     pub is_unified: bool,
 }
 
 impl Memory {
-    /// The first value that is more than the size of the device, and its name.
+    /// Returns name and value of the first number that exceeds the size of the device.
     pub(crate) fn impossible(&self) -> Option<(&'static str, u64)> {
         let all = [
             ("used", Some(self.used_bytes)),
@@ -160,28 +160,28 @@ impl Memory {
     }
 }
 
-/// Largest value of `pid_t`: no process has a higher one.
+/// Largest value of `pid_t`.
 pub(crate) const PID_MOST: u32 = i32::MAX as u32;
 
 /// One process in a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Charge {
-    /// Pid as NVML says it.
+    /// Pid as NVML reports it.
     pub pid: u32,
-    /// Absent where NVML answers "not available".
+    /// Bytes in use; `None` if NVML answers "not available".
     pub bytes: Option<u64>,
-    /// GPU instance and compute instance on a partitioned GPU.
+    /// GPU instance and compute instance, on a partitioned GPU.
     pub instance: Option<(u32, u32)>,
-    /// Part of `bytes` that confidential computing protects; absent without it and where NVML answers "not available".
+    /// Part of `bytes` that confidential computing protects; `None` without it, and if NVML answers "not available".
     pub protected_bytes: Option<u64>,
 }
 
-/// What happened on a GPU.
+/// An event of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Event {
-    /// What.
+    /// Its kind.
     pub kind: Happened,
-    /// GPU instance and compute instance, where the driver says them.
+    /// GPU instance and compute instance, if the driver reports them.
     pub instance: Option<(u32, u32)>,
 }
 
@@ -190,39 +190,39 @@ pub(crate) struct Event {
 pub(crate) enum Happened {
     /// A fault with this number.
     Xid(u64),
-    /// Its MIG instances are others now.
+    /// The GPU's MIG partition has changed.
     Partitioned,
-    /// An event of the GPU's health: the place in [`HEALTH_EVENTS`].
+    /// An event of the GPU's health: its index in [`HEALTH_EVENTS`].
     Health(usize),
-    /// Not asked for.
+    /// An event that was not requested.
     Other,
 }
 
-/// How much of a GPU a control group may use, which drivers from R615 on keep.
+/// Memory limit of a control group on a GPU; drivers from R615 on have such limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MemoryLimit {
-    /// In bytes, as the next two: what it should stay below.
+    /// Soft limit in bytes.
     pub soft_bytes: u64,
-    /// What it cannot pass. `u64::MAX`: no limit.
+    /// Hard limit in bytes; `u64::MAX`: none.
     pub hard_bytes: u64,
-    /// What its processes use.
+    /// Bytes that its processes use.
     pub used_bytes: u64,
 }
 
-/// A kind of event about the health of a GPU, which drivers from R580 on send.
+/// A kind of health event of a GPU; drivers from R580 on send them.
 #[derive(Debug)]
 pub(crate) struct HealthEventKind {
     /// Its bit in NVML's mask of event types.
     pub bit: u64,
-    /// Label in metrics.
+    /// Name for labels of metrics.
     pub name: &'static str,
-    /// What happened, for people.
+    /// Text for the user.
     pub text: &'static str,
-    /// The GPU or its memory cannot be relied on until it is reset.
+    /// Whether the GPU or its memory is unreliable until it is reset.
     pub is_grave: bool,
 }
 
-/// All kinds of them.
+/// All kinds of health events.
 pub(crate) const HEALTH_EVENTS: [HealthEventKind; 6] = {
     const fn of(bit: u64, name: &'static str, text: &'static str, is_grave: bool) -> HealthEventKind {
         HealthEventKind { bit, name, text, is_grave }
@@ -237,7 +237,7 @@ pub(crate) const HEALTH_EVENTS: [HealthEventKind; 6] = {
     ]
 };
 
-/// Which processes are listed.
+/// Process lists of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub(crate) enum List {
@@ -247,9 +247,8 @@ pub(crate) enum List {
 }
 
 impl List {
-    /// All of them.
     pub(crate) const ALL: [List; 3] = [List::Compute, List::Graphics, List::Mps];
-    /// Its bit in `ProcessSample.lists`.
+    /// Bit in `ProcessSample.lists`.
     pub(crate) const fn bit(self) -> u8 {
         1 << self as u8
     }

@@ -1,6 +1,6 @@
-//! What the poller is doing, where its parent can see it without its help: a poller that sits in the kernel cannot
-//! say so. One word in an unnamed file that both have open: the child maps it, so that a call costs a store and no
-//! system call (a `pwrite` each was a tenth of what a full sample costs); the parent reads it now and then.
+//! The poller's current call, readable by its parent without the poller's help, because a poller stuck in the kernel cannot
+//! report anything. It is one word in an unnamed file that both have open. The child maps it, so that a call costs one store and
+//! no system call. A `pwrite` for each call was a tenth of a full sample's cost. The parent reads it periodically.
 
 use super::raw::SharedWord;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -8,20 +8,20 @@ use rustix::io::{FdFlags, fcntl_setfd, pread};
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// What a poller is in the middle of.
+/// The poller's current activity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Call {
-    /// Waiting, or writing what it found.
+    /// Waiting, or writing frames.
     Nothing,
     /// Opening or closing the library.
     Library,
-    /// Looking at the GPU with this NVML index.
+    /// Opening the GPU with this NVML index.
     Index(u16),
-    /// Calling for the device with this slot.
+    /// Reading memory of the device in this slot.
     Device(u8),
-    /// Calling for the process lists of the device with this slot.
+    /// Reading process lists of the device in this slot.
     Lists(u8),
-    /// Asking whether something has happened.
+    /// Reading events.
     Events,
 }
 
@@ -49,38 +49,38 @@ impl Call {
     }
 }
 
-/// Bits of the word that say what is done; those above count.
+/// Bits of the word for the activity; the higher bits are a counter.
 const CODE_BITS: u32 = 19;
 
-/// The parent's end.
+/// The parent's side.
 #[derive(Debug)]
 pub(crate) struct CallState {
     file: OwnedFd,
 }
 
-/// The child's end.
+/// The child's side.
 #[derive(Debug)]
 pub(crate) struct CallStateWriter {
     word: SharedWord,
-    /// Counts what has been begun.
+    /// Activities begun so far.
     count: u64,
 }
 
 impl CallState {
-    /// A beacon that nobody has lit.
+    /// Creates the file, with [`Call::Nothing`].
     ///
     /// # Errors
-    /// The system's.
+    /// Errors of creating the file.
     pub(crate) fn new() -> std::io::Result<CallState> {
         let file = memfd_create("gpumemd-beacon", MemfdFlags::CLOEXEC)?;
         ftruncate(&file, size_of::<u64>() as u64)?;
         Ok(CallState { file })
     }
 
-    /// A descriptor that a child inherits, and its number there. To be dropped once the child is there.
+    /// Returns a descriptor that a child inherits, and its number there. Drop it when the child has started.
     ///
     /// # Errors
-    /// The system's.
+    /// Errors of copying the descriptor.
     pub(crate) fn to_inherit(&self) -> std::io::Result<(OwnedFd, i32)> {
         let copy = self.file.try_clone()?;
         fcntl_setfd(&copy, FdFlags::empty())?;
@@ -88,7 +88,7 @@ impl CallState {
         Ok((copy, number))
     }
 
-    /// What the child does, with a number that tells one call from the next.
+    /// Returns the child's activity and its counter, which differs between two calls with the same activity.
     pub(crate) fn get(&self) -> (u64, Call) {
         let mut bytes = [0; 8];
         if !matches!(pread(&self.file, &mut bytes, 0), Ok(8)) {
@@ -100,17 +100,17 @@ impl CallState {
 }
 
 impl CallStateWriter {
-    /// The child's end, by the number that it inherited.
+    /// Opens the child's side by the number of the inherited descriptor.
     ///
     /// # Errors
-    /// The system's.
+    /// Errors of opening and mapping the file.
     pub(crate) fn inherited(number: i32) -> std::io::Result<CallStateWriter> {
-        // Opened anew rather than taken over: that a descriptor with this number is ours is only hearsay.
+        // Opens the file again instead of taking over the descriptor: nothing guarantees that this process owns the number.
         let file = File::options().read(true).write(true).open(format!("/proc/self/fd/{number}"))?;
         Ok(CallStateWriter { word: SharedWord::map(&file)?, count: 0 })
     }
 
-    /// From now on that.
+    /// Sets the current activity.
     pub(crate) fn set(&mut self, doing: Call) {
         self.count += 1;
         self.word.set(self.count << CODE_BITS | doing.code());

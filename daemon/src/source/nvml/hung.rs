@@ -1,8 +1,7 @@
-//! Devices whose calls did not return, and how it is found out that they do again.
+//! Devices whose calls do not return, and the check whether they return again.
 //!
-//! The poller would stand still with such a device, and the others would wait for it. So it leaves the device, or only
-//! its lists, alone until it is told otherwise, and another process, the probe, tries the calls from time to time: one
-//! that is lost costs nobody a reading.
+//! A call that does not return blocks the poller and with it the readings of all devices. So pollers skip the device, or only its
+//! lists, until told otherwise. From time to time another process, the probe, tries the calls: losing it costs no readings.
 
 use super::DeviceName;
 use super::answer::Code;
@@ -17,24 +16,24 @@ use std::process::Stdio;
 use std::time::Duration;
 use tokio::process::Child;
 
-/// A device that hung is tried again after at most this long.
+/// Longest interval between probes of a hung device, in seconds.
 const HUNG_MOST: u64 = 3600;
-/// Seconds for which a poller is told to leave a device alone that it will be given back: ten years.
+/// Seconds for which pollers skip a device that the parent will release again: ten years.
 const UNTIL_TOLD: u64 = 10 * 365 * 86_400;
 
-/// A GPU whose calls did not return. Pollers must not even open it: `nvmlDeviceGetHandleByIndex` may hang too.
+/// A GPU whose calls did not return. Pollers must not even open it, because `nvmlDeviceGetHandleByIndex` may hang too.
 #[derive(Debug)]
 struct Hung {
     /// The device whose call did not return; `None` if it hung before its name was known.
     name: Option<DeviceName>,
     /// NVML's index of the GPU.
     index: u16,
-    /// Its memory answers.
+    /// Memory can be read; only lists hang.
     only_lists: bool,
-    /// When it is tried again.
+    /// Time of the next probe.
     until_ns: u64,
     wait_s: u64,
-    /// It answered a probe; a whole reading has not ended since.
+    /// It answered a probe, but no complete reading has ended since.
     is_back: bool,
 }
 
@@ -66,7 +65,7 @@ impl Hung {
     }
 }
 
-/// A process that tries one device.
+/// A process that tries the calls of one device.
 #[derive(Debug)]
 struct Probe {
     child: Child,
@@ -76,19 +75,19 @@ struct Probe {
     same: u32,
 }
 
-/// How a probe ended.
+/// Result of a probe.
 enum Found {
     /// All calls returned.
     Answers,
-    /// Memory did, lists did not.
+    /// The memory call returned, a list call did not.
     Memory,
     /// A call did not return, or ended the probe.
     Nothing,
-    /// The library could not be opened: that says nothing of the device.
+    /// The library could not be opened, which does not depend on the device.
     NoLibrary,
 }
 
-/// A call that has not returned so far.
+/// A call that has not returned yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pending {
     pub doing: Call,
@@ -97,7 +96,7 @@ pub(crate) struct Pending {
     pub index: u16,
 }
 
-/// What the parent of the poller must do.
+/// Actions for the parent of the poller.
 #[derive(Debug, Default)]
 pub(crate) struct Actions {
     /// Command lines for the poller.
@@ -106,7 +105,7 @@ pub(crate) struct Actions {
     pub needs_reopen: bool,
 }
 
-/// All of them.
+/// All hung devices.
 #[derive(Debug, Default)]
 pub(crate) struct HungDevices {
     hung: Vec<Hung>,
@@ -115,11 +114,11 @@ pub(crate) struct HungDevices {
     probe: Option<Probe>,
 }
 
-/// Problem of a device while a call has not returned and its timeout has not expired.
+/// Problem shown for a device while a call has not returned and its timeout has not expired.
 const PENDING: &str = "a call has not returned so far";
 
 impl HungDevices {
-    /// What a poller must leave alone from its start.
+    /// Adds the devices that a new poller must skip to its arguments.
     pub(crate) fn tell(&self, arguments: &mut Arguments) {
         for hung in self.hung.iter().filter(|hung| !hung.is_back) {
             match hung.name {
@@ -130,13 +129,13 @@ impl HungDevices {
         arguments.skip_index.extend(self.pending.iter().map(|pending| (pending.index, UNTIL_TOLD)));
     }
 
-    /// Whether pollers leave this device alone.
+    /// Returns whether pollers skip this device.
     pub(crate) fn has(&self, device: &DeviceStatus) -> bool {
         self.hung.iter().any(|hung| hung.is(device))
             || self.pending.iter().any(|pending| pending.index == device.index)
     }
 
-    /// The GPU that the current poller is calling for, as far as it is known.
+    /// Returns the GPU of the poller's current call, if known.
     pub(crate) fn target(doing: Call, translator: &Translator, status: &NvmlStatus) -> Option<Pending> {
         let (name, index) = match doing {
             Call::Device(slot) | Call::Lists(slot) => {
@@ -149,13 +148,13 @@ impl HungDevices {
         Some(Pending { doing, name, index })
     }
 
-    /// A call for this GPU takes long: new pollers leave it alone until [`HungDevices::returned`] or [`HungDevices::avoid`].
+    /// Notes that a call for this GPU takes long: new pollers skip it until [`HungDevices::returned`] or [`HungDevices::avoid`].
     pub(crate) fn suspect(&mut self, pending: Pending, translator: &mut Translator, status: &mut NvmlStatus) {
         self.pending.push(pending);
         self.say_pending(pending.index, Some(PENDING), translator, status);
     }
 
-    /// The call has returned.
+    /// Notes that the call has returned.
     pub(crate) fn returned(
         &mut self,
         pending: Pending,
@@ -181,7 +180,7 @@ impl HungDevices {
         }
     }
 
-    /// A poller that should have opened GPUs again got stuck with them: waits longer before the next probe.
+    /// Notes that a poller that should have opened these GPUs again got stuck: waits longer before the next probe.
     pub(crate) fn relapse(&mut self) {
         let now = now_ns();
         for hung in self.hung.iter_mut().filter(|hung| hung.is_back || hung.only_lists) {
@@ -190,12 +189,12 @@ impl HungDevices {
         }
     }
 
-    /// Nothing may have NVML open for now.
+    /// Ends the probe, so that it does not keep NVML open.
     pub(crate) fn release(&mut self) {
-        self.probe = None; // which kills it
+        self.probe = None; // dropping kills it
     }
 
-    /// A call did not return, or ended the poller: leaves the GPU alone for a while, longer each time, and says why.
+    /// Notes that a call did not return, or ended the poller: skips the GPU for a while, longer each time, and sets its problem.
     pub(crate) fn avoid(
         &mut self,
         pending: Pending,
@@ -227,7 +226,7 @@ impl HungDevices {
         self.hung.push(hung);
     }
 
-    /// Devices that answer again are as others.
+    /// Removes devices that answer again.
     pub(crate) fn revive(&mut self, translator: &mut Translator, status: &mut NvmlStatus) {
         if self.hung.is_empty() {
             return;
@@ -235,7 +234,7 @@ impl HungDevices {
         let now = now_ns();
         self.hung.retain(|hung| {
             let since = hung.until_ns.saturating_sub(hung.wait_s * SECOND);
-            // A whole reading: memory may answer where lists do not.
+            // Requires a complete reading, because memory may answer where lists do not.
             let answers = |device: &&DeviceStatus| hung.is(device) && translator.read_ns(device.slot) > since;
             if !status.devices.iter().any(|device| answers(&device)) {
                 return true;
@@ -249,7 +248,7 @@ impl HungDevices {
         });
     }
 
-    /// Begins a probe that is due, or looks after the one that runs; called every `tick`.
+    /// Starts a probe that is due, or checks the running one; called every `tick`.
     pub(crate) fn tick(
         &mut self,
         tick: Duration,
@@ -331,7 +330,7 @@ impl HungDevices {
 }
 
 impl Probe {
-    /// How it ended, if it has.
+    /// Returns the result if the probe has ended.
     fn look(&mut self, tick: Duration, settings: &NvmlSettings) -> Option<Found> {
         match self.child.try_wait() {
             Ok(Some(exit)) if exit.success() => return Some(Found::Answers),

@@ -1,7 +1,7 @@
-//! Finding and opening the library, and which devices there are.
+//! Finds and opens the library, and lists its devices.
 //!
-//! On a partitioned GPU the devices are its instances. The GPU itself is then none: its lists name the processes of
-//! its instances, and its memory is theirs, so that everything would be there twice.
+//! On a partitioned GPU the devices are its instances. The GPU itself is not a device then: its process lists and its memory
+//! include those of its instances, so everything would be counted twice.
 
 use super::answer::{Charge, Code, Event, List, Memory, MemoryLimit};
 use super::protocol::parse_uuid;
@@ -13,8 +13,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// Where the library is looked for, in this order: the loader's own search first, then WSL, NixOS, and what GKE
-/// and device plugins mount.
+/// Paths of the library, tried in this order: the loader's own search, WSL, NixOS, and the mounts of GKE and device plugins.
 const PLACES: [&str; 6] = [
     "libnvidia-ml.so.1",
     "/usr/lib/wsl/lib/libnvidia-ml.so.1",
@@ -24,14 +23,14 @@ const PLACES: [&str; 6] = [
     "libnvidia-ml.so",
 ];
 
-/// Whether pids and bytes in process lists can be believed.
+/// Whether pids and bytes in process lists are valid in this PID namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pids {
-    /// They are this namespace's.
+    /// Both are.
     Trusted,
-    /// The driver gives this namespace's pids, with the bytes of whichever host process has that number.
+    /// Pids are of this namespace, but the bytes are those of the host process with the same number.
     ForeignBytes,
-    /// The driver gives the host's pids, which mean other processes here.
+    /// Pids are the host's and mean other processes here.
     Foreign,
 }
 
@@ -40,109 +39,110 @@ pub(crate) enum Pids {
 pub(crate) struct Device {
     /// UUID.
     pub name: DeviceName,
-    /// NVML's index; of an instance, that of its GPU.
+    /// NVML's index; for an instance, that of its GPU.
     pub index: u16,
     /// Product name.
     pub model: String,
-    /// GPU instance and compute instance, of an instance.
+    /// GPU instance and compute instance, if it is an instance.
     pub instance: Option<(u32, u32)>,
-    /// It is partitioned, and none of its instances may be seen from here.
+    /// The GPU is partitioned, and none of its instances is visible from here.
     pub hides: bool,
 }
 
-/// What is known of an open library.
+/// An open library.
 pub(crate) trait Gpus {
-    /// Its devices, in NVML's order. Never changes; see [`Gpus::has_changed`].
+    /// Returns its devices in NVML's order. Constant; see [`Gpus::has_changed`].
     fn devices(&self) -> &[Device];
-    /// Memory of a device; the host's, where the device has none of its own.
+    /// Returns memory of a device, or of the host if the device has none of its own.
     ///
     /// # Errors
-    /// What NVML says.
+    /// NVML's error.
     fn memory(&mut self, device: usize) -> Result<Memory, Code>;
     /// Appends the processes of one list.
     ///
     /// # Errors
-    /// What NVML says.
+    /// NVML's error.
     fn list(&mut self, device: usize, list: List, charges: &mut Vec<Charge>) -> Result<(), Code>;
-    /// Whether pids and bytes can be believed.
+    /// Returns whether pids and bytes are valid.
     fn pids(&self) -> Pids;
-    /// The most that the driver's accounting has seen a process hold on a device; it needs not live any more.
+    /// Returns the highest memory use of a process on a device, from the driver's accounting. The process may have ended.
     ///
     /// # Errors
-    /// What NVML says.
+    /// NVML's error.
     fn accounted_peak(&mut self, device: usize, pid: u32) -> Result<u64, Code>;
-    /// Whether that is kept. It can be switched on and off by others.
+    /// Returns whether the driver keeps accounting data; other programs can switch it on and off.
     fn is_accounting(&mut self, device: usize) -> bool;
-    /// What has happened on the GPUs since the last call: NVML's index of the GPU, and what.
+    /// Appends the events since the last call, with NVML's index of their GPU.
     fn events(&mut self, found: &mut Vec<(u16, Event)>);
-    /// Since the last call somebody has begun to take the driver off this GPU (the driver's number of it), which waits until
-    /// all have closed NVML.
+    /// Returns the driver's number of a GPU from which the driver has begun to be unbound since the last call. Unbinding waits
+    /// until all processes have closed NVML.
     fn unbinding(&mut self) -> Option<u32>;
-    /// What the driver says of the memory of a control group, by its path.
+    /// Returns the memory limit of a control group, by its path.
     ///
     /// # Errors
-    /// What NVML says.
+    /// NVML's error.
     fn memory_limit(&mut self, device: usize, group: &str) -> Result<MemoryLimit, Code>;
-    /// What does not change: of a device, or of the library and its driver.
+    /// Returns constant facts of a device, or of the library and its driver.
     fn facts(&self, device: Option<usize>) -> Facts;
-    /// Whether there are other devices now: then open again. `enter` is told which index comes next.
+    /// Returns whether the devices have changed, so that the library must be opened again. `enter` is called with the index
+    /// before each GPU.
     fn has_changed(&mut self, enter: &mut dyn FnMut(u16)) -> bool;
-    /// GPUs that are there and cannot even be named, by NVML's index.
+    /// Returns GPUs that exist but cannot be identified, by NVML's index.
     fn unnamed(&self) -> &[(u16, Code)];
-    /// Library and driver, for people.
+    /// Returns library and driver as a text for the user.
     fn description(&self) -> &str;
 }
 
-/// What is known of a device or a driver beside its numbers; lines of `name=value`.
+/// Facts of a device or a driver; lines of `name=value`.
 pub(crate) type Facts = Vec<(&'static str, String)>;
 
-/// What should not be touched while opening.
+/// Calls to avoid while opening.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Avoid {
-    /// NVML's indices.
+    /// NVML's indices to skip.
     pub indices: Vec<u16>,
-    /// Events: a call for them did not return.
+    /// Do not watch events, because such a call did not return.
     pub events: bool,
 }
 
-/// The real thing.
+/// The real library.
 pub(crate) struct Library {
     raw: Raw,
     devices: Vec<Device>,
     handles: Vec<(Handle, Option<(u32, u32)>)>,
-    /// Of whole GPUs.
+    /// Event watches of whole GPUs.
     watches: Vec<Watch>,
-    /// Unbindings are asked for again after so many calls.
+    /// Calls left until unbindings are requested again after an error.
     unbinding_pause: u32,
     unnamed: Vec<(u16, Code)>,
     pids: Pids,
     facts: Facts,
     of_devices: Vec<Facts>,
     description: String,
-    /// By device: its own memory was read.
+    /// For each device, whether its own memory was ever read.
     has_memory: Vec<bool>,
     host_memory: HostMemory,
 }
 
-/// Events of a GPU.
+/// Watch of a GPU's events.
 struct Watch {
     gpu: u16,
     handle: Handle,
     set: Option<usize>,
-    /// Asked for again after so many calls that found none.
+    /// Calls left until the next attempt.
     pause: u32,
 }
 
-/// A GPU whose events cannot be had is asked again after so many looks: minutes.
+/// Polls until a GPU without events is tried again: some minutes.
 const WATCH_PAUSE: u32 = 120;
-/// Events that are taken in one look; a GPU that has more has them in the next.
+/// Most events read in one poll; further ones remain for the next poll.
 const EVENTS_AT_ONCE: usize = 64;
 
 impl Library {
-    /// Opens `given`, or else the first library that answers, and looks which devices there are.
+    /// Opens `given`, or else the first library that works, and lists the devices.
     ///
     /// # Errors
-    /// Why there is none, for people; with NVML's code, or 0.
+    /// Reason as a text for the user, with NVML's code or 0.
     pub(crate) fn open(
         given: Option<&Path>,
         trust_pids: bool,
@@ -229,7 +229,7 @@ fn find(given: Option<&Path>) -> Result<(Raw, PathBuf), (String, u32)> {
 }
 
 type Found = (Device, Handle, Option<(u32, u32)>);
-/// Whole GPUs by NVML's index, or why they cannot be named.
+/// Whole GPUs by NVML's index, or why they cannot be identified.
 type Whole = Vec<(u16, Result<Handle, Code>)>;
 
 fn enumerate(raw: &Raw, avoid: &Avoid, enter: &mut dyn FnMut(u16)) -> Result<(Vec<Found>, Whole), Code> {
@@ -241,7 +241,7 @@ fn enumerate(raw: &Raw, avoid: &Avoid, enter: &mut dyn FnMut(u16)) -> Result<(Ve
             continue;
         }
         enter(number);
-        // A GPU that cannot even be named (lost, no permission) is left out; the others are there.
+        // Skip a GPU that cannot be identified (lost, no permission), and list the others.
         let named = nvml.device_by_index(index).and_then(|gpu| Ok((gpu.uuid()?, gpu)));
         let (uuid, gpu) = match named {
             Ok(named) => named,
@@ -257,7 +257,7 @@ fn enumerate(raw: &Raw, avoid: &Avoid, enter: &mut dyn FnMut(u16)) -> Result<(Ve
         let mut hides = false;
         if gpu.mig_mode().is_ok_and(|mode| mode.current != 0) {
             hides = true;
-            // The index space has holes.
+            // Indices of instances have gaps.
             for place in 0..gpu.mig_device_count().unwrap_or(0) {
                 let instance = match gpu.mig_device_by_index(place) {
                     Ok(instance) => instance,
@@ -297,7 +297,7 @@ fn facts_of(raw: &Raw, (device, handle, instance): &Found) -> Facts {
     facts
 }
 
-/// The kernel is the one that Windows brings.
+/// Returns whether the kernel is that of Windows (WSL).
 fn is_wsl() -> bool {
     let release = rustix::system::uname();
     release.release().to_string_lossy().to_lowercase().contains("microsoft")
@@ -313,7 +313,8 @@ impl Gpus for Library {
         let memory = self.raw.memory(handle);
         match memory {
             Ok(_) => self.has_memory[device] = true,
-            // NVML documents this answer for no GPU with memory of its own; from one that was read before it is a fault.
+            // NVML documents this answer only for GPUs without their own memory. For a device whose memory was read before, it is
+            // an error.
             Err(Code::NOT_SUPPORTED) if instance.is_none() && !self.has_memory[device] => {
                 return self.host_memory.read();
             }
@@ -327,7 +328,7 @@ impl Gpus for Library {
         let first = charges.len();
         self.raw.list(handle, list, charges)?;
         if instance.is_some() {
-            // Several compute instances may share a GPU instance: each gets its own processes.
+            // Several compute instances may share a GPU instance: keep only the processes of this one.
             let mut place = 0;
             charges.retain(|charge| {
                 place += 1;
@@ -413,7 +414,7 @@ impl Gpus for Library {
     }
 }
 
-/// What a driver of this version does with pids, as read in the releases of its kernel modules.
+/// Returns how a driver of this version reports pids, according to the sources of its kernel modules.
 fn pids_of(driver: &str, is_host: bool) -> Pids {
     if is_host {
         return Pids::Trusted;
@@ -421,18 +422,18 @@ fn pids_of(driver: &str, is_host: bool) -> Pids {
     let mut parts = driver.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
     let version = (parts.next().unwrap_or(0), parts.next().unwrap_or(0), parts.next().unwrap_or(0));
     match version {
-        (0, ..) => Pids::Foreign, // not a number: nothing is known
+        (0, ..) => Pids::Foreign, // not a number: unknown driver
         version if version < (535, 113, 1) => Pids::Foreign,
         version if version < (565, 57, 1) => Pids::ForeignBytes,
         _ => Pids::Trusted,
     }
 }
 
-/// The two amounts are in the first lines; the kernel writes about 1.5 KiB in all.
+/// Bytes read of /proc/meminfo. It has about 1.5 KiB; the two values are in the first lines.
 const MEMINFO_BYTES: usize = 4096;
 
-/// The host's memory, from /proc/meminfo. It stands for the device's where a GPU has none of its own (unified memory: GB10, Jetson)
-/// and NVML answers that device memory is not supported. The file is kept open: it is read as often as device memory.
+/// The host's memory, from /proc/meminfo. It stands for the device's if a GPU has none of its own (unified memory: GB10, Jetson)
+/// and NVML answers that device memory is not supported. The file is kept open because it is read as often as device memory.
 #[derive(Debug, Default)]
 struct HostMemory {
     file: Option<File>,
@@ -442,7 +443,7 @@ impl HostMemory {
     /// Reads the host's memory: MemTotal is the size, MemAvailable is free, and the difference is used.
     ///
     /// # Errors
-    /// NOT_SUPPORTED, as NVML said of the device, where /proc/meminfo cannot be read.
+    /// NOT_SUPPORTED, which is NVML's answer for the device, if /proc/meminfo cannot be read.
     fn read(&mut self) -> Result<Memory, Code> {
         if self.file.is_none() {
             self.file = File::open("/proc/meminfo").ok();

@@ -1,20 +1,20 @@
 //! Device memory and process lists, read by a child process that may be lost.
 //!
-//! A call into a sick driver can stay in the kernel for ever, and an open NVML blocks GPU resets. So the daemon
-//! never opens NVML: `gpumemd nvml-poller` does, and is killed, abandoned and replaced.
+//! A call into a failing driver may never return, and an open NVML blocks GPU resets. So the daemon never opens NVML. The child
+//! `gpumemd nvml-poller` does; it can be killed, abandoned and replaced.
 //!
 //! ```text
-//! watch.rs      the parent: starts, listens, notices silence, replaces
-//! hung.rs       devices that did not answer, and the process that tries them again
-//! translate.rs  the poller's frames -> the host's
-//! poller.rs     the child: commands in, frames out
-//! session.rs    one generation of the library, turn by turn
-//! schedule.rs   what to call next: pure, time is handed in
-//! library.rs    finding, opening and closing the library; which devices there are
-//! answer.rs     what NVML answers: numbers, codes and their words
-//! raw.rs        the calls that nvml-wrapper lacks or does badly: unsafe code
-//! call_state.rs  what the poller is doing, where the parent can see it without its help
-//! protocol.rs   how the poller is started, and what it and its parent exchange
+//! watch.rs       the parent: starts, reads, supervises and replaces the poller
+//! hung.rs        devices that did not answer, and the process that probes them
+//! translate.rs   the poller's frames -> the host's
+//! poller.rs      the child: commands in, frames out
+//! session.rs     one opened library, read turn by turn
+//! schedule.rs    which call is next; pure, takes the time as an argument
+//! library.rs     finds, opens and closes the library; lists devices
+//! answer.rs      NVML's answers: numbers, error codes and their texts
+//! raw.rs         calls that nvml-wrapper lacks or handles badly: unsafe code
+//! call_state.rs  the poller's current call, readable without its help
+//! protocol.rs    arguments and messages between the poller and its parent
 //! ```
 
 mod answer;
@@ -40,7 +40,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// The daemon's handle on the source. Clones are the same source; it ends with the last of them.
+/// Handle of the source. Clones share it; the source ends when the last one is dropped.
 #[derive(Debug, Clone)]
 pub struct Nvml {
     status: Arc<Mutex<NvmlStatus>>,
@@ -55,14 +55,12 @@ enum Command {
 }
 
 impl Nvml {
-    /// Starts the source as a task of this tokio runtime. Never fails: what is wrong is told in [`NvmlStatus`] and as
-    /// `Source` records, whose reason begins with `nvml: `; with a device in its stamp such a record is about that
-    /// device.
+    /// Starts the source as a task of this tokio runtime. Never fails: problems appear in [`NvmlStatus`] and as `Source` records
+    /// whose reason begins with `nvml: `. Such a record is about a device if its stamp names one.
     ///
-    /// Everything in `out` is [`gpumem_ledger::Origin::Host`]'s. A reading's records are in order and not mixed with
-    /// another reading's; one that takes long is begun in an earlier batch than it ends, so that the ledger can mark
-    /// its books in time, and every one that begins ends, even if its poller is lost. `ProcessFacts` come before a
-    /// process's first sample.
+    /// Everything in `out` belongs to [`gpumem_ledger::Origin::Host`]. A reading's records are in order and not mixed with
+    /// another reading's. A long reading begins in an earlier batch than it ends, so that the ledger can mark its accounts in
+    /// time. Each reading that begins also ends, even if its poller is lost. `ProcessFacts` precede a process's first sample.
     pub fn start(settings: NvmlSettings, processes: Processes, out: mpsc::Sender<Batch>) -> Nvml {
         let (commands, orders) = mpsc::unbounded_channel();
         let status = NvmlStatus {
@@ -75,22 +73,22 @@ impl Nvml {
         Nvml { status, commands }
     }
 
-    /// An agent told of something worth a sample on this device: list it soon, within the budget.
+    /// Requests a list of this device soon, within the budget, because of an agent's event.
     pub fn hint(&self, device: DeviceName) {
         let _ = self.commands.send(Command::Hint(device));
     }
 
-    /// Closes NVML, so that a GPU can be reset or partitioned; it opens by itself after `time`.
+    /// Closes NVML, so that a GPU can be reset or partitioned. It opens again after `time`.
     pub fn release(&self, time: Duration) {
         let _ = self.commands.send(Command::Release(time));
     }
 
-    /// Ends a release early.
+    /// Opens NVML again before the time of a release is over.
     pub fn resume(&self) {
         let _ = self.commands.send(Command::Resume);
     }
 
-    /// How it is now. Never waits for NVML.
+    /// Returns the current status. Never waits for NVML.
     pub fn status(&self) -> NvmlStatus {
         self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

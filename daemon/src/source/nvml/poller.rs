@@ -1,19 +1,19 @@
-//! The child that alone opens NVML: `gpumemd nvml-poller`. One thread; commands on standard input, frames on
-//! standard output. It ends with its parent.
+//! The only process that opens NVML: `gpumemd nvml-poller`. It has one thread, reads commands from standard input, writes frames
+//! to standard output, and ends with its parent.
 //!
-//! A process that has loaded a driver's library never loads another one: some libraries cannot be unloaded, and the
-//! loader remembers what was not there. To open it again, after a release, a lost driver or a changed partition, the
-//! poller executes itself anew; its parent sees the same process.
+//! A process that has loaded a driver's library never loads another one: some libraries cannot be unloaded, and the loader
+//! remembers missing files. To open the library again after a release, a lost driver or a changed partition, the poller executes
+//! itself again; to its parent it stays the same process.
 //!
-//! Frames are those of recordings, with three private uses: a `ProcessFacts` of thread 0 tells of a device, or of the
-//! driver; the `context` of a `Source` is NVML's code, and its `tag` the seconds for which NVML stays closed.
+//! Frames are those of recordings, with three private uses. A `ProcessFacts` of thread 0 has facts of a device or of the driver.
+//! The `context` of a `Source` is NVML's code; its `tag` is the number of seconds for which NVML stays closed.
 //!
 //! ```text
-//! list UUID                 a list of this device soon
-//! skip UUID SECONDS         leave this device alone; 0: no longer
-//! skip-lists UUID SECONDS   the same for its lists
-//! skip-index N SECONDS      the same for the GPU with this NVML index
-//! release SECONDS           close NVML, open it again after that
+//! list UUID                 read the lists of this device soon
+//! skip UUID SECONDS         skip this device; 0: no longer
+//! skip-lists UUID SECONDS   skip the lists of this device
+//! skip-index N SECONDS      skip the GPU with this NVML index
+//! release SECONDS           close NVML, open it again after that time
 //! resume                    open it again now
 //! quit                      end
 //! ```
@@ -36,24 +36,25 @@ use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
 
-/// A library that cannot be opened is tried again after this, doubled each time.
+/// First retry interval of a library that cannot be opened; doubled each time.
 const RETRY_NS: u64 = SECOND;
 const RETRY_MOST_NS: u64 = 30 * SECOND;
-/// One that was open for that long was not opened in vain.
+/// Time after which an opened library counts as working.
 const LIVED_NS: u64 = 10 * SECOND;
-/// Memory samples may wait for each other that long on their way out.
+/// Longest delay of memory samples before they are written.
 const FLUSH_NS: u64 = 50_000_000;
-/// Things done before what was found is written and orders are read.
+/// Most actions before frames are written and commands are read.
 const ACTS_AT_ONCE: u32 = 64;
-/// How long NVML stays closed when the driver is being unbound from a GPU; as long as guides suggest for `gpumemctl nvml release`.
+/// How long NVML stays closed while the driver is being unbound from a GPU; the time that guides suggest for `gpumemctl nvml
+/// release`.
 const UNBIND_S: u64 = 60;
-/// Longest sleep: so often totals are told, and the parent hears something.
+/// Longest sleep. Totals are written at least this often, so that the parent sees a living poller.
 const PULSE_NS: u64 = SECOND;
 
-/// How the reason begins while NVML is closed for a while; then come the seconds.
+/// Prefix of the reason while NVML is closed for a time; the seconds follow.
 const RELEASED: &str = "nvml: released for ";
 
-/// What a line on standard input asks for.
+/// A command on standard input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Order {
     List(DeviceName),
@@ -82,14 +83,14 @@ impl Order {
     }
 }
 
-/// Lines of standard input, as far as they have come.
+/// Incomplete lines of standard input.
 #[derive(Debug, Default)]
 struct Orders {
     pending: Vec<u8>,
 }
 
 impl Orders {
-    /// Waits for a line until then. `Err`: there will be no more.
+    /// Waits for commands until that time. `Err`: standard input is closed.
     fn wait(&mut self, until_ns: u64) -> io::Result<Vec<Order>> {
         let left = until_ns.saturating_sub(now_ns());
         let timeout = Timespec { tv_sec: (left / SECOND) as i64, tv_nsec: (left % SECOND) as i64 };
@@ -112,7 +113,7 @@ impl Orders {
     fn take(&mut self, bytes: &[u8]) -> Vec<Order> {
         self.pending.extend_from_slice(bytes);
         let Some(end) = self.pending.iter().rposition(|&byte| byte == b'\n') else {
-            self.pending.truncate(4096); // no order is that long
+            self.pending.truncate(4096); // no command is that long
             return Vec::new();
         };
         let lines: Vec<u8> = self.pending.drain(..=end).collect();
@@ -135,26 +136,26 @@ impl Write for Stdout {
     }
 }
 
-/// The library as it is now.
+/// State of the library.
 enum State {
     Closed { retry_ns: u64 },
     Released { until_ns: u64 },
     Open(Box<Session>),
 }
 
-/// Executes this program anew; returns only if that failed.
+/// Executes this program again; returns only if that failed.
 pub(crate) type Renew = dyn FnMut(&Arguments) -> io::Error;
-/// What opens a library: told what to avoid, and where to say what it touches.
+/// Opens a library. Takes the calls to avoid, and a callback for the index of each GPU before it is opened.
 pub(crate) type Open = dyn FnMut(&Avoid, &mut dyn FnMut(u16)) -> Result<Box<dyn Gpus>, (String, u32)>;
 
-/// The loop's state, apart from how it is driven.
+/// State of the loop.
 struct Poller {
     arguments: Arguments,
     open: Box<Open>,
-    /// Absent where a library may be opened twice.
+    /// `None` if a library may be opened twice.
     renew: Option<Box<Renew>>,
     has_opened: bool,
-    /// When the library that is open was opened, and how long it was waited for before.
+    /// When the current library was opened, and the last retry interval.
     opened_ns: u64,
     wait_ns: u64,
     state: State,
@@ -167,13 +168,13 @@ struct Poller {
     avoid_index: Vec<(u16, u64)>,
     flushed_ns: u64,
     pulse_ns: u64,
-    /// There is something to say that must not wait.
+    /// Frames are pending that must not be delayed.
     is_urgent: bool,
 }
 
-/// The subcommand: never returns before its parent is gone or says so.
+/// Runs the subcommand until its parent is gone or sends `quit`.
 pub fn poller_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    // A parent that was killed cannot close anything; one that died before this line closed standard input.
+    // A killed parent cannot send `quit`. If it died before this line, standard input is closed.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     let _ = rustix::thread::set_name(c"gpumemd-nvml");
     let Some(arguments) = Arguments::parse(args) else {
@@ -191,7 +192,7 @@ pub fn poller_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     let mut poller = Poller::new(arguments, Box::new(open), FrameWriter::new(Box::new(Stdout), beacon));
     poller.renew = Some(Box::new(|arguments| {
-        // The descriptors that were inherited are inherited once more.
+        // The new program inherits the same descriptors.
         let mut command = std::process::Command::new("/proc/self/exe");
         command.arg0("gpumemd").args(arguments.to_args()).exec()
     }));
@@ -210,8 +211,8 @@ pub fn poller_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Makes the calls that did not return for one device, and says by the beacon which one it is in. Ends well if all of
-/// them return, whatever they say.
+/// Makes the calls that did not return for one device, and publishes which one is running. Succeeds if all of them return, with
+/// any result.
 fn probe(arguments: &Arguments, target: Target, mut lamp: Option<CallStateWriter>) -> ExitCode {
     let mut doing = |what| {
         if let Some(lamp) = &mut lamp {
@@ -282,10 +283,10 @@ impl Poller {
         }
     }
 
-    /// Does what is due, writes it, and returns until when there is nothing to do.
+    /// Does everything that is due and writes the frames. Returns the time of the next action.
     fn step(&mut self) -> io::Result<u64> {
         let mut wait = self.act()?;
-        // What is due together is written together; but somebody may be waiting to be heard.
+        // Write the results of actions that are due together in one go, but limited, because the parent may be waiting.
         for _ in 0..ACTS_AT_ONCE {
             if wait > now_ns() {
                 break;
@@ -305,7 +306,7 @@ impl Poller {
         Ok(wait.min(self.pulse_ns))
     }
 
-    /// Does one thing and returns until when there is nothing to do.
+    /// Does one action. Returns the time of the next one.
     fn act(&mut self) -> io::Result<u64> {
         let now = now_ns();
         if now >= self.pulse_ns {
@@ -357,14 +358,14 @@ impl Poller {
         }
     }
 
-    /// It is of no use now: tried again after a while, longer each time.
+    /// Notes that the library is unusable now, and schedules a retry after a longer interval each time.
     fn refused(&mut self, now: u64, reason: String, code: u32) {
         self.tell(false, format!("nvml: {reason}"), code);
         self.wait_ns = self.wait_ns.saturating_mul(2).clamp(RETRY_NS, RETRY_MOST_NS);
         self.state = State::Closed { retry_ns: now.saturating_add(self.wait_ns) };
     }
 
-    /// What another life of this process must know.
+    /// Returns the arguments with which this process executes itself again.
     fn arguments(&self, now: u64) -> Arguments {
         let left = |until: u64| until.saturating_sub(now).div_ceil(SECOND);
         let of =
@@ -385,7 +386,7 @@ impl Poller {
         if std::mem::replace(&mut self.has_opened, true) && self.renew.is_some() {
             self.tell_totals(now);
             let arguments = self.arguments(now);
-            // What is not read now is read by nobody: the next life begins with an empty list of frames.
+            // Write now: the new program starts with an empty list of frames.
             if self.out.flush().is_ok()
                 && let Some(renew) = &mut self.renew
             {
@@ -425,14 +426,14 @@ impl Poller {
         }
     }
 
-    /// Shuts NVML down; the library is unloaded with it.
+    /// Shuts NVML down and unloads the library.
     fn close(&mut self) {
         self.out.doing(Call::Library);
         self.state = State::Closed { retry_ns: now_ns() };
         self.out.doing(Call::Nothing);
     }
 
-    /// Devices that were not to be touched, and may be now: they are found by opening again.
+    /// Makes devices available again whose time to be skipped is over; the library must be opened again for them.
     fn take_back_avoided(&mut self, now: u64) {
         let count = self.avoid_index.len();
         self.avoid_index.retain(|&(_, until)| until > now);
@@ -443,7 +444,7 @@ impl Poller {
         }
     }
 
-    /// Says how the source is, if that has changed.
+    /// Writes the state of the source if it has changed.
     fn tell(&mut self, up: bool, reason: String, code: u32) {
         self.say_source(up, reason, (code, 0));
     }
@@ -459,7 +460,7 @@ impl Poller {
         }
     }
 
-    /// Says that it is closed for so long, and why.
+    /// Writes that NVML is closed for this time, and why.
     fn tell_released(&mut self, seconds: u64, why: &str) {
         self.say_source(false, format!("{RELEASED}{seconds} s: {why}"), (0, seconds));
     }
@@ -475,14 +476,14 @@ impl Poller {
         self.told_totals = self.totals;
     }
 
-    /// Whether to go on.
+    /// Executes a command. Returns whether to continue.
     fn obey(&mut self, order: Order) -> bool {
         let until = |seconds: u64| now_ns().saturating_add(seconds.saturating_mul(SECOND));
         match (order, &mut self.state) {
             (Order::Quit, _) => return false,
             (Order::List(name), State::Open(session)) => session.ask(name),
             (Order::SkipIndex(index, seconds), _) => {
-                // Opened anew by the next pulse, when none of that is left.
+                // The next pulse after that time opens the library again.
                 self.avoid_index
                     .iter_mut()
                     .filter(|(at, _)| *at == index)

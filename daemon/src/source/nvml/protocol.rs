@@ -1,4 +1,4 @@
-//! How the NVML child is started, and what it and its parent exchange: arguments, frames, totals of calls, UUIDs as text.
+//! How the NVML child is started, and its messages: arguments, frames, totals of calls, UUIDs as text.
 
 use super::call_state::{Call, CallState, CallStateWriter};
 use crate::clock::now_ns;
@@ -13,54 +13,53 @@ use std::process::Stdio;
 use std::time::Duration;
 use tokio::process::Child;
 
-/// Nanoseconds in a second.
 pub(super) const SECOND: u64 = 1_000_000_000;
-/// `start_ticks` of a process sample whose pid is not one of this PID namespace.
+/// `start_ticks` of a process sample whose pid is of another PID namespace.
 pub(super) const NOT_OUR_PID: u64 = u64::MAX;
 
-/// What the child is told at its start: one argument, in JSON.
+/// Arguments of the child: one word, in JSON.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
 pub(crate) struct Arguments {
-    /// How to read.
+    /// Settings for reading.
     pub settings: NvmlSettings,
     /// Descriptor of the call state.
     pub beacon: Option<i32>,
-    /// Devices to be left alone, and for how many seconds.
+    /// Devices to skip, and for how many seconds.
     #[serde(with = "uuids")]
     pub skip: Vec<(DeviceName, u64)>,
-    /// Devices whose lists are to be left alone.
+    /// Devices whose lists to skip, and for how many seconds.
     #[serde(with = "uuids")]
     pub skip_lists: Vec<(DeviceName, u64)>,
-    /// NVML indices not to be touched at all, and for how many seconds.
+    /// NVML indices not to open, and for how many seconds.
     pub skip_index: Vec<(u16, u64)>,
-    /// Closed for so many seconds at first.
+    /// Seconds for which NVML stays closed at first.
     pub released_s: u64,
-    /// Events are not asked for: a call for them did not return.
+    /// Do not read events, because such a call did not return.
     pub no_events: bool,
-    /// What the same process, executing itself anew, has counted before, and how long it waits after a failure.
+    /// Totals and retry interval of the same process before it executed itself again.
     pub totals: Totals,
     pub wait_ms: u64,
-    /// Only see whether this one answers, then end.
+    /// Only try the calls of this device, then end.
     pub probe: Option<Target>,
 }
 
-/// What is looked at to see whether it answers.
+/// Device of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) enum Target {
-    /// A device.
+    /// The device with this UUID.
     Name(#[serde(with = "uuid")] DeviceName),
-    /// Whatever is at this NVML index.
+    /// The device at this NVML index.
     Index(u16),
 }
 
 impl Arguments {
-    /// Returns the words of the child's command line, `nvml-poller` first.
+    /// Returns the arguments of the child's command line, `nvml-poller` first.
     pub(crate) fn to_args(&self) -> Vec<OsString> {
-        // Fails only for a path that is not UTF-8, and no configuration has one.
+        // Fails only for a path that is not UTF-8; the configuration cannot contain one.
         vec!["nvml-poller".into(), serde_json::to_string(self).unwrap_or_default().into()]
     }
 
-    /// Reads what [`Arguments::to_args`] wrote, without the first word. `None`: not understood.
+    /// Parses the arguments of [`Arguments::to_args`] without the first one. `None`: invalid.
     pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Option<Arguments> {
         let mut args = args.into_iter();
         let arguments = serde_json::from_str(args.next()?.to_str()?).ok()?;
@@ -83,7 +82,7 @@ mod uuid {
     }
 }
 
-/// Devices, each with seconds, in JSON.
+/// Devices with seconds, in JSON.
 mod uuids {
     use super::{DeviceName, parse_uuid};
     use serde::{Deserialize, Deserializer, Serializer, de};
@@ -103,8 +102,8 @@ mod uuids {
     }
 }
 
-/// `GPU-8-4-4-4-12` or `MIG-8-4-4-4-12` in hexadecimal. The older spelling of instances, `MIG-GPU-uuid/gi/ci`,
-/// becomes a UUID of its own, made from the GPU's and the instance numbers.
+/// Parses `GPU-8-4-4-4-12` or `MIG-8-4-4-4-12` in hexadecimal. The older form for instances, `MIG-GPU-uuid/gi/ci`, becomes a UUID
+/// made from the GPU's UUID and the instance numbers.
 pub(crate) fn parse_uuid(text: &str) -> Option<DeviceName> {
     if let Some(rest) = text.strip_prefix("MIG-GPU-") {
         let (uuid, instance) = rest.split_once('/')?;
@@ -142,9 +141,9 @@ fn hex(text: &str) -> Option<[u8; 16]> {
     Some(uuid)
 }
 
-/// Initialisation of the driver takes seconds for each GPU that nobody uses.
+/// Timeout for opening the library: the driver needs seconds to initialize each unused GPU.
 const LIBRARY_TIMEOUT: Duration = Duration::from_secs(60);
-/// A poller that does nothing says so each second; one that does not for this long is stopped or lost.
+/// Timeout of an idle poller. It updates its call state every second; without that for this time it is stopped or lost.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Returns the time after which a call counts as hung.
@@ -157,23 +156,23 @@ pub(crate) fn limit(doing: Call, settings: &NvmlSettings) -> Duration {
     }
 }
 
-/// Starts a poller with these arguments. Returns it with the beacon that says what it does.
+/// Starts a poller with these arguments. Returns it with its call state.
 pub(crate) fn launch(mut arguments: Arguments, stdio: fn() -> Stdio) -> std::io::Result<(Child, CallState)> {
     let beacon = CallState::new()?;
     let (inherited, number) = beacon.to_inherit()?;
     arguments.beacon = Some(number);
-    // This very program, even if its file has been replaced by a newer one.
+    // This program, even if its file has been replaced by a newer one.
     let program = arguments.settings.program.as_deref().unwrap_or(Path::new("/proc/self/exe"));
     let mut command = tokio::process::Command::new(program);
     command.arg0("gpumemd").args(arguments.to_args());
-    // Not in our process group: an interrupt typed at a terminal is for us to act upon.
+    // In another process group, because the daemon itself handles an interrupt typed at the terminal.
     command.stdin(stdio()).stdout(stdio()).kill_on_drop(true).process_group(0);
     let child = command.spawn()?;
     drop(inherited);
     Ok((child, beacon))
 }
 
-/// Running totals of a poller, told as `Counter` records whose tag is the place in this list plus one.
+/// Running totals of a poller, sent as `Counter` records whose tag is the position in this list plus one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[allow(missing_docs)]
 pub(crate) struct Totals {
@@ -187,13 +186,13 @@ pub(crate) struct Totals {
 }
 
 impl Totals {
-    /// In the order of their tags.
+    /// Returns the totals in the order of their tags.
     pub(crate) fn values(&self) -> [u64; 7] {
         let Totals { memory_calls, memory_ns, list_calls, list_ns, failed_calls, deferred, refused } = *self;
         [memory_calls, memory_ns, list_calls, list_ns, failed_calls, deferred, refused]
     }
 
-    /// The place of a tag.
+    /// Returns the total for a tag.
     pub(crate) fn place(&mut self, tag: u32) -> Option<&mut u64> {
         Some(match tag {
             1 => &mut self.memory_calls,
@@ -208,26 +207,26 @@ impl Totals {
     }
 }
 
-/// Least time between two identical values of the beacon.
+/// Least time between two updates with the same activity, in ns.
 const SAY_SAME_NS: u64 = 50_000_000;
 
-/// Where frames go, and the beacon that says what is being done.
+/// Writes frames and the call state.
 pub(crate) struct FrameWriter {
-    /// Frames that have not been written.
+    /// Frames not written yet.
     pub frames: Vec<u8>,
     sink: Box<dyn Write>,
     beacon: Option<CallStateWriter>,
-    /// What the beacon says, and since when.
+    /// Last published activity, and when it was published.
     said: (Call, u64),
 }
 
 impl FrameWriter {
-    /// An outlet over `sink`.
+    /// Returns a writer over `sink`.
     pub(crate) fn new(sink: Box<dyn Write>, beacon: Option<CallStateWriter>) -> FrameWriter {
         FrameWriter { frames: Vec::with_capacity(16 * 1024), sink, beacon, said: (Call::Nothing, 0) }
     }
 
-    /// Says what is done next. Calls for one device that follow each other quickly are one.
+    /// Publishes the next activity. Calls for one device in quick succession count as one.
     pub(crate) fn doing(&mut self, doing: Call) {
         let Some(beacon) = &mut self.beacon else { return };
         let now = now_ns();
@@ -237,12 +236,12 @@ impl FrameWriter {
         }
     }
 
-    /// Adds a record.
+    /// Appends a record.
     pub(crate) fn write(&mut self, stamp: Stamp, body: Body<'_>) {
         Record { stamp, body }.append_frame(&mut self.frames);
     }
 
-    /// Writes what there is.
+    /// Writes the pending frames.
     ///
     /// # Errors
     /// The reader is gone.

@@ -1,9 +1,9 @@
-//! The calls that nvml-wrapper lacks or does badly: unsafe code, as is in the daemon otherwise only for pidfds, passed sockets and malloc.
+//! NVML calls that nvml-wrapper lacks or handles badly. Unsafe code, which the daemon otherwise has only for pidfds, passed
+//! sockets and malloc.
 //!
-//! nvml-wrapper asks for a list's size before each list, which doubles the time that the driver stands still; it
-//! knows one version of each call; and it believes that a record of the newest list has 24 bytes, which drivers
-//! 535.43 to 535.86 write as 32 behind its back. Here a list is one call into a buffer that is kept, and the buffer
-//! has 32 bytes for each record whatever the driver is thought to write.
+//! nvml-wrapper requests a list's size before each list, which doubles the time for which the driver is locked. It knows only one
+//! version of each call. It assumes 24 bytes for records of the newest list, but drivers 535.43 to 535.86 write 32. Here a list
+//! is one call into a reused buffer with 32 bytes for each record, whatever the driver is expected to write.
 //!
 //! ```text
 //! record   16 bytes  u32 pid, 4 unused, u64 bytes                                   v1
@@ -25,32 +25,32 @@ use std::fs::File;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// The first word of a file, shared with whoever has it open; never unmapped, like the process's one beacon.
+/// First word of a file, shared with the processes that have it open. Never unmapped; a process has one.
 #[derive(Debug)]
 pub(crate) struct SharedWord {
     word: &'static AtomicU64,
 }
 
 impl SharedWord {
-    /// Maps it.
+    /// Maps the first word.
     ///
     /// # Errors
-    /// The system's; a file that has no word.
+    /// The file has no complete word, or a system call fails.
     pub(crate) fn map(file: &File) -> std::io::Result<SharedWord> {
         let bytes = size_of::<AtomicU64>();
         if file.metadata()?.len() < bytes as u64 {
             return Err(std::io::ErrorKind::UnexpectedEof.into());
         }
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: a new mapping at an address that the kernel chooses touches nobody else's memory.
+        // SAFETY: a new mapping at an address chosen by the kernel does not touch existing memory.
         let at = unsafe { mmap(std::ptr::null_mut(), bytes, access, flags, file, 0) }?;
         let at = NonNull::new(at.cast::<AtomicU64>()).ok_or(std::io::ErrorKind::OutOfMemory)?;
-        // SAFETY: the mapping is page-aligned, holds the word, and is never taken away. Should the file be cut behind
-        // our back, which its only other owner does not do, the access ends this process and nothing else.
+        // SAFETY: the mapping is page-aligned, holds the word, and is never unmapped. If its other owner truncated the file,
+        // which it does not do, the access would end this process and do no other harm.
         Ok(SharedWord { word: unsafe { at.as_ref() } })
     }
 
-    /// Stores it.
+    /// Stores the word.
     pub(crate) fn set(&self, value: u64) {
         self.word.store(value, Ordering::Release);
     }
@@ -67,7 +67,7 @@ type AddressingCall = unsafe extern "C" fn(*mut c_void, *mut AddressingMode) -> 
 type LimitsCall = unsafe extern "C" fn(*mut c_void, *mut MemoryLimits) -> Return;
 type StateCall = unsafe extern "C" fn(*mut Confidence) -> Return;
 
-/// The calls for events; all of them or none.
+/// Functions for events; all or none.
 #[derive(Clone, Copy)]
 struct EventCalls {
     create: unsafe extern "C" fn(*mut *mut c_void) -> Return,
@@ -81,19 +81,19 @@ const XID: u64 = 8;
 const PARTITIONED: u64 = 0x100;
 
 const FIRST_RECORDS: usize = 64;
-/// The driver itself ends a list at 950 processes.
+/// The driver itself cuts a list at 950 processes.
 const MOST_RECORDS: usize = 64 * 1024;
-/// A list that grew between two calls is asked for again that often.
+/// Most attempts at a list that grows between two calls.
 const ATTEMPTS: usize = 5;
 
-/// A device of one generation of the library. Worthless in another one.
+/// A device of one opened library; invalid for later ones.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Handle {
     device: *mut c_void,
     generation: u32,
 }
 
-/// Versions of a list call, newest first; a version that the driver turns out not to have is not tried again.
+/// Versions of a list function, newest first. Versions that the driver lacks are removed.
 #[derive(Debug, Default)]
 struct Versions {
     calls: Vec<(AnyListCall, Layout)>,
@@ -102,7 +102,7 @@ struct Versions {
 #[derive(Debug, Clone, Copy)]
 enum AnyListCall {
     List(ListCall),
-    /// With the mode that says which list.
+    /// With the mode that selects the list.
     Detail(DetailCall, u32),
 }
 
@@ -112,9 +112,9 @@ enum Layout {
     Short,
     /// 24 bytes.
     Instance,
-    /// 24 bytes, or 32 by the fault of early 535: what the driver wrote decides.
+    /// 24 bytes, or 32 because of an error in early 535 drivers; detected from the written data.
     Newest,
-    /// 32 bytes, of which the last eight are protected bytes.
+    /// 32 bytes; the last eight are protected bytes.
     Detail,
 }
 
@@ -138,14 +138,14 @@ impl Drop for Raw {
         self.unbindings = None;
         if let Some(events) = self.events {
             for set in self.sets.drain(..) {
-                // SAFETY: the set is this library's, which is still open, and is used nowhere after this.
+                // SAFETY: the set belongs to this library, which is still open, and is not used afterwards.
                 unsafe { (events.free)(set) };
             }
         }
     }
 }
 
-/// An open NVML. Dropping it shuts the library down and closes it.
+/// An open NVML. Dropping it shuts the library down and unloads it.
 pub(crate) struct Raw {
     generation: u32,
     memory_v1: Option<MemoryCall<MemoryV1>>,
@@ -161,19 +161,19 @@ pub(crate) struct Raw {
     events: Option<EventCalls>,
     system_events: Option<system_events::Calls>,
     unbindings: Option<Unbindings>,
-    /// Event sets that live, each of one GPU: an error of one is no loss to the others.
+    /// Open event sets, one for each GPU, so that an error of one does not affect the others.
     sets: Vec<*mut c_void>,
-    /// The symbols of this library are those of early 535.
+    /// Whether this library has the symbols of early 535 drivers.
     looks_like_535: bool,
     buffer: Vec<u64>,
     nvml: Nvml,
 }
 
 /// # Safety
-/// `F` must be the type of the function that NVML's header declares under this name (pointers to structs may be
-/// told as `*mut c_void`), and must not be called once `nvml` is dropped.
+/// `F` must be the type of the function that NVML's header declares under this name (pointers to structs may be declared as `*mut
+/// c_void`). The function must not be called after `nvml` is dropped.
 unsafe fn symbol<F: Copy>(nvml: &Nvml, name: &str) -> Option<F> {
-    // SAFETY: as above.
+    // SAFETY: the caller guarantees the type and the lifetime.
     unsafe { nvml.lib().__library.get::<F>(name.as_bytes()).ok().map(|symbol| *symbol) }
 }
 
@@ -195,18 +195,18 @@ impl Raw {
     /// Opens the library and initialises it.
     ///
     /// # Errors
-    /// `Err(None)`: it cannot be loaded. `Err(Some(code))`: it will not be initialised.
+    /// `Err(None)`: it cannot be loaded. `Err(Some(code))`: it cannot be initialised.
     pub(crate) fn open(library: &OsStr) -> Result<Raw, Option<Code>> {
         let nvml = Nvml::builder().lib_path(library).init().map_err(|error| match error {
             NvmlError::LibloadingError(_) => None,
             error => Some(Code::from(error)),
         })?;
         if nvml.lib().nvmlShutdown.is_err() {
-            std::mem::forget(nvml); // its drop would call what is not there
+            std::mem::forget(nvml); // its drop would call the missing function
             return Err(Some(Code::FUNCTION_NOT_FOUND));
         }
         let has = |name| {
-            // SAFETY: never called, only asked for.
+            // SAFETY: the function is only looked up, never called.
             unsafe { symbol::<NumberCall>(&nvml, name) }.is_some()
         };
         let looks_like_535 =
@@ -264,32 +264,32 @@ impl Raw {
         Ok(raw)
     }
 
-    /// What the wrapper does well: identity, MIG tree, versions.
+    /// Returns the wrapper, for identity, MIG instances and versions.
     pub(crate) fn nvml(&self) -> &Nvml {
         &self.nvml
     }
 
-    /// The handle of one of [`Raw::nvml`]'s devices.
+    /// Returns the handle of a device of [`Raw::nvml`].
     pub(crate) fn handle(&self, device: &nvml_wrapper::Device<'_>) -> Handle {
-        // SAFETY: the pointer is only handed to functions of the library that it came from, see `device`.
+        // SAFETY: the pointer is only passed to functions of the library that it came from, see `device`.
         Handle { device: unsafe { device.handle() }.cast(), generation: self.generation }
     }
 
-    /// The pointer, if it is this generation's: NVML has crashed on others.
+    /// Returns the pointer if it belongs to this opened library: NVML has crashed on others.
     fn device(&self, handle: Handle) -> Result<*mut c_void, Code> {
         if handle.generation == self.generation { Ok(handle.device) } else { Err(Code::UNINITIALIZED) }
     }
 
-    /// Device memory, with the driver's share where the driver tells it.
+    /// Reads device memory, with the driver's share if the driver reports it.
     ///
     /// # Errors
-    /// What NVML says.
+    /// NVML's error.
     pub(crate) fn memory(&mut self, handle: Handle) -> Result<Memory, Code> {
         let device = self.device(handle)?;
         let mut newer = None;
         if let Some(call) = self.memory_v2 {
             let mut memory = MemoryV2 { version: MEMORY_V2, ..MemoryV2::default() };
-            // SAFETY: the struct has the size that `version` says, asserted above.
+            // SAFETY: the struct has the size of this `version`, asserted in layouts.
             match checked(unsafe { call(device, &raw mut memory) }) {
                 Ok(()) => {
                     return Ok(Memory {
@@ -308,9 +308,9 @@ impl Raw {
         }
         let call = self.memory_v1.ok_or(newer.unwrap_or(Code::FUNCTION_NOT_FOUND))?;
         let mut memory = MemoryV1::default();
-        // SAFETY: the struct is the one of this version, its size is asserted above.
+        // SAFETY: the struct is that of this version; its size is asserted in layouts.
         checked(unsafe { call(device, &raw mut memory) }).map_err(|code| newer.unwrap_or(code))?;
-        self.memory_v2 = None; // where only the older one works, it is not asked twice
+        self.memory_v2 = None; // only the older version works, so use it directly from now on
         Ok(Memory {
             total_bytes: memory.total,
             free_bytes: memory.free,
@@ -320,7 +320,7 @@ impl Raw {
         })
     }
 
-    /// One of the numbers that NVML has about a device.
+    /// Reads one of NVML's numbers of a device.
     fn number(&self, handle: Handle, call: Option<NumberCall>) -> Option<u32> {
         let (device, call) = (self.device(handle).ok()?, call?);
         let mut number = u32::MAX;
@@ -329,35 +329,35 @@ impl Raw {
         answer.ok().map(|()| number).filter(|&number| number != u32::MAX)
     }
 
-    /// GPU instance and compute instance of a MIG handle.
+    /// Returns GPU instance and compute instance of a MIG handle.
     pub(crate) fn instance(&self, handle: Handle) -> Option<(u32, u32)> {
         Some((self.number(handle, self.gpu_instance)?, self.number(handle, self.compute_instance)?))
     }
 
-    /// Accounting mode is on.
+    /// Returns whether accounting mode is on.
     pub(crate) fn is_accounting(&self, handle: Handle) -> bool {
         self.number(handle, self.accounting_mode) == Some(1)
     }
 
-    /// The most that accounting mode has seen a process hold; it needs not live any more.
+    /// Returns the highest memory use of a process in accounting mode; the process may have ended.
     ///
     /// # Errors
-    /// What NVML says.
+    /// NVML's error.
     pub(crate) fn accounted_peak(&self, handle: Handle, pid: u32) -> Result<u64, Code> {
         let device = self.device(handle)?;
         let call = self.account.ok_or(Code::FUNCTION_NOT_FOUND)?;
         let mut account = Account::default();
-        // SAFETY: the struct has the one size that it has in every version, asserted above.
+        // SAFETY: the struct has the same size in every version, asserted in layouts.
         checked(unsafe { call(device, pid, &raw mut account) })?;
         if account.most_bytes == u64::MAX { Err(Code::NOT_SUPPORTED) } else { Ok(account.most_bytes) }
     }
 
-    /// A screen is lit by it.
+    /// Returns whether the device drives a display.
     pub(crate) fn is_display_active(&self, handle: Handle) -> bool {
         self.number(handle, self.display_active) == Some(1)
     }
 
-    /// Windows manages its memory (WDDM): nobody here knows what a process has.
+    /// Returns whether Windows manages its memory (WDDM); then the memory of processes is unknown here.
     pub(crate) fn is_windows(&self, handle: Handle) -> bool {
         let (Ok(device), Some(call)) = (self.device(handle), self.driver_model) else { return false };
         let (mut now, mut pending) = (u32::MAX, u32::MAX);
@@ -365,27 +365,27 @@ impl Raw {
         checked(unsafe { call(device, &raw mut now, &raw mut pending) }).is_ok() && now == 0
     }
 
-    /// How the GPU addresses memory of the host's processes (malloc): `hmm`, `ats`. `None`: not at all, or not known.
+    /// Returns how the GPU accesses ordinary host memory (malloc): `hmm` or `ats`; `None`: not at all, or unknown.
     pub(crate) fn addressing(&self, handle: Handle) -> Option<&'static str> {
         let device = self.device(handle).ok()?;
         // SAFETY: the type is that of the header.
         let call = unsafe { symbol::<AddressingCall>(&self.nvml, "nvmlDeviceGetAddressingMode") }?;
         let mut mode = AddressingMode::default();
-        // SAFETY: the struct has the size that its version says.
+        // SAFETY: the struct has the size of its version.
         checked(unsafe { call(device, &raw mut mode) }).ok()?;
         mode.name()
     }
 
-    /// The NUMA node of the host that the GPU's memory is (Grace).
+    /// Returns the host's NUMA node that the GPU's memory forms (Grace).
     pub(crate) fn numa_node(&self, handle: Handle) -> Option<u32> {
         // SAFETY: the function writes one u32.
         self.number(handle, unsafe { symbol(&self.nvml, "nvmlDeviceGetNumaNodeId") })
     }
 
-    /// What the driver says of the memory of a control group.
+    /// Reads the memory limit of a control group.
     ///
     /// # Errors
-    /// What NVML says; FUNCTION_NOT_FOUND before R615.
+    /// NVML's error; FUNCTION_NOT_FOUND before R615.
     pub(crate) fn memory_limit(&self, handle: Handle, group: &str) -> Result<MemoryLimit, Code> {
         let device = self.device(handle)?;
         // SAFETY: the type is that of the header.
@@ -398,29 +398,28 @@ impl Raw {
         Ok(MemoryLimit { soft_bytes: limits.soft, hard_bytes: limits.hard, used_bytes: limits.used })
     }
 
-    /// Confidential computing is on.
+    /// Returns whether confidential computing is on.
     pub(crate) fn is_confidential(&self) -> bool {
         let mut state = Confidence::default();
-        // SAFETY: the struct is three u32, and has no other version.
+        // SAFETY: the struct is three u32 and has no other version.
         self.confidence
             .is_some_and(|call| checked(unsafe { call(&raw mut state) }).is_ok() && state.feature != 0)
     }
 
-    /// Its lists say which part of a process's bytes confidential computing protects.
+    /// Returns whether lists have the part of a process's bytes that confidential computing protects.
     pub(crate) fn tells_protected_bytes(&self) -> bool {
         self.lists.iter().any(|list| list.calls.iter().any(|(_, layout)| *layout == Layout::Detail))
     }
 
-    /// Its lists have records of 32 bytes under the name of those of 24.
+    /// Returns whether this driver writes 32 bytes in the version of lists with 24-byte records.
     pub(crate) fn writes_long_records(&self) -> bool {
         self.looks_like_535
     }
 
-    /// Has events of a GPU kept from now on: faults, and changes of its partition. Returns its number for
-    /// [`Raw::event`].
+    /// Starts watching events of a GPU: faults, health, and changes of its partition. Returns the number for [`Raw::event`].
     ///
     /// # Errors
-    /// What NVML says; a GPU without events is NOT_SUPPORTED.
+    /// NVML's error; NOT_SUPPORTED for a GPU without events.
     pub(crate) fn watch(&mut self, handle: Handle) -> Result<usize, Code> {
         let device = self.device(handle)?;
         let events = self.events.ok_or(Code::FUNCTION_NOT_FOUND)?;
@@ -431,12 +430,12 @@ impl Raw {
         if wanted == 0 {
             return Err(Code::NOT_SUPPORTED);
         }
-        // SAFETY: the function writes one pointer, which goes to no other library.
+        // SAFETY: the function writes one pointer, which is passed to no other library.
         checked(unsafe { (events.create)(&raw mut set) })?;
-        // SAFETY: device and set are this library's.
+        // SAFETY: device and set belong to this library.
         let registered = checked(unsafe { (events.register)(device, wanted, set) });
         if let Err(code) = registered {
-            // SAFETY: nobody else knows the set.
+            // SAFETY: the set was stored nowhere.
             unsafe { (events.free)(set) };
             return Err(code);
         }
@@ -444,17 +443,17 @@ impl Raw {
         Ok(self.sets.len() - 1)
     }
 
-    /// The next event of a watched GPU, if there is one: it is not waited for.
+    /// Returns the next event of a watched GPU, if there is one. Does not wait.
     ///
     /// # Errors
-    /// What NVML says.
+    /// NVML's error.
     pub(crate) fn event(&self, number: usize) -> Result<Option<Event>, Code> {
         let (Some(events), Some(&set)) = (self.events, self.sets.get(number)) else {
             return Err(Code::NOT_FOUND);
         };
         let none = u32::MAX;
         let mut data = EventData { device: std::ptr::null_mut(), kind: 0, data: 0, instance: (none, none) };
-        // SAFETY: the struct has the size that is asserted above; earlier versions wrote less of it.
+        // SAFETY: the struct has the asserted size; earlier versions write less.
         match checked(unsafe { (events.wait)(set, &raw mut data, 0) }) {
             Ok(()) => {}
             Err(Code::TIMEOUT) => return Ok(None),
@@ -472,10 +471,10 @@ impl Raw {
         Ok(Some(Event { kind, instance }))
     }
 
-    /// The GPU that the driver is being taken off, if there is one, as the driver numbers it: known from the second call on.
+    /// Returns the driver's number of a GPU from which it is being unbound, if any. The first call only starts watching.
     ///
     /// # Errors
-    /// What NVML says; FUNCTION_NOT_FOUND before R575.
+    /// NVML's error; FUNCTION_NOT_FOUND before R575.
     pub(crate) fn unbinding(&mut self) -> Result<Option<u32>, Code> {
         let calls = self.system_events.ok_or(Code::FUNCTION_NOT_FOUND)?;
         match &self.unbindings {
@@ -487,10 +486,10 @@ impl Raw {
         }
     }
 
-    /// Appends the processes of one list: one call, more only if it grew.
+    /// Appends the processes of one list. Makes one call, more only if the list grew.
     ///
     /// # Errors
-    /// What NVML says; nothing was appended then.
+    /// NVML's error; nothing was appended then.
     pub(crate) fn list(&mut self, handle: Handle, list: List, charges: &mut Vec<Charge>) -> Result<(), Code> {
         let device = self.device(handle)?;
         let versions = self.lists[list as usize].calls.len();
@@ -499,7 +498,7 @@ impl Raw {
             let (call, layout) = self.lists[list as usize].calls[version];
             match self.list_by(device, call, layout, charges) {
                 Ok(()) => {
-                    // Newer versions that this driver does not have are not tried again.
+                    // The driver lacks the newer versions: do not try them again.
                     self.lists[list as usize].calls.drain(..version);
                     return Ok(());
                 }
@@ -532,7 +531,7 @@ impl Raw {
                 AnyListCall::List(call) => checked(unsafe { call(device, &raw mut count, room) }),
                 AnyListCall::Detail(call, mode) => {
                     let mut list = DetailList { version: DETAIL_LIST_V1, mode, count, records: room };
-                    // SAFETY: the same; the struct has the size that `version` says.
+                    // SAFETY: the same; the struct has the size of this `version`.
                     let answer = checked(unsafe { call(device, &raw mut list) });
                     count = list.count;
                     answer
@@ -548,14 +547,14 @@ impl Raw {
                         Layout::Newest => stride(&self.buffer, count, self.looks_like_535),
                     };
                     parse(&self.buffer, count, stride, layout == Layout::Detail, charges);
-                    // Filling a buffer that was once needed for a crowd costs more than a list of today.
+                    // Shrink a buffer that was needed for many processes: filling it costs more than a short list.
                     if count < records / 8 {
                         self.buffer.truncate(records / 4 * RECORD_BYTES / size_of::<u64>());
                     }
                     return Ok(());
                 }
                 Err(Code::INSUFFICIENT_SIZE) if records < MOST_RECORDS => {
-                    // Not more than doubled by what a driver claims; a claim that is too small grows it too.
+                    // Grow at least a little even if the driver reports too small a size.
                     records = count.max(records + 1).saturating_add(8).next_power_of_two();
                 }
                 Err(code) => {

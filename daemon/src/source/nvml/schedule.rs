@@ -1,50 +1,50 @@
-//! What to call next. Pure: the time is handed in, the calls are made elsewhere.
+//! Schedule of NVML calls. Pure: it takes the time as an argument, and other code makes the calls.
 //!
-//! A device memory call costs microseconds and locks one GPU; a process list costs milliseconds and stops the
-//! driver for all of them. So there are two lanes. **Memory**: all devices, at a steady rate. **Lists**: a device at
-//! a time, each one when it is due (the interval, or sooner when it is worth it), while there is lock time left.
+//! A device memory call takes microseconds and locks one GPU. A process list takes milliseconds and locks the driver for all
+//! GPUs. So there are two lanes. **Memory**: all devices, at a constant rate. **Lists**: one device at a time, when it is due
+//! (after the interval, or earlier for a reason) and lock time is left.
 //!
-//! Lock time is a bucket that fills with `list_budget` of wall time. A list may be read while the bucket is not
-//! empty and takes what it really cost, into debt if need be: long lists slow down by themselves, and lists that
-//! cost nothing can all be read in one go.
+//! Lock time is a bucket that fills with `list_budget` of wall time. A list may be read while the bucket is not empty. It takes
+//! its real cost from the bucket, which may go into debt. So long lists slow down, and lists that cost almost nothing can all be
+//! read in one go.
 //!
-//! An agent's event is worth most at once: what is to be told apart is what changed around it. So a device that somebody
-//! asks for may be read on credit, up to `BORROW_NS`; then the bucket must have filled again, and whoever has waited longest
-//! is next.
+//! A list after an agent's event is most useful at once, because it separates the changes around the event. So a requested device
+//! may be read on credit, up to `BORROW_NS`. Then the bucket must fill again, and the device that has waited longest is next.
 //!
-//! Waking up costs more than a cheap list does. So a list that will be due shortly after a memory tick is read with it.
+//! Waking up costs more than a cheap list. So a list that will be due shortly after a memory tick is read with it.
 
 use crate::config::NvmlSettings;
 
 const SECOND: u64 = 1_000_000_000;
-/// The most lock time that can be saved up: what a burst of lists may cost beyond its last one.
+/// Most lock time that can be saved up, and so the cost of a burst of lists without its last one.
 const BURST_NS: i64 = 1_000_000;
-/// A list is not repeated sooner than this because memory moved, nor because somebody asked.
+/// Least interval between lists of a device because its memory changed.
 const MOVED_GAP_NS: u64 = 200_000_000;
-/// The creation of a context is two questions, before and after it: each gets its list.
+/// Least interval between lists of a device because they were requested. It is short, because the creation of a context requests two
+/// lists, before and after it.
 const ASKED_GAP_NS: u64 = 10_000_000;
-/// Lock time that may be spent before it is there, for those who ask: a second's worth at 2 %.
+/// Lock time that requested lists may borrow: a second's worth at 2 %.
 const BORROW_NS: i64 = 20_000_000;
-/// A list joins a memory tick that comes before it by at most one part in this many of its interval.
+/// A list may be read early with a memory tick, by at most its interval divided by this.
 const EARLY_SHARE: u64 = 8;
-/// The memory lane takes at most one part in this many of wall time.
+/// The memory lane takes at most wall time divided by this.
 const MEMORY_SHARE: u64 = 5;
-/// A failing call is tried again after this, doubled each time.
+/// First retry interval of a failing call; doubled each time.
 const RETRY_NS: u64 = SECOND;
 const RETRY_MOST_NS: u64 = 60 * SECOND;
 
-/// What to do now.
+/// Next action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NextRead {
     /// Read the memory of each device that [`Schedule::wants_memory`].
     Memory,
-    /// A reading of this device.
+    /// Read the lists of this device.
     List(usize),
-    /// Nothing, until then.
+    /// Nothing to do until this time.
     Wait(u64),
 }
 
-/// How calls of one kind go on one device.
+/// Failures of one kind of call on one device, and when it is retried.
 #[derive(Debug, Clone, Copy, Default)]
 struct Health {
     failures: u32,
@@ -69,42 +69,42 @@ impl Health {
 
 #[derive(Debug, Clone, Default)]
 struct Device {
-    /// Left alone until then.
+    /// Skipped until this time.
     suspended_until_ns: u64,
-    /// The same for its lists.
+    /// Lists skipped until this time.
     lists_suspended_until_ns: u64,
     memory: Health,
     list: Health,
-    /// When its list was last begun; none so far: 0.
+    /// When its last list began; 0: none so far.
     listed_ns: u64,
-    /// `used` in that reading, and now.
+    /// `used` at that list, and now.
     listed_used: Option<u64>,
     used: Option<u64>,
-    /// When that was read.
+    /// When `used` was read.
     used_ns: u64,
     asked_ns: Option<u64>,
     moved_ns: Option<u64>,
-    /// It was due and there was no lock time: counted once.
+    /// Whether it was due without lock time left; each wait counts once.
     is_deferred: bool,
-    /// What a reading's lists cost lately.
+    /// Recent cost of its lists, in ns of list calls.
     cost_ns: u64,
 }
 
-/// Both lanes.
+/// State of both lanes.
 #[derive(Debug)]
 pub(crate) struct Schedule {
     memory_period_ns: u64,
     list_interval_ns: u64,
     threshold_bytes: u64,
-    /// Share of wall time for lists.
+    /// Share of wall time for lists, 0 to 1.
     budget: f64,
     bucket_ns: i64,
-    /// All that may be borrowed has been: it is paid back first.
+    /// Whether the whole credit was used; it must be repaid before lists are read.
     is_in_debt: bool,
     filled_ns: u64,
     next_memory_ns: u64,
     devices: Vec<Device>,
-    /// Readings that had to wait for lock time.
+    /// Number of lists that had to wait for lock time.
     pub deferred: u64,
 }
 
@@ -113,7 +113,7 @@ fn ns(duration: std::time::Duration) -> u64 {
 }
 
 impl Schedule {
-    /// Lanes without devices.
+    /// Returns a schedule without devices.
     pub(crate) fn new(settings: &NvmlSettings, now_ns: u64) -> Schedule {
         Schedule {
             memory_period_ns: SECOND / u64::from(settings.memory_hz.clamp(1, 100)),
@@ -129,7 +129,7 @@ impl Schedule {
         }
     }
 
-    /// Another set of devices: all due at once. The bucket stays as it is.
+    /// Replaces the devices; all are due at once. The bucket is unchanged.
     pub(crate) fn set_devices(&mut self, count: usize, now_ns: u64) {
         self.devices = vec![Device::default(); count];
         self.next_memory_ns = now_ns;
@@ -138,7 +138,7 @@ impl Schedule {
     fn fill(&mut self, now_ns: u64) {
         let passed = now_ns.saturating_sub(self.filled_ns);
         let income = (passed as f64 * self.budget) as i64;
-        // Passed time that does not make a nanosecond yet is kept for later.
+        // Time that does not yet yield a whole nanosecond counts later.
         if income > 0 {
             self.bucket_ns = self.bucket_ns.saturating_add(income).min(BURST_NS);
             self.filled_ns = now_ns;
@@ -146,7 +146,7 @@ impl Schedule {
         self.is_in_debt = self.bucket_ns <= 0 && (self.is_in_debt || self.bucket_ns <= -BORROW_NS);
     }
 
-    /// When the device's next list is due, if the interval may be shorter by `early_ns`.
+    /// Returns when the device's next list is due, if it may be read early by `early_ns`.
     fn due_ns(&self, device: &Device, early_ns: u64) -> u64 {
         let not_before =
             device.list.retry_ns.max(device.suspended_until_ns).max(device.lists_suspended_until_ns);
@@ -164,8 +164,8 @@ impl Schedule {
         due.max(not_before)
     }
 
-    /// What to do at `now_ns`. A list that is due goes first: its reading ends with the memory that the other lane
-    /// would have read, and there is at most one that exceeds what the bucket holds.
+    /// Returns the action at `now_ns`. A due list goes first, because its reading includes the device's memory. At most one list
+    /// exceeds the bucket.
     pub(crate) fn next(&mut self, now_ns: u64) -> NextRead {
         self.fill(now_ns);
         let is_tick = now_ns >= self.next_memory_ns;
@@ -189,14 +189,14 @@ impl Schedule {
         }
         if is_tick {
             let next = self.next_memory_ns + self.memory_period_ns;
-            // Ticks that were missed are not made up for.
+            // Missed ticks are not made up for.
             self.next_memory_ns = if next > now_ns { next } else { now_ns + self.memory_period_ns };
             return NextRead::Memory;
         }
         NextRead::Wait(list_ns.min(self.next_memory_ns))
     }
 
-    /// Whether the device's memory is to be read in this turn.
+    /// Returns whether the device's memory is read in this memory tick.
     pub(crate) fn wants_memory(&self, index: usize, now_ns: u64) -> bool {
         self.devices.get(index).is_some_and(|device| {
             let is_fresh = device.used_ns.saturating_add(self.memory_period_ns / 2) > now_ns;
@@ -204,7 +204,7 @@ impl Schedule {
         })
     }
 
-    /// A memory call has returned.
+    /// Notes the result of a memory call; `None`: it failed.
     pub(crate) fn memory_read(&mut self, index: usize, now_ns: u64, used: Option<u64>) {
         let threshold = self.threshold_bytes;
         let Some(device) = self.devices.get_mut(index) else { return };
@@ -216,13 +216,13 @@ impl Schedule {
         }
     }
 
-    /// All devices' memory has been read, which took `took_ns`.
+    /// Notes that the memory of all devices has been read, which took `took_ns`.
     pub(crate) fn memory_turn_ended(&mut self, now_ns: u64, took_ns: u64) {
         let earliest = now_ns.saturating_add(took_ns.saturating_mul(MEMORY_SHARE - 1));
         self.next_memory_ns = self.next_memory_ns.max(earliest);
     }
 
-    /// A reading has ended: begun at `began_ns`, with `cost_ns` in list calls.
+    /// Notes a reading with lists, which began at `began_ns` and spent `cost_ns` in list calls.
     pub(crate) fn listed(&mut self, index: usize, began_ns: u64, ended_ns: u64, cost_ns: u64, ok: bool) {
         self.fill(ended_ns);
         self.bucket_ns = self.bucket_ns.saturating_sub(i64::try_from(cost_ns).unwrap_or(i64::MAX));
@@ -234,33 +234,33 @@ impl Schedule {
         device.cost_ns = cost_ns;
     }
 
-    /// What the last reading of the device cost in list calls; none so far: `None`.
+    /// Returns the cost of the device's last reading in list calls; `None` without one.
     pub(crate) fn last_cost_ns(&self, index: usize) -> Option<u64> {
         self.devices.get(index).filter(|device| device.listed_ns != 0).map(|device| device.cost_ns)
     }
 
-    /// Somebody asks for a list of the device.
+    /// Requests a list of the device.
     pub(crate) fn ask(&mut self, index: usize, now_ns: u64) {
         if let Some(device) = self.devices.get_mut(index) {
             device.asked_ns.get_or_insert(now_ns);
         }
     }
 
-    /// Leaves the device alone until then; a time that has passed ends that.
+    /// Skips the device until this time; a time in the past ends that.
     pub(crate) fn suspend(&mut self, index: usize, until_ns: u64) {
         if let Some(device) = self.devices.get_mut(index) {
             device.suspended_until_ns = until_ns;
         }
     }
 
-    /// The same for its lists: memory goes on.
+    /// Skips the device's lists until this time; memory is still read.
     pub(crate) fn suspend_lists(&mut self, index: usize, until_ns: u64) {
         if let Some(device) = self.devices.get_mut(index) {
             device.lists_suspended_until_ns = until_ns;
         }
     }
 
-    /// Until when some device or its lists are left alone.
+    /// Returns the latest time until which a device or its lists are skipped.
     pub(crate) fn suspended_until_ns(&self) -> u64 {
         let until = |device: &Device| device.suspended_until_ns.max(device.lists_suspended_until_ns);
         self.devices.iter().map(until).max().unwrap_or(0)
@@ -275,7 +275,7 @@ mod tests {
     const MS: u64 = 1_000_000;
     const US: u64 = 1_000;
 
-    /// Runs lanes against a driver whose calls take that long.
+    /// Runs the schedule against a driver whose calls take a given time.
     struct Machine {
         lanes: Schedule,
         now: u64,
@@ -388,7 +388,7 @@ mod tests {
             });
             assert!(most - least <= 1, "{list_ns}: {least} to {most}");
             assert!(list_ns == 2 * MS || machine.lanes.deferred > 0);
-            // No two of them back to back.
+            // No two lists follow each other directly.
             let mut all: Vec<u64> = machine.listed.concat();
             all.sort_unstable();
             let close = all.windows(2).filter(|pair| pair[1] - pair[0] < 2 * list_ns).count();
@@ -409,7 +409,7 @@ mod tests {
         machine.run(350 * MS);
         let listed = machine.listed[0].iter().find(|&&time| time >= moved).expect("listed");
         assert!(listed - moved <= 310 * MS, "{}", listed - moved);
-        // One that moves all the time does not starve the other.
+        // A device whose memory always changes does not starve the other.
         let (mut first, second) = (machine.listed[0].len(), machine.listed[1].len());
         for _ in 0..100 {
             machine.used[0] += 8 << 20;

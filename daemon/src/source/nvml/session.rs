@@ -1,4 +1,4 @@
-//! One generation of the library, read turn by turn. What it finds goes out as frames.
+//! One opened library, read turn by turn. Its results leave as frames.
 
 use self::limits::Limits;
 use super::answer::{Charge, Code, Event, List, Memory, PID_MOST};
@@ -13,36 +13,36 @@ use gpumem_wire::{Absence, Body, DeviceIdKind, Reading, Stamp};
 use std::io;
 use std::time::Duration;
 
-/// A reading that is expected to take longer says at once that it has begun: the ledger marks its books at that time.
+/// Expected duration from which on the begin of a reading is written at once, because the ledger marks its accounts at that time.
 const SAY_BEGIN_NS: u64 = 1_000_000;
-/// A GPU that has been lost for that long may have been reset: the library is opened again, as often.
+/// Time after which a lost GPU may have been reset: the library is opened again, each time after this interval.
 const REOPEN_NS: u64 = 300_000_000_000;
-/// How often other devices are looked for, and at most that often where a call makes one doubt that they are the same.
+/// Interval for checking whether the devices have changed, and the shorter one after a call indicated a change.
 const REDISCOVER_NS: u64 = 30_000_000_000;
 const DOUBT_NS: u64 = 2_000_000_000;
-/// How often it is asked whether something has happened: that costs no wake-up of its own.
+/// Interval for reading events, which happens in wake-ups for other calls.
 const EVENTS_NS: u64 = 500_000_000;
 
-/// What is remembered of a device.
+/// State of a device.
 #[derive(Debug, Default)]
 struct Seen {
     total_bytes: Option<u64>,
     memory_problem: Option<Code>,
     list_problem: Option<Code>,
-    /// The first value that was refused, for people: of its memory, and of its lists; none since the last good answer.
+    /// Text of the first impossible value since the last good answer: of its memory, and of its lists.
     memory_refused: Option<String>,
     list_refused: Option<String>,
-    /// What was said last: fine is `Some(None)`, nothing so far `None`.
+    /// Problem as last written; `Some(None)`: no problem; `None`: nothing written so far.
     told: Option<Option<String>>,
     lost_since_ns: Option<u64>,
-    /// Processes of the last list that succeeded.
+    /// Pids of the last successful list.
     pids: Vec<u32>,
-    /// Accounting mode is on, and the peaks that were said last.
+    /// Whether accounting mode is on, and the peaks as last written.
     is_accounting: bool,
     peaks: Vec<(u32, u64)>,
-    /// What was said of the device.
+    /// Facts of the device as last written.
     facts: Facts,
-    /// Graphics and MPS.
+    /// Graphics and MPS lists.
     extras: [Extra; 2],
     limits: Limits,
 }
@@ -61,24 +61,24 @@ struct Row {
     bytes: Option<u64>,
     protected: Option<u64>,
     lists: u8,
-    /// The driver's bytes were refused.
+    /// The driver's bytes were impossible.
     is_refused: bool,
 }
 
-/// What the loop should do after a turn.
+/// What the caller does after a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Come again.
+    /// Call [`Session::turn`] again at once.
     Again,
-    /// Sleep until then.
+    /// Sleep until this time.
     Wait(u64),
-    /// Close the library and open it again, at once or after a while.
+    /// Close the library and open it again: at once for `None`, else after a retry interval.
     Reopen(Option<Code>),
-    /// Close the library for a while: the driver is being taken off this GPU, by its own number, and waits for that.
+    /// Close the library for a while, because the driver is being unbound from this GPU (the driver's number) and waits.
     Release(u32),
 }
 
-/// One generation.
+/// One opened library with the state of its devices.
 pub(crate) struct Session {
     gpus: Box<dyn Gpus>,
     lanes: Schedule,
@@ -87,20 +87,19 @@ pub(crate) struct Session {
     number: u64,
     opened_ns: u64,
     checked_ns: u64,
-    /// A call makes one doubt that devices are what they were.
+    /// Whether a call indicated that the devices may have changed.
     is_in_doubt: bool,
     stay_until_ns: u64,
     looked_ns: u64,
     charges: Vec<Charge>,
     rows: Vec<Row>,
     happened: Vec<(u16, Event)>,
-    /// A device's first call said that the whole library is out of use.
+    /// Set if the first call of a device reported that the whole library is unusable.
     broken: Option<Code>,
 }
 
 impl Session {
-    /// Announces the devices, except those in `avoid`, which are announced without a look and left alone until
-    /// the time beside them.
+    /// Writes records of all devices. Devices in `avoid` are not called for and are skipped until the given time.
     pub(crate) fn begin(
         gpus: Box<dyn Gpus>,
         settings: &NvmlSettings,
@@ -109,7 +108,7 @@ impl Session {
     ) -> Session {
         let now = now_ns();
         let mut lanes = Schedule::new(settings, now);
-        // Slots are a byte, of which 255 means none.
+        // A slot is a byte; 255 means none.
         let count = gpus.devices().len().min(usize::from(gpumem_wire::NONE_DEVICE));
         lanes.set_devices(count, now);
         let ns = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
@@ -170,12 +169,12 @@ impl Session {
         out.write(at(index, now_ns()), body);
     }
 
-    /// The whole library is out of use.
+    /// Returns the code if the whole library is unusable.
     pub(crate) fn broken(&self) -> Option<Code> {
         self.broken
     }
 
-    /// Library, driver and number of devices, for people.
+    /// Returns library, driver and number of devices as a text for the user.
     pub(crate) fn description(&self) -> String {
         let devices = match self.seen.len() {
             1 => "1 device".to_owned(),
@@ -193,33 +192,33 @@ impl Session {
         format!("{}, {devices}{unnamed}{doubt}", self.gpus.description())
     }
 
-    /// Somebody wants a list of this device.
+    /// Requests a list of this device.
     pub(crate) fn ask(&mut self, name: DeviceName) {
         if let Some(index) = self.index(name) {
             self.lanes.ask(index, now_ns());
         }
     }
 
-    /// Leaves a device alone; a time that has passed ends that.
+    /// Skips a device until this time; a time in the past ends that.
     pub(crate) fn skip(&mut self, name: DeviceName, until_ns: u64) {
         if let Some(index) = self.index(name) {
             self.lanes.suspend(index, until_ns);
         }
     }
 
-    /// The same for its lists.
+    /// Skips a device's lists until this time.
     pub(crate) fn skip_lists(&mut self, name: DeviceName, until_ns: u64) {
         if let Some(index) = self.index(name) {
             self.lanes.suspend_lists(index, until_ns);
         }
     }
 
-    /// Does not look for other devices before that: some of them are not to be touched.
+    /// Does not search for changed devices before this time, because some must not be called.
     pub(crate) fn stay_until(&mut self, until_ns: u64) {
         self.stay_until_ns = until_ns;
     }
 
-    /// By the UUID alone: who asks may not know that it is an instance's.
+    /// Finds a device by its UUID alone, because the requester may not know whether it is an instance.
     fn index(&self, name: DeviceName) -> Option<usize> {
         let uuid = |name: DeviceName| match name {
             DeviceName::Gpu(uuid) | DeviceName::Mig(uuid) => Some(uuid),
@@ -230,7 +229,7 @@ impl Session {
         devices.map(|device| device.name).position(same).filter(|&index| index < self.seen.len())
     }
 
-    /// Does the next thing that is due.
+    /// Does the next action that is due.
     ///
     /// # Errors
     /// The reader of the frames is gone.
@@ -268,7 +267,7 @@ impl Session {
         Ok(Next::Again)
     }
 
-    /// Device memory of all devices. Returns a code that means that the whole library is out of use.
+    /// Reads the memory of all devices. Returns a code if the whole library is unusable.
     fn memory_turn(&mut self, totals: &mut Totals, out: &mut FrameWriter) -> Option<Code> {
         let began = now_ns();
         let mut broken = None;
@@ -278,7 +277,7 @@ impl Session {
                 let memory = self.read_memory(index, totals, out);
                 now = now_ns();
                 self.lanes.memory_read(index, now, memory.ok().map(|memory| memory.used_bytes));
-                // That all is well is first said after a whole reading: lists may hang where memory answers.
+                // `fine` is first written after a complete reading, because lists may hang where memory answers.
                 if self.seen[index].told.is_some() || memory.is_err() {
                     self.tell(index, now, out);
                 }
@@ -331,7 +330,7 @@ impl Session {
         memory
     }
 
-    /// One reading: memory, lists, memory.
+    /// Makes one reading: memory, lists, memory.
     fn reading(
         &mut self,
         index: usize,
@@ -359,14 +358,14 @@ impl Session {
         if let Ok(memory) = last {
             self.lanes.memory_read(index, ended, Some(memory.used_bytes));
         }
-        // A list with values that were refused was read all the same.
+        // A list with impossible values still counts as read.
         self.lanes.listed(index, began, ended, cost, failed.is_none_or(|code| code == Code::IMPOSSIBLE));
         self.tell(index, ended, out);
         self.is_in_doubt |= failed.is_some_and(Code::doubts_the_device);
         Ok(failed.or(first.err()).filter(|code| code.is_of_library()))
     }
 
-    /// Fills `rows`. Returns the time in list calls, and what went wrong.
+    /// Fills `rows`. Returns the time in list calls, and the error if any.
     fn read_lists(
         &mut self,
         index: usize,
@@ -477,7 +476,7 @@ impl Session {
             return;
         };
         let pids = &self.seen[index].pids;
-        // What they hold now is not known; why, is.
+        // Report processes whose memory is unknown now, with the reason.
         let absence = absence_of(code);
         for &pid in pids.iter().filter(|pid| self.rows.binary_search_by_key(pid, |row| &row.pid).is_err()) {
             let body = Body::ProcessSample { start_ticks, used_bytes: Reading::ABSENT, absence, lists: 0 };
@@ -485,7 +484,7 @@ impl Session {
         }
     }
 
-    /// Says how the device is, if that has changed.
+    /// Writes the state of a device if it has changed.
     fn tell(&mut self, index: usize, now: u64, out: &mut FrameWriter) {
         let seen = &mut self.seen[index];
         let is_lost = [seen.memory_problem, seen.list_problem].into_iter().flatten().any(Code::is_loss);
@@ -519,13 +518,13 @@ fn at(index: usize, time_ns: u64) -> Stamp {
     Stamp { time_ns, device: index as u8, ..Stamp::default() }
 }
 
-/// One row per process. A process that draws and computes has the same bytes in both lists.
+/// Merges rows to one for each process. A process that computes and draws has the same bytes in both lists.
 fn merge(rows: &mut Vec<Row>) {
     rows.sort_unstable_by_key(|row| row.pid);
     rows.dedup_by(|later, kept| {
         let is_same = later.pid == kept.pid;
         if is_same {
-            kept.bytes = kept.bytes.max(later.bytes); // absent is less than any number
+            kept.bytes = kept.bytes.max(later.bytes); // `None` is less than any number
             kept.protected = kept.protected.max(later.protected);
             kept.lists |= later.lists;
             kept.is_refused |= later.is_refused;
@@ -534,12 +533,12 @@ fn merge(rows: &mut Vec<Row>) {
     });
 }
 
-/// Refuses numbers that no device of that size can have.
+/// Returns an error for values that exceed the size of the device.
 fn possible(memory: Memory) -> Result<Memory, Code> {
     if memory.impossible().is_some() { Err(Code::IMPOSSIBLE) } else { Ok(memory) }
 }
 
-/// How a code is told about a process.
+/// Returns the reason for missing memory values of a process.
 pub(crate) fn absence_of(code: Code) -> Absence {
     match code {
         Code::NO_PERMISSION => Absence::NoPermission,

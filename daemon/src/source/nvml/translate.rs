@@ -1,5 +1,5 @@
-//! The poller's frames -> the host's: devices keep their slot and readings their order over all pollers, pids get
-//! their start time. Here is remembered what must be said when a poller is lost in the middle of a reading.
+//! Translates the poller's frames to the host's. Devices keep their slots and readings their order across all pollers, and pids
+//! get their start times. Keeps the state that is needed when a poller is lost during a reading.
 
 use super::answer::{Code, HEALTH_EVENTS, HealthEventKind, List};
 use super::protocol::{NOT_OUR_PID, Totals};
@@ -12,18 +12,18 @@ use gpumem_wire::{Absence, Body, NONE_DEVICE, Reading, Record, Stamp, frame};
 use std::collections::BTreeMap;
 use tracing::warn;
 
-/// What is remembered of a device's readings.
+/// State of a device's readings.
 #[derive(Debug, Default)]
 struct Readings {
-    /// The one that has begun and not ended.
+    /// Number of the reading that has begun and not ended.
     open: Option<u64>,
-    /// Processes in it so far.
+    /// Processes of the open reading so far.
     now: Vec<ProcessKey>,
-    /// Processes of the last one that ended well.
+    /// Processes of the last successful reading.
     last: Vec<ProcessKey>,
-    /// Those of them in the graphics list, and in that of MPS, so far.
+    /// Pids of the open reading in the graphics and MPS lists so far.
     extras: [Vec<u32>; 2],
-    /// When a poller ended one, well or not: all its calls had returned.
+    /// When a poller last ended a reading, successful or not, so that all its calls had returned.
     ended_ns: u64,
     /// Time of the newest memory sample.
     memory_ns: u64,
@@ -40,12 +40,12 @@ pub(crate) struct PollerState {
     skips_reading: bool,
 }
 
-/// Over all pollers.
+/// Translation across all pollers.
 #[derive(Debug, Default)]
 pub(crate) struct Translator {
-    /// By the slot that the host's records use; never shrinks.
+    /// Readings by the host's slot; never shrinks.
     readings: Vec<Readings>,
-    /// Of the poller that is read now.
+    /// State of the current poller.
     poller: PollerState,
     number: u64,
     /// Call totals of all other pollers.
@@ -53,7 +53,7 @@ pub(crate) struct Translator {
     out: Vec<u8>,
 }
 
-/// The poller wrote something that is no frame.
+/// The poller wrote data that is not a frame.
 #[derive(Debug)]
 pub(crate) struct Malformed;
 
@@ -75,12 +75,12 @@ impl Translator {
         (self.before, self.poller) = (before, state);
     }
 
-    /// Whether the current poller has opened this device.
+    /// Returns whether the current poller has opened this device.
     pub(crate) fn has_opened(&self, slot: u8) -> bool {
         self.poller.slots.contains(&slot)
     }
 
-    /// Totals of all pollers.
+    /// Returns the call totals of all pollers.
     pub(crate) fn all_totals(&self) -> Totals {
         let mut sum = self.before;
         for (place, value) in self.poller.totals.values().into_iter().enumerate() {
@@ -91,21 +91,21 @@ impl Translator {
         sum
     }
 
-    /// The device that the poller means by this slot.
+    /// Returns the device in this slot of the poller.
     pub(crate) fn device_of_poller(&self, slot: u8, status: &NvmlStatus) -> Option<DeviceName> {
         let slot = *self.poller.slots.get(usize::from(slot))?;
         status.devices.iter().find(|device| device.slot == slot).map(|device| device.name)
     }
 
-    /// When a poller last ended a reading of this device.
+    /// Returns when a poller last ended a reading of this device; 0: never.
     pub(crate) fn read_ns(&self, slot: u8) -> u64 {
         self.readings.get(usize::from(slot)).map_or(0, |readings| readings.ended_ns)
     }
 
-    /// Translates whole frames from the front of `bytes`, and returns how many bytes they took.
+    /// Translates whole frames from the start of `bytes`, and returns their length in bytes.
     ///
     /// # Errors
-    /// What follows cannot be a frame.
+    /// The next bytes cannot be a frame.
     pub(crate) fn translate(
         &mut self,
         bytes: &[u8],
@@ -116,7 +116,7 @@ impl Translator {
         loop {
             match frame::split_frame(rest) {
                 Ok(Some((slot, payload, after))) => {
-                    // A record that this version does not know cannot come from its own poller; skipping is harmless.
+                    // The poller is the same program, so it does not write unknown records; skipping one is harmless.
                     if let Ok(record) = Record::decode(slot, payload) {
                         self.take(&record, processes, status);
                     }
@@ -128,7 +128,7 @@ impl Translator {
         }
     }
 
-    /// What has been translated since the last call, facts of new processes first.
+    /// Returns the frames translated since the last call, after the facts of new processes.
     pub(crate) fn take_frames(&mut self, processes: &Processes) -> Vec<u8> {
         let mut frames = Vec::new();
         processes.take_facts(now_ns(), &mut frames);
@@ -183,7 +183,8 @@ impl Translator {
             Body::ProcessSample { .. } | Body::SampleEnd { .. } if self.poller.skips_reading => return,
             Body::ProcessSample { start_ticks, lists, .. } => {
                 let is_ours = *start_ticks != NOT_OUR_PID;
-                // Who it is will be known in a moment; until then it is not somebody else.
+                // The process could not be identified for lack of descriptors. Drop the sample rather than attribute it to
+                // another process.
                 let Ok(key) = is_ours.then(|| processes.try_identify(stamp.thread)).transpose() else {
                     return;
                 };
@@ -225,7 +226,7 @@ impl Translator {
         self.say(stamp, body);
     }
 
-    /// Begins a reading and returns its number. `None`: it is older than one that another poller has taken meanwhile.
+    /// Begins a reading and returns its number. `None`: it is older than a reading that another poller has taken meanwhile.
     fn begin_reading(&mut self, slot: u8, time_ns: u64) -> Option<u64> {
         let index = usize::from(slot);
         // Buffered by a poller that has been stuck while another one took newer readings.
@@ -284,7 +285,7 @@ impl Translator {
         }
     }
 
-    /// What the poller tells of a device or of the driver stays here.
+    /// Stores the poller's facts of a device or of the driver in the status.
     fn take_facts(&self, device: u8, facts: &str, status: &mut NvmlStatus) {
         let facts = facts.lines().filter_map(|line| line.split_once('='));
         let facts: BTreeMap<String, String> =
@@ -340,7 +341,7 @@ impl Translator {
         }
     }
 
-    /// The poller has told which devices there are: others, unless they are in `avoided`, are gone.
+    /// Marks devices that the poller did not report as missing, unless they are in `avoided`.
     pub(crate) fn mark_missing(&mut self, status: &mut NvmlStatus, avoided: impl Fn(&DeviceStatus) -> bool) {
         let now = now_ns();
         for index in 0..status.devices.len() {
@@ -352,7 +353,7 @@ impl Translator {
         }
     }
 
-    /// Says how a device is, other than the poller did.
+    /// Sets the problem of a device independently of the poller.
     pub(crate) fn say_problem(&mut self, status: &mut NvmlStatus, slot: u8, problem: Option<&str>, now: u64) {
         set_problem(status, slot, problem, now);
         let reason = format!("nvml: {}", problem.unwrap_or("fine"));
@@ -360,7 +361,7 @@ impl Translator {
         self.say(stamp, Body::Source { up: problem.is_none(), reason: &reason });
     }
 
-    /// Says how the source is, other than the poller did.
+    /// Sets the state of the source independently of the poller.
     pub(crate) fn say_source(&mut self, status: &mut NvmlStatus, up: bool, reason: &str) {
         let now = now_ns();
         set_source(status, up, reason, now);
@@ -374,7 +375,7 @@ impl Translator {
         }
     }
 
-    /// A reading of this device that says only why there are no numbers.
+    /// Writes a reading of this device without values, only with the reason.
     pub(crate) fn say_absent(&mut self, slot: u8, code: Code) {
         let Some(readings) = self.readings.get_mut(usize::from(slot)) else { return };
         if readings.open.is_none() {
@@ -410,17 +411,17 @@ impl Translator {
     }
 }
 
-/// The table of processes may know more of one that uses this device.
+/// Tells the process table that a process uses a device, which may reveal its job.
 fn tell_of(key: ProcessKey, device: Option<&DeviceStatus>, processes: &Processes) {
     let Some(device) = device else { return };
     let instance = device.facts.get("gpu_instance").and_then(|instance| instance.parse().ok());
     processes.uses(key, Gpu { index: device.index.into(), instance });
 }
 
-/// Why a device that was seen before is not read.
+/// Problem of a known device that the poller no longer reports.
 pub(crate) const NOT_THERE: &str = "no longer there";
 
-/// Takes what the poller says of NVML, or of a device. Returns whether it is to be handed on.
+/// Takes a `Source` record of the poller, about NVML or a device. Returns whether it is handed over.
 fn take_source(stamp: &mut Stamp, up: bool, reason: &str, status: &mut NvmlStatus) -> bool {
     let code = Some(Code(std::mem::take(&mut stamp.context))).filter(|code| code.0 != 0);
     if stamp.device == NONE_DEVICE {
@@ -431,7 +432,7 @@ fn take_source(stamp: &mut Stamp, up: bool, reason: &str, status: &mut NvmlStatu
             status.released_until_ns = None;
         }
         if status.up == up && status.reason == reason {
-            return false; // said again by another life of the poller
+            return false; // repeated after the poller executed itself again
         }
         set_source(status, up, reason, stamp.time_ns);
         status.remedy = code.and_then(Code::remedy);
@@ -461,7 +462,7 @@ fn set_problem(status: &mut NvmlStatus, slot: u8, problem: Option<&str>, now: u6
     }
 }
 
-/// Counts an event among those of its device, which are in the order of [`HEALTH_EVENTS`].
+/// Counts an event of a device; the events stay in the order of [`HEALTH_EVENTS`].
 fn count_event(events: &mut Vec<HealthEvent>, kind: &HealthEventKind) {
     let &HealthEventKind { name, text, is_grave, .. } = kind;
     match events.iter_mut().find(|event| event.name == name) {

@@ -1,12 +1,12 @@
-//! The parent's side: starts the poller, listens, notices when a call does not return, replaces it.
+//! The parent's side: starts the poller, reads its frames, notices when a call does not return, replaces the poller.
 //!
-//! A poller that is stuck in the kernel may not die even of SIGKILL; then it is left behind, and the device that it
-//! was calling for is left alone by its successor until a probe says that it answers (hung.rs).
+//! A poller that is stuck in the kernel may survive even SIGKILL. Then it is abandoned, and its successor skips the device of the
+//! stuck call until a probe finds that it answers (hung.rs).
 //!
-//! The successor starts long before the call's timeout: after [`stall_of`], another poller reads the other GPUs while the
-//! stuck one is only watched. If the call returns in time, the first poller goes on and its substitute ends. A GPU that
-//! answers again is opened by a new poller, which replaces the current one once it has opened everything, so that opening
-//! costs the others no reading.
+//! The successor starts long before the call's timeout: after [`stall_of`], another poller reads the other GPUs while the stuck
+//! one is only watched. If the call returns in time, the first poller continues and its substitute ends. A GPU that answers again
+//! is opened by a new poller. That one replaces the current poller once it has opened everything, so that opening does not delay
+//! readings of the others.
 
 mod standby;
 
@@ -35,45 +35,45 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tracing::{debug, info, warn};
 
-/// Bytes of the poller that are kept while a frame is not whole: more than one frame can have.
+/// Limit of incomplete bytes from the poller; a frame is shorter.
 const MOST_UNREAD: usize = 128 * 1024;
-/// Pollers that end by themselves are replaced after this, doubled each time.
+/// First pause before a poller that has ended is replaced; doubled each time.
 const RESTART: Duration = Duration::from_secs(1);
 const RESTART_MOST: Duration = Duration::from_secs(30);
-/// A poller that lived that long was no failure to start.
+/// Lifetime after which a poller's start counts as successful.
 const LIVED: Duration = Duration::from_secs(60);
-/// Longest interval at which the beacon is read.
+/// Longest interval for reading the call state.
 const TICK_MOST: Duration = Duration::from_millis(200);
 /// Time after which a call counts as stuck: the other GPUs get another poller. At most half of the call's timeout.
 const STALL: Duration = Duration::from_millis(400);
-/// Time after which the source counts as down while nobody reads the other GPUs: a call, or a poller that does not run. An idle
-/// poller changes its beacon every second.
+/// Time after which the source counts as down while no poller reads the other GPUs, in a call or idle. An idle poller changes its
+/// call state every second.
 const DOWN: Duration = Duration::from_secs(1);
 const DOWN_IDLE: Duration = Duration::from_millis(2500);
-/// Age of the poller's records from which on this process must have been stopped: they are written within 50 ms.
+/// Age of the poller's records that shows that this process was stopped, because records are normally written within 50 ms.
 const STOPPED_NS: u64 = SECOND * 3 / 10;
-/// Agents are heard for this long before such records are translated, and for how long not again.
+/// How long agents are served before such old records are translated, and the least time between two such pauses.
 const AGENTS_FIRST: Duration = Duration::from_millis(250);
 const AGENTS_AGAIN: Duration = Duration::from_secs(2);
-/// Most pollers that are stuck at one time and have a substitute.
+/// Most stuck pollers with a substitute at one time.
 const MOST_STUCK: usize = 4;
-/// Seconds over which the share of lock time is told.
+/// Period over which the share of lock time is computed.
 const SHARE_WINDOW_NS: u64 = 10 * SECOND;
 
-/// Why there is no poller any more.
+/// Reason why the poller ended.
 #[derive(Debug)]
 enum End {
-    /// Nobody holds the source any more.
+    /// All handles of the source were dropped.
     Done,
-    /// It ended by itself.
+    /// It ended on its own.
     Died,
     /// A call did not return.
     Stuck(Call),
-    /// It wrote what is no frame.
+    /// It wrote data that is not a frame.
     Malformed,
 }
 
-/// The source's task.
+/// Task of the source.
 pub(crate) struct Watch {
     pub settings: NvmlSettings,
     pub processes: Processes,
@@ -82,17 +82,17 @@ pub(crate) struct Watch {
     pub commands: mpsc::UnboundedReceiver<Command>,
     pub translator: Translator,
     hung: HungDevices,
-    /// Pollers in a call that has not returned, whose timeout has not expired.
+    /// Pollers in a call that has not returned and has not timed out.
     stuck: Vec<Stuck>,
     /// A poller that opens a GPU again, to replace the current one.
     next: Option<Poller>,
-    /// Such a poller must be started.
+    /// Whether such a poller must be started.
     needs_reopen: bool,
-    /// When agents were last heard first.
+    /// When old records last waited for agents.
     agents_first: Option<Instant>,
-    /// A call for events did not return: it is not made again.
+    /// Whether a call for events did not return; it is not made again.
     no_events: bool,
-    /// (time, list ns) over the last seconds.
+    /// (time, ns in list calls) of the last seconds.
     share: VecDeque<(u64, u64)>,
 }
 
@@ -101,16 +101,16 @@ struct Poller {
     stdin: ChildStdin,
     stdout: ChildStdout,
     beacon: CallState,
-    /// Bytes that are no whole frame so far.
+    /// Bytes of an incomplete frame.
     unread: Vec<u8>,
-    /// The beacon as last read, and for how many ticks it has not changed.
+    /// Call state as last read, and for how many ticks it has not changed.
     seen: (u64, Call),
     same: u32,
 }
 
 impl Poller {
-    /// Reads the beacon. Returns for how long it has not changed: ticks are counted, not time, because when we did not run,
-    /// the poller did not either.
+    /// Reads the call state. Returns for how long it has not changed. Counts ticks instead of time, because when this process was
+    /// stopped, the poller did not run either.
     fn look(&mut self, tick: Duration) -> Duration {
         let now = self.beacon.get();
         self.same = if now == self.seen { self.same + 1 } else { 0 };
@@ -118,7 +118,7 @@ impl Poller {
         tick * self.same
     }
 
-    /// Sends command lines. A poller that does not read is noticed by its beacon; a full pipe loses a hint.
+    /// Sends command lines. A poller that does not read is noticed by its call state; a full pipe loses a hint.
     async fn write(&mut self, lines: &str) {
         if !lines.is_empty() {
             let _ = timeout(Duration::from_millis(100), self.stdin.write_all(lines.as_bytes())).await;
@@ -156,7 +156,7 @@ impl Watch {
         lock(&self.status)
     }
 
-    /// Runs until nobody holds the source any more.
+    /// Runs until all handles of the source are dropped.
     pub(crate) async fn run(mut self) {
         let mut wait = RESTART;
         loop {
@@ -165,7 +165,7 @@ impl Watch {
                 Ok(poller) => self.listen(poller).await,
                 Err(error) => {
                     self.say_source(false, &format!("nvml: the poller cannot be started: {error}")).await;
-                    // It costs little to try, and says nothing of the driver.
+                    // A missing descriptor is not the driver's fault, and a retry is cheap.
                     if is_out_of_descriptors(&error) {
                         wait = RESTART;
                     }
@@ -178,7 +178,7 @@ impl Watch {
             }
             let pause = match end {
                 End::Done => return,
-                // The other devices are waiting, and this one will be left alone.
+                // Restart at once: the other devices are waiting, and the hung one is skipped.
                 End::Stuck(Call::Device(_) | Call::Lists(_) | Call::Index(_) | Call::Events) => {
                     Duration::ZERO
                 }
@@ -195,7 +195,7 @@ impl Watch {
         }
     }
 
-    /// Waits before the next start. `false`: there will be none.
+    /// Waits before the next start. Returns false if the source has ended.
     async fn pause(&mut self, pause: Duration) -> bool {
         let end = sleep(pause);
         tokio::pin!(end);
@@ -235,12 +235,12 @@ impl Watch {
         Ok(Poller { child, stdin, stdout, beacon, unread, seen: (0, Call::Nothing), same: 0 })
     }
 
-    /// Notes what a command means for pollers to come, and returns the line for the present one.
+    /// Notes the effect of a command on future pollers, and returns the line for the current one.
     fn note(&mut self, command: &Command) -> String {
         if let Command::Release(_) = command {
             self.hung.release();
             self.abandon_stuck();
-            self.next = None; // which kills it
+            self.next = None; // dropping kills it
         }
         let mut status = self.lock();
         match command {
@@ -317,12 +317,13 @@ impl Watch {
         end
     }
 
-    /// Takes the whole frames that a poller has written. `false`: it writes something else.
+    /// Takes the complete frames that a poller has written. Returns false if it wrote other data.
     async fn take_unread(&mut self, poller: &mut Poller) -> bool {
         let first = records(&poller.unread).next().and_then(|record| record.ok()?.ok());
         let age_ns = first.map_or(0, |record| now_ns().saturating_sub(record.stamp.time_ns));
         if age_ns > STOPPED_NS && self.agents_first.is_none_or(|last| last.elapsed() > AGENTS_AGAIN) {
-            // Agents whose processes have ended meanwhile are heard first: they name the processes of the readings that wait.
+            // Agents of processes that have ended meanwhile are read first, because they identify the processes of the waiting
+            // readings.
             self.agents_first = Some(Instant::now());
             sleep(AGENTS_FIRST).await;
         }
@@ -331,7 +332,7 @@ impl Watch {
         poller.unread.len() <= MOST_UNREAD
     }
 
-    /// Notes in the status whether the current poller does anything.
+    /// Notes in the status whether the current poller is stalled.
     fn note_stall(&self, stalled: Duration, doing: Call) {
         let most = if doing == Call::Nothing { DOWN_IDLE } else { DOWN };
         let mut status = self.lock();
@@ -339,7 +340,7 @@ impl Watch {
         status.stalled_since_ns = (stalled >= most).then(|| *status.stalled_since_ns.get_or_insert(since));
     }
 
-    /// Frames of the poller. `None`: they are none.
+    /// Translates the poller's frames. Returns their length, or `None` if they are invalid.
     async fn take(&mut self, bytes: &[u8]) -> Option<usize> {
         self.processes.sweep();
         let taken = {
@@ -417,10 +418,10 @@ impl Watch {
         }
     }
 
-    /// Kills the poller, without waiting long for its death, and says what is not known now.
+    /// Kills the poller, without waiting long for its end, and reports the readings that are unknown now.
     async fn bury(&mut self, mut poller: Poller, end: &End, doing: Call) {
         if let End::Done = end {
-            // A poller that can still hear shuts NVML down.
+            // A poller that still reads commands shuts NVML down.
             let _ = timeout(Duration::from_millis(100), poller.stdin.write_all(b"quit\n")).await;
             drop(poller.stdin);
             if timeout(Duration::from_millis(500), poller.child.wait()).await.is_ok() {
@@ -433,7 +434,7 @@ impl Watch {
         if let End::Done = end {
             return;
         }
-        // What it was doing when it died by itself.
+        // The call during which it ended.
         let doing = if let End::Died = end { poller.beacon.get().1 } else { doing };
         self.no_events |= matches!(end, End::Stuck(Call::Events));
         self.lock().no_events = self.no_events;

@@ -1,14 +1,14 @@
-//! What a cluster's software writes about processes: names of pods (Kubernetes), jobs of GPUs (batch systems).
+//! Data that cluster software writes about processes: names of pods (Kubernetes), jobs of GPUs (batch systems).
 //!
-//! For every container that it starts the kubelet makes a link `POD_NAMESPACE_CONTAINER-ID.log` in /var/log/containers. The id
-//! is the one in the path of the control group, so a process has its names for certain, on GPUs that pods share too, with no
-//! request to anybody: the kubelet's pod-resources API knows devices and no processes. Only names are read, no log.
+//! For every container, the kubelet makes a link `POD_NAMESPACE_CONTAINER-ID.log` in /var/log/containers. The id is the one in
+//! the path of the control group. So the names of a process are certain, also on GPUs that pods share, and need no request: the
+//! kubelet's pod-resources API knows devices and no processes. Only file names are read, no log.
 //!
-//! Jobs come as a batch system's prolog writes them for dcgm-exporter: a folder with a file per GPU, called by NVML's index
-//! (`3`) or index and GPU instance (`3.7`), with the id of a job in each line.
+//! Jobs come from files that a batch system's prolog writes for dcgm-exporter: a folder with a file for each GPU, named by NVML's
+//! index (`3`) or by index and GPU instance (`3.7`), with a job id in each line.
 //!
-//! The files speak of devices and not of processes. So they count only where they can mean one job, and only for processes that
-//! began after the file was written: one that outlived its job must not be taken for the next one's.
+//! The files name devices, not processes. So they count only if they allow one job, and only for processes that began after the
+//! file was written. Otherwise a process that outlived its job would be assigned to the next job.
 
 use rustix::fs::{Mode, OFlags, open};
 use std::ffi::OsStr;
@@ -17,17 +17,17 @@ use std::io::Read;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-/// More entries than a node can have containers.
+/// Limit of directory entries; a node has fewer containers.
 const ENTRIES: usize = 16_384;
 
-/// A container of a pod, as Kubernetes calls it.
+/// Names of a pod's container in Kubernetes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodNames {
-    /// The pod.
+    /// Name of the pod.
     pub pod: String,
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// The container in the pod.
+    /// Name of the container in the pod.
     pub container: String,
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn find_pods(directory: &Path, ids: &[&str]) -> Vec<Option<PodNames>>
     found
 }
 
-/// Returns the names and the id in the name of a file.
+/// Returns the names and the id in a file name.
 fn pod_of_file(name: &OsStr) -> Option<(PodNames, String)> {
     let (rest, id) = name.to_str()?.strip_suffix(".log")?.rsplit_once('-')?;
     // Names in Kubernetes have no underscore.
@@ -63,19 +63,19 @@ fn is_pod_name(name: &str) -> bool {
 
 /// Bytes read of a file.
 const BYTES: u64 = 64 << 10;
-/// Start times have ticks of 10 ms, and a file's time is that of the kernel's last one.
+/// Tolerance: start times have ticks of 10 ms, and a file's time is that of the kernel's last timer tick.
 const SLACK: Duration = Duration::from_secs(1);
 
-/// A GPU or an instance of one, as the files are called.
+/// A GPU or one of its instances, as in the file names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Gpu {
     /// NVML's index.
     pub index: u32,
-    /// Of an instance.
+    /// Number of the GPU instance.
     pub instance: Option<u32>,
 }
 
-/// Returns the job that all of these GPUs were given to before the process began; `None` if there is none, or several.
+/// Returns the job to which all of these GPUs were assigned before the process began; `None` if there is none or more than one.
 pub(crate) fn job_of_gpus(directory: &Path, gpus: &[Gpu], began: SystemTime) -> Option<String> {
     let mut jobs = gpus.iter().map(|gpu| job_of_gpu(directory, *gpu, began));
     let first = jobs.next()??;
@@ -87,7 +87,7 @@ fn job_of_gpu(directory: &Path, gpu: Gpu, began: SystemTime) -> Option<String> {
         Some(instance) => format!("{}.{instance}", gpu.index),
         None => gpu.index.to_string(),
     };
-    // Neither a pipe nor a link may keep us or lead us away.
+    // Open must neither block on a pipe nor follow a link.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = File::from(open(directory.join(name), flags, Mode::empty()).ok()?);
     let about = file.metadata().ok().filter(std::fs::Metadata::is_file)?;
@@ -99,7 +99,7 @@ fn job_of_gpu(directory: &Path, gpu: Gpu, began: SystemTime) -> Option<String> {
     one_job(&text).map(str::to_owned)
 }
 
-/// The job in all lines that are not empty.
+/// Returns the job if all non-empty lines name the same.
 fn one_job(text: &str) -> Option<&str> {
     let mut jobs = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let job = jobs.next().filter(|job| is_job_id(job))?;
@@ -146,7 +146,7 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("gpumemd-names-{}", std::process::id()));
         fs::create_dir_all(&dir).expect("a folder");
         let (one, two) = ("1".repeat(64), "2".repeat(64));
-        // As the kubelet does: links to what is not to be seen here.
+        // Like the kubelet's links: their targets do not exist here.
         std::os::unix::fs::symlink("/nowhere", dir.join(format!("a_b_c-{one}.log"))).expect("a link");
         let found = find_pods(&dir, &[&two, &one]);
         assert_eq!(found[0], None);
@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(job(&[gpu(0), gpu(5)], now), None, "one GPU is nobody's");
         assert_eq!(job(&[], now), None);
         assert_eq!(job(&[gpu(0)], now - Duration::from_secs(60)), None, "it is older than the file");
-        // What is no file is not read, and does not stop us.
+        // Files that are not regular are not read, and do not block.
         std::os::unix::fs::symlink(dir.join("0"), dir.join("3")).expect("a link");
         rustix::fs::mknodat(rustix::fs::CWD, dir.join("4"), rustix::fs::FileType::Fifo, Mode::RUSR, 0)
             .expect("a pipe");

@@ -1,8 +1,8 @@
-//! What /proc tells of one process, read once.
+//! Facts of one process in /proc, read once.
 //!
-//! A command line is read from the process's own memory, for which the kernel takes a lock that a process stuck in
-//! a driver may hold for ever (`ps` hangs there). So it is read on a thread that may be left behind; nothing else
-//! here can wait for the process.
+//! A command line is read from the process's own memory, for which the kernel takes a lock. A process stuck in a driver may hold
+//! that lock for ever (`ps` hangs there). So it is read on a thread that may be abandoned. Nothing else here can block on the
+//! process.
 
 use super::cluster::PodNames;
 use super::parse;
@@ -20,24 +20,24 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Bytes read of a command line.
 const COMMAND_BYTES: u64 = 4096;
-/// Longest chain of parents that is followed.
+/// Longest chain of parents that is read.
 const ANCESTORS: usize = 64;
-/// Bytes read of the other files; all of them are far smaller.
+/// Limit of bytes read of other files; all of them are far smaller.
 const FILE_BYTES: u64 = 16 * 1024;
-/// An empty command line is read again so often, after so long: an exec() takes microseconds, on a busy machine a few ms.
+/// Retries of an empty command line, and the pause between them. An exec() takes microseconds, on a busy machine a few ms.
 const EXEC_TRIES: u32 = 5;
 const EXEC_PAUSE: Duration = Duration::from_millis(5);
-/// A reader of command lines that is silent for that long while asked is left behind.
+/// Time without an answer after which a reader of command lines counts as stuck and is abandoned.
 const STUCK_AFTER: Duration = Duration::from_secs(2);
-/// More readers are not left behind than that: then command lines are done without.
+/// Most abandoned readers; beyond, command lines stay unknown.
 const READERS: u32 = 8;
 
-/// What is known of a process. Strings are harmless to print and hold no newline.
+/// Facts of a process. Strings are safe to print and contain no newline.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
     /// Name of the program, at most 15 bytes.
     pub comm: String,
-    /// Arguments, the first 4 KiB; absent until they have been read.
+    /// Arguments, the first 4 KiB; `None` until they have been read.
     pub command: Option<String>,
     /// Real user id.
     pub uid: Option<u64>,
@@ -45,17 +45,17 @@ pub struct Facts {
     pub user: Option<String>,
     /// Path of the control group.
     pub cgroup: Option<String>,
-    /// What the paths of all its control groups say.
+    /// Data in the paths of all its control groups.
     pub place: Place,
-    /// What Kubernetes calls its container; looked for until it is there.
+    /// Names of its container in Kubernetes; retried until they appear.
     pub names: Option<PodNames>,
-    /// The job that its GPUs were given to; empty where that turned out to be none.
+    /// Job to which its GPUs are assigned; empty if an earlier assignment turned out to be wrong.
     pub mapped_job: Option<String>,
-    /// The parent at first sight.
+    /// Parent when the process was first seen.
     pub parent_pid: u32,
-    /// Parent, its parent and so on up to 1, at first sight.
+    /// Parent, its parent and so on up to pid 1, when the process was first seen.
     pub ancestors: Vec<u32>,
-    /// The pid that the process itself sees, where that is another one.
+    /// Pid in the process's own namespace, if different.
     pub inner_pid: Option<u32>,
 }
 
@@ -63,11 +63,11 @@ pub(super) fn read_stat(proc: &Path, pid: u32) -> Option<parse::Stat> {
     parse::stat(&read(proc, pid, "stat", FILE_BYTES)?)
 }
 
-/// What looking at a process found.
+/// Result of looking up a process.
 pub(super) enum Look {
     Found(parse::Stat),
     Gone,
-    /// There was no descriptor to look with: it may be as it was.
+    /// No descriptor was free; the process may be unchanged.
     Blind,
 }
 
@@ -79,7 +79,7 @@ pub(super) fn look(proc: &Path, pid: u32) -> Look {
     }
 }
 
-/// The path of a process's control group: see [`parse::cgroup`].
+/// Returns the path of a process's control group; see [`parse::cgroup`].
 pub(crate) fn cgroup(proc: &Path, pid: u32) -> Option<String> {
     let text = read(proc, pid, "cgroup", FILE_BYTES)?;
     parse::cgroup(&text).map(parse::line)
@@ -121,7 +121,7 @@ impl Facts {
         }
     }
 
-    /// `key=value` lines, as in the payload of `ProcessFacts`.
+    /// Returns the facts as `key=value` lines, the payload of `ProcessFacts`.
     pub(crate) fn lines(&self) -> String {
         let mut lines = String::new();
         let mut line = |key: &str, value: &str| {
@@ -156,13 +156,13 @@ impl Facts {
         lines
     }
 
-    /// Of a process that had ended before /proc was read: its user, and its name in its own words.
+    /// Returns facts of a process that had ended before /proc was read: its user, and the name that it claims.
     pub(super) fn claimed(uid: u64, program: &str, users: &mut Users) -> Facts {
         let comm: String = parse::line(program.as_bytes()).chars().take(15).collect();
         Facts { comm, uid: Some(uid), user: users.name(uid), ..Facts::default() }
     }
 
-    /// The `ProcessFacts` frame.
+    /// Appends the `ProcessFacts` frame.
     pub(crate) fn append_frame(&self, key: ProcessKey, time_ns: u64, frames: &mut Vec<u8>) {
         let facts = self.lines();
         let body = Body::ProcessFacts {
@@ -175,7 +175,7 @@ impl Facts {
     }
 }
 
-/// PodNames of users by /etc/passwd; read again when it has changed. Users of other directories keep their number.
+/// Names of users from /etc/passwd, read again when it has changed. Users of other directories keep their number.
 #[derive(Debug, Default)]
 pub(super) struct Users {
     text: String,
@@ -183,7 +183,7 @@ pub(super) struct Users {
 }
 
 impl Users {
-    /// Name of the user, or else the number; `None` where /etc/passwd cannot be read.
+    /// Returns the user's name, or the number if it has none; `None` if /etc/passwd cannot be read.
     fn name(&mut self, uid: u64) -> Option<String> {
         let path = "/etc/passwd";
         let changed = fs::metadata(path).and_then(|file| file.modified()).ok();
@@ -199,7 +199,7 @@ impl Users {
     }
 }
 
-/// The reader of command lines.
+/// Reads command lines on a thread.
 #[derive(Debug, Default)]
 pub(super) struct Commands {
     reader: Option<Reader>,
@@ -210,14 +210,14 @@ pub(super) struct Commands {
 struct Reader {
     asked: mpsc::Sender<(PathBuf, ProcessKey)>,
     told: mpsc::Receiver<(ProcessKey, Option<String>)>,
-    /// Asked and not told.
+    /// Requests without an answer.
     open: usize,
-    /// When the reader last said something, or was first asked after that.
+    /// When the reader last answered, or was first asked after that.
     moved: Instant,
 }
 
 impl Commands {
-    /// Asks for the command line of a process.
+    /// Requests the command line of a process.
     pub(crate) fn ask(&mut self, proc: &Path, key: ProcessKey) {
         let is_stuck = |reader: &Reader| reader.open > 0 && reader.moved.elapsed() > STUCK_AFTER;
         if self.reader.as_ref().is_some_and(is_stuck) {
@@ -237,7 +237,7 @@ impl Commands {
         }
     }
 
-    /// What has been read since the last call.
+    /// Returns the command lines that were read since the last call.
     pub(crate) fn take(&mut self) -> Vec<(ProcessKey, String)> {
         let Some(reader) = self.reader.as_mut().filter(|reader| reader.open > 0) else { return Vec::new() };
         let mut commands = Vec::new();
@@ -257,7 +257,7 @@ impl Reader {
         let read_all = move || {
             for (proc, key) in asks {
                 let mut text = read(&proc, key.pid, "cmdline", COMMAND_BYTES);
-                // In the middle of an exec() the name is there already, the command line is not.
+                // During an exec() the new name is set before the command line.
                 for _ in 0..EXEC_TRIES {
                     if !text.as_ref().is_some_and(|text| text.is_empty()) {
                         break;
@@ -265,7 +265,7 @@ impl Reader {
                     std::thread::sleep(EXEC_PAUSE);
                     text = read(&proc, key.pid, "cmdline", COMMAND_BYTES);
                 }
-                // The pid may have been given to another process meanwhile.
+                // Another process may have got the pid meanwhile.
                 let is_same =
                     || read_stat(&proc, key.pid).is_some_and(|stat| stat.start_ticks == key.start_ticks);
                 let command = text.and_then(|text| parse::command(&text)).filter(|_| is_same());

@@ -1,4 +1,4 @@
-//! What becomes known of a process a little later than the process: others write it, after they have started it.
+//! Facts that appear a little later than the process, because other programs write them after they have started it.
 
 use super::cluster::{Gpu, PodNames, find_pods, job_of_gpus};
 use super::{Facts, Processes};
@@ -8,11 +8,11 @@ use gpumem_ledger::ProcessKey;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-/// For so long it is looked for.
+/// How long the facts of a process are retried.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 impl LateFacts {
-    /// Returns what is to be looked for of a new process, if anything.
+    /// Returns the facts to retry for a new process, if any.
     pub(super) fn of(settings: &ProcessSettings, key: ProcessKey, facts: &Facts) -> Option<Self> {
         let container = facts.place.container.clone().filter(|_| settings.container_names.is_some());
         container.is_some().then(|| LateFacts {
@@ -24,19 +24,19 @@ impl LateFacts {
     }
 }
 
-/// A process of which more may become known.
+/// A process of which further facts may appear.
 #[derive(Debug, Clone)]
 pub(super) struct LateFacts {
     key: ProcessKey,
-    /// The id of its container, until its names are known.
+    /// Id of its container, until the names are known.
     container: Option<String>,
-    /// The GPUs that it was seen on, if a file may say whose job they are.
+    /// The GPUs that it used, if files may assign them to jobs.
     gpus: Vec<Gpu>,
     until: Instant,
 }
 
 impl Processes {
-    /// A process has memory on a GPU on which it was not seen before.
+    /// Notes that a process has memory on a GPU, maybe for the first time.
     pub(crate) fn uses(&self, key: ProcessKey, gpu: Gpu) {
         if self.inner.settings.job_mapping.is_none() {
             return;
@@ -44,7 +44,7 @@ impl Processes {
         let mut table = self.lock();
         let table = &mut *table;
         let Some(entry) = table.live.get_mut(&key.pid).filter(|entry| entry.key == key) else { return };
-        // What its own control group says is better, and of it alone.
+        // The job in its own control group is more precise.
         if entry.facts.place.slurm_job.is_some() || entry.gpus.contains(&gpu) {
             return;
         }
@@ -56,7 +56,7 @@ impl Processes {
         }
     }
 
-    /// Looks for what is not known yet; reads files, and asks nobody.
+    /// Retries missing facts. Reads files only, makes no requests.
     pub(crate) fn read_late_facts(&self) {
         let sought: Vec<LateFacts> = self.lock().sought.clone();
         if sought.is_empty() {
@@ -88,7 +88,7 @@ impl Processes {
         };
         let facts = &entry.facts;
         let (has_names, has_job) = (names.is_some(), job.is_some());
-        // It was told while the process was on one GPU, and is not so since it is on another.
+        // The job was assigned while the process was on one GPU, and does not fit its second one.
         let is_wrong = facts.mapped_job.is_some() && !has_job && !sought.gpus.is_empty();
         let job = if is_wrong { Some(String::new()) } else { job };
         if (has_names && facts.names != names) || (job.is_some() && facts.mapped_job != job) {
@@ -103,7 +103,7 @@ impl Processes {
             if has_names {
                 open.container = None;
             }
-            // Another GPU may have come meanwhile.
+            // The process may use another GPU by now.
             if has_job && open.gpus == sought.gpus {
                 open.gpus.clear();
             }
@@ -112,7 +112,7 @@ impl Processes {
     }
 }
 
-/// When a process began, by the clock of files.
+/// Returns when a process began, in the time of file timestamps.
 fn began(start_ticks: u64) -> Option<SystemTime> {
     let per_second = rustix::param::clock_ticks_per_second().max(1);
     let began = Duration::from_millis(start_ticks.checked_mul(1000)? / per_second);

@@ -1,23 +1,23 @@
-//! Text of /proc -> values. Pure; whatever a process calls itself must not confuse these.
+//! Text of /proc -> values. Pure functions that must not be confused by the names that processes choose.
 
-/// What /proc/PID/stat tells.
+/// Fields of /proc/PID/stat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Stat {
-    /// Name of the program, as the kernel keeps it: at most 15 bytes of anything.
+    /// Name of the program as the kernel keeps it: at most 15 bytes, of any value.
     pub comm: Vec<u8>,
-    /// Of its first thread: `Z` when that has ended.
+    /// State of the first thread; `Z` when it has ended.
     pub state: u8,
-    /// Pid of the parent.
+    /// Field 4: pid of the parent.
     pub parent_pid: u32,
-    /// Field 20: its threads, the ended first one included.
+    /// Field 20: number of threads, including a first one that has ended.
     pub threads: u64,
-    /// Field 22: when it started, in ticks since boot.
+    /// Field 22: start time in ticks since boot.
     pub start_ticks: u64,
-    /// Field 52: as waitpid gives it, once it has ended; 0 for who may not look.
+    /// Field 52: exit status as waitpid encodes it, after the end; 0 for readers without permission.
     pub status: Option<u64>,
 }
 
-/// Field 3 is the first one behind the last `)`: the name before it may hold anything, `) Z 1` too.
+/// Parses /proc/PID/stat. Field 3 is the first one behind the last `)`, because the name may contain anything, even `) Z 1`.
 pub(crate) fn stat(text: &[u8]) -> Option<Stat> {
     let open = text.iter().position(|&byte| byte == b'(')?;
     let close = text.iter().rposition(|&byte| byte == b')')?;
@@ -32,23 +32,23 @@ pub(crate) fn stat(text: &[u8]) -> Option<Stat> {
 }
 
 impl Stat {
-    /// It has ended and was not waited for. A process whose `main` left with `pthread_exit` has a first thread that
-    /// ended, too, and lives on in the others.
+    /// Returns whether the process has ended and was not waited for. If `main` left with `pthread_exit`, the first thread has
+    /// ended but the process lives on in other threads.
     pub(crate) fn has_ended(&self) -> bool {
         self.state == b'Z' && self.threads <= 1
     }
 }
 
-/// What /proc/PID/status tells beyond `stat`.
+/// Further fields, of /proc/PID/status.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Status {
     /// Real user id.
     pub uid: Option<u64>,
-    /// Pid in the innermost namespace, if that is not this one.
+    /// Pid in the innermost namespace, if different.
     pub inner_pid: Option<u32>,
 }
 
-/// Lines that start as expected; `Name:` comes first and the kernel escapes newlines in it.
+/// Parses /proc/PID/status. A name cannot fake a line: `Name:` comes first, and the kernel escapes newlines in it.
 pub(crate) fn status(text: &[u8]) -> Status {
     let mut status = Status::default();
     for line in text.split(|&byte| byte == b'\n') {
@@ -66,7 +66,7 @@ pub(crate) fn status(text: &[u8]) -> Status {
     status
 }
 
-/// The path in the unified hierarchy, or else the longest one of the others.
+/// Returns the path in the unified hierarchy, or else the longest path of the others.
 pub(crate) fn cgroup(text: &[u8]) -> Option<&[u8]> {
     let mut longest: Option<&[u8]> = None;
     for line in text.split(|&byte| byte == b'\n') {
@@ -85,8 +85,8 @@ pub(crate) fn cgroup(text: &[u8]) -> Option<&[u8]> {
     longest.filter(|path| !path.is_empty())
 }
 
-/// Joins NUL-separated arguments into one line, as a shell would take them: arguments with spaces are quoted. A title that a process
-/// has given itself, which is one argument and no path, stays as it is.
+/// Joins NUL-separated arguments into one line and quotes arguments with spaces, as a shell would accept them. A title that a
+/// process has set itself (one argument that is no path) is not quoted.
 pub(crate) fn command(text: &[u8]) -> Option<String> {
     let end = text.iter().rposition(|&byte| byte != 0)? + 1;
     let arguments: Vec<&[u8]> = text[..end].split(|&byte| byte == 0).collect();
@@ -98,19 +98,19 @@ pub(crate) fn command(text: &[u8]) -> Option<String> {
     Some(arguments.iter().map(quoted).collect::<Vec<_>>().join(" "))
 }
 
-/// Bytes as text for one `key=value` line: no control characters (a newline would begin another line, an
-/// escape would reach a terminal), invalid UTF-8 replaced.
+/// Converts bytes to text for one `key=value` line. Replaces invalid UTF-8 and control characters: a newline would start another
+/// line, an escape would reach a terminal.
 pub(crate) fn line(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     text.chars().map(|character| if is_harmless(character) { character } else { '\u{fffd}' }).collect()
 }
 
 fn is_harmless(character: char) -> bool {
-    // Line and paragraph separators and the marks that reverse the direction of text are no control characters.
+    // Line and paragraph separators and marks for the direction of text are not control characters, but also unsafe.
     !character.is_control() && !matches!(character, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Name of the user with this id in the text of /etc/passwd.
+/// Returns the name of a user in the text of /etc/passwd.
 pub(crate) fn user_name(passwd: &str, uid: u64) -> Option<&str> {
     passwd.lines().find_map(|line| {
         let mut fields = line.split(':');

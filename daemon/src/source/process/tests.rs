@@ -38,7 +38,7 @@ fn a_process_is_the_same_until_it_ends_and_nobody_after_that() {
         processes.sweep();
         processes.is_empty()
     });
-    // A reading that began before may still name it, whether somebody has waited for it or not.
+    // A reading that began earlier may still name it, whether it has been waited for or not.
     assert_eq!(processes.identify(pid), Some(key));
     child.wait().expect("waited");
     assert_eq!(processes.identify(pid), Some(key));
@@ -89,7 +89,7 @@ fn facts_of_what_has_ended_since_are_told() {
 fn facts_are_told_once_and_the_command_line_when_it_is_known() {
     let processes = Processes::new();
     let mut child = sleeper();
-    // The child may still be this program until it has become the other.
+    // The child is still this program until its exec().
     until("it sleeps", || {
         facts::read_stat(Path::new("/proc"), child.id()).is_some_and(|stat| stat.comm == b"sleep")
     });
@@ -147,7 +147,7 @@ async fn every_end_is_told_once() {
     }
     let mut told = Vec::new();
     for _ in 0..keys.len() {
-        // A listener that gives up in between misses nothing.
+        // Dropping the future in between loses nothing.
         let _ = tokio::time::timeout(Duration::ZERO, std::future::pending::<()>()).await;
         told.push(tokio::time::timeout(Duration::from_secs(20), processes.gone()).await.expect("told").key);
     }
@@ -174,18 +174,18 @@ fn names_and_jobs_are_found_when_they_are_there() {
         processes.take_facts(1, &mut frames);
         facts_of(&frames).pop().map(|(_, facts)| facts).unwrap_or_default()
     };
-    // The command line comes by itself, with all else once more.
+    // The command line follows later, together with all other facts.
     until("the command line has been read", || said(&processes).contains("command="));
     processes.uses(key, Gpu { index: 0, instance: None });
     assert!(said(&processes).contains("mapped_job=7\n"));
     assert!(!said(&processes).contains("mapped_job"), "told once");
-    // On a GPU of nobody's, too: then it is not known whose it is.
+    // On a second GPU without a job, the job is unknown.
     processes.uses(key, Gpu { index: 1, instance: None });
     assert!(said(&processes).contains("mapped_job=\n"));
     std::fs::write(jobs.join("1"), "7\n").expect("written");
     assert!(said(&processes).contains("mapped_job=7\n"));
 
-    // As if its group were a container's, whose file comes a little later.
+    // As if its control group were a container's, whose file appears a little later.
     let id = "ab".repeat(32);
     {
         let mut table = processes.lock();

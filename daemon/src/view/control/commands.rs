@@ -1,5 +1,5 @@
-//! Commands to processes. A mark gives a moment a name in the runs of live processes; it changes no number, so each viewer may mark the
-//! processes that they see. A recording is a file that the process writes: only its user and root may ask for one.
+//! Commands to processes. A mark names a moment in the runs of live processes. It changes no number, so each viewer may mark the
+//! processes that they see. A recording is a file that the process writes, so only its user and root may start one.
 
 use super::request::{Refused, number, of_another, only, unescaped, value};
 use super::runs::Which;
@@ -11,7 +11,7 @@ use gpumem_model::control::{Marked, Recorded};
 use hyper::StatusCode;
 use tokio::sync::oneshot;
 
-/// Longest name: that of a tag.
+/// Longest name of a mark, in bytes; the same as for tags.
 const MAX_NAME: usize = 255;
 
 pub(super) async fn mark(context: &ViewContext, viewer: Viewer, query: &str) -> Result<Marked, Refused> {
@@ -44,7 +44,7 @@ pub(super) async fn mark(context: &ViewContext, viewer: Viewer, query: &str) -> 
     Ok(Marked { pids, time_ns })
 }
 
-/// Longest path of a file.
+/// Longest path of a file, in bytes.
 const MAX_PATH: usize = 4096;
 
 pub(super) async fn record(context: &ViewContext, viewer: Viewer, query: &str) -> Result<Recorded, Refused> {
@@ -90,7 +90,7 @@ pub(super) async fn record(context: &ViewContext, viewer: Viewer, query: &str) -
     Ok(Recorded { pid, done: verb.to_owned(), file: Some(file).filter(|file| !file.is_empty()) })
 }
 
-/// What limits a recording, as the agent is told: each behind a NUL.
+/// Returns the limits of a recording in the agent's format: each after a NUL.
 pub(super) fn limits(query: &str) -> Result<String, Refused> {
     let is_number =
         |text: &str| !text.is_empty() && text.len() < 20 && text.bytes().all(|byte| byte.is_ascii_digit());

@@ -1,10 +1,10 @@
-//! How the daemon is, and what to do about it.
+//! Checks of the daemon's health, with remedies.
 //!
 //! ```text
-//! coverage   one process: how much of it is seen
+//! coverage   completeness of one process
 //! gpus       the driver, each device, processes without bytes
-//! processes  how many are seen in part only
-//! own        the daemon itself: limits that were reached, what was lost, where things are
+//! processes  number of incompletely tracked processes
+//! own        the daemon itself: limits that were reached, lost data, paths
 //! ```
 
 mod coverage;
@@ -25,7 +25,7 @@ use gpumem_model::control::{Doctor, Finding, State};
 use gpumem_wire::Absence;
 use hyper::StatusCode;
 
-/// The driver may take so long to be loaded, on a machine with many GPUs or without persistence mode.
+/// Time that the driver may need for loading, on a machine with many GPUs or without persistence mode.
 const STARTING_NS: u64 = 15_000_000_000;
 
 pub(super) fn doctor(context: &ViewContext, viewer: Viewer, query: &str) -> Result<Doctor, Refused> {
@@ -85,7 +85,7 @@ fn of_nvml(health: &Health, started_ns: u64, now_ns: u64) -> Finding {
             finding(Check::Nvml, State::Bad, "nvml", &text, Some(fix))
         }
         (true, None) => finding(Check::Nvml, State::Ok, "nvml", reason, None),
-        // A moment after the start that is no fault yet.
+        // Shortly after the start this is not an error yet.
         (false, None) if health.nvml.is_starting() && now_ns.saturating_sub(started_ns) < STARTING_NS => {
             let text = "it is starting: what the driver says is not known yet";
             finding(Check::Nvml, State::Warn, "nvml", text, None)
@@ -98,7 +98,8 @@ fn of_nvml(health: &Health, started_ns: u64, now_ns: u64) -> Finding {
     }
 }
 
-/// Whether ends by the kernel and the driver can be told from ends for want of GPU memory.
+/// Returns a finding on whether the kernel's log can be read. Without it, ends caused by the kernel or the driver cannot be
+/// distinguished from ends for lack of GPU memory.
 fn of_kernel(health: &Health) -> Option<Finding> {
     let log = health.kernel_log.as_ref()?.display();
     let say = |state, text, fix| finding(Check::KernelLog, state, "kernel log", text, fix);
@@ -116,7 +117,7 @@ fn of_kernel(health: &Health) -> Option<Finding> {
     })
 }
 
-/// Used and tracked bytes of a certain sample in which NVML charges less than the process tracks.
+/// Returns used and tracked bytes of an exact sample in which NVML charges less than the process tracks.
 fn missing(sample: &ClosedSample) -> Option<(u64, u64)> {
     let (used, (lowest, _)) = (sample.used_bytes.ok()?, sample.tracked_range?);
     let lowest = u64::try_from(lowest).ok()?;
@@ -124,7 +125,7 @@ fn missing(sample: &ClosedSample) -> Option<(u64, u64)> {
     (is_certain && used < lowest).then_some((used, lowest))
 }
 
-/// Why NVML tells no bytes of a process.
+/// Adds findings on why NVML reports no bytes of a process, or fewer than it tracks.
 fn of_bytes(process: &ProcessView, snapshot: &Snapshot, health: &Health, findings: &mut Vec<Finding>) {
     for account in &process.accounts {
         let Some(device) = account.device.and_then(|device| snapshot.devices.get(device)) else { continue };

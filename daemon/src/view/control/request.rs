@@ -1,4 +1,4 @@
-//! What all requests of the control API share: reading a query, and refusing a request.
+//! Shared by all requests of the control API: parsing a query, refusing a request.
 
 use crate::config::Tenants;
 use crate::view::ViewContext;
@@ -8,10 +8,10 @@ use hyper::StatusCode;
 use serde::Serialize;
 
 /// Bytes of an answer that are sent at a time. A larger answer is serialized on another thread, and its user gets the next answer
-/// when this one has been read.
+/// only after this one has been read.
 pub(super) const SMALL: usize = 64 << 10;
 
-/// Status and text of a request that is refused.
+/// Status and text of a refused request.
 #[derive(Debug)]
 pub(super) struct Refused(pub StatusCode, pub String);
 
@@ -21,8 +21,8 @@ impl Refused {
     }
 }
 
-/// `pid 7 belongs to alice`, where the newest process of that pid is another user's and everybody may know whose: `ps` lists it, and to say that
-/// it is no process would be wrong.
+/// Returns `pid 7 belongs to alice` if the newest process with that pid is another user's and users are not hidden. `ps` lists
+/// that process, so a text that it does not exist would be wrong.
 pub(super) fn of_another(context: &ViewContext, viewer: Viewer, pid: u32) -> Option<String> {
     if context.shown().tenants == Tenants::Anonymous {
         return None;
@@ -36,7 +36,7 @@ pub(super) fn of_another(context: &ViewContext, viewer: Viewer, pid: u32) -> Opt
     Some(format!("pid {pid} belongs to {user}: ask as {user}, as root or as a member of the group gpumemd"))
 }
 
-/// The value of a key in a query; what it is made of needs no unescaping.
+/// Returns the value of a key in a query; the values of this API that are read with it need no unescaping.
 pub(super) fn value<'a>(query: &'a str, key: &str) -> Option<&'a str> {
     query
         .split('&')
@@ -52,7 +52,7 @@ pub(super) fn number(query: &str, key: &str) -> Result<Option<u64>, Refused> {
         .map_err(|_| Refused::new(StatusCode::BAD_REQUEST, format!("{key}={text:?} is no number")))
 }
 
-/// A query may name these keys and no others: a filter that is not understood must not look like none.
+/// Refuses a query with other keys: an unknown filter must not be ignored.
 pub(super) fn only(query: &str, keys: &[&str]) -> Result<(), Refused> {
     let names = query.split('&').filter(|pair| !pair.is_empty());
     for name in names.map(|pair| pair.split('=').next().unwrap_or(pair)) {
@@ -86,7 +86,7 @@ pub(super) fn unescaped(text: &str) -> Result<String, Refused> {
 }
 
 pub(super) fn json(value: &impl Serialize) -> Vec<u8> {
-    // Maps with keys that are no strings would be refused; there are none.
+    // Only maps with other keys than strings could fail; there are none.
     serde_json::to_vec(value).unwrap_or_default()
 }
 

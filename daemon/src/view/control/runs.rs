@@ -1,4 +1,4 @@
-//! Runs: those that go on, from the ledger; those that are over, from the run writer.
+//! Runs: of live processes from the ledger, ended ones from the run writer.
 
 use super::request::{Refused, SMALL, json, number, only, unescaped, value};
 use crate::aggregator::Query;
@@ -16,14 +16,14 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use tokio::sync::oneshot;
 
-/// Which runs are wanted.
+/// Filter of a request for runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Which {
     Live,
     Pid(u32),
     Tree(u32),
     Job(String),
-    /// That ended, or ran out of memory, within this of that time: ns since 1970, and ns.
+    /// Runs that ended, or ran out of memory, around a time (ns since 1970), within a distance (ns).
     Around(Around),
 }
 
@@ -52,7 +52,7 @@ impl Which {
         }
     }
 
-    /// Of a run, what its process alone does not tell.
+    /// Returns whether the run passes the part of the filter that its process alone cannot answer.
     fn is_then(&self, run: &Run) -> bool {
         !matches!(self, Which::Around(around) if !around.concerns(run))
     }
@@ -75,7 +75,7 @@ impl Which {
     }
 }
 
-/// As JSON.
+/// Returns the runs that pass the filter, as JSON.
 pub(super) async fn runs(
     context: &ViewContext,
     viewer: Viewer,
@@ -106,7 +106,7 @@ pub(super) async fn runs(
         };
         let over = context.keeper.find(Box::new(wanted), charge).await;
         runs.sort_by_key(|run| Reverse(of(run)));
-        // What goes on is in the store too, as far as it was written.
+        // Runs of live processes are in the store too, as of their last checkpoint.
         let is_live = |run: &Run, live: &[Run]| {
             let key = |run: &Run| (run.process.pid, run.process.start_ticks);
             live.iter().any(|other| key(other) == key(run))
@@ -123,7 +123,7 @@ pub(super) async fn runs(
     }
 }
 
-/// Whose runs a question is also about, which the caller may not see. Nothing where nobody may know whose processes there are.
+/// Returns the owners of runs that pass the filter and are hidden from the caller; nothing if users are anonymous.
 pub(super) async fn hidden(
     context: &ViewContext,
     viewer: Viewer,
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(Which::of("pid=7").ok(), Some(Which::Pid(7)));
         assert_eq!(Which::of("tree=7").ok(), Some(Which::Tree(7)));
         assert_eq!(Which::of("job=8812.0").ok(), Some(Which::Job("8812.0".into())));
-        // GPUMEM_JOB may be any text: what a query cannot hold comes with a %.
+        // GPUMEM_JOB may be any text; characters that a query cannot hold are escaped with %.
         assert_eq!(Which::of("job=bert%20large%251").ok(), Some(Which::Job("bert large%1".into())));
         let around = Around { at_ns: 70, for_ns: 5 };
         assert_eq!(Which::of("around=70&within=5").ok(), Some(Which::Around(around)));

@@ -1,6 +1,6 @@
-// The live page: numbers from where the page came from, again and again. It says how old they are, and when nobody answers.
+// The live page. It polls the server that the page came from, and shows the age of the numbers and failed requests.
 
-// A reading that is older than this is none of now.
+// Age in seconds from which on a reading is outdated.
 const STALE = 5;
 const headline = h("h1", {});
 const beneath = h("div", {});
@@ -10,13 +10,13 @@ const trouble = h("div", {});
 const chosen = h("div", {});
 const feet = h("footer", {});
 
-// Says something once, to those who hear the page too.
+// Announces a text once, also to screen readers.
 function announce(text) {
   if (spoken.textContent !== text) spoken.textContent = text;
 }
 
-// Makes a tree say what another one says and leaves alone what is the same: a link keeps its focus, a selection stays. Neither has
-// listeners. Children with a key are known by it.
+// Updates a tree to equal another one and leaves equal parts untouched, so that a link keeps its focus and a selection stays. Neither
+// tree has listeners. Children with a key are matched by it.
 function liken(old, fresh) {
   if (old.nodeName !== fresh.nodeName || old.dataset?.key !== fresh.dataset?.key) {
     old.replaceWith(fresh);
@@ -44,8 +44,8 @@ function liken(old, fresh) {
   while (at) { const next = at.nextSibling; at.remove(); at = next; }
 }
 
-// Asks for a path about every so many ms, while somebody looks. `show(data)` gets what is new, `tick()` is called every second, and
-// `lost(why)` with what is wrong, or null when nothing is.
+// Polls a path about every `every` ms while the page is visible. `show(data)` gets new data, `tick()` is called every second, and
+// `lost(why)` gets the problem, or null without one.
 function follow(path, every, { show, tick, lost }) {
   let [tag, page, timer, silent] = [null, null, null, null];
   const self = { paused: false, heard: null };
@@ -61,7 +61,7 @@ function follow(path, every, { show, tick, lost }) {
     let wait = every;
     try {
       const response = await fetch(path, { headers: tag === null ? {} : { "If-None-Match": tag }, cache: "no-store", credentials: "omit", redirect: "error", signal: AbortSignal.timeout(8000) });
-      // A daemon of another version has another page.
+      // A daemon of another version serves another page.
       const serves = response.headers.get("gpumemd-page");
       page ??= serves;
       if (serves !== page) { location.reload(); return; }
@@ -95,7 +95,7 @@ function follow(path, every, { show, tick, lost }) {
 const seconds = (age) => (age < 90 ? `${Math.round(age)} s` : age < 5400 ? `${Math.round(age / 60)} min` : `${Math.round(age / 3600)} h`);
 const clockTime = (date) => date.toISOString().slice(11, 19) + "Z";
 
-// What is wrong above everything, and what is shown is marked as old.
+// Shows a problem at the top, and marks the displayed data as old.
 function lostView(source, what) {
   return (lost) => {
     document.body.classList.toggle("old", lost !== null);

@@ -1,19 +1,19 @@
-//! The live page: what holds the devices, and one process in depth, in a browser.
+//! The live page: the devices with their processes, and details of one process, in a browser.
 //!
 //! ```text
-//! GET /                            the page, also at /process/PID.START: one file, which asks this listener alone
+//! GET /                            the page, also at /process/PID.START: one file with requests to this listener only
 //! GET /api/devices                 devices
-//! GET /api/processes               devices and processes, of one moment
+//! GET /api/processes               devices and processes at one moment
 //! GET /api/process/PID.START       the report of a process (docs/report-json.md)
-//! GET /api/process/PID.START/page  the same as the page draws it
+//! GET /api/process/PID.START/page  its data as the page draws them
 //!
-//! response_cache  makes each answer once for all who ask, and limits the time for making them
+//! response_cache  makes each answer once for all clients, and limits the time spent on them
 //! node            devices and processes as JSON
 //! process         one process
 //! ```
 //!
-//! Everybody on the machine can open a loopback port, so nobody is told more here than the metrics tell everybody: categories, not
-//! tags, and no command line, unless the configuration says so (`metrics.page`).
+//! All users of the machine can connect to a loopback port. So the page shows no more than the metrics: categories instead of
+//! tags, and no command line, unless the configuration allows it (`metrics.page`).
 
 mod node;
 mod process;
@@ -39,7 +39,7 @@ use std::sync::{Arc, OnceLock};
 const JSON: &str = "application/json";
 const STYLE: &str = include_str!("live.css");
 const SCRIPT: &str = concat!(include_str!("live.js"), include_str!("node.js"), include_str!("start.js"));
-/// Which page answers: a page that was opened before the daemon was replaced loads itself anew.
+/// Header with the page's version: a page that was opened before the daemon was replaced reloads itself.
 const PAGE: HeaderName = HeaderName::from_static("gpumemd-page");
 
 struct Ready {
@@ -48,13 +48,13 @@ struct Ready {
     tag: HeaderValue,
 }
 
-/// The page is the same for everybody.
+/// Returns the page, which is the same for all clients.
 fn ready() -> &'static Ready {
     static READY: OnceLock<Ready> = OnceLock::new();
     READY.get_or_init(|| {
         let words = "This page needs its script. Without one: gpumemctl ps, gpumemctl report PID.";
         let Shell { page, policy } = html::shell("GPU memory", STYLE, SCRIPT, words);
-        // The hash of the script is in the policy: another page has another one.
+        // The policy contains the hash of the script, so it changes with the page.
         let tag = format!("\"{}-{:x}\"", env!("CARGO_PKG_VERSION"), fingerprint(&page));
         let policy = format!("{policy}; frame-ancestors 'none'");
         let value = |text: &str| HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static(""));
@@ -62,13 +62,13 @@ fn ready() -> &'static Ready {
     })
 }
 
-/// FNV-1a: tells two versions of a page apart, nothing more.
+/// FNV-1a, only to distinguish versions of the page.
 fn fingerprint(text: &str) -> u64 {
     text.bytes()
         .fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// What a path asks for.
+/// Target of a request.
 #[derive(Debug, PartialEq, Eq)]
 enum Asked {
     Page,
@@ -96,13 +96,13 @@ impl Asked {
     }
 }
 
-/// For fuzz/: whether the page has this path, and whether a `Host` names this machine.
+/// For fuzz/: returns whether the page has this path, and whether a `Host` names this machine.
 #[doc(hidden)]
 pub fn understood(path: &str, host: &str, own: &str, hosts: &[String]) -> (bool, bool) {
     (Asked::of(path).is_some(), names_us(host, own, hosts))
 }
 
-/// The answer to a GET; `None` where the page has no such path.
+/// Returns the answer to a GET; `None` if the page has no such path.
 pub(super) async fn answer(
     context: &Arc<ViewContext>,
     cache: &ResponseCache,
@@ -134,7 +134,7 @@ pub(super) async fn answer(
         (CACHE_CONTROL, "no-cache"),
         (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
         (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
-        // A page asks again in a second; its place may be somebody else's until then.
+        // A page sends its next request in a second; meanwhile others may use its connection slot.
         (CONNECTION, "close"),
     ] {
         headers.insert(name, HeaderValue::from_static(value));
@@ -143,7 +143,7 @@ pub(super) async fn answer(
     Some(response)
 }
 
-/// Not again what the asker has.
+/// Returns 304 if the client has this version already.
 fn unless_known(
     request: &Request<Incoming>,
     tag: &HeaderValue,
@@ -168,9 +168,9 @@ fn refusal(Refused(status, error): Refused) -> Response<Full<Bytes>> {
     response
 }
 
-/// Whether the request names this machine, in one `Host` and, where its target is a whole URI, there too. A page from elsewhere could give
-/// its own name our address and read what is here; it cannot make a browser send another name than its own. HTTP/1.0 has no
-/// `Host`, and browsers do not speak it.
+/// Returns whether the request names this machine in its only `Host`, and in its target if that is a whole URI. A foreign website
+/// could resolve its own name to this address (DNS rebinding) to read data here, but it cannot make a browser send another name.
+/// HTTP/1.0 has no `Host`, and browsers do not use it.
 pub(super) fn is_ours<B>(request: &Request<B>, hosts: &[String]) -> bool {
     let own = rustix::system::uname();
     let own = own.nodename().to_string_lossy();
@@ -183,7 +183,7 @@ pub(super) fn is_ours<B>(request: &Request<B>, hosts: &[String]) -> bool {
         _ => None,
     };
     let target = if is_absolute { in_target } else { host };
-    // A user before the host names nobody.
+    // A target with a user before the host is refused.
     [host, target].iter().all(|name| name.is_some_and(|name| names_us(name, &own, hosts)))
 }
 
@@ -192,7 +192,7 @@ fn names_us(host: &str, own: &str, hosts: &[String]) -> bool {
         Some((address, _)) => address,
         None => host.split(':').next().unwrap_or(host),
     };
-    // Not whatever begins like this machine's name: the rest could be anybody's domain.
+    // Do not accept other names that begin like this machine's: they could be foreign domains.
     let short = own.split('.').next().unwrap_or(own);
     name.parse::<IpAddr>().is_ok()
         || name.eq_ignore_ascii_case("localhost")
@@ -201,7 +201,7 @@ fn names_us(host: &str, own: &str, hosts: &[String]) -> bool {
         || hosts.iter().any(|allowed| is_allowed(allowed, name))
 }
 
-/// `*.` and an end allow what has something before that end.
+/// Returns whether a configured name allows this one. `*.` with a suffix allows all names with something before that suffix.
 fn is_allowed(allowed: &str, name: &str) -> bool {
     match allowed.strip_prefix('*') {
         Some(end) => {
@@ -212,7 +212,7 @@ fn is_allowed(allowed: &str, name: &str) -> bool {
     }
 }
 
-/// What `/api/processes` answers, without a request.
+/// Returns the answer of `/api/processes` without a request.
 #[cfg(test)]
 pub(super) fn of_processes(
     published: &crate::aggregator::Published,

@@ -1,10 +1,10 @@
-// All devices: who has their memory. Every device adds up as it is printed.
+// All devices with the processes that use their memory. The printed numbers of each device add up.
 
 const codes = new Map();
 let node = null;
 let nodeSource = null;
 
-// As the reports choose it: three to six digits.
+// Returns the unit as the reports choose it: three to six digits.
 function unitFor(bytes) {
   const [KIB, MIB] = [2 ** 10, 2 ** 20];
   if (bytes >= 10000 * MIB) return { name: "MiB", step: [MIB, 1] };
@@ -12,7 +12,7 @@ function unitFor(bytes) {
   return bytes >= 10 * KIB ? { name: "KiB", step: [KIB, 10] } : { name: "bytes", step: [1, 1] };
 }
 
-// A category keeps its colour for as long as the page is open; the first to come are the largest.
+// Returns the colour of a category, which is constant while the page is open. The first categories are the largest.
 function codeFor(name) {
   return name === "Others" ? OTHERS : name === "(smaller ones)" ? SMALLER : codes.get(name) ?? SMALLER;
 }
@@ -32,7 +32,7 @@ const flagsOf = (process) => process.flags.filter((flag) => flag !== "covered");
 const isCovered = (process) => process.tracked_bytes !== null;
 const since = (time_ns) => (node.now_ns - time_ns) / 1e9 + nodeSource.age();
 
-// What of a process is drawn: its categories, what is idle, what nothing tracks; one without an agent is one piece.
+// Returns the drawn parts of a process: categories, idle and untracked memory. A process without an agent is one part.
 function piecesOf(process) {
   if (process.used_bytes === null) return [];
   if (!isCovered(process) || process.untrackable_bytes === null) return [["smaller", process.used_bytes]];
@@ -44,8 +44,8 @@ function processBar(process, className) {
   return piece(className, process.used_bytes ?? 0, piecesOf(process).map(([code, bytes]) => piece(colorClass(code), bytes)));
 }
 
-// A device: rows as printed, what is beside them, and whether all of it is its size.
-// The largest first, but what is about as large stays in its place: rows that change places with every step cannot be read.
+// Returns the processes of a device, largest first. A process of about the same size as its neighbour keeps its place, because rows
+// that swap at every update cannot be read.
 const order = new Map();
 const keyOf = (process, at) => (process.pid === 0 ? `hidden ${at}` : `${process.pid}.${process.start_ticks}`);
 function inOrder(device, processes) {
@@ -60,10 +60,11 @@ function inOrder(device, processes) {
   order.set(device.name, rows.map((process) => keyOf(process)));
   return rows;
 }
+// Returns a device: its rows as printed, other amounts, and whether all of them add up to its size.
 function deviceOf(device, at) {
   const processes = inOrder(device, node.processes.filter((process) => process.device === at));
   const reading = device.listed ?? device.reading;
-  // Without memory of its own a device shows the host's, and what no process holds is the rest of the host's.
+  // A device without its own memory shows the host's memory; memory that no process holds is used by the rest of the host.
   const unified = reading?.unified ?? false;
   const words = unified ? { unaccounted: "rest of the host", free: "available" } : {};
   const beside = [
@@ -173,7 +174,7 @@ function drawNode() {
   const active = document.activeElement;
   const where = window.scrollY;
   liken(panel, fresh);
-  // A row that moved has lost it.
+  // A row that moved has lost the focus.
   if (active?.isConnected && document.activeElement !== active && panel.contains(active)) active.focus({ preventScroll: true });
   if (window.scrollY !== where) window.scrollTo(0, where);
   const offset = node.clock.wall_offset_ns ?? 0;

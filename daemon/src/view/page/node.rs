@@ -1,4 +1,4 @@
-//! Devices and processes of one moment, in the words of the report's JSON. The rows are those of `gpumemctl ps`.
+//! Devices and processes at one moment, with the field names of the report's JSON. The rows are those of `gpumemctl ps`.
 
 use super::response_cache::{Refused, Text, aside};
 use crate::aggregator::Published;
@@ -20,14 +20,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Processes of a device that have a row; the rest, the smallest, is one sum.
+/// Most processes of a device with a row; the smaller ones are one sum.
 const MOST_ROWS: usize = 256;
-/// Categories of a process that have a name.
+/// Most named categories of a process.
 const MOST_NAMES: usize = 24;
-/// What the rest is called.
+/// Name of the sum of the others.
 const SMALLER: &str = "(smaller ones)";
-/// A list and the memory beside it are told by two records: so often and after so long somebody looks again, where they do not belong
-/// together.
+/// Most attempts, and the pause between them, at a state in which the process list and the memory reading of a device belong
+/// together. They arrive as two records.
 const LOOKS: usize = 3;
 const AGAIN: Duration = Duration::from_millis(80);
 
@@ -38,7 +38,7 @@ pub(super) struct Node<'a> {
     program: &'static str,
     host: String,
     clock: Clock,
-    /// When this was made, and when the state was that it tells.
+    /// When the answer was made, and when its state was published.
     now_ns: u64,
     at_ns: u64,
     shows: &'static str,
@@ -60,9 +60,9 @@ struct DeviceJson {
     ordinal: u32,
     model: String,
     total_bytes: Option<u64>,
-    /// The newest.
+    /// Newest reading.
     reading: Option<DeviceReading>,
-    /// That with which the processes add up: their used and `unaccounted_bytes` are its used.
+    /// The reading to which the processes belong: their used bytes plus `unaccounted_bytes` are its used bytes.
     listed: Option<DeviceReading>,
     unaccounted_bytes: Option<i64>,
     /// Processes without a row.
@@ -79,15 +79,15 @@ struct Others {
 
 #[derive(Serialize)]
 struct ProcessJson {
-    /// 0 where it is not told.
+    /// 0 if hidden.
     pid: u32,
     start_ticks: u64,
     uid: Option<u64>,
     who: BTreeMap<String, String>,
-    /// Its place in `devices`.
+    /// Index in `devices`.
     device: usize,
     flags: Vec<String>,
-    /// Of the sample.
+    /// Time of the sample.
     time_ns: Option<u64>,
     used_bytes: Option<u64>,
     used_absence: Option<String>,
@@ -96,7 +96,7 @@ struct ProcessJson {
     pool_idle_bytes: Option<i64>,
     opaque_bytes: Option<i64>,
     untrackable_bytes: Option<i64>,
-    /// Together with idle and opaque bytes they are `tracked`.
+    /// Together with idle and opaque bytes they add up to `tracked_bytes`.
     structures: Vec<Category>,
 }
 
@@ -131,19 +131,19 @@ async fn told(
     }
     aside(move || {
         let node = node(&published, &health, &shown, with_processes);
-        // Keys are strings and numbers are finite: serialisation cannot fail.
+        // Keys are strings and numbers are finite, so serialization cannot fail.
         serde_json::to_string(&node).unwrap_or_default()
     })
     .await
 }
 
-/// Returns the rows as visible to an anonymous viewer.
+/// Returns the rows that are visible to an anonymous viewer.
 fn rows<'a>(published: &'a Published, health: &Health, shown: &ViewSettings) -> Rows<'a> {
     let all = shown.tenants == Tenants::Named;
     rows::rows(published, health, Viewer { uid: u32::MAX, all }, shown.tenants)
 }
 
-/// Whether a device's processes and what nobody owns are what is used of it; `None` where that cannot be known.
+/// Returns whether a device's processes and unaccounted bytes add up to its used bytes; `None` if unknown.
 fn adds_up(rows: &Rows<'_>, device: usize) -> Option<bool> {
     let agreed = rows.devices.get(device)?.1.agreed?;
     let mut sum = i128::from(agreed.unaccounted_bytes);
@@ -220,7 +220,7 @@ fn process(
     account: &AccountView,
     shown: &ViewSettings,
 ) -> ProcessJson {
-    // A process that is not told of by its pid is bytes only.
+    // A process without a visible pid has only its bytes.
     let is_named = row.pid != 0;
     let who = row.who.iter().map(|(name, value)| (name.clone(), clean(value).into_owned()));
     let ConsistentSample { sample, tracked: (_, amounts), .. } = ConsistentSample::of(account);
@@ -248,7 +248,7 @@ fn process(
     }
 }
 
-/// Rules that somebody chose stand; `default` is what fits the process.
+/// Returns the configured rules; instead of `default`, the rules that fit the process.
 fn rules<'a>(process: &ProcessView, shown: &'a ViewSettings) -> &'a Rules {
     let is_torch = || process.cells.iter().any(|cell| cell.pool.as_deref() == Some(names::TORCH));
     match shown.rules.name == "default" && is_torch() {
@@ -257,7 +257,7 @@ fn rules<'a>(process: &ProcessView, shown: &'a ViewSettings) -> &'a Rules {
     }
 }
 
-/// What a process holds, by category.
+/// Bytes of a process by category.
 #[derive(Default)]
 struct Sums {
     named: BTreeMap<String, i64>,
@@ -285,7 +285,7 @@ impl Sums {
         sums
     }
 
-    /// Largest first, `Others` last.
+    /// Returns the categories, largest first, `Others` last.
     fn categories(self) -> Vec<Category> {
         let mut list: Vec<Category> =
             self.named.into_iter().map(|(name, bytes)| Category { name, bytes }).collect();

@@ -1,4 +1,4 @@
-//! One process: its report as it stands, with what the reader may know of it.
+//! One process: its current report, without data that the viewer may not see.
 
 use super::response_cache::{Refused, Text, aside};
 use crate::aggregator::Query;
@@ -15,12 +15,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// Bytes of what a page draws: more names and points than fit are sums.
+/// Limit of the bytes that the page draws; names and points beyond it are summed.
 const MOST_DRAWN: usize = 256 << 10;
-/// Bytes of a report: one with tens of thousands of tags has more, and is asked of the control socket.
+/// Limit of the bytes of a report. Reports with tens of thousands of tags are longer, and only the control socket returns them.
 const MOST_REPORT: usize = 4 << 20;
 
-/// Refuses a process that has no report, so that the aggregator is not asked for it.
+/// Refuses a process without a report, so that the aggregator is not asked for it.
 pub(super) fn is_there(context: &ViewContext, key: ProcessKey, tenants: Tenants) -> Result<(), Refused> {
     if tenants == Tenants::Anonymous {
         let text = "processes are anonymous here (tenants in the configuration): gpumemctl report PID tells you yours";
@@ -84,7 +84,7 @@ async fn told(
 }
 
 fn with_words(mut run: Run, shown: &ViewSettings, form: fn(&Report<'_>, bool) -> String) -> String {
-    // Rules that somebody chose stand; `default` is what fits the run.
+    // Configured rules are used as they are; `default` is replaced by the rules that fit the run.
     let rules = if shown.rules.name == "default" { Groupings::of_run(&run) } else { (*shown.rules).clone() };
     let command = format!("gpumemctl report {}", run.process.pid);
     if shown.page == Page::Tags {

@@ -1,5 +1,5 @@
-//! What pages ask for, made once for all who ask. A hundred open pages cost what one costs: an answer is kept for a moment, one
-//! is made at a time, and making them has a share of the time.
+//! Answers for pages, each made once for all clients. A hundred open pages cost as much as one: an answer is cached for a short
+//! time, one is made at a time, and making them is limited to a share of the time.
 
 use super::{node, process};
 use crate::config::{Page, Tenants};
@@ -11,18 +11,18 @@ use hyper::header::HeaderValue;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Bytes of answers that are kept.
+/// Limit of cached bytes.
 const MOST_KEPT: usize = 8 << 20;
-/// What took so long to make is not made again before this many times that: 4 % of the time.
+/// Pause after making an answer, as a multiple of the time that it took, so that answers take 4 % of the time.
 const REST: u32 = 25;
-/// But pages go on, however slow the machine is.
+/// Limit of that pause, so that pages are updated on slow machines too.
 const LONGEST_REST: Duration = Duration::from_secs(5);
-/// Who waits longer for their turn is told to come again.
+/// Time limit for waiting until an answer is made; afterwards the client must retry.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// An answer that is older is not given any more, however long others take.
+/// Maximum age of a cached answer.
 const OLDEST: Duration = Duration::from_secs(15);
 
-/// Something that pages ask for.
+/// Kind of data that pages request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum What {
     Devices,
@@ -32,7 +32,7 @@ pub(super) enum What {
 }
 
 impl What {
-    /// It is as new as that at least, when the daemon has time.
+    /// Returns the maximum age of this answer if the daemon has time to make a new one.
     fn fresh(self) -> Duration {
         match self {
             What::Devices | What::Processes => Duration::from_millis(250),
@@ -41,11 +41,11 @@ impl What {
     }
 }
 
-/// Why there is no answer.
+/// Reason for refusing an answer.
 #[derive(Debug)]
 pub(super) struct Refused(pub StatusCode, pub String);
 
-/// An answer.
+/// A cached answer.
 #[derive(Debug)]
 pub(super) struct CachedResponse {
     pub body: Bytes,
@@ -53,7 +53,7 @@ pub(super) struct CachedResponse {
     at: Instant,
 }
 
-/// What must be the same for an answer to be given again.
+/// Settings that must be the same for a cached answer to be valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Under(Page, Tenants, usize);
 
@@ -70,11 +70,11 @@ struct Kept {
     asked: Instant,
 }
 
-/// Where answers lie.
+/// Cache of the answers.
 #[derive(Default)]
 pub(crate) struct ResponseCache {
     kept: Mutex<Vec<Kept>>,
-    /// Who has it makes something; when the next one may.
+    /// Locked while an answer is made; the time from which the next one may be made.
     turn: tokio::sync::Mutex<Option<Instant>>,
     number: std::sync::atomic::AtomicU64,
 }
@@ -95,7 +95,7 @@ impl ResponseCache {
         }
         match tokio::time::timeout(PATIENCE, self.make(context, what, shown, under)).await {
             Ok(made) => made,
-            // Others are looked at, or the daemon has much to do: the page says how old its numbers are.
+            // Other answers are being made, or the daemon is busy: return an older answer. The page shows the age of its numbers.
             Err(_) => self.find(what, under, OLDEST).ok_or_else(busy),
         }
     }
@@ -108,7 +108,7 @@ impl ResponseCache {
         under: Under,
     ) -> Result<Arc<CachedResponse>, Refused> {
         let mut turn = self.turn.lock().await;
-        // While this one waited, another one may have made it.
+        // Another client may have had the answer made meanwhile.
         if let Some(made) = self.find(what, under, what.fresh()) {
             return Ok(made);
         }
@@ -125,7 +125,7 @@ impl ResponseCache {
         *turn = Some(Instant::now() + (body.cost * REST).min(LONGEST_REST));
         drop(turn);
         let number = self.number.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        // Another daemon's answers have other tags.
+        // The start time makes the tags of different daemons differ.
         let tag = format!("\"{:x}.{number:x}\"", context.stats.started_ns);
         let tag = HeaderValue::from_str(&tag).unwrap_or(HeaderValue::from_static("\"\""));
         let made = Arc::new(CachedResponse { body: body.text.into(), tag, at: began });
@@ -157,13 +157,13 @@ fn busy() -> Refused {
     Refused(StatusCode::SERVICE_UNAVAILABLE, "the daemon has much to do: ask again".to_owned())
 }
 
-/// A text, and what it cost to make: what it waited for is not counted.
+/// A text and the time for making it, without waiting.
 pub(super) struct Text {
     pub text: String,
     pub cost: Duration,
 }
 
-/// Makes it beside the loop, where it holds up nobody.
+/// Makes a text on another thread, so that it does not block the event loop.
 pub(super) async fn aside(make: impl FnOnce() -> String + Send + 'static) -> Result<Text, Refused> {
     let timed = move || {
         let began = Instant::now();

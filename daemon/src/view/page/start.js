@@ -1,6 +1,6 @@
-// One process in depth: the report's own page, drawn anew when there is something new. What the reader has chosen stays.
+// Details of one process: the report's page, redrawn when there is new data. The reader's choices stay.
 
-// Names keep their colours, whatever becomes larger.
+// Keeps the colours of names when their order changes.
 const remembered = [[], [], []];
 function steady(data) {
   data.groupings.forEach((grouping, by) => {
@@ -18,7 +18,7 @@ function steady(data) {
   });
 }
 
-// Times are since the beginning of what is told, which moves.
+// Corrects the cursor's time, because times are relative to the begin of the data, which moves.
 function rebase(old, clock) {
   if (state.cursor !== null) state.cursor += (old.base - clock.base) * 1e9 + (old.base_ns - clock.base_ns);
 }

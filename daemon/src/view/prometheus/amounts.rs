@@ -1,5 +1,5 @@
-//! What adds up: of a process on a device, or of several that are folded into one. The sums of the folded are written
-//! under the same names, so that a sum over a family is the same whether or not anything was folded.
+//! Additive values, of a process on a device or of the folded processes. The sums of the folded processes are written under the
+//! same names, so that the sum over a family does not depend on folding.
 
 use super::families::{Families, Family, Labels};
 use super::names::REST;
@@ -49,7 +49,7 @@ static TAG: Family = Family::gauge(
 pub(super) static FAMILIES: &[&Family] =
     &[&USED, &UNAVAILABLE, &PREDATES, &UNTRACKABLE, &UNTRACKABLE_PART, &TRACKED, &CATEGORY, &TAG];
 
-/// The most series of what adds up, without categories and tags.
+/// Most series of one set of values, without categories and tags.
 pub(super) const MOST: usize = 6 + PARTS.len() - 1;
 
 const PARTS: [&str; 6] = ["context", "modules", "local_memory", "heaps", "rounding", "unexplained"];
@@ -68,7 +68,7 @@ fn parts(parts: &Parts) -> [i64; 6] {
 /// Bytes by name.
 pub(super) type Named<'a> = BTreeMap<Label<'a>, i64>;
 
-/// Bytes of one process, or of several, on one device. What is not known is absent.
+/// Bytes of one process, or of the folded processes, on one device. Unknown values are absent.
 #[derive(Debug, Default)]
 pub(super) struct Amounts<'a> {
     used: Option<u64>,
@@ -82,8 +82,7 @@ pub(super) struct Amounts<'a> {
 }
 
 impl Amounts<'_> {
-    /// What is known of an account at its last sample; names of the tracked are the caller's to give, of the amounts that
-    /// come beside.
+    /// Returns the values of an account at its last sample, and the tracked amounts by cell, which the caller sums by name.
     pub(crate) fn of(account: &AccountView, covered: bool) -> (Self, &[i64]) {
         let consistent = ConsistentSample::of(account);
         let gap = consistent.sample.and_then(|sample| Some((sample, sample.untrackable_bytes()?)));
@@ -102,7 +101,8 @@ impl Amounts<'_> {
 }
 
 impl<'a> Amounts<'a> {
-    /// And those of another process. The sum of what is known is a lower bound where something is not: the reason stays.
+    /// Adds the values of another process. If some values are unknown, the sum of the known ones is a lower bound, and the reason
+    /// stays.
     pub(crate) fn add(&mut self, other: Amounts<'a>) {
         let sum = |sum: &mut Option<i64>, more: Option<i64>| {
             if let Some(more) = more {
@@ -130,7 +130,7 @@ impl<'a> Amounts<'a> {
         }
     }
 
-    /// Tags of the folded are one.
+    /// Replaces the tags by one sum, for folded processes.
     pub(crate) fn fold_tags(&mut self) {
         if !self.tags.is_empty() {
             let sum = self.tags.values().copied().fold(0, i64::wrapping_add);
@@ -138,7 +138,7 @@ impl<'a> Amounts<'a> {
         }
     }
 
-    /// As series.
+    /// Writes the values as series.
     pub(crate) fn write(&self, labels: &Labels, out: &mut Families) {
         if let Some(used) = self.used {
             out.add(&USED, labels, used);

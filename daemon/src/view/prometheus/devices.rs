@@ -1,4 +1,4 @@
-//! Devices.
+//! Series of devices.
 
 use super::families::{Families, Family, Labels};
 use crate::aggregator::Published;
@@ -82,14 +82,14 @@ pub(super) static FAMILIES: &[&Family] = &[
     &OOMS,
 ];
 
-/// The most series of one device: one per family, three kinds of OOM, six of events, and a seventeenth number for all Xids beyond
-/// sixteen.
+/// Most series of one device: one for each family, three kinds of OOM, six of events, and a seventeenth number for all Xids
+/// beyond sixteen.
 pub const MOST_PER_DEVICE: usize = 14 + 2 + 5 + 16;
 
-/// Memory is read at least once a second: older than this, a device with a problem has no reading of now.
+/// Age from which on a reading of a device with a problem is outdated. Memory is read at least once a second.
 const FRESH_NS: u64 = 2_000_000_000;
 
-/// The index that NVML gives a device and its UUID, as labels.
+/// Returns NVML's index of a device and its UUID as labels.
 pub(super) fn labels(device: &DeviceView, health: &Health) -> Labels {
     let of = health.nvml.device(device.name);
     let index = of.map_or(device.ordinal, |of| of.index);
@@ -117,14 +117,14 @@ pub(super) fn collect(published: &Published, health: &Health, out: &mut Families
         for event in of.map_or(&[][..], |of| &of.health_events) {
             out.add_with(&EVENTS, &labels, ("event", event.name), event.count);
         }
-        // From the beginning, so that the first one is an increase.
+        // Written from the start, so that the first event is an increase.
         for (kind, word) in
             [(OomKind::Device, "device"), (OomKind::Pool, "pool"), (OomKind::Suspected, "suspected")]
         {
             let count = published.totals.ooms(device.name, kind);
             out.add_with(&OOMS, &labels, ("kind", word), count);
         }
-        // A reading that is old is no reading of now; where only the lists fail, memory is read as ever.
+        // An old reading does not count as current. If only lists fail, memory is still read.
         let is_fresh = |time_ns: u64| now_ns.saturating_sub(time_ns) < FRESH_NS;
         let reading = device.latest.filter(|reading| problem.is_none() || is_fresh(reading.time_ns));
         let Some(reading) = reading else { continue };

@@ -1,13 +1,13 @@
-//! Families of series, each written once with its help, in the order in which they were first named.
+//! Families of series. Each is written once with its help text, in the order of their first use.
 
 use crate::view::text::{Label, Number};
 
-/// What a family is.
+/// A family of series.
 #[derive(Debug, Clone, Copy)]
 pub struct Family {
     /// Name.
     pub name: &'static str,
-    /// Help.
+    /// HELP text.
     pub help: &'static str,
     /// `gauge` or `counter`.
     pub kind: &'static str,
@@ -16,7 +16,7 @@ pub struct Family {
 }
 
 impl Family {
-    /// Something that goes up and down.
+    /// Returns a family of values that go up and down.
     pub(crate) const fn gauge(
         name: &'static str,
         labels: &'static [&'static str],
@@ -24,7 +24,7 @@ impl Family {
     ) -> Self {
         Family { name, help, kind: "gauge", labels }
     }
-    /// Something that only grows.
+    /// Returns a family of values that only increase.
     pub(crate) const fn counter(
         name: &'static str,
         labels: &'static [&'static str],
@@ -34,17 +34,17 @@ impl Family {
     }
 }
 
-/// Labels of several series, written once.
+/// Labels shared by several series, formatted once.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Labels(String);
 
 impl Labels {
-    /// Room for the usual ones.
+    /// Returns no labels, with room for the usual ones.
     pub(crate) fn new() -> Self {
         Labels(String::with_capacity(192))
     }
 
-    /// With one more label.
+    /// Adds a label.
     pub(crate) fn with(mut self, name: &str, value: &str) -> Self {
         push_pair(&mut self.0, name, &value.into());
         self
@@ -61,7 +61,7 @@ fn push_pair(out: &mut String, name: &str, value: &Label<'_>) {
     out.push('"');
 }
 
-/// How far a scrape had come.
+/// Position in a scrape, for [`Families::undo`].
 #[derive(Debug)]
 pub(crate) struct Mark {
     lengths: Vec<usize>,
@@ -79,17 +79,17 @@ pub(crate) struct Families {
 }
 
 impl Families {
-    /// Room for so many series.
+    /// Returns an empty scrape; `most` is the limit of series.
     pub(crate) fn new(most: usize) -> Self {
         Families { families: Vec::new(), series: 0, most, folded: 0 }
     }
 
-    /// One series. Beyond the most that a scrape may have, it is counted and left out.
+    /// Writes a series. Beyond the limit it is omitted and counted.
     pub(crate) fn add(&mut self, family: &'static Family, labels: &Labels, value: impl Number) {
         self.push(family, labels, None, value);
     }
 
-    /// One series with a label of its own.
+    /// Writes a series with one more label.
     pub(crate) fn add_with<'a>(
         &mut self,
         family: &'static Family,
@@ -132,30 +132,30 @@ impl Families {
         out.push('\n');
     }
 
-    /// Now, to come back to.
+    /// Returns the current position.
     pub(crate) fn mark(&self) -> Mark {
         let lengths = self.families.iter().map(|(_, text)| text.len()).collect();
         Mark { lengths, series: self.series, folded: self.folded }
     }
 
-    /// Whether everything since then was written, and so much more can be.
+    /// Returns whether all series since `since` were written and `more` series fit.
     pub(crate) fn has_room(&self, since: &Mark, more: usize) -> bool {
         self.folded == since.folded && self.series.saturating_add(more) <= self.most
     }
 
-    /// As if nothing had been written since then.
+    /// Removes all series since a position.
     pub(crate) fn undo(&mut self, since: Mark) {
         let lengths = since.lengths.into_iter().chain(std::iter::repeat(0));
         self.families.iter_mut().zip(lengths).for_each(|((_, text), length)| text.truncate(length));
         (self.series, self.folded) = (since.series, since.folded);
     }
 
-    /// Series that were left out.
+    /// Returns the number of omitted series.
     pub(crate) fn folded(&self) -> u64 {
         self.folded
     }
 
-    /// Everything, with a line of help and one of type before each family.
+    /// Returns the whole text, with HELP and TYPE lines before each family.
     pub(crate) fn text(self) -> String {
         let bytes: usize = self.families.iter().map(|(_, series)| series.len() + 256).sum();
         let mut text = String::with_capacity(bytes + 16_384);

@@ -1,17 +1,16 @@
 //! `/metrics`.
 //!
 //! ```text
-//! own        what the daemon counts about itself: a collector of the `prometheus` crate
-//! devices, processes   facts about GPUs, from the published snapshot
-//! amounts    what adds up of a process, or of several that are folded
-//! names      what its bytes are called: categories and tags
-//! families   the writer of those
+//! own        counters about the daemon itself: a collector of the `prometheus` crate
+//! devices, processes   values of GPUs, from the published snapshot
+//! amounts    additive values of a process, or of the folded processes
+//! names      names of its bytes: categories and tags
+//! families   the writer of the GPU values
 //! ```
 //!
-//! Facts about GPUs are written by a writer of our own: the crate builds, sorts and clones a tree of strings per
-//! series and needs 0.9 ms for a thousand of them, more than a whole scrape of 8 GPUs with 16 processes each
-//! may take; its output and ours are the same text. Values carry no time stamps, so that a series vanishes
-//! with its process. What is not known has no series; a series with a reason says why.
+//! GPU values have their own writer. The crate builds, sorts and clones a tree of strings for each series and needs 0.9 ms for a
+//! thousand series. A whole scrape of 8 GPUs with 16 processes each must take less. Both write the same format. Values carry no
+//! time stamps, so that a series vanishes with its process. Unknown values have no series; a series with a reason explains it.
 
 mod amounts;
 mod devices;
@@ -30,12 +29,12 @@ pub use devices::MOST_PER_DEVICE;
 use families::Families;
 pub(crate) use families::Family;
 
-/// The text of one scrape, as everybody may have it.
+/// Returns the text of one scrape for anonymous clients.
 pub fn scrape(context: &ViewContext) -> String {
     scrape_as(context, context.shown())
 }
 
-/// The same for who sees all processes.
+/// Returns the text of one scrape for clients that may see all processes.
 pub(crate) fn scrape_named(context: &ViewContext) -> String {
     scrape_as(context, ViewSettings { tenants: Tenants::Named, ..context.shown() })
 }
@@ -52,19 +51,18 @@ fn scrape_as(context: &ViewContext, shown: ViewSettings) -> String {
     text
 }
 
-/// Every family that is written by hand or about ourselves, for the reference: those of counts and of sources have tables
-/// of their own.
+/// Returns the families of this module for the reference; those of counters and of sources have their own tables.
 pub fn families() -> impl Iterator<Item = &'static Family> {
     [devices::FAMILIES, amounts::FAMILIES, processes::FAMILIES, own::FAMILIES].into_iter().flatten().copied()
 }
 
-/// The most series of a process that uses so many devices.
+/// Returns the most series of a process that uses this many devices.
 pub fn most_per_process(shown: &ViewSettings, devices: usize) -> usize {
     let of_account = processes::most_per_account(shown.rules.structure.rules.len(), shown.tags);
     processes::MOST_PER_PROCESS + devices * of_account
 }
 
-/// The series of processes alone.
+/// Returns only the series of processes.
 #[cfg(test)]
 pub(super) fn of_processes(published: &Published, health: &Health, shown: &ViewSettings) -> String {
     let mut families = Families::new(shown.max_series);

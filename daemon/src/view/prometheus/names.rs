@@ -1,4 +1,4 @@
-//! What the bytes of a process are called: categories, by the rules, and tags, the largest of them.
+//! Names of a process's bytes: categories by the rules, and its largest tags.
 
 use super::amounts::Named;
 use crate::view::text::Label;
@@ -8,18 +8,18 @@ use gpumem_report::rules::NO_TAG;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// What is summed because there is more than there are places for.
+/// Name of the sum of tags beyond the limit.
 pub(super) const REST: &str = "(other)";
-/// Beside the tags that are shown: the rest, what has none, and what no block covers.
+/// Further names besides the shown tags: the rest, untagged, and bytes that no block covers.
 pub(super) const BESIDE_TAGS: usize = 4;
-/// Beside the categories of the rules.
+/// Further names besides the categories of the rules.
 pub(super) const BESIDE_RULES: usize = 3;
 
-/// The name of each cell of a process.
+/// Name of each cell of a process.
 pub(super) struct Names<'a>(Vec<Label<'a>>);
 
 impl<'a> Names<'a> {
-    /// Categories.
+    /// Returns the category of each cell.
     pub(crate) fn categories(process: &ProcessView, rules: &'a Rules) -> Self {
         let name = |cell: &CellView| match cell.class {
             _ if cell.is_idle() => "pool idle".into(),
@@ -29,8 +29,8 @@ impl<'a> Names<'a> {
         Names(process.cells.iter().map(name).collect())
     }
 
-    /// Tags: of those that have a name the `most` that hold most in `ranked`, by which they keep their places while memory
-    /// comes and goes.
+    /// Returns the tag of each cell, for the `most` named tags with the most bytes in `ranked`. That ranking is stable while
+    /// memory is allocated and freed.
     pub(crate) fn tags(process: &'a ProcessView, ranked: &[i64], most: usize) -> Self {
         let own = |cell: &'a CellView| match (&cell.tag, cell.class) {
             _ if cell.is_idle() => Err("(pool idle)"),
@@ -56,7 +56,7 @@ impl<'a> Names<'a> {
         Names(process.cells.iter().map(name).collect())
     }
 
-    /// Bytes of each name; together they are the sum of the amounts.
+    /// Returns the bytes of each name; their sum is the sum of the amounts.
     pub(crate) fn sums(&self, amounts: &[i64]) -> Named<'a> {
         let mut sums = Named::new();
         for (name, &bytes) in self.0.iter().zip(amounts).filter(|(_, bytes)| **bytes != 0) {

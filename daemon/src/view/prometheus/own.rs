@@ -1,5 +1,5 @@
-//! What the daemon says about itself, through the `prometheus` crate: a collector that reads the counts when it is
-//! asked, so that nothing is kept twice.
+//! Metrics of the daemon itself, through the `prometheus` crate. The collector reads the counters at each scrape, so that no
+//! value is stored twice.
 
 use super::families::Family;
 use super::processes::Folded;
@@ -12,12 +12,12 @@ use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
 use prometheus::{Encoder, Registry, TextEncoder};
 
-/// One scrape's view of ourselves.
+/// The daemon's metrics at one scrape.
 struct Own(Vec<MetricFamily>);
 
 impl Collector for Own {
     fn desc(&self) -> Vec<&Desc> {
-        Vec::new() // the registry checks names by it; ours are checked by promtool in a test
+        Vec::new() // the registry checks names with it; a test checks ours with promtool
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
@@ -131,7 +131,7 @@ fn metric(counter: bool, value: f64, labels: &[(&str, &str)]) -> Metric {
     metric
 }
 
-/// Appends the families about ourselves.
+/// Appends the daemon's own families.
 pub(super) fn write(
     context: &ViewContext,
     health: &Health,
@@ -211,7 +211,8 @@ fn cpu_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Since Linux 6.2 the size of the folder says it; a list has the one that reads it too.
+/// Returns the number of open descriptors. Since Linux 6.2 the folder's size has it; before, listing it counts one more, which
+/// reads the list.
 fn open_fds() -> Option<f64> {
     const FDS: &str = "/proc/self/fd";
     match std::fs::metadata(FDS).ok()?.len() {

@@ -1,8 +1,8 @@
-//! Processes: the identity `used = predates + tracked + untrackable` at the last sample where all of it was known,
-//! and tracked by category. The wide labels are on one series per process, to be joined by pid and start.
+//! Series of processes: the identity `used = predates + tracked + untrackable` at the last sample where all of it was known, and
+//! tracked bytes by category. One series for each process has the long labels, for joins by pid and start.
 //!
-//! A process has all of its series or none. Those that have just begun and those for which there is no room are folded: one
-//! process `(other)`, whose bytes are their sum. The oldest keep their places, so that no series comes and goes.
+//! A process has all of its series or none. Young processes, and those for which there is no room, are folded into one process
+//! `(other)` with their sums. The oldest processes keep their series, so that no series comes and goes.
 
 use super::amounts::{self, Amounts};
 use super::devices;
@@ -111,27 +111,28 @@ pub(super) static FAMILIES: &[&Family] = &[
     &CLAIMED_DEVICES,
 ];
 
-/// The most series of a process, whatever the number of devices: information, four counts, eight layers.
+/// Most series of a process that do not depend on its devices: information, four counts, eight layers.
 pub(super) const MOST_PER_PROCESS: usize = 13;
-/// The most series of a process on a device, without categories and tags: two peaks, protected, five kinds beside, six flags, one age.
+/// Most series of a process on a device, without categories and tags: two peaks, protected, five further kinds, six flags, one
+/// age.
 const MOST_PER_ACCOUNT: usize = amounts::MOST + 15;
 
-/// The most series of a process on a device, where each category and tag has bytes.
+/// Returns the most series of a process on a device, if every category and tag has bytes.
 pub(super) fn most_per_account(categories: usize, tags: usize) -> usize {
     let tags = if tags == 0 { 0 } else { tags + BESIDE_TAGS };
     MOST_PER_ACCOUNT + categories + BESIDE_RULES + tags
 }
 
-/// Processes that are folded.
+/// Number of folded processes.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Folded {
-    /// They have just begun.
+    /// Because they are young.
     pub young: u64,
-    /// Their series would have been too many.
+    /// Because the limit of series was reached.
     pub room: u64,
 }
 
-/// A process on a device: the device's place in the snapshot.
+/// Index of a device in the snapshot, and the process's account and values on it.
 type OnDevice<'a> = (usize, &'a AccountView, Amounts<'a>);
 
 pub(super) fn collect(
@@ -147,7 +148,7 @@ pub(super) fn collect(
     live.sort_by_key(|process| (process.key.start_ticks, process.key.pid));
     count(published, health, &is_there, &live, out);
     let up = since_boot();
-    // What is folded always has a place.
+    // The folded processes always have room.
     let categories = shown.rules.structure.rules.len();
     let there = is_there.iter().filter(|is_there| **is_there).count();
     let reserve = 1 + there * (amounts::MOST + categories + BESIDE_RULES + BESIDE_TAGS);
@@ -187,15 +188,15 @@ fn since_boot() -> Duration {
     Duration::from_secs(now.tv_sec.try_into().unwrap_or(0))
 }
 
-/// One whose start is not known is as old as the machine.
+/// Returns whether a process is young. One with unknown start counts as old as the machine.
 fn is_young(key: ProcessKey, up: Duration, young: Duration) -> bool {
-    const MS_PER_TICK: u64 = 10; // USER_HZ is 100 on every architecture that this is built for
+    const MS_PER_TICK: u64 = 10; // USER_HZ is 100 on every supported architecture
     let start = Duration::from_millis(key.start_ticks.saturating_mul(MS_PER_TICK));
     up.saturating_sub(start) < young && key.start_ticks != 0
 }
 
-/// What a process is called where nobody may know which it is: the same while it and the daemon live, and nothing that could be
-/// turned into a pid by who tries them all.
+/// Returns the pseudonym of a hidden process. It is constant while process and daemon live, and a random key prevents finding the
+/// pid by brute force.
 fn hidden(key: ProcessKey) -> String {
     static SECRET: OnceLock<RandomState> = OnceLock::new();
     format!("hidden-{:016x}", SECRET.get_or_init(RandomState::new).hash_one((key.pid, key.start_ticks)))
@@ -226,13 +227,13 @@ fn count(
     }
 }
 
-/// Devices that the process names and this machine does not have.
+/// Returns the number of devices that the process reports and this machine does not have.
 fn claimed(process: &ProcessView, is_there: &[bool]) -> u64 {
     let devices = process.accounts.iter().filter_map(|account| account.device);
     devices.filter(|device| is_there.get(*device) == Some(&false)).count() as u64
 }
 
-/// What adds up of each account that has a device of this machine.
+/// Returns the additive values of each account on a device of this machine.
 fn amounts<'a>(process: &'a ProcessView, is_there: &[bool], shown: &'a ViewSettings) -> Vec<OnDevice<'a>> {
     let covered = process.coverage.covered;
     let categories = Names::categories(process, &shown.rules.structure);
@@ -249,7 +250,7 @@ fn amounts<'a>(process: &'a ProcessView, is_there: &[bool], shown: &'a ViewSetti
     process.accounts.iter().filter(is_there).filter_map(of).collect()
 }
 
-/// All series of a process.
+/// Writes all series of a process.
 fn write(
     (published, health): (&Published, &Health),
     process: &ProcessView,
@@ -301,7 +302,7 @@ fn info(process: &ProcessView, own: &Labels, out: &mut Families) {
     out.add(&INFO, &labels, 1_u64);
 }
 
-/// What does not add up.
+/// Writes the values that are not additive.
 fn beside(
     published: &Published,
     process: &ProcessView,

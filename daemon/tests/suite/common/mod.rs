@@ -1,4 +1,4 @@
-//! A daemon in this process, on sockets of its own, and hand-made peers that speak to it.
+//! A daemon in this process, on its own sockets, and hand-made peers that connect to it.
 #![allow(dead_code, missing_docs)] // each test uses a part
 
 pub mod node;
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 pub use gpumem_test_support::{DEADLINE as PATIENCE, wait_for};
 
-/// A directory that goes with its value.
+/// A directory that is removed when the value is dropped.
 pub struct Scratch(pub PathBuf);
 
 impl Scratch {
@@ -40,12 +40,12 @@ impl Drop for Scratch {
     }
 }
 
-/// A port that was free a moment ago.
+/// Returns a port that was free just now.
 pub fn free_port() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port")
 }
 
-/// A daemon that runs in a thread.
+/// A daemon that runs in a thread of this process.
 pub struct Daemon {
     pub scratch: Scratch,
     pub metrics: SocketAddr,
@@ -54,7 +54,7 @@ pub struct Daemon {
     thread: Option<JoinHandle<anyhow::Result<()>>>,
 }
 
-/// Starts one with this configuration; `$DIR` in it is its directory.
+/// Starts a daemon with this configuration; `$DIR` in it is its directory.
 pub fn start(config: &str) -> Daemon {
     start_in(Scratch::new(), config)
 }
@@ -62,7 +62,7 @@ pub fn start(config: &str) -> Daemon {
 pub fn start_in(scratch: Scratch, config: &str) -> Daemon {
     let metrics = free_port();
     let file = scratch.join("gpumemd.toml");
-    // A key of the caller's stays; what is missing is given.
+    // Keys that the caller gives are kept; missing ones are added.
     let given = |section: &str, key: &str, value: String, text: String| {
         if text.contains(&format!("{key} =")) {
             return text;
@@ -89,7 +89,7 @@ pub fn start_in(scratch: Scratch, config: &str) -> Daemon {
 pub fn start_as(scratch: Scratch, metrics: SocketAddr, setup: Setup) -> Daemon {
     let mut settings = setup.settings().expect("settings");
     settings.nvml.program = Some(env!("CARGO_BIN_EXE_gpumemd").into());
-    settings.young = Duration::ZERO; // every process of a test is
+    settings.young = Duration::ZERO; // processes of tests are always young
     let (tell, told) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -129,13 +129,13 @@ impl Daemon {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Ends it and tells how it went.
+    /// Ends the daemon and returns its result.
     pub fn end(&mut self) -> anyhow::Result<()> {
         let _ = self.end.write_all(b"x");
         self.result()
     }
 
-    /// How it ended by itself.
+    /// Waits until the daemon ends, and returns its result.
     pub fn result(&mut self) -> anyhow::Result<()> {
         let thread = self.thread.take().expect("it was not ended yet");
         wait_for("the daemon to end", || thread.is_finished().then_some(()));
@@ -168,12 +168,12 @@ impl Daemon {
         body
     }
 
-    /// The value of a series, as it is written.
+    /// Returns the value of a series.
     pub fn metric(&self, series: &str) -> Option<f64> {
         metric(&self.scrape(), series)
     }
 
-    /// Runs that match, as they are served.
+    /// Returns the runs that match a query, as the control API returns them.
     pub fn runs(&self, query: &str) -> Vec<gpumem_model::run::Run> {
         let (status, value) = self.get(&format!("/v1/runs{query}"));
         assert_eq!(status, 200, "{value}");
@@ -190,14 +190,14 @@ impl Drop for Daemon {
     }
 }
 
-/// The value of a series in a scrape.
+/// Returns the value of a series in a scrape.
 pub fn metric(scrape: &str, series: &str) -> Option<f64> {
     let line =
         scrape.lines().find(|line| line.strip_prefix(series).is_some_and(|rest| rest.starts_with(' ')))?;
     line[series.len()..].trim().parse().ok()
 }
 
-/// One request and its answer: status and body.
+/// Sends a request. Returns status and body of the answer.
 pub fn http(mut stream: impl Read + Write, method: &str, path: &str) -> (u16, String) {
     let request = format!(
         "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
@@ -210,7 +210,7 @@ pub fn http(mut stream: impl Read + Write, method: &str, path: &str) -> (u16, St
     (status, body.to_owned())
 }
 
-/// Settings for a private daemon in `scratch`.
+/// Returns the setup of a private daemon in `scratch`.
 pub fn private(scratch: &Scratch, idle_exit_s: f64) -> Setup {
     let file = scratch.join("private.toml");
     let text = format!(

@@ -1,4 +1,4 @@
-//! A node as sources tell it, at fixed times: so many GPUs with so many processes, each with so many tags.
+//! A node whose sources send records with fixed times. The numbers of GPUs, processes and tags can be chosen.
 
 use gpumem_ledger::{Origin, ProcessKey};
 use gpumem_wire::{Absence, Body, DeviceIdKind, DriverEventKind, MemoryKind, Reading, Record, Stamp};
@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Sources that are what they are told to be.
+/// Sources with a fixed health.
 pub struct Told(pub Health);
 
 impl Sources for Told {
@@ -26,7 +26,7 @@ impl Sources for Told {
     }
 }
 
-/// A core without a daemon around it, and what views see of it.
+/// An aggregator without a daemon, and the state for views.
 pub struct Node {
     pub core: Aggregator,
     pub context: ViewContext,
@@ -94,7 +94,7 @@ impl Node {
         node
     }
 
-    /// A process with an agent: `tags` allocations of 1 MiB, 2 MiB, ..., and 8 MiB of pinned memory.
+    /// Adds a process with an agent, with `tags` allocations of 1 MiB, 2 MiB, ..., and 8 MiB of pinned memory.
     pub fn covered(&mut self, on: usize, process: usize, tags: u64) {
         let key = key(on, process);
         let at = Stamp { device: 0, time_ns: 2, ..Stamp::default() };
@@ -128,7 +128,7 @@ impl Node {
         self.core.take(batch(Origin::Process(key), &records));
     }
 
-    /// A reading of a device: its processes with what they use, or why that is not known.
+    /// Adds a reading of a device: its processes with their used bytes, or the reason why those are unknown.
     pub fn sample(&mut self, on: usize, t0: u64, listed: &[(ProcessKey, Result<u64, Absence>)]) {
         let at = Stamp { device: on as u8, time_ns: t0, ..Stamp::default() };
         let sum: u64 = listed.iter().filter_map(|(_, used)| used.ok()).sum();

@@ -1,4 +1,4 @@
-//! A peer on the agent socket, made by hand: what it says is what the test says.
+//! A hand-made peer on the agent socket, which sends exactly what a test wants.
 
 use super::{PATIENCE, wait_for};
 use gpumem_wire::layout::{HEADER_BYTES, Header};
@@ -15,7 +15,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-/// Field 22 of /proc/self/stat.
+/// Returns field 22 of /proc/self/stat.
 pub fn own_start_ticks() -> u64 {
     let stat = std::fs::read_to_string("/proc/self/stat").expect("/proc");
     let after = stat.rsplit_once(')').expect("a name").1;
@@ -41,7 +41,7 @@ pub fn now() -> u64 {
     gpumemd::clock::now_ns()
 }
 
-/// A name for device slot 0.
+/// Returns a record that names device slot 0.
 pub fn device() -> Vec<u8> {
     let body = Body::Device {
         uuid_high: 7,
@@ -68,7 +68,7 @@ pub fn watermark(last_seq: u64) -> Vec<u8> {
     record(Stamp { time_ns: now(), ..Stamp::default() }, body)
 }
 
-/// A resync with these rows.
+/// Returns a resync with these rows.
 pub fn resync(epoch: u64, after_seq: u64, rows: &[(Stamp, Body<'static>)]) -> Vec<u8> {
     let stamp = Stamp { time_ns: now(), ..Stamp::default() };
     let mut out = record(stamp, Body::ResyncBegin { epoch, after_seq });
@@ -79,7 +79,7 @@ pub fn resync(epoch: u64, after_seq: u64, rows: &[(Stamp, Body<'static>)]) -> Ve
     out
 }
 
-/// The memory that an agent hands over.
+/// The shared memory of an agent.
 pub struct Memory {
     pub fd: OwnedFd,
     pub header: Header,
@@ -119,7 +119,7 @@ impl Memory {
         assert_eq!(pwrite(&self.fd, bytes, offset), Ok(bytes.len()));
     }
 
-    /// Puts an ordered record into the ring.
+    /// Writes an ordered record to the ring.
     pub fn ring(&mut self, (stamp, body): (Stamp, Body<'_>)) {
         let slot: Slot = Record { stamp, body }.encode().0;
         self.write(&slot, self.header.slot_offset(stamp.seq));
@@ -142,7 +142,7 @@ impl Memory {
 
 const _: () = assert!(HEADER_BYTES == 4096);
 
-/// The connection.
+/// The peer's connection.
 pub struct Peer {
     pub socket: OwnedFd,
 }
@@ -155,7 +155,7 @@ impl Peer {
         Peer { socket }
     }
 
-    /// Connects, says hello, and reads the welcome: the peer and the resync's epoch.
+    /// Connects, sends a hello, and reads the welcome. Returns the peer and the epoch of the resync.
     pub fn welcomed(path: &Path, memory: &Memory) -> (Self, u64) {
         let peer = Peer::connect(path);
         peer.send_with(&hello(own_start_ticks(), VERSIONS), &[memory.fd.as_fd()]);
@@ -181,11 +181,11 @@ impl Peer {
         assert_eq!(sent, Ok(bytes.len()));
     }
 
-    /// The next packet; none when the daemon has closed the connection.
+    /// Returns the next packet, or `None` when the daemon has closed the connection.
     pub fn receive(&self) -> Option<Vec<u8>> {
         let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
         let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
-        // Children of other tests in this process end meanwhile, and their SIGCHLD interrupts the call.
+        // Children of other tests in this process may end, and their SIGCHLD interrupts the call.
         let ready = rustix::io::retry_on_intr(|| poll(&mut fds, Some(&patience)));
         assert_eq!(ready, Ok(1), "the daemon says nothing");
         let mut buffer = vec![0; 64 << 10];
@@ -194,7 +194,7 @@ impl Peer {
         (len > 0).then_some(buffer)
     }
 
-    /// The daemon closes the connection without another word.
+    /// Asserts that the daemon closes the connection and sends nothing before.
     #[track_caller]
     pub fn is_closed(&self) {
         let mut words = 0;

@@ -1,7 +1,7 @@
-//! docs/reference-config.md: every key as config/gpumemd.toml tells of it, and what the program takes for it.
+//! docs/reference-config.md: every key with its text in config/gpumemd.toml and its type and bounds in the program.
 //!
-//! Text, default and section are those of the shipped file. Type and bounds are asked of the program: it is given what it must
-//! refuse, and its own words are what the table says. Whether a change takes effect at once, `Keys` knows.
+//! Text, default and section are those of the shipped file. Type and bounds come from the program's error messages for invalid
+//! values. Whether a change takes effect at once comes from `Keys`.
 
 use crate::common::parse;
 use gpumemd::config::{Config, Keys};
@@ -26,7 +26,7 @@ goes on as it was until the daemon is restarted; the column `reload` says which 
 Amounts in keys that end in `_s` are seconds, `_hz` times a second, `_mib` MiB, `_days` days. In the column `takes`, bounds are inclusive.
 ";
 
-/// A key of the file.
+/// A key of the shipped file.
 struct Key {
     section: String,
     name: String,
@@ -39,18 +39,18 @@ impl Key {
         if self.section.is_empty() { self.name.clone() } else { format!("{}.{}", self.section, self.name) }
     }
 
-    /// A file with this value for it alone.
+    /// Returns a file with this value for the key and nothing else.
     fn with(&self, value: &str) -> String {
         let section = if self.section.is_empty() { String::new() } else { format!("[{}]\n", self.section) };
         format!("{section}{} = {value}\n", self.name)
     }
 
-    /// What the program says when it refuses `value`; nothing if it takes it.
+    /// Returns the program's error for `value`; `None` if it accepts it.
     fn refusal(&self, value: &str) -> Option<String> {
         parse(&self.with(value)).err().map(|error| error.lines().last().unwrap_or_default().to_owned())
     }
 
-    /// Type and bounds, by what is refused.
+    /// Returns type and bounds, from the errors for invalid values.
     fn takes(&self) -> String {
         let expected = self.refusal("{}").unwrap_or_else(|| panic!("{} takes a table", self.full()));
         let kind = expected.rsplit("expected ").next().unwrap_or_default();
@@ -67,7 +67,7 @@ impl Key {
             "a boolean" => "`true` or `false`".into(),
             "path string" => "path".into(),
             "a sequence" => "list of texts".into(),
-            // A text, or words of which there is a list: what the program says of one that it has never heard.
+            // A text, or one of several words: an unknown word causes an error that lists them.
             _ => match self.refusal("\"no such word\"") {
                 None => "text".into(),
                 Some(refusal) if refusal.contains("a sequence") => "list of texts".into(),
@@ -80,7 +80,7 @@ impl Key {
         }
     }
 
-    /// Whether a value that is read again takes effect.
+    /// Returns whether a reload applies a changed value.
     fn at_once(&self) -> bool {
         let default = parse("").expect("nothing is right");
         let others = [
@@ -107,7 +107,7 @@ impl Key {
     }
 }
 
-/// The sections with what is said of them, and the keys in order.
+/// Returns the sections with their comments, and the keys in order.
 fn read(file: &str) -> (Vec<(String, String)>, Vec<Key>) {
     let (mut sections, mut keys) = (vec![(String::new(), String::new())], Vec::<Key>::new());
     let mut about = Vec::new();
@@ -126,7 +126,7 @@ fn read(file: &str) -> (Vec<(String, String)>, Vec<Key>) {
             let section = sections.last().expect("one").0.clone();
             let default = open.is_none().then(|| value.clone());
             if about.is_empty() {
-                // It shares the comment of the key before it.
+                // It shares the comment of the previous key.
                 let before = keys.last().filter(|key| key.section == section);
                 let before = before.unwrap_or_else(|| panic!("{section}.{name}: no comment before it"));
                 about.push(format!("See `{}`.", before.name));
@@ -188,7 +188,7 @@ Variables of the agent and of gpumemctl: [reference-environment.md](reference-en
 ";
 
 /// # Panics
-/// When the page is not what the program says.
+/// When the page differs from the program.
 pub fn check(shipped: &str) {
     let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference-config.md");
     let fresh = fresh(shipped);

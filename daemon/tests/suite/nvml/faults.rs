@@ -1,4 +1,4 @@
-//! What a sick driver says, and what is made of it: every code of NVML, events, accounting, replaced libraries.
+//! Faults of the driver and their effects: every code of NVML, events, accounting, replaced libraries.
 
 use super::machine::{self, Holder, Machine};
 use super::watcher::Watcher;
@@ -7,7 +7,7 @@ use gpumem_wire::Absence;
 use gpumemd::config::NvmlSettings;
 use std::time::Duration;
 
-/// NVML's codes with a word that must be in what people read.
+/// NVML's codes with a part of the text that users must see.
 const CODES: [(u32, &str); 16] = [
     (1, "not initialised"),
     (2, "invalid argument"),
@@ -131,7 +131,7 @@ async fn a_library_that_was_replaced_is_the_one_that_is_opened() {
     watcher.until("the old driver is read", |seen| driver(&seen.source, "driver 470.")).await;
     watcher.until("it is read", |seen| seen.rows(0) == [(holder.pid(), Ok(MIB), 1)]).await;
     let poller = watcher.nvml.status().poller_pid;
-    // An upgrade of the package: library and module are of different versions until the module is reloaded.
+    // A package upgrade: library and module have different versions until the module is reloaded.
     install("lib");
     machine.set("nvml.driver=mismatch");
     let before = watcher.seen.readings(0);
@@ -165,7 +165,7 @@ async fn a_gpu_that_is_lost_from_the_start_is_told_and_found_later() {
     assert!(matches!(&*status.unnamed, [(0, why, Some(_))] if why == "the GPU is lost"), "{status:?}");
     machine::until("events are registered", || async { machine.calls("nvmlEventSetWait_v2") >= 1 }).await;
     machine.set("gpu0.fault=none");
-    machine.event(1, 0x100, 0); // looks sooner than by itself
+    machine.event(1, 0x100, 0); // checks sooner than by its interval
     watcher.until("both are read", |seen| seen.readings(0) >= 1 && seen.readings(1) >= 1).await;
     assert!(watcher.nvml.status().unnamed.is_empty());
 }
@@ -224,7 +224,7 @@ async fn healthy_gpus_are_read_while_another_hangs() {
     assert!(is_pending(1), "all that within the first call's timeout");
     assert_eq!(nvml.status().counters.hangs, 0);
 
-    // Another one, while the first one still hangs.
+    // A second GPU hangs while the first one still does.
     machine.set("gpu2.fault_list=hang");
     watcher.until("the call is noticed", |_| is_pending(2)).await;
     watcher.stays_fresh(0).await;
@@ -270,7 +270,7 @@ async fn slow_call_goes_on_with_the_poller_that_made_it() {
     assert!(!watcher.seen.number_fell);
 }
 
-/// With one GPU nothing else can be read: the source says that it does nothing.
+/// With one GPU nothing else can be read, so the source reports that it is stalled.
 #[tokio::test]
 async fn source_is_stalled_while_its_only_gpu_hangs() {
     let machine = Machine::new(&["devices=1"]);

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// One machine; its files go with it.
+/// A simulated machine; its files are removed when it is dropped.
 pub struct Machine {
     dir: PathBuf,
 }
@@ -56,12 +56,12 @@ impl Machine {
         self.tool("event", &[&device.to_string(), &kind.to_string(), &data.to_string()]);
     }
 
-    /// The driver is being unbound from the GPU with this id.
+    /// Simulates unbinding the driver from the GPU with this id.
     pub fn unbind(&self, gpu: u32) {
         self.tool("unbind", &[&gpu.to_string()]);
     }
 
-    /// How often a function of NVML has been called.
+    /// Returns how many times a function of NVML has been called.
     pub fn calls(&self, name: &str) -> u64 {
         let line = format!("call {name} ");
         self.show().lines().find_map(|text| text.strip_prefix(&line)?.parse().ok()).unwrap_or(0)
@@ -71,7 +71,7 @@ impl Machine {
         self.tool("show", &[])
     }
 
-    /// A program that uses CUDA on the devices that it is shown, and stays.
+    /// Starts a program that uses CUDA on the visible devices, and keeps running.
     pub fn trainer(&self, visible: &str) -> Holder {
         let out = simulated_gpu();
         let mut child = Command::new(out.join("bin/trainer"))
@@ -87,12 +87,12 @@ impl Machine {
         Holder(child)
     }
 
-    /// What a process holds on a device, by the machine's own books.
+    /// Returns the bytes that a process holds on a device, according to the simulation.
     pub fn used(&self, pid: u32, device: u32) -> u64 {
         self.tool("used", &[&pid.to_string(), &device.to_string()]).trim().parse().expect("a number")
     }
 
-    /// Processes that have NVML open.
+    /// Returns the number of processes that have NVML open.
     pub fn clients(&self) -> u32 {
         let text = self.show();
         let line = text.lines().find_map(|line| line.strip_prefix("nvml.clients=")).expect("a line");
@@ -103,8 +103,8 @@ impl Machine {
         simulated_gpu().join(variant).join("libnvidia-ml.so.1")
     }
 
-    /// Written by another process: a child that another test forks meanwhile would keep a file of ours open for writing, and it
-    /// could not be executed ("text file busy").
+    /// Written by another process. A child that another test forks meanwhile would keep a file of this process open for writing,
+    /// and it could not be executed ("text file busy").
     pub fn script(&self, name: &str, text: &str) -> PathBuf {
         let path = self.dir.join(name);
         let words = "printf %s \"$0\" > \"$1\" && chmod 755 \"$1\"";
@@ -113,7 +113,7 @@ impl Machine {
         path
     }
 
-    /// `gpumemd` on this machine: the environment of the test program is everybody's, so it cannot be set there.
+    /// Returns `gpumemd` on this machine as a script, because all tests share the environment of the test program.
     pub fn program(&self) -> PathBuf {
         let text = format!(
             "#!/bin/sh\nGPUMEM_SIM='{}' LD_LIBRARY_PATH='{}' exec '{}' \"$@\"\n",
@@ -131,7 +131,7 @@ impl Drop for Machine {
     }
 }
 
-/// A process that holds memory because the machine was told so.
+/// A process that holds memory in the simulation.
 pub struct Holder(Child);
 
 impl Holder {
@@ -165,7 +165,7 @@ pub fn kill(pid: u32) {
     assert!(Command::new("kill").args(["-KILL", &pid.to_string()]).status().expect("kill runs").success());
 }
 
-/// Waits until it is so.
+/// Waits until the condition holds.
 pub async fn until<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> F) {
     let end = Instant::now() + Duration::from_secs(20);
     while !is_so().await {

@@ -1,4 +1,4 @@
-//! Takes what the source says, and remembers what a test asks about.
+//! Receives the source's records, and keeps what tests check.
 
 use super::machine::Machine;
 use gpumem_ledger::Origin;
@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// Pid, bytes or why there are none, lists.
+/// Pid, bytes or the reason for their absence, lists.
 pub type Row = (u32, Result<u64, Absence>, u8);
 
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ pub struct Seen {
     readings: HashMap<u8, usize>,
     memory_reads: HashMap<u8, usize>,
     used: HashMap<u8, u64>,
-    /// Readings that have begun: number and rows so far.
+    /// Open readings: number and rows so far.
     pub open: HashMap<u8, (u64, Vec<Row>)>,
     /// `start_ticks` of each pid.
     pub started: HashMap<u32, u64>,
@@ -30,12 +30,12 @@ pub struct Seen {
     pub source: Option<(bool, String)>,
     pub problems: HashMap<u8, Option<String>>,
     pub devices: HashMap<u8, String>,
-    /// When memory was last read, and the longest time between two reads.
+    /// When memory was last read, and the longest gap between two reads.
     memory_times: HashMap<u8, (u64, u64)>,
     pub failed_readings: usize,
     pub reserved: Option<u64>,
     pub number_fell: bool,
-    /// Peaks that accounting mode told, in order, by device and pid.
+    /// Peaks reported by accounting mode, in order, by device and pid.
     pub accounted: HashMap<(u8, u32), Vec<u64>>,
     pub faults: Vec<(u8, u64)>,
     /// When each reading of a device began.
@@ -44,7 +44,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Rows of the last reading that ended.
+    /// Returns the rows of the last reading that ended.
     pub fn rows(&self, device: u8) -> Vec<Row> {
         self.rows.get(&device).cloned().unwrap_or_default()
     }
@@ -54,7 +54,7 @@ impl Seen {
     pub fn memory_reads(&self, device: u8) -> usize {
         self.memory_reads.get(&device).copied().unwrap_or(0)
     }
-    /// The longest time between two memory reads since this was last asked.
+    /// Returns the longest gap between two memory reads since the last call.
     pub fn take_longest_gap(&mut self, device: u8) -> Duration {
         let (_, longest) = self.memory_times.entry(device).or_default();
         Duration::from_nanos(std::mem::take(longest))
@@ -134,7 +134,7 @@ impl Watcher {
         Watcher { nvml, processes, seen: Seen::default(), batches }
     }
 
-    /// Takes batches until it is so.
+    /// Receives batches until the condition holds.
     pub async fn until(&mut self, what: &str, mut is_so: impl FnMut(&Seen) -> bool) {
         let end = Instant::now() + Duration::from_secs(30);
         while !is_so(&self.seen) {

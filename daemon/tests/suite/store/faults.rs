@@ -1,4 +1,4 @@
-//! Disks that are full, fail, or have lost what they were given.
+//! Disks that are full, fail, or have lost data.
 
 use super::program::{Program, list};
 use crate::common::{Scratch, wait_for};
@@ -7,7 +7,7 @@ use gpumem_runs::store::Store;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// A daemon whose store fails as the file says.
+/// Starts a daemon whose store fails as the control file says.
 fn faulty(scratch: &Scratch, more: &str) -> (Program, PathBuf) {
     let (library, control) = (scratch.join("faults.so"), scratch.join("fault"));
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/suite/store/faults.c");
@@ -27,7 +27,7 @@ fn up(daemon: &Program) -> Option<f64> {
     daemon.metric("gpumemd_source_up{source=\"store\"}")
 }
 
-/// Files that were set aside.
+/// Returns the stores that were set aside.
 fn aside(scratch: &Scratch) -> Vec<PathBuf> {
     let files =
         std::fs::read_dir(&scratch.0).expect("a directory").filter_map(|entry| Some(entry.ok()?.path()));
@@ -55,7 +55,7 @@ fn a_full_disk_is_told_survived_and_loses_nothing() {
     let pid = ending.pid();
     ending.end();
     wait_for("the run to end", || daemon.metric("gpumemd_runs_finished_total").filter(|ended| *ended == 1.0));
-    // One that the store has never heard of, from beginning to end.
+    // A run that begins and ends while the store fails.
     let mut unseen = daemon.agent();
     let unseen_pid = unseen.pid();
     assert!(unseen.allocate());
@@ -91,7 +91,7 @@ fn a_store_that_stands_still_costs_bounded_memory_and_holds_nobody_up() {
     assert!(living.allocate());
     wait_for("the run", || (daemon.list().first()?.events == 1).then_some(()));
     std::fs::write(&control, "stand still").expect("a fault");
-    // The thread waits for the disk with this one in its hands.
+    // The thread waits for the disk while it writes this run.
     assert!(living.allocate());
     let metric = |name: &str| daemon.metric(name).unwrap_or(-1.0);
     wait_for("a run to wait", || (metric("gpumemd_store_waiting") >= 1.0).then_some(()));
@@ -106,7 +106,7 @@ fn a_store_that_stands_still_costs_bounded_memory_and_holds_nobody_up() {
     }
     let dropped = metric("gpumemd_store_dropped_total");
     assert!((3.0..=5.0).contains(&dropped), "{dropped}");
-    // Whoever asks gets what is known here, and after a while at once.
+    // Requests return the runs in memory, and after a while without waiting.
     let told = |words: &str| daemon.doctor().iter().any(|(_, text)| text.contains(words));
     wait_for("the doctor to say so", || told("its disk has not answered for").then_some(()));
     assert!(told(&format!("{dropped} runs were never stored")), "{:?}", daemon.doctor());
@@ -144,7 +144,7 @@ fn a_file_that_cannot_be_read_or_written_is_set_aside_once() {
     assert!(agent.allocate());
     let set_aside = || daemon.metric("gpumemd_store_set_aside_total").filter(|count| *count >= 1.0);
     wait_for("the third failure", set_aside);
-    // The new file fails too: it is not the file, and there must not be a heap of them.
+    // The new file fails too, so the file is not the cause, and no further files must be set aside.
     let errors = daemon.metric("gpumemd_store_errors_total").unwrap_or(0.0);
     wait_for("one more failure", || daemon.metric("gpumemd_store_errors_total").filter(|now| *now > errors));
     assert_eq!((set_aside(), aside(&scratch).len()), (Some(1.0), 1));
@@ -152,7 +152,7 @@ fn a_file_that_cannot_be_read_or_written_is_set_aside_once() {
     std::fs::remove_file(&control).expect("it works again");
     wait_for("the new store", || (daemon.list().first()?.events == 3).then_some(()));
     wait_for("the store", || up(&daemon).filter(|up| *up == 1.0));
-    // Nothing was deleted: the old one is there, with its log.
+    // Nothing was deleted: the old store is there, with its log.
     let old = Store::open_read_only(&aside(&scratch)[0]).and_then(|store| store.list()).expect("a store");
     assert_eq!((old.len(), old[0].events), (1, 1));
     let told = daemon.doctor();
@@ -168,7 +168,7 @@ fn damage_that_shows_while_the_daemon_lives() {
     wait_for("the run", || (daemon.list().first()?.events == 1).then_some(()));
     daemon.kill();
     drop(agent);
-    // All of the log is in the file now, and the pages after the first are noise: opening does not see them.
+    // The whole log is in the file now, and the pages after the first are damaged, which opening does not notice.
     let path = scratch.join("runs.sqlite");
     drop(Store::open(&path).expect("a store"));
     let mut bytes = std::fs::read(&path).expect("a file");

@@ -1,4 +1,4 @@
-//! The daemon is killed while it writes: 50 times, or as often as `GPUMEM_KILLS` says (`make kills`: 1000).
+//! Kills the daemon while it writes: 50 times, or `GPUMEM_KILLS` times (`make kills`: 1000).
 
 use super::program::{Program, list};
 use crate::common::Scratch;
@@ -10,20 +10,20 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 const KILLS: u64 = 50;
-/// Daemons at the same time; each waits most of its life.
+/// Daemons at one time; each waits most of its life.
 const LANES: u64 = 8;
-/// What was said longer ago than this before a kill is in the store: the interval of checkpoints, and what a loaded machine
-/// takes for the daemon's turn and for the write.
+/// Data older than this before a kill must be in the store: the checkpoint interval, and the time that a loaded machine needs for
+/// the daemon's turn and the write.
 const INTERVAL: Duration = Duration::from_millis(50);
 const SLACK: Duration = Duration::from_millis(1500);
 
-/// A number that looks random and is not.
+/// Returns a pseudorandom number.
 fn scatter(n: u64) -> u64 {
     let mixed = (n ^ 0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 17
 }
 
-/// All sums of a run.
+/// Checks all sums of a run.
 #[track_caller]
 fn assert_adds_up(run: &Run) {
     for device in &run.devices {
@@ -37,12 +37,12 @@ fn assert_adds_up(run: &Run) {
     }
 }
 
-/// What is in the store after the daemon's death, as any reader finds it.
+/// Returns the stored runs after the daemon's end, as any reader finds them.
 fn stored(folder: &Path) -> BTreeMap<RunId, Run> {
     let lines = list(folder);
     let store = match Store::open_read_only(folder.join("runs.sqlite")) {
         Ok(store) => store,
-        // Killed while it made one.
+        // Killed while it created the store.
         Err(StoreError::NotFound { .. }) => return BTreeMap::new(),
         Err(StoreError::NotAStore { found, .. }) if found == "an empty file" => return BTreeMap::new(),
         Err(error) => panic!("{error}"),
@@ -52,7 +52,7 @@ fn stored(folder: &Path) -> BTreeMap<RunId, Run> {
     lines.iter().map(run).collect()
 }
 
-/// So many lives of a daemon in one directory, each with a process of its own.
+/// Runs and kills this many daemons in one directory, each with its own process.
 fn lane(lane: u64, kills: u64) -> (u64, Duration) {
     let scratch = Scratch::new();
     let mut before: BTreeMap<RunId, Run> = BTreeMap::new();
@@ -61,7 +61,7 @@ fn lane(lane: u64, kills: u64) -> (u64, Duration) {
         let mut daemon = Program::start(&scratch, "checkpoint_every_s = 0.05", &[]);
         let mut agent = daemon.agent();
         let chance = scatter(lane * 1000 + kill);
-        // Most die while the store and the run are begun; some when there is what a whole interval must have kept.
+        // Most are killed while the store and the run are begun; some after a whole checkpoint interval.
         let life = if chance.is_multiple_of(5) { 1600 + chance % 400 } else { chance % 250 };
         let end = Instant::now() + Duration::from_millis(life);
         let mut said = Vec::new();

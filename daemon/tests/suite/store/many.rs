@@ -1,4 +1,4 @@
-//! More processes than runs may wait for the store.
+//! More processes than runs that may wait for the store.
 
 use crate::common::node::{MIB, Node, batch, key};
 use crate::common::{Scratch, wait_for};
@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 const PROCESSES: usize = 2_000;
-/// Later than any real time of this machine, at which the core begins.
+/// Later than the machine's real time, at which the aggregator starts.
 const T: u64 = 1 << 60;
 const SECOND: u64 = 1_000_000_000;
 
@@ -27,7 +27,7 @@ fn sample(node: &mut Node, time_ns: u64, used: u64) {
     node.sample(0, time_ns, &listed);
 }
 
-/// Lets time pass until nothing waits for the store; returns the time.
+/// Advances the time until no run waits for the store. Returns the time.
 fn settle(node: &mut Node, mut now_ns: u64) -> u64 {
     wait_for("everything to be written", || {
         now_ns += SECOND / 10;
@@ -56,7 +56,7 @@ fn every_one_of_many_live_processes_is_checkpointed_and_has_a_run_at_its_end() {
     let is_open = |run: &RunSummary| matches!(run.state, State::Open);
     assert_eq!(list(&path).iter().filter(|run| is_open(run)).count(), PROCESSES);
 
-    // Each of them has news: the next checkpoint has these of all.
+    // All of them change; the next checkpoint has the new values of all.
     sample(&mut node, now, 20 * MIB);
     let sampled = now;
     let now = settle(&mut node, now + 3_601 * SECOND);
@@ -74,7 +74,7 @@ fn every_one_of_many_live_processes_is_checkpointed_and_has_a_run_at_its_end() {
     node.thread.end(Duration::from_secs(10));
 }
 
-/// A program of milliseconds is named by a list and ends; its hello waits in the socket's queue until its run is closed.
+/// A short program is named by a list and ends; its hello waits in the socket until its run is closed.
 #[test]
 fn hello_that_is_read_after_the_run_was_closed_joins_it() {
     let scratch = Scratch::new();
@@ -107,7 +107,7 @@ fn hello_that_is_read_after_the_run_was_closed_joins_it() {
         "what the list said: {:?}",
         run.devices
     );
-    // Without a hello they are counted.
+    // Without a hello the records are counted as skipped.
     node.covered(0, 0, 3);
     assert_eq!(node.context.stats.get(Count::SkippedOver), 6);
     node.thread.end(Duration::from_secs(10));
@@ -133,11 +133,11 @@ fn daemon_that_ends_writes_the_news_of_every_process() {
     assert_eq!(context.stats.get(Count::StoreDropped), 0);
 }
 
-/// What has not been written is shown, and counted when it is written late.
+/// Runs that are not written yet are shown, and counted when they are written late.
 #[test]
 fn runs_that_are_written_late_are_counted() {
     let scratch = Scratch::new();
-    // No store can be opened in a file: what goes on waits.
+    // No store can be opened below a file, so runs of live processes wait.
     let file = scratch.join("file");
     std::fs::write(&file, "").expect("a file");
     let path = file.join("runs.sqlite");

@@ -1,4 +1,4 @@
-//! The daemon as a program, and programs that carry a hand-made agent: both can be killed.
+//! The daemon as a program, and programs with a hand-made agent: both can be killed.
 
 use crate::common::peer::{Memory, Peer, allocation, device, record, resync, tag, watermark};
 use crate::common::{Scratch, free_port, http, metric, wait_for};
@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-/// Set for the copy of this program that is an agent; the daemon's socket.
+/// Socket of the daemon; set for the copy of this program that is an agent.
 const AGENT: &str = "GPUMEM_TEST_AGENT";
 
 /// A daemon, killed when dropped.
@@ -20,7 +20,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// In `scratch`, with these `[runs]` keys and variables.
+    /// Starts a daemon in `scratch`, with these `[runs]` keys and environment variables.
     pub fn start(scratch: &Scratch, runs: &str, variables: &[(&str, &Path)]) -> Self {
         let (folder, metrics) = (scratch.0.clone(), free_port());
         let dir = folder.display();
@@ -50,14 +50,14 @@ impl Program {
         let _ = self.child.wait();
     }
 
-    /// A series of a scrape.
+    /// Returns the value of a series.
     pub fn metric(&self, series: &str) -> Option<f64> {
         let (status, body) = http(TcpStream::connect(self.metrics).ok()?, "GET", "/metrics");
         assert_eq!(status, 200, "{body}");
         metric(&body, series)
     }
 
-    /// What the doctor says of the store: level and text.
+    /// Returns doctor's findings about the store: level and text.
     pub fn doctor(&self) -> Vec<(String, String)> {
         let stream = UnixStream::connect(self.folder.join("run/control.sock")).expect("a daemon");
         let (_, body) = http(stream, "GET", "/v1/doctor");
@@ -80,7 +80,7 @@ impl Program {
         Agent::start(&self.folder)
     }
 
-    /// The runs in the store, newest first; none while there is no store.
+    /// Returns the runs in the store, newest first; none while there is no store.
     pub fn list(&self) -> Vec<RunSummary> {
         list(&self.folder)
     }
@@ -97,7 +97,7 @@ pub fn list(folder: &Path) -> Vec<RunSummary> {
     store.and_then(|store| store.list()).unwrap_or_default()
 }
 
-/// A process with an agent, which allocates 1 MiB whenever it is told to.
+/// A process with an agent, which allocates 1 MiB for each request.
 pub struct Agent {
     pub child: Child,
     said: Lines<BufReader<ChildStdout>>,
@@ -119,12 +119,12 @@ impl Agent {
         agent
     }
 
-    /// Waits for its next word; false where it has ended.
+    /// Waits for its next output line. Returns false if it has ended.
     fn hear(&mut self) -> bool {
         self.said.by_ref().any(|line| line.is_ok_and(|line| line.ends_with("agent: done")))
     }
 
-    /// It allocates, and has sent it; false where the daemon is gone.
+    /// Has it allocate and send the record. Returns false if the daemon is gone.
     pub fn allocate(&mut self) -> bool {
         let told = self.child.stdin.as_mut().is_some_and(|stdin| stdin.write_all(b"x").is_ok());
         let sent = told && self.hear();
@@ -132,7 +132,7 @@ impl Agent {
         sent
     }
 
-    /// It makes so many allocations with a name of its own for each, and has sent them.
+    /// Has it make `count` allocations with different names, and send the records.
     pub fn allocate_named(&mut self, count: usize) {
         let told = self.child.stdin.as_mut().is_some_and(|stdin| stdin.write_all(&vec![b'n'; count]).is_ok());
         assert!(told && (0..count).all(|_| self.hear()));
@@ -156,14 +156,14 @@ impl Drop for Agent {
     }
 }
 
-/// The agent's side; as a test of its own it does nothing.
+/// The agent's side; as a test it does nothing.
 #[test]
 fn agent() {
     let Some(socket) = std::env::var_os(AGENT).map(PathBuf::from) else { return };
     let (peer, epoch) = Peer::welcomed(&socket, &Memory::new());
     assert!(peer.send(&[device(), resync(epoch, 0, &[])].concat()));
     let (mut seq, mut byte) = (0, [0]);
-    // The harness may have begun a line.
+    // The test harness may have begun a line.
     println!("\nagent: done");
     while std::io::stdin().read(&mut byte).is_ok_and(|read| read == 1) {
         seq += 1;
@@ -172,12 +172,12 @@ fn agent() {
             if number > 0 { tag(number, &format!("{number}/{}", "n".repeat(240))) } else { Vec::new() };
         let (stamp, body) = allocation(seq, 1 << 20, number);
         if !peer.send(&[name, record(stamp, body), watermark(seq)].concat()) {
-            // The daemon is gone: this process has nothing more to say, and lives on.
+            // The daemon is gone: this process sends nothing more, and lives on.
             while std::io::stdin().read(&mut byte).is_ok_and(|read| read == 1) {}
             std::process::exit(0);
         }
         println!("agent: done");
     }
-    // Not by a return: the harness would speak.
+    // Exit instead of a return, because the harness would print.
     std::process::exit(0);
 }

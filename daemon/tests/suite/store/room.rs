@@ -1,4 +1,4 @@
-//! Parts of long lives, and what is deleted.
+//! Parts of long lives, and deletion of runs.
 
 use crate::common::peer::{Memory, Peer, allocation, device, record, resync, watermark};
 use crate::common::{Daemon, Scratch, start, start_in, wait_for};
@@ -42,12 +42,12 @@ fn a_long_life_has_parts_that_are_linked_and_the_newest_is_never_deleted() {
         assert_eq!((newer.coverage.events, part.events_before), (0, 1));
     }
     assert!(daemon.metric("gpumemd_runs_rolled_total").is_some_and(|rolled| rolled >= 2.0));
-    // Who asks for the process gets the part that goes on.
+    // A request for the process returns the open part.
     let runs = daemon.runs(&format!("?pid={}", std::process::id()));
     assert_eq!((runs.len(), runs[0].state), (1, State::Open));
     assert!(runs[0].coverage.part.is_some_and(|part| part.number >= 3), "{:?}", runs[0].coverage.part);
 
-    // Everything is too old at once: what lives stays.
+    // All runs are too old at once; those of live processes stay.
     reload_with(
         &mut daemon,
         "roll_every_s = 1.0\nkeep_days = 0.0",
@@ -61,7 +61,7 @@ fn a_long_life_has_parts_that_are_linked_and_the_newest_is_never_deleted() {
     assert!(
         daemon.metric("gpumemd_store_deleted_total{reason=\"age\"}").is_some_and(|deleted| deleted >= 2.0)
     );
-    // The next life of the daemon goes on with the same part.
+    // The next daemon continues the same part.
     drop(peer);
     daemon.end().expect("a good end");
     let scratch = Scratch(std::mem::take(&mut daemon.scratch.0));
@@ -97,7 +97,7 @@ fn parts_that_end_while_the_store_is_out_of_order_are_all_kept() {
     assert_eq!((events[0], &events[1..]), (1, &vec![0; events.len() - 1][..]), "each has its own counts");
 }
 
-/// A run that takes some hundred KiB.
+/// Returns a run of some hundred KiB.
 fn large(run: &Run) -> Run {
     let mut run = run.clone();
     run.cells = (0..2000)
@@ -113,7 +113,7 @@ fn large(run: &Run) -> Run {
     run
 }
 
-/// A daemon that has ended, and what it said of this process.
+/// Returns a daemon that has ended, and its run of this process.
 fn ended_with_a_run() -> (Daemon, Run) {
     let mut daemon = start("[runs]\ncheckpoint_every_s = 0.05\n");
     let peer = agent(&daemon);
@@ -147,7 +147,7 @@ fn a_store_that_is_too_large_shrinks_to_its_size() {
     assert_eq!(left.len(), 62 - deleted as usize);
     assert!(left.iter().any(|line| line.id == import), "an import is its owner's");
     assert!(left.iter().any(|line| line.state == State::Open), "what lives stays");
-    // The oldest went first: those that are left are the newest in a row.
+    // The oldest were deleted first: the remaining ones are the newest in a row.
     let ids: Vec<i64> =
         left.iter().filter(|line| line.uid.starts_with("another")).map(|line| line.id.0).collect();
     assert!(
@@ -167,7 +167,7 @@ fn who_fills_the_store_pushes_out_their_own_runs_and_no_others() {
         run.process.uid = Some(uid);
         store.insert(&run, &format!("another boot:{uid}:{number}")).expect("stored").0
     };
-    // One user's few runs are the oldest; then another one's come, and do not end.
+    // One user's few runs are the oldest; then many of another user follow.
     let few: Vec<_> = (0..5).map(|number| insert(1001, number)).collect();
     for number in 0..55 {
         insert(1002, number);

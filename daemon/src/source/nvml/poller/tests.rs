@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// A sink that can be looked into.
+/// A sink whose content can be read.
 #[derive(Clone, Default)]
 struct Pipe(Rc<RefCell<Vec<u8>>>);
 
@@ -26,7 +26,7 @@ impl Pipe {
     }
 }
 
-/// A poller whose library is there when `opens` says so.
+/// Returns a poller whose library opens according to `opens`.
 fn poller(opens: &Rc<RefCell<Result<FakeGpus, String>>>, arguments: Arguments) -> (Poller, Pipe) {
     let pipe = Pipe::default();
     let opens = Rc::clone(opens);
@@ -96,7 +96,7 @@ fn a_driver_that_is_absent_is_waited_for() {
     let (mut poller, pipe) = poller(&opens, Arguments::default());
     poller.step().expect("written");
     assert_eq!(pipe.said(), ["source 255 false nvml: no driver"]);
-    // Tried again after 1, 2, 4 ... 30 s, said once.
+    // Retried after 1, 2, 4 ... 30 s, reported once.
     for wait in [1, 2, 4, 8, 16, 30, 30] {
         let retry_ns = if let State::Closed { retry_ns, .. } = poller.state { retry_ns } else { 0 };
         let left = retry_ns.saturating_sub(now_ns());
@@ -154,7 +154,7 @@ fn released_is_closed_until_the_time_is_over_or_somebody_resumes() {
     poller.step().expect("written");
     assert!(matches!(poller.state, State::Open(_)));
     assert!(!poller.obey(Order::Quit));
-    // Nobody has asked, but the driver waits until NVML is closed.
+    // Without a command: the driver waits until NVML is closed.
     pipe.said();
     gpus.unbinding.set(Some(0x100));
     while !matches!(poller.state, State::Released { .. }) {

@@ -1,4 +1,4 @@
-//! Structs that NVML's functions fill, with the sizes of its header, and records of a process list as the driver wrote them.
+//! Structs that NVML's functions fill, with the sizes of its header, and parser of the records of a process list.
 #![allow(missing_docs)] // their fields are the header's
 
 use crate::source::nvml::answer::Charge;
@@ -31,7 +31,7 @@ pub(crate) struct Confidence {
     pub tools: u32,
 }
 
-/// The argument of RunningProcessDetailList: `count` is the room for records, then their number.
+/// Argument of RunningProcessDetailList: `count` is the room for records, then their number.
 #[repr(C)]
 pub(crate) struct DetailList {
     pub version: u32,
@@ -81,7 +81,7 @@ impl Default for AddressingMode {
 }
 
 impl AddressingMode {
-    /// Its short name; `None` for no mode and for one of a later header.
+    /// Returns the short name; `None` for no mode and for one of a later header.
     pub(crate) fn name(&self) -> Option<&'static str> {
         match self.value {
             1 => Some("hmm"),
@@ -91,7 +91,7 @@ impl AddressingMode {
     }
 }
 
-/// The argument of GetMemoryLimits_v1, which has no version.
+/// Argument of GetMemoryLimits_v1, which has no version.
 #[repr(C)]
 pub(crate) struct MemoryLimits {
     pub group: *const c_char,
@@ -102,14 +102,14 @@ pub(crate) struct MemoryLimits {
 
 const _: () = assert!(size_of::<MemoryLimits>() == 32);
 
-/// The argument of SystemEventSetCreate and SystemEventSetFree.
+/// Argument of SystemEventSetCreate and SystemEventSetFree.
 #[repr(C)]
 pub(crate) struct SystemEventSet {
     version: u32,
     pub set: *mut c_void,
 }
 
-/// The argument of SystemRegisterEvents.
+/// Argument of SystemRegisterEvents.
 #[repr(C)]
 pub(crate) struct SystemEventRegister {
     version: u32,
@@ -124,7 +124,7 @@ pub(crate) struct SystemEventData {
     pub gpu: u32,
 }
 
-/// The argument of SystemEventSetWait: `room` events fit at `data`, `count` were written.
+/// Argument of SystemEventSetWait: `room` events fit at `data`, `count` were written.
 #[repr(C)]
 pub(crate) struct SystemEventWait {
     version: u32,
@@ -151,28 +151,28 @@ impl SystemEventRegister {
 }
 
 impl SystemEventWait {
-    /// For one event, which is not waited for.
+    /// Returns the argument for one event, without waiting.
     pub(crate) fn new(set: *mut c_void, data: &mut SystemEventData) -> SystemEventWait {
         SystemEventWait { version: 32 | 1 << 24, timeout_ms: 0, set, data, room: 1, count: 0 }
     }
 }
 
-/// The longest record that any driver writes; the buffer has room for this one.
+/// Longest record that any driver writes; the buffer has room for records of this size.
 pub(super) const RECORD_BYTES: usize = 32;
-/// What the buffer holds before a call, so that one sees how far the driver wrote.
+/// Byte with which the buffer is filled before a call, so that the end of the written data can be found.
 pub(super) const UNTOUCHED: u8 = 0xa5;
 
 fn word(buffer: &[u64], byte: usize) -> u64 {
     buffer.get(byte / 8).copied().unwrap_or(0)
 }
 
-/// Distance of the records of a newest list: 24, but 32 if the driver has written exactly to the end of `count`
-/// records of 32. A driver that wipes the whole array first leaves no trace; then the symbols decide.
+/// Returns the distance of records in a list of the newest version: 24 bytes, or 32 if the driver has written exactly to the end
+/// of `count` records of 32. A driver that first clears the whole array leaves no trace; then its symbols decide.
 pub(super) fn stride(buffer: &[u64], count: usize, looks_like_535: bool) -> usize {
     let untouched = u64::from_ne_bytes([UNTOUCHED; 8]);
     let records = buffer.len() * 8 / RECORD_BYTES;
     if count == 0 || count > records || word(buffer, count * 24) == untouched {
-        return 24; // nothing was written behind the records of 24
+        return 24; // nothing was written behind records of 24 bytes
     }
     let ends_at_32 = count == records || word(buffer, count * 32) == untouched;
     let wrote_last = word(buffer, count * 32 - 8) != untouched;
@@ -180,7 +180,7 @@ pub(super) fn stride(buffer: &[u64], count: usize, looks_like_535: bool) -> usiz
     if (wiped && looks_like_535) || (!wiped && wrote_last) { 32 } else { 24 }
 }
 
-/// Reads `count` records, as far as the buffer goes.
+/// Reads `count` records, or as many as are in the buffer.
 pub(super) fn parse(
     buffer: &[u64],
     count: usize,
@@ -200,7 +200,7 @@ pub(super) fn parse(
     }
 }
 
-/// The two u32 in memory order.
+/// Returns the two u32 in memory order.
 fn halves(word: u64) -> (u32, u32) {
     let bytes = word.to_ne_bytes();
     let [a, b, c, d, e, f, g, h] = bytes;

@@ -1,4 +1,4 @@
-//! Events of the whole system, which drivers from R575 on send: that the driver is being taken off a GPU.
+//! System events, which drivers from R575 on send: the driver is being unbound from a GPU.
 
 use super::super::answer::Code;
 use super::layouts::{SystemEventData, SystemEventRegister, SystemEventSet, SystemEventWait};
@@ -9,7 +9,7 @@ use std::ffi::c_void;
 /// `nvmlSystemEventTypeGpuDriverUnbind`.
 const UNBIND: u64 = 1;
 
-/// The calls; all of them or none.
+/// Functions; all or none.
 #[derive(Clone, Copy)]
 pub(crate) struct Calls {
     create: unsafe extern "C" fn(*mut SystemEventSet) -> Return,
@@ -32,36 +32,36 @@ impl Calls {
     }
 }
 
-/// A set that unbindings are kept in. To be dropped before its library is closed.
+/// Event set for unbindings. Must be dropped before its library is closed.
 pub(crate) struct Unbindings {
     calls: Calls,
     set: *mut c_void,
 }
 
 impl Unbindings {
-    /// Has them kept from now on.
+    /// Starts watching for unbindings.
     ///
     /// # Errors
-    /// What NVML says.
+    /// NVML's error.
     pub(crate) fn watch(calls: Calls) -> Result<Unbindings, Code> {
         let mut created = SystemEventSet::new(std::ptr::null_mut());
-        // SAFETY: the struct is that of the version it names; the function writes the pointer.
+        // SAFETY: the struct has the size of its version; the function writes the pointer.
         checked(unsafe { (calls.create)(&raw mut created) })?;
         let unbindings = Unbindings { calls, set: created.set }; // freed if the next call fails
         let mut register = SystemEventRegister::new(UNBIND, unbindings.set);
-        // SAFETY: the same; the set is this library's.
+        // SAFETY: the same; the set belongs to this library.
         checked(unsafe { (calls.register)(&raw mut register) })?;
         Ok(unbindings)
     }
 
-    /// The GPU that the driver is being taken off, if there is one, as the driver numbers it: it is not waited for.
+    /// Returns the driver's number of a GPU from which it is being unbound, if any. Does not wait.
     ///
     /// # Errors
-    /// What NVML says.
+    /// NVML's error.
     pub(crate) fn next(&self) -> Result<Option<u32>, Code> {
         let mut data = SystemEventData::default();
         let mut wait = SystemEventWait::new(self.set, &mut data);
-        // SAFETY: the struct is that of the version it names, and has room for one event at `data`, which outlives the call.
+        // SAFETY: the struct has the size of its version, and has room for one event at `data`, which outlives the call.
         match checked(unsafe { (self.calls.wait)(&raw mut wait) }) {
             Ok(()) => Ok((wait.count != 0 && data.kind & UNBIND != 0).then_some(data.gpu)),
             Err(Code::TIMEOUT) => Ok(None),
@@ -73,7 +73,7 @@ impl Unbindings {
 impl Drop for Unbindings {
     fn drop(&mut self) {
         let mut set = SystemEventSet::new(self.set);
-        // SAFETY: the library is still open, and nobody else knows the set.
+        // SAFETY: the library is still open, and the set is used nowhere else.
         unsafe { (self.calls.free)(&raw mut set) };
     }
 }

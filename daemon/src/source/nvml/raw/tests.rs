@@ -7,7 +7,7 @@ fn pair(low: u32, high: u32) -> u64 {
     u64::from_ne_bytes([a, b, c, d, e, f, g, h])
 }
 
-/// A buffer of `room` records into which a driver wrote `count` of `stride` bytes.
+/// Returns a buffer of `room` records into which a driver wrote `count` of `stride` bytes.
 fn written(room: usize, count: usize, stride: usize) -> Vec<u64> {
     let mut buffer = vec![UNTOUCHED_WORD; room * RECORD_BYTES / 8];
     for index in 0..count {

@@ -1,4 +1,4 @@
-//! What a session reads beside memory and lists: facts of the devices, accounting mode, events.
+//! Further data of a session: facts of the devices, accounting mode, events.
 
 use super::super::answer::Happened;
 use super::super::call_state::Call;
@@ -9,7 +9,7 @@ use crate::clock::now_ns;
 use gpumem_wire::{Body, Reading, Stamp};
 
 impl Session {
-    /// Of a device, or of the driver: the parent keeps them, nobody else hears of them.
+    /// Writes facts of a device, or of the driver. The parent keeps them and does not hand them over to the ledger.
     pub(super) fn say_facts(&self, index: Option<usize>, facts: &Facts, out: &mut FrameWriter) {
         let lines: String = facts.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
         let stamp =
@@ -32,7 +32,8 @@ impl Session {
         (seen.is_accounting, seen.facts) = (is_accounting, facts);
     }
 
-    /// What has happened, and what that means for the library: the devices are others now, or the driver is being unbound.
+    /// Writes new events. Returns the action that they require: reopen because the partition changed, or release because the
+    /// driver is being unbound.
     pub(super) fn events(&mut self, now: u64, out: &mut FrameWriter) -> Option<Next> {
         self.looked_ns = now;
         out.doing(Call::Events);
@@ -42,7 +43,7 @@ impl Session {
         for (gpu, event) in std::mem::take(&mut self.happened) {
             let (tag, body) = match event.kind {
                 Happened::Xid(xid) => (0, Body::DeviceFault { xid }),
-                // Counted by the parent, beside the device: no record of the host's.
+                // The parent counts health events in the device's status; they become no record.
                 Happened::Health(place) => (place as u32 + 1, Body::Counter { value: 1 }),
                 Happened::Partitioned => {
                     is_partitioned = true;
@@ -50,7 +51,7 @@ impl Session {
                 }
                 Happened::Other => continue,
             };
-            // An instance that the driver does not tell may be any of them.
+            // An event without an instance may belong to any instance of the GPU.
             for (index, device) in self.gpus.devices().iter().enumerate().take(self.seen.len()) {
                 let is_it = device.index == gpu
                     && (event.instance.is_none()
@@ -65,8 +66,8 @@ impl Session {
         unbinding.map(Next::Release).or_else(|| is_partitioned.then_some(Next::Reopen(None)))
     }
 
-    /// What accounting mode says of each process of the list, and once more of those that the last one had: while a
-    /// process lives its peak is said when it has grown.
+    /// Writes the accounted peaks of the processes of this list and of the previous one. A living process's peak is written when
+    /// it has grown.
     pub(super) fn say_accounted(&mut self, index: usize, out: &mut FrameWriter) {
         let now = now_ns();
         let mut peaks = std::mem::take(&mut self.seen[index].peaks);

@@ -1,4 +1,4 @@
-//! Limits of GPU memory that the driver keeps for control groups, of the groups whose processes are on a device.
+//! GPU memory limits that the driver keeps for control groups, read for the groups whose processes are on a device.
 
 use super::super::answer::{Code, MemoryLimit};
 use super::super::protocol::FrameWriter;
@@ -8,28 +8,29 @@ use crate::source::process;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// How often they are asked for.
+/// Interval for reading the limits.
 const PERIOD_NS: u64 = 5_000_000_000;
-/// Groups of one device that are asked for.
+/// Most groups of one device whose limits are read.
 const MOST_GROUPS: usize = 32;
-/// The fact's name.
+/// Name of the fact.
 const FACT: &str = "memory_limits";
 
-/// Of one device.
+/// State of reading the limits of one device.
 #[derive(Debug, Default)]
 pub(super) struct Limits {
     asked_ns: Option<u64>,
-    /// The driver has no such thing.
+    /// Whether the driver has no such limits.
     is_unknown: bool,
 }
 
-/// As the parent reads it: used, soft and hard bytes and the path of the group.
+/// Returns the entry that the parent parses: used, soft and hard bytes, and the path of the group.
 fn entry(limit: MemoryLimit, group: &str) -> String {
     format!("{} {} {} {group}", limit.used_bytes, limit.soft_bytes, limit.hard_bytes)
 }
 
 impl Session {
-    /// Asks for the limits of the groups of the last list, if it is time, and says them as a fact of the device if they have changed.
+    /// Reads the limits of the groups of the last list at most every [`PERIOD_NS`], and writes them as a fact of the device if
+    /// changed.
     pub(super) fn look_at_limits(&mut self, index: usize, out: &mut FrameWriter) {
         let now = now_ns();
         let limits = &mut self.seen[index].limits;
@@ -48,7 +49,7 @@ impl Session {
                     self.seen[index].limits.is_unknown = true;
                     return;
                 }
-                Err(_) => {} // no limit of its own
+                Err(_) => {} // the group has no limit
             }
         }
         let value = entries.join("\t");
@@ -63,7 +64,7 @@ impl Session {
         }
     }
 
-    /// What is known of them, among the facts of a device.
+    /// Returns the fact with the limits of a device.
     pub(super) fn limits_fact(&self, index: usize) -> Option<(&'static str, String)> {
         self.seen[index].facts.iter().find(|(name, _)| *name == FACT).cloned()
     }

@@ -6,23 +6,23 @@ use gpumem_wire::frame::records;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// What a driver would answer, per device.
+/// Answers of a driver for one device.
 #[derive(Clone)]
 pub(crate) struct Answers {
     pub memory: Result<Memory, Code>,
     pub lists: [Result<Vec<Charge>, Code>; 3],
 }
 
-/// Pid and bytes.
+/// Pids and bytes.
 type Peaks = Vec<(u32, u64)>;
 
-/// A driver in a variable.
+/// A simulated driver.
 #[derive(Clone)]
 pub(crate) struct FakeGpus {
     pub answers: Rc<RefCell<Vec<Answers>>>,
     pub pids: Pids,
     pub calls: Rc<RefCell<Vec<(usize, List)>>>,
-    /// What accounting has seen, by pid; absent: it is off.
+    /// Accounted peaks by pid; `None`: accounting is off.
     pub accounted: Rc<RefCell<Option<Peaks>>>,
     pub slow_accounting: Rc<std::cell::Cell<Duration>>,
     pub events: Rc<RefCell<Vec<(u16, Event)>>>,
@@ -127,9 +127,9 @@ fn run(gpus: &FakeGpus) -> Run {
 }
 
 impl Run {
-    /// One reading, as lines.
+    /// Makes one reading and returns its frames as lines.
     fn reading(&mut self, device: usize) -> Vec<String> {
-        // Nothing is flushed in the middle, so that the frames are here at the end.
+        // Prevents a flush during the reading, so that all frames are here at the end.
         self.session.lanes.listed(device, 1, 1, 0, true);
         self.session.reading(device, &mut self.totals, &mut self.out).expect("written");
         said(&std::mem::take(&mut self.out.frames))
@@ -139,7 +139,7 @@ impl Run {
     }
 }
 
-/// Frames as short lines.
+/// Returns frames as short lines.
 pub(crate) fn said(frames: &[u8]) -> Vec<String> {
     let line = |record: Record<'_>| match record.body {
         Body::SampleBegin { number } => format!("begin {number} on {}", record.stamp.device),
@@ -251,7 +251,7 @@ fn a_lost_gpu_has_no_numbers_and_the_other_has() {
         ["begin 2 on 0", "pid 10 GpuLost lists 0", "end 2 15", "source 0 false nvml: the GPU is lost"]
     );
     assert!(run.reading(1).contains(&"pid 10 7 lists 1".to_owned()));
-    // Said once.
+    // Reported once.
     assert_eq!(run.reading(0).len(), 3);
 }
 
@@ -408,7 +408,7 @@ fn values_above_the_size_of_the_device_are_refused_and_named() {
     let good = vec![charge(10, 200), charge(12, 30)];
     run.set(0, List::Compute, Ok(good.clone()));
     run.reading(0);
-    // One process with too much, one with a pid that cannot be, one that is missing.
+    // One process with too many bytes, one with an impossible pid, one that is missing.
     run.set(0, List::Compute, Ok(vec![charge(10, 200), charge(11, 1001), charge(u32::MAX, 7)]));
     let whole = "device 300 600 Some(100)";
     let list =

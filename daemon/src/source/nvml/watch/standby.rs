@@ -1,4 +1,4 @@
-//! Pollers beside the current one: those whose call does not return, and one that opens a GPU again.
+//! Pollers besides the current one: stuck ones, and one that opens a GPU again.
 
 use super::super::answer::Code;
 use super::super::call_state::Call;
@@ -17,13 +17,13 @@ use tracing::warn;
 pub(super) struct Stuck {
     pub poller: Poller,
     pub state: PollerState,
-    /// `None`: a call for events.
+    /// GPU of the stuck call; `None`: a call for events.
     pub pending: Option<Pending>,
 }
 
 impl Watch {
-    /// The poller's call takes long: another poller reads the other GPUs, and this one is only watched. Returns the poller that
-    /// is read from now on.
+    /// Handles a long call: another poller reads the other GPUs, and this one is only watched. Returns the poller to read from
+    /// now on.
     pub(super) async fn substitute(&mut self, poller: Poller) -> Option<Poller> {
         let doing = poller.seen.1;
         let pending = HungDevices::target(doing, &self.translator, &self.lock());
@@ -33,7 +33,7 @@ impl Watch {
                 |index: u16| status.devices.iter().any(|of| of.index != index && of.problem.is_none());
             let is_known = |index: u16| status.devices.iter().any(|of| of.index == index);
             match (doing, pending) {
-                // The first time that a driver opens a GPU takes seconds.
+                // The first opening of a GPU by the driver takes seconds.
                 (Call::Index(index), _) => is_known(index) && is_fresh(index),
                 (_, Some(pending)) => is_fresh(pending.index),
                 (Call::Events, _) => true,
@@ -62,7 +62,7 @@ impl Watch {
         }
     }
 
-    /// Looks whether calls have returned or have timed out. Returns the poller that is read from now on.
+    /// Checks whether calls have returned or timed out. Returns the poller to read from now on.
     pub(super) async fn look_at_stuck(&mut self, mut poller: Poller, tick: Duration) -> Poller {
         let mut place = 0;
         while let Some(stuck) = self.stuck.get_mut(place) {
@@ -71,9 +71,9 @@ impl Watch {
             let has_died = !matches!(stuck.poller.child.try_wait(), Ok(None));
             let has_returned = stuck.poller.seen != before;
             if !has_died && has_returned && self.stuck.len() == 1 {
-                // A slow call: the first poller has opened all GPUs, its substitute has not.
+                // The call was only slow: continue with the first poller, which has opened all GPUs, unlike its substitute.
                 if let Some(first) = self.go_back() {
-                    drop(std::mem::replace(&mut poller, first)); // which kills the substitute
+                    drop(std::mem::replace(&mut poller, first)); // dropping kills the substitute
                     self.send().await;
                 }
                 continue;
@@ -84,7 +84,7 @@ impl Watch {
             }
             let Stuck { poller: stuck, pending, .. } = self.stuck.remove(place);
             if has_returned && !has_died {
-                // Others are stuck: what it would call next may be theirs.
+                // Other pollers are stuck, and the next call of this one may be on one of their GPUs.
                 if let Some(pending) = pending {
                     self.hung.returned(pending, &mut self.translator, &mut lock(&self.status));
                     self.needs_reopen = true;
@@ -98,7 +98,7 @@ impl Watch {
         poller
     }
 
-    /// A stuck poller's call has timed out, or has ended the poller.
+    /// Handles a stuck call that has timed out or has ended the poller.
     pub(super) fn give_up(&mut self, pending: Option<Pending>, has_died: bool) {
         let mut status = lock(&self.status);
         status.counters.hangs += u64::from(!has_died);
@@ -109,11 +109,11 @@ impl Watch {
         };
         let code = if has_died { Code::UNKNOWN } else { Code::TIMEOUT };
         self.hung.avoid(pending, code, &self.settings, &mut self.translator, &mut status);
-        // Only its lists: its memory can be read, which takes a poller that has opened it.
+        // Only lists hang: memory can be read by a poller that has opened the device.
         self.needs_reopen |= matches!(pending.doing, Call::Lists(_));
     }
 
-    /// Goes back to the newest poller that was stuck.
+    /// Returns to the newest stuck poller.
     pub(super) fn go_back(&mut self) -> Option<Poller> {
         let Stuck { poller, state, pending } = self.stuck.pop()?;
         let mut status = lock(&self.status);
@@ -129,7 +129,7 @@ impl Watch {
         Some(poller)
     }
 
-    /// Kills the pollers that are stuck; their GPUs are opened by the next one.
+    /// Kills the stuck pollers; the next poller opens their GPUs.
     pub(super) fn abandon_stuck(&mut self) {
         for stuck in self.stuck.drain(..) {
             if let Some(pending) = stuck.pending {
@@ -139,7 +139,7 @@ impl Watch {
         }
     }
 
-    /// Starts the poller that opens a GPU again, or gives it up if it gets stuck.
+    /// Starts the poller that opens a GPU again, or drops it if it is stuck.
     pub(super) fn look_at_next(&mut self, tick: Duration) {
         if let Some(next) = &mut self.next {
             if next.look(tick) >= limit(next.seen.1, &self.settings) {
@@ -155,7 +155,7 @@ impl Watch {
         }
     }
 
-    /// Another poller has opened all GPUs and takes the place of the previous one.
+    /// Replaces the previous poller by another one, which has opened all GPUs.
     pub(super) async fn replace(&mut self, mut previous: Poller, poller: &Poller) {
         self.translator.begin_poller();
         self.translator.end_readings(|_| false);
@@ -169,8 +169,8 @@ impl Watch {
     }
 }
 
-/// Reads from the poller that is to replace the current one. Returns once it has opened the library: `true` if that succeeded, so
-/// that it may take over. Never returns while there is no such poller.
+/// Reads from the poller that is to replace the current one. Returns when it has opened the library, with `true` if that
+/// succeeded and it may take over. Never returns without such a poller.
 pub(super) async fn read_next(next: &mut Option<Poller>) -> bool {
     let Some(next) = next else { return std::future::pending().await };
     loop {

@@ -1,4 +1,4 @@
-//! How much of a process is seen, and what to do where it is less than all.
+//! Completeness of one process's data, and remedies for gaps.
 
 use super::finding::{finding, limit};
 use gpumem_ledger::{AnomalyCounts, Blind, Blocked, ProcessView};
@@ -72,7 +72,7 @@ pub(super) fn of_process(process: &ProcessView, now_ns: u64) -> Vec<Finding> {
     findings.extend(
         of_layers(process).into_iter().map(|(state, text, fix)| say(Check::ProcessNames, state, text, fix)),
     );
-    // Whatever else there is to say of it: its agent is heard.
+    // The agent's records arrive, independently of the other findings.
     let earlier = coverage.earlier.map_or(0, |earlier| earlier.events);
     let records = earlier.saturating_add(coverage.events);
     let lost = if lost == 0 { "none".to_owned() } else { lost.to_string() };
@@ -86,7 +86,7 @@ pub(super) fn of_process(process: &ProcessView, now_ns: u64) -> Vec<Finding> {
     findings
 }
 
-/// What it said that cannot be so. An agent of ours says nothing of the kind.
+/// Returns a text about inconsistent records. The agent of this project sends none.
 fn of_oddities(odd: &AnomalyCounts) -> Option<String> {
     let kinds = [
         (odd.unknown_frees, "free what was not there"),
@@ -102,13 +102,13 @@ fn of_oddities(odd: &AnomalyCounts) -> Option<String> {
     (!said.is_empty()).then(|| format!("of its records, {}", said.join(", ")))
 }
 
-/// How memory gets its names, and what of that does not work.
+/// Returns how memory gets its names, and which sources of names do not work.
 fn of_layers(process: &ProcessView) -> Vec<(State, String, Option<&'static str>)> {
     let said: Vec<LayerSaid> = process.layers.iter().map(LayerSaid::from).collect();
     let Some(level) = layers::level(&said) else { return Vec::new() };
     let mut found = vec![(State::Ok, format!("names: {level}"), None)];
     for said in said.iter().filter(|said| said.is_lacking()) {
-        // What was switched off is as somebody wanted it.
+        // Sources that the user has switched off are not a problem.
         let state = if said.state == "off" { State::Ok } else { State::Warn };
         let text = layers::lacking(std::slice::from_ref(said), 200).join("");
         found.push((state, format!("names: {text}"), None));
@@ -125,7 +125,7 @@ fn seconds(ns: u64) -> String {
     }
 }
 
-/// What CUPTI's codes mean for a person who wants to see allocations.
+/// Returns the meaning of CUPTI's error for tracking allocations, and the remedy.
 fn of_blocked(blocked: &Blocked, now_ns: u64) -> (String, &'static str) {
     let since = seconds(now_ns.saturating_sub(blocked.since_ns));
     let by = blocked.by.as_str();

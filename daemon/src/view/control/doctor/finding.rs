@@ -1,10 +1,10 @@
-//! Findings of `doctor`, and the words that several checks use.
+//! Creates findings of `doctor`; texts shared by several checks.
 
 use gpumem_ledger::QuotaExceeded;
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
 
-/// Makes a finding of a check.
+/// Creates a finding.
 pub(super) fn finding(
     check: Check,
     state: State,

@@ -1,7 +1,7 @@
-//! Why the memory of a GPU is not the sum of its processes, and why a process has no bytes.
+//! Explains why the memory of a GPU is not the sum of its processes, and why a process has no bytes.
 //!
-//! What the driver is like comes first, then each device: what is wrong with it, faults, processes that nobody knows,
-//! bytes that no process has. A finding says what is so, why, and what can be done.
+//! The driver's properties come first, then each device: problems, faults, unidentified processes, unaccounted bytes. A finding
+//! states the fact, the cause and the remedy.
 
 use super::finding::{finding, mib};
 use crate::config::Tenants;
@@ -15,16 +15,16 @@ use gpumem_wire::Absence;
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
-/// Bytes that no process has and that need no word: less than a context.
+/// Unaccounted bytes below this, less than a context, are not reported.
 const UNACCOUNTED: u64 = 64 << 20;
-/// Pids that are named; more are a number.
+/// Most pids listed by number; further ones are only counted.
 const NAMED: usize = 8;
 const NO_PERMISSION: u32 = 4;
 
-/// What the kernel lets us know of processes.
+/// Which processes the kernel lets the daemon see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sees {
-    /// The daemon lives in the host's PID namespace.
+    /// Whether the daemon runs in the host's PID namespace.
     pub host_pids: bool,
 }
 
@@ -38,7 +38,7 @@ fn has(device: &DeviceStatus, fact: &str) -> bool {
     device.facts.contains_key(fact)
 }
 
-/// What the driver is like.
+/// Adds findings about the driver.
 pub(super) fn of_driver(health: &Health, out: &mut Vec<Finding>) {
     let fact = |name: &str| health.nvml.facts.get(name).map(String::as_str);
     let driver = fact("driver").unwrap_or("of unknown version");
@@ -107,7 +107,7 @@ pub(super) fn of_driver(health: &Health, out: &mut Vec<Finding>) {
     }
 }
 
-/// The driver's own peaks: a hint, since only root may switch that on, and nobody else should.
+/// Returns a finding about the driver's own peaks. It is only a hint, because only root can switch accounting on, for all users.
 pub(super) fn of_accounting(health: &Health) -> Option<Finding> {
     let (on, all) = (
         health.nvml.devices.iter().filter(|device| has(device, "accounting")).count(),
@@ -132,7 +132,7 @@ fn is_windows(health: &Health, device: Option<&DeviceStatus>) -> bool {
     health.nvml.facts.contains_key("wsl") || device.map_or_else(|| health.nvml.devices.iter().any(of), of)
 }
 
-/// Who asks, and of what.
+/// A request: the viewer and the state.
 pub(super) struct Asked<'a> {
     pub snapshot: &'a Snapshot,
     pub health: &'a Health,
@@ -156,7 +156,7 @@ impl Asked<'_> {
         format!("{word} {}{more}", named.join(", "))
     }
 
-    /// Processes that live and have an account on the device of this name.
+    /// Returns live processes with an account on this device.
     fn processes(
         &self,
         device: &DeviceStatus,
@@ -169,7 +169,7 @@ impl Asked<'_> {
         })
     }
 
-    /// All that there is to say of a device.
+    /// Adds all findings about a device.
     pub(crate) fn of_device(&self, device: &DeviceStatus, out: &mut Vec<Finding>) {
         let subject = format!("GPU {} ({})", device.index, device.name);
         let view = self.snapshot.devices.iter().find(|of| of.name == device.name);
@@ -248,7 +248,7 @@ impl Asked<'_> {
         say(Check::GpuFaults, if is_grave { State::Bad } else { State::Warn }, text, Some(remedy));
     }
 
-    /// Processes that NVML lists and nobody here knows.
+    /// Adds findings about listed processes that could not be identified.
     fn strangers(&self, device: &DeviceStatus, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
         let (mut dead, mut hidden) = ((Vec::new(), 0), (Vec::new(), 0));
         for (process, account) in self.processes(device) {
@@ -295,10 +295,10 @@ impl Asked<'_> {
         }
     }
 
-    /// Processes in its list whose bytes are not told.
+    /// Adds findings about listed processes without bytes.
     fn without_bytes(&self, device: &DeviceStatus, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
         if is_windows(self.health, Some(device)) {
-            return; // said of the driver
+            return; // reported for the driver
         }
         let none = |absence| {
             self.processes(device)
@@ -314,14 +314,14 @@ impl Asked<'_> {
         }
     }
 
-    /// Device used minus its processes.
+    /// Adds a finding about the device's used bytes that no process has.
     fn remainder(
         &self,
         device: &DeviceStatus,
         view: &DeviceView,
         say: &mut impl FnMut(Check, State, String, Option<&str>),
     ) {
-        // What the rest of the host uses of unified memory needs no reason.
+        // In unified memory, the use by the rest of the host is normal.
         let Some(agreed) = view.agreed.filter(|agreed| !agreed.reading.unified) else { return };
         let bytes = agreed.unaccounted_bytes;
         if bytes.unsigned_abs() < UNACCOUNTED {
@@ -382,7 +382,7 @@ impl Asked<'_> {
         if !device.mps.is_empty() {
             let server = |process: &&ProcessView| {
                 let comm = process.facts.seen.get("comm").map_or("", String::as_str);
-                comm.starts_with("nvidia-cuda-mps") // the kernel cuts names at 15
+                comm.starts_with("nvidia-cuda-mps") // the kernel cuts names to 15 bytes
             };
             let server =
                 self.snapshot.processes.iter().filter(|process| process.ended.is_none()).find(server);
@@ -406,7 +406,7 @@ impl Asked<'_> {
     }
 }
 
-/// How it reaches the host's memory, and where the host has its.
+/// Adds findings about the GPU's access to host memory, and the NUMA node of its own memory.
 fn addressing(device: &DeviceStatus, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
     let fact = |name: &str| device.facts.get(name).map(String::as_str);
     let mode = fact("addressing").map(|mode| match mode {
@@ -421,7 +421,7 @@ fn addressing(device: &DeviceStatus, say: &mut impl FnMut(Check, State, String, 
     }
 }
 
-/// Limits of control groups; nearly full is a tenth of the limit or less left.
+/// Adds findings about limits of control groups. Nearly full: at most a tenth of the limit is left.
 fn memory_limits(device: &DeviceStatus, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
     let Some(fact) = device.facts.get("memory_limits") else { return };
     for entry in fact.split('\t') {
@@ -443,7 +443,7 @@ fn memory_limits(device: &DeviceStatus, say: &mut impl FnMut(Check, State, Strin
     }
 }
 
-/// What the driver said about the health of a device, beside Xid.
+/// Adds findings about the driver's health events other than Xid.
 fn health_events(device: &DeviceStatus, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
     let events = &device.health_events;
     if events.is_empty() {
@@ -465,7 +465,7 @@ fn health_events(device: &DeviceStatus, say: &mut impl FnMut(Check, State, Strin
     say(Check::GpuEvents, state, text, Some(remedy));
 }
 
-/// A GPU without memory of its own, as it was last read.
+/// Adds a finding about a GPU without its own memory, with its last reading.
 fn unified(view: &DeviceView, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
     let Some(reading) = view.latest.filter(|reading| reading.unified) else { return };
     let text = format!(
@@ -477,20 +477,20 @@ fn unified(view: &DeviceView, say: &mut impl FnMut(Check, State, String, Option<
     say(Check::GpuUnified, State::Ok, text, None);
 }
 
-/// Names of virtual GPUs are those of their profiles: `NVIDIA A40-48Q`, `GRID T4-4C`.
+/// Returns whether a model is a virtual GPU, whose name ends with its profile: `NVIDIA A40-48Q`, `GRID T4-4C`.
 fn is_virtual(model: &str) -> bool {
     let profile = model.rsplit_once('-').map_or("", |(_, profile)| profile);
     let size = profile.strip_suffix(['A', 'B', 'C', 'Q']).unwrap_or("");
     model.starts_with("GRID ") || !size.is_empty() && size.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// It lives, though /proc does not say so.
+/// Returns whether a process exists that is not in /proc.
 fn is_hidden(pid: u32) -> bool {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     pid.is_some_and(|pid| matches!(test_kill_process(pid), Ok(()) | Err(Errno::PERM)))
 }
 
-/// Why NVML tells no bytes of a process, and what can be done.
+/// Returns why NVML reports no bytes of a process, and the remedy.
 pub(super) fn why_absent(
     absence: Absence,
     health: &Health,
@@ -528,7 +528,7 @@ pub(super) fn why_absent(
     }
 }
 
-/// Faults that a program's own error makes.
+/// Returns whether a fault is caused by the program.
 fn is_of_programs(xid: u64) -> bool {
     matches!(xid, 13 | 31 | 43 | 45)
 }

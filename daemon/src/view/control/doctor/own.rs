@@ -1,4 +1,4 @@
-//! The daemon itself: where its things are, limits that were reached, what was lost and is said nowhere else.
+//! Findings about the daemon itself: paths, limits that were reached, and losses that no other check reports.
 
 use super::finding::finding;
 use crate::run_writer::{self, Doubt};
@@ -10,17 +10,17 @@ use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
 use rustix::fs::statvfs;
 
-/// Less room than this, in the file system of the store, ends soon.
+/// Free bytes in the store's file system below which a warning is given.
 const LITTLE_ROOM: u64 = 64 << 20;
-/// Lists that were put off are of interest when this share of the asked-for ones was.
+/// Share of deferred lists among the requested ones from which they are reported.
 const MANY_DEFERRED: f64 = 0.5;
 
-/// A count that a person can do something about.
+/// A counter whose increase has a remedy.
 struct Told {
     count: Count,
     check: Check,
     subject: &'static str,
-    /// What so many of them are.
+    /// Text after the count.
     what: &'static str,
     fix: &'static str,
 }
@@ -40,7 +40,7 @@ const HOST_PIDS: &str = "run the daemon in the host's PID namespace (hostPID, --
 const SEE_LOG: &str = "see the daemon's log: which process, and what it sent";
 const ENOUGH_FILES: &str = "raise the daemon's limit of open files (LimitNOFILE=, ulimit -n)";
 
-/// Peers that were turned away, and what was left out.
+/// Counters of refused peers and of omitted data.
 const TOLD: [Told; 30] = [
     told(
         Count::RefusedFull,
@@ -254,7 +254,7 @@ const TOLD: [Told; 30] = [
     ),
 ];
 
-/// All that there is to say.
+/// Adds all findings about the daemon.
 pub(super) fn look(context: &ViewContext, health: &Health, findings: &mut Vec<Finding>) {
     of_calls(health, findings);
     of_store(&context.keeper.status(), findings);
@@ -271,7 +271,7 @@ pub(super) fn look(context: &ViewContext, health: &Health, findings: &mut Vec<Fi
     });
     for told in &TOLD {
         let count = context.stats.get(told.count);
-        // A wrong configuration that was mended since is no news.
+        // An invalid configuration that was corrected later needs no report.
         let is_over = told.count == Count::ReloadErrors && context.stats.get(Count::Reloads) > 0;
         if count > 0 && !is_over {
             let text = format!("{count} {} since the start", told.what);
@@ -347,7 +347,7 @@ fn of_store(store: &run_writer::Status, findings: &mut Vec<Finding>) {
     }
     if let Some(doubt) = store.age_doubt {
         let text = format!("no run is deleted for its age (runs.keep_days): {doubt}");
-        // What only takes time is no trouble.
+        // A doubt that only needs time is not a problem.
         let is_wrong = !matches!(doubt, Doubt::Begun);
         let state = if is_wrong { State::Warn } else { State::Ok };
         say(
@@ -367,7 +367,7 @@ fn of_store(store: &run_writer::Status, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Name and value, as people should read them.
+/// Returns names and values for the user.
 pub(super) fn facts(
     context: &ViewContext,
     snapshot: &Snapshot,
@@ -391,7 +391,7 @@ pub(super) fn facts(
     if let Some(address) = context.fixed.metrics {
         facts.push(("metrics", address.to_string()));
     }
-    // Who asks from elsewhere can see so.
+    // Lets users in another namespace notice the difference.
     for (name, link) in [("pid namespace", "pid"), ("time namespace", "time")] {
         let link = std::fs::read_link(format!("/proc/self/ns/{link}"));
         facts.extend(link.ok().map(|link| (name, link.display().to_string())));

@@ -1,4 +1,4 @@
-//! Processes that are seen in part only: how many, and of whom there is most to be won.
+//! Counts processes with incomplete data, and names those with the most memory.
 
 use super::finding::{finding, limit, mib};
 use crate::config::Tenants;
@@ -7,7 +7,7 @@ use gpumem_ledger::{Blocked, ProcessView, Snapshot};
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
 
-/// Processes that are named; more are a number.
+/// Most processes that are named; further ones are only counted.
 const NAMED: usize = 4;
 
 pub(super) fn look(
@@ -18,7 +18,7 @@ pub(super) fn look(
     findings: &mut Vec<Finding>,
 ) {
     let living = || snapshot.processes.iter().filter(|process| process.ended.is_none());
-    // What nobody may know of others is counted, and not named.
+    // Other users' processes are counted, but not named if they are anonymous.
     let may_name = |process: &ProcessView| viewer.sees(process.facts.uid) || tenants == Tenants::Named;
     let mut uncovered: Vec<(u64, &ProcessView)> = living()
         .filter(|process| !process.coverage.covered && process.coverage.blocked.is_none())
@@ -87,7 +87,7 @@ pub(super) fn look(
     }
 }
 
-/// Bytes that NVML charges to it, over all devices.
+/// Returns the bytes that NVML charges to a process over all devices.
 fn used(process: &ProcessView) -> u64 {
     let latest = process.accounts.iter().filter_map(|account| account.latest.as_ref());
     latest.filter_map(|sample| sample.used_bytes.ok()).sum()
