@@ -1,14 +1,14 @@
 //! Timeline of a book: a bounded number of points, each exact, for runs of any length.
 //!
 //! **Choice of moments.** Time is divided into slots. For each slot in which the book changed, the fullest moment is kept: the
-//! highest `tracked`, and among equal ones the one with the least idle and opaque bytes (a framework pool stays at its highest
-//! reservation for hours). If a silence longer than a slot follows, the last state is kept too, because it was held meanwhile.
+//! highest `tracked`, and among equal ones the one with the least idle and opaque bytes. (A framework pool stays at its highest
+//! reservation for hours.) If a silence longer than a slot follows, the last state is kept too, because it was held meanwhile.
 //! When all points are in use, slots become twice as wide, and the fuller of two moments is kept. No peak is ever lost, and the
 //! point at the peak of the whole run always exists.
 //!
-//! **Cost.** The composition at a slot's fullest moment is kept by copy on write like the peak's, with the same epochs (mod.rs),
-//! so an event costs no more than without it. Cells are visited once for each slot: n slots' worth of time cost some hundred
-//! times log n visits.
+//! **Cost.** The composition at a slot's fullest moment is kept by copy on write like the peak's, with the same epochs (mod.rs).
+//! So an event costs no more than without a timeline. Cells are visited once for each slot: n slots' worth of time cost some
+//! hundred times log n visits.
 //!
 //! **Late names** correct points like the peak, as long as the row exists: a row created in epoch e was live at every point
 //! since.

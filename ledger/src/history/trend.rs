@@ -1,10 +1,10 @@
 //! Points of growth: amounts of a book at the begin of each step, and over time, in a bounded number of points for detecting
 //! leaks.
 //!
-//! **Sampling times.** At each `Step` record: a leak is memory that a step allocated and that is still held when the next one
-//! begins; temporary memory has been freed by then. For programs without steps, at the troughs of a stable period (period.rs),
-//! and at most every quarter of a second when a window of the book ends or an NVML sample is closed. Bookings themselves are not
-//! observed, so no event costs more.
+//! **Sampling times.** Samples are taken at each `Step` record. A leak is memory that a step allocated and that is still held
+//! when the next one begins; temporary memory has been freed by then. Programs without steps are sampled at the troughs of a
+//! stable period (period.rs). They are also sampled when a window of the book ends or an NVML sample is closed, at most every
+//! quarter of a second. Bookings themselves are not observed, so no event costs more.
 //!
 //! **Points.** A point is the minimum of its first samples: eight steps, or a minute. When all points are in use, pairs are
 //! merged. As long as every sample of a pair counts, the merged point is the lower of the two; from then on it is the first one.

@@ -8,7 +8,7 @@
 //! A process without an agent reports nothing: if it ends while its device is nearly full, an out-of-memory error is
 //! **suspected**.
 //!
-//! Entries are few: repeated requests share one entry, the number of entries is limited, and the cost of an entry (a copy of the
+//! Entries are few: repeated requests share one entry, and the number of entries is limited. The cost of an entry (a copy of the
 //! cells, a visit of every block) is spread over the records in between.
 
 pub(crate) mod device;

@@ -3,9 +3,9 @@
 //!
 //! **Exact temporary bytes of a phase.** When a phase ends, its blocks are of two kinds: those that outlive it, and those that
 //! were freed. The maximum sum of the freed ones is needed, but during the phase the kind of a block is unknown. So each entry
-//! keeps the maximum sum of the list from its allocation until that of the next entry, and passes it to the previous entry when
-//! it leaves. At the end only blocks that outlive the phase are left. For each of these, the kept maximum minus the remaining
-//! blocks allocated up to then is temporary.
+//! keeps the maximum sum of the list from its allocation until that of the next entry. When an entry leaves, it passes its
+//! maximum to the previous entry. At the end only blocks that outlive the phase are left. At each remaining entry, the kept
+//! maximum minus the remaining blocks allocated up to then is temporary.
 
 use gpumem_wire::Role;
 

@@ -13,16 +13,16 @@
 //! but optimizer state in the first optimizer step. A role from a `Retag` or from the block's own record is final. Every change
 //! is a shift between cells: no sum changes, and the composition at the peak is corrected as by a `Retag`.
 //!
-//! **Phase boundaries.** A phase begins with a `PhaseBegin` (the optimizer reports its begin and end), or with the first block
-//! that is stamped with it on a device. A forward block on a thread that has only worked in backward so far is a recomputation of
-//! activation checkpointing, and counts as backward. Blocks without a phase belong to forward while that is in progress, because
-//! loss and glue code are in no module. They belong to backward while that is in progress, if their thread has only worked in
-//! backward: the end of a backward pass runs outside its nodes. A `Step` ends all phases.
+//! **Phase boundaries.** A phase begins with a `PhaseBegin`, or with the first block that is stamped with it on a device. (The
+//! optimizer reports its begin and end.) A forward block on a thread that has only worked in backward so far is a recomputation
+//! of activation checkpointing, and counts as backward. Blocks without a phase belong to forward while that is in progress,
+//! because loss and glue code are in no module. They belong to backward while that is in progress, if their thread has only
+//! worked in backward: the end of a backward pass runs outside its nodes. A `Step` ends all phases.
 //!
 //! **Blocks that outlive whole steps** are not activations or inputs, but copies of weights, caches, buckets. After three steps
 //! with a forward pass, their role becomes unknown. (A replayed graph allocates no blocks, so its blocks keep their role.) A
-//! block of exactly the size of a library's workspace counts as a workspace if there are at most eight blocks of that size. Size
-//! alone proves nothing: an activation of 4096 x 4096 bf16 has 32 MiB, too. A block allocated in backward is a workspace only if
+//! block with the exact size of a library's workspace counts as one if there are at most eight blocks of that size. Size alone
+//! proves nothing: an activation of 4096 x 4096 bf16 has 32 MiB, too. A block allocated in backward is a workspace only if
 //! parameters are known and none has its size, as its gradient would have. Then one step is enough.
 //!
 //! **After a loss** phase boundaries may be missing: the next boundary settles their blocks. Blocks that only a resync restated

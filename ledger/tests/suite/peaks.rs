@@ -158,7 +158,7 @@ fn who_takes_leave_of_a_segment_fills_nothing_by_that() {
         },
         &["tracked 4096 = direct:a 4096", "peak 4096 = block:w 1000 + idle 3096"],
     );
-    // Memory that is freed takes its carved bytes with it.
+    // Freed memory no longer counts as given up by its segments.
     check(
         |s| {
             with_segment(s);
