@@ -30,7 +30,7 @@ pub const NAMES: [&str; 12] = [
     "slurm_job",
     "slurm_step",
 ];
-/// Key in JSON, beside the names: lists the names that are claims, separated by blanks.
+/// Key in JSON that lists the names which are claims, separated by blanks.
 pub const CLAIMED: &str = "claimed";
 /// Fact: the job to which a mapping file assigned the device (`[who] job_mapping`).
 pub const MAPPED_JOB: &str = "mapped_job";

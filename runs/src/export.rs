@@ -22,7 +22,7 @@ pub use gpumem_model::run::EXPORT_FORMAT as FORMAT;
 pub const VERSION: u64 = 1;
 /// Code of the caveat that names the origin of a run.
 pub const MOVED: &str = "moved";
-/// Maximum file size. A run of 65,536 names on eight devices needs a third of it.
+/// Maximum file size, three times the size of a run of 65,536 names on eight devices.
 pub const MAX_BYTES: usize = 64 << 20;
 /// Maximum number of JSON objects. An empty object of three bytes may take some 500 bytes in memory; lists and texts grow at
 /// most eightfold.
