@@ -20,7 +20,7 @@ pub(super) const MIB: u64 = 1 << 20;
 pub(super) const MAX_BYTES: u64 = 1 << 48;
 /// First generated address. Files of other tools contain no usable addresses.
 const FIRST_ADDRESS: u64 = 1 << 40;
-/// Number of unreadable places that a message lists; all of them are counted.
+/// Number of unreadable places that a message lists; all are counted.
 const NAMED: usize = 5;
 /// Maximum number of names of a process. Further names share [`MORE_NAMES`], so memory is bounded and sums stay exact.
 const MAX_NAMES: usize = 1 << 16;

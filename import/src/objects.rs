@@ -1,5 +1,5 @@
-//! Iterates over the objects of a JSON array in a file that may not be valid JSON as a whole. A trace that is still being
-//! written has no end, one that was started twice has two beginnings, and a truncated one ends inside an object.
+//! Iterates over the objects of a JSON array in a file that may not be valid JSON as a whole. A trace that is still being written
+//! has no end. One that was started twice has two beginnings, and a truncated one ends inside an object.
 
 use std::io::{self, BufRead};
 

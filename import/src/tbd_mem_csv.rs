@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The cached bytes come from PyTorch's allocator and become `tracked`. All other columns are claims of the profiler. It adds up
-//! every pointer that it has not seen before, freed or not, so feature maps may exceed the memory of the GPU many times.
+//! every pointer that it has not seen before, freed or not. Therefore feature maps may exceed the memory of the GPU many times.
 //! If a row's claims fit into its cached bytes, those bytes get the claimed names; otherwise they get none.
 //! Several processes may write to one file: a second row for the same iteration belongs to another process.
 

@@ -1,4 +1,4 @@
-//! The entry: every observation of every source goes through [`Ledger::observe`].
+//! Entry of the ledger: every observation of every source goes through [`Ledger::observe`].
 
 mod oom_holders;
 
@@ -25,11 +25,11 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-/// Devices from which on processes may not add more: no machine has so many, and each is kept for ever.
+/// Maximum number of devices up to which processes may add more. No machine has so many, and each is kept permanently.
 const MAX_CLAIMED_DEVICES: usize = 512;
-/// Devices that the processes of one user may add: as many as one process may have. Imports may have no users.
+/// Maximum number of devices that the processes of one user may add: as many as one process may have. Imports may have no users.
 const CLAIMED_BY_USER: usize = 64;
-/// A sample waits this long after its reading for an agent that is silent.
+/// Time that a sample waits after its reading for a silent agent.
 pub const STALE_AFTER_NS: u64 = 500_000_000;
 
 fn place(accounts: &[Account], book: u8) -> Place {
@@ -37,7 +37,7 @@ fn place(accounts: &[Account], book: u8) -> Place {
     accounts[book].device.map_or(Place::Unnamed(book), Place::Device)
 }
 
-/// Returns the process's book of a device.
+/// Returns a process's book for a device.
 pub(crate) fn book_on(process: &Process, device: usize) -> Option<u8> {
     process.accounts.iter().position(|account| account.device == Some(device)).map(|book| book as u8)
 }
@@ -51,7 +51,7 @@ fn is_on(process: &Process, device: usize) -> bool {
 struct OpenReading {
     number: u64,
     t0_ns: u64,
-    /// First and last `used` of the device in it: they must agree.
+    /// First and last `used` of the device in this reading; they must agree.
     first: Option<u64>,
     last: Option<DeviceReading>,
     readings: u32,
@@ -59,20 +59,20 @@ struct OpenReading {
     processes: Vec<(ProcessKey, u64)>,
 }
 
-/// Observations in, snapshots out.
+/// Takes observations and returns snapshots.
 #[derive(Debug, Default)]
 pub struct Ledger {
     pub(crate) devices: Vec<DeviceView>,
     by_name: Map<DeviceName, usize>,
-    /// By user, the number of devices that processes added.
+    /// Number of devices that processes added, by user.
     claimed: Map<u64, usize>,
-    /// Readings that have begun and not ended, by device.
+    /// Readings in progress, by device.
     open: Map<usize, OpenReading>,
     /// The last reading of each device that agreed, with the processes that it listed.
     pub(crate) listings: Map<usize, Arc<Listing>>,
     pub(crate) processes: Vec<Process>,
     pub(crate) by_key: Map<ProcessKey, usize>,
-    /// By device, the processes that have an account on it: a reading concerns no others.
+    /// Processes that have an account on a device, by device: a reading concerns only these.
     pub(crate) members: Vec<Vec<usize>>,
     /// The host's device slots.
     host_slots: Map<u8, usize>,
@@ -85,17 +85,17 @@ pub struct Ledger {
     /// Processes with pending samples, by the end of the first one.
     waiting: BinaryHeap<Reverse<(u64, usize)>>,
     last: Option<(ProcessKey, usize)>,
-    /// Memory that processes may take, and do take.
+    /// Limits of the memory that processes may use, and their present use.
     pub(crate) quotas: Quotas,
 }
 
 impl Ledger {
-    /// An empty ledger.
+    /// Returns an empty ledger.
     pub fn new() -> Self {
         Ledger::default()
     }
 
-    /// Takes one record. Never fails: what does not fit is counted in the process's `odd`.
+    /// Takes one record. Never fails: records that do not fit are counted in the process's `odd`.
     #[inline]
     pub fn observe(&mut self, origin: Origin, record: &Record<'_>) {
         match origin {
@@ -109,7 +109,7 @@ impl Ledger {
                         let Some(device) = self.claimed_device(index, record) else { return };
                         let process = &mut self.processes[index];
                         let was_member = is_on(process, device);
-                        // Number of multiprocessors, and threads that each can run.
+                        // The number of multiprocessors, and the number of threads that each can run.
                         let shape = u64::from(record.stamp.context);
                         process.name_slot(record.stamp.device, device, (shape >> 16) * (shape & 0xffff));
                         if !was_member && is_on(process, device) {
@@ -155,7 +155,7 @@ impl Ledger {
         index
     }
 
-    /// Returns the device that a process names; `None` if it may not add one.
+    /// Returns the device that a process names; `None` if the process may not add it.
     fn claimed_device(&mut self, index: usize, record: &Record<'_>) -> Option<usize> {
         let Body::Device { uuid_high, uuid_low, ordinal, id, .. } = record.body else { return None };
         let is_new = !self.by_name.contains_key(&DeviceName::of_record(uuid_high, uuid_low, ordinal, id));
@@ -213,7 +213,7 @@ impl Ledger {
             Body::Device { .. } => {
                 let index = self.device(record);
                 let device = &mut self.devices[index];
-                // NVML's values win: a process does not count the driver's share as part of the device.
+                // NVML's values take precedence: a process's device size lacks the driver's share.
                 if let Body::Device { ordinal, total_bytes, name, .. } = record.body {
                     device.ordinal = ordinal;
                     device.total_bytes = total_bytes.0.or(device.total_bytes);
@@ -282,7 +282,7 @@ impl Ledger {
         }
     }
 
-    /// Closes samples that ended before the deadline and still wait for the agent.
+    /// Closes samples that ended before the deadline and still wait for their agent.
     fn close_stale(&mut self, deadline_ns: u64) {
         while let Some(&Reverse((since_ns, index))) = self.waiting.peek()
             && since_ns <= deadline_ns
@@ -352,7 +352,7 @@ impl Ledger {
         let Some(reading) = self.open.get_mut(&device) else { return };
         let (number, t0_ns) = (reading.number, reading.t0_ns);
         reading.listed = match used {
-            Err(Absence::NotListed) => reading.listed, // it has none
+            Err(Absence::NotListed) => reading.listed, // it holds none
             used => reading.listed.zip(used.ok()).and_then(|(sum, used)| sum.checked_add(used)),
         };
         reading.processes.extend(used.ok().map(|used| (key, used)));
@@ -375,7 +375,7 @@ impl Ledger {
         let Some(reading) = self.open.remove(&device) else { return };
         let failed = result != 0;
         self.devices[device].agreed = match (reading.first, reading.last, reading.listed) {
-            // The host's memory never stands still, so unified memory is compared as it was after the list.
+            // The host's memory changes all the time, so unified memory is compared as it was after the list.
             (Some(first), Some(last), Some(listed))
                 if (last.unified || first == last.used_bytes) && reading.readings >= 2 && !failed =>
             {
@@ -412,24 +412,24 @@ impl Ledger {
         }
     }
 
-    /// Whether there is anything for [`Ledger::take_samples`] or [`Ledger::take_windows`]. They pile up, so callers ask after each
-    /// record.
+    /// Whether [`Ledger::take_samples`] or [`Ledger::take_windows`] would return anything. They accumulate, so callers check this
+    /// after each record.
     #[inline]
     pub fn has_untaken(&self) -> bool {
         !self.samples.is_empty() || !self.windows.is_empty()
     }
 
-    /// Samples closed since the last call: process, index of the device in the snapshot, sample.
+    /// Returns the samples closed since the last call: process, index of the device in the snapshot, sample.
     pub fn take_samples(&mut self) -> std::vec::Drain<'_, (ProcessKey, usize, ClosedSample)> {
         self.samples.drain(..)
     }
 
-    /// Windows that are over, in the order of their process's records.
+    /// Returns the windows that have ended, in the order of their process's records.
     pub fn take_windows(&mut self) -> std::vec::Drain<'_, (ProcessKey, Place, Window)> {
         self.windows.drain(..)
     }
 
-    /// Adds the windows that are still open, as far as they got, to those that are over.
+    /// Adds the present state of open windows to the ended ones.
     pub fn end_windows(&mut self) {
         for process in &mut self.processes {
             for book in 0..process.holdings.books().len() {
@@ -440,7 +440,7 @@ impl Ledger {
         }
     }
 
-    /// Drops a process and all that is known of it: its run is over and kept elsewhere. A later record begins it anew.
+    /// Drops a process and all its data, because its run has ended and is stored elsewhere. A later record starts it again.
     pub fn forget(&mut self, key: ProcessKey) {
         let Some(index) = self.by_key.remove(&key) else { return };
         let mut gone = self.processes.swap_remove(index);
@@ -463,8 +463,9 @@ impl Ledger {
         self.windows.retain(|(of, ..)| *of != key);
     }
 
-    /// Begins a new part of a process's run. Peaks and timelines begin with what is held now, marks are cleared, and iterations and
-    /// out-of-memory entries keep only those that are not over. Causes of untrackable, points of growth, names and counts go on.
+    /// Begins a new part of a process's run. Peaks and timelines restart with the amounts held now, and marks are cleared.
+    /// Iterations and out-of-memory entries keep only unfinished ones. Causes of untrackable, points of growth, names and counts
+    /// continue.
     pub fn begin_part(&mut self, key: ProcessKey, now_ns: u64) {
         let process = self.by_key.get(&key).and_then(|&index| self.processes.get_mut(index));
         if let Some(process) = process {
@@ -475,12 +476,12 @@ impl Ledger {
         }
     }
 
-    /// Devices, as in the snapshot.
+    /// Returns the devices, as in the snapshot.
     pub fn devices(&self) -> &[DeviceView] {
         &self.devices
     }
 
-    /// All processes, in no order: key, and whether the process has ended.
+    /// Returns all processes, unsorted: key, and whether the process has ended.
     pub fn processes(&self) -> impl Iterator<Item = (ProcessKey, bool)> {
         self.processes.iter().map(|process| (process.key, process.ended.is_some()))
     }
@@ -504,24 +505,24 @@ impl Ledger {
         self.known(key).map(|process| process.trend_view(account)).unwrap_or_default()
     }
 
-    /// Returns what an account held over time, by its index in [`ProcessView::accounts`](crate::ProcessView).
+    /// Returns the timeline of an account, by its index in [`ProcessView::accounts`](crate::ProcessView).
     pub fn timeline(&self, key: ProcessKey, account: usize) -> Timeline {
         self.known(key).map(|process| process.holdings.timeline(account)).unwrap_or_default()
     }
 
-    /// Returns what the iterations of an account held, by its index in [`ProcessView::accounts`](crate::ProcessView).
+    /// Returns the iterations of an account, by its index in [`ProcessView::accounts`](crate::ProcessView).
     pub fn iterations(&self, key: ProcessKey, account: usize) -> IterationsView {
         self.known(key).and_then(|process| process.iterations_view(account)).unwrap_or_default()
     }
 }
 
 impl Ledger {
-    /// Sets the limits of processes from now on. One process must not take the memory of all.
+    /// Sets the limits of processes from now on, so that one process cannot use up the memory.
     pub fn limit(&mut self, limits: Limits) {
         self.quotas.limits = limits;
     }
 
-    /// Returns the estimated bytes that it keeps of processes' records, and the records that a limit has refused so far.
+    /// Returns the estimated bytes of all processes' data, and the number of records that limits have refused so far.
     pub fn load(&self) -> (usize, RefusedRecords) {
         let mut refused = self.quotas.refused();
         self.processes
@@ -530,7 +531,7 @@ impl Ledger {
         (self.quotas.bytes(), refused)
     }
 
-    /// Called before a record of a process is taken.
+    /// Estimates a process's memory if that is due; called before each of its records.
     #[inline]
     pub(crate) fn weigh_if_due(&mut self, index: usize) {
         if self.processes[index].memory_use.is_due() {
@@ -546,7 +547,7 @@ impl Ledger {
         let (user, load) = (process.facts.uid, &mut process.memory_use);
         self.quotas.charge(load, user, bytes);
         process.coverage.full = self.quotas.full(user, rows);
-        // Pools are counted one by one.
+        // The costs of an estimate grow with the number of pools.
         load.wait(process.holdings.pools().len() / 32);
     }
 }

@@ -1,7 +1,7 @@
-//! What views read: plain data, with names, independent of the ledger that made it.
+//! Data for views, with names resolved and independent of the ledger.
 //!
-//! Amounts are lists by index of [`ProcessView::cells`], so that the same names serve the present, the peak and the latest sample. Each
-//! list sums to the `tracked` beside it.
+//! Amounts are lists by index of [`ProcessView::cells`], so that the same names serve the present, the peak and the latest
+//! sample. Each list sums to the `tracked` of its structure.
 
 use crate::base::device::DeviceView;
 use crate::base::identity::ProcessKey;
@@ -26,13 +26,13 @@ use std::sync::Arc;
 pub struct Snapshot {
     /// Latest time of the host's records.
     pub now_ns: u64,
-    /// What times mean.
+    /// Meaning of times.
     pub clock: ClockKind,
-    /// Wall-clock ns of record time 0, where there is a clock.
+    /// Wall-clock time of record time 0 in ns; absent without a clock.
     pub wall_offset_ns: Option<i128>,
-    /// Devices, in the order in which they were named.
+    /// Devices, in the order of naming.
     pub devices: Vec<DeviceView>,
-    /// Processes by key.
+    /// Processes, sorted by key.
     pub processes: Vec<ProcessView>,
 }
 
@@ -45,62 +45,62 @@ pub struct CellView {
     pub tag: Option<Arc<str>>,
     /// First tag, if a later one replaced it.
     pub origin: Option<Arc<str>>,
-    /// What the bytes are for.
+    /// Use of the bytes.
     pub role: Role,
     /// Phase of the step that allocated them.
     pub phase: Phase,
     /// Library that requested them.
     pub library: Option<Arc<str>>,
-    /// Name of the framework's pool that they belong to.
+    /// Name of the framework pool that contains them.
     pub pool: Option<Arc<str>>,
     /// Freed by their owner; a stream may still use them.
     pub pending: bool,
-    /// The tag is that of the process: the thread that allocated had none.
+    /// The tag is that of the process, because the allocating thread had none.
     pub inherited: bool,
 }
 
 impl CellView {
-    /// Bytes of a pool that nothing uses: no block covers them, or a block that its owner has freed.
+    /// Whether the bytes are unused in a pool: not covered by a block, or in a block that its owner has freed.
     pub fn is_idle(&self) -> bool {
         self.class == Class::PoolIdle || self.pending
     }
 }
 
-/// The highest `tracked`.
+/// The peak: the moment with the highest `tracked`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PeakView {
     /// `tracked` at the peak.
     pub tracked_bytes: i64,
     /// Its time; among equal moments the one with the least idle bytes.
     pub time_ns: u64,
-    /// Its composition, by index of [`ProcessView::cells`].
+    /// Amounts at the peak, by index of [`ProcessView::cells`].
     pub amounts: Vec<i64>,
-    /// The gap that goes with it; absent without a sample.
+    /// Gap at the peak; absent without a sample.
     pub gap: Option<PeakGap>,
 }
 
 /// One pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolView {
-    /// The owner's number.
+    /// The owner's id of the pool.
     pub id: u64,
-    /// The owner's name.
+    /// The owner's name of the pool.
     pub name: Option<Arc<str>>,
-    /// Who reserves its memory.
+    /// Owner of the pool.
     pub owner: PoolOwner,
-    /// Number of the pool whose blocks its segments lie in.
+    /// Id of the pool whose blocks contain this pool's segments.
     pub parent: Option<u64>,
     /// Bytes of segments (framework pools), or reserved (driver pools).
     pub reserved_bytes: u64,
-    /// Bytes of these that are booked in this process's book.
+    /// Bytes of the pool that are booked in this process's book.
     pub booked_bytes: u64,
     /// Bytes of live blocks or allocations.
     pub used_bytes: u64,
-    /// Of those, freed by their owner and waiting for a stream.
+    /// Used bytes that their owner has freed and that wait for a stream.
     pub pending_bytes: u64,
-    /// It reports no blocks.
+    /// The pool reports no blocks.
     pub opaque: bool,
-    /// Of a framework's pool: reserved and used bytes, as its owner last reported them.
+    /// Reserved and used bytes as last reported by the owner; framework pools only.
     pub own: Option<(u64, u64)>,
     /// The owner's total and ours when it last compared.
     pub check: Option<(u64, u64)>,
@@ -111,33 +111,33 @@ pub struct PoolView {
 pub struct AccountView {
     /// Index in [`Snapshot::devices`]; absent while the agent has not named the device.
     pub device: Option<usize>,
-    /// The sum of all devices beyond those that a process may have.
+    /// The account sums all devices beyond the maximum number for a process.
     pub is_beyond: bool,
     /// Sum of `amounts`.
     pub tracked_bytes: i64,
     /// Amounts now.
     pub amounts: Vec<i64>,
-    /// Memory that is not part of the sum.
+    /// Memory outside the sum.
     pub beside: Beside,
-    /// Bytes older than the agent, where they are known.
+    /// Bytes allocated before the agent started, if known.
     pub predates_bytes: Option<i64>,
     /// Highest tracked.
     pub peak: PeakView,
     /// Highest `used` that was read, and its time.
     pub peak_used: Option<(u64, u64)>,
-    /// Highest `used` according to the driver's own accounting, where it is on.
+    /// Highest `used` according to the driver's accounting mode, if that is on.
     pub accounted_peak_bytes: Option<u64>,
-    /// Part of the newest `used` that confidential computing protects; absent without it.
+    /// Part of the newest `used` that confidential computing protects; absent without confidential computing.
     pub protected_bytes: Option<u64>,
     /// Last closed sample.
     pub latest: Option<ClosedSample>,
-    /// Last closed sample in which `used` was read, and `tracked` known if there was an agent.
+    /// Last closed sample with a known `used`; if there is an agent, with a known `tracked`, too.
     pub complete: Option<ClosedSample>,
     /// Parts of the untrackable of `complete`.
     pub parts: Option<Parts>,
-    /// Steps of untrackable by time; the smallest are merged into one, which is first.
+    /// Changes of untrackable by time; the smallest are merged into one, which comes first.
     pub steps: Arc<[Step]>,
-    /// Pools that live.
+    /// Pools that exist.
     pub pools: Vec<PoolView>,
 }
 
@@ -146,36 +146,36 @@ pub struct AccountView {
 pub struct ProcessView {
     /// Identity.
     pub key: ProcessKey,
-    /// What is known of it from outside, and what it claims.
+    /// Facts from the daemon, and claims of the process.
     pub facts: Facts,
     /// How complete its numbers are.
     pub coverage: Coverage,
     /// Records that did not fit.
     pub odd: AnomalyCounts,
-    /// End and wait status, where known.
+    /// Time of the end and wait status, if known.
     pub ended: Option<(u64, Option<u64>)>,
     /// Names of cells.
     pub cells: Vec<CellView>,
     /// One per device.
     pub accounts: Vec<AccountView>,
-    /// State of each way of naming its memory, as the agent reports it.
+    /// State of each naming layer, as the agent reports it.
     pub layers: Vec<LayerView>,
-    /// Moments with names, by time.
+    /// Marks, by time.
     pub marks: Vec<MarkView>,
     /// Marks that were dropped.
     pub marks_dropped: u64,
-    /// Times at which memory ran out or nearly did, by index of `accounts`, in the order of time.
+    /// OOM entries in order of time, with the index of their account.
     pub ooms: Vec<(usize, OomView)>,
-    /// Entries that were dropped.
+    /// OOM entries that were dropped.
     pub ooms_dropped: u64,
-    /// Latest time of its records.
+    /// Latest time of the process's records.
     pub heard_ns: u64,
-    /// Time and reason of the agent's good-bye.
+    /// Time and reason of the agent's Bye.
     pub bye: Option<(u64, ByeReason)>,
 }
 
 impl Ledger {
-    /// Returns the state as views read it. Copies every cell, not every row.
+    /// Returns the current state for views. Copies every cell, but not every row.
     pub fn snapshot(&self) -> Snapshot {
         of(self)
     }

@@ -1,4 +1,4 @@
-//! Turns the ledger's own types into those of `gpumem-model`.
+//! Converts the ledger's own types to those of `gpumem-model`.
 
 use crate as ledger;
 use gpumem_model::coverage::BlindWindow;
@@ -206,7 +206,7 @@ impl From<&ledger::CellView> for Cell {
 }
 
 impl ledger::OomView {
-    /// `ended`: time of the process's end and its status, if known; `now_ns`: the latest known time.
+    /// Converts an OOM entry. `ended`: time of the process's end and its status, if known; `now_ns`: the latest known time.
     pub fn to_model(&self, ended: Option<(u64, Option<u64>)>, now_ns: u64) -> Oom {
         let oom = self;
         let after = |time_ns: u64| time_ns.saturating_sub(oom.last_ns);
@@ -259,7 +259,7 @@ impl ledger::OomView {
 }
 
 impl ledger::ParametersView {
-    /// Merges cells of one name into one column.
+    /// Converts the view and merges cells with the same name into one column.
     pub fn to_model(&self, cells: &[ledger::CellView]) -> Parameters {
         let view = self;
         let mut places: HashMap<Column, u32> = HashMap::new();
@@ -296,17 +296,17 @@ impl ledger::ParametersView {
             });
             changes.push((*time_ns, differs.collect()));
         }
-        // Drops iterations in which bytes only moved between cells of one name. The first one stays, because it says since when amounts
-        // are known.
+        // Drops iterations in which bytes only moved between cells of the same name. The first one stays, because it marks the
+        // time from which amounts are known.
         let mut first = true;
         changes.retain(|(_, differs): &(u64, Vec<_>)| std::mem::take(&mut first) || !differs.is_empty());
         Parameters { columns, is_cut: view.is_cut, changes }
     }
 }
 
-/// Cells of which a run keeps points; the rest is one sum.
+/// Maximum number of cells whose points a run keeps; all others share one sum.
 const GROWTH_CELLS: usize = 64;
-/// Steps from which on a program is judged by its steps: two of them are warm-up.
+/// Minimum number of steps from which a program is judged by its steps: two of them are warm-up.
 const LEAST_STEPS: usize = gpumem_model::growth::LEAST_POINTS + 2;
 
 impl From<ledger::TrendView> for Growth {

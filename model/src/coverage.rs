@@ -26,7 +26,7 @@ fields! {
         blind: Vec<BlindWindow>      => part carry, join later_blind,  add skip, redact each(hide_why);
         /// Number of such intervals.
         blind_count: u64             => part since, join sum,          add sum,  redact keep;
-        /// Total length of those intervals that have ended.
+        /// Total length of the intervals that have ended.
         blind_ns: u64                => part since, join sum,          add sum,  redact keep;
         /// Memory was already tracked before such an interval: sums and peaks are inexact since then, and a resync does not
         /// correct them.
@@ -37,9 +37,9 @@ fields! {
         partial_history: bool        => part carry, join or,           add or,   redact keep;
         /// Ordered records applied.
         events: u64                  => part since, join sum,          add sum,  redact keep;
-        /// Number of these records that are successful driver allocations.
+        /// Number of successful driver allocations among the events.
         allocations: u64             => part since, join sum,          add sum,  redact keep;
-        /// Bytes of those allocations; frees are not subtracted.
+        /// Bytes of the successful driver allocations; frees are not subtracted.
         allocated_bytes: u64         => part since, join sum,          add sum,  redact keep;
         /// Lines or records of the input that could not be read.
         rejected: u64                => part since, join sum,          add sum,  redact keep;
@@ -53,9 +53,9 @@ fields! {
         odd: u64                     => part since, join sum,          add sum,  redact keep;
         /// NVML samples. Restarts at 0 in each part, as the series does.
         samples: u64                 => part carry, join sum,          add sum,  redact keep;
-        /// Number of these samples that were taken while memory changed.
+        /// Number of samples taken while memory changed.
         torn_samples: u64            => part carry, join sum,          add sum,  redact keep;
-        /// Number of these samples that were closed without the agent's records.
+        /// Number of samples closed without the agent's records.
         stale_samples: u64           => part since, join sum,          add sum,  redact keep;
         /// Driver allocations that failed.
         failed_allocations: u64      => part since, join sum,          add sum,  redact keep;

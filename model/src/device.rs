@@ -35,7 +35,7 @@ fields! {
         peak_used: Option<(u64, u64)>      => join max,            redact keep;
         /// Host and foreign memory, and blocks in memory that is not tracked: in no sum.
         beside: Beside                     => join last,           redact keep;
-        /// Reading of the device memory: the one of the last sample where `unaccounted_bytes` is known, else the latest.
+        /// Device memory at the last sample with `unaccounted_bytes`, else as last read.
         reading: Option<DeviceReading>     => join last,           redact keep;
         /// Device used bytes minus those of all its processes; known only if device memory was the same before and after their
         /// list.

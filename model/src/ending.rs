@@ -54,7 +54,7 @@ pub struct Ending {
     /// The cause.
     #[serde(flatten)]
     pub cause: Cause,
-    /// When the daemon learnt of it.
+    /// When the daemon learnt about the cause.
     pub time_ns: u64,
     /// The source names the process itself, not only its group or device.
     pub is_named: bool,
@@ -63,7 +63,7 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// Returns the cause of the end of a process; `None` if it still runs or no cause is known.
+    /// Returns the cause of the end of a process; `None` if it still runs or the cause is unknown.
     pub fn of(run: &Run) -> Option<Ending> {
         let State::Closed { time_ns, status } = run.state else { return None };
         let named = Ending::of_facts(&run.process.facts, time_ns, status);

@@ -255,7 +255,7 @@ pub mod redact {
     /// Keeps the field: it contains no name.
     pub fn keep<T>(_: &mut T) {}
 
-    /// Clears the field: all of it is names.
+    /// Clears the field, which contains only names.
     pub fn clear<T: Default>(field: &mut T) {
         *field = T::default();
     }

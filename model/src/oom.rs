@@ -14,7 +14,7 @@ pub enum OomKind {
     /// The driver refused a request, but no framework reported an error: frameworks often free memory and retry.
     #[default]
     Pressure,
-    /// A framework's pool failed without a call of the driver, because of a limit of its own.
+    /// A framework's pool failed without a call of the driver, because it reached its own limit.
     Pool,
     /// A framework's pool failed after the driver had refused.
     Device,
@@ -97,7 +97,7 @@ fields! {
         idle_pieces: Option<u64>         => redact keep;
         /// Size of the largest idle piece.
         largest_idle_bytes: Option<u64>  => redact keep;
-        /// A segment of those pools grows by mapping: PyTorch's expandable segments are on.
+        /// A segment of the framework pools grows by mapping: PyTorch's expandable segments are on.
         is_expandable: bool              => redact keep;
         /// The device at that time; absent where NVML was not read.
         device: Option<OomDevice>        => redact keep;

@@ -58,7 +58,7 @@ pub struct SnapshotFigures {
     pub allocated_bytes: u64,
     /// Number of blocks in use.
     pub blocks: u64,
-    /// Number of these blocks that were freed and wait for a stream.
+    /// Number of blocks in use that were freed and wait for a stream.
     pub pending_blocks: u64,
     /// Bytes that the program requested for the blocks in use.
     pub requested_bytes: u64,

@@ -36,7 +36,7 @@ fields! {
         state: State         => redact keep;
         /// How complete the numbers are.
         coverage: Coverage   => redact hide_coverage;
-        /// Notes that a reader needs beside the numbers, most important first.
+        /// Notes that a reader needs in addition to the numbers, most important first.
         caveats: Vec<Caveat> => redact hide_caveats;
         /// Names of cells; amounts refer to them by index.
         cells: Vec<Cell>     => redact each(Cell::redact);
@@ -179,7 +179,7 @@ pub enum State {
 }
 
 fields! {
-    /// A note that a reader needs beside the numbers.
+    /// A note that a reader needs in addition to the numbers.
     #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
     pub struct Caveat {
         /// Stable identifier for programs: `no_frees`, `rejected_lines`, ...

@@ -50,7 +50,7 @@ pub struct Bucket {
     pub untrackable: Option<Extremes>,
     /// Number of NVML samples.
     pub samples: u32,
-    /// Number of these samples that are torn or stale.
+    /// Number of torn or stale samples.
     pub doubtful: u32,
 }
 

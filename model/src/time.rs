@@ -6,7 +6,7 @@ use crate::units::{plural, thousands};
 const DAY_S: i128 = 86_400;
 
 impl Clock {
-    /// Formats a time: as time of day if the wall clock is known.
+    /// Formats a time; as time of day if the clock has a wall-clock offset.
     pub fn time(&self, time_ns: u64) -> String {
         match self {
             Clock::Lines => format!("line {}", thousands(time_ns)),
@@ -18,7 +18,7 @@ impl Clock {
         }
     }
 
-    /// Returns the days since 1970, if the wall clock is known.
+    /// Returns the days since 1970; `None` without a wall-clock offset.
     fn day(&self, time_ns: u64) -> Option<i128> {
         match self {
             Clock::Monotonic { wall_offset_ns: Some(offset) } => {
@@ -70,7 +70,7 @@ fn civil(day: i128) -> (i128, i128, i128) {
     (year + era * 400 + next, month, of_month)
 }
 
-/// Formats a time of a run, with its day if the wall clock is known.
+/// Formats a time of a run, with its day if the clock has a wall-clock offset.
 pub fn with_day(run: &Run, time_ns: u64) -> String {
     Times { clock: run.clock, dated: true }.time(time_ns)
 }

@@ -40,8 +40,8 @@ fields! {
         /// Record time.
         time_ns: u64;
         /// Bytes by cell, at most [`MAX_CELLS`] cells. If there are more, the smaller cells are summed. Cells whose tags differ
-        /// only in numbers become `a/b.*/c (smaller ones)`, those below a path `a/(smaller ones)`, and the rest of a class, role
-        /// and phase `(smaller ones)`. Each cell counts in the most specific sum that has it.
+        /// only in numbers become `a/b.*/c (smaller ones)`. Those below a path become `a/(smaller ones)`. The rest of a class,
+        /// role and phase becomes `(smaller ones)`. Each cell counts in the most specific sum that has it.
         amounts: Amounts;
         /// Bytes of all other cells.
         rest_bytes: i64;

@@ -30,7 +30,7 @@ pub const NAMES: [&str; 12] = [
     "slurm_job",
     "slurm_step",
 ];
-/// Key in JSON, beside the names: lists the names that are claims, separated by blanks.
+/// Key in JSON that lists the names which are claims, separated by blanks.
 pub const CLAIMED: &str = "claimed";
 /// Fact: the job to which a mapping file assigned the device (`[who] job_mapping`).
 pub const MAPPED_JOB: &str = "mapped_job";
@@ -195,7 +195,7 @@ fn name_of(job: &str) -> &str {
     job.rsplit_once('.').filter(|(name, id)| !name.is_empty() && is_made_up(id)).map_or(job, |(name, _)| name)
 }
 
-/// Whether a process belongs to a job, given by its id or name, the batch system's job id, or the pod's uid.
+/// Whether a process belongs to a job. `job` is its id or name, the batch system's job id, or the pod's uid or name.
 pub fn is_of_job(facts: &Lines, claims: &Lines, job: &str) -> bool {
     let is_whole = said(claims, "job").is_some_and(|claim| is_job(claim, job));
     let who = Who::of(facts, claims, None);

@@ -96,7 +96,7 @@ fn clip(device: &mut Device, window: &Window) {
     device.details.clip(window);
 }
 
-/// Joins the parts of a life, in order of time, into one run, for a window that spans several of them; `None` without parts.
+/// Joins the parts of a life, in order of time, into one run, for a window that spans several parts; `None` without parts.
 pub fn join_parts(parts: Vec<Run>) -> Option<Run> {
     let mut parts = parts.into_iter();
     let mut whole = parts.next()?;
@@ -117,10 +117,10 @@ fn join(whole: &mut Run, mut part: Run) {
         }
     }
     whole.own.append(part.own);
-    // The peak may lie in any part: a loss in one of them makes it a lower bound.
+    // The peak may lie in any part, so a loss in one part makes it a lower bound.
     whole.coverage.partial_history |= whole.coverage.partial_state;
     whole.coverage.join(part.coverage);
-    // Only the first of these parts keeps the caveat of earlier parts; the driver's accounting covers the whole life.
+    // Only the first joined part keeps the caveat of earlier parts; the driver's accounting covers the whole life.
     part.caveats.retain(|caveat| caveat.code != "part");
     let mut earlier = std::mem::replace(&mut whole.caveats, part.caveats);
     earlier.retain(|caveat| {

@@ -22,7 +22,7 @@ pub use gpumem_model::run::EXPORT_FORMAT as FORMAT;
 pub const VERSION: u64 = 1;
 /// Code of the caveat that names the origin of a run.
 pub const MOVED: &str = "moved";
-/// Maximum file size. A run of 65,536 names on eight devices needs a third of it.
+/// Maximum file size, three times the size of a run of 65,536 names on eight devices.
 pub const MAX_BYTES: usize = 64 << 20;
 /// Maximum number of JSON objects. An empty object of three bytes may take some 500 bytes in memory; lists and texts grow at
 /// most eightfold.
@@ -91,8 +91,8 @@ struct Body {
     run: Run,
 }
 
-/// Returns the file of a run. A run that is still open is exported as of now, under a uid of its own, so that the complete run
-/// can be exported later.
+/// Returns the file of a run. A run that is still open is exported as of now. It gets a uid of its own, so that a later export
+/// of the complete run counts as another run.
 ///
 /// # Errors
 /// [`TooLarge`] if the file would exceed the limits of [`read`].

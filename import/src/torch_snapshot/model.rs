@@ -25,7 +25,7 @@ const MAX_DEVICES: i64 = 64;
 const MAX_ADDRESS: i64 = 1 << 56;
 /// Maximum size of a segment or block (as in the ledger).
 const MAX_BYTES: i64 = 1 << 48;
-/// Number of rejected rows that a message lists; all of them are counted.
+/// Number of rejected rows that a message lists; all are counted.
 const NAMED: usize = 5;
 /// Maximum number of fields that are read from a record's dict.
 const MAX_FIELDS: usize = 256;
@@ -128,9 +128,9 @@ pub(super) struct Snapshot {
     pub annotations: Vec<Annotation>,
     pub settings: Settings,
     pub rejects: Rejects,
-    /// Number of entries with an unknown action, and one of these actions.
+    /// Number of entries with an unknown action, and an example of such an action.
     pub unknown_actions: (u64, String),
-    /// Number of blocks in an unknown state, counted as in use, and one of these states.
+    /// Number of blocks in an unknown state, counted as in use, and an example of such a state.
     pub unknown_states: (u64, String),
     /// Number of entries in the history of host memory, which is not replayed.
     pub host_entries: u64,

@@ -33,7 +33,7 @@ const OUT_OF_MEMORY: u16 = 2;
 pub(super) struct Told {
     /// Number of impossible entries.
     pub contradictions: u64,
-    /// Number of blocks that had to be added or removed at the end.
+    /// Number of blocks and pieces that had to be added or removed at the end.
     pub corrected: u64,
     /// Number of blocks whose actual size differs from the size computed by the rounding rule.
     pub misjudged: u64,

@@ -4,17 +4,17 @@ use crate::base::identity::DeviceName;
 use crate::base::recent::Recent;
 use gpumem_model::run::DeviceReading;
 
-/// Fault numbers that are counted one by one; there are about a hundred, and a faulty device reports a few of them.
+/// Maximum number of distinct Xids that are counted separately. About a hundred exist, and a faulty device reports only a few.
 const NUMBERS: usize = 16;
-/// Faults that are kept with their times.
+/// Number of latest faults that are kept with their times.
 const LATEST: usize = 8;
 
 /// One fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault {
-    /// When it was reported.
+    /// Time of the report.
     pub time_ns: u64,
-    /// NVIDIA's number for it.
+    /// NVIDIA's Xid number.
     pub xid: u64,
 }
 
@@ -22,7 +22,7 @@ pub struct Fault {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Faults {
     counts: Vec<(u64, u64)>,
-    /// Faults of further numbers.
+    /// Number of faults with further Xids.
     other: u64,
     latest: Vec<Fault>,
 }
@@ -40,26 +40,26 @@ impl Faults {
         self.latest.push(Fault { time_ns, xid });
     }
 
-    /// Returns the count of each number, in the order of first occurrence. `None`: the sum of all that came after the first sixteen.
+    /// Returns the count of each Xid, in the order of first occurrence. `None` stands for all Xids beyond the first sixteen.
     pub fn counts(&self) -> impl Iterator<Item = (Option<u64>, u64)> {
         let other = Some((None, self.other)).filter(|(_, count)| *count > 0);
         self.counts.iter().map(|&(xid, count)| (Some(xid), count)).chain(other)
     }
 
-    /// The latest, oldest first.
+    /// Returns the latest faults, oldest first.
     pub fn latest(&self) -> &[Fault] {
         &self.latest
     }
 }
 
-/// A reading in which the device and its processes can be compared.
+/// A reading in which device memory did not change, so that the device and its processes can be compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AgreedReading {
-    /// Number of the reading: samples with it belong to it.
+    /// Number of the reading; its samples have the same number.
     pub number: u64,
     /// Device memory, the same before and after the process list; unified memory as it was after the list.
     pub reading: DeviceReading,
-    /// used minus the sum over the processes; with unified memory, what the rest of the host uses.
+    /// Used bytes minus the sum over the processes; for unified memory, the memory that the rest of the host uses.
     pub unaccounted_bytes: i64,
 }
 
@@ -68,7 +68,7 @@ pub struct AgreedReading {
 pub struct DeviceView {
     /// Identity.
     pub name: DeviceName,
-    /// The host's number of the device, or the process's where the host has not named it.
+    /// The host's number of the device; the process's number if the host has not named it.
     pub ordinal: u16,
     /// Product name, where known.
     pub model: String,
@@ -76,10 +76,9 @@ pub struct DeviceView {
     pub total_bytes: Option<u64>,
     /// Last reading.
     pub latest: Option<DeviceReading>,
-    /// Lowest and highest `used` of the last minute.
+    /// Minimum and maximum of `used` in the last minute.
     pub recent: Recent,
-    /// The last reading with its processes; absent unless device memory agreed before and after the
-    /// process list.
+    /// The last reading in which device memory was the same before and after the process list; absent if there was none.
     pub agreed: Option<AgreedReading>,
     /// Faults that the driver reported.
     pub faults: Faults,

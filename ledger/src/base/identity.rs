@@ -1,8 +1,8 @@
-//! Names of processes and devices, and who reports a record.
+//! Identities of processes and devices, and the origins of records.
 
 use gpumem_wire::DeviceIdKind;
 
-/// A process during its lifetime: pids are reused, a pid with its start time is not.
+/// A process. Pids are reused, but a pid together with its start time is unique.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessKey {
     /// Pid in the daemon's namespace.
@@ -11,7 +11,7 @@ pub struct ProcessKey {
     pub start_ticks: u64,
 }
 
-/// Who reports a record. Ids inside a record are local to its origin.
+/// Origin of a record. Ids inside a record are local to its origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Origin {
     /// The daemon: NVML and /proc.
@@ -20,7 +20,7 @@ pub enum Origin {
     Process(ProcessKey),
 }
 
-/// How a device is known. NVML's index and CUDA's ordinal are different numbers; only the UUID joins.
+/// Identity of a device. NVML's index and CUDA's ordinal may differ, so only the UUID matches both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DeviceName {
     /// UUID of a GPU, most significant byte first.
@@ -32,7 +32,7 @@ pub enum DeviceName {
 }
 
 impl DeviceName {
-    /// The identity in a `Device` record.
+    /// Returns the identity in a `Device` record.
     pub fn of_record(uuid_high: u64, uuid_low: u64, ordinal: u16, id: DeviceIdKind) -> Self {
         let mut uuid = [0; 16];
         uuid[..8].copy_from_slice(&uuid_high.to_be_bytes());
@@ -46,7 +46,7 @@ impl DeviceName {
 }
 
 impl std::fmt::Display for DeviceName {
-    /// NVML's spelling: `GPU-8-4-4-4-12` and `MIG-...`; `ordinal-N` for imports.
+    /// Formats the identity like NVML: `GPU-8-4-4-4-12` and `MIG-...`; `ordinal-N` for imports.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (prefix, uuid) = match self {
             DeviceName::Gpu(uuid) => ("GPU", uuid),
@@ -67,8 +67,8 @@ impl std::fmt::Display for DeviceName {
 /// An account of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Place {
-    /// That of this device of the snapshot.
+    /// The account on this device of the snapshot.
     Device(usize),
-    /// The account at this index of `ProcessView::accounts`, whose device the agent has not named so far.
+    /// The account at this index of `ProcessView::accounts`, whose device the agent has not named yet.
     Unnamed(usize),
 }

@@ -1,4 +1,4 @@
-//! Below all other layers: identities, devices, quotas, extremes of the last minute.
+//! Lowest layer: identities, devices, quotas, extremes of the last minute.
 
 pub(crate) mod device;
 pub(crate) mod identity;

@@ -1,27 +1,27 @@
 //! Limits of the ledger's memory: rows of one process, bytes of the processes of one user, bytes of all.
 //!
-//! The memory of a process is estimated from time to time, from the tables that a peer can fill: their capacity, and what the next
-//! growth of a nearly full table needs while the old and the new one both exist. A process at its limit may free memory and end scopes,
-//! and add nothing. Refused records are lost, and the sums say `partial`.
+//! The memory of a process is estimated at intervals, from the tables that a peer can fill: their capacity, and the bytes that
+//! the next growth of a nearly full table needs while the old and the new table exist. A process at its limit may free memory and
+//! end scopes, but add nothing. Refused records count as lost, and the sums are then `partial`.
 
 use crate::Map;
 use std::mem::size_of;
 
-/// Most records between two estimates of a process: what it may take beyond its limit. The first estimates are closer, because there
-/// may be many processes with few records.
+/// Maximum number of records between two estimates of a process, and so its possible excess over its limit. The first estimates
+/// are more frequent, because there may be many processes with few records.
 const EVERY: usize = 1024;
 
-/// Bytes of a name that count like a record.
+/// Number of bytes of a name that count as one record.
 const NAME_BYTES: usize = 64;
 
-/// Limits of what the ledger keeps of the records of processes.
+/// Limits of the memory that the ledger uses for processes' records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Live allocations, blocks, segments and handles of one process.
+    /// Maximum number of live allocations, blocks, segments and handles of one process.
     pub rows_per_process: usize,
-    /// Estimated bytes of all processes of one user.
+    /// Maximum estimated bytes of all processes of one user.
     pub bytes_per_user: usize,
-    /// Estimated bytes of all processes.
+    /// Maximum estimated bytes of all processes.
     pub bytes: usize,
 }
 
@@ -42,14 +42,14 @@ pub enum QuotaExceeded {
     All,
 }
 
-/// Records that a limit refused.
+/// Counts of records that limits refused.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RefusedRecords {
-    /// By [`QuotaExceeded::Rows`].
+    /// Refused by [`QuotaExceeded::Rows`].
     pub rows: u64,
-    /// By [`QuotaExceeded::User`].
+    /// Refused by [`QuotaExceeded::User`].
     pub user: u64,
-    /// By [`QuotaExceeded::All`].
+    /// Refused by [`QuotaExceeded::All`].
     pub all: u64,
 }
 
@@ -67,28 +67,28 @@ impl RefusedRecords {
 /// Estimated memory of one process.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryUse {
-    /// Records until the next estimate.
+    /// Number of records until the next estimate.
     left: usize,
-    /// Records between the last two estimates.
+    /// Number of records between the last two estimates.
     interval: usize,
-    /// Bytes charged for it, and the user that they are charged to.
+    /// Bytes charged for the process, and the user that they are charged to.
     charged: usize,
     user: Option<u64>,
-    /// Records refused since the last estimate.
+    /// Number of records refused since the last estimate.
     pub refused: u64,
-    /// Bytes of its names.
+    /// Bytes of the process's names.
     pub names: usize,
 }
 
 impl MemoryUse {
-    /// Counts a name, which replaces `old`.
+    /// Counts a name that replaces `old`.
     pub fn rename(&mut self, new: &str, old: Option<&str>) {
         let held = |name: &str| name.len() + 2 * size_of::<usize>();
         self.left = self.left.saturating_sub(new.len() / NAME_BYTES);
         self.names = (self.names + held(new)).saturating_sub(old.map_or(0, held));
     }
 
-    /// Sets the time of the next estimate: after twice as many records as before, at most [`EVERY`] or `least`.
+    /// Schedules the next estimate: after twice as many records as before, at most [`EVERY`] or `least`, whichever is greater.
     pub fn wait(&mut self, least: usize) {
         self.interval = (2 * self.interval).clamp(16, EVERY.max(least));
         self.left = self.interval;
@@ -122,17 +122,17 @@ impl Default for Quotas {
 }
 
 impl Quotas {
-    /// Bytes charged for all processes.
+    /// Returns the bytes charged for all processes.
     pub fn bytes(&self) -> usize {
         self.all
     }
 
-    /// Refused records of processes that were estimated since.
+    /// Returns the refused records, as of the last estimate of each process.
     pub fn refused(&self) -> RefusedRecords {
         self.refused
     }
 
-    /// Takes back the charge of a process; `full` is the limit that it has reached.
+    /// Removes the charge of a process; `full` is the limit that it has reached.
     pub fn release(&mut self, load: &mut MemoryUse, full: Option<QuotaExceeded>) {
         let bytes = std::mem::take(&mut load.charged);
         self.all = self.all.saturating_sub(bytes);
@@ -164,12 +164,12 @@ impl Quotas {
     }
 }
 
-/// Bytes of an entry of a `BTreeMap`, whose nodes are half full at worst.
+/// Returns the bytes of an entry of a `BTreeMap`, whose nodes are at least half full.
 pub(crate) const fn sorted(entry: usize) -> usize {
     2 * entry
 }
 
-/// Estimated bytes of a hash table with so many entries, capacity, and entry size.
+/// Returns the estimated bytes of a hash table with this number of entries, capacity, and entry size.
 fn table(entries: usize, places: usize, entry: usize) -> usize {
     let is_nearly_full = places - entries.min(places) < EVERY.max(places / 16);
     let bytes = places * (entry + 1) * 8 / 7;

@@ -1,14 +1,14 @@
-//! Lowest and highest value of a reading in the last minute, so that extremes between two scrapes are not lost.
+//! Minimum and maximum of a reading in the last minute, so that extremes between two scrapes are not lost.
 
-/// Length of [`Recent::range`], at least.
+/// Minimum length of [`Recent::range`].
 pub const RECENT_NS: u64 = 60_000_000_000;
-/// The minute in pieces; up to one piece more is kept.
+/// Number of pieces of a minute; up to one piece more is kept.
 const PIECES: usize = 6;
 const PIECE_NS: u64 = RECENT_NS / PIECES as u64;
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Piece {
-    /// Its number from time 0, plus one; 0 for none.
+    /// Number of the piece from time 0, plus one; 0 for none.
     number: u64,
     min: u64,
     max: u64,
@@ -22,7 +22,7 @@ pub struct Recent {
 }
 
 impl Recent {
-    /// Adds a reading; one that is more than a minute older than the newest is ignored.
+    /// Adds a reading; a reading more than a minute older than the newest is ignored.
     pub(crate) fn add(&mut self, time_ns: u64, value: u64) {
         let number = time_ns / PIECE_NS + 1;
         let piece = &mut self.pieces[(number % (PIECES as u64 + 1)) as usize];
@@ -34,7 +34,7 @@ impl Recent {
         self.newest = self.newest.max(number);
     }
 
-    /// Lowest and highest value of the minute before the newest reading; `None` before the first one.
+    /// Returns minimum and maximum of the minute before the newest reading; `None` without readings.
     pub fn range(&self) -> Option<(u64, u64)> {
         let oldest = self.newest.saturating_sub(PIECES as u64).max(1);
         let pieces = self.pieces.iter().filter(|piece| piece.number >= oldest);
@@ -62,8 +62,8 @@ impl LastMinute {
         }
     }
 
-    /// Returns how much the newest value exceeds the oldest one of the minute before it, and the time between them; `None` with fewer
-    /// than two.
+    /// Returns how much the newest value exceeds the oldest value of the minute before it, and the time between them; `None` with
+    /// fewer than two values.
     pub fn growth(&self) -> Option<(i64, u64)> {
         let (time_ns, value) = self.newest;
         let there = self

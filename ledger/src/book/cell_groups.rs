@@ -1,25 +1,26 @@
-//! Groups of smaller cells: many cells become few, and every byte stays.
+//! Merges small cells into groups: many cells become few, and no byte is lost.
 //!
-//! **The chain.** Each cell is in a chain of groups of its own use (class, role, phase, library, pool), from near to far. For the tag
-//! `model/layers.17/rnn_l0_t9_out` these are: `model/layers.*/rnn_l*_t*_out`, tags that differ from it in numbers only;
-//! `model/layers.*/rnn_l*`, tags with the same begin up to their second number; all below `model/layers.*` and `model`; and the whole
-//! use. Numbers come first because repetition fills a list: ninety layers, or thousands of operators that a framework numbers.
+//! **The chain.** Each cell has a chain of groups with the same use (class, role, phase, library, pool), from specific to
+//! general. For the tag `model/layers.17/rnn_l0_t9_out` these are: `model/layers.*/rnn_l*_t*_out`, tags that differ only in
+//! numbers; `model/layers.*/rnn_l*`, tags with the same begin up to their second number; all tags below `model/layers.*` and
+//! `model`; and the whole use. Numbers come first because repetition fills a list: ninety layers, or thousands of numbered
+//! operators.
 //!
-//! **The rule.** The largest cells keep their names. The bytes of the others go up their chains together, until a group is large
-//! enough, or at the top. Half of the room is for cells. The other half determines how small a group may be, and what is left of it is
-//! for cells again. So repetition takes no room from cells that exist once, and a group is named as closely as its size allows. A
-//! cell's bytes can be found later: **they are in the nearest group of its chain that exists**, because small ones pass a group
-//! together, and no group is inserted between a cell and a group that has its bytes already.
+//! **The rule.** The largest cells keep their names. The bytes of all others move up their chains together until a group is large
+//! enough, or to the top. Half of the room is for cells. The other half determines how small a group may be; its unused places go
+//! to cells again. So repetition takes no room from cells that exist once, and a group is named as specifically as its size
+//! allows. A cell's bytes can be found later: **they are in the nearest existing group of its chain**. That holds because small
+//! cells pass a group together, and no group is inserted between a cell and a group that already contains its bytes.
 //!
-//! Groups are cells of their process, made when a second cell has them in its chain.
+//! Groups are cells of their process, created when a second cell has them in its chain.
 
 use crate::Map;
 use crate::book::cells::{CellId, CellKey, CellTable, MAX_POINT_CELLS, NAMED};
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-/// End of a group's tag. Before it stands a path with a `/` (all below it), a tag with `*` for its numbers and a blank (tags that
-/// differ in them), or nothing (the use).
+/// End of a group's tag. Before it is one of three: a path with a `/` (all tags below it); a tag with `*` for its numbers and a
+/// blank (tags that differ in these numbers); or nothing (the whole use).
 pub const SUM: &str = "(smaller ones)";
 
 /// Whether a tag is that of a group.
@@ -27,28 +28,28 @@ pub fn is_sum(tag: &str) -> bool {
     tag.ends_with(SUM)
 }
 
-/// The tag that rules match: for a group of tags that differ in numbers, these tags with `*`.
+/// Returns the tag that rules match: for a group of tags that differ in numbers, their tag with `*`.
 pub fn without_sum(tag: &str) -> &str {
     tag.strip_suffix(SUM).and_then(|tag| tag.strip_suffix(' ')).unwrap_or(tag)
 }
 
-/// The tag of groups; their `origin` tells them apart.
+/// Tag of all groups; their `origin` distinguishes them.
 pub(crate) const SUM_TAG: u32 = u32::MAX - 1;
-/// Groups that a process may have; beyond, cells begin with the farther ones of their chain. A large model has some hundreds.
+/// Maximum number of groups of a process; beyond it, chains start with more general groups. A large model has some hundreds.
 const MAX_GROUPS: usize = 4096;
-/// Components of a path that have a group of their own.
+/// Maximum number of path components that get a group.
 const DEEPEST: usize = 8;
-/// No group.
+/// Stands for no group.
 const NONE: u32 = u32::MAX;
 
 /// A group of cells.
 #[derive(Debug, Clone, Copy)]
 struct Group {
-    /// The next one in the chain; its index is lower.
+    /// The next group in the chain; its index is lower.
     up: u32,
     /// Key of its cell.
     key: CellKey,
-    /// Its cell; `None` while a single cell or group is below it, unless it is a whole use.
+    /// Its cell; `None` while only a single cell or group is below it, unless it is a whole use.
     cell: Option<CellId>,
     has_one: bool,
 }
@@ -58,10 +59,10 @@ struct Group {
 pub(crate) struct CellGroups {
     places: Vec<Group>,
     by_key: Map<CellKey, u32>,
-    /// Their names, by `origin`.
+    /// Names of the groups, by `origin`.
     names: Vec<Arc<str>>,
     by_name: Map<Arc<str>, u32>,
-    /// By cell, the first group of its chain; for the cell of a group, that group.
+    /// By cell: the first group of its chain; for the cell of a group, that group.
     begins: Vec<u32>,
 }
 
@@ -71,7 +72,7 @@ impl CellGroups {
         self.names.get(key.origin as usize).cloned()
     }
 
-    /// Estimate of their memory: each has its key twice, and a name.
+    /// Returns the estimated memory: each group has its key twice, and a name.
     pub fn bytes(&self) -> usize {
         self.places.capacity() * 256 + self.begins.capacity() * size_of::<u32>()
     }
@@ -80,7 +81,7 @@ impl CellGroups {
         self.places.get(at as usize)
     }
 
-    /// Returns the group with this name; `None` without room.
+    /// Returns the group with this name, creating it if needed; `None` if there is no room.
     fn intern(&mut self, name: &str, of: &CellKey, up: u32) -> Option<u32> {
         let next = u32::try_from(self.names.len()).ok()?;
         let origin = *self.by_name.get(name).unwrap_or(&next);
@@ -103,7 +104,7 @@ impl CellGroups {
     }
 }
 
-/// Names of the groups of a tag, the farthest first.
+/// Returns the names of the groups of a tag, the most general first.
 fn chain(tag: &str) -> Vec<String> {
     let mut starred = String::with_capacity(tag.len());
     for letter in tag.chars() {
@@ -127,7 +128,7 @@ fn chain(tag: &str) -> Vec<String> {
 }
 
 impl CellTable {
-    /// Gives cells their chains, once there are more cells than a point has room for.
+    /// Builds the chains of cells, once there are more cells than a point has room for.
     pub fn learn_chains(&mut self) {
         while self.keys.len() > MAX_POINT_CELLS
             && let Some(&key) = self.keys.get(self.sums.begins.len())
@@ -152,7 +153,7 @@ impl CellTable {
         }
     }
 
-    /// A cell or group joins a group, which becomes a cell with the second one.
+    /// Adds a cell or group to a group, which becomes a cell with its second member.
     fn enter(&mut self, place: u32) {
         let next = self.keys.len() as CellId;
         let Some(place) = self.sums.places.get_mut(place as usize) else { return };
@@ -164,20 +165,21 @@ impl CellTable {
         place.has_one = true;
     }
 
-    /// The groups that may have the bytes of a cell, the nearest first.
+    /// Returns the groups that may contain the bytes of a cell, the most specific first.
     pub fn sums_of(&self, id: CellId) -> impl Iterator<Item = CellId> + '_ {
         let begin = self.sums.begins.get(id as usize).and_then(|at| self.sums.place(*at));
         std::iter::successors(begin, |place| self.sums.place(place.up)).filter_map(|place| place.cell)
     }
 
-    /// The group of a cell that is one.
+    /// Returns the group that a cell stands for; `None` for an ordinary cell.
     fn own_group(&self, id: CellId) -> Option<u32> {
         let is_sum = self.keys.get(id as usize).is_some_and(|key| key.tag == SUM_TAG);
         self.sums.begins.get(id as usize).copied().filter(|place| is_sum && *place != NONE)
     }
 
-    /// Returns at most [`MAX_POINT_CELLS`] amounts by cell, with the same sum as `amounts`; see above. `rest`, if it exists, has the
-    /// bytes for which even the groups of uses had no room. Then there are no new groups, and bytes without a group go to the rest.
+    /// Returns at most [`MAX_POINT_CELLS`] amounts by cell, with the same sum as `amounts`; see the module's documentation. If
+    /// `rest` exists, it takes the bytes for which even the groups of uses had no room. Then no new groups are created, and bytes
+    /// without a group go there.
     pub fn fewer(&self, amounts: Vec<(CellId, i64)>, rest: &mut Option<i64>) -> Vec<(CellId, i64)> {
         let mut sums = vec![GroupSum::default(); self.sums.places.len()];
         let mut own = Vec::with_capacity(amounts.len());
@@ -214,12 +216,12 @@ impl CellTable {
         own.extend(uses);
         own.retain(|(_, bytes)| *bytes != 0);
         own.sort_unstable_by_key(|&(id, _)| id);
-        own.shrink_to_fit(); // it had room for all of them
+        own.shrink_to_fit(); // it had room for all cells
         own
     }
 
-    /// Lets all but the first `named` cells go up their chains. Returns the groups of `least` bytes or more, those of uses, and the
-    /// bytes without a group.
+    /// Moves all but the first `named` cells up their chains. Returns the groups with at least `least` bytes, those of uses, and
+    /// the bytes without a group.
     fn climb(
         &self,
         own: &[(CellId, i64)],
@@ -256,15 +258,15 @@ impl CellTable {
     }
 }
 
-/// Least size of a group, in steps of about a tenth.
+/// Returns the minimum size of a group; sizes grow by about a tenth for each step.
 fn bytes(step: usize) -> u64 {
     (8 + step as u64 % 8) << (step / 8)
 }
 
-/// The last step: nothing is as large.
+/// The last step, larger than any amount.
 const STEPS: usize = 60 * 8;
 
-/// Returns the first of `from..to` that is good, if all after it are; else `to`.
+/// Returns the first number in `from..to` that is good, or `to`. All numbers after a good one must be good.
 fn least(mut from: usize, mut to: usize, is_good: impl Fn(usize) -> bool) -> usize {
     while from < to {
         let middle = from.midpoint(to);
@@ -278,14 +280,14 @@ fn least(mut from: usize, mut to: usize, is_good: impl Fn(usize) -> bool) -> usi
 
 type Amounts = Vec<(CellId, i64)>;
 
-/// Bytes of a group.
+/// Amount of a group.
 #[derive(Debug, Clone, Copy, Default)]
 struct GroupSum {
     bytes: i64,
-    /// The same without signs.
+    /// Sum of absolute values.
     weight: u64,
-    /// It existed before.
+    /// The group existed before.
     is_there: bool,
-    /// It may become a cell: no group has bytes of its cells already.
+    /// The group may become a cell: no other group already contains bytes of its cells.
     is_open: bool,
 }

@@ -1,4 +1,4 @@
-//! Cells: names of a process's bytes, each with a number that is the same in all of its books.
+//! Cells: names of a process's bytes. A cell has the same number in all books of the process.
 
 use crate::Map;
 use crate::book::cell_groups::CellGroups;
@@ -6,7 +6,7 @@ use gpumem_model::run::Class;
 use gpumem_wire::{Flags, Phase, Role, Stamp};
 use std::sync::Arc;
 
-/// What distinguishes cells of one process. Ids are the agent's; 0 means none.
+/// Key of a cell within a process. Ids are the agent's; 0 means none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct CellKey {
     pub class: Class,
@@ -16,11 +16,11 @@ pub(crate) struct CellKey {
     pub tag: u32,
     /// First tag of retagged bytes.
     pub origin: u32,
-    /// Tag that names the framework's pool of the bytes; 0 for none, or for a pool without a name.
+    /// Tag that names the framework pool of the bytes; 0 for none, or for a pool without a name.
     pub pool: u32,
-    /// Blocks that their owner has freed and a stream may still use.
+    /// Blocks that their owner has freed but a stream may still use.
     pub pending: bool,
-    /// The tag is that of the process: the thread that allocated had none.
+    /// The tag is that of the process, because the allocating thread had none.
     pub inherited: bool,
 }
 
@@ -42,19 +42,21 @@ impl CellKey {
 
 /// Index of a cell in every book of its process.
 pub(crate) type CellId = u32;
-/// Idle bytes of pools without a name; each other pool has a cell of its own.
+/// Idle bytes of pools without a name; each named pool has another cell.
 pub(crate) const IDLE: CellId = 0;
 /// Bytes of opaque pools.
 pub(crate) const OPAQUE: CellId = 1;
-/// Cell of all bytes once a process has used up its cells.
+/// Cell for all further bytes once a process has used up its cells.
 pub(crate) const OVERFLOW: CellId = 2;
-/// Distinct cells of a process; further ones are booked to [`OVERFLOW`]. A training run has some thousands (modules times roles).
+/// Maximum number of cells of a process; further ones are booked to [`OVERFLOW`]. A training run has some thousands (modules
+/// times roles).
 const MAX_CELLS: usize = 65_536;
-/// Cells of a point at most.
+/// Maximum number of cells of a point.
 pub use gpumem_model::timeline::MAX_CELLS as MAX_POINT_CELLS;
-/// Room of a point for cells, and for groups of some of them; the rest of [`MAX_POINT_CELLS`] is for groups of whole uses (cell_groups.rs).
+/// Places of a point for cells and for groups of some cells; the rest of [`MAX_POINT_CELLS`] is for groups of whole uses
+/// (cell_groups.rs).
 pub(crate) const NAMED: usize = 40;
-/// The tag that [`OVERFLOW`] shows.
+/// The tag shown for [`OVERFLOW`].
 pub(crate) const OVERFLOW_TAG: u32 = u32::MAX;
 
 /// The cells of a process, interned: a row holds a [`CellId`].
@@ -62,16 +64,16 @@ pub(crate) const OVERFLOW_TAG: u32 = u32::MAX;
 pub(crate) struct CellTable {
     pub keys: Vec<CellKey>,
     pub ids: Map<CellKey, CellId>,
-    /// Paths of tags, as far as reported.
+    /// Paths of tags that were reported.
     pub tags: Map<u32, Arc<str>>,
-    /// Groups of smaller cells, in timelines; none while there are few cells.
+    /// Groups of small cells, for timelines; empty while there are few cells.
     pub sums: CellGroups,
-    /// Bookings that found the table full.
+    /// Number of bookings for which the table was full.
     pub overflowed: u64,
 }
 
 impl Default for CellTable {
-    /// A table with the three cells that every process has.
+    /// Returns a table with the three cells that every process has.
     fn default() -> Self {
         let keys = vec![
             CellKey::plain(Class::PoolIdle),
@@ -89,7 +91,7 @@ impl Default for CellTable {
 }
 
 impl CellTable {
-    /// Estimate of its memory, with that of a run made of it: names and peaks.
+    /// Returns the estimated memory of the table and of its names and peaks in a run.
     pub fn bytes(&self) -> usize {
         self.keys.len() * 512
             + self.keys.capacity() * (3 * std::mem::size_of::<CellKey>() + 2 * std::mem::size_of::<CellId>())
@@ -102,7 +104,7 @@ impl CellTable {
         self.cell_in(class, stamp, use_as, 0)
     }
 
-    /// Returns the cell for a stamp in the framework's pool with this name.
+    /// Returns the cell for a stamp in the framework pool with this name.
     #[inline]
     pub fn cell_in(&mut self, class: Class, stamp: &Stamp, use_as: (Role, Phase), pool: u32) -> CellId {
         let (module, tag) = (stamp.module, stamp.tag);

@@ -1,13 +1,14 @@
-//! Double entry per process and device: cells, their sum `tracked`, and the exact peak of that sum with
-//! the composition it had.
+//! Double entry for each process and device: cells, their sum `tracked`, and the exact peak of that sum with its composition.
 //!
-//! **Peak without copying.** The composition at the peak is kept by copy on write: a new peak increments `epoch`, and a cell keeps its
-//! old value the first time it changes after that. Reading the peak takes the kept value where `Cell::epoch` is not older than the
-//! peak's, and the present value elsewhere. The fullest moment of the timeline's open slot (timeline.rs) is kept in the same way, and
-//! every peak is one. Among moments with the same `tracked` the one with the least idle and opaque bytes counts: a framework pool stays
-//! at its highest reservation for hours, and people ask what filled it. Opaque bytes count too, because a pool is opaque until its
-//! first block. So does memory that a pool has given up: a program that removes its segments before it frees their memory fills nothing
-//! by that.
+//! **Peak without copying.** The composition at the peak is kept by copy on write. A new peak increments `epoch`, and a cell
+//! keeps its old value the first time it changes after that. Reading the peak takes the kept value where `Cell::epoch` is not
+//! older than the peak's, and the present value elsewhere. The fullest moment of the timeline's open slot (timeline.rs) is kept
+//! in the same way, and every peak is such a moment.
+//!
+//! Among moments with the same `tracked`, the one with the least idle and opaque bytes is the peak. A framework pool stays at its
+//! highest reservation for hours, and users want to know which blocks filled it. Opaque bytes count as unused because a pool is
+//! opaque until its first block. Memory that segments gave up counts, too: a program that removes its segments before it frees
+//! their memory does not fill it with blocks.
 
 pub(crate) mod cell_groups;
 pub(crate) mod cells;
@@ -26,12 +27,12 @@ struct Cell {
     now: i64,
     /// Value at the peak, if `epoch` is not older than the peak's.
     at_peak: i64,
-    /// Value at the latest high, if `epoch` is the latest.
+    /// Value at the latest fullest moment, if `epoch` is the latest.
     at_high: i64,
     epoch: u32,
-    /// It is a cell of idle or opaque bytes.
+    /// The cell contains idle or opaque bytes.
     unnamed: bool,
-    /// Code of its role, once [`Book::learn_roles`] has looked.
+    /// Code of its role; set by [`Book::learn_roles`].
     role: u8,
 }
 
@@ -40,9 +41,9 @@ struct Cell {
 pub(crate) struct Peak {
     pub bytes: i64,
     pub time_ns: u64,
-    /// Idle and opaque bytes in it.
+    /// Idle and opaque bytes at that moment.
     pub unnamed: i64,
-    /// [`Book::epoch`] when it was taken.
+    /// [`Book::epoch`] when the peak was recorded.
     pub epoch: u32,
 }
 
@@ -51,7 +52,7 @@ pub(crate) struct Peak {
 struct High {
     bytes: i64,
     time_ns: u64,
-    /// Idle and opaque bytes in it.
+    /// Idle and opaque bytes at that moment.
     unnamed: i64,
 }
 
@@ -62,7 +63,7 @@ impl Default for High {
 }
 
 impl High {
-    /// No slot is open: any moment is fuller.
+    /// No slot is open: any moment exceeds this one.
     const NONE: High = High { bytes: i64::MIN, time_ns: 0, unnamed: 0 };
 
     fn is_some(&self) -> bool {
@@ -70,7 +71,7 @@ impl High {
     }
 }
 
-/// Lowest and highest of a signed amount.
+/// Minimum and maximum of a signed amount.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Range {
     pub min: i64,
@@ -87,17 +88,17 @@ impl Range {
     }
 }
 
-/// Width of a [`Window`] where times are nanoseconds: shorter than NVML's own updates.
+/// Width of a [`Window`] if times are nanoseconds; shorter than NVML's update interval.
 pub const WINDOW_NS: u64 = 10_000_000;
 
-/// `tracked` during an interval in which its book was touched.
+/// `tracked` during an interval in which its book changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
-    /// Its begin, a multiple of its width ([`WINDOW_NS`], or 1 where times are only an order).
+    /// Begin, a multiple of the width ([`WINDOW_NS`], or 1 if times are only an order).
     pub start_ns: u64,
-    /// Lowest value, the one it began with included.
+    /// Minimum, including the initial value.
     pub min: i64,
-    /// Highest value.
+    /// Maximum.
     pub max: i64,
     /// Last value.
     pub last: i64,
@@ -107,29 +108,29 @@ pub struct Window {
 #[derive(Debug, Default)]
 pub(crate) struct Book {
     cells: Vec<Cell>,
-    /// Cells of idle and opaque bytes: the two of all pools, and those of pools with names.
+    /// Cells of idle and opaque bytes: the two of unnamed pools, and those of named pools.
     unnamed: Vec<CellId>,
-    /// Their sum.
+    /// Sum of these cells.
     unnamed_bytes: i64,
-    /// Bytes of memory that segments had and gave up.
+    /// Bytes that segments took and gave up again.
     let_go: i64,
     pub tracked: i64,
-    /// Sums of cells by the code of their role, but for the unknown role. New cells have none until [`Book::learn_roles`].
+    /// Sums of cells by the code of their role, without the unknown role. New cells are missing until [`Book::learn_roles`].
     by_role: [i64; 16],
-    /// Cells that `learn_roles` has seen.
+    /// Number of cells that `learn_roles` has processed.
     learnt: usize,
-    /// Grows with each change of a cell with a role.
+    /// Incremented with each change of a cell that has a role.
     pub role_changes: u64,
     /// Highest `tracked` since [`Book::restart_most`].
     pub most: i64,
     /// Rounding of its direct allocations.
     pub rounding: Rounding,
     pub peak: Peak,
-    /// Incremented with every new peak, and with every moment that may become a point of the timeline.
+    /// Incremented with every new peak, and with every moment that may become a timeline point.
     epoch: u32,
     /// Fullest moment of the open slot.
     high: High,
-    /// Nothing has been booked since that moment.
+    /// Nothing has been booked since the fullest moment.
     is_at_high: bool,
     /// End of the open slot.
     slot_end_ns: u64,
@@ -140,21 +141,21 @@ pub(crate) struct Book {
     /// Extremes in the open window.
     window: Range,
     window_start_ns: u64,
-    /// End of the open window; 0: none is open.
+    /// End of the open window; 0 if none is open.
     pub window_end_ns: u64,
-    /// The open window was returned by [`Book::partial_window`] as far as it got.
+    /// The open window was already returned by [`Book::partial_window`].
     is_reported: bool,
-    /// The latest copy of the cells, and whether it is still right.
+    /// The latest copy of the cells, and whether it is still valid.
     copy: Option<Arc<[i64]>>,
     copied: bool,
     /// `tracked` when the last record was booked.
     settled: i64,
-    /// The last moments of the book.
+    /// Recent past of the book.
     pub history: BookHistory,
 }
 
 impl Book {
-    /// An empty book, in which the cells of idle and opaque bytes are known as such.
+    /// Returns an empty book that knows the cells of idle and opaque bytes.
     pub fn new() -> Self {
         Book { unnamed: vec![IDLE, OPAQUE], ..Book::default() }
     }
@@ -187,14 +188,14 @@ impl Book {
         self.history.post(id, delta);
     }
 
-    /// Tracked bytes come or go.
+    /// Adds or subtracts tracked bytes.
     #[inline]
     pub fn post(&mut self, cell: CellId, delta: i64) {
         self.change(cell, delta);
         self.tracked = self.tracked.wrapping_add(delta);
     }
 
-    /// A direct allocation comes (`post` books its bytes) or goes.
+    /// Adds a direct allocation to the rounding (`post` books its bytes), or removes it.
     #[inline]
     pub fn round(&mut self, bytes: u64, comes: bool) {
         let of_one = Rounding::of(bytes);
@@ -210,10 +211,10 @@ impl Book {
         self.change(to, bytes);
     }
 
-    /// Bytes that were live at the peak had another name: corrects the peak's composition, whatever they are now.
+    /// Corrects the peak's composition for bytes that were live at the peak and have got another name.
     pub fn rename_at_peak(&mut self, from: CellId, to: CellId, bytes: i64) {
         for (id, delta) in [(from, bytes.wrapping_neg()), (to, bytes)] {
-            self.change(id, 0); // keeps the value of the peak, if it is not kept yet
+            self.change(id, 0); // keeps the value at the peak, if it is not kept yet
             let cell = &mut self.cells[id as usize];
             cell.at_peak = cell.at_peak.wrapping_add(delta);
             if self.is_unnamed(id) {
@@ -222,7 +223,7 @@ impl Book {
         }
     }
 
-    /// Bytes of a row that was made at `first_epoch` and still lives had another name: corrects the points of the timeline since then.
+    /// Corrects the timeline for a live row that was created at `first_epoch` and has got another name.
     pub fn rename_past(
         &mut self,
         first_epoch: u32,
@@ -232,7 +233,7 @@ impl Book {
     ) {
         if self.high.is_some() && first_epoch <= self.epoch {
             for (id, delta) in [(from, bytes.wrapping_neg()), (to, bytes)] {
-                self.change(id, 0); // keeps the value of the high, if it is not kept yet
+                self.change(id, 0); // keeps the value at the fullest moment, if it is not kept yet
                 let cell = &mut self.cells[id as usize];
                 cell.at_high = cell.at_high.wrapping_add(delta);
             }
@@ -245,7 +246,7 @@ impl Book {
         self.past.rename(first_epoch, (from, to), Change { bytes, unnamed }, cells);
     }
 
-    /// Called once after each record that changed the book: only whole records count for the peak and for highs.
+    /// Finishes a record that changed the book: only whole records count for peaks and fullest moments.
     #[inline]
     pub fn settle(&mut self, time_ns: u64) -> bool {
         if self.tracked != self.settled {
@@ -256,7 +257,7 @@ impl Book {
         (self.touched_ns, self.is_at_high) = (time_ns, false);
         let bytes = self.tracked;
         if bytes < self.high.bytes {
-            return false; // nor is it a peak: no peak is lower than a high
+            return false; // not a peak either: no peak is lower than the slot's fullest moment
         }
         let unnamed = self.unnamed();
         let exceeds = |high: i64, of: i64| bytes > high || bytes == high && unnamed < of;
@@ -272,37 +273,37 @@ impl Book {
         is_peak
     }
 
-    /// The fullest moment of the open slot.
+    /// Returns the fullest moment of the open slot.
     pub fn high_moment(&self) -> Option<Moment> {
         let High { bytes, time_ns, unnamed } = self.high;
         let moment = Moment { time_ns, bytes, unnamed, epoch: self.epoch, is_high: true };
         self.high.is_some().then_some(moment)
     }
 
-    /// The last state, if it differs from the fullest moment of the open slot.
+    /// Returns the last state, if it differs from the fullest moment of the open slot.
     pub fn present(&self) -> Option<Moment> {
         let (bytes, unnamed) = (self.tracked, self.unnamed());
         let moment = Moment { time_ns: self.touched_ns, bytes, unnamed, epoch: self.epoch, is_high: false };
         (self.high.is_some() && !self.is_at_high).then_some(moment)
     }
 
-    /// Closes the slot: the next booking is the fullest moment of a new one.
+    /// Closes the slot: the next booking opens a new one.
     pub fn close_high(&mut self) {
         (self.high, self.slot_end_ns) = (High::NONE, 0);
     }
 
-    /// A moment of this epoch, which is neither peak nor high, becomes a point.
+    /// Sets the epoch of a moment that is neither peak nor fullest but becomes a point.
     pub fn reach_epoch(&mut self, epoch: u32) {
         self.epoch = epoch;
     }
 
-    /// Value of a cell at the fullest moment of the open slot.
+    /// Returns the value of a cell at the fullest moment of the open slot.
     pub fn at_high(&self, id: CellId) -> i64 {
         let cell = self.cells.get(id as usize);
         cell.map_or(0, |cell| if cell.epoch == self.epoch { cell.at_high } else { cell.now })
     }
 
-    /// Cells with their amounts, without zeros.
+    /// Returns cells with their amounts, without zeros.
     pub fn sparse(&self, amount: impl Fn(CellId) -> i64) -> Vec<(CellId, i64)> {
         (0..self.cells.len() as CellId).map(|id| (id, amount(id))).filter(|(_, bytes)| *bytes != 0).collect()
     }
@@ -318,28 +319,28 @@ impl Book {
         self.unnamed_bytes = self.unnamed_bytes.wrapping_add(self.now(id));
     }
 
-    /// Whether a cell is of idle or opaque bytes.
+    /// Whether a cell contains idle or opaque bytes.
     pub fn is_unnamed(&self, id: CellId) -> bool {
         self.unnamed.contains(&id)
     }
 
-    /// All such cells.
+    /// Returns all cells of idle and opaque bytes.
     pub fn unnamed_cells(&self) -> &[CellId] {
         &self.unnamed
     }
 
-    /// Idle and opaque bytes, and memory that segments gave up.
+    /// Returns idle and opaque bytes, and memory that segments gave up.
     #[inline]
     pub fn unnamed(&self) -> i64 {
         self.unnamed_bytes.wrapping_add(self.let_go)
     }
 
-    /// Segments gave up so many bytes of memory that stays, or have them again.
+    /// Notes that segments gave up `bytes` of memory that stays, or have taken them again (negative).
     pub fn let_go(&mut self, bytes: i64) {
         self.let_go = self.let_go.wrapping_add(bytes);
     }
 
-    /// Begins peak and timeline anew with what is held at `time_ns`. `None`: that is not known, and the next record will show it.
+    /// Restarts peak and timeline with the amounts held at `time_ns`. `None`: these are unknown until the next record.
     pub fn restart(&mut self, time_ns: Option<u64>, slot_ns: u64) {
         self.past = Timeline::default();
         self.close_high();
@@ -354,13 +355,13 @@ impl Book {
         }
     }
 
-    /// The first epoch at whose peak a row that is made now is live.
+    /// Returns the first epoch at whose peak a row created now is live.
     #[inline]
     pub fn next_epoch(&self) -> u32 {
         self.epoch.wrapping_add(1)
     }
 
-    /// Whether a row made at `first_epoch` (see [`Book::next_epoch`]) and still live was live at the peak.
+    /// Whether a live row created at `first_epoch` (see [`Book::next_epoch`]) was live at the peak.
     #[inline]
     pub fn live_at_peak(&self, first_epoch: u32) -> bool {
         first_epoch <= self.peak.epoch
@@ -371,7 +372,7 @@ impl Book {
         self.cells.get(id as usize).map_or(0, |cell| cell.now)
     }
 
-    /// Brings the sums by role up to date with all cells.
+    /// Updates the sums by role for new cells.
     pub fn learn_roles(&mut self, keys: &[CellKey]) {
         self.role_changes += u64::from(self.learnt < self.cells.len());
         for (cell, key) in self.cells.iter_mut().zip(keys).skip(self.learnt) {
@@ -382,12 +383,12 @@ impl Book {
         self.learnt = self.cells.len();
     }
 
-    /// Bytes of the role with this code, as of the last [`Book::learn_roles`]; 0 for [`Role::Unknown`].
+    /// Returns the bytes of the role with this code, as of the last [`Book::learn_roles`]; 0 for [`Role::Unknown`].
     pub fn by_role(&self, code: usize) -> i64 {
         self.by_role.get(code).copied().unwrap_or(0)
     }
 
-    /// Begins `most` anew.
+    /// Restarts `most` with the present value.
     pub fn restart_most(&mut self) {
         self.most = self.tracked;
     }
@@ -398,12 +399,12 @@ impl Book {
             .map_or(0, |cell| if cell.epoch >= self.peak.epoch { cell.at_peak } else { cell.now })
     }
 
-    /// Cells by id, as they are now.
+    /// Returns the present amounts by cell id.
     pub fn amounts(&self) -> Vec<i64> {
         self.cells.iter().map(|cell| cell.now).collect()
     }
 
-    /// Cells by id, for samples: copied once for all readings between two changes.
+    /// Returns the present amounts by cell id, for samples: one copy serves all readings between two changes.
     pub fn shared_amounts(&mut self) -> Arc<[i64]> {
         if !self.copied {
             self.copy = None;
@@ -417,13 +418,13 @@ impl Book {
         self.cells.len()
     }
 
-    /// Estimate of its memory: its cells, their copies, and the history.
+    /// Returns the estimated memory of cells, their copies, and the history.
     pub fn bytes(&self) -> usize {
         self.cells.capacity() * (std::mem::size_of::<Cell>() + 5 * std::mem::size_of::<i64>())
     }
 
-    /// Opens the window of `time_ns`, and the timeline's slot; returns the window that is over. Comes before [`Book::settle`] of the
-    /// record that lies past the end of the open one.
+    /// Opens the window and the timeline slot of `time_ns`; returns the window that has ended. Must precede [`Book::settle`] of
+    /// the record that lies after the end of the open window.
     #[cold]
     pub fn roll(&mut self, time_ns: u64, width_ns: u64, cells: &CellTable) -> Option<Window> {
         if time_ns >= self.slot_end_ns {
@@ -437,8 +438,8 @@ impl Book {
         over
     }
 
-    /// Returns the open window as far as it got, if there is news in it; later changes make another window of the same time. It stays
-    /// open: windows end at the same records whether or not this is called.
+    /// Returns the open window if it has changed since the last call. Later changes yield another window of the same time. The
+    /// window stays open, so windows end at the same records whether or not this is called.
     pub fn partial_window(&mut self) -> Option<Window> {
         let is_old = self.is_reported && self.window == Range::at(self.settled);
         self.is_reported = true;
@@ -453,7 +454,7 @@ impl Book {
 }
 
 impl Book {
-    /// The open slot is over.
+    /// Closes the open slot.
     #[cold]
     pub fn end_slot(&mut self, cells: &CellTable) {
         if let Some(moment) = self.high_moment() {
@@ -463,12 +464,12 @@ impl Book {
         self.close_high();
     }
 
-    /// Before a record of `now_ns` is booked: if the book was not touched for long, its last state becomes a point.
+    /// Adds the last state as a point if the book was silent for long; called before a record of `now_ns` is booked.
     pub fn end_silence(&mut self, now_ns: u64, cells: &CellTable) {
         if self.high_moment().is_none() || !self.past.is_long(now_ns.saturating_sub(self.touched_ns)) {
             return;
         }
-        // Rows that live now were live then.
+        // Rows that are live now were live then.
         let held = match (self.present(), self.high_moment()) {
             (Some(present), _) => Some(Moment { epoch: self.next_epoch(), ..present }),
             (None, high) => high.map(|high| Moment { is_high: false, ..high }),
@@ -481,8 +482,8 @@ impl Book {
         }
     }
 
-    /// Returns the points so far, the fullest moment of the open slot, and the last state if it `is_known`. The point at the peak is
-    /// taken from the peak, which is corrected longer.
+    /// Returns all points, the fullest moment of the open slot and, if `is_known`, the last state. The point at the peak comes
+    /// from the peak itself, because late names correct the peak for longer.
     pub fn timeline(&self, cells: &CellTable, is_known: bool) -> gpumem_model::timeline::Timeline {
         let high =
             self.high_moment().map(|moment| Point::of(moment, self.sparse(|id| self.at_high(id)), cells));

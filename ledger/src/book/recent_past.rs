@@ -1,15 +1,16 @@
-//! The last moments of a book, to restore it as it was at an earlier time.
+//! Recent past of a book, for restoring it as of an earlier time.
 //!
-//! Agents and NVML report through different channels: the begin of a reading may arrive after records that are younger. A copy of the
-//! book would mix two moments then. Undoing what came after the begin of the reading does not.
+//! Agents and NVML report through different channels, so the begin of a reading may arrive after younger records. A copy of the
+//! book would then mix two moments. Undoing the changes after the begin of the reading avoids that.
 
 use crate::book::cells::CellId;
 use crate::book::rounding::Rounding;
 use std::collections::VecDeque;
 
-/// How far back the history must reach: the delay of a reading's begin on a busy machine.
+/// Time span that the history must cover: the delay of a reading's begin on a busy machine.
 const REACH_NS: u64 = 250_000_000;
-/// Entries kept at most (24 and 64 bytes each); at 100,000 blocks a second 16,384 are 80 ms.
+/// Maximum number of entries (24 and 64 bytes each). At 100,000 blocks a second, of two postings each, 16,384 entries cover 80
+/// ms.
 const MAX_ENTRIES: usize = 1 << 14;
 
 #[derive(Debug, Clone, Copy)]
@@ -20,27 +21,28 @@ struct Posting {
     delta: i64,
 }
 
-/// A record that changed `tracked`, or may have.
+/// A record that changed `tracked`, or may have changed it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BookChange {
     pub time_ns: u64,
     pub tracked: i64,
     pub in_flight: i64,
-    /// For an allocation: when its call was entered, and its bytes.
+    /// For an allocation: time when its call was entered, and its bytes.
     pub entered: Option<(u64, i64)>,
-    /// Its effect on the book's rounding; filled in by [`BookHistory::stamp`].
+    /// Effect on the book's rounding; set by [`BookHistory::stamp`].
     pub rounding: Rounding,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Kept {
     moment: BookChange,
-    /// The latest time of all records up to this one. Times of several threads are not quite in the order of their records (a thread
-    /// may be delayed between its number and its clock), these times are: a time cuts off a tail.
+    /// Latest time of all records up to this one. Times of several threads are not exactly in record order, because a thread may
+    /// be delayed between taking its number and reading the clock. These times are in order, so a time separates older from
+    /// younger records.
     reached_ns: u64,
 }
 
-/// A book as it was, and its changes since.
+/// An earlier state of a book, and its changes since.
 #[derive(Debug)]
 pub(crate) struct PastBook {
     pub amounts: Vec<i64>,
@@ -49,11 +51,11 @@ pub(crate) struct PastBook {
     pub since: Vec<BookChange>,
 }
 
-/// The last moments of a book.
+/// Recent changes of a book.
 #[derive(Debug, Default)]
 pub(crate) struct BookHistory {
     postings: VecDeque<Posting>,
-    /// Postings of the record that is being booked: they get their time when it ends.
+    /// Number of postings of the record being booked; they get their time when it is finished.
     open: usize,
     /// Effect of that record on the rounding so far.
     open_rounding: Rounding,
@@ -62,12 +64,12 @@ pub(crate) struct BookHistory {
     reached_ns: u64,
     /// Bytes in flight before the first moment.
     first_in_flight: i64,
-    /// All changes after this time are here; `None` while nothing is kept.
+    /// All changes after this time are present; `None` while the history is off.
     complete_after_ns: Option<u64>,
 }
 
 impl BookHistory {
-    /// Forgets everything, and keeps what comes from now on.
+    /// Clears the history and starts to keep changes.
     pub fn restart(&mut self, now_ns: u64, in_flight: i64) {
         self.postings.clear();
         self.moments.clear();
@@ -78,7 +80,7 @@ impl BookHistory {
         self.complete_after_ns = Some(now_ns);
     }
 
-    /// Whether it keeps changes.
+    /// Whether the history is on.
     #[inline]
     pub fn is_kept(&self) -> bool {
         self.complete_after_ns.is_some()
@@ -97,7 +99,7 @@ impl BookHistory {
         self.open_rounding = self.open_rounding.plus(change);
     }
 
-    /// The record is booked.
+    /// Finishes a booked record.
     #[inline]
     pub fn stamp(&mut self, mut moment: BookChange) {
         moment.rounding = std::mem::take(&mut self.open_rounding);
@@ -134,7 +136,7 @@ impl BookHistory {
         }
     }
 
-    /// Returns the book that holds `amounts` with `rounding` now, as it was at `time_ns`; `None` if that is too long ago.
+    /// Restores the book at `time_ns` from its present `amounts` and `rounding`; `None` if that is too long ago.
     pub fn past(&self, time_ns: u64, mut amounts: Vec<i64>, rounding: Rounding) -> Option<PastBook> {
         if time_ns < self.complete_after_ns? {
             return None;

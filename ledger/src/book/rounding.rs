@@ -1,13 +1,13 @@
-//! What the driver adds to requested sizes: a model over live direct allocations, kept as two sums.
+//! Bytes that the driver adds to requested sizes: a model over live direct allocations, kept as two sums.
 //!
-//! The driver maps physical memory in granules. An allocation above a limit has granules of its own; smaller ones share them. VMM
-//! handles are whole granules by contract, and a pool counts with what it has reserved: neither is rounded. Arrays are estimated with
-//! their padding.
+//! The driver maps physical memory in granules. Allocations above a limit have separate granules; smaller ones share them. VMM
+//! handles are whole granules by contract, and a pool counts with its reserved bytes: neither is rounded. The sizes of arrays are
+//! estimates that include their padding.
 
-/// How the driver rounds sizes; tests/gpu measures it, and a test compares it with the costs of the simulated machine.
+/// How the driver rounds sizes. tests/gpu measures it, and a test compares it with the costs of the simulated machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RoundingRule {
-    /// What the driver maps at once, in bytes; a power of two.
+    /// Mapping granularity in bytes; a power of two.
     pub granule: u64,
     /// The largest allocation that shares granules with others, in bytes.
     pub shared_up_to: u64,
@@ -19,22 +19,22 @@ pub const ROUNDING_RULE: RoundingRule = RoundingRule { granule: 2 << 20, shared_
 /// See [`RoundingRule::granule`].
 pub(crate) const GRANULE: i64 = ROUNDING_RULE.granule as i64;
 
-/// `bytes` in whole granules.
+/// Rounds `bytes` up to whole granules.
 pub(crate) fn whole_granules(bytes: i64) -> i64 {
     bytes.wrapping_add(bytes.wrapping_neg().rem_euclid(GRANULE))
 }
 
-/// Rounding of some live allocations, or a change of it.
+/// Rounding of a set of live allocations, or a change.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Rounding {
-    /// Unused bytes of granules that belong to one allocation.
+    /// Unused bytes of granules that belong to a single allocation.
     own: i64,
     /// Bytes of allocations that share granules.
     shared: i64,
 }
 
 impl Rounding {
-    /// Rounding of one allocation of at most [`crate::rows::row::MAX_BYTES`].
+    /// Returns the rounding of one allocation of at most [`crate::rows::row::MAX_BYTES`].
     #[inline]
     pub fn of(bytes: u64) -> Self {
         if bytes <= ROUNDING_RULE.shared_up_to {
@@ -54,7 +54,7 @@ impl Rounding {
         Rounding { own: self.own.wrapping_sub(other.own), shared: self.shared.wrapping_sub(other.shared) }
     }
 
-    /// Bytes that the driver charges beyond the requested sizes.
+    /// Returns the bytes that the driver charges beyond the requested sizes.
     pub fn bytes(self) -> i64 {
         self.own.wrapping_add(self.shared.wrapping_neg().rem_euclid(GRANULE))
     }

@@ -1,37 +1,37 @@
-//! What a book held over time: a bounded number of points, each exact, for runs of any length.
+//! Timeline of a book: a bounded number of points, each exact, for runs of any length.
 //!
-//! **Which moments.** Time is cut into slots. For each slot in which the book was touched, the fullest moment is kept: the highest
-//! `tracked`, and among equal ones that with the least idle and opaque bytes (a framework's pool stays at its highest reservation for
-//! hours). When a silence follows that is longer than a slot, the last state is kept too: it was held meanwhile. When all points are
-//! taken, slots become twice as wide, and of two moments the fuller one is kept. No peak is ever lost, and the point at the peak of the
-//! whole run always exists.
+//! **Choice of moments.** Time is divided into slots. For each slot in which the book changed, the fullest moment is kept: the
+//! highest `tracked`, and among equal ones the one with the least idle and opaque bytes. (A framework pool stays at its highest
+//! reservation for hours.) If a silence longer than a slot follows, the last state is kept too, because it was held meanwhile.
+//! When all points are in use, slots become twice as wide, and the fuller of two moments is kept. No peak is ever lost, and the
+//! point at the peak of the whole run always exists.
 //!
-//! **What it costs.** The composition at a slot's fullest moment is kept by copy on write like the peak's, with the same epochs
-//! (mod.rs), so an event costs no more than without it. Cells are visited once per slot: n slots' worth of time cost some hundred times
-//! log n visits.
+//! **Cost.** The composition at a slot's fullest moment is kept by copy on write like the peak's, with the same epochs (mod.rs).
+//! So an event costs no more than without a timeline. Cells are visited once for each slot: n slots' worth of time cost some
+//! hundred times log n visits.
 //!
-//! **Late names** correct points as they correct the peak, as long as the row lives: a row that was made in epoch e was live at every
-//! point since.
+//! **Late names** correct points like the peak, as long as the row exists: a row created in epoch e was live at every point
+//! since.
 
 use crate::book::cells::{CellId, CellTable, MAX_POINT_CELLS};
 use gpumem_model::timeline as told;
 
-/// Points at most.
+/// Maximum number of points.
 pub use gpumem_model::timeline::MAX_POINTS;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Point {
     pub shown: told::Point,
     pub bytes: i64,
-    /// Idle and opaque bytes in it.
+    /// Idle and opaque bytes at that moment.
     pub unnamed: i64,
-    /// Epoch of the moment: rows of this and earlier epochs that still live were live then.
+    /// Epoch of the moment: existing rows of this and earlier epochs were live then.
     pub epoch: u32,
-    /// The fullest moment of its slot.
+    /// The point is the fullest moment of its slot.
     pub is_high: bool,
-    /// The state at the begin of a silence of more than a slot.
+    /// The point is the state at the begin of a silence of more than a slot.
     is_held: bool,
-    /// Bytes of cells that are not among its amounts may be in groups.
+    /// Bytes of cells that are missing from the amounts may be in groups.
     is_folded: bool,
     /// Bytes of cells without a group are in the rest.
     has_rest: bool,
@@ -55,7 +55,7 @@ impl Point {
         point
     }
 
-    /// Reduces the amounts to the room that there is.
+    /// Reduces the amounts to the maximum number of cells.
     fn fold(&mut self, cells: &CellTable) {
         let shown = &mut self.shown;
         if shown.amounts.len() > MAX_POINT_CELLS {
@@ -69,7 +69,7 @@ impl Point {
         (self.bytes, than.unnamed) > (than.bytes, self.unnamed)
     }
 
-    /// Adds bytes to a cell, or to the group that has it.
+    /// Adds bytes to a cell, or to the group that contains it.
     fn add(&mut self, id: CellId, bytes: i64, cells: &CellTable) {
         let amounts = &mut self.shown.amounts;
         let find = |id| amounts.binary_search_by_key(&id, |&(id, _)| id);
@@ -94,38 +94,38 @@ impl Point {
     }
 }
 
-/// A moment that becomes a point.
+/// A moment that will become a point.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Moment {
     pub time_ns: u64,
     pub bytes: i64,
     pub unnamed: i64,
     pub epoch: u32,
-    /// It is the fullest of its slot; else the state at the begin of a silence.
+    /// The fullest moment of its slot; otherwise the state at the begin of a silence.
     pub is_high: bool,
 }
 
-/// The points of a book.
+/// The timeline points of a book.
 #[derive(Debug, Default)]
 pub(crate) struct Timeline {
-    /// 0 until the first slot.
+    /// Width of a slot; 0 until the first slot.
     pub width_ns: u64,
     pub points: Vec<Point>,
 }
 
 impl Timeline {
-    /// The end of the slot of `time_ns`; slots are at least `least_ns` wide.
+    /// Returns the end of the slot of `time_ns`; slots are at least `least_ns` wide.
     pub fn slot_end_ns(&mut self, time_ns: u64, least_ns: u64) -> u64 {
         self.width_ns = self.width_ns.max(least_ns).max(1);
         (time_ns - time_ns % self.width_ns).saturating_add(self.width_ns)
     }
 
-    /// Whether a silence of this length has a point of its own.
+    /// Whether a silence is long enough for a point.
     pub fn is_long(&self, silence_ns: u64) -> bool {
         silence_ns >= self.width_ns
     }
 
-    /// Adds a moment that is not before the last one, with its cells by id.
+    /// Adds a moment, not earlier than the last one, with its cells by id.
     pub fn push(&mut self, moment: Moment, amounts: Vec<(CellId, i64)>, cells: &CellTable) {
         let point = Point::of(moment, amounts, cells);
         let slot = |point: &Point| point.shown.time_ns / self.width_ns.max(1);
@@ -146,7 +146,7 @@ impl Timeline {
     fn widen(&mut self) {
         self.width_ns = self.width_ns.saturating_mul(2);
         let mut points = std::mem::take(&mut self.points);
-        // Only a silence that is longer than a slot has a point of its own.
+        // Only a silence longer than a slot has a point.
         let mut until_ns = u64::MAX;
         for point in points.iter_mut().rev() {
             point.is_held &= until_ns - point.shown.time_ns >= self.width_ns;
@@ -171,7 +171,7 @@ impl Timeline {
         self.points = points;
     }
 
-    /// Bytes of a row that was made at `first_epoch` and still lives had another name.
+    /// Renames bytes of a live row that was created at `first_epoch`.
     pub fn rename(
         &mut self,
         first_epoch: u32,
@@ -190,7 +190,7 @@ impl Timeline {
     }
 }
 
-/// Bytes that get another name, and how many more of them are idle or opaque by that.
+/// Bytes that get another name, and the resulting change of idle or opaque bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Change {
     pub bytes: i64,

@@ -1,13 +1,13 @@
-//! The program's own counters: value, extremes, and a bounded number of points over time.
+//! Counters that the program reports: value, extremes, and a bounded number of points over time.
 
 use gpumem_model::program_data::Counter;
 use gpumem_wire::Record;
 use std::mem::size_of;
 use std::sync::Arc;
 
-/// Points of a counter.
+/// Maximum number of points of a counter.
 pub use gpumem_model::program_data::MAX_COUNTER_POINTS;
-/// Counters that are kept of a process: the first ones.
+/// Maximum number of counters of a process: those that were set first.
 pub use gpumem_model::program_data::MAX_COUNTERS;
 
 /// A counter of the program, by its tag.
@@ -20,10 +20,10 @@ struct KeptCounter {
     greatest: i64,
     area: i128,
     since_ns: u64,
-    /// Time up to which `area` was summed.
+    /// End of the time that `area` covers.
     changed_ns: u64,
     points: Vec<(u64, i64)>,
-    /// Width of the points' slots; 0 while there is a point for each change.
+    /// Width of a slot of points; 0 while every change has a point.
     width_ns: u64,
 }
 
@@ -49,7 +49,7 @@ impl KeptCounter {
     }
 
     fn set(&mut self, value: i64, time_ns: u64) {
-        // Values come in order; the times of several threads not quite.
+        // Values arrive in order, but times of several threads may not.
         let time_ns = time_ns.max(self.changed_ns);
         (self.area, self.changed_ns, self.value) = (self.area_at(time_ns), time_ns, value);
         self.changes = self.changes.saturating_add(1);
@@ -57,14 +57,14 @@ impl KeptCounter {
         add_point(&mut self.points, &mut self.width_ns, (time_ns, value));
     }
 
-    /// Begins anew with the present value.
+    /// Restarts the counter with its present value.
     fn restart(&mut self, now_ns: u64) {
         let time_ns = now_ns.max(self.changed_ns);
         *self = KeptCounter { changes: 0, ..KeptCounter::new(self.tag, self.value, time_ns) };
     }
 }
 
-/// Adds a point; if there are too many, keeps the last one of each slot.
+/// Adds a point; if there are too many, keeps only the last one of each slot.
 fn add_point(points: &mut Vec<(u64, i64)>, width_ns: &mut u64, point: (u64, i64)) {
     let slot = |(time_ns, _): (u64, i64), width_ns: u64| time_ns.checked_div(width_ns);
     match points.last_mut() {
@@ -73,7 +73,7 @@ fn add_point(points: &mut Vec<(u64, i64)>, width_ns: &mut u64, point: (u64, i64)
     }
     if points.len() > MAX_COUNTER_POINTS {
         let span_ns = point.0 - points.first().map_or(point.0, |first| first.0);
-        // Halves them, so that this happens rarely; points of one time become one.
+        // Halves the number of points, so that this happens rarely; points of the same time become one.
         *width_ns = width_ns.saturating_mul(2).max(span_ns / (MAX_COUNTER_POINTS as u64 / 2) + 1);
         let all = std::mem::take(points);
         for point in all {
@@ -89,7 +89,7 @@ fn add_point(points: &mut Vec<(u64, i64)>, width_ns: &mut u64, point: (u64, i64)
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     kept: Vec<KeptCounter>,
-    /// Changes of counters beyond [`MAX_COUNTERS`].
+    /// Number of changes of counters beyond [`MAX_COUNTERS`].
     pub dropped: u64,
 }
 
@@ -105,7 +105,7 @@ impl Counters {
         }
     }
 
-    /// Begins all counters anew with their present values.
+    /// Restarts all counters with their present values.
     pub fn restart(&mut self, now_ns: u64) {
         self.kept.iter_mut().for_each(|counter| counter.restart(now_ns));
         self.dropped = 0;
@@ -143,7 +143,7 @@ mod tests {
     fn the_mean_is_weighted_by_time_and_the_past_ends_with_a_restart() {
         let mut counter = KeptCounter::new(1, 10, 100);
         counter.set(20, 130);
-        counter.set(-5, 120); // of another thread, whose clock was read before
+        counter.set(-5, 120); // from another thread, which read the clock earlier
         assert_eq!((counter.changes, counter.least, counter.greatest), (3, -5, 20));
         assert_eq!(counter.area_at(140), 10 * 30 - 5 * 10);
         counter.restart(150);

@@ -1,4 +1,4 @@
-//! The past of a process: its counters, ranges and marks, and points of growth.
+//! History of a process: its counters, ranges and marks, and points of growth.
 
 pub(crate) mod counters;
 mod period;

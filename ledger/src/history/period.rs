@@ -1,35 +1,35 @@
-//! Finds the steps of a program that does not report them: its live bytes rise and fall periodically.
+//! Detects the steps of a program that does not report them: its live bytes rise and fall periodically.
 //!
-//! At each window that is over, the book's named bytes are compared with two levels between their recent lowest and highest. Above the
-//! upper level the book is up, below the lower level it is down. A period is the time from up to up, and its lowest moment between them
-//! is a point. Only a period of nearly constant length counts; other programs are judged by the minute. Periods that are shorter than
-//! some windows are not found.
+//! When a window ends, the book's named bytes are compared with two levels between their recent minimum and maximum. Above the
+//! upper level the book is up, below the lower level it is down. A period lasts from one rise to the next, and its lowest moment
+//! is a point. Only periods of nearly constant length count; other programs are judged by the minute. Periods of only a few
+//! windows are not detected.
 
-/// Periods whose lengths are compared.
+/// Number of periods whose lengths are compared.
 const INTERVALS: usize = 16;
-/// With each window the extremes approach each other by this part, so that old ones are forgotten.
+/// With each window the extremes approach each other by this fraction (1/1024) of their distance, so that old ones are forgotten.
 const FORGET: i64 = 1024;
-/// Smallest swing, in bytes.
+/// Minimum swing in bytes.
 const LEAST_SWING: i64 = 1 << 20;
-/// Smallest swing, as a part of the highest.
+/// Minimum swing as a fraction (1/64) of the maximum.
 const LEAST_PART: i64 = 64;
 
-/// Finds the troughs of a period.
+/// Detects the troughs of a period.
 #[derive(Debug, Default)]
 pub(super) struct Period {
     low: i64,
     high: i64,
     is_up: bool,
-    /// Lowest value since it went down.
+    /// Lowest value since the level went down.
     trough: i64,
-    /// Periods that have begun.
+    /// Number of periods that have begun.
     count: u64,
     began_ns: u64,
     intervals: [u64; INTERVALS],
 }
 
 impl Period {
-    /// Returns the index of the period, if this is its lowest moment so far.
+    /// Returns the index of the period if this is its lowest moment so far.
     pub fn trough(&mut self, time_ns: u64, named: i64) -> Option<u64> {
         let swing = self.high.saturating_sub(self.low);
         self.low = named.min(self.low.saturating_add(swing / FORGET));
@@ -59,7 +59,7 @@ impl Period {
         self.count.checked_sub(1)
     }
 
-    /// Returns the length of a period, if the last ones were alike and the latest is not long over.
+    /// Returns the length of a period if the last periods were alike and the latest one is recent.
     pub fn length_ns(&self, now_ns: u64) -> Option<u64> {
         if self.count <= INTERVALS as u64 {
             return None; // the first interval has no beginning
@@ -80,7 +80,7 @@ mod tests {
 
     const WINDOW: u64 = 10_000_000;
 
-    /// Windows of a swing between 100 and 900 MiB with `lengths` of periods in windows, on a floor that rises.
+    /// Simulates swings between 100 and 900 MiB above a rising floor; `lengths` are periods in windows.
     fn swings(period: &mut Period, lengths: impl Iterator<Item = u64>, rise: i64) -> Vec<(u64, i64)> {
         let (mut found, mut now, mut floor) = (Vec::new(), 0, 100 << 20);
         for length in lengths {

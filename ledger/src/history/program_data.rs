@@ -1,4 +1,4 @@
-//! What a program reports beside its memory: marks, counters, ranges, and the state of each way of naming memory.
+//! Data that a program reports apart from its memory: marks, counters, ranges, and the state of each naming layer.
 
 use crate::history::counters::Counters;
 use crate::history::ranges::Ranges;
@@ -7,7 +7,7 @@ use gpumem_wire::{Layer, LayerState};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// What a program reports beside its memory.
+/// Data that a program reports apart from its memory.
 #[derive(Debug)]
 pub(crate) struct ProgramData {
     pub layers: Layers,
@@ -17,7 +17,7 @@ pub(crate) struct ProgramData {
 }
 
 impl ProgramData {
-    /// Of at most `most_spans` ranges begin and end are kept one by one.
+    /// Returns empty data; begin and end of at most `most_spans` single ranges are kept.
     pub fn new(most_spans: usize) -> Self {
         ProgramData {
             layers: Layers::default(),
@@ -27,14 +27,14 @@ impl ProgramData {
         }
     }
 
-    /// A new part of the run: marks and ranges that have ended stay with the part before, values of counters go on.
+    /// Starts a new part of the run: clears marks and finished ranges; counters keep their values.
     pub fn restart(&mut self, now_ns: u64) {
         self.marks = Marks::default();
         self.counters.restart(now_ns);
         self.ranges.restart();
     }
 
-    /// Counters and ranges, with the names of their tags.
+    /// Returns counters and ranges with their names.
     pub fn view(&self, now_ns: u64, name: impl Fn(u32) -> Option<Arc<str>>) -> program_data::ProgramData {
         let counters = self.counters.view(now_ns, &name);
         let mut view = program_data::ProgramData {
@@ -46,34 +46,34 @@ impl ProgramData {
         view
     }
 
-    /// Estimate of its memory.
+    /// Returns the estimated memory.
     pub fn bytes(&self) -> usize {
         self.counters.bytes() + self.ranges.bytes()
     }
 }
 
-/// One way of naming memory.
+/// State of one naming layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerView {
-    /// Which way.
+    /// The layer.
     pub layer: Layer,
-    /// Its state.
+    /// State of the layer.
     pub state: LayerState,
     /// The reason, as text; empty if there is none.
     pub reason: String,
 }
 
-/// Longest reason that is kept: a peer wrote it.
+/// Maximum length of a reason, which is untrusted text.
 const MAX_REASON_CHARS: usize = 200;
 
-/// In the order of their first reports; at most as many as there are layers.
+/// Layers in the order of their first reports; at most one entry for each.
 #[derive(Debug, Default)]
 pub(crate) struct Layers(Vec<LayerView>);
 
 impl Layers {
     pub fn say(&mut self, layer: Layer, state: LayerState, reason: &str) {
         if layer == Layer::Unknown {
-            return; // a newer agent's
+            return; // from a newer agent
         }
         let said = LayerView { layer, state, reason: reason.chars().take(MAX_REASON_CHARS).collect() };
         match self.0.iter_mut().find(|known| known.layer == layer) {
@@ -82,7 +82,7 @@ impl Layers {
         }
     }
 
-    /// Another program reports its own.
+    /// Clears all layers, because another program reports its own.
     pub fn forget(&mut self) {
         self.0.clear();
     }
@@ -98,24 +98,24 @@ impl Layers {
     }
 }
 
-/// Marks that are kept of a process, of each origin. A program may make one for each step: the newest are kept.
+/// Maximum number of marks of each origin. A program may set one for each step: the newest are kept.
 pub const MAX_MARKS: usize = 128;
 
-/// A moment with a name.
+/// A named moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MarkView {
-    /// When.
+    /// Time of the mark.
     pub time_ns: u64,
-    /// Its name; `None` if a loss took it.
+    /// Name of the mark; `None` if its record was lost.
     pub name: Option<Arc<str>>,
-    /// It was made with `gpumemctl`, not by the program.
+    /// The mark was set with `gpumemctl`, not by the program.
     pub from_outside: bool,
 }
 
 /// Marks of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Marks {
-    /// Those of the program, and those from outside: neither takes the other's room.
+    /// Marks of the program, and marks set from outside; each kind has separate room.
     kept: [VecDeque<MarkView>; 2],
     /// Marks that were dropped.
     pub dropped: u64,
@@ -131,7 +131,7 @@ impl Marks {
         kept.push_back(mark);
     }
 
-    /// By time.
+    /// Returns all marks, by time.
     pub fn view(&self) -> Vec<MarkView> {
         let mut marks: Vec<MarkView> = self.kept.iter().flatten().cloned().collect();
         marks.sort_by_key(|mark| mark.time_ns);

@@ -1,5 +1,5 @@
-//! Ranges: count and duration of the program's scopes, where their edges are recorded (`ranges` of gpumem_configure), and of its steps.
-//! The latest are kept one by one, for traces.
+//! Ranges: count and duration of the program's scopes, if their begin and end are recorded (`ranges` of gpumem_configure), and of
+//! its steps. The latest single ranges are kept for traces.
 
 use crate::Map;
 use gpumem_model::program_data::{ProgramData, Range, Span};
@@ -8,15 +8,15 @@ use std::collections::VecDeque;
 use std::mem::size_of;
 use std::sync::Arc;
 
-/// Names that are kept of a process: those that ended first.
+/// Maximum number of range names of a process: those that ended first.
 pub use gpumem_model::program_data::MAX_RANGES;
-/// Single ranges that are kept of a process on a node: the latest.
+/// Maximum number of single ranges of a process on a node: the latest.
 pub const MAX_SPANS: usize = 1024;
-/// The same for files that the user reads.
+/// Maximum number of single ranges for files that the user reads.
 pub use gpumem_model::program_data::MAX_SPANS as MAX_SPANS_OF_FILE;
-/// Threads with open ranges.
+/// Maximum number of threads with open ranges.
 const MAX_THREADS: usize = 256;
-/// Open ranges of a thread: agents name no more.
+/// Maximum number of open ranges of a thread; agents report no more.
 const MAX_DEPTH: usize = 128;
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -48,10 +48,10 @@ pub(crate) struct Ranges {
     /// Index in `kept` by tag.
     places: Map<u32, u32>,
     kept: Vec<(u32, Lengths)>,
-    /// By thread, the innermost last: tag and begin.
+    /// Open ranges by thread, the innermost last: tag and begin.
     open: Map<u32, Vec<(u32, u64)>>,
     steps: Lengths,
-    /// Begin of the step that is under way.
+    /// Begin of the step in progress.
     step_ns: Option<u64>,
     spans: VecDeque<Span>,
     most_spans: usize,
@@ -65,7 +65,7 @@ impl Ranges {
         Ranges { most_spans, ..Ranges::default() }
     }
 
-    /// A scope of a thread begins or ends.
+    /// Begins or ends a scope of a thread.
     pub fn edge(&mut self, stamp: &Stamp, edge: Edge) {
         match edge {
             Edge::Begin => self.begin(stamp),
@@ -123,27 +123,27 @@ impl Ranges {
         self.spans.push_back(Span(place, stamp.thread, from_ns, to_ns));
     }
 
-    /// A step begins, and the one before it is over.
+    /// Begins a step, which ends the one before.
     pub fn step(&mut self, time_ns: u64) {
         if let Some(began_ns) = self.step_ns.replace(time_ns) {
             self.steps.add(time_ns.saturating_sub(began_ns));
         }
     }
 
-    /// Records were lost: ends and begins no longer match.
+    /// Drops all open ranges after a loss, because begins and ends no longer match.
     pub fn lose(&mut self) {
         self.broken += self.open.values().map(|open| open.len() as u64).sum::<u64>();
         self.open.clear();
         self.step_ns = None;
     }
 
-    /// Drops what has ended; open ranges go on.
+    /// Drops ranges that have ended; open ranges continue.
     pub fn restart(&mut self) {
         let fresh = Ranges::new(self.most_spans);
         *self = Ranges { open: std::mem::take(&mut self.open), step_ns: self.step_ns, ..fresh };
     }
 
-    /// Fills all of `view` but its counters.
+    /// Fills in all fields of `view` except its counters.
     pub fn view(&self, name: impl Fn(u32) -> Option<Arc<str>>, view: &mut ProgramData) {
         let mut open: Map<u32, u64> = Map::default();
         for (tag, _) in self.open.values().flatten() {
@@ -154,7 +154,7 @@ impl Ranges {
             .iter()
             .map(|(tag, lengths)| lengths.view(name(*tag), false, open.get(tag).copied().unwrap_or(0)));
         view.ranges = ended.collect();
-        // Ranges that have begun and not ended have a line, too.
+        // Names with only open ranges get an entry, too.
         let mut begun: Vec<(u32, u64)> = open
             .iter()
             .map(|(&tag, &count)| (tag, count))
@@ -200,7 +200,7 @@ mod tests {
         ranges.edge(&at(1, 10, 0), Edge::Begin);
         ranges.edge(&at(1, 11, 10), Edge::Begin);
         ranges.edge(&at(2, 10, 20), Edge::Begin);
-        ranges.edge(&at(1, 10, 100), Edge::End); // the outer one first, as domains of NVTX may
+        ranges.edge(&at(1, 10, 100), Edge::End); // the outer range ends first, as in NVTX domains
         ranges.edge(&at(1, 11, 110), Edge::End);
         ranges.edge(&at(2, 10, 60), Edge::End);
         ranges.edge(&at(3, 12, 70), Edge::Begin);

@@ -1,13 +1,13 @@
-//! A bounded number of points for any length of time: when all are taken, pairs are merged.
+//! A bounded number of points for any length of time: when all are in use, pairs are merged.
 
-/// Points of each amount.
+/// Maximum number of points.
 pub(super) const POINTS: usize = 64;
 
 /// Points on one axis, and columns of amounts.
 #[derive(Debug)]
 pub(super) struct Ring {
     pub stride: u64,
-    /// Samples of a point.
+    /// Number of samples in a point.
     looks: u64,
     pub points: Vec<TrendPoint>,
     pub latest: TrendPoint,
@@ -20,7 +20,7 @@ impl Ring {
         Ring { stride: 1, looks, points: Vec::new(), latest: TrendPoint::default(), columns }
     }
 
-    /// Whether a sample at `index` is wanted: `Some(true)` if it begins a point.
+    /// Whether a sample at `index` is needed: `Some(true)` if it begins a point.
     pub fn place(&mut self, index: u64, time_ns: u64) -> Option<bool> {
         if index < self.latest.index {
             return None;
@@ -76,10 +76,10 @@ impl Ring {
     }
 }
 
-/// When a point began.
+/// Begin of a point.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TrendPoint {
-    /// Steps since the first, or seconds (of the gap: tenths of seconds) of record time; a multiple of the stride.
+    /// Steps since the first, or seconds of record time (for the gap: tenths of seconds); a multiple of the stride.
     pub index: u64,
     /// Time of its first sample.
     pub time_ns: u64,

@@ -1,85 +1,85 @@
-//! Points of growth: the amounts of a book at the begin of each step, and over time, in a bounded number of points, from which a leak
-//! can be judged.
+//! Points of growth: amounts of a book at the begin of each step, and over time, in a bounded number of points for detecting
+//! leaks.
 //!
-//! **When samples are taken.** At each `Step` record: a leak is memory that a step allocated and that is still held when the next one
-//! begins, and temporary memory is gone by then. For programs without steps, at the troughs of a stable period (period.rs), and at most
-//! every quarter of a second, when a window of the book is over anyway or a sample of NVML is closed. No booking is watched, so no
-//! event costs more.
+//! **Sampling times.** Samples are taken at each `Step` record. A leak is memory that a step allocated and that is still held
+//! when the next one begins; temporary memory has been freed by then. Programs without steps are sampled at the troughs of a
+//! stable period (period.rs). They are also sampled when a window of the book ends or an NVML sample is closed, at most every
+//! quarter of a second. Bookings themselves are not observed, so no event costs more.
 //!
-//! **What a point is.** The lowest amount of its first samples: eight steps, or a minute. When all points are taken, pairs are merged.
-//! As long as every sample of a pair counts, the merged point is the lower of the two; from then on it is the first one. So every point
-//! is the lowest of equally many samples. If old points were the lowest of more samples than new ones, any noise would look like
-//! growth.
+//! **Points.** A point is the minimum of its first samples: eight steps, or a minute. When all points are in use, pairs are
+//! merged. As long as every sample of a pair counts, the merged point is the lower of the two; from then on it is the first one.
+//! So every point is the minimum of equally many samples. If old points were the minimum of more samples than new ones, any noise
+//! would look like growth.
 //!
-//! **What it costs.** A sample compares each cell with its first amount; only cells that ever changed have points. Points that have all
-//! their samples cost one comparison per step, so n steps cost some hundred times log n samples.
+//! **Cost.** A sample compares each cell with its first amount; only cells that ever changed have points. Points that have all
+//! their samples cost one comparison for each step, so n steps cost some hundred times log n samples.
 
 use crate::book::cells::CellId;
 use crate::book::{Book, WINDOW_NS};
 use crate::history::period::Period;
 use crate::history::ring::{Ring, TrendPoint};
 
-/// Cells with points of their own; more are summed in one.
+/// Maximum number of cells with separate points; all others share one sum.
 const COLUMNS: usize = 512;
-/// Samples of a point of steps.
+/// Number of samples in a point of steps.
 const STEPS: u64 = 8;
-/// Samples of a point of seconds, a power of two.
+/// Number of samples in a point of seconds, a power of two.
 const SECONDS: u64 = 64;
-/// A program that has reported so many steps needs no period.
+/// A program that has reported this many steps needs no period detection.
 const TOLD_STEPS: usize = 12;
-/// Unit of the index of a gap, and samples of a point: the gap is known only at samples of NVML.
+/// Unit of a gap's index, and number of samples in a point. They differ from the others because only NVML samples show the gap.
 const GAP_UNIT_NS: u64 = 100_000_000;
 const GAP_LOOKS: u64 = 512;
 const SECOND_NS: u64 = 1_000_000_000;
 const BETWEEN_LOOKS_NS: u64 = SECOND_NS / 4;
-/// Records that were lost may contain steps: the program's numbers tell how many, up to this many.
+/// Lost records may contain steps. The program's step numbers show how many, up to this maximum.
 const MOST_LOST_STEPS: u64 = 1 << 20;
 
-/// Amounts at the same points.
+/// Amounts at a common set of points.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TrackView {
-    /// Steps or seconds from a point to the next.
+    /// Steps or seconds between two points.
     pub stride: u64,
-    /// When the points began.
+    /// Begin of each point.
     pub points: Vec<TrendPoint>,
-    /// The latest step or second, sampled or not.
+    /// The latest step or second, whether sampled or not.
     pub latest: TrendPoint,
-    /// Direct and block bytes.
+    /// Bytes of direct allocations and blocks.
     pub named: Vec<i64>,
     /// Idle and opaque bytes of pools.
     pub slack: Vec<i64>,
     /// Cells that changed, by index of `ProcessView::cells`.
     pub cells: Vec<(CellId, Vec<i64>)>,
-    /// Sum of the changes of all cells without points of their own, since they were first seen.
+    /// Sum of the changes of all cells without separate points, since each was first seen.
     pub rest: Vec<i64>,
 }
 
 /// Points of growth of one account.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TrendView {
-    /// By step.
+    /// Points by step.
     pub steps: TrackView,
-    /// By period, if the live bytes have a stable one, and its length.
+    /// Period length and points by period, if the live bytes have a stable period.
     pub periods: Option<(u64, TrackView)>,
-    /// By time.
+    /// Points by time.
     pub times: TrackView,
-    /// Untrackable at certain samples, with their times; without an agent: `used`.
+    /// Untrackable bytes at certain samples, with their times; without an agent, `used`.
     pub gap: Vec<(u64, i64)>,
-    /// `gap` is `used`.
+    /// `gap` contains `used`.
     pub gap_is_used: bool,
 }
 
-/// First columns of a track's ring.
+/// Fixed columns of a track's ring, followed by those of cells.
 const NAMED: usize = 0;
 const SLACK: usize = 1;
 const REST: usize = 2;
 const FIXED: usize = 3;
-/// Column of a cell that never changed.
+/// Stands for the column of a cell that never changed.
 const CONSTANT: usize = usize::MAX;
 
 #[derive(Debug, Clone, Copy)]
 struct Cell {
-    /// Its amount at the first point.
+    /// Amount at the first point.
     first: i64,
     column: usize,
 }
@@ -88,7 +88,7 @@ struct Cell {
 #[derive(Debug)]
 struct Track {
     ring: Ring,
-    /// By [`CellId`].
+    /// Cells by [`CellId`].
     cells: Vec<Cell>,
 }
 
@@ -97,13 +97,13 @@ impl Track {
         Track { ring: Ring::new(looks, FIXED), cells: Vec::new() }
     }
 
-    /// `amounts`: number of cells, amount of each, and the cells of idle and opaque bytes.
+    /// Takes a sample. `amounts`: number of cells, amount of each, and the cells of idle and opaque bytes.
     fn look(&mut self, index: u64, time_ns: u64, amounts: (usize, &dyn Fn(CellId) -> i64, &[CellId])) {
         let Some(is_new) = self.ring.place(index, time_ns) else { return };
         let (count, amount, unnamed) = amounts;
         let is_first = is_new && self.ring.points.len() == 1;
         for id in self.cells.len()..count {
-            // A cell that came later was 0 before.
+            // A cell that was added later was 0 before.
             let first = if is_first { amount(id as CellId) } else { 0 };
             self.cells.push(Cell { first, column: CONSTANT });
         }
@@ -136,7 +136,7 @@ impl Track {
         }
     }
 
-    /// Returns a column for a cell that was `first` up to now.
+    /// Returns a column for a cell whose amount was `first` until now.
     fn column(&mut self, first: i64, is_new: bool) -> usize {
         if self.ring.columns.len() >= FIXED + COLUMNS {
             return REST;
@@ -146,7 +146,7 @@ impl Track {
         self.ring.columns.len() - 1
     }
 
-    /// Makes room for cells that begin to change: those that changed least are added to the rest.
+    /// Makes room for cells that begin to change: those that changed least are merged into the rest.
     fn fold(&mut self) {
         if self.ring.columns.len() < FIXED + COLUMNS {
             return;
@@ -196,7 +196,8 @@ impl Track {
     }
 }
 
-/// Distance of the lowest value of the last half from that of the first half: separates growth from noise well enough to choose cells.
+/// Returns the minimum of the last half minus that of the first half: separates growth from noise well enough for selecting
+/// cells.
 pub fn rise(points: &[i64]) -> u64 {
     let (early, late) = points.split_at(points.len() / 2);
     match (early.iter().min(), late.iter().min()) {
@@ -209,7 +210,7 @@ pub fn rise(points: &[i64]) -> u64 {
 #[derive(Debug)]
 pub(crate) struct Trend {
     steps: Track,
-    /// For a program that reports no steps.
+    /// For programs that report no steps.
     periods: Option<(Period, Track)>,
     times: Track,
     looked_ns: u64,
@@ -229,7 +230,7 @@ impl Default for Trend {
 }
 
 impl Trend {
-    /// Step `index` since the first begins.
+    /// Samples the book at the begin of step `index`, counted from the first.
     pub fn step(&mut self, index: u64, time_ns: u64, book: &Book) {
         self.steps.look(index, time_ns, (book.len(), &|cell| book.now(cell), book.unnamed_cells()));
         self.steps.fold();
@@ -238,7 +239,7 @@ impl Trend {
         }
     }
 
-    /// Time has passed: samples the book if that is due.
+    /// Advances the time; samples the book if that is due.
     pub fn time(&mut self, time_ns: u64, book: &Book) {
         if time_ns / WINDOW_NS <= self.now_ns / WINDOW_NS {
             return;
@@ -261,7 +262,7 @@ impl Trend {
         }
     }
 
-    /// A sample of NVML was closed that has the book at its own time.
+    /// Takes a closed NVML sample that has the book at its own time.
     pub fn sample(&mut self, time_ns: u64, amounts: &[i64], book: &Book) {
         if self.is_due(time_ns) {
             let amount = |cell: CellId| amounts.get(cell as usize).copied().unwrap_or(0);
@@ -278,7 +279,7 @@ impl Trend {
         is_due
     }
 
-    /// All but the gap.
+    /// Returns all points except those of the gap.
     pub fn view(&self) -> TrendView {
         let periods = self
             .periods
@@ -291,12 +292,12 @@ impl Trend {
 /// Points of growth of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Growth {
-    /// By book; grows when there is something to sample.
+    /// Trends by book; extended when a book is first sampled.
     pub trends: Vec<Trend>,
     pub steps: StepCount,
 }
 
-/// The gap at certain samples; without an agent, `used`.
+/// Gap at certain samples; without an agent, `used`.
 #[derive(Debug)]
 pub(crate) struct GapTrend {
     ring: Ring,
@@ -319,14 +320,14 @@ impl GapTrend {
         }
     }
 
-    /// Times and bytes, and whether they are of `used`.
+    /// Returns times and bytes, and whether the bytes are `used`.
     pub fn view(&self) -> (Vec<(u64, i64)>, bool) {
         let times = self.ring.points.iter().map(|point| point.time_ns);
         (times.zip(self.ring.columns[0].iter().copied()).collect(), self.is_used)
     }
 }
 
-/// Number of steps that a process has begun. The program's numbers may restart or jump: they count only after a loss.
+/// Number of steps that a process has begun. The program's step numbers may restart or jump, so they are used only after a loss.
 #[derive(Debug, Default)]
 pub(crate) struct StepCount {
     count: Option<u64>,
@@ -335,12 +336,12 @@ pub(crate) struct StepCount {
 }
 
 impl StepCount {
-    /// Records were lost, maybe steps among them.
+    /// Notes that records were lost, possibly with steps among them.
     pub fn lose(&mut self) {
         self.lost = true;
     }
 
-    /// The index of step `number`, which begins; 0 is the first.
+    /// Returns the index of step `number`, which begins now; the first has index 0.
     pub fn next(&mut self, number: u64) -> u64 {
         let ahead = number.checked_sub(self.number).filter(|ahead| (1..=MOST_LOST_STEPS).contains(ahead));
         let ahead = ahead.filter(|_| std::mem::take(&mut self.lost)).unwrap_or(1);
@@ -369,7 +370,7 @@ mod tests {
     fn points_go_on_for_ever_and_are_the_lowest_of_equally_many_looks() {
         let mut track = Track::new(STEPS);
         for step in 0..100_000_u64 {
-            // The lowest of any eight in sequence is 0 if they begin at a multiple of eight, of fewer it is more.
+            // The minimum of eight samples from a multiple of eight on is 0; the minimum of fewer is greater.
             look(&mut track, step, &[0, 0, 0, (7 - step % 8) as i64]);
         }
         let view = track.view();

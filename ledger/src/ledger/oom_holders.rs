@@ -1,5 +1,5 @@
-//! Who held a device: according to the reading that is nearest to the moment memory ran out, and for a process that ended without a
-//! report, according to the last reading that listed it.
+//! Processes that held a device when memory ran out, according to the nearest reading. For a process that ended without a report,
+//! according to the last reading that listed it.
 
 use crate::base::identity::ProcessKey;
 use crate::ledger::{Ledger, book_on};
@@ -9,12 +9,12 @@ use gpumem_model::oom::OomKind;
 use gpumem_wire::Stamp;
 use std::sync::Arc;
 
-/// A reading that comes this soon after the moment may be nearer to it than the one before.
+/// A reading within this time after the OOM may be nearer to it than the one before.
 const SOON_NS: u64 = 3_000_000_000;
-/// A device with less than this part of it free is nearly full.
+/// A device is nearly full if less than this fraction (1/16) of it is free.
 const NEARLY_FULL: i64 = 16;
 impl Ledger {
-    /// Memory ran out in a process: records who held the device.
+    /// Records the processes that held the device when memory ran out in a process.
     #[cold]
     pub(crate) fn record_holders(&mut self, index: usize) {
         self.processes[index].ooms.wants_holders = false;
@@ -42,7 +42,7 @@ impl Ledger {
         (listing.agreed.number == number).then_some(&listing.listed)
     }
 
-    /// A reading has ended, with its lists.
+    /// Keeps the lists of a reading that has ended.
     pub(crate) fn remember_listing(&mut self, device: usize, listing: &Arc<Listing>) {
         let read_ns = listing.agreed.reading.time_ns;
         for at in 0..self.members[device].len() {
@@ -95,7 +95,7 @@ impl Ledger {
         OomDevice::of(listing, self.devices[device].total_bytes, key, (own, view.tracked_bytes), who)
     }
 
-    /// A process has ended. If it had no agent and its device was nearly full, an out-of-memory error is suspected.
+    /// Suspects an out-of-memory error if a process without an agent ended while its device was nearly full.
     #[cold]
     pub(crate) fn record_suspected_oom(&mut self, index: usize, time_ns: u64, status: Option<u64>) {
         let process = &self.processes[index];

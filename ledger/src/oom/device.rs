@@ -1,4 +1,4 @@
-//! Who held the device when memory ran out: as a reading had it, updated to that moment.
+//! Processes that held the device when memory ran out: as of a reading, updated to that moment.
 
 use crate::base::device::AgreedReading;
 use crate::base::identity::ProcessKey;
@@ -12,26 +12,26 @@ pub struct Holder {
     pub key: ProcessKey,
     /// Its user, according to /proc.
     pub user: Option<String>,
-    /// Bytes that NVML charged; for the process itself, with its allocations since.
+    /// Bytes that NVML charged; for the process itself, plus the bytes that it has allocated since.
     pub used_bytes: i64,
-    /// Growth, and the time that it took: a minute, or less if it is not known for so long.
+    /// Growth in bytes, and the time in ns that it covers: a minute, or less for a younger process.
     pub growth: Option<(i64, u64)>,
 }
 
 /// The device when memory ran out. Holders, unaccounted bytes, the driver's share and free bytes sum to its size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OomDevice {
-    /// When NVML was read.
+    /// Time of the NVML reading.
     pub read_ns: u64,
     /// Size.
     pub total_bytes: u64,
-    /// Free bytes of the reading, without what the process has allocated since.
+    /// Free bytes of the reading, less the bytes that the process has allocated since.
     pub free_bytes: i64,
-    /// The driver's share, where NVML reports it separately.
+    /// Bytes that the driver reserves; absent where NVML does not report them separately.
     pub system_bytes: Option<u64>,
     /// Device used minus the sum over its processes.
     pub unaccounted_bytes: i64,
-    /// Its memory is the host's: unaccounted bytes are those of the rest of the host.
+    /// The device uses the host's memory: unaccounted bytes are those of the rest of the host.
     pub unified: bool,
     /// The process itself, then the others, the largest first.
     pub holders: Vec<Holder>,
@@ -54,25 +54,26 @@ impl Listing {
         Listing { agreed, listed, highest_bytes }
     }
 
-    /// The device was read again, without its lists.
+    /// Notes a later reading of the device without lists.
     pub fn see(&self, used_bytes: u64) {
         self.highest_bytes.fetch_max(used_bytes, Relaxed);
     }
 
-    /// The least that was free from this reading to the next one.
+    /// Returns the minimum of free bytes between this reading and the next one.
     pub fn least_free_bytes(&self) -> u64 {
         let DeviceReading { used_bytes, free_bytes, .. } = self.agreed.reading;
         free_bytes.saturating_sub(self.highest_bytes.load(Relaxed).saturating_sub(used_bytes))
     }
 
-    /// Bytes that a process was listed with.
+    /// Returns the bytes with which a process was listed.
     pub fn of(&self, key: ProcessKey) -> Option<u64> {
         self.listed.iter().find(|(of, _)| *of == key).map(|(_, used)| *used)
     }
 }
 
 impl OomDevice {
-    /// `own`: what the process holds now, if known, and what it holds at least. `who`: user and growth of a process.
+    /// Builds the state of the device. `own`: bytes that the process holds now, if known, and their lower bound. `who`: returns
+    /// user and growth of a process.
     pub(crate) fn of(
         listing: &Listing,
         total_bytes: Option<u64>,
@@ -103,7 +104,7 @@ impl OomDevice {
         holders.insert(0, Holder { key, user, used_bytes: own, growth });
         let system = system_reserved_bytes.unwrap_or(0);
         let known = used_bytes.saturating_add(free_bytes).saturating_add(system);
-        // The size may differ from the sum by bytes that NVML does not report: they are unaccounted.
+        // The size may exceed the sum by bytes that NVML does not report: they are unaccounted.
         let total_bytes = total_bytes.unwrap_or(known);
         OomDevice {
             read_ns: time_ns,
@@ -121,5 +122,5 @@ impl OomDevice {
     }
 }
 
-/// Holders that are listed one by one.
+/// Maximum number of holders that are listed separately.
 const MAX_HOLDERS: usize = 16;

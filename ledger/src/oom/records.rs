@@ -1,4 +1,4 @@
-//! Records of running out of memory, as a process keeps them.
+//! Out-of-memory entries of a process.
 
 use crate::oom::device::OomDevice;
 use crate::rows::pool::Idle;
@@ -8,13 +8,13 @@ use gpumem_wire::{FrameFormat, OomOutcome, Phase, Stamp};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// An entry as it is kept: names are ids.
+/// An entry in internal form, with ids instead of names.
 #[derive(Debug, Clone)]
 pub(crate) struct OomEntry {
     pub book: u8,
     pub stamp: Stamp,
     pub view: OomView,
-    /// Refusals since a thread last got memory.
+    /// Number of refusals since a thread last got memory.
     pub fresh: u64,
     /// The process's count of allocations at the last refusal.
     pub at_allocations: u64,
@@ -34,36 +34,36 @@ impl OomEntry {
     }
 }
 
-/// One time at which memory ran out.
+/// One out-of-memory event.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct OomView {
-    /// What ran out.
+    /// What ran out of memory.
     pub kind: OomKind,
     /// Time of the first report.
     pub time_ns: u64,
     /// Time of the last report.
     pub last_ns: u64,
-    /// Number of reports: the same request at the same place within some seconds is one entry.
+    /// Number of reports: repeated failures of the same request at the same place within some seconds share one entry.
     pub count: u64,
     /// Failed driver calls.
     pub refusals: u64,
-    /// Bytes requested: from the pool where it gave up, else from the driver.
+    /// Bytes requested: from the pool where it failed, else from the driver.
     pub asked_bytes: u64,
     /// Bytes requested from the driver, if it refused.
     pub driver_asked_bytes: Option<u64>,
-    /// Free on the device right after the driver had refused.
+    /// Free device bytes right after the driver refused.
     pub device_free_bytes: Option<u64>,
-    /// Bytes that the pool had handed out, as it reports them.
+    /// Bytes that the pool had allocated, as it reports them.
     pub pool_used_bytes: Option<u64>,
     /// Bytes that the pool held, as it reports them.
     pub pool_reserved_bytes: Option<u64>,
-    /// How it ended, as far as the reporter knew.
+    /// Outcome, as far as the reporter knew it.
     pub outcome: OomOutcome,
     /// The driver's result.
     pub result: u16,
     /// Tag of the request.
     pub tag: Option<Arc<str>>,
-    /// Library that asked.
+    /// Library that made the request.
     pub library: Option<Arc<str>>,
     /// Frames, one a line, innermost first.
     pub stack: Option<Arc<str>>,
@@ -73,29 +73,30 @@ pub struct OomView {
     pub step: Option<u64>,
     /// Sum of `amounts`.
     pub tracked_bytes: i64,
-    /// What the process held, by index of `ProcessView::cells`.
+    /// Bytes that the process held, by index of `ProcessView::cells`.
     pub amounts: Arc<[i64]>,
-    /// Bytes older than the agent, as of the last sample.
+    /// Bytes allocated before the agent started, as of the last sample.
     pub predates_bytes: Option<i64>,
     /// Untrackable of the last sample.
     pub untrackable_bytes: Option<i64>,
     /// Idle bytes of framework pools; absent where none reports its blocks.
     pub idle: Option<Idle>,
-    /// The device at that moment; absent where NVML was not read.
+    /// The device at that time; absent where NVML was not read.
     pub device: Option<OomDevice>,
-    /// No framework of the process reports failures: a refusal may have been the end.
+    /// No framework of the process reports failures: a refusal may have been fatal.
     pub is_unheard: bool,
-    /// The reporting thread has got memory since: the program went on.
+    /// The reporting thread has got memory since: the program continued.
     pub went_on: bool,
 }
 
-/// Refusals within this time of each other, and a report that follows within it, belong together: making room may take a while.
+/// Maximum time between refusals, and between a refusal and a report, that belong together: a framework may take a while to free
+/// memory.
 const TOGETHER_NS: u64 = 10_000_000_000;
 
-/// Entries of a process: the first half, and the latest ones.
+/// Maximum number of entries of a process: the first half, and the latest ones.
 const MAX_ENTRIES: usize = 32;
 
-/// Stacks that are kept, and bytes of each.
+/// Maximum number of stacks that are kept, and maximum bytes of each.
 const MAX_STACKS: usize = 128;
 
 const MAX_STACK_BYTES: usize = 2048;
@@ -104,17 +105,17 @@ const MAX_STACK_BYTES: usize = 2048;
 #[derive(Debug, Default)]
 pub(crate) struct Ooms {
     pub entries: Vec<OomEntry>,
-    /// Reports in entries that were dropped.
+    /// Number of reports in entries that were dropped.
     pub dropped: u64,
     /// The newest entry waits for the holders of its device.
     pub wants_holders: bool,
-    /// A reading until then may be nearer to the newest entry; 0 if none is awaited.
+    /// A reading up to this time may be nearer to the newest entry; 0 if none is expected.
     pub reading_until_ns: u64,
     /// Text of recent stacks.
     stacks: VecDeque<(u32, Arc<str>)>,
-    /// Count of records from which on the next composition is taken.
+    /// Number of records after which the next composition is taken.
     pub next_at: u64,
-    /// It is not known yet whether the thread of an entry goes on.
+    /// For some entry it is undecided whether its thread continues.
     pub is_watched: bool,
     pub step: Option<u64>,
 }
@@ -133,14 +134,14 @@ impl Ooms {
         self.stacks.push_back((id, text.into()));
     }
 
-    /// Drops entries whose end is known.
+    /// Drops entries whose outcome is decided.
     pub fn restart(&mut self, now_ns: u64) {
         self.entries.retain(|entry| now_ns.saturating_sub(entry.view.last_ns) < TOGETHER_NS);
         self.dropped = 0;
         self.wants_holders &= !self.entries.is_empty();
     }
 
-    /// Another program has its own stack ids.
+    /// Drops all stacks, because another program has its own stack ids.
     pub fn forget_stacks(&mut self) {
         self.stacks.clear();
     }
@@ -158,7 +159,7 @@ impl Ooms {
         self.entries.iter().map(|entry| (usize::from(entry.book), named(entry))).collect()
     }
 
-    /// A thread got memory.
+    /// Notes that a thread got memory.
     #[cold]
     pub fn went_on(&mut self, stamp: &Stamp) {
         let waiting = |entry: &&mut OomEntry| !entry.view.went_on && entry.view.kind != OomKind::Pressure;
@@ -169,12 +170,12 @@ impl Ooms {
         }
     }
 
-    /// Returns the newest entry if it is of the same time.
+    /// Returns the newest entry if the request belongs to it.
     pub fn newest(&mut self, place: RequestPlace) -> Option<&mut OomView> {
         self.entries.last_mut().filter(|entry| entry.is_near(place)).map(|entry| &mut entry.view)
     }
 
-    /// Finds refusals of the same thread that nothing has followed yet.
+    /// Finds refusals of the same thread that no later record has resolved.
     pub fn pressure(&self, place: RequestPlace) -> Option<usize> {
         self.entries.iter().rposition(|entry| {
             entry.view.kind == OomKind::Pressure && entry.stamp.thread == place.thread && entry.is_near(place)

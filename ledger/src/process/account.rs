@@ -1,4 +1,4 @@
-//! What a process has on one device beside its book: samples, the baseline, and the gap at the peak.
+//! Data of a process on one device apart from its book: samples, the baseline, and the gap at the peak.
 
 use crate::base::recent::LastMinute;
 use crate::book::Peak;
@@ -11,38 +11,38 @@ use gpumem_wire::Body;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Adopted rows whose time is kept until a reading begins after them.
+/// Maximum number of adoptions whose times are kept until a reading begins after them.
 const MAX_ADOPTIONS: usize = 1 << 14;
 
 #[derive(Debug, Default)]
 pub(crate) struct Account {
     pub device: Option<usize>,
-    /// Bytes older than the agent that are not tracked, once known.
+    /// Bytes allocated before the agent started that are not tracked; `None` until known.
     pub predates: Option<i64>,
-    /// `predates` was reported by the agent, or is of a sample that was certain: later samples do not change it.
+    /// `predates` was reported by the agent or comes from a certain sample: later samples do not change it.
     is_settled: bool,
-    /// Time of the agent's last report.
+    /// Time of the agent's last baseline report.
     baseline_ns: u64,
-    /// Bytes older than the agent that are tracked by now, without those in `adoptions`.
+    /// Bytes allocated before the agent started that are tracked by now, without those in `adoptions`.
     adopted: i64,
-    /// The latest adoptions: time and bytes. A reading may begin while a list is adopted.
+    /// The latest adoptions: time and bytes. Kept because a reading may begin while a list is adopted.
     adoptions: VecDeque<(u64, i64)>,
-    /// Time up to which freed baseline memory has left `predates`.
+    /// Time up to which freed baseline memory has been subtracted from `predates`.
     released_ns: u64,
     pub latest: Option<ClosedSample>,
-    /// The latest sample in which `used` was read, and `tracked` known if there was an agent.
+    /// The latest sample with a known `used`; if there is an agent, with a known `tracked`, too.
     pub complete: Option<ClosedSample>,
-    /// Causes of the untrackable.
+    /// Causes of the untrackable memory.
     pub causes: Causes,
-    /// Points of the gap, to judge its growth.
+    /// Points of the gap, for judging its growth.
     pub gaps: GapTrend,
     /// `used` in the last minute.
     pub last_minute: LastMinute,
-    /// Without an agent: the last reading that listed the process.
+    /// The last reading that listed the process; only without an agent.
     pub listing: Option<Arc<Listing>>,
     /// Highest `used`, and its time.
     pub peak_used: Option<(u64, u64)>,
-    /// Highest `used` according to the driver's own accounting, where it is on.
+    /// Highest `used` according to the driver's accounting mode, if that is on.
     pub accounted_peak: Option<u64>,
     /// Bytes of the newest `used` that confidential computing protects.
     pub protected: Option<u64>,
@@ -76,7 +76,7 @@ impl Account {
         Account { device, ..Account::default() }
     }
 
-    /// Memory that is older than the agent is tracked from then on. Negative bytes: it no longer is.
+    /// Counts memory allocated before the agent started as tracked. Negative bytes reverse an adoption.
     pub fn adopt_baseline(&mut self, bytes: i64, time_ns: u64) {
         if time_ns > self.baseline_ns {
             self.predates = self.predates.map(|predates| predates.wrapping_sub(bytes));
@@ -89,7 +89,7 @@ impl Account {
         }
     }
 
-    /// Takes what the driver reports beside `used`: its own peak, and protected bytes.
+    /// Takes the driver's other readings: its own peak, and protected bytes.
     pub fn note_driver_reading(&mut self, body: &Body<'_>) {
         match *body {
             Body::AccountedPeak { peak_bytes, .. } => {
@@ -100,35 +100,35 @@ impl Account {
         }
     }
 
-    /// Estimate of its memory.
+    /// Returns the estimated memory of the account.
     pub fn bytes(&self) -> usize {
         (16 << 10) + 2 * self.adoptions.capacity() * size_of::<(u64, i64)>()
     }
 
-    /// Sets the bytes older than the agent, as the agent reports them.
+    /// Sets the bytes allocated before the agent started, as the agent reports them.
     pub fn baseline(&mut self, bytes: u64, time_ns: u64) {
         self.predates = i64::try_from(bytes).ok();
         (self.is_settled, self.baseline_ns) = (self.predates.is_some(), time_ns);
     }
 
-    /// Adopted bytes that were not tracked at that moment.
+    /// Returns the adopted bytes that were not tracked yet at a time.
     fn adopted_after(&self, t0_ns: u64) -> i64 {
         let after = self.adoptions.iter().filter(|(time_ns, _)| *time_ns > t0_ns);
         after.fold(0, |sum, (_, bytes)| sum.wrapping_add(*bytes))
     }
 
-    /// Bytes older than the agent that were tracked at that moment.
+    /// Returns the baseline bytes that were tracked at a time.
     pub fn adopted_at(&self, t0_ns: u64) -> i64 {
         let by_then = self.adoptions.iter().filter(|(time_ns, _)| *time_ns <= t0_ns);
         by_then.fold(self.adopted, |sum, (_, bytes)| sum.wrapping_add(*bytes))
     }
 
-    /// Whether a sample determines the bytes older than the agent: the first sample does, and later ones until one is certain.
+    /// Whether a sample determines the baseline bytes: the first sample does, and later ones until one is certain.
     pub fn settles_baseline(&self, sample: &ClosedSample, late: bool) -> bool {
         late && !self.is_settled && (sample.is_certain() || self.predates.is_none())
     }
 
-    /// Returns the bytes older than the agent that were not tracked at the sample.
+    /// Returns the baseline bytes that were not tracked at the sample.
     pub fn predates_at(&mut self, sample: &ClosedSample, late: bool) -> i64 {
         let not_yet = self.adopted_after(sample.t0_ns);
         if self.settles_baseline(sample, late)
@@ -137,7 +137,7 @@ impl Account {
             (self.predates, self.is_settled) = (Some(gap.wrapping_sub(not_yet)), sample.is_certain());
         }
         if !self.adoptions.is_empty() {
-            // Later samples begin later.
+            // Later samples begin later, so earlier adoptions need no times.
             self.adopted = self.adopted_at(sample.t0_ns);
             self.adoptions.retain(|(time_ns, _)| *time_ns > sample.t0_ns);
             self.adoptions.shrink_to_fit();
@@ -145,12 +145,12 @@ impl Account {
         self.predates.map_or(0, |predates| predates.wrapping_add(not_yet))
     }
 
-    /// Whether there may be memory that is older than the agent and not tracked. (The agent reports that of PyTorch's segments alone.)
+    /// Whether there may be untracked memory from before the agent. (The agent reports its size only for PyTorch's segments.)
     pub fn has_older(&self) -> bool {
         self.predates != Some(0) || self.baseline_ns != 0
     }
 
-    /// The program has freed memory that is older than the agent: the gap fell by its size.
+    /// Subtracts baseline memory that the program has freed: the gap fell by its size.
     pub fn release_baseline(&mut self, sample: &mut ClosedSample, freed_ns: u64) {
         if freed_ns <= self.released_ns || sample.t1_ns < freed_ns {
             return;
@@ -169,14 +169,14 @@ impl Account {
         }
     }
 
-    /// Peaks begin anew from now on.
+    /// Restarts all peaks with the present values.
     pub fn restart_peaks(&mut self) {
         (self.before_peak, self.after_peak) = (None, None);
         let read = self.latest.as_ref().and_then(|sample| Some((sample.used_bytes.ok()?, sample.t0_ns)));
         self.peak_used = read;
     }
 
-    /// Keeps a sample's gap if it can become the peak's.
+    /// Keeps a sample's gap if it can become that of the peak.
     pub fn note_gap(&mut self, sample: &ClosedSample, peak: &Peak) {
         let (Some(untrackable), Some(tracked)) = (sample.untrackable_bytes(), sample.tracked_bytes) else {
             return;
@@ -203,10 +203,11 @@ impl Account {
         self.last = Some(gap);
     }
 
-    /// Returns the gap of the nearest certain sample; of one with the peak's own `tracked`, if there is one.
+    /// Returns the gap for a peak: from a sample with the peak's own `tracked` if there is one, else from the nearest certain
+    /// sample.
     pub fn peak_gap(&self, peak: &Peak) -> Option<PeakGap> {
         let after = self.after_peak.map(|(_, gap)| gap);
-        // A gap that was read while memory moved may be wrong by all that moved.
+        // A gap that was read while memory changed may be wrong by the size of the changes.
         let best = |gap: &SampleGap| (!gap.is_exact(peak), !gap.sharp, gap.t0_ns.abs_diff(peak.time_ns));
         let gap = [self.before_peak, after, self.last].into_iter().flatten().min_by_key(best)?;
         Some(PeakGap {
@@ -220,7 +221,7 @@ impl Account {
 }
 
 impl Account {
-    /// Adds a sample's gap if it is certain; for a process without an agent, its `used`.
+    /// Adds a sample's gap to the trend if it is certain; for a process without an agent, its `used`.
     pub fn follow_gap(&mut self, sample: &ClosedSample, covered: bool) {
         let is_sharp = sample.is_certain();
         let used = sample.used_bytes.ok().and_then(|used| i64::try_from(used).ok());

@@ -1,13 +1,13 @@
-//! Intervals in which the agent of a covered process saw nothing: another client had CUPTI, CUPTI had ended, or the program asked for a
-//! pause. Frees in that time leave rows that are gone, and allocations are missing. No resync heals that, because the agent does not
-//! know either. So the sums stay `partial`, and the intervals are kept.
+//! Intervals in which the agent of a covered process saw no driver calls. Another client had CUPTI, CUPTI had ended, or the
+//! program asked for a pause. Memory freed in that time keeps its rows, and allocations are missing. No resync corrects that,
+//! because the agent does not know the changes either. So the sums stay `partial`, and the intervals are kept.
 
 use crate::process::Process;
 use crate::process::coverage::{BlindCause, Blocked, Coverage};
 use gpumem_wire::AgentState;
 
 impl Process {
-    /// Takes the agent's state since `time_ns`. The agent repeats it for each daemon, and with each resync.
+    /// Takes the agent's state since `time_ns`. The agent repeats its state for each daemon, and with each resync.
     pub(crate) fn set_agent_state(&mut self, state: AgentState, result: u16, detail: &str, time_ns: u64) {
         if time_ns < self.stream.state_ns {
             return; // a repetition
@@ -27,7 +27,7 @@ impl Process {
         if state == AgentState::Blocked {
             *blocked = Some(Blocked { since_ns, result, by: detail.into() });
         }
-        // A program that has not used the GPU yet has nothing to miss.
+        // A program that has not used the GPU yet has no calls to miss.
         let has_seen = self.stream.is_watched_over && !self.accounts.is_empty();
         match cause {
             Some(cause) => {
@@ -39,7 +39,7 @@ impl Process {
             }
             None => {
                 blind.end(time_ns);
-                // If the agent had seen nothing before, its records begin here.
+                // If the agent had seen no calls before, its records begin here.
                 *late |= state == AgentState::Late && !has_seen;
                 if state == AgentState::Late {
                     self.holdings.set_unseen_segments(true);
@@ -52,7 +52,7 @@ impl Process {
         }
     }
 
-    /// The sums are not exact from now on, until the program ends.
+    /// Marks the sums as inexact until the program ends.
     fn doubt(&mut self, time_ns: u64) {
         self.coverage.blind.doubt = true;
         self.coverage.be_partial(time_ns);

@@ -1,4 +1,4 @@
-//! Which book a device has. Agents and NVML number devices differently, and either may report a device first.
+//! Maps devices to books. Agents and NVML number devices differently, and either may report a device first.
 
 use crate::process::account::Account;
 use crate::process::{BEYOND, NO_BOOK, Process};
@@ -24,7 +24,7 @@ impl Process {
         BEYOND
     }
 
-    /// Returns the book of a sampled device; `None` beyond the devices that a process may have.
+    /// Returns the book of a sampled device; `None` if the process has reached its maximum number of devices.
     pub fn sampled_book(&mut self, device: usize) -> Option<u8> {
         let book = self.accounts.iter().position(|account| account.device == Some(device));
         let is_room = self.accounts.len() < usize::from(BEYOND);
@@ -39,7 +39,7 @@ impl Process {
         }
     }
 
-    /// Binds the agent's device slot to a device; `threads`: how many the device can run at once, 0 if unknown.
+    /// Binds the agent's device slot to a device; `threads`: number of threads the device can run at once, 0 if unknown.
     pub fn name_slot(&mut self, slot: u8, device: usize, threads: u64) {
         self.bind_slot(slot, device);
         let book = self.slots[usize::from(slot)];
@@ -56,7 +56,7 @@ impl Process {
         match (nameless, known) {
             (Some(book), None) => self.accounts[usize::from(book)].device = Some(device),
             (Some(book), Some(other)) if self.holdings.books()[other].len() == 0 => {
-                // Samples came first: they move to the book that has bytes.
+                // Samples came first: their account moves to the book that has bytes.
                 self.accounts.swap(usize::from(book), other);
                 self.swap_events(usize::from(book), other);
                 let pending = self.samples.pending.iter_mut().map(|pending| &mut pending.book);

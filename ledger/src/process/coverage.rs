@@ -1,17 +1,17 @@
-//! How complete the numbers of a process are, and what is known of it from outside.
+//! How complete a process's numbers are, and facts about the process from other sources.
 
 use crate::base::quota::QuotaExceeded;
 use gpumem_model::run::Program;
 use std::collections::BTreeMap;
 
-/// Losses of one process that are counted: a billion a second for a day. Without a bound a hostile peer's number would drown all others
-/// in a sum.
+/// Maximum of the counted losses of a process: a billion records a second for a day. Without this bound, a hostile peer's number
+/// would dominate sums over processes.
 pub(crate) const MOST_LOST: u64 = 1 << 46;
 
-/// What the daemon knows of a process, and what the process claims.
+/// Facts that the daemon observed about a process, and claims that the process makes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
-    /// Owner, as the daemon saw it.
+    /// User id of the owner, as the daemon observed it.
     pub uid: Option<u64>,
     /// Parent's pid.
     pub parent_pid: Option<u64>,
@@ -28,7 +28,7 @@ pub struct Blocked {
     pub since_ns: u64,
     /// CUPTI's result.
     pub result: u16,
-    /// Name of the other client with [`Blocked::HELD`], where it is known; else the reason.
+    /// With [`Blocked::HELD`], the name of the other client if known; otherwise the reason.
     pub by: String,
 }
 
@@ -37,12 +37,12 @@ impl Blocked {
     pub const HELD: u16 = 39;
 }
 
-/// Lost records, and what follows for the sums.
+/// Lost records, and their effect on the sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Partial {
     /// Time of the first loss.
     pub since_ns: u64,
-    /// The state of now is not known either: no resync has ended since the last loss.
+    /// The current state is unknown, too: no resync has completed since the last loss.
     pub state: bool,
 }
 
@@ -65,7 +65,7 @@ pub struct Coverage {
     pub events: u64,
     /// Driver allocations among them.
     pub allocations: u64,
-    /// Bytes of these allocations; frees are not subtracted.
+    /// Bytes of these driver allocations; frees are not subtracted.
     pub allocated_bytes: u64,
     /// Ordered records lost.
     pub lost: u64,
@@ -77,7 +77,7 @@ pub struct Coverage {
     pub withheld: u64,
     /// See [`Earlier`].
     pub earlier: Option<Earlier>,
-    /// Programs that the process ran: the first one, which `before` belongs to, and the latest ones, oldest first.
+    /// Programs that the process ran: the first one, which `before` belongs to, and the latest ones, in order.
     pub programs: Vec<Program>,
     /// Samples closed before the agent's records reached their end.
     pub stale_samples: u64,
@@ -85,17 +85,17 @@ pub struct Coverage {
     pub failed_allocations: u64,
     /// Steps that the process reported.
     pub steps: u64,
-    /// The quota that it has reached: records that would make it larger are lost.
+    /// The quota that it has reached: records that would increase its memory use are rejected and count as lost.
     pub full: Option<QuotaExceeded>,
 }
 
-/// Windows that are kept; of more, the shortest are dropped.
+/// Maximum number of blind windows; if there are more, the shortest are dropped.
 const KEPT: usize = 32;
 
 /// Why the agent saw nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BlindCause {
-    /// Another client held CUPTI; its name, where it is known.
+    /// Another client held CUPTI; its name, if known.
     Held,
     /// CUPTI could not be used, and why.
     Refused,
@@ -121,29 +121,29 @@ pub struct BlindWindow {
 /// Intervals without callbacks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Blind {
-    /// Oldest first.
+    /// Blind windows, oldest first.
     pub windows: Vec<BlindWindow>,
-    /// Number of all intervals, those that were dropped included.
+    /// Number of all intervals, dropped ones included.
     pub count: u64,
-    /// Length of all that have ended.
+    /// Total length of the intervals that have ended.
     pub ended_ns: u64,
-    /// The agent had seen memory before one of them: the sums are not exact since then.
+    /// Memory was already tracked before one of the intervals: the sums are not exact since then.
     pub doubt: bool,
 }
 
 impl Blind {
-    /// Returns the length of all of them; one that lasts counts up to `now_ns`.
+    /// Returns the total length; an open interval counts up to `now_ns`.
     pub fn total_ns(&self, now_ns: u64) -> u64 {
         let lasting = self.open().map_or(0, |window| now_ns.saturating_sub(window.from_ns));
         self.ended_ns.saturating_add(lasting)
     }
 
-    /// The interval that lasts.
+    /// Returns the open interval.
     pub fn open(&self) -> Option<&BlindWindow> {
         self.windows.last().filter(|window| window.to_ns.is_none())
     }
 
-    /// An interval begins.
+    /// Begins an interval, unless one with the same cause is open.
     pub(crate) fn begin(&mut self, from_ns: u64, cause: BlindCause, by: &str) {
         if self.open().is_some_and(|window| (window.cause, window.by.as_str()) == (cause, by)) {
             return;
@@ -158,7 +158,7 @@ impl Blind {
         self.windows.push(BlindWindow { from_ns, to_ns: None, cause, by: by.to_owned() });
     }
 
-    /// The open interval ends.
+    /// Ends the open interval.
     pub(crate) fn end(&mut self, to_ns: u64) {
         let Some(window) = self.windows.last_mut().filter(|window| window.to_ns.is_none()) else { return };
         let lasted_ns = to_ns.saturating_sub(window.from_ns);
@@ -176,20 +176,20 @@ impl Blind {
     }
 }
 
-/// What an earlier life of the daemon had booked of the process's ordered records. This ledger starts from a resync and counts all
-/// records before it as lost; booked ones are in the store, and were not.
+/// Records that an earlier daemon had booked for the process. This ledger starts from a resync and counts all records before it
+/// as lost. Those that the earlier daemon booked are in the store, and are not lost.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Earlier {
     /// Booked records.
     pub events: u64,
     /// Lost records.
     pub lost: u64,
-    /// The program that ran then, where it is known. Records of programs before it are no part of what this ledger missed.
+    /// The program that ran then, if known. Records of programs before it are not among those that this ledger missed.
     pub program: Option<Program>,
 }
 
 impl Earlier {
-    /// Returns how many of the records that this ledger missed at the beginning were received then, at most.
+    /// Returns the maximum number of records that this ledger missed at its beginning but that the earlier daemon received.
     fn heard(&self, first: Option<&Program>) -> u64 {
         match self.program {
             Some(then) if first.is_some_and(|first| first.instance != then.instance) => 0,
@@ -200,7 +200,7 @@ impl Earlier {
 }
 
 impl Coverage {
-    /// The state of now is not known: records were lost, and no resync has ended since.
+    /// Whether the current state is unknown: records were lost, and no resync has completed since.
     #[inline]
     pub fn is_state_unknown(&self) -> bool {
         self.partial.is_some_and(|partial| partial.state)
@@ -215,20 +215,20 @@ impl Coverage {
         self.be_partial(now_ns);
     }
 
-    /// Marks the state as not known from now on.
+    /// Marks the state as unknown from now on.
     pub(crate) fn be_partial(&mut self, now_ns: u64) {
         let since_ns = self.partial.map_or(now_ns, |partial| partial.since_ns);
         self.partial = Some(Partial { since_ns, state: true });
     }
 
-    /// Returns the ordered records that neither this ledger nor an earlier life of the daemon has booked.
+    /// Returns the number of ordered records that neither this ledger nor an earlier daemon has booked.
     pub fn lost_in_all(&self) -> u64 {
         let Some(earlier) = self.earlier else { return self.lost };
         let heard = earlier.heard(self.programs.first());
         self.lost.saturating_sub(self.before.min(heard)).saturating_add(earlier.lost)
     }
 
-    /// Whether records are missing, now or before the peaks: `partial`.
+    /// Whether the numbers are `partial`: records are missing from the current state or from the peaks.
     pub fn is_partial(&self) -> bool {
         self.is_state_unknown()
             || self.blind.doubt
@@ -236,7 +236,7 @@ impl Coverage {
     }
 }
 
-/// `key=value` lines; a line without `=` is a key with an empty value.
+/// Parses `key=value` lines; a line without `=` is a key with an empty value.
 pub(crate) fn parse_lines(text: &str) -> BTreeMap<String, String> {
     text.lines()
         .filter(|line| !line.is_empty())
@@ -259,10 +259,10 @@ mod tests {
         assert_eq!((coverage.lost_in_all(), coverage.is_partial()), (0, true), "its state is not known yet");
         coverage.partial = partial(false);
         assert!(!coverage.is_partial());
-        // Said to the daemon that was killed, which had not stored it.
+        // Received by the daemon that was killed, but not stored.
         coverage.earlier = earlier(90, 0);
         assert_eq!((coverage.lost_in_all(), coverage.is_partial()), (10, true));
-        // Lost by that life, and by this one.
+        // Lost by both daemons.
         coverage = Coverage { lost: 103, earlier: earlier(95, 5), ..coverage };
         assert_eq!((coverage.lost_in_all(), coverage.is_partial()), (8, true));
         coverage.earlier = earlier(1000, 0);
@@ -274,7 +274,7 @@ mod tests {
     fn records_of_another_program_were_not_heard_of_this_one() {
         let program = |instance, heard| Program { instance, heard };
         let earlier = Some(Earlier { events: 120, lost: 0, program: Some(program(2, 100)) });
-        // The process was another program first, which said 20 records.
+        // The process was another program first, which sent 20 records.
         let mut coverage = Coverage {
             lost: 110,
             before: 110,
@@ -283,7 +283,7 @@ mod tests {
             ..Coverage::default()
         };
         assert_eq!(coverage.lost_in_all(), 10);
-        // It became one that the daemon's earlier life never heard.
+        // It became a program that the earlier daemon never received records from.
         coverage.programs = vec![program(3, 130), program(2, 1)];
         assert_eq!(coverage.lost_in_all(), 110);
     }

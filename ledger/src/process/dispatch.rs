@@ -1,4 +1,4 @@
-//! Which rule a record of a process belongs to.
+//! Selects the rule for each record of a process.
 
 use crate::history::program_data::MarkView;
 use crate::process::account::Account;
@@ -9,14 +9,15 @@ use crate::rules::holdings::Holdings;
 use crate::samples::pending::known_until;
 use gpumem_wire::{Body, Flags, ImportSource, MemoryKind, Record, Stamp, WITHHELD};
 
-/// Names that a process may introduce; further names stay numbers. Rows do not depend on names.
+/// Maximum number of names that a process may introduce; further names stay numbers. Rows do not depend on names.
 const MAX_NAMES: usize = 262_144;
 
-/// Calls that one process may have in flight: no program has so many threads, and each call is searched when a row is restated.
+/// Maximum number of calls in flight in one process. No program has so many threads, and each call is searched when a row is
+/// restated.
 const MAX_IN_FLIGHT: usize = 4096;
 
 impl Process {
-    /// Books a record, unless a limit refuses it. Allocations come first: most records are theirs.
+    /// Books a record, unless a limit refuses it. Allocations come first, because most records are allocations.
     #[inline]
     pub fn book_record(&mut self, record: &Record<'_>) {
         if self.is_beyond_limit(record) {
@@ -82,7 +83,7 @@ impl Process {
         }
     }
 
-    /// Books pools, segments, later names and contexts.
+    /// Books pools, segments, late names, and contexts.
     fn book_pools(&mut self, record: &Record<'_>) {
         let stamp: &Stamp = &record.stamp;
         match record.body {
@@ -125,7 +126,7 @@ impl Process {
         }
     }
 
-    /// Takes names, and what the program reports of itself: phases, steps, marks, counters, ranges.
+    /// Takes names, and data that the program reports: phases, steps, marks, counters, ranges.
     fn take_program(&mut self, record: &Record<'_>) {
         let stamp: &Stamp = &record.stamp;
         match record.body {
@@ -159,7 +160,7 @@ impl Process {
         }
     }
 
-    /// Takes the agent's own state, the order of its records, and calls that ran out of memory.
+    /// Takes the agent's state, control records of the stream, and failed calls.
     fn take_stream(&mut self, record: &Record<'_>) {
         let stamp: &Stamp = &record.stamp;
         match record.body {
@@ -204,12 +205,12 @@ impl Process {
                 self.stream.silent = true;
                 self.close_where(u64::MAX, true);
             }
-            // The host's own records and commands are ignored when a process sends them.
+            // Records that only the host may send are ignored.
             _ => {}
         }
     }
 
-    /// Adopts memory that is older than the agent as tracked. A row that is known was restated; one that is not was lost.
+    /// Counts memory from before the agent as tracked. A known row was restated before; an unknown one was lost.
     #[inline]
     fn adopt_baseline(
         &mut self,
@@ -233,7 +234,8 @@ impl Process {
         }
     }
 
-    /// Whether `free` frees unknown memory that may be older than the agent. That is no anomaly, and NVML will show its size.
+    /// Runs `free` and returns whether it freed unknown memory that may be older than the agent. That is no anomaly: NVML will
+    /// show its size.
     #[inline]
     fn frees_baseline(&mut self, free: impl FnOnce(&mut Holdings)) -> bool {
         let odd = self.holdings.anomalies().unknown_frees;
@@ -246,8 +248,8 @@ impl Process {
         is_older
     }
 
-    /// Handles may be older than a late agent even where all bytes are tracked: of adopted memory the handle is not known. An unknown
-    /// handle is no anomaly then.
+    /// Runs `work`, which uses a handle. Handles may be older than a late agent even where all bytes are tracked, because adopted
+    /// memory has no known handle. Then an unknown handle is no anomaly.
     #[inline]
     fn with_handle(&mut self, work: impl FnOnce(&mut Holdings)) {
         let AnomalyCounts { unknown_frees, unknown_handles, .. } = *self.holdings.anomalies();
@@ -266,7 +268,7 @@ impl Process {
         }
     }
 
-    /// Whether a limit refuses the record, because it would make the process larger.
+    /// Whether a limit refuses the record because it would increase the process's memory use.
     #[inline]
     pub fn is_beyond_limit(&mut self, record: &Record<'_>) -> bool {
         let is_beyond = match record.body {

@@ -1,11 +1,11 @@
-//! Records of a process that may move the gap of one of its devices.
+//! Records of a process that may change the gap on one of its devices.
 
 use crate::process::Process;
 use crate::untrackable::event::{Event, What};
 use gpumem_wire::{DestroyScope, DriverEventKind, Flags, NONE_DEVICE, Record, Stamp};
 
 impl Process {
-    /// Takes a driver event that has no record of its own.
+    /// Takes a driver event that arrives as a `DriverEvent` record.
     pub fn note_driver_event(&mut self, stamp: &Stamp, event: DriverEventKind, bytes: u64, value: u64) {
         use DriverEventKind as Kind;
         let what = match event {
@@ -26,7 +26,7 @@ impl Process {
         self.note_event(stamp, what);
     }
 
-    /// An import: NVML may charge its memory to the importer as well.
+    /// Notes an import of memory: NVML may charge it to the importer as well.
     pub fn note_import(&mut self, stamp: &Stamp, bytes: u64) {
         self.note_event(stamp, What::Imported(bytes));
     }
@@ -44,7 +44,7 @@ impl Process {
         if stamp.flags.has(Flags::RESTATED) && what != What::Existed {
             return; // it happened long ago
         }
-        // A module whose context was not known yet: with one device it can only be there.
+        // A module of an unknown context: with a single device, it must be on that one.
         let book = match (stamp.device, self.accounts.len()) {
             (NONE_DEVICE, 1) => 0,
             (NONE_DEVICE, _) => return,
@@ -54,7 +54,7 @@ impl Process {
         self.accounts[usize::from(book)].causes.note_event(Event::of(stamp, time_ns, what));
     }
 
-    /// Two accounts have changed places, but the events of their books have not.
+    /// Exchanges the events of two books whose accounts have been exchanged.
     pub fn swap_events(&mut self, one: usize, other: usize) {
         let since_boundary = std::mem::take(&mut self.accounts[one].causes.since_boundary);
         let since_boundary =
@@ -62,7 +62,7 @@ impl Process {
         self.accounts[one].causes.since_boundary = since_boundary;
     }
 
-    /// The process became another program; `record` is its first one.
+    /// Notes that the process became another program; `record` is its first one.
     pub fn note_exec(&mut self, record: &Record<'_>) {
         let event = Event::of(&record.stamp, record.stamp.time_ns, What::Exec);
         self.accounts.iter_mut().for_each(|account| account.causes.note_event(event));

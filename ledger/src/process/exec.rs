@@ -1,20 +1,20 @@
-//! exec(): the process becomes another program. Pid and start time stay, everything else begins again: its
-//! memory is gone, the new agent counts from 1 and gives its own numbers to names.
+//! exec(): the process becomes another program. Pid and start time stay. Everything else restarts: the memory is freed, and the
+//! new agent counts records from 1 and assigns its own ids to names.
 
 use crate::process::coverage::Coverage;
 use crate::process::{NO_BOOK, Process};
 use gpumem_model::run::Program;
 use gpumem_wire::{Body, Record};
 
-/// Ids of names of the n-th program have n in the bits from here on; an agent uses far fewer ids.
+/// Ids of names of the n-th program have n in the bits from this one on; an agent uses far fewer ids.
 const TAG_BITS: u32 = 24;
-/// The same for modules.
+/// Same as [`TAG_BITS`], for ids of modules.
 const MODULE_BITS: u32 = 12;
-/// Programs of a process that are kept: the first and the latest.
+/// Maximum number of programs that are kept: the first and the latest.
 const MAX_PROGRAMS: usize = 8;
 
 impl Process {
-    /// The agent of program `instance` says hello. Returns whether it is another program than before.
+    /// Handles the Hello of an agent, of program `instance`. Returns whether it is another program than before.
     pub fn begin_program(&mut self, instance: u16) -> bool {
         let programs = &mut self.coverage.programs;
         if programs.last().is_some_and(|program| program.instance == instance) {
@@ -50,7 +50,7 @@ impl Process {
         coverage
     }
 
-    /// Returns the record with ids that no earlier program of the process has used.
+    /// Returns the record with ids that are unique among all programs of the process.
     pub fn shifted_ids<'a>(&self, record: &Record<'a>) -> Record<'a> {
         let mut record = *record;
         let name =

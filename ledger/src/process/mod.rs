@@ -1,4 +1,4 @@
-//! One process: the order of its records, its holdings, the samples that wait for its records, and what the program reports beside memory.
+//! One process: the order of its records, its holdings, samples that wait for its records, and data that the program reports.
 
 pub(crate) mod account;
 mod blind;
@@ -29,9 +29,9 @@ use gpumem_wire::{Body, Flags, Record};
 use std::mem::size_of;
 use std::sync::Arc;
 
-/// In `slots`: no record has named the device.
+/// Value in `slots` while no record has named the device.
 pub(crate) const NO_BOOK: u8 = u8::MAX;
-/// The book of all devices beyond those that a process may have: as many as bits in `Holdings::settle`.
+/// Book of all devices beyond the maximum number for a process, which is the number of bits in `Holdings::settle`.
 pub(crate) const BEYOND: u8 = 63;
 
 #[derive(Debug)]
@@ -43,7 +43,7 @@ pub(crate) struct Process {
     pub stream: Stream,
     /// Samples that wait for its records, or for the ledger.
     pub samples: Samples,
-    /// What the program reports beside memory.
+    /// Marks, counters, ranges and layers that the program reports.
     pub program: ProgramData,
     pub ooms: Ooms,
     /// Paths of libraries, by the agent's number.
@@ -51,15 +51,15 @@ pub(crate) struct Process {
     pub holdings: Holdings,
     /// Same index as the books of `holdings`.
     pub accounts: Vec<Account>,
-    /// Points of growth of its books.
+    /// Points of growth of the books.
     pub growth: Growth,
-    /// Device slot of the agent -> book.
+    /// Book for each device slot of the agent.
     pub slots: [u8; 256],
-    /// End and wait status.
+    /// Time of the end, and wait status if known.
     pub ended: Option<(u64, Option<u64>)>,
-    /// Estimate of its memory, and the quota that it has reached.
+    /// Estimated memory of the process, and the quota that it has reached.
     pub memory_use: MemoryUse,
-    /// Time of the last free of an address that is not known and may be older than the agent; 0 for none.
+    /// Time of the last free of an unknown address that may be older than the agent; 0 for none.
     pub baseline_freed_ns: u64,
 }
 
@@ -84,7 +84,7 @@ impl Process {
         }
     }
 
-    /// `count` records are missing: the sums are `partial` until a resync has ended.
+    /// Counts `count` missing records: the sums are `partial` until a resync has completed.
     pub fn lose(&mut self, count: u64) {
         if count == 0 {
             return;
@@ -94,7 +94,7 @@ impl Process {
         self.program.ranges.lose();
         self.holdings.lose_records(self.stream.last_seq);
         self.coverage.lose(count, self.stream.applied_ns);
-        // What was lost may have happened before a reading that waits, or in it.
+        // The lost records may lie before or within a reading that waits.
         self.samples.doubt();
         self.accounts.iter_mut().for_each(|account| account.causes.lose());
         self.restart_history(self.stream.applied_ns);
@@ -140,7 +140,7 @@ impl Process {
         } else if self.stream.moves_time(stamp) {
             self.pass_time(record, entered);
         }
-        // Rows that are unknown or lost may be freed.
+        // Unknown or lost rows may be freed.
         let is_forgiven = self.stream.is_restating()
             || self.coverage.is_state_unknown()
             || stamp.seq != 0 && stamp.seq <= self.holdings.forgiven_until();
@@ -149,8 +149,8 @@ impl Process {
         if let Some(anomalies) = anomalies {
             self.holdings.anomalies_mut().forgive_since(anomalies);
         }
-        // An agent that was never let in has seen nothing: its 0 is not what the process holds. Pools that the program reports itself
-        // are no driver allocations.
+        // The 0 of an agent that could not use CUPTI is not the process's true amount. Pools that the program reports itself are
+        // no driver allocations.
         self.coverage.covered = self.coverage.blocked.is_none()
             || self.coverage.allocations > 0
             || self.holdings.has_driver_rows();
@@ -160,7 +160,7 @@ impl Process {
         self.settle(record, entered);
     }
 
-    /// The time of the process's records moves on with `record`, before that is booked.
+    /// Advances the time of the process's records to that of `record`, before it is booked.
     #[inline]
     fn pass_time(&mut self, record: &Record<'_>, entered: Option<(u64, i64)>) {
         let stamp = &record.stamp;
@@ -178,7 +178,7 @@ impl Process {
         }
     }
 
-    /// Ends a record: the books that it touched settle, and samples that wait learn of the change.
+    /// Finishes a record: settles the books that it touched, and notes the change in waiting samples.
     #[inline]
     fn settle(&mut self, record: &Record<'_>, entered: Option<(u64, i64)>) {
         let stamp = &record.stamp;
@@ -205,16 +205,16 @@ impl Process {
         self.program.view(self.stream.applied_ns, |tag| self.holdings.cells().tags.get(&tag).cloned())
     }
 
-    /// The process is gone: nothing more will come.
+    /// Marks the process as ended: no further records follow.
     pub fn end(&mut self, time_ns: u64, status: Option<u64>) {
         self.ended.get_or_insert((time_ns, status));
         self.coverage.blind.end(time_ns);
         self.advance(u64::MAX);
-        self.holdings.finish_resync(); // no more of the resync will come
+        self.holdings.finish_resync(); // the rest of the resync will not come
         self.holdings.settle(self.stream.applied_ns);
     }
 
-    /// Estimate of its memory.
+    /// Returns the estimated memory of the process.
     pub fn bytes(&self) -> usize {
         let names = map(&self.holdings.cells().tags) + map(&self.modules) + self.memory_use.names;
         let accounts: usize = self.accounts.iter().map(|account| account.bytes()).sum();

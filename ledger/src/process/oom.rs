@@ -1,4 +1,4 @@
-//! Records of a process that memory ran out.
+//! Out-of-memory records of a process.
 
 use crate::oom::records::{OomEntry, OomView, RequestPlace};
 use crate::process::Process;
@@ -8,10 +8,10 @@ use gpumem_wire::{Body, Flags, Layer, LayerState, OomOutcome, PHASE_SAID, Phase,
 /// CUDA_ERROR_OUT_OF_MEMORY.
 const OUT_OF_MEMORY: u16 = 2;
 
-/// The common form of the three records that report a request without memory.
+/// Common form of the three records that report a failed request.
 #[derive(Debug, Clone, Copy)]
 struct OomReport {
-    /// The phase according to the thread's frames and nodes; `None` where they are not reported, and for `AllocFailed`.
+    /// Phase according to the thread's frames and nodes; `None` where they are not reported, and for `AllocFailed`.
     phase: Option<Phase>,
     is_refusal: bool,
     bytes: u64,
@@ -53,7 +53,7 @@ impl OomReport {
 }
 
 impl Process {
-    /// A thread got memory: if it had run out of it, it goes on.
+    /// Notes that a thread got memory: the program continues after its last failed request.
     #[inline(always)]
     pub fn note_progress(&mut self, stamp: &Stamp) {
         if self.ooms.is_watched && !stamp.flags.has(Flags::RESTATED) {
@@ -61,7 +61,7 @@ impl Process {
         }
     }
 
-    /// Takes a record that memory ran out.
+    /// Takes an out-of-memory record.
     #[cold]
     pub fn out_of_memory(&mut self, stamp: &Stamp, body: &Body<'_>) {
         let Some(mut report) = OomReport::of(body) else { return };
@@ -72,7 +72,7 @@ impl Process {
         if report.is_refusal {
             self.note_refusal(&report, stamp, place);
         } else if report.outcome == OomOutcome::Unknown && report.result == OUT_OF_MEMORY {
-            // The record does not say whether it was the end (cudaMallocAsync): the next records will.
+            // The record does not contain the outcome (cudaMallocAsync); the next records will show it.
             if self.ooms.pressure(place).is_none() {
                 self.note_refusal(&OomReport { is_refusal: true, ..report }, stamp, place);
             }
@@ -84,7 +84,7 @@ impl Process {
         }
     }
 
-    /// The driver refused a request.
+    /// Notes that the driver refused a request.
     fn note_refusal(&mut self, report: &OomReport, stamp: &Stamp, place: RequestPlace) {
         let allocations = self.coverage.allocations;
         if let Some(at) = self.ooms.pressure(place) {
@@ -92,11 +92,11 @@ impl Process {
             entry.last_ns = place.time_ns;
             entry.device_free_bytes = report.device_free.0.or(entry.device_free_bytes);
             entry.phase = report.phase.unwrap_or(entry.phase);
-            // A mark of the framework follows the failed call: one refusal, reported twice.
+            // The framework's mark follows the failed call: one refusal, reported twice.
             if report.result == 0 {
                 return;
             }
-            // Once a thread got memory, the last refusal was survived, or it was another thread's end.
+            // If a thread got memory since, the earlier refusal was survived, or it ended another thread.
             if *at_allocations != allocations || *fresh == 0 {
                 entry.count += 1;
                 (*fresh, *at_allocations, entry.asked_bytes) = (0, allocations, 0);
@@ -115,7 +115,7 @@ impl Process {
         self.add_entry(OomKind::Pressure, report, stamp, place);
     }
 
-    /// A framework gave up.
+    /// Notes that a framework failed.
     fn framework_failed(&mut self, report: &OomReport, stamp: &Stamp, place: RequestPlace) {
         let pressure = if report.result == 0 { None } else { self.ooms.pressure(place) };
         let mut refusals = (0, None, None);
@@ -127,11 +127,11 @@ impl Process {
             (view.count, view.refusals) = (view.count - 1, view.refusals.saturating_sub(entry.fresh));
             entry.fresh = 0;
             if view.count == 0 {
-                // The entry becomes this one, and so does its composition.
+                // This report replaces the entry; its composition is not reused.
                 has_composition = !self.ooms.entries.remove(at).view.amounts.is_empty();
             }
         }
-        // The entry's composition is taken anew, or that of another request would be taken for it.
+        // A new composition is needed, because the old one may belong to another request.
         if has_composition {
             self.ooms.next_at = 0;
         }
@@ -159,7 +159,7 @@ impl Process {
         }
     }
 
-    /// Returns the phase of a request that failed, if the record has it: see `Body::Pressure`.
+    /// Returns the phase of a failed request, if the record contains it: see `Body::Pressure`.
     fn phase_of_request(&self, book: u8, stamp: &Stamp, body: &Body<'_>) -> Option<Phase> {
         let code = match body {
             Body::Pressure { .. } | Body::Oom { .. } if stamp.context & PHASE_SAID != 0 => {
@@ -206,7 +206,7 @@ impl Process {
         }
     }
 
-    /// Copies what the process holds now into the newest entry.
+    /// Copies the amounts that the process holds now into the newest entry.
     fn record_composition(&mut self) {
         let Some(newest) = self.ooms.entries.last_mut() else { return };
         let book = usize::from(newest.book);

@@ -1,11 +1,12 @@
-//! Resync: rows that the agent restates stay, all others are gone.
+//! Resync: rows that the agent restates stay; all others are removed.
 
 use crate::process::Process;
 use crate::process::coverage::{Coverage, MOST_LOST};
 use crate::process::stream::Resync;
 
 impl Process {
-    /// Records were withheld on request. The state is unknown until it is restated, peaks are lower bounds, and nothing is lost.
+    /// Counts records withheld on request. The state is unknown until it is restated, and peaks are lower bounds, but no record
+    /// is lost.
     pub fn withhold(&mut self, count: u64) {
         if count == 0 {
             return;
@@ -22,7 +23,7 @@ impl Process {
             self.stream.last_seq = after_seq;
         }
         let is_partial = self.coverage.is_state_unknown();
-        // A resync without an end is begun anew: the agent restates until nothing moved meanwhile.
+        // A resync that does not end is restarted: the agent restates its rows until nothing changes meanwhile.
         let is_known = self.stream.resync.is_none_or(|resync| resync.confirms);
         let confirms = !is_partial && !self.holdings.is_mixed() && is_known && !self.coverage.blind.doubt;
         self.stream.resync = Some(Resync { rows: 0, after_seq, confirms });
@@ -36,7 +37,8 @@ impl Process {
     pub fn end_resync(&mut self, head_seq: u64, rows: u64, time_ns: u64) {
         let Some(resync) = self.stream.resync.take() else { return };
         if resync.rows != rows {
-            // Restated records were lost: sweeping now would take live rows. The state stays unknown, as if the resync had not ended.
+            // Restated records were lost, and sweeping now would remove live rows. The state stays unknown, as if the resync had
+            // not ended.
             self.stream.resync = Some(resync);
             self.lose(rows.abs_diff(resync.rows));
             return;
@@ -53,7 +55,8 @@ impl Process {
         self.stream.known_from_ns = self.stream.applied_ns.max(time_ns);
     }
 
-    /// The resync of an earlier program's agent will not end; the state of the new program is known from its beginning.
+    /// Ends the resync of an earlier program's agent, which will not complete. The state of the new program is complete from its
+    /// start.
     pub fn end_resync_of_program(&mut self) {
         self.stream.last_seq = 0;
         self.stream.is_watched_over = false;
@@ -68,8 +71,8 @@ impl Process {
         self.restart_history(self.stream.applied_ns);
     }
 
-    /// Ends a resync once the ring has reached its head. Rows were read while the ring grew: until then they are those of no single
-    /// moment.
+    /// Ends a resync once the ring has reached its head. The rows were read while the ring grew, so before that they are a mix of
+    /// several moments.
     pub fn reach_head(&mut self) {
         if self.stream.last_seq < self.holdings.forgiven_until() {
             return;

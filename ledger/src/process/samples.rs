@@ -1,5 +1,5 @@
-//! Samples of one process from the begin of a reading to closed: the rules of samples/pending.rs, applied in the order in which records
-//! and readings arrive.
+//! Samples of one process from the begin of a reading until they are closed. Applies the rules of samples/pending.rs in the order
+//! in which records and readings arrive.
 
 use crate::book::recent_past::BookChange;
 use crate::book::rounding::Rounding;
@@ -11,7 +11,7 @@ use crate::untrackable::event::Names;
 use gpumem_wire::{Absence, Body, Flags, MemoryKind, Record};
 
 impl Process {
-    /// A reading of the device begins.
+    /// Begins the sample of a reading of the device.
     pub fn begin_sample(&mut self, book: u8, number: u64, t0_ns: u64) {
         self.samples.drop_unended(book);
         self.close_oldest(book);
@@ -24,7 +24,7 @@ impl Process {
                 let partial = self.coverage.is_state_unknown();
                 pending.mark_past(past, self.stream.near_tag, partial);
             } else {
-                // Even if `tracked` is what it was: blocks come and go inside of it.
+                // Even if `tracked` is equal now: blocks may have changed within it.
                 let late = of.touched_ns > t0_ns;
                 self.mark(&mut pending, late);
             }
@@ -36,7 +36,7 @@ impl Process {
         self.samples.set_boundary(self.stream.has_watermarks);
     }
 
-    /// Makes room for one more reading: closes the oldest.
+    /// Closes the oldest sample of a book if there is no room for another one.
     fn close_oldest(&mut self, book: u8) {
         let Some(mut oldest) = self.samples.take_oldest(book) else { return };
         if !oldest.is_marked() {
@@ -58,7 +58,7 @@ impl Process {
         );
     }
 
-    /// NVML listed the process in that reading.
+    /// Takes the bytes that NVML listed for the process in a reading.
     pub fn sample_used(&mut self, book: u8, number: u64, t0_ns: u64, used: Result<u64, Absence>) {
         if !self.samples.has(book, number) {
             self.begin_sample(book, number, t0_ns);
@@ -69,7 +69,7 @@ impl Process {
         }
     }
 
-    /// The reading ended; its process lists may have `failed`.
+    /// Ends a reading; `failed`: its process lists failed.
     pub fn end_sample(&mut self, book: u8, number: u64, t1_ns: u64, failed: bool) {
         self.samples.end(book, number, t1_ns, failed);
         if !self.coverage.covered || self.ended.is_some() {
@@ -82,7 +82,7 @@ impl Process {
         }
     }
 
-    /// All records up to `done_ns` have been applied.
+    /// Notes that all records up to `done_ns` have been applied.
     pub fn advance(&mut self, done_ns: u64) {
         if done_ns != u64::MAX {
             self.stream.done_ns = self.stream.done_ns.max(done_ns);
@@ -102,14 +102,13 @@ impl Process {
         self.samples.set_boundary(self.stream.has_watermarks);
     }
 
-    /// Closes samples that ended up to `done_ns`: because all records until then are here, or (`stale`) because the agent was silent
-    /// for too long.
+    /// Closes samples that ended by `done_ns`: all records up to then are here or, if `stale`, the agent was silent for too long.
     pub fn close_where(&mut self, done_ns: u64, stale: bool) {
         let mut waiting = std::mem::take(&mut self.samples.pending);
         let mut at = 0;
         while let Some(pending) = waiting.get_mut(at) {
             let ends = pending.ends_by(done_ns);
-            // Without an agent a sample closes without its mark: there is no book to copy.
+            // Without an agent, a sample closes without a mark: there is no book to copy.
             let is_due = if ends { self.coverage.covered } else { !stale && pending.starts_by(done_ns) };
             if !pending.is_marked() && is_due {
                 self.mark(pending, false);
@@ -164,8 +163,8 @@ impl Process {
         self.accounts[usize::from(book)].peak_gap(&self.holdings.books()[usize::from(book)].peak)
     }
 
-    /// Returns when the call of a record was entered, and the bytes that it adds: of an allocation, or of a driver's pool that grows
-    /// (shrinks: negative). The record is not booked yet.
+    /// Returns when the call of a record was entered, and the bytes that it adds: the size of an allocation, or the growth of a
+    /// driver pool (negative if it shrinks). The record is not booked yet.
     #[inline]
     pub fn entered(&self, record: &Record<'_>) -> Option<(u64, i64)> {
         let stamp = &record.stamp;
@@ -192,7 +191,7 @@ impl Process {
         Some((stamp.time_ns.saturating_sub(took_ns), bytes))
     }
 
-    /// Adds what the record changed to the history of the books that it touched.
+    /// Adds the record's changes to the history of the books that it touched.
     pub fn record_history(&mut self, touched: u64, time_ns: u64, entered: Option<(u64, i64)>) {
         let mut rest = touched;
         while rest != 0 {
@@ -205,7 +204,7 @@ impl Process {
         }
     }
 
-    /// Begins to keep the history of books: from the beginning, if nothing has been booked so far.
+    /// Starts the history of all books: from the beginning of the process if nothing has been booked yet.
     pub fn start_history(&mut self) {
         if !std::mem::replace(&mut self.samples.keeps_history, true) {
             let is_new = self.coverage.events == 0 && self.stream.resync.is_none();
@@ -213,7 +212,7 @@ impl Process {
         }
     }
 
-    /// Forgets the history of all books: times before `now_ns` cannot be restored.
+    /// Clears the history of all books: times before `now_ns` can no longer be restored.
     pub fn restart_history(&mut self, now_ns: u64) {
         if self.samples.keeps_history {
             self.holdings.restart_history(now_ns);

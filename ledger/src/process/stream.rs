@@ -1,64 +1,65 @@
-//! The order of a process's records: which were applied, which are missing, and up to when all are here.
+//! Order of a process's records: which were applied, which are missing, and up to which time all have arrived.
 
 use gpumem_wire::{Body, ByeReason, Record, Stamp};
 
-/// Between ResyncBegin and ResyncEnd.
+/// State between ResyncBegin and ResyncEnd.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Resync {
-    /// Rows that were restated so far.
+    /// Number of rows restated so far.
     pub rows: u64,
-    /// Rows born after it are left to the ring.
+    /// Last record before the resync; younger rows arrive by the ring.
     pub after_seq: u64,
-    /// Nothing was lost, so the restated rows are known already, and better: they are those of no single moment. They are not booked,
-    /// so that a peak is taken that comes before the ring's head. Each new connection begins with such a resync.
+    /// Nothing was lost, so the restated rows are already booked, and more exactly: restated rows are a mix of several moments.
+    /// They are not booked again, so that peaks before the ring's head are recorded. Each new connection begins with such a
+    /// resync.
     pub confirms: bool,
 }
 
-/// Where an ordered record belongs.
+/// Position of an ordered record relative to those already applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// It was applied before.
+    /// The record was applied before.
     Duplicate,
-    /// It is the next one, after `missing` records that were lost.
+    /// The record is the next one, after `missing` lost records.
     Next { missing: u64 },
 }
 
-/// The records of a process, as an order.
+/// Order of the records of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Stream {
     /// Number of the latest ordered record.
     pub last_seq: u64,
-    /// Latest time of a record.
+    /// Latest time of an applied record.
     pub applied_ns: u64,
-    /// When the books are next searched for silences that are over.
+    /// Time of the next search for books that have been silent for long.
     pub look_ns: u64,
     /// All records up to this time have been applied.
     pub done_ns: u64,
     /// Tag of the latest ordered record.
     pub near_tag: u32,
-    /// The agent sends watermarks. Samples are then closed by them alone: times of records of several threads are
-    /// not quite in the order of their numbers.
+    /// The agent sends watermarks. Then only watermarks close samples, because the times of several threads' records are not
+    /// exactly in record order.
     pub has_watermarks: bool,
     /// Between ResyncBegin and ResyncEnd.
     pub resync: Option<Resync>,
-    /// End of the last resync that healed a loss: the state at any time before is not known.
+    /// End of the last resync that recovered from a loss: the state at earlier times is unknown.
     pub known_from_ns: u64,
-    /// A resync is under way or ended well, and nothing was lost since it began.
+    /// A resync is in progress or has completed, and nothing was lost since it began.
     pub healing: bool,
-    /// How many programs the process ran before the present one.
+    /// Number of programs that the process ran before the present one.
     pub programs_before: u16,
     /// Time of the last `Agent` record.
     pub state_ns: u64,
-    /// The agent has seen what the program does, at some time.
+    /// The agent has observed the program's calls at some time.
     pub is_watched_over: bool,
-    /// The agent said good-bye: no records follow until the next hello.
+    /// The agent has sent Bye: no records follow until the next Hello.
     pub silent: bool,
-    /// Time of that good-bye, and its reason.
+    /// Time and reason of that Bye.
     pub bye: Option<(u64, ByeReason)>,
 }
 
 impl Stream {
-    /// Where the ordered record with this number belongs.
+    /// Returns the position of the ordered record with this number.
     #[inline]
     pub fn order(&self, seq: u64) -> Order {
         match seq.checked_sub(self.last_seq) {
@@ -67,31 +68,31 @@ impl Stream {
         }
     }
 
-    /// How many records up to the one with this number have not come.
+    /// Returns the number of records before and including this number that have not arrived.
     pub fn missing_until(&self, seq: u64) -> u64 {
         seq.saturating_sub(self.last_seq)
     }
 
-    /// Time of what a record reports; the latest known time where it has none.
+    /// Returns the time of a record; the latest known time if it has none.
     #[inline]
     pub fn time_of(&self, stamp: &Stamp) -> u64 {
         if stamp.time_ns == 0 { self.applied_ns } else { stamp.time_ns }
     }
 
-    /// Whether a record moves the time of the stream. Records that the agent's sender makes have its time, and the ring may be behind
-    /// that: watermarks tell the ring's progress.
+    /// Whether a record advances the time of the stream. Records of the agent's sender carry the sender's time, which may be
+    /// ahead of the ring. With watermarks, such records do not count.
     #[inline]
     pub fn moves_time(&self, stamp: &Stamp) -> bool {
         stamp.time_ns > self.applied_ns && (stamp.seq != 0 || !self.has_watermarks)
     }
 
-    /// A resync is under way that changes rows.
+    /// Whether a resync is in progress that changes rows.
     #[inline]
     pub fn is_restating(&self) -> bool {
         self.resync.is_some_and(|resync| !resync.confirms)
     }
 
-    /// Counts a restated record, and returns whether it is to be booked.
+    /// Counts a restated record; returns whether it must be booked.
     pub fn takes_restated(&mut self, record: &Record<'_>) -> bool {
         let Some(resync) = &mut self.resync else { return true };
         let is_name = matches!(record.body, Body::Tag { .. } | Body::Module { .. } | Body::Stack { .. });
@@ -99,7 +100,7 @@ impl Stream {
         if resync.confirms && !is_name && !matches!(record.body, Body::Device { .. }) {
             return false;
         }
-        // Rows that were born while the table was read come by the ring, in their place.
+        // Rows created while the table was read arrive by the ring, in order.
         let is_pool = matches!(record.body, Body::PoolCreate { .. } | Body::PoolState { .. });
         record.stamp.seq <= resync.after_seq || is_pool
     }

@@ -1,4 +1,4 @@
-//! When the books of a process are sampled for points of growth.
+//! Decides when the books of a process are sampled for points of growth.
 
 use crate::book::Book;
 use crate::history::trend::{Growth, Trend, TrendView};
@@ -7,7 +7,7 @@ use crate::roles::iterations::IterationsView;
 use gpumem_wire::Stamp;
 
 impl Process {
-    /// A step begins: adds points of what the last step left.
+    /// Begins a step: adds points with the amounts that remain after the last step.
     pub fn begin_step(&mut self, number: u64, stamp: &Stamp) {
         let time_ns = stamp.time_ns;
         self.coverage.steps += 1;
@@ -20,7 +20,7 @@ impl Process {
         }
     }
 
-    /// Adds points for books whose windows are over.
+    /// Adds points for books whose windows have ended.
     pub fn note_ended_windows(&mut self) {
         if self.holdings.is_ordinal() {
             return; // times of a log are line numbers
@@ -34,14 +34,14 @@ impl Process {
         }
     }
 
-    /// Adds a point of a sample that had the book at its own time.
+    /// Adds a point from a sample that has the book at its own time.
     pub fn add_sample_to_trends(&mut self, book: u8, time_ns: u64, amounts: &[i64]) {
         if let Some((trend, book)) = self.trend(usize::from(book)) {
             trend.sample(time_ns, amounts, book);
         }
     }
 
-    /// Returns the trend of a book; `None` while the state is unknown, or the rows are those of no single moment.
+    /// Returns the trend of a book; `None` while the state is unknown or a resync mixes rows of several moments.
     fn trend(&mut self, book: usize) -> Option<(&mut Trend, &Book)> {
         let is_unknown = self.holdings.is_mixed() || self.coverage.is_state_unknown();
         if is_unknown {
@@ -53,7 +53,7 @@ impl Process {
         Some((&mut self.growth.trends[book], &self.holdings.books()[book]))
     }
 
-    /// Another program: the points of the last one are of no use.
+    /// Discards all points, because another program runs now.
     pub fn restart_trends(&mut self) {
         self.growth = Growth::default();
         self.accounts.iter_mut().for_each(|account| account.gaps = Default::default());
@@ -68,7 +68,7 @@ impl Process {
 }
 
 impl Process {
-    /// Returns what the iterations of an account held.
+    /// Returns the iterations of an account.
     pub fn iterations_view(&self, account: usize) -> Option<IterationsView> {
         self.holdings.iterations(account, self.stream.applied_ns)
     }

@@ -1,42 +1,42 @@
-//! What each iteration of a training run held, in a bounded table.
+//! Memory held in each iteration of a training run, in a bounded table.
 //!
-//! Roles are known at the edges of phases: forward's activations when backward begins, gradients when the optimizer begins. They are
-//! measured there, once per edge and not per event; temporary bytes come from `undecided`.
+//! Roles are known at phase boundaries: forward's activations when backward begins, gradients when the optimizer begins. They are
+//! measured there, once for each boundary and not for each event; temporary bytes come from `undecided`.
 
 use crate::book::Book;
 use crate::book::cells::{CellId, CellKey};
 use crate::roles::parameters::{Parameters, ParametersView};
 use gpumem_wire::Role;
 
-/// Iterations that are kept of each device; with more, neighbours are merged.
+/// Maximum number of rows for each device; with more iterations, neighbours are merged.
 pub use gpumem_model::iterations::{Level, MAX_ROWS as MAX_ITERATIONS};
 
-/// One iteration, or several neighbours that were merged.
+/// One iteration, or several merged neighbours.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Iteration {
-    /// The program's number of the epoch of the first one; 0 if it has none.
+    /// Epoch number of the first iteration, from the program; 0 if it reports none.
     pub epoch: u64,
-    /// The program's number of the first one, or a count from 0.
+    /// Step number of the first iteration, from the program, or counted from 0.
     pub first: u64,
-    /// The same of the last one.
+    /// Step number of the last iteration.
     pub last: u64,
     /// Number of iterations.
     pub count: u64,
-    /// Begin of the first one.
+    /// Begin of the first iteration.
     pub start_ns: u64,
-    /// End of the last one, or the latest known time of one under way.
+    /// End of the last iteration; for one in progress, the latest known time.
     pub end_ns: u64,
-    /// Records were lost in it.
+    /// Records were lost during the row.
     pub partial: bool,
-    /// Live driver allocations.
+    /// Bytes of live driver allocations.
     pub tracked: Level,
-    /// Bytes of framework pools' segments, and of driver pools' reservations.
+    /// Bytes of framework pools' segments and driver pools' reservations.
     pub pool_reserved: Level,
-    /// By [`Role`], without temporary bytes.
+    /// Amounts by [`Role`], without temporary bytes.
     pub roles: [Level; ROLES],
-    /// Bytes that backward allocated and freed.
+    /// Bytes that were allocated and freed within backward.
     pub intermediate: Level,
-    /// The same for other phases.
+    /// Bytes that were allocated and freed within other phases.
     pub temporaries: Level,
 }
 
@@ -63,9 +63,9 @@ impl Iteration {
 pub struct IterationsView {
     /// Finished iterations by time, without gaps.
     pub rows: Vec<Iteration>,
-    /// The iteration under way.
+    /// The iteration in progress.
     pub open: Option<Iteration>,
-    /// Parameters and gradients one by one.
+    /// Individual parameters and gradients.
     pub parameters: ParametersView,
 }
 
@@ -73,26 +73,26 @@ pub struct IterationsView {
 #[derive(Debug, Default)]
 pub(crate) struct Iterations {
     rows: Vec<Iteration>,
-    /// Iterations in a full row.
+    /// Number of iterations in a full row.
     stride: u64,
     open: Option<Iteration>,
-    /// Bytes of pools, now and at most in the open iteration.
+    /// Bytes of pools: at present, and the maximum in the open iteration.
     pool_reserved: Level,
     parameters: Parameters,
 }
 
 impl Iterations {
-    /// A pool reserves or returns memory.
+    /// Notes that a pool reserved memory, or returned it (negative).
     pub fn reserve(&mut self, delta: i64) {
         self.pool_reserved.set(self.pool_reserved.last_bytes.wrapping_add(delta));
     }
 
-    /// Whether there is an iteration under way.
+    /// Whether an iteration is in progress.
     pub fn is_open(&self) -> bool {
         self.open.is_some()
     }
 
-    /// Takes the amounts by role. Roles without a bit in `known` are those of undecided blocks right now.
+    /// Measures the amounts by role. Roles without a bit in `known` also contain undecided blocks now.
     pub fn measure(&mut self, book: &Book, keys: &[CellKey], known: u16) {
         let Some(open) = &mut self.open else { return };
         self.parameters.measure(book, keys);
@@ -101,8 +101,8 @@ impl Iterations {
         }
     }
 
-    /// So many bytes of a cell are no gradients: subtracts them if they were counted when gradients were highest. Negative: they are
-    /// gradients.
+    /// Notes that `mistaken` bytes of a cell are no gradients: subtracts them if they were counted at the maximum of the
+    /// gradients. Negative: the bytes are gradients.
     pub fn correct_gradients(&mut self, cell: CellId, mistaken: i64, book: &Book) {
         let Some(open) = &mut self.open else { return };
         if self.parameters.correct_gradients(cell, mistaken) {
@@ -111,14 +111,14 @@ impl Iterations {
         }
     }
 
-    /// A phase is over that had at most so many temporary bytes.
+    /// Ends a phase with a maximum of `bytes` temporary bytes.
     pub fn freed_in_phase(&mut self, bytes: i64, is_backward: bool) {
         let Some(open) = &mut self.open else { return };
         let level = if is_backward { &mut open.intermediate } else { &mut open.temporaries };
         level.reach(bytes);
     }
 
-    /// Records were lost.
+    /// Notes that records were lost in the open iteration.
     pub fn lose(&mut self) {
         self.open.iter_mut().for_each(|open| open.partial = true);
     }
@@ -142,7 +142,7 @@ impl Iterations {
         });
     }
 
-    /// Returns the number of the next iteration of a program that does not number them.
+    /// Returns the number of the next iteration, for a program that does not number them.
     pub fn next_number(&self, epoch: u64) -> u64 {
         let last = self.open.as_ref().or(self.rows.last()).filter(|last| last.epoch == epoch);
         last.map_or(0, |last| last.last.saturating_add(1))
@@ -165,7 +165,7 @@ impl Iterations {
             self.stride = self.stride.max(1).saturating_mul(2);
             self.merge(true);
             if self.rows.len() > MAX_ITERATIONS / 4 * 3 {
-                self.merge(false); // epochs that are shorter than a row
+                self.merge(false); // epochs shorter than a row
             }
         }
         self.rows.push(row);
@@ -184,16 +184,16 @@ impl Iterations {
         }
     }
 
-    /// Keeps only the iteration under way, and those that follow.
+    /// Removes all finished iterations.
     pub fn restart(&mut self, now_ns: u64) {
         self.parameters.restart(now_ns);
-        // Between two iterations without numbers, the last one determines the next one's number.
+        // If no iteration is in progress, the last one is kept: it determines the next number.
         let kept = usize::from(self.open.is_none());
         self.rows.drain(..self.rows.len().saturating_sub(kept));
         self.stride = 0;
     }
 
-    /// Another program begins: ends the last one's iteration.
+    /// Ends the open iteration, because another program begins.
     pub fn end(&mut self, time_ns: u64, book: &Book) {
         if let Some(open) = self.close(time_ns, book) {
             self.parameters.close(open.start_ns, book);

@@ -1,4 +1,4 @@
-//! Roles of blocks as data: blocks without a settled role, and what each iteration held by role.
+//! Data of roles: blocks without a settled role, and the memory held in each iteration by role.
 
 pub(crate) mod iterations;
 pub(crate) mod parameters;

@@ -1,9 +1,9 @@
-//! Parameters and gradients one by one, for each iteration: for tables with a column for each of them.
+//! Individual parameters and gradients in each iteration, for tables with a column for each.
 //!
-//! A model has hundreds, and from one iteration to the next few of them change, so only differences are kept. Parameters count as they
-//! are when an iteration ends. Gradients come and go, and may be named later (by a sweep over the program's objects): they count as
-//! they were when their sum was highest, at the latest of such moments. So the columns of an iteration add up to the parameters and
-//! gradients of its row.
+//! A model has hundreds of parameters, and few change from one iteration to the next, so only differences are kept. Parameters
+//! count with their size at the end of an iteration. Gradients are temporary and may be named late (by a sweep over the program's
+//! objects). They count with their size at the latest moment when their sum was highest. So the columns of an iteration add up to
+//! the parameters and gradients of its row.
 
 use crate::book::Book;
 use crate::book::cells::{CellId, CellKey};
@@ -11,35 +11,35 @@ use gpumem_wire::Role;
 use std::collections::VecDeque;
 use std::mem::size_of;
 
-/// Cells of parameters and gradients that are listed one by one, of each device.
+/// Maximum number of columns for each device.
 pub const MAX_COLUMNS: usize = 2048;
-/// Amounts that are kept of a device; the oldest iterations are dropped.
+/// Maximum number of amounts for each device; the oldest iterations are dropped.
 const MAX_AMOUNTS: usize = 16_384;
 
 /// Parameters and gradients of one device over its iterations.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ParametersView {
-    /// Cells of parameters and of gradients, by index of [`crate::ProcessView::cells`].
+    /// Cells of parameters and gradients, by index of [`crate::ProcessView::cells`].
     pub columns: Vec<u32>,
-    /// There were more columns.
+    /// Some columns are missing, because there were too many.
     pub is_cut: bool,
-    /// For each iteration that differs from the one before: its begin, and the bytes of the columns that changed (by index of
-    /// `columns`). The first entry has all columns that are not 0; iterations before it are not known.
+    /// Each iteration that differs from the one before: its begin, and the bytes of the columns that changed (by index of
+    /// `columns`). The first entry has all nonzero columns; earlier iterations are unknown.
     pub changes: Vec<(u64, Vec<(u32, i64)>)>,
 }
 
-/// Parameters and gradients, as they are kept.
+/// Parameters and gradients in internal form.
 #[derive(Debug, Default)]
 pub(crate) struct Parameters {
     columns: Vec<(CellId, bool)>,
-    /// Number of cells that were checked.
+    /// Number of cells checked so far.
     looked: usize,
     is_cut: bool,
-    /// By column, the gradients of the open iteration; and the book's `role_changes` when they were measured.
+    /// Gradients of the open iteration by column, and the book's `role_changes` when they were measured.
     gradients: Vec<i64>,
     most: i64,
     measured: u64,
-    /// By column, before the first of `changes`, and after the last.
+    /// Amounts by column before the first of `changes`, and after the last.
     base: Vec<i64>,
     last: Vec<i64>,
     changes: VecDeque<(u64, Vec<(u32, i64)>)>,
@@ -47,7 +47,7 @@ pub(crate) struct Parameters {
 }
 
 impl Parameters {
-    /// Takes the amounts of the book.
+    /// Measures the amounts of the book.
     pub fn measure(&mut self, book: &Book, keys: &[CellKey]) {
         for (cell, key) in (0..).zip(keys).skip(self.looked) {
             let is_gradient = key.role == Role::Gradient;
@@ -72,8 +72,8 @@ impl Parameters {
         }
     }
 
-    /// So many measured bytes of a cell are no gradients. Returns whether they were measured; for cells that are not listed one by one
-    /// that is not known.
+    /// Notes that `mistaken` measured bytes of a cell are no gradients. Returns whether they were measured; true for cells
+    /// without a column if columns are missing.
     pub fn correct_gradients(&mut self, cell: CellId, mistaken: i64) -> bool {
         let Some(column) = self.columns.iter().position(|(other, _)| *other == cell) else {
             return self.is_cut;
@@ -86,7 +86,7 @@ impl Parameters {
         true
     }
 
-    /// Ends the iteration that began then.
+    /// Ends the iteration that began at `start_ns`.
     pub fn close(&mut self, start_ns: u64, book: &Book) {
         self.last.resize(self.columns.len(), 0);
         self.gradients.resize(self.columns.len(), 0);
@@ -111,7 +111,7 @@ impl Parameters {
         }
     }
 
-    /// Drops the oldest entry; its amounts are the base of the next one.
+    /// Drops the oldest entry; its amounts become the base of the next one.
     fn forget_first(&mut self) {
         let Some((_, amounts)) = self.changes.pop_front() else { return };
         self.amounts -= amounts.len();
@@ -121,7 +121,7 @@ impl Parameters {
         }
     }
 
-    /// Keeps only the final amounts of the past.
+    /// Removes all changes except their final amounts.
     pub fn restart(&mut self, now_ns: u64) {
         while !self.changes.is_empty() {
             self.forget_first();

@@ -1,14 +1,14 @@
-//! State of the phases of a process, and of the roles of one device's blocks.
+//! State of a process's phases, and of the roles of one device's blocks.
 
 use crate::roles::iterations::Iterations;
 use crate::roles::undecided::{List, UndecidedBlocks};
 use gpumem_wire::{Phase, Role};
 
-/// Sizes of workspaces as PyTorch configures them: cuBLAS on Hopper and later `:4096:8`, on others `:4096:2:16:8`; cuBLASLt, whose own
-/// workspaces stay in PyTorch 2.9 to 2.11.
+/// Workspace sizes as PyTorch configures them: cuBLAS on Hopper and later `:4096:8`, on others `:4096:2:16:8`; cuBLASLt, whose
+/// separate workspaces stay in PyTorch 2.9 to 2.11.
 pub(crate) const WORKSPACE_BYTES: [u64; 3] = [33_554_432, 8_519_680, 1_048_576];
 
-/// Threads of each kind that are kept, for each device.
+/// Maximum number of threads of each kind that are kept, for each device.
 const THREADS: usize = 8;
 
 /// Roles of one device's blocks.
@@ -16,28 +16,28 @@ const THREADS: usize = 8;
 pub(crate) struct Roles {
     pub young: UndecidedBlocks,
     pub iterations: Iterations,
-    /// The phase that blocks are born in; `Unknown` between phases.
+    /// The phase in which blocks are allocated; `Unknown` between phases.
     pub now: Phase,
-    /// Seq of the record that began it.
+    /// Number of the record that began the phase.
     pub since_seq: u64,
-    /// A backward pass or an optimizer was seen.
+    /// A backward pass or an optimizer step was seen.
     pub is_trained: bool,
-    /// Optimizer steps that are over.
+    /// Number of completed optimizer steps.
     pub optimized: u64,
-    /// There was forward work since the last optimizer step (or since the last step, if the program reports steps).
+    /// Forward work was seen since the last optimizer step (since the last step, if the program reports steps).
     pub has_worked: bool,
-    /// An optimizer step is over, and no forward pass has begun since.
+    /// An optimizer step has completed, and no forward pass has begun since.
     pub is_iterated: bool,
-    /// Threads that run forward passes, and those that run backward passes. One can be both.
+    /// Threads that run forward passes, and threads that run backward passes. A thread can be in both.
     pub forward_threads: Threads,
     pub backward_threads: Threads,
-    /// By workspace size: parameters of this size exist; there were more blocks of this size than there can be workspaces.
+    /// By workspace size: a parameter of this size exists; more blocks of this size existed than there can be workspaces.
     pub parameters: [bool; WORKSPACE_BYTES.len()],
     pub ambiguous: [bool; WORKSPACE_BYTES.len()],
     pub knows_parameters: bool,
 }
 
-/// A ring, and the index of its next entry.
+/// Ring buffer, and the index of its next entry.
 #[derive(Debug, Default)]
 pub(crate) struct Threads([u32; THREADS], usize);
 
@@ -55,7 +55,7 @@ impl Threads {
 }
 
 impl Roles {
-    /// Whether a thread is known to work in backward only.
+    /// Whether a thread has only been seen in backward.
     pub fn is_backward_thread(&self, thread: u32) -> bool {
         self.backward_threads.has(thread) && !self.forward_threads.has(thread)
     }
@@ -65,7 +65,7 @@ impl Roles {
         !self.knows_parameters || self.parameters[size]
     }
 
-    /// Returns the role of most blocks that are born in a list.
+    /// Returns the most frequent role of blocks in a list.
     pub fn likely(&self, list: List) -> Role {
         match list {
             List::Forward if self.is_trained => Role::Activation,
@@ -82,13 +82,13 @@ impl Roles {
 pub(crate) enum End {
     /// Its owner frees it.
     Freed,
-    /// Its owner frees it, and a stream still uses it.
+    /// Its owner frees it, but a stream still uses it.
     LetGo,
-    /// It goes with something else.
+    /// It is removed together with something else.
     Taken,
 }
 
-/// A block that only a resync brought.
+/// A block that was unknown until a resync restated it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RestatedBlock {
     pub seq: u64,
@@ -97,20 +97,20 @@ pub(crate) struct RestatedBlock {
     pub address: u64,
 }
 
-/// What a process reports of its phases, on all devices.
+/// Phases that a process reports, on all devices.
 #[derive(Debug, Default)]
 pub(crate) struct PhaseReports {
-    /// The last `PhaseBegin`.
+    /// Phase of the last `PhaseBegin`.
     pub said: Phase,
     /// Blocks are stamped with phases.
     pub stamped: bool,
     /// The program reports its steps.
     pub stepped: bool,
-    /// The program's number of its epoch; 0 if it has none.
+    /// The program's epoch number; 0 if it reports none.
     pub epoch: u64,
-    /// Blocks without a phase have to be checked.
+    /// Blocks without a phase must be checked.
     pub checks_unstamped: bool,
-    /// Births are replayed after a resync: see [`crate::rules::holdings::Holdings::replay`].
+    /// Allocations are being replayed after a resync: see [`crate::rules::holdings::Holdings::replay`].
     pub replays: bool,
 }
 
@@ -118,7 +118,7 @@ pub(crate) fn workspace_index(bytes: u64) -> Option<usize> {
     WORKSPACE_BYTES.iter().position(|&size| size == bytes)
 }
 
-/// Returns the list of blocks that are born in a phase.
+/// Returns the list for blocks allocated in a phase.
 pub(crate) fn list_of(phase: Phase) -> Option<List> {
     match phase {
         Phase::Forward => Some(List::Forward),

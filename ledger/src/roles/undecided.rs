@@ -1,29 +1,29 @@
-//! Blocks without a settled role, in lists by the phase they were born in. The lists are a slab of doubly linked entries: a block that
-//! is freed leaves in constant time, and settling a list visits live blocks only.
+//! Blocks without a settled role, in lists by the phase in which they were allocated. The lists are a slab of doubly linked
+//! entries: a freed block leaves in constant time, and settling a list visits only live blocks.
 //!
-//! **Temporary bytes of a phase, exactly.** At its end the blocks of a phase are of two kinds: those that outlive it, and those that
-//! were freed. The highest sum of the second kind is wanted, but during the phase the kind of a block is not known. So each entry keeps
-//! the highest sum of the list from its birth until the birth of the next entry, and hands it to the entry before it when it leaves. At
-//! the end only blocks that outlive the phase are left. At each of their entries the sum kept, minus the blocks born so far that are
-//! left, is temporary.
+//! **Exact temporary bytes of a phase.** When a phase ends, its blocks are of two kinds: those that outlive it, and those that
+//! were freed. The maximum sum of the freed ones is needed, but during the phase the kind of a block is unknown. So each entry
+//! keeps the maximum sum of the list from its allocation until that of the next entry. When an entry leaves, it passes its
+//! maximum to the previous entry. At the end only blocks that outlive the phase are left. At each remaining entry, the kept
+//! maximum minus the remaining blocks allocated up to then is temporary.
 
 use gpumem_wire::Role;
 
-/// In a block's row: it is not followed.
+/// Marks the row of a block that is not followed.
 pub(crate) const NOT_FOLLOWED: u32 = u32::MAX;
 const NONE: u32 = u32::MAX;
-/// Blocks that are followed per device (40 bytes each); the role of more stays unknown.
+/// Maximum number of followed blocks for each device (40 bytes each); the role of further ones stays unknown.
 const MAX_ENTRIES: usize = 262_144;
 
-/// Why a block is followed.
+/// List of a followed block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum List {
-    /// Born in this phase, which is not over.
+    /// Allocated in this phase, which is in progress.
     Forward,
     Backward,
     Optimizer,
     Evaluation,
-    /// Born between phases, before a forward pass.
+    /// Allocated between phases, before a forward pass.
     Between,
     /// Settled, but may turn out to outlive whole steps.
     Kept,
@@ -37,18 +37,18 @@ const LISTS: usize = 7;
 pub(crate) struct Entry {
     pub address: u64,
     pub bytes: u64,
-    /// Highest sum of its list between its birth and that of the next entry.
+    /// Maximum sum of its list from its allocation until that of the next entry.
     high: i64,
-    /// Index of its pool.
+    /// Index of the pool.
     pub pool: u32,
     next: u32,
     before: u32,
     pub list: List,
-    /// The list that it joined first.
+    /// The first list of the block.
     pub born: List,
-    /// The role that it got then.
+    /// The preliminary role that it got there.
     pub guess: Role,
-    /// Steps that it has outlived since its role was settled.
+    /// Number of steps that it has outlived since its role was settled.
     pub age: u8,
 }
 
@@ -56,9 +56,9 @@ pub(crate) struct Entry {
 struct Chain {
     first: u32,
     last: u32,
-    /// Sum of its entries.
+    /// Sum of the entries.
     bytes: i64,
-    /// Highest sum before the first entry that is left.
+    /// Maximum sum before the first remaining entry.
     high: i64,
 }
 
@@ -67,7 +67,7 @@ const EMPTY: Chain = Chain { first: NONE, last: NONE, bytes: 0, high: 0 };
 #[derive(Debug)]
 pub(crate) struct UndecidedBlocks {
     entries: Vec<Entry>,
-    /// First vacant entry; they are linked by `next`.
+    /// First vacant entry; vacant entries are linked by `next`.
     vacant: u32,
     chains: [Chain; LISTS],
 }
@@ -79,12 +79,12 @@ impl Default for UndecidedBlocks {
 }
 
 impl UndecidedBlocks {
-    /// Estimate of its memory.
+    /// Returns the estimated memory.
     pub fn bytes(&self) -> usize {
         self.entries.capacity() * std::mem::size_of::<Entry>()
     }
 
-    /// Adds a block to a list as the youngest. Returns its index, or [`NOT_FOLLOWED`].
+    /// Adds a block to a list as the youngest. Returns its index, or [`NOT_FOLLOWED`] if there is no room.
     #[inline]
     pub fn join(&mut self, list: List, guess: Role, (pool, address): (u32, u64), bytes: u64) -> u32 {
         let (high, next, before, born, age) = (0, NONE, NONE, list, 0);
@@ -177,14 +177,14 @@ impl UndecidedBlocks {
         }
     }
 
-    /// The block has outlived one more step; returns how many.
+    /// Counts one more step that the block has outlived; returns the total.
     pub fn grow_older(&mut self, at: u32) -> u8 {
         let entry = &mut self.entries[at as usize];
         entry.age = entry.age.saturating_add(1);
         entry.age
     }
 
-    /// The oldest entry of a list; the order is that of joining.
+    /// Returns the oldest entry of a list; lists are in the order of joining.
     pub fn first(&self, list: List) -> Option<(u32, Entry)> {
         self.at(self.chains[list as usize].first)
     }
@@ -201,12 +201,12 @@ impl UndecidedBlocks {
         self.chains[list as usize].first == NONE
     }
 
-    /// All entries of a list.
+    /// Returns all entries of a list.
     pub fn of(&self, list: List) -> impl Iterator<Item = (u32, Entry)> {
         std::iter::successors(self.first(list), |(_, entry)| self.next(entry))
     }
 
-    /// A list's phase is over, and its blocks outlive that: returns the highest sum of its temporary blocks.
+    /// Returns the maximum sum of a list's temporary blocks, at the end of its phase, when only blocks that outlive it are left.
     pub fn temporary(&self, list: List) -> i64 {
         let (mut most, mut kept) = (self.chains[list as usize].high, 0_i64);
         for (_, entry) in self.of(list) {
@@ -216,7 +216,7 @@ impl UndecidedBlocks {
         most
     }
 
-    /// All of a list was settled: later blocks belong to another phase.
+    /// Restarts the maximum of a list whose blocks were settled: later blocks belong to another phase.
     pub fn restart_list(&mut self, list: List) {
         self.chains[list as usize].high = self.chains[list as usize].bytes;
     }
@@ -226,7 +226,7 @@ impl UndecidedBlocks {
 mod tests {
     use super::*;
 
-    /// Births and deaths in any order: the highest sum of what dies, told without knowing what will.
+    /// Allocations and frees in any order: compares with the maximum computed from known lifetimes.
     #[test]
     fn temporaries_are_told_exactly_at_the_end() {
         let mut state = 7u64;
@@ -236,7 +236,7 @@ mod tests {
         };
         for _ in 0..500 {
             let mut young = UndecidedBlocks::default();
-            // (place, bytes, birth, death)
+            // (index, bytes, time of allocation, time of free)
             let mut blocks: Vec<(u32, u64, usize, Option<usize>)> = Vec::new();
             let steps = next(60) as usize + 1;
             for step in 0..steps {

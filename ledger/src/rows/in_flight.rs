@@ -1,16 +1,16 @@
 //! Frees, unmaps and releases that were entered and have not returned.
 //!
-//! Nearly always the next record of a thread is the end of its call, so the latest call lies beside the map: a free that nothing
-//! overtakes needs no hashing.
+//! Nearly always, the next record of a thread is the end of its call. Therefore the latest call is kept outside the map: if no
+//! other call comes in between, its end needs no hashing.
 //!
-//! A resync asks for each restated row whether a call has it in flight. A process may have thousands of calls in flight, and one unmap
-//! may hold as many mappings as there are rows. So from the first such question until the resync is over, calls are found by the births
-//! of their rows.
+//! During a resync, the ledger checks for each restated row whether a call has it in flight. A process may have thousands of
+//! calls in flight, and one unmap may hold as many mappings as there are rows. So from the first such query until the end of the
+//! resync, an index finds calls by the birth numbers of their rows.
 
 use crate::Map;
 use crate::rows::row::{BackingId, Mapping, Row};
 
-/// Rows that a call has taken apart; its end frees them or restores them.
+/// Rows that a call has removed; its end frees or restores them.
 #[derive(Debug)]
 pub(crate) enum InFlight {
     Allocation {
@@ -24,17 +24,17 @@ pub(crate) enum InFlight {
     Unmap {
         mappings: Vec<(u64, Mapping)>,
     },
-    /// NULL, an unknown address, or memory that was taken otherwise: the end has nothing to do.
+    /// NULL, an unknown address, or memory that was removed otherwise: the end has no effect.
     Nothing,
 }
 
 impl InFlight {
-    /// Mappings of an unmap, by address.
+    /// Returns the mappings of an unmap, by address.
     fn mappings(&self) -> &[(u64, Mapping)] {
         if let InFlight::Unmap { mappings } = self { mappings } else { &[] }
     }
 
-    /// Births of all rows that it holds.
+    /// Returns the birth numbers of all rows that it holds.
     fn births(&self) -> impl Iterator<Item = u64> {
         let row = if let InFlight::Allocation { row, .. } = self { Some(row.seq) } else { None };
         row.into_iter().chain(self.mappings().iter().map(|(_, mapping)| mapping.seq))
@@ -54,15 +54,15 @@ impl InFlight {
     }
 }
 
-/// Calls in flight, by the seq of the record that began them.
+/// Calls in flight, by the number of the record that began them.
 #[derive(Debug, Default)]
 pub(crate) struct InFlights {
     latest: Option<(u64, InFlight)>,
     others: Map<u64, InFlight>,
-    /// By birth, the call in `others` that holds the row. Made at the first question, dropped by `forget_births`. Only a wrong report
-    /// has two rows of one birth: then the later call counts.
+    /// Index of `others` by birth number of their rows. Built at the first query, dropped by `forget_births`. Only wrong reports
+    /// contain two rows with one birth number; then the later call counts.
     born: Option<Map<u64, u64>>,
-    /// Mappings of all calls.
+    /// Number of mappings in all calls.
     mappings: usize,
 }
 
@@ -88,7 +88,7 @@ impl InFlights {
                 if let (Some(born), Some(what)) = (&mut self.born, &what) {
                     for birth in what.births() {
                         if born.get(&birth) == Some(&seq) {
-                            born.remove(&birth); // else another call has it
+                            born.remove(&birth); // otherwise another call has it
                         }
                     }
                 }
@@ -99,12 +99,12 @@ impl InFlights {
         what
     }
 
-    /// Number of calls.
+    /// Returns the number of calls.
     pub fn len(&self) -> usize {
         usize::from(self.latest.is_some()) + self.others.len()
     }
 
-    /// Estimate of its memory.
+    /// Returns the estimated memory.
     pub fn bytes(&self) -> usize {
         let born = self.born.as_ref().map_or(0, Map::capacity);
         self.others.capacity() * size_of::<(u64, InFlight)>()
@@ -121,7 +121,7 @@ impl InFlights {
         self.iter().map(|(_, what)| what)
     }
 
-    /// The allocation born as `birth`, if a free of it is in flight.
+    /// Returns the allocation born as `birth` if its free is in flight.
     pub fn row_mut(&mut self, birth: u64) -> Option<&mut Row> {
         let latest = self.latest.as_mut().and_then(|(_, what)| what.row_mut(birth));
         if latest.is_some() {
@@ -131,7 +131,7 @@ impl InFlights {
         }
     }
 
-    /// The mapping at `address` born as `birth`, if an unmap of it is in flight.
+    /// Returns the mapping at `address` born as `birth` if its unmap is in flight.
     pub fn mapping_mut(&mut self, address: u64, birth: u64) -> Option<&mut Mapping> {
         let latest = self.latest.as_mut().and_then(|(_, what)| what.mapping_mut(address, birth));
         if latest.is_some() {
@@ -141,12 +141,12 @@ impl InFlights {
         }
     }
 
-    /// Drops the index by birth: there will be no questions for a while.
+    /// Drops the index by birth number, because no queries are expected for a while.
     pub fn forget_births(&mut self) {
         self.born = None;
     }
 
-    /// Seqs of the wanted calls, in order.
+    /// Returns the numbers of the selected calls, sorted.
     pub fn begun(&self, wanted: impl Fn(&InFlight) -> bool) -> Vec<u64> {
         let mut begun: Vec<u64> = self.iter().filter(|(_, what)| wanted(what)).map(|(seq, _)| seq).collect();
         begun.sort_unstable();
@@ -161,7 +161,7 @@ fn note(born: &mut Map<u64, u64>, seq: u64, what: &InFlight) {
     }
 }
 
-/// Of the calls that are not the latest, returns the one that holds the row of this birth.
+/// Returns the call that holds the row with this birth number, among all but the latest call.
 fn other_with<'a>(
     others: &'a mut Map<u64, InFlight>,
     born: &mut Option<Map<u64, u64>>,

@@ -1,12 +1,13 @@
-//! Residues of a book's peak: rows that are gone, were live at the peak, and may still get a role or another name.
+//! Residues of a book's peak: rows that were removed since the peak, were live at it, and may still get a role or another name.
 //!
-//! Every free of such a row writes here, and only a late `Retag` reads. So rows are appended to a log, which is indexed at the first
-//! question. A map that is kept all the time costs each free two more cache misses, 15 % of the time at 1 million live rows.
+//! Every free of such a row is recorded here, but only a late `Retag` reads the records. So rows are appended to a log, which is
+//! indexed at the first query. A permanent map would cost each free two more cache misses: 15 % of the time at 1 million live
+//! rows.
 
 use crate::Map;
 use crate::book::cells::CellId;
 
-/// Rows that are kept; further rows keep the role that they had when they went.
+/// Maximum number of kept rows; further rows keep the role that they had when they were removed.
 const MAX_RESIDUES: usize = 262_144;
 
 #[derive(Debug, Clone, Copy)]
@@ -15,11 +16,11 @@ pub(crate) struct PeakResidue {
     pub cell: CellId,
 }
 
-/// Residues by the seq of their birth.
+/// Residues by birth number.
 #[derive(Debug, Default)]
 pub(crate) struct PeakResidues {
     log: Vec<(u64, PeakResidue)>,
-    /// Index in the log by seq, of the first `indexed` entries.
+    /// Index in the log by birth number, for the first `indexed` entries.
     places: Map<u64, usize>,
     indexed: usize,
 }
@@ -41,12 +42,12 @@ impl PeakResidues {
         self.places.get(&seq).map(|&place| &mut self.log[place].1)
     }
 
-    /// Estimate of its memory.
+    /// Returns the estimated memory.
     pub fn bytes(&self) -> usize {
         self.log.capacity() * std::mem::size_of::<(u64, PeakResidue)>() + self.places.capacity() * 18
     }
 
-    /// There is a new peak, and these rows are not in it.
+    /// Clears all residues after a new peak, which does not include them.
     #[inline]
     pub fn forget(&mut self) {
         if !self.log.is_empty() {

@@ -9,26 +9,27 @@ use std::collections::BTreeMap;
 
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
-    /// The owner's number.
+    /// The owner's id of the pool.
     pub id: u64,
     pub owner: PoolOwner,
     pub parent: Option<u32>,
     pub book: u8,
     /// Tag that names it.
     pub name: u32,
-    /// Cell of its idle bytes: a cell of its own if it was named before it had segments or blocks.
+    /// Cell of its idle bytes: a separate one if the pool was named before it had segments or blocks.
     pub idle: CellId,
-    /// Tag in the cells of its blocks: its name, if `idle` is its own.
+    /// Tag in the cells of its blocks: its name, if `idle` is a separate cell.
     pub cell_name: u32,
-    /// Reports no blocks.
+    /// The pool reports no blocks.
     pub opaque: bool,
     pub gone: bool,
     pub generation: u8,
     /// Driver pools: reserved bytes as last polled.
     pub polled: u64,
-    /// Driver pools: reserved bytes that are booked. Framework pools: reserved bytes as its owner last reported them.
+    /// Driver pools: reserved bytes that are booked. Framework pools: reserved bytes as last reported by the owner.
     pub reserved: u64,
-    /// Driver pools: bytes of live allocations; of graphs, as last polled. Framework pools: used bytes as its owner last reported them.
+    /// Driver pools: bytes of live allocations; for graphs, as last polled. Framework pools: used bytes as last reported by the
+    /// owner.
     pub used: u64,
     pub segments: BTreeMap<u64, Segment>,
     pub segment_bytes: u64,
@@ -36,15 +37,15 @@ pub(crate) struct Pool {
     pub backed_bytes: u64,
     pub blocks: Map<u64, Row>,
     pub block_bytes: u64,
-    /// Of those, freed by their owner and waiting for a stream.
+    /// Block bytes that the owner has freed and that wait for a stream.
     pub pending_bytes: u64,
-    /// Blocks that are not booked, because their segments are not wholly booked.
+    /// Number of blocks that are not booked, because their segments are not wholly booked.
     pub unbooked_blocks: u32,
-    /// The owner's total and ours, when it last asked for a comparison.
+    /// The owner's total and ours at the last comparison.
     pub check: Option<(u64, u64)>,
-    /// Framework pools: reserved and used bytes, as the owner last reported them.
+    /// Framework pools: reserved and used bytes as last reported by the owner.
     pub said: Option<(u64, u64)>,
-    /// Other pools take segments out of its blocks, so `large_blocks` is kept.
+    /// Other pools take segments from its blocks, so `large_blocks` is maintained.
     pub has_children: bool,
     pub large_blocks: BTreeMap<u64, u64>,
 }
@@ -54,7 +55,7 @@ impl Pool {
         if self.opaque { OPAQUE } else { self.idle }
     }
 
-    /// Destroyed, and nothing of it is left. A driver pool waits for its last allocation.
+    /// Whether the pool was destroyed and is empty. A driver pool waits for its last allocation to be freed.
     pub fn is_over(&self) -> bool {
         self.gone && (self.is_framework() || self.used == 0)
     }
@@ -78,7 +79,7 @@ pub(crate) type SegmentKey = (u32, u64);
 #[derive(Debug)]
 pub(crate) struct Segment {
     pub bytes: u64,
-    /// Bytes of it that are booked.
+    /// Bytes of the segment that are booked.
     pub backed: u64,
     pub parts: Vec<(Extent, u64)>,
     pub seq: u64,
@@ -86,19 +87,20 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Its memory was mapped there, piece by piece: it can grow.
+    /// Whether its memory was mapped piece by piece (VMM), so that it can grow.
     pub fn is_mapped(&self) -> bool {
         self.parts.iter().any(|(extent, _)| matches!(extent, Extent::Backing(_)))
     }
 }
 
-/// What segments took from an extent: the other side of `Segment::parts`. Made with the first segment, dropped with the extent.
+/// Bytes that segments took from an extent: the other side of `Segment::parts`. Created with the first segment, dropped with the
+/// extent.
 #[derive(Debug)]
 pub(crate) struct Carved {
     pub parts: Vec<(SegmentKey, u64)>,
     /// Highest sum of `parts` so far.
     pub most: u64,
-    /// Their sum at the peak, if `epoch` is the peak's; kept as a book keeps its cells.
+    /// Sum of `parts` at the peak, if `epoch` is the peak's; copied on write like the cells of a book.
     pub at_peak: u64,
     pub epoch: u32,
 }
@@ -108,7 +110,7 @@ impl Carved {
         self.parts.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Bytes that segments had and gave back.
+    /// Returns the bytes that segments took and gave back.
     pub fn let_go(&self) -> i64 {
         self.most.saturating_sub(self.total()) as i64
     }
@@ -117,22 +119,22 @@ impl Carved {
         if self.epoch == book.peak.epoch { self.at_peak } else { self.total() }
     }
 
-    /// Keeps the sum at the peak; called before `parts` change.
+    /// Keeps the sum at the peak; must be called before `parts` changes.
     pub fn keep(&mut self, book: &Book) {
         (self.at_peak, self.epoch) = (self.at_peak(book), book.peak.epoch);
     }
 }
 
-/// Bytes of segments that no block covers.
+/// Bytes of segments not covered by a block.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Idle {
-    /// All of them.
+    /// Total idle bytes.
     pub bytes: u64,
-    /// Gaps between blocks; each lies in one segment.
+    /// Number of gaps between blocks; each lies in one segment.
     pub pieces: u64,
-    /// Bytes of the largest gap.
+    /// Size of the largest gap.
     pub largest_bytes: u64,
-    /// A segment is mapped (VMM): it can grow, as PyTorch's expandable segments do.
+    /// Some segment is mapped (VMM) and can grow, like PyTorch's expandable segments.
     pub is_expandable: bool,
 }
 

@@ -1,26 +1,26 @@
-//! Rows of live memory, and which amount counts them.
+//! Rows of live memory, and the amounts that count them.
 
 use crate::book::cells::CellId;
 use gpumem_model::run::Beside;
 use gpumem_wire::MemoryKind;
 
-/// Largest believable allocation (256 TiB): a peer that reports more is wrong, and no sum of believable rows can overflow.
+/// Maximum accepted allocation (256 TiB): a peer that reports more is wrong, and no sum of accepted rows can overflow.
 pub(crate) const MAX_BYTES: u64 = 1 << 48;
 
-/// Allocations of at least this size can be found by an address inside them (segments of pools that
-/// take a part of an allocation); smaller ones only by their first byte.
+/// Minimum size of allocations that can be found by an address inside them (for segments in a part of an allocation). Smaller
+/// ones are found only by their first byte.
 pub(crate) const LARGE_BYTES: u64 = 1 << 20;
 
 /// Live memory of one allocation or block. 32 bytes: a process may have millions.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Row {
-    /// Seq of the record that made it; what `Retag` names.
+    /// Number of the record that created it (its birth number); `Retag` refers to it.
     pub seq: u64,
     pub bytes: u64,
     pub cell: CellId,
     /// See [`Book::next_epoch`].
     pub first_epoch: u32,
-    /// Context of a direct allocation; pool index of a stream-ordered one; of a block its entry in
+    /// Direct allocation: its context. Stream-ordered one: its pool index. Block: its entry in
     /// [`crate::roles::undecided::UndecidedBlocks`].
     pub owner: u32,
     pub kind: MemoryKind,
@@ -31,15 +31,15 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// The row explains memory that is not booked here.
+    /// The row describes memory that is not booked here.
     pub const UNBOOKED: u8 = 1;
-    /// Freed by its owner, a stream may still use it.
+    /// Freed by its owner, but a stream may still use it.
     pub const PENDING: u8 = 2;
-    /// The allocation is a segment of a framework pool by birth, and ends with it.
+    /// The allocation was made as a segment of a framework pool, and ends together with that segment.
     pub const SEGMENT: u8 = 4;
     /// Its role was reported.
     pub const EXACT: u8 = 8;
-    /// Its role was reported by the record of its birth: no later record takes it back.
+    /// Its role was reported by its first record: no later record revokes it.
     pub const BORN_EXACT: u8 = 16;
 
     pub fn is(&self, flag: u8) -> bool {
@@ -47,14 +47,14 @@ impl Row {
     }
 }
 
-/// The seq of the record that made the backing: unique while the process lives.
+/// Number of the record that created the backing: unique within the process.
 pub(crate) type BackingId = u64;
 
 /// A piece of booked memory that a segment can lie in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Extent {
-    /// Driver allocation at address `.0`, born as seq `.1`: while its free is in flight another one may
-    /// have the address.
+    /// Driver allocation at address `.0`, born as `.1`. The number is needed because another allocation may get the address while
+    /// a free is in flight.
     Allocation(u64, u64),
     Backing(BackingId),
     /// Block of pool `.0` at address `.1`.
@@ -67,19 +67,19 @@ pub(crate) struct Backing {
     pub row: Row,
     /// The handle's number, for failed releases.
     pub handle: u64,
-    /// Create or import, plus retains, minus releases that were entered.
+    /// References: created or imported, plus retains, minus entered releases.
     pub references: u32,
     /// Mappings, minus those whose unmap was entered.
     pub mappings: u32,
     /// Releases and unmaps in flight: they still hold the backing, and may fail.
     pub in_flight: u32,
-    /// Only calls in flight hold it: its bytes are counted in `in_flight_bytes`.
+    /// Only calls in flight hold the backing: its bytes are counted in `in_flight_bytes`.
     pub leaving: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Mapping {
-    /// Seq of the record that made it.
+    /// Number of the record that created it.
     pub seq: u64,
     pub bytes: u64,
     pub backing: BackingId,
@@ -92,7 +92,7 @@ pub(crate) fn is_charged(kind: MemoryKind) -> bool {
     !matches!(kind, Managed | Pinned | Registered | Imported | HostVmm)
 }
 
-/// Returns the amount that counts memory of a kind that NVML does not charge to the process; `None` for kinds that it charges.
+/// Returns the amount that counts memory of a kind that NVML does not charge to the process; `None` for charged kinds.
 pub(crate) fn side_bytes(beside: &mut Beside, kind: MemoryKind) -> Option<&mut i64> {
     match kind {
         MemoryKind::Managed => Some(&mut beside.managed_bytes),
@@ -104,29 +104,29 @@ pub(crate) fn side_bytes(beside: &mut Beside, kind: MemoryKind) -> Option<&mut i
     }
 }
 
-/// Counts of records that did not fit what was known. A covered process without losses has none.
+/// Counts of records that contradicted the known state. A covered process without losses has none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AnomalyCounts {
     /// Frees of addresses that were not live.
     pub unknown_frees: u64,
-    /// Ends of frees that never began.
+    /// Ends of frees that had not begun.
     pub unknown_ends: u64,
     /// Allocations at addresses that were live.
     pub replaced: u64,
-    /// Handles, pools or segments that were not known.
+    /// Unknown handles, pools or segments.
     pub unknown_handles: u64,
-    /// Sizes that no machine has.
+    /// Impossible sizes.
     pub impossible: u64,
-    /// Ordered records that came twice.
+    /// Ordered records that arrived twice.
     pub duplicates: u64,
-    /// Bookings that found the table of cells full.
+    /// Bookings for which the table of cells was full.
     pub overflowed: u64,
-    /// Device slots beyond the devices that a process may have: their bytes are in one sum.
+    /// Device slots beyond the maximum for a process: their bytes are in one sum.
     pub devices_beyond: u64,
 }
 
 impl AnomalyCounts {
-    /// Takes back what was counted since `before`, except what no loss explains.
+    /// Resets the counts to `before`, except those that no loss can explain.
     pub(crate) fn forgive_since(&mut self, before: AnomalyCounts) {
         let AnomalyCounts { impossible, devices_beyond, .. } = *self;
         *self = AnomalyCounts { impossible, devices_beyond, ..before };

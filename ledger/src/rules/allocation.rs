@@ -1,4 +1,4 @@
-//! Booking rules of allocations with an address, and of events that take many allocations at once.
+//! Booking rules for allocations with an address, and for events that remove many allocations at once.
 
 use crate::book::cells::IDLE;
 use crate::rows::in_flight::InFlight;
@@ -7,12 +7,12 @@ use crate::rules::holdings::Holdings;
 use gpumem_model::run::Class;
 use gpumem_wire::{DestroyScope, Flags, MemoryKind, Phase, PoolOwner, Role, Stamp};
 
-/// CUDA_ERROR_DEINITIALIZED: the process exits and the driver is gone with all memory; not a free
-/// that failed.
+/// CUDA_ERROR_DEINITIALIZED: the process exits, and the driver has shut down and freed all memory. Does not mean that the free
+/// failed.
 pub(crate) const DEINITIALIZED: u16 = 4;
 
 impl Holdings {
-    /// `AllocEnd`, and imports with an address.
+    /// Books an `AllocEnd`, or an import with an address.
     pub fn allocate(
         &mut self,
         address: u64,
@@ -32,7 +32,7 @@ impl Holdings {
         }
         if let Some(old) = self.allocations.get_mut(&address) {
             if old.seq == stamp.seq && stamp.seq != 0 {
-                // Restated by a resync, or brought by the ring after one. Its segment is restated with it.
+                // The row was restated by a resync, or is repeated by the ring after one. Its segment is restated with it.
                 old.generation = self.generation;
                 if old.is(Row::SEGMENT) {
                     self.add_segment(address, bytes, pool, stamp, book);
@@ -75,7 +75,7 @@ impl Holdings {
             book.post(cell, bytes as i64);
             book.round(bytes, true);
         }
-        // Memory that is not booked here can be a segment too: its blocks are then not booked either.
+        // Memory that is not booked here can be a segment, too; then its blocks are not booked either.
         let is_segment = pool != 0 && kind != MemoryKind::StreamOrdered && bytes > 0;
         if is_segment {
             row.flags |= Row::SEGMENT;
@@ -98,13 +98,14 @@ impl Holdings {
             && !row.is(Row::UNBOOKED)
     }
 
-    /// Whether the row born as `seq` has a free in flight. If so it was restated: should the end of that free be lost, the free failed.
+    /// Whether a free of the row born as `seq` is in flight. Marks it as restated, because then the free has failed if its end is
+    /// lost.
     fn is_in_flight_still(&mut self, seq: u64) -> bool {
         let generation = self.generation;
         self.in_flight.row_mut(seq).map(|row| row.generation = generation).is_some()
     }
 
-    /// Whether the row born as `seq` is known, live or in flight.
+    /// Whether the row born as `seq` exists, live or in flight.
     pub fn is_born(&mut self, address: u64, seq: u64) -> bool {
         let is_bound = self.allocations.get(&address).is_some_and(|row| row.seq == seq);
         is_bound || self.in_flight.row_mut(seq).is_some()
@@ -118,12 +119,12 @@ impl Holdings {
         Some(row)
     }
 
-    /// Book and bytes of the live allocation at an address.
+    /// Returns book and bytes of the live allocation at an address.
     pub fn found_at(&self, address: u64) -> Option<(u8, u64)> {
         self.allocations.get(&address).map(|row| (row.book, row.bytes))
     }
 
-    /// `FreeBegin`: the address may be given to another thread from now on.
+    /// Books a `FreeBegin`: the driver may give the address to another thread from now on.
     pub fn free_begin(&mut self, address: u64, seq: u64) {
         let flight = match self.unbind(address) {
             Some(row) => {
@@ -138,8 +139,8 @@ impl Holdings {
         self.in_flight.begin(seq, flight);
     }
 
-    /// A call was entered that may free a row's bytes, or it is over. Only bytes in the book count: a driver pool keeps what is freed
-    /// into it.
+    /// Counts a row's bytes as possibly freed when a call is entered, and no longer when it returns. Only bytes in the book
+    /// count: memory freed into a driver pool stays in that pool.
     #[inline]
     pub fn count_in_flight(&mut self, row: &Row, entered: bool) {
         if row.is(Row::UNBOOKED) || row.kind == MemoryKind::StreamOrdered || !is_charged(row.kind) {
@@ -151,7 +152,7 @@ impl Holdings {
         self.book(row.book); // touched: an open sample may be torn
     }
 
-    /// `FreeEnd`, of whatever was begun as `begin_seq`.
+    /// Books the `FreeEnd` of the free that began as `begin_seq`.
     pub fn free_end(&mut self, begin_seq: u64, result: u16) {
         let failed = result != 0 && result != DEINITIALIZED;
         match self.in_flight.end(begin_seq) {
@@ -178,7 +179,7 @@ impl Holdings {
         }
     }
 
-    /// Takes a row from where it was booked.
+    /// Removes a row from the amount where it is booked.
     pub fn give_back(&mut self, address: u64, row: Row) {
         let bytes = row.bytes as i64;
         if row.is(Row::SEGMENT) {
@@ -201,7 +202,7 @@ impl Holdings {
         }
     }
 
-    /// `ContextDestroy`: its allocations have no frees of their own.
+    /// Books a `ContextDestroy`: its allocations get no frees of their own.
     pub fn destroy_context(&mut self, context: u32, scope: DestroyScope, book: u8) {
         let whole_device = scope == DestroyScope::Device;
         let goes = |row: &Row| {
@@ -223,7 +224,7 @@ impl Holdings {
         }
     }
 
-    /// Ends frees in flight of memory that is gone anyway: whatever they return, it does not come back.
+    /// Ends frees in flight of memory that was removed: whatever they return, the memory does not come back.
     fn drop_in_flight(&mut self, goes: impl Fn(&Row) -> bool) {
         let gone =
             self.in_flight.begun(|flight| matches!(flight, InFlight::Allocation { row, .. } if goes(row)));
@@ -233,7 +234,7 @@ impl Holdings {
         }
     }
 
-    /// Takes all allocations that `goes` selects, in a fixed order, so that a replay gives the same peak.
+    /// Removes all allocations that `goes` selects, in a fixed order, so that a replay gives the same peak.
     pub fn drop_allocations(&mut self, goes: impl Fn(&Row) -> bool) {
         let mut gone: Vec<(u64, u64)> = self
             .allocations
@@ -251,7 +252,7 @@ impl Holdings {
 }
 
 impl Holdings {
-    /// Ends frees that were begun before a loss and may have ended in it. A row that was restated was not freed.
+    /// Ends frees that began before a loss and may have ended in it. A restated row was not freed.
     pub fn forget_unfinished(&mut self) {
         let generation = self.generation;
         let said_again = |flight: &InFlight| match flight {
@@ -259,7 +260,7 @@ impl Holdings {
             InFlight::Unmap { mappings } => {
                 mappings.iter().any(|(_, mapping)| mapping.generation == generation)
             }
-            // References were restated as they are.
+            // References were restated with their current values.
             InFlight::Release { .. } | InFlight::Nothing => false,
         };
         let failed = self.in_flight.begun(said_again);

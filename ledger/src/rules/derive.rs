@@ -1,6 +1,6 @@
-//! Derives the role of blocks that have none, from the phase they were born in and from what they outlive.
+//! Derives the role of blocks that have none, from the phase in which they were allocated and from the phases that they outlive.
 //!
-//! | born in | outlives | is | freed before that |
+//! | allocated in | outlives | role | if freed before |
 //! |---|---|---|---|
 //! | forward | the beginning of backward, or of the optimizer | activation | temporary |
 //! | backward | the beginning of the optimizer, or of the next forward pass (gradients are accumulated) | gradient | temporary |
@@ -9,24 +9,24 @@
 //! | evaluation | | unknown | temporary |
 //! | setup, or no phase before anything was trained | | unknown | |
 //!
-//! Until that is known, a block has the role that most of its kind will have: activation in forward, temporary in backward and in an
-//! optimizer, but optimizer state in the first optimizer step. A role from a `Retag` or from the block's own record is final. Every
-//! change is a shift between cells: no sum moves, and the composition at the peak is corrected as by a `Retag`.
+//! Until then, a block has the most frequent role of its kind: activation in forward, temporary in backward and in an optimizer,
+//! but optimizer state in the first optimizer step. A role from a `Retag` or from the block's own record is final. Every change
+//! is a shift between cells: no sum changes, and the composition at the peak is corrected as by a `Retag`.
 //!
-//! **Edges.** A phase begins with a `PhaseBegin` (the optimizer reports its begin and end), or with the first block that is stamped
-//! with it, per device. A forward block on a thread that has only worked in backward so far is a recomputation of activation
-//! checkpointing, and counts as backward. Blocks without a phase belong to forward while that is under way, because loss and glue code
-//! are in no module. They belong to backward while that is under way, if their thread has only worked in backward: the end of a
-//! backward pass runs in none of its nodes. A `Step` ends all phases.
+//! **Phase boundaries.** A phase begins with a `PhaseBegin`, or with the first block that is stamped with it on a device. (The
+//! optimizer reports its begin and end.) A forward block on a thread that has only worked in backward so far is a recomputation
+//! of activation checkpointing, and counts as backward. Blocks without a phase belong to forward while that is in progress,
+//! because loss and glue code are in no module. They belong to backward while that is in progress, if their thread has only
+//! worked in backward: the end of a backward pass runs outside its nodes. A `Step` ends all phases.
 //!
-//! **Blocks that outlive whole steps** are no activations and no inputs: copies of weights, caches, buckets. After three steps with a
-//! forward pass their role is unknown again. (A graph that is replayed makes no blocks, so its blocks keep their role.) A block of
-//! exactly the size of a library's workspace is a workspace, if there are at most eight of that size. Size alone is no proof: an
-//! activation of 4096 x 4096 bf16 has 32 MiB too. A block that was born in backward is a workspace only if parameters are known and
-//! none has its size, as its gradient would; then one step is enough.
+//! **Blocks that outlive whole steps** are not activations or inputs, but copies of weights, caches, buckets. After three steps
+//! with a forward pass, their role becomes unknown. (A replayed graph allocates no blocks, so its blocks keep their role.) A
+//! block with the exact size of a library's workspace counts as one if there are at most eight blocks of that size. Size alone
+//! proves nothing: an activation of 4096 x 4096 bf16 has 32 MiB, too. A block allocated in backward is a workspace only if
+//! parameters are known and none has its size, as its gradient would have. Then one step is enough.
 //!
-//! **After a loss** edges may be missing: the next edge settles their blocks. Blocks that only a resync brings are replayed in the
-//! order of their births. A younger live block of another phase proves that an edge was between them.
+//! **After a loss** phase boundaries may be missing: the next boundary settles their blocks. Blocks that only a resync restated
+//! are replayed in the order of their allocation. A younger live block of another phase proves that a boundary lies between them.
 
 use crate::book::cells::CellId;
 use crate::roles::state::{
@@ -37,19 +37,20 @@ use crate::rows::row::{Extent, Row};
 use crate::rules::holdings::Holdings;
 use gpumem_wire::{Phase, Role, Stamp};
 
-/// Libraries whose own driver allocations are scratch, by the beginning of their file's name. Not libnccl: its memory is large enough
-/// to be shown by the library's name, which happens where no role is known.
+/// File name prefixes of libraries whose own driver allocations are scratch memory. Does not include libnccl: its memory is large
+/// enough to be shown under the library's name, which happens if it has no role.
 const SCRATCH_LIBRARIES: [&str; 2] = ["libcublas", "libcudnn"];
-/// Numbers that such libraries may have: one for each file.
+/// Maximum number of such libraries: one id for each file.
 const MAX_SCRATCH_LIBRARIES: usize = 32;
-/// Blocks of one size that can be workspaces: one for each handle and stream, on two threads. A program that captures a graph uses the
-/// default stream, one to warm up on, and one to capture on.
+/// Maximum number of blocks of one size that can be workspaces: one for each handle and stream, on two threads. A program that
+/// captures a graph uses three streams: the default one, one for warm-up, and one for the capture.
 const MOST_WORKSPACES: usize = 8;
-/// Steps after which a block is no activation and no input. Two optimizers may step in turn, which counts twice.
+/// Number of steps after which a block is neither an activation nor an input. Two alternating optimizers may count each step
+/// twice.
 const OLD_AGE: u8 = 3;
 
 impl Holdings {
-    /// Returns the role for now of a block that is about to be born on `book`, and the list that follows it.
+    /// Returns the preliminary role of a block that is about to be allocated on `book`, and the list that will follow it.
     #[inline]
     pub fn role_at_birth(&mut self, book: u8, stamp: &Stamp, use_as: (Role, Phase)) -> (Role, Option<List>) {
         let (role, phase) = use_as;
@@ -76,7 +77,7 @@ impl Holdings {
                     Phase::Forward => now,
                     Phase::Backward if self.roles[usize::from(book)].is_backward_thread(stamp.thread) => now,
                     Phase::Optimizer => {
-                        // The optimizer's end was lost: its own frame would have stamped this block.
+                        // The optimizer's end was lost: otherwise its frame would have stamped this block.
                         self.enter_phase(book, Phase::Unknown, stamp.seq, stamp.time_ns);
                         return Some(List::Between);
                     }
@@ -109,7 +110,7 @@ impl Holdings {
         list_of(phase)
     }
 
-    /// A followed block ends. If its owner ends it before its phase is over, it was temporary. Returns the row as it is from now on.
+    /// Ends a followed block. If its owner frees it before its phase ends, it was temporary. Returns the row with its new role.
     pub fn role_at_end(&mut self, extent: Extent, row: &Row, end: End) -> Row {
         let roles = &mut self.roles[usize::from(row.book)];
         let entry = roles.young.leave(row.owner);
@@ -119,7 +120,7 @@ impl Holdings {
         if end == End::Taken || is_settled || is_known {
             return row;
         }
-        // Bytes that are gone in a moment matter to the peak only.
+        // If the bytes are about to be removed, only the peak matters.
         if end == End::LetGo || self.books[usize::from(row.book)].live_at_peak(row.first_epoch) {
             let to = self.cells.with_role(row.cell, Role::Temporary);
             if to != row.cell {
@@ -130,7 +131,7 @@ impl Holdings {
         row
     }
 
-    /// `PhaseBegin`: the process is in another phase, on all devices.
+    /// Handles `PhaseBegin`: the process enters another phase, on all devices.
     pub fn begin_phase(&mut self, phase: Phase, seq: u64, time_ns: u64) {
         self.phases.said = phase;
         self.phases.checks_unstamped = true;
@@ -139,7 +140,7 @@ impl Holdings {
             let next = match phase {
                 Phase::Backward | Phase::Optimizer | Phase::Evaluation => phase,
                 Phase::Setup | Phase::Between | Phase::Unknown => Phase::Unknown,
-                // After an optimizer it means that this is over; the first block of forward marks the begin of forward.
+                // After an optimizer this only ends the optimizer; the first block of forward begins forward.
                 Phase::Forward if !self.phases.stamped => phase,
                 Phase::Forward if matches!(now, Phase::Optimizer | Phase::Evaluation) => Phase::Unknown,
                 Phase::Forward => continue,
@@ -148,7 +149,7 @@ impl Holdings {
         }
     }
 
-    /// `Step`: all phases are over.
+    /// Handles `Step`: all phases end.
     pub fn begin_iteration(&mut self, number: u64, seq: u64, time_ns: u64) {
         self.phases.stepped = true;
         for book in 0..self.books.len() as u8 {
@@ -163,7 +164,7 @@ impl Holdings {
         }
     }
 
-    /// Blocks of another phase are born from now on.
+    /// Changes the phase in which blocks are allocated.
     fn enter_phase(&mut self, book: u8, next: Phase, seq: u64, time_ns: u64) {
         let roles = &mut self.roles[usize::from(book)];
         let from = std::mem::replace(&mut roles.now, next);
@@ -187,7 +188,7 @@ impl Holdings {
                     self.end_list(book, List::Evaluation, None);
                     self.begin_forward(book, time_ns);
                 }
-                // They belong to the iteration that has begun with it.
+                // These blocks belong to the iteration that has just begun.
                 self.end_list(book, List::Between, Some(Role::Input));
             }
             Phase::Backward => {
@@ -229,7 +230,7 @@ impl Holdings {
         self.measure(book);
     }
 
-    /// The phase of a list is over: its blocks have this role, unless they were given another.
+    /// Ends the phase of a list: its blocks get this role, unless they were given another.
     fn end_list(&mut self, book: u8, list: List, role: Option<Role>) {
         let roles = &mut self.roles[usize::from(book)];
         if list != List::Between && !self.phases.replays {
@@ -245,7 +246,7 @@ impl Holdings {
             return;
         }
         while let Some((at, entry)) = self.roles[usize::from(book)].young.first(list) {
-            // Blocks of any other size are what they seem to be, or cannot be told from it.
+            // A block of any other size keeps its role, or cannot be distinguished by its size.
             if role == Some(Role::Gradient) && workspace_index(entry.bytes).is_some() {
                 self.roles[usize::from(book)].young.change(at, List::Kept);
             } else {
@@ -256,7 +257,7 @@ impl Holdings {
         self.roles[usize::from(book)].young.restart_list(list);
     }
 
-    /// The role is settled, and may differ from the one at birth.
+    /// Settles a role, which may differ from the preliminary one.
     fn correct(&mut self, entry: &Entry, role: Option<Role>) {
         if let Some(role) = role.filter(|role| *role != entry.guess) {
             self.assign(entry, role);
@@ -271,7 +272,7 @@ impl Holdings {
         }
     }
 
-    /// Assigns a derived role to a block that was not given one; returns the cell that it was in.
+    /// Assigns a derived role to a block without a reported one; returns its former cell.
     fn assign(&mut self, entry: &Entry, role: Role) -> Option<CellId> {
         let row = self.pools[entry.pool as usize].blocks.get(&entry.address).copied();
         let row = row.filter(|row| !row.is(Row::EXACT))?;
@@ -279,8 +280,8 @@ impl Holdings {
         Some(row.cell)
     }
 
-    /// A step is over, and some blocks have outlived it. Without a forward pass only possible workspaces count: nothing else is
-    /// expected to be freed.
+    /// Ages blocks that have outlived a step. Without a forward pass in the step, only possible workspaces age: other blocks are
+    /// not expected to be freed.
     fn grow_older(&mut self, book: u8, has_worked: bool) {
         let mut next = self.roles[usize::from(book)].young.first(List::Kept);
         while let Some((at, entry)) = next {
@@ -323,7 +324,7 @@ impl Holdings {
         }
     }
 
-    /// Checks whether there are more workspaces of a size than there can be: then they are something else.
+    /// Checks whether there are more blocks of a workspace size than there can be workspaces: then they are something else.
     fn count_workspaces(&mut self, book: u8, size: usize) {
         let young = &self.roles[usize::from(book)].young;
         let of_size = |entry: &Entry| entry.bytes == WORKSPACE_BYTES[size];
@@ -350,7 +351,7 @@ impl Holdings {
         self.roles[at].iterations.correct_gradients(cell, mistaken, &self.books[at]);
     }
 
-    /// A role was given: notes what it implies for other blocks.
+    /// Notes the consequences of a reported role for other blocks.
     pub fn note_told(&mut self, row: &Row, role: Role) {
         if role == Role::Parameter {
             self.roles[usize::from(row.book)].knows_parameters = true;
@@ -358,7 +359,7 @@ impl Holdings {
         }
     }
 
-    /// Notes the size of a parameter. (A few that frames name do not mean that all parameters are known.)
+    /// Notes the size of a parameter. (A few parameters named by frames do not mean that all are known.)
     #[cold]
     pub fn note_parameter(&mut self, book: u8, bytes: u64) {
         let roles = &mut self.roles[usize::from(book)];
@@ -378,7 +379,7 @@ impl Holdings {
         iterations.measure(&self.books[at], &self.cells.keys, known);
     }
 
-    /// Notes the number of a library.
+    /// Notes the id of a library with scratch memory.
     pub fn note_library(&mut self, module: u16, path: &str) {
         let name = path.rsplit('/').next().unwrap_or(path);
         let is_scratch = SCRATCH_LIBRARIES.iter().any(|library| name.starts_with(library));
@@ -388,13 +389,13 @@ impl Holdings {
         }
     }
 
-    /// Records were lost: the end of the current phase may be among them.
+    /// Handles a loss of records: the end of the current phase may be among them.
     pub fn lose_phases(&mut self) {
         self.phases.said = Phase::Unknown;
         self.roles.iter_mut().for_each(|roles| roles.iterations.lose());
     }
 
-    /// After a resync that brought unknown blocks: replays their births, and those of blocks without a settled role, in order.
+    /// After a resync that added unknown blocks: replays their allocation, and that of blocks without a settled role, in order.
     pub fn replay(&mut self) {
         if self.restated.is_empty() {
             return;
@@ -452,7 +453,7 @@ impl Holdings {
         }
     }
 
-    /// Another program began: it has its own phases.
+    /// Resets all phases, because another program has begun.
     pub fn forget_phases(&mut self, time_ns: u64) {
         self.phases = PhaseReports::default();
         self.restated.clear();
@@ -465,9 +466,9 @@ impl Holdings {
 }
 
 impl Holdings {
-    /// Returns the phase in which a thread asks for memory that it does not get, where its frames name none. Loss and glue code belong
-    /// to the pass that is under way, as in `list_at_birth`; a pass is over for a thread that runs forward passes and is in no backward
-    /// node.
+    /// Returns the phase of a failed request of a thread whose frames name none. Loss and glue code belong to the pass in
+    /// progress, as in `list_at_birth`. For a thread that runs forward passes and is in no backward node, the backward pass has
+    /// ended.
     pub fn phase_of_request(&self, book: u8, thread: u32) -> Phase {
         let roles = &self.roles[usize::from(book)];
         match (self.phases.said, roles.now) {

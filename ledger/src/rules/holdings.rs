@@ -1,5 +1,5 @@
-//! What one process holds: rows for live memory, and the books they are booked in. The rules are in the other files of this folder,
-//! which share what is here.
+//! The memory that one process holds: rows for live memory, and the books in which they are booked. The rules are in the other
+//! files of this folder and share this state.
 
 use crate::Map;
 use crate::base::quota::{list, map, sorted};
@@ -19,20 +19,20 @@ use std::sync::Arc;
 #[derive(Debug, Default)]
 pub(crate) struct Holdings {
     pub(super) cells: CellTable,
-    /// One for each device of the process, in the order in which they were named.
+    /// One for each device of the process, in the order of naming.
     pub(super) books: Vec<Book>,
-    /// Windows that are over, by book.
+    /// Windows that have ended, with their books.
     pub(super) windows: Vec<(u8, Window)>,
     /// Width of windows.
     window_ns: u64,
-    /// Same index as `books`.
+    /// Memory outside the book; same index as `books`.
     pub(super) side_memory: Vec<Beside>,
     pub(super) allocations: Map<u64, Row>,
     /// Addresses in `allocations` of at least [`LARGE_BYTES`], to find allocations by an address inside them.
     pub(super) large: BTreeMap<u64, u64>,
-    /// By the seq of the record that began the free.
+    /// By number of the record that began the free.
     pub(super) in_flight: InFlights,
-    /// Bytes that calls in `in_flight` may already have given back, by book, for torn samples.
+    /// Bytes that calls in `in_flight` may already have freed, by book, for torn samples.
     pub(super) in_flight_bytes: Vec<i64>,
     pub(super) handles: Map<u64, BackingId>,
     pub(super) backings: Map<BackingId, Backing>,
@@ -40,46 +40,47 @@ pub(crate) struct Holdings {
     /// Pools by index; destroyed ones stay as empty entries.
     pub(super) pools: Vec<Pool>,
     pub(super) pool_ids: Map<u64, u32>,
-    /// For each extent, the segments that took bytes from it.
+    /// For each extent, the bytes that segments took from it.
     pub(super) carved: Map<Extent, Carved>,
-    /// Segments may exist that were not reported: the agent was late, or records are lost.
+    /// Unreported segments may exist: the agent was late, or records were lost.
     pub(super) unseen_segments: bool,
-    /// Segments that are not wholly booked: a later allocation may provide their memory.
+    /// Number of segments that are not wholly booked: a later allocation may provide their memory.
     pub(super) unbacked_segments: u32,
-    /// Blocks that wait for a stream, by their seq: the cell they were in, and the epoch since which they wait.
+    /// Blocks that wait for a stream, by record number: their former cell, and the epoch since which they wait.
     pub(super) waiting: Map<u64, (CellId, u32)>,
-    /// By book, rows that are gone since the peak and have no final role.
+    /// By book: rows freed since the peak whose role was not final.
     pub(super) residues: Vec<PeakResidues>,
     /// Same index as `books`.
     pub(super) roles: Vec<Roles>,
     pub(super) phases: PhaseReports,
-    /// Blocks of phases that only a resync brought, until it ends.
+    /// Blocks of phases that only the resync in progress restated.
     pub(super) restated: Vec<RestatedBlock>,
-    /// Numbers of libraries whose driver allocations are scratch.
+    /// Ids of libraries whose driver allocations are scratch memory.
     pub(super) scratch_libraries: Vec<u16>,
     pub(super) generation: u8,
     /// Frees begun up to this seq may have ended in lost records; cleared by a resync.
     pub(super) doubtful_before: Option<u64>,
-    /// Records up to this seq may name rows that a resync has taken: no anomaly.
+    /// Records up to this number may refer to rows that a resync has removed; this is no anomaly.
     pub(super) forgiven_until: u64,
     pub(super) anomalies: AnomalyCounts,
     /// Books that the current record touched, as bits.
     touched: u64,
-    /// The rows are those of no single moment (a resync is under way): no peak is taken.
+    /// The rows are a mix of several moments (a resync is in progress): no peak is recorded.
     pub(super) mixed: bool,
-    /// A resync has ended, but allocations that it did not restate wait for the ring to reach its head: their frees may be in it.
+    /// A resync has ended, but allocations that it did not restate stay until the ring reaches its head: their frees may be in
+    /// the ring.
     pub(super) unswept: bool,
     /// Books touched while `mixed`.
     unsettled: u64,
 }
 
 impl Holdings {
-    /// Without rows; windows are `window_ns` wide.
+    /// Returns empty holdings; windows are `window_ns` wide.
     pub fn new(window_ns: u64) -> Self {
         Holdings { window_ns, ..Holdings::default() }
     }
 
-    /// The books, one for each device.
+    /// Returns the books, one for each device.
     #[inline]
     pub fn books(&self) -> &[Book] {
         &self.books
@@ -90,20 +91,20 @@ impl Holdings {
         &mut self.books
     }
 
-    /// Bytes of a book that calls in flight may already have given back.
+    /// Returns the bytes of a book that calls in flight may already have freed.
     #[inline]
     pub fn in_flight_bytes(&self, book: usize) -> i64 {
         self.in_flight_bytes[book]
     }
 
-    /// Forgets the history of all books: times before `now_ns` cannot be restored.
+    /// Clears the history of all books: times before `now_ns` can no longer be restored.
     pub fn restart_history(&mut self, now_ns: u64) {
         for (book, &in_flight) in self.books.iter_mut().zip(&self.in_flight_bytes) {
             book.history.restart(now_ns, in_flight);
         }
     }
 
-    /// Calls that were entered and have not returned.
+    /// Returns the number of calls that were entered and have not returned.
     pub fn calls_in_flight(&self) -> usize {
         self.in_flight.len()
     }
@@ -113,7 +114,7 @@ impl Holdings {
         &self.cells
     }
 
-    /// Gives a tag its path; returns the path that it had.
+    /// Names a tag; returns its former path.
     pub fn name_tag(&mut self, tag: u32, path: &str) -> Option<Arc<str>> {
         self.cells.tags.insert(tag, path.into())
     }
@@ -132,12 +133,12 @@ impl Holdings {
         &self.pools
     }
 
-    /// Memory of a book's process that is not part of the sum.
+    /// Returns the memory on a book's device that is outside the sum.
     pub fn side_memory(&self, book: usize) -> Beside {
         self.side_memory[book]
     }
 
-    /// Windows that are over and were not taken, by book.
+    /// Returns windows that have ended and were not taken yet, with their books.
     pub fn ended_windows(&self) -> &[(u8, Window)] {
         &self.windows
     }
@@ -146,39 +147,39 @@ impl Holdings {
         self.windows.drain(..)
     }
 
-    /// Whether there is memory that the driver handed out.
+    /// Whether there is live memory allocated from the driver.
     #[inline]
     pub fn has_driver_rows(&self) -> bool {
         !self.allocations.is_empty() || !self.backings.is_empty() || !self.mappings.is_empty()
     }
 
-    /// Segments may exist that were not reported: the agent was late, or records are lost.
+    /// Sets whether unreported segments may exist: the agent was late, or records were lost.
     pub fn set_unseen_segments(&mut self, may_exist: bool) {
         self.unseen_segments = may_exist;
     }
 
-    /// The program's number of its epoch; 0 for none.
+    /// Sets the program's epoch number; 0 for none.
     pub fn set_epoch(&mut self, number: u64) {
         self.phases.epoch = number;
     }
 
-    /// What the iterations of a book held.
+    /// Returns the iterations of a book.
     pub fn iterations(&self, book: usize, time_ns: u64) -> Option<IterationsView> {
         let (roles, book) = (self.roles.get(book)?, self.books.get(book)?);
         Some(roles.iterations.view(time_ns, book))
     }
 
-    /// Whether times are only an order: each is a window of its own.
+    /// Whether times are only an order (line numbers): then each time is a window by itself.
     pub fn is_ordinal(&self) -> bool {
         self.window_ns == 1
     }
 
-    /// What a device's book held over time.
+    /// Returns the timeline of a book.
     pub fn timeline(&self, book: usize) -> gpumem_model::timeline::Timeline {
         self.books.get(book).map(|book| book.timeline(&self.cells, !self.mixed)).unwrap_or_default()
     }
 
-    /// Number of live rows of every kind.
+    /// Returns the number of live rows of all kinds.
     pub fn rows(&self) -> usize {
         let in_pools = self.pools.iter().map(|pool| pool.blocks.len() + pool.segments.len());
         let own = [self.allocations.len(), self.backings.len(), self.mappings.len(), self.pools.len()];
@@ -202,9 +203,9 @@ impl Holdings {
         (self.doubtful_before, self.forgiven_until) = (None, 0);
     }
 
-    /// Begins peaks, timelines and iterations anew, with what is held now.
+    /// Restarts peaks, timelines and iterations with the amounts held now.
     pub fn begin_part(&mut self, now_ns: u64) {
-        // Between a resync and its end the books have more than is held.
+        // Between a resync and its end, the books contain more than is held.
         let known = (!self.mixed).then_some(now_ns);
         self.books.iter_mut().for_each(|book| book.restart(known, self.window_ns));
         self.residues.iter_mut().for_each(PeakResidues::forget);
@@ -231,7 +232,7 @@ impl Holdings {
         &mut self.side_memory[usize::from(book)]
     }
 
-    /// Ends a record: peaks are taken when the whole record is booked. Returns the books that it touched, as bits.
+    /// Finishes a record: peaks are recorded when all of it is booked. Returns the touched books as bits.
     #[inline]
     pub fn settle(&mut self, time_ns: u64) -> u64 {
         let touched = std::mem::take(&mut self.touched);
@@ -255,7 +256,7 @@ impl Holdings {
         touched
     }
 
-    /// Before a record of `time_ns` is booked: ends silences of books that were not touched for long.
+    /// Ends silences of books that were not touched for long, before a record of `time_ns` is booked.
     #[cold]
     pub fn end_silences(&mut self, time_ns: u64) -> u64 {
         if !self.mixed {
@@ -264,7 +265,7 @@ impl Holdings {
         time_ns.saturating_add(self.window_ns)
     }
 
-    /// Keeps the cell of a row that is about to go, for the peak's composition, unless its role is final.
+    /// Keeps the cell of a row that is about to be removed, for the peak's composition, unless its role is final.
     #[inline]
     pub fn keep_residue(&mut self, row: &Row, booked: u64) {
         let book = &self.books[usize::from(row.book)];
@@ -275,15 +276,15 @@ impl Holdings {
         self.residues[usize::from(row.book)].keep(row.seq, residue);
     }
 
-    /// The cell of a live row at the peak: a row that began to wait for a stream after the peak was in another cell then.
+    /// Returns the cell of a live row at the peak. A row that began to wait for a stream after the peak was in another cell then.
     pub fn cell_at_peak(&self, row: &Row) -> CellId {
         let waiting = if row.is(Row::PENDING) { self.waiting.get(&row.seq) } else { None };
         let before = waiting.filter(|(_, since)| !self.books[usize::from(row.book)].live_at_peak(*since));
         before.map_or(row.cell, |(cell, _)| *cell)
     }
 
-    /// Gives back everything that segments took from an extent to the extent's own cell. The extent is about to go, and its segments
-    /// stay without memory.
+    /// Returns all bytes that segments took from an extent to the extent's own cell. The extent is about to be removed, and its
+    /// segments stay without memory.
     pub fn uncarve_all(&mut self, extent: Extent, row: &Row) {
         let carved = if self.carved.is_empty() { None } else { self.carved.remove(&extent) };
         let Some(carved) = carved else {
@@ -299,25 +300,25 @@ impl Holdings {
         }
     }
 
-    /// Bytes that segments carved out of an extent.
+    /// Returns the bytes that segments took from an extent.
     pub fn carved_bytes(&self, extent: Extent) -> u64 {
         self.carved.get(&extent).map_or(0, Carved::total)
     }
 
-    /// `Retag`: new names or roles of the row born as `seq`.
+    /// Books a `Retag`: new names or roles of the row born as `seq`.
     pub fn retag(&mut self, address: u64, pool: u64, seq: u64, stamp: &Stamp, use_as: (Role, Phase)) {
         let pool_index = if pool == 0 { None } else { self.pool_ids.get(&pool).copied() };
         let block = pool_index.and_then(|index| {
             let row = self.pools[index as usize].blocks.get(&address).filter(|row| row.seq == seq)?;
             Some((Extent::Block(index, address), *row))
         });
-        // Allocations from driver pools are found by address alone, handles by their birth.
+        // Allocations from driver pools are found by address alone, handles by their number of birth.
         let found = block.or_else(|| {
             let row = self.allocations.get(&address).filter(|row| row.seq == seq);
             row.map(|row| (Extent::Allocation(address, seq), *row))
         });
         let found = found.or_else(|| Some((Extent::Backing(seq), self.backings.get(&seq)?.row)));
-        // Restated while a free of it seems to be in flight: the end of that call was lost, and it failed.
+        // Restated although a free seems to be in flight: the end of that free was lost, and the free failed.
         let restated = stamp.flags.has(Flags::RESTATED);
         let found = found.or_else(|| {
             let row = if restated { self.in_flight.row_mut(seq) } else { None };
@@ -335,7 +336,7 @@ impl Holdings {
             self.row_mut(extent).into_iter().for_each(|row| row.flags |= Row::EXACT);
             self.note_told(&row, role);
         } else if stamp.flags.has(Flags::RESTATED) && row.is(Row::EXACT) && !row.is(Row::BORN_EXACT) {
-            // The retag never reached its row at the agent: a free was in flight then, and failed.
+            // The retag never reached the agent's row: a free was in flight then, and failed.
             self.row_mut(extent).into_iter().for_each(|row| row.flags &= !Row::EXACT);
             told = Some(Role::Unknown);
         }
@@ -345,7 +346,7 @@ impl Holdings {
         self.recell(extent, row, (to, peak_to));
     }
 
-    /// Gives a block a derived role, now and at the peak.
+    /// Assigns a derived role to a block, now and at the peak.
     pub fn derive(&mut self, extent: Extent, row: Row, role: Role) {
         let to = self.cells.with_role(row.cell, role);
         let peak_to = self.cells.with_role(self.cell_at_peak(&row), role);
@@ -360,7 +361,7 @@ impl Holdings {
         }
     }
 
-    /// Shifts the bytes of a row, without those that segments took.
+    /// Shifts the bytes of a row, without those taken by segments.
     pub fn move_row(&mut self, extent: Extent, row: &Row, (to, peak_to): (CellId, CellId)) {
         let peak_cell = self.cell_at_peak(row);
         if row.is(Row::PENDING)
@@ -411,11 +412,11 @@ impl Holdings {
         }
     }
 
-    /// Returns the cell that `from` becomes with the names of a `Retag`. The first tag stays as the origin.
+    /// Returns the cell that replaces `from` after a `Retag`. The first tag stays as the origin.
     fn renamed(&mut self, from: CellId, stamp: &Stamp, (role, phase): (Option<Role>, Phase)) -> CellId {
         let mut key = self.cells.keys[from as usize];
         if stamp.flags.has(Flags::RESTATED) {
-            // (A name of the block's own is not the inherited one.)
+            // (The block's own name is not the inherited one.)
             key.inherited &= stamp.tag == key.tag && stamp.stack == 0;
             (key.tag, key.origin) = (stamp.tag, stamp.stack);
         } else if stamp.tag != 0 {

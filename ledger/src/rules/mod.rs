@@ -1,4 +1,4 @@
-//! Booking rules: what a record does to the rows and books of its process.
+//! Booking rules: the effect of a record on the rows and books of its process.
 
 mod allocation;
 mod derive;

@@ -1,7 +1,7 @@
 //! Booking rules of pools.
 //!
-//! A **driver pool** reserves for itself. What it reserved is polled, so between polls it is at least
-//! what is live in it: `reserved = max(last polled, highest live since)`.
+//! A **driver pool** reserves memory. Its reserved bytes are polled; between polls they are at least its live bytes:
+//! `reserved = max(last polled, highest live since)`.
 //!
 //! A **framework pool** takes segments (segment.rs); their bytes are `idle` until a block covers them.
 
@@ -17,7 +17,7 @@ use gpumem_wire::{Flags, FreeState, MemoryKind, Phase, PoolOwner, Role, Stamp};
 use std::collections::hash_map::Entry;
 
 impl Holdings {
-    /// Returns the pool with this id; makes it if no record created it (default pools, late attach).
+    /// Returns the pool with this id; creates it if no record did (default pools, late attach).
     pub fn pool_index(&mut self, id: u64, owner: PoolOwner, book: u8) -> u32 {
         if let Some(&index) = self.pool_ids.get(&id) {
             return index;
@@ -29,7 +29,7 @@ impl Holdings {
         index
     }
 
-    /// `PoolCreate`.
+    /// Books a `PoolCreate`.
     pub fn pool_create(
         &mut self,
         id: u64,
@@ -69,7 +69,7 @@ impl Holdings {
         }
     }
 
-    /// `PoolState`.
+    /// Books a `PoolState`.
     pub fn pool_state(&mut self, id: u64, reserved: u64, used: u64, book: u8) {
         if reserved > MAX_BYTES || used > MAX_BYTES {
             self.anomalies.impossible += 1;
@@ -92,25 +92,25 @@ impl Holdings {
         }
     }
 
-    /// Bytes by which a driver's pool that reports so much reserved memory exceeds what is booked for it.
+    /// Returns by how much a driver pool with this reported reservation exceeds its booked bytes.
     pub fn pool_growth(&self, id: u64, reserved: u64) -> i64 {
         let (booked, used) = self.driver_pool(id);
         reserved.min(MAX_BYTES).max(used).wrapping_sub(booked) as i64
     }
 
-    /// Bytes by which it will grow, as far as known, when so much more is taken from it.
+    /// Returns by how much a driver pool will grow, as far as known, if `bytes` more are allocated from it.
     pub fn pool_growth_for(&self, id: u64, bytes: u64) -> i64 {
         let (booked, used) = self.driver_pool(id);
         used.saturating_add(bytes.min(MAX_BYTES)).saturating_sub(booked) as i64
     }
 
-    /// Booked bytes of a driver's pool, and bytes that it has handed out.
+    /// Returns booked and allocated bytes of a driver pool.
     fn driver_pool(&self, id: u64) -> (u64, u64) {
         let pool = self.pool_ids.get(&id).map(|&index| &self.pools[index as usize]);
         pool.map_or((0, 0), |pool| (pool.reserved, pool.used))
     }
 
-    /// The pool reports blocks after all.
+    /// Makes an opaque pool transparent, because it reports blocks now.
     fn open_pool(&mut self, index: u32) {
         let pool = &mut self.pools[index as usize];
         pool.opaque = false;
@@ -118,12 +118,12 @@ impl Holdings {
         self.book(book).shift(OPAQUE, idle, bytes);
     }
 
-    /// `PoolCheck`: keeps both totals, for views.
+    /// Books a `PoolCheck`: keeps both totals, for views.
     pub fn pool_check(&mut self, id: u64, theirs: u64) {
         match self.pool_ids.get(&id) {
             Some(&index) => {
                 let pool = &mut self.pools[index as usize];
-                // Blocks that the owner has freed are not in its total.
+                // The owner's total does not include blocks that it has freed.
                 let live = pool.block_bytes.wrapping_sub(pool.pending_bytes);
                 pool.check = Some((theirs, if pool.is_framework() { live } else { pool.used }));
             }
@@ -131,7 +131,7 @@ impl Holdings {
         }
     }
 
-    /// `PoolDestroy`.
+    /// Books a `PoolDestroy`.
     pub fn pool_destroy(&mut self, id: u64) {
         let Some(index) = self.pool_ids.remove(&id) else {
             self.anomalies.unknown_handles += 1;
@@ -140,7 +140,7 @@ impl Holdings {
         self.end_pool(index);
     }
 
-    /// Removes all blocks and segments of a framework's pool.
+    /// Removes all blocks and segments of a framework pool.
     fn empty_pool(&mut self, index: u32) {
         self.drop_blocks(index, |_| true);
         let starts: Vec<u64> = self.pools[index as usize].segments.keys().copied().collect();
@@ -159,7 +159,7 @@ impl Holdings {
         }
     }
 
-    /// Everything of pools on a device that was reset. A framework's pool is ended by its owner alone.
+    /// Removes all pools on a device that was reset. Only its owner ends a framework pool.
     pub fn drop_pools(&mut self, book: u8) {
         let on_device: Vec<u32> = (0..self.pools.len() as u32)
             .filter(|&index| self.pools[index as usize].book == book && !self.pools[index as usize].gone)
@@ -174,7 +174,7 @@ impl Holdings {
         }
     }
 
-    /// Sets what graphs hold: their launches are not reported, so their bytes have no names.
+    /// Sets the bytes held by graphs. Their launches are not reported, so their bytes have no names.
     fn set_graphs_use(&mut self, index: u32, used: u64) {
         let pool = &mut self.pools[index as usize];
         let delta = used.wrapping_sub(pool.used) as i64;
@@ -193,7 +193,7 @@ impl Holdings {
         self.book(book).post(IDLE, delta);
     }
 
-    /// A stream-ordered allocation comes out of a driver pool.
+    /// Books a stream-ordered allocation from a driver pool.
     #[inline]
     pub fn pool_takes(&mut self, index: u32, cell: CellId, bytes: u64) {
         let pool = &mut self.pools[index as usize];
@@ -205,7 +205,7 @@ impl Holdings {
         self.book(book).shift(IDLE, cell, bytes as i64);
     }
 
-    /// A stream-ordered allocation goes back.
+    /// Books the free of a stream-ordered allocation.
     #[inline]
     pub fn pool_gives(&mut self, index: u32, cell: CellId, bytes: u64) {
         let pool = &mut self.pools[index as usize];
@@ -217,7 +217,7 @@ impl Holdings {
         }
     }
 
-    /// `BlockAlloc`.
+    /// Books a `BlockAlloc`.
     #[inline]
     pub fn block_alloc(
         &mut self,
@@ -242,7 +242,7 @@ impl Holdings {
             self.note_parameter(book, bytes);
         }
         let restated = stamp.flags.has(Flags::RESTATED);
-        // Memory that a late agent adopts was born in a phase that is not known.
+        // Memory that a late agent adopts was allocated in an unknown phase.
         let is_born = !restated && !stamp.flags.has(Flags::OLDER);
         let (role, list) = if is_born { self.role_at_birth(book, stamp, use_as) } else { (use_as.0, None) };
         let pool = &mut self.pools[index as usize];
@@ -251,7 +251,7 @@ impl Holdings {
         } else {
             pool.is_booked(address)
         };
-        // One look-up: with a million live blocks each costs a cache miss or two.
+        // A single map lookup: with a million live blocks each costs a cache miss or two.
         let place = match pool.blocks.entry(address) {
             Entry::Vacant(place) => place,
             Entry::Occupied(mut old) if old.get().seq == stamp.seq && stamp.seq != 0 => {
@@ -302,7 +302,7 @@ impl Holdings {
         }
     }
 
-    /// `BlockFree`.
+    /// Books a `BlockFree`.
     #[inline]
     pub fn block_free(&mut self, address: u64, pool: u64, state: FreeState) {
         let Some(&index) = self.pool_ids.get(&pool) else {
@@ -320,10 +320,10 @@ impl Holdings {
         }
     }
 
-    /// The owner frees a block that a stream still uses. A peak before that has it in its old cell.
+    /// Moves a block to the waiting ones: its owner frees it, but a stream still uses it. An earlier peak has it in its old cell.
     fn begin_pending(&mut self, index: u32, address: u64, mut row: Row) {
         if row.owner != NOT_FOLLOWED {
-            // Its use is over, and a role describes the use.
+            // The block's use ends here, and a role describes the use.
             row = self.role_at_end(Extent::Block(index, address), &row, End::LetGo);
         }
         let booked = row.bytes.saturating_sub(self.carved_bytes(Extent::Block(index, address)));
@@ -344,7 +344,7 @@ impl Holdings {
         *pending = pending.wrapping_add(row.bytes as i64);
     }
 
-    /// Segments got memory: their blocks that were not booked are booked now.
+    /// Books blocks whose segments have got memory.
     pub fn book_blocks(&mut self, index: u32) {
         let pool = &self.pools[index as usize];
         let waits = |(address, row): &(&u64, &Row)| row.is(Row::UNBOOKED) && pool.is_booked(**address);
@@ -367,7 +367,7 @@ impl Holdings {
         }
     }
 
-    /// Segments lost their memory: their blocks are not booked until there is some again.
+    /// Unbooks blocks whose segments have lost their memory, until there is some again.
     pub fn unbook_blocks(&mut self, index: u32) {
         let pool = &self.pools[index as usize];
         let floats = |(address, row): &(&u64, &Row)| !row.is(Row::UNBOOKED) && !pool.is_booked(**address);
@@ -445,7 +445,7 @@ impl Holdings {
     /// After a resync: removes blocks and segments that were not restated.
     pub fn sweep_blocks(&mut self) {
         let generation = self.generation;
-        // Segments by birth are restated with their allocations, and not while the free of these is in flight.
+        // Segments created with their allocation are restated together with it, but not while its free is in flight.
         let mut flying: Vec<u64> = self
             .in_flight
             .values()
@@ -467,7 +467,7 @@ impl Holdings {
         }
     }
 
-    /// Last step after a resync: books what driver pools reserve without the rows that are gone, drops empty pools that were not
+    /// Last step after a resync. Books the reservations of driver pools without the removed rows, drops empty pools that were not
     /// restated, and books blocks that came before their segments.
     pub fn sweep_pools(&mut self) {
         for index in 0..self.pools.len() as u32 {
@@ -486,7 +486,7 @@ impl Holdings {
                 self.pool_ids.remove(&pool.id);
             }
         }
-        // Outer pools first: their blocks are the memory of the others.
+        // Outer pools first: their blocks are the memory of nested pools.
         for nested in [false, true] {
             for index in 0..self.pools.len() as u32 {
                 if self.pools[index as usize].parent.is_some() == nested {
@@ -496,7 +496,7 @@ impl Holdings {
         }
     }
 
-    /// Finds memory for segments that lost it to rows which a resync took, and segments for blocks.
+    /// Finds memory for segments whose memory a resync removed, and segments for blocks.
     fn back_pool(&mut self, index: u32) {
         let pool = &self.pools[index as usize];
         if pool.backed_bytes != pool.segment_bytes {

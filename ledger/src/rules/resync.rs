@@ -4,37 +4,37 @@ use crate::rows::row::Row;
 use crate::rules::holdings::Holdings;
 
 impl Holdings {
-    /// The rows are those of no single moment: a resync is under way, or the ring has not caught up with it.
+    /// Whether the rows are a mix of several moments: a resync is in progress, or the ring has not caught up with it.
     #[inline]
     pub fn is_mixed(&self) -> bool {
         self.mixed
     }
 
-    /// Records up to this number may name rows that a resync has taken.
+    /// Returns the last record that may refer to rows which a resync has removed.
     #[inline]
     pub fn forgiven_until(&self) -> u64 {
         self.forgiven_until
     }
 
-    /// Records up to `last_seq` came, and others were lost: ends of frees among them.
+    /// Handles a loss after record `last_seq`: ends of frees may be among the lost records.
     pub fn lose_records(&mut self, last_seq: u64) {
         self.lose_phases();
         self.doubt_state(last_seq);
     }
 
-    /// Frees that were begun up to `last_seq` may be over, and segments may exist that were not reported.
+    /// Marks the state as doubtful: frees that began up to `last_seq` may have ended, and unreported segments may exist.
     pub fn doubt_state(&mut self, last_seq: u64) {
         self.unseen_segments = true;
         self.doubtful_before = Some(last_seq);
     }
 
-    /// The agent restates its rows from now on.
+    /// Begins a resync: the agent restates its rows from now on.
     pub fn begin_resync(&mut self) {
         self.generation = self.generation.wrapping_add(1);
         (self.mixed, self.unswept) = (true, false);
     }
 
-    /// All rows were restated; others are gone. `has_head`: the ring's records up to `head_seq` were applied.
+    /// Ends a resync: rows that were not restated are removed. `has_head`: the ring's records up to `head_seq` have been applied.
     pub fn end_resync(&mut self, head_seq: u64, has_head: bool) {
         self.forget_unfinished();
         self.sweep_blocks();
@@ -48,7 +48,7 @@ impl Holdings {
         self.forgiven_until = head_seq;
     }
 
-    /// The rows are those of one moment again: the ring has caught up, or no more will come.
+    /// Marks the rows as those of one moment again: the ring has caught up, or no more records will come.
     pub fn finish_resync(&mut self) {
         self.mixed = false;
         if self.unswept {
@@ -57,13 +57,13 @@ impl Holdings {
         }
     }
 
-    /// During a resync: a row that was not restated may be gone, and its address another row's.
+    /// Whether a row is in doubt during a resync: not restated, it may be freed, and its address may be another row's.
     pub fn is_in_doubt(&self, row: &Row) -> bool {
         self.mixed && row.generation != self.generation
     }
 
-    /// Removes allocations that were not restated. One whose free was entered while the table was read is in flight by now: it goes
-    /// when the free succeeds.
+    /// Removes allocations that were not restated. If the free of one was entered while the table was read, the allocation is in
+    /// flight and is removed when the free succeeds.
     fn sweep_allocations(&mut self) {
         let generation = self.generation;
         self.drop_allocations(|row| row.generation != generation);

@@ -1,6 +1,5 @@
-//! Segments of framework pools. They are taken out of memory that is booked already: of driver allocations, of VMM handles through
-//! their mappings, or of a block of the parent pool. Both sides note whose bytes a segment took: `Segment::parts` and
-//! `Holdings::carved`.
+//! Segments of framework pools. Their bytes are taken from booked memory: driver allocations, VMM handles through their mappings,
+//! or a block of the parent pool. Both sides record the bytes that a segment took: `Segment::parts` and `Holdings::carved`.
 
 use crate::book::cells::CellId;
 use crate::rows::pool::{Carved, Idle, Pool, Segment, SegmentKey};
@@ -10,7 +9,7 @@ use gpumem_wire::{MemoryKind, PoolOwner, Stamp};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Holdings {
-    /// `SegmentAdd`, and `AllocEnd` for a framework pool.
+    /// Books a `SegmentAdd`, or an `AllocEnd` for a framework pool.
     pub fn add_segment(&mut self, address: u64, bytes: u64, pool: u64, stamp: &Stamp, book: u8) {
         if bytes > MAX_BYTES || bytes == 0 {
             self.anomalies.impossible += 1;
@@ -26,7 +25,8 @@ impl Holdings {
                 old.generation = generation;
                 return;
             }
-            // An anomaly, unless it is restated with less (a part was removed), or belongs to an allocation whose free is in flight.
+            // This is an anomaly, unless the segment is restated with less (a part was removed), or its allocation's free is in
+            // flight.
             let seq = old.seq;
             self.anomalies.replaced += u64::from(!again && self.in_flight.row_mut(seq).is_none());
             self.take_segment((index, address));
@@ -34,7 +34,7 @@ impl Holdings {
         self.insert_segment((index, address), bytes, stamp.seq, true);
     }
 
-    /// `new`: not the rest of a segment that the peak already has.
+    /// Inserts a segment. `new`: it is not the remainder of a segment that the peak already includes.
     fn insert_segment(&mut self, key: SegmentKey, bytes: u64, seq: u64, new: bool) {
         if self.pools[key.0 as usize].segments.contains_key(&key.1) {
             self.take_segment(key); // the rest of another one, which overlapped
@@ -50,8 +50,8 @@ impl Holdings {
         self.back_segment(key, 0, u64::MAX, new);
     }
 
-    /// `SegmentRemove`: a range, which may be several segments or a part of one. Without a size, the
-    /// segment that begins there.
+    /// Books a `SegmentRemove` of a range, which may be several segments or a part of one. Without a size, removes the segment
+    /// that begins there.
     pub fn remove_segment(&mut self, address: u64, bytes: u64, pool: u64) {
         let Some(&index) = self.pool_ids.get(&pool) else {
             self.anomalies.unknown_handles += 1;
@@ -83,7 +83,7 @@ impl Holdings {
         }
     }
 
-    /// The allocation at `address`, born as `seq` for a framework pool, is gone.
+    /// Removes the segment whose allocation at `address`, born as `seq` for a framework pool, was removed.
     pub fn take_segment_born_as(&mut self, address: u64, seq: u64) {
         let born = |pool: &Pool| pool.segments.get(&address).is_some_and(|s| s.seq == seq);
         if let Some(index) = self.pools.iter().position(born) {
@@ -91,14 +91,14 @@ impl Holdings {
         }
     }
 
-    /// The segment's allocation was restated while its free is in flight.
+    /// Marks a segment as restated, because its allocation was restated while its free is in flight.
     pub fn keep_segment_born_as(&mut self, address: u64, seq: u64) {
         let generation = self.generation;
         let segments = self.pools.iter_mut().filter_map(|pool| pool.segments.get_mut(&address));
         segments.filter(|segment| segment.seq == seq).for_each(|segment| segment.generation = generation);
     }
 
-    /// Takes segments with all blocks in them, and what nested pools carved out of those.
+    /// Removes segments with all blocks in them, and the bytes that nested pools took from these blocks.
     pub fn drop_segments(&mut self, segments: Vec<SegmentKey>) {
         let mut by_pool: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
         for (pool, start) in segments {
@@ -127,7 +127,7 @@ impl Holdings {
         }
     }
 
-    /// Removes a segment; its bytes go back to the extents that they were taken from.
+    /// Removes a segment; its bytes return to the extents that they were taken from.
     pub fn take_segment(&mut self, key: SegmentKey) {
         let pool = &mut self.pools[key.0 as usize];
         let cell = pool.cell();
@@ -145,7 +145,7 @@ impl Holdings {
         }
     }
 
-    /// One part of a segment goes back to the extent's own cell.
+    /// Returns one part of a segment to the extent's own cell.
     fn uncarve(&mut self, extent: Extent, key: SegmentKey, cell: CellId, bytes: u64) {
         if let Some(row) = self.extent_row(extent) {
             if let Some(carved) = self.carved.get_mut(&extent) {
@@ -162,7 +162,7 @@ impl Holdings {
         match extent {
             Extent::Allocation(address, seq) => {
                 let bound = self.allocations.get(&address).copied().filter(|row| row.seq == seq);
-                // A free of it is in flight: its bytes are still booked.
+                // A free is in flight: the bytes are still booked.
                 bound.or_else(|| self.in_flight.row_mut(seq).copied())
             }
             Extent::Backing(id) => self.backings.get(&id).map(|backing| backing.row),
@@ -170,7 +170,7 @@ impl Holdings {
         }
     }
 
-    /// The extent under a segment is about to go. Returns the cell of its bytes.
+    /// Handles the removal of the extent under a segment. Returns the cell of its bytes.
     pub fn segment_lost(&mut self, key: SegmentKey, extent: Extent, bytes: u64) -> CellId {
         let pool = &mut self.pools[key.0 as usize];
         let cell = pool.cell();
@@ -187,7 +187,7 @@ impl Holdings {
         cell
     }
 
-    /// A mapping is gone: segments that took the handle's bytes through it give them back.
+    /// Handles the removal of a mapping: segments that took the handle's bytes through it return them.
     pub fn segments_unmapped(&mut self, address: u64, mapping: Mapping) {
         let extent = Extent::Backing(mapping.backing);
         let Some(carved) = self.carved.get(&extent) else { return };
@@ -205,7 +205,7 @@ impl Holdings {
             let cell = self.segment_lost(key, extent, bytes);
             self.uncarve(extent, key, cell, bytes);
         }
-        // A pool that sleeps: its owner keeps segments and blocks, and unmaps the memory under them.
+        // A sleeping pool: its owner keeps segments and blocks, but unmaps the memory under them.
         for ((pool, _), _) in through {
             let pool_of = &self.pools[pool as usize];
             if pool_of.block_bytes > pool_of.backed_bytes {
@@ -214,7 +214,7 @@ impl Holdings {
         }
     }
 
-    /// New memory at [address, address+bytes): segments without memory take it.
+    /// Gives new memory at [address, address+bytes) to segments without memory.
     pub fn back_segments(&mut self, address: u64, bytes: u64) {
         self.back_overlapping(address, bytes, None);
     }
@@ -244,7 +244,7 @@ impl Holdings {
         }
     }
 
-    /// Takes the free bytes of the memory under a segment, within [from, to).
+    /// Gives a segment the free bytes of the memory under it, within [from, to).
     pub fn back_segment(&mut self, key: SegmentKey, from: u64, to: u64, new: bool) {
         let Some(segment) = self.pools[key.0 as usize].segments.get(&key.1) else { return };
         let (start, end) = (key.1.max(from), key.1.saturating_add(segment.bytes).min(to));
@@ -287,7 +287,7 @@ impl Holdings {
             }
             carved.most = carved.most.max(carved.total());
             let let_go = carved.let_go() - had;
-            // The same at the peak, for bytes that no segment had then.
+            // The same at the peak, for bytes that no segment had taken then.
             let live = new && book.live_at_peak(row.first_epoch);
             let at_peak = if live { take.min(row.bytes.saturating_sub(carved.at_peak)) } else { 0 };
             carved.at_peak += at_peak;
@@ -302,7 +302,7 @@ impl Holdings {
         }
     }
 
-    /// Booked memory that overlaps [start, end): extent, first address of it there, bytes there.
+    /// Returns booked memory that overlaps [start, end): extent, its first address in the range, its bytes in the range.
     fn extents_under(&self, pool: u32, start: u64, end: u64) -> Vec<(Extent, u64, u64)> {
         fn overlapping<V>(
             map: &BTreeMap<u64, V>,
@@ -347,7 +347,7 @@ impl Holdings {
 }
 
 impl Holdings {
-    /// Idle bytes of the framework pools on a device; absent if none reports its blocks.
+    /// Returns the idle bytes of framework pools on a device; `None` if no pool reports its blocks.
     pub fn idle(&self, book: u8) -> Option<Idle> {
         let reports = |pool: &&Pool| {
             pool.book == book

@@ -1,7 +1,7 @@
-//! Booking rules of virtual memory management: a physical handle is gone when its references and its
-//! mappings are both zero, whichever came last (reference: cuMemRelease, cuMemUnmap).
+//! Booking rules of virtual memory management. A physical handle is freed when its references and its mappings are both zero, in
+//! any order (reference: cuMemRelease, cuMemUnmap).
 //!
-//! A handle's number may be reused as soon as its last release was entered, so the backing has an identity of its own.
+//! A handle's number may be reused as soon as its last release was entered, so each backing has its own id.
 
 use crate::rows::in_flight::InFlight;
 use crate::rows::row::{Backing, BackingId, Extent, MAX_BYTES, Mapping, Row, side_bytes};
@@ -10,7 +10,7 @@ use gpumem_model::run::Class;
 use gpumem_wire::{Flags, MemoryKind, Phase, Role, Stamp};
 
 impl Holdings {
-    /// `VmmCreate`, and imports of shareable handles.
+    /// Books a `VmmCreate`, or an import of a shareable handle.
     pub fn vmm_create(
         &mut self,
         handle: u64,
@@ -60,12 +60,12 @@ impl Holdings {
         self.handles.insert(handle, stamp.seq);
     }
 
-    /// Whether the record with this number made a backing that still lives.
+    /// Whether the backing created by the record with this number still exists.
     pub fn has_backing(&self, seq: u64) -> bool {
         self.backings.contains_key(&seq)
     }
 
-    /// `VmmMap`. An unknown handle is a multicast object, or its record was lost: nothing is booked.
+    /// Books a `VmmMap`. An unknown handle is a multicast object, or its record was lost: nothing is booked.
     pub fn vmm_map(&mut self, address: u64, bytes: u64, handle: u64, stamp: &Stamp) {
         let Some(&id) = self.handles.get(&handle) else {
             self.anomalies.unknown_handles += 1;
@@ -94,7 +94,7 @@ impl Holdings {
         }
     }
 
-    /// Sets the size of an imported handle to that of its largest mapping: the import call has no size.
+    /// Sets the size of an imported handle to that of its largest mapping, because the import call has no size.
     fn size_import(&mut self, id: BackingId, bytes: u64) {
         let Some(backing) = self.backings.get_mut(&id) else { return };
         if backing.row.kind != MemoryKind::Imported || bytes <= backing.row.bytes || bytes > MAX_BYTES {
@@ -108,13 +108,13 @@ impl Holdings {
         }
     }
 
-    /// Whether an unmap of it is in flight. If so it was restated: should the end of that call be lost, the call failed.
+    /// Whether an unmap of this mapping is in flight. Marks it as restated, because then the unmap has failed if its end is lost.
     fn is_unmap_in_flight(&mut self, address: u64, seq: u64) -> bool {
         let generation = self.generation;
         self.in_flight.mapping_mut(address, seq).map(|mapping| mapping.generation = generation).is_some()
     }
 
-    /// `VmmRetain`: another reference, found through a mapping.
+    /// Books a `VmmRetain`: another reference, found through a mapping.
     pub fn vmm_retain(&mut self, handle: u64, address: u64) {
         let found = self.mappings.range(..=address).next_back();
         match found.filter(|(start, mapping)| address - **start < mapping.bytes).map(|(_, m)| m.backing) {
@@ -130,7 +130,7 @@ impl Holdings {
         }
     }
 
-    /// `VmmRelease` was entered.
+    /// Books the entry of a `VmmRelease`.
     pub fn release_begin(&mut self, handle: u64, seq: u64) {
         let Some(&id) = self.handles.get(&handle) else {
             self.anomalies.unknown_frees += 1;
@@ -160,13 +160,13 @@ impl Holdings {
         self.collect(id);
     }
 
-    /// Book and bytes of the mapping at an address.
+    /// Returns book and bytes of the mapping at an address.
     pub fn mapped_at(&self, address: u64) -> Option<(u8, u64)> {
         let mapping = self.mappings.get(&address)?;
         self.backings.get(&mapping.backing).map(|backing| (backing.row.book, mapping.bytes))
     }
 
-    /// `VmmUnmap` was entered: one call may take several neighbouring mappings.
+    /// Books the entry of a `VmmUnmap`: one call may remove several adjacent mappings.
     pub fn unmap_begin(&mut self, address: u64, bytes: u64, seq: u64) {
         let end = address.saturating_add(bytes);
         let starts: Vec<u64> = self.mappings.range(address..end).map(|(&start, _)| start).collect();
@@ -207,7 +207,7 @@ impl Holdings {
         }
     }
 
-    /// Removes a mapping without a call of its own.
+    /// Removes a mapping that has no unmap call of its own.
     fn take_mapping(&mut self, address: u64) {
         let Some(mapping) = self.mappings.remove(&address) else { return };
         self.segments_unmapped(address, mapping);
@@ -218,7 +218,7 @@ impl Holdings {
         self.collect(mapping.backing);
     }
 
-    /// Gives a backing's bytes back if nothing holds it any more.
+    /// Frees a backing's bytes if nothing refers to it any more.
     fn collect(&mut self, id: BackingId) {
         let unused = |b: &Backing| b.references == 0 && b.mappings == 0 && b.in_flight == 0;
         if self.backings.get(&id).is_some_and(unused) {
@@ -226,7 +226,7 @@ impl Holdings {
         }
     }
 
-    /// Keeps `in_flight_bytes`: a reading may already miss memory that only calls in flight hold.
+    /// Updates `in_flight_bytes`: a reading may already lack memory that only calls in flight hold.
     fn update_leaving(&mut self, id: BackingId) {
         let Some(backing) = self.backings.get_mut(&id) else { return };
         let leaving = backing.references == 0 && backing.mappings == 0 && backing.in_flight > 0;
@@ -255,7 +255,7 @@ impl Holdings {
         }
     }
 
-    /// Takes all backings that `goes` selects, with their handles and mappings.
+    /// Removes all backings that `goes` selects, with their handles and mappings.
     pub fn drop_backings(&mut self, goes: impl Fn(&Backing) -> bool) {
         let mut gone: Vec<BackingId> =
             self.backings.iter().filter(|(_, backing)| goes(backing)).map(|(&id, _)| id).collect();
@@ -273,15 +273,15 @@ impl Holdings {
         }
     }
 
-    /// After a resync: removes mappings that were not restated, then backings. A handle without references was bound only so that its
-    /// mappings find it.
+    /// After a resync: removes mappings that were not restated, then backings. A handle without references was bound only so that
+    /// its mappings could find it.
     pub fn sweep_vmm(&mut self) {
         let generation = self.generation;
         let starts: Vec<u64> =
             self.mappings.iter().filter(|(_, m)| m.generation != generation).map(|(&s, _)| s).collect();
         starts.into_iter().for_each(|start| self.take_mapping(start));
         self.drop_backings(|backing| backing.row.generation != generation);
-        // Several backings may have been restated with one number: it belongs to the one with references.
+        // Several backings may have been restated with the same number: it belongs to the one with references.
         let held = self.backings.iter().filter(|(_, backing)| backing.references > 0);
         self.handles = held.map(|(&id, backing)| (backing.handle, id)).collect();
         let unused: Vec<BackingId> = {

@@ -1,9 +1,9 @@
-//! Samples of NVML, joined to `tracked` at their own time.
+//! NVML samples, joined with `tracked` at their own time.
 //!
-//! A reading is an interval [t0, t1]. When it begins, every process on the device gets a pending sample. The sample is **marked** (the
-//! book is copied) when the process's records have been applied up to t0. It is **closed** when they have been applied up to t1; record
-//! times and watermarks say how far that is. Changes of `tracked` in between make it torn, with its extremes. A process whose agent is
-//! silent does not delay it: the sample is closed as stale.
+//! A reading is an interval [t0, t1]. When it begins, every process on the device gets a pending sample. The sample is **marked**
+//! (the book is copied) when the process's records have been applied up to t0. It is **closed** when they have been applied up to
+//! t1, which record times and watermarks show. If `tracked` changes in between, the sample is torn and contains the extremes of
+//! `tracked`. A silent agent does not delay the sample: it is then closed as stale.
 
 use crate::book::recent_past::PastBook;
 use crate::book::{Book, Range};
@@ -11,19 +11,19 @@ use gpumem_model::gap::Parts;
 use gpumem_wire::{Absence, Body, Record};
 use std::sync::Arc;
 
-/// Changes that one reading can hold; more are summed up, and its bounds may then be too wide.
+/// Maximum number of changes that one reading can hold; further ones are merged, which may make its bounds too wide.
 const MAX_CHANGES: usize = 4096;
 
-/// One reading of NVML for one process and device, with what the ledger had at that time.
+/// One NVML reading for one process and device, with the ledger's state at that time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClosedSample {
     /// Number of the reading.
     pub number: u64,
-    /// When it began.
+    /// Begin of the reading.
     pub t0_ns: u64,
-    /// When it ended.
+    /// End of the reading.
     pub t1_ns: u64,
-    /// What NVML charges to the process, or why that is unknown.
+    /// Bytes that NVML charges to the process, or why they are unknown.
     pub used_bytes: Result<u64, Absence>,
     /// The process lists of the reading failed: absence from them proves nothing.
     pub list_failed: bool,
@@ -31,33 +31,33 @@ pub struct ClosedSample {
     pub tracked_bytes: Option<i64>,
     /// Lowest and highest `tracked` in [t0, t1], frees in flight included.
     pub tracked_range: Option<(i64, i64)>,
-    /// Bytes older than the agent.
+    /// Bytes allocated before the agent started.
     pub predates_bytes: i64,
-    /// Memory moved, or a call was in flight, while NVML was read.
+    /// Memory changed, or a call was in flight, while NVML was read.
     pub torn: bool,
     /// The agent's records had not reached t1 when the sample was closed.
     pub stale: bool,
-    /// The book may not be that of t0: records were lost before it and no resync had ended, or the begin of the reading arrived so late
-    /// that later changes cannot be undone.
+    /// The book may not be that of t0. Either records were lost before t0 and no resync had completed, or the begin of the
+    /// reading arrived so late that later changes cannot be undone.
     pub partial: bool,
     /// The book at t0, by index of `ProcessView::cells`.
     pub amounts: Arc<[i64]>,
-    /// Parts of its untrackable; absent where that is.
+    /// Parts of the untrackable bytes; absent if these are unknown.
     pub parts: Option<Parts>,
 }
 
 impl ClosedSample {
-    /// `used` and `tracked` are of one moment.
+    /// Whether `used` and `tracked` belong to the same moment.
     pub fn is_certain(&self) -> bool {
         !self.torn && !self.stale && !self.partial
     }
 
-    /// used - tracked, signed; absent if either is absent.
+    /// Returns used minus tracked, signed; `None` if either is unknown.
     pub fn gap_bytes(&self) -> Option<i64> {
         Some(i64::try_from(self.used_bytes.ok()?).ok()?.wrapping_sub(self.tracked_bytes?))
     }
 
-    /// The gap without the bytes that are older than the agent.
+    /// Returns the gap without the bytes allocated before the agent started.
     pub fn untrackable_bytes(&self) -> Option<i64> {
         Some(self.gap_bytes()?.wrapping_sub(self.predates_bytes))
     }
@@ -68,7 +68,7 @@ impl ClosedSample {
 pub struct PeakGap {
     /// Untrackable at that sample.
     pub untrackable_bytes: i64,
-    /// What predated the agent at that sample.
+    /// Bytes that predated the agent at that sample.
     pub predates_bytes: i64,
     /// Distance of the sample from the peak; negative if it was before.
     pub distance_ns: i64,
@@ -90,13 +90,13 @@ struct Mark {
     partial: bool,
 }
 
-/// An allocation may be charged as soon as its call is entered. Until it is recorded, `tracked` may be lower than NVML's number by its
-/// bytes. When a pool is trimmed, `tracked` may be higher: then `bytes` is negative.
+/// A call that may have changed NVML's number since it was entered. Until it is recorded, `tracked` may be lower than NVML's
+/// number by `bytes`. While a pool is trimmed, `tracked` may be higher: then `bytes` is negative.
 #[derive(Debug, Clone, Copy)]
 struct Entered {
     entered_ns: u64,
     bytes: i64,
-    /// Changes that were recorded before it.
+    /// Number of changes recorded before it.
     changes: usize,
 }
 
@@ -109,13 +109,14 @@ pub(crate) struct Pending {
     pub used: Result<u64, Absence>,
     list_failed: bool,
     mark: Option<Mark>,
-    /// (time, `tracked` without and with what calls in flight may have given back) after t0, in the order of the records.
+    /// Time, and `tracked` without and with the bytes that calls in flight may have freed, of each change after t0, in record
+    /// order.
     changes: Vec<(u64, Range)>,
-    /// Bytes that may have been charged or freed before they were recorded, which was after the mark.
+    /// Calls recorded after the mark whose bytes may have been charged or freed before.
     entered: Vec<Entered>,
     /// Begin of the earliest driver call that was still in flight after t0.
     busy_since_ns: u64,
-    /// Records were lost while it waited: the book at its mark may not be that of t0.
+    /// Records were lost while the sample waited: the book at its mark may not be that of t0.
     doubtful: bool,
 }
 
@@ -142,7 +143,7 @@ impl Pending {
         self.book == book && self.number == number
     }
 
-    /// The next time at which this sample has to be looked at.
+    /// Returns the next time at which this sample must be checked.
     pub fn boundary_ns(&self) -> u64 {
         if self.mark.is_none() { self.t0_ns } else { self.t1_ns.unwrap_or(u64::MAX) }
     }
@@ -174,7 +175,7 @@ impl Pending {
         self.mark = Some(Mark { tracked, amounts, range, rounding, near, torn, partial });
     }
 
-    /// Takes the book as it was when the reading began, and the changes since.
+    /// Takes the book at the begin of the reading, and the changes since.
     pub fn mark_past(&mut self, past: PastBook, near: u32, partial: bool) {
         let tracked = past.amounts.iter().fold(0_i64, |sum, &bytes| sum.wrapping_add(bytes));
         let mut range = Range::at(tracked);
@@ -206,7 +207,7 @@ impl Pending {
         self.changes.push((time_ns, range));
     }
 
-    /// Notes `bytes` that are about to be booked and may have come (negative: gone) since `entered_ns`.
+    /// Notes `bytes` that are about to be booked and may have been charged (negative: freed) since `entered_ns`.
     pub fn entered(&mut self, entered_ns: u64, bytes: i64) {
         if self.mark.is_some() && !self.is_over(entered_ns) {
             self.make_room();
@@ -218,7 +219,7 @@ impl Pending {
         self.t1_ns.is_some_and(|t1| time_ns > t1)
     }
 
-    /// Sums up changes when there are too many: bounds may become too wide, and still hold.
+    /// Merges changes when there are too many: bounds may become too wide, but stay correct.
     fn make_room(&mut self) {
         if self.changes.len() < MAX_CHANGES && self.entered.len() < MAX_CHANGES {
             return;
@@ -231,13 +232,13 @@ impl Pending {
         self.entered.clear();
     }
 
-    /// Returns the extremes of what NVML may have charged in the reading, and whether that is more than one value.
+    /// Returns the extremes of the bytes that NVML may have charged in the reading, and whether they differ.
     ///
-    /// Between two changes `tracked` is constant. What was entered before the second change and is recorded after the first may have
-    /// happened already.
+    /// Between two changes, `tracked` is constant. A call that was entered before the second change and recorded after the first
+    /// may already have taken effect.
     fn bounds(&self) -> (Option<Range>, bool) {
         let Some(mark) = &self.mark else { return (None, false) };
-        // The latest time by which each change had happened; times of several threads are not quite in the order of their records.
+        // The latest time by which each change had happened; times of several threads are not exactly in record order.
         let times = self.changes.iter().map(|&(time_ns, _)| time_ns);
         let ends: Vec<u64> = times
             .scan(0, |latest: &mut u64, time_ns| {
@@ -245,7 +246,7 @@ impl Pending {
                 Some(*latest)
             })
             .collect();
-        // What is open after each change: first what comes, then what goes.
+        // Bytes in question after each change: first those that may be added, then those that may be removed.
         let mut steps = vec![[0_i64; 2]; self.changes.len() + 2];
         let mut torn = mark.torn;
         for entered in self.entered.iter().filter(|entered| !self.is_over(entered.entered_ns)) {
@@ -273,24 +274,24 @@ impl Pending {
         (Some(range), torn)
     }
 
-    /// The reading ended.
+    /// Ends the reading.
     pub fn end(&mut self, t1_ns: u64) {
         self.t1_ns = Some(t1_ns);
     }
 
-    /// End of the reading, if it was reported.
+    /// Returns the end of the reading, if it was reported.
     pub fn ended_ns(&self) -> Option<u64> {
         self.t1_ns
     }
 
-    /// The process lists of the reading failed: absence from them proves nothing.
+    /// Notes that the process lists of the reading failed: absence from them proves nothing.
     pub fn fail(&mut self) {
         if self.used == Err(Absence::NotListed) {
             (self.used, self.list_failed) = (Err(Absence::Unknown), true);
         }
     }
 
-    /// Records were lost that may belong to it.
+    /// Notes that lost records may belong to this sample.
     pub fn doubt(&mut self) {
         self.doubtful = true;
         if let Some(mark) = &mut self.mark {
@@ -298,20 +299,20 @@ impl Pending {
         }
     }
 
-    /// Notes a driver call that was entered at `since_ns` and is in flight at `now_ns`. Whether it overlaps the reading is decided when
-    /// the sample closes.
+    /// Notes a driver call that was entered at `since_ns` and is in flight at `now_ns`. Whether it overlaps the reading is
+    /// decided when the sample closes.
     pub fn in_flight(&mut self, since_ns: u64, now_ns: u64) {
         if now_ns >= self.t0_ns {
             self.busy_since_ns = self.busy_since_ns.min(since_ns);
         }
     }
 
-    /// Tag of the last record before the reading; 0 for none.
+    /// Returns the tag of the last record before the reading; 0 for none.
     pub fn near(&self) -> u32 {
         self.mark.as_ref().map_or(0, |mark| mark.near)
     }
 
-    /// Closes the sample as it is now, with rounding as its only part, for a process with (`covered`) or without an agent.
+    /// Closes the sample in its present state, with rounding as its only part. `covered`: the process has an agent.
     pub fn close(self, predates_bytes: i64, stale: bool, covered: bool) -> ClosedSample {
         let (range, torn) = self.bounds();
         let mark = self.mark.filter(|_| covered);
@@ -335,10 +336,10 @@ impl Pending {
     }
 }
 
-/// How long samples wait for a call in flight: whether its memory is in the reading is known only from its record.
+/// Maximum time that samples wait for a call in flight: only its record shows whether its memory is in the reading.
 const MAX_CALL_WAIT_NS: u64 = 250_000_000;
 
-/// Time up to which all records have come, according to a watermark.
+/// Returns the time up to which all records have arrived, according to a watermark.
 pub(crate) fn known_until(watermark: &Record<'_>) -> u64 {
     let time_ns = watermark.stamp.time_ns;
     match watermark.body {

@@ -1,4 +1,4 @@
-//! The causes of one account's untrackable: which samples are boundaries, and what is booked between two of them.
+//! Causes of one account's untrackable memory: selects boundary samples, and books the change between two of them.
 
 use crate::samples::pending::ClosedSample;
 use crate::untrackable::change::{Cause, SampleContext, Step, Steps, change_between, minus};
@@ -12,21 +12,21 @@ use std::sync::Arc;
 struct Boundary {
     t0_ns: u64,
     x: i64,
-    /// Bytes older than the agent, tracked or not, without the rounding in them.
+    /// Bytes allocated before the agent started, tracked or not, without their rounding.
     predates: i64,
 }
 
-/// The causes of one book's gap.
+/// Causes of one book's gap.
 #[derive(Debug, Default)]
 pub(crate) struct Causes {
     /// Events since the last boundary.
     pub since_boundary: SinceBoundary,
     contexts: Contexts,
-    /// Sum of what was booked for contexts at the last boundary.
+    /// Sum of the bytes booked for contexts at the last boundary.
     booked: Parts,
     steps: Steps,
     last: Option<Boundary>,
-    /// Rounding that is already in the sample's predating bytes: that of the sample that they were taken from.
+    /// Rounding already contained in the predating bytes: that of the sample from which they were taken.
     predates_rounding: i64,
 }
 
@@ -43,12 +43,13 @@ pub(crate) struct SinceBoundary {
 }
 
 impl Causes {
-    /// Sets the rounding that the predating bytes contain: that of the sample they were taken from, or none if the agent reported them.
+    /// Sets the rounding contained in the predating bytes: that of the sample they were taken from, or none if the agent reported
+    /// them.
     pub fn round_from(&mut self, parts: Option<Parts>) {
         self.predates_rounding = parts.map_or(0, |parts| parts.rounding_bytes);
     }
 
-    /// Returns the parts of a sample's untrackable. If it is a boundary, the step that led to it is booked first.
+    /// Returns the parts of a sample's untrackable. If the sample is a boundary, books the step that led to it first.
     pub fn close(&mut self, sample: &ClosedSample, known: &SampleContext<'_>) -> Option<Parts> {
         let untrackable = sample.untrackable_bytes()?;
         let rounding = sample.parts?.rounding_bytes.wrapping_sub(self.predates_rounding);
@@ -66,7 +67,7 @@ impl Causes {
 
     fn reach(&mut self, sample: &ClosedSample, x: i64, known: &SampleContext<'_>) {
         let (due, is_folded) = self.since_boundary.events.take_until(sample.t1_ns);
-        // Adopted memory is tracked, and the gap is what it was.
+        // Adopted memory is tracked, so the gap does not change.
         let older = sample.predates_bytes.wrapping_add(known.adopted);
         let predates = older.wrapping_sub(self.predates_rounding);
         let boundary = Boundary { t0_ns: sample.t0_ns, x, predates };
@@ -74,10 +75,10 @@ impl Causes {
         let blind = std::mem::replace(&mut self.since_boundary.blind, known.blind) || known.blind;
         let last = self.last.replace(boundary);
         let before = match last {
-            // More predating bytes make a smaller gap, and no step.
+            // More predating bytes reduce the gap; this is no step.
             Some(last) => last.x.wrapping_add(last.predates).wrapping_sub(boundary.predates),
             None if known.late || lost => {
-                // What existed first has no known cause.
+                // Bytes that existed before the first boundary have no known cause.
                 self.contexts.pass(&due, self.since_boundary.threads);
                 self.booked = self.contexts.booked();
                 return;
@@ -105,7 +106,7 @@ impl Causes {
         self.steps.add(change_between(span, parts, doubt, &due, &shares, unseen, known));
     }
 
-    /// Returns all steps by time; the smallest may be one, see [`Cause::Smaller`].
+    /// Returns all steps by time; the smallest may be merged into one, see [`Cause::Smaller`].
     pub fn steps(&self) -> Arc<[Step]> {
         self.steps.all()
     }
@@ -120,12 +121,12 @@ impl Causes {
         }
     }
 
-    /// Records were lost, and events may be among them.
+    /// Notes that records were lost, possibly with events among them.
     pub fn lose(&mut self) {
         self.since_boundary.lost = true;
     }
 
-    /// The agent sees nothing from now on.
+    /// Notes that the agent is blind from now on.
     pub fn go_blind(&mut self) {
         self.since_boundary.blind = true;
     }

@@ -1,14 +1,14 @@
-//! Steps of untrackable: when it changed, by how much, and why.
+//! Steps of untrackable memory: when it changed, by how much, and why.
 
 use crate::untrackable::event::{Event, Names, What};
 use gpumem_model::gap::Parts;
 use gpumem_wire::DriverEventKind;
 use std::sync::{Arc, OnceLock};
 
-/// Steps that are kept one by one, for each device; the smallest of more are merged into one.
+/// Maximum number of steps kept for each device; the smallest of more are merged into one.
 const MAX_STEPS: usize = 256;
 
-/// The sum of two, without a bound: parts are exact, and nothing in them is clamped.
+/// Returns the sum, part by part, without saturation: parts are exact.
 pub(super) fn plus(one: Parts, other: Parts) -> Parts {
     combine(one, other, i64::wrapping_add)
 }
@@ -43,9 +43,9 @@ pub enum Cause {
     ModuleUnloaded,
     /// The limit of kernel stacks was set.
     StackLimit,
-    /// The size of printf's FIFO was set.
+    /// The size of the printf FIFO was set.
     PrintfLimit,
-    /// The size of malloc's heap on the device was set.
+    /// The size of the device-side malloc heap was set.
     HeapLimit,
     /// An executable graph was made.
     GraphInstantiated,
@@ -55,7 +55,7 @@ pub enum Cause {
     StreamCreated,
     /// Access to a peer was enabled.
     PeerAccess,
-    /// A library of kernels was loaded.
+    /// A kernel library was loaded.
     LibraryLoaded,
     /// A green context was created.
     GreenContextCreated,
@@ -63,11 +63,11 @@ pub enum Cause {
     MemoryImported,
     /// No reported event happened.
     BetweenEvents,
-    /// The agent saw nothing for a part of the time.
+    /// The agent was blind for a part of the time.
     Blind,
     /// Records were lost, or the process became another program.
     HistoryLost,
-    /// More events happened than are kept.
+    /// More events happened than can be kept.
     EventsLost,
     /// Several small steps; [`Step::events`] is their number.
     Smaller,
@@ -96,7 +96,7 @@ impl Cause {
         Cause::Smaller,
     ];
 
-    /// Its name in reports.
+    /// Returns the name used in reports.
     pub fn name(self) -> &'static str {
         match self {
             Cause::ContextCreated => "context created",
@@ -149,11 +149,11 @@ impl Cause {
 /// How the bytes of a step were determined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BookedAs {
-    /// Measured: the step itself.
+    /// Measured: the step's own size.
     Measured,
     /// Computed by a model.
     Model,
-    /// At most what the loaded modules hold.
+    /// Limited by the loadable bytes of the loaded modules.
     UpperBound,
     /// Unknown.
     Unexplained,
@@ -162,50 +162,50 @@ pub enum BookedAs {
 /// A change of untrackable between two samples.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// Time of the sample before it; 0 for the beginning of the process.
+    /// Time of the sample before the change; 0 for the start of the process.
     pub from_ns: u64,
-    /// Time of its event; without one, time of the sample that shows it.
+    /// Time of the event that caused it; without an event, the time of the sample that shows it.
     pub time_ns: u64,
-    /// What it was booked to; the sum is the change without rounding.
+    /// Parts that the change was booked to; their sum is the change without rounding.
     pub parts: Parts,
-    /// The event that got most of the bytes.
+    /// Event with the largest share of the bytes.
     pub cause: Cause,
-    /// Bits by `Cause as u32`: all events in its time.
+    /// All events between the two samples, as bits by `Cause as u32`.
     causes: u32,
-    /// Number of events in its time.
+    /// Number of events between the two samples.
     pub events: u64,
     /// How its bytes were determined.
     pub kind: BookedAs,
-    /// Bytes of the cause according to the model, or to the bound.
+    /// Bytes expected for the cause by the model or the upper bound.
     pub expected_bytes: Option<i64>,
-    /// Loadable bytes of modules that no step has shown: the step may be lazy loading.
+    /// Loadable bytes of modules that no step has shown yet: the step may be lazy loading.
     pub unseen_module_bytes: i64,
-    /// Tag in force at the event; without an event, that of the last record before the sample.
+    /// Tag in force at the event; without an event, the tag of the last record before the sample.
     pub tag: Option<Arc<str>>,
     /// Path of the library that made the call.
     pub library: Option<Arc<str>>,
 }
 
 impl Step {
-    /// The change.
+    /// Returns the size of the change.
     pub fn bytes(&self) -> i64 {
         self.parts.sum()
     }
 
-    /// All events in its time, `cause` included.
+    /// Returns all events between the two samples, `cause` included.
     pub fn causes(&self) -> impl Iterator<Item = Cause> {
         let bits = self.causes;
         Cause::ALL.into_iter().filter(move |cause| bits & 1 << *cause as u32 != 0)
     }
 
-    /// Steps of less weight are merged first.
+    /// Returns the weight by which steps are selected for merging, lightest first.
     fn weight(&self) -> u64 {
         let without_rounding = Parts { rounding_bytes: 0, ..self.parts };
         without_rounding.each().iter().map(|(_, _, bytes)| bytes.unsigned_abs()).max().unwrap_or(0)
     }
 }
 
-/// Returns the step from one boundary to the next, at times `span`.
+/// Returns the step between two boundaries, at times `span`.
 pub(super) fn change_between(
     span: (u64, u64),
     parts: Parts,
@@ -216,7 +216,7 @@ pub(super) fn change_between(
     known: &SampleContext<'_>,
 ) -> Step {
     let booked = shares.iter().filter(|share| doubt.is_none() || share.bytes != 0);
-    // Of equal shares the first one: it came before the others.
+    // Among equal shares, the earliest one.
     let main = booked.rev().max_by_key(|share| share.bytes.unsigned_abs());
     let likely = due.iter().rev().find(|event| matches!(event.what, What::Imported(_) | What::Other(_)));
     let most = main.map_or(0, |share| share.bytes.unsigned_abs());
@@ -266,7 +266,7 @@ pub(super) fn change_between(
 pub(super) struct Steps {
     large: Vec<Step>,
     smaller: Option<Step>,
-    /// The list that was returned last; cleared by a new step.
+    /// The list returned last; cleared by a new step.
     change_between: OnceLock<Arc<[Step]>>,
 }
 
@@ -314,25 +314,25 @@ impl Steps {
     }
 }
 
-/// What is known of a process, beside its events, when a sample closes.
+/// State of a process, other than its events, when a sample closes.
 #[derive(Debug)]
 pub(crate) struct SampleContext<'a> {
     pub late: bool,
-    /// Bytes that are tracked although they are older than the agent.
+    /// Tracked bytes that were allocated before the agent started.
     pub adopted: i64,
-    /// The agent sees nothing now.
+    /// The agent is blind now.
     pub blind: bool,
     /// Tag of the last record before the sample.
     pub near: u32,
     pub names: Names<'a>,
 }
 
-/// Bytes of a step that go to one event, and the bytes expected of it.
+/// Bytes of a step booked to one event, and the bytes expected for it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Share {
     pub event: Event,
     pub bytes: i64,
     pub kind: BookedAs,
-    /// According to the model, or to the bound.
+    /// According to the model or the upper bound.
     pub expected: Option<i64>,
 }

@@ -1,4 +1,4 @@
-//! What contexts cost beside their allocations, and how a step's bytes are divided among its events.
+//! Cost of contexts apart from their allocations, and division of a step's bytes among its events.
 
 use crate::Map;
 use crate::book::rounding::{GRANULE, whole_granules};
@@ -6,15 +6,15 @@ use crate::untrackable::change::{BookedAs, Share, plus};
 use crate::untrackable::event::{Event, What};
 use gpumem_model::gap::Parts;
 
-/// Contexts of one process on one device that are kept apart; the rest is one.
+/// Maximum number of contexts of a process on a device that are kept separately; all others share one.
 const MAX_CONTEXTS: usize = 256;
-/// Modules whose sizes are kept, for unloads that do not report them.
+/// Maximum number of modules whose sizes are kept, for unloads that do not report them.
 const MAX_MODULES: usize = 65_536;
-/// Largest model or module that is believed; a peer that reports more is wrong.
+/// Maximum accepted size of a model or module; a peer that reports more is wrong.
 const MAX_BYTES: u64 = 1 << 46;
 
-/// What a context has by default (CUDA: 1 KiB a thread, 1 MiB, 8 MiB). It is in the context's own cost, so the models count what is
-/// above it.
+/// Default limits of a context (CUDA: 1 KiB for each thread, 1 MiB, 8 MiB). They are part of the context's own cost, so the
+/// models count only the excess.
 const STACK: u64 = 1 << 10;
 const PRINTF: u64 = 1 << 20;
 const HEAP: u64 = 8 << 20;
@@ -22,27 +22,27 @@ const HEAP: u64 = 8 << 20;
 #[derive(Debug, Default)]
 struct Context {
     id: u32,
-    /// Its creation was reported; of other contexts only modules or limits were.
+    /// Its creation was reported; for other contexts only modules or limits were reported.
     is_made: bool,
-    /// Cost of creating it.
+    /// Bytes booked for creating it.
     base: i64,
     /// Bytes booked for its modules, and their loadable bytes.
     code: i64,
     need: u64,
     local: i64,
     heaps: i64,
-    /// Limits that were set; `None` is the default.
+    /// Limits that were set; `None` for the default.
     stack: Option<u64>,
     printf: Option<u64>,
     heap: Option<u64>,
-    /// Stacks that the model expects and no step has shown.
+    /// Stack bytes that the model expects but no step has shown yet.
     owed: Option<(i64, Event)>,
-    /// Loadable bytes by id.
+    /// Loadable bytes by module id.
     modules: Map<u64, u64>,
     claim: Claim,
 }
 
-/// Events of a context in the step that is being divided.
+/// Events of a context in the step being divided.
 #[derive(Debug, Default)]
 struct Claim {
     created: Option<Event>,
@@ -67,7 +67,7 @@ impl Context {
     }
 }
 
-/// Stacks above the default, of all threads that the device can run at once.
+/// Returns the bytes of stacks above the default, for all threads that the device can run at once.
 fn stacks(limit: Option<u64>, threads: u64) -> i64 {
     let above = limit.unwrap_or(STACK).saturating_sub(STACK);
     whole_granules(above.saturating_mul(threads).min(MAX_BYTES) as i64)
@@ -77,7 +77,7 @@ fn above(limit: Option<u64>, default: u64) -> i64 {
     limit.unwrap_or(default).saturating_sub(default).min(MAX_BYTES) as i64
 }
 
-/// Largest distance between a measured step and its model.
+/// Returns the maximum difference between a measured step and its model.
 fn tolerance(model: i64) -> i64 {
     (model / 10).saturating_abs().saturating_add(GRANULE)
 }
@@ -90,7 +90,7 @@ fn granules(bytes: u64) -> i64 {
 #[derive(Debug, Default)]
 pub(super) struct Contexts {
     all: Vec<Context>,
-    /// Modules of all contexts.
+    /// Number of modules in all contexts.
     modules: usize,
 }
 
@@ -100,7 +100,7 @@ impl Contexts {
         self.all.iter().fold(Parts::default(), |sum, context| plus(sum, context.parts()))
     }
 
-    /// Returns loadable bytes that no step has shown: with lazy loading, code is loaded when it is first used.
+    /// Returns loadable bytes that no step has shown yet: lazy loading loads code on first use.
     pub fn unseen_modules(&self) -> i64 {
         let unseen = self.all.iter().map(|context| granules(context.need).wrapping_sub(context.code).max(0));
         unseen.fold(0, i64::saturating_add)
@@ -124,13 +124,13 @@ impl Contexts {
         gone.parts()
     }
 
-    /// Applies events whose bytes are unknown: only the state of the contexts changes.
+    /// Applies events whose bytes are unknown: changes only the state of the contexts.
     pub fn pass(&mut self, events: &[Event], threads: u64) {
         self.share(0, events, threads, true);
     }
 
-    /// Divides a step of `bytes` among the events of its time. In doubt nothing is given, but contexts that are gone still give back
-    /// what was booked for them.
+    /// Divides a step of `bytes` among its events. If `in_doubt`, no bytes are booked to events; destroyed contexts still return
+    /// the bytes booked for them.
     pub fn share(&mut self, bytes: i64, events: &[Event], threads: u64, in_doubt: bool) -> Vec<Share> {
         let mut shares = Vec::new();
         let mut rest = bytes;
@@ -167,13 +167,13 @@ impl Contexts {
         shares
     }
 
-    /// Whether a single limit is the only request: then the measured bytes are its own.
+    /// Whether a single limit is the only request: then it gets all measured bytes.
     fn is_one_limit(&self) -> bool {
         let limits = self.all.iter().map(|context| context.claim.limits()).sum::<usize>();
         limits == 1 && self.all.iter().all(|context| context.claim.module.is_none())
     }
 
-    /// Stacks that the model expects are allocated when a kernel needs them: later growth of that size is booked to them.
+    /// Books growth to stacks that the model expects: the driver allocates them only when a kernel needs them.
     fn pay_owed(&mut self, rest: i64, shares: &mut Vec<Share>) {
         let pays = |context: &&mut Context| {
             let owed = context.owed.map_or(0, |(owed, _)| owed);
@@ -185,7 +185,7 @@ impl Contexts {
         shares.push(Share { event, bytes: rest, kind: BookedAs::Measured, expected: Some(owed) });
     }
 
-    /// Notes what an event asks for. Returns what was booked for contexts that end with it.
+    /// Notes the request of an event. Returns the bytes booked for contexts that end with it.
     fn claim(&mut self, event: &Event) -> Parts {
         let id = event.context;
         match event.what {
@@ -240,17 +240,17 @@ impl Claim {
     }
 }
 
-/// Conditions of all shares of one step.
+/// Conditions that apply to all shares of one step.
 struct Deal {
     in_doubt: bool,
-    /// A context was created: only models and bounds separate its cost from that of other events.
+    /// A context was created: only models and upper bounds separate its cost from that of other events.
     created: bool,
     threads: u64,
     alone: bool,
 }
 
 impl Deal {
-    /// Returns the share of a limit whose model says `model`, if `rest` is left.
+    /// Returns the share of a limit with model value `model`, if `rest` is left.
     fn limit(&self, rest: i64, model: i64) -> (i64, BookedAs) {
         if self.in_doubt || model == 0 {
             (0, BookedAs::Model)
@@ -277,7 +277,7 @@ impl Context {
             let model = stacks(Some(limit), deal.threads).wrapping_sub(stacks(self.stack, deal.threads));
             let owed = self.owed.take().map_or(0, |(owed, _)| owed);
             let (bytes, kind) = deal.limit(*rest, model);
-            // At most what was booked is given back.
+            // Never returns more bytes than were booked.
             let bytes = bytes.max(self.local.wrapping_neg().min(0));
             self.stack = Some(limit);
             self.local = self.local.wrapping_add(bytes);
@@ -313,7 +313,7 @@ impl Context {
             Deal { created: true, .. } => most,
             _ => (*rest).clamp(least, most),
         };
-        // Unloaded modules keep nothing, and the rest at most its loadable bytes.
+        // Unloaded modules keep no bytes; the others keep at most their loadable bytes.
         let code = self.code.wrapping_add(change).min(bound).max(0);
         let bytes = code.wrapping_sub(self.code);
         self.code = code;

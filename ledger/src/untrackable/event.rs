@@ -1,4 +1,4 @@
-//! Events of the driver that may change untrackable.
+//! Driver events that may change untrackable memory.
 
 use crate::Map;
 use crate::book::cells::OVERFLOW_TAG;
@@ -6,20 +6,20 @@ use gpumem_wire::{DriverEventKind, Stamp};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Events that wait for a sample, for each device. A process that loads its modules one by one has some thousands, but not within one
-/// second.
+/// Maximum number of events that wait for a sample, for each device. A process that loads its modules individually has some
+/// thousands, but not within one second.
 const MAX_EVENTS: usize = 1024;
-/// How long a call may have been under way before or after its record: NVML's number changes somewhere in that time. (Loading a module
-/// takes up to some milliseconds; the record has no duration.)
+/// Time before or after its record during which a call may change NVML's number. (Loading a module takes up to some milliseconds,
+/// but the record has no duration.)
 const CALL_NS: u64 = 20_000_000;
-/// The same for creating and destroying a context.
+/// Same as [`CALL_NS`], for creating and destroying a context.
 const CONTEXT_NS: u64 = 500_000_000;
-/// Largest difference between the clocks of agents and of readings.
+/// Maximum difference between the clocks of agents and of readings.
 const CLOCK_NS: u64 = 50_000;
-/// A context whose creation takes longer than this exists already, or its creation failed.
+/// If creating a context takes longer than this, it already existed or its creation failed.
 const CREATING_NS: u64 = 10_000_000_000;
 
-/// Names of a process by the agent's ids.
+/// Names of a process, by the agent's ids.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Names<'a> {
     pub tags: &'a Map<u32, Arc<str>>,
@@ -49,12 +49,12 @@ pub(crate) enum What {
     /// A call that creates a context was entered.
     Creating,
     Created,
-    /// It existed before, and was restated.
+    /// The context existed before, and was restated.
     Existed,
     Destroyed,
-    /// All contexts of the device are gone.
+    /// All contexts of the device were destroyed.
     Reset,
-    /// The process became another program: all contexts are gone.
+    /// The process became another program: all its contexts were destroyed.
     Exec,
     Loaded {
         module: u64,
@@ -67,7 +67,7 @@ pub(crate) enum What {
     Stack(u64),
     Printf(u64),
     Heap(u64),
-    /// Memory of another process was imported: its bytes. No model says how NVML charges it.
+    /// Memory of another process was imported: its bytes. There is no model for NVML's charge.
     Imported(u64),
     /// An event without a model.
     Other(DriverEventKind),
@@ -87,12 +87,12 @@ impl Event {
         Event { time_ns, what, context: stamp.context, tag: stamp.tag, library: stamp.module }
     }
 
-    /// The interval in which NVML's number may have changed because of it.
+    /// Returns the interval in which the event may have changed NVML's number.
     fn span(&self) -> (u64, u64) {
         let (before, after) = match self.what {
             What::Loaded { .. } | What::Stack(_) | What::Printf(_) | What::Heap(_) => (CALL_NS, 0),
             What::Created | What::Reset => (CONTEXT_NS, 0),
-            // Reported before the driver does it.
+            // The record comes before the driver's action.
             What::Unloaded { .. } => (0, CALL_NS),
             What::Destroyed => (0, CONTEXT_NS),
             What::Creating | What::Existed | What::Exec | What::Imported(_) | What::Other(_) => (0, 0),
@@ -100,13 +100,13 @@ impl Event {
         (self.time_ns.saturating_sub(before.max(CLOCK_NS)), self.time_ns.saturating_add(after.max(CLOCK_NS)))
     }
 
-    /// Whether it can have bytes of its own.
+    /// Whether the event can have a share of the bytes.
     fn is_priced(&self) -> bool {
         !matches!(self.what, What::Existed | What::Exec | What::Imported(_) | What::Other(_))
     }
 }
 
-/// Events that no boundary has passed, in the order of their records.
+/// Events since the last boundary, in record order.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     queue: VecDeque<Event>,
@@ -115,7 +115,7 @@ pub(super) struct Events {
 }
 
 impl Events {
-    /// Adds an event. Returns the events that were dropped for it: the older half of a full queue, so that the cost is spread.
+    /// Adds an event. If the queue is full, drops its older half, which spreads the cost, and returns the dropped events.
     pub fn push(&mut self, event: Event) -> Vec<Event> {
         let oldest = if self.queue.len() < MAX_EVENTS { 0 } else { MAX_EVENTS / 2 };
         let oldest: Vec<Event> = self.queue.drain(..oldest).collect();
@@ -124,7 +124,7 @@ impl Events {
         oldest
     }
 
-    /// Whether an event that costs memory was under way during a reading.
+    /// Whether an event that costs memory was in progress during a reading.
     pub fn is_under_way(&self, t0_ns: u64, t1_ns: u64) -> bool {
         let mut creating = None;
         for event in &self.queue {
@@ -141,7 +141,7 @@ impl Events {
         creating.is_some_and(|since| t1_ns - since < CREATING_NS)
     }
 
-    /// Takes the events until then; also returns whether older ones were dropped.
+    /// Removes and returns the events up to a time; also returns whether older ones were dropped.
     pub fn take_until(&mut self, t1_ns: u64) -> (Vec<Event>, bool) {
         let folded = std::mem::take(&mut self.folded);
         if self.queue.is_empty() {

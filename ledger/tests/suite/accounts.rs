@@ -1,4 +1,4 @@
-//! Accounts of a process: devices without a name or beyond the table, windows of `tracked`, samples that wait.
+//! Accounts of a process: devices without a name or beyond the maximum, windows of `tracked`, waiting samples.
 
 use crate::common::{DEV, KEY, MIB, Script, device, verify};
 use gpumem_ledger::{Place, WINDOW_NS, Window};
@@ -60,7 +60,7 @@ fn devices_beyond_those_a_process_may_have_are_one_account_of_their_own() {
         s.alloc((u64::from(number) + 1) << 30, MIB);
         s.host(Body::SampleBegin { number: 1 });
     }
-    // The first slot got a second device when it was named again: 62 more have an account.
+    // The first slot got a second device when it was named again, so 62 more have an account.
     let process = s.process();
     verify(&process);
     assert_eq!((process.accounts.len(), process.odd.devices_beyond), (64, 38));
@@ -69,7 +69,7 @@ fn devices_beyond_those_a_process_may_have_are_one_account_of_their_own() {
     assert_eq!(beyond.tracked_bytes, 38 * MIB as i64);
     assert!(own.iter().all(|account| !account.is_beyond && account.device.is_some()));
     assert_eq!(own.iter().map(|account| account.tracked_bytes).max(), Some(MIB as i64));
-    // NVML's reading of such a device is not joined to the sum of them all.
+    // NVML's reading of such a device is not joined with the sum of all of them.
     let stamp = Stamp { device: 99, ..Stamp::default() };
     let host = |s: &mut Script, body| s.ledger.observe(gpumem_ledger::Origin::Host, &Record { stamp, body });
     host(&mut s, device(1099));
@@ -101,7 +101,7 @@ fn readings_that_wait_are_bounded_and_the_oldest_is_closed_stale() {
     let mut s = Script::new();
     s.alloc(0x1000, 100);
     for number in 0..200 {
-        // The clock hardly moves, so no deadline passes, and the agent says nothing.
+        // The clock hardly moves, so no deadline passes, and the agent sends nothing.
         s.sample(1_000_000 + number, 1_000_000 + number, 150);
     }
     let closed = s.closed();

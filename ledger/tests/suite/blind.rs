@@ -1,4 +1,4 @@
-//! Times in which the agent saw nothing.
+//! Intervals in which the agent saw no driver calls.
 use crate::common::*;
 use gpumem_ledger::{Blind, BlindCause, BlindWindow};
 use gpumem_wire::AgentState::*;
@@ -16,7 +16,7 @@ fn window(from_ns: u64, to_ns: Option<u64>, cause: BlindCause, by: &str) -> Blin
     BlindWindow { from_ns, to_ns, cause, by: by.into() }
 }
 
-/// Covered since the start, with 100 bytes.
+/// A process covered from its start, with 100 bytes.
 fn covered() -> Script {
     let mut s = Script::new();
     agent(&mut s, 1, Covered, 0, "");
@@ -38,12 +38,12 @@ fn a_window_is_told_and_leaves_the_sums_in_doubt() {
     ];
     assert_eq!(blind(&s).windows, told);
     assert_eq!((blind(&s).count, blind(&s).total_ns(5000)), (2, 400));
-    // Not late: what was there before the window was seen.
+    // Not late: memory from before the window was seen.
     expect(&s, &["tracked 100 = direct:a 100", "flags partial"]);
-    // What is given out again had been freed.
+    // An address that is allocated again must have been freed.
     s.tag("b").alloc(0x1000, 30);
     expect(&s, &["tracked 30 = direct:b 30", "flags partial"]);
-    // The agent does not know better.
+    // A resync does not help: the agent does not know the changes either.
     let row = s.seq;
     s.resync(1, |s| {
         s.tag("b")

@@ -1,4 +1,4 @@
-//! Parts of the gap and the steps in which they came, as short scripts.
+//! Parts of the gap and its steps, as short scripts.
 use crate::common::gap::*;
 use gpumem_wire::*;
 
@@ -209,7 +209,7 @@ fn several_contexts_share_and_each_gives_its_own_back() {
             s.load(300, "", 7, 10);
             s.used(400, 912);
             s.end(500, 1, DestroyScope::Context);
-            s.used(600, 900); // it takes its time
+            s.used(600, 900); // NVML's number changes late
             s.used(1100, 460);
             s.end(1200, 0, DestroyScope::Device);
             s.used(1300, 0);

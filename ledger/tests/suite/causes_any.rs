@@ -1,9 +1,9 @@
-//! Parts and steps of the gap sum exactly, whatever a process says and NVML charges.
+//! Parts and steps of the gap sum exactly, whatever a process reports and NVML charges.
 use crate::common::gap::*;
 use crate::common::*;
 use gpumem_wire::*;
 
-/// One thing that a driver, an agent or NVML does.
+/// One action of a driver, an agent or NVML.
 #[derive(Debug, Clone)]
 enum Op {
     Context(u32),
@@ -14,7 +14,7 @@ enum Op {
     Other(u8),
     Alloc(u64, u64),
     Free(u64),
-    /// What NVML charges, in units that no model knows; and how long before it the last event was.
+    /// NVML's charge, in units that match no model, and its distance from the last event.
     Used(u64, bool),
     Lose,
     Pause(bool),
@@ -45,7 +45,7 @@ fn sums_hold(ops: &[Op]) {
     let hello = |instance| Body::Hello { start_ticks: 7, versions: 0, capabilities: 0, instance, claims: "" };
     s.0.control(hello(0));
     let (mut ms, mut instance, mut boundaries) = (100, 0, 0);
-    // The last sample that was certain: its gap without rounding, and the sum of all steps until then.
+    // The last certain sample: its gap without rounding, and the sum of all steps until then.
     let mut last = Some((0_i64, 0_i64));
     for op in ops {
         ms += 1;
@@ -95,7 +95,7 @@ fn sums_hold(ops: &[Op]) {
                 if !far || sample.torn || sample.stale || sample.partial {
                     continue;
                 }
-                // Nothing is under way: a boundary.
+                // No event is in progress: a boundary.
                 let parts = sample.parts.expect("parts");
                 let x = parts.sum().wrapping_sub(parts.rounding_bytes);
                 let stepped = account.steps.iter().fold(0_i64, |sum, step| sum.wrapping_add(step.bytes()));

@@ -1,4 +1,4 @@
-//! Parts and steps of the gap where something is lost, late, torn or too much.
+//! Parts and steps of the gap when records are lost, late, torn or too many.
 use crate::common::gap::*;
 use crate::common::*;
 use gpumem_ledger::{Origin, ProcessKey, Step};
@@ -43,7 +43,7 @@ fn a_load_that_may_have_been_under_way_is_not_cut_in_two() {
             s.context(100, "", 1);
             s.used(200, 498);
             s.0.sample(395 * MS, 396 * MS, 505 * MIB);
-            s.load(400, "net", 7, 10); // entered, perhaps, before 395
+            s.load(400, "net", 7, 10); // the call may have been entered before 395
             s.0.at(410 * MS).watermark(0);
             s.used(500, 508);
         },
@@ -90,7 +90,7 @@ fn a_baseline_that_is_told_later_is_no_step() {
     );
 }
 
-/// What is taken over from a program's own list is tracked from then on, and no change of the gap.
+/// Memory that is adopted from a program's own list is tracked from then on, and causes no step of the gap.
 #[test]
 fn what_is_taken_over_is_no_step() {
     let older = |s: &mut Gap, ms: u64, body: Body<'_>| {
@@ -114,7 +114,7 @@ fn what_is_taken_over_is_no_step() {
         ]
     };
     let late = |s: &mut Gap| s.0.control(Body::Agent { result: 0, state: AgentState::Late, detail: "" });
-    // Between two samples; before the first one; while the first one waits for the agent's word.
+    // Adopted between two samples; before the first one; while the first one waits for the agent's records.
     for (over, samples) in [(150, [100, 200]), (50, [100, 200]), (100, [99, 200])] {
         check_gap(
             |s| {
@@ -134,7 +134,7 @@ fn what_is_taken_over_is_no_step() {
                 assert_eq!(gaps, [Some(0), Some(0)], "taken over at {over}");
                 s.0.at(250 * MS).free(40 << 32);
                 s.used(300, 560);
-                // It was wrong of the other one.
+                // The adoption of the other allocation is revoked when it is unmapped.
                 let begin_seq = older(s, 350, Body::VmmUnmap { address: 30 << 32, bytes: 30 << 20 });
                 s.0.say(Body::FreeEnd { begin_seq, result: 0 });
                 s.used(400, 560);
@@ -148,7 +148,7 @@ fn what_is_taken_over_is_no_step() {
     }
 }
 
-/// Nobody knows how large it was but NVML.
+/// Only NVML shows the size of freed memory that is older than the agent.
 #[test]
 fn what_is_older_than_a_late_agent_may_go() {
     check_gap(
@@ -162,18 +162,18 @@ fn what_is_older_than_a_late_agent_may_go() {
             s.used(300, 580);
             let account = s.0.account();
             assert_eq!((account.predates_bytes, account.tracked_bytes), (Some(560 << 20), 20 << 20));
-            // What else makes the gap smaller has its cause.
+            // Other events that reduce the gap keep their causes.
             s.load(400, "net", 7, 10);
             s.used(450, 590);
             s.unload(500, 7);
             s.used(550, 580);
-            // Two at a time, one of which is known.
+            // Two frees between two samples, one of known memory.
             s.0.at(600 * MS).free(0x1000);
             s.0.at(601 * MS).free(0xa000);
             s.used(650, 500);
             let account = s.0.account();
             assert_eq!((account.predates_bytes, account.tracked_bytes), (Some(500 << 20), 0));
-            // What was mapped, too.
+            // Unknown mapped memory, too.
             let unmap = s.0.at(700 * MS).say(Body::VmmUnmap { address: 0xb000, bytes: 20 << 20 });
             s.0.say(Body::FreeEnd { begin_seq: unmap, result: 0 });
             let release = s.0.say(Body::VmmRelease { handle: 9 });
@@ -386,14 +386,14 @@ fn is_late(s: &mut Gap) {
     s.0.say(Body::ContextCreate { handle: 1 });
 }
 
-/// What PyTorch had before, booked at `ms`.
+/// Adopts memory that PyTorch had before, booked at `ms`.
 fn is_taken_over(s: &mut Gap, ms: u64, mib: u64) {
     s.0.at(ms * MS - 10).stamp.flags = Flags::OLDER;
     s.0.alloc(mib << 32, mib * MIB);
     s.0.stamp.flags = Flags::default();
 }
 
-/// A list takes some ms to be booked, and a reading may begin in the middle of that: the first one, or a later one.
+/// Booking a list takes some ms, and a reading may begin meanwhile: the first one, or a later one.
 #[test]
 fn a_reading_may_begin_while_a_list_is_taken_over() {
     for has_one_before in [false, true] {
@@ -418,7 +418,7 @@ fn a_reading_may_begin_while_a_list_is_taken_over() {
     }
 }
 
-/// Memory that moves while NVML is read for the first time is in its answer or not.
+/// Memory that is allocated during the first reading may or may not be in NVML's number.
 #[test]
 fn what_predates_is_taken_from_a_sample_that_is_certain() {
     let mut s = Gap::new();
@@ -435,7 +435,7 @@ fn what_predates_is_taken_from_a_sample_that_is_certain() {
     assert_eq!(s.0.only_sample().untrackable_bytes(), Some(0));
 }
 
-/// Rows of the list that were lost, and come with a resync, are tracked from then on like the others.
+/// Lost rows of the list that a resync restates are tracked from then on like the others.
 #[test]
 fn what_was_taken_over_and_lost_is_taken_over_by_a_resync() {
     let mut s = Gap::new();
@@ -443,7 +443,7 @@ fn what_was_taken_over_and_lost_is_taken_over_by_a_resync() {
     s.used(100, 600);
     is_taken_over(&mut s, 150, 40);
     let first = s.0.seq;
-    s.0.seq += 1; // one of 30 MiB
+    s.0.seq += 1; // lost: an allocation of 30 MiB
     s.0.at(151 * MS).watermark(0);
     let flags = Flags::RESTATED.with(Flags::OLDER);
     let body = |mib: u64| Body::AllocEnd {
@@ -466,7 +466,7 @@ fn what_was_taken_over_and_lost_is_taken_over_by_a_resync() {
     assert_eq!((account.predates_bytes, account.tracked_bytes), (Some(530 << 20), 70 << 20));
 }
 
-/// All of PyTorch's was taken over, says the agent; nobody knows its handles all the same, nor what others have.
+/// The agent reports that all of PyTorch's memory was adopted. Its handles, and memory of other allocators, are still unknown.
 #[test]
 fn what_is_older_and_not_pytorchs_is_not_odd() {
     let mut s = Gap::new();
@@ -476,7 +476,7 @@ fn what_is_older_and_not_pytorchs_is_not_odd() {
     let release = s.0.at(200 * MS).say(Body::VmmRelease { handle: 9 });
     s.0.say(Body::FreeEnd { begin_seq: release, result: 0 });
     s.0.free(0xd000);
-    // And what is mapped or retained of them: NCCL does, to register a buffer.
+    // Old memory may also be mapped or retained: NCCL does that to register a buffer.
     s.0.say(Body::VmmRetain { handle: 8, address: 0xb000 });
     s.0.say(Body::VmmMap { address: 0xc000, bytes: 20 << 20, handle: 7 });
     assert_eq!(s.0.process().odd, Default::default());

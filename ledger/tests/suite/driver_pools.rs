@@ -49,7 +49,7 @@ fn destroyed_driver_pool_lives_until_its_last_allocation() {
             s.tag("s").alloc_as(0x1000, 100, STREAM, 5);
             s.state(5, 1000);
             s.say(Body::PoolDestroy { pool: 5 });
-            expect(s, &["tracked 1000 = block:s 100 + idle 900"]); // and keeps all that it has
+            expect(s, &["tracked 1000 = block:s 100 + idle 900"]); // and keeps all of its reserved bytes
             assert_eq!(s.account().pools.len(), 1, "it has an allocation still");
             s.free(0x1000);
             assert_eq!(s.account().pools.len(), 0);

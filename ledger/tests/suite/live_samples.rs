@@ -1,5 +1,5 @@
-//! Samples as living sources make them: watermarks that close them, records of several threads, calls that were entered before and
-//! return after, readings that are heard of late, losses.
+//! Samples as live sources produce them: watermarks that close them, records of several threads, calls that were entered before
+//! and return after, readings whose records arrive late, losses.
 use crate::common::joined::*;
 use crate::common::*;
 use gpumem_ledger::STALE_AFTER_NS;
@@ -14,7 +14,7 @@ fn allocation_that_was_entered_in_the_reading_and_returned_after_it_tears_it() {
     for spoke_before in [false, true] {
         let mut s = with_hundred();
         if spoke_before {
-            s.at(500).watermark(0); // such an agent closes by watermarks
+            s.at(500).watermark(0); // samples of such an agent are closed by watermarks
         }
         s.sample(10_000, 11_000, 150);
         took(s.at(12_000), 0x2000, 7, 2); // entered at 10,010
@@ -53,7 +53,7 @@ fn allocation_may_be_charged_before_a_free_that_was_recorded_earlier() {
     s.sample(10_000, 20_000, 207);
     s.at(11_990).free(0x1000); // one thread, from 12,000 to 12,010
     took(s.at(15_990), 0x2000, 7, 5); // another: entered at 11,000, returned at 16,000
-    took(s.at(18_000), 0x3000, 9, 1); // entered when all that was over
+    took(s.at(18_000), 0x3000, 9, 1); // entered when all of these had returned
     s.at(21_000).watermark(0);
     assert_eq!(join(&s.only_sample()), torn(100, 0, 107));
 }
@@ -83,7 +83,7 @@ fn sample_waits_for_a_call_that_is_under_way_but_not_for_ever() {
     s.at(19_000).watermark(0);
     assert_eq!(join(&s.only_sample()), torn(100, 100, 107));
     s.sample(30_000, 31_000, 157);
-    s.at(40_000).watermark(32_000); // entered after it
+    s.at(40_000).watermark(32_000); // entered after the reading
     assert_eq!(join(&s.only_sample()), exactly(107));
     s.sample(50_000, 51_000, 157);
     s.at(400_000_000).watermark(50_500);
@@ -113,8 +113,8 @@ fn what_a_pool_grew_by_may_be_charged_since_the_call_that_made_it_grow() {
             s.sample(10_000, 11_500, 250);
         }
         s.at(10_990).say(Body::AllocEnd { address: 0x2000, bytes: 7, pool: 5, took_us: 1, memory });
-        s.at(11_990).alloc_as(0x3000, 60, memory, 5); // by 17, as far as is known
-        s.at(13_990).say(Body::PoolState { pool: 5, reserved_bytes: 114, used_bytes: 67, took_us: 4 }); // by 47 more
+        s.at(11_990).alloc_as(0x3000, 60, memory, 5); // grows by 17, as far as known
+        s.at(13_990).say(Body::PoolState { pool: 5, reserved_bytes: 114, used_bytes: 67, took_us: 4 }); // grows by 47 more
         if told_late {
             s.sample(10_000, 11_500, 250);
         }
@@ -137,7 +137,7 @@ fn record_that_another_thread_overtook_counts_at_its_own_time() {
     s.at(500).watermark(0);
     s.sample(1000, 1100, 150);
     s.at(1190).alloc(0x2000, 7); // at 1200, after the reading
-    s.at(1040).alloc(0x3000, 11); // at 1050, in it
+    s.at(1040).alloc(0x3000, 11); // at 1050, during the reading
     assert!(s.closed().is_empty(), "only a watermark says that nothing older will come");
     s.at(1300).watermark(0);
     let sample = s.only_sample();
@@ -169,7 +169,7 @@ fn forgotten_process_leaves_the_others_as_they_were() {
     let mut left = vec![KEY.pid, 900, 902];
     left.sort_unstable();
     assert_eq!(keys(&s), left);
-    // Those that wait are still closed as stale, the moved one too.
+    // Waiting samples are still closed as stale, the moved one too.
     s.at(1100 + STALE_AFTER_NS + 1).host(Body::Tick {});
     let mut closed: Vec<u32> = s.ledger.take_samples().map(|(key, ..)| key.pid).collect();
     closed.sort_unstable();
@@ -181,7 +181,7 @@ fn reading_that_is_told_of_late_has_the_book_of_its_own_time() {
     let mut s = with_hundred();
     s.at(500).watermark(0);
     s.at(1490).tag("b").alloc(0x2000, 7); // at 1500
-    s.at(1590).free(0x1000); // entered at 1600, over at 1610
+    s.at(1590).free(0x1000); // entered at 1600, returned at 1610
     s.at(1690).tag("c").alloc(0x3000, 11); // at 1700
     s.at(1790).watermark(0);
     for (t0, t1, expected) in [
@@ -236,7 +236,7 @@ fn sample_that_the_lost_records_may_belong_into_is_partial() {
     let mut s = with_hundred();
     s.at(500).watermark(0);
     s.sample(1000, 1100, 150);
-    s.seq += 4; // four records that never came
+    s.seq += 4; // four lost records
     s.at(1200).watermark(0);
     let sample = s.only_sample();
     assert!(sample.partial, "{sample:?}");
@@ -253,7 +253,7 @@ fn agent_that_was_never_let_in_knows_nothing_of_tracked() {
     assert_eq!((sample.tracked_bytes, sample.gap_bytes(), sample.used_bytes), (None, None, Ok(150)));
     let coverage = s.process().coverage;
     assert!(!coverage.covered && coverage.blocked.is_some());
-    // Let in later, it is late: what was there before predates it.
+    // If its agent can use CUPTI only later, the process is late: older memory predates the agent.
     s.at(1200).control(agent(AgentState::Late));
     s.at(1300).alloc(0x1000, 100);
     s.at(1400).watermark(0);
@@ -279,14 +279,14 @@ fn reading_that_began_before_the_agent_said_anything_has_its_beginning() {
     s.at(1090).alloc(0x1000, 100); // at 1100
     s.at(1190).alloc(0x2000, 7); // at 1200
     s.at(1300);
-    s.sample(1150, 1250, 200); // heard of now
+    s.sample(1150, 1250, 200); // its begin arrives now
     s.at(1400).watermark(0);
     assert_eq!(join(&s.only_sample()), torn(100, 100, 107));
 }
 
 #[test]
 fn what_an_agent_says_of_itself_closes_no_sample() {
-    // Its first round: it says what it is before its first watermark, and an allocation is under way.
+    // The agent's first round: it sends Hello before its first watermark, and an allocation is in flight.
     let mut s = Script::new();
     s.at(1000).control(Body::Hello { start_ticks: 7, versions: 0, capabilities: 0, instance: 1, claims: "" });
     s.sample(2000, 3000, 200);
@@ -303,14 +303,14 @@ fn what_an_agent_says_of_itself_closes_no_sample() {
 fn sample_from_before_the_end_of_a_resync_is_partial_however_late_it_is_heard_of() {
     let mut s = with_hundred();
     s.at(500).watermark(0);
-    s.seq += 4; // lost: nobody knows when they were
+    s.seq += 4; // lost: their times are unknown
     let missed = s.seq;
     s.at(2000).watermark(0);
-    s.sample(1000, 1100, 150); // heard of before the state is known again
+    s.sample(1000, 1100, 150); // arrives before the state is known again
     s.at(3000).resync(1, |s| {
         s.restate(missed, Body::AllocEnd { address: 0x2000, bytes: 7, pool: 0, took_us: 0, memory: DEV });
     });
-    s.sample(1200, 1300, 150); // and of these after it
+    s.sample(1200, 1300, 150); // arrives after that
     s.sample(2900, 3000, 150);
     s.sample(3100, 3200, 150);
     s.at(4000).watermark(0);

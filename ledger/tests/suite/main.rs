@@ -1,4 +1,4 @@
-//! The ledger from outside: scripts of observations, and what the snapshot says after them.
+//! Tests of the ledger through its public interface: scripts of observations, and the resulting snapshots.
 #![allow(missing_docs)]
 
 mod accounts;

@@ -1,4 +1,4 @@
-//! Running out of memory: the three ways are told apart, and each entry says who had what.
+//! Out-of-memory errors: the three kinds are distinguished, and each entry lists the holders.
 
 use crate::common::*;
 use gpumem_ledger::{Idle, OomDevice, OomKind, OomView, Origin, ProcessKey};
@@ -229,7 +229,7 @@ fn what_was_survived_is_no_part_of_what_was_not() {
     refuse(&mut s, 80 * MIB);
     refuse(&mut s, 80 * MIB);
     gave_up(&mut s, "GPT/h.1", 70 * MIB, 2);
-    // A limit of the pool's own does not belong to what the driver refused.
+    // A limit of the pool itself is separate from refusals of the driver.
     refuse(&mut s, 20 * MIB);
     give_up(&mut s, "GPT/h.1", 10 * MIB);
     let found: Vec<_> =
@@ -238,7 +238,7 @@ fn what_was_survived_is_no_part_of_what_was_not() {
         found,
         [(OomKind::Pressure, 20, 2, 2), (OomKind::Device, 70, 2, 1), (OomKind::Pool, 10, 0, 1)]
     );
-    // Another thread's refusals are its own.
+    // Refusals of another thread are separate.
     let mut s = script();
     refuse(&mut s, 40 * MIB);
     s.stamp.thread = 7;
@@ -264,7 +264,7 @@ fn a_refusal_of_which_nobody_knows_the_end_says_so() {
     assert_eq!((one.kind, one.refusals, one.is_unheard), (OomKind::Pressure, 1, true));
 }
 
-/// A look costs what there is to look at, so refusals in a row are not all looked at; the end is.
+/// Recording a composition costs time, so not every one of several refusals gets one; the final failure does.
 #[test]
 fn the_end_has_its_composition_however_much_there_is() {
     let mut s = script();
@@ -295,7 +295,7 @@ fn who_gets_memory_afterwards_went_on() {
     assert_eq!(went_on(&s), [false], "what is freed while the error is passed on says nothing");
     block(&mut s, 0);
     assert_eq!(went_on(&s), [true]);
-    // The same again, and no word after it.
+    // The same again, without a record after it.
     give_up(&mut s, "GPT/h.1", 45 * MIB);
     assert_eq!(went_on(&s), [false]);
 }
@@ -317,7 +317,7 @@ fn the_reading_that_is_nearest_tells_who_had_the_device() {
     assert_eq!(bobs(&s), (101, 500, 9000), "a moment after it");
     sample(&mut s, 102 * SECOND, 500 * MIB, 50 * MIB);
     assert_eq!(bobs(&s), (101, 500, 9000), "once");
-    // One in which the process is no more tells of another time.
+    // A reading that no longer lists the process is of another time.
     let mut s = script();
     sample(&mut s, 100 * SECOND, 500 * MIB, 1000 * MIB);
     s.time_ns = 101 * SECOND;
@@ -326,13 +326,13 @@ fn the_reading_that_is_nearest_tells_who_had_the_device() {
     assert_eq!(bobs(&s), (100, 500, 1000));
 }
 
-/// Bob's memory at the last reading but one, at the last, his status, and what is found of him.
+/// Bob's bytes at the last two readings, and his exit status; returns the entries found.
 fn suspected(before: u64, last: u64, status: Reading) -> Vec<OomView> {
     let mut s = script();
     bob(&mut s);
     sample(&mut s, 100 * SECOND, 500 * MIB, before * MIB);
     sample(&mut s, 140 * SECOND, 3500 * MIB, last * MIB);
-    // Others' lists, in which he is no more.
+    // Later lists of others, without him.
     listed(&mut s, 141 * SECOND, &[(KEY, 3500 * MIB)], 3500 * MIB);
     s.time_ns = 141 * SECOND;
     s.host_as(52, Body::ProcessGone { start_ticks: 3, status });
@@ -371,7 +371,7 @@ fn what_is_not_kept_is_counted_in_times() {
     assert_eq!((ooms(&s).len(), kept + s.process().ooms_dropped), (32, 100));
 }
 
-/// An OOM of the pool's own, on a thread that says its phase.
+/// An OOM caused by the pool's own limit, on a thread that reports its phase.
 fn gave_up_in(s: &mut Script, phase: Phase, thread: u32, bytes: u64) {
     let before = s.stamp;
     (s.stamp.context, s.stamp.thread) = (PHASE_SAID | u32::from(phase.to_code()), thread);
@@ -379,7 +379,7 @@ fn gave_up_in(s: &mut Script, phase: Phase, thread: u32, bytes: u64) {
     s.stamp = before;
 }
 
-/// A block that is made in a phase by a thread.
+/// A block that a thread allocates in a phase.
 fn born(s: &mut Script, phase: Phase, thread: u32, at: u64) {
     let before = s.stamp.thread;
     s.stamp.thread = thread;
@@ -399,7 +399,7 @@ fn phase_is_that_of_the_thread_or_of_the_pass_under_way() {
     gave_up_in(&mut s, Phase::Evaluation, MAIN, 3);
     gave_up_in(&mut s, Phase::Backward, ENGINE, 4); // before its first block
     born(&mut s, Phase::Backward, ENGINE, 2);
-    gave_up_in(&mut s, Phase::Unknown, ENGINE, 5); // what ends a backward pass is in no node
+    gave_up_in(&mut s, Phase::Unknown, ENGINE, 5); // the end of a backward pass is in no node
     gave_up_in(&mut s, Phase::Unknown, MAIN, 6); // gradients are clipped
     s.control(Body::PhaseBegin { phase: Phase::Optimizer });
     gave_up_in(&mut s, Phase::Unknown, MAIN, 7);
@@ -415,7 +415,7 @@ fn phase_is_that_of_the_thread_or_of_the_pass_under_way() {
     assert_eq!(found, expected);
 }
 
-/// A context's number in a record of an older agent is no phase.
+/// The context's number in a record of an older agent is not a phase.
 #[test]
 fn older_agents_say_no_phase() {
     let mut s = script();
@@ -426,7 +426,7 @@ fn older_agents_say_no_phase() {
     assert_eq!(ooms(&s)[0].phase, Phase::Forward);
 }
 
-/// The refusal that comes before an OOM is looked at, too: that does not make the OOM part of an earlier one.
+/// The refusal before an OOM has a composition, too: that does not make the OOM part of an earlier entry.
 #[test]
 fn requests_that_follow_each_other_closely_are_entries_of_their_own() {
     let mut s = script();

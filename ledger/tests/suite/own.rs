@@ -1,4 +1,4 @@
-//! What a program says of itself beside memory: its counters, ranges and steps.
+//! Data that a program reports apart from memory: counters, ranges and steps.
 
 use crate::common::{KEY, Script};
 use gpumem_ledger::{MAX_COUNTERS, MAX_SPANS_OF_FILE};

@@ -1,4 +1,4 @@
-//! Parameters and gradients one by one, of each iteration.
+//! Individual parameters and gradients in each iteration.
 
 use crate::common::{KEY, NOTHING, Script};
 use gpumem_ledger::{IterationsView, MAX_COLUMNS, MAX_ITERATIONS, Origin};
@@ -19,7 +19,7 @@ impl Training {
         Training(script)
     }
 
-    /// A block that is told to be this, and nothing else.
+    /// A block with a reported role.
     fn holds(&mut self, place: u64, bytes: u64, name: &str, role: Role) {
         let (address, use_as) = (BASE + place * 4096, (role, Phase::Unknown));
         self.0.tag(name).say(Body::BlockAlloc { address, bytes, pool: POOL, use_as });
@@ -35,7 +35,7 @@ impl Training {
         self.0.unblock(BASE + place * 4096, POOL);
     }
 
-    /// (Without a look at every sum.)
+    /// (Without checking every sum.)
     fn step(&mut self, number: u64) {
         (self.0.seq, self.0.time_ns) = (self.0.seq + 1, self.0.time_ns + 10);
         let stamp = Stamp { seq: self.0.seq, time_ns: self.0.time_ns, ..self.0.stamp };
@@ -51,7 +51,7 @@ impl Training {
         self.0.ledger.iterations(KEY, 0)
     }
 
-    /// By iteration that is over: by role and name, what it has; checked against its sums.
+    /// Returns the bytes of each finished iteration by role and name; checks them against its sums.
     fn told(&self) -> Vec<BTreeMap<(Role, String), i64>> {
         let (view, cells) = (self.view(), self.0.process().cells);
         let mut changes = view.parameters.changes.iter().peekable();
@@ -94,7 +94,7 @@ fn gradients_have_the_names_that_come_after_them() {
         let weight = training.makes(3, 100, "fc");
         let bias = training.makes(4, 10, "fc");
         training.makes(5, 50, "fc");
-        training.frees(5); // of a moment
+        training.frees(5); // a temporary block
         training.phase(Phase::Optimizer);
         if number % 2 == 0 {
             for (place, seq, name) in [(3, weight, "fc/weight"), (4, bias, "fc/bias")] {
@@ -124,7 +124,7 @@ fn what_does_not_change_is_told_once_and_the_oldest_go() {
         training.step(number);
     }
     assert_eq!(training.view().parameters.changes.len(), 1);
-    // All of them change in each iteration, for longer than there is room.
+    // All of them change in each iteration, for more iterations than there is room.
     for number in 51..=250 {
         for name in 0..100 {
             training.frees(name);
@@ -182,7 +182,7 @@ fn a_new_part_begins_with_what_is_held() {
     assert_eq!(training.view().parameters.changes, [(began_ns, vec![(0, 100)])]);
 }
 
-/// As large as a library's workspace.
+/// The size of a library's workspace.
 const SCRATCH: u64 = 8_519_680;
 const LARGE: u64 = 50 << 20;
 
@@ -193,7 +193,7 @@ impl Training {
         self.0.say(Body::BlockAlloc { address, bytes: 1, pool: POOL, use_as });
     }
 
-    /// A parameter that a sweep tells.
+    /// A parameter that a sweep reports.
     fn knows(&mut self, place: u64, bytes: u64, name: &str) {
         let (address, use_as) = (BASE + place * 4096, (Role::Unknown, Phase::Setup));
         let seq = self.0.say(Body::BlockAlloc { address, bytes, pool: POOL, use_as });
@@ -206,7 +206,7 @@ impl Training {
     }
 }
 
-/// Two backward passes in an iteration: a workspace that is made in the second one was not there when gradients were most.
+/// Two backward passes in an iteration: a workspace allocated in the second one did not exist at the maximum of the gradients.
 #[test]
 fn a_workspace_is_taken_off_only_where_it_counted() {
     let mut training = Training::new();
@@ -214,7 +214,7 @@ fn a_workspace_is_taken_off_only_where_it_counted() {
     training.step(1);
     training.begins_forward(10);
     training.makes(3, LARGE, "fc");
-    training.begins_forward(11); // the first pass is over
+    training.begins_forward(11); // the first pass has ended
     training.frees(3);
     training.makes(4, 10, "fc");
     training.makes(5, SCRATCH, "scratch");
@@ -226,7 +226,7 @@ fn a_workspace_is_taken_off_only_where_it_counted() {
     assert_eq!(training.highest_gradients(), [LARGE as i64]);
 }
 
-/// More than there can be are gradients after all.
+/// More blocks than there can be workspaces are gradients.
 #[test]
 fn what_is_no_workspace_after_all_counts_again() {
     let mut training = Training::new();

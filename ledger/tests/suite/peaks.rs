@@ -4,7 +4,7 @@ use gpumem_wire::*;
 
 const STREAM: MemoryKind = MemoryKind::StreamOrdered;
 
-/// An allocation of 4096 bytes at 0x1000 that pool 3 has as its segment.
+/// An allocation of 4096 bytes at 0x1000 that is a segment of pool 3.
 fn with_segment(s: &mut Script) {
     s.pool(3, 0, true, PoolOwner::Framework);
     s.tag("a").alloc(0x1000, 4096);
@@ -141,7 +141,7 @@ fn peak_prefers_the_moment_with_least_idle_among_equals() {
             s.tag("w").block(0x1000, 1000, 3);
             s.tag("w").block(0x1800, 500, 3);
             s.unblock(0x1000, 3);
-            s.tag("x").block(0x1000, 1000, 3); // as full, but later: the first moment stays
+            s.tag("x").block(0x1000, 1000, 3); // equally full but later: the first moment stays
         },
         &["tracked 4096 = block:w 500 + block:x 1000 + idle 2596", "peak 4096 = block:w 1500 + idle 2596"],
     );
@@ -158,7 +158,7 @@ fn who_takes_leave_of_a_segment_fills_nothing_by_that() {
         },
         &["tracked 4096 = direct:a 4096", "peak 4096 = block:w 1000 + idle 3096"],
     );
-    // Memory that goes takes with it what was remembered of it.
+    // Freed memory no longer counts as given up by its segments.
     check(
         |s| {
             with_segment(s);

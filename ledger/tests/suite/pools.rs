@@ -4,7 +4,7 @@ use gpumem_wire::*;
 
 const FRAMEWORK: PoolOwner = PoolOwner::Framework;
 
-/// An allocation of 4096 bytes at 0x1000 that pool 3 has as its segment.
+/// An allocation of 4096 bytes at 0x1000 that is a segment of pool 3.
 fn with_segment(s: &mut Script) {
     s.pool(3, 0, true, FRAMEWORK);
     s.tag("a").alloc(0x1000, 4096);
@@ -163,13 +163,13 @@ fn pool_that_sleeps_keeps_its_blocks_and_names_them_again() {
             expect(s, &[asleep, "beside unbooked 4096"]);
             s.release(1);
             expect(s, &["tracked 4096 = block:kv 2048 + idle 2048", "beside unbooked 4096"]);
-            // What is dropped while it sleeps is no block of anything; what is new there waits.
+            // Blocks freed while it sleeps leave the count; new blocks there wait for memory.
             s.unmap(0x20_0000, 0x1000);
             s.release(2);
             s.unblock(0x20_0000, 3);
             s.tag("x").block(0x20_0800, 0x100, 3);
             expect(s, &["tracked 0 = 0", "beside unbooked 4352"]);
-            // It wakes: other handles at the same addresses.
+            // It wakes up: other handles at the same addresses.
             s.tag("v").create(3, 0x1000);
             s.map(0x10_0000, 0x1000, 3);
             expect(s, &["tracked 4096 = block:w 4096", "beside unbooked 256"]);
@@ -519,7 +519,7 @@ fn many_mappings_under_one_segment_stay_cheap() {
     expect(&s, &["tracked 20971520000 = idle 20971520000"]);
 }
 
-/// What reports add up must be there at any moment: bytes of a pool by its name, now and at the peak.
+/// Bytes of a pool by its name, now and at the peak: reports sum these at any moment.
 #[test]
 fn cells_know_the_pool_of_their_bytes_and_what_waits_in_it() {
     let mut s = Script::new();
@@ -551,7 +551,7 @@ fn cells_know_the_pool_of_their_bytes_and_what_waits_in_it() {
         let at_peak = |wanted| of(&account.peak.amounts, &process, pool, wanted);
         assert_eq!((at_peak((false, false)), at_peak((true, true))), (70, 0), "{pool}: nothing waited then");
     }
-    // What it turns out to be for is known of the peak too.
+    // A role that is reported later also applies to the peak.
     let seq = 4;
     s.say(Body::Retag {
         address: 0x1000_0000 + 60,

@@ -1,4 +1,4 @@
-//! The ledger against a naive model of the same process, and against any records at all.
+//! Compares the ledger with a naive model of the same process, and feeds it arbitrary records.
 //!
 //! PROPTEST_CASES sets the number of cases of each property; 20,000 take a minute in a release build.
 
@@ -44,7 +44,7 @@ proptest! {
     }
 }
 
-/// The properties would hold of nothing if the driver did nothing.
+/// The properties would be trivially true if the driver did nothing.
 #[test]
 fn driver_reaches_every_kind_of_call_and_closes_samples() {
     let mut state = 1u64;
@@ -63,7 +63,7 @@ fn driver_reaches_every_kind_of_call_and_closes_samples() {
     }
 }
 
-/// Two readings with one number, the first of them not closed when the second ends: each has an end of its own.
+/// Two readings with one number, of which the first is not closed when the second ends: each has its own end.
 #[test]
 fn a_number_that_comes_again_does_not_move_the_end_of_an_older_reading() {
     let ops = [
@@ -86,7 +86,7 @@ fn a_number_that_comes_again_does_not_move_the_end_of_an_older_reading() {
     run(&ops.map(|(what, a, b)| Op { what, a, b }), false);
 }
 
-/// A free whose begin was lost, a role said meanwhile, and the free failed: the row that comes back does not have it.
+/// The begin of a free is lost, a role is reported meanwhile, and the free fails: the restored row does not have the role.
 #[test]
 fn a_role_that_never_reached_its_row_is_forgotten() {
     let ops = [

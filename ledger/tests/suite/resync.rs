@@ -1,4 +1,4 @@
-//! Resyncs as short scripts: what the sums say meanwhile, and that they are exact again.
+//! Resyncs as short scripts: the sums are marked during a resync and exact after it.
 use crate::common::*;
 use gpumem_wire::*;
 
@@ -12,7 +12,7 @@ fn resync_sweeps_what_is_gone_and_adds_what_was_missed() {
         |s| {
             s.tag("a").alloc(0x1000, 100);
             let kept = s.tag("b").alloc(0x2000, 50);
-            s.seq += 3; // a is freed and c is allocated, unheard
+            s.seq += 3; // lost: a is freed and c is allocated
             let missed = s.seq;
             s.alloc(0x4000, 1);
             let last = s.seq;
@@ -29,7 +29,7 @@ fn resync_sweeps_what_is_gone_and_adds_what_was_missed() {
 
 #[test]
 fn a_peak_before_the_head_of_a_resync_that_confirms_is_seen() {
-    // A connection begins with one. The agent was slow: what the program did meanwhile comes after it.
+    // A connection begins with a resync. The agent was slow: the program's meanwhile changes follow after it.
     check(
         |s| {
             let kept = s.tag("a").alloc(0x1000, 100);
@@ -47,7 +47,7 @@ fn a_peak_before_the_head_of_a_resync_that_confirms_is_seen() {
 
 #[test]
 fn resync_takes_no_peak_from_its_middle() {
-    // The row that is gone and the row that took its place are both there until the resync ends.
+    // The row that is gone and the row that replaced it both exist until the resync ends.
     check(
         |s| {
             s.tag("a").alloc(0x1000, 100);
@@ -64,7 +64,7 @@ fn resync_takes_no_peak_from_its_middle() {
 
 #[test]
 fn resync_takes_no_peak_before_the_ring_reached_its_head() {
-    // While the table is read, a is freed and b allocated: both are said, and a's free comes later.
+    // While the table is read, a is freed and b allocated: both are restated, and a's free comes later.
     check(
         |s| {
             let a = s.tag("a").alloc(0x1000, 100);
@@ -88,7 +88,7 @@ fn state_is_not_known_before_the_ring_reached_the_head_of_the_resync() {
             s.watermark(0);
             s.control(Body::ResyncBegin { epoch: 1, after_seq: 2 });
             s.control(Body::ResyncEnd { epoch: 1, head_seq: 3, rows: 0 });
-            expect(s, &["tracked 100 = direct:- 100", "flags partial"]); // its free may come
+            expect(s, &["tracked 100 = direct:- 100", "flags partial"]); // its free may still come
             s.alloc(0x2000, 1);
         },
         &["tracked 1 = direct:- 1", "flags was_partial"],
@@ -149,7 +149,7 @@ fn new_ledger_takes_the_whole_state_from_a_resync() {
         |s| {
             s.seq = 1000;
             s.resync(9, |s| {
-                // Pools first; then rows in whatever order the table has them.
+                // Pools first; then rows in the table's order, which is arbitrary.
                 let framework = PoolOwner::Framework;
                 s.restate(1, Body::PoolCreate { pool: 3, parent: 0, reports_blocks: 1, owner: framework });
                 let block = |address| Body::BlockAlloc { address, bytes: 96, pool: 3, use_as: NOTHING };
@@ -182,7 +182,7 @@ fn new_ledger_takes_the_whole_state_from_a_resync() {
 
 #[test]
 fn handle_number_that_belonged_to_two_backings() {
-    // The first was released but is mapped; its number went to the second.
+    // The first was released but is mapped; the second has its number now.
     check(
         |s| {
             s.seq = 100;
@@ -226,7 +226,7 @@ fn segment_by_birth_survives_a_failed_free_whose_end_was_lost() {
             s.pool(3, 0, true, PoolOwner::Framework);
             let seq = s.alloc_as(0x1000, 4096, DEV, 3);
             s.begin(0x1000);
-            s.seq += 1; // it failed, unheard
+            s.seq += 1; // lost: the free failed
             s.watermark(0);
             s.resync(1, |s| s.restate(seq, alloc_body(0x1000, 4096, 3)));
         },
@@ -243,7 +243,7 @@ fn failed_unmap_whose_end_was_lost_keeps_its_segment() {
             let map = s.map(16 * MIB, MIB, 1);
             let segment = s.segment(16 * MIB, MIB, 3);
             s.say(Body::VmmUnmap { address: 16 * MIB, bytes: MIB });
-            s.seq += 1; // it failed, unheard
+            s.seq += 1; // lost: the free failed
             s.watermark(0);
             s.resync(3, |s| {
                 let memory = MemoryKind::Vmm;
@@ -263,7 +263,7 @@ fn mapping_made_again_where_the_end_of_an_unmap_was_lost() {
             let create = s.create(1, MIB);
             s.map(16 * MIB, MIB, 1);
             s.say(Body::VmmUnmap { address: 16 * MIB, bytes: MIB });
-            s.seq += 1; // it succeeded, unheard
+            s.seq += 1; // lost: the free succeeded
             let map = s.map(16 * MIB, MIB, 1);
             s.resync(2, |s| {
                 let memory = MemoryKind::Vmm;
@@ -278,8 +278,8 @@ fn mapping_made_again_where_the_end_of_an_unmap_was_lost() {
     );
 }
 
-/// References that change while the table is read are counted in the row and by their record: an agent does not end such a state,
-/// and says it again.
+/// References that change while the table is read are counted in the row and by their record. The agent does not complete such a
+/// resync but restates its rows again.
 #[test]
 fn state_without_an_end_is_replaced_by_the_next_one() {
     let create = |references| Body::VmmCreate { handle: 1, bytes: MIB, references, memory: MemoryKind::Vmm };
@@ -331,7 +331,7 @@ fn rows_born_while_the_table_was_read_come_with_the_ring() {
                 1,
                 Body::PoolCreate { pool: 3, parent: 0, reports_blocks: 1, owner: PoolOwner::Framework },
             );
-            // The block was read, its segment was not.
+            // The block was read, but its segment was not.
             let block = Body::BlockAlloc { address: 0x1000, bytes: 96, pool: 3, use_as: NOTHING };
             s.tag("w").restate(3, block);
             s.control(Body::ResyncEnd { epoch: 1, head_seq: 3, rows: 2 });
@@ -368,7 +368,7 @@ fn segment_said_again_with_less_is_what_is_left_of_it() {
             s.pool(3, 0, true, PoolOwner::Framework);
             let seq = s.tag("a").alloc(16 * MIB, 2 * MIB);
             let segment = s.segment(16 * MIB, 2 * MIB, 3);
-            s.seq += 1; // a part is removed, unheard
+            s.seq += 1; // lost: a part is removed
             s.watermark(0);
             s.resync(2, |s| {
                 s.tag("a").restate(seq, alloc_body(16 * MIB, 2 * MIB, 0));
@@ -381,7 +381,7 @@ fn segment_said_again_with_less_is_what_is_left_of_it() {
 
 #[test]
 fn segment_said_again_takes_nothing_of_rows_that_may_be_gone() {
-    // Old memory of another device lies, in the books, where a new segment is. The ring then destroys that device's context.
+    // Old memory of another device overlaps, in the books, a new segment. The ring then destroys that device's context.
     check(
         |s| {
             s.stamp.context = 2;
@@ -389,7 +389,7 @@ fn segment_said_again_takes_nothing_of_rows_that_may_be_gone() {
             s.control(device(8));
             s.alloc(0x10_0000, 3 * MIB);
             (s.stamp.context, s.stamp.device) = (1, 0);
-            s.seq += 5; // it is freed, and a segment with a block is made
+            s.seq += 5; // lost: it is freed, and a segment with a block is made
             let (row, segment, block) = (s.seq - 2, s.seq - 1, s.seq);
             s.watermark(0);
             s.control(Body::ResyncBegin { epoch: 1, after_seq: s.seq });
@@ -410,7 +410,7 @@ fn driver_pool_reserves_what_it_says_in_the_resync() {
     check(
         |s| {
             s.alloc_as(0x1000, 100, MemoryKind::StreamOrdered, 5);
-            s.seq += 2; // it is freed, unheard, and the pool is trimmed
+            s.seq += 2; // lost: it is freed, and the pool is trimmed
             s.watermark(0);
             s.resync(1, |s| {
                 s.restate(1, Body::PoolState { pool: 5, reserved_bytes: 20, used_bytes: 0, took_us: 0 });
@@ -488,7 +488,7 @@ fn frees_that_ran_while_the_table_was_read_are_no_oddity() {
             s.alloc(0x1000, 100);
             s.control(Body::ResyncBegin { epoch: 1, after_seq: 1 });
             s.control(Body::ResyncEnd { epoch: 1, head_seq: 3, rows: 0 });
-            s.free(0x1000); // seq 2 and 3: the table was read after them
+            s.free(0x1000); // records 2 and 3: the table was read after them
         },
         &["tracked 0 = 0"],
     );
@@ -505,7 +505,7 @@ fn free_that_was_entered_while_the_table_was_read_keeps_its_bytes_until_it_retur
             let (first, second) = (s.begin(0x1000), s.begin(0x2000));
             assert_eq!((seq, first, second), (1, 3, 4));
             expect(s, &["tracked 130 = direct:- 130"]);
-            s.end(first, 1); // it failed
+            s.end(first, 1); // the free failed
             s.end(second, 0);
         },
         &["tracked 100 = direct:- 100"],
@@ -516,7 +516,7 @@ fn free_that_was_entered_while_the_table_was_read_keeps_its_bytes_until_it_retur
 fn free_that_began_before_the_daemon_came_ends_without_oddity() {
     check(
         |s| {
-            s.seq = 10; // 10 was the begin
+            s.seq = 10; // record 10 began the free
             s.resync(0, |_| ());
             s.end(10, 0);
         },
@@ -546,7 +546,7 @@ fn rows_stay_the_same_rows_through_many_resyncs() {
         |s| {
             let seq = s.tag("a").alloc(0x1000, 100);
             for _ in 0..600 {
-                s.seq += 1; // something was lost each time
+                s.seq += 1; // a record was lost each time
                 s.resync(1, |s| s.tag("a").restate(seq, alloc_body(0x1000, 100, 0)));
             }
             s.seq += 1;
@@ -566,12 +566,12 @@ fn another_program_in_the_same_process_begins_with_nothing() {
     s.pool(9, 0, true, PoolOwner::Framework);
     s.alloc_as(0x9000, 1000, DEV, 9);
     s.tag("old/block").block(0x9000, 600, 9);
-    s.begin(0x1000); // exec() before it returned
-    s.control(hello(4)); // a new connection of the same program changes nothing
+    s.begin(0x1000); // exec() before the call returned
+    s.control(hello(4)); // a new connection of the same program has no effect
     assert_eq!(s.process().accounts[0].tracked_bytes, 1150);
     s.control(hello(5));
     assert_eq!(s.process().accounts[0].tracked_bytes, 0);
-    // The new one's numbers begin again, and mean other things.
+    // The new program's ids restart and have other meanings.
     s.seq = 0;
     s.tags.clear();
     s.tag("new").alloc(0x1000, 7);
@@ -609,8 +609,8 @@ fn process_with_more_rows_than_it_may_have_is_partial_and_the_rest_is_right() {
     assert_eq!(s.process().accounts[0].tracked_bytes, 10, "there is room again");
 }
 
-/// A process may have thousands of frees under way, and one unmap may hold every mapping that there is: a liar has both, and says its
-/// rows again and again. Looked for one by one this took minutes, in which nobody else was served.
+/// A process may have thousands of frees in flight, and one unmap may hold all mappings. A hostile process has both and restates
+/// its rows repeatedly. A linear search took minutes, during which no other process was served.
 #[test]
 fn what_is_said_again_costs_the_same_whatever_is_under_way() {
     const MAPPINGS: u64 = 100_000;
@@ -629,7 +629,7 @@ fn what_is_said_again_costs_the_same_whatever_is_under_way() {
     let memory = MemoryKind::Vmm;
     let create = Body::VmmCreate { handle: 1, bytes: MIB, references: 1, memory };
     quiet(&mut s, create);
-    s.seq += 1; // lost: what is said again is no mere confirmation
+    s.seq += 1; // lost, so that restated rows are booked instead of only confirmed
     let first = s.seq + 1;
     (0..MAPPINGS).for_each(|n| quiet(&mut s, mapping(n)));
     quiet(&mut s, Body::VmmUnmap { address: 0, bytes: 1 << 47 });
@@ -647,7 +647,7 @@ fn what_is_said_again_costs_the_same_whatever_is_under_way() {
     s.control(Body::ResyncEnd { epoch: 1, head_seq: s.seq, rows: 2 * MAPPINGS + 1 });
     let took = start.elapsed();
     gpumem_test_support::bar("the resync", took, std::time::Duration::from_secs(20));
-    // All of them were still under way, and none was bound again: nothing but its handle holds the memory.
+    // All calls are still in flight, and no row was bound again: only its handle holds the memory.
     expect(&s, &["tracked 3096576 = direct:- 3096576", "flags was_partial"]);
     s.end(first + MAPPINGS, 0);
     s.release(1);

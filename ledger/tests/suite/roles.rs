@@ -1,4 +1,4 @@
-//! What blocks are for, by phase and lifetime, as short training runs.
+//! Roles of blocks by phase and lifetime, as short training runs.
 use crate::common::*;
 use gpumem_ledger::{Class, Iteration, Level};
 use gpumem_wire::Phase::{Backward, Evaluation, Forward, Optimizer, Setup, Unknown};
@@ -13,7 +13,7 @@ const LT: u64 = 1_048_576;
 const MAIN: u32 = 1;
 const AUTOGRAD: u32 = 2;
 
-/// A program that trains: one segment, blocks by name.
+/// A program that trains, with one segment and named blocks.
 struct Train {
     s: Script,
     live: BTreeMap<&'static str, (u64, u64)>,
@@ -39,7 +39,7 @@ impl Train {
         self
     }
 
-    /// On the thread that its phase runs on.
+    /// Allocates on the thread that runs the phase.
     fn born(&mut self, name: &'static str, bytes: u64, phase: Phase) -> &mut Self {
         self.born_on(if phase == Backward { AUTOGRAD } else { MAIN }, name, bytes, phase)
     }
@@ -68,7 +68,7 @@ impl Train {
         self
     }
 
-    /// An optimizer's step, with the marks of its hooks.
+    /// Runs an optimizer step, with the records of its hooks.
     fn optimize(&mut self, inside: impl FnOnce(&mut Self)) -> &mut Self {
         self.phase(Optimizer);
         inside(self);
@@ -104,8 +104,8 @@ impl Train {
         self.s.ledger.iterations(KEY, 0).rows
     }
 
-    /// Forward keeps 100 and frees 10, backward frees that and 20 on the way and leaves 1000, the optimizer takes 7 for
-    /// a while and frees gradients at the end.
+    /// One iteration: forward keeps 100 and frees 10. Backward frees the 100, and 20 of its own, and leaves 1000. The optimizer
+    /// uses 7 temporarily and frees the gradients at the end.
     fn iterate(&mut self) -> &mut Self {
         self.born("x", 5, Unknown).born("tmp", 10, Forward).born("act", 100, Forward).free("tmp");
         self.born("grad", 1000, Backward).born("inner", 20, Backward).free("act").free("inner");
@@ -139,14 +139,14 @@ fn a_step_of_training() {
 fn the_peak_learns_what_was_temporary() {
     let mut t = Train::new();
     t.iterate();
-    // A higher peak in the next forward: with its temporaries, which are told apart once they are freed.
+    // A higher peak in the next forward, with its temporaries, which are distinguished once they are freed.
     t.born("act", 5000, Forward).born("tmp", 4000, Forward);
     assert_eq!(t.at_peak(), "Activation 9000");
     t.free("tmp");
     assert_eq!(t.at_peak(), "Activation 5000 Temporary 4000");
     t.born("grad", 1000, Backward).free("act");
     assert_eq!(t.at_peak(), "Activation 5000 Temporary 4000");
-    // And one in backward, with gradients that are known at the optimizer only.
+    // And one in backward, with gradients that are known only when the optimizer begins.
     t.born("inner", 20_000, Backward).free("inner");
     assert_eq!(t.at_peak(), "Temporary 21000");
     t.phase(Optimizer);
@@ -176,7 +176,7 @@ fn gradients_that_are_set_to_zero_stay_gradients() {
         t.born("a", 100, Forward).born("i", 20, Backward).free("i").free("a");
         assert_eq!(t.now(), "Gradient 1000");
     }
-    // The same before backward, not after the optimizer.
+    // The same before backward instead of after the optimizer.
     t.free("g").born("a", 100, Forward).born("g", 1000, Backward).free("a").optimize(|_| ());
     assert_eq!(t.now(), "Gradient 1000");
 }
@@ -203,7 +203,7 @@ fn several_optimizers_have_a_state_each_and_it_may_come_late() {
     t.born("a", 100, Forward).born("g", 10, Backward).free("a");
     t.optimize(|t| _ = t.born("late", 4, Optimizer));
     assert_eq!(t.now(), "Gradient 10 OptimizerState 7");
-    // Two networks in turn: the graph of the first is kept for the second.
+    // Two networks alternate: the graph of the first is kept for the second.
     t.free("g").born("a", 100, Forward).born("g", 10, Backward);
     t.optimize(|_| ());
     t.born("b", 200, Forward).born("h", 20, Backward);
@@ -244,7 +244,7 @@ fn what_checkpointing_computes_again_is_part_of_backward() {
 fn one_storage_of_many_gradients_counts_once_and_unsharded_parameters_are_told() {
     let mut t = Train::new();
     t.iterate();
-    // A bucket in which 20 gradients lie: one block, told 20 times.
+    // A bucket that holds 20 gradients: one block, reported 20 times.
     t.born("bucket", 4096, Forward);
     (0..20).for_each(|_| _ = t.retag("bucket", Role::Gradient));
     // Gathered for forward and again for backward; a shard's gradient stays.
@@ -254,7 +254,7 @@ fn one_storage_of_many_gradients_counts_once_and_unsharded_parameters_are_told()
     t.born("again", 800, Backward).born("shard", 100, Backward).free("again");
     t.optimize(|_| ());
     assert_eq!(t.now(), "Gradient 4196");
-    // A bucket of which nobody tells is no activation for ever.
+    // A bucket that is never reported does not stay an activation.
     t.born("buffer", 99, Forward).born("i", 20, Backward).free("i");
     for _ in 0..4 {
         t.optimize(|_| ());
@@ -296,7 +296,7 @@ fn loss_and_glue_belong_to_forward_and_copies_are_no_inputs() {
     t.born("g", 10, Backward);
     assert_eq!(t.now(), "Activation 130 Temporary 10");
     t.free("a").free("logits").born("norm", 2, Unknown).free("norm").optimize(|_| ());
-    // An average of the weights, made between two steps: an input at first sight, and not for long.
+    // An average of the weights, made between two steps: taken for an input at first, but not for long.
     t.free("g").born("average", 3000, Unknown).born("a", 1, Forward);
     assert_eq!(t.now(), "Activation 1 Input 3000");
     t.free("a");
@@ -351,7 +351,7 @@ fn what_is_older_than_the_agent_is_of_no_phase() {
     }
 }
 
-/// A whole parameter (FSDP2's) is told by the frame that makes it, with its birth.
+/// A whole parameter (FSDP2's) is reported with its allocation, by the frame that creates it.
 #[test]
 fn a_parameter_that_is_born_as_one_has_a_gradient_of_its_size() {
     let mut t = Train::new();
@@ -370,7 +370,7 @@ fn a_parameter_that_is_born_as_one_has_a_gradient_of_its_size() {
 fn what_ends_a_backward_pass_is_part_of_it() {
     let mut t = Train::new();
     t.iterate();
-    // Shards of gradients are made behind the last node, on its thread. Another thread loads the next input meanwhile.
+    // Shards of gradients are made after the last node, on its thread. Another thread loads the next input meanwhile.
     t.born("a", 1, Forward).born("inner", 20, Backward).free("inner");
     t.born_on(AUTOGRAD, "shards", 300, Unknown).born_on(AUTOGRAD, "copy", 40, Unknown);
     t.born_on(3, "x", 5, Unknown).free("copy").free("a");
@@ -387,7 +387,7 @@ fn what_a_captured_graph_keeps_stays_what_it_is() {
     t.iterate();
     t.step(1);
     t.born("out", 50, Forward).born("w", HOPPER, Forward).born("g", 100, Backward);
-    // Replayed: no more blocks are made.
+    // A replayed graph allocates no more blocks.
     for number in 2..8 {
         t.optimize(|_| ()).step(number);
     }
@@ -406,7 +406,7 @@ fn what_only_has_the_size_of_a_workspace_is_none() {
             t.born("i", 20, Forward).born("j", 20, Backward).free("i").free("j");
         }
     };
-    // The gradient of a parameter of that size, and one while parameters are not known.
+    // The gradient of a parameter of that size, and one while parameters are unknown.
     for told in [Some(HOPPER), None] {
         let mut t = Train::new();
         if let Some(bytes) = told {
@@ -424,7 +424,7 @@ fn what_only_has_the_size_of_a_workspace_is_none() {
     t.born("j", 20, Backward).free("j");
     grow_old(&mut t);
     assert_eq!(t.now(), format!("Unknown {}", 10 * OTHERS));
-    // Told otherwise.
+    // Reported otherwise.
     let mut t = Train::new();
     t.born("k", OTHERS, Forward).retag("k", Role::Buffer).born("j", 20, Backward).free("j");
     grow_old(&mut t);
@@ -459,7 +459,7 @@ fn what_is_told_wins_for_ever() {
     t.born("a", 100, Forward).retag("a", Role::Buffer).born("g", 10, Backward).retag("g", Role::Parameter);
     t.optimize(|t| _ = t.born("m", 5, Optimizer).retag("m", Role::Workspace));
     assert_eq!(t.now(), "Parameter 10 Workspace 5 Buffer 100");
-    // A freed block is told what it was: the peak believes it, not the phase.
+    // The role of a freed block is reported: the peak uses it instead of the phase's.
     let mut t = Train::new();
     t.iterate();
     t.born("tmp", 9000, Forward);
@@ -501,7 +501,7 @@ fn another_try_in_the_middle_of_a_phase_changes_nothing() {
     let mut t = Train::new();
     t.iterate();
     t.born("a", 100, Forward);
-    // The pool gives its other segments back and asks again.
+    // The pool frees its other segments and retries.
     let reading = Reading::ABSENT;
     t.s.alloc(1 << 36, 4096);
     t.s.segment(1 << 36, 4096, POOL);
@@ -540,11 +540,11 @@ fn an_optimizer_without_marks_ends_with_what_comes_next() {
 #[test]
 fn roles_are_there_again_for_a_ledger_that_was_not_there() {
     let mut t = Train::new();
-    // All blocks that live in the middle of a second forward pass, said in no order.
+    // All blocks that are live in the middle of a second forward pass, in arbitrary order.
     let rows = [
         (11, 3000, Setup),
-        (40, 60, Forward),    // a buffer of which nobody tells
-        (50, 1000, Backward), // zeroed, not freed
+        (40, 60, Forward),    // a buffer that is never reported
+        (50, 1000, Backward), // zeroed instead of freed
         (60, 6000, Optimizer),
         (70, 5, Unknown),
         (80, 100, Forward),

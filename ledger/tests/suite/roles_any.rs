@@ -1,8 +1,8 @@
-//! Roles of blocks against a naive model of the same rules, over any sequence of phases, births, frees, retags, steps,
-//! losses, resyncs and restarts.
+//! Compares roles of blocks with a naive model of the same rules, over arbitrary sequences of phases, allocations, frees, retags,
+//! steps, losses, resyncs and restarts.
 //!
-//! The model keeps every block that ever was in one list and looks at all of them at each edge. Each block has a
-//! tag of its own, so that its role can be read from the ledger's cells.
+//! The model keeps every block in one list and visits all of them at each phase boundary. Each block has a unique tag, so that
+//! its role can be read from the ledger's cells.
 use crate::common;
 use crate::common::{KEY, verify};
 use gpumem_ledger::{Class, Ledger, Origin, ProcessView};
@@ -17,11 +17,11 @@ const SIZES: [u64; 4] = [100, 700, 33_554_432, 8_519_680];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum At {
-    /// Nobody follows it.
+    /// Not followed.
     Rest,
-    /// The phase it was born in (`Unknown`: between phases) is not over.
+    /// Its phase of allocation (`Unknown`: between phases) is in progress.
     Open,
-    /// Settled; so many steps ago.
+    /// Settled; outlived this many steps since.
     Kept(u8),
     Workspace,
 }
@@ -37,7 +37,7 @@ struct Block {
     at: At,
     live: bool,
     pending: bool,
-    /// It was told and is gone: nobody looks any more.
+    /// Its role was reported and it was freed: no further changes.
     is_final: bool,
 }
 
@@ -47,7 +47,7 @@ impl Block {
     }
 }
 
-/// What the ledger has heard, and what it must make of it.
+/// Records that the ledger has received, and the expected roles.
 #[derive(Debug, Default)]
 struct Model {
     blocks: BTreeMap<u64, Block>,
@@ -66,7 +66,7 @@ struct Model {
     parameter_sizes: BTreeSet<u64>,
     ambiguous: BTreeSet<u64>,
     knows_parameters: bool,
-    /// Seqs that lived at the fullest moment so far.
+    /// Numbers of the blocks that were live at the fullest moment so far.
     fullest: (u64, Vec<u64>),
 }
 
@@ -89,7 +89,7 @@ impl Model {
         self.backward_threads.contains(&thread) && !self.threads.contains(&thread)
     }
 
-    /// Phase that a block is born in, if its role can follow from that; `Unknown`: between phases.
+    /// Returns the phase in which a block is allocated, if its role can be derived from it; `Unknown`: between phases.
     fn phase_of_birth(&mut self, seq: u64, stamped: Phase, thread: u32) -> Option<Phase> {
         let phase = match stamped {
             Phase::Setup => return None,
@@ -204,7 +204,7 @@ impl Model {
     fn grow_older(&mut self, has_worked: bool) {
         let grows = |b: &&Block| matches!(b.at, At::Kept(_)) && (has_worked || is_scratch_size(b.bytes));
         let kept: Vec<u64> = self.blocks.values().filter(grows).map(|b| b.seq).collect();
-        // The longest kept first: the order matters where there are too many workspaces.
+        // The longest kept first: the order matters if there are too many workspaces.
         for seq in kept {
             let Some(block) = self.blocks.get_mut(&seq) else { continue };
             let At::Kept(age) = block.at else { continue };
@@ -260,7 +260,7 @@ impl Model {
         self.grow_older(has_worked);
     }
 
-    /// A resync has ended that said these: rows that were not known are born again, among those that are open.
+    /// Ends a resync that restated `world`: unknown rows are allocated again, in order among the open ones.
     fn resync(&mut self, world: &BTreeMap<u64, Block>) {
         let gone: Vec<u64> =
             self.blocks.values().filter(|b| b.live && !world.contains_key(&b.seq)).map(|b| b.seq).collect();
@@ -284,7 +284,7 @@ impl Model {
             }
             self.blocks.insert(block.seq, Block { role, at: At::Rest, born: block.stamped, ..block.clone() });
         }
-        // What was told or let go while that was not heard.
+        // Roles and frees whose records were lost.
         for block in world.values() {
             if block.told {
                 self.retag(block.seq, block.role);
@@ -336,14 +336,14 @@ impl Model {
 struct Drive {
     ledger: Ledger,
     model: Model,
-    /// What lives, whether the ledger has heard of it or not.
+    /// Live blocks, whether the ledger knows them or not.
     world: BTreeMap<u64, Block>,
     seq: u64,
     drop: u16,
     was_lost: bool,
-    /// Everything was heard: the peak is exact too.
+    /// No record was lost: the peak is exact, too.
     is_whole: bool,
-    /// Something was lost since the last resync.
+    /// Records were lost since the last resync.
     is_partial: bool,
     losses: bool,
 }
@@ -402,7 +402,7 @@ impl Drive {
         self.ledger.observe(Origin::Process(KEY), &Record { stamp, body });
     }
 
-    /// Says a record, if it is not lost; whether it is heard.
+    /// Sends a record unless it is to be lost; returns whether it was sent.
     fn say(&mut self, thread: u32, body: Body<'_>) -> bool {
         self.seq += 1;
         if self.drop > 0 {
@@ -489,7 +489,7 @@ impl Drive {
                 self.retag(seq, ROLES[usize::from(b) % 3]);
             }
             16 if self.is_whole => {
-                // Of what is gone: only the peak can still hold it.
+                // A removed block: only the peak can still contain it.
                 let gone: Vec<u64> = self.model.blocks.values().filter(|b| !b.live).map(|b| b.seq).collect();
                 let Some(&seq) = gone.get(usize::from(a) % gone.len().max(1)) else { return };
                 self.retag(seq, ROLES[usize::from(b) % 3]);
@@ -537,7 +537,7 @@ impl Drive {
             self.introduce();
         }
         self.drop = 0;
-        // What is known already is confirmed, and nothing of it is taken.
+        // Known rows are only confirmed, and none is removed.
         let is_known = !std::mem::take(&mut self.is_partial) && !begins_anew;
         if std::mem::take(&mut self.was_lost) {
             self.model.said = Phase::Unknown;
@@ -578,7 +578,7 @@ impl Drive {
         self.ledger.snapshot().processes.into_iter().find(|process| process.key == KEY).expect("it spoke")
     }
 
-    /// Role by tag; a block with two roles, or with bytes of none, is none of the model's.
+    /// Returns role and bytes by tag; every block must have a single role.
     fn roles(view: &ProcessView, amounts: &[i64]) -> BTreeMap<u64, (Role, i64)> {
         let mut roles = BTreeMap::new();
         for (cell, &bytes) in view.cells.iter().zip(amounts) {
@@ -648,7 +648,7 @@ proptest! {
     }
 }
 
-/// The properties would hold of nothing if nothing got a role.
+/// The properties would be trivially true if no block got a role.
 #[test]
 fn drive_reaches_every_role() {
     let mut state = 3u64;

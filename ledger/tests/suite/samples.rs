@@ -1,10 +1,10 @@
-//! Samples of NVML joined to `tracked` at their own time, as short scripts.
+//! NVML samples joined with `tracked` at their own time, as short scripts.
 use crate::common::joined::*;
 use crate::common::*;
 use gpumem_ledger::{ClosedSample, PeakGap, STALE_AFTER_NS};
 use gpumem_wire::*;
 
-/// The gap of the peak; its parts sum to it and are told elsewhere.
+/// The gap of the peak. Its parts, which sum to it, are tested elsewhere.
 fn peak_gap(s: &Script) -> Option<PeakGap> {
     let gap = s.account().peak.gap?;
     assert_eq!(gap.parts.map(|parts| parts.sum()), Some(gap.untrackable_bytes));
@@ -377,7 +377,7 @@ fn peak_gap_stays_exact_when_the_peak_moves_among_equals() {
     let mut s = with_hundred();
     s.segment(0x1000, 100, 3);
     s.sample(1000, 1100, 150);
-    s.at(1190).block(0x1000, 60, 3); // as high, less idle
+    s.at(1190).block(0x1000, 60, 3); // equally high, but with less idle bytes
     let gap =
         PeakGap { untrackable_bytes: 50, predates_bytes: 0, distance_ns: -200, exact: true, parts: None };
     assert_eq!(peak_gap(&s), Some(gap));
@@ -402,7 +402,7 @@ fn samples_after_the_agent_said_bye_are_stale() {
     s.sample(1000, 1100, 150);
     let sample = s.only_sample();
     assert_eq!(join(&sample), (Some(100), Some((100, 100)), false, true));
-    // It comes back and is waited for again.
+    // It is allocated again and waits again.
     s.at(1200).control(Body::Hello { start_ticks: 7, versions: 0, capabilities: 0, instance: 0, claims: "" });
     s.sample(2000, 2100, 150);
     assert!(s.closed().is_empty());
@@ -419,7 +419,7 @@ fn sample_that_ended_before_the_bye_is_not_stale() {
     assert_eq!(join(&s.only_sample()), exactly(100));
 }
 
-/// A reading with device memory `before` and `after` the list, which has this process with 150.
+/// A reading with device memory `before` and `after` the list, which lists this process with 150 bytes.
 fn device_reading(s: &mut Script, t0: u64, before: u64, after: u64, used: Option<u64>, result: u16) {
     memory_reading(s, t0, (before, after), used, result, false);
 }

@@ -1,6 +1,5 @@
-//! Each row of the table of booking rules (ledger/src/lib.rs), as short scripts: allocations, contexts,
-//! devices, losses and hostile sizes. VMM is in vmm.rs, pools in pools.rs, peaks and retags in peaks.rs, resyncs
-//! in resync.rs, samples in samples.rs.
+//! Each row of the table of booking rules (ledger/src/lib.rs), as short scripts: allocations, contexts, devices, losses and
+//! invalid sizes. VMM is in vmm.rs, pools in pools.rs, peaks and retags in peaks.rs, resyncs in resync.rs, samples in samples.rs.
 use crate::common::*;
 use gpumem_ledger::Class;
 use gpumem_wire::*;
@@ -17,7 +16,7 @@ fn allocation_is_posted_to_its_tag() {
     );
 }
 
-/// A thread without a tag of its own has the process's.
+/// A thread without a tag inherits the process's.
 fn inherits(script: &mut Script) {
     script.stamp.flags = Flags::INHERITED;
 }
@@ -33,7 +32,7 @@ fn an_inherited_tag_is_told_from_one_that_a_thread_gave() {
             s.tag("job").alloc(0x1000, 100);
             inherits(s);
             s.tag("job").alloc(0x2000, 20);
-            s.alloc(0x3000, 3); // of a process without a tag nothing is inherited
+            s.alloc(0x3000, 3); // a process without a tag has none to inherit
             has_its_own(s);
             s.free(0x1000);
         },
@@ -53,7 +52,7 @@ fn who_tags_it_later_means_it() {
             has_its_own(s);
             s.tag("cache").retag(0x1000, 0, first, Role::Unknown);
             s.tag("job").retag(0x2000, 0, second, Role::Unknown);
-            s.retag(0x3000, 0, third, Role::Workspace); // says nothing of names
+            s.retag(0x3000, 0, third, Role::Workspace); // does not change names
         },
         &["tracked 30 = direct:cache<job 10 + direct:job 10 + direct:job@Workspace^ 10"],
     );

@@ -1,4 +1,4 @@
-//! However a process tries, the ledger remembers no more of it than its user's share, by the allocator's own count.
+//! Whatever a process sends, the ledger uses no more memory for it than its user's share, as counted by the allocator.
 use gpumem_ledger::{Ledger, Limits, Origin, ProcessKey, RefusedRecords};
 use gpumem_wire::{
     Body, DestroyScope, DeviceIdKind, DriverEventKind, Edge, Flags, FreeState, MemoryKind, OomOutcome, Phase,
@@ -10,7 +10,7 @@ use std::cell::Cell;
 struct Counting;
 
 thread_local! {
-    /// Bytes that this thread allocated and did not free: other tests run beside it.
+    /// Bytes that this thread allocated and did not free; counted by thread, because other tests run at the same time.
     static LIVE: Cell<isize> = const { Cell::new(0) };
     static MOST: Cell<isize> = const { Cell::new(0) };
 }
@@ -52,7 +52,7 @@ fn device(low: u64) -> Body<'static> {
     Body::Device { uuid_high: 5, uuid_low: low, total_bytes, ordinal: 0, id, name: "GPU" }
 }
 
-/// One more record of a flood: its number, and what it says through `say`.
+/// Sends one more record of a flood: its number, and its content through `say`.
 type Flood<'a> = (&'a str, &'a dyn Fn(u64, &mut dyn FnMut(Stamp, Body<'_>)));
 
 #[test]
@@ -80,7 +80,7 @@ fn who_names_devices_without_end_leaves_places_for_those_of_others() {
     let honest = of_pid(HONEST.pid);
     assert_eq!((ledger.devices().len(), honest.odd.devices_beyond), (65, 0));
     assert_eq!(honest.accounts.iter().filter(|account| account.device == Some(64)).count(), 1);
-    // What it says of those is counted, and in one sum.
+    // Records about further devices are counted in one sum.
     let last = of_pid(1019);
     assert_eq!(last.odd.devices_beyond, 60);
     assert_eq!(last.accounts.iter().map(|account| account.tracked_bytes).sum::<i64>(), 60 * 64);
@@ -247,7 +247,7 @@ fn no_flood_takes_more_than_its_users_share() {
         assert!(took < SHARE * 3 / 2 + 2 * MIB, "{name}: {} MiB", took / MIB);
         let (bytes, refused) = ledger.load();
         assert!(bytes < SHARE * 4, "{name}: thinks of {} MiB", bytes / MIB);
-        // The other user's process says what it likes.
+        // The other user's process is not limited.
         ledger.observe(Origin::Process(HONEST), &Record { stamp: at(2), body: alloc(2 << 21, 4096) });
         let snapshot = ledger.snapshot();
         let process =
@@ -284,11 +284,11 @@ fn many_processes_of_one_user_share_and_others_have_theirs() {
     assert!(refused.user > 0 && refused.rows == 0 && refused.all == 0, "{refused:?}");
     fill(&mut ledger, 100, 2);
     assert_eq!(ledger.load().1, refused, "the other user's share is untouched");
-    // Two users at their limits are more than there is for all.
+    // Two users at their limits exceed the limit for all.
     (101..=140).for_each(|pid| fill(&mut ledger, pid, 2));
     let (bytes, refused) = ledger.load();
     assert!((12 * MIB..14 * MIB).contains(&bytes) && refused.all > 0, "{bytes} {refused:?}");
-    // Who ends gives back.
+    // A process that ends releases its share.
     (1..=40).for_each(|pid| ledger.forget(key(pid)));
     let before = ledger.load().1;
     fill(&mut ledger, 200, 3);

@@ -1,4 +1,4 @@
-//! What was held over time: each point against a naive model that remembers every moment.
+//! Timelines: compares each point with a naive model that remembers every moment.
 use crate::common::*;
 use gpumem_ledger::{CellView, MAX_POINT_CELLS, MAX_POINTS, SUM};
 use gpumem_model::timeline::{Point, Timeline};
@@ -21,7 +21,7 @@ fn name(cell: &CellView) -> String {
     format!("{:?}{library} {} {:?}", cell.class, cell.tag.as_deref().unwrap_or("-"), cell.role)
 }
 
-/// Times in milliseconds, tracked bytes.
+/// Times in milliseconds, and tracked bytes.
 fn told(s: &Script) -> Vec<(u64, i64)> {
     timeline(s).points.iter().map(|point| (point.time_ns / MS, tracked(point))).collect()
 }
@@ -129,7 +129,7 @@ fn what_repeats_is_summed_under_its_pattern_and_the_rest_as_near_as_its_size_ear
         ("gpt/odds/(smaller ones)", 26),
         ("(smaller ones)", 5),
     ];
-    // There is room for some layers' own names beside the sum of the others.
+    // Some layers keep their own names beside the sum of the others.
     let up = named
         .iter()
         .filter(|(tag, _)| tag.ends_with("/mlp/up") || *tag == "gpt/layers.*/mlp/up (smaller ones)");
@@ -207,7 +207,7 @@ struct Row {
     address: u64,
     bytes: i64,
     seq: u64,
-    /// Index in the history of the first moment that has it.
+    /// Index in the history of the first moment with it.
     since: usize,
     /// Class and library, tag, role.
     name: String,
@@ -219,9 +219,9 @@ struct Row {
 struct Model {
     script: Script,
     rows: Vec<Row>,
-    /// When something changed, and what was held from then on.
+    /// Times of changes, and the amounts held from then on.
     history: Vec<(u64, Moment)>,
-    /// Records that may have touched the book without a change: a free that begins, a name that stays.
+    /// Times of records that may have touched the book without a change: a free that begins, a name that stays.
     begins: Vec<(u64, Moment)>,
     next: u64,
 }
@@ -239,7 +239,7 @@ impl Model {
         script.alloc(1 << 40, POOL_BYTES as u64);
         script.segment(1 << 40, POOL_BYTES as u64, 3);
         let mut model = Model { script, rows: Vec::new(), history: Vec::new(), begins: Vec::new(), next: 0 };
-        // The memory was its pool's from the beginning.
+        // The memory belonged to its pool from the beginning.
         let idle = Moment::from([("PoolIdle - Unknown".to_owned(), POOL_BYTES)]);
         model.history.push((model.script.time_ns - 10, idle.clone()));
         model.history.push((model.script.time_ns, idle));
@@ -272,7 +272,7 @@ impl Model {
                 ["up", "down", "attn/q", "attn/k"][usize::from(of % 4)]
             ),
         };
-        // Libraries make more uses than a point has sums.
+        // Libraries create more uses than a point has sums.
         let module = a / 150 % 5;
         let class = |in_pool: bool| match (in_pool, module) {
             (false, 0) => "Direct".to_owned(),
@@ -338,7 +338,8 @@ impl Model {
         }
     }
 
-    /// A point against a moment: named cells exactly, and each sum exactly what no nearer one and no name has.
+    /// Compares a point with a moment: named cells exactly; each sum must contain exactly the bytes without a more specific sum
+    /// or name.
     fn is_of(&self, cells: &[CellView], point: &Point, moment: &Moment) -> bool {
         let amounts = point.amounts.iter().map(|&(id, bytes)| (name(&cells[id as usize]), bytes));
         let (said, mut left): (Moment, i64) = (amounts.collect(), 0);
@@ -368,7 +369,7 @@ impl Model {
                 self.history.iter().chain(&self.begins).filter(|(time_ns, _)| *time_ns == point.time_ns);
             assert!(at_time.any(|(_, moment)| self.is_of(&cells, point, moment)), "{point:?}");
         }
-        // No slot's highest is missed.
+        // The highest moment of each slot is included.
         let mut highest: BTreeMap<u64, i64> = BTreeMap::new();
         for (time_ns, moment) in &self.history {
             let slot = highest.entry(time_ns / view.width_ns).or_insert(i64::MIN);
@@ -378,13 +379,13 @@ impl Model {
             let mut points = view.points.iter().filter(|point| point.time_ns / view.width_ns == slot);
             assert!(points.any(|point| tracked(point) >= bytes), "slot {slot}: {bytes} in {view:?}");
         }
-        // In a silence the last point is what was held.
+        // During a silence, the last point shows the amounts held.
         for pair in self.history.windows(2) {
             let ((since_ns, moment), (until_ns, _)) = (&pair[0], &pair[1]);
             if until_ns - since_ns < view.width_ns + 20 {
                 continue; // (a free is two records)
             }
-            // A retag that says what was known is no silence either.
+            // A retag that changes nothing also ends the silence.
             if self.begins.iter().any(|(time_ns, _)| (since_ns + 1..until_ns - 20).contains(time_ns)) {
                 continue;
             }
@@ -400,7 +401,7 @@ impl Model {
     }
 }
 
-/// What a tag may be summed in, the nearest first.
+/// Returns the sums that may contain a tag, the most specific first.
 fn sums_of(tag: &str) -> Vec<String> {
     let mut starred = tag.replace(|letter: char| letter.is_ascii_digit(), "*");
     while starred.contains("**") {

@@ -1,4 +1,4 @@
-//! What stays from step to step and as time passes, as the ledger keeps it.
+//! Memory that remains from step to step and over time, as the ledger records it.
 
 use crate::common::{KEY, MIB, Script};
 use gpumem_ledger::{Class, TrendView};
@@ -63,7 +63,7 @@ fn without_steps_points_come_as_time_passes() {
     let cache = by_tag(&s, &times.cells).into_iter().find(|(tag, _)| tag == "cache").expect("it changes").1;
     assert!(cache.windows(2).all(|pair| pair[1] - pair[0] == 2), "{cache:?}");
     assert!(trend(&s).steps.points.is_empty());
-    // Nothing happens any more: samples have the book.
+    // No more records: samples provide the book.
     for second in 100..128 {
         s.sample(second * SECOND, second * SECOND + 100, 5000);
         s.watermark(0);
@@ -99,7 +99,7 @@ fn the_gap_is_looked_at_where_it_is_beyond_doubt() {
         s.sample(second * SECOND, second * SECOND + 100, MIB + 100 * second);
         s.at(second * SECOND + 200).watermark(0);
     }
-    // Memory moves while NVML is read.
+    // Memory changes while NVML is read.
     s.sample_begin(6 * SECOND);
     s.listed(KEY.pid, Some(9 * MIB));
     s.at(6 * SECOND + 10).tag("a").alloc(2, MIB);

@@ -73,7 +73,7 @@ pub enum StoreError {
     /// [`Store::begin`](super::Store::begin) was called with a uid that is already stored.
     #[error("{}: a run with uid {uid:?} is stored already, as {id}", path.display())]
     KnownUid { path: PathBuf, uid: String, id: RunId },
-    /// The run is inconsistent; nothing of it was stored.
+    /// The run is inconsistent and was not stored.
     #[error("{}: this run cannot be stored: {what}", path.display())]
     InvalidRun { path: PathBuf, what: String },
     /// The content of the file is inconsistent.

@@ -73,7 +73,7 @@ fn make(path: &Path) -> Result<()> {
     }
 }
 
-/// Rejects planted files. In a directory that others may write to, a link, another user's file or a file with several names may
+/// Rejects planted files in a directory that others may write to. A link, another user's file or a file with several names may
 /// be an attempt to redirect our writes. The side files are checked too, because SQLite follows links to them.
 fn planted(path: &Path) -> Result<()> {
     let place = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));

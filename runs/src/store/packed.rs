@@ -20,7 +20,7 @@
 use gpumem_model::timeline::Point;
 
 /// Limits for unpacking: cells of a point and points of a chunk, far more than are ever written (64 and 16). A point without
-/// differences takes five bytes but as much memory as the previous one, so a small chunk of a damaged or malicious store could
+/// differences takes five bytes but as much memory as the previous one. So a small chunk of a damaged or malicious store could
 /// exhaust the memory.
 const MAX_CELLS: usize = 4096;
 const MAX_POINTS: usize = 1024;

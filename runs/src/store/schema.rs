@@ -23,7 +23,7 @@
 //! - `weight` is the approximate size of the run in bytes, used to share space among users; null in runs of earlier versions.
 //! - `writer_*` identify the process that checkpoints the run; null once the run has no writer.
 //! - Deleting a run deletes all its rows. `amount.cell` is an index into `cell` without a foreign key. A foreign key would need
-//!   an index of its own, or deleting a run of n cells would scan its amounts n times.
+//!   a separate index, or deleting a run of n cells would scan its amounts n times.
 //! - `detail` has rowids: without them, bodies of 1 to 5 KB would each take separate overflow pages.
 //! - `run.id` is AUTOINCREMENT: users refer to `r7`, so the id must never be reused.
 //!

@@ -1,4 +1,4 @@
-//! Runs made from observations: nothing is left out, and every number has its own time.
+//! Runs built from observations: nothing is left out, and every number has its own time.
 use gpumem_ledger::{Origin, ProcessKey, WINDOW_NS};
 use gpumem_model::run::{Device, Level, MAX_TENANTS, Moment, Run, Source};
 use gpumem_runs::builder::{RunBuilder, Sink};
@@ -88,7 +88,7 @@ fn bytes_on_a_slot_without_a_name_are_a_device_of_the_run() {
         run.caveats[0].text,
         "unnamed-1 is a device that the process never named: tracked 943718400 bytes"
     );
-    // Named at last: what was kept under no name is its own.
+    // Once named, the device gets the data kept while it had no name.
     said.agent(KEY, 7, 3, device(1));
     said.alloc(50 * WINDOW_NS, 3, MIB);
     let run = said.run();
@@ -221,7 +221,7 @@ fn others_that_have_ended_and_are_forgotten_are_still_named_beside_what_was_read
     assert_eq!((device.last.time_ns, &device.tenants[..]), (100, &[(42, Some(300 << 20))][..]));
 }
 
-/// The sample of a process is open until its agent has reached that time; what NVML listed with it is known at once.
+/// The sample of a process is open until its agent has reached that time; the other processes that NVML listed are known at once.
 #[test]
 fn device_line_has_others_whose_samples_are_still_open() {
     let other = ProcessKey { pid: 42, start_ticks: 1 };
@@ -276,8 +276,8 @@ fn a_sample_that_closes_late_is_in_the_bucket_of_its_own_time() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) })]
 
-    /// Two processes whose records come in batches, far apart or dense: each peak is in the bucket of its
-    /// own time, the bucket with the highest `tracked`; nothing in the series is above it.
+    /// Two processes whose records come in batches, far apart or dense. Each peak is in the bucket of its own time, which is the
+    /// bucket with the highest `tracked`; nothing in the series exceeds it.
     #[test]
     fn the_peak_lies_in_the_bucket_that_has_its_maximum(
         steps in prop::collection::vec((0..2_usize, 0..3 * WINDOW_NS, any::<bool>(), 1..1000_u64), 1..3000),
@@ -354,7 +354,7 @@ fn times_in_which_the_agent_was_blind_are_told() {
     assert!(text.contains(told) && !text.contains("BLOCKED"), "{text}");
     assert!(text.contains("PARTIAL: sums and peak are not exact"), "{text}");
 
-    // Why it is not let in, where nobody holds it; a stranger's words do no harm.
+    // The reason of a refusal without another client; unsafe characters in it are escaped.
     said.agent(KEY, 20 * s, 0, agent(AgentState::Blocked, 15, "no fit\u{1b}[2J"));
     let text = head_of(&said.run());
     assert!(text.contains("BLOCKED, allocations are not seen: no fit"), "{text}");
@@ -370,7 +370,7 @@ fn where_nothing_was_ever_tracked_the_peak_is_at_no_time_before_the_process() {
         if is_blocked {
             let state = AgentState::Blocked;
             said.agent(KEY, 40 * s, 0, Body::Agent { result: 39, state, detail: "nsys" });
-            // A pool of the program's own is no driver allocation: the agent has seen none.
+            // A pool that the program reports itself is no driver allocation: the agent has seen none.
             said.agent(
                 KEY,
                 40 * s,
@@ -440,7 +440,7 @@ fn the_largest_numbers_of_a_hostile_agent_become_a_report() {
     report_sums(&run);
 }
 
-/// The parts of each moment sum to what is untrackable, as far as numbers go.
+/// The parts of each moment sum to its untrackable bytes, within the range of the numbers.
 fn report_sums(run: &Run) {
     for moment in run.devices.iter().flat_map(|device| [&device.last, &device.peak]) {
         if let (Some(parts), Some(untrackable)) = (&moment.parts, moment.untrackable_bytes) {

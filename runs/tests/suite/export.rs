@@ -1,4 +1,4 @@
-//! Exported runs: nothing is lost on the way, and nothing that was damaged or made up is believed.
+//! Exported runs: nothing is lost, and damaged or forged files are rejected.
 use gpumem_import::read_file;
 use gpumem_model::harmless::acts;
 use gpumem_model::run::{Cell, Class, Run, State};
@@ -36,7 +36,7 @@ fn shipped() -> Run {
     read_file(&log, None).expect("a log").remove(0)
 }
 
-/// As few bytes as a run can have that has something of everything.
+/// The smallest run that contains something of every kind.
 fn small() -> Run {
     let mut run = shipped();
     run.caveats.truncate(1);
@@ -88,7 +88,7 @@ fn a_run_is_the_same_elsewhere_but_for_where_it_came_from() {
         let mark = there.caveats.pop().expect("a mark");
         assert_eq!((mark.code.as_str(), there == run), (MOVED, true));
         assert!(mark.text.contains("exported on node7, where it is run r7, at 2026-11-"), "{}", mark.text);
-        // Carried on, it keeps its first mark.
+        // When exported again, it keeps its first origin.
         let further = export::write(&read.run, &read.uid, &From { host: "third".into(), ..from() })
             .expect("small enough");
         assert_eq!(folder.read(&further).expect("whole").run, read.run);
@@ -139,7 +139,7 @@ fn a_file_that_is_cut_anywhere_is_named_with_the_place() {
 fn a_file_with_any_bit_flipped_is_not_believed() {
     let folder = Folder::new("flipped");
     let file = export::write(&small(), "boot:1:2", &from()).expect("small");
-    // The last byte is the line end behind the run.
+    // The last byte is the line end after the run.
     for at in 0..file.len() {
         let bits: &[u8] = if at % 29 == 0 { &[0, 1, 2, 3, 4, 5, 6, 7] } else { &[(at % 8) as u8] };
         for bit in bits {
@@ -154,7 +154,7 @@ fn a_file_with_any_bit_flipped_is_not_believed() {
     }
 }
 
-/// A file with a right checksum, whatever it holds.
+/// Returns a file with a valid checksum and arbitrary content.
 fn forged(body: &str) -> Vec<u8> {
     let sum = |piece: &[u8]| {
         piece.iter().fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| {
@@ -202,7 +202,7 @@ fn what_does_not_add_up_is_refused_and_what_is_odd_is_survived() {
         let error = folder.read(&forged(&body(&run))).expect_err(words).to_string();
         assert!(error.contains(words), "{error}");
     }
-    // Texts, numbers and lists in each other's places.
+    // Texts, numbers and lists of the wrong types.
     let right = body(&small());
     let value: serde_json::Value = serde_json::from_str(&right).expect("JSON");
     let mut paths = Vec::new();
@@ -268,7 +268,7 @@ fn hostile_files_cost_little() {
     ]
     .concat();
     refused(&endless, "first line is not whole");
-    // Ten gigabytes that are not there.
+    // Claims ten gigabytes that do not follow.
     let path = folder.0.join("sparse");
     fs::write(&path, b"{\"format\":\"gpumem-run\",\"version\":1,\"bytes\":60000000,\"checks\":[]}\n")
         .expect("a file");

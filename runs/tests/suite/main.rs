@@ -1,4 +1,4 @@
-//! Runs from outside: builder, store, windows and exports.
+//! Tests of runs through the public interface: builder, store, windows and exports.
 #![allow(missing_docs)]
 
 mod builder;

@@ -1,4 +1,4 @@
-//! A life in parts says together what it says as a whole, and each part has a peak of its own.
+//! The parts of a life together contain what the whole contains, and each part has its own peak.
 use gpumem_ledger::{Origin, ProcessKey};
 use gpumem_model::run::{BlindWindow, Caveat, Cell, Class, Oom, Run, Source, State};
 use gpumem_model::window::join_parts;
@@ -56,7 +56,7 @@ impl Life {
         self.builder.runs(true).remove(0)
     }
 
-    /// All parts, the one that goes on last.
+    /// Returns all parts, the open one last.
     fn all(mut self) -> Vec<Run> {
         let last = self.run();
         self.parts.push(last);
@@ -147,7 +147,7 @@ fn window_over_several_parts_keeps_names_and_losses_of_each() {
     assert_eq!(named(&device.peak.amounts), [("early".to_owned(), 900)]);
     let ooms: Vec<_> = device.details.ooms.iter().map(|oom| named(&oom.amounts)).collect();
     assert_eq!(ooms, [[("early".to_owned(), 900)], [("late".to_owned(), 70)]]);
-    // The peak is of the part that lost records.
+    // The peak lies in the part that lost records.
     let of = &whole.coverage;
     assert_eq!((of.partial_history, of.lost, of.ooms_dropped), (true, 5, 4));
     assert_eq!((of.events, of.torn_samples), (events.iter().sum(), 6));
@@ -164,7 +164,7 @@ proptest! {
     fn parts_are_the_whole(ops in prop::collection::vec((0..12_u64, 1..1000_u64, 1..5_u32), 1..120)) {
         let (mut whole, mut rolled) = (Life::new(), Life::new());
         let mut live = [0_u64; 10];
-        // What a part must say: highest sum since it began, that at its beginning among them.
+        // Expected peak of a part: the highest sum since it began, including the sum at its begin.
         let (mut peaks, mut most) = (Vec::new(), 0);
         for (slot, bytes, tag) in ops {
             match live.get_mut(slot as usize) {

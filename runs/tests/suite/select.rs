@@ -1,4 +1,4 @@
-//! Runs of a store that are asked for.
+//! Selection of runs in a store.
 use gpumem_import::read_file;
 use gpumem_model::run::{Clock, Fate, Oom, OomKind, Run, State};
 use gpumem_runs::store::{Filter, Sort, Store};
@@ -14,7 +14,7 @@ impl Drop for Folder {
 
 const SECOND: i64 = 1_000_000_000;
 
-/// Run number `n` began at `n` hundred seconds of 1970 and lasted for fifty.
+/// Run number `n` began `n` hundred seconds after 1970 and lasted fifty.
 fn run(n: u64, command: &str, user: &str, job: Option<&str>, device: &str) -> Run {
     let log = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
     let mut run = read_file(&log, None).expect("a log").remove(0);

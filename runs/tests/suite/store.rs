@@ -1,4 +1,4 @@
-//! The run store: what goes in comes out, whatever happens to the writer, the file or the disk.
+//! The run store: stored runs can be loaded unchanged, whatever happens to the writer, the file or the disk.
 
 mod crash;
 mod files;

@@ -1,4 +1,4 @@
-//! A run in a part of its life: every sum against a naive model that remembers every moment, from points and by reading again.
+//! Windows of a run: compares every sum with a naive model that remembers every moment, from points and by rereading the file.
 use gpumem_import::read_file;
 use gpumem_ledger::{Origin, ProcessKey};
 use gpumem_model::run::{Moment, Run, Source};
@@ -18,7 +18,7 @@ const MIB: u64 = 1 << 20;
 
 type Said = (Origin, Stamp, Body<'static>);
 
-/// What a process did, and what it held after each record that changed it.
+/// Actions of a process, and the bytes that it held after each record that changed them.
 struct Life {
     said: Vec<Said>,
     history: Vec<(u64, BTreeMap<String, i64>)>,
@@ -84,7 +84,7 @@ fn life(ops: &[(u8, u16, u64)]) -> Life {
                 held.retain(|_, bytes| *bytes != 0);
             }
             _ => {
-                // NVML is read; what it charges beyond tracked is 3 MiB and the number of the reading.
+                // An NVML reading; its charge beyond tracked is 3 MiB plus the number of the reading.
                 life.said.push((agent, stamp, Body::Marker {}));
                 number += 1;
                 let host = |time_ns| Stamp { time_ns, thread: 7, ..Stamp::default() };
@@ -125,7 +125,7 @@ fn named(run: &Run, moment: &Moment) -> BTreeMap<String, i64> {
     moment.amounts.iter().map(|&(cell, bytes)| (name(cell), bytes)).collect()
 }
 
-/// What holds of every window, whatever is asked.
+/// Checks the invariants of every window.
 fn verify(run: &Run, window: Window) {
     for device in &run.devices {
         for moment in [&device.last, &device.peak] {
@@ -144,7 +144,7 @@ fn verify(run: &Run, window: Window) {
     assert!(told.lines().count() <= 35, "{told}");
 }
 
-/// Windows of a life, from its own times and between them.
+/// Windows of a life, at its own times and between them.
 fn windows(life: &Life, picks: [u64; 2]) -> Vec<Window> {
     let (first, last) = (life.history[0].0, life.history.last().expect("one").0);
     let pick = |of: u64| first + of % (last - first + 1);
@@ -158,7 +158,7 @@ fn windows(life: &Life, picks: [u64; 2]) -> Vec<Window> {
     ]
 }
 
-/// What was held at a time, by the model.
+/// Returns the bytes held at a time, according to the model.
 fn at(life: &Life, time_ns: u64) -> BTreeMap<String, i64> {
     let before = life.history.iter().rev().find(|(time, _)| *time <= time_ns);
     before.map(|(_, held)| held.clone()).unwrap_or_default()
@@ -232,7 +232,7 @@ proptest! {
     }
 }
 
-/// Two parts of a life are told as one again.
+/// Two parts of a life are joined again.
 #[test]
 fn parts_join_to_the_life_that_they_are_of() {
     let ops: Vec<(u8, u16, u64)> =
@@ -258,7 +258,7 @@ fn parts_join_to_the_life_that_they_are_of() {
     }
 }
 
-/// The gap of a past moment is that of the nearest reading, and says how far away it may be.
+/// The gap of a past moment comes from the nearest reading, with an upper bound of the distance.
 #[test]
 fn the_gap_of_a_past_moment_is_marked() {
     let mut ops = vec![(0, 100, MS); 3];

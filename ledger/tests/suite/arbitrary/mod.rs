@@ -1,4 +1,4 @@
-//! Records with any fields: of any kind, from the host and from processes, few ids so that they meet.
+//! Records with arbitrary fields: of any kind, from the host and from processes, with few ids so that records affect each other.
 
 use crate::common::verify;
 use gpumem_ledger::{Ledger, Origin, ProcessKey};
@@ -12,7 +12,7 @@ pub struct Said {
     slot: Slot,
 }
 
-/// Numbers as a peer that knows the formats and wishes ill would choose them.
+/// Numbers that a hostile peer might choose who knows the formats.
 fn number() -> impl Strategy<Value = u64> {
     prop_oneof![
         6 => 0..12u64,
@@ -27,7 +27,7 @@ pub fn said(most: usize) -> impl Strategy<Value = Vec<Said>> {
     let kinds: Vec<u8> = Body::KINDS.iter().map(|(_, number)| *number).collect();
     let ids = (prop_oneof![8 => 0..5u32, 1 => any::<u32>()], 0..4u32, 0..3u32);
     let small = (prop_oneof![8 => 0..3u16, 1 => any::<u16>()], 0..3u8, 0..16u8, 0..6u8);
-    // How far `seq` goes on: mostly by one.
+    // Increment of `seq`: mostly one.
     let seq = prop_oneof![12 => Just(1u64), 2 => Just(0), 1 => 2..5u64, 1 => any::<u64>()];
     let one = (
         0..3u8,

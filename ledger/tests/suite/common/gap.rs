@@ -1,4 +1,4 @@
-//! Scripts about the gap at times that a driver takes, and what a ledger says of it in short.
+//! Scripts about the gap with realistic call durations, and short forms of the ledger's results.
 
 use super::*;
 use gpumem_ledger::{BookedAs, Parts, Step};
@@ -8,7 +8,7 @@ pub const MS: u64 = 1_000_000;
 /// 132 multiprocessors of 2048 threads: 264 MiB for 1 KiB of stack.
 pub const H100: u32 = 132 << 16 | 2048;
 
-/// A process that says things at times in ms.
+/// A process that sends records at times in ms.
 pub struct Gap(pub Script);
 
 impl Gap {
@@ -50,7 +50,7 @@ impl Gap {
     pub fn end(&mut self, ms: u64, context: u32, scope: DestroyScope) {
         self.say(ms, "", context, Body::ContextDestroy { scope });
     }
-    /// Loads module `id` of so many MiB.
+    /// Loads module `id` of `mib` MiB.
     pub fn load(&mut self, ms: u64, tag: &str, id: u64, mib: u64) {
         self.event(ms, tag, 1, DriverEventKind::ModuleLoaded, mib * MIB, id);
     }
@@ -63,14 +63,14 @@ impl Gap {
     pub fn alloc(&mut self, ms: u64, address: u64, bytes: u64) {
         self.0.at(ms * MS - 10).alloc(address, bytes);
     }
-    /// A reading of 0.1 ms in which the process is charged so many MiB.
+    /// A reading of 0.1 ms in which NVML charges `mib` MiB to the process.
     pub fn used(&mut self, ms: u64, mib: u64) {
         self.0.sample(ms * MS, ms * MS + MS / 10, mib * MIB);
         self.0.at((ms + 1) * MS).watermark(0);
     }
 }
 
-/// Bytes in MiB if they are whole.
+/// Formats bytes in MiB if they are a whole number of MiB.
 pub fn amount(bytes: i64) -> String {
     if bytes % (MIB as i64) == 0 { format!("{}", bytes / MIB as i64) } else { format!("{bytes} bytes") }
 }
@@ -89,7 +89,7 @@ pub fn parts_line(parts: &Parts) -> String {
     format!("{} = {}", amount(parts.sum()), if named.is_empty() { "0".into() } else { named.join(" + ") })
 }
 
-/// `at MS: BYTES = parts, cause kind @tag (more)`.
+/// Formats a step as `at MS: BYTES = parts, cause kind @tag (more)`.
 pub fn step_line(step: &Step) -> String {
     let mut line = format!("at {}: {}, {}", step.time_ns / MS, parts_line(&step.parts), step.cause.name());
     line += match step.kind {
@@ -110,7 +110,7 @@ pub fn step_line(step: &Step) -> String {
     line
 }
 
-/// Runs a script and compares the parts of the last sample and all steps; they sum to it if it was sharp.
+/// Runs a script and compares the parts of the last sample and all steps. If the sample was certain, checks that they sum to it.
 #[track_caller]
 pub fn check_gap(script: impl FnOnce(&mut Gap), expected: &[&str]) -> Vec<Step> {
     let mut gap = Gap::new();

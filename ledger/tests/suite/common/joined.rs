@@ -1,4 +1,4 @@
-//! What a closed sample says, in short.
+//! Short form of a closed sample.
 
 use super::*;
 use gpumem_ledger::ClosedSample;

@@ -1,4 +1,4 @@
-//! Short scripts about one process: records in, one text out.
+//! Short scripts about one process: records as input, one text as result.
 //!
 //! [`check`] runs a script and compares the ledger with lines such as
 //!
@@ -10,9 +10,9 @@
 //! flags partial
 //! ```
 //!
-//! `tracked`, `beside`, `odd` and `flags` are always compared (no line: nothing of the kind), `peak` where
-//! the expectation has it. A cell is `class:tag`, `-` for no tag, then `<origin`, `@role`, `%phase`, `^` for the process's; cells
-//! of zero bytes do not appear.
+//! `tracked`, `beside`, `odd` and `flags` are always compared (a missing line means that there must be none), `peak` only if it
+//! is expected. A cell is `class:tag`, `-` for no tag, then `<origin`, `@role`, `%phase`, `^` for the process's tag; cells of
+//! zero bytes do not appear.
 #![allow(dead_code)]
 
 pub mod gap;
@@ -30,12 +30,12 @@ pub const DEV: MemoryKind = MemoryKind::Device;
 pub const NOTHING: (Role, Phase) = (Role::Unknown, Phase::Unknown);
 pub const MIB: u64 = 1 << 20;
 
-/// One process with one device, in slot 0 of itself and of the host.
+/// One process with one device, in slot 0 of the process and of the host.
 pub struct Script {
     pub ledger: Ledger,
     pub seq: u64,
     pub time_ns: u64,
-    /// For the next record only.
+    /// Applies to the next record only.
     pub tag: u32,
     pub stamp: Stamp,
     pub tags: BTreeMap<String, u32>,
@@ -79,7 +79,7 @@ impl Script {
         verify(&self.process());
     }
 
-    /// An ordered record, 10 ns after the last one; says its seq.
+    /// Sends an ordered record, 10 ns after the last one; returns its number.
     pub fn say(&mut self, body: Body<'_>) -> u64 {
         self.time_ns += 10;
         self.seq += 1;
@@ -89,12 +89,12 @@ impl Script {
         self.seq
     }
 
-    /// A record without a place in the order.
+    /// Sends a record without a number.
     pub fn control(&mut self, body: Body<'_>) {
         self.push(Stamp { time_ns: self.time_ns, ..self.stamp }, body);
     }
 
-    /// The row of record `seq` said again in a resync.
+    /// Restates the row of record `seq` in a resync.
     pub fn restate(&mut self, seq: u64, body: Body<'_>) {
         let tag = std::mem::take(&mut self.tag);
         self.push(Stamp { seq, time_ns: self.time_ns, tag, flags: Flags::RESTATED, ..self.stamp }, body);
@@ -104,7 +104,7 @@ impl Script {
         self.host_as(0, body);
     }
 
-    /// A record of the host about process `pid`.
+    /// Sends a record of the host about process `pid`.
     pub fn host_as(&mut self, pid: u32, body: Body<'_>) {
         let stamp = Stamp { time_ns: self.time_ns, thread: pid, device: 0, ..Stamp::default() };
         self.ledger.observe(Origin::Host, &Record { stamp, body });
@@ -166,7 +166,7 @@ impl Script {
         restate(self);
         self.control(Body::ResyncEnd { epoch: 1, head_seq: self.seq, rows });
     }
-    /// Everything up to now was sent.
+    /// Sends a watermark: everything up to now was sent.
     pub fn watermark(&mut self, in_flight_since_ns: u64) {
         self.control(Body::Watermark { last_seq: self.seq, in_flight_since_ns });
     }
@@ -186,13 +186,13 @@ impl Script {
     pub fn sample_end(&mut self, t0_ns: u64, t1_ns: u64) {
         self.at(t1_ns).host(Body::SampleEnd { number: t0_ns, result: 0 });
     }
-    /// A whole reading of [t0, t1] that lists this process with `used`.
+    /// A complete reading of [t0, t1] that lists this process with `used`.
     pub fn sample(&mut self, t0_ns: u64, t1_ns: u64, used: u64) {
         self.sample_begin(t0_ns);
         self.listed(KEY.pid, Some(used));
         self.sample_end(t0_ns, t1_ns);
     }
-    /// The samples that have been closed, of this process.
+    /// Returns the closed samples of this process.
     pub fn closed(&mut self) -> Vec<ClosedSample> {
         let taken = self.ledger.take_samples();
         taken.into_iter().filter(|(key, ..)| *key == KEY).map(|(_, _, sample)| sample).collect()
@@ -215,7 +215,7 @@ impl Script {
     }
 }
 
-/// What holds at every moment, whatever was said.
+/// Checks the invariants that hold at every moment, whatever the records are.
 pub fn verify(process: &ProcessView) {
     for account in &process.accounts {
         assert_eq!(sum(&account.amounts), account.tracked_bytes, "cells sum to tracked");
@@ -280,7 +280,7 @@ fn cell_name(cell: &CellView) -> String {
 }
 
 pub fn composition(cells: &[CellView], amounts: &[i64]) -> String {
-    // Cells that differ in their pool, or in waiting for a stream, have one name here.
+    // Cells that differ only in their pool, or in waiting for a stream, have one name here.
     let mut parts: BTreeMap<(Class, String), i64> = BTreeMap::new();
     for (cell, amount) in cells.iter().zip(amounts) {
         *parts.entry((cell.class, cell_name(cell))).or_default() += amount;
@@ -300,7 +300,7 @@ fn nonzero(word: &str, parts: &[(&str, i64)]) -> Option<String> {
     (!parts.is_empty()).then(|| format!("{word} {}", parts.join(" ")))
 }
 
-/// The lines of device 0 (see the top of this file), the peak last.
+/// Returns the lines of device 0 (see the top of this file), the peak last.
 pub fn lines(process: &ProcessView) -> Vec<String> {
     let account = &process.accounts[0];
     let (beside, odd, coverage) = (&account.beside, &process.odd, &process.coverage);

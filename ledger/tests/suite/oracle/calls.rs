@@ -1,4 +1,4 @@
-//! The calls of [`Drive`] that need a look at what is there: frees, VMM, segments, blocks.
+//! Calls of [`Drive`] that depend on the present state: frees, VMM, segments, blocks.
 
 use super::drive::{Drive, FAR, NESTED, OPAQUE, Op, POOL, VA, pick};
 use crate::common::MIB;
@@ -64,7 +64,7 @@ impl Drive {
         let bound: Vec<_> = self.world.mappings.iter().filter(|m| m.unmapping.is_none()).cloned().collect();
         match op.what {
             19 => {
-                // A number whose last release was entered may be given out again; that release cannot fail.
+                // A number whose last release was entered may be reused; that release cannot fail.
                 let Some(handle) = (1..9).find(|h| !held.iter().any(|b| b.handle == *h)) else { return };
                 for backing in self.world.backings.iter().filter(|b| b.handle == handle) {
                     for begun in self.begun.iter_mut().filter(|begun| backing.releasing.contains(&begun.0)) {
@@ -93,7 +93,7 @@ impl Drive {
                     self.say(Body::VmmRetain { handle, address: mapping.address + 7 }, 0);
                     return;
                 }
-                // One or two neighbours; segments let go first.
+                // One or two adjacent mappings; segments are removed first.
                 let two = bound.iter().any(|m| m.address == mapping.address + MIB) && op.b.is_multiple_of(2);
                 let (address, bytes) = (mapping.address, if two { 2 * MIB } else { MIB });
                 let inside = |at: u64, size: u64| super::overlap(at, size, address, bytes) > 0;
@@ -156,14 +156,14 @@ impl Drive {
             let bound = self.world.allocs.iter().filter(|a| a.is_direct() && a.freeing.is_none());
             places.extend(bound.map(|a| (a.address, a.bytes)));
             if op.b % 16 == 1 {
-                // Told before its memory: that comes at the next allocation of a fresh address.
+                // Reported before its memory, which comes with the next allocation at a fresh address.
                 places = vec![(self.fresh, 2 * MIB)];
             }
         }
         places.retain(|&(at, size)| size > 0 && free(at, size));
         let Some(&(mut address, mut bytes)) = pick(&places, op.a) else { return };
         if bytes >= 2 * MIB && op.b.is_multiple_of(2) && op.what != 25 {
-            (address, bytes) = (address + MIB, bytes - MIB); // a part of something large
+            (address, bytes) = (address + MIB, bytes - MIB); // a part of a large allocation
         }
         self.say(Body::SegmentAdd { address, bytes, pool }, 0);
     }

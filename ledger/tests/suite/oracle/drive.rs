@@ -1,12 +1,12 @@
-//! A process that could exist: turns numbers into driver and pool calls that succeed or fail as a driver
-//! would have them, tells the [`World`] and the ledger, and compares the two after every record.
+//! Simulates a possible process: turns numbers into driver and pool calls that succeed or fail like real ones, sends them to the
+//! [`World`] and to the ledger, and compares the two after every record.
 
 use super::{Said, World};
 use crate::common::{KEY, MIB, composition, sum, verify};
 use gpumem_ledger::{AnomalyCounts, ClosedSample, Ledger, Origin, ProcessView};
 use gpumem_wire::*;
 
-/// What to do next; `a` and `b` choose among what is there.
+/// Next action; `a` and `b` select among existing objects.
 #[derive(Debug, Clone, Copy)]
 pub struct Op {
     pub what: u8,
@@ -14,7 +14,7 @@ pub struct Op {
     pub b: u16,
 }
 
-/// Number of different `what`.
+/// Number of different values of `what`.
 pub const KINDS: u8 = 40;
 pub const POOL: u64 = 11;
 pub const NESTED: u64 = 12;
@@ -28,21 +28,21 @@ pub struct Drive {
     pub seq: u64,
     pub time: u64,
     pub losses: bool,
-    /// Records that the ring has no room for.
+    /// Number of next records that are lost.
     pub drop: u16,
-    /// The ledger has heard everything, or was told the state since.
+    /// The ledger has received all records, or has been resynced since.
     pub exact: bool,
     pub clean_since: u64,
     pub first_watermark: Option<u64>,
     pub queue: Option<Vec<Said>>,
-    /// Begun calls: seq, and whether they can fail.
+    /// Calls in flight: number, and whether they can fail.
     pub begun: Vec<(u64, bool)>,
     pub fresh: u64,
     pub unbound: Vec<u64>,
     pub driver_pool: u64,
     pub born: Vec<(u64, u64, u64)>,
     pub odd: AnomalyCounts,
-    /// (time, tracked, what may have left) after each record.
+    /// After each record: time, tracked bytes, bytes that may have been freed.
     pub history: Vec<(u64, i64, i64)>,
     pub sample: Option<(u64, bool)>,
     pub samples_checked: usize,
@@ -118,7 +118,7 @@ impl Drive {
         self.seq += 1;
         self.time += 10;
         let (seq, time_ns) = (self.seq, self.time);
-        let context = if matches!(body, Body::VmmCreate { .. }) { 0 } else { context }; // there: how long it took
+        let context = if matches!(body, Body::VmmCreate { .. }) { 0 } else { context }; // of VmmCreate: the duration of the call
         let stamp = Stamp { seq, time_ns, device: 0, context, tag, flags, ..Stamp::default() };
         let said = Said { stamp, body };
         self.world.apply(&said);
@@ -142,7 +142,7 @@ impl Drive {
         self.ledger.snapshot().processes.into_iter().find(|process| process.key == KEY).expect("it spoke")
     }
 
-    /// After every record.
+    /// Called after every record.
     pub fn compare(&mut self) {
         let view = self.view();
         verify(&view);
@@ -201,7 +201,7 @@ impl Drive {
     }
 
     fn address(&mut self, op: Op, bytes: u64) -> u64 {
-        // Half of the time an address that has been freed (or is being freed) is given out again.
+        // Half of the time, an address that was freed (or is being freed) is reused.
         if op.b.is_multiple_of(2) && !self.unbound.is_empty() {
             let address = self.unbound.remove(usize::from(op.b / 2) % self.unbound.len());
             let clash = |a: &super::Alloc| {
@@ -217,7 +217,7 @@ impl Drive {
                 return address;
             }
         }
-        self.fresh += 4 * MIB; // nothing is larger
+        self.fresh += 4 * MIB; // larger than any allocation
         self.fresh - 4 * MIB
     }
 
@@ -238,7 +238,7 @@ impl Drive {
                 let pool = if op.what == 4 { [POOL, OPAQUE][usize::from(op.b / 64 % 2)] } else { 0 };
                 let waits = |s: &super::Segment| super::overlap(s.address, s.bytes, address, bytes) > 0;
                 if pool != 0 && self.world.segments.iter().any(waits) {
-                    return; // told already, by another name
+                    return; // already reported under another name
                 }
                 self.create_pools();
                 let seq = self.say(Body::AllocEnd { address, bytes, pool, took_us: 0, memory }, op.b);
@@ -281,7 +281,7 @@ impl Drive {
                 if let Some(pool) = pick(&self.world.driver_pools, op.b).filter(|pool| !pool.gone) {
                     let pool = pool.id;
                     if self.losses && self.world.live_in(pool) > 0 {
-                        return; // it has no row of its own to say again
+                        return; // it has no row to restate
                     }
                     self.driver_pool += 2;
                     self.say(Body::PoolDestroy { pool }, 0);
@@ -307,8 +307,8 @@ impl Drive {
                     self.say(Body::Retag { address, block_seq, pool, use_as }, op.b % 5);
                 }
             }
-            // Not while the table is read: a block said before it, and its segment not said after it, would
-            // part for good. Nor unheard: pools of the same number are then taken for the old ones.
+            // Not while the table is read: a block restated before it, whose segment is not restated after it, would lose its
+            // segment for good. Not while records are lost: new pools with the same number would be taken for the old ones.
             34 if !racing && self.drop == 0 && op.a.is_multiple_of(8) => {
                 let reset = op.b.is_multiple_of(4);
                 let scope = if reset { DestroyScope::Device } else { DestroyScope::Context };
@@ -337,7 +337,7 @@ impl Drive {
     fn reading(&mut self, op: Op) {
         match self.sample {
             None => {
-                // A reading's first word may be heard late, by agents with watermarks only.
+                // With watermarks, the begin of a reading may arrive late.
                 let late = if op.a.is_multiple_of(3) { u64::from(op.b % 60) } else { 0 };
                 let began = self.time.saturating_sub(late).max(self.clean_since + 1);
                 let known = self.first_watermark.is_some_and(|first| first <= began);

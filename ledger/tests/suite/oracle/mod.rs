@@ -1,8 +1,8 @@
-//! A naive model of one process on one device, written from the booking rules: plain lists of what is
-//! live, and every sum from scratch after each record. It knows nothing of cells, epochs or indices.
+//! A naive model of one process on one device, written from the booking rules: plain lists of live objects, and every sum
+//! computed from scratch after each record. It has no cells, epochs or indices.
 //!
-//! The driver (drive.rs) makes sequences that a real process could make, so the model need not say what
-//! nonsense means; scripts do that.
+//! The driver (drive.rs) generates only sequences that a real process could produce, so the model need not define the effect of
+//! invalid ones; scripts test those.
 
 mod calls;
 pub mod drive;
@@ -13,14 +13,14 @@ use gpumem_ledger::Class;
 use gpumem_wire::*;
 use std::collections::BTreeMap;
 
-/// A record that can be said again.
+/// A record that can be restated.
 #[derive(Debug, Clone, Copy)]
 pub struct Said {
     pub stamp: Stamp,
     pub body: Body<'static>,
 }
 
-/// What a row is called: tag, first tag, role.
+/// Names of a row: tag, first tag, role.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Name {
     pub tag: u32,
@@ -71,7 +71,7 @@ pub struct Alloc {
     pub pool: u64,
     pub captured: bool,
     pub name: Name,
-    /// Seq of the free that was entered.
+    /// Number of the record that began the free.
     pub freeing: Option<u64>,
     pub said: Said,
 }
@@ -89,7 +89,7 @@ pub struct Backing {
     pub handle: u64,
     pub bytes: u64,
     pub references: u16,
-    /// Seqs of releases that were entered.
+    /// Numbers of the records that began releases.
     pub releasing: Vec<u64>,
     pub name: Name,
     pub said: Said,
@@ -124,9 +124,9 @@ pub struct Segment {
     pub address: u64,
     pub bytes: u64,
     pub pool: u64,
-    /// Allocations whose address was unbound when it was added: it is not theirs.
+    /// Allocations whose address was unbound when the segment was added: it does not belong to them.
     pub not_of: Vec<u64>,
-    /// Said by an allocation for the pool.
+    /// Reported by an allocation for the pool.
     pub by_birth: bool,
     pub said: Said,
 }
@@ -143,15 +143,15 @@ pub struct Block {
     pub said: Said,
 }
 
-/// What the peak was made of, row by row.
+/// Composition of the peak, row by row.
 #[derive(Debug, Clone, Default)]
 pub struct Peak {
     pub bytes: i64,
-    /// Seq, class, name, bytes in its own cell.
+    /// Number, class, name, and bytes in its own cell.
     pub rows: Vec<(u64, bool, Name, i64)>,
     pub idle: i64,
     pub opaque: i64,
-    /// Of memory that segments had, and let go.
+    /// Bytes that segments took and gave up.
     pub let_go: i64,
     /// The rows are known (not after a loss).
     pub known: bool,
@@ -167,17 +167,17 @@ pub struct World {
     pub segments: Vec<Segment>,
     pub blocks: Vec<Block>,
     pub peak: Peak,
-    /// The most that segments had of an extent, by seq.
+    /// Maximum bytes that segments took from an extent, by its number.
     pub most_carved: BTreeMap<u64, u64>,
-    /// What they had before something was lost is not known: of equally full moments each may be the peak.
+    /// Bytes taken before a loss are unknown: any of several equally full moments may be the peak.
     pub unsure: bool,
-    /// Such moments, beside `peak`.
+    /// Moments as full as `peak`.
     pub as_full: Vec<Peak>,
-    /// Role at death, by seq.
+    /// Last role of removed rows, by number.
     pub dead: BTreeMap<u64, Role>,
 }
 
-/// [start, start+bytes) of both overlap by.
+/// Returns by how much the ranges [start, start+bytes) overlap.
 pub fn overlap(a: u64, a_bytes: u64, b: u64, b_bytes: u64) -> u64 {
     (a + a_bytes).min(b + b_bytes).saturating_sub(a.max(b))
 }
@@ -186,7 +186,7 @@ impl World {
     pub fn apply(&mut self, said: &Said) {
         let before = self.carved();
         self.book(said);
-        // A segment may name bytes that the peak already had.
+        // A segment may take bytes that the peak already contained.
         let after = self.carved();
         for ((extent, pool), bytes) in after {
             let fresh = bytes - before.get(&(extent, pool)).copied().unwrap_or(0).min(bytes);
@@ -304,7 +304,7 @@ impl World {
     }
 
     fn end(&mut self, begin: u64, result: u16) {
-        let failed = result != 0 && result != 4; // 4: the driver is gone, and all memory with it
+        let failed = result != 0 && result != 4; // 4: the driver has shut down and freed all memory
         if let Some(at) = self.allocs.iter().position(|a| a.freeing == Some(begin)) {
             if failed {
                 self.allocs[at].freeing = None;
@@ -399,7 +399,7 @@ impl World {
             let pool = self.driver_pool(id);
             pool.gone = true;
             if live == 0 {
-                pool.reserved = 0; // else the driver keeps all of it
+                pool.reserved = 0; // otherwise the driver keeps all of it
             }
         }
     }

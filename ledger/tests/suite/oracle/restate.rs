@@ -1,4 +1,4 @@
-//! The state said again: to a ledger that lost records, to a new one, or while the process goes on.
+//! Restates the state: to a ledger that lost records, to a new one, or while the process continues.
 
 use super::drive::{Drive, Op};
 use super::{Name, Said, World};
@@ -7,7 +7,7 @@ use gpumem_ledger::{Class, Ledger};
 use gpumem_wire::*;
 
 impl Drive {
-    /// Says the state again, to this ledger or to a new one; `racing`: while the process goes on.
+    /// Restates the state to this ledger or to a new one; `racing`: while the process continues.
     pub fn resync(&mut self, op: Op) {
         let doomed = |pool: &super::DriverPool| {
             pool.gone
@@ -50,7 +50,7 @@ impl Drive {
             self.tell(said.stamp, said.body);
         }
         if restart || racing || !self.exact {
-            // What the peak was made of cannot be told any more.
+            // The composition of the peak is unknown now.
             let view = self.view();
             let peak = &view.accounts[0].peak;
             let of = |class| {
@@ -83,7 +83,7 @@ impl Drive {
         1
     }
 
-    /// What is known of a row by now.
+    /// Restates the present names of a row.
     fn restate_name(&mut self, said: &Said, name: Name) -> u64 {
         let (address, pool) = match said.body {
             Body::BlockAlloc { address, pool, .. } => (address, pool),
@@ -123,7 +123,7 @@ impl Drive {
         rows
     }
 
-    /// Allocations, segments and blocks in the order of a hash of their birth.
+    /// Returns allocations, segments and blocks, sorted by a hash of their number.
     pub fn restate_rows(&mut self, world: &World, now: impl Fn(u64) -> bool) -> u64 {
         let allocs = world.allocs.iter().filter(|a| a.freeing.is_none()).map(|a| (a.seq, a.said));
         let segments = world.segments.iter().filter(|s| !s.by_birth).map(|s| (s.seq, s.said));

@@ -1,23 +1,23 @@
-//! The sums of a [`World`], each from scratch.
+//! Sums of a [`World`], each computed from scratch.
 
 use super::{Peak, World, overlap};
 use gpumem_ledger::{Beside, Class};
 use gpumem_wire::*;
 use std::collections::BTreeMap;
 
-/// Bytes that a segment has of an extent.
+/// Bytes that a segment takes from an extent.
 #[derive(Debug, Clone, Copy)]
 pub struct Take {
     pub pool: u64,
     pub segment: u64,
     pub segment_bytes: u64,
-    /// Seq of the allocation, backing or outer block.
+    /// Record number of the allocation, backing or outer block.
     pub extent: u64,
     pub bytes: u64,
 }
 
 impl World {
-    /// What segments take of the memory under them; the older memory first.
+    /// Returns the bytes that segments take from the memory under them; older memory first.
     pub fn takes(&self) -> Vec<Take> {
         let mut takes: Vec<Take> = Vec::new();
         for segment in &self.segments {
@@ -53,7 +53,7 @@ impl World {
         takes
     }
 
-    /// Bytes taken, by extent and pool.
+    /// Returns the bytes taken, by extent and pool.
     pub fn carved(&self) -> BTreeMap<(u64, u64), u64> {
         let mut carved = BTreeMap::new();
         for take in self.takes() {
@@ -62,7 +62,7 @@ impl World {
         carved
     }
 
-    /// Bytes that segments have of each extent that there is.
+    /// Returns the bytes that segments take from each existing extent.
     pub fn taken(&self) -> BTreeMap<u64, u64> {
         let direct = self.allocs.iter().filter(|a| a.is_direct()).map(|a| a.seq);
         let blocks = self.blocks.iter().filter(|b| b.booked).map(|b| b.seq);
@@ -90,7 +90,7 @@ impl World {
         (direct + backings + pools) as i64
     }
 
-    /// What calls in flight may have given back already.
+    /// Returns the bytes that calls in flight may already have freed.
     pub fn leaving(&self) -> i64 {
         let freeing = self.allocs.iter().filter(|a| a.is_direct() && a.freeing.is_some());
         let held = |b: &&super::Backing| {
@@ -100,7 +100,7 @@ impl World {
         (freeing.map(|a| a.bytes).sum::<u64>() + leaving.sum::<u64>()) as i64
     }
 
-    /// Now, as a peak would keep it.
+    /// Returns the present composition, in the form of a peak.
     pub fn composition(&self) -> Peak {
         let takes = self.takes();
         let own = |seq: u64, bytes: u64| {
@@ -151,7 +151,8 @@ impl World {
         beside
     }
 
-    /// Whether a record is booked as a whole: a higher `tracked`, or the same with less unnamed (or let go), is the peak.
+    /// Finishes a booked record. The moment is a peak if `tracked` is higher, or equal with fewer unnamed bytes (or bytes given
+    /// up).
     pub fn settle(&mut self) {
         let now = self.composition();
         let unnamed = |peak: &Peak| peak.idle + peak.opaque + peak.let_go;
@@ -168,7 +169,7 @@ impl World {
 }
 
 impl Peak {
-    /// The line that `common::composition` makes of the same.
+    /// Formats it like `common::composition`.
     pub fn line(&self) -> String {
         let mut cells: BTreeMap<(Class, String), i64> = BTreeMap::new();
         for (_, direct, name, bytes) in &self.rows {

@@ -1,4 +1,4 @@
-//! Writers that die, and readers beside writers that live.
+//! Writers that die, and readers during the writes of live writers.
 
 use super::files::read_without_rights;
 use super::support::{TempDir, assert_consistent, run_at, scatter};
@@ -9,12 +9,12 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Set for the copy of this program that is the writer; its store's path.
+/// Set for the copy of this program that acts as the writer; contains the path of its store.
 const CHILD: &str = "GPUMEM_TEST_STORE_WRITER";
-/// Or as `GPUMEM_KILLS` says.
+/// Default; overridden by `GPUMEM_KILLS`.
 const KILLS: u64 = 30;
 
-/// Checkpoints until it is killed, and says so after each.
+/// Checkpoints until it is killed, and prints a line after each.
 fn write_for_ever(path: &Path) {
     let mut store = Store::open(path).unwrap();
     let uid = format!("writer {}", std::process::id());
@@ -47,13 +47,13 @@ fn acknowledged_checkpoints_survive_sigkill() {
         let mut acks = lines.filter_map(|line| line.unwrap().strip_prefix("ack ")?.parse::<u64>().ok());
         let enough = scatter(kill) % 40;
         let mut last = acks.by_ref().find(|&ack| ack >= enough).expect("the writer died by itself");
-        // Somewhere in a later checkpoint: without a clock, by work of unequal length.
+        // Kills during some later checkpoint: without a clock, by work of varying length.
         for _ in 0..scatter(kill + KILLS) % 200_000 {
             std::hint::black_box(kill);
         }
         child.kill().unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(9), "the writer died by itself");
-        // What it said before it died counts, read or not.
+        // Checkpoints acknowledged before it died count, whether read or not.
         last = acks.last().unwrap_or(last);
 
         let store = Store::open_read_only(dir.store()).unwrap();
@@ -79,7 +79,7 @@ fn acknowledged_checkpoints_survive_sigkill() {
     println!("{kills} kills, {under_way} checkpoints stored but not yet acknowledged");
 }
 
-/// What a killed writer leaves is in the log: it is read there, also by who cannot merge it.
+/// A killed writer leaves data in the log: readers find it there, also those that cannot merge it.
 #[test]
 fn a_reader_without_rights_reads_what_a_killed_writer_left() {
     let dir = TempDir::new();

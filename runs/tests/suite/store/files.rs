@@ -1,4 +1,4 @@
-//! Files that are not stores, not readable, not whole, or too big.
+//! Files that are not stores, unreadable, incomplete, or too large.
 
 use super::support::{TempDir, assert_consistent, refused, run_at, scatter};
 use gpumem_model::run::{Run, State};
@@ -89,7 +89,7 @@ fn an_empty_file_is_a_store_to_be_for_a_writer_only() {
     fs::write(dir.store(), "").unwrap();
     let error = refused(Store::open_read_only(dir.store()));
     assert!(error.to_string().contains("found an empty file"), "{error}");
-    // As a writer that died between making the file and its tables leaves it.
+    // The state after a writer died between creating the file and its tables.
     Store::open(dir.store()).unwrap().insert(&run_at(1), "a").unwrap();
 }
 
@@ -118,7 +118,7 @@ fn places_where_nothing_can_be_made() {
     }
 }
 
-/// Every page cut off, and many flipped bits: an error or a run, and never a panic.
+/// Truncation after every page, and many flipped bits: the result is an error or a run, never a panic.
 #[test]
 fn damaged_files() {
     const PAGE: usize = 4096;
@@ -134,7 +134,7 @@ fn damaged_files() {
         let store = Store::open_read_only(&path)?;
         let loaded = store.list()?.first().map(|line| store.load(line.id)).transpose();
         drop(store);
-        // Whatever is wrong with a run that is there, writing must not panic either.
+        // Writing must not panic either, whatever is wrong with an existing run.
         Store::open(&path)?.insert(&run_at(2), "b").and(loaded)
     };
     assert_eq!(look(&whole).unwrap(), Some(run));
@@ -181,7 +181,7 @@ fn rows_that_contradict_each_other_are_damage() {
     }
 }
 
-/// Rows that somebody's SQL makes up have no end, and what it does to those that are written nobody knows.
+/// Views and generated columns of a foreign file may return endless rows, and its triggers may change what is written.
 #[test]
 fn code_in_place_of_a_table_is_refused_at_once() {
     let endless = "WITH RECURSIVE n (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n)";
@@ -266,11 +266,11 @@ fn a_reader_cannot_write() {
     assert!(error.to_string().contains("readonly"), "{error}");
 }
 
-/// Side files that cannot be made, which is what a read-only directory comes to, but holds for root too.
+/// Side files cannot be created, as in a read-only directory, but for root too.
 #[test]
 fn side_files_that_cannot_be_made() {
     let dir = TempDir::new();
-    // Characters that mean something in a URI.
+    // Characters with a meaning in URIs.
     let odd = TempDir::at(dir.path().join("a?b#c%20 d"));
     let run = finished(&odd);
     // SQLite does not follow links there.
@@ -284,7 +284,7 @@ fn side_files_that_cannot_be_made() {
     assert!(matches!(error, StoreError::UnmergedLog { .. }), "{error:?}");
 }
 
-/// What a reader says who may read the file, and may write neither it nor its directory.
+/// Result for a reader who may read the file but write neither it nor its directory.
 pub fn read_without_rights(dir: &TempDir) -> std::io::Result<String> {
     let of_all = |name: &str, mode| {
         let path = dir.path().join(name);
@@ -300,7 +300,7 @@ pub fn read_without_rights(dir: &TempDir) -> std::io::Result<String> {
         .args(["--exact", "store::files::a_reader_without_rights_to_the_directory", "--nocapture"])
         .env(CHILD, dir.store());
     if fs::metadata("/proc/self").unwrap().uid() == 0 {
-        // Nobody: root may write everywhere.
+        // The user nobody, because root may write everywhere.
         reader.uid(65534).gid(65534);
     }
     let output = reader.output();
@@ -308,8 +308,8 @@ pub fn read_without_rights(dir: &TempDir) -> std::io::Result<String> {
     output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Reads as a user who may read the file, and may write neither it nor its directory: after a clean
-/// close, and beside a living writer.
+/// Reads as a user who may read the file but write neither it nor its directory: after a clean close, and while a writer is
+/// alive.
 #[test]
 fn a_reader_without_rights_to_the_directory() {
     if let Some(path) = std::env::var_os(CHILD) {
@@ -322,7 +322,7 @@ fn a_reader_without_rights_to_the_directory() {
     finished(&dir);
     match read_without_rights(&dir) {
         Ok(said) => assert!(said.contains("events 60\n"), "{said}"),
-        // As root, but not allowed to become another, or the other may not run this program.
+        // As root without permission to switch users, or the other user may not run this program.
         Err(error) => {
             return gpumem_test_support::skip(&format!("cannot start a reader as another user: {error}"), "");
         }

@@ -1,4 +1,4 @@
-//! What may be deleted, and where the space goes.
+//! Runs that may be deleted, and what happens to their space.
 
 use super::support::{TempDir, run_at};
 use gpumem_model::run::{Part, Run, State};
@@ -8,7 +8,7 @@ fn ended(n: u64) -> Run {
     Run { state: State::Closed { time_ns: n, status: None }, ..run_at(n) }
 }
 
-/// This process, as the daemon would name it.
+/// This process, in the daemon's notation.
 fn own_life() -> (Run, String) {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
     let start = stat.rsplit_once(')').unwrap().1.split_ascii_whitespace().nth(19).unwrap().parse().unwrap();
@@ -24,12 +24,12 @@ fn what_lives_is_never_offered() {
     let dir = TempDir::new();
     let mut store = Store::open(dir.store()).unwrap();
     let (over, _) = store.insert(&ended(1), "over").unwrap();
-    // Somebody writes it; its process need not be known.
+    // A live process writes it; the run's own process may be unknown.
     store.begin(&run_at(2), "open").unwrap();
-    // Its process lives, whoever wrote it.
+    // Its process is alive, whoever wrote it.
     let (run, life) = own_life();
     store.insert(&run, &life).unwrap();
-    // An import is its owner's.
+    // An import belongs to its owner and is never deleted.
     let mut import = ended(3);
     import.source.kind = "tbd-log".into();
     store.insert(&import, "import").unwrap();
@@ -112,7 +112,7 @@ fn parts_of_a_life_are_linked() {
     assert_eq!((line(first).part, line(first).continues), (1, None));
     assert_eq!((line(second).part, line(second).continues), (2, Some(first)));
     assert_eq!(line(first).state, State::Rolled { time_ns: 77 });
-    // The first part goes, the life goes on.
+    // The first part is deleted, the life continues.
     let first = store.over().unwrap()[0];
     assert!(store.delete(first).unwrap());
     assert_eq!(store.newest("life").unwrap().unwrap().part, 2);

@@ -1,4 +1,4 @@
-//! What was stored is what is loaded.
+//! A loaded run equals the stored one.
 
 use super::support::{TempDir, run_at};
 use gpumem_model::growth::{Axis, Growth};
@@ -183,7 +183,7 @@ fn extremes() -> impl Strategy<Value = Option<Extremes>> {
     of(any::<[i64; 3]>().prop_map(|[min, max, last]| Extremes { min, max, last }))
 }
 
-/// Few widths, and times that are often shared: the second checkpoint keeps part of the first's.
+/// Few widths, and times that are often shared, so that the second checkpoint keeps part of the first.
 fn series() -> impl Strategy<Value = Series> {
     let buckets = btree_set(prop_oneof![0..8u64, any::<u64>()], 0..12).prop_flat_map(|times| {
         let bucket = (extremes(), extremes(), extremes(), any::<u32>(), 0..2u32);
@@ -442,7 +442,7 @@ fn run() -> impl Strategy<Value = Run> {
     })
 }
 
-/// As it is read back when nobody writes it any more.
+/// The run as it is loaded once it has no writer.
 fn abandoned(mut run: Run) -> Run {
     if run.state == State::Open {
         run.state = State::Interrupted;
@@ -453,7 +453,7 @@ fn abandoned(mut run: Run) -> Run {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) })]
 
-    /// Three unrelated runs checkpointed one over the other: of the earlier nothing is left.
+    /// Three unrelated runs checkpointed over one another: nothing is left of the earlier ones.
     #[test]
     fn whatever_was_stored_last_is_loaded(first in run(), second in run(), third in run(), uid in text()) {
         let dir = TempDir::new();
@@ -483,7 +483,7 @@ proptest! {
         }
     }
 
-    /// As a series really goes on: amounts change, buckets are added, the last one grows, all widen.
+    /// Realistic growth of a series: amounts change, buckets are added, the last one grows, all widen.
     #[test]
     fn a_run_that_grows(steps in vec(0..400u64, 1..12)) {
         let dir = TempDir::new();

@@ -1,4 +1,4 @@
-//! Stores that earlier versions wrote, by the SQL that made them.
+//! Stores written by earlier versions, created with their SQL.
 
 use super::support::{TempDir, refused};
 use gpumem_model::growth::Growth;
@@ -38,7 +38,7 @@ fn said() -> ProgramData {
     }
 }
 
-/// The run that schema `version` could hold.
+/// The run in the form that schema `version` could store.
 fn run_of(version: usize) -> Run {
     let mut cells = vec![
         Cell { class: Class::PoolIdle, ..Cell::default() },
@@ -176,7 +176,7 @@ fn every_earlier_schema_is_brought_up_to_date_by_a_writer_only() {
         let over = store.over().unwrap()[0];
         assert_eq!(over.written_s, 1_700_000_000, "its age is that of the file's own word");
         assert_eq!((over.uid, over.bytes), (Some(1000), None), "unknown is not zero");
-        // And it can be written as if it had always been like this.
+        // It can also be written like any other store.
         let newer = Run { coverage: Coverage { events: 13, ..Coverage::default() }, ..run_of(3) };
         store.checkpoint(RunId(5), &newer).unwrap();
         drop(store);

@@ -1,4 +1,4 @@
-//! Temporary directories and runs whose every number follows from one.
+//! Temporary directories, and runs generated from a single number.
 
 use gpumem_model::growth::Growth;
 use gpumem_model::run::{
@@ -11,7 +11,7 @@ use gpumem_runs::store::{Store, StoreError};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A directory that is gone when dropped.
+/// A directory that is deleted when dropped.
 pub struct TempDir(PathBuf);
 
 impl TempDir {
@@ -42,8 +42,8 @@ impl Drop for TempDir {
     }
 }
 
-/// A run as a checkpoint number `n` would hold it: cells, amounts and buckets grow and change with `n`, and
-/// all sums are right. `coverage.events` is `n`.
+/// Returns the run of checkpoint number `n`: cells, amounts and buckets grow and change with `n`, and all sums are right.
+/// `coverage.events` is `n`.
 pub fn run_at(n: u64) -> Run {
     let cells: Vec<Cell> = (0..20 + n % 40)
         .map(|cell| Cell {
@@ -158,7 +158,7 @@ fn own(n: u64) -> ProgramData {
     }
 }
 
-/// All that a run promises about its own numbers.
+/// Checks all invariants of a run's numbers.
 #[track_caller]
 pub fn assert_consistent(run: &Run) {
     for device in &run.devices {
@@ -171,7 +171,7 @@ pub fn assert_consistent(run: &Run) {
     }
 }
 
-/// The error, which must come.
+/// Returns the error, which must occur.
 #[track_caller]
 pub fn refused(result: Result<Store, StoreError>) -> StoreError {
     match result {
@@ -180,7 +180,7 @@ pub fn refused(result: Result<Store, StoreError>) -> StoreError {
     }
 }
 
-/// A number that looks random and is not.
+/// Returns a pseudo-random number.
 pub fn scatter(n: u64) -> u64 {
     let mixed = (n ^ 0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 17
