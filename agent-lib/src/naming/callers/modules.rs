@@ -38,7 +38,7 @@ pub(crate) enum Part {
     Caller,
 }
 
-/// File name prefixes of the driver's libraries.
+/// File name prefixes: the driver's libraries, and (`BETWEEN`) libraries that pass calls on.
 const DRIVER: &[&str] =
     &["libgpumem", "libcuda.so", "libcupti", "libnvidia-", "libnvperf", "linux-vdso", "linux-gate"];
 const BETWEEN: &[&str] = &[
