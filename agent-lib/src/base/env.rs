@@ -196,8 +196,8 @@ fn get(name: &str) -> Option<OsString> {
 }
 
 /// Whether this program is an MPS server. It makes contexts for other users' programs, and the kernel charges the memory to
-/// them. An agent inside of it would observe all of them. It inherits the variables from the shell or job that started its
-/// control daemon.
+/// those users. An agent in the server would observe all programs. The server inherits the variables from the shell or job that
+/// started its control daemon.
 ///
 /// It is recognized by its file. The kernel's name of 15 letters can be changed, and the control daemon, which never calls the
 /// driver, has the same one.

@@ -172,7 +172,7 @@ impl Shared {
 #[inline(always)]
 pub(crate) fn fetch_to_write<T>(line: &T) {
     // The intrinsic becomes a prefetch for reading, unless all code is compiled for newer processors. Processors that do not
-    // know this instruction ignore it; none of them is used with a GPU.
+    // know this instruction ignore it, and no such processor is used with a GPU.
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a hint; it reads nothing.
     unsafe {

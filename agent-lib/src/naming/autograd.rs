@@ -1,8 +1,8 @@
 //! Names for the nodes of the backward pass.
 //!
-//! PyTorch's engine calls `Engine::evaluate_function` for each node, through a slot (GOT entry) of its own library. The agent
-//! replaces the slot with its own function. That function notes which node runs on the calling thread and calls the original;
-//! exceptions of nodes pass through it.
+//! PyTorch's engine calls `Engine::evaluate_function` for each node, through a slot (GOT entry) of the library itself. The
+//! agent replaces the slot with its own function. That function notes which node runs on the calling thread and calls the
+//! original; exceptions of nodes pass through it.
 //!
 //! A node carries the thread that made it and its sequence number there (sequence.rs), at offsets that differ between releases.
 //! They are found with a few nodes that the bootstrap makes, whose numbers are known. Calibration runs no graph: a process in
@@ -388,7 +388,7 @@ pub(crate) unsafe fn calibrate(objects: &[u64], first: u64) -> bool {
     found.is_some()
 }
 
-/// Finds which argument of `rebase_history` is the edge. Its last call on this thread was for the last numbered of these nodes.
+/// Finds which argument of `rebase_history` is the edge. The thread called it last for the last numbered node.
 fn which_edge(objects: &[u64]) -> u8 {
     let last = LAST_EDGE.load(Relaxed);
     let is_node = |header: &u64| {

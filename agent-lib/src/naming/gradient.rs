@@ -18,7 +18,7 @@
 //! A gradient gets the name of its parameter, once a sweep has named that one. The current module is not reliable: a call may
 //! use another module's parameter (`F.linear(x, self.proj.weight)`), and several modules may share tied parameters.
 //!
-//! The gradient is looked up when the node ends. It is also looked up when the node allocates or runs out of memory, because
+//! The agent finds the gradient when the node ends. It also does so when the node allocates or runs out of memory, because
 //! hooks of the leaf run inside of the node, after the accumulation.
 
 use crate::base::row::{Key, RowCopy, RowExtra};
@@ -68,7 +68,7 @@ pub(crate) fn calibrate(examples: &[Example]) -> bool {
 /// Flag in a node's address: the node runs inside of another one.
 const NESTED: u64 = 1;
 
-/// Returns `node`, with a flag if it `is_nested`, if it accumulates gradients and the layout is known; else 0.
+/// Returns `node`, with a flag if it `is_nested`, if it accumulates gradients and the offsets were found; else 0.
 ///
 /// # Safety
 /// `node` must be a node that the calling thread runs.
@@ -140,7 +140,7 @@ fn address_of_leaf(memory: &impl Memory, node: u64) -> Option<u64> {
     follow(memory, node, [0, 3, 4])
 }
 
-/// Returns the role of a row, as far as it is known.
+/// Returns the current role of a row.
 fn role_of(row: &RowCopy, is_block: bool) -> Role {
     let told = if row.beside.flags & RowExtra::RETAGGED != 0 { row.beside.use_as & 15 } else { 0 };
     let born = if is_block { (row.row[7] >> 56) as u8 & 15 } else { 0 };
@@ -202,7 +202,7 @@ impl Core {
         let mut keys = self.torch.with_pools().map(|(_, pool)| (pool, Key::Block(pool, address)));
         let block = keys.find_map(|(pool, key)| Some((pool, key, self.recorder.live.get(key)?)));
         block.or_else(|| {
-            // Where each tensor is an allocation of its own.
+            // Where each tensor is a separate allocation.
             let key = Key::Allocation(address);
             let row =
                 if self.torch.single_tensors.load(Relaxed) == 0 { None } else { self.recorder.live.get(key) };

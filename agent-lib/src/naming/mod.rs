@@ -37,7 +37,7 @@ impl Core {
             frames.tag = self.with_line(thread, frames.tag);
         }
         let node = autograd::here(thread);
-        // Nearly always one of these two cases applies; `named_by_all` handles the rest.
+        // Nearly always one of the first two cases applies; `named_by_all` handles the rest.
         let (tag, phase) = match node {
             None => (frames.tag, frames.phase),
             Some(node) if frames == FrameName::default() => (node.tag, node.phase),

@@ -122,7 +122,8 @@ impl Table {
     }
 }
 
-/// Address of the function that tells whether the calling thread records operations for a backward pass; 0 while it is unknown.
+/// Address of the function that returns whether the calling thread records operations for a backward pass; 0 while it is
+/// unknown.
 pub(crate) static GRAD_MODE_AT: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether results computed on the calling thread can have gradients; `None` without PyTorch's engine.
@@ -175,7 +176,7 @@ mod tests {
         assert_eq!((table.look_up(early), table.look_up(late)), (0, 2));
     }
 
-    /// A lookup returns only what was noted last for an entry, with numbers of many threads.
+    /// A lookup returns only the newest name of an entry, with numbers of many threads.
     #[test]
     fn numbers_of_many_threads_are_told_apart() {
         let table = Table::new().expect("memory");

@@ -158,7 +158,7 @@ impl Names {
         place as u32 + 1
     }
 
-    /// Returns the tag of `parent/name`, if it is known.
+    /// Returns the tag of `parent/name`, if it exists.
     #[inline]
     pub fn known(&self, parent: u32, name: &[u8]) -> Option<u32> {
         let key = hash(parent, name);
@@ -257,7 +257,7 @@ impl Names {
     }
 }
 
-/// Escapes bytes that are not UTF-8 as `\xE9`, so that different names stay different. There are at most three of them; zeros
+/// Escapes bytes that are not UTF-8 as `\xE9`, so that different names stay different. At most three bytes are escaped; zeros
 /// follow.
 fn escapes(bytes: &[u8]) -> [u8; 12] {
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";

@@ -20,8 +20,8 @@ use std::time::Duration;
 pub(crate) const PACKET_BYTES: usize = 60 * 1024;
 /// Delay between attempts to connect, doubling. The longest is short, so that a daemon started in the middle of a job has the
 /// whole job 5 s later. A failed attempt costs 4 us (socket, connect, close). That is 12 a minute, 0.05 ms of the 73 ms for
-/// which the agent's thread runs in a minute without a daemon (debug build, tests/suite/live_faults/absent.rs; `sender::IDLE`
-/// says what for).
+/// which the agent's thread runs in a minute without a daemon (debug build, tests/suite/live_faults/absent.rs; see
+/// `sender::IDLE` for its work).
 const RETRY_NS: std::ops::RangeInclusive<u64> = 100_000_000..=5_000_000_000;
 /// Timeout while queued for a busy daemon, which accepts thousands in that time.
 const PATIENCE_US: libc::suseconds_t = 250_000;
@@ -79,7 +79,7 @@ pub(crate) struct Link {
     packet: Vec<u8>,
     next_try_ns: u64,
     retry_ns: u64,
-    /// The daemon has accepted this process and keeps what it is sent.
+    /// The daemon has accepted this process and keeps its records.
     is_welcomed: bool,
     /// Distinguishes the programs that a process becomes by exec().
     instance: u16,
@@ -121,9 +121,8 @@ impl Link {
         !matches!(self.to, To::Nobody)
     }
 
-    /// Whether sent data will be kept, as far as is known. A daemon without room closes the connection and reads nothing after
-    /// the hello. So records stay in the ring until it has sent its welcome. At the program's end there is no reason to keep
-    /// them.
+    /// Whether sent data will probably be kept. A daemon without room closes the connection and reads nothing after the hello.
+    /// So records stay in the ring until it has sent its welcome. At the program's end there is no reason to keep them.
     pub(crate) fn may_speak(&self) -> bool {
         match self.to {
             To::Nobody => self.beside.is_some(),

@@ -34,9 +34,9 @@ pub struct Call {
     pub(crate) correlation: u32,
     /// Time of ENTER.
     pub(crate) entered_ns: u64,
-    /// Id of the call, for resource callbacks inside of it.
+    /// Id of the call, for nested resource callbacks.
     pub(crate) id: u32,
-    /// Address of its parameters, for resource callbacks inside of it.
+    /// Address of its parameters, for nested resource callbacks.
     pub(crate) params: usize,
     /// Number of the record made at ENTER; 0 for none.
     pub(crate) begin_seq: u64,
@@ -78,7 +78,7 @@ impl Call {
 pub(crate) struct OwnerData {
     /// Number of open scopes; may be more than `DEPTH`.
     pub depth: usize,
-    /// For each open scope, the tag that was in force outside of it.
+    /// For each open scope, the tag in force when it was opened.
     pub outer: [u32; DEPTH],
     /// For each open scope, its owner: see [`OWNERS`].
     pub owner: [u8; DEPTH],
@@ -347,7 +347,7 @@ impl Thread {
         }
     }
 
-    /// Removes and returns the call that returns now. Calls inside of it that never returned are removed, too.
+    /// Removes and returns the call that returns now. Nested calls that never returned are removed, too.
     ///
     /// # Safety
     /// As `forget_unheard`.

@@ -8,7 +8,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// The smallest page size of any platform; larger pages begin and end at multiples of it, too.
+/// The smallest page size of any platform; larger pages begin and end at its multiples, too.
 const PAGE: usize = 4096;
 /// Most bytes of a thread's stack, from its end; deeper parts are read only one page at a time.
 const MOST: usize = 4 << 20;
@@ -17,7 +17,7 @@ const BEYOND: usize = 16 * PAGE;
 /// Most tests of a thread; each is a few system calls.
 const TRIES: u32 = 64;
 
-/// The main thread's stack: start and end. 0 before it is known.
+/// The main thread's stack: start and end. 0 until `prepare` has found it.
 static MAIN: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
 
 /// The known part of a thread's stack.
@@ -29,10 +29,10 @@ pub(crate) struct Stack {
 }
 
 impl Stack {
-    /// No part is known.
+    /// Nothing found yet.
     pub(crate) const UNKNOWN: Stack = Stack { low: 0, top: 0, tries: 0 };
 
-    /// Returns the end of the readable memory from `at` on, as far as it is known.
+    /// Returns the end of the readable memory from `at` on, as far as it was tested.
     #[inline(always)]
     pub(crate) fn known_end(&self, at: usize) -> usize {
         if self.holds(at) { self.top } else { (at | (PAGE - 1)) + 1 }
@@ -186,7 +186,7 @@ mod tests {
                 unsafe { (at as *const u64).read_volatile() }
             });
             black_box(words.fold(0, u64::wrapping_add));
-            // A deeper call's stack is known already or found. Other memory has one page.
+            // A deeper call's stack was tested already, or is found. Other memory has one page.
             assert_eq!(deeper(&mut stack, 4), end);
             let elsewhere = pages(&[true, true]);
             assert_eq!(stack.find_end(elsewhere + 8), elsewhere + PAGE);

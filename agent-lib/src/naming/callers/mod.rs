@@ -62,7 +62,7 @@ struct ReturnSlot {
     from: AtomicUsize,
     /// Positions that held a pointer into a function in every call.
     always: AtomicU64,
-    /// Those of them that at least once held an address other than the beginning of a function.
+    /// Candidates that at least once held an address other than the beginning of a function.
     within: AtomicU64,
 }
 
@@ -94,7 +94,7 @@ impl ReturnSlot {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct CandidateWords {
     any: u64,
-    /// Those of them that do not point to the beginning of a function.
+    /// Words that do not point to the beginning of a function.
     within: u64,
 }
 
@@ -212,7 +212,7 @@ impl Search<'_> {
     fn says(&self, index: usize) -> SearchStep {
         // SAFETY: callers pass an index below `words`.
         let address = unsafe { word(self.start + index * WORD) };
-        // A call may be the last instruction of a function, so the byte before the return address is looked up.
+        // A call may be the last instruction of a function, so the search uses the byte before the return address.
         match self.table.find(address.wrapping_sub(1)) {
             Place::Code(library) => match library.part {
                 Part::Driver => SearchStep::Nothing,

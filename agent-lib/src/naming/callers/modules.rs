@@ -38,7 +38,7 @@ pub(crate) enum Part {
     Caller,
 }
 
-/// Prefixes of the file names of the driver's libraries, and of those that pass calls on.
+/// File name prefixes: the driver's libraries, and (`BETWEEN`) libraries that pass calls on.
 const DRIVER: &[&str] =
     &["libgpumem", "libcuda.so", "libcupti", "libnvidia-", "libnvperf", "linux-vdso", "linux-gate"];
 const BETWEEN: &[&str] = &[
@@ -89,7 +89,7 @@ pub(crate) struct Library {
     id: AtomicU16,
 }
 
-/// A mapped segment, and the part of it that holds functions.
+/// A mapped segment and its range of functions.
 #[derive(Debug, Clone, Copy)]
 struct Segment {
     start: usize,
@@ -104,7 +104,7 @@ pub(crate) struct Table {
     segments: Box<[Segment]>,
 }
 
-/// What lies at an address.
+/// Kind of an address.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Place {
     /// A function of this library.
@@ -116,7 +116,7 @@ pub(crate) enum Place {
 }
 
 impl Table {
-    /// Returns what lies at `address`.
+    /// Finds the kind of an address.
     #[inline]
     pub(crate) fn find(&self, address: usize) -> Place {
         let after = self.segments.partition_point(|segment| segment.start <= address);
@@ -235,7 +235,7 @@ struct Found {
     rest: [u64; 29],
 }
 
-/// Returns the start of the mapped file at `address`, as the loader knows it now; `None` if there is none or no
+/// Returns the start of the mapped file at `address` in the loader's current list; `None` if there is none or no
 /// `_dl_find_object`.
 pub(crate) fn mapped_at(address: usize) -> Option<usize> {
     let find = FIND_OBJECT.load(Relaxed);

@@ -69,7 +69,7 @@ pub(crate) fn in_child() {
 /// The sender's cache of functions.
 #[derive(Debug, Default)]
 pub(crate) struct Sites {
-    /// Tags by return address; 0 where no function is known. Cleared with each new table of libraries, as addresses may be
+    /// Tags by return address; 0 where the function is unknown. Cleared with each new table of libraries, as addresses may be
     /// reused.
     known: HashMap<usize, u32>,
     generation: u32,
@@ -127,7 +127,7 @@ fn name_one(core: &Core, thread: &Thread, address: u64, seq: u64, tag: u32) {
 
 /// Returns `file/function` of a return address; `None` if the file has no symbol for it.
 fn path_of(site: usize) -> Option<String> {
-    // A call may be the last instruction of a function, so the byte before the return address is looked up.
+    // A call may be the last instruction of a function, so the search uses the byte before the return address.
     let address = site.checked_sub(1)?;
     let (path, start) = modules::file_at(address)?;
     let symbol = symbols::at(path.as_ref(), start, address as u64)?;

@@ -26,8 +26,9 @@ const IN_CELL: u64 = 0x80;
 pub(crate) struct Variable {
     /// Its index among the local variables.
     pub slot: u16,
-    /// It may lie in a cell, because inner functions use it. The registration says so, and the object is not inspected: while
-    /// CPython 3.11 takes a frame down, its variables may point to freed objects. Only objects known as modules are safe then.
+    /// It may lie in a cell, because inner functions use it. The registration contains this, and the object is not inspected:
+    /// while CPython 3.11 takes a frame down, its variables may point to freed objects. Only objects known as modules are safe
+    /// then.
     pub in_cell: bool,
 }
 

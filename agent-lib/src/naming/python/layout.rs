@@ -34,7 +34,7 @@ pub(crate) enum Lines {
 /// How a frame stores its current instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Offset of a C int, and the bytes for each unit of it.
+    /// Offset of a C int, and its unit in bytes.
     Index(u16, i32),
     /// Offset of a pointer into the code object, and the offset of the code object's first instruction.
     Instruction(u16, u16),

@@ -42,7 +42,7 @@ use walk::{Known, Reader};
 const ARMED: &AtomicPtr<()> = &HOT_WORDS.interpreter;
 /// Meanings of code objects, registered by Python with gpumem_code.
 pub(crate) static CODES: Codes = Codes::new();
-/// The same, for code that is looked up only when memory runs out.
+/// The same, for code that only out-of-memory reports look up.
 static RARE_CODES: Codes = Codes::new();
 /// Lines of the program that allocate untagged memory.
 static LINES: Lines = Lines::new();
@@ -146,7 +146,7 @@ pub(crate) fn put(out: &mut [u8], reason: Option<&String>) -> usize {
     out.used()
 }
 
-/// Registers the meaning of a code object. `what & 127` is the meaning (see `What::from_code`); bit 7 says that the variable
+/// Registers the meaning of a code object. `what & 127` is the meaning (see `What::from_code`); bit 7 means that the variable
 /// lies in a cell. `what >> 8` is the number of the local variable that holds the module. It is 0, except before 3.11 where
 /// inner functions use the variable: it then lies behind the others.
 pub(crate) fn say_code(core: &Core, code: u64, what: i32) {

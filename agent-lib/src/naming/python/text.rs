@@ -55,7 +55,7 @@ impl<'a> Out<'a> {
         count == bytes.len()
     }
 
-    /// Appends bytes if all of them fit; returns whether they did.
+    /// Appends bytes if there is room for all; returns whether there was.
     fn put_whole(&mut self, bytes: &[u8]) -> bool {
         self.used + bytes.len() <= self.room.len() && self.put(bytes)
     }
@@ -266,7 +266,8 @@ impl<M: Memory> Bytes<'_, M> {
         self.left = self.left.checked_sub(1)?;
         let within = (self.at & 7) as usize;
         if within == 0 || self.window.is_none() {
-            // Reads whole words: the bytes begin at a multiple of 8, and the rest of the last word still belongs to the object.
+            // Reads whole words: the bytes begin at a multiple of 8, and the object's memory extends to the end of their last 8
+            // bytes.
             let word = self.memory.word(Pointer::new(self.at & !7)?, 0)?;
             self.window = Some(word.to_ne_bytes());
         }

@@ -2,7 +2,7 @@
 //! wrong.
 //!
 //! It is a bounded hash table without locks. The rows lie in the memfd, as layout.rs describes (each is the slot of the record
-//! that made it; seq is 0 while it is empty or being written). Beside them, in private memory:
+//! that made it; seq is 0 while it is empty or being written). In addition, in private memory:
 //!
 //! ```text
 //! chunk   7 keys (hashes; 0 free, 1 being written); number of rows that probed past this chunk, and which of its rows

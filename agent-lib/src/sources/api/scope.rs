@@ -45,7 +45,7 @@ pub(crate) const OURS: u8 = 0;
 /// Owner of a scope opened beyond [`DEPTH`], whose real owner was not stored.
 const SOMEBODY: u8 = u8::MAX;
 
-/// Returns the tag of the last scope that `owner` opened. Other owners may have opened scopes inside of it.
+/// Returns the tag of the last scope that `owner` opened. Other owners may have opened nested scopes.
 #[cold]
 #[inline(never)]
 fn last_of(own: &OwnerData, thread: &Thread, owner: u8) -> u32 {
@@ -77,7 +77,7 @@ fn close_beneath(own: &mut OwnerData, thread: &Thread, owner: u8, left: u16) {
         thread.scope.store(outside, Relaxed);
     }
     if own.depth >= DEPTH {
-        // A scope beyond the limit moves into the array; it never had a tag of its own.
+        // A scope beyond the limit moves into the array; it never had a separate tag.
         (own.owner[DEPTH - 1], own.outer[DEPTH - 1]) = (SOMEBODY, thread.scope.load(Relaxed));
     }
 }
@@ -145,8 +145,8 @@ impl Core {
     /// Closes the last scope that `owner` opened on this thread. Returns how many of its scopes stay open, or `None` if it had
     /// none.
     ///
-    /// Scopes that others opened inside of it keep their paths. When they are closed, they restore the tag in force outside of
-    /// it.
+    /// Nested scopes of other owners keep their paths. When they are closed, they restore the tag in force outside of the
+    /// closed scope.
     #[inline(always)]
     pub(crate) fn close_scope(&self, thread: &Thread, owner: u8) -> Option<u16> {
         // SAFETY: as in `open_scope`.

@@ -1,8 +1,8 @@
 //! The subscribed driver calls and the meaning of each. Adding a call takes one line here (and its id and parameters in
-//! cupti-sys). None of them is on the path of a kernel launch.
+//! cupti-sys). No call here is on the path of a kernel launch.
 //!
-//! coverage.rs says how each kind of call is counted, and why other calls are not subscribed. The table in ledger/src/lib.rs
-//! says how each record is applied.
+//! coverage.rs describes how each kind of call is counted, and why other calls are not subscribed. The table in
+//! ledger/src/lib.rs describes how each record is applied.
 
 use cupti_sys::ids::*;
 
@@ -69,7 +69,7 @@ pub enum Meaning {
     PeerAccess,
     GreenCreate,
     LibraryLoad,
-    /// No effect itself: modules reported inside of it get its caller.
+    /// No effect itself: modules reported during the call get its caller.
     ModuleCall,
     GraphInstantiate,
     GraphUpload,

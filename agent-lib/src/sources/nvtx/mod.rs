@@ -7,10 +7,10 @@
 //! text.rs     messages: UTF-8, wide, registered
 //! ```
 //!
-//! Each library that contains NVTX requests the functions on its first NVTX call, under a spin lock of its own. All get the
-//! same functions, so domains and strings are numbers that mean the same to all of them. Push and pop are scopes on the stack
-//! of the C API, in order of arrival. A pop closes the last scope of its own domain. Ranges that are started and ended belong
-//! to the process. They count only with `GPUMEM_NVTX_RANGES=1`, as the tag of threads without any other name.
+//! Each library that contains NVTX requests the functions on its first NVTX call, under its own spin lock. Every library gets
+//! the same functions, so domains and strings are numbers with one meaning in the whole process. Push and pop are scopes on the
+//! stack of the C API, in order of arrival. A pop closes the last scope of the same domain. Ranges that are started and ended
+//! belong to the process. They count only with `GPUMEM_NVTX_RANGES=1`, as the tag of threads without any other name.
 
 mod calls;
 mod scopes;

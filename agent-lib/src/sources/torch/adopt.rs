@@ -31,7 +31,7 @@ const BLOCK: u64 = 1;
 /// A piece of a segment that grows by mapping.
 const PAGE: u64 = 2;
 
-/// What was recorded so far.
+/// The records made so far.
 struct Booked<'a> {
     core: &'a Core,
     thread: &'a Thread,
