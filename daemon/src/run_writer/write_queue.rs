@@ -107,7 +107,7 @@ impl WriteQueue {
     }
 
     /// Adds a run. It replaces an older state of the same part, but not a rolled part, after which it is the next one. Returns
-    /// the number of runs lost for lack of room.
+    /// the number of ended runs that were dropped for lack of room; dropped runs of live processes will be handed over again.
     pub(crate) fn put(&mut self, mut new: QueuedRun) -> u64 {
         self.bytes += new.bytes;
         let known = self.places.get(&new.uid).copied();
