@@ -94,7 +94,7 @@ fn section(command: &Command, name: &str, out: &mut String) {
         if let Some(help) = command.get_after_help().map(ToString::to_string) {
             let (examples, codes) = help.split_once("\n\n").expect("examples, then exit codes");
             let examples = examples.trim_start_matches("Examples:\n").replace("\n  ", "\n");
-            write!(out, "\n```sh\n{}\n```\n\n{codes}.\n", examples.trim()).expect("a String");
+            write!(out, "\n```text\n{}\n```\n\n{codes}.\n", examples.trim()).expect("a String");
         }
     }
     for command in commands {

@@ -113,7 +113,7 @@ fn gap_steps_are_listed() {
         "largest unexplained step: +178.0 MiB at 00:01:10Z, between events, near tag model/layers.17 (--steps)"
     );
     let log = steps::text(&report(&small_train(), None));
-    assert!(log.contains("\na log has no events of the driver"), "{log}");
+    assert!(log.contains("\na log has no driver events"), "{log}");
 }
 
 #[test]

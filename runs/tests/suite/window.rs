@@ -279,7 +279,7 @@ fn the_gap_of_a_past_moment_is_marked() {
     assert!(
         text.contains("then\n")
             && text.contains(" ~3,07")
-            && text.contains("\n~ the gap is that of the nearest reading"),
+            && text.contains("\n~ Untrackable is from the nearest stored sample"),
         "{text}"
     );
 }
