@@ -80,9 +80,9 @@ fn package_is_complete_and_removed_completely() {
     let mut wanted: BTreeSet<String> =
         ["gpumemctl.1", "gpumemctl-nvml-release.1", "gpumemd.8"].map(str::to_owned).into();
     let help = root.sh("gpumemctl --help");
-    let commands = help.lines().skip_while(|line| *line != "Commands:").skip(1);
-    let named = commands.take_while(|line| !line.is_empty()).filter(|line| !line.starts_with("   "));
-    let named = named.filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help");
+    let commands = help.lines().skip_while(|line| !line.ends_with("ommands:"));
+    let commands = commands.take_while(|line| *line != "Options:");
+    let named = commands.filter_map(|line| line.strip_prefix("  ")?.split_whitespace().next());
     wanted.extend(named.map(|name| format!("gpumemctl-{name}.1")));
     assert!(wanted.len() > 10 && pages == wanted, "{pages:?}\n{wanted:?}");
     let page = root.sh("MANWIDTH=100 man gpumemd");

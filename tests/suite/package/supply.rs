@@ -210,7 +210,7 @@ fn tests_named_in_security_md_exist() {
     // Every claimed protection has a test.
     let rows = text
         .lines()
-        .skip_while(|line| !line.starts_with("| line |"))
+        .skip_while(|line| !line.starts_with("| boundary |"))
         .skip(2)
         .take_while(|line| line.starts_with('|'));
     let promises =
