@@ -197,7 +197,7 @@ fn live_processes_are_compared_explained_and_exported() {
     );
     let told = stdout(&folder.run(&["explain", "tracked", "41"]));
     assert!(told.contains("here: 298.5 MiB now") && told.contains("pid 41"), "{told}");
-    assert!(stdout(&folder.run(&["explain"])).contains("how sure a number is"));
+    assert!(stdout(&folder.run(&["explain"])).contains("data quality"));
 
     let file = folder.text("42.gpumem-run");
     let done = folder.run(&["export", "42", "-o", &file]);
