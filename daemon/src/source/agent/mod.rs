@@ -229,9 +229,10 @@ impl Agents {
                     continue;
                 }
                 _ = check.tick(), if !waiting.is_empty() => {
-                    for (uid, _) in waiting.take_impatient() {
+                    for uid in waiting.close_impatient() {
                         self.refuse_for_slots(uid, AgentSlotsFull::OfUid);
                     }
+                    // A reload may have raised the limits.
                     self.serve_ready(&mut waiting);
                     continue;
                 }

@@ -27,8 +27,8 @@ pub(super) struct ArrivedPeer {
 /// A peer in the queue of its user.
 struct WaitingPeer {
     peer: ArrivedPeer,
-    since: Instant,
-    has_ended: bool,
+    /// When it is closed if its program still runs; `None` once the program has ended.
+    until: Option<Instant>,
 }
 
 /// The queue of each user.
@@ -62,7 +62,7 @@ impl WaitingPeers {
     }
 
     pub(super) fn push(&mut self, uid: u32, peer: ArrivedPeer) {
-        let peer = WaitingPeer { peer, since: Instant::now(), has_ended: false };
+        let peer = WaitingPeer { peer, until: Some(Instant::now() + PATIENCE) };
         self.users.entry(uid).or_default().push_back(peer);
         self.count += 1;
     }
@@ -88,23 +88,24 @@ impl WaitingPeers {
         ready
     }
 
-    /// Takes the peers that still run after [`PATIENCE`], with their users.
-    pub(super) fn take_impatient(&mut self) -> Vec<(u32, ArrivedPeer)> {
-        let mut taken = Vec::new();
+    /// Closes the connections of programs that still run after [`PATIENCE`]. Returns the user of each.
+    pub(super) fn close_impatient(&mut self) -> Vec<u32> {
+        let mut closed = Vec::new();
         self.users.retain(|&uid, queue| {
-            let all = std::mem::take(queue);
-            for mut waiting in all {
-                let is_patient = waiting.has_ended || waiting.since.elapsed() < PATIENCE;
-                waiting.has_ended = waiting.has_ended || (!is_patient && is_closed(&waiting.peer.stream));
-                if is_patient || waiting.has_ended {
-                    queue.push_back(waiting);
-                } else {
-                    taken.push((uid, waiting.peer));
+            queue.retain_mut(|waiting| match waiting.until {
+                Some(until) if until <= Instant::now() => {
+                    waiting.until = None;
+                    let has_ended = is_closed(&waiting.peer.stream);
+                    if !has_ended {
+                        closed.push(uid);
+                    }
+                    has_ended
                 }
-            }
+                _ => true,
+            });
             !queue.is_empty()
         });
-        self.count -= taken.len();
-        taken
+        self.count -= closed.len();
+        closed
     }
 }
