@@ -309,6 +309,14 @@ impl Aggregator {
         let took = || began_cpu.map(|began| clock::cpu().saturating_sub(began)).unwrap_or_default();
         let mut rest = batch.frames.as_slice();
         let (mut records, mut is_long) = (0, false);
+        if let Origin::Process(ProcessKey { pid, .. }) = batch.origin
+            && self.tracks.is_unidentified(pid)
+            && begins_agent(&batch.frames)
+        {
+            // One list named the process after its end. Its run is that of its agent.
+            self.tally.update(&self.builder.ledger().snapshot());
+            self.builder.forget(self.tracks.take_unidentified(pid));
+        }
         if let Origin::Process(key) = batch.origin
             && !self.tracks.register(key)
             && !(begins_agent(&batch.frames) && self.tracks.reopen(key))

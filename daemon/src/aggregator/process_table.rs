@@ -25,6 +25,16 @@ struct Track {
     is_new: bool,
     /// Whether its run is in the queue to be written.
     is_due: bool,
+    /// Whether two lists of a device have named it, if it has no start time. Otherwise it may have ended just before /proc was
+    /// read, and the hello of its agent may follow.
+    is_listed_again: bool,
+}
+
+impl Track {
+    /// Returns whether a later hello may tell which process this is.
+    fn may_be_identified(&self, key: &ProcessKey) -> bool {
+        key.start_ticks == 0 && !self.is_listed_again
+    }
 }
 
 /// All processes that are not closed.
@@ -77,6 +87,21 @@ impl ProcessTable {
         self.register(key)
     }
 
+    /// Returns whether one list has named a process with this pid after its end, so that its start time could not be read.
+    pub(crate) fn is_unidentified(&self, pid: u32) -> bool {
+        let key = ProcessKey { pid, start_ticks: 0 };
+        self.tracks.get(&key).is_some_and(|track| track.may_be_identified(&key))
+    }
+
+    /// Removes that process, because the hello of its agent has told its start time, and returns its key.
+    pub(crate) fn take_unidentified(&mut self, pid: u32) -> ProcessKey {
+        let key = ProcessKey { pid, start_ticks: 0 };
+        self.tracks.remove(&key);
+        self.ending.remove(&key);
+        self.unseen.retain(|(_, listed), _| *listed != key);
+        key
+    }
+
     /// Returns the processes that are new since the last call.
     pub(crate) fn take_newcomers(&mut self) -> Vec<ProcessKey> {
         std::mem::take(&mut self.newcomers)
@@ -94,8 +119,11 @@ impl ProcessTable {
 
     /// Notes that a device's list names a process.
     pub(crate) fn list_names(&mut self, device: u8, key: ProcessKey) {
-        if key.start_ticks == 0 {
-            self.unseen.insert((device, key), true);
+        if key.start_ticks == 0
+            && self.unseen.insert((device, key), true).is_some()
+            && let Some(track) = self.tracks.get_mut(&key)
+        {
+            track.is_listed_again = true;
         }
     }
 
@@ -144,7 +172,8 @@ impl ProcessTable {
     /// agents:
     /// - Connected: up to ten times `last_word_ns`. Thousands may end at once, and the records that each had sent are read before
     ///   its connection ends.
-    /// - Connected before, or no start time: none.
+    /// - Connected before, or listed several times without a start time: none.
+    /// - Listed once without a start time: ten times `last_word_ns`, because the hello of its agent may tell which process it was.
     /// - Never connected: a tenth of `last_word_ns`. A list may name a short program that ends while its hello waits to be read.
     pub(crate) fn take_over(
         &mut self,
@@ -153,6 +182,7 @@ impl ProcessTable {
     ) -> Vec<(ProcessKey, u64, Option<u64>)> {
         let is_over = |key: &ProcessKey, track: &Track| {
             let wait_ns = match track.agents {
+                0 if track.may_be_identified(key) => last_word_ns * 10,
                 0 if track.spoke || key.start_ticks == 0 => 0,
                 0 => last_word_ns / 10,
                 _ => last_word_ns * 10,
@@ -188,11 +218,11 @@ impl ProcessTable {
 
     /// Queues the runs of all processes with records since they were last written. Runs that were never written go first, in the
     /// order in which their processes began, because the store numbers them in that order. `only_new` queues only these. A new
-    /// process for which `has_run` is false stays new.
+    /// process for which `has_run` is false stays new, and so does one that a hello may still identify.
     pub(crate) fn make_due(&mut self, only_new: bool, now_ns: u64, has_run: impl Fn(ProcessKey) -> bool) {
         let mut new = Vec::new();
         for (&key, track) in self.tracks.iter_mut().filter(|(_, track)| track.changed && !track.is_due) {
-            if track.is_new && !has_run(key) {
+            if track.is_new && (track.may_be_identified(&key) || !has_run(key)) {
                 continue;
             }
             if track.is_new {
@@ -333,12 +363,50 @@ mod tests {
             tracks.take_over(60, 1000)
         };
         assert_eq!(list(0, &[unseen, KEY], true), []);
+        assert_eq!(list(0, &[unseen, KEY], true), []);
         assert_eq!(list(1, &[unseen], true), []);
         assert_eq!(list(0, &[], false), [], "a list that failed tells nothing");
         assert_eq!(list(0, &[], true), [], "the other device still lists it");
         assert_eq!(list(1, &[], true), [(unseen, 50, None)]);
         assert_eq!(list(1, &[unseen], true), [], "the pid is another process's now");
+        assert_eq!(list(1, &[unseen], true), []);
         assert_eq!(list(1, &[], true), [(unseen, 50, None)]);
+    }
+
+    #[test]
+    fn hello_identifies_a_process_that_was_listed_after_its_end() {
+        let unseen = ProcessKey { start_ticks: 0, ..KEY };
+        let mut tracks = ProcessTable::default();
+        let list = |tracks: &mut ProcessTable| {
+            tracks.list_begins(0);
+            assert!(tracks.register(unseen));
+            tracks.list_names(0, unseen);
+            tracks.list_ends(0, 40);
+            tracks.make_due(true, 45, |_| true);
+            tracks.take_due(9)
+        };
+        assert_eq!(list(&mut tracks), [], "a hello may follow");
+        assert!(tracks.is_unidentified(KEY.pid));
+        assert_eq!(tracks.take_unidentified(KEY.pid), unseen);
+        assert!(!tracks.has(unseen) && !tracks.is_unidentified(KEY.pid));
+
+        assert_eq!(list(&mut tracks), [], "another process with that pid");
+        assert_eq!(list(&mut tracks), [(unseen, 45)], "it lives, in another namespace");
+        assert!(!tracks.is_unidentified(KEY.pid));
+    }
+
+    #[test]
+    fn listed_once_after_its_end_waits_for_a_hello() {
+        let unseen = ProcessKey { start_ticks: 0, ..KEY };
+        let mut tracks = ProcessTable::default();
+        assert!(tracks.register(unseen));
+        tracks.list_begins(0);
+        tracks.list_names(0, unseen);
+        tracks.list_ends(0, 50);
+        tracks.list_begins(0);
+        tracks.list_ends(0, 100);
+        assert_eq!(tracks.take_over(10_099, 1000), []);
+        assert_eq!(tracks.take_over(10_100, 1000), [(unseen, 100, None)]);
     }
 
     #[test]
