@@ -67,7 +67,6 @@ macro_rules! exports {
             $( pub $field: unsafe extern "C" fn($($type),*) -> $result, )*
         }
 
-        /// The table of this copy.
         pub(crate) static FUNCTIONS: Functions = Functions {
             magic: second_copy::MAGIC,
             initialize: InitializeInjection,

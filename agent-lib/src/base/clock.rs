@@ -20,7 +20,6 @@ const FIRST_NS: u64 = 20_000_000;
 /// moves the line by no more than the measurement's error.
 const PERIOD_NS: u64 = 1_000_000_000;
 
-/// Returns the kernel's clock.
 pub(crate) fn kernel_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: every kernel has this clock, and `time` has room for the result.
@@ -60,7 +59,6 @@ pub struct Clock {
     slope: AtomicU64,
 }
 
-/// The sender's measurements.
 #[derive(Debug, Default)]
 pub(crate) struct Calibration {
     start: Option<(u64, u64)>,

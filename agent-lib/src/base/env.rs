@@ -63,7 +63,6 @@ const RANKS: &[[&str; 3]] = &[
     ["SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"],
 ];
 
-/// Names of the claims in a Hello.
 const RANK_CLAIMS: [&str; 3] = ["rank", "local_rank", "world_size"];
 
 /// Set in tasks of Slurm. In a batch script, which is not a task, SLURM_PROCID is 0 all the same.
@@ -104,7 +103,6 @@ fn program() -> String {
     comm.lines().next().map_or_else(String::new, |comm| format!("comm={comm}\n"))
 }
 
-/// Where the system's daemon listens.
 pub(crate) const SYSTEM_SOCKET: &str = "/run/gpumemd/agent.sock";
 
 /// The agent's settings, as read from the environment.
@@ -155,17 +153,13 @@ pub struct Settings {
 pub struct Layers {
     /// See [`TORCH`].
     pub torch: bool,
-    /// See [`FRAMES`].
     pub(crate) frames: bool,
-    /// See [`AUTOGRAD`].
     pub(crate) autograd: bool,
-    /// See [`PYTHON`].
     pub(crate) python: bool,
     /// See [`NVTX`].
     pub nvtx: bool,
     /// See [`SITES`].
     pub sites: bool,
-    /// See [`LINES`].
     pub(crate) lines: bool,
 }
 
@@ -225,7 +219,6 @@ fn record_dirs() -> Vec<PathBuf> {
     dirs.iter().filter_map(|dir| std::fs::canonicalize(dir).ok()).collect()
 }
 
-/// Replaces `%p` in a file's name by the pid.
 fn with_pid(path: &OsStr, pid: u32) -> PathBuf {
     match path.to_str() {
         Some(text) => text.replace("%p", &pid.to_string()).into(),
@@ -234,7 +227,6 @@ fn with_pid(path: &OsStr, pid: u32) -> PathBuf {
 }
 
 impl Settings {
-    /// Reads the environment.
     pub(crate) fn read(pid: u32, uid: u32) -> Self {
         let mut sockets = Vec::new();
         let mut doubtful_socket = None;

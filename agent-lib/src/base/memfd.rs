@@ -22,7 +22,6 @@ pub(crate) fn name_of(pid: u32, functions: usize) -> Option<CString> {
     CString::new(format!("{PREFIX}{pid}.{functions:x}")).ok()
 }
 
-/// Sizes of the parts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sizes {
     /// Slots of the ring: a power of two.
@@ -131,17 +130,14 @@ impl Shared {
         unsafe { &*self.base.add(offset).cast() }
     }
 
-    /// Returns `Header::head_seq`.
     pub(crate) fn head(&self) -> &'static AtomicU64 {
         self.word(48)
     }
 
-    /// Returns `Header::lost`.
     pub(crate) fn lost(&self) -> &'static AtomicU64 {
         self.word(56)
     }
 
-    /// Returns `Header::names_end`.
     pub(crate) fn names_end(&self) -> &'static AtomicU64 {
         self.word(64)
     }
@@ -151,12 +147,10 @@ impl Shared {
         unsafe { std::slice::from_raw_parts(self.base.add(offset as usize).cast(), count as usize) }
     }
 
-    /// Returns the ring's slots.
     pub(crate) fn ring(&self) -> &'static [Words] {
         self.slots(self.header.ring_offset(), self.header.ring_slots)
     }
 
-    /// Returns the rows of the live table.
     pub(crate) fn live(&self) -> &'static [Words] {
         self.slots(self.header.live_offset().unwrap_or(0), self.header.live_rows)
     }

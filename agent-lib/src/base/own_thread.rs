@@ -4,7 +4,6 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::*};
 
-/// The agent's thread has stopped.
 pub(crate) static FINISHED: AtomicBool = AtomicBool::new(false);
 
 /// The kernel id of the agent's thread.
@@ -47,7 +46,6 @@ pub(crate) fn is_unheard() -> bool {
     TRIED.load(Acquire) && !connected()
 }
 
-/// Whether there is a connection to a daemon.
 pub(crate) fn connected() -> bool {
     SOCKET.load(Acquire) >= 0
 }
@@ -65,7 +63,6 @@ unsafe extern "C" {
 const DISABLE: c_int = 1;
 
 impl Uncancelled {
-    /// Defers cancellation from now on.
     #[must_use]
     pub(crate) fn now() -> Self {
         let mut old = 0;

@@ -58,7 +58,6 @@ impl Ring {
         unsafe { self.slots.get_unchecked((seq.wrapping_sub(1) & self.mask) as usize) }
     }
 
-    /// Returns the number of slots.
     pub(crate) fn slots(&self) -> u64 {
         self.slots.len() as u64
     }

@@ -4,13 +4,13 @@
 //! A free removes its row at ENTER, before the driver can give the address to another thread. If the call failed, the row is
 //! restored at EXIT. An allocation adds its row at EXIT. Handles are in vmm.rs.
 
-use crate::base::row::{Key, RowCopy, RowExtra};
-use crate::base::row::{context_of, device_of, key_of, kind, kind_of, memory_of, pool_owner};
+use crate::base::row::{
+    Key, RowCopy, RowExtra, context_of, device_of, key_of, kind, kind_of, memory_of, pool_owner,
+};
 use crate::driver::core::Core;
 use crate::record::recorder::{RecordContext, no_row};
 use crate::threads::{Call, Thread};
-use gpumem_wire::Flags;
-use gpumem_wire::{Body, DestroyScope, ImportSource, MemoryKind, PoolOwner, Reading};
+use gpumem_wire::{Body, DestroyScope, Flags, ImportSource, MemoryKind, PoolOwner, Reading};
 use std::sync::atomic::Ordering::*;
 
 /// CUDA_ERROR_DEINITIALIZED: the driver has shut down and freed all memory, so the free did not fail.

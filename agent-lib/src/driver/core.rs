@@ -35,7 +35,6 @@ pub struct Core {
     pub(crate) multicast: Multicast,
     /// Tag of threads without open scopes; 0 for none.
     pub(crate) process_tag: AtomicU32,
-    /// Framework pools made so far.
     pub(crate) pools_made: AtomicU64,
     /// Seq of the last record that changed references of a VMM handle; see sender/resync.rs.
     pub references_changed: AtomicU64,
@@ -63,7 +62,6 @@ impl Core {
         core
     }
 
-    /// Returns the slot of a device, and records the device with its UUID the first time.
     pub(crate) fn device(&self, ordinal: u32) -> u8 {
         self.devices.slot(&self.recorder, ordinal)
     }

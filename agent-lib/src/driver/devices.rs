@@ -9,7 +9,6 @@ use gpumem_wire::{Body, DeviceIdKind, NONE_DEVICE, Reading, Record, Stamp};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
-/// Devices that a process can have.
 const DEVICES: usize = 64;
 /// Contexts at a time.
 const CONTEXTS: usize = 256;
@@ -24,7 +23,6 @@ struct Context {
     device: AtomicU32,
 }
 
-/// Devices and contexts of the process.
 #[derive(Debug)]
 pub(crate) struct Devices {
     driver: OnceLock<Driver>,
@@ -47,12 +45,10 @@ impl Devices {
         }
     }
 
-    /// Sets the loaded driver, while the agent starts.
     pub(crate) fn set_driver(&self, driver: Driver) {
         let _ = self.driver.set(driver);
     }
 
-    /// Returns the loaded driver, if it was set.
     pub(crate) fn driver(&self) -> Option<&Driver> {
         self.driver.get()
     }
@@ -69,7 +65,6 @@ impl Devices {
         }
     }
 
-    /// Returns device and number of a known context.
     pub(crate) fn known(&self, handle: usize) -> Option<(u8, u32)> {
         if handle <= 1 {
             return None;
@@ -78,7 +73,6 @@ impl Devices {
         Some((context.device.load(Relaxed) as u8, context.uid.load(Relaxed)))
     }
 
-    /// Sets the primary context that cuDevicePrimaryCtxRetain returned.
     pub(crate) fn set_primary(&self, ordinal: u32, handle: usize) {
         if let Some(primary) = self.primary.get(ordinal as usize) {
             primary.store(handle, Relaxed);

@@ -37,7 +37,6 @@ impl Export {
     }
 }
 
-/// The exports that are followed.
 #[derive(Debug)]
 pub(crate) struct Exports {
     /// Number of places that are not free; while it is 0, the places are not searched.

@@ -2,7 +2,6 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
-/// Size of a set.
 const PLACES: usize = 256;
 
 /// A small set of numbers; a lookup in an empty one costs one load.
@@ -25,7 +24,6 @@ impl Few {
         }
     }
 
-    /// Whether the set contains a number.
     #[inline(always)]
     pub(crate) fn has(&self, number: u64) -> bool {
         self.count.load(Acquire) > 0 && self.numbers.iter().any(|place| place.load(Acquire) == number)
@@ -64,7 +62,6 @@ impl Multicast {
         }
     }
 
-    /// Whether a handle is a multicast object.
     #[inline(always)]
     pub(crate) fn is_object(&self, handle: u64) -> bool {
         self.objects.has(handle)
@@ -75,7 +72,6 @@ impl Multicast {
         self.objects.remove(handle);
     }
 
-    /// Adds an address at which a multicast object was mapped.
     pub(crate) fn remember_mapping(&self, address: u64) {
         self.mappings.add(address);
     }

@@ -11,7 +11,7 @@
 //! and the record.
 
 use crate::driver::multicast::Few;
-use crate::threads::{self};
+use crate::threads;
 use gpumem_wire::MemoryKind;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
@@ -41,7 +41,6 @@ pub(super) struct Pool {
     pub(super) taken: AtomicU64,
 }
 
-/// Returns the id of the pool that stands for the graph memory of a device.
 pub(crate) fn graph_memory(device: u8) -> u64 {
     GRAPH | u64::from(device)
 }
@@ -74,7 +73,6 @@ impl DriverPools {
         if id <= 1 { None } else { self.pools.iter().find(|pool| pool.id.load(Acquire) == id) }
     }
 
-    /// Adds a pool of managed or host memory.
     pub(crate) fn set_memory_kind(&self, id: u64, memory: MemoryKind) {
         self.forget_elsewhere(id);
         match memory {
@@ -146,7 +144,6 @@ impl DriverPools {
         }
     }
 
-    /// Sets the pool that the program chose for a device.
     pub(crate) fn set_current(&self, device: u32, pool: u64) {
         if let Some(current) = self.current.get(device as usize) {
             current.store(pool, Relaxed);

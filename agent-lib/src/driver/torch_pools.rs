@@ -16,7 +16,6 @@ pub(crate) const MOST: usize = 1024;
 pub(crate) struct Waiting {
     /// Address of the block; 0 while the place is free.
     pub(crate) address: AtomicU64,
-    /// Bytes of the block.
     pub(crate) bytes: AtomicU64,
     /// Events that it waits for; 0 for one that is over.
     pub(crate) events: [AtomicU64; EVENTS],
@@ -39,9 +38,7 @@ pub struct Device {
     pub(crate) unseen: AtomicI64,
     /// Bytes of live blocks that are older than the agent.
     pub older: AtomicU64,
-    /// Number of reports.
     pub(crate) reports: AtomicU64,
-    /// Number of blocks in `waiting`.
     pub(crate) pending: AtomicU32,
     /// The sender requests the pool's totals with the next report.
     pub(crate) check_due: AtomicBool,
@@ -53,14 +50,11 @@ pub struct Device {
     pub(crate) searches: AtomicU32,
     /// The driver was not asked for this device's UUID yet; the sender asks.
     pub(crate) is_unknown: AtomicBool,
-    /// Lock held while the pool is made.
     pub(crate) turn: SpinLock,
-    /// Pending blocks.
     pub(crate) waiting: &'static [Waiting],
 }
 
 impl Device {
-    /// Counts a difference between the agent's sum and the reported total.
     #[cold]
     #[inline(never)]
     pub(crate) fn differs(&self, bytes: u64) {
@@ -80,17 +74,14 @@ pub struct State {
     pub devices: [Device; DEVICES],
     /// The driver had a context before the agent started: unknown segments are older than the agent.
     pub is_late: AtomicBool,
-    /// Number of pools made.
     pub(crate) pools: AtomicU32,
     /// Allocations that do not belong to a caching allocator: each tensor has its own.
     pub(crate) single_tensors: AtomicU64,
-    /// Stacks recorded.
     pub(crate) stacks: AtomicU32,
     /// Pending frees for which there was no room in `waiting`.
     pub untold_pending: AtomicU64,
 }
 
-/// Most searches through all rows for each device.
 const SEARCHES: u32 = 32;
 
 impl State {

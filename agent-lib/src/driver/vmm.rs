@@ -5,9 +5,7 @@
 //! seq of the record that made it, which its mappings contain.
 
 use crate::base::descriptor::Identity;
-use crate::base::row::kind;
-use crate::base::row::kind_of;
-use crate::base::row::{Key, RowCopy, RowExtra};
+use crate::base::row::{Key, RowCopy, RowExtra, kind, kind_of};
 use crate::driver::allocations::took_us;
 use crate::driver::core::Core;
 use crate::record::recorder::RecordContext;
@@ -26,7 +24,6 @@ impl Core {
         self.references_changed.fetch_max(seq, AcqRel);
     }
 
-    /// Records a successful cuMemCreate and adds its row.
     pub(crate) fn handle_created(
         &self,
         thread: &Thread,
@@ -98,7 +95,6 @@ impl Core {
         Some(if is_it { by_number } else { Key::Backing(seq) })
     }
 
-    /// Records the begin of cuMemRelease.
     pub(crate) fn release_entered(&self, thread: &Thread, at: RecordContext, call: &mut Call, handle: u64) {
         self.look_at_exports(thread);
         let taken = &mut call.taken;

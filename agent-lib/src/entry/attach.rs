@@ -1,19 +1,14 @@
 //! Starts the agent inside of `InitializeInjection`, on the thread that called cuInit. It takes a few milliseconds.
 
-use crate::Functions;
 use crate::base::env::Settings;
 use crate::base::fault_injection;
 use crate::base::seccomp::syscalls_allowed;
 use crate::driver::core::Core;
-use crate::entry::fork;
-use crate::entry::second_copy;
-use crate::record::panic;
-use crate::record::status;
-use crate::sender;
+use crate::entry::{fork, second_copy};
+use crate::record::{panic, status};
 use crate::sources::cupti::subscribe;
-use crate::sources::nvtx;
-use crate::sources::torch;
-use crate::threads;
+use crate::sources::{nvtx, torch};
+use crate::{Functions, sender, threads};
 use cupti_sys::Driver;
 use cupti_sys::nvtx::GetExportTable;
 use std::ffi::c_int;

@@ -11,7 +11,6 @@ use crate::sources::api::recordings::{
 use std::sync::atomic::Ordering::*;
 use std::time::Duration;
 
-/// Shortest period of periodic dumps, in seconds.
 const LEAST_PERIOD_S: f64 = 0.1;
 /// Timeout of a request.
 const PATIENCE: Duration = Duration::from_secs(5);

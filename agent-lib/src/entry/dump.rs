@@ -4,9 +4,7 @@
 //! A line sums rows with the same device, class, kind, tag and role. Classes are never added to each other: blocks lie in
 //! segments, and segments in allocations.
 
-use crate::base::row;
-use crate::base::row::RowCopy;
-use crate::base::row::{kind, kind_of, memory_of};
+use crate::base::row::{self, RowCopy, kind, kind_of, memory_of};
 use crate::driver::core::Core;
 use crate::sources::api::counters;
 use crate::sources::api::snapshot::quoted;
@@ -14,16 +12,13 @@ use gpumem_wire::{AskKind, MemoryKind, NONE_DEVICE, PoolOwner, Role};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Format of the report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
-    /// A table for people.
     Text,
     /// JSON as described in docs/c-api.md.
     Json,
 }
 
-/// Order of the lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub(crate) enum Sort {
@@ -50,7 +45,6 @@ impl Sort {
     }
 }
 
-/// Key of a line.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     device: u8,

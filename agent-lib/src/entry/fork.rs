@@ -2,10 +2,8 @@
 //! it.
 
 use crate::base::fault_injection;
-use crate::naming::callers;
-use crate::naming::python;
-use crate::record::high_water;
-use crate::record::status;
+use crate::naming::{callers, python};
+use crate::record::{high_water, status};
 use crate::sender;
 use crate::sources::api::{counters, recordings};
 use crate::sources::cupti::subscribe;

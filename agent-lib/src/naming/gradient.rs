@@ -164,7 +164,6 @@ fn name_of_gradient(parameter: &RowCopy, gradient: &RowCopy) -> u32 {
 }
 
 impl AutogradThread {
-    /// Whether the thread runs a node that accumulates a gradient.
     #[inline(always)]
     pub(crate) fn accumulates(&self) -> bool {
         self.accumulating.load(Relaxed) != 0

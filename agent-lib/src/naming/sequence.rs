@@ -20,11 +20,9 @@ const NEAR: u64 = 16;
 const VIEW_BEHIND: u64 = 1;
 /// After that view a bias may be added in place.
 const ADDITION_BEHIND: u64 = 2;
-/// Position of the thread id.
 const THREAD_SHIFT: u32 = 48;
 /// Flag: the operation is an addition. The number is below this bit.
 const ADDS: u64 = 1 << 47;
-/// Bits of a tag.
 const TAG_BITS: u32 = 20;
 /// Bits of the hash of thread and number that identify an entry.
 const CHECK: u64 = !0 << TAG_BITS;
@@ -34,13 +32,11 @@ const CHECK: u64 = !0 << TAG_BITS;
 pub(crate) struct Node(pub u64);
 
 impl Node {
-    /// Creates the identity of node `number` of `thread`.
     #[inline(always)]
     pub(crate) fn new(thread: u64, number: u64) -> Self {
         Node(thread << THREAD_SHIFT | number & (ADDS - 1))
     }
 
-    /// Sets whether the node's operation is an addition.
     #[inline(always)]
     pub(crate) fn adding(self, adds: bool) -> Self {
         Node(self.0 | if adds { ADDS } else { 0 })

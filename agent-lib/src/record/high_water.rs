@@ -24,9 +24,7 @@ const TAGS: usize = (1 << 17) + 1;
 /// Rows that are summed together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Family {
-    /// Driver allocations.
     Allocations,
-    /// Blocks of pools.
     Blocks,
 }
 
@@ -208,7 +206,6 @@ pub(crate) fn reset() {
     }
 }
 
-/// Ends counting.
 pub(crate) fn end() {
     OPEN.store(false, SeqCst);
 }

@@ -108,13 +108,11 @@ pub(crate) const API: u8 = 4;
 /// Classes whose records are made: `MARKS`, `RANGES` and `API`.
 static CLASSES: AtomicU8 = AtomicU8::new(MARKS | API);
 
-/// Whether records of a class are made.
 #[inline(always)]
 pub(crate) fn records(class: u8) -> bool {
     CLASSES.load(Relaxed) & class != 0
 }
 
-/// Sets whether records of a class are made.
 pub(crate) fn set_recorded(class: u8, is_on: bool) {
     match is_on {
         true => CLASSES.fetch_or(class, Relaxed),

@@ -59,7 +59,6 @@ pub(crate) fn disarm() {
     PHASE.store(SILENT, Release);
 }
 
-/// Disarms the agent for good after a panic, on any thread.
 pub(crate) fn disarm_after_panic() {
     disarm();
     PANICKED.store(true, Relaxed);
@@ -89,7 +88,6 @@ pub(crate) fn reset_after_fork() {
     LAYERS.reset_after_fork();
 }
 
-/// Returns the number of changes of the reports.
 pub(crate) fn version() -> u64 {
     VERSION.load(Acquire)
 }
@@ -118,7 +116,6 @@ pub(crate) fn is_blind() -> bool {
     REPORTS.lock().is_ok_and(|said| said.last().is_some_and(is_blind))
 }
 
-/// Whether a panic was caught.
 pub(crate) fn panicked() -> bool {
     PANICKED.load(Relaxed)
 }
@@ -157,7 +154,6 @@ pub fn layer(layer: Layer) -> Option<LayerState> {
     layers.iter().find(|report| report.layer == layer).map(|report| report.state)
 }
 
-/// Returns the number of changes of the layers' reports.
 pub(crate) fn layers_version() -> u64 {
     LAYERS_VERSION.load(Acquire)
 }

@@ -17,7 +17,6 @@ const EAGER: u32 = 50;
 /// Checks in a row without a callback after which the subscription counts as lost.
 const SILENCES: u32 = 2;
 
-/// The sender's state of the subscription.
 #[derive(Debug)]
 pub(super) struct Client {
     /// 0: no attempt is due.

@@ -3,10 +3,8 @@
 use super::{Sender, finishing};
 use crate::base::clock::MARGIN_NS;
 use crate::base::ring::Made;
-use crate::record::status;
-use crate::record::status::StatusReport;
-use crate::sources::api::recordings::RecordingLimits;
-use crate::sources::api::recordings::RecordingRequest;
+use crate::record::status::{self, StatusReport};
+use crate::sources::api::recordings::{RecordingLimits, RecordingRequest};
 use crate::threads;
 use gpumem_wire::{Body, ByeReason, Flags, Record, Stamp, frame};
 use std::sync::atomic::Ordering::Relaxed;
@@ -112,7 +110,6 @@ impl Sender {
         true
     }
 
-    /// Sends the agent's status, if it has changed.
     pub(super) fn send_state(&mut self) {
         if self.layers_version != Some(status::layers_version()) {
             self.layers_version = Some(status::layers_version());

@@ -143,7 +143,6 @@ impl Link {
         self.beside.as_ref().map(|beside| beside.path.as_path()).or(main)
     }
 
-    /// Whether a recording was requested while the program runs.
     pub(crate) fn is_recording_beside(&self) -> bool {
         self.beside.is_some()
     }
@@ -156,7 +155,6 @@ impl Link {
         }
     }
 
-    /// Whether the additional recording has reached its largest size.
     pub(crate) fn is_beside_full(&self) -> bool {
         self.beside.as_ref().is_some_and(|beside| beside.is_full)
     }
@@ -305,7 +303,6 @@ impl Link {
         }
     }
 
-    /// Returns the room left in the packet, in bytes.
     pub(crate) fn room(&self) -> usize {
         PACKET_BYTES - self.packet.len()
     }

@@ -20,15 +20,12 @@ mod resync;
 pub(crate) use link::{close_in_child, connect_anew};
 
 use crate::base::clock::Calibration;
-use crate::base::fault_injection;
 use crate::base::own_thread::{self, FINISHED, OWNER, THREAD};
-use crate::base::wake;
-use crate::driver::core::Core;
-use crate::driver::core::report_status;
+use crate::base::{fault_injection, wake};
+use crate::driver::core::{Core, report_status};
 use crate::naming::callers;
 use crate::naming::callers::sites::Sites;
-use crate::record::panic;
-use crate::record::status;
+use crate::record::{panic, status};
 use crate::sources::api::scope;
 use crate::sources::nvtx;
 use crate::sources::torch::health::Health;
@@ -87,7 +84,6 @@ struct Sender {
     alone: bool,
     /// Records from this one on are withheld.
     muted_since: Option<u64>,
-    /// The daemon has requested muting.
     muted_by_daemon: bool,
     /// The link is a file for a dump: records written there do not count as sent.
     dumping: bool,
@@ -95,7 +91,6 @@ struct Sender {
     next_dump_ns: u64,
     /// Time at which the additional recording ends; 0 for no limit.
     record_until_ns: u64,
-    /// A recording that waits for its first step.
     window: Option<record::Window>,
     /// A recording that has reached its limit, until its end is requested.
     ended: Option<PathBuf>,

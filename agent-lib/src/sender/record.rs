@@ -3,8 +3,7 @@
 use super::Sender;
 use super::link::Link;
 use crate::record::status;
-use crate::sources::api::recordings::RecordingLimits;
-use crate::sources::api::recordings::{self, RecordingReply, RecordingRequest};
+use crate::sources::api::recordings::{self, RecordingLimits, RecordingReply, RecordingRequest};
 use gpumem_wire::{Body, ByeReason, Record, Stamp, WITHHELD};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -37,7 +36,6 @@ struct State {
 }
 
 impl Sender {
-    /// Executes the requests; returns whether there were any.
     pub(super) fn obey(&mut self) -> bool {
         let mut any = false;
         while let Some((number, wish)) = recordings::next() {
@@ -50,7 +48,6 @@ impl Sender {
         any
     }
 
-    /// Executes a command of the daemon and sends the reply.
     pub(super) fn command(&mut self, command: u8, wish: Option<RecordingRequest>, muted: Option<bool>) {
         let outcome = match (wish, muted) {
             (Some(RecordingRequest::Start(path, _) | RecordingRequest::Dump { path, .. }), _)

@@ -12,8 +12,7 @@ pub(crate) mod table;
 use crate::base::memfd::anonymous;
 use crate::base::own_thread;
 use crate::base::row::RowCopy;
-use crate::threads::per_feature::AutogradThread;
-use crate::threads::per_feature::Callers;
+use crate::threads::per_feature::{AutogradThread, Callers};
 use crate::threads::table::{RecordInProgress, SlotTable, TableSlot};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
@@ -32,7 +31,6 @@ pub(crate) const CALLS: usize = 4;
 pub struct Call {
     /// CUPTI's correlation id, the same at ENTER and EXIT.
     pub(crate) correlation: u32,
-    /// Time of ENTER.
     pub(crate) entered_ns: u64,
     /// Id of the call, for nested resource callbacks.
     pub(crate) id: u32,
@@ -108,9 +106,7 @@ pub struct Thread {
     /// Tag of the innermost open scope, 0 for none. Only its thread writes it: `push` and `pop`, and Python. Python keeps the
     /// address (`gpumem_scope_word`) and restores the value that it found there.
     pub(crate) scope: AtomicU32,
-    /// State of PyTorch's backward pass on the thread.
     pub(crate) autograd: AutogradThread,
-    /// Its calls for PyTorch's allocator.
     pub(crate) torch: crate::threads::allocator_calls::ThreadAllocatorState,
     /// ENTER time of the outermost open call that allocates or trims a pool; 0 for none.
     pub(crate) moving_since_ns: AtomicU64,

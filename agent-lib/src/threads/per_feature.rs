@@ -18,7 +18,6 @@ pub(crate) struct CachedCaller {
     pub(crate) module: u16,
 }
 
-/// A thread's cache of callers.
 #[derive(Debug)]
 pub(crate) struct Callers {
     pub(crate) known: [CachedCaller; REMEMBERED],
@@ -28,7 +27,6 @@ pub(crate) struct Callers {
 }
 
 impl Callers {
-    /// Creates an empty cache.
     pub(crate) const fn new() -> Self {
         let nothing = CachedCaller { start: 0, near: (0, 0), far: (0, 0), generation: 0, call: 0, module: 0 };
         Callers { known: [nothing; REMEMBERED], site: 0, stack: Stack::UNKNOWN }

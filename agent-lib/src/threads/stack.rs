@@ -38,7 +38,6 @@ impl Stack {
         if self.holds(at) { self.top } else { (at | (PAGE - 1)) + 1 }
     }
 
-    /// Whether `at` lies in the known part.
     #[inline(always)]
     pub(crate) fn holds(&self, at: usize) -> bool {
         self.low <= at && at < self.top
@@ -76,7 +75,6 @@ impl Stack {
     }
 }
 
-/// Finds the main thread's stack.
 pub(crate) fn prepare() {
     // SAFETY: takes and returns a number.
     let name = unsafe { libc::getauxval(libc::AT_EXECFN) } as usize;

@@ -185,7 +185,6 @@ fn place_of(start: usize, call: u32) -> usize {
     (start >> 4 ^ start >> 9 ^ call as usize) & (REMEMBERED - 1)
 }
 
-/// One search of a stack.
 struct Search<'a> {
     core: &'a Core,
     table: &'a Table,

@@ -64,7 +64,6 @@ const BETWEEN: &[&str] = &[
 ];
 
 impl Part {
-    /// Returns the part of the file at `path`.
     pub(crate) fn of(path: &str) -> Part {
         let name = path.rsplit('/').next().unwrap_or(path);
         let is = |beginnings: &[&str]| beginnings.iter().any(|beginning| name.starts_with(beginning));
@@ -104,7 +103,6 @@ pub(crate) struct Table {
     segments: Box<[Segment]>,
 }
 
-/// Kind of an address.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Place {
     /// A function of this library.
@@ -116,7 +114,6 @@ pub(crate) enum Place {
 }
 
 impl Table {
-    /// Finds the kind of an address.
     #[inline]
     pub(crate) fn find(&self, address: usize) -> Place {
         let after = self.segments.partition_point(|segment| segment.start <= address);
@@ -146,7 +143,6 @@ static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 static NUMBERED: AtomicU32 = AtomicU32::new(1);
 
-/// Returns the current generation.
 #[inline(always)]
 pub(crate) fn generation() -> u32 {
     GENERATION.load(Acquire)

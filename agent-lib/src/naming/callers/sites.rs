@@ -76,7 +76,6 @@ pub(crate) struct Sites {
 }
 
 impl Sites {
-    /// Names the waiting allocations.
     pub(crate) fn name(&mut self, core: &Core, thread: &Thread) {
         // Not while a range's high-water mark is measured (record/high_water.rs): a name that changes as its row is removed
         // would be counted twice.

@@ -32,7 +32,10 @@ pub(crate) struct Variable {
     pub in_cell: bool,
 }
 
-/// Meaning of a frame with this code.
+/// Meaning of a code object, and the local variable that it concerns.
+pub(crate) type Meaning = (What, Variable);
+
+/// Meaning of a frame with this code. The numbers are those of gpumem_code, without a gap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum What {
@@ -40,7 +43,6 @@ pub(crate) enum What {
     Nothing,
     /// A call of a module, which is a local variable.
     Module,
-    /// An optimizer's step.
     Optimizer,
     /// The start of a backward pass.
     Backward,
@@ -76,29 +78,9 @@ pub(crate) enum What {
 pub(crate) const RARE: u32 = 1 << What::ZeroGrad as u32 | 1 << What::CustomFunction as u32;
 
 impl What {
-    /// Converts the number used in gpumem_code.
     pub(crate) fn from_code(code: u32) -> Option<Self> {
-        use What::*;
-        const ALL: [What; 17] = [
-            Nothing,
-            Module,
-            Optimizer,
-            Backward,
-            Setup,
-            Boundary,
-            Step,
-            Parameter,
-            Gradient,
-            ZeroGrad,
-            CustomFunction,
-            Reduction,
-            KvCache,
-            ParameterCopy,
-            Copying,
-            CacheUpdate,
-            OptimizerState,
-        ];
-        ALL.get(code as usize).copied()
+        // SAFETY: the numbers up to the last one are values.
+        (code <= What::OptimizerState as u32).then(|| unsafe { std::mem::transmute::<u8, What>(code as u8) })
     }
 
     /// Whether it is in a set of bits. A match would use a jump table, which is often mispredicted where frames of all kinds
@@ -108,7 +90,6 @@ impl What {
         1 << self as u32 & those != 0
     }
 
-    /// Returns the phase that the frame implies.
     #[inline(always)]
     pub(crate) fn phase(self) -> Phase {
         const OF: [Phase; 17] = {
@@ -147,7 +128,6 @@ pub(crate) struct Codes {
 }
 
 impl Codes {
-    /// Creates an empty table.
     pub(crate) const fn new() -> Self {
         Codes {
             places: [const { AtomicU64::new(0) }; PLACES],
@@ -166,15 +146,14 @@ impl Codes {
         &self.places[(Self::home(code) + probe) % PLACES]
     }
 
-    /// Returns the meaning of a frame with this code, and which local variable it concerns.
     #[inline(always)]
-    pub(crate) fn get(&self, code: u64) -> Option<(What, Variable)> {
+    pub(crate) fn get(&self, code: u64) -> Option<Meaning> {
         let first = self.at(code, 0).load(Relaxed);
         if first == 0 { None } else { self.search(code, first) }
     }
 
     #[inline]
-    fn search(&self, code: u64, first: u64) -> Option<(What, Variable)> {
+    fn search(&self, code: u64, first: u64) -> Option<Meaning> {
         let mut found = first;
         for probe in 1..=REACH {
             if found & ADDRESS == code {

@@ -14,11 +14,7 @@ pub(crate) struct Interpreter {
     pub state: unsafe extern "C" fn() -> *mut c_void,
     /// Py_IsInitialized: 0 as soon as the interpreter begins to destroy the states of other threads.
     pub running: unsafe extern "C" fn() -> c_int,
-    /// Address of PyCell_Type.
-    pub cell: u64,
-    /// Offsets of the interpreter's structures.
     pub layout: Layout,
-    /// Types used to read texts.
     pub types: Types,
 }
 
@@ -30,7 +26,6 @@ fn symbol(name: &CStr) -> Option<*mut c_void> {
     (!found.is_null()).then_some(found)
 }
 
-/// Whether this process has a Python interpreter.
 pub(crate) fn present() -> bool {
     symbol(c"PyGILState_GetThisThreadState").is_some()
 }
@@ -65,7 +60,7 @@ pub(crate) fn interpreter(careful: &Careful) -> Result<Interpreter, String> {
             std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(need(c"Py_IsInitialized")?),
         )
     };
-    let types =
-        Types { code: kind(c"PyCode_Type")?, text: kind(c"PyUnicode_Type")?, bytes: kind(c"PyBytes_Type")? };
-    Ok(Interpreter { layout, state, running, cell: kind(c"PyCell_Type")?, types })
+    let (code, text) = (kind(c"PyCode_Type")?, kind(c"PyUnicode_Type")?);
+    let types = Types { code, text, bytes: kind(c"PyBytes_Type")?, cell: kind(c"PyCell_Type")? };
+    Ok(Interpreter { layout, state, running, types })
 }

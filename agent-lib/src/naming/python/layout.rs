@@ -20,7 +20,6 @@ use crate::naming::python::memory::{FAR, Memory, Pointer};
 /// CPython's version: major and minor, e.g. (3, 11).
 pub(crate) type Version = (u8, u8);
 
-/// Format of a code object's table of lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lines {
     /// 3.9: pairs of bytes: instruction step and line step.
@@ -92,80 +91,52 @@ pub(crate) const CELL: u16 = 16;
 pub(crate) const BASES: u16 = 344;
 
 /// Layouts of versions that publish no offsets.
-const KNOWN: [Layout; 4] = [
-    Layout {
-        version: (3, 9),
-        frame: 24,
-        through: None,
-        mask: u64::MAX,
-        previous: 24,
-        code: 32,
-        locals: 360,
-        place: Place::Index(104, 1),
-        owner: None,
-        code_name: 112,
-        code_file: 104,
-        code_first_line: 40,
-        code_lines: 120,
-        lines: Lines::Steps,
-        text: 48,
-        items: 24,
-    },
-    Layout {
-        version: (3, 10),
-        frame: 24,
-        through: None,
-        mask: u64::MAX,
-        previous: 24,
-        code: 32,
-        locals: 352,
-        place: Place::Index(96, 2),
-        owner: None,
-        code_name: 112,
-        code_file: 104,
-        code_first_line: 40,
-        code_lines: 120,
-        lines: Lines::Ranges,
-        text: 48,
-        items: 24,
-    },
-    Layout {
-        version: (3, 11),
-        frame: 56,
-        through: Some(8),
-        mask: u64::MAX,
-        previous: 48,
-        code: 32,
-        locals: 72,
-        place: Place::Instruction(56, 184),
-        owner: None,
-        code_name: 128,
-        code_file: 112,
-        code_first_line: 72,
-        code_lines: 136,
-        lines: Lines::Locations,
-        text: 48,
-        items: 24,
-    },
-    Layout {
-        version: (3, 12),
-        frame: 56,
-        through: Some(0),
-        mask: u64::MAX,
-        previous: 8,
-        code: 0,
-        locals: 72,
-        place: Place::Instruction(56, 192),
-        owner: Some((70, 3)),
-        code_name: 128,
-        code_file: 112,
-        code_first_line: 68,
-        code_lines: 136,
-        lines: Lines::Locations,
-        text: 40,
-        items: 24,
-    },
-];
+const KNOWN: [Layout; 4] = [IN_3_9, IN_3_10, IN_3_11, IN_3_12];
+const IN_3_9: Layout = Layout {
+    version: (3, 9),
+    frame: 24,
+    through: None,
+    mask: u64::MAX,
+    previous: 24,
+    code: 32,
+    locals: 360,
+    place: Place::Index(104, 1),
+    owner: None,
+    code_name: 112,
+    code_file: 104,
+    code_first_line: 40,
+    code_lines: 120,
+    lines: Lines::Steps,
+    text: 48,
+    items: 24,
+};
+const IN_3_10: Layout =
+    Layout { version: (3, 10), locals: 352, place: Place::Index(96, 2), lines: Lines::Ranges, ..IN_3_9 };
+const IN_3_11: Layout = Layout {
+    version: (3, 11),
+    frame: 56,
+    through: Some(8),
+    previous: 48,
+    locals: 72,
+    place: Place::Instruction(56, 184),
+    code_name: 128,
+    code_file: 112,
+    code_first_line: 72,
+    code_lines: 136,
+    lines: Lines::Locations,
+    ..IN_3_9
+};
+const IN_3_12: Layout = Layout {
+    version: (3, 12),
+    through: Some(0),
+    previous: 8,
+    code: 0,
+    place: Place::Instruction(56, 192),
+    owner: Some((70, 3)),
+    code_first_line: 68,
+    text: 40,
+    ..IN_3_11
+};
 
 /// Parses "3.11.7 (main, ...": the version, and whether it has a GIL.
 pub(crate) fn version(text: &str) -> Option<(Version, bool)> {

@@ -31,7 +31,6 @@ impl Pointer {
     }
 }
 
-/// Readable memory of an interpreter.
 pub(crate) trait Memory {
     /// Reads the word `offset` bytes behind `at`; `None` if it cannot be read.
     fn word(&self, at: Pointer, offset: u16) -> Option<u64>;
@@ -39,7 +38,6 @@ pub(crate) trait Memory {
     /// Reads the bytes `offset` behind `at`; returns whether they could be read. Offset and length together are at most `FAR`.
     fn bytes(&self, at: Pointer, offset: u16, out: &mut [u8]) -> bool;
 
-    /// Reads a pointer.
     #[inline(always)]
     fn pointer(&self, at: Pointer, offset: u16) -> Option<Pointer> {
         Pointer::new(self.word(at, offset)?)
@@ -51,7 +49,6 @@ pub(crate) trait Memory {
         self.bytes(at, offset, &mut bytes).then(|| i32::from_ne_bytes(bytes))
     }
 
-    /// Reads a byte.
     fn byte(&self, at: Pointer, offset: u16) -> Option<u8> {
         let mut byte = [0];
         self.bytes(at, offset, &mut byte).then(|| byte[0])

@@ -22,7 +22,6 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::
 pub(crate) const MOST: usize = 1 << 16;
 /// Entries of the first table; each next one has twice as many.
 const FIRST: usize = 1 << 10;
-/// Number of table sizes.
 const SIZES: usize = 8;
 const _: () = assert!(FIRST << (SIZES - 1) == 2 * MOST);
 /// Entries that a lookup tries.
@@ -68,7 +67,6 @@ impl Place {
     }
 }
 
-/// The table of modules; see the module's docs.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Modules {
@@ -98,7 +96,6 @@ pub(crate) struct Modules {
 }
 
 impl Modules {
-    /// Creates an empty table.
     pub(crate) const fn new() -> Self {
         Modules {
             table: AtomicU64::new(0),
@@ -118,7 +115,6 @@ impl Modules {
         }
     }
 
-    /// Returns the number of registered modules.
     pub(crate) fn live(&self) -> usize {
         self.live.load(Relaxed)
     }

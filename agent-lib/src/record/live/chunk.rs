@@ -2,12 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
-/// Places in a chunk.
 pub(crate) const KEYS: usize = 7;
-/// Key of a free place.
 pub(crate) const FREE: u64 = 0;
 
-/// The keys of a chunk and its bookkeeping.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Chunk {

@@ -39,7 +39,6 @@ fn words_of(row: &Row) -> Row {
     std::array::from_fn(|word| row[word])
 }
 
-/// A place in a chunk.
 #[derive(Debug, Clone, Copy)]
 struct RowLocation {
     chunk: &'static Chunk,
@@ -292,7 +291,6 @@ impl Live {
         self.beside(place)
     }
 
-    /// Removes `key` and returns its row.
     #[inline]
     pub(crate) fn remove(&self, key: Key) -> Option<RowCopy> {
         self.take(key.hash())

@@ -4,12 +4,10 @@
 use crate::base::fault_injection;
 use crate::base::locks::ForkMutex;
 use crate::driver::core::Core;
-use crate::record::recorder;
-use crate::record::recorder::{RecordContext, no_row};
+use crate::record::recorder::{self, RecordContext, no_row};
 use crate::threads::Thread;
 use gpumem_wire::Body;
 
-/// Most counters of a program.
 const MOST: usize = 4096;
 
 /// A counter and its statistics since the last reset.
@@ -69,7 +67,6 @@ impl Counter {
 
 static COUNTERS: ForkMutex<Vec<Counter>> = ForkMutex::new(Vec::new);
 
-/// Clears the counters in a forked child that starts anew.
 pub(crate) fn reset_after_fork() {
     COUNTERS.reset_after_fork();
 }

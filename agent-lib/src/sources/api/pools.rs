@@ -1,8 +1,6 @@
 //! Pools of frameworks, as reported by the program: segments, and the blocks carved from them.
 
-use crate::base::row::AllocationName;
-use crate::base::row::{Key, RowExtra};
-use crate::base::row::{kind, kind_of};
+use crate::base::row::{AllocationName, Key, RowExtra, kind, kind_of};
 use crate::driver::core::Core;
 use crate::record::recorder::{RecordContext, no_row};
 use crate::threads::Thread;
@@ -91,7 +89,6 @@ impl Core {
         }
     }
 
-    /// Records a new block.
     #[inline]
     pub(crate) fn block_alloc(&self, thread: &Thread, pool: u64, address: u64, bytes: u64, stream: u32) {
         // SAFETY: only the calling thread uses its own data; the reference ends with the statement.

@@ -10,8 +10,7 @@
 //! load.
 
 use crate::base::locks::ForkMutex;
-use crate::base::own_thread;
-use crate::base::own_thread::Uncancelled;
+use crate::base::own_thread::{self, Uncancelled};
 use crate::driver::core::Core;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -20,7 +19,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use std::sync::{Condvar, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-/// Name of a recording if the user gives none.
 const USUAL: &str = "gpumem-%h-%r%p-%n.gpumem";
 /// Timeout of the lock. If it is held for longer, this is a forked child, and the thread that held it does not exist.
 const LOCKED: Duration = Duration::from_millis(500);
@@ -103,27 +101,23 @@ pub(crate) fn is_waited_for(number: u64) -> bool {
     number >= NEXT.load(Relaxed)
 }
 
-/// A request to the sender.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RecordingRequest {
     /// Start a recording in a file of this name; empty: the default name.
     Start(String, RecordingLimits),
     /// A step begins that a window waits for.
     Step(u64),
-    /// Stop the recording.
     Stop,
     /// Apply a change of [`is_muted`].
     Mute,
     /// Write the state to a file of this name; empty: to the current recording, or else to a file with the default name.
     Dump {
-        /// Name of the file.
         path: String,
         /// Also end the current recording.
         finished: bool,
     },
 }
 
-/// The sender's reply to a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RecordingReply {
     /// 0 or an errno.
@@ -165,7 +159,6 @@ static SLOT: ForkMutex<RequestSlot> = ForkMutex::new(|| RequestSlot {
 });
 static DONE: Condvar = Condvar::new();
 
-/// Releases the lock in a forked child that starts anew.
 pub(crate) fn reset_after_fork() {
     SLOT.reset_after_fork();
 }
@@ -188,12 +181,10 @@ pub(crate) fn is_muted() -> bool {
     MUTES.load(Acquire) > 0 || MEMORY_OFF.load(Acquire) > 0
 }
 
-/// Returns the period of periodic dumps; 0 for none.
 pub(crate) fn dump_period_ns() -> u64 {
     DUMP_PERIOD_NS.load(Relaxed)
 }
 
-/// Returns the file of periodic dumps.
 pub(crate) fn dump_file() -> String {
     slot().map(|slot| slot.dump_file.clone()).unwrap_or_default()
 }

@@ -2,8 +2,7 @@
 
 use crate::base::row::AllocationName;
 use crate::driver::core::Core;
-use crate::record::recorder;
-use crate::record::recorder::{RecordContext, no_row};
+use crate::record::recorder::{self, RecordContext, no_row};
 use crate::threads::{DEPTH, OwnerData, Thread};
 use gpumem_wire::{Body, Edge, Layer, LayerState, Phase};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
@@ -19,7 +18,6 @@ pub(crate) fn note() {
     }
 }
 
-/// Number of the current step.
 pub(crate) static STEP: AtomicU64 = AtomicU64::new(0);
 
 /// The value of `USED` that the sender reported last: 1 false, 2 true; 0 before the first report.
@@ -177,7 +175,6 @@ impl Core {
         RecordContext { tag, flags, ..RecordContext::NOWHERE }
     }
 
-    /// Records that step `number` begins.
     pub(crate) fn step(&self, thread: &Thread, number: u64) {
         STEP.store(number, Relaxed);
         if recorder::records(recorder::MARKS) {
@@ -185,14 +182,12 @@ impl Core {
         }
     }
 
-    /// Records that epoch `number` begins.
     pub(crate) fn epoch(&self, thread: &Thread, number: u64) {
         if recorder::records(recorder::MARKS) {
             self.recorder.record(thread, RecordContext::NOWHERE, Body::Epoch { number }, no_row);
         }
     }
 
-    /// Records that the process enters a phase.
     pub(crate) fn phase(&self, thread: &Thread, phase: i32) {
         let phase = Phase::from_code(u8::try_from(phase).unwrap_or(0));
         if recorder::records(recorder::MARKS) {
@@ -200,7 +195,6 @@ impl Core {
         }
     }
 
-    /// Records a mark.
     pub(crate) fn mark(&self, thread: &Thread, name: &[u8]) {
         self.mark_tag(thread, self.recorder.names.intern(0, name));
     }

@@ -13,8 +13,7 @@
 //! ```
 
 use crate::base::own_thread;
-use crate::base::row::{RowCopy, RowExtra};
-use crate::base::row::{device_of, kind, kind_of, memory_of, pool_owner};
+use crate::base::row::{RowCopy, RowExtra, device_of, kind, kind_of, memory_of, pool_owner};
 use crate::driver::core::Core;
 use crate::naming::python;
 use crate::record::high_water::{self, Family};
@@ -25,9 +24,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::{Debug, Write};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Live memory.
 const LIVE: i32 = 0;
-/// The agent's status.
 const STATUS: i32 = 1;
 /// The high-water mark of the open range.
 const HIGH: i32 = 2;
@@ -217,7 +214,6 @@ impl Heap {
     }
 }
 
-/// Tag, role and phase of a row.
 type Name = (u32, u8, u8);
 
 fn name_of(taken: &RowCopy) -> Name {
@@ -245,7 +241,6 @@ impl Pool {
     }
 }
 
-/// Totals of a device.
 #[derive(Default)]
 struct Device {
     tracked: u64,

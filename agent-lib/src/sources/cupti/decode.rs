@@ -10,8 +10,7 @@ use crate::driver::allocations::Allocation;
 use crate::driver::core::Core;
 use crate::driver::guard::guard;
 use crate::driver::pools::graph_memory;
-use crate::record::recorder;
-use crate::record::recorder::{RecordContext, no_row};
+use crate::record::recorder::{self, RecordContext, no_row};
 use crate::threads::{Call, Thread};
 use cupti_sys::{CallbackData, ENTER, GraphData, domain, params};
 use gpumem_wire::{Body, DestroyScope, DriverEventKind, Flags, MemoryKind, NONE_DEVICE, PoolOwner};
@@ -480,7 +479,6 @@ pub(super) unsafe fn read(out: params::Out, result: u32) -> u64 {
     if result == 0 && !out.is_null() { unsafe { out.read_unaligned() } } else { 0 }
 }
 
-/// As `read`, for 32 bits.
 unsafe fn read_u32(out: *const u32, result: u32) -> u64 {
     // SAFETY: as in `read`.
     if result == 0 && !out.is_null() { unsafe { out.read_unaligned() }.into() } else { 0 }

@@ -29,7 +29,6 @@ impl Core {
         self.driver_gave(thread, at.module, address, bytes, memory);
     }
 
-    /// Handles a failed allocation.
     #[cold]
     pub(crate) fn allocation_failed(
         &self,
@@ -69,7 +68,6 @@ impl Core {
         }
     }
 
-    /// Handles a successful cuMemMap.
     pub(crate) fn mapped(&self, thread: &Thread, at: RecordContext, address: u64, bytes: u64, handle: u64) {
         if self.map_handle(thread, at, address, bytes, handle) {
             self.driver_mapped(thread, at.module, address, bytes);

@@ -5,7 +5,8 @@
 //! toolkits and environments; the loader's path. Major versions newer than the driver's are left out.
 
 use crate::base::env::Settings;
-use std::ffi::{CStr, CString, c_int, c_void};
+use crate::base::loaded_file::find_mapped;
+use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -81,22 +82,14 @@ fn directories(settings: &Settings, objects: &[PathBuf]) -> Vec<PathBuf> {
     found
 }
 
-/// Returns the paths of all loaded files.
 fn loaded_objects() -> Vec<PathBuf> {
-    unsafe extern "C" fn note(info: *mut libc::dl_phdr_info, _: usize, found: *mut c_void) -> c_int {
-        // SAFETY: `found` is the Vec below; the name is null or a C string that is valid during the callback.
-        unsafe {
-            let name = (*info).dlpi_name;
-            if !name.is_null() && *name != 0 {
-                let path = Path::new(std::ffi::OsStr::from_bytes(CStr::from_ptr(name).to_bytes()));
-                (*found.cast::<Vec<PathBuf>>()).push(path.to_owned());
-            }
+    let mut found = Vec::new();
+    find_mapped(|file| {
+        if !file.path.is_empty() {
+            found.push(Path::new(OsStr::from_bytes(file.path)).to_owned());
         }
-        0
-    }
-    let mut found: Vec<PathBuf> = Vec::new();
-    // SAFETY: `note` is called only before this returns, with the Vec that it expects.
-    unsafe { libc::dl_iterate_phdr(Some(note), (&raw mut found).cast()) };
+        false
+    });
     found
 }
 

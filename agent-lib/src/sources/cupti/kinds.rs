@@ -4,8 +4,8 @@ use super::decode::{Here, read};
 use super::table::Meaning;
 use crate::driver::allocations::Allocation;
 use crate::threads::Call;
-use cupti_sys::params::{Array2d, Array3d, Pixel, pixel};
-use cupti_sys::{GraphData, params};
+use cupti_sys::GraphData;
+use cupti_sys::params::{self, Array2d, Array3d, Pixel, pixel};
 use gpumem_wire::{Flags, ImportSource, MemoryKind};
 
 impl Here<'_> {
@@ -227,7 +227,6 @@ fn levels_bytes(array: &Array3d, count: u32) -> u64 {
     (0..count.clamp(1, 32)).map(level).fold(0, u64::saturating_add)
 }
 
-/// Returns the bytes of a two-dimensional array.
 fn flat_bytes(array: &Array2d) -> u64 {
     array_bytes([array.width, array.height, 0], array.format, array.channels)
 }

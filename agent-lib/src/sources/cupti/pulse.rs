@@ -23,14 +23,11 @@ pub(crate) fn heard(id: u32) {
     }
 }
 
-/// Result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pulse {
     /// The driver refused the call, so nothing follows.
     Unknown,
-    /// The callback arrived.
     Heard,
-    /// The callback did not arrive.
     Silent,
 }
 

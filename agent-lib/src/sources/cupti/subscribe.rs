@@ -5,8 +5,7 @@ use super::pulse;
 use super::table::{CALLS, RESOURCES, STATES};
 use crate::base::locks::ForkMutex;
 use crate::base::own_thread::Uncancelled;
-use crate::driver::core::Core;
-use crate::driver::core::report_status;
+use crate::driver::core::{Core, report_status};
 use crate::naming::callers;
 use crate::record::status;
 use crate::threads::{HEARING_SINCE_NS, Thread};
@@ -66,7 +65,6 @@ struct Subscription {
 // SAFETY: an opaque pointer that CUPTI accepts from any thread.
 unsafe impl Send for Subscription {}
 
-/// Result of an attempt to subscribe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// Subscribed: callbacks will arrive.
@@ -75,14 +73,11 @@ pub(crate) enum Outcome {
     Refused,
 }
 
-/// State of the subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Held {
-    /// The agent holds it.
     Ours,
     /// The agent held it, and its callbacks have stopped.
     Lost,
-    /// The agent has none.
     Nothing,
     /// The agent has none, and the program has paused it.
     Unwanted,
@@ -240,12 +235,10 @@ fn go_blind() {
     HEARING_SINCE_NS.store(u64::MAX, Release);
 }
 
-/// Returns CUPTI's number of a context.
 pub(crate) fn context_id(handle: usize) -> Option<u32> {
     number_of(handle, &CONTEXT_ID)
 }
 
-/// Returns the ordinal of a context's device.
 pub(crate) fn device_id(handle: usize) -> Option<u32> {
     number_of(handle, &DEVICE_ID)
 }

@@ -19,7 +19,6 @@ const LEFT_OUT: usize = 1;
 static WANTED: [AtomicU64; OWNERS] = [const { AtomicU64::new(0) }; OWNERS];
 static LEFT: AtomicU32 = AtomicU32::new(0);
 
-/// Returns how many domains were created that do not count.
 pub(crate) fn left_out() -> u32 {
     LEFT.load(Relaxed)
 }
@@ -86,7 +85,6 @@ pub(crate) fn start_range(core: &Core, tag: impl FnOnce(u32) -> u32) -> u64 {
     id
 }
 
-/// Ends a range.
 pub(crate) fn end_range(core: &Core, id: u64) {
     if !core.settings.nvtx_ranges {
         return;

@@ -4,7 +4,6 @@
 use crate::sources::python_host::run::Api;
 use std::ffi::{CStr, CString, c_char, c_int, c_long, c_ulonglong, c_void};
 
-/// A Python object.
 pub(crate) type Object = *mut c_void;
 
 /// In the order in which they import each other.
@@ -36,7 +35,6 @@ macro_rules! functions {
         }
 
         impl Functions {
-            /// Resolves the functions with `symbol`.
             pub(crate) fn find(symbol: impl Fn(&CStr) -> Option<*mut c_void>) -> Option<Self> {
                 // SAFETY: the functions of the C API have these types.
                 Some(unsafe { Functions {
@@ -71,7 +69,6 @@ functions! {
 pub(crate) struct Namespace(Object);
 
 impl Namespace {
-    /// Returns its dict.
     pub(crate) fn object(self) -> Object {
         self.0
     }

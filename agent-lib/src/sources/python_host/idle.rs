@@ -51,7 +51,6 @@ macro_rules! found {
 }
 
 impl Locked {
-    /// Resolves the functions with `symbol`.
     pub(crate) fn find(symbol: impl Fn(&CStr) -> Option<*mut c_void>) -> Option<Self> {
         Some(Locked {
             ensure: found!(symbol, c"PyGILState_Ensure" as fn() -> c_int),

@@ -13,8 +13,7 @@
 use crate::base::env::Layers;
 use crate::driver::core::Core;
 use crate::naming::callers;
-use crate::record::panic;
-use crate::record::status;
+use crate::record::{panic, status};
 use crate::sources::python_host::bootstrap::{Ended, Functions, Namespace};
 use crate::sources::python_host::idle;
 use gpumem_wire::{Layer, LayerState};
@@ -29,7 +28,6 @@ const LATER: u8 = 3;
 const FAILED: u8 = 4;
 const AGAIN: u8 = 5;
 
-/// Current state; see the module's docs.
 static STATE: AtomicU8 = AtomicU8::new(IDLE);
 /// The agent's code has finished at least once.
 static BEGUN: AtomicBool = AtomicBool::new(false);
@@ -53,12 +51,10 @@ unsafe impl Send for Held {}
 const PATIENCE_NS: u64 = 50_000_000;
 /// Delay before the tick that continues the work that another one has left.
 const AGAIN_NS: u64 = 200_000_000;
-/// Interval between two ticks.
 const TICK_NS: u64 = 500_000_000;
 /// If the main thread runs no statement for this long, the layer is reported as degraded.
 const SILENCE_NS: u64 = 5_000_000_000;
 
-/// Functions of the interpreter.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Api {
     /// Functions that exist in all versions.
@@ -69,7 +65,6 @@ pub(crate) struct Api {
 }
 
 impl Api {
-    /// Finds the interpreter in this process.
     fn find() -> Option<Self> {
         let functions = Functions::find(symbol)?;
         let is_finalizing = symbol(c"Py_IsFinalizing").or_else(|| symbol(c"_Py_IsFinalizing"));

@@ -31,13 +31,11 @@ const BLOCK: u64 = 1;
 /// A piece of a segment that grows by mapping.
 const PAGE: u64 = 2;
 
-/// The records made so far.
 struct Booked<'a> {
     core: &'a Core,
     thread: &'a Thread,
     /// Rows, and the records that made them.
     rows: Vec<(Key, u64)>,
-    /// Number of records.
     count: u64,
 }
 

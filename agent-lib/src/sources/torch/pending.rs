@@ -34,8 +34,7 @@ use crate::base::fault_injection;
 use crate::base::row::{Key, RowExtra};
 use crate::driver::core::Core;
 use crate::driver::guard::guard;
-use crate::driver::torch_pools::Device;
-use crate::driver::torch_pools::Waiting;
+use crate::driver::torch_pools::{Device, Waiting};
 use crate::record::recorder::RecordContext;
 use crate::sources::torch::patch::{self, EVENT_QUERY, EVENT_RECORD, EVENT_SYNCHRONIZE};
 use crate::threads::Thread;
@@ -143,7 +142,6 @@ fn is_near(event: &Event, stack: usize) -> bool {
 }
 
 impl Device {
-    /// Returns the pending blocks.
     fn waiting(&self) -> impl Iterator<Item = &Waiting> {
         let waits = |place: &&Waiting| place.address.load(Acquire) != 0;
         self.waiting.iter().filter(waits).take(self.pending.load(Relaxed) as usize)

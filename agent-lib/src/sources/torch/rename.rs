@@ -55,7 +55,6 @@ impl<'a> Paths<'a> {
     }
 }
 
-/// Returns the positions of slashes.
 fn slashes(path: &[u8]) -> impl DoubleEndedIterator<Item = usize> {
     path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at)
 }

@@ -6,8 +6,7 @@
 //! or allocates. The call carries PyTorch's own totals after the event; the agent's own sum must equal them each time.
 
 use crate::base::fault_injection;
-use crate::base::row::AllocationName;
-use crate::base::row::{Key, RowExtra};
+use crate::base::row::{AllocationName, Key, RowExtra};
 use crate::driver::core::Core;
 use crate::driver::guard::guard;
 use crate::driver::torch_pools::Device;
@@ -20,7 +19,6 @@ use std::arch::naked_asm;
 use std::ffi::c_void;
 use std::sync::atomic::Ordering::*;
 
-/// The arguments of a report.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Report {
     /// Address of the block.
@@ -87,7 +85,6 @@ pub(crate) fn ordinal(device: u16) -> Option<usize> {
 }
 
 impl Core {
-    /// Handles a report of an allocation or a free.
     #[inline(always)]
     pub(crate) fn reported(&self, thread: &Thread, report: Report) {
         let Some(index) = ordinal(report.device) else { return };

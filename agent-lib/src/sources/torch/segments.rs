@@ -8,9 +8,7 @@
 //! pool, like that of cuBLAS. PyTorch's total of reserved bytes shows whether all segments were found. If not, a block's
 //! segment is searched among all rows, a limited number of times.
 
-use crate::base::row::AllocationName;
-use crate::base::row::{Key, RowExtra};
-use crate::base::row::{kind, kind_of, memory_of};
+use crate::base::row::{AllocationName, Key, RowExtra, kind, kind_of, memory_of};
 use crate::driver::core::Core;
 use crate::driver::torch_pools::Device;
 use crate::naming::callers;
@@ -60,7 +58,6 @@ impl Core {
             || self.torch.single_tensors.load(Relaxed) != 0 && callers::is_torch(module)
     }
 
-    /// Handles a mapping of a handle by the driver.
     #[inline(always)]
     pub(crate) fn driver_mapped(&self, thread: &Thread, module: u16, address: u64, bytes: u64) {
         thread.torch.remember(address, bytes, module, true);
