@@ -51,7 +51,7 @@ impl<T> ForkMutex<T> {
 }
 
 /// A spin lock that a forked child can reset: held for a few hundred instructions.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct SpinLock(AtomicBool);
 
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use crate::base::row::{
     Key, RowCopy, RowExtra, context_of, device_of, key_of, kind, kind_of, memory_of, pool_owner,
 };
 use crate::driver::core::Core;
-use crate::record::recorder::{RecordContext, no_row};
+use crate::record::recorder::RecordContext;
 use crate::threads::{Call, Thread};
 use gpumem_wire::{Body, DestroyScope, Flags, ImportSource, MemoryKind, PoolOwner, Reading};
 use std::sync::atomic::Ordering::*;
@@ -78,7 +78,7 @@ impl Core {
         let result = u16::try_from(result).unwrap_or(u16::MAX);
         let Allocation { bytes, pool, memory, .. } = what;
         let body = Body::AllocFailed { bytes, pool, device_free_bytes, result, memory };
-        self.recorder.record(thread, at, body, no_row);
+        self.recorder.note(thread, at, body);
         device_free_bytes
     }
 
@@ -153,18 +153,13 @@ impl Core {
         source: ImportSource,
     ) {
         let key = Key::Allocation(address);
-        let again = self
-            .recorder
-            .live
-            .get(key)
-            .is_some_and(|row| kind_of(&row.row) == kind::IMPORT && row.beside.references > 0);
-        if again && source == ImportSource::Ipc {
+        let is_open = |row: RowCopy| kind_of(&row.row) == kind::IMPORT && row.beside.references > 0;
+        if source == ImportSource::Ipc && self.recorder.live.get(key).is_some_and(is_open) {
             self.recorder.live.count(key, 1, 0);
             return;
         }
-        self.recorder.record(thread, at, Body::Import { address, bytes, source }, |recorder, row| {
-            recorder.live.insert(key, row, RowExtra { references: 1, ..RowExtra::default() });
-        });
+        let beside = RowExtra { references: 1, ..RowExtra::default() };
+        self.recorder.insert(thread, at, Body::Import { address, bytes, source }, key, beside);
     }
 
     /// Counts the close of an import. Returns whether it was opened more than once, so that it stays.
@@ -199,7 +194,7 @@ impl Core {
             });
         });
         if scope == DestroyScope::Device {
-            self.driver_pools.forget(at.device);
+            self.driver_pools.forget_device(at.device.into());
         }
     }
 

@@ -34,8 +34,8 @@ pub(crate) struct Devices {
     primary: [AtomicUsize; DEVICES],
 }
 
-impl Devices {
-    pub(crate) fn new() -> Self {
+impl Default for Devices {
+    fn default() -> Self {
         Devices {
             driver: OnceLock::new(),
             awaited: AtomicU64::new(0),
@@ -44,7 +44,9 @@ impl Devices {
             primary: std::array::from_fn(|_| AtomicUsize::new(0)),
         }
     }
+}
 
+impl Devices {
     pub(crate) fn set_driver(&self, driver: Driver) {
         let _ = self.driver.set(driver);
     }
@@ -148,13 +150,14 @@ impl Devices {
             return;
         }
         let awaited = self.awaited.swap(0, Acquire);
-        // Callbacks of the agent's own driver calls must be ignored.
-        let busy = thread.map(|thread| thread.busy.swap(1, Relaxed));
-        (0..DEVICES as u32).filter(|ordinal| awaited >> ordinal & 1 == 1).for_each(|ordinal| {
-            self.slot(recorder, ordinal);
-        });
-        if let (Some(thread), Some(busy)) = (thread, busy) {
-            thread.busy.store(busy, Relaxed);
+        let introduce = || {
+            for ordinal in (0..DEVICES as u32).filter(|ordinal| awaited >> ordinal & 1 == 1) {
+                self.slot(recorder, ordinal);
+            }
+        };
+        match thread {
+            Some(thread) => thread.inside(introduce),
+            None => introduce(),
         }
     }
 
@@ -245,11 +248,5 @@ impl Devices {
     /// Returns the devices that were recorded.
     pub(crate) fn seen(&self) -> impl Iterator<Item = u8> + '_ {
         (0..DEVICES as u8).filter(|&device| self.introduced[usize::from(device)].load(Relaxed))
-    }
-}
-
-impl Default for Devices {
-    fn default() -> Self {
-        Self::new()
     }
 }

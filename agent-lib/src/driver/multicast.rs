@@ -11,11 +11,13 @@ pub(crate) struct Few {
     numbers: [AtomicU64; PLACES],
 }
 
-impl Few {
-    pub(crate) fn new() -> Self {
+impl Default for Few {
+    fn default() -> Self {
         Few { count: AtomicUsize::new(0), numbers: std::array::from_fn(|_| AtomicU64::new(0)) }
     }
+}
 
+impl Few {
     /// Adds a number; ignores it if the set is full.
     pub(crate) fn add(&self, number: u64) {
         let free = |place: &&AtomicU64| place.compare_exchange(0, number, AcqRel, Relaxed).is_ok();
@@ -37,12 +39,6 @@ impl Few {
             self.count.fetch_sub(1, AcqRel);
         }
         found
-    }
-}
-
-impl Default for Few {
-    fn default() -> Self {
-        Self::new()
     }
 }
 

@@ -58,17 +58,19 @@ pub struct DriverPools {
     pub(super) host: Few,
 }
 
-impl DriverPools {
-    pub(crate) fn new() -> Self {
+impl Default for DriverPools {
+    fn default() -> Self {
         DriverPools {
             pools: std::array::from_fn(|_| Pool::default()),
             current: std::array::from_fn(|_| AtomicU64::new(0)),
             asking: AtomicU64::new(0),
-            managed: Few::new(),
-            host: Few::new(),
+            managed: Few::default(),
+            host: Few::default(),
         }
     }
+}
 
+impl DriverPools {
     pub(super) fn find(&self, id: u64) -> Option<&Pool> {
         if id <= 1 { None } else { self.pools.iter().find(|pool| pool.id.load(Acquire) == id) }
     }
@@ -111,7 +113,7 @@ impl DriverPools {
         self.find(id).map(|pool| pool.device.load(Relaxed) as u8)
     }
 
-    /// Removes the pools of a device that is about to be reset; they are added when they are used again.
+    /// Removes the pools of a device that is reset; they are added and recorded again when they are used again.
     pub(crate) fn forget_device(&self, device: u32) {
         for pool in self.pools.iter().filter(|pool| pool.device.load(Relaxed) == device) {
             let id = pool.id.load(Acquire);
@@ -120,9 +122,7 @@ impl DriverPools {
                 self.wait_for_sender();
             }
         }
-        if let Some(current) = self.current.get(device as usize) {
-            current.store(0, Relaxed);
-        }
+        self.set_current(device, 0);
     }
 
     /// Returns reserved and used bytes as last polled.
@@ -131,28 +131,9 @@ impl DriverPools {
         Some((pool.reserved.load(Relaxed), pool.used.load(Relaxed)))
     }
 
-    /// Removes the pools of a device after a reset, so that those used again are recorded again.
-    pub(crate) fn forget(&self, device: u8) {
-        for pool in &self.pools {
-            let id = pool.id.load(Acquire);
-            if id > 1 && pool.device.load(Relaxed) == u32::from(device) {
-                let _ = pool.id.compare_exchange(id, 0, AcqRel, Relaxed);
-            }
-        }
-        if let Some(current) = self.current.get(usize::from(device)) {
-            current.store(0, Relaxed);
-        }
-    }
-
     pub(crate) fn set_current(&self, device: u32, pool: u64) {
         if let Some(current) = self.current.get(device as usize) {
             current.store(pool, Relaxed);
         }
-    }
-}
-
-impl Default for DriverPools {
-    fn default() -> Self {
-        Self::new()
     }
 }

@@ -23,7 +23,7 @@ pub(crate) struct Waiting {
 
 /// State of a device. All fields but `check_due` are written under the mutex of PyTorch's allocator for that device: by one
 /// thread at a time. The fields that each report uses come first, in one cache line.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(C, align(128))]
 pub struct Device {
     /// Id of its pool; 0 until the first report.
@@ -67,6 +67,15 @@ impl Device {
     }
 }
 
+/// The pool of PyTorch's allocator on a device.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TorchPool<'a> {
+    pub device: &'a Device,
+    pub id: u64,
+    /// Slot of the device.
+    pub slot: u8,
+}
+
 /// State of the process. A forked child that starts anew has a new one, as part of its new `Core`.
 #[derive(Debug)]
 pub struct State {
@@ -74,7 +83,8 @@ pub struct State {
     pub devices: [Device; DEVICES],
     /// The driver had a context before the agent started: unknown segments are older than the agent.
     pub is_late: AtomicBool,
-    pub(crate) pools: AtomicU32,
+    /// Number of pools made.
+    pub(crate) made: AtomicU32,
     /// Allocations that do not belong to a caching allocator: each tensor has its own.
     pub(crate) single_tensors: AtomicU64,
     pub(crate) stacks: AtomicU32,
@@ -87,39 +97,32 @@ const SEARCHES: u32 = 32;
 impl State {
     /// Creates an empty state; `None` without memory.
     pub(crate) fn new() -> Option<Self> {
-        let each = MOST;
-        let waiting = anonymous::<Waiting>(DEVICES * each)?; // untouched until a block waits
+        let waiting = anonymous::<Waiting>(DEVICES * MOST)?; // untouched until a block waits
         let device = |index: usize| Device {
-            pool: AtomicU64::new(0),
-            sum: AtomicI64::new(0),
-            reserved: AtomicU64::new(0),
-            segments: AtomicU64::new(0),
-            unseen: AtomicI64::new(0),
-            baseline: AtomicI64::new(0),
-            older: AtomicU64::new(0),
-            drift: AtomicU64::new(0),
-            reports: AtomicU64::new(0),
-            pending: AtomicU32::new(0),
             searches: AtomicU32::new(SEARCHES),
-            check_due: AtomicBool::new(false),
-            is_unknown: AtomicBool::new(false),
-            turn: SpinLock::new(),
-            waiting: waiting.get(index * each..(index + 1) * each).unwrap_or_default(),
+            waiting: waiting.get(index * MOST..(index + 1) * MOST).unwrap_or_default(),
+            ..Device::default()
         };
         Some(State {
             devices: std::array::from_fn(device),
             is_late: AtomicBool::new(false),
-            pools: AtomicU32::new(0),
+            made: AtomicU32::new(0),
             single_tensors: AtomicU64::new(0),
             stacks: AtomicU32::new(0),
             untold_pending: AtomicU64::new(0),
         })
     }
 
-    /// Returns the devices that have a pool, and its id.
-    pub(crate) fn with_pools(&self) -> impl Iterator<Item = (&Device, u64)> {
-        let none = self.pools.load(Relaxed) == 0;
-        let devices = if none { &[][..] } else { &self.devices[..] };
-        devices.iter().map(|device| (device, device.pool.load(Relaxed))).filter(|(_, pool)| *pool != 0)
+    /// Returns the pool of a device, once it was made.
+    pub(crate) fn pool(&self, slot: u8) -> Option<TorchPool<'_>> {
+        let device = self.devices.get(usize::from(slot))?;
+        let id = device.pool.load(Relaxed);
+        (id != 0).then_some(TorchPool { device, id, slot })
+    }
+
+    /// Returns the pools that were made.
+    pub(crate) fn pools(&self) -> impl Iterator<Item = TorchPool<'_>> {
+        let count = if self.made.load(Relaxed) == 0 { 0 } else { DEVICES as u8 };
+        (0..count).filter_map(|slot| self.pool(slot))
     }
 }

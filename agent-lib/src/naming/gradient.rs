@@ -198,7 +198,7 @@ impl Core {
 
     /// Returns pool (or 0), key and row of the block or allocation that begins at an address.
     fn row_of_tensor(&self, address: u64) -> Option<(u64, Key, RowCopy)> {
-        let mut keys = self.torch.with_pools().map(|(_, pool)| (pool, Key::Block(pool, address)));
+        let mut keys = self.torch.pools().map(|pool| (pool.id, Key::Block(pool.id, address)));
         let block = keys.find_map(|(pool, key)| Some((pool, key, self.recorder.live.get(key)?)));
         block.or_else(|| {
             // Where each tensor is a separate allocation.

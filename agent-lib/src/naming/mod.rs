@@ -24,6 +24,7 @@ pub(crate) mod slot;
 
 use crate::base::row::{AllocationName, FrameName};
 use crate::driver::core::Core;
+use crate::record::recorder::RecordContext;
 use crate::threads::Thread;
 use gpumem_wire::{Flags, Phase};
 use std::sync::atomic::Ordering::Relaxed;
@@ -48,6 +49,13 @@ impl Core {
         }
         autograd::note_forward(thread, tag);
         AllocationName { tag, flags: Flags(0), phase, role: frames.role }
+    }
+
+    /// Returns the context of a record with the names in force on the calling thread.
+    #[inline(always)]
+    pub(crate) fn here(&self, thread: &Thread) -> RecordContext {
+        let AllocationName { tag, flags, .. } = self.named(thread);
+        RecordContext { tag, flags, ..RecordContext::NOWHERE }
     }
 
     /// Appends the program's line that allocates in a module to the module's tag.

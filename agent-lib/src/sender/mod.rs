@@ -339,11 +339,10 @@ impl Sender {
         self.next_look_ns = now + LOOK_NS;
         self.alone = is_alone();
         if let Some(thread) = self.thread.filter(|_| status::armed()) {
-            // Callbacks of the agent's own driver calls must be ignored.
-            thread.busy.store(1, Relaxed);
-            self.core.poll_pools(thread);
-            self.core.look_at_exports(thread);
-            thread.busy.store(0, Relaxed);
+            thread.inside(|| {
+                self.core.poll_pools(thread);
+                self.core.look_at_exports(thread);
+            });
         }
         threads::sweep(self.core.pid);
         self.torch.look(self.core, self.thread);

@@ -27,7 +27,7 @@ pub(crate) const OWNERS: usize = 34;
 pub(crate) const CALLS: usize = 4;
 
 /// A driver call between ENTER and EXIT.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Call {
     /// CUPTI's correlation id, the same at ENTER and EXIT.
     pub(crate) correlation: u32,
@@ -54,20 +54,8 @@ pub struct Call {
 
 impl Call {
     /// Creates a call that was entered at this time.
-    pub const fn new(correlation: u32, entered_ns: u64) -> Self {
-        Call {
-            correlation,
-            entered_ns,
-            id: 0,
-            params: 0,
-            begin_seq: 0,
-            taken: None,
-            more_taken: 0,
-            creating: false,
-            captured: false,
-            reported: 0,
-            segment_of: 0,
-        }
+    pub fn new(correlation: u32, entered_ns: u64) -> Self {
+        Call { correlation, entered_ns, ..Call::default() }
     }
 }
 
@@ -341,6 +329,26 @@ impl Thread {
             own.calls[own.open] = Some(call);
             own.open += 1;
         }
+    }
+
+    /// Returns the innermost open call.
+    ///
+    /// # Safety
+    /// As `forget_unheard`.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn innermost(&self) -> Option<&mut Call> {
+        // SAFETY: the caller guarantees the thread.
+        let own = unsafe { self.own() };
+        own.calls.get_mut(own.open.checked_sub(1)?)?.as_mut()
+    }
+
+    /// Runs `work`, in which callbacks of the agent's own driver calls are ignored.
+    pub(crate) fn inside<T>(&self, work: impl FnOnce() -> T) -> T {
+        let before = self.busy.swap(1, Relaxed);
+        let done = work();
+        self.busy.store(before, Relaxed);
+        done
     }
 
     /// Removes and returns the call that returns now. Nested calls that never returned are removed, too.

@@ -119,9 +119,8 @@ fn name_one(core: &Core, thread: &Thread, address: u64, seq: u64, tag: u32) {
     }
     let use_as = (Role::Unknown, Phase::Unknown);
     // The sender's own record must not wake the sender.
-    thread.busy.store(1, Relaxed);
-    core.say_retag(thread, key, Body::Retag { address, block_seq: seq, pool: 0, use_as }, tag);
-    thread.busy.store(0, Relaxed);
+    let body = Body::Retag { address, block_seq: seq, pool: 0, use_as };
+    thread.inside(|| core.say_retag(thread, key, body, tag));
 }
 
 /// Returns `file/function` of a return address; `None` if the file has no symbol for it.

@@ -4,7 +4,7 @@
 use crate::base::fault_injection;
 use crate::base::locks::ForkMutex;
 use crate::driver::core::Core;
-use crate::record::recorder::{self, RecordContext, no_row};
+use crate::record::recorder::{self, RecordContext};
 use crate::threads::Thread;
 use gpumem_wire::Body;
 
@@ -105,12 +105,7 @@ impl Core {
         counter.set(value, now);
         if recorder::records(recorder::MARKS) {
             // Recorded under the lock, so that the values keep their order.
-            self.recorder.record(
-                thread,
-                RecordContext { tag, ..RecordContext::NOWHERE },
-                Body::Counter { value },
-                no_row,
-            );
+            self.recorder.note(thread, RecordContext::tagged(tag), Body::Counter { value });
         }
     }
 }

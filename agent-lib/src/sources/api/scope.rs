@@ -1,8 +1,7 @@
 //! Scopes, marks, steps, phases and epochs of the C API.
 
-use crate::base::row::AllocationName;
 use crate::driver::core::Core;
-use crate::record::recorder::{self, RecordContext, no_row};
+use crate::record::recorder::{self, RecordContext};
 use crate::threads::{DEPTH, OwnerData, Thread};
 use gpumem_wire::{Body, Edge, Layer, LayerState, Phase};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
@@ -124,12 +123,7 @@ impl Core {
     #[cold]
     #[inline(never)]
     fn edge(&self, thread: &Thread, tag: u32, edge: Edge) {
-        self.recorder.record(
-            thread,
-            RecordContext { tag, ..RecordContext::NOWHERE },
-            Body::Scope { edge },
-            no_row,
-        );
+        self.recorder.note(thread, RecordContext::tagged(tag), Body::Scope { edge });
     }
 
     /// Records the edge of a scope opened in Python, whose tag is in the thread's word.
@@ -170,28 +164,23 @@ impl Core {
         self.process_tag.store(tag, Relaxed);
     }
 
-    fn here(&self, thread: &Thread) -> RecordContext {
-        let AllocationName { tag, flags, .. } = self.named(thread);
-        RecordContext { tag, flags, ..RecordContext::NOWHERE }
-    }
-
     pub(crate) fn step(&self, thread: &Thread, number: u64) {
         STEP.store(number, Relaxed);
         if recorder::records(recorder::MARKS) {
-            self.recorder.record(thread, self.here(thread), Body::Step { number }, no_row);
+            self.recorder.note(thread, self.here(thread), Body::Step { number });
         }
     }
 
     pub(crate) fn epoch(&self, thread: &Thread, number: u64) {
         if recorder::records(recorder::MARKS) {
-            self.recorder.record(thread, RecordContext::NOWHERE, Body::Epoch { number }, no_row);
+            self.recorder.note(thread, RecordContext::NOWHERE, Body::Epoch { number });
         }
     }
 
     pub(crate) fn phase(&self, thread: &Thread, phase: i32) {
         let phase = Phase::from_code(u8::try_from(phase).unwrap_or(0));
         if recorder::records(recorder::MARKS) {
-            self.recorder.record(thread, self.here(thread), Body::PhaseBegin { phase }, no_row);
+            self.recorder.note(thread, self.here(thread), Body::PhaseBegin { phase });
         }
     }
 
@@ -202,12 +191,7 @@ impl Core {
     /// Records a mark with a tag instead of a name.
     pub(crate) fn mark_tag(&self, thread: &Thread, tag: u32) {
         if recorder::records(recorder::MARKS) {
-            self.recorder.record(
-                thread,
-                RecordContext { tag, ..RecordContext::NOWHERE },
-                Body::Marker {},
-                no_row,
-            );
+            self.recorder.note(thread, RecordContext::tagged(tag), Body::Marker {});
         }
     }
 }

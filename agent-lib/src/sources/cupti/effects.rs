@@ -2,12 +2,11 @@
 //! that follow driver calls: segments of PyTorch's pool, names of unnamed allocations, the request for a sample. A free calls
 //! the features first, because a segment ends before the memory that it lies in.
 
-use crate::base::row::AllocationName;
 use crate::base::wake::wake;
 use crate::driver::allocations::Allocation;
 use crate::driver::core::Core;
 use crate::naming::{callers, python};
-use crate::record::recorder::{self, RecordContext, no_row};
+use crate::record::recorder::{self, RecordContext};
 use crate::threads::{Call, Thread};
 use gpumem_wire::{Body, DriverEventKind, NONE_DEVICE};
 
@@ -142,12 +141,9 @@ impl Core {
         if !self.devices.remember_context(handle, uid, device) {
             return;
         }
-        let at = created.unwrap_or_else(|| {
-            let AllocationName { tag, flags, .. } = self.named(thread);
-            RecordContext { tag, flags, ..RecordContext::NOWHERE }
-        });
+        let at = created.unwrap_or_else(|| self.here(thread));
         let at = RecordContext { context: uid, device, ..at };
-        self.recorder.record(thread, at, Body::ContextCreate { handle: handle as u64 }, no_row);
+        self.recorder.note(thread, at, Body::ContextCreate { handle: handle as u64 });
         if created.is_some() {
             self.gap_moved(thread, at, DriverEventKind::ContextCreated, 0, u64::from(uid));
         }
@@ -163,7 +159,7 @@ impl Core {
         value: u64,
     ) {
         if recorder::records(recorder::API) {
-            self.recorder.record(thread, at, Body::DriverEvent { bytes, value, event }, no_row);
+            self.recorder.note(thread, at, Body::DriverEvent { bytes, value, event });
         }
         wake();
     }

@@ -32,7 +32,7 @@ impl Health {
     pub(crate) fn look_for_torch(&mut self, core: &Core) {
         if core.settings.layers.torch && status::armed() {
             patch::look(patch::met() == Met::NotYet);
-            let (pools, singles) = (core.torch.pools.load(Relaxed), core.torch.single_tensors.load(Relaxed));
+            let (pools, singles) = (core.torch.made.load(Relaxed), core.torch.single_tensors.load(Relaxed));
             let now = Some((patch::met(), pools, singles != 0));
             if self.said != now {
                 self.said = now;
@@ -72,9 +72,7 @@ impl Health {
             if device.is_unknown.swap(false, AcqRel)
                 && let Some(thread) = thread
             {
-                thread.busy.store(1, Relaxed); // callbacks of the agent's own driver call must be ignored
-                core.device(ordinal as u32);
-                thread.busy.store(0, Relaxed);
+                thread.inside(|| core.device(ordinal as u32));
             }
         }
     }
@@ -93,8 +91,7 @@ impl Health {
 
     fn blocks(&self, core: &Core) -> (LayerState, String) {
         let torch = &core.torch;
-        let sum =
-            |field: fn(&Device) -> u64| torch.with_pools().map(|(device, _)| field(device)).sum::<u64>();
+        let sum = |field: fn(&Device) -> u64| torch.pools().map(|pool| field(pool.device)).sum::<u64>();
         let reports = sum(|device| device.reports.load(Relaxed));
         match patch::met() {
             Met::Nothing if reports == 0 => {
@@ -157,7 +154,7 @@ impl Health {
 }
 
 fn out_of_memory(core: &Core) -> (LayerState, &'static str) {
-    let is_caching = core.torch.with_pools().next().is_some();
+    let is_caching = core.torch.pools().next().is_some();
     match patch::met() {
         Met::Nothing => (LayerState::Absent, "no PyTorch with CUDA is loaded"),
         _ if !patch::is_patched(OUT_OF_MEMORY) => {

@@ -15,11 +15,10 @@
 //! refusals are known, and the layer's state says so. (2.4.1 gives up at the first refusal; 2.15.0 retries after a flush.)
 
 use crate::base::fault_injection;
-use crate::base::row::AllocationName;
 use crate::driver::core::Core;
 use crate::driver::guard::guard;
 use crate::naming::{callers, sequence};
-use crate::record::recorder::{RecordContext, no_row};
+use crate::record::recorder::RecordContext;
 use crate::sources::torch::patch::{self, OUT_OF_MEMORY};
 use crate::sources::torch::report::ordinal;
 use crate::threads::Thread;
@@ -51,10 +50,9 @@ pub unsafe extern "C-unwind" fn reported(bytes: i64, allocated: u64, reserved: u
         if thread.autograd.accumulates() {
             core.tell_gradient_of_running(thread);
         }
-        let AllocationName { tag, flags, .. } = core.named(thread);
-        let stack = core.python_stack(thread);
-        let context = core.phase_of_request(thread);
-        let at = RecordContext { tag, flags, stack, context, device: index as u8, ..RecordContext::NOWHERE };
+        let at = core.here(thread);
+        let (stack, context) = (core.python_stack(thread), core.phase_of_request(thread));
+        let at = RecordContext { stack, context, device: index as u8, ..at };
         let body = Body::Oom {
             bytes: bytes.unsigned_abs(),
             pool_used_bytes: Reading::of(allocated),
@@ -62,7 +60,7 @@ pub unsafe extern "C-unwind" fn reported(bytes: i64, allocated: u64, reserved: u
             outcome: OomOutcome::Fatal,
             result,
         };
-        core.recorder.record(thread, at, body, no_row);
+        core.recorder.note(thread, at, body);
         crate::base::wake::wake();
     });
     let next = patch::next(OUT_OF_MEMORY);
@@ -86,7 +84,7 @@ impl Core {
         thread.torch.refused.store(true, Relaxed);
         if callers::is_torch(at.module) && memory != MemoryKind::StreamOrdered {
             let at = RecordContext { context: self.phase_of_request(thread), ..at };
-            self.recorder.record(thread, at, Body::Pressure { bytes, device_free_bytes: free }, no_row);
+            self.recorder.note(thread, at, Body::Pressure { bytes, device_free_bytes: free });
         }
     }
 

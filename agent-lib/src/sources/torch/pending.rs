@@ -34,7 +34,7 @@ use crate::base::fault_injection;
 use crate::base::row::{Key, RowExtra};
 use crate::driver::core::Core;
 use crate::driver::guard::guard;
-use crate::driver::torch_pools::{Device, Waiting};
+use crate::driver::torch_pools::{Device, TorchPool, Waiting};
 use crate::record::recorder::RecordContext;
 use crate::sources::torch::patch::{self, EVENT_QUERY, EVENT_RECORD, EVENT_SYNCHRONIZE};
 use crate::threads::Thread;
@@ -156,12 +156,12 @@ impl Core {
     pub(crate) fn wait(
         &self,
         thread: &Thread,
-        device: &Device,
-        pool: u64,
+        pool: TorchPool<'_>,
         address: u64,
         bytes: u64,
         stack: usize,
     ) -> bool {
+        let TorchPool { device, id: pool, .. } = pool;
         let is_its = |event: &&Event| is_near(event, stack);
         if thread.torch.events().filter(is_its).count() == 0 {
             return false;
@@ -190,41 +190,38 @@ impl Core {
     /// Handles the end of an event, and frees the blocks that waited only for it.
     fn event_over(&self, thread: &Thread, event: u64) {
         thread.torch.forget_event(event);
-        for (device, pool) in self.torch.with_pools() {
-            if device.pending.load(Relaxed) == 0 {
-                continue;
-            }
-            for place in device.waiting() {
+        for pool in self.torch.pools().filter(|pool| pool.device.pending.load(Relaxed) != 0) {
+            for place in pool.device.waiting() {
                 let Some(its) = place.events.iter().find(|its| its.load(Relaxed) == event) else { continue };
                 if its.compare_exchange(event, 0, AcqRel, Relaxed).is_ok()
                     && place.events.iter().all(|event| event.load(Relaxed) == 0)
                 {
-                    self.waited(thread, device, pool, place);
+                    self.waited(thread, pool, place);
                 }
                 break; // an event is recorded for one block and stream
             }
         }
     }
 
-    fn waited(&self, thread: &Thread, device: &Device, pool: u64, place: &Waiting) {
+    fn waited(&self, thread: &Thread, pool: TorchPool<'_>, place: &Waiting) {
         let address = place.address.swap(0, AcqRel);
         if address != 0 {
-            device.pending.fetch_sub(1, Relaxed);
-            self.block_gone(thread, pool, address);
+            pool.device.pending.fetch_sub(1, Relaxed);
+            self.block_gone(thread, pool.id, address);
         }
     }
 
     /// Frees pending blocks that overlap a new block: they were not pending in fact.
     #[cold]
     #[inline(never)]
-    pub(crate) fn reused(&self, thread: &Thread, device: &Device, pool: u64, address: u64, bytes: u64) {
+    pub(crate) fn reused(&self, thread: &Thread, pool: TorchPool<'_>, address: u64, bytes: u64) {
         let end = address.saturating_add(bytes);
         let lies_there = |place: &&Waiting| {
             let start = place.address.load(Relaxed);
             start < end && start.saturating_add(place.bytes.load(Relaxed)) > address
         };
-        while let Some(place) = device.waiting().find(lies_there) {
-            self.waited(thread, device, pool, place);
+        while let Some(place) = pool.device.waiting().find(lies_there) {
+            self.waited(thread, pool, place);
         }
     }
 }

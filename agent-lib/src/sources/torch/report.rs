@@ -9,12 +9,12 @@ use crate::base::fault_injection;
 use crate::base::row::{AllocationName, Key, RowExtra};
 use crate::driver::core::Core;
 use crate::driver::guard::guard;
-use crate::driver::torch_pools::Device;
+use crate::driver::torch_pools::{Device, TorchPool};
 use crate::record::live::RowSlot;
-use crate::record::recorder::{RecordContext, no_row};
+use crate::record::recorder::RecordContext;
 use crate::sources::torch::patch::{self, REPORT};
 use crate::threads::Thread;
-use gpumem_wire::{Body, Flags, FreeState, PoolOwner};
+use gpumem_wire::{Body, FreeState, PoolOwner};
 use std::arch::naked_asm;
 use std::ffi::c_void;
 use std::sync::atomic::Ordering::*;
@@ -89,12 +89,13 @@ impl Core {
     pub(crate) fn reported(&self, thread: &Thread, report: Report) {
         let Some(index) = ordinal(report.device) else { return };
         let device = &self.torch.devices[index];
-        let mut pool = device.pool.load(Relaxed);
-        if pool == 0 {
+        let mut id = device.pool.load(Relaxed);
+        if id == 0 {
             let before = (report.allocated as i64).wrapping_sub(report.bytes).max(0);
-            pool = self.make_pool(thread, device, index as u8, before as u64);
+            id = self.make_pool(thread, device, index as u8, before as u64);
         }
-        let hash = self.recorder.live.expect(Key::Block(pool, report.address));
+        let pool = TorchPool { device, id, slot: index as u8 };
+        let hash = self.recorder.live.expect(Key::Block(id, report.address));
         let sum = device.sum.load(Relaxed).wrapping_add(report.bytes);
         if sum != report.allocated as i64 {
             device.differs(sum.abs_diff(report.allocated as i64));
@@ -103,38 +104,29 @@ impl Core {
         device.reserved.store(report.reserved, Relaxed);
         device.reports.store(device.reports.load(Relaxed) + 1, Relaxed);
         if report.bytes > 0 {
-            self.block_reported(thread, device, pool, index as u8, report, hash);
+            self.block_reported(thread, pool, report, hash);
         } else {
-            self.free_reported(thread, device, pool, report, hash);
+            self.free_reported(thread, pool, report, hash);
         }
         thread.torch.forget_events();
         let unseen = report.reserved.wrapping_sub(device.segments.load(Relaxed)) as i64;
         device.unseen.store(unseen, Relaxed);
         if device.check_due.load(Relaxed) {
-            self.tell_totals(thread, device, pool, index as u8);
+            self.tell_totals(thread, pool);
         }
     }
 
     #[inline(always)]
-    fn block_reported(
-        &self,
-        thread: &Thread,
-        device: &Device,
-        pool: u64,
-        slot: u8,
-        report: Report,
-        hash: u64,
-    ) {
-        let Report { address, bytes, .. } = report;
-        let bytes = bytes as u64;
+    fn block_reported(&self, thread: &Thread, pool: TorchPool<'_>, report: Report, hash: u64) {
+        let (address, bytes) = (report.address, report.bytes as u64);
         if thread.torch.has_fresh() {
-            self.claim(thread, device, pool, slot, address, bytes);
+            self.claim(thread, pool, address, bytes);
         }
-        if device.segments.load(Relaxed) != report.reserved {
-            self.search_segment(thread, device, pool, slot, address);
+        if pool.device.segments.load(Relaxed) != report.reserved {
+            self.search_segment(thread, pool, address);
         }
-        if device.pending.load(Relaxed) != 0 {
-            self.reused(thread, device, pool, address, bytes);
+        if pool.device.pending.load(Relaxed) != 0 {
+            self.reused(thread, pool, address, bytes);
         }
         thread.torch.refused.store(false, Relaxed);
         if thread.autograd.accumulates() {
@@ -145,23 +137,24 @@ impl Core {
             tag = crate::naming::python::line(self, thread);
         }
         let spot = self.recorder.live.spot_for(hash);
-        let at = RecordContext { tag, flags, device: slot, ..RecordContext::NOWHERE };
-        let body = Body::BlockAlloc { address, bytes, pool, use_as: (role, phase) };
+        let at = RecordContext { tag, flags, ..RecordContext::on(pool.slot) };
+        let body = Body::BlockAlloc { address, bytes, pool: pool.id, use_as: (role, phase) };
         self.recorder.record(thread, at, body, |recorder, row| {
             recorder.live.insert_at(spot, row);
         });
     }
 
     #[inline(always)]
-    fn free_reported(&self, thread: &Thread, device: &Device, pool: u64, report: Report, hash: u64) {
+    fn free_reported(&self, thread: &Thread, pool: TorchPool<'_>, report: Report, hash: u64) {
         let (address, bytes) = (report.address, report.bytes.unsigned_abs());
-        if device.older.load(Relaxed) != 0 && self.is_older(device, Key::Block(pool, address), bytes) {
+        let older = &pool.device.older;
+        if older.load(Relaxed) != 0 && self.is_older(pool.device, Key::Block(pool.id, address), bytes) {
             return;
         }
-        if thread.torch.recorded() != 0 && self.wait(thread, device, pool, address, bytes, report.stack) {
+        if thread.torch.recorded() != 0 && self.wait(thread, pool, address, bytes, report.stack) {
             return;
         }
-        self.block_gone_at(thread, pool, address, self.recorder.live.spot_of(hash));
+        self.block_gone_at(thread, pool.id, address, self.recorder.live.spot_of(hash));
     }
 
     /// Whether the freed block is older than the agent.
@@ -202,17 +195,12 @@ impl Core {
         // The driver must not be asked here for the device's identity. It nearly always was, for the segment.
         device.is_unknown.store(true, Relaxed);
         let pool = self.new_pool_id();
-        let at = RecordContext {
-            tag: self.recorder.names.intern(0, b"torch"),
-            device: slot,
-            ..RecordContext::NOWHERE
-        };
+        let tag = self.recorder.names.intern(0, b"torch");
+        let at = RecordContext { tag, ..RecordContext::on(slot) };
         let body = Body::PoolCreate { pool, parent: 0, reports_blocks: 1, owner: PoolOwner::Framework };
-        self.recorder.record(thread, at, body, |recorder, row| {
-            recorder.live.insert(Key::Pool(pool), row, RowExtra::default());
-        });
+        self.recorder.insert(thread, at, body, Key::Pool(pool), RowExtra::default());
         device.pool.store(pool, Release);
-        self.torch.pools.fetch_add(1, Release);
+        self.torch.made.fetch_add(1, Release);
         device.check_due.store(before > 0, Relaxed);
         pool
     }
@@ -220,25 +208,23 @@ impl Core {
     /// Records PyTorch's current totals, in order with the blocks: the ledger compares them with its own.
     #[cold]
     #[inline(never)]
-    fn tell_totals(&self, thread: &Thread, device: &Device, pool: u64, slot: u8) {
+    fn tell_totals(&self, thread: &Thread, pool: TorchPool<'_>) {
+        let TorchPool { device, id, slot } = pool;
         device.check_due.store(false, Relaxed);
-        let at = RecordContext { flags: Flags(0), device: slot, ..RecordContext::NOWHERE };
         let (used_bytes, reserved_bytes) = (device.sum.load(Relaxed) as u64, device.reserved.load(Relaxed));
-        self.recorder.record(
-            thread,
-            at,
-            Body::PoolState { pool, reserved_bytes, used_bytes, took_us: 0 },
-            no_row,
-        );
-        self.recorder.record(thread, at, Body::PoolCheck { pool, total_bytes: used_bytes }, no_row);
-        self.tell_unseen(thread, device, at);
+        let body = Body::PoolState { pool: id, reserved_bytes, used_bytes, took_us: 0 };
+        self.recorder.note(thread, RecordContext::on(slot), body);
+        let body = Body::PoolCheck { pool: id, total_bytes: used_bytes };
+        self.recorder.note(thread, RecordContext::on(slot), body);
+        self.tell_unseen(thread, pool);
     }
 
     /// Records the bytes of segments that are older than the agent.
-    pub(super) fn tell_unseen(&self, thread: &Thread, device: &Device, at: RecordContext) {
-        let unseen = device.unseen.load(Relaxed).max(0);
-        if self.torch.is_late.load(Relaxed) && device.baseline.swap(unseen, Relaxed) != unseen {
-            self.recorder.record(thread, at, Body::Baseline { bytes: unseen as u64 }, no_row);
+    pub(super) fn tell_unseen(&self, thread: &Thread, pool: TorchPool<'_>) {
+        let unseen = pool.device.unseen.load(Relaxed).max(0);
+        if self.torch.is_late.load(Relaxed) && pool.device.baseline.swap(unseen, Relaxed) != unseen {
+            let body = Body::Baseline { bytes: unseen as u64 };
+            self.recorder.note(thread, RecordContext::on(pool.slot), body);
         }
     }
 }
