@@ -300,11 +300,11 @@ exports! {
         0; |_, _| {
             let device = usize::try_from(cuda_ordinal).ok().filter(|&device| device < high_water::DEVICES && high_water::open());
             let Some(device) = device else { return 0 };
-            for (place, family) in [(bytes, high_water::Family::Allocations), (block_bytes, high_water::Family::Blocks)] {
-                // SAFETY: the caller guarantees null or a valid pointer.
-                if let Some(place) = unsafe { place.as_mut() } {
-                    *place = high_water::high(device, family);
-                }
+            let high = |family| high_water::high(device, family);
+            // SAFETY: the caller guarantees null or valid pointers.
+            unsafe {
+                c_text::store(bytes, high(high_water::Family::Allocations));
+                c_text::store(block_bytes, high(high_water::Family::Blocks));
             }
             1
         }
@@ -374,12 +374,8 @@ exports! {
             let Some((free, total)) = dump::memory_info(core, cuda_ordinal) else { return 0 };
             // SAFETY: the caller guarantees null or valid pointers.
             unsafe {
-                if let Some(place) = free_bytes.as_mut() {
-                    *place = free;
-                }
-                if let Some(place) = total_bytes.as_mut() {
-                    *place = total;
-                }
+                c_text::store(free_bytes, free);
+                c_text::store(total_bytes, total);
             }
             1
         }

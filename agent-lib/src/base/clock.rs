@@ -21,9 +21,13 @@ const FIRST_NS: u64 = 20_000_000;
 const PERIOD_NS: u64 = 1_000_000_000;
 
 pub(crate) fn kernel_ns() -> u64 {
+    clock_ns(libc::CLOCK_MONOTONIC)
+}
+
+pub(crate) fn clock_ns(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: every kernel has this clock, and `time` has room for the result.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    // SAFETY: every kernel has these clocks, and `time` has room for the result.
+    unsafe { libc::clock_gettime(clock, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 

@@ -15,7 +15,6 @@
 //! Nodes that accumulate gradients have no number. The engine runs them as soon as they are ready, so they get the name of the
 //! node that ran before them on the thread.
 
-use crate::base::env::Layers;
 use crate::base::fault_injection;
 use crate::base::hot::HOT_WORDS;
 use crate::base::image::Image;
@@ -23,6 +22,7 @@ use crate::base::row::FrameName;
 use crate::driver::core::Core;
 use crate::driver::guard;
 use crate::naming::gradient;
+use crate::naming::python::memory::{Careful, Memory, Pointer};
 use crate::naming::sequence::{self, Node, Table};
 use crate::naming::slot::{self, Taken};
 use crate::record::status;
@@ -30,7 +30,6 @@ use crate::threads::Thread;
 use gpumem_wire::{Layer, LayerState, Phase};
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_void};
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering::*};
 
 const EVALUATE: &CStr = c"_ZN5torch8autograd6Engine17evaluate_functionERSt10shared_ptrINS0_9GraphTaskEEPNS0_4NodeERNS0_11InputBufferERKS2_INS0_10ReadyQueueEE";
@@ -292,19 +291,6 @@ pub fn is_seen() -> bool {
     NEXT.load(Acquire) != 0 || slot::with(is_library, |_| ()).is_some()
 }
 
-/// Reports the layer's state before PyTorch is loaded, or when the layer is switched off.
-pub(crate) fn say_absent(may: Layers) {
-    if status::layer(Layer::Autograd).is_some() {
-        return;
-    }
-    let (state, reason) = match (may.torch, may.autograd) {
-        (false, _) => (LayerState::Off, "switched off with GPUMEM_TORCH=0"),
-        (_, false) => (LayerState::Off, "switched off with GPUMEM_AUTOGRAD=0"),
-        _ => (LayerState::Absent, "no PyTorch in this process"),
-    };
-    status::report_layer(Layer::Autograd, state, reason);
-}
-
 /// Finds the engine and replaces its slot, once. Must not be called in a hook: it allocates.
 pub(crate) fn attach(core: &Core) {
     let may = core.settings.layers;
@@ -390,37 +376,37 @@ pub(crate) unsafe fn calibrate(objects: &[u64], first: u64) -> bool {
 /// Finds which argument of `rebase_history` is the edge. The thread called it last for the last numbered node.
 fn which_edge(objects: &[u64]) -> u8 {
     let last = LAST_EDGE.load(Relaxed);
-    let is_node = |header: &u64| {
-        let memory = std::fs::File::open("/proc/self/mem").ok()?;
-        let [node] = read::<1>(&memory, objects.iter().nth_back(1)?.checked_add(*header)?)?;
-        Some(node == last)
+    let is_node = |header: &u16| {
+        let object = Pointer::new(*objects.iter().nth_back(1)?)?;
+        Some(Careful::new()?.word(object, *header)? == last)
     };
     match (last, cfg!(target_arch = "x86_64")) {
         (0, _) => UNKNOWN, // `rebase_history` was not called
-        _ if HEADERS.iter().any(|header| is_node(header) == Some(true)) => SECOND,
+        _ if gradient::HEADERS.iter().any(|header| is_node(header) == Some(true)) => SECOND,
         (_, true) => THIRD,
         (_, false) => UNKNOWN,
     }
 }
 
-/// Bytes of a Python object's header: reference count and type in builds with a GIL, more in free-threaded builds.
-const HEADERS: [u64; 2] = [16, 32];
-
 /// Returns the word indexes of number and thread, and the first word of additions: 0 if that does not identify them.
 fn find_offsets(objects: &[u64], first: u64, thread: u64) -> Option<(usize, usize, u64)> {
-    HEADERS.into_iter().find_map(|header| find_behind(header, objects, first, thread))
+    gradient::HEADERS.into_iter().find_map(|header| find_behind(header, objects, first, thread))
 }
 
-fn find_behind(header: u64, objects: &[u64], first: u64, thread: u64) -> Option<(usize, usize, u64)> {
+fn find_behind(header: u16, objects: &[u64], first: u64, thread: u64) -> Option<(usize, usize, u64)> {
     let (accumulates, numbered) = objects.split_last()?;
     // Fewer nodes could match by chance. A failed read ends the search.
     if numbered.len() < 3 || thread == 0 {
         return None;
     }
-    let memory = std::fs::File::open("/proc/self/mem").ok()?;
+    let memory = Careful::new()?;
     let node = |object: &u64| -> Option<[u64; WORDS]> {
-        let [at] = read::<1>(&memory, object.checked_add(header)?)?;
-        read(&memory, at)
+        let at = memory.pointer(Pointer::new(*object)?, header)?;
+        let mut words = [0; WORDS];
+        for (word, offset) in words.iter_mut().zip((0..).step_by(8)) {
+            *word = memory.word(at, offset)?;
+        }
+        Some(words)
     };
     let nodes: Vec<[u64; WORDS]> = numbered.iter().map(node).collect::<Option<_>>()?;
     let last = node(accumulates)?;
@@ -440,16 +426,6 @@ fn find_behind(header: u64, objects: &[u64], first: u64, thread: u64) -> Option<
     let (adds, others) = nodes.split_last()?;
     let is_told = others.iter().all(|node| node[0] == others[0][0] && node[0] != adds[0]);
     Some((number, thread, if is_told { adds[0] } else { 0 }))
-}
-
-fn read<const COUNT: usize>(memory: &std::fs::File, at: u64) -> Option<[u64; COUNT]> {
-    let mut words = [0; COUNT];
-    for (index, word) in words.iter_mut().enumerate() {
-        let mut bytes = [0; 8];
-        memory.read_exact_at(&mut bytes, at.checked_add(index as u64 * 8)?).ok()?;
-        *word = u64::from_ne_bytes(bytes);
-    }
-    Some(words)
 }
 
 #[cfg(test)]

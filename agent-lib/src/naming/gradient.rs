@@ -41,7 +41,7 @@ const NODE: u16 = 192;
 /// Words of other objects to search.
 const OBJECT: u16 = 20;
 /// Bytes of a Python object's header: reference count and type in builds with a GIL, more in free-threaded builds.
-const HEADERS: [u16; 2] = [16, 32];
+pub(super) const HEADERS: [u16; 2] = [16, 32];
 /// Words of a tensor's Python object, after the header, that are searched for its TensorImpl.
 const TENSOR: u16 = 4;
 

@@ -148,6 +148,18 @@ pub(crate) fn report_layer(layer: Layer, state: LayerState, reason: &str) {
     LAYERS_VERSION.fetch_add(1, Release);
 }
 
+/// Reports a layer that needs PyTorch as absent, or as switched off for the reason `off`, unless its state was reported before.
+pub(crate) fn report_no_torch(what: Layer, is_torch_on: bool, is_on: bool, off: &str) {
+    let (state, reason) = match (is_torch_on, is_on) {
+        (false, _) => (LayerState::Off, "switched off with GPUMEM_TORCH=0"),
+        (_, false) => (LayerState::Off, off),
+        _ => (LayerState::Absent, "no PyTorch in this process"),
+    };
+    if layer(what).is_none() {
+        report_layer(what, state, reason);
+    }
+}
+
 /// Returns the state of a layer, if it was reported.
 pub fn layer(layer: Layer) -> Option<LayerState> {
     let layers = LAYERS.lock().ok()?;

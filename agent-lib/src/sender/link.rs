@@ -1,11 +1,14 @@
 //! A connection to the daemon, or a recording, and the packet that is being filled for it.
 
 use super::{finishing, wait};
-use crate::base::clock::kernel_ns;
+use crate::base::clock::{clock_ns, kernel_ns};
 use crate::base::descriptor::{self, Identity, Kept};
 use crate::base::env;
-use crate::base::own_thread::{SOCKET, TRIED};
+use crate::base::own_thread::{self, SOCKET, TRIED};
+use crate::base::ring::Row;
+use crate::base::row::{mix, slot_of};
 use crate::driver::core::Core;
+use crate::record::status;
 use gpumem_wire::{Body, ByeReason, ClockKind, Record, SLOT_BYTES, Stamp, frame};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -99,7 +102,7 @@ impl Link {
             next_try_ns: 0,
             retry_ns: *RETRY_NS.start(),
             is_welcomed: false,
-            instance: crate::base::row::mix(kernel_ns(), here) as u16,
+            instance: mix(kernel_ns(), here) as u16,
             is_system: false,
         }
     }
@@ -229,8 +232,7 @@ impl Link {
         self.is_welcomed = false;
         // The delay varies by a quarter, so that a node's processes do not all return at once. A connection alone is no
         // success: a daemon without room accepts it and closes it.
-        let jitter =
-            crate::base::row::mix(now, core.pid.into()) % (self.retry_ns / 2) + self.retry_ns * 3 / 4;
+        let jitter = mix(now, core.pid.into()) % (self.retry_ns / 2) + self.retry_ns * 3 / 4;
         self.next_try_ns = now + jitter;
         self.retry_ns = (self.retry_ns * 2).min(*RETRY_NS.end());
         TRIED.store(true, Release);
@@ -249,13 +251,8 @@ impl Link {
     }
 
     fn open_socket(&mut self, core: &Core) -> bool {
-        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        for path in &core.settings.sockets {
-            if core.settings.doubtful_socket.as_ref() == Some(path) && !is_ours(path) {
-                continue;
-            }
-            // SAFETY: no memory is involved.
-            let fd = descriptor::up(unsafe { libc::socket(libc::AF_UNIX, kind, 0) });
+        for path in sockets(core) {
+            let fd = new_socket();
             let Some(socket) = Identity::of(fd) else { return false };
             SOCKET.store(fd, Release); // before connecting: a child that is forked now closes it
             self.to = To::Daemon(socket);
@@ -322,14 +319,14 @@ impl Link {
     }
 
     /// Appends a record without payload in the ring's format.
-    pub(crate) fn slot(&mut self, row: &crate::base::ring::Row) -> bool {
+    pub(crate) fn slot(&mut self, row: &Row) -> bool {
         if frame::PREFIX_BYTES + SLOT_BYTES > self.room() && !self.flush() {
             return false;
         }
         let mut frame = [0; frame::PREFIX_BYTES + SLOT_BYTES];
         let (prefix, slot) = frame.split_at_mut(frame::PREFIX_BYTES);
         prefix.copy_from_slice(&(SLOT_BYTES as u32).to_le_bytes());
-        slot.copy_from_slice(&crate::base::row::slot_of(row));
+        slot.copy_from_slice(&slot_of(row));
         self.packet.extend_from_slice(&frame);
         true
     }
@@ -392,7 +389,7 @@ pub(crate) fn last_words(core: &Core) {
     }
     let stamp = Stamp { time_ns: core.recorder.clock.now(), ..Stamp::default() };
     let mut packet = Vec::new();
-    for said in crate::record::status::reports_after(u64::MAX, core.recorder.clock.now()) {
+    for said in status::reports_after(u64::MAX, core.recorder.clock.now()) {
         let body = Body::Agent { result: said.result, state: said.state, detail: &said.detail };
         Record { stamp, body }.append_frame(&mut packet);
     }
@@ -463,7 +460,7 @@ fn send(socket: Identity, packet: &[u8]) -> bool {
 /// only polls may find the backlog full every time, as others keep filling it. Only the sender's thread may wait, and nothing
 /// waits for it meanwhile.
 fn stand_in_line(fd: RawFd, path: &Path) -> bool {
-    if !try_again() || !crate::base::own_thread::is_here() || finishing() {
+    if !try_again() || !own_thread::is_here() || finishing() {
         return false;
     }
     let patience = libc::timeval { tv_sec: 0, tv_usec: PATIENCE_US };
@@ -478,6 +475,18 @@ fn stand_in_line(fd: RawFd, path: &Path) -> bool {
         libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO, (&raw const patience).cast(), len) == 0
     };
     is_bounded && wait(true) && connect(fd, path) && wait(false)
+}
+
+/// Returns the sockets on which a daemon may listen, best first.
+fn sockets(core: &Core) -> impl Iterator<Item = &PathBuf> {
+    let doubtful = core.settings.doubtful_socket.as_ref();
+    core.settings.sockets.iter().filter(move |path| doubtful != Some(path) || is_ours(path))
+}
+
+fn new_socket() -> RawFd {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: no memory is involved.
+    descriptor::up(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })
 }
 
 fn connect(fd: RawFd, path: &Path) -> bool {
@@ -498,13 +507,8 @@ fn connect(fd: RawFd, path: &Path) -> bool {
 
 /// Opens another connection to the daemon, for a query; `None` without a daemon.
 pub(crate) fn connect_anew(core: &Core) -> Option<RawFd> {
-    core.settings.sockets.iter().find_map(|path| {
-        if core.settings.doubtful_socket.as_ref() == Some(path) && !is_ours(path) {
-            return None;
-        }
-        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: no memory is involved.
-        let fd = descriptor::up(unsafe { libc::socket(libc::AF_UNIX, kind, 0) });
+    sockets(core).find_map(|path| {
+        let fd = new_socket();
         if fd < 0 || connect(fd, path) {
             return (fd >= 0).then_some(fd);
         }
@@ -542,11 +546,4 @@ fn is_ours(path: &Path) -> bool {
     directory.is_some_and(|directory| {
         directory.is_dir() && directory.uid() == uid && directory.mode() & 0o022 == 0
     })
-}
-
-fn clock_ns(clock: libc::clockid_t) -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` has room for the result.
-    unsafe { libc::clock_gettime(clock, &mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

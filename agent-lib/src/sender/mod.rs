@@ -56,34 +56,40 @@ const LOOK_NS: u64 = 1_000_000_000;
 /// The process exits: the sender sends its records and stops.
 static FINISHING: AtomicBool = AtomicBool::new(false);
 
+/// How much was sent on a connection.
+#[derive(Debug, Default)]
+struct Progress {
+    /// End of the names that were sent.
+    names_sent: u64,
+    /// All records up to this one are in packets or lost.
+    taken: u64,
+    /// Records were found missing since the last resync.
+    losses: bool,
+    /// Epoch of the resync that is due.
+    resync: Option<u64>,
+    /// Version of the status that was sent.
+    state_version: Option<u64>,
+    /// Version of the layers' reports that were sent.
+    layers_version: Option<u64>,
+    /// Number of the last state report that was sent.
+    state_said: u64,
+    /// Records from this one on are withheld.
+    muted_since: Option<u64>,
+}
+
 #[derive(Debug)]
 struct Sender {
     core: &'static Core,
     thread: Option<&'static Thread>,
     link: Link,
     calibration: Calibration,
-    /// End of the names that were sent on this connection.
-    names_sent: u64,
-    /// All records up to this one are in packets or lost.
-    taken: u64,
-    /// Records were found missing since the last resync.
-    losses: bool,
+    progress: Progress,
     /// Last values sent: `Core::astray`, `Live::refused`, and whether names have found no room.
     told: (u64, u64, bool),
-    /// Epoch of the resync that is due.
-    resync: Option<u64>,
     epoch: u64,
-    /// Version of the status that was sent on this connection.
-    state_version: Option<u64>,
-    /// Version of the layers' reports that were sent on this connection.
-    layers_version: Option<u64>,
-    /// Number of the last state report that was sent on this connection.
-    state_said: u64,
     next_look_ns: u64,
     /// All threads of the host have ended.
     alone: bool,
-    /// Records from this one on are withheld.
-    muted_since: Option<u64>,
     muted_by_daemon: bool,
     /// The link is a file for a dump: records written there do not count as sent.
     dumping: bool,
@@ -224,18 +230,11 @@ impl Sender {
             thread: threads::current(),
             link: Link::new(core),
             calibration: Calibration::default(),
-            names_sent: 0,
-            taken: 0,
-            losses: false,
+            progress: Progress::default(),
             told: (0, 0, false),
-            resync: None,
             epoch: 0,
-            state_version: None,
-            layers_version: None,
-            state_said: 0,
             next_look_ns: 0,
             alone: false,
-            muted_since: None,
             muted_by_daemon: false,
             dumping: false,
             next_dump_ns: 0,
@@ -254,7 +253,7 @@ impl Sender {
         loop {
             fault_injection::at("sender");
             let last = finishing() || self.alone;
-            let taken = self.taken;
+            let taken = self.progress.taken;
             let busy = self.round();
             if last || status::panicked() {
                 let reason = if status::panicked() { ByeReason::Disarmed } else { ByeReason::Exit };
@@ -265,7 +264,7 @@ impl Sender {
             if finishing() {
                 continue;
             }
-            let taken = self.taken.saturating_sub(taken);
+            let taken = self.progress.taken.saturating_sub(taken);
             pause = if busy {
                 pause_of(pause, taken, self.core.recorder.ring.slots())
             } else {
@@ -302,10 +301,10 @@ impl Sender {
             return busy;
         }
         busy |= self.send_new();
-        if self.losses && self.resync.is_none() {
-            self.resync = Some(self.epoch);
+        if self.progress.losses && self.progress.resync.is_none() {
+            self.progress.resync = Some(self.epoch);
         }
-        if let Some(epoch) = self.resync
+        if let Some(epoch) = self.progress.resync
             && self.link.is_up()
         {
             self.say_state_again(epoch);
@@ -319,14 +318,11 @@ impl Sender {
         if !self.link.connect(self.core) {
             return false;
         }
-        self.names_sent = 0;
-        self.state_version = None;
-        self.layers_version = None;
-        self.state_said = 0;
-        self.resync = None;
         self.epoch = 0;
+        let Progress { losses, muted_since, .. } = self.progress;
         // The packet of the old connection was not sent.
-        self.taken = self.core.recorder.ring.sent();
+        let taken = self.core.recorder.ring.sent();
+        self.progress = Progress { taken, losses, muted_since, ..Progress::default() };
         true
     }
 
@@ -350,7 +346,7 @@ impl Sender {
         if self.core.devices.driver().is_some() && status::armed() {
             // Calls that were in flight have returned without a callback. A resync omits their rows.
             if self.client.look(self.core, now) && self.link.is_up() {
-                self.resync = Some(self.epoch);
+                self.progress.resync = Some(self.epoch);
             }
             if self.client.is_eager {
                 self.next_look_ns = now; // with the next round

@@ -34,17 +34,17 @@ struct Ordered {
 
 impl Sender {
     pub(super) fn say_state_again(&mut self, epoch: u64) {
-        self.resync = None;
+        self.progress.resync = None;
         fault_injection::at("resync");
         let restored = self.core.restored.load(Acquire);
         let Some(ordered) = self.read_settled() else {
-            self.resync = self.link.is_up().then_some(epoch); // a thread is in the middle of a record: retried in the next round
+            self.progress.resync = self.link.is_up().then_some(epoch); // a thread is in the middle of a record: retried in the next round
             return;
         };
         let Ordered { after_seq, are_settled, .. } = ordered;
-        self.losses = false;
+        self.progress.losses = false;
         self.say_skipped();
-        self.names_sent = 0;
+        self.progress.names_sent = 0;
         if !self.send_names(Flags::RESTATED) {
             return;
         }
@@ -75,7 +75,7 @@ impl Sender {
             let head_seq = self.core.recorder.ring.head();
             self.say(Body::ResyncEnd { epoch, head_seq, rows });
         } else {
-            self.resync = Some(epoch);
+            self.progress.resync = Some(epoch);
         }
         self.flush();
     }

@@ -139,7 +139,7 @@ impl RecordingReply {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct RequestSlot {
     last: u64,
     requests: Vec<(u64, RecordingRequest)>,
@@ -149,14 +149,7 @@ pub(crate) struct RequestSlot {
     pub(crate) limits: RecordingLimits,
 }
 
-static SLOT: ForkMutex<RequestSlot> = ForkMutex::new(|| RequestSlot {
-    last: 0,
-    requests: Vec::new(),
-    replies: Vec::new(),
-    record_file: String::new(),
-    dump_file: String::new(),
-    limits: RecordingLimits { steps: None, for_ns: None, max_bytes: None },
-});
+static SLOT: ForkMutex<RequestSlot> = ForkMutex::new(RequestSlot::default);
 static DONE: Condvar = Condvar::new();
 
 pub(crate) fn reset_after_fork() {
@@ -179,10 +172,6 @@ pub(crate) fn slot() -> Option<MutexGuard<'static, RequestSlot>> {
 /// Whether events are withheld.
 pub(crate) fn is_muted() -> bool {
     MUTES.load(Acquire) > 0 || MEMORY_OFF.load(Acquire) > 0
-}
-
-pub(crate) fn dump_period_ns() -> u64 {
-    DUMP_PERIOD_NS.load(Relaxed)
 }
 
 pub(crate) fn dump_file() -> String {

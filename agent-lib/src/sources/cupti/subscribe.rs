@@ -28,8 +28,7 @@ const MULTIPLE: u32 = 130_301;
 const VITAL: [u32; 2] = [ids::cuMemAlloc_v2, ids::cuMemFree_v2];
 
 /// The current subscription. CUPTI requires that only one thread at a time enables callbacks.
-static SUBSCRIPTION: ForkMutex<Place> =
-    ForkMutex::new(|| Place { subscription: None, lost: false, number: 0 });
+static SUBSCRIPTION: ForkMutex<Place> = ForkMutex::new(Place::default);
 
 /// Clears the subscription in a forked child that starts anew: it has none.
 pub(crate) fn reset_after_fork() {
@@ -47,7 +46,7 @@ static PAUSES: AtomicU32 = AtomicU32::new(0);
 static CONTEXT_ID: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static DEVICE_ID: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Place {
     subscription: Option<Subscription>,
     /// Its callbacks have stopped; its handle is never used again.
@@ -104,15 +103,11 @@ pub(crate) fn attach(core: &Core) -> Outcome {
                 HEARING_SINCE_NS.store(since_ns, Release);
                 // libcupti was loaded just now: its frames must be known, so that they do not count as callers.
                 callers::look(core);
-                let pointer =
-                    |get: Option<GetNumber>| get.map_or(std::ptr::null_mut(), |get| get as *mut c_void);
-                CONTEXT_ID.store(pointer(api.get_context_id), Release);
-                DEVICE_ID.store(pointer(api.get_device_id), Release);
-                *place = Place {
-                    subscription: Some(Subscription { api, handle }),
-                    lost: false,
-                    number: place.number + 1,
-                };
+                for (place, get) in [(&CONTEXT_ID, api.get_context_id), (&DEVICE_ID, api.get_device_id)] {
+                    place.store(get.map_or(std::ptr::null_mut(), |get| get as *mut c_void), Release);
+                }
+                let subscription = Some(Subscription { api, handle });
+                *place = Place { subscription, lost: false, number: place.number + 1 };
                 DEAD.store(false, Relaxed);
                 say_covered();
                 return Outcome::Subscribed;
@@ -158,15 +153,14 @@ fn claim(api: &Api) -> Result<SubscriberHandle, (CuptiResult, String)> {
     let mut holder = [0_u8; 128];
     if let Some(subscribe) = api.subscribe_v2 {
         let allow: &[u8] = if version >= MULTIPLE { &[1, 0] } else { &[0] };
+        let is_larger = version >= LARGER_PARAMETERS;
+        let struct_bytes =
+            if is_larger { SubscriberParams::BYTES_13_2 } else { SubscriberParams::BYTES_13_0 };
         let mut result = 0;
         for &allow_multiple in allow {
             holder = [0; 128];
             let mut params = SubscriberParams {
-                struct_bytes: if version >= LARGER_PARAMETERS {
-                    SubscriberParams::BYTES_13_2
-                } else {
-                    SubscriberParams::BYTES_13_0
-                },
+                struct_bytes,
                 name: c"gpumemd".as_ptr(),
                 holder: holder.as_mut_ptr().cast(),
                 holder_bytes: holder.len() - 1,
@@ -271,7 +265,7 @@ pub(crate) fn held() -> (Held, u64) {
     let Ok(mut place) = SUBSCRIPTION.lock() else { return (Held::Unwanted, 0) };
     if DEAD.swap(false, Relaxed) && place.subscription.is_some() && !place.lost {
         // CUPTI has finalized itself, so the handle is invalid.
-        *place = Place { subscription: None, lost: false, number: place.number + 1 };
+        *place = Place { number: place.number + 1, ..Place::default() };
         go_blind();
         report_status(AgentState::Blocked, UNKNOWN as u16, "CUPTI stopped after a fatal error of its own");
     }

@@ -8,9 +8,9 @@
 //! destructor.
 
 use crate::driver::core::Core;
-use crate::sources::python_host::bootstrap::{Namespace, Object};
+use crate::sources::python_host::bootstrap::{Locked, Namespace};
 use crate::sources::python_host::run::Api;
-use std::ffi::{CStr, c_char, c_int, c_long, c_void};
+use std::ffi::c_void;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
@@ -28,41 +28,6 @@ static TRIED_NS: AtomicU64 = AtomicU64::new(0);
 static RUNNING: AtomicBool = AtomicBool::new(false);
 /// Functions and namespace for the thread; set before it is started.
 static WORK: Mutex<Option<Work>> = Mutex::new(None);
-
-/// Functions of the interpreter's C API that may unwind.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Locked {
-    ensure: unsafe extern "C-unwind" fn() -> c_int,
-    release: unsafe extern "C-unwind" fn(c_int),
-    get: unsafe extern "C-unwind" fn(Object, *const c_char) -> Object,
-    call: unsafe extern "C-unwind" fn(Object, Object) -> Object,
-    as_long: unsafe extern "C-unwind" fn(Object) -> c_long,
-    drop: unsafe extern "C-unwind" fn(Object),
-    clear: unsafe extern "C-unwind" fn(),
-}
-
-macro_rules! found {
-    ($symbol:ident, $name:literal as fn($($argument:ty),*) -> $result:ty) => {
-        // SAFETY: a function of the C API, with this type in all versions since 3.8.
-        unsafe {
-            std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($argument),*) -> $result>($symbol($name)?)
-        }
-    };
-}
-
-impl Locked {
-    pub(crate) fn find(symbol: impl Fn(&CStr) -> Option<*mut c_void>) -> Option<Self> {
-        Some(Locked {
-            ensure: found!(symbol, c"PyGILState_Ensure" as fn() -> c_int),
-            release: found!(symbol, c"PyGILState_Release" as fn(c_int) -> ()),
-            get: found!(symbol, c"PyDict_GetItemString" as fn(Object, *const c_char) -> Object),
-            call: found!(symbol, c"PyObject_CallObject" as fn(Object, Object) -> Object),
-            as_long: found!(symbol, c"PyLong_AsLong" as fn(Object) -> c_long),
-            drop: found!(symbol, c"Py_DecRef" as fn(Object) -> ()),
-            clear: found!(symbol, c"PyErr_Clear" as fn() -> ()),
-        })
-    }
-}
 
 #[derive(Debug, Clone, Copy)]
 struct Work(Locked, Namespace);

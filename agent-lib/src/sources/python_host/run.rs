@@ -10,11 +10,10 @@
 //!
 //! After that, when memory was allocated, the code is requested regularly to process what is new (`tick`).
 
-use crate::base::env::Layers;
 use crate::driver::core::Core;
-use crate::naming::callers;
+use crate::naming::{autograd, callers, slot};
 use crate::record::{panic, status};
-use crate::sources::python_host::bootstrap::{Ended, Functions, Namespace};
+use crate::sources::python_host::bootstrap::{Ended, Functions, Locked, Namespace};
 use crate::sources::python_host::idle;
 use gpumem_wire::{Layer, LayerState};
 use std::ffi::{CStr, c_int, c_void};
@@ -61,7 +60,7 @@ pub(crate) struct Api {
     pub functions: Functions,
     is_finalizing: Option<unsafe extern "C" fn() -> c_int>,
     /// Functions for a thread that does not hold the interpreter's lock.
-    pub locked: Option<idle::Locked>,
+    pub locked: Option<Locked>,
 }
 
 impl Api {
@@ -71,7 +70,7 @@ impl Api {
         // SAFETY: both functions have this type.
         let is_finalizing = is_finalizing
             .map(|at| unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(at) });
-        Some(Api { functions, is_finalizing, locked: idle::Locked::find(symbol) })
+        Some(Api { functions, is_finalizing, locked: Locked::find(symbol) })
     }
 
     /// Whether the interpreter can run code.
@@ -89,7 +88,7 @@ fn symbol(name: &CStr) -> Option<*mut c_void> {
         return Some(found);
     }
     let is_python = |file: &[u8]| file.starts_with(b"libpython3.") && file.len() > b"libpython3.so".len();
-    crate::naming::slot::with(is_python, |image| image.defines(name)).flatten().map(|at| at as *mut c_void)
+    slot::with(is_python, |image| image.defines(name)).flatten().map(|at| at as *mut c_void)
 }
 
 /// Stops all requests in a forked child.
@@ -146,9 +145,11 @@ pub(crate) fn say_roles(state: i32, reason: &[u8]) {
 pub(crate) fn look(core: &Core) {
     let may = core.settings.layers;
     if STATE.load(Relaxed) == IDLE {
-        crate::naming::autograd::say_absent(may);
-        say_absent(may);
-        if !crate::naming::autograd::is_seen() {
+        let off = "switched off with GPUMEM_AUTOGRAD=0";
+        status::report_no_torch(Layer::Autograd, may.torch, may.autograd, off);
+        let off = "switched off with GPUMEM_PYTHON=0";
+        status::report_no_torch(Layer::Roles, may.torch, may.python, off);
+        if !autograd::is_seen() {
             return;
         }
     }
@@ -156,7 +157,7 @@ pub(crate) fn look(core: &Core) {
         return;
     }
     if !may.python {
-        return crate::naming::autograd::attach(core);
+        return autograd::attach(core);
     }
     let now = core.recorder.clock.now();
     let waited = now.saturating_sub(SINCE_NS.load(Relaxed));
@@ -185,19 +186,6 @@ fn look_when_idle(core: &Core, now: u64) {
     }
 }
 
-/// Reports the layer's state before PyTorch is loaded, or when the layer is switched off.
-fn say_absent(may: Layers) {
-    if status::layer(Layer::Roles).is_some() {
-        return;
-    }
-    let (state, reason) = match (may.torch, may.python) {
-        (false, _) => (LayerState::Off, "switched off with GPUMEM_TORCH=0"),
-        (_, false) => (LayerState::Off, "switched off with GPUMEM_PYTHON=0"),
-        _ => (LayerState::Absent, "no PyTorch in this process"),
-    };
-    status::report_layer(Layer::Roles, state, reason);
-}
-
 fn ask(core: &Core, now: u64) {
     SINCE_NS.store(now, Relaxed);
     let Ok(mut held) = NAMESPACE.try_lock() else { return };
@@ -205,7 +193,7 @@ fn ask(core: &Core, now: u64) {
         Some(Held(api, _)) => api,
         None => {
             let Some(api) = Api::find() else {
-                crate::naming::autograd::attach(core);
+                autograd::attach(core);
                 return status::report_layer(Layer::Roles, LayerState::Absent, "no Python in this process");
             };
             *held = Some(Held(api, None));
@@ -265,7 +253,7 @@ fn run_ours() -> Result<i64, Ended> {
         return Ok(1);
     }
     if let Some(core) = Core::get() {
-        crate::naming::autograd::attach(core);
+        autograd::attach(core);
     }
     // SAFETY: the interpreter calls with its lock held and no error raised.
     unsafe {
