@@ -110,8 +110,7 @@ pub extern "C" fn InitializeInjection() -> c_int {
     1
 }
 
-/// Called by each library that contains NVTX, on its first NVTX call and under its own lock. After a result of 0 all its NVTX
-/// calls do nothing.
+/// Called by each library with its first NVTX call, under its own lock. After a result of 0 all its NVTX calls do nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn InitializeInjectionNvtx2(get_export_table: Option<GetExportTable>) -> c_int {
     shielded(0, || attach::injected_into_nvtx(get_export_table))

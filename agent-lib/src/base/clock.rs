@@ -40,8 +40,7 @@ fn asked() -> u64 {
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn ticks() -> u64 {
-    // SAFETY: every x86-64 has this instruction. A kernel that forbids it to programs does not use the counter as its clock
-    // source.
+    // SAFETY: every x86-64 has this instruction. A kernel that forbids it does not use the counter as its clock source.
     unsafe { std::arch::x86_64::_rdtsc() }
 }
 #[cfg(not(target_arch = "x86_64"))]
@@ -177,8 +176,7 @@ fn period(last_ns: u64, start_ns: u64) -> u64 {
 
 #[inline(always)]
 fn line(base_ticks: u64, base_ns: u64, slope: u64, ticks: u64) -> u64 {
-    // A thread may have read the counter before the line was adjusted. Then it is a little before the base, which is precise
-    // enough.
+    // The counter may have been read before the line was adjusted, and so be a little before the base.
     let since = ticks.wrapping_sub(base_ticks);
     let since = if since as i64 > 0 { since } else { 0 };
     base_ns.wrapping_add(((u128::from(since) * u128::from(slope)) >> 32) as u64)

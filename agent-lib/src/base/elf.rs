@@ -1,8 +1,7 @@
 //! Data from ELF images: the loaded size of a cubin (sections that occupy memory, without symbols and debug data), and the
 //! address range of the functions of a mapped file.
 //!
-//! Functions are those that the unwinder knows. The executable segment often holds constants, too, and a pointer to a string is
-//! not a return address.
+//! Functions are those that the unwinder knows, because the executable segment often holds constants, too.
 
 use libc::{Elf64_Ehdr, Elf64_Phdr, Elf64_Shdr, Elf64_Sym};
 

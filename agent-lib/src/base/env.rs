@@ -1,5 +1,4 @@
-//! Every environment variable that the agent reads. They are read once, while it starts, on the thread that starts it. Later
-//! the program may be changing them.
+//! Every environment variable that the agent reads: once, while it starts, because the program may change them later.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -193,8 +192,7 @@ fn get(name: &str) -> Option<OsString> {
 /// those users. An agent in the server would observe all programs. The server inherits the variables from the shell or job that
 /// started its control daemon.
 ///
-/// It is recognized by its file. The kernel's name of 15 letters can be changed, and the control daemon, which never calls the
-/// driver, has the same one.
+/// It is recognized by its file, because the kernel's name of 15 letters can be changed and is also the control daemon's.
 fn serves_others() -> bool {
     let program = std::fs::read_link("/proc/self/exe").ok();
     // A file that an update replaces while it runs ends in " (deleted)".

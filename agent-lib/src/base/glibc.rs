@@ -1,6 +1,5 @@
-//! Compatibility with glibc 2.17, wherever the library was built. The linker redirects each call of these functions, also those
-//! of the standard library, to the name with the prefix `__wrap_` (build.rs). The functions here have those names and call the
-//! version that every glibc has.
+//! Compatibility with glibc 2.17. The linker redirects each call of these functions, also those of the standard library, to the
+//! name with the prefix `__wrap_` (build.rs). The functions here call the version that every glibc has.
 #![cfg(all(target_os = "linux", target_env = "gnu", any(target_arch = "x86_64", target_arch = "aarch64")))]
 
 use std::ffi::{c_char, c_int, c_long, c_void};

@@ -22,8 +22,7 @@ mod tag {
     pub(crate) const GNU_HASH: i64 = 0x6fff_fef5;
 }
 
-/// Relocations that fill a slot with the address of a function: through the PLT, and without one (`-fno-plt`, which
-/// conda-forge's compilers use).
+/// Relocations that fill a slot with a function's address: through the PLT, and without one (`-fno-plt`, as in conda-forge).
 const FILLED: [u32; 2] = if cfg!(target_arch = "aarch64") { [1026, 1025] } else { [7, 6] };
 
 /// Most relocations of a table to search: libtorch_cpu has 1.5 million, libc10_cuda 600.
@@ -113,8 +112,7 @@ impl<'a> Image<'a> {
         (end - at >= size_of::<T>()).then(|| unsafe { (at as *const T).read_unaligned() })
     }
 
-    /// Resolves an address of the dynamic section. The loader of glibc adds the base if the section is writable; that of musl
-    /// does not.
+    /// Resolves an address of the dynamic section. glibc's loader adds the base if the section is writable; musl's does not.
     fn resolve(&self, value: u64) -> usize {
         let value = value as usize;
         match self.end(value, PF_R) {
@@ -231,8 +229,7 @@ impl<'a> Image<'a> {
             if tables.gnu_hash != 0 { self.find_gnu(&tables, name)? } else { self.find_sysv(&tables, name)? };
         let symbol = self.symbol(&tables, index)?;
         let (kind, binding) = (symbol.st_info & 15, symbol.st_info >> 4);
-        // It must be a function or untyped, global or weak, and defined. An indirect function is excluded, as it would have to
-        // be called.
+        // A function or untyped, global or weak, and defined. Not an indirect function, which would have to be called.
         if symbol.st_shndx == 0 || !matches!(kind, 0 | 2) || !matches!(binding, 1 | 2) {
             return None;
         }

@@ -16,8 +16,7 @@ const _: () = assert!(size_of::<Words>() == SLOT_BYTES);
 /// First part of the name of the agent's memfd.
 pub(crate) const PREFIX: &str = "gpumem-agent.";
 
-/// Returns the name of this copy's memfd. It contains the pid and the address of the table of exported functions
-/// (entry/second_copy.rs).
+/// Returns the memfd's name, with the pid and the address of the table of exported functions (entry/second_copy.rs).
 pub(crate) fn name_of(pid: u32, functions: usize) -> Option<CString> {
     CString::new(format!("{PREFIX}{pid}.{functions:x}")).ok()
 }

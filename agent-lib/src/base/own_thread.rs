@@ -1,5 +1,4 @@
-//! The agent's own thread: whether it runs, whether it is the calling one, its connection; and protection against
-//! pthread_cancel.
+//! The agent's own thread: whether it runs, whether it is the calling one, its connection; protection against pthread_cancel.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::*};
@@ -50,9 +49,8 @@ pub(crate) fn connected() -> bool {
     SOCKET.load(Acquire) >= 0
 }
 
-/// Defers cancellation of this thread (pthread_cancel) while the value lives. Otherwise the C library would unwind the agent's
-/// frames, which ends the process. For code that waits, reads or writes on a thread of the program; callbacks have no
-/// cancellation point.
+/// Defers cancellation of this thread (pthread_cancel) while the value lives: the C library would unwind the agent's frames,
+/// which ends the process. For code that waits, reads or writes. Callbacks have no cancellation point.
 #[derive(Debug)]
 pub(crate) struct Uncancelled(c_int);
 

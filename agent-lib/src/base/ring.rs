@@ -94,8 +94,8 @@ impl Ring {
         self.lost.fetch_add(1, Relaxed);
     }
 
-    /// Prefetches the slot of a record that will be written soon. The sender's core has the line, and the program's next locked
-    /// instruction would wait for it.
+    /// Prefetches the slot of a coming record: the sender's core has the line, and the next locked instruction would wait for
+    /// it.
     #[inline(always)]
     pub(crate) fn expect(&self, seq: u64) {
         fetch_to_write(self.slot(seq));

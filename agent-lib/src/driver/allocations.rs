@@ -16,9 +16,8 @@ use std::sync::atomic::Ordering::*;
 /// CUDA_ERROR_DEINITIALIZED: the driver has shut down and freed all memory, so the free did not fail.
 const GONE: u32 = cupti_sys::CUDA_ERROR_DEINITIALIZED;
 
-/// Returns the duration of a call in microseconds, up to the record's own time, rounded up; the maximum if its begin was not
-/// observed. A second reading of the clock would be wrong: if the thread is stopped between the two, it would seem to have
-/// entered its call later.
+/// Returns the duration of a call in microseconds, rounded up, until the record's own time: with a second reading of the clock,
+/// a thread that is stopped in between would seem to enter its call later. The maximum if its begin was not observed.
 #[inline(always)]
 pub(crate) fn took_us(entered_ns: Option<u64>, time_ns: u64) -> u32 {
     let Some(entered_ns) = entered_ns else { return u32::MAX };
@@ -71,8 +70,7 @@ impl Core {
     ) -> Reading {
         let (mut free, mut total) = (0_usize, 0_usize);
         let get = self.devices.driver().and_then(|driver| driver.mem_get_info);
-        // SAFETY: a function of the loaded driver, with room for its answers. The context is current, since a call in it has
-        // just returned.
+        // SAFETY: a function of the loaded driver, with room for its answers, in the context whose call has just returned.
         let known = get.is_some_and(|get| unsafe { get(&mut free, &mut total) } == 0);
         let device_free_bytes = if known { Reading::of(free as u64) } else { Reading::ABSENT };
         let result = u16::try_from(result).unwrap_or(u16::MAX);

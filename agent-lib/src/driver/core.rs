@@ -115,8 +115,7 @@ pub(crate) fn start_ticks() -> u64 {
     ticks_of(&std::fs::read("/proc/self/stat").unwrap_or_default()).unwrap_or(0)
 }
 
-/// Parses the field. The command, field 2, is in parentheses and may contain any bytes: the kernel cuts a name after 15 bytes,
-/// perhaps in the middle of a character.
+/// Parses the field. The command, field 2, may contain any bytes in its parentheses, even a part of a character.
 fn ticks_of(stat: &[u8]) -> Option<u64> {
     let end = stat.iter().rposition(|&byte| byte == b')')?;
     std::str::from_utf8(stat.get(end + 1..)?).ok()?.split_ascii_whitespace().nth(19)?.parse().ok()

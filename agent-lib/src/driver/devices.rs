@@ -1,5 +1,4 @@
-//! Devices and contexts. A device's slot is its CUDA ordinal; the daemon identifies it by its UUID. Each context belongs to a
-//! device.
+//! Devices and contexts. A device's slot is its CUDA ordinal; the daemon identifies it by its UUID.
 
 use crate::record::recorder::Recorder;
 use crate::threads::Thread;
@@ -59,8 +58,7 @@ impl Devices {
         self.contexts.iter().find(|context| context.handle.load(Acquire) == handle)
     }
 
-    /// Sets the number of a context if it is still 0: cuptiGetContextId failed when it was created, and a later callback has
-    /// the number.
+    /// Sets the number of a context if it is still 0, because cuptiGetContextId failed when the context was created.
     pub(crate) fn learn_uid(&self, handle: usize, uid: u32) {
         if let Some(context) = self.context(handle) {
             let _ = context.uid.compare_exchange(0, uid, Relaxed, Relaxed);
@@ -81,8 +79,7 @@ impl Devices {
         }
     }
 
-    /// Sets the primary context of a device if none is set: a context that no known call created is assumed to be the primary
-    /// one.
+    /// Sets the primary context of a device if none is set. A context of no known call is assumed to be the primary one.
     pub(crate) fn set_primary_if_unknown(&self, ordinal: u32, handle: usize) {
         if let Some(primary) = self.primary.get(ordinal as usize) {
             let _ = primary.compare_exchange(0, handle, Relaxed, Relaxed);
@@ -99,8 +96,7 @@ impl Devices {
     pub(crate) fn exists(&self, ordinal: u32) -> bool {
         let mut count = 0;
         let get = self.driver().and_then(|driver| driver.device_get_count);
-        // SAFETY: a function of the loaded driver, with room for its answer. Its callback is ignored, because this thread is
-        // inside of the agent.
+        // SAFETY: a function of the loaded driver, with room for its answer. Callbacks are ignored inside of the agent.
         match get.map(|get| unsafe { get(&mut count) }) {
             Some(0) => i64::from(ordinal) < i64::from(count),
             _ => true,
@@ -134,8 +130,8 @@ impl Devices {
         ordinal as u8
     }
 
-    /// Returns the slot of a device, for a callback that must not call the driver. The sender records the device before the
-    /// records that refer to it.
+    /// Returns the slot for a callback that must not call the driver. The sender records the device before records that name
+    /// it.
     pub(crate) fn slot_in_resource(&self, ordinal: u32) -> u8 {
         let Some(introduced) = self.introduced.get(ordinal as usize) else { return NONE_DEVICE };
         if !introduced.load(Relaxed) {
@@ -171,8 +167,7 @@ impl Devices {
         let (mut multiprocessors, mut threads) = (0, 0);
         if let Some(driver) = self.driver() {
             let device = ordinal as i32;
-            // SAFETY: functions of the loaded driver, each with room for its answer. The name's buffer is passed as one byte
-            // shorter, so it ends with 0.
+            // SAFETY: functions of the loaded driver, with room for their answers. The name's buffer keeps a last byte of 0.
             unsafe {
                 if driver.device_get_uuid.is_some_and(|get| get(&mut uuid, device) == 0) {
                     id = DeviceIdKind::Gpu;

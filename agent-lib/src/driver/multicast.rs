@@ -50,8 +50,7 @@ pub(crate) struct Multicast {
 }
 
 impl Multicast {
-    /// Adds a handle that cuMulticastCreate returned. It stays in the set after its release, until a new cuMemCreate returns
-    /// the same number.
+    /// Adds a handle that cuMulticastCreate returned. It stays until a new cuMemCreate returns the same number.
     pub(crate) fn remember(&self, handle: u64) {
         if !self.objects.has(handle) {
             self.objects.add(handle);

@@ -95,8 +95,8 @@ impl Core {
         }
     }
 
-    /// The same after an allocation of `bytes`. If it may not have fit, it may have enlarged the pool. No later call need show
-    /// that, so the pool is then polled at once.
+    /// The same after an allocation of `bytes`: at once if the pool may have grown for it, because no later call need show
+    /// that.
     pub(crate) fn poll_pool_for(&self, thread: &Thread, id: u64, bytes: u64) {
         let Some(pool) = self.driver_pools.find(id) else { return };
         let taken = pool.taken.fetch_add(bytes, Relaxed).saturating_add(bytes);

@@ -1,14 +1,12 @@
-//! Pools of the driver. Their reserved bytes are polled, because they shrink at synchronisations, for which there is no
-//! callback.
+//! Pools of the driver. Their reserved bytes are polled: they shrink at synchronisations, for which there is no callback.
 //!
 //! A pool is polled at the EXIT of calls that may change it: at once if it may have grown or was trimmed, else at most ten
 //! times a second. The sender polls it once a second, so no figure is older than that while callbacks arrive.
 //!
-//! The program could destroy its own pool while the sender polls it. So cuMemPoolDestroy waits in its callback until the sender
-//! has its answer, which takes microseconds.
+//! The program could destroy its pool while the sender polls it. So cuMemPoolDestroy waits microseconds for the sender's
+//! answer.
 //!
-//! Each polled value is recorded with the earliest time from which it may have held: NVML may have been read between the change
-//! and the record.
+//! Each value is recorded with the earliest time from which it may have held: NVML may be read between change and record.
 
 use crate::driver::multicast::Few;
 use crate::threads;
@@ -18,8 +16,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 /// Pools at a time that are polled. For further pools, only their allocations are recorded.
 const POOLS: usize = 128;
 const DEVICES: usize = 64;
-/// Turns that a thread that destroys a pool waits for the sender: half a second in all, in case a debugger has stopped the
-/// sender.
+/// Turns that a thread waits for the sender: half a second in all, in case a debugger has stopped the sender.
 const PATIENCE: u32 = 5_064;
 /// Ids of graph memory, one pool for each device: "gm" and the device. No address has this form.
 pub(super) const GRAPH: u64 = 0x676d << 48;

@@ -64,7 +64,7 @@ impl Core {
                         backing.beside.references = 1;
                         backing.row[2] = handle;
                         recorder.live.insert(Key::Handle(handle), &backing.row, backing.beside);
-                        // The new number may differ from the old one. For an adopted page the old one is unknown
+                        // The number may differ from the old one, which is unknown for an adopted page
                         // (sources/torch/adopt.rs).
                         recorder.live.update(Key::Mapping(mapping.row[2]), 4, |_, _| handle);
                     }

@@ -15,8 +15,7 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 use std::time::Duration;
 
-/// The process that is starting the agent, 0 for none: one start at a time. Not a mutex: a child that is forked meanwhile would
-/// wait forever.
+/// The process that is starting the agent, 0 for none. Not a mutex: a child that is forked meanwhile would wait forever.
 static STARTING: AtomicU32 = AtomicU32::new(0);
 
 struct Starting;
@@ -66,8 +65,7 @@ fn ready() -> Option<&'static Core> {
     Core::get().filter(|core| status::armed() || core.pid != std::process::id())
 }
 
-/// Makes the memory and installs the handlers, also for programs that never call the driver. `None` if disabled, or if another
-/// copy runs.
+/// Makes the memory and installs the handlers, without the driver. `None` if disabled, or if another copy runs.
 fn prepare(settings: impl FnOnce() -> Settings) -> Option<&'static Core> {
     let pid = std::process::id();
     let _starting = Starting::take(pid);
@@ -158,8 +156,7 @@ fn inject() {
     if core.settings.layers.torch {
         torch::patch::look(true);
     }
-    // Not left to the sender, which may be late on a busy machine: the Python code should run before the program's next
-    // statement.
+    // Not left to the sender, which may be late: the Python code should run before the program's next statement.
     crate::sources::python_host::run::look(core);
 }
 

@@ -1,8 +1,8 @@
 //! The agent's own report of this process's live memory, used where no daemon answers. It contains no NVML data, so no memory
 //! outside of known allocations, and no history. Not for hooks: it allocates.
 //!
-//! A line sums rows with the same device, class, kind, tag and role. Classes are never added to each other: blocks lie in
-//! segments, and segments in allocations.
+//! A line sums rows with the same device, class, kind, tag and role. Classes overlap: blocks lie in segments, and those in
+//! allocations.
 
 use crate::base::row::{self, RowCopy, kind, kind_of, memory_of};
 use crate::driver::core::Core;
@@ -267,8 +267,7 @@ fn json(core: &Core, lines: &[(Key, Sum)]) -> String {
     out
 }
 
-/// Returns free and total bytes of a device, as the driver reports them. `None` if there is no context to ask: neither the
-/// calling thread's own nor the primary one.
+/// Returns free and total bytes of a device from the driver; `None` without a current context on it and without a primary one.
 pub(crate) fn memory_info(core: &Core, ordinal: i32) -> Option<(u64, u64)> {
     let driver = core.devices.driver()?;
     let get = driver.mem_get_info?;

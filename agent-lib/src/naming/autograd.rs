@@ -8,12 +8,10 @@
 //! They are found with a few nodes that the bootstrap makes, whose numbers are known. Calibration runs no graph: a process in
 //! which a backward pass has run cannot fork children that run one.
 //!
-//! An operation that changes a tensor in place may allocate nothing, so no allocation names its node. PyTorch calls
-//! `rebase_history` with the node of each such operation. The agent replaces that slot, too, and names the node after the
-//! thread's current names.
+//! An in-place operation may allocate nothing, so no allocation names its node. PyTorch calls `rebase_history` with the node of
+//! each. The agent replaces that slot, too, and names the node after the thread's current names.
 //!
-//! Nodes that accumulate gradients have no number. The engine runs them as soon as they are ready, so they get the name of the
-//! node that ran before them on the thread.
+//! Nodes that accumulate gradients have no number. They run as soon as they are ready and get the name of the node before them.
 
 use crate::base::fault_injection;
 use crate::base::hot::HOT_WORDS;
@@ -33,8 +31,7 @@ use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering::*};
 
 const EVALUATE: &CStr = c"_ZN5torch8autograd6Engine17evaluate_functionERSt10shared_ptrINS0_9GraphTaskEEPNS0_4NodeERNS0_11InputBufferERKS2_INS0_10ReadyQueueEE";
-/// `rebase_history(const Variable&, Edge)`. The edge begins with the address of a node and is passed by reference. The return
-/// type differs between releases.
+/// `rebase_history(const Variable&, Edge)`. The edge, passed by reference, begins with a node's address. Return types differ.
 const REBASE: &CStr = c"_ZN5torch8autograd4impl14rebase_historyERKN2at6TensorENS0_4EdgeE";
 const PEEK: &CStr = c"_ZN2at15sequence_number4peekEv";
 const GRAD_MODE: &CStr = c"_ZN3c108GradMode10is_enabledEv";
@@ -57,8 +54,7 @@ static LOOKED: AtomicBool = AtomicBool::new(false);
 const NEXT: &AtomicUsize = &HOT_WORDS.next_evaluate;
 /// The original value of the slot of `rebase_history`.
 static NEXT_REBASE: AtomicUsize = AtomicUsize::new(0);
-/// Which register argument of `rebase_history` points to the edge. While this is unknown, `LAST_EDGE` keeps the candidate node
-/// of the last call.
+/// Which register argument of `rebase_history` points to the edge. While unknown, `LAST_EDGE` keeps the last call's candidate.
 static EDGE: AtomicU8 = AtomicU8::new(UNKNOWN);
 static LAST_EDGE: AtomicU64 = AtomicU64::new(0);
 const UNKNOWN: u8 = 0;
@@ -192,8 +188,8 @@ unsafe extern "C-unwind" fn rebase() {
     );
 }
 
-/// Names the node of an in-place operation. Gets the second and third argument of the call and the stack above it; returns the
-/// address of the original function.
+/// Names the node of an in-place operation. Gets two arguments of the call and the stack above it; returns the original
+/// function.
 unsafe extern "C" fn rebased(second: usize, third: usize, stack: usize) -> usize {
     guard::guard((), |core, thread| {
         fault_injection::at("torch.rebase");
@@ -207,8 +203,7 @@ unsafe extern "C" fn rebased(second: usize, third: usize, stack: usize) -> usize
     next(&NEXT_REBASE)
 }
 
-/// Returns the node of the edge, which is the second or third argument. `None` while it is unknown which, or if the node has no
-/// number.
+/// Returns the node of the edge, the second or third argument. `None` while it is unknown which, or for a node without number.
 unsafe fn node_of(second: usize, third: usize, stack: usize) -> Option<Node> {
     let edge = match EDGE.load(Relaxed) {
         THIRD => third,

@@ -1,7 +1,6 @@
 //! Identifies gradients as soon as autograd has accumulated them.
 //!
-//! A node that accumulates the gradient of a leaf holds the leaf. The leaf leads to its gradient, and that to the block it lies
-//! in:
+//! A node that accumulates the gradient of a leaf holds the leaf, which leads to its gradient and the block it lies in:
 //!
 //! ```text
 //! AccumulateGrad -> TensorImpl of the leaf -> AutogradMeta -> TensorImpl of the gradient -> StorageImpl -> address
@@ -51,8 +50,7 @@ const SPLIT_ABOVE: u64 = 1 << 20;
 /// Offsets in words, in the order of the diagram in the module's docs.
 type Offsets = [u16; 5];
 
-/// An example for calibration: the Python objects of a node that accumulates, of its leaf and of the leaf's gradient, and the
-/// address of the gradient's memory.
+/// An example: the Python objects of a node, of its leaf and of the leaf's gradient, and the address of the gradient's memory.
 pub(crate) type Example = [u64; 4];
 
 /// Finds the offsets with a few examples and uses them from now on. Returns whether they were found.
@@ -174,8 +172,7 @@ impl Core {
     /// Reports that a block is a gradient, once the node that the thread runs has accumulated it.
     #[inline(never)]
     pub(crate) fn tell_gradient(&self, thread: &Thread, accumulating: u64) {
-        // SAFETY: calibration proved the layout in this process, and the node holds the objects that are read (see the module's
-        // docs).
+        // SAFETY: calibration proved the layout, and the node holds the objects that are read (see the module's docs).
         let memory = unsafe { Plain::new() };
         let node = accumulating & !NESTED;
         let Some(address) = address(&memory, node) else { return };

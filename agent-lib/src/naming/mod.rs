@@ -9,8 +9,7 @@
 //!
 //! With `GPUMEM_LINES=1` the program's line follows a module's path. A scope and a module together give `scope/module`.
 //!
-//! A node's name already contains the scope of the forward pass. Of the scopes open on the thread, only those are added that a
-//! hook opened inside of the node.
+//! A node's name contains the scope of the forward pass. Only scopes that a hook opened inside of the node are added.
 //!
 //! A node may run a module's frame: a checkpoint computes its forward pass again, on a thread of the backward pass. Then the
 //! module gives the name, and the phase is the backward pass.

@@ -1,5 +1,4 @@
-//! Access to a loaded library, found by its file name: the functions that it defines, and the slots (GOT entries) through which
-//! it calls them.
+//! A loaded library, found by its file name: functions that it defines, and slots (GOT entries) through which it calls them.
 
 use crate::base::image::{Image, Slot};
 use crate::base::loaded_file::{find_mapped, write_sealed};
@@ -17,8 +16,7 @@ pub(crate) enum Taken {
     NotYet,
 }
 
-/// Runs `work` with the first loaded library whose file name matches. Returns `None` if there is none, or while a thread forks.
-/// `work` must not allocate.
+/// Runs `work`, which must not allocate, with the first library whose file name matches; `None` without one or during a fork.
 pub(crate) fn with<T>(is_it: fn(&[u8]) -> bool, work: impl FnOnce(&Image<'_>) -> T) -> Option<T> {
     let (mut work, mut done) = (Some(work), None);
     callers::in_loader(|| {
@@ -33,15 +31,13 @@ pub(crate) fn with<T>(is_it: fn(&[u8]) -> bool, work: impl FnOnce(&Image<'_>) ->
     done
 }
 
-/// Writes `ours` into the slot through which the library calls its own function `name`, defined at `defined`. Sets `next`
-/// first, to the function that the slot led to.
+/// As `replace`, for the slot through which the library calls its own function `name`, defined at `defined`.
 pub(crate) fn take(image: &Image<'_>, name: &CStr, defined: usize, ours: usize, next: &AtomicUsize) -> Taken {
     let [Some(slot)] = image.slots(&[&[name]]) else { return Taken::NoSlot };
     replace(image, slot, ours, next, || Some(defined))
 }
 
-/// Writes `ours` into a slot, and its original value into `next` first. A slot that is not bound yet leads to the library's own
-/// stub, so `definition` is used instead.
+/// Writes `ours` into a slot, and the original into `next` first: `definition` if the slot still leads to the library's stub.
 pub(crate) fn replace(
     image: &Image<'_>,
     slot: Slot,

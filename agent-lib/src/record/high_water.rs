@@ -4,9 +4,8 @@
 //! removed changes its device's sum and its tag's sum. The composition at the peak is kept as it changes: a tag saves its bytes
 //! at the peak when it changes for the first time afterwards.
 //!
-//! There are two families with a peak each: driver allocations (for a driver pool, the memory handed out of it), and blocks of
-//! pools without a parent. The figures are exact unless other threads allocate while the range is being opened. Those
-//! allocations may count twice or not at all.
+//! There are two families: driver allocations (for a driver pool, memory handed out of it), and blocks of pools without a
+//! parent. The figures are exact, except that allocations while a range is opened may count twice or not at all.
 
 use crate::base::hot::HOT_WORDS;
 use crate::base::locks::ForkMutex;
@@ -51,8 +50,7 @@ static SUMS: [[HighWater; 2]; DEVICES] = [const {
 }; DEVICES];
 /// `DEVICES` * 2 * `TAGS` entries, made when the first range is opened.
 static SHARES: AtomicPtr<TagHighWater> = AtomicPtr::new(std::ptr::null_mut());
-/// Lock held while bytes are added to a tag and to its sum. A peak between the two would have a composition that differs from
-/// its sum.
+/// Lock held while bytes are added to a tag and to its sum, so that a peak's composition equals its sum.
 static MOVING: AtomicBool = AtomicBool::new(false);
 /// Attempts to take `MOVING` while a range is open. A thread that holds it for longer has lost its core. Other threads then
 /// continue without it, and the peak may be wrong by the bytes of that thread.

@@ -92,8 +92,7 @@ pub(crate) fn version() -> u64 {
     VERSION.load(Acquire)
 }
 
-/// Returns the reports after the number `after`, oldest first, and always the last one. Empty if CUPTI was not searched for
-/// yet.
+/// Returns the reports after the number `after`, oldest first, and always the last one. Empty before CUPTI was searched for.
 pub fn reports_after(after: u64, now_ns: u64) -> Vec<StatusReport> {
     let mut said = REPORTS.lock().map(|said| said.clone()).unwrap_or_default();
     let number = said.last().map_or(0, |last| last.number);

@@ -39,8 +39,7 @@ impl Default for Client {
 }
 
 impl Client {
-    /// Checks the subscription, once a second, on a thread that is not inside of the agent. Returns true if callbacks arrive
-    /// again after an interruption.
+    /// Checks the subscription, once a second, outside of the agent. Returns true if callbacks arrive again after a pause.
     pub(crate) fn look(&mut self, core: &Core, now: u64) -> bool {
         let before = self.subscription;
         self.look_after(core, now);

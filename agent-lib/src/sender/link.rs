@@ -22,9 +22,8 @@ use std::time::Duration;
 /// Largest packet: three of them fit into a socket buffer of the kernel's default size.
 pub(crate) const PACKET_BYTES: usize = 60 * 1024;
 /// Delay between attempts to connect, doubling. The longest is short, so that a daemon started in the middle of a job has the
-/// whole job 5 s later. A failed attempt costs 4 us (socket, connect, close). That is 12 a minute, 0.05 ms of the 73 ms for
-/// which the agent's thread runs in a minute without a daemon (debug build, tests/suite/live_faults/absent.rs; see
-/// `sender::IDLE` for its work).
+/// whole job 5 s later. An attempt costs 4 us (socket, connect, close), 0.05 ms a minute; the agent's thread runs 73 ms a
+/// minute without a daemon (debug build, tests/suite/live_faults/absent.rs; its work: `sender::IDLE`).
 const RETRY_NS: std::ops::RangeInclusive<u64> = 100_000_000..=5_000_000_000;
 /// Timeout while queued for a busy daemon, which accepts thousands in that time.
 const PATIENCE_US: libc::suseconds_t = 250_000;
@@ -399,8 +398,8 @@ pub(crate) fn last_words(core: &Core) {
     unsafe { libc::send(fd, packet.as_ptr().cast(), packet.len(), flags) };
 }
 
-/// Creates the file. If it exists, uses the first of `NAME-2.EXT`, `NAME-3.EXT`, ... that does not. Anything that is not a
-/// regular file (/dev/null) is opened as it is.
+/// Creates the file, or the first of `NAME-2.EXT`, `NAME-3.EXT`, ... that does not exist. Opens other things (/dev/null) as
+/// they are.
 fn fresh(path: &Path) -> Option<(File, PathBuf)> {
     let new = |path: &Path| OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     if std::fs::metadata(path).is_ok_and(|about| !about.is_file()) {
@@ -456,9 +455,8 @@ fn send(socket: Identity, packet: &[u8]) -> bool {
     }
 }
 
-/// Waits in the kernel's queue of a daemon whose backlog is full. The kernel admits waiting clients in order. A client that
-/// only polls may find the backlog full every time, as others keep filling it. Only the sender's thread may wait, and nothing
-/// waits for it meanwhile.
+/// Waits in the kernel's queue of a daemon whose backlog is full, which admits clients in order. A client that only polls may
+/// find it full every time. Only the sender may wait, and nothing waits for it meanwhile.
 fn stand_in_line(fd: RawFd, path: &Path) -> bool {
     if !try_again() || !own_thread::is_here() || finishing() {
         return false;

@@ -1,6 +1,5 @@
-//! The agent's one thread, the sender. It sends records and names to a socket or file, sends the state on request, and makes
-//! periodic checks. It may wait for the daemon without limit. Only the program's exit waits for the sender, up to
-//! GPUMEM_EXIT_WAIT_MS.
+//! The agent's one thread, the sender. It sends records and names to a socket or file, and the state on request, and makes
+//! periodic checks. It may wait for the daemon without limit. Only exit waits for it, up to GPUMEM_EXIT_WAIT_MS.
 //!
 //! ```text
 //! mod.rs      the thread, its rounds and its end
@@ -38,8 +37,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::Duration;
 
-/// Shortest pause between rounds, used first when there is something to send. A program that only allocates fills an eighth of
-/// the ring in that time.
+/// Shortest and first pause between rounds with something to send. Mere allocating fills an eighth of the ring in that time.
 const BUSY: Duration = Duration::from_millis(10);
 /// Longest pause while there is something to send, for a ring of `USUAL_SLOTS`, unless more than a quarter of the ring fills in
 /// that time. Each round costs the program's processors 50 us, whatever it sends: a timer, wake-ups of this thread and of the
@@ -209,8 +207,7 @@ fn is_alone() -> bool {
     fields.next() == Some(b"Z") && fields.nth(16) == Some(b"2")
 }
 
-/// Returns the pause before the next round. `last` is the previous pause; this round took `taken` records out of a ring of
-/// `slots`.
+/// Returns the pause after the pause `last` and a round that took `taken` records out of a ring of `slots`.
 fn pause_of(last: Duration, taken: u64, slots: u64) -> Duration {
     let longest = (STEADY * slots.min(USUAL_SLOTS) as u32 / USUAL_SLOTS as u32).max(BUSY);
     let pause = match taken {

@@ -15,8 +15,7 @@ use gpumem_wire::{Body, Flags, FreeState, Phase, PoolOwner, Record, Role, Stamp}
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-/// Times that handles are read again in one round. After that they are sent as they are, and everything is sent again a round
-/// later.
+/// Times that handles are read again in one round. After that they are sent as they are, and everything again a round later.
 const TRIES: usize = 16;
 
 /// Rows that must be sent in a certain order.
@@ -80,8 +79,7 @@ impl Sender {
         self.flush();
     }
 
-    /// Reads pools, handles and mappings as of one moment, up to which everything has been sent; `None` if that is not
-    /// possible.
+    /// Reads pools, handles and mappings as of one moment, up to which everything has been sent; `None` if that fails.
     fn read_settled(&mut self) -> Option<Ordered> {
         let mut ordered = Ordered::default();
         for _ in 0..TRIES {

@@ -9,10 +9,9 @@
 //! symbols.rs  the function symbols of a file on disk
 //! ```
 //!
-//! CUPTI passes the address of the call's parameters. They lie in the frame of the driver's entry function. The stack above
-//! them belongs to that function and to its callers, not to CUPTI or to the agent. The return address of the entry function is
-//! where the call came from. If it lies in the CUDA runtime or the C library, the search continues with the caller of that
-//! library.
+//! CUPTI passes the address of the call's parameters, in the frame of the driver's entry function. The stack above them belongs
+//! to that function and its callers. The entry function's return address is where the call came from. If it lies in the CUDA
+//! runtime or the C library, the search continues with that library's caller.
 //!
 //! A return address points into a function outside of the driver. But a frame also holds pointers to functions and leftovers of
 //! earlier calls. Two properties distinguish the return address:
@@ -242,8 +241,7 @@ impl Search<'_> {
         words
     }
 
-    /// Returns the word index of the entry function's return address, that of the return address that identifies the caller,
-    /// and the caller's number.
+    /// Returns the word indexes of the entry function's return address and of that which identifies the caller; its number.
     fn run(&self, entry: Option<&ReturnSlot>) -> Option<(usize, usize, u16)> {
         let (mut hop, mut from, mut near) = (entry, 0, None);
         for _ in 0..HOPS {

@@ -4,9 +4,8 @@
 //! starts. An old table is freed when a second has passed and every thread was seen outside of the library since. Libraries are
 //! never freed, one for each path, so a library keeps its number when it is mapped again.
 //!
-//! Changes are found with the sender's next check: every 5 ms while there is something to send, else every 100 ms. Until then,
-//! a library that was loaded at the address of an earlier one is taken for that one. One at a new address gets a number at once
-//! and its path later.
+//! Changes are found with the sender's next check: every 5 ms while there is something to send, else every 100 ms. Until then a
+//! library at the address of an earlier one is taken for that. At a new address it gets a number at once, its path later.
 //!
 //! Before glibc 2.31, dl_iterate_phdr takes a lock of the loader's that a forked child would find locked forever. So fork()
 //! waits until the agent has left it (see `before_fork`).
@@ -231,8 +230,7 @@ struct Found {
     rest: [u64; 29],
 }
 
-/// Returns the start of the mapped file at `address` in the loader's current list; `None` if there is none or no
-/// `_dl_find_object`.
+/// Returns the start of the mapped file at `address`; `None` without one or without `_dl_find_object`.
 pub(crate) fn mapped_at(address: usize) -> Option<usize> {
     let find = FIND_OBJECT.load(Relaxed);
     if find.is_null() {
@@ -269,8 +267,7 @@ pub(crate) fn number_of_new(start: usize) -> u16 {
 
 /// Lock: a thread is inside of dl_iterate_phdr, or forks.
 static GATE: AtomicBool = AtomicBool::new(false);
-/// Retries of fork() before it goes on without the lock. A signal handler may fork on the thread that holds it and must not
-/// wait forever.
+/// Retries of fork() until it goes on without the lock: a signal handler may fork on the thread that holds it.
 const TURNS: u32 = 1 << 14;
 /// The forking thread holds the lock.
 static HELD: AtomicBool = AtomicBool::new(false);
@@ -313,8 +310,7 @@ struct Registry {
 // SAFETY: only the registry frees the tables.
 unsafe impl Send for Registry {}
 
-/// Checks whether files were mapped or unmapped, and builds a new table if so. For the sender and the start. Returns false if
-/// it could not check because a thread forks.
+/// Builds a new table if files were mapped or unmapped. For the sender and the start. Returns false while a thread forks.
 pub fn look(core: &Core) -> bool {
     if GATE.swap(true, Acquire) {
         return false;

@@ -69,16 +69,14 @@ pub(crate) fn in_child() {
 /// The sender's cache of functions.
 #[derive(Debug, Default)]
 pub(crate) struct Sites {
-    /// Tags by return address; 0 where the function is unknown. Cleared with each new table of libraries, as addresses may be
-    /// reused.
+    /// Tags by return address; 0 for an unknown function. Cleared with each new table of libraries.
     known: HashMap<usize, u32>,
     generation: u32,
 }
 
 impl Sites {
     pub(crate) fn name(&mut self, core: &Core, thread: &Thread) {
-        // Not while a range's high-water mark is measured (record/high_water.rs): a name that changes as its row is removed
-        // would be counted twice.
+        // Not while a peak is measured (record/high_water.rs): a name that changes as its row is removed would count twice.
         if COUNT.load(Acquire) == 0 || high_water::open() {
             return;
         }

@@ -32,8 +32,7 @@ pub(crate) fn at(path: &Path, start: u64, address: u64) -> Option<CString> {
 pub(crate) fn name(file: &impl FileExt, start: u64, address: u64) -> Option<CString> {
     let fill = |offset: u64, out: &mut [u8]| file.read_exact_at(out, offset).ok();
     let elf = ElfFile::new(&fill).filter(|elf| elf.head.e_ident[5] == 1)?; // little-endian
-    // The preferred address of the first segment, rounded down to a page. Its distance from the actual address is the same for
-    // all addresses.
+    // The first segment's preferred address, rounded down to a page: all addresses are at this distance from the actual ones.
     let first = elf.segments(SEGMENTS).find(|segment| segment.p_type == PT_LOAD)?.p_vaddr & !0xfff;
     let wanted = address.checked_sub(start)?.checked_add(first)?;
     let of_kind = |kind: u32| elf.sections(SECTIONS).find(|section| section.sh_type == kind);

@@ -1,8 +1,7 @@
 //! Table of the code objects with a known meaning, by address.
 //!
-//! Each walk looks up every frame here. Most lookups find nothing, so that case reads a single word that is 0. The code object
-//! itself is never read, so a wrong address in a frame only finds nothing. The code that registers a code object keeps it
-//! alive.
+//! Each walk looks up every frame here. Most lookups find nothing: they read one word that is 0. The code object is never read,
+//! so a wrong address only finds nothing. Its registrar keeps it alive.
 
 use crate::naming::sequence;
 use gpumem_wire::{Phase, Role};
@@ -83,8 +82,7 @@ impl What {
         (code <= What::OptimizerState as u32).then(|| unsafe { std::mem::transmute::<u8, What>(code as u8) })
     }
 
-    /// Whether it is in a set of bits. A match would use a jump table, which is often mispredicted where frames of all kinds
-    /// alternate.
+    /// Whether it is in a set of bits. Where frames of all kinds alternate, the jump table of a match is often mispredicted.
     #[inline(always)]
     pub(crate) fn is_of(self, those: u32) -> bool {
         1 << self as u32 & those != 0

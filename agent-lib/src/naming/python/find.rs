@@ -1,5 +1,4 @@
-//! Finds the Python interpreter in this process by symbol name: its functions, types and version. The agent does not link to
-//! Python.
+//! Finds the Python interpreter in this process by symbol name, because the agent does not link to Python.
 
 use crate::naming::python::layout::{self, Layout, NO_GIL};
 use crate::naming::python::memory::{Careful, Pointer};
@@ -18,8 +17,7 @@ pub(crate) struct Interpreter {
     pub types: Types,
 }
 
-/// Returns the address of a global symbol of the program and its libraries. Extension modules find the interpreter in the same
-/// way.
+/// Returns the address of a global symbol of the program and its libraries, as extension modules find it.
 fn symbol(name: &CStr) -> Option<*mut c_void> {
     // SAFETY: the name is a C string.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };

@@ -1,5 +1,4 @@
-//! Access to the interpreter's memory. Only plausible pointers are followed, and only through this trait. So the walk can be
-//! tested on images of damaged memory (fuzz.rs).
+//! Access to the interpreter's memory, only through plausible pointers. Tests use images of damaged memory (fuzz.rs).
 
 use std::ffi::c_void;
 
@@ -128,8 +127,7 @@ impl Memory for Careful {
             return false;
         }
         let from = (at.0 + usize::from(offset)) as *const c_void;
-        // SAFETY: the kernel reads, and returns EFAULT for unmapped memory. The pipe is empty and takes a page without
-        // blocking.
+        // SAFETY: the kernel reads, and returns EFAULT for unmapped memory. The empty pipe takes a page without blocking.
         let put = unsafe { libc::write(self.to, from, out.len()) };
         let Ok(put) = usize::try_from(put) else { return false };
         // SAFETY: reads the bytes that are in the pipe, and never more than `out` has room for.

@@ -8,8 +8,7 @@
 //! lines.rs     frames -> the line that allocates
 //! ```
 //!
-//! Nothing is read before Python code has called [`prove`] with its own list of the calling thread's frames. The agent's Python
-//! code is in sources/python_host.
+//! Nothing is read before Python code (sources/python_host) has called [`prove`] with its own list of the thread's frames.
 
 mod codes;
 mod find;

@@ -3,8 +3,7 @@
 //! It is read without a lock on the thread that allocates. The object is then a local variable of a running frame, so it is
 //! alive, and its entry does not change unless Python registers it again. Writers hold a lock.
 //!
-//! A module that a compiler generated has no name in the program; what happens in it belongs to its caller. It is registered as
-//! its own parent.
+//! A module that a compiler generated is registered as its own parent: what happens in it belongs to its caller.
 //!
 //! The table doubles when it is full. The old table stays mapped, so a late reader finds old words instead of unmapped memory.
 //! A table is reused only when the table after the next one is made.
@@ -263,8 +262,7 @@ impl Modules {
         self.parameters_epoch.load(Relaxed) == self.epoch.load(Relaxed)
     }
 
-    /// Returns the tag of a chain of names, the outermost last; shortened if there is no room for all. A number is joined to
-    /// the name that it counts: `h.3`.
+    /// Returns the tag of a chain of names, the outermost last, as far as there is room. A number joins its name: `h.3`.
     fn path(&self, names: &Names, chain: &[u64]) -> u32 {
         let (mut tag, mut component, mut len) = (0, [0; MAX_TAG_BYTES], 0);
         for &name in chain.iter().rev() {
@@ -358,8 +356,8 @@ impl Modules {
         self.epoch.store(next, Release);
     }
 
-    /// Registers a module as child `name` of `parent` (0: none; its own address: generated). A later registration replaces an
-    /// earlier one. Returns whether there was room.
+    /// Registers or changes a module as child `name` of `parent` (0: none; its own address: generated). Returns false without
+    /// room.
     pub(crate) fn say(&self, object: u64, kind: u64, parent: u64, name: &[u8]) -> bool {
         if Pointer::new(object).is_none() {
             self.refused.fetch_add(1, Relaxed);

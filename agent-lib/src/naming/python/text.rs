@@ -1,5 +1,4 @@
-//! Writes the thread's Python stack as text: one frame on each line, the innermost first. Allocates nothing and calls nothing
-//! of the interpreter.
+//! Writes the thread's Python stack as text, the innermost frame first. Allocates nothing and calls nothing of the interpreter.
 
 use crate::naming::python::layout::{self, Layout, Lines, Place};
 use crate::naming::python::memory::{FAR, Memory, Pointer};
@@ -260,8 +259,7 @@ impl<M: Memory> Bytes<'_, M> {
         self.left = self.left.checked_sub(1)?;
         let within = (self.at & 7) as usize;
         if within == 0 || self.window.is_none() {
-            // Reads whole words: the bytes begin at a multiple of 8, and the object's memory extends to the end of their last 8
-            // bytes.
+            // Whole words: the bytes begin at a multiple of 8, and the object's memory reaches to the end of their last 8.
             let word = self.memory.word(Pointer::new(self.at & !7)?, 0)?;
             self.window = Some(word.to_ne_bytes());
         }

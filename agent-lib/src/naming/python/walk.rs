@@ -1,9 +1,8 @@
 //! The walk: from the thread's state through its frames to the first one with a meaning.
 //!
-//! While a thread is inside of a call, its own frames do not change, whichever thread holds the GIL. So the walk needs no lock
-//! and no reference counts. It reads two words of each frame: code and caller. For a frame with a meaning it also reads a local
-//! variable, and the type of the module in it. The walk is bounded and follows only plausible pointers, so a damaged chain ends
-//! it.
+//! While a thread is inside of a call, its own frames do not change, whichever thread holds the GIL: the walk needs no lock and
+//! no reference counts. It reads two words of each frame, code and caller; for a frame with a meaning also a local variable and
+//! its module's type. The walk is bounded and follows only plausible pointers, so a damaged chain ends it.
 //!
 //! Special cases:
 //!
@@ -193,8 +192,7 @@ impl Known<'_> {
         self.modules.generated(self.names, object.address())
     }
 
-    /// Returns the tag of the module that a local variable holds. The object is read only if its address is registered as a
-    /// module.
+    /// Returns the tag of the module in a local variable. The object is read only if its address is registered as a module.
     #[inline(always)]
     fn module<M: Memory>(&self, reader: &Reader<'_, M>, frame: Pointer, variable: Variable) -> Option<u32> {
         let object = self.object(reader, frame, variable)?;

@@ -1,5 +1,4 @@
-//! The live table: rows of live memory, updated by the callbacks themselves. So a full ring loses history, but no sum becomes
-//! wrong.
+//! The live table: rows of live memory, updated by callbacks themselves, so that a full ring makes no sum wrong.
 //!
 //! It is a bounded hash table without locks. The rows lie in the memfd, as layout.rs describes (each is the slot of the record
 //! that made it; seq is 0 while it is empty or being written). In addition, in private memory:
@@ -158,8 +157,8 @@ impl Live {
         None
     }
 
-    /// Adds `row` under `key`; its seq is in its first word. Replaces a row under the same key, whose end was missed. Returns
-    /// false if there is no place.
+    /// Adds `row`, with its seq in the first word. Replaces a row under the same key, whose end was missed. False without a
+    /// place.
     #[inline(always)]
     pub(crate) fn insert(&self, key: Key, row: &Row, beside: RowExtra) -> bool {
         let RowSlot { hash, at_home } = self.spot_for(key.hash());
@@ -333,8 +332,8 @@ impl Live {
         place.key().store(FREE, Release);
     }
 
-    /// Removes the row that `spot_of` has found, without reading it. The row is mostly in another core's cache, and waiting for
-    /// it would be half the cost of a freed block.
+    /// Removes the row that `spot_of` has found without reading it: it is mostly in another core's cache, at half a free's
+    /// cost.
     #[inline(always)]
     pub(crate) fn discard_at(&self, spot: RowSlot) {
         match spot.at_home.filter(|place| !high_water::open() && Self::seize(*place, spot.hash)) {

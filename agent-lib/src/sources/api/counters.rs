@@ -1,5 +1,5 @@
-//! The program's counters. Each keeps statistics since its last reset: number of changes, least, greatest, and time-weighted
-//! mean. Must not be used in hooks: it locks.
+//! The program's counters, with statistics since their last reset: changes, least, greatest, and time-weighted mean. Not for
+//! hooks: it locks.
 
 use crate::base::fault_injection;
 use crate::base::locks::ForkMutex;

@@ -1,13 +1,11 @@
 //! Recordings, dumps and muting, as requested by the program or by the daemon for a user, and their limits. The sender carries
-//! out the request; the requesting thread waits for its answer with a timeout. Nothing here is for hooks: it locks and
-//! allocates.
+//! them out; the requesting thread waits with a timeout. Nothing here is for hooks: it locks and allocates.
 //!
 //! **Muting** differs from pausing. A muted agent keeps observing and updates its balances, but sends nothing. Afterwards it
 //! sends how much was withheld, and its state again. A paused agent (sources/cupti/subscribe.rs) observes nothing.
 //!
-//! **A window of steps** is opened and closed by the thread that calls `gpumem_step`. It waits until the sender has recorded
-//! the state (one second at most), so the recording begins and ends exactly there. Without a window, a step costs only one more
-//! load.
+//! **A window of steps** is opened and closed by the thread that calls `gpumem_step`. It waits at most a second for the sender
+//! to record the state, so the recording begins and ends exactly there. Without a window, a step costs one more load.
 
 use crate::base::locks::ForkMutex;
 use crate::base::own_thread::{self, Uncancelled};
@@ -44,8 +42,8 @@ pub struct RecordingLimits {
 }
 
 impl RecordingLimits {
-    /// Sets a limit: `steps` (`100:110`), `for` (seconds) or `max_size` (bytes); an empty value removes it. Returns false for
-    /// an unknown key or a bad value.
+    /// Sets a limit: `steps` (`100:110`), `for` (seconds) or `max_size` (bytes); none for an empty value. False if key or value
+    /// is bad.
     pub(crate) fn set(&mut self, key: &str, value: &str) -> bool {
         let seconds =
             |value: &str| value.parse::<f64>().ok().filter(|seconds| *seconds > 0.0 && *seconds <= 1e9);
@@ -246,9 +244,8 @@ pub(crate) fn permitted(core: &Core, name: &str) -> Result<(), RecordingReply> {
 
 /// Creates a file for a recording and returns it with its absolute path.
 ///
-/// In the name, `%h` is replaced by the host, `%p` by `p` and the pid, and `%n` by the first number that gives a new name. `%r`
-/// is replaced by `r`, the rank and `-`, or by nothing without a rank. In a folder, the file gets the default name. Existing
-/// files are never overwritten.
+/// In the name, `%h` becomes the host, `%p` `p` and the pid, `%n` the first number that gives a new name, `%r` `r`, the rank
+/// and `-` (nothing without a rank). A folder gets the default name. Existing files are never overwritten.
 ///
 /// # Errors
 /// Returns a reply with the errno if the file cannot be created.

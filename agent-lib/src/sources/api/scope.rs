@@ -95,12 +95,11 @@ impl Core {
         self.close_scope(thread, OURS);
     }
 
-    /// Opens a scope of `owner`. Its tag is `inside` of the current tag, or the current tag if that returns 0. Returns how many
-    /// scopes the owner had open before.
+    /// Opens a scope of `owner`. Its tag is `inside` of the current tag; 0 keeps the current tag. Returns how many scopes the owner
+    /// scopes.
     #[inline(always)]
     pub(crate) fn open_scope(&self, thread: &Thread, owner: u8, inside: impl FnOnce(u32) -> u32) -> u16 {
-        // SAFETY: only the calling thread uses its own data. The reference ends with this function, and `inside` only handles
-        // names.
+        // SAFETY: only the calling thread uses its own data, until this function ends; `inside` only handles names.
         let own = unsafe { thread.own() };
         let parent = thread.scope.load(Relaxed);
         if own.depth < DEPTH {
@@ -134,11 +133,10 @@ impl Core {
         }
     }
 
-    /// Closes the last scope that `owner` opened on this thread. Returns how many of its scopes stay open, or `None` if it had
+    /// Closes the last scope that `owner` opened on this thread. Returns how many of its scopes stay open; `None` if it had
     /// none.
     ///
-    /// Nested scopes of other owners keep their paths. When they are closed, they restore the tag in force outside of the
-    /// closed scope.
+    /// Nested scopes of other owners keep their paths. Closed, they restore the tag in force outside of the closed scope.
     #[inline(always)]
     pub(crate) fn close_scope(&self, thread: &Thread, owner: u8) -> Option<u16> {
         // SAFETY: as in `open_scope`.

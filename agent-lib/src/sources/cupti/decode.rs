@@ -1,5 +1,4 @@
-//! Decodes CUPTI callbacks into records. Parameters are read at the address that CUPTI passes, and only for the ids of
-//! table.rs.
+//! Decodes CUPTI callbacks into records. Parameters are read where CUPTI says, and only for the ids of table.rs.
 
 use super::kinds::freed_by;
 use super::resource::resource;
@@ -160,8 +159,7 @@ impl Here<'_> {
         unsafe { self.thread.entered(call) };
     }
 
-    /// Requests a sample before a context is created, which takes the driver about 0.1 s. It shows what is charged without the
-    /// context.
+    /// Requests a sample before a context is created (0.1 s in the driver), which shows what is charged without it.
     fn creating(&self, call: &mut Call, ordinal: u32) {
         if !self.core.devices.exists(ordinal) {
             return; // the call will fail

@@ -86,8 +86,7 @@ impl Core {
         self.book_unmap_entered(thread, at, call, address, bytes);
     }
 
-    /// Returns the device slot of the context that is current on this thread; asks the driver the first time. Only for
-    /// callbacks of calls, not of resources.
+    /// Returns the device slot of this thread's current context; asks the driver the first time. Only for callbacks of calls.
     #[inline(always)]
     pub(crate) fn device_of_context(&self, thread: &Thread, context: usize, uid: u32) -> u8 {
         match thread.device_of(context) {
@@ -127,9 +126,8 @@ impl Core {
         device
     }
 
-    /// Records a context on the device with the slot `device`, the first time that it is seen. `created` is set if it was
-    /// created just now. Any other context is older, or a green one, which is a part of the primary context and costs nothing
-    /// itself.
+    /// Records a context, the first time that it is seen. `created` is set if it was created just now. Any other one is older,
+    /// or a green context, which is a part of the primary one and costs nothing itself.
     pub fn context_seen(
         &self,
         thread: &Thread,

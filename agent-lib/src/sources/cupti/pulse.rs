@@ -31,8 +31,7 @@ pub(crate) enum Pulse {
     Silent,
 }
 
-/// Makes the call and checks for its callback. Must not run in a callback or on a thread inside of the agent, where callbacks
-/// are ignored.
+/// Makes the call and checks for its callback. Not in a callback or inside of the agent, where callbacks are ignored.
 pub(crate) fn ask(core: &Core) -> Pulse {
     let before = HEARD.load(Relaxed);
     if call(core) != Some(0) {

@@ -41,8 +41,7 @@ static LATE: AtomicBool = AtomicBool::new(false);
 static DEAD: AtomicBool = AtomicBool::new(false);
 /// Pauses that the program has requested and not ended.
 static PAUSES: AtomicU32 = AtomicU32::new(0);
-/// cuptiGetContextId and cuptiGetDeviceId of the library in use. Callbacks use these copies, because they must not wait for the
-/// mutex.
+/// cuptiGetContextId and cuptiGetDeviceId of the library in use, for callbacks, which must not wait for the mutex.
 static CONTEXT_ID: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static DEVICE_ID: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
@@ -166,8 +165,8 @@ fn claim(api: &Api) -> Result<SubscriberHandle, (CuptiResult, String)> {
                 holder_bytes: holder.len() - 1,
                 allow_multiple,
             };
-            // SAFETY: a function of this library. The struct has the size that this version expects. Its buffer is passed as
-            // one byte shorter and ends with 0.
+            // SAFETY: a function of this library, and a struct of the size that its version expects. The buffer's last byte
+            // stays 0.
             result = unsafe { subscribe(&mut handle, super::callback, std::ptr::null_mut(), &mut params) };
             if result == 0 {
                 return Ok(handle);
@@ -301,8 +300,7 @@ pub(crate) fn found(core: &Core) {
 
 const PAUSED: &str = "paused by the program";
 
-/// Ends the subscription because the program needs it for another client. Runs on the caller's thread, so that it is free on
-/// return.
+/// Ends the subscription for another client of the program. Runs on the caller's thread, so that it is free on return.
 pub(crate) fn pause(core: &Core, thread: &Thread) {
     let _uncancelled = Uncancelled::now();
     PAUSES.fetch_add(1, Relaxed);

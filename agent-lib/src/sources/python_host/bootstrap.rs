@@ -96,8 +96,7 @@ impl Api {
     /// Classifies the raised error, and clears it if it comes from the agent's code.
     unsafe fn ended(&self) -> Ended {
         let call = &self.functions;
-        // SAFETY: the caller holds the interpreter's lock. The class lives as long as the interpreter, and `get` keeps the
-        // raised error.
+        // SAFETY: the caller holds the interpreter's lock. The class is never freed, and `get` keeps the raised error.
         unsafe {
             if (call.is_raised)().is_null() {
                 return Ended::Failed;

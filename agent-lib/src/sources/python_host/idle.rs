@@ -1,11 +1,9 @@
 //! Runs the agent's Python code in an idle program. Normally the interpreter runs it on the main thread between two statements
-//! (run.rs). A main thread that waits in a call, as a server does for its next request, runs none. Once nothing was recorded
-//! for a while, a thread of the agent takes the interpreter's lock, runs `idle` (`_core.py`) and ends. The sender itself never
-//! waits for that lock.
+//! (run.rs), but a main thread that waits in a call, as a server does, runs none. Once nothing was recorded for a while, a
+//! thread of the agent takes the interpreter's lock, runs `idle` (`_core.py`) and ends. The sender never waits for that lock.
 //!
-//! If a thread requests the lock while the interpreter ends, the interpreter ends the thread (`pthread_exit`) or blocks it
-//! forever. So this thread is no `std::thread`, its functions may be unwound (`C-unwind`), and nothing on its stack has a
-//! destructor.
+//! If a thread requests the lock while the interpreter ends, that ends (`pthread_exit`) or blocks the thread. So this is no
+//! `std::thread`, its functions may be unwound (`C-unwind`), and nothing on its stack has a destructor.
 
 use crate::driver::core::Core;
 use crate::sources::python_host::bootstrap::{Locked, Namespace};
@@ -17,8 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 /// Time without a record after which a program is idle.
 const QUIET_NS: u64 = 200_000_000;
 
-/// `HEAD`: records at the sender's last round. `SINCE_NS`: when that number was reached. `LOOKED`: records after the last
-/// complete run.
+/// `HEAD`: records at the sender's last round; since `SINCE_NS`. `LOOKED`: records after the last complete run.
 static HEAD: AtomicU64 = AtomicU64::new(0);
 static SINCE_NS: AtomicU64 = AtomicU64::new(0);
 static LOOKED: AtomicU64 = AtomicU64::new(u64::MAX);
@@ -112,8 +109,7 @@ fn work() -> Option<Work> {
     WORK.try_lock().ok().and_then(|work| *work)
 }
 
-/// Notes a complete run: nothing is left to do until something new is recorded. Records that the run itself made do not count
-/// as new.
+/// Notes a complete run: only new records need another. Records that the run itself made do not count as new.
 fn done(is_complete: bool) {
     if let Some(core) = Core::get().filter(|_| is_complete) {
         LOOKED.store(core.recorder.ring.head(), Release);

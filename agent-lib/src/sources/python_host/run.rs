@@ -140,8 +140,7 @@ pub(crate) fn say_roles(state: i32, reason: &[u8]) {
     status::report_layer(Layer::Roles, state, &String::from_utf8_lossy(reason));
 }
 
-/// Requests the agent's Python code once there is an interpreter to run it. Called by the sender and at injection; cheap if
-/// there is nothing to do.
+/// Requests the agent's Python code once an interpreter can run it. Called each round and at injection; cheap without work.
 pub(crate) fn look(core: &Core) {
     let may = core.settings.layers;
     if STATE.load(Relaxed) == IDLE {

@@ -1,10 +1,9 @@
 //! Adopts the memory that PyTorch had before a late agent. Its allocator can list its segments and blocks
 //! (torch.cuda.memory_snapshot), and the agent's Python code requests the list.
 //!
-//! The list is valid for the moment when the allocator wrote it. So it counts only if nothing happens from before the request
-//! until all of it is recorded: no other record, no report of PyTorch. Otherwise everything is reversed, and the list is
-//! requested again. That leaves one race of some hundred ns: another thread frees a block that is about to be recorded, and
-//! gets it again.
+//! The list is valid for the moment when the allocator wrote it. So it counts only if nothing else is recorded or reported from
+//! before the request until all of it is recorded. Otherwise everything is reversed, and the list is requested again. One race
+//! of some hundred ns stays: another thread frees a block that is about to be recorded, and gets it again.
 
 use crate::base::row::{Key, RowExtra, device_of};
 use crate::driver::core::Core;
@@ -45,8 +44,7 @@ impl Core {
         [self.recorder.ring.head(), reports]
     }
 
-    /// Prepares a request of the list. Returns false if nothing was missed, or if frees would not be noticed because callbacks
-    /// are blocked.
+    /// Prepares a request of the list. Returns false if nothing was missed, or while blocked callbacks would hide frees.
     pub(crate) fn adoption_begins(&self) -> bool {
         if !self.torch.is_late.load(Relaxed) || !patch::is_patched(patch::REPORT) || status::is_blind() {
             return false;

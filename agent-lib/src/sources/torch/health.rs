@@ -20,8 +20,7 @@ pub(crate) struct Health {
     is_silent: bool,
     /// Reports of all devices at that time.
     reports: u64,
-    /// What the reported states depended on. A change is reported at once, as a program may run out of memory in its first
-    /// second.
+    /// What the reported states depended on. Changes are reported at once: memory may run out in a program's first second.
     said: Option<(Met, u32, bool)>,
     /// Reports of each device when totals were last requested.
     asked_at: Vec<u64>,

@@ -191,8 +191,7 @@ impl Look {
         met
     }
 
-    /// Resolves the wanted functions in the first file in the loader's order that defines them. The loader would choose the
-    /// same, unless scopes differ.
+    /// Resolves the wanted functions in the first file that defines them, as the loader would, unless scopes differ.
     fn define(&mut self) {
         find_mapped(|file| {
             for (hook, (names, defined)) in NAMES.iter().zip(&mut self.defined).enumerate() {
