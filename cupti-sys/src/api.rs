@@ -41,7 +41,6 @@ const _: () = assert!(offset_of!(SubscriberParams, allow_multiple) == Subscriber
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
 pub struct Api {
-    pub library: Library,
     pub subscribe: unsafe extern "C" fn(*mut SubscriberHandle, Callback, *mut c_void) -> CuptiResult,
     pub subscribe_v2: Option<
         unsafe extern "C" fn(
@@ -55,49 +54,31 @@ pub struct Api {
     /// Arguments: enable, handle, domain, id. Not thread-safe.
     pub enable_callback: unsafe extern "C" fn(u32, SubscriberHandle, u32, u32) -> CuptiResult,
     pub get_version: Option<unsafe extern "C" fn(*mut u32) -> CuptiResult>,
-    pub get_callback_name: Option<unsafe extern "C" fn(u32, u32, *mut *const c_char) -> CuptiResult>,
     pub get_context_id: Option<GetNumber>,
     pub get_device_id: Option<GetNumber>,
 }
 
-/// Why a file is no libcupti.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OpenError {
-    /// The loader refuses it.
-    Load,
-    /// This function is missing.
-    Symbol(&'static str),
-}
-
 impl Api {
-    /// Loads the libcupti at `path` for ourselves, or takes the loaded one. It stays loaded until the process ends.
-    ///
-    /// # Errors
-    /// [`OpenError`]; then the file is not loaded, or no longer.
-    pub fn open(path: &CStr) -> Result<Self, OpenError> {
-        let library = Library::open(path).ok_or(OpenError::Load)?;
-        Self::of(library).inspect_err(|_| library.close())
+    /// Loads the libcupti at `path`, or takes the loaded one. It stays loaded until the process ends. `None` if the file is no
+    /// libcupti; then it is not loaded, or no longer.
+    pub fn open(path: &CStr) -> Option<Self> {
+        let library = Library::open(path)?;
+        let api = Self::of(library);
+        if api.is_none() {
+            library.close();
+        }
+        api
     }
 
-    /// The functions of a library that is open.
-    ///
-    /// # Errors
-    /// [`OpenError::Symbol`].
-    pub fn of(library: Library) -> Result<Self, OpenError> {
+    fn of(library: Library) -> Option<Self> {
         // SAFETY: each type is that of the function in the headers of CUPTI 11.7 to 13.5.
         unsafe {
-            Ok(Api {
-                library,
-                subscribe: library.function(c"cuptiSubscribe").ok_or(OpenError::Symbol("cuptiSubscribe"))?,
+            Some(Api {
+                subscribe: library.function(c"cuptiSubscribe")?,
                 subscribe_v2: library.function(c"cuptiSubscribe_v2"),
-                unsubscribe: library
-                    .function(c"cuptiUnsubscribe")
-                    .ok_or(OpenError::Symbol("cuptiUnsubscribe"))?,
-                enable_callback: library
-                    .function(c"cuptiEnableCallback")
-                    .ok_or(OpenError::Symbol("cuptiEnableCallback"))?,
+                unsubscribe: library.function(c"cuptiUnsubscribe")?,
+                enable_callback: library.function(c"cuptiEnableCallback")?,
                 get_version: library.function(c"cuptiGetVersion"),
-                get_callback_name: library.function(c"cuptiGetCallbackName"),
                 get_context_id: library.function(c"cuptiGetContextId"),
                 get_device_id: library.function(c"cuptiGetDeviceId"),
             })

@@ -7,8 +7,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
 
-/// Largest difference of times on both sides of a watermark, in ns. It covers out-of-order reads of the counter (tens of ns),
-/// and the slope's error between two measurements.
+/// Largest difference of times on both sides of a watermark, in ns: out-of-order reads of the counter, and the slope's error.
 pub(crate) const MARGIN_NS: u64 = 20_000;
 /// A larger difference is a jump, not a drift.
 const JUMP_NS: i64 = 1_000_000;
@@ -16,8 +15,7 @@ const JUMP_NS: i64 = 1_000_000;
 const JUMPS_ALLOWED: u32 = 8;
 /// Time until the first slope is computed.
 const FIRST_NS: u64 = 20_000_000;
-/// Longest time between measurements. Until then, the time is as long as the slope was measured over, so that the slope's error
-/// moves the line by no more than the measurement's error.
+/// Longest time between measurements. It grows with the slope's age, so that errors of slope and of measurement stay alike.
 const PERIOD_NS: u64 = 1_000_000_000;
 
 pub(crate) fn kernel_ns() -> u64 {

@@ -1,5 +1,4 @@
-//! Data from ELF images: the loaded size of a cubin (sections that occupy memory, without symbols and debug data), and the
-//! address range of the functions of a mapped file.
+//! Data from ELF images: the loaded size of a cubin (without symbols and debug data), and the range of a file's functions.
 //!
 //! Functions are those that the unwinder knows, because the executable segment often holds constants, too.
 
@@ -79,8 +78,7 @@ pub(crate) fn loadable_bytes(image: &[u8]) -> u64 {
     })
 }
 
-/// .eh_frame_hdr as every linker writes it: version 1; a pointer relative to itself; a count; a table of pairs of function and
-/// description, relative to the header.
+/// .eh_frame_hdr as linkers write it: version 1; a relative pointer; a count; a table of pairs of function and description.
 const HEADER: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
 
 /// Returns the range from the first function to the end of the last one; `None` if the table has another format.

@@ -1,8 +1,7 @@
 //! Finds where a mapped library stores the addresses of imported functions, and where a library defines them. Reads the program
 //! headers and the tables that they point to, in memory, while the loader holds its lock. Allocates nothing.
 //!
-//! A file may be stripped, damaged or hostile. Each read is checked against the readable segments of the program headers, which
-//! the loader has mapped. Anything outside is treated as absent.
+//! A file may be damaged or hostile. Each read is checked against the readable segments; anything outside is absent.
 
 use libc::{Elf64_Phdr, Elf64_Rel, Elf64_Sym, PF_R, PF_W, PF_X, PT_DYNAMIC, PT_GNU_RELRO, PT_LOAD};
 use std::ffi::CStr;

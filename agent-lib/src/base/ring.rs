@@ -94,8 +94,7 @@ impl Ring {
         self.lost.fetch_add(1, Relaxed);
     }
 
-    /// Prefetches the slot of a coming record: the sender's core has the line, and the next locked instruction would wait for
-    /// it.
+    /// Prefetches a coming record's slot, for which the next locked instruction would wait: the sender's core has the line.
     #[inline(always)]
     pub(crate) fn expect(&self, seq: u64) {
         fetch_to_write(self.slot(seq));

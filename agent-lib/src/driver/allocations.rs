@@ -10,11 +10,9 @@ use crate::base::row::{
 use crate::driver::core::Core;
 use crate::record::recorder::RecordContext;
 use crate::threads::{Call, Thread};
+use cupti_sys::CUDA_ERROR_DEINITIALIZED;
 use gpumem_wire::{Body, DestroyScope, Flags, ImportSource, MemoryKind, PoolOwner, Reading};
 use std::sync::atomic::Ordering::*;
-
-/// CUDA_ERROR_DEINITIALIZED: the driver has shut down and freed all memory, so the free did not fail.
-const GONE: u32 = cupti_sys::CUDA_ERROR_DEINITIALIZED;
 
 /// Returns the duration of a call in microseconds, rounded up, until the record's own time: with a second reading of the clock,
 /// a thread that is stopped in between would seem to enter its call later. The maximum if its begin was not observed.
@@ -107,7 +105,8 @@ impl Core {
         if call.begin_seq == 0 {
             return false; // NULL, or its begin was not observed
         }
-        let failed = result != 0 && result != GONE;
+        // A driver that has shut down has freed all memory, so the free did not fail.
+        let failed = result != 0 && result != CUDA_ERROR_DEINITIALIZED;
         let body =
             Body::FreeEnd { begin_seq: call.begin_seq, result: u16::try_from(result).unwrap_or(u16::MAX) };
         self.recorder.record(thread, at, body, |_, row| {

@@ -103,8 +103,7 @@ impl Devices {
         }
     }
 
-    /// Whether cuDevicePrimaryCtxRetain, which was just entered, will create a context. If the driver does not answer: whether
-    /// no context of the device is known. Only for callbacks of calls.
+    /// Whether cuDevicePrimaryCtxRetain, just entered, will create a context; as far as known, if the driver does not answer.
     pub(crate) fn retain_creates(&self, ordinal: u32) -> bool {
         if self.primary.get(ordinal as usize).is_some_and(|primary| primary.load(Relaxed) != 0) {
             return false;
@@ -130,8 +129,7 @@ impl Devices {
         ordinal as u8
     }
 
-    /// Returns the slot for a callback that must not call the driver. The sender records the device before records that name
-    /// it.
+    /// Returns the slot for a callback that must not call the driver. The sender records the device before it is named.
     pub(crate) fn slot_in_resource(&self, ordinal: u32) -> u8 {
         let Some(introduced) = self.introduced.get(ordinal as usize) else { return NONE_DEVICE };
         if !introduced.load(Relaxed) {

@@ -95,8 +95,7 @@ impl Core {
         }
     }
 
-    /// The same after an allocation of `bytes`: at once if the pool may have grown for it, because no later call need show
-    /// that.
+    /// The same after an allocation of `bytes`: at once if the pool may have grown for it, as no later call need show that.
     pub(crate) fn poll_pool_for(&self, thread: &Thread, id: u64, bytes: u64) {
         let Some(pool) = self.driver_pools.find(id) else { return };
         let taken = pool.taken.fetch_add(bytes, Relaxed).saturating_add(bytes);
@@ -165,8 +164,8 @@ impl Core {
     fn read_pool(&self, id: u64, device: u8) -> Option<(u64, u64)> {
         let driver = self.devices.driver()?;
         let (mut reserved, mut used) = (0, 0);
-        // SAFETY: functions of the loaded driver, with room for 64-bit answers. The pool is alive: the call that has just
-        // returned named it, or it cannot be destroyed.
+        // SAFETY: functions of the loaded driver, with room for 64-bit answers. The pool lives: it was named, or cannot be
+        // destroyed.
         let done = unsafe {
             if id >> 48 == GRAPH >> 48 {
                 let get = driver.graph_mem_get_attribute?;

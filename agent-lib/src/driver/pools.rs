@@ -3,8 +3,7 @@
 //! A pool is polled at the EXIT of calls that may change it: at once if it may have grown or was trimmed, else at most ten
 //! times a second. The sender polls it once a second, so no figure is older than that while callbacks arrive.
 //!
-//! The program could destroy its pool while the sender polls it. So cuMemPoolDestroy waits microseconds for the sender's
-//! answer.
+//! The program could destroy a pool while the sender polls it, so cuMemPoolDestroy waits microseconds for the sender.
 //!
 //! Each value is recorded with the earliest time from which it may have held: NVML may be read between change and record.
 

@@ -1,8 +1,6 @@
-//! Handles of physical memory and their mappings. A handle's memory is freed when both its references and its mappings are
-//! zero, whichever comes last. So its row counts both.
+//! Handles of physical memory and their mappings. The memory is freed when both references and mappings are zero.
 //!
-//! The driver may reuse the number of a handle as soon as its last release was entered. From then on the row is found by the
-//! seq of the record that made it, which its mappings contain.
+//! The driver may reuse a handle's number once its last release was entered. Then the row is found by the seq in its mappings.
 
 use crate::base::descriptor::Identity;
 use crate::base::row::{Key, RowCopy, RowExtra, kind, kind_of};
@@ -64,8 +62,7 @@ impl Core {
                         backing.beside.references = 1;
                         backing.row[2] = handle;
                         recorder.live.insert(Key::Handle(handle), &backing.row, backing.beside);
-                        // The number may differ from the old one, which is unknown for an adopted page
-                        // (sources/torch/adopt.rs).
+                        // The number may differ from the old one, which an adopted page does not have (sources/torch/adopt.rs).
                         recorder.live.update(Key::Mapping(mapping.row[2]), 4, |_, _| handle);
                     }
                 }

@@ -112,8 +112,7 @@ pub fn start_with(settings: Settings) -> Option<&'static Core> {
 /// The process of which a thread is inside of `injected`; 0 for none.
 static INJECTING: AtomicU32 = AtomicU32::new(0);
 
-/// Starts the agent. Called by the driver while it initialises, and by a program that attaches late. Not recursive: subscribing
-/// may make CUPTI call cuInit, which calls this function again.
+/// Starts the agent, in cuInit or when a program attaches late. Not recursive: subscribing may make CUPTI call cuInit.
 pub(crate) fn injected() {
     let pid = std::process::id();
     if INJECTING.swap(pid, Acquire) != pid {

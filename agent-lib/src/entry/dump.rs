@@ -1,13 +1,12 @@
 //! The agent's own report of this process's live memory, used where no daemon answers. It contains no NVML data, so no memory
 //! outside of known allocations, and no history. Not for hooks: it allocates.
 //!
-//! A line sums rows with the same device, class, kind, tag and role. Classes overlap: blocks lie in segments, and those in
-//! allocations.
+//! A line sums rows with the same device, class, kind, tag and role. Classes overlap: blocks lie in segments and allocations.
 
 use crate::base::row::{self, RowCopy, kind, kind_of, memory_of};
 use crate::driver::core::Core;
-use crate::sources::api::counters;
-use crate::sources::api::snapshot::quoted;
+use crate::sources::api::counters::{self, Counter};
+use crate::sources::api::snapshot::{list, object, path};
 use gpumem_wire::{AskKind, MemoryKind, NONE_DEVICE, PoolOwner, Role};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -138,12 +137,11 @@ fn line_of(core: &Core, taken: &RowCopy) -> Option<(Key, u64)> {
     } else {
         (row[7] >> 56) as u8
     };
-    let tag = core.recorder.names.path(row[5] as u32).map(|path| String::from_utf8_lossy(path).into_owned());
     let key = Key {
         device: row::device_of(row),
         class,
         kind,
-        tag: tag.unwrap_or_default(),
+        tag: path(core, row[5] as u32),
         role: role(Role::from_code(said & 15)),
     };
     Some((key, bytes))
@@ -216,9 +214,8 @@ fn text(core: &Core, lines: &[(Key, Sum)]) -> String {
         );
         let now = core.recorder.clock.now();
         for counter in counters {
-            let (value, changes, least, greatest) =
-                (counter.value, counter.changes, counter.least, counter.greatest);
-            let name = core.recorder.names.path(counter.tag).map(String::from_utf8_lossy).unwrap_or_default();
+            let Counter { value, changes, least, greatest, .. } = counter;
+            let name = path(core, counter.tag);
             let _ = writeln!(
                 out,
                 "{value:>14} {changes:>9} {least:>14} {greatest:>14} {:>14.2}  {name}",
@@ -230,41 +227,25 @@ fn text(core: &Core, lines: &[(Key, Sum)]) -> String {
 }
 
 fn json(core: &Core, lines: &[(Key, Sum)]) -> String {
-    let mut out = format!(
-        "{{\"source\":\"process\",\"pid\":{},\"time_ns\":{},\"lines\":[",
-        core.pid,
-        core.recorder.clock.now()
-    );
-    for (index, (key, sum)) in lines.iter().enumerate() {
-        let comma = if index == 0 { "" } else { "," };
-        let device = if key.device == NONE_DEVICE { "null".to_owned() } else { key.device.to_string() };
-        let tag = if key.tag.is_empty() { "null".to_owned() } else { quoted(&key.tag) };
-        let role = if key.role.is_empty() { "null".to_owned() } else { quoted(key.role) };
-        let _ = write!(
-            out,
-            "{comma}{{\"device\":{device},\"class\":\"{}\",\"kind\":\"{}\",\"tag\":{tag},\"role\":{role},\
-             \"count\":{},\"bytes\":{},\"min_bytes\":{},\"max_bytes\":{}}}",
-            key.class, key.kind, sum.count, sum.total, sum.least, sum.greatest
-        );
-    }
-    out += "],\"counters\":[";
     let now = core.recorder.clock.now();
-    for (index, counter) in counters::all(core, false).iter().enumerate() {
-        let comma = if index == 0 { "" } else { "," };
-        let name = core.recorder.names.path(counter.tag).map(String::from_utf8_lossy).unwrap_or_default();
-        let _ = write!(
-            out,
-            "{comma}{{\"name\":{},\"value\":{},\"changes\":{},\"min\":{},\"max\":{},\"mean\":{}}}",
-            quoted(&name),
-            counter.value,
-            counter.changes,
-            counter.least,
-            counter.greatest,
-            counter.mean(now)
-        );
-    }
-    out += "]}\n";
-    out
+    let lines = lines.iter().map(|(key, sum)| {
+        let device = Some(key.device).filter(|&device| device != NONE_DEVICE);
+        let named = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        object! {
+            device: device, class: key.class, kind: key.kind, tag: named(&key.tag), role: named(key.role),
+            count: sum.count, bytes: sum.total, min_bytes: sum.least, max_bytes: sum.greatest,
+        }
+    });
+    let counters = counters::all(core, false).into_iter().map(|counter| {
+        object! {
+            name: path(core, counter.tag), value: counter.value, changes: counter.changes, min: counter.least,
+            max: counter.greatest, mean: counter.mean(now),
+        }
+    });
+    let report = object! {
+        source: "process", pid: core.pid, time_ns: now, lines: list(lines), counters: list(counters),
+    };
+    report.0 + "\n"
 }
 
 /// Returns free and total bytes of a device from the driver; `None` without a current context on it and without a primary one.

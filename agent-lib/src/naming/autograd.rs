@@ -1,12 +1,10 @@
 //! Names for the nodes of the backward pass.
 //!
-//! PyTorch's engine calls `Engine::evaluate_function` for each node, through a slot (GOT entry) of the library itself. The
-//! agent replaces the slot with its own function. That function notes which node runs on the calling thread and calls the
-//! original; exceptions of nodes pass through it.
+//! PyTorch's engine calls `Engine::evaluate_function` for each node, through a slot (GOT entry) of the library. The agent's
+//! function in it notes which node runs on the thread and calls the original; exceptions of nodes pass through it.
 //!
-//! A node carries the thread that made it and its sequence number there (sequence.rs), at offsets that differ between releases.
-//! They are found with a few nodes that the bootstrap makes, whose numbers are known. Calibration runs no graph: a process in
-//! which a backward pass has run cannot fork children that run one.
+//! A node carries the thread that made it and its sequence number there (sequence.rs), at offsets that differ between releases
+//! and are found with a few nodes of known numbers. No graph is run: such a process cannot fork children that run one.
 //!
 //! An in-place operation may allocate nothing, so no allocation names its node. PyTorch calls `rebase_history` with the node of
 //! each. The agent replaces that slot, too, and names the node after the thread's current names.
@@ -188,8 +186,7 @@ unsafe extern "C-unwind" fn rebase() {
     );
 }
 
-/// Names the node of an in-place operation. Gets two arguments of the call and the stack above it; returns the original
-/// function.
+/// Names the node of an in-place operation. Gets two of the call's arguments and the stack; returns the original function.
 unsafe extern "C" fn rebased(second: usize, third: usize, stack: usize) -> usize {
     guard::guard((), |core, thread| {
         fault_injection::at("torch.rebase");
@@ -248,8 +245,7 @@ pub(crate) fn here(thread: &Thread) -> Option<FrameName> {
     Some(FrameName { tag, phase: Phase::Backward, ..FrameName::default() })
 }
 
-/// Names the node that the thread made last after an allocation under `tag`, unless it has a name. A tag of 0 marks the node as
-/// nameless, so that it does not take the name of an earlier node.
+/// Names the node that the thread made last with the tag of an allocation, unless it has a name. 0 marks it as nameless.
 #[inline(always)]
 pub(crate) fn note_forward(thread: &Thread, tag: u32) {
     let mut id = thread.autograd.id.load(Relaxed);

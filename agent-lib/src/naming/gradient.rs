@@ -17,8 +17,7 @@
 //! A gradient gets the name of its parameter, once a sweep has named that one. The current module is not reliable: a call may
 //! use another module's parameter (`F.linear(x, self.proj.weight)`), and several modules may share tied parameters.
 //!
-//! The agent finds the gradient when the node ends. It also does so when the node allocates or runs out of memory, because
-//! hooks of the leaf run inside of the node, after the accumulation.
+//! The agent finds the gradient when the node ends, allocates or runs out of memory: hooks of the leaf run inside of the node.
 
 use crate::base::row::{Key, RowCopy, RowExtra};
 use crate::driver::core::Core;

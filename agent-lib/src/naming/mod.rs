@@ -11,8 +11,7 @@
 //!
 //! A node's name contains the scope of the forward pass. Only scopes that a hook opened inside of the node are added.
 //!
-//! A node may run a module's frame: a checkpoint computes its forward pass again, on a thread of the backward pass. Then the
-//! module gives the name, and the phase is the backward pass.
+//! A node may run a module's frame: a checkpoint computes its forward pass again. Then the module names the backward pass.
 
 pub mod autograd;
 pub mod callers;

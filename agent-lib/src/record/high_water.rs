@@ -1,8 +1,7 @@
 //! The peak of live bytes in a range of time and its composition, for programs that request it (`gpumem_peak`).
 //!
-//! While no range is open nothing is counted, and each row costs one load and a branch. While one is open, each row added or
-//! removed changes its device's sum and its tag's sum. The composition at the peak is kept as it changes: a tag saves its bytes
-//! at the peak when it changes for the first time afterwards.
+//! While no range is open each row costs one load and a branch. In a range, each row that is added or removed changes the sums
+//! of its device and tag. A tag saves its bytes at the peak when it changes for the first time afterwards.
 //!
 //! There are two families: driver allocations (for a driver pool, memory handed out of it), and blocks of pools without a
 //! parent. The figures are exact, except that allocations while a range is opened may count twice or not at all.
@@ -165,8 +164,7 @@ pub(crate) fn renamed(row: &Row, parent: u64, tag: u32) {
     });
 }
 
-/// Begins to count, starting from the live rows. `live` returns the rows with the parents of blocks' pools. Must not be called
-/// in a hook. Returns false if there is no memory for it.
+/// Begins to count. `live` returns the live rows with the parents of blocks' pools. Not in a hook. False without memory.
 pub(crate) fn begin(live: impl FnOnce() -> Vec<(Row, u64)>) -> bool {
     let Ok(_changing) = CHANGING.lock() else { return false };
     if open() {

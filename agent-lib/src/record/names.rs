@@ -208,8 +208,7 @@ impl Names {
         place as u32 + 1
     }
 
-    /// Writes the name of a new tag; returns 0 if there is no room for it, since a number without a name is useless. Two
-    /// threads may do so for one tag: a repeated name does no harm.
+    /// Writes the name of a new tag; returns 0 without room. Two threads may do so for one tag: a repeated name does no harm.
     #[cold]
     #[inline(never)]
     fn introduce(&self, place: usize, parent: u32, name: &[u8]) -> u32 {

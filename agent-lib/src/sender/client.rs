@@ -11,8 +11,7 @@ use std::ops::RangeInclusive;
 
 /// Delay between attempts to subscribe: first and longest.
 const RETRY_NS: RangeInclusive<u64> = 1_000_000_000..=60_000_000_000;
-/// Most checks in quick succession until a callback of a new subscription has arrived. Until then a loss cannot be noticed. On
-/// a driver that never reports this call, no callback arrives.
+/// Most checks in quick succession for a new subscription's first callback. Some drivers never report this call.
 const EAGER: u32 = 50;
 /// Checks in a row without a callback after which the subscription counts as lost.
 const SILENCES: u32 = 2;

@@ -77,8 +77,7 @@ impl Sender {
         true
     }
 
-    /// Sends finished records up to `until`; a number without a record counts as a loss. Returns false if not all could be
-    /// sent.
+    /// Sends finished records up to `until`; a missing number counts as a loss. Returns false if not all could be sent.
     pub(super) fn send_records(&mut self, until: u64) -> bool {
         if self.progress.muted_since.is_some() {
             // Muted: skips the records once their writers have finished.
@@ -176,8 +175,7 @@ impl Sender {
         }
     }
 
-    /// Handles a welcome. A second one comes from a daemon that inherited the connection and gets reports outside of the state
-    /// again.
+    /// Handles a welcome. A second one is from a daemon that inherited the connection; it gets all reports again.
     fn be_welcomed(&mut self, epoch: u64) {
         self.link.be_welcomed();
         if std::mem::replace(&mut self.epoch, epoch) != 0 {

@@ -229,8 +229,8 @@ impl Link {
             None => self.memory.is_some_and(Identity::holds) && self.open_socket(core),
         };
         self.is_welcomed = false;
-        // The delay varies by a quarter, so that a node's processes do not all return at once. A connection alone is no
-        // success: a daemon without room accepts it and closes it.
+        // The delay varies by a quarter: not all processes return at once. A daemon without room accepts and closes a
+        // connection.
         let jitter = mix(now, core.pid.into()) % (self.retry_ns / 2) + self.retry_ns * 3 / 4;
         self.next_try_ns = now + jitter;
         self.retry_ns = (self.retry_ns * 2).min(*RETRY_NS.end());
@@ -398,8 +398,7 @@ pub(crate) fn last_words(core: &Core) {
     unsafe { libc::send(fd, packet.as_ptr().cast(), packet.len(), flags) };
 }
 
-/// Creates the file, or the first of `NAME-2.EXT`, `NAME-3.EXT`, ... that does not exist. Opens other things (/dev/null) as
-/// they are.
+/// Creates the file, or the first of `NAME-2.EXT`, `NAME-3.EXT`, ... that is new. Opens other things (/dev/null) as they are.
 fn fresh(path: &Path) -> Option<(File, PathBuf)> {
     let new = |path: &Path| OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     if std::fs::metadata(path).is_ok_and(|about| !about.is_file()) {

@@ -196,9 +196,8 @@ pub(crate) fn wait_readable(fd: RawFd, time: Duration) -> bool {
     unsafe { libc::poll(&mut polled, 1, time) > 0 }
 }
 
-/// Whether the sender is the last thread. A program whose `main` leaves with `pthread_exit` ends with its last thread. That
-/// must not be the sender, which takes no signal and would run forever. When the sender returns, the C library ends the process
-/// as it would without the agent. Returns false without /proc.
+/// Whether the sender is the last thread, after a `main` that left with `pthread_exit`. The sender takes no signal and would
+/// run forever. When it returns, the C library ends the process as it would without the agent. False without /proc.
 fn is_alone() -> bool {
     let Ok(stat) = std::fs::read("/proc/self/stat") else { return false };
     let Some(name_end) = stat.iter().rposition(|&byte| byte == b')') else { return false };

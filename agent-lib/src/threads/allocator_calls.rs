@@ -1,5 +1,4 @@
-//! A thread's calls for PyTorch's allocator since its last report: memory that it got from the driver, and events that it
-//! recorded.
+//! A thread's calls for PyTorch's allocator since its last report: memory from the driver, and events that it recorded.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 

@@ -1,8 +1,7 @@
 //! Data of each thread: its tag stack, its open driver calls, and whether it is making a record.
 //!
-//! Threads claim a place in one table on first use. A thread-local word points to it. It has no destructor, because callbacks
-//! can arrive while thread-local storage is being destroyed. The sender finds places of threads that have ended by asking the
-//! kernel. The table itself is in table.rs.
+//! Threads claim a place in a table (table.rs) on first use. A thread-local word points to it, without a destructor: callbacks
+//! arrive while thread-local storage is destroyed. The sender asks the kernel which threads have ended.
 
 pub(crate) mod allocator_calls;
 pub(crate) mod per_feature;
@@ -80,8 +79,7 @@ pub(crate) struct OwnerData {
     pub callers: Callers,
 }
 
-/// A thread's place. Fields that a report of PyTorch's allocator reads come first: one cache line and the beginning of the
-/// next.
+/// A thread's place. What a report of PyTorch's allocator reads comes first: one cache line and the beginning of the next.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub struct Thread {
@@ -145,8 +143,7 @@ impl TableSlot for Thread {
     }
 
     fn end(&self) {
-        // Everything that the thread has done is visible: the kernel orders it. Race detectors do not know that and need this
-        // load.
+        // Everything that the thread has done is visible: the kernel orders it. Race detectors need this load.
         let _ = self.busy.load(Acquire);
         self.moving_since_ns.store(0, Release);
     }
@@ -154,9 +151,8 @@ impl TableSlot for Thread {
 
 /// The thread-local word that points to a thread's place.
 ///
-/// Not `thread_local!`: in a library that is loaded late, its first use on a thread allocates, and a host's allocator may call
-/// the driver. A word in static TLS (8 bytes of the loader's reserve for such libraries) needs neither an allocation nor a
-/// call.
+/// Not `thread_local!`: in a library that is loaded late, its first use on a thread allocates, and the host's allocator may
+/// call the driver. A word in static TLS (8 bytes of the loader's reserve) needs neither.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod word {
     use super::Thread;
@@ -259,8 +255,7 @@ fn claim() -> Option<&'static Thread> {
     Some(place)
 }
 
-/// Frees the places of all threads but the calling one, in a forked child that starts anew. The calling thread has another id
-/// there.
+/// Frees the places of all threads but the calling one, which has another id, in a forked child that starts anew.
 pub(crate) fn reset_after_fork() {
     let mine = word::get();
     let id = own_thread::kernel_id();
@@ -281,8 +276,8 @@ pub(crate) fn reset_after_fork() {
 /// Turns of [`wait_a_turn`] in which the thread only lets others run.
 const AWAKE: u32 = 64;
 
-/// Waits until the sender may have finished a task of some microseconds: the first turns let other threads run, later ones
-/// sleep 100 us, because the sender may have lost its core meanwhile.
+/// Waits for a task of the sender of some microseconds: first lets others run, then sleeps 100 us, as it may have lost its
+/// core.
 pub(crate) fn wait_a_turn(turn: u32) {
     const NAP: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
     // SAFETY: nothing is written.

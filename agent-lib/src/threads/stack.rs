@@ -83,8 +83,7 @@ pub(crate) fn prepare() {
     if name == 0 || unsafe { libc::getrlimit(libc::RLIMIT_STACK, &mut limit) } != 0 {
         return;
     }
-    // The kernel keeps other mappings away by the limit as of exec(). A program may have raised it since, so at most 8 MiB
-    // count.
+    // The kernel keeps other mappings away by the limit at exec(), which may have been lower. So at most 8 MiB count.
     let bytes = usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX).min(8 << 20);
     MAIN[0].store(name.saturating_sub(bytes), Relaxed);
     MAIN[1].store(name & !(size_of::<usize>() - 1), Relaxed);

@@ -1,5 +1,5 @@
-//! Finds the library that made a driver call from the return addresses on the calling thread's stack. This happens in the
-//! callback itself, without a lock, an allocation or a system call.
+//! Finds the library that made a driver call from return addresses on the stack, in the callback, without a lock or system
+//! call.
 //!
 //! ```text
 //! mod.rs      the search, and its cache for each thread
@@ -13,8 +13,7 @@
 //! to that function and its callers. The entry function's return address is where the call came from. If it lies in the CUDA
 //! runtime or the C library, the search continues with that library's caller.
 //!
-//! A return address points into a function outside of the driver. But a frame also holds pointers to functions and leftovers of
-//! earlier calls. Two properties distinguish the return address:
+//! A frame also holds pointers to functions and leftovers of earlier calls. Two properties distinguish the return address:
 //!
 //! - Its position is the same whenever the same function calls in the same way. So only those positions remain candidates that
 //!   held such a word in every call so far (`ReturnSlot`).
@@ -130,8 +129,8 @@ unsafe fn word(at: usize) -> usize {
 }
 
 impl Core {
-    /// Returns the number of the library that called the driver's function `call`, whose parameters lie at `params`; 0 if it is
-    /// unknown. `frame` is an address in the callback's own frame.
+    /// Returns the number of the library that called `call`, with parameters at `params`; 0 if unknown. `frame`: in the
+    /// callback.
     #[inline(always)]
     pub fn caller(&self, thread: &Thread, call: u32, params: usize, frame: usize) -> u16 {
         let on_stack = params > frame && params - frame < FAR;

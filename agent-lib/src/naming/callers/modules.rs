@@ -7,8 +7,7 @@
 //! Changes are found with the sender's next check: every 5 ms while there is something to send, else every 100 ms. Until then a
 //! library at the address of an earlier one is taken for that. At a new address it gets a number at once, its path later.
 //!
-//! Before glibc 2.31, dl_iterate_phdr takes a lock of the loader's that a forked child would find locked forever. So fork()
-//! waits until the agent has left it (see `before_fork`).
+//! Before glibc 2.31, a forked child would find dl_iterate_phdr's lock taken. So fork() waits for the agent (`before_fork`).
 
 use super::loader::{self, Collection, Object};
 use crate::driver::core::Core;
@@ -174,16 +173,19 @@ pub(crate) fn number(core: &Core, library: &Library) -> u16 {
 
 #[cold]
 fn introduce(core: &Core, library: &Library) -> u16 {
-    let id = next_number();
-    if id == 0 {
-        return 0;
+    let (id, is_new) = give_number(&library.id);
+    if is_new {
+        say(core, id, library);
     }
-    match library.id.compare_exchange(0, id, Relaxed, Relaxed) {
-        Ok(_) => {
-            say(core, id, library);
-            id
-        }
-        Err(first) => first, // another thread was first; this number stays unused
+    id
+}
+
+/// Returns the number in `id`, and whether this call gave it; 0 when there are too many.
+fn give_number(id: &AtomicU16) -> (u16, bool) {
+    let next = next_number();
+    match id.compare_exchange(0, next, AcqRel, Acquire) {
+        Ok(_) => (next, next != 0),
+        Err(first) => (first, false), // another thread was first; this number stays unused
     }
 }
 
@@ -252,13 +254,7 @@ pub(crate) fn number_of_new(start: usize) -> u16 {
     };
     let Some(fresh) = FRESH.iter().find(has) else { return 0 };
     match fresh.id.load(Acquire) {
-        0 => {
-            let id = next_number();
-            match fresh.id.compare_exchange(0, id, AcqRel, Acquire) {
-                Ok(_) => id,
-                Err(first) => first,
-            }
-        }
+        0 => give_number(&fresh.id).0,
         id => id,
     }
 }

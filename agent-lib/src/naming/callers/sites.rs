@@ -136,8 +136,7 @@ fn path_of(site: usize) -> Option<String> {
     is_one.then_some(path)
 }
 
-/// Demangles a symbol to the names of namespaces, classes and the function, without types. Calling the C++ library's own
-/// demangler would require that library to be loaded.
+/// Demangles a symbol to namespaces, classes and function. The C++ library's demangler would need that library to be loaded.
 fn readable(symbol: &CStr) -> Option<String> {
     let symbol = symbol.to_str().ok()?;
     let symbol = symbol.split_once('.').map_or(symbol, |(name, _)| name); // f.cold, f.isra.0: parts and copies of f

@@ -25,9 +25,8 @@ const IN_CELL: u64 = 0x80;
 pub(crate) struct Variable {
     /// Its index among the local variables.
     pub slot: u16,
-    /// It may lie in a cell, because inner functions use it. The registration contains this, and the object is not inspected:
-    /// while CPython 3.11 takes a frame down, its variables may point to freed objects. Only objects known as modules are safe
-    /// then.
+    /// It may lie in a cell, because inner functions use it. The object is not inspected: while CPython 3.11 takes a frame
+    /// down, its variables may point to freed objects, and only objects known as modules are safe.
     pub in_cell: bool,
 }
 

@@ -179,8 +179,7 @@ const IN_3_13: Parts = Parts { state: 19, frame: 28, code: 34, object: 44, tuple
 const IN_3_14: Parts = Parts { state: 22, frame: 31, code: 39, object: 50, tuple: 56, bytes: 74, text: 77 };
 const IN_3_15: Parts = Parts { state: 22, frame: 39, code: 47, object: 58, tuple: 68, bytes: 86, text: 89 };
 
-/// Reads the offsets that the interpreter publishes. The table consists of words: a cookie, the version, whether there is no
-/// GIL, and parts. Each part begins with the size of its struct.
+/// Reads the published offsets: words with a cookie, the version, whether there is no GIL, and parts that begin with a size.
 fn published(version: Version, memory: &impl Memory, runtime: Pointer) -> Result<Layout, String> {
     let word =
         |index: u16| memory.word(runtime, index * 8).ok_or_else(|| "_PyRuntime cannot be read".to_owned());
@@ -243,8 +242,7 @@ fn published(version: Version, memory: &impl Memory, runtime: Pointer) -> Result
     })
 }
 
-/// Reason why free-threaded builds are not read. Another thread may change a module's table of children, its type or its
-/// reference count at any time, and reading frames is untested there.
+/// Why free-threaded builds are not read: other threads may change objects at any time, and reading frames is untested.
 pub(crate) const NO_GIL: &str = "CPython without a GIL (free-threaded) is not read";
 
 impl Layout {

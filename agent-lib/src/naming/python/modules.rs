@@ -5,8 +5,7 @@
 //!
 //! A module that a compiler generated is registered as its own parent: what happens in it belongs to its caller.
 //!
-//! The table doubles when it is full. The old table stays mapped, so a late reader finds old words instead of unmapped memory.
-//! A table is reused only when the table after the next one is made.
+//! The table doubles when it is full. The old one stays mapped for late readers, and is reused for the table after the next.
 
 use crate::base::locks::SpinLock;
 use crate::base::memfd::anonymous;
@@ -151,8 +150,7 @@ impl Modules {
         None
     }
 
-    /// Returns the tag of the path of the module `object`. `None` for a generated module, and for an object that is not the
-    /// registered one: the memory of a module that died is soon reused.
+    /// Returns the tag of the path of `object`; `None` if it is generated, or another object at the address of one that died.
     #[inline(always)]
     pub(crate) fn tag(
         &self,
@@ -356,8 +354,7 @@ impl Modules {
         self.epoch.store(next, Release);
     }
 
-    /// Registers or changes a module as child `name` of `parent` (0: none; its own address: generated). Returns false without
-    /// room.
+    /// Registers or changes a module, child `name` of `parent` (0: none; its own address: generated). False without room.
     pub(crate) fn say(&self, object: u64, kind: u64, parent: u64, name: &[u8]) -> bool {
         if Pointer::new(object).is_none() {
             self.refused.fetch_add(1, Relaxed);

@@ -157,8 +157,7 @@ impl Live {
         None
     }
 
-    /// Adds `row`, with its seq in the first word. Replaces a row under the same key, whose end was missed. False without a
-    /// place.
+    /// Adds `row`, with its seq in the first word. Replaces a row whose end was missed. Returns false without a place.
     #[inline(always)]
     pub(crate) fn insert(&self, key: Key, row: &Row, beside: RowExtra) -> bool {
         let RowSlot { hash, at_home } = self.spot_for(key.hash());
@@ -332,8 +331,7 @@ impl Live {
         place.key().store(FREE, Release);
     }
 
-    /// Removes the row that `spot_of` has found without reading it: it is mostly in another core's cache, at half a free's
-    /// cost.
+    /// Removes the row that `spot_of` has found without reading it: from another core's cache, that takes half a free's time.
     #[inline(always)]
     pub(crate) fn discard_at(&self, spot: RowSlot) {
         match spot.at_home.filter(|place| !high_water::open() && Self::seize(*place, spot.hash)) {
@@ -415,8 +413,7 @@ impl Live {
         }
     }
 
-    /// Changes one word of the row of `key`, and its additional data. If a program retags a block while another thread frees
-    /// it, the next owner of the row may get the name.
+    /// Changes a word of a row and its additional data. A retag while another thread frees the block may name the next owner.
     pub(crate) fn update(
         &self,
         key: Key,

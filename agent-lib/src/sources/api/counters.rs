@@ -1,5 +1,4 @@
-//! The program's counters, with statistics since their last reset: changes, least, greatest, and time-weighted mean. Not for
-//! hooks: it locks.
+//! The program's counters, with statistics since their last reset: changes, least, greatest, mean over time. Not for hooks.
 
 use crate::base::fault_injection;
 use crate::base::locks::ForkMutex;

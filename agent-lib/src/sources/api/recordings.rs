@@ -42,36 +42,21 @@ pub struct RecordingLimits {
 }
 
 impl RecordingLimits {
-    /// Sets a limit: `steps` (`100:110`), `for` (seconds) or `max_size` (bytes); none for an empty value. False if key or value
-    /// is bad.
+    /// Sets the limit `steps` (`100:110`), `for` (seconds) or `max_size` (bytes); empty: none. Returns false for bad texts.
     pub(crate) fn set(&mut self, key: &str, value: &str) -> bool {
-        let seconds =
-            |value: &str| value.parse::<f64>().ok().filter(|seconds| *seconds > 0.0 && *seconds <= 1e9);
-        match (key, value.is_empty()) {
-            ("steps", true) => self.steps = None,
-            ("for", true) => self.for_ns = None,
-            ("max_size", true) => self.max_bytes = None,
-            ("steps", false) => {
+        let seconds = || value.parse::<f64>().ok().filter(|seconds| *seconds > 0.0 && *seconds <= 1e9);
+        match key {
+            "steps" => {
                 let steps = value
                     .split_once(':')
-                    .and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
-                let steps = steps.filter(|(first, last): &(u64, u64)| first <= last && *last < u64::MAX);
-                self.steps = steps.or(self.steps);
-                return steps.is_some();
+                    .and_then(|(first, last)| Some((first.parse::<u64>().ok()?, last.parse::<u64>().ok()?)));
+                let steps = steps.filter(|(first, last)| first <= last && *last < u64::MAX);
+                replace(&mut self.steps, value, steps)
             }
-            ("for", false) => {
-                let for_ns = seconds(value).map(|seconds| (seconds * 1e9) as u64);
-                self.for_ns = for_ns.or(self.for_ns);
-                return for_ns.is_some();
-            }
-            ("max_size", false) => {
-                let bytes = value.parse().ok().filter(|bytes| *bytes > 0);
-                self.max_bytes = bytes.or(self.max_bytes);
-                return bytes.is_some();
-            }
-            _ => return false,
+            "for" => replace(&mut self.for_ns, value, seconds().map(|seconds| (seconds * 1e9) as u64)),
+            "max_size" => replace(&mut self.max_bytes, value, value.parse().ok().filter(|bytes| *bytes > 0)),
+            _ => false,
         }
-        true
     }
 
     /// Parses a file and limits from the daemon: `FILE\0key=value\0...`. `None` for an unknown key or a bad value.
@@ -83,6 +68,15 @@ impl RecordingLimits {
             parts.all(|part| part.split_once('=').is_some_and(|(key, value)| limits.set(key, value)));
         is_known.then_some((path, limits))
     }
+}
+
+/// Sets a limit, or removes it for an empty value; keeps it for a bad one and returns false.
+fn replace<T>(limit: &mut Option<T>, value: &str, parsed: Option<T>) -> bool {
+    let is_good = value.is_empty() || parsed.is_some();
+    if is_good {
+        *limit = parsed;
+    }
+    is_good
 }
 
 /// First step that concerns a recording.

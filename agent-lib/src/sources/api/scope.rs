@@ -95,8 +95,7 @@ impl Core {
         self.close_scope(thread, OURS);
     }
 
-    /// Opens a scope of `owner`. Its tag is `inside` of the current tag; 0 keeps the current tag. Returns how many scopes the owner
-    /// scopes.
+    /// Opens a scope of `owner` under `inside` of the current tag, or the current tag for 0. Returns how many it had open.
     #[inline(always)]
     pub(crate) fn open_scope(&self, thread: &Thread, owner: u8, inside: impl FnOnce(u32) -> u32) -> u16 {
         // SAFETY: only the calling thread uses its own data, until this function ends; `inside` only handles names.
@@ -133,8 +132,7 @@ impl Core {
         }
     }
 
-    /// Closes the last scope that `owner` opened on this thread. Returns how many of its scopes stay open; `None` if it had
-    /// none.
+    /// Closes the last scope that `owner` opened on this thread. Returns how many of its scopes stay open, if it had one.
     ///
     /// Nested scopes of other owners keep their paths. Closed, they restore the tag in force outside of the closed scope.
     #[inline(always)]

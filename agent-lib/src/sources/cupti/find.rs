@@ -10,20 +10,11 @@ use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Sonames, newest first. From 12 on they contain the major version only, before also the minor one.
-const SONAMES: &[(u32, &str)] = &[
-    (13, "libcupti.so.13"),
-    (12, "libcupti.so.12"),
-    (11, "libcupti.so.11.8"),
-    (11, "libcupti.so.11.7"),
-    (11, "libcupti.so.11.6"),
-    (11, "libcupti.so.11.5"),
-    (11, "libcupti.so.11.4"),
-    (11, "libcupti.so.11.3"),
-    (11, "libcupti.so.11.2"),
-    (11, "libcupti.so.11.1"),
-    (11, "libcupti.so.11.0"),
-];
+/// Returns major versions and sonames, newest first. Before 12, sonames contain the minor version, too.
+fn sonames() -> impl Iterator<Item = (u32, String)> {
+    let major = [13, 12].map(|major| (major, format!("libcupti.so.{major}")));
+    major.into_iter().chain((0..=8).rev().map(|minor| (11, format!("libcupti.so.11.{minor}"))))
+}
 
 /// Returns files that may be the right one, best first.
 pub(crate) fn candidates(settings: &Settings, driver_version: Option<u32>) -> Vec<PathBuf> {
@@ -38,7 +29,7 @@ pub(crate) fn candidates(settings: &Settings, driver_version: Option<u32>) -> Ve
     let own = objects
         .iter()
         .find_map(|path| name_of(path).strip_prefix("libcudart.so.")?.split('.').next()?.parse().ok());
-    let mut sonames: Vec<_> = SONAMES.iter().filter(|(major, _)| *major <= newest).collect();
+    let mut sonames: Vec<_> = sonames().filter(|(major, _)| *major <= newest).collect();
     sonames.sort_by_key(|(major, _)| own != Some(*major)); // stable sort: otherwise newest first
     for directory in directories(settings, &objects) {
         found.extend(sonames.iter().map(|(_, name)| directory.join(name)).filter(|path| path.exists()));

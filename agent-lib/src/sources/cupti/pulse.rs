@@ -1,12 +1,11 @@
-//! Checks whether CUPTI callbacks still arrive. Another client may finalize CUPTI (Kineto does with TEARDOWN_CUPTI=1). That
-//! ends every subscription of the process without notice.
+//! Checks whether callbacks still arrive. A client that finalizes CUPTI (Kineto) ends every subscription without notice.
 //!
 //! The check makes a driver call and no CUPTI call: a finalized CUPTI may return anything, and finalization may be in progress.
 //! cuDeviceGetCount needs no context, takes no memory and changes nothing, and programs call it rarely. Its callback arrives on
 //! the calling thread before the call returns, so its absence is known at once.
 
 use crate::driver::core::Core;
-use cupti_sys::ids;
+use cupti_sys::{CUDA_ERROR_NOT_INITIALIZED, ids};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
 /// The call whose callback is subscribed only for this check.
@@ -42,8 +41,7 @@ pub(crate) fn ask(core: &Core) -> Pulse {
 
 /// Whether the driver is not initialised: cuInit failed or has not finished. Makes the same call as [`ask`].
 pub(crate) fn is_uninitialised(core: &Core) -> bool {
-    const NOT_INITIALIZED: u32 = 3;
-    call(core) == Some(NOT_INITIALIZED)
+    call(core) == Some(CUDA_ERROR_NOT_INITIALIZED)
 }
 
 /// Returns the result of the call; `None` without a driver that has it.

@@ -36,8 +36,7 @@ fn created(core: &Core, thread: &Thread, data: &ResourceData) {
     core.devices.set_primary_if_unknown(ordinal, handle);
 }
 
-/// Handles a resource callback. It may arrive while the driver holds its locks, so no function of the driver is called here.
-/// CUPTI may be asked about the context that the callback is about.
+/// Handles a resource callback. The driver may hold its locks: no call of the driver, and CUPTI only about this context.
 ///
 /// # Safety
 /// `data` must be that of the resource callback `id`.

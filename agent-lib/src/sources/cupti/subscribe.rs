@@ -95,7 +95,7 @@ pub(crate) fn attach(core: &Core) -> Outcome {
     let mut refusal = None;
     for path in candidates(&core.settings, version) {
         let Some(file) = c_path(&path) else { continue };
-        let Ok(api) = Api::open(&file) else { continue };
+        let Some(api) = Api::open(&file) else { continue };
         let since_ns = if place.number == 0 { 0 } else { core.recorder.clock.now() };
         match subscribe(&api) {
             Ok(handle) => {
@@ -165,8 +165,7 @@ fn claim(api: &Api) -> Result<SubscriberHandle, (CuptiResult, String)> {
                 holder_bytes: holder.len() - 1,
                 allow_multiple,
             };
-            // SAFETY: a function of this library, and a struct of the size that its version expects. The buffer's last byte
-            // stays 0.
+            // SAFETY: a function of this library, and a struct of its version's size. The buffer's last byte stays 0.
             result = unsafe { subscribe(&mut handle, super::callback, std::ptr::null_mut(), &mut params) };
             if result == 0 {
                 return Ok(handle);

@@ -18,8 +18,7 @@ type Attributes = *const EventAttributes;
 /// Returns a function's address; called when the table is filled.
 type Address = fn() -> usize;
 
-/// Declares functions with their numbers in a module of NVTX, and the module's table. Programs follow NVTX's contract: texts end
-/// with 0, and attributes have the size that they state.
+/// Declares functions of a module of NVTX and its table. By NVTX's contract, texts end with 0, and attributes have their size.
 macro_rules! functions {
     ($module:ident; $( $number:path => $function:ident($($argument:ident: $type:ty),*) -> $result:ty { $work:expr } )*) => {
         pub(crate) const $module: &[(u32, Address)] = &[$( ($number, || $function as *const () as usize) ),*];

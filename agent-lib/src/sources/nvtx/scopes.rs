@@ -6,8 +6,7 @@
 //! A domain's handle is a number: 0 is the default domain (NVTX's null) and 1 any domain that does not count. From 2 on it is
 //! the position among the wanted domains, which is also the owner number of its scopes. The default domain's owner number is 1.
 //!
-//! **Ranges of the process** are started on one thread and may be ended on another. With `GPUMEM_NVTX_RANGES` the newest open
-//! range is the tag of threads that have no other name.
+//! **Ranges of the process** may end on another thread. With `GPUMEM_NVTX_RANGES` the newest names threads without a name.
 
 use crate::base::row::mix;
 use crate::driver::core::Core;

@@ -49,8 +49,7 @@ pub(crate) fn is_quiet(now: u64) -> bool {
     now.saturating_sub(SINCE_NS.load(Relaxed)) > QUIET_NS
 }
 
-/// Starts the thread if the program is idle and has recorded something since the last complete run. The sender calls it while
-/// the main thread does not respond to a request.
+/// Starts the thread if the idle program has recorded something new. For the sender, while the main thread does not respond.
 pub(crate) fn look(core: &Core, now: u64, api: Api, namespace: Namespace) {
     let head = core.recorder.ring.head();
     let Some(locked) = api.locked.filter(|_| is_quiet(now) && head != LOOKED.load(Acquire)) else { return };
@@ -64,8 +63,7 @@ pub(crate) fn look(core: &Core, now: u64, api: Api, namespace: Namespace) {
     TRIED_NS.store(now, Relaxed);
     SINCE_NS.store(now, Relaxed);
     let entry: extern "C-unwind" fn(*mut c_void) -> *mut c_void = thread;
-    // SAFETY: the function has this type except that it may unwind, and there is room for the thread's id. The thread inherits
-    // the sender's signal mask, so no signal reaches it.
+    // SAFETY: a function of this type that may unwind, and room for the thread's id. It inherits the sender's signal mask.
     unsafe {
         let entry = std::mem::transmute::<
             extern "C-unwind" fn(*mut c_void) -> *mut c_void,

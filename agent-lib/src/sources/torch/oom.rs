@@ -8,8 +8,7 @@
 //! | the driver refuses; PyTorch flushes its cache and then gets memory | `AllocFailed`, `Pressure`; no `Oom` |
 //! | the driver refuses each time | `AllocFailed`, `Pressure`, perhaps again; `Oom` with the driver's result |
 //!
-//! `Oom` has the outcome `Fatal`: the request has failed. Whether the program catches the error and continues shows only later.
-//! Its stack is the text of the thread's Python frames.
+//! `Oom` has the outcome `Fatal`: the request has failed. Whether the program goes on shows later. Its stack is Python's.
 //!
 //! The cudaMallocAsync backend does not report this, and neither does a PyTorch without caching. There, only the driver's
 //! refusals are known, and the layer's state says so. (2.4.1 gives up at the first refusal; 2.15.0 retries after a flush.)
@@ -35,8 +34,7 @@ const STACKS: u32 = 256;
 
 type Next = unsafe extern "C-unwind" fn(i64, u64, u64, u16);
 
-/// Replacement for reportOutOfMemoryToProfiler in its slot. PyTorch calls it once for each failed request, under the
-/// allocator's mutex, after its retries and before its own observers.
+/// Replacement for reportOutOfMemoryToProfiler: called once for each failed request, after retries, under PyTorch's mutex.
 ///
 /// # Safety
 /// Must be called with PyTorch's arguments.
@@ -88,9 +86,8 @@ impl Core {
         }
     }
 
-    /// Returns the phase of the thread's request, as `Pressure` and `Oom` carry it. A forward pass without gradients is an
-    /// evaluation. The exception is a function with its own backward pass, such as a checkpoint, which always runs without
-    /// gradients. Clearing gradients counts as the optimizer's phase.
+    /// Returns the phase of the thread's request for `Pressure` and `Oom`. A forward pass without gradients is an evaluation,
+    /// except in a function with its own backward pass (a checkpoint). Clearing gradients is the optimizer's phase.
     #[cold]
     fn phase_of_request(&self, thread: &Thread) -> u32 {
         let named = self.named(thread).phase;

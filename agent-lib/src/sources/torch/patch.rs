@@ -117,9 +117,8 @@ fn function(hook: usize) -> usize {
     }
 }
 
-/// Searches, in the callback of a driver allocation, if the loader has mapped files since the last search (about 25 ns if not).
-/// Also repeats a search that found files not relocated yet, as happens in the middle of a dlopen. Once the functions are
-/// installed, a second PyTorch is left to the sender.
+/// Searches, in the callback of a driver allocation, if the loader has mapped files since (about 25 ns if not), or has not
+/// relocated them yet. Once the functions are installed, a second PyTorch is left to the sender.
 #[inline]
 pub fn look_if_changed() {
     match met() {

@@ -44,9 +44,8 @@ use std::arch::naked_asm;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 
-/// Largest distance between the stack pointer at a record in insert_events and at the report. It is 224 bytes in 2.15.0 and 208
-/// in 2.4.1 (840 and 836 frees, always the same), and about as much in 2.0.1 and 2.8.0 according to their code. 1.13.1 has the
-/// CUDA runtime linked in, and so no such slots.
+/// Largest distance of the stack pointers at a record in insert_events and at the report. It is 224 bytes in 2.15.0 and 208 in
+/// 2.4.1 (840 and 836 frees), and about that in 2.0.1 and 2.8.0. 1.13.1 has no such slots: it links the CUDA runtime.
 const SPAN: usize = 1024;
 /// Call sites in PyTorch's code that record other events.
 static ELSEWHERE: [AtomicUsize; 8] = [const { AtomicUsize::new(0) }; 8];
@@ -56,8 +55,7 @@ const UNKNOWN: c_int = 999;
 type OnStream = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void) -> c_int;
 type OfEvent = unsafe extern "C-unwind" fn(*mut c_void) -> c_int;
 
-/// Replacement for cudaEventRecord in its slot. Adds two arguments, the return address and the stack pointer, and jumps to the
-/// function below.
+/// Replacement for cudaEventRecord: adds the return address and the stack pointer, and jumps to the function below.
 ///
 /// # Safety
 /// Must be called with cudaEventRecord's arguments.
@@ -149,8 +147,7 @@ impl Device {
 }
 
 impl Core {
-    /// Records that a freed block waits for events. Returns false if the events are unrelated, or if there is no room to
-    /// remember the block.
+    /// Records that a freed block waits for events. Returns false for unrelated events, or without room for the block.
     #[cold]
     #[inline(never)]
     pub(crate) fn wait(

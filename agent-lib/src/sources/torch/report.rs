@@ -1,5 +1,4 @@
-//! PyTorch's report to its own profiler that a block was allocated or freed. The agent replaces the slot through which the
-//! allocator makes that call, and passes the call on.
+//! PyTorch's report to its profiler of a block's allocation or free. The agent replaces its slot and passes the call on.
 //!
 //! PyTorch makes the call at exactly two places, unconditionally, for each block of the native caching allocator, in every pool
 //! and mode (frameworks.md 2). It holds the allocator's mutex for the device. So nothing here takes the GIL, calls CUDA, waits
@@ -37,8 +36,7 @@ pub(crate) struct Report {
 
 type Next = unsafe extern "C-unwind" fn(*mut c_void, i64, u64, u64, u16);
 
-/// Replacement for reportMemoryUsageToProfiler in its slot. Adds an argument, the stack pointer, and jumps to the function
-/// below.
+/// Replacement for reportMemoryUsageToProfiler: adds the stack pointer and jumps to the function below.
 ///
 /// # Safety
 /// Must be called with PyTorch's arguments.

@@ -107,8 +107,7 @@ impl Core {
         pool.device.segments.fetch_add(bytes, Relaxed);
     }
 
-    /// Handles that PyTorch has reserved more than is known. The block's segment may have been allocated on another thread, or
-    /// before the hooks were installed.
+    /// Handles reserved bytes that are not known: the segment came from another thread, or before the hooks were installed.
     #[cold]
     #[inline(never)]
     pub(super) fn search_segment(&self, thread: &Thread, pool: TorchPool<'_>, address: u64) {
@@ -137,8 +136,7 @@ impl Core {
         }
     }
 
-    /// Handles the begin of a free or unmap of [address, address+bytes), with 0 bytes of what begins there: removes the
-    /// segments in it.
+    /// Handles the begin of a free or unmap of [address, address+bytes), or of what begins there: removes segments in it.
     #[inline(always)]
     pub(crate) fn driver_takes(&self, thread: &Thread, call: &mut Call, address: u64, bytes: u64) {
         if self.torch.made.load(Relaxed) != 0 {
