@@ -161,7 +161,6 @@ impl Shared {
     }
 }
 
-/// Prefetches a cache line that will be written soon.
 #[inline(always)]
 pub(crate) fn fetch_to_write<T>(line: &T) {
     // The intrinsic becomes a prefetch for reading, unless all code is compiled for newer processors. Processors that do not
@@ -178,7 +177,6 @@ pub(crate) fn fetch_to_write<T>(line: &T) {
     }
 }
 
-/// Prefetches a cache line that will be read soon.
 #[inline(always)]
 pub(crate) fn fetch_to_read<T>(line: &T) {
     #[cfg(target_arch = "x86_64")]

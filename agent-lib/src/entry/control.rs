@@ -76,7 +76,6 @@ pub(crate) fn mute(core: &'static Core) {
     }
 }
 
-/// Reverses one call of `mute`.
 pub(crate) fn unmute(core: &'static Core) {
     let less = MUTES.fetch_update(AcqRel, Acquire, |mutes| mutes.checked_sub(1));
     if less == Ok(1) {

@@ -72,7 +72,6 @@ pub(crate) fn dumps(core: &'static Core, format: Format, sort: Sort, ascending: 
     told.or(own).unwrap_or_default()
 }
 
-/// Returns the agent's own report.
 pub(crate) fn summary(core: &Core, format: Format, sort: Sort, ascending: bool) -> String {
     let mut lines: BTreeMap<Key, Sum> = BTreeMap::new();
     for taken in core.recorder.live.scan() {

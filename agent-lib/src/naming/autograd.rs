@@ -48,9 +48,7 @@ type Count = unsafe extern "C" fn() -> u64;
 
 /// The search for the engine has finished, with or without success.
 static LOOKED: AtomicBool = AtomicBool::new(false);
-/// The original value of the slot of `Engine::evaluate_function`.
 const NEXT: &AtomicUsize = &HOT_WORDS.next_evaluate;
-/// The original value of the slot of `rebase_history`.
 static NEXT_REBASE: AtomicUsize = AtomicUsize::new(0);
 /// Which register argument of `rebase_history` points to the edge. While unknown, `LAST_EDGE` keeps the last call's candidate.
 static EDGE: AtomicU8 = AtomicU8::new(UNKNOWN);

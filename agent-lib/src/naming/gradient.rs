@@ -137,14 +137,12 @@ fn address_of_leaf(memory: &impl Memory, node: u64) -> Option<u64> {
     follow(memory, node, [0, 3, 4])
 }
 
-/// Returns the current role of a row.
 fn role_of(row: &RowCopy, is_block: bool) -> Role {
     let told = if row.beside.flags & RowExtra::RETAGGED != 0 { row.beside.use_as & 15 } else { 0 };
     let born = if is_block { (row.row[7] >> 56) as u8 & 15 } else { 0 };
     Role::from_code(if told != 0 { told } else { born })
 }
 
-/// Returns the phase in which a block was allocated.
 fn phase_at_birth(row: &RowCopy, is_block: bool) -> Phase {
     Phase::from_code(if is_block { (row.row[7] >> 60) as u8 } else { 0 })
 }

@@ -59,7 +59,6 @@ impl Sender {
         sent
     }
 
-    /// Sends the names that were not sent on this connection.
     pub(super) fn send_names(&mut self, flags: Flags) -> bool {
         let end = self.core.recorder.names.end();
         while self.progress.names_sent < end {
@@ -164,7 +163,6 @@ impl Sender {
         self.command(body.kind(), wish, muted);
     }
 
-    /// Sends the final records of the connection.
     pub(super) fn say_bye(&mut self, reason: ByeReason) {
         self.forget_window();
         if self.link.is_up() {

@@ -106,7 +106,6 @@ impl Link {
         }
     }
 
-    /// Opens a link that writes only to a file.
     pub(crate) fn to_file(core: &Core, file: File) -> std::io::Result<Self> {
         let mut link = Link::new(core);
         link.begin(core, file)?;

@@ -199,7 +199,6 @@ impl Sender {
         true
     }
 
-    /// Ends a recording that has reached its limit.
     fn end_when_due(&mut self) {
         let is_late = self.record_until_ns != 0 && self.core.recorder.clock.now() >= self.record_until_ns;
         if self.link.is_recording_beside() && (is_late || self.link.is_beside_full()) {
@@ -247,7 +246,6 @@ impl Sender {
         }
     }
 
-    /// Writes everything that was recorded so far to the recording.
     fn write_out(&mut self, path: &Path) -> RecordingReply {
         let head = self.core.recorder.ring.head();
         for _ in 0..TRIES {

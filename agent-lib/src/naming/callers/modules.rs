@@ -25,7 +25,6 @@ const NEW: usize = 32;
 /// Least age at which an old table may be freed.
 const GRACE_NS: u64 = 1_000_000_000;
 
-/// A library's part in a call: whether it can be the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
     /// The driver, CUPTI, or this library: where a call arrives.

@@ -201,9 +201,10 @@ fn tables() -> Tables {
 
 impl Tables {
     fn find(&self, image: &Image, layout: &Layout) -> Option<FrameName> {
-        let known = Known { codes: &self.codes, modules: &self.modules, names: &self.names };
+        let reader = &Reader { memory: image, layout, types: &TYPES };
+        let known = Known { reader, codes: &self.codes, modules: &self.modules, names: &self.names };
         image.reads.set(0);
-        let found = known.find(&Reader { memory: image, layout, types: &TYPES }, STATE);
+        let found = known.find(STATE);
         // Two words for each frame. For one with a meaning also the variable, its type, a cell, and the bases of its type.
         assert!(image.reads.get() <= 2 * MOST * (8 + 64), "{} reads", image.reads.get());
         found

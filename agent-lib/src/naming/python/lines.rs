@@ -154,7 +154,6 @@ impl Lines {
         }
     }
 
-    /// Caches a tag, if there is room.
     #[cold]
     fn keep(&self, hash: u64, tag: u32) {
         if self.entries().is_empty() {

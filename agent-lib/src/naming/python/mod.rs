@@ -62,8 +62,9 @@ pub(crate) fn here(core: &Core, _: &Thread) -> Option<FrameName> {
 
 #[inline(never)]
 fn look(core: &Core, interpreter: &Interpreter) -> Option<FrameName> {
-    let known = Known { codes: &CODES, modules: &MODULES, names: &core.recorder.names };
-    in_frames(interpreter, |reader, state| known.find(reader, state))?
+    in_frames(interpreter, |reader, state| {
+        Known { reader, codes: &CODES, modules: &MODULES, names: &core.recorder.names }.find(state)
+    })?
 }
 
 /// Runs `work` with the calling thread's state; `None` if it has none.

@@ -93,22 +93,23 @@ impl<M: Memory> Reader<'_, M> {
 }
 
 #[derive(Debug)]
-pub(crate) struct Known<'a> {
+pub(crate) struct Known<'a, M> {
+    pub reader: &'a Reader<'a, M>,
     pub codes: &'a Codes,
     pub modules: &'a Modules,
     pub names: &'a Names,
 }
 
-impl Known<'_> {
+impl<M: Memory> Known<'_, M> {
     /// Returns the name that the frames of the thread with this state give.
     #[inline(always)]
-    pub(crate) fn find<M: Memory>(&self, reader: &Reader<'_, M>, state: u64) -> Option<FrameName> {
-        for frame in reader.frames(state) {
-            if let Some(meaning) = self.codes.get(reader.code(frame)?) {
-                if let Some(known) = self.meets(reader, frame, meaning) {
+    pub(crate) fn find(&self, state: u64) -> Option<FrameName> {
+        for frame in self.reader.frames(state) {
+            if let Some(meaning) = self.codes.get(self.reader.code(frame)?) {
+                if let Some(known) = self.meets(frame, meaning) {
                     return known;
                 }
-                return self.beyond(reader, state, frame, meaning);
+                return self.beyond(state, frame, meaning);
             }
         }
         None
@@ -116,19 +117,14 @@ impl Known<'_> {
 
     /// Returns the result if this frame ends the walk, else `None`.
     #[inline(always)]
-    fn meets<M: Memory>(
-        &self,
-        reader: &Reader<'_, M>,
-        frame: Pointer,
-        (what, variable): Meaning,
-    ) -> Option<Option<FrameName>> {
+    fn meets(&self, frame: Pointer, (what, variable): Meaning) -> Option<Option<FrameName>> {
         if what.is_of(SAY_NO_END) {
             return None;
         }
         if what == What::Boundary {
             return Some(None);
         }
-        let tag = if what.is_of(HAVE_A_MODULE) { self.module(reader, frame, variable) } else { Some(0) };
+        let tag = if what.is_of(HAVE_A_MODULE) { self.module(frame, variable) } else { Some(0) };
         let tag = if what == What::Step { tag.unwrap_or(0) } else { tag? };
         Some(Some(FrameName { tag, phase: what.phase(), role: Role::Unknown }))
     }
@@ -140,26 +136,21 @@ impl Known<'_> {
     /// - A frame that gives only a role.
     #[cold]
     #[inline(never)]
-    fn beyond<M: Memory>(
-        &self,
-        reader: &Reader<'_, M>,
-        state: u64,
-        from: Pointer,
-        (what, variable): Meaning,
-    ) -> Option<FrameName> {
+    fn beyond(&self, state: u64, from: Pointer, (what, variable): Meaning) -> Option<FrameName> {
+        let reader = self.reader;
         if what == What::Copying {
             self.modules.unknown.fetch_add(1, Relaxed);
         }
         let is_innermost = || reader.frames(state).next() == Some(from);
         let mut role = if what != What::Gradient || is_innermost() { what.role() } else { Role::Unknown };
-        let mut generated = self.generated(reader, from, (what, variable));
+        let mut generated = self.generated(from, (what, variable));
         let said = |what: What| Some(what.phase()).filter(|phase| *phase != Phase::Unknown);
         let mut phase = if generated.is_some() { None } else { said(what) };
         let rest = Frames { reader, next: reader.memory.pointer(from, reader.layout.previous), left: MOST };
         for frame in rest {
             let Some(code) = reader.code(frame) else { break };
             let Some((what, variable)) = self.codes.get(code) else { continue };
-            if let Some(known) = self.meets(reader, frame, (what, variable)) {
+            if let Some(known) = self.meets(frame, (what, variable)) {
                 let said = known.unwrap_or_default();
                 let is_known = known.is_some() || phase.is_some() || role != Role::Unknown;
                 return is_known.then_some(FrameName { phase: phase.unwrap_or(said.phase), role, ..said });
@@ -170,7 +161,7 @@ impl Known<'_> {
             if what.is_of(SAY_A_ROLE) && what.role() != Role::Unknown {
                 role = what.role();
             }
-            match self.generated(reader, frame, (what, variable)) {
+            match self.generated(frame, (what, variable)) {
                 Some(tag) => generated = Some(tag),
                 None => phase = phase.or(said(what)),
             }
@@ -182,30 +173,21 @@ impl Known<'_> {
     }
 
     /// Returns the tag of a generated module, if the frame belongs to one.
-    fn generated<M: Memory>(
-        &self,
-        reader: &Reader<'_, M>,
-        frame: Pointer,
-        (what, variable): Meaning,
-    ) -> Option<u32> {
-        let object = self.object(reader, frame, variable).filter(|_| what == What::Module)?;
+    fn generated(&self, frame: Pointer, (what, variable): Meaning) -> Option<u32> {
+        let object = self.object(frame, variable).filter(|_| what == What::Module)?;
         self.modules.generated(self.names, object.address())
     }
 
     /// Returns the tag of the module in a local variable. The object is read only if its address is registered as a module.
     #[inline(always)]
-    fn module<M: Memory>(&self, reader: &Reader<'_, M>, frame: Pointer, variable: Variable) -> Option<u32> {
-        let object = self.object(reader, frame, variable)?;
-        self.modules.tag(self.names, reader, object)
+    fn module(&self, frame: Pointer, variable: Variable) -> Option<u32> {
+        let object = self.object(frame, variable)?;
+        self.modules.tag(self.names, self.reader, object)
     }
 
     #[inline(always)]
-    fn object<M: Memory>(
-        &self,
-        reader: &Reader<'_, M>,
-        frame: Pointer,
-        variable: Variable,
-    ) -> Option<Pointer> {
+    fn object(&self, frame: Pointer, variable: Variable) -> Option<Pointer> {
+        let reader = self.reader;
         let object = Pointer::new(reader.local(frame, variable.slot)?)?;
         if variable.in_cell && reader.memory.word(object, layout::TYPE)? == reader.types.cell {
             return reader.memory.pointer(object, layout::CELL);

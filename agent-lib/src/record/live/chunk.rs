@@ -21,7 +21,6 @@ impl Chunk {
         self.passed.load(Acquire) as u32 != 0
     }
 
-    /// Whether the row of that place has additional data.
     #[inline(always)]
     pub(crate) fn has_beside(&self, place: usize) -> bool {
         self.passed.load(Acquire) & beside_bit(place) != 0

@@ -18,7 +18,6 @@ impl Core {
         RecordContext { device: self.pool_device(pool), ..self.here(thread) }
     }
 
-    /// Records a new pool and returns its id.
     pub(crate) fn pool_create(&self, thread: &Thread, name: &[u8], ordinal: i32, parent: u64) -> u64 {
         let pool = self.new_pool_id();
         let device = u32::try_from(ordinal).map_or(NONE_DEVICE, |ordinal| self.device(ordinal));

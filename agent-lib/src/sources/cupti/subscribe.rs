@@ -37,7 +37,6 @@ pub(crate) fn reset_after_fork() {
 
 /// A context existed before the agent, or calls were missed.
 static LATE: AtomicBool = AtomicBool::new(false);
-/// CUPTI has reported a fatal error.
 static DEAD: AtomicBool = AtomicBool::new(false);
 /// Pauses that the program has requested and not ended.
 static PAUSES: AtomicU32 = AtomicU32::new(0);

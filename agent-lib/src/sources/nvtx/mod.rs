@@ -110,7 +110,6 @@ fn absence(injection: Option<&Path>) -> String {
     }
 }
 
-/// Describes the domains whose ranges count.
 fn counted(core: &Core, left_out: u32) -> String {
     let named = core.settings.nvtx_domains.join(", ");
     let named = if named.is_empty() { String::new() } else { format!(" and {named}") };

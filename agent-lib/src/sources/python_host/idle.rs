@@ -21,7 +21,6 @@ static SINCE_NS: AtomicU64 = AtomicU64::new(0);
 static LOOKED: AtomicU64 = AtomicU64::new(u64::MAX);
 /// When the thread was last started.
 static TRIED_NS: AtomicU64 = AtomicU64::new(0);
-/// The thread exists.
 static RUNNING: AtomicBool = AtomicBool::new(false);
 /// Functions and namespace for the thread; set before it is started.
 static WORK: Mutex<Option<Work>> = Mutex::new(None);
@@ -44,7 +43,6 @@ pub(crate) fn note(head: u64, now: u64) {
     }
 }
 
-/// Whether nothing was recorded for a while.
 pub(crate) fn is_quiet(now: u64) -> bool {
     now.saturating_sub(SINCE_NS.load(Relaxed)) > QUIET_NS
 }

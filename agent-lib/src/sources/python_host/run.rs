@@ -73,7 +73,6 @@ impl Api {
         Some(Api { functions, is_finalizing, locked: Locked::find(symbol) })
     }
 
-    /// Whether the interpreter can run code.
     fn runs(&self) -> bool {
         // SAFETY: both may be called at any time, without the interpreter's lock.
         unsafe { (self.functions.is_initialized)() != 0 && self.is_finalizing.is_none_or(|ask| ask() == 0) }
@@ -91,7 +90,6 @@ fn symbol(name: &CStr) -> Option<*mut c_void> {
     slot::with(is_python, |image| image.defines(name)).flatten().map(|at| at as *mut c_void)
 }
 
-/// Stops all requests in a forked child.
 pub(crate) fn in_child() {
     STATE.store(FAILED, Relaxed);
 }

@@ -9,6 +9,8 @@ use crate::threads::{self, Thread};
 use gpumem_wire::{Layer, LayerState};
 use std::sync::atomic::Ordering::*;
 
+const NO_MORE: &str = "tensor hook inactive: PyTorch takes segments and reports no blocks any more";
+
 /// A segment without blocks: thread and address.
 type Silent = (u32, u64);
 
@@ -92,39 +94,29 @@ impl Health {
         let torch = &core.torch;
         let sum = |field: fn(&Device) -> u64| torch.pools().map(|pool| field(pool.device)).sum::<u64>();
         let reports = sum(|device| device.reports.load(Relaxed));
-        match patch::met() {
-            Met::Nothing if reports == 0 => {
-                return (LayerState::Absent, "no PyTorch with CUDA is loaded".into());
+        let singles = torch.single_tensors.load(Relaxed);
+        let (state, why) = match patch::met() {
+            Met::Nothing if reports == 0 => (LayerState::Absent, "no PyTorch with CUDA is loaded"),
+            Met::NoSlot => (
+                LayerState::Failed,
+                "this PyTorch's allocator does not call through a slot that can be found",
+            ),
+            Met::NotYet => (LayerState::Failed, "PyTorch's slot could not be written"),
+            _ if reports == 0 && singles != 0 => {
+                let why = "PyTorch's caching allocator is not in use: tensors are driver allocations";
+                (LayerState::Absent, why)
             }
-            Met::NoSlot => {
-                let why = "this PyTorch's allocator does not call through a slot that can be found";
-                return (LayerState::Failed, why.into());
+            _ if self.is_silent && singles == 0 => {
+                let why = "tensor hook inactive: PyTorch takes segments and reports no blocks";
+                (LayerState::Failed, if reports == 0 { why } else { NO_MORE })
             }
-            Met::NotYet => return (LayerState::Failed, "PyTorch's slot could not be written".into()),
-            _ => {}
-        }
-        if reports == 0 {
-            return match (torch.single_tensors.load(Relaxed), self.is_silent) {
-                (0, true) => (
-                    LayerState::Failed,
-                    "tensor hook inactive: PyTorch takes segments and reports no blocks".into(),
-                ),
-                (0, false) => {
-                    (LayerState::Absent, "PyTorch's caching allocator has handed out nothing".into())
-                }
-                _ => (
-                    LayerState::Absent,
-                    "PyTorch's caching allocator is not in use: tensors are driver allocations".into(),
-                ),
-            };
+            _ if reports == 0 => (LayerState::Absent, "PyTorch's caching allocator has handed out nothing"),
+            _ => (LayerState::Active, ""),
+        };
+        if state != LayerState::Active {
+            return (state, why.to_owned());
         }
         let mut doubts = Vec::new();
-        if self.is_silent && torch.single_tensors.load(Relaxed) == 0 {
-            return (
-                LayerState::Failed,
-                "tensor hook inactive: PyTorch takes segments and reports no blocks any more".into(),
-            );
-        }
         let drift = sum(|device| device.drift.load(Relaxed));
         if drift != 0 {
             doubts
