@@ -6,6 +6,7 @@ use gpumem_wire::SLOT_BYTES;
 use gpumem_wire::layout::{HEADER_BYTES, Header};
 use std::ffi::{CStr, CString};
 use std::os::fd::RawFd;
+use std::sync::atomic::Ordering::*;
 /// Atomics of ring.rs and names.rs: tests/races replaces them by loom's.
 pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
 
@@ -59,6 +60,40 @@ pub(crate) fn anonymous<T>(count: usize) -> Option<&'static [T]> {
     }
     // SAFETY: page-aligned, zeroed, never unmapped; users store atomics in it, for which zero is a valid value.
     Some(unsafe { std::slice::from_raw_parts(base.cast(), count) })
+}
+
+/// A table of atomics in anonymous memory, made when it is first needed.
+#[derive(Debug)]
+pub(crate) struct LazyTable<T: 'static, const COUNT: usize>(AtomicPtr<T>);
+
+impl<T: 'static, const COUNT: usize> LazyTable<T, COUNT> {
+    pub(crate) const fn new() -> Self {
+        LazyTable(AtomicPtr::new(std::ptr::null_mut()))
+    }
+
+    /// Returns the table; empty until it is made.
+    pub(crate) fn get(&self) -> &'static [T] {
+        let table = self.0.load(Acquire);
+        if table.is_null() {
+            return &[];
+        }
+        // SAFETY: `make` stored a zeroed mapping of that size, which is never unmapped.
+        unsafe { std::slice::from_raw_parts(table, COUNT) }
+    }
+
+    /// Makes the table, if there is none; returns false without memory. Must not be called in a hook.
+    pub(crate) fn make(&self) -> bool {
+        if !self.get().is_empty() {
+            return true;
+        }
+        let Some(fresh) = anonymous::<T>(COUNT) else { return false };
+        let fresh = fresh.as_ptr().cast_mut();
+        if self.0.compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire).is_err() {
+            // SAFETY: unmaps the mapping made above, which no other thread has seen.
+            unsafe { libc::munmap(fresh.cast(), COUNT * size_of::<T>()) };
+        }
+        true
+    }
 }
 
 /// Returns the largest file size that this process may create, in bytes.
@@ -117,7 +152,7 @@ impl Shared {
         let shared = Shared { fd, header, base: base.cast() };
         for (index, word) in header.encode().chunks_exact(8).enumerate() {
             let word = word.first_chunk().copied().map_or(0, u64::from_le_bytes);
-            shared.word(index * 8).store(word.to_le(), std::sync::atomic::Ordering::Release);
+            shared.word(index * 8).store(word.to_le(), Release);
         }
         Some(shared)
     }

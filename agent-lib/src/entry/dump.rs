@@ -9,7 +9,7 @@ use crate::sources::api::counters::{self, Counter};
 use crate::sources::api::snapshot::{list, object, path};
 use gpumem_wire::{AskKind, MemoryKind, NONE_DEVICE, PoolOwner, Role};
 use std::collections::BTreeMap;
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
@@ -166,6 +166,11 @@ fn mib(bytes: u64) -> String {
     format!("{:.2} MiB", bytes as f64 / f64::from(1 << 20))
 }
 
+/// Writes a row of a table: five figures and a name.
+fn row(out: &mut String, [a, b, c, d, e]: [&dyn Display; 5], name: &str) {
+    let _ = writeln!(out, "{a:>14} {b:>9} {c:>14} {d:>14} {e:>14}  {name}");
+}
+
 fn text(core: &Core, lines: &[(Key, Sum)]) -> String {
     let mut out = format!("pid {}: what it holds now, by its own agent (no daemon answers)\n", core.pid);
     let mut group = None;
@@ -175,52 +180,34 @@ fn text(core: &Core, lines: &[(Key, Sum)]) -> String {
             let same =
                 lines.iter().filter(|(other, _)| (other.device, other.class) == (key.device, key.class));
             let total: u64 = same.map(|(_, sum)| sum.total).sum();
-            let device = if key.device == NONE_DEVICE {
-                "no device".to_owned()
-            } else {
-                format!("device {}", key.device)
+            let device = match key.device {
+                NONE_DEVICE => "no device".to_owned(),
+                device => format!("device {device}"),
             };
             let _ = writeln!(out, "\n{device}, {}: {}", key.class, mib(total));
-            let _ = writeln!(
-                out,
-                "{:>14} {:>9} {:>14} {:>14} {:>14}  name",
-                "total", "count", "min", "max", "avg"
-            );
+            row(&mut out, [&"total", &"count", &"min", &"max", &"avg"], "name");
         }
-        let role = if key.role.is_empty() { String::new() } else { format!(" ({})", key.role) };
         let name = if key.tag.is_empty() { "(no tag)" } else { &key.tag };
-        let name: String =
-            name.chars().map(|character| if character.is_control() { '?' } else { character }).collect();
-        let kind =
-            if key.kind == "device" || key.kind == "block" || key.kind == "segment" { "" } else { key.kind };
-        let kind = if kind.is_empty() { String::new() } else { format!(" [{kind}]") };
-        let _ = writeln!(
-            out,
-            "{:>14} {:>9} {:>14} {:>14} {:>14}  {name}{role}{kind}",
-            mib(sum.total),
-            sum.count,
-            mib(sum.least),
-            mib(sum.greatest),
-            mib(sum.total / sum.count.max(1))
-        );
+        let mut name = name.replace(char::is_control, "?");
+        if !key.role.is_empty() {
+            name += &format!(" ({})", key.role);
+        }
+        if !["device", "block", "segment"].contains(&key.kind) {
+            name += &format!(" [{}]", key.kind);
+        }
+        let average = mib(sum.total / sum.count.max(1));
+        let (total, least, greatest) = (mib(sum.total), mib(sum.least), mib(sum.greatest));
+        row(&mut out, [&total, &sum.count, &least, &greatest, &average], &name);
     }
     let counters = counters::all(core, false);
     if !counters.is_empty() {
-        let _ = writeln!(
-            out,
-            "\ncounters\n{:>14} {:>9} {:>14} {:>14} {:>14}  name",
-            "now", "changes", "min", "max", "mean"
-        );
-        let now = core.recorder.clock.now();
-        for counter in counters {
-            let Counter { value, changes, least, greatest, .. } = counter;
-            let name = path(core, counter.tag);
-            let _ = writeln!(
-                out,
-                "{value:>14} {changes:>9} {least:>14} {greatest:>14} {:>14.2}  {name}",
-                counter.mean(now)
-            );
-        }
+        out += "\ncounters\n";
+        row(&mut out, [&"now", &"changes", &"min", &"max", &"mean"], "name");
+    }
+    let now = core.recorder.clock.now();
+    for counter in counters {
+        let (Counter { value, changes, least, greatest, .. }, mean) = (&counter, counter.mean(now));
+        row(&mut out, [value, changes, least, greatest, &format!("{mean:.2}")], &path(core, counter.tag));
     }
     out
 }

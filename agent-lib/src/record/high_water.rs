@@ -8,11 +8,11 @@
 
 use crate::base::hot::HOT_WORDS;
 use crate::base::locks::ForkMutex;
-use crate::base::memfd::anonymous;
+use crate::base::memfd::LazyTable;
 use crate::base::ring::Row;
 use crate::base::row::{device_of, kind, kind_of, memory_of};
 use gpumem_wire::MemoryKind;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU32, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering::*};
 
 /// Devices whose peaks are kept.
 pub(crate) const DEVICES: usize = 16;
@@ -47,8 +47,9 @@ const OPEN: &AtomicBool = &HOT_WORDS.peaks_open;
 static SUMS: [[HighWater; 2]; DEVICES] = [const {
     [const { HighWater { live: AtomicI64::new(0), high: AtomicI64::new(0), turn: AtomicU32::new(0) } }; 2]
 }; DEVICES];
-/// `DEVICES` * 2 * `TAGS` entries, made when the first range is opened.
-static SHARES: AtomicPtr<TagHighWater> = AtomicPtr::new(std::ptr::null_mut());
+/// Made when the first range is opened.
+static SHARES: LazyTable<TagHighWater, SHARE_COUNT> = LazyTable::new();
+const SHARE_COUNT: usize = DEVICES * 2 * TAGS;
 /// Lock held while bytes are added to a tag and to its sum, so that a peak's composition equals its sum.
 static MOVING: AtomicBool = AtomicBool::new(false);
 /// Attempts to take `MOVING` while a range is open. A thread that holds it for longer has lost its core. Other threads then
@@ -69,17 +70,8 @@ pub(crate) fn open() -> bool {
     OPEN.load(Relaxed)
 }
 
-fn shares() -> &'static [TagHighWater] {
-    let shares = SHARES.load(Acquire);
-    if shares.is_null() {
-        return &[];
-    }
-    // SAFETY: `begin` made this many entries, zeroed and never unmapped.
-    unsafe { std::slice::from_raw_parts(shares, DEVICES * 2 * TAGS) }
-}
-
 fn share(device: usize, family: Family, tag: u32) -> Option<&'static TagHighWater> {
-    shares().get((device * 2 + family as usize) * TAGS + (tag as usize).min(TAGS - 1))
+    SHARES.get().get((device * 2 + family as usize) * TAGS + (tag as usize).min(TAGS - 1))
 }
 
 /// Returns the family of a row. `parent` is the parent of a block's pool; 0 for none.
@@ -170,13 +162,14 @@ pub(crate) fn begin(live: impl FnOnce() -> Vec<(Row, u64)>) -> bool {
     if open() {
         return true;
     }
-    if SHARES.load(Acquire).is_null() {
-        let Some(shares) = anonymous::<TagHighWater>(DEVICES * 2 * TAGS) else { return false };
-        SHARES.store(shares.as_ptr().cast_mut(), Release);
-    } else {
-        let bytes = DEVICES * 2 * TAGS * size_of::<TagHighWater>();
-        // SAFETY: the agent's own private mapping. Its pages read as zeros afterwards, which is a valid TagHighWater.
-        unsafe { libc::madvise(SHARES.load(Acquire).cast(), bytes, libc::MADV_DONTNEED) };
+    match SHARES.get() {
+        [] if !SHARES.make() => return false,
+        [] => {}
+        shares => {
+            let start = shares.as_ptr().cast_mut().cast();
+            // SAFETY: the agent's own private mapping. Its pages read as zeros afterwards, which is a valid TagHighWater.
+            unsafe { libc::madvise(start, size_of_val(shares), libc::MADV_DONTNEED) };
+        }
     }
     MOVING.store(false, Relaxed); // in a forked child
     for sum in SUMS.iter().flatten() {
@@ -219,7 +212,7 @@ pub(crate) fn read(device: usize, which: Family) -> (u64, u64, Vec<(u32, u64)>) 
     let turn = sum.turn.load(Acquire);
     let (high, live) = (sum.high.load(Acquire), sum.live.load(Acquire));
     let first = (device * 2 + which as usize) * TAGS;
-    let all = shares().get(first..first + TAGS).unwrap_or_default();
+    let all = SHARES.get().get(first..first + TAGS).unwrap_or_default();
     let at_high = all.iter().enumerate().filter_map(|(tag, share)| {
         let then = if share.turn.load(Acquire) == turn { &share.then } else { &share.live };
         let then = then.load(Acquire);

@@ -5,8 +5,7 @@
 //! before the first attempt (finalizing takes milliseconds). Each refusal doubles the delay.
 
 use crate::driver::core::Core;
-use crate::sources::cupti::pulse::{self, Pulse};
-use crate::sources::cupti::subscribe::{self, Held, Outcome};
+use crate::sources::cupti::subscribe::{self, Held, Outcome, Pulse};
 use std::ops::RangeInclusive;
 
 /// Delay between attempts to subscribe: first and longest.
@@ -55,14 +54,14 @@ impl Client {
         match held {
             Held::Ours => self.listen(core, now),
             // It was not lost after all: its callbacks arrive without any call on it.
-            Held::Lost if pulse::ask(core) == Pulse::Heard => subscribe::found(core),
+            Held::Lost if subscribe::check_pulse(core) == Pulse::Heard => subscribe::found(core),
             Held::Lost | Held::Nothing => self.retry(core, now),
             Held::Unwanted => *self = Client { subscription: number, ..Client::default() },
         }
     }
 
     fn listen(&mut self, core: &Core, now: u64) {
-        match (pulse::ask(core), self.heard_ns) {
+        match (subscribe::check_pulse(core), self.heard_ns) {
             (Pulse::Heard, _) => (self.heard_ns, self.silences) = (Some(now), 0),
             (Pulse::Silent, Some(heard_ns)) => {
                 self.silences += 1;
@@ -84,7 +83,7 @@ impl Client {
             return;
         }
         subscribe::note_late();
-        if pulse::is_uninitialised(core) {
+        if subscribe::is_uninitialised(core) {
             subscribe::note_no_device();
         } else if subscribe::attach(core) == Outcome::Subscribed {
             *self = Client { subscription: subscribe::held().1, ..Client::default() };

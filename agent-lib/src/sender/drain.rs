@@ -88,12 +88,8 @@ impl Sender {
         while self.progress.taken < until {
             let seq = self.progress.taken + 1;
             self.core.recorder.ring.expect_to_read(seq + AHEAD);
-            let made = self
-                .core
-                .recorder
-                .ring
-                .made(seq, until, &mut quiet, |until| threads::quiesce(until, PATIENCE));
-            match made {
+            let ring = &self.core.recorder.ring;
+            match ring.made(seq, until, &mut quiet, |until| threads::quiesce(until, PATIENCE)) {
                 Made::Unfinished => return false,
                 Made::Record(row) => {
                     if frame::PREFIX_BYTES + row.len() * 8 > self.link.room() && !self.flush() {

@@ -228,8 +228,7 @@ impl Link {
             None => self.memory.is_some_and(Identity::holds) && self.open_socket(core),
         };
         self.is_welcomed = false;
-        // The delay varies by a quarter: not all processes return at once. A daemon without room accepts and closes a
-        // connection.
+        // Varied by a quarter, so that not all processes return at once. A daemon without room accepts and then closes.
         let jitter = mix(now, core.pid.into()) % (self.retry_ns / 2) + self.retry_ns * 3 / 4;
         self.next_try_ns = now + jitter;
         self.retry_ns = (self.retry_ns * 2).min(*RETRY_NS.end());

@@ -1,14 +1,5 @@
 //! The agent's one thread, the sender. It sends records and names to a socket or file, and the state on request, and makes
 //! periodic checks. It may wait for the daemon without limit. Only exit waits for it, up to GPUMEM_EXIT_WAIT_MS.
-//!
-//! ```text
-//! mod.rs      the thread, its rounds and its end
-//! link.rs     a connection or a file, and the packet being filled
-//! drain.rs    new names and records, watermark
-//! resync.rs   sends the state again
-//! record.rs   requested recordings and dumps; withholding history while muted
-//! client.rs   the CUPTI subscription among other clients
-//! ```
 
 mod client;
 mod drain;

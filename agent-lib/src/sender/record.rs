@@ -96,11 +96,8 @@ impl Sender {
         }
     }
 
-    /// Checks that the server may have this file created.
-    ///
-    /// # Errors
-    /// Fails if the server is neither root, nor this program's user, nor the system's daemon. Fails, too, if the program's
-    /// environment does not permit that directory.
+    /// Fails if the server is neither root, nor this program's user, nor the system's daemon, or if the program's environment does
+    /// not permit that directory.
     fn may_create(&self, name: &str) -> Result<(), RecordingReply> {
         if let Some(uid) = self.link.stranger() {
             let told = format!(

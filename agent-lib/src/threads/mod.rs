@@ -121,12 +121,9 @@ impl TableSlot for Thread {
     }
 
     fn begin(&self) {
-        self.busy.store(0, Relaxed);
-        self.moving_since_ns.store(0, Relaxed);
-        self.context.store(0, Relaxed);
+        self.clear_calls();
         self.scope.store(0, Relaxed);
         self.autograd.reset();
-        self.torch.reset();
         // SAFETY: the place belongs to this thread since its `id` was set; no other thread uses `own`.
         unsafe {
             (*self.own.get()) = OwnerData {
@@ -263,21 +260,17 @@ pub(crate) fn reset_after_fork() {
         let is_mine = std::ptr::eq(thread, mine);
         thread.id.store(if is_mine { id } else { 0 }, Relaxed);
         thread.making.reset();
-        thread.busy.store(0, Relaxed);
-        thread.moving_since_ns.store(0, Relaxed);
-        thread.context.store(0, Relaxed);
+        thread.clear_calls();
         if !is_mine {
             thread.autograd.reset();
         }
-        thread.torch.reset();
     }
 }
 
 /// Turns of [`wait_a_turn`] in which the thread only lets others run.
 const AWAKE: u32 = 64;
 
-/// Waits for a task of the sender of some microseconds: first lets others run, then sleeps 100 us, as it may have lost its
-/// core.
+/// Waits for a task of the sender of some microseconds: first lets others run, then sleeps for 100 us each time.
 pub(crate) fn wait_a_turn(turn: u32) {
     const NAP: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
     // SAFETY: nothing is written.
@@ -285,6 +278,13 @@ pub(crate) fn wait_a_turn(turn: u32) {
 }
 
 impl Thread {
+    fn clear_calls(&self) {
+        self.busy.store(0, Relaxed);
+        self.moving_since_ns.store(0, Relaxed);
+        self.context.store(0, Relaxed);
+        self.torch.reset();
+    }
+
     /// Returns the device slot of `context`, if it was this thread's last one.
     #[inline(always)]
     pub(crate) fn device_of(&self, context: usize) -> Option<u8> {

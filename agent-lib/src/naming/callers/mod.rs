@@ -1,13 +1,4 @@
-//! Finds the library that made a driver call from return addresses on the stack, in the callback, without a lock or system
-//! call.
-//!
-//! ```text
-//! mod.rs      the search, and its cache for each thread
-//! modules.rs  the table of mapped files, updated by the sender
-//! loader.rs   the files that the dynamic loader has mapped
-//! sites.rs    names for untagged allocations: the calling function, looked up by the sender
-//! symbols.rs  the function symbols of a file on disk
-//! ```
+//! Finds the library that made a driver call from return addresses on the stack, in the callback and without a lock.
 //!
 //! CUPTI passes the address of the call's parameters, in the frame of the driver's entry function. The stack above them belongs
 //! to that function and its callers. The entry function's return address is where the call came from. If it lies in the CUDA
@@ -129,8 +120,7 @@ unsafe fn word(at: usize) -> usize {
 }
 
 impl Core {
-    /// Returns the number of the library that called `call`, with parameters at `params`; 0 if unknown. `frame`: in the
-    /// callback.
+    /// Returns the number of the library that called `call` with its parameters at `params`; 0 if unknown.
     #[inline(always)]
     pub fn caller(&self, thread: &Thread, call: u32, params: usize, frame: usize) -> u16 {
         let on_stack = params > frame && params - frame < FAR;

@@ -28,10 +28,7 @@ pub(crate) fn present() -> bool {
     symbol(c"PyGILState_GetThisThreadState").is_some()
 }
 
-/// Finds the interpreter.
-///
-/// # Errors
-/// Returns the reason why its frames are not read.
+/// Finds the interpreter. An error is the reason why its frames are not read.
 pub(crate) fn interpreter(careful: &Careful) -> Result<Interpreter, String> {
     let need = |name: &CStr| {
         let missing = || format!("no {} in this process", name.to_string_lossy());

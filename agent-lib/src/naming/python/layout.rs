@@ -145,10 +145,7 @@ pub(crate) fn version(text: &str) -> Option<(Version, bool)> {
     Some((version, !text.contains("free-threading")))
 }
 
-/// Returns the layout of a version. `runtime` is the address of _PyRuntime.
-///
-/// # Errors
-/// Returns a reason if the version is unknown or its offsets are inconsistent.
+/// Returns the layout of a version, unless it is unknown or inconsistent. `runtime` is the address of _PyRuntime.
 pub(crate) fn of(version: Version, memory: &impl Memory, runtime: Option<Pointer>) -> Result<Layout, String> {
     let (major, minor) = version;
     let layout = match version {

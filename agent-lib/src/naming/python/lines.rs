@@ -7,14 +7,14 @@
 //! instruction to the line's tag. A code object may be freed and its address reused, so its file and first line are part of the
 //! hash. The number of lines with their own tag is bounded; the blocks of further lines share a name.
 
-use crate::base::memfd::anonymous;
+use crate::base::memfd::LazyTable;
 use crate::base::row::mix;
 use crate::naming::python::layout::{self, Place};
 use crate::naming::python::memory::{Memory, Pointer};
 use crate::naming::python::text::{FILE, NAME, Out};
 use crate::naming::python::walk::Reader;
 use crate::record::names::Names;
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
 /// Entries of the table: a power of two.
 const ENTRIES: usize = 1 << 15;
@@ -40,8 +40,8 @@ const GENERATED: [&[u8]; 4] = [b"<frozen ", b"<gpumem", b"<eval_with_key>", b"<t
 /// The cache of lines; see the module's docs.
 #[derive(Debug)]
 pub(crate) struct Lines {
-    /// `ENTRIES` words, once `prepare` was called.
-    entries: AtomicPtr<AtomicU64>,
+    /// Made by `prepare`.
+    entries: LazyTable<AtomicU64, ENTRIES>,
     used: AtomicUsize,
     lines: AtomicUsize,
 }
@@ -54,11 +54,7 @@ struct Code {
 
 impl Lines {
     pub(crate) const fn new() -> Self {
-        Lines {
-            entries: AtomicPtr::new(std::ptr::null_mut()),
-            used: AtomicUsize::new(0),
-            lines: AtomicUsize::new(0),
-        }
+        Lines { entries: LazyTable::new(), used: AtomicUsize::new(0), lines: AtomicUsize::new(0) }
     }
 
     /// Returns the tag of the current line of the thread with this state; 0 without a frame or without room for names.
@@ -120,17 +116,8 @@ impl Lines {
         names.intern(0, text)
     }
 
-    fn entries(&self) -> &'static [AtomicU64] {
-        let entries = self.entries.load(Acquire);
-        if entries.is_null() {
-            return &[];
-        }
-        // SAFETY: `prepare` stored a zeroed mapping of that size, which is never unmapped.
-        unsafe { std::slice::from_raw_parts(entries, ENTRIES) }
-    }
-
     fn find(&self, hash: u64) -> Option<u32> {
-        let entries = self.entries();
+        let entries = self.entries.get();
         for probe in 0..if entries.is_empty() { 0 } else { REACH } {
             match entries[(hash as usize).wrapping_add(probe) % ENTRIES].load(Relaxed) {
                 0 => return None,
@@ -141,28 +128,17 @@ impl Lines {
         None
     }
 
-    /// Allocates the table. Must not be called in a hook. Without a table, each lookup formats its line again.
+    /// Makes the table. Must not be called in a hook. Without it, each lookup formats its line again.
     pub(crate) fn prepare(&self) {
-        if !self.entries().is_empty() {
-            return;
-        }
-        let Some(fresh) = anonymous::<AtomicU64>(ENTRIES) else { return };
-        let fresh = fresh.as_ptr().cast_mut();
-        if self.entries.compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire).is_err() {
-            // SAFETY: unmaps the mapping made above, which no other thread has seen.
-            unsafe { libc::munmap(fresh.cast(), ENTRIES * size_of::<AtomicU64>()) };
-        }
+        self.entries.make();
     }
 
     #[cold]
     fn keep(&self, hash: u64, tag: u32) {
-        if self.entries().is_empty() {
+        let (entries, entry) = (self.entries.get(), hash & CHECK | u64::from(tag));
+        if entries.is_empty() || self.used.load(Relaxed) >= MOST_ENTRIES {
             return;
         }
-        if self.used.load(Relaxed) >= MOST_ENTRIES {
-            return;
-        }
-        let (entries, entry) = (self.entries(), hash & CHECK | u64::from(tag));
         for probe in 0..REACH {
             let place = &entries[(hash as usize).wrapping_add(probe) % ENTRIES];
             match place.compare_exchange(0, entry, Relaxed, Relaxed) {

@@ -1,13 +1,5 @@
 //! CPython: reads the frames of the calling thread, and what Python code has registered.
 //!
-//! ```text
-//! find.rs      finds the interpreter          layout.rs    offsets of its structures for each version
-//! memory.rs    reads its memory               selftest.rs  proves that the layout is right
-//! walk.rs      frames -> module and phase     text.rs      frames -> text
-//! codes.rs     meaning of code objects        modules.rs   module objects and their paths
-//! lines.rs     frames -> the line that allocates
-//! ```
-//!
 //! Nothing is read before Python code (sources/python_host) has called [`prove`] with its own list of the thread's frames.
 
 mod codes;
@@ -166,11 +158,8 @@ pub(crate) fn started(core: &Core) {
 
 const OFF: &str = "GPUMEM_FRAMES=0";
 
-/// Compares the calling thread's frames with Python's own list, and reads frames from now on if they are equal. Must run on a
-/// thread that holds the interpreter's lock, or held it until this call.
-///
-/// # Errors
-/// Returns why frames are not read.
+/// Compares the calling thread's frames with Python's own list. Reads frames from now on if they are equal, or returns why not.
+/// Must run on a thread that holds the interpreter's lock, or held it until this call.
 pub(crate) fn prove(core: &Core, said: Said<'_>) -> Result<(), String> {
     if !core.settings.layers.frames {
         return Err(OFF.to_owned());

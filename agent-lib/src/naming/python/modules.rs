@@ -8,7 +8,7 @@
 //! The table doubles when it is full. The old one stays mapped for late readers, and is reused for the table after the next.
 
 use crate::base::locks::SpinLock;
-use crate::base::memfd::anonymous;
+use crate::base::memfd::{LazyTable, anonymous};
 use crate::naming::python::layout;
 use crate::naming::python::memory::{Memory, Pointer};
 use crate::naming::python::walk::Reader;
@@ -60,6 +60,11 @@ struct Place {
 }
 
 impl Place {
+    /// Returns all fields but the address.
+    fn fields(&self) -> [&AtomicU64; 6] {
+        [&self.kind, &self.also, &self.parent, &self.name, &self.numbers, &self.cached]
+    }
+
     fn is_generated(&self) -> bool {
         self.parent.load(Relaxed) == self.object.load(Relaxed)
     }
@@ -78,8 +83,8 @@ pub(crate) struct Modules {
     spaces: [AtomicPtr<Place>; 2 * SIZES],
     text: AtomicPtr<u8>,
     text_used: AtomicUsize,
-    /// `NAMES` words: positions of known names, by their hash.
-    said: AtomicPtr<AtomicU64>,
+    /// Positions of known names, by their hash.
+    said: LazyTable<AtomicU64, NAMES>,
     turn: SpinLock,
     number: AtomicU32,
     /// Registered modules, and entries of the table that are not 0.
@@ -100,7 +105,7 @@ impl Modules {
             spaces: [const { AtomicPtr::new(std::ptr::null_mut()) }; 2 * SIZES],
             text: AtomicPtr::new(std::ptr::null_mut()),
             text_used: AtomicUsize::new(0),
-            said: AtomicPtr::new(std::ptr::null_mut()),
+            said: LazyTable::new(),
             turn: SpinLock::new(),
             epoch: AtomicU32::new(1),
             parameters_epoch: AtomicU32::new(0),
@@ -303,8 +308,7 @@ impl Modules {
         if name.is_empty() || !self.has_text() {
             return 0;
         }
-        // SAFETY: `has_text` stored a mapping of `NAMES` words, which stays mapped.
-        let said = unsafe { std::slice::from_raw_parts(self.said.load(Relaxed).cast_const(), NAMES) };
+        let said = self.said.get();
         let hash =
             name.iter().fold(0_u64, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
         let home = (hash ^ hash >> 32) as usize;
@@ -337,9 +341,8 @@ impl Modules {
 
     /// Under the lock: whether there is memory for names; allocates it the first time.
     fn has_text(&self) -> bool {
-        if self.said.load(Relaxed).is_null() {
-            let Some(said) = anonymous::<AtomicU64>(NAMES) else { return false };
-            self.said.store(said.as_ptr().cast_mut(), Relaxed);
+        if !self.said.make() {
+            return false;
         }
         if self.text.load(Relaxed).is_null() {
             let Some(text) = anonymous::<u8>(TEXT_BYTES) else { return false };
@@ -406,8 +409,7 @@ impl Modules {
             if found > GONE {
                 continue;
             }
-            let to = [&place.kind, &place.also, &place.parent, &place.name, &place.numbers, &place.cached];
-            for (to, value) in to.into_iter().zip(fields) {
+            for (to, value) in place.fields().into_iter().zip(fields) {
                 to.store(value, Relaxed);
             }
             place.object.store(object, Release);
@@ -456,8 +458,7 @@ impl Modules {
             if object <= GONE {
                 continue;
             }
-            let from = [&place.kind, &place.also, &place.parent, &place.name, &place.numbers, &place.cached];
-            if !self.put(places, object, from.map(|word| word.load(Relaxed))) {
+            if !self.put(places, object, place.fields().map(|word| word.load(Relaxed))) {
                 self.live.fetch_sub(1, Relaxed);
                 self.refused.fetch_add(1, Relaxed);
             }

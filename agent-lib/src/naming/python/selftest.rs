@@ -37,10 +37,7 @@ impl Said<'_> {
     }
 }
 
-/// Compares the frames with Python's list.
-///
-/// # Errors
-/// Returns the first difference.
+/// Compares the frames with Python's list; returns the first difference.
 pub(crate) fn check<M: Memory>(reader: &Reader<'_, M>, state: u64, said: Said<'_>) -> Result<(), String> {
     let count = said.codes.len();
     let compared = said.firsts.iter().filter(|&&first| first != 0).count();

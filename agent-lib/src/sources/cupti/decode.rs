@@ -38,7 +38,7 @@ pub unsafe extern "C" fn callback(_: *mut c_void, domain: u32, id: u32, data: *c
 
 #[inline(always)]
 unsafe fn driver_call(core: &Core, thread: &Thread, id: u32, data: &CallbackData) {
-    let Some(meaning) = table::meaning(id) else { return super::pulse::heard(id) };
+    let Some(meaning) = table::meaning(id) else { return super::subscribe::count_pulse(id) };
     if data.params.is_null() {
         return;
     }

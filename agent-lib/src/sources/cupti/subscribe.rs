@@ -1,7 +1,7 @@
-//! The CUPTI subscription. A process has one, and the first client gets it. A refusal is reported as a state and retried.
+//! The CUPTI subscription. A process has one, and the first client gets it. A refusal is reported as a state and retried. A client
+//! that finalizes CUPTI (Kineto with TEARDOWN_CUPTI=1) ends every subscription without notice.
 
 use super::find::{c_path, candidates};
-use super::pulse;
 use super::table::{CALLS, RESOURCES, STATES};
 use crate::base::locks::ForkMutex;
 use crate::base::own_thread::Uncancelled;
@@ -9,10 +9,13 @@ use crate::driver::core::{Core, report_status};
 use crate::naming::callers;
 use crate::record::status;
 use crate::threads::{HEARING_SINCE_NS, Thread};
-use cupti_sys::{Api, CuptiResult, GetNumber, SubscriberHandle, SubscriberParams, domain, friendly, ids};
+use cupti_sys::{
+    Api, CUDA_ERROR_NOT_INITIALIZED, CuptiResult, GetNumber, SubscriberHandle, SubscriberParams, domain,
+    friendly, ids,
+};
 use gpumem_wire::AgentState;
 use std::ffi::{CStr, c_void};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 
 /// CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED.
 const TAKEN: CuptiResult = 39;
@@ -131,10 +134,7 @@ pub(crate) fn attach(core: &Core) -> Outcome {
     Outcome::Refused
 }
 
-/// Subscribes and enables the callbacks.
-///
-/// # Errors
-/// Returns CUPTI's result, and the current holder where CUPTI names it.
+/// Subscribes and enables the callbacks. An error is CUPTI's result, with the current holder where CUPTI names it.
 fn subscribe(api: &Api) -> Result<SubscriberHandle, (CuptiResult, String)> {
     let handle = claim(api)?;
     enable(api, handle).map_err(|result| {
@@ -191,7 +191,7 @@ fn enable(api: &Api, handle: SubscriberHandle) -> Result<(), CuptiResult> {
     let calls = CALLS.iter().map(|(id, _)| (domain::DRIVER_API, *id));
     let resources = RESOURCES.iter().map(|id| (domain::RESOURCE, *id));
     let states = STATES.iter().map(|id| (domain::STATE, *id));
-    let pulse = (domain::DRIVER_API, pulse::CALL);
+    let pulse = (domain::DRIVER_API, PULSE);
     for (domain, id) in calls.chain(resources).chain(states).chain([pulse]) {
         // SAFETY: a live subscription; the mutex allows one thread at a time.
         let result = unsafe { (api.enable_callback)(1, handle, domain, id) };
@@ -307,9 +307,9 @@ pub(crate) fn pause(core: &Core, thread: &Thread) {
     if let Some(Subscription { api, handle }) = place.subscription.take() {
         // A handle from before another client finalized CUPTI must not be used: it points to freed memory.
         thread.busy.store(0, Relaxed);
-        let pulse = pulse::ask(core);
+        let pulse = check_pulse(core);
         thread.busy.store(1, Relaxed);
-        let alive = pulse != pulse::Pulse::Silent || !pulse::was_heard();
+        let alive = pulse != Pulse::Silent || !had_pulse();
         if alive && !lost && !DEAD.load(Relaxed) {
             // SAFETY: the agent's own handle, which is not used again. Callbacks in progress end in code that stays mapped.
             unsafe { (api.unsubscribe)(handle) };
@@ -332,4 +332,57 @@ pub(crate) fn resume(core: &Core) {
             attach(core);
         } // otherwise the sender does, once the other client has finalized CUPTI
     }
+}
+
+// Whether callbacks still arrive is checked with a driver call, and with no CUPTI call: a finalized CUPTI may return anything,
+// and finalization may be in progress. cuDeviceGetCount needs no context, takes no memory and changes nothing, and programs
+// call it rarely. Its callback arrives on the calling thread before the call returns, so its absence is known at once.
+
+/// The call whose callback is subscribed only for this check.
+const PULSE: u32 = ids::cuDeviceGetCount;
+
+/// Number of its callbacks, from any caller.
+static PULSES: AtomicU64 = AtomicU64::new(0);
+
+/// Counts a callback of a call without another meaning.
+#[cold]
+pub(crate) fn count_pulse(id: u32) {
+    if id == PULSE {
+        PULSES.fetch_add(1, Relaxed);
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pulse {
+    /// The driver refused the call, so nothing follows.
+    Unknown,
+    Heard,
+    Silent,
+}
+
+/// Makes the call and checks for its callback. Not in a callback or inside of the agent, where callbacks are ignored.
+pub(crate) fn check_pulse(core: &Core) -> Pulse {
+    let before = PULSES.load(Relaxed);
+    if device_count_result(core) != Some(0) {
+        return Pulse::Unknown; // not initialised yet, or not any more
+    }
+    if PULSES.load(Relaxed) == before { Pulse::Silent } else { Pulse::Heard }
+}
+
+/// Whether the driver is not initialised: cuInit failed or has not finished. Makes the same call as [`check_pulse`].
+pub(crate) fn is_uninitialised(core: &Core) -> bool {
+    device_count_result(core) == Some(CUDA_ERROR_NOT_INITIALIZED)
+}
+
+/// Returns the result of the call; `None` without a driver that has it.
+fn device_count_result(core: &Core) -> Option<u32> {
+    let get = core.devices.driver()?.device_get_count?;
+    let mut count = 0;
+    // SAFETY: a function of the loaded driver, with room for its answer.
+    Some(unsafe { get(&mut count) })
+}
+
+/// Whether the callback has arrived at least once. On a driver that never reports this call, its absence means nothing.
+fn had_pulse() -> bool {
+    PULSES.load(Relaxed) != 0
 }

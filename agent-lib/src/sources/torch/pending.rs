@@ -17,18 +17,16 @@
 //! So the report does not show whether a block is pending, but the calls before it do. An event that PyTorch's library recorded
 //! on this thread since its last report may mean that the block waits for it. Three slots of libc10_cuda show the events.
 //!
-//! **Which events belong to the free.** c10's own events (`CUDAGuardImpl::record`, for users of c10::Event, e.g. autograd
-//! between streams) are recorded through the same slot. A thread's next report may be an unrelated free. The stack
-//! distinguishes them. One function calls both insert_events and the report. So at cudaEventRecord the stack pointer is lower
-//! than at the report by the frame of insert_events (or equal, if that was inlined): at most SPAN bytes. For other events it
-//! may be anywhere, including in that range by chance. So a call site that was once outside of the range is ignored from then
-//! on. A block wrongly taken for pending stops being so when its event is queried, and at the latest when its memory is handed
-//! out again.
+//! **Which events belong to the free.** c10's own events (`CUDAGuardImpl::record`, e.g. of autograd between streams) are
+//! recorded through the same slot, and a thread's next report may be an unrelated free. The stack distinguishes them: one
+//! function calls both insert_events and the report. So at cudaEventRecord the stack pointer is lower than at the report by the
+//! frame of insert_events (or equal, if that was inlined): at most SPAN bytes. For other events it may be anywhere, even in
+//! that range by chance. So a call site that was once outside of it is ignored from then on. A block wrongly taken for pending
+//! stops being so when its event is queried, or its memory is handed out again.
 //!
 //! **Not distinguished:** a free during a capture. Its events come later and cannot be assigned to a block (2.15.0:
-//! `deferred_blocks`, a hash table; they are recorded in a malloc, whose report discards them). It counts as done, so the
-//! pending bytes are too low by it while the capture lasts. No total is affected: PyTorch does not count a freed block, pending
-//! or not.
+//! `deferred_blocks`, recorded in a malloc, whose report discards them). It counts as done, so the pending bytes are too low
+//! while the capture lasts. No total is affected: PyTorch does not count a freed block, pending or not.
 
 use crate::base::fault_injection;
 use crate::base::row::{Key, RowExtra};
