@@ -93,7 +93,9 @@ impl Core {
         }
         let at = RecordContext { context: stream, ..self.in_pool(thread, pool) };
         let body = Body::BlockAlloc { address, bytes, pool, use_as: (Role::Unknown, Phase::Unknown) };
-        self.recorder.insert(thread, at, body, Key::Block(pool, address), RowExtra::default());
+        self.recorder.record(thread, at, body, |recorder, row| {
+            recorder.live.insert(Key::Block(pool, address), row, RowExtra::default());
+        });
     }
 
     /// Records the free of a block. `pending`: a stream may still use it.

@@ -92,7 +92,8 @@ impl Core {
             let before = (report.allocated as i64).wrapping_sub(report.bytes).max(0);
             id = self.make_pool(thread, device, index as u8, before as u64);
         }
-        let pool = TorchPool { device, id, slot: index as u8 };
+        // Made anew for each rare call, so that it needs no memory in the usual case.
+        let pool = || TorchPool { device, id, slot: index as u8 };
         let hash = self.recorder.live.expect(Key::Block(id, report.address));
         let sum = device.sum.load(Relaxed).wrapping_add(report.bytes);
         if sum != report.allocated as i64 {
@@ -102,29 +103,31 @@ impl Core {
         device.reserved.store(report.reserved, Relaxed);
         device.reports.store(device.reports.load(Relaxed) + 1, Relaxed);
         if report.bytes > 0 {
-            self.block_reported(thread, pool, report, hash);
+            self.block_reported(thread, pool(), report, hash);
         } else {
-            self.free_reported(thread, pool, report, hash);
+            self.free_reported(thread, pool(), report, hash);
         }
         thread.torch.forget_events();
         let unseen = report.reserved.wrapping_sub(device.segments.load(Relaxed)) as i64;
         device.unseen.store(unseen, Relaxed);
         if device.check_due.load(Relaxed) {
-            self.tell_totals(thread, pool);
+            self.tell_totals(thread, pool());
         }
     }
 
     #[inline(always)]
     fn block_reported(&self, thread: &Thread, pool: TorchPool<'_>, report: Report, hash: u64) {
+        let TorchPool { device, id, slot } = pool;
+        let pool = || TorchPool { device, id, slot };
         let (address, bytes) = (report.address, report.bytes as u64);
         if thread.torch.has_fresh() {
-            self.claim(thread, pool, address, bytes);
+            self.claim(thread, pool(), address, bytes);
         }
-        if pool.device.segments.load(Relaxed) != report.reserved {
-            self.search_segment(thread, pool, address);
+        if device.segments.load(Relaxed) != report.reserved {
+            self.search_segment(thread, pool(), address);
         }
-        if pool.device.pending.load(Relaxed) != 0 {
-            self.reused(thread, pool, address, bytes);
+        if device.pending.load(Relaxed) != 0 {
+            self.reused(thread, pool(), address, bytes);
         }
         thread.torch.refused.store(false, Relaxed);
         if thread.autograd.accumulates() {
@@ -135,8 +138,8 @@ impl Core {
             tag = crate::naming::python::line(self, thread);
         }
         let spot = self.recorder.live.spot_for(hash);
-        let at = RecordContext { tag, flags, ..RecordContext::on(pool.slot) };
-        let body = Body::BlockAlloc { address, bytes, pool: pool.id, use_as: (role, phase) };
+        let at = RecordContext { tag, flags, ..RecordContext::on(slot) };
+        let body = Body::BlockAlloc { address, bytes, pool: id, use_as: (role, phase) };
         self.recorder.record(thread, at, body, |recorder, row| {
             recorder.live.insert_at(spot, row);
         });
@@ -145,14 +148,15 @@ impl Core {
     #[inline(always)]
     fn free_reported(&self, thread: &Thread, pool: TorchPool<'_>, report: Report, hash: u64) {
         let (address, bytes) = (report.address, report.bytes.unsigned_abs());
-        let older = &pool.device.older;
-        if older.load(Relaxed) != 0 && self.is_older(pool.device, Key::Block(pool.id, address), bytes) {
+        let TorchPool { device, id, slot } = pool;
+        if device.older.load(Relaxed) != 0 && self.is_older(device, Key::Block(id, address), bytes) {
             return;
         }
-        if thread.torch.recorded() != 0 && self.wait(thread, pool, address, bytes, report.stack) {
+        let waits = |pool| self.wait(thread, pool, address, bytes, report.stack);
+        if thread.torch.recorded() != 0 && waits(TorchPool { device, id, slot }) {
             return;
         }
-        self.block_gone_at(thread, pool.id, address, self.recorder.live.spot_of(hash));
+        self.block_gone_at(thread, id, address, self.recorder.live.spot_of(hash));
     }
 
     /// Whether the freed block is older than the agent.
