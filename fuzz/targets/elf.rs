@@ -11,7 +11,7 @@ mod symbols;
 
 /// Where the agent has it.
 mod base {
-    pub use crate::elf;
+    pub(crate) use crate::elf;
     pub use gpumem::base::descriptor;
 }
 
