@@ -67,7 +67,6 @@ macro_rules! exports {
             $( pub $field: unsafe extern "C" fn($($type),*) -> $result, )*
         }
 
-        /// The table of this copy.
         pub(crate) static FUNCTIONS: Functions = Functions {
             magic: second_copy::MAGIC,
             initialize: InitializeInjection,
@@ -111,8 +110,7 @@ pub extern "C" fn InitializeInjection() -> c_int {
     1
 }
 
-/// Called by each library that contains NVTX, on its first NVTX call and under its own lock. After a result of 0 all its NVTX
-/// calls do nothing.
+/// Called by each library with its first NVTX call, under its own lock. After a result of 0 all its NVTX calls do nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn InitializeInjectionNvtx2(get_export_table: Option<GetExportTable>) -> c_int {
     shielded(0, || attach::injected_into_nvtx(get_export_table))
@@ -301,11 +299,11 @@ exports! {
         0; |_, _| {
             let device = usize::try_from(cuda_ordinal).ok().filter(|&device| device < high_water::DEVICES && high_water::open());
             let Some(device) = device else { return 0 };
-            for (place, family) in [(bytes, high_water::Family::Allocations), (block_bytes, high_water::Family::Blocks)] {
-                // SAFETY: the caller guarantees null or a valid pointer.
-                if let Some(place) = unsafe { place.as_mut() } {
-                    *place = high_water::high(device, family);
-                }
+            let high = |family| high_water::high(device, family);
+            // SAFETY: the caller guarantees null or valid pointers.
+            unsafe {
+                c_text::store(bytes, high(high_water::Family::Allocations));
+                c_text::store(block_bytes, high(high_water::Family::Blocks));
             }
             1
         }
@@ -375,12 +373,8 @@ exports! {
             let Some((free, total)) = dump::memory_info(core, cuda_ordinal) else { return 0 };
             // SAFETY: the caller guarantees null or valid pointers.
             unsafe {
-                if let Some(place) = free_bytes.as_mut() {
-                    *place = free;
-                }
-                if let Some(place) = total_bytes.as_mut() {
-                    *place = total;
-                }
+                c_text::store(free_bytes, free);
+                c_text::store(total_bytes, total);
             }
             1
         }

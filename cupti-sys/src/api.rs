@@ -1,10 +1,11 @@
 //! Functions of libcupti. Call them only while libcuda is loaded: without it CUPTI 13.2 crashes.
 
 use crate::library::Library;
-use crate::result::CuptiResult;
 use core::ffi::{CStr, c_char, c_void};
 use core::mem::{offset_of, size_of};
 
+/// A CUptiResult. A plain integer, because newer libraries define more values.
+pub type CuptiResult = u32;
 /// Opaque.
 pub type SubscriberHandle = *mut c_void;
 /// Writes the number of a context or its device.
@@ -41,7 +42,6 @@ const _: () = assert!(offset_of!(SubscriberParams, allow_multiple) == Subscriber
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
 pub struct Api {
-    pub library: Library,
     pub subscribe: unsafe extern "C" fn(*mut SubscriberHandle, Callback, *mut c_void) -> CuptiResult,
     pub subscribe_v2: Option<
         unsafe extern "C" fn(
@@ -55,49 +55,31 @@ pub struct Api {
     /// Arguments: enable, handle, domain, id. Not thread-safe.
     pub enable_callback: unsafe extern "C" fn(u32, SubscriberHandle, u32, u32) -> CuptiResult,
     pub get_version: Option<unsafe extern "C" fn(*mut u32) -> CuptiResult>,
-    pub get_callback_name: Option<unsafe extern "C" fn(u32, u32, *mut *const c_char) -> CuptiResult>,
     pub get_context_id: Option<GetNumber>,
     pub get_device_id: Option<GetNumber>,
 }
 
-/// Why a file is no libcupti.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OpenError {
-    /// The loader refuses it.
-    Load,
-    /// This function is missing.
-    Symbol(&'static str),
-}
-
 impl Api {
-    /// Loads the libcupti at `path` for ourselves, or takes the loaded one. It stays loaded until the process ends.
-    ///
-    /// # Errors
-    /// [`OpenError`]; then the file is not loaded, or no longer.
-    pub fn open(path: &CStr) -> Result<Self, OpenError> {
-        let library = Library::open(path).ok_or(OpenError::Load)?;
-        Self::of(library).inspect_err(|_| library.close())
+    /// Loads the libcupti at `path`, or takes the loaded one. It stays loaded until the process ends. `None` if the file is no
+    /// libcupti; then it is not loaded, or no longer.
+    pub fn open(path: &CStr) -> Option<Self> {
+        let library = Library::open(path)?;
+        let api = Self::of(library);
+        if api.is_none() {
+            library.close();
+        }
+        api
     }
 
-    /// The functions of a library that is open.
-    ///
-    /// # Errors
-    /// [`OpenError::Symbol`].
-    pub fn of(library: Library) -> Result<Self, OpenError> {
+    fn of(library: Library) -> Option<Self> {
         // SAFETY: each type is that of the function in the headers of CUPTI 11.7 to 13.5.
         unsafe {
-            Ok(Api {
-                library,
-                subscribe: library.function(c"cuptiSubscribe").ok_or(OpenError::Symbol("cuptiSubscribe"))?,
+            Some(Api {
+                subscribe: library.function(c"cuptiSubscribe")?,
                 subscribe_v2: library.function(c"cuptiSubscribe_v2"),
-                unsubscribe: library
-                    .function(c"cuptiUnsubscribe")
-                    .ok_or(OpenError::Symbol("cuptiUnsubscribe"))?,
-                enable_callback: library
-                    .function(c"cuptiEnableCallback")
-                    .ok_or(OpenError::Symbol("cuptiEnableCallback"))?,
+                unsubscribe: library.function(c"cuptiUnsubscribe")?,
+                enable_callback: library.function(c"cuptiEnableCallback")?,
                 get_version: library.function(c"cuptiGetVersion"),
-                get_callback_name: library.function(c"cuptiGetCallbackName"),
                 get_context_id: library.function(c"cuptiGetContextId"),
                 get_device_id: library.function(c"cuptiGetDeviceId"),
             })
@@ -109,5 +91,29 @@ impl Api {
         let mut version = 0;
         // SAFETY: a function of this library, with a place for its answer.
         (unsafe { self.get_version?(&mut version) } == 0).then_some(version)
+    }
+}
+
+/// Returns what a result means for a user whose process is not covered. Not cuptiGetResultString, which returns nothing if a
+/// library of CUDA 13.3 or later cannot start.
+pub fn friendly(result: CuptiResult) -> &'static str {
+    match result {
+        0 => "ok",
+        1 => "CUPTI refused a parameter",
+        2 => "this libcupti does not know this GPU: install a newer one",
+        15 => "libcupti and the driver do not fit, or there is no GPU",
+        23 => "another profiler has disabled CUPTI",
+        27 => "this libcupti does not support it here",
+        33 => "profiling is not supported on this virtual GPU",
+        35 => "no permission to use CUPTI",
+        39 => "another CUPTI client holds the subscription",
+        40 => "profiling is not allowed on this virtual GPU",
+        41 => "tracing is not allowed under confidential computing",
+        43 => "CUPTI is not supported on this MIG instance",
+        45 => "CUPTI is not supported on this WSL",
+        46 => "this libcupti does not know this chip",
+        47 => "hardware event tracing and MPS exclude each other",
+        999 => "CUPTI failed (it says so too when there is no driver)",
+        _ => "CUPTI failed",
     }
 }

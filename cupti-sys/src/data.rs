@@ -95,14 +95,3 @@ impl GraphData {
     /// CU_GRAPH_NODE_TYPE_MEM_FREE.
     pub const MEM_FREE: u32 = 11;
 }
-
-/// `CUpti_StateData`.
-#[repr(C)]
-#[derive(Debug)]
-pub struct StateData {
-    /// CUPTI's result.
-    pub result: u32,
-    /// Text, or null.
-    pub message: *const c_char,
-}
-const _: () = assert!(size_of::<StateData>() == 16);

@@ -26,60 +26,49 @@ pub mod device_attribute {
     pub const THREADS_PER_MULTIPROCESSOR: c_int = 39;
 }
 
-/// The loaded driver's functions; each may be missing in an old driver.
-#[derive(Debug, Clone, Copy)]
-#[allow(missing_docs)]
-pub struct Driver {
-    pub library: Library,
-    pub driver_get_version: Option<unsafe extern "C" fn(*mut c_int) -> CuResult>,
-    pub device_get_count: Option<unsafe extern "C" fn(*mut c_int) -> CuResult>,
-    pub device_get_uuid: Option<unsafe extern "C" fn(*mut [u8; 16], c_int) -> CuResult>,
-    pub device_total_mem: Option<unsafe extern "C" fn(*mut usize, c_int) -> CuResult>,
-    pub device_get_name: Option<unsafe extern "C" fn(*mut c_char, c_int, c_int) -> CuResult>,
-    pub device_get_attribute: Option<unsafe extern "C" fn(*mut c_int, c_int, c_int) -> CuResult>,
-    pub primary_ctx_get_state: Option<unsafe extern "C" fn(c_int, *mut u32, *mut c_int) -> CuResult>,
-    pub mem_get_address_range: Option<unsafe extern "C" fn(*mut u64, *mut usize, u64) -> CuResult>,
-    pub ctx_get_device: Option<unsafe extern "C" fn(*mut c_int) -> CuResult>,
-    pub ctx_get_current: Option<unsafe extern "C" fn(*mut *mut c_void) -> CuResult>,
-    pub ctx_push_current: Option<unsafe extern "C" fn(*mut c_void) -> CuResult>,
-    pub ctx_pop_current: Option<unsafe extern "C" fn(*mut *mut c_void) -> CuResult>,
-    pub mem_get_info: Option<unsafe extern "C" fn(*mut usize, *mut usize) -> CuResult>,
-    pub device_get_mem_pool: Option<unsafe extern "C" fn(*mut u64, c_int) -> CuResult>,
-    pub pool_get_attribute: Option<unsafe extern "C" fn(u64, u32, *mut u64) -> CuResult>,
-    pub graph_mem_get_attribute: Option<unsafe extern "C" fn(c_int, u32, *mut u64) -> CuResult>,
+/// Declares the functions: field, symbols (the first that the driver has), parameters.
+macro_rules! functions {
+    ($( $field:ident = $first:literal $(or $other:literal)? ($($parameter:ty),*) )*) => {
+        /// The loaded driver's functions; each may be missing in an old driver.
+        #[derive(Debug, Clone, Copy)]
+        #[allow(missing_docs)]
+        pub struct Driver {
+            $( pub $field: Option<unsafe extern "C" fn($($parameter),*) -> CuResult>, )*
+        }
+
+        impl Driver {
+            /// Returns the functions of the loaded libcuda; `None` if there is none.
+            pub fn loaded() -> Option<Self> {
+                let library = Library::loaded(c"libcuda.so.1").or_else(|| Library::loaded(c"libcuda.so"))?;
+                // SAFETY: each type is that of the function in cuda.h of CUDA 11.8 to 13.5; CUdevice is an int, a
+                // CUmemoryPool a pointer that we only hand back.
+                Some(unsafe { Driver {
+                    $( $field: library.function($first)$( .or_else(|| library.function($other)) )?, )*
+                } })
+            }
+        }
+    };
+}
+
+functions! {
+    driver_get_version = c"cuDriverGetVersion" (*mut c_int)
+    device_get_count = c"cuDeviceGetCount" (*mut c_int)
+    device_get_uuid = c"cuDeviceGetUuid_v2" or c"cuDeviceGetUuid" (*mut [u8; 16], c_int)
+    device_total_mem = c"cuDeviceTotalMem_v2" (*mut usize, c_int)
+    device_get_name = c"cuDeviceGetName" (*mut c_char, c_int, c_int)
+    device_get_attribute = c"cuDeviceGetAttribute" (*mut c_int, c_int, c_int)
+    primary_ctx_get_state = c"cuDevicePrimaryCtxGetState" (c_int, *mut u32, *mut c_int)
+    mem_get_address_range = c"cuMemGetAddressRange_v2" (*mut u64, *mut usize, u64)
+    ctx_get_device = c"cuCtxGetDevice" (*mut c_int)
+    ctx_push_current = c"cuCtxPushCurrent_v2" (*mut c_void)
+    ctx_pop_current = c"cuCtxPopCurrent_v2" (*mut *mut c_void)
+    mem_get_info = c"cuMemGetInfo_v2" (*mut usize, *mut usize)
+    device_get_mem_pool = c"cuDeviceGetMemPool" (*mut u64, c_int)
+    pool_get_attribute = c"cuMemPoolGetAttribute" (u64, u32, *mut u64)
+    graph_mem_get_attribute = c"cuDeviceGetGraphMemAttribute" (c_int, u32, *mut u64)
 }
 
 impl Driver {
-    /// The functions of the loaded libcuda, or `None` if there is none.
-    pub fn loaded() -> Option<Self> {
-        let library = Library::loaded(c"libcuda.so.1").or_else(|| Library::loaded(c"libcuda.so"))?;
-        // SAFETY: each type is that of the function in cuda.h of CUDA 11.8 to 13.5; CUdevice is an int, a
-        // CUmemoryPool a pointer that we only hand back.
-        unsafe {
-            Some(Driver {
-                library,
-                driver_get_version: library.function(c"cuDriverGetVersion"),
-                device_get_count: library.function(c"cuDeviceGetCount"),
-                device_get_uuid: library
-                    .function(c"cuDeviceGetUuid_v2")
-                    .or_else(|| library.function(c"cuDeviceGetUuid")),
-                device_total_mem: library.function(c"cuDeviceTotalMem_v2"),
-                device_get_name: library.function(c"cuDeviceGetName"),
-                device_get_attribute: library.function(c"cuDeviceGetAttribute"),
-                primary_ctx_get_state: library.function(c"cuDevicePrimaryCtxGetState"),
-                mem_get_address_range: library.function(c"cuMemGetAddressRange_v2"),
-                ctx_get_device: library.function(c"cuCtxGetDevice"),
-                ctx_get_current: library.function(c"cuCtxGetCurrent"),
-                ctx_push_current: library.function(c"cuCtxPushCurrent_v2"),
-                ctx_pop_current: library.function(c"cuCtxPopCurrent_v2"),
-                mem_get_info: library.function(c"cuMemGetInfo_v2"),
-                device_get_mem_pool: library.function(c"cuDeviceGetMemPool"),
-                pool_get_attribute: library.function(c"cuMemPoolGetAttribute"),
-                graph_mem_get_attribute: library.function(c"cuDeviceGetGraphMemAttribute"),
-            })
-        }
-    }
-
     /// The driver's CUDA version, 12040 for 12.4; works before cuInit has returned.
     pub fn version(&self) -> Option<u32> {
         let mut version = 0;

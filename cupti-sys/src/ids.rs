@@ -152,8 +152,6 @@ pub mod resource {
     pub const MODULE_LOADED: u32 = 6;
     pub const MODULE_UNLOAD_STARTING: u32 = 7;
     pub const GRAPHNODE_CREATED: u32 = 13;
-    pub const GRAPHEXEC_CREATED: u32 = 18;
-    pub const GRAPHEXEC_DESTROY_STARTING: u32 = 19;
 }
 
 /// Ids of the STATE domain, from CUDA 12.2.

@@ -5,9 +5,8 @@
 //! ids.rs      callback ids of the driver and resource domains
 //! params.rs   layouts of driver calls' parameters
 //! data.rs     arguments of a callback
-//! result.rs   result codes with messages
 //! library.rs  dlopen and dlsym
-//! api.rs      functions of libcupti
+//! api.rs      functions of libcupti, and their results
 //! driver.rs   functions of the libcuda that is already loaded in the process
 //! nvtx.rs     tables that NVTX passes to an injected library
 //! ```
@@ -22,19 +21,15 @@ pub mod ids;
 mod library;
 pub mod nvtx;
 pub mod params;
-mod result;
 
-pub use api::{Api, Callback, GetNumber, OpenError, SubscriberHandle, SubscriberParams};
-pub use data::{CallbackData, ENTER, EXIT, GraphData, ModuleResourceData, ResourceData, StateData, domain};
+pub use api::{Api, Callback, CuptiResult, GetNumber, SubscriberHandle, SubscriberParams, friendly};
+pub use data::{CallbackData, ENTER, EXIT, GraphData, ModuleResourceData, ResourceData, domain};
 pub use driver::{Driver, device_attribute, pool_attribute};
 pub use library::Library;
-pub use result::{CuptiResult, friendly};
 
 /// A CUresult; 0 is success.
 pub type CuResult = u32;
-/// CUDA_ERROR_OUT_OF_MEMORY.
-pub const CUDA_ERROR_OUT_OF_MEMORY: CuResult = 2;
-/// CUDA_ERROR_NOT_INITIALIZED: cuInit has not returned yet.
+/// cuInit has not returned yet.
 pub const CUDA_ERROR_NOT_INITIALIZED: CuResult = 3;
-/// CUDA_ERROR_DEINITIALIZED: the driver has shut down and freed all memory, because the process exits.
+/// The driver has shut down and freed all memory, because the process exits.
 pub const CUDA_ERROR_DEINITIALIZED: CuResult = 4;

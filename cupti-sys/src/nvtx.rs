@@ -84,29 +84,22 @@ pub mod core2 {
 /// Result of a push or pop without tracking (`NoPushPopTracking`).
 pub const NOT_TRACKED: c_int = -2;
 
-/// `nvtxEventAttributes_t`; `size` gives its bytes.
+/// `nvtxEventAttributes_t`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
 pub struct EventAttributes {
-    /// NVTX version.
     pub version: u16,
     /// Size in bytes of the structure in the program's NVTX version.
     pub size: u16,
-    /// Category chosen by the program.
     pub category: u32,
-    /// Type of `color`.
     pub color_type: i32,
-    /// Color for display.
     pub color: u32,
-    /// Type of `payload`.
     pub payload_type: i32,
-    /// Unused.
     pub reserved: i32,
-    /// Numeric payload.
     pub payload: u64,
     /// One of the `MESSAGE_` constants.
     pub message_type: i32,
-    /// Unused.
     pub padding: u32,
     /// Pointer to a string, or handle of a registered string.
     pub message: usize,

@@ -50,8 +50,6 @@ shapes! {
     PoolCreate = 16 { out @ 0: Out, properties @ 8: *const PoolProperties }
     /// cuMemPoolTrimTo.
     PoolTrim = 16 { pool @ 0: u64, keep_bytes @ 8: usize }
-    /// cuMemPoolSetAttribute.
-    PoolAttribute = 24 { pool @ 0: u64, attribute @ 8: u32, value @ 16: Out }
     /// cuMemPoolImportFromShareableHandle.
     PoolImport = 32 { out @ 0: Out, handle @ 8: u64, kind @ 16: u32, flags @ 24: u64 }
     /// cuMemPoolImportPointer.

@@ -11,11 +11,13 @@ mod symbols;
 
 /// Where the agent has it.
 mod base {
+    pub(crate) use crate::elf;
     pub use gpumem::base::descriptor;
 }
 
 use gpumem_fuzz::number;
-use image::{Header, Image};
+use image::Image;
+use libc::Elf64_Phdr;
 use libfuzzer_sys::fuzz_target;
 use std::cell::Cell;
 use std::io;
@@ -60,7 +62,7 @@ fn in_memory(how: u8, bytes: &[u8]) {
     let image = from.to_vec().into_boxed_slice();
     let base = image.as_ptr() as usize;
     let len = image.len() as u64;
-    let headers: Vec<Header> = places
+    let headers: Vec<Elf64_Phdr> = places
         .into_iter()
         .map(|(kind, address, size)| {
             // A segment marked as loaded exists; any other may point anywhere.
@@ -69,9 +71,9 @@ fn in_memory(how: u8, bytes: &[u8]) {
             let bytes = if is_load { size.min(len - address) } else { size };
             let flags = (kind >> 2 & 7) as u32;
             let kind = if is_load { 1 } else { [2, 0x6474_e552][usize::from(kind & 32 != 0)] };
-            let mut header = Header::default();
-            (header.kind, header.flags, header.address, header.bytes) = (kind, flags, address, bytes);
-            header
+            let (p_offset, p_paddr, p_filesz, p_align) = (0, 0, 0, 0);
+            let (p_type, p_flags, p_vaddr, p_memsz) = (kind, flags, address, bytes);
+            Elf64_Phdr { p_type, p_flags, p_offset, p_vaddr, p_paddr, p_filesz, p_memsz, p_align }
         })
         .collect();
     // SAFETY: every loaded segment lies within the image.

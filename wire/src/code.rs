@@ -75,8 +75,7 @@ codes! {
         Buffer = 8,
         /// Keys and values of earlier tokens that a model keeps to produce the next ones.
         KvCache = 9,
-        /// A parameter of an untrained copy of a trained module: an average of the weights (EMA), a target
-        /// network.
+        /// A parameter of an untrained copy of a trained module: an average of the weights (EMA), a target network.
         ParameterCopy = 10,
     }
 

@@ -314,10 +314,9 @@ records! {
     50 BlockAlloc { address: u64 => address, bytes: u64 => bytes, pool: u64 => aux, use_as: (Role, Phase) => detail }
     /// A block was returned; `Pending` while a stream may still use it.
     51 BlockFree { address: u64 => address, pool: u64 => aux, state: FreeState => detail }
-    /// Sets tag, role and phase, each unless 0, of the allocation (pool 0) or block created by record
-    /// `block_seq`. Also sent for freed blocks, because a peak may still contain them. When restated, it
-    /// follows each row that was ever retagged, with that row's `seq` and all current values (0: unknown);
-    /// `stack` is then the first tag, if another tag replaced it.
+    /// Sets tag, role and phase, each unless 0, of the allocation (pool 0) or block created by record `block_seq`. Also sent
+    /// for freed blocks, because a peak may still contain them. When restated, it follows each row that was ever retagged, with
+    /// that row's `seq` and all current values (0: unknown); `stack` is then the first tag, if another tag replaced it.
     52 Retag { address: u64 => address, block_seq: u64 => bytes, pool: u64 => aux, use_as: (Role, Phase) => detail }
     /// The process entered a phase.
     53 PhaseBegin { phase: Phase => detail }
@@ -352,10 +351,9 @@ records! {
     /// Everything up to `last_seq` and `time_ns` has been sent. The oldest driver call still in
     /// flight was entered at `in_flight_since_ns`; 0 for none.
     81 Watermark { last_seq: u64 => aux, in_flight_since_ns: u64 => bytes }
-    /// The state follows: every live row is restated. Rows created after `after_seq` may be missing,
-    /// because the ring has them. Pools come first (outer ones before inner ones), the rest in any order
-    /// (but see `VmmCreate`). A block that waits for a stream is followed by its `BlockFree`. All ordered
-    /// records up to `after_seq` were sent before.
+    /// The state follows: every live row is restated. Rows created after `after_seq` may be missing, because the ring has them.
+    /// Pools come first (outer ones before inner ones), the rest in any order (but see `VmmCreate`). A block that waits for a
+    /// stream is followed by its `BlockFree`. All ordered records up to `after_seq` were sent before.
     82 ResyncBegin { epoch: u64 => address, after_seq: u64 => aux }
     /// End of the state: `rows` rows were restated (names do not count) while the ring grew to `head_seq`.
     /// The state is exact once the ordered records up to `head_seq` have arrived.

@@ -1,5 +1,4 @@
-//! Containers 2 and 3: a **packet** (SOCK_SEQPACKET) is a sequence of frames, a **recording** is a
-//! header followed by frames.
+//! Containers 2 and 3: a **packet** (SOCK_SEQPACKET) is a sequence of frames, a **recording** is a header followed by frames.
 //!
 //! ```text
 //! frame      u32 length of slot and payload (64 + payload), little-endian, at most MAX_FRAME_BYTES

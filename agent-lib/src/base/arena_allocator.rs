@@ -2,8 +2,7 @@
 //! standard library ends the process when an allocation fails, but the program may be prepared for that moment.
 //!
 //! The linker redirects the standard library's calls of the allocator to the functions here (build.rs). They ask the C library
-//! first. If it has no memory, they use a small arena in static storage, which costs nothing until it is touched. When that is
-//! empty the sender waits, as it waits for the daemon.
+//! first, then a small arena in static storage, which costs nothing until it is touched. When that is empty the sender waits.
 #![cfg(all(target_os = "linux", target_env = "gnu", any(target_arch = "x86_64", target_arch = "aarch64")))]
 
 use crate::base::own_thread;

@@ -29,6 +29,17 @@ pub(crate) unsafe fn words<'a>(words: *const u64, count: usize) -> &'a [u64] {
     unsafe { std::slice::from_raw_parts(words, count) }
 }
 
+/// Stores a number in the caller's variable, if there is one.
+///
+/// # Safety
+/// `place` is null or valid.
+pub(crate) unsafe fn store(place: *mut u64, value: u64) {
+    // SAFETY: the caller guarantees the variable.
+    if let Some(place) = unsafe { place.as_mut() } {
+        *place = value;
+    }
+}
+
 /// Returns a text from the program; replaces bytes that are not UTF-8.
 pub(crate) fn text(bytes: &[u8]) -> String {
     std::ffi::OsStr::from_bytes(bytes).to_string_lossy().into_owned()

@@ -7,8 +7,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
 
-/// Largest difference of times on both sides of a watermark, in ns. It covers out-of-order reads of the counter (tens of ns),
-/// and the slope's error between two measurements.
+/// Largest difference of times on both sides of a watermark, in ns: out-of-order reads of the counter, and the slope's error.
 pub(crate) const MARGIN_NS: u64 = 20_000;
 /// A larger difference is a jump, not a drift.
 const JUMP_NS: i64 = 1_000_000;
@@ -16,15 +15,17 @@ const JUMP_NS: i64 = 1_000_000;
 const JUMPS_ALLOWED: u32 = 8;
 /// Time until the first slope is computed.
 const FIRST_NS: u64 = 20_000_000;
-/// Longest time between measurements. Until then, the time is as long as the slope was measured over, so that the slope's error
-/// moves the line by no more than the measurement's error.
+/// Longest time between measurements. It grows with the slope's age, so that errors of slope and of measurement stay alike.
 const PERIOD_NS: u64 = 1_000_000_000;
 
-/// Returns the kernel's clock.
 pub(crate) fn kernel_ns() -> u64 {
+    clock_ns(libc::CLOCK_MONOTONIC)
+}
+
+pub(crate) fn clock_ns(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: every kernel has this clock, and `time` has room for the result.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    // SAFETY: every kernel has these clocks, and `time` has room for the result.
+    unsafe { libc::clock_gettime(clock, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
@@ -37,8 +38,7 @@ fn asked() -> u64 {
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn ticks() -> u64 {
-    // SAFETY: every x86-64 has this instruction. A kernel that forbids it to programs does not use the counter as its clock
-    // source.
+    // SAFETY: every x86-64 has this instruction. A kernel that forbids it does not use the counter as its clock source.
     unsafe { std::arch::x86_64::_rdtsc() }
 }
 #[cfg(not(target_arch = "x86_64"))]
@@ -60,7 +60,6 @@ pub struct Clock {
     slope: AtomicU64,
 }
 
-/// The sender's measurements.
 #[derive(Debug, Default)]
 pub(crate) struct Calibration {
     start: Option<(u64, u64)>,
@@ -175,8 +174,7 @@ fn period(last_ns: u64, start_ns: u64) -> u64 {
 
 #[inline(always)]
 fn line(base_ticks: u64, base_ns: u64, slope: u64, ticks: u64) -> u64 {
-    // A thread may have read the counter before the line was adjusted. Then it is a little before the base, which is precise
-    // enough.
+    // The counter may have been read before the line was adjusted, and so be a little before the base.
     let since = ticks.wrapping_sub(base_ticks);
     let since = if since as i64 > 0 { since } else { 0 };
     base_ns.wrapping_add(((u128::from(since) * u128::from(slope)) >> 32) as u64)

@@ -1,16 +1,14 @@
 //! The agent's file descriptors: they get high numbers, and are verified before use.
 //!
-//! The program's own descriptors get the same numbers as without the agent. A program that runs without standard output would
-//! otherwise write its lines into whatever has the number 1. And a program that closes all descriptors and opens its own
-//! expects low numbers.
+//! The program's own descriptors keep the numbers that they have without the agent. A program without standard output would
+//! write its lines into whatever has the number 1. One that closes all descriptors expects low numbers.
 
 use std::fs::File;
 use std::io::Write;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, RawFd};
 
-/// Lowest number if the limit allows it. It is above the numbers that usual programs reach, and below the limit of `select()`
-/// and usual limits.
+/// Lowest number if the limit allows it: above the numbers of usual programs, below usual limits and that of `select()`.
 const FLOOR: RawFd = 512;
 /// The agent never uses the numbers of standard input, output and error.
 const LOWEST: RawFd = 3;
@@ -55,8 +53,7 @@ pub fn file_up(file: File) -> std::io::Result<File> {
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
-/// A descriptor with its file. Hosts close descriptors that they do not know and reuse the numbers, so it is verified before
-/// use.
+/// A descriptor with its file, verified before use: hosts close descriptors that they do not know and reuse the numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Identity {
     /// Number of the descriptor.

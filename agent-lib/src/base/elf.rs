@@ -1,39 +1,84 @@
-//! Data from ELF images: the loaded size of a cubin (sections that occupy memory, without symbols and debug data), and the
-//! address range of the functions of a mapped file.
+//! Data from ELF images: the loaded size of a cubin (without symbols and debug data), and the range of a file's functions.
 //!
-//! Functions are those that the unwinder knows. The executable segment often holds constants, too, and a pointer to a string is
-//! not a return address.
+//! Functions are those that the unwinder knows, because the executable segment often holds constants, too.
 
-const SECTION_BYTES: usize = 64;
+use libc::{Elf64_Ehdr, Elf64_Phdr, Elf64_Shdr, Elf64_Sym};
+
+/// SHF_ALLOC.
 const ALLOCATED: u64 = 2;
 
-fn number(bytes: &[u8], at: usize, len: usize) -> Option<u64> {
-    let field = bytes.get(at..at.checked_add(len)?)?;
-    Some(field.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte)))
+/// Structures that are read from bytes.
+///
+/// # Safety
+/// Any bytes must be a value: it consists of numbers.
+pub(crate) unsafe trait Plain: Copy {}
+// SAFETY: they consist of numbers.
+unsafe impl Plain for Elf64_Ehdr {}
+// SAFETY: as above.
+unsafe impl Plain for Elf64_Phdr {}
+// SAFETY: as above.
+unsafe impl Plain for Elf64_Shdr {}
+// SAFETY: as above.
+unsafe impl Plain for Elf64_Sym {}
+
+/// Reads a structure at the beginning of `bytes`.
+pub(crate) fn from_bytes<T: Plain>(bytes: &[u8]) -> Option<T> {
+    // SAFETY: the bytes are there, and any bytes are a value.
+    (bytes.len() >= size_of::<T>()).then(|| unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
+}
+
+/// An ELF file, read with a function that fills a buffer with the bytes from an offset on. The file may be damaged.
+pub(crate) struct ElfFile<'a> {
+    fill: &'a dyn Fn(u64, &mut [u8]) -> Option<()>,
+    pub head: Elf64_Ehdr,
+}
+
+impl<'a> ElfFile<'a> {
+    /// Reads the header; `None` unless it is that of a 64-bit ELF.
+    pub(crate) fn new(fill: &'a dyn Fn(u64, &mut [u8]) -> Option<()>) -> Option<Self> {
+        let mut head = [0; size_of::<Elf64_Ehdr>()];
+        fill(0, &mut head)?;
+        head.starts_with(b"\x7fELF\x02").then_some(ElfFile { fill, head: from_bytes(&head)? })
+    }
+
+    /// Reads entry `number` of a table of structures with `each` bytes.
+    fn entry<T: Plain>(&self, table: u64, each: u16, number: u64) -> Option<T> {
+        let mut bytes = [0; 64];
+        let bytes = bytes.get_mut(..size_of::<T>()).filter(|bytes| usize::from(each) >= bytes.len())?;
+        (self.fill)(table.checked_add(number.checked_mul(each.into())?)?, bytes)?;
+        from_bytes(bytes)
+    }
+
+    /// Returns a section header.
+    pub(crate) fn section(&self, number: u64) -> Option<Elf64_Shdr> {
+        self.entry(self.head.e_shoff, self.head.e_shentsize, number)
+    }
+
+    /// Returns at most `most` section headers, up to the end of the file.
+    pub(crate) fn sections(&self, most: u16) -> impl Iterator<Item = Elf64_Shdr> {
+        (0..self.head.e_shnum.min(most).into()).map_while(|number| self.section(number))
+    }
+
+    /// Returns at most `most` program headers, up to the end of the file.
+    pub(crate) fn segments(&self, most: u16) -> impl Iterator<Item = Elf64_Phdr> {
+        let (table, each) = (self.head.e_phoff, self.head.e_phentsize);
+        (0..self.head.e_phnum.min(most).into()).map_while(move |number| self.entry(table, each, number))
+    }
 }
 
 /// Returns the sum of the sections with SHF_ALLOC; 0 if `image` is not a 64-bit ELF.
 pub(crate) fn loadable_bytes(image: &[u8]) -> u64 {
-    if !image.starts_with(b"\x7fELF\x02") {
-        return 0;
-    }
-    let header = || {
-        let sections = usize::try_from(number(image, 40, 8)?).ok()?;
-        Some((sections, number(image, 58, 2)? as usize, number(image, 60, 2)? as usize))
+    let fill = |offset: u64, out: &mut [u8]| {
+        out.copy_from_slice(image.get(usize::try_from(offset).ok()?..)?.get(..out.len())?);
+        Some(())
     };
-    let Some((sections, size, count)) = header() else { return 0 };
-    if size < SECTION_BYTES {
-        return 0;
-    }
-    let loaded = |index: usize| {
-        let at = sections.checked_add(index * size)?;
-        (number(image, at.checked_add(8)?, 8)? & ALLOCATED != 0).then(|| number(image, at + 32, 8)).flatten()
-    };
-    (0..count).filter_map(loaded).fold(0, u64::saturating_add)
+    ElfFile::new(&fill).map_or(0, |file| {
+        let loaded = file.sections(u16::MAX).filter(|section| section.sh_flags & ALLOCATED != 0);
+        loaded.map(|section| section.sh_size).fold(0, u64::saturating_add)
+    })
 }
 
-/// .eh_frame_hdr as every linker writes it: version 1; a pointer relative to itself; a count; a table of pairs of function and
-/// description, relative to the header.
+/// .eh_frame_hdr as linkers write it: version 1; a relative pointer; a count; a table of pairs of function and description.
 const HEADER: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
 
 /// Returns the range from the first function to the end of the last one; `None` if the table has another format.
@@ -72,13 +117,13 @@ mod tests {
 
     #[test]
     fn only_sections_that_are_loaded_count() {
-        let mut image = vec![0_u8; 64 + 3 * SECTION_BYTES];
+        let mut image = vec![0_u8; 64 + 3 * size_of::<Elf64_Shdr>()];
         image[..5].copy_from_slice(b"\x7fELF\x02");
         image[40] = 64;
         image[58] = 64;
         image[60] = 3;
         for (index, (flags, bytes)) in [(2, 1000_u64), (0, 5000), (6, 24)].into_iter().enumerate() {
-            let at = 64 + index * SECTION_BYTES;
+            let at = 64 + index * size_of::<Elf64_Shdr>();
             image[at + 8] = flags;
             image[at + 32..at + 40].copy_from_slice(&bytes.to_le_bytes());
         }

@@ -1,5 +1,4 @@
-//! Every environment variable that the agent reads. They are read once, while it starts, on the thread that starts it. Later
-//! the program may be changing them.
+//! Every environment variable that the agent reads: once, while it starts, because the program may change them later.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -63,7 +62,6 @@ const RANKS: &[[&str; 3]] = &[
     ["SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"],
 ];
 
-/// Names of the claims in a Hello.
 const RANK_CLAIMS: [&str; 3] = ["rank", "local_rank", "world_size"];
 
 /// Set in tasks of Slurm. In a batch script, which is not a task, SLURM_PROCID is 0 all the same.
@@ -104,47 +102,34 @@ fn program() -> String {
     comm.lines().next().map_or_else(String::new, |comm| format!("comm={comm}\n"))
 }
 
-/// Where the system's daemon listens.
 pub(crate) const SYSTEM_SOCKET: &str = "/run/gpumemd/agent.sock";
 
 /// The agent's settings, as read from the environment.
 #[derive(Debug, Clone, Default)]
+#[allow(missing_docs)] // the others are the variables of their names
 pub struct Settings {
-    /// See [`DISABLE`].
     pub disabled: bool,
     /// Sockets on which the daemon may listen, best first.
     pub sockets: Vec<PathBuf>,
     /// The last of `sockets`, if its directory could have been made by any user: its owner is checked first.
     pub doubtful_socket: Option<PathBuf>,
-    /// See [`RECORD`].
     pub record: Option<PathBuf>,
-    /// See [`RECORD_DIRS`]; real paths.
+    /// Real paths.
     pub record_dirs: Vec<PathBuf>,
-    /// See [`RING_SLOTS`].
     pub ring_slots: u64,
-    /// See [`EXIT_WAIT`].
     pub exit_wait_ms: u64,
-    /// See [`LIVE_ROWS`].
     pub live_rows: u64,
-    /// See [`NAME_BYTES`].
     pub name_bytes: u64,
-    /// See [`CUPTI_PATH`].
     pub cupti: Option<PathBuf>,
     /// Directories in which toolkits and environments may keep a libcupti.
     pub cuda_homes: Vec<PathBuf>,
     /// $CONDA_PREFIX.
     pub conda: Option<PathBuf>,
-    /// See [`NEXT_INJECTION`].
     pub next_injection: Option<PathBuf>,
-    /// See [`TEARDOWN`].
     pub teardown: bool,
-    /// Switches of the layers of names.
     pub layers: Layers,
-    /// See [`NVTX_DOMAINS`].
     pub nvtx_domains: Vec<String>,
-    /// See [`NVTX_RANGES`].
     pub nvtx_ranges: bool,
-    /// See [`NVTX_INJECTION`].
     pub nvtx_injection: Option<PathBuf>,
     /// `key=value` lines for the Hello.
     pub claims: String,
@@ -152,20 +137,14 @@ pub struct Settings {
 
 /// Switches of the layers of names. All but `lines` are on unless the environment sets `0`.
 #[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
 pub struct Layers {
-    /// See [`TORCH`].
     pub torch: bool,
-    /// See [`FRAMES`].
     pub(crate) frames: bool,
-    /// See [`AUTOGRAD`].
     pub(crate) autograd: bool,
-    /// See [`PYTHON`].
     pub(crate) python: bool,
-    /// See [`NVTX`].
     pub nvtx: bool,
-    /// See [`SITES`].
     pub sites: bool,
-    /// See [`LINES`].
     pub(crate) lines: bool,
 }
 
@@ -195,12 +174,10 @@ fn get(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
-/// Whether this program is an MPS server. It makes contexts for other users' programs, and the kernel charges the memory to
-/// those users. An agent in the server would observe all programs. The server inherits the variables from the shell or job that
-/// started its control daemon.
+/// Whether this program is an MPS server. The kernel charges its contexts to the users of other programs, and an agent in it
+/// would observe all of them. The server inherits the variables of the shell or job that started its control daemon.
 ///
-/// It is recognized by its file. The kernel's name of 15 letters can be changed, and the control daemon, which never calls the
-/// driver, has the same one.
+/// It is recognized by its file, because the kernel's name of 15 letters can be changed and is also the control daemon's.
 fn serves_others() -> bool {
     let program = std::fs::read_link("/proc/self/exe").ok();
     // A file that an update replaces while it runs ends in " (deleted)".
@@ -225,7 +202,6 @@ fn record_dirs() -> Vec<PathBuf> {
     dirs.iter().filter_map(|dir| std::fs::canonicalize(dir).ok()).collect()
 }
 
-/// Replaces `%p` in a file's name by the pid.
 fn with_pid(path: &OsStr, pid: u32) -> PathBuf {
     match path.to_str() {
         Some(text) => text.replace("%p", &pid.to_string()).into(),
@@ -234,7 +210,6 @@ fn with_pid(path: &OsStr, pid: u32) -> PathBuf {
 }
 
 impl Settings {
-    /// Reads the environment.
     pub(crate) fn read(pid: u32, uid: u32) -> Self {
         let mut sockets = Vec::new();
         let mut doubtful_socket = None;

@@ -1,13 +1,10 @@
-//! Deliberate panics for tests, only in debug builds. `GPUMEM_FAULT=guard:7` panics in the seventh callback,
-//! `GPUMEM_FAULT=torch.report:7` in the seventh report of PyTorch's allocator. Each injection point has a name. In a release
-//! build the points are empty.
+//! Deliberate panics for tests, only in debug builds. `GPUMEM_FAULT=guard:7` panics in the seventh callback, `torch.report:7`
+//! in the seventh report of PyTorch's allocator. Each injection point has a name.
 
 #[cfg(not(debug_assertions))]
 mod on_purpose {
-    /// Does nothing.
     #[inline(always)]
     pub(crate) fn at(_: &str) {}
-    /// Does nothing.
     pub(crate) fn read() {}
 }
 

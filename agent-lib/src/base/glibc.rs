@@ -1,45 +1,26 @@
-//! Compatibility with glibc 2.17, wherever the library was built. The linker redirects each call of these functions, also those
-//! of the standard library, to the name with the prefix `__wrap_` (build.rs). The functions here have those names and call the
-//! version that every glibc has.
+//! Compatibility with glibc 2.17. The linker redirects each call of these functions, also those of the standard library, to the
+//! name with the prefix `__wrap_` (build.rs). The functions here call the version that every glibc has.
 #![cfg(all(target_os = "linux", target_env = "gnu", any(target_arch = "x86_64", target_arch = "aarch64")))]
 
 use std::ffi::{c_char, c_int, c_long, c_void};
 
+/// Chooses a text for x86-64 or aarch64.
 #[cfg(target_arch = "x86_64")]
-macro_rules! jump {
-    () => {
-        "jmp"
+macro_rules! arch {
+    ($x86_64:literal, $aarch64:literal) => {
+        $x86_64
     };
 }
 #[cfg(target_arch = "aarch64")]
-macro_rules! jump {
-    () => {
-        "b"
-    };
-}
-#[cfg(target_arch = "x86_64")]
-macro_rules! procedure {
-    ($name:literal) => {
-        concat!("gpumem_old_", $name, "@PLT")
-    };
-}
-#[cfg(target_arch = "aarch64")]
-macro_rules! procedure {
-    ($name:literal) => {
-        concat!("gpumem_old_", $name)
+macro_rules! arch {
+    ($x86_64:literal, $aarch64:literal) => {
+        $aarch64
     };
 }
 /// Version of the functions that glibc has had from the beginning.
-#[cfg(target_arch = "x86_64")]
 macro_rules! first {
     () => {
-        "GLIBC_2.2.5"
-    };
-}
-#[cfg(target_arch = "aarch64")]
-macro_rules! first {
-    () => {
-        "GLIBC_2.17"
+        $crate::base::glibc::arch!("GLIBC_2.2.5", "GLIBC_2.17")
     };
 }
 
@@ -53,7 +34,9 @@ macro_rules! old {
             concat!(".hidden ", $prefix, $name),
             concat!(".type ", $prefix, $name, ", %function"),
             concat!($prefix, $name, ":"),
-            concat!($crate::base::glibc::jump!(), " ", $crate::base::glibc::procedure!($name)),
+            concat!(
+                $crate::base::glibc::arch!("jmp", "b"), " gpumem_old_", $name, $crate::base::glibc::arch!("@PLT", "")
+            ),
             concat!(".size ", $prefix, $name, ", . - ", $prefix, $name),
             ".previous",
         );
@@ -76,11 +59,8 @@ old!(
     "pthread_key_delete" @ first!(),
     "pthread_setspecific" @ first!(),
     "pthread_sigmask" @ first!(),
+    "pthread_setname_np" @ arch!("GLIBC_2.12", "GLIBC_2.17"),
 );
-#[cfg(target_arch = "x86_64")]
-old!("__wrap_", "pthread_setname_np" @ "GLIBC_2.12");
-#[cfg(target_arch = "aarch64")]
-old!("__wrap_", "pthread_setname_np" @ first!());
 
 /// Defines `name` as one of the functions below: older systems do not have it under any version.
 macro_rules! own {
@@ -90,7 +70,7 @@ macro_rules! own {
             concat!(".globl __wrap_", $name),
             concat!(".type __wrap_", $name, ", %function"),
             concat!("__wrap_", $name, ":"),
-            concat!($crate::base::glibc::jump!(), " {function}"),
+            concat!($crate::base::glibc::arch!("jmp", "b"), " {function}"),
             concat!(".size __wrap_", $name, ", . - __wrap_", $name),
             ".previous",
             function = sym $function,
@@ -98,7 +78,7 @@ macro_rules! own {
     )* };
 }
 
-pub(crate) use {first, jump, old, own, procedure};
+pub(crate) use {arch, first, old, own};
 
 own!("fstat" = fstat, "fstat64" = fstat, "stat64" = stat, "lstat64" = lstat, "gettid" = gettid);
 

@@ -1,20 +1,11 @@
 //! Finds where a mapped library stores the addresses of imported functions, and where a library defines them. Reads the program
 //! headers and the tables that they point to, in memory, while the loader holds its lock. Allocates nothing.
 //!
-//! A file may be stripped, damaged or hostile. Each read is checked against the readable segments of the program headers, which
-//! the loader has mapped. Anything outside is treated as absent.
+//! A file may be damaged or hostile. Each read is checked against the readable segments; anything outside is absent.
 
+use libc::{Elf64_Phdr, Elf64_Rel, Elf64_Sym, PF_R, PF_W, PF_X, PT_DYNAMIC, PT_GNU_RELRO, PT_LOAD};
 use std::ffi::CStr;
 
-const DYNAMIC: u32 = 2;
-const LOAD: u32 = 1;
-const RELRO: u32 = 0x6474_e552;
-
-const RUNS: u32 = 1;
-const WRITES: u32 = 2;
-const READS: u32 = 4;
-
-/// Tags of the dynamic section.
 mod tag {
     pub(crate) const PLTRELSZ: i64 = 2;
     pub(crate) const HASH: i64 = 4;
@@ -30,33 +21,13 @@ mod tag {
     pub(crate) const GNU_HASH: i64 = 0x6fff_fef5;
 }
 
-/// Relocations that fill a slot with the address of a function: through the PLT, and without one (`-fno-plt`, which
-/// conda-forge's compilers use).
+/// Relocations that fill a slot with a function's address: through the PLT, and without one (`-fno-plt`, as in conda-forge).
 const FILLED: [u32; 2] = if cfg!(target_arch = "aarch64") { [1026, 1025] } else { [7, 6] };
 
 /// Most relocations of a table to search: libtorch_cpu has 1.5 million, libc10_cuda 600.
 const MOST: usize = 1 << 22;
 /// Most symbols with one hash to check.
 const CHAIN: usize = 1 << 12;
-
-/// A program header, as Elf64_Phdr.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Header {
-    /// PT_LOAD and the like.
-    pub(crate) kind: u32,
-    /// Readable, writable, executable.
-    pub(crate) flags: u32,
-    offset: u64,
-    /// Address relative to the base.
-    pub(crate) address: u64,
-    physical: u64,
-    file_bytes: u64,
-    /// Mapped size in bytes.
-    pub(crate) bytes: u64,
-    align: u64,
-}
-const _: () = assert!(size_of::<Header>() == size_of::<libc::Elf64_Phdr>());
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -65,29 +36,12 @@ struct Entry {
     value: u64,
 }
 
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-struct Symbol {
-    name: u32,
-    info: u8,
-    other: u8,
-    section: u16,
-    value: u64,
-    bytes: u64,
-}
-
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-struct Relocation {
-    offset: u64,
-    info: u64,
-}
-
 /// A mapped file.
 #[derive(Debug, Clone, Copy)]
 pub struct Image<'a> {
-    base: usize,
-    headers: &'a [Header],
+    /// Distance of the addresses in memory from those in the headers.
+    pub(crate) base: usize,
+    pub(crate) headers: &'a [Elf64_Phdr],
 }
 
 /// The slot that holds an imported function's address.
@@ -120,55 +74,54 @@ impl<'a> Image<'a> {
     ///
     /// # Safety
     /// Segments that `headers` declares as readable must be mapped and readable for `'a`.
-    pub unsafe fn new(base: usize, headers: &'a [Header]) -> Self {
+    pub unsafe fn new(base: usize, headers: &'a [Elf64_Phdr]) -> Self {
         Image { base, headers }
     }
 
-    fn range(&self, header: &Header) -> Option<(usize, usize)> {
-        let start = self.base.checked_add(usize::try_from(header.address).ok()?)?;
-        Some((start, start.checked_add(usize::try_from(header.bytes).ok()?)?))
+    fn range(&self, header: &Elf64_Phdr) -> Option<(usize, usize)> {
+        let start = self.base.checked_add(usize::try_from(header.p_vaddr).ok()?)?;
+        Some((start, start.checked_add(usize::try_from(header.p_memsz).ok()?)?))
     }
 
-    /// Returns the end of the segment that contains `at`, if it has these flags.
+    /// Returns the segments of a kind with these flags.
+    fn segments(&self, kind: u32, flags: u32) -> impl Iterator<Item = (usize, usize)> {
+        let wanted = move |header: &&Elf64_Phdr| header.p_type == kind && header.p_flags & flags == flags;
+        self.headers.iter().filter(wanted).filter_map(|header| self.range(header))
+    }
+
+    /// Returns the end of the loaded segment that contains `at`, if it has these flags.
     fn end(&self, at: usize, flags: u32) -> Option<usize> {
-        let loads = self.headers.iter().filter(|header| header.kind == LOAD && header.flags & flags == flags);
-        loads
-            .filter_map(|load| self.range(load))
-            .find(|&(start, end)| start <= at && at < end)
-            .map(|(_, end)| end)
+        self.segments(PT_LOAD, flags).find(|&(start, end)| start <= at && at < end).map(|(_, end)| end)
     }
 
-    /// Whether `address` lies in code of this file.
     pub(crate) fn runs(&self, address: usize) -> bool {
-        self.end(address, RUNS).is_some()
+        self.end(address, PF_X).is_some()
     }
 
     /// Whether `value` is an offset from the base, as the file contains it, and not an address in memory.
     pub(crate) fn is_offset(&self, value: usize) -> bool {
-        let ends = self.headers.iter().filter(|header| header.kind == LOAD);
-        ends.map(|load| load.address.saturating_add(load.bytes)).any(|end| (value as u64) < end)
+        let ends = self.headers.iter().filter(|header| header.p_type == PT_LOAD);
+        ends.map(|load| load.p_vaddr.saturating_add(load.p_memsz)).any(|end| (value as u64) < end)
     }
 
     /// Reads the value at `at`, which need not be aligned.
     fn read<T: Copy>(&self, at: usize) -> Option<T> {
-        let end = self.end(at, READS)?;
+        let end = self.end(at, PF_R)?;
         // SAFETY: inside of a readable segment; all `T` here are plain numbers.
         (end - at >= size_of::<T>()).then(|| unsafe { (at as *const T).read_unaligned() })
     }
 
-    /// Resolves an address of the dynamic section. The loader of glibc adds the base if the section is writable; that of musl
-    /// does not.
+    /// Resolves an address of the dynamic section. glibc's loader adds the base if the section is writable; musl's does not.
     fn resolve(&self, value: u64) -> usize {
         let value = value as usize;
-        match self.end(value, READS) {
+        match self.end(value, PF_R) {
             Some(_) => value,
             None => self.base.wrapping_add(value),
         }
     }
 
     fn tables(&self) -> Option<Tables> {
-        let dynamic = self.headers.iter().find(|header| header.kind == DYNAMIC)?;
-        let (start, end) = self.range(dynamic)?;
+        let (start, end) = self.segments(PT_DYNAMIC, 0).next()?;
         let mut tables = Tables::default();
         for at in (start..end).step_by(size_of::<Entry>()) {
             let entry: Entry = self.read(at)?;
@@ -193,8 +146,8 @@ impl<'a> Image<'a> {
         (tables.symbols != 0 && tables.names != 0).then_some(tables)
     }
 
-    fn symbol(&self, tables: &Tables, index: usize) -> Option<Symbol> {
-        self.read(tables.symbols.checked_add(index.checked_mul(size_of::<Symbol>())?)?)
+    fn symbol(&self, tables: &Tables, index: usize) -> Option<Elf64_Sym> {
+        self.read(tables.symbols.checked_add(index.checked_mul(size_of::<Elf64_Sym>())?)?)
     }
 
     /// Whether the name at `offset` in the string table is `name`.
@@ -203,7 +156,7 @@ impl<'a> Image<'a> {
         let is = || {
             let offset = offset as usize;
             let at = tables.names.checked_add(offset)?;
-            let end = self.end(at, READS)?.min(tables.names.checked_add(tables.name_bytes)?);
+            let end = self.end(at, PF_R)?.min(tables.names.checked_add(tables.name_bytes)?);
             let room = end.checked_sub(at)?;
             if room < name.len() {
                 return None;
@@ -239,33 +192,32 @@ impl<'a> Image<'a> {
         wanted: &[&[&CStr]],
         found: &mut [Option<Slot>],
     ) {
-        let Some(end) = self.end(start, READS).filter(|_| start != 0) else { return };
+        let Some(end) = self.end(start, PF_R).filter(|_| start != 0) else { return };
         let count = (bytes.min(end - start) / each).min(MOST);
         for index in 0..count {
             let at = start + index * each;
             // SAFETY: `count` limits it to a readable segment.
-            let relocation = unsafe { (at as *const Relocation).read_unaligned() };
-            if !FILLED.contains(&(relocation.info as u32)) {
+            let relocation = unsafe { (at as *const Elf64_Rel).read_unaligned() };
+            if !FILLED.contains(&(relocation.r_info as u32)) {
                 continue;
             }
-            let Some(symbol) = self.symbol(tables, (relocation.info >> 32) as usize) else { continue };
-            let is_it = |names: &&[&CStr]| names.iter().any(|name| self.is_named(tables, symbol.name, name));
+            let Some(symbol) = self.symbol(tables, (relocation.r_info >> 32) as usize) else { continue };
+            let is_it =
+                |names: &&[&CStr]| names.iter().any(|name| self.is_named(tables, symbol.st_name, name));
             let Some(which) = wanted.iter().position(is_it) else { continue };
             if found[which].is_none() {
-                found[which] = self.slot(relocation.offset);
+                found[which] = self.slot(relocation.r_offset);
             }
         }
     }
 
     fn slot(&self, offset: u64) -> Option<Slot> {
         let at = self.base.checked_add(usize::try_from(offset).ok()?)?;
-        let end = self.end(at, READS | WRITES)?;
+        let end = self.end(at, PF_R | PF_W)?;
         if end - at < size_of::<usize>() || !at.is_multiple_of(align_of::<usize>()) {
             return None;
         }
-        let sealed = self.headers.iter().filter(|header| header.kind == RELRO);
-        let is_sealed =
-            sealed.filter_map(|header| self.range(header)).any(|(start, end)| start <= at && at < end);
+        let is_sealed = self.segments(PT_GNU_RELRO, 0).any(|(start, end)| start <= at && at < end);
         Some(Slot { at, is_sealed })
     }
 
@@ -275,13 +227,12 @@ impl<'a> Image<'a> {
         let index =
             if tables.gnu_hash != 0 { self.find_gnu(&tables, name)? } else { self.find_sysv(&tables, name)? };
         let symbol = self.symbol(&tables, index)?;
-        let (kind, binding) = (symbol.info & 15, symbol.info >> 4);
-        // It must be a function or untyped, global or weak, and defined. An indirect function is excluded, as it would have to
-        // be called.
-        if symbol.section == 0 || !matches!(kind, 0 | 2) || !matches!(binding, 1 | 2) {
+        let (kind, binding) = (symbol.st_info & 15, symbol.st_info >> 4);
+        // A function or untyped, global or weak, and defined. Not an indirect function, which would have to be called.
+        if symbol.st_shndx == 0 || !matches!(kind, 0 | 2) || !matches!(binding, 1 | 2) {
             return None;
         }
-        let at = self.base.checked_add(usize::try_from(symbol.value).ok()?)?;
+        let at = self.base.checked_add(usize::try_from(symbol.st_value).ok()?)?;
         self.runs(at).then_some(at)
     }
 
@@ -310,7 +261,7 @@ impl<'a> Image<'a> {
             if link | 1 == hash | 1 {
                 let number = index + first as usize;
                 let symbol = self.symbol(tables, number)?;
-                if self.is_named(tables, symbol.name, name) {
+                if self.is_named(tables, symbol.st_name, name) {
                     return Some(number);
                 }
             }
@@ -339,7 +290,7 @@ impl<'a> Image<'a> {
                 return None;
             }
             let symbol = self.symbol(tables, index as usize)?;
-            if self.is_named(tables, symbol.name, name) {
+            if self.is_named(tables, symbol.st_name, name) {
                 return Some(index as usize);
             }
             index = self.read(chains.checked_add(index as usize * 4)?)?;
@@ -349,11 +300,9 @@ impl<'a> Image<'a> {
 
     /// Returns the range of whole pages around `at` that the loader makes read-only.
     pub(crate) fn sealed_pages(&self, at: usize, page: usize) -> Option<(usize, usize)> {
-        let sealed = self.headers.iter().filter(|header| header.kind == RELRO);
-        let pages = sealed
-            .filter_map(|header| self.range(header))
-            .map(|(start, end)| (start & !(page - 1), end & !(page - 1)));
-        pages.into_iter().find(|&(start, end)| start <= at && at < end)
+        let mut pages =
+            self.segments(PT_GNU_RELRO, 0).map(|(start, end)| (start & !(page - 1), end & !(page - 1)));
+        pages.find(|&(start, end)| start <= at && at < end)
     }
 }
 
@@ -364,7 +313,7 @@ mod tests {
     /// A file in memory, laid out by hand: one readable and writable segment, and code that is not there.
     struct File {
         words: Vec<u64>,
-        headers: Vec<Header>,
+        headers: Vec<Elf64_Phdr>,
     }
 
     const CODE: u64 = 0x10_0000;
@@ -380,9 +329,9 @@ mod tests {
     impl File {
         fn new() -> Self {
             let mut file = File { words: vec![0; 512], headers: Vec::new() };
-            file.header(LOAD, READS | WRITES, 0, 4096);
-            file.header(LOAD, READS | RUNS, CODE, 4096);
-            file.header(DYNAMIC, READS | WRITES, AT_DYNAMIC, 512);
+            file.header(PT_LOAD, PF_R | PF_W, 0, 4096);
+            file.header(PT_LOAD, PF_R | PF_X, CODE, 4096);
+            file.header(PT_DYNAMIC, PF_R | PF_W, AT_DYNAMIC, 512);
             let dynamic = [
                 (tag::SYMTAB, AT_SYMBOLS),
                 (tag::STRTAB, AT_NAMES),
@@ -402,8 +351,11 @@ mod tests {
             file
         }
 
-        fn header(&mut self, kind: u32, flags: u32, address: u64, bytes: u64) {
-            self.headers.push(Header { kind, flags, address, bytes, ..Header::default() });
+        fn header(&mut self, p_type: u32, p_flags: u32, p_vaddr: u64, p_memsz: u64) {
+            let (p_offset, p_paddr, p_filesz, p_align) = (0, 0, 0, 0);
+            let header =
+                Elf64_Phdr { p_type, p_flags, p_offset, p_vaddr, p_paddr, p_filesz, p_memsz, p_align };
+            self.headers.push(header);
         }
         fn set(&mut self, at: u64, value: u64) {
             self.words[at as usize / 8] = value;
@@ -484,7 +436,7 @@ mod tests {
         file.relocation(1, AT_SLOT, 2, FILLED[1]);
         assert_eq!(file.found(), Some(AT_SLOT));
         assert!(!file.image().slots(&[&[NAME]])[0].is_some_and(|slot| slot.is_sealed));
-        file.header(RELRO, READS, AT_SLOT, 8);
+        file.header(PT_GNU_RELRO, PF_R, AT_SLOT, 8);
         assert!(file.image().slots(&[&[NAME]])[0].is_some_and(|slot| slot.is_sealed));
     }
 
@@ -524,13 +476,13 @@ mod tests {
             for index in 0..whole.headers.len() {
                 for value in evil {
                     let mut file = make();
-                    file.headers[index].address = value;
-                    if file.headers[index].kind != LOAD {
+                    file.headers[index].p_vaddr = value;
+                    if file.headers[index].p_type != PT_LOAD {
                         let _ = (file.found(), file.image().defines(NAME));
                     }
                     let mut file = make();
-                    file.headers[index].bytes = value;
-                    if file.headers[index].kind != LOAD || value <= 4096 {
+                    file.headers[index].p_memsz = value;
+                    if file.headers[index].p_type != PT_LOAD || value <= 4096 {
                         let _ = (file.found(), file.image().defines(NAME));
                     }
                 }

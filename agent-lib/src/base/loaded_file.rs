@@ -1,21 +1,54 @@
-//! A file as the loader has mapped it: its headers and name, and writing a word in a page that the loader makes read-only after
-//! relocation.
+//! Files as the loader has mapped them, and writing a word in a page that the loader makes read-only after relocation.
 //!
 //! /proc/self/maps shows whether such a page is writable now. It is read in pieces into a fixed buffer.
 
-use super::image::{Header, Image};
-use std::ffi::{CStr, c_char, c_void};
+use super::image::Image;
+use std::ffi::{CStr, c_int, c_void};
 
-/// Returns the name and image of a mapped file, while the loader's lock is held.
-pub(crate) unsafe fn image<'a>(info: *mut libc::dl_phdr_info) -> (&'a [u8], Image<'a>) {
-    // SAFETY: dl_iterate_phdr passes the headers of a mapped file and its name.
-    unsafe {
-        let known = &*info;
-        let headers = std::slice::from_raw_parts(known.dlpi_phdr.cast::<Header>(), known.dlpi_phnum.into());
-        let name: *const c_char = known.dlpi_name;
-        let name = if name.is_null() { &[][..] } else { CStr::from_ptr(name).to_bytes() };
-        (name, Image::new(known.dlpi_addr as usize, headers))
+/// A mapped file, while the loader's lock is held.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MappedFile<'a> {
+    /// Its path; empty for the program.
+    pub path: &'a [u8],
+    pub image: Image<'a>,
+    /// Files mapped and unmapped so far.
+    pub changes: (u64, u64),
+}
+
+impl<'a> MappedFile<'a> {
+    /// # Safety
+    /// `info` must be what dl_iterate_phdr passes, with its size.
+    unsafe fn new(info: &'a libc::dl_phdr_info, bytes: usize) -> Self {
+        // SAFETY: the headers of a mapped file, and its name: null or a C string.
+        unsafe {
+            let headers = std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into());
+            let name = info.dlpi_name;
+            let path = if name.is_null() { &[][..] } else { CStr::from_ptr(name).to_bytes() };
+            let has_changes = bytes >= size_of::<libc::dl_phdr_info>();
+            let changes = if has_changes { (info.dlpi_adds, info.dlpi_subs) } else { (0, 0) };
+            MappedFile { path, image: Image::new(info.dlpi_addr as usize, headers), changes }
+        }
     }
+
+    /// Returns the path's last part.
+    pub(crate) fn name(&self) -> &'a [u8] {
+        self.path.rsplit(|&byte| byte == b'/').next().unwrap_or(self.path)
+    }
+}
+
+/// Calls `visit` with each mapped file in the loader's order until it returns true. `visit` runs with the loader's lock and must
+/// not allocate where another thread may hold the allocator's lock and wait for the loader.
+pub(crate) fn find_mapped<F: FnMut(MappedFile<'_>) -> bool>(mut visit: F) {
+    unsafe extern "C" fn call<F: FnMut(MappedFile<'_>) -> bool>(
+        info: *mut libc::dl_phdr_info,
+        bytes: usize,
+        visit: *mut c_void,
+    ) -> c_int {
+        // SAFETY: dl_iterate_phdr passes valid data, and the closure of `find_mapped`.
+        unsafe { (*visit.cast::<F>())(MappedFile::new(&*info, bytes)).into() }
+    }
+    // SAFETY: the function has this type, and the closure outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(call::<F>), (&raw mut visit).cast()) };
 }
 
 /// Writes a slot in a page that the loader makes read-only. Returns false if the page could not be made writable.
@@ -67,8 +100,7 @@ fn is_page_writable(at: usize) -> Option<bool> {
 /// Bytes of a line to keep: `start-end rwxp` at its beginning. File names come after that.
 const LINE_BYTES: usize = 64;
 
-/// Whether the page of `at` is writable, according to the first line that contains it. `read` returns the number of next bytes,
-/// 0 at the end.
+/// As `is_page_writable`. `read` returns the number of next bytes of the file, 0 at the end.
 pub(crate) fn is_writable(at: usize, mut read: impl FnMut(&mut [u8]) -> usize) -> Option<bool> {
     let (mut buffer, mut line, mut filled) = ([0_u8; 4096], [0_u8; LINE_BYTES], 0);
     loop {

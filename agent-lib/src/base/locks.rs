@@ -36,12 +36,10 @@ impl<T> ForkMutex<T> {
         unsafe { &*at }
     }
 
-    /// Locks the mutex.
     pub(crate) fn lock(&self) -> LockResult<MutexGuard<'static, T>> {
         self.mutex().lock()
     }
 
-    /// Tries to lock the mutex.
     pub(crate) fn try_lock(&self) -> TryLockResult<MutexGuard<'static, T>> {
         self.mutex().try_lock()
     }
@@ -53,20 +51,17 @@ impl<T> ForkMutex<T> {
 }
 
 /// A spin lock that a forked child can reset: held for a few hundred instructions.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct SpinLock(AtomicBool);
 
-/// Releases the lock when dropped.
 #[derive(Debug)]
 pub(crate) struct SpinLockGuard<'a>(&'a AtomicBool);
 
 impl SpinLock {
-    /// Creates a free lock.
     pub(crate) const fn new() -> Self {
         SpinLock(AtomicBool::new(false))
     }
 
-    /// Waits for the lock and takes it.
     pub(crate) fn take(&self) -> SpinLockGuard<'_> {
         while self.0.swap(true, Acquire) {
             std::thread::yield_now();

@@ -6,6 +6,7 @@ use gpumem_wire::SLOT_BYTES;
 use gpumem_wire::layout::{HEADER_BYTES, Header};
 use std::ffi::{CStr, CString};
 use std::os::fd::RawFd;
+use std::sync::atomic::Ordering::*;
 /// Atomics of ring.rs and names.rs: tests/races replaces them by loom's.
 pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
 
@@ -16,13 +17,11 @@ const _: () = assert!(size_of::<Words>() == SLOT_BYTES);
 /// First part of the name of the agent's memfd.
 pub(crate) const PREFIX: &str = "gpumem-agent.";
 
-/// Returns the name of this copy's memfd. It contains the pid and the address of the table of exported functions
-/// (entry/second_copy.rs).
+/// Returns the memfd's name, with the pid and the address of the table of exported functions (entry/second_copy.rs).
 pub(crate) fn name_of(pid: u32, functions: usize) -> Option<CString> {
     CString::new(format!("{PREFIX}{pid}.{functions:x}")).ok()
 }
 
-/// Sizes of the parts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sizes {
     /// Slots of the ring: a power of two.
@@ -61,6 +60,40 @@ pub(crate) fn anonymous<T>(count: usize) -> Option<&'static [T]> {
     }
     // SAFETY: page-aligned, zeroed, never unmapped; users store atomics in it, for which zero is a valid value.
     Some(unsafe { std::slice::from_raw_parts(base.cast(), count) })
+}
+
+/// A table of atomics in anonymous memory, made when it is first needed.
+#[derive(Debug)]
+pub(crate) struct LazyTable<T: 'static, const COUNT: usize>(AtomicPtr<T>);
+
+impl<T: 'static, const COUNT: usize> LazyTable<T, COUNT> {
+    pub(crate) const fn new() -> Self {
+        LazyTable(AtomicPtr::new(std::ptr::null_mut()))
+    }
+
+    /// Returns the table; empty until it is made.
+    pub(crate) fn get(&self) -> &'static [T] {
+        let table = self.0.load(Acquire);
+        if table.is_null() {
+            return &[];
+        }
+        // SAFETY: `make` stored a zeroed mapping of that size, which is never unmapped.
+        unsafe { std::slice::from_raw_parts(table, COUNT) }
+    }
+
+    /// Makes the table, if there is none; returns false without memory. Must not be called in a hook.
+    pub(crate) fn make(&self) -> bool {
+        if !self.get().is_empty() {
+            return true;
+        }
+        let Some(fresh) = anonymous::<T>(COUNT) else { return false };
+        let fresh = fresh.as_ptr().cast_mut();
+        if self.0.compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire).is_err() {
+            // SAFETY: unmaps the mapping made above, which no other thread has seen.
+            unsafe { libc::munmap(fresh.cast(), COUNT * size_of::<T>()) };
+        }
+        true
+    }
 }
 
 /// Returns the largest file size that this process may create, in bytes.
@@ -119,7 +152,7 @@ impl Shared {
         let shared = Shared { fd, header, base: base.cast() };
         for (index, word) in header.encode().chunks_exact(8).enumerate() {
             let word = word.first_chunk().copied().map_or(0, u64::from_le_bytes);
-            shared.word(index * 8).store(word.to_le(), std::sync::atomic::Ordering::Release);
+            shared.word(index * 8).store(word.to_le(), Release);
         }
         Some(shared)
     }
@@ -131,17 +164,14 @@ impl Shared {
         unsafe { &*self.base.add(offset).cast() }
     }
 
-    /// Returns `Header::head_seq`.
     pub(crate) fn head(&self) -> &'static AtomicU64 {
         self.word(48)
     }
 
-    /// Returns `Header::lost`.
     pub(crate) fn lost(&self) -> &'static AtomicU64 {
         self.word(56)
     }
 
-    /// Returns `Header::names_end`.
     pub(crate) fn names_end(&self) -> &'static AtomicU64 {
         self.word(64)
     }
@@ -151,12 +181,10 @@ impl Shared {
         unsafe { std::slice::from_raw_parts(self.base.add(offset as usize).cast(), count as usize) }
     }
 
-    /// Returns the ring's slots.
     pub(crate) fn ring(&self) -> &'static [Words] {
         self.slots(self.header.ring_offset(), self.header.ring_slots)
     }
 
-    /// Returns the rows of the live table.
     pub(crate) fn live(&self) -> &'static [Words] {
         self.slots(self.header.live_offset().unwrap_or(0), self.header.live_rows)
     }
@@ -168,7 +196,6 @@ impl Shared {
     }
 }
 
-/// Prefetches a cache line that will be written soon.
 #[inline(always)]
 pub(crate) fn fetch_to_write<T>(line: &T) {
     // The intrinsic becomes a prefetch for reading, unless all code is compiled for newer processors. Processors that do not
@@ -185,7 +212,6 @@ pub(crate) fn fetch_to_write<T>(line: &T) {
     }
 }
 
-/// Prefetches a cache line that will be read soon.
 #[inline(always)]
 pub(crate) fn fetch_to_read<T>(line: &T) {
     #[cfg(target_arch = "x86_64")]

@@ -1,10 +1,8 @@
-//! The agent's own thread: whether it runs, whether it is the calling one, its connection; and protection against
-//! pthread_cancel.
+//! The agent's own thread: whether it runs, whether it is the calling one, its connection; protection against pthread_cancel.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::*};
 
-/// The agent's thread has stopped.
 pub(crate) static FINISHED: AtomicBool = AtomicBool::new(false);
 
 /// The kernel id of the agent's thread.
@@ -47,14 +45,12 @@ pub(crate) fn is_unheard() -> bool {
     TRIED.load(Acquire) && !connected()
 }
 
-/// Whether there is a connection to a daemon.
 pub(crate) fn connected() -> bool {
     SOCKET.load(Acquire) >= 0
 }
 
-/// Defers cancellation of this thread (pthread_cancel) while the value lives. Otherwise the C library would unwind the agent's
-/// frames, which ends the process. For code that waits, reads or writes on a thread of the program; callbacks have no
-/// cancellation point.
+/// Defers cancellation of this thread (pthread_cancel) while the value lives: the C library would unwind the agent's frames,
+/// which ends the process. For code that waits, reads or writes. Callbacks have no cancellation point.
 #[derive(Debug)]
 pub(crate) struct Uncancelled(c_int);
 
@@ -65,7 +61,6 @@ unsafe extern "C" {
 const DISABLE: c_int = 1;
 
 impl Uncancelled {
-    /// Defers cancellation from now on.
     #[must_use]
     pub(crate) fn now() -> Self {
         let mut old = 0;

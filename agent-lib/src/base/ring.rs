@@ -58,7 +58,6 @@ impl Ring {
         unsafe { self.slots.get_unchecked((seq.wrapping_sub(1) & self.mask) as usize) }
     }
 
-    /// Returns the number of slots.
     pub(crate) fn slots(&self) -> u64 {
         self.slots.len() as u64
     }
@@ -95,8 +94,7 @@ impl Ring {
         self.lost.fetch_add(1, Relaxed);
     }
 
-    /// Prefetches the slot of a record that will be written soon. The sender's core has the line, and the program's next locked
-    /// instruction would wait for it.
+    /// Prefetches a coming record's slot, for which the next locked instruction would wait: the sender's core has the line.
     #[inline(always)]
     pub(crate) fn expect(&self, seq: u64) {
         fetch_to_write(self.slot(seq));

@@ -69,18 +69,15 @@ pub(crate) struct RowExtra {
 }
 
 impl RowExtra {
-    /// The row was retagged at least once.
     pub(crate) const RETAGGED: u8 = 1;
     /// A block that its owner has freed and a stream may still use.
     pub(crate) const PENDING: u8 = 2;
 
-    /// Packs the data into three words.
     pub(crate) fn words(self) -> [u64; 3] {
         let first = u64::from(self.first_tag) | u64::from(self.use_as) << 32 | u64::from(self.flags) << 40;
         [first, u64::from(self.references) | u64::from(self.mappings) << 32, self.backing]
     }
 
-    /// Unpacks the data.
     pub(crate) fn from_words([first, counts, backing]: [u64; 3]) -> Self {
         RowExtra {
             first_tag: first as u32,
@@ -98,12 +95,10 @@ impl RowExtra {
 pub struct RowCopy {
     /// The record that made it.
     pub row: Row,
-    /// The row's additional data.
     pub(crate) beside: RowExtra,
 }
 
 impl RowCopy {
-    /// Seq of the record that made it.
     pub(crate) fn seq(&self) -> u64 {
         self.row[0]
     }
@@ -140,7 +135,6 @@ pub(crate) fn device_of(row: &Row) -> u8 {
     (row[7] >> 40) as u8
 }
 
-/// Returns the context of a row.
 pub(crate) fn context_of(row: &Row) -> u32 {
     (row[6] >> 32) as u32
 }

@@ -41,8 +41,7 @@ fn checked(end: &AtomicI32) -> Option<RawFd> {
     (fd >= 0).then_some(fd)
 }
 
-/// Wakes the sender: two system calls, unless it is awake already. For rare callbacks of calls that cost the driver far more.
-/// Preserves the host's errno.
+/// Wakes the sender: two system calls, unless it is awake. For rare and expensive driver calls. Preserves the host's errno.
 #[cold]
 pub(crate) fn wake() {
     if WOKEN.swap(true, AcqRel) {

@@ -4,21 +4,18 @@
 //! A free removes its row at ENTER, before the driver can give the address to another thread. If the call failed, the row is
 //! restored at EXIT. An allocation adds its row at EXIT. Handles are in vmm.rs.
 
-use crate::base::row::{Key, RowCopy, RowExtra};
-use crate::base::row::{context_of, device_of, key_of, kind, kind_of, memory_of, pool_owner};
+use crate::base::row::{
+    Key, RowCopy, RowExtra, context_of, device_of, key_of, kind, kind_of, memory_of, pool_owner,
+};
 use crate::driver::core::Core;
-use crate::record::recorder::{RecordContext, no_row};
+use crate::record::recorder::RecordContext;
 use crate::threads::{Call, Thread};
-use gpumem_wire::Flags;
-use gpumem_wire::{Body, DestroyScope, ImportSource, MemoryKind, PoolOwner, Reading};
+use cupti_sys::CUDA_ERROR_DEINITIALIZED;
+use gpumem_wire::{Body, DestroyScope, Flags, ImportSource, MemoryKind, PoolOwner, Reading};
 use std::sync::atomic::Ordering::*;
 
-/// CUDA_ERROR_DEINITIALIZED: the driver has shut down and freed all memory, so the free did not fail.
-const GONE: u32 = cupti_sys::CUDA_ERROR_DEINITIALIZED;
-
-/// Returns the duration of a call in microseconds, up to the record's own time, rounded up; the maximum if its begin was not
-/// observed. A second reading of the clock would be wrong: if the thread is stopped between the two, it would seem to have
-/// entered its call later.
+/// Returns the duration of a call in microseconds, rounded up, until the record's own time: with a second reading of the clock,
+/// a thread that is stopped in between would seem to enter its call later. The maximum if its begin was not observed.
 #[inline(always)]
 pub(crate) fn took_us(entered_ns: Option<u64>, time_ns: u64) -> u32 {
     let Some(entered_ns) = entered_ns else { return u32::MAX };
@@ -71,14 +68,13 @@ impl Core {
     ) -> Reading {
         let (mut free, mut total) = (0_usize, 0_usize);
         let get = self.devices.driver().and_then(|driver| driver.mem_get_info);
-        // SAFETY: a function of the loaded driver, with room for its answers. The context is current, since a call in it has
-        // just returned.
+        // SAFETY: a function of the loaded driver, with room for its answers, in the context whose call has just returned.
         let known = get.is_some_and(|get| unsafe { get(&mut free, &mut total) } == 0);
         let device_free_bytes = if known { Reading::of(free as u64) } else { Reading::ABSENT };
         let result = u16::try_from(result).unwrap_or(u16::MAX);
         let Allocation { bytes, pool, memory, .. } = what;
         let body = Body::AllocFailed { bytes, pool, device_free_bytes, result, memory };
-        self.recorder.record(thread, at, body, no_row);
+        self.recorder.note(thread, at, body);
         device_free_bytes
     }
 
@@ -109,7 +105,8 @@ impl Core {
         if call.begin_seq == 0 {
             return false; // NULL, or its begin was not observed
         }
-        let failed = result != 0 && result != GONE;
+        // A driver that has shut down has freed all memory, so the free did not fail.
+        let failed = result != 0 && result != CUDA_ERROR_DEINITIALIZED;
         let body =
             Body::FreeEnd { begin_seq: call.begin_seq, result: u16::try_from(result).unwrap_or(u16::MAX) };
         self.recorder.record(thread, at, body, |_, row| {
@@ -153,18 +150,13 @@ impl Core {
         source: ImportSource,
     ) {
         let key = Key::Allocation(address);
-        let again = self
-            .recorder
-            .live
-            .get(key)
-            .is_some_and(|row| kind_of(&row.row) == kind::IMPORT && row.beside.references > 0);
-        if again && source == ImportSource::Ipc {
+        let is_open = |row: RowCopy| kind_of(&row.row) == kind::IMPORT && row.beside.references > 0;
+        if source == ImportSource::Ipc && self.recorder.live.get(key).is_some_and(is_open) {
             self.recorder.live.count(key, 1, 0);
             return;
         }
-        self.recorder.record(thread, at, Body::Import { address, bytes, source }, |recorder, row| {
-            recorder.live.insert(key, row, RowExtra { references: 1, ..RowExtra::default() });
-        });
+        let beside = RowExtra { references: 1, ..RowExtra::default() };
+        self.recorder.insert(thread, at, Body::Import { address, bytes, source }, key, beside);
     }
 
     /// Counts the close of an import. Returns whether it was opened more than once, so that it stays.
@@ -199,7 +191,7 @@ impl Core {
             });
         });
         if scope == DestroyScope::Device {
-            self.driver_pools.forget(at.device);
+            self.driver_pools.forget_device(at.device.into());
         }
     }
 

@@ -35,7 +35,6 @@ pub struct Core {
     pub(crate) multicast: Multicast,
     /// Tag of threads without open scopes; 0 for none.
     pub(crate) process_tag: AtomicU32,
-    /// Framework pools made so far.
     pub(crate) pools_made: AtomicU64,
     /// Seq of the last record that changed references of a VMM handle; see sender/resync.rs.
     pub references_changed: AtomicU64,
@@ -63,7 +62,6 @@ impl Core {
         core
     }
 
-    /// Returns the slot of a device, and records the device with its UUID the first time.
     pub(crate) fn device(&self, ordinal: u32) -> u8 {
         self.devices.slot(&self.recorder, ordinal)
     }
@@ -91,10 +89,10 @@ impl Core {
             pid,
             start_ticks,
             shared,
-            devices: Devices::new(),
-            driver_pools: DriverPools::new(),
+            devices: Devices::default(),
+            driver_pools: DriverPools::default(),
             torch: torch_pools::State::new()?,
-            exports: Exports::new(),
+            exports: Exports::default(),
             multicast: Multicast::default(),
             process_tag: AtomicU32::new(0),
             pools_made: AtomicU64::new(0),
@@ -117,8 +115,7 @@ pub(crate) fn start_ticks() -> u64 {
     ticks_of(&std::fs::read("/proc/self/stat").unwrap_or_default()).unwrap_or(0)
 }
 
-/// Parses the field. The command, field 2, is in parentheses and may contain any bytes: the kernel cuts a name after 15 bytes,
-/// perhaps in the middle of a character.
+/// Parses the field. The command, field 2, may contain any bytes in its parentheses, even a part of a character.
 fn ticks_of(stat: &[u8]) -> Option<u64> {
     let end = stat.iter().rposition(|&byte| byte == b')')?;
     std::str::from_utf8(stat.get(end + 1..)?).ok()?.split_ascii_whitespace().nth(19)?.parse().ok()

@@ -1,5 +1,4 @@
-//! Devices and contexts. A device's slot is its CUDA ordinal; the daemon identifies it by its UUID. Each context belongs to a
-//! device.
+//! Devices and contexts. A device's slot is its CUDA ordinal; the daemon identifies it by its UUID.
 
 use crate::record::recorder::Recorder;
 use crate::threads::Thread;
@@ -9,7 +8,6 @@ use gpumem_wire::{Body, DeviceIdKind, NONE_DEVICE, Reading, Record, Stamp};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
-/// Devices that a process can have.
 const DEVICES: usize = 64;
 /// Contexts at a time.
 const CONTEXTS: usize = 256;
@@ -24,7 +22,6 @@ struct Context {
     device: AtomicU32,
 }
 
-/// Devices and contexts of the process.
 #[derive(Debug)]
 pub(crate) struct Devices {
     driver: OnceLock<Driver>,
@@ -36,8 +33,8 @@ pub(crate) struct Devices {
     primary: [AtomicUsize; DEVICES],
 }
 
-impl Devices {
-    pub(crate) fn new() -> Self {
+impl Default for Devices {
+    fn default() -> Self {
         Devices {
             driver: OnceLock::new(),
             awaited: AtomicU64::new(0),
@@ -46,13 +43,13 @@ impl Devices {
             primary: std::array::from_fn(|_| AtomicUsize::new(0)),
         }
     }
+}
 
-    /// Sets the loaded driver, while the agent starts.
+impl Devices {
     pub(crate) fn set_driver(&self, driver: Driver) {
         let _ = self.driver.set(driver);
     }
 
-    /// Returns the loaded driver, if it was set.
     pub(crate) fn driver(&self) -> Option<&Driver> {
         self.driver.get()
     }
@@ -61,15 +58,13 @@ impl Devices {
         self.contexts.iter().find(|context| context.handle.load(Acquire) == handle)
     }
 
-    /// Sets the number of a context if it is still 0: cuptiGetContextId failed when it was created, and a later callback has
-    /// the number.
+    /// Sets the number of a context if it is still 0, because cuptiGetContextId failed when the context was created.
     pub(crate) fn learn_uid(&self, handle: usize, uid: u32) {
         if let Some(context) = self.context(handle) {
             let _ = context.uid.compare_exchange(0, uid, Relaxed, Relaxed);
         }
     }
 
-    /// Returns device and number of a known context.
     pub(crate) fn known(&self, handle: usize) -> Option<(u8, u32)> {
         if handle <= 1 {
             return None;
@@ -78,15 +73,13 @@ impl Devices {
         Some((context.device.load(Relaxed) as u8, context.uid.load(Relaxed)))
     }
 
-    /// Sets the primary context that cuDevicePrimaryCtxRetain returned.
     pub(crate) fn set_primary(&self, ordinal: u32, handle: usize) {
         if let Some(primary) = self.primary.get(ordinal as usize) {
             primary.store(handle, Relaxed);
         }
     }
 
-    /// Sets the primary context of a device if none is set: a context that no known call created is assumed to be the primary
-    /// one.
+    /// Sets the primary context of a device if none is set. A context of no known call is assumed to be the primary one.
     pub(crate) fn set_primary_if_unknown(&self, ordinal: u32, handle: usize) {
         if let Some(primary) = self.primary.get(ordinal as usize) {
             let _ = primary.compare_exchange(0, handle, Relaxed, Relaxed);
@@ -103,16 +96,14 @@ impl Devices {
     pub(crate) fn exists(&self, ordinal: u32) -> bool {
         let mut count = 0;
         let get = self.driver().and_then(|driver| driver.device_get_count);
-        // SAFETY: a function of the loaded driver, with room for its answer. Its callback is ignored, because this thread is
-        // inside of the agent.
+        // SAFETY: a function of the loaded driver, with room for its answer. Callbacks are ignored inside of the agent.
         match get.map(|get| unsafe { get(&mut count) }) {
             Some(0) => i64::from(ordinal) < i64::from(count),
             _ => true,
         }
     }
 
-    /// Whether cuDevicePrimaryCtxRetain, which was just entered, will create a context. If the driver does not answer: whether
-    /// no context of the device is known. Only for callbacks of calls.
+    /// Whether cuDevicePrimaryCtxRetain, just entered, will create a context; as far as known, if the driver does not answer.
     pub(crate) fn retain_creates(&self, ordinal: u32) -> bool {
         if self.primary.get(ordinal as usize).is_some_and(|primary| primary.load(Relaxed) != 0) {
             return false;
@@ -138,8 +129,7 @@ impl Devices {
         ordinal as u8
     }
 
-    /// Returns the slot of a device, for a callback that must not call the driver. The sender records the device before the
-    /// records that refer to it.
+    /// Returns the slot for a callback that must not call the driver. The sender records the device before it is named.
     pub(crate) fn slot_in_resource(&self, ordinal: u32) -> u8 {
         let Some(introduced) = self.introduced.get(ordinal as usize) else { return NONE_DEVICE };
         if !introduced.load(Relaxed) {
@@ -154,13 +144,14 @@ impl Devices {
             return;
         }
         let awaited = self.awaited.swap(0, Acquire);
-        // Callbacks of the agent's own driver calls must be ignored.
-        let busy = thread.map(|thread| thread.busy.swap(1, Relaxed));
-        (0..DEVICES as u32).filter(|ordinal| awaited >> ordinal & 1 == 1).for_each(|ordinal| {
-            self.slot(recorder, ordinal);
-        });
-        if let (Some(thread), Some(busy)) = (thread, busy) {
-            thread.busy.store(busy, Relaxed);
+        let introduce = || {
+            for ordinal in (0..DEVICES as u32).filter(|ordinal| awaited >> ordinal & 1 == 1) {
+                self.slot(recorder, ordinal);
+            }
+        };
+        match thread {
+            Some(thread) => thread.inside(introduce),
+            None => introduce(),
         }
     }
 
@@ -174,8 +165,7 @@ impl Devices {
         let (mut multiprocessors, mut threads) = (0, 0);
         if let Some(driver) = self.driver() {
             let device = ordinal as i32;
-            // SAFETY: functions of the loaded driver, each with room for its answer. The name's buffer is passed as one byte
-            // shorter, so it ends with 0.
+            // SAFETY: functions of the loaded driver, with room for their answers. The name's buffer keeps a last byte of 0.
             unsafe {
                 if driver.device_get_uuid.is_some_and(|get| get(&mut uuid, device) == 0) {
                     id = DeviceIdKind::Gpu;
@@ -251,11 +241,5 @@ impl Devices {
     /// Returns the devices that were recorded.
     pub(crate) fn seen(&self) -> impl Iterator<Item = u8> + '_ {
         (0..DEVICES as u8).filter(|&device| self.introduced[usize::from(device)].load(Relaxed))
-    }
-}
-
-impl Default for Devices {
-    fn default() -> Self {
-        Self::new()
     }
 }

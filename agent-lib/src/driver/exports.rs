@@ -16,7 +16,7 @@ const ADDRESSES: u64 = 0x6578 << 48;
 const STEP: u64 = 2 << 20;
 
 /// A descriptor that was open at the last check, or a free place.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Export {
     /// `FREE`, `CHANGING` while it is being written, or `OPEN`.
     state: AtomicUsize,
@@ -37,7 +37,6 @@ impl Export {
     }
 }
 
-/// The exports that are followed.
 #[derive(Debug)]
 pub(crate) struct Exports {
     /// Number of places that are not free; while it is 0, the places are not searched.
@@ -45,17 +44,13 @@ pub(crate) struct Exports {
     places: [Export; PLACES],
 }
 
-impl Exports {
-    pub(crate) fn new() -> Self {
-        let free = |_| Export {
-            state: AtomicUsize::new(FREE),
-            descriptor: AtomicI32::new(-1),
-            device: AtomicU64::new(0),
-            inode: AtomicU64::new(0),
-        };
-        Exports { count: AtomicUsize::new(0), places: std::array::from_fn(free) }
+impl Default for Exports {
+    fn default() -> Self {
+        Exports { count: AtomicUsize::new(0), places: std::array::from_fn(|_| Export::default()) }
     }
+}
 
+impl Exports {
     /// Adds an export. `map` records a mapping at an address with a size; it is not called if the table is full.
     pub(crate) fn follow(&self, file: Identity, map: impl FnOnce(u64, u64)) {
         let claim = |(_, export): &(usize, &Export)| {
@@ -76,24 +71,13 @@ impl Exports {
             return;
         }
         for (place, export) in self.places.iter().enumerate() {
-            if export.state.load(Acquire) != OPEN {
-                continue;
+            let is_closed = export.state.load(Acquire) == OPEN && !export.file().holds();
+            if is_closed && export.state.compare_exchange(OPEN, CHANGING, AcqRel, Relaxed).is_ok() {
+                unmap(address_of(place), STEP);
+                export.state.store(FREE, Release);
+                self.count.fetch_sub(1, AcqRel);
             }
-            if export.file().holds()
-                || export.state.compare_exchange(OPEN, CHANGING, AcqRel, Relaxed).is_err()
-            {
-                continue;
-            }
-            unmap(address_of(place), STEP);
-            export.state.store(FREE, Release);
-            self.count.fetch_sub(1, AcqRel);
         }
-    }
-}
-
-impl Default for Exports {
-    fn default() -> Self {
-        Self::new()
     }
 }
 

@@ -7,9 +7,8 @@ use crate::threads::{self, Thread};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-/// Runs `work`. Returns `absent` instead in three cases: the agent is disarmed; the thread has no place in the table; or the
-/// thread is inside of the agent already (a signal handler, a driver call of the agent). A panic is caught here and disarms the
-/// agent.
+/// Runs `work`. Returns `absent` instead if the agent is disarmed, if the thread has no place in the table, or if it is inside
+/// of the agent already (a signal handler, a driver call of the agent). A panic is caught here and disarms the agent.
 #[inline(always)]
 pub fn guard<T>(absent: T, work: impl FnOnce(&'static Core, &'static Thread) -> T) -> T {
     if !status::armed() {

@@ -2,7 +2,6 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
-/// Size of a set.
 const PLACES: usize = 256;
 
 /// A small set of numbers; a lookup in an empty one costs one load.
@@ -12,11 +11,13 @@ pub(crate) struct Few {
     numbers: [AtomicU64; PLACES],
 }
 
-impl Few {
-    pub(crate) fn new() -> Self {
+impl Default for Few {
+    fn default() -> Self {
         Few { count: AtomicUsize::new(0), numbers: std::array::from_fn(|_| AtomicU64::new(0)) }
     }
+}
 
+impl Few {
     /// Adds a number; ignores it if the set is full.
     pub(crate) fn add(&self, number: u64) {
         let free = |place: &&AtomicU64| place.compare_exchange(0, number, AcqRel, Relaxed).is_ok();
@@ -25,7 +26,6 @@ impl Few {
         }
     }
 
-    /// Whether the set contains a number.
     #[inline(always)]
     pub(crate) fn has(&self, number: u64) -> bool {
         self.count.load(Acquire) > 0 && self.numbers.iter().any(|place| place.load(Acquire) == number)
@@ -42,12 +42,6 @@ impl Few {
     }
 }
 
-impl Default for Few {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 /// Handles of multicast objects, and addresses at which they are mapped.
 #[derive(Debug, Default)]
 pub(crate) struct Multicast {
@@ -56,15 +50,13 @@ pub(crate) struct Multicast {
 }
 
 impl Multicast {
-    /// Adds a handle that cuMulticastCreate returned. It stays in the set after its release, until a new cuMemCreate returns
-    /// the same number.
+    /// Adds a handle that cuMulticastCreate returned. It stays until a new cuMemCreate returns the same number.
     pub(crate) fn remember(&self, handle: u64) {
         if !self.objects.has(handle) {
             self.objects.add(handle);
         }
     }
 
-    /// Whether a handle is a multicast object.
     #[inline(always)]
     pub(crate) fn is_object(&self, handle: u64) -> bool {
         self.objects.has(handle)
@@ -75,7 +67,6 @@ impl Multicast {
         self.objects.remove(handle);
     }
 
-    /// Adds an address at which a multicast object was mapped.
     pub(crate) fn remember_mapping(&self, address: u64) {
         self.mappings.add(address);
     }

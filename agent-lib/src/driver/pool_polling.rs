@@ -43,22 +43,15 @@ impl Core {
         };
         if let Some(pool) = self.driver_pools.pools.iter().find(claim) {
             pool.device.store(u32::from(device), Relaxed);
-            pool.polled_ns.store(0, Relaxed);
-            pool.reserved.store(0, Relaxed);
-            pool.used.store(0, Relaxed);
-            pool.taken.store(0, Relaxed);
+            for word in [&pool.polled_ns, &pool.reserved, &pool.used, &pool.taken] {
+                word.store(0, Relaxed);
+            }
             pool.entered_ns.store(u64::MAX, Relaxed);
             pool.id.store(id, Release);
         }
         let body = Body::PoolCreate { pool: id, parent: 0, reports_blocks: 0, owner };
-        self.recorder.record(
-            thread,
-            RecordContext { device, ..RecordContext::NOWHERE },
-            body,
-            |recorder, row| {
-                recorder.live.insert(Key::Pool(id), row, RowExtra::default());
-            },
-        );
+        let at = RecordContext::on(device);
+        self.recorder.insert(thread, at, body, Key::Pool(id), RowExtra::default());
     }
 
     /// Removes and records a pool that is about to be destroyed.
@@ -75,14 +68,10 @@ impl Core {
         if let Some(current) = self.driver_pools.current.get(usize::from(device)) {
             let _ = current.compare_exchange(id, 0, Relaxed, Relaxed);
         }
-        self.recorder.record(
-            thread,
-            RecordContext { device, ..RecordContext::NOWHERE },
-            Body::PoolDestroy { pool: id },
-            |recorder, _| {
-                recorder.live.remove(Key::Pool(id));
-            },
-        );
+        let body = Body::PoolDestroy { pool: id };
+        self.recorder.record(thread, RecordContext::on(device), body, |recorder, _| {
+            recorder.live.remove(Key::Pool(id));
+        });
     }
 
     /// Returns the pool of a device's graph memory, added when the program first puts memory nodes into a graph.
@@ -106,8 +95,7 @@ impl Core {
         }
     }
 
-    /// The same after an allocation of `bytes`. If it may not have fit, it may have enlarged the pool. No later call need show
-    /// that, so the pool is then polled at once.
+    /// The same after an allocation of `bytes`: at once if the pool may have grown for it, as no later call need show that.
     pub(crate) fn poll_pool_for(&self, thread: &Thread, id: u64, bytes: u64) {
         let Some(pool) = self.driver_pools.find(id) else { return };
         let taken = pool.taken.fetch_add(bytes, Relaxed).saturating_add(bytes);
@@ -169,20 +157,15 @@ impl Core {
                 let took_us = took_us_short(Some(entered_ns), time_ns);
                 Body::PoolState { pool: id, reserved_bytes, used_bytes, took_us }
             };
-            self.recorder.record_timed(
-                thread,
-                RecordContext { device, ..RecordContext::NOWHERE },
-                body,
-                no_row,
-            );
+            self.recorder.record_timed(thread, RecordContext::on(device), body, no_row);
         }
     }
 
     fn read_pool(&self, id: u64, device: u8) -> Option<(u64, u64)> {
         let driver = self.devices.driver()?;
         let (mut reserved, mut used) = (0, 0);
-        // SAFETY: functions of the loaded driver, with room for 64-bit answers. The pool is alive: the call that has just
-        // returned named it, or it cannot be destroyed.
+        // SAFETY: functions of the loaded driver, with room for 64-bit answers. The pool was just named, or cannot be
+        // destroyed.
         let done = unsafe {
             if id >> 48 == GRAPH >> 48 {
                 let get = driver.graph_mem_get_attribute?;

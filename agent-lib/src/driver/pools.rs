@@ -1,25 +1,21 @@
-//! Pools of the driver. Their reserved bytes are polled, because they shrink at synchronisations, for which there is no
-//! callback.
+//! Pools of the driver. Their reserved bytes are polled: they shrink at synchronisations, for which there is no callback.
 //!
 //! A pool is polled at the EXIT of calls that may change it: at once if it may have grown or was trimmed, else at most ten
 //! times a second. The sender polls it once a second, so no figure is older than that while callbacks arrive.
 //!
-//! The program could destroy its own pool while the sender polls it. So cuMemPoolDestroy waits in its callback until the sender
-//! has its answer, which takes microseconds.
+//! The program could destroy a pool while the sender polls it, so cuMemPoolDestroy waits microseconds for the sender.
 //!
-//! Each polled value is recorded with the earliest time from which it may have held: NVML may have been read between the change
-//! and the record.
+//! Each value is recorded with the earliest time from which it may have held: NVML may be read between change and record.
 
 use crate::driver::multicast::Few;
-use crate::threads::{self};
+use crate::threads;
 use gpumem_wire::MemoryKind;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 /// Pools at a time that are polled. For further pools, only their allocations are recorded.
 const POOLS: usize = 128;
 const DEVICES: usize = 64;
-/// Turns that a thread that destroys a pool waits for the sender: half a second in all, in case a debugger has stopped the
-/// sender.
+/// Turns that a thread waits for the sender: half a second in all, in case a debugger has stopped the sender.
 const PATIENCE: u32 = 5_064;
 /// Ids of graph memory, one pool for each device: "gm" and the device. No address has this form.
 pub(super) const GRAPH: u64 = 0x676d << 48;
@@ -41,7 +37,6 @@ pub(super) struct Pool {
     pub(super) taken: AtomicU64,
 }
 
-/// Returns the id of the pool that stands for the graph memory of a device.
 pub(crate) fn graph_memory(device: u8) -> u64 {
     GRAPH | u64::from(device)
 }
@@ -59,22 +54,23 @@ pub struct DriverPools {
     pub(super) host: Few,
 }
 
-impl DriverPools {
-    pub(crate) fn new() -> Self {
+impl Default for DriverPools {
+    fn default() -> Self {
         DriverPools {
             pools: std::array::from_fn(|_| Pool::default()),
             current: std::array::from_fn(|_| AtomicU64::new(0)),
             asking: AtomicU64::new(0),
-            managed: Few::new(),
-            host: Few::new(),
+            managed: Few::default(),
+            host: Few::default(),
         }
     }
+}
 
+impl DriverPools {
     pub(super) fn find(&self, id: u64) -> Option<&Pool> {
         if id <= 1 { None } else { self.pools.iter().find(|pool| pool.id.load(Acquire) == id) }
     }
 
-    /// Adds a pool of managed or host memory.
     pub(crate) fn set_memory_kind(&self, id: u64, memory: MemoryKind) {
         self.forget_elsewhere(id);
         match memory {
@@ -113,7 +109,7 @@ impl DriverPools {
         self.find(id).map(|pool| pool.device.load(Relaxed) as u8)
     }
 
-    /// Removes the pools of a device that is about to be reset; they are added when they are used again.
+    /// Removes the pools of a device that is reset; they are added and recorded again when they are used again.
     pub(crate) fn forget_device(&self, device: u32) {
         for pool in self.pools.iter().filter(|pool| pool.device.load(Relaxed) == device) {
             let id = pool.id.load(Acquire);
@@ -122,9 +118,7 @@ impl DriverPools {
                 self.wait_for_sender();
             }
         }
-        if let Some(current) = self.current.get(device as usize) {
-            current.store(0, Relaxed);
-        }
+        self.set_current(device, 0);
     }
 
     /// Returns reserved and used bytes as last polled.
@@ -133,29 +127,9 @@ impl DriverPools {
         Some((pool.reserved.load(Relaxed), pool.used.load(Relaxed)))
     }
 
-    /// Removes the pools of a device after a reset, so that those used again are recorded again.
-    pub(crate) fn forget(&self, device: u8) {
-        for pool in &self.pools {
-            let id = pool.id.load(Acquire);
-            if id > 1 && pool.device.load(Relaxed) == u32::from(device) {
-                let _ = pool.id.compare_exchange(id, 0, AcqRel, Relaxed);
-            }
-        }
-        if let Some(current) = self.current.get(usize::from(device)) {
-            current.store(0, Relaxed);
-        }
-    }
-
-    /// Sets the pool that the program chose for a device.
     pub(crate) fn set_current(&self, device: u32, pool: u64) {
         if let Some(current) = self.current.get(device as usize) {
             current.store(pool, Relaxed);
         }
-    }
-}
-
-impl Default for DriverPools {
-    fn default() -> Self {
-        Self::new()
     }
 }

@@ -16,7 +16,6 @@ pub(crate) const MOST: usize = 1024;
 pub(crate) struct Waiting {
     /// Address of the block; 0 while the place is free.
     pub(crate) address: AtomicU64,
-    /// Bytes of the block.
     pub(crate) bytes: AtomicU64,
     /// Events that it waits for; 0 for one that is over.
     pub(crate) events: [AtomicU64; EVENTS],
@@ -24,7 +23,7 @@ pub(crate) struct Waiting {
 
 /// State of a device. All fields but `check_due` are written under the mutex of PyTorch's allocator for that device: by one
 /// thread at a time. The fields that each report uses come first, in one cache line.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(C, align(128))]
 pub struct Device {
     /// Id of its pool; 0 until the first report.
@@ -39,9 +38,7 @@ pub struct Device {
     pub(crate) unseen: AtomicI64,
     /// Bytes of live blocks that are older than the agent.
     pub older: AtomicU64,
-    /// Number of reports.
     pub(crate) reports: AtomicU64,
-    /// Number of blocks in `waiting`.
     pub(crate) pending: AtomicU32,
     /// The sender requests the pool's totals with the next report.
     pub(crate) check_due: AtomicBool,
@@ -53,14 +50,11 @@ pub struct Device {
     pub(crate) searches: AtomicU32,
     /// The driver was not asked for this device's UUID yet; the sender asks.
     pub(crate) is_unknown: AtomicBool,
-    /// Lock held while the pool is made.
     pub(crate) turn: SpinLock,
-    /// Pending blocks.
     pub(crate) waiting: &'static [Waiting],
 }
 
 impl Device {
-    /// Counts a difference between the agent's sum and the reported total.
     #[cold]
     #[inline(never)]
     pub(crate) fn differs(&self, bytes: u64) {
@@ -73,6 +67,15 @@ impl Device {
     }
 }
 
+/// The pool of PyTorch's allocator on a device.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TorchPool<'a> {
+    pub device: &'a Device,
+    pub id: u64,
+    /// Slot of the device.
+    pub slot: u8,
+}
+
 /// State of the process. A forked child that starts anew has a new one, as part of its new `Core`.
 #[derive(Debug)]
 pub struct State {
@@ -81,54 +84,45 @@ pub struct State {
     /// The driver had a context before the agent started: unknown segments are older than the agent.
     pub is_late: AtomicBool,
     /// Number of pools made.
-    pub(crate) pools: AtomicU32,
+    pub(crate) made: AtomicU32,
     /// Allocations that do not belong to a caching allocator: each tensor has its own.
     pub(crate) single_tensors: AtomicU64,
-    /// Stacks recorded.
     pub(crate) stacks: AtomicU32,
     /// Pending frees for which there was no room in `waiting`.
     pub untold_pending: AtomicU64,
 }
 
-/// Most searches through all rows for each device.
 const SEARCHES: u32 = 32;
 
 impl State {
     /// Creates an empty state; `None` without memory.
     pub(crate) fn new() -> Option<Self> {
-        let each = MOST;
-        let waiting = anonymous::<Waiting>(DEVICES * each)?; // untouched until a block waits
+        let waiting = anonymous::<Waiting>(DEVICES * MOST)?; // untouched until a block waits
         let device = |index: usize| Device {
-            pool: AtomicU64::new(0),
-            sum: AtomicI64::new(0),
-            reserved: AtomicU64::new(0),
-            segments: AtomicU64::new(0),
-            unseen: AtomicI64::new(0),
-            baseline: AtomicI64::new(0),
-            older: AtomicU64::new(0),
-            drift: AtomicU64::new(0),
-            reports: AtomicU64::new(0),
-            pending: AtomicU32::new(0),
             searches: AtomicU32::new(SEARCHES),
-            check_due: AtomicBool::new(false),
-            is_unknown: AtomicBool::new(false),
-            turn: SpinLock::new(),
-            waiting: waiting.get(index * each..(index + 1) * each).unwrap_or_default(),
+            waiting: waiting.get(index * MOST..(index + 1) * MOST).unwrap_or_default(),
+            ..Device::default()
         };
         Some(State {
             devices: std::array::from_fn(device),
             is_late: AtomicBool::new(false),
-            pools: AtomicU32::new(0),
+            made: AtomicU32::new(0),
             single_tensors: AtomicU64::new(0),
             stacks: AtomicU32::new(0),
             untold_pending: AtomicU64::new(0),
         })
     }
 
-    /// Returns the devices that have a pool, and its id.
-    pub(crate) fn with_pools(&self) -> impl Iterator<Item = (&Device, u64)> {
-        let none = self.pools.load(Relaxed) == 0;
-        let devices = if none { &[][..] } else { &self.devices[..] };
-        devices.iter().map(|device| (device, device.pool.load(Relaxed))).filter(|(_, pool)| *pool != 0)
+    /// Returns the pool of a device, once it was made.
+    pub(crate) fn pool(&self, slot: u8) -> Option<TorchPool<'_>> {
+        let device = self.devices.get(usize::from(slot))?;
+        let id = device.pool.load(Relaxed);
+        (id != 0).then_some(TorchPool { device, id, slot })
+    }
+
+    /// Returns the pools that were made.
+    pub(crate) fn pools(&self) -> impl Iterator<Item = TorchPool<'_>> {
+        let count = if self.made.load(Relaxed) == 0 { 0 } else { DEVICES as u8 };
+        (0..count).filter_map(|slot| self.pool(slot))
     }
 }

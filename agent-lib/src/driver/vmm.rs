@@ -1,13 +1,9 @@
-//! Handles of physical memory and their mappings. A handle's memory is freed when both its references and its mappings are
-//! zero, whichever comes last. So its row counts both.
+//! Handles of physical memory and their mappings. The memory is freed when both references and mappings are zero.
 //!
-//! The driver may reuse the number of a handle as soon as its last release was entered. From then on the row is found by the
-//! seq of the record that made it, which its mappings contain.
+//! The driver may reuse a handle's number once its last release was entered. Then the row is found by the seq in its mappings.
 
 use crate::base::descriptor::Identity;
-use crate::base::row::kind;
-use crate::base::row::kind_of;
-use crate::base::row::{Key, RowCopy, RowExtra};
+use crate::base::row::{Key, RowCopy, RowExtra, kind, kind_of};
 use crate::driver::allocations::took_us;
 use crate::driver::core::Core;
 use crate::record::recorder::RecordContext;
@@ -26,7 +22,6 @@ impl Core {
         self.references_changed.fetch_max(seq, AcqRel);
     }
 
-    /// Records a successful cuMemCreate and adds its row.
     pub(crate) fn handle_created(
         &self,
         thread: &Thread,
@@ -67,8 +62,7 @@ impl Core {
                         backing.beside.references = 1;
                         backing.row[2] = handle;
                         recorder.live.insert(Key::Handle(handle), &backing.row, backing.beside);
-                        // The new number may differ from the old one. For an adopted page the old one is unknown
-                        // (sources/torch/adopt.rs).
+                        // The number may differ from the old one, which an adopted page does not have (sources/torch/adopt.rs).
                         recorder.live.update(Key::Mapping(mapping.row[2]), 4, |_, _| handle);
                     }
                 }
@@ -98,7 +92,6 @@ impl Core {
         Some(if is_it { by_number } else { Key::Backing(seq) })
     }
 
-    /// Records the begin of cuMemRelease.
     pub(crate) fn release_entered(&self, thread: &Thread, at: RecordContext, call: &mut Call, handle: u64) {
         self.look_at_exports(thread);
         let taken = &mut call.taken;

@@ -1,7 +1,6 @@
 //! Queries the daemon for its report of this process, as other viewers get it. Not for hooks: it waits for an answer.
 
-use crate::base::own_thread;
-use crate::base::own_thread::Uncancelled;
+use crate::base::own_thread::{self, Uncancelled};
 use crate::base::seccomp::syscalls_allowed;
 use crate::driver::core::Core;
 use crate::sender::{self, wait_readable};

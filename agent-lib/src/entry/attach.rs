@@ -1,27 +1,21 @@
 //! Starts the agent inside of `InitializeInjection`, on the thread that called cuInit. It takes a few milliseconds.
 
-use crate::Functions;
 use crate::base::env::Settings;
 use crate::base::fault_injection;
 use crate::base::seccomp::syscalls_allowed;
 use crate::driver::core::Core;
-use crate::entry::fork;
-use crate::entry::second_copy;
-use crate::record::panic;
-use crate::record::status;
-use crate::sender;
+use crate::entry::{fork, second_copy};
+use crate::record::{panic, status};
 use crate::sources::cupti::subscribe;
-use crate::sources::nvtx;
-use crate::sources::torch;
-use crate::threads;
+use crate::sources::{nvtx, torch};
+use crate::{Functions, sender, threads};
 use cupti_sys::Driver;
 use cupti_sys::nvtx::GetExportTable;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 use std::time::Duration;
 
-/// The process that is starting the agent, 0 for none: one start at a time. Not a mutex: a child that is forked meanwhile would
-/// wait forever.
+/// The process that is starting the agent, 0 for none. Not a mutex: a child that is forked meanwhile would wait forever.
 static STARTING: AtomicU32 = AtomicU32::new(0);
 
 struct Starting;
@@ -71,8 +65,7 @@ fn ready() -> Option<&'static Core> {
     Core::get().filter(|core| status::armed() || core.pid != std::process::id())
 }
 
-/// Makes the memory and installs the handlers, also for programs that never call the driver. `None` if disabled, or if another
-/// copy runs.
+/// Makes the memory and installs the handlers, without the driver. `None` if disabled, or if another copy runs.
 fn prepare(settings: impl FnOnce() -> Settings) -> Option<&'static Core> {
     let pid = std::process::id();
     let _starting = Starting::take(pid);
@@ -119,8 +112,7 @@ pub fn start_with(settings: Settings) -> Option<&'static Core> {
 /// The process of which a thread is inside of `injected`; 0 for none.
 static INJECTING: AtomicU32 = AtomicU32::new(0);
 
-/// Starts the agent. Called by the driver while it initialises, and by a program that attaches late. Not recursive: subscribing
-/// may make CUPTI call cuInit, which calls this function again.
+/// Starts the agent, in cuInit or when a program attaches late. Not recursive: subscribing may make CUPTI call cuInit.
 pub(crate) fn injected() {
     let pid = std::process::id();
     if INJECTING.swap(pid, Acquire) != pid {
@@ -163,8 +155,7 @@ fn inject() {
     if core.settings.layers.torch {
         torch::patch::look(true);
     }
-    // Not left to the sender, which may be late on a busy machine: the Python code should run before the program's next
-    // statement.
+    // Not left to the sender, which may be late: the Python code should run before the program's next statement.
     crate::sources::python_host::run::look(core);
 }
 

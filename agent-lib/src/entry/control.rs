@@ -11,7 +11,6 @@ use crate::sources::api::recordings::{
 use std::sync::atomic::Ordering::*;
 use std::time::Duration;
 
-/// Shortest period of periodic dumps, in seconds.
 const LEAST_PERIOD_S: f64 = 0.1;
 /// Timeout of a request.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -77,7 +76,6 @@ pub(crate) fn mute(core: &'static Core) {
     }
 }
 
-/// Reverses one call of `mute`.
 pub(crate) fn unmute(core: &'static Core) {
     let less = MUTES.fetch_update(AcqRel, Acquire, |mutes| mutes.checked_sub(1));
     if less == Ok(1) {

@@ -1,29 +1,23 @@
 //! The agent's own report of this process's live memory, used where no daemon answers. It contains no NVML data, so no memory
 //! outside of known allocations, and no history. Not for hooks: it allocates.
 //!
-//! A line sums rows with the same device, class, kind, tag and role. Classes are never added to each other: blocks lie in
-//! segments, and segments in allocations.
+//! A line sums rows with the same device, class, kind, tag and role. Classes overlap: blocks lie in segments and allocations.
 
-use crate::base::row;
-use crate::base::row::RowCopy;
-use crate::base::row::{kind, kind_of, memory_of};
+use crate::base::row::{self, RowCopy, kind, kind_of, memory_of};
 use crate::driver::core::Core;
-use crate::sources::api::counters;
-use crate::sources::api::snapshot::quoted;
+use crate::sources::api::counters::{self, Counter};
+use crate::sources::api::snapshot::{list, object, path};
 use gpumem_wire::{AskKind, MemoryKind, NONE_DEVICE, PoolOwner, Role};
 use std::collections::BTreeMap;
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 
-/// Format of the report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
-    /// A table for people.
     Text,
     /// JSON as described in docs/c-api.md.
     Json,
 }
 
-/// Order of the lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub(crate) enum Sort {
@@ -50,7 +44,6 @@ impl Sort {
     }
 }
 
-/// Key of a line.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     device: u8,
@@ -79,7 +72,6 @@ pub(crate) fn dumps(core: &'static Core, format: Format, sort: Sort, ascending: 
     told.or(own).unwrap_or_default()
 }
 
-/// Returns the agent's own report.
 pub(crate) fn summary(core: &Core, format: Format, sort: Sort, ascending: bool) -> String {
     let mut lines: BTreeMap<Key, Sum> = BTreeMap::new();
     for taken in core.recorder.live.scan() {
@@ -144,12 +136,11 @@ fn line_of(core: &Core, taken: &RowCopy) -> Option<(Key, u64)> {
     } else {
         (row[7] >> 56) as u8
     };
-    let tag = core.recorder.names.path(row[5] as u32).map(|path| String::from_utf8_lossy(path).into_owned());
     let key = Key {
         device: row::device_of(row),
         class,
         kind,
-        tag: tag.unwrap_or_default(),
+        tag: path(core, row[5] as u32),
         role: role(Role::from_code(said & 15)),
     };
     Some((key, bytes))
@@ -175,6 +166,11 @@ fn mib(bytes: u64) -> String {
     format!("{:.2} MiB", bytes as f64 / f64::from(1 << 20))
 }
 
+/// Writes a row of a table: five figures and a name.
+fn row(out: &mut String, [a, b, c, d, e]: [&dyn Display; 5], name: &str) {
+    let _ = writeln!(out, "{a:>14} {b:>9} {c:>14} {d:>14} {e:>14}  {name}");
+}
+
 fn text(core: &Core, lines: &[(Key, Sum)]) -> String {
     let mut out = format!("pid {}: what it holds now, by its own agent (no daemon answers)\n", core.pid);
     let mut group = None;
@@ -184,97 +180,61 @@ fn text(core: &Core, lines: &[(Key, Sum)]) -> String {
             let same =
                 lines.iter().filter(|(other, _)| (other.device, other.class) == (key.device, key.class));
             let total: u64 = same.map(|(_, sum)| sum.total).sum();
-            let device = if key.device == NONE_DEVICE {
-                "no device".to_owned()
-            } else {
-                format!("device {}", key.device)
+            let device = match key.device {
+                NONE_DEVICE => "no device".to_owned(),
+                device => format!("device {device}"),
             };
             let _ = writeln!(out, "\n{device}, {}: {}", key.class, mib(total));
-            let _ = writeln!(
-                out,
-                "{:>14} {:>9} {:>14} {:>14} {:>14}  name",
-                "total", "count", "min", "max", "avg"
-            );
+            row(&mut out, [&"total", &"count", &"min", &"max", &"avg"], "name");
         }
-        let role = if key.role.is_empty() { String::new() } else { format!(" ({})", key.role) };
         let name = if key.tag.is_empty() { "(no tag)" } else { &key.tag };
-        let name: String =
-            name.chars().map(|character| if character.is_control() { '?' } else { character }).collect();
-        let kind =
-            if key.kind == "device" || key.kind == "block" || key.kind == "segment" { "" } else { key.kind };
-        let kind = if kind.is_empty() { String::new() } else { format!(" [{kind}]") };
-        let _ = writeln!(
-            out,
-            "{:>14} {:>9} {:>14} {:>14} {:>14}  {name}{role}{kind}",
-            mib(sum.total),
-            sum.count,
-            mib(sum.least),
-            mib(sum.greatest),
-            mib(sum.total / sum.count.max(1))
-        );
+        let mut name = name.replace(char::is_control, "?");
+        if !key.role.is_empty() {
+            name += &format!(" ({})", key.role);
+        }
+        if !["device", "block", "segment"].contains(&key.kind) {
+            name += &format!(" [{}]", key.kind);
+        }
+        let average = mib(sum.total / sum.count.max(1));
+        let (total, least, greatest) = (mib(sum.total), mib(sum.least), mib(sum.greatest));
+        row(&mut out, [&total, &sum.count, &least, &greatest, &average], &name);
     }
     let counters = counters::all(core, false);
     if !counters.is_empty() {
-        let _ = writeln!(
-            out,
-            "\ncounters\n{:>14} {:>9} {:>14} {:>14} {:>14}  name",
-            "now", "changes", "min", "max", "mean"
-        );
-        let now = core.recorder.clock.now();
-        for counter in counters {
-            let (value, changes, least, greatest) =
-                (counter.value, counter.changes, counter.least, counter.greatest);
-            let name = core.recorder.names.path(counter.tag).map(String::from_utf8_lossy).unwrap_or_default();
-            let _ = writeln!(
-                out,
-                "{value:>14} {changes:>9} {least:>14} {greatest:>14} {:>14.2}  {name}",
-                counter.mean(now)
-            );
-        }
+        out += "\ncounters\n";
+        row(&mut out, [&"now", &"changes", &"min", &"max", &"mean"], "name");
+    }
+    let now = core.recorder.clock.now();
+    for counter in counters {
+        let (Counter { value, changes, least, greatest, .. }, mean) = (&counter, counter.mean(now));
+        row(&mut out, [value, changes, least, greatest, &format!("{mean:.2}")], &path(core, counter.tag));
     }
     out
 }
 
 fn json(core: &Core, lines: &[(Key, Sum)]) -> String {
-    let mut out = format!(
-        "{{\"source\":\"process\",\"pid\":{},\"time_ns\":{},\"lines\":[",
-        core.pid,
-        core.recorder.clock.now()
-    );
-    for (index, (key, sum)) in lines.iter().enumerate() {
-        let comma = if index == 0 { "" } else { "," };
-        let device = if key.device == NONE_DEVICE { "null".to_owned() } else { key.device.to_string() };
-        let tag = if key.tag.is_empty() { "null".to_owned() } else { quoted(&key.tag) };
-        let role = if key.role.is_empty() { "null".to_owned() } else { quoted(key.role) };
-        let _ = write!(
-            out,
-            "{comma}{{\"device\":{device},\"class\":\"{}\",\"kind\":\"{}\",\"tag\":{tag},\"role\":{role},\
-             \"count\":{},\"bytes\":{},\"min_bytes\":{},\"max_bytes\":{}}}",
-            key.class, key.kind, sum.count, sum.total, sum.least, sum.greatest
-        );
-    }
-    out += "],\"counters\":[";
     let now = core.recorder.clock.now();
-    for (index, counter) in counters::all(core, false).iter().enumerate() {
-        let comma = if index == 0 { "" } else { "," };
-        let name = core.recorder.names.path(counter.tag).map(String::from_utf8_lossy).unwrap_or_default();
-        let _ = write!(
-            out,
-            "{comma}{{\"name\":{},\"value\":{},\"changes\":{},\"min\":{},\"max\":{},\"mean\":{}}}",
-            quoted(&name),
-            counter.value,
-            counter.changes,
-            counter.least,
-            counter.greatest,
-            counter.mean(now)
-        );
-    }
-    out += "]}\n";
-    out
+    let lines = lines.iter().map(|(key, sum)| {
+        let device = Some(key.device).filter(|&device| device != NONE_DEVICE);
+        let named = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        object! {
+            device: device, class: key.class, kind: key.kind, tag: named(&key.tag), role: named(key.role),
+            count: sum.count, bytes: sum.total, min_bytes: sum.least, max_bytes: sum.greatest,
+        }
+    });
+    let counters = counters::all(core, false).into_iter().map(|counter| {
+        object! {
+            name: path(core, counter.tag), value: counter.value, changes: counter.changes, min: counter.least,
+            max: counter.greatest, mean: counter.mean(now),
+        }
+    });
+    let report = object! {
+        source: "process", pid: core.pid, time_ns: now, lines: list(lines), counters: list(counters),
+    };
+    report.0 + "\n"
 }
 
-/// Returns free and total bytes of a device, as the driver reports them. `None` if there is no context to ask: neither the
-/// calling thread's own nor the primary one.
+/// Returns free and total bytes of a device from the driver; `None` without a current context on it and without a primary one.
 pub(crate) fn memory_info(core: &Core, ordinal: i32) -> Option<(u64, u64)> {
     let driver = core.devices.driver()?;
     let get = driver.mem_get_info?;

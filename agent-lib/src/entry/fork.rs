@@ -1,11 +1,8 @@
-//! Handles forks and exit. A forked child must not send records as its parent, so it is disarmed before anything else runs in
-//! it.
+//! Handles forks and exit. A child is disarmed before anything else runs in it: it must not send records as its parent.
 
 use crate::base::fault_injection;
-use crate::naming::callers;
-use crate::naming::python;
-use crate::record::high_water;
-use crate::record::status;
+use crate::naming::{callers, python};
+use crate::record::{high_water, status};
 use crate::sender;
 use crate::sources::api::{counters, recordings};
 use crate::sources::cupti::subscribe;
@@ -38,8 +35,7 @@ extern "C" fn in_parent() {
     callers::after_fork();
 }
 
-/// Disarms the child. Only stores and close() are allowed here. The socket must not stay open in the child, or the daemon would
-/// never see the parent's end.
+/// Disarms the child: only stores and close(). With the socket open in the child, the daemon would never see the parent's end.
 extern "C" fn in_child() {
     status::disarm();
     callers::in_child();

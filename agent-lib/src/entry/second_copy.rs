@@ -2,10 +2,9 @@
 //!
 //! If there are two copies of the agent in one process (the injected file and a wheel's), the second forwards to the first.
 //!
-//! The second copy finds the first by the name of its memfd, which is visible in /proc/self/fd. The name contains the pid and
-//! the address of the table of functions. An environment variable would not work: a program may clear it, and children would
-//! inherit it. Nor would a file name, which differs between the copies. In a forked child the name contains the parent's pid,
-//! and exec() closes the memfd.
+//! The second copy finds the first by the name of its memfd in /proc/self/fd, with the pid and the address of the table of
+//! functions. A program may clear an environment variable, and children would inherit it; file names differ between copies. In
+//! a forked child the name contains the parent's pid, and exec() closes the memfd.
 
 use crate::Functions;
 use crate::base::memfd::PREFIX;

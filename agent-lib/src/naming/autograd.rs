@@ -1,21 +1,16 @@
 //! Names for the nodes of the backward pass.
 //!
-//! PyTorch's engine calls `Engine::evaluate_function` for each node, through a slot (GOT entry) of the library itself. The
-//! agent replaces the slot with its own function. That function notes which node runs on the calling thread and calls the
-//! original; exceptions of nodes pass through it.
+//! PyTorch's engine calls `Engine::evaluate_function` for each node, through a slot (GOT entry) of the library. The agent's
+//! function in it notes which node runs on the thread and calls the original; exceptions of nodes pass through it.
 //!
-//! A node carries the thread that made it and its sequence number there (sequence.rs), at offsets that differ between releases.
-//! They are found with a few nodes that the bootstrap makes, whose numbers are known. Calibration runs no graph: a process in
-//! which a backward pass has run cannot fork children that run one.
+//! A node carries the thread that made it and its sequence number there (sequence.rs), at offsets that differ between releases
+//! and are found with a few nodes of known numbers. No graph is run: such a process cannot fork children that run one.
 //!
-//! An operation that changes a tensor in place may allocate nothing, so no allocation names its node. PyTorch calls
-//! `rebase_history` with the node of each such operation. The agent replaces that slot, too, and names the node after the
-//! thread's current names.
+//! An in-place operation may allocate nothing, so no allocation names its node. PyTorch calls `rebase_history` with the node of
+//! each. The agent replaces that slot, too, and names the node after the thread's current names.
 //!
-//! Nodes that accumulate gradients have no number. The engine runs them as soon as they are ready, so they get the name of the
-//! node that ran before them on the thread.
+//! Nodes that accumulate gradients have no number. They run as soon as they are ready and get the name of the node before them.
 
-use crate::base::env::Layers;
 use crate::base::fault_injection;
 use crate::base::hot::HOT_WORDS;
 use crate::base::image::Image;
@@ -23,20 +18,18 @@ use crate::base::row::FrameName;
 use crate::driver::core::Core;
 use crate::driver::guard;
 use crate::naming::gradient;
-use crate::naming::sequence;
-use crate::naming::sequence::{Node, Table};
+use crate::naming::python::memory::{Careful, Memory, Pointer};
+use crate::naming::sequence::{self, Node, Table};
 use crate::naming::slot::{self, Taken};
 use crate::record::status;
 use crate::threads::Thread;
 use gpumem_wire::{Layer, LayerState, Phase};
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_void};
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering::*};
 
 const EVALUATE: &CStr = c"_ZN5torch8autograd6Engine17evaluate_functionERSt10shared_ptrINS0_9GraphTaskEEPNS0_4NodeERNS0_11InputBufferERKS2_INS0_10ReadyQueueEE";
-/// `rebase_history(const Variable&, Edge)`. The edge begins with the address of a node and is passed by reference. The return
-/// type differs between releases.
+/// `rebase_history(const Variable&, Edge)`. The edge, passed by reference, begins with a node's address. Return types differ.
 const REBASE: &CStr = c"_ZN5torch8autograd4impl14rebase_historyERKN2at6TensorENS0_4EdgeE";
 const PEEK: &CStr = c"_ZN2at15sequence_number4peekEv";
 const GRAD_MODE: &CStr = c"_ZN3c108GradMode10is_enabledEv";
@@ -55,12 +48,9 @@ type Count = unsafe extern "C" fn() -> u64;
 
 /// The search for the engine has finished, with or without success.
 static LOOKED: AtomicBool = AtomicBool::new(false);
-/// The original value of the slot of `Engine::evaluate_function`.
 const NEXT: &AtomicUsize = &HOT_WORDS.next_evaluate;
-/// The original value of the slot of `rebase_history`.
 static NEXT_REBASE: AtomicUsize = AtomicUsize::new(0);
-/// Which register argument of `rebase_history` points to the edge. While this is unknown, `LAST_EDGE` keeps the candidate node
-/// of the last call.
+/// Which register argument of `rebase_history` points to the edge. While unknown, `LAST_EDGE` keeps the last call's candidate.
 static EDGE: AtomicU8 = AtomicU8::new(UNKNOWN);
 static LAST_EDGE: AtomicU64 = AtomicU64::new(0);
 const UNKNOWN: u8 = 0;
@@ -194,8 +184,7 @@ unsafe extern "C-unwind" fn rebase() {
     );
 }
 
-/// Names the node of an in-place operation. Gets the second and third argument of the call and the stack above it; returns the
-/// address of the original function.
+/// Names the node of an in-place operation. Gets two of the call's arguments and the stack; returns the original function.
 unsafe extern "C" fn rebased(second: usize, third: usize, stack: usize) -> usize {
     guard::guard((), |core, thread| {
         fault_injection::at("torch.rebase");
@@ -209,8 +198,7 @@ unsafe extern "C" fn rebased(second: usize, third: usize, stack: usize) -> usize
     next(&NEXT_REBASE)
 }
 
-/// Returns the node of the edge, which is the second or third argument. `None` while it is unknown which, or if the node has no
-/// number.
+/// Returns the node of the edge, the second or third argument. `None` while it is unknown which, or for a node without number.
 unsafe fn node_of(second: usize, third: usize, stack: usize) -> Option<Node> {
     let edge = match EDGE.load(Relaxed) {
         THIRD => third,
@@ -255,8 +243,7 @@ pub(crate) fn here(thread: &Thread) -> Option<FrameName> {
     Some(FrameName { tag, phase: Phase::Backward, ..FrameName::default() })
 }
 
-/// Names the node that the thread made last after an allocation under `tag`, unless it has a name. A tag of 0 marks the node as
-/// nameless, so that it does not take the name of an earlier node.
+/// Names the node that the thread made last with the tag of an allocation, unless it has a name. 0 marks it as nameless.
 #[inline(always)]
 pub(crate) fn note_forward(thread: &Thread, tag: u32) {
     let mut id = thread.autograd.id.load(Relaxed);
@@ -291,19 +278,6 @@ fn is_library(file: &[u8]) -> bool {
 /// Whether PyTorch is loaded.
 pub fn is_seen() -> bool {
     NEXT.load(Acquire) != 0 || slot::with(is_library, |_| ()).is_some()
-}
-
-/// Reports the layer's state before PyTorch is loaded, or when the layer is switched off.
-pub(crate) fn say_absent(may: Layers) {
-    if status::layer(Layer::Autograd).is_some() {
-        return;
-    }
-    let (state, reason) = match (may.torch, may.autograd) {
-        (false, _) => (LayerState::Off, "switched off with GPUMEM_TORCH=0"),
-        (_, false) => (LayerState::Off, "switched off with GPUMEM_AUTOGRAD=0"),
-        _ => (LayerState::Absent, "no PyTorch in this process"),
-    };
-    status::report_layer(Layer::Autograd, state, reason);
 }
 
 /// Finds the engine and replaces its slot, once. Must not be called in a hook: it allocates.
@@ -391,37 +365,37 @@ pub(crate) unsafe fn calibrate(objects: &[u64], first: u64) -> bool {
 /// Finds which argument of `rebase_history` is the edge. The thread called it last for the last numbered node.
 fn which_edge(objects: &[u64]) -> u8 {
     let last = LAST_EDGE.load(Relaxed);
-    let is_node = |header: &u64| {
-        let memory = std::fs::File::open("/proc/self/mem").ok()?;
-        let [node] = read::<1>(&memory, objects.iter().nth_back(1)?.checked_add(*header)?)?;
-        Some(node == last)
+    let is_node = |header: &u16| {
+        let object = Pointer::new(*objects.iter().nth_back(1)?)?;
+        Some(Careful::new()?.word(object, *header)? == last)
     };
     match (last, cfg!(target_arch = "x86_64")) {
         (0, _) => UNKNOWN, // `rebase_history` was not called
-        _ if HEADERS.iter().any(|header| is_node(header) == Some(true)) => SECOND,
+        _ if gradient::HEADERS.iter().any(|header| is_node(header) == Some(true)) => SECOND,
         (_, true) => THIRD,
         (_, false) => UNKNOWN,
     }
 }
 
-/// Bytes of a Python object's header: reference count and type in builds with a GIL, more in free-threaded builds.
-const HEADERS: [u64; 2] = [16, 32];
-
 /// Returns the word indexes of number and thread, and the first word of additions: 0 if that does not identify them.
 fn find_offsets(objects: &[u64], first: u64, thread: u64) -> Option<(usize, usize, u64)> {
-    HEADERS.into_iter().find_map(|header| find_behind(header, objects, first, thread))
+    gradient::HEADERS.into_iter().find_map(|header| find_behind(header, objects, first, thread))
 }
 
-fn find_behind(header: u64, objects: &[u64], first: u64, thread: u64) -> Option<(usize, usize, u64)> {
+fn find_behind(header: u16, objects: &[u64], first: u64, thread: u64) -> Option<(usize, usize, u64)> {
     let (accumulates, numbered) = objects.split_last()?;
     // Fewer nodes could match by chance. A failed read ends the search.
     if numbered.len() < 3 || thread == 0 {
         return None;
     }
-    let memory = std::fs::File::open("/proc/self/mem").ok()?;
+    let memory = Careful::new()?;
     let node = |object: &u64| -> Option<[u64; WORDS]> {
-        let [at] = read::<1>(&memory, object.checked_add(header)?)?;
-        read(&memory, at)
+        let at = memory.pointer(Pointer::new(*object)?, header)?;
+        let mut words = [0; WORDS];
+        for (word, offset) in words.iter_mut().zip((0..).step_by(8)) {
+            *word = memory.word(at, offset)?;
+        }
+        Some(words)
     };
     let nodes: Vec<[u64; WORDS]> = numbered.iter().map(node).collect::<Option<_>>()?;
     let last = node(accumulates)?;
@@ -441,16 +415,6 @@ fn find_behind(header: u64, objects: &[u64], first: u64, thread: u64) -> Option<
     let (adds, others) = nodes.split_last()?;
     let is_told = others.iter().all(|node| node[0] == others[0][0] && node[0] != adds[0]);
     Some((number, thread, if is_told { adds[0] } else { 0 }))
-}
-
-fn read<const COUNT: usize>(memory: &std::fs::File, at: u64) -> Option<[u64; COUNT]> {
-    let mut words = [0; COUNT];
-    for (index, word) in words.iter_mut().enumerate() {
-        let mut bytes = [0; 8];
-        memory.read_exact_at(&mut bytes, at.checked_add(index as u64 * 8)?).ok()?;
-        *word = u64::from_ne_bytes(bytes);
-    }
-    Some(words)
 }
 
 #[cfg(test)]

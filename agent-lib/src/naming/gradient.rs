@@ -1,7 +1,6 @@
 //! Identifies gradients as soon as autograd has accumulated them.
 //!
-//! A node that accumulates the gradient of a leaf holds the leaf. The leaf leads to its gradient, and that to the block it lies
-//! in:
+//! A node that accumulates the gradient of a leaf holds the leaf, which leads to its gradient and the block it lies in:
 //!
 //! ```text
 //! AccumulateGrad -> TensorImpl of the leaf -> AutogradMeta -> TensorImpl of the gradient -> StorageImpl -> address
@@ -18,8 +17,7 @@
 //! A gradient gets the name of its parameter, once a sweep has named that one. The current module is not reliable: a call may
 //! use another module's parameter (`F.linear(x, self.proj.weight)`), and several modules may share tied parameters.
 //!
-//! The agent finds the gradient when the node ends. It also does so when the node allocates or runs out of memory, because
-//! hooks of the leaf run inside of the node, after the accumulation.
+//! The agent finds the gradient when the node ends, allocates or runs out of memory: hooks of the leaf run inside of the node.
 
 use crate::base::row::{Key, RowCopy, RowExtra};
 use crate::driver::core::Core;
@@ -41,7 +39,7 @@ const NODE: u16 = 192;
 /// Words of other objects to search.
 const OBJECT: u16 = 20;
 /// Bytes of a Python object's header: reference count and type in builds with a GIL, more in free-threaded builds.
-const HEADERS: [u16; 2] = [16, 32];
+pub(super) const HEADERS: [u16; 2] = [16, 32];
 /// Words of a tensor's Python object, after the header, that are searched for its TensorImpl.
 const TENSOR: u16 = 4;
 
@@ -51,8 +49,7 @@ const SPLIT_ABOVE: u64 = 1 << 20;
 /// Offsets in words, in the order of the diagram in the module's docs.
 type Offsets = [u16; 5];
 
-/// An example for calibration: the Python objects of a node that accumulates, of its leaf and of the leaf's gradient, and the
-/// address of the gradient's memory.
+/// An example: the Python objects of a node, of its leaf and of the leaf's gradient, and the address of the gradient's memory.
 pub(crate) type Example = [u64; 4];
 
 /// Finds the offsets with a few examples and uses them from now on. Returns whether they were found.
@@ -140,14 +137,12 @@ fn address_of_leaf(memory: &impl Memory, node: u64) -> Option<u64> {
     follow(memory, node, [0, 3, 4])
 }
 
-/// Returns the current role of a row.
 fn role_of(row: &RowCopy, is_block: bool) -> Role {
     let told = if row.beside.flags & RowExtra::RETAGGED != 0 { row.beside.use_as & 15 } else { 0 };
     let born = if is_block { (row.row[7] >> 56) as u8 & 15 } else { 0 };
     Role::from_code(if told != 0 { told } else { born })
 }
 
-/// Returns the phase in which a block was allocated.
 fn phase_at_birth(row: &RowCopy, is_block: bool) -> Phase {
     Phase::from_code(if is_block { (row.row[7] >> 60) as u8 } else { 0 })
 }
@@ -164,7 +159,6 @@ fn name_of_gradient(parameter: &RowCopy, gradient: &RowCopy) -> u32 {
 }
 
 impl AutogradThread {
-    /// Whether the thread runs a node that accumulates a gradient.
     #[inline(always)]
     pub(crate) fn accumulates(&self) -> bool {
         self.accumulating.load(Relaxed) != 0
@@ -175,8 +169,7 @@ impl Core {
     /// Reports that a block is a gradient, once the node that the thread runs has accumulated it.
     #[inline(never)]
     pub(crate) fn tell_gradient(&self, thread: &Thread, accumulating: u64) {
-        // SAFETY: calibration proved the layout in this process, and the node holds the objects that are read (see the module's
-        // docs).
+        // SAFETY: calibration proved the layout, and the node holds the objects that are read (see the module's docs).
         let memory = unsafe { Plain::new() };
         let node = accumulating & !NESTED;
         let Some(address) = address(&memory, node) else { return };
@@ -199,7 +192,7 @@ impl Core {
 
     /// Returns pool (or 0), key and row of the block or allocation that begins at an address.
     fn row_of_tensor(&self, address: u64) -> Option<(u64, Key, RowCopy)> {
-        let mut keys = self.torch.with_pools().map(|(_, pool)| (pool, Key::Block(pool, address)));
+        let mut keys = self.torch.pools().map(|pool| (pool.id, Key::Block(pool.id, address)));
         let block = keys.find_map(|(pool, key)| Some((pool, key, self.recorder.live.get(key)?)));
         block.or_else(|| {
             // Where each tensor is a separate allocation.

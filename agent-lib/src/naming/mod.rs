@@ -9,11 +9,9 @@
 //!
 //! With `GPUMEM_LINES=1` the program's line follows a module's path. A scope and a module together give `scope/module`.
 //!
-//! A node's name already contains the scope of the forward pass. Of the scopes open on the thread, only those are added that a
-//! hook opened inside of the node.
+//! A node's name contains the scope of the forward pass. Only scopes that a hook opened inside of the node are added.
 //!
-//! A node may run a module's frame: a checkpoint computes its forward pass again, on a thread of the backward pass. Then the
-//! module gives the name, and the phase is the backward pass.
+//! A node may run a module's frame: a checkpoint computes its forward pass again. Then the module names the backward pass.
 
 pub mod autograd;
 pub mod callers;
@@ -24,6 +22,7 @@ pub(crate) mod slot;
 
 use crate::base::row::{AllocationName, FrameName};
 use crate::driver::core::Core;
+use crate::record::recorder::RecordContext;
 use crate::threads::Thread;
 use gpumem_wire::{Flags, Phase};
 use std::sync::atomic::Ordering::Relaxed;
@@ -48,6 +47,13 @@ impl Core {
         }
         autograd::note_forward(thread, tag);
         AllocationName { tag, flags: Flags(0), phase, role: frames.role }
+    }
+
+    /// Returns the context of a record with the names in force on the calling thread.
+    #[inline(always)]
+    pub(crate) fn here(&self, thread: &Thread) -> RecordContext {
+        let AllocationName { tag, flags, .. } = self.named(thread);
+        RecordContext { tag, flags, ..RecordContext::NOWHERE }
     }
 
     /// Appends the program's line that allocates in a module to the module's tag.

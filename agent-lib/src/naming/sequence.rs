@@ -12,19 +12,15 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
 /// Most nodes between a node's forward and its backward pass; with more, early nodes lose their names. The table takes 1 MiB.
 const ENTRIES: usize = 1 << 17;
-/// Largest distance, in numbers, at which a neighbour's name is used: nodes that allocate nothing (views) have no name of their
-/// own.
+/// Largest distance, in numbers, of a neighbour whose name is used: nodes that allocate nothing (views) have none.
 const NEAR: u64 = 16;
-/// An operation may end with one node after the one that allocates: a view of its result. (In-place operations are named when
-/// their node is made: autograd.rs.)
+/// An operation may end with a view behind the node that allocates. (In-place operations: autograd.rs names their nodes.)
 const VIEW_BEHIND: u64 = 1;
 /// After that view a bias may be added in place.
 const ADDITION_BEHIND: u64 = 2;
-/// Position of the thread id.
 const THREAD_SHIFT: u32 = 48;
 /// Flag: the operation is an addition. The number is below this bit.
 const ADDS: u64 = 1 << 47;
-/// Bits of a tag.
 const TAG_BITS: u32 = 20;
 /// Bits of the hash of thread and number that identify an entry.
 const CHECK: u64 = !0 << TAG_BITS;
@@ -34,13 +30,11 @@ const CHECK: u64 = !0 << TAG_BITS;
 pub(crate) struct Node(pub u64);
 
 impl Node {
-    /// Creates the identity of node `number` of `thread`.
     #[inline(always)]
     pub(crate) fn new(thread: u64, number: u64) -> Self {
         Node(thread << THREAD_SHIFT | number & (ADDS - 1))
     }
 
-    /// Sets whether the node's operation is an addition.
     #[inline(always)]
     pub(crate) fn adding(self, adds: bool) -> Self {
         Node(self.0 | if adds { ADDS } else { 0 })
@@ -82,8 +76,7 @@ impl Table {
         }
     }
 
-    /// Replaces the tags of nodes by those that `new_tag` returns; 0 keeps a tag. A node that is named concurrently keeps its
-    /// name.
+    /// Replaces the tags of nodes by those that `new_tag` returns; 0 keeps a tag. A node named concurrently keeps its name.
     pub(crate) fn rename(&self, mut new_tag: impl FnMut(u32) -> u32) {
         for entry in self.entries {
             let word = entry.load(Relaxed);
@@ -97,9 +90,8 @@ impl Table {
 
     /// Returns the tag of `node`; 0 for none.
     ///
-    /// A node without an entry is a view. Directly after a named node it is the end of that node's operation. So is an addition
-    /// directly after such a view (of a bias to a product). Nodes further away belong to the beginning of the next operation,
-    /// unless that one is in no module.
+    /// A node without an entry is a view. Directly after a named node it ends that node's operation; so does an addition after
+    /// such a view (of a bias to a product). Nodes further away begin the next operation, unless that is in no module.
     #[inline]
     pub(crate) fn look_up(&self, node: Node) -> u32 {
         let ends = if node.0 & ADDS == 0 { VIEW_BEHIND } else { ADDITION_BEHIND };
@@ -122,8 +114,7 @@ impl Table {
     }
 }
 
-/// Address of the function that returns whether the calling thread records operations for a backward pass; 0 while it is
-/// unknown.
+/// Address of the function that returns whether the thread records operations for a backward pass; 0 while unknown.
 pub(crate) static GRAD_MODE_AT: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether results computed on the calling thread can have gradients; `None` without PyTorch's engine.

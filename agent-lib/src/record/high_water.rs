@@ -1,20 +1,18 @@
 //! The peak of live bytes in a range of time and its composition, for programs that request it (`gpumem_peak`).
 //!
-//! While no range is open nothing is counted, and each row costs one load and a branch. While one is open, each row added or
-//! removed changes its device's sum and its tag's sum. The composition at the peak is kept as it changes: a tag saves its bytes
-//! at the peak when it changes for the first time afterwards.
+//! While no range is open each row costs one load and a branch. In a range, each row that is added or removed changes the sums
+//! of its device and tag. A tag saves its bytes at the peak when it changes for the first time afterwards.
 //!
-//! There are two families with a peak each: driver allocations (for a driver pool, the memory handed out of it), and blocks of
-//! pools without a parent. The figures are exact unless other threads allocate while the range is being opened. Those
-//! allocations may count twice or not at all.
+//! There are two families: driver allocations (for a driver pool, memory handed out of it), and blocks of pools without a
+//! parent. The figures are exact, except that allocations while a range is opened may count twice or not at all.
 
 use crate::base::hot::HOT_WORDS;
 use crate::base::locks::ForkMutex;
-use crate::base::memfd::anonymous;
+use crate::base::memfd::LazyTable;
 use crate::base::ring::Row;
 use crate::base::row::{device_of, kind, kind_of, memory_of};
 use gpumem_wire::MemoryKind;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU32, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering::*};
 
 /// Devices whose peaks are kept.
 pub(crate) const DEVICES: usize = 16;
@@ -24,9 +22,7 @@ const TAGS: usize = (1 << 17) + 1;
 /// Rows that are summed together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Family {
-    /// Driver allocations.
     Allocations,
-    /// Blocks of pools.
     Blocks,
 }
 
@@ -51,10 +47,10 @@ const OPEN: &AtomicBool = &HOT_WORDS.peaks_open;
 static SUMS: [[HighWater; 2]; DEVICES] = [const {
     [const { HighWater { live: AtomicI64::new(0), high: AtomicI64::new(0), turn: AtomicU32::new(0) } }; 2]
 }; DEVICES];
-/// `DEVICES` * 2 * `TAGS` entries, made when the first range is opened.
-static SHARES: AtomicPtr<TagHighWater> = AtomicPtr::new(std::ptr::null_mut());
-/// Lock held while bytes are added to a tag and to its sum. A peak between the two would have a composition that differs from
-/// its sum.
+/// Made when the first range is opened.
+static SHARES: LazyTable<TagHighWater, SHARE_COUNT> = LazyTable::new();
+const SHARE_COUNT: usize = DEVICES * 2 * TAGS;
+/// Lock held while bytes are added to a tag and to its sum, so that a peak's composition equals its sum.
 static MOVING: AtomicBool = AtomicBool::new(false);
 /// Attempts to take `MOVING` while a range is open. A thread that holds it for longer has lost its core. Other threads then
 /// continue without it, and the peak may be wrong by the bytes of that thread.
@@ -74,17 +70,8 @@ pub(crate) fn open() -> bool {
     OPEN.load(Relaxed)
 }
 
-fn shares() -> &'static [TagHighWater] {
-    let shares = SHARES.load(Acquire);
-    if shares.is_null() {
-        return &[];
-    }
-    // SAFETY: `begin` made this many entries, zeroed and never unmapped.
-    unsafe { std::slice::from_raw_parts(shares, DEVICES * 2 * TAGS) }
-}
-
 fn share(device: usize, family: Family, tag: u32) -> Option<&'static TagHighWater> {
-    shares().get((device * 2 + family as usize) * TAGS + (tag as usize).min(TAGS - 1))
+    SHARES.get().get((device * 2 + family as usize) * TAGS + (tag as usize).min(TAGS - 1))
 }
 
 /// Returns the family of a row. `parent` is the parent of a block's pool; 0 for none.
@@ -169,20 +156,20 @@ pub(crate) fn renamed(row: &Row, parent: u64, tag: u32) {
     });
 }
 
-/// Begins to count, starting from the live rows. `live` returns the rows with the parents of blocks' pools. Must not be called
-/// in a hook. Returns false if there is no memory for it.
+/// Begins to count. `live` returns the live rows with the parents of blocks' pools. Not in a hook. False without memory.
 pub(crate) fn begin(live: impl FnOnce() -> Vec<(Row, u64)>) -> bool {
     let Ok(_changing) = CHANGING.lock() else { return false };
     if open() {
         return true;
     }
-    if SHARES.load(Acquire).is_null() {
-        let Some(shares) = anonymous::<TagHighWater>(DEVICES * 2 * TAGS) else { return false };
-        SHARES.store(shares.as_ptr().cast_mut(), Release);
-    } else {
-        let bytes = DEVICES * 2 * TAGS * size_of::<TagHighWater>();
-        // SAFETY: the agent's own private mapping. Its pages read as zeros afterwards, which is a valid TagHighWater.
-        unsafe { libc::madvise(SHARES.load(Acquire).cast(), bytes, libc::MADV_DONTNEED) };
+    match SHARES.get() {
+        [] if !SHARES.make() => return false,
+        [] => {}
+        shares => {
+            let start = shares.as_ptr().cast_mut().cast();
+            // SAFETY: the agent's own private mapping. Its pages read as zeros afterwards, which is a valid TagHighWater.
+            unsafe { libc::madvise(start, size_of_val(shares), libc::MADV_DONTNEED) };
+        }
     }
     MOVING.store(false, Relaxed); // in a forked child
     for sum in SUMS.iter().flatten() {
@@ -208,7 +195,6 @@ pub(crate) fn reset() {
     }
 }
 
-/// Ends counting.
 pub(crate) fn end() {
     OPEN.store(false, SeqCst);
 }
@@ -226,7 +212,7 @@ pub(crate) fn read(device: usize, which: Family) -> (u64, u64, Vec<(u32, u64)>) 
     let turn = sum.turn.load(Acquire);
     let (high, live) = (sum.high.load(Acquire), sum.live.load(Acquire));
     let first = (device * 2 + which as usize) * TAGS;
-    let all = shares().get(first..first + TAGS).unwrap_or_default();
+    let all = SHARES.get().get(first..first + TAGS).unwrap_or_default();
     let at_high = all.iter().enumerate().filter_map(|(tag, share)| {
         let then = if share.turn.load(Acquire) == turn { &share.then } else { &share.live };
         let then = then.load(Acquire);

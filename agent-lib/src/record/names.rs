@@ -3,9 +3,8 @@
 //! A writer reserves its range, fills it, and marks it as done. Then it moves `names_end` over everything that is done. So the
 //! end is never behind an unfinished frame, and no thread waits for another.
 //!
-//! A tag's number is its index in the table plus one. So a thread gets the number of a name at once, even while another thread
-//! is adding that name. Names are identified by a 64-bit hash of (parent, name) alone. With 100,000 names the probability of
-//! any collision is 3 in 10^10.
+//! A tag's number is its index in the table plus one, so a thread gets it at once, even while another thread adds the name. A
+//! 64-bit hash of (parent, name) identifies names: with 100,000 of them a collision has a probability of 3 in 10^10.
 
 use crate::base::memfd::{AtomicU32, AtomicU64, Shared, anonymous, fence};
 use crate::base::row::mix;
@@ -129,8 +128,7 @@ impl Names {
             at += part.len() as u64;
         }
         self.done[(start / CELL) as usize].store(len as u32, Release);
-        // If two threads finish at once, one must see the other's frame. Otherwise both leave the later frame behind the end
-        // until the next name.
+        // If two threads finish at once, one must see the other's frame. Else the later one stays behind the end.
         fence(SeqCst);
         self.advance();
         Some(at - payload.len() as u64)
@@ -210,8 +208,7 @@ impl Names {
         place as u32 + 1
     }
 
-    /// Writes the name of a new tag; returns 0 if there is no room for it, since a number without a name is useless. Two
-    /// threads may do so for one tag: a repeated name does no harm.
+    /// Writes the name of a new tag; returns 0 without room. Two threads may do so for one tag: a repeated name does no harm.
     #[cold]
     #[inline(never)]
     fn introduce(&self, place: usize, parent: u32, name: &[u8]) -> u32 {
@@ -257,8 +254,7 @@ impl Names {
     }
 }
 
-/// Escapes bytes that are not UTF-8 as `\xE9`, so that different names stay different. At most three bytes are escaped; zeros
-/// follow.
+/// Escapes bytes that are not UTF-8 as `\xE9`, at most three; zeros follow. So different names stay different.
 fn escapes(bytes: &[u8]) -> [u8; 12] {
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
     let mut out = [0; 12];

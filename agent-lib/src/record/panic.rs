@@ -13,8 +13,7 @@ static INSTALLED: AtomicBool = AtomicBool::new(false);
 /// Kernel id of a host thread that starts or ends the agent; 0 for none.
 static SHIELDED: AtomicU32 = AtomicU32::new(0);
 
-/// Installs the hook. The library contains its own copy of the standard library, so panics of the program are printed as
-/// before.
+/// Installs the hook. The library has its own copy of the standard library, so the program's panics are printed as before.
 pub(crate) fn install_hook() {
     if INSTALLED.swap(true, AcqRel) {
         return;

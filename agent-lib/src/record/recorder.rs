@@ -3,6 +3,7 @@
 use crate::base::clock::Clock;
 use crate::base::fault_injection;
 use crate::base::ring::{Ring, Row};
+use crate::base::row::{Key, RowExtra};
 use crate::record::live::Live;
 use crate::record::names::Names;
 use crate::threads::Thread;
@@ -41,6 +42,16 @@ impl RecordContext {
     /// No tag, no device.
     pub const NOWHERE: RecordContext =
         RecordContext { tag: 0, flags: Flags(0), stack: 0, context: 0, module: 0, device: NONE_DEVICE };
+
+    /// On a device, without a tag.
+    pub(crate) const fn on(device: u8) -> Self {
+        RecordContext { device, ..Self::NOWHERE }
+    }
+
+    /// With a tag, on no device.
+    pub(crate) const fn tagged(tag: u32) -> Self {
+        RecordContext { tag, ..Self::NOWHERE }
+    }
 }
 
 impl Recorder {
@@ -55,6 +66,27 @@ impl Recorder {
         keep: impl FnOnce(&Recorder, &Row),
     ) -> u64 {
         self.record_timed(thread, at, |_, _| body, keep)
+    }
+
+    /// Makes a record that changes no row.
+    #[inline(always)]
+    pub(crate) fn note(&self, thread: &Thread, at: RecordContext, body: Body<'_>) -> u64 {
+        self.record(thread, at, body, no_row)
+    }
+
+    /// Makes a record and adds its row under `key`.
+    #[inline(always)]
+    pub(crate) fn insert(
+        &self,
+        thread: &Thread,
+        at: RecordContext,
+        body: Body<'_>,
+        key: Key,
+        beside: RowExtra,
+    ) -> u64 {
+        self.record(thread, at, body, |recorder, row| {
+            recorder.live.insert(key, row, beside);
+        })
     }
 
     /// As `record`, for a record with a duration: `body` gets the record's time.
@@ -108,13 +140,11 @@ pub(crate) const API: u8 = 4;
 /// Classes whose records are made: `MARKS`, `RANGES` and `API`.
 static CLASSES: AtomicU8 = AtomicU8::new(MARKS | API);
 
-/// Whether records of a class are made.
 #[inline(always)]
 pub(crate) fn records(class: u8) -> bool {
     CLASSES.load(Relaxed) & class != 0
 }
 
-/// Sets whether records of a class are made.
 pub(crate) fn set_recorded(class: u8, is_on: bool) {
     match is_on {
         true => CLASSES.fetch_or(class, Relaxed),

@@ -59,7 +59,6 @@ pub(crate) fn disarm() {
     PHASE.store(SILENT, Release);
 }
 
-/// Disarms the agent for good after a panic, on any thread.
 pub(crate) fn disarm_after_panic() {
     disarm();
     PANICKED.store(true, Relaxed);
@@ -89,13 +88,11 @@ pub(crate) fn reset_after_fork() {
     LAYERS.reset_after_fork();
 }
 
-/// Returns the number of changes of the reports.
 pub(crate) fn version() -> u64 {
     VERSION.load(Acquire)
 }
 
-/// Returns the reports after the number `after`, oldest first, and always the last one. Empty if CUPTI was not searched for
-/// yet.
+/// Returns the reports after the number `after`, oldest first, and always the last one. Empty before CUPTI was searched for.
 pub fn reports_after(after: u64, now_ns: u64) -> Vec<StatusReport> {
     let mut said = REPORTS.lock().map(|said| said.clone()).unwrap_or_default();
     let number = said.last().map_or(0, |last| last.number);
@@ -118,7 +115,6 @@ pub(crate) fn is_blind() -> bool {
     REPORTS.lock().is_ok_and(|said| said.last().is_some_and(is_blind))
 }
 
-/// Whether a panic was caught.
 pub(crate) fn panicked() -> bool {
     PANICKED.load(Relaxed)
 }
@@ -151,13 +147,24 @@ pub(crate) fn report_layer(layer: Layer, state: LayerState, reason: &str) {
     LAYERS_VERSION.fetch_add(1, Release);
 }
 
+/// Reports a layer that needs PyTorch as absent, or as switched off for the reason `off`, unless its state was reported before.
+pub(crate) fn report_no_torch(what: Layer, is_torch_on: bool, is_on: bool, off: &str) {
+    let (state, reason) = match (is_torch_on, is_on) {
+        (false, _) => (LayerState::Off, "switched off with GPUMEM_TORCH=0"),
+        (_, false) => (LayerState::Off, off),
+        _ => (LayerState::Absent, "no PyTorch in this process"),
+    };
+    if layer(what).is_none() {
+        report_layer(what, state, reason);
+    }
+}
+
 /// Returns the state of a layer, if it was reported.
 pub fn layer(layer: Layer) -> Option<LayerState> {
     let layers = LAYERS.lock().ok()?;
     layers.iter().find(|report| report.layer == layer).map(|report| report.state)
 }
 
-/// Returns the number of changes of the layers' reports.
 pub(crate) fn layers_version() -> u64 {
     LAYERS_VERSION.load(Acquire)
 }

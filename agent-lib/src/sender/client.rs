@@ -5,19 +5,16 @@
 //! before the first attempt (finalizing takes milliseconds). Each refusal doubles the delay.
 
 use crate::driver::core::Core;
-use crate::sources::cupti::pulse::{self, Pulse};
-use crate::sources::cupti::subscribe::{self, Held, Outcome};
+use crate::sources::cupti::subscribe::{self, Held, Outcome, Pulse};
 use std::ops::RangeInclusive;
 
 /// Delay between attempts to subscribe: first and longest.
 const RETRY_NS: RangeInclusive<u64> = 1_000_000_000..=60_000_000_000;
-/// Most checks in quick succession until a callback of a new subscription has arrived. Until then a loss cannot be noticed. On
-/// a driver that never reports this call, no callback arrives.
+/// Most checks in quick succession for a new subscription's first callback. Some drivers never report this call.
 const EAGER: u32 = 50;
 /// Checks in a row without a callback after which the subscription counts as lost.
 const SILENCES: u32 = 2;
 
-/// The sender's state of the subscription.
 #[derive(Debug)]
 pub(super) struct Client {
     /// 0: no attempt is due.
@@ -40,8 +37,7 @@ impl Default for Client {
 }
 
 impl Client {
-    /// Checks the subscription, once a second, on a thread that is not inside of the agent. Returns true if callbacks arrive
-    /// again after an interruption.
+    /// Checks the subscription, once a second, outside of the agent. Returns true if callbacks arrive again after a pause.
     pub(crate) fn look(&mut self, core: &Core, now: u64) -> bool {
         let before = self.subscription;
         self.look_after(core, now);
@@ -58,14 +54,14 @@ impl Client {
         match held {
             Held::Ours => self.listen(core, now),
             // It was not lost after all: its callbacks arrive without any call on it.
-            Held::Lost if pulse::ask(core) == Pulse::Heard => subscribe::found(core),
+            Held::Lost if subscribe::check_pulse(core) == Pulse::Heard => subscribe::found(core),
             Held::Lost | Held::Nothing => self.retry(core, now),
             Held::Unwanted => *self = Client { subscription: number, ..Client::default() },
         }
     }
 
     fn listen(&mut self, core: &Core, now: u64) {
-        match (pulse::ask(core), self.heard_ns) {
+        match (subscribe::check_pulse(core), self.heard_ns) {
             (Pulse::Heard, _) => (self.heard_ns, self.silences) = (Some(now), 0),
             (Pulse::Silent, Some(heard_ns)) => {
                 self.silences += 1;
@@ -87,7 +83,7 @@ impl Client {
             return;
         }
         subscribe::note_late();
-        if pulse::is_uninitialised(core) {
+        if subscribe::is_uninitialised(core) {
             subscribe::note_no_device();
         } else if subscribe::attach(core) == Outcome::Subscribed {
             *self = Client { subscription: subscribe::held().1, ..Client::default() };

@@ -3,10 +3,8 @@
 use super::{Sender, finishing};
 use crate::base::clock::MARGIN_NS;
 use crate::base::ring::Made;
-use crate::record::status;
-use crate::record::status::StatusReport;
-use crate::sources::api::recordings::RecordingLimits;
-use crate::sources::api::recordings::RecordingRequest;
+use crate::record::status::{self, StatusReport};
+use crate::sources::api::recordings::{RecordingLimits, RecordingRequest};
 use crate::threads;
 use gpumem_wire::{Body, ByeReason, Flags, Record, Stamp, frame};
 use std::sync::atomic::Ordering::Relaxed;
@@ -33,19 +31,19 @@ impl Sender {
             let now = self.core.recorder.clock.now() - MARGIN_NS;
             let in_flight_since_ns = threads::moving_since_ns();
             let head = self.core.recorder.ring.head();
-            let until = head.min(self.taken + ROUND);
-            let before = self.taken;
+            let until = head.min(self.progress.taken + ROUND);
+            let before = self.progress.taken;
             self.core.devices.introduce_awaited(&self.core.recorder, self.thread);
             let whole = self.send_names(Flags(0)) && self.send_records(until);
-            busy |= self.taken > before;
+            busy |= self.progress.taken > before;
             self.send_state();
-            if whole && self.taken == head && self.muted_since.is_none() {
+            if whole && self.progress.taken == head && self.progress.muted_since.is_none() {
                 let body = Body::Watermark { last_seq: head, in_flight_since_ns };
                 let stamp = Stamp { time_ns: now, ..Stamp::default() };
                 self.link.frame(&Record { stamp, body });
             }
             self.flush();
-            if !whole || self.taken == head {
+            if !whole || self.progress.taken == head {
                 break;
             }
         }
@@ -56,48 +54,42 @@ impl Sender {
     pub(super) fn flush(&mut self) -> bool {
         let sent = self.link.flush();
         if sent && !self.dumping {
-            self.core.recorder.ring.set_sent(self.taken);
+            self.core.recorder.ring.set_sent(self.progress.taken);
         }
         sent
     }
 
-    /// Sends the names that were not sent on this connection.
     pub(super) fn send_names(&mut self, flags: Flags) -> bool {
         let end = self.core.recorder.names.end();
-        while self.names_sent < end {
+        while self.progress.names_sent < end {
             let start = self.link.packet().len();
-            let next = self.core.recorder.names.copy(self.names_sent, end, self.link.packet());
+            let next = self.core.recorder.names.copy(self.progress.names_sent, end, self.link.packet());
             mark(&mut self.link.packet()[start..], flags);
-            if next == self.names_sent && start == 0 {
+            if next == self.progress.names_sent && start == 0 {
                 return true; // its thread has not finished writing it; a later round sends it
             }
-            self.names_sent = next;
-            if self.names_sent < end && !self.flush() {
+            self.progress.names_sent = next;
+            if self.progress.names_sent < end && !self.flush() {
                 return false;
             }
         }
         true
     }
 
-    /// Sends records up to `until`, as far as they are finished. A number without a record counts as a loss. Returns false if
-    /// not all could be sent.
+    /// Sends finished records up to `until`; a missing number counts as a loss. Returns false if not all could be sent.
     pub(super) fn send_records(&mut self, until: u64) -> bool {
-        if self.muted_since.is_some() {
+        if self.progress.muted_since.is_some() {
             // Muted: skips the records once their writers have finished.
-            let is_quiet = self.taken >= until || threads::quiesce(until, PATIENCE);
-            self.taken = if is_quiet { self.taken.max(until) } else { self.taken };
+            let is_quiet = self.progress.taken >= until || threads::quiesce(until, PATIENCE);
+            self.progress.taken = if is_quiet { self.progress.taken.max(until) } else { self.progress.taken };
             return is_quiet;
         }
         let mut quiet = 0;
-        while self.taken < until {
-            let seq = self.taken + 1;
+        while self.progress.taken < until {
+            let seq = self.progress.taken + 1;
             self.core.recorder.ring.expect_to_read(seq + AHEAD);
-            let made = self
-                .core
-                .recorder
-                .ring
-                .made(seq, until, &mut quiet, |until| threads::quiesce(until, PATIENCE));
-            match made {
+            let ring = &self.core.recorder.ring;
+            match ring.made(seq, until, &mut quiet, |until| threads::quiesce(until, PATIENCE)) {
                 Made::Unfinished => return false,
                 Made::Record(row) => {
                     if frame::PREFIX_BYTES + row.len() * 8 > self.link.room() && !self.flush() {
@@ -105,17 +97,16 @@ impl Sender {
                     }
                     self.link.slot(&row);
                 }
-                Made::Lost => self.losses = true,
+                Made::Lost => self.progress.losses = true,
             }
-            self.taken = seq;
+            self.progress.taken = seq;
         }
         true
     }
 
-    /// Sends the agent's status, if it has changed.
     pub(super) fn send_state(&mut self) {
-        if self.layers_version != Some(status::layers_version()) {
-            self.layers_version = Some(status::layers_version());
+        if self.progress.layers_version != Some(status::layers_version()) {
+            self.progress.layers_version = Some(status::layers_version());
             for status::LayerReport { layer, state, reason } in status::layers() {
                 self.say(Body::Layer { layer, state, reason: &reason });
             }
@@ -124,12 +115,12 @@ impl Sender {
         let is_full = self.core.recorder.names.refused.load(Relaxed) > 0; // a flag: a count would grow all the time
         let told = (self.core.astray.load(Relaxed), refused, is_full);
         let version = status::version();
-        if self.state_version == Some(version) && self.told == told {
+        if self.progress.state_version == Some(version) && self.told == told {
             return;
         }
-        self.state_version = Some(version);
+        self.progress.state_version = Some(version);
         self.told = told;
-        self.say_state(self.state_said);
+        self.say_state(self.progress.state_said);
     }
 
     /// Sends the reports of the agent's state after the number `after`.
@@ -145,7 +136,7 @@ impl Sender {
             for (_, more) in more.into_iter().filter(|(so, _)| *so && index + 1 == said.len()) {
                 detail = if detail.is_empty() { more } else { format!("{detail}; {more}") };
             }
-            self.state_said = number;
+            self.progress.state_said = number;
             let stamp = Stamp { time_ns, ..Stamp::default() };
             self.link.frame(&Record { stamp, body: Body::Agent { result, state, detail: &detail } });
         }
@@ -168,23 +159,21 @@ impl Sender {
         self.command(body.kind(), wish, muted);
     }
 
-    /// Sends the final records of the connection.
     pub(super) fn say_bye(&mut self, reason: ByeReason) {
         self.forget_window();
         if self.link.is_up() {
-            self.say_state(self.state_said);
+            self.say_state(self.progress.state_said);
             self.say_skipped();
             self.say(Body::Bye { reason });
             self.flush();
         }
     }
 
-    /// Handles a welcome. A second one on a connection comes from another daemon that has inherited it. Reports that are not
-    /// part of the state are then sent again.
+    /// Handles a welcome. A second one is from a daemon that inherited the connection; it gets all reports again.
     fn be_welcomed(&mut self, epoch: u64) {
         self.link.be_welcomed();
         if std::mem::replace(&mut self.epoch, epoch) != 0 {
-            self.layers_version = None;
+            self.progress.layers_version = None;
         }
     }
 
@@ -195,7 +184,7 @@ impl Sender {
             for record in frame::records(packet).flatten().flatten() {
                 match record.body {
                     Body::Welcome { epoch, .. } => self.be_welcomed(epoch),
-                    Body::ResyncRequest { epoch } => self.resync = Some(epoch),
+                    Body::ResyncRequest { epoch } => self.progress.resync = Some(epoch),
                     body => self.obey_daemon(&body),
                 }
             }

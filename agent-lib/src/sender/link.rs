@@ -1,11 +1,14 @@
 //! A connection to the daemon, or a recording, and the packet that is being filled for it.
 
 use super::{finishing, wait};
-use crate::base::clock::kernel_ns;
+use crate::base::clock::{clock_ns, kernel_ns};
 use crate::base::descriptor::{self, Identity, Kept};
 use crate::base::env;
-use crate::base::own_thread::{SOCKET, TRIED};
+use crate::base::own_thread::{self, SOCKET, TRIED};
+use crate::base::ring::Row;
+use crate::base::row::{mix, slot_of};
 use crate::driver::core::Core;
+use crate::record::status;
 use gpumem_wire::{Body, ByeReason, ClockKind, Record, SLOT_BYTES, Stamp, frame};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -19,9 +22,8 @@ use std::time::Duration;
 /// Largest packet: three of them fit into a socket buffer of the kernel's default size.
 pub(crate) const PACKET_BYTES: usize = 60 * 1024;
 /// Delay between attempts to connect, doubling. The longest is short, so that a daemon started in the middle of a job has the
-/// whole job 5 s later. A failed attempt costs 4 us (socket, connect, close). That is 12 a minute, 0.05 ms of the 73 ms for
-/// which the agent's thread runs in a minute without a daemon (debug build, tests/suite/live_faults/absent.rs; see
-/// `sender::IDLE` for its work).
+/// whole job 5 s later. An attempt costs 4 us (socket, connect, close), 0.05 ms a minute; the agent's thread runs 73 ms a
+/// minute without a daemon (debug build, tests/suite/live_faults/absent.rs; its work: `sender::IDLE`).
 const RETRY_NS: std::ops::RangeInclusive<u64> = 100_000_000..=5_000_000_000;
 /// Timeout while queued for a busy daemon, which accepts thousands in that time.
 const PATIENCE_US: libc::suseconds_t = 250_000;
@@ -99,12 +101,11 @@ impl Link {
             next_try_ns: 0,
             retry_ns: *RETRY_NS.start(),
             is_welcomed: false,
-            instance: crate::base::row::mix(kernel_ns(), here) as u16,
+            instance: mix(kernel_ns(), here) as u16,
             is_system: false,
         }
     }
 
-    /// Opens a link that writes only to a file.
     pub(crate) fn to_file(core: &Core, file: File) -> std::io::Result<Self> {
         let mut link = Link::new(core);
         link.begin(core, file)?;
@@ -143,7 +144,6 @@ impl Link {
         self.beside.as_ref().map(|beside| beside.path.as_path()).or(main)
     }
 
-    /// Whether a recording was requested while the program runs.
     pub(crate) fn is_recording_beside(&self) -> bool {
         self.beside.is_some()
     }
@@ -156,7 +156,6 @@ impl Link {
         }
     }
 
-    /// Whether the additional recording has reached its largest size.
     pub(crate) fn is_beside_full(&self) -> bool {
         self.beside.as_ref().is_some_and(|beside| beside.is_full)
     }
@@ -229,10 +228,8 @@ impl Link {
             None => self.memory.is_some_and(Identity::holds) && self.open_socket(core),
         };
         self.is_welcomed = false;
-        // The delay varies by a quarter, so that a node's processes do not all return at once. A connection alone is no
-        // success: a daemon without room accepts it and closes it.
-        let jitter =
-            crate::base::row::mix(now, core.pid.into()) % (self.retry_ns / 2) + self.retry_ns * 3 / 4;
+        // Varied by a quarter, so that not all processes return at once. A daemon without room accepts and then closes.
+        let jitter = mix(now, core.pid.into()) % (self.retry_ns / 2) + self.retry_ns * 3 / 4;
         self.next_try_ns = now + jitter;
         self.retry_ns = (self.retry_ns * 2).min(*RETRY_NS.end());
         TRIED.store(true, Release);
@@ -251,13 +248,8 @@ impl Link {
     }
 
     fn open_socket(&mut self, core: &Core) -> bool {
-        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        for path in &core.settings.sockets {
-            if core.settings.doubtful_socket.as_ref() == Some(path) && !is_ours(path) {
-                continue;
-            }
-            // SAFETY: no memory is involved.
-            let fd = descriptor::up(unsafe { libc::socket(libc::AF_UNIX, kind, 0) });
+        for path in sockets(core) {
+            let fd = new_socket();
             let Some(socket) = Identity::of(fd) else { return false };
             SOCKET.store(fd, Release); // before connecting: a child that is forked now closes it
             self.to = To::Daemon(socket);
@@ -305,7 +297,6 @@ impl Link {
         }
     }
 
-    /// Returns the room left in the packet, in bytes.
     pub(crate) fn room(&self) -> usize {
         PACKET_BYTES - self.packet.len()
     }
@@ -325,14 +316,14 @@ impl Link {
     }
 
     /// Appends a record without payload in the ring's format.
-    pub(crate) fn slot(&mut self, row: &crate::base::ring::Row) -> bool {
+    pub(crate) fn slot(&mut self, row: &Row) -> bool {
         if frame::PREFIX_BYTES + SLOT_BYTES > self.room() && !self.flush() {
             return false;
         }
         let mut frame = [0; frame::PREFIX_BYTES + SLOT_BYTES];
         let (prefix, slot) = frame.split_at_mut(frame::PREFIX_BYTES);
         prefix.copy_from_slice(&(SLOT_BYTES as u32).to_le_bytes());
-        slot.copy_from_slice(&crate::base::row::slot_of(row));
+        slot.copy_from_slice(&slot_of(row));
         self.packet.extend_from_slice(&frame);
         true
     }
@@ -395,7 +386,7 @@ pub(crate) fn last_words(core: &Core) {
     }
     let stamp = Stamp { time_ns: core.recorder.clock.now(), ..Stamp::default() };
     let mut packet = Vec::new();
-    for said in crate::record::status::reports_after(u64::MAX, core.recorder.clock.now()) {
+    for said in status::reports_after(u64::MAX, core.recorder.clock.now()) {
         let body = Body::Agent { result: said.result, state: said.state, detail: &said.detail };
         Record { stamp, body }.append_frame(&mut packet);
     }
@@ -405,8 +396,7 @@ pub(crate) fn last_words(core: &Core) {
     unsafe { libc::send(fd, packet.as_ptr().cast(), packet.len(), flags) };
 }
 
-/// Creates the file. If it exists, uses the first of `NAME-2.EXT`, `NAME-3.EXT`, ... that does not. Anything that is not a
-/// regular file (/dev/null) is opened as it is.
+/// Creates the file, or the first of `NAME-2.EXT`, `NAME-3.EXT`, ... that is new. Opens other things (/dev/null) as they are.
 fn fresh(path: &Path) -> Option<(File, PathBuf)> {
     let new = |path: &Path| OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     if std::fs::metadata(path).is_ok_and(|about| !about.is_file()) {
@@ -462,11 +452,10 @@ fn send(socket: Identity, packet: &[u8]) -> bool {
     }
 }
 
-/// Waits in the kernel's queue of a daemon whose backlog is full. The kernel admits waiting clients in order. A client that
-/// only polls may find the backlog full every time, as others keep filling it. Only the sender's thread may wait, and nothing
-/// waits for it meanwhile.
+/// Waits in the kernel's queue of a daemon whose backlog is full, which admits clients in order. A client that only polls may
+/// find it full every time. Only the sender may wait, and nothing waits for it meanwhile.
 fn stand_in_line(fd: RawFd, path: &Path) -> bool {
-    if !try_again() || !crate::base::own_thread::is_here() || finishing() {
+    if !try_again() || !own_thread::is_here() || finishing() {
         return false;
     }
     let patience = libc::timeval { tv_sec: 0, tv_usec: PATIENCE_US };
@@ -481,6 +470,18 @@ fn stand_in_line(fd: RawFd, path: &Path) -> bool {
         libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO, (&raw const patience).cast(), len) == 0
     };
     is_bounded && wait(true) && connect(fd, path) && wait(false)
+}
+
+/// Returns the sockets on which a daemon may listen, best first.
+fn sockets(core: &Core) -> impl Iterator<Item = &PathBuf> {
+    let doubtful = core.settings.doubtful_socket.as_ref();
+    core.settings.sockets.iter().filter(move |path| doubtful != Some(path) || is_ours(path))
+}
+
+fn new_socket() -> RawFd {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: no memory is involved.
+    descriptor::up(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })
 }
 
 fn connect(fd: RawFd, path: &Path) -> bool {
@@ -501,13 +502,8 @@ fn connect(fd: RawFd, path: &Path) -> bool {
 
 /// Opens another connection to the daemon, for a query; `None` without a daemon.
 pub(crate) fn connect_anew(core: &Core) -> Option<RawFd> {
-    core.settings.sockets.iter().find_map(|path| {
-        if core.settings.doubtful_socket.as_ref() == Some(path) && !is_ours(path) {
-            return None;
-        }
-        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: no memory is involved.
-        let fd = descriptor::up(unsafe { libc::socket(libc::AF_UNIX, kind, 0) });
+    sockets(core).find_map(|path| {
+        let fd = new_socket();
         if fd < 0 || connect(fd, path) {
             return (fd >= 0).then_some(fd);
         }
@@ -545,11 +541,4 @@ fn is_ours(path: &Path) -> bool {
     directory.is_some_and(|directory| {
         directory.is_dir() && directory.uid() == uid && directory.mode() & 0o022 == 0
     })
-}
-
-fn clock_ns(clock: libc::clockid_t) -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` has room for the result.
-    unsafe { libc::clock_gettime(clock, &mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

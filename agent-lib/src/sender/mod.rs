@@ -1,15 +1,5 @@
-//! The agent's one thread, the sender. It sends records and names to a socket or file, sends the state on request, and makes
-//! periodic checks. It may wait for the daemon without limit. Only the program's exit waits for the sender, up to
-//! GPUMEM_EXIT_WAIT_MS.
-//!
-//! ```text
-//! mod.rs      the thread, its rounds and its end
-//! link.rs     a connection or a file, and the packet being filled
-//! drain.rs    new names and records, watermark
-//! resync.rs   sends the state again
-//! record.rs   requested recordings and dumps; withholding history while muted
-//! client.rs   the CUPTI subscription among other clients
-//! ```
+//! The agent's one thread, the sender. It sends records and names to a socket or file, and the state on request, and makes
+//! periodic checks. It may wait for the daemon without limit. Only exit waits for it, up to GPUMEM_EXIT_WAIT_MS.
 
 mod client;
 mod drain;
@@ -20,15 +10,12 @@ mod resync;
 pub(crate) use link::{close_in_child, connect_anew};
 
 use crate::base::clock::Calibration;
-use crate::base::fault_injection;
 use crate::base::own_thread::{self, FINISHED, OWNER, THREAD};
-use crate::base::wake;
-use crate::driver::core::Core;
-use crate::driver::core::report_status;
+use crate::base::{fault_injection, wake};
+use crate::driver::core::{Core, report_status};
 use crate::naming::callers;
 use crate::naming::callers::sites::Sites;
-use crate::record::panic;
-use crate::record::status;
+use crate::record::{panic, status};
 use crate::sources::api::scope;
 use crate::sources::nvtx;
 use crate::sources::torch::health::Health;
@@ -41,8 +28,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::Duration;
 
-/// Shortest pause between rounds, used first when there is something to send. A program that only allocates fills an eighth of
-/// the ring in that time.
+/// Shortest and first pause between rounds with something to send. Mere allocating fills an eighth of the ring in that time.
 const BUSY: Duration = Duration::from_millis(10);
 /// Longest pause while there is something to send, for a ring of `USUAL_SLOTS`, unless more than a quarter of the ring fills in
 /// that time. Each round costs the program's processors 50 us, whatever it sends: a timer, wake-ups of this thread and of the
@@ -59,35 +45,40 @@ const LOOK_NS: u64 = 1_000_000_000;
 /// The process exits: the sender sends its records and stops.
 static FINISHING: AtomicBool = AtomicBool::new(false);
 
+/// How much was sent on a connection.
+#[derive(Debug, Default)]
+struct Progress {
+    /// End of the names that were sent.
+    names_sent: u64,
+    /// All records up to this one are in packets or lost.
+    taken: u64,
+    /// Records were found missing since the last resync.
+    losses: bool,
+    /// Epoch of the resync that is due.
+    resync: Option<u64>,
+    /// Version of the status that was sent.
+    state_version: Option<u64>,
+    /// Version of the layers' reports that were sent.
+    layers_version: Option<u64>,
+    /// Number of the last state report that was sent.
+    state_said: u64,
+    /// Records from this one on are withheld.
+    muted_since: Option<u64>,
+}
+
 #[derive(Debug)]
 struct Sender {
     core: &'static Core,
     thread: Option<&'static Thread>,
     link: Link,
     calibration: Calibration,
-    /// End of the names that were sent on this connection.
-    names_sent: u64,
-    /// All records up to this one are in packets or lost.
-    taken: u64,
-    /// Records were found missing since the last resync.
-    losses: bool,
+    progress: Progress,
     /// Last values sent: `Core::astray`, `Live::refused`, and whether names have found no room.
     told: (u64, u64, bool),
-    /// Epoch of the resync that is due.
-    resync: Option<u64>,
     epoch: u64,
-    /// Version of the status that was sent on this connection.
-    state_version: Option<u64>,
-    /// Version of the layers' reports that were sent on this connection.
-    layers_version: Option<u64>,
-    /// Number of the last state report that was sent on this connection.
-    state_said: u64,
     next_look_ns: u64,
     /// All threads of the host have ended.
     alone: bool,
-    /// Records from this one on are withheld.
-    muted_since: Option<u64>,
-    /// The daemon has requested muting.
     muted_by_daemon: bool,
     /// The link is a file for a dump: records written there do not count as sent.
     dumping: bool,
@@ -95,7 +86,6 @@ struct Sender {
     next_dump_ns: u64,
     /// Time at which the additional recording ends; 0 for no limit.
     record_until_ns: u64,
-    /// A recording that waits for its first step.
     window: Option<record::Window>,
     /// A recording that has reached its limit, until its end is requested.
     ended: Option<PathBuf>,
@@ -197,9 +187,8 @@ pub(crate) fn wait_readable(fd: RawFd, time: Duration) -> bool {
     unsafe { libc::poll(&mut polled, 1, time) > 0 }
 }
 
-/// Whether the sender is the last thread. A program whose `main` leaves with `pthread_exit` ends with its last thread. That
-/// must not be the sender, which takes no signal and would run forever. When the sender returns, the C library ends the process
-/// as it would without the agent. Returns false without /proc.
+/// Whether the sender is the last thread, after a `main` that left with `pthread_exit`. The sender takes no signal and would
+/// run forever. When it returns, the C library ends the process as it would without the agent. False without /proc.
 fn is_alone() -> bool {
     let Ok(stat) = std::fs::read("/proc/self/stat") else { return false };
     let Some(name_end) = stat.iter().rposition(|&byte| byte == b')') else { return false };
@@ -208,8 +197,7 @@ fn is_alone() -> bool {
     fields.next() == Some(b"Z") && fields.nth(16) == Some(b"2")
 }
 
-/// Returns the pause before the next round. `last` is the previous pause; this round took `taken` records out of a ring of
-/// `slots`.
+/// Returns the pause after the pause `last` and a round that took `taken` records out of a ring of `slots`.
 fn pause_of(last: Duration, taken: u64, slots: u64) -> Duration {
     let longest = (STEADY * slots.min(USUAL_SLOTS) as u32 / USUAL_SLOTS as u32).max(BUSY);
     let pause = match taken {
@@ -229,18 +217,11 @@ impl Sender {
             thread: threads::current(),
             link: Link::new(core),
             calibration: Calibration::default(),
-            names_sent: 0,
-            taken: 0,
-            losses: false,
+            progress: Progress::default(),
             told: (0, 0, false),
-            resync: None,
             epoch: 0,
-            state_version: None,
-            layers_version: None,
-            state_said: 0,
             next_look_ns: 0,
             alone: false,
-            muted_since: None,
             muted_by_daemon: false,
             dumping: false,
             next_dump_ns: 0,
@@ -259,7 +240,7 @@ impl Sender {
         loop {
             fault_injection::at("sender");
             let last = finishing() || self.alone;
-            let taken = self.taken;
+            let taken = self.progress.taken;
             let busy = self.round();
             if last || status::panicked() {
                 let reason = if status::panicked() { ByeReason::Disarmed } else { ByeReason::Exit };
@@ -270,7 +251,7 @@ impl Sender {
             if finishing() {
                 continue;
             }
-            let taken = self.taken.saturating_sub(taken);
+            let taken = self.progress.taken.saturating_sub(taken);
             pause = if busy {
                 pause_of(pause, taken, self.core.recorder.ring.slots())
             } else {
@@ -307,10 +288,10 @@ impl Sender {
             return busy;
         }
         busy |= self.send_new();
-        if self.losses && self.resync.is_none() {
-            self.resync = Some(self.epoch);
+        if self.progress.losses && self.progress.resync.is_none() {
+            self.progress.resync = Some(self.epoch);
         }
-        if let Some(epoch) = self.resync
+        if let Some(epoch) = self.progress.resync
             && self.link.is_up()
         {
             self.say_state_again(epoch);
@@ -324,14 +305,11 @@ impl Sender {
         if !self.link.connect(self.core) {
             return false;
         }
-        self.names_sent = 0;
-        self.state_version = None;
-        self.layers_version = None;
-        self.state_said = 0;
-        self.resync = None;
         self.epoch = 0;
+        let Progress { losses, muted_since, .. } = self.progress;
         // The packet of the old connection was not sent.
-        self.taken = self.core.recorder.ring.sent();
+        let taken = self.core.recorder.ring.sent();
+        self.progress = Progress { taken, losses, muted_since, ..Progress::default() };
         true
     }
 
@@ -344,11 +322,10 @@ impl Sender {
         self.next_look_ns = now + LOOK_NS;
         self.alone = is_alone();
         if let Some(thread) = self.thread.filter(|_| status::armed()) {
-            // Callbacks of the agent's own driver calls must be ignored.
-            thread.busy.store(1, Relaxed);
-            self.core.poll_pools(thread);
-            self.core.look_at_exports(thread);
-            thread.busy.store(0, Relaxed);
+            thread.inside(|| {
+                self.core.poll_pools(thread);
+                self.core.look_at_exports(thread);
+            });
         }
         threads::sweep(self.core.pid);
         self.torch.look(self.core, self.thread);
@@ -356,7 +333,7 @@ impl Sender {
         if self.core.devices.driver().is_some() && status::armed() {
             // Calls that were in flight have returned without a callback. A resync omits their rows.
             if self.client.look(self.core, now) && self.link.is_up() {
-                self.resync = Some(self.epoch);
+                self.progress.resync = Some(self.epoch);
             }
             if self.client.is_eager {
                 self.next_look_ns = now; // with the next round

@@ -1,13 +1,13 @@
 //! Requests of the program and the daemon: additional recordings, dumps, and withholding history while muted.
 
-use super::Sender;
 use super::link::Link;
+use super::{Progress, Sender};
 use crate::record::status;
-use crate::sources::api::recordings::RecordingLimits;
-use crate::sources::api::recordings::{self, RecordingReply, RecordingRequest};
+use crate::sources::api::recordings::{self, RecordingLimits, RecordingReply, RecordingRequest};
 use gpumem_wire::{Body, ByeReason, Record, Stamp, WITHHELD};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Attempts to send a consistent state while the program continues.
 const TRIES: usize = 50;
@@ -37,7 +37,6 @@ struct State {
 }
 
 impl Sender {
-    /// Executes the requests; returns whether there were any.
     pub(super) fn obey(&mut self) -> bool {
         let mut any = false;
         while let Some((number, wish)) = recordings::next() {
@@ -50,7 +49,6 @@ impl Sender {
         any
     }
 
-    /// Executes a command of the daemon and sends the reply.
     pub(super) fn command(&mut self, command: u8, wish: Option<RecordingRequest>, muted: Option<bool>) {
         let outcome = match (wish, muted) {
             (Some(RecordingRequest::Start(path, _) | RecordingRequest::Dump { path, .. }), _)
@@ -98,11 +96,8 @@ impl Sender {
         }
     }
 
-    /// Checks that the server may have this file created.
-    ///
-    /// # Errors
-    /// Fails if the server is neither root, nor this program's user, nor the system's daemon. Fails, too, if the program's
-    /// environment does not permit that directory.
+    /// Fails if the server is neither root, nor this program's user, nor the system's daemon, or if the program's environment does
+    /// not permit that directory.
     fn may_create(&self, name: &str) -> Result<(), RecordingReply> {
         if let Some(uid) = self.link.stranger() {
             let told = format!(
@@ -133,15 +128,11 @@ impl Sender {
         if let Some(window) = &self.window {
             return busy(&window.path, &format!("a recording waits for step {} already", window.steps.0));
         }
-        let (file, path) = match recordings::create(self.core, name) {
+        let (link, path) = match self.create_link(name) {
             Ok(created) => created,
             Err(outcome) => return outcome,
         };
         self.ended = None;
-        let link = match Link::to_file(self.core, file) {
-            Ok(link) => link,
-            Err(error) => return RecordingReply::failed(&path, &error),
-        };
         let Some(steps) = limits.steps else { return self.begin_recording(link, path, limits) };
         let outcome = RecordingReply::done(&path);
         self.window = Some(Window { link, path, steps, limits });
@@ -149,11 +140,18 @@ impl Sender {
         outcome
     }
 
+    /// Creates a file for a recording, and a link that writes to it.
+    fn create_link(&self, name: &str) -> Result<(Link, PathBuf), RecordingReply> {
+        let (file, path) = recordings::create(self.core, name)?;
+        let link = Link::to_file(self.core, file);
+        link.map_err(|error| RecordingReply::failed(&path, &error)).map(|link| (link, path.clone()))
+    }
+
     /// Starts a recording with the state and everything that follows. `link` leads to a new file with its head.
     fn begin_recording(&mut self, link: Link, path: PathBuf, limits: RecordingLimits) -> RecordingReply {
         self.send_new();
         self.flush();
-        let state = self.say_state_to(link, self.taken);
+        let state = self.say_state_to(link, self.progress.taken);
         if !state.is_whole || !self.catch_up(state.taken) {
             return RecordingReply::failed(&path, &io::Error::from_raw_os_error(libc::EIO));
         }
@@ -165,7 +163,7 @@ impl Sender {
             return RecordingReply { errno: libc::EFBIG as u16, told };
         }
         // Names that arrived meanwhile are sent twice on one of the links, which does no harm.
-        self.names_sent = self.names_sent.min(state.names_sent);
+        self.progress.names_sent = self.progress.names_sent.min(state.names_sent);
         self.link.record_beside(state.link, path.clone(), bytes, limits.max_bytes);
         self.record_until_ns =
             limits.for_ns.map_or(0, |for_ns| self.core.recorder.clock.now().saturating_add(for_ns));
@@ -198,7 +196,6 @@ impl Sender {
         true
     }
 
-    /// Ends a recording that has reached its limit.
     fn end_when_due(&mut self) {
         let is_late = self.record_until_ns != 0 && self.core.recorder.clock.now() >= self.record_until_ns;
         if self.link.is_recording_beside() && (is_late || self.link.is_beside_full()) {
@@ -210,20 +207,20 @@ impl Sender {
     /// Sends everything up to `seq` on the main link, too, and nothing more. Without a link those records are dropped.
     fn catch_up(&mut self, seq: u64) -> bool {
         for _ in 0..TRIES {
-            if self.taken >= seq {
+            if self.progress.taken >= seq {
                 break;
             }
             if self.link.is_up() {
                 self.send_records(seq);
                 self.flush();
             } else {
-                self.taken = seq;
+                self.progress.taken = seq;
             }
         }
         if !self.link.is_up() {
-            self.core.recorder.ring.set_sent(self.taken);
+            self.core.recorder.ring.set_sent(self.progress.taken);
         }
-        self.taken == seq
+        self.progress.taken == seq
     }
 
     fn stop_recording(&mut self) -> RecordingReply {
@@ -246,33 +243,28 @@ impl Sender {
         }
     }
 
-    /// Writes everything that was recorded so far to the recording.
     fn write_out(&mut self, path: &Path) -> RecordingReply {
         let head = self.core.recorder.ring.head();
         for _ in 0..TRIES {
             self.send_new();
-            if self.taken >= head {
+            if self.progress.taken >= head {
                 break;
             }
         }
         self.flush();
         match self.link.recording() {
-            Some(_) if self.taken >= head => RecordingReply::done(path),
+            Some(_) if self.progress.taken >= head => RecordingReply::done(path),
             _ => RecordingReply::failed(path, &io::Error::from_raw_os_error(libc::EIO)),
         }
     }
 
     /// Writes the current state to a separate file. The main link continues unchanged.
     fn dump(&mut self, name: &str) -> RecordingReply {
-        let (file, path) = match recordings::create(self.core, name) {
+        let (link, path) = match self.create_link(name) {
             Ok(created) => created,
             Err(outcome) => return outcome,
         };
         self.flush();
-        let link = match Link::to_file(self.core, file) {
-            Ok(link) => link,
-            Err(error) => return RecordingReply::failed(&path, &error),
-        };
         let State { mut link, is_whole, taken, .. } = self.say_state_to(link, self.core.recorder.ring.head());
         let stamp = Stamp { time_ns: self.core.recorder.clock.now(), ..Stamp::default() };
         for body in [
@@ -292,27 +284,24 @@ impl Sender {
     /// Writes names, state, and the records after `taken` to another link. The main link continues unchanged.
     fn say_state_to(&mut self, other: Link, taken: u64) -> State {
         let link = std::mem::replace(&mut self.link, other);
-        let kept = (self.names_sent, self.taken, self.losses, self.resync, self.state_said);
-        let versions = (self.state_version, self.layers_version, self.muted_since);
-        (self.names_sent, self.taken, self.dumping, self.muted_since) = (0, taken, true, None);
-        (self.state_version, self.layers_version, self.state_said) = (None, None, 0);
+        let progress = Progress { taken, ..Progress::default() };
+        let kept = std::mem::replace(&mut self.progress, progress);
+        self.dumping = true;
         self.send_state();
-        self.resync = Some(self.epoch);
+        self.progress.resync = Some(self.epoch);
         for _ in 0..TRIES {
-            let Some(epoch) = self.resync else { break };
+            let Some(epoch) = self.progress.resync else { break };
             self.say_state_again(epoch);
         }
-        let is_whole = self.resync.is_none() && self.link.flush();
+        let is_whole = self.progress.resync.is_none() && self.link.flush();
         let other = std::mem::replace(&mut self.link, link);
-        let state = State { link: other, is_whole, taken: self.taken, names_sent: self.names_sent };
-        (self.names_sent, self.taken, self.losses, self.resync, self.state_said) = kept;
-        (self.state_version, self.layers_version, self.muted_since) = versions;
+        let Progress { taken, names_sent, .. } = std::mem::replace(&mut self.progress, kept);
         self.dumping = false;
-        state
+        State { link: other, is_whole, taken, names_sent }
     }
 
     fn dump_when_due(&mut self) {
-        let period_ns = recordings::dump_period_ns();
+        let period_ns = recordings::DUMP_PERIOD_NS.load(Relaxed);
         let now = self.core.recorder.clock.now();
         if period_ns == 0 || super::finishing() || !status::armed() {
             self.next_dump_ns = 0;
@@ -331,18 +320,18 @@ impl Sender {
     /// Starts to withhold history, or sends it again.
     pub(super) fn follow_mute(&mut self) {
         let muted = recordings::is_muted() || self.muted_by_daemon;
-        match (self.muted_since, muted) {
+        match (self.progress.muted_since, muted) {
             (None, true) => {
                 let head = self.core.recorder.ring.head();
                 self.send_records(head);
                 self.flush();
-                self.muted_since = Some(self.taken + 1);
+                self.progress.muted_since = Some(self.progress.taken + 1);
             }
             (Some(_), false) => {
                 self.send_records(self.core.recorder.ring.head()); // which skips them
                 self.say_skipped();
-                self.muted_since = None;
-                self.resync = Some(self.epoch);
+                self.progress.muted_since = None;
+                self.progress.resync = Some(self.epoch);
             }
             _ => {}
         }
@@ -350,13 +339,13 @@ impl Sender {
 
     /// Records how much was withheld. The state follows.
     pub(super) fn say_skipped(&mut self) {
-        let Some(first_seq) = self.muted_since else { return };
-        let count = (self.taken + 1).saturating_sub(first_seq);
+        let Some(first_seq) = self.progress.muted_since else { return };
+        let count = (self.progress.taken + 1).saturating_sub(first_seq);
         if count > 0 {
             let stamp =
                 Stamp { time_ns: self.core.recorder.clock.now(), context: WITHHELD, ..Stamp::default() };
             self.link.frame(&Record { stamp, body: Body::Lost { count, first_seq } });
-            self.muted_since = Some(self.taken + 1);
+            self.progress.muted_since = Some(self.progress.taken + 1);
         }
     }
 }

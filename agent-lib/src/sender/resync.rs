@@ -9,15 +9,13 @@ use super::Sender;
 use super::drain::PATIENCE;
 use crate::base::fault_injection;
 use crate::base::ring::Row;
-use crate::base::row::{RowCopy, RowExtra};
-use crate::base::row::{kind, kind_of, pool_owner};
+use crate::base::row::{RowCopy, RowExtra, kind, kind_of, pool_owner};
 use crate::threads;
 use gpumem_wire::{Body, Flags, FreeState, Phase, PoolOwner, Record, Role, Stamp};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-/// Times that handles are read again in one round. After that they are sent as they are, and everything is sent again a round
-/// later.
+/// Times that handles are read again in one round. After that they are sent as they are, and everything again a round later.
 const TRIES: usize = 16;
 
 /// Rows that must be sent in a certain order.
@@ -35,17 +33,17 @@ struct Ordered {
 
 impl Sender {
     pub(super) fn say_state_again(&mut self, epoch: u64) {
-        self.resync = None;
+        self.progress.resync = None;
         fault_injection::at("resync");
         let restored = self.core.restored.load(Acquire);
         let Some(ordered) = self.read_settled() else {
-            self.resync = self.link.is_up().then_some(epoch); // a thread is in the middle of a record: retried in the next round
+            self.progress.resync = self.link.is_up().then_some(epoch); // a thread is in the middle of a record: retried in the next round
             return;
         };
         let Ordered { after_seq, are_settled, .. } = ordered;
-        self.losses = false;
+        self.progress.losses = false;
         self.say_skipped();
-        self.names_sent = 0;
+        self.progress.names_sent = 0;
         if !self.send_names(Flags::RESTATED) {
             return;
         }
@@ -76,13 +74,12 @@ impl Sender {
             let head_seq = self.core.recorder.ring.head();
             self.say(Body::ResyncEnd { epoch, head_seq, rows });
         } else {
-            self.resync = Some(epoch);
+            self.progress.resync = Some(epoch);
         }
         self.flush();
     }
 
-    /// Reads pools, handles and mappings as of one moment, up to which everything has been sent; `None` if that is not
-    /// possible.
+    /// Reads pools, handles and mappings as of one moment, up to which everything has been sent; `None` if that fails.
     fn read_settled(&mut self) -> Option<Ordered> {
         let mut ordered = Ordered::default();
         for _ in 0..TRIES {

@@ -1,5 +1,4 @@
-//! A thread's calls for PyTorch's allocator since its last report: memory that it got from the driver, and events that it
-//! recorded.
+//! A thread's calls for PyTorch's allocator since its last report: memory from the driver, and events that it recorded.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
@@ -21,7 +20,6 @@ pub(crate) struct NewRange {
 }
 
 impl NewRange {
-    /// Returns the number of the calling library.
     pub(crate) fn module(&self) -> u16 {
         (self.what.load(Relaxed) >> 1) as u16
     }
@@ -85,7 +83,6 @@ impl ThreadAllocatorState {
         self.remembered.store(next, Release);
     }
 
-    /// Whether there are any ranges.
     #[inline(always)]
     pub(crate) fn has_fresh(&self) -> bool {
         self.remembered.load(Relaxed) != 0
@@ -122,7 +119,6 @@ impl ThreadAllocatorState {
         }
     }
 
-    /// Returns how many events were recorded since the last report.
     #[inline(always)]
     pub(crate) fn recorded(&self) -> u32 {
         self.recorded.load(Relaxed)

@@ -1,8 +1,7 @@
 //! Data of each thread: its tag stack, its open driver calls, and whether it is making a record.
 //!
-//! Threads claim a place in one table on first use. A thread-local word points to it. It has no destructor, because callbacks
-//! can arrive while thread-local storage is being destroyed. The sender finds places of threads that have ended by asking the
-//! kernel. The table itself is in table.rs.
+//! Threads claim a place in a table (table.rs) on first use. A thread-local word points to it, without a destructor: callbacks
+//! arrive while thread-local storage is destroyed. The sender asks the kernel which threads have ended.
 
 pub(crate) mod allocator_calls;
 pub(crate) mod per_feature;
@@ -12,8 +11,7 @@ pub(crate) mod table;
 use crate::base::memfd::anonymous;
 use crate::base::own_thread;
 use crate::base::row::RowCopy;
-use crate::threads::per_feature::AutogradThread;
-use crate::threads::per_feature::Callers;
+use crate::threads::per_feature::{AutogradThread, Callers};
 use crate::threads::table::{RecordInProgress, SlotTable, TableSlot};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
@@ -28,11 +26,10 @@ pub(crate) const OWNERS: usize = 34;
 pub(crate) const CALLS: usize = 4;
 
 /// A driver call between ENTER and EXIT.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Call {
     /// CUPTI's correlation id, the same at ENTER and EXIT.
     pub(crate) correlation: u32,
-    /// Time of ENTER.
     pub(crate) entered_ns: u64,
     /// Id of the call, for nested resource callbacks.
     pub(crate) id: u32,
@@ -56,20 +53,8 @@ pub struct Call {
 
 impl Call {
     /// Creates a call that was entered at this time.
-    pub const fn new(correlation: u32, entered_ns: u64) -> Self {
-        Call {
-            correlation,
-            entered_ns,
-            id: 0,
-            params: 0,
-            begin_seq: 0,
-            taken: None,
-            more_taken: 0,
-            creating: false,
-            captured: false,
-            reported: 0,
-            segment_of: 0,
-        }
+    pub fn new(correlation: u32, entered_ns: u64) -> Self {
+        Call { correlation, entered_ns, ..Call::default() }
     }
 }
 
@@ -94,8 +79,7 @@ pub(crate) struct OwnerData {
     pub callers: Callers,
 }
 
-/// A thread's place. Fields that a report of PyTorch's allocator reads come first: one cache line and the beginning of the
-/// next.
+/// A thread's place. What a report of PyTorch's allocator reads comes first: one cache line and the beginning of the next.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub struct Thread {
@@ -108,9 +92,7 @@ pub struct Thread {
     /// Tag of the innermost open scope, 0 for none. Only its thread writes it: `push` and `pop`, and Python. Python keeps the
     /// address (`gpumem_scope_word`) and restores the value that it found there.
     pub(crate) scope: AtomicU32,
-    /// State of PyTorch's backward pass on the thread.
     pub(crate) autograd: AutogradThread,
-    /// Its calls for PyTorch's allocator.
     pub(crate) torch: crate::threads::allocator_calls::ThreadAllocatorState,
     /// ENTER time of the outermost open call that allocates or trims a pool; 0 for none.
     pub(crate) moving_since_ns: AtomicU64,
@@ -139,12 +121,9 @@ impl TableSlot for Thread {
     }
 
     fn begin(&self) {
-        self.busy.store(0, Relaxed);
-        self.moving_since_ns.store(0, Relaxed);
-        self.context.store(0, Relaxed);
+        self.clear_calls();
         self.scope.store(0, Relaxed);
         self.autograd.reset();
-        self.torch.reset();
         // SAFETY: the place belongs to this thread since its `id` was set; no other thread uses `own`.
         unsafe {
             (*self.own.get()) = OwnerData {
@@ -161,8 +140,7 @@ impl TableSlot for Thread {
     }
 
     fn end(&self) {
-        // Everything that the thread has done is visible: the kernel orders it. Race detectors do not know that and need this
-        // load.
+        // Everything that the thread has done is visible: the kernel orders it. Race detectors need this load.
         let _ = self.busy.load(Acquire);
         self.moving_since_ns.store(0, Release);
     }
@@ -170,9 +148,8 @@ impl TableSlot for Thread {
 
 /// The thread-local word that points to a thread's place.
 ///
-/// Not `thread_local!`: in a library that is loaded late, its first use on a thread allocates, and a host's allocator may call
-/// the driver. A word in static TLS (8 bytes of the loader's reserve for such libraries) needs neither an allocation nor a
-/// call.
+/// Not `thread_local!`: in a library that is loaded late, its first use on a thread allocates, and the host's allocator may
+/// call the driver. A word in static TLS (8 bytes of the loader's reserve) needs neither.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod word {
     use super::Thread;
@@ -275,8 +252,7 @@ fn claim() -> Option<&'static Thread> {
     Some(place)
 }
 
-/// Frees the places of all threads but the calling one, in a forked child that starts anew. The calling thread has another id
-/// there.
+/// Frees the places of all threads but the calling one, which has another id, in a forked child that starts anew.
 pub(crate) fn reset_after_fork() {
     let mine = word::get();
     let id = own_thread::kernel_id();
@@ -284,21 +260,17 @@ pub(crate) fn reset_after_fork() {
         let is_mine = std::ptr::eq(thread, mine);
         thread.id.store(if is_mine { id } else { 0 }, Relaxed);
         thread.making.reset();
-        thread.busy.store(0, Relaxed);
-        thread.moving_since_ns.store(0, Relaxed);
-        thread.context.store(0, Relaxed);
+        thread.clear_calls();
         if !is_mine {
             thread.autograd.reset();
         }
-        thread.torch.reset();
     }
 }
 
 /// Turns of [`wait_a_turn`] in which the thread only lets others run.
 const AWAKE: u32 = 64;
 
-/// Waits until the sender may have finished a task of some microseconds: the first turns let other threads run, later ones
-/// sleep 100 us, because the sender may have lost its core meanwhile.
+/// Waits for a task of the sender of some microseconds: first lets others run, then sleeps for 100 us each time.
 pub(crate) fn wait_a_turn(turn: u32) {
     const NAP: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
     // SAFETY: nothing is written.
@@ -306,6 +278,13 @@ pub(crate) fn wait_a_turn(turn: u32) {
 }
 
 impl Thread {
+    fn clear_calls(&self) {
+        self.busy.store(0, Relaxed);
+        self.moving_since_ns.store(0, Relaxed);
+        self.context.store(0, Relaxed);
+        self.torch.reset();
+    }
+
     /// Returns the device slot of `context`, if it was this thread's last one.
     #[inline(always)]
     pub(crate) fn device_of(&self, context: usize) -> Option<u8> {
@@ -345,6 +324,26 @@ impl Thread {
             own.calls[own.open] = Some(call);
             own.open += 1;
         }
+    }
+
+    /// Returns the innermost open call.
+    ///
+    /// # Safety
+    /// As `forget_unheard`.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn innermost(&self) -> Option<&mut Call> {
+        // SAFETY: the caller guarantees the thread.
+        let own = unsafe { self.own() };
+        own.calls.get_mut(own.open.checked_sub(1)?)?.as_mut()
+    }
+
+    /// Runs `work`, in which callbacks of the agent's own driver calls are ignored.
+    pub(crate) fn inside<T>(&self, work: impl FnOnce() -> T) -> T {
+        let before = self.busy.swap(1, Relaxed);
+        let done = work();
+        self.busy.store(before, Relaxed);
+        done
     }
 
     /// Removes and returns the call that returns now. Nested calls that never returned are removed, too.

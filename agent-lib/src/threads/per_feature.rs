@@ -1,5 +1,4 @@
-//! Data of features in a thread's place: callers of the driver (naming/callers) and the node of PyTorch's backward pass
-//! (naming/autograd.rs). The code that uses it is in these features.
+//! Data of features in a thread's place: callers of the driver (naming/callers), the backward node (naming/autograd.rs).
 
 use super::stack::Stack;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -18,7 +17,6 @@ pub(crate) struct CachedCaller {
     pub(crate) module: u16,
 }
 
-/// A thread's cache of callers.
 #[derive(Debug)]
 pub(crate) struct Callers {
     pub(crate) known: [CachedCaller; REMEMBERED],
@@ -28,7 +26,6 @@ pub(crate) struct Callers {
 }
 
 impl Callers {
-    /// Creates an empty cache.
     pub(crate) const fn new() -> Self {
         let nothing = CachedCaller { start: 0, near: (0, 0), far: (0, 0), generation: 0, call: 0, module: 0 };
         Callers { known: [nothing; REMEMBERED], site: 0, stack: Stack::UNKNOWN }
@@ -66,8 +63,7 @@ impl AutogradThread {
         self.scope.store(0, Relaxed);
     }
 
-    /// Returns the scope that was open when the running node was begun. The node's own name already contains the scope of its
-    /// forward pass.
+    /// Returns the scope that was open when the running node was begun. Its name contains the scope of the forward pass.
     #[inline(always)]
     pub(crate) fn scope(&self) -> u32 {
         self.scope.load(Relaxed)

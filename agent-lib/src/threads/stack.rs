@@ -38,7 +38,6 @@ impl Stack {
         if self.holds(at) { self.top } else { (at | (PAGE - 1)) + 1 }
     }
 
-    /// Whether `at` lies in the known part.
     #[inline(always)]
     pub(crate) fn holds(&self, at: usize) -> bool {
         self.low <= at && at < self.top
@@ -76,7 +75,6 @@ impl Stack {
     }
 }
 
-/// Finds the main thread's stack.
 pub(crate) fn prepare() {
     // SAFETY: takes and returns a number.
     let name = unsafe { libc::getauxval(libc::AT_EXECFN) } as usize;
@@ -85,8 +83,7 @@ pub(crate) fn prepare() {
     if name == 0 || unsafe { libc::getrlimit(libc::RLIMIT_STACK, &mut limit) } != 0 {
         return;
     }
-    // The kernel keeps other mappings away by the limit as of exec(). A program may have raised it since, so at most 8 MiB
-    // count.
+    // The kernel keeps other mappings away by the limit at exec(), which may have been lower. So at most 8 MiB count.
     let bytes = usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX).min(8 << 20);
     MAIN[0].store(name.saturating_sub(bytes), Relaxed);
     MAIN[1].store(name & !(size_of::<usize>() - 1), Relaxed);

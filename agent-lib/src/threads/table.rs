@@ -18,8 +18,7 @@ impl RecordInProgress {
     /// Returns the number for a record that the calling thread now begins.
     #[inline(always)]
     pub fn begin(&self, ring: &Ring) -> u64 {
-        // The bound is visible whenever the following number is. A thread that sees the bound instead of the last record's 0
-        // also sees that record.
+        // The bound is visible with the following number. Who sees it instead of the last record's 0 also sees that record.
         self.at.store(self.bound.load(Relaxed), Release);
         let seq = ring.take();
         self.bound.store(seq + 1, Relaxed);
@@ -85,8 +84,7 @@ impl<T: TableSlot, const MOST: usize> SlotTable<T, MOST> {
         &table[..self.used.load(Acquire).min(table.len())]
     }
 
-    /// Claims a place for the calling thread with this kernel id; `None` before the table is made, and when all places are
-    /// taken.
+    /// Claims a place for the calling thread with this kernel id; `None` without a table or a free place.
     pub fn claim(&self, id: u32) -> Option<&'static T> {
         let table = self.table();
         if table.is_empty() {
@@ -108,8 +106,7 @@ impl<T: TableSlot, const MOST: usize> SlotTable<T, MOST> {
         Some(&table[index])
     }
 
-    /// Frees places of threads that have ended; called by one thread. Threads that start meanwhile use the places freed so far,
-    /// so that the table does not grow.
+    /// Frees places of ended threads, for one caller. New threads use the places freed so far: the table does not grow.
     pub fn sweep(&self, is_gone: impl Fn(u32) -> bool) {
         for (index, place) in self.all().iter().enumerate() {
             let id = place.id().load(Relaxed);
@@ -123,8 +120,7 @@ impl<T: TableSlot, const MOST: usize> SlotTable<T, MOST> {
         self.next.store(0, Relaxed);
     }
 
-    /// Waits until every record up to `seq` is made or was dropped. Returns false if `wait` returns false; it gets the number
-    /// of waits for the same thread.
+    /// Waits until records up to `seq` are made or dropped, or until `wait`, which gets its calls for a thread, returns false.
     pub fn quiesce(&self, seq: u64, mut wait: impl FnMut(u32) -> bool) -> bool {
         self.all().iter().all(|place| {
             let mut turns = 0;

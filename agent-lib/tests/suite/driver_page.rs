@@ -1,79 +1,78 @@
-//! docs/driver.md, generated from the table of driver calls.
+//! docs/driver.md describes every driver call that cupti-sys knows: how it is counted, or why it is not subscribed.
 
 use cupti_sys::ids;
-use gpumem::sources::cupti::coverage::{Evidence, KINDS, UNHEARD};
-use gpumem::sources::cupti::table::CALLS;
-use std::fmt::Write;
+use gpumem::sources::cupti::table::{CALLS, Meaning};
+use std::collections::BTreeMap;
 use std::path::Path;
 
-fn name_of(id: u32) -> &'static str {
-    let name = ids::DRIVER.iter().find(|(_, number)| *number == id).map(|(name, _)| *name);
-    name.unwrap_or_else(|| panic!("{id} has no name in cupti-sys"))
+/// The page's two parts: a section for each kind of subscribed call, and a row for each group of other calls.
+fn parts() -> (Vec<String>, Vec<String>) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/driver.md");
+    let page = std::fs::read_to_string(path).expect("docs/driver.md");
+    let (subscribed, others) = page.split_once("\n## Other calls\n").expect("two parts");
+    let sections = subscribed.split("\n### ").skip(1).map(str::to_owned).collect();
+    let rows = others.lines().filter(|line| line.starts_with("| `")).map(str::to_owned).collect();
+    (sections, rows)
 }
 
-fn calls(ids: impl Iterator<Item = u32>) -> String {
-    ids.map(|id| format!("`{}` {id}", name_of(id))).collect::<Vec<_>>().join(", ")
+/// Parses "`name` id, `name` id".
+fn calls(list: &str) -> impl Iterator<Item = (&str, u32)> {
+    list.split(", ").map(|call| {
+        let (name, id) = call.split_once("` ").unwrap_or_else(|| panic!("docs/driver.md: no call: {call}"));
+        (name.trim_start_matches('`'), id.parse().expect("a number"))
+    })
+}
+
+fn line<'a>(section: &'a str, start: &str) -> &'a str {
+    let found = section.lines().find_map(|line| line.strip_prefix(start));
+    found.unwrap_or_else(|| panic!("docs/driver.md: no line \"{start}\" in: {section}"))
 }
 
 #[test]
-fn every_call_has_its_place_on_the_page() {
-    for (id, meaning) in CALLS {
-        let kinds = KINDS.iter().filter(|kind| kind.meanings.contains(meaning)).count();
-        assert_eq!(kinds, 1, "{}: {meaning:?} belongs to {kinds} kinds of coverage.rs", name_of(*id));
+fn every_call_is_on_the_page_once() {
+    let (sections, rows) = parts();
+    let mut told = BTreeMap::new();
+    for (section, text) in sections.iter().enumerate() {
+        for call in calls(line(text, "Calls: ").trim_end_matches('.')) {
+            assert!(
+                told.insert(call, Some(section)).is_none(),
+                "{call:?} is in two sections of docs/driver.md"
+            );
+        }
     }
-    for (name, id) in ids::DRIVER {
-        let heard = CALLS.iter().any(|(call, _)| call == id);
-        let unheard = UNHEARD.iter().filter(|unheard| unheard.ids.contains(id)).count();
-        assert_eq!(usize::from(heard) + unheard, 1, "{name} is in table.rs, or in UNHEARD of coverage.rs");
+    for row in &rows {
+        for call in calls(row[2..].split(" | ").next().expect("a cell")) {
+            assert!(told.insert(call, None).is_none(), "{call:?} has two places in docs/driver.md");
+        }
     }
-}
-
-fn page() -> String {
-    let mut page = String::from(
-        "# Driver calls: what is counted, and what is not
-
-<!-- made by agent-lib/tests/suite/driver_page.rs from agent-lib/src/sources/cupti/: UPDATE_GOLDEN=1 -->
-
-The agent subscribes to the CUDA driver's callbacks through CUPTI. For each kind of driver memory, this page lists the subscribed calls with
-their callback ids and says which bytes are counted. Memory without a callback is in Untrackable.
-
-Sources of each statement: NVIDIA's **headers**, NVIDIA's **documentation**, or an **assumption** that the named check of tests/gpu tests on
-hardware.
-
-## Subscribed calls
-",
-    );
-    for kind in KINDS {
-        let evidence = kind.evidence.iter().map(|evidence| match evidence {
-            Evidence::Header => "headers",
-            Evidence::Documentation => "documentation",
-            Evidence::Belief => "assumption",
-        });
-        let evidence = evidence.collect::<Vec<_>>().join(", ");
-        let ids = CALLS.iter().filter(|(_, meaning)| kind.meanings.contains(meaning)).map(|(id, _)| *id);
-        let _ = write!(
-            page,
-            "\n### {}\n\n{}\n\nCalls: {}.\nSource: {evidence}; check: `{}`.\n",
-            kind.name,
-            kind.counted,
-            calls(ids),
-            kind.check
+    assert_eq!(told.len(), ids::DRIVER.len(), "docs/driver.md lists calls that cupti-sys does not have");
+    for call in ids::DRIVER {
+        let section = told.get(call).unwrap_or_else(|| panic!("{call:?} is missing in docs/driver.md"));
+        let is_subscribed = CALLS.iter().any(|(id, _)| *id == call.1);
+        assert_eq!(
+            section.is_some(),
+            is_subscribed,
+            "{call:?}: subscribed or not, by table.rs and docs/driver.md"
         );
     }
-    page.push_str("\n## Other calls\n\n| calls | why they are not subscribed |\n|---|---|\n");
-    for unheard in UNHEARD {
-        let _ = writeln!(page, "| {} | {} |", calls(unheard.ids.iter().copied()), unheard.reason);
+    let mut places: Vec<(Meaning, usize)> = Vec::new();
+    for (id, meaning) in CALLS {
+        let section = told.iter().find_map(|((_, number), section)| section.filter(|_| number == id));
+        let section = section.expect("checked above");
+        match places.iter().find(|(known, _)| known == meaning) {
+            Some((_, known)) => assert_eq!(*known, section, "{meaning:?} is described in two sections"),
+            None => places.push((*meaning, section)),
+        }
     }
-    page
 }
 
 #[test]
-fn the_page_is_what_the_table_says() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/driver.md");
-    let fresh = page();
-    if std::env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1") {
-        std::fs::write(&path, &fresh).expect("written");
+fn every_section_names_its_sources_and_its_check() {
+    for section in parts().0 {
+        let (sources, check) = line(&section, "Source: ").split_once("; check: `").expect("both");
+        assert!(check.ends_with("`.") && check.contains('.'), "{check}");
+        for source in sources.split(", ") {
+            assert!(["headers", "documentation", "assumption"].contains(&source), "{source}");
+        }
     }
-    let text = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(text == fresh, "docs/driver.md is stale: UPDATE_GOLDEN=1 writes it anew");
 }

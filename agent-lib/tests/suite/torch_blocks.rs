@@ -5,7 +5,7 @@ use crate::common;
 use crate::common::cupti::*;
 use crate::common::daemon::{Daemon, Folder, Peer, agent};
 use crate::common::torch::{Allocator, MAKES, Make, SLOW, STATIC, Torch, build};
-use gpumem::base::image::{Header, Image};
+use gpumem::base::image::Image;
 use gpumem::base::row::Key;
 use gpumem::driver::core::Core;
 use gpumem::record::status;
@@ -126,7 +126,7 @@ fn slot() -> (usize, usize) {
         unsafe {
             let info = &*info;
             let name = CStr::from_ptr(info.dlpi_name).to_bytes();
-            let headers = std::slice::from_raw_parts(info.dlpi_phdr.cast::<Header>(), info.dlpi_phnum.into());
+            let headers = std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into());
             let image = Image::new(info.dlpi_addr as usize, headers);
             if name.ends_with(b"libc10_cuda.so") {
                 *found.cast::<usize>() = image.slots(&[REPORT])[0].map_or(0, |slot| slot.at);

@@ -1,7 +1,7 @@
 //! The files that the dynamic loader has mapped, read while it holds its lock. Nothing is allocated under that lock.
 
 use crate::base::elf;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use crate::base::loaded_file::{MappedFile, find_mapped};
 
 /// Longest path in bytes; a longer one is reduced to its end.
 pub(crate) const PATH_BYTES: usize = 1024;
@@ -40,8 +40,7 @@ impl Collection {
     pub(crate) fn take() -> Self {
         let mut collection = Collection::new(256);
         for _ in 0..8 {
-            // SAFETY: the function has this type, and the collection outlives the call.
-            unsafe { libc::dl_iterate_phdr(Some(collect), (&raw mut collection).cast()) };
+            find_mapped(|file| !collection.add(&file));
             if !collection.full {
                 break;
             }
@@ -60,6 +59,42 @@ impl Collection {
         }
     }
 
+    /// Adds a file; returns false if there is no room for it.
+    fn add(&mut self, file: &MappedFile<'_>) -> bool {
+        self.changes = file.changes;
+        let (headers, base) = (file.image.headers, file.image.base);
+        let from = (self.segments.len(), self.names.len());
+        let loads = headers.iter().filter(|header| header.p_type == libc::PT_LOAD && header.p_memsz > 0);
+        let room = self.segments.len() + loads.clone().count() <= self.segments.capacity()
+            && self.names.len() + file.path.len() <= self.names.capacity()
+            && self.objects.len() < self.objects.capacity();
+        if !room {
+            self.full = true;
+            return false;
+        }
+        let (mut start, mut end) = (usize::MAX, 0);
+        for header in loads {
+            let at = base.wrapping_add(header.p_vaddr as usize);
+            let (at, to) = (at & !4095, at.wrapping_add(header.p_memsz as usize));
+            self.segments.push(MappedSegment { start: at, end: to, runs: header.p_flags & libc::PF_X != 0 });
+            (start, end) = (start.min(at), end.max(to));
+        }
+        if start >= end {
+            return true;
+        }
+        let table = headers.iter().find(|header| header.p_type == libc::PT_GNU_EH_FRAME);
+        let functions = table.and_then(|header| {
+            let at = base.wrapping_add(header.p_vaddr as usize);
+            let inside = start <= at && at.checked_add(header.p_memsz as usize)? <= end;
+            // SAFETY: the table stays mapped while the loader's lock is held; the unwinder reads it in the same way.
+            inside.then(|| unsafe { elf::functions(at, header.p_memsz as usize, start, end) }).flatten()
+        });
+        self.names.extend_from_slice(file.path);
+        let (segments, name) = ((from.0, self.segments.len()), (from.1, self.names.len()));
+        self.objects.push(Object { name, start, end, functions, segments });
+        true
+    }
+
     /// Returns the path of the object at `index`; the first object is the program.
     pub(crate) fn path(&self, index: usize) -> String {
         let name = self
@@ -74,7 +109,6 @@ impl Collection {
     }
 }
 
-/// Returns the path of the running program.
 fn program() -> String {
     use std::os::unix::ffi::OsStrExt;
     let path = std::fs::read_link("/proc/self/exe");
@@ -94,78 +128,11 @@ fn shown(path: &[u8]) -> String {
 /// Returns how many files were mapped and unmapped so far.
 pub(crate) fn changes_now() -> (u64, u64) {
     let mut now = (0, 0);
-    // SAFETY: the function has this type, and `now` outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(count), (&raw mut now).cast()) };
-    now
-}
-
-unsafe extern "C" fn count(info: *mut libc::dl_phdr_info, bytes: usize, data: *mut c_void) -> c_int {
-    // SAFETY: dl_iterate_phdr passes valid data and the pointer to the result of `changes_now`.
-    unsafe { *data.cast() = changes(info, bytes) };
-    1
-}
-
-unsafe fn changes(info: *const libc::dl_phdr_info, bytes: usize) -> (u64, u64) {
-    if bytes < size_of::<libc::dl_phdr_info>() {
-        return (0, 0);
-    }
-    // SAFETY: the size says that all fields are there.
-    unsafe { ((*info).dlpi_adds, (*info).dlpi_subs) }
-}
-
-unsafe extern "C" fn collect(info: *mut libc::dl_phdr_info, bytes: usize, data: *mut c_void) -> c_int {
-    // SAFETY: dl_iterate_phdr passes valid data and the pointer to the collection of `take`.
-    let (collection, known) = unsafe { (&mut *data.cast::<Collection>(), &*info) };
-    // SAFETY: as above.
-    collection.changes = unsafe { changes(info, bytes) };
-    // SAFETY: these are the headers of a mapped file, and its name is a C string.
-    let (headers, name) = unsafe {
-        let headers = std::slice::from_raw_parts(known.dlpi_phdr, known.dlpi_phnum.into());
-        (headers, name_of(known.dlpi_name))
-    };
-    let base = known.dlpi_addr as usize;
-    let from = (collection.segments.len(), collection.names.len());
-    let loads = headers.iter().filter(|header| header.p_type == libc::PT_LOAD && header.p_memsz > 0);
-    let room = collection.segments.len() + loads.clone().count() <= collection.segments.capacity()
-        && collection.names.len() + name.len() <= collection.names.capacity()
-        && collection.objects.len() < collection.objects.capacity();
-    if !room {
-        collection.full = true;
-        return 1;
-    }
-    let (mut start, mut end) = (usize::MAX, 0);
-    for header in loads {
-        let at = base.wrapping_add(header.p_vaddr as usize) & !4095;
-        let to = base.wrapping_add(header.p_vaddr as usize).wrapping_add(header.p_memsz as usize);
-        collection.segments.push(MappedSegment {
-            start: at,
-            end: to,
-            runs: header.p_flags & libc::PF_X != 0,
-        });
-        (start, end) = (start.min(at), end.max(to));
-    }
-    if start >= end {
-        return 0;
-    }
-    let table = headers.iter().find(|header| header.p_type == libc::PT_GNU_EH_FRAME);
-    let functions = table.and_then(|header| {
-        let at = base.wrapping_add(header.p_vaddr as usize);
-        let inside = start <= at && at.checked_add(header.p_memsz as usize)? <= end;
-        // SAFETY: the table stays mapped while the loader's lock is held; the unwinder reads it in the same way.
-        inside.then(|| unsafe { elf::functions(at, header.p_memsz as usize, start, end) }).flatten()
+    find_mapped(|file| {
+        now = file.changes;
+        true
     });
-    collection.names.extend_from_slice(name);
-    let (segments, name) = ((from.0, collection.segments.len()), (from.1, collection.names.len()));
-    collection.objects.push(Object { name, start, end, functions, segments });
-    0
-}
-
-unsafe fn name_of<'a>(name: *const c_char) -> &'a [u8] {
-    if name.is_null() {
-        return &[];
-    }
-    // SAFETY: the caller guarantees a C string.
-    unsafe { CStr::from_ptr(name) }.to_bytes()
+    now
 }
 
 #[cfg(test)]

@@ -1,21 +1,10 @@
-//! Finds the library that made a driver call from the return addresses on the calling thread's stack. This happens in the
-//! callback itself, without a lock, an allocation or a system call.
+//! Finds the library that made a driver call from return addresses on the stack, in the callback and without a lock.
 //!
-//! ```text
-//! mod.rs      the search, and its cache for each thread
-//! modules.rs  the table of mapped files, updated by the sender
-//! loader.rs   the files that the dynamic loader has mapped
-//! sites.rs    names for untagged allocations: the calling function, looked up by the sender
-//! symbols.rs  the function symbols of a file on disk
-//! ```
+//! CUPTI passes the address of the call's parameters, in the frame of the driver's entry function. The stack above them belongs
+//! to that function and its callers. The entry function's return address is where the call came from. If it lies in the CUDA
+//! runtime or the C library, the search continues with that library's caller.
 //!
-//! CUPTI passes the address of the call's parameters. They lie in the frame of the driver's entry function. The stack above
-//! them belongs to that function and to its callers, not to CUPTI or to the agent. The return address of the entry function is
-//! where the call came from. If it lies in the CUDA runtime or the C library, the search continues with the caller of that
-//! library.
-//!
-//! A return address points into a function outside of the driver. But a frame also holds pointers to functions and leftovers of
-//! earlier calls. Two properties distinguish the return address:
+//! A frame also holds pointers to functions and leftovers of earlier calls. Two properties distinguish the return address:
 //!
 //! - Its position is the same whenever the same function calls in the same way. So only those positions remain candidates that
 //!   held such a word in every call so far (`ReturnSlot`).
@@ -131,8 +120,7 @@ unsafe fn word(at: usize) -> usize {
 }
 
 impl Core {
-    /// Returns the number of the library that called the driver's function `call`, whose parameters lie at `params`; 0 if it is
-    /// unknown. `frame` is an address in the callback's own frame.
+    /// Returns the number of the library that called `call` with its parameters at `params`; 0 if unknown.
     #[inline(always)]
     pub fn caller(&self, thread: &Thread, call: u32, params: usize, frame: usize) -> u16 {
         let on_stack = params > frame && params - frame < FAR;
@@ -185,7 +173,6 @@ fn place_of(start: usize, call: u32) -> usize {
     (start >> 4 ^ start >> 9 ^ call as usize) & (REMEMBERED - 1)
 }
 
-/// One search of a stack.
 struct Search<'a> {
     core: &'a Core,
     table: &'a Table,
@@ -243,8 +230,7 @@ impl Search<'_> {
         words
     }
 
-    /// Returns the word index of the entry function's return address, that of the return address that identifies the caller,
-    /// and the caller's number.
+    /// Returns the word indexes of the entry function's return address and of that which identifies the caller; its number.
     fn run(&self, entry: Option<&ReturnSlot>) -> Option<(usize, usize, u16)> {
         let (mut hop, mut from, mut near) = (entry, 0, None);
         for _ in 0..HOPS {

@@ -4,12 +4,10 @@
 //! starts. An old table is freed when a second has passed and every thread was seen outside of the library since. Libraries are
 //! never freed, one for each path, so a library keeps its number when it is mapped again.
 //!
-//! Changes are found with the sender's next check: every 5 ms while there is something to send, else every 100 ms. Until then,
-//! a library that was loaded at the address of an earlier one is taken for that one. One at a new address gets a number at once
-//! and its path later.
+//! Changes are found with the sender's next check: every 5 ms while there is something to send, else every 100 ms. Until then a
+//! library at the address of an earlier one is taken for that. At a new address it gets a number at once, its path later.
 //!
-//! Before glibc 2.31, dl_iterate_phdr takes a lock of the loader's that a forked child would find locked forever. So fork()
-//! waits until the agent has left it (see `before_fork`).
+//! Before glibc 2.31, a forked child would find dl_iterate_phdr's lock taken. So fork() waits for the agent (`before_fork`).
 
 use super::loader::{self, Collection, Object};
 use crate::driver::core::Core;
@@ -27,7 +25,6 @@ const NEW: usize = 32;
 /// Least age at which an old table may be freed.
 const GRACE_NS: u64 = 1_000_000_000;
 
-/// A library's part in a call: whether it can be the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
     /// The driver, CUPTI, or this library: where a call arrives.
@@ -64,7 +61,6 @@ const BETWEEN: &[&str] = &[
 ];
 
 impl Part {
-    /// Returns the part of the file at `path`.
     pub(crate) fn of(path: &str) -> Part {
         let name = path.rsplit('/').next().unwrap_or(path);
         let is = |beginnings: &[&str]| beginnings.iter().any(|beginning| name.starts_with(beginning));
@@ -104,7 +100,6 @@ pub(crate) struct Table {
     segments: Box<[Segment]>,
 }
 
-/// Kind of an address.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Place {
     /// A function of this library.
@@ -116,7 +111,6 @@ pub(crate) enum Place {
 }
 
 impl Table {
-    /// Finds the kind of an address.
     #[inline]
     pub(crate) fn find(&self, address: usize) -> Place {
         let after = self.segments.partition_point(|segment| segment.start <= address);
@@ -146,7 +140,6 @@ static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 static NUMBERED: AtomicU32 = AtomicU32::new(1);
 
-/// Returns the current generation.
 #[inline(always)]
 pub(crate) fn generation() -> u32 {
     GENERATION.load(Acquire)
@@ -179,16 +172,19 @@ pub(crate) fn number(core: &Core, library: &Library) -> u16 {
 
 #[cold]
 fn introduce(core: &Core, library: &Library) -> u16 {
-    let id = next_number();
-    if id == 0 {
-        return 0;
+    let (id, is_new) = give_number(&library.id);
+    if is_new {
+        say(core, id, library);
     }
-    match library.id.compare_exchange(0, id, Relaxed, Relaxed) {
-        Ok(_) => {
-            say(core, id, library);
-            id
-        }
-        Err(first) => first, // another thread was first; this number stays unused
+    id
+}
+
+/// Returns the number in `id`, and whether this call gave it; 0 when there are too many.
+fn give_number(id: &AtomicU16) -> (u16, bool) {
+    let next = next_number();
+    match id.compare_exchange(0, next, AcqRel, Acquire) {
+        Ok(_) => (next, next != 0),
+        Err(first) => (first, false), // another thread was first; this number stays unused
     }
 }
 
@@ -235,8 +231,7 @@ struct Found {
     rest: [u64; 29],
 }
 
-/// Returns the start of the mapped file at `address` in the loader's current list; `None` if there is none or no
-/// `_dl_find_object`.
+/// Returns the start of the mapped file at `address`; `None` without one or without `_dl_find_object`.
 pub(crate) fn mapped_at(address: usize) -> Option<usize> {
     let find = FIND_OBJECT.load(Relaxed);
     if find.is_null() {
@@ -258,13 +253,7 @@ pub(crate) fn number_of_new(start: usize) -> u16 {
     };
     let Some(fresh) = FRESH.iter().find(has) else { return 0 };
     match fresh.id.load(Acquire) {
-        0 => {
-            let id = next_number();
-            match fresh.id.compare_exchange(0, id, AcqRel, Acquire) {
-                Ok(_) => id,
-                Err(first) => first,
-            }
-        }
+        0 => give_number(&fresh.id).0,
         id => id,
     }
 }
@@ -273,8 +262,7 @@ pub(crate) fn number_of_new(start: usize) -> u16 {
 
 /// Lock: a thread is inside of dl_iterate_phdr, or forks.
 static GATE: AtomicBool = AtomicBool::new(false);
-/// Retries of fork() before it goes on without the lock. A signal handler may fork on the thread that holds it and must not
-/// wait forever.
+/// Retries of fork() until it goes on without the lock: a signal handler may fork on the thread that holds it.
 const TURNS: u32 = 1 << 14;
 /// The forking thread holds the lock.
 static HELD: AtomicBool = AtomicBool::new(false);
@@ -317,8 +305,7 @@ struct Registry {
 // SAFETY: only the registry frees the tables.
 unsafe impl Send for Registry {}
 
-/// Checks whether files were mapped or unmapped, and builds a new table if so. For the sender and the start. Returns false if
-/// it could not check because a thread forks.
+/// Builds a new table if files were mapped or unmapped. For the sender and the start. Returns false while a thread forks.
 pub fn look(core: &Core) -> bool {
     if GATE.swap(true, Acquire) {
         return false;

@@ -69,17 +69,14 @@ pub(crate) fn in_child() {
 /// The sender's cache of functions.
 #[derive(Debug, Default)]
 pub(crate) struct Sites {
-    /// Tags by return address; 0 where the function is unknown. Cleared with each new table of libraries, as addresses may be
-    /// reused.
+    /// Tags by return address; 0 for an unknown function. Cleared with each new table of libraries.
     known: HashMap<usize, u32>,
     generation: u32,
 }
 
 impl Sites {
-    /// Names the waiting allocations.
     pub(crate) fn name(&mut self, core: &Core, thread: &Thread) {
-        // Not while a range's high-water mark is measured (record/high_water.rs): a name that changes as its row is removed
-        // would be counted twice.
+        // Not while a peak is measured (record/high_water.rs): a name that changes as its row is removed would count twice.
         if COUNT.load(Acquire) == 0 || high_water::open() {
             return;
         }
@@ -120,9 +117,8 @@ fn name_one(core: &Core, thread: &Thread, address: u64, seq: u64, tag: u32) {
     }
     let use_as = (Role::Unknown, Phase::Unknown);
     // The sender's own record must not wake the sender.
-    thread.busy.store(1, Relaxed);
-    core.say_retag(thread, key, Body::Retag { address, block_seq: seq, pool: 0, use_as }, tag);
-    thread.busy.store(0, Relaxed);
+    let body = Body::Retag { address, block_seq: seq, pool: 0, use_as };
+    thread.inside(|| core.say_retag(thread, key, body, tag));
 }
 
 /// Returns `file/function` of a return address; `None` if the file has no symbol for it.
@@ -140,8 +136,7 @@ fn path_of(site: usize) -> Option<String> {
     is_one.then_some(path)
 }
 
-/// Demangles a symbol to the names of namespaces, classes and the function, without types. Calling the C++ library's own
-/// demangler would require that library to be loaded.
+/// Demangles a symbol to namespaces, classes and function. The C++ library's demangler would need that library to be loaded.
 fn readable(symbol: &CStr) -> Option<String> {
     let symbol = symbol.to_str().ok()?;
     let symbol = symbol.split_once('.').map_or(symbol, |(name, _)| name); // f.cold, f.isra.0: parts and copies of f

@@ -2,6 +2,8 @@
 //! symbols. For the sender. Files may be damaged or replaced; inconsistent data is treated as absent.
 
 use crate::base::descriptor;
+use crate::base::elf::{ElfFile, from_bytes};
+use libc::{Elf64_Shdr, Elf64_Sym, PT_LOAD};
 use std::ffi::CString;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -15,9 +17,9 @@ const SECTIONS: u16 = 8192;
 /// Most segments to read; programs and libraries have a dozen.
 const SEGMENTS: u16 = 256;
 
+/// Types of sections: the symbol table, and the exported symbols.
 const SYMBOLS: u32 = 2;
 const EXPORTED: u32 = 11;
-const LOAD: u32 = 1;
 /// Symbol types: function, and function chosen when it is loaded (IFUNC).
 const FUNCTIONS: [u8; 2] = [2, 10];
 
@@ -28,77 +30,35 @@ pub(crate) fn at(path: &Path, start: u64, address: u64) -> Option<CString> {
 
 /// The same for an open file.
 pub(crate) fn name(file: &impl FileExt, start: u64, address: u64) -> Option<CString> {
-    let head: [u8; 64] = read(file, 0)?;
-    if !head.starts_with(b"\x7fELF\x02\x01") {
-        return None;
-    }
-    let first = first_segment(file, &head)?;
+    let fill = |offset: u64, out: &mut [u8]| file.read_exact_at(out, offset).ok();
+    let elf = ElfFile::new(&fill).filter(|elf| elf.head.e_ident[5] == 1)?; // little-endian
+    // The first segment's preferred address, rounded down to a page: all addresses are at this distance from the actual ones.
+    let first = elf.segments(SEGMENTS).find(|segment| segment.p_type == PT_LOAD)?.p_vaddr & !0xfff;
     let wanted = address.checked_sub(start)?.checked_add(first)?;
-    let (sections, bytes, count) = (u64_at(&head, 40)?, u64::from(u16_at(&head, 58)?), u16_at(&head, 60)?);
-    let section =
-        |number: u64| -> Option<[u8; 64]> { read(file, sections.checked_add(number.checked_mul(bytes)?)?) };
-    // If the file ends before its headers do, the remaining ones are ignored.
-    let headers = || (0..u64::from(count.min(SECTIONS))).map_while(section);
-    let of_kind = |kind: u32| headers().find(|header| u32_at(header, 4) == Some(kind));
-    if bytes < 64 {
-        return None;
-    }
+    let of_kind = |kind: u32| elf.sections(SECTIONS).find(|section| section.sh_type == kind);
     let table = of_kind(SYMBOLS).or_else(|| of_kind(EXPORTED))?;
-    let strings = section(u32_at(&table, 40)?.into())?;
+    let strings = elf.section(table.sh_link.into())?;
     let name = function(file, &table, wanted)?;
     let mut text = vec![0; NAME];
-    let offset = u64_at(&strings, 24)?.checked_add(name.into())?;
-    let read = file.read_at(&mut text, offset).ok()?;
+    let read = file.read_at(&mut text, strings.sh_offset.checked_add(name.into())?).ok()?;
     let end = text.get(..read)?.iter().position(|&byte| byte == 0)?;
     text.truncate(end);
     CString::new(text).ok().filter(|name| !name.is_empty())
 }
 
-/// Returns the preferred address of the first segment, rounded down to a page. Its distance from the actual address is the same
-/// for all addresses.
-fn first_segment(file: &impl FileExt, head: &[u8; 64]) -> Option<u64> {
-    let (offset, bytes, count) = (u64_at(head, 32)?, u64::from(u16_at(head, 54)?), u16_at(head, 56)?);
-    if bytes < 56 {
-        return None;
-    }
-    let header = |number: u64| -> Option<[u8; 56]> { read(file, offset.checked_add(number * bytes)?) };
-    let first = (0..u64::from(count.min(SEGMENTS)))
-        .map_while(header)
-        .find(|header| u32_at(header, 0) == Some(LOAD))?;
-    Some(u64_at(&first, 16)? & !0xfff)
-}
-
 /// Returns the offset of the name of the function that contains `address`.
-fn function(file: &impl FileExt, table: &[u8; 64], address: u64) -> Option<u32> {
-    let (offset, bytes) = (u64_at(table, 24)?, u64_at(table, 32)?);
-    if bytes > MOST {
+fn function(file: &impl FileExt, table: &Elf64_Shdr, address: u64) -> Option<u32> {
+    if table.sh_size > MOST {
         return None;
     }
-    let mut symbols = vec![0; usize::try_from(bytes).ok()?];
-    file.read_exact_at(&mut symbols, offset).ok()?;
-    let holds = |symbol: &[u8]| -> Option<(u64, u32)> {
-        let (info, section) = (*symbol.get(4)?, u16_at(symbol, 6)?);
-        let (value, size) = (u64_at(symbol, 8)?, u64_at(symbol, 16)?);
-        let is_in = value <= address && address - value < size;
-        (FUNCTIONS.contains(&(info & 15)) && section != 0 && is_in).then_some((value, u32_at(symbol, 0)?))
+    let mut symbols = vec![0; usize::try_from(table.sh_size).ok()?];
+    file.read_exact_at(&mut symbols, table.sh_offset).ok()?;
+    let holds = |symbol: &Elf64_Sym| {
+        let is_in = symbol.st_value <= address && address - symbol.st_value < symbol.st_size;
+        FUNCTIONS.contains(&(symbol.st_info & 15)) && symbol.st_shndx != 0 && is_in
     };
-    symbols.chunks_exact(24).filter_map(holds).max_by_key(|(value, _)| *value).map(|(_, name)| name)
-}
-
-fn read<const BYTES: usize>(file: &impl FileExt, offset: u64) -> Option<[u8; BYTES]> {
-    let mut bytes = [0; BYTES];
-    file.read_exact_at(&mut bytes, offset).ok()?;
-    Some(bytes)
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
-}
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
-}
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+    let symbols = symbols.chunks_exact(size_of::<Elf64_Sym>()).filter_map(from_bytes::<Elf64_Sym>);
+    symbols.filter(holds).max_by_key(|symbol| symbol.st_value).map(|symbol| symbol.st_name)
 }
 
 #[cfg(test)]
@@ -142,7 +102,9 @@ mod tests {
         let file = File::options().read(true).write(true).open(&path).expect("open");
         let function = gpumem_test_function_with_a_name as *const () as u64;
         for at_byte in (0..64).chain(200..260) {
-            let [byte] = read::<1>(&file, at_byte).expect("within");
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, at_byte).expect("within");
+            let [byte] = byte;
             file.write_all_at(&[byte ^ 0xff], at_byte).expect("written");
             at(&path, start, function); // returns an answer or none, and does not panic
             file.write_all_at(&[byte], at_byte).expect("written");
@@ -180,7 +142,7 @@ mod tests {
         // The most headers of each kind that are possible; the first one is there.
         put(54, &[56, 0, 255, 255]);
         put(58, &[64, 0, 255, 255]);
-        for (kind, most) in [(0_u32, 3), (LOAD, 5)] {
+        for (kind, most) in [(0_u32, 3), (PT_LOAD, 5)] {
             file[64..68].copy_from_slice(&kind.to_le_bytes());
             let counted = Counted(file.clone(), 0.into());
             assert_eq!(name(&counted, 0, 1), None);

@@ -1,8 +1,7 @@
 //! Table of the code objects with a known meaning, by address.
 //!
-//! Each walk looks up every frame here. Most lookups find nothing, so that case reads a single word that is 0. The code object
-//! itself is never read, so a wrong address in a frame only finds nothing. The code that registers a code object keeps it
-//! alive.
+//! Each walk looks up every frame here. Most lookups find nothing: they read one word that is 0. The code object is never read,
+//! so a wrong address only finds nothing. Its registrar keeps it alive.
 
 use crate::naming::sequence;
 use gpumem_wire::{Phase, Role};
@@ -26,13 +25,15 @@ const IN_CELL: u64 = 0x80;
 pub(crate) struct Variable {
     /// Its index among the local variables.
     pub slot: u16,
-    /// It may lie in a cell, because inner functions use it. The registration contains this, and the object is not inspected:
-    /// while CPython 3.11 takes a frame down, its variables may point to freed objects. Only objects known as modules are safe
-    /// then.
+    /// It may lie in a cell, because inner functions use it. The object is not inspected: while CPython 3.11 takes a frame
+    /// down, its variables may point to freed objects, and only objects known as modules are safe.
     pub in_cell: bool,
 }
 
-/// Meaning of a frame with this code.
+/// Meaning of a code object, and the local variable that it concerns.
+pub(crate) type Meaning = (What, Variable);
+
+/// Meaning of a frame with this code. The numbers are those of gpumem_code, without a gap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum What {
@@ -40,7 +41,6 @@ pub(crate) enum What {
     Nothing,
     /// A call of a module, which is a local variable.
     Module,
-    /// An optimizer's step.
     Optimizer,
     /// The start of a backward pass.
     Backward,
@@ -76,39 +76,17 @@ pub(crate) enum What {
 pub(crate) const RARE: u32 = 1 << What::ZeroGrad as u32 | 1 << What::CustomFunction as u32;
 
 impl What {
-    /// Converts the number used in gpumem_code.
     pub(crate) fn from_code(code: u32) -> Option<Self> {
-        use What::*;
-        const ALL: [What; 17] = [
-            Nothing,
-            Module,
-            Optimizer,
-            Backward,
-            Setup,
-            Boundary,
-            Step,
-            Parameter,
-            Gradient,
-            ZeroGrad,
-            CustomFunction,
-            Reduction,
-            KvCache,
-            ParameterCopy,
-            Copying,
-            CacheUpdate,
-            OptimizerState,
-        ];
-        ALL.get(code as usize).copied()
+        // SAFETY: the numbers up to the last one are values.
+        (code <= What::OptimizerState as u32).then(|| unsafe { std::mem::transmute::<u8, What>(code as u8) })
     }
 
-    /// Whether it is in a set of bits. A match would use a jump table, which is often mispredicted where frames of all kinds
-    /// alternate.
+    /// Whether it is in a set of bits. Where frames of all kinds alternate, the jump table of a match is often mispredicted.
     #[inline(always)]
     pub(crate) fn is_of(self, those: u32) -> bool {
         1 << self as u32 & those != 0
     }
 
-    /// Returns the phase that the frame implies.
     #[inline(always)]
     pub(crate) fn phase(self) -> Phase {
         const OF: [Phase; 17] = {
@@ -147,7 +125,6 @@ pub(crate) struct Codes {
 }
 
 impl Codes {
-    /// Creates an empty table.
     pub(crate) const fn new() -> Self {
         Codes {
             places: [const { AtomicU64::new(0) }; PLACES],
@@ -166,15 +143,14 @@ impl Codes {
         &self.places[(Self::home(code) + probe) % PLACES]
     }
 
-    /// Returns the meaning of a frame with this code, and which local variable it concerns.
     #[inline(always)]
-    pub(crate) fn get(&self, code: u64) -> Option<(What, Variable)> {
+    pub(crate) fn get(&self, code: u64) -> Option<Meaning> {
         let first = self.at(code, 0).load(Relaxed);
         if first == 0 { None } else { self.search(code, first) }
     }
 
     #[inline]
-    fn search(&self, code: u64, first: u64) -> Option<(What, Variable)> {
+    fn search(&self, code: u64, first: u64) -> Option<Meaning> {
         let mut found = first;
         for probe in 1..=REACH {
             if found & ADDRESS == code {

@@ -1,5 +1,4 @@
-//! Finds the Python interpreter in this process by symbol name: its functions, types and version. The agent does not link to
-//! Python.
+//! Finds the Python interpreter in this process by symbol name, because the agent does not link to Python.
 
 use crate::naming::python::layout::{self, Layout, NO_GIL};
 use crate::naming::python::memory::{Careful, Pointer};
@@ -14,31 +13,22 @@ pub(crate) struct Interpreter {
     pub state: unsafe extern "C" fn() -> *mut c_void,
     /// Py_IsInitialized: 0 as soon as the interpreter begins to destroy the states of other threads.
     pub running: unsafe extern "C" fn() -> c_int,
-    /// Address of PyCell_Type.
-    pub cell: u64,
-    /// Offsets of the interpreter's structures.
     pub layout: Layout,
-    /// Types used to read texts.
     pub types: Types,
 }
 
-/// Returns the address of a global symbol of the program and its libraries. Extension modules find the interpreter in the same
-/// way.
+/// Returns the address of a global symbol of the program and its libraries, as extension modules find it.
 fn symbol(name: &CStr) -> Option<*mut c_void> {
     // SAFETY: the name is a C string.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     (!found.is_null()).then_some(found)
 }
 
-/// Whether this process has a Python interpreter.
 pub(crate) fn present() -> bool {
     symbol(c"PyGILState_GetThisThreadState").is_some()
 }
 
-/// Finds the interpreter.
-///
-/// # Errors
-/// Returns the reason why its frames are not read.
+/// Finds the interpreter. An error is the reason why its frames are not read.
 pub(crate) fn interpreter(careful: &Careful) -> Result<Interpreter, String> {
     let need = |name: &CStr| {
         let missing = || format!("no {} in this process", name.to_string_lossy());
@@ -65,7 +55,7 @@ pub(crate) fn interpreter(careful: &Careful) -> Result<Interpreter, String> {
             std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(need(c"Py_IsInitialized")?),
         )
     };
-    let types =
-        Types { code: kind(c"PyCode_Type")?, text: kind(c"PyUnicode_Type")?, bytes: kind(c"PyBytes_Type")? };
-    Ok(Interpreter { layout, state, running, cell: kind(c"PyCell_Type")?, types })
+    let (code, text) = (kind(c"PyCode_Type")?, kind(c"PyUnicode_Type")?);
+    let types = Types { code, text, bytes: kind(c"PyBytes_Type")?, cell: kind(c"PyCell_Type")? };
+    Ok(Interpreter { layout, state, running, types })
 }

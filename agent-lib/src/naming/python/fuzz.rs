@@ -9,14 +9,14 @@ use crate::naming::python::lines::Lines;
 use crate::naming::python::memory::{FAR, Memory, Pointer};
 use crate::naming::python::modules::{Modules, tests::names};
 use crate::naming::python::selftest::{self, Said};
-use crate::naming::python::text::{Out, Types, stack};
+use crate::naming::python::text::{Out, Types};
 use crate::naming::python::walk::{Known, MOST, Reader};
 use gpumem_wire::{Phase, Role};
 use std::cell::Cell;
 
 const BASE: u64 = 0x5555_0000_0000;
 const WORDS: usize = 2048;
-const TYPES: Types = Types { code: BASE + 0x100, text: BASE + 0x180, bytes: BASE + 0x200 };
+const TYPES: Types = Types { code: BASE + 0x100, text: BASE + 0x180, bytes: BASE + 0x200, cell: CELL };
 const CELL: u64 = BASE + 0x280;
 const MODULE: u64 = BASE + 0x300;
 
@@ -201,9 +201,10 @@ fn tables() -> Tables {
 
 impl Tables {
     fn find(&self, image: &Image, layout: &Layout) -> Option<FrameName> {
-        let known = Known { codes: &self.codes, modules: &self.modules, names: &self.names, cell: CELL };
+        let reader = &Reader { memory: image, layout, types: &TYPES };
+        let known = Known { reader, codes: &self.codes, modules: &self.modules, names: &self.names };
         image.reads.set(0);
-        let found = known.find(&Reader { memory: image, layout }, STATE);
+        let found = known.find(STATE);
         // Two words for each frame. For one with a meaning also the variable, its type, a cell, and the bases of its type.
         assert!(image.reads.get() <= 2 * MOST * (8 + 64), "{} reads", image.reads.get());
         found
@@ -211,7 +212,7 @@ impl Tables {
 
     fn line(&self, image: &Image, layout: &Layout) -> String {
         image.reads.set(0);
-        let tag = self.lines.tag(&self.names, &Reader { memory: image, layout }, &TYPES, STATE);
+        let tag = self.lines.tag(&self.names, &Reader { memory: image, layout, types: &TYPES }, STATE);
         // For each frame its code, the code's type, file and first line. Each file's text once, and the text of one line.
         assert!(image.reads.get() <= MOST * 1000 + (1 << 16), "{} reads", image.reads.get());
         String::from_utf8_lossy(self.names.path(tag).unwrap_or_default()).into_owned()
@@ -227,7 +228,7 @@ impl Tables {
 fn text(image: &Image, layout: &Layout, room: &mut [u8]) -> usize {
     image.reads.set(0);
     let mut out = Out::new(room);
-    stack(&Reader { memory: image, layout }, &TYPES, STATE, &mut out);
+    Reader { memory: image, layout, types: &TYPES }.write_stack(STATE, &mut out);
     assert!(image.reads.get() <= MOST * (600 + (1 << 16)), "{} reads", image.reads.get());
     out.used()
 }
@@ -237,7 +238,7 @@ fn prove(image: &Image, layout: &Layout) -> Result<(), String> {
     let codes = [work, call, call, call, main, main, main, main];
     let firsts = [0, OBJECTS[0], OBJECTS[1], OBJECTS[2], 0, 0, 0, 0];
     let said = Said { codes: &codes, firsts: &firsts, lines: &[71; COUNT] };
-    selftest::check(&Reader { memory: image, layout }, &TYPES, STATE, said)
+    selftest::check(&Reader { memory: image, layout, types: &TYPES }, STATE, said)
 }
 
 #[test]

@@ -9,18 +9,16 @@
 //! 3.13 on  as published at the start of _PyRuntime
 //! ```
 //!
-//! The offsets were measured with the compilers' `offsetof` for x86-64. agent-lib/tests/suite/frames.rs verifies them on every
-//! interpreter that it finds: 3.9.18, 3.10.13, 3.11.7, 3.12.1, 3.13.0, 3.14.10 and 3.15.2 so far. Free-threaded builds are
-//! detected and not read, as verified on 3.14.9. On aarch64 the structs are the same (LP64, no bit fields among these), but
-//! this is untested. The offsets are not trusted: selftest.rs compares the frames with Python's own list before anything is
-//! read directly.
+//! The offsets were measured with `offsetof` on x86-64. agent-lib/tests/suite/frames.rs verifies them on every interpreter that
+//! it finds: 3.9.18, 3.10.13, 3.11.7, 3.12.1, 3.13.0, 3.14.10 and 3.15.2 so far. Free-threaded builds are detected and not read
+//! (3.14.9). aarch64 has the same structs (LP64, no bit fields), untested. selftest.rs compares the frames with Python's own
+//! list before anything is read directly.
 
 use crate::naming::python::memory::{FAR, Memory, Pointer};
 
 /// CPython's version: major and minor, e.g. (3, 11).
 pub(crate) type Version = (u8, u8);
 
-/// Format of a code object's table of lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lines {
     /// 3.9: pairs of bytes: instruction step and line step.
@@ -92,80 +90,52 @@ pub(crate) const CELL: u16 = 16;
 pub(crate) const BASES: u16 = 344;
 
 /// Layouts of versions that publish no offsets.
-const KNOWN: [Layout; 4] = [
-    Layout {
-        version: (3, 9),
-        frame: 24,
-        through: None,
-        mask: u64::MAX,
-        previous: 24,
-        code: 32,
-        locals: 360,
-        place: Place::Index(104, 1),
-        owner: None,
-        code_name: 112,
-        code_file: 104,
-        code_first_line: 40,
-        code_lines: 120,
-        lines: Lines::Steps,
-        text: 48,
-        items: 24,
-    },
-    Layout {
-        version: (3, 10),
-        frame: 24,
-        through: None,
-        mask: u64::MAX,
-        previous: 24,
-        code: 32,
-        locals: 352,
-        place: Place::Index(96, 2),
-        owner: None,
-        code_name: 112,
-        code_file: 104,
-        code_first_line: 40,
-        code_lines: 120,
-        lines: Lines::Ranges,
-        text: 48,
-        items: 24,
-    },
-    Layout {
-        version: (3, 11),
-        frame: 56,
-        through: Some(8),
-        mask: u64::MAX,
-        previous: 48,
-        code: 32,
-        locals: 72,
-        place: Place::Instruction(56, 184),
-        owner: None,
-        code_name: 128,
-        code_file: 112,
-        code_first_line: 72,
-        code_lines: 136,
-        lines: Lines::Locations,
-        text: 48,
-        items: 24,
-    },
-    Layout {
-        version: (3, 12),
-        frame: 56,
-        through: Some(0),
-        mask: u64::MAX,
-        previous: 8,
-        code: 0,
-        locals: 72,
-        place: Place::Instruction(56, 192),
-        owner: Some((70, 3)),
-        code_name: 128,
-        code_file: 112,
-        code_first_line: 68,
-        code_lines: 136,
-        lines: Lines::Locations,
-        text: 40,
-        items: 24,
-    },
-];
+const KNOWN: [Layout; 4] = [IN_3_9, IN_3_10, IN_3_11, IN_3_12];
+const IN_3_9: Layout = Layout {
+    version: (3, 9),
+    frame: 24,
+    through: None,
+    mask: u64::MAX,
+    previous: 24,
+    code: 32,
+    locals: 360,
+    place: Place::Index(104, 1),
+    owner: None,
+    code_name: 112,
+    code_file: 104,
+    code_first_line: 40,
+    code_lines: 120,
+    lines: Lines::Steps,
+    text: 48,
+    items: 24,
+};
+const IN_3_10: Layout =
+    Layout { version: (3, 10), locals: 352, place: Place::Index(96, 2), lines: Lines::Ranges, ..IN_3_9 };
+const IN_3_11: Layout = Layout {
+    version: (3, 11),
+    frame: 56,
+    through: Some(8),
+    previous: 48,
+    locals: 72,
+    place: Place::Instruction(56, 184),
+    code_name: 128,
+    code_file: 112,
+    code_first_line: 72,
+    code_lines: 136,
+    lines: Lines::Locations,
+    ..IN_3_9
+};
+const IN_3_12: Layout = Layout {
+    version: (3, 12),
+    through: Some(0),
+    previous: 8,
+    code: 0,
+    place: Place::Instruction(56, 192),
+    owner: Some((70, 3)),
+    code_first_line: 68,
+    text: 40,
+    ..IN_3_11
+};
 
 /// Parses "3.11.7 (main, ...": the version, and whether it has a GIL.
 pub(crate) fn version(text: &str) -> Option<(Version, bool)> {
@@ -175,10 +145,7 @@ pub(crate) fn version(text: &str) -> Option<(Version, bool)> {
     Some((version, !text.contains("free-threading")))
 }
 
-/// Returns the layout of a version. `runtime` is the address of _PyRuntime.
-///
-/// # Errors
-/// Returns a reason if the version is unknown or its offsets are inconsistent.
+/// Returns the layout of a version, unless it is unknown or inconsistent. `runtime` is the address of _PyRuntime.
 pub(crate) fn of(version: Version, memory: &impl Memory, runtime: Option<Pointer>) -> Result<Layout, String> {
     let (major, minor) = version;
     let layout = match version {
@@ -209,8 +176,7 @@ const IN_3_13: Parts = Parts { state: 19, frame: 28, code: 34, object: 44, tuple
 const IN_3_14: Parts = Parts { state: 22, frame: 31, code: 39, object: 50, tuple: 56, bytes: 74, text: 77 };
 const IN_3_15: Parts = Parts { state: 22, frame: 39, code: 47, object: 58, tuple: 68, bytes: 86, text: 89 };
 
-/// Reads the offsets that the interpreter publishes. The table consists of words: a cookie, the version, whether there is no
-/// GIL, and parts. Each part begins with the size of its struct.
+/// Reads the published offsets: words with a cookie, the version, whether there is no GIL, and parts that begin with a size.
 fn published(version: Version, memory: &impl Memory, runtime: Pointer) -> Result<Layout, String> {
     let word =
         |index: u16| memory.word(runtime, index * 8).ok_or_else(|| "_PyRuntime cannot be read".to_owned());
@@ -273,8 +239,7 @@ fn published(version: Version, memory: &impl Memory, runtime: Pointer) -> Result
     })
 }
 
-/// Reason why free-threaded builds are not read. Another thread may change a module's table of children, its type or its
-/// reference count at any time, and reading frames is untested there.
+/// Why free-threaded builds are not read: other threads may change objects at any time, and reading frames is untested.
 pub(crate) const NO_GIL: &str = "CPython without a GIL (free-threaded) is not read";
 
 impl Layout {

@@ -7,24 +7,22 @@
 //! instruction to the line's tag. A code object may be freed and its address reused, so its file and first line are part of the
 //! hash. The number of lines with their own tag is bounded; the blocks of further lines share a name.
 
-use crate::base::memfd::anonymous;
+use crate::base::memfd::LazyTable;
 use crate::base::row::mix;
 use crate::naming::python::layout::{self, Place};
 use crate::naming::python::memory::{Memory, Pointer};
-use crate::naming::python::text::{self, FILE, NAME, Out, Types};
+use crate::naming::python::text::{FILE, NAME, Out};
 use crate::naming::python::walk::Reader;
 use crate::record::names::Names;
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
 /// Entries of the table: a power of two.
 const ENTRIES: usize = 1 << 15;
-/// Most entries in use.
 const MOST_ENTRIES: usize = ENTRIES / 2;
 /// Most lines with their own tag.
 const MOST_LINES: usize = 4096;
 /// Entries that a lookup tries.
 const REACH: usize = 16;
-/// Bits of a tag.
 const TAG_BITS: u32 = 20;
 /// Bits of the hash that identify an entry.
 const CHECK: u64 = !0 << TAG_BITS;
@@ -42,13 +40,12 @@ const GENERATED: [&[u8]; 4] = [b"<frozen ", b"<gpumem", b"<eval_with_key>", b"<t
 /// The cache of lines; see the module's docs.
 #[derive(Debug)]
 pub(crate) struct Lines {
-    /// `ENTRIES` words, once `prepare` was called.
-    entries: AtomicPtr<AtomicU64>,
+    /// Made by `prepare`.
+    entries: LazyTable<AtomicU64, ENTRIES>,
     used: AtomicUsize,
     lines: AtomicUsize,
 }
 
-/// A frame's code object and its hash.
 #[derive(Debug, Clone, Copy)]
 struct Code {
     at: Pointer,
@@ -56,42 +53,31 @@ struct Code {
 }
 
 impl Lines {
-    /// Creates an empty cache without a table.
     pub(crate) const fn new() -> Self {
-        Lines {
-            entries: AtomicPtr::new(std::ptr::null_mut()),
-            used: AtomicUsize::new(0),
-            lines: AtomicUsize::new(0),
-        }
+        Lines { entries: LazyTable::new(), used: AtomicUsize::new(0), lines: AtomicUsize::new(0) }
     }
 
     /// Returns the tag of the current line of the thread with this state; 0 without a frame or without room for names.
-    pub(crate) fn tag<M: Memory>(
-        &self,
-        names: &Names,
-        reader: &Reader<'_, M>,
-        types: &Types,
-        state: u64,
-    ) -> u32 {
+    pub(crate) fn tag<M: Memory>(&self, names: &Names, reader: &Reader<'_, M>, state: u64) -> u32 {
         let mut innermost = None;
         for frame in reader.frames(state) {
-            let Some(code) = code_of(reader, types, frame) else { continue };
-            if self.is_own(reader, types, code) {
-                return self.line(names, reader, types, frame, code);
+            let Some(code) = code_of(reader, frame) else { continue };
+            if self.is_own(reader, code) {
+                return self.line(names, reader, frame, code);
             }
             innermost = innermost.or(Some((frame, code)));
         }
-        innermost.map_or(0, |(frame, code)| self.line(names, reader, types, frame, code))
+        innermost.map_or(0, |(frame, code)| self.line(names, reader, frame, code))
     }
 
-    fn is_own<M: Memory>(&self, reader: &Reader<'_, M>, types: &Types, code: Code) -> bool {
+    fn is_own<M: Memory>(&self, reader: &Reader<'_, M>, code: Code) -> bool {
         if let Some(kind) = self.find(code.hash) {
             return kind == OWN;
         }
         let mut room = [0; FILE + 3];
         let mut out = Out::new(&mut room);
-        if let Some(file) = reader.memory.pointer(code.at, reader.layout.code_file) {
-            text::write_text(reader, types, file, FILE, true, &mut out);
+        if reader.memory.pointer(code.at, reader.layout.code_file).is_some() {
+            reader.write_text(code.at, reader.layout.code_file, FILE, true, &mut out);
         }
         let used = out.used();
         let kind = if is_library(&room[..used]) { LIBRARY } else { OWN };
@@ -99,14 +85,7 @@ impl Lines {
         kind == OWN
     }
 
-    fn line<M: Memory>(
-        &self,
-        names: &Names,
-        reader: &Reader<'_, M>,
-        types: &Types,
-        frame: Pointer,
-        code: Code,
-    ) -> u32 {
+    fn line<M: Memory>(&self, names: &Names, reader: &Reader<'_, M>, frame: Pointer, code: Code) -> u32 {
         let at = match reader.layout.place {
             Place::Index(at, _) => reader.memory.int(frame, at).map(|at| at as u64),
             Place::Instruction(at, _) => reader.memory.word(frame, at),
@@ -116,7 +95,7 @@ impl Lines {
             return tag;
         }
         let mut room = [0; FILE + NAME + 32];
-        let used = write(reader, types, frame, code.at, &mut room);
+        let used = write(reader, frame, code.at, &mut room);
         let tag = self.tag_of(names, &room[..used]);
         if tag != 0 && tag >> TAG_BITS == 0 {
             self.keep(hash, tag);
@@ -137,17 +116,8 @@ impl Lines {
         names.intern(0, text)
     }
 
-    fn entries(&self) -> &'static [AtomicU64] {
-        let entries = self.entries.load(Acquire);
-        if entries.is_null() {
-            return &[];
-        }
-        // SAFETY: `prepare` stored a zeroed mapping of that size, which is never unmapped.
-        unsafe { std::slice::from_raw_parts(entries, ENTRIES) }
-    }
-
     fn find(&self, hash: u64) -> Option<u32> {
-        let entries = self.entries();
+        let entries = self.entries.get();
         for probe in 0..if entries.is_empty() { 0 } else { REACH } {
             match entries[(hash as usize).wrapping_add(probe) % ENTRIES].load(Relaxed) {
                 0 => return None,
@@ -158,29 +128,17 @@ impl Lines {
         None
     }
 
-    /// Allocates the table. Must not be called in a hook. Without a table, each lookup formats its line again.
+    /// Makes the table. Must not be called in a hook. Without it, each lookup formats its line again.
     pub(crate) fn prepare(&self) {
-        if !self.entries().is_empty() {
-            return;
-        }
-        let Some(fresh) = anonymous::<AtomicU64>(ENTRIES) else { return };
-        let fresh = fresh.as_ptr().cast_mut();
-        if self.entries.compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire).is_err() {
-            // SAFETY: unmaps the mapping made above, which no other thread has seen.
-            unsafe { libc::munmap(fresh.cast(), ENTRIES * size_of::<AtomicU64>()) };
-        }
+        self.entries.make();
     }
 
-    /// Caches a tag, if there is room.
     #[cold]
     fn keep(&self, hash: u64, tag: u32) {
-        if self.entries().is_empty() {
+        let (entries, entry) = (self.entries.get(), hash & CHECK | u64::from(tag));
+        if entries.is_empty() || self.used.load(Relaxed) >= MOST_ENTRIES {
             return;
         }
-        if self.used.load(Relaxed) >= MOST_ENTRIES {
-            return;
-        }
-        let (entries, entry) = (self.entries(), hash & CHECK | u64::from(tag));
         for probe in 0..REACH {
             let place = &entries[(hash as usize).wrapping_add(probe) % ENTRIES];
             match place.compare_exchange(0, entry, Relaxed, Relaxed) {
@@ -196,10 +154,10 @@ impl Lines {
 }
 
 /// Returns the frame's code object; `None` for internal frames of the interpreter.
-fn code_of<M: Memory>(reader: &Reader<'_, M>, types: &Types, frame: Pointer) -> Option<Code> {
+fn code_of<M: Memory>(reader: &Reader<'_, M>, frame: Pointer) -> Option<Code> {
     let (memory, layout) = (reader.memory, reader.layout);
     let at = reader.code(frame).and_then(Pointer::new)?;
-    if memory.word(at, layout::TYPE)? != types.code || reader.internal(frame) {
+    if memory.word(at, layout::TYPE)? != reader.types.code || reader.internal(frame) {
         return None;
     }
     let (file, first) = (memory.word(at, layout.code_file)?, memory.int(at, layout.code_first_line)?);
@@ -207,18 +165,9 @@ fn code_of<M: Memory>(reader: &Reader<'_, M>, types: &Types, frame: Pointer) -> 
 }
 
 /// Writes `file:line function`, without the file's directories, and returns the bytes written.
-fn write<M: Memory>(
-    reader: &Reader<'_, M>,
-    types: &Types,
-    frame: Pointer,
-    code: Pointer,
-    room: &mut [u8],
-) -> usize {
-    let (memory, layout) = (reader.memory, reader.layout);
+fn write<M: Memory>(reader: &Reader<'_, M>, frame: Pointer, code: Pointer, room: &mut [u8]) -> usize {
     let mut out = Out::new(room);
-    let file = memory.pointer(code, layout.code_file);
-    let is_written = file.is_some_and(|file| text::write_text(reader, types, file, FILE, true, &mut out));
-    if !is_written {
+    if !reader.write_text(code, reader.layout.code_file, FILE, true, &mut out) {
         out.put(b"?");
     }
     let used = out.used();
@@ -226,13 +175,9 @@ fn write<M: Memory>(
     room.copy_within(name..used, 0);
     let mut out = Out::behind(room, used - name);
     out.put(b":");
-    match text::line_number(reader, types, frame, code) {
-        Some(number) if number >= 0 => out.number(number),
-        _ => out.put(b"?"),
-    };
+    reader.write_line_number(frame, code, &mut out);
     out.put(b" ");
-    let function = memory.pointer(code, layout.code_name);
-    if !function.is_some_and(|function| text::write_text(reader, types, function, NAME, false, &mut out)) {
+    if !reader.write_text(code, reader.layout.code_name, NAME, false, &mut out) {
         out.put(b"?");
     }
     let used = out.used();

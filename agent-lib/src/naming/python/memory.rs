@@ -1,5 +1,4 @@
-//! Access to the interpreter's memory. Only plausible pointers are followed, and only through this trait. So the walk can be
-//! tested on images of damaged memory (fuzz.rs).
+//! Access to the interpreter's memory, only through plausible pointers. Tests use images of damaged memory (fuzz.rs).
 
 use std::ffi::c_void;
 
@@ -31,7 +30,6 @@ impl Pointer {
     }
 }
 
-/// Readable memory of an interpreter.
 pub(crate) trait Memory {
     /// Reads the word `offset` bytes behind `at`; `None` if it cannot be read.
     fn word(&self, at: Pointer, offset: u16) -> Option<u64>;
@@ -39,7 +37,6 @@ pub(crate) trait Memory {
     /// Reads the bytes `offset` behind `at`; returns whether they could be read. Offset and length together are at most `FAR`.
     fn bytes(&self, at: Pointer, offset: u16, out: &mut [u8]) -> bool;
 
-    /// Reads a pointer.
     #[inline(always)]
     fn pointer(&self, at: Pointer, offset: u16) -> Option<Pointer> {
         Pointer::new(self.word(at, offset)?)
@@ -51,7 +48,6 @@ pub(crate) trait Memory {
         self.bytes(at, offset, &mut bytes).then(|| i32::from_ne_bytes(bytes))
     }
 
-    /// Reads a byte.
     fn byte(&self, at: Pointer, offset: u16) -> Option<u8> {
         let mut byte = [0];
         self.bytes(at, offset, &mut byte).then(|| byte[0])
@@ -131,8 +127,7 @@ impl Memory for Careful {
             return false;
         }
         let from = (at.0 + usize::from(offset)) as *const c_void;
-        // SAFETY: the kernel reads, and returns EFAULT for unmapped memory. The pipe is empty and takes a page without
-        // blocking.
+        // SAFETY: the kernel reads, and returns EFAULT for unmapped memory. The empty pipe takes a page without blocking.
         let put = unsafe { libc::write(self.to, from, out.len()) };
         let Ok(put) = usize::try_from(put) else { return false };
         // SAFETY: reads the bytes that are in the pipe, and never more than `out` has room for.

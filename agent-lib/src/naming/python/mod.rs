@@ -1,15 +1,6 @@
 //! CPython: reads the frames of the calling thread, and what Python code has registered.
 //!
-//! ```text
-//! find.rs      finds the interpreter          layout.rs    offsets of its structures for each version
-//! memory.rs    reads its memory               selftest.rs  proves that the layout is right
-//! walk.rs      frames -> module and phase     text.rs      frames -> text
-//! codes.rs     meaning of code objects        modules.rs   module objects and their paths
-//! lines.rs     frames -> the line that allocates
-//! ```
-//!
-//! Nothing is read before Python code has called [`prove`] with its own list of the calling thread's frames. The agent's Python
-//! code is in sources/python_host.
+//! Nothing is read before Python code (sources/python_host) has called [`prove`] with its own list of the thread's frames.
 
 mod codes;
 mod find;
@@ -63,13 +54,25 @@ pub(crate) fn here(core: &Core, _: &Thread) -> Option<FrameName> {
 
 #[inline(never)]
 fn look(core: &Core, interpreter: &Interpreter) -> Option<FrameName> {
+    in_frames(interpreter, |reader, state| {
+        Known { reader, codes: &CODES, modules: &MODULES, names: &core.recorder.names }.find(state)
+    })?
+}
+
+/// Runs `work` with the calling thread's state; `None` if it has none.
+#[inline(always)]
+fn in_frames<T>(interpreter: &Interpreter, work: impl FnOnce(&Reader<'_, Plain>, u64) -> T) -> Option<T> {
     let state = state(interpreter)?;
     // SAFETY: the layout was proved in this process; the state is the calling thread's own.
     let memory = unsafe { Plain::new() };
-    let reader = Reader { memory: &memory, layout: &interpreter.layout };
-    let known =
-        Known { codes: &CODES, modules: &MODULES, names: &core.recorder.names, cell: interpreter.cell };
-    known.find(&reader, state)
+    Some(work(&Reader { memory: &memory, layout: &interpreter.layout, types: &interpreter.types }, state))
+}
+
+/// The same, if frames are read.
+fn in_armed_frames<T>(work: impl FnOnce(&Reader<'_, Plain>, u64) -> T) -> Option<T> {
+    // SAFETY: null, or leaked by `prove`.
+    let interpreter = unsafe { ARMED.load(Acquire).cast::<Interpreter>().as_ref() }?;
+    in_frames(interpreter, work)
 }
 
 /// Returns the calling thread's Python state, if it has one. At its end the interpreter frees the states of threads that still
@@ -89,53 +92,29 @@ fn state(interpreter: &Interpreter) -> Option<u64> {
 /// Returns the tag of the program's line that the calling thread is at, for untagged memory; 0 without one.
 #[inline(never)]
 pub(crate) fn line(core: &Core, _: &Thread) -> u32 {
-    let interpreter = ARMED.load(Acquire).cast::<Interpreter>();
-    if interpreter.is_null() || !core.settings.layers.sites {
+    if !core.settings.layers.sites {
         return 0;
     }
-    // SAFETY: leaked by `prove`.
-    let interpreter = unsafe { &*interpreter };
-    let Some(state) = state(interpreter) else { return 0 };
-    // SAFETY: as in `look`.
-    let memory = unsafe { Plain::new() };
-    let reader = Reader { memory: &memory, layout: &interpreter.layout };
-    LINES.tag(&core.recorder.names, &reader, &interpreter.types, state)
+    in_armed_frames(|reader, state| LINES.tag(&core.recorder.names, reader, state)).unwrap_or(0)
 }
 
 /// Whether the calling thread's frames set gradients to zero, and whether one is a function with its own backward pass.
 #[cold]
 pub(crate) fn rare_frames(_: &Thread) -> (bool, bool) {
-    let interpreter = ARMED.load(Acquire).cast::<Interpreter>();
-    if interpreter.is_null() {
-        return (false, false);
-    }
-    // SAFETY: leaked by `prove`.
-    let interpreter = unsafe { &*interpreter };
-    let Some(state) = state(interpreter) else { return (false, false) };
-    // SAFETY: as in `look`.
-    let memory = unsafe { Plain::new() };
-    let reader = Reader { memory: &memory, layout: &interpreter.layout };
-    let codes = reader.frames(state).filter_map(|frame| RARE_CODES.get(reader.code(frame)?));
-    codes.fold((false, false), |(clears, custom), (what, _)| {
-        (clears || what == What::ZeroGrad, custom || what == What::CustomFunction)
-    })
+    let rare = |reader: &Reader<'_, Plain>, state: u64| {
+        let codes = reader.frames(state).filter_map(|frame| RARE_CODES.get(reader.code(frame)?));
+        codes.fold((false, false), |(clears, custom), (what, _)| {
+            (clears || what == What::ZeroGrad, custom || what == What::CustomFunction)
+        })
+    };
+    in_armed_frames(rare).unwrap_or_default()
 }
 
 /// Writes the calling thread's Python stack as `function (file:line)`, one frame on each line, the innermost first. Returns the
 /// bytes written; 0 without frames.
 pub(crate) fn stack_text(_: &Thread, out: &mut [u8]) -> usize {
-    let interpreter = ARMED.load(Acquire).cast::<Interpreter>();
-    if interpreter.is_null() {
-        return 0;
-    }
-    // SAFETY: leaked by `prove`.
-    let interpreter = unsafe { &*interpreter };
-    let Some(state) = state(interpreter) else { return 0 };
-    // SAFETY: as in `look`.
-    let memory = unsafe { Plain::new() };
-    let reader = Reader { memory: &memory, layout: &interpreter.layout };
     let mut out = text::Out::new(out);
-    text::stack(&reader, &interpreter.types, state, &mut out);
+    in_armed_frames(|reader, state| reader.write_stack(state, &mut out));
     out.used()
 }
 
@@ -179,11 +158,8 @@ pub(crate) fn started(core: &Core) {
 
 const OFF: &str = "GPUMEM_FRAMES=0";
 
-/// Compares the calling thread's frames with Python's own list, and reads frames from now on if they are equal. Must run on a
-/// thread that holds the interpreter's lock, or held it until this call.
-///
-/// # Errors
-/// Returns why frames are not read.
+/// Compares the calling thread's frames with Python's own list. Reads frames from now on if they are equal, or returns why not.
+/// Must run on a thread that holds the interpreter's lock, or held it until this call.
 pub(crate) fn prove(core: &Core, said: Said<'_>) -> Result<(), String> {
     if !core.settings.layers.frames {
         return Err(OFF.to_owned());
@@ -210,8 +186,8 @@ fn compare(said: Said<'_>) -> Result<&'static Interpreter, String> {
     let careful = Careful::new().ok_or_else(|| "no file descriptors for the test".to_owned())?;
     let interpreter = find::interpreter(&careful)?;
     let state = state(&interpreter).ok_or_else(|| "no Python on this thread".to_owned())?;
-    let reader = Reader { memory: &careful, layout: &interpreter.layout };
-    selftest::check(&reader, &interpreter.types, state, said)?;
+    let reader = Reader { memory: &careful, layout: &interpreter.layout, types: &interpreter.types };
+    selftest::check(&reader, state, said)?;
     Ok(Box::leak(Box::new(interpreter))) // one for each interpreter, some hundred bytes
 }
 

@@ -3,14 +3,12 @@
 //! It is read without a lock on the thread that allocates. The object is then a local variable of a running frame, so it is
 //! alive, and its entry does not change unless Python registers it again. Writers hold a lock.
 //!
-//! A module that a compiler generated has no name in the program; what happens in it belongs to its caller. It is registered as
-//! its own parent.
+//! A module that a compiler generated is registered as its own parent: what happens in it belongs to its caller.
 //!
-//! The table doubles when it is full. The old table stays mapped, so a late reader finds old words instead of unmapped memory.
-//! A table is reused only when the table after the next one is made.
+//! The table doubles when it is full. The old one stays mapped for late readers, and is reused for the table after the next.
 
 use crate::base::locks::SpinLock;
-use crate::base::memfd::anonymous;
+use crate::base::memfd::{LazyTable, anonymous};
 use crate::naming::python::layout;
 use crate::naming::python::memory::{Memory, Pointer};
 use crate::naming::python::walk::Reader;
@@ -22,7 +20,6 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::
 pub(crate) const MOST: usize = 1 << 16;
 /// Entries of the first table; each next one has twice as many.
 const FIRST: usize = 1 << 10;
-/// Number of table sizes.
 const SIZES: usize = 8;
 const _: () = assert!(FIRST << (SIZES - 1) == 2 * MOST);
 /// Entries that a lookup tries.
@@ -63,12 +60,16 @@ struct Place {
 }
 
 impl Place {
+    /// Returns all fields but the address.
+    fn fields(&self) -> [&AtomicU64; 6] {
+        [&self.kind, &self.also, &self.parent, &self.name, &self.numbers, &self.cached]
+    }
+
     fn is_generated(&self) -> bool {
         self.parent.load(Relaxed) == self.object.load(Relaxed)
     }
 }
 
-/// The table of modules; see the module's docs.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Modules {
@@ -82,8 +83,8 @@ pub(crate) struct Modules {
     spaces: [AtomicPtr<Place>; 2 * SIZES],
     text: AtomicPtr<u8>,
     text_used: AtomicUsize,
-    /// `NAMES` words: positions of known names, by their hash.
-    said: AtomicPtr<AtomicU64>,
+    /// Positions of known names, by their hash.
+    said: LazyTable<AtomicU64, NAMES>,
     turn: SpinLock,
     number: AtomicU32,
     /// Registered modules, and entries of the table that are not 0.
@@ -98,14 +99,13 @@ pub(crate) struct Modules {
 }
 
 impl Modules {
-    /// Creates an empty table.
     pub(crate) const fn new() -> Self {
         Modules {
             table: AtomicU64::new(0),
             spaces: [const { AtomicPtr::new(std::ptr::null_mut()) }; 2 * SIZES],
             text: AtomicPtr::new(std::ptr::null_mut()),
             text_used: AtomicUsize::new(0),
-            said: AtomicPtr::new(std::ptr::null_mut()),
+            said: LazyTable::new(),
             turn: SpinLock::new(),
             epoch: AtomicU32::new(1),
             parameters_epoch: AtomicU32::new(0),
@@ -118,7 +118,6 @@ impl Modules {
         }
     }
 
-    /// Returns the number of registered modules.
     pub(crate) fn live(&self) -> usize {
         self.live.load(Relaxed)
     }
@@ -156,8 +155,7 @@ impl Modules {
         None
     }
 
-    /// Returns the tag of the path of the module `object`. `None` for a generated module, and for an object that is not the
-    /// registered one: the memory of a module that died is soon reused.
+    /// Returns the tag of the path of `object`; `None` if it is generated, or another object at the address of one that died.
     #[inline(always)]
     pub(crate) fn tag(
         &self,
@@ -267,8 +265,7 @@ impl Modules {
         self.parameters_epoch.load(Relaxed) == self.epoch.load(Relaxed)
     }
 
-    /// Returns the tag of a chain of names, the outermost last; shortened if there is no room for all. A number is joined to
-    /// the name that it counts: `h.3`.
+    /// Returns the tag of a chain of names, the outermost last, as far as there is room. A number joins its name: `h.3`.
     fn path(&self, names: &Names, chain: &[u64]) -> u32 {
         let (mut tag, mut component, mut len) = (0, [0; MAX_TAG_BYTES], 0);
         for &name in chain.iter().rev() {
@@ -311,8 +308,7 @@ impl Modules {
         if name.is_empty() || !self.has_text() {
             return 0;
         }
-        // SAFETY: `has_text` stored a mapping of `NAMES` words, which stays mapped.
-        let said = unsafe { std::slice::from_raw_parts(self.said.load(Relaxed).cast_const(), NAMES) };
+        let said = self.said.get();
         let hash =
             name.iter().fold(0_u64, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
         let home = (hash ^ hash >> 32) as usize;
@@ -345,9 +341,8 @@ impl Modules {
 
     /// Under the lock: whether there is memory for names; allocates it the first time.
     fn has_text(&self) -> bool {
-        if self.said.load(Relaxed).is_null() {
-            let Some(said) = anonymous::<AtomicU64>(NAMES) else { return false };
-            self.said.store(said.as_ptr().cast_mut(), Relaxed);
+        if !self.said.make() {
+            return false;
         }
         if self.text.load(Relaxed).is_null() {
             let Some(text) = anonymous::<u8>(TEXT_BYTES) else { return false };
@@ -362,8 +357,7 @@ impl Modules {
         self.epoch.store(next, Release);
     }
 
-    /// Registers a module as child `name` of `parent` (0: none; its own address: generated). A later registration replaces an
-    /// earlier one. Returns whether there was room.
+    /// Registers or changes a module, child `name` of `parent` (0: none; its own address: generated). False without room.
     pub(crate) fn say(&self, object: u64, kind: u64, parent: u64, name: &[u8]) -> bool {
         if Pointer::new(object).is_none() {
             self.refused.fetch_add(1, Relaxed);
@@ -415,8 +409,7 @@ impl Modules {
             if found > GONE {
                 continue;
             }
-            let to = [&place.kind, &place.also, &place.parent, &place.name, &place.numbers, &place.cached];
-            for (to, value) in to.into_iter().zip(fields) {
+            for (to, value) in place.fields().into_iter().zip(fields) {
                 to.store(value, Relaxed);
             }
             place.object.store(object, Release);
@@ -465,8 +458,7 @@ impl Modules {
             if object <= GONE {
                 continue;
             }
-            let from = [&place.kind, &place.also, &place.parent, &place.name, &place.numbers, &place.cached];
-            if !self.put(places, object, from.map(|word| word.load(Relaxed))) {
+            if !self.put(places, object, place.fields().map(|word| word.load(Relaxed))) {
                 self.live.fetch_sub(1, Relaxed);
                 self.refused.fetch_add(1, Relaxed);
             }

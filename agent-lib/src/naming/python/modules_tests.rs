@@ -3,6 +3,7 @@
 use super::*;
 use crate::base::memfd::{Shared, Sizes};
 use crate::naming::python::layout::{Layout, tests::BASE};
+use crate::naming::python::text::Types;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
@@ -62,7 +63,8 @@ impl Bench {
     }
 
     fn path_as(&self, object: u64, kind: u64) -> Option<String> {
-        let reader = Reader { memory: &self.bases, layout: &self.layout };
+        let types = &Types { code: 0, text: 0, bytes: 0, cell: 0 };
+        let reader = Reader { memory: &self.bases, layout: &self.layout, types };
         self.bases.1.set(kind);
         let tag = self.modules.tag(&self.names, &reader, Pointer::new(object)?)?;
         Some(String::from_utf8_lossy(self.names.path(tag).unwrap_or_default()).into_owned())

@@ -2,7 +2,6 @@
 //! thread. Memory is read through the kernel, so a wrong layout causes an error and not a fault.
 
 use crate::naming::python::memory::{Memory, Pointer};
-use crate::naming::python::text::{Types, line_number};
 use crate::naming::python::walk::Reader;
 
 /// Most frames to compare.
@@ -38,16 +37,8 @@ impl Said<'_> {
     }
 }
 
-/// Compares the frames with Python's list.
-///
-/// # Errors
-/// Returns the first difference.
-pub(crate) fn check<M: Memory>(
-    reader: &Reader<'_, M>,
-    types: &Types,
-    state: u64,
-    said: Said<'_>,
-) -> Result<(), String> {
+/// Compares the frames with Python's list; returns the first difference.
+pub(crate) fn check<M: Memory>(reader: &Reader<'_, M>, state: u64, said: Said<'_>) -> Result<(), String> {
     let count = said.codes.len();
     let compared = said.firsts.iter().filter(|&&first| first != 0).count();
     if count < LEAST || compared == 0 {
@@ -66,12 +57,12 @@ pub(crate) fn check<M: Memory>(
             return Err(wrong("another first variable"));
         }
         let code = code.and_then(Pointer::new).ok_or_else(|| wrong("no code object"))?;
-        if reader.memory.word(code, crate::naming::python::layout::TYPE) != Some(types.code) {
+        if reader.memory.word(code, crate::naming::python::layout::TYPE) != Some(reader.types.code) {
             return Err(wrong("its code is of another type"));
         }
         let line = said.lines.get(index).copied().unwrap_or(0);
         if line != 0 {
-            let found = line_number(reader, types, frame, code);
+            let found = reader.line_number(frame, code);
             if found != Some(line) {
                 return Err(wrong(&format!("line {found:?}, not {line}")));
             }

@@ -1,5 +1,4 @@
-//! Writes the thread's Python stack as text: one frame on each line, the innermost first. Allocates nothing and calls nothing
-//! of the interpreter.
+//! Writes the thread's Python stack as text, the innermost frame first. Allocates nothing and calls nothing of the interpreter.
 
 use crate::naming::python::layout::{self, Layout, Lines, Place};
 use crate::naming::python::memory::{FAR, Memory, Pointer};
@@ -12,18 +11,15 @@ pub(crate) const FILE: usize = 160;
 /// Most bytes of a table of lines to read.
 const TABLE: usize = 1 << 16;
 
-/// Addresses of the types that are recognized.
+/// Addresses of PyCode_Type, PyUnicode_Type, PyBytes_Type and PyCell_Type.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Types {
-    /// PyCode_Type.
     pub code: u64,
-    /// PyUnicode_Type.
     pub text: u64,
-    /// PyBytes_Type.
     pub bytes: u64,
+    pub cell: u64,
 }
 
-/// A buffer that is being written.
 #[derive(Debug)]
 pub(crate) struct Out<'a> {
     room: &'a mut [u8],
@@ -31,7 +27,6 @@ pub(crate) struct Out<'a> {
 }
 
 impl<'a> Out<'a> {
-    /// Starts an empty buffer.
     pub(crate) fn new(room: &'a mut [u8]) -> Self {
         Out { room, used: 0 }
     }
@@ -41,7 +36,6 @@ impl<'a> Out<'a> {
         Out { room, used }
     }
 
-    /// Returns the bytes written.
     pub(crate) fn used(&self) -> usize {
         self.used
     }
@@ -76,184 +70,183 @@ impl<'a> Out<'a> {
     }
 }
 
-/// Writes `function (file:line)` for each frame, leaving out frames that do not fit. Returns whether all fitted.
-pub(crate) fn stack<M: Memory>(reader: &Reader<'_, M>, types: &Types, state: u64, out: &mut Out<'_>) -> bool {
-    for frame in reader.frames(state) {
-        let before = out.used;
-        if !line(reader, types, frame, out) {
-            out.used = before;
-            return false;
+impl<M: Memory> Reader<'_, M> {
+    /// Writes `function (file:line)` for each frame, leaving out frames that do not fit. Returns whether all fitted.
+    pub(crate) fn write_stack(&self, state: u64, out: &mut Out<'_>) -> bool {
+        for frame in self.frames(state) {
+            let before = out.used;
+            if !self.write_frame(frame, out) {
+                out.used = before;
+                return false;
+            }
         }
+        true
     }
-    true
-}
 
-fn line<M: Memory>(reader: &Reader<'_, M>, types: &Types, frame: Pointer, out: &mut Out<'_>) -> bool {
-    let (memory, layout) = (reader.memory, reader.layout);
-    let code = reader.code(frame).and_then(Pointer::new);
-    let Some(code) = code.filter(|&code| is(memory, code, types.code) && !reader.internal(frame)) else {
-        return true;
-    };
-    let text = |at: u16, most: usize, end: bool, out: &mut Out<'_>| match memory.pointer(code, at) {
-        Some(text) => write_text(reader, types, text, most, end, out),
-        None => out.put(b"?"),
-    };
-    text(layout.code_name, NAME, false, out)
-        && out.put(b" (")
-        && text(layout.code_file, FILE, true, out)
-        && out.put(b":")
-        && match line_number(reader, types, frame, code) {
+    fn write_frame(&self, frame: Pointer, out: &mut Out<'_>) -> bool {
+        let code = self.code(frame).and_then(Pointer::new);
+        let Some(code) = code.filter(|&code| self.is(code, self.types.code) && !self.internal(frame)) else {
+            return true;
+        };
+        self.write_text(code, self.layout.code_name, NAME, false, out)
+            && out.put(b" (")
+            && self.write_text(code, self.layout.code_file, FILE, true, out)
+            && out.put(b":")
+            && self.write_line_number(frame, code, out)
+            && out.put(b")\n")
+    }
+
+    /// Writes the frame's current line; `?` without one.
+    pub(crate) fn write_line_number(&self, frame: Pointer, code: Pointer, out: &mut Out<'_>) -> bool {
+        match self.line_number(frame, code) {
             Some(number) if number >= 0 => out.number(number),
             _ => out.put(b"?"),
         }
-        && out.put(b")\n")
-}
+    }
 
-fn is(memory: &impl Memory, object: Pointer, kind: u64) -> bool {
-    memory.word(object, layout::TYPE) == Some(kind)
-}
+    fn is(&self, object: Pointer, kind: u64) -> bool {
+        self.memory.word(object, layout::TYPE) == Some(kind)
+    }
 
-/// Returns how a str stores its characters: bytes for each, and the offset of the first.
-fn characters<M: Memory>(reader: &Reader<'_, M>, text: Pointer) -> Option<(usize, u16)> {
-    // Behind the interning state: width (3 bits), compact, ASCII.
-    let state = reader.memory.int(text, layout::TEXT_STATE)?;
-    let (width, is_compact, is_ascii) = (state >> 2 & 7, state & 0x20 != 0, state & 0x40 != 0);
-    let first = reader.layout.text;
-    match (width, is_compact, is_ascii) {
-        (1, true, true) => Some((1, first)),
-        // The characters follow the ASCII header, the UTF-8 length and the UTF-8 pointer; up to 3.11 also another length.
-        (1 | 2 | 4, true, false) => {
-            Some((width as usize, first + if first == TEXT_UNTIL_3_11 { 24 } else { 16 }))
+    /// Returns how a str stores its characters: bytes for each, and the offset of the first.
+    fn characters(&self, text: Pointer) -> Option<(usize, u16)> {
+        // Behind the interning state: width (3 bits), compact, ASCII.
+        let state = self.memory.int(text, layout::TEXT_STATE)?;
+        let (width, is_compact, is_ascii) = (state >> 2 & 7, state & 0x20 != 0, state & 0x40 != 0);
+        let first = self.layout.text;
+        match (width, is_compact, is_ascii) {
+            (1, true, true) => Some((1, first)),
+            // The characters follow the ASCII header, the UTF-8 length and the UTF-8 pointer; up to 3.11 also another length.
+            (1 | 2 | 4, true, false) => {
+                Some((width as usize, first + if first == TEXT_UNTIL_3_11 { 24 } else { 16 }))
+            }
+            _ => None,
         }
-        _ => None,
+    }
+
+    /// Writes the str that `object` holds at an offset as UTF-8: at most `most` characters from its beginning, or from its end if
+    /// `end`. Writes `?` for unprintable characters and for an invalid str. Returns whether it fitted.
+    pub(crate) fn write_text(
+        &self,
+        object: Pointer,
+        at: u16,
+        most: usize,
+        end: bool,
+        out: &mut Out<'_>,
+    ) -> bool {
+        let memory = self.memory;
+        let Some(text) = memory.pointer(object, at) else { return out.put(b"?") };
+        let len = memory.word(text, layout::LENGTH).and_then(|len| usize::try_from(len).ok());
+        let known = self.characters(text).filter(|_| self.is(text, self.types.text));
+        let (Some((width, first)), Some(len)) = (known, len.filter(|&len| len < FAR)) else {
+            return out.put(b"?");
+        };
+        if len * width >= FAR / 2 {
+            return out.put(b"?");
+        }
+        let shown = len.min(most).min(FILE);
+        let start = if end { len - shown } else { 0 };
+        let mut bytes = [0; 4 * FILE];
+        let bytes = &mut bytes[..shown * width];
+        if !memory.bytes(text, first + (start * width) as u16, bytes) {
+            return out.put(b"?");
+        }
+        let put = |out: &mut Out<'_>, number: &[u8]| {
+            let mut word = [0; 4];
+            word[..width].copy_from_slice(number);
+            let character =
+                char::from_u32(u32::from_le_bytes(word)).filter(|character| is_printable(*character));
+            let mut room = [0; 4];
+            out.put_whole(character.unwrap_or('?').encode_utf8(&mut room).as_bytes())
+        };
+        (start == 0 || out.put(b"..."))
+            && bytes.chunks_exact(width).all(|number| put(out, number))
+            && (end || shown == len || out.put(b"..."))
+    }
+
+    pub(crate) fn line_number(&self, frame: Pointer, code: Pointer) -> Option<i32> {
+        let (memory, layout): (_, &Layout) = (self.memory, self.layout);
+        let at = match layout.place {
+            Place::Index(at, unit) => memory.int(frame, at)?.checked_mul(unit)?,
+            Place::Instruction(at, first) => {
+                let first = code.address() + u64::from(first);
+                i32::try_from(memory.word(frame, at)?.checked_sub(first)?).ok()?
+            }
+        };
+        let first = memory.int(code, layout.code_first_line)?;
+        let table =
+            memory.pointer(code, layout.code_lines).filter(|&table| self.is(table, self.types.bytes))?;
+        let len = usize::try_from(memory.word(table, layout::LENGTH)?).ok()?.min(TABLE);
+        let mut table =
+            Bytes { memory, at: table.address() + u64::from(layout::BYTES), left: len, window: None };
+        let pair = |table: &mut Bytes<'_, M>| Some((i32::from(table.next()?), table.next()? as i8));
+        let (mut line, mut end) = (first, 0);
+        match layout.lines {
+            Lines::Steps => {
+                while let Some((step, lines)) = pair(&mut table) {
+                    end += step;
+                    if end > at {
+                        break;
+                    }
+                    line = line.checked_add(lines.into())?;
+                }
+                Some(line)
+            }
+            Lines::Ranges => loop {
+                let (length, lines) = pair(&mut table)?;
+                end += length;
+                if lines != -128 {
+                    line = line.checked_add(lines.into())?;
+                }
+                if end > at {
+                    return (lines != -128).then_some(line);
+                }
+            },
+            Lines::Locations => {
+                let mut head = table.next()?;
+                loop {
+                    let form = head >> 3 & 15;
+                    end += (i32::from(head & 7) + 1) * 2;
+                    let mut rest = 0; // the entry's first number
+                    let mut shift = 0;
+                    let mut open = matches!(form, 13 | 14);
+                    let next = loop {
+                        let byte = table.next();
+                        match byte {
+                            Some(byte) if byte < 0x80 => {
+                                if open && shift < 30 {
+                                    rest |= i32::from(byte & 63) << shift;
+                                    shift += 6;
+                                    open = byte & 64 != 0;
+                                }
+                            }
+                            other => break other,
+                        }
+                    };
+                    let step = match form {
+                        10..=12 => i32::from(form) - 10,
+                        13 | 14 => (rest >> 1) * if rest & 1 == 0 { 1 } else { -1 },
+                        _ => 0,
+                    };
+                    line = line.checked_add(step)?;
+                    if end > at {
+                        return (form != 15).then_some(line);
+                    }
+                    head = next?;
+                }
+            }
+        }
     }
 }
 
 /// `Layout::text` of CPython up to 3.11.
 const TEXT_UNTIL_3_11: u16 = 48;
 
-/// Writes a str as UTF-8: at most `most` characters from its beginning, or from its end if `end`. Writes `?` for unprintable
-/// characters and for an invalid str. Returns whether it fitted.
-pub(crate) fn write_text<M: Memory>(
-    reader: &Reader<'_, M>,
-    types: &Types,
-    text: Pointer,
-    most: usize,
-    end: bool,
-    out: &mut Out<'_>,
-) -> bool {
-    let memory = reader.memory;
-    let len = memory.word(text, layout::LENGTH).and_then(|len| usize::try_from(len).ok());
-    let known = characters(reader, text).filter(|_| is(memory, text, types.text));
-    let (Some((width, first)), Some(len)) = (known, len.filter(|&len| len < FAR)) else {
-        return out.put(b"?");
-    };
-    if len * width >= FAR / 2 {
-        return out.put(b"?");
-    }
-    let shown = len.min(most).min(FILE);
-    let start = if end { len - shown } else { 0 };
-    let mut bytes = [0; 4 * FILE];
-    let bytes = &mut bytes[..shown * width];
-    if !memory.bytes(text, first + (start * width) as u16, bytes) {
-        return out.put(b"?");
-    }
-    let put = |out: &mut Out<'_>, number: &[u8]| {
-        let mut word = [0; 4];
-        word[..width].copy_from_slice(number);
-        let character = char::from_u32(u32::from_le_bytes(word)).filter(|character| is_printable(*character));
-        let mut room = [0; 4];
-        out.put_whole(character.unwrap_or('?').encode_utf8(&mut room).as_bytes())
-    };
-    (start == 0 || out.put(b"..."))
-        && bytes.chunks_exact(width).all(|number| put(out, number))
-        && (end || shown == len || out.put(b"..."))
-}
-
 /// Excludes only control characters, which no name contains. The views escape characters that could be misleading.
 fn is_printable(character: char) -> bool {
     !character.is_control()
 }
 
-/// Returns the frame's current line.
-pub(crate) fn line_number<M: Memory>(
-    reader: &Reader<'_, M>,
-    types: &Types,
-    frame: Pointer,
-    code: Pointer,
-) -> Option<i32> {
-    let (memory, layout): (_, &Layout) = (reader.memory, reader.layout);
-    let at = match layout.place {
-        Place::Index(at, unit) => memory.int(frame, at)?.checked_mul(unit)?,
-        Place::Instruction(at, first) => {
-            let first = code.address() + u64::from(first);
-            i32::try_from(memory.word(frame, at)?.checked_sub(first)?).ok()?
-        }
-    };
-    let first = memory.int(code, layout.code_first_line)?;
-    let table = memory.pointer(code, layout.code_lines).filter(|&table| is(memory, table, types.bytes))?;
-    let len = usize::try_from(memory.word(table, layout::LENGTH)?).ok()?.min(TABLE);
-    let mut table = Bytes { memory, at: table.address() + u64::from(layout::BYTES), left: len, window: None };
-    let pair = |table: &mut Bytes<'_, M>| Some((i32::from(table.next()?), table.next()? as i8));
-    let (mut line, mut end) = (first, 0);
-    match layout.lines {
-        Lines::Steps => {
-            while let Some((step, lines)) = pair(&mut table) {
-                end += step;
-                if end > at {
-                    break;
-                }
-                line = line.checked_add(lines.into())?;
-            }
-            Some(line)
-        }
-        Lines::Ranges => loop {
-            let (length, lines) = pair(&mut table)?;
-            end += length;
-            if lines != -128 {
-                line = line.checked_add(lines.into())?;
-            }
-            if end > at {
-                return (lines != -128).then_some(line);
-            }
-        },
-        Lines::Locations => {
-            let mut head = table.next()?;
-            loop {
-                let form = head >> 3 & 15;
-                end += (i32::from(head & 7) + 1) * 2;
-                let mut rest = 0; // the entry's first number
-                let mut shift = 0;
-                let mut open = matches!(form, 13 | 14);
-                let next = loop {
-                    let byte = table.next();
-                    match byte {
-                        Some(byte) if byte < 0x80 => {
-                            if open && shift < 30 {
-                                rest |= i32::from(byte & 63) << shift;
-                                shift += 6;
-                                open = byte & 64 != 0;
-                            }
-                        }
-                        other => break other,
-                    }
-                };
-                let step = match form {
-                    10..=12 => i32::from(form) - 10,
-                    13 | 14 => (rest >> 1) * if rest & 1 == 0 { 1 } else { -1 },
-                    _ => 0,
-                };
-                line = line.checked_add(step)?;
-                if end > at {
-                    return (form != 15).then_some(line);
-                }
-                head = next?;
-            }
-        }
-    }
-}
-
-/// Iterates over bytes.
 struct Bytes<'a, M> {
     memory: &'a M,
     at: u64,
@@ -266,8 +259,7 @@ impl<M: Memory> Bytes<'_, M> {
         self.left = self.left.checked_sub(1)?;
         let within = (self.at & 7) as usize;
         if within == 0 || self.window.is_none() {
-            // Reads whole words: the bytes begin at a multiple of 8, and the object's memory extends to the end of their last 8
-            // bytes.
+            // Whole words: the bytes begin at a multiple of 8, and the object's memory reaches to the end of their last 8.
             let word = self.memory.word(Pointer::new(self.at & !7)?, 0)?;
             self.window = Some(word.to_ne_bytes());
         }

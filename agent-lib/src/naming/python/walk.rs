@@ -1,9 +1,8 @@
 //! The walk: from the thread's state through its frames to the first one with a meaning.
 //!
-//! While a thread is inside of a call, its own frames do not change, whichever thread holds the GIL. So the walk needs no lock
-//! and no reference counts. It reads two words of each frame: code and caller. For a frame with a meaning it also reads a local
-//! variable, and the type of the module in it. The walk is bounded and follows only plausible pointers, so a damaged chain ends
-//! it.
+//! While a thread is inside of a call, its own frames do not change, whichever thread holds the GIL: the walk needs no lock and
+//! no reference counts. It reads two words of each frame, code and caller; for a frame with a meaning also a local variable and
+//! its module's type. The walk is bounded and follows only plausible pointers, so a damaged chain ends it.
 //!
 //! Special cases:
 //!
@@ -13,15 +12,15 @@
 //!   so the walk finds the frame that called the sub-interpreter.
 
 use crate::base::row::FrameName;
-use crate::naming::python::codes::{Codes, Variable, What};
+use crate::naming::python::codes::{Codes, Meaning, Variable, What};
 use crate::naming::python::layout::{self, Layout};
 use crate::naming::python::memory::{Memory, Pointer};
 use crate::naming::python::modules::Modules;
+use crate::naming::python::text::Types;
 use crate::record::names::Names;
 use gpumem_wire::{Phase, Role};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Most frames to walk.
 pub(crate) const MOST: usize = 128;
 
 /// Frames at which the walk continues.
@@ -37,11 +36,11 @@ const SAY_A_ROLE: u32 = 1 << What::Parameter as u32
 /// Frames with a module or an optimizer as a local variable.
 const HAVE_A_MODULE: u32 = 1 << What::Module as u32 | 1 << What::Setup as u32 | 1 << What::Step as u32;
 
-/// Memory and the layout of the structures in it.
 #[derive(Debug)]
 pub(crate) struct Reader<'a, M> {
     pub memory: &'a M,
     pub layout: &'a Layout,
+    pub types: &'a Types,
 }
 
 /// Iterates over the frames of a thread, the innermost first.
@@ -65,7 +64,6 @@ impl<M: Memory> Iterator for Frames<'_, M> {
 }
 
 impl<M: Memory> Reader<'_, M> {
-    /// Returns the frames of the thread with this state.
     #[inline(always)]
     pub(crate) fn frames(&self, state: u64) -> Frames<'_, M> {
         let first = || {
@@ -78,48 +76,40 @@ impl<M: Memory> Reader<'_, M> {
         Frames { reader: self, next: first(), left: MOST }
     }
 
-    /// Returns the frame's code object.
     #[inline(always)]
     pub(crate) fn code(&self, frame: Pointer) -> Option<u64> {
         Some(self.memory.word(frame, self.layout.code)? & self.layout.mask)
     }
 
-    /// Returns a local variable of the frame.
     #[inline(always)]
     pub(crate) fn local(&self, frame: Pointer, slot: u16) -> Option<u64> {
         Some(self.memory.word(frame, self.layout.locals + slot * 8)? & self.layout.mask)
     }
 
-    /// Whether it is an internal frame of the interpreter.
     pub(crate) fn internal(&self, frame: Pointer) -> bool {
         let Some((at, first)) = self.layout.owner else { return false };
         self.memory.byte(frame, at).is_none_or(|owner| owner >= first)
     }
 }
 
-/// The tables that the walk uses.
 #[derive(Debug)]
-pub(crate) struct Known<'a> {
-    /// Meanings of code objects.
+pub(crate) struct Known<'a, M> {
+    pub reader: &'a Reader<'a, M>,
     pub codes: &'a Codes,
-    /// Module objects.
     pub modules: &'a Modules,
-    /// The table of tags.
     pub names: &'a Names,
-    /// Address of the cell type: a variable that an inner function uses lies in a cell.
-    pub cell: u64,
 }
 
-impl Known<'_> {
+impl<M: Memory> Known<'_, M> {
     /// Returns the name that the frames of the thread with this state give.
     #[inline(always)]
-    pub(crate) fn find<M: Memory>(&self, reader: &Reader<'_, M>, state: u64) -> Option<FrameName> {
-        for frame in reader.frames(state) {
-            if let Some((what, variable)) = self.codes.get(reader.code(frame)?) {
-                if let Some(known) = self.meets(reader, frame, what, variable) {
+    pub(crate) fn find(&self, state: u64) -> Option<FrameName> {
+        for frame in self.reader.frames(state) {
+            if let Some(meaning) = self.codes.get(self.reader.code(frame)?) {
+                if let Some(known) = self.meets(frame, meaning) {
                     return known;
                 }
-                return self.beyond(reader, state, frame, what, variable);
+                return self.beyond(state, frame, meaning);
             }
         }
         None
@@ -127,20 +117,14 @@ impl Known<'_> {
 
     /// Returns the result if this frame ends the walk, else `None`.
     #[inline(always)]
-    fn meets<M: Memory>(
-        &self,
-        reader: &Reader<'_, M>,
-        frame: Pointer,
-        what: What,
-        variable: Variable,
-    ) -> Option<Option<FrameName>> {
+    fn meets(&self, frame: Pointer, (what, variable): Meaning) -> Option<Option<FrameName>> {
         if what.is_of(SAY_NO_END) {
             return None;
         }
         if what == What::Boundary {
             return Some(None);
         }
-        let tag = if what.is_of(HAVE_A_MODULE) { self.module(reader, frame, variable) } else { Some(0) };
+        let tag = if what.is_of(HAVE_A_MODULE) { self.module(frame, variable) } else { Some(0) };
         let tag = if what == What::Step { tag.unwrap_or(0) } else { tag? };
         Some(Some(FrameName { tag, phase: what.phase(), role: Role::Unknown }))
     }
@@ -152,27 +136,21 @@ impl Known<'_> {
     /// - A frame that gives only a role.
     #[cold]
     #[inline(never)]
-    fn beyond<M: Memory>(
-        &self,
-        reader: &Reader<'_, M>,
-        state: u64,
-        from: Pointer,
-        what: What,
-        variable: Variable,
-    ) -> Option<FrameName> {
+    fn beyond(&self, state: u64, from: Pointer, (what, variable): Meaning) -> Option<FrameName> {
+        let reader = self.reader;
         if what == What::Copying {
             self.modules.unknown.fetch_add(1, Relaxed);
         }
         let is_innermost = || reader.frames(state).next() == Some(from);
         let mut role = if what != What::Gradient || is_innermost() { what.role() } else { Role::Unknown };
-        let mut generated = self.generated(reader, from, what, variable);
+        let mut generated = self.generated(from, (what, variable));
         let said = |what: What| Some(what.phase()).filter(|phase| *phase != Phase::Unknown);
         let mut phase = if generated.is_some() { None } else { said(what) };
         let rest = Frames { reader, next: reader.memory.pointer(from, reader.layout.previous), left: MOST };
         for frame in rest {
             let Some(code) = reader.code(frame) else { break };
             let Some((what, variable)) = self.codes.get(code) else { continue };
-            if let Some(known) = self.meets(reader, frame, what, variable) {
+            if let Some(known) = self.meets(frame, (what, variable)) {
                 let said = known.unwrap_or_default();
                 let is_known = known.is_some() || phase.is_some() || role != Role::Unknown;
                 return is_known.then_some(FrameName { phase: phase.unwrap_or(said.phase), role, ..said });
@@ -183,7 +161,7 @@ impl Known<'_> {
             if what.is_of(SAY_A_ROLE) && what.role() != Role::Unknown {
                 role = what.role();
             }
-            match self.generated(reader, frame, what, variable) {
+            match self.generated(frame, (what, variable)) {
                 Some(tag) => generated = Some(tag),
                 None => phase = phase.or(said(what)),
             }
@@ -195,34 +173,23 @@ impl Known<'_> {
     }
 
     /// Returns the tag of a generated module, if the frame belongs to one.
-    fn generated<M: Memory>(
-        &self,
-        reader: &Reader<'_, M>,
-        frame: Pointer,
-        what: What,
-        variable: Variable,
-    ) -> Option<u32> {
-        let object = self.object(reader, frame, variable).filter(|_| what == What::Module)?;
+    fn generated(&self, frame: Pointer, (what, variable): Meaning) -> Option<u32> {
+        let object = self.object(frame, variable).filter(|_| what == What::Module)?;
         self.modules.generated(self.names, object.address())
     }
 
-    /// Returns the tag of the module that a local variable holds. The object is read only if its address is registered as a
-    /// module.
+    /// Returns the tag of the module in a local variable. The object is read only if its address is registered as a module.
     #[inline(always)]
-    fn module<M: Memory>(&self, reader: &Reader<'_, M>, frame: Pointer, variable: Variable) -> Option<u32> {
-        let object = self.object(reader, frame, variable)?;
-        self.modules.tag(self.names, reader, object)
+    fn module(&self, frame: Pointer, variable: Variable) -> Option<u32> {
+        let object = self.object(frame, variable)?;
+        self.modules.tag(self.names, self.reader, object)
     }
 
     #[inline(always)]
-    fn object<M: Memory>(
-        &self,
-        reader: &Reader<'_, M>,
-        frame: Pointer,
-        variable: Variable,
-    ) -> Option<Pointer> {
+    fn object(&self, frame: Pointer, variable: Variable) -> Option<Pointer> {
+        let reader = self.reader;
         let object = Pointer::new(reader.local(frame, variable.slot)?)?;
-        if variable.in_cell && reader.memory.word(object, layout::TYPE)? == self.cell {
+        if variable.in_cell && reader.memory.word(object, layout::TYPE)? == reader.types.cell {
             return reader.memory.pointer(object, layout::CELL);
         }
         Some(object)

@@ -2,19 +2,15 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
-/// Places in a chunk.
 pub(crate) const KEYS: usize = 7;
-/// Key of a free place.
 pub(crate) const FREE: u64 = 0;
 
-/// The keys of a chunk and its bookkeeping.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Chunk {
     /// Hashes; or `FREE`, or marked as being written.
     pub keys: [AtomicU64; KEYS],
-    /// Low half: number of rows that were placed further away. Above: one bit for each key, set while its row has additional
-    /// data.
+    /// Low half: number of rows placed further away. Above: a bit for each key whose row has additional data.
     pub passed: AtomicU64,
 }
 
@@ -25,14 +21,12 @@ impl Chunk {
         self.passed.load(Acquire) as u32 != 0
     }
 
-    /// Whether the row of that place has additional data.
     #[inline(always)]
     pub(crate) fn has_beside(&self, place: usize) -> bool {
         self.passed.load(Acquire) & beside_bit(place) != 0
     }
 
-    /// Returns the place whose key is `hash`; `KEYS` where there is none. Other threads may write meanwhile, so the result has
-    /// to be confirmed by compare-and-swap.
+    /// Returns the place whose key is `hash`, else `KEYS`. Other threads may write, so a compare-and-swap has to confirm it.
     #[inline(always)]
     pub(crate) fn place_of(&self, hash: u64) -> usize {
         first(self.equal(hash))
@@ -99,8 +93,7 @@ pub(super) fn beside_bit(place: usize) -> u64 {
     1 << (32 + place)
 }
 
-/// Returns the place that a row takes in its chunk if it is free. So the row's address is known before the chunk is in the
-/// cache.
+/// Returns the place that a row takes if it is free, so that its address is known before the chunk is in the cache.
 #[inline(always)]
 pub(super) fn favourite(hash: u64) -> usize {
     ((hash >> 48) as usize * KEYS) >> 16

@@ -1,5 +1,4 @@
-//! The live table: rows of live memory, updated by the callbacks themselves. So a full ring loses history, but no sum becomes
-//! wrong.
+//! The live table: rows of live memory, updated by callbacks themselves, so that a full ring makes no sum wrong.
 //!
 //! It is a bounded hash table without locks. The rows lie in the memfd, as layout.rs describes (each is the slot of the record
 //! that made it; seq is 0 while it is empty or being written). In addition, in private memory:
@@ -39,7 +38,6 @@ fn words_of(row: &Row) -> Row {
     std::array::from_fn(|word| row[word])
 }
 
-/// A place in a chunk.
 #[derive(Debug, Clone, Copy)]
 struct RowLocation {
     chunk: &'static Chunk,
@@ -159,8 +157,7 @@ impl Live {
         None
     }
 
-    /// Adds `row` under `key`; its seq is in its first word. Replaces a row under the same key, whose end was missed. Returns
-    /// false if there is no place.
+    /// Adds `row`, with its seq in the first word. Replaces a row whose end was missed. Returns false without a place.
     #[inline(always)]
     pub(crate) fn insert(&self, key: Key, row: &Row, beside: RowExtra) -> bool {
         let RowSlot { hash, at_home } = self.spot_for(key.hash());
@@ -292,7 +289,6 @@ impl Live {
         self.beside(place)
     }
 
-    /// Removes `key` and returns its row.
     #[inline]
     pub(crate) fn remove(&self, key: Key) -> Option<RowCopy> {
         self.take(key.hash())
@@ -335,8 +331,7 @@ impl Live {
         place.key().store(FREE, Release);
     }
 
-    /// Removes the row that `spot_of` has found, without reading it. The row is mostly in another core's cache, and waiting for
-    /// it would be half the cost of a freed block.
+    /// Removes the row that `spot_of` has found without reading it: from another core's cache, that takes half a free's time.
     #[inline(always)]
     pub(crate) fn discard_at(&self, spot: RowSlot) {
         match spot.at_home.filter(|place| !high_water::open() && Self::seize(*place, spot.hash)) {
@@ -418,8 +413,7 @@ impl Live {
         }
     }
 
-    /// Changes one word of the row of `key`, and its additional data. If a program retags a block while another thread frees
-    /// it, the next owner of the row may get the name.
+    /// Changes a word of a row and its additional data. A retag while another thread frees the block may name the next owner.
     pub(crate) fn update(
         &self,
         key: Key,

@@ -1,15 +1,12 @@
-//! The program's counters. Each keeps statistics since its last reset: number of changes, least, greatest, and time-weighted
-//! mean. Must not be used in hooks: it locks.
+//! The program's counters, with statistics since their last reset: changes, least, greatest, mean over time. Not for hooks.
 
 use crate::base::fault_injection;
 use crate::base::locks::ForkMutex;
 use crate::driver::core::Core;
-use crate::record::recorder;
-use crate::record::recorder::{RecordContext, no_row};
+use crate::record::recorder::{self, RecordContext};
 use crate::threads::Thread;
 use gpumem_wire::Body;
 
-/// Most counters of a program.
 const MOST: usize = 4096;
 
 /// A counter and its statistics since the last reset.
@@ -69,7 +66,6 @@ impl Counter {
 
 static COUNTERS: ForkMutex<Vec<Counter>> = ForkMutex::new(Vec::new);
 
-/// Clears the counters in a forked child that starts anew.
 pub(crate) fn reset_after_fork() {
     COUNTERS.reset_after_fork();
 }
@@ -108,12 +104,7 @@ impl Core {
         counter.set(value, now);
         if recorder::records(recorder::MARKS) {
             // Recorded under the lock, so that the values keep their order.
-            self.recorder.record(
-                thread,
-                RecordContext { tag, ..RecordContext::NOWHERE },
-                Body::Counter { value },
-                no_row,
-            );
+            self.recorder.note(thread, RecordContext::tagged(tag), Body::Counter { value });
         }
     }
 }

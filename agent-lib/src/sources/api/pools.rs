@@ -1,49 +1,40 @@
 //! Pools of frameworks, as reported by the program: segments, and the blocks carved from them.
 
-use crate::base::row::AllocationName;
-use crate::base::row::{Key, RowExtra};
-use crate::base::row::{kind, kind_of};
+use crate::base::row::{Key, RowCopy, RowExtra, device_of, key_of, kind, kind_of};
 use crate::driver::core::Core;
-use crate::record::recorder::{RecordContext, no_row};
+use crate::record::recorder::RecordContext;
 use crate::threads::Thread;
-use gpumem_wire::{Body, FreeState, Phase, PoolOwner, Role};
+use gpumem_wire::{Body, FreeState, NONE_DEVICE, Phase, PoolOwner, Role};
 
 /// Start and length of a part of a segment that remains when its middle is removed.
 type Piece = (u64, u64);
 
 impl Core {
     fn pool_device(&self, pool: u64) -> u8 {
-        self.recorder
-            .live
-            .get(Key::Pool(pool))
-            .map_or(gpumem_wire::NONE_DEVICE, |row| crate::base::row::device_of(&row.row))
+        self.recorder.live.get(Key::Pool(pool)).map_or(NONE_DEVICE, |row| device_of(&row.row))
     }
 
     fn in_pool(&self, thread: &Thread, pool: u64) -> RecordContext {
-        let AllocationName { tag, flags, .. } = self.named(thread);
-        RecordContext { tag, flags, device: self.pool_device(pool), ..RecordContext::NOWHERE }
+        RecordContext { device: self.pool_device(pool), ..self.here(thread) }
     }
 
-    /// Records a new pool and returns its id.
     pub(crate) fn pool_create(&self, thread: &Thread, name: &[u8], ordinal: i32, parent: u64) -> u64 {
         let pool = self.new_pool_id();
-        let device = u32::try_from(ordinal).map_or(gpumem_wire::NONE_DEVICE, |ordinal| self.device(ordinal));
+        let device = u32::try_from(ordinal).map_or(NONE_DEVICE, |ordinal| self.device(ordinal));
         let at = RecordContext { tag: self.recorder.names.intern(0, name), device, ..RecordContext::NOWHERE };
         let body = Body::PoolCreate { pool, parent, reports_blocks: 0, owner: PoolOwner::Framework };
-        self.recorder.record(thread, at, body, |recorder, row| {
-            recorder.live.insert(Key::Pool(pool), row, RowExtra::default());
-        });
+        self.recorder.insert(thread, at, body, Key::Pool(pool), RowExtra::default());
         pool
     }
 
     /// Records the end of a pool and removes all its segments and blocks.
     pub(crate) fn pool_destroy(&self, thread: &Thread, pool: u64) {
-        let at = RecordContext { device: self.pool_device(pool), ..RecordContext::NOWHERE };
+        let at = RecordContext::on(self.pool_device(pool));
         self.recorder.record(thread, at, Body::PoolDestroy { pool }, |recorder, _| {
             recorder.live.remove(Key::Pool(pool));
             recorder.live.remove_where(|taken| {
                 let carved = matches!(kind_of(&taken.row), kind::SEGMENT_ADD | kind::BLOCK_ALLOC);
-                (carved && taken.row[4] == pool).then(|| crate::base::row::key_of(taken)).flatten()
+                (carved && taken.row[4] == pool).then(|| key_of(taken)).flatten()
             });
         });
     }
@@ -51,9 +42,8 @@ impl Core {
     /// Records a range that the pool carves blocks from.
     pub(crate) fn segment_add(&self, thread: &Thread, pool: u64, address: u64, bytes: u64) {
         let body = Body::SegmentAdd { address, bytes, pool };
-        self.recorder.record(thread, self.in_pool(thread, pool), body, |recorder, row| {
-            recorder.live.insert(Key::Segment(pool, address), row, RowExtra::default());
-        });
+        let (at, key) = (self.in_pool(thread, pool), Key::Segment(pool, address));
+        self.recorder.insert(thread, at, body, key, RowExtra::default());
     }
 
     /// Records a range that the pool gave back: one segment, several, or a part of one.
@@ -63,7 +53,7 @@ impl Core {
     }
 
     fn cut(&self, pool: u64, address: u64, bytes: u64) {
-        let whole = |row: &crate::base::row::RowCopy| bytes == 0 || row.row[3] == bytes;
+        let whole = |row: &RowCopy| bytes == 0 || row.row[3] == bytes;
         let key = Key::Segment(pool, address);
         if self.recorder.live.get(key).is_some_and(|row| whole(&row)) {
             self.recorder.live.remove(key);
@@ -91,7 +81,6 @@ impl Core {
         }
     }
 
-    /// Records a new block.
     #[inline]
     pub(crate) fn block_alloc(&self, thread: &Thread, pool: u64, address: u64, bytes: u64, stream: u32) {
         // SAFETY: only the calling thread uses its own data; the reference ends with the statement.
@@ -129,19 +118,14 @@ impl Core {
 
     /// Records the pool's own figures of reserved and used bytes.
     pub(crate) fn pool_state(&self, thread: &Thread, pool: u64, reserved_bytes: u64, used_bytes: u64) {
-        let at = RecordContext { device: self.pool_device(pool), ..RecordContext::NOWHERE };
-        self.recorder.record(
-            thread,
-            at,
-            Body::PoolState { pool, reserved_bytes, used_bytes, took_us: 0 },
-            no_row,
-        );
+        let at = RecordContext::on(self.pool_device(pool));
+        self.recorder.note(thread, at, Body::PoolState { pool, reserved_bytes, used_bytes, took_us: 0 });
     }
 
     /// Records the pool's own total of live block bytes, for comparison.
     pub(crate) fn pool_check(&self, thread: &Thread, pool: u64, total_bytes: u64) {
-        let at = RecordContext { device: self.pool_device(pool), ..RecordContext::NOWHERE };
-        self.recorder.record(thread, at, Body::PoolCheck { pool, total_bytes }, no_row);
+        let at = RecordContext::on(self.pool_device(pool));
+        self.recorder.note(thread, at, Body::PoolCheck { pool, total_bytes });
     }
 
     /// Changes the tag, role or phase of a block. With pool 0 it is whatever lies at `address`: a block of PyTorch, else an
@@ -153,7 +137,7 @@ impl Core {
             self.recorder.live.get(key).map(|row| (pool, key, row.seq()))
         };
         let found = match pool {
-            0 => self.torch.with_pools().find_map(|(_, pool)| of_pool(pool)),
+            0 => self.torch.pools().find_map(|pool| of_pool(pool.id)),
             pool => of_pool(pool),
         };
         let key = if pool == 0 { Key::Allocation(address) } else { Key::Block(pool, address) };

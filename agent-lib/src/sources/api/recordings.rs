@@ -1,17 +1,14 @@
 //! Recordings, dumps and muting, as requested by the program or by the daemon for a user, and their limits. The sender carries
-//! out the request; the requesting thread waits for its answer with a timeout. Nothing here is for hooks: it locks and
-//! allocates.
+//! them out; the requesting thread waits with a timeout. Nothing here is for hooks: it locks and allocates.
 //!
 //! **Muting** differs from pausing. A muted agent keeps observing and updates its balances, but sends nothing. Afterwards it
 //! sends how much was withheld, and its state again. A paused agent (sources/cupti/subscribe.rs) observes nothing.
 //!
-//! **A window of steps** is opened and closed by the thread that calls `gpumem_step`. It waits until the sender has recorded
-//! the state (one second at most), so the recording begins and ends exactly there. Without a window, a step costs only one more
-//! load.
+//! **A window of steps** is opened and closed by the thread that calls `gpumem_step`. It waits at most a second for the sender
+//! to record the state, so the recording begins and ends exactly there. Without a window, a step costs one more load.
 
 use crate::base::locks::ForkMutex;
-use crate::base::own_thread;
-use crate::base::own_thread::Uncancelled;
+use crate::base::own_thread::{self, Uncancelled};
 use crate::driver::core::Core;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -20,7 +17,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use std::sync::{Condvar, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-/// Name of a recording if the user gives none.
 const USUAL: &str = "gpumem-%h-%r%p-%n.gpumem";
 /// Timeout of the lock. If it is held for longer, this is a forked child, and the thread that held it does not exist.
 const LOCKED: Duration = Duration::from_millis(500);
@@ -46,36 +42,21 @@ pub struct RecordingLimits {
 }
 
 impl RecordingLimits {
-    /// Sets a limit: `steps` (`100:110`), `for` (seconds) or `max_size` (bytes); an empty value removes it. Returns false for
-    /// an unknown key or a bad value.
+    /// Sets the limit `steps` (`100:110`), `for` (seconds) or `max_size` (bytes); empty: none. Returns false for bad texts.
     pub(crate) fn set(&mut self, key: &str, value: &str) -> bool {
-        let seconds =
-            |value: &str| value.parse::<f64>().ok().filter(|seconds| *seconds > 0.0 && *seconds <= 1e9);
-        match (key, value.is_empty()) {
-            ("steps", true) => self.steps = None,
-            ("for", true) => self.for_ns = None,
-            ("max_size", true) => self.max_bytes = None,
-            ("steps", false) => {
+        let seconds = || value.parse::<f64>().ok().filter(|seconds| *seconds > 0.0 && *seconds <= 1e9);
+        match key {
+            "steps" => {
                 let steps = value
                     .split_once(':')
-                    .and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
-                let steps = steps.filter(|(first, last): &(u64, u64)| first <= last && *last < u64::MAX);
-                self.steps = steps.or(self.steps);
-                return steps.is_some();
+                    .and_then(|(first, last)| Some((first.parse::<u64>().ok()?, last.parse::<u64>().ok()?)));
+                let steps = steps.filter(|(first, last)| first <= last && *last < u64::MAX);
+                replace(&mut self.steps, value, steps)
             }
-            ("for", false) => {
-                let for_ns = seconds(value).map(|seconds| (seconds * 1e9) as u64);
-                self.for_ns = for_ns.or(self.for_ns);
-                return for_ns.is_some();
-            }
-            ("max_size", false) => {
-                let bytes = value.parse().ok().filter(|bytes| *bytes > 0);
-                self.max_bytes = bytes.or(self.max_bytes);
-                return bytes.is_some();
-            }
-            _ => return false,
+            "for" => replace(&mut self.for_ns, value, seconds().map(|seconds| (seconds * 1e9) as u64)),
+            "max_size" => replace(&mut self.max_bytes, value, value.parse().ok().filter(|bytes| *bytes > 0)),
+            _ => false,
         }
-        true
     }
 
     /// Parses a file and limits from the daemon: `FILE\0key=value\0...`. `None` for an unknown key or a bad value.
@@ -87,6 +68,15 @@ impl RecordingLimits {
             parts.all(|part| part.split_once('=').is_some_and(|(key, value)| limits.set(key, value)));
         is_known.then_some((path, limits))
     }
+}
+
+/// Sets a limit, or removes it for an empty value; keeps it for a bad one and returns false.
+fn replace<T>(limit: &mut Option<T>, value: &str, parsed: Option<T>) -> bool {
+    let is_good = value.is_empty() || parsed.is_some();
+    if is_good {
+        *limit = parsed;
+    }
+    is_good
 }
 
 /// First step that concerns a recording.
@@ -103,27 +93,23 @@ pub(crate) fn is_waited_for(number: u64) -> bool {
     number >= NEXT.load(Relaxed)
 }
 
-/// A request to the sender.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RecordingRequest {
     /// Start a recording in a file of this name; empty: the default name.
     Start(String, RecordingLimits),
     /// A step begins that a window waits for.
     Step(u64),
-    /// Stop the recording.
     Stop,
     /// Apply a change of [`is_muted`].
     Mute,
     /// Write the state to a file of this name; empty: to the current recording, or else to a file with the default name.
     Dump {
-        /// Name of the file.
         path: String,
         /// Also end the current recording.
         finished: bool,
     },
 }
 
-/// The sender's reply to a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RecordingReply {
     /// 0 or an errno.
@@ -145,7 +131,7 @@ impl RecordingReply {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct RequestSlot {
     last: u64,
     requests: Vec<(u64, RecordingRequest)>,
@@ -155,17 +141,9 @@ pub(crate) struct RequestSlot {
     pub(crate) limits: RecordingLimits,
 }
 
-static SLOT: ForkMutex<RequestSlot> = ForkMutex::new(|| RequestSlot {
-    last: 0,
-    requests: Vec::new(),
-    replies: Vec::new(),
-    record_file: String::new(),
-    dump_file: String::new(),
-    limits: RecordingLimits { steps: None, for_ns: None, max_bytes: None },
-});
+static SLOT: ForkMutex<RequestSlot> = ForkMutex::new(RequestSlot::default);
 static DONE: Condvar = Condvar::new();
 
-/// Releases the lock in a forked child that starts anew.
 pub(crate) fn reset_after_fork() {
     SLOT.reset_after_fork();
 }
@@ -188,12 +166,6 @@ pub(crate) fn is_muted() -> bool {
     MUTES.load(Acquire) > 0 || MEMORY_OFF.load(Acquire) > 0
 }
 
-/// Returns the period of periodic dumps; 0 for none.
-pub(crate) fn dump_period_ns() -> u64 {
-    DUMP_PERIOD_NS.load(Relaxed)
-}
-
-/// Returns the file of periodic dumps.
 pub(crate) fn dump_file() -> String {
     slot().map(|slot| slot.dump_file.clone()).unwrap_or_default()
 }
@@ -264,14 +236,10 @@ pub(crate) fn permitted(core: &Core, name: &str) -> Result<(), RecordingReply> {
     Err(RecordingReply { errno: libc::EACCES as u16, told })
 }
 
-/// Creates a file for a recording and returns it with its absolute path.
+/// Creates a file for a recording and returns it with its absolute path, or a reply with the errno.
 ///
-/// In the name, `%h` is replaced by the host, `%p` by `p` and the pid, and `%n` by the first number that gives a new name. `%r`
-/// is replaced by `r`, the rank and `-`, or by nothing without a rank. In a folder, the file gets the default name. Existing
-/// files are never overwritten.
-///
-/// # Errors
-/// Returns a reply with the errno if the file cannot be created.
+/// In the name, `%h` becomes the host, `%p` `p` and the pid, `%n` the first number that gives a new name, `%r` `r`, the rank
+/// and `-` (nothing without a rank). A folder gets the default name. Existing files are never overwritten.
 pub(crate) fn create(core: &Core, name: &str) -> Result<(File, PathBuf), RecordingReply> {
     let asked = Path::new(name);
     let pattern = match name {

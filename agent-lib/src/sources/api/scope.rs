@@ -1,9 +1,7 @@
 //! Scopes, marks, steps, phases and epochs of the C API.
 
-use crate::base::row::AllocationName;
 use crate::driver::core::Core;
-use crate::record::recorder;
-use crate::record::recorder::{RecordContext, no_row};
+use crate::record::recorder::{self, RecordContext};
 use crate::threads::{DEPTH, OwnerData, Thread};
 use gpumem_wire::{Body, Edge, Layer, LayerState, Phase};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
@@ -19,7 +17,6 @@ pub(crate) fn note() {
     }
 }
 
-/// Number of the current step.
 pub(crate) static STEP: AtomicU64 = AtomicU64::new(0);
 
 /// The value of `USED` that the sender reported last: 1 false, 2 true; 0 before the first report.
@@ -98,12 +95,10 @@ impl Core {
         self.close_scope(thread, OURS);
     }
 
-    /// Opens a scope of `owner`. Its tag is `inside` of the current tag, or the current tag if that returns 0. Returns how many
-    /// scopes the owner had open before.
+    /// Opens a scope of `owner` under `inside` of the current tag, or the current tag for 0. Returns how many it had open.
     #[inline(always)]
     pub(crate) fn open_scope(&self, thread: &Thread, owner: u8, inside: impl FnOnce(u32) -> u32) -> u16 {
-        // SAFETY: only the calling thread uses its own data. The reference ends with this function, and `inside` only handles
-        // names.
+        // SAFETY: only the calling thread uses its own data, until this function ends; `inside` only handles names.
         let own = unsafe { thread.own() };
         let parent = thread.scope.load(Relaxed);
         if own.depth < DEPTH {
@@ -126,12 +121,7 @@ impl Core {
     #[cold]
     #[inline(never)]
     fn edge(&self, thread: &Thread, tag: u32, edge: Edge) {
-        self.recorder.record(
-            thread,
-            RecordContext { tag, ..RecordContext::NOWHERE },
-            Body::Scope { edge },
-            no_row,
-        );
+        self.recorder.note(thread, RecordContext::tagged(tag), Body::Scope { edge });
     }
 
     /// Records the edge of a scope opened in Python, whose tag is in the thread's word.
@@ -142,11 +132,9 @@ impl Core {
         }
     }
 
-    /// Closes the last scope that `owner` opened on this thread. Returns how many of its scopes stay open, or `None` if it had
-    /// none.
+    /// Closes the last scope that `owner` opened on this thread. Returns how many of its scopes stay open, if it had one.
     ///
-    /// Nested scopes of other owners keep their paths. When they are closed, they restore the tag in force outside of the
-    /// closed scope.
+    /// Nested scopes of other owners keep their paths. Closed, they restore the tag in force outside of the closed scope.
     #[inline(always)]
     pub(crate) fn close_scope(&self, thread: &Thread, owner: u8) -> Option<u16> {
         // SAFETY: as in `open_scope`.
@@ -172,35 +160,26 @@ impl Core {
         self.process_tag.store(tag, Relaxed);
     }
 
-    fn here(&self, thread: &Thread) -> RecordContext {
-        let AllocationName { tag, flags, .. } = self.named(thread);
-        RecordContext { tag, flags, ..RecordContext::NOWHERE }
-    }
-
-    /// Records that step `number` begins.
     pub(crate) fn step(&self, thread: &Thread, number: u64) {
         STEP.store(number, Relaxed);
         if recorder::records(recorder::MARKS) {
-            self.recorder.record(thread, self.here(thread), Body::Step { number }, no_row);
+            self.recorder.note(thread, self.here(thread), Body::Step { number });
         }
     }
 
-    /// Records that epoch `number` begins.
     pub(crate) fn epoch(&self, thread: &Thread, number: u64) {
         if recorder::records(recorder::MARKS) {
-            self.recorder.record(thread, RecordContext::NOWHERE, Body::Epoch { number }, no_row);
+            self.recorder.note(thread, RecordContext::NOWHERE, Body::Epoch { number });
         }
     }
 
-    /// Records that the process enters a phase.
     pub(crate) fn phase(&self, thread: &Thread, phase: i32) {
         let phase = Phase::from_code(u8::try_from(phase).unwrap_or(0));
         if recorder::records(recorder::MARKS) {
-            self.recorder.record(thread, self.here(thread), Body::PhaseBegin { phase }, no_row);
+            self.recorder.note(thread, self.here(thread), Body::PhaseBegin { phase });
         }
     }
 
-    /// Records a mark.
     pub(crate) fn mark(&self, thread: &Thread, name: &[u8]) {
         self.mark_tag(thread, self.recorder.names.intern(0, name));
     }
@@ -208,12 +187,7 @@ impl Core {
     /// Records a mark with a tag instead of a name.
     pub(crate) fn mark_tag(&self, thread: &Thread, tag: u32) {
         if recorder::records(recorder::MARKS) {
-            self.recorder.record(
-                thread,
-                RecordContext { tag, ..RecordContext::NOWHERE },
-                Body::Marker {},
-                no_row,
-            );
+            self.recorder.note(thread, RecordContext::tagged(tag), Body::Marker {});
         }
     }
 }

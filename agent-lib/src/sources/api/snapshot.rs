@@ -13,8 +13,7 @@
 //! ```
 
 use crate::base::own_thread;
-use crate::base::row::{RowCopy, RowExtra};
-use crate::base::row::{device_of, kind, kind_of, memory_of, pool_owner};
+use crate::base::row::{RowCopy, RowExtra, device_of, kind, kind_of, memory_of, pool_owner};
 use crate::driver::core::Core;
 use crate::naming::python;
 use crate::record::high_water::{self, Family};
@@ -25,9 +24,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::{Debug, Write};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Live memory.
 const LIVE: i32 = 0;
-/// The agent's status.
 const STATUS: i32 = 1;
 /// The high-water mark of the open range.
 const HIGH: i32 = 2;
@@ -62,18 +59,86 @@ pub(crate) fn describe_here(core: &Core, thread: &Thread, out: &mut [u8]) -> usi
     used + python::stack_text(thread, &mut out[used..])
 }
 
-/// Returns a string as a JSON literal.
-pub(crate) fn quoted(text: &str) -> String {
-    let mut out = String::from("\"");
-    for char in text.chars() {
-        match char {
-            '"' | '\\' => out.extend(['\\', char]),
-            char if char.is_control() => drop(write!(out, "\\u{:04x}", char as u32)),
-            char => out.push(char),
+/// A value that can be written as JSON.
+pub(crate) trait Json {
+    fn write(&self, out: &mut String);
+}
+
+/// JSON text.
+pub(crate) struct Raw(pub String);
+
+impl Json for Raw {
+    fn write(&self, out: &mut String) {
+        *out += &self.0;
+    }
+}
+
+impl<T: Json> Json for Option<T> {
+    fn write(&self, out: &mut String) {
+        match self {
+            Some(value) => value.write(out),
+            None => *out += "null",
         }
     }
-    out.push('"');
-    out
+}
+
+impl Json for str {
+    fn write(&self, out: &mut String) {
+        out.push('"');
+        for char in self.chars() {
+            match char {
+                '"' | '\\' => out.extend(['\\', char]),
+                char if char.is_control() => drop(write!(out, "\\u{:04x}", char as u32)),
+                char => out.push(char),
+            }
+        }
+        out.push('"');
+    }
+}
+
+impl Json for String {
+    fn write(&self, out: &mut String) {
+        self.as_str().write(out);
+    }
+}
+
+impl<T: Json + ?Sized> Json for &T {
+    fn write(&self, out: &mut String) {
+        (*self).write(out);
+    }
+}
+
+macro_rules! numbers {
+    ($($type:ty),*) => { $(
+        impl Json for $type {
+            fn write(&self, out: &mut String) {
+                let _ = write!(out, "{self}");
+            }
+        }
+    )* };
+}
+numbers!(bool, u8, u32, u64, i64, usize, f64);
+
+/// Makes a JSON object.
+macro_rules! object {
+    ($( $key:ident: $value:expr ),* $(,)?) => {
+        $crate::sources::api::snapshot::joined('{', '}', [$( {
+            let mut out = concat!("\"", stringify!($key), "\":").to_owned();
+            $crate::sources::api::snapshot::Json::write(&$value, &mut out);
+            out
+        } ),*])
+    };
+}
+pub(crate) use object;
+
+/// Joins the parts of an object or a list.
+pub(crate) fn joined(open: char, close: char, parts: impl IntoIterator<Item = String>) -> Raw {
+    let parts = parts.into_iter().collect::<Vec<_>>().join(",");
+    Raw(format!("{open}{parts}{close}"))
+}
+
+pub(crate) fn list(parts: impl IntoIterator<Item = Raw>) -> Raw {
+    joined('[', ']', parts.into_iter().map(|part| part.0))
 }
 
 /// Converts `OptimizerState` to `optimizer_state`.
@@ -88,90 +153,60 @@ fn word(value: impl Debug) -> String {
     out
 }
 
-fn list(parts: impl IntoIterator<Item = String>) -> String {
-    format!("[{}]", parts.into_iter().collect::<Vec<_>>().join(","))
-}
-
-fn path(core: &Core, tag: u32) -> String {
+pub(crate) fn path(core: &Core, tag: u32) -> String {
     core.recorder.names.path(tag).map_or_else(String::new, |path| String::from_utf8_lossy(path).into_owned())
 }
 
 fn status(core: &Core) -> String {
     crate::sources::api::scope::look();
-    let said = |said: &status::StatusReport| {
-        format!(
-            "{{\"since_ns\":{},\"state\":{},\"detail\":{}}}",
-            said.time_ns,
-            quoted(&word(said.state)),
-            quoted(&said.detail)
-        )
+    let now = core.recorder.clock.now();
+    let said = status::reports_after(0, now)
+        .into_iter()
+        .map(|said| object! { since_ns: said.time_ns, state: word(said.state), detail: said.detail });
+    let layers = status::layers()
+        .into_iter()
+        .map(|said| object! { layer: word(said.layer), state: word(said.state), reason: said.reason });
+    let recording = core.settings.record.as_ref().map(|path| path.to_string_lossy().into_owned());
+    let status = object! {
+        pid: core.pid, time_ns: now, said: list(said), layers: list(layers), connected: own_thread::connected(),
+        recording: recording, recorded: core.recorder.ring.head(), lost: core.recorder.ring.lost(),
+        rows_refused: core.recorder.live.refused.load(Relaxed) + crate::threads::refused(),
+        names_refused: core.recorder.names.refused.load(Relaxed),
     };
-    let layers = status::layers().into_iter().map(|said| {
-        format!(
-            "{{\"layer\":{},\"state\":{},\"reason\":{}}}",
-            quoted(&word(said.layer)),
-            quoted(&word(said.state)),
-            quoted(&said.reason)
-        )
-    });
-    let refused = core.recorder.live.refused.load(Relaxed) + crate::threads::refused();
-    format!(
-        "{{\"pid\":{},\"time_ns\":{},\"said\":{},\"layers\":{},\"connected\":{},\"recording\":{},\"recorded\":{},\
-         \"lost\":{},\"rows_refused\":{},\"names_refused\":{}}}",
-        core.pid,
-        core.recorder.clock.now(),
-        list(status::reports_after(0, core.recorder.clock.now()).iter().map(said)),
-        list(layers),
-        own_thread::connected(),
-        core.settings.record.as_ref().map_or("null".to_owned(), |path| quoted(&path.to_string_lossy())),
-        core.recorder.ring.head(),
-        core.recorder.ring.lost(),
-        refused,
-        core.recorder.names.refused.load(Relaxed),
-    )
+    status.0
 }
 
 fn high(core: &Core) -> String {
     if !high_water::open() {
         return String::new();
     }
-    let family = |device: usize, name: &str, family: Family| {
+    let family = |device: usize, family: Family| {
         let (high, live, tags) = high_water::read(device, family);
-        let tags = tags
-            .iter()
-            .map(|&(tag, bytes)| format!("{{\"path\":{},\"bytes\":{bytes}}}", quoted(&path(core, tag))));
-        format!("\"{name}\":{{\"high_bytes\":{high},\"live_bytes\":{live},\"tags\":{}}}", list(tags))
+        let tags = tags.iter().map(|&(tag, bytes)| object! { path: path(core, tag), bytes: bytes });
+        object! { high_bytes: high, live_bytes: live, tags: list(tags) }
     };
-    let device = |device: u8| {
-        let at = usize::from(device);
-        (at < high_water::DEVICES).then(|| {
-            format!(
-                "{{\"ordinal\":{device},{},{}}}",
-                family(at, "allocations", Family::Allocations),
-                family(at, "blocks", Family::Blocks)
-            )
-        })
+    let device = |ordinal: u8| {
+        let family = |which| family(usize::from(ordinal), which);
+        object! { ordinal: ordinal, allocations: family(Family::Allocations), blocks: family(Family::Blocks) }
     };
-    format!("{{\"devices\":{}}}", list(core.devices.seen().filter_map(device)))
+    let seen = core.devices.seen().filter(|&ordinal| usize::from(ordinal) < high_water::DEVICES);
+    object! { devices: list(seen.map(device)) }.0
 }
 
-/// Returns the device's UUID in the format of NVML and the daemon's report; null if the driver does not return it.
-fn uuid(core: &Core, ordinal: u8) -> String {
+/// Returns the device's UUID in the format of NVML and the daemon's report; `None` if the driver does not return it.
+fn uuid(core: &Core, ordinal: u8) -> Option<String> {
     let mut uuid = [0_u8; 16];
-    let get = core.devices.driver().and_then(|driver| driver.device_get_uuid);
+    let get = core.devices.driver()?.device_get_uuid?;
     // SAFETY: a function of the loaded driver; `uuid` has room for its answer.
-    if get.is_none_or(|get| unsafe { get(&mut uuid, ordinal.into()) } != 0) {
-        return "null".to_owned();
+    if unsafe { get(&mut uuid, ordinal.into()) } != 0 {
+        return None;
     }
-    let mut out = String::from("\"GPU");
+    let mut out = String::from("GPU");
     for (at, byte) in uuid.iter().enumerate() {
-        if matches!(at, 0 | 4 | 6 | 8 | 10) {
-            out.push('-');
-        }
-        let _ = write!(out, "{byte:02x}");
+        let dash = if matches!(at, 0 | 4 | 6 | 8 | 10) { "-" } else { "" };
+        let _ = write!(out, "{dash}{byte:02x}");
     }
-    out.push('"');
-    out
+    Some(out)
 }
 
 /// Sorted, merged address ranges.
@@ -217,7 +252,6 @@ impl Heap {
     }
 }
 
-/// Tag, role and phase of a row.
 type Name = (u32, u8, u8);
 
 fn name_of(taken: &RowCopy) -> Name {
@@ -245,7 +279,6 @@ impl Pool {
     }
 }
 
-/// Totals of a device.
 #[derive(Default)]
 struct Device {
     tracked: u64,
@@ -257,7 +290,7 @@ struct Device {
     opaque: u64,
     direct_names: BTreeMap<Name, Heap>,
     block_names: BTreeMap<Name, Heap>,
-    pools: Vec<String>,
+    pools: Vec<Raw>,
 }
 
 fn live(core: &Core) -> String {
@@ -298,16 +331,12 @@ fn live(core: &Core) -> String {
         device.fill(core, number, &pools, &allocations, &mappings);
         device.text(core, number)
     });
-    let devices = list(devices.collect::<Vec<_>>());
-    let host = host.iter().map(|(kind, heap)| {
-        format!("{}:{{\"bytes\":{},\"count\":{}}}", quoted(kind), heap.bytes, heap.count)
-    });
-    format!(
-        "{{\"schema\":1,\"pid\":{},\"time_ns\":{},\"devices\":{devices},\"host\":{{{}}}}}",
-        core.pid,
-        core.recorder.clock.now(),
-        host.collect::<Vec<_>>().join(",")
-    )
+    let devices = list(devices);
+    let host = host
+        .iter()
+        .map(|(kind, heap)| format!("\"{kind}\":{}", object! { bytes: heap.bytes, count: heap.count }.0));
+    let (time_ns, host) = (core.recorder.clock.now(), joined('{', '}', host));
+    object! { schema: 1_u64, pid: core.pid, time_ns: time_ns, devices: devices, host: host }.0
 }
 
 impl Device {
@@ -366,12 +395,10 @@ impl Device {
         self.tracked += idle;
         self.idle += idle;
         let owner = pool.row.map_or(PoolOwner::Unknown, |row| pool_owner(&row.row));
-        self.pools.push(format!(
-            "{{\"id\":{id},\"name\":\"\",\"owner\":{},\"parent\":0,\"reserved_bytes\":{},\"used_bytes\":{handed_out},\
-             \"idle_bytes\":{idle}}}",
-            quoted(&word(owner)),
-            told.map_or("null".to_owned(), |(reserved, _)| reserved.to_string()),
-        ));
+        self.pools.push(object! {
+            id: id, name: "", owner: word(owner), parent: 0_u64, reserved_bytes: told.map(|(reserved, _)| reserved),
+            used_bytes: handed_out, idle_bytes: idle,
+        });
     }
 
     fn framework_pool(&mut self, core: &Core, id: u64, pool: &Pool, segments: u64, inner: &Ranges) {
@@ -398,57 +425,36 @@ impl Device {
             self.opaque += segments;
         }
         let (tag, parent) = pool.row.map_or((0, 0), |row| (row.row[5] as u32, row.row[4]));
-        self.pools.push(format!(
-            "{{\"id\":{id},\"name\":{},\"owner\":\"framework\",\"parent\":{parent},\"opaque\":{opaque},\
-             \"segments\":{},\"segment_bytes\":{segments},\"blocks\":{},\"block_bytes\":{all},\
-             \"pending_bytes\":{pending},\"idle_bytes\":{idle}}}",
-            quoted(&path(core, tag)),
-            pool.segments.len(),
-            pool.blocks.len(),
-        ));
+        self.pools.push(object! {
+            id: id, name: path(core, tag), owner: "framework", parent: parent, opaque: opaque,
+            segments: pool.segments.len(), segment_bytes: segments, blocks: pool.blocks.len(), block_bytes: all,
+            pending_bytes: pending, idle_bytes: idle,
+        });
     }
 
-    fn text(&self, core: &Core, number: u8) -> String {
-        let names = |names: &BTreeMap<Name, Heap>, of: &str| {
-            let line = |(&(tag, role, phase), heap): (&Name, &Heap)| {
-                format!(
-                    "{{\"of\":\"{of}\",\"path\":{},\"role\":{},\"phase\":{},\"bytes\":{},\"count\":{}}}",
-                    quoted(&path(core, tag)),
-                    quoted(&word(Role::from_code(role))),
-                    quoted(&word(Phase::from_code(phase))),
-                    heap.bytes,
-                    heap.count
-                )
-            };
-            names.iter().map(line).collect::<Vec<_>>()
+    fn text(self, core: &Core, number: u8) -> Raw {
+        let names = |names: BTreeMap<Name, Heap>, of: &'static str| {
+            names.into_iter().map(move |((tag, role, phase), heap)| {
+                let (role, phase) = (word(Role::from_code(role)), word(Phase::from_code(phase)));
+                object! {
+                    of: of, path: path(core, tag), role: role, phase: phase, bytes: heap.bytes, count: heap.count,
+                }
+            })
         };
-        let tags = [names(&self.block_names, "blocks"), names(&self.direct_names, "direct")].concat();
-        format!(
-            "{{\"ordinal\":{number},\"uuid\":{},\"tracked_bytes\":{},\"unseen_bytes\":{},\"direct_bytes\":{},\"direct\":{},\
-             \"block_bytes\":{},\"blocks\":{},\"pending_bytes\":{},\"pool_idle_bytes\":{},\"opaque_bytes\":{},\
-             \"pools\":{},\"tags\":{}}}",
-            uuid(core, number),
-            self.tracked,
-            self.unseen,
-            self.direct.bytes,
-            self.direct.count,
-            self.blocks.bytes,
-            self.blocks.count,
-            self.pending,
-            self.idle,
-            self.opaque,
-            list(self.pools.iter().cloned()),
-            list(tags)
-        )
+        let tags = names(self.block_names, "blocks").chain(names(self.direct_names, "direct"));
+        object! {
+            ordinal: number, uuid: uuid(core, number), tracked_bytes: self.tracked, unseen_bytes: self.unseen,
+            direct_bytes: self.direct.bytes, direct: self.direct.count, block_bytes: self.blocks.bytes,
+            blocks: self.blocks.count, pending_bytes: self.pending, pool_idle_bytes: self.idle,
+            opaque_bytes: self.opaque, pools: list(self.pools), tags: list(tags),
+        }
     }
 }
-
 #[cfg(test)]
 mod tests {
-    use super::quoted;
-
     #[test]
     fn texts_are_json() {
-        assert_eq!(quoted("a\"b\\c\n\u{e9}"), "\"a\\\"b\\\\c\\u000a\u{e9}\"");
+        let object = object! { text: "a\"b\\c\n\u{e9}", none: None::<u64>, number: 1_u8 };
+        assert_eq!(object.0, "{\"text\":\"a\\\"b\\\\c\\u000a\u{e9}\",\"none\":null,\"number\":1}");
     }
 }

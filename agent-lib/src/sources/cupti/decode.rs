@@ -1,17 +1,14 @@
-//! Decodes CUPTI callbacks into records. Parameters are read at the address that CUPTI passes, and only for the ids of
-//! table.rs.
+//! Decodes CUPTI callbacks into records. Parameters are read where CUPTI says, and only for the ids of table.rs.
 
 use super::kinds::freed_by;
 use super::resource::resource;
 use super::table::{self, Meaning};
 use crate::base::fault_injection;
-use crate::base::row::AllocationName;
 use crate::driver::allocations::Allocation;
 use crate::driver::core::Core;
 use crate::driver::guard::guard;
 use crate::driver::pools::graph_memory;
-use crate::record::recorder;
-use crate::record::recorder::{RecordContext, no_row};
+use crate::record::recorder::{self, RecordContext};
 use crate::threads::{Call, Thread};
 use cupti_sys::{CallbackData, ENTER, GraphData, domain, params};
 use gpumem_wire::{Body, DestroyScope, DriverEventKind, Flags, MemoryKind, NONE_DEVICE, PoolOwner};
@@ -41,7 +38,7 @@ pub unsafe extern "C" fn callback(_: *mut c_void, domain: u32, id: u32, data: *c
 
 #[inline(always)]
 unsafe fn driver_call(core: &Core, thread: &Thread, id: u32, data: &CallbackData) {
-    let Some(meaning) = table::meaning(id) else { return super::pulse::heard(id) };
+    let Some(meaning) = table::meaning(id) else { return super::subscribe::count_pulse(id) };
     if data.params.is_null() {
         return;
     }
@@ -78,20 +75,19 @@ impl Here<'_> {
 
     #[inline(always)]
     pub(super) fn at(&self) -> RecordContext {
-        let AllocationName { tag, flags, .. } = self.core.named(self.thread);
+        let at = self.core.here(self.thread);
         let context = self.data.context as usize;
         let device = match context {
             0 => NONE_DEVICE,
             _ => self.core.device_of_context(self.thread, context, self.data.context_uid),
         };
-        RecordContext { tag, flags, context: self.data.context_uid, device, ..RecordContext::NOWHERE }
+        RecordContext { context: self.data.context_uid, device, ..at }
     }
 
     /// As `at`, for the device that the parameters name.
     pub(super) fn at_device(&self, ordinal: u32) -> RecordContext {
-        let AllocationName { tag, flags, .. } = self.core.named(self.thread);
-        let device = self.core.device(ordinal);
-        RecordContext { tag, flags, context: self.data.context_uid, device, ..RecordContext::NOWHERE }
+        let at = self.core.here(self.thread);
+        RecordContext { context: self.data.context_uid, device: self.core.device(ordinal), ..at }
     }
 
     /// Adds the library that made this call.
@@ -136,26 +132,17 @@ impl Here<'_> {
                 MemUnmap => {
                     let range: params::Range = self.params();
                     if !self.core.multicast.forget_mapping(range.address) {
-                        let at = self.at();
-                        self.core.unmap_entered(
-                            self.thread,
-                            at,
-                            &mut call,
-                            range.address,
-                            range.bytes as u64,
-                        );
+                        let (at, bytes) = (self.at(), range.bytes as u64);
+                        self.core.unmap_entered(self.thread, at, &mut call, range.address, bytes);
                     }
                 }
                 PoolDestroy => self.core.pool_gone(self.thread, self.params::<params::Handle>().handle),
                 PrimaryReset => {
                     self.core.driver_pools.forget_device(self.params::<params::Small>().value);
                 }
-                CtxCreate => self.creating(&mut call, self.params::<params::CtxCreate>().device),
-                CtxCreateV3 => self.creating(&mut call, self.params::<params::CtxCreateV3>().device),
-                CtxCreateV4 => self.creating(&mut call, self.params::<params::CtxCreateV4>().device),
-                PrimaryRetain => {
-                    let ordinal = self.params::<params::PrimaryRetain>().device;
-                    if self.core.devices.retain_creates(ordinal) {
+                CtxCreate | CtxCreateV3 | CtxCreateV4 | PrimaryRetain => {
+                    let (_, ordinal) = self.new_context(meaning);
+                    if meaning != PrimaryRetain || self.core.devices.retain_creates(ordinal) {
                         self.creating(&mut call, ordinal);
                     }
                 }
@@ -172,8 +159,7 @@ impl Here<'_> {
         unsafe { self.thread.entered(call) };
     }
 
-    /// Requests a sample before a context is created, which takes the driver about 0.1 s. It shows what is charged without the
-    /// context.
+    /// Requests a sample before a context is created (0.1 s in the driver), which shows what is charged without it.
     fn creating(&self, call: &mut Call, ordinal: u32) {
         if !self.core.devices.exists(ordinal) {
             return; // the call will fail
@@ -259,8 +245,7 @@ impl Here<'_> {
         }
         self.core.allocated(self.thread, self.called(at), what);
         // SAFETY: as in `enter`.
-        let own = unsafe { self.thread.own() };
-        if let Some(Some(outer)) = own.open.checked_sub(1).map(|open| &mut own.calls[open]) {
+        if let Some(outer) = unsafe { self.thread.innermost() } {
             outer.reported = address;
         }
     }
@@ -335,9 +320,10 @@ impl Here<'_> {
                     let address = read_u32(p.out, result);
                     self.booked(call, result, self.at(), address, bytes, 0, MemoryKind::Pitched);
                 }
-                AllocManaged => {
+                AllocManaged | HostAlloc => {
+                    let memory = if meaning == HostAlloc { MemoryKind::Pinned } else { MemoryKind::Managed };
                     let p: params::AllocFlags = self.params();
-                    self.alloc(call, result, p.out, p.bytes as u64, MemoryKind::Managed);
+                    self.alloc(call, result, p.out, p.bytes as u64, memory);
                 }
                 AllocHostV1 => {
                     let p: params::AllocHostV1 = self.params();
@@ -345,10 +331,6 @@ impl Here<'_> {
                 }
                 AllocHost => {
                     let p: params::Alloc = self.params();
-                    self.alloc(call, result, p.out, p.bytes as u64, MemoryKind::Pinned);
-                }
-                HostAlloc => {
-                    let p: params::AllocFlags = self.params();
                     self.alloc(call, result, p.out, p.bytes as u64, MemoryKind::Pinned);
                 }
                 HostRegister => {
@@ -406,22 +388,12 @@ impl Here<'_> {
                     let device = core.device(self.params::<params::Small>().value);
                     core.poll_pool_now(thread, graph_memory(device));
                 }
-                CtxCreate => {
-                    let p: params::CtxCreate = self.params();
-                    self.context(call, p.out, p.device);
-                }
-                CtxCreateV3 => {
-                    let p: params::CtxCreateV3 = self.params();
-                    self.context(call, p.out, p.device);
-                }
-                CtxCreateV4 => {
-                    let p: params::CtxCreateV4 = self.params();
-                    self.context(call, p.out, p.device);
-                }
-                PrimaryRetain => {
-                    let p: params::PrimaryRetain = self.params();
-                    self.context(call, p.out, p.device);
-                    core.devices.set_primary(p.device, read(p.out, 0) as usize);
+                CtxCreate | CtxCreateV3 | CtxCreateV4 | PrimaryRetain => {
+                    let (out, ordinal) = self.new_context(meaning);
+                    self.context(call, out, ordinal);
+                    if meaning == PrimaryRetain {
+                        core.devices.set_primary(ordinal, read(out, 0) as usize);
+                    }
                 }
                 PrimaryReset => {
                     let at = self.at_device(self.params::<params::Small>().value);
@@ -446,11 +418,9 @@ impl Here<'_> {
                 LibraryLoad => self.event(self.at(), DriverEventKind::LibraryLoaded, 0),
                 GraphInstantiate | GraphExecDestroy => {
                     let at = self.at();
-                    let made = meaning == GraphInstantiate;
-                    let event = if made {
-                        DriverEventKind::GraphInstantiated
-                    } else {
-                        DriverEventKind::GraphDestroyed
+                    let event = match meaning {
+                        GraphInstantiate => DriverEventKind::GraphInstantiated,
+                        _ => DriverEventKind::GraphDestroyed,
                     };
                     self.event(at, event, 0);
                     core.poll_pool(thread, graph_memory(at.device));
@@ -463,12 +433,8 @@ impl Here<'_> {
 
     fn event(&self, at: RecordContext, event: DriverEventKind, value: u64) {
         if recorder::records(recorder::API) {
-            self.core.recorder.record(
-                self.thread,
-                self.called(at),
-                Body::DriverEvent { bytes: 0, value, event },
-                no_row,
-            );
+            let body = Body::DriverEvent { bytes: 0, value, event };
+            self.core.recorder.note(self.thread, self.called(at), body);
         }
     }
 }
@@ -480,7 +446,6 @@ pub(super) unsafe fn read(out: params::Out, result: u32) -> u64 {
     if result == 0 && !out.is_null() { unsafe { out.read_unaligned() } } else { 0 }
 }
 
-/// As `read`, for 32 bits.
 unsafe fn read_u32(out: *const u32, result: u32) -> u64 {
     // SAFETY: as in `read`.
     if result == 0 && !out.is_null() { unsafe { out.read_unaligned() }.into() } else { 0 }

@@ -2,12 +2,11 @@
 //! that follow driver calls: segments of PyTorch's pool, names of unnamed allocations, the request for a sample. A free calls
 //! the features first, because a segment ends before the memory that it lies in.
 
-use crate::base::row::AllocationName;
 use crate::base::wake::wake;
 use crate::driver::allocations::Allocation;
 use crate::driver::core::Core;
 use crate::naming::{callers, python};
-use crate::record::recorder::{self, RecordContext, no_row};
+use crate::record::recorder::{self, RecordContext};
 use crate::threads::{Call, Thread};
 use gpumem_wire::{Body, DriverEventKind, NONE_DEVICE};
 
@@ -29,7 +28,6 @@ impl Core {
         self.driver_gave(thread, at.module, address, bytes, memory);
     }
 
-    /// Handles a failed allocation.
     #[cold]
     pub(crate) fn allocation_failed(
         &self,
@@ -69,7 +67,6 @@ impl Core {
         }
     }
 
-    /// Handles a successful cuMemMap.
     pub(crate) fn mapped(&self, thread: &Thread, at: RecordContext, address: u64, bytes: u64, handle: u64) {
         if self.map_handle(thread, at, address, bytes, handle) {
             self.driver_mapped(thread, at.module, address, bytes);
@@ -89,8 +86,7 @@ impl Core {
         self.book_unmap_entered(thread, at, call, address, bytes);
     }
 
-    /// Returns the device slot of the context that is current on this thread; asks the driver the first time. Only for
-    /// callbacks of calls, not of resources.
+    /// Returns the device slot of this thread's current context; asks the driver the first time. Only for callbacks of calls.
     #[inline(always)]
     pub(crate) fn device_of_context(&self, thread: &Thread, context: usize, uid: u32) -> u8 {
         match thread.device_of(context) {
@@ -130,9 +126,8 @@ impl Core {
         device
     }
 
-    /// Records a context on the device with the slot `device`, the first time that it is seen. `created` is set if it was
-    /// created just now. Any other context is older, or a green one, which is a part of the primary context and costs nothing
-    /// itself.
+    /// Records a context, the first time that it is seen. `created` is set if it was created just now. Any other one is older,
+    /// or a green context, which is a part of the primary one and costs nothing itself.
     pub fn context_seen(
         &self,
         thread: &Thread,
@@ -144,12 +139,9 @@ impl Core {
         if !self.devices.remember_context(handle, uid, device) {
             return;
         }
-        let at = created.unwrap_or_else(|| {
-            let AllocationName { tag, flags, .. } = self.named(thread);
-            RecordContext { tag, flags, ..RecordContext::NOWHERE }
-        });
+        let at = created.unwrap_or_else(|| self.here(thread));
         let at = RecordContext { context: uid, device, ..at };
-        self.recorder.record(thread, at, Body::ContextCreate { handle: handle as u64 }, no_row);
+        self.recorder.note(thread, at, Body::ContextCreate { handle: handle as u64 });
         if created.is_some() {
             self.gap_moved(thread, at, DriverEventKind::ContextCreated, 0, u64::from(uid));
         }
@@ -165,7 +157,7 @@ impl Core {
         value: u64,
     ) {
         if recorder::records(recorder::API) {
-            self.recorder.record(thread, at, Body::DriverEvent { bytes, value, event }, no_row);
+            self.recorder.note(thread, at, Body::DriverEvent { bytes, value, event });
         }
         wake();
     }

@@ -5,24 +5,16 @@
 //! toolkits and environments; the loader's path. Major versions newer than the driver's are left out.
 
 use crate::base::env::Settings;
-use std::ffi::{CStr, CString, c_int, c_void};
+use crate::base::loaded_file::find_mapped;
+use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Sonames, newest first. From 12 on they contain the major version only, before also the minor one.
-const SONAMES: &[(u32, &str)] = &[
-    (13, "libcupti.so.13"),
-    (12, "libcupti.so.12"),
-    (11, "libcupti.so.11.8"),
-    (11, "libcupti.so.11.7"),
-    (11, "libcupti.so.11.6"),
-    (11, "libcupti.so.11.5"),
-    (11, "libcupti.so.11.4"),
-    (11, "libcupti.so.11.3"),
-    (11, "libcupti.so.11.2"),
-    (11, "libcupti.so.11.1"),
-    (11, "libcupti.so.11.0"),
-];
+/// Returns major versions and sonames, newest first. Before 12, sonames contain the minor version, too.
+fn sonames() -> impl Iterator<Item = (u32, String)> {
+    let major = [13, 12].map(|major| (major, format!("libcupti.so.{major}")));
+    major.into_iter().chain((0..=8).rev().map(|minor| (11, format!("libcupti.so.11.{minor}"))))
+}
 
 /// Returns files that may be the right one, best first.
 pub(crate) fn candidates(settings: &Settings, driver_version: Option<u32>) -> Vec<PathBuf> {
@@ -37,7 +29,7 @@ pub(crate) fn candidates(settings: &Settings, driver_version: Option<u32>) -> Ve
     let own = objects
         .iter()
         .find_map(|path| name_of(path).strip_prefix("libcudart.so.")?.split('.').next()?.parse().ok());
-    let mut sonames: Vec<_> = SONAMES.iter().filter(|(major, _)| *major <= newest).collect();
+    let mut sonames: Vec<_> = sonames().filter(|(major, _)| *major <= newest).collect();
     sonames.sort_by_key(|(major, _)| own != Some(*major)); // stable sort: otherwise newest first
     for directory in directories(settings, &objects) {
         found.extend(sonames.iter().map(|(_, name)| directory.join(name)).filter(|path| path.exists()));
@@ -81,22 +73,14 @@ fn directories(settings: &Settings, objects: &[PathBuf]) -> Vec<PathBuf> {
     found
 }
 
-/// Returns the paths of all loaded files.
 fn loaded_objects() -> Vec<PathBuf> {
-    unsafe extern "C" fn note(info: *mut libc::dl_phdr_info, _: usize, found: *mut c_void) -> c_int {
-        // SAFETY: `found` is the Vec below; the name is null or a C string that is valid during the callback.
-        unsafe {
-            let name = (*info).dlpi_name;
-            if !name.is_null() && *name != 0 {
-                let path = Path::new(std::ffi::OsStr::from_bytes(CStr::from_ptr(name).to_bytes()));
-                (*found.cast::<Vec<PathBuf>>()).push(path.to_owned());
-            }
+    let mut found = Vec::new();
+    find_mapped(|file| {
+        if !file.path.is_empty() {
+            found.push(Path::new(OsStr::from_bytes(file.path)).to_owned());
         }
-        0
-    }
-    let mut found: Vec<PathBuf> = Vec::new();
-    // SAFETY: `note` is called only before this returns, with the Vec that it expects.
-    unsafe { libc::dl_iterate_phdr(Some(note), (&raw mut found).cast()) };
+        false
+    });
     found
 }
 

@@ -3,9 +3,10 @@
 use super::decode::{Here, read};
 use super::table::Meaning;
 use crate::driver::allocations::Allocation;
+use crate::record::recorder::RecordContext;
 use crate::threads::Call;
-use cupti_sys::params::{Array2d, Array3d, Pixel, pixel};
-use cupti_sys::{GraphData, params};
+use cupti_sys::GraphData;
+use cupti_sys::params::{self, Array2d, Array3d, Pixel, pixel};
 use gpumem_wire::{Flags, ImportSource, MemoryKind};
 
 impl Here<'_> {
@@ -14,14 +15,23 @@ impl Here<'_> {
         if meaning != Meaning::MemCreate {
             return;
         }
-        // SAFETY: this is the layout of cuMemCreate.
-        let p: params::MemCreate = unsafe { self.params() };
+        // SAFETY: this is the layout of cuMemCreate, whose parameters are valid.
+        let (p, (at, memory)) = unsafe {
+            let p: params::MemCreate = self.params();
+            (p, self.place_of(&p))
+        };
+        let what = Allocation { address: 0, bytes: p.bytes as u64, pool: 0, memory, entered_ns: None };
+        self.core.allocation_failed(self.thread, at, result, what);
+    }
+
+    /// Returns where a handle's memory is: on a device, or in the host.
+    unsafe fn place_of(&self, p: &params::MemCreate) -> (RecordContext, MemoryKind) {
         // SAFETY: the caller's properties, or null.
         let ordinal = unsafe { p.properties.as_ref() }.and_then(|properties| properties.location.ordinal());
-        let at = ordinal.map_or_else(|| self.at(), |ordinal| self.at_device(ordinal));
-        let memory = if ordinal.is_some() { MemoryKind::Vmm } else { MemoryKind::HostVmm };
-        let what = Allocation { address: 0, bytes: p.bytes as u64, pool: 0, memory, entered_ns: None };
-        self.core.allocation_failed(self.thread, self.called(at), result, what);
+        match ordinal {
+            Some(ordinal) => (self.called(self.at_device(ordinal)), MemoryKind::Vmm),
+            None => (self.called(self.at()), MemoryKind::HostVmm),
+        }
     }
 
     pub(super) unsafe fn handle(&self, meaning: Meaning, call: Option<&Call>) {
@@ -31,12 +41,9 @@ impl Here<'_> {
             match meaning {
                 Meaning::MemCreate => {
                     let p: params::MemCreate = self.params();
-                    let ordinal = p.properties.as_ref().and_then(|properties| properties.location.ordinal());
-                    let at = ordinal.map_or_else(|| self.at(), |ordinal| self.at_device(ordinal));
-                    let memory = if ordinal.is_some() { MemoryKind::Vmm } else { MemoryKind::HostVmm };
+                    let (at, memory) = self.place_of(&p);
                     let entered_ns = call.map(|call| call.entered_ns);
-                    let (at, handle) = (self.called(at), read(p.out, 0));
-                    core.handle_created(thread, at, handle, p.bytes as u64, memory, entered_ns);
+                    core.handle_created(thread, at, read(p.out, 0), p.bytes as u64, memory, entered_ns);
                 }
                 Meaning::MemMap => {
                     let p: params::MemMap = self.params();
@@ -57,12 +64,8 @@ impl Here<'_> {
                 Meaning::MemExport => {
                     let p: params::MemExport = self.params();
                     if p.kind == params::FILE_DESCRIPTOR && !p.out.is_null() {
-                        core.handle_exported(
-                            thread,
-                            self.called(self.at()),
-                            p.handle,
-                            p.out.read_unaligned(),
-                        );
+                        let at = self.called(self.at());
+                        core.handle_exported(thread, at, p.handle, p.out.read_unaligned());
                     }
                 }
                 _ => {
@@ -171,6 +174,31 @@ impl Here<'_> {
         self.booked(call, result, at, address, node.bytes as u64, pool, MemoryKind::StreamOrdered);
     }
 
+    /// Returns the out-parameter and the device's ordinal of a call that creates a context.
+    pub(super) unsafe fn new_context(&self, meaning: Meaning) -> (params::Out, u32) {
+        // SAFETY: layouts match the meaning.
+        unsafe {
+            match meaning {
+                Meaning::CtxCreate => {
+                    let p: params::CtxCreate = self.params();
+                    (p.out, p.device)
+                }
+                Meaning::CtxCreateV3 => {
+                    let p: params::CtxCreateV3 = self.params();
+                    (p.out, p.device)
+                }
+                Meaning::CtxCreateV4 => {
+                    let p: params::CtxCreateV4 = self.params();
+                    (p.out, p.device)
+                }
+                _ => {
+                    let p: params::PrimaryRetain = self.params();
+                    (p.out, p.device)
+                }
+            }
+        }
+    }
+
     pub(super) unsafe fn context(&self, call: Option<&Call>, out: params::Out, ordinal: u32) {
         // SAFETY: the call succeeded, so its out-parameter is filled.
         let handle = unsafe { read(out, 0) } as usize;
@@ -227,7 +255,6 @@ fn levels_bytes(array: &Array3d, count: u32) -> u64 {
     (0..count.clamp(1, 32)).map(level).fold(0, u64::saturating_add)
 }
 
-/// Returns the bytes of a two-dimensional array.
 fn flat_bytes(array: &Array2d) -> u64 {
     array_bytes([array.width, array.height, 0], array.format, array.channels)
 }

@@ -2,8 +2,7 @@
 
 use super::subscribe;
 use super::table::{self, Meaning};
-use crate::base::fault_injection;
-use crate::base::row::AllocationName;
+use crate::base::{elf, fault_injection, wake};
 use crate::driver::core::Core;
 use crate::record::recorder::RecordContext;
 use crate::threads::Thread;
@@ -13,11 +12,8 @@ use gpumem_wire::{DestroyScope, DriverEventKind, NONE_DEVICE};
 /// Returns the library that made the call in which this callback arrives. 0 (unknown) outside of a subscribed call: frames of
 /// the driver then lie in between, and words above them may be left over from earlier calls.
 fn caller(core: &Core, thread: &Thread, data: &ResourceData) -> u16 {
-    let call = {
-        // SAFETY: this is the callback's own thread, and no other reference is in use.
-        let own = unsafe { thread.own() };
-        own.open.checked_sub(1).and_then(|open| own.calls.get(open).copied().flatten())
-    };
+    // SAFETY: this is the callback's own thread, and no other reference is in use.
+    let call = unsafe { thread.innermost() }.copied();
     call.map_or(0, |call| core.caller(thread, call.id, call.params, (&raw const data) as usize))
 }
 
@@ -35,14 +31,12 @@ fn created(core: &Core, thread: &Thread, data: &ResourceData) {
     let handle = data.context as usize;
     let Some(ordinal) = subscribe::device_id(handle) else { return };
     let uid = subscribe::context_id(handle).unwrap_or(0);
-    let AllocationName { tag, flags, .. } = core.named(thread);
-    let at = RecordContext { tag, flags, module: caller(core, thread, data), ..RecordContext::NOWHERE };
+    let at = RecordContext { module: caller(core, thread, data), ..core.here(thread) };
     core.context_seen(thread, handle, uid, core.devices.slot_in_resource(ordinal), Some(at));
     core.devices.set_primary_if_unknown(ordinal, handle);
 }
 
-/// Handles a resource callback. It may arrive while the driver holds its locks, so no function of the driver is called here.
-/// CUPTI may be asked about the context that the callback is about.
+/// Handles a resource callback. The driver may hold its locks: no call of the driver, and CUPTI only about this context.
 ///
 /// # Safety
 /// `data` must be that of the resource callback `id`.
@@ -56,7 +50,7 @@ pub(crate) unsafe fn resource(core: &Core, thread: &Thread, id: u32, data: &Reso
             if let Some((device, uid)) = core.devices.forget_context(context) {
                 let at = RecordContext { context: uid, device, ..RecordContext::NOWHERE };
                 core.context_ended(thread, at, DestroyScope::Context);
-                crate::base::wake::wake();
+                wake::wake();
             }
         }
         ids::resource::MODULE_LOADED | ids::resource::MODULE_UNLOAD_STARTING => {
@@ -69,20 +63,13 @@ pub(crate) unsafe fn resource(core: &Core, thread: &Thread, id: u32, data: &Reso
             let bytes = match module.cubin.is_null() {
                 true => 0,
                 // SAFETY: CUPTI passes an image of this size.
-                false => crate::base::elf::loadable_bytes(unsafe {
-                    std::slice::from_raw_parts(module.cubin, module.cubin_bytes)
-                }),
+                false => unsafe {
+                    elf::loadable_bytes(std::slice::from_raw_parts(module.cubin, module.cubin_bytes))
+                },
             };
             let (device, uid) = core.devices.known(context).unwrap_or((NONE_DEVICE, 0));
-            let AllocationName { tag, flags, .. } = core.named(thread);
-            let at = RecordContext {
-                tag,
-                flags,
-                context: uid,
-                module: caller(core, thread, data),
-                device,
-                ..RecordContext::NOWHERE
-            };
+            let called = RecordContext { module: caller(core, thread, data), ..core.here(thread) };
+            let at = RecordContext { context: uid, device, ..called };
             core.gap_moved(thread, at, event, bytes, module.module_id.into());
         }
         ids::resource::GRAPHNODE_CREATED => {
@@ -90,8 +77,7 @@ pub(crate) unsafe fn resource(core: &Core, thread: &Thread, id: u32, data: &Reso
             let Some(node) = (unsafe { data.descriptor.cast::<GraphData>().as_ref() }) else { return };
             if matches!(node.node_type, GraphData::MEM_ALLOC | GraphData::MEM_FREE) {
                 // SAFETY: this is the callback's own thread, and no other reference is in use.
-                let own = unsafe { thread.own() };
-                if let Some(Some(call)) = own.open.checked_sub(1).map(|open| &mut own.calls[open]) {
+                if let Some(call) = unsafe { thread.innermost() } {
                     call.captured = true;
                 }
             }

@@ -1,19 +1,21 @@
-//! The CUPTI subscription. A process has one, and the first client gets it. A refusal is reported as a state and retried.
+//! The CUPTI subscription. A process has one, and the first client gets it. A refusal is reported as a state and retried. A client
+//! that finalizes CUPTI (Kineto with TEARDOWN_CUPTI=1) ends every subscription without notice.
 
 use super::find::{c_path, candidates};
-use super::pulse;
 use super::table::{CALLS, RESOURCES, STATES};
 use crate::base::locks::ForkMutex;
 use crate::base::own_thread::Uncancelled;
-use crate::driver::core::Core;
-use crate::driver::core::report_status;
+use crate::driver::core::{Core, report_status};
 use crate::naming::callers;
 use crate::record::status;
 use crate::threads::{HEARING_SINCE_NS, Thread};
-use cupti_sys::{Api, CuptiResult, GetNumber, SubscriberHandle, SubscriberParams, domain, friendly, ids};
+use cupti_sys::{
+    Api, CUDA_ERROR_NOT_INITIALIZED, CuptiResult, GetNumber, SubscriberHandle, SubscriberParams, domain,
+    friendly, ids,
+};
 use gpumem_wire::AgentState;
 use std::ffi::{CStr, c_void};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 
 /// CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED.
 const TAKEN: CuptiResult = 39;
@@ -29,8 +31,7 @@ const MULTIPLE: u32 = 130_301;
 const VITAL: [u32; 2] = [ids::cuMemAlloc_v2, ids::cuMemFree_v2];
 
 /// The current subscription. CUPTI requires that only one thread at a time enables callbacks.
-static SUBSCRIPTION: ForkMutex<Place> =
-    ForkMutex::new(|| Place { subscription: None, lost: false, number: 0 });
+static SUBSCRIPTION: ForkMutex<Place> = ForkMutex::new(Place::default);
 
 /// Clears the subscription in a forked child that starts anew: it has none.
 pub(crate) fn reset_after_fork() {
@@ -39,16 +40,14 @@ pub(crate) fn reset_after_fork() {
 
 /// A context existed before the agent, or calls were missed.
 static LATE: AtomicBool = AtomicBool::new(false);
-/// CUPTI has reported a fatal error.
 static DEAD: AtomicBool = AtomicBool::new(false);
 /// Pauses that the program has requested and not ended.
 static PAUSES: AtomicU32 = AtomicU32::new(0);
-/// cuptiGetContextId and cuptiGetDeviceId of the library in use. Callbacks use these copies, because they must not wait for the
-/// mutex.
+/// cuptiGetContextId and cuptiGetDeviceId of the library in use, for callbacks, which must not wait for the mutex.
 static CONTEXT_ID: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static DEVICE_ID: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Place {
     subscription: Option<Subscription>,
     /// Its callbacks have stopped; its handle is never used again.
@@ -66,7 +65,6 @@ struct Subscription {
 // SAFETY: an opaque pointer that CUPTI accepts from any thread.
 unsafe impl Send for Subscription {}
 
-/// Result of an attempt to subscribe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// Subscribed: callbacks will arrive.
@@ -75,14 +73,11 @@ pub(crate) enum Outcome {
     Refused,
 }
 
-/// State of the subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Held {
-    /// The agent holds it.
     Ours,
     /// The agent held it, and its callbacks have stopped.
     Lost,
-    /// The agent has none.
     Nothing,
     /// The agent has none, and the program has paused it.
     Unwanted,
@@ -102,22 +97,18 @@ pub(crate) fn attach(core: &Core) -> Outcome {
     let mut refusal = None;
     for path in candidates(&core.settings, version) {
         let Some(file) = c_path(&path) else { continue };
-        let Ok(api) = Api::open(&file) else { continue };
+        let Some(api) = Api::open(&file) else { continue };
         let since_ns = if place.number == 0 { 0 } else { core.recorder.clock.now() };
         match subscribe(&api) {
             Ok(handle) => {
                 HEARING_SINCE_NS.store(since_ns, Release);
                 // libcupti was loaded just now: its frames must be known, so that they do not count as callers.
                 callers::look(core);
-                let pointer =
-                    |get: Option<GetNumber>| get.map_or(std::ptr::null_mut(), |get| get as *mut c_void);
-                CONTEXT_ID.store(pointer(api.get_context_id), Release);
-                DEVICE_ID.store(pointer(api.get_device_id), Release);
-                *place = Place {
-                    subscription: Some(Subscription { api, handle }),
-                    lost: false,
-                    number: place.number + 1,
-                };
+                for (place, get) in [(&CONTEXT_ID, api.get_context_id), (&DEVICE_ID, api.get_device_id)] {
+                    place.store(get.map_or(std::ptr::null_mut(), |get| get as *mut c_void), Release);
+                }
+                let subscription = Some(Subscription { api, handle });
+                *place = Place { subscription, lost: false, number: place.number + 1 };
                 DEAD.store(false, Relaxed);
                 say_covered();
                 return Outcome::Subscribed;
@@ -143,10 +134,7 @@ pub(crate) fn attach(core: &Core) -> Outcome {
     Outcome::Refused
 }
 
-/// Subscribes and enables the callbacks.
-///
-/// # Errors
-/// Returns CUPTI's result, and the current holder where CUPTI names it.
+/// Subscribes and enables the callbacks. An error is CUPTI's result, with the current holder where CUPTI names it.
 fn subscribe(api: &Api) -> Result<SubscriberHandle, (CuptiResult, String)> {
     let handle = claim(api)?;
     enable(api, handle).map_err(|result| {
@@ -163,22 +151,20 @@ fn claim(api: &Api) -> Result<SubscriberHandle, (CuptiResult, String)> {
     let mut holder = [0_u8; 128];
     if let Some(subscribe) = api.subscribe_v2 {
         let allow: &[u8] = if version >= MULTIPLE { &[1, 0] } else { &[0] };
+        let is_larger = version >= LARGER_PARAMETERS;
+        let struct_bytes =
+            if is_larger { SubscriberParams::BYTES_13_2 } else { SubscriberParams::BYTES_13_0 };
         let mut result = 0;
         for &allow_multiple in allow {
             holder = [0; 128];
             let mut params = SubscriberParams {
-                struct_bytes: if version >= LARGER_PARAMETERS {
-                    SubscriberParams::BYTES_13_2
-                } else {
-                    SubscriberParams::BYTES_13_0
-                },
+                struct_bytes,
                 name: c"gpumemd".as_ptr(),
                 holder: holder.as_mut_ptr().cast(),
                 holder_bytes: holder.len() - 1,
                 allow_multiple,
             };
-            // SAFETY: a function of this library. The struct has the size that this version expects. Its buffer is passed as
-            // one byte shorter and ends with 0.
+            // SAFETY: a function of this library, and a struct of its version's size. The buffer's last byte stays 0.
             result = unsafe { subscribe(&mut handle, super::callback, std::ptr::null_mut(), &mut params) };
             if result == 0 {
                 return Ok(handle);
@@ -205,7 +191,7 @@ fn enable(api: &Api, handle: SubscriberHandle) -> Result<(), CuptiResult> {
     let calls = CALLS.iter().map(|(id, _)| (domain::DRIVER_API, *id));
     let resources = RESOURCES.iter().map(|id| (domain::RESOURCE, *id));
     let states = STATES.iter().map(|id| (domain::STATE, *id));
-    let pulse = (domain::DRIVER_API, pulse::CALL);
+    let pulse = (domain::DRIVER_API, PULSE);
     for (domain, id) in calls.chain(resources).chain(states).chain([pulse]) {
         // SAFETY: a live subscription; the mutex allows one thread at a time.
         let result = unsafe { (api.enable_callback)(1, handle, domain, id) };
@@ -240,12 +226,10 @@ fn go_blind() {
     HEARING_SINCE_NS.store(u64::MAX, Release);
 }
 
-/// Returns CUPTI's number of a context.
 pub(crate) fn context_id(handle: usize) -> Option<u32> {
     number_of(handle, &CONTEXT_ID)
 }
 
-/// Returns the ordinal of a context's device.
 pub(crate) fn device_id(handle: usize) -> Option<u32> {
     number_of(handle, &DEVICE_ID)
 }
@@ -278,7 +262,7 @@ pub(crate) fn held() -> (Held, u64) {
     let Ok(mut place) = SUBSCRIPTION.lock() else { return (Held::Unwanted, 0) };
     if DEAD.swap(false, Relaxed) && place.subscription.is_some() && !place.lost {
         // CUPTI has finalized itself, so the handle is invalid.
-        *place = Place { subscription: None, lost: false, number: place.number + 1 };
+        *place = Place { number: place.number + 1, ..Place::default() };
         go_blind();
         report_status(AgentState::Blocked, UNKNOWN as u16, "CUPTI stopped after a fatal error of its own");
     }
@@ -314,8 +298,7 @@ pub(crate) fn found(core: &Core) {
 
 const PAUSED: &str = "paused by the program";
 
-/// Ends the subscription because the program needs it for another client. Runs on the caller's thread, so that it is free on
-/// return.
+/// Ends the subscription for another client of the program. Runs on the caller's thread, so that it is free on return.
 pub(crate) fn pause(core: &Core, thread: &Thread) {
     let _uncancelled = Uncancelled::now();
     PAUSES.fetch_add(1, Relaxed);
@@ -324,9 +307,9 @@ pub(crate) fn pause(core: &Core, thread: &Thread) {
     if let Some(Subscription { api, handle }) = place.subscription.take() {
         // A handle from before another client finalized CUPTI must not be used: it points to freed memory.
         thread.busy.store(0, Relaxed);
-        let pulse = pulse::ask(core);
+        let pulse = check_pulse(core);
         thread.busy.store(1, Relaxed);
-        let alive = pulse != pulse::Pulse::Silent || !pulse::was_heard();
+        let alive = pulse != Pulse::Silent || !had_pulse();
         if alive && !lost && !DEAD.load(Relaxed) {
             // SAFETY: the agent's own handle, which is not used again. Callbacks in progress end in code that stays mapped.
             unsafe { (api.unsubscribe)(handle) };
@@ -349,4 +332,57 @@ pub(crate) fn resume(core: &Core) {
             attach(core);
         } // otherwise the sender does, once the other client has finalized CUPTI
     }
+}
+
+// Whether callbacks still arrive is checked with a driver call, and with no CUPTI call: a finalized CUPTI may return anything,
+// and finalization may be in progress. cuDeviceGetCount needs no context, takes no memory and changes nothing, and programs
+// call it rarely. Its callback arrives on the calling thread before the call returns, so its absence is known at once.
+
+/// The call whose callback is subscribed only for this check.
+const PULSE: u32 = ids::cuDeviceGetCount;
+
+/// Number of its callbacks, from any caller.
+static PULSES: AtomicU64 = AtomicU64::new(0);
+
+/// Counts a callback of a call without another meaning.
+#[cold]
+pub(crate) fn count_pulse(id: u32) {
+    if id == PULSE {
+        PULSES.fetch_add(1, Relaxed);
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pulse {
+    /// The driver refused the call, so nothing follows.
+    Unknown,
+    Heard,
+    Silent,
+}
+
+/// Makes the call and checks for its callback. Not in a callback or inside of the agent, where callbacks are ignored.
+pub(crate) fn check_pulse(core: &Core) -> Pulse {
+    let before = PULSES.load(Relaxed);
+    if device_count_result(core) != Some(0) {
+        return Pulse::Unknown; // not initialised yet, or not any more
+    }
+    if PULSES.load(Relaxed) == before { Pulse::Silent } else { Pulse::Heard }
+}
+
+/// Whether the driver is not initialised: cuInit failed or has not finished. Makes the same call as [`check_pulse`].
+pub(crate) fn is_uninitialised(core: &Core) -> bool {
+    device_count_result(core) == Some(CUDA_ERROR_NOT_INITIALIZED)
+}
+
+/// Returns the result of the call; `None` without a driver that has it.
+fn device_count_result(core: &Core) -> Option<u32> {
+    let get = core.devices.driver()?.device_get_count?;
+    let mut count = 0;
+    // SAFETY: a function of the loaded driver, with room for its answer.
+    Some(unsafe { get(&mut count) })
+}
+
+/// Whether the callback has arrived at least once. On a driver that never reports this call, its absence means nothing.
+fn had_pulse() -> bool {
+    PULSES.load(Relaxed) != 0
 }

@@ -1,8 +1,8 @@
 //! The subscribed driver calls and the meaning of each. Adding a call takes one line here (and its id and parameters in
 //! cupti-sys). No call here is on the path of a kernel launch.
 //!
-//! coverage.rs describes how each kind of call is counted, and why other calls are not subscribed. The table in
-//! ledger/src/lib.rs describes how each record is applied.
+//! docs/driver.md describes how each kind of call is counted, and why other calls are not subscribed: a test requires each call
+//! there. The table in ledger/src/lib.rs describes how each record is applied.
 
 use cupti_sys::ids::*;
 
@@ -172,13 +172,11 @@ pub(crate) const RESOURCES: &[u32] = &[
     resource::GRAPHNODE_CREATED,
 ];
 
-/// Callbacks about CUPTI's own state.
 pub(crate) const STATES: &[u32] = &[state::FATAL_ERROR, state::ERROR];
 
 /// Larger than every id above.
 const IDS: usize = 1024;
 
-/// Meanings by id.
 static MEANINGS: [Option<Meaning>; IDS] = {
     let mut meanings = [None; IDS];
     let mut index = 0;

@@ -5,12 +5,10 @@ use super::text::Message;
 use crate::base::fault_injection;
 use crate::driver::core::Core;
 use crate::driver::guard::guard;
-use crate::threads::OWNERS;
-use crate::threads::Thread;
+use crate::threads::{OWNERS, Thread};
 use cupti_sys::nvtx::{EventAttributes, NOT_TRACKED, core, core2};
 use std::ffi::{c_char, c_int, c_void};
 
-/// The default domain.
 const DEFAULT: usize = 0;
 /// Result of a pop without a push.
 const NOTHING_OPEN: c_int = -1;
@@ -20,40 +18,47 @@ type Attributes = *const EventAttributes;
 /// Returns a function's address; called when the table is filled.
 type Address = fn() -> usize;
 
-macro_rules! addresses {
-    ($( $number:path => $function:ident ),* $(,)?) => {
-        &[$( ($number, || $function as *const () as usize) ),*]
+/// Declares functions of a module of NVTX and its table. By NVTX's contract, texts end with 0, and attributes have their size.
+macro_rules! functions {
+    ($module:ident; $( $number:path => $function:ident($($argument:ident: $type:ty),*) -> $result:ty { $work:expr } )*) => {
+        pub(crate) const $module: &[(u32, Address)] = &[$( ($number, || $function as *const () as usize) ),*];
+
+        $(
+            #[allow(unused_unsafe)] // some functions have no text
+            unsafe extern "C" fn $function($($argument: $type),*) -> $result {
+                // SAFETY: NVTX's contract.
+                unsafe { $work }
+            }
+        )*
     };
 }
 
-/// Functions of module CORE.
-pub(crate) const CORE: &[(u32, Address)] = addresses![
-    core::MARK_EX => mark_ex,
-    core::MARK_A => mark_a,
-    core::MARK_W => mark_w,
-    core::RANGE_START_EX => start_ex,
-    core::RANGE_START_A => start_a,
-    core::RANGE_START_W => start_w,
-    core::RANGE_END => end,
-    core::RANGE_PUSH_EX => push_ex,
-    core::RANGE_PUSH_A => push_a,
-    core::RANGE_PUSH_W => push_w,
-    core::RANGE_POP => pop,
-];
+functions! { CORE;
+    core::MARK_EX => mark_ex(attributes: Attributes) -> () { mark(DEFAULT, Message::of(attributes)) }
+    core::MARK_A => mark_a(text: *const c_char) -> () { mark(DEFAULT, Message::narrow(text)) }
+    core::MARK_W => mark_w(text: *const u32) -> () { mark(DEFAULT, Message::wide(text)) }
+    core::RANGE_START_EX => start_ex(attributes: Attributes) -> u64 { start(DEFAULT, Message::of(attributes)) }
+    core::RANGE_START_A => start_a(text: *const c_char) -> u64 { start(DEFAULT, Message::narrow(text)) }
+    core::RANGE_START_W => start_w(text: *const u32) -> u64 { start(DEFAULT, Message::wide(text)) }
+    core::RANGE_END => end(id: u64) -> () { ended(id) }
+    core::RANGE_PUSH_EX => push_ex(attributes: Attributes) -> c_int { push(DEFAULT, Message::of(attributes)) }
+    core::RANGE_PUSH_A => push_a(text: *const c_char) -> c_int { push(DEFAULT, Message::narrow(text)) }
+    core::RANGE_PUSH_W => push_w(text: *const u32) -> c_int { push(DEFAULT, Message::wide(text)) }
+    core::RANGE_POP => pop() -> c_int { pop_of(DEFAULT) }
+}
 
-/// Functions of module CORE2.
-pub(crate) const CORE2: &[(u32, Address)] = addresses![
-    core2::DOMAIN_MARK_EX => domain_mark,
-    core2::DOMAIN_RANGE_START_EX => domain_start,
-    core2::DOMAIN_RANGE_END => domain_end,
-    core2::DOMAIN_RANGE_PUSH_EX => domain_push,
-    core2::DOMAIN_RANGE_POP => domain_pop,
-    core2::DOMAIN_REGISTER_STRING_A => register_a,
-    core2::DOMAIN_REGISTER_STRING_W => register_w,
-    core2::DOMAIN_CREATE_A => create_a,
-    core2::DOMAIN_CREATE_W => create_w,
-    core2::DOMAIN_DESTROY => destroy,
-];
+functions! { CORE2;
+    core2::DOMAIN_MARK_EX => domain_mark(domain: usize, attributes: Attributes) -> () { mark(domain, Message::of(attributes)) }
+    core2::DOMAIN_RANGE_START_EX => domain_start(domain: usize, attributes: Attributes) -> u64 { start(domain, Message::of(attributes)) }
+    core2::DOMAIN_RANGE_END => domain_end(_domain: usize, id: u64) -> () { ended(id) }
+    core2::DOMAIN_RANGE_PUSH_EX => domain_push(domain: usize, attributes: Attributes) -> c_int { push(domain, Message::of(attributes)) }
+    core2::DOMAIN_RANGE_POP => domain_pop(domain: usize) -> c_int { pop_of(domain) }
+    core2::DOMAIN_REGISTER_STRING_A => register_a(domain: usize, text: *const c_char) -> *mut c_void { register(domain, Message::narrow(text)) }
+    core2::DOMAIN_REGISTER_STRING_W => register_w(domain: usize, text: *const u32) -> *mut c_void { register(domain, Message::wide(text)) }
+    core2::DOMAIN_CREATE_A => create_a(name: *const c_char) -> *mut c_void { create(crate::base::c_text::bytes(name)) }
+    core2::DOMAIN_CREATE_W => create_w(name: *const u32) -> *mut c_void { create_wide(name) }
+    core2::DOMAIN_DESTROY => destroy(_domain: usize) -> () { () }
+}
 
 /// Runs `work` for a domain whose ranges count.
 #[inline(always)]
@@ -112,87 +117,13 @@ fn create(name: &[u8]) -> *mut c_void {
     }) as *mut c_void
 }
 
-// SAFETY of the functions below: the program follows NVTX's contract: texts end with 0, attributes have the size that they
-// state.
-
-unsafe extern "C" fn mark_ex(attributes: Attributes) {
-    // SAFETY: NVTX's contract.
-    mark(DEFAULT, unsafe { Message::of(attributes) });
-}
-unsafe extern "C" fn mark_a(text: *const c_char) {
-    // SAFETY: NVTX's contract.
-    mark(DEFAULT, unsafe { Message::narrow(text) });
-}
-unsafe extern "C" fn mark_w(text: *const u32) {
-    // SAFETY: NVTX's contract.
-    mark(DEFAULT, unsafe { Message::wide(text) });
-}
-unsafe extern "C" fn start_ex(attributes: Attributes) -> u64 {
-    // SAFETY: NVTX's contract.
-    start(DEFAULT, unsafe { Message::of(attributes) })
-}
-unsafe extern "C" fn start_a(text: *const c_char) -> u64 {
-    // SAFETY: NVTX's contract.
-    start(DEFAULT, unsafe { Message::narrow(text) })
-}
-unsafe extern "C" fn start_w(text: *const u32) -> u64 {
-    // SAFETY: NVTX's contract.
-    start(DEFAULT, unsafe { Message::wide(text) })
-}
-unsafe extern "C" fn end(id: u64) {
-    ended(id);
-}
-unsafe extern "C" fn push_ex(attributes: Attributes) -> c_int {
-    // SAFETY: NVTX's contract.
-    push(DEFAULT, unsafe { Message::of(attributes) })
-}
-unsafe extern "C" fn push_a(text: *const c_char) -> c_int {
-    // SAFETY: NVTX's contract.
-    push(DEFAULT, unsafe { Message::narrow(text) })
-}
-unsafe extern "C" fn push_w(text: *const u32) -> c_int {
-    // SAFETY: NVTX's contract.
-    push(DEFAULT, unsafe { Message::wide(text) })
-}
-unsafe extern "C" fn pop() -> c_int {
-    pop_of(DEFAULT)
-}
-unsafe extern "C" fn domain_mark(domain: usize, attributes: Attributes) {
-    // SAFETY: NVTX's contract.
-    mark(domain, unsafe { Message::of(attributes) });
-}
-unsafe extern "C" fn domain_start(domain: usize, attributes: Attributes) -> u64 {
-    // SAFETY: NVTX's contract.
-    start(domain, unsafe { Message::of(attributes) })
-}
-unsafe extern "C" fn domain_end(_: usize, id: u64) {
-    ended(id);
-}
-unsafe extern "C" fn domain_push(domain: usize, attributes: Attributes) -> c_int {
-    // SAFETY: NVTX's contract.
-    push(domain, unsafe { Message::of(attributes) })
-}
-unsafe extern "C" fn domain_pop(domain: usize) -> c_int {
-    pop_of(domain)
-}
-unsafe extern "C" fn register_a(domain: usize, text: *const c_char) -> *mut c_void {
-    // SAFETY: NVTX's contract.
-    register(domain, unsafe { Message::narrow(text) })
-}
-unsafe extern "C" fn register_w(domain: usize, text: *const u32) -> *mut c_void {
-    // SAFETY: NVTX's contract.
-    register(domain, unsafe { Message::wide(text) })
-}
-unsafe extern "C" fn create_a(name: *const c_char) -> *mut c_void {
-    // SAFETY: NVTX's contract.
-    create(unsafe { crate::base::c_text::bytes(name) })
-}
-unsafe extern "C" fn create_w(name: *const u32) -> *mut c_void {
+/// # Safety
+/// `name` must be null or end with 0.
+unsafe fn create_wide(name: *const u32) -> *mut c_void {
     if name.is_null() {
         return create(&[]);
     }
-    // SAFETY: NVTX's contract, and not null.
+    // SAFETY: the caller guarantees the name, which is not null.
     let (buffer, len) = unsafe { super::text::plain(name) };
     create(buffer.get(..len).unwrap_or_default())
 }
-unsafe extern "C" fn destroy(_: usize) {}

@@ -1,12 +1,5 @@
 //! NVTX: ranges with which programs annotate themselves, as scopes.
 //!
-//! ```text
-//! mod.rs      installs the functions in a program's NVTX; state of the layer
-//! calls.rs    push, pop, start, end and mark
-//! scopes.rs   domains whose ranges count, and ranges of the process
-//! text.rs     messages: UTF-8, wide, registered
-//! ```
-//!
 //! Each library that contains NVTX requests the functions on its first NVTX call, under its own spin lock. Every library gets
 //! the same functions, so domains and strings are numbers with one meaning in the whole process. Push and pop are scopes on the
 //! stack of the C API, in order of arrival. A pop closes the last scope of the same domain. Ranges that are started and ended
@@ -110,7 +103,6 @@ fn absence(injection: Option<&Path>) -> String {
     }
 }
 
-/// Describes the domains whose ranges count.
 fn counted(core: &Core, left_out: u32) -> String {
     let named = core.settings.nvtx_domains.join(", ");
     let named = if named.is_empty() { String::new() } else { format!(" and {named}") };

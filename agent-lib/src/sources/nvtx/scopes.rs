@@ -6,8 +6,7 @@
 //! A domain's handle is a number: 0 is the default domain (NVTX's null) and 1 any domain that does not count. From 2 on it is
 //! the position among the wanted domains, which is also the owner number of its scopes. The default domain's owner number is 1.
 //!
-//! **Ranges of the process** are started on one thread and may be ended on another. With `GPUMEM_NVTX_RANGES` the newest open
-//! range is the tag of threads that have no other name.
+//! **Ranges of the process** may end on another thread. With `GPUMEM_NVTX_RANGES` the newest names threads without a name.
 
 use crate::base::row::mix;
 use crate::driver::core::Core;
@@ -19,7 +18,6 @@ const LEFT_OUT: usize = 1;
 static WANTED: [AtomicU64; OWNERS] = [const { AtomicU64::new(0) }; OWNERS];
 static LEFT: AtomicU32 = AtomicU32::new(0);
 
-/// Returns how many domains were created that do not count.
 pub(crate) fn left_out() -> u32 {
     LEFT.load(Relaxed)
 }
@@ -86,7 +84,6 @@ pub(crate) fn start_range(core: &Core, tag: impl FnOnce(u32) -> u32) -> u64 {
     id
 }
 
-/// Ends a range.
 pub(crate) fn end_range(core: &Core, id: u64) {
     if !core.settings.nvtx_ranges {
         return;

@@ -14,7 +14,6 @@ use std::sync::atomic::{AtomicU32, Ordering::*};
 const BUDGET: u32 = 4096;
 static MADE: AtomicU32 = AtomicU32::new(0);
 
-/// A message as the program passes it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Message<'a> {
     /// A text that should be UTF-8.
@@ -26,7 +25,6 @@ pub(crate) enum Message<'a> {
 }
 
 impl Message<'_> {
-    /// The empty message.
     pub(crate) const NONE: Message<'static> = Message::Bytes(&[]);
 
     /// Wraps a text; null means no message.

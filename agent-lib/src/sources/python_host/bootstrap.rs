@@ -4,7 +4,6 @@
 use crate::sources::python_host::run::Api;
 use std::ffi::{CStr, CString, c_char, c_int, c_long, c_ulonglong, c_void};
 
-/// A Python object.
 pub(crate) type Object = *mut c_void;
 
 /// In the order in which they import each other.
@@ -25,29 +24,26 @@ const LOADER: &str = include_str!("../../../python/gpumem/torch/_load.py");
 /// Py_file_input.
 const FILE: c_int = 257;
 
-/// Declares functions of the interpreter's C API: name and type.
+/// Declares functions of the interpreter's C API: name and type. All exist in every version since 3.8.
 macro_rules! functions {
-    ($( $field:ident = $name:literal : fn($($argument:ty),*) -> $result:ty ),* $(,)?) => {
-        /// The functions of the interpreter's C API that are called; all exist in every version since 3.8.
+    ($name:ident, $abi:tt; $( $field:ident = $symbol:literal : fn($($argument:ty),*) -> $result:ty ),* $(,)?) => {
         #[derive(Debug, Clone, Copy)]
-        #[allow(missing_docs)]
-        pub(crate) struct Functions {
-            $( pub $field: unsafe extern "C" fn($($argument),*) -> $result, )*
+        pub(crate) struct $name {
+            $( pub $field: unsafe extern $abi fn($($argument),*) -> $result, )*
         }
 
-        impl Functions {
-            /// Resolves the functions with `symbol`.
+        impl $name {
             pub(crate) fn find(symbol: impl Fn(&CStr) -> Option<*mut c_void>) -> Option<Self> {
                 // SAFETY: the functions of the C API have these types.
-                Some(unsafe { Functions {
-                    $( $field: std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> $result>(symbol($name)?), )*
+                Some(unsafe { $name {
+                    $( $field: std::mem::transmute::<*mut c_void, unsafe extern $abi fn($($argument),*) -> $result>(symbol($symbol)?), )*
                 } })
             }
         }
     };
 }
 
-functions! {
+functions! { Functions, "C";
     add_pending = c"Py_AddPendingCall": fn(extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int,
     is_initialized = c"Py_IsInitialized": fn() -> c_int,
     compile = c"Py_CompileString": fn(*const c_char, *const c_char, c_int) -> Object,
@@ -66,12 +62,22 @@ functions! {
     clear = c"PyErr_Clear": fn() -> (),
 }
 
+// For a thread that does not hold the interpreter's lock: these may unwind.
+functions! { Locked, "C-unwind";
+    ensure = c"PyGILState_Ensure": fn() -> c_int,
+    release = c"PyGILState_Release": fn(c_int) -> (),
+    get = c"PyDict_GetItemString": fn(Object, *const c_char) -> Object,
+    call = c"PyObject_CallObject": fn(Object, Object) -> Object,
+    as_long = c"PyLong_AsLong": fn(Object) -> c_long,
+    drop = c"Py_DecRef": fn(Object) -> (),
+    clear = c"PyErr_Clear": fn() -> (),
+}
+
 /// The namespace of the agent's Python code, after it was loaded.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Namespace(Object);
 
 impl Namespace {
-    /// Returns its dict.
     pub(crate) fn object(self) -> Object {
         self.0
     }
@@ -90,8 +96,7 @@ impl Api {
     /// Classifies the raised error, and clears it if it comes from the agent's code.
     unsafe fn ended(&self) -> Ended {
         let call = &self.functions;
-        // SAFETY: the caller holds the interpreter's lock. The class lives as long as the interpreter, and `get` keeps the
-        // raised error.
+        // SAFETY: the caller holds the interpreter's lock. The class is never freed, and `get` keeps the raised error.
         unsafe {
             if (call.is_raised)().is_null() {
                 return Ended::Failed;

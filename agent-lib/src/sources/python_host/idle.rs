@@ -1,69 +1,29 @@
 //! Runs the agent's Python code in an idle program. Normally the interpreter runs it on the main thread between two statements
-//! (run.rs). A main thread that waits in a call, as a server does for its next request, runs none. Once nothing was recorded
-//! for a while, a thread of the agent takes the interpreter's lock, runs `idle` (`_core.py`) and ends. The sender itself never
-//! waits for that lock.
+//! (run.rs), but a main thread that waits in a call, as a server does, runs none. Once nothing was recorded for a while, a
+//! thread of the agent takes the interpreter's lock, runs `idle` (`_core.py`) and ends. The sender never waits for that lock.
 //!
-//! If a thread requests the lock while the interpreter ends, the interpreter ends the thread (`pthread_exit`) or blocks it
-//! forever. So this thread is no `std::thread`, its functions may be unwound (`C-unwind`), and nothing on its stack has a
-//! destructor.
+//! If a thread requests the lock while the interpreter ends, that ends (`pthread_exit`) or blocks the thread. So this is no
+//! `std::thread`, its functions may be unwound (`C-unwind`), and nothing on its stack has a destructor.
 
 use crate::driver::core::Core;
-use crate::sources::python_host::bootstrap::{Namespace, Object};
+use crate::sources::python_host::bootstrap::{Locked, Namespace};
 use crate::sources::python_host::run::Api;
-use std::ffi::{CStr, c_char, c_int, c_long, c_void};
+use std::ffi::c_void;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
 /// Time without a record after which a program is idle.
 const QUIET_NS: u64 = 200_000_000;
 
-/// `HEAD`: records at the sender's last round. `SINCE_NS`: when that number was reached. `LOOKED`: records after the last
-/// complete run.
+/// `HEAD`: records at the sender's last round; since `SINCE_NS`. `LOOKED`: records after the last complete run.
 static HEAD: AtomicU64 = AtomicU64::new(0);
 static SINCE_NS: AtomicU64 = AtomicU64::new(0);
 static LOOKED: AtomicU64 = AtomicU64::new(u64::MAX);
 /// When the thread was last started.
 static TRIED_NS: AtomicU64 = AtomicU64::new(0);
-/// The thread exists.
 static RUNNING: AtomicBool = AtomicBool::new(false);
 /// Functions and namespace for the thread; set before it is started.
 static WORK: Mutex<Option<Work>> = Mutex::new(None);
-
-/// Functions of the interpreter's C API that may unwind.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Locked {
-    ensure: unsafe extern "C-unwind" fn() -> c_int,
-    release: unsafe extern "C-unwind" fn(c_int),
-    get: unsafe extern "C-unwind" fn(Object, *const c_char) -> Object,
-    call: unsafe extern "C-unwind" fn(Object, Object) -> Object,
-    as_long: unsafe extern "C-unwind" fn(Object) -> c_long,
-    drop: unsafe extern "C-unwind" fn(Object),
-    clear: unsafe extern "C-unwind" fn(),
-}
-
-macro_rules! found {
-    ($symbol:ident, $name:literal as fn($($argument:ty),*) -> $result:ty) => {
-        // SAFETY: a function of the C API, with this type in all versions since 3.8.
-        unsafe {
-            std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($argument),*) -> $result>($symbol($name)?)
-        }
-    };
-}
-
-impl Locked {
-    /// Resolves the functions with `symbol`.
-    pub(crate) fn find(symbol: impl Fn(&CStr) -> Option<*mut c_void>) -> Option<Self> {
-        Some(Locked {
-            ensure: found!(symbol, c"PyGILState_Ensure" as fn() -> c_int),
-            release: found!(symbol, c"PyGILState_Release" as fn(c_int) -> ()),
-            get: found!(symbol, c"PyDict_GetItemString" as fn(Object, *const c_char) -> Object),
-            call: found!(symbol, c"PyObject_CallObject" as fn(Object, Object) -> Object),
-            as_long: found!(symbol, c"PyLong_AsLong" as fn(Object) -> c_long),
-            drop: found!(symbol, c"Py_DecRef" as fn(Object) -> ()),
-            clear: found!(symbol, c"PyErr_Clear" as fn() -> ()),
-        })
-    }
-}
 
 #[derive(Debug, Clone, Copy)]
 struct Work(Locked, Namespace);
@@ -83,13 +43,11 @@ pub(crate) fn note(head: u64, now: u64) {
     }
 }
 
-/// Whether nothing was recorded for a while.
 pub(crate) fn is_quiet(now: u64) -> bool {
     now.saturating_sub(SINCE_NS.load(Relaxed)) > QUIET_NS
 }
 
-/// Starts the thread if the program is idle and has recorded something since the last complete run. The sender calls it while
-/// the main thread does not respond to a request.
+/// Starts the thread if the idle program has recorded something new. For the sender, while the main thread does not respond.
 pub(crate) fn look(core: &Core, now: u64, api: Api, namespace: Namespace) {
     let head = core.recorder.ring.head();
     let Some(locked) = api.locked.filter(|_| is_quiet(now) && head != LOOKED.load(Acquire)) else { return };
@@ -103,8 +61,7 @@ pub(crate) fn look(core: &Core, now: u64, api: Api, namespace: Namespace) {
     TRIED_NS.store(now, Relaxed);
     SINCE_NS.store(now, Relaxed);
     let entry: extern "C-unwind" fn(*mut c_void) -> *mut c_void = thread;
-    // SAFETY: the function has this type except that it may unwind, and there is room for the thread's id. The thread inherits
-    // the sender's signal mask, so no signal reaches it.
+    // SAFETY: a function of this type that may unwind, and room for the thread's id. It inherits the sender's signal mask.
     unsafe {
         let entry = std::mem::transmute::<
             extern "C-unwind" fn(*mut c_void) -> *mut c_void,
@@ -148,8 +105,7 @@ fn work() -> Option<Work> {
     WORK.try_lock().ok().and_then(|work| *work)
 }
 
-/// Notes a complete run: nothing is left to do until something new is recorded. Records that the run itself made do not count
-/// as new.
+/// Notes a complete run: only new records need another. Records that the run itself made do not count as new.
 fn done(is_complete: bool) {
     if let Some(core) = Core::get().filter(|_| is_complete) {
         LOOKED.store(core.recorder.ring.head(), Release);

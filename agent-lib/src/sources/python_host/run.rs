@@ -10,12 +10,10 @@
 //!
 //! After that, when memory was allocated, the code is requested regularly to process what is new (`tick`).
 
-use crate::base::env::Layers;
 use crate::driver::core::Core;
-use crate::naming::callers;
-use crate::record::panic;
-use crate::record::status;
-use crate::sources::python_host::bootstrap::{Ended, Functions, Namespace};
+use crate::naming::{autograd, callers, slot};
+use crate::record::{panic, status};
+use crate::sources::python_host::bootstrap::{Ended, Functions, Locked, Namespace};
 use crate::sources::python_host::idle;
 use gpumem_wire::{Layer, LayerState};
 use std::ffi::{CStr, c_int, c_void};
@@ -29,7 +27,6 @@ const LATER: u8 = 3;
 const FAILED: u8 = 4;
 const AGAIN: u8 = 5;
 
-/// Current state; see the module's docs.
 static STATE: AtomicU8 = AtomicU8::new(IDLE);
 /// The agent's code has finished at least once.
 static BEGUN: AtomicBool = AtomicBool::new(false);
@@ -53,33 +50,29 @@ unsafe impl Send for Held {}
 const PATIENCE_NS: u64 = 50_000_000;
 /// Delay before the tick that continues the work that another one has left.
 const AGAIN_NS: u64 = 200_000_000;
-/// Interval between two ticks.
 const TICK_NS: u64 = 500_000_000;
 /// If the main thread runs no statement for this long, the layer is reported as degraded.
 const SILENCE_NS: u64 = 5_000_000_000;
 
-/// Functions of the interpreter.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Api {
     /// Functions that exist in all versions.
     pub functions: Functions,
     is_finalizing: Option<unsafe extern "C" fn() -> c_int>,
     /// Functions for a thread that does not hold the interpreter's lock.
-    pub locked: Option<idle::Locked>,
+    pub locked: Option<Locked>,
 }
 
 impl Api {
-    /// Finds the interpreter in this process.
     fn find() -> Option<Self> {
         let functions = Functions::find(symbol)?;
         let is_finalizing = symbol(c"Py_IsFinalizing").or_else(|| symbol(c"_Py_IsFinalizing"));
         // SAFETY: both functions have this type.
         let is_finalizing = is_finalizing
             .map(|at| unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(at) });
-        Some(Api { functions, is_finalizing, locked: idle::Locked::find(symbol) })
+        Some(Api { functions, is_finalizing, locked: Locked::find(symbol) })
     }
 
-    /// Whether the interpreter can run code.
     fn runs(&self) -> bool {
         // SAFETY: both may be called at any time, without the interpreter's lock.
         unsafe { (self.functions.is_initialized)() != 0 && self.is_finalizing.is_none_or(|ask| ask() == 0) }
@@ -94,10 +87,9 @@ fn symbol(name: &CStr) -> Option<*mut c_void> {
         return Some(found);
     }
     let is_python = |file: &[u8]| file.starts_with(b"libpython3.") && file.len() > b"libpython3.so".len();
-    crate::naming::slot::with(is_python, |image| image.defines(name)).flatten().map(|at| at as *mut c_void)
+    slot::with(is_python, |image| image.defines(name)).flatten().map(|at| at as *mut c_void)
 }
 
-/// Stops all requests in a forked child.
 pub(crate) fn in_child() {
     STATE.store(FAILED, Relaxed);
 }
@@ -146,14 +138,15 @@ pub(crate) fn say_roles(state: i32, reason: &[u8]) {
     status::report_layer(Layer::Roles, state, &String::from_utf8_lossy(reason));
 }
 
-/// Requests the agent's Python code once there is an interpreter to run it. Called by the sender and at injection; cheap if
-/// there is nothing to do.
+/// Requests the agent's Python code once an interpreter can run it. Called each round and at injection; cheap without work.
 pub(crate) fn look(core: &Core) {
     let may = core.settings.layers;
     if STATE.load(Relaxed) == IDLE {
-        crate::naming::autograd::say_absent(may);
-        say_absent(may);
-        if !crate::naming::autograd::is_seen() {
+        let off = "switched off with GPUMEM_AUTOGRAD=0";
+        status::report_no_torch(Layer::Autograd, may.torch, may.autograd, off);
+        let off = "switched off with GPUMEM_PYTHON=0";
+        status::report_no_torch(Layer::Roles, may.torch, may.python, off);
+        if !autograd::is_seen() {
             return;
         }
     }
@@ -161,7 +154,7 @@ pub(crate) fn look(core: &Core) {
         return;
     }
     if !may.python {
-        return crate::naming::autograd::attach(core);
+        return autograd::attach(core);
     }
     let now = core.recorder.clock.now();
     let waited = now.saturating_sub(SINCE_NS.load(Relaxed));
@@ -190,19 +183,6 @@ fn look_when_idle(core: &Core, now: u64) {
     }
 }
 
-/// Reports the layer's state before PyTorch is loaded, or when the layer is switched off.
-fn say_absent(may: Layers) {
-    if status::layer(Layer::Roles).is_some() {
-        return;
-    }
-    let (state, reason) = match (may.torch, may.python) {
-        (false, _) => (LayerState::Off, "switched off with GPUMEM_TORCH=0"),
-        (_, false) => (LayerState::Off, "switched off with GPUMEM_PYTHON=0"),
-        _ => (LayerState::Absent, "no PyTorch in this process"),
-    };
-    status::report_layer(Layer::Roles, state, reason);
-}
-
 fn ask(core: &Core, now: u64) {
     SINCE_NS.store(now, Relaxed);
     let Ok(mut held) = NAMESPACE.try_lock() else { return };
@@ -210,7 +190,7 @@ fn ask(core: &Core, now: u64) {
         Some(Held(api, _)) => api,
         None => {
             let Some(api) = Api::find() else {
-                crate::naming::autograd::attach(core);
+                autograd::attach(core);
                 return status::report_layer(Layer::Roles, LayerState::Absent, "no Python in this process");
             };
             *held = Some(Held(api, None));
@@ -270,7 +250,7 @@ fn run_ours() -> Result<i64, Ended> {
         return Ok(1);
     }
     if let Some(core) = Core::get() {
-        crate::naming::autograd::attach(core);
+        autograd::attach(core);
     }
     // SAFETY: the interpreter calls with its lock held and no error raised.
     unsafe {

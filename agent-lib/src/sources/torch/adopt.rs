@@ -1,15 +1,14 @@
 //! Adopts the memory that PyTorch had before a late agent. Its allocator can list its segments and blocks
 //! (torch.cuda.memory_snapshot), and the agent's Python code requests the list.
 //!
-//! The list is valid for the moment when the allocator wrote it. So it counts only if nothing happens from before the request
-//! until all of it is recorded: no other record, no report of PyTorch. Otherwise everything is reversed, and the list is
-//! requested again. That leaves one race of some hundred ns: another thread frees a block that is about to be recorded, and
-//! gets it again.
+//! The list is valid for the moment when the allocator wrote it. So it counts only if nothing else is recorded or reported from
+//! before the request until all of it is recorded. Otherwise everything is reversed, and the list is requested again. One race
+//! of some hundred ns stays: another thread frees a block that is about to be recorded, and gets it again.
 
-use crate::base::row::{Key, RowExtra};
+use crate::base::row::{Key, RowExtra, device_of};
 use crate::driver::core::Core;
 use crate::driver::torch_pools::Device;
-use crate::record::recorder::{RecordContext, no_row};
+use crate::record::recorder::RecordContext;
 use crate::record::status;
 use crate::sources::torch::patch;
 use crate::threads::Thread;
@@ -31,26 +30,21 @@ const BLOCK: u64 = 1;
 /// A piece of a segment that grows by mapping.
 const PAGE: u64 = 2;
 
-/// The records made so far.
 struct Booked<'a> {
     core: &'a Core,
     thread: &'a Thread,
     /// Rows, and the records that made them.
     rows: Vec<(Key, u64)>,
-    /// Number of records.
     count: u64,
 }
 
 impl Core {
     fn counts(&self) -> [u64; 2] {
-        [
-            self.recorder.ring.head(),
-            self.torch.devices.iter().map(|device| device.reports.load(Relaxed)).sum(),
-        ]
+        let reports = self.torch.devices.iter().map(|device| device.reports.load(Relaxed)).sum();
+        [self.recorder.ring.head(), reports]
     }
 
-    /// Prepares a request of the list. Returns false if nothing was missed, or if frees would not be noticed because callbacks
-    /// are blocked.
+    /// Prepares a request of the list. Returns false if nothing was missed, or while blocked callbacks would hide frees.
     pub(crate) fn adoption_begins(&self) -> bool {
         if !self.torch.is_late.load(Relaxed) || !patch::is_patched(patch::REPORT) || status::is_blind() {
             return false;
@@ -76,16 +70,11 @@ impl Core {
         if !is_right {
             booked.take_back();
         }
-        for (ordinal, device) in self.torch.devices.iter().enumerate() {
-            if device.pool.load(Acquire) != 0 {
-                let unseen = device.reserved.load(Relaxed).wrapping_sub(device.segments.load(Relaxed));
-                device.unseen.store(unseen as i64, Relaxed);
-                self.tell_unseen(
-                    thread,
-                    device,
-                    RecordContext { device: ordinal as u8, ..RecordContext::NOWHERE },
-                );
-            }
+        for pool in self.torch.pools() {
+            let device = pool.device;
+            let unseen = device.reserved.load(Relaxed).wrapping_sub(device.segments.load(Relaxed));
+            device.unseen.store(unseen as i64, Relaxed);
+            self.tell_unseen(thread, pool);
         }
         is_right
     }
@@ -95,7 +84,7 @@ impl Booked<'_> {
     fn take_over(&mut self, device: &Device, slot: u8, segments: &[&Part], blocks: &[&Part]) {
         let (core, thread) = (self.core, self.thread);
         let tag = core.recorder.names.intern(0, NAME);
-        let at = RecordContext { tag, device: slot, flags: Flags::OLDER, ..RecordContext::NOWHERE };
+        let at = RecordContext { tag, flags: Flags::OLDER, ..RecordContext::on(slot) };
         let bytes_of = |parts: &[&Part]| parts.iter().map(|part| part[3]).sum::<u64>();
         if device.pool.load(Acquire) == 0 {
             device.reserved.store(bytes_of(segments), Relaxed);
@@ -150,9 +139,7 @@ impl Booked<'_> {
         if self.core.recorder.live.get(key).is_some() {
             return false;
         }
-        let seq = self.core.recorder.record(self.thread, at, body, |recorder, row| {
-            recorder.live.insert(key, row, RowExtra::default());
-        });
+        let seq = self.core.recorder.insert(self.thread, at, body, key, RowExtra::default());
         self.count += 1;
         self.rows.push((key, seq));
         true
@@ -162,14 +149,12 @@ impl Booked<'_> {
     fn take_back(self) {
         let (core, thread) = (self.core, self.thread);
         for (key, seq) in self.rows.into_iter().rev() {
-            let Some(row) =
-                core.recorder.live.get(key).filter(|taken| taken.seq() == seq).map(|taken| taken.row)
-            else {
+            let Some(taken) = core.recorder.live.get(key).filter(|taken| taken.seq() == seq) else {
                 continue;
             };
-            let (slot, bytes) = (crate::base::row::device_of(&row), row[3]);
+            let (slot, bytes) = (device_of(&taken.row), taken.row[3]);
             let device = &core.torch.devices[usize::from(slot)];
-            let at = RecordContext { device: slot, flags: Flags::OLDER, ..RecordContext::NOWHERE };
+            let at = RecordContext { flags: Flags::OLDER, ..RecordContext::on(slot) };
             let body = match key {
                 Key::Block(pool, address) => {
                     device.older.fetch_add(bytes, Relaxed);
@@ -180,7 +165,7 @@ impl Booked<'_> {
                     Body::SegmentRemove { address, bytes, pool }
                 }
                 Key::Mapping(address) => Body::VmmUnmap { address, bytes },
-                _ => Body::FreeBegin { address: row[2] },
+                _ => Body::FreeBegin { address: taken.row[2] },
             };
             let begin_seq = core.recorder.record(thread, at, body, |recorder, row| {
                 if let Some(mapping) = recorder.live.remove(key).filter(|_| matches!(key, Key::Mapping(_))) {
@@ -189,7 +174,7 @@ impl Booked<'_> {
                 }
             });
             if matches!(body, Body::FreeBegin { .. } | Body::VmmUnmap { .. }) {
-                core.recorder.record(thread, at, Body::FreeEnd { begin_seq, result: 0 }, no_row);
+                core.recorder.note(thread, at, Body::FreeEnd { begin_seq, result: 0 });
             }
         }
     }

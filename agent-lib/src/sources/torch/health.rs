@@ -9,6 +9,8 @@ use crate::threads::{self, Thread};
 use gpumem_wire::{Layer, LayerState};
 use std::sync::atomic::Ordering::*;
 
+const NO_MORE: &str = "tensor hook inactive: PyTorch takes segments and reports no blocks any more";
+
 /// A segment without blocks: thread and address.
 type Silent = (u32, u64);
 
@@ -20,8 +22,7 @@ pub(crate) struct Health {
     is_silent: bool,
     /// Reports of all devices at that time.
     reports: u64,
-    /// What the reported states depended on. A change is reported at once, as a program may run out of memory in its first
-    /// second.
+    /// What the reported states depended on. Changes are reported at once: memory may run out in a program's first second.
     said: Option<(Met, u32, bool)>,
     /// Reports of each device when totals were last requested.
     asked_at: Vec<u64>,
@@ -32,7 +33,7 @@ impl Health {
     pub(crate) fn look_for_torch(&mut self, core: &Core) {
         if core.settings.layers.torch && status::armed() {
             patch::look(patch::met() == Met::NotYet);
-            let (pools, singles) = (core.torch.pools.load(Relaxed), core.torch.single_tensors.load(Relaxed));
+            let (pools, singles) = (core.torch.made.load(Relaxed), core.torch.single_tensors.load(Relaxed));
             let now = Some((patch::met(), pools, singles != 0));
             if self.said != now {
                 self.said = now;
@@ -72,9 +73,7 @@ impl Health {
             if device.is_unknown.swap(false, AcqRel)
                 && let Some(thread) = thread
             {
-                thread.busy.store(1, Relaxed); // callbacks of the agent's own driver call must be ignored
-                core.device(ordinal as u32);
-                thread.busy.store(0, Relaxed);
+                thread.inside(|| core.device(ordinal as u32));
             }
         }
     }
@@ -93,42 +92,31 @@ impl Health {
 
     fn blocks(&self, core: &Core) -> (LayerState, String) {
         let torch = &core.torch;
-        let sum =
-            |field: fn(&Device) -> u64| torch.with_pools().map(|(device, _)| field(device)).sum::<u64>();
+        let sum = |field: fn(&Device) -> u64| torch.pools().map(|pool| field(pool.device)).sum::<u64>();
         let reports = sum(|device| device.reports.load(Relaxed));
-        match patch::met() {
-            Met::Nothing if reports == 0 => {
-                return (LayerState::Absent, "no PyTorch with CUDA is loaded".into());
+        let singles = torch.single_tensors.load(Relaxed);
+        let (state, why) = match patch::met() {
+            Met::Nothing if reports == 0 => (LayerState::Absent, "no PyTorch with CUDA is loaded"),
+            Met::NoSlot => (
+                LayerState::Failed,
+                "this PyTorch's allocator does not call through a slot that can be found",
+            ),
+            Met::NotYet => (LayerState::Failed, "PyTorch's slot could not be written"),
+            _ if reports == 0 && singles != 0 => {
+                let why = "PyTorch's caching allocator is not in use: tensors are driver allocations";
+                (LayerState::Absent, why)
             }
-            Met::NoSlot => {
-                let why = "this PyTorch's allocator does not call through a slot that can be found";
-                return (LayerState::Failed, why.into());
+            _ if self.is_silent && singles == 0 => {
+                let why = "tensor hook inactive: PyTorch takes segments and reports no blocks";
+                (LayerState::Failed, if reports == 0 { why } else { NO_MORE })
             }
-            Met::NotYet => return (LayerState::Failed, "PyTorch's slot could not be written".into()),
-            _ => {}
-        }
-        if reports == 0 {
-            return match (torch.single_tensors.load(Relaxed), self.is_silent) {
-                (0, true) => (
-                    LayerState::Failed,
-                    "tensor hook inactive: PyTorch takes segments and reports no blocks".into(),
-                ),
-                (0, false) => {
-                    (LayerState::Absent, "PyTorch's caching allocator has handed out nothing".into())
-                }
-                _ => (
-                    LayerState::Absent,
-                    "PyTorch's caching allocator is not in use: tensors are driver allocations".into(),
-                ),
-            };
+            _ if reports == 0 => (LayerState::Absent, "PyTorch's caching allocator has handed out nothing"),
+            _ => (LayerState::Active, ""),
+        };
+        if state != LayerState::Active {
+            return (state, why.to_owned());
         }
         let mut doubts = Vec::new();
-        if self.is_silent && torch.single_tensors.load(Relaxed) == 0 {
-            return (
-                LayerState::Failed,
-                "tensor hook inactive: PyTorch takes segments and reports no blocks any more".into(),
-            );
-        }
         let drift = sum(|device| device.drift.load(Relaxed));
         if drift != 0 {
             doubts
@@ -157,7 +145,7 @@ impl Health {
 }
 
 fn out_of_memory(core: &Core) -> (LayerState, &'static str) {
-    let is_caching = core.torch.with_pools().next().is_some();
+    let is_caching = core.torch.pools().next().is_some();
     match patch::met() {
         Met::Nothing => (LayerState::Absent, "no PyTorch with CUDA is loaded"),
         _ if !patch::is_patched(OUT_OF_MEMORY) => {

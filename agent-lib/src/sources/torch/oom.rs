@@ -8,19 +8,16 @@
 //! | the driver refuses; PyTorch flushes its cache and then gets memory | `AllocFailed`, `Pressure`; no `Oom` |
 //! | the driver refuses each time | `AllocFailed`, `Pressure`, perhaps again; `Oom` with the driver's result |
 //!
-//! `Oom` has the outcome `Fatal`: the request has failed. Whether the program catches the error and continues shows only later.
-//! Its stack is the text of the thread's Python frames.
+//! `Oom` has the outcome `Fatal`: the request has failed. Whether the program goes on shows later. Its stack is Python's.
 //!
 //! The cudaMallocAsync backend does not report this, and neither does a PyTorch without caching. There, only the driver's
 //! refusals are known, and the layer's state says so. (2.4.1 gives up at the first refusal; 2.15.0 retries after a flush.)
 
 use crate::base::fault_injection;
-use crate::base::row::AllocationName;
 use crate::driver::core::Core;
 use crate::driver::guard::guard;
-use crate::naming::callers;
-use crate::naming::sequence;
-use crate::record::recorder::{RecordContext, no_row};
+use crate::naming::{callers, sequence};
+use crate::record::recorder::RecordContext;
 use crate::sources::torch::patch::{self, OUT_OF_MEMORY};
 use crate::sources::torch::report::ordinal;
 use crate::threads::Thread;
@@ -37,8 +34,7 @@ const STACKS: u32 = 256;
 
 type Next = unsafe extern "C-unwind" fn(i64, u64, u64, u16);
 
-/// Replacement for reportOutOfMemoryToProfiler in its slot. PyTorch calls it once for each failed request, under the
-/// allocator's mutex, after its retries and before its own observers.
+/// Replacement for reportOutOfMemoryToProfiler: called once for each failed request, after retries, under PyTorch's mutex.
 ///
 /// # Safety
 /// Must be called with PyTorch's arguments.
@@ -52,10 +48,9 @@ pub unsafe extern "C-unwind" fn reported(bytes: i64, allocated: u64, reserved: u
         if thread.autograd.accumulates() {
             core.tell_gradient_of_running(thread);
         }
-        let AllocationName { tag, flags, .. } = core.named(thread);
-        let stack = core.python_stack(thread);
-        let context = core.phase_of_request(thread);
-        let at = RecordContext { tag, flags, stack, context, device: index as u8, ..RecordContext::NOWHERE };
+        let at = core.here(thread);
+        let (stack, context) = (core.python_stack(thread), core.phase_of_request(thread));
+        let at = RecordContext { stack, context, device: index as u8, ..at };
         let body = Body::Oom {
             bytes: bytes.unsigned_abs(),
             pool_used_bytes: Reading::of(allocated),
@@ -63,7 +58,7 @@ pub unsafe extern "C-unwind" fn reported(bytes: i64, allocated: u64, reserved: u
             outcome: OomOutcome::Fatal,
             result,
         };
-        core.recorder.record(thread, at, body, no_row);
+        core.recorder.note(thread, at, body);
         crate::base::wake::wake();
     });
     let next = patch::next(OUT_OF_MEMORY);
@@ -87,13 +82,12 @@ impl Core {
         thread.torch.refused.store(true, Relaxed);
         if callers::is_torch(at.module) && memory != MemoryKind::StreamOrdered {
             let at = RecordContext { context: self.phase_of_request(thread), ..at };
-            self.recorder.record(thread, at, Body::Pressure { bytes, device_free_bytes: free }, no_row);
+            self.recorder.note(thread, at, Body::Pressure { bytes, device_free_bytes: free });
         }
     }
 
-    /// Returns the phase of the thread's request, as `Pressure` and `Oom` carry it. A forward pass without gradients is an
-    /// evaluation. The exception is a function with its own backward pass, such as a checkpoint, which always runs without
-    /// gradients. Clearing gradients counts as the optimizer's phase.
+    /// Returns the phase of the thread's request for `Pressure` and `Oom`. A forward pass without gradients is an evaluation,
+    /// except in a function with its own backward pass (a checkpoint). Clearing gradients is the optimizer's phase.
     #[cold]
     fn phase_of_request(&self, thread: &Thread) -> u32 {
         let named = self.named(thread).phase;

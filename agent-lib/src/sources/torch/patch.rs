@@ -23,14 +23,13 @@
 //! now`, the loader makes the slot's memory read-only after it has relocated the whole file. Only then is it made writable for
 //! a moment; nothing else writes it at that time.
 
-use crate::base::image::{Image, Slot};
-use crate::base::loaded_file::{image, write_sealed};
+use crate::base::image::Image;
+use crate::base::loaded_file::find_mapped;
 use crate::naming::callers;
-use crate::sources::torch::oom;
-use crate::sources::torch::pending;
-use crate::sources::torch::report;
-use std::ffi::{CStr, c_int, c_void};
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering::*};
+use crate::naming::slot::{self, Taken};
+use crate::sources::torch::{oom, pending, report};
+use std::ffi::{CStr, c_void};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::*};
 
 /// Functions that PyTorch's library calls through slots.
 pub(crate) const HOOKS: usize = 5;
@@ -64,10 +63,9 @@ const NAMES: [&[&CStr]; HOOKS] = [
 const LIBRARIES: [&[u8]; 2] = [b"libc10_cuda", b"libc10_hip"];
 
 /// The slots' original values.
-static NEXT: [AtomicPtr<c_void>; HOOKS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; HOOKS];
+static NEXT: [AtomicUsize; HOOKS] = [const { AtomicUsize::new(0) }; HOOKS];
 /// Bits of the hooks that are installed.
 static PATCHED: AtomicU8 = AtomicU8::new(0);
-/// Result of the last search, see `Met`.
 static MET: AtomicU8 = AtomicU8::new(0);
 /// Files that had been mapped at the last search.
 static LOOKED_AT: AtomicU64 = AtomicU64::new(u64::MAX);
@@ -106,7 +104,7 @@ pub fn is_patched(hook: usize) -> bool {
 /// Returns the original value of a hook's slot; null if it has none.
 #[inline(always)]
 pub(crate) fn next(hook: usize) -> *mut c_void {
-    NEXT[hook].load(Acquire)
+    NEXT[hook].load(Acquire) as *mut c_void
 }
 
 fn function(hook: usize) -> usize {
@@ -119,9 +117,8 @@ fn function(hook: usize) -> usize {
     }
 }
 
-/// Searches, in the callback of a driver allocation, if the loader has mapped files since the last search (about 25 ns if not).
-/// Also repeats a search that found files not relocated yet, as happens in the middle of a dlopen. Once the functions are
-/// installed, a second PyTorch is left to the sender.
+/// Searches, in the callback of a driver allocation, if the loader has mapped files since (about 25 ns if not), or has not
+/// relocated them yet. Once the functions are installed, a second PyTorch is left to the sender.
 #[inline]
 pub fn look_if_changed() {
     match met() {
@@ -143,11 +140,11 @@ pub fn look(again: bool) -> bool {
         }
         LOOKS.fetch_add(1, Relaxed);
         let mut look = Look { met: Met::Nothing, wanted: 0, defined: [0; HOOKS] };
-        look.run(at_importer);
+        look.import();
         if look.wanted != 0 {
-            look.run(at_definition);
+            look.define();
             look.met = Met::Nothing;
-            look.run(at_importer);
+            look.import();
         }
         MET.store(look.met as u8, Release);
         LOOKED_AT.store(mapped, Relaxed);
@@ -162,87 +159,46 @@ struct Look {
     defined: [usize; HOOKS],
 }
 
-type Visit = unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int;
-
 impl Look {
-    fn run(&mut self, visit: Visit) {
-        // SAFETY: the function has this type and gets `self`.
-        unsafe { libc::dl_iterate_phdr(Some(visit), std::ptr::from_mut(self).cast()) };
+    /// Installs the hooks in each library of PyTorch's allocator. A process may have several; the best result counts.
+    fn import(&mut self) {
+        find_mapped(|file| {
+            if LIBRARIES.iter().any(|library| file.name().starts_with(library)) {
+                let met = self.import_file(&file.image);
+                self.met = if met as u8 > self.met as u8 { met } else { self.met };
+            }
+            false
+        });
     }
 
-    fn import(&mut self, image: &Image<'_>) {
+    fn import_file(&mut self, image: &Image<'_>) -> Met {
         let slots = image.slots(&NAMES);
         let mut met = if slots[REPORT].is_some() { Met::Patched } else { Met::NoSlot };
-        for (hook, slot) in slots.iter().enumerate() {
-            if let Some(slot) = slot
-                && !self.patch(image, hook, *slot)
-                && hook == REPORT
-            {
-                met = Met::NotYet;
+        for (hook, slot) in slots.into_iter().enumerate() {
+            let Some(slot) = slot else { continue };
+            let definition = || {
+                let defined = self.defined[hook];
+                self.wanted |= if defined == 0 { 1 << hook } else { 0 };
+                (defined != 0).then_some(defined)
+            };
+            match slot::replace(image, slot, function(hook), &NEXT[hook], definition) {
+                Taken::Ours => drop(PATCHED.fetch_or(1 << hook, AcqRel)),
+                _ if hook == REPORT => met = Met::NotYet,
+                _ => {}
             }
         }
-        // A process may have more than one such library; the best result counts.
-        if met as u8 > self.met as u8 {
-            self.met = met;
-        }
+        met
     }
 
-    fn patch(&mut self, image: &Image<'_>, hook: usize, slot: Slot) -> bool {
-        // SAFETY: an aligned word of a mapped, readable segment; the loader writes it as one word.
-        let place = unsafe { &*(slot.at as *const AtomicUsize) };
-        let (ours, held) = (function(hook), place.load(Acquire));
-        if held == ours {
-            PATCHED.fetch_or(1 << hook, AcqRel);
-            return true;
-        }
-        if held < 1 << 16 {
-            return false;
-        }
-        let next = if image.runs(held) {
-            let defined = self.defined[hook];
-            if defined == 0 {
-                self.wanted |= 1 << hook;
-                return false;
+    /// Resolves the wanted functions in the first file that defines them, as the loader would, unless scopes differ.
+    fn define(&mut self) {
+        find_mapped(|file| {
+            for (hook, (names, defined)) in NAMES.iter().zip(&mut self.defined).enumerate() {
+                if self.wanted & 1 << hook != 0 && *defined == 0 {
+                    *defined = names.iter().find_map(|name| file.image.defines(name)).unwrap_or(0);
+                }
             }
-            defined
-        } else if image.is_offset(held) {
-            return false; // not relocated yet
-        } else {
-            held
-        };
-        NEXT[hook].store(next as *mut c_void, Release);
-        let written = if slot.is_sealed {
-            write_sealed(image, slot.at, || place.store(ours, Release))
-        } else {
-            place.store(ours, Release);
-            true
-        };
-        if written {
-            PATCHED.fetch_or(1 << hook, AcqRel);
-        }
-        written
+            false
+        });
     }
-}
-
-unsafe extern "C" fn at_importer(info: *mut libc::dl_phdr_info, _: usize, look: *mut c_void) -> c_int {
-    // SAFETY: dl_iterate_phdr passes valid data and the pointer from `Look::run`.
-    let (look, (name, image)) = unsafe { (&mut *look.cast::<Look>(), image(info)) };
-    let file = name.rsplit(|&byte| byte == b'/').next().unwrap_or(name);
-    if LIBRARIES.iter().any(|library| file.starts_with(library)) {
-        look.import(&image);
-    }
-    0
-}
-
-/// Resolves a function in the first file in the loader's order that defines it. The loader would choose the same, unless scopes
-/// differ.
-unsafe extern "C" fn at_definition(info: *mut libc::dl_phdr_info, _: usize, look: *mut c_void) -> c_int {
-    // SAFETY: as above.
-    let (look, (_, image)) = unsafe { (&mut *look.cast::<Look>(), image(info)) };
-    for (hook, (names, defined)) in NAMES.iter().zip(&mut look.defined).enumerate() {
-        if look.wanted & 1 << hook != 0 && *defined == 0 {
-            *defined = names.iter().find_map(|name| image.defines(name)).unwrap_or(0);
-        }
-    }
-    0
 }

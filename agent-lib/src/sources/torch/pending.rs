@@ -17,25 +17,22 @@
 //! So the report does not show whether a block is pending, but the calls before it do. An event that PyTorch's library recorded
 //! on this thread since its last report may mean that the block waits for it. Three slots of libc10_cuda show the events.
 //!
-//! **Which events belong to the free.** c10's own events (`CUDAGuardImpl::record`, for users of c10::Event, e.g. autograd
-//! between streams) are recorded through the same slot. A thread's next report may be an unrelated free. The stack
-//! distinguishes them. One function calls both insert_events and the report. So at cudaEventRecord the stack pointer is lower
-//! than at the report by the frame of insert_events (or equal, if that was inlined): at most SPAN bytes. For other events it
-//! may be anywhere, including in that range by chance. So a call site that was once outside of the range is ignored from then
-//! on. A block wrongly taken for pending stops being so when its event is queried, and at the latest when its memory is handed
-//! out again.
+//! **Which events belong to the free.** c10's own events (`CUDAGuardImpl::record`, e.g. of autograd between streams) are
+//! recorded through the same slot, and a thread's next report may be an unrelated free. The stack distinguishes them: one
+//! function calls both insert_events and the report. So at cudaEventRecord the stack pointer is lower than at the report by the
+//! frame of insert_events (or equal, if that was inlined): at most SPAN bytes. For other events it may be anywhere, even in
+//! that range by chance. So a call site that was once outside of it is ignored from then on. A block wrongly taken for pending
+//! stops being so when its event is queried, or its memory is handed out again.
 //!
 //! **Not distinguished:** a free during a capture. Its events come later and cannot be assigned to a block (2.15.0:
-//! `deferred_blocks`, a hash table; they are recorded in a malloc, whose report discards them). It counts as done, so the
-//! pending bytes are too low by it while the capture lasts. No total is affected: PyTorch does not count a freed block, pending
-//! or not.
+//! `deferred_blocks`, recorded in a malloc, whose report discards them). It counts as done, so the pending bytes are too low
+//! while the capture lasts. No total is affected: PyTorch does not count a freed block, pending or not.
 
 use crate::base::fault_injection;
 use crate::base::row::{Key, RowExtra};
 use crate::driver::core::Core;
 use crate::driver::guard::guard;
-use crate::driver::torch_pools::Device;
-use crate::driver::torch_pools::Waiting;
+use crate::driver::torch_pools::{Device, TorchPool, Waiting};
 use crate::record::recorder::RecordContext;
 use crate::sources::torch::patch::{self, EVENT_QUERY, EVENT_RECORD, EVENT_SYNCHRONIZE};
 use crate::threads::Thread;
@@ -45,9 +42,8 @@ use std::arch::naked_asm;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 
-/// Largest distance between the stack pointer at a record in insert_events and at the report. It is 224 bytes in 2.15.0 and 208
-/// in 2.4.1 (840 and 836 frees, always the same), and about as much in 2.0.1 and 2.8.0 according to their code. 1.13.1 has the
-/// CUDA runtime linked in, and so no such slots.
+/// Largest distance of the stack pointers at a record in insert_events and at the report. It is 224 bytes in 2.15.0 and 208 in
+/// 2.4.1 (840 and 836 frees), and about that in 2.0.1 and 2.8.0. 1.13.1 has no such slots: it links the CUDA runtime.
 const SPAN: usize = 1024;
 /// Call sites in PyTorch's code that record other events.
 static ELSEWHERE: [AtomicUsize; 8] = [const { AtomicUsize::new(0) }; 8];
@@ -57,8 +53,7 @@ const UNKNOWN: c_int = 999;
 type OnStream = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void) -> c_int;
 type OfEvent = unsafe extern "C-unwind" fn(*mut c_void) -> c_int;
 
-/// Replacement for cudaEventRecord in its slot. Adds two arguments, the return address and the stack pointer, and jumps to the
-/// function below.
+/// Replacement for cudaEventRecord: adds the return address and the stack pointer, and jumps to the function below.
 ///
 /// # Safety
 /// Must be called with cudaEventRecord's arguments.
@@ -143,7 +138,6 @@ fn is_near(event: &Event, stack: usize) -> bool {
 }
 
 impl Device {
-    /// Returns the pending blocks.
     fn waiting(&self) -> impl Iterator<Item = &Waiting> {
         let waits = |place: &&Waiting| place.address.load(Acquire) != 0;
         self.waiting.iter().filter(waits).take(self.pending.load(Relaxed) as usize)
@@ -151,19 +145,18 @@ impl Device {
 }
 
 impl Core {
-    /// Records that a freed block waits for events. Returns false if the events are unrelated, or if there is no room to
-    /// remember the block.
+    /// Records that a freed block waits for events. Returns false for unrelated events, or without room for the block.
     #[cold]
     #[inline(never)]
     pub(crate) fn wait(
         &self,
         thread: &Thread,
-        device: &Device,
-        pool: u64,
+        pool: TorchPool<'_>,
         address: u64,
         bytes: u64,
         stack: usize,
     ) -> bool {
+        let TorchPool { device, id: pool, .. } = pool;
         let is_its = |event: &&Event| is_near(event, stack);
         if thread.torch.events().filter(is_its).count() == 0 {
             return false;
@@ -192,41 +185,38 @@ impl Core {
     /// Handles the end of an event, and frees the blocks that waited only for it.
     fn event_over(&self, thread: &Thread, event: u64) {
         thread.torch.forget_event(event);
-        for (device, pool) in self.torch.with_pools() {
-            if device.pending.load(Relaxed) == 0 {
-                continue;
-            }
-            for place in device.waiting() {
+        for pool in self.torch.pools().filter(|pool| pool.device.pending.load(Relaxed) != 0) {
+            for place in pool.device.waiting() {
                 let Some(its) = place.events.iter().find(|its| its.load(Relaxed) == event) else { continue };
                 if its.compare_exchange(event, 0, AcqRel, Relaxed).is_ok()
                     && place.events.iter().all(|event| event.load(Relaxed) == 0)
                 {
-                    self.waited(thread, device, pool, place);
+                    self.waited(thread, pool, place);
                 }
                 break; // an event is recorded for one block and stream
             }
         }
     }
 
-    fn waited(&self, thread: &Thread, device: &Device, pool: u64, place: &Waiting) {
+    fn waited(&self, thread: &Thread, pool: TorchPool<'_>, place: &Waiting) {
         let address = place.address.swap(0, AcqRel);
         if address != 0 {
-            device.pending.fetch_sub(1, Relaxed);
-            self.block_gone(thread, pool, address);
+            pool.device.pending.fetch_sub(1, Relaxed);
+            self.block_gone(thread, pool.id, address);
         }
     }
 
     /// Frees pending blocks that overlap a new block: they were not pending in fact.
     #[cold]
     #[inline(never)]
-    pub(crate) fn reused(&self, thread: &Thread, device: &Device, pool: u64, address: u64, bytes: u64) {
+    pub(crate) fn reused(&self, thread: &Thread, pool: TorchPool<'_>, address: u64, bytes: u64) {
         let end = address.saturating_add(bytes);
         let lies_there = |place: &&Waiting| {
             let start = place.address.load(Relaxed);
             start < end && start.saturating_add(place.bytes.load(Relaxed)) > address
         };
-        while let Some(place) = device.waiting().find(lies_there) {
-            self.waited(thread, device, pool, place);
+        while let Some(place) = pool.device.waiting().find(lies_there) {
+            self.waited(thread, pool, place);
         }
     }
 }

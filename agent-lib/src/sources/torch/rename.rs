@@ -1,8 +1,7 @@
 //! Renames live memory after modules have moved. Rows are found by the text of their tag: a module's path, perhaps with a
 //! parameter's name behind it and a scope before it. Nodes of the backward pass are renamed likewise.
 //!
-//! Must not be called in a hook: it allocates. It takes about 10 ns for each live row, and some microseconds for each of their
-//! names.
+//! Not in a hook: it allocates. It takes about 10 ns for each live row, and some microseconds for each of their names.
 
 use crate::base::row::{key_of, kind, kind_of};
 use crate::driver::core::Core;
@@ -18,8 +17,7 @@ type New<'a> = (&'a [u8], u64, u64);
 struct Paths<'a>(HashMap<&'a [u8], Vec<New<'a>>>);
 
 impl<'a> Paths<'a> {
-    /// Parses lines of old path, new path, and two decimal numbers, each followed by a zero byte. If two lines apply to a
-    /// record the first counts.
+    /// Parses lines of old path, new path, and two numbers, each ended by a zero byte. The first line for a record counts.
     fn new(text: &'a [u8]) -> Self {
         let words: Vec<&[u8]> = text.split(|&byte| byte == 0).collect();
         let number = |word: &[u8]| str::from_utf8(word).ok().and_then(|word| word.parse().ok()).unwrap_or(0);
@@ -55,7 +53,6 @@ impl<'a> Paths<'a> {
     }
 }
 
-/// Returns the positions of slashes.
 fn slashes(path: &[u8]) -> impl DoubleEndedIterator<Item = usize> {
     path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at)
 }

@@ -1,26 +1,23 @@
-//! PyTorch's report to its own profiler that a block was allocated or freed. The agent replaces the slot through which the
-//! allocator makes that call, and passes the call on.
+//! PyTorch's report to its profiler of a block's allocation or free. The agent replaces its slot and passes the call on.
 //!
 //! PyTorch makes the call at exactly two places, unconditionally, for each block of the native caching allocator, in every pool
 //! and mode (frameworks.md 2). It holds the allocator's mutex for the device. So nothing here takes the GIL, calls CUDA, waits
 //! or allocates. The call carries PyTorch's own totals after the event; the agent's own sum must equal them each time.
 
 use crate::base::fault_injection;
-use crate::base::row::AllocationName;
-use crate::base::row::{Key, RowExtra};
+use crate::base::row::{AllocationName, Key, RowExtra};
 use crate::driver::core::Core;
 use crate::driver::guard::guard;
-use crate::driver::torch_pools::Device;
+use crate::driver::torch_pools::{Device, TorchPool};
 use crate::record::live::RowSlot;
-use crate::record::recorder::{RecordContext, no_row};
+use crate::record::recorder::RecordContext;
 use crate::sources::torch::patch::{self, REPORT};
 use crate::threads::Thread;
-use gpumem_wire::{Body, Flags, FreeState, PoolOwner};
+use gpumem_wire::{Body, FreeState, PoolOwner};
 use std::arch::naked_asm;
 use std::ffi::c_void;
 use std::sync::atomic::Ordering::*;
 
-/// The arguments of a report.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Report {
     /// Address of the block.
@@ -39,8 +36,7 @@ pub(crate) struct Report {
 
 type Next = unsafe extern "C-unwind" fn(*mut c_void, i64, u64, u64, u16);
 
-/// Replacement for reportMemoryUsageToProfiler in its slot. Adds an argument, the stack pointer, and jumps to the function
-/// below.
+/// Replacement for reportMemoryUsageToProfiler: adds the stack pointer and jumps to the function below.
 ///
 /// # Safety
 /// Must be called with PyTorch's arguments.
@@ -87,17 +83,18 @@ pub(crate) fn ordinal(device: u16) -> Option<usize> {
 }
 
 impl Core {
-    /// Handles a report of an allocation or a free.
     #[inline(always)]
     pub(crate) fn reported(&self, thread: &Thread, report: Report) {
         let Some(index) = ordinal(report.device) else { return };
         let device = &self.torch.devices[index];
-        let mut pool = device.pool.load(Relaxed);
-        if pool == 0 {
+        let mut id = device.pool.load(Relaxed);
+        if id == 0 {
             let before = (report.allocated as i64).wrapping_sub(report.bytes).max(0);
-            pool = self.make_pool(thread, device, index as u8, before as u64);
+            id = self.make_pool(thread, device, index as u8, before as u64);
         }
-        let hash = self.recorder.live.expect(Key::Block(pool, report.address));
+        // Made anew for each rare call, so that it needs no memory in the usual case.
+        let pool = || TorchPool { device, id, slot: index as u8 };
+        let hash = self.recorder.live.expect(Key::Block(id, report.address));
         let sum = device.sum.load(Relaxed).wrapping_add(report.bytes);
         if sum != report.allocated as i64 {
             device.differs(sum.abs_diff(report.allocated as i64));
@@ -106,38 +103,31 @@ impl Core {
         device.reserved.store(report.reserved, Relaxed);
         device.reports.store(device.reports.load(Relaxed) + 1, Relaxed);
         if report.bytes > 0 {
-            self.block_reported(thread, device, pool, index as u8, report, hash);
+            self.block_reported(thread, pool(), report, hash);
         } else {
-            self.free_reported(thread, device, pool, report, hash);
+            self.free_reported(thread, pool(), report, hash);
         }
         thread.torch.forget_events();
         let unseen = report.reserved.wrapping_sub(device.segments.load(Relaxed)) as i64;
         device.unseen.store(unseen, Relaxed);
         if device.check_due.load(Relaxed) {
-            self.tell_totals(thread, device, pool, index as u8);
+            self.tell_totals(thread, pool());
         }
     }
 
     #[inline(always)]
-    fn block_reported(
-        &self,
-        thread: &Thread,
-        device: &Device,
-        pool: u64,
-        slot: u8,
-        report: Report,
-        hash: u64,
-    ) {
-        let Report { address, bytes, .. } = report;
-        let bytes = bytes as u64;
+    fn block_reported(&self, thread: &Thread, pool: TorchPool<'_>, report: Report, hash: u64) {
+        let TorchPool { device, id, slot } = pool;
+        let pool = || TorchPool { device, id, slot };
+        let (address, bytes) = (report.address, report.bytes as u64);
         if thread.torch.has_fresh() {
-            self.claim(thread, device, pool, slot, address, bytes);
+            self.claim(thread, pool(), address, bytes);
         }
         if device.segments.load(Relaxed) != report.reserved {
-            self.search_segment(thread, device, pool, slot, address);
+            self.search_segment(thread, pool(), address);
         }
         if device.pending.load(Relaxed) != 0 {
-            self.reused(thread, device, pool, address, bytes);
+            self.reused(thread, pool(), address, bytes);
         }
         thread.torch.refused.store(false, Relaxed);
         if thread.autograd.accumulates() {
@@ -148,23 +138,25 @@ impl Core {
             tag = crate::naming::python::line(self, thread);
         }
         let spot = self.recorder.live.spot_for(hash);
-        let at = RecordContext { tag, flags, device: slot, ..RecordContext::NOWHERE };
-        let body = Body::BlockAlloc { address, bytes, pool, use_as: (role, phase) };
+        let at = RecordContext { tag, flags, ..RecordContext::on(slot) };
+        let body = Body::BlockAlloc { address, bytes, pool: id, use_as: (role, phase) };
         self.recorder.record(thread, at, body, |recorder, row| {
             recorder.live.insert_at(spot, row);
         });
     }
 
     #[inline(always)]
-    fn free_reported(&self, thread: &Thread, device: &Device, pool: u64, report: Report, hash: u64) {
+    fn free_reported(&self, thread: &Thread, pool: TorchPool<'_>, report: Report, hash: u64) {
         let (address, bytes) = (report.address, report.bytes.unsigned_abs());
-        if device.older.load(Relaxed) != 0 && self.is_older(device, Key::Block(pool, address), bytes) {
+        let TorchPool { device, id, slot } = pool;
+        if device.older.load(Relaxed) != 0 && self.is_older(device, Key::Block(id, address), bytes) {
             return;
         }
-        if thread.torch.recorded() != 0 && self.wait(thread, device, pool, address, bytes, report.stack) {
+        let waits = |pool| self.wait(thread, pool, address, bytes, report.stack);
+        if thread.torch.recorded() != 0 && waits(TorchPool { device, id, slot }) {
             return;
         }
-        self.block_gone_at(thread, pool, address, self.recorder.live.spot_of(hash));
+        self.block_gone_at(thread, id, address, self.recorder.live.spot_of(hash));
     }
 
     /// Whether the freed block is older than the agent.
@@ -205,17 +197,12 @@ impl Core {
         // The driver must not be asked here for the device's identity. It nearly always was, for the segment.
         device.is_unknown.store(true, Relaxed);
         let pool = self.new_pool_id();
-        let at = RecordContext {
-            tag: self.recorder.names.intern(0, b"torch"),
-            device: slot,
-            ..RecordContext::NOWHERE
-        };
+        let tag = self.recorder.names.intern(0, b"torch");
+        let at = RecordContext { tag, ..RecordContext::on(slot) };
         let body = Body::PoolCreate { pool, parent: 0, reports_blocks: 1, owner: PoolOwner::Framework };
-        self.recorder.record(thread, at, body, |recorder, row| {
-            recorder.live.insert(Key::Pool(pool), row, RowExtra::default());
-        });
+        self.recorder.insert(thread, at, body, Key::Pool(pool), RowExtra::default());
         device.pool.store(pool, Release);
-        self.torch.pools.fetch_add(1, Release);
+        self.torch.made.fetch_add(1, Release);
         device.check_due.store(before > 0, Relaxed);
         pool
     }
@@ -223,25 +210,23 @@ impl Core {
     /// Records PyTorch's current totals, in order with the blocks: the ledger compares them with its own.
     #[cold]
     #[inline(never)]
-    fn tell_totals(&self, thread: &Thread, device: &Device, pool: u64, slot: u8) {
+    fn tell_totals(&self, thread: &Thread, pool: TorchPool<'_>) {
+        let TorchPool { device, id, slot } = pool;
         device.check_due.store(false, Relaxed);
-        let at = RecordContext { flags: Flags(0), device: slot, ..RecordContext::NOWHERE };
         let (used_bytes, reserved_bytes) = (device.sum.load(Relaxed) as u64, device.reserved.load(Relaxed));
-        self.recorder.record(
-            thread,
-            at,
-            Body::PoolState { pool, reserved_bytes, used_bytes, took_us: 0 },
-            no_row,
-        );
-        self.recorder.record(thread, at, Body::PoolCheck { pool, total_bytes: used_bytes }, no_row);
-        self.tell_unseen(thread, device, at);
+        let body = Body::PoolState { pool: id, reserved_bytes, used_bytes, took_us: 0 };
+        self.recorder.note(thread, RecordContext::on(slot), body);
+        let body = Body::PoolCheck { pool: id, total_bytes: used_bytes };
+        self.recorder.note(thread, RecordContext::on(slot), body);
+        self.tell_unseen(thread, pool);
     }
 
     /// Records the bytes of segments that are older than the agent.
-    pub(super) fn tell_unseen(&self, thread: &Thread, device: &Device, at: RecordContext) {
-        let unseen = device.unseen.load(Relaxed).max(0);
-        if self.torch.is_late.load(Relaxed) && device.baseline.swap(unseen, Relaxed) != unseen {
-            self.recorder.record(thread, at, Body::Baseline { bytes: unseen as u64 }, no_row);
+    pub(super) fn tell_unseen(&self, thread: &Thread, pool: TorchPool<'_>) {
+        let unseen = pool.device.unseen.load(Relaxed).max(0);
+        if self.torch.is_late.load(Relaxed) && pool.device.baseline.swap(unseen, Relaxed) != unseen {
+            let body = Body::Baseline { bytes: unseen as u64 };
+            self.recorder.note(thread, RecordContext::on(pool.slot), body);
         }
     }
 }

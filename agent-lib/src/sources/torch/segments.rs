@@ -8,13 +8,12 @@
 //! pool, like that of cuBLAS. PyTorch's total of reserved bytes shows whether all segments were found. If not, a block's
 //! segment is searched among all rows, a limited number of times.
 
-use crate::base::row::AllocationName;
-use crate::base::row::{Key, RowExtra};
-use crate::base::row::{kind, kind_of, memory_of};
+use crate::base::row::{Key, RowExtra, device_of, kind, kind_of, memory_of};
 use crate::driver::core::Core;
-use crate::driver::torch_pools::Device;
+use crate::driver::torch_pools::TorchPool;
 use crate::naming::callers;
 use crate::record::recorder::RecordContext;
+use crate::sources::torch::patch;
 use crate::threads::{Call, Thread};
 use gpumem_wire::{Body, MemoryKind};
 use std::sync::atomic::Ordering::*;
@@ -46,7 +45,7 @@ impl Core {
         }
         thread.torch.remember(address, bytes, module, false);
         if memory == MemoryKind::Device && bytes >= SMALLEST && self.settings.layers.torch {
-            crate::sources::torch::patch::look_if_changed();
+            patch::look_if_changed();
         }
         if is_no_segment(module, bytes, memory) {
             self.torch.single_tensors.fetch_add(1, Relaxed);
@@ -60,27 +59,18 @@ impl Core {
             || self.torch.single_tensors.load(Relaxed) != 0 && callers::is_torch(module)
     }
 
-    /// Handles a mapping of a handle by the driver.
     #[inline(always)]
     pub(crate) fn driver_mapped(&self, thread: &Thread, module: u16, address: u64, bytes: u64) {
         thread.torch.remember(address, bytes, module, true);
         if self.settings.layers.torch {
-            crate::sources::torch::patch::look_if_changed();
+            patch::look_if_changed();
         }
     }
 
     /// Handles the first block after the driver allocated memory for this thread: finds its segment.
     #[cold]
     #[inline(never)]
-    pub(super) fn claim(
-        &self,
-        thread: &Thread,
-        device: &Device,
-        pool: u64,
-        slot: u8,
-        address: u64,
-        bytes: u64,
-    ) {
+    pub(super) fn claim(&self, thread: &Thread, pool: TorchPool<'_>, address: u64, bytes: u64) {
         let block_end = address.saturating_add(bytes);
         for fresh in thread.torch.fresh() {
             let (start, end) = (fresh.start.load(Relaxed), fresh.end.load(Relaxed));
@@ -88,48 +78,44 @@ impl Core {
                 continue;
             }
             if !fresh.is_mapped() {
-                self.take_segment(thread, device, pool, slot, Key::Allocation(start));
+                self.take_segment(thread, pool, Key::Allocation(start));
                 continue;
             }
             let mut place = start;
             while place < end {
-                place += self
-                    .take_segment(thread, device, pool, slot, Key::Mapping(place))
-                    .unwrap_or(SEGMENT_UNIT);
+                place += self.take_segment(thread, pool, Key::Mapping(place)).unwrap_or(SEGMENT_UNIT);
             }
         }
         thread.torch.forget_fresh();
     }
 
     /// Adds the row of `key` as a segment of the pool; returns its bytes, if there is such a row.
-    fn take_segment(&self, thread: &Thread, device: &Device, pool: u64, slot: u8, key: Key) -> Option<u64> {
+    fn take_segment(&self, thread: &Thread, pool: TorchPool<'_>, key: Key) -> Option<u64> {
         let row = self.recorder.live.get(key)?.row;
         let (address, bytes) = (row[2], row[3].max(1));
-        if self.recorder.live.get(Key::Segment(pool, address)).is_none() {
-            self.add_segment(thread, pool, slot, address, bytes);
-            device.segments.fetch_add(bytes, Relaxed);
+        if self.recorder.live.get(Key::Segment(pool.id, address)).is_none() {
+            self.add_segment(thread, pool, address, bytes);
         }
         Some(bytes)
     }
 
-    fn add_segment(&self, thread: &Thread, pool: u64, slot: u8, address: u64, bytes: u64) {
-        let AllocationName { tag, flags, .. } = self.named(thread);
-        let at = RecordContext { tag, flags, device: slot, ..RecordContext::NOWHERE };
-        self.recorder.record(thread, at, Body::SegmentAdd { address, bytes, pool }, |recorder, row| {
-            recorder.live.insert(Key::Segment(pool, address), row, RowExtra::default());
-        });
+    fn add_segment(&self, thread: &Thread, pool: TorchPool<'_>, address: u64, bytes: u64) {
+        let at = RecordContext { device: pool.slot, ..self.here(thread) };
+        let (body, key) =
+            (Body::SegmentAdd { address, bytes, pool: pool.id }, Key::Segment(pool.id, address));
+        self.recorder.insert(thread, at, body, key, RowExtra::default());
+        pool.device.segments.fetch_add(bytes, Relaxed);
     }
 
-    /// Handles that PyTorch has reserved more than is known. The block's segment may have been allocated on another thread, or
-    /// before the hooks were installed.
+    /// Handles reserved bytes that are not known: the segment came from another thread, or before the hooks were installed.
     #[cold]
     #[inline(never)]
-    pub(super) fn search_segment(&self, thread: &Thread, device: &Device, pool: u64, slot: u8, address: u64) {
-        let left = device.searches.load(Relaxed);
+    pub(super) fn search_segment(&self, thread: &Thread, pool: TorchPool<'_>, address: u64) {
+        let left = pool.device.searches.load(Relaxed);
         if left == 0 {
             return;
         }
-        device.searches.store(left - 1, Relaxed);
+        pool.device.searches.store(left - 1, Relaxed);
         let mut found = None;
         for taken in self.recorder.live.scan() {
             let (start, bytes) = (taken.row[2], taken.row[3]);
@@ -137,7 +123,7 @@ impl Core {
                 continue;
             }
             match kind_of(&taken.row) {
-                kind::SEGMENT_ADD if taken.row[4] == pool => return,
+                kind::SEGMENT_ADD if taken.row[4] == pool.id => return,
                 kind::ALLOC_END if memory_of(&taken.row) == MemoryKind::Device => {
                     found = Some(Key::Allocation(start));
                 }
@@ -146,15 +132,14 @@ impl Core {
             }
         }
         if let Some(key) = found {
-            self.take_segment(thread, device, pool, slot, key);
+            self.take_segment(thread, pool, key);
         }
     }
 
-    /// Handles the begin of a free or unmap of [address, address+bytes), with 0 bytes of what begins there: removes the
-    /// segments in it.
+    /// Handles the begin of a free or unmap of [address, address+bytes), or of what begins there: removes segments in it.
     #[inline(always)]
     pub(crate) fn driver_takes(&self, thread: &Thread, call: &mut Call, address: u64, bytes: u64) {
-        if self.torch.pools.load(Relaxed) != 0 {
+        if self.torch.made.load(Relaxed) != 0 {
             self.drop_segments(thread, call, address, bytes);
         }
     }
@@ -162,7 +147,7 @@ impl Core {
     #[inline(never)]
     fn drop_segments(&self, thread: &Thread, call: &mut Call, address: u64, bytes: u64) {
         let end = address.saturating_add(bytes.clamp(1, 1 << 40));
-        for (device, pool) in self.torch.with_pools() {
+        for TorchPool { device, id: pool, .. } in self.torch.pools() {
             let mut place = address;
             while place < end {
                 let key = Key::Segment(pool, place);
@@ -171,18 +156,11 @@ impl Core {
                     continue;
                 };
                 let bytes = segment.row[3];
-                let at = RecordContext {
-                    device: crate::base::row::device_of(&segment.row),
-                    ..RecordContext::NOWHERE
-                };
-                self.recorder.record(
-                    thread,
-                    at,
-                    Body::SegmentRemove { address: place, bytes, pool },
-                    |recorder, _| {
-                        recorder.live.remove(key);
-                    },
-                );
+                let at = RecordContext::on(device_of(&segment.row));
+                let body = Body::SegmentRemove { address: place, bytes, pool };
+                self.recorder.record(thread, at, body, |recorder, _| {
+                    recorder.live.remove(key);
+                });
                 device.segments.fetch_sub(bytes, Relaxed);
                 call.segment_of = pool;
                 place += bytes.max(1);
@@ -193,11 +171,8 @@ impl Core {
     /// Restores the segment after a free or unmap failed; its row is restored already.
     #[cold]
     pub(crate) fn segment_back(&self, thread: &Thread, pool: u64, address: u64, bytes: u64) {
-        let found =
-            self.torch.devices.iter().enumerate().find(|(_, device)| device.pool.load(Relaxed) == pool);
-        if let Some((slot, device)) = found {
-            self.add_segment(thread, pool, slot as u8, address, bytes);
-            device.segments.fetch_add(bytes, Relaxed);
+        if let Some(pool) = self.torch.pools().find(|known| known.id == pool) {
+            self.add_segment(thread, pool, address, bytes);
         }
     }
 }
