@@ -10,8 +10,11 @@ use gpumemd::signals::Signals;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
-/// Watches the GPUs of this machine, and says where their memory goes
+/// Watches the GPUs of this machine and reports what uses their memory
 #[derive(Debug, Parser)]
 #[command(name = "gpumemd", version, max_term_width = 100)]
 struct Cli {
@@ -87,16 +90,19 @@ fn start(run: Run, signals: Signals) -> anyhow::Result<()> {
 
 /// Logs to standard error, one line for each event; the journal adds its own times.
 fn log(directives: &str) -> anyhow::Result<()> {
-    let filter = tracing_subscriber::EnvFilter::builder().parse(directives);
-    let filter =
-        filter.with_context(|| format!("--log {directives:?}: error, warn, info, debug or trace"))?;
+    let filter: Targets = directives.parse().with_context(|| {
+        format!(
+            "--log {directives:?}: must be error, warn, info, debug or trace, or directives such as gpumemd=debug"
+        )
+    })?;
     let terminal = std::io::stderr().is_terminal();
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    let builder = builder.with_ansi(terminal).with_target(false);
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let lines = lines.with_ansi(terminal).with_target(false);
+    let log = tracing_subscriber::registry().with(filter);
     if std::env::var_os("JOURNAL_STREAM").is_some() {
-        builder.without_time().init()
+        log.with(lines.without_time()).init()
     } else {
-        builder.init()
+        log.with(lines).init()
     }
     Ok(())
 }
