@@ -1,6 +1,7 @@
 //! Answers of NVML: numbers, or an error code with its text and remedy.
 
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper_sys::bindings::nvmlReturn_t;
 
 /// An error code of NVML, never 0 (success).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,28 +112,13 @@ impl std::fmt::Display for Code {
 
 impl From<NvmlError> for Code {
     fn from(error: NvmlError) -> Code {
-        Code(match error {
-            NvmlError::Uninitialized => 1,
-            NvmlError::InvalidArg => 2,
-            NvmlError::NotSupported => 3,
-            NvmlError::NoPermission => 4,
-            NvmlError::NotFound => 6,
-            NvmlError::InsufficientSize(_) => 7,
-            NvmlError::DriverNotLoaded => 9,
-            NvmlError::Timeout => 10,
-            NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_) => 13,
-            NvmlError::GpuLost => 15,
-            NvmlError::ResetRequired => 16,
-            NvmlError::OperatingSystem => 17,
-            NvmlError::LibRmVersionMismatch => 18,
-            NvmlError::InUse => 19,
-            NvmlError::UnexpectedVariant(code) => code,
-            _ => 999,
-        })
+        match error {
+            NvmlError::FailedToLoadSymbol(_) => Code::FUNCTION_NOT_FOUND,
+            error => Code(nvmlReturn_t::from(error)),
+        }
     }
 }
 
-/// Device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Memory {
     /// Size of the device's memory.
@@ -148,6 +134,16 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
+    /// Returns the numbers of a device with memory of its own.
+    pub(crate) fn new(
+        total_bytes: u64,
+        free_bytes: u64,
+        used_bytes: u64,
+        reserved_bytes: Option<u64>,
+    ) -> Memory {
+        Memory { total_bytes, free_bytes, used_bytes, reserved_bytes, is_unified: false }
+    }
+
     /// Returns name and value of the first number that exceeds the size of the device.
     pub(crate) fn impossible(&self) -> Option<(&'static str, u64)> {
         let all = [
@@ -160,10 +156,8 @@ impl Memory {
     }
 }
 
-/// Largest value of `pid_t`.
 pub(crate) const PID_MOST: u32 = i32::MAX as u32;
 
-/// One process in a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Charge {
     /// Pid as NVML reports it.
@@ -176,21 +170,16 @@ pub(crate) struct Charge {
     pub protected_bytes: Option<u64>,
 }
 
-/// An event of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Event {
-    /// Its kind.
     pub kind: Happened,
     /// GPU instance and compute instance, if the driver reports them.
     pub instance: Option<(u32, u32)>,
 }
 
-/// Kinds of events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Happened {
-    /// A fault with this number.
     Xid(u64),
-    /// The GPU's MIG partition has changed.
     Partitioned,
     /// An event of the GPU's health: its index in [`HEALTH_EVENTS`].
     Health(usize),
@@ -201,11 +190,9 @@ pub(crate) enum Happened {
 /// Memory limit of a control group on a GPU; drivers from R615 on have such limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MemoryLimit {
-    /// Soft limit in bytes.
     pub soft_bytes: u64,
     /// Hard limit in bytes; `u64::MAX`: none.
     pub hard_bytes: u64,
-    /// Bytes that its processes use.
     pub used_bytes: u64,
 }
 
@@ -222,7 +209,6 @@ pub(crate) struct HealthEventKind {
     pub is_grave: bool,
 }
 
-/// All kinds of health events.
 pub(crate) const HEALTH_EVENTS: [HealthEventKind; 6] = {
     const fn of(bit: u64, name: &'static str, text: &'static str, is_grave: bool) -> HealthEventKind {
         HealthEventKind { bit, name, text, is_grave }
@@ -237,7 +223,6 @@ pub(crate) const HEALTH_EVENTS: [HealthEventKind; 6] = {
     ]
 };
 
-/// Process lists of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub(crate) enum List {
