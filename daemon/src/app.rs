@@ -67,9 +67,6 @@ pub struct Setup {
 
 impl Setup {
     /// Reads the configuration.
-    ///
-    /// # Errors
-    /// See [`config::Error`].
     pub(crate) fn config(&self) -> Result<Config, config::Error> {
         Config::load(self.file.as_deref())
     }
@@ -88,7 +85,7 @@ impl Setup {
 /// # Errors
 /// Errors of the start, in the configuration or a socket. Later errors do not end the daemon.
 pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyhow::Result<()> {
-    let stats = Arc::new(Stats::default());
+    let stats = Arc::new(Stats::new()?);
     let keys = Keys::of(&setup.config()?);
     let rules = Arc::new(Groupings::load(&settings.rules)?);
     let recorded_again = Arc::new(Notify::new());
@@ -107,7 +104,7 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
 
     let processes = Processes::with(settings.who.clone());
     let kernel = Kernel::new(&settings.kernel);
-    let nvml = Nvml::start(settings.nvml.clone(), processes.clone(), inbox.clone());
+    let nvml = Nvml::start(settings.nvml.clone(), processes.clone(), inbox.clone(), Arc::clone(&stats));
     let hinted = nvml.clone();
     let hint = Box::new(move |uuid| hinted.hint(DeviceName::Gpu(uuid)));
     let (wanted, connections) = (settings.limits.connections, fit_connections(settings.limits.connections));
@@ -272,7 +269,6 @@ impl Listeners {
     }
 }
 
-/// State for reloading the configuration.
 struct Reloader {
     setup: Setup,
     settings: Settings,
@@ -433,13 +429,11 @@ async fn forward_facts(processes: Processes, kernel: Kernel, inbox: mpsc::Sender
     }
 }
 
-/// Returns a short status for `systemctl status`.
 fn status(health: &Health) -> String {
     let nvml = health.nvml.problem().map_or_else(|| "up".to_owned(), |problem| format!("down: {problem}"));
     format!("{} agents, nvml {nvml}", health.agents)
 }
 
-/// The sources as views use them.
 struct LiveSources {
     nvml: Nvml,
     agents: Arc<Agents>,

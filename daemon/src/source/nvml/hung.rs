@@ -6,8 +6,7 @@
 use super::DeviceName;
 use super::answer::Code;
 use super::call_state::{Call, CallState};
-use super::protocol::{Arguments, Target};
-use super::protocol::{SECOND, launch, limit};
+use super::protocol::{Arguments, SECOND, Target, Uuid, launch, limit};
 use super::translate::{NOT_THERE, Translator};
 use crate::clock::now_ns;
 use crate::config::NvmlSettings;
@@ -46,7 +45,7 @@ impl Hung {
     }
 
     fn target(&self) -> Target {
-        self.name.map_or(Target::Index(self.index), Target::Name)
+        self.name.map_or(Target::Index(self.index), |name| Target::Name(Uuid(name)))
     }
 
     fn wait_longer(&mut self, now: u64) {
@@ -57,11 +56,7 @@ impl Hung {
     fn say(&self, what: &str, translator: &mut Translator, status: &mut NvmlStatus, now: u64) {
         let lists = if self.only_lists { "process list: " } else { "" };
         let problem = format!("{lists}{what}; left alone for {} s", self.wait_s);
-        let slots: Vec<u8> =
-            status.devices.iter().filter(|device| self.is(device)).map(|device| device.slot).collect();
-        for slot in slots {
-            translator.say_problem(status, slot, Some(&problem), now);
-        }
+        translator.say_problems(status, |device| self.is(device), Some(&problem), now);
     }
 }
 
@@ -75,7 +70,6 @@ struct Probe {
     same: u32,
 }
 
-/// Result of a probe.
 enum Found {
     /// All calls returned.
     Answers,
@@ -92,20 +86,16 @@ enum Found {
 pub(crate) struct Pending {
     pub doing: Call,
     pub name: Option<DeviceName>,
-    /// NVML's index of the GPU.
     pub index: u16,
 }
 
-/// Actions for the parent of the poller.
 #[derive(Debug, Default)]
 pub(crate) struct Actions {
-    /// Command lines for the poller.
     pub lines: String,
     /// Start another poller, because this one has not opened a GPU that may be read now.
     pub needs_reopen: bool,
 }
 
-/// All hung devices.
 #[derive(Debug, Default)]
 pub(crate) struct HungDevices {
     hung: Vec<Hung>,
@@ -122,7 +112,7 @@ impl HungDevices {
     pub(crate) fn tell(&self, arguments: &mut Arguments) {
         for hung in self.hung.iter().filter(|hung| !hung.is_back) {
             match hung.name {
-                Some(name) if hung.only_lists => arguments.skip_lists.push((name, UNTIL_TOLD)),
+                Some(name) if hung.only_lists => arguments.skip_lists.push((Uuid(name), UNTIL_TOLD)),
                 _ => arguments.skip_index.push((hung.index, UNTIL_TOLD)),
             }
         }
@@ -173,11 +163,8 @@ impl HungDevices {
         status: &mut NvmlStatus,
     ) {
         let before = if problem.is_some() { None } else { Some(PENDING) };
-        let is_meant = |device: &&DeviceStatus| device.index == index && device.problem.as_deref() == before;
-        let slots: Vec<u8> = status.devices.iter().filter(is_meant).map(|device| device.slot).collect();
-        for slot in slots {
-            translator.say_problem(status, slot, problem, now_ns());
-        }
+        let is_meant = |device: &DeviceStatus| device.index == index && device.problem.as_deref() == before;
+        translator.say_problems(status, is_meant, problem, now_ns());
     }
 
     /// Notes that a poller that should have opened these GPUs again got stuck: waits longer before the next probe.
@@ -239,11 +226,7 @@ impl HungDevices {
             if !status.devices.iter().any(|device| answers(&device)) {
                 return true;
             }
-            let slots: Vec<u8> =
-                status.devices.iter().filter(|device| hung.is(device)).map(|device| device.slot).collect();
-            for slot in slots {
-                translator.say_problem(status, slot, None, now);
-            }
+            translator.say_problems(status, |device| hung.is(device), None, now);
             false
         });
     }
@@ -275,7 +258,7 @@ impl HungDevices {
             Found::Answers => {
                 hung.is_back = true;
                 let lines = match target {
-                    Target::Name(name) => format!("skip-lists {name} 0\nskip {name} 0\n"),
+                    Target::Name(Uuid(name)) => format!("skip-lists {name} 0\nskip {name} 0\n"),
                     Target::Index(_) => String::new(),
                 };
                 Actions { lines, needs_reopen: !is_open || matches!(target, Target::Index(_)) }
@@ -289,11 +272,11 @@ impl HungDevices {
                 hung.wait_longer(now);
                 let needs_reopen = matches!(found, Found::Memory) && !hung.only_lists && !is_open;
                 let lines = match (target, found) {
-                    (Target::Name(name), Found::Memory) if !hung.only_lists => {
+                    (Target::Name(Uuid(name)), Found::Memory) if !hung.only_lists => {
                         hung.only_lists = true;
                         format!("skip-lists {name} {UNTIL_TOLD}\nskip {name} 0\n")
                     }
-                    (Target::Name(name), Found::Nothing) if hung.only_lists => {
+                    (Target::Name(Uuid(name)), Found::Nothing) if hung.only_lists => {
                         hung.only_lists = false;
                         format!("skip {name} {UNTIL_TOLD}\n")
                     }

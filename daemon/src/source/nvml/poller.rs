@@ -5,8 +5,9 @@
 //! remembers missing files. To open the library again after a release, a lost driver or a changed partition, the poller executes
 //! itself again; to its parent it stays the same process.
 //!
-//! Frames are those of recordings, with three private uses. A `ProcessFacts` of thread 0 has facts of a device or of the driver.
-//! The `context` of a `Source` is NVML's code; its `tag` is the number of seconds for which NVML stays closed.
+//! Frames are those of recordings, with four private uses. A `ProcessFacts` of thread 0 has facts of a device or of the driver.
+//! The `context` of a `Source` is NVML's code; its `tag` is the number of seconds for which NVML stays closed. The `context` of a
+//! `SampleEnd` is the time in list calls, in ns.
 //!
 //! ```text
 //! list UUID                 read the lists of this device soon
@@ -24,9 +25,10 @@ mod tests;
 use super::answer::List;
 use super::call_state::{Call, CallStateWriter};
 use super::library::{Avoid, Gpus, Library};
-use super::protocol::{Arguments, FrameWriter, SECOND, Target, Totals, parse_uuid};
+use super::protocol::{Arguments, FrameWriter, SECOND, Target, Uuid, parse_uuid};
 use super::session::{Next, Session};
 use crate::clock::now_ns;
+use crate::nvml_status::NvmlCalls;
 use gpumem_ledger::DeviceName;
 use gpumem_wire::{Body, Stamp};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -54,7 +56,6 @@ const PULSE_NS: u64 = SECOND;
 /// Prefix of the reason while NVML is closed for a time; the seconds follow.
 const RELEASED: &str = "nvml: released for ";
 
-/// A command on standard input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Order {
     List(DeviceName),
@@ -136,7 +137,6 @@ impl Write for Stdout {
     }
 }
 
-/// State of the library.
 enum State {
     Closed { retry_ns: u64 },
     Released { until_ns: u64 },
@@ -148,7 +148,6 @@ pub(crate) type Renew = dyn FnMut(&Arguments) -> io::Error;
 /// Opens a library. Takes the calls to avoid, and a callback for the index of each GPU before it is opened.
 pub(crate) type Open = dyn FnMut(&Avoid, &mut dyn FnMut(u16)) -> Result<Box<dyn Gpus>, (String, u32)>;
 
-/// State of the loop.
 struct Poller {
     arguments: Arguments,
     open: Box<Open>,
@@ -160,8 +159,8 @@ struct Poller {
     wait_ns: u64,
     state: State,
     out: FrameWriter,
-    totals: Totals,
-    told_totals: Totals,
+    totals: NvmlCalls,
+    told_totals: NvmlCalls,
     told: Option<(bool, String)>,
     avoid: Vec<(DeviceName, u64)>,
     avoid_lists: Vec<(DeviceName, u64)>,
@@ -231,7 +230,7 @@ fn probe(arguments: &Arguments, target: Target, mut lamp: Option<CallStateWriter
     for place in 0..library.devices().len() {
         let device = &library.devices()[place];
         let is_meant = match target {
-            Target::Name(name) => device.name == name,
+            Target::Name(Uuid(name)) => device.name == name,
             Target::Index(index) => device.index == index,
         };
         if is_meant {
@@ -256,9 +255,9 @@ impl Poller {
             0 => State::Closed { retry_ns: now },
             seconds => State::Released { until_ns: until(seconds) },
         };
-        let avoid = arguments.skip.iter().map(|&(name, seconds)| (name, until(seconds))).collect();
+        let avoid = arguments.skip.iter().map(|&(Uuid(name), seconds)| (name, until(seconds))).collect();
         let avoid_lists =
-            arguments.skip_lists.iter().map(|&(name, seconds)| (name, until(seconds))).collect();
+            arguments.skip_lists.iter().map(|&(Uuid(name), seconds)| (name, until(seconds))).collect();
         let avoid_index =
             arguments.skip_index.iter().map(|&(index, seconds)| (index, until(seconds))).collect();
         let (totals, wait_ns) = (arguments.totals, arguments.wait_ms.saturating_mul(1_000_000));
@@ -368,8 +367,9 @@ impl Poller {
     /// Returns the arguments with which this process executes itself again.
     fn arguments(&self, now: u64) -> Arguments {
         let left = |until: u64| until.saturating_sub(now).div_ceil(SECOND);
-        let of =
-            |avoid: &[(DeviceName, u64)]| avoid.iter().map(|&(name, until)| (name, left(until))).collect();
+        let of = |avoid: &[(DeviceName, u64)]| {
+            avoid.iter().map(|&(name, until)| (Uuid(name), left(until))).collect()
+        };
         Arguments {
             skip: of(&self.avoid),
             skip_lists: of(&self.avoid_lists),
@@ -465,15 +465,15 @@ impl Poller {
         self.say_source(false, format!("{RELEASED}{seconds} s: {why}"), (0, seconds));
     }
 
+    /// Writes changed totals as `Counter` records, whose tag is the place in [`NvmlCalls::fields_mut`] plus one.
     fn tell_totals(&mut self, now: u64) {
-        let told = self.told_totals.values();
-        for (place, (value, told)) in self.totals.values().into_iter().zip(told).enumerate() {
+        let mut told = std::mem::replace(&mut self.told_totals, self.totals);
+        for ((tag, value), told) in (1..).zip(self.totals.fields_mut()).zip(told.fields_mut()) {
             if value != told {
-                let stamp = Stamp { time_ns: now, tag: place as u32 + 1, ..Stamp::default() };
-                self.out.write(stamp, Body::Counter { value: value as i64 });
+                let stamp = Stamp { time_ns: now, tag, ..Stamp::default() };
+                self.out.write(stamp, Body::Counter { value: *value as i64 });
             }
         }
-        self.told_totals = self.totals;
     }
 
     /// Executes a command. Returns whether to continue.

@@ -33,14 +33,11 @@ const MEMORY_SHARE: u64 = 5;
 const RETRY_NS: u64 = SECOND;
 const RETRY_MOST_NS: u64 = 60 * SECOND;
 
-/// Next action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NextRead {
     /// Read the memory of each device that [`Schedule::wants_memory`].
     Memory,
-    /// Read the lists of this device.
     List(usize),
-    /// Nothing to do until this time.
     Wait(u64),
 }
 
@@ -69,9 +66,7 @@ impl Health {
 
 #[derive(Debug, Clone, Default)]
 struct Device {
-    /// Skipped until this time.
     suspended_until_ns: u64,
-    /// Lists skipped until this time.
     lists_suspended_until_ns: u64,
     memory: Health,
     list: Health,
@@ -80,7 +75,6 @@ struct Device {
     /// `used` at that list, and now.
     listed_used: Option<u64>,
     used: Option<u64>,
-    /// When `used` was read.
     used_ns: u64,
     asked_ns: Option<u64>,
     moved_ns: Option<u64>,
@@ -90,7 +84,6 @@ struct Device {
     cost_ns: u64,
 }
 
-/// State of both lanes.
 #[derive(Debug)]
 pub(crate) struct Schedule {
     memory_period_ns: u64,

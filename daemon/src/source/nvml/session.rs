@@ -4,10 +4,11 @@ use self::limits::Limits;
 use super::answer::{Charge, Code, Event, List, Memory, PID_MOST};
 use super::call_state::Call;
 use super::library::{Facts, Gpus, Pids};
-use super::protocol::{FrameWriter, NOT_OUR_PID, Totals};
+use super::protocol::{FrameWriter, NOT_OUR_PID};
 use super::schedule::{NextRead, Schedule};
 use crate::clock::now_ns;
 use crate::config::NvmlSettings;
+use crate::nvml_status::NvmlCalls;
 use gpumem_ledger::DeviceName;
 use gpumem_wire::{Absence, Body, DeviceIdKind, Reading, Stamp};
 use std::io;
@@ -23,7 +24,6 @@ const DOUBT_NS: u64 = 2_000_000_000;
 /// Interval for reading events, which happens in wake-ups for other calls.
 const EVENTS_NS: u64 = 500_000_000;
 
-/// State of a device.
 #[derive(Debug, Default)]
 struct Seen {
     total_bytes: Option<u64>,
@@ -68,9 +68,7 @@ struct Row {
 /// What the caller does after a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Call [`Session::turn`] again at once.
     Again,
-    /// Sleep until this time.
     Wait(u64),
     /// Close the library and open it again: at once for `None`, else after a retry interval.
     Reopen(Option<Code>),
@@ -192,7 +190,6 @@ impl Session {
         format!("{}, {devices}{unnamed}{doubt}", self.gpus.description())
     }
 
-    /// Requests a list of this device.
     pub(crate) fn ask(&mut self, name: DeviceName) {
         if let Some(index) = self.index(name) {
             self.lanes.ask(index, now_ns());
@@ -206,7 +203,6 @@ impl Session {
         }
     }
 
-    /// Skips a device's lists until this time.
     pub(crate) fn skip_lists(&mut self, name: DeviceName, until_ns: u64) {
         if let Some(index) = self.index(name) {
             self.lanes.suspend_lists(index, until_ns);
@@ -230,10 +226,8 @@ impl Session {
     }
 
     /// Does the next action that is due.
-    ///
-    /// # Errors
-    /// The reader of the frames is gone.
-    pub(crate) fn turn(&mut self, totals: &mut Totals, out: &mut FrameWriter) -> io::Result<Next> {
+    /// Errors: The reader of the frames is gone.
+    pub(crate) fn turn(&mut self, totals: &mut NvmlCalls, out: &mut FrameWriter) -> io::Result<Next> {
         let now = now_ns();
         let stay_until_ns = self.stay_until_ns.max(self.lanes.suspended_until_ns());
         let rediscover_ns = if self.is_in_doubt { DOUBT_NS } else { REDISCOVER_NS };
@@ -268,7 +262,7 @@ impl Session {
     }
 
     /// Reads the memory of all devices. Returns a code if the whole library is unusable.
-    fn memory_turn(&mut self, totals: &mut Totals, out: &mut FrameWriter) -> Option<Code> {
+    fn memory_turn(&mut self, totals: &mut NvmlCalls, out: &mut FrameWriter) -> Option<Code> {
         let began = now_ns();
         let mut broken = None;
         let mut now = began;
@@ -291,7 +285,7 @@ impl Session {
     fn read_memory(
         &mut self,
         index: usize,
-        totals: &mut Totals,
+        totals: &mut NvmlCalls,
         out: &mut FrameWriter,
     ) -> Result<Memory, Code> {
         out.doing(Call::Device(index as u8));
@@ -334,7 +328,7 @@ impl Session {
     fn reading(
         &mut self,
         index: usize,
-        totals: &mut Totals,
+        totals: &mut NvmlCalls,
         out: &mut FrameWriter,
     ) -> io::Result<Option<Code>> {
         self.number += 1;
@@ -346,6 +340,7 @@ impl Session {
         }
         let first = self.read_memory(index, totals, out);
         let (mut cost, failed) = self.read_lists(index, began, totals, out);
+        let list_ns = u32::try_from(cost).unwrap_or(u32::MAX);
         let accounting_ns = now_ns();
         self.say_rows(index, failed, out);
         if self.seen[index].is_accounting {
@@ -354,7 +349,7 @@ impl Session {
         let last = if first.is_ok() { self.read_memory(index, totals, out) } else { first };
         let ended = now_ns();
         let result = failed.map_or(0, |code| u16::try_from(code.0).unwrap_or(999));
-        out.write(at(index, ended), Body::SampleEnd { number, result });
+        out.write(Stamp { context: list_ns, ..at(index, ended) }, Body::SampleEnd { number, result });
         if let Ok(memory) = last {
             self.lanes.memory_read(index, ended, Some(memory.used_bytes));
         }
@@ -370,7 +365,7 @@ impl Session {
         &mut self,
         index: usize,
         now: u64,
-        totals: &mut Totals,
+        totals: &mut NvmlCalls,
         out: &mut FrameWriter,
     ) -> (u64, Option<Code>) {
         let (mut cost, mut failed, mut refused) = (0, None, None);

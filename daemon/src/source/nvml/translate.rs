@@ -2,17 +2,17 @@
 //! get their start times. Keeps the state that is needed when a poller is lost during a reading.
 
 use super::answer::{Code, HEALTH_EVENTS, HealthEventKind, List};
-use super::protocol::{NOT_OUR_PID, Totals};
+use super::protocol::NOT_OUR_PID;
 use super::session::absence_of;
 use crate::clock::now_ns;
-use crate::nvml_status::{DeviceStatus, HealthEvent, NvmlStatus};
+use crate::nvml_status::{DeviceStatus, HealthEvent, NvmlCalls, NvmlStatus};
 use crate::source::process::{Gpu, Processes};
+use crate::stats::Timing;
 use gpumem_ledger::{DeviceName, ProcessKey};
 use gpumem_wire::{Absence, Body, NONE_DEVICE, Reading, Record, Stamp, frame};
 use std::collections::BTreeMap;
 use tracing::warn;
 
-/// State of a device's readings.
 #[derive(Debug, Default)]
 struct Readings {
     /// Number of the reading that has begun and not ended.
@@ -25,7 +25,6 @@ struct Readings {
     extras: [Vec<u32>; 2],
     /// When a poller last ended a reading, successful or not, so that all its calls had returned.
     ended_ns: u64,
-    /// Time of the newest memory sample.
     memory_ns: u64,
 }
 
@@ -34,23 +33,22 @@ struct Readings {
 pub(crate) struct PollerState {
     /// The host's slot of each of the poller's slots.
     slots: Vec<u8>,
-    /// Call totals as last reported by the poller.
-    totals: Totals,
+    totals: NvmlCalls,
     /// The records up to the next `SampleBegin` belong to an outdated reading.
     skips_reading: bool,
 }
 
-/// Translation across all pollers.
 #[derive(Debug, Default)]
 pub(crate) struct Translator {
     /// Readings by the host's slot; never shrinks.
     readings: Vec<Readings>,
-    /// State of the current poller.
     poller: PollerState,
     number: u64,
     /// Call totals of all other pollers.
-    before: Totals,
+    before: NvmlCalls,
     out: Vec<u8>,
+    /// Durations of calls in ns that the owner has not taken yet.
+    pub timings: Vec<(Timing, u32)>,
 }
 
 /// The poller wrote data that is not a frame.
@@ -67,10 +65,9 @@ impl Translator {
     /// Goes back to an earlier poller. Its buffered samples may be older than those of the poller in between; these are dropped.
     pub(crate) fn resume_poller(&mut self, state: PollerState) {
         let mut before = self.all_totals();
-        for (place, value) in state.totals.values().into_iter().enumerate() {
-            if let Some(total) = before.place(place as u32 + 1) {
-                *total = total.saturating_sub(value);
-            }
+        let mut of_state = state.totals;
+        for (total, value) in before.fields_mut().into_iter().zip(of_state.fields_mut()) {
+            *total = total.saturating_sub(*value);
         }
         (self.before, self.poller) = (before, state);
     }
@@ -80,13 +77,10 @@ impl Translator {
         self.poller.slots.contains(&slot)
     }
 
-    /// Returns the call totals of all pollers.
-    pub(crate) fn all_totals(&self) -> Totals {
-        let mut sum = self.before;
-        for (place, value) in self.poller.totals.values().into_iter().enumerate() {
-            if let Some(total) = sum.place(place as u32 + 1) {
-                *total += value;
-            }
+    pub(crate) fn all_totals(&self) -> NvmlCalls {
+        let (mut sum, mut of_poller) = (self.before, self.poller.totals);
+        for (total, value) in sum.fields_mut().into_iter().zip(of_poller.fields_mut()) {
+            *total += *value;
         }
         sum
     }
@@ -103,9 +97,7 @@ impl Translator {
     }
 
     /// Translates whole frames from the start of `bytes`, and returns their length in bytes.
-    ///
-    /// # Errors
-    /// The next bytes cannot be a frame.
+    /// Errors: The next bytes cannot be a frame.
     pub(crate) fn translate(
         &mut self,
         bytes: &[u8],
@@ -156,8 +148,10 @@ impl Translator {
         if let Body::Counter { value } = record.body {
             if stamp.device != NONE_DEVICE {
                 self.count_health_event(stamp.device, stamp.tag, status);
-            } else if let Some(total) = self.poller.totals.place(stamp.tag) {
-                *total = value as u64;
+            } else if let Some(total) =
+                (1..).zip(self.poller.totals.fields_mut()).find(|(tag, _)| *tag == stamp.tag)
+            {
+                *total.1 = value as u64;
             }
             return;
         }
@@ -204,12 +198,14 @@ impl Translator {
                 }
             }
             Body::SampleEnd { number, result } => {
+                self.timings.push((Timing::NvmlLists, std::mem::take(&mut stamp.context)));
                 match self.close_reading(index, stamp.time_ns, *result == 0, status) {
                     Some(open) => *number = open,
                     None => return,
                 }
             }
             Body::DeviceSample { .. } => {
+                self.timings.push((Timing::NvmlMemory, stamp.context));
                 if let Some(readings) = self.readings.get_mut(index) {
                     if stamp.time_ns < readings.memory_ns {
                         return;
@@ -359,6 +355,21 @@ impl Translator {
         let reason = format!("nvml: {}", problem.unwrap_or("fine"));
         let stamp = Stamp { time_ns: now, device: slot, ..Stamp::default() };
         self.say(stamp, Body::Source { up: problem.is_none(), reason: &reason });
+    }
+
+    /// Sets the problem of all devices that are meant.
+    pub(crate) fn say_problems(
+        &mut self,
+        status: &mut NvmlStatus,
+        is_meant: impl Fn(&DeviceStatus) -> bool,
+        problem: Option<&str>,
+        now: u64,
+    ) {
+        for index in 0..status.devices.len() {
+            if is_meant(&status.devices[index]) {
+                self.say_problem(status, status.devices[index].slot, problem, now);
+            }
+        }
     }
 
     /// Sets the state of the source independently of the poller.

@@ -14,8 +14,7 @@ use super::Command;
 use super::answer::Code;
 use super::call_state::{Call, CallState};
 use super::hung::{Actions, HungDevices};
-use super::protocol::{Arguments, SECOND};
-use super::protocol::{launch, limit};
+use super::protocol::{Arguments, SECOND, launch, limit};
 use super::translate::Translator;
 use crate::clock::now_ns;
 use crate::config::NvmlSettings;
@@ -23,6 +22,7 @@ use crate::nvml_status::NvmlStatus;
 use crate::os::is_out_of_descriptors;
 use crate::source::Batch;
 use crate::source::process::Processes;
+use crate::stats::Stats;
 use gpumem_wire::frame::records;
 use standby::{Stuck, read_next};
 use std::collections::VecDeque;
@@ -60,33 +60,28 @@ const MOST_STUCK: usize = 4;
 /// Period over which the share of lock time is computed.
 const SHARE_WINDOW_NS: u64 = 10 * SECOND;
 
-/// Reason why the poller ended.
 #[derive(Debug)]
 enum End {
     /// All handles of the source were dropped.
     Done,
-    /// It ended on its own.
     Died,
-    /// A call did not return.
     Stuck(Call),
-    /// It wrote data that is not a frame.
     Malformed,
 }
 
-/// Task of the source.
 pub(crate) struct Watch {
     pub settings: NvmlSettings,
     pub processes: Processes,
     pub out: mpsc::Sender<Batch>,
     pub status: Arc<Mutex<NvmlStatus>>,
     pub commands: mpsc::UnboundedReceiver<Command>,
+    stats: Arc<Stats>,
     pub translator: Translator,
     hung: HungDevices,
     /// Pollers in a call that has not returned and has not timed out.
     stuck: Vec<Stuck>,
     /// A poller that opens a GPU again, to replace the current one.
     next: Option<Poller>,
-    /// Whether such a poller must be started.
     needs_reopen: bool,
     /// When old records last waited for agents.
     agents_first: Option<Instant>,
@@ -101,7 +96,6 @@ struct Poller {
     stdin: ChildStdin,
     stdout: ChildStdout,
     beacon: CallState,
-    /// Bytes of an incomplete frame.
     unread: Vec<u8>,
     /// Call state as last read, and for how many ticks it has not changed.
     seen: (u64, Call),
@@ -133,15 +127,16 @@ impl Watch {
         out: mpsc::Sender<Batch>,
         status: Arc<Mutex<NvmlStatus>>,
         commands: mpsc::UnboundedReceiver<Command>,
+        stats: Arc<Stats>,
     ) -> Watch {
-        let translator = Translator::default();
         Watch {
             settings,
             processes,
             out,
             status,
             commands,
-            translator,
+            stats,
+            translator: Translator::default(),
             hung: HungDevices::default(),
             stuck: Vec::new(),
             next: None,
@@ -369,6 +364,9 @@ impl Watch {
             self.hung.revive(&mut self.translator, &mut status);
             taken
         };
+        for (timing, ns) in self.translator.timings.drain(..) {
+            self.stats.observe(timing, Duration::from_nanos(ns.into()));
+        }
         self.send().await;
         if taken.is_none() {
             self.lock().counters.malformed += 1;
@@ -390,15 +388,8 @@ impl Watch {
             .filter(|(time, _)| *time < now)
             .map(|&(time, list_ns)| totals.list_ns.saturating_sub(list_ns) as f64 / (now - time) as f64);
         {
-            let mut status = self.lock();
-            let counters = &mut status.counters;
-            let seconds = |ns: u64| ns as f64 / 1e9;
-            (counters.memory_calls, counters.memory_seconds) =
-                (totals.memory_calls, seconds(totals.memory_ns));
-            (counters.list_calls, counters.list_seconds) = (totals.list_calls, seconds(totals.list_ns));
-            (counters.failed_calls, counters.lists_deferred) = (totals.failed_calls, totals.deferred);
-            counters.refused = totals.refused;
-            counters.list_share = share.unwrap_or(0.0);
+            let counters = &mut self.lock().counters;
+            (counters.calls, counters.list_share) = (totals, share.unwrap_or(0.0));
         }
         self.send().await; // command lines that have been read by now
     }

@@ -58,7 +58,7 @@ fn device(index: usize) -> Body<'static> {
 
 impl Node {
     pub fn new(store: PathBuf, devices: usize, max_series: usize) -> Self {
-        let stats = Arc::new(Stats::default());
+        let stats = Arc::new(Stats::new().expect("valid names"));
         let (keeper, thread) =
             RunWriter::start(store, Default::default(), Arc::clone(&stats)).expect("a thread");
         let pace =

@@ -61,13 +61,13 @@ fn arguments_are_read_as_they_were_written() {
     let arguments = Arguments {
         settings,
         beacon: Some(5),
-        skip: vec![(name, 30)],
-        skip_lists: vec![(name, 31)],
-        probe: Some(Target::Name(name)),
+        skip: vec![(Uuid(name), 30)],
+        skip_lists: vec![(Uuid(name), 31)],
+        probe: Some(Target::Name(Uuid(name))),
         skip_index: vec![(3, 9)],
         released_s: 4,
         no_events: true,
-        totals: Totals { list_calls: 5, deferred: 7, ..Totals::default() },
+        totals: NvmlCalls { list_calls: 5, deferred: 7, ..NvmlCalls::default() },
         wait_ms: 2000,
     };
     let words = arguments.to_args();

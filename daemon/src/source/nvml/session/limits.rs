@@ -8,14 +8,11 @@ use crate::source::process;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Interval for reading the limits.
 const PERIOD_NS: u64 = 5_000_000_000;
 /// Most groups of one device whose limits are read.
 const MOST_GROUPS: usize = 32;
-/// Name of the fact.
 const FACT: &str = "memory_limits";
 
-/// State of reading the limits of one device.
 #[derive(Debug, Default)]
 pub(super) struct Limits {
     asked_ns: Option<u64>,

@@ -114,7 +114,7 @@ impl Gpus for FakeGpus {
 struct Run {
     gpus: FakeGpus,
     session: Session,
-    totals: Totals,
+    totals: NvmlCalls,
     out: FrameWriter,
 }
 
@@ -123,7 +123,7 @@ fn run(gpus: &FakeGpus) -> Run {
     let mut session = Session::begin(Box::new(gpus.clone()), &NvmlSettings::default(), &[], &mut out);
     session.seen.iter_mut().for_each(|seen| seen.told = Some(None));
     out.frames.clear();
-    Run { gpus: gpus.clone(), session, totals: Totals::default(), out }
+    Run { gpus: gpus.clone(), session, totals: NvmlCalls::default(), out }
 }
 
 impl Run {
@@ -326,7 +326,7 @@ fn devices_to_be_avoided_are_named_and_not_called() {
     let avoid = [(DeviceName::Gpu([0; 16]), now_ns() + 1_000_000_000_000)];
     let mut session = Session::begin(Box::new(gpus.clone()), &NvmlSettings::default(), &avoid, &mut out);
     assert_eq!(said(&std::mem::take(&mut out.frames)), ["gpu 0 model None", "gpu 1 model Some(1000)"]);
-    let mut totals = Totals::default();
+    let mut totals = NvmlCalls::default();
     while session.turn(&mut totals, &mut out).expect("written") == Next::Again {}
     assert!(gpus.calls.borrow().iter().all(|&(device, _)| device == 1));
     assert!(!gpus.calls.borrow().is_empty());
