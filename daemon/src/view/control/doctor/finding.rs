@@ -4,7 +4,6 @@ use gpumem_ledger::QuotaExceeded;
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
 
-/// Creates a finding.
 pub(super) fn finding(
     check: Check,
     state: State,
@@ -16,6 +15,19 @@ pub(super) fn finding(
     Finding { id, state, subject: subject.into(), text: text.into(), fix: fix.map(str::to_owned) }
 }
 
+/// Findings about one subject.
+pub(super) struct Findings<'a> {
+    pub subject: String,
+    pub out: &'a mut Vec<Finding>,
+}
+
+impl Findings<'_> {
+    /// Adds a finding.
+    pub(super) fn say(&mut self, check: Check, state: State, text: impl Into<String>, fix: Option<&str>) {
+        self.out.push(finding(check, state, self.subject.as_str(), text, fix));
+    }
+}
+
 pub(super) fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
 }
@@ -24,12 +36,12 @@ pub(super) fn mib(bytes: u64) -> String {
 pub(super) fn limit(full: QuotaExceeded) -> (&'static str, &'static str) {
     match full {
         QuotaExceeded::Rows => {
-            ("it has as many live allocations and blocks as it may", "agent.rows_per_process")
+            ("it has reached its limit of live allocations and blocks", "agent.rows_per_process")
         }
         QuotaExceeded::User => (
-            "its user's processes have said as much as the daemon may remember of them",
+            "its user's processes have used up their share of the daemon's memory",
             "agent.memory_mib_per_uid",
         ),
-        QuotaExceeded::All => ("the daemon may remember no more of any process", "agent.memory_mib"),
+        QuotaExceeded::All => ("the daemon's memory for records is used up", "agent.memory_mib"),
     }
 }
