@@ -42,7 +42,6 @@ struct Waiting {
     at_ns: u64,
 }
 
-/// Deferred batches by process.
 #[derive(Debug, Default)]
 pub(super) struct DeferredBatches(BTreeMap<ProcessKey, Waiting>);
 

@@ -11,7 +11,6 @@ const REMEMBERED: usize = 16_384;
 
 #[derive(Debug, Default)]
 struct Track {
-    /// Connected agents.
     agents: u32,
     /// Whether an agent was ever connected.
     spoke: bool,

@@ -12,7 +12,6 @@ const AT_ONCE: usize = 8;
 /// Units of `start_ticks` in a second, on every supported architecture.
 const USER_HZ: u64 = 100;
 
-/// State of rolling.
 #[derive(Debug, Default)]
 pub(super) struct Roll {
     period: Option<Duration>,

@@ -13,9 +13,7 @@ use tokio::time::{Instant, sleep_until};
 /// Limits that are reached; at least one is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SlotsFull {
-    /// The limit of all connections.
     pub all: bool,
-    /// The limit of the user's connections.
     pub user: bool,
 }
 
@@ -23,7 +21,6 @@ pub(crate) struct SlotsFull {
 #[derive(Debug)]
 pub(crate) struct ConnectionSlots<T = ()> {
     taken: Mutex<Taken<T>>,
-    /// Notifies when a slot is given back.
     freed: Notify,
 }
 
@@ -51,7 +48,6 @@ pub(crate) struct ConnectionSlot<T = ()> {
     evicted: Arc<Notify>,
     /// Time under which it is listed as idle.
     evictable_at: Mutex<Option<Instant>>,
-    /// State shared with the user's other connections.
     pub shared: Arc<T>,
 }
 
@@ -67,7 +63,6 @@ impl<T: Default> ConnectionSlots<T> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns how many slots are taken.
     pub(crate) fn count(&self) -> usize {
         self.taken().count
     }
@@ -78,9 +73,6 @@ impl<T: Default> ConnectionSlots<T> {
     }
 
     /// Takes a slot for a connection of `uid`. Limits: `most` in total, `most_of_user` for this user.
-    ///
-    /// # Errors
-    /// [`SlotsFull`]
     pub(crate) fn take(
         self: &Arc<Self>,
         uid: u32,

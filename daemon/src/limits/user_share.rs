@@ -96,9 +96,7 @@ impl CpuCharge {
 /// Permission to make one answer for a user.
 #[derive(Debug)]
 pub(crate) struct AnswerSlot {
-    /// Account for its cost.
     pub charge: CpuCharge,
-    /// Whether the user had to wait for it.
     pub waited: bool,
     line: Option<OwnedMutexGuard<()>>,
 }

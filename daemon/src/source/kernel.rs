@@ -29,7 +29,6 @@ const NOTES: usize = 256;
 /// Age at which a note no longer explains an end.
 const LATELY_NS: u64 = 120_000_000_000;
 
-/// State of the log.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Status {
     /// Path of the log; `None` if disabled.
@@ -52,7 +51,6 @@ struct Desk {
     counted: BTreeMap<ProcessKey, Counted>,
 }
 
-/// What the log reported about one pid.
 #[derive(Debug, Default)]
 struct Note {
     pid: u32,
@@ -115,7 +113,6 @@ impl Kernel {
         lines
     }
 
-    /// Returns the state of the log.
     pub(crate) fn status(&self) -> Status {
         let desk = self.lock();
         let log = desk.log.as_ref();

@@ -79,7 +79,6 @@ struct Table {
     commands: Commands,
     users: facts::Users,
     unguarded: usize,
-    /// Processes of which further facts may appear.
     sought: Vec<late_facts::LateFacts>,
 }
 
@@ -367,13 +366,11 @@ impl Processes {
             .collect()
     }
 
-    /// Returns the facts of a living process.
     pub(crate) fn facts(&self, key: ProcessKey) -> Option<Arc<Facts>> {
         let table = self.lock();
         table.live.get(&key.pid).filter(|entry| entry.key == key).map(|entry| Arc::clone(&entry.facts))
     }
 
-    /// Returns the number of living processes.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.lock().live.len()

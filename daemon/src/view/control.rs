@@ -45,7 +45,6 @@ fn take_slot(slots: &Arc<ConnectionSlots>, uid: u32, limits: ControlLimits) -> R
     slots.take(uid, most, most_of_user).map_err(full)
 }
 
-/// Serves connections until the future is dropped.
 pub(crate) async fn serve(listener: UnixListener, context: Arc<ViewContext>) {
     let slots = Arc::default();
     loop {
@@ -150,7 +149,6 @@ async fn answer(
     }
 }
 
-/// Returns the devices and processes now.
 fn ps(context: &ViewContext, viewer: Viewer) -> Ps {
     let published = context.board.read();
     let rows = rows(&published, &context.sources.health(), viewer, context.shown().tenants);

@@ -26,7 +26,6 @@ const GRACE: Duration = Duration::from_millis(25);
 /// Time limit for a connection, for clients that read very slowly.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// Content type of Prometheus' text format.
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Serves connections until the future is dropped. `most`: limit of connections at one time.

@@ -12,10 +12,11 @@ pub(crate) mod text;
 pub(crate) mod visibility;
 
 use crate::aggregator::{Query, SnapshotReader};
-use crate::limits::user_share::{AnswerSlot, UserShares};
+use crate::limits::user_share::{AnswerSlot, CpuCharge, UserShares};
 use crate::run_writer::RunWriter;
 use crate::stats::{Count, Stats};
-use gpumem_ledger::ProcessKey;
+use gpumem_ledger::{ProcessKey, ProcessView};
+use gpumem_model::run::Run;
 use health::Health;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -23,7 +24,7 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 pub use visibility::ViewSettings;
 
 /// Command to the agent of a process.
@@ -95,6 +96,17 @@ impl ViewContext {
         let turn = self.shares.answer_slot(uid, share).await;
         self.stats.add(Count::ControlWaited, u64::from(turn.waited));
         turn
+    }
+
+    /// Asks the aggregator for the current runs of processes that match. `None`: the daemon is ending.
+    pub(crate) async fn live_runs(
+        &self,
+        takes: impl Fn(&ProcessView) -> bool + Send + 'static,
+        charge: &CpuCharge,
+    ) -> Option<Vec<Run>> {
+        let (reply, runs) = oneshot::channel();
+        self.asks.send(Query::Runs(Box::new(takes), charge.clone(), reply)).await.ok()?;
+        runs.await.ok()
     }
 
     /// Changes the settings.

@@ -161,7 +161,6 @@ fn process(
 pub(super) struct ConsistentSample<'a> {
     /// The sample; `None` if the newest reading failed, or there was none.
     pub sample: Option<&'a ClosedSample>,
-    /// Why there is no sample.
     pub absence: Option<&'static str>,
     /// Tracked bytes and their cells: at the sample if known then, else now.
     pub tracked: (i64, &'a [i64]),

@@ -13,7 +13,6 @@ pub(crate) const GROUP: &str = "gpumemd";
 /// User who makes a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Viewer {
-    /// User id.
     pub uid: u32,
     /// Whether they see the processes of all users.
     pub all: bool,

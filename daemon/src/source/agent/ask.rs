@@ -23,16 +23,13 @@ const LONGEST: Duration = Duration::from_secs(20);
 pub(crate) struct Unanswered {
     /// Errno, for example ENOENT or EINVAL.
     pub errno: u16,
-    /// Message for the user.
     pub text: String,
 }
 
-/// Future of a view's answer to a process.
 pub(crate) type Answer = Pin<Box<dyn Future<Output = Result<String, Unanswered>> + Send>>;
 /// Renders the report about a process for its user when the user's rate limit allows. The text has options as `key=value` lines.
 pub(crate) type Answerer = Box<dyn Fn(ProcessKey, u32, AskKind, String) -> Answer + Send + Sync>;
 
-/// Returns the value of an option.
 pub(crate) fn option<'a>(options: &'a str, key: &str) -> Option<&'a str> {
     options
         .lines()
@@ -41,7 +38,6 @@ pub(crate) fn option<'a>(options: &'a str, key: &str) -> Option<&'a str> {
         .map(|(_, value)| value)
 }
 
-/// Request of a process about itself.
 #[derive(Debug)]
 pub(super) struct Question {
     pub key: ProcessKey,

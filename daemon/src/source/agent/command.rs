@@ -12,16 +12,12 @@ use tokio::sync::{mpsc, oneshot};
 /// Time limit for the agent's answer. An agent that is busy sending, or is of an older version, does not answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Command to an agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Command {
     /// Write a recording to this file; if empty, the agent chooses the name.
     Start(String),
-    /// Stop the recording.
     Stop,
-    /// Stop sending records of events.
     Pause,
-    /// Send records of events again.
     Resume,
     /// Write its state to this file; if empty, the agent chooses the name.
     Dump(String),
@@ -39,16 +35,12 @@ impl Command {
     }
 }
 
-/// Reason why a command failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Disobeyed {
-    /// No agent of that process is connected.
     #[error("it has no agent that is connected")]
     NoAgent,
-    /// The agent did not answer in time.
     #[error("its agent did not answer in {PATIENCE:?}: it is busy, or of an older version")]
     Silent,
-    /// The agent reported an error.
     #[error("{0}")]
     Failed(String),
 }
@@ -56,7 +48,6 @@ pub(crate) enum Disobeyed {
 /// The path of the file that was written, if any; or why the command failed.
 pub(crate) type Obeyed = Result<String, Disobeyed>;
 
-/// A command and the channel for its result.
 pub(super) type Errand = (Command, oneshot::Sender<Obeyed>);
 
 /// Daemon-side handle of a connected agent.
@@ -105,9 +96,6 @@ impl Ear {
 
 impl Agents {
     /// Sends a command to an agent, and waits for the result.
-    ///
-    /// # Errors
-    /// [`Disobeyed`].
     pub(crate) async fn command(&self, key: ProcessKey, command: Command) -> Obeyed {
         let errands = self.speakers().get(&key).map(|speaker| speaker.errands.clone());
         let (tell, told) = oneshot::channel();
@@ -125,7 +113,6 @@ impl Agents {
         self.speakers().get(&key).map(|speaker| speaker.heard.load(Ordering::Relaxed))
     }
 
-    /// Registers a connected agent.
     pub(super) fn introduce(&self, key: ProcessKey) -> Ear {
         let (errands, inbox) = mpsc::channel(4);
         let (successors, queue) = mpsc::channel(1);

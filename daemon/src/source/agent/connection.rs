@@ -32,7 +32,6 @@ type Standing = connection_order::ConnectionPlace;
 /// Packets that are read from one connection before others are served.
 const PACKETS_PER_TURN: usize = 8;
 
-/// Serves one connection to its end.
 pub(crate) async fn serve(
     agents: Arc<Agents>,
     stream: Arc<UnixStream>,
@@ -85,14 +84,12 @@ async fn inherit(
     Ok((Box::new(connection), stream))
 }
 
-/// Result of a new connection.
 enum Guest {
     Agent(Box<Connection>),
     /// A program that requested a report about itself.
     Answered,
 }
 
-/// Connection of an accepted agent.
 struct Connection {
     agents: Arc<Agents>,
     peer: Peer,
@@ -105,7 +102,6 @@ struct Connection {
     ear: Ear,
     /// Name under which the service manager keeps the connection.
     kept: Option<String>,
-    /// Held until the connection ends.
     slot: AgentSlot,
 }
 
@@ -187,7 +183,6 @@ async fn welcome(
     Ok(Guest::Agent(Box::new(connection)))
 }
 
-/// Next thing to do for a connection.
 enum Ready {
     Over,
     Socket,

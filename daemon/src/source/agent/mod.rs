@@ -69,7 +69,6 @@ const CANNOT_CONNECT: &str = "agents cannot connect";
 /// Callback with the UUID of a device that NVML should query soon.
 pub(crate) type Hint = Box<dyn Fn([u8; 16]) + Send + Sync>;
 
-/// Source of records of agents.
 pub(crate) struct Agents {
     inbox: mpsc::Sender<Batch>,
     stats: Arc<Stats>,
@@ -90,7 +89,6 @@ pub(crate) struct Agents {
     /// Buffer into which packets are read before they are checked. One is enough for all, because no task awaits while it is
     /// locked.
     scratch: Mutex<Box<[u8]>>,
-    /// Connected agents.
     speakers: Mutex<HashMap<ProcessKey, Speaker>>,
     /// Renders the reports that programs request about themselves.
     answerer: OnceLock<Answerer>,
@@ -216,7 +214,6 @@ impl Agents {
         told
     }
 
-    /// Accepts connections until the future is dropped.
     pub(crate) async fn listen(self: Arc<Self>, listener: UnixListener) {
         let mut waiting = WaitingPeers::default();
         let mut check = tokio::time::interval(CHECK_WAITING);
@@ -338,7 +335,6 @@ impl Agents {
         self.epochs.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Reads one packet. Returns it with its bytes.
     fn receive(&self, stream: &UnixStream) -> io::Result<(Packet, Vec<u8>)> {
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
         let packet = packet::receive(stream, &mut scratch)?;

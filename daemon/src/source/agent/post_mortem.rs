@@ -48,9 +48,7 @@ enum Step {
 impl Rest {
     /// Starts reading the memory of an agent. `last_seq` is its last received record; `holes`: earlier ones are missing. Of more
     /// than `max_rows` live rows only the first are reported, and the number of the others.
-    ///
-    /// # Errors
-    /// [`Refusal`]: the memory's header has changed.
+    /// Errors: [`Refusal`]: the memory's header has changed.
     pub(crate) fn new(
         memory: Memory,
         (last_seq, holes): (u64, bool),
@@ -87,9 +85,6 @@ impl Rest {
     }
 
     /// Returns the next frames; `None` at the end. They are as untrusted as those of a packet.
-    ///
-    /// # Errors
-    /// [`Refusal`].
     pub(crate) fn next_piece(&mut self, now_ns: u64) -> Result<Option<Vec<u8>>, Refusal> {
         loop {
             match std::mem::replace(&mut self.step, Step::Done) {
@@ -153,9 +148,6 @@ impl Rest {
 }
 
 /// Returns whole frames of names from an offset on; nothing at the end.
-///
-/// # Errors
-/// [`Refusal`].
 pub(crate) fn names(memory: &Memory, header: &Header, from: u64) -> Result<Vec<u8>, Refusal> {
     let left = header.names_end.saturating_sub(from);
     let mut bytes = vec![0; usize::try_from(left).unwrap_or(usize::MAX).min(NAMES)];

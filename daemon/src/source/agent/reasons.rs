@@ -9,7 +9,6 @@ use crate::stats::Count;
 use gpumem_wire::MAJOR;
 use std::time::Duration;
 
-/// Reason for refusing a peer.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Refusal {
     #[error("it said nothing in {0:?}")]
@@ -70,7 +69,6 @@ impl Refusal {
     }
 }
 
-/// Reason why an accepted agent's connection ended.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum End {
     #[error("it closed the connection")]

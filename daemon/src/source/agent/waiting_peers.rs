@@ -31,7 +31,6 @@ struct WaitingPeer {
     until: Option<Instant>,
 }
 
-/// The queue of each user.
 #[derive(Default)]
 pub(super) struct WaitingPeers {
     users: HashMap<u32, VecDeque<WaitingPeer>>,

@@ -9,7 +9,6 @@ const DEPTH: usize = 16;
 /// Limits from here on mean none: version 1 writes a huge number.
 const UNLIMITED: u64 = 1 << 60;
 
-/// Paths of the mounted hierarchies and of /proc.
 #[derive(Debug)]
 pub(crate) struct Groups {
     root: PathBuf,
@@ -33,7 +32,6 @@ struct Group {
 pub(crate) struct Risen {
     /// The nearest group with a limit, or the group itself.
     pub group: String,
-    /// Its limit in bytes.
     pub limit_bytes: Option<u64>,
 }
 
@@ -43,7 +41,6 @@ impl Groups {
         Groups { root: root.to_owned(), proc: proc.to_owned() }
     }
 
-    /// Returns the current counts of a process's groups.
     pub(crate) fn count(&self, pid: u32) -> Option<Counted> {
         let (root, path) = self.of_process(&read(&self.proc.join(pid.to_string()).join("cgroup"))?)?;
         let mut groups = Vec::new();

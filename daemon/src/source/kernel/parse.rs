@@ -70,7 +70,6 @@ pub(crate) fn told(line: &str) -> Option<Told> {
     }
 }
 
-/// Parses the digits at the beginning.
 fn number<T: std::str::FromStr>(text: &str) -> Option<T> {
     let end = text.bytes().take_while(u8::is_ascii_digit).count();
     text.get(..end)?.parse().ok()

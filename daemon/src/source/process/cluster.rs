@@ -61,7 +61,6 @@ fn is_pod_name(name: &str) -> bool {
     (1..=253).contains(&name.len()) && name.bytes().all(is_plain)
 }
 
-/// Bytes read of a file.
 const BYTES: u64 = 64 << 10;
 /// Tolerance: start times have ticks of 10 ms, and a file's time is that of the kernel's last timer tick.
 const SLACK: Duration = Duration::from_secs(1);

@@ -1,6 +1,5 @@
 //! Text of /proc -> values. Pure functions that must not be confused by the names that processes choose.
 
-/// Fields of /proc/PID/stat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Stat {
     /// Name of the program as the kernel keeps it: at most 15 bytes, of any value.

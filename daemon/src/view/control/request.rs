@@ -11,7 +11,6 @@ use serde::Serialize;
 /// only after this one has been read.
 pub(super) const SMALL: usize = 64 << 10;
 
-/// Status and text of a refused request.
 #[derive(Debug)]
 pub(super) struct Refused(pub StatusCode, pub String);
 

@@ -22,9 +22,7 @@ use std::time::Duration;
 
 /// Most processes of a device with a row; the smaller ones are one sum.
 const MOST_ROWS: usize = 256;
-/// Most named categories of a process.
 const MOST_NAMES: usize = 24;
-/// Name of the sum of the others.
 const SMALLER: &str = "(smaller ones)";
 /// Most attempts, and the pause between them, at a state in which the process list and the memory reading of a device belong
 /// together. They arrive as two records.
@@ -60,12 +58,10 @@ struct DeviceJson {
     ordinal: u32,
     model: String,
     total_bytes: Option<u64>,
-    /// Newest reading.
     reading: Option<DeviceReading>,
     /// The reading to which the processes belong: their used bytes plus `unaccounted_bytes` are its used bytes.
     listed: Option<DeviceReading>,
     unaccounted_bytes: Option<i64>,
-    /// Processes without a row.
     other_processes: Others,
     /// Why there is no fresh reading.
     why: Option<String>,
@@ -87,7 +83,6 @@ struct ProcessJson {
     /// Index in `devices`.
     device: usize,
     flags: Vec<String>,
-    /// Time of the sample.
     time_ns: Option<u64>,
     used_bytes: Option<u64>,
     used_absence: Option<String>,
@@ -257,7 +252,6 @@ fn rules<'a>(process: &ProcessView, shown: &'a ViewSettings) -> &'a Rules {
     }
 }
 
-/// Bytes of a process by category.
 #[derive(Default)]
 struct Sums {
     named: BTreeMap<String, i64>,

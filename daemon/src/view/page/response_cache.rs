@@ -11,7 +11,6 @@ use hyper::header::HeaderValue;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Limit of cached bytes.
 const MOST_KEPT: usize = 8 << 20;
 /// Pause after making an answer, as a multiple of the time that it took, so that answers take 4 % of the time.
 const REST: u32 = 25;
@@ -19,10 +18,8 @@ const REST: u32 = 25;
 const LONGEST_REST: Duration = Duration::from_secs(5);
 /// Time limit for waiting until an answer is made; afterwards the client must retry.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Maximum age of a cached answer.
 const OLDEST: Duration = Duration::from_secs(15);
 
-/// Kind of data that pages request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum What {
     Devices,
@@ -41,11 +38,9 @@ impl What {
     }
 }
 
-/// Reason for refusing an answer.
 #[derive(Debug)]
 pub(super) struct Refused(pub StatusCode, pub String);
 
-/// A cached answer.
 #[derive(Debug)]
 pub(super) struct CachedResponse {
     pub body: Bytes,
