@@ -10,19 +10,18 @@ use crate::run_writer::RunWriter;
 use crate::service::{self, tell};
 use crate::signals::Pulse;
 use crate::sockets::{self, Handed};
-use crate::source::Batch;
 use crate::source::agent::{self, Agents};
 use crate::source::kernel::Kernel;
 use crate::source::nvml::Nvml;
 use crate::source::process::{Gone, Processes};
+use crate::source::{Batch, frame_of};
 use crate::stats::{Count, Stats};
 use crate::view::health::Health;
 use crate::view::self_report::{self, ReportFormat, SelfReportRequest};
-use crate::view::{self, AgentCommand, Sources, ViewContext, ViewSettings, control, http};
+use crate::view::{self, AgentCommand, Sources, ViewContext, control, http};
 use gpumem_ledger::{DeviceName, ProcessKey};
 use gpumem_report::By;
-use gpumem_report::rules::Groupings;
-use gpumem_wire::{AskKind, Body, Reading, Record, Stamp};
+use gpumem_wire::{AskKind, Body, Reading, Stamp};
 use rustix::net::{AddressFamily, SocketType};
 use sd_notify::NotifyState;
 use std::os::fd::OwnedFd;
@@ -87,7 +86,6 @@ impl Setup {
 pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyhow::Result<()> {
     let stats = Arc::new(Stats::new()?);
     let keys = Keys::of(&setup.config()?);
-    let rules = Arc::new(Groupings::load(&settings.rules)?);
     let recorded_again = Arc::new(Notify::new());
     let recorder = record(&settings, &stats, &recorded_again)?;
     let mut listeners = Listeners::open(&setup, &settings)?;
@@ -112,7 +110,6 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
         tracing::warn!(connections, wanted, "the limit of open files is too low for that many agents");
     }
     let agents = Agents::new(settings.limits, processes.clone(), inbox.clone(), Arc::clone(&stats), hint);
-    let shown = ViewSettings::of(&settings, rules);
     let config = setup.file.clone().unwrap_or_else(|| config::USUAL_PATH.into());
     let metrics = listeners.http.as_ref().and_then(|listener| listener.local_addr().ok());
     let context = Arc::new(ViewContext {
@@ -126,7 +123,7 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
             agents: Arc::clone(&agents),
             kernel: kernel.clone(),
         }),
-        shown: shown.into(),
+        shown: settings.shown.clone().into(),
         shares: UserShares::default(),
     });
     answer(&agents, &context);
@@ -165,7 +162,7 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
             () = signals.reload.next() => live.reload().await,
             () = live.recorded_again.notified() => live.agents.resync(),
             () = until_idle(idle, &live.agents, &board) => {
-                tracing::info!("nobody has needed this private daemon for a while");
+                tracing::info!("this private daemon ends because it is idle");
                 break;
             }
         }
@@ -195,7 +192,7 @@ fn answer(agents: &Agents, context: &Arc<ViewContext>) {
                 (AskKind::ReportText, _) => ReportFormat::Text,
                 (AskKind::ReportJson, _) => ReportFormat::Json,
                 (AskKind::Unknown, _) => {
-                    return Err(unanswered(22, "this daemon does not know that question"));
+                    return Err(unanswered(22, "this daemon does not support this request"));
                 }
             };
             let by = match agent::option(&options, "by") {
@@ -309,7 +306,6 @@ impl Reloader {
     async fn take_settings(&mut self) -> anyhow::Result<()> {
         let config = self.setup.config()?;
         let new = Settings::of(&config, self.setup.private, &self.setup.home)?;
-        let rules = Arc::new(Groupings::load(&new.rules)?);
         if self.settings.record != new.record {
             let recorder = record(&new, &self.stats, &self.recorded_again)?;
             let _ = self.orders.send(Command::Record(recorder)).await;
@@ -317,7 +313,7 @@ impl Reloader {
         }
         self.agents.set_limits(new.limits);
         self.http_connections.store(new.http_connections, Ordering::Relaxed);
-        self.context.show(ViewSettings::of(&new, rules));
+        self.context.show(new.shown.clone());
         let _ = self.orders.send(Command::AggregatorSettings(new.pace)).await;
         self.context.keeper.limit_waiting(new.waiting_bytes);
         if self.settings.retention != new.retention {
@@ -325,13 +321,13 @@ impl Reloader {
         }
         let changes = self.keys.take(&Keys::of(&config));
         if changes.is_empty() {
-            tracing::info!("the configuration was read again: nothing changed");
+            tracing::info!("configuration reloaded: no change");
         }
         for Change { key, old, new, at_once } in changes {
             if at_once {
-                tracing::info!(key, old, new, "the configuration was read again: changed");
+                tracing::info!(key, old, new, "configuration reloaded: key changed");
             } else {
-                tracing::warn!(key, old, new, "the configuration was read again: this needs a restart");
+                tracing::warn!(key, old, new, "configuration reloaded: this key needs a restart");
             }
         }
         // Settings that need a restart keep their running values.
@@ -406,10 +402,9 @@ fn end(gone: &Gone, time_ns: u64, status: Option<u64>, kernel: &Kernel) -> Batch
     if !facts.is_empty() {
         let (uid, parent_pid) = (Reading(gone.facts.uid), gone.facts.parent_pid.into());
         let body = Body::ProcessFacts { start_ticks, uid, parent_pid, facts: &facts };
-        Record { stamp, body }.append_frame(&mut frames);
+        frames = frame_of(stamp, body);
     }
-    let body = Body::ProcessGone { start_ticks, status: Reading(status) };
-    Record { stamp, body }.append_frame(&mut frames);
+    frames.extend(frame_of(stamp, Body::ProcessGone { start_ticks, status: Reading(status) }));
     Batch::of_host(frames)
 }
 

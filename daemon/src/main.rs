@@ -32,16 +32,16 @@ enum Command {
 
 #[derive(Debug, clap::Args)]
 struct Run {
-    /// Configuration [default: /etc/gpumemd/gpumemd.toml, if it is there]
+    /// Configuration file [default: /etc/gpumemd/gpumemd.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// For this user alone: own directory, no port, ends by itself when nobody needs it
+    /// Serve only this user: own directory, no metrics port, exit when idle
     #[arg(long)]
     private: bool,
-    /// Read the configuration, say whether it is right, and end
+    /// Check the configuration and exit
     #[arg(long)]
     check: bool,
-    /// What is logged: error, warn, info, debug, trace, or directives such as gpumemd=debug
+    /// Log level: error, warn, info, debug, trace, or directives such as gpumemd=debug
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log: String,
 }
@@ -72,7 +72,6 @@ fn start(run: Run, signals: Signals) -> anyhow::Result<()> {
     let setup = Setup { file: run.config, private: run.private, home: Home::of_process(), service: true };
     let settings = setup.settings()?;
     if run.check {
-        gpumem_report::rules::Groupings::load(&settings.rules)?;
         println!("the configuration is right");
         return Ok(());
     }

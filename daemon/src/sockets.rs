@@ -20,16 +20,15 @@ const BACKLOG: i32 = 1024;
 pub(crate) enum Error {
     #[error("{}: another gpumemd listens here; stop it, or give this one another runtime_dir", .0.display())]
     Taken(PathBuf),
-    #[error("{}: is there and is no socket; move it away", .0.display())]
+    #[error("{}: exists and is not a socket; move it away", .0.display())]
     NoSocket(PathBuf),
-    /// The directory belongs to another user, or others may write to it.
-    #[error("{}: must be a directory that belongs to user {uid} and that nobody else can write to, {what}", path.display())]
+    #[error("{}: must be a directory that belongs to user {uid} and that others cannot write to: {what}", path.display())]
     Directory { path: PathBuf, uid: u32, what: String },
     #[error("metrics.listen = \"{address}\": {source}; give another address, or \"off\"")]
     Address { address: SocketAddr, source: io::Error },
-    #[error("{}: longer than the path of a socket may be (107 bytes); give a shorter runtime_dir", .0.display())]
+    #[error("{}: too long for a socket (limit: 107 bytes); configure a shorter runtime_dir", .0.display())]
     TooLong(PathBuf),
-    #[error("the socket {name:?} that was handed over: {what}")]
+    #[error("the socket {name:?} from systemd: {what}")]
     Handed { name: String, what: String },
     #[error("{}: {source}", path.display())]
     System { path: PathBuf, source: io::Error },
@@ -84,7 +83,7 @@ pub(crate) fn runtime_dir(path: &Path, mode: u32) -> Result<(), Error> {
     // Of the path itself, without following a link.
     let found = path.symlink_metadata().map_err(system)?;
     if !found.is_dir() {
-        return Err(wrong("it is none".into()));
+        return Err(wrong("it is not a directory".into()));
     }
     if found.uid() != uid {
         return Err(wrong(format!("it belongs to user {}", found.uid())));

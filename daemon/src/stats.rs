@@ -1,6 +1,7 @@
 //! Metrics about the daemon itself, in one registry of the `prometheus` crate. Tables name all of them, so that a scrape has every
 //! metric and sources cannot use unknown names.
 
+use prometheus::core::Collector;
 use prometheus::{
     CounterVec, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry,
     TextEncoder, exponential_buckets,
@@ -174,6 +175,11 @@ pub fn families() -> impl Iterator<Item = Family> {
     [Value::FAMILIES, Count::FAMILIES, Timing::FAMILIES].into_iter().flatten().map(|(family, _)| *family)
 }
 
+fn registered<V: Collector + Clone + 'static>(registry: &Registry, vec: V) -> Result<V, prometheus::Error> {
+    registry.register(Box::new(vec.clone()))?;
+    Ok(vec)
+}
+
 #[derive(Debug)]
 enum ValueVec {
     Gauge(GaugeVec),
@@ -201,8 +207,10 @@ impl Stats {
         let registry = Registry::new();
         let (mut counts, mut values, mut timings) = (Vec::new(), Vec::new(), Vec::new());
         for (family, labels) in Count::FAMILIES {
-            let vec = IntCounterVec::new(Opts::new(family.name, family.help), family.labels)?;
-            registry.register(Box::new(vec.clone()))?;
+            let vec = registered(
+                &registry,
+                IntCounterVec::new(Opts::new(family.name, family.help), family.labels)?,
+            )?;
             for label in *labels {
                 counts.push(vec.get_metric_with_label_values(label.as_slice())?);
             }
@@ -210,20 +218,17 @@ impl Stats {
         for (family, labels) in Value::FAMILIES {
             let opts = Opts::new(family.name, family.help);
             if family.kind == "counter" {
-                let vec = CounterVec::new(opts, family.labels)?;
-                registry.register(Box::new(vec.clone()))?;
+                let vec = registered(&registry, CounterVec::new(opts, family.labels)?)?;
                 values.extend(labels.iter().map(|label| (ValueVec::Counter(vec.clone()), *label)));
             } else {
-                let vec = GaugeVec::new(opts, family.labels)?;
-                registry.register(Box::new(vec.clone()))?;
+                let vec = registered(&registry, GaugeVec::new(opts, family.labels)?)?;
                 values.extend(labels.iter().map(|label| (ValueVec::Gauge(vec.clone()), *label)));
             }
         }
         for (family, labels) in Timing::FAMILIES {
             let buckets = exponential_buckets(20e-6, 4.0, 10)?; // 20 us to 5.2 s
             let opts = HistogramOpts::new(family.name, family.help).buckets(buckets);
-            let vec = HistogramVec::new(opts, family.labels)?;
-            registry.register(Box::new(vec.clone()))?;
+            let vec = registered(&registry, HistogramVec::new(opts, family.labels)?)?;
             for label in *labels {
                 timings.push(vec.get_metric_with_label_values(label.as_slice())?);
             }

@@ -287,7 +287,7 @@ fn accounting_peak_is_shown_and_a_difference_is_reported() {
                 daemon.ctl(&machine, &[&["report", &pid], arguments].concat()).output().expect("runs");
             String::from_utf8_lossy(&output.stdout).into_owned()
         };
-        until(20, "the driver's word", || {
+        until(20, "its used bytes are the driver's", || {
             report(&[]).lines().find(|line| line.contains("driver accounting: peak ")).map(str::to_owned)
         });
         job.enough();

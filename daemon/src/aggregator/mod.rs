@@ -510,7 +510,6 @@ impl Aggregator {
     }
 }
 
-/// Returns whether the first record announces that an agent is connected.
 fn begins_agent(frames: &[u8]) -> bool {
     let Ok(Some((slot, payload, _))) = frame::split_frame(frames) else { return false };
     matches!(Record::decode(slot, payload), Ok(Record { body: Body::Source { up: true, .. }, .. }))

@@ -76,12 +76,10 @@ impl ProcessTable {
         self.register(key)
     }
 
-    /// Returns the processes that are new since the last call.
     pub(crate) fn take_newcomers(&mut self) -> Vec<ProcessKey> {
         std::mem::take(&mut self.newcomers)
     }
 
-    /// Returns whether the process is in the table and not closed.
     pub(crate) fn has(&self, key: ProcessKey) -> bool {
         self.tracks.contains_key(&key)
     }
@@ -118,7 +116,6 @@ impl ProcessTable {
         }
     }
 
-    /// Notes that the driver's accounting has reported the process.
     pub(crate) fn accounted(&mut self, key: ProcessKey) {
         if let Some(track) = self.tracks.get_mut(&key) {
             track.is_accounted = true;

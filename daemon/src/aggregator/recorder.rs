@@ -113,7 +113,7 @@ fn record(mut writer: Writer<Whole>, inbox: &Receiver<Batch>, path: &Path, stats
             flushed = Instant::now();
             result = writer.flush();
             if broken && result.is_ok() {
-                tracing::info!(path = %path.display(), "the recording goes on");
+                tracing::info!(path = %path.display(), "the recording continues");
                 broken = false;
                 again.notify_one();
             }
@@ -121,11 +121,11 @@ fn record(mut writer: Writer<Whole>, inbox: &Receiver<Batch>, path: &Path, stats
         if let Err(error) = result
             && !std::mem::replace(&mut broken, true)
         {
-            tracing::error!(path = %path.display(), %error, "the recording cannot be written, and is tried again");
+            tracing::error!(path = %path.display(), %error, "the recording cannot be written; retrying");
         }
     }
     if let Err(error) = writer.flush() {
-        tracing::error!(path = %path.display(), %error, "the end of the recording is missing");
+        tracing::error!(path = %path.display(), %error, "the last records are missing in the recording");
     }
 }
 

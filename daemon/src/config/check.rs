@@ -59,8 +59,8 @@ pub(super) fn hosts<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D
             && (name.len() == host.len() || name.contains('.'));
         if !is_name {
             return Err(D::Error::custom(format!(
-                "{host:?} is no name of a host: without a port, such as \"gpu.example.com\", or \"*.example.com\" for all that \
-                 end so"
+                "{host:?} is not a host name: without a port, such as \"gpu.example.com\", or \"*.example.com\" for all names with \
+                 that end"
             )));
         }
     }
@@ -75,7 +75,7 @@ pub(super) fn address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Socke
     let parsed = text.parse().map(Some);
     parsed.map_err(|_| {
         D::Error::custom(format!(
-            "{text:?} is no address: ADDRESS:PORT such as \"127.0.0.1:9837\", or \"off\""
+            "{text:?} is not an address: ADDRESS:PORT such as \"127.0.0.1:9837\", or \"off\""
         ))
     })
 }
@@ -86,6 +86,8 @@ pub(super) fn folder<'de, D: Deserializer<'de>>(from: D) -> Result<Option<PathBu
     match Path::new(&text) {
         _ if text == "off" => Ok(None),
         path if path.is_absolute() => Ok(Some(path.to_owned())),
-        _ => Err(D::Error::custom(format!("{text:?} is no folder: a path that begins with /, or \"off\""))),
+        _ => {
+            Err(D::Error::custom(format!("{text:?} is not a folder: a path that begins with /, or \"off\"")))
+        }
     }
 }

@@ -163,6 +163,9 @@ pub enum Error {
     /// No directory for files is configured, and the environment has none.
     #[error("no home directory is known: set HOME, or {0} in the configuration")]
     NoHome(&'static str),
+    /// The rules of `metrics.rules` cannot be loaded.
+    #[error(transparent)]
+    Rules(#[from] gpumem_report::rules::Error),
 }
 
 impl Config {

@@ -109,7 +109,6 @@ impl AgentSlot {
         self.waits.as_ref().map_or(Patience::Whole, |(patience, _)| *patience)
     }
 
-    /// Returns the queue that the connection shares with the others of its user.
     pub(crate) fn queue(&self) -> &Arc<UserQueue> {
         &self.connection.shared
     }

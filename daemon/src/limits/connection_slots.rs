@@ -3,9 +3,10 @@
 //! A slot may be marked idle. When all are taken, a newcomer can evict the connection that has been idle longest. So clients that
 //! connect and send nothing cannot lock out others.
 
+use crate::os::lock;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
@@ -59,12 +60,8 @@ impl<T> Default for ConnectionSlots<T> {
 }
 
 impl<T: Default> ConnectionSlots<T> {
-    fn taken(&self) -> MutexGuard<'_, Taken<T>> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn count(&self) -> usize {
-        self.taken().count
+        lock(&self.taken).count
     }
 
     /// Waits until a slot is given back, or returns at once if one was since the last call. For one caller at a time.
@@ -79,7 +76,7 @@ impl<T: Default> ConnectionSlots<T> {
         most: usize,
         most_of_user: usize,
     ) -> Result<ConnectionSlot<T>, SlotsFull> {
-        let mut taken = self.taken();
+        let mut taken = lock(&self.taken);
         let of_user = taken.users.get(&uid).map_or(0, |user| user.count);
         let full = SlotsFull { all: taken.count >= most, user: of_user >= most_of_user };
         if full.all || full.user {
@@ -109,7 +106,7 @@ impl<T: Default> ConnectionSlots<T> {
                 return (slot, evicted);
             }
             let due = {
-                let mut taken = self.taken();
+                let mut taken = lock(&self.taken);
                 match taken.idle.first_entry() {
                     Some(first) if first.key().0 <= Instant::now() => {
                         first.remove().notify_one();
@@ -138,34 +135,28 @@ impl<T> ConnectionSlot<T> {
     pub(crate) fn mark_idle(&self, grace: Duration) {
         self.mark_active();
         let due = Instant::now() + grace;
-        let mut taken = self.slots.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = lock(&self.slots.taken);
         taken.idle.insert((due, self.number), Arc::clone(&self.evicted));
         drop(taken);
-        *self.evictable_at() = Some(due);
+        *lock(&self.evictable_at) = Some(due);
     }
 
-    /// Marks the connection as active, because a request has arrived.
     pub(crate) fn mark_active(&self) {
-        if let Some(due) = self.evictable_at().take() {
-            let mut taken = self.slots.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(due) = lock(&self.evictable_at).take() {
+            let mut taken = lock(&self.slots.taken);
             taken.idle.remove(&(due, self.number));
         }
     }
 
-    /// Returns the notification for the eviction of the connection.
     pub(crate) fn evicted(&self) -> Arc<Notify> {
         Arc::clone(&self.evicted)
-    }
-
-    fn evictable_at(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.evictable_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<T> Drop for ConnectionSlot<T> {
     fn drop(&mut self) {
         self.mark_active();
-        let mut taken = self.slots.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = lock(&self.slots.taken);
         taken.count -= 1;
         if let Some(user) = taken.users.get_mut(&self.uid) {
             user.count -= 1;
@@ -196,7 +187,7 @@ mod tests {
         assert_eq!(held.len(), 64);
         assert_eq!(take(2000).err(), Some(SlotsFull { all: true, user: false }));
         held.clear();
-        assert!(slots.count() == 0 && slots.taken().users.is_empty());
+        assert!(slots.count() == 0 && lock(&slots.taken).users.is_empty());
     }
 
     #[tokio::test]
@@ -221,6 +212,6 @@ mod tests {
         assert!(waits.is_err());
         drop(first);
         assert_eq!(slots.take_or_evict(&most, grace).await.1, 0);
-        assert!(slots.taken().idle.is_empty());
+        assert!(lock(&slots.taken).idle.is_empty());
     }
 }

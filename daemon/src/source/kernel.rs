@@ -15,6 +15,7 @@ mod log;
 mod parse;
 
 use crate::config::KernelSettings;
+use crate::os::lock;
 use gpumem_ledger::ProcessKey;
 use groups::{Counted, Groups};
 use log::Log;
@@ -22,7 +23,7 @@ use parse::Told;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Most notes about processes that have not ended; the oldest are dropped.
 const NOTES: usize = 256;
@@ -120,7 +121,7 @@ impl Kernel {
     }
 
     fn lock(&self) -> MutexGuard<'_, Desk> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

@@ -12,7 +12,9 @@ pub(crate) mod text;
 pub(crate) mod visibility;
 
 use crate::aggregator::{Query, SnapshotReader};
+pub use crate::config::ViewSettings;
 use crate::limits::user_share::{AnswerSlot, CpuCharge, UserShares};
+use crate::os::lock;
 use crate::run_writer::RunWriter;
 use crate::stats::{Count, Stats};
 use gpumem_ledger::{ProcessKey, ProcessView};
@@ -22,10 +24,9 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
-pub use visibility::ViewSettings;
 
 /// Command to the agent of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,7 +88,7 @@ pub struct ViewContext {
 impl ViewContext {
     /// Returns the current settings.
     pub(crate) fn shown(&self) -> ViewSettings {
-        self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.shown).clone()
     }
 
     /// Waits until a user may have another answer made. `is_free`: no limit, for users who could stop this daemon anyway.
@@ -111,6 +112,6 @@ impl ViewContext {
 
     /// Changes the settings.
     pub fn show(&self, shown: ViewSettings) {
-        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = shown;
+        *lock(&self.shown) = shown;
     }
 }

@@ -11,7 +11,6 @@ use gpumem_model::who::Who;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-/// Rows with the data from which they are made.
 pub(super) struct Rows<'a> {
     /// In NVML's order.
     pub devices: Vec<(DeviceRow, &'a DeviceView)>,

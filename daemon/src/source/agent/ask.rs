@@ -4,8 +4,9 @@
 
 use super::{Agents, Refusal};
 use crate::clock;
+use crate::source::frame_of;
 use gpumem_ledger::ProcessKey;
-use gpumem_wire::{AskKind, Body, Record, Stamp};
+use gpumem_wire::{AskKind, Body, Stamp};
 use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
@@ -18,7 +19,6 @@ const CATCH_UP: Duration = Duration::from_millis(500);
 /// Time limit for rendering the answer and for the client to read it.
 const LONGEST: Duration = Duration::from_secs(20);
 
-/// Reason for refusing an answer: an errno and a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Unanswered {
     /// Errno, for example ENOENT or EINVAL.
@@ -93,8 +93,7 @@ async fn tell(stream: &UnixStream, answer: &Result<String, Unanswered>) -> std::
         let text = &text[piece * PIECE..text.len().min((piece + 1) * PIECE)];
         let stamp = Stamp { time_ns: clock::now_ns(), ..Stamp::default() };
         let body = Body::Answer { result, last: piece + 1 == pieces, text };
-        let mut packet = Vec::new();
-        Record { stamp, body }.append_frame(&mut packet);
+        let packet = frame_of(stamp, body);
         loop {
             stream.writable().await?;
             match stream.try_write(&packet) {

@@ -1,10 +1,10 @@
 //! Commands to agents: record, stop recording, pause, resume, dump. An agent executes one at a time and reports the result.
 
 use super::Agents;
+use crate::os::lock;
 use gpumem_ledger::ProcessKey;
 use gpumem_wire::{Body, Record, frame};
 use std::sync::Arc;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
@@ -37,7 +37,7 @@ impl Command {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Disobeyed {
-    #[error("it has no agent that is connected")]
+    #[error("its agent is not connected")]
     NoAgent,
     #[error("its agent did not answer in {PATIENCE:?}: it is busy, or of an older version")]
     Silent,
@@ -95,9 +95,8 @@ impl Ear {
 }
 
 impl Agents {
-    /// Sends a command to an agent, and waits for the result.
     pub(crate) async fn command(&self, key: ProcessKey, command: Command) -> Obeyed {
-        let errands = self.speakers().get(&key).map(|speaker| speaker.errands.clone());
+        let errands = lock(&self.speakers).get(&key).map(|speaker| speaker.errands.clone());
         let (tell, told) = oneshot::channel();
         let sent = errands.ok_or(Disobeyed::NoAgent)?.try_send((command, tell));
         sent.map_err(|_| Disobeyed::Silent)?;
@@ -110,7 +109,7 @@ impl Agents {
 
     /// Returns the sequence number of the agent's last record that was handed to the ledger; `None` if it is not connected.
     pub(super) fn heard(&self, key: ProcessKey) -> Option<u64> {
-        self.speakers().get(&key).map(|speaker| speaker.heard.load(Ordering::Relaxed))
+        lock(&self.speakers).get(&key).map(|speaker| speaker.heard.load(Ordering::Relaxed))
     }
 
     pub(super) fn introduce(&self, key: ProcessKey) -> Ear {
@@ -118,14 +117,14 @@ impl Agents {
         let (successors, queue) = mpsc::channel(1);
         let heard = Arc::new(AtomicU64::new(0));
         let speaker = Speaker { errands, successors, heard: Arc::clone(&heard) };
-        self.speakers().insert(key, speaker);
+        lock(&self.speakers).insert(key, speaker);
         Ear { errands: inbox, successors: queue, heard, waiting: None }
     }
 
     /// Waits until all packets of an earlier connection of the process have been handed over. A process that executed another
     /// program (exec) has closed that connection; its records must not be counted for the new program.
     pub(super) async fn succeed(&self, key: ProcessKey) {
-        let earlier = self.speakers().get(&key).map(|speaker| speaker.successors.clone());
+        let earlier = lock(&self.speakers).get(&key).map(|speaker| speaker.successors.clone());
         let (tell, told) = oneshot::channel();
         if let Some(earlier) = earlier
             && earlier.send(tell).await.is_ok()
@@ -137,13 +136,9 @@ impl Agents {
 
     /// Removes the agent, unless a newer connection of its process has replaced it.
     pub(super) fn forget(&self, key: ProcessKey, heard: &Arc<AtomicU64>) {
-        let mut speakers = self.speakers();
+        let mut speakers = lock(&self.speakers);
         if speakers.get(&key).is_some_and(|speaker| Arc::ptr_eq(&speaker.heard, heard)) {
             speakers.remove(&key);
         }
-    }
-
-    fn speakers(&self) -> std::sync::MutexGuard<'_, std::collections::HashMap<ProcessKey, Speaker>> {
-        self.speakers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

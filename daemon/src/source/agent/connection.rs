@@ -16,7 +16,7 @@ use crate::limits::agent_slots::{self, AgentSlot, Patience};
 use crate::limits::rate_limit::RateLimit;
 use crate::limits::user_queue::QueueSlot;
 use crate::service;
-use crate::source::Batch;
+use crate::source::{Batch, frame_of};
 use crate::stats::Count;
 use gpumem_ledger::Origin;
 use gpumem_wire::{Body, MAJOR, MINOR, Reading, Record, Stamp, frame};
@@ -53,7 +53,7 @@ pub(crate) async fn resume(agents: Arc<Agents>, kept: InheritedConnection, place
         Ok((connection, stream)) => connection.run(&stream).await,
         Err(Refusal::Over) => {}
         Err(refusal) => {
-            tracing::warn!(pid, why = %refusal, "a connection that was kept is of no use");
+            tracing::warn!(pid, why = %refusal, "a kept connection cannot be resumed");
             service::forget(&name).await;
         }
     }
@@ -228,11 +228,7 @@ impl Connection {
         // Attribute the records to the process that the kernel names.
         let stamp = Stamp { thread: connection.peer.key.pid, time_ns: clock::now_ns(), ..hello.stamp };
         let up = Body::Source { up: true, reason: "agent" };
-        let frames = |body| {
-            let mut frames = Vec::new();
-            Record { stamp: Stamp { seq: 0, ..stamp }, body }.append_frame(&mut frames);
-            frames
-        };
+        let frames = |body| frame_of(Stamp { seq: 0, ..stamp }, body);
         // Goes before the facts: facts of a closed process are refused. A list may have named the process, and its hello is read
         // late.
         connection.hand(frames(up)).await.map_err(|()| Refusal::Over)?;
@@ -262,7 +258,7 @@ impl Connection {
         connection.hand(frames(hello_body)).await.map_err(|()| Refusal::Over)?;
         agents.stats.add(Count::Welcomed, 1);
         if agents.log_rate_limit.allows(connection.peer.uid) {
-            tracing::info!(pid = key.pid, uid = connection.peer.uid, epoch, "an agent is there");
+            tracing::info!(pid = key.pid, uid = connection.peer.uid, epoch, "agent connected");
         }
         Ok(connection)
     }
@@ -288,23 +284,19 @@ impl Connection {
     /// Asks the service manager, if there is one, to keep the connection while no daemon runs.
     async fn have_kept(&mut self, stream: &UnixStream, hello: &Record<'_>) {
         let Some(memory) = self.memory.as_ref().filter(|_| self.agents.are_kept()) else { return };
-        let mut frame = Vec::new();
-        hello.append_frame(&mut frame);
+        let frame = frame_of(hello.stamp, hello.body);
         match inherited_connections::keep(stream, memory, self.peer.key, &frame).await {
             Ok(name) => self.kept = name,
             Err(error) => tracing::debug!(pid = self.peer.key.pid, %error, "a connection is not kept"),
         }
     }
 
-    /// Sends the welcome and asks for the agent's state.
     fn greet(&self, stream: &UnixStream) {
         let epoch = self.epoch;
         let stamp = Stamp { time_ns: clock::now_ns(), ..Stamp::default() };
         let versions = u64::from(MAJOR) << 16 | u64::from(MINOR);
-        let mut reply = Vec::new();
-        for body in [Body::Welcome { epoch, versions, capabilities: 0 }, Body::ResyncRequest { epoch }] {
-            Record { stamp, body }.append_frame(&mut reply);
-        }
+        let bodies = [Body::Welcome { epoch, versions, capabilities: 0 }, Body::ResyncRequest { epoch }];
+        let reply = bodies.map(|body| frame_of(stamp, body)).concat();
         // The first bytes in an empty socket always fit; the next read notices a closed peer. Sends directly, because tokio does
         // not know yet that an inherited connection is writable.
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -362,25 +354,20 @@ impl Connection {
     fn ask_again(&mut self, stream: &UnixStream) {
         self.epoch = self.agents.next_epoch();
         let stamp = Stamp { time_ns: clock::now_ns(), ..Stamp::default() };
-        let mut frames = Vec::new();
-        Record { stamp, body: Body::ResyncRequest { epoch: self.epoch } }.append_frame(&mut frames);
         // Does not wait for a peer that does not read its socket.
-        let _ = stream.try_write(&frames);
+        let _ = stream.try_write(&frame_of(stamp, Body::ResyncRequest { epoch: self.epoch }));
     }
 
     /// Sends a command to the agent. The requester of an earlier command without a result gets none.
     fn command(&mut self, stream: &UnixStream, (command, tell): Errand) {
         let body = command.body();
         let stamp = Stamp { time_ns: clock::now_ns(), ..Stamp::default() };
-        let mut frames = Vec::new();
-        Record { stamp, body }.append_frame(&mut frames);
         self.ear.waiting = Some((body.kind(), tell));
-        if stream.try_write(&frames).is_err() {
+        if stream.try_write(&frame_of(stamp, body)).is_err() {
             self.ear.waiting = None; // the peer does not read its socket
         }
     }
 
-    /// Reads the packets in the socket, at most `packets`.
     async fn turn(&mut self, stream: &UnixStream, packets: usize) -> Result<(), End> {
         for _ in 0..packets {
             let slot = self.slot.queue().slot().await;
@@ -492,10 +479,10 @@ impl Connection {
             Some(count) => {
                 self.agents.stats.add(count, 1);
                 if speaks {
-                    tracing::warn!(pid, uid, why = %end, "an agent's connection was ended");
+                    tracing::warn!(pid, uid, why = %end, "an agent's connection was closed because of invalid data");
                 }
             }
-            None if speaks => tracing::info!(pid, uid, why = %end, "an agent is gone"),
+            None if speaks => tracing::info!(pid, uid, why = %end, "agent disconnected"),
             None => {}
         }
         if let Some(name) = self.kept.take() {
@@ -508,22 +495,17 @@ impl Connection {
             && let Err(error) = Arc::clone(self.slot.queue()).alone(self.recover(memory, ended_ns)).await
             && speaks
         {
-            tracing::warn!(pid, uid, why = %error, "what the agent had not sent could not be read");
+            tracing::warn!(pid, uid, why = %error, "the unsent records of an agent cannot be read");
         }
         let stamp = Stamp { thread: pid, time_ns: clock::now_ns(), ..Stamp::default() };
-        let mut frames = Vec::new();
-        let reason = end.to_string();
-        let body = Body::Source { up: false, reason: &reason };
-        Record { stamp, body }.append_frame(&mut frames);
-        if self.hand(frames).await.is_err() {
+        let body = Body::Source { up: false, reason: &end.to_string() };
+        if self.hand(frame_of(stamp, body)).await.is_err() {
             return;
         }
         if !self.watched {
             let start_ticks = self.peer.key.start_ticks;
             let body = Body::ProcessGone { start_ticks, status: Reading::ABSENT };
-            let mut frames = Vec::new();
-            Record { stamp, body }.append_frame(&mut frames);
-            let _ = self.agents.hand(Batch::of_host(frames)).await;
+            let _ = self.agents.hand(Batch::of_host(frame_of(stamp, body))).await;
         }
     }
 
@@ -557,7 +539,7 @@ impl Connection {
                 }
                 Err(fault) => {
                     if self.agents.log_rate_limit.allows(self.peer.uid) {
-                        tracing::warn!(pid = self.peer.key.pid, why = %fault, "an agent's memory holds rubbish");
+                        tracing::warn!(pid = self.peer.key.pid, why = %fault, "an agent's shared memory has invalid records");
                     }
                     return Ok(());
                 }

@@ -18,7 +18,7 @@ pub(crate) enum Fault {
     #[error("{0}")]
     Framing(frame::Error),
     /// A text that is not valid, or a tag that is too long.
-    #[error("record kind {0} has a payload that it cannot have")]
+    #[error("record kind {0} has an invalid payload")]
     Payload(u8),
     /// A time in the future.
     #[error("a record of kind {kind} is {ahead_ms} ms ahead of the clock")]
@@ -107,7 +107,6 @@ impl Default for Stream {
 }
 
 impl Stream {
-    /// Returns a stream whose times are shifted by `rebase_ns`.
     pub(crate) fn rebased(rebase_ns: i64) -> Self {
         Stream { rebase_ns, ..Stream::default() }
     }
@@ -212,7 +211,6 @@ impl Stream {
         }
     }
 
-    /// Returns the devices (UUIDs) that NVML should query sooner, since the last call.
     pub(crate) fn take_hints(&mut self) -> impl Iterator<Item = [u8; 16]> + '_ {
         let hints = std::mem::take(&mut self.hints);
         let devices = self.devices.iter().enumerate();
@@ -254,7 +252,6 @@ pub(crate) fn split(frames: &[u8]) -> Vec<Vec<u8>> {
     pieces
 }
 
-/// Returns the little-endian word at an offset of a slot.
 pub(super) fn word(slot: &Slot, at: usize) -> u64 {
     let mut bytes = [0; 8];
     bytes.copy_from_slice(&slot[at.min(SLOT_BYTES - 8)..][..8]);

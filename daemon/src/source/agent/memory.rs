@@ -12,9 +12,9 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     /// Not a memfd, or its size can still change.
-    #[error("the memory is not sealed against change of its size")]
+    #[error("the memory is not sealed against resizing")]
     Seals,
-    #[error("the memory has {0} bytes, at most {1} are taken (agent.shared_mib)")]
+    #[error("the memory has {0} bytes, more than the limit of {1} (agent.shared_mib)")]
     TooLarge(u64, u64),
     #[error("the memory's header: {0}")]
     Header(#[from] layout::Error),
@@ -54,7 +54,6 @@ impl Memory {
         if fixed(&now) == fixed(&self.header) { Ok(now) } else { Err(Refusal::Changed) }
     }
 
-    /// Fills `buffer` from the names, beginning at `offset` in them.
     pub(crate) fn names(&self, offset: u64, buffer: &mut [u8]) -> Result<(), Refusal> {
         let start = self.header.names_offset().ok_or(layout::Error::Size)?;
         read_exact(&self.fd, buffer, start + offset)

@@ -39,7 +39,7 @@ use super::Batch;
 use super::process::Processes;
 use crate::limits::agent_slots::{AgentLimits, AgentSlot, AgentSlots, AgentSlotsFull};
 use crate::limits::rate_limit::LogRateLimit;
-use crate::os::{DescriptorShortage, fit_connections};
+use crate::os::{DescriptorShortage, fit_connections, lock};
 use crate::service;
 use crate::stats::{Count, Stats};
 use command::Speaker;
@@ -52,7 +52,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -99,7 +99,6 @@ pub(crate) struct Agents {
 }
 
 impl Agents {
-    /// Returns a source that hands its batches to `inbox`.
     pub(crate) fn new(
         limits: AgentLimits,
         processes: Processes,
@@ -135,7 +134,7 @@ impl Agents {
         self.are_kept.store(true, Ordering::Relaxed);
         let (kept, useless) = inherited_connections::sorted(handed);
         for name in useless {
-            tracing::warn!(name, "what was handed over under this name is of no use");
+            tracing::warn!(name, "unusable descriptors from the service manager");
             service::forget(&name).await;
         }
         for kept in kept {
@@ -171,7 +170,7 @@ impl Agents {
 
     /// Sets limits for future connections.
     pub(crate) fn set_limits(&self, limits: AgentLimits) {
-        *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = limits;
+        *lock(&self.limits) = limits;
     }
 
     /// Sets the renderer of reports that programs request about themselves. Only the first call counts.
@@ -192,7 +191,7 @@ impl Agents {
 
     /// Notifies connections that their process has ended. The socket may show no sign of that, because children may hold it open.
     pub(crate) fn ended(&self, key: ProcessKey) {
-        let waiting = self.ends.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+        let waiting = lock(&self.ends).remove(&key);
         for waiting in waiting.into_iter().flatten() {
             // The connection may already be closed.
             let _ = waiting.send(());
@@ -203,7 +202,7 @@ impl Agents {
     fn expect_end(&self, key: ProcessKey, watched: bool) -> oneshot::Receiver<()> {
         let (tell, told) = oneshot::channel();
         if watched {
-            let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut ends = lock(&self.ends);
             // Drop the entries of connections that closed while their process runs on.
             ends.retain(|_, waiting| {
                 waiting.retain(|waiting| !waiting.is_closed());
@@ -248,7 +247,6 @@ impl Agents {
         }
     }
 
-    /// Serves waiting peers for which there is a slot now.
     fn serve_ready(self: &Arc<Self>, waiting: &mut WaitingPeers) {
         let limits = self.limits();
         for (uid, peer, slot) in waiting.take_ready(|uid, stream| self.slot(uid, stream, &limits)) {
@@ -327,7 +325,7 @@ impl Agents {
 
     /// Returns the limits, with connections limited to those for which there are descriptors.
     fn limits(&self) -> AgentLimits {
-        let limits = *self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+        let limits = *lock(&self.limits);
         AgentLimits { connections: fit_connections(limits.connections), ..limits }
     }
 
@@ -336,7 +334,7 @@ impl Agents {
     }
 
     fn receive(&self, stream: &UnixStream) -> io::Result<(Packet, Vec<u8>)> {
-        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut scratch = lock(&self.scratch);
         let packet = packet::receive(stream, &mut scratch)?;
         let bytes = scratch[..packet.len].to_vec();
         Ok((packet, bytes))

@@ -15,6 +15,7 @@
 
 use crate::descriptors::{pidfd_of_peer, pidfd_of_pid};
 use crate::os::is_out_of_descriptors;
+use crate::source::process;
 use gpumem_ledger::ProcessKey;
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -28,7 +29,7 @@ pub(crate) enum Unknown {
     #[error("process {0} is gone")]
     Gone(u32),
     /// The hello claims a start time other than that of the process that connected.
-    #[error("process {pid} started at {found} ticks, and says {claimed}")]
+    #[error("process {pid} started at {found} ticks, but its hello claims {claimed}")]
     StartTime {
         pid: u32,
         /// Start time in /proc, in ticks.
@@ -40,12 +41,11 @@ pub(crate) enum Unknown {
     #[error("user {uid} connected, and process {pid} belongs to user {owner}")]
     User {
         pid: u32,
-        /// Effective user of the process that connected, when it connected.
         uid: u32,
         /// Real user of the process with this pid.
         owner: u32,
     },
-    #[error("looking at the peer: {0}")]
+    #[error("cannot identify the peer: {0}")]
     System(#[from] std::io::Error),
 }
 
@@ -196,8 +196,7 @@ impl Peer {
 fn ended_start(pid: u32, claimed_ticks: Option<u64>) -> Result<u64, Unknown> {
     let claimed = claimed_ticks.filter(|&ticks| ticks != 0).ok_or(Unknown::Gone(pid))?;
     let tick_ns = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    let now_ticks = (now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64) / tick_ns;
+    let now_ticks = crate::clock::since_boot().as_nanos() as u64 / tick_ns;
     let latest = match start_ticks(pid) {
         Ok(found) => found.saturating_sub(1),
         Err(Unknown::Gone(_)) => now_ticks,
@@ -206,7 +205,6 @@ fn ended_start(pid: u32, claimed_ticks: Option<u64>) -> Result<u64, Unknown> {
     if claimed <= latest { Ok(claimed) } else { Err(Unknown::StartTime { pid, found: latest, claimed }) }
 }
 
-/// Returns pid and effective user of the process that connected, at that time.
 fn credentials(stream: &UnixStream) -> Result<(u32, u32), Unknown> {
     let credentials = stream.peer_cred()?;
     let pid = credentials.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|&pid| pid != 0);
@@ -269,15 +267,10 @@ fn time_offset_ns(pid: u32, clock: &str) -> i64 {
     }
 }
 
-/// Reads field 22 of /proc/PID/stat, which a zombie still has. Counts fields from the last `)`, because the program name before
-/// it may contain anything.
+/// Reads the start time in /proc/PID/stat, which a zombie still has.
 fn start_ticks(pid: u32) -> Result<u64, Unknown> {
-    let stat = std::fs::read(format!("/proc/{pid}/stat")).map_err(|error| unread(pid, error))?;
-    let ticks = || {
-        let end = stat.iter().rposition(|&byte| byte == b')')?;
-        std::str::from_utf8(&stat[end + 1..]).ok()?.split_ascii_whitespace().nth(19)?.parse().ok()
-    };
-    ticks().ok_or(Unknown::Gone(pid))
+    let text = std::fs::read(format!("/proc/{pid}/stat")).map_err(|error| unread(pid, error))?;
+    process::stat(&text).map(|stat| stat.start_ticks).ok_or(Unknown::Gone(pid))
 }
 
 fn is(error: &std::io::Error, errno: Errno) -> bool {

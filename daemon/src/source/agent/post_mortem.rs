@@ -5,8 +5,9 @@
 
 use super::frames::word;
 use super::memory::{Memory, Refusal};
+use crate::source::frame_of;
 use gpumem_wire::layout::Header;
-use gpumem_wire::{Body, Flags, Record, Slot, Stamp, frame};
+use gpumem_wire::{Body, Flags, Slot, Stamp, frame};
 
 /// Ring slots or live rows read at a time: 256 KiB.
 const PIECE: u64 = 4096;
@@ -161,9 +162,7 @@ pub(crate) fn names(memory: &Memory, header: &Header, from: u64) -> Result<Vec<u
 }
 
 fn one(time_ns: u64, body: Body<'_>) -> Vec<u8> {
-    let mut frames = Vec::new();
-    Record { stamp: Stamp { time_ns, ..Stamp::default() }, body }.append_frame(&mut frames);
-    frames
+    frame_of(Stamp { time_ns, ..Stamp::default() }, body)
 }
 
 fn frames_of(slots: &[Slot]) -> Vec<u8> {
@@ -204,7 +203,7 @@ fn ordered(mut rows: Vec<Slot>) -> Vec<Slot> {
 mod tests {
     use super::*;
     use crate::source::agent::memory::by_hand;
-    use gpumem_wire::MemoryKind;
+    use gpumem_wire::{MemoryKind, Record};
 
     /// A header may have any content: a head near the maximum once made reading start again at 0, without end.
     #[test]

@@ -37,7 +37,6 @@ pub(super) struct WaitingPeers {
     count: usize,
 }
 
-/// Returns whether the other end of the connection is closed.
 fn is_closed(stream: &UnixStream) -> bool {
     let mut fds = [PollFd::new(stream, PollFlags::empty())];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };

@@ -36,7 +36,6 @@ pub(crate) struct Risen {
 }
 
 impl Groups {
-    /// Returns the groups below `root`, of processes in `proc`.
     pub(crate) fn new(root: &Path, proc: &Path) -> Self {
         Groups { root: root.to_owned(), proc: proc.to_owned() }
     }
@@ -67,7 +66,6 @@ impl Groups {
         })
     }
 
-    /// Returns the limit of a group that the log names.
     pub(crate) fn limit(&self, path: &str) -> Option<u64> {
         let inner = path.trim_start_matches('/');
         // A path from the log must not lead outside.

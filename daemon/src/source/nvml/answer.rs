@@ -47,35 +47,35 @@ impl Code {
     /// Returns what the user can do about it. All failed calls are retried automatically.
     pub(crate) fn remedy(self) -> Option<&'static str> {
         Some(match self.0 {
-            1 => "nothing: the library is opened again by itself",
+            1 => "nothing: gpumemd opens the library again",
             2 | 6 | 28 => {
-                "was the GPU taken away, or its MIG partition changed? devices are looked for again by themselves"
+                "check whether the GPU was removed or its MIG partition changed; gpumemd searches for devices again"
             }
-            3 => "a driver of another branch may offer it; nothing else is missing for that",
+            3 => "a driver of another branch may support it",
             4 => {
                 "give gpumemd read and write access to /dev/nvidiactl and /dev/nvidia*; with MIG in a container: root, \
                  privileged, NVIDIA_MIG_MONITOR_DEVICES=all"
             }
-            7 => "nothing: processes come and go faster than they can be listed; it is tried again",
-            9 => "load the driver (modprobe nvidia, or run nvidia-smi as root once); it is found by itself",
-            10 => "see the kernel's log (dmesg | grep NVRM): the GPU may be about to fail",
+            7 => "nothing: processes start and end faster than they can be listed; gpumemd retries",
+            9 => "load the driver (modprobe nvidia, or run nvidia-smi as root once); gpumemd retries",
+            10 => "see the kernel log (dmesg | grep NVRM): the GPU may be about to fail",
             15 => {
-                "dmesg has an Xid that says why (79: fallen off the bus); stop its users and reset it, or power-cycle \
-                 the machine; it is found again by itself"
+                "dmesg has an Xid with the reason (79: fallen off the bus); stop its users and reset it, or power-cycle \
+                 the machine; gpumemd then finds it again"
             }
             16 => {
-                "gpumemctl nvml release --for 60s, then nvidia-smi --gpu-reset; it is found again by itself"
+                "gpumemctl nvml release --for 60s, then nvidia-smi --gpu-reset; gpumemd then finds it again"
             }
             18 => {
-                "the library was upgraded and the module was not: stop what uses the GPU and reload the nvidia modules, \
-                 or reboot; gpumemd then goes on by itself"
+                "the library was upgraded and the module was not: stop the users of the GPU and reload the nvidia modules, \
+                 or reboot; gpumemd then continues"
             }
-            19 => "another program has the GPU for itself for now; it is tried again",
-            25 => "install the driver's library and its kernel module of one release",
+            19 => "another program uses the GPU exclusively; gpumemd retries",
+            25 => "install library and kernel module of the same driver release",
             27 => "nothing: the GPU is still starting",
-            999 => "see the kernel's log (dmesg | grep -e NVRM -e Xid)",
+            11 | 14 | 20 | 21 | 999 => "see the kernel log (dmesg | grep -e NVRM -e Xid)",
             1_000_000 => {
-                "the driver is out of order: compare with nvidia-smi, see the kernel's log (dmesg | grep -e NVRM -e Xid), \
+                "the driver returns wrong values: compare with nvidia-smi, see the kernel log (dmesg | grep -e NVRM -e Xid), \
                  reset the GPU or reload the driver"
             }
             _ => return None,
@@ -134,7 +134,6 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Returns the numbers of a device with memory of its own.
     pub(crate) fn new(
         total_bytes: u64,
         free_bytes: u64,
@@ -173,7 +172,6 @@ pub(crate) struct Charge {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Event {
     pub kind: Happened,
-    /// GPU instance and compute instance, if the driver reports them.
     pub instance: Option<(u32, u32)>,
 }
 

@@ -55,7 +55,7 @@ impl Hung {
 
     fn say(&self, what: &str, translator: &mut Translator, status: &mut NvmlStatus, now: u64) {
         let lists = if self.only_lists { "process list: " } else { "" };
-        let problem = format!("{lists}{what}; left alone for {} s", self.wait_s);
+        let problem = format!("{lists}{what}; skipped for {} s", self.wait_s);
         translator.say_problems(status, |device| self.is(device), Some(&problem), now);
     }
 }
@@ -99,7 +99,6 @@ pub(crate) struct Actions {
 #[derive(Debug, Default)]
 pub(crate) struct HungDevices {
     hung: Vec<Hung>,
-    /// Calls that have not returned, but whose timeout has not expired.
     pending: Vec<Pending>,
     probe: Option<Probe>,
 }

@@ -64,14 +64,12 @@ pub(crate) trait Gpus {
     fn unbinding(&mut self) -> Option<u32>;
     /// Returns the memory limit of a control group, by its path.
     fn memory_limit(&mut self, device: usize, group: &str) -> Result<MemoryLimit, Code>;
-    /// Returns constant facts of a device, or of the library and its driver.
     fn facts(&self, device: Option<usize>) -> Facts;
     /// Returns whether the devices have changed, so that the library must be opened again. `enter` is called with the index
     /// before each GPU.
     fn has_changed(&mut self, enter: &mut dyn FnMut(u16)) -> bool;
     /// Returns GPUs that exist but cannot be identified, by NVML's index.
     fn unnamed(&self) -> &[(u16, Code)];
-    /// Returns library and driver as a text for the user.
     fn description(&self) -> &str;
 }
 
@@ -200,7 +198,6 @@ fn find(given: Option<&Path>) -> Result<(Raw, PathBuf), (String, u32)> {
     }))
 }
 
-/// Whole GPUs by NVML's index, or why they cannot be identified.
 type Whole = Vec<(u16, Result<Handle, Code>)>;
 
 fn enumerate(
@@ -264,12 +261,10 @@ fn facts_of(raw: &Raw, device: &Device, handle: Handle) -> Facts {
     facts
 }
 
-/// Returns the facts that apply, with the value 1.
 fn flags<const N: usize>(flags: [(&'static str, bool); N]) -> Facts {
     flags.into_iter().filter(|(_, applies)| *applies).map(|(name, _)| (name, "1".to_owned())).collect()
 }
 
-/// Returns whether the kernel is that of Windows (WSL).
 fn is_wsl() -> bool {
     let release = rustix::system::uname();
     release.release().to_string_lossy().to_lowercase().contains("microsoft")

@@ -35,9 +35,10 @@ use super::Batch;
 use super::process::Processes;
 use crate::config::NvmlSettings;
 use crate::nvml_status::{NvmlStatus, STARTING};
+use crate::os::lock;
 use crate::stats::Stats;
 use gpumem_ledger::DeviceName;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
@@ -96,6 +97,6 @@ impl Nvml {
 
     /// Returns the current status. Never waits for NVML.
     pub fn status(&self) -> NvmlStatus {
-        self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.status).clone()
     }
 }

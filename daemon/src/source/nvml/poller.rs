@@ -177,7 +177,7 @@ pub fn poller_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     let _ = rustix::thread::set_name(c"gpumemd-nvml");
     let Some(arguments) = Arguments::parse(args) else {
-        eprintln!("gpumemd nvml-poller: started by gpumemd itself; the arguments are not for people");
+        eprintln!("gpumemd nvml-poller: internal command, started by gpumemd itself");
         return ExitCode::from(2);
     };
     let beacon = arguments.beacon.and_then(|number| CallStateWriter::inherited(number).ok());
@@ -305,7 +305,6 @@ impl Poller {
         Ok(wait.min(self.pulse_ns))
     }
 
-    /// Does one action. Returns the time of the next one.
     fn act(&mut self) -> io::Result<u64> {
         let now = now_ns();
         if now >= self.pulse_ns {
@@ -364,7 +363,6 @@ impl Poller {
         self.state = State::Closed { retry_ns: now.saturating_add(self.wait_ns) };
     }
 
-    /// Returns the arguments with which this process executes itself again.
     fn arguments(&self, now: u64) -> Arguments {
         let left = |until: u64| until.saturating_sub(now).div_ceil(SECOND);
         let of = |avoid: &[(DeviceName, u64)]| {
@@ -391,7 +389,7 @@ impl Poller {
                 && let Some(renew) = &mut self.renew
             {
                 let error = renew(&arguments);
-                self.refused(now, format!("the poller cannot start itself anew: {error}"), 0);
+                self.refused(now, format!("the poller cannot restart itself: {error}"), 0);
                 return;
             }
         }
@@ -444,7 +442,6 @@ impl Poller {
         }
     }
 
-    /// Writes the state of the source if it has changed.
     fn tell(&mut self, up: bool, reason: String, code: u32) {
         self.say_source(up, reason, (code, 0));
     }
@@ -460,7 +457,6 @@ impl Poller {
         }
     }
 
-    /// Writes that NVML is closed for this time, and why.
     fn tell_released(&mut self, seconds: u64, why: &str) {
         self.say_source(false, format!("{RELEASED}{seconds} s: {why}"), (0, seconds));
     }

@@ -238,7 +238,6 @@ impl Raw {
         Ok(raw)
     }
 
-    /// Returns the wrapper, for identity, MIG instances and versions.
     pub(crate) fn nvml(&self) -> &Nvml {
         &self.nvml
     }
@@ -292,7 +291,6 @@ impl Raw {
         Ok(Memory::new(memory.total, memory.free, memory.used, None))
     }
 
-    /// Returns GPU instance and compute instance of a MIG handle.
     pub(crate) fn instance(&self, handle: Handle) -> Option<(u32, u32)> {
         let (lib, device) = (self.nvml.lib(), self.device(handle).ok()?);
         let (gpu_call, compute_call) =

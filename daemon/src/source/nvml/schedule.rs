@@ -189,7 +189,6 @@ impl Schedule {
         NextRead::Wait(list_ns.min(self.next_memory_ns))
     }
 
-    /// Returns whether the device's memory is read in this memory tick.
     pub(crate) fn wants_memory(&self, index: usize, now_ns: u64) -> bool {
         self.devices.get(index).is_some_and(|device| {
             let is_fresh = device.used_ns.saturating_add(self.memory_period_ns / 2) > now_ns;
@@ -209,7 +208,6 @@ impl Schedule {
         }
     }
 
-    /// Notes that the memory of all devices has been read, which took `took_ns`.
     pub(crate) fn memory_turn_ended(&mut self, now_ns: u64, took_ns: u64) {
         let earliest = now_ns.saturating_add(took_ns.saturating_mul(MEMORY_SHARE - 1));
         self.next_memory_ns = self.next_memory_ns.max(earliest);
@@ -253,7 +251,6 @@ impl Schedule {
         }
     }
 
-    /// Returns the latest time until which a device or its lists are skipped.
     pub(crate) fn suspended_until_ns(&self) -> u64 {
         let until = |device: &Device| device.suspended_until_ns.max(device.lists_suspended_until_ns);
         self.devices.iter().map(until).max().unwrap_or(0)

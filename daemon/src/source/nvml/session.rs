@@ -1,6 +1,6 @@
 //! One opened library, read turn by turn. Its results leave as frames.
 
-use self::limits::Limits;
+use self::extras::Limits;
 use super::answer::{Charge, Code, Event, List, Memory, PID_MOST};
 use super::call_state::Call;
 use super::library::{Facts, Gpus, Pids};
@@ -76,7 +76,6 @@ pub(crate) enum Next {
     Release(u32),
 }
 
-/// One opened library with the state of its devices.
 pub(crate) struct Session {
     gpus: Box<dyn Gpus>,
     lanes: Schedule,
@@ -167,12 +166,10 @@ impl Session {
         out.write(at(index, now_ns()), body);
     }
 
-    /// Returns the code if the whole library is unusable.
     pub(crate) fn broken(&self) -> Option<Code> {
         self.broken
     }
 
-    /// Returns library, driver and number of devices as a text for the user.
     pub(crate) fn description(&self) -> String {
         let devices = match self.seen.len() {
             1 => "1 device".to_owned(),
@@ -181,12 +178,12 @@ impl Session {
         let doubt = match self.gpus.pids() {
             Pids::Trusted => "",
             Pids::ForeignBytes | Pids::Foreign => {
-                "; this driver confuses PID namespaces: bytes per process are left out (run in the host's)"
+                "; this driver confuses PID namespaces: bytes per process are omitted (run gpumemd in the host's)"
             }
         };
         let unnamed = self.gpus.unnamed().iter();
         let unnamed: String =
-            unnamed.map(|(gpu, code)| format!("; GPU {gpu} cannot be named: {code}")).collect();
+            unnamed.map(|(gpu, code)| format!("; GPU {gpu} cannot be identified: {code}")).collect();
         format!("{}, {devices}{unnamed}{doubt}", self.gpus.description())
     }
 
@@ -528,12 +525,10 @@ fn merge(rows: &mut Vec<Row>) {
     });
 }
 
-/// Returns an error for values that exceed the size of the device.
 fn possible(memory: Memory) -> Result<Memory, Code> {
     if memory.impossible().is_some() { Err(Code::IMPOSSIBLE) } else { Ok(memory) }
 }
 
-/// Returns the reason for missing memory values of a process.
 pub(crate) fn absence_of(code: Code) -> Absence {
     match code {
         Code::NO_PERMISSION => Absence::NoPermission,
@@ -546,6 +541,5 @@ pub(crate) fn absence_of(code: Code) -> Absence {
 }
 
 mod extras;
-mod limits;
 #[cfg(test)]
 pub(crate) mod tests;

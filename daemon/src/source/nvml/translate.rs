@@ -28,7 +28,6 @@ struct Readings {
     memory_ns: u64,
 }
 
-/// State of the translation that belongs to one poller.
 #[derive(Debug, Default)]
 pub(crate) struct PollerState {
     /// The host's slot of each of the poller's slots.
@@ -72,7 +71,6 @@ impl Translator {
         (self.before, self.poller) = (before, state);
     }
 
-    /// Returns whether the current poller has opened this device.
     pub(crate) fn has_opened(&self, slot: u8) -> bool {
         self.poller.slots.contains(&slot)
     }
@@ -85,7 +83,6 @@ impl Translator {
         sum
     }
 
-    /// Returns the device in this slot of the poller.
     pub(crate) fn device_of_poller(&self, slot: u8, status: &NvmlStatus) -> Option<DeviceName> {
         let slot = *self.poller.slots.get(usize::from(slot))?;
         status.devices.iter().find(|device| device.slot == slot).map(|device| device.name)
@@ -172,7 +169,7 @@ impl Translator {
             }
             Body::DeviceFault { xid } => {
                 let device = status.devices.get(index).map(|device| device.name.to_string());
-                warn!(device, xid, "the driver told of a fault (Xid)");
+                warn!(device, xid, "the driver reported a fault (Xid)");
             }
             Body::ProcessSample { .. } | Body::SampleEnd { .. } if self.poller.skips_reading => return,
             Body::ProcessSample { start_ticks, lists, .. } => {
@@ -357,7 +354,6 @@ impl Translator {
         self.say(stamp, Body::Source { up: problem.is_none(), reason: &reason });
     }
 
-    /// Sets the problem of all devices that are meant.
     pub(crate) fn say_problems(
         &mut self,
         status: &mut NvmlStatus,

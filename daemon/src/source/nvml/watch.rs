@@ -19,7 +19,7 @@ use super::translate::Translator;
 use crate::clock::now_ns;
 use crate::config::NvmlSettings;
 use crate::nvml_status::NvmlStatus;
-use crate::os::is_out_of_descriptors;
+use crate::os::{is_out_of_descriptors, lock};
 use crate::source::Batch;
 use crate::source::process::Processes;
 use crate::stats::Stats;
@@ -27,7 +27,7 @@ use gpumem_wire::frame::records;
 use standby::{Stuck, read_next};
 use std::collections::VecDeque;
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, ChildStdin, ChildStdout};
@@ -151,7 +151,6 @@ impl Watch {
         lock(&self.status)
     }
 
-    /// Runs until all handles of the source are dropped.
     pub(crate) async fn run(mut self) {
         let mut wait = RESTART;
         loop {
@@ -432,8 +431,8 @@ impl Watch {
         let is_device = matches!(doing, Call::Device(_) | Call::Lists(_) | Call::Index(_));
         let reason = match end {
             End::Stuck(_) => "nvml: a call did not return; the poller was replaced",
-            End::Malformed => "nvml: the poller wrote nonsense and was replaced",
-            _ => "nvml: the poller ended and is replaced",
+            End::Malformed => "nvml: the poller wrote invalid data and was replaced",
+            _ => "nvml: the poller ended and is being replaced",
         };
         warn!(?end, ?doing, left_behind = exit.is_none(), "nvml poller lost");
         {
@@ -458,8 +457,4 @@ impl Watch {
 /// Time after which a poller in a call gets a substitute.
 fn stall_of(settings: &NvmlSettings) -> Duration {
     STALL.min(settings.call_timeout / 2)
-}
-
-fn lock(status: &Mutex<NvmlStatus>) -> MutexGuard<'_, NvmlStatus> {
-    status.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -233,7 +233,6 @@ impl Commands {
         }
     }
 
-    /// Returns the command lines that were read since the last call.
     pub(crate) fn take(&mut self) -> Vec<(ProcessKey, String)> {
         let Some(reader) = self.reader.as_mut().filter(|reader| reader.open > 0) else { return Vec::new() };
         let mut commands = Vec::new();

@@ -109,7 +109,6 @@ fn is_harmless(character: char) -> bool {
     !character.is_control() && !matches!(character, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Returns the name of a user in the text of /etc/passwd.
 pub(crate) fn user_name(passwd: &str, uid: u64) -> Option<&str> {
     passwd.lines().find_map(|line| {
         let mut fields = line.split(':');

@@ -72,7 +72,6 @@ impl Which {
     }
 }
 
-/// Returns the runs that pass the filter, as JSON.
 pub(super) async fn runs(
     context: &ViewContext,
     viewer: Viewer,

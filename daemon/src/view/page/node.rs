@@ -36,7 +36,6 @@ pub(super) struct Node<'a> {
     program: &'static str,
     host: String,
     clock: Clock,
-    /// When the answer was made, and when its state was published.
     now_ns: u64,
     at_ns: u64,
     shows: &'static str,

@@ -58,7 +58,6 @@ pub(crate) struct Families {
 }
 
 impl Families {
-    /// Returns an empty scrape; `most` is the limit of series.
     pub(crate) fn new(most: usize) -> Self {
         Families { families: Vec::new(), series: 0, most, folded: 0 }
     }
@@ -132,7 +131,6 @@ impl Families {
         self.folded
     }
 
-    /// Returns the whole text, with HELP and TYPE lines before each family.
     pub(crate) fn text(self) -> String {
         let bytes: usize = self.families.iter().map(|(_, series)| series.len() + 256).sum();
         let mut text = String::with_capacity(bytes + 16_384);

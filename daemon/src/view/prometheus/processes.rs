@@ -9,6 +9,7 @@ use super::devices;
 use super::families::{Families, Labels, families};
 use super::names::{BESIDE_RULES, BESIDE_TAGS, Names, REST};
 use crate::aggregator::Published;
+use crate::clock::since_boot;
 use crate::config::Tenants;
 use crate::stats::Family;
 use crate::view::ViewSettings;
@@ -18,7 +19,6 @@ use gpumem_ledger::{AccountView, ProcessKey, ProcessView};
 use gpumem_model::names::Named;
 use gpumem_model::who::{CLAIMED, Said, Who};
 use gpumem_wire::LayerState;
-use rustix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::OnceLock;
@@ -141,11 +141,6 @@ pub(super) fn collect(
         }
     }
     folded
-}
-
-fn since_boot() -> Duration {
-    let now = clock_gettime(ClockId::Boottime);
-    Duration::from_secs(now.tv_sec.try_into().unwrap_or(0))
 }
 
 /// Returns whether a process is young. One with unknown start counts as old as the machine.

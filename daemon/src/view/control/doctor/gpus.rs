@@ -138,7 +138,6 @@ impl Asked<'_> {
         format!("{word} {}{more}", named.join(", "))
     }
 
-    /// Returns live processes with an account on this device.
     fn processes(
         &self,
         device: &DeviceStatus,
@@ -228,7 +227,6 @@ impl Asked<'_> {
         out.say(Check::GpuFaults, if is_grave { State::Bad } else { State::Warn }, text, Some(remedy));
     }
 
-    /// Adds findings about listed processes that could not be identified.
     fn strangers(&self, device: &DeviceStatus, out: &mut Findings<'_>) {
         let (mut dead, mut hidden) = ((Vec::new(), 0), (Vec::new(), 0));
         for (process, account) in self.processes(device) {
@@ -291,7 +289,6 @@ impl Asked<'_> {
         }
     }
 
-    /// Adds a finding about the device's used bytes that no process has.
     fn remainder(&self, device: &DeviceStatus, view: &DeviceView, out: &mut Findings<'_>) {
         // In unified memory, the use by the rest of the host is normal.
         let Some(agreed) = view.agreed.filter(|agreed| !agreed.reading.unified) else { return };
@@ -415,7 +412,6 @@ fn memory_limits(device: &DeviceStatus, out: &mut Findings<'_>) {
     }
 }
 
-/// Adds findings about the driver's health events other than Xid.
 fn health_events(device: &DeviceStatus, out: &mut Findings<'_>) {
     let events = &device.health_events;
     if events.is_empty() {
@@ -498,7 +494,6 @@ pub(super) fn why_absent(
     }
 }
 
-/// Returns whether a fault is caused by the program.
 fn is_of_programs(xid: u64) -> bool {
     matches!(xid, 13 | 31 | 43 | 45)
 }

@@ -21,8 +21,11 @@ const SEE_LOG: &str = "see the daemon's log: which process, and what it sent";
 const LATE: &str = "find out why the daemon is late (processor time, a stopped daemon)";
 const ENOUGH_FILES: &str = "raise the daemon's limit of open files (LimitNOFILE=, ulimit -n)";
 
-/// Counters whose increase has a remedy, by check and subject: the text after the count, and the remedy.
-const COUNTED: &[(Check, &str, &[(Count, &str, &str)])] = &[
+/// A counter with the text after its number, and the remedy of an increase.
+type Counted = (Count, &'static str, &'static str);
+
+/// Counters whose increase has a remedy, by check and subject.
+const COUNTED: &[(Check, &str, &[Counted])] = &[
     (
         Check::AgentLimits,
         "agents",
