@@ -16,7 +16,7 @@ use crate::source::nvml::Nvml;
 use crate::source::process::{Gone, Processes};
 use crate::source::{Batch, frame_of};
 use crate::stats::{Count, Stats};
-use crate::view::health::Health;
+use crate::view::Health;
 use crate::view::self_report::{self, ReportFormat, SelfReportRequest};
 use crate::view::{self, AgentCommand, Sources, ViewContext, control, http};
 use gpumem_ledger::{DeviceName, ProcessKey};

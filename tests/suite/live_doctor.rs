@@ -218,8 +218,7 @@ fn doctor_shows_addressing_mode_and_numa_node() {
     let grace = finding(&daemon, &machine, None, "GPU 0", "(ATS)");
     assert!(grace.id == "gpu.addressing" && grace.state == "ok", "{grace:?}");
     assert!(grace.text.contains("NUMA node 4"), "{grace:?}");
-    let remainder =
-        finding(&daemon, &machine, None, "GPU 0", "memory is NUMA node 4");
+    let remainder = finding(&daemon, &machine, None, "GPU 0", "memory is NUMA node 4");
     assert!(remainder.id == "gpu.remainder" && remainder.state == "ok", "{remainder:?}");
     let plain = finding(&daemon, &machine, None, "GPU 1", "(HMM)");
     assert!(!plain.text.contains("NUMA"), "{plain:?}");
@@ -350,7 +349,8 @@ fn limits_that_agents_met_are_told_with_their_key() {
     let good = std::fs::read_to_string(&file).expect("read");
     std::fs::write(&file, format!("{good}\nnonsense = 1\n")).expect("written");
     daemon.job.signal("HUP");
-    let reported = finding(&daemon, &machine, None, "configuration", "reloads were refused because it was invalid");
+    let reported =
+        finding(&daemon, &machine, None, "configuration", "reloads were refused because it was invalid");
     assert!(reported.id == "daemon.config" && reported.fix.contains("gpumemd --check"), "{reported:?}");
     std::fs::write(&file, good).expect("written");
     daemon.job.signal("HUP");

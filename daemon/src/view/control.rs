@@ -166,7 +166,7 @@ fn release(context: &ViewContext, viewer: Viewer, query: &str) -> Result<Release
     }
     let for_s = number(query, "for_s")?.filter(|for_s| (1..=LONGEST_RELEASE_S).contains(for_s));
     let for_s = for_s.ok_or_else(|| {
-        let text = format!("for_s=N must be 1 to {LONGEST_RELEASE_S} seconds");
+        let text = format!("for_s=N must be from 1 to {LONGEST_RELEASE_S} seconds");
         Refused::new(StatusCode::BAD_REQUEST, text)
     })?;
     context.sources.release(Duration::from_secs(for_s));

@@ -2,7 +2,6 @@
 //! waits for none.
 
 pub mod control;
-pub mod health;
 pub(crate) mod http;
 pub mod page;
 pub mod prometheus;
@@ -14,12 +13,12 @@ pub(crate) mod visibility;
 use crate::aggregator::{Query, SnapshotReader};
 pub use crate::config::ViewSettings;
 use crate::limits::user_share::{AnswerSlot, CpuCharge, UserShares};
+use crate::nvml_status::NvmlStatus;
 use crate::os::lock;
 use crate::run_writer::RunWriter;
 use crate::stats::{Count, Stats};
 use gpumem_ledger::{ProcessKey, ProcessView};
 use gpumem_model::run::Run;
-use health::Health;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -27,6 +26,21 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
+
+/// Health of all sources.
+#[derive(Debug, Clone, Default)]
+pub struct Health {
+    /// State of NVML and its devices.
+    pub nvml: NvmlStatus,
+    /// Path of the kernel's log; `None` if disabled.
+    pub kernel_log: Option<PathBuf>,
+    /// Reason why it cannot be read.
+    pub kernel_problem: Option<String>,
+    /// Connected agents.
+    pub agents: usize,
+    /// Connections without a hello so far.
+    pub agents_waiting: usize,
+}
 
 /// Command to the agent of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]

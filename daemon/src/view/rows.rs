@@ -1,6 +1,6 @@
 //! Rows of devices and their processes, as `ps` and the page show them.
 
-use super::health::Health;
+use super::Health;
 use super::visibility::Viewer;
 use crate::aggregator::Published;
 use crate::config::Tenants;

@@ -64,7 +64,7 @@ impl Hung {
 #[derive(Debug)]
 struct Probe {
     child: Child,
-    beacon: CallState,
+    call_state: CallState,
     target: Target,
     seen: (u64, Call),
     same: u32,
@@ -299,9 +299,9 @@ impl HungDevices {
         let others = others.chain(self.pending.iter().map(|pending| pending.index));
         arguments.skip_index = others.filter(|&other| other != index).map(|of| (of, UNTIL_TOLD)).collect();
         match launch(arguments, Stdio::null) {
-            Ok((child, beacon)) => {
+            Ok((child, call_state)) => {
                 let seen = (0, Call::Nothing);
-                self.probe = Some(Probe { child, beacon, target, seen, same: 0 });
+                self.probe = Some(Probe { child, call_state, target, seen, same: 0 });
             }
             Err(_) => {
                 let hung = &mut self.hung[due];
@@ -320,7 +320,7 @@ impl Probe {
             Ok(Some(_)) | Err(_) => return Some(Found::Nothing),
             Ok(None) => {}
         }
-        let now = self.beacon.get();
+        let now = self.call_state.get();
         self.same = if now == self.seen { self.same + 1 } else { 0 };
         self.seen = now;
         if tick * self.same < limit(now.1, settings) {

@@ -180,16 +180,16 @@ pub fn poller_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         eprintln!("gpumemd nvml-poller: internal command, started by gpumemd itself");
         return ExitCode::from(2);
     };
-    let beacon = arguments.beacon.and_then(|number| CallStateWriter::inherited(number).ok());
+    let call_state = arguments.call_state.and_then(|number| CallStateWriter::inherited(number).ok());
     if let Some(target) = arguments.probe {
-        return probe(&arguments, target, beacon);
+        return probe(&arguments, target, call_state);
     }
     let settings = arguments.settings.clone();
     let open = move |avoid: &Avoid, enter: &mut dyn FnMut(u16)| {
         Library::open(settings.library.as_deref(), settings.trust_pids, avoid, enter)
             .map(|library| Box::new(library) as Box<dyn Gpus>)
     };
-    let mut poller = Poller::new(arguments, Box::new(open), FrameWriter::new(Box::new(Stdout), beacon));
+    let mut poller = Poller::new(arguments, Box::new(open), FrameWriter::new(Box::new(Stdout), call_state));
     poller.renew = Some(Box::new(|arguments| {
         // The new program inherits the same descriptors.
         let mut command = std::process::Command::new("/proc/self/exe");

@@ -23,7 +23,7 @@ pub(super) const NOT_OUR_PID: u64 = u64::MAX;
 pub(crate) struct Arguments {
     pub settings: NvmlSettings,
     /// Descriptor of the call state.
-    pub beacon: Option<i32>,
+    pub call_state: Option<i32>,
     /// Devices to skip, and for how many seconds.
     pub skip: Vec<(Uuid, u64)>,
     /// Devices whose lists to skip, and for how many seconds.
@@ -137,9 +137,9 @@ pub(crate) fn limit(doing: Call, settings: &NvmlSettings) -> Duration {
 
 /// Starts a poller with these arguments. Returns it with its call state.
 pub(crate) fn launch(mut arguments: Arguments, stdio: fn() -> Stdio) -> std::io::Result<(Child, CallState)> {
-    let beacon = CallState::new()?;
-    let (inherited, number) = beacon.to_inherit()?;
-    arguments.beacon = Some(number);
+    let call_state = CallState::new()?;
+    let (inherited, number) = call_state.to_inherit()?;
+    arguments.call_state = Some(number);
     // This program, even if its file has been replaced by a newer one.
     let program = arguments.settings.program.as_deref().unwrap_or(Path::new("/proc/self/exe"));
     let mut command = tokio::process::Command::new(program);
@@ -148,7 +148,7 @@ pub(crate) fn launch(mut arguments: Arguments, stdio: fn() -> Stdio) -> std::io:
     command.stdin(stdio()).stdout(stdio()).kill_on_drop(true).process_group(0);
     let child = command.spawn()?;
     drop(inherited);
-    Ok((child, beacon))
+    Ok((child, call_state))
 }
 
 /// Least time between two updates with the same activity, in ns.
@@ -157,23 +157,23 @@ const SAY_SAME_NS: u64 = 50_000_000;
 pub(crate) struct FrameWriter {
     pub frames: Vec<u8>,
     sink: Box<dyn Write>,
-    beacon: Option<CallStateWriter>,
+    call_state: Option<CallStateWriter>,
     /// Last published activity, and when it was published.
     said: (Call, u64),
 }
 
 impl FrameWriter {
-    pub(crate) fn new(sink: Box<dyn Write>, beacon: Option<CallStateWriter>) -> FrameWriter {
-        FrameWriter { frames: Vec::with_capacity(16 * 1024), sink, beacon, said: (Call::Nothing, 0) }
+    pub(crate) fn new(sink: Box<dyn Write>, call_state: Option<CallStateWriter>) -> FrameWriter {
+        FrameWriter { frames: Vec::with_capacity(16 * 1024), sink, call_state, said: (Call::Nothing, 0) }
     }
 
     /// Publishes the next activity. Calls for one device in quick succession count as one.
     pub(crate) fn doing(&mut self, doing: Call) {
-        let Some(beacon) = &mut self.beacon else { return };
+        let Some(call_state) = &mut self.call_state else { return };
         let now = now_ns();
         if self.said.0 != doing || now.saturating_sub(self.said.1) >= SAY_SAME_NS {
             self.said = (doing, now);
-            beacon.set(doing);
+            call_state.set(doing);
         }
     }
 

@@ -78,7 +78,7 @@ pub(crate) enum Next {
 
 pub(crate) struct Session {
     gpus: Box<dyn Gpus>,
-    lanes: Schedule,
+    schedule: Schedule,
     seen: Vec<Seen>,
     extra_interval_ns: u64,
     number: u64,
@@ -104,14 +104,14 @@ impl Session {
         out: &mut FrameWriter,
     ) -> Session {
         let now = now_ns();
-        let mut lanes = Schedule::new(settings, now);
+        let mut schedule = Schedule::new(settings, now);
         // A slot is a byte; 255 means none.
         let count = gpus.devices().len().min(usize::from(gpumem_wire::NONE_DEVICE));
-        lanes.set_devices(count, now);
+        schedule.set_devices(count, now);
         let ns = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         let mut session = Session {
             gpus,
-            lanes,
+            schedule,
             seen: (0..count).map(|_| Seen::default()).collect(),
             extra_interval_ns: ns(settings.extra_interval),
             number: 0,
@@ -129,7 +129,7 @@ impl Session {
         for index in 0..count {
             let name = session.gpus.devices()[index].name;
             match avoid.iter().find(|(avoided, until)| *avoided == name && *until > now) {
-                Some(&(_, until)) => session.lanes.suspend(index, until),
+                Some(&(_, until)) => session.schedule.suspend(index, until),
                 None => {
                     out.doing(Call::Device(index as u8));
                     let memory = session.gpus.memory(index).and_then(possible);
@@ -189,20 +189,20 @@ impl Session {
 
     pub(crate) fn ask(&mut self, name: DeviceName) {
         if let Some(index) = self.index(name) {
-            self.lanes.ask(index, now_ns());
+            self.schedule.ask(index, now_ns());
         }
     }
 
     /// Skips a device until this time; a time in the past ends that.
     pub(crate) fn skip(&mut self, name: DeviceName, until_ns: u64) {
         if let Some(index) = self.index(name) {
-            self.lanes.suspend(index, until_ns);
+            self.schedule.suspend(index, until_ns);
         }
     }
 
     pub(crate) fn skip_lists(&mut self, name: DeviceName, until_ns: u64) {
         if let Some(index) = self.index(name) {
-            self.lanes.suspend_lists(index, until_ns);
+            self.schedule.suspend_lists(index, until_ns);
         }
     }
 
@@ -226,7 +226,7 @@ impl Session {
     /// Errors: The reader of the frames is gone.
     pub(crate) fn turn(&mut self, totals: &mut NvmlCalls, out: &mut FrameWriter) -> io::Result<Next> {
         let now = now_ns();
-        let stay_until_ns = self.stay_until_ns.max(self.lanes.suspended_until_ns());
+        let stay_until_ns = self.stay_until_ns.max(self.schedule.suspended_until_ns());
         let rediscover_ns = if self.is_in_doubt { DOUBT_NS } else { REDISCOVER_NS };
         if now.saturating_sub(self.checked_ns) >= rediscover_ns && now >= stay_until_ns {
             (self.checked_ns, self.is_in_doubt) = (now, false);
@@ -238,7 +238,7 @@ impl Session {
                 self.look_at_accounting(index, out);
             }
         }
-        let broken = match self.lanes.next(now) {
+        let broken = match self.schedule.next(now) {
             NextRead::Wait(until) => {
                 let is_due = now.saturating_sub(self.looked_ns) >= EVENTS_NS;
                 let happened = if is_due { self.events(now, out) } else { None };
@@ -247,7 +247,7 @@ impl Session {
             NextRead::Memory => self.memory_turn(totals, out),
             NextRead::List(index) => self.reading(index, totals, out)?,
         };
-        totals.deferred += std::mem::take(&mut self.lanes.deferred);
+        totals.deferred += std::mem::take(&mut self.schedule.deferred);
         if let Some(code) = broken {
             return Ok(Next::Reopen(Some(code)));
         }
@@ -264,10 +264,10 @@ impl Session {
         let mut broken = None;
         let mut now = began;
         for index in 0..self.seen.len() {
-            if self.lanes.wants_memory(index, now) {
+            if self.schedule.wants_memory(index, now) {
                 let memory = self.read_memory(index, totals, out);
                 now = now_ns();
-                self.lanes.memory_read(index, now, memory.ok().map(|memory| memory.used_bytes));
+                self.schedule.memory_read(index, now, memory.ok().map(|memory| memory.used_bytes));
                 // `fine` is first written after a complete reading, because lists may hang where memory answers.
                 if self.seen[index].told.is_some() || memory.is_err() {
                     self.tell(index, now, out);
@@ -275,7 +275,7 @@ impl Session {
                 broken = broken.or(memory.err().filter(|code| code.is_of_library()));
             }
         }
-        self.lanes.memory_turn_ended(now, now - began);
+        self.schedule.memory_turn_ended(now, now - began);
         broken
     }
 
@@ -332,7 +332,7 @@ impl Session {
         let number = self.number;
         let began = now_ns();
         out.write(at(index, began), Body::SampleBegin { number });
-        if self.lanes.last_cost_ns(index).is_none_or(|cost| cost >= SAY_BEGIN_NS) {
+        if self.schedule.last_cost_ns(index).is_none_or(|cost| cost >= SAY_BEGIN_NS) {
             out.flush()?;
         }
         let first = self.read_memory(index, totals, out);
@@ -348,10 +348,10 @@ impl Session {
         let result = failed.map_or(0, |code| u16::try_from(code.0).unwrap_or(999));
         out.write(Stamp { context: list_ns, ..at(index, ended) }, Body::SampleEnd { number, result });
         if let Ok(memory) = last {
-            self.lanes.memory_read(index, ended, Some(memory.used_bytes));
+            self.schedule.memory_read(index, ended, Some(memory.used_bytes));
         }
         // A list with impossible values still counts as read.
-        self.lanes.listed(index, began, ended, cost, failed.is_none_or(|code| code == Code::IMPOSSIBLE));
+        self.schedule.listed(index, began, ended, cost, failed.is_none_or(|code| code == Code::IMPOSSIBLE));
         self.tell(index, ended, out);
         self.is_in_doubt |= failed.is_some_and(Code::doubts_the_device);
         Ok(failed.or(first.err()).filter(|code| code.is_of_library()))

@@ -95,7 +95,7 @@ struct Poller {
     child: Child,
     stdin: ChildStdin,
     stdout: ChildStdout,
-    beacon: CallState,
+    call_state: CallState,
     unread: Vec<u8>,
     /// Call state as last read, and for how many ticks it has not changed.
     seen: (u64, Call),
@@ -106,7 +106,7 @@ impl Poller {
     /// Reads the call state. Returns for how long it has not changed. Counts ticks instead of time, because when this process was
     /// stopped, the poller did not run either.
     fn look(&mut self, tick: Duration) -> Duration {
-        let now = self.beacon.get();
+        let now = self.call_state.get();
         self.same = if now == self.seen { self.same + 1 } else { 0 };
         self.seen = now;
         tick * self.same
@@ -221,12 +221,12 @@ impl Watch {
         };
         arguments.no_events = self.no_events || self.stuck.iter().any(|stuck| stuck.pending.is_none());
         self.hung.tell(&mut arguments);
-        let (mut child, beacon) = launch(arguments, Stdio::piped)?;
+        let (mut child, call_state) = launch(arguments, Stdio::piped)?;
         let pipes = child.stdin.take().zip(child.stdout.take());
         let (stdin, stdout) = pipes.ok_or_else(|| std::io::Error::other("no pipes"))?;
         debug!(pid = child.id(), "nvml poller started");
         let unread = Vec::with_capacity(16 * 1024);
-        Ok(Poller { child, stdin, stdout, beacon, unread, seen: (0, Call::Nothing), same: 0 })
+        Ok(Poller { child, stdin, stdout, call_state, unread, seen: (0, Call::Nothing), same: 0 })
     }
 
     /// Notes the effect of a command on future pollers, and returns the line for the current one.
@@ -425,7 +425,7 @@ impl Watch {
             return;
         }
         // The call during which it ended.
-        let doing = if let End::Died = end { poller.beacon.get().1 } else { doing };
+        let doing = if let End::Died = end { poller.call_state.get().1 } else { doing };
         self.no_events |= matches!(end, End::Stuck(Call::Events));
         self.lock().no_events = self.no_events;
         let is_device = matches!(doing, Call::Device(_) | Call::Lists(_) | Call::Index(_));

@@ -15,8 +15,8 @@ mod processes;
 
 use super::request::{Refused, number, of_another, only};
 use crate::clock;
+use crate::view::Health;
 use crate::view::ViewContext;
-use crate::view::health::Health;
 use crate::view::visibility::Viewer;
 use finding::{Findings, finding, mib};
 use gpumem_ledger::{ClosedSample, ProcessView, Snapshot};

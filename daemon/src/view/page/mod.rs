@@ -215,7 +215,7 @@ fn is_allowed(allowed: &str, name: &str) -> bool {
 #[cfg(test)]
 pub(super) fn of_processes(
     published: &crate::aggregator::Published,
-    health: &super::health::Health,
+    health: &super::Health,
     shown: &super::ViewSettings,
 ) -> serde_json::Value {
     serde_json::to_value(node::node(published, health, shown, true)).expect("JSON")

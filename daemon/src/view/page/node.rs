@@ -4,7 +4,7 @@ use super::response_cache::{Refused, Text, aside};
 use crate::aggregator::Published;
 use crate::clock;
 use crate::config::{Page, Tenants};
-use crate::view::health::Health;
+use crate::view::Health;
 use crate::view::rows::{self, ConsistentSample, Rows};
 use crate::view::text::clean;
 use crate::view::visibility::Viewer;

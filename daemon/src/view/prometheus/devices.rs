@@ -3,7 +3,7 @@
 use super::families::{Families, Labels, families};
 use crate::aggregator::Published;
 use crate::stats::Family;
-use crate::view::health::Health;
+use crate::view::Health;
 use gpumem_ledger::{DeviceView, OomKind};
 
 const DEVICE: &[&str] = &["gpu", "uuid"];

@@ -24,7 +24,7 @@ use crate::aggregator::Published;
 use crate::config::Tenants;
 use crate::stats::{self, Count, Family, Timing};
 #[cfg(test)]
-use crate::view::health::Health;
+use crate::view::Health;
 use crate::view::{ViewContext, ViewSettings};
 pub use devices::MOST_PER_DEVICE;
 use families::Families;

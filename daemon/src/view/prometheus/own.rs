@@ -3,8 +3,8 @@
 use super::processes::Folded;
 use crate::aggregator::Published;
 use crate::stats::Value;
+use crate::view::Health;
 use crate::view::ViewContext;
-use crate::view::health::Health;
 
 /// Reads the values and appends all metrics about the daemon itself.
 pub(super) fn write(

@@ -7,7 +7,7 @@ use gpumemd::nvml_status::{DeviceStatus, NvmlStatus};
 use gpumemd::run_writer::{RunWriter, Thread};
 use gpumemd::source::Batch;
 use gpumemd::stats::Stats;
-use gpumemd::view::health::Health;
+use gpumemd::view::Health;
 use gpumemd::view::{Sources, StartupInfo, ViewContext, ViewSettings};
 use std::path::PathBuf;
 use std::sync::Arc;

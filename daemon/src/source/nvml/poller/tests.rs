@@ -60,7 +60,7 @@ fn arguments_are_read_as_they_were_written() {
     let name = DeviceName::Mig([7; 16]);
     let arguments = Arguments {
         settings,
-        beacon: Some(5),
+        call_state: Some(5),
         skip: vec![(Uuid(name), 30)],
         skip_lists: vec![(Uuid(name), 31)],
         probe: Some(Target::Name(Uuid(name))),

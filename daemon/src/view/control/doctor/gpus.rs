@@ -6,7 +6,7 @@
 use super::finding::{Findings, finding, mib};
 use crate::config::Tenants;
 use crate::nvml_status::DeviceStatus;
-use crate::view::health::Health;
+use crate::view::Health;
 use crate::view::visibility::Viewer;
 use gpumem_ledger::{DeviceView, ProcessView, Snapshot};
 use gpumem_model::checks::Check;

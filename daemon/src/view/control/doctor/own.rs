@@ -3,8 +3,8 @@
 use super::finding::finding;
 use crate::run_writer::{self, Doubt};
 use crate::stats::Count;
+use crate::view::Health;
 use crate::view::ViewContext;
-use crate::view::health::Health;
 use gpumem_ledger::Snapshot;
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
