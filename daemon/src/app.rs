@@ -398,7 +398,7 @@ fn end(gone: &Gone, time_ns: u64, status: Option<u64>, kernel: &Kernel) -> Batch
     let stamp = Stamp { thread: gone.key.pid, time_ns, ..Stamp::default() };
     let start_ticks = gone.key.start_ticks;
     let mut frames = Vec::new();
-    let facts = kernel.part(gone.key, clock::now_ns());
+    let facts = kernel.end_facts(gone.key, clock::now_ns());
     if !facts.is_empty() {
         let (uid, parent_pid) = (Reading(gone.facts.uid), gone.facts.parent_pid.into());
         let body = Body::ProcessFacts { start_ticks, uid, parent_pid, facts: &facts };
@@ -414,7 +414,7 @@ async fn forward_facts(processes: Processes, kernel: Kernel, inbox: mpsc::Sender
         tokio::time::sleep(FACTS).await;
         let now_ns = clock::now_ns();
         kernel.look(now_ns);
-        processes.newcomers().into_iter().for_each(|key| kernel.meet(key));
+        processes.newcomers().into_iter().for_each(|key| kernel.note_start(key));
         processes.read_late_facts();
         let mut frames = Vec::new();
         processes.take_facts(now_ns, &mut frames);

@@ -106,7 +106,7 @@ fn memory_that_a_checkpoint_moved_to_the_host() {
     let job = trainer(&machine, &daemon);
     let pid = job.pid().to_string();
     machine.tool("checkpoint", &[&pid, "2"]);
-    let found = finding(&daemon, &machine, Some(job.pid()), "process", "less than the ");
+    let found = finding(&daemon, &machine, Some(job.pid()), "process", "less than its ");
     assert!(found.text.contains("cuda-checkpoint") && found.state == "warn", "{found:?}");
     machine.tool("checkpoint", &[&pid, "1"]);
     finding(
@@ -218,7 +218,7 @@ fn doctor_shows_addressing_mode_and_numa_node() {
     let grace = finding(&daemon, &machine, None, "GPU 0", "(ATS)");
     assert!(grace.id == "gpu.addressing" && grace.state == "ok", "{grace:?}");
     assert!(grace.text.contains("NUMA node 4"), "{grace:?}");
-    let remainder = finding(&daemon, &machine, None, "GPU 0", "memory is NUMA node 4");
+    let remainder = finding(&daemon, &machine, None, "GPU 0", "because its memory is NUMA node 4");
     assert!(remainder.id == "gpu.remainder" && remainder.state == "ok", "{remainder:?}");
     let plain = finding(&daemon, &machine, None, "GPU 1", "(HMM)");
     assert!(!plain.text.contains("NUMA"), "{plain:?}");

@@ -2,7 +2,7 @@
 
 use super::Agents;
 use super::ask::{Question, option};
-use super::command::{Ear, Errand};
+use super::command::{CommandInbox, PendingCommand};
 use super::connection_order::{self, is_empty};
 use super::frames::{self, Fault, Seen, Stream};
 use super::inherited_connections::{self, InheritedConnection};
@@ -99,7 +99,7 @@ struct Connection {
     rate_limit: RateLimit,
     /// Whether the process table knows the process and will report its end.
     watched: bool,
-    ear: Ear,
+    ear: CommandInbox,
     /// Name under which the service manager keeps the connection.
     kept: Option<String>,
     slot: AgentSlot,
@@ -179,7 +179,7 @@ async fn welcome(
         }
     }
     connection.greet(stream);
-    connection.have_kept(stream, &hello).await;
+    connection.store_with_systemd(stream, &hello).await;
     Ok(Guest::Agent(Box::new(connection)))
 }
 
@@ -188,7 +188,7 @@ enum Ready {
     Socket,
     Gone,
     Resync,
-    Errand(Errand),
+    PendingCommand(PendingCommand),
     Successor(oneshot::Sender<()>),
 }
 
@@ -203,10 +203,10 @@ impl Connection {
     ) -> Result<Self, Refusal> {
         slot.welcomed();
         place.reached().await;
-        agents.succeed(peer.key).await;
+        agents.wait_for_predecessor(peer.key).await;
         let epoch = agents.next_epoch();
         let mut connection = Connection {
-            ear: agents.introduce(peer.key),
+            ear: agents.register(peer.key),
             agents: Arc::clone(agents),
             stream: Stream::rebased(peer.rebase_ns),
             memory: Some(memory),
@@ -282,7 +282,7 @@ impl Connection {
     }
 
     /// Asks the service manager, if there is one, to keep the connection while no daemon runs.
-    async fn have_kept(&mut self, stream: &UnixStream, hello: &Record<'_>) {
+    async fn store_with_systemd(&mut self, stream: &UnixStream, hello: &Record<'_>) {
         let Some(memory) = self.memory.as_ref().filter(|_| self.agents.are_kept()) else { return };
         let frame = frame_of(hello.stamp, hello.body);
         match inherited_connections::keep(stream, memory, self.peer.key, &frame).await {
@@ -320,7 +320,7 @@ impl Connection {
                 ready = stream.readable() => ready.map(|()| Ready::Socket),
                 _ = &mut gone => Ok(Ready::Gone),
                 Ok(()) = resyncs.changed() => Ok(Ready::Resync),
-                Some(errand) = self.ear.errands.recv() => Ok(Ready::Errand(errand)),
+                Some(errand) = self.ear.errands.recv() => Ok(Ready::PendingCommand(errand)),
                 Some(tell) = self.ear.successors.recv() => Ok(Ready::Successor(tell)),
             };
             match ready {
@@ -333,7 +333,7 @@ impl Connection {
                     tokio::task::yield_now().await;
                 }
                 Ok(Ready::Resync) => self.ask_again(stream),
-                Ok(Ready::Errand(errand)) => self.command(stream, errand),
+                Ok(Ready::PendingCommand(errand)) => self.command(stream, errand),
                 Ok(Ready::Successor(tell)) => successors.push(tell),
                 // Children may hold the socket open, so it may never report its end. All packets of the process are in it
                 // already.
@@ -359,7 +359,7 @@ impl Connection {
     }
 
     /// Sends a command to the agent. The requester of an earlier command without a result gets none.
-    fn command(&mut self, stream: &UnixStream, (command, tell): Errand) {
+    fn command(&mut self, stream: &UnixStream, (command, tell): PendingCommand) {
         let body = command.body();
         let stamp = Stamp { time_ns: clock::now_ns(), ..Stamp::default() };
         self.ear.waiting = Some((body.kind(), tell));

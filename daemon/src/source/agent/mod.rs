@@ -42,7 +42,7 @@ use crate::limits::rate_limit::LogRateLimit;
 use crate::os::{DescriptorShortage, fit_connections, lock};
 use crate::service;
 use crate::stats::{Count, Stats};
-use command::Speaker;
+use command::AgentHandle;
 use connection_order::ConnectionOrder;
 use gpumem_ledger::ProcessKey;
 use packet::Packet;
@@ -89,7 +89,7 @@ pub(crate) struct Agents {
     /// Buffer into which packets are read before they are checked. One is enough for all, because no task awaits while it is
     /// locked.
     scratch: Mutex<Box<[u8]>>,
-    speakers: Mutex<HashMap<ProcessKey, Speaker>>,
+    handles: Mutex<HashMap<ProcessKey, AgentHandle>>,
     /// Renders the reports that programs request about themselves.
     answerer: OnceLock<Answerer>,
     log_rate_limit: LogRateLimit,
@@ -121,7 +121,7 @@ impl Agents {
             are_kept: AtomicBool::new(false),
             ends: Mutex::default(),
             scratch: Mutex::new(scratch),
-            speakers: Mutex::default(),
+            handles: Mutex::default(),
             answerer: OnceLock::new(),
             log_rate_limit: LogRateLimit::default(),
             rows: tokio::sync::Mutex::default(),

@@ -29,7 +29,7 @@ struct Group {
 
 /// A group in which a process was killed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Risen {
+pub(crate) struct KilledGroup {
     /// The nearest group with a limit, or the group itself.
     pub group: String,
     pub limit_bytes: Option<u64>,
@@ -55,14 +55,16 @@ impl Groups {
     }
 
     /// Checks the innermost group that still exists. If its count has increased since `before`, returns the nearest group with a limit.
-    pub(crate) fn risen(&self, before: &Counted) -> Option<Risen> {
+    pub(crate) fn killed_group(&self, before: &Counted) -> Option<KilledGroup> {
         let there = before.0.iter().enumerate().find_map(|(at, group)| Some((at, kills(&group.directory)?)));
         let (at, now) = there?;
         let group = before.0.get(at).filter(|group| now > group.kills)?;
         let limited = before.0.iter().skip(at).find_map(|group| Some((group, limit(&group.directory)?)));
         Some(match limited {
-            Some((group, limit_bytes)) => Risen { group: group.path.clone(), limit_bytes: Some(limit_bytes) },
-            None => Risen { group: group.path.clone(), limit_bytes: None },
+            Some((group, limit_bytes)) => {
+                KilledGroup { group: group.path.clone(), limit_bytes: Some(limit_bytes) }
+            }
+            None => KilledGroup { group: group.path.clone(), limit_bytes: None },
         })
     }
 

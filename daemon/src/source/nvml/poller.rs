@@ -57,7 +57,7 @@ const PULSE_NS: u64 = SECOND;
 const RELEASED: &str = "nvml: released for ";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Order {
+enum Command {
     List(DeviceName),
     Skip(DeviceName, u64),
     SkipLists(DeviceName, u64),
@@ -67,17 +67,17 @@ enum Order {
     Quit,
 }
 
-impl Order {
-    fn parse(line: &str) -> Option<Order> {
+impl Command {
+    fn parse(line: &str) -> Option<Command> {
         let mut words = line.split_ascii_whitespace();
         let order = match words.next()? {
-            "list" => Order::List(parse_uuid(words.next()?)?),
-            "skip" => Order::Skip(parse_uuid(words.next()?)?, words.next()?.parse().ok()?),
-            "skip-lists" => Order::SkipLists(parse_uuid(words.next()?)?, words.next()?.parse().ok()?),
-            "skip-index" => Order::SkipIndex(words.next()?.parse().ok()?, words.next()?.parse().ok()?),
-            "release" => Order::Release(words.next()?.parse().ok()?),
-            "resume" => Order::Resume,
-            "quit" => Order::Quit,
+            "list" => Command::List(parse_uuid(words.next()?)?),
+            "skip" => Command::Skip(parse_uuid(words.next()?)?, words.next()?.parse().ok()?),
+            "skip-lists" => Command::SkipLists(parse_uuid(words.next()?)?, words.next()?.parse().ok()?),
+            "skip-index" => Command::SkipIndex(words.next()?.parse().ok()?, words.next()?.parse().ok()?),
+            "release" => Command::Release(words.next()?.parse().ok()?),
+            "resume" => Command::Resume,
+            "quit" => Command::Quit,
             _ => return None,
         };
         words.next().is_none().then_some(order)
@@ -86,13 +86,13 @@ impl Order {
 
 /// Incomplete lines of standard input.
 #[derive(Debug, Default)]
-struct Orders {
+struct CommandReader {
     pending: Vec<u8>,
 }
 
-impl Orders {
+impl CommandReader {
     /// Waits for commands until that time. `Err`: standard input is closed.
-    fn wait(&mut self, until_ns: u64) -> io::Result<Vec<Order>> {
+    fn wait(&mut self, until_ns: u64) -> io::Result<Vec<Command>> {
         let left = until_ns.saturating_sub(now_ns());
         let timeout = Timespec { tv_sec: (left / SECOND) as i64, tv_nsec: (left % SECOND) as i64 };
         let stdin = io::stdin();
@@ -111,7 +111,7 @@ impl Orders {
         }
     }
 
-    fn take(&mut self, bytes: &[u8]) -> Vec<Order> {
+    fn take(&mut self, bytes: &[u8]) -> Vec<Command> {
         self.pending.extend_from_slice(bytes);
         let Some(end) = self.pending.iter().rposition(|&byte| byte == b'\n') else {
             self.pending.truncate(4096); // no command is that long
@@ -120,7 +120,7 @@ impl Orders {
         let lines: Vec<u8> = self.pending.drain(..=end).collect();
         lines
             .split(|&byte| byte == b'\n')
-            .filter_map(|line| Order::parse(std::str::from_utf8(line).ok()?))
+            .filter_map(|line| Command::parse(std::str::from_utf8(line).ok()?))
             .collect()
     }
 }
@@ -160,8 +160,8 @@ struct Poller {
     state: State,
     out: FrameWriter,
     totals: NvmlCalls,
-    told_totals: NvmlCalls,
-    told: Option<(bool, String)>,
+    written_totals: NvmlCalls,
+    written: Option<(bool, String)>,
     avoid: Vec<(DeviceName, u64)>,
     avoid_lists: Vec<(DeviceName, u64)>,
     avoid_index: Vec<(u16, u64)>,
@@ -195,11 +195,11 @@ pub fn poller_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         let mut command = std::process::Command::new("/proc/self/exe");
         command.arg0("gpumemd").args(arguments.to_args()).exec()
     }));
-    let mut orders = Orders::default();
+    let mut orders = CommandReader::default();
     while let Ok(until) = poller.step() {
         match orders.wait(until) {
             Ok(orders) => {
-                if !orders.into_iter().all(|order| poller.obey(order)) {
+                if !orders.into_iter().all(|order| poller.execute(order)) {
                     break;
                 }
             }
@@ -271,8 +271,8 @@ impl Poller {
             state,
             out,
             totals,
-            told_totals: totals,
-            told: None,
+            written_totals: totals,
+            written: None,
             avoid,
             avoid_lists,
             avoid_index,
@@ -309,7 +309,7 @@ impl Poller {
         let now = now_ns();
         if now >= self.pulse_ns {
             self.pulse_ns = now + PULSE_NS;
-            self.tell_totals(now);
+            self.write_totals(now);
             self.take_back_avoided(now);
             self.is_urgent = true;
         }
@@ -317,9 +317,9 @@ impl Poller {
             State::Closed { retry_ns } if *retry_ns > now => Ok(*retry_ns),
             State::Released { until_ns } if *until_ns > now => {
                 let until = *until_ns;
-                if self.told.as_ref().is_none_or(|(_, told)| !told.starts_with(RELEASED)) {
+                if self.written.as_ref().is_none_or(|(_, told)| !told.starts_with(RELEASED)) {
                     let seconds = (until - now).div_ceil(SECOND);
-                    self.tell_released(seconds, "on request");
+                    self.write_released(seconds, "on request");
                 }
                 Ok(until)
             }
@@ -338,7 +338,7 @@ impl Poller {
                         self.close();
                         self.state = State::Released { until_ns: now.saturating_add(UNBIND_S * SECOND) };
                         let of = format!("the driver is being unbound from GPU {gpu:#x}");
-                        self.tell_released(UNBIND_S, &of);
+                        self.write_released(UNBIND_S, &of);
                         Ok(now)
                     }
                     Next::Reopen(code) => {
@@ -382,7 +382,7 @@ impl Poller {
     fn open(&mut self) {
         let now = now_ns();
         if std::mem::replace(&mut self.has_opened, true) && self.renew.is_some() {
-            self.tell_totals(now);
+            self.write_totals(now);
             let arguments = self.arguments(now);
             // Write now: the new program starts with an empty list of frames.
             if self.out.flush().is_ok()
@@ -443,27 +443,27 @@ impl Poller {
     }
 
     fn tell(&mut self, up: bool, reason: String, code: u32) {
-        self.say_source(up, reason, (code, 0));
+        self.write_source(up, reason, (code, 0));
     }
 
-    fn say_source(&mut self, up: bool, reason: String, (code, closed_s): (u32, u64)) {
+    fn write_source(&mut self, up: bool, reason: String, (code, closed_s): (u32, u64)) {
         let said = (up, reason);
-        if self.told.as_ref() != Some(&said) {
+        if self.written.as_ref() != Some(&said) {
             let tag = u32::try_from(closed_s).unwrap_or(u32::MAX);
             let stamp = Stamp { time_ns: now_ns(), context: code, tag, ..Stamp::default() };
             self.out.write(stamp, Body::Source { up, reason: &said.1 });
-            self.told = Some(said);
+            self.written = Some(said);
             self.is_urgent = true;
         }
     }
 
-    fn tell_released(&mut self, seconds: u64, why: &str) {
-        self.say_source(false, format!("{RELEASED}{seconds} s: {why}"), (0, seconds));
+    fn write_released(&mut self, seconds: u64, why: &str) {
+        self.write_source(false, format!("{RELEASED}{seconds} s: {why}"), (0, seconds));
     }
 
     /// Writes changed totals as `Counter` records, whose tag is the place in [`NvmlCalls::fields_mut`] plus one.
-    fn tell_totals(&mut self, now: u64) {
-        let mut told = std::mem::replace(&mut self.told_totals, self.totals);
+    fn write_totals(&mut self, now: u64) {
+        let mut told = std::mem::replace(&mut self.written_totals, self.totals);
         for ((tag, value), told) in (1..).zip(self.totals.fields_mut()).zip(told.fields_mut()) {
             if value != told {
                 let stamp = Stamp { time_ns: now, tag, ..Stamp::default() };
@@ -473,39 +473,39 @@ impl Poller {
     }
 
     /// Executes a command. Returns whether to continue.
-    fn obey(&mut self, order: Order) -> bool {
+    fn execute(&mut self, order: Command) -> bool {
         let until = |seconds: u64| now_ns().saturating_add(seconds.saturating_mul(SECOND));
         match (order, &mut self.state) {
-            (Order::Quit, _) => return false,
-            (Order::List(name), State::Open(session)) => session.ask(name),
-            (Order::SkipIndex(index, seconds), _) => {
+            (Command::Quit, _) => return false,
+            (Command::List(name), State::Open(session)) => session.ask(name),
+            (Command::SkipIndex(index, seconds), _) => {
                 // The next pulse after that time opens the library again.
                 self.avoid_index
                     .iter_mut()
                     .filter(|(at, _)| *at == index)
                     .for_each(|at| at.1 = until(seconds));
             }
-            (Order::SkipLists(name, seconds), state) => {
+            (Command::SkipLists(name, seconds), state) => {
                 self.avoid_lists.retain(|(avoided, _)| *avoided != name);
                 self.avoid_lists.push((name, until(seconds)));
                 if let State::Open(session) = state {
                     session.skip_lists(name, until(seconds));
                 }
             }
-            (Order::Skip(name, seconds), state) => {
+            (Command::Skip(name, seconds), state) => {
                 self.avoid.retain(|(avoided, _)| *avoided != name);
                 self.avoid.push((name, until(seconds)));
                 if let State::Open(session) = state {
                     session.skip(name, until(seconds));
                 }
             }
-            (Order::Release(seconds), _) => {
+            (Command::Release(seconds), _) => {
                 self.close();
-                self.told = None;
+                self.written = None;
                 self.state = State::Released { until_ns: until(seconds) };
             }
-            (Order::Resume, State::Released { until_ns }) => *until_ns = 0,
-            (Order::List(_) | Order::Resume, _) => {}
+            (Command::Resume, State::Released { until_ns }) => *until_ns = 0,
+            (Command::List(_) | Command::Resume, _) => {}
         }
         true
     }

@@ -25,7 +25,7 @@ const DOUBT_NS: u64 = 2_000_000_000;
 const EVENTS_NS: u64 = 500_000_000;
 
 #[derive(Debug, Default)]
-struct Seen {
+struct DeviceState {
     total_bytes: Option<u64>,
     memory_problem: Option<Code>,
     list_problem: Option<Code>,
@@ -33,7 +33,7 @@ struct Seen {
     memory_refused: Option<String>,
     list_refused: Option<String>,
     /// Problem as last written; `Some(None)`: no problem; `None`: nothing written so far.
-    told: Option<Option<String>>,
+    written: Option<Option<String>>,
     lost_since_ns: Option<u64>,
     /// Pids of the last successful list.
     pids: Vec<u32>,
@@ -79,7 +79,7 @@ pub(crate) enum Next {
 pub(crate) struct Session {
     gpus: Box<dyn Gpus>,
     schedule: Schedule,
-    seen: Vec<Seen>,
+    seen: Vec<DeviceState>,
     extra_interval_ns: u64,
     number: u64,
     opened_ns: u64,
@@ -112,7 +112,7 @@ impl Session {
         let mut session = Session {
             gpus,
             schedule,
-            seen: (0..count).map(|_| Seen::default()).collect(),
+            seen: (0..count).map(|_| DeviceState::default()).collect(),
             extra_interval_ns: ns(settings.extra_interval),
             number: 0,
             opened_ns: now,
@@ -125,7 +125,7 @@ impl Session {
             happened: Vec::new(),
             broken: None,
         };
-        session.say_facts(None, &session.gpus.facts(None), out);
+        session.write_facts(None, &session.gpus.facts(None), out);
         for index in 0..count {
             let name = session.gpus.devices()[index].name;
             match avoid.iter().find(|(avoided, until)| *avoided == name && *until > now) {
@@ -139,9 +139,9 @@ impl Session {
             }
             session.announce(index, out);
             if avoid.iter().any(|(avoided, until)| *avoided == name && *until > now) {
-                session.say_facts(Some(index), &session.gpus.facts(Some(index)), out);
+                session.write_facts(Some(index), &session.gpus.facts(Some(index)), out);
             } else {
-                session.look_at_accounting(index, out);
+                session.read_accounting(index, out);
             }
         }
         session
@@ -235,7 +235,7 @@ impl Session {
             }
             for index in 0..self.seen.len() {
                 out.doing(Call::Device(index as u8));
-                self.look_at_accounting(index, out);
+                self.read_accounting(index, out);
             }
         }
         let broken = match self.schedule.next(now) {
@@ -269,8 +269,8 @@ impl Session {
                 now = now_ns();
                 self.schedule.memory_read(index, now, memory.ok().map(|memory| memory.used_bytes));
                 // `fine` is first written after a complete reading, because lists may hang where memory answers.
-                if self.seen[index].told.is_some() || memory.is_err() {
-                    self.tell(index, now, out);
+                if self.seen[index].written.is_some() || memory.is_err() {
+                    self.write_state(index, now, out);
                 }
                 broken = broken.or(memory.err().filter(|code| code.is_of_library()));
             }
@@ -339,7 +339,7 @@ impl Session {
         let (mut cost, failed) = self.read_lists(index, began, totals, out);
         let list_ns = u32::try_from(cost).unwrap_or(u32::MAX);
         let accounting_ns = now_ns();
-        self.say_rows(index, failed, out);
+        self.write_rows(index, failed, out);
         if self.seen[index].is_accounting {
             cost += now_ns() - accounting_ns;
         }
@@ -352,7 +352,7 @@ impl Session {
         }
         // A list with impossible values still counts as read.
         self.schedule.listed(index, began, ended, cost, failed.is_none_or(|code| code == Code::IMPOSSIBLE));
-        self.tell(index, ended, out);
+        self.write_state(index, ended, out);
         self.is_in_doubt |= failed.is_some_and(Code::doubts_the_device);
         Ok(failed.or(first.err()).filter(|code| code.is_of_library()))
     }
@@ -435,7 +435,7 @@ impl Session {
         (cost, failed)
     }
 
-    fn say_rows(&mut self, index: usize, failed: Option<Code>, out: &mut FrameWriter) {
+    fn write_rows(&mut self, index: usize, failed: Option<Code>, out: &mut FrameWriter) {
         let now = now_ns();
         let stamp = |pid| Stamp { thread: pid, ..at(index, now) };
         let (start_ticks, doubt) = match self.gpus.pids() {
@@ -459,12 +459,12 @@ impl Session {
         }
         let Some(code) = failed else {
             if self.seen[index].is_accounting && doubt.is_none() {
-                self.say_accounted(index, out);
+                self.write_accounted_peaks(index, out);
             }
             let pids = &mut self.seen[index].pids;
             pids.clear();
             pids.extend(self.rows.iter().map(|row| row.pid));
-            self.look_at_limits(index, out);
+            self.read_limits(index, out);
             return;
         };
         let pids = &self.seen[index].pids;
@@ -477,7 +477,7 @@ impl Session {
     }
 
     /// Writes the state of a device if it has changed.
-    fn tell(&mut self, index: usize, now: u64, out: &mut FrameWriter) {
+    fn write_state(&mut self, index: usize, now: u64, out: &mut FrameWriter) {
         let seen = &mut self.seen[index];
         let is_lost = [seen.memory_problem, seen.list_problem].into_iter().flatten().any(Code::is_loss);
         seen.lost_since_ns = is_lost.then(|| seen.lost_since_ns.unwrap_or(now));
@@ -493,7 +493,7 @@ impl Session {
             (None, Some(list)) => Some(format!("process list: {}", words(list, &seen.list_refused))),
             (None, None) => None,
         };
-        if seen.told.as_ref() == Some(&problem) {
+        if seen.written.as_ref() == Some(&problem) {
             return;
         }
         let reason = problem.as_ref().map_or("nvml: fine".to_owned(), |problem| format!("nvml: {problem}"));
@@ -502,7 +502,7 @@ impl Session {
             Stamp { context: code, ..at(index, now) },
             Body::Source { up: problem.is_none(), reason: &reason },
         );
-        seen.told = Some(problem);
+        seen.written = Some(problem);
     }
 }
 

@@ -128,7 +128,7 @@ impl Translator {
         frames
     }
 
-    fn say(&mut self, stamp: Stamp, body: Body<'_>) {
+    fn write(&mut self, stamp: Stamp, body: Body<'_>) {
         Record { stamp, body }.append_frame(&mut self.out);
     }
 
@@ -184,7 +184,7 @@ impl Translator {
                 *start_ticks = key.start_ticks;
                 if let Some(readings) = self.readings.get_mut(index) {
                     if is_ours && !readings.last.contains(&key) {
-                        tell_of(key, status.devices.get(index), processes);
+                        note_use(key, status.devices.get(index), processes);
                     }
                     readings.now.push(key);
                     for (extra, list) in readings.extras.iter_mut().zip([List::Graphics, List::Mps]) {
@@ -216,7 +216,7 @@ impl Translator {
             &mut Body::Source { up, reason } if !take_source(&mut stamp, up, reason, status) => return,
             _ => {}
         }
-        self.say(stamp, body);
+        self.write(stamp, body);
     }
 
     /// Begins a reading and returns its number. `None`: it is older than a reading that another poller has taken meanwhile.
@@ -330,7 +330,7 @@ impl Translator {
         }
         if is_news {
             let body = Body::Device { uuid_high, uuid_low, total_bytes: Reading(total), ordinal, id, name };
-            self.say(Stamp { device: slot, ..record.stamp }, body);
+            self.write(Stamp { device: slot, ..record.stamp }, body);
         }
     }
 
@@ -341,20 +341,26 @@ impl Translator {
             let slot = status.devices[index].slot;
             let is_avoided = avoided(&status.devices[index]);
             if !self.poller.slots.contains(&slot) && !is_avoided && status.devices[index].problem.is_none() {
-                self.say_problem(status, slot, Some(NOT_THERE), now);
+                self.report_problem(status, slot, Some(NOT_THERE), now);
             }
         }
     }
 
     /// Sets the problem of a device independently of the poller.
-    pub(crate) fn say_problem(&mut self, status: &mut NvmlStatus, slot: u8, problem: Option<&str>, now: u64) {
+    pub(crate) fn report_problem(
+        &mut self,
+        status: &mut NvmlStatus,
+        slot: u8,
+        problem: Option<&str>,
+        now: u64,
+    ) {
         set_problem(status, slot, problem, now);
         let reason = format!("nvml: {}", problem.unwrap_or("fine"));
         let stamp = Stamp { time_ns: now, device: slot, ..Stamp::default() };
-        self.say(stamp, Body::Source { up: problem.is_none(), reason: &reason });
+        self.write(stamp, Body::Source { up: problem.is_none(), reason: &reason });
     }
 
-    pub(crate) fn say_problems(
+    pub(crate) fn report_problems(
         &mut self,
         status: &mut NvmlStatus,
         is_meant: impl Fn(&DeviceStatus) -> bool,
@@ -363,16 +369,16 @@ impl Translator {
     ) {
         for index in 0..status.devices.len() {
             if is_meant(&status.devices[index]) {
-                self.say_problem(status, status.devices[index].slot, problem, now);
+                self.report_problem(status, status.devices[index].slot, problem, now);
             }
         }
     }
 
     /// Sets the state of the source independently of the poller.
-    pub(crate) fn say_source(&mut self, status: &mut NvmlStatus, up: bool, reason: &str) {
+    pub(crate) fn report_source(&mut self, status: &mut NvmlStatus, up: bool, reason: &str) {
         let now = now_ns();
         set_source(status, up, reason, now);
-        self.say(Stamp { time_ns: now, ..Stamp::default() }, Body::Source { up, reason });
+        self.write(Stamp { time_ns: now, ..Stamp::default() }, Body::Source { up, reason });
     }
 
     /// Ends the readings that a lost poller had begun, except those of devices for which `keeps` is true.
@@ -383,14 +389,14 @@ impl Translator {
     }
 
     /// Writes a reading of this device without values, only with the reason.
-    pub(crate) fn say_absent(&mut self, slot: u8, code: Code) {
+    pub(crate) fn report_absent(&mut self, slot: u8, code: Code) {
         let Some(readings) = self.readings.get_mut(usize::from(slot)) else { return };
         if readings.open.is_none() {
             self.number += 1;
             let number = self.number;
             readings.open = Some(number);
             readings.now.clear();
-            self.say(
+            self.write(
                 Stamp { time_ns: now_ns(), device: slot, ..Stamp::default() },
                 Body::SampleBegin { number },
             );
@@ -411,15 +417,15 @@ impl Translator {
                 absence,
                 lists: 0,
             };
-            self.say(Stamp { thread: key.pid, ..stamp }, body);
+            self.write(Stamp { thread: key.pid, ..stamp }, body);
         }
         let result = u16::try_from(code.0).unwrap_or(999);
-        self.say(stamp, Body::SampleEnd { number, result });
+        self.write(stamp, Body::SampleEnd { number, result });
     }
 }
 
 /// Tells the process table that a process uses a device, which may reveal its job.
-fn tell_of(key: ProcessKey, device: Option<&DeviceStatus>, processes: &Processes) {
+fn note_use(key: ProcessKey, device: Option<&DeviceStatus>, processes: &Processes) {
     let Some(device) = device else { return };
     let instance = device.facts.get("gpu_instance").and_then(|instance| instance.parse().ok());
     processes.uses(key, Gpu { index: device.index.into(), instance });

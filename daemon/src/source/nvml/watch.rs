@@ -105,7 +105,7 @@ struct Poller {
 impl Poller {
     /// Reads the call state. Returns for how long it has not changed. Counts ticks instead of time, because when this process was
     /// stopped, the poller did not run either.
-    fn look(&mut self, tick: Duration) -> Duration {
+    fn stalled_for(&mut self, tick: Duration) -> Duration {
         let now = self.call_state.get();
         self.same = if now == self.seen { self.same + 1 } else { 0 };
         self.seen = now;
@@ -158,7 +158,7 @@ impl Watch {
             let end = match self.start() {
                 Ok(poller) => self.listen(poller).await,
                 Err(error) => {
-                    self.say_source(false, &format!("nvml: the poller cannot be started: {error}")).await;
+                    self.report_source(false, &format!("nvml: the poller cannot be started: {error}")).await;
                     // A missing descriptor is not the driver's fault, and a retry is cheap.
                     if is_out_of_descriptors(&error) {
                         wait = RESTART;
@@ -220,7 +220,7 @@ impl Watch {
             ..Arguments::default()
         };
         arguments.no_events = self.no_events || self.stuck.iter().any(|stuck| stuck.pending.is_none());
-        self.hung.tell(&mut arguments);
+        self.hung.add_skips(&mut arguments);
         let (mut child, call_state) = launch(arguments, Stdio::piped)?;
         let pipes = child.stdin.take().zip(child.stdout.take());
         let (stdin, stdout) = pipes.ok_or_else(|| std::io::Error::other("no pipes"))?;
@@ -282,7 +282,7 @@ impl Watch {
                     poller.write(&line).await;
                 }
                 _ = ticks.tick() => {
-                    let stalled = poller.look(tick);
+                    let stalled = poller.stalled_for(tick);
                     self.note_stall(stalled, poller.seen.1);
                     if stalled >= limit(poller.seen.1, &self.settings) {
                         break End::Stuck(poller.seen.1);
@@ -293,8 +293,8 @@ impl Watch {
                             None => return End::Died,
                         }
                     }
-                    poller = self.look_at_stuck(poller, tick).await;
-                    self.look_at_next(tick);
+                    poller = self.check_stuck(poller, tick).await;
+                    self.check_next(tick);
                     let Actions { lines, needs_reopen } =
                         self.hung.tick(tick, &self.settings, &mut self.translator, &mut lock(&self.status));
                     self.needs_reopen |= needs_reopen;
@@ -307,7 +307,7 @@ impl Watch {
             }
         };
         let doing = poller.seen.1;
-        self.bury(poller, &end, doing).await;
+        self.end_poller(poller, &end, doing).await;
         end
     }
 
@@ -401,15 +401,15 @@ impl Watch {
         }
     }
 
-    async fn say_source(&mut self, up: bool, reason: &str) {
+    async fn report_source(&mut self, up: bool, reason: &str) {
         if lock(&self.status).reason != reason {
-            self.translator.say_source(&mut lock(&self.status), up, reason);
+            self.translator.report_source(&mut lock(&self.status), up, reason);
             self.send().await;
         }
     }
 
     /// Kills the poller, without waiting long for its end, and reports the readings that are unknown now.
-    async fn bury(&mut self, mut poller: Poller, end: &End, doing: Call) {
+    async fn end_poller(&mut self, mut poller: Poller, end: &End, doing: Call) {
         if let End::Done = end {
             // A poller that still reads commands shuts NVML down.
             let _ = timeout(Duration::from_millis(100), poller.stdin.write_all(b"quit\n")).await;
@@ -442,7 +442,7 @@ impl Watch {
                 let code = if let End::Stuck(_) = end { Code::TIMEOUT } else { Code::UNKNOWN };
                 self.hung.avoid(pending, code, &self.settings, &mut self.translator, &mut status);
             } else if !is_device {
-                self.translator.say_source(&mut status, false, reason);
+                self.translator.report_source(&mut status, false, reason);
             }
             let (devices, stuck) = (&status.devices, &self.stuck);
             let is_stuck =

@@ -33,7 +33,7 @@ fn entry(limit: MemoryLimit, group: &str) -> String {
 
 impl Session {
     /// Writes facts of a device, or of the driver. The parent keeps them and does not hand them over to the ledger.
-    pub(super) fn say_facts(&self, index: Option<usize>, facts: &Facts, out: &mut FrameWriter) {
+    pub(super) fn write_facts(&self, index: Option<usize>, facts: &Facts, out: &mut FrameWriter) {
         let lines: String = facts.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
         let stamp =
             index.map_or(Stamp { time_ns: now_ns(), ..Stamp::default() }, |index| at(index, now_ns()));
@@ -41,7 +41,7 @@ impl Session {
         out.write(stamp, body);
     }
 
-    pub(super) fn look_at_accounting(&mut self, index: usize, out: &mut FrameWriter) {
+    pub(super) fn read_accounting(&mut self, index: usize, out: &mut FrameWriter) {
         let is_accounting = self.gpus.is_accounting(index);
         let mut facts = self.gpus.facts(Some(index));
         if is_accounting {
@@ -49,7 +49,7 @@ impl Session {
         }
         facts.extend(self.limits_fact(index));
         if self.seen[index].facts != facts || self.opened_ns == self.checked_ns {
-            self.say_facts(Some(index), &facts, out);
+            self.write_facts(Some(index), &facts, out);
         }
         let seen = &mut self.seen[index];
         (seen.is_accounting, seen.facts) = (is_accounting, facts);
@@ -91,7 +91,7 @@ impl Session {
 
     /// Writes the accounted peaks of the processes of this list and of the previous one. A living process's peak is written when
     /// it has grown.
-    pub(super) fn say_accounted(&mut self, index: usize, out: &mut FrameWriter) {
+    pub(super) fn write_accounted_peaks(&mut self, index: usize, out: &mut FrameWriter) {
         let now = now_ns();
         let mut peaks = std::mem::take(&mut self.seen[index].peaks);
         let (rows, seen) = (&self.rows, &self.seen[index]);
@@ -122,7 +122,7 @@ impl Session {
 
     /// Reads the limits of the groups of the last list at most every [`LIMITS_NS`], and writes them as a fact of the device if
     /// changed.
-    pub(super) fn look_at_limits(&mut self, index: usize, out: &mut FrameWriter) {
+    pub(super) fn read_limits(&mut self, index: usize, out: &mut FrameWriter) {
         let now = now_ns();
         let limits = &mut self.seen[index].limits;
         if limits.is_unknown || limits.asked_ns.is_some_and(|asked| now.saturating_sub(asked) < LIMITS_NS) {
@@ -152,7 +152,7 @@ impl Session {
             if !value.is_empty() {
                 facts.push((LIMITS_FACT, value));
             }
-            self.say_facts(Some(index), &self.seen[index].facts, out);
+            self.write_facts(Some(index), &self.seen[index].facts, out);
         }
     }
 

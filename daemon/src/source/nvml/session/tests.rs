@@ -121,7 +121,7 @@ struct Run {
 fn run(gpus: &FakeGpus) -> Run {
     let mut out = FrameWriter::new(Box::new(io::sink()), None);
     let mut session = Session::begin(Box::new(gpus.clone()), &NvmlSettings::default(), &[], &mut out);
-    session.seen.iter_mut().for_each(|seen| seen.told = Some(None));
+    session.seen.iter_mut().for_each(|seen| seen.written = Some(None));
     out.frames.clear();
     Run { gpus: gpus.clone(), session, totals: NvmlCalls::default(), out }
 }
@@ -312,7 +312,7 @@ fn a_driver_that_is_gone_ends_the_session() {
 fn how_a_device_is_is_said_after_its_first_reading() {
     let gpus = FakeGpus::new(1);
     let mut run = run(&gpus);
-    run.session.seen[0].told = None;
+    run.session.seen[0].written = None;
     run.session.memory_turn(&mut run.totals, &mut run.out);
     assert_eq!(said(&std::mem::take(&mut run.out.frames)), ["device 300 600 Some(100)"]);
     assert_eq!(run.reading(0).last().map(String::as_str), Some("source 0 true nvml: fine"));
