@@ -18,7 +18,7 @@ use crate::clock;
 use crate::view::Health;
 use crate::view::ViewContext;
 use crate::view::visibility::Viewer;
-use finding::{Findings, finding, mib};
+use finding::{Findings, finding, mib, why_absent};
 use gpumem_ledger::{ClosedSample, ProcessView, Snapshot};
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Doctor, Finding, State};
@@ -142,7 +142,7 @@ fn of_bytes(process: &ProcessView, snapshot: &Snapshot, health: &Health, finding
         let absence = account.latest.as_ref().and_then(|sample| sample.used_bytes.err());
         let is_idle = account.tracked_bytes == 0 && absence == Some(Absence::NotListed);
         let Some(absence) = absence.filter(|_| !is_idle) else { continue };
-        let (why, fix) = gpus::why_absent(absence, health, health.nvml.device(device.name));
+        let (why, fix) = why_absent(absence, health, health.nvml.device(device.name));
         let text = format!("its used bytes on {} are unknown: {why}", device.name);
         out.say(Check::ProcessBytes, State::Warn, text, fix);
     }

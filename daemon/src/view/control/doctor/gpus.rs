@@ -3,7 +3,7 @@
 //! The driver's properties come first, then each device: problems, faults, unidentified processes, unaccounted bytes. A finding
 //! states the fact, the cause and the remedy.
 
-use super::finding::{Findings, finding, mib};
+use super::finding::{Findings, finding, has, is_windows, mib, why_absent};
 use crate::config::Tenants;
 use crate::nvml_status::DeviceStatus;
 use crate::view::Health;
@@ -20,7 +20,6 @@ const UNACCOUNTED: u64 = 64 << 20;
 /// Most pids listed by number; further ones are only counted.
 const NAMED: usize = 8;
 const NO_PERMISSION: u32 = 4;
-const SEE_GPU: &str = "see the finding about the GPU";
 
 /// Which processes the kernel lets the daemon see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,10 +32,6 @@ impl Sees {
     pub(crate) fn now() -> Self {
         Sees { host_pids: crate::os::is_in_host_pid_namespace() }
     }
-}
-
-fn has(device: &DeviceStatus, fact: &str) -> bool {
-    device.facts.contains_key(fact)
 }
 
 pub(super) fn of_driver(health: &Health, out: &mut Vec<Finding>) {
@@ -108,11 +103,6 @@ pub(super) fn of_accounting(health: &Health) -> Option<Finding> {
         ),
     };
     Some(finding(Check::Accounting, State::Ok, "accounting", text, fix))
-}
-
-fn is_windows(health: &Health, device: Option<&DeviceStatus>) -> bool {
-    let of = |device: &DeviceStatus| has(device, "windows");
-    health.nvml.facts.contains_key("wsl") || device.map_or_else(|| health.nvml.devices.iter().any(of), of)
 }
 
 pub(super) struct Asked<'a> {
@@ -455,43 +445,6 @@ fn is_virtual(model: &str) -> bool {
 fn is_hidden(pid: u32) -> bool {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     pid.is_some_and(|pid| matches!(test_kill_process(pid), Ok(()) | Err(Errno::PERM)))
-}
-
-/// Returns why NVML reports no bytes of a process, and the remedy.
-pub(super) fn why_absent(
-    absence: Absence,
-    health: &Health,
-    device: Option<&DeviceStatus>,
-) -> (&'static str, Option<&'static str>) {
-    match absence {
-        Absence::NotAvailable if is_windows(health, device) => {
-            ("this is WSL, and Windows does not report bytes of processes", None)
-        }
-        Absence::NotAvailable => (
-            "the driver reports them as not available (WSL, some vGPU and MIG set-ups)",
-            Some("start processes with `gpumemctl run -- ...`: tracked bytes are known"),
-        ),
-        Absence::NotListed => (
-            "no list of NVML has it: it has no context there (any more), its memory was moved to the host by a checkpoint \
-             (cuda-checkpoint), or it is an MPS client of a GPU before Volta, whose memory counts as the server's",
-            None,
-        ),
-        Absence::NoPermission => (
-            "gpumemd may not list the processes of its GPU",
-            Some("see the finding about the GPU: device files, or MIG's monitor capability"),
-        ),
-        Absence::WrongNamespace => (
-            "the driver confuses PID namespaces: its value may be another process's",
-            Some("run gpumemd in the host's PID namespace, or update the driver to 565.57.01 or later"),
-        ),
-        Absence::GpuLost => ("its GPU is lost, or waits for a reset", Some(SEE_GPU)),
-        Absence::Timeout => ("the driver does not answer for its GPU", Some(SEE_GPU)),
-        Absence::Impossible => {
-            ("the driver's value was refused because it exceeds the size of the GPU", Some(SEE_GPU))
-        }
-        Absence::NotSupported => ("its GPU or driver has no process lists", None),
-        _ => ("NVML's last list failed", Some(SEE_GPU)),
-    }
 }
 
 fn is_of_programs(xid: u64) -> bool {
